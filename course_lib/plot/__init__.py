@@ -1,0 +1,26 @@
+"""The course's pictures: plain data in, a Matplotlib figure out.
+
+Every function takes Python numbers, lists and NumPy arrays (nothing here knows about kernels or
+devices) and returns a `Picture`: a Matplotlib `Figure` that brings its alternative text along.
+In a notebook, a `Picture` on the last line of a cell shows itself; nothing here calls `plt.show()`.
+All pictures are made for a notebook column of about 900 pixels and stay readable without colour:
+what colour says is also said by lightness, by hatching or by a number.
+"""
+
+from .basic import curves, images
+from .memory import access_order, tensor_layout, thread_map
+from .picture import Picture
+from .speed import durations, ladder, roofline, timeline
+
+__all__ = [
+    "Picture",
+    "access_order",
+    "curves",
+    "durations",
+    "images",
+    "ladder",
+    "roofline",
+    "tensor_layout",
+    "thread_map",
+    "timeline",
+]

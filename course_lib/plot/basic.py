@@ -1,0 +1,100 @@
+"""Everyday pictures: images side by side, curves over one axis."""
+
+import numpy as np
+
+from .picture import WIDTH_INCHES, Picture
+
+LINES = (
+    {"color": "#1f5f99", "linestyle": "-", "marker": "o"},
+    {"color": "#c4621a", "linestyle": "--", "marker": "s"},
+    {"color": "#12705a", "linestyle": ":", "marker": "^"},
+    {"color": "#8a4a7d", "linestyle": "-.", "marker": "D"},
+)
+
+
+def images(pictures, titles=None, *, columns=None, vmin=None, vmax=None, title="", alt=None):
+    """Draw images side by side, in grey or, with a last axis of 3 or 4, in colour.
+
+    Args:
+        pictures: list of arrays `(H, W)` (grey) or `(H, W, 3 | 4)` (floats 0..1 or uint8).
+        titles: one heading per picture; its row and column numbers are in pixels.
+        columns: pictures per line, at most 4 by default.
+        vmin, vmax: the numbers drawn black and white; by default each grey picture's own extremes.
+        title: heading of the whole.
+        alt: alternative text; by default the titles and sizes.
+
+    Raises:
+        ValueError: no pictures, an empty or wrongly shaped one, or a wrong number of titles.
+    """
+    pictures = [np.asarray(picture) for picture in pictures]
+    if not pictures:
+        raise ValueError("images needs at least one picture")
+    titles = [""] * len(pictures) if titles is None else list(titles)
+    if len(titles) != len(pictures):
+        raise ValueError(f"{len(pictures)} pictures but {len(titles)} titles")
+    for picture in pictures:
+        grey, coloured = picture.ndim == 2, picture.ndim == 3 and picture.shape[-1] in (3, 4)
+        if picture.size == 0 or not (grey or coloured):
+            raise ValueError(f"a picture must be (H, W) or (H, W, 3 | 4), not {picture.shape}")
+
+    columns = min(len(pictures), columns or 4)
+    rows = -(-len(pictures) // columns)
+    tallest = max(picture.shape[0] / picture.shape[1] for picture in pictures)
+    alt = alt or "Pictures: " + "; ".join(
+        f"{name or 'untitled'} ({picture.shape[1]} × {picture.shape[0]} pixels)"
+        for name, picture in zip(titles, pictures, strict=True)
+    )
+    panel = min((WIDTH_INCHES / columns - 0.6) * tallest, 5.0)
+    figure = Picture((panel + 0.8) * rows + (0.3 if title else 0), alt)
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, picture, name in zip(grid, pictures, titles, strict=False):
+        axes.imshow(picture, cmap="gray", vmin=vmin, vmax=vmax, interpolation="nearest")
+        axes.set_title(name, fontsize=11)
+        axes.tick_params(labelsize=8)
+        axes.set_xlabel("column (pixels)", fontsize=8)
+        axes.set_ylabel("row (pixels)", fontsize=8)
+    for axes in grid[len(pictures):]:
+        axes.set_axis_off()
+    if title:
+        figure.suptitle(title, fontweight="bold")
+    return figure
+
+
+def curves(x, series, *, xlabel, ylabel, title="", log=False, alt=None):
+    """Draw several curves over one axis, told apart by dashes and markers as well as by colour.
+
+    Args:
+        x: numbers `(n,)`.
+        series: dict from a label to numbers `(n,)`, four at most.
+        xlabel, ylabel: what the axes mean, with their units.
+        title: heading of the picture.
+        log: draw both axes logarithmically.
+        alt: alternative text; by default the labels with first and last values.
+
+    Raises:
+        ValueError: no points, no series, too many, or one of another length than `x`.
+    """
+    x = np.asarray(x)
+    series = {label: np.asarray(y) for label, y in series.items()}
+    if x.size == 0 or not series:
+        raise ValueError("curves needs at least one point and one series")
+    if len(series) > len(LINES):
+        raise ValueError(f"{len(series)} curves are too many to tell apart: {len(LINES)} at most")
+    for label, y in series.items():
+        if y.shape != x.shape:
+            raise ValueError(f"series {label!r} has shape {y.shape}, x has {x.shape}")
+    alt = alt or f"{ylabel} over {xlabel}: " + "; ".join(
+        f"{label} from {y[0]:.3g} to {y[-1]:.3g}" for label, y in series.items())
+    figure = Picture(3.8, alt)
+    axes = figure.subplots()
+    for (label, y), line in zip(series.items(), LINES, strict=False):
+        axes.plot(x, y, label=label, markevery=max(1, x.size // 12), linewidth=2, **line)
+    if log:
+        axes.set(xscale="log", yscale="log")
+    else:
+        axes.axhline(0, color="0.7", linewidth=1, zorder=0)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    return figure

@@ -1,0 +1,52 @@
+"""The figure class and the style that all pictures share."""
+
+import io
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+WIDTH_INCHES = 9.0  # at 100 screen pixels per inch: the width of a notebook column
+SCREEN_DPI = 100
+STORED_DPI = 160  # sharper than the screen needs, so that text stays crisp on dense displays
+OURS, PEER, LIMIT, INK, PAPER = "#1f5f99", "#f3c581", "#b3261e", "#22272e", "#ffffff"
+
+
+class Picture(Figure):
+    """A Matplotlib figure with alternative text (`alt`) for readers who cannot see it."""
+
+    def __init__(self, height_inches, alt, *, width_inches=WIDTH_INCHES):
+        """Open an empty figure of the given size in inches; `alt` says in words what it shows."""
+        super().__init__(
+            figsize=(width_inches, height_inches), dpi=SCREEN_DPI, facecolor=PAPER,
+            layout="constrained",
+        )
+        FigureCanvasAgg(self)  # not pyplot's: pyplot would show the figure a second time
+        self.alt = alt
+
+    def _ipython_display_(self):
+        """Show the picture in a notebook, with its alternative text in the output's metadata."""
+        from IPython.display import display
+
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=STORED_DPI, metadata={"Software": None})
+        width, height = (round(inches * SCREEN_DPI) for inches in self.get_size_inches())
+        display(
+            {"image/png": buffer.getvalue(), "text/plain": self.alt},
+            metadata={"image/png": {"alt": self.alt, "width": width, "height": height}},
+            raw=True,
+        )
+
+
+def ink_on(colour):
+    """Black or white, whichever reads better on `colour`."""
+    lightness = np.dot(to_rgb(colour), (0.299, 0.587, 0.114))
+    return INK if lightness > 0.55 else PAPER
+
+
+def caption(axes, device, date):
+    """Write under the horizontal axis where and when its numbers were measured, where known."""
+    known = " ".join(part for part in (device and f"on {device}", date and f"({date})") if part)
+    if known:
+        axes.set_xlabel(f"{axes.get_xlabel()}\nrecorded {known}")

@@ -1,0 +1,215 @@
+"""Pictures of speed: bandwidth ladders, durations, the roofline, what happened when."""
+
+import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from .picture import INK, LIMIT, OURS, PAPER, PEER, Picture, caption, ink_on
+
+
+def ladder(rows, copy_gbps, *, title="", device="", date="", alt=None):
+    """Draw one bar of GB/s per rung and per peer, with the copy's bandwidth as the limit.
+
+    Args:
+        rows: list of dicts with `label`, `kind` (`"ours"` or `"peer"`), `gbps`, and where known
+            `microseconds` with `quartiles` (two numbers), drawn as a whisker.
+        copy_gbps: bandwidth of an equally large copy on the same device, in GB/s.
+        title: heading of the picture.
+        device, date: where and when this was measured, for the line underneath.
+        alt: alternative text; by default all labels with their numbers.
+
+    Raises:
+        ValueError: no rows, a limit that is not positive, or an unknown kind.
+    """
+    rows = _rows(rows, "ladder")
+    if not copy_gbps > 0:
+        raise ValueError(f"copy_gbps must be positive, not {copy_gbps}")
+    alt = alt or f"Bandwidth, where a copy reaches {copy_gbps:,.0f} GB/s: " + ", ".join(
+        f"{row['label']} {row['gbps']:,.0f} GB/s" for row in rows
+    )
+    figure = Picture(0.42 * len(rows) + 1.8, alt)
+    axes = figure.subplots()
+    for place, row in enumerate(rows):
+        axes.barh(place, row["gbps"], height=0.7, **_bar_style(row))
+        end = row["gbps"]
+        if row.get("quartiles") and row.get("microseconds"):
+            whisker = [row["gbps"] * row["microseconds"] / time for time in row["quartiles"]]
+            axes.plot(whisker, [place, place], color=INK, linewidth=1.5, marker="|")
+            end = max(end, *whisker)
+        value = f"{row['gbps']:,.0f} ({row['gbps'] / copy_gbps:.0%})"
+        axes.text(end + copy_gbps * 0.012, place, value, va="center",
+                  bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1})
+    axes.axvline(copy_gbps, color=LIMIT, linestyle="--", linewidth=2, zorder=0.5)
+    axes.set_xlim(0, 1.22 * max(copy_gbps, *(row["gbps"] for row in rows)))
+    axes.set_xlabel("useful bytes per second (GB/s; in brackets: share of the copy's)")
+    _name_bars(axes, rows, title)
+    limit = Line2D([], [], color=LIMIT, linestyle="--", linewidth=2)
+    _legend_of_kinds(figure, rows, [(limit, f"limit: a copy, {copy_gbps:,.0f} GB/s")])
+    caption(axes, device, date)
+    return figure
+
+
+def durations(rows, *, title="", device="", date="", alt=None):
+    """Draw how long things take, on a logarithmic axis: for times that differ a thousandfold.
+
+    Args:
+        rows: list of dicts with `label`, `microseconds` and, where peers are among them, `kind`
+            (`"ours"` or `"peer"`).
+        title, device, date, alt: as in `ladder`.
+
+    Raises:
+        ValueError: no rows, a time that is not positive, or an unknown kind.
+    """
+    rows = _rows(rows, "durations")
+    times = [row["microseconds"] for row in rows]
+    if not min(times) > 0:
+        raise ValueError("every duration must be positive")
+    alt = alt or "Times: " + ", ".join(
+        f"{row['label']} {_time_text(row['microseconds'])}" for row in rows
+    )
+    figure = Picture(0.42 * len(rows) + 1.5, alt)
+    axes = figure.subplots()
+    for place, row in enumerate(rows):
+        axes.barh(place, row["microseconds"], height=0.7, **_bar_style(row))
+        axes.text(row["microseconds"] * 1.15, place, _time_text(row["microseconds"]), va="center")
+    axes.set(xscale="log", xlim=(min(times) / 5, max(times) * 12),
+             xlabel="time (µs; each mark is ten times the one before)")
+    _name_bars(axes, rows, title)
+    if any(row.get("kind") == "peer" for row in rows):
+        _legend_of_kinds(figure, rows, [])
+    caption(axes, device, date)
+    return figure
+
+
+def roofline(points, peak_gbps, peak_tflops, *, title="", device="", date="", alt=None):
+    """Draw kernels under the roof that bandwidth and arithmetic put over them.
+
+    Args:
+        points: list of dicts with `label`, `intensity` (FLOP per byte moved), `tflops` (reached)
+            and `kind` (`"ours"` or `"peer"`).
+        peak_gbps, peak_tflops: the device's limits, in GB/s and in TFLOP/s.
+        title, device, date, alt: as in `ladder`.
+
+    Raises:
+        ValueError: no points, a number that is not positive, or an unknown kind.
+    """
+    points = _rows(points, "roofline")
+    numbers = [peak_gbps, peak_tflops]
+    numbers += [point[key] for point in points for key in ("intensity", "tflops")]
+    if not min(numbers) > 0:
+        raise ValueError("a roofline's axes are logarithmic: every number must be positive")
+    ridge = peak_tflops * 1000 / peak_gbps  # the intensity from which arithmetic is the limit
+    alt = alt or f"Roofline with its ridge at {ridge:.3g} FLOP per byte: " + ", ".join(
+        f"{point['label']} {point['tflops']:.3g} TFLOP/s at {point['intensity']:.3g} FLOP per byte"
+        for point in points
+    )
+    figure = Picture(4.8, alt)
+    axes = figure.subplots()
+    reach = [point["intensity"] for point in points] + [ridge]
+    x = np.geomspace(min(reach) / 4, max(reach) * 6, 200)
+    axes.plot(x, np.minimum(x * peak_gbps / 1000, peak_tflops), color=LIMIT, linewidth=2.5)
+    axes.axvline(ridge, color=INK, linestyle=":", linewidth=1)
+    for point in points:
+        peer = point.get("kind") == "peer"
+        axes.plot(point["intensity"], point["tflops"], "s" if peer else "o", markersize=9,
+                  color=PEER if peer else OURS, markeredgecolor=INK)
+        axes.annotate(point["label"], (point["intensity"], point["tflops"]), xytext=(9, -4),
+                      textcoords="offset points")
+    axes.annotate(f"memory: {peak_gbps:,.0f} GB/s", (x[60], x[60] * peak_gbps / 1000), color=LIMIT,
+                  xytext=(-10, 4), ha="right", textcoords="offset points")
+    axes.text(x[-1], peak_tflops * 1.15, f"arithmetic: {peak_tflops:,.3g} TFLOP/s", color=LIMIT,
+              ha="right")
+    axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity (FLOP per byte moved)",
+             ylabel="speed (TFLOP/s)", ylim=(None, peak_tflops * 4))
+    axes.grid(alpha=0.3)
+    axes.set_title(title, loc="left", fontweight="bold")
+    if any(point.get("kind") == "peer" for point in points):
+        marks = [Line2D([], [], marker=m, color=c, markeredgecolor=INK, linestyle="none")
+                 for m, c in (("o", OURS), ("s", PEER))]
+        figure.legend(marks, ["our kernel", "a library to compare with"],
+                      loc="outside lower center", ncols=2, frameon=False)
+    caption(axes, device, date)
+    return figure
+
+
+def timeline(spans, *, unit="µs", title="", device="", date="", alt=None):
+    """Draw what happened when: one line per actor, one box per span of work.
+
+    Args:
+        spans: list of `(actor, start, end, label)` with times in `unit`; actors are drawn from top
+            to bottom in the order in which they first appear.
+        unit: unit of the times.
+        title, device, date, alt: as in `ladder`.
+
+    Raises:
+        ValueError: no spans, or one that ends before it starts.
+    """
+    spans = list(spans)
+    if not spans:
+        raise ValueError("timeline needs at least one span")
+    for actor, start, end, label in spans:
+        if end < start:
+            raise ValueError(f"span {label!r} of {actor!r} ends before it starts")
+    actors = list(dict.fromkeys(actor for actor, *_ in spans))
+    alt = alt or "Timeline: " + "; ".join(
+        f"{actor} {label} from {start:g} to {end:g} {unit}" for actor, start, end, label in spans
+    )
+    figure = Picture(0.75 * len(actors) + 1.1, alt)
+    axes = figure.subplots()
+    shades = ("#cfe3f5", "#f3c581")
+    for number, (actor, start, end, label) in enumerate(spans):
+        place = actors.index(actor)
+        shade = shades[number % 2]
+        axes.barh(place, end - start, left=start, height=0.6, color=shade, edgecolor=INK)
+        axes.text((start + end) / 2, place, label, ha="center", va="center", fontsize=9.5,
+                  color=ink_on(shade))
+    axes.set_yticks(range(len(actors)), actors)
+    axes.set_ylim(len(actors) - 0.5, -0.5)
+    axes.set_xlabel(f"time ({unit})")
+    axes.set_title(title, loc="left", fontweight="bold")
+    caption(axes, device, date)
+    return figure
+
+
+def _rows(rows, name):
+    """The rows as a list, refused when empty or of a kind that has no style."""
+    rows = list(rows)
+    if not rows:
+        raise ValueError(f"{name} needs at least one row")
+    for row in rows:
+        if row.get("kind", "ours") not in ("ours", "peer"):
+            raise ValueError(f"{row['label']!r} is of kind {row['kind']!r}: 'ours' or 'peer' only")
+    return rows
+
+
+def _bar_style(row):
+    """Ours dark and plain, peers light and hatched: told apart without colour."""
+    if row.get("kind") == "peer":
+        return {"facecolor": PEER, "hatch": "///", "edgecolor": INK}
+    return {"facecolor": OURS, "edgecolor": INK}
+
+
+def _name_bars(axes, rows, title):
+    axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_title(title, loc="left", fontweight="bold")
+
+
+def _legend_of_kinds(figure, rows, more):
+    """Say underneath what dark, hatched and dashed mean, as far as they occur."""
+    kinds = {row.get("kind", "ours") for row in rows}
+    entries = [
+        (Rectangle((0, 0), 1, 1, **_bar_style({"kind": kind})), label)
+        for kind, label in (("ours", "our kernel"), ("peer", "a library to compare with"))
+        if kind in kinds
+    ] + more
+    handles, labels = zip(*entries, strict=True)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+
+
+def _time_text(microseconds):
+    """A time in the unit that keeps it short: 850 ns, 12 µs, 3.4 ms, 1.2 s."""
+    for unit, size in (("s", 1e6), ("ms", 1e3), ("µs", 1.0)):
+        if microseconds >= size:
+            return f"{microseconds / size:.3g} {unit}"
+    return f"{microseconds * 1e3:.3g} ns"

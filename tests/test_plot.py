@@ -1,0 +1,257 @@
+"""The pictures: what they say in words and numbers, and what they refuse to draw."""
+
+import warnings
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from course_lib import plot
+
+RUNGS = [
+    {"label": "naive", "kind": "ours", "gbps": 2000.0, "microseconds": 10.0, "quartiles": [9, 12]},
+    {"label": "vectorised", "kind": "ours", "gbps": 3900.0, "microseconds": 5.1},
+    {"label": "PyTorch eager", "kind": "peer", "gbps": 3700.0, "microseconds": 5.4},
+]
+POINTS = [
+    {"label": "relu", "kind": "ours", "intensity": 0.125, "tflops": 0.4},
+    {"label": "matmul", "kind": "peer", "intensity": 170.0, "tflops": 51.0},
+]
+LANES = np.arange(32)
+ROWS_AND_COLUMNS = {"by rows": LANES * 4, "by columns": LANES * 512}
+
+
+def draw_thread_strip(n=20, **options):
+    return plot.thread_map(np.arange(n) // 8, np.arange(n) % 8, **options)
+
+
+def draw_thread_image():
+    y, x = np.mgrid[:6, :8]
+    return plot.thread_map(
+        np.stack([x // 4, y // 3], axis=-1), np.stack([x % 4, y % 3], axis=-1), title="a picture"
+    )
+
+
+PICTURES = {
+    "thread_map, strip": lambda: draw_thread_strip(title="a strip"),
+    "thread_map, one element": lambda: draw_thread_strip(1),
+    "thread_map, several lines": lambda: draw_thread_strip(100),
+    "thread_map, image": draw_thread_image,
+    "access_order": lambda: plot.access_order(ROWS_AND_COLUMNS, row_bytes=512, title="order"),
+    "ladder": lambda: plot.ladder(RUNGS, 4200.0, title="a ladder", device="a GPU", date="2026"),
+    "ladder, one row": lambda: plot.ladder(RUNGS[:1], 4200.0),
+    "durations": lambda: plot.durations(RUNGS, device="a GPU"),
+    "durations, one row": lambda: plot.durations(RUNGS[:1]),
+    "roofline": lambda: plot.roofline(POINTS, 4200.0, 67.0),
+    "roofline, one point": lambda: plot.roofline(POINTS[:1], 4200.0, 67.0),
+    "timeline": lambda: plot.timeline([("host", 0, 2, "launch"), ("GPU", 2, 12, "kernel")]),
+    "images": lambda: plot.images([np.eye(4), np.zeros((4, 5, 3))], ["grey", "colour"]),
+    "images, one": lambda: plot.images([np.eye(4)]),
+    "tensor_layout": lambda: plot.tensor_layout((2, 3, 2, 4)),
+    "curves": lambda: plot.curves(LANES, {"y": LANES}, xlabel="x (1)", ylabel="y (1)"),
+    "curves, one point, log": lambda: plot.curves(
+        [1.0], {"y": [2.0]}, xlabel="x (1)", ylabel="y (1)", log=True
+    ),
+}
+
+
+def texts(figure):
+    """Everything written on the figure, as one string."""
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_picture_is_drawn_without_warnings(name, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = PICTURES[name]()
+        figure.savefig(tmp_path / "picture.png")
+    assert isinstance(figure, Figure)
+    assert len(figure.alt) > 15
+    width_pixels = figure.get_size_inches()[0] * figure.dpi
+    assert 800 <= width_pixels <= 1000, "made for a notebook column"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_every_axis_is_labelled(name):
+    figure = PICTURES[name]()
+    for axes in figure.axes:
+        assert axes.get_xlabel(), name
+        named_bars = [tick.get_text() for tick in axes.get_yticklabels()]
+        one_line = name in ("thread_map, strip", "thread_map, one element")
+        assert axes.get_ylabel() or any(named_bars) or one_line, name
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("ladder", "GB/s"),
+        ("durations", "µs"),
+        ("timeline", "µs"),
+        ("roofline", "TFLOP/s"),
+        ("roofline", "FLOP per byte"),
+        ("images", "pixels"),
+        ("access_order", "elements"),
+    ],
+)
+def test_axes_name_their_units(name, unit):
+    labels = [a.get_xlabel() + a.get_ylabel() for a in PICTURES[name]().axes]
+    assert all(unit in label for label in labels)
+
+
+def test_pictures_stay_out_of_pyplot():
+    import matplotlib.pyplot as plt
+
+    draw_thread_strip()
+    assert not plt.get_fignums(), "pyplot would show the figure a second time"
+
+
+def test_notebook_output_carries_the_alternative_text(monkeypatch):
+    shown = {}
+    monkeypatch.setattr(
+        "IPython.display.display",
+        lambda data, metadata, raw: shown.update(data=data, metadata=metadata, raw=raw),
+    )
+    figure = draw_thread_strip()
+    figure._ipython_display_()
+    assert shown["raw"] and shown["data"]["image/png"].startswith(b"\x89PNG")
+    assert shown["data"]["text/plain"] == figure.alt
+    assert shown["metadata"]["image/png"]["alt"] == figure.alt
+    assert shown["metadata"]["image/png"]["width"] == 900
+
+
+def test_thread_map_numbers_threads_and_names_blocks():
+    written = texts(draw_thread_strip(20, length=18))
+    for expected in ("block 0", "block 2", "past the end of the array"):
+        assert expected in written
+    assert written.split().count("7") == 2, "thread 7 handles elements 7 and 15"
+    assert "3 blocks" in draw_thread_strip(20).alt
+
+
+def test_thread_map_shows_elements_nobody_handled():
+    blocks = np.array([0, 0, -1, -1])
+    figure = plot.thread_map(blocks, np.array([0, 1, -1, -1]))
+    assert "handled by nobody" in texts(figure)
+    assert "2 were handled by nobody" in figure.alt
+    assert "-1" not in texts(figure).split()
+
+
+def test_thread_map_writes_pairs_as_x_y():
+    written = texts(draw_thread_image())
+    assert "3,2" in written and "block 1, 1" in written
+    order = [t.get_text() for t in draw_thread_image().legends[0].get_texts()]
+    assert order == ["block 0, 0", "block 1, 0", "block 0, 1", "block 1, 1"]
+
+
+def test_neighbouring_blocks_differ_in_lightness():
+    """Also between the lines of a grid of blocks, and also when printed in grey."""
+    y, x = np.mgrid[:4, :9]
+    figure = plot.thread_map(np.stack([x, y], -1), np.zeros((4, 9, 2), int), numbered=False)
+    grey = np.asarray(figure.axes[0].images[0].get_array()) @ (0.299, 0.587, 0.114)
+    assert np.abs(np.diff(grey, axis=0)).min() > 0.15
+    assert np.abs(np.diff(grey, axis=1)).min() > 0.15
+
+
+def test_access_order_counts_sectors_and_bytes():
+    figure = plot.access_order(ROWS_AND_COLUMNS, row_bytes=512)
+    written = texts(figure)
+    assert "by rows: 4 sectors" in written and "128 bytes, 128 bytes move" in written
+    assert "by columns: 32 sectors" in written and "128 bytes, 1024 bytes move" in written
+    assert "4 sectors" in figure.alt and "32 sectors" in figure.alt
+    assert "later steps" not in written
+
+
+def test_access_order_outlines_one_box_per_sector():
+    figure = plot.access_order(ROWS_AND_COLUMNS, row_bytes=512)
+    outlined = [
+        sum(patch.get_linewidth() == 1.2 for patch in axes.patches) for axes in figure.axes
+    ]
+    assert outlined == [4, 32]
+
+
+def test_access_order_shows_later_steps():
+    steps = {"by rows": np.stack([LANES * 4, LANES * 4 + 512])}
+    assert "later steps" in texts(plot.access_order(steps, row_bytes=512))
+
+
+def test_access_order_counts_misaligned_requests():
+    assert "5 sectors" in plot.access_order({"off by one": LANES * 4 + 4}, row_bytes=512).alt
+
+
+def test_ladder_writes_values_limit_and_origin():
+    written = texts(PICTURES["ladder"]())
+    for expected in ("2,000 (48%)", "3,900 (93%)", "4,200 GB/s", "recorded on a GPU (2026)"):
+        assert expected in written
+
+
+def test_ladder_tells_peers_apart_without_colour():
+    bars = PICTURES["ladder"]().axes[0].patches
+    assert [bar.get_hatch() for bar in bars] == [None, None, "///"]
+
+
+def test_ladder_whiskers_are_the_quartiles():
+    lines = PICTURES["ladder"]().axes[0].lines
+    whisker = next(line for line in lines if len(set(line.get_xdata())) == 2)
+    assert sorted(whisker.get_xdata()) == pytest.approx([2000 * 10 / 12, 2000 * 10 / 9])
+
+
+def test_durations_choose_readable_units():
+    rows = [{"label": str(us), "microseconds": us} for us in (0.25, 12.0, 3400.0, 2.5e6)]
+    written = texts(plot.durations(rows))
+    for expected in ("250 ns", "12 µs", "3.4 ms", "2.5 s"):
+        assert expected in written
+
+
+def test_roofline_has_its_ridge_where_both_limits_meet():
+    figure = plot.roofline(POINTS, 4000.0, 60.0)
+    assert "15 FLOP per byte" in figure.alt
+    x, y = figure.axes[0].lines[0].get_data()
+    assert np.all(np.diff(y) >= 0) and y[-1] == 60.0
+    assert y[0] == pytest.approx(x[0] * 4.0)
+
+
+def test_tensor_layout_numbers_elements_in_memory_order():
+    figure = plot.tensor_layout((2, 3, 2, 4))
+    assert len(figure.axes) == 6
+    cells = [int(text.get_text()) for axes in figure.axes for text in axes.texts]
+    assert cells == list(range(48))
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: plot.thread_map([], []), "at least one element"),
+        (lambda: plot.thread_map([0], [0, 1]), "differ in shape"),
+        (lambda: plot.thread_map(np.zeros((2, 2, 3)), np.zeros((2, 2, 3))), r"\(H, W, 2\)"),
+        (lambda: plot.thread_map(np.zeros(300_000), np.zeros(300_000)), "too many"),
+        (lambda: plot.access_order({}, row_bytes=512), "at least one pattern"),
+        (lambda: plot.access_order({"none": []}, row_bytes=512), "'none' needs addresses"),
+        (lambda: plot.access_order({"below": [-4]}, row_bytes=512), "none of them negative"),
+        (lambda: plot.access_order({"odd": [0]}, row_bytes=511), "multiples of itemsize"),
+        (lambda: plot.ladder([], 4200.0), "ladder needs at least one row"),
+        (lambda: plot.ladder(RUNGS, 0.0), "copy_gbps must be positive"),
+        (lambda: plot.ladder([{**RUNGS[0], "kind": "theirs"}], 1.0), "'ours' or 'peer'"),
+        (lambda: plot.durations([]), "durations needs at least one row"),
+        (lambda: plot.durations([{"label": "x", "microseconds": 0.0}]), "must be positive"),
+        (lambda: plot.roofline([], 1.0, 1.0), "roofline needs at least one row"),
+        (lambda: plot.roofline(POINTS, 0.0, 1.0), "every number must be positive"),
+        (lambda: plot.timeline([]), "at least one span"),
+        (lambda: plot.timeline([("host", 2, 1, "back")]), "ends before it starts"),
+        (lambda: plot.images([]), "at least one picture"),
+        (lambda: plot.images([np.eye(2)], ["a", "b"]), "1 pictures but 2 titles"),
+        (lambda: plot.images([np.zeros(4)]), r"must be \(H, W\)"),
+        (lambda: plot.images([np.zeros((0, 4))]), r"must be \(H, W\)"),
+        (lambda: plot.tensor_layout((1, 2, 3)), "four positive sizes"),
+        (lambda: plot.tensor_layout((10, 10, 10, 10)), "600 at most"),
+        (lambda: plot.curves([], {}, xlabel="x", ylabel="y"), "at least one point"),
+        (lambda: plot.curves([1], {"y": [1, 2]}, xlabel="x", ylabel="y"), "has shape"),
+        (
+            lambda: plot.curves([1], dict.fromkeys("abcde", [1]), xlabel="x", ylabel="y"),
+            "too many to tell apart",
+        ),
+    ],
+)
+def test_senseless_input_is_refused_with_a_reason(draw, message):
+    with pytest.raises(ValueError, match=message):
+        draw()
