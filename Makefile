@@ -1,0 +1,54 @@
+# Everything the course is asked to do, as one command each. Needs only make, git and
+# Python >= 3.11 with venv; `make` alone lists the commands.
+
+PYTHON ?= python3
+LAB_ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Tests share few cores with their kernels' worker threads; more threads make them slower.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+NBVAL := --nbval-lax --nbval-cell-timeout=120 -p no:cacheprovider
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lab test lint doctor notebooks readme
+
+help:  ## list these commands
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+setup: $(STAMP)  ## install everything into .venv (again only when pyproject.toml changes)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "$(PYTHON) is missing or older than Python 3.11. Name a newer one:" \
+	         "make setup PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	    rm -rf $(VENV); echo "$(PYTHON) has no venv. On Debian and Ubuntu:" \
+	         "sudo apt install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[test]'
+	@touch $@
+
+lab: setup  ## open the first lesson in JupyterLab (LAB_ARGS=--no-browser: print its address)
+	@JUPYTER_CONFIG_PATH="$(CURDIR)/.jupyter$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
+	    $(BIN)/jupyter lab $(LAB_ARGS)
+
+test: setup lint  ## run every test and every notebook
+	$(PYTEST) tests $(PYTEST_ARGS)
+	$(PYTEST) $(NBVAL) notebooks/*.ipynb
+	COURSE_LIB_STRICT=1 $(PYTEST) $(NBVAL) notebooks/solutions/*.ipynb
+
+lint: setup  ## check the style of the code
+	$(BIN)/ruff check .
+
+doctor: setup  ## say what is here, and what is wrong with it
+	@$(BIN)/python -m course_lib doctor
+
+notebooks: setup  ## build the notebooks from notebooks/src
+	$(BIN)/python notebooks/build.py
+
+readme: setup  ## write the generated parts of README.md again
+	$(BIN)/python -m course_lib readme
