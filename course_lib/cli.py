@@ -1,0 +1,75 @@
+"""The commands: `python -m course_lib [doctor | readme]`.
+
+Every command is imported only when it is asked for, so that `doctor` runs where another's
+imports are what is broken.
+"""
+
+import argparse
+from pathlib import Path
+
+import course_lib
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS_BEGIN, RESULTS_END = "<!-- results:begin -->", "<!-- results:end -->"
+
+
+def main(arguments=None):
+    """Run the command named in `arguments` (default: the command line's); its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m course_lib", description=__doc__)
+    parser.set_defaults(command=doctor)
+    commands = parser.add_subparsers(title="commands")
+
+    command = commands.add_parser("doctor", help="what is here, and what is wrong with it")
+    command.set_defaults(command=doctor)
+
+    command = commands.add_parser("readme", help="write the README's measured results again")
+    command.set_defaults(command=readme)
+    command.add_argument("--check", action="store_true", help="only say whether it is in step")
+
+    options = parser.parse_args(arguments)
+    if course_lib.start_error is not None and options.command is not doctor:
+        raise course_lib.start_error
+    return options.command(options)
+
+
+def doctor(_options):
+    """Exit status 0 when all is well, 1 when something is wrong."""
+    from course_lib import doctor
+
+    status = doctor.main()
+    if status == 0 and course_lib.start_error is not None:
+        raise course_lib.start_error
+    return status
+
+
+def readme(options):
+    """Exit status 1 when `--check` was asked for and the README is out of step."""
+    path = ROOT / "README.md"
+    before = path.read_text(encoding="utf-8")
+    after = with_results(before, _recordings())
+    if before == after:
+        print("README.md is in step with data/results.")
+        return 0
+    if options.check:
+        print("README.md is out of step with data/results: run `make readme`.")
+        return 1
+    path.write_text(after, encoding="utf-8")
+    print("README.md is written again from data/results.")
+    return 0
+
+
+def with_results(text, recordings):
+    """`text` with what stands between the two result marks drawn from `recordings`."""
+    from course_lib import results_table
+
+    head, rest = text.split(RESULTS_BEGIN)
+    _, tail = rest.split(RESULTS_END)
+    table = results_table.render(recordings)
+    return f"{head}{RESULTS_BEGIN}\n{table}\n{RESULTS_END}{tail}"
+
+
+def _recordings():
+    from course_lib import bench
+
+    names = sorted(path.stem for path in (ROOT / "data" / "results").glob("*.json"))
+    return [bench.load_records(name) for name in names]

@@ -1,0 +1,24 @@
+"""What is installed here, what is wrong with it, and the one command that mends it.
+
+Three steps, so that each can be tested without the hardware or the damage it is about::
+
+    facts = collect()             # asks the machine, and imports nothing that could be broken
+    problems = diagnose(facts)    # facts in, `Problem`s out
+    print(report(facts, problems))
+
+`python -m course_lib` does all three.
+"""
+
+from course_lib.doctor.facts import REQUIREMENTS, Facts, Gpu, collect
+from course_lib.doctor.problems import Problem, diagnose
+from course_lib.doctor.report import report
+
+__all__ = ["REQUIREMENTS", "Facts", "Gpu", "Problem", "collect", "diagnose", "main", "report"]
+
+
+def main():
+    """Print the report; return the exit status, 0 when all is well and 1 when not."""
+    facts = collect()
+    problems = diagnose(facts)
+    print(report(facts, problems))
+    return 1 if problems else 0

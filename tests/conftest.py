@@ -1,0 +1,25 @@
+"""What every test shares: where the GPU tests run, and where a learner's progress is not."""
+
+import os
+
+import pytest
+
+from course_lib.runtime import device
+
+
+def pytest_collection_modifyitems(items):
+    """Skip the tests marked `gpu` where kernels cannot run on a GPU, and say why."""
+    reason = _why_no_gpu()
+    if reason is None:
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_no_gpu():
+    if device.count() == 0:
+        return "no NVIDIA GPU here"
+    if os.environ.get(device.SIMULATOR_VARIABLE) == "1":
+        return f"{device.SIMULATOR_VARIABLE}=1: kernels run in the simulator"
+    return None
