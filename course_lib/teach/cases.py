@@ -1,0 +1,48 @@
+"""Inputs that tell right kernels from wrong ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def numbers(
+    rng: np.random.Generator,
+    shape: int | tuple[int, ...],
+    scale: float = 1.0,
+    offset: float = 0.0,
+    dtype: np.dtype = np.float32,
+) -> np.ndarray:
+    """Return asymmetric random numbers: a long tail above, the mean below `offset`.
+
+    No two elements are equal in practice, so that a value at a wrong place shows.
+    """
+    values = np.asarray(rng.gamma(2.0, 1.0, shape) - 2.5)  # mean -0.5, long tail above
+    return (offset + scale * values).astype(dtype)
+
+
+def spread(rng: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:
+    """Return float32 numbers of both signs and every scale from 1e-6 to 1e4, with some zeros."""
+    values = np.asarray(10.0 ** rng.uniform(-6, 4, shape) * rng.choice([-1.0, 1.0], shape))
+    if values.size > 2:
+        # Two zeros of either sign at random places, the first and last element included.
+        values.flat[rng.choice(values.size, 2, replace=False)] = 0.0, -0.0
+    return values.astype(np.float32)
+
+
+#: Launches of a guarded kernel on n elements, as (n, grid, block): nothing to do, one element, one
+#: thread per element exactly, and more threads than elements in the last block or in most of them.
+GUARDED = (
+    (0, 1, 32),
+    (1, 1, 1),
+    (1, 1, 32),
+    (2, 2, 1),
+    (5, 1, 8),
+    (31, 1, 32),
+    (33, 2, 32),
+    (64, 2, 32),
+    (65, 3, 32),
+    (70, 5, 16),
+    (97, 1, 128),
+    (100, 10, 33),
+    (257, 3, 96),
+)

@@ -1,0 +1,210 @@
+"""Why a result is wrong, said only where the evidence is certain.
+
+Each function in `CAUSES` looks at one failure, and at further runs of the same case where that
+settles the question, and returns a sentence or None. The first that speaks is believed. None of
+them knows the exercises or the usual mistakes: what they say was seen in the run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from course_lib.teach.fences import poison, same_bits
+from course_lib.teach.running import Attempt, Failure, Run, Simulator, attempt_case, close
+
+
+def likely_cause(attempt: Attempt, failure: Failure) -> str:
+    """Return a sentence on why the case failed, empty if the evidence doesn't tell."""
+    for each in (failure, _largest(attempt, failure)):
+        for cause in CAUSES[each.problem]:
+            sentence = cause(attempt, each)
+            if sentence:
+                return sentence
+    return ""
+
+
+def _largest(attempt: Attempt, failure: Failure) -> Failure:
+    """Return how the largest case fails: many elements show a pattern that one can't."""
+    engine = failure.run.engine
+    if not isinstance(engine, Simulator) or failure.problem != "values":
+        return failure
+    for case in reversed(attempt.cases):
+        if case.size <= failure.run.case.size:
+            break
+        other = attempt_case(attempt, case, engine)
+        if other is not None and other.problem == "values":
+            return other
+    return failure
+
+
+def never_written(attempt: Attempt, failure: Failure) -> str | None:
+    """Elements that nobody wrote."""
+    unwritten = _unwritten(attempt, failure)
+    if unwritten is None:
+        return None
+    threads, size = failure.run.case.threads, unwritten.size
+    where = _span(failure.array, unwritten)
+    if threads < size:
+        return (
+            f"{where} never written: the launch has {threads} threads for {size} elements, "
+            "so a thread must handle more than one"
+        )
+    return f"{where} never written, in a launch of {threads} thread{'s' * (threads > 1)}"
+
+
+def reads_output(attempt: Attempt, failure: Failure) -> str | None:
+    """The result changes with what the output held before the launch."""
+    other = _with_other_poison(attempt, failure)
+    if other is None:
+        return None
+    first, second = failure.run.got[failure.array], other.got[failure.array]
+    if (~same_bits(first, second) & failure.wrong).any():
+        return f"the result depends on what {failure.array} held before: it is read, not only set"
+    return None
+
+
+def depends_on_order(attempt: Attempt, failure: Failure) -> str | None:
+    """The same launch is right when the threads run in another order."""
+    if failure.run.engine.order == "forward":
+        return None
+    if attempt_case(attempt, failure.run.case, Simulator("forward", attempt.seed)) is None:
+        return (
+            "the result depends on the order in which threads run: two of them write the same "
+            "element, or one reads what another writes"
+        )
+    return None
+
+
+def nan_from_finite(attempt: Attempt, failure: Failure) -> str | None:
+    """NaN was computed, and no input is NaN or infinite."""
+    got = failure.run.got[failure.array]
+    floats = [x for x in failure.run.case.inputs.values() if np.asarray(x).dtype.kind == "f"]
+    if np.isnan(got[failure.index]) and all(np.isfinite(x).all() for x in floats):
+        return (
+            "NaN was computed from finite inputs: an intermediate result overflows to infinity, "
+            "or 0 is divided by 0"
+        )
+    return None
+
+
+def other_places(attempt: Attempt, failure: Failure) -> str | None:
+    """The values are right and sit at other indices."""
+    name, run = failure.array, failure.run
+    expected, got = run.expected[name], run.got[name]
+    if expected.size < 2 or np.unique(expected).size < 2 or np.isnan(got.astype(float)).any():
+        return None
+    order_expected = np.argsort(expected, axis=None, kind="stable")
+    order_got = np.argsort(got, axis=None, kind="stable")
+    if not close(run, expected.flat[order_expected], got.flat[order_got]).all():
+        return None
+    rank = np.flatnonzero(order_got == np.ravel_multi_index(failure.index, got.shape))[0]
+    home = np.unravel_index(order_expected[rank], expected.shape)
+    return (
+        f"the right values at the wrong places: {element(name, failure.index)} holds what belongs "
+        f"at {element(name, home)}"
+    )
+
+
+def one_factor(attempt: Attempt, failure: Failure) -> str | None:
+    """All wrong elements miss by the same factor, a wrong sign for example."""
+    name, run = failure.array, failure.run
+    expected, got = run.expected[name], run.got[name].astype(np.float64)
+    known = failure.wrong & (expected != 0)
+    if known.sum() < 2 or not np.isfinite(got[known]).all():
+        return None
+    factors = got[known] / expected[known]
+    factor = float(np.median(factors))
+    if factor == 0 or not np.allclose(factors, factor, rtol=1e-4, atol=0):
+        return None
+    if np.isclose(factor, -1, rtol=1e-4):
+        return "every wrong element has the right size and the wrong sign"
+    return f"every wrong element is {factor:.4g} times what it should be"
+
+
+def at_zero(attempt: Attempt, failure: Failure) -> str | None:
+    """The result is wrong exactly where an input is zero."""
+    for name, x in failure.run.case.inputs.items():
+        zero = np.asarray(x) == 0
+        if zero.shape == failure.wrong.shape and 0 < zero.sum() < zero.size:
+            if np.array_equal(zero, failure.wrong):
+                return f"it is wrong exactly where {name} is 0"
+    return None
+
+
+def at_negative(attempt: Attempt, failure: Failure) -> str | None:
+    """The result is wrong for one sign of an input only, and for all of that sign."""
+    for name, x in failure.run.case.inputs.items():
+        x = np.asarray(x)
+        if x.shape != failure.wrong.shape:
+            continue
+        for words, side in (("negative", x < 0), ("positive", x > 0)):
+            if 1 < side.sum() < side.size and np.array_equal(side, failure.wrong):
+                return f"it is wrong exactly where {name} is {words}"
+    return None
+
+
+def wrote_outside(attempt: Attempt, failure: Failure) -> str | None:
+    """A fence was hit: the index tells on which side."""
+    array = failure.run.arrays[failure.array]
+    (index,) = failure.index
+    side = "before the start" if index < 0 else "past the end"
+    return f"a thread wrote {side} of {failure.array}, which has {array.size} elements"
+
+
+#: For each problem, what may explain it, the surest first.
+CAUSES = {
+    "values": (
+        never_written,
+        reads_output,
+        depends_on_order,
+        nan_from_finite,
+        other_places,
+        one_factor,
+        at_zero,
+        at_negative,
+    ),
+    "outside": (wrote_outside,),
+    # The text of these three tells the cause itself.
+    "input": (),
+    "raised": (),
+    "endless": (),
+    "returned": (),
+}
+
+
+def element(name: str, index: tuple[int, ...]) -> str:
+    """Return "y[1, 2]", or just "y" for an array without dimensions."""
+    return f"{name}[{', '.join(map(str, map(int, index)))}]" if len(index) else name
+
+
+def _span(name: str, mask: np.ndarray) -> str:
+    """Return which elements are true, and the verb: "y[96] to y[99] were", "y[3] was"."""
+    where = np.argwhere(mask)
+    first, last = element(name, where[0]), element(name, where[-1])
+    if len(where) == 1:
+        return f"{first} was"
+    flat = np.flatnonzero(mask)
+    if flat[-1] - flat[0] + 1 == flat.size:
+        return f"{first} to {last} were"
+    return f"{len(where)} elements from {first} to {last} were"
+
+
+def _with_other_poison(attempt: Attempt, failure: Failure) -> Run | None:
+    """Repeat the run with outputs that start with another number. None if it can't be."""
+    run = failure.run
+    if not isinstance(run.engine, Simulator):
+        return None
+    again = Run(run.exercise, run.case, run.engine, second_poison=True)
+    again.execute(attempt.obj)
+    return again
+
+
+def _unwritten(attempt: Attempt, failure: Failure) -> np.ndarray | None:
+    """Return where the output was certainly never written, None if it was everywhere."""
+    other = _with_other_poison(attempt, failure)
+    if other is None:
+        return None
+    first, second = failure.run.got[failure.array], other.got[failure.array]
+    marks = [np.full_like(first, poison(first.dtype, second=which)) for which in (False, True)]
+    mask = same_bits(first, marks[0]) & same_bits(second, marks[1])
+    return mask if mask.any() else None

@@ -1,0 +1,143 @@
+"""`check`: run the learner's own object on every case, and tell what is wrong.
+
+A check is a list of stages (`STAGES`), from the one that can do no harm to the one that could
+kill the session: a wrong kernel is stopped in the simulator and never reaches the GPU. Each stage
+returns the first `Failure` it meets, going from the smallest case to the largest. Why it failed
+is worked out afterwards, by the functions of `course_lib.teach.causes`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+from course_lib.teach import record
+from course_lib.teach.causes import likely_cause
+from course_lib.teach.deadline import deadline
+from course_lib.teach.exercise import Exercise, find, python_function
+from course_lib.teach.report import CheckFailed, describe
+from course_lib.teach.running import Attempt, Failure, Gpu, Simulator, attempt_case
+from course_lib.teach.todo import contains_todo
+
+#: Thread orders every case runs in. A result that depends on the order is a race.
+ORDERS = ("forward", "reverse", "random")
+
+#: Seconds after which a kernel that is still running is stopped: a check takes less than 2.
+TIME_LIMIT = 10.0
+
+#: The objects that passed their last check in this session, by exercise.
+_passed: dict[str, object] = {}
+
+
+def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
+    """Check the learner's kernel or launcher `obj` against the exercise `name`.
+
+    It runs in the simulator on many inputs and in several thread orders and, where there is a
+    GPU, on the GPU afterwards. A pass prints one line and is recorded. An object that still holds
+    `TODO` is reported as not solved yet, without an error (unless `COURSE_LIB_STRICT=1`).
+
+    `seed` repeats the inputs of an earlier check; each check draws new ones otherwise.
+
+    Raises
+    ------
+    CheckFailed: the object is wrong. The message tells the smallest input on which it fails.
+    TypeError: `obj` isn't the kind of object that this exercise is about.
+    UnknownExercise: there is no exercise called `name`.
+    """
+    exercise = find(name)
+    _passed.pop(name, None)
+    if contains_todo(obj):
+        message = f"{name}: not solved yet. Put your code in place of TODO; hint({name!r}) helps."
+        if os.environ.get("COURSE_LIB_STRICT") == "1":
+            raise CheckFailed(message)
+        print(message)
+        return
+    _require_kind(exercise, obj)
+    if seed is None:
+        seed = random.SystemRandom().randrange(2**32)
+    cases = sorted(exercise.cases(np.random.default_rng(seed)), key=lambda case: case.size)
+    attempt = Attempt(exercise, obj, cases, seed)
+    record.update(name, _count_attempt)
+    for stage in STAGES:
+        failure = stage(attempt)
+        if failure is not None:
+            failure.cause = failure.cause or likely_cause(attempt, failure)
+            # The learner's own line is in the message; the frames of the check are of no use.
+            raise CheckFailed(describe(attempt, failure)) from None
+    _passed[name] = obj
+    record.update(name, lambda entry: entry.setdefault("solved", record.today()))
+    runs = len(cases) * len(ORDERS)
+    gpu = ", then on the GPU" if Gpu.available() else ""
+    print(f"✓ {name} — {runs} cases: {len(cases)} inputs × {len(ORDERS)} thread orders{gpu}")
+
+
+def use(name: str, obj: Callable) -> Callable:
+    """Return `obj` if it passed its last check in this session, else the course's solution.
+
+    Prints one line saying which, so that the cells below an exercise work either way.
+    """
+    exercise = find(name)
+    if name in _passed and _passed[name] is obj:
+        print(f"Using your {name}.")
+        return obj
+    print(f"Using the course's {name}, since yours has not passed check({name!r}, ...) yet.")
+    return exercise.solution
+
+
+def run_in_simulator(attempt: Attempt) -> Failure | None:
+    """Run every case in every thread order in the simulator."""
+    with deadline(TIME_LIMIT):
+        for case in attempt.cases:
+            for order in ORDERS:
+                engine = Simulator(order, attempt.seed)
+                failure = attempt_case(attempt, case, engine)
+                if failure is not None:
+                    return failure
+    return None
+
+
+def run_on_gpu(attempt: Attempt) -> Failure | None:
+    """Run every case once on the GPU, if there is one."""
+    if not Gpu.available():
+        return None
+    for case in attempt.cases:
+        failure = attempt_case(attempt, case, Gpu())
+        if failure is not None:
+            return failure
+    return None
+
+
+def _count_attempt(entry: dict) -> None:
+    entry["attempts"] = entry.get("attempts", 0) + 1
+    entry["tried"] = record.today()
+
+
+def _require_kind(exercise: Exercise, obj: object) -> None:
+    """Raise TypeError, saying what to pass, if `obj` can't be a solution of this exercise."""
+    name = exercise.name
+    passed = f"check({name!r}, ...) takes the {exercise.kind} itself, {name}"
+    if obj is None:
+        raise TypeError(f"{passed}; it got None, which is what {name}(...) or a launch returns")
+    if hasattr(obj, "dispatcher") or (callable(obj) and hasattr(obj, "griddim")):
+        raise TypeError(f"{passed}; it got {name}[grid, block]: leave the brackets away")
+    function = python_function(obj)
+    if not inspect.isfunction(function):
+        raise TypeError(f"{passed}; it got a value of type {type(obj).__name__}")
+    if exercise.kind == "kernel" and function is obj:
+        raise TypeError(f"{passed}; it got a plain function: is @cuda.jit missing above it?")
+    if exercise.kind == "launcher" and function is not obj:
+        raise TypeError(f"{passed}; it got a kernel: pass the function that launches it")
+    theirs = list(inspect.signature(function).parameters.values())
+    needed = [p for p in theirs if p.default is p.empty]
+    wanted = exercise.parameters
+    if not len(needed) <= len(wanted) <= len(theirs):
+        have = ", ".join(p.name for p in theirs)
+        raise TypeError(f"{name} takes ({', '.join(wanted)}), and yours takes ({have})")
+
+
+#: What a check does, in order. What only reads the code goes before what runs it on the GPU.
+STAGES = (run_in_simulator, run_on_gpu)

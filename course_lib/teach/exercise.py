@@ -1,0 +1,198 @@
+"""What an exercise is: one object, in the file of its lesson.
+
+A lesson's exercises live in `course_lib/teach/exercises/lesson_NN.py`. Each is an `Exercise` at
+module level; the finished code is an ordinary function or kernel in the same file. Nothing else
+has to be registered: `find("relu")` looks through those files.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a result may be from the float64 reference, and why.
+
+    An element passes when `|got - expected| <= relative * |expected| + absolute * scale`, where
+    `scale` is 1, or the largest input if `scaled` (for sums, whose rounding grows with the
+    numbers added and not with their total).
+    """
+
+    relative: float
+    absolute: float
+    reason: str
+    scaled: bool = False
+
+    def allowed(self, expected: np.ndarray, inputs: Iterable[np.ndarray]) -> np.ndarray:
+        """Return the allowed absolute difference of each element, float64, shaped as expected."""
+        scale = 1.0
+        if self.scaled:
+            scale = max((float(np.abs(x).max()) for x in inputs if x.size), default=0.0)
+        return self.relative * np.abs(expected) + self.absolute * scale
+
+
+EXACT = Tolerance(0.0, 0.0, "the result is a copy or a single rounding, so it is exact")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch on one set of inputs. Build it with `case(grid, block, x=..., y=...)`."""
+
+    grid: int | tuple[int, ...]
+    block: int | tuple[int, ...]
+    inputs: dict[str, np.ndarray]
+
+    @property
+    def threads(self) -> int:
+        """Number of threads the launch starts."""
+        return int(np.prod(self.grid)) * int(np.prod(self.block))
+
+    @property
+    def size(self) -> tuple[bool, int, int]:
+        """Sort key: input elements, then threads. Empty inputs tell least and come last."""
+        elements = sum(np.size(x) for x in self.inputs.values())
+        empty = any(np.size(x) == 0 for x in self.inputs.values())
+        return empty, elements, self.threads
+
+
+def case(grid: int | tuple[int, ...], block: int | tuple[int, ...], **inputs) -> Case:
+    """Return the case of launching `[grid, block]` on the named inputs.
+
+    Inputs are NumPy arrays, or plain numbers for scalar arguments.
+    """
+    return Case(grid, block, inputs)
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise and everything that checks it.
+
+    Attributes
+    ----------
+    name: what learners pass to `check`, and the name of the kernel in the lesson.
+    title: half a line for the progress table.
+    solution: the finished kernel or launcher; `solution(name)` shows its source.
+    reference: takes the case's inputs by position, arrays as float64, and returns the expected
+        output, or a tuple of them in the order of `outputs`.
+    cases: takes a NumPy `Generator` and returns the cases. Their number and shapes must not
+        depend on it: only the values do.
+    hints: three, from a nudge over the idea to nearly the code. Markdown.
+    tolerance: an allowed difference that comes with its reason.
+    kind: "kernel" for a `@cuda.jit` kernel, "launcher" for a function that starts kernels and
+        returns its outputs.
+    outputs: the names of the outputs. A kernel gets one poisoned array for each.
+    dtype: dtype of the outputs; that of the first input when left out.
+    call: `call(obj, run)` runs the object once. A `Run` holds the case's arrays as attributes and
+        `run.launch(kernel, *arguments)`. The default gives a kernel the inputs and then the
+        outputs, and a launcher the inputs.
+    primal: for a backward exercise, the float64 forward function of the inputs other than `dy`.
+        Each output `dx` is the gradient of `(dy * primal(x, ...)).sum()` with respect to `x`;
+        tests compare `reference` with finite differences of it.
+    """
+
+    name: str
+    title: str
+    solution: Callable
+    reference: Callable
+    cases: Callable[[np.random.Generator], Sequence[Case]]
+    hints: tuple[str, str, str]
+    tolerance: Tolerance
+    kind: str = "kernel"
+    outputs: tuple[str, ...] = ("y",)
+    dtype: np.dtype | None = None
+    call: Callable | None = None
+    primal: Callable | None = None
+
+    @property
+    def lesson(self) -> str:
+        """The lesson's number as text, "01", taken from the file the solution is in."""
+        return python_function(self.solution).__module__.rpartition("lesson_")[2]
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the solution's parameters."""
+        return list(inspect.signature(python_function(self.solution)).parameters)
+
+    def expected(self, case: Case) -> dict[str, np.ndarray]:
+        """Return the float64 reference of each output."""
+        exact = [
+            np.asarray(x, dtype=np.float64) if np.asarray(x).dtype.kind == "f" else x
+            for x in case.inputs.values()
+        ]
+        values = self.reference(*exact)
+        if not isinstance(values, tuple):
+            values = (values,)
+        return dict(zip(self.outputs, map(np.asarray, values), strict=True))
+
+    def output_dtype(self, case: Case) -> np.dtype:
+        """Return the dtype that the outputs must have."""
+        if self.dtype is not None:
+            return np.dtype(self.dtype)
+        return next(np.asarray(x).dtype for x in case.inputs.values() if np.ndim(x))
+
+    def source(self) -> str:
+        """Return the finished code as text."""
+        return inspect.getsource(python_function(self.solution))
+
+
+def python_function(obj: Callable) -> Callable:
+    """Return the Python function inside a kernel; a plain function is returned as it is."""
+    return getattr(obj, "py_func", obj)
+
+
+@cache
+def exercises() -> dict[str, Exercise]:
+    """Return all exercises by name, in the order of the course."""
+    from course_lib.teach import exercises as package
+
+    found: dict[str, Exercise] = {}
+    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
+        if not info.name.startswith("lesson_"):
+            continue
+        module = importlib.import_module(f"{package.__name__}.{info.name}")
+        for value in vars(module).values():
+            if isinstance(value, Exercise):
+                if value.name in found:
+                    raise ValueError(f"two exercises are called {value.name!r}")
+                found[value.name] = value
+    return found
+
+
+def find(name: str) -> Exercise:
+    """Return the exercise called `name`.
+
+    Raises
+    ------
+    TypeError: `name` is not text (the arguments of `check` were swapped, for example).
+    KeyError: there is no such exercise; the message names the nearest ones.
+    """
+    if not isinstance(name, str):
+        raise TypeError(
+            "the name of the exercise comes first, as text: check('relu', relu), "
+            f"but the first argument is a {type(name).__name__}"
+        )
+    if name not in exercises():
+        near = difflib.get_close_matches(name, exercises(), n=3, cutoff=0.5)
+        if near:
+            advice = "did you mean " + " or ".join(repr(other) for other in near) + "?"
+        else:
+            advice = "there are " + ", ".join(exercises())
+        raise UnknownExercise(f"no exercise is called {name!r}: {advice}")
+    return exercises()[name]
+
+
+class UnknownExercise(KeyError):
+    """No exercise has that name."""
+
+    def __str__(self) -> str:
+        # KeyError would show its message in quotes.
+        return self.args[0]

@@ -1,0 +1,96 @@
+"""Arrays that give a wrong kernel away: poisoned inside, fenced on both sides.
+
+A `FencedArray` is a view into the middle of a bigger buffer. What lies before and after it is a
+loud number, so that reading past the end shows in the result, and writing past the end shows in
+the fence. Outputs start as NaN (integers: as a rare number), so that an element nobody wrote
+can't pass for a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+
+#: Elements of fence on each side: more than one warp, and a multiple of any vector access.
+FENCE = 64
+
+_LOUD = {"f": 5.5e4, "i": 0x5A, "u": 0x5A, "b": True}
+
+
+def poison(dtype: np.dtype, second: bool = False) -> np.generic:
+    """Return what an unwritten element of `dtype` holds.
+
+    The second poison differs from the first. An element that still holds the first in one run,
+    and the second in another, was certainly not written.
+    """
+    dtype = np.dtype(dtype)
+    if dtype.kind in "iu":
+        return dtype.type(0x6B if second else 0x3D)
+    if dtype.kind == "b":
+        return dtype.type(second)
+    return dtype.type(-777.0 if second else np.nan)
+
+
+class FencedArray:
+    """An array of `shape` and `dtype` in the middle of a buffer of loud numbers.
+
+    Attributes
+    ----------
+    buffer: the whole, one-dimensional.
+    view: the array itself, C-contiguous.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, fill: np.ndarray | np.generic):
+        dtype = np.dtype(dtype)
+        size = int(np.prod(shape))
+        loud = _LOUD.get(dtype.kind, _LOUD["f"])  # bfloat16 is of no kind of its own
+        self.shape, self.size = tuple(shape), size
+        self.buffer = np.full(size + 2 * FENCE, loud, dtype=dtype)
+        self.view = self.middle(self.buffer)
+        self.view[...] = fill
+        self._fence = self._outside().copy()
+
+    def middle(self, buffer):
+        """Return the part of `buffer` (this one, or its copy on a GPU) that is the array."""
+        return buffer[FENCE : FENCE + self.size].reshape(self.shape)
+
+    def _outside(self) -> np.ndarray:
+        return np.concatenate([self.buffer[:FENCE], self.buffer[FENCE + self.size :]])
+
+    def broken_at(self) -> int | None:
+        """Return the flat index of the first write outside the array, None if there is none.
+
+        A negative index is before the start; one of `size` or more is past the end.
+        """
+        broken = np.flatnonzero(~same_bits(self._outside(), self._fence))
+        if not broken.size:
+            return None
+        first = int(broken[0])
+        return first - FENCE if first < FENCE else first - FENCE + self.size
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return where two arrays of one dtype hold the same bits, so that NaN equals itself."""
+    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    unsigned = f"u{a.dtype.itemsize}"
+    return a.view(unsigned) == b.view(unsigned)
+
+
+@contextlib.contextmanager
+def poisoned_allocation(second: bool) -> Iterator[None]:
+    """Let `np.empty` and `np.empty_like` return poison, for launchers that allocate themselves."""
+    empty, empty_like = np.empty, np.empty_like
+
+    def poisoned(array: np.ndarray) -> np.ndarray:
+        if array.dtype.kind in "fiub":
+            array[...] = poison(array.dtype, second)
+        return array
+
+    np.empty = lambda *args, **kwargs: poisoned(empty(*args, **kwargs))
+    np.empty_like = lambda *args, **kwargs: poisoned(empty_like(*args, **kwargs))
+    try:
+        yield
+    finally:
+        np.empty, np.empty_like = empty, empty_like

@@ -1,0 +1,114 @@
+"""`hint`, `solution` and `progress`."""
+
+from __future__ import annotations
+
+import html
+
+from course_lib.teach import record
+from course_lib.teach.display import show_rich
+from course_lib.teach.exercise import exercises, find
+
+
+def hint(name: str) -> None:
+    """Show the next hint for an exercise: a nudge, then the idea, then nearly the code.
+
+    After the last one, all are shown again.
+
+    Raises UnknownExercise when there is no exercise called `name`.
+    """
+    hints = find(name).hints
+    seen = min(record.load().get(name, {}).get("hints", 0), len(hints))
+    entry = {"hints": min(seen + 1, len(hints))}
+    record.update(name, lambda old: old.update(entry))
+    if seen == len(hints):
+        parts = [_titled(f"Hint {n}.", each) for n, each in enumerate(hints, 1)]
+        parts.append(f"These were all {len(hints)}. `solution({name!r})` shows the finished code.")
+    else:
+        parts = [_titled(f"Hint {seen + 1} of {len(hints)}.", hints[seen])]
+        left = len(hints) - seen - 1
+        parts.append(f"{left} left." if left else f"That was the last: see `solution({name!r})`.")
+    markdown = "\n\n".join(parts)
+    text = markdown.replace("**", "").replace("```python\n", "").replace("\n```", "")
+    show_rich(text, markdown=markdown)
+
+
+def _titled(title: str, text: str) -> str:
+    """Return Markdown that begins with the title in bold; a code block starts on its own line."""
+    return f"**{title}**" + ("\n\n" if text.startswith("```") else " ") + text
+
+
+def solution(name: str) -> None:
+    """Show the finished code of an exercise.
+
+    Raises UnknownExercise when there is no exercise called `name`.
+    """
+    source = find(name).source().rstrip()
+    record.update(name, lambda entry: entry.update(solution_seen=True))
+    show_rich(source, markdown=f"```python\n{source}\n```")
+
+
+def progress(*, reset: str | None = None, sure: bool = False) -> None:
+    """Show which exercises are solved, and when, with the hints used.
+
+    `reset="relu"` forgets what is recorded of that exercise. `reset="all"` forgets everything,
+    and wants `sure=True` as well.
+
+    Raises UnknownExercise when `reset` names no exercise.
+    """
+    if reset == "all":
+        if not sure:
+            count = len(record.load())
+            print(
+                f"This would forget {count} exercise{'s' if count != 1 else ''}. "
+                "To do so: progress(reset='all', sure=True)"
+            )
+            return
+        record.forget()
+    elif reset is not None:
+        record.forget(find(reset).name)
+    rows = _rows()
+    solved = sum(row[3].startswith("✓") for row in rows)
+    summary = f"{solved} of {len(rows)} exercises solved"
+    show_rich(f"{_as_text(rows)}\n{summary}", html=f"{_as_html(rows)}<p>{summary}</p>")
+
+
+_HEADER = ("lesson", "exercise", "title", "state", "date", "hints")
+
+
+def _rows() -> list[tuple[str, ...]]:
+    """Return the table's rows, as text."""
+    entries = record.load()
+    rows = []
+    for exercise in exercises().values():
+        entry = entries.get(exercise.name, {})
+        if entry.get("solved"):
+            state, date = "✓ solved", entry["solved"]
+        elif entry.get("tried"):
+            state, date = "… tried", entry["tried"]
+        else:
+            state, date = "not started", ""
+        helped = f"{entry.get('hints', 0)} of {len(exercise.hints)}"
+        if entry.get("solution_seen"):
+            helped += ", solution"
+        rows.append((exercise.lesson, exercise.name, exercise.title, state, date, helped))
+    return rows
+
+
+def _as_text(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(_HEADER, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (_HEADER, *rows)
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def _as_html(rows: list[tuple[str, ...]]) -> str:
+    def line(tag: str, row: tuple[str, ...]) -> str:
+        style = ' style="text-align:left"'
+        cells = "".join(f"<{tag}{style}>{html.escape(str(cell))}</{tag}>" for cell in row)
+        return f"<tr>{cells}</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return f"<table><thead>{line('th', _HEADER)}</thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,128 @@
+"""What a failed check says."""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from types import TracebackType
+
+import numpy as np
+
+from course_lib.simulator import SimulatorError
+from course_lib.teach.causes import element
+from course_lib.teach.exercise import python_function
+from course_lib.teach.running import Attempt, Failure, Run
+
+
+class CheckFailed(AssertionError):
+    """The object under check is wrong; the message holds all there is to say."""
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython shows this in place of the frames, which all belong to the check.
+        return ["\x1b[31mCheckFailed\x1b[0m " + str(self)]
+
+
+def describe(attempt: Attempt, failure: Failure) -> str:
+    """Return the message: the case, expected and got, and the cause where it is known."""
+    exercise, run = attempt.exercise, failure.run
+    lines = [f"{exercise.name}: {_headline(attempt, failure)}", *_launch(run)]
+    if failure.problem == "values":
+        lines += _values(failure)
+    elif failure.problem == "input":
+        before = run.case.inputs[failure.array][failure.index]
+        after = run.arrays[failure.array].view[failure.index]
+        lines.append(_line("was", f"{element(failure.array, failure.index)} = {number(before)}"))
+        lines.append(_line("became", f"{element(failure.array, failure.index)} = {number(after)}"))
+    if failure.cause:
+        lines.append(_line("cause", failure.cause))
+    lines.append(_line("again", f"check({exercise.name!r}, ..., seed={attempt.seed})"))
+    return "\n".join(lines)
+
+
+def _headline(attempt: Attempt, failure: Failure) -> str:
+    on = "" if failure.run.engine.simulated else " (on the GPU; the simulator found it right)"
+    if failure.problem == "values":
+        return f"wrong values in {failure.array}{on}"
+    if failure.problem == "outside":
+        return f"it writes outside {failure.array}{on}"
+    if failure.problem == "input":
+        return f"it changes its input {failure.array}, which others still need{on}"
+    if failure.problem == "returned":
+        return failure.text
+    where = _learners_line(attempt, failure.error)
+    if failure.problem == "endless":
+        return f"stopped, because it did not end{where}"
+    if isinstance(failure.error, SimulatorError):
+        return str(failure.error)
+    return f"{type(failure.error).__name__}{where}: {failure.error}"
+
+
+def _launch(run: Run) -> list[str]:
+    case = run.case
+    arguments = ", ".join(run.exercise.parameters)
+    if run.exercise.kind == "kernel":
+        shown = f"{run.exercise.name}[{case.grid}, {case.block}]({arguments})"
+    else:
+        shown = f"{run.exercise.name}({arguments})"
+    if run.engine.order != "forward":
+        shown += f", with the threads in {run.engine.order} order"
+    lines = [_line("launch", shown)]
+    for name, value in case.inputs.items():
+        lines.append(_line(name, _summary(np.asarray(value))))
+    return lines
+
+
+def _values(failure: Failure) -> list[str]:
+    name, index, run = failure.array, failure.index, failure.run
+    expected, got = run.expected[name], run.got[name]
+    place = element(name, index)
+    lines = [
+        _line("first", f"{place}, one of {int(failure.wrong.sum())} wrong in {got.size}"),
+        _line("expected", f"{place} = {number(got.dtype.type(expected[index]))}"),
+        _line("got", f"{place} = {number(got[index])}"),
+    ]
+    same_place = [
+        f"{element(other, index)} = {number(value[index])}"
+        for other, value in run.case.inputs.items()
+        if np.shape(value) == got.shape and got.size > 1
+    ]
+    if same_place:
+        lines.append(_line("where", ", ".join(same_place)))
+    difference = abs(float(got[index]) - float(expected[index]))
+    if difference <= 0.01 * abs(float(expected[index])):
+        reason = run.exercise.tolerance.reason
+        lines.append(_line("off by", f"{difference:.2g}, more than rounding explains: {reason}"))
+    return lines
+
+
+def _line(label: str, text: str) -> str:
+    return f"  {label:<9} {text}"
+
+
+def number(value: np.generic | float) -> str:
+    """Return a number with as many digits as its type can tell apart."""
+    value = np.asarray(value)[()]
+    return str(value)
+
+
+def _summary(value) -> str:
+    if value.ndim == 0:
+        return number(value)
+    if value.ndim == 1:
+        shape = f"{value.size} element{'s' * (value.size != 1)}"
+    else:
+        shape = " × ".join(map(str, value.shape))
+    if value.size == 0 or (value.ndim > 1 and value.size > 6):
+        return f"{value.dtype}, {shape}"
+    values = np.array2string(value.ravel(), threshold=6, edgeitems=3, separator=", ")
+    return f"{value.dtype}, {shape}: {values}"
+
+
+def _learners_line(attempt: Attempt, error: BaseException) -> str:
+    """Return ", line 4: `while i < n:`" for the learner's innermost line, empty if unknown."""
+    file = python_function(attempt.obj).__code__.co_filename
+    frames: TracebackType | None = error.__traceback__
+    lines = [f.lineno for f in traceback.extract_tb(frames) if f.filename == file]
+    if not lines:
+        return ""
+    return f", line {lines[-1]}: `{linecache.getline(file, lines[-1]).strip()}`"

@@ -1,0 +1,278 @@
+"""Running the learner's object once, on one case, and judging what came out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import course_lib
+from course_lib import simulator
+from course_lib.teach.deadline import TimeUp
+from course_lib.teach.exercise import Case, Exercise
+from course_lib.teach.fences import FencedArray, poison, poisoned_allocation, same_bits
+
+#: Loop iterations without any thread finishing, after which a launch counts as endless. Cases have
+#: a few hundred elements, so that right kernels stay far below.
+MAX_STEPS = 200_000
+
+
+@dataclass
+class Attempt:
+    """One check of one object."""
+
+    exercise: Exercise
+    obj: Callable
+    cases: Sequence[Case]
+    seed: int
+
+
+@dataclass
+class Failure:
+    """The first thing that went wrong, with what is known about it.
+
+    `problem` is one of "raised", "endless", "outside", "input", "returned" and "values".
+    """
+
+    problem: str
+    run: Run
+    text: str = ""
+    error: BaseException | None = None
+    array: str = ""
+    index: tuple[int, ...] = ()
+    wrong: np.ndarray | None = None
+    cause: str = ""
+
+
+class Simulator:
+    """Runs kernels in the simulator, with the threads of a block in a given order."""
+
+    simulated = True
+
+    def __init__(self, order: str, seed: int):
+        self.order, self.seed = order, seed
+
+    def prepare(self, array: FencedArray):
+        """Return the array that a kernel is given."""
+        return array.view
+
+    def launch(self, kernel, grid, block, *arguments):
+        """Run `kernel`, whether a real one or a simulated one, on NumPy arrays."""
+        simulator.run(kernel, grid, block, *arguments)
+
+    def finish(self, array: FencedArray, given) -> None:
+        """Bring what the kernel left in `given` back into `array`."""
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Let every launch inside, also those of a launcher, happen in this simulator."""
+        with contextlib.ExitStack() as stack:
+            options = simulator.options(order=self.order, seed=self.seed, max_steps=MAX_STEPS)
+            stack.enter_context(options)
+            if not course_lib.SIMULATED:
+                stack.enter_context(_real_kernels_simulated())
+            yield
+
+
+class Gpu:
+    """Runs kernels on the GPU, on copies of the arrays, fences included."""
+
+    simulated = False
+    order = "forward"
+
+    @staticmethod
+    def available() -> bool:
+        """Tell whether there is a GPU."""
+        return not course_lib.SIMULATED and course_lib.cuda.is_available()
+
+    def __init__(self):
+        self._buffers = {}
+
+    def prepare(self, array: FencedArray):
+        """Return the array that a kernel is given."""
+        buffer = course_lib.cuda.to_device(array.buffer)
+        self._buffers[id(array)] = buffer
+        return array.middle(buffer)
+
+    def launch(self, kernel, grid, block, *arguments):
+        """Launch `kernel` and wait for it, so that its errors appear here."""
+        kernel[grid, block](*arguments)
+        course_lib.cuda.synchronize()
+
+    def finish(self, array: FencedArray, given) -> None:
+        """Bring what the kernel left in `given` back into `array`."""
+        self._buffers[id(array)].copy_to_host(array.buffer)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Launches go to the GPU by themselves."""
+        yield
+
+
+@contextlib.contextmanager
+def _real_kernels_simulated() -> Iterator[None]:
+    """Send `kernel[grid, block](...)` of real numba kernels to the simulator.
+
+    A launcher starts its kernels itself. On a machine with a GPU they are the real thing, so this
+    is where a wrong one is kept away from the GPU.
+    """
+    from numba.cuda.dispatcher import CUDADispatcher
+
+    def configured(kernel, configuration):
+        grid, block, *rest = configuration
+        shared = rest[1] if len(rest) > 1 else 0
+        return lambda *arguments: simulator.run(kernel, grid, block, *arguments, shared=shared)
+
+    def forall(kernel, count, tpb=0, stream=0, sharedmem=0):
+        block = tpb or 128
+        return configured(kernel, (max(1, -(-count // block)), block, stream, sharedmem))
+
+    saved = {name: getattr(CUDADispatcher, name) for name in ("__getitem__", "forall")}
+    CUDADispatcher.__getitem__, CUDADispatcher.forall = configured, forall
+    try:
+        yield
+    finally:
+        for name, function in saved.items():
+            setattr(CUDADispatcher, name, function)
+
+
+@dataclass
+class Run:
+    """One run on one case. `run.x` is the array called x, as the learner's code gets it.
+
+    Attributes
+    ----------
+    arrays: the fenced arrays, by name: inputs, and for a kernel the outputs.
+    expected, got: the outputs by name; `got` is complete once `execute` has returned.
+    """
+
+    exercise: Exercise
+    case: Case
+    engine: Simulator | Gpu
+    second_poison: bool = False
+    arrays: dict[str, FencedArray] = field(default_factory=dict)
+    expected: dict[str, np.ndarray] = field(default_factory=dict)
+    got: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.expected = self.exercise.expected(self.case)
+        self._given = {}
+        for name, value in self.case.inputs.items():
+            if np.ndim(value):
+                self.arrays[name] = FencedArray(value.shape, value.dtype, value)
+            else:
+                self._given[name] = value
+        if self.exercise.kind == "kernel":
+            dtype = self.exercise.output_dtype(self.case)
+            for name, values in self.expected.items():
+                fill = poison(dtype, self.second_poison)
+                self.arrays[name] = FencedArray(values.shape, dtype, fill)
+        for name, array in self.arrays.items():
+            self._given[name] = self.engine.prepare(array)
+
+    def __getattr__(self, name: str):
+        try:
+            return self.__dict__["_given"][name]
+        except KeyError:
+            raise AttributeError(f"this run has no array {name!r}") from None
+
+    def launch(self, kernel, *arguments) -> None:
+        """Launch `kernel` on the case's grid and block."""
+        self.engine.launch(kernel, self.case.grid, self.case.block, *arguments)
+
+    def execute(self, obj: Callable) -> None:
+        """Run the learner's object and collect the outputs. Lets its errors through."""
+        exercise = self.exercise
+        with self.engine.active(), poisoned_allocation(self.second_poison):
+            if exercise.call is not None:
+                returned = exercise.call(obj, self)
+            elif exercise.kind == "kernel":
+                returned = self.launch(obj, *self._given.values())
+            else:
+                returned = obj(*self._given.values())
+        for name, array in self.arrays.items():
+            self.engine.finish(array, self._given[name])
+        if exercise.kind == "kernel":
+            self.got = {name: self.arrays[name].view for name in exercise.outputs}
+        else:
+            values = returned if isinstance(returned, tuple) else (returned,)
+            if len(values) == len(exercise.outputs):
+                self.got = dict(zip(exercise.outputs, map(_to_numpy, values), strict=True))
+            else:
+                self.got = {exercise.outputs[0]: returned}
+
+
+def _to_numpy(value):
+    """Return an array from whichever library as a NumPy array, anything else as it is."""
+    if hasattr(value, "copy_to_host"):
+        return value.copy_to_host()
+    if hasattr(value, "detach"):
+        return value.detach().cpu().numpy()
+    return value
+
+
+def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failure | None:
+    """Run the object once and return what is wrong, None if nothing is."""
+    run = Run(attempt.exercise, case, engine)
+    try:
+        run.execute(attempt.obj)
+    except TimeUp as error:
+        return Failure("endless", run, error=error)
+    except Exception as error:  # whatever the learner's code raises is the finding
+        return Failure("raised", run, error=error)
+    return _judge(run)
+
+
+def _judge(run: Run) -> Failure | None:
+    for name, array in run.arrays.items():
+        index = array.broken_at()
+        if index is not None:
+            return Failure("outside", run, array=name, index=(index,))
+    for name, value in run.case.inputs.items():
+        if name not in run.arrays:
+            continue
+        changed = ~same_bits(run.arrays[name].view, value)
+        if changed.any():
+            return Failure("input", run, array=name, index=_first(changed), wrong=changed)
+    for name, expected in run.expected.items():
+        failure = _judge_output(run, name, expected)
+        if failure is not None:
+            return failure
+    return None
+
+
+def _judge_output(run: Run, name: str, expected: np.ndarray) -> Failure | None:
+    got = run.got.get(name)
+    dtype = run.exercise.output_dtype(run.case)
+    if not isinstance(got, np.ndarray | np.generic):
+        what = "nothing (None): is the return missing?" if got is None else f"a {_kind(got)}"
+        return Failure("returned", run, array=name, text=f"it returned {what}")
+    if got.shape != expected.shape:
+        text = f"{name} has shape {got.shape}, and should have {expected.shape}"
+        return Failure("returned", run, array=name, text=text)
+    if got.dtype != dtype:
+        text = f"{name} is {got.dtype}, and should be {dtype}"
+        return Failure("returned", run, array=name, text=text)
+    wrong = ~close(run, expected, got)
+    if wrong.any():
+        return Failure("values", run, array=name, index=_first(wrong), wrong=wrong)
+    return None
+
+
+def close(run: Run, expected: np.ndarray, got: np.ndarray) -> np.ndarray:
+    """Return where `got` is within the exercise's tolerance. NaN is close to nothing."""
+    inputs = [a.view for name, a in run.arrays.items() if name in run.case.inputs]
+    allowed = run.exercise.tolerance.allowed(expected, inputs)
+    got = got.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return (got == expected) | (np.abs(got - expected) <= allowed)
+
+
+def _first(mask: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(np.flatnonzero(mask)[0], mask.shape))
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

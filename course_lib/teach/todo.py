@@ -1,0 +1,74 @@
+"""`TODO`: what stands where the learner's code will go."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+
+from course_lib.teach.exercise import python_function
+
+
+class _Todo:
+    """The one `TODO`. It has no value, so using it as a number says what is missing."""
+
+    def __repr__(self) -> str:
+        return "TODO"
+
+    def _not_a_number(self, *_args):
+        raise TypeError("this is still TODO: put your own code in its place")
+
+    __float__ = __int__ = __index__ = __bool__ = __call__ = __getitem__ = _not_a_number
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _not_a_number
+    __truediv__ = __rtruediv__ = __lt__ = __le__ = __gt__ = __ge__ = _not_a_number
+
+
+TODO = _Todo()
+
+
+def contains_todo(obj: object) -> bool:
+    """Tell whether `obj`, or a function that it calls or defines, still holds `TODO`.
+
+    Nothing is run: the names in the code are enough.
+    """
+    if obj is TODO:
+        return True
+    function = python_function(obj)
+    if not isinstance(function, types.FunctionType):
+        return False
+    return any(_names_todo(each) for each in _with_helpers(function, set()))
+
+
+def _with_helpers(function: types.FunctionType, seen: set[int]) -> Iterator[types.FunctionType]:
+    """Yield `function` and the functions of the same file that it refers to, each once."""
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    yield function
+    for _, value in _references(function):
+        helper = python_function(value)
+        # Course and library functions are finished; only the learner's own can hold TODO.
+        if isinstance(helper, types.FunctionType) and helper.__module__ == function.__module__:
+            yield from _with_helpers(helper, seen)
+
+
+def _references(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    """Yield the names that `function` and the code inside it use, each with its value."""
+    for code in _codes(function.__code__):
+        for name in code.co_names:
+            yield name, function.__globals__.get(name)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # the variable has no value yet
+            yield name, None
+
+
+def _names_todo(function: types.FunctionType) -> bool:
+    return any(name == "TODO" or value is TODO for name, value in _references(function))
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
