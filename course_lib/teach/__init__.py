@@ -1,15 +1,13 @@
 """What the notebooks use: exercises that are checked, hints, solutions and progress.
 
-    from course_lib.teach import TODO, check, hint, progress, show, solution, use
+    from course_lib.teach import TODO, check, hint, progress, solution, use
 
 `check("relu", relu)` runs your own kernel on many inputs and says what is wrong;
 `hint("relu")` helps a little more each time; `solution("relu")` shows the finished code;
-`progress()` draws what you have solved; `use("relu", relu)` is your kernel once it passed;
-`show(figure, alt)` shows a picture together with a description of it.
+`progress()` draws what you have solved; `use("relu", relu)` is your kernel once it has passed.
 """
 
 from course_lib.teach.checking import check, use
-from course_lib.teach.display import show
 from course_lib.teach.exercise import UnknownExercise
 from course_lib.teach.help import hint, progress, solution
 from course_lib.teach.report import CheckFailed
@@ -22,7 +20,6 @@ __all__ = [
     "check",
     "hint",
     "progress",
-    "show",
     "solution",
     "use",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 
 
@@ -28,34 +27,3 @@ def show_rich(text: str, *, markdown: str | None = None, html: str | None = None
     if html is not None:
         bundle["text/html"] = html
     display(bundle, raw=True)
-
-
-def show(figure, alt: str) -> None:
-    """Show a matplotlib figure with `alt`, the sentence that says what can be seen in it.
-
-    The description is stored with the picture, for readers who can't see it, and is what is
-    printed outside notebooks. The figure is closed.
-
-    Raises
-    ------
-    ValueError: the description is empty.
-    """
-    if not alt.strip():
-        raise ValueError("alt must say what the picture shows")
-    import matplotlib.pyplot as plt
-
-    if in_notebook():
-        from IPython.display import display
-
-        # No software version inside, so that the same figure gives the same bytes.
-        png = io.BytesIO()
-        figure.savefig(png, format="png", bbox_inches="tight", metadata={"Software": None})
-        display(
-            {"image/png": png.getvalue(), "text/plain": alt},
-            metadata={"image/png": {"alt": alt}},
-            raw=True,
-        )
-    else:
-        print(alt)
-    # An open figure would be shown again by the inline backend when the cell ends.
-    plt.close(figure)

@@ -1,34 +1,53 @@
-"""Lesson 00: the first kernel."""
+"""Lesson 00: the first kernel.
+
+| exercise | the kernel gets | what is new |
+|---|---|---|
+| negative | x, y of (n_rows, n_cols), float32 | a thread asks which pixel is its own |
+"""
+
+import numpy as np
 
 from course_lib import cuda
-from course_lib.teach.cases import numbers
-from course_lib.teach.exercise import EXACT, Exercise, case
+from course_lib.teach.exercise import Exercise, Tolerance, case
 
 
 @cuda.jit
-def double(x, y):
-    i = cuda.grid(1)
-    y[i] = x[i] + x[i]
+def negative(x, y):
+    col, row = cuda.grid(2)
+    y[row, col] = np.float32(1) - x[row, col]
 
 
-def _cases(rng):
-    # As many threads as elements: the guard is the subject of lesson 01.
-    launches = [(1, 1), (1, 2), (1, 5), (5, 1), (1, 33), (3, 31), (4, 32), (2, 100)]
-    return [case(grid, block, x=numbers(rng, grid * block)) for grid, block in launches]
+def _negative_cases(rng):
+    # As many threads as pixels: the guard is the subject of lesson 01. Grids and blocks are given
+    # as (along the columns, along the rows), and most pictures are not square.
+    launches = [
+        ((1, 1), (1, 1)),
+        ((1, 1), (2, 1)),
+        ((1, 1), (1, 3)),
+        ((2, 1), (2, 3)),
+        ((1, 3), (4, 1)),
+        ((2, 2), (3, 5)),
+        ((3, 2), (8, 4)),
+        ((2, 2), (8, 8)),
+    ]
+    return [
+        case(grid, block, x=rng.beta(1, 2, (grid[1] * block[1], grid[0] * block[0])).astype("f4"))
+        for grid, block in launches
+    ]
 
 
-DOUBLE = Exercise(
-    name="double",
-    title="One thread, one element",
-    solution=double,
-    reference=lambda x: 2 * x,
-    cases=_cases,
-    tolerance=EXACT,
+NEGATIVE = Exercise(
+    name="negative",
+    title="The negative of a picture",
+    solution=negative,
+    reference=lambda x: 1 - x,
+    cases=_negative_cases,
+    tolerance=Tolerance(0.0, 1e-7, "one subtraction, rounded once to float32"),
     hints=(
-        "Each thread handles one element. Which one? `cuda.grid(1)` gives a thread its number "
-        "among all threads of the launch.",
-        "Put that number in a variable `i`. The thread reads `x[i]` and writes `y[i]`. There is "
-        "no loop: the launch starts one thread for each element.",
-        "```python\ni = cuda.grid(1)\ny[i] = ...  # x[i], doubled\n```",
+        "There is no loop to write. A thread handles one pixel, and `row` and `col` already say "
+        "which. What is black, 0, shall become 1, and what is white, 1, shall become 0.",
+        "The thread reads `x[row, col]`, subtracts it from 1, and writes the result to the same "
+        "place in `y`.",
+        "```python\ny[row, col] = 1 - ...  # the same place in x\n```",
     ),
 )

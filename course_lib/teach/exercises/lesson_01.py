@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from course_lib import cuda
+from course_lib import cuda, reference
 from course_lib.teach.cases import GUARDED, numbers, spread
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 
@@ -32,15 +32,11 @@ def _relu_cases(rng):
     return [case(grid, block, x=spread(rng, n)) for n, grid, block in GUARDED]
 
 
-def _relu(x):
-    return np.maximum(x, 0)
-
-
 RELU = Exercise(
     name="relu",
     title="ReLU with a guard",
     solution=relu,
-    reference=_relu,
+    reference=reference.relu,
     cases=_relu_cases,
     tolerance=EXACT,
     hints=(
@@ -69,7 +65,7 @@ RELU_GRID_STRIDE = Exercise(
     name="relu_grid_stride",
     title="Any number of threads",
     solution=relu_grid_stride,
-    reference=_relu,
+    reference=reference.relu,
     cases=_grid_stride_cases,
     tolerance=EXACT,
     hints=(
@@ -151,16 +147,11 @@ def _sigmoid_cases(rng):
     ]
 
 
-def _sigmoid(x):
-    e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1, e) / (1 + e)
-
-
 SIGMOID = Exercise(
     name="sigmoid",
     title="Sigmoid that doesn't overflow",
     solution=sigmoid,
-    reference=_sigmoid,
+    reference=reference.sigmoid,
     cases=_sigmoid_cases,
     tolerance=Tolerance(2e-6, 2.4e-7, "a few float32 roundings of numbers near 1"),
     hints=(
@@ -192,20 +183,15 @@ def _swish_cases(rng):
     ]
 
 
-def _swish_backward(dy, x):
-    s = _sigmoid(x)
-    return dy * (s + x * s * (1 - s))
-
-
 SWISH_BACKWARD = Exercise(
     name="swish_backward",
     title="The gradient of swish",
     solution=swish_backward,
-    reference=_swish_backward,
+    reference=reference.swish_backward,
     cases=_swish_cases,
     tolerance=Tolerance(1e-5, 1e-5, "1 - s loses digits in float32 when s is near 1"),
     outputs=("dx",),
-    primal=lambda x: x * _sigmoid(x),
+    primal=reference.swish,
     hints=(
         "Swish is `x * s` with `s = sigmoid(x)`, a product, and `x` is in both factors. The "
         "gradient that comes in, `dy`, multiplies everything.",
