@@ -11,7 +11,8 @@ STAMP := $(VENV)/.installed
 
 # Tests share few cores with their kernels' worker threads; more threads make them slower.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-NBVAL := --nbval-lax --nbval-cell-timeout=120 -p no:cacheprovider
+# A notebook that is tested leaves your own progress alone.
+NBVAL := COURSE_LIB_PROGRESS=$$(mktemp -d)/progress.json $(PYTEST) --nbval-lax
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab test lint doctor notebooks readme
@@ -38,8 +39,8 @@ lab: setup  ## open the first lesson in JupyterLab (LAB_ARGS=--no-browser: print
 
 test: setup lint  ## run every test and every notebook
 	$(PYTEST) tests $(PYTEST_ARGS)
-	$(PYTEST) $(NBVAL) notebooks/*.ipynb
-	COURSE_LIB_STRICT=1 $(PYTEST) $(NBVAL) notebooks/solutions/*.ipynb
+	$(NBVAL) notebooks/*.ipynb
+	COURSE_LIB_STRICT=1 $(NBVAL) notebooks/solutions/*.ipynb
 
 lint: setup  ## check the style of the code
 	$(BIN)/ruff check .

@@ -23,3 +23,14 @@ def _why_no_gpu():
     if os.environ.get(device.SIMULATOR_VARIABLE) == "1":
         return f"{device.SIMULATOR_VARIABLE}=1: kernels run in the simulator"
     return None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _progress_of_tests(tmp_path_factory):
+    """Tests solve exercises too; what they record is not what a learner solved."""
+    before = os.environ.get("COURSE_LIB_PROGRESS")
+    os.environ["COURSE_LIB_PROGRESS"] = str(tmp_path_factory.mktemp("progress") / "progress.json")
+    yield
+    del os.environ["COURSE_LIB_PROGRESS"]
+    if before is not None:
+        os.environ["COURSE_LIB_PROGRESS"] = before

@@ -34,6 +34,7 @@ REQUIREMENTS = {
 TOOLKIT = {"nvvm": "nvidia-nvvm", "nvJitLink": "nvidia-nvjitlink", "nvrtc": "nvidia-cuda-nvrtc"}
 #: What is imported for a try, each in a process of its own: a crash there is only a fact here.
 TRIED_IMPORTS = {"torch": "import torch, torchvision", "numba": "import numba.cuda"}
+ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = ("COURSE_LIB_SIMULATOR", "NUMBA_ENABLE_CUDASIM", "CUDA_VISIBLE_DEVICES")
 
 
@@ -112,11 +113,12 @@ def installed_version(package):
 
 
 def _short(executable):
-    # Relative where it lies below this folder: shorter to read, and right to type.
-    try:
-        return str(Path(executable).relative_to(Path.cwd()))
-    except ValueError:
-        return executable
+    # Relative where it lies in the project, and with ~ below the home folder: shorter to read,
+    # right to type, and a notebook that is stored with it tells nothing of whose machine it was.
+    for folder, sign in ((ROOT, Path()), (Path.home(), Path("~"))):
+        if Path(executable).is_relative_to(folder):
+            return str(sign / Path(executable).relative_to(folder))
+    return executable
 
 
 def _torch_cuda():

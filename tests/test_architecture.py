@@ -1,0 +1,145 @@
+"""Imports run one way; see "Where things live" in CONTRIBUTING.md."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "course_lib"
+
+#: What each part of the package may import of the others, beside itself. `course_lib` stands for
+#: what the package itself exports: `cuda`, `device`, `SIMULATED`.
+FLOORS = {
+    "simulator": set(),
+    "reference": set(),
+    "plot": set(),
+    "data": set(),
+    "results_table": set(),
+    "runtime": {"course_lib", "simulator"},
+    "course_lib": {"simulator", "runtime"},
+    "kernels": {"course_lib", "simulator", "runtime"},
+    "ops": {"course_lib", "simulator", "runtime", "kernels"},
+    "nn": {"course_lib", "runtime", "kernels", "ops"},
+    "optim": {"course_lib", "runtime", "kernels", "ops"},
+    "models": {"course_lib", "runtime", "ops", "nn", "optim"},
+    "train": {"course_lib", "runtime", "ops", "nn", "optim", "models", "data"},
+    "bench": {"course_lib", "runtime"},
+    "teach": {"course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot"},
+    "doctor": {"runtime"},
+    "__main__": {"cli"},
+}
+#: The top floor: may import everything that is not for notebooks alone.
+FLOORS["cli"] = {"course_lib", *FLOORS} - {"teach", "__main__"}
+
+#: What these may import from outside, beside Python's own library.
+OUTSIDE = {
+    "reference": {"numpy"},
+    "plot": {"matplotlib", "numpy", "IPython"},  # which shows a picture in a notebook
+    "simulator": {"numpy", "greenlet", "ml_dtypes", "numba"},
+    "course_lib": {"numba"},
+    "doctor": {"cuda"},  # which finds the toolkit's libraries
+    "cli": set(),
+    "results_table": set(),
+}
+#: What these must not import, wherever in the file.
+FORBIDDEN = {"kernels": {"torch", "torchvision"}, "runtime": {"torchvision"}}
+
+
+def part_of(path):
+    """The part of the package that the file at `path` belongs to."""
+    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "course_lib" if first == "__init__" else first
+
+
+def imported(tree, module):
+    """Every dotted name that is imported anywhere in `tree`, the syntax tree of `module`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            source = node.module or ""
+            if node.level:
+                above = module.split(".")[: -node.level]
+                source = ".".join([*above, source] if source else above)
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute | ast.Name)
+            and "import_module" in ast.unparse(node.func)
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield node.args[0].value
+
+
+def faults(path, text):
+    """What is wrong with the imports of the file at `path` that holds `text`, as sentences."""
+    part = part_of(path)
+    parts = list(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    for name in imported(ast.parse(text), ".".join(parts)):
+        top, *rest = name.split(".")
+        if top == "course_lib":
+            # A name that is no part of the package is one that the package exports.
+            target = rest[0] if rest and rest[0] in FLOORS and rest[0] != "course_lib" else top
+            if target != part and target not in FLOORS[part]:
+                yield f"{part} must not import {target} ({name})"
+        elif top in FORBIDDEN.get(part, ()):
+            yield f"{part} must not import {top}"
+        elif part in OUTSIDE and top not in sys.stdlib_module_names | OUTSIDE[part]:
+            yield f"{part} must not need {top}"
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_every_part_has_its_floor():
+    assert {part_of(path) for path in FILES} <= FLOORS.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_one_way(path):
+    assert list(faults(path, path.read_text(encoding="utf-8"))) == []
+
+
+def test_no_part_stands_above_itself():
+    def above(part, seen=()):
+        assert part not in seen, f"a circle: {' -> '.join([*seen, part])}"
+        for other in FLOORS[part] - {"course_lib"}:
+            above(other, (*seen, part))
+
+    for part in FLOORS:
+        above(part)
+
+
+@pytest.mark.parametrize("file, line", [
+    ("kernels/softmax.py", "import torch"),
+    ("kernels/softmax.py", "def f():\n    from torch import nn"),
+    ("kernels/softmax.py", "from course_lib import ops"),
+    ("kernels/softmax.py", "from .. import nn"),
+    ("simulator/engine.py", "from course_lib.runtime import device"),
+    ("simulator/engine.py", "from course_lib import cuda"),
+    ("simulator/engine.py", "import matplotlib"),
+    ("runtime/launch.py", "import course_lib.kernels.softmax"),
+    ("runtime/launch.py", "import importlib; importlib.import_module('course_lib.teach')"),
+    ("reference.py", "from course_lib import kernels"),
+    ("reference.py", "import scipy.special"),
+    ("plot/basic.py", "from ..bench import find"),
+    ("cli.py", "from course_lib import teach"),
+    ("train.py", "from course_lib.cli import main"),
+    ("__init__.py", "import torch"),
+])
+def test_a_wrong_import_is_seen(file, line):
+    assert len(list(faults(PACKAGE / file, line))) == 1
+
+
+@pytest.mark.parametrize("file, line", [
+    ("kernels/softmax.py", "from course_lib import cuda, device"),
+    ("kernels/softmax.py", "from course_lib.runtime import launch"),
+    ("simulator/engine.py", "from . import errors"),
+    ("simulator/engine.py", "from course_lib.simulator.errors import Deadlock"),
+    ("plot/basic.py", "import numpy as np\nfrom .picture import Picture\nimport math"),
+    ("bench.py", "import torch"),
+])
+def test_a_right_import_is_left_alone(file, line):
+    assert list(faults(PACKAGE / file, line)) == []

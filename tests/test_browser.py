@@ -1,0 +1,193 @@
+"""A learner's first minutes: `make lab`, a real browser, and the first lesson run to its end.
+
+The lesson runs in a copy of the course, so that nothing here changes a tracked file. Set
+COURSE_SCREENSHOTS to a folder to keep the pictures this test takes.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# Everything a browser would otherwise ask the network for; as root it needs --no-sandbox.
+BROWSER_ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+SECONDS = 1000  # Playwright counts in milliseconds
+
+pytestmark = pytest.mark.timeout(420)
+
+RUN_ALL = """async () => {
+    const app = window.jupyterapp;
+    await app.shell.currentWidget.context.sessionContext.ready;
+    await app.commands.execute('notebook:run-all-cells');
+}"""
+OUTPUTS = """() => window.jupyterapp.shell.currentWidget.content.widgets.map((cell, index) => ({
+    index,
+    type: cell.model.type,
+    source: cell.model.sharedModel.getSource(),
+    count: cell.model.type === 'code' ? cell.model.executionCount : null,
+    outputs: cell.model.type === 'code' ? cell.model.outputs.toJSON() : [],
+}))"""
+SHOW_PICTURES = """async (index) => {
+    const notebook = window.jupyterapp.shell.currentWidget.content;
+    await notebook.scrollToItem(index, 'smart');
+    const images = [...notebook.widgets[index].node.querySelectorAll('.jp-OutputArea img')];
+    await Promise.all(images.map(image => image.decode()));
+    images.forEach(image => image.scrollIntoView());
+    return images.map(image => ({
+        width: image.naturalWidth,
+        shown: image.getBoundingClientRect().width * image.getBoundingClientRect().height,
+        alt: image.alt,
+    }));
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser_path():
+    found = [path for path in map(shutil.which, BROWSERS) if path]
+    if not found:
+        pytest.skip(f"no browser here: none of {', '.join(BROWSERS)} is installed")
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def screenshots(tmp_path_factory):
+    folder = os.environ.get("COURSE_SCREENSHOTS")
+    folder = Path(folder) if folder else tmp_path_factory.mktemp("screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lab(browser_path, tmp_path_factory):
+    """The address that `make lab` prints, in a copy of the course, for a user new to Jupyter."""
+    pytest.importorskip("jupyterlab")
+    course = tmp_path_factory.mktemp("course")
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy2(ROOT / name, course / name)
+    for name in (".jupyter", "course_lib", "data", "notebooks"):
+        ignored = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "workspaces")
+        shutil.copytree(ROOT / name, course / name, ignore=ignored)
+    home = tmp_path_factory.mktemp("home")
+    new_user = {f"JUPYTER_{kind}_DIR": str(home / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
+    log = home / "log"
+    # This test runs where the course is installed, wherever that is: nothing is to be set up.
+    command = [
+        "make",
+        f"--old-file={sys.prefix}/.installed",
+        "lab",
+        f"VENV={sys.prefix}",
+        "LAB_ARGS=--no-browser --port=0 --expose-app-in-browser",
+    ]
+    environment = {**os.environ, **new_user, "PYTHONPATH": str(course), "IPYTHONDIR": str(home)}
+    environment |= {"COURSE_LIB_PROGRESS": str(home / "progress.json")}
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=course,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield _address(process, log)
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _address(process, log):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        found = re.search(r"http://127\.0\.0\.1:\d+/\S*\?token=\w+", log.read_text())
+        if found:
+            return found[0]
+        time.sleep(0.1)
+    raise AssertionError(f"`make lab` printed no address:\n{log.read_text()}")
+
+
+@pytest.fixture
+def page(browser_path, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as tool:
+        browser = tool.chromium.launch_persistent_context(
+            tmp_path / "user",
+            executable_path=browser_path,
+            headless=True,
+            args=BROWSER_ARGUMENTS,
+            viewport={"width": 1400, "height": 1000},
+        )
+        yield browser.pages[0]
+        browser.close()
+
+
+def open_notebook(page, address):
+    page.goto(address, timeout=60 * SECONDS)
+    # Notebooks left open before come back first, so it is this one that is waited for.
+    path = re.search(r"/lab/tree/([^?]*)", address)[1]
+    page.wait_for_function(
+        "path => window.jupyterapp?.shell.currentWidget?.context?.path === path",
+        arg=path,
+        timeout=60 * SECONDS,
+    )
+    page.locator(".jp-NotebookPanel:visible .jp-Cell").first.wait_for(timeout=60 * SECONDS)
+
+
+def test_make_lab_opens_the_first_notebook_and_nothing_else(lab, page, screenshots):
+    assert "/lab/tree/notebooks/00_start_here.ipynb?token=" in lab
+    open_notebook(page, lab)
+    page.wait_for_timeout(3 * SECONDS)  # news and updates would be offered only after a while
+    page.screenshot(path=screenshots / "first.png")
+    assert page.locator(".jp-Dialog").count() == 0
+    assert page.locator(".Toastify__toast").count() == 0
+    listed = page.locator(".jp-DirListing-itemName").all_inner_texts()
+    assert "00_start_here.ipynb" in listed and "solutions" in listed
+    assert "src" not in listed and "build.py" not in listed
+
+
+def test_the_first_lesson_runs_from_end_to_end(lab, page, screenshots):
+    open_notebook(page, lab.replace("00_start_here", "01_threads_and_memory"))
+    page.set_default_timeout(240 * SECONDS)
+    page.evaluate(RUN_ALL)
+    cells = page.evaluate(OUTPUTS)
+    code = [cell for cell in cells if cell["type"] == "code" and cell["source"].strip()]
+    assert code and all(cell["count"] is not None for cell in code)
+    errors = [
+        f"{output['ename']}: {output['evalue']} in\n{cell['source']}"
+        for cell in code
+        for output in cell["outputs"]
+        if output["output_type"] == "error"
+    ]
+    assert not errors, "\n\n".join(errors)
+
+    page.screenshot(path=screenshots / "lesson.png")
+    pictures = []
+    for cell in code:
+        if any("image/png" in output.get("data", {}) for output in cell["outputs"]):
+            shown = page.evaluate(SHOW_PICTURES, cell["index"])
+            page.screenshot(path=screenshots / f"lesson_cell_{cell['index']:02}.png")
+            assert shown, f"no picture is shown below\n{cell['source']}"
+            pictures += shown
+    assert pictures, "the lesson shows no picture"
+    assert all(p["width"] > 100 and p["shown"] > 100 * 100 for p in pictures), pictures
+    assert all(p["alt"] for p in pictures), "a picture says nothing to those who cannot see it"
