@@ -1,0 +1,70 @@
+"""Put our simulator under numba-cuda's test suite, in a process of its own.
+
+The stock simulator stays loaded: it makes the rest of `numba.cuda` importable without a GPU, and
+the tests use parts of it (`testing`, `config`, `types`). Every public name that our `numba.cuda`
+has takes the place of the stock one, so that the kernels of the tests are ours.
+"""
+
+import importlib
+import os
+import tomllib
+import types
+import unittest
+from pathlib import Path
+
+DIFFERENCES = Path(__file__).with_name("stock_suite_differences.toml")
+# Submodules whose names the tests import one by one.
+SUBMODULES = ("random", "cudadrv.devicearray", "vector_types", "libdevice", "args")
+
+
+def apply():
+    """Replace the stock simulator's names by ours.
+
+    Returns a function that tells how many kernels our simulator has launched so far.
+    """
+    # `course_lib` itself must not hook `numba.cuda`: the tests need the stock package around it.
+    os.environ["COURSE_LIB_SIMULATOR"] = "0"
+    stock = importlib.import_module("numba.cuda")
+    simulator = importlib.import_module("course_lib.simulator")
+    replace(stock, simulator.cuda)
+    for name in SUBMODULES:
+        ours = simulator.cuda
+        for part in name.split("."):
+            ours = getattr(ours, part, None)
+        if ours is not None:
+            replace(importlib.import_module(f"numba.cuda.{name}"), ours)
+    lift_skips(importlib.import_module("numba.cuda.testing"))
+    return count_launches()
+
+
+def replace(stock, ours):
+    """Copy the public names of `ours` over those of `stock`, except whole modules."""
+    for name in dir(ours):
+        if not name.startswith("_"):
+            value = getattr(ours, name)
+            if not isinstance(value, types.ModuleType):
+                setattr(stock, name, value)
+
+
+def lift_skips(testing):
+    """Run what the stock simulator can't, except for what no simulator has (see the data file)."""
+    data = tomllib.loads(DIFFERENCES.read_text())
+    kept = {text for group in data["skipped"] for text in group.get("stock_reasons", [])}
+
+    def skip_on_cudasim(reason):
+        return unittest.skip(reason) if reason in kept else lambda test: test
+
+    testing.skip_on_cudasim = skip_on_cudasim
+
+
+def count_launches():
+    """Make our scheduler count; returns the function that reads the counter."""
+    engine = importlib.import_module("course_lib.simulator.engine")
+    run, launches = engine.Launch.run, []
+
+    def counted(launch):
+        launches.append(launch.name)
+        return run(launch)
+
+    engine.Launch.run = counted
+    return launches.__len__
