@@ -1,0 +1,244 @@
+"""Measure kernels beside their peers, and keep the records.
+
+Device time comes from CUDA events around replays of a captured graph, so that the host's share is
+left out; host time from a clock around many calls. The two are never mixed. Candidates take turns
+within every round (interleaved), so that a drifting clock meets them all alike, and each walks
+through several sets of buffers, so that a tensor isn't found in the L2 cache by luck.
+
+A record says on what device, with which versions, when, by which command and from which kernel
+sources it was measured; notebooks and README draw from it.
+"""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from course_lib.runtime import device
+
+RESULTS_FOLDER = Path(__file__).resolve().parent.parent / "data" / "results"
+_PACKAGES = ("torch", "triton", "numba", "numba-cuda", "numpy")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of one call: the median of the rounds, and their quartiles."""
+
+    microseconds: float
+    quartiles: tuple[float, float]
+
+    @classmethod
+    def of(cls, samples):
+        """From microseconds per call, one for each round."""
+        low, _, high = statistics.quantiles(samples, n=4)
+        return cls(statistics.median(samples), (low, high))
+
+
+def device_times(candidates, *, calls=20, rounds=30):
+    """Time spent on the GPU, by label.
+
+    candidates  {label: function(i)}; the function enqueues one call, on buffer set `i` of its own
+                choosing, on the current stream, and must be capturable in a CUDA graph
+    calls       calls in one captured graph, with i = 0, 1, …
+    rounds      timed replays of each graph, candidates taking turns
+
+    Returns {label: Timing}.
+    """
+    import torch
+
+    graphs = {label: _capture(function, calls) for label, function in candidates.items()}
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    samples = {label: [] for label in candidates}
+    for turn in range(rounds + 2):
+        for label, graph in graphs.items():
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if turn >= 2:  # the first two warm up
+                samples[label].append(start.elapsed_time(end) * 1e3 / calls)
+    return {label: Timing.of(found) for label, found in samples.items()}
+
+
+def _capture(function, calls):
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for i in range(calls):
+            function(i)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(calls):
+            function(i)
+    return graph
+
+
+def host_times(candidates, *, calls=200, rounds=30):
+    """Time the host spends on enqueueing one call, by label; the device is waited for between.
+
+    Keep `calls` under the depth of the launch queue (about 1,000), or the host waits for the GPU.
+    """
+    import torch
+
+    samples = {label: [] for label in candidates}
+    for turn in range(rounds + 2):
+        for label, function in candidates.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                function()
+            elapsed = time.perf_counter() - start
+            if turn >= 2:
+                samples[label].append(elapsed * 1e6 / calls)
+    torch.cuda.synchronize()
+    return {label: Timing.of(found) for label, found in samples.items()}
+
+
+def buffer_sets(n_bytes, *, index=0, most=24):
+    """How many sets of buffers of `n_bytes` make a round outgrow the L2 cache three times."""
+    return max(1, min(most, -(-3 * device.properties(index).l2_bytes // max(n_bytes, 1)) + 1))
+
+
+def row(label, kind, timing, n_bytes, copy):
+    """One line of a record. `kind` is "ours" or "peer"; `copy` the Timing of an equal copy."""
+    return {
+        "label": label,
+        "kind": kind,
+        "microseconds": round(timing.microseconds, 3),
+        "quartiles": [round(q, 3) for q in timing.quartiles],
+        "gbps": round(n_bytes / timing.microseconds / 1e3, 1),
+        "percent_of_copy": round(100 * copy.microseconds / timing.microseconds, 1),
+    }
+
+
+def make_record(name, shape, dtype, n_bytes, copy, rows, kernel_hash, command):
+    """A record in the form `save_records` keeps; `copy` is the Timing of an equal-sized copy."""
+    return {
+        "name": name,
+        "shape": list(shape),
+        "dtype": dtype,
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
+        "command": command,
+        "kernel_hash": kernel_hash,
+        "versions": versions(),
+        "bytes": n_bytes,
+        "copy_microseconds": round(copy.microseconds, 3),
+        "copy_gbps": round(n_bytes / copy.microseconds / 1e3, 1),
+        "rows": rows,
+    }
+
+
+def versions():
+    """Versions of everything that bears on a measurement."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        found["torch_cuda"] = torch.version.cuda
+        found["cudnn"] = torch.backends.cudnn.version()
+    return found
+
+
+def commit():
+    """The project's commit, with "+" when files differ from it; "unknown" outside git."""
+    if named := os.environ.get("COURSE_LIB_COMMIT"):
+        return named
+    folder = RESULTS_FOLDER.parent
+    try:
+        command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+        found = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return found.stdout.strip() or "unknown"
+
+
+def device_facts(index=0):
+    """What a record says of the GPU it was measured on."""
+    found = device.properties(index)
+    version = device.driver_version()
+    return {
+        "name": found.name,
+        "compute_capability": list(found.compute_capability),
+        "multiprocessors": found.multiprocessors,
+        "l2_bytes": found.l2_bytes,
+        "memory_bytes": found.total_bytes,
+        "driver_cuda": f"{version[0]}.{version[1]}",
+        "driver": _driver_release(),
+    }
+
+
+def _driver_release():
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return "unknown"
+    found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
+    return found.group() if found else "unknown"
+
+
+def results_path(name):
+    """Where the records of the device called `name` are kept."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return RESULTS_FOLDER / f"{slug}.json"
+
+
+def save_records(records, *, folder=None, index=0):
+    """Add `records` to this device's file; one of the same name, shape and dtype is replaced.
+
+    Returns the file's path. `folder` stands in for data/results.
+    """
+    facts = device_facts(index)
+    path = results_path(facts["name"])
+    if folder is not None:
+        path = Path(folder) / path.name
+    held = json.loads(path.read_text())["records"] if path.exists() else []
+    fresh = {_identity(record) for record in records}
+    held = [record for record in held if _identity(record) not in fresh] + list(records)
+    held.sort(key=_identity)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"device": facts, "records": held}, indent=1) + "\n")
+    os.replace(temporary, path)
+    return path
+
+
+def _identity(record):
+    return record["name"], record["dtype"], record["shape"] and tuple(record["shape"])
+
+
+def load_records(name=None):
+    """{"device": …, "records": […]} of the device called `name`, or of the only one recorded.
+
+    Returns None where nothing is recorded. With several devices and no name: the one here if it
+    is among them, else the first.
+    """
+    if name is not None:
+        path = results_path(name)
+        return json.loads(path.read_text()) if path.exists() else None
+    if device.count() and (here := load_records(device.properties().name)):
+        return here
+    paths = sorted(RESULTS_FOLDER.glob("*.json"))
+    return json.loads(paths[0].read_text()) if paths else None
+
+
+def find(records, **wanted):
+    """The records whose fields equal `wanted`, e.g. ``find(r, name="relu.forward")``."""
+    wanted = {key: list(v) if isinstance(v, tuple) else v for key, v in wanted.items()}
+    return [r for r in records["records"] if all(r.get(k) == v for k, v in wanted.items())]

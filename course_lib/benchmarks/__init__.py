@@ -1,0 +1,1 @@
+"""What `python -m course_lib bench` measures: one file per operation."""

@@ -1,0 +1,109 @@
+"""Activations on a GPU: our rungs beside PyTorch eager, torch.compile and a copy."""
+
+import functools
+import math
+
+import numpy as np
+import torch
+
+from course_lib import bench, reference
+from course_lib.kernels import activation
+from course_lib.runtime.fingerprint import fingerprint
+
+SHAPES = [(128, 200), (32, 64, 28, 28), (32, 256, 14, 14), (1024, 10000), (16384, 8192)]
+DTYPES = ("float32", "bfloat16")
+_aten = torch.ops.aten
+_FORWARD_PEERS = {
+    "relu": lambda x, out: torch.clamp_min(x, 0, out=out),
+    "sigmoid": lambda x, out: torch.sigmoid(x, out=out),
+    "swish": lambda x, out: _aten.silu.out(x, out=out),
+}
+_BACKWARD_PEERS = {
+    "relu": lambda dy, y, out: _aten.threshold_backward.grad_input(dy, y, 0, grad_input=out),
+    "sigmoid": lambda dy, y, out: _aten.sigmoid_backward.grad_input(dy, y, grad_input=out),
+    "swish": lambda dy, x, out: _aten.silu_backward.grad_input(dy, x, grad_input=out),
+}
+# The largest error allowed before anything is timed, relative to the largest |y|.
+_TOLERANCE = {"float32": 1e-6, "bfloat16": 8e-3, "float16": 1e-3}
+
+
+def run(*, shapes=SHAPES, dtypes=DTYPES, rounds=30, progress=lambda cases: cases):
+    """Check, then time, every activation, direction, shape and dtype. Returns records."""
+    cases = [
+        (operation, direction, tuple(shape), dtype)
+        for shape in shapes
+        for dtype in dtypes
+        for operation in activation.OPERATIONS.values()
+        for direction in ("forward", "backward")
+    ]
+    return [_measure(*case, rounds) for case in progress(cases)]
+
+
+def _measure(operation, direction, shape, dtype, rounds):
+    n_inputs = 1 if direction == "forward" else 2
+    n = math.prod(shape)
+    n_bytes = (n_inputs + 1) * n * getattr(torch, dtype).itemsize
+    sets = bench.buffer_sets(n_bytes)
+    inputs = [_inputs(operation, direction, shape, dtype) for _ in range(sets)]
+    outputs = [torch.empty_like(inputs[0][0]) for _ in range(sets)]
+    if direction == "forward":
+        ours, variants = operation.forward, operation.VARIANTS
+        peer, truth = _FORWARD_PEERS[operation.name], getattr(reference, operation.name)
+    else:
+        ours, variants = operation.backward, operation.BACKWARD_VARIANTS
+        peer = _BACKWARD_PEERS[operation.name]
+        truth = getattr(reference, f"{operation.name}_backward")
+    compiled = torch.compile(functools.partial(_out_of_place, peer), dynamic=False)
+    candidates = {
+        variant: lambda i, variant=variant: ours(
+            *inputs[i % sets], variant=variant, out=outputs[i % sets]
+        )
+        for variant in variants
+    }
+    candidates["PyTorch eager"] = lambda i: peer(*inputs[i % sets], outputs[i % sets])
+    for label, candidate in candidates.items():
+        _check(label, candidate, inputs[0], outputs[0], truth, dtype)
+    candidates["torch.compile"] = lambda i: compiled(*inputs[i % sets])
+    candidates |= _copies(n_bytes, sets)
+    timings = bench.device_times(candidates, calls=max(20, sets), rounds=rounds)
+    copy = min((timings.pop(label) for label in ("copy", "negate")), key=lambda t: t.microseconds)
+    rows = [
+        bench.row(label, "ours" if label in variants else "peer", timing, n_bytes, copy)
+        for label, timing in timings.items()
+    ]
+    return bench.make_record(
+        f"{operation.name}.{direction}", shape, dtype, n_bytes, copy, rows,
+        fingerprint(variants[activation.DEFAULT]), "python -m course_lib bench activation --record",
+    )  # fmt: skip
+
+
+def _out_of_place(peer, *inputs):
+    return peer(*inputs, torch.empty_like(inputs[0]))
+
+
+def _inputs(operation, direction, shape, dtype):
+    x = torch.randn(shape, device="cuda").mul_(3).to(getattr(torch, dtype))
+    if direction == "forward":
+        return (x,)
+    return torch.randn_like(x), x if operation.saves == "x" else operation.forward(x)
+
+
+def _copies(n_bytes, sets):
+    # The same number of bytes, half read and half written, as a memory copy and as a kernel that
+    # negates: which of the two the driver does better depends on the size, so both are timed.
+    n = n_bytes // 8
+    source = [torch.randn(n, device="cuda") for _ in range(sets)]
+    target = [torch.empty_like(source[0]) for _ in range(sets)]
+    return {
+        "copy": lambda i: target[i % sets].copy_(source[i % sets]),
+        "negate": lambda i: torch.neg(source[i % sets], out=target[i % sets]),
+    }
+
+
+def _check(label, candidate, inputs, output, truth, dtype):
+    output.fill_(math.nan)
+    candidate(0)
+    expected = truth(*(tensor.double().cpu().numpy() for tensor in inputs))
+    error = np.abs(output.double().cpu().numpy() - expected).max() / np.abs(expected).max()
+    if not error <= _TOLERANCE[dtype]:  # a NaN fails too
+        raise AssertionError(f"{label} is wrong, so it is not timed: relative error {error:.2e}")

@@ -1,0 +1,43 @@
+"""PyTorch modules on our kernels, with `torch.nn`'s names and signatures.
+
+``course_lib.nn.ReLU()`` goes wherever ``torch.nn.ReLU()`` does.
+"""
+
+from torch import nn
+
+from course_lib import ops
+
+
+class _Activation(nn.Module):
+    def __init__(self, inplace=False):
+        super().__init__()
+        self.inplace = inplace
+
+    def forward(self, x):
+        y = self.operator(x)
+        # Writing the result back costs one more pass; it keeps torch.nn's contract.
+        return x.copy_(y) if self.inplace else y
+
+    def extra_repr(self):
+        return "inplace=True" if self.inplace else ""
+
+
+class ReLU(_Activation):
+    """As `torch.nn.ReLU`: max(x, 0), elementwise."""
+
+    operator = staticmethod(ops.relu)
+
+
+class SiLU(_Activation):
+    """As `torch.nn.SiLU`, also called swish: x·sigmoid(x), elementwise."""
+
+    operator = staticmethod(ops.swish)
+
+
+class Sigmoid(_Activation):
+    """As `torch.nn.Sigmoid`: 1/(1 + e⁻ˣ), elementwise."""
+
+    operator = staticmethod(ops.sigmoid)
+
+    def __init__(self):
+        super().__init__()

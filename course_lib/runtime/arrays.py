@@ -1,0 +1,201 @@
+"""One view of every kind of array a launcher takes: PyTorch, CuPy, numba and NumPy.
+
+What goes in comes out: `empty_like` makes an array of the same library on the same device.
+"""
+
+import math
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+
+from course_lib.runtime import device
+
+
+class ArrayError(TypeError):
+    """An array is of a kind, dtype, shape or device the launcher can't take."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a kernel needs to know of an array. Strides are in bytes; `dtype` is a name."""
+
+    dtype: str
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    read_only: bool
+    device: int
+
+
+def is_tensor(array):
+    """Whether `array` is a PyTorch tensor; doesn't import PyTorch to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def dtype_name(array):
+    """The dtype of `array` as NumPy spells it: "float32", "bfloat16", "int64"."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def describe(array, name="array"):
+    """The `Description` of a GPU array. ArrayError says what to do with a CPU one."""
+    if is_tensor(array):
+        if array.device.type != "cuda":
+            raise ArrayError(
+                f"{name} is a PyTorch tensor on {array.device}, but the kernel runs on the GPU: "
+                f'pass {name}.to("cuda")'
+            )
+        size = array.element_size()
+        return Description(
+            dtype=dtype_name(array),
+            pointer=array.data_ptr(),
+            shape=tuple(array.shape),
+            strides=tuple(s * size for s in array.stride()),
+            read_only=False,
+            device=array.get_device(),
+        )
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None:
+        hint = "pass cuda.to_device(array)" if isinstance(array, np.ndarray) else "pass an array"
+        raise ArrayError(
+            f"{name} is a {type(array).__module__}.{type(array).__name__}, which is not in the "
+            f"GPU's memory: {hint}"
+        )
+    dtype = np.dtype(interface["typestr"])
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides")
+    pointer, read_only = interface["data"]
+    return Description(
+        dtype=dtype.name,
+        pointer=pointer or 0,
+        shape=shape,
+        strides=tuple(strides) if strides else _row_major(shape, dtype.itemsize),
+        read_only=read_only,
+        device=_device_of(array),
+    )
+
+
+def _row_major(shape, itemsize):
+    strides = [itemsize] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
+
+
+def _device_of(array):
+    found = getattr(array, "device", None)  # CuPy
+    return getattr(found, "id", 0)
+
+
+def is_contiguous(shape, strides, itemsize):
+    """Whether the elements lie in memory one after another, last axis fastest."""
+    expected = itemsize
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent == 0:
+            return True
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def empty_like(array):
+    """An array like `array` (library, device, shape, dtype, memory format), not initialised."""
+    if is_tensor(array):
+        return sys.modules["torch"].empty_like(array, requires_grad=False)
+    if isinstance(array, np.ndarray):
+        return np.empty_like(array, subok=False)
+    if hasattr(array, "copy_to_host"):
+        from course_lib import cuda
+
+        return cuda.device_array_like(array)
+    return sys.modules[type(array).__module__.partition(".")[0]].empty_like(array)
+
+
+def strides_of(array):
+    """Strides of `array` in elements."""
+    if is_tensor(array):
+        return tuple(array.stride())
+    return tuple(stride // array.dtype.itemsize for stride in array.strides)
+
+
+def is_dense(array):
+    """Whether the elements fill one stretch of memory without gaps or overlaps, in any order.
+
+    True for contiguous arrays and for transposed or channels-last ones.
+    """
+    expected = 1
+    shape = tuple(array.shape)
+    if 0 in shape:
+        return True
+    for stride, extent in sorted(zip(strides_of(array), shape, strict=True)):
+        if extent == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def same_layout(a, b):
+    """Whether `a` and `b` store element (i, j, …) at the same place of their memory."""
+    shape = tuple(a.shape)
+    if shape != tuple(b.shape):
+        return False
+    if is_tensor(a) and is_tensor(b) and a.is_contiguous() and b.is_contiguous():
+        return True
+    pairs = zip(shape, strides_of(a), strides_of(b), strict=True)
+    return 0 in shape or all(extent == 1 or sa == sb for extent, sa, sb in pairs)
+
+
+def require(array, name, *, shape=None, dtypes=None, writable=False):
+    """Check one argument of a launcher; ArrayError names what was expected and what came."""
+    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+        raise ArrayError(f"{name} must be an array, not a {type(array).__name__}")
+    if dtypes is not None and dtype_name(array) not in dtypes:
+        raise ArrayError(f"{name} must be {' or '.join(dtypes)}, not {dtype_name(array)}")
+    if shape is not None and tuple(array.shape) != tuple(shape):
+        raise ArrayError(f"{name} must have shape {tuple(shape)}, not {tuple(array.shape)}")
+    if writable and isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise ArrayError(f"{name} is read-only, but the kernel writes to it: pass a copy")
+
+
+def size_of(array):
+    """Number of elements."""
+    return array.numel() if is_tensor(array) else math.prod(array.shape)
+
+
+def address_of(array):
+    """Address of the first element in its device's memory (0 where there is none)."""
+    if is_tensor(array):
+        return array.data_ptr()
+    if isinstance(array, np.ndarray):
+        return array.__array_interface__["data"][0]
+    interface = getattr(array, "__cuda_array_interface__", None)
+    return interface["data"][0] or 0 if interface else 0
+
+
+def dense(array):
+    """`array` itself if its elements fill one stretch of memory, else a contiguous copy.
+
+    The copy is made because the elementwise kernels walk memory in one dimension.
+    """
+    if is_tensor(array):
+        return array if array.is_contiguous() or is_dense(array) else array.contiguous()
+    if is_dense(array):
+        return array
+    return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array.copy()
+
+
+def laid_out_like(array, model):
+    """`array` itself if it lies in memory as `model` does, else a copy that does."""
+    if same_layout(array, model):
+        return array
+    copy = empty_like(model)
+    if hasattr(copy, "copy_"):
+        copy.copy_(array)
+    else:
+        copy[...] = array
+    return copy

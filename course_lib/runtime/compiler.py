@@ -1,0 +1,226 @@
+"""From a `@cuda.jit` kernel and argument types to machine code, with or without a GPU.
+
+numba-cuda does the work; this module calls the parts of it that need no GPU, so that a laptop
+can compile for a chip it doesn't have, and keeps the result on disk. Numba's own cache keys on
+the time stamp of one file and so misses a changed device function in another; here the key is
+everything the kernel's source reaches (`fingerprint`), with the versions and options used.
+"""
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import struct
+import sys
+import tempfile
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+from course_lib.runtime.fingerprint import fingerprint
+
+#: Environment variable naming the folder that holds compiled kernels.
+CACHE_VARIABLE = "COURSE_LIB_CACHE"
+
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Machine code of one kernel for one list of argument types and one compute capability.
+
+    `registers` are per thread; `stack_bytes` per thread is what did not fit in registers
+    (spills and arrays indexed at run time); `shared_bytes` is the static amount per block.
+    """
+
+    name: str
+    cubin: bytes
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    cooperative: bool
+    signature: str
+    compute_capability: tuple[int, int]
+    key: str
+
+
+def cache_folder():
+    """The folder of compiled kernels: ``COURSE_LIB_CACHE`` or the user's cache folder."""
+    if folder := os.environ.get(CACHE_VARIABLE):
+        return Path(folder)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "course_lib" / "kernels"
+
+
+def cache_key(kernel, argtypes, cc):
+    """The name under which `compile_kernel` keeps its result."""
+    options = sorted((k, repr(v)) for k, v in kernel.targetoptions.items())
+    facts = [fingerprint(kernel), [str(t) for t in argtypes], cc, options, _versions()]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+@functools.cache
+def _versions():
+    # Python's own version matters: numba compiles bytecode.
+    names = ("numba", "numba-cuda", "llvmlite", "cuda-core", "nvidia-nvvm", "nvidia-nvjitlink")
+    found = [list(sys.version_info[:3])]
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append([name, importlib.metadata.version(name)])
+    return found
+
+
+def compile_kernel(kernel, argtypes, cc):
+    """Compile `kernel` (a `@cuda.jit` dispatcher) for `argtypes` (numba types).
+
+    `cc` is a compute capability such as (9, 0). Returns `Compiled`, from disk when the same
+    kernel was compiled before. numba's typing errors are raised as they are.
+    """
+    key = cache_key(kernel, argtypes, cc)
+    path = cache_folder() / f"{key}.kernel"
+    found = _load(path)
+    if found is None:
+        found = _compile(kernel, argtypes, cc, key)
+        _save(path, found)
+    return found
+
+
+def _prepare(kernel, argtypes, cc):
+    from numba.cuda import types
+    from numba.cuda.compiler import compile_cuda, kernel_fixup
+    from numba.cuda.cudadrv import nvvm
+
+    options = kernel.targetoptions
+    if options.get("link"):
+        raise NotImplementedError("kernels that link other files can't be launched this way")
+    fastmath = bool(options.get("fastmath"))
+    with _pretend_device(cc):
+        result = compile_cuda(
+            kernel.py_func,
+            types.void,
+            tuple(argtypes),
+            lineinfo=bool(options.get("lineinfo")),
+            fastmath=fastmath,
+            nvvm_options={"fastmath": fastmath, "opt": 3 if options.get("opt", True) else 0},
+            cc=cc,
+            max_registers=options.get("max_registers"),
+        )
+    library = result.library
+    function = library.get_function(result.fndesc.llvm_func_name)
+    library._entry_name = function.name
+    kernel_fixup(function, False)
+    nvvm.set_launch_bounds(function, options.get("launch_bounds"))
+    return library, function.name
+
+
+def _compile(kernel, argtypes, cc, key):
+    with _lock:
+        library, name = _prepare(kernel, argtypes, cc)
+        library.needs_cudadevrt = library.use_cooperative
+        cubin = bytes(library.get_cubin(cc=cc).code)
+    return Compiled(
+        name=name,
+        cubin=cubin,
+        **_resources(cubin, name),
+        cooperative=bool(library.use_cooperative),
+        signature=", ".join(map(str, argtypes)),
+        compute_capability=tuple(cc),
+        key=key,
+    )
+
+
+def ptx(kernel, argtypes, cc):
+    """The PTX text of `kernel` for `argtypes` and `cc`; never cached."""
+    with _lock:
+        return _prepare(kernel, argtypes, cc)[0].get_asm_str(cc=cc)
+
+
+@contextlib.contextmanager
+def _pretend_device(cc):
+    # numba-cuda asks the current GPU for its compute capability when a kernel calls a device
+    # function, although it is told which one to compile for.
+    from numba.cuda import dispatcher
+
+    original = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = original
+
+
+def _resources(cubin, name):
+    """Registers, stack and static shared memory, read from the cubin (an ELF file)."""
+    sections, names = _elf_sections(cubin)
+    symbols = _symbol_names(cubin, sections, names)
+    # Attribute codes of .nv.info, as `cuobjdump -elf` names them.
+    wanted = {0x2F: "registers", 0x11: "stack_bytes"}
+    found = {"registers": 0, "stack_bytes": 0, "shared_bytes": 0}
+    for section, label in zip(sections, names, strict=True):
+        if label == f".nv.shared.{name}":
+            found["shared_bytes"] = section[5]
+        if label != ".nv.info":
+            continue
+        position, end = section[4], section[4] + section[5]
+        while position < end:
+            kind, code, size = struct.unpack_from("<BBH", cubin, position)
+            # Kind 4 carries `size` bytes; the others hold their value in the size field.
+            if kind == 4 and code in wanted and size == 8:
+                symbol, value = struct.unpack_from("<II", cubin, position + 4)
+                if symbols[symbol] == name:
+                    found[wanted[code]] = value
+            position += 4 + (size if kind == 4 else 0)
+    return found
+
+
+def _elf_sections(cubin):
+    if cubin[:5] != b"\x7fELF\x02":
+        raise ValueError("not a 64-bit ELF file, so not a cubin")
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, number, strings = struct.unpack_from("<HHH", cubin, 0x3A)
+    # name, type, flags, address, offset, size, link, info, alignment, entry size
+    sections = [struct.unpack_from("<IIQQQQIIQQ", cubin, table + i * size) for i in range(number)]
+    base = sections[strings][4]
+    return sections, [_string(cubin, base + section[0]) for section in sections]
+
+
+def _symbol_names(cubin, sections, names):
+    table = sections[names.index(".symtab")]
+    base = sections[table[6]][4]
+    starts = range(table[4], table[4] + table[5], table[9])
+    return [_string(cubin, base + struct.unpack_from("<I", cubin, start)[0]) for start in starts]
+
+
+def _string(data, start):
+    return data[start : data.index(b"\0", start)].decode()
+
+
+def _save(path, compiled):
+    # Written to a temporary name first, so that a reader never sees half a file. A folder that
+    # can't be written costs speed, not correctness: the kernel in memory is used.
+    head = asdict(compiled)
+    head.pop("cubin")
+    text = json.dumps(head).encode()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            digest = hashlib.sha256(text + compiled.cubin).digest()
+            file.write(digest + struct.pack("<I", len(text)) + text + compiled.cubin)
+        os.replace(temporary, path)
+
+
+def _load(path):
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(data[36:]).digest() != data[:32]:
+        return None  # cut short or damaged: compile again
+    (length,) = struct.unpack_from("<I", data, 32)
+    head = json.loads(data[36 : 36 + length])
+    head["compute_capability"] = tuple(head["compute_capability"])
+    return Compiled(cubin=data[36 + length :], **head)

@@ -1,0 +1,107 @@
+"""A hash of everything a kernel's source reaches.
+
+A kernel changes when its own text changes, or that of a device function, intrinsic or constant
+it uses, however far down. `fingerprint` walks them all.
+"""
+
+import dis
+import hashlib
+import inspect
+import textwrap
+import types
+from pathlib import Path
+
+# Their versions are part of the cache key, so their sources need not be.
+_LIBRARIES = {"numba", "numba_cuda", "llvmlite", "numpy", "math", "builtins", "cuda", "ml_dtypes"}
+# An intrinsic is two things, machine code and a simulator twin: the digest takes both files.
+_INTRINSICS = {"course_lib.runtime.intrinsics", "course_lib.runtime.nvvm"}
+_INTRINSIC_FILES = [Path(__file__).with_name(f"{name}.py") for name in ("intrinsics", "nvvm")]
+
+
+def fingerprint(function):
+    """Hex digest of the source of `function` and of all it refers to, transitively.
+
+    Takes a Python function or anything that wraps one: a `@cuda.jit` kernel or device function,
+    a simulated kernel, a numba `@intrinsic`. Library modules count by name, constants by value.
+    The digest is the same on a GPU and in the simulator.
+    """
+    parts = []
+    _visit(_unwrap(function), parts, {})
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _unwrap(thing):
+    """The Python function inside a kernel, device function or intrinsic, or None."""
+    for name in ("py_func", "_defn"):
+        inner = getattr(thing, name, None)
+        if isinstance(inner, types.FunctionType):
+            return inner
+    return thing if isinstance(thing, types.FunctionType) else None
+
+
+def _visit(function, parts, visited):
+    if function in visited:
+        parts.append(f"see {visited[function]}")
+        return
+    visited[function] = len(visited)
+    parts.append(_text(function))
+    names, attributes = _names(function.__code__)
+    for name in sorted(names & function.__globals__.keys()):
+        _note(name, function.__globals__[name], attributes, parts, visited)
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    for name, cell in cells:
+        _note(name, cell.cell_contents, attributes, parts, visited)
+
+
+def _note(name, value, attributes, parts, visited):
+    inner = _unwrap(value)
+    module = getattr(inner, "__module__", None) or ""
+    if module in _INTRINSICS:
+        parts += [hashlib.sha256(path.read_bytes()).hexdigest() for path in _INTRINSIC_FILES]
+    elif inner is not None and _is_ours(module):
+        parts.append(f"{name} = {inner.__qualname__}")
+        _visit(inner, parts, visited)
+    elif isinstance(value, types.ModuleType):
+        if _is_ours(value.__name__):
+            for attribute in sorted(attributes & vars(value).keys()):
+                _note(f"{name}.{attribute}", vars(value)[attribute], attributes, parts, visited)
+    elif isinstance(value, (int, float, complex, str, bytes, tuple, frozenset, type(None))):
+        parts.append(f"{name} = {value!r}")
+    elif hasattr(value, "dtype") and hasattr(value, "tobytes"):
+        parts.append(f"{name} = {hashlib.sha256(value.tobytes()).hexdigest()}")
+
+
+def _is_ours(module):
+    outside = module.partition(".")[0] in _LIBRARIES
+    return bool(module) and not outside and not module.startswith("course_lib.simulator")
+
+
+def _names(code):
+    """Global names a code object loads, and attribute names it uses, nested code included."""
+    names, attributes = set(), set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            names.add(instruction.argval)
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            attributes.add(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            inner_names, inner_attributes = _names(constant)
+            names |= inner_names
+            attributes |= inner_attributes
+    return names, attributes
+
+
+def _text(function):
+    try:
+        return textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):  # no source: made by exec
+        return repr(_bytecode(function.__code__))
+
+
+def _bytecode(code):
+    constants = [
+        _bytecode(value) if isinstance(value, types.CodeType) else repr(value)
+        for value in code.co_consts
+    ]
+    return code.co_code, code.co_names, code.co_varnames, constants

@@ -1,0 +1,153 @@
+"""Device functions that plain numba.cuda lacks: what the chip offers below Python.
+
+Each is two things of one name: machine code for the GPU, made of LLVM or PTX (the PTX ISA manual
+is the source of every instruction named below), and a *twin*, plain Python that does the same in
+the simulator. Data movement is bit-equal between the two; `fast_exp` and `fast_reciprocal` differ
+by the error the PTX manual allows, stated with each.
+
+======================================= ===============================================
+`load(array, i)`                        one element as float32, from float32/16 or bfloat16
+`store(array, i, value)`                the reverse, rounded to nearest even
+`vector_width(array)`                   how many elements make 16 bytes
+`load_vector(target, array, i)`         16 bytes at once into a local float32 array
+`store_vector(array, i, source)`        the reverse
+`fast_exp(x)`, `fast_reciprocal(x)`     the special-function unit, without fix-ups
+`warp_sum, warp_max(value)`             over the 32 lanes of a warp
+`block_sum, block_max(value, scratch)`  over all threads of a block
+======================================= ===============================================
+"""
+
+import numpy as np
+
+from course_lib import simulator
+from course_lib.runtime import device
+
+FULL_MASK = 0xFFFFFFFF
+VECTOR_BYTES = 16
+_LOG2_E = np.float32(1.4426950408889634)
+
+
+# --- twins: what each intrinsic does, in Python -------------------------------------------------
+
+
+def _load(array, i):
+    return np.float32(array[i])
+
+
+def _store(array, i, value):
+    array[i] = value
+
+
+def _vector_width(array):
+    return VECTOR_BYTES // array.dtype.itemsize
+
+
+def _check_alignment(array, i):
+    address = array.__array_interface__["data"][0] + i * array.dtype.itemsize
+    if address % VECTOR_BYTES:
+        raise ValueError(
+            f"misaligned 16-byte access: element {i} lies {address % VECTOR_BYTES} bytes past a "
+            "multiple of 16; a GPU stops with a misaligned address error here"
+        )
+
+
+def _load_vector(target, array, i):
+    _check_alignment(array, i)
+    for k in range(VECTOR_BYTES // array.dtype.itemsize):
+        target[k] = np.float32(array[i + k])
+
+
+def _store_vector(array, i, source):
+    _check_alignment(array, i)
+    for k in range(VECTOR_BYTES // array.dtype.itemsize):
+        array[i + k] = source[k]
+
+
+def _fast_exp(x):
+    return np.exp2(np.float32(x) * _LOG2_E)
+
+
+def _fast_reciprocal(x):
+    return np.float32(1) / np.float32(x)
+
+
+_TWINS = {
+    "load": _load,
+    "store": _store,
+    "vector_width": _vector_width,
+    "load_vector": _load_vector,
+    "store_vector": _store_vector,
+    "fast_exp": _fast_exp,
+    "fast_reciprocal": _fast_reciprocal,
+}
+
+if device.use_simulator():
+    cuda = simulator.cuda
+    load, store, vector_width, load_vector, store_vector, fast_exp, fast_reciprocal = (
+        cuda.jit(device=True)(twin) for twin in _TWINS.values()
+    )
+else:
+    from numba import cuda
+
+    from course_lib.runtime.nvvm import (
+        fast_exp,
+        fast_reciprocal,
+        load,
+        load_vector,
+        store,
+        store_vector,
+        vector_width,
+    )
+
+    for name, twin in _TWINS.items():
+        simulator.register_twin(globals()[name], twin)
+
+
+# --- reductions, made of shuffles and shared memory ---------------------------------------------
+
+
+@cuda.jit(device=True)
+def warp_sum(value):
+    """Sum of `value` over the 32 lanes of a warp, in every lane (PTX: shfl.sync.bfly)."""
+    for step in range(5):
+        value += cuda.shfl_xor_sync(FULL_MASK, value, 16 >> step)
+    return value
+
+
+@cuda.jit(device=True)
+def warp_max(value):
+    """Largest `value` of the 32 lanes of a warp, in every lane. NaN is not propagated."""
+    for step in range(5):
+        value = max(value, cuda.shfl_xor_sync(FULL_MASK, value, 16 >> step))
+    return value
+
+
+@cuda.jit(device=True)
+def block_sum(value, scratch):
+    """Sum of `value` over a block, in every thread.
+
+    `scratch` is a shared array of 32 elements of the value's type. For one-dimensional blocks
+    of a multiple of 32 threads; every thread must call it.
+    """
+    lane_id, warp_id = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
+    value = warp_sum(value)
+    cuda.syncthreads()  # an earlier call may still be reading scratch
+    if lane_id == 0:
+        scratch[warp_id] = value
+    cuda.syncthreads()
+    value = scratch[lane_id] if lane_id < cuda.blockDim.x // 32 else value * 0
+    return warp_sum(value)
+
+
+@cuda.jit(device=True)
+def block_max(value, scratch):
+    """Largest `value` of a block, in every thread; `scratch` and blocks as in `block_sum`."""
+    lane_id, warp_id = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
+    value = warp_max(value)
+    cuda.syncthreads()  # an earlier call may still be reading scratch
+    if lane_id == 0:
+        scratch[warp_id] = value
+    cuda.syncthreads()
+    # Lanes beyond the last warp repeat the first warp's value, which changes no maximum.
+    value = scratch[lane_id if lane_id < cuda.blockDim.x // 32 else 0]
+    return warp_max(value)
