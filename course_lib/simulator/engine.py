@@ -1,0 +1,423 @@
+"""The scheduler: threads of a block take turns, and switch only where they must wait.
+
+A thread is either a plain call (a kernel that never waits), a generator or a greenlet. The last
+two look the same from here: `thread.resume(value)` runs it until it waits, and returns what it
+waits for; StopIteration says that it has finished. What it waits for is `BARRIER`, `SPIN`, or a
+tuple whose first item is called as `handler(block, thread, operation)`.
+"""
+
+import contextvars
+import random
+
+import numpy as np
+
+from . import errors
+from .primitives import ThreadGreenlet
+from .report import annotate, describe_waiting
+
+WARP_SIZE = 32
+FULL_MASK = 0xFFFFFFFF
+#: A loop that may be waiting for another thread lets others run once in so many iterations.
+SPIN_STRIDE = 16
+#: How often a block's spinning threads are tried again before other blocks get a turn.
+PATIENCE = 256
+
+
+class _Wait:
+    def __init__(self, name):
+        self.name = name
+
+    def __repr__(self):
+        return f"<{self.name}>"
+
+
+BARRIER = _Wait("cuda.syncthreads()")
+SPIN = _Wait("a loop that waits for memory to change")
+
+
+class Thread:
+    """One CUDA thread: its indices, its block, and how to resume it."""
+
+    __slots__ = ("tx", "ty", "tz", "tid", "lane", "b", "warp", "resume", "switch", "value", "op",
+                 "handle")
+
+    def __init__(self, tx, ty, tz, tid, block):
+        self.tx, self.ty, self.tz, self.tid = tx, ty, tz, tid
+        self.lane = tid % WARP_SIZE
+        self.b = block
+        self.warp = None
+        self.value = self.op = self.handle = self.resume = self.switch = None
+
+    @property
+    def index(self):
+        """(x, y, z) within the block."""
+        return self.tx, self.ty, self.tz
+
+
+class Warp:
+    """32 threads with consecutive numbers: which still live, and what they wait for together."""
+
+    __slots__ = ("live", "groups", "gathering")
+
+    def __init__(self, live):
+        self.live = live
+        self.groups = {}
+        self.gathering = []
+
+
+class Block:
+    """One thread block: its place in the grid, its shared memory, its threads' states."""
+
+    __slots__ = ("x", "y", "z", "ox", "oy", "oz", "dx", "dy", "dz", "gx", "gy", "gz",
+                 "launch", "arrays", "static_bytes", "dynamic", "threads", "warps", "live",
+                 "ready", "barrier", "votes", "spinning", "at_grid", "patience")
+
+    def __init__(self, launch, index):
+        self.launch = launch
+        self.dx, self.dy, self.dz = launch.block_dim
+        self.gx, self.gy, self.gz = launch.grid_dim
+        self.patience = PATIENCE
+        self.move(index)
+
+    def move(self, index):
+        """Become the block at `index`, with fresh shared memory."""
+        self.x, self.y, self.z = index
+        self.ox, self.oy, self.oz = self.x * self.dx, self.y * self.dy, self.z * self.dz
+        self.arrays = {}
+        self.static_bytes = 0
+        self.dynamic = None
+
+    @property
+    def index(self):
+        """(x, y, z) within the grid."""
+        return self.x, self.y, self.z
+
+    def make_threads(self):
+        """All threads, in order of x, then y, then z."""
+        threads, tid = [], 0
+        for z in range(self.dz):
+            for y in range(self.dy):
+                for x in range(self.dx):
+                    threads.append(Thread(x, y, z, tid, self))
+                    tid += 1
+        return threads
+
+    def start(self):
+        """Make the threads ready to run."""
+        launch = self.launch
+        self.threads = threads = self.make_threads()
+        self.live = count = len(threads)
+        self.warps = [Warp((1 << min(WARP_SIZE, count - first)) - 1)
+                      for first in range(0, count, WARP_SIZE)]
+        launch.program.start(launch, threads)
+        for thread in threads:
+            thread.warp = self.warps[thread.tid // WARP_SIZE]
+        self.ready = launch.ordered(threads)
+        self.barrier, self.votes, self.spinning, self.at_grid = [], [], [], []
+
+    def advance(self):
+        """Run until no thread of this block can go on without another block."""
+        launch = self.launch
+        thread = None
+        try:
+            while True:
+                while self.ready:
+                    ready, self.ready = self.ready, []
+                    arrive = self.barrier.append
+                    for thread in ready:
+                        try:
+                            op = thread.resume(thread.value)
+                        except StopIteration:
+                            self.exit(thread)
+                            continue
+                        if op is BARRIER:
+                            arrive(thread)
+                        elif op is SPIN:
+                            thread.op = op
+                            self.spinning.append(thread)
+                            launch.steps += SPIN_STRIDE
+                            if launch.steps > launch.max_steps:
+                                launch.fail_endless()
+                        else:
+                            thread.op = op
+                            op[0](self, thread, op)
+                    if self.barrier and len(self.barrier) == self.live:
+                        self.release_barrier()
+                if self.gather_active():
+                    continue
+                if not self.spinning or self.patience == 0:
+                    return
+                self.patience -= 1
+                self.ready, self.spinning = self.spinning, []
+        except errors.SimulatorError:
+            raise
+        except Exception as error:
+            raise annotate(error, thread)  # noqa: B904
+
+    def waiting_for(self, thread):
+        """What `thread`, which is alive, waits for, in words."""
+        if thread in self.barrier:
+            return "wait at a block barrier"
+        if thread in self.at_grid:
+            return "wait at the grid barrier"
+        if thread in self.spinning or thread in self.ready:
+            return "go round a loop"
+        for key, group in thread.warp.groups.items():
+            if any(entry[0] is thread for entry in group.values()):
+                return f"wait for the lanes of mask {key[1]:#010x} at a warp operation"
+        return "run"
+
+    def release_barrier(self):
+        """Every live thread has arrived: let them go on."""
+        released, self.barrier = self.barrier, []
+        if self.votes:
+            self.count_votes(released)
+        self.ready = self.launch.shuffled(released)
+
+    def count_votes(self, released):
+        """Answer syncthreads_count, _and and _or."""
+        votes, self.votes = self.votes, []
+        count = sum(1 for _, _, predicate in votes if predicate)
+        for thread, kind, _ in votes:
+            if kind == "count":
+                thread.value = count
+            elif kind == "and":
+                thread.value = int(count == len(votes))
+            else:
+                thread.value = int(count > 0)
+
+    def exit(self, thread):
+        """`thread` has finished; whoever waited for it alone may go on."""
+        self.live -= 1
+        self.launch.steps = 0
+        thread.resume = None
+        warp = thread.warp
+        warp.live &= ~(1 << thread.lane)
+        if warp.groups:
+            for key in list(warp.groups):
+                complete_group(self, warp, key)
+
+    def gather_active(self):
+        """Answer activemask: the lanes that wait at one place, when no other can come."""
+        found = False
+        for warp in self.warps:
+            if warp.gathering:
+                waiting, warp.gathering = warp.gathering, []
+                places = {}
+                for thread, place in waiting:
+                    places.setdefault(place, []).append(thread)
+                for threads in places.values():
+                    mask = 0
+                    for thread in threads:
+                        mask |= 1 << thread.lane
+                    for thread in threads:
+                        thread.value = mask
+                    self.ready += threads
+                found = True
+        return found
+
+
+def complete_group(block, warp, key):
+    """Finish the warp operation `key` if every live lane of its mask has arrived."""
+    group = warp.groups[key]
+    compute, mask = key
+    if group and len(group) == (mask & warp.live).bit_count():
+        del warp.groups[key]
+        compute(group)
+        block.ready += block.launch.shuffled([entry[0] for entry in group.values()])
+
+
+def warp_operation(block, thread, op):
+    """Handler of every collective of a warp: op = (this, compute, mask, payload)."""
+    warp = thread.warp
+    _, compute, mask, payload = op
+    key = compute, mask
+    group = warp.groups.get(key)
+    if group is None:
+        group = warp.groups[key] = {}
+    group[thread.lane] = (thread, payload)
+    if len(group) == (mask & warp.live).bit_count():
+        del warp.groups[key]
+        compute(group)
+        block.ready += block.launch.shuffled([entry[0] for entry in group.values()])
+
+
+def vote_at_barrier(block, thread, op):
+    """Handler of syncthreads_count, _and, _or: op = (this, kind, predicate)."""
+    block.votes.append((thread, op[1], op[2]))
+    block.barrier.append(thread)
+
+
+def wait_for_grid(block, thread, op):
+    """Handler of the grid barrier."""
+    block.at_grid.append(thread)
+
+
+class Launch:
+    """One launch of a program over a grid."""
+
+    def __init__(self, program, grid_dim, block_dim, args, shared_bytes, options, name):
+        self.program, self.args, self.name = program, args, name
+        self.grid_dim, self.block_dim = grid_dim, block_dim
+        self.shared_bytes = shared_bytes
+        self.order, self.max_steps = options.order, options.max_steps
+        self.random = random.Random(options.seed) if options.order == "random" else None
+        self.steps = 0
+        self.active = []
+
+    def ordered(self, items):
+        """`items` in the order of this launch, as a new list."""
+        items = list(items)
+        if self.order == "reverse":
+            items.reverse()
+        elif self.random:
+            self.random.shuffle(items)
+        return items
+
+    def shuffled(self, items):
+        """`items` reordered in place if the order is random."""
+        if self.random:
+            self.random.shuffle(items)
+        return items
+
+    def block_indices(self):
+        """Every block's (x, y, z), in the order of this launch."""
+        gx, gy, gz = self.grid_dim
+        count = gx * gy * gz
+        numbers = range(count)
+        if self.order != "forward":
+            numbers = self.ordered(numbers)
+        for number in numbers:
+            yield number % gx, number // gx % gy, number // (gx * gy)
+
+    def run(self):
+        """Run every block. Floating-point warnings stay off: a GPU has none."""
+        with np.errstate(all="ignore"):
+            if self.program.plain:
+                self.run_plain()
+            else:
+                self.run_scheduled()
+
+    def run_plain(self):
+        """No thread ever waits: one call per thread."""
+        function, args = self.program.function, self.args
+        block = thread = None
+        try:
+            for index in self.block_indices():
+                if block is None:
+                    block = Block(self, index)
+                    threads = block.make_threads()
+                    if self.order == "reverse":
+                        threads.reverse()
+                else:
+                    block.move(index)
+                if self.random:
+                    self.random.shuffle(threads)
+                for thread in threads:
+                    function(thread, *args)
+        except errors.SimulatorError:
+            raise
+        except Exception as error:
+            raise annotate(error, thread)  # noqa: B904
+
+    def run_scheduled(self):
+        """Run blocks one after another; keep several alive only if they wait for each other."""
+        indices = self.block_indices()
+        active = self.active
+        more = True
+        while True:
+            if more:
+                index = next(indices, None)
+                if index is None:
+                    more = False
+                else:
+                    block = Block(self, index)
+                    active.append(block)
+                    block.start()
+                    block.advance()
+                    if block.live == 0:
+                        active.pop()
+                    elif self.is_stuck(block):
+                        self.fail_deadlock()
+                    continue
+            if not active:
+                return
+            self.round(active)
+
+    @staticmethod
+    def is_stuck(block):
+        """True if nothing another block does can let `block` go on."""
+        return not block.spinning and not block.at_grid
+
+    def round(self, active):
+        """Every block has started: release the grid barrier, or let spinning threads try again."""
+        if all(len(block.at_grid) == block.live for block in active):
+            for block in active:
+                block.ready, block.at_grid = self.shuffled(block.at_grid), []
+        elif any(block.spinning for block in active):
+            for block in active:
+                block.ready, block.spinning = block.spinning, []
+        else:
+            self.fail_deadlock()
+        for block in list(active):
+            block.patience = 0
+            block.advance()
+            if block.live == 0:
+                active.remove(block)
+
+    def fail_deadlock(self):
+        """Raise Deadlock, naming who waits where."""
+        raise errors.Deadlock(
+            f"deadlock in {self.name}: no thread can go on.\n{describe_waiting(self.active)}")
+
+    def fail_endless(self):
+        """Raise Deadlock for loops past the step budget."""
+        raise errors.Deadlock(
+            f"endless loop in {self.name}: {self.max_steps:,} loop iterations passed and no thread "
+            f"finished.\n{describe_waiting(self.active)}")
+
+
+def start_generators(function):
+    """A `start` for programs rewritten into generators."""
+
+    def start(launch, threads):
+        args = launch.args
+        for thread in threads:
+            thread.handle = generator = function(thread, *args)
+            thread.resume = generator.send
+
+    return start
+
+
+def start_greenlets(function):
+    """A `start` for programs whose threads are greenlets."""
+
+    def start(launch, threads):
+        args = launch.args
+        context = contextvars.copy_context()
+        for thread in threads:
+            thread.handle = task = ThreadGreenlet(function)
+            task.thread = thread
+            # A greenlet starts with an empty context, and NumPy keeps its error state in there.
+            task.gr_context = context.copy()
+            thread.switch = task.parent.switch
+            thread.resume = _greenlet_resume(task, thread, args)
+
+    return start
+
+
+def _greenlet_resume(task, thread, args):
+    def first(value):
+        thread.resume = resume
+        result = task.switch(thread, *args)
+        if task.dead:
+            raise StopIteration
+        return result
+
+    def resume(value):
+        result = task.switch(value)
+        if task.dead:
+            raise StopIteration
+        return result
+
+    return first

@@ -1,0 +1,34 @@
+"""The errors a simulated launch can raise."""
+
+
+class SimulatorError(Exception):
+    """Base of every error that the simulator itself raises."""
+
+
+class OutOfBounds(SimulatorError, IndexError):
+    """A kernel read or wrote outside an array.
+
+    Attributes
+    ----------
+    array : str
+        The array as the source writes it.
+    index, shape : the index used and the array's shape.
+    thread, block : tuple of int
+        The (x, y, z) of the thread and of its block.
+    filename, lineno : where in the user's source.
+    """
+
+    def __init__(self, message, *, array=None, index=None, shape=None, thread=None, block=None,
+                 filename=None, lineno=None):
+        super().__init__(message)
+        self.array, self.index, self.shape = array, index, shape
+        self.thread, self.block = thread, block
+        self.filename, self.lineno = filename, lineno
+
+
+class LaunchError(SimulatorError, ValueError):
+    """A launch that a GPU would refuse: a limit passed, a dimension or an argument missing."""
+
+
+class Deadlock(SimulatorError, RuntimeError):
+    """No thread of a launch can go on, or none has finished within the step budget."""

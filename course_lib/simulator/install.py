@@ -1,0 +1,72 @@
+"""Put the simulator in the place of `numba.cuda`, and take it away again."""
+
+import importlib.abc
+import importlib.machinery
+import sys
+
+from . import errors, facade
+
+_PREFIX = "numba.cuda"
+
+
+class _Loader(importlib.abc.Loader):
+    def create_module(self, spec):
+        return facade.submodule(spec.name)
+
+    def exec_module(self, module):
+        """The module is complete as it is."""
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds `numba.cuda` and everything below it in the simulator, and nowhere else."""
+
+    def find_spec(self, name, path=None, target=None):
+        """The spec of a simulated module; None for other names."""
+        if name != _PREFIX and not name.startswith(_PREFIX + "."):
+            return None
+        module = facade.submodule(name)
+        if module is None:
+            raise ModuleNotFoundError(
+                f"the simulator has no {name}; it stands in for numba.cuda while "
+                f"COURSE_LIB_SIMULATOR=1 is set or no GPU is found", name=name)
+        spec = importlib.machinery.ModuleSpec(name, _Loader(), is_package=hasattr(
+            module, "__path__"))
+        return spec
+
+
+_finder = Finder()
+
+
+def is_installed():
+    """True while `import numba.cuda` gives the simulator."""
+    return _finder in sys.meta_path
+
+
+def install():
+    """Make `numba.cuda` the simulator, for imports from now on. Twice is as good as once.
+
+    Raises
+    ------
+    SimulatorError if the real numba.cuda has been imported: names taken from it cannot be
+    exchanged any more.
+    """
+    present = sys.modules.get(_PREFIX)
+    if present is not None and present is not facade.cuda:
+        raise errors.SimulatorError(
+            "the real numba.cuda is already imported, so the simulator cannot take its place. "
+            "Restart Python and import course_lib before numba.cuda")
+    if not is_installed():
+        sys.meta_path.insert(0, _finder)
+
+
+def uninstall():
+    """Undo `install`: the next import of `numba.cuda` gives the real one."""
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    for name in [name for name in sys.modules if name == _PREFIX or name.startswith(
+            _PREFIX + ".")]:
+        if sys.modules[name] is facade.submodule(name):
+            del sys.modules[name]
+    numba = sys.modules.get("numba")
+    if numba is not None and numba.__dict__.get("cuda") is facade.cuda:
+        del numba.cuda

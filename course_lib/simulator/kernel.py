@@ -1,0 +1,284 @@
+"""Kernel objects: what `cuda.jit` returns, and how a launch is checked and started."""
+
+import functools
+import inspect
+import numbers
+import threading
+import types
+from dataclasses import replace
+
+from . import errors
+from .arrays import kernel_argument
+from .engine import Launch
+from .guards import SHARED_LIMIT
+from .options import check_order, current_options
+from .program import build_program
+from .report import trim
+
+MAX_THREADS = 1024
+BLOCK_LIMITS = (1024, 1024, 64)
+GRID_LIMITS = (2**31 - 1, 65535, 65535)
+
+_build_lock = threading.RLock()
+
+
+def dimensions(value, what, limits):
+    """An (x, y, z) launch dimension, or LaunchError naming what was given and the limit."""
+    parts = list(value) if isinstance(value, (tuple, list)) else [value]
+    if not 1 <= len(parts) <= 3:
+        raise errors.LaunchError(f"{what} must have 1, 2 or 3 dimensions; got {value!r}")
+    for part in parts:
+        if not isinstance(part, numbers.Integral) or isinstance(part, bool):
+            raise TypeError(f"{what} must be a sequence of integers, got {value!r}")
+    parts = [int(part) for part in parts] + [1] * (3 - len(parts))
+    for axis, part, limit in zip("xyz", parts, limits, strict=True):
+        if part < 1:
+            raise errors.LaunchError(f"{what}.{axis} is {part}: a launch needs at least 1")
+        if part > limit:
+            raise errors.LaunchError(f"{what}.{axis} is {part:,}: the limit is {limit:,}")
+    return tuple(parts)
+
+
+def launch_dimensions(grid, block):
+    """Both dimensions of a launch, checked against a GPU's limits."""
+    grid = dimensions(grid, "gridDim", GRID_LIMITS)
+    block = dimensions(block, "blockDim", BLOCK_LIMITS)
+    count = block[0] * block[1] * block[2]
+    if count > MAX_THREADS:
+        raise errors.LaunchError(f"a block of {block} has {count:,} threads: the limit is "
+                                 f"{MAX_THREADS:,}")
+    return grid, block
+
+
+class Kernel:
+    """A function decorated with `cuda.jit`.
+
+    Launch it as ``kernel[grid, block](*args)`` or ``kernel[grid, block, stream, shared_bytes]``.
+    `py_func` is the undecorated function.
+    """
+
+    def __init__(self, function, device=False, signatures=(), options=None):
+        self.py_func = function
+        self.device = device
+        self.signatures = list(signatures)
+        self.targetoptions = dict(options or {})
+        self._program = None
+        functools.update_wrapper(self, function)
+
+    def __getitem__(self, configuration):
+        if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 5:
+            raise errors.LaunchError(
+                "a launch needs kernel[grid, block], kernel[grid, block, stream] or "
+                f"kernel[grid, block, stream, shared_bytes]; got {configuration!r}")
+        if self.device:
+            raise RuntimeError(f"{self.__name__} is a device function: kernels call it, the host "
+                               "cannot launch it")
+        return Configured(self, *configuration[:4])
+
+    def configure(self, griddim, blockdim, stream=0, sharedmem=0, cluster=0):
+        """What `kernel[griddim, blockdim, stream, sharedmem]` gives."""
+        return self[griddim, blockdim, stream, sharedmem]
+
+    def __call__(self, *args, **kwargs):
+        from .primitives import current_thread
+
+        if self.device:
+            thread = current_thread(f"device function {self.__name__}")
+            return thread.b.launch.program.invoke(thread, self.py_func, args, kwargs)
+        raise errors.LaunchError(
+            f"{self.__name__} was called without a grid: write {self.__name__}[grid, block](...)")
+
+    def forall(self, ntasks, tpb=0, stream=0, sharedmem=0):
+        """A launcher with one thread for each of `ntasks` tasks, in blocks of `tpb`."""
+        if ntasks < 0:
+            raise ValueError(f"Can't create ForAll with negative task count: {ntasks}")
+        return ForAll(self, ntasks, tpb, stream, sharedmem)
+
+    def program(self):
+        """The rebuilt kernel; built again if a global it uses has changed."""
+        program = self._program
+        if program is None or program.is_stale():
+            with _build_lock:
+                program = self._program = build_program(self.py_func)
+        return program
+
+    def launch(self, grid, block, args, shared_bytes=0, options=None):
+        """Run the kernel on a grid. See `Configured`."""
+        grid, block = launch_dimensions(grid, block)
+        if not isinstance(shared_bytes, numbers.Integral) or shared_bytes < 0:
+            raise errors.LaunchError(f"shared_bytes must be >= 0; got {shared_bytes!r}")
+        if shared_bytes > SHARED_LIMIT:
+            raise errors.LaunchError(f"{shared_bytes:,} bytes of dynamic shared memory: the limit "
+                                     f"is {SHARED_LIMIT:,}")
+        name = getattr(self.py_func, "__name__", "kernel")
+        check_arguments(self.py_func, args, name)
+        values = [kernel_argument(value, position, name)
+                  for position, value in enumerate(args, start=1)]
+        launch = Launch(self.program(), grid, block, values, int(shared_bytes),
+                        options or current_options(), name)
+        try:
+            launch.run()
+        except Exception as error:
+            failure = trim(error)
+        else:
+            return
+        raise failure
+
+    # What numba's dispatcher offers beyond launching. Nothing is compiled here, so there is
+    # nothing to specialise or to disable.
+
+    @property
+    def overloads(self):
+        """A mapping from any signature to an object that knows cooperative launch sizes."""
+        return _Overloads()
+
+    def specialize(self, *args):
+        """This kernel: the simulator has one version for all types."""
+        return self
+
+    def compile(self, signature):
+        """Check that the kernel can be rebuilt."""
+        self.program()
+        return _Overload()
+
+    def compile_device(self, args, return_type=None):
+        """Check that the function can be rebuilt."""
+        self.program()
+
+    def disable_compile(self, value=True):
+        """Does nothing: the simulator has one version for all types."""
+
+    @property
+    def extensions(self):
+        """Argument extensions; none."""
+        return []
+
+    def __reduce__(self):
+        return Kernel, (self.py_func, self.device, self.signatures, self.targetoptions)
+
+    def __repr__(self):
+        kind = "device function" if self.device else "kernel"
+        return f"<simulated {kind} {getattr(self, '__qualname__', '')}>"
+
+
+class _Overload:
+    def max_cooperative_grid_blocks(self, blockdim, dynsmemsize=0):
+        """Blocks that fit on the simulated GPU at once: 132 multiprocessors of 2048 threads."""
+        _, block = launch_dimensions(1, blockdim)
+        return 132 * min(32, 2048 // (block[0] * block[1] * block[2]))
+
+
+class _Overloads(dict):
+    def __missing__(self, key):
+        return _Overload()
+
+
+class Configured:
+    """A kernel with its launch configuration: call it with the kernel's arguments."""
+
+    def __init__(self, kernel, grid, block, stream=0, shared_bytes=0):
+        self.kernel = kernel
+        self.griddim, self.blockdim = launch_dimensions(grid, block)
+        self.stream, self.sharedmem = stream, shared_bytes
+
+    def __call__(self, *args):
+        self.kernel.launch(self.griddim, self.blockdim, args, self.sharedmem)
+
+
+class ForAll:
+    """`kernel.forall(n)`: call it with the kernel's arguments; zero tasks launch nothing."""
+
+    def __init__(self, kernel, ntasks, tpb, stream, sharedmem):
+        self.kernel, self.ntasks, self.tpb = kernel, ntasks, tpb or 256
+        self.stream, self.sharedmem = stream, sharedmem
+
+    def __call__(self, *args):
+        if self.ntasks:
+            grid = -(-self.ntasks // self.tpb)
+            self.kernel[grid, self.tpb, self.stream, self.sharedmem](*args)
+
+
+def check_arguments(function, args, name):
+    """Raise TypeError if a kernel does not take so many arguments."""
+    code = function.__code__
+    most = code.co_argcount
+    least = most - len(function.__defaults__ or ())
+    if code.co_flags & inspect.CO_VARARGS:
+        most = max(most, len(args))
+    if not least <= len(args) <= most:
+        wanted = str(most) if least == most else f"{least} to {most}"
+        raise TypeError(f"{name} takes {wanted} arguments; {len(args)} were given")
+
+
+def jit(func_or_sig=None, device=False, **options):
+    """`numba.cuda.jit` for the simulator.
+
+    Takes the same arguments: a function, a signature, a list of signatures, or keywords alone.
+    Signatures and compiler options are kept but do nothing: the simulator does not compile.
+
+    Raises
+    ------
+    NotImplementedError for `link=` with files: compiled code cannot run here.
+    """
+    if options.get("link"):
+        raise NotImplementedError("the simulator cannot link PTX, CUDA C++ or object files")
+    if isinstance(func_or_sig, types.FunctionType):
+        return Kernel(func_or_sig, device, options=options)
+    if isinstance(func_or_sig, Kernel):
+        return func_or_sig
+    if hasattr(func_or_sig, "py_func"):
+        return Kernel(func_or_sig.py_func, device, options=options)
+    signatures = [] if func_or_sig is None else (
+        func_or_sig if isinstance(func_or_sig, list) else [func_or_sig])
+
+    def decorate(function):
+        if not isinstance(function, types.FunctionType):
+            function = getattr(function, "py_func", function)
+        return Kernel(function, device, signatures, options)
+
+    return decorate
+
+
+def run(kernel, grid, block, *args, shared=0, order=None):
+    """Run any kernel object in the simulator, on arrays in place.
+
+    Parameters
+    ----------
+    kernel : a simulated kernel, a real numba CUDADispatcher, or a plain Python function
+        Its own globals are never changed: a rebuilt copy runs.
+    grid, block : int or tuple of int
+    args : NumPy arrays, torch CPU tensors, device arrays of the simulator, numbers, tuples
+    shared : int
+        Bytes of dynamic shared memory.
+    order : "forward", "reverse", "random" or None
+        Overrides `options` for this launch.
+
+    Raises
+    ------
+    LaunchError for a launch that a GPU would refuse, OutOfBounds, Deadlock, or whatever the
+    kernel raises.
+    """
+    settings = current_options()
+    if order is not None:
+        check_order(order)
+        settings = replace(settings, order=order)
+    as_kernel(kernel).launch(grid, block, args, shared, settings)
+
+
+_wrapped = {}
+
+
+def as_kernel(kernel):
+    """The `Kernel` for any kernel object."""
+    if isinstance(kernel, Kernel):
+        return kernel
+    function = getattr(kernel, "py_func", kernel)
+    if not isinstance(function, types.FunctionType):
+        raise TypeError(f"{kernel!r} is no kernel: it has no Python function")
+    # Functions are kept, so that a rebuilt kernel is built once; a few hundred at most.
+    found = _wrapped.get(function)
+    if found is None:
+        if len(_wrapped) > 500:
+            _wrapped.clear()
+        found = _wrapped[function] = Kernel(function)
+    return found

@@ -1,0 +1,63 @@
+"""Settings of a launch: the order threads run in, and how long a loop may spin."""
+
+import contextlib
+import contextvars
+from dataclasses import dataclass, replace
+
+ORDERS = ("forward", "reverse", "random")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `options` sets. A launch reads it once, when it starts."""
+
+    order: str = "forward"
+    seed: int = 0
+    max_steps: int = 20_000_000
+
+
+_current = contextvars.ContextVar("simulator_options", default=Options())  # noqa: B039
+
+
+def current_options():
+    """The `Options` in force here."""
+    return _current.get()
+
+
+def check_order(order):
+    """Raise ValueError unless `order` is one of `ORDERS`."""
+    if order not in ORDERS:
+        raise ValueError(f"order must be one of {', '.join(ORDERS)}; got {order!r}")
+
+
+@contextlib.contextmanager
+def options(**changes):
+    """Change how launches inside the `with` block run. Nests; other Python threads are untouched.
+
+    Parameters
+    ----------
+    order : "forward", "reverse" or "random"
+        The order in which threads run between two barriers, and blocks within a grid. A kernel
+        whose result depends on it has a race.
+    seed : int
+        Seed of the random order.
+    max_steps : int
+        Iterations of `while` loops that a launch may make without any thread finishing.
+        Past it the launch ends with `Deadlock`.
+
+    Raises
+    ------
+    TypeError for an unknown setting, ValueError for a bad value.
+    """
+    unknown = set(changes) - set(Options.__dataclass_fields__)
+    if unknown:
+        raise TypeError(f"unknown option {sorted(unknown)[0]!r}; there are order, seed, max_steps")
+    new = replace(_current.get(), **changes)
+    check_order(new.order)
+    if not isinstance(new.max_steps, int) or new.max_steps < 1:
+        raise ValueError(f"max_steps must be a positive integer; got {new.max_steps!r}")
+    token = _current.set(new)
+    try:
+        yield new
+    finally:
+        _current.reset(token)

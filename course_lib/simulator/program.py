@@ -1,0 +1,214 @@
+"""A kernel with all the device functions it calls, rebuilt to run in the simulator."""
+
+import builtins
+import functools
+import types
+
+import numpy as np
+
+from . import engine
+from .checked import CheckedArray
+from .primitives import Index, LaneId, Namespace, Primitive, current_thread
+from .resolve import UNRESOLVED, Device, Scope, foldable, mapped
+from .rewrite import NeedsGreenlets, emit
+from .source import function_tree
+
+
+class Unit:
+    """One function of a program: the user's function and its rebuilt copy."""
+
+    def __init__(self, function, number):
+        self.function, self.number = function, number
+        self.name = function.__qualname__
+        self.filename = function.__code__.co_filename
+        self.safe_name = function.__name__ if function.__name__.isidentifier() else "anonymous"
+        self.tree = function_tree(function)
+        self.scope = Scope(function)
+        self.namespace = {"__builtins__": builtins, "__name__": function.__module__,
+                          "__unit__": self}
+        self.calls = {}
+        self.callable = None
+        self.sites = {}
+        self.blocking = False
+        self.needs_thread = False
+        self.defaults = function.__defaults__ and tuple(map(_mapped_value, function.__defaults__))
+        self.kwdefaults = function.__kwdefaults__ and {
+            name: _mapped_value(value) for name, value in function.__kwdefaults__.items()}
+
+    def site_at(self, code, lasti):
+        """The `Site` of the instruction at byte `lasti` of `code`, or None."""
+        positions = list(code.co_positions())
+        line, end_line, col, end_col = positions[lasti // 2]
+        return self.sites.get((line, end_line, col, end_col))
+
+
+def _mapped_value(value):
+    value = mapped(value)
+    return value.function if isinstance(value, Device) else value
+
+
+class Program:
+    """A kernel and the device functions it can reach, compiled for one flavour.
+
+    Attributes
+    ----------
+    plain : bool
+        True if no thread ever waits: `function(thread, *args)` runs one thread to its end.
+    greenlets : bool
+        True if threads are greenlets: some function has no source, or is only known when called.
+    """
+
+    def __init__(self, function, greenlets=False):
+        self.root = function
+        self.greenlets = greenlets
+        self.units = {}
+        self.build()
+
+    def build(self):
+        """Rewrite until it is settled which functions wait."""
+        root = self.unit(self.root)
+        self.settle()
+        if root.tree is None and root.needs_thread and not self.greenlets:
+            raise NeedsGreenlets(f"{root.name} has no source")
+        self.entry = root
+        self.plain = not self.greenlets and not root.blocking
+        if root.tree is None:
+            self.function = lambda thread, *args: root.callable(*args)
+        else:
+            self.function = root.callable
+        if self.greenlets:
+            self.start = engine.start_greenlets(self.function)
+        elif not self.plain:
+            self.start = engine.start_generators(self.function)
+
+    def settle(self):
+        """Emit every unit; emit callers again when a function turns out to wait."""
+        emitted = {}
+        while True:
+            pending = [unit for unit in self.units.values() if emitted.get(unit) is None
+                       or unit.tree is not None and emitted[unit] != self._waiting(unit)]
+            if not pending:
+                break
+            for unit in pending:
+                emitted[unit] = self._waiting(unit)
+                self.compile(unit)
+        for unit in self.units.values():
+            for name, callee in unit.calls.items():
+                unit.namespace[name] = callee.callable
+
+    @staticmethod
+    def _waiting(unit):
+        return frozenset(callee for callee in unit.calls.values() if callee.blocking)
+
+    def compile(self, unit):
+        """Make the rebuilt copy of one function."""
+        if unit.tree is None:
+            self.rebuild(unit)
+        else:
+            unit.callable, unit.sites, unit.blocking = emit(unit, self)
+
+    def unit(self, function):
+        """The unit of `function`, made on first use."""
+        unit = self.units.get(function)
+        if unit is None:
+            unit = self.units[function] = Unit(function, len(self.units))
+            if unit.tree is None:
+                self.rebuild(unit)
+        return unit
+
+    def rebuild(self, unit):
+        """A function without source keeps its code; its globals and closure are mapped."""
+        function, scope = unit.function, unit.scope
+        code = function.__code__
+        for name in _global_names(code):
+            value = scope.raw(name)
+            if value is not UNRESOLVED:
+                unit.namespace[name] = self.value_for_sourceless(mapped(value), unit, code)
+        cells = []
+        for name in code.co_freevars:
+            value = scope.raw(name)
+            cells.append(types.CellType() if value is UNRESOLVED else types.CellType(
+                self.value_for_sourceless(mapped(value), unit, code)))
+        copy = types.FunctionType(code, unit.namespace, function.__name__, unit.defaults,
+                                  tuple(cells))
+        copy.__kwdefaults__ = unit.kwdefaults
+        unit.callable = _checking(copy)
+
+    def value_for_sourceless(self, value, unit, code):
+        """What a function without source finds under a global name."""
+        if isinstance(value, Device):
+            callee = self.unit(value.function)
+            if callee.tree is None:
+                unit.needs_thread = unit.needs_thread or callee.needs_thread
+                return callee.callable
+            unit.needs_thread = True
+            return self.callable_value(value.function)
+        if foldable(value) and not isinstance(value, type) and (
+                isinstance(value, (Namespace, Index)) or value.__name__ in ("numba.cuda", "numba")):
+            unit.needs_thread = True
+        elif isinstance(value, LaneId) or isinstance(value, Primitive) and value.kind != "pure":
+            unit.needs_thread = True
+        return value
+
+    def callable_value(self, function):
+        """A device function as a value: it finds its thread when it is called."""
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            return self.invoke(current_thread(function.__qualname__), function, args, kwargs)
+
+        call.device_function = function
+        return call
+
+    def call_dynamic(self, thread, target, *args, **kwargs):
+        """Call what a name held at run time. Only in greenlets."""
+        if isinstance(target, Primitive):
+            return target(*args, **kwargs)
+        target = getattr(target, "device_function", target)
+        value = mapped(target)
+        if isinstance(value, Device):
+            return self.invoke(thread, value.function, args, kwargs)
+        return value(*args, **kwargs)
+
+    def invoke(self, thread, function, args, kwargs):
+        """Run a device function met while the kernel runs."""
+        unit = self.units.get(function)
+        if unit is None or unit.callable is None:
+            unit = self.unit(function)
+            self.settle()
+        if unit.tree is None:
+            return unit.callable(*args, **kwargs)
+        return unit.callable(thread, *args, **kwargs)
+
+    def is_stale(self):
+        """True if a global that some function uses has changed since the program was built."""
+        return any(unit.scope.is_stale() for unit in self.units.values())
+
+
+def _global_names(code):
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _global_names(constant)
+    return names
+
+
+def _checking(function):
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return function(*map(_checked, args), **{k: _checked(v) for k, v in kwargs.items()})
+
+    return call
+
+
+def _checked(value):
+    if type(value) is np.ndarray:
+        return value.view(CheckedArray)
+    return value
+
+
+def build_program(function):
+    """The program of kernel `function`: generators where possible, else greenlets."""
+    try:
+        return Program(function)
+    except NeedsGreenlets:
+        return Program(function, greenlets=True)

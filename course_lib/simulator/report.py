@@ -1,0 +1,168 @@
+"""Say what went wrong in the user's words: which access, which thread, which line."""
+
+import os
+
+import numpy as np
+
+from . import errors
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
+_HINTS = {
+    OverflowError: "NumPy refuses a Python integer that its type cannot hold; a GPU would wrap it. "
+                   "Convert first, for example with np.uint32(value & 0xFFFFFFFF).",
+}
+
+
+def place(thread):
+    """'thread (1, 0, 0) of block (0, 0, 0)'."""
+    return f"thread {thread.index} of block {thread.b.index}"
+
+
+def is_internal(frame):
+    """True for a frame of this package (the code of a user's kernel keeps its own file)."""
+    return frame.f_code.co_filename.startswith(_PACKAGE)
+
+
+def trim(error):
+    """Drop the simulator's own frames from the head of a traceback."""
+    traceback = error.__traceback__
+    while traceback is not None and is_internal(traceback.tb_frame):
+        traceback = traceback.tb_next
+    return error.with_traceback(traceback)
+
+
+def annotate(error, thread):
+    """The error to raise for `error` in `thread`: OutOfBounds, or the same with a note."""
+    if thread is None:
+        return error
+    if isinstance(error, IndexError):
+        better = _out_of_bounds(error, thread)
+        if better is not None:
+            return better
+    for kind, hint in _HINTS.items():
+        if isinstance(error, kind):
+            error.add_note(hint)
+    error.add_note(f"raised in {place(thread)}")
+    return error
+
+
+def _out_of_bounds(error, thread):
+    user, tail = None, []
+    traceback = error.__traceback__
+    while traceback is not None:
+        if "__unit__" in traceback.tb_frame.f_globals:
+            user, tail = traceback, []
+        else:
+            tail.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    inner = next((frame for frame in reversed(tail)
+                  if is_internal(frame) and "array" in frame.f_locals
+                  and "index" in frame.f_locals), None)
+    text = kind = None
+    if user is not None:
+        unit = user.tb_frame.f_globals["__unit__"]
+        site = unit.site_at(user.tb_frame.f_code, user.tb_lasti)
+        filename, lineno = user.tb_frame.f_code.co_filename, user.tb_lineno
+    elif inner is not None:
+        site = None
+        caller = next((frame for frame in reversed(tail) if not is_internal(frame)), None)
+        if caller is None:
+            return None
+        filename, lineno = caller.f_code.co_filename, caller.f_lineno
+    else:
+        return None
+    if inner is not None:
+        array, index = inner.f_locals["array"], inner.f_locals["index"]
+        axis = inner.f_locals.get("axis")
+    elif site is not None and not tail:
+        array, index, axis = site.base_value(user.tb_frame), site.index_value(user.tb_frame), None
+    else:
+        return None
+    if site is not None:
+        text, kind = site.array_text, site.kind
+        if axis is not None and len(site.elements) > 1:
+            index = site.index_value(user.tb_frame, upto=axis)
+    shape = getattr(array, "shape", None)
+    if shape is None or not _is_outside(index, shape):
+        return None
+    text = text or "the array"
+    verb = {"load": "read", "store": "written", "update": "updated", "atomic": "updated"}.get(
+        kind, "used")
+    message = (f"{site.text if site else text} is {verb} outside the array: index {_show(index)}, "
+               f"but {text} has shape {shape}; {place(thread)}, {filename}:{lineno}")
+    better = errors.OutOfBounds(message, array=text, index=index, shape=shape, thread=thread.index,
+                                block=thread.b.index, filename=filename, lineno=lineno)
+    better.__suppress_context__ = True
+    return better.with_traceback(error.__traceback__)
+
+
+def _is_outside(index, shape):
+    parts = index if isinstance(index, tuple) else (index,)
+    if len(parts) > len(shape):
+        return False
+    for part, size in zip(parts, shape, strict=False):
+        if isinstance(part, (int, np.integer)) and not 0 <= part < size:
+            return True
+    return False
+
+
+def _show(index):
+    if isinstance(index, tuple):
+        return "(" + ", ".join(_show(part) for part in index) + ")"
+    if isinstance(index, slice):
+        return ":".join("" if part is None else str(part)
+                        for part in (index.start, index.stop, index.step)
+                        if part is not None) or ":"
+    return "?" if index is Ellipsis else str(index)
+
+
+def position(thread):
+    """(file, line, function) where `thread` waits; None if it cannot be told."""
+    handle = thread.handle
+    frame = getattr(handle, "gi_frame", None) or getattr(handle, "gr_frame", None)
+    if frame is None:
+        return None
+    if hasattr(handle, "gi_yieldfrom"):
+        while getattr(handle.gi_yieldfrom, "gi_frame", None) is not None:
+            handle = handle.gi_yieldfrom
+        frame = handle.gi_frame
+    else:
+        while frame is not None and is_internal(frame):
+            frame = frame.f_back
+    if frame is None:
+        return None
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+
+
+def _ranges(numbers):
+    parts, numbers = [], sorted(numbers)
+    start = previous = None
+    for number in [*numbers, None]:
+        if start is not None and number != previous + 1:
+            parts.append(str(start) if start == previous else f"{start}-{previous}")
+            start = None
+        if start is None:
+            start = number
+        previous = number
+    return ", ".join(parts)
+
+
+def describe_waiting(blocks, most=8):
+    """One line per group of threads: block, numbers, what they wait for, where."""
+    lines = []
+    for block in list(blocks)[:most]:
+        waiting = {}
+        for thread in block.threads:
+            if thread.resume is None:
+                key = "have exited"
+            else:
+                what = block.waiting_for(thread)
+                where = position(thread)
+                at = f" at {where[0]}:{where[1]}" if where else ""
+                key = f"{what}{at}"
+            waiting.setdefault(key, []).append(thread.tid)
+        for key, numbers in waiting.items():
+            lines.append(f"  block {block.index}: threads {_ranges(numbers)} {key}")
+    if len(blocks) > most:
+        lines.append(f"  and {len(blocks) - most} more blocks")
+    return "\n".join(lines)

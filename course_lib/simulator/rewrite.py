@@ -1,0 +1,507 @@
+"""Turn the syntax tree of a kernel into one that runs fast for one thread at a time.
+
+The rewritten function takes a hidden first argument, `_t`, the thread. Thread indices become its
+attributes; what must wait becomes a `yield` (or, in the greenlet flavour, a switch); each index
+that could be negative gets a check. Line and column numbers stay those of the user's source.
+"""
+
+import ast
+import builtins
+from dataclasses import dataclass, field
+
+from . import engine, guards
+from .analysis import Facts, _constant
+from .primitives import Index, LaneId, Primitive
+from .resolve import UNRESOLVED, Device, cast, foldable, mapped, scalar_type
+
+THREAD = "_t"
+
+
+class NeedsGreenlets(Exception):
+    """The function waits, or calls something unknown, where a generator could not follow."""
+
+
+@dataclass
+class Site:
+    """One memory access of the source: what the reports, and later the tracer, go by."""
+
+    text: str
+    array_text: str
+    kind: str  # "load", "store", "update" or "atomic"
+    lineno: int
+    col: int
+    base: ast.expr = None
+    elements: list = field(default_factory=list)
+    is_tuple: bool = False
+
+    def base_value(self, frame):
+        """The array indexed, as the frame has it after the error; None if it cannot be told."""
+        return _evaluate(self.base, frame)
+
+    def index_value(self, frame, upto=None):
+        """The index used; parts not computed before the error are Ellipsis."""
+        parts = []
+        for axis, element in enumerate(self.elements):
+            known = upto is None or axis <= upto
+            parts.append(_evaluate(element, frame, Ellipsis) if known else Ellipsis)
+        return tuple(parts) if self.is_tuple else parts[0]
+
+
+def _evaluate(node, frame, default=None):
+    if node is None:
+        return default
+    expression = ast.fix_missing_locations(ast.Expression(node))
+    try:
+        return eval(compile(expression, "<site>", "eval"), frame.f_globals, dict(frame.f_locals))
+    except Exception:
+        return default
+
+
+def _is_pure(node):
+    return not any(isinstance(part, (ast.Call, ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await))
+                   for part in ast.walk(node))
+
+
+def _name(identifier):
+    return ast.Name(identifier, ast.Load())
+
+
+def _chain(text):
+    node = None
+    for part in text.split("."):
+        node = _name(part) if node is None else ast.Attribute(node, part, ast.Load())
+    return node
+
+
+class Emitter(ast.NodeTransformer):
+    """Rewrites one function. One instance per function and flavour."""
+
+    def __init__(self, unit, program, tree):
+        self.unit, self.program = unit, program
+        self.greenlets = program.greenlets
+        self.scope = unit.scope
+        self.namespace = unit.namespace
+        self.locals = _bound_names(tree)
+        self.facts = Facts(tree, self.meaning)
+        self.sites = {}
+        self.blocking = False
+        self.depth = 0
+        self.walrus = True
+        self.counter = 0
+        self.parameters = {argument.arg for argument in tree.args.args}
+
+    # -- names ---------------------------------------------------------------------------------
+
+    def static(self, node):
+        """What a Name or a chain of attributes stands for, or UNRESOLVED."""
+        if isinstance(node, ast.Name):
+            if node.id in self.locals:
+                return UNRESOLVED
+            value = self.scope.raw(node.id)
+            return value if value is UNRESOLVED else mapped(value)
+        if isinstance(node, ast.Attribute):
+            base = self.static(node.value)
+            if base is UNRESOLVED or not foldable(base):
+                return UNRESOLVED
+            if isinstance(base, Index):
+                return (base, node.attr) if node.attr in ("x", "y", "z") else UNRESOLVED
+            value = self.scope.attribute(base, node.attr)
+            return value if value is UNRESOLVED else mapped(value)
+        return UNRESOLVED
+
+    def meaning(self, node):
+        """For `Facts`: what matters about a name."""
+        value = self.static(node)
+        if isinstance(value, Primitive):
+            return value.inline if value.inline in ("grid", "cas") else None
+        if isinstance(value, (tuple, LaneId)):
+            return "natural" if isinstance(value, LaneId) or isinstance(value[0], Index) else None
+        return value if type(value) is int else None
+
+    def bind(self, value, hint):
+        """A name in the new globals that holds `value`."""
+        for name, known in self.namespace.items():
+            if known is value and name.startswith("_g"):
+                return _name(name)
+        name = f"_g{len(self.namespace)}_{hint}"
+        self.namespace[name] = value
+        return _name(name)
+
+    def temporary(self):
+        """A fresh local name."""
+        self.counter += 1
+        return f"_i{self.counter}"
+
+    def value_of(self, value, node):
+        """The expression that stands for the resolved `value` at `node`."""
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Index):
+            return _chain(f"{THREAD}.{Index.FIELDS[value[0].name]['xyz'.index(value[1])]}")
+        if isinstance(value, LaneId):
+            return _chain(f"{THREAD}.lane")
+        if isinstance(value, Index):
+            of = self.bind(value, value.name)
+            return ast.Call(ast.Attribute(of, "of", ast.Load()), [_name(THREAD)], [])
+        if isinstance(value, Device):
+            return self.bind(self.program.callable_value(value.function), "function")
+        if isinstance(node, ast.Name):
+            self.namespace[node.id] = value
+            return node
+        return self.bind(value, node.attr)
+
+    def visit_Name(self, node):
+        if not isinstance(node.ctx, ast.Load):
+            return node
+        value = self.static(node)
+        return node if value is UNRESOLVED else ast.copy_location(self.value_of(value, node), node)
+
+    def visit_Attribute(self, node):
+        if isinstance(node.ctx, ast.Load):
+            value = self.static(node)
+            if value is not UNRESOLVED:
+                return ast.copy_location(self.value_of(value, node), node)
+        return self.generic_visit(node)
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def visit_Call(self, node):
+        value = self.static(node.func)
+        if value is UNRESOLVED:
+            return self.dynamic_call(node)
+        if isinstance(value, Primitive):
+            return self.primitive_call(node, value)
+        if isinstance(value, Device):
+            return self.device_call(node, value.function)
+        if (value is min or value is max) and len(node.args) == 2 and not node.keywords and not any(
+                isinstance(a, ast.Starred) for a in node.args):
+            return self.extremum(node, value)
+        kind = scalar_type(value) if isinstance(value, type) and value not in (
+            int, float, bool, complex) else None
+        if kind is not None:
+            value = cast(kind)
+        elif hasattr(value, "device_call"):
+            value = value.device_call
+        self.visit_arguments(node)
+        if value is getattr(builtins, getattr(node.func, "id", ""), None):
+            return node
+        hint = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+        node.func = ast.copy_location(self.bind(value, hint), node.func)
+        return node
+
+    def visit_arguments(self, node):
+        node.args = [self.visit(argument) for argument in node.args]
+        for keyword in node.keywords:
+            keyword.value = self.visit(keyword.value)
+
+    def dynamic_call(self, node):
+        """A call whose target is only known when it happens."""
+        function = node.func
+        if isinstance(function, ast.Attribute):
+            node = self.generic_visit(node)
+            if function.attr == "sync" and not node.args and not node.keywords:
+                return self.wait(ast.Call(self.bind(guards.group_sync, "group_sync"),
+                                          [_name(THREAD), node.func.value], []), node)
+            return node
+        if isinstance(function, ast.Name) and function.id not in self.locals:
+            return self.generic_visit(node)  # an undefined name: Python will say so
+        if not self.greenlets:
+            raise NeedsGreenlets(f"{ast.unparse(function)} is known only when it is called")
+        node = self.generic_visit(node)
+        call = ast.Call(self.bind(self.program.call_dynamic, "call"),
+                        [_name(THREAD), node.func, *node.args], node.keywords)
+        return ast.copy_location(call, node)
+
+    def device_call(self, node, function):
+        unit = self.program.unit(function)
+        self.visit_arguments(node)
+        if unit.tree is None:
+            if unit.needs_thread and not self.greenlets:
+                raise NeedsGreenlets(f"{unit.name} has no source")
+            node.func = ast.copy_location(self.bind_unit(unit), node.func)
+            return node
+        call = ast.Call(self.bind_unit(unit), [_name(THREAD), *node.args], node.keywords)
+        ast.copy_location(call, node)
+        if unit.blocking and not self.greenlets:
+            self.may_wait(unit.name)
+            return ast.copy_location(ast.YieldFrom(call), node)
+        return call
+
+    def bind_unit(self, unit):
+        name = f"_f{unit.number}_{unit.safe_name}"
+        self.unit.calls[name] = unit
+        return _name(name)
+
+    def primitive_call(self, node, primitive):
+        inline = getattr(self, f"inline_{primitive.inline}", None)
+        if inline is not None:
+            short = inline(node, primitive)
+            if short is not None:
+                return short
+        if primitive.kind == "pure":
+            if primitive.access:
+                self.add_access(node, primitive)
+            self.visit_arguments(node)
+            call = ast.Call(self.bind(primitive.impl, primitive.safe_name), node.args,
+                            node.keywords)
+            return ast.copy_location(call, node)
+        self.visit_arguments(node)
+        call = ast.Call(self.bind(primitive.impl, primitive.safe_name),
+                        [_name(THREAD), *node.args], node.keywords)
+        if primitive.kind == "thread":
+            return ast.copy_location(call, node)
+        return self.wait(call, node)
+
+    def add_access(self, node, primitive):
+        """Note an atomic as a memory access."""
+        if node.args:
+            text = ast.unparse(node)
+            array = ast.unparse(node.args[0])
+            self.sites[_position(node)] = Site(text, array, primitive.access, node.lineno,
+                                               node.col_offset)
+
+    def may_wait(self, what):
+        if self.depth:
+            raise NeedsGreenlets(f"{what} is used inside a nested function or comprehension")
+        self.blocking = True
+
+    def wait(self, operation, node):
+        """The expression that waits for `operation` and gives its answer."""
+        if self.greenlets:
+            self.blocking = True
+            result = ast.Call(_chain(f"{THREAD}.switch"), [operation], [])
+        else:
+            self.may_wait(ast.unparse(node))
+            result = ast.Yield(operation)
+        return ast.fix_missing_locations(ast.copy_location(result, node))
+
+    def inline_barrier(self, node, primitive):
+        if node.args or node.keywords:
+            return None
+        return self.wait(self.bind(engine.BARRIER, "barrier"), node)
+
+    def inline_grid(self, node, primitive):
+        dimensions = _constant(node.args[0]) if len(node.args) == 1 and not node.keywords else None
+        if dimensions not in (1, 2, 3):
+            return None
+        parts = []
+        for axis in "xyz"[:dimensions]:
+            if primitive.name.endswith("gridsize"):
+                left, right = f"{THREAD}.b.d{axis}", f"{THREAD}.b.g{axis}"
+                parts.append(ast.BinOp(_chain(left), ast.Mult(), _chain(right)))
+            else:
+                left, right = f"{THREAD}.b.o{axis}", f"{THREAD}.t{axis}"
+                parts.append(ast.BinOp(_chain(left), ast.Add(), _chain(right)))
+        result = parts[0] if dimensions == 1 else ast.Tuple(parts, ast.Load())
+        return ast.fix_missing_locations(ast.copy_location(result, node))
+
+    def inline_shared(self, node, primitive):
+        # A declaration is one array per block, whichever thread comes first. Its place in the
+        # source, column included, is its name.
+        self.visit_arguments(node)
+        key = ast.Constant((self.unit.number, node.lineno, node.col_offset))
+        call = ast.Call(self.bind(guards.shared_array, "shared_array"),
+                        [_name(THREAD), key, *node.args], node.keywords)
+        return ast.fix_missing_locations(ast.copy_location(call, node))
+
+    def extremum(self, node, function):
+        """min and max of two values: as on a GPU, a NaN loses against a number."""
+        self.visit_arguments(node)
+        if not self.walrus:
+            helper = guards.gpu_max if function is max else guards.gpu_min
+            node.func = self.bind(helper, function.__name__)
+            return ast.fix_missing_locations(ast.copy_location(node, node))
+        first, second = self.temporary(), self.temporary()
+        comparison = ast.GtE() if function is max else ast.LtE()
+        test = ast.BoolOp(ast.Or(), [
+            ast.Compare(ast.NamedExpr(ast.Name(first, ast.Store()), node.args[0]), [comparison],
+                        [ast.NamedExpr(ast.Name(second, ast.Store()), node.args[1])]),
+            ast.Compare(_name(second), [ast.NotEq()], [_name(second)])])
+        result = ast.IfExp(test, _name(first), _name(second))
+        return ast.fix_missing_locations(ast.copy_location(result, node))
+
+    # -- subscripts ----------------------------------------------------------------------------
+
+    def visit_Subscript(self, node, kind=None):
+        text, array_text = ast.unparse(node), ast.unparse(node.value)
+        kind = kind or ("load" if isinstance(node.ctx, ast.Load) else "store")
+        base = self.visit(node.value)
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        is_tuple = isinstance(node.slice, ast.Tuple)
+        guarded = [self.needs_guard(part) for part in parts]
+        again = base
+        if any(guarded) and not _is_pure(base) or isinstance(base, (ast.Subscript, ast.Call)):
+            if self.walrus:
+                name = self.temporary()
+                base = ast.NamedExpr(ast.Name(name, ast.Store()), base)
+                again = _name(name)
+            else:
+                again = ast.Constant(None)
+        site = Site(text, array_text, kind, node.lineno, node.col_offset, base=again,
+                    is_tuple=is_tuple)
+        emitted = []
+        for axis, (part, guard) in enumerate(zip(parts, guarded, strict=True)):
+            plain = not guard and not isinstance(part, (ast.Slice, ast.Starred))
+            value = self.visit(part)
+            if guard:
+                value, shown = self.guard(value, part, again, axis, node)
+            else:
+                shown = value if plain and _is_pure(value) else ast.Constant(Ellipsis)
+                if isinstance(part, ast.Slice):
+                    shown = ast.Call(_name("slice"), [ast.Constant(None)], [])
+            emitted.append(value)
+            site.elements.append(shown)
+        self.sites[_position(node)] = site
+        index = ast.copy_location(ast.Tuple(emitted, ast.Load()), node.slice) if is_tuple else (
+            emitted[0])
+        result = ast.copy_location(ast.Subscript(base, index, node.ctx), node)
+        return ast.fix_missing_locations(result)
+
+    def needs_guard(self, part):
+        if isinstance(part, (ast.Slice, ast.Starred)):
+            return False
+        if isinstance(part, ast.Constant):
+            return type(part.value) is int and part.value < 0
+        return not self.facts.is_natural(part)
+
+    def guard(self, value, part, base, axis, node):
+        """An index checked for being negative, and the expression that shows it afterwards."""
+        if not self.walrus:
+            check = self.bind(guards.check_index, "check_index")
+            call = ast.Call(check, [base, value, ast.Constant(axis)], [])
+            return ast.copy_location(call, node), ast.Constant(Ellipsis)
+        name = self.temporary()
+        store = ast.NamedExpr(ast.Name(name, ast.Store()), value)
+        positive = ast.Compare(_name(name), [ast.GtE()], [ast.Constant(0)])
+        if self.facts.is_integer(part):
+            test = ast.Compare(store, [ast.GtE()], [ast.Constant(0)])
+        else:
+            is_int = ast.Compare(ast.Attribute(store, "__class__", ast.Load()), [ast.Is()],
+                                 [self.bind(int, "int")])
+            test = ast.BoolOp(ast.And(), [is_int, positive])
+        check = self.bind(guards.check_index, "check_index")
+        call = ast.Call(check, [base, _name(name), ast.Constant(axis)], [])
+        result = ast.IfExp(test, _name(name), call)
+        for part_node in ast.walk(call):
+            if not hasattr(part_node, "lineno"):
+                ast.copy_location(part_node, node)
+        return ast.copy_location(result, node), _name(name)
+
+    def visit_AugAssign(self, node):
+        if isinstance(node.target, ast.Subscript):
+            node.target = self.visit_Subscript(node.target, kind="update")
+        else:
+            node.target = self.visit(node.target)
+        node.value = self.visit(node.value)
+        return node
+
+    # -- loops ---------------------------------------------------------------------------------
+
+    def visit_While(self, node):
+        counts = self.facts.counts(node) and not self.uses_exchange(node)
+        return self.count_iterations(node, counts)
+
+    def visit_For(self, node):
+        if self.uses_exchange(node):
+            return self.count_iterations(node, False)
+        return self.generic_visit(node)
+
+    def uses_exchange(self, loop):
+        return any(isinstance(part, ast.Call) and self.meaning(part.func) == "cas"
+                   for statement in loop.body for part in ast.walk(statement))
+
+    def count_iterations(self, node, counts):
+        """Let other threads run now and then, and end loops that never do."""
+        name = self.temporary().replace("_i", "_w")
+        self.generic_visit(node)
+        stride = 1024 if counts else engine.SPIN_STRIDE
+        due = ast.UnaryOp(ast.Not(), ast.BinOp(_name(name), ast.BitAnd(),
+                                               ast.Constant(stride - 1)))
+        if counts:
+            pause = ast.Call(self.bind(guards.tick, "tick"), [_name(THREAD), _name(name)], [])
+        else:
+            pause = self.wait(self.bind(engine.SPIN, "spin"), node)
+        count = ast.AugAssign(ast.Name(name, ast.Store()), ast.Add(), ast.Constant(1))
+        extra = [count, ast.If(due, [ast.Expr(pause)], [])]
+        start = ast.Assign([ast.Name(name, ast.Store())], ast.Constant(0))
+        for statement in (start, *extra):
+            for part in ast.walk(statement):
+                ast.copy_location(part, node.test if isinstance(node, ast.While) else node.iter)
+        node.body = extra + node.body
+        return [start, node]
+
+    # -- nested scopes -------------------------------------------------------------------------
+
+    def nested(self, node, walrus=True):
+        self.depth += 1
+        outer, self.walrus = self.walrus, walrus and self.walrus
+        try:
+            return self.generic_visit(node)
+        finally:
+            self.depth -= 1
+            self.walrus = outer
+
+    def visit_FunctionDef(self, node):
+        return self.nested(node)
+
+    def visit_Lambda(self, node):
+        return self.nested(node)
+
+    def visit_ListComp(self, node):
+        return self.nested(node, walrus=False)
+
+    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
+
+
+def _position(node):
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+
+
+def _bound_names(tree):
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node is not tree:
+            names.add(node.name)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name:
+            names.add(node.name)
+    return names
+
+
+def emit(unit, program):
+    """Rewrite `unit` for `program`: (callable, sites, blocking)."""
+    import copy
+
+    tree = copy.deepcopy(unit.tree)
+    emitter = Emitter(unit, program, tree)
+    tree.body = [node for statement in tree.body for node in _as_list(emitter.visit(statement))]
+    parameter = ast.arg(THREAD)
+    target = tree.args.posonlyargs or tree.args.args
+    if tree.args.posonlyargs:
+        target.insert(0, parameter)
+    else:
+        tree.args.args.insert(0, parameter)
+    tree.name = unit.safe_name
+    module = ast.fix_missing_locations(ast.Module([tree], []))
+    code = compile(module, unit.filename, "exec", dont_inherit=True)
+    namespace = unit.namespace
+    before = namespace.get(tree.name, UNRESOLVED)
+    exec(code, namespace)
+    function = namespace.pop(tree.name)
+    if before is not UNRESOLVED:
+        namespace[tree.name] = before
+    function.__name__, function.__qualname__ = unit.function.__name__, unit.function.__qualname__
+    function.__defaults__ = unit.defaults
+    function.__kwdefaults__ = unit.kwdefaults
+    return function, emitter.sites, emitter.blocking
+
+
+def _as_list(result):
+    return result if isinstance(result, list) else [result]
+
+

@@ -1,0 +1,89 @@
+"""Find the syntax tree of a function, or say that there is none."""
+
+import ast
+import functools
+import inspect
+import types
+
+
+@functools.lru_cache(maxsize=512)
+def _tree(code):
+    """The tree of the function compiled to `code`, or None. Line and column numbers are real."""
+    try:
+        lines, first = inspect.getsourcelines(code)
+    except (OSError, TypeError, IndexError, SyntaxError):
+        return None
+    text = "".join(lines)
+    indented = text[:1] in " \t"
+    try:
+        # An indented function parses as it stands inside a block, which keeps its columns.
+        module = ast.parse("if True:\n" + text if indented else text)
+    except (SyntaxError, ValueError):
+        return None
+    ast.increment_lineno(module, first - (2 if indented else 1))
+    for node in ast.walk(module):
+        found = None
+        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+            found = node
+        elif isinstance(node, ast.Lambda) and code.co_name == "<lambda>":
+            found = _as_function(node)
+        if found is not None and _matches(found, code):
+            return found
+    return None
+
+
+def _as_function(node):
+    body = ast.copy_location(ast.Return(node.body), node.body)
+    return ast.copy_location(
+        ast.FunctionDef("<lambda>", node.args, [body], [], None, None, **_type_params()), node)
+
+
+def _type_params():
+    return {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
+
+
+def _matches(node, code):
+    """True if `node` compiles to what `code` does: the file may have changed since."""
+    name = node.name if node.name.isidentifier() else "_lambda"
+    copy = ast.FunctionDef(name, _bare(node.args), node.body, [], None, None, **_type_params())
+    module = ast.fix_missing_locations(ast.Module([ast.copy_location(copy, node)], []))
+    try:
+        compiled = next(constant for constant in compile(module, "", "exec").co_consts
+                        if isinstance(constant, types.CodeType))
+    except (SyntaxError, ValueError, StopIteration):
+        return False
+    return _signature(compiled) == _signature(code)
+
+
+def _signature(code):
+    constants = [constant for constant in code.co_consts
+                 if not isinstance(constant, (types.CodeType, str))]
+    names = {*code.co_names, *code.co_freevars}
+    return code.co_varnames, code.co_cellvars, names, repr(constants)
+
+
+def _bare(arguments):
+    """The same parameters without defaults and annotations."""
+    def strip(argument):
+        return None if argument is None else ast.copy_location(ast.arg(argument.arg), argument)
+
+    return ast.arguments(
+        [strip(a) for a in arguments.posonlyargs], [strip(a) for a in arguments.args],
+        strip(arguments.vararg), [strip(a) for a in arguments.kwonlyargs],
+        [None] * len(arguments.kwonlyargs), strip(arguments.kwarg), [])
+
+
+def function_tree(function):
+    """A fresh ast.FunctionDef of `function` without decorators, defaults and annotations; or None.
+
+    None means that the source is missing, or no longer what the function was compiled from.
+    """
+    import copy
+
+    tree = _tree(function.__code__)
+    if tree is None:
+        return None
+    tree = copy.deepcopy(tree)
+    tree.args = _bare(tree.args)
+    tree.decorator_list, tree.returns = [], None
+    return tree
