@@ -21,12 +21,16 @@ def numbers(
 
 
 def spread(rng: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:
-    """Return float32 numbers of both signs and every scale from 1e-6 to 1e4, with some zeros."""
+    """Return float32 numbers of both signs and every scale from 1e-6 to 1e4, with two zeros."""
     values = np.asarray(10.0 ** rng.uniform(-6, 4, shape) * rng.choice([-1.0, 1.0], shape))
+    return with_zeros(rng, values.astype(np.float32))
+
+
+def with_zeros(rng: np.random.Generator, values: np.ndarray) -> np.ndarray:
+    """Return `values` with a zero of either sign at two random places, if it has more."""
     if values.size > 2:
-        # Two zeros of either sign at random places, the first and last element included.
         values.flat[rng.choice(values.size, 2, replace=False)] = 0.0, -0.0
-    return values.astype(np.float32)
+    return values
 
 
 #: Launches of a guarded kernel on n elements, as (n, grid, block): nothing to do, one element, one

@@ -15,11 +15,13 @@ from course_lib.teach.running import Attempt, Failure, Run, Simulator, attempt_c
 
 def likely_cause(attempt: Attempt, failure: Failure) -> str:
     """Return a sentence on why the case failed, empty if the evidence doesn't tell."""
-    for each in (failure, _largest(attempt, failure)):
-        for cause in CAUSES[each.problem]:
-            sentence = cause(attempt, each)
-            if sentence:
-                return sentence
+    largest = _largest(attempt, failure)
+    for cause in CAUSES[failure.problem]:
+        sentence = cause(attempt, failure)
+        if sentence:
+            return sentence
+        if largest is not failure and (sentence := cause(attempt, largest)):
+            return f"{sentence} (seen with {largest.run.got[largest.array].size} elements)"
     return ""
 
 
@@ -58,7 +60,8 @@ def reads_output(attempt: Attempt, failure: Failure) -> str | None:
     if other is None:
         return None
     first, second = failure.run.got[failure.array], other.got[failure.array]
-    if (~same_bits(first, second) & failure.wrong).any():
+    changed = ~same_bits(first, second) & ~_holds_poison(first, second)
+    if (changed & failure.wrong).any():
         return f"the result depends on what {failure.array} held before: it is read, not only set"
     return None
 
@@ -103,6 +106,16 @@ def other_places(attempt: Attempt, failure: Failure) -> str | None:
         f"the right values at the wrong places: {element(name, failure.index)} holds what belongs "
         f"at {element(name, home)}"
     )
+
+
+def copies_input(attempt: Attempt, failure: Failure) -> str | None:
+    """All wrong elements are those of an input."""
+    got = failure.run.got[failure.array]
+    for name, x in failure.run.case.inputs.items():
+        if np.shape(x) == got.shape and failure.wrong.sum() > 1 and np.ptp(x[failure.wrong]) > 0:
+            if np.array_equal(got[failure.wrong], x[failure.wrong]):
+                return f"every wrong element is that of {name}, unchanged"
+    return None
 
 
 def one_factor(attempt: Attempt, failure: Failure) -> str | None:
@@ -154,11 +167,13 @@ def wrote_outside(attempt: Attempt, failure: Failure) -> str | None:
 #: For each problem, what may explain it, the surest first.
 CAUSES = {
     "values": (
-        never_written,
+        # First, since adding 0 to what was there looks like not writing.
         reads_output,
+        never_written,
         depends_on_order,
         nan_from_finite,
         other_places,
+        copies_input,
         one_factor,
         at_zero,
         at_negative,
@@ -204,7 +219,11 @@ def _unwritten(attempt: Attempt, failure: Failure) -> np.ndarray | None:
     other = _with_other_poison(attempt, failure)
     if other is None:
         return None
-    first, second = failure.run.got[failure.array], other.got[failure.array]
-    marks = [np.full_like(first, poison(first.dtype, second=which)) for which in (False, True)]
-    mask = same_bits(first, marks[0]) & same_bits(second, marks[1])
+    mask = _holds_poison(failure.run.got[failure.array], other.got[failure.array])
     return mask if mask.any() else None
+
+
+def _holds_poison(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return where the outputs of two runs still hold what each of them started with."""
+    marks = [np.full_like(first, poison(first.dtype, second=which)) for which in (False, True)]
+    return same_bits(first, marks[0]) & same_bits(second, marks[1])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import linecache
+import re
 import traceback
-from types import TracebackType
 
 import numpy as np
 
@@ -49,12 +49,14 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
         return f"it changes its input {failure.array}, which others still need{on}"
     if failure.problem == "returned":
         return failure.text
-    where = _learners_line(attempt, failure.error)
+    error, file = failure.error, _file(attempt)
+    if isinstance(error, SimulatorError):
+        return _without_path(attempt, str(error))
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+    where = f" in {_quote(file, lines[-1])}" if lines else ""
     if failure.problem == "endless":
         return f"stopped, because it did not end{where}"
-    if isinstance(failure.error, SimulatorError):
-        return str(failure.error)
-    return f"{type(failure.error).__name__}{where}: {failure.error}"
+    return f"{type(error).__name__}{where}: {error}"
 
 
 def _launch(run: Run) -> list[str]:
@@ -77,7 +79,7 @@ def _values(failure: Failure) -> list[str]:
     expected, got = run.expected[name], run.got[name]
     place = element(name, index)
     lines = [
-        _line("first", f"{place}, one of {int(failure.wrong.sum())} wrong in {got.size}"),
+        _line("wrong", f"{int(failure.wrong.sum())} of {_count(got.size)}, the first is {place}"),
         _line("expected", f"{place} = {number(got.dtype.type(expected[index]))}"),
         _line("got", f"{place} = {number(got[index])}"),
     ]
@@ -105,24 +107,36 @@ def number(value: np.generic | float) -> str:
     return str(value)
 
 
-def _summary(value) -> str:
+def _count(elements: int) -> str:
+    return "1 element" if elements == 1 else f"{elements} elements"
+
+
+def _summary(value: np.ndarray) -> str:
     if value.ndim == 0:
         return number(value)
     if value.ndim == 1:
-        shape = f"{value.size} element{'s' * (value.size != 1)}"
+        shape = _count(value.size)
     else:
         shape = " × ".join(map(str, value.shape))
     if value.size == 0 or (value.ndim > 1 and value.size > 6):
         return f"{value.dtype}, {shape}"
-    values = np.array2string(value.ravel(), threshold=6, edgeitems=3, separator=", ")
+    values = np.array2string(
+        value.ravel(), threshold=6, edgeitems=3, separator=", ", max_line_width=200
+    )
     return f"{value.dtype}, {shape}: {values}"
 
 
-def _learners_line(attempt: Attempt, error: BaseException) -> str:
-    """Return ", line 4: `while i < n:`" for the learner's innermost line, empty if unknown."""
-    file = python_function(attempt.obj).__code__.co_filename
-    frames: TracebackType | None = error.__traceback__
-    lines = [f.lineno for f in traceback.extract_tb(frames) if f.filename == file]
-    if not lines:
-        return ""
-    return f", line {lines[-1]}: `{linecache.getline(file, lines[-1]).strip()}`"
+def _file(attempt: Attempt) -> str:
+    return python_function(attempt.obj).__code__.co_filename
+
+
+def _quote(file: str, line: int) -> str:
+    """Return "line 4, `while i < n:`". In a notebook the line is counted from the cell's top."""
+    text = linecache.getline(file, line).strip()
+    return f"line {line}, `{text}`" if text else f"line {line}"
+
+
+def _without_path(attempt: Attempt, message: str) -> str:
+    """Return the simulator's message with the learner's line itself for "path/of/file.py:4"."""
+    file = _file(attempt)
+    return re.sub(re.escape(file) + r":(\d+)", lambda m: _quote(file, int(m[1])), message)

@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from course_lib import cuda, reference
-from course_lib.teach.cases import GUARDED, numbers, spread
+from course_lib.teach.cases import GUARDED, numbers, spread, with_zeros
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 
 
@@ -142,7 +142,7 @@ def _sigmoid_cases(rng):
     scales = (1.0, 100.0, 1e4)
     small = [case(1, 8, x=np.array(x, np.float32)) for x in ([-1e4, 1e4], [-89.0, 89.0, 0.0, -0.0])]
     return small + [
-        case(grid, block, x=np.clip(numbers(rng, n, scales[k % 3]), -1e4, 1e4))
+        case(grid, block, x=with_zeros(rng, np.clip(numbers(rng, n, scales[k % 3]), -1e4, 1e4)))
         for k, (n, grid, block) in enumerate(GUARDED)
     ]
 
@@ -178,7 +178,12 @@ def swish_backward(dy, x, dx):
 def _swish_cases(rng):
     scales = (1.0, 30.0, 1e3)
     return [
-        case(grid, block, dy=numbers(rng, n, 2.0, 0.5), x=numbers(rng, n, scales[k % 3]))
+        case(
+            grid,
+            block,
+            dy=numbers(rng, n, 2.0, 0.5),
+            x=with_zeros(rng, numbers(rng, n, scales[k % 3])),
+        )
         for k, (n, grid, block) in enumerate(GUARDED)
     ]
 
