@@ -1,43 +1,64 @@
 """The README's table of measured results, drawn from records. Takes data, returns text."""
 
+_COLUMNS = {
+    "operation": "---",
+    "type": "---",
+    "shape": "---",
+    "variant": "---",
+    "GB/s": "--:",
+    "% of a copy": "--:",
+    "fastest peer": "---",
+    "time ÷ peer's": "--:",
+    "… over all shapes": "--:",
+}
+
 
 def render(recordings):
     """Markdown for `recordings`, a list of record files as `bench.load_records` returns them.
 
-    One table for each device: a line for each measurement, our fastest variant beside the
-    fastest peer of the same run.
+    One table for each device, in it one line for each operation and type: the top rung of the
+    ladder beside the fastest peer of the same run, at the largest shape measured. The last column
+    is the least and the greatest ratio among all its shapes, so that no slow one is left out.
     """
     return "\n\n".join(_device(recording) for recording in recordings if recording["records"])
 
 
 def _device(recording):
-    dates = sorted({record["date"] for record in recording["records"]})
+    records = recording["records"]
+    dates = sorted({record["date"] for record in records})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    lines = [
-        f"**{recording['device']['name']}**, measured {when}",
-        "",
-        "| operation | shape | type | ours | µs | GB/s | % of a copy | peer | µs | ours / peer |",
-        "|---|---|---|---|--:|--:|--:|---|--:|--:|",
-    ]
-    lines += [_line(record) for record in recording["records"]]
-    return "\n".join(lines)
+    groups = {}
+    for record in records:
+        groups.setdefault((record["name"], record["dtype"]), []).append(record)
+    lines = [f"**{recording['device']['name']}**, measured {when}", ""]
+    lines += [_row(_COLUMNS), _row(_COLUMNS.values())]
+    return "\n".join([*lines, *(_line(group) for group in groups.values())])
 
 
-def _line(record):
-    ours = _fastest(record, "ours")
-    peer = _fastest(record, "peer")
-    shape = " × ".join(f"{size:,}" for size in record["shape"])
-    cells = [f"`{record['name']}`", shape, record["dtype"]]
-    cells += [ours["label"], f"{ours['microseconds']:.1f}", f"{ours['gbps']:,.0f}"]
-    cells += [f"{ours['percent_of_copy']:.0f}"]
-    if peer is None:
-        cells += ["–", "–", "–"]
-    else:
-        ratio = ours["microseconds"] / peer["microseconds"]
-        cells += [peer["label"], f"{peer['microseconds']:.1f}", f"{ratio:.2f}"]
+def _line(group):
+    largest = max(group, key=lambda record: record["bytes"])
+    ours, peer = _ours(largest), _peer(largest)
+    ratios = [_ratio(record) for record in group]
+    shape = " × ".join(f"{size:,}" for size in largest["shape"])
+    cells = [f"`{largest['name']}`", largest["dtype"], shape, ours["label"]]
+    cells += [f"{ours['gbps']:,.0f}", f"{ours['percent_of_copy']:.0f}", peer["label"]]
+    cells += [f"{_ratio(largest):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"]
+    return _row(cells)
+
+
+def _row(cells):
     return "| " + " | ".join(cells) + " |"
 
 
-def _fastest(record, kind):
-    rows = [row for row in record["rows"] if row["kind"] == kind]
-    return min(rows, key=lambda row: row["microseconds"], default=None)
+def _ours(record):
+    # Rows stand in teaching order: the last of ours is the top rung.
+    return [row for row in record["rows"] if row["kind"] == "ours"][-1]
+
+
+def _peer(record):
+    peers = [row for row in record["rows"] if row["kind"] == "peer"]
+    return min(peers, key=lambda row: row["microseconds"])
+
+
+def _ratio(record):
+    return _ours(record)["microseconds"] / _peer(record)["microseconds"]

@@ -25,6 +25,7 @@ FLOORS = {
     "models": {"course_lib", "runtime", "ops", "nn", "optim"},
     "train": {"course_lib", "runtime", "ops", "nn", "optim", "models", "data"},
     "bench": {"course_lib", "runtime"},
+    "benchmarks": {"course_lib", "runtime", "kernels", "reference", "bench", "ops", "nn", "optim"},
     "teach": {"course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot"},
     "doctor": {"runtime"},
     "__main__": {"cli"},

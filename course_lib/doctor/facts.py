@@ -33,7 +33,7 @@ REQUIREMENTS = {
 #: The parts of the CUDA toolkit that compile and link a kernel, and the packages they come in.
 TOOLKIT = {"nvvm": "nvidia-nvvm", "nvJitLink": "nvidia-nvjitlink", "nvrtc": "nvidia-cuda-nvrtc"}
 #: What is imported for a try, each in a process of its own: a crash there is only a fact here.
-TRIED_IMPORTS = {"torch": "import torch, torchvision", "numba": "import numba.cuda"}
+TRIED_IMPORTS = {"torch": "import torch", "numba": "import numba.cuda"}
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = ("COURSE_LIB_SIMULATOR", "NUMBA_ENABLE_CUDASIM", "CUDA_VISIBLE_DEVICES")
 

@@ -107,7 +107,7 @@ def _import_problems(facts, known):
         if facts.platform == "darwin" and name == "numba":
             packages = ["numba"]
         if known.isdisjoint([*packages, "numpy"]):  # else that is the reason, and is told already
-            what = f"{' and '.join(packages)} cannot be imported ({error})"
+            what = f"{name} cannot be imported ({error})"
             problems.append(Problem(name, what, _install_again(facts, *packages)))
     return problems
 
