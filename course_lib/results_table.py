@@ -19,18 +19,23 @@ def render(recordings):
     One table for each device, in it one line for each operation and type: the top rung of the
     ladder beside the fastest peer of the same run, at the largest shape measured. The last column
     is the least and the greatest ratio among all its shapes, so that no slow one is left out.
+    Records without a peer are a lesson's own and stay there.
     """
-    return "\n\n".join(_device(recording) for recording in recordings if recording["records"])
+    tables = []
+    for recording in recordings:
+        records = [record for record in recording["records"] if _rows(record, "peer")]
+        if records:
+            tables.append(_table(recording["device"], records))
+    return "\n\n".join(tables)
 
 
-def _device(recording):
-    records = recording["records"]
+def _table(device, records):
     dates = sorted({record["date"] for record in records})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     groups = {}
     for record in records:
         groups.setdefault((record["name"], record["dtype"]), []).append(record)
-    lines = [f"**{recording['device']['name']}**, measured {when}", ""]
+    lines = [f"**{device['name']}**, measured {when}", ""]
     lines += [_row(_COLUMNS), _row(_COLUMNS.values())]
     return "\n".join([*lines, *(_line(group) for group in groups.values())])
 
@@ -52,12 +57,15 @@ def _row(cells):
 
 def _ours(record):
     # Rows stand in teaching order: the last of ours is the top rung.
-    return [row for row in record["rows"] if row["kind"] == "ours"][-1]
+    return _rows(record, "ours")[-1]
 
 
 def _peer(record):
-    peers = [row for row in record["rows"] if row["kind"] == "peer"]
-    return min(peers, key=lambda row: row["microseconds"])
+    return min(_rows(record, "peer"), key=lambda row: row["microseconds"])
+
+
+def _rows(record, kind):
+    return [row for row in record["rows"] if row["kind"] == kind]
 
 
 def _ratio(record):

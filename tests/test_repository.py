@@ -159,6 +159,7 @@ RECORDING = {
             naive=2.0, vectorised=2.2, eager=2.5, compiled=2.0,
         ),
         record("relu.backward", [1000003], "bfloat16", "2026-11-23", naive=8.0, eager=8.4),
+        record("lesson.order", [64, 64], "float32", "2026-11-25", rows=1.0, columns=9.0),
     ],
 }
 
