@@ -3,7 +3,18 @@
 import importlib
 import types
 
-from . import device_api, host_api, mathlib
+import ml_dtypes
+
+from . import (
+    cooperative,
+    device_api,
+    errors,
+    half,
+    host_api,
+    mathlib,
+    reduction,
+    vector_types,
+)
 from .arrays import DeviceArray, device_array, to_device
 from .kernel import jit
 from .primitives import current_thread
@@ -28,8 +39,7 @@ class Facade(types.ModuleType):
             raise AttributeError(name)
         found = submodule(f"{self.__name__}.{name}")
         if found is None:
-            types_module = importlib.import_module("numba.core.types")
-            found = getattr(types_module, name, None)
+            found = getattr(submodule("numba.cuda.types"), name, None)
         if found is None:
             raise AttributeError(f"the simulator's numba.cuda has no attribute {name!r}")
         self.__dict__[name] = found
@@ -47,7 +57,9 @@ def _build():
             members[name] = value
     for name in ("default_stream", "legacy_default_stream", "per_thread_default_stream", "gpus"):
         members[name] = getattr(host_api, name)
-    members.update(jit=jit, to_device=to_device, device_array=device_array,
+    members.update(vector_types.vector_types)
+    members.update(jit=jit, reduce=reduction.Reduce, Reduce=reduction.Reduce,
+                   to_device=to_device, device_array=device_array,
                    warpsize=WARP_SIZE, implementation="course_lib simulator")
     for name in ("Device", "Context", "device", "context"):
         members.pop(name, None)
@@ -55,25 +67,84 @@ def _build():
     return module
 
 
-def _api():
-    return cuda
-
-
-def _random():
-    from . import random
-
-    return random
-
-
-def _devicearray():
-    module = types.ModuleType("numba.cuda.cudadrv.devicearray")
-    module.DeviceNDArray = module.DeviceNDArrayBase = DeviceArray
-    module.is_cuda_ndarray = host_api.is_cuda_array
+def _plain_module(name, **members):
+    module = types.ModuleType(f"numba.cuda.{name}")
+    module.__dict__.update(members)
     return module
 
 
+class _Types(types.ModuleType):
+    """numba's scalar and array types, and the few that numba.cuda adds."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module("numba.core.types"), name)
+
+
+def _types():
+    module = _Types("numba.cuda.types")
+    module.bfloat16 = ml_dtypes.bfloat16
+    return module
+
+
+def _intrinsic(*args, **kwargs):
+    raise NotImplementedError(
+        "an @intrinsic writes LLVM code, which the simulator cannot run. Define the function in "
+        "Python for the simulator, or register a twin with simulator.register_twin")
+
+
+def _compiled_only(name):
+    def refuse(*args, **kwargs):
+        raise NotImplementedError(
+            f"numba.cuda.extending.{name} extends numba's compiler, which the simulator does not "
+            f"use")
+
+    refuse.__name__ = refuse.__qualname__ = name
+    return refuse
+
+
+def _extending():
+    names = ("overload", "overload_attribute", "overload_method", "overload_classmethod",
+             "lower_builtin", "type_callable", "typeof_impl", "register_model", "lower_cast",
+             "make_attribute_wrapper", "models")
+    return _plain_module("extending", intrinsic=_intrinsic, register_jitable=_register_jitable,
+                         **{name: _compiled_only(name) for name in names})
+
+
+def _register_jitable(*args, **kwargs):
+    """Leaves a function as it is: kernels may call plain functions here."""
+    return args[0] if len(args) == 1 and not kwargs else lambda function: function
+
+
+def _from_package(name):
+    return lambda: importlib.import_module(f"{__package__}.{name}")
+
+
 #: submodules, by their names below numba.cuda; each is made on first use
-_makers = {"api": _api, "random": _random, "cudadrv.devicearray": _devicearray}
+_makers = {
+    "api": lambda: cuda,
+    "random": _from_package("random"),
+    "libdevice": _from_package("libdevice"),
+    "cg": lambda: _plain_module("cg", this_grid=cooperative.this_grid,
+                                GridGroup=cooperative.GridGroup),
+    "fp16": lambda: _plain_module("fp16", **half.fp16_names()),
+    "bf16": lambda: _plain_module("bf16", **half.bf16_names()),
+    "types": _types,
+    "extending": _extending,
+    "vector_types": lambda: _plain_module("vector_types", vector_types=vector_types.vector_types),
+    "args": lambda: _plain_module("args", In=host_api.In, Out=host_api.Out, InOut=host_api.InOut,
+                                  ArgHint=host_api.ArgHint),
+    "cudadrv": lambda: _package("cudadrv"),
+    "cudadrv.devicearray": lambda: _plain_module(
+        "cudadrv.devicearray", DeviceNDArray=DeviceArray, DeviceNDArrayBase=DeviceArray,
+        is_cuda_ndarray=host_api.is_cuda_array),
+    "cudadrv.driver": lambda: _plain_module(
+        "cudadrv.driver", driver=host_api.Driver(), CudaAPIError=host_api.CudaAPIError),
+    "cudadrv.error": lambda: _plain_module("cudadrv.error",
+                                           CudaSupportError=host_api.CudaSupportError),
+    "errors": lambda: _plain_module("errors", KernelRuntimeError=errors.SimulatorError),
+}
 _made = {}
 
 
@@ -88,6 +159,12 @@ def submodule(name):
             return None
         found = _made[name] = maker()
     return found
+
+
+def _package(name):
+    module = _plain_module(name)
+    module.__path__ = []
+    return module
 
 
 cuda = _build()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from .arrays import DeviceArray, device_array, host_array, like, to_device, torch_array
+from .arrays import DeviceArray, device_array, host_array, like, torch_array
 
 
 def device_array_like(ary, stream=0):
@@ -430,3 +430,26 @@ class Out(ArgHint):
 
 class InOut(ArgHint):
     """An array that the kernel reads and writes."""
+
+
+class CudaSupportError(RuntimeError):
+    """What the real numba.cuda raises without a driver. Never raised here."""
+
+
+class CudaAPIError(RuntimeError):
+    """What the real numba.cuda raises when a driver call fails. Never raised here."""
+
+
+class Driver:
+    """The driver, as far as a simulator has one."""
+
+    is_available = True
+    initialization_error = None
+
+    def get_device_count(self):
+        """One."""
+        return 1
+
+    def get_version(self):
+        """The CUDA version whose API is simulated."""
+        return 13, 0

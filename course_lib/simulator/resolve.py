@@ -91,9 +91,6 @@ def as_dtype(value):
         from numba.np import numpy_support
 
         return numpy_support.as_dtype(value)
-    vector = getattr(value, "vector_dtype", None)
-    if vector is not None:
-        return vector
     try:
         return np.dtype(value)
     except TypeError:
