@@ -18,6 +18,13 @@ def place(thread):
     return f"thread {thread.index} of block {thread.b.index}"
 
 
+def where(filename, lineno):
+    """'kernel.py:4', or 'line 4 of the cell' for what was typed into a notebook."""
+    if "ipykernel_" in filename or filename.startswith("<ipython-input"):
+        return f"line {lineno} of the cell"  # the file name is made up and says nothing
+    return f"{filename}:{lineno}"
+
+
 def is_internal(frame):
     """True for a frame of this package (the code of a user's kernel keeps its own file)."""
     return frame.f_code.co_filename.startswith(_PACKAGE)
@@ -89,7 +96,7 @@ def _out_of_bounds(error, thread):
     verb = {"load": "read", "store": "written", "update": "updated", "atomic": "updated"}.get(
         kind, "used")
     message = (f"{site.text if site else text} is {verb} outside the array: index {_show(index)}, "
-               f"but {text} has shape {shape}; {place(thread)}, {filename}:{lineno}")
+               f"but {text} has shape {shape}; {place(thread)}, {where(filename, lineno)}")
     better = errors.OutOfBounds(message, array=text, index=index, shape=shape, thread=thread.index,
                                 block=thread.b.index, filename=filename, lineno=lineno)
     better.__suppress_context__ = True
