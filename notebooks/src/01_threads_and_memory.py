@@ -1,0 +1,837 @@
+# %% [markdown]
+# # 1 · Threads and memory
+#
+# **After this lesson** you can write kernels for data of any size and any number of dimensions, see
+# which thread touches which piece of memory, predict from that how fast a kernel can be at best,
+# avoid three classical traps, and write the activation functions of a neural network with their
+# gradients.
+#
+# **You need** [lesson 0](00_start_here.ipynb): kernel, thread, block, grid, launch.
+#
+# **Time:** 90 minutes; there are good places to pause after sections 3 and 5. All cells together
+# run in less than half a minute in the simulator. On a GPU the speeds are measured on your own
+# machine, otherwise you see recorded ones. The words are collected in the
+# [glossary](glossary.md).
+
+# %%
+import math
+
+import numpy as np
+
+from course_lib import SIMULATED, cuda, plot, reference, simulator
+from course_lib.teach import TODO, check, hint, progress, use
+
+# %% [markdown]
+# ## 1 · One thread, one element
+#
+# The pieces of a neural network that make it more than a long sum are its **activation functions**.
+# The simplest is **ReLU** (rectified linear unit): it leaves positive numbers alone and
+# turns negative ones into zero, `y = max(x, 0)`. One number in, one number out, no neighbour needed:
+# a job for one thread per element.
+#
+# In lesson 0 a thread asked for its place in a picture by `cuda.grid(2)`. For a plain row of numbers
+# it is `cuda.grid(1)`. What it computes is no secret:
+
+# %%
+@cuda.jit
+def who_kernel(block, thread):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x  # the same as cuda.grid(1)
+    block[i] = cuda.blockIdx.x
+    thread[i] = cuda.threadIdx.x
+
+
+block, thread = np.full((2, 24), -1, dtype=np.int32)
+who_kernel[3, 8](block, thread)
+plot.thread_map(block, thread, title="3 blocks of 8 threads, 24 elements")
+
+# %% [markdown]
+# `blockIdx.x` is the number of the thread's block, `blockDim.x` how many threads a block has
+# (here 8), and `threadIdx.x` the thread's number within its block. All of them
+# count from 0.
+#
+# **One more thing about memory.** A GPU has its own memory and cannot see NumPy arrays, which lie in
+# the memory of the CPU. People call the CPU's side the **host** and the GPU the **device**. If you
+# pass a NumPy array to a kernel, numba copies it to the device before the launch and back
+# afterwards, every time. That is convenient, and slow. When you care, you say it yourself:
+
+# %%
+x = np.array([-2.0, -1.0, 0.0, 1.0, 2.0, 3.0, -4.0, 5.0], dtype=np.float32)
+
+
+@cuda.jit
+def relu_eight(x, y):
+    i = cuda.grid(1)
+    y[i] = max(x[i], np.float32(0))
+
+
+x_on_device = cuda.to_device(x)  # host → device
+y_on_device = cuda.device_array_like(x_on_device)  # new memory on the device, not filled
+relu_eight[1, 8](x_on_device, y_on_device)  # nothing is copied here
+print(y_on_device.copy_to_host())  # device → host
+
+# %% [markdown]
+# (Why `np.float32(0)` and not simply `0`? Section 7 has the answer.)
+
+# %% [markdown]
+# ## 2 · When threads and elements do not match
+#
+# With 20 elements and blocks of 8, two blocks are too few and three are too many: blocks come whole.
+# We round up, since every element needs a thread. In Python, `math.ceil(20 / 8)`.
+#
+# **Predict:** 3 blocks of 8 are 24 threads. What do the last four do?
+
+# %%
+@cuda.jit
+def relu_unguarded(x, y):
+    i = cuda.grid(1)
+    y[i] = max(x[i], np.float32(0))
+
+
+x = np.linspace(-1, 1, 20, dtype=np.float32)
+try:
+    simulator.run(relu_unguarded, 3, 8, x, np.zeros_like(x))
+except simulator.OutOfBounds as error:
+    print(error)
+
+# %% [markdown]
+# `simulator.run(kernel, grid, block, ...)` always runs in the simulator, also where there is a GPU.
+# It stopped at the first thread that left the array, and says which one it was.
+#
+# **A real GPU would have said nothing.** It does not know where an array ends. It computes
+# an address and writes there, whoever owns that memory. Let us watch this without harm, by
+# giving the kernel a piece of memory that holds two things: 20 elements for `y`, and right behind
+# them four numbers that belong to somebody else.
+
+# %%
+memory = np.zeros(24, dtype=np.float32)
+y, someone_elses = memory[:20], memory[20:]
+someone_elses[:] = [7, 7, 7, 7]
+print("before:", someone_elses)
+
+relu_unguarded[3, 8](np.linspace(-1, 1.4, 24, dtype=np.float32), memory)
+print("after: ", someone_elses)
+
+# %% [markdown]
+# The sevens are gone, and no error was raised. In a real program they might have been the weights of
+# the next layer. The result of *this* kernel looks right; something else goes wrong, somewhere
+# else, an hour later. This is the mistake that kernels make most often. Here are
+# the four threads that must keep still:
+
+# %%
+block, thread = np.full((2, 24), -1, dtype=np.int32)
+who_kernel[3, 8](block, thread)
+plot.thread_map(block, thread, length=20, title="24 threads for 20 elements")
+
+# %% [markdown]
+# The cure is one line, and nearly every kernel in the world has it: the thread asks whether its
+# element exists. This line is called the **guard**.
+#
+# ### Exercise: ReLU with a guard
+#
+# `x.size` is the number of elements. The kernel must be right for *every* size and launch that
+# has enough threads, also for an empty array.
+
+# %% exercise="relu"
+@cuda.jit
+def relu(x, y):
+    i = cuda.grid(1)
+    if TODO:  # is there an element for this thread?
+        y[i] = max(x[i], np.float32(0))
+
+
+check("relu", relu)
+
+# %%
+hint("relu")
+
+# %% [markdown]
+# ## 3 · Fewer threads than elements
+#
+# For 100 million elements and 256 threads per block you would launch 390,625 blocks. That works.
+# But each thread starts, finds out who it is, handles *one* element, and ends. Could fewer
+# threads do more each? Then a launch would not depend on the size of the data, either.
+#
+# So let each thread handle several elements. There are two natural ways to deal 40 elements to
+# 16 threads. One: thread 0 takes the first three, thread 1 the next three, and so on, like pages of
+# a book handed out in chapters. Two: everybody takes one, then everybody takes one more, like cards.
+
+# %%
+@cuda.jit
+def deal_chapters(block, thread):
+    n_threads = cuda.gridsize(1)  # all threads of the launch
+    share = (block.size + n_threads - 1) // n_threads  # elements per thread, rounded up
+    first = cuda.grid(1) * share
+    for i in range(first, min(first + share, block.size)):
+        block[i] = cuda.blockIdx.x
+        thread[i] = cuda.threadIdx.x
+
+
+@cuda.jit
+def deal_cards(block, thread):
+    for i in range(cuda.grid(1), block.size, cuda.gridsize(1)):
+        block[i] = cuda.blockIdx.x
+        thread[i] = cuda.threadIdx.x
+
+# %%
+block, thread = np.full((2, 40), -1, dtype=np.int32)
+deal_chapters[2, 8](block, thread)
+plot.thread_map(block, thread, title="Like chapters: each thread takes a run of elements")
+
+# %%
+block, thread = np.full((2, 40), -1, dtype=np.int32)
+deal_cards[2, 8](block, thread)
+plot.thread_map(block, thread, title="Like cards: each thread takes every 16th element")
+
+# %% [markdown]
+# Both are right. On a CPU you would choose chapters, since a CPU likes to read on where it has just
+# read. **Predict**, and write your guess down: which one does a GPU like better? Section 5 will tell.
+#
+# Dealing cards has a name, **grid-stride loop**: the step from one element to the next, the
+# *stride*, is the number of threads in the whole grid. Its `range` also does the guard's work:
+# a thread that starts past the end gets an empty range.
+#
+# ### Exercise: a grid-stride ReLU
+#
+# It must be right for any number of threads, more than elements or fewer.
+
+# %% exercise="relu_grid_stride"
+@cuda.jit
+def relu_grid_stride(x, y):
+    for i in range(cuda.grid(1), x.size, TODO):
+        y[i] = max(x[i], np.float32(0))
+
+
+check("relu_grid_stride", relu_grid_stride)
+
+# %%
+hint("relu_grid_stride")
+
+# %% [markdown]
+# ## 4 · From one number to four indices
+#
+# Pictures for a neural network come as arrays with four indices, `x[n, c, h, w]`: picture `n` of a
+# batch, its **channel** `c` (red, green, blue to begin with), row `h` and column `w`. The shape is
+# written **N, C, H, W**. Memory, however, is one long row of numbers. Here is where each element of
+# a small array goes:
+
+# %%
+plot.tensor_layout((2, 3, 2, 4), title="Shape (N=2, C=3, H=2, W=4): each element's place in memory")
+
+# %% [markdown]
+# The last index runs fastest, as on an odometer: `w` counts 0, 1, 2, 3, then starts again while `h`
+# goes up by one, and so on. In a formula, the place of `x[n, c, h, w]` is
+#
+# $$ i = ((n \cdot C + c) \cdot H + h) \cdot W + w . $$
+#
+# A kernel with one thread per element needs the way back, from `i` to `n, c, h, w`. It goes as with
+# the digits of a number: `i % W` (the remainder) is the last digit `w`, and `i // W`
+# (the quotient, rounded down) is the number that is left when it is struck off.
+#
+# **Predict** with pencil and paper: which `n, c, h, w` belongs to place 37? Then look it up in
+# the picture.
+#
+# ### Exercise: a bias for each channel
+#
+# A layer adds one number, the **bias**, to all elements of a channel:
+# `y[n, c, h, w] = x[n, c, h, w] + bias[c]`. One thread per element, numbered by `cuda.grid(1)`.
+
+# %% exercise="nchw_index"
+@cuda.jit
+def nchw_index(x, bias, y):
+    N, C, H, W = x.shape
+    i = cuda.grid(1)
+    if i < N * C * H * W:
+        w = i % W
+        h = i // W % H
+        c = TODO
+        n = TODO
+        y[n, c, h, w] = x[n, c, h, w] + bias[c]
+
+
+check("nchw_index", nchw_index)
+
+# %%
+hint("nchw_index")
+
+# %% [markdown]
+# Try it on a real picture: more red, less blue, and it looks like evening. We read the photograph of
+# lesson 0 in colour, and turn it from rows × columns × colours into N, C, H, W.
+
+# %%
+import matplotlib.cbook
+import matplotlib.image
+
+with matplotlib.cbook.get_sample_data("grace_hopper.jpg") as file:
+    photo = matplotlib.image.imread(file, format="jpg")[20:532]
+small = photo.reshape(64, 8, 64, 8, 3).mean(axis=(1, 3)).astype(np.float32) / 255
+x = np.ascontiguousarray(small.transpose(2, 0, 1)[np.newaxis])  # (1, 3, 64, 64)
+
+y = np.zeros_like(x)
+bias = np.array([0.15, 0.0, -0.2], dtype=np.float32)
+kernel = use("nchw_index", nchw_index)
+kernel[math.ceil(x.size / 256), 256](x, bias, y)
+plot.images([small, y[0].transpose(1, 2, 0).clip(0, 1)], ["as taken", "bias (0.15, 0, -0.2)"])
+
+# %% [markdown]
+# A good place for a break. Next comes the idea that decides more than any other whether a kernel
+# is fast.
+
+# %% [markdown]
+# ## 5 · The same work in another order
+#
+# Copying a picture is the simplest kernel there is. Thread `i` copies one pixel. But which one is
+# pixel number `i`: do we count along the rows, or down the columns?
+
+# %%
+@cuda.jit
+def copy_by_rows(x, y):
+    n_rows, n_cols = x.shape
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i // n_cols, i % n_cols] = x[i // n_cols, i % n_cols]
+
+
+@cuda.jit
+def copy_by_columns(x, y):
+    n_rows, n_cols = x.shape
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i % n_rows, i // n_rows] = x[i % n_rows, i // n_rows]
+
+# %% [markdown]
+# Each pixel is copied once in both. Let us launch only the first 40 blocks of 128 threads,
+# to see how far they get:
+
+# %%
+picture = photo.reshape(128, 4, 128, 4, 3).mean(axis=(1, 3, 4)).astype(np.float32) / 255
+begun = []
+for kernel in (copy_by_rows, copy_by_columns):
+    part, whole = np.zeros((2, 128, 128), dtype=np.float32)
+    kernel[40, 128](picture, part)
+    kernel[128, 128](picture, whole)
+    print("all 128 blocks make the same picture:", np.array_equal(whole, picture))
+    begun.append(part)
+plot.images(begun, ["by rows, 40 of 128 blocks", "by columns, 40 of 128 blocks"], vmin=0, vmax=1)
+
+# %% [markdown]
+# Same number of threads, same bytes, the same result in the end. **Predict:** does one of them take
+# longer on a GPU? How many times as long?
+
+# %% [markdown]
+# ### What memory sends: sectors
+#
+# Three facts about the chip are needed to find out.
+#
+# 1. Threads do not run one by one. 32 threads of a block with consecutive numbers form a **warp**,
+#    and a warp executes one instruction for all of its 32 threads together. (A single one
+#    of them is called a **lane**.)
+# 2. So when the code says `x[row, col]`, 32 addresses are asked for at once. This is one
+#    **request**.
+# 3. Memory does not send single numbers. It sends **sectors** of 32 bytes, which is eight
+#    float32 numbers that lie side by side. Who wants one of them gets all eight.
+#
+# What a request costs is, above all, the number of different sectors in it. A request that touches
+# as few as possible is called **coalesced** (grown together).
+#
+# **Predict** for a picture of 128 × 128 float32 numbers: how many sectors does one request of one
+# warp touch, by rows, and by columns? Write down two numbers.
+#
+# To check them, let the threads themselves store which address they would touch, counted in
+# bytes from the start of the picture. A single warp walks over the picture, 32 pixels in each step:
+
+# %%
+@cuda.jit
+def addresses_by_rows(address, n_rows, n_cols):
+    for step in range(address.shape[0]):
+        i = step * 32 + cuda.threadIdx.x
+        row, col = i // n_cols, i % n_cols
+        address[step, cuda.threadIdx.x] = 4 * (row * n_cols + col)  # 4 bytes a number
+
+
+@cuda.jit
+def addresses_by_columns(address, n_rows, n_cols):
+    for step in range(address.shape[0]):
+        i = step * 32 + cuda.threadIdx.x
+        row, col = i % n_rows, i // n_rows
+        address[step, cuda.threadIdx.x] = 4 * (row * n_cols + col)
+
+# %%
+by_rows, by_columns = np.zeros((2, 512, 32), dtype=np.int64)  # 512 steps of 32 pixels
+addresses_by_rows[1, 32](by_rows, 128, 128)
+addresses_by_columns[1, 32](by_columns, 128, 128)
+
+
+def sectors(address):
+    """How many different sectors of 32 bytes each request touches."""
+    return np.array([len(np.unique(request // 32)) for request in address])
+
+
+print("by rows:   ", sectors(by_rows)[:4], "… mean", sectors(by_rows).mean())
+print("by columns:", sectors(by_columns)[:4], "… mean", sectors(by_columns).mean())
+
+# %% [markdown]
+# By rows, 32 neighbours of 4 bytes are 128 bytes, that is **4** sectors with nothing wasted. By
+# columns, the next pixel lies a whole row further on, so each lane needs a sector of its own: **32**,
+# of which seven eighths are sent for nothing. Here they are, in the corner of the picture
+# where the warp begins:
+
+# %%
+plot.access_order(
+    {"by rows": by_rows[:1], "by columns": by_columns[:1]},
+    row_bytes=128 * 4, shown_rows=34, title="What one warp asks for in its first request",
+)
+
+# %% [markdown]
+# Eight times as many sectors for the same 128 bytes. It is not hopeless: the pale pixels on the right
+# are what the *next* requests will want, and a small, fast memory on the chip, the **cache**,
+# keeps what was sent for a while. But thousands of threads share it, and for a
+# large picture the sector is gone before its neighbours are wanted.
+#
+# ### Three more patterns
+#
+# **Predict** the sectors per request when each of the 32 lanes `k` reads the float32 number
+#
+# - `k + 1`: neighbours again, but starting one number further on;
+# - `2 * k`: every second number;
+# - `8 * k`: the first of a chapter of eight, as each thread would when it deals itself chapters.
+
+# %%
+k = np.arange(32)
+patterns = {"k + 1": 4 * (k + 1), "2 k": 4 * (2 * k), "8 k": 4 * (8 * k)}
+plot.access_order(patterns, row_bytes=32 * 4, title="One request, 32 float32 numbers per row")
+
+# %% [markdown]
+# 5, 8 and 32. Being off by one costs one sector more, a step of two doubles the traffic, and
+# chapters of eight or more are as bad as columns. That answers the question of section 3: with
+# chapters the 32 lanes read 32 places far apart, and with cards they read 32 neighbours. What counts
+# on a GPU is not where *one* thread reads next, but what its 31 neighbours read **at the same time**.
+#
+# ### Exercise: one thread per column
+#
+# Now use it. `y[col]` shall be the sum of column `col` of `x`. Each thread owns one column and
+# walks down its rows.
+#
+# **Predict:** each thread jumps a whole row further with every step of its loop. How many
+# sectors does a request touch?
+
+# %% exercise="column_sum"
+@cuda.jit
+def column_sum(x, y):
+    n_rows, n_cols = x.shape
+    col = cuda.grid(1)
+    if col < n_cols:
+        total = np.float32(0)
+        TODO  # add up the elements of this column, row by row
+        y[col] = total
+
+
+check("column_sum", column_sum)
+
+# %%
+hint("column_sum")
+
+# %% [markdown]
+# <details><summary>The answer to the prediction</summary>
+#
+# Four, as few as possible. In each step all 32 lanes are in the same row and in neighbouring
+# columns. It would be the sum of each <em>row</em>, with one thread per row, that touches 32 sectors
+# per request. Fast row sums need threads that work together; they have a lesson of their own.
+# </details>
+
+# %% [markdown]
+# Another good place for a break. What remains: measuring without fooling yourself, a trap with
+# numbers, and the activation functions with their gradients.
+
+# %% [markdown]
+# ## 6 · Two traps in measuring time
+#
+# You would like to know how long ReLU takes on 64 million numbers. So you look at the clock before
+# and after the launch, as you would for any Python function. Let us do that three times.
+#
+# **Predict:** will the three times be alike?
+
+# %%
+import time
+
+from course_lib import bench
+
+
+@cuda.jit
+def fresh_relu(x, y):  # a new kernel: nobody has launched it before
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i] = max(x[i], np.float32(0))
+
+
+def clocked(label, n_elements, wait):
+    start = time.perf_counter()
+    fresh_relu[math.ceil(n_elements / 256), 256](x_on_device, y_on_device)
+    if wait:
+        cuda.synchronize()  # wait until the device has done all it was asked to do
+    return {"label": label, "microseconds": (time.perf_counter() - start) * 1e6}
+
+# %%
+recorded = bench.load_records()  # what was measured for the course, and on which GPU
+traps = bench.find(recorded, name="lesson_01.timing_traps")[0]
+rows, device, date = traps["rows"], recorded["device"]["name"], traps["date"]
+
+# %% [markdown]
+# Where there is a GPU, the next cell replaces the recorded times with your own. In the simulator it
+# does nothing: a time measured there would say nothing about a GPU.
+
+# %%
+if not SIMULATED:
+    n = 2**26
+    x_on_device = cuda.to_device(np.ones(n, dtype=np.float32))
+    y_on_device = cuda.device_array_like(x_on_device)
+    rows = [clocked("1st: launch and wait", n, wait=True)]
+    rows += [clocked("2nd: launch only", n, wait=False)]
+    cuda.synchronize()
+    rows += [clocked("3rd: launch and wait", n, wait=True)]
+    device, date = bench.device_facts()["name"], "just now"
+plot.durations(rows, title="The same kernel, three times", device=device, date=date)
+
+# %% [markdown]
+# Three times the same work, and three quite different times. Each of the first two fell into a trap:
+#
+# 1. **The first launch compiles.** numba translates your Python for this GPU and for these types
+#    when they are needed for the first time. That takes a good part of a second, once.
+#    Always launch once before you measure. (This is called *warming up*.)
+# 2. **A launch does not wait.** It puts the kernel into the device's queue and returns at once, long
+#    before the work is done. We call that **asynchronous**. The clock was stopped too early. A
+#    kernel's *errors* come late for the same reason: in a later line that has nothing
+#    to do with them.
+#
+# The third one is right, or nearly so:
+
+# %%
+launch, wait = rows[1]["microseconds"], rows[2]["microseconds"]
+plot.timeline(
+    [
+        ("host (Python)", 0, launch, "launch"),
+        ("host (Python)", launch, wait, "cuda.synchronize(): waiting"),
+        ("device (GPU)", launch, wait, "the kernel runs"),
+    ],
+    title="What the clock sees", device=device, date=date,
+)
+
+# %% [markdown]
+# The launch itself is in the third time, too. For a kernel of a few microseconds that would be most
+# of it. So one asks the device's own clock: an **event** is a mark in the device's queue
+# that notes the time when the device passes it.
+#
+# ```python
+# start, end = cuda.event(), cuda.event()
+# start.record()
+# kernel[blocks, threads](x_on_device, y_on_device)
+# end.record()
+# end.synchronize()
+# milliseconds = cuda.event_elapsed_time(start, end)
+# ```
+#
+# `course_lib.bench` does this, many times over, and takes the **median** (half of
+# the measurements were faster, half slower). All speeds in this course are taken that way.
+#
+# Now for the question of section 5, by rows against by columns:
+
+# %%
+order, device = bench.find(recorded, name="lesson_01.copy_order")[0], recorded["device"]["name"]
+if not SIMULATED:
+    from course_lib.benchmarks import lesson_01
+
+    order = lesson_01.copy_order(copy_by_rows, copy_by_columns, side=4096)
+    device = bench.device_facts()["name"]
+plot.ladder(
+    order["rows"], order["copy_gbps"], title="Copying a matrix: the same bytes in two orders",
+    device=device, date=order["date"],
+)
+
+# %% [markdown]
+# ## 7 · A trap with numbers: float64
+#
+# GPUs compute with 32-bit numbers (**float32**) by preference. With 64 bits (**float64**) an
+# H200 does half as many operations per second, and smaller GPUs only 1/32 or 1/64. You will never ask
+# for float64 on purpose. But look at what a bare `2.0` does:
+
+# %%
+import numba
+
+
+def kind_of(function):
+    """What `function` of a float32 returns: in NumPy, and once numba has compiled it."""
+    compiled = numba.njit(function)
+    in_numpy = np.asarray(compiled.py_func(np.float32(3))).dtype
+    compiled(np.float32(3))
+    return f"NumPy {in_numpy},  numba {compiled.nopython_signatures[0].return_type}"
+
+
+TWO = np.float32(2.0)
+print("x * 2.0           ", kind_of(lambda x: x * 2.0))
+print("x + 1             ", kind_of(lambda x: x + 1))
+print("x * TWO           ", kind_of(lambda x: x * TWO))
+print("x * np.float32(2) ", kind_of(lambda x: x * np.float32(2)))
+
+# %% [markdown]
+# In NumPy, a plain Python number takes the type of its partner. In numba, `2.0` *is* a float64, and
+# float32 times float64 is float64; an integer has the same effect. The whole rest of a formula is then
+# computed with 64 bits, slowly. It is rounded to 32 bits when it is stored, so the result
+# does not betray it. Now you know why this course writes `np.float32(0)`, or names its constants at
+# the top of a file: `ONE = np.float32(1)`.
+#
+# (Here `numba.njit` compiled for the CPU, which works on every machine. The rule for types is
+# the same on the GPU. The simulator computes with NumPy's rule, so the very last digits may differ.)
+
+# %% [markdown]
+# ## 8 · Activation functions and their gradients
+#
+# Besides ReLU, two more are everywhere: the **sigmoid**, which squeezes any number into the range
+# from 0 to 1, and **swish** (also called SiLU), a ReLU with its corner smoothed.
+#
+# $$ \mathrm{relu}(x) = \max(x, 0) \qquad \sigma(x) = \frac{1}{1 + e^{-x}} \qquad
+# \mathrm{swish}(x) = x \cdot \sigma(x) $$
+
+# %%
+x = np.linspace(-6, 6, 121)
+plot.curves(
+    x,
+    {"relu": reference.relu(x), "sigmoid": reference.sigmoid(x), "swish": reference.swish(x)},
+    xlabel="x (no unit)", ylabel="y (no unit)", title="Three activation functions",
+)
+
+# %% [markdown]
+# ### A formula that is right on paper
+#
+# Multiply the sigmoid's fraction by $e^x$ above and below, and you have $e^x / (1 + e^x)$: the same
+# function. **Predict** its value for `x` = 100, then see what float32 makes of it.
+
+# %%
+x = np.array([-100, -1, 0, 1, 100], dtype=np.float32)
+with np.errstate(over="ignore", invalid="ignore"):
+    print("e^x / (1 + e^x):", np.exp(x) / (1 + np.exp(x)))
+    print("e^x itself:     ", np.exp(x))
+
+# %% [markdown]
+# float32 ends at 3.4 · 10³⁸, and $e^{89}$ is more than that. It **overflows** to infinity, and infinity
+# divided by infinity is not a number: `nan`. The other formula, $1 / (1 + e^{-x})$, is luckier:
+# it overflows at the other end, where 1 divided by infinity gives the correct 0.
+# It is safer not to overflow at all: only ever take `exp` of a number that is not positive.
+#
+# ### Exercise: a sigmoid that never overflows
+#
+# Mind section 7: constants are float32, too. `math.exp` of a float32 is a float32.
+
+# %% exercise="sigmoid"
+@cuda.jit
+def sigmoid(x, y):
+    i = cuda.grid(1)
+    if i < x.size:
+        e = math.exp(-abs(x[i]))  # between 0 and 1
+        one = np.float32(1)
+        y[i] = TODO
+
+
+check("sigmoid", sigmoid)
+
+# %%
+hint("sigmoid")
+
+# %% [markdown]
+# ### Backwards
+#
+# Learning means: change the weights a little so that the network's error, the **loss** $L$, shrinks.
+# For that we need to know how the loss reacts to each number on the way. This is its **gradient**.
+# It is computed from the end of the network to its beginning, layer by layer. A layer is given
+# $dy = \partial L / \partial y$, how the loss reacts to its *output*, and must
+# return $dx = \partial L / \partial x$, how it reacts to its *input*. For one number in, one number
+# out, this is the chain rule:
+#
+# $$ dx = dy \cdot f'(x) . $$
+#
+# (In code, `dy` and `dx` are just arrays of the shape of `y` and `x`.) The three derivatives:
+#
+# - **relu**: the slope is 1 right of zero and 0 left of it. At the corner we take 0, as PyTorch does.
+# - **sigmoid**: by the chain rule,
+#   $\sigma'(x) = \frac{e^{-x}}{(1 + e^{-x})^2} = \sigma(x) \cdot \frac{e^{-x}}{1 + e^{-x}}
+#   = \sigma(x) \cdot (1 - \sigma(x))$. So the *result* of the forward pass is all that is needed.
+# - **swish**: by the product rule,
+#   $(x \cdot \sigma(x))' = \sigma(x) + x \cdot \sigma(x) \cdot (1 - \sigma(x))$.
+#
+# Here is the first of them as a kernel:
+
+# %%
+@cuda.jit
+def relu_backward(dy, y, dx):
+    i = cuda.grid(1)
+    if i < dy.size:
+        dx[i] = dy[i] if y[i] > 0 else np.float32(0)
+
+
+x = np.array([-2, -1, 0, 1, 2], dtype=np.float32)
+dx = np.zeros_like(x)
+relu_backward[1, 32](np.full_like(x, 10), np.maximum(x, 0), dx)
+print("x :", x, "\ndx:", dx)
+
+# %% [markdown]
+# ### Never trust a derivation: finite differences
+#
+# A slip in a derivation gives a network that learns a little worse, and no error message. So compare
+# with the slope you get by brute force: go a small step $h$ to the right and to the left, and
+# divide the difference by $2h$. This is a **finite difference**.
+#
+# **Predict:** is a smaller $h$ always better?
+
+# %%
+h = 10.0 ** np.arange(-12, 0.5, 0.5)
+slope = (reference.sigmoid(1 + h) - reference.sigmoid(1 - h)) / (2 * h)
+exact = reference.sigmoid(1) * (1 - reference.sigmoid(1))
+plot.curves(
+    h, {"|finite difference − derivative|": np.abs(slope - exact)}, log=True,
+    xlabel="step h (no unit)", ylabel="error (no unit)", title="The sigmoid's slope at x = 1",
+)
+
+# %% [markdown]
+# There are two errors. From the right, the curve is not straight between the two points: that error
+# shrinks as $h^2$. From the left, the two numbers are so similar that their difference
+# has few correct digits left. In between, near $h = 10^{-5}$, ten digits agree. (This is
+# float64. In float32 the best one could hope for are three or four digits, which is why references
+# are computed in float64.)
+#
+# ### Exercise: the gradient of swish
+
+# %% exercise="swish_backward"
+@cuda.jit
+def swish_backward(dy, x, dx):
+    i = cuda.grid(1)
+    if i < x.size:
+        e = math.exp(-abs(x[i]))
+        one = np.float32(1)
+        s = one / (one + e) if x[i] >= 0 else e / (one + e)  # the sigmoid
+        dx[i] = TODO
+
+
+check("swish_backward", swish_backward)
+
+# %%
+hint("swish_backward")
+
+# %% [markdown]
+# And here is your own kernel against brute force:
+
+# %%
+kernel = use("swish_backward", swish_backward)
+x = np.linspace(-8, 8, 81, dtype=np.float32)
+dx = np.zeros_like(x)
+kernel[1, 96](np.ones_like(x), x, dx)
+wide, h = x.astype(np.float64), 1e-5
+slope = (reference.swish(wide + h) - reference.swish(wide - h)) / (2 * h)
+print(f"largest difference to the finite difference: {np.abs(dx - slope).max():.1e}")
+plot.curves(x, {"swish": reference.swish(x), "your gradient": dx}, xlabel="x (no unit)",
+            ylabel="value, slope (no unit)", title="Swish and its slope")
+
+# %% [markdown]
+# The slope of swish is not monotonous: slightly negative on the left, and slightly above 1 on the
+# right. Nobody would guess that; the finite difference confirms it.
+
+# %% [markdown]
+# ## 9 · The first ladder
+#
+# You have now met two ways to write ReLU, one element per thread and grid-stride. The course's library
+# holds both, and a third. All kernels of this course come as such a **ladder**: from the
+# simplest rung to the one that reaches the limit of the chip.
+#
+# - `naive`: one element per thread, as in section 2.
+# - `grid_stride`: as in section 3.
+# - `vectorised`: as before, but a thread loads and stores **four** neighbouring numbers by a single
+#   instruction of 16 bytes. The sectors are the same, with a quarter of the requests.
+
+# %%
+from course_lib.kernels import activation
+
+x = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+for variant in activation.relu.VARIANTS:
+    y = activation.relu.forward(x, variant=variant)
+    print(f"{variant:12} right: {np.array_equal(y, reference.relu(x))}")
+
+# %% [markdown]
+# What is the limit? ReLU computes next to nothing, but each element has to come from memory and go
+# back: 4 bytes in, 4 bytes out. No kernel can be faster than the memory, and the fair
+# measure of that is a plain **copy** of the same size on the same chip. The number of bytes moved
+# per second is called **bandwidth**, in GB/s (1 GB is 10⁹ bytes).
+#
+# **Predict** the time, from nothing but bytes and bandwidth:
+
+# %%
+ladder = bench.find(recorded, name="relu.forward", dtype="float32")[-1]  # the largest
+n_elements = math.prod(ladder["shape"])
+n_bytes = n_elements * (4 + 4)
+print(f"{n_elements:,} elements move {n_bytes / 1e6:,.0f} MB.")
+print(f"A copy on this device reaches {ladder['copy_gbps']:,.0f} GB/s.")
+print(f"So no ReLU can take less than {n_bytes / ladder['copy_gbps'] / 1e3:,.0f} µs.")
+
+# %%
+plot.ladder(
+    ladder["rows"], ladder["copy_gbps"], title=f"ReLU, {n_elements:,} float32 elements",
+    device=recorded["device"]["name"], date=ladder["date"],
+)
+
+# %% [markdown]
+# Only the useful bytes count here, those which the operation must move. A kernel that also moves
+# useless ones (by columns!) shows fewer.
+#
+# EXPLAIN THE GAP
+
+# %% [markdown]
+# ## What the profiler says
+#
+# NVIDIA's profiler, *Nsight Compute*, counts requests and sectors in the chip itself. For the two
+# copies of section 5, with 1024 × 1024 float32 numbers on an H200, it reports for the loads:
+#
+# | | requests | sectors | sectors per request |
+# |---|---|---|---|
+# | by rows | 32,768 | 131,072 | 4 |
+# | by columns | 32,768 | 1,048,576 | 32 |
+#
+# They are the numbers that you predicted with a pencil: 1024 · 1024 / 32 = 32,768 requests of
+# 4 or 32 sectors each.
+#
+# ## Where the real libraries go further
+#
+# - PyTorch's own ReLU takes arrays whose elements do not lie side by side, broadcasts, and handles a
+#   dozen types of numbers with one kernel, chosen and vectorised when it is called.
+# - The fastest ReLU is the one that is never launched. `torch.compile` **fuses** it with its
+#   neighbours, and cuDNN applies it while a convolution's result is still on the chip. Then the
+#   8 bytes per element are not moved at all.
+#
+# ## Three questions
+#
+# <details><summary>1. A kernel reads a picture of bytes (uint8, 1 byte per pixel) by rows, one pixel
+# per thread. How many sectors does a request touch, and what does that suggest?</summary>
+#
+# 32 lanes × 1 byte = 32 bytes: one sector. Nothing is wasted, but a request carries only a quarter of
+# what it could. It suggests that each thread should load several neighbouring bytes at once: the idea
+# of <code>vectorised</code>.
+# </details>
+#
+# <details><summary>2. Your guard says <code>if i &lt;= x.size</code>. What happens, and who
+# notices?</summary>
+#
+# One thread too many passes, if there is one: it writes right behind the end of the array. On a GPU
+# mostly nobody notices. <code>check</code> does, since it puts fences around every array and tries
+# sizes that leave threads over.
+# </details>
+#
+# <details><summary>3. A colleague measures 5 µs for a ReLU on 64 million float32 numbers, on the H200
+# of this lesson. What do you tell him?</summary>
+#
+# 64 million numbers move 512 MB. In 5 µs that would be over 100,000 GB/s, more than twenty times
+# what the memory can do. He stopped the clock after the launch and did not wait.
+# </details>
+
+# %%
+progress()
+
+# %% [markdown]
+# ## What comes next
+#
+# Here each thread worked alone. In the next lesson the threads of a block work
+# together, and the first results appear that no thread could compute by itself.
