@@ -14,9 +14,10 @@ class _Activation(nn.Module):
         self.inplace = inplace
 
     def forward(self, x):
-        y = self.operator(x)
-        # Writing the result back costs one more pass; it keeps torch.nn's contract.
-        return x.copy_(y) if self.inplace else y
+        if not self.inplace:
+            return self.operator(x)
+        # The gradient needs what x held, so this keeps torch.nn's contract but saves no memory.
+        return x.copy_(self.operator(x.clone()))
 
     def extra_repr(self):
         return "inplace=True" if self.inplace else ""

@@ -13,7 +13,6 @@ Gradients of gradients are refused with an error, not approximated.
 import os
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from course_lib.kernels import activation
 from course_lib.runtime.device import SIMULATOR_VARIABLE
@@ -44,8 +43,23 @@ def _register_activation(operation, on_cpu, backward_on_cpu):
         lambda grad_output, saved: torch.empty_like(saved),
     )
     saves_output = operation.saves == "y"
+    title = operation.name.title()
 
-    class Function(torch.autograd.Function):
+    class Backward(torch.autograd.Function):
+        """The gradient as a node of the graph: what is built with ``create_graph=True``."""
+
+        @staticmethod
+        def forward(ctx, grad_output, saved):
+            with torch._C._AutoDispatchBelowAutograd():
+                return backward(grad_output, saved)
+
+        @staticmethod
+        def backward(ctx, _):
+            raise RuntimeError(
+                f"course_lib.{operation.name} has no second derivative; torch.nn.functional's has"
+            )
+
+    class Forward(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             with torch._C._AutoDispatchBelowAutograd():
@@ -54,12 +68,12 @@ def _register_activation(operation, on_cpu, backward_on_cpu):
             return y
 
         @staticmethod
-        @once_differentiable
         def backward(ctx, grad_output):
             return backward(grad_output, *ctx.saved_tensors)
 
-    Function.__name__ = Function.__qualname__ = f"{operation.name.title()}Function"
-    _library.impl(operation.name, Function.apply, "Autograd")
+    for function, name in ((Forward, operation.name), (Backward, f"{operation.name}_backward")):
+        function.__name__ = function.__qualname__ = f"{title}{function.__name__}"
+        _library.impl(name, function.apply, "Autograd")
     return forward
 
 

@@ -234,3 +234,14 @@ relu = Activation("relu", "y", relu_value, relu_gradient)
 sigmoid = Activation("sigmoid", "y", sigmoid_value, sigmoid_gradient)
 swish = Activation("swish", "x", swish_value, swish_gradient)
 OPERATIONS = {operation.name: operation for operation in (relu, sigmoid, swish)}
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
+    for name, operation in OPERATIONS.items():
+        for n_arrays, table in ((2, operation.VARIANTS), (3, operation.BACKWARD_VARIANTS)):
+            for variant, kernel in table.items():
+                for dtype in DTYPES:
+                    direction = "forward" if n_arrays == 2 else "backward"
+                    label = f"{name}.{direction} {variant} {dtype}"
+                    yield label, kernel, [(dtype, 1)] * n_arrays + ["int64"]

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import struct
+import sys
 
 from course_lib.runtime import device
 from course_lib.runtime.compiler import compile_kernel
@@ -73,10 +74,10 @@ class Specialisation:
                 error = self._launch(grid, block, shared_bytes, values)
         if error:
             raise LaunchError(
-                f"{self.title}: the driver refused grid {grid}, block {block}, {shared_bytes} bytes "
-                f"of dynamic shared memory: {_describe(error)}. The kernel uses "
-                f"{self.compiled.registers} registers per thread and {self.compiled.shared_bytes} "
-                "bytes of static shared memory."
+                f"{self.title}: the driver refused grid {grid}, block {block} and {shared_bytes} "
+                f"bytes of dynamic shared memory: {_describe(error)}. The kernel uses "
+                f"{self.compiled.registers} registers per thread and "
+                f"{self.compiled.shared_bytes} bytes of static shared memory."
             )
 
     def _launch(self, grid, block, shared_bytes, values):
@@ -107,8 +108,6 @@ def _several_devices():
 
 def _stream_function():
     """A function from device index to the handle of PyTorch's current stream."""
-    import sys
-
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return lambda index: 0  # the default stream, which numba's device arrays use too

@@ -1,0 +1,171 @@
+"""ReLU, sigmoid and swish: every rung, both directions, against float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from course_lib import SIMULATED, reference
+from course_lib.kernels import activation
+from course_lib.runtime.arrays import ArrayError
+
+PLACE = "cpu" if SIMULATED else "cuda"
+OPERATIONS = list(activation.OPERATIONS.values())
+VARIANTS = list(activation.relu.VARIANTS)
+# Half a unit in the last place of the output, and a few units of float32 arithmetic …
+TOLERANCE = {torch.float32: 6e-7, torch.float16: 6e-4, torch.bfloat16: 4.5e-3}
+# … and half the smallest float16; in float32, e⁻ˣ overflows where the result is below 1e-36.
+FLOOR = {torch.float32: 1e-36, torch.float16: 3e-8, torch.bfloat16: 1e-36}
+
+every_case = pytest.mark.parametrize("variant", VARIANTS)
+every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
+
+
+def double(tensor):
+    return tensor.detach().double().cpu().numpy()
+
+
+def truth(operation, *inputs):
+    suffix = "_backward" if len(inputs) == 2 else ""
+    return getattr(reference, operation.name + suffix)(*map(double, inputs))
+
+
+def assert_close(actual, expected, magnitude=None):
+    """Equal to within TOLERANCE times `magnitude`, the size of the terms that were summed."""
+    values = double(actual)
+    magnitude = np.abs(expected) if magnitude is None else magnitude
+    assert values.shape == expected.shape
+    assert np.array_equal(np.isnan(values), np.isnan(expected))
+    finite = np.isfinite(expected)
+    assert np.array_equal(values[~finite], expected[~finite], equal_nan=True)
+    error = np.abs(values[finite] - expected[finite])
+    limit = TOLERANCE[actual.dtype] * magnitude[finite] + FLOOR[actual.dtype]
+    assert (error <= limit).all(), f"worst {np.max(error / limit):.3g} times the limit"
+
+
+def check_forward(operation, y, x):
+    assert_close(y, truth(operation, x))
+
+
+def check_backward(operation, dx, dy, saved):
+    # Swish's gradient is a difference of terms that cancel near x = -1.28.
+    terms = np.abs(double(dy)) * (1 + np.abs(double(saved))) if operation.saves == "x" else None
+    assert_close(dx, truth(operation, dy, saved), terms)
+
+
+def both_directions(operation, variant, x, dy):
+    poison = torch.full_like(x, math.nan)
+    y = operation.forward(x, variant=variant, out=poison)
+    assert y is poison
+    check_forward(operation, y, x)
+    saved = x if operation.saves == "x" else y
+    dx = operation.backward(dy, saved, variant=variant, out=torch.full_like(x, math.nan))
+    check_backward(operation, dx, dy, saved)
+
+
+@every_operation
+@every_case
+@settings(max_examples=12, deadline=None)
+@given(
+    shape=st.lists(st.integers(0, 9), max_size=4) | st.integers(1, 1500).map(lambda n: [n]),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    scale=st.sampled_from([1e-3, 1.0, 30.0]),
+    offset=st.sampled_from([0.0, -100.0, 100.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_random_shapes(operation, variant, shape, dtype, scale, offset, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x, dy = (torch.randn(shape, generator=generator).mul(scale) for _ in range(2))
+    both_directions(operation, variant, (x + offset).to(PLACE, dtype), dy.to(PLACE, dtype))
+
+
+@every_operation
+@every_case
+def test_special_values(operation, variant):
+    values = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 88.0, -87.0, 1e4, -1e4]
+    x = torch.tensor(values, device=PLACE)
+    ours = operation.forward(x, variant=variant)
+    theirs = getattr(torch, "silu" if operation.name == "swish" else operation.name, None)
+    theirs = (theirs or torch.nn.functional.silu)(x)
+    assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-44, equal_nan=True)
+
+
+@every_operation
+@every_case
+@pytest.mark.parametrize("start", [0, 1, 3])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_slices_that_start_anywhere(operation, variant, start, dtype):
+    x, dy = (torch.randn(203, device=PLACE).to(dtype)[start:] for _ in range(2))
+    both_directions(operation, variant, x, dy)
+    out = torch.full((210,), 7.0, device=PLACE, dtype=dtype)
+    operation.forward(x, variant=variant, out=out[5 : 5 + len(x)])  # another misalignment
+    assert (out[:5] == 7).all() and (out[5 + len(x) :] == 7).all()
+    check_forward(operation, out[5 : 5 + len(x)], x)
+
+
+@every_operation
+def test_memory_formats(operation):
+    x = torch.randn(2, 3, 5, 4, device=PLACE).to(memory_format=torch.channels_last)
+    dy = torch.randn(2, 3, 5, 4, device=PLACE)  # lies in memory otherwise than x
+    y = operation.forward(x)
+    assert y.stride() == x.stride()
+    check_forward(operation, y, x)
+    saved = x if operation.saves == "x" else y
+    check_backward(operation, operation.backward(dy, saved), dy, saved)
+    for view in (x[:, :, ::2], x.expand(2, 3, 5, 4)[:, 1], x.mT, x[:1].expand(4, 3, 5, 4)):
+        check_forward(operation, operation.forward(view), view)
+
+
+def test_inputs_are_left_alone():
+    x = torch.randn(300, device=PLACE)
+    before = x.clone()
+    activation.swish.forward(x)
+    assert torch.equal(x, before)
+
+
+def test_errors_name_what_was_expected():
+    x = torch.randn(4, 5, device=PLACE)
+    with pytest.raises(ValueError, match="unknown variant 'fast'; there are naive"):
+        activation.relu.forward(x, variant="fast")
+    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not int64"):
+        activation.relu.forward(x.long())
+    with pytest.raises(ArrayError, match=r"out must have shape \(4, 5\), not \(5, 4\)"):
+        activation.relu.forward(x, out=torch.empty(5, 4, device=PLACE))
+    with pytest.raises(ArrayError, match="out must be float32, not float16"):
+        activation.relu.forward(x, out=x.half())
+    with pytest.raises(ArrayError, match="out has strides"):
+        activation.relu.forward(x, out=torch.empty(5, 4, device=PLACE).t())
+    with pytest.raises(ArrayError, match="dy must be float32, not bfloat16"):
+        activation.relu.backward(x.bfloat16(), x)
+    with pytest.raises(ArrayError, match="x must be an array, not a list"):
+        activation.relu.forward([1.0])
+
+
+@pytest.mark.skipif(not SIMULATED, reason="NumPy arrays are for the simulator")
+def test_numpy_arrays_in_the_simulator():
+    x = np.random.default_rng().normal(size=(3, 7)).astype(np.float32)
+    y = activation.sigmoid.forward(x)
+    assert isinstance(y, np.ndarray) and y.dtype == np.float32
+    assert np.abs(y - reference.sigmoid(x)).max() < 1e-6
+    frozen = np.zeros_like(x)
+    frozen.flags.writeable = False
+    with pytest.raises(ArrayError, match="out is read-only"):
+        activation.sigmoid.forward(x, out=frozen)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    PLACE == "cuda" and torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 12e9,
+    reason="needs 12 GB of free device memory",
+)
+@every_case
+def test_more_than_two_billion_elements(variant):
+    n = 2**31 + 13
+    x = torch.empty(n, device=PLACE, dtype=torch.bfloat16).fill_(-1)
+    x[-13:] = torch.arange(1, 14)
+    y = activation.relu.forward(x, variant=variant)
+    assert torch.equal(y[-14:].float().cpu(), torch.arange(14).float())
+    assert y.count_nonzero() == 13
