@@ -11,8 +11,6 @@ STAMP := $(VENV)/.installed
 
 # Tests share few cores with their kernels' worker threads; more threads make them slower.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# A notebook that is tested leaves your own progress alone.
-NBVAL := COURSE_LIB_PROGRESS=$$(mktemp -d)/progress.json $(PYTEST) --nbval-lax
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab test lint doctor notebooks readme
@@ -39,8 +37,8 @@ lab: setup  ## open the first lesson in JupyterLab (LAB_ARGS=--no-browser: print
 
 test: setup lint  ## run every test and every notebook
 	$(PYTEST) tests $(PYTEST_ARGS)
-	$(NBVAL) notebooks/*.ipynb
-	COURSE_LIB_STRICT=1 $(NBVAL) notebooks/solutions/*.ipynb
+	$(PYTEST) --nbval-lax notebooks/*.ipynb
+	COURSE_LIB_STRICT=1 $(PYTEST) --nbval-lax notebooks/solutions/*.ipynb
 
 lint: setup  ## check the style of the code
 	$(BIN)/ruff check .

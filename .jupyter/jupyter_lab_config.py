@@ -20,4 +20,4 @@ c.ServerApp.allow_root = True
 c.LabApp.workspaces_dir = str(ROOT / ".jupyter" / "workspaces")
 
 # The file browser shows what a learner reads; the notebooks' sources are for an editor.
-c.ContentsManager.hide_globs = ["__pycache__", "*.pyc", "*.egg-info", "build.py", "src"]
+c.ContentsManager.hide_globs = ["__pycache__", "*.pyc", "build.py", "conftest.py", "src"]
