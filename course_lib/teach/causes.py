@@ -122,14 +122,15 @@ def one_factor(attempt: Attempt, failure: Failure) -> str | None:
     """All wrong elements miss by the same factor, a wrong sign for example."""
     name, run = failure.array, failure.run
     expected, got = run.expected[name], run.got[name].astype(np.float64)
-    known = failure.wrong & (expected != 0)
-    if known.sum() < 2 or not np.isfinite(got[known]).all():
+    # Where little is expected, rounding alone changes the factor.
+    large = failure.wrong & (np.abs(expected) > 1e-3 * np.abs(expected).max(initial=0.0))
+    if large.sum() < 2 or not np.isfinite(got).all():
         return None
-    factors = got[known] / expected[known]
-    factor = float(np.median(factors))
-    if factor == 0 or not np.allclose(factors, factor, rtol=1e-4, atol=0):
+    factor = float(np.median(got[large] / expected[large]))
+    wrong = failure.wrong
+    if abs(factor) < 1e-3 or not close(run, factor * expected[wrong], got[wrong]).all():
         return None
-    if np.isclose(factor, -1, rtol=1e-4):
+    if np.isclose(factor, -1, rtol=1e-5):
         return "every wrong element has the right size and the wrong sign"
     return f"every wrong element is {factor:.4g} times what it should be"
 

@@ -30,7 +30,7 @@ FORMAT = 1
 LOCK_TIMEOUT = 2.0
 
 _unsaved: dict[str, dict] = {}
-_told: set[str] = set()
+_told: set[Path] = set()
 
 
 class _LeftAlone(Exception):
@@ -251,10 +251,10 @@ else:
 
 
 def _tell(error: Exception) -> None:
-    """Say once why the record is not saved."""
+    """Say why the record is not saved, once for each file."""
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    if reason not in _told:
-        _told.add(reason)
+    if path() not in _told:
+        _told.add(path())
         print(
             f"Your progress is kept only until the kernel stops. "
             f"The record {path()} can't be used: {reason}."
