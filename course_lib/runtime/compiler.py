@@ -132,10 +132,17 @@ def _compile(kernel, argtypes, cc, key):
     )
 
 
-def ptx(kernel, argtypes, cc):
-    """The PTX text of `kernel` for `argtypes` and `cc`; never cached."""
+def survey(kernel, argtypes, chips):
+    """What `kernel` becomes on each of `chips` (compute capabilities), needing none of them.
+
+    Yields (chip, resources, PTX text); resources are `registers`, `stack_bytes` and
+    `shared_bytes` as in `Compiled`.
+    """
     with _lock:
-        return _prepare(kernel, argtypes, cc)[0].get_asm_str(cc=cc)
+        library, name = _prepare(kernel, argtypes, chips[0])
+        for chip in chips:
+            cubin = bytes(library.get_cubin(cc=chip).code)
+            yield chip, _resources(cubin, name), library.get_asm_str(cc=chip)
 
 
 @contextlib.contextmanager
