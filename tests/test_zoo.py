@@ -62,6 +62,16 @@ def test_kernel_matches_numpy(name, order):
     check(plan, results, seed)
 
 
+def test_a_wrong_result_is_noticed():
+    """Each expectation fails for arrays as they were before the launch: no case checks nothing."""
+    for name, build in CASES.items():
+        plan = build(np.random.default_rng(0))
+        arrays = [a for launch in plan.launches for a in launch.args if isinstance(a, np.ndarray)]
+        untouched = {id(array): array for array in arrays}
+        with pytest.raises(AssertionError):
+            check(plan, untouched, name)
+
+
 def test_the_zoo_is_wide():
     kernels = {launch.kernel.py_func for build in CASES.values() for launch in launches_of(build)}
     assert len(CASES) >= 24

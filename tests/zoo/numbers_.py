@@ -36,7 +36,7 @@ def mandelbrot_kernel(image, limit):
 @case
 def mandelbrot_with_break(rng):
     image = np.full((13, 19), -1, np.int32)
-    limit = int(rng.integers(15, 25))
+    limit = int(rng.integers(8, 16))
     wanted = np.full(image.shape, limit)
     for row, col in np.ndindex(image.shape):
         c, z = complex(-2.0 + 3.0 * col / 19, -1.0 + 2.0 * row / 13), 0j
