@@ -124,7 +124,16 @@ def row(label, kind, timing, n_bytes, copy):
 
 
 def make_record(name, shape, dtype, n_bytes, copy, rows, kernel_hash, command):
-    """A record in the form `save_records` keeps; `copy` is the Timing of an equal-sized copy."""
+    """A record of device times; `copy` is the Timing of an equal-sized copy in the same run."""
+    return host_record(name, shape, dtype, rows, kernel_hash, command) | {
+        "bytes": n_bytes,
+        "copy_microseconds": round(copy.microseconds, 3),
+        "copy_gbps": round(n_bytes / copy.microseconds / 1e3, 1),
+    }
+
+
+def host_record(name, shape, dtype, rows, kernel_hash, command):
+    """A record of host times, and what records of either kind have in common."""
     return {
         "name": name,
         "shape": list(shape),
@@ -134,9 +143,6 @@ def make_record(name, shape, dtype, n_bytes, copy, rows, kernel_hash, command):
         "command": command,
         "kernel_hash": kernel_hash,
         "versions": versions(),
-        "bytes": n_bytes,
-        "copy_microseconds": round(copy.microseconds, 3),
-        "copy_gbps": round(n_bytes / copy.microseconds / 1e3, 1),
         "rows": rows,
     }
 

@@ -1,14 +1,16 @@
-"""The commands: `python -m course_lib [doctor | readme]`.
+"""The commands: `python -m course_lib [doctor | bench | readme]`.
 
 Every command is imported only when it is asked for, so that `doctor` runs where another's
 imports are what is broken.
 """
 
 import argparse
+import importlib
 from pathlib import Path
 
 import course_lib
 
+BENCHMARKS = ("activation", "launch", "lesson_01")
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS_BEGIN, RESULTS_END = "<!-- results:begin -->", "<!-- results:end -->"
 
@@ -21,6 +23,13 @@ def main(arguments=None):
 
     command = commands.add_parser("doctor", help="what is here, and what is wrong with it")
     command.set_defaults(command=doctor)
+
+    command = commands.add_parser("bench", help="measure on this GPU, beside the peers")
+    command.set_defaults(command=bench)
+    command.add_argument("what", choices=BENCHMARKS, nargs="+", help="what to measure")
+    command.add_argument("--record", action="store_true", help="keep the result in data/results")
+    command.add_argument("--rounds", type=int, default=30, help="timed rounds (default: 30)")
+    command.add_argument("--plot", type=Path, metavar="FOLDER", help="save the ladders as pictures")
 
     command = commands.add_parser("readme", help="write the README's measured results again")
     command.set_defaults(command=readme)
@@ -40,6 +49,32 @@ def doctor(_options):
     if status == 0 and course_lib.start_error is not None:
         raise course_lib.start_error
     return status
+
+
+def bench(options):
+    """Exit status 1 where there is no GPU to measure on."""
+    from course_lib import device
+
+    if device.count() == 0 or course_lib.SIMULATED:
+        print(
+            "Speed is measured on a GPU, and kernels run in the simulator here. "
+            "What was measured for the course is in data/results."
+        )
+        return 1
+    from tqdm import tqdm
+
+    from course_lib import bench as measuring
+    from course_lib import benchmarks
+
+    for name in options.what:
+        benchmark = importlib.import_module(f"course_lib.benchmarks.{name}")
+        found = benchmark.run(rounds=options.rounds, progress=tqdm)
+        print(benchmarks.table(found))
+        if options.plot:
+            benchmarks.save_plots(found, measuring.device_facts()["name"], options.plot)
+        if options.record:
+            print(f"Recorded in {measuring.save_records(found)}")
+    return 0
 
 
 def readme(options):

@@ -27,14 +27,18 @@ _BACKWARD_PEERS = {
 _TOLERANCE = {"float32": 1e-6, "bfloat16": 8e-3, "float16": 1e-3}
 
 
-def run(*, shapes=SHAPES, dtypes=DTYPES, rounds=30, progress=lambda cases: cases):
-    """Check, then time, every activation, direction, shape and dtype. Returns records."""
+def run(*, names=None, shapes=SHAPES, dtypes=DTYPES, rounds=30, progress=lambda cases: cases):
+    """Check, then time, every activation, direction, shape and dtype. Returns records.
+
+    Of `names`, such as ["relu.forward"], only these.
+    """
     cases = [
         (operation, direction, tuple(shape), dtype)
         for shape in shapes
         for dtype in dtypes
         for operation in activation.OPERATIONS.values()
         for direction in ("forward", "backward")
+        if names is None or f"{operation.name}.{direction}" in names
     ]
     return [_measure(*case, rounds) for case in progress(cases)]
 
