@@ -156,8 +156,8 @@ def test_neighbouring_blocks_differ_in_lightness():
 def test_access_order_counts_sectors_and_bytes():
     figure = plot.access_order(ROWS_AND_COLUMNS, row_bytes=512)
     written = texts(figure)
-    assert "by rows: 4 sectors" in written and "128 bytes, 128 bytes move" in written
-    assert "by columns: 32 sectors" in written and "128 bytes, 1024 bytes move" in written
+    assert "by rows: 4 sectors" in written and "128 bytes wanted, 128 sent" in written
+    assert "by columns: 32 sectors" in written and "128 bytes wanted, 1024 sent" in written
     assert "4 sectors" in figure.alt and "32 sectors" in figure.alt
     assert "later steps" not in written
 

@@ -44,7 +44,7 @@ def images(pictures, titles=None, *, columns=None, vmin=None, vmax=None, title="
         f"{name or 'untitled'} ({picture.shape[1]} × {picture.shape[0]} pixels)"
         for name, picture in zip(titles, pictures, strict=True)
     )
-    panel = min((WIDTH_INCHES / columns - 0.6) * tallest, 5.0)
+    panel = min((WIDTH_INCHES / columns - 0.6) * tallest, 4.3)
     figure = Picture((panel + 0.8) * rows + (0.3 if title else 0), alt)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, picture, name in zip(grid, pictures, titles, strict=False):

@@ -176,7 +176,7 @@ def access_order(
     last_row = max(int(steps.max()) for steps in patterns.values()) // row_bytes
     rows = min(last_row + 1, shown_rows)
     panel = WIDTH_INCHES / len(patterns) - 0.6
-    figure = Picture(panel / columns * rows + 1.9, alt)
+    figure = Picture(panel / columns * rows + 1.7, alt)
     panels = figure.subplots(1, len(patterns), squeeze=False)[0]
     for axes, (name, steps) in zip(panels, patterns.items(), strict=True):
         axes.set_facecolor(UNTOUCHED)
@@ -198,7 +198,7 @@ def access_order(
         axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5), aspect="equal",
                  xlabel="column (elements)", ylabel="row")
         axes.set_title(
-            f"{name}: {len(sectors[name])} sectors\nasks for {asked} bytes, {moved} bytes move",
+            f"{name}: {len(sectors[name])} sectors\n{asked} bytes wanted, {moved} sent",
             fontsize=11,
         )
     _legend_of_access(figure, sector_bytes, any(len(steps) > 1 for steps in patterns.values()))
@@ -225,6 +225,7 @@ def _legend_of_access(figure, sector_bytes, later_steps):
     ]
     if not later_steps:
         del handles[1], labels[1]
+        labels = ["asked for", f"sector of {sector_bytes} bytes, sent"]
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
 
 

@@ -36,7 +36,8 @@ healthy = cli.main(["doctor"]) == 0
 #   a GPU, step by step. It is far slower than a GPU, but it sees mistakes about which a GPU keeps
 #   silent. You write exactly the same code for both.
 #
-# A line *PROBLEM* would name what is wrong, and what to do about it.
+# A line *PROBLEM* would name what is wrong, and what to do about it. (In the solved notebook the
+# doctor's answer is left out: it would be about somebody else's machine.)
 
 # %% [markdown]
 # ## A picture, and a loop that takes its time
@@ -110,7 +111,7 @@ print("the same picture:", np.array_equal(shuffled, bright))
 # the same thing to different data. It was invented to colour the pixels of games, and it turned
 # out that neural networks, too, are mostly the same small sum done millions of times.
 #
-# | | a usual processor (CPU) | a GPU (NVIDIA H200) |
+# | | an ordinary processor (CPU) | a GPU (NVIDIA H200) |
 # |---|---|---|
 # | works on at the same time | some 10 to 100 things | up to 270,336 things |
 # | one worker alone is | very fast | slow, and often waiting for memory |
@@ -254,7 +255,8 @@ check("negative", negative)
 
 # %% [markdown]
 # Stuck? Each call of `hint` tells a little more: first a nudge, then the idea, at last nearly the
-# code. `solution("negative")` shows finished code; try yourself first.
+# code. `solution("negative")` shows finished code; try yourself first. (It writes `np.float32(1)`
+# where a plain `1` would do. Lesson 1 says why.)
 
 # %%
 hint("negative")

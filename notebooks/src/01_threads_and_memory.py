@@ -8,7 +8,7 @@
 #
 # **You need** [lesson 0](00_start_here.ipynb): kernel, thread, block, grid, launch.
 #
-# **Time:** 90 minutes; there are good places to pause after sections 3 and 5. All cells together
+# **Time:** 90 minutes; there are good places to pause after sections 4 and 5. All cells together
 # run in less than half a minute in the simulator. On a GPU the speeds are measured on your own
 # machine, otherwise you see recorded ones. The words are collected in the
 # [glossary](glossary.md).
@@ -227,7 +227,7 @@ plot.tensor_layout((2, 3, 2, 4), title="Shape (N=2, C=3, H=2, W=4): each element
 # the digits of a number: `i % W` (the remainder) is the last digit `w`, and `i // W`
 # (the quotient, rounded down) is the number that is left when it is struck off.
 #
-# **Predict** with pencil and paper: which `n, c, h, w` belongs to place 37? Then look it up in
+# **Predict** with pencil and paper: which `n, c, h, w` belongs to place 42? Then look it up in
 # the picture.
 #
 # ### Exercise: a bias for each channel
@@ -445,7 +445,7 @@ hint("column_sum")
 # %% [markdown]
 # ## 6 · Two traps in measuring time
 #
-# You would like to know how long ReLU takes on 64 million numbers. So you look at the clock before
+# You would like to know how long ReLU takes on 67 million numbers (2²⁶). So you look at the clock before
 # and after the launch, as you would for any Python function. Let us do that three times.
 #
 # **Predict:** will the three times be alike?
@@ -492,7 +492,7 @@ if not SIMULATED:
 plot.durations(rows, title="The same kernel, three times", device=device, date=date)
 
 # %% [markdown]
-# Three times the same work, and three quite different times. Each of the first two fell into a trap:
+# Three times the same work, and three quite different times. The first two are traps:
 #
 # 1. **The first launch compiles.** numba translates your Python for this GPU and for these types
 #    when they are needed for the first time. That takes a good part of a second, once.
@@ -502,7 +502,7 @@ plot.durations(rows, title="The same kernel, three times", device=device, date=d
 #    kernel's *errors* come late for the same reason: in a later line that has nothing
 #    to do with them.
 #
-# The third one is right, or nearly so:
+# The third one is right, or nearly so. Roughly, this is what happened:
 
 # %%
 launch, wait = rows[1]["microseconds"], rows[2]["microseconds"]
@@ -650,11 +650,15 @@ hint("sigmoid")
 # (In code, `dy` and `dx` are just arrays of the shape of `y` and `x`.) The three derivatives:
 #
 # - **relu**: the slope is 1 right of zero and 0 left of it. At the corner we take 0, as PyTorch does.
-# - **sigmoid**: by the chain rule,
-#   $\sigma'(x) = \frac{e^{-x}}{(1 + e^{-x})^2} = \sigma(x) \cdot \frac{e^{-x}}{1 + e^{-x}}
-#   = \sigma(x) \cdot (1 - \sigma(x))$. So the *result* of the forward pass is all that is needed.
-# - **swish**: by the product rule,
-#   $(x \cdot \sigma(x))' = \sigma(x) + x \cdot \sigma(x) \cdot (1 - \sigma(x))$.
+# - **sigmoid**, by the chain rule:
+#
+# $$ \sigma'(x) = \frac{e^{-x}}{(1 + e^{-x})^2}
+# = \frac{1}{1 + e^{-x}} \cdot \frac{e^{-x}}{1 + e^{-x}} = \sigma(x) \cdot (1 - \sigma(x)) $$
+#
+#   So the *result* of the forward pass is all that is needed to go back.
+# - **swish**, by the product rule, with $\sigma'$ from above:
+#
+# $$ (x \cdot \sigma(x))' = \sigma(x) + x \cdot \sigma(x) \cdot (1 - \sigma(x)) $$
 #
 # Here is the first of them as a kernel:
 
@@ -729,8 +733,8 @@ plot.curves(x, {"swish": reference.swish(x), "your gradient": dx}, xlabel="x (no
             ylabel="value, slope (no unit)", title="Swish and its slope")
 
 # %% [markdown]
-# The slope of swish is not monotonous: slightly negative on the left, and slightly above 1 on the
-# right. Nobody would guess that; the finite difference confirms it.
+# The slope of swish does not simply climb from 0 to 1. It is slightly negative on the left, and
+# slightly above 1 on the right. One might take that for a mistake; the finite difference confirms it.
 
 # %% [markdown]
 # ## 9 · The first ladder
@@ -743,6 +747,9 @@ plot.curves(x, {"swish": reference.swish(x), "your gradient": dx}, xlabel="x (no
 # - `grid_stride`: as in section 3.
 # - `vectorised`: as before, but a thread loads and stores **four** neighbouring numbers by a single
 #   instruction of 16 bytes. The sectors are the same, with a quarter of the requests.
+#
+# They are in `course_lib/kernels/activation.py`, with sigmoid, swish and all gradients. Run
+# them here:
 
 # %%
 from course_lib.kernels import activation
@@ -758,10 +765,19 @@ for variant in activation.relu.VARIANTS:
 # measure of that is a plain **copy** of the same size on the same chip. The number of bytes moved
 # per second is called **bandwidth**, in GB/s (1 GB is 10⁹ bytes).
 #
+# We take the recorded copy and ladder, or measure both here where there is a GPU (a minute at most).
 # **Predict** the time, from nothing but bytes and bandwidth:
 
 # %%
 ladder = bench.find(recorded, name="relu.forward", dtype="float32")[-1]  # the largest
+device = recorded["device"]["name"]
+if not SIMULATED:
+    from course_lib.benchmarks import activation as measure
+
+    ladder = measure.run(names=["relu.forward"], shapes=[(4096, 8192)], dtypes=["float32"])[0]
+    device = bench.device_facts()["name"]
+
+# %%
 n_elements = math.prod(ladder["shape"])
 n_bytes = n_elements * (4 + 4)
 print(f"{n_elements:,} elements move {n_bytes / 1e6:,.0f} MB.")
@@ -771,7 +787,7 @@ print(f"So no ReLU can take less than {n_bytes / ladder['copy_gbps'] / 1e3:,.0f}
 # %%
 plot.ladder(
     ladder["rows"], ladder["copy_gbps"], title=f"ReLU, {n_elements:,} float32 elements",
-    device=recorded["device"]["name"], date=ladder["date"],
+    device=device, date=ladder["date"],
 )
 
 # %% [markdown]
@@ -821,10 +837,10 @@ plot.ladder(
 # </details>
 #
 # <details><summary>3. A colleague measures 5 µs for a ReLU on 64 million float32 numbers, on the H200
-# of this lesson. What do you tell him?</summary>
+# of this lesson. What do you say?</summary>
 #
 # 64 million numbers move 512 MB. In 5 µs that would be over 100,000 GB/s, more than twenty times
-# what the memory can do. He stopped the clock after the launch and did not wait.
+# what the memory can do. The clock was stopped after the launch, without waiting for the kernel.
 # </details>
 
 # %%

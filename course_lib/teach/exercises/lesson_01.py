@@ -5,9 +5,9 @@
 | relu | x, y of n elements | the guard |
 | relu_grid_stride | the same, any launch | a thread handles several elements |
 | nchw_index | x, y of (N, C, H, W), bias of C | from a flat number to four indices |
+| column_sum | x of (n_rows, n_cols), y of n_cols | which index neighbours share |
 | sigmoid | x, y of n elements | exp that overflows; float32 throughout |
 | swish_backward | dy, x, dx of n elements | a derivative |
-| column_sum | x of (n_rows, n_cols), y of n_cols | which index neighbours share |
 
 All arrays are float32. Outputs come last and have the shape of `x`, except for `column_sum`.
 """
@@ -129,6 +129,54 @@ NCHW_INDEX = Exercise(
 
 
 @cuda.jit
+def column_sum(x, y):
+    n_rows, n_cols = x.shape
+    col = cuda.grid(1)
+    if col < n_cols:
+        total = np.float32(0)
+        for row in range(n_rows):
+            total += x[row, col]
+        y[col] = total
+
+
+def _column_cases(rng):
+    launches = [
+        ((1, 1), 1, 32),
+        ((0, 3), 1, 32),
+        ((3, 0), 1, 32),
+        ((1, 5), 1, 8),
+        ((5, 1), 1, 8),
+        ((3, 2), 1, 4),
+        ((2, 33), 2, 32),
+        ((33, 2), 2, 32),
+        ((7, 40), 4, 16),
+        ((8, 8), 1, 8),
+    ]
+    offsets = (0.0, 1000.0)
+    return [
+        case(grid, block, x=numbers(rng, shape, 1.0, offsets[k % 2]))
+        for k, (shape, grid, block) in enumerate(launches)
+    ]
+
+
+COLUMN_SUM = Exercise(
+    name="column_sum",
+    title="One thread per column",
+    solution=column_sum,
+    reference=lambda x: x.sum(axis=0),
+    cases=_column_cases,
+    tolerance=Tolerance(3e-6, 3e-6, "each of up to 33 additions rounds to float32", scaled=True),
+    hints=(
+        "One thread owns one column and adds up what is in it. How many threads are needed: "
+        "`n_rows` or `n_cols`?",
+        "The thread's number is `col`. Loop over the rows, adding `x[row, col]` to a total that "
+        "starts at `np.float32(0)`. Write `y[col]` once, after the loop.",
+        "```python\nfor row in range(n_rows):\n    total += x[row, col]\ny[...] = total\n```",
+    ),
+)
+
+
+@cuda.jit
 def sigmoid(x, y):
     i = cuda.grid(1)
     if i < x.size:
@@ -203,53 +251,5 @@ SWISH_BACKWARD = Exercise(
         "By the product rule the derivative is `s + x * ds`, and the derivative of the sigmoid "
         "is `ds = s * (1 - s)`. Compute `s` as in the exercise before, without overflow.",
         "```python\ns = ...  # the sigmoid of x[i]\ndx[i] = dy[i] * (s + x[i] * s * (...))\n```",
-    ),
-)
-
-
-@cuda.jit
-def column_sum(x, y):
-    n_rows, n_cols = x.shape
-    col = cuda.grid(1)
-    if col < n_cols:
-        total = np.float32(0)
-        for row in range(n_rows):
-            total += x[row, col]
-        y[col] = total
-
-
-def _column_cases(rng):
-    launches = [
-        ((1, 1), 1, 32),
-        ((0, 3), 1, 32),
-        ((3, 0), 1, 32),
-        ((1, 5), 1, 8),
-        ((5, 1), 1, 8),
-        ((3, 2), 1, 4),
-        ((2, 33), 2, 32),
-        ((33, 2), 2, 32),
-        ((7, 40), 4, 16),
-        ((8, 8), 1, 8),
-    ]
-    offsets = (0.0, 1000.0)
-    return [
-        case(grid, block, x=numbers(rng, shape, 1.0, offsets[k % 2]))
-        for k, (shape, grid, block) in enumerate(launches)
-    ]
-
-
-COLUMN_SUM = Exercise(
-    name="column_sum",
-    title="One thread per column",
-    solution=column_sum,
-    reference=lambda x: x.sum(axis=0),
-    cases=_column_cases,
-    tolerance=Tolerance(3e-6, 3e-6, "each of up to 33 additions rounds to float32", scaled=True),
-    hints=(
-        "One thread owns one column and adds up what is in it. How many threads are needed: "
-        "`n_rows` or `n_cols`?",
-        "The thread's number is `col`. Loop over the rows, adding `x[row, col]` to a total that "
-        "starts at `np.float32(0)`. Write `y[col]` once, after the loop.",
-        "```python\nfor row in range(n_rows):\n    total += x[row, col]\ny[...] = total\n```",
     ),
 )
