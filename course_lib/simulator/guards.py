@@ -29,6 +29,13 @@ def check_index(array, index, axis=None):
     return index
 
 
+def refuse_index(array, index, axis):
+    """`index` into a list if it is not negative after all, else IndexError."""
+    if index < 0:
+        raise IndexError("negative index")
+    return index
+
+
 def gpu_max(first, second):
     """max of two values; a NaN loses against a number, as on a GPU."""
     return first if first >= second or second != second else second
@@ -99,6 +106,19 @@ def shared_array(thread, key, shape, dtype, alignment=None):
     return array
 
 
+def shared_list(thread, key, declared):
+    """`shared_array` for an array kept as nested lists (see `lists`)."""
+    block = thread.b
+    array = block.arrays.get(key)
+    if array is None:
+        array = block.arrays[key] = declared.make()
+        count = 1
+        for part in declared.shape:
+            count *= part
+        _charge(block, count * np.dtype(declared.scalar).itemsize)
+    return array
+
+
 def _make_shared(block, shape, dtype):
     shape, dtype = static_shape(shape, "cuda.shared.array"), as_dtype(dtype)
     dynamic_bytes = block.launch.shared_bytes
@@ -108,7 +128,14 @@ def _make_shared(block, shape, dtype):
             poison(block.dynamic[: dynamic_bytes // dtype.itemsize * dtype.itemsize].view(dtype))
         return block.dynamic[: dynamic_bytes // dtype.itemsize * dtype.itemsize].view(dtype)
     array = poisoned(shape, dtype)
-    block.static_bytes += array.nbytes
+    _charge(block, array.nbytes)
+    return array
+
+
+def _charge(block, count):
+    """Note `count` bytes of static shared memory; LaunchError past the limits."""
+    block.static_bytes += count
+    dynamic_bytes = block.launch.shared_bytes
     if block.static_bytes > STATIC_SHARED_LIMIT:
         raise errors.LaunchError(
             f"a block may declare {STATIC_SHARED_LIMIT:,} bytes of static shared memory; "
@@ -118,7 +145,6 @@ def _make_shared(block, shape, dtype):
         raise errors.LaunchError(
             f"a block may have {SHARED_LIMIT:,} bytes of shared memory; {block.launch.name} wants "
             f"{block.static_bytes:,} static and {dynamic_bytes:,} dynamic")
-    return array
 
 
 def shared_array_here(thread, shape, dtype, alignment=None):

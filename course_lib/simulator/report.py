@@ -89,7 +89,7 @@ def _out_of_bounds(error, thread):
         text, kind = site.array_text, site.kind
         if axis is not None and len(site.elements) > 1:
             index = site.index_value(user.tb_frame, upto=axis)
-    shape = getattr(array, "shape", None)
+    shape = site.shape if site is not None and site.shape else getattr(array, "shape", None)
     if shape is None or not _is_outside(index, shape):
         return None
     text = text or "the array"

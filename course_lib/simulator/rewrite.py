@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from . import engine, guards
 from .analysis import Facts, _constant
+from .lists import find_lists
 from .primitives import Index, LaneId, Primitive
 from .resolve import UNRESOLVED, Device, cast, foldable, mapped, scalar_type
 
@@ -33,6 +34,7 @@ class Site:
     base: ast.expr = None
     elements: list = field(default_factory=list)
     is_tuple: bool = False
+    shape: tuple = None  # of an array kept as lists
 
     def base_value(self, frame):
         """The array indexed, as the frame has it after the error; None if it cannot be told."""
@@ -83,6 +85,7 @@ class Emitter(ast.NodeTransformer):
         self.namespace = unit.namespace
         self.locals = _bound_names(tree)
         self.facts = Facts(tree, self.meaning)
+        self.lists = find_lists(tree, self.static, self.facts)
         self.sites = {}
         self.blocking = False
         self.depth = 0
@@ -321,6 +324,10 @@ class Emitter(ast.NodeTransformer):
     # -- subscripts ----------------------------------------------------------------------------
 
     def visit_Subscript(self, node, kind=None):
+        if isinstance(node.value, ast.Name) and node.value.id in self.lists:
+            row, index, site = self.list_element(node, kind)
+            result = ast.copy_location(ast.Subscript(row, index, node.ctx), node)
+            return ast.fix_missing_locations(result)
         text, array_text = ast.unparse(node), ast.unparse(node.value)
         kind = kind or ("load" if isinstance(node.ctx, ast.Load) else "store")
         base = self.visit(node.value)
@@ -355,6 +362,106 @@ class Emitter(ast.NodeTransformer):
         result = ast.copy_location(ast.Subscript(base, index, node.ctx), node)
         return ast.fix_missing_locations(result)
 
+    def list_element(self, node, kind=None):
+        """(innermost list, index, site) of an element of an array kept as lists."""
+        array = self.lists[node.value.id]
+        kind = kind or ("load" if isinstance(node.ctx, ast.Load) else "store")
+        is_tuple = isinstance(node.slice, ast.Tuple)
+        parts = node.slice.elts if is_tuple else [node.slice]
+        site = Site(ast.unparse(node), node.value.id, kind, node.lineno, node.col_offset,
+                    base=node.value, is_tuple=is_tuple, shape=array.shape)
+        row, index = node.value, None
+        for axis, part in enumerate(parts):
+            if axis:
+                row = ast.copy_location(ast.Subscript(row, index, ast.Load()), node)
+            index = self.visit(part)
+            if self.needs_guard(part):
+                index, shown = self.guard(index, part, node.value, axis, node)
+            else:
+                shown = index if _is_pure(index) else ast.Constant(Ellipsis)
+            site.elements.append(shown)
+        self.sites[_position(node)] = site
+        return row, index, site
+
+    def element_value(self, array, value):
+        """`value` converted to the element type of an array kept as lists."""
+        name = self.temporary()
+        store = ast.NamedExpr(ast.Name(name, ast.Store()), value)
+        test = ast.Compare(ast.Attribute(store, "__class__", ast.Load()), [ast.Is()],
+                           [self.bind(array.scalar, array.scalar.__name__)])
+        call = ast.Call(self.bind(array.convert, "convert"), [_name(name)], [])
+        return ast.fix_missing_locations(
+            ast.copy_location(ast.IfExp(test, _name(name), call), value))
+
+    def list_target(self, target):
+        """The ListArray that `target` stores into, or None."""
+        if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+            return self.lists.get(target.value.id)
+        return None
+
+    def visit_Assign(self, node):
+        target = node.targets[0]
+        if isinstance(target, ast.Name) and target.id in self.lists:
+            return self.list_declaration(node, self.lists[target.id])
+        if not any(self.list_target(part) for goal in node.targets for part in (
+                goal.elts if isinstance(goal, ast.Tuple) else [goal])):
+            return self.generic_visit(node)
+        if len(node.targets) > 1:
+            return self.chained_store(node)
+        node.value = self.visit(node.value)
+        array = self.list_target(target)
+        if array is not None:
+            node.value = self.element_value(array, node.value)
+        else:
+            for place, part in enumerate(target.elts):
+                array = self.list_target(part)
+                if array is not None:
+                    node.value.elts[place] = self.element_value(array, node.value.elts[place])
+        node.targets = [self.visit(target)]
+        return node
+
+    def chained_store(self, node):
+        """a = s[i] = value: evaluate once, then store from left to right."""
+        name = self.temporary()
+        first = ast.Assign([ast.Name(name, ast.Store())], self.visit(node.value))
+        statements = [first]
+        for target in node.targets:
+            statements.append(self.visit_Assign(ast.copy_location(
+                ast.Assign([target], ast.copy_location(_name(name), node)), node)))
+        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
+
+    def list_declaration(self, node, array):
+        key = ast.Constant((self.unit.number, node.value.lineno, node.value.col_offset))
+        if array.shared:
+            call = ast.Call(self.bind(guards.shared_list, "shared_list"),
+                            [_name(THREAD), key, self.bind(array, "declared")], [])
+        else:
+            call = ast.Call(self.bind(array.make, "local_list"), [], [])
+        node.value = ast.copy_location(call, node.value)
+        return ast.fix_missing_locations(node)
+
+    def update_list(self, node, array):
+        """s[i] += value, with the result converted to the element type."""
+        row, index, _ = self.list_element(node.target, "update")
+        statements = []
+        if not isinstance(row, ast.Name):
+            row = self.keep(row, statements)
+        if not isinstance(index, (ast.Constant, ast.Name)) or isinstance(index, ast.Name) and (
+                index.id in _stored_names(node.value)):
+            index = self.keep(index, statements)
+        old = ast.copy_location(ast.Subscript(row, index, ast.Load()), node.target)
+        value = ast.copy_location(ast.BinOp(old, node.op, self.visit(node.value)), node)
+        target = ast.copy_location(ast.Subscript(row, index, ast.Store()), node.target)
+        store = ast.Assign([target], self.element_value(array, value))
+        statements.append(store)
+        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
+
+    def keep(self, value, statements):
+        """Add `name = value` to the statements and give the name."""
+        name = self.temporary()
+        statements.append(ast.Assign([ast.Name(name, ast.Store())], value))
+        return _name(name)
+
     def needs_guard(self, part):
         if isinstance(part, (ast.Slice, ast.Starred)):
             return False
@@ -377,7 +484,8 @@ class Emitter(ast.NodeTransformer):
             is_int = ast.Compare(ast.Attribute(store, "__class__", ast.Load()), [ast.Is()],
                                  [self.bind(int, "int")])
             test = ast.BoolOp(ast.And(), [is_int, positive])
-        check = self.bind(guards.check_index, "check_index")
+        in_list = isinstance(base, ast.Name) and base.id in self.lists
+        check = self.bind(guards.refuse_index if in_list else guards.check_index, "check_index")
         call = ast.Call(check, [base, _name(name), ast.Constant(axis)], [])
         result = ast.IfExp(test, _name(name), call)
         for part_node in ast.walk(call):
@@ -386,6 +494,9 @@ class Emitter(ast.NodeTransformer):
         return ast.copy_location(result, node), _name(name)
 
     def visit_AugAssign(self, node):
+        array = self.list_target(node.target)
+        if array is not None:
+            return self.update_list(node, array)
         if isinstance(node.target, ast.Subscript):
             node.target = self.visit_Subscript(node.target, kind="update")
         else:
@@ -449,6 +560,10 @@ class Emitter(ast.NodeTransformer):
         return self.nested(node, walrus=False)
 
     visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
+
+
+def _stored_names(node):
+    return {part.target.id for part in ast.walk(node) if isinstance(part, ast.NamedExpr)}
 
 
 def _position(node):
