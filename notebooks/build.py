@@ -50,6 +50,7 @@ os.environ["COURSE_LIB_SIMULATOR"] = "1"
 import jupytext  # noqa: E402
 import nbformat  # noqa: E402
 from nbclient import NotebookClient  # noqa: E402
+from nbclient.exceptions import CellExecutionError  # noqa: E402
 
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -207,7 +208,7 @@ def _error(where: Path, cell: nbformat.NotebookNode, message: str) -> BuildError
 def run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Return the notebook with its outputs, run in the simulator in the notebooks' folder.
 
-    Raises nbclient's CellExecutionError when a cell does.
+    Raises BuildError when a cell fails.
     """
     notebook = copy.deepcopy(notebook)
     with tempfile.TemporaryDirectory() as folder:
@@ -230,7 +231,11 @@ def run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
             coalesce_streams=True,
             resources={"metadata": {"path": str(FOLDER)}},
         )
-        client.execute(env=environment)
+        try:
+            client.execute(env=environment)
+        except CellExecutionError as error:
+            text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+            raise BuildError(text) from None
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
         if "varies" in tags(cell):

@@ -49,14 +49,12 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
         return f"it changes its input {failure.array}, which others still need{on}"
     if failure.problem == "returned":
         return failure.text
-    error, file = failure.error, _file(attempt)
-    if isinstance(error, SimulatorError):
-        return _without_path(attempt, str(error))
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-    where = f" in {_quote(file, lines[-1])}" if lines else ""
+    if isinstance(failure.error, SimulatorError):
+        return _simulators_words(attempt, failure.error)
+    where = _learners_line(attempt, failure.error)
     if failure.problem == "endless":
         return f"stopped, because it did not end{where}"
-    return f"{type(error).__name__}{where}: {error}"
+    return f"{type(failure.error).__name__}{where}: {failure.error}"
 
 
 def _launch(run: Run) -> list[str]:
@@ -126,8 +124,14 @@ def _summary(value: np.ndarray) -> str:
     return f"{value.dtype}, {shape}: {values}"
 
 
-def _file(attempt: Attempt) -> str:
-    return python_function(attempt.obj).__code__.co_filename
+def _learners_line(attempt: Attempt, error: BaseException) -> str:
+    """Return " in line 4, `y[i] = z`" for the innermost line the learner wrote, "" if unknown."""
+    own = python_function(attempt.obj).__code__.co_filename
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        # What a launcher launches may be in another cell.
+        if frame.filename == own or "ipykernel_" in frame.filename:
+            return f" in {_quote(frame.filename, frame.lineno)}"
+    return ""
 
 
 def _quote(file: str, line: int) -> str:
@@ -136,7 +140,16 @@ def _quote(file: str, line: int) -> str:
     return f"line {line}, `{text}`" if text else f"line {line}"
 
 
-def _without_path(attempt: Attempt, message: str) -> str:
-    """Return the simulator's message with the learner's line itself for "path/of/file.py:4"."""
-    file = _file(attempt)
-    return re.sub(re.escape(file) + r":(\d+)", lambda m: _quote(file, int(m[1])), message)
+def _simulators_words(attempt: Attempt, error: SimulatorError) -> str:
+    """Return the simulator's message, with the learner's line in place of the file's path.
+
+    Where the fault is, and in which thread, goes on a line of its own.
+    """
+    own = python_function(attempt.obj).__code__.co_filename
+    file = getattr(error, "filename", None)
+    message = re.sub(
+        re.escape(file or own) + r":(\d+)", lambda m: _quote(file or own, int(m[1])), str(error)
+    )
+    if file:  # which cell, "of the cell" doesn't say
+        message = re.sub(r"line (\d+) of the cell", lambda m: _quote(file, int(m[1])), message)
+    return message.replace("; thread ", "\n" + _line("by", "thread "), 1)

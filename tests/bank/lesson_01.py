@@ -40,7 +40,7 @@ def relu_by_a_loop(x, y):
         y[i] = max(x[i], ZERO)
 
 
-@wrong("relu", r"x\[i\] is read outside.*line \d+, `y\[i\] = max\(x\[i\], ZERO\)`")
+@wrong("relu", r"x\[i\] is read outside.*\n  by .*line \d+, `y\[i\] = max\(x\[i\], ZERO\)`")
 @cuda.jit
 def relu_no_guard(x, y):
     i = cuda.grid(1)
