@@ -19,14 +19,23 @@ def render(recordings):
     One table for each device, in it one line for each operation and type: the top rung of the
     ladder beside the fastest peer of the same run, at the largest shape measured. The last column
     is the least and the greatest ratio among all its shapes, so that no slow one is left out.
-    Records without a peer are a lesson's own and stay there.
+    Below it, one line for each record of host times. Records without a peer are a lesson's own and
+    stay there.
     """
     tables = []
     for recording in recordings:
         records = [record for record in recording["records"] if _rows(record, "peer")]
-        if records:
-            tables.append(_table(recording["device"], records))
+        of_device = [record for record in records if "copy_gbps" in record]
+        of_host = [record for record in records if "copy_gbps" not in record]
+        if of_device:
+            tables.append(_table(recording["device"], of_device))
+        tables += [_host(record) for record in of_host]
     return "\n\n".join(tables)
+
+
+def _host(record):
+    times = [f"{row['label']} {row['microseconds']:.1f} µs" for row in record["rows"]]
+    return f"`{record['name']}`, on the host's clock: {', '.join(times)}."
 
 
 def _table(device, records):

@@ -25,7 +25,9 @@ FLOORS = {
     "models": {"course_lib", "runtime", "ops", "nn", "optim"},
     "train": {"course_lib", "runtime", "ops", "nn", "optim", "models", "data"},
     "bench": {"course_lib", "runtime"},
-    "benchmarks": {"course_lib", "runtime", "kernels", "reference", "bench", "ops", "nn", "optim"},
+    "benchmarks": {
+        "course_lib", "runtime", "kernels", "reference", "bench", "plot", "ops", "nn", "optim"
+    },
     "teach": {"course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot"},
     "doctor": {"runtime"},
     "__main__": {"cli"},
@@ -40,7 +42,7 @@ OUTSIDE = {
     "simulator": {"numpy", "greenlet", "ml_dtypes", "numba"},
     "course_lib": {"numba"},
     "doctor": {"cuda"},  # which finds the toolkit's libraries
-    "cli": set(),
+    "cli": {"tqdm"},
     "results_table": set(),
 }
 #: What these must not import, wherever in the file.
