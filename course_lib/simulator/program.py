@@ -11,7 +11,7 @@ from .checked import CheckedArray
 from .primitives import Index, LaneId, Namespace, Primitive, current_thread
 from .resolve import UNRESOLVED, Device, Scope, foldable, mapped
 from .rewrite import NeedsGreenlets, emit
-from .source import function_tree
+from .source import function_tree, returns_value
 
 
 class Unit:
@@ -67,6 +67,9 @@ class Program:
     def build(self):
         """Rewrite until it is settled which functions wait."""
         root = self.unit(self.root)
+        if root.tree is not None and returns_value(root.tree):
+            raise TypeError(f"{root.name}: a kernel returns a value, which a GPU cannot hand "
+                            f"back. Write it into an array")
         self.settle()
         if root.tree is None and root.needs_thread and not self.greenlets:
             raise NeedsGreenlets(f"{root.name} has no source")

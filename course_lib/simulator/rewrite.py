@@ -183,14 +183,14 @@ class Emitter(ast.NodeTransformer):
             value = cast(kind)
         elif hasattr(value, "device_call"):
             value = value.device_call
-        self.visit_arguments(node)
+        self.arguments_of(node)
         if value is getattr(builtins, getattr(node.func, "id", ""), None):
             return node
         hint = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
         node.func = ast.copy_location(self.bind(value, hint), node.func)
         return node
 
-    def visit_arguments(self, node):
+    def arguments_of(self, node):
         node.args = [self.visit(argument) for argument in node.args]
         for keyword in node.keywords:
             keyword.value = self.visit(keyword.value)
@@ -215,7 +215,7 @@ class Emitter(ast.NodeTransformer):
 
     def device_call(self, node, function):
         unit = self.program.unit(function)
-        self.visit_arguments(node)
+        self.arguments_of(node)
         if unit.tree is None:
             if unit.needs_thread and not self.greenlets:
                 raise NeedsGreenlets(f"{unit.name} has no source")
@@ -242,11 +242,11 @@ class Emitter(ast.NodeTransformer):
         if primitive.kind == "pure":
             if primitive.access:
                 self.add_access(node, primitive)
-            self.visit_arguments(node)
+            self.arguments_of(node)
             call = ast.Call(self.bind(primitive.impl, primitive.safe_name), node.args,
                             node.keywords)
             return ast.copy_location(call, node)
-        self.visit_arguments(node)
+        self.arguments_of(node)
         call = ast.Call(self.bind(primitive.impl, primitive.safe_name),
                         [_name(THREAD), *node.args], node.keywords)
         if primitive.kind == "thread":
@@ -299,7 +299,7 @@ class Emitter(ast.NodeTransformer):
     def inline_shared(self, node, primitive):
         # A declaration is one array per block, whichever thread comes first. Its place in the
         # source, column included, is its name.
-        self.visit_arguments(node)
+        self.arguments_of(node)
         key = ast.Constant((self.unit.number, node.lineno, node.col_offset))
         call = ast.Call(self.bind(guards.shared_array, "shared_array"),
                         [_name(THREAD), key, *node.args], node.keywords)
@@ -307,7 +307,7 @@ class Emitter(ast.NodeTransformer):
 
     def extremum(self, node, function):
         """min and max of two values: as on a GPU, a NaN loses against a number."""
-        self.visit_arguments(node)
+        self.arguments_of(node)
         if not self.walrus:
             helper = guards.gpu_max if function is max else guards.gpu_min
             node.func = self.bind(helper, function.__name__)

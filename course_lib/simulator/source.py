@@ -1,6 +1,7 @@
 """Find the syntax tree of a function, or say that there is none."""
 
 import ast
+import copy
 import functools
 import inspect
 import types
@@ -45,8 +46,8 @@ def _type_params():
 def _matches(node, code):
     """True if `node` compiles to what `code` does: the file may have changed since."""
     name = node.name if node.name.isidentifier() else "_lambda"
-    copy = ast.FunctionDef(name, _bare(node.args), node.body, [], None, None, **_type_params())
-    module = ast.fix_missing_locations(ast.Module([ast.copy_location(copy, node)], []))
+    bare = ast.FunctionDef(name, _bare(node.args), node.body, [], None, None, **_type_params())
+    module = ast.fix_missing_locations(ast.Module([ast.copy_location(bare, node)], []))
     try:
         compiled = next(constant for constant in compile(module, "", "exec").co_consts
                         if isinstance(constant, types.CodeType))
@@ -78,8 +79,6 @@ def function_tree(function):
 
     None means that the source is missing, or no longer what the function was compiled from.
     """
-    import copy
-
     tree = _tree(function.__code__)
     if tree is None:
         return None
@@ -87,3 +86,16 @@ def function_tree(function):
     tree.args = _bare(tree.args)
     tree.decorator_list, tree.returns = [], None
     return tree
+
+
+def returns_value(tree):
+    """True if a function itself (not one inside it) has a `return` with a value."""
+    pending = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Return) and node.value is not None and not (
+                isinstance(node.value, ast.Constant) and node.value.value is None):
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
+            pending += ast.iter_child_nodes(node)
+    return False

@@ -1,0 +1,438 @@
+"""Kernels as users write them: indices, closures, device functions, notebooks, missing source."""
+
+import linecache
+import math
+import types
+
+import numpy as np
+import pytest
+
+from course_lib import cuda, simulator
+
+OFFSET = 10
+TABLE = np.array([5, 6, 7, 8])
+
+
+def test_indices(jit):
+    @jit
+    def kernel(out):
+        i, j, k = cuda.grid(3)
+        width, height, depth = cuda.gridsize(3)
+        tid = cuda.threadIdx.x + cuda.blockDim.x * (
+            cuda.threadIdx.y + cuda.blockDim.y * cuda.threadIdx.z)
+        out[i, j, k, 0] = tid
+        out[i, j, k, 1] = cuda.blockIdx.x + 10 * cuda.blockIdx.y + 100 * cuda.blockIdx.z
+        out[i, j, k, 2] = width + 10 * height + 100 * depth
+        out[i, j, k, 3] = cuda.gridDim.x + 10 * cuda.gridDim.y + 100 * cuda.gridDim.z
+        out[i, j, k, 4] = cuda.laneid + 100 * cuda.warpsize
+
+    out = np.full((6, 4, 6, 5), -1)
+    kernel[(2, 1, 2), (3, 4, 3)](out)
+    i, j, k = np.indices((6, 4, 6))
+    tid = i % 3 + 3 * (j + 4 * (k % 3))
+    assert (out[..., 0] == tid).all()
+    assert (out[..., 1] == i // 3 + 100 * (k // 3)).all()
+    assert (out[..., 2] == 6 + 40 + 600).all()
+    assert (out[..., 3] == 2 + 10 + 200).all()
+    assert (out[..., 4] == tid % 32 + 3200).all()
+
+
+def test_one_and_two_dimensional_grids(jit):
+    @jit
+    def kernel(out):
+        i = cuda.grid(1)
+        j = cuda.grid(2)
+        if i < cuda.gridsize(1):
+            out[i] = j[0] - i
+
+    out = np.ones(8, np.int64)
+    kernel[2, 4](out)
+    assert (out == 0).all()
+
+
+def test_index_objects_as_values(jit):
+    @jit
+    def kernel(out):
+        place = cuda.threadIdx
+        out[place.x] = place.x + cuda.blockDim.x
+
+    out = np.zeros(4)
+    kernel[1, 4](out)
+    assert out.tolist() == [4, 5, 6, 7]
+
+
+def test_closures_globals_and_defaults(jit):
+    factor = 3
+
+    @jit
+    def kernel(x, out, bias=OFFSET):
+        i = cuda.grid(1)
+        if i < x.size:
+            out[i] = x[i] * factor + bias + TABLE[i]
+
+    out = np.zeros(4)
+    kernel[1, 32](np.arange(4), out)
+    assert out.tolist() == [15, 19, 23, 27]
+    kernel[1, 32](np.arange(4), out, 0)
+    assert out.tolist() == [5, 9, 13, 17]
+
+
+def test_global_arrays_are_constants():
+    @cuda.jit
+    def kernel():
+        TABLE[0] = 1
+
+    with pytest.raises(ValueError, match="read-only"):
+        kernel[1, 1]()
+    assert TABLE[0] == 5
+
+
+def test_device_functions_with_barriers(jit):
+    @jit(device=True)
+    def swap(buffer, value):
+        tid = cuda.threadIdx.x
+        buffer[tid] = value
+        cuda.syncthreads()
+        return buffer[cuda.blockDim.x - 1 - tid]
+
+    @jit(device=True)
+    def twice(buffer, value):
+        first = swap(buffer, value)
+        cuda.syncthreads()
+        return swap(buffer, first + 1)
+
+    @jit
+    def kernel(out):
+        buffer = cuda.shared.array(32, np.int32)
+        out[cuda.threadIdx.x] = twice(buffer, cuda.threadIdx.x)
+
+    out = np.zeros(32)
+    kernel[1, 32](out)
+    assert out.tolist() == list(range(1, 33))
+
+
+def test_recursion(jit):
+    @jit(device=True)
+    def factorial(n):
+        if n < 2:
+            return 1
+        return n * factorial(n - 1)
+
+    @jit
+    def kernel(out):
+        out[cuda.grid(1)] = factorial(cuda.grid(1))
+
+    out = np.zeros(6)
+    kernel[1, 6](out)
+    assert out.tolist() == [1, 1, 2, 6, 24, 120]
+
+
+def test_device_function_as_argument(jit):
+    @jit(device=True)
+    def double(x):
+        return 2 * x
+
+    @jit(device=True)
+    def from_neighbour(x):
+        return cuda.shfl_xor_sync(0xFFFFFFFF, x, 1)
+
+    @jit
+    def kernel(function, out):
+        i = cuda.grid(1)
+        out[i] = function(i)
+
+    out = np.zeros(4)
+    kernel[1, 4](double, out)
+    assert out.tolist() == [0, 2, 4, 6]
+    kernel[1, 4](from_neighbour, out)
+    assert out.tolist() == [1, 0, 3, 2]
+
+
+def test_device_functions_out_of_a_list():
+    @cuda.jit(device=True)
+    def one(x):
+        cuda.syncthreads()
+        return x + 1
+
+    @cuda.jit(device=True)
+    def two(x):
+        cuda.syncthreads()
+        return x * 2
+
+    steps = (one, two)
+
+    @cuda.jit
+    def kernel(out):
+        value = cuda.grid(1)
+        for step in steps:
+            value = step(value)
+        out[cuda.grid(1)] = value
+
+    out = np.zeros(4)
+    kernel[1, 4](out)
+    assert out.tolist() == [2, 4, 6, 8]
+
+
+def test_nested_functions_and_comprehensions():
+    @cuda.jit
+    def kernel(x, out):
+        def square(value):
+            return value * value + cuda.threadIdx.x * 0
+
+        i = cuda.grid(1)
+        out[i] = square(x[i]) + sum([x[k] for k in range(2)])
+
+    out = np.zeros(4)
+    kernel[1, 4](np.arange(4.0), out)
+    assert out.tolist() == [1, 2, 5, 10]
+
+
+def test_lambda_kernels():
+    kernel = cuda.jit(lambda out: cuda.atomic.add(out, 0, cuda.threadIdx.x))
+    out = np.zeros(1, np.int32)
+    # A lambda returns its value, which a kernel may not: numba refuses it, and so do we.
+    with pytest.raises(TypeError, match="return"):
+        kernel[1, 4](out)
+
+
+def test_a_kernel_may_not_return_a_value():
+    @cuda.jit
+    def kernel(out):
+        return out[0]
+
+    with pytest.raises(TypeError, match="kernel returns a value"):
+        kernel[1, 1](np.zeros(1))
+
+
+def test_notebook_cells():
+    """IPython keeps the text of cells in linecache, under names that are no files."""
+    source = ("@cuda.jit\n"
+              "def kernel(x, out):\n"
+              "    s = cuda.shared.array(4, float32)\n"
+              "    i = cuda.grid(1)\n"
+              "    s[i] = x[i]\n"
+              "    cuda.syncthreads()\n"
+              "    out[i] = s[3 - i]\n")
+    name = "/tmp/ipykernel_1/123.py"
+    linecache.cache[name] = len(source), None, source.splitlines(True), name
+    namespace = {"cuda": cuda, "float32": np.float32}
+    exec(compile(source, name, "exec"), namespace)
+    out = np.zeros(4, np.float32)
+    namespace["kernel"][1, 4](np.arange(4), out)
+    assert out.tolist() == [3, 2, 1, 0]
+    assert not namespace["kernel"].program().greenlets
+
+
+def test_redefined_device_function():
+    """A notebook cell run again takes effect, as everything else in a notebook does."""
+    namespace = {"cuda": cuda}
+    exec("@cuda.jit(device=True)\ndef f(x):\n    return x + 1\n", namespace)
+    exec("@cuda.jit\ndef kernel(out):\n    out[0] = f(1)\n", namespace)
+    out = np.zeros(1)
+    namespace["kernel"][1, 1](out)
+    assert out[0] == 2
+    exec("@cuda.jit(device=True)\ndef f(x):\n    return x + 10\n", namespace)
+    namespace["kernel"][1, 1](out)
+    assert out[0] == 11
+
+
+def test_changed_closure():
+    step = 1
+
+    @cuda.jit
+    def kernel(out):
+        out[0] += step
+
+    out = np.zeros(1)
+    kernel[1, 1](out)
+    step = 5
+    kernel[1, 1](out)
+    assert out[0] == 6
+
+
+def test_source_that_no_longer_matches(tmp_path):
+    """A file edited after it was imported must not change what runs."""
+    path = tmp_path / "edited.py"
+    path.write_text("from course_lib import cuda\n@cuda.jit\ndef kernel(out):\n    out[0] = 1\n")
+    namespace = {}
+    exec(compile(path.read_text(), str(path), "exec"), namespace)
+    path.write_text("from course_lib import cuda\n@cuda.jit\ndef kernel(out):\n    out[0] = 2\n")
+    linecache.checkcache()
+    out = np.zeros(1)
+    namespace["kernel"][1, 1](out)
+    assert out[0] == 1
+
+
+@pytest.mark.parametrize("decorate", [
+    cuda.jit, cuda.jit(), cuda.jit("void(float64[:])"), cuda.jit(["void(float64[:])"]),
+    cuda.jit(fastmath=True, debug=False, opt=True, lineinfo=True, inline="never", cache=True,
+             max_registers=32),
+], ids=["bare", "empty", "signature", "signatures", "options"])
+def test_forms_of_the_decorator(decorate):
+    def kernel(out):
+        out[0] = 1
+
+    out = np.zeros(1)
+    decorate(kernel)[1, 1](out)
+    assert out[0] == 1
+
+
+def test_linking_is_refused():
+    with pytest.raises(NotImplementedError, match="link"):
+        cuda.jit(link=["code.ptx"])
+
+
+def test_names_imported_from_numba_cuda():
+    from numba.cuda import grid, shared, syncthreads, threadIdx
+
+    @cuda.jit
+    def kernel(out):
+        s = shared.array(4, "int32")
+        s[threadIdx.x] = grid(1)
+        syncthreads()
+        out[threadIdx.x] = s[3 - threadIdx.x]
+
+    out = np.zeros(4)
+    kernel[1, 4](out)
+    assert out.tolist() == [3, 2, 1, 0]
+
+
+def test_numba_types_cast():
+    from numba import float32, int32, uint8
+
+    @cuda.jit
+    def kernel(out):
+        out[0] = uint8(300)
+        out[1] = int32(2**31)
+        out[2] = int32(2.9)
+        out[3] = float32(1) / float32(3)
+        out[4] = np.uint32(-1)
+
+    out = np.zeros(5)
+    kernel[1, 1](out)
+    assert out.tolist() == [44, -2**31, 2, np.float32(1) / np.float32(3), 2**32 - 1]
+
+
+def test_stepping_slices_and_records():
+    record = np.dtype([("value", np.float32), ("count", np.int32)])
+
+    @cuda.jit
+    def kernel(x, records):
+        i = cuda.grid(1)
+        row = x[i, ::2]
+        row[1] = 9
+        records[i].value = row[0]
+        records[i]["count"] = i
+
+    x = np.arange(12.0).reshape(3, 4)
+    records = np.zeros(3, record)
+    kernel[1, 3](x, records)
+    assert x[:, 2].tolist() == [9, 9, 9]
+    assert records["value"].tolist() == [0, 4, 8]
+    assert records["count"].tolist() == [0, 1, 2]
+
+
+def test_expressions_are_evaluated_once_and_in_order():
+    calls = []
+
+    @cuda.jit(device=True)
+    def note(value):
+        calls.append(value)
+        return value
+
+    @cuda.jit
+    def kernel(x):
+        x[note(1)] += note(2)
+        x[note(3), ] = note(4)
+        x[note(5) - 5] = max(note(6), note(7))
+
+    x = np.zeros(8)
+    kernel[1, 1](x)
+    assert calls == [1, 2, 4, 3, 6, 7, 5]
+    assert x.tolist() == [7, 2, 0, 4, 0, 0, 0, 0]
+
+
+def test_print(capsys):
+    @cuda.jit
+    def kernel():
+        print("thread", cuda.threadIdx.x)
+
+    kernel[1, 2]()
+    assert capsys.readouterr().out == "thread 0\nthread 1\n"
+
+
+def test_user_globals_are_never_changed():
+    before = dict(globals())
+
+    @cuda.jit
+    def kernel(out):
+        out[0] = math.exp(OFFSET)
+
+    kernel[1, 1](np.zeros(1))
+    assert {key: value for key, value in globals().items() if before.get(key) is not value} == {}
+
+
+def test_plain_functions_and_run():
+    def kernel(x):
+        x[cuda.grid(1)] += 1
+
+    x = np.zeros(4)
+    simulator.run(kernel, 2, 2, x)
+    assert x.tolist() == [1, 1, 1, 1]
+    assert isinstance(kernel, types.FunctionType)
+
+
+def test_run_refuses_what_is_no_kernel():
+    with pytest.raises(TypeError, match="no kernel"):
+        simulator.run(3, 1, 1)
+
+
+def test_twins():
+    intrinsic = object()
+
+    def twin(x):
+        return cuda.shfl_xor_sync(0xFFFFFFFF, x, 1)
+
+    simulator.register_twin(intrinsic, twin)
+
+    def kernel(out):
+        out[cuda.threadIdx.x] = intrinsic(cuda.threadIdx.x)
+
+    out = np.zeros(4)
+    simulator.run(kernel, 1, 4, out)
+    assert out.tolist() == [1, 0, 3, 2]
+    with pytest.raises(TypeError, match="twin"):
+        simulator.register_twin(intrinsic, 3)
+
+
+def test_undefined_names_are_named():
+    @cuda.jit
+    def kernel(out):
+        out[0] = no_such_name  # noqa: F821
+
+    with pytest.raises(NameError, match="no_such_name"):
+        kernel[1, 1](np.zeros(1))
+
+
+def test_walrus_and_conditional_expressions():
+    @cuda.jit
+    def kernel(x, out):
+        i = cuda.grid(1)
+        if (value := x[i]) > 1:
+            out[i] = value if i else -value
+
+    out = np.zeros(4)
+    kernel[1, 4](np.arange(4.0), out)
+    assert out.tolist() == [0, 0, 2, 3]
+
+
+def test_attribute_of_numba_module():
+    import numba
+
+    @numba.cuda.jit
+    def kernel(out):
+        out[numba.cuda.grid(1)] = numba.float32(0.1)
+
+    out = np.zeros(2)
+    kernel[1, 2](out)
+    assert (out == np.float32(0.1)).all()
