@@ -30,6 +30,10 @@ class Dim3(NamedTuple):
     y: int
     z: int
 
+    def __str__(self):
+        # What `print` shows on a GPU.
+        return f"({self.x}, {self.y}, {self.z})"
+
 
 class Primitive:
     """One device function of `numba.cuda`.
