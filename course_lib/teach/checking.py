@@ -26,8 +26,8 @@ from course_lib.teach.todo import contains_todo
 #: Thread orders every case runs in. A result that depends on the order is a race.
 ORDERS = ("forward", "reverse", "random")
 
-#: Seconds after which a kernel that is still running is stopped: a check takes less than 2.
-TIME_LIMIT = 10.0
+#: Seconds after which a kernel that is still running is stopped: right ones take well under 1.
+TIME_LIMIT = 5.0
 
 #: The objects that passed their last check in this session, by exercise.
 _passed: dict[str, object] = {}
