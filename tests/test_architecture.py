@@ -38,7 +38,8 @@ FLOORS["cli"] = {"course_lib", *FLOORS} - {"teach", "__main__"}
 #: What these may import from outside, beside Python's own library.
 OUTSIDE = {
     "reference": {"numpy"},
-    "plot": {"matplotlib", "numpy", "IPython"},  # which shows a picture in a notebook
+    # IPython shows a picture in a notebook; PIL, which Matplotlib brings along, stores it.
+    "plot": {"matplotlib", "numpy", "IPython", "PIL"},
     "simulator": {"numpy", "greenlet", "ml_dtypes", "numba"},
     "course_lib": {"numba"},
     "doctor": {"cuda"},  # which finds the toolkit's libraries
