@@ -1,5 +1,6 @@
 """The pictures: what they say in words and numbers, and what they refuse to draw."""
 
+import io
 import warnings
 
 import numpy as np
@@ -119,6 +120,14 @@ def test_notebook_output_carries_the_alternative_text(monkeypatch):
     assert shown["data"]["text/plain"] == figure.alt
     assert shown["metadata"]["image/png"]["alt"] == figure.alt
     assert shown["metadata"]["image/png"]["width"] == 900
+
+
+def test_stored_picture_is_small_and_the_same_in_every_run():
+    first, second = (draw_thread_strip().png() for _ in range(2))
+    assert first == second
+    full = io.BytesIO()
+    draw_thread_strip().savefig(full, dpi=plot.picture.STORED_DPI)
+    assert len(first) < len(full.getvalue()) / 1.5
 
 
 def test_thread_map_numbers_threads_and_names_blocks():

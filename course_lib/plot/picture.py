@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from PIL import Image  # Matplotlib needs it as well
 
 WIDTH_INCHES = 9.0  # at 100 screen pixels per inch: the width of a notebook column
 SCREEN_DPI = 100
@@ -25,15 +26,23 @@ class Picture(Figure):
         FigureCanvasAgg(self)  # not pyplot's: pyplot would show the figure a second time
         self.alt = alt
 
+    def png(self):
+        """The picture as the bytes of a PNG file of 256 colours, the same in every run."""
+        full, small = io.BytesIO(), io.BytesIO()
+        self.savefig(full, format="png", dpi=STORED_DPI)
+        # Notebooks are kept in git with their pictures: 256 colours are a third of the bytes.
+        picture = Image.open(full).convert("RGB")
+        picture = picture.quantize(256, dither=Image.Dither.NONE)
+        picture.save(small, format="png", optimize=True)
+        return small.getvalue()
+
     def _ipython_display_(self):
         """Show the picture in a notebook, with its alternative text in the output's metadata."""
         from IPython.display import display
 
-        buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=STORED_DPI, metadata={"Software": None})
         width, height = (round(inches * SCREEN_DPI) for inches in self.get_size_inches())
         display(
-            {"image/png": buffer.getvalue(), "text/plain": self.alt},
+            {"image/png": self.png(), "text/plain": self.alt},
             metadata={"image/png": {"alt": self.alt, "width": width, "height": height}},
             raw=True,
         )

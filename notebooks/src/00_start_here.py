@@ -162,7 +162,9 @@ plot.images([picture, bright_kernel], ["before", "after the kernel"], vmin=0, vm
 #
 # In each direction 8 × 16 = 128 threads, one per pixel.
 #
-# (If a tiny difference is shown: a GPU may round the last digit of a square root differently.)
+# (A GPU may round the last digit of a square root differently, so a tiny difference is no mistake.
+# Also, numba may warn there that so small a grid leaves most of the GPU idle, and that it has
+# to copy a NumPy array. Both are true, and neither matters yet.)
 
 # %% [markdown]
 # ## Who did what?

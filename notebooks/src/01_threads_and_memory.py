@@ -649,16 +649,18 @@ hint("sigmoid")
 #
 # (In code, `dy` and `dx` are just arrays of the shape of `y` and `x`.) The three derivatives:
 #
-# - **relu**: the slope is 1 right of zero and 0 left of it. At the corner we take 0, as PyTorch does.
-# - **sigmoid**, by the chain rule:
+# **ReLU.** The slope is 1 right of zero and 0 left of it. At the corner we take 0, as PyTorch does.
+#
+# **Sigmoid.** By the chain rule,
 #
 # $$ \sigma'(x) = \frac{e^{-x}}{(1 + e^{-x})^2}
-# = \frac{1}{1 + e^{-x}} \cdot \frac{e^{-x}}{1 + e^{-x}} = \sigma(x) \cdot (1 - \sigma(x)) $$
+# = \frac{1}{1 + e^{-x}} \cdot \frac{e^{-x}}{1 + e^{-x}} = \sigma(x) \cdot (1 - \sigma(x)) , $$
 #
-#   So the *result* of the forward pass is all that is needed to go back.
-# - **swish**, by the product rule, with $\sigma'$ from above:
+# so the *result* of the forward pass is all that is needed to go back.
 #
-# $$ (x \cdot \sigma(x))' = \sigma(x) + x \cdot \sigma(x) \cdot (1 - \sigma(x)) $$
+# **Swish.** By the product rule, and with $\sigma'$ from above,
+#
+# $$ (x \cdot \sigma(x))' = \sigma(x) + x \cdot \sigma(x) \cdot (1 - \sigma(x)) . $$
 #
 # Here is the first of them as a kernel:
 
