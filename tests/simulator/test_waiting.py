@@ -1,0 +1,376 @@
+"""Barriers, warp operations, grid groups, spin loops, deadlocks, orders."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from course_lib import cuda, simulator
+from course_lib.simulator import Deadlock, SimulatorError
+
+FULL = 0xFFFFFFFF
+
+
+def test_barrier(jit):
+    @jit
+    def kernel(x):
+        s = cuda.shared.array(64, np.int32)
+        tid = cuda.threadIdx.x
+        for step in range(4):
+            s[tid] = x[tid] + step
+            cuda.syncthreads()
+            x[tid] = s[63 - tid]
+            cuda.syncthreads()
+
+    x = np.arange(64)
+    kernel[1, 64](x)
+    assert (x == np.arange(64) + 6).all()
+
+
+def test_exited_threads_do_not_count(jit):
+    @jit
+    def kernel(x):
+        tid = cuda.threadIdx.x
+        if tid >= 5:
+            return
+        cuda.syncthreads()
+        x[tid] = 1
+
+    x = np.zeros(8)
+    kernel[1, 8](x)
+    assert x.sum() == 5
+
+
+def test_barrier_votes(jit):
+    @jit
+    def kernel(out):
+        tid = cuda.threadIdx.x
+        out[tid, 0] = cuda.syncthreads_count(tid % 3 == 0)
+        out[tid, 1] = cuda.syncthreads_and(tid < 40)
+        out[tid, 2] = cuda.syncthreads_and(tid < 39)
+        out[tid, 3] = cuda.syncthreads_or(tid == 7)
+        out[tid, 4] = cuda.syncthreads_or(tid == 77)
+
+    out = np.zeros((40, 5))
+    kernel[1, 40](out)
+    assert (out == [14, 1, 0, 1, 0]).all()
+
+
+def test_shuffles(jit):
+    @jit
+    def kernel(out):
+        lane = cuda.laneid
+        value = np.float32(lane) + 100 * (cuda.threadIdx.x // 32)
+        out[cuda.threadIdx.x, 0] = cuda.shfl_sync(FULL, value, 5)
+        out[cuda.threadIdx.x, 1] = cuda.shfl_up_sync(FULL, value, 3)
+        out[cuda.threadIdx.x, 2] = cuda.shfl_down_sync(FULL, value, 4)
+        out[cuda.threadIdx.x, 3] = cuda.shfl_xor_sync(FULL, value, 9)
+
+    out = np.zeros((64, 4))
+    kernel[1, 64](out)
+    lane, base = np.arange(64) % 32, np.arange(64) // 32 * 100
+    assert (out[:, 0] == base + 5).all()
+    assert (out[:, 1] == base + np.where(lane >= 3, lane - 3, lane)).all()
+    assert (out[:, 2] == base + np.where(lane < 28, lane + 4, lane)).all()
+    assert (out[:, 3] == base + (lane ^ 9)).all()
+
+
+def test_shuffle_from_an_absent_lane_is_undefined():
+    @cuda.jit
+    def kernel(out):
+        out[cuda.threadIdx.x] = cuda.shfl_down_sync(FULL, np.float32(1), 8)
+
+    out = np.zeros(16)
+    kernel[1, 16](out)
+    assert (out[:8] == 1).all() and np.isnan(out[8:]).all()
+
+
+def test_masks(jit):
+    @jit
+    def kernel(out):
+        lane = cuda.laneid
+        if lane < 8:
+            out[lane] = cuda.shfl_xor_sync(0xFF, lane, 1)
+            cuda.syncwarp(0xFF)
+        elif lane % 2:
+            out[lane] = cuda.ballot_sync(0xAAAAAA00, lane > 16)
+        else:
+            out[lane] = cuda.any_sync(0x55555500, lane == 10)
+
+    out = np.zeros(32, np.int64)
+    kernel[1, 32](out)
+    lanes = np.arange(32)
+    assert (out[:8] == lanes[:8] ^ 1).all()
+    assert (out[9::2] == sum(1 << lane for lane in range(17, 32, 2))).all()
+    assert (out[8::2] == 1).all()
+
+
+def test_votes_and_matches(jit):
+    @jit
+    def kernel(out):
+        lane = cuda.laneid
+        out[lane, 0] = cuda.all_sync(FULL, lane < 32)
+        out[lane, 1] = cuda.all_sync(FULL, lane < 31)
+        out[lane, 2] = cuda.eq_sync(FULL, lane < 0)
+        out[lane, 3] = cuda.eq_sync(FULL, lane < 9)
+        out[lane, 4] = cuda.match_any_sync(FULL, lane % 4)
+        mask, same = cuda.match_all_sync(FULL, 7)
+        out[lane, 5], out[lane, 6] = mask, same
+        mask, same = cuda.match_all_sync(FULL, lane)
+        out[lane, 7], out[lane, 8] = mask, same
+        out[lane, 9] = cuda.lanemask_lt()
+
+    out = np.zeros((32, 10), np.int64)
+    kernel[1, 32](out)
+    lane = np.arange(32)
+    assert (out[:, :4] == [1, 0, 1, 0]).all()
+    assert (out[:, 4] == 0x11111111 << lane % 4).all()
+    assert (out[:, 5:9] == [FULL, 1, 0, 0]).all()
+    assert (out[:, 9] == (1 << lane) - 1).all()
+
+
+def test_activemask(jit):
+    @jit
+    def kernel(out):
+        lane = cuda.laneid
+        if lane % 2:
+            out[lane] = cuda.activemask()
+        else:
+            out[lane] = cuda.activemask()
+
+    out = np.zeros(32, np.int64)
+    kernel[1, 32](out)
+    assert (out[1::2] == 0xAAAAAAAA).all() and (out[::2] == 0x55555555).all()
+
+
+def test_a_lane_outside_its_own_mask():
+    @cuda.jit
+    def kernel():
+        cuda.syncwarp(1)
+
+    with pytest.raises(SimulatorError, match="lane 1 calls it with mask 0x00000001"):
+        kernel[1, 2]()
+
+
+@given(width=st.integers(1, 64), seed=st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_warp_sum_of_any_block_size(width, seed):
+    x = np.random.default_rng(seed).integers(-9, 9, width)
+    out = np.zeros(1, np.int64)
+    with simulator.options(order="random", seed=seed):
+        warp_sum[1, width](x, out)
+    assert out[0] == x.sum()
+
+
+@cuda.jit
+def warp_sum(x, out):
+    tid = cuda.threadIdx.x
+    lanes = min(32, x.size - tid // 32 * 32)
+    value = x[tid]
+    step = 16
+    while step:
+        other = cuda.shfl_down_sync(FULL, value, step)
+        if cuda.laneid + step < lanes:
+            value += other
+        step //= 2
+    if cuda.laneid == 0:
+        cuda.atomic.add(out, 0, value)
+
+
+def test_grid_sync_across_blocks(jit):
+    @jit
+    def kernel(x, out):
+        group = cuda.cg.this_grid()
+        i = cuda.grid(1)
+        for step in range(3):
+            out[i] = x[x.size - 1 - i] + step
+            group.sync()
+            x[i] = out[i]
+            cuda.cg.this_grid().sync()
+
+    x, out = np.arange(24), np.zeros(24)
+    kernel[6, 4](x, out)
+    assert (x == np.arange(24)[::-1] + 3).all()
+
+
+def test_last_block_and_spin_between_blocks(jit):
+    @jit
+    def kernel(flag, out):
+        if cuda.blockIdx.x == 0:
+            if cuda.threadIdx.x == 0:
+                while flag[0] != 3:
+                    pass
+            cuda.syncthreads()
+            out[cuda.threadIdx.x] = flag[0]
+        elif cuda.threadIdx.x == 0:
+            cuda.threadfence()
+            cuda.atomic.add(flag, 0, 1)
+
+    flag, out = np.zeros(1, np.int32), np.zeros(4)
+    kernel[4, 4](flag, out)
+    assert (out == 3).all()
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse", "random"])
+def test_spin_lock(jit, order):
+    @jit
+    def kernel(lock, total):
+        done = False
+        while not done:
+            if cuda.atomic.cas(lock, 0, 0, 1) == 0:
+                old = total[0]
+                cuda.nanosleep(10)
+                total[0] = old + 1
+                cuda.threadfence()
+                cuda.atomic.exch(lock, 0, 0)
+                done = True
+
+    lock, total = np.zeros(1, np.int32), np.zeros(1)
+    with simulator.options(order=order):
+        kernel[3, 40](lock, total)
+    assert total[0] == 120
+
+
+def test_spin_in_a_for_loop():
+    @cuda.jit
+    def kernel(lock, out):
+        for _ in range(100_000):
+            if cuda.atomic.compare_and_swap(lock, 0, 1) == 0:
+                cuda.nanosleep(1)
+                out[0] += 1
+                cuda.atomic.exch(lock, 0, 0)
+                break
+
+    out = np.zeros(1)
+    kernel[2, 8](np.zeros(1, np.int32), out)
+    assert out[0] == 16
+
+
+def test_deadlock_names_the_lines():
+    @cuda.jit
+    def kernel():
+        if cuda.laneid < 4:
+            cuda.syncwarp()
+        elif cuda.laneid < 30:
+            cuda.syncthreads()
+
+    first = kernel.py_func.__code__.co_firstlineno
+    with pytest.raises(Deadlock) as caught:
+        kernel[2, 32]()
+    text = str(caught.value)
+    assert f"threads 0-3 wait for the lanes of mask 0xffffffff at a warp operation " \
+           f"at {__file__}:{first + 3}" in text
+    assert f"threads 4-29 wait at a block barrier at {__file__}:{first + 5}" in text
+    assert "threads 30-31 have exited" in text
+    assert "kernel" in text
+
+
+def test_deadlock_at_the_grid(jit):
+    @jit
+    def kernel():
+        if cuda.blockIdx.x == 0:
+            cuda.cg.this_grid().sync()
+        elif cuda.laneid:
+            cuda.syncwarp(2 if cuda.laneid == 1 else FULL)
+            cuda.cg.this_grid().sync()
+        else:
+            cuda.syncthreads()
+
+    with pytest.raises(Deadlock, match="grid barrier"):
+        kernel[2, 2]()
+
+
+def test_endless_loops_end():
+    @cuda.jit
+    def waits(flag):
+        while flag[0] == 0:
+            pass
+
+    @cuda.jit
+    def counts(x):
+        i = 0
+        while i < 10:
+            x[0] = i
+            i -= 1
+
+    @cuda.jit
+    def with_barrier(x):
+        width = 4
+        while width > 0:
+            cuda.syncthreads()
+            width -= 0
+
+    for kernel in (waits, counts, with_barrier):
+        with simulator.options(max_steps=50_000), pytest.raises(Deadlock) as caught:
+            kernel[1, 2](np.zeros(1))
+        assert "endless loop" in str(caught.value)
+        assert f"{__file__}:" in str(caught.value)
+
+
+def test_long_loops_are_not_endless():
+    @cuda.jit
+    def kernel(out):
+        n = 27 + cuda.grid(1)
+        steps = 0
+        while n != 1:
+            n = n // 2 if n % 2 == 0 else 3 * n + 1
+            steps += 1
+        out[cuda.grid(1)] = steps
+
+    out = np.zeros(4)
+    with simulator.options(max_steps=1000):
+        kernel[2, 2](out)
+    assert out.tolist() == [111, 18, 18, 18]
+
+
+def test_orders():
+    seen = []
+
+    @cuda.jit
+    def kernel():
+        seen.append((cuda.blockIdx.x, cuda.threadIdx.x))
+
+    def run():
+        seen.clear()
+        kernel[3, 4]()
+        return list(seen)
+
+    forward = [(block, thread) for block in range(3) for thread in range(4)]
+    assert run() == forward
+    with simulator.options(order="reverse"):
+        assert run() == forward[::-1]
+    with simulator.options(order="random", seed=1):
+        first = run()
+        assert first == run() != forward and sorted(first) == forward
+        with simulator.options(seed=2):
+            assert run() != first
+    assert run() == forward
+    seen.clear()
+    simulator.run(kernel, 3, 4, order="reverse")
+    assert seen == forward[::-1]
+
+
+def test_order_shows_a_race(jit):
+    @jit
+    def kernel(x):
+        s = cuda.shared.array(32, np.int32)
+        s[cuda.threadIdx.x] = cuda.threadIdx.x
+        x[cuda.threadIdx.x] = s[31 - cuda.threadIdx.x]
+
+    results = set()
+    for order in ("forward", "reverse", "random"):
+        x = np.zeros(32, np.int64)
+        simulator.run(kernel, 1, 32, x, order=order)
+        results.add(x.tobytes())
+    assert len(results) == 3
+
+
+def test_bad_options():
+    with pytest.raises(ValueError, match="order"), simulator.options(order="sideways"):
+        pass
+    with pytest.raises(TypeError, match="speed"), simulator.options(speed=3):
+        pass
+    with pytest.raises(ValueError, match="max_steps"), simulator.options(max_steps=0):
+        pass
+    with pytest.raises(ValueError, match="order"):
+        simulator.run(warp_sum, 1, 1, np.zeros(1), np.zeros(1), order="up")
