@@ -85,34 +85,35 @@ def _forward_kernels(function):
     """The rungs of y = function(x), simple to fast. `x` and `y` are one-dimensional."""
 
     @cuda.jit
-    def naive_kernel(x, y, head):
+    def naive_kernel(x, y):
         i = cuda.grid(1)
         if i < x.shape[0]:
             store(y, i, function(load(x, i)))
 
     @cuda.jit
-    def grid_stride_kernel(x, y, head):
+    def grid_stride_kernel(x, y):
         for i in range(cuda.grid(1), x.shape[0], cuda.gridsize(1)):
             store(y, i, function(load(x, i)))
 
     @cuda.jit
-    def vectorised_kernel(x, y, head):
-        # x[:head] comes before the first 16-byte boundary; then whole vectors; then the tail.
-        thread, n = cuda.grid(1), x.shape[0]
+    def vectorised_kernel(x, y, head, n_vectors):
+        # x[:head] comes before the first 16-byte boundary. Then come the vectors, a thread for
+        # each; threads beyond those take the head and the tail, an element each.
+        thread = cuda.grid(1)
         width = vector_width(x)
-        values = cuda.local.array(MAX_WIDTH, np.float32)
-        n_vectors = (n - head) // width
         if thread < n_vectors:
+            values = cuda.local.array(MAX_WIDTH, np.float32)
             i = head + thread * width
             load_vector(values, x, i)
             for k in range(width):
                 values[k] = function(values[k])
             store_vector(y, i, values)
-        if thread < head:
-            store(y, thread, function(load(x, thread)))
-        i = head + n_vectors * width + thread
-        if i < n:
-            store(y, i, function(load(x, i)))
+        else:
+            i = thread - n_vectors
+            if i >= head:
+                i += n_vectors * width
+            if i < x.shape[0]:
+                store(y, i, function(load(x, i)))
 
     return {
         "naive": naive_kernel,
@@ -125,35 +126,35 @@ def _backward_kernels(gradient):
     """The rungs of dx = gradient(dy, saved); all one-dimensional."""
 
     @cuda.jit
-    def naive_backward_kernel(dy, saved, dx, head):
+    def naive_backward_kernel(dy, saved, dx):
         i = cuda.grid(1)
         if i < dy.shape[0]:
             store(dx, i, gradient(load(dy, i), load(saved, i)))
 
     @cuda.jit
-    def grid_stride_backward_kernel(dy, saved, dx, head):
+    def grid_stride_backward_kernel(dy, saved, dx):
         for i in range(cuda.grid(1), dy.shape[0], cuda.gridsize(1)):
             store(dx, i, gradient(load(dy, i), load(saved, i)))
 
     @cuda.jit
-    def vectorised_backward_kernel(dy, saved, dx, head):
-        thread, n = cuda.grid(1), dy.shape[0]
+    def vectorised_backward_kernel(dy, saved, dx, head, n_vectors):
+        thread = cuda.grid(1)
         width = vector_width(dy)
-        upstream = cuda.local.array(MAX_WIDTH, np.float32)
-        values = cuda.local.array(MAX_WIDTH, np.float32)
-        n_vectors = (n - head) // width
         if thread < n_vectors:
+            upstream = cuda.local.array(MAX_WIDTH, np.float32)
+            values = cuda.local.array(MAX_WIDTH, np.float32)
             i = head + thread * width
             load_vector(upstream, dy, i)
             load_vector(values, saved, i)
             for k in range(width):
                 values[k] = gradient(upstream[k], values[k])
             store_vector(dx, i, values)
-        if thread < head:
-            store(dx, thread, gradient(load(dy, thread), load(saved, thread)))
-        i = head + n_vectors * width + thread
-        if i < n:
-            store(dx, i, gradient(load(dy, i), load(saved, i)))
+        else:
+            i = thread - n_vectors
+            if i >= head:
+                i += n_vectors * width
+            if i < dy.shape[0]:
+                store(dx, i, gradient(load(dy, i), load(saved, i)))
 
     return {
         "naive": naive_backward_kernel,
@@ -206,28 +207,39 @@ def _run(variants, variant, inputs, out):
             raise arrays.ArrayError(
                 f"out has strides {arrays.strides_of(out)}, but x has {arrays.strides_of(model)}"
             )
-    n = arrays.size_of(model)
-    if n:
+    if n := arrays.size_of(model):
         operands = (*inputs, result)
-        head, n_blocks = _plan(variant, n, operands)
-        launch(variants[variant], n_blocks, BLOCK_SIZE, *operands, head, flat=True)
+        if variant == "naive":
+            launch(variants[variant], _blocks(n), BLOCK_SIZE, *operands, flat=True)
+        elif variant == "grid_stride":
+            n_blocks = min(_blocks(n), GRID_STRIDE_BLOCKS)
+            launch(variants[variant], n_blocks, BLOCK_SIZE, *operands, flat=True)
+        else:
+            head, n_vectors = _split(n, operands)
+            n_threads = n - n_vectors * (VECTOR_BYTES // model.dtype.itemsize - 1)
+            launch(
+                variants[variant], _blocks(n_threads), BLOCK_SIZE, *operands, head, n_vectors,
+                flat=True,
+            )  # fmt: skip
     return result
 
 
-def _plan(variant, n, operands):
-    """How many elements precede the first 16-byte boundary, and how many blocks to launch."""
-    if variant == "naive":
-        return 0, math.ceil(n / BLOCK_SIZE)
-    if variant == "grid_stride":
-        return 0, min(math.ceil(n / BLOCK_SIZE), GRID_STRIDE_BLOCKS)
-    itemsize = operands[0].dtype.itemsize
+def _blocks(n_threads):
+    return math.ceil(n_threads / BLOCK_SIZE)
+
+
+def _split(n, operands):
+    """(elements before the first 16-byte boundary, vectors from there on) of `n` elements.
+
+    A vector access needs its boundary in every operand at once. Where their boundaries never
+    fall together, there are no vectors, and each element goes by itself.
+    """
     offset = arrays.address_of(operands[0]) % VECTOR_BYTES
     if any(arrays.address_of(operand) % VECTOR_BYTES != offset for operand in operands[1:]):
-        # The boundaries of the operands never fall together, so every element is a head.
-        return n, math.ceil(n / BLOCK_SIZE)
+        return n, 0
+    itemsize = operands[0].dtype.itemsize
     head = min(n, -offset % VECTOR_BYTES // itemsize)
-    n_vectors = math.ceil(n * itemsize / VECTOR_BYTES)
-    return head, math.ceil(n_vectors / BLOCK_SIZE)
+    return head, (n - head) * itemsize // VECTOR_BYTES
 
 
 relu = Activation("relu", "y", relu_value, relu_gradient)
@@ -244,4 +256,5 @@ def specialisations():
                 for dtype in DTYPES:
                     direction = "forward" if n_arrays == 2 else "backward"
                     label = f"{name}.{direction} {variant} {dtype}"
-                    yield label, kernel, [(dtype, 1)] * n_arrays + ["int64"]
+                    split = ["int64"] * 2 if variant == "vectorised" else []
+                    yield label, kernel, [(dtype, 1)] * n_arrays + split

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from course_lib.runtime import device
-
 
 class ArrayError(TypeError):
     """An array is of a kind, dtype, shape or device the launcher can't take."""

@@ -83,24 +83,19 @@ _TWINS = {
 
 if device.use_simulator():
     cuda = simulator.cuda
-    load, store, vector_width, load_vector, store_vector, fast_exp, fast_reciprocal = (
-        cuda.jit(device=True)(twin) for twin in _TWINS.values()
-    )
+    _here = {name: cuda.jit(device=True)(twin) for name, twin in _TWINS.items()}
 else:
     from numba import cuda
 
-    from course_lib.runtime.nvvm import (
-        fast_exp,
-        fast_reciprocal,
-        load,
-        load_vector,
-        store,
-        store_vector,
-        vector_width,
-    )
+    from course_lib.runtime import nvvm
 
+    _here = {name: getattr(nvvm, name) for name in _TWINS}
     for name, twin in _TWINS.items():
-        simulator.register_twin(globals()[name], twin)
+        simulator.register_twin(_here[name], twin)
+
+load, store, vector_width = _here["load"], _here["store"], _here["vector_width"]
+load_vector, store_vector = _here["load_vector"], _here["store_vector"]
+fast_exp, fast_reciprocal = _here["fast_exp"], _here["fast_reciprocal"]
 
 
 # --- reductions, made of shuffles and shared memory ---------------------------------------------

@@ -1,27 +1,30 @@
 """Launch a kernel on any array: ``launch(kernel, grid, block, *args)``.
 
 `kernel[grid, block](*args)` is numba's own way, and what learners write. It costs the host 20 to
-50 µs a launch, because numba looks at every argument afresh. `launch` finds a compiled
-`Specialisation` by the arguments' dtypes and layouts and hands it pointers and shapes. It runs on
-the arguments' own device and on PyTorch's current stream; it never synchronises, never copies.
+50 µs a launch, because numba looks at every argument afresh. `launch` looks up a `PreparedLaunch`
+by all that may matter (kernel, grid, shapes, strides, dtypes, stream …) and fills in the
+addresses. It runs on the arguments' own device and on PyTorch's current stream; it never
+synchronises and never copies.
 
 In the simulator the same call runs the kernel on NumPy arrays and PyTorch CPU tensors.
 """
 
 import math
+import sys
+from threading import get_ident
 
 import numpy as np
 
 from course_lib.runtime import arrays, device
 from course_lib.runtime.arrays import ArrayError
-from course_lib.runtime.specialisation import LaunchError, Specialisation
+from course_lib.runtime.specialisation import LaunchError, PreparedLaunch, Specialisation
 
 __all__ = ["ArrayError", "LaunchError", "launch"]
 
 _simulated = device.use_simulator()
-MOST_LAYOUTS = 4096  # of tensors, remembered between launches
+MOST_PREPARED = 4096  # launches remembered; past it, all are prepared again
 _specialisations = {}
-_layouts = {}
+_prepared = {}
 _tensor_types = set()
 # How a Python or NumPy number is passed: numba's name of its type, and its `struct` code. A
 # Python float goes as float32, so that no float64 sneaks into a kernel.
@@ -48,7 +51,7 @@ def launch(kernel, grid, block, *args, shared_bytes=0, flat=False):
     """Run `kernel` on `grid` blocks of `block` threads, asynchronously.
 
     kernel        a `@cuda.jit` kernel
-    grid, block   an int, or a tuple of up to three
+    grid, block   an int, or a tuple of up to three ints
     args          arrays (PyTorch CUDA tensors, CuPy, numba device arrays; in the simulator
                   NumPy arrays and PyTorch CPU tensors), NumPy scalars, and Python numbers:
                   bool, int (as int64), float (as float32)
@@ -60,33 +63,29 @@ def launch(kernel, grid, block, *args, shared_bytes=0, flat=False):
     being captured. Raises `ArrayError` for an argument of the wrong kind, `LaunchError` for an
     impossible launch, and numba's typing errors for a kernel that can't be compiled.
     """
-    if type(grid) is not tuple or len(grid) != 3:
-        grid = _three(grid, "grid")
-    if type(block) is not tuple or len(block) != 3:
-        block = _three(block, "block")
     if _simulated:
         return _simulate(kernel, grid, block, args, shared_bytes, flat)
-    key, values, index = [kernel, flat], [], -1
+    # Everything that a prepared launch depends on; `values` are what each call brings. Threads
+    # don't share one, because a launch writes into its buffer.
+    key = [kernel, grid, block, shared_bytes, flat, get_ident()]
+    values, index = [], -1
     for arg in args:
         kind = type(arg)
         if kind in _tensor_types:
-            here = _read_tensor(arg, flat, key, values)
+            index = arg.get_device()
+            key += (arg.dtype, arg.shape, arg.stride(), index)
+            values.append(arg.data_ptr())
         elif kind in _SCALARS:
             key.append(kind)
             values.append(arg)
-            continue
         else:
-            here = _read_other(arg, flat, key, values)
-        if here != index:
-            if index >= 0:
-                raise ArrayError(f"arguments on two GPUs, cuda:{index} and cuda:{here}")
-            index = here
-    key.append(index)
+            index = _read_other(arg, key, values)
+    key.append(_stream_of(index) if index >= 0 else 0)
     key = tuple(key)
-    specialised = _specialisations.get(key)
-    if specialised is None:
-        specialised = _specialise(key)
-    specialised.launch(grid, block, shared_bytes, values)
+    prepared = _prepared.get(key)
+    if prepared is None:
+        prepared = _prepare(key, args)
+    prepared.launch(values)
 
 
 def _three(size, name):
@@ -98,54 +97,75 @@ def _three(size, name):
     return (*map(int, sizes), 1, 1)[:3]
 
 
-def _read_tensor(tensor, flat, key, values):
-    index = tensor.get_device()
-    if index < 0:
-        arrays.describe(tensor, "an argument")  # raises, and names the conversion
-    layout = (flat, tensor.dtype, tensor.shape, tensor.stride())
-    known = _layouts.get(layout)
-    if known is None:
-        known = _learn_layout(tensor, layout)
-    part, before, after = known
-    key.append(part)
-    values += before
-    values.append(tensor.data_ptr())
-    values += after
-    return index
-
-
-def _learn_layout(tensor, layout):
-    """(part of the key, numbers before the pointer, numbers behind it), remembered."""
-    flat, dtype, shape, stride = layout
-    size, n = tensor.itemsize, tensor.numel()
-    if flat:
-        _require_dense(tensor)
-        known = (dtype, (n, size), (n, size))
-    else:
-        after = (*shape, *(step * size for step in stride))
-        known = ((dtype, len(shape), tensor.is_contiguous()), (n, size), after)
-    if len(_layouts) >= MOST_LAYOUTS:
-        _layouts.clear()
-    _layouts[layout] = known
-    return known
-
-
-def _read_other(arg, flat, key, values):
-    if arrays.is_tensor(arg):  # the first tensor, a Parameter, a subclass
+def _read_other(arg, key, values):
+    """Note a first tensor, a Parameter, or an array of another library. Returns its GPU."""
+    found = arrays.describe(arg, "an argument")  # raises, and names the conversion
+    if arrays.is_tensor(arg):
         _tensor_types.add(type(arg))
-        return _read_tensor(arg, flat, key, values)
-    found = arrays.describe(arg, "an argument")
-    n, size = math.prod(found.shape), np.dtype(arg.dtype).itemsize
-    contiguous = arrays.is_contiguous(found.shape, found.strides, size)
-    if flat:
-        if not contiguous:
-            _require_dense(arg)
-        key.append((found.dtype, 1, True, found.read_only))
-        values += (n, size, found.pointer, n, size)
+        key += (arg.dtype, arg.shape, arg.stride(), found.device)
     else:
-        key.append((found.dtype, len(found.shape), contiguous, found.read_only))
-        values += (n, size, found.pointer, *found.shape, *found.strides)
+        key += (found.dtype, found.shape, found.strides, found.device, found.read_only)
+    values.append(found.pointer)
     return found.device
+
+
+def _stream_of(index):
+    """The handle of PyTorch's current stream; without PyTorch, of the default stream."""
+    global _stream_of
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return 0
+    # The public torch.cuda.current_stream builds an object, which takes ten times as long.
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    _stream_of = raw or (lambda index: torch.cuda.current_stream(index).cuda_stream)
+    return _stream_of(index)
+
+
+def _prepare(key, args):
+    """Check everything once, compile if need be, and remember the launch under `key`."""
+    kernel, grid, block, shared_bytes, flat, stream = *key[:5], key[-1]
+    if not hasattr(kernel, "targetoptions"):
+        raise LaunchError(f"expected a @cuda.jit kernel, not {kernel!r}")
+    grid, block = _three(grid, "grid"), _three(block, "block")
+    if not isinstance(shared_bytes, int) or shared_bytes < 0:
+        raise LaunchError(f"shared_bytes must be an int of at least 0, not {shared_bytes!r}")
+    argtypes, parameters, index = [], [], None
+    for arg in args:
+        if type(arg) in _SCALARS:
+            name, code = _SCALARS[type(arg)]
+            argtypes.append(numba_type(name))
+            parameters.append((code, None))
+            continue
+        found = arrays.describe(arg, "an argument")
+        if index not in (None, found.device):
+            raise ArrayError(f"arguments on two GPUs, cuda:{index} and cuda:{found.device}")
+        index = found.device
+        argtype, layout = _array_parameter(arg, found, flat)
+        argtypes.append(argtype)
+        parameters += layout
+    types_key = (kernel, tuple(argtypes), index or 0)
+    if types_key not in _specialisations:
+        _specialisations[types_key] = Specialisation(kernel, argtypes, index or 0)
+    if len(_prepared) >= MOST_PREPARED:
+        _prepared.clear()
+    _prepared[key] = PreparedLaunch(
+        _specialisations[types_key], grid, block, shared_bytes, stream, parameters
+    )
+    return _prepared[key]
+
+
+def _array_parameter(array, found, flat):
+    """numba's type of an array, and its parameters as `PreparedLaunch` takes them."""
+    n, size = math.prod(found.shape), array.dtype.itemsize
+    shape, strides = found.shape, found.strides
+    if flat:
+        _require_dense(array)
+        shape, strides = (n,), (size,)
+    contiguous = arrays.is_contiguous(shape, strides, size)
+    argtype = array_type(found.dtype, len(shape), contiguous, read_only=found.read_only)
+    # numba's array: two unused pointers, size, item size, data, shape, strides
+    before = [("Q", 0), ("Q", 0), ("q", n), ("q", size)]
+    return argtype, [*before, ("Q", None), *(("q", x) for x in (*shape, *strides))]
 
 
 def _require_dense(array):
@@ -154,24 +174,6 @@ def _require_dense(array):
             f"flat=True needs arrays whose elements fill one stretch of memory; shape "
             f"{tuple(array.shape)} with strides {arrays.strides_of(array)} has gaps"
         )
-
-
-def _specialise(key):
-    kernel, flat, *parts, index = key
-    if not hasattr(kernel, "targetoptions"):
-        raise LaunchError(f"expected a @cuda.jit kernel, not {kernel!r}")
-    argtypes, layout = [], ""
-    for part in parts:
-        if part in _SCALARS:
-            argtypes.append(numba_type(_SCALARS[part][0]))
-            layout += _SCALARS[part][1]
-            continue
-        dtype, n_dims, contiguous, *read_only = part if isinstance(part, tuple) else (part, 1, True)
-        argtypes.append(array_type(dtype, n_dims, contiguous, read_only=any(read_only)))
-        # numba's array: two unused pointers, size, item size, data, shape, strides
-        layout += "16xqqQ" + 2 * n_dims * "q"
-    _specialisations[key] = Specialisation(kernel, argtypes, layout, max(index, 0))
-    return _specialisations[key]
 
 
 def numba_type(name):
@@ -194,6 +196,7 @@ def array_type(dtype, n_dims=1, contiguous=True, *, read_only=False):
 
 
 def _simulate(kernel, grid, block, args, shared_bytes, flat):
+    grid, block = _three(grid, "grid"), _three(block, "block")
     ready = [_simulator_argument(arg, flat) for arg in args]
     kernel[grid, block, 0, shared_bytes](*ready)
 

@@ -62,9 +62,8 @@ def _bfloat16_pair(builder, low, high):
     modern = builder.icmp_unsigned(">=", arch, _I32(800))
     with builder.if_else(modern) as (then, otherwise):
         with then:
-            convert = ir.FunctionType(_I32, [_F32, _F32])
-            code = builder.asm(convert, "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", [high, low], False)
-            builder.store(code, result)
+            kind, code = ir.FunctionType(_I32, [_F32, _F32]), "cvt.rn.bf16x2.f32 $0, $1, $2;"
+            builder.store(builder.asm(kind, code, "=r,f,f", [high, low], False), result)
         with otherwise:
             upper = builder.shl(_round_bfloat16(builder, high), _I32(16))
             builder.store(builder.or_(upper, _round_bfloat16(builder, low)), result)
@@ -206,6 +205,6 @@ def fast_exp(typingctx, x):
 def fast_reciprocal(typingctx, x):
     def codegen(context, builder, sig, args):
         number = context.cast(builder, args[0], sig.args[0], types.float32)
-        return _special_function(builder, "rcp.approx.f32", number)
+        return _special_function(builder, "rcp.approx.ftz.f32", number)
 
     return types.float32(x), codegen

@@ -1,20 +1,22 @@
-"""A compiled kernel, loaded on one GPU and ready to be launched again and again.
+"""A compiled kernel loaded on one GPU, and a launch of it prepared down to the last byte.
 
-Everything a launch needs lies in one buffer: the launch configuration and, behind it, the
-kernel's parameters. A launch writes the changing numbers with one `struct` call and hands the
-driver two addresses, which is what keeps the host's share of a launch near a microsecond.
+`Specialisation` is a kernel for one list of argument types on one GPU. `PreparedLaunch` adds a
+grid, a block, a stream and the arrays' shapes; what may still change from call to call are the
+addresses and the numbers. Its buffer holds the launch configuration and, behind it, the kernel's
+parameters, so that a launch writes a few numbers and hands the driver two addresses. That is what
+keeps the host's share of a launch near a microsecond.
 """
 
 import contextlib
 import ctypes
 import functools
 import struct
-import sys
 
 from course_lib.runtime import device
 from course_lib.runtime.compiler import compile_kernel
 
-_CONFIGURATION = struct.Struct("@7IQQI4x")  # CUlaunchConfig: grid, block, shared, stream, attributes
+# CUlaunchConfig: grid, block, dynamic shared bytes, stream, attributes and their number.
+_CONFIGURATION = struct.Struct("@7IQQI4x")
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
@@ -27,20 +29,54 @@ class LaunchError(RuntimeError):
 
 
 class Specialisation:
-    """`kernel` for one list of argument types on GPU `index`.
+    """`kernel` for `argtypes` (numba types), compiled and loaded on GPU `index`."""
 
-    `layout` is the `struct` format of its parameters, in native alignment.
-    """
-
-    def __init__(self, kernel, argtypes, layout, index):
+    def __init__(self, kernel, argtypes, index):
         self.compiled = compile_kernel(kernel, argtypes, device.compute_capability(index))
         self.title = kernel.py_func.__name__
         self.index = index
-        self.stream_of = _stream_function()
-        packer = struct.Struct(f"@{_CONFIGURATION.format[1:]}{layout}")
-        self.pack = packer.pack_into
+        self.function = ctypes.c_void_p(_load(self.compiled, index))
+        self._dynamic_shared = _NO_SPECIAL_REQUEST
+        # CUlaunchAttribute: id, padding, then 64 bytes of value.
+        self._attribute = ctypes.create_string_buffer(struct.pack("@I4xI60x", _COOPERATIVE, 1))
+        cooperative = self.compiled.cooperative
+        self.attributes = (ctypes.addressof(self._attribute), 1) if cooperative else (0, 0)
+
+    def allow_shared(self, n_bytes):
+        """Ask for `n_bytes` of dynamic shared memory; LaunchError where the GPU has less."""
+        if n_bytes <= self._dynamic_shared:
+            return
+        limit = device.properties(self.index).shared_bytes_per_block_optin
+        available = limit - self.compiled.shared_bytes
+        if n_bytes > available:
+            raise LaunchError(
+                f"{self.title}: {n_bytes} bytes of dynamic shared memory asked for; this GPU "
+                f"allows {limit} per block, of which {available} are left for it"
+            )
+        with current_device(self.index):
+            _check(device.driver().cuFuncSetAttribute(self.function, _DYNAMIC_SHARED, n_bytes))
+        self._dynamic_shared = n_bytes
+
+
+class PreparedLaunch:
+    """One launch of a `Specialisation`, to be repeated with other addresses and numbers.
+
+    parameters  a list of (`struct` code, value or None); None marks what each call brings
+    Not to be shared between threads: two of them would write into one buffer.
+    """
+
+    def __init__(self, specialisation, grid, block, shared_bytes, stream, parameters):
+        specialisation.allow_shared(shared_bytes)
+        self.specialisation = specialisation
+        self.grid, self.block, self.shared_bytes = grid, block, shared_bytes
+        codes = "".join(code for code, _ in parameters)
+        packer = struct.Struct(f"@{_CONFIGURATION.format[1:]}{codes}")
         self.buffer = ctypes.create_string_buffer(packer.size)
-        self.address = ctypes.c_void_p(ctypes.addressof(self.buffer))
+        constants = [0 if value is None else value for _, value in parameters]
+        head = (*grid, *block, shared_bytes, stream, *specialisation.attributes)
+        packer.pack_into(self.buffer, 0, *head, *constants)
+        self.slots = list(_slots(parameters))
+        self.configuration = ctypes.c_void_p(ctypes.addressof(self.buffer))
         self.size = ctypes.c_size_t(packer.size - _CONFIGURATION.size)
         self.extra = (ctypes.c_void_p * 5)(
             1,  # CU_LAUNCH_PARAM_BUFFER_POINTER
@@ -50,70 +86,46 @@ class Specialisation:
             None,  # CU_LAUNCH_PARAM_END
         )
         self.extra_address = ctypes.byref(self.extra)
-        # CUlaunchAttribute: id, padding, then 64 bytes of value.
-        self.attribute = struct.pack("@I4xI60x", _COOPERATIVE, 1)
-        self.attribute_buffer = ctypes.create_string_buffer(self.attribute)
-        self.attributes = (
-            (ctypes.addressof(self.attribute_buffer), 1) if self.compiled.cooperative else (0, 0)
-        )
-        self.dynamic_shared = _NO_SPECIAL_REQUEST
-        self.function = ctypes.c_void_p(_load(self.compiled, index))
+        self.function = specialisation.function
         self.call = device.driver().cuLaunchKernelEx
 
-    def launch(self, grid, block, shared_bytes, values):
-        """Launch on the current stream with the parameter `values`, in order of `layout`."""
-        if shared_bytes > self.dynamic_shared:
-            self._allow_shared(shared_bytes)
+    def launch(self, values):
+        """Enqueue the kernel with `values` in the places left open, in order."""
+        buffer = self.buffer
+        for (write, offset), value in zip(self.slots, values):  # noqa: B905, it costs time here
+            write(buffer, offset, value)
         if _several_devices():
-            with current_device(self.index):
-                error = self._launch(grid, block, shared_bytes, values)
+            with current_device(self.specialisation.index):
+                error = self.call(self.configuration, self.function, None, self.extra_address)
         else:
-            error = self._launch(grid, block, shared_bytes, values)
+            error = self.call(self.configuration, self.function, None, self.extra_address)
             if error == _INVALID_CONTEXT:  # first use of CUDA in this thread
-                _check(device.driver().cuCtxSetCurrent(_primary_context(self.index)))
-                error = self._launch(grid, block, shared_bytes, values)
+                context = _primary_context(self.specialisation.index)
+                _check(device.driver().cuCtxSetCurrent(context))
+                error = self.call(self.configuration, self.function, None, self.extra_address)
         if error:
+            compiled = self.specialisation.compiled
             raise LaunchError(
-                f"{self.title}: the driver refused grid {grid}, block {block} and {shared_bytes} "
-                f"bytes of dynamic shared memory: {_describe(error)}. The kernel uses "
-                f"{self.compiled.registers} registers per thread and "
-                f"{self.compiled.shared_bytes} bytes of static shared memory."
+                f"{self.specialisation.title}: the driver refused grid {self.grid}, block "
+                f"{self.block} and {self.shared_bytes} bytes of dynamic shared memory: "
+                f"{_describe(error)}. The kernel uses {compiled.registers} registers per thread "
+                f"and {compiled.shared_bytes} bytes of static shared memory."
             )
 
-    def _launch(self, grid, block, shared_bytes, values):
-        # The interpreter lock is held from here to the end of the call (`device.driver`), so
-        # no other thread can write to the buffer in between.
-        stream = self.stream_of(self.index)
-        self.pack(self.buffer, 0, *grid, *block, shared_bytes, stream, *self.attributes, *values)
-        return self.call(self.address, self.function, None, self.extra_address)
 
-    def _allow_shared(self, shared_bytes):
-        limit = device.properties(self.index).shared_bytes_per_block_optin
-        available = limit - self.compiled.shared_bytes
-        if shared_bytes > available:
-            raise LaunchError(
-                f"{self.title}: {shared_bytes} bytes of dynamic shared memory asked for; this GPU "
-                f"allows {limit} per block, of which {available} are left for it"
-            )
-        _check(
-            device.driver().cuFuncSetAttribute(self.function, _DYNAMIC_SHARED, int(shared_bytes))
-        )
-        self.dynamic_shared = shared_bytes
+def _slots(parameters):
+    """(function that writes the value, its offset in the buffer) of each parameter left open."""
+    before = _CONFIGURATION.format
+    for code, value in parameters:
+        if value is None:
+            plain = struct.Struct(f"@{code}")
+            yield plain.pack_into, struct.calcsize(before + code) - plain.size
+        before += code
 
 
 @functools.cache
 def _several_devices():
     return device.count() > 1
-
-
-def _stream_function():
-    """A function from device index to the handle of PyTorch's current stream."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
-        return lambda index: 0  # the default stream, which numba's device arrays use too
-    # The public torch.cuda.current_stream builds an object, which takes ten times as long.
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return raw or (lambda index: torch.cuda.current_stream(index).cuda_stream)
 
 
 @functools.cache
