@@ -265,6 +265,16 @@ def test_facts_about_this_machine():
     assert bool(facts.gpus) == (facts.driver_cuda is not None)
 
 
+@pytest.mark.gpu
+def test_facts_about_this_gpu():
+    facts = doctor.collect()
+    assert facts.driver_error == 0 and re.match(r"\d+\.\d+", facts.driver_release)
+    assert all(gpu.name and gpu.memory_bytes > 10**9 for gpu in facts.gpus)
+    report = doctor.report(facts, doctor.diagnose(facts))
+    assert f"GPU 0           {facts.gpus[0].name}, compute capability" in report
+    assert "run on the GPU" in report
+
+
 def run_doctor(*path, **environment):
     paths = os.pathsep.join([*map(str, path), str(ROOT)])
     return subprocess.run(
