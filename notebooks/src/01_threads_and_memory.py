@@ -30,7 +30,8 @@ from course_lib.teach import TODO, check, hint, progress, use
 # a job for one thread per element.
 #
 # In lesson 0 a thread asked for its place in a picture by `cuda.grid(2)`. For a plain row of numbers
-# it is `cuda.grid(1)`. What it computes is no secret:
+# it is `cuda.grid(1)`, and the launch has plain numbers as well: `[3, 8]` is 3 blocks of 8 threads.
+# What `cuda.grid(1)` computes is no secret:
 
 # %%
 @cuda.jit
@@ -98,7 +99,8 @@ except simulator.OutOfBounds as error:
 # It stopped at the first thread that left the array, and says which one it was.
 #
 # **A real GPU would have said nothing.** It does not know where an array ends. It computes
-# an address and writes there, whoever owns that memory. Let us watch this without harm, by
+# an address and writes there, whoever owns that memory. (Only an address that belongs to nobody at
+# all makes the launch fail, and then you have to restart Python.) Let us watch this without harm, by
 # giving the kernel a piece of memory that holds two things: 20 elements for `y`, and right behind
 # them four numbers that belong to somebody else.
 
@@ -110,10 +112,11 @@ print("before:", someone_elses)
 
 relu_unguarded[3, 8](np.linspace(-1, 1.4, 24, dtype=np.float32), memory)
 print("after: ", someone_elses)
+print("the end of y:", y[-4:])
 
 # %% [markdown]
 # The sevens are gone, and no error was raised. In a real program they might have been the weights of
-# the next layer. The result of *this* kernel looks right; something else goes wrong, somewhere
+# the next layer. The result of *this* kernel, `y`, is perfectly right; something else goes wrong, somewhere
 # else, an hour later. This is the mistake that kernels make most often. Here are
 # the four threads that must keep still:
 
@@ -210,7 +213,7 @@ hint("relu_grid_stride")
 # ## 4 · From one number to four indices
 #
 # Pictures for a neural network come as arrays with four indices, `x[n, c, h, w]`: picture `n` of a
-# batch, its **channel** `c` (red, green, blue to begin with), row `h` and column `w`. The shape is
+# **batch** (some pictures that are handled together), its **channel** `c` (red, green, blue to begin with), row `h` and column `w`. The shape is
 # written **N, C, H, W**. Memory, however, is one long row of numbers. Here is where each element of
 # a small array goes:
 
@@ -382,10 +385,11 @@ plot.access_order(
 )
 
 # %% [markdown]
-# Eight times as many sectors for the same 128 bytes. It is not hopeless: the pale pixels on the right
-# are what the *next* requests will want, and a small, fast memory on the chip, the **cache**,
-# keeps what was sent for a while. But thousands of threads share it, and for a
-# large picture the sector is gone before its neighbours are wanted.
+# Eight times as many sectors for the same 128 bytes. It is not quite hopeless: the pale pixels on the
+# right are what the *next* columns will want. A smaller, faster memory on the chip, the **cache**,
+# keeps what was sent for a while, so the large memory need not send each of them again.
+# But every request still has to collect 32 sectors, from wherever they are, and its warp waits
+# for the last of them.
 #
 # ### Three more patterns
 #
@@ -505,7 +509,8 @@ plot.durations(rows, title="The same kernel, three times", device=device, date=d
 # The third one is right, or nearly so. Roughly, this is what happened:
 
 # %%
-launch, wait = rows[1]["microseconds"], rows[2]["microseconds"]
+launch = rows[1]["microseconds"]
+wait = max(launch, rows[2]["microseconds"])
 plot.timeline(
     [
         ("host (Python)", 0, launch, "launch"),
@@ -699,8 +704,8 @@ plot.curves(
 # There are two errors. From the right, the curve is not straight between the two points: that error
 # shrinks as $h^2$. From the left, the two numbers are so similar that their difference
 # has few correct digits left. In between, near $h = 10^{-5}$, ten digits agree. (This is
-# float64. In float32 the best one could hope for are three or four digits, which is why references
-# are computed in float64.)
+# float64. In float32 one could hope for four digits or so, which is why references are computed in
+# float64.)
 #
 # ### Exercise: the gradient of swish
 
@@ -758,7 +763,7 @@ from course_lib.kernels import activation
 
 x = np.random.default_rng(0).normal(size=1000).astype(np.float32)
 for variant in activation.relu.VARIANTS:
-    y = activation.relu.forward(x, variant=variant)
+    y = activation.relu.forward(cuda.to_device(x), variant=variant).copy_to_host()
     print(f"{variant:12} right: {np.array_equal(y, reference.relu(x))}")
 
 # %% [markdown]
@@ -796,7 +801,15 @@ plot.ladder(
 # Only the useful bytes count here, those which the operation must move. A kernel that also moves
 # useless ones (by columns!) shows fewer.
 #
-# EXPLAIN THE GAP
+# **Explaining the gap.** All rungs touch the same sectors, so why are they not equally fast? Memory is
+# far away: the answer to a request takes some hundreds of nanoseconds. This delay is its
+# **latency**. Nobody minds it as long as enough other requests are under way meanwhile. How many?
+#
+# Half of the 4,200 GB/s are loads. If an answer takes about 600 ns, then at every moment
+# 2,100 GB/s · 600 ns ≈ 1.3 MB must have been asked for and be on the way. An H200 holds 270,336
+# threads at a time. If each has asked for one number of 4 bytes, that makes 1.1 MB: a little
+# less than needed, even if nobody ever pauses. With 16 bytes each it is 4.3 MB, and the
+# memory never runs out of things to do. The lesson of the ladder: **ask for much at a time.**
 
 # %% [markdown]
 # ## What the profiler says
