@@ -165,17 +165,16 @@ def host_array(shape, dtype=np.float64, strides=None, order="C"):
 
 
 def like(array):
-    """Shape, dtype, strides and order for a new array like `array`, broadcast axes packed."""
+    """Shape, dtype and strides for a new packed array whose axes lie in the order of `array`'s."""
     if array.ndim and array.size and 0 in array.strides or not (
             array.flags["C_CONTIGUOUS"] or array.flags["F_CONTIGUOUS"]):
-        packed = np.empty_like(np.empty(array.shape, array.dtype), order="C")
         order = np.argsort([-abs(s) for s in array.strides], kind="stable")
         shape = [array.shape[axis] for axis in order]
         base = np.empty(shape, array.dtype)
         strides = [0] * array.ndim
         for axis, stride in zip(order, base.strides, strict=True):
             strides[axis] = stride
-        return packed.shape, array.dtype, tuple(strides)
+        return array.shape, array.dtype, tuple(strides)
     return array.shape, array.dtype, tuple(array.strides)
 
 

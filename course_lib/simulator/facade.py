@@ -117,6 +117,12 @@ def _register_jitable(*args, **kwargs):
     return args[0] if len(args) == 1 and not kwargs else lambda function: function
 
 
+def _libdevice():
+    from . import libdevice
+
+    return _plain_module("libdevice", **libdevice.functions)
+
+
 def _from_package(name):
     return lambda: importlib.import_module(f"{__package__}.{name}")
 
@@ -125,7 +131,7 @@ def _from_package(name):
 _makers = {
     "api": lambda: cuda,
     "random": _from_package("random"),
-    "libdevice": _from_package("libdevice"),
+    "libdevice": _libdevice,
     "cg": lambda: _plain_module("cg", this_grid=cooperative.this_grid,
                                 GridGroup=cooperative.GridGroup),
     "fp16": lambda: _plain_module("fp16", **half.fp16_names()),

@@ -309,5 +309,5 @@ for _name in ("llrint", "llround"):
         _define(_full, lambda x, f=_rint if _name == "llrint" else _round_away: _to_integer(
             f(float(x)), 64, True, "rz"), _i64, _kind)
 
-globals().update(_made)
-__all__ = sorted(_made)
+#: name -> function. Not put into this module itself, whose code needs Python's own abs and max.
+functions = dict(sorted(_made.items()))

@@ -8,8 +8,9 @@ import numpy as np
 
 from . import engine
 from .checked import CheckedArray
+from .mathlib import math as gpu_math
 from .primitives import Index, LaneId, Namespace, Primitive, current_thread
-from .resolve import UNRESOLVED, Device, Scope, foldable, mapped
+from .resolve import UNRESOLVED, Device, Scope, is_foreign_module, mapped
 from .rewrite import NeedsGreenlets, emit
 from .source import function_tree, returns_value
 
@@ -146,10 +147,13 @@ class Program:
                 return callee.callable
             unit.needs_thread = True
             return self.callable_value(value.function)
-        if foldable(value) and not isinstance(value, type) and (
-                isinstance(value, (Namespace, Index)) or value.__name__ in ("numba.cuda", "numba")):
-            unit.needs_thread = True
-        elif isinstance(value, LaneId) or isinstance(value, Primitive) and value.kind != "pure":
+        if isinstance(value, types.ModuleType):
+            # What a module's attributes are cannot be told without source; only NumPy's and
+            # Python's own need no thread for certain.
+            unit.needs_thread = unit.needs_thread or not is_foreign_module(value.__name__)
+        elif isinstance(value, (Namespace, Index, LaneId)):
+            unit.needs_thread = unit.needs_thread or value is not gpu_math
+        elif isinstance(value, Primitive) and value.kind != "pure":
             unit.needs_thread = True
         return value
 

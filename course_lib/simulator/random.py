@@ -91,7 +91,8 @@ def xoroshiro128p_next(states, index):
     return np.uint64(_next(states, index))
 
 
-def _next(array, index):
+def _next(states, index):
+    array = _writable(states)
     state = array[index]
     s0, s1 = int(state["s0"]), int(state["s1"])
     state["s0"], state["s1"] = _advance(s0, s1)

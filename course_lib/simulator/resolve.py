@@ -136,13 +136,18 @@ def _facade():
     return facade
 
 
+def is_foreign_module(name):
+    """True for modules of Python and NumPy, which hold no device code."""
+    root = name.partition(".")[0]
+    return root in ("numpy", "ml_dtypes", "greenlet") or (
+        root in sys.stdlib_module_names and root != "__main__")
+
+
 def is_foreign(function):
     """True for functions that are no device code: Python's, NumPy's and the simulator's own."""
     module = function.__module__ or ""
-    root = module.partition(".")[0]
     return (module == _PACKAGE or module.startswith(_PACKAGE + ".")
-            or root in ("numpy", "ml_dtypes", "greenlet") or root in sys.stdlib_module_names
-            and root != "__main__")
+            or is_foreign_module(module))
 
 
 def mapped(value):

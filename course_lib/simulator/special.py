@@ -61,8 +61,11 @@ def erfcx(x):
             return _INF
     if math.isinf(x):
         return 0.0
-    square = x * x
-    return (1 - 1 / (2 * square) + 3 / (4 * square * square)) / (x * math.sqrt(math.pi))
+    term = total = 1.0
+    for order in range(1, 8):
+        term *= -(2 * order - 1) / (2 * x * x)
+        total += term
+    return total / (x * math.sqrt(math.pi))
 
 
 def normcdf(x):

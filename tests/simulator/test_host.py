@@ -1,0 +1,191 @@
+"""The host side: device arrays, streams, events, devices, reductions."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from course_lib import cuda
+from course_lib.simulator.arrays import DeviceArray
+
+
+@cuda.jit
+def double(x):
+    i = cuda.grid(1)
+    if i < x.size:
+        x[i] *= 2
+
+
+def test_copies():
+    host = np.arange(4.0)
+    there = cuda.to_device(host)
+    double[1, 4](there)
+    assert host.tolist() == [0, 1, 2, 3] and there.copy_to_host().tolist() == [0, 2, 4, 6]
+    back = np.zeros(4)
+    assert there.copy_to_host(back) is back and back[3] == 6
+    there.copy_to_device(host)
+    assert there[3] == 3
+    cuda.to_device(host * 10, to=there)
+    assert np.asarray(there).tolist() == [0, 10, 20, 30]
+    assert (there.shape, there.dtype, there.size, there.ndim, len(there)) == (
+        (4,), np.float64, 4, 1, 4)
+    assert "float64" in repr(there)
+
+
+def test_device_arrays_offer_no_arithmetic():
+    there = cuda.to_device(np.ones(3))
+    with pytest.raises(TypeError):
+        there + 1
+    with pytest.raises(TypeError, match="copy_to_host"):
+        list(there)
+    with pytest.raises(TypeError, match="incompatible dtype"):
+        there.copy_to_device(np.ones(3, np.float32))
+    with pytest.raises(ValueError, match="incompatible shape"):
+        there.copy_to_host(np.ones(4))
+    with pytest.raises(ValueError, match="non-contiguous"):
+        cuda.to_device(np.zeros((4, 4))[::2, ::2])
+
+
+def test_views():
+    there = cuda.to_device(np.arange(12.0).reshape(3, 4))
+    there[1] = 7
+    there[0, 1:3] = cuda.to_device(np.array([8.0, 9.0]))
+    assert isinstance(there[1], DeviceArray) and there[1, 0] == 7
+    assert there.reshape(4, 3).shape == (4, 3) and there.T.shape == (4, 3)
+    assert there.ravel().copy_to_host()[:3].tolist() == [0, 8, 9]
+    assert there.view(np.int64).dtype == np.int64 and there.squeeze().ndim == 2
+    assert [part.size for part in there.ravel().split(5)] == [5, 5, 2]
+    assert there.is_c_contiguous() and not there.T.is_c_contiguous()
+    assert there.T.is_f_contiguous() and there.bind() is there and there.flags["C_CONTIGUOUS"]
+    there.setitem((0, 0), 5)
+    assert there.getitem((0, 0)) == 5 and there.nbytes == there.alloc_size == 96
+    copy = pickle.loads(pickle.dumps(there))
+    assert copy[0, 0] == 5
+
+
+def test_new_arrays():
+    assert np.isnan(cuda.device_array(3, np.float32).copy_to_host()).all()
+    assert (cuda.device_array((2, 2), np.uint8).copy_to_host() == 0xCD).all()
+    fortran = np.zeros((3, 4), np.int16, order="F")
+    like = cuda.device_array_like(fortran)
+    assert (like.shape, like.dtype, like.strides) == ((3, 4), np.int16, fortran.strides)
+    packed = cuda.device_array_like(np.broadcast_to(np.zeros(3), (2, 3)))
+    assert packed.strides == (8, 16)  # as numba: the repeated axis varies fastest
+    for make in (cuda.pinned_array, cuda.mapped_array, cuda.managed_array):
+        array = make((2, 3), np.float32, order="F")
+        assert array.shape == (2, 3) and array.flags.f_contiguous
+    for make in (cuda.pinned_array_like, cuda.mapped_array_like):
+        assert make(fortran).strides == fortran.strides
+
+
+def test_as_cuda_array():
+    there = cuda.to_device(np.zeros(2))
+    assert cuda.as_cuda_array(there) is there and cuda.is_cuda_array(there)
+    assert not cuda.is_cuda_array(np.zeros(2))
+    with pytest.raises(TypeError, match="to_device"):
+        cuda.as_cuda_array(np.zeros(2))
+    torch = pytest.importorskip("torch")
+    tensor = torch.ones(3)
+    double[1, 3](cuda.as_cuda_array(tensor))
+    assert tensor.tolist() == [2, 2, 2]
+
+
+def test_streams_and_events():
+    stream = cuda.stream()
+    start, end = cuda.event(), cuda.event(timing=True)
+    start.record(stream)
+    with stream.auto_synchronize():
+        double[1, 4, stream](np.zeros(4))
+    end.record(stream)
+    end.wait(stream)
+    end.synchronize()
+    stream.synchronize()
+    cuda.synchronize()
+    assert end.query() and cuda.event_elapsed_time(start, end) == start.elapsed_time(end) > 0
+    with pytest.raises(RuntimeError, match="two recorded events"):
+        cuda.event().elapsed_time(end)
+    called = []
+    stream.add_callback(lambda stream, status, arg: called.append((status, arg)), 3)
+    assert called == [(0, 3)]
+    for make in (cuda.default_stream, cuda.legacy_default_stream, cuda.per_thread_default_stream):
+        make().synchronize()
+    assert cuda.external_stream(0).external
+
+
+def test_devices_and_contexts(capsys):
+    assert cuda.is_available() and cuda.is_supported_version() and cuda.cuda_error() is None
+    assert len(cuda.gpus) == 1 and len(list(cuda.list_devices())) == 1
+    device = cuda.get_current_device()
+    assert device.compute_capability == (9, 0) and device.WARP_SIZE == 32
+    assert device.MAX_THREADS_PER_BLOCK == 1024
+    with cuda.gpus[0] as context:
+        assert context.device is device
+    assert cuda.current_context().get_memory_info().total > 0
+    free, total = cuda.current_context().get_memory_info()
+    assert 0 < free <= total
+    cuda.select_device(0)
+    with pytest.raises(ValueError, match="one device"):
+        cuda.select_device(1)
+    with pytest.raises(IndexError):
+        cuda.gpus[1]
+    cuda.close()
+    assert cuda.detect()
+    assert "simulator" in capsys.readouterr().out
+    with cuda.defer_cleanup(), cuda.profiling(), cuda.pinned(np.zeros(1)):
+        cuda.profile_start()
+        cuda.profile_stop()
+    host = np.ones(2)
+    with cuda.mapped(host) as there:
+        double[1, 2](there)
+    assert host.tolist() == [2, 2]
+
+
+def test_what_needs_a_compiler_says_so():
+    from numba.cuda.extending import intrinsic, overload, register_jitable
+
+    for refused in (lambda: cuda.compile_ptx(None, ()), lambda: cuda.declare_device("f", "i4(i4)"),
+                    lambda: intrinsic(lambda context: None), lambda: overload(abs)):
+        with pytest.raises(NotImplementedError):
+            refused()
+    assert register_jitable(len) is len and register_jitable(inline="always")(len) is len
+
+
+def test_device_functions_are_not_for_the_host():
+    for use in (lambda: cuda.syncthreads(), lambda: cuda.threadIdx.x, lambda: cuda.grid(1),
+                lambda: cuda.shared.array(3, np.float32),
+                lambda: cuda.jit(device=True)(double.py_func)(1)):
+        with pytest.raises(RuntimeError, match="inside a kernel"):
+            use()
+    assert repr(cuda.laneid) == "<laneid>"
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = cuda.no_such_name
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 128, 1000])
+def test_reduce(size):
+    total = cuda.reduce(lambda a, b: a + b)
+
+    @cuda.Reduce
+    def largest(a, b):
+        return max(a, b)
+
+    x = np.random.default_rng(size).integers(-50, 50, size)
+    assert total(x) == x.sum()
+    assert total(cuda.to_device(x), init=7) == x.sum() + 7
+    assert total(x, size=size // 2) == x[:size // 2].sum()
+    result = cuda.to_device(np.zeros(2, x.dtype))
+    if size:
+        assert largest(x, res=result, init=-100) is None
+        assert result[0] == x.max()
+    with pytest.raises(TypeError, match="1D"):
+        total(np.zeros((2, 2)))
+
+
+def test_kernel_objects():
+    assert double.py_func.__name__ == double.__name__ == "double"
+    assert double.overloads["anything"].max_cooperative_grid_blocks(256) == 132 * 8
+    assert double.specialize(1) is double and "kernel double" in repr(double)
+    double.compile("void(float64[:])")
+    configured = double.configure(1, 4, 0, 16)
+    assert (configured.griddim, configured.blockdim, configured.sharedmem) == (
+        (1, 1, 1), (4, 1, 1), 16)
