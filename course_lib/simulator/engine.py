@@ -39,7 +39,7 @@ class Thread:
     """One CUDA thread: its indices, its block, and how to resume it."""
 
     __slots__ = ("tx", "ty", "tz", "tid", "lane", "b", "warp", "resume", "switch", "value", "op",
-                 "handle")
+                 "handle", "accesses")
 
     def __init__(self, tx, ty, tz, tid, block):
         self.tx, self.ty, self.tz, self.tid = tx, ty, tz, tid
@@ -47,6 +47,7 @@ class Thread:
         self.b = block
         self.warp = None
         self.value = self.op = self.handle = self.resume = self.switch = None
+        self.accesses = 0
 
     @property
     def index(self):

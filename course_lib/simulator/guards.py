@@ -46,6 +46,16 @@ def gpu_min(first, second):
     return first if first <= second or second != second else second
 
 
+def gpu_extremum(function):
+    """`max` or `min` for functions without source: two values as on a GPU, else as in Python."""
+    two = gpu_max if function is max else gpu_min
+
+    def call(*values, **options):
+        return two(*values) if len(values) == 2 and not options else function(*values, **options)
+
+    return call
+
+
 def tick(thread, iterations):
     """Called now and then by a counting loop: end the launch if it has gone round too often."""
     launch = thread.b.launch

@@ -57,11 +57,16 @@ class Primitive:
         self.__doc__ = impl.__doc__
 
     def __call__(self, *args, **kwargs):
+        # Only functions that could not be rewritten come this way.
+        from .checked import checked, pause
+
         if self.kind == "pure":
-            return self.impl(*args, **kwargs)
+            if self.access:
+                pause()
+            return checked(self.impl(*args, **kwargs))
         thread = current_thread(self.name)
         if self.kind == "thread":
-            return self.impl(thread, *args, **kwargs)
+            return checked(self.impl(thread, *args, **kwargs))
         return thread.switch(self.impl(thread, *args, **kwargs))
 
     def __repr__(self):

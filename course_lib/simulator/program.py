@@ -4,10 +4,8 @@ import builtins
 import functools
 import types
 
-import numpy as np
-
-from . import engine
-from .checked import CheckedArray
+from . import engine, guards
+from .checked import checked
 from .mathlib import math as gpu_math
 from .primitives import Index, LaneId, Namespace, Primitive, current_thread
 from .resolve import UNRESOLVED, Device, Scope, is_foreign_module, mapped
@@ -144,9 +142,12 @@ class Program:
             callee = self.unit(value.function)
             if callee.tree is None:
                 unit.needs_thread = unit.needs_thread or callee.needs_thread
-                return callee.callable
+                # By name and not by value: it may be this very function, not yet rebuilt.
+                return lambda *args, **kwargs: callee.callable(*args, **kwargs)
             unit.needs_thread = True
             return self.callable_value(value.function)
+        if value is max or value is min:
+            return guards.gpu_extremum(value)
         if isinstance(value, types.ModuleType):
             # What a module's attributes are cannot be told without source; only NumPy's and
             # Python's own need no thread for certain.
@@ -202,15 +203,9 @@ def _global_names(code):
 def _checking(function):
     @functools.wraps(function)
     def call(*args, **kwargs):
-        return function(*map(_checked, args), **{k: _checked(v) for k, v in kwargs.items()})
+        return function(*map(checked, args), **{k: checked(v) for k, v in kwargs.items()})
 
     return call
-
-
-def _checked(value):
-    if type(value) is np.ndarray:
-        return value.view(CheckedArray)
-    return value
 
 
 def build_program(function):

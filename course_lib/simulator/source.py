@@ -8,7 +8,7 @@ import types
 
 
 @functools.lru_cache(maxsize=512)
-def _tree(code):
+def _tree(code, filename):  # code objects are equal whatever their files are
     """The tree of the function compiled to `code`, or None. Line and column numbers are real."""
     try:
         lines, first = inspect.getsourcelines(code)
@@ -79,7 +79,7 @@ def function_tree(function):
 
     None means that the source is missing, or no longer what the function was compiled from.
     """
-    tree = _tree(function.__code__)
+    tree = _tree(function.__code__, function.__code__.co_filename)
     if tree is None:
         return None
     tree = copy.deepcopy(tree)
