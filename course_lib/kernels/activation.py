@@ -33,12 +33,14 @@ from course_lib import cuda
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
+    allow_next_kernel,
     fast_reciprocal,
     load,
     load_vector,
     store,
     store_vector,
     vector_width,
+    wait_for_previous_kernel,
 )
 from course_lib.runtime.launch import launch
 
@@ -101,6 +103,8 @@ def _forward_kernels(function):
         # each; threads beyond those take the head and the tail, an element each.
         thread = cuda.grid(1)
         width = vector_width(x)
+        allow_next_kernel()
+        wait_for_previous_kernel()
         if thread < n_vectors:
             values = cuda.local.array(MAX_WIDTH, np.float32)
             i = head + thread * width
@@ -140,6 +144,8 @@ def _backward_kernels(gradient):
     def vectorised_backward_kernel(dy, saved, dx, head, n_vectors):
         thread = cuda.grid(1)
         width = vector_width(dy)
+        allow_next_kernel()
+        wait_for_previous_kernel()
         if thread < n_vectors:
             upstream = cuda.local.array(MAX_WIDTH, np.float32)
             values = cuda.local.array(MAX_WIDTH, np.float32)
@@ -219,7 +225,7 @@ def _run(variants, variant, inputs, out):
             n_threads = n - n_vectors * (VECTOR_BYTES // model.dtype.itemsize - 1)
             launch(
                 variants[variant], _blocks(n_threads), BLOCK_SIZE, *operands, head, n_vectors,
-                flat=True,
+                flat=True, overlap=True,
             )  # fmt: skip
     return result
 

@@ -12,6 +12,8 @@ by the error the PTX manual allows, stated with each.
 `load_vector(target, array, i)`         16 bytes at once into a local float32 array
 `store_vector(array, i, source)`        the reverse
 `fast_exp(x)`, `fast_reciprocal(x)`     the special-function unit, without fix-ups
+`wait_for_previous_kernel()`            wait here, when launched with ``overlap=True``
+`allow_next_kernel()`                   let the next such kernel's blocks get ready
 `warp_sum, warp_max(value)`             over the 32 lanes of a warp
 `block_sum, block_max(value, scratch)`  over all threads of a block
 ======================================= ===============================================
@@ -71,6 +73,14 @@ def _fast_reciprocal(x):
     return np.float32(1) / np.float32(x)
 
 
+def _wait_for_previous_kernel():
+    """PTX griddepcontrol.wait. In the simulator one kernel always ends before the next begins."""
+
+
+def _allow_next_kernel():
+    """PTX griddepcontrol.launch_dependents; nothing to do in the simulator."""
+
+
 _TWINS = {
     "load": _load,
     "store": _store,
@@ -79,6 +89,8 @@ _TWINS = {
     "store_vector": _store_vector,
     "fast_exp": _fast_exp,
     "fast_reciprocal": _fast_reciprocal,
+    "wait_for_previous_kernel": _wait_for_previous_kernel,
+    "allow_next_kernel": _allow_next_kernel,
 }
 
 if device.use_simulator():
@@ -96,6 +108,8 @@ else:
 load, store, vector_width = _here["load"], _here["store"], _here["vector_width"]
 load_vector, store_vector = _here["load_vector"], _here["store_vector"]
 fast_exp, fast_reciprocal = _here["fast_exp"], _here["fast_reciprocal"]
+wait_for_previous_kernel = _here["wait_for_previous_kernel"]
+allow_next_kernel = _here["allow_next_kernel"]
 
 
 # --- reductions, made of shuffles and shared memory ---------------------------------------------

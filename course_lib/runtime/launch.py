@@ -47,7 +47,7 @@ _SCALARS = {
 }
 
 
-def launch(kernel, grid, block, *args, shared_bytes=0, flat=False):
+def launch(kernel, grid, block, *args, shared_bytes=0, flat=False, overlap=False):
     """Run `kernel` on `grid` blocks of `block` threads, asynchronously.
 
     kernel        a `@cuda.jit` kernel
@@ -58,6 +58,9 @@ def launch(kernel, grid, block, *args, shared_bytes=0, flat=False):
     shared_bytes  dynamic shared memory per block
     flat          pass every array as one dimension over its memory, whatever its shape; each
                   must be dense (its elements fill one stretch of memory)
+    overlap       let the kernel's blocks get ready while the stream's previous kernel still runs
+                  (programmatic dependent launch; from sm_90 on, elsewhere without effect). The
+                  kernel must call `intrinsics.wait_for_previous_kernel` before it touches memory
 
     The first launch with new dtypes compiles (or loads from disk), also while a CUDA graph is
     being captured. Raises `ArrayError` for an argument of the wrong kind, `LaunchError` for an
@@ -67,7 +70,7 @@ def launch(kernel, grid, block, *args, shared_bytes=0, flat=False):
         return _simulate(kernel, grid, block, args, shared_bytes, flat)
     # Everything that a prepared launch depends on; `values` are what each call brings. Threads
     # don't share one, because a launch writes into its buffer.
-    key = [kernel, grid, block, shared_bytes, flat, get_ident()]
+    key = [kernel, grid, block, shared_bytes, flat, overlap, get_ident()]
     values, index = [], -1
     for arg in args:
         kind = type(arg)
@@ -123,7 +126,7 @@ def _stream_of(index):
 
 def _prepare(key, args):
     """Check everything once, compile if need be, and remember the launch under `key`."""
-    kernel, grid, block, shared_bytes, flat, stream = *key[:5], key[-1]
+    kernel, grid, block, shared_bytes, flat, overlap, stream = *key[:6], key[-1]
     if not hasattr(kernel, "targetoptions"):
         raise LaunchError(f"expected a @cuda.jit kernel, not {kernel!r}")
     grid, block = _three(grid, "grid"), _three(block, "block")
@@ -149,7 +152,7 @@ def _prepare(key, args):
     if len(_prepared) >= MOST_PREPARED:
         _prepared.clear()
     _prepared[key] = PreparedLaunch(
-        _specialisations[types_key], grid, block, shared_bytes, stream, parameters
+        _specialisations[types_key], grid, block, shared_bytes, stream, parameters, overlap
     )
     return _prepared[key]
 

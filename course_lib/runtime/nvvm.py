@@ -48,19 +48,23 @@ def _to_bits(builder, dtype, value):
     return builder.trunc(_bfloat16_pair(builder, value, _F32(0)), _I16)
 
 
-def _bfloat16_pair(builder, low, high):
-    """Two floats rounded to bfloat16, packed in 32 bits: one instruction from sm_80 on."""
+def _since(builder, arch):
+    """Whether the chip compiled for is at least `arch`, such as 800 for sm_80."""
     reflect = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(_I32, [ir.PointerType(ir.IntType(8))]), "__nvvm_reflect"
     )
     name = cgutils.global_constant(
         builder.module, "nvvm_reflect_arch", cgutils.make_bytearray(b"__CUDA_ARCH\0")
     )
-    # NVVM replaces this call by a constant, so the branch costs nothing.
-    arch = builder.call(reflect, [builder.bitcast(name, ir.PointerType(ir.IntType(8)))])
+    # NVVM replaces this call by a constant, so a branch on it costs nothing.
+    found = builder.call(reflect, [builder.bitcast(name, ir.PointerType(ir.IntType(8)))])
+    return builder.icmp_unsigned(">=", found, _I32(arch))
+
+
+def _bfloat16_pair(builder, low, high):
+    """Two floats rounded to bfloat16, packed in 32 bits: one instruction from sm_80 on."""
     result = cgutils.alloca_once(builder, _I32)
-    modern = builder.icmp_unsigned(">=", arch, _I32(800))
-    with builder.if_else(modern) as (then, otherwise):
+    with builder.if_else(_since(builder, 800)) as (then, otherwise):
         with then:
             kind, code = ir.FunctionType(_I32, [_F32, _F32]), "cvt.rn.bf16x2.f32 $0, $1, $2;"
             builder.store(builder.asm(kind, code, "=r,f,f", [high, low], False), result)
@@ -208,3 +212,24 @@ def fast_reciprocal(typingctx, x):
         return _special_function(builder, "rcp.approx.ftz.f32", number)
 
     return types.float32(x), codegen
+
+
+def _dependency(instruction):
+    def codegen(context, builder, sig, args):
+        with builder.if_then(_since(builder, 900)):
+            # "memory": no access may be moved across it.
+            nothing = ir.FunctionType(ir.VoidType(), [])
+            builder.asm(nothing, f"{instruction};", "~{memory}", [], True)
+        return context.get_dummy_value()
+
+    return codegen
+
+
+@intrinsic
+def wait_for_previous_kernel(typingctx):
+    return types.void(), _dependency("griddepcontrol.wait")
+
+
+@intrinsic
+def allow_next_kernel(typingctx):
+    return types.void(), _dependency("griddepcontrol.launch_dependents")

@@ -17,9 +17,12 @@ from course_lib.runtime.compiler import compile_kernel
 
 # CUlaunchConfig: grid, block, dynamic shared bytes, stream, attributes and their number.
 _CONFIGURATION = struct.Struct("@7IQQI4x")
+_ATTRIBUTE = struct.Struct("@I4xI60x")  # CUlaunchAttribute: number, and a value of 64 bytes
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+_OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_OVERLAP_SINCE = (9, 0)
 _INVALID_CONTEXT = 201
 _NO_SPECIAL_REQUEST = 48 << 10  # bytes of dynamic shared memory any kernel may use
 
@@ -37,10 +40,6 @@ class Specialisation:
         self.index = index
         self.function = ctypes.c_void_p(_load(self.compiled, index))
         self._dynamic_shared = _NO_SPECIAL_REQUEST
-        # CUlaunchAttribute: id, padding, then 64 bytes of value.
-        self._attribute = ctypes.create_string_buffer(struct.pack("@I4xI60x", _COOPERATIVE, 1))
-        cooperative = self.compiled.cooperative
-        self.attributes = (ctypes.addressof(self._attribute), 1) if cooperative else (0, 0)
 
     def allow_shared(self, n_bytes):
         """Ask for `n_bytes` of dynamic shared memory; LaunchError where the GPU has less."""
@@ -62,10 +61,12 @@ class PreparedLaunch:
     """One launch of a `Specialisation`, to be repeated with other addresses and numbers.
 
     parameters  a list of (`struct` code, value or None); None marks what each call brings
+    overlap     whether the kernel may start before the previous one ends (see `launch`)
+
     Not to be shared between threads: two of them would write into one buffer.
     """
 
-    def __init__(self, specialisation, grid, block, shared_bytes, stream, parameters):
+    def __init__(self, specialisation, grid, block, shared_bytes, stream, parameters, overlap):
         specialisation.allow_shared(shared_bytes)
         self.specialisation = specialisation
         self.grid, self.block, self.shared_bytes = grid, block, shared_bytes
@@ -73,7 +74,10 @@ class PreparedLaunch:
         packer = struct.Struct(f"@{_CONFIGURATION.format[1:]}{codes}")
         self.buffer = ctypes.create_string_buffer(packer.size)
         constants = [0 if value is None else value for _, value in parameters]
-        head = (*grid, *block, shared_bytes, stream, *specialisation.attributes)
+        self.attributes = _attributes(specialisation, overlap)
+        where = ctypes.addressof(self.attributes) if self.attributes else 0
+        n_attributes = len(self.attributes) // _ATTRIBUTE.size
+        head = (*grid, *block, shared_bytes, stream, where, n_attributes)
         packer.pack_into(self.buffer, 0, *head, *constants)
         self.slots = list(_slots(parameters))
         self.configuration = ctypes.c_void_p(ctypes.addressof(self.buffer))
@@ -111,6 +115,14 @@ class PreparedLaunch:
                 f"{_describe(error)}. The kernel uses {compiled.registers} registers per thread "
                 f"and {compiled.shared_bytes} bytes of static shared memory."
             )
+
+
+def _attributes(specialisation, overlap):
+    wanted = [_COOPERATIVE] if specialisation.compiled.cooperative else []
+    if overlap and specialisation.compiled.compute_capability >= _OVERLAP_SINCE:
+        wanted.append(_OVERLAP)
+    packed = b"".join(_ATTRIBUTE.pack(number, 1) for number in wanted)
+    return (ctypes.c_char * len(packed)).from_buffer_copy(packed) if packed else b""
 
 
 def _slots(parameters):
