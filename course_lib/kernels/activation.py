@@ -44,8 +44,8 @@ from course_lib.runtime.intrinsics import (
 )
 from course_lib.runtime.launch import launch
 
-BLOCK_SIZE = 128
-GRID_STRIDE_BLOCKS = 132 * 16  # fills the largest chip of today with 128-thread blocks
+BLOCK_SIZE = 256
+GRID_STRIDE_BLOCKS = 132 * 8  # fills the largest chip of today
 DTYPES = ("float32", "float16", "bfloat16")
 DEFAULT = "vectorised"
 MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes

@@ -9,17 +9,19 @@ synchronises and never copies.
 In the simulator the same call runs the kernel on NumPy arrays and PyTorch CPU tensors.
 """
 
+import contextlib
 import math
 import sys
 from threading import get_ident
 
 import numpy as np
 
+from course_lib import simulator
 from course_lib.runtime import arrays, device
 from course_lib.runtime.arrays import ArrayError
 from course_lib.runtime.specialisation import LaunchError, PreparedLaunch, Specialisation
 
-__all__ = ["ArrayError", "LaunchError", "launch"]
+__all__ = ["ArrayError", "LaunchError", "in_simulator", "launch"]
 
 _simulated = device.use_simulator()
 MOST_PREPARED = 4096  # launches remembered; past it, all are prepared again
@@ -201,7 +203,21 @@ def array_type(dtype, n_dims=1, contiguous=True, *, read_only=False):
 def _simulate(kernel, grid, block, args, shared_bytes, flat):
     grid, block = _three(grid, "grid"), _three(block, "block")
     ready = [_simulator_argument(arg, flat) for arg in args]
-    kernel[grid, block, 0, shared_bytes](*ready)
+    simulator.run(kernel, grid, block, *ready, shared=shared_bytes)
+
+
+@contextlib.contextmanager
+def in_simulator():
+    """Launches in this block run in the simulator, on CPU arrays, on a GPU machine too.
+
+    For checking a launcher before it is let loose on the GPU. Holds for all threads.
+    """
+    global _simulated
+    before, _simulated = _simulated, True
+    try:
+        yield
+    finally:
+        _simulated = before
 
 
 def _simulator_argument(arg, flat):
