@@ -8,6 +8,7 @@ import ast
 
 _NONE_NEGATIVE_ATTRIBUTES = {"size", "ndim", "itemsize", "nbytes"}
 _NONE_NEGATIVE_CALLS = {"len", "abs"}
+_PRIVATE_CALLS = {"abs", "int", "len", "max", "min"}
 _KEEPS_SIGN = (ast.Add, ast.Mult, ast.FloorDiv, ast.RShift, ast.LShift, ast.BitOr, ast.BitXor,
                ast.Pow)
 _NEVER_TUPLE = (ast.Sub, ast.FloorDiv, ast.RShift, ast.LShift, ast.BitAnd, ast.BitOr, ast.BitXor,
@@ -228,8 +229,7 @@ class Facts:
         stepped = {name for name in map(self._stepped, loop.body) if name}
         return any(self._is_private(part) and stepped & _names(part) for part in parts)
 
-    @staticmethod
-    def _stepped(statement):
+    def _stepped(self, statement):
         match statement:
             case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
                 pass
@@ -238,12 +238,20 @@ class Facts:
                     return None
             case _:
                 return None
-        return name if isinstance(op, _COUNTING) and Facts._is_private(value) else None
+        return name if isinstance(op, _COUNTING) and self._is_private(value) else None
 
-    @staticmethod
-    def _is_private(node):
-        return not any(isinstance(part, (ast.Call, ast.Subscript, ast.NamedExpr))
-                       for part in ast.walk(node))
+    def _is_private(self, node):
+        """True if no other thread can change the value of an expression."""
+        for part in ast.walk(node):
+            if isinstance(part, ast.NamedExpr):
+                return False
+            if isinstance(part, ast.Subscript) and not (
+                    isinstance(part.value, ast.Attribute) and part.value.attr == "shape"):
+                return False
+            if isinstance(part, ast.Call) and self.resolve(part.func) != "grid" and not (
+                    isinstance(part.func, ast.Name) and part.func.id in _PRIVATE_CALLS):
+                return False
+        return True
 
 
 def _names(node):

@@ -249,8 +249,21 @@ def vote_at_barrier(block, thread, op):
     block.barrier.append(thread)
 
 
+def resident_blocks(block_dim):
+    """How many blocks run at once on 132 multiprocessors of 2048 threads and 32 blocks each."""
+    return 132 * min(32, 2048 // (block_dim[0] * block_dim[1] * block_dim[2]))
+
+
 def wait_for_grid(block, thread, op):
-    """Handler of the grid barrier."""
+    """Handler of the grid barrier; LaunchError if a GPU could not hold all blocks at once."""
+    if not block.at_grid:
+        launch = block.launch
+        count = launch.grid_dim[0] * launch.grid_dim[1] * launch.grid_dim[2]
+        most = resident_blocks(launch.block_dim)
+        if count > most:
+            raise errors.LaunchError(
+                f"a grid barrier needs all blocks on the GPU at once: {launch.name} has {count:,} "
+                f"blocks of {launch.block_dim}, and {most:,} fit")
     block.at_grid.append(thread)
 
 

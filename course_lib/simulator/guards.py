@@ -1,5 +1,6 @@
 """Small functions that rewritten kernels call: index checks, shared arrays, loop budgets."""
 
+import math
 import sys
 
 import numpy as np
@@ -44,6 +45,16 @@ def gpu_max(first, second):
 def gpu_min(first, second):
     """min of two values; a NaN loses against a number, as on a GPU."""
     return first if first <= second or second != second else second
+
+
+def divide(first, second):
+    """first / second; a division by zero gives an infinity or a NaN, as on a GPU."""
+    try:
+        return first / second
+    except ZeroDivisionError:
+        if first == 0 or first != first or isinstance(first, complex):
+            return math.nan
+        return math.copysign(math.inf, first) * math.copysign(1.0, second)
 
 
 def gpu_extremum(function):

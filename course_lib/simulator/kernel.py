@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from . import errors
 from .arrays import kernel_argument
-from .engine import Launch
+from .engine import Launch, resident_blocks
 from .guards import SHARED_LIMIT
 from .options import check_order, current_options
 from .program import build_program
@@ -62,6 +62,7 @@ class Kernel:
         self.device = device
         self.signatures = list(signatures)
         self.targetoptions = dict(options or {})
+        self.extensions = list(self.targetoptions.get("extensions") or ())
         self._program = None
         functools.update_wrapper(self, function)
 
@@ -112,6 +113,10 @@ class Kernel:
                                      f"is {SHARED_LIMIT:,}")
         name = getattr(self.py_func, "__name__", "kernel")
         check_arguments(self.py_func, args, name)
+        afterwards = []
+        for extension in self.extensions:
+            args = [extension.prepare_args(None, value, stream=0, retr=afterwards)[1]
+                    for value in args]
         values = [kernel_argument(value, position, name)
                   for position, value in enumerate(args, start=1)]
         launch = Launch(self.program(), grid, block, values, int(shared_bytes),
@@ -121,6 +126,8 @@ class Kernel:
         except Exception as error:
             failure = trim(error)
         else:
+            for write_back in afterwards:
+                write_back()
             return
         raise failure
 
@@ -148,11 +155,6 @@ class Kernel:
     def disable_compile(self, value=True):
         """Does nothing: the simulator has one version for all types."""
 
-    @property
-    def extensions(self):
-        """Argument extensions; none."""
-        return []
-
     def __reduce__(self):
         return Kernel, (self.py_func, self.device, self.signatures, self.targetoptions)
 
@@ -163,9 +165,9 @@ class Kernel:
 
 class _Overload:
     def max_cooperative_grid_blocks(self, blockdim, dynsmemsize=0):
-        """Blocks that fit on the simulated GPU at once: 132 multiprocessors of 2048 threads."""
+        """Blocks that fit on the simulated GPU at once, for a grid barrier to work."""
         _, block = launch_dimensions(1, blockdim)
-        return 132 * min(32, 2048 // (block[0] * block[1] * block[2]))
+        return resident_blocks(block)
 
 
 class _Overloads(dict):

@@ -497,12 +497,27 @@ class Emitter(ast.NodeTransformer):
         array = self.list_target(node.target)
         if array is not None:
             return self.update_list(node, array)
+        if isinstance(node.op, ast.Div) and isinstance(node.target, ast.Name) and (
+                _may_divide_python_numbers(node.value)):
+            old = ast.copy_location(_name(node.target.id), node.target)
+            quotient = self.divide(old, self.visit(node.value), node)
+            return ast.copy_location(ast.Assign([node.target], quotient), node)
         if isinstance(node.target, ast.Subscript):
             node.target = self.visit_Subscript(node.target, kind="update")
         else:
             node.target = self.visit(node.target)
         node.value = self.visit(node.value)
         return node
+
+    def visit_BinOp(self, node):
+        if isinstance(node.op, ast.Div) and _may_divide_python_numbers(node.right):
+            return self.divide(self.visit(node.left), self.visit(node.right), node)
+        return self.generic_visit(node)
+
+    def divide(self, left, right, node):
+        """left / right, where two Python numbers would raise on a division by zero."""
+        call = ast.Call(self.bind(guards.divide, "divide"), [left, right], [])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
 
     # -- loops ---------------------------------------------------------------------------------
 
@@ -560,6 +575,13 @@ class Emitter(ast.NodeTransformer):
         return self.nested(node, walrus=False)
 
     visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
+
+
+def _may_divide_python_numbers(divisor):
+    """True unless `divisor` is a constant other than 0, or certainly one of NumPy's numbers."""
+    if isinstance(divisor, ast.Constant):
+        return not divisor.value
+    return not isinstance(divisor, ast.Subscript)
 
 
 def _stored_names(node):

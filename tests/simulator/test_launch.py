@@ -136,6 +136,28 @@ def test_hints_copy_or_not():
     assert (a[0], b[0], c[0]) == (0, 1, 1)
 
 
+def test_argument_extensions():
+    class Wrapped:
+        def __init__(self, array):
+            self.array = array
+
+    class Unwrap:
+        def prepare_args(self, kind, value, stream, retr):
+            if isinstance(value, Wrapped):
+                retr.append(lambda: done.append(float(value.array[0])))
+                return kind, value.array
+            return kind, value
+
+    done = []
+
+    @cuda.jit(extensions=[Unwrap()])
+    def kernel(x, value):
+        x[0] = value
+
+    kernel[1, 1](Wrapped(np.zeros(1)), 3)
+    assert done == [3]
+
+
 def test_forall():
     @cuda.jit
     def kernel(x):

@@ -89,6 +89,20 @@ def test_division_by_zero_and_overflow_are_silent():
     np.testing.assert_equal(out, np.array([INF, NAN, INF], np.float32))
 
 
+def test_python_numbers_divide_as_on_a_gpu():
+    @cuda.jit
+    def kernel(a, zero, out):
+        out[0] = a / zero
+        out[1] = (a - a) / zero
+        a /= -zero
+        out[2] = a
+        out[3] = 3 / (zero + 2)
+
+    out = np.zeros(4)
+    kernel[1, 1](1.0, 0.0, out)
+    np.testing.assert_equal(out, [INF, NAN, -INF, 1.5])
+
+
 @pytest.mark.parametrize("first, second, larger, smaller", [
     (1.0, 2.0, 2.0, 1.0), (NAN, 1.0, 1.0, 1.0), (1.0, NAN, 1.0, 1.0), (NAN, NAN, NAN, NAN),
     (INF, -INF, INF, -INF),

@@ -193,6 +193,29 @@ def test_grid_sync_across_blocks(jit):
     assert (x == np.arange(24)[::-1] + 3).all()
 
 
+def test_grid_barriers_need_all_blocks_at_once():
+    @cuda.jit
+    def kernel():
+        cuda.cg.this_grid().sync()
+
+    kernel[264, 1024]()
+    with pytest.raises(simulator.LaunchError, match="265 blocks .* 264 fit"):
+        kernel[265, 1024]()
+
+
+def test_counting_loops_stay_plain_calls():
+    @cuda.jit
+    def kernel(x, out):
+        i = cuda.grid(1)
+        while i < min(x.shape[0], out.size):
+            out[i] = x[i]
+            i += cuda.gridsize(1)
+
+    out = np.zeros(50)
+    kernel[2, 4](np.arange(50.0), out)
+    assert (out == np.arange(50)).all() and kernel.program().plain
+
+
 def test_last_block_and_spin_between_blocks(jit):
     @jit
     def kernel(flag, out):
