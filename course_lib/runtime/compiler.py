@@ -132,6 +132,12 @@ def _compile(kernel, argtypes, cc, key):
     )
 
 
+def ptx(kernel, argtypes, cc):
+    """The PTX text of `kernel` for `argtypes` and `cc`. Links nothing and keeps nothing."""
+    with _lock:
+        return _prepare(kernel, argtypes, cc)[0].get_asm_str(cc=cc)
+
+
 def survey(kernel, argtypes, chips):
     """What `kernel` becomes on each of `chips` (compute capabilities), needing none of them.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 import course_lib
 from course_lib import simulator
+from course_lib.runtime.launch import in_simulator
 from course_lib.teach.deadline import TimeUp
 from course_lib.teach.exercise import Case, Exercise
 from course_lib.teach.fences import FencedArray, poison, poisoned_allocation, same_bits
@@ -73,6 +74,7 @@ class Simulator:
             stack.enter_context(options)
             if not course_lib.SIMULATED:
                 stack.enter_context(_real_kernels_simulated())
+                stack.enter_context(in_simulator())
             yield
 
 
