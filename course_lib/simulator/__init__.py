@@ -7,6 +7,21 @@
 Kernels are rebuilt, never changed: a copy of each function runs, in which barriers and warp
 operations hand over to the next thread, and each index is checked. See `run`, `options`,
 `install` and `register_twin`; the errors are `SimulatorError` and its children.
+
+Where it differs from a GPU:
+
+- Threads take turns, and switch only where they wait. A race shows in the result only under
+  another `order`; memory is sequentially consistent, so a missing fence shows nowhere.
+- A negative index raises OutOfBounds. On a GPU numba takes a signed one from the array's end.
+- Arithmetic has NumPy's types. numba widens `int32 + 1` to 64 bits and makes `acc = 0.0` and a
+  Python float argument float64; here integers of NumPy wrap, and Python numbers adapt to the other
+  operand. A Python integer that does not fit a NumPy type raises OverflowError.
+- `math` and libdevice round correctly where a GPU is within an ulp or two; the fast forms are as
+  exact as the others.
+- A shuffle that reads a lane which takes no part gives a NaN or garbage, never a likely value.
+- Shared, local and device memory start as NaNs or 0xCD bytes.
+- A function whose source cannot be found runs as it stands, in a greenlet per thread: slower, and
+  an endless loop that touches no array is ended by Ctrl-C alone.
 """
 
 from .errors import Deadlock, LaunchError, OutOfBounds, SimulatorError

@@ -106,16 +106,16 @@ class Facts:
         if len(parts) == 1:
             return NATURAL
         if len(parts) == 3:
-            step = _constant(parts[2])
+            step = literal(parts[2])
             if step is not None and step < 0:
-                stop = _constant(parts[1])
+                stop = literal(parts[1])
                 return NATURAL if stop is not None and stop >= -1 else INTEGER
         return parts[0] if len(parts) == 2 or self._step_is_natural(parts[2]) else INTEGER
 
     def _step_is_natural(self, step):
         # Decided before any fact about locals is known, so only by what needs none. A negative
         # step from a variable would go below the start.
-        value = _constant(step)
+        value = literal(step)
         if value is not None:
             return value >= 0
         known = self.resolve(step) if isinstance(step, (ast.Name, ast.Attribute)) else None
@@ -186,7 +186,7 @@ class Facts:
                 if isinstance(node.func, ast.Name) and node.func.id in _NONE_NEGATIVE_CALLS:
                     return node.func.id == "len"
                 return (self.resolve(node.func) == "grid" and len(node.args) == 1
-                        and _constant(node.args[0]) == 1)
+                        and literal(node.args[0]) == 1)
         return False
 
     def _is_integer(self, node, names):
@@ -258,10 +258,10 @@ def _names(node):
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
-def _constant(node):
+def literal(node):
     """The integer that a literal stands for, or None."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = _constant(node.operand)
+        inner = literal(node.operand)
         return None if inner is None else -inner
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value

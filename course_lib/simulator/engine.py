@@ -388,7 +388,8 @@ class Launch:
         """Raise Deadlock for loops past the step budget."""
         raise errors.Deadlock(
             f"endless loop in {self.name}: {self.max_steps:,} loop iterations passed and no thread "
-            f"finished.\n{describe_waiting(self.active)}")
+            f"finished (simulator.options(max_steps=...) allows more).\n"
+            f"{describe_waiting(self.active)}")
 
 
 def start_generators(function):

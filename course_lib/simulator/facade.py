@@ -8,6 +8,7 @@ import ml_dtypes
 from . import (
     cooperative,
     device_api,
+    devices,
     errors,
     half,
     host_api,
@@ -52,11 +53,11 @@ def _build():
     module.__path__ = []
     module.__package__ = "numba.cuda"
     members = {name: value for name, value in device_api.names.items() if name != "laneid"}
-    for name, value in vars(host_api).items():
-        if getattr(value, "__module__", None) == host_api.__name__ and not name.startswith("_"):
-            members[name] = value
-    for name in ("default_stream", "legacy_default_stream", "per_thread_default_stream", "gpus"):
-        members[name] = getattr(host_api, name)
+    for source in (host_api, devices):
+        for name, value in vars(source).items():
+            if getattr(value, "__module__", None) == source.__name__ and not name.startswith("_"):
+                members[name] = value
+    members["gpus"] = devices.gpus
     members.update(vector_types.vector_types)
     members.update(jit=jit, reduce=reduction.Reduce, Reduce=reduction.Reduce,
                    to_device=to_device, device_array=device_array,
@@ -146,9 +147,9 @@ _makers = {
         "cudadrv.devicearray", DeviceNDArray=DeviceArray, DeviceNDArrayBase=DeviceArray,
         is_cuda_ndarray=host_api.is_cuda_array),
     "cudadrv.driver": lambda: _plain_module(
-        "cudadrv.driver", driver=host_api.Driver(), CudaAPIError=host_api.CudaAPIError),
+        "cudadrv.driver", driver=devices.Driver(), CudaAPIError=devices.CudaAPIError),
     "cudadrv.error": lambda: _plain_module("cudadrv.error",
-                                           CudaSupportError=host_api.CudaSupportError),
+                                           CudaSupportError=devices.CudaSupportError),
     "errors": lambda: _plain_module("errors", KernelRuntimeError=errors.SimulatorError),
 }
 _made = {}

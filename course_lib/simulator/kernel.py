@@ -163,6 +163,23 @@ class Kernel:
         return f"<simulated {kind} {getattr(self, '__qualname__', '')}>"
 
 
+def _nothing_compiled(name):
+    def refuse(self, *args, **kwargs):
+        raise NotImplementedError(
+            f"{name}: the simulator compiles nothing. Compile the kernel with the real numba.cuda "
+            f"to look at its code")
+
+    refuse.__name__ = refuse.__qualname__ = name
+    return refuse
+
+
+for _name in ("inspect_asm", "inspect_llvm", "inspect_llvm_cfg", "inspect_lto_ptx", "inspect_sass",
+              "inspect_sass_cfg", "inspect_types", "get_regs_per_thread",
+              "get_const_mem_size", "get_shared_mem_per_block", "get_max_threads_per_block",
+              "get_local_mem_per_thread"):
+    setattr(Kernel, _name, _nothing_compiled(_name))
+
+
 class _Overload:
     def max_cooperative_grid_blocks(self, blockdim, dynsmemsize=0):
         """Blocks that fit on the simulated GPU at once, for a grid barrier to work."""

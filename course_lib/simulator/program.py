@@ -2,6 +2,7 @@
 
 import builtins
 import functools
+import threading
 import types
 
 from . import engine, guards
@@ -61,6 +62,8 @@ class Program:
         self.root = function
         self.greenlets = greenlets
         self.units = {}
+        # Two launches from two Python threads may meet a new function at the same time.
+        self.lock = threading.RLock()
         self.build()
 
     def build(self):
@@ -181,8 +184,9 @@ class Program:
         """Run a device function met while the kernel runs."""
         unit = self.units.get(function)
         if unit is None or unit.callable is None:
-            unit = self.unit(function)
-            self.settle()
+            with self.lock:
+                unit = self.unit(function)
+                self.settle()
         if unit.tree is None:
             return unit.callable(*args, **kwargs)
         return unit.callable(thread, *args, **kwargs)

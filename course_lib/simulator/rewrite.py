@@ -7,75 +7,24 @@ that could be negative gets a check. Line and column numbers stay those of the u
 
 import ast
 import builtins
-from dataclasses import dataclass, field
+import copy
 
 from . import engine, guards
-from .analysis import Facts, _constant
+from .analysis import Facts, literal
 from .lists import find_lists
 from .primitives import Index, LaneId, Primitive
 from .resolve import UNRESOLVED, Device, cast, foldable, mapped, scalar_type
-
-THREAD = "_t"
+from .sites import Site, position
+from .subscripts import Subscripts, may_divide_python_numbers
+from .tree import THREAD, chain
+from .tree import name as _name
 
 
 class NeedsGreenlets(Exception):
     """The function waits, or calls something unknown, where a generator could not follow."""
 
 
-@dataclass
-class Site:
-    """One memory access of the source: what the reports, and later the tracer, go by."""
-
-    text: str
-    array_text: str
-    kind: str  # "load", "store", "update" or "atomic"
-    lineno: int
-    col: int
-    base: ast.expr = None
-    elements: list = field(default_factory=list)
-    is_tuple: bool = False
-    shape: tuple = None  # of an array kept as lists
-
-    def base_value(self, frame):
-        """The array indexed, as the frame has it after the error; None if it cannot be told."""
-        return _evaluate(self.base, frame)
-
-    def index_value(self, frame, upto=None):
-        """The index used; parts not computed before the error are Ellipsis."""
-        parts = []
-        for axis, element in enumerate(self.elements):
-            known = upto is None or axis <= upto
-            parts.append(_evaluate(element, frame, Ellipsis) if known else Ellipsis)
-        return tuple(parts) if self.is_tuple else parts[0]
-
-
-def _evaluate(node, frame, default=None):
-    if node is None:
-        return default
-    expression = ast.fix_missing_locations(ast.Expression(node))
-    try:
-        return eval(compile(expression, "<site>", "eval"), frame.f_globals, dict(frame.f_locals))
-    except Exception:
-        return default
-
-
-def _is_pure(node):
-    return not any(isinstance(part, (ast.Call, ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await))
-                   for part in ast.walk(node))
-
-
-def _name(identifier):
-    return ast.Name(identifier, ast.Load())
-
-
-def _chain(text):
-    node = None
-    for part in text.split("."):
-        node = _name(part) if node is None else ast.Attribute(node, part, ast.Load())
-    return node
-
-
-class Emitter(ast.NodeTransformer):
+class Emitter(Subscripts, ast.NodeTransformer):
     """Rewrites one function. One instance per function and flavour."""
 
     def __init__(self, unit, program, tree):
@@ -138,9 +87,9 @@ class Emitter(ast.NodeTransformer):
     def value_of(self, value, node):
         """The expression that stands for the resolved `value` at `node`."""
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Index):
-            return _chain(f"{THREAD}.{Index.FIELDS[value[0].name]['xyz'.index(value[1])]}")
+            return chain(f"{THREAD}.{Index.FIELDS[value[0].name]['xyz'.index(value[1])]}")
         if isinstance(value, LaneId):
-            return _chain(f"{THREAD}.lane")
+            return chain(f"{THREAD}.lane")
         if isinstance(value, Index):
             of = self.bind(value, value.name)
             return ast.Call(ast.Attribute(of, "of", ast.Load()), [_name(THREAD)], [])
@@ -258,7 +207,7 @@ class Emitter(ast.NodeTransformer):
         if node.args:
             text = ast.unparse(node)
             array = ast.unparse(node.args[0])
-            self.sites[_position(node)] = Site(text, array, primitive.access, node.lineno,
+            self.sites[position(node)] = Site(text, array, primitive.access, node.lineno,
                                                node.col_offset)
 
     def may_wait(self, what):
@@ -270,7 +219,7 @@ class Emitter(ast.NodeTransformer):
         """The expression that waits for `operation` and gives its answer."""
         if self.greenlets:
             self.blocking = True
-            result = ast.Call(_chain(f"{THREAD}.switch"), [operation], [])
+            result = ast.Call(chain(f"{THREAD}.switch"), [operation], [])
         else:
             self.may_wait(ast.unparse(node))
             result = ast.Yield(operation)
@@ -282,17 +231,17 @@ class Emitter(ast.NodeTransformer):
         return self.wait(self.bind(engine.BARRIER, "barrier"), node)
 
     def inline_grid(self, node, primitive):
-        dimensions = _constant(node.args[0]) if len(node.args) == 1 and not node.keywords else None
+        dimensions = literal(node.args[0]) if len(node.args) == 1 and not node.keywords else None
         if dimensions not in (1, 2, 3):
             return None
         parts = []
         for axis in "xyz"[:dimensions]:
             if primitive.name.endswith("gridsize"):
                 left, right = f"{THREAD}.b.d{axis}", f"{THREAD}.b.g{axis}"
-                parts.append(ast.BinOp(_chain(left), ast.Mult(), _chain(right)))
+                parts.append(ast.BinOp(chain(left), ast.Mult(), chain(right)))
             else:
                 left, right = f"{THREAD}.b.o{axis}", f"{THREAD}.t{axis}"
-                parts.append(ast.BinOp(_chain(left), ast.Add(), _chain(right)))
+                parts.append(ast.BinOp(chain(left), ast.Add(), chain(right)))
         result = parts[0] if dimensions == 1 else ast.Tuple(parts, ast.Load())
         return ast.fix_missing_locations(ast.copy_location(result, node))
 
@@ -321,196 +270,10 @@ class Emitter(ast.NodeTransformer):
         result = ast.IfExp(test, _name(first), _name(second))
         return ast.fix_missing_locations(ast.copy_location(result, node))
 
-    # -- subscripts ----------------------------------------------------------------------------
-
-    def visit_Subscript(self, node, kind=None):
-        if isinstance(node.value, ast.Name) and node.value.id in self.lists:
-            row, index, site = self.list_element(node, kind)
-            result = ast.copy_location(ast.Subscript(row, index, node.ctx), node)
-            return ast.fix_missing_locations(result)
-        text, array_text = ast.unparse(node), ast.unparse(node.value)
-        kind = kind or ("load" if isinstance(node.ctx, ast.Load) else "store")
-        base = self.visit(node.value)
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        is_tuple = isinstance(node.slice, ast.Tuple)
-        guarded = [self.needs_guard(part) for part in parts]
-        again = base
-        if any(guarded) and not _is_pure(base) or isinstance(base, (ast.Subscript, ast.Call)):
-            if self.walrus:
-                name = self.temporary()
-                base = ast.NamedExpr(ast.Name(name, ast.Store()), base)
-                again = _name(name)
-            else:
-                again = ast.Constant(None)
-        site = Site(text, array_text, kind, node.lineno, node.col_offset, base=again,
-                    is_tuple=is_tuple)
-        emitted = []
-        for axis, (part, guard) in enumerate(zip(parts, guarded, strict=True)):
-            plain = not guard and not isinstance(part, (ast.Slice, ast.Starred))
-            value = self.visit(part)
-            if guard:
-                value, shown = self.guard(value, part, again, axis, node)
-            else:
-                shown = value if plain and _is_pure(value) else ast.Constant(Ellipsis)
-                if isinstance(part, ast.Slice):
-                    shown = ast.Call(_name("slice"), [ast.Constant(None)], [])
-            emitted.append(value)
-            site.elements.append(shown)
-        self.sites[_position(node)] = site
-        index = ast.copy_location(ast.Tuple(emitted, ast.Load()), node.slice) if is_tuple else (
-            emitted[0])
-        result = ast.copy_location(ast.Subscript(base, index, node.ctx), node)
-        return ast.fix_missing_locations(result)
-
-    def list_element(self, node, kind=None):
-        """(innermost list, index, site) of an element of an array kept as lists."""
-        array = self.lists[node.value.id]
-        kind = kind or ("load" if isinstance(node.ctx, ast.Load) else "store")
-        is_tuple = isinstance(node.slice, ast.Tuple)
-        parts = node.slice.elts if is_tuple else [node.slice]
-        site = Site(ast.unparse(node), node.value.id, kind, node.lineno, node.col_offset,
-                    base=node.value, is_tuple=is_tuple, shape=array.shape)
-        row, index = node.value, None
-        for axis, part in enumerate(parts):
-            if axis:
-                row = ast.copy_location(ast.Subscript(row, index, ast.Load()), node)
-            index = self.visit(part)
-            if self.needs_guard(part):
-                index, shown = self.guard(index, part, node.value, axis, node)
-            else:
-                shown = index if _is_pure(index) else ast.Constant(Ellipsis)
-            site.elements.append(shown)
-        self.sites[_position(node)] = site
-        return row, index, site
-
-    def element_value(self, array, value):
-        """`value` converted to the element type of an array kept as lists."""
-        name = self.temporary()
-        store = ast.NamedExpr(ast.Name(name, ast.Store()), value)
-        test = ast.Compare(ast.Attribute(store, "__class__", ast.Load()), [ast.Is()],
-                           [self.bind(array.scalar, array.scalar.__name__)])
-        call = ast.Call(self.bind(array.convert, "convert"), [_name(name)], [])
-        return ast.fix_missing_locations(
-            ast.copy_location(ast.IfExp(test, _name(name), call), value))
-
-    def list_target(self, target):
-        """The ListArray that `target` stores into, or None."""
-        if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-            return self.lists.get(target.value.id)
-        return None
-
-    def visit_Assign(self, node):
-        target = node.targets[0]
-        if isinstance(target, ast.Name) and target.id in self.lists:
-            return self.list_declaration(node, self.lists[target.id])
-        if not any(self.list_target(part) for goal in node.targets for part in (
-                goal.elts if isinstance(goal, ast.Tuple) else [goal])):
-            return self.generic_visit(node)
-        if len(node.targets) > 1:
-            return self.chained_store(node)
-        node.value = self.visit(node.value)
-        array = self.list_target(target)
-        if array is not None:
-            node.value = self.element_value(array, node.value)
-        else:
-            for place, part in enumerate(target.elts):
-                array = self.list_target(part)
-                if array is not None:
-                    node.value.elts[place] = self.element_value(array, node.value.elts[place])
-        node.targets = [self.visit(target)]
-        return node
-
-    def chained_store(self, node):
-        """a = s[i] = value: evaluate once, then store from left to right."""
-        name = self.temporary()
-        first = ast.Assign([ast.Name(name, ast.Store())], self.visit(node.value))
-        statements = [first]
-        for target in node.targets:
-            statements.append(self.visit_Assign(ast.copy_location(
-                ast.Assign([target], ast.copy_location(_name(name), node)), node)))
-        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
-
-    def list_declaration(self, node, array):
-        key = ast.Constant((self.unit.number, node.value.lineno, node.value.col_offset))
-        if array.shared:
-            call = ast.Call(self.bind(guards.shared_list, "shared_list"),
-                            [_name(THREAD), key, self.bind(array, "declared")], [])
-        else:
-            call = ast.Call(self.bind(array.make, "local_list"), [], [])
-        node.value = ast.copy_location(call, node.value)
-        return ast.fix_missing_locations(node)
-
-    def update_list(self, node, array):
-        """s[i] += value, with the result converted to the element type."""
-        row, index, _ = self.list_element(node.target, "update")
-        statements = []
-        if not isinstance(row, ast.Name):
-            row = self.keep(row, statements)
-        if not isinstance(index, (ast.Constant, ast.Name)) or isinstance(index, ast.Name) and (
-                index.id in _stored_names(node.value)):
-            index = self.keep(index, statements)
-        old = ast.copy_location(ast.Subscript(row, index, ast.Load()), node.target)
-        value = ast.copy_location(ast.BinOp(old, node.op, self.visit(node.value)), node)
-        target = ast.copy_location(ast.Subscript(row, index, ast.Store()), node.target)
-        store = ast.Assign([target], self.element_value(array, value))
-        statements.append(store)
-        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
-
-    def keep(self, value, statements):
-        """Add `name = value` to the statements and give the name."""
-        name = self.temporary()
-        statements.append(ast.Assign([ast.Name(name, ast.Store())], value))
-        return _name(name)
-
-    def needs_guard(self, part):
-        if isinstance(part, (ast.Slice, ast.Starred)):
-            return False
-        if isinstance(part, ast.Constant):
-            return type(part.value) is int and part.value < 0
-        return not self.facts.is_natural(part)
-
-    def guard(self, value, part, base, axis, node):
-        """An index checked for being negative, and the expression that shows it afterwards."""
-        if not self.walrus:
-            check = self.bind(guards.check_index, "check_index")
-            call = ast.Call(check, [base, value, ast.Constant(axis)], [])
-            return ast.copy_location(call, node), ast.Constant(Ellipsis)
-        name = self.temporary()
-        store = ast.NamedExpr(ast.Name(name, ast.Store()), value)
-        positive = ast.Compare(_name(name), [ast.GtE()], [ast.Constant(0)])
-        if self.facts.is_integer(part):
-            test = ast.Compare(store, [ast.GtE()], [ast.Constant(0)])
-        else:
-            is_int = ast.Compare(ast.Attribute(store, "__class__", ast.Load()), [ast.Is()],
-                                 [self.bind(int, "int")])
-            test = ast.BoolOp(ast.And(), [is_int, positive])
-        in_list = isinstance(base, ast.Name) and base.id in self.lists
-        check = self.bind(guards.refuse_index if in_list else guards.check_index, "check_index")
-        call = ast.Call(check, [base, _name(name), ast.Constant(axis)], [])
-        result = ast.IfExp(test, _name(name), call)
-        for part_node in ast.walk(call):
-            if not hasattr(part_node, "lineno"):
-                ast.copy_location(part_node, node)
-        return ast.copy_location(result, node), _name(name)
-
-    def visit_AugAssign(self, node):
-        array = self.list_target(node.target)
-        if array is not None:
-            return self.update_list(node, array)
-        if isinstance(node.op, ast.Div) and isinstance(node.target, ast.Name) and (
-                _may_divide_python_numbers(node.value)):
-            old = ast.copy_location(_name(node.target.id), node.target)
-            quotient = self.divide(old, self.visit(node.value), node)
-            return ast.copy_location(ast.Assign([node.target], quotient), node)
-        if isinstance(node.target, ast.Subscript):
-            node.target = self.visit_Subscript(node.target, kind="update")
-        else:
-            node.target = self.visit(node.target)
-        node.value = self.visit(node.value)
-        return node
+    # -- arithmetic ----------------------------------------------------------------------------
 
     def visit_BinOp(self, node):
-        if isinstance(node.op, ast.Div) and _may_divide_python_numbers(node.right):
+        if isinstance(node.op, ast.Div) and may_divide_python_numbers(node.right):
             return self.divide(self.visit(node.left), self.visit(node.right), node)
         return self.generic_visit(node)
 
@@ -577,21 +340,6 @@ class Emitter(ast.NodeTransformer):
     visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
 
 
-def _may_divide_python_numbers(divisor):
-    """True unless `divisor` is a constant other than 0, or certainly one of NumPy's numbers."""
-    if isinstance(divisor, ast.Constant):
-        return not divisor.value
-    return not isinstance(divisor, ast.Subscript)
-
-
-def _stored_names(node):
-    return {part.target.id for part in ast.walk(node) if isinstance(part, ast.NamedExpr)}
-
-
-def _position(node):
-    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
-
-
 def _bound_names(tree):
     names = set()
     for node in ast.walk(tree):
@@ -612,8 +360,6 @@ def _bound_names(tree):
 
 def emit(unit, program):
     """Rewrite `unit` for `program`: (callable, sites, blocking)."""
-    import copy
-
     tree = copy.deepcopy(unit.tree)
     emitter = Emitter(unit, program, tree)
     tree.body = [node for statement in tree.body for node in _as_list(emitter.visit(statement))]

@@ -144,7 +144,8 @@ def test_what_needs_a_compiler_says_so():
     from numba.cuda.extending import intrinsic, overload, register_jitable
 
     for refused in (lambda: cuda.compile_ptx(None, ()), lambda: cuda.declare_device("f", "i4(i4)"),
-                    lambda: intrinsic(lambda context: None), lambda: overload(abs)):
+                    lambda: double.inspect_asm(), lambda: intrinsic(lambda context: None),
+                    lambda: overload(abs)):
         with pytest.raises(NotImplementedError):
             refused()
     assert register_jitable(len) is len and register_jitable(inline="always")(len) is len
