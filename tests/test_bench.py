@@ -9,7 +9,6 @@ from course_lib.benchmarks import launch as launch_benchmark
 from course_lib.benchmarks import lesson_01
 from course_lib.kernels import activation
 from course_lib.runtime.fingerprint import fingerprint
-from course_lib.runtime.launch import launch
 
 COPY = bench.Timing(10.0, (9.0, 11.0))
 
@@ -69,7 +68,7 @@ def test_buffers_outgrow_the_cache(monkeypatch):
 def recorded_kernels():
     """(record, fingerprint of what it measured, as it is today) of all that is recorded."""
     today = {
-        "launch.host": fingerprint(launch),
+        "launch.host": fingerprint(launch_benchmark.touch_kernel),
         "lesson_01.copy_order": fingerprint(lesson_01.copy_by_columns),
         "lesson_01.timing_traps": fingerprint(lesson_01._new_relu()),
     }
@@ -107,7 +106,8 @@ def test_recorded_activations_keep_what_the_readme_says():
 
 
 def test_the_table_and_the_plots(tmp_path):
-    text = benchmarks.table([record(), bench.host_record("launch.host", (1,), "float32", [], "", "")])
+    host = bench.host_record("launch.host", (1,), "float32", [], "hash", "a command")
+    text = benchmarks.table([record(), host])
     assert "relu.forward 4x5 float32: copy 4 GB/s | naive 20.00 µs (50% of copy)" in text
     benchmarks.save_plots([record()], "NVIDIA Test 9", tmp_path / "new")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["relu.forward-4x5-float32.png"]
