@@ -282,41 +282,40 @@ plot.images([small, y[0].transpose(1, 2, 0).clip(0, 1)], ["as taken", "bias (0.1
 # %% [markdown]
 # ## 5 · The same work in another order
 #
-# Copying a picture is the simplest kernel there is. Thread `i` copies one pixel. But which one is
-# pixel number `i`: do we count along the rows, or down the columns?
+# Copying a picture is the simplest kernel there is. Here it is twice. Find the difference:
 
 # %%
 @cuda.jit
 def copy_by_rows(x, y):
-    n_rows, n_cols = x.shape
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i // n_cols, i % n_cols] = x[i // n_cols, i % n_cols]
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        y[row, col] = x[row, col]
 
 
 @cuda.jit
 def copy_by_columns(x, y):
-    n_rows, n_cols = x.shape
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i % n_rows, i // n_rows] = x[i % n_rows, i // n_rows]
+    row, col = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        y[row, col] = x[row, col]
 
 # %% [markdown]
-# Each pixel is copied once in both. Let us launch only the first 40 blocks of 128 threads,
-# to see how far they get:
+# Only `col` and `row` have changed places in one line. Each pixel is still copied exactly once.
+# We launch blocks of 128 threads along x, first only 40 of them to see how far they
+# get, then all 128:
 
 # %%
 picture = photo.reshape(128, 4, 128, 4, 3).mean(axis=(1, 3, 4)).astype(np.float32) / 255
 begun = []
 for kernel in (copy_by_rows, copy_by_columns):
     part, whole = np.zeros((2, 128, 128), dtype=np.float32)
-    kernel[40, 128](picture, part)
-    kernel[128, 128](picture, whole)
+    kernel[(1, 40), (128, 1)](picture, part)
+    kernel[(1, 128), (128, 1)](picture, whole)
     print("all 128 blocks make the same picture:", np.array_equal(whole, picture))
     begun.append(part)
 plot.images(begun, ["by rows, 40 of 128 blocks", "by columns, 40 of 128 blocks"], vmin=0, vmax=1)
 
 # %% [markdown]
+# In the first one, the 128 threads of a block copy a row; in the second one, a column.
 # Same number of threads, same bytes, the same result in the end. **Predict:** does one of them take
 # longer on a GPU? How many times as long?
 
@@ -325,9 +324,9 @@ plot.images(begun, ["by rows, 40 of 128 blocks", "by columns, 40 of 128 blocks"]
 #
 # Three facts about the chip are needed to find out.
 #
-# 1. Threads do not run one by one. 32 threads of a block with consecutive numbers form a **warp**,
-#    and a warp executes one instruction for all of its 32 threads together. (A single one
-#    of them is called a **lane**.)
+# 1. Threads do not run one by one. 32 threads of a block with consecutive numbers (x counts first)
+#    form a **warp**, and a warp executes one instruction for all of its 32 threads together.
+#    (A single one of them is called a **lane**.)
 # 2. So when the code says `x[row, col]`, 32 addresses are asked for at once. This is one
 #    **request**.
 # 3. Memory does not send single numbers. It sends **sectors** of 32 bytes, which is eight
@@ -340,7 +339,8 @@ plot.images(begun, ["by rows, 40 of 128 blocks", "by columns, 40 of 128 blocks"]
 # warp touch, by rows, and by columns? Write down two numbers.
 #
 # To check them, let the threads themselves store which address they would touch, counted in
-# bytes from the start of the picture. A single warp walks over the picture, 32 pixels in each step:
+# bytes from the start of the picture. A single warp walks over the picture in the same order, 32
+# pixels in each step:
 
 # %%
 @cuda.jit
@@ -499,7 +499,7 @@ plot.durations(rows, title="The same kernel, three times", device=device, date=d
 # Three times the same work, and three quite different times. The first two are traps:
 #
 # 1. **The first launch compiles.** numba translates your Python for this GPU and for these types
-#    when they are needed for the first time. That takes a good part of a second, once.
+#    when they are needed for the first time. That takes a twentieth of a second or more, once.
 #    Always launch once before you measure. (This is called *warming up*.)
 # 2. **A launch does not wait.** It puts the kernel into the device's queue and returns at once, long
 #    before the work is done. We call that **asynchronous**. The clock was stopped too early. A
@@ -550,6 +550,13 @@ plot.ladder(
     order["rows"], order["copy_gbps"], title="Copying a matrix: the same bytes in two orders",
     device=device, date=order["date"],
 )
+
+# %% [markdown]
+# One line swapped, and the same work takes several times as long. The factor is not exactly the
+# eight that you counted in sectors, since the cache spares the large memory a part of the
+# traffic. But you need no stopwatch to see from the code which one is slower.
+#
+# By rows does not reach the line, either. Section 9 finds out why.
 
 # %% [markdown]
 # ## 7 · A trap with numbers: float64
@@ -829,6 +836,9 @@ plot.ladder(
 #
 # - PyTorch's own ReLU takes arrays whose elements do not lie side by side, broadcasts, and handles a
 #   dozen types of numbers with one kernel, chosen and vectorised when it is called.
+# - Finding `n, c, h, w` by `//` and `%` costs dozens of instructions, far more than adding the bias.
+#   Libraries turn such divisions into multiplications, or let the grid's directions do the
+#   work, as the copies of section 5 did.
 # - The fastest ReLU is the one that is never launched. `torch.compile` **fuses** it with its
 #   neighbours, and cuDNN applies it while a convolution's result is still on the chip. Then the
 #   8 bytes per element are not moved at all.
