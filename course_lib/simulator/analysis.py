@@ -223,6 +223,8 @@ class Facts:
 
     def counts(self, loop):
         """True if a `while` loop is stepped by arithmetic on a local name of its condition."""
+        if _continues(loop.body):
+            return False  # the step may be jumped over
         test = loop.test
         parts = test.values if isinstance(test, ast.BoolOp) and isinstance(
             test.op, ast.And) else [test]
@@ -252,6 +254,18 @@ class Facts:
                     isinstance(part.func, ast.Name) and part.func.id in _PRIVATE_CALLS):
                 return False
         return True
+
+
+def _continues(statements):
+    """True if a `continue` belongs to the loop whose body this is."""
+    for statement in statements:
+        if isinstance(statement, ast.Continue):
+            return True
+        if not isinstance(statement, (ast.For, ast.While, ast.FunctionDef)) and _continues(
+                [part for part in ast.iter_child_nodes(statement)
+                 if isinstance(part, (ast.stmt, ast.ExceptHandler, ast.match_case))]):
+            return True
+    return False
 
 
 def _names(node):

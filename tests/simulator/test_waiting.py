@@ -234,6 +234,24 @@ def test_last_block_and_spin_between_blocks(jit):
     assert (out == 3).all()
 
 
+def test_a_loop_that_skips_its_step_waits():
+    @cuda.jit
+    def kernel(flag, out):
+        if cuda.threadIdx.x == 0:
+            i = 0
+            while i < 3:
+                if flag[0] == 0:
+                    continue
+                i += 1
+            out[0] = i
+        else:
+            flag[0] = 1
+
+    out = np.zeros(1)
+    kernel[1, 2](np.zeros(1), out)
+    assert out[0] == 3
+
+
 @pytest.mark.parametrize("order", ["forward", "reverse", "random"])
 def test_spin_lock(jit, order):
     @jit
