@@ -299,7 +299,9 @@ class Launch:
         gx, gy, gz = self.grid_dim
         count = gx * gy * gz
         numbers = range(count)
-        if self.order != "forward":
+        if self.order == "reverse":
+            numbers = reversed(numbers)
+        elif self.random:
             numbers = self.ordered(numbers)
         for number in numbers:
             yield number % gx, number // gx % gy, number // (gx * gy)
