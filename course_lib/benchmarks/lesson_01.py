@@ -16,18 +16,16 @@ TRAPS = ("1st: launch and wait", "2nd: launch only", "3rd: launch and wait")
 
 @cuda.jit
 def copy_by_rows(x, y):
-    n_rows, n_cols = x.shape
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i // n_cols, i % n_cols] = x[i // n_cols, i % n_cols]
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        y[row, col] = x[row, col]
 
 
 @cuda.jit
 def copy_by_columns(x, y):
-    n_rows, n_cols = x.shape
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i % n_rows, i // n_rows] = x[i % n_rows, i // n_rows]
+    row, col = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        y[row, col] = x[row, col]
 
 
 def run(*, rounds=30, progress=lambda cases: cases):
@@ -36,17 +34,20 @@ def run(*, rounds=30, progress=lambda cases: cases):
 
 
 def copy_order(by_rows=copy_by_rows, by_columns=copy_by_columns, *, side=8192, rounds=30):
-    """A record of two kernels `(x, y)` that copy a float32 matrix of `side` × `side`."""
+    """A record of two kernels `(x, y)` that copy a float32 matrix of `side` × `side`.
+
+    They are launched with 256 threads of a block along x, and blocks along x and y.
+    """
     import torch
 
     n_bytes = 2 * 4 * side**2
     sets = bench.buffer_sets(n_bytes)
     sources = [torch.randn(side, side, device="cuda") for _ in range(sets)]
     targets = [torch.empty_like(source) for source in sources]
-    n_blocks = math.ceil(side**2 / BLOCK_SIZE)
+    grid = (math.ceil(side / BLOCK_SIZE), side)
     candidates = {
         label: lambda i, kernel=kernel: launch(
-            kernel, n_blocks, BLOCK_SIZE, sources[i % sets], targets[i % sets]
+            kernel, grid, (BLOCK_SIZE, 1), sources[i % sets], targets[i % sets]
         )
         for label, kernel in (("by rows", by_rows), ("by columns", by_columns))
     }
@@ -73,22 +74,14 @@ def timing_traps(*, n=2**26, repeats=7):
     x = cuda.to_device(np.ones(n, dtype=np.float32))
     y = cuda.device_array_like(x)
     samples = np.array([_three_launches(_new_relu(), x, y) for _ in range(repeats)])
-    n_bytes = 2 * 4 * n
-    timings = [bench.Timing.of(samples[:, place].tolist()) for place in range(len(TRAPS))]
-    start, end = cuda.event(), cuda.event()
-    start.record()
-    y.copy_to_device(x)
-    end.record()
-    end.synchronize()
-    copy_microseconds = cuda.event_elapsed_time(start, end) * 1e3
-    copy = bench.Timing(copy_microseconds, (copy_microseconds, copy_microseconds))
-    rows = [
-        bench.row(label, "ours", timing, n_bytes, copy)
-        for label, timing in zip(TRAPS, timings, strict=True)
-    ]
-    return bench.make_record(
-        "lesson_01.timing_traps", (n,), "float32", n_bytes, copy, rows,
-        fingerprint(_new_relu()), COMMAND,
+    rows = []
+    for place, label in enumerate(TRAPS):
+        timing = bench.Timing.of(samples[:, place].tolist())
+        quartiles = [round(q, 3) for q in timing.quartiles]
+        rows.append({"label": label, "kind": "ours", "quartiles": quartiles,
+                     "microseconds": round(timing.microseconds, 3)})
+    return bench.host_record(
+        "lesson_01.timing_traps", (n,), "float32", rows, fingerprint(_new_relu()), COMMAND
     )
 
 
