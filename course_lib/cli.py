@@ -81,7 +81,10 @@ def readme(options):
     """Exit status 1 when `--check` was asked for and the README is out of step."""
     path = ROOT / "README.md"
     before = path.read_text(encoding="utf-8")
-    after = with_results(before, _recordings())
+    recordings = _recordings()
+    after = with_results(before, recordings)
+    if not options.check:
+        _draw_ladder(recordings)
     if before == after:
         print("README.md is in step with data/results.")
         return 0
@@ -101,6 +104,23 @@ def with_results(text, recordings):
     _, tail = rest.split(RESULTS_END)
     table = results_table.render(recordings)
     return f"{head}{RESULTS_BEGIN}\n{table}\n{RESULTS_END}{tail}"
+
+
+def _draw_ladder(recordings):
+    """The README's picture: one operation's ladder, at its largest size, on the first device."""
+    from course_lib import bench, plot
+
+    found = bench.find(recordings[0], name="swish.forward", dtype="float32")
+    record = max(found, key=lambda record: record["bytes"])
+    shape = " × ".join(f"{size:,}" for size in record["shape"])
+    figure = plot.ladder(
+        record["rows"],
+        record["copy_gbps"],
+        title=f"swish of {shape} float32 numbers",
+        device=recordings[0]["device"]["name"],
+        date=record["date"],
+    )
+    figure.savefig(ROOT / "data" / "ladder.png")
 
 
 def _recordings():

@@ -121,6 +121,17 @@ def test_cpu_arrays_are_refused_on_a_gpu():
 
 
 @pytest.mark.gpu
+def test_cupy_arrays():
+    cupy = pytest.importorskip("cupy")
+    x = cupy.arange(77, dtype=cupy.float32)
+    y = cupy.empty_like(x)
+    launch(scale_kernel, 2, 64, x, y, 2.0)
+    assert bool((y == x * 2).all())
+    launch(scale_kernel, 2, 64, x[::3], y[:26], 2.0)
+    assert bool((y[:26] == x[::3] * 2).all())
+
+
+@pytest.mark.gpu
 def test_current_stream():
     x = torch.randn(1 << 20, device="cuda")
     stream = torch.cuda.Stream()

@@ -68,6 +68,28 @@ def test_compiles_without_a_graph_break(name):
     assert torch.allclose(torch.autograd.grad(y, x)[0], expected_gradient)
 
 
+@pytest.mark.gpu
+def test_compiles_with_the_default_backend():
+    def network(x):
+        return ops.swish(ops.relu(x * 2 - 1)).sum()
+
+    x = torch.randn(1000, device="cuda", requires_grad=True)
+    compiled = torch.compile(network, fullgraph=True)
+    expected = torch.autograd.grad(network(x), x)[0]
+    assert torch.allclose(torch.autograd.grad(compiled(x), x)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_operators_in_a_captured_graph():
+    x = torch.zeros(500, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = ops.sigmoid(ops.relu(x))
+    x.fill_(-3)
+    graph.replay()
+    assert torch.equal(y, torch.full_like(y, 0.5))
+
+
 def test_our_kernels_run_here(monkeypatch):
     launches = []
     launch = activation.launch
