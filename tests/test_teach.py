@@ -749,9 +749,11 @@ check("launch", launch)
 @pytest.mark.skipif(sys.platform == "darwin", reason="numba-cuda can't be installed on macOS")
 def test_real_kernels_are_checked_in_the_simulator():
     environment = {**os.environ, "COURSE_LIB_SIMULATOR": "0", "CUDA_VISIBLE_DEVICES": "-1"}
+    paths = filter(None, [os.environ.get("PYTHONPATH")])
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", REAL],
-        env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+        env={**environment, "PYTHONPATH": os.pathsep.join([str(ROOT), *paths])},
+        capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[0].startswith("✓ relu")
