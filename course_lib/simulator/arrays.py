@@ -1,5 +1,6 @@
 """Device arrays, and how host values become kernel arguments."""
 
+import enum
 import sys
 
 import ml_dtypes
@@ -45,7 +46,12 @@ class DeviceArray:
         """Copy a host or device array of the same shape and dtype into this one."""
         source = ary._array if isinstance(ary, DeviceArray) else np.asarray(ary)
         _check_contiguous(self._array)
+        if isinstance(ary, DeviceArray):
+            _check_contiguous(source)
         _check_same(self._array, source)
+        if isinstance(ary, DeviceArray) and self.shape == ary.shape and (
+                self.strides != ary.strides and self.size > 1):
+            raise ValueError(f"incompatible strides: {self.strides} vs. {ary.strides}")
         np.copyto(self._array, source)
 
     def __getitem__(self, index):
@@ -65,7 +71,7 @@ class DeviceArray:
         return len(self._array)
 
     def __iter__(self):
-        raise TypeError("a device array cannot be iterated over: call copy_to_host() first")
+        return (self[i] for i in range(len(self)))
 
     def __array__(self, dtype=None, copy=None):
         return np.array(self._array, dtype=dtype)
@@ -102,8 +108,10 @@ class DeviceArray:
             yield DeviceArray(self._array[first:first + section])
 
     def bind(self, stream=0):
-        """This array; a stream means nothing here."""
-        return self
+        """A view of this array that remembers `stream`; it means nothing here."""
+        clone = DeviceArray(self._array)
+        clone.stream = stream
+        return clone
 
     def is_c_contiguous(self):
         """True if rows follow each other in memory."""
@@ -124,9 +132,12 @@ def _check_same(target, source):
 def _check_contiguous(array):
     core = array[tuple(0 if stride == 0 else slice(None) for stride in array.strides)] if (
         array.size and array.ndim) else array
-    if not (core.flags.c_contiguous or core.flags.f_contiguous):
+    # Axes may lie in any order; only gaps between the elements count.
+    packed = core.transpose(np.argsort([-abs(stride) for stride in core.strides], kind="stable"))
+    if not (packed.flags.c_contiguous or core.flags.f_contiguous):
         raise ValueError("Array contains non-contiguous buffer and cannot be transferred as a "
-                         "single memory region. Make it contiguous with np.ascontiguousarray()")
+                         "single memory region. Please ensure contiguous buffer with numpy "
+                         ".ascontiguousarray()")
 
 
 def to_device(obj, stream=0, copy=True, to=None):
@@ -150,7 +161,7 @@ def device_array(shape, dtype=np.float64, strides=None, order="C", stream=0):
     array = host_array(shape, dtype, strides, order)
     if strides is None:
         poison(array)
-    return DeviceArray(array)
+    return DeviceArray(array).bind(stream)
 
 
 def host_array(shape, dtype=np.float64, strides=None, order="C"):
@@ -205,8 +216,11 @@ def kernel_argument(value, position, kernel):
         return value if value.dtype.names is None else record_array(value)
     if kind is DeviceArray:
         return kernel_argument(value._array, position, kernel)
-    if value is None or isinstance(value, np.void):
+    if value is None or isinstance(value, enum.Enum):
         return value
+    if isinstance(value, np.void):
+        # A record that gives its fields as attributes too, in the same memory.
+        return value.view(np.dtype((np.record, value.dtype)))
     if isinstance(value, _SCALARS):
         return value
     if isinstance(value, np.ndarray):

@@ -26,10 +26,11 @@ def dimensions(value, what, limits):
     """An (x, y, z) launch dimension, or LaunchError naming what was given and the limit."""
     parts = list(value) if isinstance(value, (tuple, list)) else [value]
     if not 1 <= len(parts) <= 3:
-        raise errors.LaunchError(f"{what} must have 1, 2 or 3 dimensions; got {value!r}")
+        raise errors.LaunchError(
+            f"{what.lower()} must be a sequence of 1, 2 or 3 integers, got {parts!r}")
     for part in parts:
         if not isinstance(part, numbers.Integral) or isinstance(part, bool):
-            raise TypeError(f"{what} must be a sequence of integers, got {value!r}")
+            raise TypeError(f"{what.lower()} must be a sequence of integers, got {parts!r}")
     parts = [int(part) for part in parts] + [1] * (3 - len(parts))
     for axis, part, limit in zip("xyz", parts, limits, strict=True):
         if part < 1:
@@ -87,7 +88,8 @@ class Kernel:
             thread = current_thread(f"device function {self.__name__}")
             return thread.b.launch.program.invoke(thread, self.py_func, args, kwargs)
         raise errors.LaunchError(
-            f"{self.__name__} was called without a grid: write {self.__name__}[grid, block](...)")
+            f"{self.__name__}'s launch configuration was not specified: write "
+            f"{self.__name__}[grid, block](...)")
 
     def forall(self, ntasks, tpb=0, stream=0, sharedmem=0):
         """A launcher with one thread for each of `ntasks` tasks, in blocks of `tpb`."""

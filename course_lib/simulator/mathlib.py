@@ -98,9 +98,10 @@ def _to_integer(name):
     function = getattr(_math, name)
 
     def compute(x):
-        # numba gives an int64; a NaN or an infinity becomes its smallest value.
+        # numba gives an int64; a NaN or an infinity becomes its smallest value. Only NumPy's
+        # float64 has `__trunc__`, so that Python's float does the work.
         try:
-            return function(x)
+            return function(float(x))
         except (OverflowError, ValueError):
             return -(2**63)
 

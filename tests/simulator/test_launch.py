@@ -32,8 +32,8 @@ def nothing(x):
     (0, 1, "gridDim.x is 0: a launch needs at least 1"),
     (1, 0, "blockDim.x is 0"),
     (1, -1, "blockDim.x is -1"),
-    ((1, 1, 1, 1), 1, "gridDim must have 1, 2 or 3"),
-    ((), 1, "gridDim must have 1, 2 or 3"),
+    ((1, 1, 1, 1), 1, "griddim must be a sequence of 1, 2 or 3"),
+    ((), 1, "griddim must be a sequence of 1, 2 or 3"),
 ])
 def test_limits(grid, block, message):
     with pytest.raises(LaunchError, match=message):
