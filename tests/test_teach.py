@@ -71,7 +71,10 @@ def test_solution_passes_within_two_seconds(name, capsys):
     assert capsys.readouterr().out.startswith(f"✓ {name} — ")
 
 
-@pytest.mark.parametrize("name", exercises())
+KERNELS = [name for name, exercise in exercises().items() if exercise.kind != "answer"]
+
+
+@pytest.mark.parametrize("name", KERNELS)
 def test_cases_are_many_and_only_their_values_are_random(name):
     exercise = exercises()[name]
     one, other = (exercise.cases(np.random.default_rng(seed)) for seed in (1, 2))
@@ -84,7 +87,8 @@ def test_cases_are_many_and_only_their_values_are_random(name):
         assert a.threads <= 1024
         assert all(np.isfinite(value).all() for value in exercise.expected(a).values())
         for x in a.inputs.values():
-            assert np.unique(x).size >= np.size(x) - 1  # the two zeros are equal
+            if x.dtype.kind == "f":
+                assert np.unique(x).size >= np.size(x) - 1  # the two zeros are equal
 
 
 @pytest.mark.parametrize("name", exercises())

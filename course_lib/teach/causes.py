@@ -208,7 +208,7 @@ def _span(name: str, mask: np.ndarray) -> str:
 def _with_other_poison(attempt: Attempt, failure: Failure) -> Run | None:
     """Repeat the run with outputs that start with another number. None if it can't be."""
     run = failure.run
-    if not isinstance(run.engine, Simulator):
+    if not isinstance(run.engine, Simulator) or run.exercise.start is not None:
         return None
     again = Run(run.exercise, run.case, run.engine, second_poison=True)
     again.execute(attempt.obj)

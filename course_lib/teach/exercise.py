@@ -88,9 +88,12 @@ class Exercise:
     hints: three, from a nudge over the idea to nearly the code. Markdown.
     tolerance: an allowed difference that comes with its reason.
     kind: "kernel" for a `@cuda.jit` kernel, "launcher" for a function that starts kernels and
-        returns its outputs.
+        returns its outputs, "answer" for a function that returns what the learner found out. An
+        answer is compared with what `solution` returns; it has no reference and no cases.
     outputs: the names of the outputs. A kernel gets one poisoned array for each.
     dtype: dtype of the outputs; that of the first input when left out.
+    start: what the outputs hold before the launch, where the kernel adds to them. Poison when
+        left out.
     call: `call(obj, run)` runs the object once. A `Run` holds the case's arrays as attributes and
         `run.launch(kernel, *arguments)`. The default gives a kernel the inputs and then the
         outputs, and a launcher the inputs.
@@ -102,13 +105,14 @@ class Exercise:
     name: str
     title: str
     solution: Callable
-    reference: Callable
-    cases: Callable[[np.random.Generator], Sequence[Case]]
-    hints: tuple[str, str, str]
-    tolerance: Tolerance
+    reference: Callable | None = None
+    cases: Callable[[np.random.Generator], Sequence[Case]] | None = None
+    hints: tuple[str, ...] = ()
+    tolerance: Tolerance = EXACT
     kind: str = "kernel"
     outputs: tuple[str, ...] = ("y",)
     dtype: np.dtype | None = None
+    start: float | None = None
     call: Callable | None = None
     primal: Callable | None = None
 

@@ -169,7 +169,8 @@ class Run:
         if self.exercise.kind == "kernel":
             dtype = self.exercise.output_dtype(self.case)
             for name, values in self.expected.items():
-                fill = poison(dtype, self.second_poison)
+                start = self.exercise.start
+                fill = poison(dtype, self.second_poison) if start is None else dtype.type(start)
                 self.arrays[name] = FencedArray(values.shape, dtype, fill)
         for name, array in self.arrays.items():
             self._given[name] = self.engine.prepare(array)
