@@ -63,6 +63,7 @@ def run(modules, simulator, per_test=60, limit=600):
     with tempfile.TemporaryDirectory() as folder:
         log, done = pathlib.Path(folder, "log"), pathlib.Path(folder, "done")
         environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONFAULTHANDLER="1")
+        environment.pop("PYTEST_ADDOPTS", None)
         command = [sys.executable, str(HERE / "stock_suite_child.py"), simulator, str(log)]
         command += ["--per-test", str(per_test), "--done", str(done)]
         while True:
