@@ -6,9 +6,10 @@ import pytest
 
 from course_lib import bench, benchmarks
 from course_lib.benchmarks import launch as launch_benchmark
-from course_lib.benchmarks import lesson_01
+from course_lib.benchmarks import lesson_01, lesson_02
 from course_lib.kernels import activation
 from course_lib.runtime.fingerprint import fingerprint
+from course_lib.teach import suspects
 
 COPY = bench.Timing(10.0, (9.0, 11.0))
 
@@ -71,6 +72,10 @@ def recorded_kernels():
         "launch.host": fingerprint(launch_benchmark.touch_kernel),
         "lesson_01.copy_order": fingerprint(lesson_01.copy_by_columns),
         "lesson_01.timing_traps": fingerprint(lesson_01._new_relu()),
+        "lesson_02.histogram": fingerprint(lesson_02.histogram_shared),
+        "lesson_02.row_sum": fingerprint(lesson_02.row_sum_halves),
+        "lesson_02.suspects": fingerprint(lesson_02.second),
+        "lesson_02.float_sums": fingerprint(lesson_02.sum_atomic),
     }
     for name, operation in activation.OPERATIONS.items():
         today[f"{name}.forward"] = fingerprint(operation.VARIANTS[activation.DEFAULT])
@@ -78,6 +83,12 @@ def recorded_kernels():
     for path in sorted(bench.RESULTS_FOLDER.glob("*.json")):
         for found in json.loads(path.read_text())["records"]:
             yield found, today[found["name"]]
+
+
+def test_lesson_2_measures_the_suspects_that_its_exercise_shows():
+    for name in ("first", "second", "third"):
+        measured, shown = getattr(lesson_02, name), getattr(suspects, name)
+        assert fingerprint(measured) == fingerprint(shown)
 
 
 def test_no_record_is_older_than_its_kernel():
