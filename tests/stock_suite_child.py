@@ -128,7 +128,7 @@ def stand_in_for_filecheck():
 def overlay_subprocesses(here):
     """Some tests run a script in a new Python: it starts with the same overlay."""
     code = f"import sys; sys.path[:0] = {[str(here), str(here.parent)]}\n"
-    code += "import stock_suite_overlay; stock_suite_overlay.apply()\n"
+    code += "import stock_suite_overlay; stock_suite_overlay.replace_simulator()\n"
     pathlib.Path("sitecustomize.py").write_text(code)
     paths = [os.getcwd(), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

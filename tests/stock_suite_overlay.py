@@ -17,10 +17,18 @@ SUBMODULES = ("random", "cudadrv.devicearray", "libdevice", "args")
 
 
 def apply():
-    """Replace the stock simulator's names by ours.
+    """Replace the stock simulator's names by ours and let the tests run that only it can't.
 
     Returns a function that tells how many kernels our simulator has launched so far.
     """
+    replace_simulator()
+    lift_skips(importlib.import_module("numba.cuda.testing"))
+    importlib.import_module("numba.cuda.tests.support").rtsys = NoAllocations
+    return count_launches()
+
+
+def replace_simulator():
+    """Put the names of our `numba.cuda` over the stock ones."""
     # `course_lib` itself must not hook `numba.cuda`: the tests need the stock package around it.
     os.environ["COURSE_LIB_SIMULATOR"] = "0"
     stock = importlib.import_module("numba.cuda")
@@ -32,9 +40,6 @@ def apply():
             ours = getattr(ours, part, None)
         if ours is not None:
             replace(importlib.import_module(f"numba.cuda.{name}"), ours)
-    lift_skips(importlib.import_module("numba.cuda.testing"))
-    importlib.import_module("numba.cuda.tests.support").rtsys = NoAllocations
-    return count_launches()
 
 
 class NoAllocations:

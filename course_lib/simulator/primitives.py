@@ -96,6 +96,13 @@ class Index:
     y = property(lambda self: self.of(current_thread(f"cuda.{self.name}")).y)
     z = property(lambda self: self.of(current_thread(f"cuda.{self.name}")).z)
 
+    def __str__(self):
+        # Printed by a kernel without source, which holds this object itself.
+        try:
+            return str(self.of(current_thread(f"cuda.{self.name}")))
+        except RuntimeError:
+            return repr(self)
+
     def __repr__(self):
         return f"<{self.name}.{{x,y,z}}>"
 
