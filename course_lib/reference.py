@@ -47,3 +47,17 @@ def swish_backward(dy, x):
     dy, x = _double(dy, x)
     s = sigmoid(x)
     return dy * s * (1.0 + x * (1.0 - s))
+
+
+def global_avg_pool(x):
+    """Mean of each plane: N·C·H·W to N·C. An empty plane's mean is NaN."""
+    (x,) = _double(x)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return x.sum(axis=(2, 3)) / np.float64(x.shape[2] * x.shape[3])
+
+
+def global_avg_pool_backward(dy, size):
+    """dy[n, c] / (H·W) for each of the H·W elements of its plane; `size` is (H, W)."""
+    (dy,) = _double(dy)
+    H, W = size
+    return np.broadcast_to(dy[:, :, None, None] / (H * W), (*dy.shape, H, W))

@@ -30,11 +30,11 @@ def run(code, tmp_path, *arguments, cwd=ROOT):
 
 GATE = """
 import json, re, sys
-from course_lib.kernels import activation
+from course_lib.kernels import activation, global_avg_pool
 from course_lib.runtime import compiler
 from course_lib.runtime.launch import array_type, numba_type
 chips = [tuple(chip) for chip in json.loads(sys.argv[1])]
-for label, kernel, parts in activation.specialisations():
+for label, kernel, parts in [*activation.specialisations(), *global_avg_pool.specialisations()]:
     types = [array_type(*p) if isinstance(p, tuple) else numba_type(p) for p in parts]
     for chip, found, text in compiler.survey(kernel, types, chips):
         print(json.dumps([label, chip, found["registers"], found["stack_bytes"],
@@ -44,7 +44,7 @@ for label, kernel, parts in activation.specialisations():
 
 def test_every_kernel_compiles_for_every_chip(tmp_path):
     lines = [json.loads(line) for line in run(GATE, tmp_path, json.dumps(CHIPS)).splitlines()]
-    assert len(lines) == 3 * 2 * 3 * 3 * len(CHIPS)
+    assert len(lines) == (3 * 2 * 3 * 3 + 18 * 3) * len(CHIPS)
     for label, chip, registers, stack_bytes, doubles in lines:
         assert 0 < registers <= 64, (label, chip, registers)
         assert stack_bytes == 0, f"{label} for {chip}: {stack_bytes} bytes spilled per thread"

@@ -136,6 +136,16 @@ def test_block_reductions(block):
     assert torch.equal(largest.view(2, block), rows.amax(1, keepdim=True).expand(2, block))
 
 
+@pytest.mark.parametrize("block", [32, 256])
+def test_block_reductions_of_infinities(block):
+    x = torch.zeros(2 * block, device=PLACE)
+    x[3] = float("inf")
+    sums, largest = torch.empty_like(x), torch.empty_like(x)
+    launch(block_kernel, 2, block, x, sums, largest)
+    assert sums[:block].eq(float("inf")).all() and sums[block:].eq(0).all()
+    assert largest[:block].eq(float("inf")).all() and largest[block:].eq(0).all()
+
+
 @pytest.mark.skipif(not SIMULATED, reason="a GPU's context does not survive a misaligned access")
 def test_misaligned_vectors_are_refused():
     x = torch.randn(64)[1:]

@@ -112,6 +112,28 @@ def empty_like(array):
     return sys.modules[type(array).__module__.partition(".")[0]].empty_like(array)
 
 
+def empty(shape, *, like, dtype=None, channels_last=False):
+    """An array of `shape`, of the library and device of `like`, not initialised.
+
+    dtype          a name such as "float32"; that of `like` by default
+    channels_last  lay out an N·C·H·W shape as N·H·W·C in memory
+    """
+    if channels_last:
+        N, C, H, W = shape
+        inner = empty((N, H, W, C), like=like, dtype=dtype)
+        return inner.permute(0, 3, 1, 2) if is_tensor(inner) else inner.transpose((0, 3, 1, 2))
+    if is_tensor(like):
+        torch = sys.modules["torch"]
+        return like.new_empty(shape, dtype=getattr(torch, dtype) if dtype else None)
+    if isinstance(like, np.ndarray):
+        return np.empty(shape, dtype or like.dtype)
+    if hasattr(like, "copy_to_host"):
+        from course_lib import cuda
+
+        return cuda.device_array(shape, dtype or like.dtype)
+    return sys.modules[type(like).__module__.partition(".")[0]].empty(shape, dtype or like.dtype)
+
+
 def strides_of(array):
     """Strides of `array` in elements."""
     if is_tensor(array):
@@ -137,6 +159,29 @@ def is_dense(array):
     return True
 
 
+def is_contiguous_array(array):
+    """Whether the last axis of `array` lies fastest in memory, without gaps."""
+    if is_tensor(array):
+        return array.is_contiguous()
+    return is_contiguous(tuple(array.shape), strides_of(array), 1)
+
+
+def is_channels_last(array):
+    """Whether an N·C·H·W array lies in memory as N·H·W·C."""
+    N, C, H, W = array.shape
+    n, c, h, w = strides_of(array)
+    return is_contiguous((N, H, W, C), (n, h, w, c), 1)
+
+
+def contiguous(array):
+    """`array` itself if it is contiguous, else a copy that is."""
+    if is_contiguous_array(array):
+        return array
+    if is_tensor(array):
+        return array.contiguous()
+    return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array.copy()
+
+
 def same_layout(a, b):
     """Whether `a` and `b` store element (i, j, …) at the same place of their memory."""
     shape = tuple(a.shape)
@@ -148,12 +193,14 @@ def same_layout(a, b):
     return 0 in shape or all(extent == 1 or sa == sb for extent, sa, sb in pairs)
 
 
-def require(array, name, *, shape=None, dtypes=None, writable=False):
+def require(array, name, *, shape=None, dtypes=None, n_dims=None, writable=False):
     """Check one argument of a launcher; ArrayError names what was expected and what came."""
     if not hasattr(array, "dtype") or not hasattr(array, "shape"):
         raise ArrayError(f"{name} must be an array, not a {type(array).__name__}")
     if dtypes is not None and dtype_name(array) not in dtypes:
         raise ArrayError(f"{name} must be {' or '.join(dtypes)}, not {dtype_name(array)}")
+    if n_dims is not None and len(array.shape) != n_dims:
+        raise ArrayError(f"{name} must have {n_dims} dimensions, not shape {tuple(array.shape)}")
     if shape is not None and tuple(array.shape) != tuple(shape):
         raise ArrayError(f"{name} must have shape {tuple(shape)}, not {tuple(array.shape)}")
     if writable and isinstance(array, np.ndarray) and not array.flags.writeable:

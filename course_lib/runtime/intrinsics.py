@@ -133,10 +133,10 @@ def warp_max(value):
 
 @cuda.jit(device=True)
 def block_sum(value, scratch):
-    """Sum of `value` over a block, in every thread.
+    """Sum of the float32 `value` over a block, in every thread.
 
-    `scratch` is a shared array of 32 elements of the value's type. For one-dimensional blocks
-    of a multiple of 32 threads; every thread must call it.
+    `scratch` is a shared array of 32 float32 elements. For one-dimensional blocks of a multiple of
+    32 threads; every thread must call it.
     """
     lane_id, warp_id = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
     value = warp_sum(value)
@@ -144,7 +144,7 @@ def block_sum(value, scratch):
     if lane_id == 0:
         scratch[warp_id] = value
     cuda.syncthreads()
-    value = scratch[lane_id] if lane_id < cuda.blockDim.x // 32 else value * 0
+    value = scratch[lane_id] if lane_id < cuda.blockDim.x // 32 else np.float32(0)
     return warp_sum(value)
 
 

@@ -1,0 +1,356 @@
+"""Global average pooling: the mean of each plane of an image, y[n, c] = mean over h, w of x.
+
+x is N·C·H·W, contiguous or channels-last; y is N·C. float32, float16 or bfloat16 in and out,
+summed in float32. With `s` bytes an element the forward pass must move N·C·(H·W + 1)·s bytes (read
+x, write y), one addition each; the backward pass as many (read dy, write dx), so memory is the
+limit. dx[n, c, h, w] = dy[n, c] / (H·W): each element of a plane has an equal share in its mean.
+
+============ ==================================================== ================================
+rung         a plane is summed by                                 then
+============ ==================================================== ================================
+`naive`      one thread, element by element                       nothing is left to do
+`shared`     a block, each thread every 256th element             a tree in shared memory
+`warp`       a block, as before                                   shuffles, one barrier pair
+`vectorised` a warp or, if it is long, several blocks; 16 bytes   shuffles; partial sums of
+             at a time, several loads in flight                   several blocks: a second kernel
+============ ==================================================== ================================
+
+Channels-last planes interleave, so there neighbouring threads take neighbouring channels
+(`global_avg_pool_nhwc`); the rungs have the same names. The backward pass has no sum. Its rungs are
+`naive` (a thread per element, which must find its plane by a division), `per_plane` (a block per
+plane) and `vectorised`.
+
+Sums are taken in a fixed order: two runs agree bit for bit. Derivation: notebook 02.
+"""
+
+import math
+
+import numpy as np
+
+from course_lib import cuda
+from course_lib.kernels import global_avg_pool_nhwc as nhwc
+from course_lib.runtime import arrays
+from course_lib.runtime.intrinsics import (
+    VECTOR_BYTES,
+    allow_next_kernel,
+    block_sum,
+    load,
+    load_vector,
+    store,
+    store_vector,
+    vector_width,
+    wait_for_previous_kernel,
+    warp_sum,
+)
+from course_lib.runtime.launch import launch
+
+BLOCK_SIZE = 256
+WARPS = BLOCK_SIZE // 32
+DTYPES = ("float32", "float16", "bfloat16")
+DEFAULT = "vectorised"
+MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
+UNROLL = 4  # vectors in flight per thread
+WARP_BYTES = 8 << 10  # a plane up to this size is summed by one warp
+ENOUGH_BLOCKS = 132 * 4  # keeps the largest chip of today busy
+ZERO = np.float32(0)
+
+
+@cuda.jit
+def naive_kernel(x, y, n_cols, scale):
+    plane = cuda.grid(1)
+    if plane < y.shape[0]:
+        total = ZERO
+        for i in range(n_cols):
+            total += load(x, plane * n_cols + i)
+        store(y, plane, total * scale)
+
+
+@cuda.jit
+def shared_kernel(x, y, n_cols, scale):
+    partial = cuda.shared.array(BLOCK_SIZE, np.float32)
+    plane, tid = cuda.blockIdx.x, cuda.threadIdx.x
+    total = ZERO
+    for i in range(tid, n_cols, BLOCK_SIZE):
+        total += load(x, plane * n_cols + i)
+    partial[tid] = total
+    cuda.syncthreads()
+    step = BLOCK_SIZE // 2
+    while step > 0:
+        if tid < step:
+            partial[tid] += partial[tid + step]
+        cuda.syncthreads()
+        step //= 2
+    if tid == 0:
+        store(y, plane, partial[0] * scale)
+
+
+@cuda.jit
+def warp_kernel(x, y, n_cols, scale):
+    scratch = cuda.shared.array(32, np.float32)
+    plane, tid = cuda.blockIdx.x, cuda.threadIdx.x
+    total = ZERO
+    for i in range(tid, n_cols, BLOCK_SIZE):
+        total += load(x, plane * n_cols + i)
+    total = block_sum(total, scratch)
+    if tid == 0:
+        store(y, plane, total * scale)
+
+
+@cuda.jit(device=True)
+def vector_sum(x, start, stop, offset, rank, n_ranks):
+    """This thread's share of the sum of x[start:stop]; `rank` of `n_ranks` threads.
+
+    `offset` counts the elements from the last 16-byte boundary to x[0].
+    """
+    width = vector_width(x)
+    values = cuda.local.array(MAX_WIDTH, np.float32)
+    more = cuda.local.array((UNROLL, MAX_WIDTH), np.float32)
+    first = min(start + (-(start + offset) & (width - 1)), stop)  # the first boundary
+    n_vectors = (stop - first) // width
+    total = ZERO
+    vector = rank
+    while vector + (UNROLL - 1) * n_ranks < n_vectors:
+        # All loads before any addition: memory answers them together.
+        for u in range(UNROLL):
+            load_vector(more[u], x, first + (vector + u * n_ranks) * width)
+        for u in range(UNROLL):
+            for k in range(width):
+                total += more[u, k]
+        vector += UNROLL * n_ranks
+    while vector < n_vectors:
+        load_vector(values, x, first + vector * width)
+        for k in range(width):
+            total += values[k]
+        vector += n_ranks
+    # What is left: fewer than 16 bytes at either end.
+    if start + rank < first:
+        total += load(x, start + rank)
+    if first + n_vectors * width + rank < stop:
+        total += load(x, first + n_vectors * width + rank)
+    return total
+
+
+@cuda.jit
+def vectorised_warp_kernel(x, y, n_cols, scale, offset):
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    plane = cuda.blockIdx.x * WARPS + cuda.threadIdx.x // 32
+    if plane < y.shape[0]:
+        start = plane * n_cols
+        lane_id = cuda.threadIdx.x % 32
+        total = warp_sum(vector_sum(x, start, start + n_cols, offset, lane_id, 32))
+        if lane_id == 0:
+            store(y, plane, total * scale)
+
+
+@cuda.jit
+def vectorised_block_kernel(x, y, n_cols, scale, offset, n_splits):
+    # Block `plane * n_splits + part` sums one of a plane's parts; y is one element for each.
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    scratch = cuda.shared.array(32, np.float32)
+    plane, part = cuda.blockIdx.x // n_splits, cuda.blockIdx.x % n_splits
+    length = (n_cols + n_splits - 1) // n_splits
+    start = plane * n_cols + part * length
+    stop = min(start + length, (plane + 1) * n_cols)
+    total = vector_sum(x, min(start, stop), stop, offset, cuda.threadIdx.x, BLOCK_SIZE)
+    total = block_sum(total, scratch)
+    if cuda.threadIdx.x == 0:
+        store(y, cuda.blockIdx.x, total * scale)
+
+
+@cuda.jit
+def finish_kernel(partial, y, n_splits, inner, scale):
+    """y[i] = scale · the sum of its partial sums, which lie `inner` apart."""
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    i = cuda.grid(1)
+    if i < y.shape[0]:
+        base = i // inner * n_splits * inner + i % inner
+        total = ZERO
+        for part in range(n_splits):
+            total += partial[base + part * inner]
+        store(y, i, total * scale)
+
+
+@cuda.jit
+def naive_backward_kernel(dy, dx, n_cols, scale):
+    i = cuda.grid(1)
+    if i < dx.shape[0]:
+        store(dx, i, load(dy, i // n_cols) * scale)
+
+
+@cuda.jit
+def per_plane_backward_kernel(dy, dx, n_cols, scale):
+    plane = cuda.blockIdx.x
+    share = load(dy, plane) * scale
+    for i in range(cuda.threadIdx.x, n_cols, BLOCK_SIZE):
+        store(dx, plane * n_cols + i, share)
+
+
+@cuda.jit
+def vectorised_backward_kernel(dy, dx, n_cols, scale, offset, team, n_splits):
+    # A team of 32 or BLOCK_SIZE threads fills a plane, or one of its `n_splits` parts.
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    width = vector_width(dx)
+    values = cuda.local.array(MAX_WIDTH, np.float32)
+    piece = cuda.blockIdx.x * (BLOCK_SIZE // team) + cuda.threadIdx.x // team
+    plane, part = piece // n_splits, piece % n_splits
+    rank = cuda.threadIdx.x % team
+    if plane < dy.shape[0]:
+        share = load(dy, plane) * scale
+        for k in range(MAX_WIDTH):
+            values[k] = share
+        length = (n_cols + n_splits - 1) // n_splits
+        stop = min(plane * n_cols + (part + 1) * length, (plane + 1) * n_cols)
+        start = min(plane * n_cols + part * length, stop)
+        first = min(start + (-(start + offset) & (width - 1)), stop)
+        n_vectors = (stop - first) // width
+        vector = rank
+        while vector < n_vectors:
+            store_vector(dx, first + vector * width, values)
+            vector += team
+        if start + rank < first:
+            store(dx, start + rank, share)
+        if first + n_vectors * width + rank < stop:
+            store(dx, first + n_vectors * width + rank, share)
+
+
+VARIANTS = {
+    "naive": naive_kernel,
+    "shared": shared_kernel,
+    "warp": warp_kernel,
+    "vectorised": vectorised_block_kernel,
+}
+BACKWARD_VARIANTS = {
+    "naive": naive_backward_kernel,
+    "per_plane": per_plane_backward_kernel,
+    "vectorised": vectorised_backward_kernel,
+}
+
+
+def forward(x, *, variant=DEFAULT, out=None):
+    """y[n, c] = mean of x[n, c, :, :]; x N·C·H·W, contiguous or channels-last, y N·C.
+
+    The mean of an empty plane is NaN, as in PyTorch. An `x` of another memory layout is copied to
+    a contiguous one first. Raises ArrayError for a wrong rank, dtype, shape or device, ValueError
+    for an unknown variant.
+    """
+    arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
+    _check_variant(variant, VARIANTS)
+    N, C, H, W = x.shape
+    y = arrays.empty((N, C), like=x) if out is None else out
+    arrays.require(y, "out", shape=(N, C), dtypes=(arrays.dtype_name(x),), writable=True)
+    if not arrays.is_contiguous_array(y):
+        raise arrays.ArrayError(f"out must be contiguous; its strides are {arrays.strides_of(y)}")
+    if N * C == 0:
+        return y
+    n_cols = H * W
+    scale = np.float32(1 / n_cols if n_cols else math.nan)
+    if n_cols and arrays.is_channels_last(x) and not arrays.is_contiguous_array(x):
+        nhwc.forward(x, y, scale, variant, finish_kernel)
+        return y
+    x = arrays.contiguous(x)
+    if variant == "vectorised":
+        _launch_vectorised(x, y, n_cols, scale)
+    else:
+        n_blocks = math.ceil(N * C / BLOCK_SIZE) if variant == "naive" else N * C
+        launch(VARIANTS[variant], n_blocks, BLOCK_SIZE, x, y, n_cols, scale, flat=True)
+    return y
+
+
+def _launch_vectorised(x, y, n_cols, scale):
+    n_planes = arrays.size_of(y)
+    itemsize = x.dtype.itemsize
+    offset = arrays.address_of(x) % VECTOR_BYTES // itemsize
+    if n_cols * itemsize <= WARP_BYTES:
+        launch(
+            vectorised_warp_kernel, math.ceil(n_planes / WARPS), BLOCK_SIZE,
+            x, y, n_cols, scale, offset, flat=True, overlap=True,
+        )  # fmt: skip
+        return
+    n_splits = splits(n_planes, n_cols * itemsize)
+    if n_splits == 1:
+        launch(
+            vectorised_block_kernel, n_planes, BLOCK_SIZE,
+            x, y, n_cols, scale, offset, 1, flat=True, overlap=True,
+        )  # fmt: skip
+        return
+    partial = arrays.empty((n_planes, n_splits), like=x, dtype="float32")
+    launch(
+        vectorised_block_kernel, n_planes * n_splits, BLOCK_SIZE,
+        x, partial, n_cols, np.float32(1), offset, n_splits, flat=True, overlap=True,
+    )  # fmt: skip
+    launch(
+        finish_kernel, math.ceil(n_planes / BLOCK_SIZE), BLOCK_SIZE,
+        partial, y, n_splits, 1, scale, flat=True, overlap=True,
+    )  # fmt: skip
+
+
+def splits(n_pieces, n_bytes):
+    """Into how many parts to cut each of `n_pieces` of `n_bytes`, so that every SM has work."""
+    wanted = ENOUGH_BLOCKS // n_pieces
+    return max(1, min(wanted, n_bytes // (BLOCK_SIZE * VECTOR_BYTES * UNROLL)))
+
+
+def backward(dy, size, *, channels_last=False, variant=DEFAULT, out=None):
+    """dx[n, c, h, w] = dy[n, c] / (H·W), from `dy` N·C and `size`, the pair (H, W).
+
+    dx is N·C·H·W, of dy's dtype and device, contiguous or `channels_last`. Raises as `forward`.
+    """
+    arrays.require(dy, "dy", dtypes=DTYPES, n_dims=2)
+    _check_variant(variant, BACKWARD_VARIANTS)
+    H, W = size
+    shape = (*dy.shape, H, W)
+    dx = arrays.empty(shape, like=dy, channels_last=channels_last) if out is None else out
+    arrays.require(dx, "out", shape=shape, dtypes=(arrays.dtype_name(dy),), writable=True)
+    expected = arrays.is_channels_last(dx) if channels_last else arrays.is_contiguous_array(dx)
+    if not expected:
+        wanted = "channels-last" if channels_last else "contiguous"
+        raise arrays.ArrayError(f"out must be {wanted}; its strides are {arrays.strides_of(dx)}")
+    if math.prod(shape) == 0:
+        return dx
+    dy = arrays.contiguous(dy)
+    n_cols, n_planes = H * W, arrays.size_of(dy)
+    scale = np.float32(1 / n_cols)
+    if channels_last and not arrays.is_contiguous_array(dx):
+        nhwc.backward(dy, dx, scale, variant)
+    elif variant == "vectorised":
+        itemsize = dx.dtype.itemsize
+        offset = arrays.address_of(dx) % VECTOR_BYTES // itemsize
+        team = 32 if n_cols * itemsize <= WARP_BYTES else BLOCK_SIZE
+        n_splits = 1 if team == 32 else splits(n_planes, n_cols * itemsize)
+        launch(
+            vectorised_backward_kernel, math.ceil(n_planes * n_splits / (BLOCK_SIZE // team)),
+            BLOCK_SIZE, dy, dx, n_cols, scale, offset, team, n_splits, flat=True, overlap=True,
+        )  # fmt: skip
+    else:
+        n_blocks = math.ceil(n_planes * n_cols / BLOCK_SIZE) if variant == "naive" else n_planes
+        launch(BACKWARD_VARIANTS[variant], n_blocks, BLOCK_SIZE, dy, dx, n_cols, scale, flat=True)
+    return dx
+
+
+def _check_variant(variant, variants):
+    if variant not in variants:
+        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
+    for dtype in DTYPES:
+        image, sums, common = (dtype, 1), ("float32", 1), ["int64", "float32"]
+        rows = [(f"forward {name}", VARIANTS[name], []) for name in ("naive", "shared", "warp")]
+        rows += [("forward vectorised, warp", vectorised_warp_kernel, ["int64"])]
+        rows += [("forward vectorised, block", vectorised_block_kernel, ["int64"] * 2)]
+        rows += [("backward naive", naive_backward_kernel, [])]
+        rows += [("backward per_plane", per_plane_backward_kernel, [])]
+        rows += [("backward vectorised", vectorised_backward_kernel, ["int64"] * 3)]
+        found = [(name, kernel, [image, image, *common, *more]) for name, kernel, more in rows]
+        parts = [image, sums, *common, "int64", "int64"]
+        found.append(("forward vectorised, in parts", vectorised_block_kernel, parts))
+        found.append(("finish", finish_kernel, [sums, image, "int64", "int64", "float32"]))
+        for name, kernel, types in found:
+            yield f"global_avg_pool {name} {dtype}", kernel, types
+        for name, kernel, types in nhwc.specialisations(dtype):
+            yield f"global_avg_pool {name} channels-last {dtype}", kernel, types

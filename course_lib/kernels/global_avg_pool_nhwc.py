@@ -1,0 +1,250 @@
+"""The kernels of `global_avg_pool` for channels-last images, stored as N·H·W·C.
+
+A plane's elements lie C apart, but those of neighbouring channels lie side by side. So a warp reads
+neighbouring channels of a pixel, and the threads that share a channel add up at the end. With
+P = H·W pixels, x is N·P·C here, and all kernels take it as one dimension.
+
+The vectorised rungs need every pixel to start on a 16-byte boundary. Where C or the address does
+not allow that, one element is the widest access there is, and the rung below does the work.
+"""
+
+import math
+
+import numpy as np
+
+from course_lib import cuda
+from course_lib.runtime import arrays
+from course_lib.runtime.intrinsics import (
+    FULL_MASK,
+    VECTOR_BYTES,
+    allow_next_kernel,
+    load,
+    load_vector,
+    store,
+    store_vector,
+    vector_width,
+    wait_for_previous_kernel,
+)
+from course_lib.runtime.launch import launch
+
+BLOCK_SIZE = 256
+CHANNELS = 32  # of a block of the shared rung
+ROWS = BLOCK_SIZE // CHANNELS  # threads that share a channel there
+SECTOR = 8  # channels that a warp of the warp rung covers: one 32-byte sector of float32
+MAX_WIDTH = 8
+MAX_COLUMNS = 64  # of a block of the vectorised rung: columns of 16 bytes
+ENOUGH_BLOCKS = 132 * 4
+ZERO = np.float32(0)
+
+
+@cuda.jit
+def naive_kernel(x, y, n_pixels, C, scale):
+    i = cuda.grid(1)
+    if i < y.shape[0]:
+        n, c = i // C, i % C
+        total = ZERO
+        for pixel in range(n_pixels):
+            total += load(x, (n * n_pixels + pixel) * C + c)
+        store(y, i, total * scale)
+
+
+@cuda.jit
+def shared_kernel(x, y, n_pixels, C, scale):
+    partial = cuda.shared.array((ROWS, CHANNELS), np.float32)
+    n = cuda.blockIdx.y
+    col, row = cuda.threadIdx.x % CHANNELS, cuda.threadIdx.x // CHANNELS
+    c = cuda.blockIdx.x * CHANNELS + col
+    total = ZERO
+    if c < C:
+        for pixel in range(row, n_pixels, ROWS):
+            total += load(x, (n * n_pixels + pixel) * C + c)
+    partial[row, col] = total
+    cuda.syncthreads()
+    step = ROWS // 2
+    while step > 0:
+        if row < step:
+            partial[row, col] += partial[row + step, col]
+        cuda.syncthreads()
+        step //= 2
+    if row == 0 and c < C:
+        store(y, n * C + c, partial[0, col] * scale)
+
+
+@cuda.jit
+def warp_kernel(x, y, n_pixels, C, scale):
+    # A warp covers 8 channels of 4 pixels at a time; lanes 8 apart share a channel.
+    n, lane_id = cuda.blockIdx.y, cuda.threadIdx.x % 32
+    warp_id = cuda.blockIdx.x * (BLOCK_SIZE // 32) + cuda.threadIdx.x // 32
+    c, row = warp_id * SECTOR + lane_id % SECTOR, lane_id // SECTOR
+    total = ZERO
+    if c < C:
+        for pixel in range(row, n_pixels, 32 // SECTOR):
+            total += load(x, (n * n_pixels + pixel) * C + c)
+    total += cuda.shfl_xor_sync(FULL_MASK, total, 16)
+    total += cuda.shfl_xor_sync(FULL_MASK, total, 8)
+    if row == 0 and c < C:
+        store(y, n * C + c, total * scale)
+
+
+@cuda.jit
+def vectorised_kernel(x, y, n_pixels, C, scale, n_columns, length):
+    # blockIdx: (part of the pixels, tile of `n_columns` columns, image). y is N·parts·C.
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    shared = cuda.shared.array((BLOCK_SIZE, MAX_WIDTH), np.float32)
+    width = vector_width(x)
+    values = cuda.local.array(MAX_WIDTH, np.float32)
+    totals = cuda.local.array(MAX_WIDTH, np.float32)
+    for k in range(MAX_WIDTH):
+        totals[k] = ZERO
+    part, tile, n = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+    n_rows = BLOCK_SIZE // n_columns
+    row, col = cuda.threadIdx.x // n_columns, cuda.threadIdx.x % n_columns
+    c = (tile * n_columns + col) * width
+    stop = min((part + 1) * length, n_pixels)
+    if row < n_rows and c < C:
+        pixel = part * length + row
+        while pixel < stop:
+            load_vector(values, x, (n * n_pixels + pixel) * C + c)
+            for k in range(width):
+                totals[k] += values[k]
+            pixel += n_rows
+    for k in range(width):
+        shared[cuda.threadIdx.x, k] = totals[k]
+    cuda.syncthreads()
+    # One thread for each channel of the tile adds up the rows.
+    i = cuda.threadIdx.x
+    while i < n_columns * width:
+        channel = tile * n_columns * width + i
+        if channel < C:
+            total = ZERO
+            for other in range(n_rows):
+                total += shared[other * n_columns + i // width, i % width]
+            store(y, (n * cuda.gridDim.x + part) * C + channel, total * scale)
+        i += BLOCK_SIZE
+
+
+@cuda.jit
+def naive_backward_kernel(dy, dx, n_pixels, C, scale):
+    i = cuda.grid(1)
+    if i < dx.shape[0]:
+        n, c = i // (n_pixels * C), i % C
+        store(dx, i, load(dy, n * C + c) * scale)
+
+
+@cuda.jit
+def per_plane_backward_kernel(dy, dx, n_pixels, C, scale):
+    n = cuda.blockIdx.y
+    col, row = cuda.threadIdx.x % CHANNELS, cuda.threadIdx.x // CHANNELS
+    c = cuda.blockIdx.x * CHANNELS + col
+    if c < C:
+        share = load(dy, n * C + c) * scale
+        for pixel in range(row, n_pixels, ROWS):
+            store(dx, (n * n_pixels + pixel) * C + c, share)
+
+
+@cuda.jit
+def vectorised_backward_kernel(dy, dx, n_pixels, C, scale, n_columns, length):
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    width = vector_width(dx)
+    values = cuda.local.array(MAX_WIDTH, np.float32)
+    part, tile, n = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+    n_rows = BLOCK_SIZE // n_columns
+    row, col = cuda.threadIdx.x // n_columns, cuda.threadIdx.x % n_columns
+    c = (tile * n_columns + col) * width
+    stop = min((part + 1) * length, n_pixels)
+    if row < n_rows and c < C:
+        load_vector(values, dy, n * C + c)
+        for k in range(width):
+            values[k] *= scale
+        pixel = part * length + row
+        while pixel < stop:
+            store_vector(dx, (n * n_pixels + pixel) * C + c, values)
+            pixel += n_rows
+
+
+VARIANTS = {"naive": naive_kernel, "shared": shared_kernel, "warp": warp_kernel}
+BACKWARD_VARIANTS = {"naive": naive_backward_kernel, "per_plane": per_plane_backward_kernel}
+
+
+def forward(x, y, scale, variant, finish_kernel):
+    """Launch `variant` on a channels-last `x`; `finish_kernel` adds up partial sums."""
+    N, C, H, W = x.shape
+    if variant == "vectorised" and _aligned(x, C):
+        _launch_vectorised(x, y, scale, finish_kernel)
+        return
+    variant = "warp" if variant == "vectorised" else variant
+    grids = {
+        "naive": math.ceil(N * C / BLOCK_SIZE),
+        "shared": (math.ceil(C / CHANNELS), N),
+        "warp": (math.ceil(C / (BLOCK_SIZE // 32 * SECTOR)), N),
+    }
+    launch(VARIANTS[variant], grids[variant], BLOCK_SIZE, x, y, H * W, C, scale, flat=True)
+
+
+def _aligned(array, C):
+    whole = C * array.dtype.itemsize % VECTOR_BYTES == 0
+    return whole and arrays.address_of(array) % VECTOR_BYTES == 0
+
+
+def _plan(array, N, C, n_pixels):
+    """(grid, columns of 16 bytes per block, pixels per part)."""
+    total_columns = C * array.dtype.itemsize // VECTOR_BYTES
+    n_tiles = math.ceil(total_columns / MAX_COLUMNS)
+    n_columns = math.ceil(total_columns / n_tiles)
+    n_rows = BLOCK_SIZE // n_columns
+    wanted = max(1, ENOUGH_BLOCKS // (N * n_tiles))
+    length = max(math.ceil(n_pixels / wanted), min(n_pixels, n_rows * 4))
+    return (math.ceil(n_pixels / length), n_tiles, N), n_columns, length
+
+
+def _launch_vectorised(x, y, scale, finish_kernel):
+    N, C, H, W = x.shape
+    grid, n_columns, length = _plan(x, N, C, H * W)
+    n_parts = grid[0]
+    partial, factor = y, scale
+    if n_parts > 1:
+        partial = arrays.empty((N, n_parts, C), like=x, dtype="float32")
+        factor = np.float32(1)
+    launch(
+        vectorised_kernel, grid, BLOCK_SIZE,
+        x, partial, H * W, C, factor, n_columns, length, flat=True, overlap=True,
+    )  # fmt: skip
+    if n_parts > 1:
+        launch(
+            finish_kernel, math.ceil(N * C / BLOCK_SIZE), BLOCK_SIZE,
+            partial, y, n_parts, C, scale, flat=True, overlap=True,
+        )  # fmt: skip
+
+
+def backward(dy, dx, scale, variant):
+    """Launch `variant` to fill a channels-last `dx`."""
+    N, C, H, W = dx.shape
+    if variant == "vectorised" and _aligned(dx, C) and _aligned(dy, C):
+        grid, n_columns, length = _plan(dx, N, C, H * W)
+        launch(
+            vectorised_backward_kernel, grid, BLOCK_SIZE,
+            dy, dx, H * W, C, scale, n_columns, length, flat=True, overlap=True,
+        )  # fmt: skip
+        return
+    variant = "per_plane" if variant == "vectorised" else variant
+    grids = {
+        "naive": math.ceil(N * C * H * W / BLOCK_SIZE),
+        "per_plane": (math.ceil(C / CHANNELS), N),
+    }
+    kernel = BACKWARD_VARIANTS[variant]
+    launch(kernel, grids[variant], BLOCK_SIZE, dy, dx, H * W, C, scale, flat=True)
+
+
+def specialisations(dtype):
+    """(name, kernel, argument types) of all that is compiled for images of `dtype`."""
+    image, sums = (dtype, 1), ("float32", 1)
+    common, plan = ["int64", "int64", "float32"], ["int64", "int64"]
+    for name, kernel in VARIANTS.items():
+        yield f"forward {name}", kernel, [image, image, *common]
+    yield "forward vectorised", vectorised_kernel, [image, image, *common, *plan]
+    yield "forward vectorised, in parts", vectorised_kernel, [image, sums, *common, *plan]
+    for name, kernel in BACKWARD_VARIANTS.items():
+        yield f"backward {name}", kernel, [image, image, *common]
+    yield "backward vectorised", vectorised_backward_kernel, [image, image, *common, *plan]

@@ -1,0 +1,170 @@
+"""Global average pooling: every rung, both directions, both memory formats, against float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from course_lib import SIMULATED, reference
+from course_lib.kernels import global_avg_pool as pool
+from course_lib.runtime.arrays import ArrayError
+
+PLACE = "cpu" if SIMULATED else "cuda"
+# Half a unit in the last place of the result; float32 sums of a few thousand terms of one size.
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 6e-4, torch.bfloat16: 4.5e-3}
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+SHAPES = [(1, 1, 1, 1), (2, 3, 5, 7), (1, 8, 12, 12), (3, 40, 1, 9), (2, 16, 33, 4), (1, 2, 80, 70)]
+
+every_variant = pytest.mark.parametrize("variant", pool.VARIANTS)
+every_backward = pytest.mark.parametrize("variant", pool.BACKWARD_VARIANTS)
+every_dtype = pytest.mark.parametrize("dtype", TOLERANCE)
+every_format = pytest.mark.parametrize("layout", FORMATS)
+
+
+def double(tensor):
+    return tensor.detach().double().cpu().numpy()
+
+
+def image(shape, dtype, layout, offset=0.5):
+    x = torch.randn(shape).add(offset).to(PLACE, dtype)
+    return x.to(memory_format=FORMATS[layout])
+
+
+def check_forward(x, variant):
+    N, C = x.shape[:2]
+    y = pool.forward(x, variant=variant, out=torch.full((N, C), math.nan, device=PLACE).to(x.dtype))
+    expected = reference.global_avg_pool(double(x))
+    scale = np.abs(double(x)).mean(axis=(2, 3))
+    error = np.abs(double(y) - expected)
+    assert (error <= TOLERANCE[x.dtype] * scale + 1e-7).all(), (error / scale).max()
+
+
+def check_backward(dy, size, layout, variant):
+    channels_last = layout == "channels_last"
+    dx = pool.backward(dy, size, channels_last=channels_last, variant=variant)
+    dx.fill_(math.nan)
+    pool.backward(dy, size, channels_last=channels_last, variant=variant, out=dx)
+    expected = reference.global_avg_pool_backward(double(dy), size)
+    error = np.abs(double(dx) - expected)
+    assert (error <= TOLERANCE[dy.dtype] * np.abs(expected) + 1e-7).all()
+    assert dx.is_contiguous(memory_format=FORMATS[layout])
+
+
+@every_variant
+@every_dtype
+@every_format
+@pytest.mark.parametrize("shape", SHAPES)
+def test_forward(variant, dtype, layout, shape):
+    check_forward(image(shape, dtype, layout), variant)
+
+
+@every_backward
+@every_dtype
+@every_format
+@pytest.mark.parametrize("shape", SHAPES)
+def test_backward(variant, dtype, layout, shape):
+    dy = torch.randn(shape[:2], device=PLACE).to(dtype)
+    check_backward(dy, shape[2:], layout, variant)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 20), st.integers(1, 20)),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    layout=st.sampled_from(list(FORMATS)),
+    variant=st.sampled_from(list(pool.VARIANTS)),
+    offset=st.sampled_from([0.0, 10.0, -100.0]),
+)
+def test_random_images(shape, dtype, layout, variant, offset):
+    check_forward(image(shape, dtype, layout, offset), variant)
+
+
+@every_variant
+@every_dtype
+@pytest.mark.parametrize("start", [1, 2, 3])
+def test_planes_that_start_anywhere(variant, dtype, start):
+    x = torch.randn(2 * 3 * 9 * 11 + start, device=PLACE).to(dtype)[start:].view(2, 3, 9, 11)
+    check_forward(x, variant)
+
+
+@every_backward
+def test_outputs_that_start_anywhere(variant):
+    dy = torch.randn(2, 3, device=PLACE)
+    memory = torch.full((2 * 3 * 7 * 5 + 3,), 7.0, device=PLACE)
+    out = memory[2:-1].view(2, 3, 7, 5)
+    pool.backward(dy, (7, 5), variant=variant, out=out)
+    assert np.allclose(double(out), reference.global_avg_pool_backward(double(dy), (7, 5)))
+    assert memory[:2].eq(7).all() and memory[-1] == 7
+
+
+def test_long_planes_are_cut_into_parts():
+    assert pool.splits(2, 80 * 70 * 4 * 100) > 1
+    check_forward(image((1, 2, 300, 300), torch.float32, "contiguous"), "vectorised")
+    check_forward(image((1, 4, 150, 100), torch.float32, "channels_last"), "vectorised")
+    dy = torch.randn(1, 2, device=PLACE)
+    check_backward(dy, (300, 300), "contiguous", "vectorised")
+
+
+@every_variant
+def test_special_values(variant):
+    x = torch.ones(1, 4, 6, 6, device=PLACE)
+    x[0, 1, 2, 3] = math.nan
+    x[0, 2, 5, 5] = math.inf
+    x[0, 3, 0, 0], x[0, 3, 0, 1] = math.inf, -math.inf
+    for layout in FORMATS.values():
+        y = pool.forward(x.to(memory_format=layout), variant=variant)
+        assert torch.equal(y.isnan().cpu(), torch.tensor([[False, True, False, True]]))
+        assert y[0, 0] == 1 and y[0, 2] == math.inf
+
+
+@every_variant
+def test_empty(variant):
+    assert pool.forward(torch.empty(0, 3, 4, 4, device=PLACE), variant=variant).shape == (0, 3)
+    y = pool.forward(torch.empty(2, 3, 0, 4, device=PLACE), variant=variant)
+    assert y.isnan().all() and y.shape == (2, 3)
+    assert pool.backward(torch.empty(2, 3, device=PLACE), (0, 4)).shape == (2, 3, 0, 4)
+
+
+def test_other_layouts_are_copied():
+    x = torch.randn(2, 3, 8, 10, device=PLACE)
+    for view in (x[:, :, ::2], x.transpose(0, 1), x.transpose(2, 3), x[:1].expand(4, 3, 8, 10)):
+        check_forward(view, "vectorised")
+
+
+def test_two_runs_agree_bit_for_bit():
+    x = image((1, 3, 200, 150), torch.float32, "contiguous")
+    assert torch.equal(pool.forward(x), pool.forward(x))
+
+
+def test_finite_differences():
+    dy = torch.randn(2, 3, device=PLACE)
+    dx = double(pool.backward(dy, (4, 5)))
+    step = 1e-3
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 5))
+    for index in [(0, 0, 0, 0), (1, 2, 3, 4), (0, 1, 2, 2)]:
+        up, down = x.copy(), x.copy()
+        up[index] += step
+        down[index] -= step
+        slope = (reference.global_avg_pool(up) - reference.global_avg_pool(down)) / (2 * step)
+        assert abs((slope * double(dy)).sum() - dx[index]) < 1e-6
+
+
+def test_errors_name_what_was_expected():
+    x = torch.randn(2, 3, 4, 5, device=PLACE)
+    with pytest.raises(ArrayError, match=r"x must have 4 dimensions, not shape \(3, 4, 5\)"):
+        pool.forward(x[0])
+    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
+        pool.forward(x.double())
+    with pytest.raises(ValueError, match="unknown variant 'tree'; there are naive, shared"):
+        pool.forward(x, variant="tree")
+    with pytest.raises(ArrayError, match=r"out must have shape \(2, 3\), not \(3, 2\)"):
+        pool.forward(x, out=torch.empty(3, 2, device=PLACE))
+    with pytest.raises(ArrayError, match="out must be contiguous"):
+        pool.forward(x, out=torch.empty(3, 2, device=PLACE).t())
+    with pytest.raises(ArrayError, match="out must be channels-last"):
+        pool.backward(x[:, :, 0, 0], (4, 5), channels_last=True, out=torch.empty_like(x))
+    with pytest.raises(ArrayError, match="dy must have 2 dimensions"):
+        pool.backward(x, (4, 5))
