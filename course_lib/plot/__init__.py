@@ -10,6 +10,7 @@ what colour says is also said by lightness, by hatching or by a number.
 from .basic import curves, images
 from .memory import access_order, tensor_layout, thread_map
 from .picture import Picture
+from .reduction import histograms, interleaving, run_to_run, tree
 from .speed import durations, ladder, roofline, timeline
 
 __all__ = [
@@ -17,10 +18,14 @@ __all__ = [
     "access_order",
     "curves",
     "durations",
+    "histograms",
     "images",
+    "interleaving",
     "ladder",
     "roofline",
+    "run_to_run",
     "tensor_layout",
     "thread_map",
     "timeline",
+    "tree",
 ]
