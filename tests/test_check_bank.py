@@ -1,23 +1,22 @@
-"""Every known-wrong kernel is rejected for the right reason, and every right one accepted."""
+"""Every known-wrong kernel and every mutant is rejected, and every right kernel accepted.
 
-import importlib
-import re
+The same as a table, with what each check said: ``python tests/bank -v``.
+"""
+
+import subprocess
+import sys
 from pathlib import Path
 
 import bank
 import pytest
+from bank.equivalent import EQUIVALENT
+from bank.judge import judge_mutant, judge_right, judge_wrong
+from mutants import mutants
 
-from course_lib.teach import CheckFailed, check
 from course_lib.teach.exercise import exercises
 
-for file in sorted(Path(bank.__file__).parent.glob("lesson_*.py")):
-    importlib.import_module(f"bank.{file.stem}")
-
-
-def name_of(value):
-    """Name a test after its exercise and kernel."""
-    function = getattr(value, "py_func", None)
-    return function.__name__ if function else (value if isinstance(value, str) else None)
+KERNELS = [name for name, exercise in exercises().items() if exercise.kind != "answer"]
+MUTANTS = {name: mutants(exercises()[name].solution) for name in KERNELS}
 
 
 @pytest.fixture(autouse=True)
@@ -26,30 +25,53 @@ def own_record(tmp_path, monkeypatch):
     monkeypatch.setenv("COURSE_LIB_PROGRESS", str(tmp_path / "progress.json"))
 
 
-@pytest.mark.parametrize(
-    "exercise, kernel, says",
-    [pytest.param(*entry, id=f"{entry[0]}-{name_of(entry[1])}") for entry in bank.WRONG],
-)
-def test_wrong_is_rejected(exercise, kernel, says, capsys):
-    with pytest.raises(CheckFailed) as caught:
-        check(exercise, kernel)
-    assert re.search(says, str(caught.value)), caught.value
-    assert "✓" not in capsys.readouterr().out
+def named(entries):
+    """The entries of the bank as parameters, each named after its exercise and kernel."""
+    return [pytest.param(*entry, id=f"{entry[0]}-{entry[1].__name__}") for entry in entries]
 
 
-@pytest.mark.parametrize(
-    "exercise, kernel",
-    [pytest.param(*entry, id=f"{entry[0]}-{name_of(entry[1])}") for entry in bank.RIGHT],
-)
-def test_right_is_accepted(exercise, kernel, capsys):
-    check(exercise, kernel)
-    assert capsys.readouterr().out.startswith(f"✓ {exercise} ")
+@pytest.mark.parametrize("exercise, kernel, says", named(bank.WRONG))
+def test_wrong_is_rejected(exercise, kernel, says):
+    row = judge_wrong(exercise, kernel, says)
+    assert row.outcome == "rejected", row.message
 
 
-KERNELS = [name for name, exercise in exercises().items() if exercise.kind != "answer"]
+@pytest.mark.parametrize("exercise, kernel", named(bank.RIGHT))
+def test_right_is_accepted(exercise, kernel):
+    row = judge_right(exercise, kernel)
+    assert row.outcome == "accepted", row.message
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_mutants_are_rejected(name):
+    rows = [judge_mutant(name, mutant) for mutant in MUTANTS[name]]
+    assert [(row.name, row.outcome) for row in rows if not row.good] == []
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_bank_is_large_enough(name):
     assert sum(entry[0] == name for entry in bank.WRONG) >= 6
     assert sum(entry[0] == name for entry in bank.RIGHT) >= 2
+
+
+def test_equivalent_mutants_exist():
+    known = {(name, mutant.name) for name in KERNELS for mutant in MUTANTS[name]}
+    assert set(EQUIVALENT) <= known and all(EQUIVALENT.values())
+
+
+def test_mutants_are_what_they_say():
+    names = [mutant.name for mutant in MUTANTS["block_sum"]]
+    assert sum(name.startswith("drop barrier") for name in names) == 2
+    assert sum(name.startswith("drop guard") for name in names) == 2
+    assert len(names) == len(set(names)) > 50
+    kinds = {name.partition(":")[0] for each in MUTANTS.values() for name in (m.name for m in each)}
+    assert len(kinds) >= 15  # every operator has found something to change
+    one = next(m for m in MUTANTS["relu"] if m.name.startswith("drop guard"))
+    assert "if" not in one.text and one.build() is not exercises()["relu"].solution
+
+
+def test_table_is_one_command():
+    command = [sys.executable, str(Path(bank.__file__).parent), "relu", "-v"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "all as it should be" in run.stdout and "relu_no_guard" in run.stdout

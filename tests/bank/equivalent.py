@@ -1,0 +1,26 @@
+"""Mutants that are right as well, each with the reason. They must pass the check."""
+
+_ZERO = "both formulas give 1/2 at 0"
+_MORE_SHARED = "shared memory that nobody uses does no harm"
+
+#: (exercise, name of the mutant): why it is right.
+EQUIVALENT = {
+    ("sigmoid", "relax: x[i] >= 0 → x[i] > 0"): _ZERO,
+    ("swish_backward", "relax: x[i] >= 0 → x[i] > 0"): _ZERO,
+    ("histogram_shared", "change constant: 256 → 257"): _MORE_SHARED,
+    ("block_sum", "change constant: 256 → 257"): _MORE_SHARED,
+    ("block_sum", "change constant: 0 → 1, again, again"): (
+        "after the last barrier any one thread may write the result, and thread 1 always exists"
+    ),
+    ("warp_sum", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): (
+        "blocks are whole warps, so both have the same remainder by 32"
+    ),
+    ("warp_sum", "change shuffle: cuda.shfl_down_sync(4294967295, total, step) → "
+     "cuda.shfl_xor_sync(4294967295, total, step)"): (
+        "the butterfly: every lane gets the sum, lane 0 too"
+    ),
+    ("global_avg_pool", "change constant: 256 → 257"): _MORE_SHARED,
+    ("global_avg_pool", "change constant: 0 → 1, again, again"): (
+        "after the last barrier any one thread may write the result, and thread 1 always exists"
+    ),
+}  # fmt: skip

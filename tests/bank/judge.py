@@ -1,0 +1,112 @@
+"""Runs the bank against `check`: each entry gives a row that says whether it came out right."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutants import mutants
+
+import bank
+from bank.equivalent import EQUIVALENT
+from course_lib.teach import CheckFailed, check
+from course_lib.teach.exercise import exercises
+
+for _file in sorted(Path(__file__).parent.glob("lesson_*.py")):
+    importlib.import_module(f"bank.{_file.stem}")
+
+#: Inputs of every check here, so that the table is the same in every run.
+SEED = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel and what the check made of it.
+
+    `kind` is "wrong", "mutant" or "right"; `outcome` "rejected", "accepted", "equivalent",
+    "missed" (a wrong one passed), "cause" (rejected, for another reason than it should be) or
+    "refused" (a right one failed).
+    """
+
+    exercise: str
+    kind: str
+    name: str
+    outcome: str
+    seconds: float
+    message: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Tell whether the check did what it should."""
+        return self.outcome in ("rejected", "accepted", "equivalent")
+
+
+def rows(exercise: str) -> Iterator[Row]:
+    """Judge every kernel of one exercise: known wrong, mutants, right."""
+    for name, kernel, says in bank.WRONG:
+        if name == exercise:
+            yield judge_wrong(exercise, kernel, says)
+    for mutant in mutants(exercises()[exercise].solution):
+        yield judge_mutant(exercise, mutant)
+    for kernel in (exercises()[exercise].solution, *(k for n, k in bank.RIGHT if n == exercise)):
+        yield judge_right(exercise, kernel)
+
+
+def judge_wrong(exercise: str, kernel, says: str) -> Row:
+    """Check a kernel that must be rejected with a message in which `says` is found."""
+    seconds, message = _checked(exercise, kernel)
+    outcome = "missed"
+    if message:
+        outcome = "rejected" if re.search(says, message) else "cause"
+    return Row(exercise, "wrong", kernel.__name__, outcome, seconds, message)
+
+
+def judge_right(exercise: str, kernel) -> Row:
+    """Check a kernel that must be accepted."""
+    seconds, message = _checked(exercise, kernel)
+    outcome = "refused" if message else "accepted"
+    return Row(exercise, "right", kernel.__name__, outcome, seconds, message)
+
+
+def judge_mutant(exercise: str, mutant) -> Row:
+    """Check a mutant. One that is listed as equivalent must pass, any other must not."""
+    seconds, message = _checked(exercise, mutant.build())
+    if (exercise, mutant.name) in EQUIVALENT:
+        outcome = "refused" if message else "equivalent"
+    else:
+        outcome = "rejected" if message else "missed"
+    return Row(exercise, "mutant", mutant.name, outcome, seconds, message)
+
+
+def _checked(exercise: str, kernel) -> tuple[float, str]:
+    """Return the seconds that a check took and what it objected to, "" if nothing."""
+    begin = time.perf_counter()
+    message = ""
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            check(exercise, kernel, seed=SEED)
+        except CheckFailed as error:
+            message = str(error)
+    return time.perf_counter() - begin, message
+
+
+@contextlib.contextmanager
+def own_record() -> Iterator[None]:
+    """Keep what is solved here out of the developer's own progress."""
+    before = os.environ.get("COURSE_LIB_PROGRESS")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["COURSE_LIB_PROGRESS"] = str(Path(folder) / "progress.json")
+        try:
+            yield
+        finally:
+            del os.environ["COURSE_LIB_PROGRESS"]
+            if before is not None:
+                os.environ["COURSE_LIB_PROGRESS"] = before
