@@ -55,14 +55,15 @@ def _check_alignment(array, i):
 
 def _load_vector(target, array, i):
     _check_alignment(array, i)
-    for k in range(VECTOR_BYTES // array.dtype.itemsize):
-        target[k] = np.float32(array[i + k])
+    values = simulator.read_elements(array, i, VECTOR_BYTES // array.dtype.itemsize)
+    for k in range(len(values)):
+        target[k] = np.float32(values[k])
 
 
 def _store_vector(array, i, source):
     _check_alignment(array, i)
-    for k in range(VECTOR_BYTES // array.dtype.itemsize):
-        array[i + k] = source[k]
+    values = [source[k] for k in range(VECTOR_BYTES // array.dtype.itemsize)]
+    simulator.write_elements(array, i, values)
 
 
 def _fast_exp(x):
@@ -102,8 +103,9 @@ else:
     from course_lib.runtime import nvvm
 
     _here = {name: getattr(nvvm, name) for name in _TWINS}
-    for name, twin in _TWINS.items():
-        simulator.register_twin(_here[name], twin)
+
+for name, twin in _TWINS.items():
+    simulator.register_twin(_here[name], twin)
 
 load, store, vector_width = _here["load"], _here["store"], _here["vector_width"]
 load_vector, store_vector = _here["load_vector"], _here["store_vector"]

@@ -70,6 +70,8 @@ def launch(kernel, grid, block, *args, shared_bytes=0, flat=False, overlap=False
     """
     if _simulated:
         return _simulate(kernel, grid, block, args, shared_bytes, flat)
+    if simulator.observing():
+        return _observe(kernel, grid, block, args, shared_bytes, flat)
     # Everything that a prepared launch depends on; `values` are what each call brings. Threads
     # don't share one, because a launch writes into its buffer.
     key = [kernel, grid, block, shared_bytes, flat, overlap, get_ident()]
@@ -206,6 +208,13 @@ def _simulate(kernel, grid, block, args, shared_bytes, flat):
     simulator.run(kernel, grid, block, *ready, shared=shared_bytes)
 
 
+def _observe(kernel, grid, block, args, shared_bytes, flat):
+    """Under `simulator.sanitize()` or `.trace()`: simulated, on copies of the GPU's arrays."""
+    grid, block = _three(grid, "grid"), _three(block, "block")
+    ready = [_simulator_argument(arg, flat) for arg in args]
+    simulator.run_on_copies(kernel, grid, block, ready, shared_bytes)
+
+
 @contextlib.contextmanager
 def in_simulator():
     """Launches in this block run in the simulator, on CPU arrays, on a GPU machine too.
@@ -225,7 +234,7 @@ def _simulator_argument(arg, flat):
         return np.float32(arg)
     if type(arg) in _SCALARS:
         return arg
-    if arrays.is_tensor(arg) and arg.device.type != "cpu":
+    if arrays.is_tensor(arg) and arg.device.type != "cpu" and not simulator.observing():
         raise ArrayError(
             f"a PyTorch tensor on {arg.device}, but kernels run in the simulator here: "
             "pass tensor.cpu()"

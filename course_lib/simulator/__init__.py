@@ -24,12 +24,16 @@ Where it differs from a GPU:
   an endless loop that touches no array is ended by Ctrl-C alone.
 """
 
+from .device_api import read_elements, write_elements
 from .errors import Deadlock, LaunchError, OutOfBounds, SimulatorError
 from .facade import cuda
 from .install import install, is_installed, uninstall
 from .kernel import run
+from .observe import observing
 from .options import options
+from .real import run_on_copies
 from .resolve import register_twin
 
 __all__ = ["Deadlock", "LaunchError", "OutOfBounds", "SimulatorError", "cuda", "install",
-           "is_installed", "options", "register_twin", "run", "uninstall"]
+           "is_installed", "observing", "options", "read_elements", "register_twin", "run",
+           "run_on_copies", "uninstall", "write_elements"]

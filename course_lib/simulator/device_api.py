@@ -136,6 +136,11 @@ def _pure(name, impl, **more):
     return Primitive(f"cuda.{name}", impl, **more)
 
 
+#: For twins of intrinsics that access several elements at once.
+read_elements = Primitive("simulator.read_elements", guards.read_elements, access="load_many")
+write_elements = Primitive("simulator.write_elements", guards.write_elements,
+                           access="store_many")
+
 shared = Namespace("cuda.shared", array=Primitive("cuda.shared.array", guards.shared_array_here,
                                                   "thread", inline="shared"))
 local = Namespace("cuda.local", array=Primitive("cuda.local.array", guards.local_array))

@@ -73,6 +73,8 @@ class Block:
                  "launch", "arrays", "static_bytes", "dynamic", "threads", "warps", "live",
                  "ready", "barrier", "votes", "spinning", "at_grid", "patience")
 
+    thread_type = Thread
+
     def __init__(self, launch, index):
         self.launch = launch
         self.dx, self.dy, self.dz = launch.block_dim
@@ -95,11 +97,11 @@ class Block:
 
     def make_threads(self):
         """All threads, in order of x, then y, then z."""
-        threads, tid = [], 0
+        threads, tid, make = [], 0, self.thread_type
         for z in range(self.dz):
             for y in range(self.dy):
                 for x in range(self.dx):
-                    threads.append(Thread(x, y, z, tid, self))
+                    threads.append(make(x, y, z, tid, self))
                     tid += 1
         return threads
 
@@ -198,6 +200,12 @@ class Block:
             for key in list(warp.groups):
                 complete_group(self, warp, key)
 
+    def finish_group(self, warp, key):
+        """The lanes have met for the warp operation key = (compute, mask): let them go on."""
+        group = warp.groups.pop(key)
+        key[0](group)
+        self.ready += self.launch.shuffled([entry[0] for entry in group.values()])
+
     def gather_active(self):
         """Answer activemask: the lanes that wait at one place, when no other can come."""
         found = False
@@ -221,11 +229,8 @@ class Block:
 def complete_group(block, warp, key):
     """Finish the warp operation `key` if every live lane of its mask has arrived."""
     group = warp.groups[key]
-    compute, mask = key
-    if group and len(group) == (mask & warp.live).bit_count():
-        del warp.groups[key]
-        compute(group)
-        block.ready += block.launch.shuffled([entry[0] for entry in group.values()])
+    if group and len(group) == (key[1] & warp.live).bit_count():
+        block.finish_group(warp, key)
 
 
 def warp_operation(block, thread, op):
@@ -238,9 +243,7 @@ def warp_operation(block, thread, op):
         group = warp.groups[key] = {}
     group[thread.lane] = (thread, payload)
     if len(group) == (mask & warp.live).bit_count():
-        del warp.groups[key]
-        compute(group)
-        block.ready += block.launch.shuffled([entry[0] for entry in group.values()])
+        block.finish_group(warp, key)
 
 
 def vote_at_barrier(block, thread, op):
@@ -269,6 +272,8 @@ def wait_for_grid(block, thread, op):
 
 class Launch:
     """One launch of a program over a grid."""
+
+    block_type = Block
 
     def __init__(self, program, grid_dim, block_dim, args, shared_bytes, options, name):
         self.program, self.args, self.name = program, args, name
@@ -347,7 +352,7 @@ class Launch:
                 if index is None:
                     more = False
                 else:
-                    block = Block(self, index)
+                    block = self.block_type(self, index)
                     active.append(block)
                     block.start()
                     block.advance()
@@ -368,8 +373,7 @@ class Launch:
     def round(self, active):
         """Every block has started: release the grid barrier, or let spinning threads try again."""
         if all(len(block.at_grid) == block.live for block in active):
-            for block in active:
-                block.ready, block.at_grid = self.shuffled(block.at_grid), []
+            self.release_grid(active)
         elif any(block.spinning for block in active):
             for block in active:
                 block.ready, block.spinning = block.spinning, []
@@ -380,6 +384,11 @@ class Launch:
             block.advance()
             if block.live == 0:
                 active.remove(block)
+
+    def release_grid(self, active):
+        """Every live thread of the grid has arrived: let them go on."""
+        for block in active:
+            block.ready, block.at_grid = self.shuffled(block.at_grid), []
 
     def fail_deadlock(self):
         """Raise Deadlock, naming who waits where."""

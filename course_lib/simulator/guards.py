@@ -181,6 +181,19 @@ def local_array(shape, dtype, alignment=None):
     return poisoned(static_shape(shape, "cuda.local.array"), as_dtype(dtype))
 
 
+def read_elements(array, index, count):
+    """`count` elements from `index` on, as a list. On a GPU this is one wide load."""
+    check_index(array, index)
+    return [array[index + k] for k in range(count)]
+
+
+def write_elements(array, index, values):
+    """Store `values` from `index` on. On a GPU this is one wide store."""
+    check_index(array, index)
+    for k, value in enumerate(values):
+        array[index + k] = value
+
+
 def group_sync(thread, group):
     """The operation that `group.sync()` waits for."""
     operation = getattr(group, "sync_operation", None)

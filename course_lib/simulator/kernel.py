@@ -11,6 +11,7 @@ from . import errors
 from .arrays import kernel_argument
 from .engine import Launch, resident_blocks
 from .guards import SHARED_LIMIT
+from .observe import current_observers
 from .options import check_order, current_options
 from .program import build_program
 from .report import trim
@@ -64,7 +65,7 @@ class Kernel:
         self.signatures = list(signatures)
         self.targetoptions = dict(options or {})
         self.extensions = list(self.targetoptions.get("extensions") or ())
-        self._program = None
+        self._programs = {}
         functools.update_wrapper(self, function)
 
     def __getitem__(self, configuration):
@@ -97,12 +98,12 @@ class Kernel:
             raise ValueError(f"Can't create ForAll with negative task count: {ntasks}")
         return ForAll(self, ntasks, tpb, stream, sharedmem)
 
-    def program(self):
+    def program(self, flavour=None):
         """The rebuilt kernel; built again if a global it uses has changed."""
-        program = self._program
+        program = self._programs.get(flavour)
         if program is None or program.is_stale():
             with _build_lock:
-                program = self._program = build_program(self.py_func)
+                program = self._programs[flavour] = build_program(self.py_func, flavour)
         return program
 
     def launch(self, grid, block, args, shared_bytes=0, options=None):
@@ -121,8 +122,8 @@ class Kernel:
                     for value in args]
         values = [kernel_argument(value, position, name)
                   for position, value in enumerate(args, start=1)]
-        launch = Launch(self.program(), grid, block, values, int(shared_bytes),
-                        options or current_options(), name)
+        launch = self.prepared(grid, block, values, int(shared_bytes),
+                               options or current_options(), name)
         try:
             launch.run()
         except Exception as error:
@@ -132,6 +133,18 @@ class Kernel:
                 write_back()
             return
         raise failure
+
+    def prepared(self, grid, block, values, shared_bytes, options, name):
+        """The Launch: an observed one inside `sanitize()` and `trace()`."""
+        observers = current_observers()
+        if not observers:
+            return Launch(self.program(), grid, block, values, shared_bytes, options, name)
+        from .observed_engine import ObservedLaunch
+
+        branches = any(observer.wants_branches for observer in observers)
+        program = self.program("branches" if branches else "observed")
+        return ObservedLaunch(program, grid, block, values, shared_bytes, options, name,
+                              observers)
 
     # What numba's dispatcher offers beyond launching. Nothing is compiled here, so there is
     # nothing to specialise or to disable.

@@ -10,7 +10,7 @@ from .checked import checked
 from .mathlib import math as gpu_math
 from .primitives import Index, LaneId, Namespace, Primitive, current_thread
 from .resolve import UNRESOLVED, Device, Scope, is_foreign_module, mapped
-from .rewrite import NeedsGreenlets, emit
+from .rewrite import Emitter, NeedsGreenlets, emit
 from .source import function_tree, returns_value
 
 
@@ -54,13 +54,19 @@ class Program:
     ----------
     plain : bool
         True if no thread ever waits: `function(thread, *args)` runs one thread to its end.
+    flavour : str or None
+        See `build_program`.
     greenlets : bool
         True if threads are greenlets: some function has no source, or is only known when called.
     """
 
-    def __init__(self, function, greenlets=False):
+    def __init__(self, function, greenlets=False, flavour=None):
         self.root = function
         self.greenlets = greenlets
+        self.flavour = flavour
+        self.branches = flavour == "branches"
+        #: The `observe.ObservedSite`s by number; 0 stands for none.
+        self.observed_sites, self.observed_numbers = [None], {}
         self.units = {}
         # Two launches from two Python threads may meet a new function at the same time.
         self.lock = threading.RLock()
@@ -110,7 +116,15 @@ class Program:
         if unit.tree is None:
             self.rebuild(unit)
         else:
-            unit.callable, unit.sites, unit.blocking = emit(unit, self)
+            unit.callable, unit.sites, unit.blocking = emit(unit, self, self.emitter())
+
+    def emitter(self):
+        """The class that rewrites functions for this flavour."""
+        if self.flavour is None:
+            return Emitter
+        from .observed_rewrite import ObservedEmitter
+
+        return ObservedEmitter
 
     def unit(self, function):
         """The unit of `function`, made on first use."""
@@ -212,9 +226,12 @@ def _checking(function):
     return call
 
 
-def build_program(function):
-    """The program of kernel `function`: generators where possible, else greenlets."""
+def build_program(function, flavour=None):
+    """The program of kernel `function`: generators where possible, else greenlets.
+
+    `flavour` is None, "observed", or "branches" to have branches observed too.
+    """
     try:
-        return Program(function)
+        return Program(function, flavour=flavour)
     except NeedsGreenlets:
-        return Program(function, greenlets=True)
+        return Program(function, greenlets=True, flavour=flavour)

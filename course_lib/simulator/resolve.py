@@ -53,6 +53,11 @@ def register_twin(real_object, python_function):
     _twins[id(real_object)] = (real_object, function)
 
 
+def is_twin(function):
+    """True for a Python function that stands for an intrinsic."""
+    return any(function is twin for _, twin in _twins.values())
+
+
 class Device:
     """A function to be run as device code: `function` is the user's Python function."""
 

@@ -358,10 +358,10 @@ def _bound_names(tree):
     return names
 
 
-def emit(unit, program):
-    """Rewrite `unit` for `program`: (callable, sites, blocking)."""
+def emit(unit, program, kind=Emitter):
+    """Rewrite `unit` for `program` with an emitter `kind`: (callable, sites, blocking)."""
     tree = copy.deepcopy(unit.tree)
-    emitter = Emitter(unit, program, tree)
+    emitter = kind(unit, program, tree)
     tree.body = [node for statement in tree.body for node in _as_list(emitter.visit(statement))]
     parameter = ast.arg(THREAD)
     target = tree.args.posonlyargs or tree.args.args

@@ -1,0 +1,295 @@
+"""The observed flavour of a kernel: each access, wait and branch goes through `_t.o`.
+
+`_t.o` is the thread's `execution.Execution`; a site's number is its place in `launch.sites`.
+"""
+
+import ast
+
+from . import engine
+from .execution import fence_scope
+from .observe import ObservedSite
+from .primitives import Primitive
+from .resolve import is_twin
+from .rewrite import Emitter
+from .tree import THREAD, chain
+from .tree import name as _name
+
+
+class ObservedEmitter(Emitter):
+    """Rewrites one function for observers."""
+
+    def __init__(self, unit, program, tree):
+        super().__init__(unit, program, tree)
+        self.lists = {}
+        self.is_root = unit.function is program.root
+        self.is_twin = is_twin(unit.function)
+        self.polled = _polled(tree, self.facts)
+        self.target_name = ""
+
+    # -- sites -----------------------------------------------------------------------------------
+
+    def number(self, node, kind, array="", relaxed=False):
+        """The expression that gives the number of the site at `node`."""
+        if self.is_twin:
+            return chain(f"{THREAD}.caller")
+        key = (self.unit.number, kind, node.lineno, node.col_offset, node.end_lineno,
+               node.end_col_offset)
+        sites = self.program.observed_numbers
+        if key not in sites:
+            sites[key] = len(self.program.observed_sites)
+            self.program.observed_sites.append(ObservedSite(
+                sites[key], kind, ast.unparse(node), array, self.unit.filename, self.unit.name,
+                node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, relaxed))
+        return ast.Constant(sites[key])
+
+    def act(self, method, number, *arguments, at):
+        """The call `_t.o.method(_t, number, *arguments)`."""
+        call = ast.Call(chain(f"{THREAD}.o.{method}"), [_name(THREAD), number, *arguments], [])
+        return ast.fix_missing_locations(ast.copy_location(call, at))
+
+    # -- accesses --------------------------------------------------------------------------------
+
+    def visit_Subscript(self, node, kind=None):
+        """A load. Stores are made by the statements that hold them."""
+        if not isinstance(node.ctx, ast.Load) or _is_shape(node.value):
+            return self.generic_visit(node)
+        relaxed = id(node) in self.polled
+        number = self.number(node, "load", ast.unparse(node.value), relaxed)
+        array, index = self.visit(node.value), self.visit_index(node.slice)
+        if relaxed:
+            return self.act("relaxed_load", number, array, index, at=node)
+        suffix, parts = _by_dimension(index)
+        return self.act(f"load{suffix}", number, array, *parts, at=node)
+
+    def visit_index(self, index):
+        """An index as an expression; slices become `slice` objects."""
+        if isinstance(index, ast.Slice):
+            parts = [ast.Constant(None) if part is None else self.visit(part)
+                     for part in (index.lower, index.upper, index.step)]
+            return ast.copy_location(ast.Call(self.bind(slice, "slice"), parts, []), index)
+        if isinstance(index, ast.Tuple):
+            parts = [self.visit_index(part) for part in index.elts]
+            return ast.copy_location(ast.Tuple(parts, ast.Load()), index)
+        return self.visit(index)
+
+    def store(self, target, value):
+        """The statement that stores the expression `value` into a subscript."""
+        number = self.number(target, "store", ast.unparse(target.value))
+        suffix, parts = _by_dimension(self.visit_index(target.slice))
+        array = self.visit(target.value)
+        return ast.copy_location(
+            ast.Expr(self.act(f"store{suffix}", number, value, array, *parts, at=target)), target)
+
+    def visit_Assign(self, node):
+        target = node.targets[0]
+        if isinstance(target, ast.Name):
+            self.target_name = target.id
+        value = self.visit(node.value)
+        self.target_name = ""
+        if not any(isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store)
+                   for goal in node.targets for part in ast.walk(goal)):
+            node.targets = [self.visit(goal) for goal in node.targets]
+            node.value = value
+            return node
+        if len(node.targets) == 1 and isinstance(target, ast.Subscript):
+            return self.store(target, value)
+        statements = []
+        kept = self.keep(value, statements)
+        for goal in node.targets:
+            self.unpack(goal, kept, statements)
+        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
+
+    def unpack(self, goal, value, statements):
+        """Assign the expression `value` to `goal`; subscripts in it are stored from names."""
+        if isinstance(goal, ast.Subscript):
+            statements.append(self.store(goal, value))
+            return
+        stores = []
+
+        def replaced(part):
+            if isinstance(part, (ast.Tuple, ast.List)):
+                part.elts = [replaced(element) for element in part.elts]
+            elif isinstance(part, ast.Starred):
+                part.value = replaced(part.value)
+            elif isinstance(part, ast.Subscript):
+                name = self.temporary()
+                stores.append((part, name))
+                return ast.copy_location(ast.Name(name, ast.Store()), part)
+            else:
+                return self.visit(part)
+            return part
+
+        statements.append(ast.Assign([replaced(goal)], value))
+        statements += [self.store(part, _name(name)) for part, name in stores]
+
+    def visit_AnnAssign(self, node):
+        if node.value is not None:
+            return self.visit_Assign(ast.copy_location(ast.Assign([node.target], node.value),
+                                                       node))
+        return node
+
+    def visit_AugAssign(self, node):
+        target = node.target
+        if not isinstance(target, ast.Subscript):
+            return super().visit_AugAssign(node)
+        statements = []
+        array = self.keep(self.visit(target.value), statements)
+        index = self.visit_index(target.slice)
+        if isinstance(index, ast.Tuple):
+            index.elts = [self.keep(part, statements) for part in index.elts]
+        else:
+            index = self.keep(index, statements)
+        suffix, parts = _by_dimension(index)
+        text = ast.unparse(target.value)
+        old = self.act(f"load{suffix}", self.number(target, "load", text), array, *parts,
+                       at=target)
+        # Python finds the old value before it works out the new operand.
+        old = self.keep(old, statements)
+        right = self.visit(node.value)
+        value = self.divide(old, right, node) if isinstance(node.op, ast.Div) else (
+            ast.BinOp(old, node.op, right))
+        store = self.act(f"store{suffix}", self.number(target, "store", text), value, array,
+                         *parts, at=target)
+        statements.append(ast.Expr(store))
+        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def primitive_call(self, node, primitive):
+        if primitive.name in ("cuda.shared.array", "cuda.local.array"):
+            return self.declaration(node, primitive.name.split(".")[1])
+        if primitive.access:
+            return self.access_call(node, primitive)
+        scope = fence_scope(primitive)
+        if scope is not None:
+            return self.act("fence", self.number(node, "fence"), ast.Constant(scope), at=node)
+        return super().primitive_call(node, primitive)
+
+    def declaration(self, node, space):
+        number = self.number(node, space, self.target_name)
+        extra = [ast.Constant(self.target_name or space)]
+        if space == "shared":
+            extra.append(ast.Constant((self.unit.number, node.lineno, node.col_offset)))
+        self.arguments_of(node)
+        call = self.act(space, number, *extra, *node.args, at=node)
+        call.keywords = node.keywords
+        return ast.fix_missing_locations(call)
+
+    def access_call(self, node, primitive):
+        """An atomic, a load or store with a hint, or a vector access."""
+        array = ast.unparse(node.args[0]) if node.args else ""
+        relaxed = primitive.access in ("load", "store")
+        kind = {"load_many": "load", "store_many": "store"}.get(
+            primitive.access, primitive.access)
+        number = self.number(node, kind, array, relaxed)
+        # Keyword arguments of these are rare: the primitive itself sorts them out.
+        positional = [*node.args, *(keyword.value for keyword in node.keywords)]
+        arguments = [self.visit(argument) for argument in positional]
+        if primitive.access == "atomic":
+            operation = self.bind(primitive.impl, primitive.safe_name)
+            return self.act("atomic", number, operation, *arguments, at=node)
+        method = primitive.access if not relaxed else f"relaxed_{primitive.access}"
+        return self.act(method, number, *arguments, at=node)
+
+    def device_call(self, node, function):
+        callee = self.program.unit(function)
+        if not is_twin(callee.function) or self.is_twin:
+            return super().device_call(node, function)
+        number = self.number(node, "call")
+        before = self.act("calling", number, at=node)
+        call = super().device_call(node, function)
+        return self.act("called", before, call, at=node)
+
+    def wait(self, operation, node):
+        if isinstance(operation, ast.Name) and (
+                self.namespace.get(operation.id) is engine.SPIN):
+            return super().wait(operation, node)
+        primitive = self.static(node.func) if isinstance(node, ast.Call) else None
+        name = primitive.name if isinstance(primitive, Primitive) else "grid.sync"
+        kind = "barrier" if name.startswith("cuda.syncthreads") else (
+            "grid" if name == "grid.sync" else "warp")
+        return super().wait(self.act("wait", self.number(node, kind), operation, at=node), node)
+
+    # -- branches --------------------------------------------------------------------------------
+
+    def condition(self, node):
+        if self.program.branches and not self.is_twin:
+            number = self.number(node.test, "branch")
+            return self.act("branch", number, self.visit(node.test), at=node.test)
+        return self.visit(node.test)
+
+    def visit_If(self, node):
+        node.test = self.condition(node)
+        node.body, node.orelse = self.statements(node.body), self.statements(node.orelse)
+        return node
+
+    def visit_IfExp(self, node):
+        node.test = self.condition(node)
+        node.body, node.orelse = self.visit(node.body), self.visit(node.orelse)
+        return node
+
+    def statements(self, body):
+        """Rewritten statements."""
+        result = []
+        for statement in body:
+            made = self.visit(statement)
+            result += made if isinstance(made, list) else [made]
+        return result
+
+    def generic_visit(self, node):
+        # Every loop, whoever rewrites it, comes through here.
+        if isinstance(node, ast.While):
+            node.test = self.condition(node)
+            node.body, node.orelse = self.statements(node.body), self.statements(node.orelse)
+            return node
+        if isinstance(node, ast.For):
+            iterable = node.iter
+            node.target, node.iter = self.visit(node.target), self.visit(iterable)
+            if self.program.branches and not self.is_twin:
+                node.iter = self.act("loop", self.number(iterable, "branch"), node.iter,
+                                     at=iterable)
+            node.body, node.orelse = self.statements(node.body), self.statements(node.orelse)
+            return node
+        return super().generic_visit(node)
+
+    def visit_Return(self, node):
+        node = self.generic_visit(node)
+        if self.is_root and not self.depth:
+            leave = ast.Expr(self.act("returning", self.number(node, "return"), at=node))
+            return [ast.copy_location(leave, node), node]
+        return node
+
+
+def _by_dimension(index):
+    """(suffix of the method, arguments) for an index expression."""
+    if isinstance(index, ast.Tuple):
+        if len(index.elts) == 2 and not any(isinstance(part, ast.Starred) for part in index.elts):
+            return "2", index.elts
+        return "", [index]
+    return "1", [index]
+
+
+def _is_shape(node):
+    return isinstance(node, ast.Attribute) and node.attr in ("shape", "strides")
+
+
+def _polled(tree, facts):
+    """Ids of the loads that a loop waits on: they are meant to see another thread's write."""
+    found = set()
+    for loop in ast.walk(tree):
+        if not isinstance(loop, ast.While) or facts.counts(loop):
+            continue
+        names = {part.id for part in ast.walk(loop.test) if isinstance(part, ast.Name)}
+        waited = [loop.test]
+        for node in ast.walk(loop):
+            if isinstance(node, ast.If) and any(isinstance(s, ast.Break) for s in node.body):
+                names |= {part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)}
+                waited.append(node.test)
+        for node in ast.walk(loop):
+            if isinstance(node, ast.Assign) and any(
+                    isinstance(goal, ast.Name) and goal.id in names for goal in node.targets):
+                waited.append(node.value)
+        for expression in waited:
+            found |= {id(part) for part in ast.walk(expression)
+                      if isinstance(part, ast.Subscript)}
+    return found
