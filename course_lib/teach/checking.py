@@ -27,7 +27,7 @@ from course_lib.teach.todo import contains_todo
 ORDERS = ("forward", "reverse", "random")
 
 #: Seconds after which a kernel that is still running is stopped: right ones take well under 1.
-TIME_LIMIT = 5.0
+TIME_LIMIT = 2.0
 
 #: The objects that passed their last check in this session, by exercise.
 _passed: dict[str, object] = {}
