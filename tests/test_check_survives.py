@@ -43,7 +43,7 @@ HARMFUL = {
         for k in range(100_000_000):
             y[0] = x[0, 0]
 """),
-    "a barrier nobody else reaches": ("block_sum", "barrier", """
+    "a barrier nobody else reaches": ("block_sum", "exited", """
     i = cuda.threadIdx.x
     while i == 0:
         cuda.syncthreads()
