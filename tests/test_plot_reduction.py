@@ -98,3 +98,11 @@ def test_run_to_run_counts_the_different_results():
 def test_refused(draw):
     with pytest.raises(ValueError):
         draw()
+
+
+def test_a_ladder_may_have_another_limit_than_a_copy():
+    rows = [{"label": "warp", "kind": "ours", "gbps": 2000.0}]
+    figure = plot.ladder(rows, 4000.0, limit="reading alone")
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "limit: reading alone, 4,000 GB/s" in legend
+    assert "where reading alone reaches 4,000 GB/s" in figure.alt

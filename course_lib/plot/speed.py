@@ -7,13 +7,14 @@ from matplotlib.patches import Rectangle
 from .picture import INK, LIMIT, OURS, PAPER, PEER, Picture, caption, ink_on
 
 
-def ladder(rows, copy_gbps, *, title="", device="", date="", alt=None):
+def ladder(rows, copy_gbps, *, limit="a copy", title="", device="", date="", alt=None):
     """Draw one bar of GB/s per rung and per peer, with the copy's bandwidth as the limit.
 
     Args:
         rows: list of dicts with `label`, `kind` (`"ours"` or `"peer"`), `gbps`, and where known
             `microseconds` with `quartiles` (two numbers), drawn as a whisker.
         copy_gbps: bandwidth of an equally large copy on the same device, in GB/s.
+        limit: what was measured as the limit, where it is not a copy: "reading alone".
         title: heading of the picture.
         device, date: where and when this was measured, for the line underneath.
         alt: alternative text; by default all labels with their numbers.
@@ -24,7 +25,7 @@ def ladder(rows, copy_gbps, *, title="", device="", date="", alt=None):
     rows = _rows(rows, "ladder")
     if not copy_gbps > 0:
         raise ValueError(f"copy_gbps must be positive, not {copy_gbps}")
-    alt = alt or f"Bandwidth, where a copy reaches {copy_gbps:,.0f} GB/s: " + ", ".join(
+    alt = alt or f"Bandwidth, where {limit} reaches {copy_gbps:,.0f} GB/s: " + ", ".join(
         f"{row['label']} {row['gbps']:,.0f} GB/s" for row in rows
     )
     figure = Picture(0.42 * len(rows) + 1.8, alt)
@@ -41,10 +42,10 @@ def ladder(rows, copy_gbps, *, title="", device="", date="", alt=None):
                   bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1})
     axes.axvline(copy_gbps, color=LIMIT, linestyle="--", linewidth=2, zorder=0.5)
     axes.set_xlim(0, 1.22 * max(copy_gbps, *(row["gbps"] for row in rows)))
-    axes.set_xlabel("useful bytes per second (GB/s; in brackets: share of the copy's)")
+    axes.set_xlabel("useful bytes per second (GB/s; in brackets: share of the limit)")
     _name_bars(axes, rows, title)
-    limit = Line2D([], [], color=LIMIT, linestyle="--", linewidth=2)
-    _legend_of_kinds(figure, rows, [(limit, f"limit: a copy, {copy_gbps:,.0f} GB/s")])
+    line = Line2D([], [], color=LIMIT, linestyle="--", linewidth=2)
+    _legend_of_kinds(figure, rows, [(line, f"limit: {limit}, {copy_gbps:,.0f} GB/s")])
     caption(axes, device, date)
     return figure
 
