@@ -23,13 +23,13 @@ from dataclasses import dataclass
 BARRIERS = {"syncthreads", "syncwarp"}
 #: What a launch decides. A kernel that takes them for constants is right for one launch only.
 LAUNCH = {
-    "cuda.blockDim.x": "32",
-    "cuda.gridDim.x": "1",
-    "cuda.threadIdx.x": "cuda.grid(1)",
-    "cuda.blockIdx.x": "0",
-    "cuda.grid(1)": "cuda.threadIdx.x",
-    "cuda.grid(2)": "(cuda.threadIdx.x, cuda.threadIdx.y)",
-    "cuda.gridsize(1)": "cuda.blockDim.x",
+    "cuda.blockDim.x": ("32", "256"),
+    "cuda.gridDim.x": ("1",),
+    "cuda.threadIdx.x": ("cuda.grid(1)", "0"),
+    "cuda.blockIdx.x": ("0",),
+    "cuda.grid(1)": ("cuda.threadIdx.x", "cuda.blockIdx.x"),
+    "cuda.grid(2)": ("(cuda.threadIdx.x, cuda.threadIdx.y)",),
+    "cuda.gridsize(1)": ("cuda.blockDim.x", "64"),
 }
 RELAXED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
 OPPOSITE = {
@@ -209,7 +209,8 @@ def change_constant(node):
 
 def assume_launch(node):
     if isinstance(node, ast.Attribute | ast.Call) and (text := ast.unparse(node)) in LAUNCH:
-        yield ast.parse(LAUNCH[text], mode="eval").body
+        for constant in LAUNCH[text]:
+            yield ast.parse(constant, mode="eval").body
 
 
 def drop_statement(node):

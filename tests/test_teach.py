@@ -394,6 +394,40 @@ def test_kernel_is_no_launcher(launcher):
         check("launch_relu", good_relu)
 
 
+# ---- answers ---------------------------------------------------------------------------------
+
+
+def test_answer_is_accepted(capsys, file):
+    check("find_the_slow_one", exercises()["find_the_slow_one"].solution)
+    name, sectors = exercises()["find_the_slow_one"].solution()
+    check("find_the_slow_one", (f" {name.upper()} ", float(sectors)))  # the answer itself will do
+    assert capsys.readouterr().out.count("✓ find_the_slow_one — found") == 2
+    assert record.load()["find_the_slow_one"]["attempts"] == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [("first", 32), ("third", 32), ("second", 4), ("second", None), (32, "second")],
+)
+def test_wrong_answer_is_refused_and_does_not_tell(answer):
+    right = str(exercises()["find_the_slow_one"].solution())
+    with pytest.raises(CheckFailed, match="is not the answer") as caught:
+        check("find_the_slow_one", lambda: answer)
+    assert right not in str(caught.value)
+    assert "solved" not in record.load()["find_the_slow_one"]
+
+
+def test_answer_with_a_part_missing():
+    with pytest.raises(CheckFailed, match="has 2 parts: name, sectors"):
+        check("find_the_slow_one", "second")
+
+
+@pytest.mark.parametrize("answer", [(TODO, TODO), ("second", TODO), lambda: (TODO, TODO)])
+def test_unfinished_answer(answer, capsys):
+    check("find_the_slow_one", answer)
+    assert "not solved yet" in capsys.readouterr().out
+
+
 # ---- arrays and time -------------------------------------------------------------------------
 
 

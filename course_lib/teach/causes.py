@@ -180,7 +180,8 @@ CAUSES = {
         at_negative,
     ),
     "outside": (wrote_outside,),
-    # The text of these three tells the cause itself.
+    # The text of these tells the cause itself.
+    "finding": (),
     "input": (),
     "raised": (),
     "endless": (),

@@ -28,6 +28,8 @@ def describe(attempt: Attempt, failure: Failure) -> str:
     lines = [f"{exercise.name}: {_headline(attempt, failure)}", *_launch(run)]
     if failure.problem == "values":
         lines += _values(failure)
+    elif failure.problem == "finding":
+        lines += _consequence(failure)
     elif failure.problem == "input":
         before = run.case.inputs[failure.array][failure.index]
         after = run.arrays[failure.array].view[failure.index]
@@ -41,6 +43,10 @@ def describe(attempt: Attempt, failure: Failure) -> str:
 
 def _headline(attempt: Attempt, failure: Failure) -> str:
     on = "" if failure.run.engine.simulated else " (on the GPU; the simulator found it right)"
+    if failure.problem == "finding":
+        finding = failure.finding
+        place = f"line {finding.line}, `{finding.source}`"
+        return f"{finding.kind} in {place}\n{_line('because', finding.message)}"
     if failure.problem == "values":
         return f"wrong values in {failure.array}{on}"
     if failure.problem == "outside":
@@ -93,6 +99,14 @@ def _values(failure: Failure) -> list[str]:
         reason = run.exercise.tolerance.reason
         lines.append(_line("off by", f"{difference:.2g}, more than rounding explains: {reason}"))
     return lines
+
+
+def _consequence(failure: Failure) -> list[str]:
+    """Return what the finding did to the result: nothing, or the first wrong element."""
+    also = failure.also
+    if also is None:
+        return [_line("result", "right this time; nothing makes it so, and a GPU's may differ")]
+    return _values(also) if also.problem == "values" else []
 
 
 def _line(label: str, text: str) -> str:

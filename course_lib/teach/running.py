@@ -34,11 +34,15 @@ class Attempt:
 class Failure:
     """The first thing that went wrong, with what is known about it.
 
-    `problem` is one of "raised", "endless", "outside", "input", "returned" and "values".
+    `problem` is one of "finding" (the sanitizer's), "raised", "endless", "outside", "input",
+    "returned" and "values". A finding goes first: what else is wrong may follow from it, and is
+    then in `also`.
     """
 
     problem: str
     run: Run
+    finding: object = None
+    also: Failure | None = None
     text: str = ""
     error: BaseException | None = None
     array: str = ""
@@ -48,12 +52,16 @@ class Failure:
 
 
 class Simulator:
-    """Runs kernels in the simulator, with the threads of a block in a given order."""
+    """Runs kernels in the simulator, with the threads of a block in a given order.
+
+    With `sanitized`, under the sanitizer: `findings` are what it found in the last run.
+    """
 
     simulated = True
 
-    def __init__(self, order: str, seed: int):
-        self.order, self.seed = order, seed
+    def __init__(self, order: str, seed: int, sanitized: bool = False):
+        self.order, self.seed, self.sanitized = order, seed, sanitized
+        self.findings = []
 
     def prepare(self, array: FencedArray):
         """Return the array that a kernel is given."""
@@ -75,6 +83,9 @@ class Simulator:
             if not course_lib.SIMULATED:
                 stack.enter_context(_real_kernels_simulated())
                 stack.enter_context(in_simulator())
+            if self.sanitized:
+                report = stack.enter_context(simulator.sanitize())
+                self.findings = report.findings
             yield
 
 
@@ -83,6 +94,7 @@ class Gpu:
 
     simulated = False
     order = "forward"
+    findings = ()
 
     @staticmethod
     def available() -> bool:
@@ -221,11 +233,14 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
     run = Run(attempt.exercise, case, engine)
     try:
         run.execute(attempt.obj)
+        failure = _judge(run)
     except TimeUp as error:
-        return Failure("endless", run, error=error)
+        failure = Failure("endless", run, error=error)
     except Exception as error:  # whatever the learner's code raises is the finding
-        return Failure("raised", run, error=error)
-    return _judge(run)
+        failure = Failure("raised", run, error=error)
+    if engine.findings:
+        return Failure("finding", run, finding=engine.findings[0], also=failure)
+    return failure
 
 
 def _judge(run: Run) -> Failure | None:
