@@ -7,6 +7,7 @@ All pictures are made for a notebook column of about 900 pixels and stay readabl
 what colour says is also said by lightness, by hatching or by a number.
 """
 
+from .access import access_map, bank_map
 from .basic import curves, images
 from .memory import access_order, tensor_layout, thread_map
 from .picture import Picture
@@ -15,7 +16,9 @@ from .speed import durations, ladder, roofline, timeline
 
 __all__ = [
     "Picture",
+    "access_map",
     "access_order",
+    "bank_map",
     "curves",
     "durations",
     "histograms",

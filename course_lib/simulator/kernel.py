@@ -142,7 +142,9 @@ class Kernel:
         from .observed_engine import ObservedLaunch
 
         branches = any(observer.wants_branches for observer in observers)
-        program = self.program("branches" if branches else "observed")
+        flavour = "traced" if any(observer.wants_loops for observer in observers) else (
+            "branches" if branches else "observed")
+        program = self.program(flavour)
         return ObservedLaunch(program, grid, block, values, shared_bytes, options, name,
                               observers)
 

@@ -56,9 +56,12 @@ class Observer:
     ----------
     wants_branches : bool
         Whether `on_branch` is to be called.
+    wants_loops : bool
+        Whether the execution is to be told of loops and calls (`tracing_rewrite`).
     """
 
     wants_branches = False
+    wants_loops = False
 
     def wants_block(self, block):
         """Whether the threads of this block are to be observed; others run without reports."""
@@ -167,12 +170,13 @@ class Memory:
 class Watched(np.ndarray):
     """An array in observed memory: `memory` is its allocation, `start` its first byte there.
 
-    `shadow` belongs to the execution: what it keeps about this very view.
+    `one` and `two` belong to the execution: what it keeps about this very view, if that has one
+    dimension or two.
     """
 
     memory = None
     _start = None
-    shadow = None
+    one = two = None
 
     def __array_finalize__(self, source):
         if source is not None and source.__class__ is Watched:

@@ -64,7 +64,7 @@ class Program:
         self.root = function
         self.greenlets = greenlets
         self.flavour = flavour
-        self.branches = flavour == "branches"
+        self.branches = flavour in ("branches", "traced")
         #: The `observe.ObservedSite`s by number; 0 stands for none.
         self.observed_sites, self.observed_numbers = [None], {}
         self.units = {}
@@ -122,6 +122,10 @@ class Program:
         """The class that rewrites functions for this flavour."""
         if self.flavour is None:
             return Emitter
+        if self.flavour == "traced":
+            from .tracing_rewrite import TracingEmitter
+
+            return TracingEmitter
         from .observed_rewrite import ObservedEmitter
 
         return ObservedEmitter
@@ -229,7 +233,8 @@ def _checking(function):
 def build_program(function, flavour=None):
     """The program of kernel `function`: generators where possible, else greenlets.
 
-    `flavour` is None, "observed", or "branches" to have branches observed too.
+    `flavour` is None, "observed", "branches" to have branches observed too, or "traced" to have
+    loops and calls marked as well.
     """
     try:
         return Program(function, flavour=flavour)
