@@ -26,7 +26,8 @@ FLOORS = {
     "train": {"course_lib", "runtime", "ops", "nn", "optim", "models", "data"},
     "bench": {"course_lib", "runtime"},
     "benchmarks": {
-        "course_lib", "runtime", "kernels", "reference", "bench", "plot", "ops", "nn", "optim"
+        "course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot", "ops", "nn",
+        "optim",
     },
     "teach": {"course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot"},
     "doctor": {"runtime"},

@@ -6,7 +6,7 @@ import pytest
 
 from course_lib import bench, benchmarks
 from course_lib.benchmarks import launch as launch_benchmark
-from course_lib.benchmarks import lesson_01, lesson_02
+from course_lib.benchmarks import lesson_01, lesson_02, tracer_patterns
 from course_lib.kernels import activation
 from course_lib.runtime.fingerprint import fingerprint
 from course_lib.teach import suspects
@@ -77,6 +77,8 @@ def recorded_kernels():
         "lesson_02.suspects": fingerprint(lesson_02.second),
         "lesson_02.float_sums": fingerprint(lesson_02.sum_atomic),
     }
+    for pattern in tracer_patterns.PATTERNS:
+        today[f"tracer.{pattern.name}"] = fingerprint(pattern.kernel)
     for name, operation in activation.OPERATIONS.items():
         today[f"{name}.forward"] = fingerprint(operation.VARIANTS[activation.DEFAULT])
         today[f"{name}.backward"] = fingerprint(operation.BACKWARD_VARIANTS[activation.DEFAULT])
@@ -100,7 +102,8 @@ def test_no_record_is_older_than_its_kernel():
 
 def test_records_say_how_they_were_made():
     for found, _ in recorded_kernels():
-        assert found["command"].startswith("python -m course_lib bench ")
+        assert found["command"].startswith(
+            ("python -m course_lib bench ", "python -m course_lib.benchmarks.tracer "))
         assert found["commit"] not in ("", "unknown") and not found["commit"].endswith("+")
         assert {"torch", "numba", "numba-cuda", "python"} <= found["versions"].keys()
 
