@@ -33,8 +33,9 @@ from .observe import observing
 from .options import options
 from .real import run_on_copies
 from .resolve import register_twin
+from .sanitizer import sanitize
 from .trace import trace
 
 __all__ = ["Deadlock", "LaunchError", "OutOfBounds", "SimulatorError", "cuda", "install",
            "is_installed", "observing", "options", "read_elements", "register_twin", "run",
-           "run_on_copies", "trace", "uninstall", "write_elements"]
+           "run_on_copies", "sanitize", "trace", "uninstall", "write_elements"]

@@ -32,3 +32,7 @@ class LaunchError(SimulatorError, ValueError):
 
 class Deadlock(SimulatorError, RuntimeError):
     """No thread of a launch can go on, or none has finished within the step budget."""
+
+
+class MaskError(SimulatorError):
+    """A lane calls a warp operation with a mask that leaves it out."""

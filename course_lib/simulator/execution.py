@@ -124,6 +124,7 @@ class Execution:
                 memory = Memory("shared", name, array, block.place_static(array, alignment),
                                 owner=block)
             array = block.watched[key] = watch(array, memory)
+            array.declared = number
             self.shared_declared(thread, number, array)
         return array
 

@@ -168,19 +168,21 @@ class Memory:
 
 
 class Watched(np.ndarray):
-    """An array in observed memory: `memory` is its allocation, `start` its first byte there.
+    """An array in observed memory: `memory` is its allocation, `start` its first byte there,
+    `declared` the number of the site that declared it, if a kernel did.
 
     `one` and `two` belong to the execution: what it keeps about this very view, if that has one
     dimension or two.
     """
 
     memory = None
+    declared = 0
     _start = None
     one = two = None
 
     def __array_finalize__(self, source):
         if source is not None and source.__class__ is Watched:
-            self.memory = source.memory
+            self.memory, self.declared = source.memory, source.declared
 
     @property
     def start(self):

@@ -14,8 +14,9 @@ class ObservedThread(Thread):
     `caller` that of the intrinsic's call it is in.
     """
 
-    __slots__ = ("o", "at", "left_at", "caller", "stamp", "floor", "low", "many", "slot",
-                 "__dict__")
+    # The second line is the sanitizer's.
+    __slots__ = ("o", "at", "left_at", "caller",
+                 "stamp", "floor", "low", "many", "slot", "known", "told", "pending", "__dict__")
 
     def __init__(self, tx, ty, tz, tid, block):
         super().__init__(tx, ty, tz, tid, block)

@@ -4,6 +4,7 @@
 """
 
 import ast
+import itertools
 
 from . import engine
 from .execution import fence_scope
@@ -24,6 +25,7 @@ class ObservedEmitter(Emitter):
         self.is_root = unit.function is program.root
         self.is_twin = is_twin(unit.function)
         self.polled = _polled(tree, self.facts)
+        self.released = self.stores_after_fences(tree)
         self.target_name = ""
 
     # -- sites -----------------------------------------------------------------------------------
@@ -74,7 +76,12 @@ class ObservedEmitter(Emitter):
 
     def store(self, target, value):
         """The statement that stores the expression `value` into a subscript."""
-        number = self.number(target, "store", ast.unparse(target.value))
+        relaxed = id(target) in self.released
+        number = self.number(target, "store", ast.unparse(target.value), relaxed)
+        if relaxed:
+            index, array = self.visit_index(target.slice), self.visit(target.value)
+            return ast.copy_location(ast.Expr(self.act(
+                "relaxed_store", number, array, index, value, at=target)), target)
         suffix, parts = _by_dimension(self.visit_index(target.slice))
         array = self.visit(target.value)
         return ast.copy_location(
@@ -152,6 +159,18 @@ class ObservedEmitter(Emitter):
                          *parts, at=target)
         statements.append(ast.Expr(store))
         return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
+
+    def stores_after_fences(self, tree):
+        """Ids of the targets that are stored to right after a fence: flags and locks let go."""
+        found = set()
+        for node in ast.walk(tree):
+            for body in (getattr(node, "body", None), getattr(node, "orelse", None)):
+                for before, after in itertools.pairwise(body if isinstance(body, list) else ()):
+                    if isinstance(before, ast.Expr) and isinstance(before.value, ast.Call) and (
+                            fence_scope(self.static(before.value.func)) is not None) and (
+                            isinstance(after, ast.Assign)):
+                        found |= {id(target) for target in after.targets}
+        return found
 
     # -- calls -----------------------------------------------------------------------------------
 

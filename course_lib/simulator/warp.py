@@ -17,7 +17,7 @@ from .primitives import Primitive
 def _operation(thread, name, compute, mask, payload):
     mask = int(mask) & FULL_MASK
     if not mask >> thread.lane & 1:
-        raise errors.SimulatorError(
+        raise errors.MaskError(
             f"{name}: lane {thread.lane} calls it with mask {mask:#010x}, which leaves that lane "
             f"out; thread {thread.index} of block {thread.b.index}")
     return warp_operation, compute, mask, payload
@@ -42,6 +42,7 @@ def _shuffle(source):
                 other = group.get(origin)
                 thread.value = _undefined(value) if other is None else other[1][0]
 
+    compute.source = source
     return compute
 
 

@@ -1,0 +1,54 @@
+"""`simulator.sanitize()`: run kernels and say what is wrong with them, with the line.
+
+    with simulator.sanitize() as report:
+        kernel[grid, block](x, y)
+    print(report)
+
+It collects and goes on: a read outside an array gives NaN (or garbage), such a write is dropped, a
+launch that cannot go on ends. What counts as in order is told in `ordering`. Further rules:
+
+- Out of bounds is any index below 0 or past the end, negative ones included.
+- Reading shared or local memory that nobody has written is an uninitialised read. Global memory is
+  the host's affair.
+- At a block barrier all threads must wait on the same line (else barrier-divergence); none may
+  have run past it to the kernel's end (barrier-mismatch), or have returned early out of a warp
+  whose other threads wait (exited-before-barrier). Whole warps may leave: the hardware counts
+  them out.
+- A shuffle may read only from a lane that takes part, and every lane that its mask names must come
+  unless it returned early (shuffle-inactive-lane).
+- Shared memory declared twice on one line is one array to numba's own simulator; views of dynamic
+  shared memory overlap unless they are sliced apart: reading through one what was last written
+  through another is shared-aliasing.
+- One run shows one order of threads and one input: what did not happen is not found. A function
+  whose source cannot be found is not watched.
+"""
+
+import contextlib
+
+from .checking import Checking
+from .findings import Report
+from .observe import Observer, observing_with
+
+
+class Sanitizer(Observer):
+    """The observer behind `sanitize`."""
+
+    def __init__(self):
+        self.report = Report()
+
+    def execution(self, launch):
+        """The Execution that checks everything."""
+        reports = [observer.report for observer in launch.observers
+                   if isinstance(observer, Sanitizer)]
+        return Checking(launch, reports)
+
+
+@contextlib.contextmanager
+def sanitize():
+    """Check every launch inside the `with` block; gives the `Report`.
+
+    Real numba.cuda kernels launched inside run in the simulator, on copies of their arguments, and
+    what they wrote is copied back.
+    """
+    with observing_with(Sanitizer()) as sanitizer:
+        yield sanitizer.report

@@ -1,0 +1,235 @@
+"""The sanitizer's sentences about memory: races, reads of nothing, indices outside, aliasing."""
+
+import numpy as np
+
+from .findings import Finding, element_text, index_of, name_of
+from .shadow import BLOCK_AT, THREAD_AT, THREAD_MASK, site_of
+
+
+class Verdicts:
+    """The part of `checking.Checking` that puts findings about memory into words."""
+
+    def report(self, key, kind, site, threads, block, message, lines=()):
+        """Note a finding, once for each `key`; later ones are counted.
+
+        `message` may be a function that makes the sentence, so that repetitions cost little.
+        """
+        name = self.launch.name
+        key = (kind, name, site.filename, *key)
+        known = [report.again(key) for report in self.reports]
+        if all(known):
+            return
+        text = message() if callable(message) else message
+        block_name = block if type(block) is tuple and block and type(block[0]) is not int else (
+            name_of(block, self.launch.grid_dim))
+        for report, seen in zip(self.reports, known, strict=True):
+            if not seen:
+                report.add(key, Finding(kind, site.line, site.filename, site.source,
+                                        tuple(threads), block_name, text,
+                                        tuple(lines) or (site.line,), name))
+
+    def thread_name(self, index):
+        """A thread as a sentence names it."""
+        return name_of(index, self.launch.block_dim)
+
+    def element(self, number, memory, index):
+        """`s[0]` as the source calls it."""
+        site = self.sites[number]
+        name = site.array if site.array.isidentifier() else memory.name
+        return element_text(name, index)
+
+    # -- races -----------------------------------------------------------------------------------
+
+    def race(self, thread, number, memory, stamp, place, index, what):
+        """Two accesses that nothing orders; `what` tells read or write, the earlier one first."""
+        then, now = self.sites[site_of(stamp)], self.sites[number]
+        if is_relaxed(then) and is_relaxed(now):
+            return
+        same_block = stamp >> BLOCK_AT == thread.slot
+        kind = "race" if same_block else "race-between-blocks"
+        site = max(then, now, key=lambda s: (s.filename == self.filename, s.line))
+        key = tuple(sorted(((then.line, then.col), (now.line, now.col))))
+        unread = self.unread.get((memory, place))
+        if unread is not None:
+            for reader in (then.number, now.number):
+                unread.pop(reader, None)  # it was written, only too late
+        other = index_of(stamp >> THREAD_AT & THREAD_MASK, self.launch.block_dim)
+        threads = self.thread_name(other), self.thread_name(thread.index)
+        other_block = self.blocks_seen[stamp >> BLOCK_AT].index
+        blocks = tuple(name_of(b, self.launch.grid_dim)
+                       for b in (other_block, thread.b.index))
+        sides = [(what[0], then, threads[0], blocks[0]), (what[1], now, threads[1], blocks[1])]
+        if what == ("read", "write"):
+            sides.reverse()  # the write is named first
+
+        def sentence():
+            element = f"{memory.space} `{self.element(number, memory, index)}`"
+            if same_block:
+                return self.race_in_block(sides, element, memory)
+            return self.race_between(sides, element)
+
+        self.report(key, kind, site, (sides[0][2], sides[1][2]),
+                    (Pair((sides[0][3], sides[1][3])) if not same_block else thread.b.index),
+                    sentence, (sides[0][1].line, sides[1][1].line))
+
+    @property
+    def filename(self):
+        """The file of the kernel itself."""
+        return self.launch.program.root.__code__.co_filename
+
+    def race_in_block(self, sides, element, memory):
+        """The sentence about two threads of one block."""
+        (first, site, one, _), (second, other, two, _) = sides
+        head = f"threads {one} and {two} race on {element}: "
+        if self.is_update(site, other):
+            return (f"{head}line {site.line} reads it, changes it and writes it back in both, so "
+                    f"that one change is lost; use cuda.atomic.add or its kin")
+        if first == second == "write" and site is other:
+            return (f"{head}line {site.line} writes it in both, and the last one wins; let one "
+                    f"thread write it, give each its own element, or use an atomic")
+        if (site.kind == "atomic") != (other.kind == "atomic"):
+            atomic, plain, verb = (site, other, second) if site.kind == "atomic" else (
+                other, site, first)
+            return (f"{head}line {atomic.line} updates it atomically while line {plain.line} "
+                    f"{verb}s it plainly, with no barrier between; put cuda.syncthreads() between "
+                    f"them" + (", or use an atomic there too" if verb == "write" else ""))
+        if site.line == other.line:
+            return (f"{head}line {site.line} {first}s it in one while it {second}s it in the "
+                    f"other, with no barrier between; put cuda.syncthreads() between "
+                    f"{'reading and writing' if first != second else 'the two'}")
+        return (f"{head}line {site.line} {first}s it while line {other.line} {second}s it, with "
+                f"no barrier between; put cuda.syncthreads() between them")
+
+    def race_between(self, sides, element):
+        """The sentence about threads of two blocks."""
+        (first, site, _, one), (second, other, _, two) = sides
+        head = f"blocks {one} and {two} race on {element}: "
+        if self.is_update(site, other):
+            return (f"{head}line {site.line} reads it, changes it and writes it back in both, so "
+                    f"that one change is lost; use cuda.atomic.add or its kin")
+        if first == second == "write" and site is other:
+            return (f"{head}line {site.line} writes it in both, and the last one wins; give each "
+                    f"block its own elements, or use an atomic")
+        lines = (f"line {site.line} {first}s it in one while it {second}s it in the other"
+                 if site.line == other.line else
+                 f"line {site.line} {first}s it while line {other.line} {second}s it")
+        if self.uses_flags:
+            return (f"{head}{lines}, and no fence orders them; put cuda.threadfence() between the "
+                    f"write and the flag or lock that tells of it, and one after seeing that")
+        return (f"{head}{lines}, and blocks run in any order; write into another array, use an "
+                f"atomic, or split the kernel into two launches")
+
+    def is_update(self, site, other):
+        """True if both are parts of one `x[i] += …`."""
+        place = place_of(site)
+        return place == place_of(other) and {"load", "store"} <= {
+            s.kind for s in self.sites if s is not None and place_of(s) == place}
+
+    @property
+    def uses_flags(self):
+        """True if the kernel passes data between blocks by atomics or by loops that wait."""
+        return any(site is not None and (
+            site.kind == "atomic" or site.relaxed) for site in self.sites)
+
+    # -- the rest --------------------------------------------------------------------------------
+
+    def uninitialised(self, thread, number, memory, place, index):
+        """A read of what nobody has written: told at the end, unless it turns out to be a race."""
+        self.unread.setdefault((memory, place), {}).setdefault(number, (thread, index))
+
+    def tell_unread(self):
+        """Report the reads of what nobody had written."""
+        for (memory, _), reads in self.unread.items():
+            for number, (thread, index) in reads.items():
+                self.was_uninitialised(thread, number, memory, index)
+        self.unread.clear()
+
+    def was_uninitialised(self, thread, number, memory, index):
+        """Report one read of what nobody had written."""
+        site, name = self.sites[number], self.thread_name(thread.index)
+
+        def sentence():
+            start = (f"thread {name} reads {memory.space} "
+                     f"`{self.element(number, memory, index)}` on line {site.line} before ")
+            if memory.space == "shared":
+                return (f"{start}any thread has written it; fill it first, and put "
+                        f"cuda.syncthreads() between")
+            return f"{start}writing it; give it a value first"
+
+        self.report((number,), "uninitialised-read", site, (name,), thread.b.index, sentence)
+
+    def outside(self, thread, number, array, index):
+        """An index below 0 or past the end."""
+        site, name = self.sites[number], self.thread_name(thread.index)
+
+        def sentence():
+            parts = index if isinstance(index, tuple) else (index,)
+            text = site.array or getattr(getattr(array, "memory", None), "name", "the array")
+            axis, part, size = next(
+                ((k, p, n) for k, (p, n) in enumerate(zip(parts, array.shape, strict=False))
+                 if isinstance(p, (int, np.integer)) and not 0 <= p < n), (0, parts[0], 0))
+            verb = {"store": "writes", "load": "reads"}.get(site.kind, "uses")
+            place = element_text(text, index)
+            length = f"axis {axis} of `{text}` has" if len(array.shape) > 1 else f"`{text}` has"
+            if part < 0:
+                mend = "keep the index from going below 0"
+            else:
+                mend = f"guard it: only where the index is below {size}"
+            return (f"thread {name} of block {name_of(thread.b.index, self.launch.grid_dim)} "
+                    f"{verb} `{place}` on line {site.line}, but {length} {size} "
+                    f"element{'s' if size != 1 else ''}; {mend}")
+
+        self.report((number,), "out-of-bounds", site, (name,), thread.b.index, sentence)
+
+    def check_aliasing(self, thread, number, array, place, index):
+        """Dynamic memory read through another declaration than it was written through."""
+        other = array.memory.shadow.through.get(place, array.declared)
+        if other == array.declared:
+            return
+        mine, its = self.sites[array.declared], self.sites[other]
+        if mine.function != its.function and mine.text == its.text:
+            return  # a device function that finds the kernel's array again
+        name = self.thread_name(thread.index)
+        text = self.element(number, array.memory, index)
+
+        def sentence():
+            return (f"thread {name} reads `{text}`, whose bytes were last written through "
+                    f"`{its.array}`: both dynamic shared arrays start at the same byte (lines "
+                    f"{its.line} and {mine.line}); cut one allocation into slices that do not "
+                    f"overlap")
+
+        self.report((mine.number, its.number), "shared-aliasing", max(
+            mine, its, key=lambda s: s.line), (name,), thread.b.index, sentence,
+            (its.line, mine.line))
+
+    def shared_declared(self, thread, number, array):
+        """Two declarations on one line are one array to numba's own simulator."""
+        site = self.sites[number]
+        if array.memory.dynamic:
+            return
+        others = [other for other in thread.b.watched.values() if other.declared != number]
+        for other in others:
+            its = self.sites[other.declared]
+            if other.memory.dynamic or (its.filename, its.line) != (site.filename, site.line):
+                continue
+            self.report((number, its.number), "shared-aliasing", site, (), thread.b.index,
+                        f"two shared arrays, `{its.array or 'one'}` and "
+                        f"`{site.array or 'another'}`, are declared on line {site.line}, which is "
+                        f"one and the same array to numba's own simulator; give each a line of "
+                        f"its own")
+
+
+class Pair(tuple):
+    """Two blocks, named already."""
+
+
+def place_of(site):
+    """Where a site stands; the load and the store of one `x[i] += …` stand at one place."""
+    return site.filename, site.line, site.col
+
+
+def is_relaxed(site):
+    """True for atomics, and for accesses made to be raced."""
+    return site.relaxed or site.kind == "atomic"
+
+

@@ -1,0 +1,226 @@
+"""The sanitizer's view of waiting: barriers that not all reach, shuffles without a partner."""
+
+import linecache
+
+from . import errors
+from .findings import Finding, listed, name_of, plural, threads_text
+from .report import position
+
+
+class Waits:
+    """The part of `checking.Checking` that looks at barriers and warp operations."""
+
+    def names(self, threads):
+        """Threads as sentences name them."""
+        return [self.thread_name(thread.index) for thread in threads]
+
+    # -- block barriers --------------------------------------------------------------------------
+
+    def barrier_released(self, block, threads):
+        if block.live < len(block.threads):
+            self.exited_before(block, threads)
+        first = threads[0].at
+        if any(thread.at != first for thread in threads):
+            self.different_barriers(block, threads)
+        self.pass_barrier(threads)
+
+    def different_barriers(self, block, threads):
+        """Threads wait at barriers on different lines."""
+        groups = {}
+        for thread in threads:
+            groups.setdefault(thread.at, []).append(thread)
+        (one, here), (two, there) = sorted(groups.items(),
+                                           key=lambda item: self.sites[item[0]].line)[:2]
+        first, second = self.sites[one], self.sites[two]
+        place = f"line {second.line}" if second.line != first.line else "the same line"
+
+        def sentence():
+            return (f"{threads_text(self.names(here))} wait{_s(here)} at the barrier on line "
+                    f"{first.line} while {threads_text(self.names(there))} "
+                    f"wait{_s(there)} at the one on {place}; every thread of a block must reach "
+                    f"the same barrier, so take it out of the branch")
+
+        self.report((one, two), "barrier-divergence", first,
+                    self.names([here[0], there[0]]), block.index, sentence,
+                    (first.line, second.line))
+
+    def exited_before(self, block, threads):
+        """Some threads have exited, and others wait."""
+        gone = [thread for thread in block.threads if thread.resume is None]
+        waiting = {thread.tid // 32 for thread in threads}
+        site = self.sites[threads[0].at]
+        left = [thread for thread in gone if thread.left_at and thread.tid // 32 in waiting]
+        past = [thread for thread in gone if not thread.left_at]
+        if left:
+            place = self.sites[left[0].left_at]
+
+            def sentence():
+                return (f"{threads_text(self.names(left))} return{_s(left)} on line "
+                        f"{place.line} while {threads_text(self.names(threads))} "
+                        f"wait{_s(threads)} at the barrier on line {site.line}; let every thread "
+                        f"reach the barrier, and guard the work instead of returning")
+
+            self.report((place.number, site.number), "exited-before-barrier", place,
+                        self.names([left[0], threads[0]]), block.index, sentence,
+                        (place.line, site.line))
+        if past:
+            def sentence():
+                return (f"{threads_text(self.names(past))} never reach{_es(past)} the barrier on "
+                        f"line {site.line} that {threads_text(self.names(threads))} "
+                        f"wait{_s(threads)} at; every thread of a block must reach it, and equally "
+                        f"often, so take it out of the branch or loop")
+
+            self.report((site.number,), "barrier-mismatch", site,
+                        self.names([past[0], threads[0]]), block.index, sentence)
+
+    # -- warps -----------------------------------------------------------------------------------
+
+    def warp_released(self, block, group):
+        threads = [entry[0] for entry in group.values()]
+        self.check_sources(block, group, threads)
+        self.check_mask(block, group, threads)
+        self.pass_warp(threads)
+
+    def check_sources(self, block, group, threads):
+        """A shuffle that reads from a lane which took no part."""
+        source_of = getattr(threads[0].op[1], "source", None)
+        for lane, (thread, payload) in group.items() if source_of else ():
+            source = source_of(lane, payload[1])
+            if source in group:
+                continue
+            site, name = self.sites[thread.at], self.thread_name(thread.index)
+
+            def sentence(lane=lane, source=source, site=site, name=name):
+                return (f"thread {name} (lane {lane}) reads from lane {source} in the shuffle on "
+                        f"line {site.line}, but that lane takes no part in it, so the value is "
+                        f"undefined; let all lanes of the mask call it, and read only from those")
+
+            self.report((site.number,), "shuffle-inactive-lane", site, (name,), block.index,
+                        sentence)
+            return
+
+    def check_mask(self, block, group, threads):
+        """A mask that names lanes which ran past the call to the kernel's end."""
+        mask = threads[0].op[2] if type(threads[0].op) is tuple else 0
+        if not mask:
+            return
+        first = threads[0].tid - threads[0].lane
+        missing = [thread for thread in block.threads[first:first + 32]
+                   if mask >> thread.lane & 1 and thread.lane not in group
+                   and not thread.left_at]
+        if missing:
+            self.missing_lanes(block, threads, missing, mask, "ran past it")
+
+    def missing_lanes(self, block, threads, missing, mask, why):
+        """A finding about lanes that a mask names and that do not come."""
+        site = self.sites[threads[0].at]
+
+        def sentence():
+            lanes = listed([thread.lane for thread in missing])
+            one = len(missing) == 1
+            return (f"the mask {mask:#010x} on line {site.line} names lane{'' if one else 's'} "
+                    f"{lanes}, which {why} while lane"
+                    f"{'s' if len(threads) > 1 else ''} "
+                    f"{listed([thread.lane for thread in threads])} wait there; let every lane of "
+                    f"the mask make the call, or take it out of the mask")
+
+        self.report((site.number, "mask"), "shuffle-inactive-lane", site,
+                    self.names([missing[0], threads[0]]), block.index, sentence)
+
+    def stuck(self, block):
+        """Lanes that wait for others which wait elsewhere: tell, and let them go on."""
+        for warp in block.warps:
+            for key, group in list(warp.groups.items()):
+                if not group:
+                    continue
+                threads = [entry[0] for entry in group.values()]
+                first = threads[0].tid - threads[0].lane
+                missing = [thread for thread in block.threads[first:first + 32]
+                           if key[1] & warp.live & 1 << thread.lane
+                           and thread.lane not in group]
+                if missing:
+                    line = self.sites[missing[0].at].line if missing[0].at else "?"
+                    self.missing_lanes(block, threads, missing, key[1],
+                                       f"wait on line {line}")
+                block.finish_group(warp, key)
+                return True
+        return False
+
+    # -- the grid, fences, the end ---------------------------------------------------------------
+
+    def grid_released(self, threads):
+        self.pass_grid(threads)
+
+    def fence(self, thread, number, scope):
+        self.pass_fence(thread, scope)
+
+    def absorbs(self, error):
+        if isinstance(error, errors.Deadlock):
+            self.deadlock(error)
+            return True
+        if isinstance(error, errors.MaskError):
+            line, filename = _line_of(error)
+            self.note("shuffle-inactive-lane", filename, line, (), (0, 0, 0), (
+                f"{error}; name every lane that makes the call in the mask, itself included"))
+            return True
+        return False
+
+    def deadlock(self, error):
+        """The launch cannot go on: say who waits for what."""
+        launch = self.launch
+        waiting = [thread for block in launch.active for thread in block.threads
+                   if thread.resume is not None]
+        text = str(error)
+        if not waiting:
+            line, filename = _line_of(error)
+            self.note("deadlock", filename, line, (), (0, 0, 0), (
+                f"the loop on line {line} never ends in {launch.name}; let every path through it "
+                f"come nearer to its end"))
+            return
+        spinning = [thread for thread in waiting
+                    if thread in thread.b.spinning or thread in thread.b.ready]
+        thread = (spinning or waiting)[0]
+        place = position(thread)
+        filename, line = place[:2] if place else ("", 0)
+        same = [other for other in waiting if other.b is thread.b
+                and (position(other) or ("", 0))[:2] == (filename, line)]
+        names = self.names(same)
+        verb = "go" if plural(names) else "goes"
+        block = name_of(thread.b.index, launch.grid_dim)
+        if spinning:
+            message = (f"{threads_text(names)} of block {block} {verb} round the loop on line "
+                       f"{line} for ever, waiting for what no other thread does; make sure that "
+                       f"whoever it waits for can run and does write it")
+        else:
+            message = (f"{threads_text(names)} of block {block} wait{_s(same)} on line {line} and "
+                       f"nobody can let them go on; let all the threads it waits for reach it")
+        if "grid" in text and not spinning:
+            message += ", in every block"
+        self.note("deadlock", filename, line, tuple(names[:2]), thread.b.index, message)
+
+    def note(self, kind, filename, line, threads, block, message):
+        """A finding at a line that is no site."""
+        key = (kind, self.launch.name, filename, line)
+        for report in self.reports:
+            if not report.again(key):
+                report.add(key, Finding(
+                    kind, line, filename, linecache.getline(filename, line).strip(), threads,
+                    name_of(block, self.launch.grid_dim), message, (line,), self.launch.name))
+
+
+def _line_of(error):
+    """The innermost line of user code in an error's traceback."""
+    found, traceback = (0, ""), error.__traceback__
+    while traceback is not None:
+        if "__unit__" in traceback.tb_frame.f_globals:
+            found = traceback.tb_lineno, traceback.tb_frame.f_code.co_filename
+        traceback = traceback.tb_next
+    return found
+
+
+def _s(threads):
+    return "s" if len(threads) == 1 else ""
+
+
+def _es(threads):
+    return "es" if len(threads) == 1 else ""
