@@ -43,16 +43,16 @@ HARMFUL = {
         for k in range(100_000_000):
             y[0] = x[0, 0]
 """),
-    "a barrier nobody else reaches": ("block_sum", "exited", """
+    "a barrier nobody else reaches": ("block_sum", "barrier-mismatch", """
     i = cuda.threadIdx.x
     while i == 0:
         cuda.syncthreads()
 """),
-    "writes far outside": ("relu", "outside", """
+    "writes far outside": ("relu", "out-of-bounds", """
     for i in range(-(10**6), 10**6):
         y[i] = 0
 """),
-    "writes far outside shared memory": ("block_sum", "outside", """
+    "writes far outside shared memory": ("block_sum", "out-of-bounds", """
     s = cuda.shared.array(32, np.float32)
     s[10**12] = 1
 """),

@@ -165,6 +165,14 @@ def wrote_outside(attempt: Attempt, failure: Failure) -> str | None:
     return f"a thread wrote {side} of {failure.array}, which has {array.size} elements"
 
 
+def in_vain(attempt: Attempt, failure: Failure) -> str:
+    """Several threads wrote the same value to one element."""
+    return (
+        "the result is right, but the same work is done several times: the threads should share "
+        "the elements"
+    )
+
+
 #: For each problem, what may explain it, the surest first.
 CAUSES = {
     "values": (
@@ -186,6 +194,7 @@ CAUSES = {
     "raised": (),
     "endless": (),
     "returned": (),
+    "twice": (in_vain,),
 }
 
 

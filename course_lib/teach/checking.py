@@ -96,7 +96,7 @@ def run_in_simulator(attempt: Attempt) -> Failure | None:
     with deadline(TIME_LIMIT):
         for case in attempt.cases:
             for order in ORDERS:
-                engine = Simulator(order, attempt.seed)
+                engine = Simulator(order, attempt.seed, sanitized=True)
                 failure = attempt_case(attempt, case, engine)
                 if failure is not None:
                     return failure

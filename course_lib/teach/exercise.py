@@ -94,6 +94,8 @@ class Exercise:
     dtype: dtype of the outputs; that of the first input when left out.
     start: what the outputs hold before the launch, where the kernel adds to them. Poison when
         left out.
+    once: whether each element of the outputs is one thread's business, so that a kernel in which
+        several threads do the same work over and over is refused although its result is right.
     call: `call(obj, run)` runs the object once. A `Run` holds the case's arrays as attributes and
         `run.launch(kernel, *arguments)`. The default gives a kernel the inputs and then the
         outputs, and a launcher the inputs.
@@ -113,6 +115,7 @@ class Exercise:
     outputs: tuple[str, ...] = ("y",)
     dtype: np.dtype | None = None
     start: float | None = None
+    once: bool = False
     call: Callable | None = None
     primal: Callable | None = None
 

@@ -46,13 +46,20 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
     if failure.problem == "finding":
         finding = failure.finding
         place = f"line {finding.line}, `{finding.source}`"
-        return f"{finding.kind} in {place}\n{_line('because', finding.message)}"
+        cause, _, cure = finding.message.partition("; ")
+        lines = [f"{finding.kind} in {place}", _line("cause", cause)]
+        return "\n".join(lines + [_line("mend", cure)] * bool(cure))
     if failure.problem == "values":
         return f"wrong values in {failure.array}{on}"
     if failure.problem == "outside":
         return f"it writes outside {failure.array}{on}"
     if failure.problem == "input":
         return f"it changes its input {failure.array}, which others still need{on}"
+    if failure.problem == "twice":
+        _, _, first, second, site = failure.run.engine.twice
+        place = f"{element(failure.array, failure.index)} is written by more than one thread"
+        who = f"{_thread(*first)}, then {_thread(*second)}"
+        return f"{place}, in line {site.line}, `{site.source}`\n{_line('by', who)}"
     if failure.problem == "returned":
         return failure.text
     if isinstance(failure.error, SimulatorError):
@@ -99,6 +106,10 @@ def _values(failure: Failure) -> list[str]:
         reason = run.exercise.tolerance.reason
         lines.append(_line("off by", f"{difference:.2g}, more than rounding explains: {reason}"))
     return lines
+
+
+def _thread(block: tuple[int, ...], thread: tuple[int, ...]) -> str:
+    return f"thread {thread} of block {block}"
 
 
 def _consequence(failure: Failure) -> list[str]:

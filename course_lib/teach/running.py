@@ -11,13 +11,15 @@ import numpy as np
 import course_lib
 from course_lib import simulator
 from course_lib.runtime.launch import in_simulator
+from course_lib.simulator.observe import observing_with
 from course_lib.teach.deadline import TimeUp
 from course_lib.teach.exercise import Case, Exercise
 from course_lib.teach.fences import FencedArray, poison, poisoned_allocation, same_bits
+from course_lib.teach.writers import Writers
 
 #: Loop iterations without any thread finishing, after which a launch counts as endless. Cases have
 #: a few hundred elements, so that right kernels stay far below.
-MAX_STEPS = 200_000
+MAX_STEPS = 50_000
 
 
 @dataclass
@@ -35,8 +37,8 @@ class Failure:
     """The first thing that went wrong, with what is known about it.
 
     `problem` is one of "finding" (the sanitizer's), "raised", "endless", "outside", "input",
-    "returned" and "values". A finding goes first: what else is wrong may follow from it, and is
-    then in `also`.
+    "returned", "values" and "twice" (two threads write an element, in vain). A finding goes
+    first: what else is wrong may follow from it, and is then in `also`.
     """
 
     problem: str
@@ -54,14 +56,15 @@ class Failure:
 class Simulator:
     """Runs kernels in the simulator, with the threads of a block in a given order.
 
-    With `sanitized`, under the sanitizer: `findings` are what it found in the last run.
+    With `sanitized`, under the sanitizer: `findings` are what it found in the last run, and
+    `twice` is an element that two threads wrote, if that was to be looked for.
     """
 
     simulated = True
 
     def __init__(self, order: str, seed: int, sanitized: bool = False):
         self.order, self.seed, self.sanitized = order, seed, sanitized
-        self.findings = []
+        self.findings, self.twice = [], None
 
     def prepare(self, array: FencedArray):
         """Return the array that a kernel is given."""
@@ -75,7 +78,7 @@ class Simulator:
         """Bring what the kernel left in `given` back into `array`."""
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self, run: Run) -> Iterator[None]:
         """Let every launch inside, also those of a launcher, happen in this simulator."""
         with contextlib.ExitStack() as stack:
             options = simulator.options(order=self.order, seed=self.seed, max_steps=MAX_STEPS)
@@ -86,7 +89,12 @@ class Simulator:
             if self.sanitized:
                 report = stack.enter_context(simulator.sanitize())
                 self.findings = report.findings
+            if self.sanitized and run.exercise.once:
+                outputs = {name: run.arrays[name] for name in run.exercise.outputs}
+                writers = stack.enter_context(observing_with(Writers(outputs)))
             yield
+            if self.sanitized and run.exercise.once:
+                self.twice = writers.twice
 
 
 class Gpu:
@@ -94,7 +102,7 @@ class Gpu:
 
     simulated = False
     order = "forward"
-    findings = ()
+    findings, twice = (), None
 
     @staticmethod
     def available() -> bool:
@@ -120,7 +128,7 @@ class Gpu:
         self._buffers[id(array)].copy_to_host(array.buffer)
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self, run: Run) -> Iterator[None]:
         """Launches go to the GPU by themselves."""
         yield
 
@@ -200,7 +208,7 @@ class Run:
     def execute(self, obj: Callable) -> None:
         """Run the learner's object and collect the outputs. Lets its errors through."""
         exercise = self.exercise
-        with self.engine.active(), poisoned_allocation(self.second_poison):
+        with self.engine.active(self), poisoned_allocation(self.second_poison):
             if exercise.call is not None:
                 returned = exercise.call(obj, self)
             elif exercise.kind == "kernel":
@@ -239,8 +247,22 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
     except Exception as error:  # whatever the learner's code raises is the finding
         failure = Failure("raised", run, error=error)
     if engine.findings:
-        return Failure("finding", run, finding=engine.findings[0], also=failure)
+        return Failure("finding", run, finding=_telling(engine.findings), also=failure)
+    if failure is None and engine.twice:
+        name, place, *_ = engine.twice
+        index = np.unravel_index(place, run.arrays[name].shape)
+        return Failure("twice", run, array=name, index=tuple(map(int, index)))
     return failure
+
+
+def _telling(findings: Sequence):
+    """Return the finding to tell: the first, except that a race explains an early read."""
+    first = findings[0]
+    if first.kind == "uninitialised-read":
+        # Memory that is written too late is not yet written when it is read too early.
+        races = (each for each in findings if each.kind == "race" and first.line in each.lines)
+        return next(races, first)
+    return first
 
 
 def _judge(run: Run) -> Failure | None:

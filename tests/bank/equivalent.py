@@ -1,6 +1,7 @@
 """Mutants that are right as well, each with the reason. They must pass the check."""
 
 _ZERO = "both formulas give 1/2 at 0"
+_SAME_SUM = "several threads write the result, all of them the same one: harmless"
 _MORE_SHARED = "shared memory that nobody uses does no harm"
 
 #: (exercise, name of the mutant): why it is right.
@@ -9,6 +10,14 @@ EQUIVALENT = {
     ("swish_backward", "relax: x[i] >= 0 → x[i] > 0"): _ZERO,
     ("histogram_shared", "change constant: 256 → 257"): _MORE_SHARED,
     ("block_sum", "change constant: 256 → 257"): _MORE_SHARED,
+    ("histogram_shared", "change range: range(cuda.threadIdx.x, 256, cuda.blockDim.x) → "
+     "range(cuda.threadIdx.x, 256, 1)"): (
+        "several threads set a counter to 0 before the barrier: harmless"
+    ),
+    ("block_sum", "drop guard: if t == 0"): _SAME_SUM,
+    ("block_sum", "negate: if t == 0"): _SAME_SUM,
+    ("global_avg_pool", "drop guard: if t == 0"): _SAME_SUM,
+    ("global_avg_pool", "negate: if t == 0"): _SAME_SUM,
     ("block_sum", "change constant: 0 → 1, again, again"): (
         "after the last barrier any one thread may write the result, and thread 1 always exists"
     ),

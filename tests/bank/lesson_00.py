@@ -3,7 +3,7 @@
 from bank import right, wrong
 from course_lib import cuda
 
-OUTSIDE = "outside"
+OUTSIDE = "out-of-bounds"
 
 
 @right("negative")

@@ -7,7 +7,8 @@ import numpy as np
 from bank import right, wrong
 from course_lib import cuda
 
-OUTSIDE = "outside"
+#: The words of the sanitizer.
+OUTSIDE = "out-of-bounds"
 ZERO, ONE, HALF = np.float32(0), np.float32(1), np.float32(0.5)
 
 # ---- relu(x, y) ------------------------------------------------------------------------------
@@ -40,7 +41,7 @@ def relu_by_a_loop(x, y):
         y[i] = max(x[i], ZERO)
 
 
-@wrong("relu", r"x\[i\] is read outside.*\n  by .*line \d+, `y\[i\] = max\(x\[i\], ZERO\)`")
+@wrong("relu", r"out-of-bounds in line \d+, `y\[i\] = max\(x\[i\], ZERO\)`\n.*reads `x\[1\]`")
 @cuda.jit
 def relu_no_guard(x, y):
     i = cuda.grid(1)
@@ -152,7 +153,7 @@ def relu_added(x, y):
         y[i] += max(x[i], ZERO)
 
 
-@wrong("relu", "depends on the order in which threads run")
+@wrong("relu", "race-between-blocks")
 @cuda.jit
 def relu_into_the_neighbour(x, y):
     i = cuda.grid(1)
@@ -254,7 +255,7 @@ def stride_rounds_without_guard(x, y):
         y[i] = max(x[i], ZERO)
 
 
-@wrong("relu_grid_stride", r"endless loop.*(?s:.*)line \d+, `while i < x\.size:`")
+@wrong("relu_grid_stride", r"deadlock in line \d+, `while i < x\.size:`\n.*for ever")
 @cuda.jit
 def stride_stands_still(x, y):
     i = cuda.grid(1)

@@ -9,7 +9,7 @@ from bank import right, wrong
 from course_lib import cuda
 from course_lib.runtime import intrinsics
 
-OUTSIDE = "outside"
+OUTSIDE = "out-of-bounds"
 RACE = "race"
 ALL = 0xFFFFFFFF
 ZERO, ONE = np.float32(0), np.float32(1)
@@ -205,7 +205,7 @@ def shared_no_barrier_before_merge(x, counts):
         cuda.atomic.add(counts, level, mine[level])
 
 
-@wrong("histogram_shared", "nobody|uninitialised|never set|before anything")
+@wrong("histogram_shared", "uninitialised-read")
 @cuda.jit
 def shared_never_zeroed(x, counts):
     mine = cuda.shared.array(256, np.int32)
@@ -216,7 +216,7 @@ def shared_never_zeroed(x, counts):
         cuda.atomic.add(counts, level, mine[level])
 
 
-@wrong("histogram_shared", "nobody|uninitialised|never set|before anything")
+@wrong("histogram_shared", "uninitialised-read")
 @cuda.jit
 def shared_zeroed_by_threads_only(x, counts):
     # Right for blocks of 256 threads, and the smaller ones leave levels unset.
@@ -287,7 +287,7 @@ def shared_255_counters(x, counts):
         cuda.atomic.add(counts, level, mine[level])
 
 
-@wrong("histogram_shared", "barrier")
+@wrong("histogram_shared", "barrier-(mismatch|divergence)|race")
 @cuda.jit
 def shared_barrier_in_the_loop(x, counts):
     mine = cuda.shared.array(256, np.int32)
@@ -420,7 +420,7 @@ def tree_no_barrier_between_rounds(x, y):
         y[cuda.blockIdx.x] = partial[0]
 
 
-@wrong("block_sum", "barrier")
+@wrong("block_sum", "barrier-(mismatch|divergence)|exited-before-barrier")
 @cuda.jit
 def tree_barrier_inside_if(x, y):
     partial = cuda.shared.array(256, np.float32)
@@ -440,7 +440,7 @@ def tree_barrier_inside_if(x, y):
         y[cuda.blockIdx.x] = partial[0]
 
 
-@wrong("block_sum", "barrier")
+@wrong("block_sum", "barrier-(mismatch|divergence)|exited-before-barrier")
 @cuda.jit
 def tree_leaves_early(x, y):
     partial = cuda.shared.array(256, np.float32)
@@ -476,7 +476,7 @@ def tree_reads_past_the_row(x, y):
         y[cuda.blockIdx.x] = partial[0]
 
 
-@wrong("block_sum", "nobody|uninitialised|never set|before anything")
+@wrong("block_sum", "uninitialised-read")
 @cuda.jit
 def tree_unset_tail(x, y):
     partial = cuda.shared.array(256, np.float32)
@@ -497,7 +497,7 @@ def tree_unset_tail(x, y):
         y[cuda.blockIdx.x] = partial[0]
 
 
-@wrong("block_sum", "nobody|uninitialised|never set|before anything")
+@wrong("block_sum", "uninitialised-read")
 @cuda.jit
 def tree_for_128_threads(x, y):
     partial = cuda.shared.array(256, np.float32)
@@ -659,7 +659,7 @@ def warp_from_eight(x, y):
             y[row] = total
 
 
-@wrong("warp_sum", "lane|shfl")
+@wrong("warp_sum", "shuffle-inactive-lane")
 @cuda.jit
 def warp_shuffle_in_the_guard(x, y):
     # Lanes without a column leave, and the others still ask them.
@@ -676,7 +676,7 @@ def warp_shuffle_in_the_guard(x, y):
             y[row] = total
 
 
-@wrong("warp_sum", "lane|shfl")
+@wrong("warp_sum", "shuffle-inactive-lane")
 @cuda.jit
 def warp_tree_of_lanes(x, y):
     # A tree needs `if lane < step` in shared memory; with shuffles it silences the givers.

@@ -68,6 +68,7 @@ RELU_GRID_STRIDE = Exercise(
     reference=reference.relu,
     cases=_grid_stride_cases,
     tolerance=EXACT,
+    once=True,
     hints=(
         "With 64 threads and 200 elements, a thread has to handle more than one. Thread 0 could "
         "take elements 0, 64, 128 and 192. Which ones does thread 5 take?",

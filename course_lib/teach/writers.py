@@ -1,0 +1,31 @@
+"""Which threads write an element of the output: for exercises where one is enough."""
+
+from __future__ import annotations
+
+from course_lib.simulator.observe import Observer, pointer
+from course_lib.teach.fences import FencedArray
+
+
+class Writers(Observer):
+    """Watches launches and notes the first element that two threads write.
+
+    Attributes
+    ----------
+    twice: (name of the array, flat index, a thread, another, site), None while there is none. A
+        thread is named by its block's index and its own.
+    """
+
+    def __init__(self, outputs: dict[str, FencedArray]):
+        self.twice = None
+        self._names = {pointer(a.view): (n, a.view.itemsize) for n, a in outputs.items() if a.size}
+        self._written = {}
+
+    def on_store(self, thread, site, memory, offset, size):
+        """Note who writes; an observer's hook."""
+        name, itemsize = self._names.get(memory.base, (None, 1))
+        if name is None or self.twice is not None:
+            return
+        me = thread.b.index, thread.index
+        first = self._written.setdefault((name, offset // itemsize), me)
+        if first != me:
+            self.twice = name, offset // itemsize, first, me, site
