@@ -16,7 +16,10 @@ PLACE = "cpu" if SIMULATED else "cuda"
 # Half a unit in the last place of the result; float32 sums of a few thousand terms of one size.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 6e-4, torch.bfloat16: 4.5e-3}
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-SHAPES = [(1, 1, 1, 1), (2, 3, 5, 7), (1, 8, 12, 12), (3, 40, 1, 9), (2, 16, 33, 4), (1, 2, 80, 70)]
+SHAPES = [
+    (1, 1, 1, 1), (2, 3, 5, 7), (1, 8, 12, 12), (3, 40, 1, 9), (2, 16, 33, 4), (1, 2, 80, 70),
+    (2, 5, 2, 4), (9, 3, 3, 3), (1, 2, 73, 61),
+]  # fmt: skip
 
 every_variant = pytest.mark.parametrize("variant", pool.VARIANTS)
 every_backward = pytest.mark.parametrize("variant", pool.BACKWARD_VARIANTS)
@@ -101,7 +104,7 @@ def test_outputs_that_start_anywhere(variant):
 
 
 def test_long_planes_are_cut_into_parts():
-    assert pool.splits(2, 80 * 70 * 4 * 100) > 1
+    assert pool.plan(2, 300 * 300 * 4)[1] > 1
     check_forward(image((1, 2, 300, 300), torch.float32, "contiguous"), "vectorised")
     check_forward(image((1, 4, 150, 100), torch.float32, "channels_last"), "vectorised")
     dy = torch.randn(1, 2, device=PLACE)
@@ -132,6 +135,14 @@ def test_other_layouts_are_copied():
     x = torch.randn(2, 3, 8, 10, device=PLACE)
     for view in (x[:, :, ::2], x.transpose(0, 1), x.transpose(2, 3), x[:1].expand(4, 3, 8, 10)):
         check_forward(view, "vectorised")
+
+
+@pytest.mark.parametrize("most", [1, 100, 1000])
+def test_the_backward_kernel_in_several_launches(monkeypatch, most):
+    monkeypatch.setattr(pool, "MOST_AT_ONCE", most)
+    dy = torch.randn(3, 5, device=PLACE)
+    for dtype in TOLERANCE:
+        check_backward(dy.to(dtype), (9, 11), "contiguous", "vectorised")
 
 
 def test_two_runs_agree_bit_for_bit():

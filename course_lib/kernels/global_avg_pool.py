@@ -11,8 +11,8 @@ rung         a plane is summed by                                 then
 `naive`      one thread, element by element                       nothing is left to do
 `shared`     a block, each thread every 256th element             a tree in shared memory
 `warp`       a block, as before                                   shuffles, one barrier pair
-`vectorised` a warp or, if it is long, several blocks; 16 bytes   shuffles; partial sums of
-             at a time, several loads in flight                   several blocks: a second kernel
+`vectorised` some lanes or, if it is long, several blocks; 16     shuffles; partial sums of
+             bytes at a time, several loads in flight             several blocks: a second kernel
 ============ ==================================================== ================================
 
 Channels-last planes interleave, so there neighbouring threads take neighbouring channels
@@ -31,6 +31,7 @@ from course_lib import cuda
 from course_lib.kernels import global_avg_pool_nhwc as nhwc
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import (
+    FULL_MASK,
     VECTOR_BYTES,
     allow_next_kernel,
     block_sum,
@@ -45,13 +46,13 @@ from course_lib.runtime.intrinsics import (
 from course_lib.runtime.launch import launch
 
 BLOCK_SIZE = 256
-WARPS = BLOCK_SIZE // 32
 DTYPES = ("float32", "float16", "bfloat16")
 DEFAULT = "vectorised"
 MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 UNROLL = 4  # vectors in flight per thread
-WARP_BYTES = 8 << 10  # a plane up to this size is summed by one warp
-ENOUGH_BLOCKS = 132 * 4  # keeps the largest chip of today busy
+FEW_PLANES = 132 * 2  # for the largest chip of today
+ENOUGH_THREADS = 132 * 512  # keep that chip busy
+MOST_AT_ONCE = 2**31 - 2**20  # elements that one launch of the backward kernel writes
 ZERO = np.float32(0)
 
 
@@ -103,26 +104,29 @@ def vector_sum(x, start, stop, offset, rank, n_ranks):
     `offset` counts the elements from the last 16-byte boundary to x[0].
     """
     width = vector_width(x)
-    values = cuda.local.array(MAX_WIDTH, np.float32)
-    more = cuda.local.array((UNROLL, MAX_WIDTH), np.float32)
+    values = cuda.local.array((UNROLL, MAX_WIDTH), np.float32)
     first = min(start + (-(start + offset) & (width - 1)), stop)  # the first boundary
     n_vectors = (stop - first) // width
     total = ZERO
     vector = rank
+    # All loads of a batch come before its additions: memory answers them together.
     while vector + (UNROLL - 1) * n_ranks < n_vectors:
-        # All loads before any addition: memory answers them together.
         for u in range(UNROLL):
-            load_vector(more[u], x, first + (vector + u * n_ranks) * width)
+            load_vector(values[u], x, first + (vector + u * n_ranks) * width)
         for u in range(UNROLL):
             for k in range(width):
-                total += more[u, k]
+                total += values[u, k]
         vector += UNROLL * n_ranks
-    while vector < n_vectors:
-        load_vector(values, x, first + vector * width)
-        for k in range(width):
-            total += values[k]
-        vector += n_ranks
-    # What is left: fewer than 16 bytes at either end.
+    if vector < n_vectors:
+        for u in range(UNROLL):
+            for k in range(width):
+                values[u, k] = ZERO
+            if vector + u * n_ranks < n_vectors:
+                load_vector(values[u], x, first + (vector + u * n_ranks) * width)
+        for u in range(UNROLL):
+            for k in range(width):
+                total += values[u, k]
+    # What is left: fewer than 16 bytes at either end, so n_ranks must be at least MAX_WIDTH.
     if start + rank < first:
         total += load(x, start + rank)
     if first + n_vectors * width + rank < stop:
@@ -131,16 +135,22 @@ def vector_sum(x, start, stop, offset, rank, n_ranks):
 
 
 @cuda.jit
-def vectorised_warp_kernel(x, y, n_cols, scale, offset):
+def vectorised_team_kernel(x, y, n_cols, scale, offset, team):
+    # `team` neighbouring lanes, a power of two from MAX_WIDTH to 32, sum a plane.
     allow_next_kernel()
     wait_for_previous_kernel()
-    plane = cuda.blockIdx.x * WARPS + cuda.threadIdx.x // 32
+    thread = cuda.grid(1)
+    plane, rank = thread // team, thread % team
+    total = ZERO
     if plane < y.shape[0]:
         start = plane * n_cols
-        lane_id = cuda.threadIdx.x % 32
-        total = warp_sum(vector_sum(x, start, start + n_cols, offset, lane_id, 32))
-        if lane_id == 0:
-            store(y, plane, total * scale)
+        total = vector_sum(x, start, start + n_cols, offset, rank, team)
+    step = team // 2
+    while step > 0:  # every lane takes part, also those without a plane
+        total += cuda.shfl_xor_sync(FULL_MASK, total, step)
+        step //= 2
+    if plane < y.shape[0] and rank == 0:
+        store(y, plane, total * scale)
 
 
 @cuda.jit
@@ -153,7 +163,7 @@ def vectorised_block_kernel(x, y, n_cols, scale, offset, n_splits):
     length = (n_cols + n_splits - 1) // n_splits
     start = plane * n_cols + part * length
     stop = min(start + length, (plane + 1) * n_cols)
-    total = vector_sum(x, min(start, stop), stop, offset, cuda.threadIdx.x, BLOCK_SIZE)
+    total = vector_sum(x, min(start, stop), stop, offset, cuda.threadIdx.x, cuda.blockDim.x)
     total = block_sum(total, scratch)
     if cuda.threadIdx.x == 0:
         store(y, cuda.blockIdx.x, total * scale)
@@ -161,16 +171,18 @@ def vectorised_block_kernel(x, y, n_cols, scale, offset, n_splits):
 
 @cuda.jit
 def finish_kernel(partial, y, n_splits, inner, scale):
-    """y[i] = scale · the sum of its partial sums, which lie `inner` apart."""
+    """y[i] = scale · the sum of its partial sums, which lie `inner` apart: a warp for each."""
     allow_next_kernel()
     wait_for_previous_kernel()
-    i = cuda.grid(1)
+    i = cuda.grid(1) // 32
     if i < y.shape[0]:
         base = i // inner * n_splits * inner + i % inner
         total = ZERO
-        for part in range(n_splits):
+        for part in range(cuda.threadIdx.x % 32, n_splits, 32):
             total += partial[base + part * inner]
-        store(y, i, total * scale)
+        total = warp_sum(total)
+        if cuda.threadIdx.x % 32 == 0:
+            store(y, i, total * scale)
 
 
 @cuda.jit
@@ -189,32 +201,34 @@ def per_plane_backward_kernel(dy, dx, n_cols, scale):
 
 
 @cuda.jit
-def vectorised_backward_kernel(dy, dx, n_cols, scale, offset, team, n_splits):
-    # A team of 32 or BLOCK_SIZE threads fills a plane, or one of its `n_splits` parts.
+def vectorised_backward_kernel(dy, dx, plane, n_cols, scale, head, multiplier, shift):
+    # Writes the planes from `plane` on, fewer than 2^31 elements; dx[:head] precedes the first
+    # 16-byte boundary, and counting starts at that boundary. A thread writes 16 bytes, which
+    # belong to one plane or to two.
     allow_next_kernel()
     wait_for_previous_kernel()
     width = vector_width(dx)
     values = cuda.local.array(MAX_WIDTH, np.float32)
-    piece = cuda.blockIdx.x * (BLOCK_SIZE // team) + cuda.threadIdx.x // team
-    plane, part = piece // n_splits, piece % n_splits
-    rank = cuda.threadIdx.x % team
-    if plane < dy.shape[0]:
-        share = load(dy, plane) * scale
-        for k in range(MAX_WIDTH):
-            values[k] = share
-        length = (n_cols + n_splits - 1) // n_splits
-        stop = min(plane * n_cols + (part + 1) * length, (plane + 1) * n_cols)
-        start = min(plane * n_cols + part * length, stop)
-        first = min(start + (-(start + offset) & (width - 1)), stop)
-        n_vectors = (stop - first) // width
-        vector = rank
-        while vector < n_vectors:
-            store_vector(dx, first + vector * width, values)
-            vector += team
-        if start + rank < first:
-            store(dx, start + rank, share)
-        if first + n_vectors * width + rank < stop:
-            store(dx, first + n_vectors * width + rank, share)
+    i = (cuda.grid(1) - 1) * width + head  # thread 0 takes the head
+    first = plane * n_cols + max(i, 0)
+    last = min(plane * n_cols + i + width, dx.shape[0])
+    if first < last:
+        # max(i, 0) // n_cols by a multiplication: Granlund and Montgomery (1994).
+        n = np.uint64(max(i, 0))
+        high = (n * np.uint64(multiplier)) >> np.uint64(32)
+        quotient = np.int64((high + n) >> np.uint64(shift))
+        boundary = (plane + quotient + 1) * n_cols
+        share = load(dy, plane + quotient) * scale
+        following = share
+        if boundary < last:
+            following = load(dy, plane + quotient + 1) * scale
+        for k in range(width):
+            values[k] = share if first + k < boundary else following
+        if last - first == width:
+            store_vector(dx, first, values)
+        else:
+            for j in range(first, last):
+                store(dx, j, share if j < boundary else following)
 
 
 VARIANTS = {
@@ -261,37 +275,43 @@ def forward(x, *, variant=DEFAULT, out=None):
 
 
 def _launch_vectorised(x, y, n_cols, scale):
-    n_planes = arrays.size_of(y)
-    itemsize = x.dtype.itemsize
+    n_planes, itemsize = arrays.size_of(y), x.dtype.itemsize
     offset = arrays.address_of(x) % VECTOR_BYTES // itemsize
-    if n_cols * itemsize <= WARP_BYTES:
+    team, n_splits = plan(n_planes, n_cols * itemsize)
+    if team <= 32:
         launch(
-            vectorised_warp_kernel, math.ceil(n_planes / WARPS), BLOCK_SIZE,
-            x, y, n_cols, scale, offset, flat=True, overlap=True,
+            vectorised_team_kernel, math.ceil(n_planes * team / BLOCK_SIZE), BLOCK_SIZE,
+            x, y, n_cols, scale, offset, team, flat=True, overlap=True,
         )  # fmt: skip
         return
-    n_splits = splits(n_planes, n_cols * itemsize)
-    if n_splits == 1:
+    partial, factor = y, scale
+    if n_splits > 1:
+        partial = arrays.empty((n_planes, n_splits), like=x, dtype="float32")
+        factor = np.float32(1)
+    launch(
+        vectorised_block_kernel, n_planes * n_splits, team,
+        x, partial, n_cols, factor, offset, n_splits, flat=True, overlap=True,
+    )  # fmt: skip
+    if n_splits > 1:
         launch(
-            vectorised_block_kernel, n_planes, BLOCK_SIZE,
-            x, y, n_cols, scale, offset, 1, flat=True, overlap=True,
+            finish_kernel, math.ceil(n_planes * 32 / BLOCK_SIZE), BLOCK_SIZE,
+            partial, y, n_splits, 1, scale, flat=True, overlap=True,
         )  # fmt: skip
-        return
-    partial = arrays.empty((n_planes, n_splits), like=x, dtype="float32")
-    launch(
-        vectorised_block_kernel, n_planes * n_splits, BLOCK_SIZE,
-        x, partial, n_cols, np.float32(1), offset, n_splits, flat=True, overlap=True,
-    )  # fmt: skip
-    launch(
-        finish_kernel, math.ceil(n_planes / BLOCK_SIZE), BLOCK_SIZE,
-        partial, y, n_splits, 1, scale, flat=True, overlap=True,
-    )  # fmt: skip
 
 
-def splits(n_pieces, n_bytes):
-    """Into how many parts to cut each of `n_pieces` of `n_bytes`, so that every SM has work."""
-    wanted = ENOUGH_BLOCKS // n_pieces
-    return max(1, min(wanted, n_bytes // (BLOCK_SIZE * VECTOR_BYTES * UNROLL)))
+def plan(n_planes, n_bytes):
+    """(threads per plane, parts per plane) for `n_planes` planes of `n_bytes` each."""
+    n_vectors = math.ceil(n_bytes / VECTOR_BYTES)
+    # About 12 vectors for each thread; long planes get more rather than more threads.
+    many = 24 if n_planes >= 2 * FEW_PLANES else 32
+    wanted = min(n_vectors / 12, max(128, n_vectors / many))
+    team = max(MAX_WIDTH, min(BLOCK_SIZE, 2 ** round(math.log2(max(1, wanted)))))
+    # Few planes: more threads for each, as long as each has a few vectors to sum.
+    most = 512 if n_planes < FEW_PLANES else 128
+    while n_planes * team < ENOUGH_THREADS and team * 8 <= n_vectors and team < most:
+        team *= 2
+    n_splits = min(ENOUGH_THREADS // (n_planes * team), n_vectors // (team * UNROLL))
+    return team, max(1, n_splits) if team > 32 else 1
 
 
 def backward(dy, size, *, channels_last=False, variant=DEFAULT, out=None):
@@ -316,19 +336,33 @@ def backward(dy, size, *, channels_last=False, variant=DEFAULT, out=None):
     scale = np.float32(1 / n_cols)
     if channels_last and not arrays.is_contiguous_array(dx):
         nhwc.backward(dy, dx, scale, variant)
-    elif variant == "vectorised":
-        itemsize = dx.dtype.itemsize
-        offset = arrays.address_of(dx) % VECTOR_BYTES // itemsize
-        team = 32 if n_cols * itemsize <= WARP_BYTES else BLOCK_SIZE
-        n_splits = 1 if team == 32 else splits(n_planes, n_cols * itemsize)
-        launch(
-            vectorised_backward_kernel, math.ceil(n_planes * n_splits / (BLOCK_SIZE // team)),
-            BLOCK_SIZE, dy, dx, n_cols, scale, offset, team, n_splits, flat=True, overlap=True,
-        )  # fmt: skip
+    elif variant == "vectorised" and n_cols >= MAX_WIDTH:
+        _launch_vectorised_backward(dy, dx, n_cols, scale)
+    elif variant == "vectorised":  # 16 bytes may span more than two planes: element by element
+        n_blocks = math.ceil(n_planes * n_cols / BLOCK_SIZE)
+        launch(naive_backward_kernel, n_blocks, BLOCK_SIZE, dy, dx, n_cols, scale, flat=True)
     else:
         n_blocks = math.ceil(n_planes * n_cols / BLOCK_SIZE) if variant == "naive" else n_planes
         launch(BACKWARD_VARIANTS[variant], n_blocks, BLOCK_SIZE, dy, dx, n_cols, scale, flat=True)
     return dx
+
+
+def _launch_vectorised_backward(dy, dx, n_cols, scale):
+    width = VECTOR_BYTES // dx.dtype.itemsize
+    shift = (n_cols - 1).bit_length()
+    multiplier = ((1 << 32) * ((1 << shift) - n_cols)) // n_cols + 1
+    n_planes = arrays.size_of(dy)
+    # The division by multiplication holds for numbers below 2^31.
+    step = max(1, MOST_AT_ONCE // n_cols)
+    for plane in range(0, n_planes, step):
+        n = min(step, n_planes - plane) * n_cols
+        offset = arrays.address_of(dx) // dx.dtype.itemsize + plane * n_cols
+        head = -offset % width
+        n_blocks = math.ceil((n // width + 2) / BLOCK_SIZE)
+        launch(
+            vectorised_backward_kernel, n_blocks, BLOCK_SIZE,
+            dy, dx, plane, n_cols, scale, head, multiplier, shift, flat=True, overlap=True,
+        )  # fmt: skip
 
 
 def _check_variant(variant, variants):
@@ -341,14 +375,15 @@ def specialisations():
     for dtype in DTYPES:
         image, sums, common = (dtype, 1), ("float32", 1), ["int64", "float32"]
         rows = [(f"forward {name}", VARIANTS[name], []) for name in ("naive", "shared", "warp")]
-        rows += [("forward vectorised, warp", vectorised_warp_kernel, ["int64"])]
+        rows += [("forward vectorised, team", vectorised_team_kernel, ["int64"] * 2)]
         rows += [("forward vectorised, block", vectorised_block_kernel, ["int64"] * 2)]
         rows += [("backward naive", naive_backward_kernel, [])]
         rows += [("backward per_plane", per_plane_backward_kernel, [])]
-        rows += [("backward vectorised", vectorised_backward_kernel, ["int64"] * 3)]
         found = [(name, kernel, [image, image, *common, *more]) for name, kernel, more in rows]
         parts = [image, sums, *common, "int64", "int64"]
         found.append(("forward vectorised, in parts", vectorised_block_kernel, parts))
+        numbers = ["int64", "int64", "float32", "int64", "int64", "int64"]
+        found.append(("backward vectorised", vectorised_backward_kernel, [image, image, *numbers]))
         found.append(("finish", finish_kernel, [sums, image, "int64", "int64", "float32"]))
         for name, kernel, types in found:
             yield f"global_avg_pool {name} {dtype}", kernel, types

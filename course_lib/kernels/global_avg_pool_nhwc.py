@@ -28,12 +28,17 @@ from course_lib.runtime.intrinsics import (
 from course_lib.runtime.launch import launch
 
 BLOCK_SIZE = 256
+PADDED_SIZE = BLOCK_SIZE + 1
 CHANNELS = 32  # of a block of the shared rung
 ROWS = BLOCK_SIZE // CHANNELS  # threads that share a channel there
 SECTOR = 8  # channels that a warp of the warp rung covers: one 32-byte sector of float32
 MAX_WIDTH = 8
-MAX_COLUMNS = 64  # of a block of the vectorised rung: columns of 16 bytes
-ENOUGH_BLOCKS = 132 * 4
+COLUMNS = 16  # of a block of the vectorised rung, at most: columns of 16 bytes …
+WIDE_COLUMNS = 24  # … or so many, where narrow blocks would be more than
+MANY_BLOCKS = 132 * 5
+SOME_BLOCKS = 132  # one for each multiprocessor of the largest chip of today
+UNROLL = 4  # vectors in flight per thread
+ENOUGH_BLOCKS = 132 * 6  # what the pixels are cut into parts for
 ZERO = np.float32(0)
 
 
@@ -91,9 +96,10 @@ def vectorised_kernel(x, y, n_pixels, C, scale, n_columns, length):
     # blockIdx: (part of the pixels, tile of `n_columns` columns, image). y is N·parts·C.
     allow_next_kernel()
     wait_for_previous_kernel()
-    shared = cuda.shared.array((BLOCK_SIZE, MAX_WIDTH), np.float32)
+    # Padded by one, so that neither writing nor reading meets a bank twice.
+    shared = cuda.shared.array((MAX_WIDTH, PADDED_SIZE), np.float32)
     width = vector_width(x)
-    values = cuda.local.array(MAX_WIDTH, np.float32)
+    values = cuda.local.array((UNROLL, MAX_WIDTH), np.float32)
     totals = cuda.local.array(MAX_WIDTH, np.float32)
     for k in range(MAX_WIDTH):
         totals[k] = ZERO
@@ -104,13 +110,26 @@ def vectorised_kernel(x, y, n_pixels, C, scale, n_columns, length):
     stop = min((part + 1) * length, n_pixels)
     if row < n_rows and c < C:
         pixel = part * length + row
-        while pixel < stop:
-            load_vector(values, x, (n * n_pixels + pixel) * C + c)
+        start = (n * n_pixels + pixel) * C + c
+        # All loads of a batch come before its additions: memory answers them together.
+        while pixel + (UNROLL - 1) * n_rows < stop:
+            for u in range(UNROLL):
+                load_vector(values[u], x, start + u * n_rows * C)
+            for u in range(UNROLL):
+                for k in range(width):
+                    totals[k] += values[u, k]
+            pixel += UNROLL * n_rows
+            start += UNROLL * n_rows * C
+        for u in range(UNROLL):
             for k in range(width):
-                totals[k] += values[k]
-            pixel += n_rows
+                values[u, k] = ZERO
+            if pixel + u * n_rows < stop:
+                load_vector(values[u], x, start + u * n_rows * C)
+        for u in range(UNROLL):
+            for k in range(width):
+                totals[k] += values[u, k]
     for k in range(width):
-        shared[cuda.threadIdx.x, k] = totals[k]
+        shared[k, cuda.threadIdx.x] = totals[k]
     cuda.syncthreads()
     # One thread for each channel of the tile adds up the rows.
     i = cuda.threadIdx.x
@@ -119,7 +138,7 @@ def vectorised_kernel(x, y, n_pixels, C, scale, n_columns, length):
         if channel < C:
             total = ZERO
             for other in range(n_rows):
-                total += shared[other * n_columns + i // width, i % width]
+                total += shared[i % width, other * n_columns + i // width]
             store(y, (n * cuda.gridDim.x + part) * C + channel, total * scale)
         i += BLOCK_SIZE
 
@@ -188,20 +207,26 @@ def _aligned(array, C):
     return whole and arrays.address_of(array) % VECTOR_BYTES == 0
 
 
-def _plan(array, N, C, n_pixels):
-    """(grid, columns of 16 bytes per block, pixels per part)."""
-    total_columns = C * array.dtype.itemsize // VECTOR_BYTES
-    n_tiles = math.ceil(total_columns / MAX_COLUMNS)
+def plan(total_columns, N, n_pixels, least=8):
+    """(grid, columns of 16 bytes per block, pixels per part).
+
+    Pixels are cut into parts only as long as a thread keeps `least` of them, or many more where
+    there are enough blocks already: partial sums cost a second kernel.
+    """
+    n_tiles = math.ceil(total_columns / COLUMNS)
+    if N * n_tiles > MANY_BLOCKS:
+        n_tiles = math.ceil(total_columns / WIDE_COLUMNS)
     n_columns = math.ceil(total_columns / n_tiles)
-    n_rows = BLOCK_SIZE // n_columns
-    wanted = max(1, ENOUGH_BLOCKS // (N * n_tiles))
-    length = max(math.ceil(n_pixels / wanted), min(n_pixels, n_rows * 4))
+    per_thread = n_pixels // (BLOCK_SIZE // n_columns)
+    keep = least if N * n_tiles < SOME_BLOCKS else 8 * least
+    n_parts = max(1, min(ENOUGH_BLOCKS // (N * n_tiles), per_thread // keep))
+    length = math.ceil(n_pixels / n_parts)
     return (math.ceil(n_pixels / length), n_tiles, N), n_columns, length
 
 
 def _launch_vectorised(x, y, scale, finish_kernel):
     N, C, H, W = x.shape
-    grid, n_columns, length = _plan(x, N, C, H * W)
+    grid, n_columns, length = plan(C * x.dtype.itemsize // VECTOR_BYTES, N, H * W)
     n_parts = grid[0]
     partial, factor = y, scale
     if n_parts > 1:
@@ -213,7 +238,7 @@ def _launch_vectorised(x, y, scale, finish_kernel):
     )  # fmt: skip
     if n_parts > 1:
         launch(
-            finish_kernel, math.ceil(N * C / BLOCK_SIZE), BLOCK_SIZE,
+            finish_kernel, math.ceil(N * C * 32 / BLOCK_SIZE), BLOCK_SIZE,
             partial, y, n_parts, C, scale, flat=True, overlap=True,
         )  # fmt: skip
 
@@ -222,7 +247,7 @@ def backward(dy, dx, scale, variant):
     """Launch `variant` to fill a channels-last `dx`."""
     N, C, H, W = dx.shape
     if variant == "vectorised" and _aligned(dx, C) and _aligned(dy, C):
-        grid, n_columns, length = _plan(dx, N, C, H * W)
+        grid, n_columns, length = plan(C * dx.dtype.itemsize // VECTOR_BYTES, N, H * W, least=2)
         launch(
             vectorised_backward_kernel, grid, BLOCK_SIZE,
             dy, dx, H * W, C, scale, n_columns, length, flat=True, overlap=True,
