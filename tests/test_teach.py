@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from course_lib import cuda
+from course_lib import cuda, simulator
 from course_lib.teach import (
     TODO,
     CheckFailed,
@@ -24,6 +24,7 @@ from course_lib.teach import (
     progress,
     record,
     solution,
+    suspects,
     use,
 )
 from course_lib.teach.deadline import TimeUp, deadline
@@ -415,6 +416,20 @@ def test_wrong_answer_is_refused_and_does_not_tell(answer):
         check("find_the_slow_one", lambda: answer)
     assert right not in str(caught.value)
     assert "solved" not in record.load()["find_the_slow_one"]
+
+
+def test_the_answer_is_what_the_tracer_finds():
+    x = np.arange(8 * 512, dtype=np.float32).reshape(8, 512) % 7
+    found = {}
+    for name in ("first", "second", "third"):
+        y = np.zeros(8, np.float32)
+        with simulator.trace() as trace:
+            getattr(suspects, name)[2, 128](x, y)
+        np.testing.assert_array_equal(y, x.sum(axis=1))
+        (load,) = (site for site in trace.sites if site.op == "load")
+        found[name] = load.sectors_per_request
+    slow, sectors = exercises()["find_the_slow_one"].solution()
+    assert found.pop(slow) == sectors and set(found.values()) == {4}
 
 
 def test_answer_with_a_part_missing():

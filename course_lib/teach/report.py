@@ -115,9 +115,13 @@ def _thread(block: tuple[int, ...], thread: tuple[int, ...]) -> str:
 def _consequence(failure: Failure) -> list[str]:
     """Return what the finding did to the result: nothing, or the first wrong element."""
     also = failure.also
-    if also is None:
-        return [_line("result", "right this time; nothing makes it so, and a GPU's may differ")]
-    return _values(also) if also.problem == "values" else []
+    if also is not None:
+        return _values(also) if also.problem == "values" else []
+    if failure.finding.kind == "deadlock":
+        return []
+    if failure.finding.kind == "out-of-bounds":
+        return [_line("result", "right here; on a GPU that memory may belong to somebody else")]
+    return [_line("result", "right this time; nothing makes it so, and a GPU's may differ")]
 
 
 def _line(label: str, text: str) -> str:
