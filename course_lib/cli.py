@@ -10,7 +10,7 @@ from pathlib import Path
 
 import course_lib
 
-BENCHMARKS = ("activation", "launch", "lesson_01", "lesson_02")
+BENCHMARKS = ("activation", "global_avg_pool", "launch", "lesson_01", "lesson_02")
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS_BEGIN, RESULTS_END = "<!-- results:begin -->", "<!-- results:end -->"
 
