@@ -356,9 +356,13 @@ class Checking(Ordering, Waits, Verdicts, Execution):
         if writers is None or not self.is_atomic(last):
             if last > 0:
                 self.against_writes(thread, number, memory, shadow, place, last, index, "write")
+                shadow.plain[place] = last
             writers = shadow.writers[place] = {}
         elif thread.low <= last < thread.floor and not self.precise:
             writers.clear()  # a barrier since: they are in order with whatever comes
+        plain = shadow.plain.get(place)
+        if plain is not None and plain != last and not self.in_order(thread, plain):
+            self.race(thread, number, memory, plain, place, index, ("write", "write"))
         self.against_reads(thread, number, memory, shadow, place, index)
         key = thread_key(stamp)
         if self.precise or key in writers or is_telling(writers, thread.slot):

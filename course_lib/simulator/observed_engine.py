@@ -122,6 +122,21 @@ class ObservedLaunch(Launch):
         except Exception as error:
             raise annotate(error, thread)  # noqa: B904
 
+    def is_stuck(self, block):
+        while super().is_stuck(block):
+            if not block.live:
+                return False
+            if not block.o.stuck(block):
+                return True
+            block.advance()
+        return False
+
+    def round(self, active):
+        for block in [block for block in active if not block.live]:
+            active.remove(block)  # one that was stuck, and was helped
+        if active:
+            super().round(active)
+
     def release_grid(self, active):
         threads = [thread for block in active for thread in block.at_grid]
         super().release_grid(active)

@@ -91,7 +91,14 @@ class ObservedEmitter(Emitter):
         target = node.targets[0]
         if isinstance(target, ast.Name):
             self.target_name = target.id
-        value = self.visit(node.value)
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple) and (
+                len(target.elts) == len(node.value.elts)):
+            for place, part in enumerate(target.elts):
+                self.target_name = part.id if isinstance(part, ast.Name) else ""
+                node.value.elts[place] = self.visit(node.value.elts[place])
+            value = node.value
+        else:
+            value = self.visit(node.value)
         self.target_name = ""
         if not any(isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store)
                    for goal in node.targets for part in ast.walk(goal)):

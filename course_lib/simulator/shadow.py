@@ -59,12 +59,14 @@ class Shadow:
         granule -> {None or block: known}, what a reader of the atomic there can learn.
     through : dict
         granule -> number of the declaration it was last written through; dynamic memory only.
+    plain : dict
+        granule -> stamp of the last plain write, where atomics came after it.
     views : list
         Weak references to the arrays that hold `written` and `read`.
     """
 
     __slots__ = ("granule", "written", "read", "readers", "writers", "released", "through",
-                 "views")
+                 "plain", "views")
 
     def __init__(self, memory, granule):
         self.views = []
@@ -76,12 +78,17 @@ class Shadow:
         initial = INITIAL if memory.space == "global" else UNINITIALISED
         self.written, self.read = _filled(count, initial), _filled(count, 0)
         self.readers, self.writers, self.released, self.through = {}, {}, {}, {}
+        self.plain = {}
+
+    def dictionaries(self):
+        """Everything that is kept by granule for few of them."""
+        return self.readers, self.writers, self.released, self.through, self.plain
 
     def refine(self, memory, granule):
         """Use a smaller granule; what is known is kept."""
         factor = self.granule // granule
         old = self.written, self.read
-        dictionaries = self.readers, self.writers, self.released, self.through
+        dictionaries = self.dictionaries()
         self.fill(memory, granule)
         count = len(self.written) if isinstance(self.written, list) else 0
         for before, after in zip(old, (self.written, self.read), strict=True):
@@ -90,8 +97,7 @@ class Shadow:
                 for k in range(place * factor, (place + 1) * factor):
                     if not count or k < count:
                         after[k] = stamp
-        for before, after in zip(dictionaries, (self.readers, self.writers, self.released,
-                                                self.through), strict=True):
+        for before, after in zip(dictionaries, self.dictionaries(), strict=True):
             for place, value in before.items():
                 for k in range(place * factor, (place + 1) * factor):
                     after[k] = dict(value) if isinstance(value, dict) else value

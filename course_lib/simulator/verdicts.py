@@ -3,10 +3,11 @@
 import numpy as np
 
 from .findings import Finding, element_text, index_of, name_of
+from .races import RaceSentences, is_relaxed
 from .shadow import BLOCK_AT, THREAD_AT, THREAD_MASK, site_of
 
 
-class Verdicts:
+class Verdicts(RaceSentences):
     """The part of `checking.Checking` that puts findings about memory into words."""
 
     def report(self, key, kind, site, threads, block, message, lines=()):
@@ -42,6 +43,7 @@ class Verdicts:
 
     def race(self, thread, number, memory, stamp, place, index, what):
         """Two accesses that nothing orders; `what` tells read or write, the earlier one first."""
+        self.acting = thread
         then, now = self.sites[site_of(stamp)], self.sites[number]
         if is_relaxed(then) and is_relaxed(now):
             return
@@ -65,7 +67,7 @@ class Verdicts:
         def sentence():
             element = f"{memory.space} `{self.element(number, memory, index)}`"
             if same_block:
-                return self.race_in_block(sides, element, memory)
+                return self.race_in_block(sides, element, stamp)
             return self.race_between(sides, element)
 
         self.report(key, kind, site, (sides[0][2], sides[1][2]),
@@ -76,60 +78,6 @@ class Verdicts:
     def filename(self):
         """The file of the kernel itself."""
         return self.launch.program.root.__code__.co_filename
-
-    def race_in_block(self, sides, element, memory):
-        """The sentence about two threads of one block."""
-        (first, site, one, _), (second, other, two, _) = sides
-        head = f"threads {one} and {two} race on {element}: "
-        if self.is_update(site, other):
-            return (f"{head}line {site.line} reads it, changes it and writes it back in both, so "
-                    f"that one change is lost; use cuda.atomic.add or its kin")
-        if first == second == "write" and site is other:
-            return (f"{head}line {site.line} writes it in both, and the last one wins; let one "
-                    f"thread write it, give each its own element, or use an atomic")
-        if (site.kind == "atomic") != (other.kind == "atomic"):
-            atomic, plain, verb = (site, other, second) if site.kind == "atomic" else (
-                other, site, first)
-            return (f"{head}line {atomic.line} updates it atomically while line {plain.line} "
-                    f"{verb}s it plainly, with no barrier between; put cuda.syncthreads() between "
-                    f"them" + (", or use an atomic there too" if verb == "write" else ""))
-        if site.line == other.line:
-            return (f"{head}line {site.line} {first}s it in one while it {second}s it in the "
-                    f"other, with no barrier between; put cuda.syncthreads() between "
-                    f"{'reading and writing' if first != second else 'the two'}")
-        return (f"{head}line {site.line} {first}s it while line {other.line} {second}s it, with "
-                f"no barrier between; put cuda.syncthreads() between them")
-
-    def race_between(self, sides, element):
-        """The sentence about threads of two blocks."""
-        (first, site, _, one), (second, other, _, two) = sides
-        head = f"blocks {one} and {two} race on {element}: "
-        if self.is_update(site, other):
-            return (f"{head}line {site.line} reads it, changes it and writes it back in both, so "
-                    f"that one change is lost; use cuda.atomic.add or its kin")
-        if first == second == "write" and site is other:
-            return (f"{head}line {site.line} writes it in both, and the last one wins; give each "
-                    f"block its own elements, or use an atomic")
-        lines = (f"line {site.line} {first}s it in one while it {second}s it in the other"
-                 if site.line == other.line else
-                 f"line {site.line} {first}s it while line {other.line} {second}s it")
-        if self.uses_flags:
-            return (f"{head}{lines}, and no fence orders them; put cuda.threadfence() between the "
-                    f"write and the flag or lock that tells of it, and one after seeing that")
-        return (f"{head}{lines}, and blocks run in any order; write into another array, use an "
-                f"atomic, or split the kernel into two launches")
-
-    def is_update(self, site, other):
-        """True if both are parts of one `x[i] += …`."""
-        place = place_of(site)
-        return place == place_of(other) and {"load", "store"} <= {
-            s.kind for s in self.sites if s is not None and place_of(s) == place}
-
-    @property
-    def uses_flags(self):
-        """True if the kernel passes data between blocks by atomics or by loops that wait."""
-        return any(site is not None and (
-            site.kind == "atomic" or site.relaxed) for site in self.sites)
 
     # -- the rest --------------------------------------------------------------------------------
 
@@ -168,7 +116,8 @@ class Verdicts:
             axis, part, size = next(
                 ((k, p, n) for k, (p, n) in enumerate(zip(parts, array.shape, strict=False))
                  if isinstance(p, (int, np.integer)) and not 0 <= p < n), (0, parts[0], 0))
-            verb = {"store": "writes", "load": "reads"}.get(site.kind, "uses")
+            verb = {"store": "writes", "load": "reads", "atomic": "updates"}.get(
+                site.kind, "uses")
             place = element_text(text, index)
             length = f"axis {axis} of `{text}` has" if len(array.shape) > 1 else f"`{text}` has"
             if part < 0:
@@ -221,15 +170,3 @@ class Verdicts:
 
 class Pair(tuple):
     """Two blocks, named already."""
-
-
-def place_of(site):
-    """Where a site stands; the load and the store of one `x[i] += …` stand at one place."""
-    return site.filename, site.line, site.col
-
-
-def is_relaxed(site):
-    """True for atomics, and for accesses made to be raced."""
-    return site.relaxed or site.kind == "atomic"
-
-

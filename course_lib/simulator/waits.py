@@ -1,5 +1,6 @@
 """The sanitizer's view of waiting: barriers that not all reach, shuffles without a partner."""
 
+import ast
 import linecache
 
 from . import errors
@@ -180,10 +181,10 @@ class Waits:
         spinning = [thread for thread in waiting
                     if thread in thread.b.spinning or thread in thread.b.ready]
         thread = (spinning or waiting)[0]
-        place = position(thread)
-        filename, line = place[:2] if place else ("", 0)
+        place = self.place_of(thread)
+        filename, line = place
         same = [other for other in waiting if other.b is thread.b
-                and (position(other) or ("", 0))[:2] == (filename, line)]
+                and self.place_of(other) == place]
         names = self.names(same)
         verb = "go" if plural(names) else "goes"
         block = name_of(thread.b.index, launch.grid_dim)
@@ -197,6 +198,21 @@ class Waits:
         if "grid" in text and not spinning:
             message += ", in every block"
         self.note("deadlock", filename, line, tuple(names[:2]), thread.b.index, message)
+
+    def place_of(self, thread):
+        """(file, line) where a thread waits; of the loop, if it goes round one."""
+        place = position(thread)
+        if place is None:
+            return "", 0
+        filename, line, _ = place
+        if thread not in thread.b.spinning and thread not in thread.b.ready:
+            return filename, line
+        loops = [loop.lineno for unit in self.launch.program.units.values()
+                 if unit.tree is not None and unit.filename == filename
+                 for loop in ast.walk(unit.tree)
+                 if isinstance(loop, (ast.For, ast.While))
+                 and loop.lineno <= line <= loop.end_lineno]
+        return filename, max(loops, default=line)
 
     def note(self, kind, filename, line, threads, block, message):
         """A finding at a line that is no site."""

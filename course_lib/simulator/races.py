@@ -1,0 +1,134 @@
+"""How a race is told: what happened, and what would mend it."""
+
+import ast
+
+from .shadow import THREAD_AT, THREAD_MASK
+
+_LOST = "reads it, changes it and writes it back in both, so that one change is lost; "
+
+
+class RaceSentences:
+    """The part of `verdicts.Verdicts` that finds the words for races.
+
+    A side is (verb, site, thread's name, block's name); if there is a write and a read, the write
+    comes first.
+    """
+
+    def race_in_block(self, sides, element, stamp):
+        """The sentence about two threads of one block."""
+        (first, site, one, _), (second, other, two, _) = sides
+        head = f"threads {one} and {two} race on {element}: "
+        barrier = self.missing_barrier(stamp)
+        if self.is_update(site, other):
+            return f"{head}line {site.line} {_LOST}use cuda.atomic.add or its kin"
+        if first == second == "write" and site is other:
+            return (f"{head}line {site.line} writes it in both, and the last one wins; let one "
+                    f"thread write it, give each its own element, or use an atomic")
+        if (site.kind == "atomic") != (other.kind == "atomic"):
+            atomic, plain, verb = (site, other, second) if site.kind == "atomic" else (
+                other, site, first)
+            return (f"{head}line {atomic.line} updates it atomically while line {plain.line} "
+                    f"{verb}s it plainly, with no barrier between; put {barrier} between "
+                    f"them" + (", or use an atomic there too" if verb == "write" else ""))
+        if site.line == other.line:
+            return (f"{head}line {site.line} {first}s it in one while it {second}s it in the "
+                    f"other, with no barrier between; {self.mend_line(site, barrier)}")
+        loop = self.loop_around(site, other)
+        early, late = sorted((site, other), key=lambda s: s.line)
+        if loop and any(early.line < line < late.line for line in self.barrier_lines(site)):
+            verbs = {site.line: first, other.line: second}
+            return (f"{head}line {late.line} {verbs[late.line]}s it while line {early.line}, in "
+                    f"the next round of the loop, {verbs[early.line]}s it, with no barrier "
+                    f"between; put {barrier} after line {late.line}, before the loop goes round")
+        return (f"{head}line {site.line} {first}s it while line {other.line} {second}s it, with "
+                f"no barrier between; put {barrier} between them")
+
+    def mend_line(self, site, barrier):
+        """What mends a race of a line with itself."""
+        loop = self.loop_around(site, site)
+        if loop and not any(loop[0] <= line <= loop[1] for line in self.barrier_lines(site)):
+            return f"put {barrier} into the loop, after line {site.line}"
+        return (f"read it into a name first, put {barrier} between, then write")
+
+    def race_between(self, sides, element):
+        """The sentence about threads of two blocks."""
+        (first, site, _, one), (second, other, _, two) = sides
+        head = f"blocks {one} and {two} race on {element}: "
+        if self.is_update(site, other):
+            if self.takes_locks:
+                return (f"{head}line {site.line} {_LOST}put cuda.threadfence() after taking the "
+                        f"lock and before giving it up, or use cuda.atomic.add or its kin")
+            return f"{head}line {site.line} {_LOST}use cuda.atomic.add or its kin"
+        if first == second == "write" and site is other:
+            return (f"{head}line {site.line} writes it in both, and the last one wins; give each "
+                    f"block its own elements, or use an atomic")
+        lines = (f"line {site.line} {first}s it in one while it {second}s it in the other"
+                 if site.line == other.line else
+                 f"line {site.line} {first}s it while line {other.line} {second}s it")
+        if self.uses_flags:
+            return (f"{head}{lines}, and no fence orders them; put cuda.threadfence() between the "
+                    f"write and the flag or lock that tells of it, and one after seeing that")
+        return (f"{head}{lines}, and blocks run in any order; write into another array, use an "
+                f"atomic, or split the kernel into two launches")
+
+    # -- what the kernel looks like --------------------------------------------------------------
+
+    def missing_barrier(self, stamp):
+        """The call that is missing: syncwarp within a warp of a kernel that knows it."""
+        one, two = stamp >> THREAD_AT & THREAD_MASK, self.acting.tid
+        if one // 32 == two // 32 and any("syncwarp" in site.text for site in self.known_sites):
+            return "cuda.syncwarp()"
+        return "cuda.syncthreads()"
+
+    @property
+    def known_sites(self):
+        """All sites that the kernel has."""
+        return [site for site in self.sites if site is not None]
+
+    def barrier_lines(self, near):
+        """Lines with a barrier, in the file of `near`."""
+        return [site.line for site in self.known_sites
+                if site.filename == near.filename
+                and (site.kind == "barrier" or "syncwarp" in site.text)]
+
+    def loop_around(self, site, other):
+        """(first, last) line of the innermost loop with both sites in it, or None."""
+        if site.filename != other.filename:
+            return None
+        low, high = sorted((site.line, other.line))
+        loops = [(loop.lineno, loop.end_lineno) for unit in self.launch.program.units.values()
+                 if unit.tree is not None and unit.filename == site.filename
+                 for loop in ast.walk(unit.tree) if isinstance(loop, (ast.For, ast.While))
+                 and loop.lineno <= low and high <= loop.end_lineno]
+        return max(loops, default=None)
+
+    def is_update(self, site, other):
+        """True if both are parts of one `x[i] += …`."""
+        place = _place(site)
+        return place == _place(other) and {"load", "store"} <= {
+            s.kind for s in self.known_sites if _place(s) == place}
+
+    @property
+    def uses_flags(self):
+        """True if the kernel passes data between blocks: by loops that wait, by fences, or by
+        atomics whose answer it uses.
+        """
+        return any(site.relaxed or site.kind == "fence" or site.kind == "atomic"
+                   and not site.source.startswith("cuda.atomic.") for site in self.known_sites)
+
+    @property
+    def takes_locks(self):
+        """True if the kernel exchanges values atomically, as locks do."""
+        return any(site.kind == "atomic" and any(
+            name in site.text for name in (".cas(", ".compare_and_swap(", ".exch("))
+            for site in self.known_sites)
+
+
+def _place(site):
+    """Where a site stands; the load and the store of one `x[i] += …` stand at one place."""
+    return site.filename, site.line, site.col
+
+
+def is_relaxed(site):
+    """True for atomics, and for accesses made to be raced."""
+    return site.relaxed or site.kind == "atomic"
