@@ -8,6 +8,8 @@
 """
 
 from course_lib.teach.checking import check, use
+from course_lib.teach.compiling import prepare_compiler
+from course_lib.teach.display import in_notebook
 from course_lib.teach.exercise import UnknownExercise
 from course_lib.teach.help import hint, progress, solution
 from course_lib.teach.report import CheckFailed
@@ -23,3 +25,6 @@ __all__ = [
     "solution",
     "use",
 ]
+
+if in_notebook():
+    prepare_compiler()  # it is ready when the first exercise is

@@ -190,6 +190,8 @@ CAUSES = {
     "outside": (wrote_outside,),
     # The text of these tells the cause itself.
     "finding": (),
+    "compile": (),
+    "forbidden": (),
     "input": (),
     "raised": (),
     "endless": (),

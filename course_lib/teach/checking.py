@@ -17,6 +17,7 @@ import numpy as np
 
 from course_lib.teach import record
 from course_lib.teach.causes import likely_cause
+from course_lib.teach.compiling import compile_for_gpu, prepare_compiler
 from course_lib.teach.deadline import deadline
 from course_lib.teach.exercise import Exercise, find, python_function
 from course_lib.teach.report import CheckFailed, describe
@@ -36,9 +37,10 @@ _passed: dict[str, object] = {}
 def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
     """Check the learner's kernel or launcher `obj` against the exercise `name`.
 
-    It runs in the simulator on many inputs and in several thread orders and, where there is a
-    GPU, on the GPU afterwards. A pass prints one line and is recorded. An object that still holds
-    `TODO` is reported as not solved yet, without an error (unless `COURSE_LIB_STRICT=1`).
+    It runs in the simulator, under the sanitizer, on many inputs and in several thread orders;
+    then it is compiled for a GPU; and where there is a GPU, it runs there as well. A pass prints
+    one line and is recorded. An object that still holds `TODO` is reported as not solved yet,
+    without an error (unless `COURSE_LIB_STRICT=1`).
 
     `seed` repeats the inputs of an earlier check; each check draws new ones otherwise.
 
@@ -60,6 +62,7 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
         _check_answer(exercise, obj)
         return
     _require_kind(exercise, obj)
+    prepare_compiler()
     if seed is None:
         seed = _new_seed()
     cases = sorted(exercise.cases(np.random.default_rng(seed)), key=lambda case: case.size)
@@ -74,8 +77,12 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
     _passed[name] = obj
     record.update(name, lambda entry: entry.setdefault("solved", record.today()))
     runs = len(cases) * len(ORDERS)
+    compiled = ", compiled for a GPU" if attempt.compiled else ""
     gpu = ", then on the GPU" if Gpu.available() else ""
-    print(f"✓ {name} — {runs} cases: {len(cases)} inputs × {len(ORDERS)} thread orders{gpu}")
+    orders = f"{len(cases)} inputs × {len(ORDERS)} thread orders"
+    print(f"✓ {name} — {runs} cases: {orders}{compiled}{gpu}")
+    for note in attempt.notes:
+        print(f"  note      {note}")
 
 
 def use(name: str, obj: Callable) -> Callable:
@@ -176,4 +183,4 @@ def _require_kind(exercise: Exercise, obj: object) -> None:
 
 
 #: What a check does, in order. What only reads the code goes before what runs it on the GPU.
-STAGES = (run_in_simulator, run_on_gpu)
+STAGES = (run_in_simulator, compile_for_gpu, run_on_gpu)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 
 
@@ -27,3 +28,9 @@ def show_rich(text: str, *, markdown: str | None = None, html: str | None = None
     if html is not None:
         bundle["text/html"] = html
     display(bundle, raw=True)
+
+
+def quote(file: str, line: int) -> str:
+    """Return "line 4, `while i < n:`". In a notebook the line is counted from the cell's top."""
+    text = linecache.getline(file, line).strip()
+    return f"line {line}, `{text}`" if text else f"line {line}"

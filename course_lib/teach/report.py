@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 import traceback
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from course_lib.simulator import SimulatorError
 from course_lib.teach.causes import element
+from course_lib.teach.display import quote
 from course_lib.teach.exercise import python_function
 from course_lib.teach.running import Attempt, Failure, Run
 
@@ -49,6 +49,10 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
         cause, _, cure = finding.message.partition("; ")
         lines = [f"{finding.kind} in {place}", _line("cause", cause)]
         return "\n".join(lines + [_line("mend", cure)] * bool(cure))
+    if failure.problem == "forbidden":
+        finding = failure.finding
+        place = f"line {finding.line}, `{finding.source}`"
+        return f"{finding.kind} in {place}\n{_line('cause', finding.message)}"
     if failure.problem == "values":
         return f"wrong values in {failure.array}{on}"
     if failure.problem == "outside":
@@ -60,7 +64,7 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
         place = f"{element(failure.array, failure.index)} is written by more than one thread"
         who = f"{_thread(*first)}, then {_thread(*second)}"
         return f"{place}, in line {site.line}, `{site.source}`\n{_line('by', who)}"
-    if failure.problem == "returned":
+    if failure.problem in ("returned", "compile"):
         return failure.text
     if isinstance(failure.error, SimulatorError):
         return _simulators_words(attempt, failure.error)
@@ -159,14 +163,8 @@ def _learners_line(attempt: Attempt, error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         # What a launcher launches may be in another cell.
         if frame.filename == own or "ipykernel_" in frame.filename:
-            return f" in {_quote(frame.filename, frame.lineno)}"
+            return f" in {quote(frame.filename, frame.lineno)}"
     return ""
-
-
-def _quote(file: str, line: int) -> str:
-    """Return "line 4, `while i < n:`". In a notebook the line is counted from the cell's top."""
-    text = linecache.getline(file, line).strip()
-    return f"line {line}, `{text}`" if text else f"line {line}"
 
 
 def _simulators_words(attempt: Attempt, error: SimulatorError) -> str:
@@ -177,8 +175,8 @@ def _simulators_words(attempt: Attempt, error: SimulatorError) -> str:
     own = python_function(attempt.obj).__code__.co_filename
     file = getattr(error, "filename", None)
     message = re.sub(
-        re.escape(file or own) + r":(\d+)", lambda m: _quote(file or own, int(m[1])), str(error)
+        re.escape(file or own) + r":(\d+)", lambda m: quote(file or own, int(m[1])), str(error)
     )
     if file:  # which cell, "of the cell" doesn't say
-        message = re.sub(r"line (\d+) of the cell", lambda m: _quote(file, int(m[1])), message)
+        message = re.sub(r"line (\d+) of the cell", lambda m: quote(file, int(m[1])), message)
     return message.replace("; thread ", "\n" + _line("by", "thread "), 1)

@@ -30,6 +30,9 @@ class Attempt:
     obj: Callable
     cases: Sequence[Case]
     seed: int
+    #: What to tell beside a pass, and whether it was compiled for a GPU.
+    notes: list[str] = field(default_factory=list)
+    compiled: bool = False
 
 
 @dataclass
@@ -37,8 +40,9 @@ class Failure:
     """The first thing that went wrong, with what is known about it.
 
     `problem` is one of "finding" (the sanitizer's), "raised", "endless", "outside", "input",
-    "returned", "values" and "twice" (two threads write an element, in vain). A finding goes
-    first: what else is wrong may follow from it, and is then in `also`.
+    "returned", "values", "twice" (two threads write an element, in vain), "compile" (numba cannot)
+    and "forbidden" (the compiler's finding). The sanitizer's goes first: what else is wrong may
+    follow from it, and is then in `also`.
     """
 
     problem: str

@@ -436,6 +436,15 @@ def sigmoid_two_branches(x, y):
             y[i] = e / (ONE + e)
 
 
+@wrong("sigmoid", r"float64-promotion in line \d+, `y\[i\] = 1\.0 / ")
+@cuda.jit
+def sigmoid_in_float64(x, y):
+    i = cuda.grid(1)
+    if i < x.size:
+        e = math.exp(-abs(x[i]))
+        y[i] = 1.0 / (1.0 + e) if x[i] >= 0 else e / (1.0 + e)
+
+
 @wrong("sigmoid", "NaN was computed from finite inputs")
 @cuda.jit
 def sigmoid_overflows(x, y):

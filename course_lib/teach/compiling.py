@@ -1,0 +1,136 @@
+"""The stage of a check that compiles: for a real GPU, and without one.
+
+numba's compiler runs in a process of its own, which also works where kernels are simulated. Where
+numba-cuda is not installed (it cannot be on macOS) the stage says so once and lets everything pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from pathlib import Path
+
+import course_lib
+from course_lib.simulator.lint import LintError, LintUnavailable, lint, prepare
+from course_lib.simulator.observe import Observer, observing_with
+from course_lib.teach.display import quote
+from course_lib.teach.exercise import python_function
+from course_lib.teach.running import Attempt, Failure, Run, Simulator
+
+#: Seconds to wait for the compiler. Only its start takes more than a fraction of one.
+WAIT = 10.0
+
+#: What is worth telling about a kernel that passes. Wide integers seldom matter to a beginner.
+TOLD = ("float64-promotion", "spill")
+
+_told_missing = False
+
+
+def prepare_compiler() -> None:
+    """Start the compiler in the background, where there is one, so that no check has to wait."""
+    with contextlib.suppress(LintUnavailable, OSError):
+        prepare()
+
+
+def compile_for_gpu(attempt: Attempt) -> Failure | None:
+    """Compile every kernel of the attempt, and note in `attempt` how that went.
+
+    Fails where numba cannot compile a kernel, or finds in it what the exercise forbids.
+    """
+    global _told_missing
+    run = Run(attempt.exercise, attempt.cases[0], Simulator("forward", attempt.seed))
+    launches = _Launches()
+    with observing_with(launches):
+        run.execute(attempt.obj)
+    attempt.compiled = True
+    for function, arguments in launches.seen.items():
+        mine = function is python_function(attempt.obj)
+        kernel = attempt.obj if mine else function
+        try:
+            findings = _within(WAIT, kernel, arguments)
+        except LintUnavailable:
+            attempt.compiled = False
+            if not _told_missing:
+                attempt.notes.append("not compiled for a GPU: numba-cuda is not installed here")
+                _told_missing = True
+            return None
+        except LintError as error:
+            return Failure("compile", run, text=_refusal(error, function))
+        if findings is None:
+            attempt.compiled = False
+            attempt.notes.append("not compiled for a GPU this time: the compiler is still starting")
+            return None
+        for finding in findings:
+            if finding.kind in attempt.exercise.forbids and _is_learners(finding, function):
+                return Failure("forbidden", run, finding=finding)
+            if finding.kind in TOLD and _is_learners(finding, function):
+                attempt.notes.append(
+                    f"line {finding.line}, `{finding.source}`: {finding.message}"
+                )
+    return None
+
+
+class _Launches(Observer):
+    """Notes which functions are launched, each with its first arguments."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def on_launch(self, launch):
+        """An observer's hook."""
+        self.seen.setdefault(launch.program.root, launch.args)
+
+
+def _within(seconds: float, kernel, arguments) -> list | None:
+    """Return what `lint` finds, None if it takes longer; what it raises is raised."""
+    outcome = []
+
+    def work():
+        try:
+            outcome.append((lint(kernel, *arguments), None))
+        except Exception as error:
+            outcome.append((None, error))
+
+    # A thread that is left behind ends with the compiler's answer, which nobody reads.
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        return None
+    findings, error = outcome[0]
+    if error is not None:
+        raise error
+    return findings
+
+
+def _is_learners(finding, function) -> bool:
+    """Tell whether a finding is in the kernel's own file, not in the course's building blocks."""
+    if finding.filename == function.__code__.co_filename:
+        return True
+    return Path(course_lib.__file__).parent not in Path(finding.filename).parents
+
+
+def _refusal(error: LintError, function) -> str:
+    """Return what is wrong and in which line, in few words of numba's many."""
+    file = function.__code__.co_filename
+    name = re.escape(Path(file).name)
+    found = re.search(rf"{re.escape(file)} \((\d+)\)|File \"[^\"]*{name}\", line (\d+)", str(error))
+    where = quote(file, int(found[1] or found[2])) if found else "it for a GPU"
+    return f"numba cannot compile {where}\n  cause     {_essence(str(error).strip())}"
+
+
+def _essence(text: str) -> str:
+    """Return the one sentence of numba's message that says what is wrong."""
+    missing = re.search(
+        r"No implementation of function Function\(<\S+ (?:function )?(\S+).*\s*>>> \w+(.*)", text
+    )
+    if missing and missing[1] in ("shared.array", "local.array"):
+        return f"the shape in cuda.{missing[1]} must be known when the kernel is compiled"
+    if missing:
+        types = re.sub(r"Literal\[(\w+)\]\([^)]*\)", r"\1", missing[2])
+        return f"numba has no {missing[1]}{types}, for values of these types"
+    lines = [line for line in text.splitlines() if not line.startswith(("Failed in ", "During: "))]
+    if text.startswith("Traceback"):
+        return [line for line in lines if line.strip()][-1]
+    return lines[0]
