@@ -21,8 +21,8 @@ class Verdicts(RaceSentences):
         if all(known):
             return
         text = message() if callable(message) else message
-        block_name = block if type(block) is tuple and block and type(block[0]) is not int else (
-            name_of(block, self.launch.grid_dim))
+        block_name = tuple(block) if isinstance(block, Pair) else name_of(
+            block, self.launch.grid_dim)
         for report, seen in zip(self.reports, known, strict=True):
             if not seen:
                 report.add(key, Finding(kind, site.line, site.filename, site.source,

@@ -5,6 +5,7 @@ from numba import cuda, float32, int32, uint32
 from .case import floats, ints, planted
 
 N = 32
+WITH_HALO = N + 1
 GLOBAL_ONLY = "racecheck looks at shared memory, and this race is on global memory"
 NO_FENCE = "no tool of compute-sanitizer sees a missing fence"
 
@@ -18,7 +19,7 @@ def block_sums_without_atomics(x, y):
 @planted("race-between-blocks", 4, N, floats(4 * N + 1), reason=GLOBAL_ONLY)
 @cuda.jit
 def stencil_in_place(x):
-    tile = cuda.shared.array(N + 1, float32)
+    tile = cuda.shared.array(WITH_HALO, float32)
     i = cuda.grid(1)
     tid = cuda.threadIdx.x
     tile[tid] = x[i]

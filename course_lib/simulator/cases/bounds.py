@@ -6,6 +6,7 @@ from numba import cuda, float32, int32
 from .case import floats, ints, planted
 
 N = 64
+WITH_HALO = N + 2
 WRAPS = "numba takes a negative index from the array's end, so the access is in bounds"
 NOT_SHARED = "initcheck looks at global memory only"
 
@@ -72,7 +73,7 @@ def histogram_past_the_end(x, y):
 @planted("uninitialised-read", 1, N, floats(N, N), reason=NOT_SHARED)
 @cuda.jit
 def halo_never_filled(x, y):
-    tile = cuda.shared.array(N + 2, float32)
+    tile = cuda.shared.array(WITH_HALO, float32)
     tid = cuda.threadIdx.x
     tile[tid + 1] = x[tid]
     cuda.syncthreads()

@@ -242,7 +242,7 @@ def votes_at_barriers(x, y):
     tid = cuda.threadIdx.x
     flags = cuda.shared.array(N, int32)
     flags[tid] = x[tid] % 3
-    count = cuda.syncthreads_count(x[tid] % 2 == 0)
+    count = cuda.syncthreads_count(x[tid] % 2)
     if tid == 0:
         y[0] = count
         y[1] = flags[N - 1]

@@ -1,0 +1,336 @@
+"""The sanitizer's report, its rules one by one, and what it leaves alone."""
+
+import math
+
+import numpy as np
+import pytest
+
+from course_lib import simulator
+from course_lib.simulator import cuda
+from course_lib.simulator.observe import Observer, observing, observing_with
+
+
+def sanitized(kernel, grid, block, *args, shared=0, **options):
+    with simulator.options(**options), simulator.sanitize() as report:
+        kernel[grid, block, 0, shared](*args)
+    return report
+
+
+def line_of(kernel, text):
+    import inspect
+
+    lines, first = inspect.getsourcelines(kernel.py_func)
+    return next(first + k for k, line in enumerate(lines) if text in line)
+
+
+@cuda.jit
+def racing(x, y):
+    tile = cuda.shared.array(64, np.float32)
+    tid = cuda.threadIdx.x
+    tile[tid] = x[tid]
+    y[tid] = tile[63 - tid]
+
+
+def test_a_finding_says_everything():
+    report = sanitized(racing, 1, 64, np.ones(64, np.float32), np.zeros(64, np.float32))
+    (finding,) = report
+    assert report and len(report) == 1 and report.kinds() == ["race"]
+    assert finding.kind == "race"
+    assert finding.line == line_of(racing, "y[tid]")
+    assert finding.source == "y[tid] = tile[63 - tid]"
+    assert finding.filename == __file__
+    assert finding.block == 0 and finding.kernel == "racing"
+    assert set(finding.threads) == {31, 32}
+    assert finding.count == 64
+    write = line_of(racing, "tile[tid] =")
+    assert finding.lines == (write, write + 1)
+    assert finding.message == (
+        f"threads 32 and 31 race on shared `tile[32]`: line {write} writes it while line "
+        f"{write + 1} reads it, with no barrier between; put cuda.syncthreads() between them")
+    assert str(finding).startswith(f"race, line {finding.line}: threads")
+
+
+def test_nothing_found_is_false():
+    @cuda.jit
+    def kernel(x):
+        x[cuda.grid(1)] += 1
+
+    x = np.zeros(40, np.int32)
+    report = sanitized(kernel, 4, 10, x)
+    assert not report and str(report) == "nothing found"
+    assert (x == 1).all()
+
+
+def test_a_read_outside_gives_nan_and_a_write_is_dropped():
+    @cuda.jit
+    def kernel(x, y):
+        i = cuda.grid(1)
+        y[i] = x[i - 1]
+        y[i + 100] = 7
+        x[i, 0] if i > 99 else 0
+
+    x, y = np.ones(4, np.float32), np.zeros(4, np.float32)
+    report = sanitized(kernel, 1, 4, x, y)
+    assert report.kinds() == ["out-of-bounds"]
+    assert len(report) == 2
+    assert math.isnan(y[0]) and (y[1:] == 1).all()
+    assert report.findings[0].message.startswith("thread 0 of block 0 reads `x[-1]`")
+
+
+def test_atomics_outside_are_dropped_too():
+    @cuda.jit
+    def kernel(x):
+        cuda.atomic.add(x, cuda.threadIdx.x, 1)
+
+    x = np.zeros(3, np.int32)
+    report = sanitized(kernel, 1, 4, x)
+    assert report.kinds() == ["out-of-bounds"]
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_without_the_sanitizer_bounds_and_deadlocks_raise_again():
+    @cuda.jit
+    def outside(x):
+        x[cuda.threadIdx.x] = 1
+
+    @cuda.jit
+    def stuck(x):
+        while cuda.atomic.add(x, 0, 0) == 0:
+            cuda.nanosleep(1)
+
+    x = np.zeros(2, np.int32)
+    with simulator.options(max_steps=5000):
+        assert sanitized(outside, 1, 3, x)
+        with pytest.raises(simulator.OutOfBounds):
+            outside[1, 3](x)
+        x[:] = 0
+        assert sanitized(stuck, 1, 1, x, max_steps=5000).kinds() == ["deadlock"]
+        with pytest.raises(simulator.Deadlock):
+            stuck[1, 1](x)
+
+
+def test_other_errors_still_raise():
+    @cuda.jit
+    def kernel(x):
+        x[0] = undefined_name  # noqa: F821
+
+    with pytest.raises(NameError), simulator.sanitize():
+        kernel[1, 1](np.zeros(1))
+
+
+def test_threads_and_blocks_have_three_indices_where_there_are_more_dimensions():
+    @cuda.jit
+    def kernel(x):
+        x[0] = cuda.threadIdx.y + 10 * cuda.threadIdx.x
+
+    (finding,) = sanitized(kernel, (1, 1, 1), (2, 2), np.full(1, -1))
+    assert finding.threads == ((0, 0, 0), (1, 0, 0))
+    (finding,) = sanitized(kernel, (1, 2), 1, np.full(1, 5)) or [None]
+    assert finding is None  # both blocks write the same value
+
+
+def test_one_report_for_several_launches_and_nested_reports():
+    @cuda.jit
+    def kernel(x):
+        x[0] = cuda.threadIdx.x
+
+    with simulator.sanitize() as outer:
+        kernel[1, 2](np.zeros(1))
+        with simulator.sanitize() as inner:
+            kernel[1, 2](np.zeros(1))
+    assert len(outer) == len(inner) == 1
+    assert outer.findings[0].count == 2 and inner.findings[0].count == 1
+
+
+def test_arguments_that_overlap_are_one_memory():
+    @cuda.jit
+    def shift(x, y):
+        i = cuda.grid(1)
+        y[i] = x[i]
+
+    data = np.arange(9, dtype=np.float32)
+    assert not sanitized(shift, 1, 8, data[:8].copy(), data[1:])
+    report = sanitized(shift, 1, 8, data[:8], data[1:])
+    assert report.kinds() == ["race"]
+
+
+def test_views_and_types_of_other_sizes_are_compared_by_the_byte():
+    @cuda.jit
+    def kernel(words, halves):
+        if cuda.threadIdx.x == 0:
+            words[1] = 1
+        else:
+            halves[2 + cuda.blockDim.y] = 7
+
+    words = np.zeros(4, np.int32)
+    report = sanitized(kernel, 1, 2, words, words.view(np.int16))
+    assert report.kinds() == ["race"]
+
+    @cuda.jit
+    def rows(x):
+        row = x[cuda.threadIdx.x]
+        row[0] = row[1]
+        x[cuda.threadIdx.x, 1:] = 3
+
+    assert not sanitized(rows, 1, 4, np.zeros((4, 3)))
+
+
+def test_small_index_types_do_not_wrap():
+    @cuda.jit
+    def kernel(x, y):
+        y[x[cuda.grid(1)], x[0]] += 1
+
+    x = np.array([200, 201, 202], np.uint8)
+    y = np.zeros((300, 300), np.int16)
+    assert not sanitized(kernel, 1, 3, x, y)
+    assert y.sum() == 3 and y[202, 200] == 1
+
+
+def test_a_missing_barrier_is_a_race_and_not_also_an_uninitialised_read():
+    report = sanitized(racing, 1, 64, np.ones(64, np.float32), np.zeros(64, np.float32))
+    assert report.kinds() == ["race"]
+
+
+def test_one_atomic_does_not_make_the_others_order_it():
+    """Only the writer's last access is atomic: the plain one before it still races."""
+    @cuda.jit
+    def kernel(x):
+        if cuda.threadIdx.x == 0:
+            x[0] = 5
+            cuda.atomic.add(x, 0, 1)
+        else:
+            cuda.atomic.add(x, 0, 1)
+
+    for order in ("forward", "reverse"):
+        assert sanitized(kernel, 1, 2, np.zeros(1, np.int32), order=order).kinds() == ["race"]
+
+
+def test_an_earlier_readers_block_is_not_forgotten():
+    """Block 1 writes what both blocks have read: the first reader counts."""
+    @cuda.jit
+    def kernel(x, y):
+        y[cuda.blockIdx.x] = x[0]
+        if cuda.blockIdx.x == 1:
+            x[0] = 9
+
+    report = sanitized(kernel, 2, 1, np.zeros(1), np.zeros(2))
+    assert report.kinds() == ["race-between-blocks"]
+    assert report.findings[0].block == (1, 0)
+
+
+def test_accesses_in_a_twin_belong_to_the_callers_line():
+    def twin(array, i):
+        values = simulator.read_elements(array, i, 2)
+        simulator.write_elements(array, 0, values)
+
+    intrinsic = object()
+    simulator.register_twin(intrinsic, twin)
+
+    @cuda.jit
+    def kernel(x):
+        intrinsic(x, 2 * cuda.threadIdx.x)
+
+    report = sanitized(kernel, 1, 2, np.arange(4.0))
+    assert report.kinds() == ["race"]
+    assert {finding.line for finding in report} == {line_of(kernel, "intrinsic(x")}
+
+
+def test_a_device_function_is_reported_at_its_own_line():
+    @cuda.jit(device=True)
+    def spread(array, tid):
+        array[0] = tid
+
+    @cuda.jit
+    def kernel(x):
+        spread(x, cuda.threadIdx.x)
+
+    (finding,) = sanitized(kernel, 1, 2, np.full(1, -1))
+    assert finding.line == line_of(spread, "array[0]")
+    assert finding.kernel == "kernel"
+
+
+def test_a_generator_expression_and_chained_stores_are_watched():
+    @cuda.jit
+    def kernel(x, y):
+        i = cuda.threadIdx.x
+        y[i] = z = x[i] + 1
+        x[i], y[i] = y[i], z
+        y[i] += sum([x[k] for k in range(3)])
+
+    report = sanitized(kernel, 1, 3, np.zeros(3), np.zeros(3))
+    assert report.kinds() == ["race"]
+    alone = sanitized(kernel, 1, 1, np.zeros(3), np.zeros(3))
+    assert not alone
+
+
+def test_functions_without_source_run_unwatched(jit):
+    def kernel(x):
+        x[0] = cuda.threadIdx.x
+        cuda.syncthreads()
+
+    report = sanitized(jit(kernel), 1, 2, np.full(1, -1))
+    assert report.kinds() == ([] if jit.path == "greenlets" else ["race"])
+
+
+def test_observers_see_every_event_once():
+    events = []
+
+    class Everything(Observer):
+        wants_branches = True
+
+        def wants_block(self, block):
+            return block.index[0] == 0
+
+        def on_launch(self, launch):
+            events.append(("launch", launch.name))
+
+        def on_load(self, thread, site, memory, offset, size):
+            events.append(("load", site.text, memory.name, offset, size))
+
+        def on_store(self, thread, site, memory, offset, size):
+            events.append(("store", site.text, memory.space, offset, size))
+
+        def on_branch(self, thread, site, taken):
+            events.append(("branch", site.text, taken))
+
+        def on_barrier(self, thread, site):
+            events.append(("barrier", thread.tid))
+
+        def on_exit(self, thread):
+            events.append(("exit", thread.tid))
+
+    @cuda.jit
+    def kernel(x):
+        tile = cuda.shared.array(1, np.int16)
+        if x[1] > 0:
+            tile[0] = x[1]
+        cuda.syncthreads()
+
+    with observing_with(Everything()), simulator.sanitize() as report:
+        assert observing()
+        kernel[2, 1](np.arange(2, dtype=np.int32))
+    assert not observing()
+    assert not report
+    assert events == [
+        ("launch", "kernel"), ("load", "x[1]", "x", 4, 4), ("branch", "x[1] > 0", True),
+        ("load", "x[1]", "x", 4, 4), ("store", "tile[0]", "shared", 0, 2), ("barrier", 0),
+        ("exit", 0)]
+
+
+def test_memory_has_the_addresses_of_a_gpu():
+    memories = {}
+
+    class Addresses(Observer):
+        def on_load(self, thread, site, memory, offset, size):
+            memories[memory.name] = memory
+
+    @cuda.jit
+    def kernel(x, y):
+        return None if x[0] + y[0] else None
+
+    base = np.ones(100, np.float32)
+    with observing_with(Addresses()):
+        kernel[1, 1](base[3:], np.ones(5))
+    assert memories["x"].address % 512 == 12
+    assert memories["y"].address % 512 == 0
+    assert memories["y"].address >= memories["x"].address + memories["x"].nbytes
