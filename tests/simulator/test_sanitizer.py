@@ -215,7 +215,7 @@ def test_an_earlier_readers_block_is_not_forgotten():
 
     report = sanitized(kernel, 2, 1, np.zeros(1), np.zeros(2))
     assert report.kinds() == ["race-between-blocks"]
-    assert report.findings[0].block == (1, 0)
+    assert sorted(report.findings[0].block) == [0, 1]
 
 
 def test_accesses_in_a_twin_belong_to_the_callers_line():
@@ -326,7 +326,7 @@ def test_memory_has_the_addresses_of_a_gpu():
 
     @cuda.jit
     def kernel(x, y):
-        return None if x[0] + y[0] else None
+        x[0] + y[0]
 
     base = np.ones(100, np.float32)
     with observing_with(Addresses()):
