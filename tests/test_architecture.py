@@ -41,7 +41,8 @@ OUTSIDE = {
     "reference": {"numpy"},
     # IPython shows a picture in a notebook; PIL, which Matplotlib brings along, stores it.
     "plot": {"matplotlib", "numpy", "IPython", "PIL"},
-    "simulator": {"numpy", "greenlet", "ml_dtypes", "numba"},
+    # cuda, which numba-cuda brings along, in the process of `lint` alone.
+    "simulator": {"numpy", "greenlet", "ml_dtypes", "numba", "cuda"},
     "course_lib": {"numba"},
     "doctor": {"cuda"},  # which finds the toolkit's libraries
     "cli": {"tqdm"},

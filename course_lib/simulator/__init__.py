@@ -29,6 +29,7 @@ from .errors import Deadlock, LaunchError, OutOfBounds, SimulatorError
 from .facade import cuda
 from .install import install, is_installed, uninstall
 from .kernel import run
+from .lint import LintError, LintUnavailable, lint
 from .observe import observing
 from .options import options
 from .real import run_on_copies
@@ -36,6 +37,7 @@ from .resolve import register_twin
 from .sanitizer import sanitize
 from .trace import trace
 
-__all__ = ["Deadlock", "LaunchError", "OutOfBounds", "SimulatorError", "cuda", "install",
-           "is_installed", "observing", "options", "read_elements", "register_twin", "run",
-           "run_on_copies", "sanitize", "trace", "uninstall", "write_elements"]
+__all__ = ["Deadlock", "LaunchError", "LintError", "LintUnavailable", "OutOfBounds",
+           "SimulatorError", "cuda", "install", "is_installed", "lint", "observing", "options",
+           "read_elements", "register_twin", "run", "run_on_copies", "sanitize", "trace",
+           "uninstall", "write_elements"]

@@ -92,10 +92,14 @@ def _out_of_bounds(error, thread):
     shape = site.shape if site is not None and site.shape else getattr(array, "shape", None)
     if shape is None or not _is_outside(index, shape):
         return None
+    whole = site.text if site else None
+    if site is None and "number" in inner.f_locals:  # under an observer
+        observed = thread.b.launch.sites[inner.f_locals["number"]]
+        whole, text, kind = observed.text, observed.array, observed.kind
     text = text or "the array"
     verb = {"load": "read", "store": "written", "update": "updated", "atomic": "updated"}.get(
         kind, "used")
-    message = (f"{site.text if site else text} is {verb} outside the array: index {_show(index)}, "
+    message = (f"{whole or text} is {verb} outside the array: index {_show(index)}, "
                f"but {text} has shape {shape}; {place(thread)}, {where(filename, lineno)}")
     better = errors.OutOfBounds(message, array=text, index=index, shape=shape, thread=thread.index,
                                 block=thread.b.index, filename=filename, lineno=lineno)

@@ -25,6 +25,9 @@ _CALL = CALL << ACTION_SHIFT
 #: A return is a call with this code in the place of the size.
 RETURN_CODE = 1
 _RETURN = _CALL | RETURN_CODE << ADDRESS_BITS
+#: What the quick ways fail with: an array that is not watched or not yet known, a slice, an index
+#: outside, a NumPy integer too narrow for an event.
+_NOT_PLAIN = AttributeError, TypeError, IndexError, OverflowError, ValueError
 #: Codes of sizes in bytes; other sizes are given codes as they come.
 SIZES = [1, 2, 4, 8, 16, 32]
 
@@ -85,7 +88,7 @@ class Tracing(Untraced):
     def block_end(self, block):
         self.on_block(block, [thread.events for thread in block.threads])
 
-    # -- accesses: the first lines are for indices that are plain and inside --------------------
+    # -- accesses: each tries first what is right for Python integers inside the array -----------
 
     def first(self, array):
         """Code of the size and address of the first element; None for an array not traced."""
@@ -100,33 +103,37 @@ class Tracing(Untraced):
         return first
 
     def load1(self, thread, number, array, i):
-        if i.__class__ is int and array.__class__ is Watched:
-            known = array.one
-            if known is not None and i >= 0:
+        try:
+            first, along = array.one
+            if i >= 0:
                 value = array[i]
-                first, along = known
                 thread.note((number << NUMBER_SHIFT) + first + i * along)
                 return value
+        except _NOT_PLAIN:
+            pass
         return self.load(thread, number, array, i)
 
     def load2(self, thread, number, array, i, j):
-        if i.__class__ is int and j.__class__ is int and array.__class__ is Watched:
-            known = array.two
-            if known is not None and i >= 0 and j >= 0:
+        try:
+            first, down, along = array.two
+            if i >= 0 <= j:
                 value = array[i, j]
-                first, down, along = known
                 thread.note((number << NUMBER_SHIFT) + first + i * down + j * along)
                 return value
+        except _NOT_PLAIN:
+            pass
         return self.load(thread, number, array, (i, j))
 
     def store1(self, thread, number, value, array, i):
-        if i.__class__ is int and array.__class__ is Watched:
-            known = array.one
-            if known is not None and i >= 0:
+        try:
+            first, along = array.one
+            if i >= 0:
+                event = ((number << NUMBER_SHIFT) | _STORE) + first + i * along
                 array[i] = value
-                first, along = known
-                thread.note(((number << NUMBER_SHIFT) | _STORE) + first + i * along)
+                thread.note(event)
                 return
+        except _NOT_PLAIN:
+            pass
         self.store(thread, number, value, array, i)
 
     def load(self, thread, number, array, index):
