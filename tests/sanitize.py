@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("memcheck", "racecheck")
 # Odd, tiny and misaligned on purpose: this is where a guard is missing.
 SIZES = (1, 3, 127, 1000, 4099)
+IMAGES = ((1, 1, 1, 1), (2, 3, 5, 7), (1, 8, 12, 12), (3, 40, 9, 9), (1, 2, 95, 95), (1, 4, 150, 90))
 
 
 def launch_everything():
@@ -21,7 +22,7 @@ def launch_everything():
     import torch
 
     from course_lib import cuda
-    from course_lib.kernels import activation
+    from course_lib.kernels import activation, global_avg_pool
     from course_lib.runtime import intrinsics
     from course_lib.runtime.launch import launch
 
@@ -35,6 +36,17 @@ def launch_everything():
                         y = operation.forward(x, variant=variant)
                         operation.backward(x, y, variant=variant)
                         launches += 2
+
+    for layout in (torch.contiguous_format, torch.channels_last):
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            for shape in IMAGES:
+                x = torch.randn(shape, device="cuda").to(dtype, memory_format=layout)
+                last = layout is torch.channels_last
+                for variant in global_avg_pool.VARIANTS:
+                    y = global_avg_pool.forward(x, variant=variant)
+                for variant in global_avg_pool.BACKWARD_VARIANTS:
+                    global_avg_pool.backward(y, shape[2:], channels_last=last, variant=variant)
+                launches += 7
 
     @cuda.jit
     def block_kernel(x, y):

@@ -145,6 +145,15 @@ def test_the_backward_kernel_in_several_launches(monkeypatch, most):
         check_backward(dy.to(dtype), (9, 11), "contiguous", "vectorised")
 
 
+@pytest.mark.parametrize("shape", [(3, 5, 40, 30), (1, 3, 61, 37), (2, 2, 33, 63)])
+def test_the_backward_kernel_in_batches(monkeypatch, shape):
+    monkeypatch.setattr(pool, "ENOUGH_THREADS", 1)
+    monkeypatch.setattr(pool, "BLOCK_SIZE", 64)
+    for dtype in TOLERANCE:
+        check_backward(torch.randn(shape[:2], device=PLACE).to(dtype), shape[2:], "contiguous",
+                       "vectorised")  # fmt: skip
+
+
 def test_two_runs_agree_bit_for_bit():
     x = image((1, 3, 200, 150), torch.float32, "contiguous")
     assert torch.equal(pool.forward(x), pool.forward(x))

@@ -201,34 +201,42 @@ def per_plane_backward_kernel(dy, dx, n_cols, scale):
 
 
 @cuda.jit
-def vectorised_backward_kernel(dy, dx, plane, n_cols, scale, head, multiplier, shift):
+def vectorised_backward_kernel(dy, dx, plane, n_cols, scale, head, multiplier, shift, batch):
     # Writes the planes from `plane` on, fewer than 2^31 elements; dx[:head] precedes the first
-    # 16-byte boundary, and counting starts at that boundary. A thread writes 16 bytes, which
+    # 16-byte boundary, and counting starts there. A thread writes `batch` times 16 bytes, which
     # belong to one plane or to two.
     allow_next_kernel()
     wait_for_previous_kernel()
     width = vector_width(dx)
     values = cuda.local.array(MAX_WIDTH, np.float32)
-    i = (cuda.grid(1) - 1) * width + head  # thread 0 takes the head
-    first = plane * n_cols + max(i, 0)
-    last = min(plane * n_cols + i + width, dx.shape[0])
-    if first < last:
-        # max(i, 0) // n_cols by a multiplication: Granlund and Montgomery (1994).
-        n = np.uint64(max(i, 0))
-        high = (n * np.uint64(multiplier)) >> np.uint64(32)
-        quotient = np.int64((high + n) >> np.uint64(shift))
-        boundary = (plane + quotient + 1) * n_cols
-        share = load(dy, plane + quotient) * scale
-        following = share
-        if boundary < last:
-            following = load(dy, plane + quotient + 1) * scale
-        for k in range(width):
-            values[k] = share if first + k < boundary else following
-        if last - first == width:
-            store_vector(dx, first, values)
-        else:
-            for j in range(first, last):
-                store(dx, j, share if j < boundary else following)
+    origin, end = plane * n_cols, dx.shape[0]
+    thread = cuda.blockIdx.x * cuda.blockDim.x * batch + cuda.threadIdx.x
+    i = (thread - 1) * width + head  # thread 0 takes the head
+    # max(i, 0) // n_cols by a multiplication: Granlund and Montgomery (1994).
+    n = np.uint64(max(i, 0))
+    high = (n * np.uint64(multiplier)) >> np.uint64(32)
+    quotient = np.int64((high + n) >> np.uint64(shift))
+    plane += quotient
+    boundary = (quotient + 1) * n_cols  # counted from `origin`, as i is
+    for _ in range(batch):
+        first, last = max(i, 0), min(i + width, end - origin)
+        if first < last:
+            share = load(dy, plane) * scale
+            following = share
+            if boundary < last:
+                following = load(dy, plane + 1) * scale
+            for k in range(width):
+                values[k] = share if first + k < boundary else following
+            if last - first == width:
+                store_vector(dx, origin + first, values)
+            else:
+                for j in range(first, last):
+                    store(dx, origin + j, share if j < boundary else following)
+        # With batches, planes are longer than this step: the next vector is one plane on at most.
+        i += cuda.blockDim.x * width
+        if i >= boundary:
+            boundary += n_cols
+            plane += 1
 
 
 VARIANTS = {
@@ -358,10 +366,11 @@ def _launch_vectorised_backward(dy, dx, n_cols, scale):
         n = min(step, n_planes - plane) * n_cols
         offset = arrays.address_of(dx) // dx.dtype.itemsize + plane * n_cols
         head = -offset % width
-        n_blocks = math.ceil((n // width + 2) / BLOCK_SIZE)
+        batch = UNROLL if n_cols > BLOCK_SIZE * width and n > ENOUGH_THREADS * width * 8 else 1
+        n_blocks = math.ceil((n // width + 2) / (BLOCK_SIZE * batch))
         launch(
             vectorised_backward_kernel, n_blocks, BLOCK_SIZE,
-            dy, dx, plane, n_cols, scale, head, multiplier, shift, flat=True, overlap=True,
+            dy, dx, plane, n_cols, scale, head, multiplier, shift, batch, flat=True, overlap=True,
         )  # fmt: skip
 
 
@@ -382,7 +391,7 @@ def specialisations():
         found = [(name, kernel, [image, image, *common, *more]) for name, kernel, more in rows]
         parts = [image, sums, *common, "int64", "int64"]
         found.append(("forward vectorised, in parts", vectorised_block_kernel, parts))
-        numbers = ["int64", "int64", "float32", "int64", "int64", "int64"]
+        numbers = ["int64", "int64", "float32"] + ["int64"] * 4
         found.append(("backward vectorised", vectorised_backward_kernel, [image, image, *numbers]))
         found.append(("finish", finish_kernel, [sums, image, "int64", "int64", "float32"]))
         for name, kernel, types in found:

@@ -33,9 +33,9 @@ CHANNELS = 32  # of a block of the shared rung
 ROWS = BLOCK_SIZE // CHANNELS  # threads that share a channel there
 SECTOR = 8  # channels that a warp of the warp rung covers: one 32-byte sector of float32
 MAX_WIDTH = 8
-COLUMNS = 16  # of a block of the vectorised rung, at most: columns of 16 bytes …
-WIDE_COLUMNS = 24  # … or so many, where narrow blocks would be more than
-MANY_BLOCKS = 132 * 5
+COLUMNS = 16  # of 16 bytes, of a block of the vectorised rung …
+MOST_COLUMNS = 64  # … or more, up to this, so that all blocks run at once:
+WAVE = 132 * 4  # blocks of 256 threads on the largest chip of today
 SOME_BLOCKS = 132  # one for each multiprocessor of the largest chip of today
 UNROLL = 4  # vectors in flight per thread
 ENOUGH_BLOCKS = 132 * 6  # what the pixels are cut into parts for
@@ -214,8 +214,8 @@ def plan(total_columns, N, n_pixels, least=8):
     there are enough blocks already: partial sums cost a second kernel.
     """
     n_tiles = math.ceil(total_columns / COLUMNS)
-    if N * n_tiles > MANY_BLOCKS:
-        n_tiles = math.ceil(total_columns / WIDE_COLUMNS)
+    if N * n_tiles > WAVE:
+        n_tiles = max(WAVE // N, math.ceil(total_columns / MOST_COLUMNS))
     n_columns = math.ceil(total_columns / n_tiles)
     per_thread = n_pixels // (BLOCK_SIZE // n_columns)
     keep = least if N * n_tiles < SOME_BLOCKS else 8 * least
