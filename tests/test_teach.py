@@ -216,6 +216,13 @@ def test_a_kernel_may_not_be_too_slow(monkeypatch):
         check("relu", slow)
 
 
+@pytest.mark.parametrize("limit", [0.002, 0.004, 0.006])
+def test_time_that_is_up_between_two_runs_is_told_as_well(monkeypatch, limit):
+    monkeypatch.setattr(checking, "TIME_LIMIT", limit)
+    with pytest.raises(CheckFailed, match="did not end"):
+        check("global_avg_pool", exercises()["global_avg_pool"].solution)
+
+
 # ---- what is no solution ---------------------------------------------------------------------
 
 
@@ -814,3 +821,10 @@ def test_real_kernels_are_checked_in_the_simulator():
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[0].startswith("✓ relu")
     assert run.stdout.splitlines()[1].startswith("✓ launch")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", KERNELS)
+def test_solution_passes_on_the_gpu(name, capsys):
+    check(name, exercises()[name].solution)
+    assert capsys.readouterr().out.splitlines()[0].endswith(", then on the GPU")
