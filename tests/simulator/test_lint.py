@@ -1,0 +1,268 @@
+"""Lint: float64 promotions, wide integers and spills, told from numba's own types and code."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from course_lib import simulator
+from course_lib.runtime.intrinsics import load_vector, store_vector, warp_sum
+from course_lib.simulator import cuda
+from course_lib.simulator.lint import _process, prepare
+
+pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macOS)")
+
+X = np.ones(64, np.float32)
+INTS = np.ones(64, np.int32)
+HALF = 0.5
+SINGLE_HALF = np.float32(0.5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ready():
+    prepare()
+
+
+def kinds(findings):
+    return [finding.kind for finding in findings]
+
+
+def line_of(function, text):
+    """Where `text` stands in the source of `function`."""
+    import inspect
+
+    lines, first = inspect.getsourcelines(function)
+    return next(first + place for place, line in enumerate(lines) if text in line)
+
+
+def constant(x, y):
+    i = cuda.grid(1)
+    y[i] = x[i] * 2.1 + x[i + 1] / 3.3
+
+
+def global_constant(x, y):
+    i = cuda.grid(1)
+    y[i] = x[i] * HALF + math.exp(x[i] * HALF)
+
+
+def accumulator(x, y):
+    total = 0.0
+    for k in range(x.size):
+        total += x[k]
+    y[0] = total
+
+
+def largest(x, y):
+    top = -math.inf
+    for k in range(x.size):
+        top = max(top, x[k])
+    y[0] = top
+
+
+def with_integer(x, y):
+    i = cuda.grid(1)
+    y[i] = x[i] * i + x[i]
+
+
+def integer_division(x, y):
+    i = cuda.grid(1)
+    y[i] = i / 7 + math.sqrt(i) * i
+
+
+@pytest.mark.parametrize("function, line, words", [
+    (constant, "y[i] =", ["`x[i] * 2.1`", "np.float32(2.1)"]),
+    (global_constant, "y[i] =", ["global HALF = 0.5", "np.float32(0.5)"]),
+    (accumulator, "total += ", ["`total` is float64", "total = np.float32(0)"]),
+    (largest, "top = max", ["`top` is float64", "top = np.float32(-math.inf)"]),
+    (with_integer, "y[i] =", ["`x[i] * i`", "the integer `i`", "np.float32(i)"]),
+    (integer_division, "y[i] =", ["`i / 7`", "operands are integers"]),
+])
+def test_float64_is_told_with_its_line_and_what_mends_it(function, line, words):
+    found = simulator.lint(cuda.jit(function), X, X)
+    assert set(kinds(found)) == {"float64-promotion"}
+    assert {finding.line for finding in found} == {line_of(function, line)}
+    assert line in found[0].source and found[0].filename == __file__
+    text = " ".join(finding.message for finding in found)
+    assert all(word in text for word in words), text
+    assert str(found[0]).startswith(f"line {found[0].line}: float64-promotion: ")
+
+
+def test_a_python_float_as_argument():
+    @cuda.jit
+    def scale(x, y, by):
+        i = cuda.grid(1)
+        y[i] = x[i] * by + x[i]
+
+    assert "argument `by`" in simulator.lint(scale, X, X, 2.5)[0].message
+    assert simulator.lint(scale, X, X, np.float32(2.5)) == []
+
+
+@cuda.jit
+def mended(x, y):
+    i = cuda.grid(1)
+    total = np.float32(0)
+    for k in range(x.size):
+        if x[k] > 0.5:  # a comparison with a constant costs nothing: the compiler narrows it
+            total += x[k] * SINGLE_HALF
+    y[i] = total * np.float32(2) + math.exp(x[i]) + x[i] * np.float32(i)
+
+
+@cuda.jit
+def meant(x, y):
+    total = np.float64(0)
+    for k in range(x.size):
+        total += x[k]
+    y[0] = total
+
+
+@cuda.jit
+def double(x, y):
+    i = cuda.grid(1)
+    y[i] = x[i] * 2.1 + x[i]
+
+
+@pytest.mark.parametrize("kernel, args", [
+    (mended, (X, X)), (meant, (X, X)), (double, (X.astype(float), X.astype(float))),
+    (simulator.cuda.jit(lambda x: None), (X,)),
+])
+def test_clean_kernels_stay_clean(kernel, args):
+    assert simulator.lint(kernel, *args) == []
+
+
+def test_device_functions_closures_and_intrinsics():
+    factor = 0.3
+
+    @cuda.jit(device=True)
+    def scaled(value):
+        return value * factor
+
+    @cuda.jit
+    def apply(x, y):
+        i = 4 * cuda.grid(1)
+        values = cuda.local.array(4, np.float32)
+        load_vector(values, x, i)
+        for k in range(4):
+            values[k] = scaled(values[k]) + scaled(values[k] + values[0])
+        values[0] = warp_sum(values[0])
+        store_vector(y, i, values)
+
+    (found,) = simulator.lint(apply, X, X)
+    assert found.kind == "float64-promotion" and "factor = 0.3" in found.message
+    assert found.source == "return value * factor"
+
+
+def test_vectors_of_16_bits():
+    @cuda.jit
+    def copy(x, y):
+        i = 8 * cuda.grid(1)
+        values = cuda.local.array(8, np.float32)
+        load_vector(values, x, i)
+        store_vector(y, i, values)
+
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        assert simulator.lint(copy, np.zeros(8, dtype), np.zeros(8, dtype)) == []
+
+
+def test_integers_that_numba_widens():
+    @cuda.jit
+    def hashes(x, y, seed):
+        i = cuda.grid(1)
+        y[i] = x[i] * x[i]
+        y[i] = np.uint32(7) + seed
+        y[i] = y[i] + 1
+        y[x[cuda.threadIdx.x + 1]] = np.int64(x[i]) * x[i]
+
+    found = simulator.lint(hashes, INTS, INTS, np.uint32(3))
+    assert kinds(found) == ["integer-width"] * 3
+    assert "`x[i] * x[i]` is int64" in found[0].message and "np.int32(" in found[0].message
+    assert "uint64" in found[1].message
+
+
+def test_spills():
+    def crowded(x, y):
+        i = cuda.grid(1)
+        values = cuda.local.array(64, np.float32)
+        for k in range(64):
+            values[k] = x[i + k]
+        for k in range(64):
+            for m in range(64):
+                values[k] = values[k] * values[m] + x[i + m]
+        for k in range(64):
+            y[i + k] = values[k]
+
+    (found,) = simulator.lint(cuda.jit(max_registers=24)(crowded), X, X)
+    assert found.kind == "spill" and "24 registers" in found.message
+    assert found.line == line_of(crowded, "def crowded")
+
+
+def test_a_kernel_typed_into_a_cell():
+    source = "@cuda.jit\ndef cell(x, y):\n    i = cuda.grid(1)\n    y[i] = x[i] + x[i] * 1.7\n"
+    namespace = {"cuda": cuda, "__name__": "__main__"}
+    exec(compile(source, "<ipython-input-1>", "exec"), namespace)
+    (found,) = simulator.lint(namespace["cell"], X, X)
+    assert (found.line, found.kind) == (4, "float64-promotion")
+
+
+def test_arrays_of_every_layout_and_tuples():
+    @cuda.jit
+    def many(image, pair, n):
+        i = cuda.grid(1)
+        image[i, 0] = pair[0][i] * n + pair[1][i, 1]
+
+    square = np.ones((8, 8), np.float32)
+    for image in (square, square.T, square[::2, 1:]):
+        assert simulator.lint(many, image, (X, square), np.float32(2)) == []
+
+
+def test_numba_says_why_it_cannot_compile():
+    @cuda.jit
+    def undefined(x):
+        x[0] = nowhere  # noqa: F821
+
+    with pytest.raises(simulator.LintError, match="nowhere"):
+        simulator.lint(undefined, X)
+
+
+def test_it_goes_on_after_its_process_was_ended():
+    simulator.lint(mended, X, X)
+    os.kill(_process.running.pid, signal.SIGKILL)
+    _process.running.wait()
+    assert simulator.lint(mended, X, X) == []
+
+
+def test_without_numba_cuda_it_says_so(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(simulator.LintUnavailable, match="not installed"):
+        simulator.lint(mended, X, X)
+
+
+def test_with_the_real_numba_cuda_in_the_same_process():
+    code = """
+import numpy as np
+from course_lib import cuda, simulator
+from course_lib.runtime.intrinsics import load_vector, store_vector
+assert not simulator.is_installed()
+
+@cuda.jit(device=True)
+def twice(value):
+    return value * 2.1
+
+def double(x, y):
+    values = cuda.local.array(4, np.float32)
+    load_vector(values, x, 0)
+    values[0] = twice(values[0]) + values[1]
+    store_vector(y, 0, values)
+
+x = np.ones(8, np.float32)
+for finding in simulator.lint(cuda.jit(double), x, x):
+    print(finding.kind, finding.line)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          timeout=120, env=os.environ | {"COURSE_LIB_SIMULATOR": "0"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split() == ["float64-promotion", "9"]
