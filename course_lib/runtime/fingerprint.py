@@ -7,15 +7,14 @@ it uses, however far down. `fingerprint` walks them all.
 import dis
 import hashlib
 import inspect
+import sys
 import textwrap
 import types
 from pathlib import Path
 
 # Their versions are part of the cache key, so their sources need not be.
 _LIBRARIES = {"numba", "numba_cuda", "llvmlite", "numpy", "math", "builtins", "cuda", "ml_dtypes"}
-# An intrinsic is two things, machine code and a simulator twin: the digest takes both files.
-_INTRINSICS = {"course_lib.runtime.intrinsics", "course_lib.runtime.nvvm"}
-_INTRINSIC_FILES = [Path(__file__).with_name(f"{name}.py") for name in ("intrinsics", "nvvm")]
+_INTRINSICS, _MACHINE_CODE = "course_lib.runtime.intrinsics", "course_lib.runtime.nvvm"
 
 
 def fingerprint(function):
@@ -56,8 +55,11 @@ def _visit(function, parts, visited):
 def _note(name, value, attributes, parts, visited):
     inner = _unwrap(value)
     module = getattr(inner, "__module__", None) or ""
-    if module in _INTRINSICS:
-        parts += [hashlib.sha256(path.read_bytes()).hexdigest() for path in _INTRINSIC_FILES]
+    twin = _twin(inner, module)
+    if twin is not None:
+        # An intrinsic is machine code on a GPU and its twin in the simulator: take both.
+        machine_code = Path(__file__).with_name("nvvm.py").read_bytes()
+        parts += [f"{name} = intrinsic", hashlib.sha256(machine_code).hexdigest(), _text(twin)]
     elif inner is not None and _is_ours(module):
         parts.append(f"{name} = {inner.__qualname__}")
         _visit(inner, parts, visited)
@@ -69,6 +71,13 @@ def _note(name, value, attributes, parts, visited):
         parts.append(f"{name} = {value!r}")
     elif hasattr(value, "dtype") and hasattr(value, "tobytes"):
         parts.append(f"{name} = {hashlib.sha256(value.tobytes()).hexdigest()}")
+
+
+def _twin(function, module):
+    """The simulator twin of an intrinsic, given either of the two; None for other functions."""
+    if module not in (_INTRINSICS, _MACHINE_CODE):
+        return None
+    return sys.modules[_INTRINSICS].TWINS.get(function.__name__.removeprefix("_"))
 
 
 def _is_ours(module):

@@ -82,7 +82,8 @@ def _allow_next_kernel():
     """PTX griddepcontrol.launch_dependents; nothing to do in the simulator."""
 
 
-_TWINS = {
+#: Name of an intrinsic -> what it does in the simulator.
+TWINS = {
     "load": _load,
     "store": _store,
     "vector_width": _vector_width,
@@ -96,15 +97,15 @@ _TWINS = {
 
 if device.use_simulator():
     cuda = simulator.cuda
-    _here = {name: cuda.jit(device=True)(twin) for name, twin in _TWINS.items()}
+    _here = {name: cuda.jit(device=True)(twin) for name, twin in TWINS.items()}
 else:
     from numba import cuda
 
     from course_lib.runtime import nvvm
 
-    _here = {name: getattr(nvvm, name) for name in _TWINS}
+    _here = {name: getattr(nvvm, name) for name in TWINS}
 
-for name, twin in _TWINS.items():
+for name, twin in TWINS.items():
     simulator.register_twin(_here[name], twin)
 
 load, store, vector_width = _here["load"], _here["store"], _here["vector_width"]
