@@ -1,10 +1,13 @@
 """Time this simulator against numba-cuda's own: `python -m course_lib.simulator.benchmark`.
 
 Both run the same source in one process with default settings; ours checks every index, the other
-does not. Results are checked against NumPy. Exit status 1 if a result is wrong or a bar missed.
+does not. Ours is timed under `sanitize()` and under `trace()` too, and must still be four times as
+fast as the other, which watches nothing. Results are checked against NumPy. Exit status 1 if a
+result is wrong, a bar missed, or the sanitizer finds something.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -14,7 +17,10 @@ import time
 
 import numpy as np
 
-from . import install, is_installed, uninstall
+from . import install, is_installed, sanitize, trace, uninstall
+
+#: How many times as fast as numba's simulator ours must be while it is watched.
+WATCHED_BAR = 4
 
 
 def _inputs():
@@ -46,20 +52,23 @@ def _load(name):
     return module
 
 
-def _run(kernel, grid, block, args, expected):
-    """(seconds of one launch, whether its result was right)."""
+def _run(kernel, grid, block, args, expected, watcher=contextlib.nullcontext):
+    """(seconds of one launch, whether its result was right and nothing was found)."""
     out = args[-1]
     out[...] = 0
     start = time.perf_counter()
-    kernel[grid, block](*args)
+    with watcher() as report:
+        kernel[grid, block](*args)
     seconds = time.perf_counter() - start
-    return seconds, np.allclose(out, expected, rtol=1e-4, atol=1e-4)
+    right = np.allclose(out, expected, rtol=1e-4, atol=1e-4)
+    return seconds, right and not (watcher is sanitize and report)
 
 
 def measure(runs=3, ours_per_run=5):
-    """Rows (title, bar, our median seconds, stock median seconds or None, right) per kernel.
+    """Rows (title, bar, medians in seconds, right) per kernel.
 
-    The two take turns, so that a busy machine slows both.
+    The medians are ours, ours under `sanitize`, ours under `trace`, and the stock simulator's (or
+    None). They take turns, so that a busy machine slows all.
 
     Raises
     ------
@@ -77,15 +86,20 @@ def measure(runs=3, ours_per_run=5):
         stock = _load("benchmark_kernels_stock")
         rows = []
         for name, (title, bar, *launch) in _inputs().items():
-            _run(getattr(ours, name), *launch)  # rewrites the kernel
-            mine, theirs = [], []
+            kernel = getattr(ours, name)
+            mine, sanitized, traced, theirs = [], [], [], []
+            for watcher in (contextlib.nullcontext, sanitize, trace):
+                _run(kernel, *launch, watcher)  # rewrites the kernel
             for _ in range(runs):
-                mine += [_run(getattr(ours, name), *launch) for _ in range(ours_per_run)]
+                mine += [_run(kernel, *launch) for _ in range(ours_per_run)]
+                sanitized.append(_run(kernel, *launch, sanitize))
+                traced.append(_run(kernel, *launch, trace))
                 if bar is not None:
                     theirs.append(_run(getattr(stock, name), *launch))
-            right = all(ok for _, ok in mine + theirs)
-            rows.append((title, bar, statistics.median(s for s, _ in mine),
-                         statistics.median(s for s, _ in theirs) if theirs else None, right))
+            samples = mine, sanitized, traced, theirs
+            right = all(ok for sample in samples for _, ok in sample)
+            rows.append((title, bar, [statistics.median(s for s, _ in sample) if sample else None
+                                      for sample in samples], right))
     finally:
         if was_installed and "numba.cuda" not in sys.modules:
             install()
@@ -99,18 +113,21 @@ def main(arguments=None):
                         help="launches of numba's simulator; ours takes five for each (default 3)")
     options = parser.parse_args(arguments)
     rows = measure(options.runs)
-    print(f"{'kernel':44}{'ours':>10}{'stock':>12}{'faster':>10}{'bar':>8}")
+    print(f"{'kernel':42}{'stock':>10}{'ours':>10}{'faster':>8}{'sanitized':>12}{'faster':>8}"
+          f"{'traced':>11}{'faster':>8}")
     missed = False
-    for title, bar, seconds, reference, right in rows:
-        if bar is None:
-            comparison = f"{'cannot':>12}{'-':>10}{'-':>8}"
-        else:
-            ratio = reference / seconds
-            missed = missed or ratio < bar
-            comparison = f"{reference * 1e3:>9.0f} ms{ratio:>9.0f}x{bar:>7}x"
+    for title, bar, (*seconds, reference), right in rows:
+        text = f"{title:42}" + (f"{'cannot':>10}" if bar is None else f"{reference * 1e3:>7.0f} ms")
+        for own, least, width in zip(seconds, (bar, WATCHED_BAR, WATCHED_BAR), (7, 9, 8),
+                                     strict=True):
+            text += f"{own * 1e3:>{width}.1f} ms"
+            text += f"{'-':>8}" if bar is None else f"{reference / own:>7.0f}x"
+            missed = missed or bar is not None and reference / own < least
         missed = missed or not right
-        print(f"{title:44}{seconds * 1e3:>7.2f} ms{comparison}{'' if right else '  WRONG'}")
-    print("medians; the stock simulator has no warp shuffles")
+        print(text + ("" if right else "  WRONG"))
+    bars = ", ".join(f"{bar}x" for _, bar, _, _ in rows if bar is not None)
+    print(f"medians; the bars are {bars}, and {WATCHED_BAR}x sanitized or traced; the stock "
+          f"simulator has no warp shuffles")
     return 1 if missed else 0
 
 

@@ -16,7 +16,7 @@ def real_kernels_simulated():
     """
     module = sys.modules.get("numba.cuda.dispatcher")
     dispatcher = getattr(module, "CUDADispatcher", None)
-    if dispatcher is None:
+    if not hasattr(dispatcher, "__getitem__"):  # numba's own simulator has an empty class there
         yield
         return
     saved = {name: getattr(dispatcher, name) for name in ("__getitem__", "forall")}
@@ -51,57 +51,54 @@ def run_on_copies(kernel, grid, block, args, shared=0):
     """
     from .kernel import run
 
-    copies = []
-    ready = [_on_host(argument, copies) for argument in args]
+    copies = _Copies()
+    ready = [copies.on_host(argument) for argument in args]
     try:
         run(kernel, grid, block, *ready, shared=shared)
     finally:
-        for write_back in copies:
-            write_back()
+        copies.write_back()
 
 
-def _on_host(argument, copies):
-    if isinstance(argument, tuple):
-        parts = [_on_host(part, copies) for part in argument]
-        return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
-    if isinstance(argument, (np.ndarray, np.generic)) or not hasattr(argument, "shape"):
-        return argument
-    if hasattr(argument, "detach"):
-        if argument.device.type == "cpu":
+class _Copies:
+    """Host copies of device arrays, made once for each piece of device memory."""
+
+    def __init__(self):
+        self.made = {}  # what tells device memory apart -> (device object, host object)
+
+    def on_host(self, argument):
+        """The argument as the simulator takes it."""
+        if isinstance(argument, tuple):
+            parts = [self.on_host(part) for part in argument]
+            return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
+        if isinstance(argument, (np.ndarray, np.generic)) or not hasattr(argument, "shape"):
             return argument
-        return _torch_copy(argument.detach(), copies)
-    if hasattr(argument, "copy_to_host"):
-        host = argument.copy_to_host()
-        copies.append(lambda: argument.copy_to_device(host))
-        return host
-    if hasattr(argument, "__cuda_array_interface__"):
-        device = sys.modules["numba.cuda"].as_cuda_array(argument)
-        host = device.copy_to_host()
-        copies.append(lambda: device.copy_to_device(host))
-        return host
-    return argument
+        if hasattr(argument, "detach"):
+            return argument if argument.device.type == "cpu" else self.tensor(argument.detach())
+        if not hasattr(argument, "__cuda_array_interface__"):
+            return argument
+        interface = argument.__cuda_array_interface__
+        key = interface["data"][0], tuple(interface["shape"]), interface.get("strides"), (
+            interface["typestr"])
+        if key not in self.made:
+            device = argument if hasattr(argument, "copy_to_host") else (
+                sys.modules["numba.cuda"].as_cuda_array(argument))
+            self.made[key] = device, device.copy_to_host()
+        return self.made[key][1]
 
+    def tensor(self, tensor):
+        """A CPU tensor of the same layout; tensors over one storage share the copy of it."""
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr()
+        if key not in self.made:
+            self.made[key] = storage, storage.cpu().clone()
+        host = tensor.new_empty(0, device="cpu")
+        return host.set_(self.made[key][1], tensor.storage_offset(), tensor.shape,
+                         tensor.stride())
 
-def _torch_copy(tensor, copies):
-    """A CPU copy with the same layout; tensors over one storage share the copy of it."""
-    storage = tensor.untyped_storage()
-    known = next((copy for key, copy in _storages(copies) if key == storage.data_ptr()), None)
-    if known is None:
-        known = storage.cpu()
-        copies.append(_StorageCopy(storage, known))
-    host = tensor.new_empty(0, device="cpu")
-    host.set_(known, tensor.storage_offset(), tensor.shape, tensor.stride())
-    return host
-
-
-class _StorageCopy:
-    def __init__(self, storage, host):
-        self.storage, self.host = storage, host
-
-    def __call__(self):
-        self.storage.copy_(self.host)
-
-
-def _storages(copies):
-    return [(copy.storage.data_ptr(), copy.host) for copy in copies
-            if isinstance(copy, _StorageCopy)]
+    def write_back(self):
+        """Copy everything back to the device."""
+        for device, host in self.made.values():
+            if isinstance(host, np.ndarray):
+                device.copy_to_device(host)
+            else:
+                device.copy_(host)

@@ -334,3 +334,47 @@ def test_memory_has_the_addresses_of_a_gpu():
     assert memories["x"].address % 512 == 12
     assert memories["y"].address % 512 == 0
     assert memories["y"].address >= memories["x"].address + memories["x"].nbytes
+
+
+class FakeDeviceArray:
+    """What the simulator needs to know of an array on a GPU."""
+
+    def __init__(self, array):
+        self.array, self.shape = array, array.shape
+        self.__cuda_array_interface__ = array.__array_interface__
+
+    def copy_to_host(self):
+        return self.array.copy()
+
+    def copy_to_device(self, host):
+        self.array[...] = host
+
+
+def test_device_arrays_are_copied_there_and_back():
+    @cuda.jit
+    def kernel(x, parts, y):
+        i = cuda.grid(1)
+        y[i] = x[i] + parts[0][i]
+        x[3 - i] = 0
+
+    device, other = FakeDeviceArray(np.arange(4.0)), FakeDeviceArray(np.ones(4))
+    host = np.zeros(4)
+    with simulator.sanitize() as report:
+        simulator.run_on_copies(kernel, 1, 4, (device, (device, 3), host))
+    assert report.kinds() == ["race"]  # the two arguments are one array in the copy as well
+    assert host[:2].tolist() == [0, 2]
+    assert (device.array == 0).all() and (other.array == 1).all()
+
+
+def test_tensors_over_one_storage_share_the_copy():
+    torch = pytest.importorskip("torch")
+    from course_lib.simulator.real import _Copies
+
+    base = torch.arange(12, dtype=torch.bfloat16)
+    copies = _Copies()
+    rows, tail = copies.tensor(base.view(3, 4).t()), copies.tensor(base[8:])
+    assert torch.equal(rows, base.view(3, 4).t()) and rows.stride() == (1, 4)
+    rows[3, 2] = 99
+    assert tail[3] == 99 and base[11] == 11
+    copies.write_back()
+    assert base[11] == 99
