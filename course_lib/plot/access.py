@@ -22,7 +22,7 @@ LANE_COLOURS = LinearSegmentedColormap.from_list("lanes", ["#d6e8f7", "#6ba3d0",
 _COUNTS = {1: "one", 2: "two", 3: "three", 4: "four"}
 
 
-def access_map(trace, site=None, *, steps=8, title="", alt=None):
+def access_map(trace, site=None, *, steps=None, title="", alt=None):
     """Draw which elements of global memory the lanes of a warp touch, request after request.
 
     Each line is one request: what the 32 lanes of a warp ask for at once. Each outlined box is a
@@ -32,7 +32,8 @@ def access_map(trace, site=None, *, steps=8, title="", alt=None):
     Args:
         trace: what `simulator.trace()` gave.
         site: one of `trace.sites`, or its source text; by default up to four, most bytes first.
-        steps: at most so many requests of each site are drawn.
+        steps: at most so many requests of each site are drawn; by default 8, or 4 when there are
+            more than two sites.
         title: heading of the picture.
         alt: alternative text; by default the sectors per request of every site.
 
@@ -40,6 +41,7 @@ def access_map(trace, site=None, *, steps=8, title="", alt=None):
         ValueError: the trace has no such site.
     """
     sites = _chosen(trace, site, "global", lambda s: -s.sectors)
+    steps = steps or (8 if len(sites) <= 2 else 4)
     panels = [_AccessPanel(s, steps) for s in sites]
     alt = alt or "Addresses of a warp. " + " ".join(f"{p.heading}: {p.verdict}." for p in panels)
     heights = [0.3 * len(panel.rows) + 0.95 for panel in panels]

@@ -90,11 +90,12 @@ def _out_of_bounds(error, thread):
         if axis is not None and len(site.elements) > 1:
             index = site.index_value(user.tb_frame, upto=axis)
     shape = site.shape if site is not None and site.shape else getattr(array, "shape", None)
-    if shape is None or not _is_outside(index, shape):
+    if shape is None or not is_outside(index, shape):
         return None
     whole = site.text if site else None
-    if site is None and "number" in inner.f_locals:  # under an observer
-        observed = thread.b.launch.sites[inner.f_locals["number"]]
+    acting = next((frame for frame in tail if "number" in frame.f_locals), None)
+    if site is None and acting is not None:  # under an observer
+        observed = thread.b.launch.sites[acting.f_locals["number"]]
         whole, text, kind = observed.text, observed.array, observed.kind
     text = text or "the array"
     verb = {"load": "read", "store": "written", "update": "updated", "atomic": "updated"}.get(
@@ -107,7 +108,8 @@ def _out_of_bounds(error, thread):
     return better.with_traceback(error.__traceback__)
 
 
-def _is_outside(index, shape):
+def is_outside(index, shape):
+    """True if some part of an index lies outside an array of that shape."""
     parts = index if isinstance(index, tuple) else (index,)
     if len(parts) > len(shape):
         return False

@@ -251,6 +251,25 @@ def test_atomics_updates_tuples_and_slices():
     assert site(t, "wide[i, 0, 1]").sectors == site(t, "wide[i, 0, 0]").sectors == 4
 
 
+def test_indices_of_every_kind_of_integer():
+    @cuda.jit
+    def gather(x, y, places, square):
+        i = cuda.grid(1)
+        y[i] = x[places[i]]
+        square[places[i], np.uint8(0)] = y[np.int64(i)]
+
+    places = np.arange(32, dtype=np.int32)[::-1].copy()
+    t = traced(gather, 2, 16, np.ones(32, np.int8), np.zeros(32, np.float32), places,
+               np.zeros((32, 8), np.float32))
+    assert site(t, "x[places[i]]").sectors == 2
+    assert site(t, "square[places[i], np.uint8(0)]").sectors == 32
+    assert (site(t, "x[places[i]]").addresses[0, :16] - site(t, "x[places[i]]").base).tolist() == (
+        list(range(31, 15, -1)))
+    with pytest.raises(simulator.OutOfBounds, match=r"x\[places\[i\]\] .* index -1"):
+        traced(gather, 2, 16, np.ones(32, np.int8), np.zeros(32, np.float32), places - 1,
+               np.zeros((32, 8), np.float32))
+
+
 def test_local_arrays_are_not_memory():
     @cuda.jit
     def local(y):
