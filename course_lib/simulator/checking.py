@@ -104,8 +104,7 @@ class Checking(Ordering, Waits, Verdicts, Execution):
         if array.__class__ is not Watched:
             return self.load_elsewhere(thread, number, array, index)
         if _is_view(array, index):
-            guards.check_index(array, index)
-            return array[index]
+            return self.load_view(thread, number, array, index)
         places = self.places(thread, number, array, index)
         if places is None:
             return self.garbage(array)
@@ -114,6 +113,18 @@ class Checking(Ordering, Waits, Verdicts, Execution):
         if array.memory.dynamic:
             self.check_aliasing(thread, number, array, places[0], index)
         return array[index]
+
+    def load_view(self, thread, number, array, index):
+        """A part of an array, which is not read yet; garbage if it lies outside."""
+        try:
+            guards.check_index(array, index)
+            return array[index]
+        except IndexError:
+            self.outside(thread, number, array, index)
+        inside = tuple(0 if isinstance(part, (int, np.integer)) else part
+                       for part in (index if type(index) is tuple else (index,)))
+        shape = np.empty(tuple(max(size, 1) for size in array.shape), np.bool_)[inside].shape
+        return guards.poisoned(shape, array.dtype)
 
     def load_elsewhere(self, thread, number, array, index):
         """A constant array, a tuple: nothing to remember."""
@@ -308,8 +319,12 @@ class Checking(Ordering, Waits, Verdicts, Execution):
                     self.race(thread, number, memory, stamp, place, index, ("write", now))
                     break
 
-    def against_reads(self, thread, number, memory, shadow, place, index):
-        """Compare a write with the reads since the last one, and forget them."""
+    def against_reads(self, thread, number, memory, shadow, place, index, forget=True):
+        """Compare a write with the reads since the last plain one.
+
+        They may be forgotten after a plain write, because the next write must come after it. The
+        next atomic need not.
+        """
         seen = shadow.read[place]
         if not seen:
             return
@@ -317,11 +332,12 @@ class Checking(Ordering, Waits, Verdicts, Execution):
             if not self.in_order(thread, seen):
                 self.race(thread, number, memory, seen, place, index, ("read", "write"))
         else:
-            for stamp in shadow.readers.pop(place).values():
+            for stamp in shadow.readers[place].values():
                 if not self.in_order(thread, stamp):
                     self.race(thread, number, memory, stamp, place, index, ("read", "write"))
                     break
-        shadow.read[place] = 0
+        if forget:
+            shadow.read[place] = 0
 
     def note_write(self, thread, number, array, place, index, value):
         """A plain write: against the last write and the reads since."""
@@ -357,13 +373,13 @@ class Checking(Ordering, Waits, Verdicts, Execution):
             if last > 0:
                 self.against_writes(thread, number, memory, shadow, place, last, index, "write")
                 shadow.plain[place] = last
-            writers = shadow.writers[place] = {}
+            writers = shadow.writers[place] = {thread_key(last): last} if last > 0 else {}
         elif thread.low <= last < thread.floor and not self.precise:
             writers.clear()  # a barrier since: they are in order with whatever comes
         plain = shadow.plain.get(place)
         if plain is not None and plain != last and not self.in_order(thread, plain):
             self.race(thread, number, memory, plain, place, index, ("write", "write"))
-        self.against_reads(thread, number, memory, shadow, place, index)
+        self.against_reads(thread, number, memory, shadow, place, index, forget=False)
         key = thread_key(stamp)
         if self.precise or key in writers or is_telling(writers, thread.slot):
             writers[key] = stamp

@@ -35,11 +35,15 @@ class RaceSentences:
                     f"other, with no barrier between; {self.mend_line(site, barrier)}")
         loop = self.loop_around(site, other)
         early, late = sorted((site, other), key=lambda s: s.line)
-        if loop and any(early.line < line < late.line for line in self.barrier_lines(site)):
+        again = early.function == late.function != self.launch.program.entry.name
+        if (loop or again) and any(early.line < line < late.line
+                                   for line in self.barrier_lines(site)):
             verbs = {site.line: first, other.line: second}
-            return (f"{head}line {late.line} {verbs[late.line]}s it while line {early.line}, in "
-                    f"the next round of the loop, {verbs[early.line]}s it, with no barrier "
-                    f"between; put {barrier} after line {late.line}, before the loop goes round")
+            when, before = ("in the next round of the loop", "the loop goes round") if loop else (
+                f"when {site.function} is called again", "the function returns")
+            return (f"{head}line {late.line} {verbs[late.line]}s it while line {early.line}, "
+                    f"{when}, {verbs[early.line]}s it, with no barrier between; put {barrier} "
+                    f"after line {late.line}, before {before}")
         return (f"{head}line {site.line} {first}s it while line {other.line} {second}s it, with "
                 f"no barrier between; put {barrier} between them")
 
@@ -48,7 +52,7 @@ class RaceSentences:
         loop = self.loop_around(site, site)
         if loop and not any(loop[0] <= line <= loop[1] for line in self.barrier_lines(site)):
             return f"put {barrier} into the loop, after line {site.line}"
-        return (f"read it into a name first, put {barrier} between, then write")
+        return f"read it into a name first, put {barrier} between, then write"
 
     def race_between(self, sides, element):
         """The sentence about threads of two blocks."""

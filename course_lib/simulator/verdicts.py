@@ -4,6 +4,7 @@ import numpy as np
 
 from .findings import Finding, element_text, index_of, name_of
 from .races import RaceSentences, is_relaxed
+from .report import is_outside
 from .shadow import BLOCK_AT, THREAD_AT, THREAD_MASK, site_of
 
 
@@ -107,7 +108,9 @@ class Verdicts(RaceSentences):
         self.report((number,), "uninitialised-read", site, (name,), thread.b.index, sentence)
 
     def outside(self, thread, number, array, index):
-        """An index below 0 or past the end."""
+        """An index below 0 or past the end. Raises the present error if it is something else."""
+        if not is_outside(index, array.shape):
+            raise  # noqa: PLE0704 - too many indices, or one that is no integer
         site, name = self.sites[number], self.thread_name(thread.index)
 
         def sentence():

@@ -190,8 +190,8 @@ class Waits:
         block = name_of(thread.b.index, launch.grid_dim)
         if spinning:
             message = (f"{threads_text(names)} of block {block} {verb} round the loop on line "
-                       f"{line} for ever, waiting for what no other thread does; make sure that "
-                       f"whoever it waits for can run and does write it")
+                       f"{line} for ever; let every round come nearer to its end, and if it waits "
+                       f"for another thread, let that one run and write what it waits for")
         else:
             message = (f"{threads_text(names)} of block {block} wait{_s(same)} on line {line} and "
                        f"nobody can let them go on; let all the threads it waits for reach it")

@@ -378,3 +378,75 @@ def test_tensors_over_one_storage_share_the_copy():
     assert tail[3] == 99 and base[11] == 11
     copies.write_back()
     assert base[11] == 99
+
+
+def test_an_index_that_is_wrong_in_another_way_still_raises():
+    @cuda.jit
+    def too_many(x):
+        x[0, 0] = 1
+
+    with pytest.raises(IndexError, match="too many"):
+        sanitized(too_many, 1, 1, np.zeros(3))
+
+
+def test_a_row_outside_is_garbage():
+    @cuda.jit
+    def kernel(x):
+        row = x[cuda.threadIdx.x]
+        row[0] += 1
+
+    x = np.zeros((2, 3))
+    report = sanitized(kernel, 1, 3, x)
+    assert report.kinds() == ["out-of-bounds"]
+    assert x.tolist() == [[1, 0, 0], [1, 0, 0]]
+
+
+def test_a_device_function_called_twice_needs_a_barrier_at_its_end():
+    @cuda.jit(device=True)
+    def pass_on(tile, tid, value):
+        tile[tid] = value
+        cuda.syncthreads()
+        return tile[(tid + 1) % 64]
+
+    @cuda.jit
+    def kernel(x):
+        tile = cuda.shared.array(64, np.float32)
+        tid = cuda.threadIdx.x
+        x[tid] = pass_on(tile, tid, pass_on(tile, tid, x[tid]))
+
+    (finding,) = sanitized(kernel, 1, 64, np.ones(64, np.float32))
+    assert finding.line == line_of(pass_on, "return tile")
+    assert "pass_on is called again" in finding.message
+
+
+def test_a_flag_stored_after_a_fence_and_waited_for_is_no_race():
+    @cuda.jit
+    def fenced(flag, data, out):
+        if cuda.blockIdx.x == 0:
+            data[0] = 42
+            cuda.threadfence()
+            flag[0] = 1
+        else:
+            while flag[0] == 0:
+                pass
+            cuda.threadfence()
+            out[0] = data[0]
+
+    @cuda.jit
+    def unfenced(flag, data, out):
+        if cuda.blockIdx.x == 0:
+            data[0] = 42
+            flag[0] = 1
+        else:
+            while flag[0] == 0:
+                pass
+            out[0] = data[0]
+
+    for order in ("forward", "reverse"):
+        arrays = [np.zeros(1, np.int32) for _ in range(3)]
+        assert not sanitized(fenced, 2, 1, *arrays, order=order)
+        assert arrays[2][0] == 42
+        arrays = [np.zeros(1, np.int32) for _ in range(3)]
+        report = sanitized(unfenced, 2, 1, *arrays, order=order)
+        assert report.kinds() == ["race-between-blocks"]
+        assert all("cuda.threadfence()" in finding.message for finding in report)
