@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from course_lib.teach.fences import poison, same_bits
+from course_lib.teach.influence import influence
 from course_lib.teach.running import Attempt, Failure, Run, Simulator, attempt_case, close
 
 
@@ -21,7 +22,8 @@ def likely_cause(attempt: Attempt, failure: Failure) -> str:
         if sentence:
             return sentence
         if largest is not failure and (sentence := cause(attempt, largest)):
-            return f"{sentence} (seen with {largest.run.got[largest.array].size} elements)"
+            name, x = next(iter(largest.run.case.inputs.items()))
+            return f"{sentence} (seen with {name} of shape {np.shape(x)})"
     return ""
 
 
@@ -45,7 +47,8 @@ def never_written(attempt: Attempt, failure: Failure) -> str | None:
     if unwritten is None:
         return None
     threads, size = failure.run.case.threads, unwritten.size
-    where = _span(failure.array, unwritten)
+    where, several = _span(failure.array, unwritten)
+    where += " were" if several else " was"
     if threads < size:
         return (
             f"{where} never written: the launch has {threads} threads for {size} elements, "
@@ -157,6 +160,29 @@ def at_negative(attempt: Attempt, failure: Failure) -> str | None:
     return None
 
 
+def left_out(attempt: Attempt, failure: Failure) -> str | None:
+    """Inputs without a part in the result, or with too large a part, where the result is linear."""
+    for name, x in failure.run.case.inputs.items():
+        shares = influence(attempt, failure, name)
+        if shares is None:
+            continue
+        if (nothing := shares == 0).any():
+            where, several = _span(name, nothing)
+            verb = "have" if several else "has"
+            return f"{where} {verb} no part in the result: another number there changes nothing"
+        known = shares[np.isfinite(shares)]
+        factor = np.median(known) if known.size else 1.0
+        if known.size and abs(factor - 1) > 0.01 and np.allclose(known, factor, rtol=0.01):
+            return f"each element of {name} counts {factor:.3g} times as much as it should"
+        twice = shares > 1.5
+        if x.shape == failure.wrong.shape and x.dtype.kind == "f":
+            continue  # where one makes one, a large share is a wrong formula, and no count
+        if twice.any() and np.allclose(known, np.round(known), atol=0.01):
+            place = tuple(np.argwhere(twice)[0])
+            return f"{element(name, place)} counts {shares[place]:.0f} times"
+    return None
+
+
 def wrote_outside(attempt: Attempt, failure: Failure) -> str | None:
     """A fence was hit: the index tells on which side."""
     array = failure.run.arrays[failure.array]
@@ -186,6 +212,7 @@ CAUSES = {
         one_factor,
         at_zero,
         at_negative,
+        left_out,
     ),
     "outside": (wrote_outside,),
     # The text of these tells the cause itself.
@@ -205,16 +232,18 @@ def element(name: str, index: tuple[int, ...]) -> str:
     return f"{name}[{', '.join(map(str, map(int, index)))}]" if len(index) else name
 
 
-def _span(name: str, mask: np.ndarray) -> str:
-    """Return which elements are true, and the verb: "y[96] to y[99] were", "y[3] was"."""
+def _span(name: str, mask: np.ndarray) -> tuple[str, bool]:
+    """Return which elements are true, "y[96] to y[99]" or "y[3]", and whether they are several."""
     where = np.argwhere(mask)
     first, last = element(name, where[0]), element(name, where[-1])
     if len(where) == 1:
-        return f"{first} was"
+        return first, False
+    if len(where) == 2:
+        return f"{first} and {last}", True
     flat = np.flatnonzero(mask)
     if flat[-1] - flat[0] + 1 == flat.size:
-        return f"{first} to {last} were"
-    return f"{len(where)} elements from {first} to {last} were"
+        return f"{first} to {last}", True
+    return f"{len(where)} elements from {first} to {last}", True
 
 
 def _with_other_poison(attempt: Attempt, failure: Failure) -> Run | None:

@@ -1,0 +1,78 @@
+"""Which inputs have a part in a wrong result, and how large a part: found by changing them.
+
+Each element of an input is changed in turn, and the change of the output compared with what it
+should be. That says something where the right result is linear in the input, as sums are, and of
+histograms, whose inputs are integers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from course_lib.teach.exercise import Case
+from course_lib.teach.running import Attempt, Failure, Run, Simulator
+
+#: More elements than this would take too long: each is a launch.
+MOST = 256
+
+
+def influence(attempt: Attempt, failure: Failure, name: str) -> np.ndarray | None:
+    """Return how much each element of the input `name` counts, relative to how much it should.
+
+    0 where a change changes nothing, 1 where all is well, 2 where an element counts twice; NaN
+    where the reference doesn't depend on it. None if it can't be told.
+    """
+    run, x = failure.run, np.asarray(failure.run.case.inputs[name])
+    if not isinstance(run.engine, Simulator) or not 0 < x.size <= MOST:
+        return None
+    before = {key: np.asarray(run.got[key], np.float64) for key in run.expected}
+    if not all(np.isfinite(each).all() for each in before.values()) or not _linear(run, name):
+        return None
+    shares = np.full(x.shape, np.nan)
+    for place in np.ndindex(x.shape):
+        changed = x.copy()
+        if x.dtype.kind == "f":
+            changed[place] += np.float32(1) + abs(x).max()
+        else:
+            changed[place] ^= x.dtype.type(1)
+        case = _changed(run, name, changed)
+        again = Run(run.exercise, case, Simulator(run.engine.order, attempt.seed))
+        again.execute(attempt.obj)
+        shares[place] = _share(run, before, again)
+    return shares
+
+
+def _linear(run: Run, name: str) -> bool:
+    """Tell whether the reference goes as far up as down when the input does; True for integers."""
+    x = run.case.inputs[name]
+    if x.dtype.kind in "iu":
+        return True
+    if x.dtype.kind != "f":
+        return False
+    step = 1 + np.abs(x).max()
+    up, down = (
+        run.exercise.expected(_changed(run, name, x + sign * step)) for sign in (1, -1)
+    )
+    # Twice the middle, up to the rounding of the steps themselves.
+    return all(
+        np.allclose(up[key] + down[key], 2 * expected, rtol=1e-4, atol=1e-4 * float(step))
+        for key, expected in run.expected.items()
+    )
+
+
+def _changed(run: Run, name: str, values: np.ndarray) -> Case:
+    return dataclasses.replace(run.case, inputs={**run.case.inputs, name: values})
+
+
+def _share(run: Run, before: dict[str, np.ndarray], again: Run) -> float:
+    """Return the change of the result over the change of the reference, where that is largest."""
+    for name, expected in run.expected.items():
+        wanted = again.expected[name] - expected
+        at = np.unravel_index(np.argmax(np.abs(wanted)), wanted.shape)
+        if abs(wanted[at]) > 1e-4:  # less could be lost in rounding
+            moved = np.asarray(again.got[name], np.float64) - before[name]
+            # A change somewhere else is no part of this element, and still not nothing.
+            return float(moved[at] / wanted[at]) if moved[at] or not moved.any() else np.nan
+    return np.nan
