@@ -6,7 +6,7 @@ _COLUMNS = {
     "shape": "---",
     "variant": "---",
     "GB/s": "--:",
-    "% of a copy": "--:",
+    "% of the limit": "--:",
     "fastest peer": "---",
     "time ÷ peer's": "--:",
     "… over all shapes": "--:",

@@ -8,6 +8,7 @@ from course_lib import bench, benchmarks
 from course_lib.benchmarks import launch as launch_benchmark
 from course_lib.benchmarks import lesson_01, lesson_02, tracer_patterns
 from course_lib.kernels import activation
+from course_lib.kernels import global_avg_pool as pool
 from course_lib.runtime.fingerprint import fingerprint
 from course_lib.teach import suspects
 
@@ -82,6 +83,12 @@ def recorded_kernels():
     for name, operation in activation.OPERATIONS.items():
         today[f"{name}.forward"] = fingerprint(operation.VARIANTS[activation.DEFAULT])
         today[f"{name}.backward"] = fingerprint(operation.BACKWARD_VARIANTS[activation.DEFAULT])
+    today["global_avg_pool.forward"] = fingerprint(pool.vectorised_block_kernel)
+    today["global_avg_pool.backward"] = fingerprint(pool.vectorised_backward_kernel)
+    today["global_avg_pool.forward.channels-last"] = fingerprint(pool.nhwc.vectorised_kernel)
+    today["global_avg_pool.backward.channels-last"] = fingerprint(
+        pool.nhwc.vectorised_backward_kernel
+    )
     for path in sorted(bench.RESULTS_FOLDER.glob("*.json")):
         for found in json.loads(path.read_text())["records"]:
             yield found, today[found["name"]]
@@ -108,15 +115,21 @@ def test_records_say_how_they_were_made():
         assert {"torch", "numba", "numba-cuda", "python"} <= found["versions"].keys()
 
 
-def test_recorded_activations_keep_what_the_readme_says():
+def test_recorded_operations_keep_what_the_course_promises():
+    checked = 0
     for found, _ in recorded_kernels():
-        if found["name"].split(".")[0] not in activation.OPERATIONS:
+        operation = found["name"].split(".")[0]
+        if operation not in (*activation.OPERATIONS, "global_avg_pool"):
             continue
+        checked += 1
         rows = {row["label"]: row for row in found["rows"]}
-        ours, eager = rows[activation.DEFAULT], rows["PyTorch eager"]
+        ours, eager = rows["vectorised"], rows["PyTorch eager"]
         assert ours["microseconds"] <= 1.03 * eager["microseconds"], found["name"]
-        if found["bytes"] >= 8 * 62_914_560:
-            assert ours["percent_of_copy"] >= 92, found["name"]
+        # Past four times the L2 cache, what counts is the memory's bandwidth.
+        if found["bytes"] >= 4 * 62_914_560:
+            least = 90 if found["name"].startswith("global_avg_pool.backward") else 92
+            assert ours["percent_of_copy"] >= least, found["name"]
+    assert checked > 300
 
 
 def test_the_table_and_the_plots(tmp_path):
