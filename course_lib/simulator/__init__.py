@@ -6,12 +6,14 @@
 
 Kernels are rebuilt, never changed: a copy of each function runs, in which barriers and warp
 operations hand over to the next thread, and each index is checked. See `run`, `options`,
-`install` and `register_twin`; the errors are `SimulatorError` and its children.
+`install` and `register_twin`; the errors are `SimulatorError` and its children. `sanitize()` says
+what is wrong with the kernels launched inside it, `trace()` what their warps asked of memory.
 
 Where it differs from a GPU:
 
 - Threads take turns, and switch only where they wait. A race shows in the result only under
-  another `order`; memory is sequentially consistent, so a missing fence shows nowhere.
+  another `order`; memory is sequentially consistent, so a missing fence shows nowhere. `sanitize`
+  finds both all the same.
 - A negative index raises OutOfBounds. On a GPU numba takes a signed one from the array's end.
 - Arithmetic has NumPy's types. numba widens `int32 + 1` to 64 bits and makes `acc = 0.0` and a
   Python float argument float64; here integers of NumPy wrap, and Python numbers adapt to the other

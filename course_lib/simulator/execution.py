@@ -238,7 +238,7 @@ class Reporting(Execution):
                 hook(thread, site, array.memory, offset, size)
 
     def load(self, thread, number, array, index):
-        if not _is_view(array, index):
+        if not is_view(array, index):
             self.touch(self.on_load, thread, number, array, index)
         return self.inner.load(thread, number, array, index)
 
@@ -252,7 +252,7 @@ class Reporting(Execution):
         return self.inner.atomic(thread, number, operation, array, *args)
 
     def relaxed_load(self, thread, number, array, index):
-        if not _is_view(array, index):
+        if not is_view(array, index):
             self.touch(self.on_load, thread, number, array, index)
         return self.inner.relaxed_load(thread, number, array, index)
 
@@ -365,7 +365,7 @@ class Reporting(Execution):
         return self.inner.absorbs(error)
 
 
-def _is_view(array, index):
+def is_view(array, index):
     """True if `array[index]` is no element but another array."""
     if not isinstance(array, np.ndarray):
         return False

@@ -39,7 +39,7 @@ class Ordering:
 
     def start_clocks(self):
         """Before the first block."""
-        self.blocks_seen = [None]  # by the number in a stamp: the Block
+        self.blocks_seen = [None]  # by the number in a stamp: the block's index
         self.first_after_grid = 0
         self.precise = any(site is not None and site.kind in ("warp", "fence", "grid")
                            for site in self.launch.sites) or self.launch.program.greenlets
@@ -47,7 +47,7 @@ class Ordering:
     def number_block(self, block):
         """Give a block, or a block after a grid barrier, its number in stamps."""
         number = len(self.blocks_seen)
-        self.blocks_seen.append(block)
+        self.blocks_seen.append(block.index)
         low = number << BLOCK_AT
         floor = low | ONE_EPOCH
         many = NEVER if self.precise else floor | SEVERAL

@@ -58,7 +58,7 @@ class Verdicts(RaceSentences):
                 unread.pop(reader, None)  # it was written, only too late
         other = index_of(stamp >> THREAD_AT & THREAD_MASK, self.launch.block_dim)
         threads = self.thread_name(other), self.thread_name(thread.index)
-        other_block = self.blocks_seen[stamp >> BLOCK_AT].index
+        other_block = self.blocks_seen[stamp >> BLOCK_AT]
         blocks = tuple(name_of(b, self.launch.grid_dim)
                        for b in (other_block, thread.b.index))
         sides = [(what[0], then, threads[0], blocks[0]), (what[1], now, threads[1], blocks[1])]
