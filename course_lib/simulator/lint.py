@@ -25,10 +25,10 @@ from pathlib import Path
 
 import numpy as np
 
-from . import resolve
+from . import facade, resolve
 from .errors import SimulatorError
-from .kernel import as_kernel
-from .primitives import Index, LaneId, Namespace, Primitive
+from .kernel import Kernel, as_kernel
+from .primitives import LaneId
 
 #: What the compiling process sees: modules that choose between the simulator and the real
 #: numba.cuda are to choose the latter.
@@ -37,6 +37,8 @@ _WORKER = Path(__file__).with_name("lint_worker.py")
 # By its path: on the module search path, its folder would hide modules of Python's.
 _START = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 _OPTIONS = ("fastmath", "max_registers")
+#: Modules below numba.cuda whose functions a kernel may import by name.
+_MODULES = ("random", "libdevice", "cg", "fp16", "bf16")
 
 
 class LintError(SimulatorError):
@@ -78,7 +80,8 @@ def lint(kernel, *args):
                         times slower. float64 that comes from a float64 array is meant, and not told
     integer-width       integers of 32 bits or fewer from arrays, arguments or conversions that
                         numba widens to 64 bits where NumPy wraps; for your information
-    spill               values that did not fit in registers
+    spill               values that did not fit in registers (not looked for in kernels that link
+                        further code, as some functions of float16 do)
 
     Parameters
     ----------
@@ -150,15 +153,13 @@ class _Shipment:
             return "module", value.__name__
         if place := _intrinsic_place(value):
             return "attribute", *place
-        if isinstance(value, (Primitive, Index, LaneId, Namespace)):
-            return "attribute", "numba.cuda", _facade_name(value)
+        if place := _numba_place(value):
+            return "attribute", *place
         function = getattr(value, "py_func", None)
         if isinstance(function, types.FunctionType):
             return "function", self.function(function, value, "device")
         if isinstance(value, types.FunctionType) and not resolve.is_foreign(value):
             return "function", self.function(value, value, None)
-        if type(value).__module__.startswith(__package__):
-            return "attribute", "numba.cuda", _facade_name(value)
         try:
             return "pickle", pickle.dumps(value)
         except Exception as error:
@@ -190,17 +191,23 @@ def _intrinsic_place(value):
     return None
 
 
-def _facade_name(value):
-    """The dotted name that `numba.cuda` has for one of the simulator's own objects."""
-    from .facade import cuda
-
-    for name, found in vars(cuda).items():
-        if found is value:
-            return name
+def _numba_place(value):
+    """(module, name) of what stands for a part of numba.cuda, or is one; None for other values."""
+    function = getattr(value, "py_func", value)
+    module, name = getattr(function, "__module__", None) or "", getattr(function, "__name__", "")
+    if module.startswith("numba.") and hasattr(sys.modules.get(module), name):
+        return module, name
+    ours = module if isinstance(value, (Kernel, types.FunctionType)) else type(value).__module__
+    if not ours.startswith(__package__):
+        return None
+    for name in ("numba.cuda", *(f"numba.cuda.{part}" for part in _MODULES)):
+        for attribute, found in vars(facade.submodule(name)).items():
+            if found is value:
+                return name, attribute
     if isinstance(value, LaneId):
-        return "laneid"
+        return "numba.cuda", "laneid"
     name = getattr(value, "name", None) or getattr(value, "__name__", "")
-    return name.removeprefix("cuda.")
+    return "numba.cuda", name.removeprefix("cuda.")
 
 
 def _argument(value):

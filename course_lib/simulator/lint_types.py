@@ -10,19 +10,22 @@ _SYMBOLS = {
     operator.ne: "!=",
 }
 _WIDENING = {"+", "-", "*", "<<", "**"}
+_CARRIES_UPWARDS = {"+", "-", "*", "&", "|", "^"}
 
 
 class Typed:
     """One typed function: its assignments, and what they mean in words."""
 
-    def __init__(self, annotation):
+    def __init__(self, annotation, is_kernel=True):
         from numba.cuda import types
         from numba.cuda.core import ir
 
-        self.ir, self.types = ir, types
+        self.ir, self.types, self.is_kernel = ir, types, is_kernel
         self.typemap, self.calltypes = annotation.typemap, annotation.calltypes
         self.assignments = [statement for block in annotation.blocks.values()
                             for statement in block.body if isinstance(statement, ir.Assign)]
+        self.statements = [statement for block in annotation.blocks.values()
+                           for statement in block.body]
         self.definitions = {}
         for statement in self.assignments:
             self.definitions.setdefault(statement.target.name, []).append(statement.value)
@@ -41,7 +44,7 @@ class Typed:
             return self.roots(node.value, seen)
         return [node]
 
-    def number(self, root):
+    def number(self, root, seen=()):
         """The Python float that the source gives as a literal or as math.inf and the like."""
         ir = self.ir
         if isinstance(root, ir.Const) and isinstance(root.value, float):
@@ -50,8 +53,8 @@ class Typed:
             module = self.typemap[root.value.name]
             found = getattr(getattr(module, "pymod", None), root.attr, None)
             return found if isinstance(found, float) else None
-        if isinstance(root, ir.Expr) and root.op == "unary":
-            inner = [self.number(inside) for inside in self.roots(root.value)]
+        if isinstance(root, ir.Expr) and root.op == "unary" and root not in seen:
+            inner = [self.number(inside, (*seen, root)) for inside in self.roots(root.value)]
             return inner[0] if len(inner) == 1 else None
         return None
 
@@ -199,7 +202,8 @@ class Typed:
                       if kind.bitwidth < 64 and self.is_numpy(operand)]
             others = [operand for operand, kind in zip(operands, kinds, strict=True)
                       if kind.bitwidth >= 64 and self.is_numpy(operand)]
-            if narrow and not others and result.bitwidth == 64:
+            if narrow and not others and result.bitwidth == 64 and not self.is_cut(
+                    statement.target.name, narrow[0].bitwidth):
                 text = self.text(expression)
                 yield statement.loc.line, (
                     f"`{text}` is {result} on a GPU: numba widens {narrow[0]} before it computes. "
@@ -210,7 +214,7 @@ class Typed:
         """True for a number that NumPy gives a width: an element, a conversion, an argument."""
         ir = self.ir
         for root in self.roots(operand):
-            if isinstance(root, ir.Arg):
+            if isinstance(root, ir.Arg) and self.is_kernel:
                 return True
             if isinstance(root, ir.Expr):
                 if root.op in ("getitem", "static_getitem", "typed_getitem"):
@@ -219,6 +223,53 @@ class Typed:
                                                     self.types.NumberClass):
                     return True
         return False
+
+    def is_cut(self, name, width, seen=()):
+        """True if every use of an integer keeps its lowest `width` bits alone.
+
+        Then 64 bits give what `width` bits give: sums, products and left shifts carry upwards only.
+        """
+        ir, types = self.ir, self.types
+        if name in seen:
+            return True
+        seen = (*seen, name)
+        for statement in self.statements:
+            if isinstance(statement, (ir.SetItem, ir.StaticSetItem)) and statement.value.name == (
+                    name):
+                element = getattr(self.typemap[statement.target.name], "dtype", None)
+                if not isinstance(element, types.Integer) or element.bitwidth > width:
+                    return False
+            elif isinstance(statement, ir.Assign):
+                value = statement.value
+                if isinstance(value, ir.Var) and value.name == name:
+                    carries = True
+                elif not isinstance(value, ir.Expr) or name not in {
+                        variable.name for variable in value.list_vars()}:
+                    continue
+                elif value.op in ("binop", "inplace_binop"):
+                    carries = self.symbol(value) in _CARRIES_UPWARDS
+                elif value.op == "call":
+                    cast = self.typemap[value.func.name]
+                    carries = isinstance(cast, types.NumberClass) and isinstance(
+                        cast.dtype, types.Integer) and cast.dtype.bitwidth <= width
+                    if carries:
+                        continue
+                else:
+                    carries = value.op in ("phi", "cast") and not self.is_returned(statement)
+                if not carries or not self.is_cut(statement.target.name, width, seen):
+                    return False
+            elif not isinstance(statement, ir.Del) and name in {
+                    variable.name for variable in statement.list_vars()} and not (
+                    isinstance(statement, (ir.SetItem, ir.StaticSetItem))):
+                return False
+            elif isinstance(statement, ir.SetItem) and statement.index.name == name:
+                return False
+        return True
+
+    def is_returned(self, statement):
+        """True if a `return` hands on what the statement assigns."""
+        return any(isinstance(other, self.ir.Return) and other.value.name == statement.target.name
+                   for other in self.statements)
 
 
 def _plain(value, text):

@@ -96,9 +96,10 @@ def argument_type(spec):
 
 def compile_kernel(kernel, argument_types, options):
     """(typed function, PTX, what the assembler said) of a kernel, without a GPU."""
-    from cuda.core import Linker, LinkerOptions, ObjectCode
+    from cuda.core import Linker, LinkerOptions
     from numba.cuda import dispatcher, types
     from numba.cuda.compiler import compile_cuda, kernel_fixup
+    from numba.cuda.cudadrv import driver
 
     # numba-cuda asks the GPU for its chip when a kernel calls a device function.
     dispatcher.get_current_device = lambda: python_types.SimpleNamespace(compute_capability=CHIP)
@@ -112,12 +113,16 @@ def compile_kernel(kernel, argument_types, options):
     library._entry_name = function.name
     kernel_fixup(function, False)
     ptx = library.get_asm_str(cc=CHIP)
-    if library.use_cooperative:  # linked with the device runtime, which has no spills of ours
+    if library._linking_files:  # they may need a GPU's driver; what they spill is not ours
         return typed, ptx, ""
-    linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=LinkerOptions(
+    # As the library would link itself, but with an assembler that talks.
+    library.needs_cudadevrt = library.use_cooperative
+    linker = driver._Linker(max_registers=registers, cc=CHIP)
+    library._link_all(linker, CHIP)
+    talking = Linker(*linker._object_codes, options=LinkerOptions(
         arch="sm_{}{}".format(*CHIP), verbose=True, max_register_count=registers))
-    linker.link("cubin")
-    return typed, ptx, linker.get_info_log()
+    talking.link("cubin")
+    return typed, ptx, talking.get_info_log()
 
 
 def double_lines(ptx):
@@ -147,13 +152,19 @@ def lint(request):
                     for result in device.overloads.values() if device is not kernel]
     doubles, promotions, found = double_lines(ptx), [], []
     for annotation, function in annotations:
-        filename, looking = function.__code__.co_filename, Typed(annotation)
+        filename, looking = function.__code__.co_filename, Typed(
+            annotation, function is kernel.py_func)
         promotions += [("float64-promotion", filename, *rest) for rest in looking.promotions()]
         found += [("integer-width", filename, *rest) for rest in looking.widenings()]
     promotions = in_machine_code(promotions, doubles)
     meant = any(Typed(annotation).asks_for_float64() for annotation, _ in annotations)
     if doubles and not promotions and not meant:
-        filename = kernel.py_func.__code__.co_filename
+        code = kernel.py_func.__code__
+        filename = code.co_filename
+        promotions = [("float64-promotion", filename, code.co_firstlineno, _ARGUMENT.format(name))
+                      for name, kind in zip(code.co_varnames, argument_types, strict=False)
+                      if str(kind) == "float64"]
+    if doubles and not promotions and not meant:
         promotions = [("float64-promotion", filename, line, _UNEXPLAINED)
                       for base, line in sorted(doubles) if base == os.path.basename(filename)]
     found += promotions
@@ -167,6 +178,8 @@ def lint(request):
     return list(dict.fromkeys(found))
 
 
+_ARGUMENT = ("the argument `{0}` is a Python float, which is float64, and so is what is computed "
+             "with it. Pass np.float32({0}), or convert it so in the kernel")
 _UNEXPLAINED = ("the machine code of this line computes in float64, and nothing asks for it by "
                 "name. Give constants and conversions as np.float32")
 

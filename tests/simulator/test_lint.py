@@ -170,17 +170,43 @@ def test_vectors_of_16_bits():
 
 def test_integers_that_numba_widens():
     @cuda.jit
-    def hashes(x, y, seed):
+    def hashes(x, y, wide, seed):
         i = cuda.grid(1)
-        y[i] = x[i] * x[i]
-        y[i] = np.uint32(7) + seed
-        y[i] = y[i] + 1
-        y[x[cuda.threadIdx.x + 1]] = np.int64(x[i]) * x[i]
+        wide[i] = x[i] * x[i]
+        if np.uint32(7) + seed > 8:
+            y[x[i] + 1] = 0
+        # Cut to 32 bits in the end, or 64 bits by name, or a thread's index: no difference.
+        y[i] = (x[i] + 1) * 3 ^ seed
+        wide[i] = np.int32(x[i] * 5)
+        wide[i] = np.int64(x[i]) * x[i]
+        y[cuda.threadIdx.x + 1] = 0
 
-    found = simulator.lint(hashes, INTS, INTS, np.uint32(3))
+    found = simulator.lint(hashes, INTS, INTS, INTS.astype(np.int64), np.uint32(3))
     assert kinds(found) == ["integer-width"] * 3
     assert "`x[i] * x[i]` is int64" in found[0].message and "np.int32(" in found[0].message
-    assert "uint64" in found[1].message
+    assert "uint64" in found[1].message and "`x[i] + 1`" in found[2].message
+
+
+def test_an_argument_that_makes_everything_float64():
+    @cuda.jit
+    def powers(y, base):
+        y[0] = base * base + base
+
+    (found,) = simulator.lint(powers, X, 1.5)
+    assert "argument `base` is a Python float" in found.message
+
+
+def test_parts_of_numba_imported_by_name():
+    from course_lib.simulator.facade import submodule
+
+    uniform = submodule("numba.cuda.random").xoroshiro128p_uniform_float64
+    states = submodule("numba.cuda.random").create_xoroshiro128p_states(32, seed=1)
+
+    @cuda.jit
+    def throw(states, y):
+        cuda.atomic.add(y, 0, uniform(states, cuda.grid(1)))
+
+    assert simulator.lint(throw, states, np.zeros(1)) == []
 
 
 def test_spills():
