@@ -7,7 +7,8 @@
 Kernels are rebuilt, never changed: a copy of each function runs, in which barriers and warp
 operations hand over to the next thread, and each index is checked. See `run`, `options`,
 `install` and `register_twin`; the errors are `SimulatorError` and its children. `sanitize()` says
-what is wrong with the kernels launched inside it, `trace()` what their warps asked of memory.
+what is wrong with the kernels launched inside it, `trace()` what their warps asked of memory, and
+`lint` what numba's compiler makes of one.
 
 Where it differs from a GPU:
 

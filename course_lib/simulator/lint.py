@@ -105,7 +105,11 @@ def lint(kernel, *args):
 
 def prepare():
     """Start the compiling process in the background, so that the first `lint` needn't wait."""
-    _process.start()
+    if _process.lock.acquire(blocking=False):  # else it is at work already
+        try:
+            _process.start()
+        finally:
+            _process.lock.release()
 
 
 def _source(filename, line):
@@ -256,13 +260,15 @@ class _Process:
 
     def __init__(self):
         self.lock = threading.Lock()
-        self.running = None
+        self.running = self.owner = None
 
     def start(self):
         """Start it unless it runs. Returns at once; it gets ready by itself."""
         if importlib.util.find_spec("numba_cuda") is None:
             raise LintUnavailable("lint types and compiles kernels with numba-cuda, which is not "
                                   "installed here (it cannot be on macOS); nothing was checked")
+        if self.owner != os.getpid():  # a fork has inherited the pipes: they are its parent's
+            self.running, self.owner = None, os.getpid()
         if self.running is None or self.running.poll() is not None:
             self.running = subprocess.Popen(
                 [sys.executable, "-c", _START, str(_WORKER)], env=os.environ | ENVIRONMENT,
