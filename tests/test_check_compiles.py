@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from course_lib import cuda
-from course_lib.simulator.lint import LintUnavailable
+from course_lib.simulator.lint import LintError, LintUnavailable
 from course_lib.teach import CheckFailed, check, compiling, record
 from course_lib.teach.exercise import EXACT, Exercise, exercises
 
@@ -151,6 +151,18 @@ def test_without_numba_cuda_it_is_said_once(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert out.count("✓ relu") == 2 and out.count("numba-cuda is not installed") == 1
     assert "compiled for a GPU\n" not in out.replace("not compiled for a GPU", "")
+
+
+@pytest.mark.parametrize(
+    "text", ["the process that compiles kernels has ended", "Traceback (most\nKeyError: 3"]
+)
+def test_a_compiler_that_breaks_down_is_not_the_learners_fault(monkeypatch, capsys, text):
+    def fail(*_):
+        raise LintError(text)
+
+    monkeypatch.setattr(compiling, "lint", fail)
+    check("relu", plain_relu)
+    assert f"not compiled for a GPU: {text.splitlines()[-1]}" in capsys.readouterr().out
 
 
 def test_a_compiler_that_is_not_ready_is_not_waited_for(monkeypatch, capsys):

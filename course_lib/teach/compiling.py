@@ -56,6 +56,10 @@ def compile_for_gpu(attempt: Attempt) -> Failure | None:
                 _told_missing = True
             return None
         except LintError as error:
+            if not _is_numbas(error):
+                attempt.compiled = False
+                attempt.notes.append(f"not compiled for a GPU: {str(error).splitlines()[-1]}")
+                return None
             return Failure("compile", run, text=_refusal(error, function))
         if findings is None:
             attempt.compiled = False
@@ -109,6 +113,12 @@ def _is_learners(finding, function) -> bool:
     if finding.filename == function.__code__.co_filename:
         return True
     return Path(course_lib.__file__).parent not in Path(finding.filename).parents
+
+
+def _is_numbas(error: LintError) -> bool:
+    """Tell whether numba refused the kernel: a compiler that breaks down says nothing about it."""
+    text = str(error)
+    return "\nDuring: " in text or not text.startswith(("Traceback", "the process that compiles"))
 
 
 def _refusal(error: LintError, function) -> str:

@@ -32,8 +32,8 @@ class Row:
     """One kernel and what the check made of it.
 
     `kind` is "wrong", "mutant" or "right"; `outcome` "rejected", "accepted", "equivalent",
-    "missed" (a wrong one passed), "cause" (rejected, for another reason than it should be) or
-    "refused" (a right one failed).
+    "missed" (a wrong one passed), "cause" (rejected, for another reason than it should be),
+    "refused" (a right one failed) or "uncompiled" (it passed, and the compiler broke down).
     """
 
     exercise: str
@@ -62,7 +62,7 @@ def rows(exercise: str) -> Iterator[Row]:
 
 def judge_wrong(exercise: str, kernel, says: str) -> Row:
     """Check a kernel that must be rejected with a message in which `says` is found."""
-    seconds, message = _checked(exercise, kernel)
+    seconds, message, _ = _checked(exercise, kernel)
     outcome = "missed"
     if message:
         outcome = "rejected" if re.search(says, message) else "cause"
@@ -71,14 +71,16 @@ def judge_wrong(exercise: str, kernel, says: str) -> Row:
 
 def judge_right(exercise: str, kernel) -> Row:
     """Check a kernel that must be accepted."""
-    seconds, message = _checked(exercise, kernel)
+    seconds, message, printed = _checked(exercise, kernel)
     outcome = "refused" if message else "accepted"
+    if "not compiled" in printed and "not installed" not in printed:
+        outcome, message = "uncompiled", printed
     return Row(exercise, "right", kernel.__name__, outcome, seconds, message)
 
 
 def judge_mutant(exercise: str, mutant) -> Row:
     """Check a mutant. One that is listed as equivalent must pass, any other must not."""
-    seconds, message = _checked(exercise, mutant.build())
+    seconds, message, _ = _checked(exercise, mutant.build())
     if (exercise, mutant.name) in EQUIVALENT:
         outcome = "refused" if message else "equivalent"
     else:
@@ -86,16 +88,16 @@ def judge_mutant(exercise: str, mutant) -> Row:
     return Row(exercise, "mutant", mutant.name, outcome, seconds, message)
 
 
-def _checked(exercise: str, kernel) -> tuple[float, str]:
-    """Return the seconds that a check took and what it objected to, "" if nothing."""
+def _checked(exercise: str, kernel) -> tuple[float, str, str]:
+    """Return the seconds that a check took, what it objected to ("": nothing), what it printed."""
     begin = time.perf_counter()
     message = ""
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
         try:
             check(exercise, kernel, seed=SEED)
         except CheckFailed as error:
             message = str(error)
-    return time.perf_counter() - begin, message
+    return time.perf_counter() - begin, message, printed.getvalue()
 
 
 @contextlib.contextmanager
