@@ -152,6 +152,18 @@ def atomic_one_address(x, total):
 
 
 @cuda.jit
+def atomic_two_addresses(x, y):
+    i = cuda.grid(1)
+    cuda.atomic.add(y, i % 2, x[i])
+
+
+@cuda.jit
+def atomic_in_fours(x, y):
+    i = cuda.grid(1)
+    cuda.atomic.add(y, i // 4, x[i])
+
+
+@cuda.jit
 def atomic_distinct(x, y):
     i = cuda.grid(1)
     cuda.atomic.add(y, i, x[i])
@@ -230,6 +242,8 @@ PATTERNS = [
     Pattern(divergent, _floats(N + 32, N, 2 * N)),
     Pattern(linked_list, _lists),
     Pattern(atomic_one_address, _floats(N, 1)),
+    Pattern(atomic_two_addresses, _floats(N, 2)),
+    Pattern(atomic_in_fours, _floats(N, N // 4)),
     Pattern(atomic_distinct, _floats(N, N)),
     Pattern(elements_64_bit, _of(np.float64, N, N)),
     Pattern(offset_64_bit, _of(np.float64, N + 1, N)),

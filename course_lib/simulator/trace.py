@@ -20,7 +20,7 @@ import numpy as np
 
 from .observe import Observer, Watched, observing_with
 from .tracing_align import requests, split
-from .tracing_counts import IDLE, SECTOR_BYTES, WARP_SIZE, sectors, wavefronts
+from .tracing_counts import IDLE, SECTOR_BYTES, WARP_SIZE, atomic_sectors, sectors, wavefronts
 from .tracing_log import ATOMIC, BRANCH, LOAD, LOOP, SIZES, STORE, Tracing
 
 _OPS = {LOAD: "load", STORE: "store", ATOMIC: "atomic"}
@@ -223,7 +223,8 @@ class Trace(Observer):
         site.requests += len(values)
         site.lanes += int((values != IDLE).sum())
         if space == "global":
-            site.sectors += int(sectors(values, size).sum())
+            count = atomic_sectors if site.op == "atomic" else sectors
+            site.sectors += int(count(values, size).sum())
         else:
             turns, fewest = wavefronts(values, size)
             site.wavefronts += int(turns.sum())

@@ -31,6 +31,21 @@ def sectors(addresses, size):
     return _distinct(touched)
 
 
+def atomic_sectors(addresses, size):
+    """Sectors of each request of an atomic: one that n lanes want at the same place counts n times.
+
+    The lanes that change one place go one after another, and each turn asks for the sector again.
+    """
+    turns = np.zeros(len(addresses), int)
+    for request, row in enumerate(addresses):
+        places, lanes = np.unique(row[row >= 0], return_counts=True)
+        _, sector = np.unique(places // SECTOR_BYTES, return_inverse=True)
+        most = np.zeros(len(places), int)
+        np.maximum.at(most, sector, lanes)
+        turns[request] = most.sum()
+    return turns
+
+
 def _distinct(values):
     """How many different numbers >= 0 each line of `values` holds."""
     ordered = np.sort(values, axis=1)

@@ -245,7 +245,7 @@ def test_atomics_updates_tuples_and_slices():
     pair = np.ones(32, np.float32), np.ones(32, np.float64)
     t = traced(many, 1, 32, pair, np.zeros(2, np.int32), np.zeros((32, 1, 2), np.int16))
     atomic = site(t, "cuda.atomic.add(bins, i % 2, np.int32(1))")
-    assert (atomic.op, atomic.requests, atomic.sectors, atomic.array) == ("atomic", 1, 1, "bins")
+    assert (atomic.op, atomic.requests, atomic.sectors, atomic.array) == ("atomic", 1, 16, "bins")
     assert site(t, "pair[0][i]", "load").sectors == site(t, "pair[0][i]", "store").sectors == 4
     assert site(t, "pair[1][i]").sectors == 8
     assert site(t, "wide[i, 0, 1]").sectors == site(t, "wide[i, 0, 0]").sectors == 4
