@@ -741,7 +741,7 @@ plot.run_to_run(
 
 # %% [markdown]
 # The atomics gave another sum in nearly every run, some near the exact one and some far from it:
-# one cannot know. The sums in a fixed order are all the same, and off by a fifth of one unit in a
+# one cannot know. The sums in a fixed order are all the same, and off by 0.2 in a
 # million. (They were also several times faster, although a single block did all the work. A million
 # atomics at *one* address are the longest queue of all.)
 #
@@ -931,8 +931,8 @@ print(f"brute force {(dy * (changed - y)).sum() / 0.5:.4f}, gradient {dx[1, 2, 3
 # - `naive`: one thread sums a whole plane.
 # - `shared`: a block per plane and a tree in shared memory: your exercise.
 # - `warp`: a block per plane; each warp uses shuffles, and then one warp adds up the warps' sums.
-# - `vectorised`: loads of 16 bytes, several at a time; a small plane is given to a single warp, and
-#   a large one to several blocks.
+# - `vectorised`: loads of 16 bytes, several at a time; and the size of the team fits the plane,
+#   from 8 lanes of a warp for a small plane to several blocks for a large one.
 
 # %%
 from course_lib import reference
@@ -968,7 +968,7 @@ plot.ladder(ladder["rows"], ladder["copy_gbps"], limit="reading alone",
 # **Explaining the gap.**
 #
 # - `naive` has two troubles at once: 32 sectors per request, and only 12,288 threads, where the GPU
-#   has room for 270,336. Twenty of them might have shared each plane.
+#   has room for 270,336.
 # - `shared` and `warp` are nearly alike. A plane has 9,025 numbers, so each thread adds up 35 of
 #   them before the tree begins. Whether the tree then takes eight barriers or two hardly matters.
 # - `vectorised` asks for more at a time, as lesson 1 recommends, and reads as fast as the chip can.
@@ -984,8 +984,9 @@ plot.ladder(small[0]["rows"], small[0]["copy_gbps"], limit="reading alone",
 
 # %% [markdown]
 # That is section 4 again: two or three numbers per thread, then a tree. A block is too large a team
-# for so little work. `vectorised` gives each plane to one warp, and needs no barrier. **The size of
-# the team should fit the size of the job.**
+# for so little work. `vectorised` gives such a plane to half a warp, so that each lane has several
+# loads under way, and nobody has to wait at a barrier. **The size of the team should fit the size
+# of the job.**
 
 # %% [markdown]
 # And backward, where one number is read and a whole plane is written; the limit is a kernel that
