@@ -1009,10 +1009,10 @@ plot.ladder(back["rows"], back["copy_gbps"], limit="writing alone",
 # ## What the profiler says
 #
 # You have believed a tracer that runs on a CPU. May one? NVIDIA's profiler, Nsight Compute, counts
-# sectors and bank conflicts in the chip itself. So 21 small kernels were run both ways, on an H200
-# and under the tracer. Here are a few of them. The kernel `tile_by_column` reads a 32 × 32 tile in
-# shared memory column by column, and `padded_tile_by_column` does the same with 33 columns, of
-# which the last one is not used. **Predict** how that changes the conflicts.
+# sectors and bank conflicts in the chip itself. So some twenty small kernels were run both ways, on
+# an H200 and under the tracer. Here are a few of them. The kernel `tile_by_column` reads a 32 × 32
+# tile in shared memory column by column, and `padded_tile_by_column` does the same with 33 columns,
+# of which the last one is not used. **Predict** how that changes the conflicts.
 
 # %%
 compared = {
@@ -1045,8 +1045,9 @@ print(f"{len(compared) - len(unequal)} of {len(compared)} kernels have equal cou
 print("not equal:", ", ".join(unequal) or "none")
 
 # %% [markdown]
-# (When all lanes of a warp add atomically to one address, the tracer counts one sector. The
-# hardware counts a visit for each lane. They queue, as we have seen.)
+# (One of them, `atomic_one_address`, lets all lanes of a warp add to the same place. That is 32
+# sectors per request, although it is one place: the lanes queue, and each turn asks for the sector
+# again.)
 #
 # ## Where the real libraries go further
 #
