@@ -216,6 +216,28 @@ def test_a_kernel_may_not_be_too_slow(monkeypatch):
         check("relu", slow)
 
 
+@pytest.mark.skipif(not hasattr(signal, "ITIMER_VIRTUAL"), reason="rings by signal on POSIX only")
+def test_a_ring_that_gets_lost_comes_again(monkeypatch):
+    lost = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: lost.append(found.exc_type))
+
+    def work(seconds):
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+
+    class Swallows:
+        """As a garbage collector's callback: what is raised in here goes nowhere."""
+
+        def __del__(self):
+            work(0.03)
+
+    with pytest.raises(TimeUp), deadline(0.01):
+        Swallows()
+        work(2)
+    assert lost == [TimeUp]
+
+
 @pytest.mark.parametrize("limit", [0.002, 0.004, 0.006])
 def test_time_that_is_up_between_two_runs_is_told_as_well(monkeypatch, limit):
     monkeypatch.setattr(checking, "TIME_LIMIT", limit)

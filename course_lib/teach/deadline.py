@@ -14,6 +14,11 @@ import time
 from collections.abc import Iterator
 
 
+# An exception that is raised inside a garbage collector's callback is lost, so it rings again: so
+# much later that the code that cleans up after the first ring is through.
+AGAIN_SECONDS = 0.05
+
+
 class TimeUp(Exception):
     """The code inside `deadline` was still running after its seconds."""
 
@@ -36,7 +41,8 @@ def _by_signal(seconds: float) -> Iterator[None]:
     # Another timer than SIGALRM's, which tests and servers like to have for themselves.
     before_handler = signal.signal(signal.SIGVTALRM, ring)
     before_delay, _ = signal.getitimer(signal.ITIMER_VIRTUAL)
-    signal.setitimer(signal.ITIMER_VIRTUAL, min(seconds, before_delay or seconds))
+    first = min(seconds, before_delay or seconds)
+    signal.setitimer(signal.ITIMER_VIRTUAL, first, AGAIN_SECONDS)
     begin = time.process_time()
     try:
         yield
@@ -46,7 +52,7 @@ def _by_signal(seconds: float) -> Iterator[None]:
         if before_delay:
             # A deadline around this one is set again for what is left of it.
             left = max(0.001, before_delay - (time.process_time() - begin))
-            signal.setitimer(signal.ITIMER_VIRTUAL, left)
+            signal.setitimer(signal.ITIMER_VIRTUAL, left, AGAIN_SECONDS)
 
 
 @contextlib.contextmanager
