@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 
-
 # An exception that is raised inside a garbage collector's callback is lost, so it rings again: so
 # much later that the code that cleans up after the first ring is through.
 AGAIN_SECONDS = 0.05
