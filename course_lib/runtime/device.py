@@ -63,7 +63,7 @@ def driver():
     """The CUDA driver library as a `ctypes` handle, or None where there is no usable one."""
     for name in ("libcuda.so.1", "nvcuda.dll"):
         try:
-            # PyDLL keeps the interpreter lock: a launch shares its argument buffer.
+            # PyDLL keeps the interpreter lock: giving it up and taking it back costs every launch.
             library = ctypes.PyDLL(name)
         except OSError:
             continue
