@@ -16,6 +16,8 @@ by the error the PTX manual allows, stated with each.
 `allow_next_kernel()`                   let the next such kernel's blocks get ready
 `warp_sum, warp_max(value)`             over the 32 lanes of a warp
 `block_sum, block_max(value, scratch)`  over all threads of a block
+`online_add, online_merge`              a maximum and a sum of exponentials in one pass
+`warp_online, block_online`             the same over a warp, over a block
 ======================================= ===============================================
 """
 
@@ -27,6 +29,7 @@ from course_lib.runtime import device
 FULL_MASK = 0xFFFFFFFF
 VECTOR_BYTES = 16
 _LOG2_E = np.float32(1.4426950408889634)
+LOWEST = np.float32(-np.inf)
 
 
 # --- twins: what each intrinsic does, in Python -------------------------------------------------
@@ -163,3 +166,53 @@ def block_max(value, scratch):
     # Lanes beyond the last warp repeat the first warp's value, which changes no maximum.
     value = scratch[lane_id if lane_id < cuda.blockDim.x // 32 else 0]
     return warp_max(value)
+
+
+# --- the online-softmax pair: Milakov and Gimelshein, 2018; derived in notebook 03 ---------------
+#
+# A pair (m, s) stands for some numbers x: m is their largest, s the sum of exp(x - m). No numbers
+# are (-inf, 0). NaN and +inf among them make s NaN, as PyTorch's softmax would have it.
+
+
+@cuda.jit(device=True)
+def online_add(m, s, x):
+    """The pair of the numbers behind (m, s) and of `x`: one step of the online pass."""
+    if x > m:
+        return x, s * fast_exp(m - x) + np.float32(1) + (x - x)  # x - x: 0, or NaN for +inf
+    # Equal maxima need no correction, and -inf - -inf would be NaN.
+    return m, s + (fast_exp(x - m) if x != LOWEST else np.float32(0))
+
+
+@cuda.jit(device=True)
+def online_merge(m1, s1, m2, s2):
+    """The pair of the numbers behind both pairs. Associative up to rounding, and commutative."""
+    m = max(m1, m2)
+    first = s1 if m1 == m else s1 * fast_exp(m1 - m)
+    second = s2 if m2 == m else s2 * fast_exp(m2 - m)
+    return m, first + second
+
+
+@cuda.jit(device=True)
+def warp_online(m, s):
+    """The pair of all lanes of a warp, in every lane."""
+    for step in range(5):
+        other_m = cuda.shfl_xor_sync(FULL_MASK, m, 16 >> step)
+        other_s = cuda.shfl_xor_sync(FULL_MASK, s, 16 >> step)
+        m, s = online_merge(m, s, other_m, other_s)
+    return m, s
+
+
+@cuda.jit(device=True)
+def block_online(m, s, scratch_m, scratch_s):
+    """The pair of all threads of a block, in every thread; scratch and blocks as in `block_sum`."""
+    lane_id, warp_id = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
+    m, s = warp_online(m, s)
+    cuda.syncthreads()  # an earlier call may still be reading scratch
+    if lane_id == 0:
+        scratch_m[warp_id] = m
+        scratch_s[warp_id] = s
+    cuda.syncthreads()
+    inside = lane_id < cuda.blockDim.x // 32
+    m = scratch_m[lane_id] if inside else LOWEST
+    s = scratch_s[lane_id] if inside else np.float32(0)
+    return warp_online(m, s)

@@ -1,0 +1,32 @@
+"""The truth, in NumPy and float64: what every kernel is compared with.
+
+Functions take arrays of any dtype and return float64 arrays. They are written for clarity and
+follow PyTorch in what -inf, inf and NaN give. Imports NumPy only.
+"""
+
+from .basic import (
+    global_avg_pool,
+    global_avg_pool_backward,
+    relu,
+    relu_backward,
+    sigmoid,
+    sigmoid_backward,
+    swish,
+    swish_backward,
+)
+from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
+
+__all__ = [
+    "global_avg_pool",
+    "global_avg_pool_backward",
+    "log_softmax",
+    "log_softmax_backward",
+    "relu",
+    "relu_backward",
+    "sigmoid",
+    "sigmoid_backward",
+    "softmax",
+    "softmax_backward",
+    "swish",
+    "swish_backward",
+]
