@@ -95,7 +95,7 @@ class Softmax:
         n_cols = shape[-1] if shape else 1
         n_rows = n_elements // n_cols
         if variant == DEFAULT:
-            variant = "registers" if n_cols <= ROW_LIMIT[len(inputs)] else "split"
+            variant = default_variant(n_cols, len(inputs))
         operands = (*inputs, result)
         if variant == "registers":
             _launch_registers(variants[variant], n_rows, n_cols, operands)
@@ -103,6 +103,11 @@ class Softmax:
             n_blocks = -(-n_rows // ladder.BLOCK_SIZE) if variant == "naive" else n_rows
             launch(variants[variant], n_blocks, ladder.BLOCK_SIZE, *operands, n_cols, flat=True)
         return result
+
+
+def default_variant(n_cols, n_inputs):
+    """The rung that DEFAULT takes for rows of `n_cols`; `n_inputs` is 1 forward, 2 backward."""
+    return "registers" if n_cols <= ROW_LIMIT[n_inputs] else "split"
 
 
 def _launch_registers(kernels, n_rows, n_cols, operands):
