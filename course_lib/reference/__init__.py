@@ -14,9 +14,19 @@ from .basic import (
     swish,
     swish_backward,
 )
+from .fused_softmax import (
+    bn_relu_softmax,
+    bn_relu_softmax_backward,
+    dropout_mask,
+    softmax_dropout,
+    softmax_dropout_backward,
+)
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 
 __all__ = [
+    "bn_relu_softmax",
+    "bn_relu_softmax_backward",
+    "dropout_mask",
     "global_avg_pool",
     "global_avg_pool_backward",
     "log_softmax",
@@ -27,6 +37,8 @@ __all__ = [
     "sigmoid_backward",
     "softmax",
     "softmax_backward",
+    "softmax_dropout",
+    "softmax_dropout_backward",
     "swish",
     "swish_backward",
 ]
