@@ -280,6 +280,7 @@ class Launch:
         self.grid_dim, self.block_dim = grid_dim, block_dim
         self.shared_bytes = shared_bytes
         self.order, self.max_steps = options.order, options.max_steps
+        self.progress = options.progress
         self.random = random.Random(options.seed) if options.order == "random" else None
         self.steps = 0
         self.active = []
@@ -308,6 +309,8 @@ class Launch:
             numbers = reversed(numbers)
         elif self.random:
             numbers = self.ordered(numbers)
+        if self.progress:
+            numbers = self.progress(numbers, total=count)
         for number in numbers:
             yield number % gx, number // gx % gy, number // (gx * gy)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 ORDERS = ("forward", "reverse", "random")
@@ -14,6 +15,7 @@ class Options:
     order: str = "forward"
     seed: int = 0
     max_steps: int = 20_000_000
+    progress: Callable | None = None
 
 
 _current = contextvars.ContextVar("simulator_options", default=Options())  # noqa: B039
@@ -44,6 +46,9 @@ def options(**changes):
     max_steps : int
         Iterations of `while` loops that a launch may make without any thread finishing.
         Past it the launch ends with `Deadlock`.
+    progress : function or None
+        Called as `progress(blocks, total=n)` when a launch starts; must give the blocks back one by
+        one. `tqdm` does, and draws a bar.
 
     Raises
     ------
@@ -51,7 +56,8 @@ def options(**changes):
     """
     unknown = set(changes) - set(Options.__dataclass_fields__)
     if unknown:
-        raise TypeError(f"unknown option {sorted(unknown)[0]!r}; there are order, seed, max_steps")
+        known = ", ".join(Options.__dataclass_fields__)
+        raise TypeError(f"unknown option {sorted(unknown)[0]!r}; there are {known}")
     new = replace(_current.get(), **changes)
     check_order(new.order)
     if not isinstance(new.max_steps, int) or new.max_steps < 1:
