@@ -1,0 +1,138 @@
+"""How a pair of kernels becomes a PyTorch operator; the one mechanism, used by every file here.
+
+An `Operator` is registered as ``torch.ops.course_lib.<name>``: a schema, a fake implementation (so
+that torch.compile traces it without a graph break), a gradient and a place in autocast, and an
+implementation for each kind of tensor:
+
+* on a GPU, our kernels;
+* on the CPU, PyTorch's own operator, so that a network runs on a machine without a GPU;
+* on the CPU under ``COURSE_LIB_SIMULATOR=1``, our kernels in the simulator.
+
+PyTorch's dispatcher takes longer to call an operator written in Python than a GPU takes for a small
+one. It is there for those who want a say in the call: torch.compile, vmap, autocast, modes,
+subclasses of Tensor. Where there is nobody of them, `Operator.__call__` calls the implementation
+itself, and records the same node for autograd. What it costs either way: notebook 04.
+"""
+
+import os
+
+import torch
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+
+from course_lib.runtime.device import SIMULATOR_VARIABLE
+
+_C = torch._C
+_library = torch.library.Library("course_lib", "DEF")
+_simulate_on_cpu = os.environ.get(SIMULATOR_VARIABLE) == "1"
+_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def plain_keys(backend):
+    """The dispatch keys of a tensor on `backend` ("CUDA") with nothing unusual about it.
+
+    Those of a sparse, conjugated, negated or vmapped one, or of one of another device, differ.
+    """
+    names = (backend, "ADInplaceOrView", f"Autograd{backend}", f"Autocast{backend}")
+    keys = _C.DispatchKeySet(getattr(_C.DispatchKey, names[0]))
+    for name in names[1:]:
+        keys = keys | _C.DispatchKeySet(getattr(_C.DispatchKey, name))
+    return keys
+
+
+_direct_keys = plain_keys("CUDA")
+
+
+def dispatcher_is_idle():
+    """Whether nobody wants a say in calls on plain tensors, in this thread and now."""
+    return not (
+        is_dynamo_compiling()  # first: torch.compile stops reading here
+        or _C._len_torch_dispatch_stack()  # FakeTensorMode, make_fx, a user's own mode
+        or _C._len_torch_function_stack()  # TorchFunctionMode, torch.set_default_device
+        or _C._are_functorch_transforms_active()  # vmap, grad, jvp
+        or _C._is_tracing()  # torch.jit.trace
+        or _C._is_any_autocast_enabled()
+        or forward_ad._current_level >= 0
+    )
+
+
+class Operator:
+    """``torch.ops.course_lib.<name>``, called as a function of its arguments, all positional.
+
+    name      also the name of the node it leaves in autograd's graph
+    schema    its arguments and results, as `torch.library.Library.define` takes them; tensors first
+    kernel    the implementation on our kernels
+    on_cpu    the implementation by PyTorch
+    fake      shapes, dtypes and devices of the results, computed from such
+    save      save(ctx, inputs, outputs) keeps what the gradient needs
+    gradient  gradient(ctx, *grad_outputs) returns a gradient, or None, for each input; without it
+              the operator is itself a gradient, and differentiating it again is refused
+    title     what its node in the graph is called
+    autocast  the devices on which autocast makes its floating-point tensors float32
+    tags      of `torch.Tag`
+    """
+
+    def __init__(
+        self, name, schema, *, kernel, on_cpu, fake, title, save=None, gradient=None, autocast=(),
+        tags=(),
+    ):  # fmt: skip
+        self.name, self.kernel = name, kernel
+        _library.define(f"{name}{schema}", tags=tags)
+        _library.impl(name, kernel, "CUDA")
+        _library.impl(name, kernel if _simulate_on_cpu else on_cpu, "CPU")
+        torch.library.register_fake(f"course_lib::{name}", fake, lib=_library)
+        self.overload = getattr(torch.ops.course_lib, name).default
+        arguments = self.overload._schema.arguments
+        self.n_tensors = sum("Tensor" in str(argument.type) for argument in arguments)
+        self._function = _autograd_function(title, save, gradient or self._refuse)
+        # Function.apply sees to functorch; where `dispatcher_is_idle` there is none.
+        self._record = super(torch.autograd.Function, self._function).apply
+        _library.impl(name, self._below_autograd, "Autograd")
+        for device_type in autocast:
+            torch.library.register_autocast(
+                f"course_lib::{name}", device_type, torch.float32, lib=_library
+            )
+
+    def __call__(self, *inputs):
+        if not dispatcher_is_idle():
+            return self.overload(*inputs)
+        records = False
+        for x in inputs[: self.n_tensors]:
+            if type(x) in _PLAIN_TYPES and _C._dispatch_keys(x) == _direct_keys:
+                records = records or x.requires_grad
+            elif x is not None:
+                return self.overload(*inputs)
+        if records and torch.is_grad_enabled():
+            return self._record(self.kernel, *inputs)
+        return self.kernel(*inputs)
+
+    def _below_autograd(self, *inputs):
+        return self._function.apply(self._dispatched, *inputs)
+
+    def _dispatched(self, *inputs):
+        with _C._AutoDispatchBelowAutograd():
+            return self.overload(*inputs)
+
+    def _refuse(self, ctx, *_):
+        name = self.name.removesuffix("_backward")
+        raise RuntimeError(f"course_lib.{name} has no second derivative; torch.nn.functional's has")
+
+
+def _autograd_function(title, save, gradient):
+    """The node of autograd's graph. Its first argument is what computes the outputs."""
+
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, implementation, *inputs):
+            outputs = implementation(*inputs)
+            if save is not None:
+                save(ctx, inputs, outputs)
+            return outputs
+
+        @staticmethod
+        def backward(ctx, *grad_outputs):
+            found = gradient(ctx, *grad_outputs)
+            return (None, *found) if isinstance(found, tuple) else (None, found)
+
+    Node.__name__ = Node.__qualname__ = title
+    return Node
