@@ -14,7 +14,9 @@ from pathlib import Path
 
 # Their versions are part of the cache key, so their sources need not be.
 _LIBRARIES = {"numba", "numba_cuda", "llvmlite", "numpy", "math", "builtins", "cuda", "ml_dtypes"}
-_INTRINSICS, _MACHINE_CODE = "course_lib.runtime.intrinsics", "course_lib.runtime.nvvm"
+#: Module with intrinsics' twins -> the files with their machine code, the twins' partner first.
+_MACHINE_CODE = {"intrinsics": ("nvvm",), "cluster": ("nvvm_cluster", "nvvm")}
+_HERE = __name__.rpartition(".")[0]
 
 
 def fingerprint(function):
@@ -55,11 +57,12 @@ def _visit(function, parts, visited):
 def _note(name, value, attributes, parts, visited):
     inner = _unwrap(value)
     module = getattr(inner, "__module__", None) or ""
-    twin = _twin(inner, module)
+    twin, files = _twin(inner, module)
     if twin is not None:
         # An intrinsic is machine code on a GPU and its twin in the simulator: take both.
-        machine_code = Path(__file__).with_name("nvvm.py").read_bytes()
-        parts += [f"{name} = intrinsic", hashlib.sha256(machine_code).hexdigest(), _text(twin)]
+        machine_code = [Path(__file__).with_name(f"{file}.py").read_bytes() for file in files]
+        digests = [hashlib.sha256(code).hexdigest() for code in machine_code]
+        parts += [f"{name} = intrinsic", *digests, _text(twin)]
     elif inner is not None and _is_ours(module):
         parts.append(f"{name} = {inner.__qualname__}")
         _visit(inner, parts, visited)
@@ -74,10 +77,15 @@ def _note(name, value, attributes, parts, visited):
 
 
 def _twin(function, module):
-    """The simulator twin of an intrinsic, given either of the two; None for other functions."""
-    if module not in (_INTRINSICS, _MACHINE_CODE):
-        return None
-    return sys.modules[_INTRINSICS].TWINS.get(function.__name__.removeprefix("_"))
+    """The simulator twin of an intrinsic, given either of the two, and its machine code's files.
+
+    (None, ()) for other functions.
+    """
+    for place, files in _MACHINE_CODE.items():
+        if module in (f"{_HERE}.{place}", f"{_HERE}.{files[0]}"):
+            twins = sys.modules[f"{_HERE}.{place}"].TWINS
+            return twins.get(function.__name__.removeprefix("_")), files
+    return None, ()
 
 
 def _is_ours(module):

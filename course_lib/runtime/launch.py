@@ -24,6 +24,7 @@ from course_lib.runtime.specialisation import LaunchError, PreparedLaunch, Speci
 __all__ = ["ArrayError", "LaunchError", "in_simulator", "launch"]
 
 _simulated = device.use_simulator()
+MOST_BLOCKS_IN_CLUSTER = 8  # what every chip that has clusters can do
 MOST_PREPARED = 4096  # launches remembered; past it, all are prepared again
 _specialisations = {}
 _prepared = {}
@@ -49,7 +50,7 @@ _SCALARS = {
 }
 
 
-def launch(kernel, grid, block, *args, shared_bytes=0, flat=False, overlap=False):
+def launch(kernel, grid, block, *args, shared_bytes=0, flat=False, overlap=False, cluster=1):
     """Run `kernel` on `grid` blocks of `block` threads, asynchronously.
 
     kernel        a `@cuda.jit` kernel
@@ -63,18 +64,20 @@ def launch(kernel, grid, block, *args, shared_bytes=0, flat=False, overlap=False
     overlap       let the kernel's blocks get ready while the stream's previous kernel still runs
                   (programmatic dependent launch; from sm_90 on, elsewhere without effect). The
                   kernel must call `intrinsics.wait_for_previous_kernel` before it touches memory
+    cluster       how many consecutive blocks in x make a cluster (`runtime.cluster`): 1 to 8, and
+                  a divisor of the grid's x; more than 1 needs sm_90
 
     The first launch with new dtypes compiles (or loads from disk), also while a CUDA graph is
     being captured. Raises `ArrayError` for an argument of the wrong kind, `LaunchError` for an
     impossible launch, and numba's typing errors for a kernel that can't be compiled.
     """
     if _simulated:
-        return _simulate(kernel, grid, block, args, shared_bytes, flat)
+        return _simulate(kernel, grid, block, args, shared_bytes, flat, cluster)
     if simulator.observing():
-        return _observe(kernel, grid, block, args, shared_bytes, flat)
+        return _observe(kernel, grid, block, args, shared_bytes, flat, cluster)
     # Everything that a prepared launch depends on; `values` are what each call brings. Threads
     # don't share one, because a launch writes into its buffer.
-    key = [kernel, grid, block, shared_bytes, flat, overlap, get_ident()]
+    key = [kernel, grid, block, shared_bytes, flat, overlap, cluster, get_ident()]
     values, index = [], -1
     for arg in args:
         kind = type(arg)
@@ -104,6 +107,17 @@ def _three(size, name):
     return (*map(int, sizes), 1, 1)[:3]
 
 
+def _check_cluster(cluster, grid):
+    if not isinstance(cluster, int) or not 1 <= cluster <= MOST_BLOCKS_IN_CLUSTER:
+        raise LaunchError(
+            f"cluster must be an int from 1 to {MOST_BLOCKS_IN_CLUSTER}, not {cluster!r}"
+        )
+    if grid[0] % cluster:
+        raise LaunchError(
+            f"grid {grid} has {grid[0]} blocks in x, which clusters of {cluster} do not divide"
+        )
+
+
 def _read_other(arg, key, values):
     """Note a first tensor, a Parameter, or an array of another library. Returns its GPU."""
     found = arrays.describe(arg, "an argument")  # raises, and names the conversion
@@ -130,10 +144,11 @@ def _stream_of(index):
 
 def _prepare(key, args):
     """Check everything once, compile if need be, and remember the launch under `key`."""
-    kernel, grid, block, shared_bytes, flat, overlap, stream = *key[:6], key[-1]
+    kernel, grid, block, shared_bytes, flat, overlap, cluster, stream = *key[:7], key[-1]
     if not hasattr(kernel, "targetoptions"):
         raise LaunchError(f"expected a @cuda.jit kernel, not {kernel!r}")
     grid, block = _three(grid, "grid"), _three(block, "block")
+    _check_cluster(cluster, grid)
     if not isinstance(shared_bytes, int) or shared_bytes < 0:
         raise LaunchError(f"shared_bytes must be an int of at least 0, not {shared_bytes!r}")
     argtypes, parameters, index = [], [], None
@@ -156,7 +171,7 @@ def _prepare(key, args):
     if len(_prepared) >= MOST_PREPARED:
         _prepared.clear()
     _prepared[key] = PreparedLaunch(
-        _specialisations[types_key], grid, block, shared_bytes, stream, parameters, overlap
+        _specialisations[types_key], grid, block, shared_bytes, stream, parameters, overlap, cluster
     )
     return _prepared[key]
 
@@ -202,17 +217,19 @@ def array_type(dtype, n_dims=1, contiguous=True, *, read_only=False):
     return types.Array(numba_type(dtype), n_dims, layout, readonly=read_only)
 
 
-def _simulate(kernel, grid, block, args, shared_bytes, flat):
+def _simulate(kernel, grid, block, args, shared_bytes, flat, cluster):
     grid, block = _three(grid, "grid"), _three(block, "block")
+    _check_cluster(cluster, grid)
     ready = [_simulator_argument(arg, flat) for arg in args]
-    simulator.run(kernel, grid, block, *ready, shared=shared_bytes)
+    simulator.run(kernel, grid, block, *ready, shared=shared_bytes, cluster=cluster)
 
 
-def _observe(kernel, grid, block, args, shared_bytes, flat):
+def _observe(kernel, grid, block, args, shared_bytes, flat, cluster):
     """Under `simulator.sanitize()` or `.trace()`: simulated, on copies of the GPU's arrays."""
     grid, block = _three(grid, "grid"), _three(block, "block")
+    _check_cluster(cluster, grid)
     ready = [_simulator_argument(arg, flat) for arg in args]
-    simulator.run_on_copies(kernel, grid, block, ready, shared_bytes)
+    simulator.run_on_copies(kernel, grid, block, ready, shared_bytes, cluster)
 
 
 @contextlib.contextmanager

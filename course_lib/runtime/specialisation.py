@@ -17,12 +17,14 @@ from course_lib.runtime.compiler import compile_kernel
 
 # CUlaunchConfig: grid, block, dynamic shared bytes, stream, attributes and their number.
 _CONFIGURATION = struct.Struct("@7IQQI4x")
-_ATTRIBUTE = struct.Struct("@I4xI60x")  # CUlaunchAttribute: number, and a value of 64 bytes
+# CUlaunchAttribute: its number, and a value of 64 bytes, of which none here needs more than 12.
+_ATTRIBUTE = struct.Struct("@I4x3I52x")
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+_CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-_OVERLAP_SINCE = (9, 0)
+_HOPPER = (9, 0)  # the first chips with clusters and with overlapping launches
 _INVALID_CONTEXT = 201
 _NO_SPECIAL_REQUEST = 48 << 10  # bytes of dynamic shared memory any kernel may use
 
@@ -62,19 +64,23 @@ class PreparedLaunch:
 
     parameters  a list of (`struct` code, value or None); None marks what each call brings
     overlap     whether the kernel may start before the previous one ends (see `launch`)
+    cluster     number of blocks in x that make a cluster; LaunchError where the GPU has none
 
     Not to be shared between threads: two of them would write into one buffer.
     """
 
-    def __init__(self, specialisation, grid, block, shared_bytes, stream, parameters, overlap):
+    def __init__(
+        self, specialisation, grid, block, shared_bytes, stream, parameters, overlap, cluster
+    ):
         specialisation.allow_shared(shared_bytes)
         self.specialisation = specialisation
         self.grid, self.block, self.shared_bytes = grid, block, shared_bytes
+        self.cluster = cluster
         codes = "".join(code for code, _ in parameters)
         packer = struct.Struct(f"@{_CONFIGURATION.format[1:]}{codes}")
         self.buffer = ctypes.create_string_buffer(packer.size)
         constants = [0 if value is None else value for _, value in parameters]
-        self.attributes = _attributes(specialisation, overlap)
+        self.attributes = _attributes(specialisation, overlap, cluster)
         where = ctypes.addressof(self.attributes) if self.attributes else 0
         n_attributes = len(self.attributes) // _ATTRIBUTE.size
         head = (*grid, *block, shared_bytes, stream, where, n_attributes)
@@ -111,18 +117,33 @@ class PreparedLaunch:
             compiled = self.specialisation.compiled
             raise LaunchError(
                 f"{self.specialisation.title}: the driver refused grid {self.grid}, block "
-                f"{self.block} and {self.shared_bytes} bytes of dynamic shared memory: "
-                f"{_describe(error)}. The kernel uses {compiled.registers} registers per thread "
-                f"and {compiled.shared_bytes} bytes of static shared memory."
+                f"{self.block}, clusters of {self.cluster} and {self.shared_bytes} bytes of "
+                f"dynamic shared memory: {_describe(error)}. The kernel uses "
+                f"{compiled.registers} registers per thread and {compiled.shared_bytes} bytes of "
+                f"static shared memory."
             )
 
 
-def _attributes(specialisation, overlap):
-    wanted = [_COOPERATIVE] if specialisation.compiled.cooperative else []
-    if overlap and specialisation.compiled.compute_capability >= _OVERLAP_SINCE:
-        wanted.append(_OVERLAP)
-    packed = b"".join(_ATTRIBUTE.pack(number, 1) for number in wanted)
+def _attributes(specialisation, overlap, cluster):
+    capability = specialisation.compiled.compute_capability
+    wanted = []
+    if specialisation.compiled.cooperative:
+        wanted.append((_COOPERATIVE, 1, 0, 0))
+    if overlap and capability >= _HOPPER:
+        wanted.append((_OVERLAP, 1, 0, 0))
+    if cluster > 1:
+        if capability < _HOPPER:
+            raise LaunchError(
+                f"{specialisation.title}: clusters of {cluster} blocks need a GPU of compute "
+                f"capability {_dotted(_HOPPER)} or more; this one has {_dotted(capability)}"
+            )
+        wanted.append((_CLUSTER, cluster, 1, 1))
+    packed = b"".join(_ATTRIBUTE.pack(*attribute) for attribute in wanted)
     return (ctypes.c_char * len(packed)).from_buffer_copy(packed) if packed else b""
+
+
+def _dotted(capability):
+    return ".".join(map(str, capability))
 
 
 def _slots(parameters):

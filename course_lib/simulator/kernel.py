@@ -275,7 +275,7 @@ def jit(func_or_sig=None, device=False, **options):
     return decorate
 
 
-def run(kernel, grid, block, *args, shared=0, order=None):
+def run(kernel, grid, block, *args, shared=0, order=None, cluster=1):
     """Run any kernel object in the simulator, on arrays in place.
 
     Parameters
@@ -288,12 +288,16 @@ def run(kernel, grid, block, *args, shared=0, order=None):
         Bytes of dynamic shared memory.
     order : "forward", "reverse", "random" or None
         Overrides `options` for this launch.
+    cluster : int
+        How many consecutive blocks in x make a cluster.
 
     Raises
     ------
     LaunchError for a launch that a GPU would refuse, OutOfBounds, Deadlock, or whatever the
     kernel raises.
     """
+    if cluster != 1:
+        raise NotImplementedError("the simulator does not run clusters of several blocks yet")
     settings = current_options()
     if order is not None:
         check_order(order)

@@ -43,7 +43,7 @@ def real_kernels_simulated():
             setattr(dispatcher, name, function)
 
 
-def run_on_copies(kernel, grid, block, args, shared=0):
+def run_on_copies(kernel, grid, block, args, shared=0, cluster=1):
     """Run `kernel` in the simulator; device arrays are copied to the host and back.
 
     Arrays that share memory on the device share it in the copy, so that kernels that work in
@@ -54,7 +54,7 @@ def run_on_copies(kernel, grid, block, args, shared=0):
     copies = _Copies()
     ready = [copies.on_host(argument) for argument in args]
     try:
-        run(kernel, grid, block, *ready, shared=shared)
+        run(kernel, grid, block, *ready, shared=shared, cluster=cluster)
     finally:
         copies.write_back()
 
