@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import pathlib
 import sys
 from unittest import mock
 
@@ -13,6 +14,13 @@ if device.count() == 0:
     # Say so aloud: it makes `course_lib.ops` run our kernels on CPU tensors, in the simulator,
     # where a learner without a GPU gets PyTorch's. Tests are to test our kernels.
     os.environ.setdefault(device.SIMULATOR_VARIABLE, "1")
+
+# Processes that tests start find the course as this one does, wherever they run, and everything
+# that PYTHONPATH already names.
+_root = str(pathlib.Path(__file__).parents[1])
+_paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+if _root not in _paths:
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_root, *_paths]))
 
 if importlib.util.find_spec("hypothesis") is None:
     # A borrowed GPU machine may have only what kernels need. There, tests of properties are

@@ -180,6 +180,8 @@ def main():
                 os.devnull,
                 f"--rootdir={root}",
                 "--import-mode=importlib",
+                # One module that cannot be imported must not keep the others from running.
+                "--continue-on-collection-errors",
                 *arguments,
             ],
             plugins=[Recorder(log, options.per_test, *overlay)],

@@ -93,7 +93,8 @@ def lab(browser_path, tmp_path_factory):
         f"VENV={sys.prefix}",
         "LAB_ARGS=--no-browser --port=0 --expose-app-in-browser",
     ]
-    environment = {**os.environ, **new_user, "PYTHONPATH": str(course), "IPYTHONDIR": str(home)}
+    paths = os.pathsep.join([str(course), os.environ["PYTHONPATH"]])
+    environment = {**os.environ, **new_user, "PYTHONPATH": paths, "IPYTHONDIR": str(home)}
     environment |= {"COURSE_LIB_PROGRESS": str(home / "progress.json")}
     with log.open("w") as output:
         process = subprocess.Popen(

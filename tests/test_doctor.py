@@ -276,7 +276,7 @@ def test_facts_about_this_gpu():
 
 
 def run_doctor(*path, **environment):
-    paths = os.pathsep.join([*map(str, path), str(ROOT)])
+    paths = os.pathsep.join([*map(str, path), os.environ["PYTHONPATH"]])
     return subprocess.run(
         [sys.executable, "-m", "course_lib"],
         env={**os.environ, "PYTHONPATH": paths, **environment},

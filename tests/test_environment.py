@@ -23,7 +23,7 @@ print(time.perf_counter() - before, "torch" in sys.modules, course_lib.SIMULATED
 
 def python(code, **environment):
     command = [sys.executable, "-c", code]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    environment = {**os.environ, **environment}
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, check=True, timeout=60
     ).stdout

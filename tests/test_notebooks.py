@@ -255,8 +255,7 @@ def test_the_machines_name_is_found(monkeypatch):
         build.check_outputs(Path("small"), nbformat.v4.new_notebook(cells=[cell]))
 
 
-def test_build_runs_and_stays_in_step(folder, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_build_runs_and_stays_in_step(folder):
     source = write(
         folder,
         "# %%\nimport numpy as np\n\nfrom course_lib import cuda\n"
@@ -282,16 +281,14 @@ def test_build_runs_and_stays_in_step(folder, monkeypatch):
         build.in_step(source)
 
 
-def test_build_refuses_what_differs_between_runs(folder, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_build_refuses_what_differs_between_runs(folder):
     source = write(folder, "# %%\nimport os\n\nprint(os.getpid())")
     with pytest.raises(build.BuildError, match="two runs differ"):
         build.build(source)
     assert not build.learner_path(source).exists()
 
 
-def test_failed_check_is_short_in_jupyter(folder, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_failed_check_is_short_in_jupyter(folder):
     wrong = STUB.replace("TODO", "x[i]").split("\n", 1)[1]
     setup = "from course_lib import cuda\nfrom course_lib.teach import check"
     notebook = nbformat.v4.new_notebook(

@@ -120,10 +120,7 @@ def test_readme_example_runs_as_shown(tmp_path):
     )
     script = tmp_path / "example.py"
     script.write_text(code, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert done.stdout == shown
 

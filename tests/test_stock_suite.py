@@ -3,6 +3,7 @@
 A quick part of numba-cuda's test suite runs here; `python tests/stock_suite.py` runs all of it.
 """
 
+import importlib.util
 import pathlib
 import sys
 import warnings
@@ -12,9 +13,15 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import stock_suite  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    stock_suite.version() is None, reason="numba-cuda isn't installed, so its tests aren't here"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        stock_suite.version() is None, reason="numba-cuda isn't installed, so its tests aren't here"
+    ),
+    pytest.mark.skipif(
+        importlib.util.find_spec("cffi") is None,
+        reason="cffi isn't installed, and numba-cuda's tests import it",
+    ),
+]
 
 # The tests of these that the stock simulator skips must pass on ours.
 WARPS = ["cudapy/test_warp_ops.py", "cudapy/test_sync.py", "cudapy/test_cooperative_groups.py"]

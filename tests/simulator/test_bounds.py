@@ -5,8 +5,8 @@ import traceback
 import numpy as np
 import pytest
 
-from course_lib import cuda, simulator
-from course_lib.simulator import OutOfBounds
+from course_lib import simulator
+from course_lib.simulator import OutOfBounds, cuda
 
 
 def line_of(function, text):

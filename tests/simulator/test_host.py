@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from course_lib import cuda
+from course_lib.simulator import cuda
 from course_lib.simulator.arrays import DeviceArray
 
 
@@ -140,14 +140,14 @@ def test_devices_and_contexts(capsys):
 
 
 def test_what_needs_a_compiler_says_so():
-    from numba.cuda.extending import intrinsic, overload, register_jitable
-
+    extending = cuda.extending
     for refused in (lambda: cuda.compile_ptx(None, ()), lambda: cuda.declare_device("f", "i4(i4)"),
-                    lambda: double.inspect_asm(), lambda: intrinsic(lambda context: None),
-                    lambda: overload(abs)):
+                    lambda: double.inspect_asm(), lambda: extending.intrinsic(lambda context: None),
+                    lambda: extending.overload(abs)):
         with pytest.raises(NotImplementedError):
             refused()
-    assert register_jitable(len) is len and register_jitable(inline="always")(len) is len
+    assert extending.register_jitable(len) is len
+    assert extending.register_jitable(inline="always")(len) is len
 
 
 def test_device_functions_are_not_for_the_host():

@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from course_lib import cuda, simulator
-from course_lib.simulator import LaunchError
+from course_lib import simulator
+from course_lib.simulator import LaunchError, cuda
 
 
 @cuda.jit
@@ -217,7 +217,7 @@ def test_interrupt(path):
             "greenlets": "while x[0] < 10**9: x[0] = x[0]; cuda.syncthreads()"}[path]
     program = textwrap.dedent(f"""
         import linecache, numpy as np
-        from course_lib import cuda
+        from course_lib.simulator import cuda
         source = '''
         def kernel(x):
             {wait}

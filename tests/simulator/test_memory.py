@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib import cuda, simulator
-from course_lib.simulator import LaunchError
+from course_lib import simulator
+from course_lib.simulator import LaunchError, cuda
 
 BIG = 48 * 1024
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba.cuda import bf16, fp16, libdevice
 
-from course_lib import cuda
+from course_lib.simulator import cuda, random
 from course_lib.simulator.mathlib import math as gpu_math
 
 INF, NAN = math.inf, math.nan
+bf16, fp16, libdevice = cuda.bf16, cuda.fp16, cuda.libdevice
 
 
 def compute(function, *values):
@@ -275,7 +275,7 @@ def test_fp16(jit):
 
 
 def test_bf16():
-    from numba.cuda.types import bfloat16
+    bfloat16 = cuda.types.bfloat16
 
     @cuda.jit
     def kernel(x, out):
@@ -306,7 +306,7 @@ def test_half_conversions():
 
 
 def test_vector_types(jit):
-    from numba.cuda import float4, int2, uint8x3
+    float4, int2, uint8x3 = cuda.float4, cuda.int2, cuda.uint8x3
 
     @jit
     def kernel(out):
@@ -344,49 +344,34 @@ NUMBA_NORMALS = [(-0.035259541124105453, -0.4768434309704988),
 
 def test_random_numbers_are_numbas():
     """The states after seeding and the draws, as numba 0.68 gives them for seed 1."""
-    from numba.cuda.random import (
-        create_xoroshiro128p_states,
-        xoroshiro128p_next,
-        xoroshiro128p_normal_float32,
-        xoroshiro128p_normal_float64,
-        xoroshiro128p_uniform_float32,
-        xoroshiro128p_uniform_float64,
-    )
-
-    states = create_xoroshiro128p_states(3, seed=1)
+    states = random.create_xoroshiro128p_states(3, seed=1)
     host = states.copy_to_host()
     assert host["s0"].tolist() == NUMBA_STATES[0] and host["s1"].tolist() == NUMBA_STATES[1]
 
     @cuda.jit
     def kernel(states, out, words):
         i = cuda.grid(1)
-        out[i, 0] = xoroshiro128p_uniform_float32(states, i)
-        out[i, 1] = xoroshiro128p_uniform_float64(states, i)
-        words[i] = xoroshiro128p_next(states, i)
+        out[i, 0] = random.xoroshiro128p_uniform_float32(states, i)
+        out[i, 1] = random.xoroshiro128p_uniform_float64(states, i)
+        words[i] = random.xoroshiro128p_next(states, i)
 
     out, words = np.zeros((3, 2)), np.zeros(3, np.uint64)
     kernel[1, 3](states, out, words)
     np.testing.assert_allclose(out, NUMBA_DRAWS, rtol=1e-15)
     assert words.tolist() == NUMBA_WORDS
-    normals = [xoroshiro128p_normal_float32(states, i) for i in range(3)], [
-        xoroshiro128p_normal_float64(states, i) for i in range(3)]
+    normals = [random.xoroshiro128p_normal_float32(states, i) for i in range(3)], [
+        random.xoroshiro128p_normal_float64(states, i) for i in range(3)]
     np.testing.assert_allclose(normals[0], [pair[0] for pair in NUMBA_NORMALS], rtol=2e-6)
     np.testing.assert_allclose(normals[1], [pair[1] for pair in NUMBA_NORMALS], rtol=1e-6)
 
 
 def test_normal_random_numbers():
-    from numba.cuda.random import (
-        create_xoroshiro128p_states,
-        xoroshiro128p_normal_float32,
-        xoroshiro128p_normal_float64,
-    )
-
     @cuda.jit
     def kernel(states, out):
         i = cuda.grid(1)
-        out[i, 0] = xoroshiro128p_normal_float32(states, i)
-        out[i, 1] = xoroshiro128p_normal_float64(states, i)
+        out[i, 0] = random.xoroshiro128p_normal_float32(states, i)
+        out[i, 1] = random.xoroshiro128p_normal_float64(states, i)
 
     out = np.zeros((4000, 2))
-    kernel[40, 100](create_xoroshiro128p_states(4000, 7, subsequence_start=2), out)
+    kernel[40, 100](random.create_xoroshiro128p_states(4000, 7, subsequence_start=2), out)
     assert np.abs(out.mean(axis=0)).max() < 0.06 and np.abs(out.std(axis=0) - 1).max() < 0.05

@@ -126,8 +126,7 @@ def test_every_case_compiles_for_a_gpu_and_is_judged_there_as_well():
     """With the real numba.cuda, launches under the sanitizer run here all the same."""
     if importlib.util.find_spec("numba_cuda") is None:
         pytest.skip("numba-cuda isn't installed: nothing to compile with")
-    environment = dict(os.environ, COURSE_LIB_SIMULATOR="0", OMP_NUM_THREADS="1",
-                       PYTHONPATH=str(ROOT))
+    environment = dict(os.environ, COURSE_LIB_SIMULATOR="0", OMP_NUM_THREADS="1")
     done = subprocess.run([sys.executable, "-c", COMPILE_ALL], env=environment,
                           capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

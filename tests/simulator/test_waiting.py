@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib import cuda, simulator
-from course_lib.simulator import Deadlock, SimulatorError
+from course_lib import simulator
+from course_lib.simulator import Deadlock, SimulatorError, cuda
 
 FULL = 0xFFFFFFFF
 
