@@ -857,6 +857,7 @@ def test_real_kernels_are_checked_in_the_simulator():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", KERNELS)
-def test_solution_passes_on_the_gpu(name, capsys):
+def test_solution_passes_on_the_gpu(name, capsys, recwarn):
     check(name, exercises()[name].solution)
+    assert not recwarn.list
     assert capsys.readouterr().out.splitlines()[0].endswith(", then on the GPU")

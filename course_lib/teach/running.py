@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -133,8 +134,12 @@ class Gpu:
 
     @contextlib.contextmanager
     def active(self, run: Run) -> Iterator[None]:
-        """Launches go to the GPU by themselves."""
-        yield
+        """Launches go to the GPU by themselves, without numba's warnings that they are small."""
+        from numba.cuda.core.errors import NumbaPerformanceWarning
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NumbaPerformanceWarning)
+            yield
 
 
 @contextlib.contextmanager
