@@ -1,4 +1,4 @@
-"""The commands: `python -m course_lib [doctor | bench | readme]`.
+"""The commands: `python -m course_lib [doctor | compare | bench | readme]`.
 
 Every command is imported only when it is asked for, so that `doctor` runs where another's
 imports are what is broken.
@@ -6,12 +6,15 @@ imports are what is broken.
 
 import argparse
 import importlib
+import re
+import sys
 from pathlib import Path
 
 import course_lib
 
 BENCHMARKS = ("activation", "global_avg_pool", "launch", "lesson_01", "lesson_02")
 ROOT = Path(__file__).resolve().parent.parent
+WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
 RESULTS_BEGIN, RESULTS_END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
@@ -23,6 +26,17 @@ def main(arguments=None):
 
     command = commands.add_parser("doctor", help="what is here, and what is wrong with it")
     command.set_defaults(command=doctor)
+
+    command = commands.add_parser("compare", help="ours beside PyTorch and float64, by element")
+    command.set_defaults(command=compare)
+    command.add_argument("operation", help="what to run, such as softmax")
+    command.add_argument("--shape", type=shape, required=True, help="such as 128x200")
+    command.add_argument("--tolerance", type=float, help="error allowed, in units of the scale")
+    command.add_argument("--variant", help="the rung of the ladder (default: the best)")
+    command.add_argument("--dtype", default="float32", help="float32 (default), float16, bfloat16")
+    command.add_argument("--direction", default="forward", help="forward (default), backward, both")
+    command.add_argument("--seed", type=int, default=0, help="of the random numbers (default: 0)")
+    command.add_argument("--device", help="gpu or simulator (default: gpu, if there is one)")
 
     command = commands.add_parser("bench", help="measure on this GPU, beside the peers")
     command.set_defaults(command=bench)
@@ -38,7 +52,18 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if course_lib.start_error is not None and options.command is not doctor:
         raise course_lib.start_error
-    return options.command(options)
+    try:
+        return options.command(options)
+    except KeyboardInterrupt:
+        print("\nStopped.", file=sys.stderr)
+        return INTERRUPTED
+
+
+def shape(text):
+    """The sizes in `text`, such as "128x200". argparse turns the error into exit status 2."""
+    if not re.fullmatch(r"\d+(x\d+)*", text, flags=re.ASCII):
+        raise argparse.ArgumentTypeError(f"sizes joined by x, such as 128x200; not {text!r}")
+    return tuple(map(int, text.split("x")))
 
 
 def doctor(_options):
@@ -49,6 +74,36 @@ def doctor(_options):
     if status == 0 and course_lib.start_error is not None:
         raise course_lib.start_error
     return status
+
+
+def compare(options):
+    """Exit status 0 when every element is within the tolerance, 1 when not, 2 for bad arguments."""
+    from tqdm import tqdm
+
+    from course_lib import compare as comparing
+
+    def bar(blocks, total):
+        # Only for launches that take a while, and never left behind.
+        return tqdm(blocks, total=total, unit=" blocks", delay=2, leave=False)
+
+    def warn(sentence):
+        print(sentence, file=sys.stderr)
+
+    both = options.direction == "both"
+    right = True
+    try:
+        for direction in comparing.DIRECTIONS if both else (options.direction,):
+            found = comparing.compare(
+                options.operation, options.shape, variant=options.variant, dtype=options.dtype,
+                direction=direction, tolerance=options.tolerance, seed=options.seed,
+                place=options.device, progress=bar, warn=warn,
+            )  # fmt: skip
+            print(found)
+            right = right and found.right
+    except comparing.UsageError as error:
+        print(f"python -m course_lib compare: {error}", file=sys.stderr)
+        return WRONG_USAGE
+    return 0 if right else 1
 
 
 def bench(options):

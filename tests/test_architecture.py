@@ -30,6 +30,7 @@ FLOORS = {
         "optim",
     },
     "teach": {"course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot"},
+    "compare": {"course_lib", "simulator", "runtime", "kernels", "reference"},
     "doctor": {"runtime"},
     "__main__": {"cli"},
 }

@@ -1,0 +1,165 @@
+"""One variant of ours beside PyTorch and float64, element by element.
+
+An element is right when it lies within tolerance · scale of the float64 result. The scale is a
+magnitude of the element's own row (`operations.Pass.scale`), because rounding errors grow with the
+terms that a result is made of: softmax's of 50,000 classes are near 1e-5, where an absolute 1e-5
+would let everything pass, and a gradient may be the small difference of large terms.
+"""
+
+import contextlib
+import math
+import time
+
+import numpy as np
+import torch
+
+from course_lib import SIMULATED, device, simulator
+from course_lib.compare.errors import Comparison
+from course_lib.compare.operations import OPERATIONS
+from course_lib.runtime import launch
+
+__all__ = ["DIRECTIONS", "OPERATIONS", "PLACES", "Comparison", "UsageError", "compare"]
+
+DIRECTIONS = ("forward", "backward")
+PLACES = ("gpu", "simulator")
+#: What is allowed by default: about two roundings of the dtype.
+TOLERANCES = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}
+CHUNK = 1 << 22  # elements compared at a time: in float64 they take memory
+PILOT = 1 << 12  # elements of the trial that tells how long the simulator will take
+LONG_SECONDS = 10
+
+
+class UsageError(ValueError):
+    """What was asked for does not exist; the message says what does."""
+
+
+def compare(name, shape, *, variant=None, dtype="float32", direction="forward", tolerance=None,
+            seed=0, place=None, progress=None, warn=print):
+    """Run one pass of operation `name` on random numbers of `shape`. Returns a `Comparison`.
+
+    place     "gpu" or "simulator"; None: where kernels run on this machine
+    progress  None, or a function like `tqdm` for the simulator's blocks
+    warn      called with a sentence when the simulator will take more than `LONG_SECONDS`
+
+    Raises UsageError for what does not exist, or not here.
+    """
+    found = _pass(name, shape, dtype, direction)
+    if variant is not None and variant not in found.variants:
+        raise UsageError(
+            f"{name} {direction} has no variant {variant!r}; there are {', '.join(found.variants)}"
+        )
+    tolerance = TOLERANCES[dtype] if tolerance is None else tolerance
+    if not 0 <= tolerance < math.inf:
+        raise UsageError(f"a tolerance is a number from 0 on, not {tolerance}")
+    chosen = variant or found.default(shape)
+    with _running_in(place) as on_gpu:
+        inputs = found.inputs(_random(shape, dtype, seed, "cuda" if on_gpu else "cpu"))
+        try:
+            if not on_gpu:
+                _warn_if_long(found, shape, dtype, chosen, warn)
+            bar = contextlib.nullcontext() if on_gpu else simulator.options(progress=progress)
+            with bar, _poisoned_memory():
+                ours = found.ours(*inputs.values(), variant=chosen)
+        except ValueError as error:  # a row too long for this variant
+            raise UsageError(f"{name} {direction} of {_times(shape)}: {error}") from error
+        peer = found.peer(*inputs.values())
+        where = f"on the GPU ({torch.cuda.get_device_name()})" if on_gpu else "in the simulator"
+    default = "" if variant else ", the default"
+    result = Comparison(
+        f"{name} {direction} of {_times(shape)} {dtype}: variant {chosen}{default}, {where}",
+        tolerance,
+        found.scale_in_words,
+    )
+    for rows in _parts(ours):
+        arrays = {key: _double(value, rows) for key, value in inputs.items()}
+        with np.errstate(all="ignore"):  # a GPU does not warn either
+            truth = found.truth(*arrays.values())
+            scale = found.scale(truth, *arrays.values())
+        result.add(rows.start, arrays, _double(ours, rows), _double(peer, rows), truth, scale)
+    return result
+
+
+def _pass(name, shape, dtype, direction):
+    """The `Pass` asked for, if it takes such a shape and dtype."""
+    if name not in OPERATIONS:
+        raise UsageError(f"there is no operation {name!r}; there are {', '.join(OPERATIONS)}")
+    operation = OPERATIONS[name]
+    if direction not in DIRECTIONS:
+        raise UsageError(f"there is no direction {direction!r}; there are {', '.join(DIRECTIONS)}")
+    if dtype not in operation.dtypes:
+        raise UsageError(f"{name} takes {', '.join(operation.dtypes)}; not {dtype!r}")
+    if operation.n_dims not in (None, len(shape)):
+        raise UsageError(f"{name} takes {operation.layout}; not {_times(shape)}")
+    return getattr(operation, direction)
+
+
+def _times(shape):
+    return " x ".join(map(str, shape))
+
+
+@contextlib.contextmanager
+def _running_in(place):
+    """Launches run in `place`; yields whether that is a GPU."""
+    if place not in (None, *PLACES):
+        raise UsageError(f"there is no device {place!r}; there are {', '.join(PLACES)}")
+    if place == "gpu" and SIMULATED:
+        asked = f"{device.SIMULATOR_VARIABLE}=1 asks for the simulator"
+        raise UsageError(asked if device.count() else "there is no NVIDIA GPU here")
+    if SIMULATED or place == "simulator":
+        with launch.in_simulator():
+            yield False
+    else:
+        yield True
+
+
+@contextlib.contextmanager
+def _poisoned_memory():
+    """PyTorch fills new memory with NaN, so that what a kernel leaves unwritten is seen."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    filling = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = filling
+
+
+def _random(shape, dtype, seed, place):
+    # Made on the CPU: the same numbers everywhere.
+    generator = torch.Generator().manual_seed(seed)
+    return (3 * torch.randn(tuple(shape), generator=generator)).to(place, getattr(torch, dtype))
+
+
+def _warn_if_long(found, shape, dtype, variant, warn):
+    """Say how long the simulator will take, from a trial with fewer elements."""
+    small = list(shape)
+    while math.prod(small) > PILOT:
+        longest = small.index(max(small))
+        small[longest] = -(-small[longest] // 2)
+    if math.prod(shape) <= 4 * math.prod(small):
+        return
+    inputs = found.inputs(_random(small, dtype, 0, "cpu")).values()
+    for _ in range(2):  # the first also rebuilds the kernel for the simulator
+        start = time.perf_counter()
+        found.ours(*inputs, variant=variant)
+        seconds = time.perf_counter() - start
+    seconds *= math.prod(shape) / math.prod(small)
+    if seconds > LONG_SECONDS:
+        how_long = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+        warn(f"In the simulator this will take about {how_long}; Ctrl-C ends it.")
+
+
+def _parts(result):
+    """Slices of the first axis, about `CHUNK` elements each. Every operation acts within a row."""
+    n = result.shape[0]
+    step = n if result.ndim == 1 else max(1, CHUNK // max(1, math.prod(result.shape[1:])))
+    return [slice(start, start + step) for start in range(0, n, max(1, step))]
+
+
+def _double(value, rows):
+    """Some rows of a tensor as a float64 array; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value[rows].detach().double().cpu().numpy()
