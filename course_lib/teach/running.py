@@ -135,10 +135,8 @@ class Gpu:
     @contextlib.contextmanager
     def active(self, run: Run) -> Iterator[None]:
         """Launches go to the GPU by themselves, without numba's warnings that they are small."""
-        from numba.cuda.core.errors import NumbaPerformanceWarning
-
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NumbaPerformanceWarning)
+            warnings.filterwarnings("ignore", ".*Grid size [0-9]+ will likely result")
             yield
 
 
