@@ -14,6 +14,7 @@ from .basic import (
     swish,
     swish_backward,
 )
+from .cross_entropy import cross_entropy, cross_entropy_backward
 from .fused_softmax import (
     bn_relu_softmax,
     bn_relu_softmax_backward,
@@ -26,6 +27,8 @@ from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backwar
 __all__ = [
     "bn_relu_softmax",
     "bn_relu_softmax_backward",
+    "cross_entropy",
+    "cross_entropy_backward",
     "dropout_mask",
     "global_avg_pool",
     "global_avg_pool_backward",
