@@ -33,11 +33,10 @@ Maximum and sum in one pass: Milakov and Gimelshein, Online normalizer calculati
 
 import math
 
-from course_lib.kernels.softmax import formulas, ladder, registers
-from course_lib.kernels.softmax.plan import ROW_LIMIT, SLOTS, plan
+from course_lib.kernels.softmax.direction import backward_direction, forward_direction
+from course_lib.kernels.softmax.formulas import LOG_SOFTMAX, SOFTMAX
+from course_lib.kernels.softmax.plan import ROW_LIMIT
 from course_lib.runtime import arrays
-from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch
 
 DTYPES = ("float32", "float16", "bfloat16")
 DEFAULT = "auto"  # `registers` where the row fits, else `split`
@@ -48,16 +47,11 @@ class Softmax:
 
     saves = "y"  # what `backward` needs beside dy
 
-    def __init__(self, operation):
-        self.name = operation.name
-        made = [registers.forward_kernels(operation, n) for n in SLOTS]
-        self._registers = dict(zip(SLOTS, made, strict=True))
-        made = [registers.backward_kernels(operation, n) for n in SLOTS]
-        self._registers_backward = dict(zip(SLOTS, made, strict=True))
-        self.VARIANTS = ladder.forward_kernels(operation) | {"registers": self._registers}
-        self.BACKWARD_VARIANTS = ladder.backward_kernels(operation) | {
-            "registers": self._registers_backward
-        }
+    def __init__(self, formulas):
+        self.name = formulas.name
+        self._forward, self._backward = forward_direction(formulas), backward_direction(formulas)
+        self.VARIANTS = self._forward.VARIANTS
+        self.BACKWARD_VARIANTS = self._backward.VARIANTS
 
     def forward(self, x, *, variant=DEFAULT, out=None):
         """y, of the shape, dtype and device of `x`; contiguous.
@@ -67,42 +61,36 @@ class Softmax:
         contiguous is copied first, because the kernels take rows one after another.
         """
         arrays.require(x, "x", dtypes=DTYPES)
-        return self._run(self.VARIANTS, variant, (arrays.contiguous(x),), out)
+        return _run(self._forward, variant, (arrays.contiguous(x),), out)
 
     def backward(self, dy, y, *, variant=DEFAULT, out=None):
         """dx from `dy` and forward's output `y`; of one shape and dtype. Raises as `forward`."""
         arrays.require(y, "y", dtypes=DTYPES)
         arrays.require(dy, "dy", shape=y.shape, dtypes=(arrays.dtype_name(y),))
         inputs = arrays.contiguous(dy), arrays.contiguous(y)
-        return self._run(self.BACKWARD_VARIANTS, variant, inputs, out)
+        return _run(self._backward, variant, inputs, out)
 
-    def _run(self, variants, variant, inputs, out):
-        if variant != DEFAULT and variant not in variants:
-            raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
-        model = inputs[0]
-        shape = tuple(model.shape)
-        result = arrays.empty(shape, like=model) if out is None else out
-        if out is not None:
-            dtype = arrays.dtype_name(model)
-            arrays.require(out, "out", shape=shape, dtypes=(dtype,), writable=True)
-            if not arrays.is_contiguous_array(out):
-                raise arrays.ArrayError(
-                    f"out must be contiguous; its strides are {arrays.strides_of(out)}"
-                )
-        n_elements = math.prod(shape)
-        if n_elements == 0:
-            return result
+
+def _run(direction, variant, inputs, out):
+    if variant != DEFAULT and variant not in direction.VARIANTS:
+        known = ", ".join(direction.VARIANTS)
+        raise ValueError(f"unknown variant {variant!r}; there are {known}, and {DEFAULT}")
+    shape = tuple(inputs[0].shape)
+    result = arrays.empty(shape, like=inputs[0]) if out is None else out
+    if out is not None:
+        dtype = arrays.dtype_name(inputs[0])
+        arrays.require(out, "out", shape=shape, dtypes=(dtype,), writable=True)
+        if not arrays.is_contiguous_array(out):
+            raise arrays.ArrayError(
+                f"out must be contiguous; its strides are {arrays.strides_of(out)}"
+            )
+    n_elements = math.prod(shape)
+    if n_elements:
         n_cols = shape[-1] if shape else 1
-        n_rows = n_elements // n_cols
         if variant == DEFAULT:
             variant = default_variant(n_cols, len(inputs))
-        operands = (*inputs, result)
-        if variant == "registers":
-            _launch_registers(variants[variant], n_rows, n_cols, operands)
-        else:
-            n_blocks = -(-n_rows // ladder.BLOCK_SIZE) if variant == "naive" else n_rows
-            launch(variants[variant], n_blocks, ladder.BLOCK_SIZE, *operands, n_cols, flat=True)
-        return result
+        direction.launch(variant, n_elements // n_cols, n_cols, (*inputs, result))
+    return result
 
 
 def default_variant(n_cols, n_inputs):
@@ -110,33 +98,15 @@ def default_variant(n_cols, n_inputs):
     return "registers" if n_cols <= ROW_LIMIT[n_inputs] else "split"
 
 
-def _launch_registers(kernels, n_rows, n_cols, operands):
-    n_arrays = len(operands) - 1
-    if n_cols > ROW_LIMIT[n_arrays]:
-        raise ValueError(
-            f"variant 'registers' takes rows of at most {ROW_LIMIT[n_arrays]:,} elements, not "
-            f"{n_cols:,}: use 'split'"
-        )
-    n_slots, team_bits, n_threads = plan(n_rows, n_cols, operands[0].dtype.itemsize, n_arrays)
-    team_kernel, block_kernel = kernels[n_slots]
-    vectors = on_boundaries(n_cols, operands)
-    if team_bits is None:
-        launch(block_kernel, n_rows, n_threads, *operands, n_cols, vectors, flat=True, overlap=True)
-        return
-    n_blocks = -(-(n_rows << team_bits) // n_threads)
-    launch(
-        team_kernel, n_blocks, n_threads, *operands, n_rows, n_cols, team_bits, vectors,
-        flat=True, overlap=True,
-    )  # fmt: skip
-
-
-def on_boundaries(n_cols, operands):
-    """Whether every row of every operand begins on a 16-byte boundary."""
-    row_bytes = n_cols * operands[0].dtype.itemsize
-    addresses = [arrays.address_of(operand) for operand in operands]
-    return not any(number % VECTOR_BYTES for number in (row_bytes, *addresses))
-
-
-softmax = Softmax(formulas.SOFTMAX)
-log_softmax = Softmax(formulas.LOG_SOFTMAX)
+softmax = Softmax(SOFTMAX)
+log_softmax = Softmax(LOG_SOFTMAX)
 OPERATIONS = {operation.name: operation for operation in (softmax, log_softmax)}
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
+    for operation in OPERATIONS.values():
+        for n_inputs, direction in enumerate((operation._forward, operation._backward), start=1):
+            for label, kernel, types in direction.specialisations(n_inputs, DTYPES):
+                name = "forward" if n_inputs == 1 else "backward"
+                yield f"{operation.name}.{name} {label}", kernel, types

@@ -23,6 +23,17 @@ ZERO = np.float32(0)
 
 
 @cuda.jit(device=True)
+def careful_add(total, lost, number):
+    """(total, lost) with `number` added; `lost` is what rounding took so far (Kahan, 1965).
+
+    One thread that adds up a long row would lose a digit or two; threads that share it do not.
+    """
+    number -= lost
+    after = total + number
+    return after, (after - total) - number
+
+
+@cuda.jit(device=True)
 def tree_max(partial, tid):
     """Largest of the BLOCK_SIZE numbers of `partial`, a shared array; in every thread."""
     cuda.syncthreads()
@@ -57,11 +68,11 @@ def forward_kernels(formulas):
         row = cuda.grid(1)
         start = row * n_cols
         if start < x.shape[0]:
-            m, total = LOWEST, ZERO
+            m, total, lost = LOWEST, ZERO, ZERO
             for i in range(start, start + n_cols):
                 m = max(m, load(x, i))
             for i in range(start, start + n_cols):
-                total += fast_exp(load(x, i) - m)
+                total, lost = careful_add(total, lost, fast_exp(load(x, i) - m))
             factor = row_factor(total)
             for i in range(start, start + n_cols):
                 difference = load(x, i) - m
@@ -136,9 +147,9 @@ def backward_kernels(formulas):
         row = cuda.grid(1)
         start = row * n_cols
         if start < dy.shape[0]:
-            total = ZERO
+            total, lost = ZERO, ZERO
             for i in range(start, start + n_cols):
-                total += term(load(dy, i), load(y, i))
+                total, lost = careful_add(total, lost, term(load(dy, i), load(y, i)))
             for i in range(start, start + n_cols):
                 store(dx, i, gradient(load(dy, i), load(y, i), total))
 

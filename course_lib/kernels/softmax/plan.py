@@ -1,39 +1,81 @@
-"""How a row is shared out among threads: measured choices for the rungs `registers` and `split`."""
+"""How a row is shared out among threads: the choices, measured, of `registers` and `split`."""
 
 from collections import namedtuple
 
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
-#: Slots per thread that kernels are made for. A slot is 16 bytes of each input array.
+#: Slots per thread that kernels are made for. A slot is 16 bytes of each array held.
 SLOTS = (1, 2, 4, 8)
-MOST_VALUES = 32  # float32 numbers that a thread holds, of all arrays: half its registers
-MOST_THREADS = 1024
+MOST_VALUES = 32  # of each array that a thread holds
+TEAM_VALUES = 32  # of all arrays together that a thread of a team holds
+TEAM_SLOTS = 4
+TEAM_BLOCK = 128  # threads of a block that several rows share
+FEW_THREADS = 128  # threads per row up to which fewer slots beat fewer threads
+#: Threads whose registers fit one multiprocessor, by the number of arrays held.
+MOST_THREADS = {1: 1024, 2: 640}
 #: Elements of a row that fit the registers of one block, by the number of arrays held.
-ROW_LIMIT = {n_arrays: MOST_THREADS * MOST_VALUES // n_arrays for n_arrays in (1, 2)}
-TEAM_VALUES = 16  # values per thread, where rows are long enough, of a team within a warp
-BLOCK_SIZE = 256  # of blocks that several rows share
+ROW_LIMIT = {n_arrays: threads * MOST_VALUES for n_arrays, threads in MOST_THREADS.items()}
+CLUSTER_THREADS = {1: 512, 2: 512}
+MOST_PART_BITS = 3  # log2 of the blocks of a cluster
+STREAM_THREADS = 256
+STREAM_PART = 1 << 15  # elements of a row for each block, where a row is not held
+MOST_STREAM_PART_BITS = 8
 
 #: `team_bits`: log2 of the lanes per row, or None where a block of `n_threads` takes a row.
-Plan = namedtuple("Plan", "n_slots team_bits n_threads")
+RowPlan = namedtuple("RowPlan", "n_slots team_bits n_threads")
+#: 2 ** `part_bits` blocks of `n_threads` share a row, `length` elements each.
+PartPlan = namedtuple("PartPlan", "n_slots part_bits n_threads length")
 
 
-def plan(n_rows, n_cols, itemsize, n_arrays):
-    """The `Plan` for rows of `n_cols` elements, `n_arrays` of which are held at once.
+def usable_slots(itemsize):
+    """Of SLOTS, those that a thread's registers hold in float32."""
+    return [n for n in SLOTS if n * VECTOR_BYTES // itemsize <= MOST_VALUES]
 
-    `n_cols` must not exceed ROW_LIMIT[n_arrays].
-    """
+
+def fits_team(n_slots, itemsize, n_arrays):
+    """Whether threads of a team are given as many slots."""
+    values = n_slots * VECTOR_BYTES // itemsize * n_arrays
+    return n_slots <= TEAM_SLOTS and values <= TEAM_VALUES
+
+
+def row_plan(n_cols, itemsize, n_arrays):
+    """The `RowPlan` for rows of `n_cols` <= ROW_LIMIT[n_arrays] elements."""
     width = VECTOR_BYTES // itemsize
     n_vectors = -(-n_cols // width)
-    most_slots = MOST_VALUES // (n_arrays * width)
-    slots = [n for n in SLOTS if n <= most_slots]
-    for n_slots in slots:
-        if n_vectors <= 32 * n_slots:
-            team_bits = max(0, (-(-n_vectors // n_slots) - 1).bit_length())
-            return Plan(n_slots, team_bits, BLOCK_SIZE)
-    n_slots = slots[-1]
-    for fewer in slots:
-        if n_vectors <= 256 * fewer:
-            n_slots = fewer
-            break
-    n_threads = -(-n_vectors // (32 * n_slots)) * 32
-    return Plan(n_slots, None, n_threads)
+    for n_slots in SLOTS:
+        if fits_team(n_slots, itemsize, n_arrays) and n_vectors <= 32 * n_slots:
+            team_bits = (-(-n_vectors // n_slots) - 1).bit_length()
+            return RowPlan(n_slots, team_bits, TEAM_BLOCK)
+    return _block_plan(n_vectors, width)
+
+
+def _block_plan(n_vectors, width):
+    most_slots = MOST_VALUES // width
+    fitting = (n for n in SLOTS if n > 1 and n_vectors <= FEW_THREADS * n)
+    n_slots = min(next(fitting, most_slots), most_slots)
+    n_threads = max(64, -(-n_vectors // (32 * n_slots)) * 32)
+    return RowPlan(n_slots, None, n_threads)
+
+
+def cluster_plan(n_cols, itemsize, n_arrays):
+    """The `PartPlan` of a cluster for rows of `n_cols`; None where no cluster holds them."""
+    width = VECTOR_BYTES // itemsize
+    n_slots = MOST_VALUES // width
+    for most_threads in (CLUSTER_THREADS[n_arrays], MOST_THREADS[n_arrays]):
+        for part_bits in range(1, MOST_PART_BITS + 1):
+            length = part_length(n_cols, part_bits)
+            n_threads = -(-length // (MOST_VALUES * 32)) * 32
+            if n_threads <= most_threads:
+                return PartPlan(n_slots, part_bits, n_threads, length)
+    return None
+
+
+def stream_plan(n_cols):
+    """The `PartPlan` for rows that are read twice."""
+    part_bits = min(MOST_STREAM_PART_BITS, (-(-n_cols // STREAM_PART) - 1).bit_length())
+    return PartPlan(None, part_bits, STREAM_THREADS, part_length(n_cols, part_bits))
+
+
+def part_length(n_cols, part_bits):
+    """Elements of each of 2 ** `part_bits` parts, a multiple of 16 bytes of every dtype."""
+    return -(-n_cols // (8 << part_bits)) * 8

@@ -18,10 +18,10 @@ from course_lib.kernels.softmax.rows import (
     team_max,
     team_sum,
 )
+from course_lib.kernels.softmax.steps import backward_steps, forward_steps
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,
-    fast_exp,
     vector_width,
     wait_for_previous_kernel,
 )
@@ -29,32 +29,8 @@ from course_lib.runtime.intrinsics import (
 
 def forward_kernels(formulas, n_slots):
     """(team kernel, block kernel) of y = f(x) for `n_slots` slots per thread."""
-    keep, row_factor, finish = formulas.keep, formulas.row_factor, formulas.finish
-
-    @cuda.jit(device=True)
-    def largest_of(values, width):
-        m = values[0, 0]
-        for u in range(n_slots):
-            for k in range(width):
-                m = max(m, values[u, k])
-        return m
-
-    @cuda.jit(device=True)
-    def exponentials(values, width, m):
-        total = ZERO
-        for u in range(n_slots):
-            for k in range(width):
-                difference = values[u, k] - m
-                exponential = fast_exp(difference)
-                total += exponential
-                values[u, k] = keep(difference, exponential)
-        return total
-
-    @cuda.jit(device=True)
-    def finish_all(values, width, factor):
-        for u in range(n_slots):
-            for k in range(width):
-                values[u, k] = finish(values[u, k], factor)
+    row_factor = formulas.row_factor
+    largest, exponentials, finish = forward_steps(formulas, n_slots)
 
     @cuda.jit
     def team_kernel(x, y, n_rows, n_cols, team_bits, vectors):
@@ -68,9 +44,9 @@ def forward_kernels(formulas, n_slots):
         length = n_cols if row < n_rows else 0
         width = vector_width(x)
         load_row(values, n_slots, x, row * n_cols, length, rank, team, vectors, LOWEST)
-        m = team_max(largest_of(values, width), team)
+        m = team_max(largest(values, width), team)
         factor = row_factor(team_sum(exponentials(values, width, m), team))
-        finish_all(values, width, factor)
+        finish(values, width, factor)
         store_row(values, n_slots, y, row * n_cols, length, rank, team, vectors)
 
     @cuda.jit
@@ -84,9 +60,9 @@ def forward_kernels(formulas, n_slots):
         start = cuda.blockIdx.x * n_cols
         width = vector_width(x)
         load_row(values, n_slots, x, start, n_cols, tid, n_threads, vectors, LOWEST)
-        m = block_max_once(largest_of(values, width), scratch_max)
+        m = block_max_once(largest(values, width), scratch_max)
         factor = row_factor(block_sum_once(exponentials(values, width, m), scratch_sum))
-        finish_all(values, width, factor)
+        finish(values, width, factor)
         store_row(values, n_slots, y, start, n_cols, tid, n_threads, vectors)
 
     return team_kernel, block_kernel
@@ -94,21 +70,7 @@ def forward_kernels(formulas, n_slots):
 
 def backward_kernels(formulas, n_slots):
     """(team kernel, block kernel) of dx = f'(dy, y) for `n_slots` slots per thread and array."""
-    term, gradient = formulas.term, formulas.gradient
-
-    @cuda.jit(device=True)
-    def sum_of_terms(upstream, values, width):
-        total = ZERO
-        for u in range(n_slots):
-            for k in range(width):
-                total += term(upstream[u, k], values[u, k])
-        return total
-
-    @cuda.jit(device=True)
-    def gradients(upstream, values, width, total):
-        for u in range(n_slots):
-            for k in range(width):
-                upstream[u, k] = gradient(upstream[u, k], values[u, k], total)
+    total_of, gradients = backward_steps(formulas, n_slots)
 
     @cuda.jit
     def team_kernel(dy, y, dx, n_rows, n_cols, team_bits, vectors):
@@ -123,7 +85,7 @@ def backward_kernels(formulas, n_slots):
         width = vector_width(dy)
         load_row(upstream, n_slots, dy, row * n_cols, length, rank, team, vectors, ZERO)
         load_row(values, n_slots, y, row * n_cols, length, rank, team, vectors, ZERO)
-        total = team_sum(sum_of_terms(upstream, values, width), team)
+        total = team_sum(total_of(upstream, values, width), team)
         gradients(upstream, values, width, total)
         store_row(upstream, n_slots, dx, row * n_cols, length, rank, team, vectors)
 
@@ -139,7 +101,7 @@ def backward_kernels(formulas, n_slots):
         width = vector_width(dy)
         load_row(upstream, n_slots, dy, start, n_cols, tid, n_threads, vectors, ZERO)
         load_row(values, n_slots, y, start, n_cols, tid, n_threads, vectors, ZERO)
-        total = block_sum_once(sum_of_terms(upstream, values, width), scratch)
+        total = block_sum_once(total_of(upstream, values, width), scratch)
         gradients(upstream, values, width, total)
         store_row(upstream, n_slots, dx, start, n_cols, tid, n_threads, vectors)
 

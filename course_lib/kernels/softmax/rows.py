@@ -69,6 +69,14 @@ def store_row(values, n_slots, y, start, n_cols, rank, n_ranks, vectors):
 
 
 @cuda.jit(device=True)
+def my_part(n_cols, length, part_bits):
+    """(first element, number of elements) of this block's part of its row."""
+    row, part = cuda.blockIdx.x >> part_bits, cuda.blockIdx.x & ((1 << part_bits) - 1)
+    first = min(part * length, n_cols)
+    return row * n_cols + first, min(length, n_cols - first)
+
+
+@cuda.jit(device=True)
 def team_max(value, team):
     """Largest `value` of `team` neighbouring lanes, a power of two; all 32 lanes must call."""
     step = team >> 1

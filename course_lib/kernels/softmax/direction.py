@@ -1,0 +1,140 @@
+"""All kernels of one direction, forward or backward, and how each rung is launched."""
+
+from course_lib import SIMULATED
+from course_lib.kernels.softmax import ladder, registers, split, streamed
+from course_lib.kernels.softmax.plan import (
+    ROW_LIMIT,
+    SLOTS,
+    cluster_plan,
+    fits_team,
+    row_plan,
+    stream_plan,
+    usable_slots,
+)
+from course_lib.runtime import arrays, device
+from course_lib.runtime.intrinsics import VECTOR_BYTES
+from course_lib.runtime.launch import launch
+
+CLUSTERS_SINCE = (9, 0)
+
+
+class Direction:
+    """`launch` runs a rung on `operands`: the inputs, and last the output, all contiguous."""
+
+    def __init__(self, ladder_kernels, registers_kernels, cluster_kernels, streamed_kernels):
+        self.ladder = ladder_kernels
+        self.registers = registers_kernels  # slots per thread -> (team kernel, block kernel)
+        self.cluster = cluster_kernels  # slots per thread -> kernel
+        self.streamed = streamed_kernels  # (statistics kernel, finishing kernel)
+        #: Rung -> every kernel it may launch.
+        self.VARIANTS = {name: (kernel,) for name, kernel in ladder_kernels.items()}
+        self.VARIANTS["registers"] = tuple(k for pair in registers_kernels.values() for k in pair)
+        self.VARIANTS["split"] = (*cluster_kernels.values(), *streamed_kernels)
+
+    def launch(self, variant, n_rows, n_cols, operands):
+        """`variant` as in VARIANTS. Nothing may be empty."""
+        if variant == "registers":
+            self._launch_registers(n_rows, n_cols, operands)
+        elif variant == "split":
+            plan = None
+            if has_clusters(operands[0]):
+                plan = cluster_plan(n_cols, operands[0].dtype.itemsize, len(operands) - 1)
+            if plan is not None:
+                self._launch_cluster(plan, n_rows, n_cols, operands)
+            else:
+                self._launch_streamed(stream_plan(n_cols), n_rows, n_cols, operands)
+        else:
+            block = ladder.BLOCK_SIZE
+            n_blocks = -(-n_rows // block) if variant == "naive" else n_rows
+            launch(self.ladder[variant], n_blocks, block, *operands, n_cols, flat=True)
+
+    def _launch_registers(self, n_rows, n_cols, operands):
+        n_arrays = len(operands) - 1
+        if n_cols > ROW_LIMIT[n_arrays]:
+            raise ValueError(
+                f"variant 'registers' takes rows of at most {ROW_LIMIT[n_arrays]:,} elements, "
+                f"not {n_cols:,}: use 'split'"
+            )
+        vectors = on_boundaries(n_cols, operands)
+        n_slots, team_bits, n_threads = row_plan(n_cols, operands[0].dtype.itemsize, n_arrays)
+        team_kernel, block_kernel = self.registers[n_slots]
+        if team_bits is None:
+            kernel, n_blocks, numbers = block_kernel, n_rows, (n_cols,)
+        else:
+            kernel, n_blocks = team_kernel, -(-(n_rows << team_bits) // n_threads)
+            numbers = n_rows, n_cols, team_bits
+        launch(kernel, n_blocks, n_threads, *operands, *numbers, vectors, flat=True, overlap=True)
+
+    def _launch_cluster(self, plan, n_rows, n_cols, operands):
+        launch(
+            self.cluster[plan.n_slots], n_rows << plan.part_bits, plan.n_threads,
+            *operands, n_cols, plan.length, plan.part_bits, on_boundaries(n_cols, operands),
+            flat=True, overlap=True, cluster=1 << plan.part_bits,
+        )  # fmt: skip
+
+    def _launch_streamed(self, plan, n_rows, n_cols, operands):
+        *inputs, result = operands
+        n_blocks = n_rows << plan.part_bits
+        # Forward keeps a maximum and a sum of each part, backward a sum.
+        statistics = arrays.empty((n_blocks * (3 - len(inputs)),), like=result, dtype="float32")
+        numbers = n_cols, plan.length, plan.part_bits, on_boundaries(n_cols, operands)
+        first, second = self.streamed
+        options = {"flat": True, "overlap": True}
+        launch(first, n_blocks, plan.n_threads, *inputs, statistics, *numbers, **options)
+        launch(second, n_blocks, plan.n_threads, *operands, statistics, *numbers, **options)
+
+    def specialisations(self, n_inputs, dtypes):
+        """(label, kernel, argument types) of all that `launch` compiles; arrays as (dtype, 1)."""
+        for dtype in dtypes:
+            row, numbers = (dtype, 1), ("float32", 1)
+            inputs, operands = [row] * n_inputs, [row] * (n_inputs + 1)
+            part = ["int64", "int64", "int64", "boolean"]
+            for name, kernel in self.ladder.items():
+                yield f"{name} {dtype}", kernel, [*operands, "int64"]
+            itemsize = 4 if dtype == "float32" else 2
+            for n_slots in usable_slots(itemsize):
+                team_kernel, block_kernel = self.registers[n_slots]
+                common = f"registers, {n_slots} slots, {dtype}"
+                if fits_team(n_slots, itemsize, n_inputs):
+                    team = ["int64", "int64", "int64", "boolean"]
+                    yield f"{common}, team", team_kernel, [*operands, *team]
+                if n_slots > 1:
+                    yield f"{common}, block", block_kernel, [*operands, "int64", "boolean"]
+            yield f"split, cluster, {dtype}", self.cluster[n_slots], [*operands, *part]
+            first, second = self.streamed
+            yield f"split, statistics, {dtype}", first, [*inputs, numbers, *part]
+            yield f"split, finish, {dtype}", second, [*operands, numbers, *part]
+
+
+def forward_direction(formulas):
+    """The forward pass of one operation."""
+    return Direction(
+        ladder.forward_kernels(formulas),
+        {n: registers.forward_kernels(formulas, n) for n in SLOTS},
+        {n: split.forward_kernel(formulas, n) for n in SLOTS[2:]},
+        streamed.forward_kernels(formulas),
+    )
+
+
+def backward_direction(formulas):
+    """The backward pass of one operation."""
+    return Direction(
+        ladder.backward_kernels(formulas),
+        {n: registers.backward_kernels(formulas, n) for n in SLOTS},
+        {n: split.backward_kernel(formulas, n) for n in SLOTS[2:]},
+        streamed.backward_kernels(formulas),
+    )
+
+
+def has_clusters(array):
+    """Whether kernels on `array` can run in clusters: from sm_90 on, and in the simulator."""
+    if SIMULATED or not hasattr(array, "__cuda_array_interface__"):
+        return True
+    return device.compute_capability(arrays.describe(array).device) >= CLUSTERS_SINCE
+
+
+def on_boundaries(n_cols, operands):
+    """Whether every row of every operand begins on a 16-byte boundary."""
+    row_bytes = n_cols * operands[0].dtype.itemsize
+    addresses = [arrays.address_of(operand) for operand in operands]
+    return not any(number % VECTOR_BYTES for number in (row_bytes, *addresses))

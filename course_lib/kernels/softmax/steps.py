@@ -1,0 +1,71 @@
+"""What one thread does with its part of a row: the steps that the kernels are put together from.
+
+`values` is the array in registers that `rows.load_row` has filled. A device function exists for
+each operation and each number of slots, so that its loops are unrolled and every index is constant.
+"""
+
+from collections import namedtuple
+
+from course_lib import cuda
+from course_lib.kernels.softmax.rows import ZERO
+from course_lib.runtime.intrinsics import fast_exp
+
+#: largest(values, width) -> m; exponentials(values, width, m) -> their sum, leaving what
+#: finish(values, width, factor) makes y of.
+ForwardSteps = namedtuple("ForwardSteps", "largest exponentials finish")
+#: total(upstream, values, width) -> Σ terms; gradients(upstream, values, width, total) leaves dx in
+#: `upstream`.
+BackwardSteps = namedtuple("BackwardSteps", "total gradients")
+
+
+def forward_steps(formulas, n_slots):
+    """The `ForwardSteps` of one operation for `n_slots` slots per thread."""
+    keep, finish = formulas.keep, formulas.finish
+
+    @cuda.jit(device=True)
+    def largest(values, width):
+        m = values[0, 0]
+        for u in range(n_slots):
+            for k in range(width):
+                m = max(m, values[u, k])
+        return m
+
+    @cuda.jit(device=True)
+    def exponentials(values, width, m):
+        total = ZERO
+        for u in range(n_slots):
+            for k in range(width):
+                difference = values[u, k] - m
+                exponential = fast_exp(difference)
+                total += exponential
+                values[u, k] = keep(difference, exponential)
+        return total
+
+    @cuda.jit(device=True)
+    def finish_all(values, width, factor):
+        for u in range(n_slots):
+            for k in range(width):
+                values[u, k] = finish(values[u, k], factor)
+
+    return ForwardSteps(largest, exponentials, finish_all)
+
+
+def backward_steps(formulas, n_slots):
+    """The `BackwardSteps` of one operation for `n_slots` slots per thread and array."""
+    term, gradient = formulas.term, formulas.gradient
+
+    @cuda.jit(device=True)
+    def total_of(upstream, values, width):
+        total = ZERO
+        for u in range(n_slots):
+            for k in range(width):
+                total += term(upstream[u, k], values[u, k])
+        return total
+
+    @cuda.jit(device=True)
+    def gradients(upstream, values, width, total):
+        for u in range(n_slots):
+            for k in range(width):
+                upstream[u, k] = gradient(upstream[u, k], values[u, k], total)
+
+    return BackwardSteps(total_of, gradients)

@@ -1,0 +1,153 @@
+"""The rung `split` without clusters: rows of any length, on any chip, read twice.
+
+Several blocks share a row. The first kernel finds the statistics of each block's part (maximum and
+sum of exponentials, in one pass); the second merges those of its row, reads the part again and
+finishes it.
+"""
+
+import numpy as np
+
+from course_lib import cuda
+from course_lib.kernels.softmax.rows import (
+    MAX_WIDTH,
+    ZERO,
+    block_sum_once,
+    load_row,
+    my_part,
+    store_row,
+)
+from course_lib.kernels.softmax.steps import backward_steps
+from course_lib.runtime.intrinsics import (
+    LOWEST,
+    allow_next_kernel,
+    block_online,
+    fast_exp,
+    online_merge,
+    vector_width,
+    wait_for_previous_kernel,
+)
+
+STREAM_SLOTS = 4  # slots of 16 bytes in flight per thread
+
+
+@cuda.jit(device=True)
+def stream_online(x, start, n_cols, rank, n_ranks, vectors):
+    """This thread's (m, s) of x[start:start + n_cols], of which it reads its share once."""
+    width = vector_width(x)
+    values = cuda.local.array((STREAM_SLOTS, MAX_WIDTH), np.float32)
+    m, s = LOWEST, ZERO
+    done = 0
+    while done < n_cols:
+        load_row(
+            values, STREAM_SLOTS, x, start + done, n_cols - done, rank, n_ranks, vectors, LOWEST
+        )
+        largest = m
+        for u in range(STREAM_SLOTS):
+            for k in range(width):
+                largest = max(largest, values[u, k])
+        pivot = largest if largest > LOWEST else ZERO  # -inf - -inf would be NaN
+        s *= fast_exp(m - pivot)
+        for u in range(STREAM_SLOTS):
+            for k in range(width):
+                s += fast_exp(values[u, k] - pivot)
+        m = largest
+        done += STREAM_SLOTS * width * n_ranks
+    return m, s
+
+
+def forward_kernels(formulas):
+    """Of y = f(x): (kernel of the parts' statistics, kernel that finishes)."""
+    keep, row_factor, finish = formulas.keep, formulas.row_factor, formulas.finish
+
+    @cuda.jit
+    def statistics_kernel(x, statistics, n_cols, length, part_bits, vectors):
+        # statistics[2·b] and [2·b + 1]: maximum and sum of block b's part
+        allow_next_kernel()
+        wait_for_previous_kernel()
+        scratch_m = cuda.shared.array(32, np.float32)
+        scratch_s = cuda.shared.array(32, np.float32)
+        tid = cuda.threadIdx.x
+        start, n_mine = my_part(n_cols, length, part_bits)
+        m, s = stream_online(x, start, n_mine, tid, cuda.blockDim.x, vectors)
+        m, s = block_online(m, s, scratch_m, scratch_s)
+        if tid == 0:
+            statistics[2 * cuda.blockIdx.x] = m
+            statistics[2 * cuda.blockIdx.x + 1] = s
+
+    @cuda.jit
+    def finish_kernel(x, y, statistics, n_cols, length, part_bits, vectors):
+        allow_next_kernel()
+        wait_for_previous_kernel()
+        values = cuda.local.array((STREAM_SLOTS, MAX_WIDTH), np.float32)
+        tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
+        width = vector_width(x)
+        start, n_mine = my_part(n_cols, length, part_bits)
+        first = cuda.blockIdx.x >> part_bits << part_bits  # of this row's blocks
+        m, s = LOWEST, ZERO
+        for part in range(1 << part_bits):
+            other = 2 * (first + part)
+            m, s = online_merge(m, s, statistics[other], statistics[other + 1])
+        factor = row_factor(s)
+        done = 0
+        while done < n_mine:
+            here, left = start + done, n_mine - done
+            load_row(values, STREAM_SLOTS, x, here, left, tid, n_threads, vectors, LOWEST)
+            for u in range(STREAM_SLOTS):
+                for k in range(width):
+                    difference = values[u, k] - m
+                    values[u, k] = finish(keep(difference, fast_exp(difference)), factor)
+            store_row(values, STREAM_SLOTS, y, here, left, tid, n_threads, vectors)
+            done += STREAM_SLOTS * width * n_threads
+
+    return statistics_kernel, finish_kernel
+
+
+def backward_kernels(formulas):
+    """Of dx = f'(dy, y): (kernel of the parts' sums, kernel that finishes)."""
+    total_of, gradients = backward_steps(formulas, STREAM_SLOTS)
+
+    @cuda.jit
+    def statistics_kernel(dy, y, sums, n_cols, length, part_bits, vectors):
+        allow_next_kernel()
+        wait_for_previous_kernel()
+        scratch = cuda.shared.array(32, np.float32)
+        upstream = cuda.local.array((STREAM_SLOTS, MAX_WIDTH), np.float32)
+        values = cuda.local.array((STREAM_SLOTS, MAX_WIDTH), np.float32)
+        tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
+        width = vector_width(dy)
+        start, n_mine = my_part(n_cols, length, part_bits)
+        total = ZERO
+        done = 0
+        while done < n_mine:
+            here, left = start + done, n_mine - done
+            load_row(upstream, STREAM_SLOTS, dy, here, left, tid, n_threads, vectors, ZERO)
+            load_row(values, STREAM_SLOTS, y, here, left, tid, n_threads, vectors, ZERO)
+            total += total_of(upstream, values, width)
+            done += STREAM_SLOTS * width * n_threads
+        total = block_sum_once(total, scratch)
+        if tid == 0:
+            sums[cuda.blockIdx.x] = total
+
+    @cuda.jit
+    def finish_kernel(dy, y, dx, sums, n_cols, length, part_bits, vectors):
+        allow_next_kernel()
+        wait_for_previous_kernel()
+        upstream = cuda.local.array((STREAM_SLOTS, MAX_WIDTH), np.float32)
+        values = cuda.local.array((STREAM_SLOTS, MAX_WIDTH), np.float32)
+        tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
+        width = vector_width(dy)
+        start, n_mine = my_part(n_cols, length, part_bits)
+        first = cuda.blockIdx.x >> part_bits << part_bits
+        total = ZERO
+        for part in range(1 << part_bits):
+            total += sums[first + part]
+        done = 0
+        while done < n_mine:
+            here, left = start + done, n_mine - done
+            load_row(upstream, STREAM_SLOTS, dy, here, left, tid, n_threads, vectors, ZERO)
+            load_row(values, STREAM_SLOTS, y, here, left, tid, n_threads, vectors, ZERO)
+            gradients(upstream, values, width, total)
+            store_row(upstream, STREAM_SLOTS, dx, here, left, tid, n_threads, vectors)
+            done += STREAM_SLOTS * width * n_threads
+
+    return statistics_kernel, finish_kernel
