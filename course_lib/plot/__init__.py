@@ -12,6 +12,7 @@ from .basic import curves, images
 from .memory import access_order, tensor_layout, thread_map
 from .picture import Picture
 from .reduction import histograms, interleaving, run_to_run, tree
+from .softmax import butterfly, one_pass, passes, probabilities
 from .speed import durations, ladder, roofline, timeline
 
 __all__ = [
@@ -19,12 +20,16 @@ __all__ = [
     "access_map",
     "access_order",
     "bank_map",
+    "butterfly",
     "curves",
     "durations",
     "histograms",
     "images",
     "interleaving",
     "ladder",
+    "one_pass",
+    "passes",
+    "probabilities",
     "roofline",
     "run_to_run",
     "tensor_layout",

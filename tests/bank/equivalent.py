@@ -3,6 +3,9 @@
 _ZERO = "both formulas give 1/2 at 0"
 _SAME_SUM = "several threads write the result, all of them the same one: harmless"
 _MORE_SHARED = "shared memory that nobody uses does no harm"
+_WHOLE_WARPS = "blocks are whole warps, so both have the same remainder by 32"
+_MAX_TWICE = "some elements are compared twice, which changes no maximum"
+_OTHER_BUTTERFLY = "2, 3, 5, 9 and 17 bring every lane to every other one exactly once as well"
 
 #: (exercise, name of the mutant): why it is right.
 EQUIVALENT = {
@@ -21,9 +24,7 @@ EQUIVALENT = {
     ("block_sum", "change constant: 0 → 1, again, again"): (
         "after the last barrier any one thread may write the result, and thread 1 always exists"
     ),
-    ("warp_sum", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): (
-        "blocks are whole warps, so both have the same remainder by 32"
-    ),
+    ("warp_sum", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
     ("warp_sum", "change shuffle: cuda.shfl_down_sync(4294967295, total, step) → "
      "cuda.shfl_xor_sync(4294967295, total, step)"): (
         "the butterfly: every lane gets the sum, lane 0 too"
@@ -32,4 +33,19 @@ EQUIVALENT = {
     ("global_avg_pool", "change constant: 0 → 1, again, again"): (
         "after the last barrier any one thread may write the result, and thread 1 always exists"
     ),
+    ("softmax_shared", "change constant: 256 → 257"): _MORE_SHARED,
+    ("softmax_shared", "change range: range(t, n_cols, cuda.blockDim.x) → "
+     "range(t, n_cols, 1)"): _MAX_TWICE,
+    ("softmax_shared", "assume launch: cuda.blockDim.x → 32"): _MAX_TWICE,
+    ("softmax_warp", "change range: range(lane, x.shape[1], 32) → "
+     "range(lane, x.shape[1], 1)"): _MAX_TWICE,
+    ("softmax_warp", "change constant: 32 → 31, again, again"): _MAX_TWICE,
+    ("softmax_warp", "change range: range(5) → range(0, 6, 1)"): _MAX_TWICE,
+    ("softmax_warp", "change constant: 5 → 6"): _MAX_TWICE,
+    ("softmax_warp", "change shuffle: cuda.shfl_xor_sync(4294967295, largest, 1 << k) → "
+     "cuda.shfl_xor_sync(4294967295, largest, (1 << k) + 1)"): _OTHER_BUTTERFLY,
+    ("softmax_warp", "change shuffle: cuda.shfl_xor_sync(4294967295, total, 1 << k) → "
+     "cuda.shfl_xor_sync(4294967295, total, (1 << k) + 1)"): _OTHER_BUTTERFLY,
+    ("softmax_warp", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("softmax_online", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
 }  # fmt: skip
