@@ -27,6 +27,7 @@ Where it differs from a GPU:
   an endless loop that touches no array is ended by Ctrl-C alone.
 """
 
+from . import cluster
 from .device_api import read_elements, write_elements
 from .errors import Deadlock, LaunchError, OutOfBounds, SimulatorError
 from .facade import cuda
@@ -41,6 +42,6 @@ from .sanitizer import sanitize
 from .trace import trace
 
 __all__ = ["Deadlock", "LaunchError", "LintError", "LintUnavailable", "OutOfBounds",
-           "SimulatorError", "cuda", "install", "is_installed", "lint", "observing", "options",
-           "read_elements", "register_twin", "run", "run_on_copies", "sanitize", "trace",
-           "uninstall", "write_elements"]
+           "SimulatorError", "cluster", "cuda", "install", "is_installed", "lint", "observing",
+           "options", "read_elements", "register_twin", "run", "run_on_copies", "sanitize",
+           "trace", "uninstall", "write_elements"]

@@ -7,13 +7,10 @@ tuple whose first item is called as `handler(block, thread, operation)`.
 """
 
 import contextvars
-import random
-
-import numpy as np
 
 from . import errors
 from .primitives import ThreadGreenlet
-from .report import annotate, describe_waiting
+from .report import annotate
 
 WARP_SIZE = 32
 FULL_MASK = 0xFFFFFFFF
@@ -71,7 +68,8 @@ class Block:
 
     __slots__ = ("x", "y", "z", "ox", "oy", "oz", "dx", "dy", "dz", "gx", "gy", "gz",
                  "launch", "arrays", "static_bytes", "dynamic", "threads", "warps", "live",
-                 "ready", "barrier", "votes", "spinning", "at_grid", "patience")
+                 "ready", "barrier", "votes", "spinning", "at_cluster", "at_grid", "patience",
+                 "cluster")
 
     thread_type = Thread
 
@@ -80,6 +78,7 @@ class Block:
         self.dx, self.dy, self.dz = launch.block_dim
         self.gx, self.gy, self.gz = launch.grid_dim
         self.patience = PATIENCE
+        self.cluster = None
         self.move(index)
 
     def move(self, index):
@@ -94,6 +93,11 @@ class Block:
     def index(self):
         """(x, y, z) within the grid."""
         return self.x, self.y, self.z
+
+    @property
+    def rank(self):
+        """Which block of its cluster it is."""
+        return self.x % self.launch.cluster
 
     def make_threads(self):
         """All threads, in order of x, then y, then z."""
@@ -116,7 +120,8 @@ class Block:
         for thread in threads:
             thread.warp = self.warps[thread.tid // WARP_SIZE]
         self.ready = launch.ordered(threads)
-        self.barrier, self.votes, self.spinning, self.at_grid = [], [], [], []
+        self.barrier, self.votes, self.spinning = [], [], []
+        self.at_cluster, self.at_grid = [], []
 
     def advance(self):
         """Run until no thread of this block can go on without another block."""
@@ -161,6 +166,8 @@ class Block:
         """What `thread`, which is alive, waits for, in words."""
         if thread in self.barrier:
             return "wait at a block barrier"
+        if thread in self.at_cluster:
+            return "wait at the barrier of the cluster"
         if thread in self.at_grid:
             return "wait at the grid barrier"
         if thread in self.spinning or thread in self.ready:
@@ -252,6 +259,11 @@ def vote_at_barrier(block, thread, op):
     block.barrier.append(thread)
 
 
+def wait_for_cluster(block, thread, op):
+    """Handler of the barrier of a cluster."""
+    block.at_cluster.append(thread)
+
+
 def resident_blocks(block_dim):
     """How many blocks run at once on 132 multiprocessors of 2048 threads and 32 blocks each."""
     return 132 * min(32, 2048 // (block_dim[0] * block_dim[1] * block_dim[2]))
@@ -270,140 +282,22 @@ def wait_for_grid(block, thread, op):
     block.at_grid.append(thread)
 
 
-class Launch:
-    """One launch of a program over a grid."""
+def start_calls(function):
+    """A `start` for programs whose threads never wait."""
 
-    block_type = Block
+    def start(launch, threads):
+        for thread in threads:
+            thread.resume = _call_resume(function, thread, launch.args)
 
-    def __init__(self, program, grid_dim, block_dim, args, shared_bytes, options, name):
-        self.program, self.args, self.name = program, args, name
-        self.grid_dim, self.block_dim = grid_dim, block_dim
-        self.shared_bytes = shared_bytes
-        self.order, self.max_steps = options.order, options.max_steps
-        self.progress = options.progress
-        self.random = random.Random(options.seed) if options.order == "random" else None
-        self.steps = 0
-        self.active = []
+    return start
 
-    def ordered(self, items):
-        """`items` in the order of this launch, as a new list."""
-        items = list(items)
-        if self.order == "reverse":
-            items.reverse()
-        elif self.random:
-            self.random.shuffle(items)
-        return items
 
-    def shuffled(self, items):
-        """`items` reordered in place if the order is random."""
-        if self.random:
-            self.random.shuffle(items)
-        return items
+def _call_resume(function, thread, args):
+    def resume(value):
+        function(thread, *args)
+        raise StopIteration
 
-    def block_indices(self):
-        """Every block's (x, y, z), in the order of this launch."""
-        gx, gy, gz = self.grid_dim
-        count = gx * gy * gz
-        numbers = range(count)
-        if self.order == "reverse":
-            numbers = reversed(numbers)
-        elif self.random:
-            numbers = self.ordered(numbers)
-        if self.progress:
-            numbers = self.progress(numbers, total=count)
-        for number in numbers:
-            yield number % gx, number // gx % gy, number // (gx * gy)
-
-    def run(self):
-        """Run every block. Floating-point warnings stay off: a GPU has none."""
-        with np.errstate(all="ignore"):
-            if self.program.plain:
-                self.run_plain()
-            else:
-                self.run_scheduled()
-
-    def run_plain(self):
-        """No thread ever waits: one call per thread."""
-        function, args = self.program.function, self.args
-        block = thread = None
-        try:
-            for index in self.block_indices():
-                if block is None:
-                    block = Block(self, index)
-                    threads = block.make_threads()
-                    if self.order == "reverse":
-                        threads.reverse()
-                else:
-                    block.move(index)
-                if self.random:
-                    self.random.shuffle(threads)
-                for thread in threads:
-                    function(thread, *args)
-        except errors.SimulatorError:
-            raise
-        except Exception as error:
-            raise annotate(error, thread)  # noqa: B904
-
-    def run_scheduled(self):
-        """Run blocks one after another; keep several alive only if they wait for each other."""
-        indices = self.block_indices()
-        active = self.active
-        more = True
-        while True:
-            if more:
-                index = next(indices, None)
-                if index is None:
-                    more = False
-                else:
-                    block = self.block_type(self, index)
-                    active.append(block)
-                    block.start()
-                    block.advance()
-                    if block.live == 0:
-                        active.pop()
-                    elif self.is_stuck(block):
-                        self.fail_deadlock()
-                    continue
-            if not active:
-                return
-            self.round(active)
-
-    @staticmethod
-    def is_stuck(block):
-        """True if nothing another block does can let `block` go on."""
-        return not block.spinning and not block.at_grid
-
-    def round(self, active):
-        """Every block has started: release the grid barrier, or let spinning threads try again."""
-        if all(len(block.at_grid) == block.live for block in active):
-            self.release_grid(active)
-        elif any(block.spinning for block in active):
-            for block in active:
-                block.ready, block.spinning = block.spinning, []
-        else:
-            self.fail_deadlock()
-        for block in list(active):
-            block.patience = 0
-            block.advance()
-            if block.live == 0:
-                active.remove(block)
-
-    def release_grid(self, active):
-        """Every live thread of the grid has arrived: let them go on."""
-        for block in active:
-            block.ready, block.at_grid = self.shuffled(block.at_grid), []
-
-    def fail_deadlock(self):
-        """Raise Deadlock, naming who waits where."""
-        raise errors.Deadlock(
-            f"deadlock in {self.name}: no thread can go on.\n{describe_waiting(self.active)}")
-
-    def fail_endless(self):
-        """Raise Deadlock for loops past the step budget."""
-        raise errors.Deadlock(
-            f"endless loop in {self.name}: {self.max_steps:,} loop iterations passed and no thread "
-            f"finished (simulator.options(max_steps=...) allows more).\n"
-            f"{describe_waiting(self.active)}")
+    return resume
 
 
 def start_generators(function):

@@ -4,11 +4,13 @@ Rewritten code of the observed flavour calls `_t.o.load1(_t, number, x, i)` and 
 `_t.o` is an `Execution`. `number` is the place of the site in `launch.sites`.
 """
 
+import contextlib
 import math
 
 import numpy as np
 
 from . import engine, guards
+from .cluster import Unreachable, elsewhere
 from .observe import Memory, Watched, watch
 from .primitives import Primitive
 
@@ -96,6 +98,10 @@ class Execution:
     def relaxed_store(self, thread, number, array, index, value):
         """A store with a cache hint."""
         self.store(thread, number, value, array, index)
+
+    def load_cluster(self, thread, number, array, i, rank):
+        """`array[i]` in the block of `rank` of the cluster."""
+        return self.load1(thread, number, elsewhere(thread, array, rank), i)
 
     def load_many(self, thread, number, array, index, count):
         """`count` elements from `index` on, as one access."""
@@ -190,6 +196,9 @@ class Execution:
     def warp_released(self, block, group):
         """Lanes have met at a warp operation: group maps a lane to (thread, payload)."""
 
+    def cluster_released(self, cluster, threads):
+        """All live threads of a cluster have met: `threads` holds a list for each block."""
+
     def grid_released(self, threads):
         """All live threads of the grid have met."""
 
@@ -216,8 +225,9 @@ class Reporting(Execution):
         super().__init__(launch)
         self.inner = inner
         for hook in ("load", "store", "atomic", "barrier", "barrier_release", "warp_op",
-                     "warp_release", "grid_barrier", "grid_release", "fence", "branch", "exit",
-                     "shared_declaration", "block_start", "block_end", "launch", "launch_end"):
+                     "warp_release", "cluster_barrier", "cluster_release", "grid_barrier",
+                     "grid_release", "fence", "branch", "exit", "shared_declaration",
+                     "block_start", "block_end", "launch", "launch_end"):
             found = [getattr(observer, f"on_{hook}") for observer in observers
                      if hasattr(observer, f"on_{hook}")]
             setattr(self, f"on_{hook}", found)
@@ -260,6 +270,11 @@ class Reporting(Execution):
         self.touch(self.on_store, thread, number, array, index)
         self.inner.relaxed_store(thread, number, array, index, value)
 
+    def load_cluster(self, thread, number, array, i, rank):
+        with contextlib.suppress(Unreachable):  # for whoever carries it out to say
+            self.touch(self.on_load, thread, number, elsewhere(thread, array, rank), i)
+        return self.inner.load_cluster(thread, number, array, i, rank)
+
     def load_many(self, thread, number, array, index, count):
         self.touch(self.on_load, thread, number, array, index, count)
         return self.inner.load_many(thread, number, array, index, count)
@@ -290,6 +305,9 @@ class Reporting(Execution):
             kind = site.text.partition("(")[0].rpartition(".")[2]
             for hook in self.on_warp_op:
                 hook(thread, site, kind, operation[2])
+        elif handler is engine.wait_for_cluster:
+            for hook in self.on_cluster_barrier:
+                hook(thread, site)
         elif handler is engine.wait_for_grid:
             for hook in self.on_grid_barrier:
                 hook(thread, site)
@@ -347,6 +365,11 @@ class Reporting(Execution):
         for hook in self.on_warp_release:
             hook(block, [entry[0] for entry in group.values()])
         self.inner.warp_released(block, group)
+
+    def cluster_released(self, cluster, threads):
+        for hook in self.on_cluster_release:
+            hook([thread for group in threads for thread in group])
+        self.inner.cluster_released(cluster, threads)
 
     def grid_released(self, threads):
         for hook in self.on_grid_release:

@@ -9,8 +9,10 @@ from dataclasses import replace
 
 from . import errors
 from .arrays import kernel_argument
-from .engine import Launch, resident_blocks
+from .cluster import check_size
+from .engine import resident_blocks
 from .guards import SHARED_LIMIT
+from .launching import Launch
 from .observe import current_observers
 from .options import check_order, current_options
 from .program import build_program
@@ -79,8 +81,10 @@ class Kernel:
         return Configured(self, *configuration[:4])
 
     def configure(self, griddim, blockdim, stream=0, sharedmem=0, cluster=0):
-        """What `kernel[griddim, blockdim, stream, sharedmem]` gives."""
-        return self[griddim, blockdim, stream, sharedmem]
+        """What `kernel[griddim, blockdim, stream, sharedmem]` gives, in clusters if asked for."""
+        configured = self[griddim, blockdim, stream, sharedmem]
+        configured.cluster = check_size(cluster or 1, configured.griddim)
+        return configured
 
     def __call__(self, *args, **kwargs):
         from .primitives import current_thread
@@ -106,9 +110,10 @@ class Kernel:
                 program = self._programs[flavour] = build_program(self.py_func, flavour)
         return program
 
-    def launch(self, grid, block, args, shared_bytes=0, options=None):
+    def launch(self, grid, block, args, shared_bytes=0, options=None, cluster=1):
         """Run the kernel on a grid. See `Configured`."""
         grid, block = launch_dimensions(grid, block)
+        cluster = check_size(cluster, grid)
         if not isinstance(shared_bytes, numbers.Integral) or shared_bytes < 0:
             raise errors.LaunchError(f"shared_bytes must be >= 0; got {shared_bytes!r}")
         if shared_bytes > SHARED_LIMIT:
@@ -123,7 +128,7 @@ class Kernel:
         values = [kernel_argument(value, position, name)
                   for position, value in enumerate(args, start=1)]
         launch = self.prepared(grid, block, values, int(shared_bytes),
-                               options or current_options(), name)
+                               options or current_options(), name, cluster)
         try:
             launch.run()
         except Exception as error:
@@ -134,11 +139,12 @@ class Kernel:
             return
         raise failure
 
-    def prepared(self, grid, block, values, shared_bytes, options, name):
+    def prepared(self, grid, block, values, shared_bytes, options, name, cluster):
         """The Launch: an observed one inside `sanitize()` and `trace()`."""
         observers = current_observers()
         if not observers:
-            return Launch(self.program(), grid, block, values, shared_bytes, options, name)
+            return Launch(self.program(), grid, block, values, shared_bytes, options, name,
+                          cluster)
         from .observed_engine import ObservedLaunch
 
         branches = any(observer.wants_branches for observer in observers)
@@ -146,7 +152,7 @@ class Kernel:
             "branches" if branches else "observed")
         program = self.program(flavour)
         return ObservedLaunch(program, grid, block, values, shared_bytes, options, name,
-                              observers)
+                              cluster, observers)
 
     # What numba's dispatcher offers beyond launching. Nothing is compiled here, so there is
     # nothing to specialise or to disable.
@@ -215,10 +221,11 @@ class Configured:
     def __init__(self, kernel, grid, block, stream=0, shared_bytes=0):
         self.kernel = kernel
         self.griddim, self.blockdim = launch_dimensions(grid, block)
-        self.stream, self.sharedmem = stream, shared_bytes
+        self.stream, self.sharedmem, self.cluster = stream, shared_bytes, 1
 
     def __call__(self, *args):
-        self.kernel.launch(self.griddim, self.blockdim, args, self.sharedmem)
+        self.kernel.launch(self.griddim, self.blockdim, args, self.sharedmem,
+                           cluster=self.cluster)
 
 
 class ForAll:
@@ -289,20 +296,18 @@ def run(kernel, grid, block, *args, shared=0, order=None, cluster=1):
     order : "forward", "reverse", "random" or None
         Overrides `options` for this launch.
     cluster : int
-        How many consecutive blocks in x make a cluster.
+        How many consecutive blocks in x make a cluster: 1 to 8, a divisor of the grid's x.
 
     Raises
     ------
     LaunchError for a launch that a GPU would refuse, OutOfBounds, Deadlock, or whatever the
     kernel raises.
     """
-    if cluster != 1:
-        raise NotImplementedError("the simulator does not run clusters of several blocks yet")
     settings = current_options()
     if order is not None:
         check_order(order)
         settings = replace(settings, order=order)
-    as_kernel(kernel).launch(grid, block, args, shared, settings)
+    as_kernel(kernel).launch(grid, block, args, shared, settings, cluster)
 
 
 _wrapped = {}

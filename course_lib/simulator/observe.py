@@ -19,6 +19,7 @@ What is told, in the order in which it happens:
     on_barrier(thread, site), on_barrier_release(block, threads)
     on_warp_op(thread, site, kind, mask)   kind "shfl_sync", "syncwarp", "ballot_sync" …
     on_warp_release(block, threads)        the lanes of the mask have met and go on
+    on_cluster_barrier(thread, site), on_cluster_release(threads)
     on_grid_barrier(thread, site), on_grid_release(threads)
     on_fence(thread, site, scope)          scope "block", "grid" or "system"
     on_branch(thread, site, taken)         `if`, `while`, conditional expression: the outcome, a
@@ -108,8 +109,8 @@ class ObservedSite:
     number : int
         Its place in `launch.sites`.
     kind : str
-        "load", "store", "atomic", "call" (of an intrinsic), "barrier", "warp", "grid", "fence",
-        "branch", "shared", "local", "return".
+        "load", "store", "atomic", "call" (of an intrinsic), "barrier", "warp", "cluster",
+        "grid", "fence", "branch", "shared", "local", "return".
     text, array : str
         The expression, and the name of the array in it ("" where there is none).
     filename, line, col, end_line, end_col

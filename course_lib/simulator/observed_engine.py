@@ -1,8 +1,9 @@
 """The scheduler's parts for an observed launch: the same turns, with every event passed on."""
 
 from . import errors
-from .engine import Block, Launch, Thread
+from .engine import Block, Thread
 from .execution import Execution, Reporting, aligned
+from .launching import Launch
 from .observe import watch_arguments
 from .report import annotate
 
@@ -33,6 +34,7 @@ class ObservedBlock(Block):
         super().__init__(launch, index)
         self.o = launch.execution_for(self)
         self.watched = {}
+        self.readers = {}  # the sanitizer's: what other blocks of the cluster read here, and where
         self.dynamic_memory = None
         self.next_static = 0
 
@@ -69,12 +71,12 @@ class ObservedLaunch(Launch):
     block_type = ObservedBlock
 
     def __init__(self, program, grid_dim, block_dim, args, shared_bytes, options, name,
-                 observers):
+                 cluster, observers):
         code = program.root.__code__
         names = [*code.co_varnames[:code.co_argcount]]
         names += [f"argument {n + 1}" for n in range(len(names), len(args))]
         super().__init__(program, grid_dim, block_dim, watch_arguments(args, names),
-                         shared_bytes, options, name)
+                         shared_bytes, options, name, cluster)
         self.sites = program.observed_sites
         self.observers = observers
         executions = [made for made in (observer.execution(self) for observer in observers)
@@ -128,14 +130,13 @@ class ObservedLaunch(Launch):
                 return False
             if not block.o.stuck(block):
                 return True
-            block.advance()
+            self.advance(block.cluster)
         return False
 
-    def round(self, active):
-        for block in [block for block in active if not block.live]:
-            active.remove(block)  # one that was stuck, and was helped
-        if active:
-            super().round(active)
+    def release_cluster(self, cluster):
+        threads = [list(block.at_cluster) for block in cluster.blocks]
+        super().release_cluster(cluster)
+        self.o.cluster_released(cluster, threads)
 
     def release_grid(self, active):
         threads = [thread for block in active for thread in block.at_grid]

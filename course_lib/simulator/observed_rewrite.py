@@ -205,7 +205,7 @@ class ObservedEmitter(Emitter):
         """An atomic, a load or store with a hint, or a vector access."""
         array = ast.unparse(node.args[0]) if node.args else ""
         relaxed = primitive.access in ("load", "store")
-        kind = {"load_many": "load", "store_many": "store"}.get(
+        kind = {"load_many": "load", "load_cluster": "load", "store_many": "store"}.get(
             primitive.access, primitive.access)
         number = self.number(node, kind, array, relaxed)
         # Keyword arguments of these are rare: the primitive itself sorts them out.
@@ -233,7 +233,7 @@ class ObservedEmitter(Emitter):
         primitive = self.static(node.func) if isinstance(node, ast.Call) else None
         name = primitive.name if isinstance(primitive, Primitive) else "grid.sync"
         kind = "barrier" if name.startswith("cuda.syncthreads") else (
-            "grid" if name == "grid.sync" else "warp")
+            {"grid.sync": "grid", "simulator.cluster.sync": "cluster"}.get(name, "warp"))
         return super().wait(self.act("wait", self.number(node, kind), operation, at=node), node)
 
     # -- branches --------------------------------------------------------------------------------
@@ -269,11 +269,12 @@ class ObservedEmitter(Emitter):
             node.body, node.orelse = self.statements(node.body), self.statements(node.orelse)
             return node
         if isinstance(node, ast.For):
-            iterable = node.iter
+            iterable, watched = node.iter, self.program.branches and not self.is_twin
+            # Before the visit, which may change the expression that the site shows.
+            number = self.number(iterable, "branch") if watched else None
             node.target, node.iter = self.visit(node.target), self.visit(iterable)
-            if self.program.branches and not self.is_twin:
-                node.iter = self.act("loop", self.number(iterable, "branch"), node.iter,
-                                     at=iterable)
+            if watched:
+                node.iter = self.act("loop", number, node.iter, at=iterable)
             node.body, node.orelse = self.statements(node.body), self.statements(node.orelse)
             return node
         return super().generic_visit(node)

@@ -89,7 +89,9 @@ class Program:
             self.function = root.callable
         if self.greenlets:
             self.start = engine.start_greenlets(self.function)
-        elif not self.plain:
+        elif self.plain:
+            self.start = engine.start_calls(self.function)
+        else:
             self.start = engine.start_generators(self.function)
 
     def settle(self):
