@@ -5,5 +5,6 @@ refused with an error, not approximated.
 """
 
 from course_lib.ops.activation import relu, sigmoid, swish
+from course_lib.ops.softmax import log_softmax, softmax
 
-__all__ = ["relu", "sigmoid", "swish"]
+__all__ = ["log_softmax", "relu", "sigmoid", "softmax", "swish"]

@@ -68,13 +68,15 @@ class Operator:
     gradient  gradient(ctx, *grad_outputs) returns a gradient, or None, for each input; without it
               the operator is itself a gradient, and differentiating it again is refused
     title     what its node in the graph is called
-    autocast  the devices on which autocast makes its floating-point tensors float32
+    autocast  {device type: function of the inputs that returns those to compute with instead}
+    vmap      vmap(info, in_dims, *inputs) as `torch.library.register_vmap` takes it; without it
+              torch.vmap refuses the operator
     tags      of `torch.Tag`
     """
 
     def __init__(
-        self, name, schema, *, kernel, on_cpu, fake, title, save=None, gradient=None, autocast=(),
-        tags=(),
+        self, name, schema, *, kernel, on_cpu, fake, title, save=None, gradient=None, autocast=None,
+        vmap=None, tags=(),
     ):  # fmt: skip
         self.name, self.kernel = name, kernel
         _library.define(f"{name}{schema}", tags=tags)
@@ -88,10 +90,10 @@ class Operator:
         # Function.apply sees to functorch; where `dispatcher_is_idle` there is none.
         self._record = super(torch.autograd.Function, self._function).apply
         _library.impl(name, self._below_autograd, "Autograd")
-        for device_type in autocast:
-            torch.library.register_autocast(
-                f"course_lib::{name}", device_type, torch.float32, lib=_library
-            )
+        for device_type, converted in (autocast or {}).items():
+            self._register_autocast(device_type, converted)
+        if vmap is not None:
+            torch.library.register_vmap(f"course_lib::{name}", vmap, lib=_library)
 
     def __call__(self, *inputs):
         if not dispatcher_is_idle():
@@ -106,7 +108,22 @@ class Operator:
             return self._record(self.kernel, *inputs)
         return self.kernel(*inputs)
 
+    def _register_autocast(self, device_type, converted):
+        key = "Autocast" + device_type.upper()
+        below = _C.DispatchKeySet(getattr(_C.DispatchKey, key))
+
+        def convert(*inputs):
+            with _C._ExcludeDispatchKeyGuard(below):
+                return self.overload(*converted(*inputs))
+
+        _library.impl(self.name, convert, key)
+
     def _below_autograd(self, *inputs):
+        if _C._are_functorch_transforms_active():
+            raise RuntimeError(
+                f"course_lib.{self.name} can't be transformed by torch.func (grad, jvp, vjp ...): "
+                "use backward or torch.autograd.grad, or the function of torch.nn.functional"
+            )
         return self._function.apply(self._dispatched, *inputs)
 
     def _dispatched(self, *inputs):
@@ -121,18 +138,16 @@ class Operator:
 def _autograd_function(title, save, gradient):
     """The node of autograd's graph. Its first argument is what computes the outputs."""
 
-    class Node(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, implementation, *inputs):
-            outputs = implementation(*inputs)
-            if save is not None:
-                save(ctx, inputs, outputs)
-            return outputs
+    def forward(ctx, implementation, *inputs):
+        outputs = implementation(*inputs)
+        if save is not None:
+            save(ctx, inputs, outputs)
+        return outputs
 
-        @staticmethod
-        def backward(ctx, *grad_outputs):
-            found = gradient(ctx, *grad_outputs)
-            return (None, *found) if isinstance(found, tuple) else (None, found)
+    def backward(ctx, *grad_outputs):
+        found = gradient(ctx, *grad_outputs)
+        return (None, *found) if isinstance(found, tuple) else (None, found)
 
-    Node.__name__ = Node.__qualname__ = title
-    return Node
+    # Made by a call, because what the graph shows is the name that the class is made with.
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(torch.autograd.Function)(title, (torch.autograd.Function,), methods)

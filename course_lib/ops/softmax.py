@@ -1,0 +1,162 @@
+"""Softmax and log-softmax as operators of PyTorch."""
+
+import operator
+
+import torch
+
+from course_lib.kernels import softmax as kernels
+from course_lib.ops.registration import Operator
+
+_aten = torch.ops.aten
+_DTYPES = frozenset(getattr(torch, name) for name in kernels.DTYPES)
+
+
+def _register(operation, on_cpu, backward_on_cpu):
+    """y = operation(x) along an axis, as torch.softmax(x, dim, dtype) computes it."""
+    title = operation.name.title().replace("_", "")
+    name = operation.name
+
+    def kernel(x, dim, dtype):
+        if dtype is not None:
+            x = x.to(dtype)
+        _require_floating_point(name, x.dtype)
+        if dim == -1:
+            return operation.forward(x)
+        return _along(operation.forward, dim, x)
+
+    def fake(x, dim, dtype):
+        _wrapped(dim, x.dim())
+        dtype = dtype or x.dtype
+        if x.device.type == "cuda":
+            _require_floating_point(name, dtype)
+        return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+    def save(ctx, inputs, y):
+        x, ctx.dim, _ = inputs
+        ctx.dtype = x.dtype
+        ctx.save_for_backward(y)
+
+    def gradient(ctx, grad_output):
+        (y,) = ctx.saved_tensors
+        return backward(grad_output, y, ctx.dim, ctx.dtype), None, None
+
+    def backward_kernel(grad_output, y, dim, input_dtype):
+        if dim == -1:
+            dx = operation.backward(grad_output, y)
+        else:
+            dx = _along(operation.backward, dim, grad_output, y)
+        return dx if dx.dtype is input_dtype else dx.to(input_dtype)
+
+    def by_torch(grad_output, y, dim, input_dtype):
+        return backward_on_cpu(grad_output, y, dim, y.dtype).to(input_dtype)
+
+    def fake_backward(grad_output, y, dim, input_dtype):
+        return torch.empty_like(y, dtype=input_dtype, memory_format=torch.contiguous_format)
+
+    backward = Operator(
+        f"{name}_backward",
+        "(Tensor grad_output, Tensor y, int dim, ScalarType input_dtype) -> Tensor",
+        kernel=backward_kernel,
+        on_cpu=by_torch,
+        fake=fake_backward,
+        title=f"{title}Backward",
+        vmap=lambda info, in_dims, *inputs: _vmapped(backward.overload, 2, info, in_dims, inputs),
+    )
+    forward = Operator(
+        name,
+        "(Tensor x, int dim, ScalarType? dtype) -> Tensor",
+        kernel=kernel,
+        on_cpu=on_cpu,
+        fake=fake,
+        save=save,
+        gradient=gradient,
+        title=title,
+        vmap=lambda info, in_dims, *inputs: _vmapped(forward.overload, 1, info, in_dims, inputs),
+        # Like torch.softmax, which autocast makes float32 on a GPU, unless a dtype is asked for.
+        autocast={"cuda": lambda x, dim, dtype: (x, dim, dtype or _autocast_dtype(x))},
+    )
+    return forward
+
+
+def _require_floating_point(name, dtype):
+    if dtype not in _DTYPES:
+        # The words of PyTorch's own refusal, and what to do.
+        spelling = torch.empty((), dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")
+        raise NotImplementedError(
+            f'"{name}" not implemented for {spelling!r}: expected {", ".join(kernels.DTYPES)}; '
+            "pass dtype=torch.float32 to convert first"
+        )
+
+
+def _autocast_dtype(x):
+    return torch.float32 if x.is_floating_point() and x.dtype is not torch.float64 else None
+
+
+def _wrapped(dim, n_dims):
+    """`dim` counted from the front; IndexError as PyTorch's where there is no such dimension."""
+    n = max(n_dims, 1)  # a 0-d tensor takes dim 0 and -1
+    if not -n <= operator.index(dim) < n:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-n}, {n - 1}], but got {dim})"
+        )
+    return dim % n
+
+
+def _along(launcher, dim, *tensors):
+    """`launcher`, which works along the last axis, along axis `dim`; the result contiguous.
+
+    Where `dim` isn't the last axis, that takes a copy of each tensor and one of the result, so
+    that rows lie in one piece. PyTorch has a kernel for such rows and needs none.
+    """
+    n_dims = tensors[0].dim()
+    dim = _wrapped(dim, n_dims)
+    if dim >= n_dims - 1:
+        return launcher(*tensors)
+    result = launcher(*(tensor.movedim(dim, -1) for tensor in tensors))
+    return result.new_empty(tensors[0].shape).copy_(result.movedim(-1, dim))
+
+
+def _vmapped(overload, n_tensors, info, in_dims, inputs):
+    """The operator on a batch: one more axis in front."""
+    *tensors, dim, last = inputs
+    batched = [
+        tensor.expand(info.batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+        for tensor, axis in zip(tensors, in_dims, strict=False)
+    ]
+    n_dims = batched[0].dim() - 1
+    if n_dims == 0:  # scalars: each is a row by itself
+        _wrapped(dim, 0)
+        y = overload(*(tensor.unsqueeze(-1) for tensor in batched), -1, last).squeeze(-1)
+    else:
+        y = overload(*batched, _wrapped(dim, n_dims) + 1, last)
+    return y, 0
+
+
+_softmax = _register(
+    kernels.softmax,
+    lambda x, dim, dtype: torch.softmax(x, dim, dtype=dtype),
+    _aten._softmax_backward_data,
+)
+_log_softmax = _register(
+    kernels.log_softmax,
+    lambda x, dim, dtype: torch.log_softmax(x, dim, dtype=dtype),
+    _aten._log_softmax_backward_data,
+)
+
+
+def softmax(x, dim=-1, dtype=None):
+    """exp(x) / Σ exp(x), the sum along `dim`, as `torch.softmax`; the result is contiguous.
+
+    x      float32, float16 or bfloat16, any shape, 0-d and empty included
+    dim    the axis of the sum, from either end. The last costs one launch; another, copies too
+    dtype  what to convert `x` to first (another launch); the result's dtype
+
+    On a GPU, autocast makes it float32. Raises IndexError where there is no axis `dim`, and
+    NotImplementedError for another dtype. Second gradients raise RuntimeError. Notebooks 03, 04.
+    """
+    return _softmax(x, dim if type(dim) is int else operator.index(dim), dtype)
+
+
+def log_softmax(x, dim=-1, dtype=None):
+    """x − log Σ exp(x), the sum along `dim`, as `torch.log_softmax`. All else as in `softmax`."""
+    return _log_softmax(x, dim if type(dim) is int else operator.index(dim), dtype)

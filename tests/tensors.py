@@ -1,0 +1,18 @@
+"""Tensors for the tests of operators, where kernels run here, and how they are compared."""
+
+import torch
+
+from course_lib import SIMULATED
+
+PLACE = "cpu" if SIMULATED else "cuda"
+
+
+def randn(*shape, **options):
+    return torch.randn(*shape, device=PLACE, **options)
+
+
+def close(found, expected, scale=1):
+    """Equal in kind, and in value within a few roundings of the dtype."""
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    tolerance = 4 * scale * torch.finfo(expected.dtype).eps
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)

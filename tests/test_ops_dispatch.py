@@ -1,0 +1,249 @@
+"""The short way past the dispatcher, and everybody who has a say in a call and keeps it off."""
+
+import importlib
+import warnings
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from course_lib import SIMULATED, nn, ops
+from course_lib.ops import registration
+from tensors import PLACE, close, randn
+
+NAMES = ("softmax", "log_softmax")
+every_operator = pytest.mark.parametrize("name", NAMES)
+OVERLOADS = {name: getattr(torch.ops.course_lib, name).default for name in NAMES}
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """The list of ways that calls from outside took: "direct", or "dispatcher".
+
+    On a machine without a GPU, plain CPU tensors take the place of plain CUDA ones.
+    """
+    if SIMULATED:
+        monkeypatch.setattr(registration, "_direct_keys", registration.plain_keys("CPU"))
+    taken, inside = [], []
+
+    def note(way, function):
+        def noted(*inputs):
+            if not inside:
+                taken.append(way)
+            inside.append(way)
+            try:
+                return function(*inputs)
+            finally:
+                inside.pop()
+
+        return noted
+
+    module = importlib.import_module("course_lib.ops.softmax")
+    for operator in (module._softmax, module._log_softmax):
+        monkeypatch.setattr(operator, "kernel", note("direct", operator.kernel))
+        monkeypatch.setattr(operator, "overload", note("dispatcher", operator.overload))
+    return taken
+
+
+def test_plain_tensors_take_the_short_way(ways):
+    x = randn(2, 5)
+    expected = torch.softmax(x, -1)
+    close(ops.softmax(x), expected)
+    close(ops.softmax(torch.nn.Parameter(x)), expected)
+    with torch.no_grad():
+        close(ops.softmax(x.clone().requires_grad_()), expected)
+    close(ops.softmax(x.clone().requires_grad_()), expected)
+    close(ops.softmax(x.t(), 0), expected.t())
+    assert ways == ["direct"] * 5
+
+
+def test_both_ways_record_the_same(ways, monkeypatch):
+    dy, leaf = randn(3, 6), randn(3, 6).requires_grad_()
+    found = []
+    for short in (True, False):
+        monkeypatch.setattr(registration, "dispatcher_is_idle", lambda short=short: short)
+        y = ops.softmax(leaf)
+        (dx,) = torch.autograd.grad(y, leaf, dy)
+        found.append((type(y.grad_fn).__name__, y.is_leaf, y, dx))
+    assert ways == ["direct", "dispatcher"]
+    assert found[0][:2] == found[1][:2] == ("SoftmaxBackward", False)
+    assert torch.equal(found[0][2], found[1][2]) and torch.equal(found[0][3], found[1][3])
+
+
+class Noting(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen = [*getattr(self, "seen", ()), str(func)]
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_sees_the_operator(ways):
+    with Noting() as mode:
+        ops.softmax(randn(2, 3))
+    assert "course_lib.softmax.default" in mode.seen and ways == ["dispatcher"]
+
+
+def test_a_function_mode_sees_the_operator(ways):
+    class Functions(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x, seen = randn(2, 3), []
+    with Functions():
+        ops.softmax(x)
+    assert ways == ["dispatcher"] and OVERLOADS["softmax"] in seen
+
+
+def test_a_subclass_sees_the_operator(ways):
+    class Named(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    seen = []
+    y = ops.softmax(randn(2, 3).as_subclass(Named))
+    assert type(y) is Named and ways == ["dispatcher"] and OVERLOADS["softmax"] in seen
+
+
+def test_fake_tensors(ways):
+    with torch._subclasses.FakeTensorMode() as mode:
+        y = ops.softmax(torch.empty(2, 3, device="cuda", dtype=torch.bfloat16), 0)
+    outside = ops.log_softmax(mode.from_tensor(torch.empty(4, 1)))
+    assert y.shape == (2, 3) and y.device.type == "cuda" and y.dtype == torch.bfloat16
+    assert outside.shape == (4, 1) and ways == ["dispatcher"] * 2
+
+
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+def test_make_fx(ways, tracing_mode, pre_dispatch):
+    traced = make_fx(
+        lambda x: ops.softmax(x, 0), tracing_mode=tracing_mode, pre_dispatch=pre_dispatch
+    )(randn(2, 3))
+    assert any(node.target is OVERLOADS["softmax"] for node in traced.graph.nodes)
+    x = randn(2, 3)
+    close(traced(x), torch.softmax(x, 0))
+
+
+def test_jit_trace(ways):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch calls it deprecated
+        traced = torch.jit.trace(lambda x: ops.softmax(x) * 2, (randn(2, 3),))
+    x = randn(4, 5)
+    close(traced(x), torch.softmax(x, -1) * 2)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict):
+    program = torch.export.export(
+        nn.Softmax(dim=1), (randn(2, 3),), dynamic_shapes=({0: torch.export.Dim("n")},),
+        strict=strict,
+    )  # fmt: skip
+    assert OVERLOADS["softmax"] in [node.target for node in program.graph.nodes]
+    x = randn(5, 3)
+    close(program.module()(x), torch.softmax(x, 1))
+
+
+@every_operator
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_without_a_graph_break(name, dynamic):
+    def network(x):
+        return (getattr(ops, name)(x * 2, 0) * x).sum()
+
+    torch.compiler.reset()
+    compiled = torch.compile(network, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for shape in ((3, 4), (5, 4)):
+        x = randn(shape, requires_grad=True)
+        y, expected = compiled(x), network(x)
+        close(y, expected)
+        close(*(torch.autograd.grad(out, x)[0] for out in (y, expected)))
+
+
+def test_compiled_module_calls_the_operator():
+    seen = []
+
+    def backend(graph, inputs):
+        seen.extend(node.target for node in graph.graph.nodes)
+        return graph
+
+    torch.compiler.reset()
+    x = randn(3, 4)
+    close(torch.compile(nn.Softmax(dim=-1), fullgraph=True, backend=backend)(x), x.softmax(-1))
+    assert OVERLOADS["softmax"] in seen
+
+
+@every_operator
+@pytest.mark.parametrize("axis", [0, 1])
+def test_vmap(name, axis, ways):
+    x = randn(4, 3, 2, requires_grad=True)
+    found = []
+    for function in (getattr(ops, name), getattr(torch, name)):
+        for dim in (0, -1):
+            y = torch.vmap(lambda t, f=function, d=dim: f(t, d), in_dims=axis, out_dims=axis)(x)
+            found += [y, torch.autograd.grad((y * y).sum(), x)[0]]
+    for ours, theirs in zip(found[:4], found[4:], strict=True):
+        close(ours, theirs, scale=8)
+    scalars = torch.vmap(lambda t: getattr(ops, name)(t, 0))(randn(4))
+    close(scalars, torch.full_like(scalars, name == "softmax"))
+    assert set(ways) == {"dispatcher"}
+
+
+@pytest.mark.parametrize("transform", [
+    lambda x: torch.func.grad(lambda x: ops.softmax(x).sum())(x),
+    lambda x: torch.func.jvp(ops.softmax, (x,), (x,)),
+    lambda x: torch.vmap(torch.func.grad(lambda x: ops.softmax(x).sum()))(x),
+])  # fmt: skip
+def test_function_transforms_are_refused(transform):
+    with pytest.raises(RuntimeError, match=r"course_lib.softmax can't be transformed by torch.f"):
+        transform(randn(3, 4))
+
+
+def test_forward_mode_is_refused_not_ignored(ways):
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level(), torch.no_grad():
+        dual = forward_ad.make_dual(randn(3), randn(3))
+        with pytest.raises(RuntimeError, match="forward mode AD"):
+            ops.softmax(dual)
+
+
+def test_negated_tensors(ways):
+    x = torch._neg_view(randn(2, 3))
+    close(ops.softmax(x), torch.softmax(x.resolve_neg(), -1))
+    assert ways == ["dispatcher"]
+
+
+def test_saved_tensor_hooks_and_in_place_changes():
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        y = ops.softmax(randn(2, 3, requires_grad=True))
+    assert len(packed) == 1 and torch.equal(packed[0], y)
+    y = ops.softmax(randn(2, 3, requires_grad=True))
+    y.detach().zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@every_operator
+def test_inference_mode_and_no_grad(name):
+    x = randn(3, 9)
+    with torch.inference_mode():
+        y = getattr(ops, name)(x)
+        assert y.is_inference()
+        close(getattr(ops, name)(y, 0), getattr(torch, name)(y, 0))
+    with torch.no_grad():
+        assert not getattr(ops, name)(x.requires_grad_()).requires_grad
+
+
+@every_operator
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast(name, dtype, ways):
+    x = randn(3, 5, dtype=dtype).requires_grad_()
+    ours, theirs = getattr(ops, name), getattr(torch, name)
+    with torch.autocast(PLACE, dtype=dtype):
+        y, expected = ours(x), theirs(x, -1)
+        close(y, expected)
+        close(ours(x, -1, dtype), theirs(x, -1, dtype=dtype))
+    assert ways == ["dispatcher"] * 2
+    y.sum().backward()
+    assert x.grad.dtype == dtype
