@@ -1,6 +1,7 @@
 """Real numba.cuda kernels under observation: run in the simulator, on copies of their arguments."""
 
 import contextlib
+import importlib
 import sys
 
 import numpy as np
@@ -51,7 +52,7 @@ def run_on_copies(kernel, grid, block, args, shared=0, cluster=1):
     """
     from .kernel import run
 
-    copies = _Copies()
+    copies = _Copies(args)
     ready = [copies.on_host(argument) for argument in args]
     try:
         run(kernel, grid, block, *ready, shared=shared, cluster=cluster)
@@ -60,45 +61,112 @@ def run_on_copies(kernel, grid, block, args, shared=0, cluster=1):
 
 
 class _Copies:
-    """Host copies of device arrays, made once for each piece of device memory."""
+    """Host copies of the device memory behind `arguments`, each piece of it copied once."""
 
-    def __init__(self):
-        self.made = {}  # what tells device memory apart -> (device object, host object)
+    def __init__(self, arguments=()):
+        self.storages = {}  # address -> a tensor's storage, its copy
+        self.spans = []  # (first address, bytes on the device, their copy)
+        for first, end in _merged(_extent(array) for array in _device_arrays(arguments)):
+            there = device_bytes(first, end - first)
+            self.spans.append((first, there, there.copy_to_host()))
 
     def on_host(self, argument):
         """The argument as the simulator takes it."""
         if isinstance(argument, tuple):
             parts = [self.on_host(part) for part in argument]
             return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
-        if isinstance(argument, (np.ndarray, np.generic)) or not hasattr(argument, "shape"):
-            return argument
-        if hasattr(argument, "detach"):
+        if _is_tensor(argument):
             return argument if argument.device.type == "cpu" else self.tensor(argument.detach())
-        if not hasattr(argument, "__cuda_array_interface__"):
-            return argument
-        interface = argument.__cuda_array_interface__
-        key = interface["data"][0], tuple(interface["shape"]), interface.get("strides"), (
-            interface["typestr"])
-        if key not in self.made:
-            device = argument if hasattr(argument, "copy_to_host") else (
-                sys.modules["numba.cuda"].as_cuda_array(argument))
-            self.made[key] = device, device.copy_to_host()
-        return self.made[key][1]
+        return self.array(argument) if _is_device_array(argument) else argument
+
+    def array(self, array):
+        """A NumPy array of the same layout, over the copy of its span."""
+        shape, strides, dtype = _layout(array)
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        address = array.__cuda_array_interface__["data"][0]
+        first, _, copy = max((span for span in self.spans if span[0] <= _extent(array)[0]),
+                             key=lambda span: span[0])
+        return np.ndarray(shape, dtype, copy, address - first, strides)
 
     def tensor(self, tensor):
         """A CPU tensor of the same layout; tensors over one storage share the copy of it."""
         storage = tensor.untyped_storage()
         key = storage.data_ptr()
-        if key not in self.made:
-            self.made[key] = storage, storage.cpu().clone()
+        if key not in self.storages:
+            self.storages[key] = storage, storage.cpu().clone()
         host = tensor.new_empty(0, device="cpu")
-        return host.set_(self.made[key][1], tensor.storage_offset(), tensor.shape,
+        return host.set_(self.storages[key][1], tensor.storage_offset(), tensor.shape,
                          tensor.stride())
 
     def write_back(self):
         """Copy everything back to the device."""
-        for device, host in self.made.values():
-            if isinstance(host, np.ndarray):
-                device.copy_to_device(host)
-            else:
-                device.copy_(host)
+        for storage, copy in self.storages.values():
+            storage.copy_(copy)
+        for _, there, copy in self.spans:
+            there.copy_to_device(copy)
+
+
+def device_bytes(address, size):
+    """`size` bytes of device memory, as a numba array that can be copied from and to."""
+    numba_cuda = importlib.import_module("numba.cuda")
+    numba_cuda.synchronize()  # what wrote there, on whatever stream, has finished
+    return numba_cuda.as_cuda_array(_Bytes(address, size))
+
+
+class _Bytes:
+    """Device memory, described as libraries describe it to each other."""
+
+    def __init__(self, address, size):
+        self.__cuda_array_interface__ = {
+            "data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+
+
+def _is_tensor(argument):
+    return hasattr(argument, "shape") and hasattr(argument, "detach")
+
+
+def _is_device_array(argument):
+    return hasattr(argument, "__cuda_array_interface__")
+
+
+def _device_arrays(arguments):
+    """The device arrays among `arguments` and in tuples there, but for tensors and empty ones."""
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield from _device_arrays(argument)
+        elif not _is_tensor(argument) and _is_device_array(argument):
+            if 0 not in argument.__cuda_array_interface__["shape"]:
+                yield argument
+
+
+def _layout(array):
+    """(shape, strides in bytes, dtype) of a device array."""
+    interface = array.__cuda_array_interface__
+    shape, strides = tuple(interface["shape"]), interface.get("strides")
+    # The interface's own type has no names for the fields of a record, and none for bfloat16.
+    dtype = getattr(array, "dtype", None)
+    dtype = dtype if isinstance(dtype, np.dtype) else np.dtype(interface["typestr"])
+    if strides is None:  # it says so of rows one after the other
+        strides = dtype.itemsize * np.cumprod((1, *shape[:0:-1]))[::-1] if shape else ()
+    return shape, tuple(int(stride) for stride in strides), dtype
+
+
+def _extent(array):
+    """(first, end): the bytes of device memory that a device array lies in."""
+    shape, strides, dtype = _layout(array)
+    address = array.__cuda_array_interface__["data"][0]
+    reach = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+    before, after = sum(min(0, r) for r in reach), sum(max(0, r) for r in reach)
+    return address + before, address + after + dtype.itemsize
+
+
+def _merged(extents):
+    """The extents in order, those that overlap made one."""
+    merged = []
+    for first, end in sorted(extents):
+        if merged and first < merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([first, end])
+    return merged

@@ -1,12 +1,14 @@
 """The sanitizer's report, its rules one by one, and what it leaves alone."""
 
+import ctypes
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from course_lib import simulator
-from course_lib.simulator import cuda
+from course_lib.simulator import cuda, real
 from course_lib.simulator.observe import Observer, observing, observing_with
 
 
@@ -342,23 +344,31 @@ class FakeDeviceArray:
     """What the simulator needs to know of an array on a GPU."""
 
     def __init__(self, array):
-        self.array, self.shape = array, array.shape
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
         self.__cuda_array_interface__ = array.__array_interface__
 
+
+class FakeDeviceBytes:
+    """Memory of a FakeDeviceArray."""
+
+    def __init__(self, address, size):
+        self.bytes = np.frombuffer((ctypes.c_byte * size).from_address(address), np.uint8)
+
     def copy_to_host(self):
-        return self.array.copy()
+        return self.bytes.copy()
 
     def copy_to_device(self, host):
-        self.array[...] = host
+        self.bytes[...] = host
 
 
-def test_device_arrays_are_copied_there_and_back():
+def test_device_arrays_are_copied_there_and_back(monkeypatch):
     @cuda.jit
     def kernel(x, parts, y):
         i = cuda.grid(1)
         y[i] = x[i] + parts[0][i]
         x[3 - i] = 0
 
+    monkeypatch.setattr(real, "device_bytes", FakeDeviceBytes)
     device, other = FakeDeviceArray(np.arange(4.0)), FakeDeviceArray(np.ones(4))
     host = np.zeros(4)
     with simulator.sanitize() as report:
@@ -366,6 +376,42 @@ def test_device_arrays_are_copied_there_and_back():
     assert report.kinds() == ["race"]  # the two arguments are one array in the copy as well
     assert host[:2].tolist() == [0, 2]
     assert (device.array == 0).all() and (other.array == 1).all()
+
+
+def test_views_of_one_device_array_share_the_copy(monkeypatch):
+    @cuda.jit
+    def shift(left, right):
+        i = cuda.grid(1)
+        left[i] = right[i]
+
+    @cuda.jit
+    def mark(view):
+        i = cuda.grid(1)
+        view[i, 0] = 10 + i
+
+    monkeypatch.setattr(real, "device_bytes", FakeDeviceBytes)
+    base = np.arange(12, dtype=np.float32)
+    views = FakeDeviceArray(base[:3]), FakeDeviceArray(base[1:4])
+    with simulator.sanitize() as report:
+        simulator.run_on_copies(shift, 1, 3, views)
+    assert report.kinds() == ["race"]
+    assert base.tolist() == [1, 2, 3, *range(3, 12)]
+    # From the end, transposed and with gaps; what lies between stays as it is.
+    simulator.run_on_copies(mark, 1, 2, (FakeDeviceArray(base[:3:-1].reshape(4, 2).T[:, 1::2]),))
+    assert base.tolist() == [1, 2, 3, 3, 4, 5, 6, 7, 11, 10, 10, 11]
+
+
+def test_device_arrays_of_any_layout_look_the_same_in_the_copy(monkeypatch):
+    monkeypatch.setattr(real, "device_bytes", FakeDeviceBytes)
+    record = np.dtype([("a", np.int32), ("b", np.float64)])
+    base = np.arange(24, dtype=np.int64).reshape(2, 3, 4)
+    for array in (base, base.T, base[:, ::-1, ::2], base[1, 2, 3:], np.array(5.0), base[:0],
+                  np.zeros(3, record), base.astype(ml_dtypes.bfloat16)):
+        given = FakeDeviceArray(array)
+        copy = real._Copies((1, (given,))).on_host(given)
+        assert copy.dtype == array.dtype and copy.shape == array.shape
+        assert 0 in array.shape or copy.strides == array.strides
+        assert (copy == array).all() and not np.shares_memory(copy, array)
 
 
 def test_tensors_over_one_storage_share_the_copy():
