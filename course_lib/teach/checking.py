@@ -79,11 +79,7 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
             raise CheckFailed(describe(attempt, failure)) from None
     _passed[name] = obj
     record.update(name, lambda entry: entry.setdefault("solved", record.today()))
-    runs = len(cases) * len(ORDERS)
-    compiled = ", compiled for a GPU" if attempt.compiled else ""
-    gpu = ", then on the GPU" if Gpu.available() else ""
-    orders = f"{len(cases)} inputs × {len(ORDERS)} thread orders"
-    print(f"✓ {name} — {runs} cases: {orders}{compiled}{gpu}")
+    print(f"✓ {name} — {_account(attempt)}")
     for note in attempt.notes:
         print(f"  note      {note}")
 
@@ -101,12 +97,24 @@ def use(name: str, obj: Callable) -> Callable:
     return exercise.solution
 
 
+def _account(attempt: Attempt) -> str:
+    """Return what a check that passed has done."""
+    n_cases = len(attempt.cases)
+    if attempt.exercise.kind == "function":
+        return f"{n_cases} cases"
+    compiled = ", compiled for a GPU" if attempt.compiled else ""
+    gpu = ", then on the GPU" if Gpu.available() else ""
+    orders = f"{n_cases} inputs × {len(ORDERS)} thread orders"
+    return f"{n_cases * len(ORDERS)} cases: {orders}{compiled}{gpu}"
+
+
 def run_in_simulator(attempt: Attempt) -> Failure | None:
     """Run every case in every thread order in the simulator."""
+    orders = ORDERS[:1] if attempt.exercise.kind == "function" else ORDERS  # it has no threads
     try:
         with deadline(TIME_LIMIT):
             for case in attempt.cases:
-                for order in ORDERS:
+                for order in orders:
                     engine = Simulator(order, attempt.seed, sanitized=True)
                     failure = attempt_case(attempt, case, engine)
                     if failure is not None:
@@ -118,7 +126,7 @@ def run_in_simulator(attempt: Attempt) -> Failure | None:
 
 def run_on_gpu(attempt: Attempt) -> Failure | None:
     """Run every case once on the GPU, if there is one."""
-    if not Gpu.available():
+    if attempt.exercise.kind == "function" or not Gpu.available():
         return None
     for case in attempt.cases:
         failure = attempt_case(attempt, case, Gpu())
@@ -180,6 +188,8 @@ def _require_kind(exercise: Exercise, obj: object) -> None:
         raise TypeError(f"{passed}; it got a plain function: is @cuda.jit missing above it?")
     if exercise.kind == "launcher" and function is not obj:
         raise TypeError(f"{passed}; it got a kernel: pass the function that launches it")
+    if exercise.kind == "function" and function is not obj:
+        raise TypeError(f"{passed}; it got a kernel, and this is a function for the CPU")
     theirs = list(inspect.signature(function).parameters.values())
     needed = [p for p in theirs if p.default is p.empty]
     wanted = exercise.parameters

@@ -88,8 +88,9 @@ class Exercise:
     hints: three, from a nudge over the idea to nearly the code. Markdown.
     tolerance: an allowed difference that comes with its reason.
     kind: "kernel" for a `@cuda.jit` kernel, "launcher" for a function that starts kernels and
-        returns its outputs, "answer" for a function that returns what the learner found out. An
-        answer is compared with what `solution` returns; it has no reference and no cases.
+        returns its outputs, "function" for one that computes without any, "answer" for one that
+        returns what the learner found out. An answer is compared with what `solution` returns; it
+        has no reference and no cases.
     outputs: the names of the outputs. A kernel gets one poisoned array for each.
     dtype: dtype of the outputs; that of the first input when left out.
     start: what the outputs hold before the launch, where the kernel adds to them. Poison when

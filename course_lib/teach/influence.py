@@ -25,8 +25,8 @@ def influence(attempt: Attempt, failure: Failure, name: str) -> np.ndarray | Non
     where the reference doesn't depend on it. None if it can't be told.
     """
     run, x = failure.run, np.asarray(failure.run.case.inputs[name])
-    if not isinstance(run.engine, Simulator) or not 0 < x.size <= MOST:
-        return None
+    if not isinstance(run.engine, Simulator) or x.ndim == 0 or not 0 < x.size <= MOST:
+        return None  # a plain number says how large something is: it has no part in a sum
     before = {key: np.asarray(run.got[key], np.float64) for key in run.expected}
     if not all(np.isfinite(each).all() for each in before.values()) or not _linear(run, name):
         return None
@@ -49,7 +49,7 @@ def _linear(run: Run, name: str) -> bool:
     x = run.case.inputs[name]
     if x.dtype.kind in "iu":
         return True
-    if x.dtype.kind != "f":
+    if x.dtype.kind != "f" or not np.isfinite(x).all():
         return False
     step = 1 + np.abs(x).max()
     up, down = (

@@ -48,4 +48,18 @@ EQUIVALENT = {
      "cuda.shfl_xor_sync(4294967295, total, (1 << k) + 1)"): _OTHER_BUTTERFLY,
     ("softmax_warp", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
     ("softmax_online", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("blocks_per_multiprocessor", "change constant: 16384 → 16385"): (
+        "a warp's registers are a multiple of 256, which goes into both as often"
+    ),
+    ("softmax_registers", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("softmax_teams", "assume launch: cuda.grid(1) → cuda.threadIdx.x, again"): (
+        "a block is whole warps, so it begins with the first lane of a team"
+    ),
+    ("softmax_teams", "change constant: 0 → -1, again"): (
+        "no column is below 0, nor below -1"
+    ),
+    ("softmax_teams", "change range: range(SLOTS) → range(0, SLOTS + 1, 1), again, again"): (
+        "no row is long enough for a ninth number per lane"
+    ),
+    ("softmax_backward", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
 }  # fmt: skip
