@@ -10,6 +10,7 @@ sources it was measured; notebooks and README draw from it.
 """
 
 import datetime
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.runtime import device
+from course_lib.runtime.fingerprint import fingerprint
 
 RESULTS_FOLDER = Path(__file__).resolve().parent.parent / "data" / "results"
 _PACKAGES = ("torch", "triton", "numba", "numba-cuda", "numpy")
@@ -47,14 +49,17 @@ def device_times(candidates, *, calls=20, rounds=30):
 
     candidates  {label: function(i)}; the function enqueues one call, on buffer set `i` of its own
                 choosing, on the current stream, and must be capturable in a CUDA graph
-    calls       calls in one captured graph, with i = 0, 1, …
+    calls       calls in one captured graph, with i = 0, 1, …; or {label: calls}, where some
+                candidates take so long that fewer will do
     rounds      timed replays of each graph, candidates taking turns
 
     Returns {label: Timing}.
     """
     import torch
 
-    graphs = {label: _capture(function, calls) for label, function in candidates.items()}
+    if not isinstance(calls, dict):
+        calls = dict.fromkeys(candidates, calls)
+    graphs = {label: _capture(function, calls[label]) for label, function in candidates.items()}
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     samples = {label: [] for label in candidates}
     for turn in range(rounds + 2):
@@ -64,7 +69,7 @@ def device_times(candidates, *, calls=20, rounds=30):
             end.record()
             end.synchronize()
             if turn >= 2:  # the first two warm up
-                samples[label].append(start.elapsed_time(end) * 1e3 / calls)
+                samples[label].append(start.elapsed_time(end) * 1e3 / calls[label])
     return {label: Timing.of(found) for label, found in samples.items()}
 
 
@@ -103,6 +108,26 @@ def host_times(candidates, *, calls=200, rounds=30):
             if turn >= 2:
                 samples[label].append(elapsed * 1e6 / calls)
     torch.cuda.synchronize()
+    return {label: Timing.of(found) for label, found in samples.items()}
+
+
+def call_times(candidates, *, rounds=300):
+    """Time of one call as Python sees it, by label: until its result is there.
+
+    candidates  {label: function()}; the device is waited for after each call
+    """
+    import torch
+
+    samples = {label: [] for label in candidates}
+    for turn in range(rounds + 20):
+        for label, function in candidates.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            function()
+            torch.cuda.synchronize()
+            elapsed = time.perf_counter() - start
+            if turn >= 20:
+                samples[label].append(elapsed * 1e6)
     return {label: Timing.of(found) for label, found in samples.items()}
 
 
@@ -145,6 +170,12 @@ def host_record(name, shape, dtype, rows, kernel_hash, command):
         "versions": versions(),
         "rows": rows,
     }
+
+
+def kernel_hash(functions):
+    """One hash for all kernels and host functions that take part in what is measured."""
+    digests = [fingerprint(function) for function in functions]
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def versions():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import course_lib
 
-BENCHMARKS = ("activation", "global_avg_pool", "launch", "lesson_01", "lesson_02")
+BENCHMARKS = ("activation", "global_avg_pool", "launch", "lesson_01", "lesson_02", "softmax")
 ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
 RESULTS_BEGIN, RESULTS_END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -42,7 +42,9 @@ def main(arguments=None):
     command.set_defaults(command=bench)
     command.add_argument("what", choices=BENCHMARKS, nargs="+", help="what to measure")
     command.add_argument("--record", action="store_true", help="keep the result in data/results")
-    command.add_argument("--rounds", type=int, default=30, help="timed rounds (default: 30)")
+    command.add_argument("--rounds", type=int, help="timed rounds (default: 15 to 30)")
+    command.add_argument("--shapes", type=shapes, help="only these, such as 128x200,1024x10000")
+    command.add_argument("--dtypes", type=names, help="only these, such as float32,bfloat16")
     command.add_argument("--plot", type=Path, metavar="FOLDER", help="save the ladders as pictures")
 
     command = commands.add_parser("readme", help="write the README's measured results again")
@@ -64,6 +66,16 @@ def shape(text):
     if not re.fullmatch(r"\d+(x\d+)*", text, flags=re.ASCII):
         raise argparse.ArgumentTypeError(f"sizes joined by x, such as 128x200; not {text!r}")
     return tuple(map(int, text.split("x")))
+
+
+def shapes(text):
+    """The shapes in `text`, such as "128x200,1024x10000"."""
+    return [shape(part) for part in text.split(",")]
+
+
+def names(text):
+    """The names in `text`, joined by commas."""
+    return text.split(",")
 
 
 def doctor(_options):
@@ -107,7 +119,7 @@ def compare(options):
 
 
 def bench(options):
-    """Exit status 1 where there is no GPU to measure on."""
+    """Exit status 1 where there is no GPU to measure on, 2 for what a benchmark does not take."""
     from course_lib import device
 
     if device.count() == 0 or course_lib.SIMULATED:
@@ -121,9 +133,17 @@ def bench(options):
     from course_lib import bench as measuring
     from course_lib import benchmarks
 
+    wanted = {
+        name: value
+        for name in ("rounds", "shapes", "dtypes")
+        if (value := getattr(options, name)) is not None
+    }
     for name in options.what:
         benchmark = importlib.import_module(f"course_lib.benchmarks.{name}")
-        found = benchmark.run(rounds=options.rounds, progress=tqdm)
+        if refused := benchmarks.refused(benchmark, wanted):
+            print(f"python -m course_lib bench {name}: {refused}", file=sys.stderr)
+            return WRONG_USAGE
+        found = benchmark.run(**wanted, progress=tqdm)
         print(benchmarks.table(found))
         if options.plot:
             benchmarks.save_plots(found, measuring.device_facts()["name"], options.plot)

@@ -1,7 +1,6 @@
 """`compare`: what it lets pass, what it catches, and what the command says and returns."""
 
 import dataclasses
-import os
 import signal
 import subprocess
 import sys
@@ -229,7 +228,6 @@ def test_ctrl_c_ends_a_long_run_with_130():
     command = [sys.executable, "-m", "course_lib", "compare", "softmax", "--shape", "4096x2000"]
     process = subprocess.Popen(
         [*command, "--device", "simulator"], cwd=ROOT, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:

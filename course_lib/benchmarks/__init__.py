@@ -1,6 +1,26 @@
 """What `python -m course_lib bench` measures: one file per operation, each with a `run`."""
 
+import inspect
 from pathlib import Path
+
+
+def refused(benchmark, wanted):
+    """Why the `run` of a benchmark does not take what is `wanted`, as a sentence; None if it does.
+
+    wanted  {argument: value}; "shapes" and "dtypes" are for some benchmarks only, and a shape must
+            have as many dimensions as the benchmark says in N_DIMS
+    """
+    parameters = inspect.signature(benchmark.run).parameters
+    for name in wanted.keys() - parameters.keys():
+        return f"it has no choice of --{name}"
+    if unknown := set(wanted.get("dtypes", ())) - {"float32", "float16", "bfloat16"}:
+        return f"--dtypes takes float32, float16, bfloat16; not {', '.join(sorted(unknown))}"
+    n_dims = getattr(benchmark, "N_DIMS", None)
+    for shape in wanted.get("shapes", ()):
+        if n_dims not in (None, len(shape)) or not all(shape):
+            kind = f"{n_dims} positive sizes" if n_dims else "positive sizes"
+            return f"a shape has {kind} here; not {'x'.join(map(str, shape))}"
+    return None
 
 
 def table(records):
@@ -11,12 +31,15 @@ def table(records):
         cells = [f"{row['label']} {_value(row)}" for row in record["rows"]]
         copy = f"copy {record['copy_gbps']:,.0f} GB/s | " if "copy_gbps" in record else ""
         lines.append(f"{record['name']} {shape} {record['dtype']}: {copy}{' | '.join(cells)}")
+        left_out = record.get("left_out", {})
+        lines += [f"    without {label}: {why}" for label, why in left_out.items()]
     return "\n".join(lines)
 
 
 def _value(row):
     share = f" ({row['percent_of_copy']:.0f}% of copy)" if "percent_of_copy" in row else ""
-    return f"{row['microseconds']:.2f} µs{share}"
+    python = f" ({row['python_microseconds']:.2f} from Python)" if "python_quartiles" in row else ""
+    return f"{row['microseconds']:.2f} µs{share}{python}"
 
 
 def save_plots(records, device_name, folder):

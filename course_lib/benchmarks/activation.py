@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from course_lib import bench, reference
+from course_lib.benchmarks.limits import copies, fastest_copy
 from course_lib.kernels import activation
 from course_lib.runtime.fingerprint import fingerprint
 
@@ -72,9 +73,9 @@ def _measure(operation, direction, shape, dtype, rounds):
         tolerance = _TOLERANCE[dtype] * (1 if label in variants else 4)
         _check(label, candidate, inputs[0], outputs[0], truth, tolerance)
     candidates["torch.compile"] = lambda i: compiled(*inputs[i % sets])
-    candidates |= _copies(n_bytes, sets)
+    candidates |= copies(n_bytes, sets)
     timings = bench.device_times(candidates, calls=max(20, sets), rounds=rounds)
-    copy = min((timings.pop(label) for label in ("copy", "negate")), key=lambda t: t.microseconds)
+    copy = fastest_copy(timings)
     rows = [
         bench.row(label, "ours" if label in variants else "peer", timing, n_bytes, copy)
         for label, timing in timings.items()
@@ -94,18 +95,6 @@ def _inputs(operation, direction, shape, dtype):
     if direction == "forward":
         return (x,)
     return torch.randn_like(x), x if operation.saves == "x" else operation.forward(x)
-
-
-def _copies(n_bytes, sets):
-    # The same number of bytes, half read and half written, as a memory copy and as a kernel that
-    # negates: which of the two the driver does better depends on the size, so both are timed.
-    n = n_bytes // 8
-    source = [torch.randn(n, device="cuda") for _ in range(sets)]
-    target = [torch.empty_like(source[0]) for _ in range(sets)]
-    return {
-        "copy": lambda i: target[i % sets].copy_(source[i % sets]),
-        "negate": lambda i: torch.neg(source[i % sets], out=target[i % sets]),
-    }
 
 
 def _check(label, candidate, inputs, output, truth, tolerance):
