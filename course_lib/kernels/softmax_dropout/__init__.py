@@ -1,0 +1,193 @@
+"""Softmax over the last axis, then dropout: z = softmax(x)·mask / (1 − p), in one pass.
+
+Any shape; float32, float16 or bfloat16 in and out, float32 in between. An element is dropped with
+probability p in [0, 1]. With `n` elements of `s` bytes the forward pass must move 2·n·s bytes (read
+x, write z), the backward pass 3·n·s (read dz and x, write dx). Neither stores the softmax or the
+mask: the backward pass computes both again, from two numbers per row (`stats`: its maximum m and
+the sum s of exp(x − m)) and from the generator. With y = softmax(x) and g = dz·mask / (1 − p),
+dx = y·(g − Σ y·g).
+
+=========== =========================================== ===================== =====================
+rung        a row is worked on by                       reads of x, then of   random numbers
+                                                        dz and x together
+=========== =========================================== ===================== =====================
+`naive`     one thread, in three passes                 3 / 2                 a call per element
+`online`    a block; maximum and sum in one pass        2 / 2                 a call per element
+`registers` some lanes of a warp or a block, 16 bytes   1 / 1; 2 / 2 for rows a call per 4 elements
+            at a time; held in registers                beyond ROW_LIMIT
+=========== =========================================== ===================== =====================
+
+Element i of x, counted in C order, has the random uint32 number `offset + i` of the generator
+(Philox, `runtime/philox.py`) keyed by `seed`. It is kept if that number is at least p·2³², rounded:
+a comparison of integers, so that the mask is the same on every chip and in the simulator. A call
+gives four numbers; where `offset` is no multiple of 4, or rows do not begin on 16-byte boundaries,
+`registers` goes element by element, with a call for each. Equal (seed, offset) give equal masks, so
+advance `offset` by at least the number of elements from one use to the next.
+
+As in PyTorch: −inf is a masked element, of which y is 0; a row of nothing but −inf, and one with
+NaN or +inf anywhere, is NaN throughout, its dropped elements too; p = 0 drops nothing, and p = 1
+everything. Sums are taken in a fixed order: two runs agree bit for bit.
+
+Dropout: Srivastava et al., Dropout: a simple way to prevent neural networks from overfitting
+(2014). Derivation: notebook 05.
+"""
+
+import math
+
+import numpy as np
+
+from course_lib.kernels.row_teams import WHOLE_BLOCK, share_out
+from course_lib.kernels.softmax.direction import on_boundaries
+from course_lib.kernels.softmax.plan import MOST_VALUES, SLOTS, usable_slots
+from course_lib.kernels.softmax_dropout import ladder, registers
+from course_lib.runtime import arrays
+from course_lib.runtime.launch import launch
+from course_lib.runtime.philox import key_of
+
+DTYPES = ("float32", "float16", "bfloat16")
+DEFAULT = "registers"
+#: Threads whose registers fit one multiprocessor on any chip, by the number of arrays held …
+MOST_THREADS = {1: 640, 2: 384}
+#: … and elements of a row that fit the registers of one block.
+ROW_LIMIT = {n_arrays: threads * MOST_VALUES for n_arrays, threads in MOST_THREADS.items()}
+LONG_SLOTS = 2  # slots per thread and array for rows that are read in parts …
+LONG_BLOCK_SIZE = 512  # … and threads per block
+#: Slots per thread -> (kernel for rows that fit, kernel for longer ones).
+_forward = {n_slots: registers.forward_kernels(n_slots) for n_slots in SLOTS}
+_backward = {n_slots: registers.backward_kernels(n_slots) for n_slots in SLOTS}
+#: Rung -> every kernel it may launch.
+VARIANTS = {
+    "naive": (ladder.naive_kernel,),
+    "online": (ladder.online_kernel,),
+    "registers": tuple(kernel for pair in _forward.values() for kernel in pair),
+}
+BACKWARD_VARIANTS = {
+    "naive": (ladder.naive_backward_kernel,),
+    "online": (ladder.online_backward_kernel,),
+    "registers": tuple(kernel for pair in _backward.values() for kernel in pair),
+}
+
+
+def forward(x, p, seed, offset, *, variant=DEFAULT, out=None):
+    """(z, stats): softmax of `x` over its last axis, then dropout; and what `backward` needs.
+
+    p             probability of dropping an element, in [0, 1]
+    seed, offset  Python ints that fix the mask: `seed` modulo 2⁶⁴; `offset` at least 0, and less
+                  than 2⁶³ together with the number of elements
+
+    z has shape, dtype and device of `x` and is contiguous; `out`, if given, receives it. `stats` is
+    float32 of shape (rows, 2). Raises ArrayError for a wrong dtype, shape or device, TypeError or
+    ValueError for a wrong p, seed or offset, ValueError for an unknown variant. An `x` that is not
+    contiguous is copied first, because the kernels take rows one after another.
+    """
+    arrays.require(x, "x", dtypes=DTYPES)
+    _check_variant(variant, VARIANTS)
+    x = arrays.contiguous(x)
+    numbers = _generator_arguments(p, seed, offset, arrays.size_of(x))
+    n_rows, n_cols = _rows_of(x)
+    stats = arrays.empty((n_rows, 2), like=x, dtype="float32")
+    z = _result(out, x)
+    if n_rows * n_cols:
+        _run(VARIANTS, variant, _forward, (x, z, stats), n_rows, n_cols, numbers)
+    return z, stats
+
+
+def backward(dz, x, stats, p, seed, offset, *, variant=DEFAULT, out=None):
+    """dx from `dz`, the gradient of z, and what `forward` was given and gave.
+
+    Raises as `forward` does; dz and x must agree in shape and dtype.
+    """
+    arrays.require(x, "x", dtypes=DTYPES)
+    arrays.require(dz, "dz", shape=x.shape, dtypes=(arrays.dtype_name(x),))
+    n_rows, n_cols = _rows_of(x)
+    arrays.require(stats, "stats", shape=(n_rows, 2), dtypes=("float32",))
+    _check_variant(variant, BACKWARD_VARIANTS)
+    dz, x, stats = arrays.contiguous(dz), arrays.contiguous(x), arrays.contiguous(stats)
+    numbers = _generator_arguments(p, seed, offset, arrays.size_of(x))
+    dx = _result(out, x)
+    if n_rows * n_cols:
+        operands = (dz, x, stats, dx)
+        _run(BACKWARD_VARIANTS, variant, _backward, operands, n_rows, n_cols, numbers)
+    return dx
+
+
+def _check_variant(variant, variants):
+    if variant not in variants:
+        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
+
+
+def _rows_of(x):
+    n_cols = x.shape[-1] if len(x.shape) else 1
+    return (arrays.size_of(x) // n_cols if n_cols else math.prod(x.shape[:-1])), n_cols
+
+
+def _result(out, model):
+    shape = tuple(model.shape)
+    if out is None:
+        return arrays.empty(shape, like=model)
+    arrays.require(out, "out", shape=shape, dtypes=(arrays.dtype_name(model),), writable=True)
+    if not arrays.is_contiguous_array(out):
+        raise arrays.ArrayError(f"out must be contiguous; its strides are {arrays.strides_of(out)}")
+    return out
+
+
+def _generator_arguments(p, seed, offset, n_elements):
+    """(scale, threshold, offset, key0, key1) as kernels take them."""
+    if not isinstance(p, (int, float, np.number)):
+        raise TypeError(f"p must be a number, not {p!r}")
+    if not 0 <= p <= 1:  # NaN is refused too
+        raise ValueError(f"p must be a probability between 0 and 1, not {p!r}")
+    if isinstance(offset, bool) or not isinstance(offset, (int, np.integer)):
+        raise TypeError(f"offset must be an int, not {offset!r}")
+    if not 0 <= offset < 2**63 - n_elements:
+        raise ValueError(
+            f"offset must be at least 0, and less than 2**63 together with the {n_elements:,} "
+            f"elements; it is {offset}"
+        )
+    threshold = round(p * 2**32)
+    # p = 1 drops all: the one threshold beyond uint32 is not needed where everything is times 0.
+    scale = 1 / (1 - p) if threshold < 2**32 else 0.0
+    return np.float32(scale), np.uint32(min(threshold, 2**32 - 1)), int(offset), *key_of(seed)
+
+
+def _run(variants, variant, by_slots, operands, n_rows, n_cols, numbers):
+    if variant != "registers":
+        n_blocks = -(-n_rows // ladder.BLOCK_SIZE) if variant == "naive" else n_rows
+        kernel = variants[variant][0]
+        launch(kernel, n_blocks, ladder.BLOCK_SIZE, *operands, n_cols, *numbers, flat=True)
+        return
+    rows = [operand for i, operand in enumerate(operands) if i != 2]  # all but stats
+    n_held, offset = len(rows) - 1, numbers[2]
+    vectors = offset % 4 == 0 and on_boundaries(n_cols, rows)
+    if n_cols <= ROW_LIMIT[n_held]:
+        itemsize = operands[0].dtype.itemsize
+        n_slots, team_bits, n_threads, n_shared = share_out(n_cols, itemsize, n_held)
+        kernel = by_slots[n_slots][0]
+    else:
+        n_shared, team_bits, n_threads = 1, WHOLE_BLOCK, LONG_BLOCK_SIZE
+        kernel = by_slots[LONG_SLOTS][1]
+    launch(
+        kernel, -(-n_rows // n_shared), n_threads, *operands, n_rows, n_cols, team_bits, vectors,
+        *numbers, flat=True, overlap=True,
+    )  # fmt: skip
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
+    numbers = ["float32", "uint32", "int64", "uint32", "uint32"]
+    for dtype in DTYPES:
+        row, stats = (dtype, 1), ("float32", 1)
+        for direction, operands, variants, by_slots in (
+            ("forward", [row, row, stats], VARIANTS, _forward),
+            ("backward", [row, row, stats, row], BACKWARD_VARIANTS, _backward),
+        ):
+            label = f"softmax_dropout.{direction}"
+            for name in ("naive", "online"):
+                types = [*operands, "int64", *numbers]
+                yield f"{label} {name} {dtype}", variants[name][0], types
+            types = [*operands, "int64", "int64", "int64", "boolean", *numbers]
+            for n_slots in usable_slots(4 if dtype == "float32" else 2):
+                kernel, long_kernel = by_slots[n_slots]
+                yield f"{label} registers, {n_slots} slots, {dtype}", kernel, types
+                if n_slots == LONG_SLOTS:
+                    yield f"{label} registers, long rows, {dtype}", long_kernel, types
