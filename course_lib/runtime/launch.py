@@ -21,14 +21,15 @@ from course_lib.runtime import arrays, device
 from course_lib.runtime.arrays import ArrayError
 from course_lib.runtime.specialisation import LaunchError, PreparedLaunch, Specialisation
 
-__all__ = ["ArrayError", "LaunchError", "in_simulator", "launch"]
+__all__ = ["ArrayError", "LaunchError", "in_simulator", "launch", "prepare", "recorded"]
 
 _simulated = device.use_simulator()
 MOST_BLOCKS_IN_CLUSTER = 8  # what every chip that has clusters can do
 MOST_PREPARED = 4096  # launches remembered; past it, all are prepared again
 _specialisations = {}
 _prepared = {}
-_tensor_types = set()
+tensor_types = set()  # of PyTorch, seen on a GPU: Tensor, Parameter
+_recorders = {}  # thread -> the list that `recorded` fills
 # How a Python or NumPy number is passed: numba's name of its type, and its `struct` code. A
 # Python float goes as float32, so that no float64 sneaks into a kernel.
 _SCALARS = {
@@ -71,6 +72,9 @@ def launch(kernel, grid, block, *args, shared_bytes=0, flat=False, overlap=False
     being captured. Raises `ArrayError` for an argument of the wrong kind, `LaunchError` for an
     impossible launch, and numba's typing errors for a kernel that can't be compiled.
     """
+    if _recorders and (record := _recorders.get(get_ident())) is not None:
+        options = dict(shared_bytes=shared_bytes, flat=flat, overlap=overlap, cluster=cluster)
+        record.append((kernel, grid, block, args, options))
     if _simulated:
         return _simulate(kernel, grid, block, args, shared_bytes, flat, cluster)
     if simulator.observing():
@@ -81,7 +85,7 @@ def launch(kernel, grid, block, *args, shared_bytes=0, flat=False, overlap=False
     values, index = [], -1
     for arg in args:
         kind = type(arg)
-        if kind in _tensor_types:
+        if kind in tensor_types:
             index = arg.get_device()
             key += (arg.dtype, arg.shape, arg.stride(), index)
             values.append(arg.data_ptr())
@@ -122,7 +126,7 @@ def _read_other(arg, key, values):
     """Note a first tensor, a Parameter, or an array of another library. Returns its GPU."""
     found = arrays.describe(arg, "an argument")  # raises, and names the conversion
     if arrays.is_tensor(arg):
-        _tensor_types.add(type(arg))
+        tensor_types.add(type(arg))
         key += (arg.dtype, arg.shape, arg.stride(), found.device)
     else:
         key += (found.dtype, found.shape, found.strides, found.device, found.read_only)
@@ -142,9 +146,49 @@ def _stream_of(index):
     return _stream_of(index)
 
 
+def prepare(kernel, grid, block, *args, shared_bytes=0, flat=False, overlap=False, cluster=1):
+    """The `PreparedLaunch` of what `launch` does with the same tensors and numbers, to be repeated.
+
+    Its `launch` takes the tensors' addresses, in order; numbers stay what they are here. It holds
+    for tensors of these shapes, strides, dtypes and device, for the stream that is current now,
+    and for this thread. Raises as `launch` does.
+    """
+    index = next((arg.get_device() for arg in args if arrays.is_tensor(arg)), 0)
+    options = shared_bytes, flat, overlap, cluster
+    return _build(kernel, grid, block, args, *options, _stream_of(index), fixed_numbers=True)
+
+
+@contextlib.contextmanager
+def recorded():
+    """The launches made in this block by this thread: (kernel, grid, block, args, options) each."""
+    outer, _recorders[get_ident()] = _recorders.get(get_ident()), (record := [])
+    try:
+        yield record
+    finally:
+        del _recorders[get_ident()]
+        if outer is not None:
+            outer += record
+            _recorders[get_ident()] = outer
+
+
+def on_gpu():
+    """Whether launches made here and now run on a GPU."""
+    return not (_simulated or simulator.observing())
+
+
 def _prepare(key, args):
     """Check everything once, compile if need be, and remember the launch under `key`."""
-    kernel, grid, block, shared_bytes, flat, overlap, cluster, stream = *key[:7], key[-1]
+    kernel, grid, block, *options, stream = *key[:7], key[-1]
+    prepared = _build(kernel, grid, block, args, *options, stream)
+    if len(_prepared) >= MOST_PREPARED:
+        _prepared.clear()
+    _prepared[key] = prepared
+    return prepared
+
+
+def _build(
+    kernel, grid, block, args, shared_bytes, flat, overlap, cluster, stream, fixed_numbers=False
+):
     if not hasattr(kernel, "targetoptions"):
         raise LaunchError(f"expected a @cuda.jit kernel, not {kernel!r}")
     grid, block = _three(grid, "grid"), _three(block, "block")
@@ -156,7 +200,7 @@ def _prepare(key, args):
         if type(arg) in _SCALARS:
             name, code = _SCALARS[type(arg)]
             argtypes.append(numba_type(name))
-            parameters.append((code, None))
+            parameters.append((code, arg if fixed_numbers else None))
             continue
         found = arrays.describe(arg, "an argument")
         if index not in (None, found.device):
@@ -168,12 +212,10 @@ def _prepare(key, args):
     types_key = (kernel, tuple(argtypes), index or 0)
     if types_key not in _specialisations:
         _specialisations[types_key] = Specialisation(kernel, argtypes, index or 0)
-    if len(_prepared) >= MOST_PREPARED:
-        _prepared.clear()
-    _prepared[key] = PreparedLaunch(
-        _specialisations[types_key], grid, block, shared_bytes, stream, parameters, overlap, cluster
+    specialisation = _specialisations[types_key]
+    return PreparedLaunch(
+        specialisation, grid, block, shared_bytes, stream, parameters, overlap, cluster
     )
-    return _prepared[key]
 
 
 def _array_parameter(array, found, flat):
