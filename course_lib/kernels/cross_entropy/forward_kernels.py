@@ -15,6 +15,8 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.cross_entropy.targets import IGNORED, INVALID
+from course_lib.kernels.softmax.ladder import careful_add
+from course_lib.kernels.softmax.rows import team_sum
 from course_lib.runtime.intrinsics import (
     FULL_MASK,
     LOWEST,
@@ -47,29 +49,25 @@ def shift_for(m):
 
 
 @cuda.jit(device=True)
-def team_online(m, s, team, scratch_m, scratch_s):
-    """`block_online` for a team: a power of two up to 32 of neighbouring lanes, or a block."""
+def row_online(m, s, team, scratch_m, scratch_s):
+    """The online pair of a team: neighbouring lanes, a power of two up to 32, or a block."""
     if team > 32:
         return block_online(m, s, scratch_m, scratch_s)
-    step = team // 2
+    step = team >> 1
     while step > 0:
         other_m = cuda.shfl_xor_sync(FULL_MASK, m, step)
         other_s = cuda.shfl_xor_sync(FULL_MASK, s, step)
         m, s = online_merge(m, s, other_m, other_s)
-        step //= 2
+        step >>= 1
     return m, s
 
 
 @cuda.jit(device=True)
-def team_sum(value, team, scratch):
+def row_sum(value, team, scratch):
     """Sum of `value` over such a team."""
     if team > 32:
         return block_sum(value, scratch)
-    step = team // 2
-    while step > 0:
-        value += cuda.shfl_xor_sync(FULL_MASK, value, step)
-        step //= 2
-    return value
+    return team_sum(value, team)
 
 
 @cuda.jit(device=True)
@@ -128,17 +126,21 @@ def make_forward_kernels(kind):
             m, s, mass, moment = LOWEST, ZERO, ZERO, ZERO
             if label >= 0:
                 start = row * n_classes
-                for col in range(n_classes):
-                    m = max(m, load(logits, start + col))
+                for i in range(start, start + n_classes):
+                    m = max(m, load(logits, i))
                 shift = shift_for(m)
-                for col in range(n_classes):
-                    s += math.exp(load(logits, start + col) - shift)
+                lost_s, lost_mass, lost_moment = ZERO, ZERO, ZERO
+                for i in range(start, start + n_classes):
+                    s, lost_s = careful_add(s, lost_s, math.exp(load(logits, i) - shift))
                 if HAS_SHARES:
                     for col in range(n_classes):
                         i = start + col
                         share = share_of(target, weight, weighted, i, col, keep, spread)
-                        mass += share
-                        moment += share * (load(logits, i) - shift)
+                        term = share * (load(logits, i) - shift)
+                        mass, lost_mass = careful_add(mass, lost_mass, share)
+                        moment, lost_moment = careful_add(moment, lost_moment, term)
+                        if moment == LOWEST:  # a masked class: nothing to correct any more
+                            lost_moment = ZERO
             finish_row(
                 logits, weight, weighted, stats, losses, row, n_classes, label, m, s, mass, moment,
                 keep,
@@ -231,7 +233,7 @@ def make_forward_kernels(kind):
         logits, target, weight, weighted, stats, losses, n_classes, ignore_index, keep, spread,
         offset, log_team,
     ):  # fmt: skip
-        # A row is read by a team of 2^log_team threads, see `team_online`. `offset` counts the
+        # A row is read by a team of 2^log_team threads, see `row_online`. `offset` counts the
         # elements from the last 16-byte boundary to logits[0]; it is -1 where target's differ.
         allow_next_kernel()
         wait_for_previous_kernel()
@@ -249,11 +251,11 @@ def make_forward_kernels(kind):
                 logits, target, weight, weighted, start, start + n_classes, keep, spread,
                 offset, rank, team,
             )  # fmt: skip
-        m, s = team_online(own_m, s, team, scratch_m, scratch_s)
+        m, s = row_online(own_m, s, team, scratch_m, scratch_s)
         if HAS_SHARES:
             moment += mass * (shift_for(own_m) - shift_for(m))
-            moment = team_sum(moment, team, scratch_m)
-            mass = team_sum(mass, team, scratch_s)
+            moment = row_sum(moment, team, scratch_m)
+            mass = row_sum(mass, team, scratch_s)
         if rank == 0 and row < losses.shape[0]:
             finish_row(
                 logits, weight, weighted, stats, losses, row, n_classes, label, m, s, mass, moment,
