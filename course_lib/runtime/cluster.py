@@ -34,6 +34,8 @@ read.
 Each intrinsic is machine code (`nvvm_cluster`) and a twin, as told in `intrinsics`.
 """
 
+import numpy as np
+
 from course_lib import simulator
 from course_lib.runtime import twins
 
@@ -50,7 +52,16 @@ def _cluster_sync():
     simulator.cluster.sync()
 
 
+def _check_array(array):
+    if array.dtype != np.float32 or array.ndim != 1:
+        raise TypeError(
+            f"load_from_cluster needs a shared array of float32 with one dimension, not "
+            f"{array.ndim} of {array.dtype}"
+        )
+
+
 def _load_from_cluster(array, i, rank):
+    _check_array(array)
     return simulator.cluster.load(array, i, rank)
 
 

@@ -11,6 +11,7 @@ from operator import index as as_int
 import numpy as np
 
 from . import errors, guards
+from .cluster_checks import ClusterChecks
 from .collisions import Collisions
 from .execution import Execution, elements, is_view
 from .observe import Watched
@@ -20,7 +21,7 @@ from .verdicts import Verdicts
 from .waits import Waits
 
 
-class Checking(Collisions, Ordering, Waits, Verdicts, Execution):
+class Checking(ClusterChecks, Collisions, Ordering, Waits, Verdicts, Execution):
     """One launch under the sanitizer."""
 
     def __init__(self, launch, reports):
@@ -28,6 +29,7 @@ class Checking(Collisions, Ordering, Waits, Verdicts, Execution):
         self.reports = reports
         self.sites = launch.sites
         self.unread = {}  # (memory, granule) -> {site: (thread, index)}
+        self.cluster_barriers = set()  # numbers of the sites where clusters have met
 
     def launch_start(self):
         if len(self.sites) > SITE_MASK:
@@ -43,7 +45,9 @@ class Checking(Collisions, Ordering, Waits, Verdicts, Execution):
         self.number_block(block)
 
     def block_end(self, block):
-        self.tell_unread()
+        self.check_readers(block)
+        if self.launch.cluster == 1:
+            self.tell_unread()  # else another block may still write, too late
 
     # -- accesses --------------------------------------------------------------------------------
 

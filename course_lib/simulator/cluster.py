@@ -50,14 +50,6 @@ def check_size(cluster, grid):
     return int(cluster)
 
 
-class Unreachable(errors.SimulatorError):
-    """No such rank, or its block has exited; `exited` is that block, or None."""
-
-    def __init__(self, message, exited=None):
-        super().__init__(message)
-        self.exited = exited
-
-
 def elsewhere(thread, array, rank):
     """`array`, a shared array of this thread's block, in the block of `rank`: the same view of it.
 
@@ -69,14 +61,14 @@ def elsewhere(thread, array, rank):
     key, own = _declared(block, array)
     size = block.launch.cluster
     if not 0 <= rank < size:
-        raise Unreachable(
+        raise errors.Unreachable(
             f"{place(thread)} reads from rank {rank} of its cluster, which has "
             f"{size} block{'s' if size > 1 else ''}")
     if rank == block.rank:
         return array
     peer = block.cluster.blocks[rank]
     if peer.live == 0:
-        raise Unreachable(
+        raise errors.Unreachable(
             f"{place(thread)} reads shared memory of block {peer.index}, which has exited: all "
             f"blocks of a cluster must wait for each other after the last such read", peer)
     there = _arrays(peer, array).get(key)
@@ -87,7 +79,10 @@ def elsewhere(thread, array, rank):
     # A part of the declared array, or another type over its bytes.
     view = np.ndarray(array.shape, array.dtype, there.view(np.ndarray).view(np.uint8),
                       pointer(array) - pointer(own), array.strides)
-    return watch(view, there.memory) if there.__class__ is Watched else view
+    if there.__class__ is Watched:
+        view = watch(view, there.memory)
+        view.declared = array.declared
+    return view
 
 
 def _arrays(block, like):

@@ -36,3 +36,14 @@ class Deadlock(SimulatorError, RuntimeError):
 
 class MaskError(SimulatorError):
     """A lane calls a warp operation with a mask that leaves it out."""
+
+
+class Unreachable(SimulatorError):
+    """A block reads the shared memory of a rank that its cluster lacks, or whose block has exited.
+
+    `exited` is that block, or None.
+    """
+
+    def __init__(self, message, exited=None):
+        super().__init__(message)
+        self.exited = exited

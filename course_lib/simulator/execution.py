@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 
-from . import engine, guards
-from .cluster import Unreachable, elsewhere
+from . import engine, errors, guards
+from .cluster import elsewhere
 from .observe import Memory, Watched, watch
 from .primitives import Primitive
 
@@ -271,7 +271,7 @@ class Reporting(Execution):
         self.inner.relaxed_store(thread, number, array, index, value)
 
     def load_cluster(self, thread, number, array, i, rank):
-        with contextlib.suppress(Unreachable):  # for whoever carries it out to say
+        with contextlib.suppress(errors.Unreachable):  # for whoever carries it out to say
             self.touch(self.on_load, thread, number, elsewhere(thread, array, rank), i)
         return self.inner.load_cluster(thread, number, array, i, rank)
 

@@ -7,6 +7,7 @@ come:
 
 - in one block, what lies on different sides of a block barrier that both threads passed;
 - among the lanes of its mask, what lies on different sides of a warp operation or syncwarp;
+- in one cluster, what lies on different sides of a barrier of the cluster;
 - in the whole grid, what lies on different sides of a grid barrier;
 - what a thread did before a fence and then a relaxed write, and what another thread does after it
   has seen that write (or a later atomic there) with a relaxed read and passed a fence or a block
@@ -42,7 +43,8 @@ class Ordering:
         self.blocks_seen = [None]  # by the number in a stamp: the block's index
         self.first_after_grid = 0
         self.precise = any(site is not None and site.kind in ("warp", "fence", "grid")
-                           for site in self.launch.sites) or self.launch.program.greenlets
+                           for site in self.launch.sites) or (
+            self.launch.program.greenlets or self.launch.cluster > 1)
 
     def number_block(self, block):
         """Give a block, or a block after a grid barrier, its number in stamps."""
@@ -81,7 +83,7 @@ class Ordering:
             thread_key(stamp): (stamp >> CLOCK_AT & CLOCK_MASK) + 1,
             -(stamp >> BLOCK_AT): stamp >> EPOCH_AT & EPOCH_MASK})
 
-    # -- block barrier, warp, grid ---------------------------------------------------------------
+    # -- block barrier, warp, cluster, grid ------------------------------------------------------
 
     def pass_barrier(self, threads):
         """`threads`, all live ones of a block, have met."""
@@ -125,6 +127,18 @@ class Ordering:
         known = learn(known, met)
         for thread in threads:
             thread.known = known
+
+    def pass_cluster(self, groups):
+        """The live threads of a cluster have met; `groups` has a list for each block."""
+        known, met = _NOTHING, {}
+        for threads in groups:
+            self.pass_barrier(threads)
+            known = learn(known, threads[0].known)
+            met[-threads[0].slot] = threads[0].stamp >> EPOCH_AT & EPOCH_MASK
+        known = learn(known, met)
+        for threads in groups:
+            for thread in threads:
+                thread.known = known
 
     def pass_grid(self, threads):
         """All live threads of the grid have met: everything before comes before."""

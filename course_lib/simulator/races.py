@@ -33,19 +33,26 @@ class RaceSentences:
         if site.line == other.line:
             return (f"{head}line {site.line} {first}s it in one while it {second}s it in the "
                     f"other, with no barrier between; {self.mend_line(site, barrier)}")
+        lines, where = self.around(site, other, (first, second), self.barrier_lines(site))
+        if lines:
+            return f"{head}{lines}, with no barrier between; put {barrier} {where}"
+        return (f"{head}line {site.line} {first}s it while line {other.line} {second}s it, with "
+                f"no barrier between; put {barrier} between them")
+
+    def around(self, site, other, verbs, barriers):
+        """(what two lines do, where a barrier belongs) if one of the lines `barriers` lies between
+        them, so that they collide the other way round: in the next round of a loop. ("", "") else.
+        """
         loop = self.loop_around(site, other)
         early, late = sorted((site, other), key=lambda s: s.line)
         again = early.function == late.function != self.launch.program.entry.name
-        if (loop or again) and any(early.line < line < late.line
-                                   for line in self.barrier_lines(site)):
-            verbs = {site.line: first, other.line: second}
-            when, before = ("in the next round of the loop", "the loop goes round") if loop else (
-                f"when {site.function} is called again", "the function returns")
-            return (f"{head}line {late.line} {verbs[late.line]}s it while line {early.line}, "
-                    f"{when}, {verbs[early.line]}s it, with no barrier between; put {barrier} "
-                    f"after line {late.line}, before {before}")
-        return (f"{head}line {site.line} {first}s it while line {other.line} {second}s it, with "
-                f"no barrier between; put {barrier} between them")
+        if not (loop or again) or not any(early.line < line < late.line for line in barriers):
+            return "", ""
+        verbs = dict(zip((site.line, other.line), verbs, strict=True))
+        when, before = ("in the next round of the loop", "the loop goes round") if loop else (
+            f"when {site.function} is called again", "the function returns")
+        return (f"line {late.line} {verbs[late.line]}s it while line {early.line}, {when}, "
+                f"{verbs[early.line]}s it", f"after line {late.line}, before {before}")
 
     def mend_line(self, site, barrier):
         """What mends a race of a line with itself."""
@@ -54,8 +61,8 @@ class RaceSentences:
             return f"put {barrier} into the loop, after line {site.line}"
         return f"read it into a name first, put {barrier} between, then write"
 
-    def race_between(self, sides, element):
-        """The sentence about threads of two blocks."""
+    def race_between(self, sides, element, one_cluster):
+        """The sentence about threads of two blocks, of one cluster or not."""
         (first, site, _, one), (second, other, _, two) = sides
         head = f"blocks {one} and {two} race on {element}: "
         if self.is_update(site, other):
@@ -69,6 +76,12 @@ class RaceSentences:
         lines = (f"line {site.line} {first}s it in one while it {second}s it in the other"
                  if site.line == other.line else
                  f"line {site.line} {first}s it while line {other.line} {second}s it")
+        if one_cluster:
+            barriers = [site.line for site in self.known_sites
+                        if site.number in self.cluster_barriers]
+            again, where = self.around(site, other, (first, second), barriers)
+            return (f"{head}{again or lines}, with no barrier of the cluster between; put "
+                    f"cluster_sync() {where or 'between them'}")
         if self.uses_flags:
             return (f"{head}{lines}, and no fence orders them; put cuda.threadfence() between the "
                     f"write and the flag or lock that tells of it, and one after seeing that")
@@ -93,7 +106,8 @@ class RaceSentences:
         """Lines with a barrier, in the file of `near`."""
         return [site.line for site in self.known_sites
                 if site.filename == near.filename
-                and (site.kind == "barrier" or "syncwarp" in site.text)]
+                and (site.kind == "barrier" or "syncwarp" in site.text
+                     or site.number in self.cluster_barriers)]
 
     def loop_around(self, site, other):
         """(first, last) line of the innermost loop with both sites in it, or None."""

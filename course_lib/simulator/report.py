@@ -5,6 +5,7 @@ import os
 import numpy as np
 
 from . import errors
+from .resolve import is_twin
 
 _PACKAGE = os.path.dirname(__file__) + os.sep
 _HINTS = {
@@ -28,6 +29,12 @@ def where(filename, lineno):
 def is_internal(frame):
     """True for a frame of this package (the code of a user's kernel keeps its own file)."""
     return frame.f_code.co_filename.startswith(_PACKAGE)
+
+
+def _in_twin(frame):
+    """True for a frame of an intrinsic's twin: its place means nothing to the user."""
+    unit = frame.f_globals.get("__unit__")
+    return unit is not None and is_twin(unit.function)
 
 
 def trim(error):
@@ -54,11 +61,13 @@ def annotate(error, thread):
 
 
 def _out_of_bounds(error, thread):
-    user, tail = None, []
+    user, tail, line = None, [], None
     traceback = error.__traceback__
     while traceback is not None:
         if "__unit__" in traceback.tb_frame.f_globals:
             user, tail = traceback, []
+            if not _in_twin(traceback.tb_frame):
+                line = traceback
         else:
             tail.append(traceback.tb_frame)
         traceback = traceback.tb_next
@@ -69,7 +78,8 @@ def _out_of_bounds(error, thread):
     if user is not None:
         unit = user.tb_frame.f_globals["__unit__"]
         site = unit.site_at(user.tb_frame.f_code, user.tb_lasti)
-        filename, lineno = user.tb_frame.f_code.co_filename, user.tb_lineno
+        line = line or user
+        filename, lineno = line.tb_frame.f_code.co_filename, line.tb_lineno
     elif inner is not None:
         site = None
         caller = next((frame for frame in reversed(tail) if not is_internal(frame)), None)
@@ -136,11 +146,12 @@ def position(thread):
     if frame is None:
         return None
     if hasattr(handle, "gi_yieldfrom"):
-        while getattr(handle.gi_yieldfrom, "gi_frame", None) is not None:
+        while getattr(handle.gi_yieldfrom, "gi_frame", None) is not None and not _in_twin(
+                handle.gi_yieldfrom.gi_frame):
             handle = handle.gi_yieldfrom
         frame = handle.gi_frame
     else:
-        while frame is not None and is_internal(frame):
+        while frame is not None and (is_internal(frame) or _in_twin(frame)):
             frame = frame.f_back
     if frame is None:
         return None

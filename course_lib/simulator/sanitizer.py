@@ -19,6 +19,9 @@ launch that cannot go on ends. What counts as in order is told in `ordering`. Fu
 - Shared memory declared twice on one line is one array to numba's own simulator; views of dynamic
   shared memory overlap unless they are sliced apart: reading through one what was last written
   through another is shared-aliasing.
+- A barrier of a cluster counts as one of each of its blocks, and no block may run to its end
+  without it (barrier-mismatch). A block's shared memory is gone when the block has exited: another
+  block's read of it must be known to be over (read-after-exit).
 - One run shows one order of threads and one input: what did not happen is not found. A function
   whose source cannot be found is not watched.
 """

@@ -69,7 +69,10 @@ class Verdicts(RaceSentences):
             element = f"{memory.space} `{self.element(number, memory, index)}`"
             if same_block:
                 return self.race_in_block(sides, element, stamp)
-            return self.race_between(sides, element)
+            if memory.space == "shared":
+                element += f" of block {name_of(memory.owner.index, self.launch.grid_dim)}"
+            return self.race_between(sides, element, self.in_one_cluster(other_block,
+                                                                         thread.b.index))
 
         self.report(key, kind, site, (sides[0][2], sides[1][2]),
                     (Pair((sides[0][3], sides[1][3])) if not same_block else thread.b.index),
@@ -79,6 +82,11 @@ class Verdicts(RaceSentences):
     def filename(self):
         """The file of the kernel itself."""
         return self.launch.program.root.__code__.co_filename
+
+    def in_one_cluster(self, one, two):
+        """True if two blocks, by their indices, belong to one cluster of several."""
+        size = self.launch.cluster
+        return size > 1 and one[1:] == two[1:] and one[0] // size == two[0] // size
 
     # -- the rest --------------------------------------------------------------------------------
 
@@ -101,8 +109,8 @@ class Verdicts(RaceSentences):
             start = (f"thread {name} reads {memory.space} "
                      f"`{self.element(number, memory, index)}` on line {site.line} before ")
             if memory.space == "shared":
-                return (f"{start}any thread has written it; fill it first, and put "
-                        f"cuda.syncthreads() between")
+                barrier = "cuda.syncthreads()" if memory.owner is thread.b else "cluster_sync()"
+                return f"{start}any thread has written it; fill it first, and put {barrier} between"
             return f"{start}writing it; give it a value first"
 
         self.report((number,), "uninitialised-read", site, (name,), thread.b.index, sentence)

