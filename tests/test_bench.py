@@ -1,13 +1,17 @@
 """Records of measurements: how they are kept, and that none is older than its kernel."""
 
+import copy
+import importlib
 import json
 
 import pytest
+import torch
 
-from course_lib import bench, benchmarks
+from course_lib import SIMULATED, bench, benchmarks, cli
 from course_lib.benchmarks import launch as launch_benchmark
 from course_lib.benchmarks import lesson_01, lesson_02, tracer_patterns
-from course_lib.kernels import activation
+from course_lib.benchmarks import softmax as softmax_benchmark
+from course_lib.kernels import activation, softmax
 from course_lib.kernels import global_avg_pool as pool
 from course_lib.runtime.fingerprint import fingerprint
 from course_lib.teach import suspects
@@ -89,9 +93,21 @@ def recorded_kernels():
     today["global_avg_pool.backward.channels-last"] = fingerprint(
         pool.nhwc.vectorised_backward_kernel
     )
+    for name in cli.BENCHMARKS:
+        benchmark = importlib.import_module(f"course_lib.benchmarks.{name}")
+        if hasattr(benchmark, "kernel_hashes"):
+            today |= benchmark.kernel_hashes()
+    for found, _ in recorded():
+        assert found["name"] in today, f"no kernel is named for the records of {found['name']}"
+        yield found, today[found["name"]]
+
+
+def recorded():
+    """(record, its device's L2 cache in bytes) of all that is recorded."""
     for path in sorted(bench.RESULTS_FOLDER.glob("*.json")):
-        for found in json.loads(path.read_text())["records"]:
-            yield found, today[found["name"]]
+        held = json.loads(path.read_text())
+        for found in held["records"]:
+            yield found, held["device"]["l2_bytes"]
 
 
 def test_lesson_2_measures_the_suspects_that_its_exercise_shows():
@@ -130,6 +146,213 @@ def test_recorded_operations_keep_what_the_course_promises():
             least = 90 if found["name"].startswith("global_avg_pool.backward") else 92
             assert ours["percent_of_copy"] >= least, found["name"]
     assert checked > 300
+
+
+# ---------------------------------------------------------------- what softmax promises
+
+
+def broken_promises(record, l2_bytes):
+    """What a record of softmax or log-softmax does not keep, as sentences."""
+    rows = {row["label"]: row for row in record["rows"]}
+    ours = rows[record["default"]]
+    rivals = ["PyTorch eager"]
+    if record["name"].endswith("forward"):
+        rivals += ["torch.compile", "Triton"]
+    for rival in rivals:
+        if not ours["microseconds"] <= 1.03 * rows[rival]["microseconds"]:
+            yield f"slower than {rival}"
+    if record["bytes"] > 2 * l2_bytes and record["shape"][-1] <= 50_304:
+        if not ours["percent_of_copy"] >= 92:
+            yield "below 92 % of a copy"
+
+
+def test_recorded_softmax_keeps_what_the_course_promises():
+    names = {f"{name}.{way}" for name in softmax.OPERATIONS for way in ("forward", "backward")}
+    found = [(record, l2_bytes) for record, l2_bytes in recorded() if record["name"] in names]
+    broken = {
+        (record["name"], *record["shape"], record["dtype"]): list(broken_promises(record, l2_bytes))
+        for record, l2_bytes in found
+    }
+    assert not {case: broken for case, broken in broken.items() if broken}
+    # All or nothing: where some are recorded, none of those that are promised is missing.
+    promised = {
+        (f"softmax.{way}", *shape, dtype)
+        for shape in softmax_benchmark.SHAPES
+        for dtype in softmax_benchmark.DTYPES
+        for way in ("forward", "backward")
+    }
+    assert not broken or promised <= broken.keys()
+
+
+def softmax_record(name="softmax.forward", shape=(8192, 4096), **microseconds):
+    times = {"naive": 900.0, "registers": 64.0, "PyTorch eager": 100.0} | microseconds
+    n_bytes = 2 * 4 * shape[0] * shape[1]
+    copied = bench.Timing(62.0, (61.0, 63.0))
+    rows = [
+        bench.row(label, "ours", bench.Timing(time, (time, time)), n_bytes, copied)
+        for label, time in times.items()
+    ]
+    made = bench.make_record(name, shape, "float32", n_bytes, copied, rows, "hash", "a command")
+    return made | {"default": "registers"}
+
+
+def test_a_broken_promise_is_seen():
+    peers = {"torch.compile": 70.0, "Triton": 63.0}
+    l2_bytes = 50 << 20
+    assert list(broken_promises(softmax_record(**peers), l2_bytes)) == []
+    slow = softmax_record(**peers, registers=68.0)
+    assert list(broken_promises(slow, l2_bytes)) == ["slower than Triton", "below 92 % of a copy"]
+    assert list(broken_promises(slow, 200 << 20)) == ["slower than Triton"]
+    assert list(broken_promises(slow | {"name": "softmax.backward"}, 200 << 20)) == []
+    wide = slow | {"shape": [256, 131_072]}
+    assert list(broken_promises(wide, l2_bytes)) == ["slower than Triton"]
+    other = copy.deepcopy(slow) | {"default": "naive"}
+    assert "slower than PyTorch eager" in list(broken_promises(other, l2_bytes))
+    with pytest.raises(KeyError):  # a peer that was not measured is no peer that was beaten
+        list(broken_promises(softmax_record(), l2_bytes))
+
+
+def test_a_hash_tells_every_kernel_and_every_plan():
+    hashes = softmax_benchmark.kernel_hashes()
+    assert set(hashes) == {
+        "softmax.forward", "softmax.backward", "log_softmax.forward", "log_softmax.backward",
+        "softmax.table",
+    }  # fmt: skip
+    assert len(set(hashes.values())) == 5
+
+    def plan():
+        return 1
+
+    kernel = activation.relu.VARIANTS["naive"]
+    assert bench.kernel_hash([kernel]) == bench.kernel_hash((kernel,))
+    assert bench.kernel_hash([kernel]) != bench.kernel_hash([kernel, plan])
+
+
+# ------------------------------------------------------------- the benchmark of softmax
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """Let the benchmark run without a GPU: on the CPU, with made-up times. Gives the calls."""
+    seen = {}
+
+    def device_times(candidates, *, calls, rounds):
+        for label, candidate in candidates.items():
+            for i in range(3):
+                candidate(i)
+            seen[label] = calls[label] if isinstance(calls, dict) else calls
+        return {label: bench.Timing(10.0 + k, (9.0, 99.0)) for k, label in enumerate(candidates)}
+
+    def call_times(candidates):
+        return {label: (call(), bench.Timing(50.0, (9.0, 99.0)))[1]
+                for label, call in candidates.items()}
+
+    def triton(log, inputs, outputs):
+        peer = torch.log_softmax if log else torch.softmax
+        return {"Triton": lambda i: outputs[i % 3].copy_(peer(*inputs[i % 3], -1))}
+
+    randn = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *shape, device=None: randn(*shape))
+    monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.clone)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
+    monkeypatch.setattr(bench, "buffer_sets", lambda n_bytes: 3)
+    monkeypatch.setattr(bench, "device_times", device_times)
+    monkeypatch.setattr(bench, "call_times", call_times)
+    monkeypatch.setattr(softmax_benchmark, "_once", lambda candidate: (candidate(0), 500.0)[1])
+    monkeypatch.setattr(softmax_benchmark, "LOG_SHAPES", [(5, 40)])
+    monkeypatch.setattr(softmax_benchmark, "SHORTEST_SPLIT", 300)
+    monkeypatch.setattr(softmax_benchmark.softmax_table, "SHAPE", (3, 20))
+    monkeypatch.setattr(softmax_benchmark, "_triton", triton)
+    return seen
+
+
+needs_simulator = pytest.mark.skipif(not SIMULATED, reason="about machines without a GPU")
+
+
+@needs_simulator
+def test_bench_softmax_checks_and_times_every_rung_and_peer(on_the_cpu):
+    found = softmax_benchmark.run(shapes=[(5, 40), (2, 300)], dtypes=["float32"])
+    by_name = {(record["name"], *record["shape"]): record for record in found}
+    assert len(found) == 7
+    forward = by_name["softmax.forward", 2, 300]
+    labels = [row["label"] for row in forward["rows"]]
+    assert labels == [*softmax.softmax.VARIANTS, "PyTorch eager", "torch.compile", "Triton"]
+    assert forward["default"] == "registers" and forward["left_out"] == {}
+    assert forward["bytes"] == 2 * 4 * 600
+    assert on_the_cpu["registers"] == 10  # as many calls as fit a replay of 5 ms
+    backward = by_name["log_softmax.backward", 5, 40]
+    assert [row["label"] for row in backward["rows"]][-1] == "PyTorch eager"
+    assert backward["bytes"] == 3 * 4 * 200
+    assert list(backward["left_out"]) == ["split"]
+    table = by_name["softmax.table", 3, 20]
+    assert [row["kind"] for row in table["rows"]] == ["peer", "peer", "ours", "ours"]
+    assert table["rows"][0]["speedup"] == 1.0
+    hashes = softmax_benchmark.kernel_hashes()
+    assert all(record["kernel_hash"] == hashes[record["name"]] for record in found)
+    text = benchmarks.table(found)
+    assert "    without split: it is for rows of 300 elements and more" in text
+    assert "50.00 from Python" in text
+
+
+@needs_simulator
+def test_bench_softmax_leaves_out_what_takes_too_long_and_says_so(on_the_cpu, monkeypatch):
+    monkeypatch.setattr(softmax_benchmark, "_once", lambda candidate: 60_000.0)
+    (found,) = softmax_benchmark.run(names=["softmax.backward"], shapes=[(3, 40)],
+                                     dtypes=["float32"])  # fmt: skip
+    assert [row["label"] for row in found["rows"]] == ["PyTorch eager"]
+    assert found["left_out"]["naive"] == "a call takes 60 ms"
+
+
+@needs_simulator
+@pytest.mark.parametrize("wrong", [
+    lambda y: y.mul_(1.00002),
+    lambda y: y[-1, -1].fill_(0.0),
+    lambda y: y[1].fill_(torch.nan),
+], ids=["a little", "the last element", "a row left out"])
+def test_bench_softmax_times_nothing_wrong(on_the_cpu, monkeypatch, wrong):
+    right = softmax.softmax.forward
+
+    def forward(x, *, variant=softmax.DEFAULT, out=None):
+        y = right(x, variant=variant, out=out)
+        if variant == "warp":
+            wrong(y)
+        return y
+
+    monkeypatch.setattr(softmax.softmax, "forward", forward)
+    with pytest.raises(AssertionError, match="warp .*, so it is not timed"):
+        softmax_benchmark.run(names=["softmax.forward"], shapes=[(3, 40)], dtypes=["float32"])
+    assert not on_the_cpu
+
+
+def test_bench_softmax_refuses_other_shapes():
+    with pytest.raises(ValueError, match="rows, columns"):
+        softmax_benchmark.run(shapes=[(2, 3, 4)])
+
+
+@pytest.mark.parametrize("name, wanted, said", [
+    ("lesson_01", {"shapes": [(3, 4)]}, "no choice of --shapes"),
+    ("launch", {"dtypes": ["float32"]}, "no choice of --dtypes"),
+    ("softmax", {"shapes": [(3, 4, 5)]}, "a shape has 2 positive sizes here; not 3x4x5"),
+    ("softmax", {"shapes": [(0, 4)]}, "not 0x4"),
+    ("activation", {"dtypes": ["int8"]}, "float32, float16, bfloat16; not int8"),
+    ("activation", {"shapes": [(3, 4, 5), (7,)], "dtypes": ["float16"], "rounds": 3}, None),
+    ("softmax", {"shapes": [(3, 4)]}, None),
+    ("global_avg_pool", {"shapes": [(3, 4)]}, "4 positive sizes"),
+])
+def test_what_a_benchmark_does_not_take(name, wanted, said):
+    benchmark = importlib.import_module(f"course_lib.benchmarks.{name}")
+    refused = benchmarks.refused(benchmark, wanted)
+    assert refused is None if said is None else said in refused
+
+
+@needs_simulator
+def test_without_a_gpu_bench_says_so(capsys):
+    assert cli.main(["bench", "softmax", "--shapes", "128x200,1024x10000"]) == 1
+    assert "Speed is measured on a GPU" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["bench", "softmax", "--shapes", "128x200,"])
+    assert stopped.value.code == 2
 
 
 def test_the_table_and_the_plots(tmp_path):

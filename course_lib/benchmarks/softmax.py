@@ -27,6 +27,7 @@ N_DIMS = 2
 COMMAND = "python -m course_lib bench softmax --record"
 SAMPLE = 1 << 19  # elements checked at each end: float64 on the CPU takes its time
 LONGEST_CALL = 50_000  # µs; a slower rung is left out, and the record says so
+TUNED_ELEMENTS = 1 << 28  # in one replay while the settings of Triton are chosen
 REPLAY = 5_000  # µs that one replay of a captured graph may take
 ROUNDING = 2.0**-24  # of a float32 sum; `naive` adds a row's numbers one to another, n roundings
 SHORTEST_SPLIT = 4096  # columns from which on `split` is timed: it is for long rows
@@ -76,6 +77,16 @@ def kernel_hash(operation, direction):
     variants = operation.VARIANTS if direction == "forward" else operation.BACKWARD_VARIANTS
     plans = (plan.row_plan, plan.cluster_plan, plan.stream_plan, softmax.default_variant)
     return bench.kernel_hash((*variants["registers"], *variants["split"], *plans))
+
+
+def kernel_hashes():
+    """{record name: hash of what it measures, as it is today}."""
+    today = {
+        f"{operation.name}.{direction}": kernel_hash(operation, direction)
+        for operation in softmax.OPERATIONS.values()
+        for direction in ("forward", "backward")
+    }
+    return today | {"softmax.table": softmax_table.kernel_hash()}
 
 
 def _measure(operation, direction, shape, dtype, rounds):
@@ -176,14 +187,17 @@ def _forward_peers(operation, inputs, outputs):
         kept[i % len(kept)] = compiled(*inputs[i % len(kept)])
         return kept[i % len(kept)]
 
-    peers = {"torch.compile": compiled_candidate}
-    if importlib.util.find_spec("triton") is not None:
-        from course_lib.benchmarks import softmax_triton
+    return {"torch.compile": compiled_candidate} | _triton(log, inputs, outputs)
 
-        calls = max(1, min(60, int(4e6 / inputs[0][0].numel() * 20)))
-        xs = [x for (x,) in inputs]
-        peers["Triton"] = softmax_triton.tuned(xs, outputs, log=log, calls=calls)
-    return peers
+
+def _triton(log, inputs, outputs):
+    if importlib.util.find_spec("triton") is None:
+        return {}
+    from course_lib.benchmarks import softmax_triton
+
+    xs = [x for (x,) in inputs]
+    calls = max(1, min(60, TUNED_ELEMENTS // xs[0].numel()))
+    return {"Triton": softmax_triton.tuned(xs, outputs, log=log, calls=calls)}
 
 
 def _once(candidate):
