@@ -12,7 +12,7 @@ from pathlib import Path
 
 import course_lib
 
-BENCHMARKS = ("activation", "global_avg_pool", "launch", "lesson_01", "lesson_02", "softmax")
+BENCHMARKS = ("activation", "global_avg_pool", "launch", "lesson_01", "lesson_02", "lesson_04", "softmax")
 ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
 RESULTS_BEGIN, RESULTS_END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -159,7 +159,7 @@ def readme(options):
     recordings = _recordings()
     after = with_results(before, recordings)
     if not options.check:
-        _draw_ladder(recordings)
+        _draw_ladders(recordings)
     if before == after:
         print("README.md is in step with data/results.")
         return 0
@@ -172,30 +172,62 @@ def readme(options):
 
 
 def with_results(text, recordings):
-    """`text` with what stands between the two result marks drawn from `recordings`."""
+    """`text` with what stands between its pairs of marks drawn from `recordings`."""
     from course_lib import results_table
 
-    head, rest = text.split(RESULTS_BEGIN)
-    _, tail = rest.split(RESULTS_END)
-    table = results_table.render(recordings)
-    return f"{head}{RESULTS_BEGIN}\n{table}\n{RESULTS_END}{tail}"
+    for name, render in {"results": results_table.render, "softmax": softmax_part}.items():
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        if begin in text:
+            head, rest = text.split(begin)
+            _, tail = rest.split(end)
+            text = f"{head}{begin}\n{render(recordings)}\n{end}{tail}"
+    return text
 
 
-def _draw_ladder(recordings):
-    """The README's picture: one operation's ladder, at its largest size, on the first device."""
-    from course_lib import bench, plot
+def softmax_part(recordings):
+    """The part of the README on softmax: its ladder as a picture, and its tables."""
+    from course_lib import results_table
+
+    if _softmax_record(recordings) is None:
+        return results_table.softmax(recordings) or "Not measured yet."
+    picture = (
+        "![Bars of GB/s: every rung of softmax beside PyTorch, torch.compile and Triton, and the "
+        "limit set by a\ncopy](data/softmax.png)"
+    )
+    return f"{picture}\n\n{results_table.softmax(recordings)}"
+
+
+def _draw_ladders(recordings):
+    """The README's pictures, of the first device: swish at its largest size, and softmax."""
+    from course_lib import bench
 
     found = bench.find(recordings[0], name="swish.forward", dtype="float32")
-    record = max(found, key=lambda record: record["bytes"])
+    _draw_ladder(recordings, max(found, key=lambda record: record["bytes"]), "ladder.png")
+    if record := _softmax_record(recordings):
+        _draw_ladder(recordings, record, "softmax.png")
+
+
+def _draw_ladder(recordings, record, file_name):
+    from course_lib import plot
+
     shape = " × ".join(f"{size:,}" for size in record["shape"])
     figure = plot.ladder(
         record["rows"],
         record["copy_gbps"],
-        title=f"swish of {shape} float32 numbers",
+        title=f"{record['name'].partition('.')[0]} of {shape} float32 numbers",
         device=recordings[0]["device"]["name"],
         date=record["date"],
     )
-    figure.savefig(ROOT / "data" / "ladder.png")
+    figure.savefig(ROOT / "data" / file_name)
+
+
+def _softmax_record(recordings):
+    """The record of softmax that the README shows, or None where it is not measured yet."""
+    from course_lib import bench, results_table
+
+    wanted = {"name": "softmax.forward", "dtype": "float32", "shape": results_table.SOFTMAX_SHAPE}
+    found = bench.find(recordings[0], **wanted) if recordings else []
+    return found[0] if found else None
 
 
 def _recordings():
