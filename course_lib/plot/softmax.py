@@ -12,7 +12,7 @@ _SHADES = LinearSegmentedColormap.from_list("shades", ["#eef4fa", "#6ba3d0", "#0
 _NAN_FILL = "#fbdedb"
 
 
-def probabilities(tables, titles, *, labels, xlabel, ylabel, title="", alt=None):
+def probabilities(tables, titles, *, labels, xlabel, ylabel, vmax=None, title="", alt=None):
     """Draw tables of probabilities side by side, light to dark, with every NaN marked.
 
     Args:
@@ -20,6 +20,7 @@ def probabilities(tables, titles, *, labels, xlabel, ylabel, title="", alt=None)
         titles: one heading per table.
         labels: `(n_rows,)` what stands beside each row.
         xlabel, ylabel: what columns and rows are.
+        vmax: the number from which on all are equally dark; by default the largest.
         title: heading of the whole.
         alt: alternative text; by default how many rows of each table have a NaN.
 
@@ -44,7 +45,8 @@ def probabilities(tables, titles, *, labels, xlabel, ylabel, title="", alt=None)
     )
     figure = Picture(0.16 * n_rows + 1.4 + (0.3 if title else 0), alt)
     panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
-    most = max((np.nanmax(t) for t in tables if not np.isnan(t).all()), default=1.0)
+    most = vmax or max((np.nanmax(t) for t in tables if not np.isnan(t).all()), default=1.0)
+    more = any((table > most).any() for table in tables)
     for axes, table, name, count in zip(panels, tables, titles, broken, strict=True):
         axes.imshow(np.nan_to_num(table), cmap=_SHADES, vmin=0, vmax=most, aspect="auto",
                     interpolation="nearest")
@@ -60,8 +62,9 @@ def probabilities(tables, titles, *, labels, xlabel, ylabel, title="", alt=None)
     marks = [Rectangle((0, 0), 1, 1, facecolor=_SHADES(0.0), edgecolor=INK),
              Rectangle((0, 0), 1, 1, facecolor=_SHADES(1.0), edgecolor=INK),
              Rectangle((0, 0), 1, 1, facecolor=_NAN_FILL, edgecolor=LIMIT, hatch="xxxx")]
-    figure.legend(marks, ["0", f"{most:.2g}", "not a number"], loc="outside lower center",
-                  ncols=3, frameon=False)
+    dark = f"{most:.2g}" + " or more" * more
+    figure.legend(marks, ["0", dark, "not a number"], loc="outside lower center", ncols=3,
+                  frameon=False)
     if title:
         figure.suptitle(title, fontweight="bold")
     return figure
@@ -90,7 +93,7 @@ def passes(traces, n_bytes, *, title="", alt=None):
     """
     found = {
         label: sorted((site for site in trace.sites if site.space == "global"),
-                      key=lambda site: site.line)
+                      key=lambda site: (site.line, site.op == "store"))
         for label, trace in traces.items()
     }
     if not found or not all(found.values()) or n_bytes <= 0:
@@ -217,7 +220,7 @@ def one_pass(x, m, s, *, title="", alt=None):
         factor = np.exp(before - m[k]) if rises else 1.0
         text = f"× {factor:.2g}\n+ 1" if rises else f"+ {np.exp(x[k] - m[k]):.2g}"
         bottom.text(k, s[k] + 0.06 * s.max(), text, ha="center", va="bottom", fontsize=9)
-        bottom.text(k, s[k] / 2, f"{s[k]:.3g}", ha="center", va="center", fontsize=9.5,
+        bottom.text(k, s[k] / 2, f"{s[k]:.4g}", ha="center", va="center", fontsize=9.5,
                     bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1})
         before = m[k]
     bars = bottom.bar(place, s, width=0.6, color=colours, edgecolor=INK)
