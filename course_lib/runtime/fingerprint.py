@@ -7,16 +7,13 @@ it uses, however far down. `fingerprint` walks them all.
 import dis
 import hashlib
 import inspect
-import sys
 import textwrap
 import types
-from pathlib import Path
+
+from course_lib.runtime import twins
 
 # Their versions are part of the cache key, so their sources need not be.
 _LIBRARIES = {"numba", "numba_cuda", "llvmlite", "numpy", "math", "builtins", "cuda", "ml_dtypes"}
-#: Module with intrinsics' twins -> the files with their machine code, the twins' partner first.
-_MACHINE_CODE = {"intrinsics": ("nvvm",), "cluster": ("nvvm_cluster", "nvvm")}
-_HERE = __name__.rpartition(".")[0]
 
 
 def fingerprint(function):
@@ -57,11 +54,10 @@ def _visit(function, parts, visited):
 def _note(name, value, attributes, parts, visited):
     inner = _unwrap(value)
     module = getattr(inner, "__module__", None) or ""
-    twin, files = _twin(inner, module)
+    twin, files = (None, ()) if inner is None else twins.find(inner)
     if twin is not None:
         # An intrinsic is machine code on a GPU and its twin in the simulator: take both.
-        machine_code = [Path(__file__).with_name(f"{file}.py").read_bytes() for file in files]
-        digests = [hashlib.sha256(code).hexdigest() for code in machine_code]
+        digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
         parts += [f"{name} = intrinsic", *digests, _text(twin)]
     elif inner is not None and _is_ours(module):
         parts.append(f"{name} = {inner.__qualname__}")
@@ -74,18 +70,6 @@ def _note(name, value, attributes, parts, visited):
         parts.append(f"{name} = {value!r}")
     elif hasattr(value, "dtype") and hasattr(value, "tobytes"):
         parts.append(f"{name} = {hashlib.sha256(value.tobytes()).hexdigest()}")
-
-
-def _twin(function, module):
-    """The simulator twin of an intrinsic, given either of the two, and its machine code's files.
-
-    (None, ()) for other functions.
-    """
-    for place, files in _MACHINE_CODE.items():
-        if module in (f"{_HERE}.{place}", f"{_HERE}.{files[0]}"):
-            twins = sys.modules[f"{_HERE}.{place}"].TWINS
-            return twins.get(function.__name__.removeprefix("_")), files
-    return None, ()
 
 
 def _is_ours(module):

@@ -24,7 +24,7 @@ by the error the PTX manual allows, stated with each.
 import numpy as np
 
 from course_lib import simulator
-from course_lib.runtime import device
+from course_lib.runtime import device, twins
 
 FULL_MASK = 0xFFFFFFFF
 VECTOR_BYTES = 16
@@ -100,17 +100,10 @@ TWINS = {
 
 if device.use_simulator():
     cuda = simulator.cuda
-    _here = {name: cuda.jit(device=True)(twin) for name, twin in TWINS.items()}
 else:
     from numba import cuda
 
-    from course_lib.runtime import nvvm
-
-    _here = {name: getattr(nvvm, name) for name in TWINS}
-
-for name, twin in TWINS.items():
-    simulator.register_twin(_here[name], twin)
-
+_here = twins.in_use(TWINS, "course_lib.runtime.nvvm")
 load, store, vector_width = _here["load"], _here["store"], _here["vector_width"]
 load_vector, store_vector = _here["load_vector"], _here["store_vector"]
 fast_exp, fast_reciprocal = _here["fast_exp"], _here["fast_reciprocal"]

@@ -1,15 +1,24 @@
-"""What stands behind an intrinsic's name here: machine code on a GPU, its twin in the simulator."""
+"""Intrinsics come in pairs: machine code for a GPU, and a twin that does the same in Python.
+
+`runtime.intrinsics` says what that is for. A module of twins hands them to `in_use`, with the name
+of the module beside it that holds the machine code.
+"""
 
 import importlib
+from pathlib import Path
 
 from course_lib import simulator
 from course_lib.runtime import device
+
+_PACKAGE = __name__.rpartition(".")[0]
+_MACHINE_CODE = f"{_PACKAGE}.nvvm"  # which the other modules of machine code build on
+_known = {}  # module of either half -> (twins by name, files with the machine code)
 
 
 def in_use(twins, machine_code):
     """Name -> what kernels of this process are to call, for each of `twins`.
 
-    twins         name -> Python function that does the same in the simulator
+    twins         name -> Python function of that name with an underscore before it
     machine_code  name of the module that holds numba intrinsics of these names; imported only
                   where the real numba.cuda is in use
 
@@ -20,6 +29,21 @@ def in_use(twins, machine_code):
     else:
         module = importlib.import_module(machine_code)
         here = {name: getattr(module, name) for name in twins}
+    files = [_file(name) for name in dict.fromkeys((machine_code, _MACHINE_CODE))]
     for name, twin in twins.items():
         simulator.register_twin(here[name], twin)
+        _known[twin.__module__] = _known[machine_code] = twins, files
     return here
+
+
+def _file(module):
+    return Path(__file__).with_name(f"{module.removeprefix(f'{_PACKAGE}.')}.py")
+
+
+def find(function):
+    """(twin, files with its machine code) of an intrinsic, given the function of either half.
+
+    (None, ()) for other functions.
+    """
+    twins, files = _known.get(function.__module__, ({}, ()))
+    return twins.get(function.__name__.removeprefix("_")), files
