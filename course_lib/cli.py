@@ -12,7 +12,9 @@ from pathlib import Path
 
 import course_lib
 
-BENCHMARKS = ("activation", "global_avg_pool", "launch", "lesson_01", "lesson_02", "lesson_04", "softmax")
+BENCHMARKS = (
+    "activation", "global_avg_pool", "launch", "lesson_01", "lesson_02", "lesson_04", "softmax",
+)  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
 RESULTS_BEGIN, RESULTS_END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -146,7 +148,7 @@ def bench(options):
         found = benchmark.run(**wanted, progress=tqdm)
         print(benchmarks.table(found))
         if options.plot:
-            benchmarks.save_plots(found, measuring.device_facts()["name"], options.plot)
+            benchmarks.save_plots(found, measuring.device_facts(), options.plot)
         if options.record:
             print(f"Recorded in {measuring.save_records(found)}")
     return 0
@@ -208,16 +210,11 @@ def _draw_ladders(recordings):
 
 
 def _draw_ladder(recordings, record, file_name):
-    from course_lib import plot
+    from course_lib.benchmarks import pictures
 
     shape = " × ".join(f"{size:,}" for size in record["shape"])
-    figure = plot.ladder(
-        record["rows"],
-        record["copy_gbps"],
-        title=f"{record['name'].partition('.')[0]} of {shape} float32 numbers",
-        device=recordings[0]["device"]["name"],
-        date=record["date"],
-    )
+    title = f"{record['name'].partition('.')[0]} of {shape} {record['dtype']} numbers"
+    figure = pictures.ladder(record, recordings[0]["device"]["name"], title=title)
     figure.savefig(ROOT / "data" / file_name)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from course_lib import SIMULATED, bench, benchmarks, cli
 from course_lib.benchmarks import launch as launch_benchmark
-from course_lib.benchmarks import lesson_01, lesson_02, tracer_patterns
+from course_lib.benchmarks import lesson_01, lesson_02, pictures, tracer_patterns
 from course_lib.benchmarks import softmax as softmax_benchmark
 from course_lib.kernels import activation, softmax
 from course_lib.kernels import global_avg_pool as pool
@@ -359,8 +359,31 @@ def test_the_table_and_the_plots(tmp_path):
     host = bench.host_record("launch.host", (1,), "float32", [], "hash", "a command")
     text = benchmarks.table([record(), host])
     assert "relu.forward 4x5 float32: copy 4 GB/s | naive 20.00 µs (50% of copy)" in text
-    benchmarks.save_plots([record()], "NVIDIA Test 9", tmp_path / "new")
+    device = {"name": "NVIDIA Test 9", "l2_bytes": 10}
+    benchmarks.save_plots([record(), host], device, tmp_path / "new")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["relu.forward-4x5-float32.png"]
+
+
+def test_rows_of_several_lengths_are_drawn_over_their_length(tmp_path):
+    records = [softmax_record(shape=(4096, n_cols)) for n_cols in (1024, 64, 256)]
+    device = {"name": "NVIDIA Test 9", "l2_bytes": 1}
+    benchmarks.save_plots(records, device, tmp_path)
+    assert (tmp_path / "softmax.forward-float32.png").exists()
+    assert len(list(tmp_path.iterdir())) == 4
+    figure = pictures.sweep(records, "NVIDIA Test 9", least_bytes=0)
+    assert "naive 7 at 64, 7 at 256, 7 at 1,024" in figure.alt
+    assert pictures.sweep(records, "NVIDIA Test 9", least_bytes=2 * 4 * 4096 * 256) is None
+    twice = [softmax_record(shape=(1, 256), naive=62.0), *records]  # the larger of two counts
+    assert pictures.sweep(twice, "", least_bytes=0).alt == figure.alt
+
+
+def test_the_ladder_says_what_is_new_on_each_rung():
+    noted = pictures.NOTES["softmax"]
+    for operation in softmax.OPERATIONS.values():
+        assert list(noted) == list(operation.VARIANTS)
+    figure = pictures.ladder(softmax_record(), "NVIDIA Test 9")
+    words = [text.get_text() for text in figure.axes[0].texts]
+    assert noted["naive"] in words and noted["registers"] in words
 
 
 @pytest.mark.gpu

@@ -42,21 +42,26 @@ def _value(row):
     return f"{row['microseconds']:.2f} µs{share}{python}"
 
 
-def save_plots(records, device_name, folder):
-    """A PNG for each record of device times, named after it, in `folder` (made if missing)."""
-    from course_lib import plot
+def save_plots(records, device, folder):
+    """PNGs in `folder` (made if missing): a ladder for each record of device times, named after it,
+    and for each operation with rows of several lengths how it fares over them.
+
+    device  what `bench.device_facts` says
+    """
+    from course_lib.benchmarks import pictures
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    groups = {}
     for record in records:
         if "copy_gbps" not in record:
             continue
         shape = "x".join(map(str, record["shape"]))
-        figure = plot.ladder(
-            record["rows"],
-            record["copy_gbps"],
-            title=f"{record['name']}, {shape}, {record['dtype']}",
-            device=device_name,
-            date=record["date"],
-        )
+        figure = pictures.ladder(record, device["name"])
         figure.savefig(folder / f"{record['name']}-{shape}-{record['dtype']}.png")
+        if len(record["shape"]) == 2:
+            groups.setdefault((record["name"], record["dtype"]), []).append(record)
+    for (name, dtype), group in groups.items():
+        figure = pictures.sweep(group, device["name"], least_bytes=2 * device["l2_bytes"])
+        if figure is not None:
+            figure.savefig(folder / f"{name}-{dtype}.png")

@@ -9,11 +9,12 @@ what colour says is also said by lightness, by hatching or by a number.
 
 from .access import access_map, bank_map
 from .basic import curves, images
+from .limit import in_flight, loads_in_time, shared_row, stalls, times
 from .memory import access_order, tensor_layout, thread_map
 from .picture import Picture
 from .reduction import histograms, interleaving, run_to_run, tree
 from .softmax import butterfly, one_pass, passes, probabilities
-from .speed import durations, ladder, roofline, timeline
+from .speed import durations, ladder, roofline, sweep, timeline
 
 __all__ = [
     "Picture",
@@ -25,15 +26,21 @@ __all__ = [
     "durations",
     "histograms",
     "images",
+    "in_flight",
     "interleaving",
     "ladder",
+    "loads_in_time",
     "one_pass",
     "passes",
     "probabilities",
     "roofline",
     "run_to_run",
+    "shared_row",
+    "stalls",
+    "sweep",
     "tensor_layout",
     "thread_map",
     "timeline",
+    "times",
     "tree",
 ]

@@ -6,13 +6,16 @@ from matplotlib.patches import Rectangle
 
 from .picture import INK, LIMIT, OURS, PAPER, PEER, Picture, caption, ink_on
 
+_MARKS = "ovs^DP*X"  # told apart without colour
+
 
 def ladder(rows, copy_gbps, *, limit="a copy", title="", device="", date="", alt=None):
     """Draw one bar of GB/s per rung and per peer, with the copy's bandwidth as the limit.
 
     Args:
         rows: list of dicts with `label`, `kind` (`"ours"` or `"peer"`), `gbps`, and where known
-            `microseconds` with `quartiles` (two numbers), drawn as a whisker.
+            `microseconds` with `quartiles` (two numbers), drawn as a whisker; a `note`, a few words
+            on what is new on this rung, stands under its label.
         copy_gbps: bandwidth of an equally large copy on the same device, in GB/s.
         limit: what was measured as the limit, where it is not a copy: "reading alone".
         title: heading of the picture.
@@ -28,7 +31,7 @@ def ladder(rows, copy_gbps, *, limit="a copy", title="", device="", date="", alt
     alt = alt or f"Bandwidth, where {limit} reaches {copy_gbps:,.0f} GB/s: " + ", ".join(
         f"{row['label']} {row['gbps']:,.0f} GB/s" for row in rows
     )
-    figure = Picture(0.42 * len(rows) + 1.8, alt)
+    figure = Picture((0.5 if any(row.get("note") for row in rows) else 0.42) * len(rows) + 1.8, alt)
     axes = figure.subplots()
     for place, row in enumerate(rows):
         axes.barh(place, row["gbps"], height=0.7, **_bar_style(row))
@@ -46,6 +49,60 @@ def ladder(rows, copy_gbps, *, limit="a copy", title="", device="", date="", alt
     _name_bars(axes, rows, title)
     line = Line2D([], [], color=LIMIT, linestyle="--", linewidth=2)
     _legend_of_kinds(figure, rows, [(line, f"limit: {limit}, {copy_gbps:,.0f} GB/s")])
+    caption(axes, device, date)
+    return figure
+
+
+def sweep(x, rows, *, xlabel, ylabel="share of a copy's bandwidth (%)", title="", device="",
+          date="", alt=None):
+    """Draw how each rung and each peer fares as a size grows: a line each, over a logarithmic axis.
+
+    Args:
+        x: the sizes, positive and rising.
+        rows: list of dicts with `label`, `kind` (`"ours"` or `"peer"`) and `percent`, a list as
+            long as `x`, with None where nothing was measured. 100 is drawn as the limit.
+        xlabel, ylabel: what the axes mean.
+        title, device, date, alt: as in `ladder`.
+
+    Raises:
+        ValueError: no rows, an unknown kind, a list of another length than `x`, or sizes that are
+            not positive and rising.
+    """
+    x, rows = list(x), _rows(rows, "sweep")
+    if not x or x[0] <= 0 or any(a >= b for a, b in zip(x, x[1:], strict=False)):
+        raise ValueError(f"sizes must be positive and rising, not {x}")
+    for row in rows:
+        if len(row["percent"]) != len(x):
+            raise ValueError(
+                f"{row['label']!r} has {len(row['percent'])} numbers for {len(x)} sizes"
+            )
+    alt = alt or f"{ylabel} over {xlabel}: " + "; ".join(
+        f"{row['label']} " + ", ".join(
+            f"{y:.0f} at {size:,}" for size, y in zip(x, row["percent"], strict=True)
+            if y is not None)
+        for row in rows
+    )
+    figure = Picture(4.6, alt)
+    axes = figure.subplots()
+    axes.axhline(100, color=LIMIT, linestyle="--", linewidth=2, zorder=0.5)
+    counts = {"ours": 0, "peer": 0}
+    for row in rows:
+        kind = row.get("kind", "ours")
+        mark = _MARKS[counts[kind] % len(_MARKS)]
+        counts[kind] += 1
+        y = [np.nan if value is None else value for value in row["percent"]]
+        if kind == "peer":  # light, dashed and hollow, whatever its colour
+            style = {"color": "#b06a00", "linestyle": "--", "markerfacecolor": PAPER}
+        else:
+            style = {"color": OURS, "linestyle": "-"}
+        axes.plot(x, y, marker=mark, markersize=8, linewidth=1.8, label=row["label"], **style)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(x, [f"{size:,}" for size in x], rotation=30 if len(x) > 6 else 0)
+    axes.minorticks_off()
+    axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, None))
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.grid(alpha=0.25)
+    figure.legend(loc="outside right center", frameon=False)
     caption(axes, device, date)
     return figure
 
@@ -192,6 +249,11 @@ def _bar_style(row):
 
 def _name_bars(axes, rows, title):
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
+    for place, (row, name) in enumerate(zip(rows, axes.get_yticklabels(), strict=True)):
+        if row.get("note"):
+            name.set_verticalalignment("bottom")
+            axes.annotate(row["note"], (0, place), (-8, -2), textcoords="offset points",
+                          ha="right", va="top", fontsize=9, xycoords=axes.get_yaxis_transform())
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_title(title, loc="left", fontweight="bold")
 
