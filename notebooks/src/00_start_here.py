@@ -189,7 +189,7 @@ def who_kernel(block, thread):
 block, thread = np.full((2, 12, 16, 2), -1, dtype=np.int32)
 who_kernel[(4, 3), (4, 4)](block, thread)
 plot.thread_map(
-    block, thread, title="Each colour is a block, each number a thread (x,y) in its block"
+    block, thread, title="Each framed square is a block, each number a thread (x,y) in its block"
 )
 
 # %% [markdown]

@@ -537,7 +537,9 @@ plot.timeline(
 # `course_lib.bench` does this, many times over, and takes the **median** (half of
 # the measurements were faster, half slower). All speeds in this course are taken that way.
 #
-# Now for the question of section 5, by rows against by columns:
+# Now for the question of section 5, by rows against by columns. A longer bar is better: it shows how
+# many bytes were copied per second. The red line is a ready-made copy of the same bytes; section 9 says
+# more about it.
 
 # %%
 order, device = bench.find(recorded, name="lesson_01.copy_order")[0], recorded["device"]["name"]
@@ -807,7 +809,8 @@ plot.ladder(
 # %% [markdown]
 # Only the useful bytes count here, those which the operation must move. A kernel that also moves
 # useless ones (by columns!) shows fewer. (A bar may pass the line by a hair: a copy is only a
-# kernel, too, and need not be perfect.)
+# kernel, too, and need not be perfect.) The hatched bars are PyTorch's own ReLU, for comparison: as it
+# runs when it is called (**eager**), and as `torch.compile` has rewritten it.
 #
 # **Explaining the gap.** All rungs touch the same sectors, so why are they not equally fast? Memory is
 # far away: the answer to a request takes some hundreds of nanoseconds. This delay is its
@@ -841,8 +844,8 @@ plot.ladder(
 #   Libraries turn such divisions into multiplications, or let the grid's directions do the
 #   work, as the copies of section 5 did.
 # - The fastest ReLU is the one that is never launched. `torch.compile` **fuses** it with its
-#   neighbours, and cuDNN applies it while a convolution's result is still on the chip. Then the
-#   8 bytes per element are not moved at all.
+#   neighbours, and cuDNN, NVIDIA's library for neural networks, applies it while the result of the
+#   layer before is still on the chip. Then the 8 bytes per element are not moved at all.
 #
 # ## Three questions
 #

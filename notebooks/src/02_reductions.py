@@ -290,7 +290,7 @@ in_two_orders(edges, 128)
 def edges_of_many_rows(x, y):
     s = cuda.shared.array(128, np.float32)
     t = cuda.threadIdx.x
-    for row in range(cuda.blockIdx.x, x.shape[0], cuda.gridDim.x):
+    for row in range(cuda.blockIdx.x, x.shape[0], cuda.gridDim.x):  # gridDim.x: 16 blocks
         s[t] = x[row, t]
         cuda.syncthreads()  # now all have written
         left = s[max(t - 1, 0)]
@@ -314,9 +314,9 @@ in_two_orders(edges_of_many_rows, 16)
 #
 # ### Exercise: a histogram for each block
 #
-# Now your blocks count for themselves. Each block has `mine`, 256 counters in shared memory; there
-# may be fewer threads than that, or more, hence the loops. How many barriers do you need, and
-# where?
+# Now your blocks count for themselves. Each block has `mine`, 256 counters in shared memory, one for
+# each `level` of brightness; there may be fewer threads than that, or more, hence the loops. How
+# many barriers do you need, and where?
 
 # %% exercise="histogram_shared"
 @cuda.jit
@@ -427,7 +427,7 @@ print("found something:", bool(report))
 
 # %% [markdown]
 # Four pixels, four different counters: nobody met, so there *was* no race. The kernel is as wrong
-# as before. So choose inputs in which threads do meet, and sizes that leave a rest.
+# as before. So choose inputs in which threads do meet, and sizes that do not fill the last block.
 #
 # There is a second limit. In the simulator, whatever one thread writes is at once seen by all
 # others, in the order in which it was written. On a GPU, threads of *different blocks* may see two
@@ -488,8 +488,10 @@ tree_of_neighbours[1, 16](values, adder, source)
 plot.tree(values, adder, source, title="Neighbours first: 16 numbers, 4 rounds")
 
 # %% [markdown]
-# 16 numbers take 4 rounds, 256 take 8, and 1,024 take 10: each doubling costs one round more. Note
-# the barrier after each round: what one thread has just written, another one reads in the next.
+# Two arrows meet where a number is added to another one. A coloured box was written in that round,
+# by the thread named beside it, which has the same colour all the way down; a grey one was left as
+# it is. 16 numbers take 4 rounds, 256 take 8, and 1,024 take 10: each doubling costs one round more.
+# Note the barrier after each round: what one thread has just written, another one reads in the next.
 #
 # ### Banks
 #
@@ -611,11 +613,12 @@ plot.bank_map(t)
 # other = cuda.shfl_down_sync(0xFFFFFFFF, total, 16)   # the `total` of the lane 16 further on
 # ```
 #
-# The first argument says which lanes take part, one bit for each; `0xFFFFFFFF` is 32 ones, all of
-# them. **All of them must come**, as to a barrier. Lanes at the end, which have nobody 16 further
+# The first argument says which lanes take part, one bit for each; `0xFFFFFFFF` (hexadecimal: each
+# F is four ones) is 32 ones, all of them. **All of them must come**, as to a barrier. Lanes at the end, which have nobody 16 further
 # on, get their own number back; they add rubbish, but nobody looks at it.
 #
-# Let us see it with a warp whose lane `k` has the number `k`:
+# Let us see it with a warp whose lane `k` has the number `k`. Each line of the output shows what the
+# first six lanes have after a step. **Predict** the first line, and which lane has the sum in the end.
 
 # %%
 @cuda.jit
@@ -671,7 +674,11 @@ plot.ladder(ladder["rows"], ladder["copy_gbps"], title="131,072 row sums, 512 nu
             device=device, date=ladder["date"])
 
 # %% [markdown]
-# **Explaining the gap.** One warp per row wins by far, and one thread per row loses, as expected.
+# **Explaining the gap.** One warp per row wins by far. One thread per row loses, as expected, but not
+# by much: if all of its sectors, eight times as many as needed, came from the large memory, it could
+# not reach more than an eighth of the line. The cache saves it. Of a sector that is sent for one
+# number it keeps the seven others, which the same thread wants next.
+#
 # But the bank conflicts, all of them gone, have made a difference of two percent! They were real,
 # only they were not what the kernel was waiting for. So what was it? Both trees give two numbers to
 # each thread, and then they play eight rounds with a barrier after each. A multiprocessor holds
@@ -774,17 +781,24 @@ for kernel in (suspects.first, suspects.second, suspects.third):
 
 # %% [markdown]
 # An **access map** shows what the lanes of a warp touched: each line is one request, each box with
-# a red frame a sector that was sent for it. Change `suspect` and run the next cell for all three of
-# them. Look at what *one* request touches.
+# a red frame a sector that was sent for it, and the shade says which lane asked. From the loads of
+# `x` it shows the first eight requests of a single warp (its first eight *steps*); to `y` each warp
+# stores only once, so there it shows a line for each warp. Change `suspect` and run the next cell
+# for all three of them. Look at what *one* request touches.
 
 # %%
 suspect = suspects.first
-with simulator.trace(blocks=1) as t:
+with simulator.trace() as t:
     suspect[1, 256](x, y)
 plot.access_map(t)
 
 # %% [markdown]
-# The numbers behind the map are in a table:
+# The numbers behind the map are in a table. Its upper half has a line for each access to memory: how
+# many requests there were, how many lanes took part in each, the sectors of each, the bytes that were
+# asked for, and the bytes that were moved. (*Bank ways* are the turns that a request to shared memory
+# takes; there is none here.) The lower half has the conditions and loops: how often a warp came to
+# them, and how often it was **divergent** there, with some lanes going one way and some another. Then
+# the warp has to do both, one after the other.
 
 # %%
 print(t.table())
@@ -805,12 +819,12 @@ check("find_the_slow_one", find_the_slow_one)
 hint("find_the_slow_one")
 
 # %% tags=["solution-only"]
-with simulator.trace(blocks=1) as t:
+with simulator.trace() as t:
     suspects.second[1, 256](x, y)
 plot.access_map(t, t.sites[0], title="The second suspect's loads")
 
 # %% tags=["solution-only"]
-with simulator.trace(blocks=1) as t:
+with simulator.trace() as t:
     suspects.third[1, 256](x, y)
 plot.access_map(t, t.sites[0], title="The third suspect's loads")
 
@@ -968,7 +982,7 @@ plot.ladder(ladder["rows"], ladder["copy_gbps"], limit="reading alone",
 # **Explaining the gap.**
 #
 # - `naive` has two troubles at once: 32 sectors per request, and only 12,288 threads, where the GPU
-#   has room for 270,336.
+#   has room for 270,336 (2,048 on each of its 132 multiprocessors).
 # - `shared` and `warp` are nearly alike. A plane has 9,025 numbers, so each thread adds up 35 of
 #   them before the tree begins. Whether the tree then takes eight barriers or two hardly matters.
 # - `vectorised` asks for more at a time, as lesson 1 recommends, and reads as fast as the chip can.
@@ -986,7 +1000,8 @@ plot.ladder(small[0]["rows"], small[0]["copy_gbps"], limit="reading alone",
 # That is section 4 again: two or three numbers per thread, then a tree. A block is too large a team
 # for so little work. `vectorised` gives such a plane to half a warp, so that each lane has several
 # loads under way, and nobody has to wait at a barrier. **The size of the team should fit the size
-# of the job.**
+# of the job.** (The line is lower here than before: these 18 MB are read in 6 µs, and a good part of
+# that goes into starting and ending, whatever the kernel.)
 
 # %% [markdown]
 # And backward, where one number is read and a whole plane is written; the limit is a kernel that
@@ -1010,9 +1025,13 @@ plot.ladder(back["rows"], back["copy_gbps"], limit="writing alone",
 #
 # You have believed a tracer that runs on a CPU. May one? NVIDIA's profiler, Nsight Compute, counts
 # sectors and bank conflicts in the chip itself. So some twenty small kernels were run both ways, on
-# an H200 and under the tracer. Here are a few of them. The kernel `tile_by_column` reads a 32 × 32
-# tile in shared memory column by column, and `padded_tile_by_column` does the same with 33 columns,
-# of which the last one is not used. **Predict** how that changes the conflicts.
+# an H200 and under the tracer. (They are in `course_lib/benchmarks/tracer_patterns.py`.) Here are a
+# few of them. `coalesced` reads neighbours, `stride_2` every second number and `by_column` a matrix
+# down its columns; `shared_stride_2` reads every second word of shared memory. `tile_by_column` has a
+# **tile**, a square piece of a matrix, in shared memory and reads its 32 × 32 numbers column by
+# column; `padded_tile_by_column` does the same with 33 columns, of which the last one is not used.
+# Every turn beyond a request's first counts as one conflict. **Predict** how the unused column
+# changes the conflicts.
 
 # %%
 compared = {
