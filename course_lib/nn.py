@@ -62,6 +62,16 @@ class LogSoftmax(nn.LogSoftmax):
         return ops.log_softmax(input, _implicit_dim("log_softmax", input) if dim is None else dim)
 
 
+class CrossEntropyLoss(nn.CrossEntropyLoss):
+    """As `torch.nn.CrossEntropyLoss`: softmax and cross-entropy in one."""
+
+    def forward(self, input, target):
+        return ops.cross_entropy(
+            input, target, weight=self.weight, ignore_index=self.ignore_index,
+            reduction=self.reduction, label_smoothing=self.label_smoothing,
+        )  # fmt: skip
+
+
 def _implicit_dim(name, x):
     """The axis torch.nn takes where none is named, with its warning."""
     warnings.warn(

@@ -5,12 +5,12 @@ import warnings
 
 import pytest
 import torch
+from tensors import PLACE, close, randn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib import SIMULATED, nn, ops
 from course_lib.ops import registration
-from tensors import PLACE, close, randn
 
 NAMES = ("softmax", "log_softmax")
 every_operator = pytest.mark.parametrize("name", NAMES)

@@ -5,10 +5,10 @@ import warnings
 
 import pytest
 import torch
+from tensors import PLACE, close, randn
 
 from course_lib import nn, ops
 from course_lib.kernels import softmax as kernels
-from tensors import PLACE, close, randn
 
 NAMES = ("softmax", "log_softmax")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

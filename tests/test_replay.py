@@ -107,6 +107,9 @@ def test_runs_the_launcher_where_it_has_more_to_do(stream):
     x, out = aligned(40), torch.empty(40, device=PLACE)
     assert scale.forward(x, out=out) is out and torch.equal(out, x * 2)
     assert thoughts(scale, aligned(0, 4), aligned(0, 4)) == 2
+    for _ in range(2):
+        assert torch.equal(scale.forward(x=x), x * 2)
+    assert scale.thought == 11
 
 
 def test_several_launches_are_not_repeated(stream):

@@ -5,6 +5,7 @@ refused with an error, not approximated.
 """
 
 from course_lib.ops.activation import relu, sigmoid, swish
+from course_lib.ops.cross_entropy import cross_entropy
 from course_lib.ops.softmax import log_softmax, softmax
 
-__all__ = ["log_softmax", "relu", "sigmoid", "softmax", "swish"]
+__all__ = ["cross_entropy", "log_softmax", "relu", "sigmoid", "softmax", "swish"]

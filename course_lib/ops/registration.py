@@ -25,6 +25,7 @@ from course_lib.runtime.device import SIMULATOR_VARIABLE
 _C = torch._C
 _library = torch.library.Library("course_lib", "DEF")
 _simulate_on_cpu = os.environ.get(SIMULATOR_VARIABLE) == "1"
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
@@ -151,3 +152,20 @@ def _autograd_function(title, save, gradient):
     # Made by a call, because what the graph shows is the name that the class is made with.
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(torch.autograd.Function)(title, (torch.autograd.Function,), methods)
+
+
+def require_floating_point(name, dtype, *more):
+    """Raise what PyTorch would, where `dtype` is none that kernels take and none of `more`."""
+    if dtype not in _FLOATS and dtype not in more:
+        spelling = torch.empty((), dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")
+        raise NotImplementedError(
+            f'"{name}" not implemented for {spelling!r}: expected {", ".join(map(str, _FLOATS))}; '
+            "convert it first"
+        )
+
+
+def as_float32(x):
+    """What autocast makes of an argument that it wants in float32."""
+    if x is None or not x.is_floating_point() or x.dtype is torch.float64:
+        return x
+    return x.float()

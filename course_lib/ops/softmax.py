@@ -5,10 +5,9 @@ import operator
 import torch
 
 from course_lib.kernels import softmax as kernels
-from course_lib.ops.registration import Operator
+from course_lib.ops.registration import Operator, require_floating_point
 
 _aten = torch.ops.aten
-_DTYPES = frozenset(getattr(torch, name) for name in kernels.DTYPES)
 
 
 def _register(operation, on_cpu, backward_on_cpu):
@@ -19,7 +18,7 @@ def _register(operation, on_cpu, backward_on_cpu):
     def kernel(x, dim, dtype):
         if dtype is not None:
             x = x.to(dtype)
-        _require_floating_point(name, x.dtype)
+        require_floating_point(name, x.dtype)
         if dim == -1:
             return operation.forward(x)
         return _along(operation.forward, dim, x)
@@ -28,7 +27,7 @@ def _register(operation, on_cpu, backward_on_cpu):
         _wrapped(dim, x.dim())
         dtype = dtype or x.dtype
         if x.device.type == "cuda":
-            _require_floating_point(name, dtype)
+            require_floating_point(name, dtype)
         return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
     def save(ctx, inputs, y):
@@ -76,16 +75,6 @@ def _register(operation, on_cpu, backward_on_cpu):
         autocast={"cuda": lambda x, dim, dtype: (x, dim, dtype or _autocast_dtype(x))},
     )
     return forward
-
-
-def _require_floating_point(name, dtype):
-    if dtype not in _DTYPES:
-        # The words of PyTorch's own refusal, and what to do.
-        spelling = torch.empty((), dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")
-        raise NotImplementedError(
-            f'"{name}" not implemented for {spelling!r}: expected {", ".join(kernels.DTYPES)}; '
-            "pass dtype=torch.float32 to convert first"
-        )
 
 
 def _autocast_dtype(x):
