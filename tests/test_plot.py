@@ -34,6 +34,11 @@ def draw_thread_image():
     )
 
 
+SWEPT = [
+    {"label": "naive", "kind": "ours", "percent": [20.0, 10.0]},
+    {"label": "split", "kind": "ours", "percent": [None, 95.0]},
+    {"label": "PyTorch", "kind": "peer", "percent": [61.0, 55.0]},
+]
 PICTURES = {
     "thread_map, strip": lambda: draw_thread_strip(title="a strip"),
     "thread_map, one element": lambda: draw_thread_strip(1),
@@ -42,6 +47,11 @@ PICTURES = {
     "access_order": lambda: plot.access_order(ROWS_AND_COLUMNS, row_bytes=512, title="order"),
     "ladder": lambda: plot.ladder(RUNGS, 4200.0, title="a ladder", device="a GPU", date="2026"),
     "ladder, one row": lambda: plot.ladder(RUNGS[:1], 4200.0),
+    "ladder, notes": lambda: plot.ladder([RUNGS[0] | {"note": "a thread per row"}], 4200.0),
+    "sweep": lambda: plot.sweep([64, 4096], SWEPT, xlabel="numbers in a row", device="a GPU"),
+    "sweep, one size": lambda: plot.sweep(
+        [64], [{"label": "naive", "percent": [20.0]}], xlabel="numbers in a row"
+    ),
     "durations": lambda: plot.durations(RUNGS, device="a GPU"),
     "durations, one row": lambda: plot.durations(RUNGS[:1]),
     "roofline": lambda: plot.roofline(POINTS, 4200.0, 67.0),
@@ -205,6 +215,22 @@ def test_ladder_whiskers_are_the_quartiles():
     assert sorted(whisker.get_xdata()) == pytest.approx([2000 * 10 / 12, 2000 * 10 / 9])
 
 
+def test_a_note_stands_under_its_label():
+    figure = PICTURES["ladder, notes"]()
+    assert "a thread per row" in texts(figure)
+    assert "a thread per row" not in texts(PICTURES["ladder"]())
+
+
+def test_sweep_tells_peers_apart_without_colour_and_leaves_gaps():
+    figure = PICTURES["sweep"]()
+    _, *lines = figure.axes[0].lines  # the first is the limit
+    assert [line.get_linestyle() for line in lines] == ["-", "-", "--"]
+    assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == 3
+    assert np.isnan(lines[1].get_ydata()).tolist() == [True, False]
+    assert "split 95 at 4,096; PyTorch 61 at 64, 55 at 4,096" in figure.alt
+    assert "4,096" in texts(figure)
+
+
 def test_durations_choose_readable_units():
     rows = [{"label": str(us), "microseconds": us} for us in (0.25, 12.0, 3400.0, 2.5e6)]
     written = texts(plot.durations(rows))
@@ -241,6 +267,9 @@ def test_tensor_layout_numbers_elements_in_memory_order():
         (lambda: plot.ladder([], 4200.0), "ladder needs at least one row"),
         (lambda: plot.ladder(RUNGS, 0.0), "copy_gbps must be positive"),
         (lambda: plot.ladder([{**RUNGS[0], "kind": "theirs"}], 1.0), "'ours' or 'peer'"),
+        (lambda: plot.sweep([64, 4096], [], xlabel="x"), "sweep needs at least one row"),
+        (lambda: plot.sweep([64], SWEPT, xlabel="x"), "'naive' has 2 numbers for 1 sizes"),
+        (lambda: plot.sweep([4096, 64], SWEPT, xlabel="x"), "positive and rising"),
         (lambda: plot.durations([]), "durations needs at least one row"),
         (lambda: plot.durations([{"label": "x", "microseconds": 0.0}]), "must be positive"),
         (lambda: plot.roofline([], 1.0, 1.0), "roofline needs at least one row"),
