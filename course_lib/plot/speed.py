@@ -171,14 +171,13 @@ def roofline(points, peak_gbps, peak_tflops, *, title="", device="", date="", al
         peer = point.get("kind") == "peer"
         axes.plot(point["intensity"], point["tflops"], "s" if peer else "o", markersize=9,
                   color=PEER if peer else OURS, markeredgecolor=INK)
-        axes.annotate(point["label"], (point["intensity"], point["tflops"]), xytext=(9, -4),
-                      textcoords="offset points")
     axes.annotate(f"memory: {peak_gbps:,.0f} GB/s", (x[60], x[60] * peak_gbps / 1000), color=LIMIT,
                   xytext=(-10, 4), ha="right", textcoords="offset points")
     axes.text(x[-1], peak_tflops * 1.15, f"arithmetic: {peak_tflops:,.3g} TFLOP/s", color=LIMIT,
               ha="right")
     axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity (FLOP per byte moved)",
              ylabel="speed (TFLOP/s)", ylim=(None, peak_tflops * 4))
+    _name_points(axes, points)
     axes.grid(alpha=0.3)
     axes.set_title(title, loc="left", fontweight="bold")
     if any(point.get("kind") == "peer" for point in points):
@@ -188,6 +187,21 @@ def roofline(points, peak_gbps, peak_tflops, *, title="", device="", date="", al
                       loc="outside lower center", ncols=2, frameon=False)
     caption(axes, device, date)
     return figure
+
+
+def _name_points(axes, points):
+    """Write each point's label to its right, moved down where another's is in the way."""
+    height, room = axes.get_window_extent().height, 15  # pixels
+    low, high = np.log(axes.get_ylim())
+    last = np.inf
+    for point in sorted(points, key=lambda point: -point["tflops"]):
+        own = (np.log(point["tflops"]) - low) / (high - low) * height
+        last = min(own, last - room)
+        moved = own - last > 1
+        axes.annotate(point["label"], (point["intensity"], point["tflops"]),
+                      xytext=(34 if moved else 9, (last - own) * 72 / axes.figure.dpi - 4),
+                      textcoords="offset points",
+                      arrowprops={"arrowstyle": "-", "color": "0.6"} if moved else None)
 
 
 def timeline(spans, *, unit="µs", title="", device="", date="", alt=None):
