@@ -345,7 +345,8 @@ def test_what_is_saved():
     _, stats, normaliser = cross_entropy.forward(logits, target, weight=weight)
     counted = [0, 2, 3]
     expected = logits.double().logsumexp(1)[counted]
-    torch.testing.assert_close(stats[counted, :2].double().sum(1), expected, rtol=1e-6, atol=0)
+    m, s = stats[counted, :2].double().T
+    torch.testing.assert_close(m + s.log(), expected, rtol=1e-6, atol=0)
     assert torch.equal(stats[counted, 0], logits.amax(1)[counted])
     assert torch.equal(stats[counted, 3], weight[target[counted]])
     assert (stats[1] == 0).all()
@@ -457,8 +458,8 @@ def test_a_language_model(variant, form, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(
-    PLACE == "cuda" and torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 12e9,
-    reason="needs 12 GB of free device memory",
+    PLACE == "cuda" and torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 16e9,
+    reason="needs 16 GB of free device memory",
 )
 @every_variant
 def test_more_than_two_billion_elements(variant):

@@ -92,10 +92,10 @@ def forward(
     reduction        "mean" (by weight, where rows have class indices), "sum" or "none"
 
     The loss has logits' dtype, shape () or without a reduction (n_rows,). `stats`, float32
-    (n_rows, 4), has a row's largest logit m, log Σ exp(x − m), the sum of its target and its
-    weight in the mean; an ignored row has zeros. m and the logarithm stay apart because their sum,
-    rounded, would lose the gradient's last digits where logits are large. `normaliser`, float32
-    (1,), is what the sum of the losses was divided by. The mean over nothing is NaN, as in PyTorch.
+    (n_rows, 4), has a row's largest logit m, Σ exp(x − m), the sum of its target and its weight in
+    the mean; an ignored row has zeros. The first two stay apart because their log-sum-exp, rounded,
+    would lose the gradient's last digits where logits are large. `normaliser`, float32 (1,), is
+    what the sum of the losses was divided by. The mean over nothing is NaN, as in PyTorch.
 
     Raises ArrayError for a wrong dtype, shape or device, ValueError for any other wrong argument.
     Arrays that are not contiguous are copied first.

@@ -1,10 +1,8 @@
 """The backward rungs of cross-entropy: dlogits = dloss/normaliser · (mass·softmax(x) − q).
 
 With the four numbers that the forward pass saved for a row, every element is on its own: softmax(x)
-is exp(x − m − log s), and nothing is left to sum.
+is exp(x − m)/s, and nothing is left to sum.
 """
-
-import math
 
 import numpy as np
 
@@ -31,9 +29,15 @@ from course_lib.runtime.intrinsics import (
 
 
 @cuda.jit(device=True)
-def row_scale(dloss, dloss_step, normaliser, row):
-    """What the row's loss counts in the end; dloss is one number, or one for each row."""
-    return load(dloss, row * dloss_step) / normaliser[0]
+def row_factors(dloss, dloss_step, stats, normaliser, row, keep):
+    """(m, of exp(x − m), of a share, of the label): the row's largest logit, and three factors.
+
+    `dloss` is one number, or with a `dloss_step` of 1 one for each row.
+    """
+    scale = load(dloss, row * dloss_step) / normaliser[0]
+    m, s = stats[row * N_STATS], stats[row * N_STATS + 1]
+    mass, weight = stats[row * N_STATS + 2], stats[row * N_STATS + 3]
+    return m, scale * mass / s, scale, scale * keep * weight
 
 
 def make_backward_kernels(kind):
@@ -43,13 +47,18 @@ def make_backward_kernels(kind):
     SLOTS = BATCH // MIN_WIDTH
 
     @cuda.jit(device=True)
-    def gradient(probability, share, mass, on_label, is_label):
-        g = mass * probability
+    def gradient(
+        logits, target, weight, weighted, start, col, label, keep, spread, m, of_exp, of_share,
+        of_label,
+    ):  # fmt: skip
+        if label == IGNORED:
+            return ZERO
+        dx = of_exp * fast_exp(load(logits, start + col) - m)
         if HAS_SHARES:
-            g -= share
-        if HAS_LABEL and is_label:
-            g -= on_label
-        return g
+            dx -= of_share * share_of(target, weight, weighted, start + col, col, keep, spread)
+        if HAS_LABEL and col == label:
+            dx -= of_label
+        return dx
 
     @cuda.jit
     def naive_backward_kernel(
@@ -59,16 +68,15 @@ def make_backward_kernels(kind):
         row = cuda.grid(1)
         if row < stats.shape[0] // N_STATS:
             start, label = row * n_classes, label_of(target, row, n_classes, ignore_index)
-            scale = row_scale(dloss, dloss_step, normaliser, row)
-            m, log_sum = stats[row * N_STATS], stats[row * N_STATS + 1]
-            mass, on_label = stats[row * N_STATS + 2], keep * stats[row * N_STATS + 3]
+            m, of_exp, of_share, of_label = row_factors(
+                dloss, dloss_step, stats, normaliser, row, keep
+            )
             for col in range(n_classes):
-                dx, i = ZERO, start + col
-                if label != IGNORED:
-                    probability = math.exp(load(logits, i) - m - log_sum)
-                    share = share_of(target, weight, weighted, i, col, keep, spread)
-                    dx = scale * gradient(probability, share, mass, on_label, col == label)
-                store(dlogits, i, dx)
+                dx = gradient(
+                    logits, target, weight, weighted, start, col, label, keep, spread, m, of_exp,
+                    of_share, of_label,
+                )  # fmt: skip
+                store(dlogits, start + col, dx)
 
     @cuda.jit
     def online_backward_kernel(
@@ -77,16 +85,13 @@ def make_backward_kernels(kind):
     ):  # fmt: skip
         row = cuda.blockIdx.x
         start, label = row * n_classes, label_of(target, row, n_classes, ignore_index)
-        scale = row_scale(dloss, dloss_step, normaliser, row)
-        m, log_sum = stats[row * N_STATS], stats[row * N_STATS + 1]
-        mass, on_label = stats[row * N_STATS + 2], keep * stats[row * N_STATS + 3]
+        m, of_exp, of_share, of_label = row_factors(dloss, dloss_step, stats, normaliser, row, keep)
         for col in range(cuda.threadIdx.x, n_classes, BLOCK_SIZE):
-            dx, i = ZERO, start + col
-            if label != IGNORED:
-                probability = math.exp(load(logits, i) - m - log_sum)
-                share = share_of(target, weight, weighted, i, col, keep, spread)
-                dx = scale * gradient(probability, share, mass, on_label, col == label)
-            store(dlogits, i, dx)
+            dx = gradient(
+                logits, target, weight, weighted, start, col, label, keep, spread, m, of_exp,
+                of_share, of_label,
+            )  # fmt: skip
+            store(dlogits, start + col, dx)
 
     @cuda.jit
     def vectorised_backward_kernel(
@@ -111,12 +116,9 @@ def make_backward_kernels(kind):
             first = min(start + (-(start + offset) & (width - 1)), stop)
         n_vectors = (stop - first) // width
         label = label_of(target, row, n_classes, ignore_index)
-        ignored = label == IGNORED
-        scale = row_scale(dloss, dloss_step, normaliser, row)
-        m, log_sum = stats[row * N_STATS], stats[row * N_STATS + 1]
-        mass, on_label = stats[row * N_STATS + 2], keep * stats[row * N_STATS + 3]
+        m, of_exp, of_share, of_label = row_factors(dloss, dloss_step, stats, normaliser, row, keep)
         vector = rank
-        if ignored:  # the logits need not be read
+        if label == IGNORED:  # the logits need not be read
             for k in range(width):
                 values[0, k] = ZERO
             while vector < n_vectors:
@@ -134,23 +136,24 @@ def make_backward_kernels(kind):
                     if HAS_SHARES:
                         shares_of(shares[u], weight, weighted, col, keep, spread, width)
                     for k in range(width):
-                        probability = fast_exp(values[u, k] - m - log_sum)
-                        share = shares[u, k] if HAS_SHARES else ZERO
-                        values[u, k] = scale * gradient(
-                            probability, share, mass, on_label, label - col == k
-                        )
+                        values[u, k] = of_exp * fast_exp(values[u, k] - m)
+                        if HAS_SHARES:
+                            values[u, k] -= of_share * shares[u, k]
+                    if HAS_LABEL and col <= label < col + width:
+                        for k in range(width):
+                            if col + k == label:
+                                values[u, k] -= of_label
                     store_vector(dlogits, i, values[u])
             vector += unroll * team
         head = first - start
         edge = rank
         while edge < n_classes - n_vectors * width:
             col = edge if edge < head else edge + n_vectors * width
-            dx, i = ZERO, start + col
-            if not ignored:
-                probability = fast_exp(load(logits, i) - m - log_sum)
-                share = share_of(target, weight, weighted, i, col, keep, spread)
-                dx = scale * gradient(probability, share, mass, on_label, col == label)
-            store(dlogits, i, dx)
+            dx = gradient(
+                logits, target, weight, weighted, start, col, label, keep, spread, m, of_exp,
+                of_share, of_label,
+            )  # fmt: skip
+            store(dlogits, start + col, dx)
             edge += team
 
     return {

@@ -5,8 +5,8 @@ sum of exp(x − m). Beside the online pair (m, s) a pass gathers `mass`, the su
 `moment`, the sum of share·(x − m), from which the loss follows without the difference of two
 large numbers. Like s, the moment is corrected when a larger m turns up.
 
-A row leaves four numbers behind for the backward pass: m, log s, the sum of all q, and its weight
-in the mean.
+A row leaves four numbers behind for the backward pass: m, s, the sum of all q, and its weight in
+the mean.
 """
 
 import math
@@ -71,9 +71,9 @@ def row_sum(value, team, scratch):
 
 
 @cuda.jit(device=True)
-def keep_row(stats, losses, row, m, log_sum, mass, weight, loss):
+def keep_row(stats, losses, row, m, s, mass, weight, loss):
     stats[row * N_STATS] = m
-    stats[row * N_STATS + 1] = log_sum
+    stats[row * N_STATS + 1] = s
     stats[row * N_STATS + 2] = mass
     stats[row * N_STATS + 3] = weight
     store(losses, row, loss)
@@ -104,7 +104,7 @@ def make_forward_kernels(kind):
                 on_label = keep * row_weight
                 loss += on_label * (m - load(logits, row * n_classes + label) + log_sum)
                 mass += on_label
-            keep_row(stats, losses, row, m, log_sum, mass, row_weight, loss)
+            keep_row(stats, losses, row, m, s, mass, row_weight, loss)
 
     @cuda.jit(device=True)
     def add_element(m, s, mass, moment, x, share):
