@@ -14,6 +14,7 @@ import torch
 from course_lib import SIMULATED, cli, compare
 from course_lib.compare import OPERATIONS
 from course_lib.compare.errors import Comparison, Errors
+from course_lib.kernels import activation, softmax
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = [
@@ -26,6 +27,11 @@ CASES = [
 
 def shape_for(name):
     return (2, 3, 5, 7) if OPERATIONS[name].n_dims == 4 else (3, 37)
+
+
+def test_every_ladder_can_be_compared():
+    ladders = {*activation.OPERATIONS, *softmax.OPERATIONS, "cross_entropy", "global_avg_pool"}
+    assert set(OPERATIONS) == ladders
 
 
 # ------------------------------------------------------------------- what is compared
@@ -58,6 +64,13 @@ def test_every_operation_of_the_ladders_is_there_and_has_a_default(name):
 def test_odd_shapes(shape, direction):
     for name in ("softmax", "log_softmax", "relu"):
         assert compare.compare(name, shape, direction=direction).right
+    if len(shape) == 2 and shape[1]:
+        assert compare.compare("cross_entropy", shape, direction=direction).right
+
+
+def test_rows_without_a_class_are_refused_like_any_bad_shape():
+    with pytest.raises(compare.UsageError, match="need a class"):
+        compare.compare("cross_entropy", (5, 0))
 
 
 def with_ours(monkeypatch, name, change, direction="forward"):

@@ -16,7 +16,7 @@ import torch
 from course_lib import SIMULATED, device, simulator
 from course_lib.compare.errors import Comparison
 from course_lib.compare.operations import OPERATIONS
-from course_lib.runtime import launch
+from course_lib.runtime import arrays, launch
 
 __all__ = ["DIRECTIONS", "OPERATIONS", "PLACES", "Comparison", "UsageError", "compare"]
 
@@ -60,7 +60,7 @@ def compare(name, shape, *, variant=None, dtype="float32", direction="forward", 
             bar = contextlib.nullcontext() if on_gpu else simulator.options(progress=progress)
             with bar, _poisoned_memory():
                 ours = found.ours(*inputs.values(), variant=chosen)
-        except ValueError as error:  # a row too long for this variant
+        except (ValueError, arrays.ArrayError) as error:  # such as a row too long for this variant
             raise UsageError(f"{name} {direction} of {_times(shape)}: {error}") from error
         peer = found.peer(*inputs.values())
         where = f"on the GPU ({torch.cuda.get_device_name()})" if on_gpu else "in the simulator"
@@ -70,12 +70,12 @@ def compare(name, shape, *, variant=None, dtype="float32", direction="forward", 
         tolerance,
         found.scale_in_words,
     )
-    for rows in _parts(ours):
-        arrays = {key: _double(value, rows) for key, value in inputs.items()}
+    for rows in _parts([*inputs.values(), ours]):
+        some = {key: _double(value, rows) for key, value in inputs.items()}
         with np.errstate(all="ignore"):  # a GPU does not warn either
-            truth = found.truth(*arrays.values())
-            scale = found.scale(truth, *arrays.values())
-        result.add(rows.start, arrays, _double(ours, rows), _double(peer, rows), truth, scale)
+            truth = found.truth(*some.values())
+            scale = found.scale(truth, *some.values())
+        result.add(rows.start, some, _double(ours, rows), _double(peer, rows), truth, scale)
     return result
 
 
@@ -151,11 +151,15 @@ def _warn_if_long(found, shape, dtype, variant, warn):
         warn(f"In the simulator this will take about {how_long}; Ctrl-C ends it.")
 
 
-def _parts(result):
+def _parts(values):
     """Slices of the first axis, about `CHUNK` elements each. Every operation acts within a row."""
-    n = result.shape[0]
-    step = n if result.ndim == 1 else max(1, CHUNK // max(1, math.prod(result.shape[1:])))
-    return [slice(start, start + step) for start in range(0, n, max(1, step))]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    n = tensors[0].shape[0]
+    step = n  # vectors alone: one row
+    if any(tensor.ndim > 1 for tensor in tensors):
+        step = CHUNK // max(1, *(math.prod(tensor.shape[1:]) for tensor in tensors))
+    step = max(1, step)
+    return [slice(start, start + step) for start in range(0, n, step)]
 
 
 def _double(value, rows):

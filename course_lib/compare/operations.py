@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from course_lib import reference
-from course_lib.kernels import activation, global_avg_pool, softmax
+from course_lib.kernels import activation, cross_entropy, global_avg_pool, softmax
 
 _aten = torch.ops.aten
 
@@ -145,6 +146,64 @@ def _pool():
     )
 
 
+def _cross_entropy():
+    """With class indices, and a loss for each row: no sum hides an error."""
+    options = {"reduction": "none"}
+
+    def forward_inputs(x):
+        generator = torch.Generator().manual_seed(x.numel() + 2)
+        target = torch.randint(max(1, x.shape[1]), x.shape[:1], generator=generator)
+        return {"logits": x, "target": target.to(x.device)}
+
+    def backward_inputs(x):
+        inputs = forward_inputs(x)
+        return {"dloss": _gradient(x.new_empty(x.shape[0]))} | inputs
+
+    def ours_backward(dloss, logits, target, *, variant):
+        _, stats, normaliser = cross_entropy.forward(logits, target, variant=variant, **options)
+        return cross_entropy.backward(
+            dloss, logits, target, stats, normaliser, variant=variant, **options
+        )
+
+    def peer_backward(dloss, logits, target):
+        logits = logits.detach().requires_grad_()
+        loss = F.cross_entropy(logits, target, **options)
+        return torch.autograd.grad(loss, logits, dloss)[0]
+
+    def truth_backward(dloss, logits, target):
+        return reference.cross_entropy_backward(dloss, logits, target.astype(int), **options)
+
+    return Operation(
+        forward=Pass(
+            tuple(cross_entropy.VARIANTS),
+            lambda shape: cross_entropy.DEFAULT,
+            inputs=forward_inputs,
+            ours=lambda *inputs, variant: cross_entropy.forward(
+                *inputs, variant=variant, **options
+            )[0],
+            peer=lambda logits, target: F.cross_entropy(logits, target, **options),
+            truth=lambda logits, target: reference.cross_entropy(
+                logits, target.astype(int), **options
+            ),
+            scale=lambda truth, logits, target: _largest(logits)[:, 0],
+            scale_in_words="the row's largest |logit|",
+        ),
+        backward=Pass(
+            tuple(cross_entropy.BACKWARD_VARIANTS),
+            lambda shape: cross_entropy.DEFAULT,
+            inputs=backward_inputs,
+            ours=ours_backward,
+            peer=peer_backward,
+            truth=truth_backward,
+            scale=lambda truth, dloss, logits, target: np.abs(dloss)[:, None],
+            scale_in_words="the row's |dloss|",
+        ),
+        dtypes=cross_entropy.DTYPES,
+        n_dims=2,
+        layout="logits, rows x classes",
+    )
+
+
 OPERATIONS = {
     "softmax": _softmax(
         softmax.softmax,
@@ -165,5 +224,6 @@ OPERATIONS = {
     ),
     "sigmoid": _elementwise(activation.sigmoid, torch.sigmoid, _aten.sigmoid_backward),
     "swish": _elementwise(activation.swish, _aten.silu, _aten.silu_backward),
+    "cross_entropy": _cross_entropy(),
     "global_avg_pool": _pool(),
 }
