@@ -309,6 +309,36 @@ def test_machine_code(tmp_path):
                for line in lines)  # fmt: skip
 
 
+KERNEL = """
+from course_lib import cuda
+from course_lib.runtime.cluster import cluster_sync, load_from_cluster
+@cuda.jit
+def kernel(x):
+    cluster_sync()
+"""
+FINGERPRINT = """
+import os, sys
+os.environ["COURSE_LIB_SIMULATOR"] = sys.argv[1]
+sys.path.insert(0, sys.argv[2])
+import user_kernel
+from course_lib.runtime import cluster, twins
+from course_lib.runtime.fingerprint import fingerprint
+print(fingerprint(user_kernel.kernel))
+twin, files = twins.find(cluster._cluster_sync)
+print(twin is cluster._cluster_sync, [file.name for file in files])
+"""
+
+
+def test_fingerprints_cover_both_halves_of_the_intrinsics(tmp_path):
+    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macOS)")
+    from test_compiler import run
+
+    (tmp_path / "user_kernel.py").write_text(KERNEL)
+    real, simulated = (run(FINGERPRINT, tmp_path, mode, tmp_path) for mode in ("0", "1"))
+    assert real == simulated
+    assert real.splitlines()[1] == "True ['nvvm_cluster.py', 'nvvm.py']"
+
+
 # --- on a GPU ------------------------------------------------------------------------------------
 
 

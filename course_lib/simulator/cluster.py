@@ -35,8 +35,12 @@ class Cluster:
 
     def has_met(self):
         """True if every live thread waits at the barrier of the cluster."""
-        return any(block.at_cluster for block in self.blocks) and all(
-            len(block.at_cluster) == block.live for block in self.blocks)
+        waiting = 0
+        for block in self.blocks:
+            if len(block.at_cluster) != block.live:
+                return False
+            waiting += block.live
+        return waiting > 0
 
 
 def check_size(cluster, grid):
