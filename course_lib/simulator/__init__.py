@@ -8,7 +8,8 @@ Kernels are rebuilt, never changed: a copy of each function runs, in which barri
 operations hand over to the next thread, and each index is checked. See `run`, `options`,
 `install` and `register_twin`; the errors are `SimulatorError` and its children. `sanitize()` says
 what is wrong with the kernels launched inside it, `trace()` what their warps asked of memory, and
-`lint` what numba's compiler makes of one.
+`lint` what numba's compiler makes of one. `cluster` has what the blocks of a thread-block cluster
+can do together, for which numba.cuda has no names.
 
 Where it differs from a GPU:
 
@@ -27,7 +28,7 @@ Where it differs from a GPU:
   an endless loop that touches no array is ended by Ctrl-C alone.
 """
 
-from . import cluster
+from . import cluster, postponed
 from .device_api import read_elements, write_elements
 from .errors import Deadlock, LaunchError, OutOfBounds, SimulatorError
 from .facade import cuda
@@ -43,5 +44,5 @@ from .trace import trace
 
 __all__ = ["Deadlock", "LaunchError", "LintError", "LintUnavailable", "OutOfBounds",
            "SimulatorError", "cluster", "cuda", "install", "is_installed", "lint", "observing",
-           "options", "read_elements", "register_twin", "run", "run_on_copies", "sanitize",
+           "options", "postponed", "read_elements", "register_twin", "run", "run_on_copies", "sanitize",
            "trace", "uninstall", "write_elements"]

@@ -36,7 +36,7 @@ class Thread:
     """One CUDA thread: its indices, its block, and how to resume it."""
 
     __slots__ = ("tx", "ty", "tz", "tid", "lane", "b", "warp", "resume", "switch", "value", "op",
-                 "handle", "accesses")
+                 "handle", "accesses", "postponed")
 
     def __init__(self, tx, ty, tz, tid, block):
         self.tx, self.ty, self.tz, self.tid = tx, ty, tz, tid
@@ -45,6 +45,7 @@ class Thread:
         self.warp = None
         self.value = self.op = self.handle = self.resume = self.switch = None
         self.accesses = 0
+        self.postponed = []
 
     @property
     def index(self):

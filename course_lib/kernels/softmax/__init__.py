@@ -15,9 +15,9 @@ rung        a row is worked on by                             reads of x, then o
 `online`    a block; maximum and sum in one pass              2 / no such rung      3·n·s
 `registers` some lanes of a warp or a block, 16 bytes at a    1 / 1                 2·n·s / 3·n·s
             time; held in registers until it is stored
-`split`     a cluster of blocks that exchange partial         1 / 1, or 2 / 2 where 2·n·s / 3·n·s,
-            results; any length                               no cluster can hold   or 3·n·s / 5·n·s
-                                                              the row
+`split`     a block or a cluster of blocks that hold it in    1 / 1, or 2 / 2 where 2·n·s / 3·n·s,
+            shared memory, copied there asynchronously; any   the row fits no       or 3·n·s / 5·n·s
+            length                                            shared memory
 =========== ================================================= ===================== ===============
 
 By default a row goes to `registers` if a block's registers can hold it, else to `split`. Clusters
@@ -37,6 +37,7 @@ from course_lib.kernels.softmax.direction import backward_direction, forward_dir
 from course_lib.kernels.softmax.formulas import LOG_SOFTMAX, SOFTMAX
 from course_lib.kernels.softmax.plan import ROW_LIMIT
 from course_lib.runtime import arrays
+from course_lib.runtime.replay import replayed
 
 DTYPES = ("float32", "float16", "bfloat16")
 DEFAULT = "auto"  # `registers` where the row fits, else `split`
@@ -53,6 +54,7 @@ class Softmax:
         self.VARIANTS = self._forward.VARIANTS
         self.BACKWARD_VARIANTS = self._backward.VARIANTS
 
+    @replayed
     def forward(self, x, *, variant=DEFAULT, out=None):
         """y, of the shape, dtype and device of `x`; contiguous.
 
@@ -63,6 +65,7 @@ class Softmax:
         arrays.require(x, "x", dtypes=DTYPES)
         return _run(self._forward, variant, (arrays.contiguous(x),), out)
 
+    @replayed
     def backward(self, dy, y, *, variant=DEFAULT, out=None):
         """dx from `dy` and forward's output `y`; of one shape and dtype. Raises as `forward`."""
         arrays.require(y, "y", dtypes=DTYPES)

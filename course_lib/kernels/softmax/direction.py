@@ -1,48 +1,42 @@
 """All kernels of one direction, forward or backward, and how each rung is launched."""
 
-from course_lib import SIMULATED
 from course_lib.kernels.softmax import ladder, registers, split, streamed
 from course_lib.kernels.softmax.plan import (
     ROW_LIMIT,
     SLOTS,
-    cluster_plan,
     fits_team,
     row_plan,
+    split_plan,
     stream_plan,
     usable_slots,
 )
 from course_lib.runtime import arrays, device
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch
+from course_lib.runtime.launch import launch, on_gpu
 
 CLUSTERS_SINCE = (9, 0)
+SIMULATED_SHARED_BYTES = 227 << 10  # of the chip that the simulator stands for
 
 
 class Direction:
     """`launch` runs a rung on `operands`: the inputs, and last the output, all contiguous."""
 
-    def __init__(self, ladder_kernels, registers_kernels, cluster_kernels, streamed_kernels):
+    def __init__(self, ladder_kernels, registers_kernels, split_kernel, streamed_kernels):
         self.ladder = ladder_kernels
         self.registers = registers_kernels  # slots per thread -> (team kernel, block kernel)
-        self.cluster = cluster_kernels  # slots per thread -> kernel
+        self.split = split_kernel
         self.streamed = streamed_kernels  # (statistics kernel, finishing kernel)
         #: Rung -> every kernel it may launch.
         self.VARIANTS = {name: (kernel,) for name, kernel in ladder_kernels.items()}
         self.VARIANTS["registers"] = tuple(k for pair in registers_kernels.values() for k in pair)
-        self.VARIANTS["split"] = (*cluster_kernels.values(), *streamed_kernels)
+        self.VARIANTS["split"] = (split_kernel, *streamed_kernels)
 
     def launch(self, variant, n_rows, n_cols, operands):
         """`variant` as in VARIANTS. Nothing may be empty."""
         if variant == "registers":
             self._launch_registers(n_rows, n_cols, operands)
         elif variant == "split":
-            plan = None
-            if has_clusters(operands[0]):
-                plan = cluster_plan(n_cols, operands[0].dtype.itemsize, len(operands) - 1)
-            if plan is not None:
-                self._launch_cluster(plan, n_rows, n_cols, operands)
-            else:
-                self._launch_streamed(stream_plan(n_cols), n_rows, n_cols, operands)
+            self._launch_split(n_rows, n_cols, operands)
         else:
             block = ladder.BLOCK_SIZE
             n_blocks = -(-n_rows // block) if variant == "naive" else n_rows
@@ -65,11 +59,17 @@ class Direction:
             numbers = n_rows, n_cols, team_bits
         launch(kernel, n_blocks, n_threads, *operands, *numbers, vectors, flat=True, overlap=True)
 
-    def _launch_cluster(self, plan, n_rows, n_cols, operands):
+    def _launch_split(self, n_rows, n_cols, operands):
+        itemsize, n_arrays = operands[0].dtype.itemsize, len(operands) - 1
+        plan = split_plan(n_cols, itemsize, n_arrays, *_chip(operands[0]))
+        if plan is None:
+            self._launch_streamed(stream_plan(n_cols), n_rows, n_cols, operands)
+            return
         launch(
-            self.cluster[plan.n_slots], n_rows << plan.part_bits, plan.n_threads,
+            self.split, n_rows << plan.part_bits, plan.n_threads,
             *operands, n_cols, plan.length, plan.part_bits, on_boundaries(n_cols, operands),
             flat=True, overlap=True, cluster=1 << plan.part_bits,
+            shared_bytes=plan.length * itemsize * n_arrays,
         )  # fmt: skip
 
     def _launch_streamed(self, plan, n_rows, n_cols, operands):
@@ -100,7 +100,7 @@ class Direction:
                     yield f"{common}, team", team_kernel, [*operands, *team]
                 if n_slots > 1:
                     yield f"{common}, block", block_kernel, [*operands, "int64", "boolean"]
-            yield f"split, cluster, {dtype}", self.cluster[n_slots], [*operands, *part]
+            yield f"split {dtype}", self.split, [*operands, *part]
             first, second = self.streamed
             yield f"split, statistics, {dtype}", first, [*inputs, numbers, *part]
             yield f"split, finish, {dtype}", second, [*operands, numbers, *part]
@@ -111,7 +111,7 @@ def forward_direction(formulas):
     return Direction(
         ladder.forward_kernels(formulas),
         {n: registers.forward_kernels(formulas, n) for n in SLOTS},
-        {n: split.forward_kernel(formulas, n) for n in SLOTS[2:]},
+        split.forward_kernel(formulas),
         streamed.forward_kernels(formulas),
     )
 
@@ -121,16 +121,18 @@ def backward_direction(formulas):
     return Direction(
         ladder.backward_kernels(formulas),
         {n: registers.backward_kernels(formulas, n) for n in SLOTS},
-        {n: split.backward_kernel(formulas, n) for n in SLOTS[2:]},
+        split.backward_kernel(formulas),
         streamed.backward_kernels(formulas),
     )
 
 
-def has_clusters(array):
-    """Whether kernels on `array` can run in clusters: from sm_90 on, and in the simulator."""
-    if SIMULATED or not hasattr(array, "__cuda_array_interface__"):
-        return True
-    return device.compute_capability(arrays.describe(array).device) >= CLUSTERS_SINCE
+def _chip(array):
+    """(bytes of shared memory a block may have, whether there are clusters) where `array` is."""
+    if on_gpu():
+        index = arrays.describe(array).device
+        shared_bytes = device.properties(index).shared_bytes_per_block_optin
+        return shared_bytes, device.compute_capability(index) >= CLUSTERS_SINCE
+    return SIMULATED_SHARED_BYTES, True
 
 
 def on_boundaries(n_cols, operands):

@@ -15,8 +15,11 @@ FEW_THREADS = 128  # threads per row up to which fewer slots beat fewer threads
 MOST_THREADS = {1: 1024, 2: 640}
 #: Elements of a row that fit the registers of one block, by the number of arrays held.
 ROW_LIMIT = {n_arrays: threads * MOST_VALUES for n_arrays, threads in MOST_THREADS.items()}
-CLUSTER_THREADS = {1: 512, 2: 512}
 MOST_PART_BITS = 3  # log2 of the blocks of a cluster
+#: Threads of a multiprocessor whose registers are left for `split`, by the number of arrays held.
+SPLIT_THREADS = {1: 1280, 2: 1024}
+SHARED_RESERVE = 2 << 10  # bytes of shared memory that a block needs for itself
+SHARED_SHARE = 104 << 10  # bytes of a part when a cluster shares a row: two blocks side by side
 STREAM_THREADS = 256
 STREAM_PART = 1 << 15  # elements of a row for each block, where a row is not held
 MOST_STREAM_PART_BITS = 8
@@ -24,7 +27,7 @@ MOST_STREAM_PART_BITS = 8
 #: `team_bits`: log2 of the lanes per row, or None where a block of `n_threads` takes a row.
 RowPlan = namedtuple("RowPlan", "n_slots team_bits n_threads")
 #: 2 ** `part_bits` blocks of `n_threads` share a row, `length` elements each.
-PartPlan = namedtuple("PartPlan", "n_slots part_bits n_threads length")
+PartPlan = namedtuple("PartPlan", "part_bits n_threads length")
 
 
 def usable_slots(itemsize):
@@ -57,23 +60,28 @@ def _block_plan(n_vectors, width):
     return RowPlan(n_slots, None, n_threads)
 
 
-def cluster_plan(n_cols, itemsize, n_arrays):
-    """The `PartPlan` of a cluster for rows of `n_cols`; None where no cluster holds them."""
-    width = VECTOR_BYTES // itemsize
-    n_slots = MOST_VALUES // width
-    for most_threads in (CLUSTER_THREADS[n_arrays], MOST_THREADS[n_arrays]):
-        for part_bits in range(1, MOST_PART_BITS + 1):
-            length = part_length(n_cols, part_bits)
-            n_threads = -(-length // (MOST_VALUES * 32)) * 32
-            if n_threads <= most_threads:
-                return PartPlan(n_slots, part_bits, n_threads, length)
+def split_plan(n_cols, itemsize, n_arrays, shared_bytes, clusters):
+    """The `PartPlan` that holds rows of `n_cols` in shared memory; None where that can't be.
+
+    A block may have `shared_bytes`; `clusters` says whether the chip has them.
+    """
+    available = shared_bytes - SHARED_RESERVE
+    for part_bits in range(1 + clusters * MOST_PART_BITS):
+        length = part_length(n_cols, part_bits)
+        n_bytes = length * itemsize * n_arrays
+        share = min(available, SHARED_SHARE) if 0 < part_bits < MOST_PART_BITS else available
+        if n_bytes <= share:
+            n_blocks = shared_bytes // (n_bytes + SHARED_RESERVE)
+            n_threads = SPLIT_THREADS[n_arrays] // n_blocks // 32 * 32
+            useful = -(-length * itemsize // (VECTOR_BYTES * 32)) * 32
+            return PartPlan(part_bits, max(32, min(MOST_THREADS[1], n_threads, useful)), length)
     return None
 
 
 def stream_plan(n_cols):
     """The `PartPlan` for rows that are read twice."""
     part_bits = min(MOST_STREAM_PART_BITS, (-(-n_cols // STREAM_PART) - 1).bit_length())
-    return PartPlan(None, part_bits, STREAM_THREADS, part_length(n_cols, part_bits))
+    return PartPlan(part_bits, STREAM_THREADS, part_length(n_cols, part_bits))
 
 
 def part_length(n_cols, part_bits):

@@ -1,100 +1,179 @@
 """The rung `split`: rows too long for one block's registers, still read only once.
 
-A cluster of blocks shares a row. Each holds its part in registers, as `registers` does, and they
-exchange maxima and sums through distributed shared memory (`runtime.cluster`). Rows too long for a
-cluster, and chips without clusters, take the kernels of `streamed` instead.
+A row, 16 bytes at a time, is copied asynchronously into shared memory, which holds more of it than
+registers could, and whose copies need no registers while they are on their way. If it is too long
+for one block's shared memory, a cluster of blocks shares it: each holds a part, and they exchange
+what they found through distributed shared memory (`runtime.cluster`). Rows too long for a cluster,
+and chips without what this takes, go to the kernels of `streamed` instead.
+
+A thread reads from shared memory only what it copied itself, so no barrier is needed for that.
 """
 
 import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.softmax.rows import MAX_WIDTH, ZERO, load_row, my_part, store_row
-from course_lib.kernels.softmax.steps import backward_steps, forward_steps
+from course_lib.kernels.softmax.steps import backward_steps, forward_steps, online_step
 from course_lib.runtime.cluster import cluster_sync, load_from_cluster
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,
+    load,
+    online_merge,
+    store,
     vector_width,
     wait_for_previous_kernel,
-    warp_max,
+    warp_online,
     warp_sum,
 )
+from course_lib.runtime.shared import copy_async, dynamic_shared, wait_for_copies
+
+# More registers would leave room for fewer threads; these leave none for a longer stride.
+SLOTS = 1
+FORWARD_REGISTERS, BACKWARD_REGISTERS = 48, 64
 
 
 @cuda.jit(device=True)
-def cluster_max(value, scratch, n_parts):
-    """Largest `value` of all threads of a cluster. `scratch` is used for this alone."""
+def fetch(cache, place, x, start, n_cols, vectors):
+    """Begin to copy x[start:start + n_cols] to cache[place:]: each thread what `load_row` gives it.
+
+    To be waited for by `wait_for_copies`.
+    """
+    tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
+    if vectors:
+        width = vector_width(x)
+        col = tid * width
+        while col < n_cols:
+            copy_async(cache, place + col, x, start + col)
+            col += n_threads * width
+    else:
+        col = tid
+        while col < n_cols:
+            store(cache, place + col, load(x, start + col))
+            col += n_threads
+
+
+@cuda.jit(device=True)
+def meet(part_bits):
+    """A barrier for all threads that share a row."""
+    if part_bits == 0:
+        cuda.syncthreads()
+    else:
+        cluster_sync()
+
+
+@cuda.jit(device=True)
+def cluster_online(m, s, scratch_m, scratch_s, part_bits):
+    """The online pair of all threads that share a row, in each of them."""
     lane_id, warp_id = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
-    value = warp_max(value)
+    m, s = warp_online(m, s)
     if lane_id == 0:
-        scratch[warp_id] = value
-    cluster_sync()
-    value = LOWEST
+        scratch_m[warp_id] = m
+        scratch_s[warp_id] = s
+    meet(part_bits)
+    m, s = LOWEST, ZERO
     if lane_id < cuda.blockDim.x >> 5:
-        for rank in range(n_parts):
-            value = max(value, load_from_cluster(scratch, lane_id, rank))
-    return warp_max(value)
+        for rank in range(1 << part_bits):
+            other_m = load_from_cluster(scratch_m, lane_id, rank)
+            other_s = load_from_cluster(scratch_s, lane_id, rank)
+            m, s = online_merge(m, s, other_m, other_s)
+    return warp_online(m, s)
 
 
 @cuda.jit(device=True)
-def cluster_sum(value, scratch, n_parts):
-    """Sum of `value` over all threads of a cluster. `scratch` is used for this alone."""
+def cluster_sum(value, scratch, part_bits):
+    """The sum of `value` over all threads that share a row, in each of them."""
     lane_id, warp_id = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
     value = warp_sum(value)
     if lane_id == 0:
         scratch[warp_id] = value
-    cluster_sync()
+    meet(part_bits)
     value = ZERO
     if lane_id < cuda.blockDim.x >> 5:
-        for rank in range(n_parts):
+        for rank in range(1 << part_bits):
             value += load_from_cluster(scratch, lane_id, rank)
     return warp_sum(value)
 
 
-def forward_kernel(formulas, n_slots):
-    """The kernel of y = f(x) for `n_slots` slots per thread."""
+def forward_kernel(formulas):
+    """The kernel of y = f(x)."""
     row_factor = formulas.row_factor
-    largest, exponentials, finish = forward_steps(formulas, n_slots)
+    steps = forward_steps(formulas, SLOTS)
+    exponentials, finish, add_online = steps.exponentials, steps.finish, online_step(SLOTS)
 
-    @cuda.jit
-    def cluster_kernel(x, y, n_cols, length, part_bits, vectors):
+    @cuda.jit(max_registers=FORWARD_REGISTERS)
+    def split_kernel(x, y, n_cols, length, part_bits, vectors):
         allow_next_kernel()
         wait_for_previous_kernel()
-        scratch_max = cuda.shared.array(32, np.float32)
-        scratch_sum = cuda.shared.array(32, np.float32)
-        values = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
+        scratch_m = cuda.shared.array(32, np.float32)
+        scratch_s = cuda.shared.array(32, np.float32)
+        cache = dynamic_shared(x)
+        values = cuda.local.array((SLOTS, MAX_WIDTH), np.float32)
         tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
         width = vector_width(x)
+        stride = SLOTS * width * n_threads
         start, n_mine = my_part(n_cols, length, part_bits)
-        load_row(values, n_slots, x, start, n_mine, tid, n_threads, vectors, LOWEST)
-        m = cluster_max(largest(values, width), scratch_max, 1 << part_bits)
-        total = cluster_sum(exponentials(values, width, m), scratch_sum, 1 << part_bits)
-        finish(values, width, row_factor(total))
-        store_row(values, n_slots, y, start, n_mine, tid, n_threads, vectors)
-        cluster_sync()  # others may still be reading this block's scratch
+        fetch(cache, 0, x, start, n_mine, vectors)
+        wait_for_copies()
+        m, s = LOWEST, ZERO
+        done = 0
+        while done < n_mine:
+            load_row(values, SLOTS, cache, done, n_mine - done, tid, n_threads, vectors, LOWEST)
+            m, s = add_online(values, width, m, s)
+            done += stride
+        m, s = cluster_online(m, s, scratch_m, scratch_s, part_bits)
+        if part_bits > 0:
+            cluster_sync()  # no block may leave while others read its scratch
+        factor = row_factor(s)
+        done = 0
+        while done < n_mine:
+            left = n_mine - done
+            load_row(values, SLOTS, cache, done, left, tid, n_threads, vectors, LOWEST)
+            exponentials(values, width, m)
+            finish(values, width, factor)
+            store_row(values, SLOTS, y, start + done, left, tid, n_threads, vectors)
+            done += stride
 
-    return cluster_kernel
+    return split_kernel
 
 
-def backward_kernel(formulas, n_slots):
-    """The kernel of dx = f'(dy, y) for `n_slots` slots per thread and array."""
-    total_of, gradients = backward_steps(formulas, n_slots)
+def backward_kernel(formulas):
+    """The kernel of dx = f'(dy, y)."""
+    total_of, gradients = backward_steps(formulas, SLOTS)
 
-    @cuda.jit
-    def cluster_kernel(dy, y, dx, n_cols, length, part_bits, vectors):
+    @cuda.jit(max_registers=BACKWARD_REGISTERS)
+    def split_backward_kernel(dy, y, dx, n_cols, length, part_bits, vectors):
         allow_next_kernel()
         wait_for_previous_kernel()
         scratch = cuda.shared.array(32, np.float32)
-        upstream = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
-        values = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
+        cache = dynamic_shared(dy)  # dy, and from `length` on y
+        upstream = cuda.local.array((SLOTS, MAX_WIDTH), np.float32)
+        values = cuda.local.array((SLOTS, MAX_WIDTH), np.float32)
         tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
         width = vector_width(dy)
+        stride = SLOTS * width * n_threads
         start, n_mine = my_part(n_cols, length, part_bits)
-        load_row(upstream, n_slots, dy, start, n_mine, tid, n_threads, vectors, ZERO)
-        load_row(values, n_slots, y, start, n_mine, tid, n_threads, vectors, ZERO)
-        total = cluster_sum(total_of(upstream, values, width), scratch, 1 << part_bits)
-        gradients(upstream, values, width, total)
-        store_row(upstream, n_slots, dx, start, n_mine, tid, n_threads, vectors)
-        cluster_sync()  # others may still be reading this block's scratch
+        fetch(cache, 0, dy, start, n_mine, vectors)
+        fetch(cache, length, y, start, n_mine, vectors)
+        wait_for_copies()
+        total = ZERO
+        done = 0
+        while done < n_mine:
+            left, there = n_mine - done, length + done
+            load_row(upstream, SLOTS, cache, done, left, tid, n_threads, vectors, ZERO)
+            load_row(values, SLOTS, cache, there, left, tid, n_threads, vectors, ZERO)
+            total += total_of(upstream, values, width)
+            done += stride
+        total = cluster_sum(total, scratch, part_bits)
+        if part_bits > 0:
+            cluster_sync()  # no block may leave while others read its scratch
+        done = 0
+        while done < n_mine:
+            left, there = n_mine - done, length + done
+            load_row(upstream, SLOTS, cache, done, left, tid, n_threads, vectors, ZERO)
+            load_row(values, SLOTS, cache, there, left, tid, n_threads, vectors, ZERO)
+            gradients(upstream, values, width, total)
+            store_row(upstream, SLOTS, dx, start + done, left, tid, n_threads, vectors)
+            done += stride
 
-    return cluster_kernel
+    return split_backward_kernel

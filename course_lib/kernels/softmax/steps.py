@@ -8,7 +8,7 @@ from collections import namedtuple
 
 from course_lib import cuda
 from course_lib.kernels.softmax.rows import ZERO
-from course_lib.runtime.intrinsics import fast_exp
+from course_lib.runtime.intrinsics import LOWEST, fast_exp
 
 #: largest(values, width) -> m; exponentials(values, width, m) -> their sum, leaving what
 #: finish(values, width, factor) makes y of.
@@ -48,6 +48,28 @@ def forward_steps(formulas, n_slots):
                 values[u, k] = finish(values[u, k], factor)
 
     return ForwardSteps(largest, exponentials, finish_all)
+
+
+def online_step(n_slots):
+    """add_online(values, width, m, s) -> the pair (m, s) with all of `values` added to it.
+
+    The maximum first, then the sum: one correction of s for all of them.
+    """
+
+    @cuda.jit(device=True)
+    def add_online(values, width, m, s):
+        largest = m
+        for u in range(n_slots):
+            for k in range(width):
+                largest = max(largest, values[u, k])
+        pivot = largest if largest > LOWEST else ZERO  # -inf - -inf would be NaN
+        s *= fast_exp(m - pivot)
+        for u in range(n_slots):
+            for k in range(width):
+                s += fast_exp(values[u, k] - pivot)
+        return largest, s
+
+    return add_online
 
 
 def backward_steps(formulas, n_slots):

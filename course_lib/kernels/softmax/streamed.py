@@ -1,4 +1,4 @@
-"""The rung `split` without clusters: rows of any length, on any chip, read twice.
+"""The rung `split` where shared memory cannot hold a row: any length, any chip, read twice.
 
 Several blocks share a row. The first kernel finds the statistics of each block's part (maximum and
 sum of exponentials, in one pass); the second merges those of its row, reads the part again and
@@ -16,18 +16,20 @@ from course_lib.kernels.softmax.rows import (
     my_part,
     store_row,
 )
-from course_lib.kernels.softmax.steps import backward_steps
+from course_lib.kernels.softmax.steps import backward_steps, forward_steps, online_step
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,
     block_online,
-    fast_exp,
     online_merge,
     vector_width,
     wait_for_previous_kernel,
 )
 
 STREAM_SLOTS = 4  # slots of 16 bytes in flight per thread
+
+
+add_online = online_step(STREAM_SLOTS)
 
 
 @cuda.jit(device=True)
@@ -38,26 +40,18 @@ def stream_online(x, start, n_cols, rank, n_ranks, vectors):
     m, s = LOWEST, ZERO
     done = 0
     while done < n_cols:
-        load_row(
-            values, STREAM_SLOTS, x, start + done, n_cols - done, rank, n_ranks, vectors, LOWEST
-        )
-        largest = m
-        for u in range(STREAM_SLOTS):
-            for k in range(width):
-                largest = max(largest, values[u, k])
-        pivot = largest if largest > LOWEST else ZERO  # -inf - -inf would be NaN
-        s *= fast_exp(m - pivot)
-        for u in range(STREAM_SLOTS):
-            for k in range(width):
-                s += fast_exp(values[u, k] - pivot)
-        m = largest
+        here, left = start + done, n_cols - done
+        load_row(values, STREAM_SLOTS, x, here, left, rank, n_ranks, vectors, LOWEST)
+        m, s = add_online(values, width, m, s)
         done += STREAM_SLOTS * width * n_ranks
     return m, s
 
 
 def forward_kernels(formulas):
     """Of y = f(x): (kernel of the parts' statistics, kernel that finishes)."""
-    keep, row_factor, finish = formulas.keep, formulas.row_factor, formulas.finish
+    row_factor = formulas.row_factor
+    steps = forward_steps(formulas, STREAM_SLOTS)
+    exponentials, finish = steps.exponentials, steps.finish
 
     @cuda.jit
     def statistics_kernel(x, statistics, n_cols, length, part_bits, vectors):
@@ -92,10 +86,8 @@ def forward_kernels(formulas):
         while done < n_mine:
             here, left = start + done, n_mine - done
             load_row(values, STREAM_SLOTS, x, here, left, tid, n_threads, vectors, LOWEST)
-            for u in range(STREAM_SLOTS):
-                for k in range(width):
-                    difference = values[u, k] - m
-                    values[u, k] = finish(keep(difference, fast_exp(difference)), factor)
+            exponentials(values, width, m)
+            finish(values, width, factor)
             store_row(values, STREAM_SLOTS, y, here, left, tid, n_threads, vectors)
             done += STREAM_SLOTS * width * n_threads
 
