@@ -212,6 +212,54 @@ def test_a_broken_promise_is_seen():
         list(broken_promises(softmax_record(), l2_bytes))
 
 
+#: Of what is fused: how many times as fast as PyTorch's chain of operators it must be.
+FUSED = {"cross_entropy.both": 2.5, "softmax_dropout": 1.7, "bn_relu_softmax": 2.5}
+
+
+def broken_promises_of_fusion(record, l2_bytes):
+    """What a record of a fused operation does not keep, as sentences."""
+    name, rows = record["name"], {row["label"]: row for row in record["rows"]}
+    least = FUSED.get(name, FUSED.get(name.partition(".")[0]))
+    large = record["bytes"] >= 4 * l2_bytes
+    if name == "cross_entropy.both":
+        large = record["shape"] == [8192, 32000]
+    if least is None or not large:
+        return
+    ours = rows[record["default"]]
+    if not rows["PyTorch eager"]["microseconds"] >= least * ours["microseconds"]:
+        yield f"not {least} times as fast as PyTorch eager"
+    if name == "cross_entropy.both":
+        if not ours["percent_of_copy"] >= 90:
+            yield "below 90 % of a copy"
+        peak = record["peak_extra_bytes"]
+        if not peak["ours"] <= 0.4 * peak["PyTorch eager"]:
+            yield "more than 40 % of PyTorch's memory"
+
+
+def test_recorded_fusions_keep_what_the_course_promises():
+    broken = {
+        (record["name"], *record["shape"], record["dtype"]): found
+        for record, l2_bytes in recorded()
+        if (found := list(broken_promises_of_fusion(record, l2_bytes)))
+    }
+    assert not broken
+
+
+def test_a_broken_promise_of_fusion_is_seen():
+    chain = {"PyTorch eager": 140.0}
+    kept = softmax_record("cross_entropy.both", (8192, 32000), **chain, registers=50.0)
+    kept |= {"peak_extra_bytes": {"ours": 40, "PyTorch eager": 100}}
+    kept["rows"][1]["percent_of_copy"] = 90
+    assert list(broken_promises_of_fusion(kept, 1)) == []
+    hungry = kept | {"peak_extra_bytes": {"ours": 41, "PyTorch eager": 100}}
+    assert list(broken_promises_of_fusion(hungry, 1)) == ["more than 40 % of PyTorch's memory"]
+    slow = softmax_record("bn_relu_softmax.forward", **chain, registers=57.0)
+    assert list(broken_promises_of_fusion(slow, 1)) == ["not 2.5 times as fast as PyTorch eager"]
+    assert list(broken_promises_of_fusion(slow, 1 << 30)) == []
+    assert list(broken_promises_of_fusion(slow | {"name": "softmax_dropout.forward"}, 1)) == []
+    assert list(broken_promises_of_fusion(slow | {"name": "cross_entropy.forward"}, 1)) == []
+
+
 def test_a_hash_tells_every_kernel_and_every_plan():
     hashes = softmax_benchmark.kernel_hashes()
     assert set(hashes) == {
