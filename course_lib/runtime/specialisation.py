@@ -115,12 +115,12 @@ class PreparedLaunch:
                 error = self.call(self.configuration, self.function, None, self.extra_address)
         if error:
             compiled = self.specialisation.compiled
+            clusters = f" in clusters of {self.cluster}" if self.cluster > 1 else ""
             raise LaunchError(
-                f"{self.specialisation.title}: the driver refused grid {self.grid}, block "
-                f"{self.block}, clusters of {self.cluster} and {self.shared_bytes} bytes of "
-                f"dynamic shared memory: {_describe(error)}. The kernel uses "
-                f"{compiled.registers} registers per thread and {compiled.shared_bytes} bytes of "
-                f"static shared memory."
+                f"{self.specialisation.title}: the driver refused grid {self.grid}{clusters}, "
+                f"block {self.block} and {self.shared_bytes} bytes of dynamic shared memory: "
+                f"{_describe(error)}. The kernel uses {compiled.registers} registers per thread "
+                f"and {compiled.shared_bytes} bytes of static shared memory."
             )
 
 
