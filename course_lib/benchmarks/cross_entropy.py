@@ -18,7 +18,9 @@ from course_lib.kernels import cross_entropy
 
 SHAPES = [(128, 200), (16384, 1000), (8192, 32000), (4096, 50304)]
 DTYPES = ("float32", "bfloat16")
+N_DIMS = 2
 DIRECTIONS = {"forward": 1, "backward": 2, "both": 3}  # arrays of logits' size that must be moved
+DEVICE = "cuda"
 COMMAND = "python -m course_lib bench cross_entropy --record"
 LONGEST_CALL = 50_000  # µs; a slower rung is left out, and the record says so
 REPLAY = 5_000  # µs that one replay of a captured graph may take
@@ -74,10 +76,10 @@ class _Buffers:
     def __init__(self, shape, dtype):
         dtype = getattr(torch, dtype)
         n_rows, n_classes = shape
-        self.logits = torch.randn(shape, device="cuda").mul_(3).to(dtype)
-        self.target = torch.randint(n_classes, (n_rows,), device="cuda")
+        self.logits = torch.randn(shape, device=DEVICE).mul_(3).to(dtype)
+        self.target = torch.randint(n_classes, (n_rows,), device=DEVICE)
         self.dlogits = torch.empty_like(self.logits)
-        self.dloss = torch.ones((), device="cuda", dtype=dtype)
+        self.dloss = torch.ones((), device=DEVICE, dtype=dtype)
         self.loss, *self.saved = cross_entropy.forward(self.logits, self.target)
 
 
@@ -275,8 +277,8 @@ def _check(label, results, expected, tolerance):
 def peak_memory(shape, dtype):
     """Bytes at the peak of a forward and a backward pass, beside logits and target, by label."""
     n_rows, n_classes = shape
-    logits = torch.randn(shape, device="cuda").to(getattr(torch, dtype)).requires_grad_()
-    target = torch.randint(n_classes, (n_rows,), device="cuda")
+    logits = torch.randn(shape, device=DEVICE).to(getattr(torch, dtype)).requires_grad_()
+    target = torch.randint(n_classes, (n_rows,), device=DEVICE)
 
     found = {}
     for label, function in (("ours", ops.cross_entropy), ("PyTorch eager", F.cross_entropy)):
