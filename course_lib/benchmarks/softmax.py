@@ -75,7 +75,7 @@ def run(*, names=None, shapes=SHAPES, dtypes=DTYPES, rounds=20, progress=lambda 
 def kernel_hash(operation, direction):
     """Of all that the default variant may launch, at any shape, and of what decides it."""
     variants = operation.VARIANTS if direction == "forward" else operation.BACKWARD_VARIANTS
-    plans = (plan.row_plan, plan.cluster_plan, plan.stream_plan, softmax.default_variant)
+    plans = (plan.row_plan, plan.split_plan, plan.stream_plan, softmax.default_variant)
     return bench.kernel_hash((*variants["registers"], *variants["split"], *plans))
 
 
