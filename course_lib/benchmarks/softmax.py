@@ -14,8 +14,8 @@ import torch
 from course_lib import bench, reference
 from course_lib.benchmarks import softmax_table
 from course_lib.benchmarks.limits import copies, fastest_copy
+from course_lib.benchmarks.softmax_table import decisions
 from course_lib.kernels import softmax
-from course_lib.kernels.softmax import plan
 
 SHAPES = [
     (128, 200), (128, 1000), (1024, 10000), (49152, 512), (16384, 1024), (8192, 4096),
@@ -75,8 +75,7 @@ def run(*, names=None, shapes=SHAPES, dtypes=DTYPES, rounds=20, progress=lambda 
 def kernel_hash(operation, direction):
     """Of all that the default variant may launch, at any shape, and of what decides it."""
     variants = operation.VARIANTS if direction == "forward" else operation.BACKWARD_VARIANTS
-    plans = (plan.row_plan, plan.split_plan, plan.stream_plan, softmax.default_variant)
-    return bench.kernel_hash((*variants["registers"], *variants["split"], *plans))
+    return bench.kernel_hash((*variants["registers"], *variants["split"], *decisions()))
 
 
 def kernel_hashes():
