@@ -44,5 +44,5 @@ from .trace import trace
 
 __all__ = ["Deadlock", "LaunchError", "LintError", "LintUnavailable", "OutOfBounds",
            "SimulatorError", "cluster", "cuda", "install", "is_installed", "lint", "observing",
-           "options", "postponed", "read_elements", "register_twin", "run", "run_on_copies", "sanitize",
-           "trace", "uninstall", "write_elements"]
+           "options", "postponed", "read_elements", "register_twin", "run", "run_on_copies",
+           "sanitize", "trace", "uninstall", "write_elements"]
