@@ -220,10 +220,13 @@ def broken_promises_of_fusion(record, l2_bytes):
     """What a record of a fused operation does not keep, as sentences."""
     name, rows = record["name"], {row["label"]: row for row in record["rows"]}
     least = FUSED.get(name, FUSED.get(name.partition(".")[0]))
-    large = record["bytes"] >= 4 * l2_bytes
+    if least is None:
+        return
     if name == "cross_entropy.both":
         large = record["shape"] == [8192, 32000]
-    if least is None or not large:
+    else:
+        large = record["bytes"] >= 4 * l2_bytes
+    if not large:
         return
     ours = rows[record["default"]]
     if not rows["PyTorch eager"]["microseconds"] >= least * ours["microseconds"]:
