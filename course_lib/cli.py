@@ -13,7 +13,7 @@ from pathlib import Path
 import course_lib
 
 BENCHMARKS = (
-    "activation", "cross_entropy", "global_avg_pool", "launch", "lesson_01", "lesson_02",
+    "activation", "cross_entropy", "global_avg_pool", "host", "launch", "lesson_01", "lesson_02",
     "lesson_04", "softmax",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,5 +1,7 @@
 """Tensors for the tests of operators, where kernels run here, and how they are compared."""
 
+import contextlib
+
 import torch
 
 from course_lib import SIMULATED
@@ -16,3 +18,13 @@ def close(found, expected, scale=1):
     assert found.dtype == expected.dtype and found.shape == expected.shape
     tolerance = 4 * scale * torch.finfo(expected.dtype).eps
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@contextlib.contextmanager
+def never_waiting():
+    """In this block, what makes the host wait for the GPU raises."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
