@@ -1,0 +1,313 @@
+"""Batch normalisation, ReLU and softmax in one: every rung, both directions, against float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from course_lib import SIMULATED, reference
+from course_lib.kernels import bn_relu_softmax
+from course_lib.runtime.arrays import ArrayError
+
+PLACE = "cpu" if SIMULATED else "cuda"
+VARIANTS = list(bn_relu_softmax.VARIANTS)
+# Half a unit in the last place of the output, and float32 arithmetic relative to the largest terms.
+ROUNDING = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+FLOOR = {torch.float32: 1e-37, torch.float16: 2**-25, torch.bfloat16: 1e-37}
+ARITHMETIC = 1e-6
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def double(tensor):
+    return tensor.detach().double().cpu().numpy()
+
+
+def assert_close(actual, expected, magnitude):
+    """Equal but for one rounding and ARITHMETIC times `magnitude`, the size of the terms."""
+    values = double(actual)
+    assert values.shape == expected.shape
+    assert np.array_equal(np.isnan(values), np.isnan(expected))
+    finite = np.isfinite(expected)
+    error = np.abs(values - expected)[finite]
+    size, magnitude = np.abs(expected)[finite], np.broadcast_to(magnitude, expected.shape)[finite]
+    limit = 1.01 * ROUNDING[actual.dtype] * size + ARITHMETIC * magnitude + FLOOR[actual.dtype]
+    assert (error <= limit).all(), f"worst {np.max(error / limit):.3g} times the limit"
+
+
+def inputs(n_rows, n_cols, dtype, *, feature_dtype=None, spread=1.0, middle=0.0, seed=0):
+    """x, dy and four parameters; no z so close to 0 that rounding could decide what ReLU does."""
+    generator = torch.Generator().manual_seed(seed)
+    x, dy = (torch.randn(n_rows, n_cols, generator=generator) for _ in range(2))
+    mean, weight, bias = (torch.randn(n_cols, generator=generator) for _ in range(3))
+    var = torch.rand(n_cols, generator=generator) + 0.2
+    x, mean = x * spread + middle, mean * spread + middle
+    parameters = [p.to(PLACE, feature_dtype or dtype) for p in (mean, var, weight, bias)]
+    x = x.to(PLACE, dtype)
+    z, size = terms(x, parameters)
+    x = torch.where((z.abs() < 1e-5 * size).to(PLACE), parameters[0].to(dtype), x)
+    return x, dy.to(PLACE, dtype), parameters
+
+
+def terms(x, parameters):
+    """z in float64, and the size of what was summed for it."""
+    mean, var, weight, bias = (p.double().cpu() for p in parameters)
+    slope = weight / (var + 1e-5).sqrt()
+    x = x.double().cpu()
+    return (x - mean) * slope + bias, (x.abs() + mean.abs()) * slope.abs() + bias.abs()
+
+
+def check(x, dy, parameters, variant):
+    y = bn_relu_softmax.forward(
+        x, *parameters, variant=variant, out=torch.full_like(x, math.nan)
+    )  # fmt: skip
+    arguments = [double(p) for p in parameters]
+    # An error in z is one in y by as large a factor.
+    z = terms(x, parameters)[0].abs().max().item() if x.numel() else 0.0
+    assert_close(y, reference.bn_relu_softmax(double(x), *arguments), 1 + z)
+    dx, dweight, dbias = bn_relu_softmax.backward(
+        dy, y, x, *parameters, variant=variant, out=torch.full_like(x, math.nan)
+    )
+    expected = reference.bn_relu_softmax_backward(double(dy), double(y), double(x), *arguments)
+    mean, var, weight, _ = arguments
+    steepest = np.abs(weight) / np.sqrt(var + 1e-5)
+    d = np.abs(double(y)) * np.abs(double(dy)).max(initial=0)
+    normal = (np.abs(double(x)) + np.abs(mean)) / np.sqrt(var + 1e-5)
+    assert_close(dx, expected[0], d.max(initial=0) * steepest)
+    assert_close(dweight, expected[1], 2 * (d.max(initial=0) * normal).sum(axis=0))
+    assert_close(dbias, expected[2], 2 * d.max(initial=0) * len(x))
+    assert dweight.dtype == dbias.dtype == parameters[2].dtype
+    return y, dx, dweight, dbias
+
+
+@every_variant
+@settings(max_examples=15, deadline=None)
+@given(
+    shape=st.tuples(st.integers(0, 12), st.integers(0, 9))
+    | st.tuples(st.integers(1, 4), st.integers(1, 400)),
+    dtype=st.sampled_from(list(ROUNDING)),
+    spread=st.sampled_from([0.01, 1.0, 10.0]),
+    middle=st.sampled_from([0.0, -100.0, 100.0]),
+    seed=st.integers(0, 2**31),
+    wide=st.booleans(),
+)
+def test_random_shapes(variant, shape, dtype, spread, middle, seed, wide):
+    feature_dtype = torch.float32 if wide else dtype
+    made = inputs(
+        *shape, dtype, feature_dtype=feature_dtype, spread=spread, middle=middle, seed=seed
+    )
+    check(*made, variant)
+
+
+@pytest.mark.parametrize("n_cols", [1, 8, 31, 64])
+def test_more_rows_than_blocks_take_at_once(n_cols, monkeypatch):
+    # Each block works on several rows, the last one on fewer.
+    monkeypatch.setattr(bn_relu_softmax, "ENOUGH_THREADS", 512)
+    n_rows = 3 * 512 * 8 // max(8, n_cols) + 5
+    check(*inputs(n_rows, n_cols, torch.float32, seed=n_cols), "registers")
+
+
+@every_variant
+def test_more_rows_than_a_part_of_the_column_sums(variant):
+    check(*inputs(150, 5, torch.float32), variant)
+
+
+@pytest.mark.parametrize("n_cols, dtype", [(300, torch.float32), (1028, torch.float32),
+                                           (600, torch.bfloat16)])  # fmt: skip
+def test_a_block_for_each_row(n_cols, dtype, monkeypatch):
+    monkeypatch.setattr(bn_relu_softmax, "ENOUGH_THREADS", 256)
+    check(*inputs(5, n_cols, dtype, feature_dtype=torch.float32), "registers")
+
+
+@pytest.mark.parametrize("n_cols", [600, 601])
+def test_rows_too_long_for_registers(n_cols, monkeypatch):
+    # The simulator is slow, so "too long" begins earlier here.
+    monkeypatch.setattr(bn_relu_softmax, "row_limit", lambda *_: 500)
+    check(*inputs(3, n_cols, torch.float32), "registers")
+
+
+@every_variant
+def test_as_pytorch(variant):
+    x, dy, parameters = inputs(40, 20, torch.float32, seed=3)
+    x = x.requires_grad_()
+    mean, var, weight, bias = parameters
+    weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
+    theirs = F.softmax(F.relu(F.batch_norm(x, mean, var, weight, bias, eps=0.1)), -1)
+    theirs.backward(dy)
+    y = bn_relu_softmax.forward(x, mean, var, weight, bias, eps=0.1, variant=variant)
+    assert torch.allclose(y, theirs.detach(), rtol=1e-5, atol=1e-7)
+    found = bn_relu_softmax.backward(
+        dy, y, x, mean, var, weight, bias, eps=0.1, variant=variant
+    )  # fmt: skip
+    for ours, gradient in zip(found, (x.grad, weight.grad, bias.grad), strict=True):
+        assert torch.allclose(ours, gradient, rtol=1e-4, atol=1e-6)
+
+
+@every_variant
+@pytest.mark.parametrize("n_cols", [3, 8])
+def test_special_values(variant, n_cols):
+    x, dy, (mean, var, weight, bias) = inputs(6, n_cols, torch.float32)
+    x[0, 0], x[1, 1], x[2, 2], x[3], x[4, 1:] = math.inf, math.nan, -math.inf, -math.inf, 1e30
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    theirs = F.softmax(F.relu(F.batch_norm(leaves[0], mean, var, *leaves[1:])), -1)
+    y = bn_relu_softmax.forward(x, mean, var, weight, bias, variant=variant)
+    assert torch.allclose(y, theirs.detach(), rtol=1e-5, equal_nan=True)
+    assert y[1].isnan().all() and not y[5].isnan().any()
+    theirs.backward(dy)
+    found = bn_relu_softmax.backward(dy, y, x, mean, var, weight, bias, variant=variant)
+    for ours, leaf in zip(found, leaves, strict=True):
+        assert torch.allclose(ours, leaf.grad, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+@every_variant
+def test_relu_passes_no_gradient_at_zero(variant):
+    x = torch.tensor([[0.0, 1.0, -1.0, 0.0]], device=PLACE)
+    zero, one = torch.zeros(4, device=PLACE), torch.ones(4, device=PLACE)
+    y = bn_relu_softmax.forward(x, zero, one, one, zero, variant=variant)
+    dy = torch.tensor([[1.0, 2.0, 3.0, -1.0]], device=PLACE)
+    dx, dweight, dbias = bn_relu_softmax.backward(dy, y, x, zero, one, one, zero, variant=variant)
+    assert (double(dx) != 0).tolist() == [[False, True, False, False]]
+    assert (double(dbias) != 0).tolist() == [False, True, False, False]
+
+
+@every_variant
+def test_large_means_cost_no_accuracy(variant):
+    x, dy, (_, var, weight, bias) = inputs(4, 64, torch.float32)
+    mean = torch.full((64,), 4096.0, device=PLACE)
+    x = torch.round(x * 64) / 64 + 4096  # exact: x - 4096 is as well
+    y = bn_relu_softmax.forward(x, mean, var, weight, bias, variant=variant)
+    expected = reference.bn_relu_softmax(double(x), *map(double, (mean, var, weight, bias)))
+    assert np.abs(double(y) - expected).max() < 2e-6
+
+
+@every_variant
+def test_slices_and_views(variant):
+    x, dy, parameters = inputs(6, 8, torch.float32)
+    buffer = torch.empty(6 * 8 + 3, device=PLACE)
+    for start in (0, 1, 3):
+        view = buffer[start : start + 48].view(6, 8)
+        view.copy_(x)
+        check(view, dy, parameters, variant)
+    y = bn_relu_softmax.forward(x, *parameters, variant=variant)
+    turned = x.t().contiguous().t()
+    assert torch.equal(bn_relu_softmax.forward(turned, *parameters, variant=variant), y)
+    strided = [torch.stack([p, p], 1)[:, 0] for p in parameters]
+    assert torch.equal(bn_relu_softmax.forward(x, *strided, variant=variant), y)
+    plain = bn_relu_softmax.backward(dy, y, x, *parameters, variant=variant)
+    others = bn_relu_softmax.backward(
+        dy.t().contiguous().t(), y.t().contiguous().t(), turned, *strided, variant=variant
+    )
+    assert all(torch.equal(a, b) for a, b in zip(plain, others, strict=True))
+
+
+@every_variant
+def test_nothing_is_written_outside(variant):
+    for n_cols in (5, 8):
+        x, dy, parameters = inputs(3, n_cols, torch.float32)
+        out = torch.full((3 * n_cols + 16,), 7.0, device=PLACE)
+        inside = out[8 : 8 + 3 * n_cols].view(3, n_cols)
+        y = bn_relu_softmax.forward(x, *parameters, variant=variant, out=inside).clone()
+        assert (out[:8] == 7).all() and (out[8 + 3 * n_cols :] == 7).all()
+        out.fill_(7)
+        bn_relu_softmax.backward(dy, y, x, *parameters, variant=variant, out=inside)
+        assert (out[:8] == 7).all() and (out[8 + 3 * n_cols :] == 7).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
+def test_no_rows_no_columns(shape):
+    x, dy, parameters = inputs(*shape, torch.float32)
+    for variant in VARIANTS:
+        y, dx, dweight, dbias = check(x, dy, parameters, variant)
+        assert (dweight == 0).all() and (dbias == 0).all()  # a sum of nothing
+
+
+def test_gradients_by_finite_differences():
+    rng = np.random.default_rng(8)
+    x, dy = rng.normal(size=(2, 4, 3))
+    mean, weight, bias = rng.normal(size=(3, 3))
+    var = rng.random(3) + 0.5
+    y = reference.bn_relu_softmax(x, mean, var, weight, bias)
+    found = reference.bn_relu_softmax_backward(dy, y, x, mean, var, weight, bias)
+    step = 1e-6
+    for array, gradient in zip((x, weight, bias), found, strict=True):
+        for i in np.ndindex(array.shape):
+            values, before = [], array[i]
+            for sign in (1, -1):
+                array[i] = before + sign * step
+                values.append((reference.bn_relu_softmax(x, mean, var, weight, bias) * dy).sum())
+            array[i] = before
+            assert abs((values[0] - values[1]) / (2 * step) - gradient[i]) < 1e-8
+
+
+def test_runs_agree_bit_for_bit():
+    x, dy, parameters = inputs(300, 24, torch.float32)
+    y = bn_relu_softmax.forward(x, *parameters)
+    first, second = (bn_relu_softmax.backward(dy, y, x, *parameters) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_inputs_are_left_alone():
+    x, dy, parameters = inputs(9, 24, torch.float32)
+    before = [t.clone() for t in (x, dy, *parameters)]
+    y = bn_relu_softmax.forward(x, *parameters)
+    bn_relu_softmax.backward(dy, y, x, *parameters)
+    assert all(torch.equal(a, b) for a, b in zip(before, (x, dy, *parameters), strict=True))
+
+
+def test_errors_name_what_was_expected():
+    x, dy, parameters = inputs(4, 5, torch.float32)
+    mean, var, weight, bias = parameters
+    y = bn_relu_softmax.forward(x, *parameters)
+    with pytest.raises(ValueError, match="unknown variant 'fast'; there are naive, online, reg"):
+        bn_relu_softmax.forward(x, *parameters, variant="fast")
+    with pytest.raises(ValueError, match="unknown variant 'fast'"):
+        bn_relu_softmax.backward(dy, y, x, *parameters, variant="fast")
+    with pytest.raises(ValueError, match="eps must be at least 0, not -1"):
+        bn_relu_softmax.forward(x, *parameters, eps=-1)
+    with pytest.raises(ArrayError, match=r"x must have 2 dimensions, not shape \(5,\)"):
+        bn_relu_softmax.forward(x[0], *parameters)
+    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not int64"):
+        bn_relu_softmax.forward(x.long(), *parameters)
+    with pytest.raises(ArrayError, match=r"var must have shape \(5,\), not \(4,\)"):
+        bn_relu_softmax.forward(x, mean, var[:4], weight, bias)
+    with pytest.raises(ArrayError, match="mean must be float32, not float16"):
+        bn_relu_softmax.forward(x, mean.half(), var, weight, bias)
+    with pytest.raises(ArrayError, match="bias must be float32, not float16"):
+        bn_relu_softmax.forward(x.half(), mean, var, weight, bias.half())
+    with pytest.raises(ArrayError, match="weight must be an array, not a NoneType"):
+        bn_relu_softmax.forward(x, mean, var, None, bias)
+    with pytest.raises(ArrayError, match=r"dy must have shape \(4, 5\), not \(5, 4\)"):
+        bn_relu_softmax.backward(dy.t(), y, x, *parameters)
+    with pytest.raises(ArrayError, match="y must be float32, not float16"):
+        bn_relu_softmax.backward(dy, y.half(), x, *parameters)
+    with pytest.raises(ArrayError, match="out must be contiguous"):
+        bn_relu_softmax.forward(x, *parameters, out=torch.empty(5, 4, device=PLACE).t())
+
+
+@pytest.mark.skipif(not SIMULATED, reason="NumPy arrays are for the simulator")
+def test_numpy_arrays_in_the_simulator():
+    rng = np.random.default_rng(1)
+    x, dy = rng.normal(size=(2, 3, 7)).astype(np.float32)
+    mean, weight, bias = rng.normal(size=(3, 7)).astype(np.float32)
+    var = np.ones(7, np.float32)
+    y = bn_relu_softmax.forward(x, mean, var, weight, bias)
+    assert isinstance(y, np.ndarray)
+    assert np.abs(y - reference.bn_relu_softmax(x, mean, var, weight, bias)).max() < 1e-6
+    found = bn_relu_softmax.backward(dy, y, x, mean, var, weight, bias)
+    assert all(isinstance(array, np.ndarray) for array in found)
+
+
+@pytest.mark.gpu
+@every_variant
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize(
+    "shape",
+    [(5000, 64), (1000, 200), (3001, 1000), (2000, 1024), (400, 8192), (399, 6000), (300, 8191),
+     (20, 20000)],
+)  # fmt: skip
+def test_large_shapes(variant, dtype, shape):
+    check(*inputs(*shape, dtype, feature_dtype=torch.float32), variant)
