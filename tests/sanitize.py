@@ -25,6 +25,7 @@ SIZES = (1, 3, 127, 1000, 4099)
 IMAGES = (
     (1, 1, 1, 1), (2, 3, 5, 7), (1, 8, 12, 12), (3, 40, 9, 9), (1, 2, 95, 95), (1, 4, 150, 90),
 )  # fmt: skip
+ROWS = ((1, 1), (3, 37), (300, 5), (2, 2600), (1, 9001))  # rows and classes
 
 
 def launch_everything():
@@ -32,7 +33,7 @@ def launch_everything():
     import torch
 
     from course_lib import cuda
-    from course_lib.kernels import activation, global_avg_pool
+    from course_lib.kernels import activation, cross_entropy, global_avg_pool
     from course_lib.runtime import intrinsics
     from course_lib.runtime.launch import launch
 
@@ -57,6 +58,21 @@ def launch_everything():
                 for variant in global_avg_pool.BACKWARD_VARIANTS:
                     global_avg_pool.backward(y, shape[2:], channels_last=last, variant=variant)
                 launches += 7
+
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for n_rows, n_classes in ROWS:
+            logits = torch.randn(n_rows * n_classes + 1, device="cuda").to(dtype)
+            logits = logits[1:].view(n_rows, n_classes)
+            weight = torch.rand(n_classes, device="cuda").to(dtype)
+            indices = torch.randint(n_classes, (n_rows,), device="cuda")
+            # Probabilities that start on another boundary, and on the same.
+            for target in (indices, logits.clone().softmax(1), logits):
+                for options in ({}, dict(weight=weight, label_smoothing=0.1, reduction="none")):
+                    for variant in cross_entropy.VARIANTS:
+                        options["variant"] = variant
+                        loss, *saved = cross_entropy.forward(logits, target, **options)
+                        cross_entropy.backward(loss, logits, target, *saved, **options)
+                        launches += 3
 
     @cuda.jit
     def block_kernel(x, y):
