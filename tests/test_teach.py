@@ -97,7 +97,8 @@ def test_cases_are_many_and_only_their_values_are_random(name):
             k: np.shape(v) for k, v in b.inputs.items()
         }
         assert a.threads <= 1024
-        assert all(np.isfinite(value).all() for value in exercise.expected(a).values())
+        for value in exercise.expected(a).values():  # -inf is the maximum of no numbers
+            assert (np.isfinite(value) | np.isneginf(value)).all()
         for x in a.inputs.values():
             if x.dtype.kind == "f":
                 # Two zeros are equal, masked elements are, and a few that were rounded at 1e4.

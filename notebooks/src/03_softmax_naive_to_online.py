@@ -28,9 +28,9 @@ MINUS_INF = np.float32(-np.inf)
 # %% [markdown]
 # ## 1 · Scores that become nothing
 #
-# A network has looked at a photograph and gives a **score** to each thing it knows: cat 2.0,
-# dog 1.0, lorry −1.0. (Scores are also called *logits*.) They may be any numbers. What we want are
-# **probabilities**: none of them negative, and their sum is 1.
+# A network has looked at a photograph and gives a **score** to each **class**, each kind of thing
+# that it knows: cat 2.0, dog 1.0, lorry −1.0. (Scores are also called *logits*.) They may be any
+# numbers. What we want are **probabilities**: none of them negative, and their sum is 1.
 #
 # Two steps do it. The exponential function makes every number positive, and a larger one of a
 # larger one. Then divide by the sum. This is **softmax**:
@@ -47,6 +47,8 @@ print("e^x:          ", e)
 print("probabilities:", e / e.sum(), " sum", (e / e.sum()).sum())
 
 # %% [markdown]
+# (Their sum is 1 but for the rounding of float32.)
+#
 # A batch of photographs gives a table: a row for each photograph, a column for each class, and
 # softmax is taken along each row. Here it is as a kernel with a thread for each row, in the words
 # of the formula. (Nothing is wrong with its guard or its loops.)
@@ -716,10 +718,10 @@ show_rungs(*RUNGS, title="Softmax of 16,384 rows of 1,024 numbers")
 equal = np.zeros((1, 4096), dtype=np.float16)
 ones = np.exp(equal[0] - equal[0].max())  # 4,096 times 1, in float16
 total = np.add.accumulate(ones)[-1]  # 1 + 1 + 1 + …, each sum rounded to float16
-print("the sum in float16:  ", total, "  so y =", 1 / float(total))
+print("the sum in float16:  ", int(total), "  so y =", 1 / float(total))
 y = softmax.forward(cuda.to_device(equal), variant="online").copy_to_host()
-print("the course's kernel:        so y =", float(y[0, 0]), "  in", y.dtype)
-print("1 / 4096 =", 1 / 4096)
+print("the course's kernel:         so y =", float(y[0, 0]), "  in", y.dtype)
+print("what is right, 1 / 4096:         ", 1 / 4096)
 
 # %% [markdown]
 # At 2,048 the sum stands still. float16 has 11 bits for its digits, so from there on its

@@ -41,21 +41,21 @@ def _scores(rng, shape, kind):
     """Return rows in which it shows when the maximum is missing, wrong, or that of another row."""
     if kind == "spread":
         return numbers(rng, shape, 8.0)
-    x = numbers(rng, shape, 1.0, {"above": 1e4, "below": -1e4}.get(kind, 0.0))
+    offset = {"above": 1e4, "below": -1e4}.get(kind, 0.0)
+    x = numbers(rng, shape, 4.0 if offset else 1.0, offset)
     n_rows, n_cols = shape
     if kind == "spike":
         for row in range(n_rows):
             x[row, _PEAKS[row] % n_cols] += 200 + 10 * row
     if kind == "masked":
-        x[rng.random(shape) < 0.5] = -np.inf
-        x[np.arange(n_rows), rng.integers(0, n_cols, n_rows)] = 3.0  # no row without a number
+        mask = rng.random(shape) < 0.5
+        mask[np.arange(n_rows), rng.integers(0, n_cols, n_rows)] = False  # a number in each row
+        x[mask] = -np.inf
     return x
 
 
 def _score_cases(rng, launches):
-    return [
-        case(grid, block, x=_scores(rng, shape, kind)) for shape, kind, grid, block in launches
-    ]
+    return [case(grid, block, x=_scores(rng, shape, kind)) for shape, kind, grid, block in launches]
 
 
 @cuda.jit
@@ -285,6 +285,7 @@ def _merge_cases(rng):
             (0, 1, 32),
             (1, 1, 1),
             (1, 1, 32),
+            (2, 2, 1),
             (5, 1, 8),
             (33, 2, 32),
             (64, 2, 32),
@@ -297,16 +298,16 @@ def _pairs(rng, n):
     """Return maxima and sums of two parts: near, far, equal, and without any number."""
     m1, m2 = numbers(rng, n, 2.0), numbers(rng, n, 2.0)
     s1, s2 = (1 + 9 * rng.random((2, n))).astype(np.float32)
-    kinds = np.arange(n) % 8
-    for kind, offset in ((1, 1e4), (2, -1e4)):
-        m1[kinds == kind] += np.float32(offset)
-        m2[kinds == kind] += np.float32(offset)
-    m1[kinds == 3] += np.float32(300)  # the smaller one vanishes
-    m2[kinds == 4] += np.float32(300)
-    for m, s, without in ((m1, s1, (0, 6)), (m2, s2, (0, 7))):
-        m[np.isin(kinds, without)] = -np.inf
-        s[np.isin(kinds, without)] = 0
-    m2[kinds == 5] = m1[kinds == 5]
+    place = np.arange(n)
+    for every, offset in ((1, 1e4), (2, -1e4)):
+        m1[place % 8 == every] += np.float32(offset)
+        m2[place % 8 == every] += np.float32(offset)
+    m1[place % 8 == 3] += np.float32(300)  # the smaller one vanishes
+    m2[place % 8 == 6] += np.float32(300)
+    m2[place % 8 == 5] = m1[place % 8 == 5]
+    for m, s, without in ((m1, s1, (4, 9)), (m2, s2, (4, 20))):
+        m[np.isin(place % 48, without)] = -np.inf
+        s[np.isin(place % 48, without)] = 0
     return {"m1": m1, "s1": s1, "m2": m2, "s2": s2}
 
 
