@@ -175,9 +175,10 @@ def _forward_peers(operation, inputs, outputs):
     log = operation is softmax.log_softmax
     torch.compiler.reset()  # or it gives up after a few functions, and runs them eagerly
     function = torch.log_softmax if log else torch.softmax
-    compiled = torch.compile(
-        lambda x: function(x, -1), dynamic=False, mode="max-autotune-no-cudagraphs"
-    )
+    # Its best of several schedules each; the mode that bears the name also tunes by descent,
+    # which takes minutes for all shapes.
+    options = {"max_autotune": True}
+    compiled = torch.compile(lambda x: function(x, -1), dynamic=False, options=options)
     kept = [None] * len(inputs)
 
     def compiled_candidate(i):
@@ -196,7 +197,8 @@ def _triton(log, inputs, outputs):
 
     xs = [x for (x,) in inputs]
     calls = max(1, min(60, TUNED_ELEMENTS // xs[0].numel()))
-    return {"Triton": softmax_triton.tuned(xs, outputs, log=log, calls=calls)}
+    best = softmax_triton.tuned(xs, outputs, log=log, calls=calls)
+    return {} if best is None else {"Triton": best}
 
 
 def _once(candidate):

@@ -59,7 +59,10 @@ def settings(n_rows, n_cols, itemsize, n_multiprocessors):
 
 
 def tuned(inputs, outputs, *, log, calls):
-    """function(i), on buffer set i, with the settings that are fastest on this device."""
+    """function(i), on buffer set i, with the settings that are fastest on this device.
+
+    None where a row is too long for all of them.
+    """
     sets = len(inputs)
     n_rows, n_cols = inputs[0].shape
     n_multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
@@ -75,5 +78,7 @@ def tuned(inputs, outputs, *, log, calls):
         except OutOfResources:
             continue
         candidates[tuple(found.items())] = candidate
+    if not candidates:
+        return None
     timings = bench.device_times(candidates, calls=calls, rounds=5)
     return candidates[min(timings, key=lambda key: timings[key].microseconds)]
