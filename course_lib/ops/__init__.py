@@ -6,6 +6,16 @@ refused with an error, not approximated.
 
 from course_lib.ops.activation import relu, sigmoid, swish
 from course_lib.ops.cross_entropy import cross_entropy
+from course_lib.ops.fused_softmax import bn_relu_softmax, softmax_dropout
 from course_lib.ops.softmax import log_softmax, softmax
 
-__all__ = ["cross_entropy", "log_softmax", "relu", "sigmoid", "softmax", "swish"]
+__all__ = [
+    "bn_relu_softmax",
+    "cross_entropy",
+    "log_softmax",
+    "relu",
+    "sigmoid",
+    "softmax",
+    "softmax_dropout",
+    "swish",
+]

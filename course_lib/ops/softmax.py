@@ -21,7 +21,7 @@ def _register(operation, on_cpu, backward_on_cpu):
         require_floating_point(name, x.dtype)
         if dim == -1:
             return operation.forward(x)
-        return _along(operation.forward, dim, x)
+        return along(operation.forward, dim, x)
 
     def fake(x, dim, dtype):
         _wrapped(dim, x.dim())
@@ -43,7 +43,7 @@ def _register(operation, on_cpu, backward_on_cpu):
         if dim == -1:
             dx = operation.backward(grad_output, y)
         else:
-            dx = _along(operation.backward, dim, grad_output, y)
+            dx = along(operation.backward, dim, grad_output, y)
         return dx if dx.dtype is input_dtype else dx.to(input_dtype)
 
     def by_torch(grad_output, y, dim, input_dtype):
@@ -91,7 +91,7 @@ def _wrapped(dim, n_dims):
     return dim % n
 
 
-def _along(launcher, dim, *tensors):
+def along(launcher, dim, *tensors):
     """`launcher`, which works along the last axis, along axis `dim`; the result contiguous.
 
     Where `dim` isn't the last axis, that takes a copy of each tensor and one of the result, so
