@@ -21,6 +21,8 @@ by the error the PTX manual allows, stated with each.
 ======================================= ===============================================
 """
 
+import math
+
 import numpy as np
 
 from course_lib import simulator
@@ -171,17 +173,17 @@ def block_max(value, scratch):
 def online_add(m, s, x):
     """The pair of the numbers behind (m, s) and of `x`: one step of the online pass."""
     if x > m:
-        return x, s * fast_exp(m - x) + np.float32(1) + (x - x)  # x - x: 0, or NaN for +inf
+        return x, s * math.exp(m - x) + np.float32(1) + (x - x)  # x - x: 0, or NaN for +inf
     # Equal maxima need no correction, and -inf - -inf would be NaN.
-    return m, s + (fast_exp(x - m) if x != LOWEST else np.float32(0))
+    return m, s + (math.exp(x - m) if x != LOWEST else np.float32(0))
 
 
 @cuda.jit(device=True)
 def online_merge(m1, s1, m2, s2):
     """The pair of the numbers behind both pairs. Associative up to rounding, and commutative."""
     m = max(m1, m2)
-    first = s1 if m1 == m else s1 * fast_exp(m1 - m)
-    second = s2 if m2 == m else s2 * fast_exp(m2 - m)
+    first = s1 if m1 == m else s1 * math.exp(m1 - m)
+    second = s2 if m2 == m else s2 * math.exp(m2 - m)
     return m, first + second
 
 

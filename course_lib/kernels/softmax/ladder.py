@@ -4,6 +4,8 @@ All take x and y flat, rows of `n_cols` one after another. `naive` has a thread 
 others a block of BLOCK_SIZE threads.
 """
 
+import math
+
 import numpy as np
 
 from course_lib import cuda
@@ -12,13 +14,14 @@ from course_lib.runtime.intrinsics import (
     block_max,
     block_online,
     block_sum,
-    fast_exp,
     load,
     online_add,
+    online_merge,
     store,
 )
 
 BLOCK_SIZE = 256
+CHUNK = 16
 ZERO = np.float32(0)
 
 
@@ -26,7 +29,7 @@ ZERO = np.float32(0)
 def careful_add(total, lost, number):
     """(total, lost) with `number` added; `lost` is what rounding took so far (Kahan, 1965).
 
-    One thread that adds up a long row would lose a digit or two; threads that share it do not.
+    A thread that adds up thousands of numbers would lose a digit or two without.
     """
     number -= lost
     after = total + number
@@ -72,11 +75,11 @@ def forward_kernels(formulas):
             for i in range(start, start + n_cols):
                 m = max(m, load(x, i))
             for i in range(start, start + n_cols):
-                total, lost = careful_add(total, lost, fast_exp(load(x, i) - m))
+                total, lost = careful_add(total, lost, math.exp(load(x, i) - m))
             factor = row_factor(total)
             for i in range(start, start + n_cols):
                 difference = load(x, i) - m
-                store(y, i, finish(keep(difference, fast_exp(difference)), factor))
+                store(y, i, finish(keep(difference, math.exp(difference)), factor))
 
     @cuda.jit
     def shared_kernel(x, y, n_cols):
@@ -88,15 +91,15 @@ def forward_kernels(formulas):
             largest = max(largest, load(x, start + col))
         partial[tid] = largest
         m = tree_max(partial, tid)
-        total = ZERO
+        total, lost = ZERO, ZERO
         for col in range(tid, n_cols, BLOCK_SIZE):
-            total += fast_exp(load(x, start + col) - m)
+            total, lost = careful_add(total, lost, math.exp(load(x, start + col) - m))
         cuda.syncthreads()  # every thread must have read the maximum
         partial[tid] = total
         factor = row_factor(tree_sum(partial, tid))
         for col in range(tid, n_cols, BLOCK_SIZE):
             difference = load(x, start + col) - m
-            store(y, start + col, finish(keep(difference, fast_exp(difference)), factor))
+            store(y, start + col, finish(keep(difference, math.exp(difference)), factor))
 
     @cuda.jit
     def warp_kernel(x, y, n_cols):
@@ -107,13 +110,13 @@ def forward_kernels(formulas):
         for col in range(tid, n_cols, BLOCK_SIZE):
             m = max(m, load(x, start + col))
         m = block_max(m, scratch)
-        total = ZERO
+        total, lost = ZERO, ZERO
         for col in range(tid, n_cols, BLOCK_SIZE):
-            total += fast_exp(load(x, start + col) - m)
+            total, lost = careful_add(total, lost, math.exp(load(x, start + col) - m))
         factor = row_factor(block_sum(total, scratch))
         for col in range(tid, n_cols, BLOCK_SIZE):
             difference = load(x, start + col) - m
-            store(y, start + col, finish(keep(difference, fast_exp(difference)), factor))
+            store(y, start + col, finish(keep(difference, math.exp(difference)), factor))
 
     @cuda.jit
     def online_kernel(x, y, n_cols):
@@ -122,13 +125,17 @@ def forward_kernels(formulas):
         tid = cuda.threadIdx.x
         start = cuda.blockIdx.x * n_cols
         m, s = LOWEST, ZERO
-        for col in range(tid, n_cols, BLOCK_SIZE):
-            m, s = online_add(m, s, load(x, start + col))
+        for begin in range(tid, n_cols, BLOCK_SIZE * CHUNK):
+            # A pair for each chunk: few roundings in it, and few when the pairs are merged.
+            chunk_m, chunk_s = LOWEST, ZERO
+            for col in range(begin, min(begin + BLOCK_SIZE * CHUNK, n_cols), BLOCK_SIZE):
+                chunk_m, chunk_s = online_add(chunk_m, chunk_s, load(x, start + col))
+            m, s = online_merge(m, s, chunk_m, chunk_s)
         m, s = block_online(m, s, scratch_m, scratch_s)
         factor = row_factor(s)
         for col in range(tid, n_cols, BLOCK_SIZE):
             difference = load(x, start + col) - m
-            store(y, start + col, finish(keep(difference, fast_exp(difference)), factor))
+            store(y, start + col, finish(keep(difference, math.exp(difference)), factor))
 
     return {
         "naive": naive_kernel,
@@ -158,9 +165,9 @@ def backward_kernels(formulas):
         partial = cuda.shared.array(BLOCK_SIZE, np.float32)
         tid = cuda.threadIdx.x
         start = cuda.blockIdx.x * n_cols
-        total = ZERO
+        total, lost = ZERO, ZERO
         for i in range(start + tid, start + n_cols, BLOCK_SIZE):
-            total += term(load(dy, i), load(y, i))
+            total, lost = careful_add(total, lost, term(load(dy, i), load(y, i)))
         partial[tid] = total
         total = tree_sum(partial, tid)
         for i in range(start + tid, start + n_cols, BLOCK_SIZE):
@@ -171,9 +178,9 @@ def backward_kernels(formulas):
         scratch = cuda.shared.array(32, np.float32)
         tid = cuda.threadIdx.x
         start = cuda.blockIdx.x * n_cols
-        total = ZERO
+        total, lost = ZERO, ZERO
         for i in range(start + tid, start + n_cols, BLOCK_SIZE):
-            total += term(load(dy, i), load(y, i))
+            total, lost = careful_add(total, lost, term(load(dy, i), load(y, i)))
         total = block_sum(total, scratch)
         for i in range(start + tid, start + n_cols, BLOCK_SIZE):
             store(dx, i, gradient(load(dy, i), load(y, i), total))

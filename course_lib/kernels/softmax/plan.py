@@ -12,7 +12,7 @@ TEAM_SLOTS = 4
 TEAM_BLOCK = 128  # threads of a block that several rows share
 FEW_THREADS = 128  # threads per row up to which fewer slots beat fewer threads
 #: Threads whose registers fit one multiprocessor, by the number of arrays held.
-MOST_THREADS = {1: 1024, 2: 640}
+MOST_THREADS = {1: 1024, 2: 608}
 #: Elements of a row that fit the registers of one block, by the number of arrays held.
 ROW_LIMIT = {n_arrays: threads * MOST_VALUES for n_arrays, threads in MOST_THREADS.items()}
 MOST_PART_BITS = 3  # log2 of the blocks of a cluster

@@ -7,8 +7,9 @@ each operation and each number of slots, so that its loops are unrolled and ever
 from collections import namedtuple
 
 from course_lib import cuda
+from course_lib.kernels.softmax.formulas import exponential
 from course_lib.kernels.softmax.rows import ZERO
-from course_lib.runtime.intrinsics import LOWEST, fast_exp
+from course_lib.runtime.intrinsics import LOWEST
 
 #: largest(values, width) -> m; exponentials(values, width, m) -> their sum, leaving what
 #: finish(values, width, factor) makes y of.
@@ -36,9 +37,9 @@ def forward_steps(formulas, n_slots):
         for u in range(n_slots):
             for k in range(width):
                 difference = values[u, k] - m
-                exponential = fast_exp(difference)
-                total += exponential
-                values[u, k] = keep(difference, exponential)
+                e = exponential(difference, width)
+                total += e
+                values[u, k] = keep(difference, e)
         return total
 
     @cuda.jit(device=True)
@@ -63,11 +64,11 @@ def online_step(n_slots):
             for k in range(width):
                 largest = max(largest, values[u, k])
         pivot = largest if largest > LOWEST else ZERO  # -inf - -inf would be NaN
-        s *= fast_exp(m - pivot)
+        added = ZERO  # by itself, so that the long sum rounds but once for all of them
         for u in range(n_slots):
             for k in range(width):
-                s += fast_exp(values[u, k] - pivot)
-        return largest, s
+                added += exponential(values[u, k] - pivot, width)
+        return largest, s * exponential(m - pivot, width) + added
 
     return add_online
 
