@@ -3,8 +3,9 @@
 logits are (n_rows, n_classes), float32, float16 or bfloat16, computed with in float32. With `s`
 bytes an element the forward pass must move n_rows·n_classes·s bytes (read the logits), the
 backward pass twice as many (read them again, write dlogits); between the two, 16 bytes a row are
-kept. Eager PyTorch writes log-softmax and reads it twice more. An exponential for each element in
-each direction; memory is the limit.
+kept. That makes three arrays of logits' size in all. Eager PyTorch moves at least six: it writes
+log-softmax and reads it again, and so it does with that one's gradient, which is 0 but for one
+element a row. An exponential for each element in each direction; memory is the limit.
 
 ============ ===================================== ============================================
 rung         forward                               backward
@@ -192,6 +193,8 @@ def backward(
         )
     if n_rows == 0:
         return dlogits
+    if arrays.address_of(dlogits) == arrays.address_of(logits):
+        raise arrays.ArrayError("out must not be logits: threads read them while others write out")
     kind, numbers = _numbers(kind, n_classes, ignore_index, label_smoothing)
     dloss, stats, logits, target, weight = _contiguous(dloss, stats, logits, target, weight)
     operands = (
