@@ -55,7 +55,7 @@ MOST_THREADS = {
     ("forward", True): (512, 1024),
     ("forward", False): (512, 1024),
     ("backward", True): (384, 1024),
-    ("backward", False): (384, 768),
+    ("backward", False): (384, 640),
 }
 TEAM_BLOCK_SIZE = 256  # threads of a block that several rows share
 ENOUGH_THREADS = 132 * 1024  # keep the largest chip of today busy
