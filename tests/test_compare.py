@@ -30,7 +30,8 @@ def shape_for(name):
 
 
 def test_every_ladder_can_be_compared():
-    ladders = {*activation.OPERATIONS, *softmax.OPERATIONS, "cross_entropy", "global_avg_pool"}
+    fused = {"cross_entropy", "softmax_dropout", "bn_relu_softmax"}
+    ladders = {*activation.OPERATIONS, *softmax.OPERATIONS, *fused, "global_avg_pool"}
     assert set(OPERATIONS) == ladders
 
 
@@ -65,7 +66,8 @@ def test_odd_shapes(shape, direction):
     for name in ("softmax", "log_softmax", "relu"):
         assert compare.compare(name, shape, direction=direction).right
     if len(shape) == 2 and shape[1]:
-        assert compare.compare("cross_entropy", shape, direction=direction).right
+        for name in ("cross_entropy", "softmax_dropout", "bn_relu_softmax"):
+            assert compare.compare(name, shape, direction=direction).right, name
 
 
 def test_rows_without_a_class_are_refused_like_any_bad_shape():

@@ -1,0 +1,172 @@
+"""Operations that are one kernel here and a chain of operators in PyTorch."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from course_lib import reference
+from course_lib.compare.passes import Operation, Pass, gradient, largest
+from course_lib.kernels import bn_relu_softmax, cross_entropy, softmax_dropout
+
+DROPPED, SEED = 0.1, 2011  # of softmax_dropout: the probability, and the mask's seed
+
+
+def cross_entropy_operation():
+    """With class indices, and a loss for each row: no sum hides an error."""
+    options = {"reduction": "none"}
+
+    def forward_inputs(x):
+        generator = torch.Generator().manual_seed(x.numel() + 2)
+        target = torch.randint(max(1, x.shape[1]), x.shape[:1], generator=generator)
+        return {"logits": x, "target": target.to(x.device)}
+
+    def backward_inputs(x):
+        inputs = forward_inputs(x)
+        return {"dloss": gradient(x.new_empty(x.shape[0]))} | inputs
+
+    def ours_backward(dloss, logits, target, *, variant):
+        _, stats, normaliser = cross_entropy.forward(logits, target, variant=variant, **options)
+        return cross_entropy.backward(
+            dloss, logits, target, stats, normaliser, variant=variant, **options
+        )
+
+    def peer_backward(dloss, logits, target):
+        logits = logits.detach().requires_grad_()
+        loss = F.cross_entropy(logits, target, **options)
+        return torch.autograd.grad(loss, logits, dloss)[0]
+
+    def truth_backward(dloss, logits, target):
+        return reference.cross_entropy_backward(dloss, logits, target.astype(int), **options)
+
+    return Operation(
+        forward=Pass(
+            tuple(cross_entropy.VARIANTS),
+            lambda shape: cross_entropy.DEFAULT,
+            inputs=forward_inputs,
+            ours=lambda *inputs, variant: cross_entropy.forward(
+                *inputs, variant=variant, **options
+            )[0],
+            peer=lambda logits, target: F.cross_entropy(logits, target, **options),
+            truth=lambda logits, target: reference.cross_entropy(
+                logits, target.astype(int), **options
+            ),
+            scale=lambda truth, logits, target: largest(logits)[:, 0],
+            scale_in_words="the row's largest |logit|",
+        ),
+        backward=Pass(
+            tuple(cross_entropy.BACKWARD_VARIANTS),
+            lambda shape: cross_entropy.DEFAULT,
+            inputs=backward_inputs,
+            ours=ours_backward,
+            peer=peer_backward,
+            truth=truth_backward,
+            scale=lambda truth, dloss, logits, target: np.abs(dloss)[:, None],
+            scale_in_words="the row's |dloss|",
+        ),
+        dtypes=cross_entropy.DTYPES,
+        n_dims=2,
+        layout="logits, rows x classes",
+    )
+
+
+def softmax_dropout_operation():
+    """With the mask that the reference's own generator gives: one that is wrong shows at once."""
+
+    def keep(x):
+        mask = reference.dropout_mask(tuple(x.shape), DROPPED, SEED, 0)
+        return torch.from_numpy(mask).to(x.device)
+
+    def drop(y, keep):
+        return y * keep / (1 - DROPPED)
+
+    def ours(x, keep, *, variant):
+        return softmax_dropout.forward(x, DROPPED, SEED, 0, variant=variant)[0]
+
+    def ours_backward(dz, x, keep, *, variant):
+        _, stats = softmax_dropout.forward(x, DROPPED, SEED, 0)
+        return softmax_dropout.backward(dz, x, stats, DROPPED, SEED, 0, variant=variant)
+
+    def peer_backward(dz, x, keep):
+        y = torch.softmax(x, -1)
+        return torch.ops.aten._softmax_backward_data(drop(dz, keep), y, -1, x.dtype)
+
+    return Operation(
+        forward=Pass(
+            tuple(softmax_dropout.VARIANTS),
+            lambda shape: softmax_dropout.DEFAULT,
+            inputs=lambda x: {"x": x, "keep": keep(x)},
+            ours=ours,
+            peer=lambda x, keep: drop(torch.softmax(x, -1), keep),
+            truth=lambda x, keep: drop(reference.softmax(x), keep),
+            scale_in_words="the row's largest |z|",
+        ),
+        backward=Pass(
+            tuple(softmax_dropout.BACKWARD_VARIANTS),
+            lambda shape: softmax_dropout.DEFAULT,
+            inputs=lambda x: {"dz": gradient(x), "x": x, "keep": keep(x)},
+            ours=ours_backward,
+            peer=peer_backward,
+            truth=lambda dz, x, keep: reference.softmax_backward(
+                drop(dz, keep), reference.softmax(x)
+            ),
+            scale=lambda truth, dz, x, keep: largest(reference.softmax(x)) * largest(dz),
+            scale_in_words="the row's largest |y| · largest |dz|, y before dropout",
+        ),
+        dtypes=softmax_dropout.DTYPES,
+        layout="any shape, and works along its last axis",
+    )
+
+
+def bn_relu_softmax_operation():
+    """Inference statistics, float32; of the gradients, dx."""
+
+    def statistics(x):
+        """mean, var, weight, bias of the features of x, always the same; as x's kind of array."""
+        generator = torch.Generator().manual_seed(x.shape[1])
+        mean, weight, bias = (torch.randn(x.shape[1], generator=generator) for _ in range(3))
+        found = mean, torch.rand(x.shape[1], generator=generator) + 0.5, weight, bias
+        if isinstance(x, torch.Tensor):
+            return [one.to(x.device) for one in found]
+        return [one.double().numpy() for one in found]
+
+    def peer(x):
+        mean, var, weight, bias = statistics(x)
+        return torch.softmax(torch.relu(F.batch_norm(x, mean, var, weight, bias)), -1)
+
+    def peer_backward(dy, y, x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(peer(x), x, dy)[0]
+
+    def steepness(truth, dy, y, x):
+        _, var, weight, _ = statistics(x)
+        return largest(y) * largest(dy) * np.abs(weight / np.sqrt(var))
+
+    return Operation(
+        forward=Pass(
+            tuple(bn_relu_softmax.VARIANTS),
+            lambda shape: bn_relu_softmax.DEFAULT,
+            inputs=lambda x: {"x": x},
+            ours=lambda x, *, variant: bn_relu_softmax.forward(
+                x, *statistics(x), variant=variant
+            ),
+            peer=peer,
+            truth=lambda x: reference.bn_relu_softmax(x, *statistics(x)),
+        ),
+        backward=Pass(
+            tuple(bn_relu_softmax.BACKWARD_VARIANTS),
+            lambda shape: bn_relu_softmax.DEFAULT,
+            inputs=lambda x: {"dy": gradient(x), "y": peer(x), "x": x},
+            ours=lambda *inputs, variant: bn_relu_softmax.backward(
+                *inputs, *statistics(inputs[-1]), variant=variant
+            )[0],
+            peer=peer_backward,
+            truth=lambda dy, y, x: reference.bn_relu_softmax_backward(
+                dy, y, x, *statistics(x)
+            )[0],
+            scale=steepness,
+            scale_in_words="the row's largest |y| · largest |dy|, times |weight| / √var",
+        ),
+        dtypes=bn_relu_softmax.DTYPES,
+        n_dims=2,
+        layout="rows x features",
+    )
