@@ -11,7 +11,8 @@ implementation for each kind of tensor:
 PyTorch's dispatcher takes longer to call an operator written in Python than a GPU takes for a small
 one. It is there for those who want a say in the call: torch.compile, vmap, autocast, modes,
 subclasses of Tensor. Where there is nobody of them, `Operator.__call__` calls the implementation
-itself, and records the same node for autograd. What it costs either way: notebook 04.
+itself, and records the same node for autograd. (A profiler then shows the kernel alone, without an
+operator around it.) What it costs either way: notebook 04.
 """
 
 import os
@@ -23,6 +24,7 @@ from torch.compiler import is_dynamo_compiling
 from course_lib.runtime.device import SIMULATOR_VARIABLE
 
 _C = torch._C
+_dispatch_keys = _C._dispatch_keys
 _library = torch.library.Library("course_lib", "DEF")
 _simulate_on_cpu = os.environ.get(SIMULATOR_VARIABLE) == "1"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -71,7 +73,7 @@ class Operator:
     title     what its node in the graph is called
     autocast  {device type: function of the inputs that returns those to compute with instead}
     vmap      vmap(info, in_dims, *inputs) as `torch.library.register_vmap` takes it; without it
-              torch.vmap refuses the operator
+              torch.vmap calls the operator for one sample after another, and warns
     tags      of `torch.Tag`
     """
 
@@ -86,7 +88,7 @@ class Operator:
         torch.library.register_fake(f"course_lib::{name}", fake, lib=_library)
         self.overload = getattr(torch.ops.course_lib, name).default
         arguments = self.overload._schema.arguments
-        self.n_tensors = sum("Tensor" in str(argument.type) for argument in arguments)
+        self.tensors = slice(sum("Tensor" in str(argument.type) for argument in arguments))
         self._function = _autograd_function(title, save, gradient or self._refuse)
         # Function.apply sees to functorch; where `dispatcher_is_idle` there is none.
         self._record = super(torch.autograd.Function, self._function).apply
@@ -100,8 +102,8 @@ class Operator:
         if not dispatcher_is_idle():
             return self.overload(*inputs)
         records = False
-        for x in inputs[: self.n_tensors]:
-            if type(x) in _PLAIN_TYPES and _C._dispatch_keys(x) == _direct_keys:
+        for x in inputs[self.tensors]:
+            if type(x) in _PLAIN_TYPES and _dispatch_keys(x) == _direct_keys:
                 records = records or x.requires_grad
             elif x is not None:
                 return self.overload(*inputs)
