@@ -137,6 +137,13 @@ def bn_relu_softmax_operation():
         x = x.detach().requires_grad_()
         return torch.autograd.grad(peer(x), x, dy)[0]
 
+    def conditioned(truth, x):
+        # What softmax is taken of is rounded before the exponential: relative errors of y grow
+        # with it.
+        mean, var, weight, bias = statistics(x)
+        z = (x - mean) / np.sqrt(var) * weight + bias
+        return largest(truth) * np.maximum(1.0, largest(z))
+
     def steepness(truth, dy, y, x):
         _, var, weight, _ = statistics(x)
         return largest(y) * largest(dy) * np.abs(weight / np.sqrt(var))
@@ -151,6 +158,8 @@ def bn_relu_softmax_operation():
             ),
             peer=peer,
             truth=lambda x: reference.bn_relu_softmax(x, *statistics(x)),
+            scale=conditioned,
+            scale_in_words="the row's largest |y| · largest |normalised x|, if above 1",
         ),
         backward=Pass(
             tuple(bn_relu_softmax.BACKWARD_VARIANTS),
