@@ -126,7 +126,7 @@ def test_no_record_is_older_than_its_kernel():
 def test_records_say_how_they_were_made():
     for found, _ in recorded_kernels():
         assert found["command"].startswith(
-            ("python -m course_lib bench ", "python -m course_lib.benchmarks.tracer "))
+            ("python -m course_lib bench ", "python -m course_lib.benchmarks."))
         assert found["commit"] not in ("", "unknown") and not found["commit"].endswith("+")
         assert {"torch", "numba", "numba-cuda", "python"} <= found["versions"].keys()
 

@@ -62,7 +62,7 @@ NAMES = {
     "warp": "forward_kernels::warp_kernel[abi:v3](Array<float, 1, C>)",
     "online": "forward_kernels::online_kernel[abi:v4](Array<float, 1, C>)",
     "registers": "forward_kernels::block_kernel[abi:v5](Array<float, 1, C>)",
-    "split": "forward_kernel::cluster_kernel[abi:v6](Array<float, 1, C>)",
+    "split": "forward_kernel::split_kernel[abi:v6](Array<float, 1, C>)",
     "PyTorch eager": "void at::native::cunn_SoftMaxForwardSmem<4, float, float>(float *)",
 }
 
@@ -93,7 +93,8 @@ def test_profile_is_read(tmp_path):
     assert online["load_sectors_per_request"] == 1
     assert online["gbps"] == pytest.approx(2 * 4 * 8192 * 4096 / 4e3)
     assert "online" in profile_softmax.table(rows)
-    assert profile_softmax.record(rows)["name"] == "softmax.profile"
+    record = profile_softmax.record(rows)
+    assert record["kernel_hash"] == lesson_04.kernel_hashes()[record["name"]]
 
 
 def test_profile_in_other_units(tmp_path):

@@ -54,10 +54,27 @@ def test_times_begin_at_zero():
     assert bars(figure)[1].get_hatch() and not bars(figure)[0].get_hatch()
 
 
+def test_a_difference_below_zero_is_shown():
+    rows = [{"label": "a", "microseconds": -0.1}, {"label": "b", "microseconds": 2.0}]
+    assert plot.times(rows).axes[0].get_xlim()[0] < -0.1
+
+
+def test_tables_write_every_number():
+    figure = plot.tables([np.array([[1.0, -0.25]]), np.zeros((1, 2))], ["a", "b"])
+    assert figure.alt == "a: 1.00 -0.25; b: 0.00 0.00"
+    assert [text.get_text() for text in figure.axes[0].texts] == ["1.00", "-0.25"]
+
+
+def test_thread_map_of_teams():
+    figure = plot.thread_map(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1]), group="team")
+    assert "by the team" in figure.alt
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["team 0", "team 1"]
+
+
 def test_shared_row_merges():
     figure = plot.shared_row([(1.0, 2.0), (3.0, 4.0)])
     total = 2 * np.exp(-2) + 4
-    assert "They exchange these: 3." in figure.alt and f"{total:.3g}" in figure.alt
+    assert f"to maximum 3 and sum {total:.3g}" in figure.alt
 
 
 def test_roofline_labels_do_not_overlap():
@@ -81,7 +98,9 @@ def test_roofline_labels_do_not_overlap():
         (lambda: plot.stalls([], {"a": ["a"]}), "needs rows"),
         (lambda: plot.stalls(ROWS, {}), "one to 6 reasons"),
         (lambda: plot.times([]), "at least one row"),
-        (lambda: plot.times([{"label": "a", "microseconds": -1}]), "no negative time"),
+        (lambda: plot.tables([], []), "tables needs"),
+        (lambda: plot.tables([np.eye(2), np.eye(3)], ["a", "b"]), "of one shape"),
+        (lambda: plot.tables([np.eye(2)], []), "1 tables but 0 titles"),
         (lambda: plot.times([{"label": "a", "kind": "b", "microseconds": 1}]), "'ours' and 'peer'"),
         (lambda: plot.shared_row([(1, 1)]), "two to eight parts"),
     ],

@@ -6,8 +6,8 @@ import time
 import numpy as np
 
 from course_lib import bench, cuda
+from course_lib.benchmarks import profile_softmax
 from course_lib.kernels.softmax import softmax
-from course_lib.runtime.fingerprint import fingerprint
 from course_lib.runtime.intrinsics import block_max, block_sum, load_vector, store_vector
 from course_lib.runtime.launch import launch
 
@@ -57,9 +57,7 @@ def latency(*, n_steps=20_000, rounds=30):
         _row(label, timing) | {"nanoseconds": round(timing.microseconds * 1e3 / n_steps, 1)}
         for label, timing in timings.items()
     ]
-    return bench.host_record(
-        "lesson_04.latency", (n_steps,), "int32", rows, fingerprint(chase_kernel), COMMAND
-    )
+    return _host_record("lesson_04.latency", (n_steps,), "int32", rows)
 
 
 # ---- in flight: bandwidth of kernels that keep a known number of loads under way -----------------
@@ -146,10 +144,8 @@ def in_flight(*, n=2**27, rounds=30):
         | facts[label]
         for label, timing in timings.items()
     ]
-    return bench.host_record(
-        "lesson_04.in_flight", (n,), "float32", rows,
-        bench.kernel_hash((narrow_reader_kernel, *READERS.values())), COMMAND,
-    ) | {"multiprocessors": n_chips}  # fmt: skip
+    record = _host_record("lesson_04.in_flight", (n,), "float32", rows)
+    return record | {"multiprocessors": n_chips}
 
 
 # ---- steps: from the online rung to the last, one change at a time; rows of 4,096 ----------------
@@ -212,8 +208,7 @@ def steps(*, n_rows=8192, rounds=30):
         "held in registers, 16 bytes": held(held_wide_kernel),
         "registers, as in the library": _rung("registers"),
     }
-    kernels = (held_narrow_kernel, held_wide_kernel)
-    return _softmax_record("lesson_04.steps", (n_rows, n_cols), candidates, kernels, rounds)
+    return _softmax_record("lesson_04.steps", (n_rows, n_cols), candidates, rounds)
 
 
 # ---- teams: short rows, and the size of the team that takes one ----------------------------------
@@ -258,14 +253,14 @@ def teams(*, shape=(2**19, 64), rounds=30):
     candidates = {"a block of 256 threads (warp)": _rung("warp")}
     candidates |= {f"a team of {team} lanes": team_of(team) for team in (32, 16, 8)}
     candidates["registers, as in the library"] = _rung("registers")
-    return _softmax_record("lesson_04.teams", shape, candidates, (teams_kernel,), rounds)
+    return _softmax_record("lesson_04.teams", shape, candidates, rounds)
 
 
 def _rung(variant):
     return lambda x, y: softmax.forward(x, variant=variant, out=y)
 
 
-def _softmax_record(name, shape, candidates, kernels, rounds):
+def _softmax_record(name, shape, candidates, rounds):
     import torch
 
     n_bytes = 2 * 4 * math.prod(shape)
@@ -286,8 +281,7 @@ def _softmax_record(name, shape, candidates, kernels, rounds):
     timings = bench.device_times(calls | copies, calls=max(5, sets), rounds=rounds)
     copy = timings.pop("copy")
     rows = [bench.row(label, "ours", timing, n_bytes, copy) for label, timing in timings.items()]
-    rungs = [kernel for rung in softmax.VARIANTS.values() for kernel in rung]
-    digest = bench.kernel_hash((*kernels, *rungs))
+    digest = kernel_hashes()[name]
     return bench.make_record(name, shape, "float32", n_bytes, copy, rows, digest, COMMAND)
 
 
@@ -326,8 +320,7 @@ def graphs(*, shape=(128, 200), calls=100, rounds=30):
         _row(label, bench.Timing.of(found)) | {"kind": kinds[label]}
         for label, found in samples.items()
     ]
-    digest = bench.kernel_hash([kernel for rung in softmax.VARIANTS.values() for kernel in rung])
-    return bench.host_record("lesson_04.graphs", shape, "float32", rows, digest, COMMAND)
+    return _host_record("lesson_04.graphs", shape, "float32", rows)
 
 
 def _captured(body, calls):
@@ -353,6 +346,24 @@ def _row(label, timing):
         "microseconds": round(timing.microseconds, 3),
         "quartiles": [round(q, 3) for q in timing.quartiles],
     }
+
+
+def _host_record(name, shape, dtype, rows):
+    return bench.host_record(name, shape, dtype, rows, kernel_hashes()[name], COMMAND)
+
+
+def kernel_hashes():
+    """{name of a record: hash of the kernels measured}, the profiler's record among them."""
+    rungs = [kernel for rung in softmax.VARIANTS.values() for kernel in rung]
+    measured = {
+        "lesson_04.latency": [chase_kernel],
+        "lesson_04.in_flight": [narrow_reader_kernel, *READERS.values()],
+        "lesson_04.steps": [held_narrow_kernel, held_wide_kernel, *rungs],
+        "lesson_04.teams": [teams_kernel, *rungs],
+        "lesson_04.graphs": softmax.VARIANTS["registers"],
+        profile_softmax.NAME: rungs,
+    }
+    return {name: bench.kernel_hash(kernels) for name, kernels in measured.items()}
 
 
 def run(*, rounds=30, progress=lambda cases: cases):

@@ -25,7 +25,7 @@ from course_lib import bench, cuda
 from course_lib.kernels.softmax import softmax
 from course_lib.runtime import device
 
-SHAPE = (8192, 4096)
+NAME, SHAPE = "softmax.profile", (8192, 4096)
 COMMAND = "python -m course_lib.benchmarks.profile_softmax --read ncu.csv --record"
 PEER, PEER_KERNEL = "PyTorch eager", r"cunn_SoftMax|softmax_warp_forward"
 _GLOBAL = "l1tex__t_{what}_pipe_lsu_mem_global_op_{op}.sum"
@@ -145,7 +145,7 @@ def _derived(row):
 def record(rows):
     """The record "softmax.profile"."""
     digest = bench.kernel_hash([kernel for rung in softmax.VARIANTS.values() for kernel in rung])
-    return bench.host_record("softmax.profile", SHAPE, "float32", rows, digest, COMMAND)
+    return bench.host_record(NAME, SHAPE, "float32", rows, digest, COMMAND)
 
 
 def table(rows):

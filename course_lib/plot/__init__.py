@@ -9,7 +9,7 @@ what colour says is also said by lightness, by hatching or by a number.
 
 from .access import access_map, bank_map
 from .basic import curves, images
-from .limit import in_flight, loads_in_time, shared_row, stalls, times
+from .limit import in_flight, loads_in_time, shared_row, stalls, tables, times
 from .memory import access_order, tensor_layout, thread_map
 from .picture import Picture
 from .reduction import histograms, interleaving, run_to_run, tree
@@ -38,6 +38,7 @@ __all__ = [
     "shared_row",
     "stalls",
     "sweep",
+    "tables",
     "tensor_layout",
     "thread_map",
     "timeline",

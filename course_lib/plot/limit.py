@@ -1,6 +1,7 @@
 """Pictures of a kernel at the limit: loads in flight, why warps wait, blocks that share a row."""
 
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
@@ -11,6 +12,7 @@ WAIT, WORK = "#cfe3f5", "#1f5f99"
 MARKS = (
     ("o", PAPER), ("s", "#cfe3f5"), ("^", "#6ba3d0"), ("D", OURS), ("v", INK),
 )  # fmt: skip
+SIZES = LinearSegmentedColormap.from_list("sizes", [PAPER, "#6ba3d0", "#0f3557"])
 HATCHES = ("", "///", "...", "\\\\\\", "xx", "")
 SHADES = (OURS, "#f3c581", "#cfe3f5", "#e7b0a8", "#d7d9dc", PAPER)
 
@@ -156,7 +158,7 @@ def stalls(rows, reasons, *, title="", device="", date="", alt=None):
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel("cycles between two instructions of a warp")
     axes.set_title(title, loc="left", fontweight="bold")
-    figure.legend(loc="outside lower center", ncols=len(reasons), frameon=False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     caption(axes, device, date)
     return figure
 
@@ -166,16 +168,16 @@ def times(rows, *, xlabel="time (µs)", title="", device="", date="", alt=None):
 
     Args:
         rows: list of dicts with `label`, `microseconds` and, where known, `kind` (`"ours"` or
-            `"peer"`).
+            `"peer"`). What is the difference of two measurements may fall below 0 by chance.
         xlabel: what is measured, with its unit.
         title, device, date, alt: as in `ladder`.
 
     Raises:
-        ValueError: no rows, a negative time, or an unknown kind.
+        ValueError: no rows, or an unknown kind.
     """
     rows = list(rows)
-    if not rows or min(row["microseconds"] for row in rows) < 0:
-        raise ValueError("times needs at least one row, and no negative time")
+    if not rows:
+        raise ValueError("times needs at least one row")
     if unknown := {row.get("kind", "ours") for row in rows} - {"ours", "peer"}:
         raise ValueError(f"kinds are 'ours' and 'peer' only, not {sorted(unknown)}")
     alt = alt or f"{xlabel}: " + ", ".join(f"{r['label']} {r['microseconds']:.3g}" for r in rows)
@@ -186,12 +188,56 @@ def times(rows, *, xlabel="time (µs)", title="", device="", date="", alt=None):
         peer = row.get("kind") == "peer"
         axes.barh(place, row["microseconds"], height=0.7, facecolor=PEER if peer else OURS,
                   hatch="///" if peer else None, edgecolor=INK)
-        axes.text(row["microseconds"] + 0.012 * most, place, f"{row['microseconds']:.3g}",
+        axes.text(max(row["microseconds"], 0) + 0.012 * most, place, f"{row['microseconds']:.3g}",
                   va="center")
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
-    axes.set(ylim=(len(rows) - 0.4, -0.6), xlim=(0, 1.12 * most), xlabel=xlabel)
+    least = min(0, *(row["microseconds"] for row in rows))
+    axes.set(ylim=(len(rows) - 0.4, -0.6), xlim=(1.1 * least, 1.12 * most), xlabel=xlabel)
     axes.set_title(title, loc="left", fontweight="bold")
     caption(axes, device, date)
+    return figure
+
+
+def tables(numbers, titles, *, xlabel="column", ylabel="row", title="", alt=None):
+    """Draw small tables of numbers side by side, each cell with its number, dark where it is large.
+
+    Args:
+        numbers: list of arrays `(n_rows, n_cols)` of one shape, 12 columns at most.
+        titles: one heading per table.
+        xlabel, ylabel: what columns and rows are.
+        title: heading of the whole.
+        alt: alternative text; by default the numbers.
+
+    Raises:
+        ValueError: no tables, tables of different or wrong shapes, or as many titles.
+    """
+    numbers = [np.asarray(each, dtype=np.float64) for each in numbers]
+    shapes = {each.shape for each in numbers}
+    if len(shapes) != 1 or len(next(iter(shapes))) != 2 or not 0 < next(iter(shapes))[1] <= 12:
+        raise ValueError(f"tables needs arrays (n_rows, 1 to 12) of one shape, not {shapes or ''}")
+    if len(titles) != len(numbers):
+        raise ValueError(f"{len(numbers)} tables but {len(titles)} titles")
+    n_rows, n_cols = numbers[0].shape
+    alt = alt or "; ".join(
+        f"{name}: " + ", ".join(" ".join(f"{x:.2f}" for x in row) for row in each)
+        for name, each in zip(titles, numbers, strict=True)
+    )
+    figure = Picture(0.42 * n_rows + 1.3 + (0.3 if title else 0), alt)
+    panels = figure.subplots(1, len(numbers), squeeze=False)[0]
+    most = max(np.abs(each).max() for each in numbers) or 1.0
+    for axes, each, name in zip(panels, numbers, titles, strict=True):
+        for (row, col), value in np.ndenumerate(each):
+            # The sign is in the number; the shade tells its size.
+            shade = SIZES(abs(value) / most)
+            axes.add_patch(Rectangle((col - 0.5, row - 0.5), 1, 1, facecolor=shade, edgecolor=INK))
+            axes.text(col, row, f"{value:.2f}", ha="center", va="center", fontsize=10,
+                      color=ink_on(shade))
+        axes.set(xlim=(-0.5, n_cols - 0.5), ylim=(n_rows - 0.5, -0.5), xlabel=xlabel,
+                 ylabel=ylabel, xticks=range(n_cols), yticks=range(n_rows))
+        axes.tick_params(length=0)
+        axes.set_title(name, fontsize=11)
+    if title:
+        figure.suptitle(title, fontweight="bold")
     return figure
 
 
@@ -210,27 +256,25 @@ def shared_row(parts, *, title="", alt=None):
     if not 2 <= len(parts) <= 8:
         raise ValueError(f"shared_row draws two to eight parts, not {len(parts)}")
     m = max(part[0] for part in parts)
-    sums = [own * np.exp(largest - m) for largest, own in parts]
+    s = sum(own * np.exp(largest - m) for largest, own in parts)
     alt = alt or f"A row in {len(parts)} parts, a block for each. " + " ".join(
-        f"Block {k} finds maximum {largest:.3g}." for k, (largest, _) in enumerate(parts)
-    ) + f" They exchange these: {m:.3g}. " + " ".join(
-        f"Block {k} finds sum {own:.3g}." for k, own in enumerate(sums)
-    ) + f" They exchange these: {sum(sums):.3g}. Each writes its part."
-    figure = Picture(4.9, alt)
+        f"Block {k} finds maximum {largest:.3g} and sum {own:.3g}."
+        for k, (largest, own) in enumerate(parts)
+    ) + f" Each merges all of them to maximum {m:.3g} and sum {s:.3g}, and writes its part."
+    figure = Picture(4.0, alt)
     axes = figure.subplots()
-    for k, (largest, _) in enumerate(parts):
+    for k, (largest, own) in enumerate(parts):
         shade = ("#cfe3f5", "#f3c581")[k % 2]
-        _box(axes, k, 0, f"block {k}\nholds its part\nlargest: {largest:.3g}", shade)
-        _box(axes, k, 2.5, f"largest of all: {m:.3g}\nown sum: {sums[k]:.3g}", shade)
-        _box(axes, k, 5, f"sum of all: {sum(sums):.3g}\nwrites its part", shade)
-        for y in (0.5, 1.65, 3.0, 4.15):
+        _box(axes, k, 0, f"part {k} of the row\nin device memory", shade)
+        _box(axes, k, 1.5, f"block {k} holds part {k}\nm = {largest:.3g}, s = {own:.3g}", shade)
+        _box(axes, k, 4, f"m = {m:.3g}, s = {s:.3g}\nwrites its part", shade)
+        for y in (0.5, 2.0, 3.15):
             _arrow(axes, (k, y), (k, y + 0.37))
-    for y, what in ((1.25, "maximum"), (3.75, "sum")):
-        axes.add_patch(Rectangle((-0.46, y - 0.37), len(parts) - 0.08, 0.76, facecolor=PAPER,
-                                 edgecolor=INK, linestyle="--"))
-        axes.text((len(parts) - 1) / 2, y, f"a barrier for all blocks of the cluster, then each "
-                  f"reads the others' {what}", ha="center", va="center", fontsize=10)
-    axes.set(xlim=(-0.55, len(parts) - 0.45), ylim=(5.6, -0.55))
+    axes.add_patch(Rectangle((-0.46, 2.39), len(parts) - 0.08, 0.76, facecolor=PAPER,
+                             edgecolor=INK, linestyle="--"))
+    axes.text((len(parts) - 1) / 2, 2.77, "a barrier for all blocks of the cluster; then each "
+              "reads the m and s of the others, and merges", ha="center", va="center", fontsize=10)
+    axes.set(xlim=(-0.55, len(parts) - 0.45), ylim=(4.6, -0.55))
     axes.set_axis_off()
     axes.set_title(title, loc="left", fontweight="bold")
     return figure

@@ -16,7 +16,9 @@ MAX_CELLS = 200_000
 CELLS_PER_LINE = 32  # a strip is broken into lines of one warp each
 
 
-def thread_map(blocks, threads, *, length=None, title="", numbered=None, alt=None):
+def thread_map(
+    blocks, threads, *, length=None, title="", numbered=None, group="block", alt=None
+):
     """Draw which thread handled which element.
 
     Args:
@@ -26,6 +28,7 @@ def thread_map(blocks, threads, *, length=None, title="", numbered=None, alt=Non
         length: 1-D only. Elements from this index on lie past the end of the array: hatched.
         title: heading of the picture.
         numbered: write the thread's number into each cell; by default when it stays legible.
+        group: what `blocks` are called, where they are other teams of threads.
         alt: alternative text; by default a sentence made from the numbers.
 
     Raises:
@@ -52,7 +55,7 @@ def thread_map(blocks, threads, *, length=None, title="", numbered=None, alt=Non
     flat_threads = threads.reshape(n_cells, -1)
     block_of, names, colours = _blocks(blocks.reshape(n_cells, -1))
     alt = alt or (
-        f"{n_cells} elements coloured by the block that handled them ({len(names)} blocks) and "
+        f"{n_cells} elements coloured by the {group} that handled them ({len(names)} {group}s) and "
         f"numbered by thread; {int((block_of < 0).sum())} were handled by nobody."
     )
     side = min((WIDTH_INCHES - 1.0) / columns, 0.5 if strip else 7.0 / rows)
@@ -84,7 +87,8 @@ def thread_map(blocks, threads, *, length=None, title="", numbered=None, alt=Non
         axes.set_ylabel("line starts at" if starts else "")
     else:
         axes.set(xlabel="column (elements)", ylabel="row (elements)")
-    _legend_of_blocks(figure, names, block_of, colours, limit < n_cells)
+    labels = [f"{group} {name}" for name in names]
+    _legend_of_blocks(figure, labels, block_of, colours, limit < n_cells)
     axes.set_title(title, loc="left", fontweight="bold")
     return figure
 
@@ -124,7 +128,7 @@ def _legend_of_blocks(figure, names, block_of, colours, past_end):
         Rectangle((0, 0), 1, 1, facecolor=colours[np.argmax(block_of == number)], edgecolor=INK)
         for number in range(len(names))
     ]
-    labels = [f"block {name}" for name in names]
+    labels = list(names)
     if (block_of < 0).any():
         handles.append(Rectangle((0, 0), 1, 1, facecolor=UNTOUCHED, edgecolor="0.6"))
         labels.append("handled by nobody")
