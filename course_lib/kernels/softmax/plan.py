@@ -11,8 +11,9 @@ TEAM_VALUES = 32  # of all arrays together that a thread of a team holds
 TEAM_SLOTS = 4
 TEAM_BLOCK = 128  # threads of a block that several rows share
 FEW_THREADS = 128  # threads per row up to which fewer slots beat fewer threads
-#: Threads whose registers fit one multiprocessor, by the number of arrays held.
-MOST_THREADS = {1: 1024, 2: 608}
+#: Threads of a block whose registers fit a multiprocessor (a quarter of them each of its four
+#: partitions), by the number of arrays held.
+MOST_THREADS = {1: 1024, 2: 512}
 #: Elements of a row that fit the registers of one block, by the number of arrays held.
 ROW_LIMIT = {n_arrays: threads * MOST_VALUES for n_arrays, threads in MOST_THREADS.items()}
 MOST_PART_BITS = 3  # log2 of the blocks of a cluster
