@@ -126,6 +126,16 @@ def test_an_error_is_measured_against_its_row():
     assert errors.beyond == 3 and errors.scaled == np.inf
 
 
+def test_errors_of_the_smallest_step_are_none():
+    step = 2.0**-24  # of float16
+    errors = Errors(tolerance=1e-3, resolution=step)
+    expected, scale = np.full(3, 1e-7), np.full(3, 1e-6)
+    assert errors.add(expected + [0, step, 2 * step], expected, scale).tolist()[:2] == [0, 0]
+    assert errors.beyond == 1
+    found = compare.compare("softmax", (2, 3), dtype="float16")
+    assert found.resolution == step and found.ours.resolution == step
+
+
 def test_equal_infinities_are_equal_and_nothing_equals_nan():
     errors = Errors(tolerance=1.0)
     expected = np.array([np.inf, -np.inf, np.nan, np.inf])

@@ -3,7 +3,8 @@
 An element is right when it lies within tolerance · scale of the float64 result. The scale is a
 magnitude of the element's own row (`operations.Pass.scale`), because rounding errors grow with the
 terms that a result is made of: softmax's of 50,000 classes are near 1e-5, where an absolute 1e-5
-would let everything pass, and a gradient may be the small difference of large terms.
+would let everything pass, and a gradient may be the small difference of large terms. Half-width
+results that are smaller than their dtype's smallest step are right when they are off by no more.
 """
 
 import contextlib
@@ -65,10 +66,12 @@ def compare(name, shape, *, variant=None, dtype="float32", direction="forward", 
         peer = found.peer(*inputs.values())
         where = f"on the GPU ({torch.cuda.get_device_name()})" if on_gpu else "in the simulator"
     default = "" if variant else ", the default"
+    limits = torch.finfo(ours.dtype)
     result = Comparison(
         f"{name} {direction} of {_times(shape)} {dtype}: variant {chosen}{default}, {where}",
         tolerance,
         found.scale_in_words,
+        resolution=limits.smallest_normal * limits.eps,
     )
     for rows in _parts([*inputs.values(), ours]):
         some = {key: _double(value, rows) for key, value in inputs.items()}

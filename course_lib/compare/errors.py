@@ -11,10 +11,12 @@ class Errors:
 
     absolute  |actual − expected|
     relative  that, divided by |expected|
-    scaled    that, divided by the element's scale: what the tolerance is about
+    scaled    that, divided by the element's scale: what the tolerance is about; 0 for errors up to
+              `resolution`, the smallest step of the dtype, which no kernel can avoid
     """
 
     tolerance: float
+    resolution: float = 0.0
     absolute: float = 0.0
     relative: float = 0.0
     scaled: float = 0.0
@@ -29,7 +31,7 @@ class Errors:
             error = np.where(actual == expected, 0.0, np.abs(actual - expected))
             error[np.isnan(error)] = np.inf
             relative = np.where(error > 0, error / np.abs(expected), 0.0)
-            scaled = np.where(error > 0, error / scale, 0.0)
+            scaled = np.where(error > self.resolution, error / scale, 0.0)
         for ratio in (relative, scaled):  # inf ÷ inf, inf ÷ NaN
             ratio[np.isnan(ratio)] = np.inf
         self.absolute = max(self.absolute, float(error.max(initial=0.0)))
@@ -57,6 +59,7 @@ class Comparison:
     title: str
     tolerance: float
     scale_in_words: str
+    resolution: float = 0.0
     n_elements: int = 0
     ours: Errors = field(init=False)
     peer: Errors = field(init=False)
@@ -65,7 +68,8 @@ class Comparison:
     _worst_error: float = -1.0
 
     def __post_init__(self):
-        self.ours, self.peer, self.apart = (Errors(self.tolerance) for _ in range(3))
+        both = self.tolerance, self.resolution
+        self.ours, self.peer, self.apart = (Errors(*both) for _ in range(3))
 
     @property
     def right(self):
