@@ -1,0 +1,215 @@
+"""Every kernel variant, dtype and direction once at least: what runs under compute-sanitizer.
+
+Shapes are odd, tiny and misaligned on purpose, because that is where a guard is missing, and small,
+because compute-sanitizer is slow. Rows that would have to be long to take a path of their own take
+it here by a chip that is said to have little shared memory.
+"""
+
+import contextlib
+import sys
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SIZES = (1, 3, 127, 1000, 4099)
+IMAGES = (
+    (1, 1, 1, 1), (2, 3, 5, 7), (1, 8, 12, 12), (3, 40, 9, 9), (1, 2, 95, 95), (1, 4, 150, 90),
+)  # fmt: skip
+LOGITS = ((1, 1), (3, 37), (300, 5), (2, 2600), (1, 9001))  # rows and classes
+# Rows and columns: every number of slots per thread, for teams of lanes and for blocks.
+ROWS = (
+    (1, 1), (3, 37), (300, 5), (5, 200), (5, 400), (3, 1000), (3, 1504), (2, 2600), (1, 9001),
+)  # fmt: skip
+SPLIT_COLS = (1000, 1003)  # of rows in parts, on 16-byte boundaries and not
+LONG_ROWS = ((2, 40000), (1, 60000))  # a block's and a cluster's, as the chip would have it
+
+
+def main():
+    """Launch everything on the GPU."""
+    torch.set_default_device("cuda")
+    parts = (
+        activations, pooling, softmax_rows, softmax_parts, softmax_with_dropout,
+        bn_relu_and_softmax, cross_entropies, intrinsics,
+    )  # fmt: skip
+    for part in parts:
+        print(f"{sum(1 for _ in part())} calls: {part.__name__}", flush=True)
+    torch.cuda.synchronize()
+
+
+def tensor(shape, dtype, start=0):
+    """Random numbers in memory of their own, from its element `start` on."""
+    size = torch.Size(shape).numel()
+    return torch.randn(size + start).to(dtype)[start:].view(shape)
+
+
+# Each generator below yields what a kernel has written.
+
+
+def activations():
+    from course_lib.kernels import activation
+
+    for operation in activation.OPERATIONS.values():
+        for variant in operation.VARIANTS:
+            for dtype in DTYPES:
+                for size in SIZES:
+                    for start in (0, 1):
+                        x = tensor((size,), dtype, start)
+                        y = operation.forward(x, variant=variant)
+                        yield y
+                        yield operation.backward(x, y, variant=variant)
+
+
+def pooling():
+    from course_lib.kernels import global_avg_pool
+
+    for layout in (torch.contiguous_format, torch.channels_last):
+        for dtype in DTYPES:
+            for shape in IMAGES:
+                x = torch.randn(shape).to(dtype, memory_format=layout)
+                last = layout is torch.channels_last
+                for variant in global_avg_pool.VARIANTS:
+                    y = global_avg_pool.forward(x, variant=variant)
+                    yield y
+                for variant in global_avg_pool.BACKWARD_VARIANTS:
+                    yield global_avg_pool.backward(
+                        y, shape[2:], channels_last=last, variant=variant
+                    )
+
+
+def softmax_rows():
+    from course_lib.kernels import softmax
+
+    for operation in softmax.OPERATIONS.values():
+        for dtype in DTYPES:
+            for shape in ROWS:
+                for start in (0, 1):
+                    yield from softmax_passes(operation, shape, dtype, start)
+            for shape in LONG_ROWS:
+                yield from softmax_passes(operation, shape, dtype, 0, ("split",))
+
+
+def softmax_passes(operation, shape, dtype, start, variants=None):
+    """Both directions of `operation`, by all its variants or those named."""
+    # With `out` every call decides anew how to launch.
+    x, dy, y, dx = (tensor(shape, dtype, start) for _ in range(4))
+    for variant in variants or operation.VARIANTS:
+        yield operation.forward(x, variant=variant, out=y)
+    for variant in variants or operation.BACKWARD_VARIANTS:
+        yield operation.backward(dy, y, variant=variant, out=dx)
+
+
+def softmax_parts():
+    from course_lib.kernels import softmax
+
+    for operation in softmax.OPERATIONS.values():
+        for dtype in DTYPES:
+            for n_cols in SPLIT_COLS:
+                for n_parts in (1, 2, 4, 8, None):
+                    with parts_of_a_row(n_cols, dtype.itemsize, n_parts):
+                        yield from softmax_passes(operation, (3, n_cols), dtype, 0, ("split",))
+
+
+@contextlib.contextmanager
+def parts_of_a_row(n_cols, itemsize, n_parts):
+    """`split` shares rows of `n_cols` among a cluster of `n_parts` blocks; None: they are streamed.
+
+    Each block takes several strides through its part.
+    """
+    from course_lib.kernels.softmax import direction, plan
+
+    def small_plan(n_cols, itemsize, n_arrays, shared_bytes, clusters):
+        if n_parts is None:
+            return None
+        length = plan.part_length(n_cols, n_parts.bit_length() - 1)
+        shared_bytes = plan.SHARED_RESERVE + length * itemsize * n_arrays
+        return split_plan(n_cols, itemsize, n_arrays, shared_bytes, True)
+
+    split_plan = plan.split_plan
+    with (
+        mock.patch.object(direction, "split_plan", small_plan),
+        mock.patch.object(plan, "SPLIT_THREADS", {1: 32, 2: 32}),
+        mock.patch.object(plan, "STREAM_PART", n_cols // 3),
+    ):
+        yield
+
+
+def softmax_with_dropout():
+    from course_lib.kernels import softmax_dropout
+
+    def passes(shape, dtype, start, offset, variant):
+        x, dz = (tensor(shape, dtype, start) for _ in range(2))
+        z, stats = softmax_dropout.forward(x, 0.5, 1, offset, variant=variant)
+        yield z
+        yield softmax_dropout.backward(dz, x, stats, 0.5, 1, offset, variant=variant)
+
+    for dtype in DTYPES:
+        for shape in ROWS:
+            for start, offset in ((0, 0), (1, 3)):
+                for variant in softmax_dropout.VARIANTS:
+                    yield from passes(shape, dtype, start, offset, variant)
+        with mock.patch.object(softmax_dropout, "ROW_LIMIT", {1: 0, 2: 0}):
+            for n_cols in (3000, 3003):
+                yield from passes((2, n_cols), dtype, 0, 0, "registers")
+
+
+def bn_relu_and_softmax():
+    from course_lib.kernels import bn_relu_softmax
+
+    for dtype in DTYPES:
+        for feature_dtype in dict.fromkeys((dtype, torch.float32)):
+            for shape in ROWS:
+                for start in (0, 1):
+                    x, dy = (tensor(shape, dtype, start) for _ in range(2))
+                    features = [tensor(shape[1:], feature_dtype, start) for _ in range(4)]
+                    features[1].abs_()
+                    for variant in bn_relu_softmax.VARIANTS:
+                        y = bn_relu_softmax.forward(x, *features, variant=variant)
+                        yield y
+                        yield bn_relu_softmax.backward(dy, y, x, *features, variant=variant)
+
+
+def cross_entropies():
+    from course_lib.kernels import cross_entropy
+
+    for dtype in DTYPES:
+        for n_rows, n_classes in LOGITS:
+            logits = tensor((n_rows, n_classes), dtype, 1)
+            weight = torch.rand(n_classes).to(dtype)
+            indices = torch.randint(n_classes, (n_rows,))
+            # Probabilities that start on another boundary, and on the same.
+            for target in (indices, logits.clone().softmax(1), logits):
+                for options in ({}, dict(weight=weight, label_smoothing=0.1, reduction="none")):
+                    for variant in cross_entropy.VARIANTS:
+                        options["variant"] = variant
+                        loss, *saved = cross_entropy.forward(logits, target, **options)
+                        yield loss
+                        yield cross_entropy.backward(loss, logits, target, *saved, **options)
+
+
+def intrinsics():
+    from course_lib import cuda
+    from course_lib.runtime.intrinsics import block_max, block_online, block_sum
+    from course_lib.runtime.launch import launch
+
+    @cuda.jit
+    def block_kernel(x, y):
+        scratch = cuda.shared.array(32, "float32")
+        other_scratch = cuda.shared.array(32, "float32")
+        i = cuda.grid(1)
+        value = block_sum(x[i], scratch) + block_max(x[i], scratch)
+        m, s = block_online(x[i], x[i] * x[i], scratch, other_scratch)
+        y[i] = value + m + s
+
+    for block in (32, 96, 1024):
+        x = torch.randn(2 * block)
+        y = torch.empty_like(x)
+        launch(block_kernel, 2, block, x, y)
+        yield y
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
