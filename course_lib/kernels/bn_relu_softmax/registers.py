@@ -17,11 +17,12 @@ from course_lib.kernels.softmax.steps import backward_steps, forward_steps
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,
-    fast_reciprocal,
     load,
     vector_width,
     wait_for_previous_kernel,
 )
+
+reciprocal = SOFTMAX.row_factor
 
 
 @cuda.jit(device=True)
@@ -110,7 +111,7 @@ def forward_kernel(n_slots, vectors):
             activate(values, table, width, n_cols, rank, n_ranks)
             m = row_max(largest(values, width), team_bits, scratch_max)
             s = row_sum(exponentials(values, width, m), team_bits, scratch_sum)
-            finish(values, width, fast_reciprocal(s))
+            finish(values, width, reciprocal(s))
             length = n_cols if row < n_rows else 0
             store_row(values, n_slots, y, row * n_cols, length, rank, n_ranks, vectors)
             first += stride

@@ -4,23 +4,25 @@ All take their arrays flat, rows of `n_cols` one after another. `naive` has a th
 `online` a block of BLOCK_SIZE threads.
 """
 
+import math
+
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.softmax.formulas import SOFTMAX
 from course_lib.kernels.softmax.rows import ZERO
 from course_lib.kernels.softmax_dropout.mask import dropped
 from course_lib.runtime.intrinsics import (
     LOWEST,
     block_online,
     block_sum,
-    fast_exp,
-    fast_reciprocal,
     load,
     online_add,
     store,
 )
 
 BLOCK_SIZE = 256
+reciprocal = SOFTMAX.row_factor
 
 
 @cuda.jit
@@ -32,10 +34,10 @@ def naive_kernel(x, z, stats, n_cols, scale, threshold, offset, key0, key1):
         for i in range(start, start + n_cols):
             m = max(m, load(x, i))
         for i in range(start, start + n_cols):
-            s += fast_exp(load(x, i) - m)
-        factor = fast_reciprocal(s)
+            s += math.exp(load(x, i) - m)
+        factor = reciprocal(s)
         for i in range(start, start + n_cols):
-            y = fast_exp(load(x, i) - m) * factor
+            y = math.exp(load(x, i) - m) * factor
             store(z, i, dropped(y, offset + i, scale, threshold, key0, key1))
         stats[2 * row] = m
         stats[2 * row + 1] = s
@@ -51,9 +53,9 @@ def online_kernel(x, z, stats, n_cols, scale, threshold, offset, key0, key1):
     for i in range(start + tid, start + n_cols, BLOCK_SIZE):
         m, s = online_add(m, s, load(x, i))
     m, s = block_online(m, s, scratch_m, scratch_s)
-    factor = fast_reciprocal(s)
+    factor = reciprocal(s)
     for i in range(start + tid, start + n_cols, BLOCK_SIZE):
-        y = fast_exp(load(x, i) - m) * factor
+        y = math.exp(load(x, i) - m) * factor
         store(z, i, dropped(y, offset + i, scale, threshold, key0, key1))
     if tid == 0:
         stats[2 * row] = m
@@ -65,14 +67,14 @@ def naive_backward_kernel(dz, x, stats, dx, n_cols, scale, threshold, offset, ke
     row = cuda.grid(1)
     start = row * n_cols
     if start < x.shape[0]:
-        m, factor = stats[2 * row], fast_reciprocal(stats[2 * row + 1])
+        m, factor = stats[2 * row], reciprocal(stats[2 * row + 1])
         total = ZERO
         for i in range(start, start + n_cols):
             g = dropped(load(dz, i), offset + i, scale, threshold, key0, key1)
-            total += fast_exp(load(x, i) - m) * factor * g
+            total += math.exp(load(x, i) - m) * factor * g
         for i in range(start, start + n_cols):
             g = dropped(load(dz, i), offset + i, scale, threshold, key0, key1)
-            store(dx, i, fast_exp(load(x, i) - m) * factor * (g - total))
+            store(dx, i, math.exp(load(x, i) - m) * factor * (g - total))
 
 
 @cuda.jit
@@ -80,12 +82,12 @@ def online_backward_kernel(dz, x, stats, dx, n_cols, scale, threshold, offset, k
     scratch = cuda.shared.array(32, np.float32)
     row, tid = cuda.blockIdx.x, cuda.threadIdx.x
     start = row * n_cols
-    m, factor = stats[2 * row], fast_reciprocal(stats[2 * row + 1])
+    m, factor = stats[2 * row], reciprocal(stats[2 * row + 1])
     total = ZERO
     for i in range(start + tid, start + n_cols, BLOCK_SIZE):
         g = dropped(load(dz, i), offset + i, scale, threshold, key0, key1)
-        total += fast_exp(load(x, i) - m) * factor * g
+        total += math.exp(load(x, i) - m) * factor * g
     total = block_sum(total, scratch)
     for i in range(start + tid, start + n_cols, BLOCK_SIZE):
         g = dropped(load(dz, i), offset + i, scale, threshold, key0, key1)
-        store(dx, i, fast_exp(load(x, i) - m) * factor * (g - total))
+        store(dx, i, math.exp(load(x, i) - m) * factor * (g - total))

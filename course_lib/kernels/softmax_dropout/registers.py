@@ -8,25 +8,25 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.row_teams import place_of_thread, row_max, row_sum
-from course_lib.kernels.softmax.formulas import SOFTMAX
+from course_lib.kernels.softmax.formulas import SOFTMAX, exponential
 from course_lib.kernels.softmax.rows import MAX_WIDTH, ZERO, load_row, store_row
-from course_lib.kernels.softmax.steps import backward_steps, forward_steps
+from course_lib.kernels.softmax.steps import backward_steps, forward_steps, online_step
 from course_lib.kernels.softmax_dropout.mask import kept_slots, multiply_kept
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,
     block_online,
-    fast_exp,
-    fast_reciprocal,
-    online_add,
     vector_width,
     wait_for_previous_kernel,
 )
+
+reciprocal = SOFTMAX.row_factor
 
 
 def forward_kernels(n_slots):
     """(kernel for rows that fit, kernel for longer ones) with `n_slots` slots per thread."""
     largest, exponentials, _ = forward_steps(SOFTMAX, n_slots)
+    add_online = online_step(n_slots)
 
     @cuda.jit
     def registers_kernel(
@@ -48,7 +48,7 @@ def forward_kernels(n_slots):
         )
         m = row_max(largest(values, width), team_bits, scratch_max)
         s = row_sum(exponentials(values, width, m), team_bits, scratch_sum)
-        multiply_kept(values, n_slots, width, kept, fast_reciprocal(s) * scale)
+        multiply_kept(values, n_slots, width, kept, reciprocal(s) * scale)
         store_row(values, n_slots, z, start, length, rank, n_ranks, vectors)
         if rank == 0 and row < n_rows:
             stats[2 * row] = m
@@ -71,12 +71,10 @@ def forward_kernels(n_slots):
         part = start
         while part < end:
             load_row(values, n_slots, x, part, end - part, rank, n_ranks, vectors, LOWEST)
-            for u in range(n_slots):
-                for k in range(width):
-                    m, s = online_add(m, s, values[u, k])
+            m, s = add_online(values, width, m, s)
             part += step
         m, s = block_online(m, s, scratch_m, scratch_s)
-        factor = fast_reciprocal(s) * scale
+        factor = reciprocal(s) * scale
         part = start
         while part < end:
             load_row(values, n_slots, x, part, end - part, rank, n_ranks, vectors, LOWEST)
@@ -114,7 +112,7 @@ def backward_kernels(n_slots):
         multiply_kept(g, n_slots, width, kept, scale)
         for u in range(n_slots):
             for k in range(width):
-                y[u, k] = fast_exp(y[u, k] - m) * factor
+                y[u, k] = exponential(y[u, k] - m, width) * factor
         return total_of(g, y, width)
 
     @cuda.jit(device=True)
@@ -134,7 +132,7 @@ def backward_kernels(n_slots):
         row, rank, n_ranks = place_of_thread(team_bits)
         start, length, m, factor = row * n_cols, np.int64(0), ZERO, ZERO
         if row < n_rows:
-            length, m, factor = n_cols, stats[2 * row], fast_reciprocal(stats[2 * row + 1])
+            length, m, factor = n_cols, stats[2 * row], reciprocal(stats[2 * row + 1])
         total = load_pair(
             g, y, dz, x, m, factor, offset, start, length, rank, n_ranks, vectors, scale,
             threshold, key0, key1,
@@ -153,7 +151,7 @@ def backward_kernels(n_slots):
         y = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
         row, rank, n_ranks = place_of_thread(team_bits)
         start, end, step = row * n_cols, (row + 1) * n_cols, n_slots * vector_width(x) * n_ranks
-        m, factor = stats[2 * row], fast_reciprocal(stats[2 * row + 1])
+        m, factor = stats[2 * row], reciprocal(stats[2 * row + 1])
         total = ZERO
         part = start
         while part < end:
