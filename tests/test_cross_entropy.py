@@ -340,6 +340,17 @@ def test_the_sum_over_many_rows_takes_several_blocks(monkeypatch):
             both_directions("vectorised", logits, target, weight=weight, reduction=reduction)
 
 
+@settings(deadline=None)
+@given(n_rows=st.integers(1, 2**20), n_bytes=st.integers(2, 2**22), together=st.booleans())
+def test_plans_are_what_the_kernels_expect(n_rows, n_bytes, together):
+    team, block = cross_entropy.plan(n_rows, n_bytes, together)
+    assert team & (team - 1) == 0 and 32 <= block <= 1024
+    # A team that adds up is lanes of one warp or a whole block; otherwise blocks divide it.
+    assert team == block or (team <= 32 if together else team % block == 0 or block % team == 0)
+    # Where rows are many, nothing is gained by larger teams.
+    assert n_rows < cross_entropy.ENOUGH_THREADS or team <= cross_entropy.MOST_BLOCK
+
+
 def test_what_is_saved():
     logits, target, weight = case("indices", 4, 9, weighted=True)
     target[1] = -100

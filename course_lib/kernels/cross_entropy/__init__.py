@@ -3,9 +3,10 @@
 logits are (n_rows, n_classes), float32, float16 or bfloat16, computed with in float32. With `s`
 bytes an element the forward pass must move n_rows·n_classes·s bytes (read the logits), the
 backward pass twice as many (read them again, write dlogits); between the two, 16 bytes a row are
-kept. That makes three arrays of logits' size in all. Eager PyTorch moves at least six: it writes
-log-softmax and reads it again, and so it does with that one's gradient, which is 0 but for one
-element a row. An exponential for each element in each direction; memory is the limit.
+kept. That makes three arrays of logits' size in all, five with probabilities as targets. Eager
+PyTorch moves at least six for class indices: it writes log-softmax and reads it again, and so it
+does with that one's gradient, which is 0 but for one element a row. An exponential for each element
+in each direction; memory is the limit.
 
 ============ ===================================== ============================================
 rung         forward                               backward
@@ -62,7 +63,7 @@ PER_LANE, PER_THREAD = 4, 16  # vectors of a row that a lane, a thread of a bloc
 LEAST_BLOCK, MOST_BLOCK = 128, 512  # threads
 FEWER_ROWS_MOST_BLOCK = 1024
 MOST_TEAM = 1 << 14  # threads that share a row in the backward pass
-ROWS_PER_SUM = 1 << 15  # losses that one block sums
+ROWS_PER_SUM = 1 << 14  # losses that one block sums
 
 #: Kind of target -> rung -> kernel.
 FORWARD_KERNELS = {name: forward_kernels.make_forward_kernels(kind) for name, kind in KINDS.items()}

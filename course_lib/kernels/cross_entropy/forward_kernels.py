@@ -34,7 +34,7 @@ from course_lib.runtime.intrinsics import (
 )
 
 BLOCK_SIZE = 256  # of the rungs before the last
-FINISH_BLOCK_SIZE = 1024
+FINISH_BLOCK_SIZE, FINISH_BATCH = 1024, 8
 MIN_WIDTH, MAX_WIDTH = 4, 8  # elements in 16 bytes
 MAX_BATCH = 16  # elements in flight per thread; half of it where a target comes with each
 N_STATS = 4  # numbers saved for a row
@@ -271,14 +271,21 @@ def finish_kernel(losses, weights, weight_step, loss, normaliser, length, mode):
     allow_next_kernel()
     wait_for_previous_kernel()
     scratch = cuda.shared.array(32, np.float32)
-    block = cuda.blockIdx.x
+    some = cuda.local.array(FINISH_BATCH, np.float32)
+    some_weights = cuda.local.array(FINISH_BATCH, np.float32)
+    block, n_threads = cuda.blockIdx.x, cuda.blockDim.x
     i = block * length + cuda.threadIdx.x
     stop = min((block + 1) * length, losses.shape[0])
     total, total_weight = ZERO, ZERO
     while i < stop:
-        total += losses[i]
-        total_weight += weights[(i + 1) * weight_step - 1]
-        i += cuda.blockDim.x
+        for u in range(FINISH_BATCH):  # past the end the last ones again, which are not counted
+            row = min(i + u * n_threads, stop - 1)
+            some[u], some_weights[u] = losses[row], weights[(row + 1) * weight_step - 1]
+        for u in range(FINISH_BATCH):
+            if i + u * n_threads < stop:
+                total += some[u]
+                total_weight += some_weights[u]
+        i += FINISH_BATCH * n_threads
     total = block_sum(total, scratch)
     total_weight = block_sum(total_weight, scratch)
     if cuda.threadIdx.x == 0:
