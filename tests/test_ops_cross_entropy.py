@@ -118,6 +118,8 @@ INDICES = torch.tensor([0, 1, 2])
         (torch.ones(2, 5, 3), torch.zeros(2, 4).long(), {}, "size [2, 3], got [2, 4]"),
         (torch.ones(2, 5, 3), torch.zeros(2, 3, 4).long(), {}, "size [2, 3], got [2, 3, 4]"),
         (torch.tensor(1.0), torch.tensor(0), {}, ""),
+        (X, None, {}, "must be Tensor, not NoneType"),
+        (X, INDICES, {"weight": [1.0] * 5}, "must be Tensor, not list"),
     ],
 )
 def test_errors_are_those_of_pytorch(x, target, options, words):
@@ -125,7 +127,7 @@ def test_errors_are_those_of_pytorch(x, target, options, words):
     raised = []
     for function in (ops.cross_entropy, F.cross_entropy):
         with pytest.raises(Exception) as caught:
-            function(x.to(PLACE), target.to(PLACE), **options)
+            function(x.to(PLACE), target if target is None else target.to(PLACE), **options)
         raised.append(caught.value)
     assert type(raised[0]) is type(raised[1])
     assert all(words in str(error) for error in raised), raised

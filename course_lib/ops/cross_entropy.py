@@ -142,6 +142,9 @@ def cross_entropy(
     another dtype are refused. Only `input` has a gradient; second gradients raise RuntimeError.
     Under autocast all is float32, for which the logits are copied. Notebook 05.
     """
+    for name, tensor in (("input", input), ("target", target), ("weight", weight)):
+        if not isinstance(tensor, torch.Tensor) and (tensor is not None or name != "weight"):
+            raise TypeError(f"{name} must be Tensor, not {type(tensor).__name__}")
     require_floating_point("cross_entropy", input.dtype, torch.float64)
     n_classes = _check(input, target, weight, ignore_index, reduction, label_smoothing)
     soft = target.is_floating_point()
