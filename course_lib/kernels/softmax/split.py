@@ -6,21 +6,23 @@ for one block's shared memory, a cluster of blocks shares it: each holds a part,
 what they found through distributed shared memory (`runtime.cluster`). Rows too long for a cluster,
 and chips without what this takes, go to the kernels of `streamed` instead.
 
-A thread reads from shared memory only what it copied itself, so no barrier is needed for that.
+What a thread copies asynchronously only it reads, so no barrier is needed between the two.
 """
 
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.rows import MAX_WIDTH, ZERO, load_row, my_part, store_row
+from course_lib.kernels.softmax.rows import MAX_WIDTH, ZERO, my_part
 from course_lib.kernels.softmax.steps import backward_steps, forward_steps, online_step
 from course_lib.runtime.cluster import cluster_sync, load_from_cluster
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,
     load,
+    load_vector,
     online_merge,
     store,
+    store_vector,
     vector_width,
     wait_for_previous_kernel,
     warp_online,
@@ -28,20 +30,19 @@ from course_lib.runtime.intrinsics import (
 )
 from course_lib.runtime.shared import copy_async, dynamic_shared, wait_for_copies
 
-# More registers would leave room for fewer threads; these leave none for a longer stride.
-SLOTS = 1
+# More would leave room for fewer threads on a multiprocessor.
 FORWARD_REGISTERS, BACKWARD_REGISTERS = 48, 64
 
 
 @cuda.jit(device=True)
-def fetch(cache, place, x, start, n_cols, vectors):
-    """Begin to copy x[start:start + n_cols] to cache[place:]: each thread what `load_row` gives it.
+def fetch(cache, place, x, start, n_cols, vectors, beyond):
+    """Begin to copy x[start:start + n_cols] to cache[place:]; `arrive` waits for the end.
 
-    To be waited for by `wait_for_copies`.
+    Rows that are not made of whole 16-byte vectors go element by element, and the last vector is
+    filled up with `beyond`: in the cache, every row is made of vectors.
     """
-    tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
+    tid, n_threads, width = cuda.threadIdx.x, cuda.blockDim.x, vector_width(x)
     if vectors:
-        width = vector_width(x)
         col = tid * width
         while col < n_cols:
             copy_async(cache, place + col, x, start + col)
@@ -51,6 +52,28 @@ def fetch(cache, place, x, start, n_cols, vectors):
         while col < n_cols:
             store(cache, place + col, load(x, start + col))
             col += n_threads
+        while col < (n_cols + width - 1) & -width:
+            store(cache, place + col, beyond)
+            col += n_threads
+
+
+@cuda.jit(device=True)
+def arrive(vectors):
+    """Until the thread's vectors are there, wherever they came from."""
+    wait_for_copies()
+    if not vectors:
+        cuda.syncthreads()
+
+
+@cuda.jit(device=True)
+def deliver(cache, y, start, n_cols, vectors):
+    """Copy cache[:n_cols] to y[start:], element by element, where it could not go by vectors."""
+    if not vectors:
+        cuda.syncthreads()
+        col = cuda.threadIdx.x
+        while col < n_cols:
+            store(y, start + col, load(cache, col))
+            col += cuda.blockDim.x
 
 
 @cuda.jit(device=True)
@@ -98,8 +121,8 @@ def cluster_sum(value, scratch, part_bits):
 def forward_kernel(formulas):
     """The kernel of y = f(x)."""
     row_factor = formulas.row_factor
-    steps = forward_steps(formulas, SLOTS)
-    exponentials, finish, add_online = steps.exponentials, steps.finish, online_step(SLOTS)
+    steps, add_online = forward_steps(formulas, 1), online_step(1)
+    exponentials, finish = steps.exponentials, steps.finish
 
     @cuda.jit(max_registers=FORWARD_REGISTERS)
     def split_kernel(x, y, n_cols, length, part_bits, vectors):
@@ -108,38 +131,40 @@ def forward_kernel(formulas):
         scratch_m = cuda.shared.array(32, np.float32)
         scratch_s = cuda.shared.array(32, np.float32)
         cache = dynamic_shared(x)
-        values = cuda.local.array((SLOTS, MAX_WIDTH), np.float32)
-        tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
+        values = cuda.local.array((1, MAX_WIDTH), np.float32)
         width = vector_width(x)
-        stride = SLOTS * width * n_threads
+        first, stride = cuda.threadIdx.x * width, cuda.blockDim.x * width
         start, n_mine = my_part(n_cols, length, part_bits)
-        fetch(cache, 0, x, start, n_mine, vectors)
-        wait_for_copies()
+        fetch(cache, 0, x, start, n_mine, vectors, LOWEST)
+        arrive(vectors)
         m, s = LOWEST, ZERO
-        done = 0
-        while done < n_mine:
-            load_row(values, SLOTS, cache, done, n_mine - done, tid, n_threads, vectors, LOWEST)
+        col = first
+        while col < n_mine:
+            load_vector(values[0], cache, col)
             m, s = add_online(values, width, m, s)
-            done += stride
+            col += stride
         m, s = cluster_online(m, s, scratch_m, scratch_s, part_bits)
         if part_bits > 0:
             cluster_sync()  # no block may leave while others read its scratch
         factor = row_factor(s)
-        done = 0
-        while done < n_mine:
-            left = n_mine - done
-            load_row(values, SLOTS, cache, done, left, tid, n_threads, vectors, LOWEST)
+        col = first
+        while col < n_mine:
+            load_vector(values[0], cache, col)
             exponentials(values, width, m)
             finish(values, width, factor)
-            store_row(values, SLOTS, y, start + done, left, tid, n_threads, vectors)
-            done += stride
+            if vectors:
+                store_vector(y, start + col, values[0])
+            else:
+                store_vector(cache, col, values[0])
+            col += stride
+        deliver(cache, y, start, n_mine, vectors)
 
     return split_kernel
 
 
 def backward_kernel(formulas):
     """The kernel of dx = f'(dy, y)."""
-    total_of, gradients = backward_steps(formulas, SLOTS)
+    total_of, gradients = backward_steps(formulas, 1)
 
     @cuda.jit(max_registers=BACKWARD_REGISTERS)
     def split_backward_kernel(dy, y, dx, n_cols, length, part_bits, vectors):
@@ -147,33 +172,34 @@ def backward_kernel(formulas):
         wait_for_previous_kernel()
         scratch = cuda.shared.array(32, np.float32)
         cache = dynamic_shared(dy)  # dy, and from `length` on y
-        upstream = cuda.local.array((SLOTS, MAX_WIDTH), np.float32)
-        values = cuda.local.array((SLOTS, MAX_WIDTH), np.float32)
-        tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
+        upstream = cuda.local.array((1, MAX_WIDTH), np.float32)
+        values = cuda.local.array((1, MAX_WIDTH), np.float32)
         width = vector_width(dy)
-        stride = SLOTS * width * n_threads
+        first, stride = cuda.threadIdx.x * width, cuda.blockDim.x * width
         start, n_mine = my_part(n_cols, length, part_bits)
-        fetch(cache, 0, dy, start, n_mine, vectors)
-        fetch(cache, length, y, start, n_mine, vectors)
-        wait_for_copies()
+        fetch(cache, 0, dy, start, n_mine, vectors, ZERO)
+        fetch(cache, length, y, start, n_mine, vectors, ZERO)
+        arrive(vectors)
         total = ZERO
-        done = 0
-        while done < n_mine:
-            left, there = n_mine - done, length + done
-            load_row(upstream, SLOTS, cache, done, left, tid, n_threads, vectors, ZERO)
-            load_row(values, SLOTS, cache, there, left, tid, n_threads, vectors, ZERO)
+        col = first
+        while col < n_mine:
+            load_vector(upstream[0], cache, col)
+            load_vector(values[0], cache, length + col)
             total += total_of(upstream, values, width)
-            done += stride
+            col += stride
         total = cluster_sum(total, scratch, part_bits)
         if part_bits > 0:
             cluster_sync()  # no block may leave while others read its scratch
-        done = 0
-        while done < n_mine:
-            left, there = n_mine - done, length + done
-            load_row(upstream, SLOTS, cache, done, left, tid, n_threads, vectors, ZERO)
-            load_row(values, SLOTS, cache, there, left, tid, n_threads, vectors, ZERO)
+        col = first
+        while col < n_mine:
+            load_vector(upstream[0], cache, col)
+            load_vector(values[0], cache, length + col)
             gradients(upstream, values, width, total)
-            store_row(upstream, SLOTS, dx, start + done, left, tid, n_threads, vectors)
-            done += stride
+            if vectors:
+                store_vector(dx, start + col, upstream[0])
+            else:
+                store_vector(cache, col, upstream[0])
+            col += stride
+        deliver(cache, dx, start, n_mine, vectors)
 
     return split_backward_kernel
