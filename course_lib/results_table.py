@@ -102,7 +102,9 @@ def _ladder(device, forward, backward):
 
 
 def _host(record):
-    times = [f"{row['label']} {row['microseconds']:.1f} µs" for row in record["rows"]]
+    # Parts of a call, which add up to it, are for the lesson that takes it apart.
+    whole = [row for row in record["rows"] if not row["label"].startswith("part: ")]
+    times = [f"{row['label']} {row['microseconds']:.1f} µs" for row in whole]
     return f"`{record['name']}`, on the host's clock: {', '.join(times)}."
 
 

@@ -212,6 +212,38 @@ def test_a_broken_promise_is_seen():
         list(broken_promises(softmax_record(), l2_bytes))
 
 
+#: What a call may cost the host, in calls of torch.nn.Softmax: without and with autograd.
+HOST_TIMES = {"nn.Softmax": 1.5, "nn.Softmax, recorded": 2.5}
+
+
+def slow_calls(record):
+    """The labels of HOST_TIMES that a record of host times does not keep."""
+    rows = {row["label"]: row for row in record["rows"]}
+    for label, most in HOST_TIMES.items():
+        peer = rows[f"torch.{label}"]
+        if not rows[label]["microseconds"] <= most * peer["microseconds"]:
+            yield label
+
+
+def test_recorded_host_times_keep_what_the_course_promises():
+    for record, _ in recorded():
+        if record["name"] == "softmax.host":
+            assert list(slow_calls(record)) == []
+
+
+def test_a_slow_call_is_seen():
+    times = {"torch.nn.Softmax": 6.0, "nn.Softmax": 9.0, "torch.nn.Softmax, recorded": 7.0}
+
+    def record(recorded):
+        found = times | {"nn.Softmax, recorded": recorded}
+        return {"rows": [{"label": k, "microseconds": time} for k, time in found.items()]}
+
+    assert list(slow_calls(record(17.5))) == []
+    assert list(slow_calls(record(17.6))) == ["nn.Softmax, recorded"]
+    times["nn.Softmax"] = float("nan")
+    assert list(slow_calls(record(7.0))) == ["nn.Softmax"]
+
+
 #: Of what is fused: how many times as fast as PyTorch's chain of operators it must be.
 FUSED = {"cross_entropy.both": 2.5, "softmax_dropout": 1.7, "bn_relu_softmax": 2.5}
 
