@@ -55,7 +55,20 @@ def test_plain_tensors_take_the_short_way(ways):
         close(ops.softmax(x.clone().requires_grad_()), expected)
     close(ops.softmax(x.clone().requires_grad_()), expected)
     close(ops.softmax(x.t(), 0), expected.t())
-    assert ways == ["direct"] * 5
+    with torch.inference_mode():
+        inferred = x * 1
+        y = ops.softmax(inferred)
+        assert y.is_inference()
+    close(ops.softmax(inferred), expected)
+    assert ways == ["direct"] * 7
+
+
+def test_plain_is_what_pytorch_makes():
+    x = torch.empty(2, device=PLACE)
+    with torch.inference_mode():
+        inferred = torch.empty(2, device=PLACE)
+    found = tuple(torch._C._dispatch_keys(each) for each in (x, inferred))
+    assert found == registration.plain_keys(PLACE.upper())
 
 
 def test_both_ways_record_the_same(ways, monkeypatch):

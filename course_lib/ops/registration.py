@@ -32,15 +32,17 @@ _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def plain_keys(backend):
-    """The dispatch keys of a tensor on `backend` ("CUDA") with nothing unusual about it.
+    """The dispatch keys of tensors on `backend` ("CUDA") with nothing unusual about them.
 
-    Those of a sparse, conjugated, negated or vmapped one, or of one of another device, differ.
+    First of a common one, then of one made in inference mode. Those of a sparse, conjugated,
+    negated or vmapped one, or of one of another device, differ.
     """
-    names = (backend, "ADInplaceOrView", f"Autograd{backend}", f"Autocast{backend}")
-    keys = _C.DispatchKeySet(getattr(_C.DispatchKey, names[0]))
-    for name in names[1:]:
-        keys = keys | _C.DispatchKeySet(getattr(_C.DispatchKey, name))
-    return keys
+
+    def key(name):
+        return _C.DispatchKeySet(getattr(_C.DispatchKey, name))
+
+    inference = key(backend) | key(f"Autocast{backend}")
+    return inference | key("ADInplaceOrView") | key(f"Autograd{backend}"), inference
 
 
 _direct_keys = plain_keys("CUDA")
@@ -103,7 +105,7 @@ class Operator:
             return self.overload(*inputs)
         records = False
         for x in inputs[self.tensors]:
-            if type(x) in _PLAIN_TYPES and _dispatch_keys(x) == _direct_keys:
+            if type(x) in _PLAIN_TYPES and _dispatch_keys(x) in _direct_keys:
                 records = records or x.requires_grad
             elif x is not None:
                 return self.overload(*inputs)
