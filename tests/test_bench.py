@@ -1,8 +1,11 @@
 """Records of measurements: how they are kept, and that none is older than its kernel."""
 
 import copy
-import importlib
+import importlib.util
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -406,6 +409,65 @@ def test_bench_softmax_times_nothing_wrong(on_the_cpu, monkeypatch, wrong):
     with pytest.raises(AssertionError, match="warp .*, so it is not timed"):
         softmax_benchmark.run(names=["softmax.forward"], shapes=[(3, 40)], dtypes=["float32"])
     assert not on_the_cpu
+
+
+INTERPRETED = """
+import torch
+from course_lib.benchmarks import softmax_triton
+
+for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 8e-3)):
+    for n_rows, n_cols in ((5, 200), (3, 1)):
+        x = (3 * torch.randn(n_rows, n_cols)).to(dtype)
+        for log, peer in ((False, torch.softmax), (True, torch.log_softmax)):
+            for found in softmax_triton.settings(n_rows, n_cols, 4, 1):
+                y = torch.full_like(x, torch.nan)
+                softmax_triton.run(x, y, **found, log=log)
+                expected = peer(x.double(), -1)
+                assert (y - expected).abs().max() <= tolerance * expected.abs().max(), found
+few = {"n_programs": 2, "num_warps": 1, "stages": 2}  # each takes several rows
+softmax_triton.run(x, y.fill_(torch.nan), **few, log=False)
+assert torch.equal(y, torch.ones_like(y))
+"""
+
+
+no_triton = importlib.util.find_spec("triton") is None
+needs_triton = pytest.mark.skipif(no_triton, reason="Triton is not installed")
+
+
+@needs_triton
+def test_the_kernel_in_triton_is_softmax():
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=os.environ | {"TRITON_INTERPRET": "1"},
+        cwd=bench.RESULTS_FOLDER.parent.parent, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@needs_triton
+def test_triton_is_given_settings_that_fit():
+    from course_lib.benchmarks.softmax_triton import MOST_STAGE_BYTES, settings
+
+    for n_rows, n_cols in softmax_benchmark.SHAPES:
+        for itemsize in (2, 4):
+            found = list(settings(n_rows, n_cols, itemsize, 132))
+            assert found and found[0]["stages"] == 1 and found[0]["n_programs"] == n_rows
+            block = 1 << (n_cols - 1).bit_length()
+            for one in found[1:]:
+                assert one["num_warps"] <= 32 and one["n_programs"] <= n_rows
+                assert one["stages"] == 1 or (
+                    one["stages"] * block * itemsize <= MOST_STAGE_BYTES)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_bench_softmax_on_a_gpu():
+    found = softmax_benchmark.run(shapes=[(256, 1000)], dtypes=["bfloat16"], rounds=3)
+    forward, backward, table = found
+    labels = {row["label"] for row in forward["rows"]}
+    assert labels >= {"naive", "registers", "PyTorch eager", "torch.compile", "Triton"}
+    assert backward["name"] == "softmax.backward" and table["name"] == "softmax.table"
+    for row in table["rows"]:
+        assert 0 < row["microseconds"] <= row["python_microseconds"] * 1.5
 
 
 def test_bench_softmax_refuses_other_shapes():

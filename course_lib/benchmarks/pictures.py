@@ -10,7 +10,7 @@ NOTES = {
         "warp": "shuffles instead of the tree",
         "online": "maximum and sum in one pass",
         "registers": "each row read once, 16 bytes at a time",
-        "split": "several blocks share a long row",
+        "split": "held in the shared memory of blocks",
     },
 }
 NOTES["log_softmax"] = NOTES["softmax"]
