@@ -23,6 +23,13 @@ def scale_kernel(x, y, factor):
         y[i] = x[i] * factor
 
 
+@cuda.jit
+def difference_kernel(x, y, z):
+    i = cuda.grid(1)
+    if i < x.shape[0]:
+        z[i] = x[i] - y[i]
+
+
 class Scale:
     """A launcher that counts how often it had to think."""
 
@@ -129,6 +136,44 @@ def test_another_array_in_the_launch_is_not_repeated(stream):
     for _ in range(3):
         x = aligned(7)
         assert torch.equal(through.forward(x), x * 2)
+
+
+def test_two_inputs(stream, monkeypatch):
+    def prepare(kernel, grid, block, x, y, z, **options):
+        shape = (len(x),)
+
+        def run(addresses):
+            x, y, z = (
+                np.ctypeslib.as_array((ctypes.c_float * shape[0]).from_address(a))
+                for a in addresses
+            )
+            z[:] = x - y
+
+        return SimpleNamespace(launch=run)
+
+    if SIMULATED:
+        monkeypatch.setattr(launching, "prepare", prepare)
+
+    class Difference:
+        thought = 0
+
+        @replay.replayed
+        def backward(self, x, y, *, variant=None, out=None):
+            self.thought += 1
+            z = torch.empty_like(y)
+            launch(difference_kernel, 1, 64, x, y, z)
+            return z
+
+    difference = Difference()
+    for n in (8, 8, 12, 12):
+        x, y = aligned(n), aligned(n)
+        assert torch.equal(difference.backward(x, y), x - y)
+        assert torch.equal(difference.backward(x, aligned(n + 1)[1:] * 0), x)
+    assert difference.thought == 2
+    gaps = aligned(16)[::2]
+    for x, y in ((gaps, aligned(8)), (aligned(8), gaps), (aligned(9)[1:], aligned(8))):
+        assert torch.equal(difference.backward(x, y), x - y)
+    assert difference.thought == 5
 
 
 def test_threads_do_not_share(stream):

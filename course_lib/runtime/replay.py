@@ -35,18 +35,22 @@ def replayed(launcher):
     def call(self, *inputs, out=None, **choice):
         if out is not None or len(inputs) != n_inputs or not launching.on_gpu():
             return launcher(self, *inputs, out=out, **choice)
-        key = [self, get_ident(), *choice.values()]
-        addresses, together = [], 0
-        for x in inputs:
-            if type(x) not in launching.tensor_types or not x.is_contiguous():
-                return launcher(self, *inputs, **choice)
-            index = x.get_device()
-            key += (x.dtype, x.shape, index)
-            address = x.data_ptr()
-            addresses.append(address)
-            together |= address
-        key.append(launching._stream_of(index))
-        key = tuple(key)
+        x = inputs[-1]
+        if type(x) not in launching.tensor_types or not x.is_contiguous():
+            return launcher(self, *inputs, **choice)
+        index, address = x.get_device(), x.data_ptr()
+        key = (self, x.dtype, x.shape, index, launching._stream_of(index), get_ident())
+        addresses, together = [address], address
+        if n_inputs > 1:
+            for other in inputs[-2::-1]:
+                if type(other) not in launching.tensor_types or not other.is_contiguous():
+                    return launcher(self, *inputs, **choice)
+                key += (other.dtype, other.shape, other.get_device())
+                address = other.data_ptr()
+                addresses.insert(0, address)
+                together |= address
+        if choice:
+            key += tuple(choice.items())
         prepared = known.get(key)
         if prepared is _ORDINARY or together % VECTOR_BYTES:
             return launcher(self, *inputs, **choice)
