@@ -3,8 +3,8 @@
 Most of what a launcher does before it launches (checking its arguments, choosing threads and
 blocks, taking stock of every array) comes out alike for inputs that look alike. `replayed` lets it
 run once, notes the launch it made, and repeats that launch for inputs of the same looks: one key,
-one look-up, one new array, one call of the driver. It shows in a model of
-many small operations (notebook 04).
+one look-up, one new array, one call of the driver. In a model of many small operations it shows
+(notebook 04).
 
 What a launch is remembered for: the launcher and its variant; dtype, shape and device of each
 input; the stream and the thread. Repeated are only calls with PyTorch tensors that are contiguous
