@@ -5,7 +5,6 @@ because compute-sanitizer is slow. Rows that would have to be long to take a pat
 it here by a chip that is said to have little shared memory.
 """
 
-import contextlib
 import sys
 from pathlib import Path
 from unittest import mock
@@ -102,6 +101,8 @@ def softmax_passes(operation, shape, dtype, start, variants=None):
 
 
 def softmax_parts():
+    from softmax_checks import parts_of_a_row
+
     from course_lib.kernels import softmax
 
     for operation in softmax.OPERATIONS.values():
@@ -110,30 +111,6 @@ def softmax_parts():
                 for n_parts in (1, 2, 4, 8, None):
                     with parts_of_a_row(n_cols, dtype.itemsize, n_parts):
                         yield from softmax_passes(operation, (3, n_cols), dtype, 0, ("split",))
-
-
-@contextlib.contextmanager
-def parts_of_a_row(n_cols, itemsize, n_parts):
-    """`split` shares rows of `n_cols` among a cluster of `n_parts` blocks; None: they are streamed.
-
-    Each block takes several strides through its part.
-    """
-    from course_lib.kernels.softmax import direction, plan
-
-    def small_plan(n_cols, itemsize, n_arrays, shared_bytes, clusters):
-        if n_parts is None:
-            return None
-        length = plan.part_length(n_cols, n_parts.bit_length() - 1)
-        shared_bytes = plan.SHARED_RESERVE + length * itemsize * n_arrays
-        return split_plan(n_cols, itemsize, n_arrays, shared_bytes, True)
-
-    split_plan = plan.split_plan
-    with (
-        mock.patch.object(direction, "split_plan", small_plan),
-        mock.patch.object(plan, "SPLIT_THREADS", {1: 32, 2: 32}),
-        mock.patch.object(plan, "STREAM_PART", n_cols // 3),
-    ):
-        yield
 
 
 def softmax_with_dropout():

@@ -33,7 +33,8 @@ def careful_add(total, lost, number):
     """
     number -= lost
     after = total + number
-    return after, (after - total) - number
+    lost = (after - total) - number
+    return after, lost if lost == lost else ZERO  # NaN, where the total has become infinite
 
 
 @cuda.jit(device=True)

@@ -1,0 +1,203 @@
+"""Softmax and log-softmax: every rung, both directions, against float64 and PyTorch."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from softmax_checks import DTYPES, PLACE, check, identical, run
+
+from course_lib import SIMULATED, reference
+from course_lib.kernels import softmax
+from course_lib.runtime.arrays import ArrayError
+
+OPERATIONS = list(softmax.OPERATIONS.values())
+VARIANTS = list(softmax.softmax.VARIANTS)
+INF, NAN = math.inf, math.nan
+
+both = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(PLACE, dtype)
+
+
+@both
+@every_variant
+@settings(max_examples=12, deadline=None)
+@given(
+    shape=st.lists(st.integers(0, 6), max_size=3)
+    | st.tuples(st.integers(1, 3), st.integers(1, 400)),
+    dtype=st.sampled_from(DTYPES),
+    spread=st.sampled_from([0.01, 1.0, 30.0]),
+    middle=st.sampled_from([0.0, -1e4, 1e4]),
+    masked=st.sampled_from([0.0, 0.3, 0.95]),
+    seed=st.integers(0, 2**32 - 1),
+)
+@example((), torch.float32, 1.0, 1e4, 0.0, 1)
+@example((4, 1), torch.float16, 1.0, -1e4, 0.0, 2)
+@example((1, 300), torch.float32, 30.0, -1e4, 0.95, 3)
+def test_random_shapes(operation, variant, shape, dtype, spread, middle, masked, seed):
+    x, dy = randn(*shape, seed=seed) * spread + middle, randn(*shape, dtype=dtype, seed=seed + 1)
+    if x.dim():
+        x[torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < masked] = -INF
+    check(operation, x.to(dtype), dy, variant)
+
+
+@both
+@every_variant
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_are_not_finite(operation, variant, dtype):
+    big = torch.finfo(dtype).max * 0.88  # 3e38 of float32
+    rows = [
+        [1, NAN, 2, 3, 0], [1, INF, 2, 3, 0], [1, -INF, 2, 3, 0], [-INF] * 5, [INF] * 5,
+        [INF, -INF, 0, 1, 2], [NAN, -INF, -INF, -INF, -INF], [NAN] * 5, [INF, NAN, -INF, 0, 0],
+        [-INF, -INF, 4, -INF, -INF], [big, -big, 0, 1, 2], [big] * 5, [-big] * 5, [big, 0, 0, 0, 0],
+        [-big, -INF, -big, -INF, -INF], [0, 1, 2, 3, 4],
+    ]  # fmt: skip
+    x = torch.tensor(rows, device=PLACE).to(dtype)
+    dy = randn(*x.shape, dtype=dtype)
+    for order in (slice(None), [4, 3, 2, 1, 0]):
+        y, _ = check(operation, x[:, order].contiguous(), dy, variant)
+        wrong = [0, 1, 3, 4, 5, 6, 7, 8]
+        assert y[wrong].isnan().all() and not y[-7:].isnan().any()
+
+
+@both
+@every_variant
+def test_gradients_that_are_not_finite(operation, variant):
+    if variant not in operation.BACKWARD_VARIANTS:
+        pytest.skip(f"{variant} has no backward pass")
+    y = operation.forward(randn(5, 6))
+    y[3, 2] = 0.0 if operation.name == "softmax" else -INF
+    dy = randn(5, 6)
+    dy[0, 1], dy[1, 1], dy[2, :2] = NAN, INF, torch.tensor([INF, -INF])
+    dy[3, 2] = INF
+    dx = operation.backward(dy, y, variant=variant)
+    expected = getattr(torch, f"_{operation.name}_backward_data")(dy, y, -1, y.dtype)
+    assert torch.allclose(dx, expected, atol=1e-6, equal_nan=True)
+    assert not dx[4].isnan().any() and not dx[:4].isfinite().all(-1).any()
+
+
+@both
+@every_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_views_and_slices(operation, variant, dtype):
+    buffer = randn(8 * 16 + 8, dtype=dtype, seed=5)
+    whole = randn(8, 16, dtype=dtype, seed=6)
+    for start in (1, 2, 5, 8):  # of x alone, of y alone, and both
+        x = buffer[start : start + 128].view(8, 16)
+        check(operation, x, whole, variant)
+        check(operation, whole, x, variant, start)
+    x = buffer[:128].view(8, 16)
+    for view in (x.t(), x[:, ::2], x[::3, 1:14], x[:1].expand(3, 16), x.view(2, 4, 16).mT):
+        assert not view.is_contiguous()
+        check(operation, view, randn(*view.shape, dtype=dtype), variant)
+        check(operation, view.contiguous(), torch.ones_like(view), variant)
+
+
+@both
+@every_variant
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 3), (3, 2, 0)])
+def test_nothing_to_do(operation, variant, shape):
+    x = torch.zeros(shape, device=PLACE)
+    assert operation.forward(x, variant=variant).shape == x.shape
+    if variant in operation.BACKWARD_VARIANTS:
+        assert operation.backward(x, x, variant=variant).shape == x.shape
+
+
+@both
+@every_variant
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_two_runs_agree_bit_for_bit(operation, variant, dtype):
+    x, dy = randn(3, 777, dtype=dtype), randn(3, 777, dtype=dtype, seed=1)
+    first, second = (operation.forward(x, variant=variant) for _ in range(2))
+    assert identical(first, second)
+    if variant in operation.BACKWARD_VARIANTS:
+        assert identical(*(operation.backward(dy, first, variant=variant) for _ in range(2)))
+
+
+@both
+def test_by_default_a_row_is_held_where_it_fits(operation, monkeypatch):
+    monkeypatch.setitem(softmax.ROW_LIMIT, 1, 100)
+    monkeypatch.setitem(softmax.ROW_LIMIT, 2, 50)
+    for n_cols, forward, backward in (
+        (50, "registers", "registers"), (51, "registers", "split"), (100, "registers", "split"),
+        (101, "split", "split"),
+    ):  # fmt: skip
+        assert softmax.default_variant(n_cols, 1) == forward
+        assert softmax.default_variant(n_cols, 2) == backward
+        x, dy = randn(2, n_cols), randn(2, n_cols, seed=1)
+        y = run(operation.forward, (x,), softmax.DEFAULT)
+        assert identical(y, operation.forward(x, variant=forward))
+        dx = run(operation.backward, (dy, y), softmax.DEFAULT)
+        assert identical(dx, operation.backward(dy, y, variant=backward))
+    with pytest.raises(
+        ValueError, match="'registers' takes rows of at most 100 elements, not 101: use 'split'"
+    ):
+        operation.forward(x, variant="registers")
+    with pytest.raises(ValueError, match="at most 50 elements, not 101"):
+        operation.backward(dy, y, variant="registers")
+
+
+@both
+@pytest.mark.skipif(not SIMULATED, reason="NumPy arrays are for the simulator")
+def test_numpy_arrays_in_the_simulator(operation):
+    x, dy = np.random.default_rng(3).normal(size=(2, 3, 7)).astype(np.float32)
+    y = operation.forward(x)
+    dx = operation.backward(dy, y)
+    for found in (y, dx):
+        assert isinstance(found, np.ndarray) and found.dtype == np.float32
+    assert np.abs(y - getattr(reference, operation.name)(x)).max() < 1e-6
+    expected = getattr(reference, f"{operation.name}_backward")(dy, y)
+    assert np.abs(dx - expected).max() < 1e-5
+    half = operation.forward(x.astype(np.float16))
+    assert half.dtype == np.float16
+
+
+@both
+def test_errors_name_what_was_expected(operation):
+    x = randn(4, 5)
+    forward, backward = operation.forward, operation.backward
+    with pytest.raises(ValueError, match="unknown variant 'fast'; there are naive, .* split, and"):
+        forward(x, variant="fast")
+    with pytest.raises(ValueError, match="unknown variant 'online'; there are naive, shared, warp"):
+        backward(x, x, variant="online")
+    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not int64"):
+        forward(x.long())
+    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
+        forward(x.double())
+    with pytest.raises(ArrayError, match=r"out must have shape \(4, 5\), not \(5, 4\)"):
+        forward(x, out=x.new_empty(5, 4))
+    with pytest.raises(ArrayError, match="out must be float32, not float16"):
+        forward(x, out=x.half())
+    with pytest.raises(ArrayError, match=r"out must be contiguous; its strides are \(1, 4\)"):
+        forward(x, out=x.new_empty(5, 4).t())
+    with pytest.raises(ArrayError, match="dy must be float32, not bfloat16"):
+        backward(x.bfloat16(), x)
+    with pytest.raises(ArrayError, match=r"dy must have shape \(4, 5\), not \(4, 1\)"):
+        backward(x[:, :1], x)
+    with pytest.raises(ArrayError, match="y must be float32 or float16 or bfloat16, not int32"):
+        backward(x, x.int())
+    with pytest.raises(ArrayError, match="out must have shape"):
+        backward(x, x, out=x.new_empty(20))
+
+
+@both
+@every_variant
+def test_out_may_be_an_input(operation, variant):
+    # Every element is read before it is written, by the thread that writes it.
+    x, dy = randn(3, 70), randn(3, 70, seed=1)
+    y = operation.forward(x, variant=variant)
+    assert identical(operation.forward(x.clone(), variant=variant), y)
+    copy = x.clone()
+    assert identical(operation.forward(copy, variant=variant, out=copy), y)
+    if variant in operation.BACKWARD_VARIANTS:
+        dx = operation.backward(dy, y, variant=variant)
+        for i in range(2):
+            inputs = [dy.clone(), y.clone()]
+            assert identical(operation.backward(*inputs, variant=variant, out=inputs[i]), dx)
