@@ -9,6 +9,7 @@ what colour says is also said by lightness, by hatching or by a number.
 
 from .access import access_map, bank_map
 from .basic import curves, images
+from .fusing import arrays_moved
 from .limit import in_flight, loads_in_time, shared_row, stalls, tables, times
 from .memory import access_order, tensor_layout, thread_map
 from .picture import Picture
@@ -20,6 +21,7 @@ __all__ = [
     "Picture",
     "access_map",
     "access_order",
+    "arrays_moved",
     "bank_map",
     "butterfly",
     "curves",
