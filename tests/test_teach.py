@@ -364,6 +364,32 @@ def test_unknown_name_gets_near_ones():
             function("relo")
 
 
+# ---- functions that launch nothing -----------------------------------------------------------
+
+
+def in_flight(gbps, latency_ns, n_multiprocessors, n_threads):
+    share = gbps * latency_ns / n_multiprocessors
+    return share, share / n_threads
+
+
+def test_function_is_accepted(capsys):
+    check("bytes_in_flight", in_flight)
+    assert capsys.readouterr().out == "✓ bytes_in_flight — 8 cases\n"
+
+
+def test_function_is_told_what_it_was_given():
+    with pytest.raises(CheckFailed) as caught:
+        check("bytes_in_flight", lambda gbps, *_: (gbps, gbps), seed=3)
+    message = str(caught.value)
+    assert "call      bytes_in_flight(gbps, latency_ns" in message and "launch" not in message
+    assert "expected  per_multiprocessor = " in message and "gbps      " in message
+
+
+def test_function_is_no_kernel():
+    with pytest.raises(TypeError, match="a function for the CPU"):
+        check("bytes_in_flight", good_relu)
+
+
 # ---- launchers -------------------------------------------------------------------------------
 
 

@@ -83,7 +83,7 @@ def _launch(run: Run) -> list[str]:
         shown = f"{run.exercise.name}({arguments})"
     if run.engine.order != "forward":
         shown += f", with the threads in {run.engine.order} order"
-    lines = [_line("launch", shown)]
+    lines = [_line("call" if run.exercise.kind == "function" else "launch", shown)]
     for name, value in case.inputs.items():
         lines.append(_line(name, _summary(np.asarray(value))))
     return lines

@@ -718,6 +718,13 @@ def blocks_as_warps(n_threads, n_registers):
     return warps * min(4 * (16384 // (32 * per_thread)) // warps, 64 // warps, 32)
 
 
+@wrong("blocks_per_multiprocessor", "wrong values in blocks")
+def blocks_not_whole(n_threads, n_registers):
+    warps = math.ceil(n_threads / 32)
+    per_thread = math.ceil(n_registers / 8) * 8
+    return min(4 * (16384 // (32 * per_thread)) / warps, 64 / warps, 32)
+
+
 @wrong("blocks_per_multiprocessor", "is the return missing")
 def blocks_no_return(n_threads, n_registers):
     min(64 // math.ceil(n_threads / 32), 32)

@@ -332,7 +332,7 @@ BLOCKS_PER_MULTIPROCESSOR = Exercise(
     cases=_occupancy_cases,
     tolerance=EXACT,
     outputs=("blocks",),
-    dtype=np.int64,
+    dtype=np.float64,  # half a block would show
     call=_numbers_of,
     hints=(
         "Count in warps. How many warps is a block? How many warps does a multiprocessor take, by "
@@ -503,9 +503,10 @@ def _train_twice(function, run):
 
 
 def _tensor(array):
-    """The array as a tensor, of the device that it is on, that shares no memory with it."""
-    host = isinstance(array, np.ndarray)
-    return (torch.from_numpy(array) if host else torch.as_tensor(array, device="cuda")).clone()
+    """A copy of the array as a tensor, on the GPU if the array is there."""
+    if isinstance(array, np.ndarray):
+        return torch.from_numpy(array.copy())
+    return torch.from_numpy(array.copy_to_host()).to("cuda")
 
 
 def _require_used(launcher, times):
