@@ -179,6 +179,7 @@ def test_bench_softmax_refuses_other_shapes():
     ("activation", {"dtypes": ["int8"]}, "float32, float16, bfloat16; not int8"),
     ("activation", {"shapes": [(3, 4, 5), (7,)], "dtypes": ["float16"], "rounds": 3}, None),
     ("softmax", {"shapes": [(3, 4)]}, None),
+    ("softmax", {"rounds": 1}, "two rounds at least; not 1"),
     ("global_avg_pool", {"shapes": [(3, 4)]}, "4 positive sizes"),
 ])
 def test_what_a_benchmark_does_not_take(name, wanted, said):

@@ -164,6 +164,9 @@ def test_the_report_names_the_worst_element():
     ({"tolerance": -1.0}, "from 0 on"),
     ({"tolerance": float("nan")}, "from 0 on"),
     ({"name": "global_avg_pool"}, "N x C x H x W"),
+    ({"seed": 2**64}, "a seed has 64 bits"),
+    ({"shape": (0, 2**63)}, "a size has 63 bits"),
+    ({"shape": (10**9, 10**9)}, "1000000000 x 1000000000 cannot be made here"),
     ({"shape": (1, 50_000), "variant": "registers"}, "at most 32,768"),
 ])
 def test_what_does_not_exist_is_refused(arguments, said):

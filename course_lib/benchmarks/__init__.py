@@ -13,6 +13,8 @@ def refused(benchmark, wanted):
     parameters = inspect.signature(benchmark.run).parameters
     for name in wanted.keys() - parameters.keys():
         return f"it has no choice of --{name}"
+    if wanted.get("rounds", 2) < 2:
+        return f"quartiles need two rounds at least; not {wanted['rounds']}"
     if unknown := set(wanted.get("dtypes", ())) - {"float32", "float16", "bfloat16"}:
         return f"--dtypes takes float32, float16, bfloat16; not {', '.join(sorted(unknown))}"
     n_dims = getattr(benchmark, "N_DIMS", None)

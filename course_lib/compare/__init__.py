@@ -54,7 +54,7 @@ def compare(name, shape, *, variant=None, dtype="float32", direction="forward", 
         raise UsageError(f"a tolerance is a number from 0 on, not {tolerance}")
     chosen = variant or found.default(shape)
     with _running_in(place) as on_gpu:
-        inputs = found.inputs(_random(shape, dtype, seed, "cuda" if on_gpu else "cpu"))
+        inputs = _inputs(found, shape, dtype, seed, "cuda" if on_gpu else "cpu")
         try:
             if not on_gpu:
                 _warn_if_long(found, shape, dtype, chosen, warn)
@@ -127,6 +127,18 @@ def _poisoned_memory():
     finally:
         torch.use_deterministic_algorithms(deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = filling
+
+
+def _inputs(found, shape, dtype, seed, place):
+    if not -(2**63) <= seed < 2**64:
+        raise UsageError(f"a seed has 64 bits; {seed} has more")
+    if max(shape) >= 2**63:
+        raise UsageError(f"a size has 63 bits; {_times(shape)} has more")
+    try:
+        return found.inputs(_random(shape, dtype, seed, place))
+    except (RuntimeError, MemoryError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"{_times(shape)} cannot be made here: {reason}") from error
 
 
 def _random(shape, dtype, seed, place):
