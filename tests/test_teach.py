@@ -379,7 +379,7 @@ def test_function_is_accepted(capsys):
 
 def test_function_is_told_what_it_was_given():
     with pytest.raises(CheckFailed) as caught:
-        check("bytes_in_flight", lambda gbps, *_: (gbps, gbps), seed=3)
+        check("bytes_in_flight", lambda gbps, ns, chips, threads: (gbps, gbps), seed=3)
     message = str(caught.value)
     assert "call      bytes_in_flight(gbps, latency_ns" in message and "launch" not in message
     assert "expected  per_multiprocessor = " in message and "gbps      " in message

@@ -159,9 +159,9 @@ print(f"per thread:         {per_thread:.1f} bytes")
 # never pause. A thread that asks for one number has 4 bytes in flight. **It cannot be enough**, even
 # if it did nothing else.
 #
-# To see the law, here are kernels that only read. They ask for 1, 2, 4 or 8 pieces of 4 or
-# 16 bytes, wait for all of them, and ask again. They run with few threads and with many. **Predict:**
-# what matters more, the threads or the loads of each?
+# To see the law, here are kernels that only read. Each of their threads asks for one number of 4 bytes,
+# or for 1, 2, 4 or 8 pieces of 16 bytes, waits for all of them, and asks again. They run with few
+# threads and with many. **Predict:** what matters more, the threads or the loads of each?
 
 # %%
 reading = measured("lesson_04.in_flight")
