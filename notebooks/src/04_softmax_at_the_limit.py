@@ -49,6 +49,8 @@ def measured(name, **wanted):
 print("recorded on an", recorded["device"]["name"])
 
 # %% [markdown]
+# (A line such as `ladder and plot.ladder(…)` draws a picture if there is something to draw.)
+#
 # ## 1 · A bar that stays low
 #
 # Lesson 3 ended with `online`, which reads each number twice, in the right order, with few barriers.
@@ -160,7 +162,7 @@ print(f"per thread:         {per_thread:.1f} bytes")
 # if it did nothing else.
 #
 # To see the law, here are kernels that only read. Each of their threads asks for one number of 4 bytes,
-# or for 1, 2, 4 or 8 pieces of 16 bytes, waits for all of them, and asks again. They run with few
+# or for 1, 2 or 4 pieces of 16 bytes, waits for all of them, and asks again. They run with few
 # threads and with many. **Predict:** what matters more, the threads or the loads of each?
 
 # %%
