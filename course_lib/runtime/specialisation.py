@@ -78,7 +78,7 @@ class PreparedLaunch:
         self.cluster = cluster
         codes = "".join(code for code, _ in parameters)
         packer = struct.Struct(f"@{_CONFIGURATION.format[1:]}{codes}")
-        self.buffer = ctypes.create_string_buffer(packer.size)
+        self.buffer = ctypes.create_string_buffer(-(-packer.size // 8) * 8)
         constants = [0 if value is None else value for _, value in parameters]
         self.attributes = _attributes(specialisation, overlap, cluster)
         where = ctypes.addressof(self.attributes) if self.attributes else 0
@@ -86,6 +86,10 @@ class PreparedLaunch:
         head = (*grid, *block, shared_bytes, stream, where, n_attributes)
         packer.pack_into(self.buffer, 0, *head, *constants)
         self.slots = list(_slots(parameters))
+        # Addresses alone can be written as whole words, in half the time.
+        self.words = memoryview(self.buffer).cast("B").cast("Q")
+        only_addresses = all(code == "Q" for code, value in parameters if value is None)
+        self.places = [offset // 8 for _, offset in self.slots] if only_addresses else None
         self.configuration = ctypes.c_void_p(ctypes.addressof(self.buffer))
         self.size = ctypes.c_size_t(packer.size - _CONFIGURATION.size)
         self.extra = (ctypes.c_void_p * 5)(
@@ -101,9 +105,14 @@ class PreparedLaunch:
 
     def launch(self, values):
         """Enqueue the kernel with `values` in the places left open, in order."""
-        buffer = self.buffer
-        for (write, offset), value in zip(self.slots, values):  # noqa: B905, it costs time here
-            write(buffer, offset, value)
+        if self.places is not None:
+            words = self.words
+            for place, value in zip(self.places, values):  # noqa: B905, it costs time here
+                words[place] = value
+        else:
+            buffer = self.buffer
+            for (write, offset), value in zip(self.slots, values):  # noqa: B905
+                write(buffer, offset, value)
         if _several_devices():
             with current_device(self.specialisation.index):
                 error = self.call(self.configuration, self.function, None, self.extra_address)

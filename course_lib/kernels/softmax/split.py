@@ -12,7 +12,7 @@ What a thread copies asynchronously only it reads, so no barrier is needed betwe
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.rows import MAX_WIDTH, ZERO, my_part
+from course_lib.kernels.softmax.rows import MAX_WIDTH, ZERO, load_row, my_part, store_row
 from course_lib.kernels.softmax.steps import backward_steps, forward_steps, online_step
 from course_lib.runtime.cluster import cluster_sync, load_from_cluster
 from course_lib.runtime.intrinsics import (
@@ -32,6 +32,7 @@ from course_lib.runtime.shared import copy_async, dynamic_shared, wait_for_copie
 
 # More would leave room for fewer threads on a multiprocessor.
 FORWARD_REGISTERS, BACKWARD_REGISTERS = 48, 64
+FETCH_SLOTS = 1  # loads in flight where they can't be asynchronous, in slots of 16 bytes
 
 
 @cuda.jit(device=True)
@@ -48,13 +49,15 @@ def fetch(cache, place, x, start, n_cols, vectors, beyond):
             copy_async(cache, place + col, x, start + col)
             col += n_threads * width
     else:
-        col = tid
-        while col < n_cols:
-            store(cache, place + col, load(x, start + col))
-            col += n_threads
-        while col < (n_cols + width - 1) & -width:
-            store(cache, place + col, beyond)
-            col += n_threads
+        values = cuda.local.array((FETCH_SLOTS, MAX_WIDTH), np.float32)
+        whole = (n_cols + width - 1) & -width
+        done = 0
+        while done < whole:
+            here, left = start + done, n_cols - done
+            load_row(values, FETCH_SLOTS, x, here, left, tid, n_threads, False, beyond)
+            there, left = place + done, whole - done
+            store_row(values, FETCH_SLOTS, cache, there, left, tid, n_threads, False)
+            done += FETCH_SLOTS * width * n_threads
 
 
 @cuda.jit(device=True)
