@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from course_lib import reference, simulator
+from course_lib import SIMULATED, bench, reference, simulator
 from course_lib.benchmarks import lesson_04, profile_softmax
 
 
@@ -53,6 +53,53 @@ def test_teams(team):
     y = np.zeros_like(x)
     simulator.run(lesson_04.teams_kernel, 2, 96, x, y, team)
     np.testing.assert_allclose(y, reference.softmax(x), rtol=1e-5, atol=1e-9)
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """Let the benchmark run without a GPU, on a chip of one multiprocessor, with made-up times."""
+    if not SIMULATED:
+        pytest.skip("about machines without a GPU")
+
+    def device_times(candidates, *, calls, rounds):
+        for candidate in candidates.values():
+            candidate(0)
+        return {label: bench.Timing(10.0, (9.0, 11.0)) for label in candidates}
+
+    monkeypatch.setattr(lesson_04, "DEVICE", "cpu")
+    monkeypatch.setattr(bench, "device_times", device_times)
+    monkeypatch.setattr(bench, "device_facts", lambda: {"multiprocessors": 1})
+    monkeypatch.setattr(bench, "buffer_sets", lambda n_bytes: 1)
+
+
+def test_latency_is_that_of_one_load(on_the_cpu, monkeypatch):
+    monkeypatch.setattr(lesson_04, "FOOTPRINTS", {"near": 1024, "far": 4096})
+    record = lesson_04.latency(n_steps=5)
+    assert [row["label"] for row in record["rows"]] == ["near", "far"]
+    assert record["rows"][0]["nanoseconds"] == 2000  # 10 µs for 5 steps
+    assert record["kernel_hash"] == lesson_04.kernel_hashes()["lesson_04.latency"]
+
+
+def test_in_flight_counts_whole_rounds(on_the_cpu, monkeypatch):
+    monkeypatch.setattr(lesson_04, "IN_FLIGHT", [(1, 4, 256), (2, 16, 256)])
+    rows = lesson_04.in_flight(n=5000)["rows"]
+    assert [row["in_flight"] for row in rows] == [1024, 8192]
+    assert [row["bytes"] for row in rows] == [4 * 19 * 256, 4 * 2 * 2048]
+    assert rows[1]["gbps"] == pytest.approx(4 * 4096 / 10 / 1e3, abs=0.1)
+
+
+def test_softmax_is_checked_and_timed(on_the_cpu, monkeypatch):
+    record = lesson_04.teams(shape=(5, 64))
+    assert [row["label"] for row in record["rows"]][1:4] == [
+        "a team of 32 lanes", "a team of 16 lanes", "a team of 8 lanes"]
+    assert record["bytes"] == 2 * 4 * 320 and record["copy_gbps"] > 0
+    assert len(lesson_04.steps(n_rows=1)["rows"]) == 4
+
+
+def test_what_is_wrong_is_not_timed(on_the_cpu, monkeypatch):
+    monkeypatch.setattr(lesson_04, "launch", lambda *arguments: None)
+    with pytest.raises(AssertionError, match="a team of 32 lanes is wrong, so it is not timed"):
+        lesson_04.teams(shape=(5, 64))
 
 
 #: ncu's names of the rungs' kernels, as it demangles numba's or leaves them, and PyTorch's.
