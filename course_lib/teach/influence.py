@@ -11,6 +11,7 @@ import dataclasses
 
 import numpy as np
 
+from course_lib.simulator.errors import OutOfBounds
 from course_lib.teach.exercise import Case
 from course_lib.teach.running import Attempt, Failure, Run, Simulator
 
@@ -39,7 +40,10 @@ def influence(attempt: Attempt, failure: Failure, name: str) -> np.ndarray | Non
             changed[place] ^= x.dtype.type(1)
         case = _changed(run, name, changed)
         again = Run(run.exercise, case, Simulator(run.engine.order, attempt.seed))
-        again.execute(attempt.obj)
+        try:
+            again.execute(attempt.obj)
+        except OutOfBounds:
+            return None  # the integers are places, such as a row's class: one more is none
         shares[place] = _share(run, before, again)
     return shares
 

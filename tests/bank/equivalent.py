@@ -62,4 +62,14 @@ EQUIVALENT = {
         "no row is long enough for a ninth number per lane"
     ),
     ("softmax_backward", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("cross_entropy", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("cross_entropy", "change constant: 0 → 1"): (
+        "after the butterfly every lane has the result, so lane 1 may write it"
+    ),
+    ("cross_entropy_backward", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("bn_relu_softmax", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("bn_relu_softmax", "change range: range(SLOTS) → range(0, SLOTS + 1, 1), again, again"): (
+        "no row is long enough for a fifth number per lane"
+    ),
+    ("softmax_dropout_backward", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
 }  # fmt: skip
