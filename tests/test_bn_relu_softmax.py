@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from course_lib import SIMULATED, reference
+from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import bn_relu_softmax
 from course_lib.runtime.arrays import ArrayError
 
@@ -299,6 +299,18 @@ def test_numpy_arrays_in_the_simulator():
     assert np.abs(y - reference.bn_relu_softmax(x, mean, var, weight, bias)).max() < 1e-6
     found = bn_relu_softmax.backward(dy, y, x, mean, var, weight, bias)
     assert all(isinstance(array, np.ndarray) for array in found)
+
+
+@pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
+@every_variant
+@pytest.mark.parametrize("n_cols", [3, 40, 300])
+def test_the_sanitizer_finds_nothing(variant, n_cols, monkeypatch):
+    monkeypatch.setattr(bn_relu_softmax, "ENOUGH_THREADS", 256)  # several rows for each block
+    x, dy, parameters = inputs(5, n_cols, torch.float32)
+    with simulator.sanitize() as report:
+        y = bn_relu_softmax.forward(x, *parameters, variant=variant)
+        bn_relu_softmax.backward(dy, y, x, *parameters, variant=variant)
+    assert not report.findings, report.findings
 
 
 @pytest.mark.gpu

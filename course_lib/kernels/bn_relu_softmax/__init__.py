@@ -98,8 +98,8 @@ def forward(x, mean, var, weight, bias, *, eps=1e-5, variant=DEFAULT, out=None):
         return y
     operands = (x, y, *parameters, np.float32(eps))
     vectors = on_boundaries(n_cols, (x, y))
-    if variant == "registers" and (plan := _plan("forward", x, vectors)):
-        n_slots, team_bits, n_threads, n_shared, shared_bytes = plan
+    if variant == "registers" and (found := plan("forward", x, vectors)):
+        n_slots, team_bits, n_threads, n_shared, shared_bytes = found
         launch(
             _forward[n_slots, vectors], _n_blocks(n_rows, n_threads, n_shared),
             n_threads, *operands, n_rows, n_cols, team_bits, n_shared,
@@ -131,8 +131,8 @@ def backward(dy, y, x, mean, var, weight, bias, *, eps=1e-5, variant=DEFAULT, ou
     vectors = on_boundaries(n_cols, (*inputs, dx))
     if n_rows == 0:
         partial, n_parts = _partial_sums(dx, 1, n_cols), 0
-    elif variant == "registers" and (plan := _plan("backward", x, vectors)):
-        n_slots, team_bits, n_threads, n_shared, shared_bytes = plan
+    elif variant == "registers" and (found := plan("backward", x, vectors)):
+        n_slots, team_bits, n_threads, n_shared, shared_bytes = found
         n_parts = _n_blocks(n_rows, n_threads, n_shared)
         partial = _partial_sums(dx, n_parts, n_cols)
         launch(
@@ -201,7 +201,7 @@ def row_limit(direction, vectors, chip):
     return MOST_VALUES * MOST_THREADS[direction, vectors][chip >= (9, 0)]
 
 
-def _plan(direction, x, vectors):
+def plan(direction, x, vectors):
     """(slots, team_bits, threads and rows per block, shared bytes), or None for rows too long."""
     n_cols, width = x.shape[1], VECTOR_BYTES // x.dtype.itemsize
     chip, shared_limit = _chip_of(x)

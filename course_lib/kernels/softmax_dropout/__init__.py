@@ -157,19 +157,25 @@ def _run(variants, variant, by_slots, operands, n_rows, n_cols, numbers):
         launch(kernel, n_blocks, ladder.BLOCK_SIZE, *operands, n_cols, *numbers, flat=True)
         return
     rows = [operand for i, operand in enumerate(operands) if i != 2]  # all but stats
-    n_held, offset = len(rows) - 1, numbers[2]
-    vectors = offset % 4 == 0 and on_boundaries(n_cols, rows)
-    if n_cols <= ROW_LIMIT[n_held]:
-        itemsize = operands[0].dtype.itemsize
-        n_slots, team_bits, n_threads, n_shared = share_out(n_cols, itemsize, n_held)
-        kernel = by_slots[n_slots][0]
-    else:
-        n_shared, team_bits, n_threads = 1, WHOLE_BLOCK, LONG_BLOCK_SIZE
-        kernel = by_slots[LONG_SLOTS][1]
+    vectors = numbers[2] % 4 == 0 and on_boundaries(n_cols, rows)
+    found = plan(n_cols, operands[0].dtype.itemsize, len(rows) - 1)
+    n_slots, fits, team_bits, n_threads, n_shared = found
+    kernel = by_slots[n_slots][0 if fits else 1]
     launch(
         kernel, -(-n_rows // n_shared), n_threads, *operands, n_rows, n_cols, team_bits, vectors,
         *numbers, flat=True, overlap=True,
     )  # fmt: skip
+
+
+def plan(n_cols, itemsize, n_held):
+    """(slots per thread, whether a row fits, team_bits, threads per block, rows per block).
+
+    n_held  arrays held in registers: 1 forward, 2 backward
+    """
+    if n_cols > ROW_LIMIT[n_held]:
+        return LONG_SLOTS, False, WHOLE_BLOCK, LONG_BLOCK_SIZE, 1
+    n_slots, team_bits, n_threads, n_shared = share_out(n_cols, itemsize, n_held)
+    return n_slots, True, team_bits, n_threads, n_shared
 
 
 def specialisations():
