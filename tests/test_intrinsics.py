@@ -7,15 +7,19 @@ import torch
 from course_lib import SIMULATED, cuda
 from course_lib.runtime.intrinsics import (
     block_max,
+    block_online,
     block_sum,
     fast_exp,
     fast_reciprocal,
     load,
     load_vector,
+    online_add,
+    online_merge,
     store,
     store_vector,
     vector_width,
     warp_max,
+    warp_online,
     warp_sum,
 )
 from course_lib.runtime.launch import launch
@@ -64,6 +68,51 @@ def block_kernel(x, sums, largest):
     sums[i] = block_sum(x[i], scratch)
     largest[i] = block_max(x[i], scratch)
     sums[i] += block_sum(x[i], scratch)  # the same scratch again: is it still being read?
+
+
+@cuda.jit
+def online_kernel(x, order, pairs):
+    """pairs[i] = the pair of row i of x, its elements added in the order of row i of `order`."""
+    i = cuda.grid(1)
+    if i < x.shape[0]:
+        m, s = np.float32(-np.inf), np.float32(0)
+        for k in range(x.shape[1]):
+            m, s = online_add(m, s, x[i, order[i, k]])
+        pairs[i, 0] = m
+        pairs[i, 1] = s
+
+
+@cuda.jit
+def merge_kernel(pairs, merged):
+    """The pairs of each row of `pairs`, merged from the left, from the right, and as a tree."""
+    i = cuda.grid(1)
+    if i < pairs.shape[0]:
+        m, s = pairs[i, 0, 0], pairs[i, 0, 1]
+        for k in range(1, 4):
+            m, s = online_merge(m, s, pairs[i, k, 0], pairs[i, k, 1])
+        merged[i, 0, 0] = m
+        merged[i, 0, 1] = s
+        m, s = pairs[i, 3, 0], pairs[i, 3, 1]
+        for k in range(1, 4):
+            m, s = online_merge(pairs[i, 3 - k, 0], pairs[i, 3 - k, 1], m, s)
+        merged[i, 1, 0] = m
+        merged[i, 1, 1] = s
+        m, s = online_merge(pairs[i, 0, 0], pairs[i, 0, 1], pairs[i, 1, 0], pairs[i, 1, 1])
+        m1, s1 = online_merge(pairs[i, 2, 0], pairs[i, 2, 1], pairs[i, 3, 0], pairs[i, 3, 1])
+        m, s = online_merge(m1, s1, m, s)
+        merged[i, 2, 0] = m
+        merged[i, 2, 1] = s
+
+
+@cuda.jit
+def threads_online_kernel(x, of_warp, of_block):
+    scratch_m = cuda.shared.array(32, np.float32)
+    scratch_s = cuda.shared.array(32, np.float32)
+    i = cuda.grid(1)
+    m, s = online_add(np.float32(-np.inf), np.float32(0), x[i])
+    of_warp[i, 0], of_warp[i, 1] = warp_online(m, s)
+    block_online(m, s, scratch_m, scratch_s)
+    of_block[i, 0], of_block[i, 1] = block_online(m, s, scratch_m, scratch_s)
 
 
 def all_patterns(dtype):
@@ -144,6 +193,70 @@ def test_block_reductions_of_infinities(block):
     launch(block_kernel, 2, block, x, sums, largest)
     assert sums[:block].eq(float("inf")).all() and sums[block:].eq(0).all()
     assert largest[:block].eq(float("inf")).all() and largest[block:].eq(0).all()
+
+
+def pair_of(rows):
+    """(m, s) of each row in float64; s is NaN with NaN or +inf in it."""
+    rows = rows.double()
+    numbers = torch.where(rows.isnan(), -torch.inf, rows)
+    m = numbers.amax(-1, keepdim=True)
+    s = (rows - torch.where(m == -torch.inf, 0, m)).exp().sum(-1, keepdim=True)
+    return torch.cat([m, s], -1)
+
+
+def check_pairs(found, rows):
+    expected = pair_of(rows).expand(found.shape)
+    assert torch.allclose(found[..., 1].double(), expected[..., 1], rtol=3e-6, equal_nan=True)
+    valid = ~expected[..., 1].isnan()
+    assert torch.equal(found[..., 0].double()[valid], expected[..., 0][valid])
+
+
+def difficult_rows(n_cols):
+    """Ordinary and masked rows, ties, a far offset; then none but -inf; then NaN and +inf."""
+    x = 20 * torch.randn(9, n_cols, device=PLACE)
+    x[1, ::2] = -torch.inf
+    x[2] = 3.0
+    x[3] -= 1e4
+    x[4, :-1] = -torch.inf
+    x[5] = -torch.inf
+    x[6, n_cols // 2] = torch.nan
+    x[7, n_cols // 3] = torch.inf
+    x[8, 0], x[8, -1] = -torch.inf, torch.inf
+    return x
+
+
+def test_the_online_pair_in_any_order():
+    x = difficult_rows(12)
+    for seed in range(3):
+        order = torch.stack([
+            torch.randperm(12, generator=torch.Generator().manual_seed(seed + i)) for i in range(9)
+        ]).to(PLACE)  # fmt: skip
+        pairs = torch.zeros(9, 2, device=PLACE)
+        launch(online_kernel, 1, 32, x, order, pairs)
+        check_pairs(pairs, x)
+        assert pairs[5].tolist() == [-torch.inf, 0] and pairs[6:, 1].isnan().all()
+
+
+def test_merging_pairs_in_any_order():
+    x = difficult_rows(16)
+    parts = x.view(9 * 4, 4)
+    order = torch.arange(4, device=PLACE).expand(36, 4).contiguous()
+    pairs, merged = torch.zeros(36, 2, device=PLACE), torch.zeros(9, 3, 2, device=PLACE)
+    launch(online_kernel, 2, 32, parts, order, pairs)
+    check_pairs(pairs, parts)
+    launch(merge_kernel, 1, 32, pairs.view(9, 4, 2), merged)
+    check_pairs(merged, x[:, None])
+
+
+@pytest.mark.parametrize("block", [32, 64, 96, 256, 1024])
+def test_online_reductions(block):
+    x = difficult_rows(block)
+    of_warp, of_block = (torch.zeros(x.numel(), 2, device=PLACE) for _ in range(2))
+    launch(threads_online_kernel, len(x), block, x.view(-1), of_warp, of_block)
+    check_pairs(of_warp.view(-1, 32, 2), x.view(-1, 1, 32))
+    check_pairs(of_block.view(len(x), block, 2), x[:, None])
+    # In every thread alike, bit for bit.
+    assert torch.equal(*(of_block.view(len(x), block, 2)[:6, k] for k in (0, -1)))
 
 
 @pytest.mark.skipif(not SIMULATED, reason="a GPU's context does not survive a misaligned access")
