@@ -129,7 +129,8 @@ def test_long_rows(operation, variant, n_cols):
 @both
 @pytest.mark.parametrize("shared_bytes, clusters", [(48 << 10, False), (99 << 10, True)])
 def test_small_chips(operation, shared_bytes, clusters, monkeypatch):
-    monkeypatch.setattr(direction, "_chip", lambda array: (shared_bytes // 64, clusters))
+    chip = (9, 0) if clusters else (8, 0), shared_bytes // 64
+    monkeypatch.setattr(direction, "chip_of", lambda array: chip)
     monkeypatch.setattr(plan, "SHARED_RESERVE", 64)
     monkeypatch.setattr(plan, "STREAM_PART", 128)
     for n_cols in (100, 300, 1000):

@@ -1,5 +1,6 @@
 """The course's own exercises, and how checks, hints and progress behave."""
 
+import gc
 import json
 import math
 import os
@@ -255,8 +256,12 @@ def test_a_ring_that_gets_lost_comes_again(monkeypatch):
 @pytest.mark.parametrize("limit", [0.002, 0.004, 0.006])
 def test_time_that_is_up_between_two_runs_is_told_as_well(monkeypatch, limit):
     monkeypatch.setattr(checking, "TIME_LIMIT", limit)
-    with pytest.raises(CheckFailed, match="did not end"):
-        check("global_avg_pool", exercises()["global_avg_pool"].solution)
+    gc.disable()  # a ring in a collector's callback is lost, and the next comes too late here
+    try:
+        with pytest.raises(CheckFailed, match="did not end"):
+            check("global_avg_pool", exercises()["global_avg_pool"].solution)
+    finally:
+        gc.enable()
 
 
 # ---- what is no solution ---------------------------------------------------------------------
@@ -886,7 +891,7 @@ def test_real_kernels_are_checked_in_the_simulator():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [n for n in KERNELS if exercises()[n].kind != "function"])
 def test_solution_passes_on_the_gpu(name, capsys, recwarn):
     check(name, exercises()[name].solution)
     assert not recwarn.list

@@ -24,6 +24,7 @@ from course_lib.runtime.specialisation import LaunchError, PreparedLaunch, Speci
 __all__ = ["ArrayError", "LaunchError", "in_simulator", "launch", "prepare", "recorded"]
 
 _simulated = device.use_simulator()
+SIMULATED_CHIP = (9, 0), 227 << 10
 MOST_BLOCKS_IN_CLUSTER = 8  # what every chip that has clusters can do
 MOST_PREPARED = 4096  # launches remembered; past it, all are prepared again
 _specialisations = {}
@@ -174,6 +175,17 @@ def recorded():
 def on_gpu():
     """Whether launches made here and now run on a GPU."""
     return not (_simulated or simulator.observing())
+
+
+def chip_of(array):
+    """(compute capability, bytes of shared memory a block may have) where launches on `array` run.
+
+    In the simulator, those of the chip that it stands for.
+    """
+    if not on_gpu():
+        return SIMULATED_CHIP
+    found = device.properties(arrays.describe(array).device)
+    return found.compute_capability, found.shared_bytes_per_block_optin
 
 
 def _prepare(key, args):

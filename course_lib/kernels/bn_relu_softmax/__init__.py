@@ -36,13 +36,12 @@ Batch normalisation: Ioffe and Szegedy (2015). Derivation: notebook 05.
 
 import numpy as np
 
-from course_lib import SIMULATED
 from course_lib.kernels.bn_relu_softmax import features, ladder, registers
 from course_lib.kernels.row_teams import WHOLE_BLOCK
 from course_lib.kernels.softmax.direction import on_boundaries
-from course_lib.runtime import arrays, device
+from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch
+from course_lib.runtime.launch import chip_of, launch
 
 DTYPES = ("float32", "float16", "bfloat16")
 DEFAULT = "registers"
@@ -204,7 +203,7 @@ def row_limit(direction, vectors, chip):
 def plan(direction, x, vectors):
     """(slots, team_bits, threads and rows per block, shared bytes), or None for rows too long."""
     n_cols, width = x.shape[1], VECTOR_BYTES // x.dtype.itemsize
-    chip, shared_limit = _chip_of(x)
+    chip, shared_limit = chip_of(x)
     if n_cols > row_limit(direction, vectors, chip):
         return None
     n_vectors = -(-n_cols // width)
@@ -223,14 +222,6 @@ def plan(direction, x, vectors):
     if 4 * n_floats + STATIC_SHARED_BYTES > shared_limit:
         return None
     return n_slots, team_bits, n_threads, n_shared, 4 * n_floats
-
-
-def _chip_of(x):
-    """Compute capability of x's device, and the bytes of shared memory that a block may have."""
-    if SIMULATED or not hasattr(x, "__cuda_array_interface__"):
-        return (9, 0), 227 << 10
-    found = device.properties(arrays.describe(x).device)
-    return found.compute_capability, found.shared_bytes_per_block_optin
 
 
 def _n_blocks(n_rows, n_threads, n_shared):

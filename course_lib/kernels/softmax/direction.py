@@ -10,12 +10,11 @@ from course_lib.kernels.softmax.plan import (
     stream_plan,
     usable_slots,
 )
-from course_lib.runtime import arrays, device
+from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch, on_gpu
+from course_lib.runtime.launch import chip_of, launch
 
 CLUSTERS_SINCE = (9, 0)
-SIMULATED_SHARED_BYTES = 227 << 10  # of the chip that the simulator stands for
 
 
 class Direction:
@@ -61,7 +60,9 @@ class Direction:
 
     def _launch_split(self, n_rows, n_cols, operands):
         itemsize, n_arrays = operands[0].dtype.itemsize, len(operands) - 1
-        plan = split_plan(n_cols, itemsize, n_arrays, *_chip(operands[0]))
+        capability, shared_bytes = chip_of(operands[0])
+        clusters = capability >= CLUSTERS_SINCE
+        plan = split_plan(n_cols, itemsize, n_arrays, shared_bytes, clusters)
         if plan is None:
             self._launch_streamed(stream_plan(n_cols), n_rows, n_cols, operands)
             return
@@ -124,15 +125,6 @@ def backward_direction(formulas):
         split.backward_kernel(formulas),
         streamed.backward_kernels(formulas),
     )
-
-
-def _chip(array):
-    """(bytes of shared memory a block may have, whether there are clusters) where `array` is."""
-    if on_gpu():
-        index = arrays.describe(array).device
-        shared_bytes = device.properties(index).shared_bytes_per_block_optin
-        return shared_bytes, device.compute_capability(index) >= CLUSTERS_SINCE
-    return SIMULATED_SHARED_BYTES, True
 
 
 def on_boundaries(n_cols, operands):
