@@ -1,5 +1,6 @@
 """Pictures of fusing: what a chain of kernels moves, and what it makes of the same work."""
 
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from .picture import INK, LIMIT, PAPER, PEER, Picture
@@ -47,7 +48,7 @@ def arrays_moved(chains, *, title="", alt=None):
                 left += width
             start = left - reads - writes
             axes.text((start + left) / 2, place - 0.36, name, ha="center", va="center",
-                      fontsize=9.5)
+                      fontsize=9.5, bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1})
             axes.plot([start + 0.03, left - 0.03], [place - 0.25] * 2, color=INK, linewidth=1)
         axes.text(left + 0.06, place, f"{totals[label]:.3g}", va="center", fontweight="bold",
                   bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1})
@@ -57,7 +58,9 @@ def arrays_moved(chains, *, title="", alt=None):
     axes.set(ylim=(len(chains) - 0.6, -0.7), xlim=(0, max(totals.values()) * 1.1),
              xlabel="arrays moved (sizes of the array)")
     axes.set_title(title, loc="left", fontweight="bold")
-    boxes = [Rectangle((0, 0), 1, 1, facecolor=READ, edgecolor=INK),
-             Rectangle((0, 0), 1, 1, facecolor=WRITE, edgecolor=INK, hatch="///")]
-    figure.legend(boxes, ["read", "written"], loc="outside lower center", ncols=2, frameon=False)
+    marks = [Rectangle((0, 0), 1, 1, facecolor=READ, edgecolor=INK),
+             Rectangle((0, 0), 1, 1, facecolor=WRITE, edgecolor=INK, hatch="///"),
+             Line2D([], [], color=LIMIT, linestyle="--", linewidth=2)]
+    figure.legend(marks, ["read", "written", f"{last}: {totals[last]:.3g}"],
+                  loc="outside lower center", ncols=3, frameon=False)
     return figure

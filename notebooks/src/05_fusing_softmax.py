@@ -15,6 +15,7 @@
 
 # %%
 import math
+from functools import cache
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ recorded = bench.load_records()
 # `fused_softmax`. On a GPU, this function runs them; without one, it finds what was recorded.
 
 # %%
+@cache
 def measured(name, shape):
     """The measurement called `name`; None, and a line that says so, if there is none."""
     if not SIMULATED:
@@ -43,7 +45,7 @@ def measured(name, shape):
     if found := bench.find(recorded, name=name, shape=shape, dtype="float32"):
         source = {"device": recorded["device"]["name"], "date": found[0]["date"]}
         return found[0] | {"source": source}
-    return print(f"{name} has not been recorded on a GPU yet.")
+    return print(f"{name} of {shape[0]:,} × {shape[1]:,} has not been recorded on a GPU yet.")
 
 
 print("recorded on an", recorded["device"]["name"])
@@ -275,8 +277,8 @@ show(measured("bn_relu_softmax.forward", (16384, 8192)),
 # **Explaining the gap.** The bar of PyTorch eager counts only the *useful* bytes, two arrays in the time
 # that it takes to move six. Where its ratio is above 3, one of the kernels of the chain is not at its own
 # limit; where it is below, part of an array was still in the L2 cache when the next kernel came. The
-# compiler finds the fusion, too, since it knows all three operations. What it cannot know is how to
-# read a long row only once.
+# compiler can find this fusion, too, since it is shown all three operations. Whether its kernel also
+# reads a long row only once is another question, and its bar gives the answer.
 #
 # ### Backwards
 #
@@ -284,8 +286,7 @@ show(measured("bn_relu_softmax.forward", (16384, 8192)),
 # through scale and shift: $dx = dz \cdot \text{scale}$. Fused, that is three arrays read (`dy`, `y`, `x`)
 # and one written; PyTorch's chain moves eleven. The gradients of `weight` and `bias` are
 # sums over all *rows*, for each feature. No block sees all rows. So each block adds up those it sees,
-# writes one line of partial sums, and a second, small kernel adds the lines: lesson 2's last section,
-# column by column.
+# writes one line of partial sums, and a second, small kernel adds the lines.
 
 # %% [markdown]
 # A good place for a break. Next comes the fusion that every classifier and every language model
@@ -305,24 +306,25 @@ show(measured("bn_relu_softmax.forward", (16384, 8192)),
 # zeros. **Predict** the loss for a gap of 50, and for 120.
 
 # %%
-gaps = np.arange(0, 141, 5)
+gaps = np.arange(0, 141)
 scores = np.stack([gaps, 0 * gaps, 0 * gaps], axis=1)
 by_the_book = {}
 with np.errstate(divide="ignore"):
     for kind in (np.float16, np.float32):
         shifted = (scores - gaps[:, None]).astype(kind)
         y = np.exp(shifted) / np.exp(shifted).sum(axis=1, keepdims=True)
-        by_the_book[f"−log(softmax), {kind.__name__}"] = -np.log(y[:, 1])
+        by_the_book[f"−log(softmax), {kind.__name__}"] = np.minimum(-np.log(y[:, 1]), 160)
 right = reference.cross_entropy(scores, np.ones(len(gaps), int), reduction="none")
 
 # %%
 plot.curves(gaps, {"right": right} | by_the_book, xlabel="how far the target's score is below the largest",
-            ylabel="loss (no unit)", title="Two of the three curves end too early")
+            ylabel="loss (no unit; 160 is infinity)", title="Two of three curves go to infinity")
 
 # %% [markdown]
-# Where a curve ends, the loss is infinite: the probability underflowed to 0, and $-\log 0 = \infty$.
-# With float16 it happens from a gap of 20 on, and nothing is wrong with the scores. Just before the end
-# the curve has steps. The remedy is to never compute $y_t$ at all. Put softmax into the logarithm:
+# Where a curve jumps, the loss is infinite: the probability underflowed to 0, and
+# $-\log 0 = \infty$. With float16 it happens before a gap of 20, with float32 a little above 100, and
+# nothing is wrong with the scores. The remedy is to never compute $y_t$ at all. Put softmax into the
+# logarithm:
 #
 # $$ L = -\log \frac{e^{x_t - m}}{s} = m - x_t + \log s
 # \qquad\text{with}\qquad m = \max_i x_i, \quad s = \sum_i e^{x_i - m} . $$
@@ -331,9 +333,10 @@ plot.curves(gaps, {"right": right} | by_the_book, xlabel="how far the target's s
 # row only the pair $(m, s)$ that the online softmax finds **in a single pass**, and one score. The number
 # $m + \log s = \log \sum_i e^{x_i}$ is known as **log-sum-exp**, or `lse`.
 #
-# Count. PyTorch's two kernels write all log-probabilities, and then pick one of each row. For a language
-# model with 50,000 words that is 50,000 numbers written for the sake of one. The fused kernel
-# reads the scores once, and *writes next to nothing*.
+# Count. PyTorch has two kernels for it. The first, log-softmax, writes the logarithms of *all*
+# probabilities, and the second picks one of each row. For a language model with 50,000 words that is
+# 50,000 numbers written for the sake of one. The fused kernel reads the scores once, and *writes next to
+# nothing*.
 #
 # ### Exercise: the forward pass
 #
@@ -435,10 +438,11 @@ plot.arrays_moved({"PyTorch eager": eager, "fused": [("forward", 1, 0), ("backwa
 def cross_entropy_backward(dloss, logits, target, m, s, dlogits):
     row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
     if row < logits.shape[0]:
+        label, largest, total, scale = target[row], m[row], s[row], dloss[row]
         for col in range(lane, logits.shape[1], 32):
             dx = ZERO
             TODO  # softmax minus one-hot, unless the row is ignored
-            dlogits[row, col] = dx * dloss[row]
+            dlogits[row, col] = dx * scale
 
 
 check("cross_entropy_backward", cross_entropy_backward)
@@ -457,20 +461,20 @@ with simulator.trace() as backward_trace:
     backward[16, 128](dloss, logits, target, m, s, dlogits)
 leaf = torch.tensor(logits, requires_grad=True)
 torch.nn.functional.cross_entropy(leaf, torch.tensor(target)).backward()
-step = np.zeros(logits.shape)
-step[5, 7] = 1e-4
+step, place = np.zeros(logits.shape), (5, target[5])
+step[place] = 1e-4
 up, down = (reference.cross_entropy(logits + sign * step, target) for sign in (1, -1))
-print(f"brute force {(up - down) / 2e-4:.9f}, yours {dlogits[5, 7]:.9f}")
+print(f"brute force {(up - down) / 2e-4:.9f}, yours {dlogits[place]:.9f}")
 print(f"largest difference from autograd {np.abs(dlogits - leaf.grad.numpy()).max():.0e}")
 
 # %%
 plot.passes({"forward": forward_trace, "backward": backward_trace}, logits.nbytes,
-            title="Your two kernels: three arrays, and a little")
+            title="What your two kernels ask for")
 
 # %% [markdown]
-# (The little is asked for in the loop: `m[row]`, `s[row]`, `target[row]` and `dloss[row]` for every
-# column. All lanes of a warp ask for the same address, which costs a request, but only one sector. A
-# compiler takes such loads out of the loop if it can tell that no write changes them.)
+# (What is left over: forward, the score of the target, once more; backward, four numbers of the row, for
+# which all 32 lanes ask. With rows as short as these it looks like much. But it is the same address
+# for all lanes: one request, one sector.)
 #
 # ### Small additions
 #
@@ -511,9 +515,10 @@ show(both, "Cross-entropy forward and backward, 8,192 rows of 32,000 classes")
 
 # %% [markdown]
 # **Explaining the gap.** Six arrays against three should be a factor of 2. What is above comes from
-# PyTorch's kernels, which for so long rows are not at the limit themselves: they read a row more than once.
+# PyTorch's kernels, which are not at the limit of the memory themselves for such long rows; you know
+# from lesson 4 what to look for. (The copy to compare with moves three arrays here.)
 #
-# And the memory? A array of 8,192 × 32,000 float32 numbers has 1.05 GB. **Predict** what each way
+# And the memory? An array of 8,192 × 32,000 float32 numbers has 1.05 GB. **Predict** what each way
 # takes beside the scores, at the moment when it takes most:
 #
 # - PyTorch keeps the log-probabilities, and backward it makes their gradient and that of the scores. 3
@@ -525,11 +530,12 @@ array_bytes = 8192 * 32000 * 4
 found = (both or {}).get("peak_extra_bytes", {})
 for label, predicted in (("ours", 1), ("PyTorch eager", 3)):
     text = f"{found[label] / array_bytes:.2f} measured" if label in found else "not recorded yet"
-    print(f"{label:14} {predicted} arrays predicted, {text}")
+    print(f"{label:14} arrays predicted: {predicted}, {text}")
 
 # %% [markdown]
-# For language models this matters more than the time: the scores are by far the largest array of the
-# whole network, and whoever needs three of them instead of one has to train with smaller batches.
+# For language models this often matters more than the time. The scores, with a number for each word of the
+# vocabulary, are among the largest arrays of the whole network, and whoever needs three more of them
+# instead of one has to train with smaller batches.
 
 # %% [markdown]
 # Another good place for a break.
@@ -599,10 +605,11 @@ plot.images(drawn, [f"{rounds} rounds" for rounds in steps], vmin=0, vmax=1,
             title="The numbers of positions 0 to 4,095, row by row")
 
 # %% [markdown]
-# After a few rounds one still sees the order in which the positions were counted. Ten rounds pass
-# all known tests of randomness. (John Salmon and others described it in 2011; the two
-# factors were searched for, and the key grows by a fixed odd number each round. PyTorch uses the same
-# generator.)
+# After two rounds the first number does not depend on the position yet: it had no turn. After three,
+# one still sees in which order the positions were counted. Ten rounds pass the hardest tests of
+# randomness that its authors could find. (John Salmon and others described it in 2011. The two factors
+# were searched for, and the key grows by a fixed odd number each round. PyTorch's generator on the GPU
+# is the same.)
 #
 # Four numbers come at a time. The course's `philox_one(i, key0, key1)` gives number `i`: it is word
 # `i % 4` of position `i // 4`. Let us draw the same numbers with the threads in different orders:
@@ -652,15 +659,16 @@ def softmax_dropout(x, p, seed, z, m, s):
             z[row, col] = y / (ONE - p) if keep else ZERO
 
 # %%
-x = np.random.default_rng(6).normal(0, 1, (24, 48)).astype(f)
-z, (m, s), p, seed = np.zeros_like(x), np.zeros((2, 24), dtype=f), f(0.3), 11
-softmax_dropout[6, 128](x, p, seed, z, m, s)
+x = np.random.default_rng(6).normal(0, 0.6, (6, 10)).astype(f)
+z, (m, s), p, seed = np.zeros_like(x), np.zeros((2, 6), dtype=f), f(0.3), 11
+softmax_dropout[2, 128](x, p, seed, z, m, s)
 print(f"dropped {np.mean(z == 0):.1%}; the rows sum to {z.sum(axis=1).mean():.3f} on average")
-plot.images([reference.softmax(x), z], ["softmax", "after dropout"],
-            title="24 rows of 48 probabilities")
+plot.tables([reference.softmax(x), z], ["softmax", "after dropout"],
+            title="Six rows of ten probabilities, about 30 % of them dropped")
 
 # %% [markdown]
-# (With numbers as few as these, 30 % is not met exactly.)
+# (What is left has become larger by a factor of 1 / 0.7. With numbers as few as these, 30 % is not met
+# exactly, and the rows do not sum to 1. On average over many masks they do.)
 #
 # ### Exercise: backward, with the mask drawn again
 #
@@ -698,7 +706,7 @@ hint("softmax_dropout_backward")
 # %%
 backward = use("softmax_dropout_backward", softmax_dropout_backward)
 dz, dx = np.random.default_rng(8).normal(size=x.shape).astype(f), np.zeros_like(x)
-backward[6, 128](dz, x, m, s, p, seed, dx)
+backward[2, 128](dz, x, m, s, p, seed, dx)
 mask, step = (z > 0) / (1 - p), np.zeros(x.shape)
 for place in ((3, 4), tuple(np.argwhere(z == 0)[0])):
     step[:] = 0
@@ -727,8 +735,9 @@ show(measured("softmax_dropout.backward", (16384, 8192)),
 
 # %% [markdown]
 # **Explaining the gap.** Forward, 4.25 arrays against 2 predict a ratio of 2.1, backward 5.25 against 3
-# predict 1.75. To compute again what one could have stored is a good bargain whenever memory is the
-# limit. FlashAttention does it with the whole matrix of scores.
+# predict 1.75. What our own
+# bar lacks to the copy is the price of Philox. To compute again what one could have stored is a good
+# bargain whenever memory is the limit. FlashAttention does it with the whole matrix of scores.
 
 # %% [markdown]
 # ## 5 · Where it does not pay
@@ -744,14 +753,14 @@ for flops in work:
     chain_us, fused_us = predict(100_000_000, n_operations=3, flops=int(flops), **H200)
     gains.append(chain_us / fused_us)
 plot.curves(np.log10(work), {"three kernels": np.array(gains)},
-            xlabel="operations per number in each kernel (power of ten)",
+            xlabel="operations per number in each kernel (1 stands for 10, 2 for 100, 3 for 1,000)",
             ylabel="times faster when fused", title="Fusing helps where memory is the limit")
 
 # %% [markdown]
 # It falls before a single kernel of the chain gets to the ridge, since the fused one has the work of all
-# three. Matrix products are at the right end, with thousands of operations per number. To put a softmax
-# behind a matrix product into the *same* kernel saves its bytes only. (Which can be worth it: attention
-# does so since the scores would not fit anywhere.)
+# three. Matrix products are at the right end, with thousands of operations per number. What is
+# fused to one of them saves its own bytes and no more. (That can be worth it: attention does so, since
+# its scores would not fit anywhere.)
 #
 # **2. Where all rows are needed before the first result.** In training, batch normalisation needs mean
 # and variance of the *batch*: of a whole column. No element can be normalised before the last row
@@ -807,6 +816,25 @@ for shape in ((128, 200), (16384, 1000), (8192, 32000)):
         print(f"{shape[0]:6,} × {shape[1]:6,}: {label:14} {times[label]:9,.1f} µs on the device")
 
 # %% [markdown]
+# ### Predicted and measured
+#
+# All fusions of this lesson in one table: the ratio that the arrays predict, and the one that was
+# measured against PyTorch eager.
+
+# %%
+ratios = {("bn_relu_softmax.forward", (16384, 8192)): 6 / 2,
+          ("bn_relu_softmax.backward", (16384, 8192)): 11 / 4,
+          ("softmax_dropout.forward", (16384, 8192)): 4.25 / 2,
+          ("softmax_dropout.backward", (16384, 8192)): 5.25 / 3,
+          ("cross_entropy.both", (8192, 32000)): 6 / 3}
+records = [measured(name, shape) for name, shape in ratios]
+print(f"{'':26}predicted  measured")
+for ((name, _), ratio), record in zip(ratios.items(), records, strict=True):
+    us = {row["label"]: row["microseconds"] for row in record["rows"]} if record else {}
+    found = f"{us['PyTorch eager'] / us[record['default']]:.2f}" if us else "not yet"
+    print(f"{name:26}{ratio:9.2f}{found:>10}")
+
+# %% [markdown]
 # ## What the profiler says
 #
 # What a profiler would count of your kernels, your tracer has counted. Here are sectors, in sizes of the
@@ -835,9 +863,10 @@ for name, (trace, n, predicted) in kernels.items():
 #
 # ## Where the real libraries go further
 #
-# - `torch.compile` fuses whatever it can see: element-wise operations with each other and into the
-#   reductions next to them. It is the first thing to try. What it does not find are changes of
-#   the *algorithm*, such as the online pair or a mask that is drawn again from one pass to the other.
+# - `torch.compile` fuses what it is shown: operations on single elements with each other, and with the
+#   reductions next to them. It also weighs what to store for the way back and what to compute again,
+#   dropout's mask included. It is the first thing to try. Write a kernel where its bar stays
+#   low, or where you know of a way to compute that nobody has told it.
 # - **Liger-Kernel** and others go one step further in cross-entropy. The scores themselves are the
 #   product of two matrices. They are computed for a few rows at a time, turned into loss *and* gradient
 #   at once, and thrown away. The largest array of a language model never exists.
@@ -860,9 +889,9 @@ for name, (trace, n, predicted) in kernels.items():
 # that the scores are read only once?</summary>
 #
 # Nearly. The gradient needs <code>m</code> and <code>s</code> of the whole row, so the row has to be held
-# (in registers, in shared memory) or be read a second time. And it needs <code>dloss</code>, which
-# is not known yet; but it is only a factor, and may be multiplied in later. Some libraries do just that
-# and even write the gradient over the scores: two arrays moved instead of three.
+# (in registers, in shared memory) until both are known; then two arrays are moved instead of three. It
+# also needs <code>dloss</code>, which is not known yet. But that is only a factor, and may be multiplied
+# in later. Liger-Kernel does so, and even writes the gradient over the scores.
 # </details>
 #
 # <details><summary>3. Two GPUs train the same network with the same seed for dropout. Is that

@@ -224,13 +224,14 @@ CROSS_ENTROPY = Exercise(
 def cross_entropy_backward(dloss, logits, target, m, s, dlogits):
     row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
     if row < logits.shape[0]:
+        label, largest, total, scale = target[row], m[row], s[row], dloss[row]
         for col in range(lane, logits.shape[1], 32):
             dx = ZERO
-            if target[row] != IGNORED:
-                dx = math.exp(logits[row, col] - m[row]) / s[row]
-                if col == target[row]:
+            if label != IGNORED:
+                dx = math.exp(logits[row, col] - largest) / total
+                if col == label:
                     dx -= ONE
-            dlogits[row, col] = dx * dloss[row]
+            dlogits[row, col] = dx * scale
 
 
 def _cross_entropy_gradients(rng, shape, kind):
@@ -280,7 +281,7 @@ CROSS_ENTROPY_BACKWARD = Exercise(
         "y = exp(x − m) / s, minus 1 at the target's column, and all of it times the row's "
         "`dloss`. An ignored row has the loss 0, whatever its scores: its gradient is 0, and it "
         "has to be written.",
-        "```python\ndx = ZERO\nif target[row] != IGNORED:\n    dx = math.exp(...) / ...\n"
+        "```python\ndx = ZERO\nif label != IGNORED:\n    dx = math.exp(...) / ...\n"
         "    if col == ...:\n        dx -= ONE\n```",
     ),
 )
