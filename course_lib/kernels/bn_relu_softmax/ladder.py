@@ -11,6 +11,7 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.bn_relu_softmax.features import activated, gated, scale_of
 from course_lib.kernels.softmax.formulas import SOFTMAX
+from course_lib.kernels.softmax.ladder import careful_add
 from course_lib.kernels.softmax.rows import ZERO
 from course_lib.runtime.intrinsics import (
     LOWEST,
@@ -29,11 +30,12 @@ reciprocal = SOFTMAX.row_factor
 def naive_kernel(x, y, mean, var, weight, bias, eps, n_cols):
     start = cuda.grid(1) * n_cols
     if start < x.shape[0]:
-        m, s = LOWEST, ZERO
+        m, s, lost = LOWEST, ZERO, ZERO
         for col in range(n_cols):
             m = max(m, activated(x, start + col, col, mean, var, weight, bias, eps))
         for col in range(n_cols):
-            s += math.exp(activated(x, start + col, col, mean, var, weight, bias, eps) - m)
+            h = activated(x, start + col, col, mean, var, weight, bias, eps)
+            s, lost = careful_add(s, lost, math.exp(h - m))
         factor = reciprocal(s)
         for col in range(n_cols):
             h = activated(x, start + col, col, mean, var, weight, bias, eps)
@@ -61,9 +63,9 @@ def naive_backward_kernel(dy, y, x, mean, var, weight, bias, dx, totals, eps, n_
     row = cuda.grid(1)
     start = row * n_cols
     if start < x.shape[0]:
-        total = ZERO
+        total, lost = ZERO, ZERO
         for i in range(start, start + n_cols):
-            total += load(dy, i) * load(y, i)
+            total, lost = careful_add(total, lost, load(dy, i) * load(y, i))
         totals[row] = total
         for col in range(n_cols):
             i = start + col

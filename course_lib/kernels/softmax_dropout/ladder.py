@@ -10,6 +10,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.softmax.formulas import SOFTMAX
+from course_lib.kernels.softmax.ladder import careful_add
 from course_lib.kernels.softmax.rows import ZERO
 from course_lib.kernels.softmax_dropout.mask import dropped
 from course_lib.runtime.intrinsics import (
@@ -30,11 +31,11 @@ def naive_kernel(x, z, stats, n_cols, scale, threshold, offset, key0, key1):
     row = cuda.grid(1)
     start = row * n_cols
     if start < x.shape[0]:
-        m, s = LOWEST, ZERO
+        m, s, lost = LOWEST, ZERO, ZERO
         for i in range(start, start + n_cols):
             m = max(m, load(x, i))
         for i in range(start, start + n_cols):
-            s += math.exp(load(x, i) - m)
+            s, lost = careful_add(s, lost, math.exp(load(x, i) - m))
         factor = reciprocal(s)
         for i in range(start, start + n_cols):
             y = math.exp(load(x, i) - m) * factor
@@ -68,10 +69,10 @@ def naive_backward_kernel(dz, x, stats, dx, n_cols, scale, threshold, offset, ke
     start = row * n_cols
     if start < x.shape[0]:
         m, factor = stats[2 * row], reciprocal(stats[2 * row + 1])
-        total = ZERO
+        total, lost = ZERO, ZERO
         for i in range(start, start + n_cols):
             g = dropped(load(dz, i), offset + i, scale, threshold, key0, key1)
-            total += math.exp(load(x, i) - m) * factor * g
+            total, lost = careful_add(total, lost, math.exp(load(x, i) - m) * factor * g)
         for i in range(start, start + n_cols):
             g = dropped(load(dz, i), offset + i, scale, threshold, key0, key1)
             store(dx, i, math.exp(load(x, i) - m) * factor * (g - total))
