@@ -174,13 +174,13 @@ class BatchNormReluSoftmax:
                 dx, *_ = reference.bn_relu_softmax_backward(dy, y, x, *parameters, EPS)
                 scale = _largest(y) * _largest(dy) * steepest
                 _compare(label, gradients[0][rows], dx, scale, tolerance)
-        for found, sums in zip(gradients[1:], self._sums() if gradients else (), strict=True):
+        for found, sums in zip(gradients[1:], self.sums if gradients else (), strict=True):
             expected, size = sums
             _compare(label, found, expected, _largest(size), tolerance)
 
-    @functools.cache  # noqa: B019, buffers live as long as their measurement
-    def _sums(self):
-        """Of dweight and dbias: the sum over all rows, and that of its terms' sizes; in float64."""
+    @functools.cached_property
+    def sums(self):
+        """Of dweight and dbias, in float64: the sum over all rows, and the size of its terms."""
         mean, var, weight, bias = (p.double() for p in self.parameters)
         sums = torch.zeros(2, 2, len(mean), dtype=torch.double, device=DEVICE)
         step = max(1, CHUNK // self.x.shape[1])
@@ -190,9 +190,10 @@ class BatchNormReluSoftmax:
             z = normal * weight + bias
             y = F.softmax(F.relu(z), -1)
             dz = y * (dy - (y * dy).sum(-1, keepdim=True)) * (z > 0)
-            for terms, into in ((dz * normal, sums[0]), (dz, sums[1])):
-                into[0] += terms.sum(0)
-                into[1] += terms.abs().sum(0)
+            size = y.amax(-1, keepdim=True) * dy.abs().amax(-1, keepdim=True)
+            for factor, into in ((normal, sums[0]), (torch.ones_like(z), sums[1])):
+                into[0] += (dz * factor).sum(0)
+                into[1] += (size * factor.abs()).sum(0)
         return sums.cpu().numpy()
 
 
