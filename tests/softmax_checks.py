@@ -10,9 +10,9 @@ The last is the size of dy and of exp(y)·Σ dy before anything cancels: partial
 either sign grow like √n.
 
 float32 is held to BOUND, and to 1.5 times PyTorch's own largest error on the same input. That may
-be 0, by luck or because rows have one element, so FLOOR is allowed in any case: at the largest y of
-a row float32 numbers lie up to 1.2e-7 apart, relatively, and no order of summation or division is
-right in every last digit. For float16 and bfloat16 the same BOUND holds beyond the one rounding to
+be 0, by luck or because rows have one element, so FLOOR is allowed in any case, two units in the
+last place of the scale: exponential, sum and division each round, and none is right in every last
+digit. For float16 and bfloat16 the same BOUND holds beyond the one rounding to
 the dtype, half a unit in the last place; so a result is PyTorch's, or its neighbour where
 the truth lies within BOUND of the middle between the two.
 """
@@ -29,7 +29,7 @@ from course_lib.kernels.softmax import direction, plan
 
 PLACE = "cpu" if SIMULATED else "cuda"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-BOUND, FLOOR, TIMES_PYTORCH = 1e-6, 2e-7, 1.5
+BOUND, FLOOR, TIMES_PYTORCH = 1e-6, 2**-22, 1.5
 # log2 of 1/(unit in the last place of 1), and of the smallest number above 0
 FRACTION_BITS = {torch.float16: (10, -24), torch.bfloat16: (7, -133)}
 CANARY, N_CANARIES = 7.0, 32
