@@ -189,12 +189,14 @@ def online_merge(m1, s1, m2, s2):
 
 @cuda.jit(device=True)
 def warp_online(m, s):
-    """The pair of all lanes of a warp, in every lane."""
-    for step in range(5):
-        other_m = cuda.shfl_xor_sync(FULL_MASK, m, 16 >> step)
-        other_s = cuda.shfl_xor_sync(FULL_MASK, s, 16 >> step)
-        m, s = online_merge(m, s, other_m, other_s)
-    return m, s
+    """The pair of all lanes of a warp, in every lane.
+
+    As merging the pairs one by one would give, but each sum is corrected, and rounded, only once.
+    """
+    largest = warp_max(m)
+    if m != largest:  # -inf - -inf would be NaN
+        s *= math.exp(m - largest)
+    return largest, warp_sum(s)
 
 
 @cuda.jit(device=True)
