@@ -531,6 +531,7 @@ found = (both or {}).get("peak_extra_bytes", {})
 for label, predicted in (("ours", 1), ("PyTorch eager", 3)):
     text = f"{found[label] / array_bytes:.2f} measured" if label in found else "not recorded yet"
     print(f"{label:14} arrays predicted: {predicted}, {text}")
+both and print("on an {device} ({date})".format(**both["source"]))
 
 # %% [markdown]
 # For language models this often matters more than the time. The scores, with a number for each word of the
@@ -830,6 +831,7 @@ for shape in ((128, 200), (16384, 1000), (8192, 32000)):
     times = {row["label"]: row["microseconds"] for row in record["rows"]} if record else {}
     for label in [each for each in times if each in ("vectorised", "PyTorch eager")]:
         print(f"{shape[0]:6,} × {shape[1]:6,}: {label:14} {times[label]:9,.1f} µs on the device")
+record and print("on an {device} ({date})".format(**record["source"]))
 
 # %% [markdown]
 # ### Predicted and measured
@@ -849,6 +851,7 @@ for ((name, _), ratio), record in zip(ratios.items(), records, strict=True):
     us = {row["label"]: row["microseconds"] for row in record["rows"]} if record else {}
     found = f"{us['PyTorch eager'] / us[record['default']]:.2f}" if us else "not yet"
     print(f"{name:26}{ratio:9.2f}{found:>10}")
+record and print("on an {device} ({date})".format(**record["source"]))
 
 # %% [markdown]
 # ## What the profiler says
