@@ -481,7 +481,7 @@ teams and plot.ladder(teams["rows"], teams["copy_gbps"], **teams["source"],
 # %%
 from course_lib.kernels.softmax.plan import row_plan
 
-for n_cols in (20, 64, 200, 1000, 4096, 32768):
+for n_cols in (20, 64, 200, 1000, 4096, 28672):
     n_slots, team_bits, n_threads = row_plan(n_cols, 4, 1)
     who = f"a block of {n_threads}" if team_bits is None else f"a team of {1 << team_bits}"
     print(f"rows of {n_cols:6,}: {who:16} {4 * n_slots:3} numbers in registers per thread")
@@ -562,7 +562,8 @@ for pieces in (0.25, 1, 2, 4, 8, 16):
 # %% [markdown]
 # ## 6 · Rows too long for a block
 #
-# A block has at most 1,024 threads. With 32 numbers each, that is a row of 32,768. A language model
+# A block has at most 1,024 threads. Of the kernel that holds 32 numbers in each, 896 find registers on
+# every chip, and that is a row of 28,672. A language model
 # has 50,000 or 130,000 words to choose from, which makes rows of as many. What then?
 #
 # One could read such a row twice, online. That costs three sizes of the array and not two. But there

@@ -11,9 +11,10 @@ TEAM_VALUES = 32  # of all arrays together that a thread of a team holds
 TEAM_SLOTS = 4
 TEAM_BLOCK = 128  # threads of a block that several rows share
 FEW_THREADS = 128  # threads per row up to which fewer slots beat fewer threads
+BLOCK_LIMIT = 1024  # threads of a block, on every chip
 #: Threads of a block whose registers fit a multiprocessor (a quarter of them each of its four
 #: partitions), by the number of arrays held.
-MOST_THREADS = {1: 1024, 2: 512}
+MOST_THREADS = {1: 896, 2: 512}
 #: Elements of a row that fit the registers of one block, by the number of arrays held.
 ROW_LIMIT = {n_arrays: threads * MOST_VALUES for n_arrays, threads in MOST_THREADS.items()}
 MOST_PART_BITS = 3  # log2 of the blocks of a cluster
@@ -75,7 +76,7 @@ def split_plan(n_cols, itemsize, n_arrays, shared_bytes, clusters):
             n_blocks = shared_bytes // (n_bytes + SHARED_RESERVE)
             n_threads = SPLIT_THREADS[n_arrays] // n_blocks // 32 * 32
             useful = -(-length * itemsize // (VECTOR_BYTES * 32)) * 32
-            return PartPlan(part_bits, max(32, min(MOST_THREADS[1], n_threads, useful)), length)
+            return PartPlan(part_bits, max(32, min(BLOCK_LIMIT, n_threads, useful)), length)
     return None
 
 
