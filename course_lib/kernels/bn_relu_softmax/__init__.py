@@ -57,7 +57,10 @@ MOST_THREADS = {
     ("backward", False): (384, 640),
 }
 TEAM_BLOCK_SIZE = 256  # threads of a block that several rows share
-ENOUGH_THREADS = 132 * 1024  # keep the largest chip of today busy
+#: Threads per row, by direction, up to which fewer slots beat fewer threads.
+FEW_THREADS = {"forward": 128, "backward": 256}
+ENOUGH_THREADS = 132 * 1024  # keep the largest chip of today busy, or as many again in small blocks
+SMALL_BLOCK = 128
 ROWS_PER_PART = 64  # at least, of the rungs that sum columns by a kernel of their own
 STATIC_SHARED_BYTES = 2048  # more than any kernel here has beside the table of features
 #: (slots per thread, whether rows begin on 16-byte boundaries) -> kernel.
@@ -97,7 +100,7 @@ def forward(x, mean, var, weight, bias, *, eps=1e-5, variant=DEFAULT, out=None):
         return y
     operands = (x, y, *parameters, np.float32(eps))
     vectors = on_boundaries(n_cols, (x, y))
-    if variant == "registers" and (found := plan("forward", x, vectors)):
+    if variant == "registers" and (found := plan("forward", x, vectors, *chip_of(x))):
         n_slots, team_bits, n_threads, n_shared, shared_bytes = found
         launch(
             _forward[n_slots, vectors], _n_blocks(n_rows, n_threads, n_shared),
@@ -130,7 +133,7 @@ def backward(dy, y, x, mean, var, weight, bias, *, eps=1e-5, variant=DEFAULT, ou
     vectors = on_boundaries(n_cols, (*inputs, dx))
     if n_rows == 0:
         partial, n_parts = _partial_sums(dx, 1, n_cols), 0
-    elif variant == "registers" and (found := plan("backward", x, vectors)):
+    elif variant == "registers" and (found := plan("backward", x, vectors, *chip_of(x))):
         n_slots, team_bits, n_threads, n_shared, shared_bytes = found
         n_parts = _n_blocks(n_rows, n_threads, n_shared)
         partial = _partial_sums(dx, n_parts, n_cols)
@@ -200,10 +203,12 @@ def row_limit(direction, vectors, chip):
     return MOST_VALUES * MOST_THREADS[direction, vectors][chip >= (9, 0)]
 
 
-def plan(direction, x, vectors):
-    """(slots, team_bits, threads and rows per block, shared bytes), or None for rows too long."""
+def plan(direction, x, vectors, chip, shared_limit):
+    """(slots, team_bits, threads and rows per block, shared bytes), or None for rows too long.
+
+    `chip` is its compute capability, `shared_limit` the bytes that a block may have there.
+    """
     n_cols, width = x.shape[1], VECTOR_BYTES // x.dtype.itemsize
-    chip, shared_limit = chip_of(x)
     if n_cols > row_limit(direction, vectors, chip):
         return None
     n_vectors = -(-n_cols // width)
@@ -213,7 +218,8 @@ def plan(direction, x, vectors):
         team_bits = (-(-n_vectors // n_slots) - 1).bit_length()
         n_threads, n_ranks = TEAM_BLOCK_SIZE, 1 << team_bits
     else:
-        n_slots = next((n for n in slots if n_vectors <= 256 * n), slots[-1])
+        few = FEW_THREADS[direction]
+        n_slots = next((n for n in slots if n_vectors <= few * n), slots[-1])
         n_ranks = n_threads = -(-n_vectors // (32 * n_slots)) * 32
         team_bits = WHOLE_BLOCK
     n_shared = n_threads // n_ranks
@@ -225,7 +231,8 @@ def plan(direction, x, vectors):
 
 
 def _n_blocks(n_rows, n_threads, n_shared):
-    return min(-(-n_rows // n_shared), max(1, ENOUGH_THREADS // n_threads))
+    enough = ENOUGH_THREADS * (2 if n_threads <= SMALL_BLOCK else 1)
+    return min(-(-n_rows // n_shared), max(1, enough // n_threads))
 
 
 def _ladder_blocks(variant, n_rows):
