@@ -21,8 +21,8 @@ def render(recordings):
     One table for each device, in it one line for each operation and type: the rung that runs by
     default beside the fastest peer of the same run, at the largest shape measured. The last column
     is the least and the greatest ratio among all its shapes, so that no slow one is left out.
-    Below it, one line for each record of host times. A lesson's own records, a profiler's, and those
-    without a peer, stay there; the readers' table is drawn by `softmax`.
+    Below it, one line for each record of host times. A lesson's own records, a profiler's, and
+    those without a peer, stay there; the readers' table is drawn by `softmax`.
     """
     tables = []
     for recording in recordings:
