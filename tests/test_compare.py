@@ -167,7 +167,7 @@ def test_the_report_names_the_worst_element():
     ({"seed": 2**64}, "a seed has 64 bits"),
     ({"shape": (0, 2**63)}, "a size has 63 bits"),
     ({"shape": (10**9, 10**9)}, "1000000000 x 1000000000 cannot be made here"),
-    ({"shape": (1, 50_000), "variant": "registers"}, "at most 32,768"),
+    ({"shape": (1, 50_000), "variant": "registers"}, "at most 28,672"),
 ])
 def test_what_does_not_exist_is_refused(arguments, said):
     name, shape = arguments.pop("name", "softmax"), arguments.pop("shape", (3, 4))

@@ -152,7 +152,7 @@ class BatchNormReluSoftmax:
         """What autograd runs for the chain."""
         dh = _aten._softmax_backward_data(dy, y, -1, y.dtype)
         dz = _aten.threshold_backward(dh, h, 0)
-        saved = x.new_empty(0)  # what forward saves of a batch's own statistics: here, nothing
+        saved = mean.new_empty(0)  # what forward saves of a batch's own statistics: here, nothing
         return None, _aten.native_batch_norm_backward(
             dz, x, weight, mean, var, saved, saved, False, EPS, [True] * 3
         )
