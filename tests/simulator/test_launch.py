@@ -218,7 +218,7 @@ def test_interrupt(path):
     program = textwrap.dedent(f"""
         import linecache, signal, numpy as np
         from course_lib.simulator import cuda
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has none
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # off in a background job
         source = '''
         def kernel(x):
             {wait}
