@@ -255,15 +255,15 @@ BACKWARD_VARIANTS = {
 def forward(x, *, variant=DEFAULT, out=None):
     """y[n, c] = mean of x[n, c, :, :]; x N·C·H·W, contiguous or channels-last, y N·C.
 
-    The mean of an empty plane is NaN, as in PyTorch. An `x` of another memory layout is copied to
-    a contiguous one first. Raises ArrayError for a wrong rank, dtype, shape or device, ValueError
-    for an unknown variant.
+    `out`, if given, receives y, and may be float32 whatever x is. The mean of an empty plane is
+    NaN, as in PyTorch. An `x` of another memory layout is copied to a contiguous one first. Raises
+    ArrayError for a wrong rank, dtype, shape or device, ValueError for an unknown variant.
     """
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
     _check_variant(variant, VARIANTS)
     N, C, H, W = x.shape
     y = arrays.empty((N, C), like=x) if out is None else out
-    arrays.require(y, "out", shape=(N, C), dtypes=(arrays.dtype_name(x),), writable=True)
+    arrays.require(y, "out", shape=(N, C), dtypes={arrays.dtype_name(x), "float32"}, writable=True)
     if not arrays.is_contiguous_array(y):
         raise arrays.ArrayError(f"out must be contiguous; its strides are {arrays.strides_of(y)}")
     if N * C == 0:

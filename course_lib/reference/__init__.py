@@ -23,6 +23,7 @@ from .fused_softmax import (
     softmax_dropout_backward,
 )
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
+from .squeeze_excite import squeeze_excite, squeeze_excite_backward
 
 __all__ = [
     "bn_relu_softmax",
@@ -42,6 +43,8 @@ __all__ = [
     "softmax_backward",
     "softmax_dropout",
     "softmax_dropout_backward",
+    "squeeze_excite",
+    "squeeze_excite_backward",
     "swish",
     "swish_backward",
 ]

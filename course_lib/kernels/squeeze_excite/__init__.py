@@ -1,0 +1,104 @@
+"""Squeeze and excitation: each channel of an image scaled by a number found from all channels.
+
+    y = x · gate(logit)    logit = W2 · act(hidden) + b2    hidden = W1 · mean(x) + b1
+
+x is N·C·H·W, contiguous or channels-last, and the mean that of each plane; W1 is (R, C), W2 (C, R).
+float32, float16 or bfloat16 in and out, float32 in between; the weights are all of x's dtype or all
+float32. With n elements of `s` bytes in x the forward pass must move 2·n·s bytes (read x, write y),
+the backward pass 3·n·s (read dy and x, write dx), if what is read once could be kept on the chip;
+without, 3·n·s and 5·n·s. The dense layers' 2·N·C·R multiplications are few beside that.
+
+With ds the sum of dy·x over a plane of P pixels:
+
+    dlogit = gate'(ds)     dhidden = act'(W2ᵀ · dlogit)     dmean = W1ᵀ · dhidden
+    dx = dy · gate(logit) + dmean / P
+    dW2 = Σ dlogit · act(hidden)ᵀ     db2 = Σ dlogit     dW1 = Σ dhidden · meanᵀ     db1 = Σ dhidden
+
+========== ===================================================== ================ ================
+rung       what it launches                                      forward moves    backward moves
+========== ===================================================== ================ ================
+`separate` a kernel for each step of the formula: 4 forward (5   3·n·s            5·n·s
+           where few planes are cut into parts), 5 backward
+========== ===================================================== ================ ================
+
+All rungs save the same three arrays for the backward pass, float32: mean (N, C), hidden (N, R) and
+logit (N, C). Sums are taken in a fixed order: two runs agree bit for bit. Images without a pixel
+take the kernels of `separate`.
+
+As in PyTorch: a NaN or an infinity anywhere in an image spreads through its mean to all of y.
+
+Squeeze and excitation: Hu, Shen and Sun (2018). Derivation: notebook 06.
+"""
+
+from course_lib.kernels.squeeze_excite import separate, weights
+from course_lib.kernels.squeeze_excite.arguments import (
+    checked_backward,
+    checked_forward,
+)
+from course_lib.kernels.squeeze_excite.problem import DTYPES
+
+DEFAULT = "separate"
+_FORWARD = {"separate": separate.forward}
+_BACKWARD = {"separate": separate.backward}
+#: Rung -> every kernel it may launch.
+VARIANTS = {"separate": separate.FORWARD}
+BACKWARD_VARIANTS = {"separate": (*separate.BACKWARD, weights.weight_gradients_kernel)}
+
+
+def forward(
+    x, weight1, bias1, weight2, bias2,
+    *, activation="silu", gate="sigmoid", variant=DEFAULT, out=None,
+):  # fmt: skip
+    """(y, mean, hidden, logit): y as `x` in shape, dtype and memory format, the others float32.
+
+    x                N·C·H·W, contiguous or channels-last
+    weight1, bias1   (R, C) or (R, C, 1, 1), and (R,)
+    weight2, bias2   (C, R) or (C, R, 1, 1), and (C,); all four of x's dtype, or all float32
+    activation       of the hidden layer, "silu" or "relu"
+    gate             "sigmoid" or "hard_sigmoid"
+
+    `out`, if given, receives y. Raises ArrayError for a wrong dtype, shape or device, ValueError
+    for an unknown variant, activation or gate. An `x` of another memory layout is copied to a
+    contiguous one first, because the kernels walk memory in one dimension.
+    """
+    _check_variant(variant, _FORWARD)
+    problem, inputs, results = checked_forward(
+        x, weight1, bias1, weight2, bias2, activation, gate, out
+    )
+    if problem.N:
+        chosen = variant if problem.n_pixels else "separate"
+        _FORWARD[chosen](problem, *inputs, *results)
+    return results
+
+
+def backward(
+    dy, x, weight1, weight2, mean, hidden, logit,
+    *, activation="silu", gate="sigmoid", variant=DEFAULT, out=None,
+):  # fmt: skip
+    """(dx, dweight1, dbias1, dweight2, dbias2), from `dy` and what forward was given and returned.
+
+    dx has shape, dtype and memory format of x, the others shape and dtype of their weights. `out`,
+    if given, receives dx. Raises as `forward` does.
+    """
+    _check_variant(variant, _BACKWARD)
+    problem, inputs, dx, gradients = checked_backward(
+        dy, x, weight1, weight2, mean, hidden, logit, activation, gate, out
+    )
+    if problem.N and problem.n_pixels:
+        _BACKWARD[variant](problem, *inputs, dx, gradients)
+    else:
+        separate.backward(problem, *inputs, dx, gradients)
+    return dx, *gradients
+
+
+def _check_variant(variant, variants):
+    if variant not in variants:
+        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
+    for dtype in DTYPES:
+        yield from weights.specialisations(dtype)
+        for weight_dtype in dict.fromkeys((dtype, "float32")):
+            yield from separate.specialisations(dtype, weight_dtype)
