@@ -1,4 +1,4 @@
-"""The commands: `python -m course_lib [doctor | compare | bench | readme]`.
+"""The commands: `python -m course_lib [doctor | compare | bench | kernels | readme]`.
 
 Every command is imported only when it is asked for, so that `doctor` runs where another's
 imports are what is broken.
@@ -6,6 +6,7 @@ imports are what is broken.
 
 import argparse
 import importlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -49,6 +50,15 @@ def main(arguments=None):
     command.add_argument("--shapes", type=shapes, help="only these, such as 128x200,1024x10000")
     command.add_argument("--dtypes", type=names, help="only these, such as float32,bfloat16")
     command.add_argument("--plot", type=Path, metavar="FOLDER", help="save the ladders as pictures")
+
+    command = commands.add_parser("kernels", help="what was compiled, and where it is kept")
+    command.set_defaults(command=kernels)
+    command.add_argument("word", nargs="?", default="", help="only what has it in its line")
+    command.add_argument("--paths", action="store_true", help="show every kernel's file")
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("--ptx", metavar="NAME", help="print the PTX of this kernel, or of this key")
+    which.add_argument("--sass", metavar="NAME", help="print its machine instructions")
+    which.add_argument("--clear", action="store_true", help="delete what was compiled")
 
     command = commands.add_parser("readme", help="write the README's measured results again")
     command.set_defaults(command=readme)
@@ -152,6 +162,28 @@ def bench(options):
             benchmarks.save_plots(found, measuring.device_facts(), options.plot)
         if options.record:
             print(f"Recorded in {measuring.save_records(found)}")
+    return 0
+
+
+def kernels(options):
+    """Exit status 1 where a file can't be deleted, 2 for a kernel that is not there."""
+    from course_lib import kernels_command
+
+    try:
+        text = kernels_command.run(
+            options.word, ptx_of=options.ptx, sass_of=options.sass, clear=options.clear,
+            paths=options.paths,
+        )  # fmt: skip
+    except kernels_command.NotFound as error:
+        print(f"python -m course_lib kernels: {error}", file=sys.stderr)
+        return WRONG_USAGE
+    except OSError as error:
+        print(f"python -m course_lib kernels: {error}", file=sys.stderr)
+        return 1
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # read by something like head, which has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

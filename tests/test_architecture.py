@@ -31,6 +31,7 @@ FLOORS = {
     },
     "teach": {"course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot"},
     "compare": {"course_lib", "simulator", "runtime", "kernels", "reference"},
+    "kernels_command": {"course_lib", "runtime", "kernels"},
     "doctor": {"runtime"},
     "__main__": {"cli"},
 }

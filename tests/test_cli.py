@@ -130,7 +130,7 @@ def test_help_names_every_command(capsys):
         cli.main(["--help"])
     assert stopped.value.code == 0
     said = capsys.readouterr().out
-    for command in ("doctor", "compare", "bench", "readme"):
+    for command in ("doctor", "compare", "bench", "kernels", "readme"):
         assert command in said
 
 

@@ -10,20 +10,22 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
+import inspect
 import json
-import os
 import struct
 import sys
-import tempfile
 import threading
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import SimpleNamespace
 
+from course_lib.runtime import cache
+from course_lib.runtime.cache import CACHE_VARIABLE, cache_folder
 from course_lib.runtime.fingerprint import fingerprint
 
-#: Environment variable naming the folder that holds compiled kernels.
-CACHE_VARIABLE = "COURSE_LIB_CACHE"
+__all__ = [
+    "CACHE_VARIABLE", "Compiled", "cache_folder", "cache_key", "compile_kernel", "is_current",
+    "ptx", "survey",
+]  # fmt: skip
 
 _lock = threading.RLock()
 
@@ -47,19 +49,32 @@ class Compiled:
     key: str
 
 
-def cache_folder():
-    """The folder of compiled kernels: ``COURSE_LIB_CACHE`` or the user's cache folder."""
-    if folder := os.environ.get(CACHE_VARIABLE):
-        return Path(folder)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "course_lib" / "kernels"
-
-
 def cache_key(kernel, argtypes, cc):
     """The name under which `compile_kernel` keeps its result."""
-    options = sorted((k, repr(v)) for k, v in kernel.targetoptions.items())
-    facts = [fingerprint(kernel), [str(t) for t in argtypes], cc, options, _versions()]
+    return _key(fingerprint(kernel), _texts(argtypes), cc, _options(kernel))
+
+
+def is_current(head, digest):
+    """Whether a kernel in the cache is what compiling it today would give.
+
+    head    what the cache says of it (`cache.Entry.head`)
+    digest  the `fingerprint` of the kernel as it is today
+    """
+    wanted = _key(digest, head["argtypes"], head["compute_capability"], head["options"])
+    return wanted == head["key"]
+
+
+def _key(digest, argtypes, cc, options):
+    facts = [digest, argtypes, cc, options, _versions(), cache.LAYOUT]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _texts(argtypes):
+    return [str(argtype) for argtype in argtypes]
+
+
+def _options(kernel):
+    return sorted((name, repr(value)) for name, value in kernel.targetoptions.items())
 
 
 @functools.cache
@@ -80,12 +95,28 @@ def compile_kernel(kernel, argtypes, cc):
     kernel was compiled before. numba's typing errors are raised as they are.
     """
     key = cache_key(kernel, argtypes, cc)
-    path = cache_folder() / f"{key}.kernel"
-    found = _load(path)
-    if found is None:
-        found = _compile(kernel, argtypes, cc, key)
-        _save(path, found)
-    return found
+    path = cache.path_of(key)
+    if (found := cache.load(path)) is not None:
+        head, cubin = found
+        facts = {name: head[name] for name in Compiled.__annotations__ if name != "cubin"}
+        chip = tuple(head["compute_capability"])
+        return Compiled(cubin=cubin, **facts | {"compute_capability": chip})
+    compiled, text = _compile(kernel, argtypes, cc, key)
+    head = asdict(compiled) | _origin(kernel)
+    head |= {"argtypes": _texts(argtypes), "options": _options(kernel)}
+    del head["cubin"]
+    cache.save(path, head, compiled.cubin, text)
+    return compiled
+
+
+def _origin(kernel):
+    """Where the source of `kernel` is, for who lists the cache."""
+    function = kernel.py_func
+    try:
+        file = inspect.getsourcefile(function)
+    except TypeError:
+        file = None
+    return {"module": function.__module__, "qualname": function.__qualname__, "file": file}
 
 
 def _prepare(kernel, argtypes, cc):
@@ -121,7 +152,8 @@ def _compile(kernel, argtypes, cc, key):
         library, name = _prepare(kernel, argtypes, cc)
         library.needs_cudadevrt = library.use_cooperative
         cubin = bytes(library.get_cubin(cc=cc).code)
-    return Compiled(
+        text = library.get_asm_str(cc=cc)  # made on the way to the cubin, and kept
+    compiled = Compiled(
         name=name,
         cubin=cubin,
         **_resources(cubin, name),
@@ -130,6 +162,7 @@ def _compile(kernel, argtypes, cc, key):
         compute_capability=tuple(cc),
         key=key,
     )
+    return compiled, text
 
 
 def ptx(kernel, argtypes, cc):
@@ -209,31 +242,3 @@ def _symbol_names(cubin, sections, names):
 
 def _string(data, start):
     return data[start : data.index(b"\0", start)].decode()
-
-
-def _save(path, compiled):
-    # Written to a temporary name first, so that a reader never sees half a file. A folder that
-    # can't be written costs speed, not correctness: the kernel in memory is used.
-    head = asdict(compiled)
-    head.pop("cubin")
-    text = json.dumps(head).encode()
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            digest = hashlib.sha256(text + compiled.cubin).digest()
-            file.write(digest + struct.pack("<I", len(text)) + text + compiled.cubin)
-        os.replace(temporary, path)
-
-
-def _load(path):
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    if hashlib.sha256(data[36:]).digest() != data[:32]:
-        return None  # cut short or damaged: compile again
-    (length,) = struct.unpack_from("<I", data, 32)
-    head = json.loads(data[36 : 36 + length])
-    head["compute_capability"] = tuple(head["compute_capability"])
-    return Compiled(cubin=data[36 + length :], **head)
