@@ -19,6 +19,9 @@ rung       what it launches                                      forward moves  
 ========== ===================================================== ================ ================
 `separate` a kernel for each step of the formula: 4 forward (5   3·n·s            5·n·s
            where few planes are cut into parts), 5 backward
+`two_pass` one kernel for the sums over x, one that finds its    3·n·s            5·n·s
+           blocks' gates and scales; backward likewise, and the
+           weights' gradients
 ========== ===================================================== ================ ================
 
 All rungs save the same three arrays for the backward pass, float32: mean (N, C), hidden (N, R) and
@@ -30,19 +33,22 @@ As in PyTorch: a NaN or an infinity anywhere in an image spreads through its mea
 Squeeze and excitation: Hu, Shen and Sun (2018). Derivation: notebook 06.
 """
 
-from course_lib.kernels.squeeze_excite import separate, weights
+from course_lib.kernels.squeeze_excite import separate, two_pass, weights
 from course_lib.kernels.squeeze_excite.arguments import (
     checked_backward,
     checked_forward,
 )
 from course_lib.kernels.squeeze_excite.problem import DTYPES
 
-DEFAULT = "separate"
-_FORWARD = {"separate": separate.forward}
-_BACKWARD = {"separate": separate.backward}
+DEFAULT = "two_pass"
+_FORWARD = {"separate": separate.forward, "two_pass": two_pass.forward}
+_BACKWARD = {"separate": separate.backward, "two_pass": two_pass.backward}
 #: Rung -> every kernel it may launch.
-VARIANTS = {"separate": separate.FORWARD}
-BACKWARD_VARIANTS = {"separate": (*separate.BACKWARD, weights.weight_gradients_kernel)}
+VARIANTS = {"separate": separate.FORWARD, "two_pass": two_pass.FORWARD}
+BACKWARD_VARIANTS = {
+    "separate": (*separate.BACKWARD, weights.weight_gradients_kernel),
+    "two_pass": (*two_pass.BACKWARD, weights.weight_gradients_kernel),
+}
 
 
 def forward(
@@ -102,3 +108,4 @@ def specialisations():
         yield from weights.specialisations(dtype)
         for weight_dtype in dict.fromkeys((dtype, "float32")):
             yield from separate.specialisations(dtype, weight_dtype)
+            yield from two_pass.specialisations(dtype, weight_dtype)
