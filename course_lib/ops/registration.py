@@ -5,7 +5,7 @@ that torch.compile traces it without a graph break), a gradient and a place in a
 implementation for each kind of tensor:
 
 * on a GPU, our kernels;
-* on the CPU, PyTorch's own operator, so that a network runs on a machine without a GPU;
+* on the CPU and on MPS, PyTorch's own operator, so that a network runs without an NVIDIA GPU;
 * on the CPU under ``COURSE_LIB_SIMULATOR=1``, our kernels in the simulator.
 
 PyTorch's dispatcher takes longer to call an operator written in Python than a GPU takes for a small
@@ -26,7 +26,8 @@ from course_lib.runtime.device import SIMULATOR_VARIABLE
 _C = torch._C
 _dispatch_keys = _C._dispatch_keys
 _library = torch.library.Library("course_lib", "DEF")
-_simulate_on_cpu = os.environ.get(SIMULATOR_VARIABLE) == "1"
+#: Whether tensors on the CPU go to our kernels, in the simulator.
+simulate_on_cpu = os.environ.get(SIMULATOR_VARIABLE) == "1"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 
@@ -67,7 +68,7 @@ class Operator:
     name      also the name of the node it leaves in autograd's graph
     schema    its arguments and results, as `torch.library.Library.define` takes them; tensors first
     kernel    the implementation on our kernels
-    on_cpu    the implementation by PyTorch
+    on_cpu    the implementation by PyTorch, for MPS too
     fake      shapes, dtypes and devices of the results, computed from such
     save      save(ctx, inputs, outputs) keeps what the gradient needs
     gradient  gradient(ctx, *grad_outputs) returns a gradient, or None, for each input; without it
@@ -86,7 +87,8 @@ class Operator:
         self.name, self.kernel = name, kernel
         _library.define(f"{name}{schema}", tags=tags)
         _library.impl(name, kernel, "CUDA")
-        _library.impl(name, kernel if _simulate_on_cpu else on_cpu, "CPU")
+        _library.impl(name, kernel if simulate_on_cpu else on_cpu, "CPU")
+        _library.impl(name, on_cpu, "MPS")
         torch.library.register_fake(f"course_lib::{name}", fake, lib=_library)
         self.overload = getattr(torch.ops.course_lib, name).default
         arguments = self.overload._schema.arguments

@@ -1,5 +1,8 @@
 """Squeeze and excitation as an operator of PyTorch: pooling, two dense layers, gate and scaling."""
 
+import functools
+import operator
+
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -20,8 +23,10 @@ _GATES = {
 }
 ACTIVATIONS, GATES = tuple(_ACTIVATIONS), tuple(_GATES)
 
-_AUTOCAST = _C.DispatchKeySet(_C.DispatchKey.AutocastCUDA) | _C.DispatchKeySet(
-    _C.DispatchKey.AutocastCPU
+_DEVICES = ("CUDA", "CPU", "MPS")
+_AUTOCAST = functools.reduce(
+    operator.or_,
+    (_C.DispatchKeySet(getattr(_C.DispatchKey, f"Autocast{name}")) for name in _DEVICES),
 )
 
 
@@ -32,7 +37,7 @@ class _Unconverted(Operator):
     """
 
     def __init__(self, name, schema, **options):
-        same = {"cuda": lambda *inputs: inputs, "cpu": lambda *inputs: inputs}
+        same = dict.fromkeys(map(str.lower, _DEVICES), lambda *inputs: inputs)
         super().__init__(name, schema, autocast=same, **options)
 
     def __call__(self, *inputs):
