@@ -72,4 +72,8 @@ EQUIVALENT = {
         "no row is long enough for a fifth number per lane"
     ),
     ("softmax_dropout_backward", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("hard_gate_backward", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("hard_gate_backward", "change constant: 0 → 1"): (
+        "after the butterfly every lane has the sum, so lane 1 may write it"
+    ),
 }  # fmt: skip
