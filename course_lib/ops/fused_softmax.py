@@ -26,7 +26,7 @@ def _draw(x):
         )
     generator = torch.cuda.default_generators[x.get_device()]
     seed, offset = generator.initial_seed(), generator.get_offset()
-    generator.set_offset(offset + -(-x.numel() // 4) * 4)  # counts by four, as Philox does
+    generator.set_offset(offset + -(-x.numel() // 8) * 8)  # counts by eight, as the kernels do
     return seed - (seed >> 63 << 64), offset  # a tensor holds signed numbers
 
 

@@ -40,16 +40,21 @@ def random_numbers(n, seed, offset):
 
 
 def dropout_mask(shape, p, seed, offset):
-    """Which elements dropout keeps: those whose number is at least p·2³², rounded."""
+    """Which elements dropout keeps: those whose 16-bit number is at least p·2¹⁶, rounded.
+
+    The 16-bit number of element i is the lower half of number i // 2 if i is even, else the upper.
+    """
     n = int(np.prod(shape, dtype=np.int64))
-    kept = random_numbers(n, seed, offset).astype(np.uint64) >= round(p * 2**32)
-    return kept.reshape(shape)
+    first = offset // 2
+    words = random_numbers((offset + n + 1) // 2 - first, seed, first)
+    halves = np.stack([words & np.uint32(0xFFFF), words >> np.uint32(16)], axis=-1).ravel()
+    return (halves[offset % 2 :][:n] >= round(p * 2**16)).reshape(shape)
 
 
 def _dropout(values, p, seed, offset):
     mask = dropout_mask(values.shape, p, seed, offset)
     # Multiplied, not selected: a NaN that is dropped stays NaN, as in PyTorch.
-    return values * mask * (1 / (1 - p) if round(p * 2**32) < 2**32 else 0.0)
+    return values * mask * (1 / (1 - p) if round(p * 2**16) < 2**16 else 0.0)
 
 
 def softmax_dropout(x, p, seed, offset):

@@ -24,7 +24,7 @@ MINUS_INF = np.float32(-np.inf)
 LOWEST = np.float32(-3.4e38)
 ZERO, ONE = np.float32(0), np.float32(1)
 IGNORED, SLOTS, EPS = -100, 4, np.float32(1e-5)
-TWO_32 = np.float32(2**32)
+TWO_16, ROUND = np.float32(2**16), np.float32(0.5)
 
 # ---- predict_fusion(n, n_operations, flops, gbps, tflops, launch_us) -------------------------
 
@@ -928,7 +928,9 @@ def layers_eps_in_float64(x, mean, var, weight, bias, y):
 
 @cuda.jit(device=True)
 def kept(i, seed, p):
-    return philox_one(i, np.uint32(seed), np.uint32(0)) >= np.uint32(p * TWO_32)
+    number = philox_one(i // 2, np.uint32(seed), np.uint32(0))
+    half = number >> np.uint32(16 * (i % 2)) & np.uint32(0xFFFF)
+    return half >= np.uint32(p * TWO_16 + ROUND)
 
 
 @right("softmax_dropout_backward")
@@ -951,20 +953,21 @@ def dropout_mask_in_bits(dz, x, m, s, p, seed, dx):
 
 @right("softmax_dropout_backward")
 @cuda.jit
-def dropout_four_at_a_time(dz, x, m, s, p, seed, dx):
-    # A thread for each row; the generator gives the numbers of four neighbours by one call.
-    thread, n_cols, threshold = cuda.grid(1), x.shape[1], np.uint32(p * TWO_32)
+def dropout_without_philox_one(dz, x, m, s, p, seed, dx):
+    # A thread for each row; the generator gives the numbers of eight neighbours by one call.
+    thread, n_cols, threshold = cuda.grid(1), x.shape[1], np.uint32(p * TWO_16 + ROUND)
     if thread % 32 == 0 and thread // 32 < x.shape[0]:
         row, factor, total = thread // 32, ONE / (ONE - p), ZERO
         for done in range(2):
             for col in range(n_cols):
                 i = row * n_cols + col
-                four = philox_four(i // 4, np.uint32(seed), np.uint32(0))
+                four = philox_four(i // 8, np.uint32(seed), np.uint32(0))
                 number = four[0]
                 for k in range(1, 4):
-                    if i % 4 == k:
+                    if i // 2 % 4 == k:
                         number = four[k]
-                dy = dz[row, col] * factor if number >= threshold else ZERO
+                half = number >> np.uint32(16 * (i % 2)) & np.uint32(0xFFFF)
+                dy = dz[row, col] * factor if half >= threshold else ZERO
                 y = math.exp(x[row, col] - m[row]) / s[row]
                 if done == 0:
                     total += y * dy

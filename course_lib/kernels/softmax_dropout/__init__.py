@@ -1,11 +1,11 @@
 """Softmax over the last axis, then dropout: z = softmax(x)·mask / (1 − p), in one pass.
 
 Any shape; float32, float16 or bfloat16 in and out, float32 in between. An element is dropped with
-probability p in [0, 1]. With `n` elements of `s` bytes the forward pass must move 2·n·s bytes (read
-x, write z), the backward pass 3·n·s (read dz and x, write dx). Neither stores the softmax or the
-mask: the backward pass computes both again, from two numbers per row (`stats`: its maximum m and
-the sum s of exp(x − m)) and from the generator. With y = softmax(x) and g = dz·mask / (1 − p),
-dx = y·(g − Σ y·g).
+probability p in [0, 1], met to within 2⁻¹⁷. With `n` elements of `s` bytes the forward pass must
+move 2·n·s bytes (read x, write z), the backward pass 3·n·s (read dz and x, write dx). Neither
+stores the softmax or the mask: the backward pass computes both again, from two numbers per row
+(`stats`: its maximum m and the sum s of exp(x − m)) and from the generator. With y = softmax(x) and
+g = dz·mask / (1 − p), dx = y·(g − Σ y·g).
 
 =========== =========================================== ===================== =====================
 rung        a row is worked on by                       reads of x, then of   random numbers
@@ -13,16 +13,16 @@ rung        a row is worked on by                       reads of x, then of   ra
 =========== =========================================== ===================== =====================
 `naive`     one thread, in three passes                 3 / 2                 a call per element
 `online`    a block; maximum and sum in one pass        2 / 2                 a call per element
-`registers` some lanes of a warp or a block, 16 bytes   1 / 1; 2 / 2 for rows a call per 4 elements
+`registers` some lanes of a warp or a block, 16 bytes   1 / 1; 2 / 2 for rows a call per 16 bytes
             at a time; held in registers                beyond ROW_LIMIT
 =========== =========================================== ===================== =====================
 
-Element i of x, counted in C order, has the random uint32 number `offset + i` of the generator
-(Philox, `runtime/philox.py`) keyed by `seed`. It is kept if that number is at least p·2³², rounded:
-a comparison of integers, so that the mask is the same on every chip and in the simulator. A call
-gives four numbers; where `offset` is no multiple of 4, or rows do not begin on 16-byte boundaries,
-`registers` goes element by element, with a call for each. Equal (seed, offset) give equal masks, so
-advance `offset` by at least the number of elements from one use to the next.
+Element i of x, counted in C order, has the 16-bit random number `offset + i` of the generator
+(Philox, `runtime/philox.py`, keyed by `seed`; a call gives eight). It is kept if that number is at
+least p·2¹⁶, rounded: a comparison of integers, so that the mask is the same on every chip, for
+every dtype and in the simulator. Where `offset` is no multiple of 8, or rows do not begin on
+16-byte boundaries, `registers` goes element by element, with a call for each. Equal (seed, offset)
+give equal masks, so advance `offset` by at least the number of elements from one use to the next.
 
 As in PyTorch: −inf is a masked element, of which y is 0; a row of nothing but −inf, and one with
 NaN or +inf anywhere, is NaN throughout, its dropped elements too; p = 0 drops nothing, and p = 1
@@ -144,10 +144,11 @@ def _generator_arguments(p, seed, offset, n_elements):
             f"offset must be at least 0, and less than 2**63 together with the {n_elements:,} "
             f"elements; it is {offset}"
         )
-    threshold = round(p * 2**32)
+    n_dropped = round(p * 2**16)  # of the 2¹⁶ numbers an element may draw
     # p = 1 drops all: the one threshold beyond uint32 is not needed where everything is times 0.
-    scale = 1 / (1 - p) if threshold < 2**32 else 0.0
-    return np.float32(scale), np.uint32(min(threshold, 2**32 - 1)), int(offset), *key_of(seed)
+    scale = 1 / (1 - p) if n_dropped < 2**16 else 0.0
+    threshold = min(n_dropped << 16, 2**32 - 1)
+    return np.float32(scale), np.uint32(threshold), int(offset), *key_of(seed)
 
 
 def _run(variants, variant, by_slots, operands, n_rows, n_cols, numbers):
@@ -157,7 +158,7 @@ def _run(variants, variant, by_slots, operands, n_rows, n_cols, numbers):
         launch(kernel, n_blocks, ladder.BLOCK_SIZE, *operands, n_cols, *numbers, flat=True)
         return
     rows = [operand for i, operand in enumerate(operands) if i != 2]  # all but stats
-    vectors = numbers[2] % 4 == 0 and on_boundaries(n_cols, rows)
+    vectors = numbers[2] % 8 == 0 and on_boundaries(n_cols, rows)
     found = plan(n_cols, operands[0].dtype.itemsize, len(rows) - 1)
     n_slots, fits, team_bits, n_threads, n_shared = found
     kernel = by_slots[n_slots][0 if fits else 1]

@@ -1,4 +1,9 @@
-"""The mask of dropout, from the generator: for one element, and for all slots of a thread."""
+"""The mask of dropout, from the generator: for one element, and for all slots of a thread.
+
+Element i has half of the generator's number i // 2: its lower 16 bits if i is even, its upper ones
+if i is odd. A call of the generator so serves eight elements; with a whole number for each, drawing
+would take longer than memory does. `threshold` is compared with those 16 bits, followed by zeros.
+"""
 
 import numpy as np
 
@@ -6,11 +11,30 @@ from course_lib import cuda
 from course_lib.kernels.softmax.rows import ZERO
 from course_lib.runtime.philox import philox_four, philox_one
 
+HALF = np.uint32(16)
+
+
+@cuda.jit(device=True)
+def is_kept(element, threshold, key0, key1):
+    """Whether dropout keeps one element; a whole call of the generator for it."""
+    number = philox_one(element >> 1, key0, key1)
+    if element & 1 == 0:
+        number = np.uint32(number << HALF)
+    return number >= threshold
+
+
+@cuda.jit(device=True)
+def keep_pair(number, threshold):
+    """Bit 0: whether the element with the lower half of `number` is kept; bit 1: the upper."""
+    # The upper half needs no masking: what stands below it cannot turn the comparison.
+    pair = 1 if np.uint32(number << HALF) >= threshold else 0
+    return pair | 2 if number >= threshold else pair
+
 
 @cuda.jit(device=True)
 def dropped(value, element, scale, threshold, key0, key1):
     """`value` after dropout. Multiplied, not selected: a NaN stays NaN, as in PyTorch."""
-    return value * (scale if philox_one(element, key0, key1) >= threshold else ZERO)
+    return value * (scale if is_kept(element, threshold, key0, key1) else ZERO)
 
 
 @cuda.jit(device=True)
@@ -18,25 +42,25 @@ def kept_slots(n_slots, width, first, n_cols, rank, n_ranks, vectors, threshold,
     """Which slots of a thread dropout keeps: bit u·width + k stands for slot (u, k).
 
     Slots and `vectors` as in `softmax/rows.py`; `first` is the generator's number of the row's
-    element 0, a multiple of 4 where `vectors` is True.
+    element 0, a multiple of the width where `vectors` is True.
     """
     bits = np.uint32(0)
     if vectors:
         for u in range(n_slots):
             col = (rank + u * n_ranks) * width
             if col < n_cols:
-                for k in range(0, width, 4):
-                    n0, n1, n2, n3 = philox_four((first + col + k) >> 2, key0, key1)
-                    four = 1 if n0 >= threshold else 0
-                    four |= 2 if n1 >= threshold else 0
-                    four |= 4 if n2 >= threshold else 0
-                    four |= 8 if n3 >= threshold else 0
-                    bits = np.uint32(bits | np.uint32(four << (u * width + k)))
+                n0, n1, n2, n3 = philox_four((first + col) >> 3, key0, key1)
+                if width == 4 and (first + col) & 4:
+                    n0, n1 = n2, n3
+                kept = keep_pair(n0, threshold) | keep_pair(n1, threshold) << 2
+                if width == 8:
+                    kept |= keep_pair(n2, threshold) << 4 | keep_pair(n3, threshold) << 6
+                bits = np.uint32(bits | np.uint32(kept << (u * width)))
     else:
         for u in range(n_slots):
             for k in range(width):
                 col = (u * width + k) * n_ranks + rank
-                if col < n_cols and philox_one(first + col, key0, key1) >= threshold:
+                if col < n_cols and is_kept(first + col, threshold, key0, key1):
                     bits = np.uint32(bits | np.uint32(1 << (u * width + k)))
     return bits
 

@@ -29,7 +29,7 @@ EPS = np.float32(1e-5)
 SLOTS = 4  # numbers of a row that each lane holds
 ZERO, ONE = np.float32(0), np.float32(1)
 MINUS_INF = np.float32(-np.inf)
-TWO_32 = np.float32(2**32)
+TWO_16, ROUND = np.float32(2**16), np.float32(0.5)
 
 
 # ---- predict_fusion --------------------------------------------------------------------------
@@ -379,8 +379,10 @@ BN_RELU_SOFTMAX = Exercise(
 
 @cuda.jit(device=True)
 def kept(i, seed, p):
-    """Whether dropout keeps element `i`: a random number below p · 2³² drops it."""
-    return philox_one(i, np.uint32(seed), np.uint32(0)) >= np.uint32(p * TWO_32)
+    """Whether dropout keeps element `i`: a random 16-bit number below p · 2¹⁶ drops it."""
+    number = philox_one(i // 2, np.uint32(seed), np.uint32(0))
+    half = number >> np.uint32(16 * (i % 2)) & np.uint32(0xFFFF)
+    return half >= np.uint32(p * TWO_16 + ROUND)
 
 
 @cuda.jit
@@ -402,9 +404,10 @@ def softmax_dropout_backward(dz, x, m, s, p, seed, dx):
 
 
 def _mask(shape, p, seed):
-    threshold = int(np.float32(p) * TWO_32)
     n = int(np.prod(shape))
-    return random_numbers(n, int(seed), 0).reshape(shape).astype(np.int64) >= threshold
+    words = random_numbers(-(-n // 2), int(seed), 0)
+    halves = np.stack([words & np.uint32(0xFFFF), words >> np.uint32(16)], axis=1).ravel()[:n]
+    return halves.reshape(shape) >= int(np.float32(p) * TWO_16 + ROUND)
 
 
 def _dropout_gradient(dz, x, m, s, p, seed):
