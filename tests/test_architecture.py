@@ -27,7 +27,7 @@ FLOORS = {
     "bench": {"course_lib", "runtime"},
     "benchmarks": {
         "course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot", "ops", "nn",
-        "optim",
+        "optim", "models",
     },
     "teach": {"course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot"},
     "compare": {"course_lib", "simulator", "runtime", "kernels", "reference"},
