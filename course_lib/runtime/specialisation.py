@@ -65,13 +65,15 @@ class PreparedLaunch:
     parameters  a list of (`struct` code, value or None); None marks what each call brings
     overlap     whether the kernel may start before the previous one ends (see `launch`)
     cluster     number of blocks in x that make a cluster; LaunchError where the GPU has none
+    cooperative whether all blocks must start together
 
     Not to be shared between threads: two of them would write into one buffer.
     """
 
     def __init__(
-        self, specialisation, grid, block, shared_bytes, stream, parameters, overlap, cluster
-    ):
+        self, specialisation, grid, block, shared_bytes, stream, parameters, overlap, cluster,
+        cooperative=False,
+    ):  # fmt: skip
         specialisation.allow_shared(shared_bytes)
         self.specialisation = specialisation
         self.grid, self.block, self.shared_bytes = grid, block, shared_bytes
@@ -80,7 +82,7 @@ class PreparedLaunch:
         packer = struct.Struct(f"@{_CONFIGURATION.format[1:]}{codes}")
         self.buffer = ctypes.create_string_buffer(-(-packer.size // 8) * 8)
         constants = [0 if value is None else value for _, value in parameters]
-        self.attributes = _attributes(specialisation, overlap, cluster)
+        self.attributes = _attributes(specialisation, overlap, cluster, cooperative)
         where = ctypes.addressof(self.attributes) if self.attributes else 0
         n_attributes = len(self.attributes) // _ATTRIBUTE.size
         head = (*grid, *block, shared_bytes, stream, where, n_attributes)
@@ -133,10 +135,10 @@ class PreparedLaunch:
             )
 
 
-def _attributes(specialisation, overlap, cluster):
+def _attributes(specialisation, overlap, cluster, cooperative):
     capability = specialisation.compiled.compute_capability
     wanted = []
-    if specialisation.compiled.cooperative:
+    if cooperative or specialisation.compiled.cooperative:
         wanted.append((_COOPERATIVE, 1, 0, 0))
     if overlap and capability >= _HOPPER:
         wanted.append((_OVERLAP, 1, 0, 0))

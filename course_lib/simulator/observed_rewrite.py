@@ -34,14 +34,32 @@ class ObservedEmitter(Emitter):
         """The expression that gives the number of the site at `node`."""
         if self.is_twin:
             return chain(f"{THREAD}.caller")
-        key = (self.unit.number, kind, node.lineno, node.col_offset, node.end_lineno,
-               node.end_col_offset)
+        key = (
+            self.unit.number,
+            kind,
+            node.lineno,
+            node.col_offset,
+            node.end_lineno,
+            node.end_col_offset,
+        )
         sites = self.program.observed_numbers
         if key not in sites:
             sites[key] = len(self.program.observed_sites)
-            self.program.observed_sites.append(ObservedSite(
-                sites[key], kind, ast.unparse(node), array, self.unit.filename, self.unit.name,
-                node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, relaxed))
+            self.program.observed_sites.append(
+                ObservedSite(
+                    sites[key],
+                    kind,
+                    ast.unparse(node),
+                    array,
+                    self.unit.filename,
+                    self.unit.name,
+                    node.lineno,
+                    node.col_offset,
+                    node.end_lineno,
+                    node.end_col_offset,
+                    relaxed,
+                )
+            )
         return ast.Constant(sites[key])
 
     def act(self, method, number, *arguments, at):
@@ -66,8 +84,10 @@ class ObservedEmitter(Emitter):
     def visit_index(self, index):
         """An index as an expression; slices become `slice` objects."""
         if isinstance(index, ast.Slice):
-            parts = [ast.Constant(None) if part is None else self.visit(part)
-                     for part in (index.lower, index.upper, index.step)]
+            parts = [
+                ast.Constant(None) if part is None else self.visit(part)
+                for part in (index.lower, index.upper, index.step)
+            ]
             return ast.copy_location(ast.Call(self.bind(slice, "slice"), parts, []), index)
         if isinstance(index, ast.Tuple):
             parts = [self.visit_index(part) for part in index.elts]
@@ -80,19 +100,24 @@ class ObservedEmitter(Emitter):
         number = self.number(target, "store", ast.unparse(target.value), relaxed)
         if relaxed:
             index, array = self.visit_index(target.slice), self.visit(target.value)
-            return ast.copy_location(ast.Expr(self.act(
-                "relaxed_store", number, array, index, value, at=target)), target)
+            return ast.copy_location(
+                ast.Expr(self.act("relaxed_store", number, array, index, value, at=target)), target
+            )
         suffix, parts = _by_dimension(self.visit_index(target.slice))
         array = self.visit(target.value)
         return ast.copy_location(
-            ast.Expr(self.act(f"store{suffix}", number, value, array, *parts, at=target)), target)
+            ast.Expr(self.act(f"store{suffix}", number, value, array, *parts, at=target)), target
+        )
 
     def visit_Assign(self, node):
         target = node.targets[0]
         if isinstance(target, ast.Name):
             self.target_name = target.id
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple) and (
-                len(target.elts) == len(node.value.elts)):
+        if (
+            isinstance(target, ast.Tuple)
+            and isinstance(node.value, ast.Tuple)
+            and (len(target.elts) == len(node.value.elts))
+        ):
             for place, part in enumerate(target.elts):
                 self.target_name = part.id if isinstance(part, ast.Name) else ""
                 node.value.elts[place] = self.visit(node.value.elts[place])
@@ -100,8 +125,11 @@ class ObservedEmitter(Emitter):
         else:
             value = self.visit(node.value)
         self.target_name = ""
-        if not any(isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store)
-                   for goal in node.targets for part in ast.walk(goal)):
+        if not any(
+            isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store)
+            for goal in node.targets
+            for part in ast.walk(goal)
+        ):
             node.targets = [self.visit(goal) for goal in node.targets]
             node.value = value
             return node
@@ -138,8 +166,7 @@ class ObservedEmitter(Emitter):
 
     def visit_AnnAssign(self, node):
         if node.value is not None:
-            return self.visit_Assign(ast.copy_location(ast.Assign([node.target], node.value),
-                                                       node))
+            return self.visit_Assign(ast.copy_location(ast.Assign([node.target], node.value), node))
         return node
 
     def visit_AugAssign(self, node):
@@ -155,15 +182,18 @@ class ObservedEmitter(Emitter):
             index = self.keep(index, statements)
         suffix, parts = _by_dimension(index)
         text = ast.unparse(target.value)
-        old = self.act(f"load{suffix}", self.number(target, "load", text), array, *parts,
-                       at=target)
+        old = self.act(f"load{suffix}", self.number(target, "load", text), array, *parts, at=target)
         # Python finds the old value before it works out the new operand.
         old = self.keep(old, statements)
         right = self.visit(node.value)
-        value = self.divide(old, right, node) if isinstance(node.op, ast.Div) else (
-            ast.BinOp(old, node.op, right))
-        store = self.act(f"store{suffix}", self.number(target, "store", text), value, array,
-                         *parts, at=target)
+        value = (
+            self.divide(old, right, node)
+            if isinstance(node.op, ast.Div)
+            else (ast.BinOp(old, node.op, right))
+        )
+        store = self.act(
+            f"store{suffix}", self.number(target, "store", text), value, array, *parts, at=target
+        )
         statements.append(ast.Expr(store))
         return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
 
@@ -173,9 +203,12 @@ class ObservedEmitter(Emitter):
         for node in ast.walk(tree):
             for body in (getattr(node, "body", None), getattr(node, "orelse", None)):
                 for before, after in itertools.pairwise(body if isinstance(body, list) else ()):
-                    if isinstance(before, ast.Expr) and isinstance(before.value, ast.Call) and (
-                            fence_scope(self.static(before.value.func)) is not None) and (
-                            isinstance(after, ast.Assign)):
+                    if (
+                        isinstance(before, ast.Expr)
+                        and isinstance(before.value, ast.Call)
+                        and (fence_scope(self.static(before.value.func)) is not None)
+                        and (isinstance(after, ast.Assign))
+                    ):
                         found |= {id(target) for target in after.targets}
         return found
 
@@ -206,7 +239,8 @@ class ObservedEmitter(Emitter):
         array = ast.unparse(node.args[0]) if node.args else ""
         relaxed = primitive.access in ("load", "store")
         kind = {"load_many": "load", "load_cluster": "load", "store_many": "store"}.get(
-            primitive.access, primitive.access)
+            primitive.access, primitive.access
+        )
         number = self.number(node, kind, array, relaxed)
         # Keyword arguments of these are rare: the primitive itself sorts them out.
         positional = [*node.args, *(keyword.value for keyword in node.keywords)]
@@ -221,19 +255,22 @@ class ObservedEmitter(Emitter):
         callee = self.program.unit(function)
         if not is_twin(callee.function) or self.is_twin:
             return super().device_call(node, function)
-        number = self.number(node, "call")
+        relaxed = getattr(callee.function, "relaxed", False)
+        number = self.number(node, "call", relaxed=relaxed)
         before = self.act("calling", number, at=node)
         call = super().device_call(node, function)
         return self.act("called", before, call, at=node)
 
     def wait(self, operation, node):
-        if isinstance(operation, ast.Name) and (
-                self.namespace.get(operation.id) is engine.SPIN):
+        if isinstance(operation, ast.Name) and (self.namespace.get(operation.id) is engine.SPIN):
             return super().wait(operation, node)
         primitive = self.static(node.func) if isinstance(node, ast.Call) else None
         name = primitive.name if isinstance(primitive, Primitive) else "grid.sync"
-        kind = "barrier" if name.startswith("cuda.syncthreads") else (
-            {"grid.sync": "grid", "simulator.cluster.sync": "cluster"}.get(name, "warp"))
+        kind = (
+            "barrier"
+            if name.startswith("cuda.syncthreads")
+            else ({"grid.sync": "grid", "simulator.cluster.sync": "cluster"}.get(name, "warp"))
+        )
         return super().wait(self.act("wait", self.number(node, kind), operation, at=node), node)
 
     # -- branches --------------------------------------------------------------------------------
@@ -314,9 +351,9 @@ def _polled(tree, facts):
                 waited.append(node.test)
         for node in ast.walk(loop):
             if isinstance(node, ast.Assign) and any(
-                    isinstance(goal, ast.Name) and goal.id in names for goal in node.targets):
+                isinstance(goal, ast.Name) and goal.id in names for goal in node.targets
+            ):
                 waited.append(node.value)
         for expression in waited:
-            found |= {id(part) for part in ast.walk(expression)
-                      if isinstance(part, ast.Subscript)}
+            found |= {id(part) for part in ast.walk(expression) if isinstance(part, ast.Subscript)}
     return found

@@ -24,12 +24,24 @@ _PACKAGE = __package__
 
 #: numba's names of scalar types that differ from NumPy's
 _SCALARS = {
-    "bool": np.bool_, "boolean": np.bool_, "bfloat16": ml_dtypes.bfloat16,
-    "int8": np.int8, "int16": np.int16, "int32": np.int32, "int64": np.int64,
-    "uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32, "uint64": np.uint64,
-    "float16": np.float16, "float32": np.float32, "float64": np.float64,
-    "complex64": np.complex64, "complex128": np.complex128,
-    "float8_e4m3fn": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2,
+    "bool": np.bool_,
+    "boolean": np.bool_,
+    "bfloat16": ml_dtypes.bfloat16,
+    "int8": np.int8,
+    "int16": np.int16,
+    "int32": np.int32,
+    "int64": np.int64,
+    "uint8": np.uint8,
+    "uint16": np.uint16,
+    "uint32": np.uint32,
+    "uint64": np.uint64,
+    "float16": np.float16,
+    "float32": np.float32,
+    "float64": np.float64,
+    "complex64": np.complex64,
+    "complex128": np.complex128,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e5m2": ml_dtypes.float8_e5m2,
 }
 
 _twins = {}
@@ -40,7 +52,8 @@ def register_twin(real_object, python_function):
     """Use `python_function` wherever a rebuilt kernel refers to `real_object`.
 
     Meant for a numba `@intrinsic`, which Python cannot call. The function is treated as a device
-    function: it may use `cuda.threadIdx`, barriers and warp operations.
+    function: it may use `cuda.threadIdx`, barriers and warp operations. If it has an attribute
+    `relaxed` that is true, what it accesses is meant to be accessed by others at the same time.
 
     Raises
     ------
@@ -145,14 +158,14 @@ def is_foreign_module(name):
     """True for modules of Python and NumPy, which hold no device code."""
     root = name.partition(".")[0]
     return root in ("numpy", "ml_dtypes", "greenlet") or (
-        root in sys.stdlib_module_names and root != "__main__")
+        root in sys.stdlib_module_names and root != "__main__"
+    )
 
 
 def is_foreign(function):
     """True for functions that are no device code: Python's, NumPy's and the simulator's own."""
     module = function.__module__ or ""
-    return (module == _PACKAGE or module.startswith(_PACKAGE + ".")
-            or is_foreign_module(module))
+    return module == _PACKAGE or module.startswith(_PACKAGE + ".") or is_foreign_module(module)
 
 
 def mapped(value):
@@ -171,8 +184,11 @@ def mapped(value):
         return value if is_foreign(value) else Device(value)
     if kind.__module__.startswith(_PACKAGE):
         return Device(value.py_func) if hasattr(value, "py_func") else value
-    if kind.__module__.startswith(("numba", "numba_cuda")) or kind is type and (
-            value.__module__.startswith("numba")):
+    if (
+        kind.__module__.startswith(("numba", "numba_cuda"))
+        or kind is type
+        and (value.__module__.startswith("numba"))
+    ):
         return _mapped_numba_object(value)
     if kind is np.ndarray and value.ndim:
         # numba freezes a global array into the kernel as a constant.
@@ -214,15 +230,18 @@ def _mapped_numba_object(value):
     if definition is not value:
         raise errors.SimulatorError(
             f"{name} is a numba intrinsic, which Python cannot run. Give the simulator a Python "
-            f"function for it: simulator.register_twin({name}, function)")
+            f"function for it: simulator.register_twin({name}, function)"
+        )
     return value
 
 
 def foldable(value):
     """True if attributes of `value` are looked up once, when a kernel is rewritten."""
     return isinstance(value, (types.ModuleType, Namespace, Index)) or (
-        isinstance(value, type) and not issubclass(value, (enum.Enum, np.generic))
-        and value.__module__.startswith("numba"))
+        isinstance(value, type)
+        and not issubclass(value, (enum.Enum, np.generic))
+        and value.__module__.startswith("numba")
+    )
 
 
 class Scope:
