@@ -131,6 +131,30 @@ def call_times(candidates, *, rounds=300):
     return {label: Timing.of(found) for label, found in samples.items()}
 
 
+def loop_times(candidates, *, calls=50, rounds=20):
+    """Time of one of many calls as Python sees them, by label: the device is waited for at the end.
+
+    candidates  {label: function(i)}; what takes longer counts, the host's work or the device's
+    calls       as in `device_times`
+    """
+    import torch
+
+    if not isinstance(calls, dict):
+        calls = dict.fromkeys(candidates, calls)
+    samples = {label: [] for label in candidates}
+    for turn in range(rounds + 2):
+        for label, function in candidates.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for i in range(calls[label]):
+                function(i)
+            torch.cuda.synchronize()
+            elapsed = time.perf_counter() - start
+            if turn >= 2:  # the first two warm up
+                samples[label].append(elapsed * 1e6 / calls[label])
+    return {label: Timing.of(found) for label, found in samples.items()}
+
+
 def buffer_sets(n_bytes, *, index=0, most=24):
     """How many sets of buffers of `n_bytes` make a round outgrow the L2 cache three times."""
     return max(1, min(most, -(-3 * device.properties(index).l2_bytes // max(n_bytes, 1)) + 1))

@@ -1,4 +1,4 @@
-"""The commands: `python -m course_lib [doctor | compare | bench | kernels | readme]`.
+"""The commands: `python -m course_lib [doctor | compare | bench | kernels | train | readme]`.
 
 Every command is imported only when it is asked for, so that `doctor` runs where another's
 imports are what is broken.
@@ -15,7 +15,7 @@ import course_lib
 
 BENCHMARKS = (
     "activation", "cross_entropy", "fused_softmax", "global_avg_pool", "host", "kernel_cache",
-    "launch", "lesson_01", "lesson_02", "lesson_04", "softmax",
+    "launch", "lesson_01", "lesson_02", "lesson_04", "softmax", "squeeze_excite",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
@@ -59,6 +59,28 @@ def main(arguments=None):
     which.add_argument("--ptx", metavar="NAME", help="print the PTX of this kernel, or of this key")
     which.add_argument("--sass", metavar="NAME", help="print its machine instructions")
     which.add_argument("--clear", action="store_true", help="delete what was compiled")
+
+    command = commands.add_parser("train", help="train a network, with checkpoints")
+    command.set_defaults(command=train)
+    command.add_argument("task", choices=("leaves",), help="what to train on")
+    command.add_argument("--model", help="efficientnet_b4 (default on a GPU), small_se_net, …")
+    command.add_argument("--data", type=Path, help="folder or zip of images (default: drawn ones)")
+    command.add_argument("--output", type=Path, help="folder for checkpoint, history and curves")
+    command.add_argument("--resume", action="store_true", help="go on with the run in --output")
+    command.add_argument("--evaluate", type=Path, metavar="CHECKPOINT", help="only evaluate this")
+    command.add_argument("--epochs", type=int, help="how often each image is seen")
+    command.add_argument("--batch-size", type=int, help="images in a step")
+    command.add_argument("--image-size", type=int, help="height and width of the images")
+    command.add_argument("--lr", type=float, dest="learning_rate", help="highest learning rate")
+    command.add_argument("--seed", type=int, default=0, help="of all random numbers (default: 0)")
+    command.add_argument("--validation-fraction", type=float, default=0.2, help="(default: 0.2)")
+    command.add_argument("--precision", choices=("float32", "bfloat16"), help="(default: float32)")
+    command.add_argument("--checkpoint-steps", type=int, help="steps between (default: an epoch)")
+    command.add_argument("--device", help="such as cuda:1 or cpu (default: a GPU, if there is one)")
+    command.add_argument(
+        "--no-cuda-kernels", action="store_false", dest="use_cuda_kernels",
+        help="PyTorch's operators instead of ours",
+    )  # fmt: skip
 
     command = commands.add_parser("readme", help="write the README's measured results again")
     command.set_defaults(command=readme)
@@ -185,6 +207,17 @@ def kernels(options):
     except BrokenPipeError:  # read by something like head, which has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def train(options):
+    """Exit status 2 for data, checkpoints or options that cannot be used, 1 for failed training."""
+    from tqdm import tqdm
+
+    from course_lib.train import command
+
+    if options.output is None:
+        options.output = ROOT / "data" / "runs" / options.task
+    return command.run(options, tqdm)
 
 
 def readme(options):

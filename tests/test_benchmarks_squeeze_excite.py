@@ -1,0 +1,186 @@
+"""The benchmark of squeeze and excitation: its sizes, what it checks, what it times and records."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+
+from course_lib import SIMULATED, bench, benchmarks, reference
+from course_lib.benchmarks import squeeze_excite as benchmark
+from course_lib.benchmarks import squeeze_excite_checks as checks
+from course_lib.kernels import squeeze_excite as kernels
+
+SHAPE = (2, 3, 3, 3)
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """Let the benchmark run without a GPU, with made-up times."""
+    if not SIMULATED:
+        pytest.skip("about machines without a GPU")
+
+    def times(candidates, *, calls, rounds):
+        assert calls.keys() == candidates.keys() and min(calls.values()) >= 1
+        for candidate in candidates.values():
+            candidate(5)
+        return {label: bench.Timing(10.0, (9.0, 11.0)) for label in candidates}
+
+    allocated = iter(range(0, 10**9, 10**4))
+    monkeypatch.setattr(benchmark, "DEVICE", "cpu")
+    monkeypatch.setattr(benchmark, "_synchronize", lambda: None)
+    monkeypatch.setattr(benchmark, "_allocated", lambda: next(allocated))
+    monkeypatch.setattr(benchmark, "COMPILED", {(SHAPE[0], "float32")})
+    nothing = lambda i: None  # noqa: E731
+    monkeypatch.setattr(benchmark, "copies", lambda *_: dict.fromkeys(("copy", "negate"), nothing))
+    monkeypatch.setattr(torch, "compile", lambda module, **options: module)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
+    monkeypatch.setattr(bench, "buffer_sets", lambda n_bytes, most: 2)
+    monkeypatch.setattr(bench, "device_times", times)
+    monkeypatch.setattr(bench, "loop_times", times)
+
+
+def blocks_of_efficientnet(side):
+    """(C, H, W, R) of every block, in order, found by running torchvision's network on no data."""
+    found = []
+
+    def note(module, inputs):
+        N, C, H, W = inputs[0].shape
+        found.append((C, H, W, module.fc1.out_channels))
+        assert isinstance(module.activation, torch.nn.SiLU)
+        assert isinstance(module.scale_activation, torch.nn.Sigmoid)
+
+    with torch.device("meta"):
+        network = torchvision.models.efficientnet_b4().eval()
+        for module in network.modules():
+            if isinstance(module, torchvision.ops.SqueezeExcitation):
+                module.register_forward_pre_hook(note)
+        network(torch.empty(1, 3, side, side))
+    return found
+
+
+def test_the_sizes_are_those_of_the_network():
+    found = blocks_of_efficientnet(380)
+    assert len(found) == 32
+    assert list(dict.fromkeys(found)) == [(C, side, side, R) for C, side, R in benchmark.SIZES]
+    for C, side, R in benchmark.SIZES:
+        assert benchmark.squeeze_channels(C, side) == R
+    assert (benchmark.squeeze_channels(5, 7), benchmark.squeeze_channels(72, 9)) == (1, 3)
+    shapes = {(N, C, side, side) for N in benchmark.BATCHES for C, side, _ in benchmark.SIZES}
+    assert shapes.issuperset(benchmark.CHANNELS_LAST)
+
+
+def test_every_rung_module_and_peer_is_checked_and_timed(on_the_cpu):
+    found = benchmark.run(shapes=[SHAPE])
+    names = [
+        f"squeeze_excite.{direction}{layout}"
+        for _ in benchmark.DTYPES
+        for layout in ("", ".channels-last")
+        for direction in ("forward", "both")
+    ]
+    assert [record["name"] for record in found] == names
+    hashes = benchmark.kernel_hashes()
+    assert hashes.keys() == set(names) and len(set(hashes.values())) == 2
+    for record in found:
+        rows = {row["label"]: row for row in record["rows"]}
+        forward, last = ".forward" in record["name"], record["name"].endswith("last")
+        compiled = record["dtype"] == "float32" and not last
+        other = "contiguous" if last else "channels-last"
+        assert list(rows) == [
+            *kernels.VARIANTS, "PyTorch eager", f"PyTorch eager, {other}",
+            *["torch.compile"] * compiled,
+        ]  # fmt: skip
+        seen = {label for label, row in rows.items() if "python_microseconds" in row}
+        assert seen == rows.keys() - kernels.VARIANTS.keys() | {kernels.DEFAULT}
+        assert record["kernel_hash"] == hashes[record["name"]]
+        size = 4 if record["dtype"] == "float32" else 2
+        assert record["bytes"] == (2 if forward else 5) * math.prod(SHAPE) * size
+        assert record["default"] == kernels.DEFAULT and record["squeeze_channels"] == 1
+        assert ("saved_bytes" in record) is not forward
+        assert (record["compile_seconds"] is not None) is compiled
+        if not forward:
+            saved = 10**4 - math.prod(SHAPE) * size
+            assert record["saved_bytes"] == {"ours": saved, "PyTorch eager": saved}
+    text = benchmarks.table(found)
+    assert "squeeze_excite.both 2x3x3x3 bfloat16: copy" in text and "(10.00 from Python)" in text
+
+
+def test_the_truth_is_the_references(on_the_cpu, monkeypatch):
+    monkeypatch.setattr(checks, "CHUNK", 100)  # some images at a time
+    block = benchmark.Block((5, 7, 3, 4), "float32", "contiguous", 1)
+    arrays = [t.double().numpy() for t in (block.dy["contiguous"][0], block.x["contiguous"][0])]
+    weights = [w.flatten(1).numpy() if w.dim() > 1 else w.numpy() for w in block.weights]
+    y = reference.squeeze_excite(arrays[1], *weights)
+    gradients = reference.squeeze_excite_backward(*arrays, *weights)
+    expected = checks.Expected(block, "both")
+    right = [torch.tensor(each) for each in (y, *gradients)]
+    expected.check("the reference", right, ours=True)
+    assert np.allclose([t.abs().max() for t in expected.sums.values()],
+                       [np.abs(g).max() for g in gradients[1:]])  # fmt: skip
+    for k in range(6):
+        wrong = [each.clone() for each in right]
+        wrong[k].view(-1)[-1] += 0.01 * wrong[k].abs().max()
+        with pytest.raises(AssertionError, match="one is wrong, so it is not timed"):
+            expected.check("one", wrong, ours=True)
+        wrong[k].view(-1)[0] = math.nan
+        with pytest.raises(AssertionError, match="left elements of .* unwritten"):
+            expected.check("one", wrong, ours=True)
+    with pytest.raises(AssertionError, match="one gave 2 results"):
+        expected.check("one", right[:2], ours=True)
+
+
+@pytest.mark.parametrize("which, k", [
+    ("forward", 0), ("backward", 0), ("backward", 1), ("backward", 4),
+])
+@pytest.mark.parametrize("change, said", [(1.1, "is wrong"), (math.nan, "left elements")])
+def test_what_is_wrong_is_not_timed(on_the_cpu, monkeypatch, which, k, change, said):
+    original = getattr(kernels, which)
+
+    def wrong(*arguments, **options):
+        results = original(*arguments, **options)
+        results[k].view(-1)[-1] *= change
+        return results
+
+    monkeypatch.setattr(kernels, which, wrong)
+    first = next(iter(kernels.VARIANTS))
+    with pytest.raises(AssertionError, match=f"{first} {said}.*, so it is not timed"):
+        benchmark.run(
+            shapes=[SHAPE], dtypes=["float32"], directions=["both"], layouts=["contiguous"]
+        )
+
+
+def test_a_launcher_that_writes_nothing_is_seen(on_the_cpu, monkeypatch):
+    def lazy(x, *weights, out, **options):
+        return out, None, None, None
+
+    monkeypatch.setattr(kernels, "forward", lazy)
+    with pytest.raises(AssertionError, match="left elements of y unwritten"):
+        benchmark.run(shapes=[SHAPE], dtypes=["float32"], directions=["forward"])
+
+
+def test_a_wrong_peer_is_not_timed(on_the_cpu, monkeypatch):
+    monkeypatch.setattr(torchvision.ops.SqueezeExcitation, "forward", lambda self, x: x.clone())
+    with pytest.raises(AssertionError, match="PyTorch eager is wrong, so it is not timed: y"):
+        benchmark.run(shapes=[SHAPE], dtypes=["bfloat16"], directions=["forward"])
+
+
+def test_settings_are_put_back(on_the_cpu, monkeypatch):
+    before = torch.backends.cudnn.benchmark
+    monkeypatch.setattr(benchmark, "_measure", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        benchmark.run(shapes=[SHAPE])
+    assert torch.backends.cudnn.benchmark is before
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_bench_squeeze_excite_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(benchmark, "COMPILED", {(2, "float32")})
+    found = benchmark.run(shapes=[(2, 24, 19, 19)], rounds=3)
+    assert len(found) == 8
+    for record in found:
+        for row in record["rows"]:
+            assert 0 < row["microseconds"] < 1e4
+        if record["name"] == "squeeze_excite.both":
+            assert 0 <= record["saved_bytes"]["ours"] <= record["saved_bytes"]["PyTorch eager"]
