@@ -8,6 +8,7 @@ import torch
 import torchvision
 
 from course_lib import SIMULATED, bench, benchmarks, reference
+from course_lib.benchmarks import profile_squeeze_excite as profile
 from course_lib.benchmarks import squeeze_excite as benchmark
 from course_lib.benchmarks import squeeze_excite_checks as checks
 from course_lib.kernels import squeeze_excite as kernels
@@ -81,7 +82,7 @@ def test_every_rung_module_and_peer_is_checked_and_timed(on_the_cpu):
     ]
     assert [record["name"] for record in found] == names
     hashes = benchmark.kernel_hashes()
-    assert hashes.keys() == set(names) and len(set(hashes.values())) == 2
+    assert hashes.keys() == {*names, "squeeze_excite.profile"} and len(set(hashes.values())) == 3
     for record in found:
         rows = {row["label"]: row for row in record["rows"]}
         forward, last = ".forward" in record["name"], record["name"].endswith("last")
@@ -171,6 +172,93 @@ def test_settings_are_put_back(on_the_cpu, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         benchmark.run(shapes=[SHAPE])
     assert torch.backends.cudnn.benchmark is before
+
+
+# --------------------------------------------------------------------- the profiler's table
+
+
+def profiled(path, *, units=("ns", "byte", "byte"), segments=None, without=(), numbers="1,000"):
+    """Write at `path` what ncu prints: of each call three kernels, then what follows it."""
+    names = ["ID", "Kernel Name", *(m for m in profile.METRICS.values() if m not in without)]
+    lines = ["==PROF== Connected", names, ["", "", *units]]
+    kernels = ["elementwise"]
+    n_calls = len(profile.cases(60 << 20)) * len(profile.labels())
+    for _ in range(n_calls if segments is None else segments):
+        kernels += ["warm", "course_lib::segment_marker_kernel_1", "a", "b", "c",
+                    "_ZN6_21segment_marker_kernelB2v3", "next"]  # fmt: skip
+    for number, name in enumerate(kernels):
+        lines.append([str(number), name, numbers, "20,000,000", "10,000,000"])
+    text = [each if isinstance(each, str) else ",".join(f'"{c}"' for c in each) for each in lines]
+    path.write_text("\n".join(text))
+    return path
+
+
+def test_what_is_profiled_is_larger_than_the_cache():
+    found = profile.cases(62_914_560)
+    assert ((32, 48, 190, 190), "float32") in found and ((32, 960, 24, 24), "float32") in found
+    assert ((32, 672, 24, 24), "float32") not in found and len(found) == 9
+    assert profile.labels() == [*kernels.VARIANTS, "PyTorch eager"]
+
+
+def test_profile_is_read(tmp_path):
+    found = profile.read(profiled(tmp_path / "ncu.csv"), 60 << 20)
+    assert list(found) == profile.cases(60 << 20)
+    for (shape, dtype), rows in found.items():
+        assert [row["label"] for row in rows] == profile.labels()
+        assert {row["kernels"] for row in rows} == {3}
+        assert rows[0]["microseconds"] == 3.0 and rows[0]["dram_read_bytes"] == 60_000_000
+        n_bytes = math.prod(shape) * (4 if dtype == "float32" else 2)
+        assert rows[0]["sizes_of_x"] == pytest.approx(90e6 / n_bytes, abs=1e-3)
+        assert [row["kind"] for row in rows][-2:] == ["ours", "peer"]
+    made = profile.records(found)
+    assert {record["name"] for record in made} == {"squeeze_excite.profile"}
+    assert made[0]["bytes"] == 32 * 48 * 190 * 190 * 4
+    assert "32x48x190x190 float32" in profile.table(found)
+
+
+def test_profile_in_other_units(tmp_path):
+    units = ("us", "Kbyte", "Mbyte")
+    rows = profile.read(profiled(tmp_path / "ncu.csv", units=units), 60 << 20)
+    first = next(iter(rows.values()))[0]
+    assert (first["microseconds"], first["dram_read_bytes"]) == (3000, 6e10)
+
+
+@pytest.mark.parametrize("change, says", [
+    ({"segments": 1}, "calls between markers"), ({"numbers": "nan"}, "gave no gpu__time"),
+    ({"units": ("ns", "byte", "parsec")}, "'parsec'"), ({"without": ("dram__bytes_read.sum",)},
+                                                       "has no dram__bytes_read.sum"),
+])
+def test_profile_that_is_not_what_it_should_be(tmp_path, change, says):
+    with pytest.raises(ValueError, match=says):
+        profile.read(profiled(tmp_path / "ncu.csv", **change), 60 << 20)
+    (tmp_path / "none.csv").write_text("==PROF== nothing")
+    with pytest.raises(ValueError, match="no table"):
+        profile.read(tmp_path / "none.csv", 60 << 20)
+
+
+def test_the_markers_are_where_they_should_be(on_the_cpu, monkeypatch):
+    monkeypatch.setattr(profile, "cases", lambda l2_bytes: [(SHAPE, "float32")])
+    monkeypatch.setattr(profile.device, "properties", lambda: type("P", (), {"l2_bytes": 1}))
+    seen = []
+    monkeypatch.setattr(profile, "launch", lambda kernel, *_: seen.append("marker"))
+    for name in ("rung", "module"):
+        original = getattr(benchmark.Block, name)
+
+        def noted(*arguments, original=original):
+            candidate = original(*arguments)
+            return lambda i: (seen.append("call"), candidate(i))
+
+        monkeypatch.setattr(benchmark.Block, name, noted)
+    profile.launch_all()
+    assert seen == ["call", "call", "marker", "call", "marker"] * len(profile.labels())
+
+
+def test_without_a_gpu_the_profile_says_so(capsys):
+    assert profile.main(["--metrics"]) == 0
+    assert capsys.readouterr().out.count("dram__bytes") == 2
+    if SIMULATED:
+        assert profile.main(["--launch"]) == 1
+        assert "need one" in capsys.readouterr().out
 
 
 @pytest.mark.gpu

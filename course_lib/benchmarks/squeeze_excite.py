@@ -37,6 +37,7 @@ N_ARRAYS = {"forward": 2, "both": 5}  # of x's size that must be moved
 N_DIMS = 4
 DEVICE = "cuda"
 COMMAND = "python -m course_lib bench squeeze_excite --record"
+PROFILE = "squeeze_excite.profile"  # what `profile_squeeze_excite` records
 OURS, EAGER, COMPILE = "ours", "PyTorch eager", "torch.compile"
 REPLAY, LOOP = 3_000, 5_000  # µs that a replay of a graph, and a loop of calls, may take
 MOST_SETS = 256
@@ -154,11 +155,13 @@ def kernel_hash(direction):
 
 def kernel_hashes():
     """{record name: hash of what it measures, as it is today}."""
-    return {
+    today = {
         _name(direction, layout): kernel_hash(direction)
         for direction in DIRECTIONS
         for layout in FORMATS
     }
+    every = [kernel for rung in kernels.VARIANTS.values() for kernel in rung]
+    return today | {PROFILE: bench.kernel_hash(every)}
 
 
 def _name(direction, layout):
