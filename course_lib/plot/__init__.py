@@ -10,10 +10,12 @@ what colour says is also said by lightness, by hatching or by a number.
 from .access import access_map, bank_map
 from .basic import curves, images
 from .fusing import arrays_moved
+from .learning import learning_curves
 from .limit import in_flight, loads_in_time, shared_row, stalls, tables, times
 from .memory import access_order, tensor_layout, thread_map
 from .picture import Picture
 from .reduction import histograms, interleaving, run_to_run, tree
+from .shares import shares
 from .softmax import butterfly, one_pass, passes, probabilities
 from .speed import durations, ladder, roofline, sweep, timeline
 
@@ -31,6 +33,7 @@ __all__ = [
     "in_flight",
     "interleaving",
     "ladder",
+    "learning_curves",
     "loads_in_time",
     "one_pass",
     "passes",
@@ -38,6 +41,7 @@ __all__ = [
     "roofline",
     "run_to_run",
     "shared_row",
+    "shares",
     "stalls",
     "sweep",
     "tables",
