@@ -1,0 +1,145 @@
+"""Training a classifier of images, whichever: a task for `loop.fit`."""
+
+import math
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from .randomness import permutation, seed_of
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Classifier:
+    """A network, its optimiser and its images, all on the network's device.
+
+    images, labels  what to train on: uint8 (N, C, H, W) or (N, H, W), and int64 (N,)
+    validation      (images, labels) to validate with after each epoch
+    augment         changes one image at random, from torch's own generator, or None
+    warm_up         share of the steps in which the learning rate rises; then it falls to 0 along a
+                    cosine
+    """
+
+    def __init__(
+        self, model, images, labels, validation, *, epochs, batch_size, learning_rate, seed,
+        weight_decay=0.05, label_smoothing=0.1, warm_up=0.1, precision="float32", augment=None,
+    ):  # fmt: skip
+        self.model, self.device = model, next(model.parameters()).device
+        self.images, self.labels = images.to(self.device), labels.to(self.device)
+        self.validation = tuple(part.to(self.device) for part in validation)
+        self.epochs, self.seed, self.augment = epochs, seed, augment
+        self.learning_rate, self.warm_up = learning_rate, warm_up
+        self.label_smoothing, self.precision = label_smoothing, precision
+        self.batch_size = min(batch_size, len(images))
+        # What does not fill a batch waits for the next epoch, which takes another order.
+        self.steps_per_epoch = len(images) // self.batch_size
+        parameters = list(model.parameters())
+        self.optimizer = torch.optim.AdamW(
+            [  # biases and scales are not pulled towards 0
+                {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
+                {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+            ],
+            lr=learning_rate, fused=True,
+        )  # fmt: skip
+        # Sums of the losses and of right answers in this epoch. They stay on the device: to read
+        # them at every step would make the host wait for it.
+        self.totals = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self._order = None, None
+        model.train()
+
+    def train_step(self, step):
+        """Train on batch number `step`, counted from the start of the run."""
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        if self._order[0] != epoch:
+            self._order = epoch, permutation(len(self.images), self.seed, "order", epoch)
+        rows = self._order[1][batch * self.batch_size :][: self.batch_size]
+        images, labels = self._batch(rows, epoch), self.labels[rows.to(self.device)]
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate(step)
+        torch.manual_seed(seed_of(self.seed, "step", step))  # dropout's, stochastic depth's
+        with autocast(self.device, self.precision):
+            logits = self.model(scale(images))
+        loss = cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        right = (logits.detach().argmax(1) == labels).sum()
+        self.totals += torch.stack([loss.detach().double(), right])
+
+    def end_epoch(self):
+        """Loss and accuracy of the epoch's training batches and of the validation images."""
+        loss, right = self.totals.tolist()
+        self.totals.zero_()
+        logits = predict(self.model, self.validation[0], precision=self.precision)
+        labels = self.validation[1]
+        return {
+            "loss": loss / self.steps_per_epoch,
+            "accuracy": right / (self.steps_per_epoch * self.batch_size),
+            "validation_loss": cross_entropy(logits, labels).item(),
+            "validation_accuracy": (logits.argmax(1) == labels).sum().item() / len(labels),
+        }
+
+    def state_dict(self):
+        """Everything that the next steps depend on, beside their numbers."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "totals": self.totals,
+        }
+
+    def load_state_dict(self, state):
+        """Go on where `state` was taken."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.totals.copy_(state["totals"])
+
+    def _batch(self, rows, epoch):
+        if self.augment is None:
+            return self.images[rows.to(self.device)]
+        batch = []
+        for row in rows.tolist():
+            # The transforms draw from the CPU's generator, wherever the image is.
+            torch.default_generator.manual_seed(seed_of(self.seed, "augment", epoch, row))
+            batch.append(self.augment(self.images[row]))
+        return torch.stack(batch)
+
+    def _learning_rate(self, step):
+        total = self.epochs * self.steps_per_epoch
+        rise = max(1, round(self.warm_up * total))
+        if step < rise:
+            return self.learning_rate * (step + 1) / rise
+        return self.learning_rate * (1 + math.cos(math.pi * (step - rise) / (total - rise))) / 2
+
+
+def autocast(device, precision):
+    """The context in which a network computes in `precision`."""
+    dtype = PRECISIONS[precision]
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+
+def scale(images):
+    """Bytes (N, C, H, W) or (N, H, W) as the numbers from -1 to 1 that networks are trained on."""
+    images = images.unsqueeze(1) if images.dim() == 3 else images
+    return images.to(torch.float32) / 127.5 - 1 if images.dtype == torch.uint8 else images
+
+
+@torch.no_grad()
+def predict(model, images, *, precision="float32", batch_size=128):
+    """The network's float32 logits (N, classes) for `images`, in evaluation mode."""
+    device, training = next(model.parameters()).device, model.training
+    model.eval()
+    try:
+        with autocast(device, precision):
+            return torch.cat(
+                [model(scale(part.to(device))).float() for part in images.split(batch_size)]
+            )
+    finally:
+        model.train(training)
+
+
+def evaluate_accuracy(model, images, labels, *, precision="float32", batch_size=128):
+    """The share of `images`, uint8 (N, C, H, W) or (N, H, W), that the network knows rightly."""
+    if len(images) != len(labels) or len(images) == 0:
+        raise ValueError(f"one label for each image, please: {len(images)} and {len(labels)} came")
+    found = predict(model, images, precision=precision, batch_size=batch_size).argmax(1)
+    return (found == labels.to(found.device)).sum().item() / len(labels)

@@ -1,0 +1,180 @@
+"""Training on leaves: a network told by name, or one's own, from scratch.
+
+model, history = train_leaves(epochs=12)
+"""
+
+from pathlib import Path
+
+import torch
+from torchvision.transforms import v2
+
+from course_lib import data, device, models
+
+from . import checkpoint, loop
+from .classifier import PRECISIONS, Classifier, predict
+from .randomness import repeatable, seed_of
+
+#: What each network is trained with where nothing else is asked for.
+DEFAULTS = {
+    "small_se_net": {
+        "image_size": 64, "epochs": 15, "batch_size": 16, "learning_rate": 4e-3,
+        "augmentation": "flips",
+    },
+    "efficientnet_b4": {
+        "image_size": 224, "epochs": 60, "batch_size": 32, "learning_rate": 1e-3,
+        "augmentation": "strong",
+    },
+}  # fmt: skip
+OTHERWISE = DEFAULTS["efficientnet_b4"]
+#: A small network has enough to do with the images as they are; a large one learns them by heart.
+FLIPS = [v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()]
+AUGMENTATIONS = {
+    "flips": v2.Compose(FLIPS),
+    "strong": v2.Compose([
+        *FLIPS,
+        v2.RandomAffine(
+            degrees=30, translate=(0.08, 0.08), scale=(0.85, 1.25), shear=8,
+            interpolation=v2.InterpolationMode.BILINEAR,
+        ),
+        v2.ColorJitter(brightness=0.2, contrast=0.2, saturation=0.2),
+    ]),
+}  # fmt: skip
+
+
+def train_leaves(
+    model=None, root=None, *, image_size=None, epochs=None, batch_size=None, learning_rate=None,
+    seed=0, validation_fraction=0.2, precision="float32", use_cuda_kernels=True, device_name=None,
+    output=None, resume=False, checkpoint_steps=None, progress=None, report=None,
+):  # fmt: skip
+    """Train on a leaf-disease set; (model, history).
+
+    model             a name that `models.create_model` knows, or a module of one's own with as many
+                      outputs as the set has classes; None: efficientnet_b4 on a GPU, else
+                      small_se_net
+    root              the set, as `data.leaves` takes it; None: the drawn one
+    image_size, epochs, batch_size, learning_rate
+                      None: what `DEFAULTS` says of the network
+    seed              of the split, the first weights, the order and the augmentation
+    precision         "float32", or "bfloat16": autocast
+    use_cuda_kernels  as in `models.create_model`
+    device_name       such as "cuda:0" or "cpu"; None: a GPU if there is one
+    output, resume, checkpoint_steps, progress, report
+                      as in `loop.fit`
+
+    The history is a list of one dict for each epoch: epoch, loss, accuracy, validation_loss,
+    validation_accuracy. The model comes back on its device, in evaluation mode.
+    """
+    place = choose_device(device_name, precision)
+    if model is None:
+        model = "efficientnet_b4" if place.type == "cuda" else "small_se_net"
+    name = model if isinstance(model, str) else type(model).__name__
+    given = {
+        "image_size": image_size, "epochs": epochs, "batch_size": batch_size,
+        "learning_rate": learning_rate,
+    }  # fmt: skip
+    settings = {"task": "leaves", "model": name} | DEFAULTS.get(name, OTHERWISE)
+    settings |= {key: value for key, value in given.items() if value is not None}
+    settings |= {
+        "seed": seed, "validation_fraction": validation_fraction, "precision": precision,
+        "use_cuda_kernels": use_cuda_kernels,
+    }  # fmt: skip
+    _require_sensible(settings)
+    if output is not None:
+        loop.require_room(output, resume)  # before the images are read
+        Path(output).mkdir(parents=True, exist_ok=True)
+    training, validation = read_parts(root, settings, progress)
+    settings |= {
+        "classes": list(training.classes),
+        "images": f"{training.digest()} {validation.digest()}",
+    }
+    with repeatable(place):
+        if isinstance(model, str):
+            model = create(settings, place)
+        task = Classifier(
+            model.to(place), training.images, training.labels,
+            (validation.images, validation.labels),
+            augment=AUGMENTATIONS[settings["augmentation"]],
+            **{key: settings[key] for key in TASK},
+        )  # fmt: skip
+        history = loop.fit(
+            task, settings, output=output, resume=resume, checkpoint_steps=checkpoint_steps,
+            progress=progress, report=report,
+        )  # fmt: skip
+    return model.eval(), history
+
+
+TASK = ("epochs", "batch_size", "learning_rate", "seed", "precision")
+
+
+def load_leaves(path, root=None, *, device_name=None, progress=None):
+    """(model, validation images, settings) of the checkpoint at `path` of a run on leaves.
+
+    root  where the set lies now; its images must be those that the run was made with
+    """
+    kept = checkpoint.load(path)
+    settings = kept["settings"]
+    if settings.get("task") != "leaves":
+        raise checkpoint.CheckpointError(
+            f"{path} is of a run on {settings.get('task')}, not on leaves: name another."
+        )
+    place = choose_device(device_name, settings["precision"])
+    validation = data.leaves(root, train=False, **_split(settings), progress=progress)
+    if validation.digest() not in settings["images"]:
+        raise checkpoint.CheckpointError(
+            f"{path} was trained with other images than those of {root or 'the drawn set'}: name "
+            "the set that it was made with."
+        )
+    with repeatable(place):
+        model = create(settings, place)
+    model.load_state_dict(kept["state"]["model"])
+    return model.eval(), validation, settings
+
+
+def accuracy_by_class(model, part, *, precision="float32"):
+    """{class name: share of its images that the network knows rightly}."""
+    found = predict(model, part.images, precision=precision).argmax(1).cpu()
+    right = found == part.labels
+    return {
+        name: right[part.labels == label].double().mean().item()
+        for label, name in enumerate(part.classes)
+    }
+
+
+def choose_device(name, precision):
+    """The torch device called `name`, or the best one here, that can compute in `precision`."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be {' or '.join(PRECISIONS)}, not {precision!r}")
+    place = torch.device(name or device.best(("cuda", "cpu")))
+    if place.type == "cuda" and precision == "bfloat16":
+        if torch.cuda.get_device_capability(place) < (8, 0):
+            raise ValueError(f"{torch.cuda.get_device_name(place)} has no bfloat16: choose float32")
+    return place
+
+
+def read_parts(root, settings, progress=None):
+    """The training part and the validation part of the set at `root`."""
+    return [
+        data.leaves(root, train=train, **_split(settings), progress=progress)
+        for train in (True, False)
+    ]
+
+
+def create(settings, place):
+    """The network of `settings` with its first weights, the same on every device."""
+    torch.manual_seed(seed_of(settings["seed"], "weights"))
+    model = models.create_model(
+        settings["model"], len(settings["classes"]), use_cuda_kernels=settings["use_cuda_kernels"]
+    )
+    return model.to(place)
+
+
+def _split(settings):
+    return {key: settings[key] for key in ("image_size", "validation_fraction", "seed")}
+
+
+def _require_sensible(settings):
+    for key in ("epochs", "batch_size", "image_size"):
+        if not isinstance(settings[key], int) or settings[key] < 1:
+            raise ValueError(f"{key} must be a whole number, 1 or more; not {settings[key]!r}")
+    if not 0 < settings["learning_rate"] < float("inf"):
+        raise ValueError(f"learning_rate must be above 0, not {settings['learning_rate']!r}")
