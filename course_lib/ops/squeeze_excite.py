@@ -154,6 +154,8 @@ def _save(ctx, inputs, outputs):
 
 
 def _gradient(ctx, grad_output, *_):
+    if grad_output is None:
+        return (None,) * 7
     gradients = _backward(grad_output, *ctx.saved_tensors, *ctx.options)
     return *gradients, None, None
 
