@@ -14,8 +14,8 @@ from pathlib import Path
 import course_lib
 
 BENCHMARKS = (
-    "activation", "cross_entropy", "fused_softmax", "global_avg_pool", "host", "kernel_cache",
-    "launch", "lesson_01", "lesson_02", "lesson_04", "softmax", "squeeze_excite",
+    "activation", "cross_entropy", "efficientnet", "fused_softmax", "global_avg_pool", "host",
+    "kernel_cache", "launch", "lesson_01", "lesson_02", "lesson_04", "softmax", "squeeze_excite",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them

@@ -1,0 +1,233 @@
+"""EfficientNet-B4 on a GPU, before and after its squeeze-and-excitation blocks run our kernels.
+
+A training step (forward, loss, backward, AdamW) and inference, of 32 images of 380 × 380, in
+float32 (TF32 allowed) and in bfloat16 by autocast, contiguous and channels-last, in turns. A
+profile says where the step's time goes, and Amdahl's law what swapping the blocks can bring: both
+stand beside what is measured.
+"""
+
+import copy
+import statistics
+import time
+
+import torch
+import torchvision
+
+from course_lib import bench, nn
+from course_lib.benchmarks import network_profile
+from course_lib.benchmarks.network_profile import BLOCK, Stopwatch
+from course_lib.benchmarks.squeeze_excite import FORMATS, kernel_hash
+
+SHAPE = (32, 3, 380, 380)
+DTYPES = ("float32", "bfloat16")
+N_CLASSES = 5
+STEP, INFERENCE = "efficientnet.step", "efficientnet.inference"
+COMMAND = "python -m course_lib bench efficientnet --record"
+DEVICE = "cuda"
+BEFORE, AFTER = "PyTorch", "ours"
+WARM_UP = 3  # steps before any is timed: cuDNN tries its algorithms
+TOLERANCE = 1e-5  # of the outputs, ‖a − b‖ ÷ ‖b‖, in float32 without TF32
+
+
+def run(*, dtypes=DTYPES, rounds=8, progress=lambda cases: cases):
+    """Check, then time, each type. Returns records: a training step, and inference."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    try:
+        check()
+        cudnn.benchmark = cudnn.allow_tf32 = matmul.allow_tf32 = True
+        return [record for dtype in progress(dtypes) for record in _measure(dtype, rounds)]
+    finally:
+        cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+def network():
+    """What is measured, as torchvision makes it."""
+    return torchvision.models.efficientnet_b4(num_classes=N_CLASSES)
+
+
+def check():
+    """AssertionError if the network says something else once its blocks are swapped."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    theirs = network().eval().to(DEVICE)
+    ours = copy.deepcopy(theirs)
+    swapped = nn.replace_squeeze_excitation(ours)
+    if len(swapped) != len(blocks_of(theirs)):
+        raise AssertionError(f"only {len(swapped)} of {len(blocks_of(theirs))} blocks were swapped")
+    x = torch.randn(2, *SHAPE[1:], device=DEVICE)
+    with torch.no_grad():
+        expected = theirs(x)
+        error = ((ours(x) - expected).norm() / expected.norm()).item()
+    if not error <= TOLERANCE:
+        raise AssertionError(f"the outputs are wrong, so nothing is timed: by {error:.2e}")
+
+
+def blocks_of(model):
+    """The squeeze-and-excitation blocks, swapped or not."""
+    return [m for m in model.modules() if isinstance(m, torchvision.ops.SqueezeExcitation)]
+
+
+class Training:
+    """A network, its optimiser and a batch, in one layout."""
+
+    def __init__(self, model, dtype, layout, *, swap):
+        self.model = model.to(DEVICE, memory_format=FORMATS[layout])
+        if swap:
+            nn.replace_squeeze_excitation(self.model)
+        self.blocks = blocks_of(self.model)
+        self.layout, self.autocast = layout, dtype != "float32"
+        self.kind = getattr(torch, dtype)
+        self.x = torch.randn(SHAPE, device=DEVICE).to(memory_format=FORMATS[layout])
+        self.target = torch.randint(N_CLASSES, SHAPE[:1], device=DEVICE)
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+
+    def _outputs(self):
+        with torch.autocast(DEVICE, self.kind, enabled=self.autocast):
+            return self.model(self.x)
+
+    def step(self):
+        """One step of training."""
+        self.model.train()
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(self._outputs().float(), self.target)
+        loss.backward()
+        self.optimiser.step()
+
+    def infer(self):
+        """One batch without gradients."""
+        self.model.eval()
+        with torch.no_grad():
+            self._outputs()
+
+
+def _measure(dtype, rounds):
+    model = network()
+    candidates = {
+        f"{who}, {layout}": Training(copy.deepcopy(model), dtype, layout, swap=who == AFTER)
+        for layout in FORMATS
+        for who in (BEFORE, AFTER)
+    }
+    for name, method in ((STEP, "step"), (INFERENCE, "infer")):
+        functions = {label: getattr(each, method) for label, each in candidates.items()}
+        rows = _rows(*times(functions, rounds))
+        record = bench.host_record(name, SHAPE, dtype, rows, kernel_hashes()[name], COMMAND)
+        record |= {"tf32": True, "autocast": dtype != "float32"} | _summary(rows)
+        if name == STEP:
+            layout = _best(rows, BEFORE)["label"].partition(", ")[2]
+            pair = {who: candidates[f"{who}, {layout}"] for who in (BEFORE, AFTER)}
+            record |= explained(pair, {row["label"]: row for row in rows})
+        yield record
+
+
+def times(functions, rounds):
+    """({label: Timing} between events on the device, {label: Timing} by the host's clock)."""
+    device, host = ({label: [] for label in functions} for _ in range(2))
+    for turn in range(WARM_UP + rounds):
+        for label, function in functions.items():
+            start, end = _event(), _event()
+            _synchronize()
+            begun = time.perf_counter()
+            start.record()
+            function()
+            end.record()
+            _synchronize()
+            elapsed = time.perf_counter() - begun
+            if turn >= WARM_UP:
+                device[label].append(start.elapsed_time(end) * 1e3)
+                host[label].append(elapsed * 1e6)
+    return [
+        {label: bench.Timing.of(found) for label, found in samples.items()}
+        for samples in (device, host)
+    ]
+
+
+def _rows(device, host):
+    return [
+        {
+            "label": label,
+            "kind": "ours" if label.startswith(AFTER) else "peer",
+            "microseconds": round(timing.microseconds, 1),
+            "quartiles": [round(quartile, 1) for quartile in timing.quartiles],
+            "python_microseconds": round(host[label].microseconds, 1),
+            "python_quartiles": [round(quartile, 1) for quartile in host[label].quartiles],
+            "images_per_second": round(SHAPE[0] / host[label].microseconds * 1e6, 1),
+        }
+        for label, timing in device.items()
+    ]
+
+
+def _best(rows, who):
+    found = [row for row in rows if row["label"].startswith(f"{who}, ")]
+    return min(found, key=lambda row: row["microseconds"])
+
+
+def _summary(rows):
+    """Each side's better layout, and how many times as fast ours is."""
+    before, after = _best(rows, BEFORE), _best(rows, AFTER)
+    ratio = before["microseconds"] / after["microseconds"]
+    return {"default": after["label"], "peer": before["label"], "ratio": round(ratio, 4)}
+
+
+def explained(pair, rows):
+    """The fields of a record that explain its ratio: profiles, and Amdahl's law.
+
+    pair  {BEFORE: …, AFTER: …}: `Training`s of one layout
+    rows  {label: row} of the measured steps
+    """
+    profiles = {who: network_profile.groups(each.step, each.blocks) for who, each in pair.items()}
+    by_events = {who: _by_events(each) for who, each in pair.items()}
+    layout = pair[BEFORE].layout
+    measured = [rows[f"{who}, {layout}"]["microseconds"] for who in (BEFORE, AFTER)]
+    return {
+        "layout": layout,
+        "profile": {
+            who: {group: round(value, 1) for group, value in found.items()}
+            for who, found in profiles.items()
+        },
+        "blocks_by_events": {who: round(value, 1) for who, value in by_events.items()},
+        "amdahl": amdahl(*measured, profiles[BEFORE][BLOCK], profiles[AFTER][BLOCK]),
+    }
+
+
+def _by_events(training, steps=3):
+    """µs that events around the blocks tell, for one step: the median of a few."""
+    found = []
+    for _ in range(steps):
+        with Stopwatch(_event).around(training.blocks) as stopwatch:
+            training.step()
+        _synchronize()
+        found.append(stopwatch.microseconds())
+    return statistics.median(found)
+
+
+def amdahl(before, after, block_before, block_after):
+    """What a step should gain, and does, from µs of the step and of its blocks, before and after.
+
+    If a part that takes the share f becomes s times as fast, the whole becomes 1 / (1 − f + f/s)
+    times as fast.
+    """
+    share, speedup = block_before / before, block_before / block_after
+    possible = block_before * (1 - 1 / speedup)
+    return {
+        "share": round(share, 4),
+        "block_speedup": round(speedup, 3),
+        "predicted_ratio": round(1 / (1 - share + share / speedup), 4),
+        "limit_ratio": round(1 / (1 - share), 4) if share < 1 else None,
+        "measured_ratio": round(before / after, 4),
+        "possible_microseconds": round(possible, 1),
+        "saved_microseconds": round(before - after, 1),
+        "saved_of_possible": round((before - after) / possible, 3) if possible else None,
+    }
+
+
+def kernel_hashes():
+    """{record name: hash of our kernels that take part}."""
+    return {STEP: kernel_hash("both"), INFERENCE: kernel_hash("forward")}
+
+
+def _event():
+    return torch.cuda.Event(enable_timing=True)
+
+
+def _synchronize():
+    torch.cuda.synchronize()

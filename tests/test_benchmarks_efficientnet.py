@@ -1,0 +1,231 @@
+"""The benchmark of a whole network: what it times, and how it explains what it finds."""
+
+import time
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from course_lib import SIMULATED, bench, benchmarks
+from course_lib.benchmarks import efficientnet as benchmark
+from course_lib.benchmarks import network_profile
+from course_lib.benchmarks.network_profile import BLOCK
+
+
+def block(channels=8):
+    return torchvision.ops.SqueezeExcitation(channels, 2, nn.SiLU)
+
+
+def network():
+    """What stands in for EfficientNet-B4: a few layers of every kind that it has."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.SiLU(inplace=True), block(),
+        nn.Conv2d(8, 4, 1), nn.BatchNorm2d(4), nn.SiLU(inplace=True), block(4),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, benchmark.N_CLASSES),
+    )  # fmt: skip
+
+
+class Event:
+    """Stands in for torch.cuda.Event, by the host's clock."""
+
+    def record(self):
+        self.seconds = time.perf_counter()
+
+    def elapsed_time(self, end):
+        return (end.seconds - self.seconds) * 1e3
+
+
+# ----------------------------------------------------------------------- where time goes
+
+
+def profiled(model, *shape):
+    blocks = benchmark.blocks_of(model)
+    with network_profile.marked(blocks), profile(activities=[ProfilerActivity.CPU]) as found:
+        model(torch.randn(shape, requires_grad=True)).sum().backward()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    return found.events()
+
+
+def own_time(event):
+    return event.self_cpu_time_total
+
+
+def test_every_group_has_its_share_of_a_step():
+    events = profiled(network(), 2, 3, 9, 9)
+    sums = network_profile.grouped(events, own_time)
+    assert list(sums) == list(network_profile.GROUPS) and min(sums.values()) > 0
+    assert sum(sums.values()) == pytest.approx(sum(map(own_time, events)))
+
+
+def counted(events, *words):
+    """{group: how many operations there are whose names have all of the words}."""
+    found = network_profile.grouped(
+        events, lambda event: all(word in event.name for word in words) and event.scope == 1
+    )  # fmt: skip
+    return {group: number for group, number in found.items() if number}
+
+
+def test_what_runs_backward_belongs_to_what_ran_forward():
+    events = profiled(network(), 2, 3, 9, 9)
+    assert counted(events, "ConvolutionBackward") == {"convolution": 2, BLOCK: 4}
+    assert counted(events, "BatchNormBackward") == {"batch norm": 2}
+    assert counted(events, "SiluBackward") == {"activation": 2, BLOCK: 2}
+    assert counted(events, "SigmoidBackward") == counted(events, "MulBackward") == {BLOCK: 2}
+    # Pooling at the network's end is not the blocks'.
+    assert counted(events, "MeanBackward") == {BLOCK: 2, "other": 1}
+
+
+def test_without_blocks_nothing_is_theirs():
+    events = profiled(nn.Sequential(nn.Conv2d(3, 4, 1), nn.SiLU()), 2, 3, 9, 9)
+    assert network_profile.grouped(events, own_time)[BLOCK] == 0
+
+
+def test_the_stopwatch_times_every_pass_through_a_block():
+    model = network()
+    slow = benchmark.blocks_of(model)[0]
+    slow.fc1.register_forward_pre_hook(lambda *_: time.sleep(0.02))
+    slow.fc1.register_full_backward_hook(lambda *_: time.sleep(0.03))
+    model[0].register_forward_pre_hook(lambda *_: time.sleep(0.5))  # not in a block
+    with network_profile.Stopwatch(Event).around(benchmark.blocks_of(model)) as stopwatch:
+        model(torch.randn(2, 3, 9, 9)).sum().backward()
+    assert len(stopwatch.pairs) == 4 and not stopwatch.running and not stopwatch.handles
+    assert 50_000 <= stopwatch.microseconds() < 400_000
+    model(torch.randn(2, 3, 9, 9)).sum().backward()
+    assert len(stopwatch.pairs) == 4
+
+
+# ------------------------------------------------------------------------- Amdahl's law
+
+
+def test_amdahls_law():
+    found = benchmark.amdahl(before=100.0, after=88.0, block_before=20.0, block_after=5.0)
+    assert found == {
+        "share": 0.2, "block_speedup": 4.0, "predicted_ratio": round(100 / 85, 4),
+        "limit_ratio": 1.25, "measured_ratio": round(100 / 88, 4),
+        "possible_microseconds": 15.0, "saved_microseconds": 12.0, "saved_of_possible": 0.8,
+    }  # fmt: skip
+
+
+def test_blocks_that_gain_nothing_promise_nothing():
+    found = benchmark.amdahl(before=100.0, after=100.0, block_before=20.0, block_after=20.0)
+    assert found["predicted_ratio"] == 1 and found["saved_of_possible"] is None
+
+
+# --------------------------------------------------------------------------- the record
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """Let the benchmark run a small network without a GPU; the profile is made up."""
+    if not SIMULATED:
+        pytest.skip("about machines without a GPU")
+    made_up = dict.fromkeys(network_profile.GROUPS, 10.0) | {"all": 50.0}
+    shares = iter([made_up, made_up | {BLOCK: 4.0}] * 2)
+    monkeypatch.setattr(benchmark, "DEVICE", "cpu")
+    monkeypatch.setattr(benchmark, "SHAPE", (1, 3, 4, 4))
+    monkeypatch.setattr(benchmark, "WARM_UP", 1)
+    monkeypatch.setattr(benchmark, "network", network)
+    monkeypatch.setattr(benchmark, "_event", Event)
+    monkeypatch.setattr(benchmark, "_synchronize", lambda: None)
+    monkeypatch.setattr(network_profile, "groups", lambda step, blocks: (step(), next(shares))[1])
+
+
+def test_before_and_after_are_timed_in_both_layouts(on_the_cpu):
+    found = benchmark.run(rounds=2)
+    assert [(record["name"], record["dtype"]) for record in found] == [
+        (name, dtype) for dtype in benchmark.DTYPES
+        for name in ("efficientnet.step", "efficientnet.inference")
+    ]  # fmt: skip
+    hashes = benchmark.kernel_hashes()
+    for record in found:
+        rows = {row["label"]: row for row in record["rows"]}
+        assert rows.keys() == {
+            f"{who}, {layout}" for who in ("PyTorch", "ours")
+            for layout in ("contiguous", "channels-last")
+        }  # fmt: skip
+        assert record["kernel_hash"] == hashes[record["name"]]
+        assert record["autocast"] is (record["dtype"] == "bfloat16")
+        assert record["default"].startswith("ours, ") and record["peer"].startswith("PyTorch, ")
+        assert record["ratio"] == pytest.approx(
+            rows[record["peer"]]["microseconds"] / rows[record["default"]]["microseconds"], 1e-3
+        )
+        if record["name"] == "efficientnet.step":
+            assert record["peer"] == f"PyTorch, {record['layout']}"
+            assert record["profile"]["ours"][BLOCK] == 4.0
+            assert record["amdahl"]["block_speedup"] == 2.5
+            assert all(value > 0 for value in record["blocks_by_events"].values())
+    assert "efficientnet.step 1x3x4x4 bfloat16: PyTorch, contiguous" in benchmarks.table(found)
+
+
+def test_settings_are_put_back(on_the_cpu, monkeypatch):
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    monkeypatch.setattr(benchmark, "_measure", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        benchmark.run()
+    assert (cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32) == before
+
+
+def test_a_network_that_says_something_else_is_not_timed(on_the_cpu, monkeypatch):
+    replace = benchmark.nn.replace_squeeze_excitation
+
+    def wrong(model):
+        swapped = replace(model)
+        model[3].fc2.bias.data += 0.1
+        return swapped
+
+    monkeypatch.setattr(benchmark.nn, "replace_squeeze_excitation", wrong)
+    with pytest.raises(AssertionError, match="outputs are wrong, so nothing is timed"):
+        benchmark.run()
+    monkeypatch.setattr(benchmark.nn, "replace_squeeze_excitation", lambda model: [])
+    with pytest.raises(AssertionError, match="only 0 of 2 blocks were swapped"):
+        benchmark.run()
+
+
+def test_all_the_networks_blocks_are_found():
+    with torch.device("meta"):
+        assert len(benchmark.blocks_of(benchmark.network())) == 32
+
+
+def broken_promises(records):
+    """What the records of a step do not keep, as sentences."""
+    kept = [record["ratio"] >= 1.15 for record in records]
+    kept += [(record["amdahl"]["saved_of_possible"] or 0) >= 0.9 for record in records]
+    if records and not any(kept):
+        yield "neither 1.15 times as fast in one setting, nor nine tenths of what is possible"
+    for record in records:
+        by_profiler = record["profile"]["PyTorch"][BLOCK]
+        if not 0.7 <= record["blocks_by_events"]["PyTorch"] / by_profiler <= 1.4:
+            yield f"{record['dtype']}: profiler and events disagree on the blocks' time"
+
+
+def test_recorded_steps_keep_what_the_course_promises():
+    held = bench.load_records("NVIDIA H200")
+    assert list(broken_promises(bench.find(held, name=benchmark.STEP))) == []
+
+
+def test_a_broken_promise_is_seen():
+    record = {
+        "dtype": "float32", "ratio": 1.1, "amdahl": {"saved_of_possible": 0.8},
+        "profile": {"PyTorch": {BLOCK: 10.0}}, "blocks_by_events": {"PyTorch": 12.0},
+    }  # fmt: skip
+    assert list(broken_promises([record, record | {"ratio": 1.2}])) == []
+    assert list(broken_promises([record | {"amdahl": {"saved_of_possible": 0.95}}])) == []
+    assert len(list(broken_promises([record]))) == 1
+    assert "disagree" in list(broken_promises(
+        [record | {"ratio": 1.2, "blocks_by_events": {"PyTorch": 20.0}}]))[0]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_bench_efficientnet_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(benchmark, "SHAPE", (4, 3, 128, 128))
+    for record in benchmark.run(dtypes=["float32"], rounds=2):
+        if record["name"] == "efficientnet.step":
+            found = record["profile"]["PyTorch"]
+            assert 0 < found[BLOCK] < found["all"]
+            assert 0 < record["profile"]["ours"][BLOCK] < record["profile"]["ours"]["all"]
+            parts = sum(value for group, value in found.items() if group != "all")
+            assert parts == pytest.approx(found["all"], rel=1e-3)
