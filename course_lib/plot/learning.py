@@ -1,5 +1,7 @@
 """How a network learnt: loss and accuracy, epoch by epoch."""
 
+from matplotlib.ticker import MaxNLocator
+
 from .basic import LINES
 from .picture import Picture
 
@@ -40,7 +42,8 @@ def learning_curves(history, *, title="", alt=None):
                 every = max(1, len(epochs) // 12)
                 axes.plot(epochs, values, label=words, markevery=every, linewidth=2, **line)
         axes.set(xlabel="epoch", ylabel=label)
-        axes.set_ylim(0, 100 if quantity == "accuracy" else None)
+        axes.set_ylim(0, 103 if quantity == "accuracy" else 1.05 * max(axes.dataLim.ymax, 0.1))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(alpha=0.25)
         axes.legend(frameon=False)
     if title:

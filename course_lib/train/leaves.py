@@ -165,6 +165,12 @@ def create(settings, place):
     model = models.create_model(
         settings["model"], len(settings["classes"]), use_cuda_kernels=settings["use_cuda_kernels"]
     )
+    # The last layer begins near 0, so that all classes are equally likely. torchvision's
+    # EfficientNet takes numbers up to 1/√classes: fit for 1,000, but with 5, its first answers are
+    # wrong with such confidence (a loss of 5) that the first epochs go into unlearning them.
+    for layer in [m for m in model.modules() if isinstance(m, torch.nn.Linear)][-1:]:
+        torch.nn.init.normal_(layer.weight, std=0.01)
+        torch.nn.init.zeros_(layer.bias)
     return model.to(place)
 
 
