@@ -168,16 +168,14 @@ DESCRIBE_BLOCK = Exercise(
 def block_function(compute_forward, compute_backward):
     class SqueezeExcite(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x, weight1, bias1, weight2, bias2, gate):
-            y, *statistics = compute_forward(x, weight1, bias1, weight2, bias2, gate=gate)
-            ctx.save_for_backward(x, weight1, weight2, *statistics)
-            ctx.gate = gate
+        def forward(ctx, x, w1, b1, w2, b2, gate):
+            ctx.gate, (y, *saved) = gate, compute_forward(x, w1, b1, w2, b2, gate=gate)
+            ctx.save_for_backward(x, w1, w2, *saved)
             return y
 
         @staticmethod
         def backward(ctx, dy):
-            found = compute_backward(dy.contiguous(), *ctx.saved_tensors, gate=ctx.gate)
-            return *found, None
+            return *compute_backward(dy.contiguous(), *ctx.saved_tensors, gate=ctx.gate), None
 
     return SqueezeExcite.apply
 
@@ -243,8 +241,8 @@ BLOCK_FUNCTION = Exercise(
         "`ctx.save_for_backward`, in the order in which compute_backward wants them; `gate` is no "
         "tensor and goes into `ctx.gate`. `backward` returns a gradient for each argument of "
         "`forward`, in their order, and `None` for what has none.",
-        "```python\ny, *statistics = compute_forward(x, weight1, ..., gate=gate)\n"
-        "ctx.save_for_backward(x, ..., *statistics)\n...\n"
+        "```python\ny, *saved = compute_forward(x, w1, b1, w2, b2, gate=gate)\n"
+        "ctx.save_for_backward(x, ..., *saved)\n...\n"
         "found = compute_backward(dy.contiguous(), ..., gate=ctx.gate)\n```",
     ),
 )
