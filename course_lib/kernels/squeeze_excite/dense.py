@@ -21,7 +21,8 @@ BLOCK_SIZE = 256  # a power of two
 CHUNK = 1024  # hidden numbers that are worked on at a time
 MOST_CHANNELS = 256  # of a block
 QUAD = 4  # float32 numbers in 16 bytes
-UNROLL = 8  # loads in flight per thread
+TOTALS = QUAD * BLOCK_SIZE  # float32 of the array that `sum_slots` needs
+UNROLL = 4  # loads in flight per thread
 
 
 @cuda.jit(device=True)
@@ -34,7 +35,7 @@ def slot_size(R):
 def sum_slots(totals, slots, n, n_slots, R, first, count):
     """totals[i] = the sum of element `first` + i of the slots of sample `n`, for i < `count`.
 
-    `totals` is a shared array of QUAD·BLOCK_SIZE float32; `first` is a multiple of QUAD, `count` at
+    `totals` is a shared array of TOTALS float32; `first` is a multiple of QUAD, `count` at
     most CHUNK. Begins and ends with a barrier.
     """
     tid, n_vectors = cuda.threadIdx.x, (count + QUAD - 1) // QUAD
@@ -65,8 +66,10 @@ def sum_slots(totals, slots, n, n_slots, R, first, count):
     cuda.syncthreads()
     half = n_groups // 2 * n_vectors * QUAD
     while half >= n_vectors * QUAD:
-        for i in range(tid, half, BLOCK_SIZE):
+        i = tid
+        while i < half:
             totals[i] += totals[i + half]
+            i += BLOCK_SIZE
         cuda.syncthreads()
         half //= 2
 
@@ -100,7 +103,8 @@ def by_rows(out, place, weight, length, row, n_rows, col, n_cols, vector, added)
     tid, team = cuda.threadIdx.x, 1
     while team < 32 and 2 * UNROLL * team < n_cols:
         team *= 2
-    for base in range(0, n_rows, BLOCK_SIZE // team):
+    base = 0
+    while base < n_rows:
         i = base + tid // team
         total = ZERO
         if i < n_rows:
@@ -108,6 +112,8 @@ def by_rows(out, place, weight, length, row, n_rows, col, n_cols, vector, added)
         total = team_sum(total, team)
         if tid % team == 0 and i < n_rows:
             out[place + i] = out[place + i] + total if added else total
+
+        base += BLOCK_SIZE // team
 
 
 @cuda.jit(device=True)
@@ -119,7 +125,8 @@ def by_columns(out, place, weight, length, row, n_rows, col, n_cols, vector, scr
     tid, tile = cuda.threadIdx.x, 1
     while tile < 32 and tile < n_cols:
         tile *= 2
-    for base in range(0, n_cols, tile):
+    base = 0
+    while base < n_cols:
         j = base + tid % tile
         total = ZERO
         if j < n_cols:

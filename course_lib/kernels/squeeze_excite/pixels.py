@@ -1,106 +1,115 @@
 """How a block walks its part of a channels-last image: some neighbouring channels of some pixels.
 
-A block has `n_columns` columns of threads. A column stands for as many channels as 16 bytes hold,
-and its threads take every n_rows-th pixel. Slot k of a column is its k-th channel where all pixels
-begin on 16-byte boundaries (`vectors`); elsewhere a slot is an access of its own, and neighbouring
-columns take neighbouring channels.
+Where all pixels begin on 16-byte boundaries (`vectors`), a block has `n_columns` columns of threads;
+a column stands for as many channels as 16 bytes hold, and its threads take every n_rows-th pixel.
+Elsewhere a warp takes neighbouring channels of a pixel, element by element.
 """
 
 import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.softmax.rows import MAX_WIDTH
+from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE
 from course_lib.kernels.squeeze_excite.formulas import ZERO
 from course_lib.runtime.intrinsics import load, load_vector, store, store_vector, vector_width
 
-BLOCK_SIZE = 256
+WARPS = BLOCK_SIZE // 32
+PADDED_SIZE = BLOCK_SIZE + 1  # so that neither writing nor reading meets a bank twice
+SCRATCH = MAX_WIDTH * PADDED_SIZE
 UNROLL = 4  # pixels in flight per thread
 DOT_UNROLL = 2
 
 
 @cuda.jit(device=True)
-def channel_of(k, col, n_columns, width, vectors):
-    """Which of the block's channels slot `k` of column `col` is."""
-    return col * width + k if vectors else k * n_columns + col
+def place_of_thread(n_columns, low, high, width, n_mine):
+    """(column, first pixel, pixels to the next); none are left for threads without channels."""
+    n_rows = BLOCK_SIZE // n_columns
+    row, col = cuda.threadIdx.x // n_columns, cuda.threadIdx.x % n_columns
+    pixel = low + row if row < n_rows and col * width < n_mine else high
+    return col, pixel, n_rows
 
 
 @cuda.jit(device=True)
-def load_slots(values, x, i, col, n_columns, n_mine, vectors):
-    """A pixel's slots, whose block's first channel is element `i`; 0 beyond its channels."""
-    width = vector_width(x)
-    for k in range(width):
-        values[k] = ZERO
-    if vectors:
-        if col * width < n_mine:
-            load_vector(values, x, i + col * width)
-    else:
-        for k in range(width):
-            if k * n_columns + col < n_mine:
-                values[k] = load(x, i + k * n_columns + col)
+def add_rows(values, totals, scratch, width, n_columns, n_mine):
+    """values[channel] = the sum of its slot of `totals` over the block's rows of threads.
 
-
-@cuda.jit(device=True)
-def store_slots(values, y, i, col, n_columns, n_mine, vectors):
-    width = vector_width(y)
-    if vectors:
-        if col * width < n_mine:
-            store_vector(y, i + col * width, values)
-    else:
-        for k in range(width):
-            if k * n_columns + col < n_mine:
-                store(y, i + k * n_columns + col, values[k])
-
-
-@cuda.jit(device=True)
-def add_rows(values, totals, scratch, width, n_columns, n_mine, vectors):
-    """values[channel] = the sum of its slot of `totals` over the block's rows.
-
-    `scratch` is a shared array of BLOCK_SIZE float32. Ends with a barrier.
+    `scratch` is a shared array of SCRATCH float32. Ends with a barrier.
     """
     tid = cuda.threadIdx.x
     for k in range(width):
-        scratch[tid] = totals[k]
-        cuda.syncthreads()
-        n_rows = BLOCK_SIZE // n_columns
-        channel = channel_of(k, tid, n_columns, width, vectors)
-        if tid < n_columns and channel < n_mine:
-            total = ZERO
-            for row in range(n_rows):
-                total += scratch[row * n_columns + tid]
-            values[channel] = total
-        cuda.syncthreads()
+        scratch[k * PADDED_SIZE + tid] = totals[k]
+    cuda.syncthreads()
+    if tid < n_mine:
+        first = tid % width * PADDED_SIZE + tid // width
+        total = ZERO
+        for row in range(BLOCK_SIZE // n_columns):
+            total += scratch[first + row * n_columns]
+        values[tid] = total
+    cuda.syncthreads()
 
 
 def sums_of_pixels(product, unroll):
     """The function that sums pixels: of x, or with `product` of dy·x (else `dy` is not read)."""
 
     @cuda.jit(device=True)
-    def sum_pixels(values, dy, x, start, low, high, C, n_mine, n_columns, vectors, scratch):
-        """values[i] = Σ over pixels `low` to `high` of the block's channel `i`.
-
-        Its channel 0 of pixel 0 is element `start`; `scratch` as in `add_rows`.
-        """
+    def sum_vectors(values, dy, x, start, low, high, C, n_mine, n_columns, scratch):
         a = cuda.local.array((unroll, MAX_WIDTH), np.float32)
         b = cuda.local.array((unroll, MAX_WIDTH), np.float32)
         totals = cuda.local.array(MAX_WIDTH, np.float32)
         width = vector_width(x)
         for k in range(width):
             totals[k] = ZERO
-        n_rows = BLOCK_SIZE // n_columns
-        row, col = cuda.threadIdx.x // n_columns, cuda.threadIdx.x % n_columns
-        pixel = low + row if row < n_rows else high
+        col, pixel, n_rows = place_of_thread(n_columns, low, high, width, n_mine)
+        i = start + pixel * C + col * width
         while pixel < high:
             for u in range(unroll):
-                here = pixel + u * n_rows
-                mine = n_mine if here < high else 0
-                load_slots(a[u], x, start + here * C, col, n_columns, mine, vectors)
-                if product:
-                    load_slots(b[u], dy, start + here * C, col, n_columns, mine, vectors)
+                for k in range(width):
+                    a[u, k] = ZERO
+                    b[u, k] = ZERO
+                if pixel + u * n_rows < high:
+                    load_vector(a[u], x, i + u * n_rows * C)
+                    if product:
+                        load_vector(b[u], dy, i + u * n_rows * C)
             for u in range(unroll):
                 for k in range(width):
                     totals[k] += a[u, k] * b[u, k] if product else a[u, k]
             pixel += unroll * n_rows
-        add_rows(values, totals, scratch, width, n_columns, n_mine, vectors)
+            i += unroll * n_rows * C
+        add_rows(values, totals, scratch, width, n_columns, n_mine)
+
+    @cuda.jit(device=True)
+    def sum_elements(values, dy, x, start, low, high, C, n_mine, scratch):
+        tid = cuda.threadIdx.x
+        base = 0
+        while base < n_mine:
+            channel = base + tid % 32
+            total = ZERO
+            i, stop = start + (low + tid // 32) * C + channel, start + high * C
+            while i < stop and channel < n_mine:
+                total += load(dy, i) * load(x, i) if product else load(x, i)
+                i += WARPS * C
+            scratch[tid] = total
+            cuda.syncthreads()
+            if tid < 32 and channel < n_mine:
+                other = tid + 32
+                while other < BLOCK_SIZE:
+                    total += scratch[other]
+                    other += 32
+                values[channel] = total
+            cuda.syncthreads()
+
+            base += 32
+
+    @cuda.jit(device=True)
+    def sum_pixels(values, dy, x, start, low, high, C, n_mine, n_columns, vectors, scratch):
+        """values[i] = Σ over pixels `low` to `high` of the block's channel `i`, shared.
+
+        Its channel 0 of pixel 0 is element `start`; `scratch` as in `add_rows`.
+        """
+        if vectors:
+            sum_vectors(values, dy, x, start, low, high, C, n_mine, n_columns, scratch)
+        else:
+            sum_elements(values, dy, x, start, low, high, C, n_mine, scratch)
 
     return sum_pixels
 
@@ -113,34 +122,56 @@ def scaling(shifted):
     """The function that scales pixels, and with `shifted` adds a number as well."""
 
     @cuda.jit(device=True)
-    def scale_pixels(x, y, start, low, high, C, n_mine, n_columns, vectors, factors, shifts):
-        """y = x · factor (+ shift) of pixels `low` to `high`; the rest as for the sums."""
+    def scale_vectors(x, y, start, low, high, C, n_mine, n_columns, factors, shifts):
         values = cuda.local.array((UNROLL, MAX_WIDTH), np.float32)
         factor = cuda.local.array(MAX_WIDTH, np.float32)
         shift = cuda.local.array(MAX_WIDTH, np.float32)
         width = vector_width(x)
-        n_rows = BLOCK_SIZE // n_columns
-        row, col = cuda.threadIdx.x // n_columns, cuda.threadIdx.x % n_columns
-        for k in range(width):
-            channel = min(channel_of(k, col, n_columns, width, vectors), n_mine - 1)
-            factor[k] = factors[channel]
-            if shifted:
-                shift[k] = shifts[channel]
-        pixel = low + row if row < n_rows else high
+        col, pixel, n_rows = place_of_thread(n_columns, low, high, width, n_mine)
+        if pixel < high:
+            for k in range(width):
+                factor[k] = factors[col * width + k]
+                if shifted:
+                    shift[k] = shifts[col * width + k]
+        i = start + pixel * C + col * width
         while pixel < high:
             for u in range(UNROLL):
-                here = pixel + u * n_rows
-                mine = n_mine if here < high else 0
-                load_slots(values[u], x, start + here * C, col, n_columns, mine, vectors)
+                for k in range(width):
+                    values[u, k] = ZERO
+                if pixel + u * n_rows < high:
+                    load_vector(values[u], x, i + u * n_rows * C)
             for u in range(UNROLL):
-                here = pixel + u * n_rows
-                mine = n_mine if here < high else 0
                 for k in range(width):
                     values[u, k] *= factor[k]
                     if shifted:
                         values[u, k] += shift[k]
-                store_slots(values[u], y, start + here * C, col, n_columns, mine, vectors)
+                if pixel + u * n_rows < high:
+                    store_vector(y, i + u * n_rows * C, values[u])
             pixel += UNROLL * n_rows
+            i += UNROLL * n_rows * C
+
+    @cuda.jit(device=True)
+    def scale_elements(x, y, start, low, high, C, n_mine, factors, shifts):
+        pixel = low + cuda.threadIdx.x // 32
+        while pixel < high:
+            channel = cuda.threadIdx.x % 32
+            while channel < n_mine:
+                i = start + pixel * C + channel
+                value = load(x, i) * factors[channel]
+                if shifted:
+                    value += shifts[channel]
+                store(y, i, value)
+
+                channel += 32
+            pixel += WARPS
+
+    @cuda.jit(device=True)
+    def scale_pixels(x, y, start, low, high, C, n_mine, n_columns, vectors, factors, shifts):
+        """y = x · factor (+ shift) of pixels `low` to `high`; the rest as for the sums."""
+        if vectors:
+            scale_vectors(x, y, start, low, high, C, n_mine, n_columns, factors, shifts)
+        else:
+            scale_elements(x, y, start, low, high, C, n_mine, factors, shifts)
 
     return scale_pixels
 

@@ -7,7 +7,6 @@ of the next. `offset` counts the elements from the last 16-byte boundary to an a
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.global_avg_pool import vector_sum
 from course_lib.kernels.softmax.rows import MAX_WIDTH, team_sum
 from course_lib.kernels.squeeze_excite.formulas import ZERO
 from course_lib.runtime.intrinsics import (
@@ -25,46 +24,61 @@ DOT_UNROLL = 2
 
 
 @cuda.jit(device=True)
-def vector_dot(dy, x, start, stop, offset, vectors, rank, n_ranks):
-    """This thread's share of Σ dy·x over [start, stop), as `vector_sum` of one array.
-
-    Both arrays begin at the same `offset`, or `vectors` is False: then all go by element.
-    """
-    width = vector_width(x)
-    a = cuda.local.array((DOT_UNROLL, MAX_WIDTH), np.float32)
-    b = cuda.local.array((DOT_UNROLL, MAX_WIDTH), np.float32)
-    first = min(start + (-(start + offset) & (width - 1)), stop)  # the first boundary
-    n_vectors = (stop - first) // width if vectors else 0
-    total = ZERO
-    vector = rank
-    while vector < n_vectors:
-        for u in range(DOT_UNROLL):
-            for k in range(width):
-                a[u, k] = ZERO
-                b[u, k] = ZERO
-            if vector + u * n_ranks < n_vectors:
-                i = first + (vector + u * n_ranks) * width
-                load_vector(a[u], dy, i)
-                load_vector(b[u], x, i)
-        for u in range(DOT_UNROLL):
-            for k in range(width):
-                total += a[u, k] * b[u, k]
-        vector += DOT_UNROLL * n_ranks
-    for i in range(start + rank, first, n_ranks):
-        total += load(dy, i) * load(x, i)
-    for i in range(first + n_vectors * width + rank, stop, n_ranks):
-        total += load(dy, i) * load(x, i)
-    return total
+def block_total(value, sums):
+    """The sum of `value` over the block, in its first thread."""
+    tid = cuda.threadIdx.x
+    value = warp_sum(value)
+    cuda.syncthreads()  # what was there before may still be read
+    if tid % 32 == 0:
+        sums[tid // 32] = value
+    cuda.syncthreads()
+    if tid == 0:
+        for other in range(1, cuda.blockDim.x // 32):
+            value += sums[other]
+    return value
 
 
-def sums_of_planes(product):
+def sums_of_planes(product, unroll):
     """The function that sums planes: of x, or with `product` of dy·x (else `dy` is not read)."""
 
     @cuda.jit(device=True)
+    def element(dy, x, i):
+        return load(dy, i) * load(x, i) if product else load(x, i)
+
+    @cuda.jit(device=True)
     def share(dy, x, start, stop, offset, vectors, rank, n_ranks):
-        if product:
-            return vector_dot(dy, x, start, stop, offset, vectors, rank, n_ranks)
-        return vector_sum(x, start, stop, offset, rank, n_ranks)
+        """This thread's share of the sum over [start, stop): it is `rank` of `n_ranks`, 8 or more.
+
+        With `vectors` False all goes by element.
+        """
+        width = vector_width(x)
+        a = cuda.local.array((unroll, MAX_WIDTH), np.float32)
+        b = cuda.local.array((unroll, MAX_WIDTH), np.float32)
+        # The first boundary, and the last; fewer than 16 bytes lie before and behind.
+        first = min(start + (-(start + offset) & (width - 1)), stop) if vectors else start
+        last = first + ((stop - first) & -width) if vectors else start
+        total = ZERO
+        i, stride = first + rank * width, n_ranks * width
+        while i < last:
+            for u in range(unroll):
+                for k in range(width):
+                    a[u, k] = ZERO
+                    b[u, k] = ZERO
+                if i + u * stride < last:
+                    load_vector(a[u], x, i + u * stride)
+                    if product:
+                        load_vector(b[u], dy, i + u * stride)
+            for u in range(unroll):
+                for k in range(width):
+                    total += a[u, k] * b[u, k] if product else a[u, k]
+            i += unroll * stride
+        if start + rank < first:
+            total += element(dy, x, start + rank)
+        i = last + rank
+        while i < stop:
+            total += element(dy, x, i)
+            i += n_ranks
+        return total
 
     @cuda.jit(device=True)
     def sum_planes(values, dy, x, plane, n_mine, n_pixels, low, high, offset, vectors, team, sums):
@@ -73,47 +87,28 @@ def sums_of_planes(product):
         `team` lanes, 8 to 32, sum a plane, or WHOLE_BLOCK; `sums` is a shared array of 32 float32.
         """
         tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
-        if team == WHOLE_BLOCK:
-            for i in range(n_mine):
+        n_ranks = n_threads if team == WHOLE_BLOCK else team
+        base = 0
+        while base < n_mine:
+            i, rank = base + tid // n_ranks, tid % n_ranks
+            total = ZERO
+            if i < n_mine:
                 start = (plane + i) * n_pixels
-                total = share(
-                    dy, x, start + low, start + high, offset, vectors, tid, n_threads
-                )  # fmt: skip
-                total = warp_sum(total)
-                cuda.syncthreads()  # the plane before may still be read
-                if tid % 32 == 0:
-                    sums[tid // 32] = total
-                cuda.syncthreads()
-                if tid == 0:
-                    for other in range(1, n_threads // 32):
-                        total += sums[other]
-                    values[i] = total
-        else:
-            for base in range(0, n_mine, n_threads // team):
-                i = base + tid // team
-                total = ZERO
-                if i < n_mine:
-                    start = (plane + i) * n_pixels
-                    total = share(
-                        dy, x, start, start + n_pixels, offset, vectors, tid % team, team
-                    )  # fmt: skip
+                total = share(dy, x, start + low, start + high, offset, vectors, rank, n_ranks)
+            if team == WHOLE_BLOCK:
+                total = block_total(total, sums)
+            else:
                 total = team_sum(total, team)
-                if i < n_mine and tid % team == 0:
-                    values[i] = total
+            if i < n_mine and rank == 0:
+                values[i] = total
+            base += n_threads // n_ranks
         cuda.syncthreads()
 
     return sum_planes
 
 
-sum_planes = sums_of_planes(False)
-dot_planes = sums_of_planes(True)
-
-
-@cuda.jit(device=True)
-def scaled(value, i, factors, shifts, shifted):
-    if shifted:
-        return value * factors[i] + shifts[i]
-    return value * factors[i]
+sum_planes = sums_of_planes(False, UNROLL)
+dot_planes = sums_of_planes(True, DOT_UNROLL)
 
 
 @cuda.jit(device=True)
@@ -129,29 +124,30 @@ def scaling(shifted):
     """The function that scales planes, and with `shifted` adds a number as well."""
 
     @cuda.jit(device=True)
-    def scale_elements(x, y, start, stop, factors, shifts, n_pixels, multiplier):
-        for i in range(start + cuda.threadIdx.x, stop, cuda.blockDim.x):
-            plane = (i - start) // n_pixels if multiplier > 0 else 0
-            store(y, i, scaled(load(x, i), plane, factors, shifts, shifted))
+    def scale_elements(x, y, start, first, last, factors, shifts, n_pixels, multiplier):
+        i = first + cuda.threadIdx.x
+        while i < last:
+            plane = plane_of(i - start, n_pixels, multiplier)
+            value = load(x, i) * factors[plane]
+            if shifted:
+                value += shifts[plane]
+            store(y, i, value)
+
+            i += cuda.blockDim.x
 
     @cuda.jit(device=True)
-    def scale_vector(values, x, y, i, start, stop, factors, shifts, n_pixels, multiplier):
-        """16 bytes from element `i` on, of which some may lie before `start` or from `stop` on."""
-        width = vector_width(x)
-        first, last = max(i, start), min(i + width, stop)
-        if first < last:
-            plane = plane_of(first - start, n_pixels, multiplier)
-            boundary = start + (plane + 1) * n_pixels if multiplier > 0 else stop
-            following = plane + 1 if boundary < last else plane
+    def scale_vector(values, width, i, n_pixels, multiplier, factors, shifts):
+        """16 bytes, of which the first is element `i` of the run: of one plane or of two."""
+        plane = plane_of(i, n_pixels, multiplier)
+        left = (plane + 1) * n_pixels - i  # elements of the first plane, from here on
+        following = plane + 1 if multiplier > 0 and left < width else plane
+        factor, other_factor = factors[plane], factors[following]
+        for k in range(width):
+            values[k] *= factor if k < left else other_factor
+        if shifted:
+            shift, other_shift = shifts[plane], shifts[following]
             for k in range(width):
-                at = plane if i + k < boundary else following
-                values[k] = scaled(values[k], at, factors, shifts, shifted)
-            if last - first == width:
-                store_vector(y, i, values)
-            else:
-                for j in range(first, last):
-                    at = plane if j < boundary else following
-                    store(y, j, scaled(load(x, j), at, factors, shifts, shifted))
+                values[k] += shift if k < left else other_shift
 
     @cuda.jit(device=True)
     def scale_planes(x, y, start, stop, offset, vectors, factors, shifts, n_pixels, multiplier):
@@ -160,27 +156,29 @@ def scaling(shifted):
         With `vectors` False all goes by element: where x and y begin at different offsets, or a
         plane is shorter than 16 bytes.
         """
-        if not vectors:
-            scale_elements(x, y, start, stop, factors, shifts, n_pixels, multiplier)
-            return
         width = vector_width(x)
+        first = min(start + (-(start + offset) & (width - 1)), stop) if vectors else stop
+        last = first + (stop - first) // width * width
         values = cuda.local.array((UNROLL, MAX_WIDTH), np.float32)
         stride = cuda.blockDim.x * width
-        i = start - ((start + offset) & (width - 1)) + cuda.threadIdx.x * width
-        while i < stop:
+        i = first + cuda.threadIdx.x * width
+        while i < last:
             # All loads of a batch come before its stores: memory answers them together.
             for u in range(UNROLL):
                 for k in range(width):
                     values[u, k] = ZERO
-                here = i + u * stride
-                if here >= start and here + width <= stop:
-                    load_vector(values[u], x, here)
+                if i + u * stride < last:
+                    load_vector(values[u], x, i + u * stride)
             for u in range(UNROLL):
-                scale_vector(
-                    values[u], x, y, i + u * stride, start, stop,
-                    factors, shifts, n_pixels, multiplier,
-                )  # fmt: skip
+                here = i + u * stride
+                if here < last:
+                    scale_vector(
+                        values[u], width, here - start, n_pixels, multiplier, factors, shifts
+                    )  # fmt: skip
+                    store_vector(y, here, values[u])
             i += UNROLL * stride
+        scale_elements(x, y, start, start, first, factors, shifts, n_pixels, multiplier)
+        scale_elements(x, y, start, last, stop, factors, shifts, n_pixels, multiplier)
 
     return scale_planes
 

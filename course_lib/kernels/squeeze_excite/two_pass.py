@@ -16,6 +16,7 @@ from course_lib.kernels.squeeze_excite.dense import (
     CHUNK,
     MOST_CHANNELS,
     QUAD,
+    TOTALS,
     by_columns,
     by_rows,
     slot_size,
@@ -28,6 +29,7 @@ from course_lib.kernels.squeeze_excite.formulas import (
     gate_gradient,
     gate_of,
 )
+from course_lib.kernels.squeeze_excite.pixels import SCRATCH
 from course_lib.kernels.squeeze_excite.two_pass_plan import plan_pixels, plan_planes
 from course_lib.kernels.squeeze_excite.weights import launch_weight_gradients
 from course_lib.runtime import arrays
@@ -91,16 +93,20 @@ def find_gates(factors, totals, slots, bias1, weight2, bias2, hidden, logit, R, 
     tid = cuda.threadIdx.x
     if tid < n_mine:
         factors[tid] = load(bias2, c + tid)
-    for first in range(0, R, CHUNK):
+    first = 0
+    while first < R:
         count = min(CHUNK, R - first)
         sum_slots(totals, slots, n, n_slots, R, first, count)
-        for i in range(tid, count, BLOCK_SIZE):
+        i = tid
+        while i < count:
             h = totals[i] + load(bias1, first + i)
             if slot == 0:
                 hidden[n * R + first + i] = h
             totals[i] = activate(h, activation)
+            i += BLOCK_SIZE
         cuda.syncthreads()
         by_rows(factors, 0, weight2, R, c, n_mine, first, count, totals, True)
+        first += CHUNK
     cuda.syncthreads()
     if tid < n_mine:
         if part == 0:
@@ -116,16 +122,20 @@ def find_shifts(factors, shifts, totals, scratch, slots, weight1, hidden, logit,
     tid = cuda.threadIdx.x
     if tid < n_mine:
         shifts[tid] = ZERO
-    for first in range(0, R, CHUNK):
+    first = 0
+    while first < R:
         count = min(CHUNK, R - first)
         sum_slots(totals, slots, n, n_slots, R, first, count)
-        for i in range(tid, count, BLOCK_SIZE):
+        i = tid
+        while i < count:
             d = activation_gradient(totals[i], hidden[n * R + first + i], activation)
             if slot == 0:
                 dhidden[n * R + first + i] = d
             totals[i] = d
+            i += BLOCK_SIZE
         cuda.syncthreads()
         by_columns(shifts, 0, weight1, C, first, count, c, n_mine, totals, scratch, True)
+        first += CHUNK
     if tid < n_mine:
         shifts[tid] *= scale
         factors[tid] = gate_of(logit[n * C + c + tid], gate)
@@ -153,7 +163,7 @@ def pool_pixels_kernel(x, weight1, sums, slots, n_pixels, C, R, scale, n_slots, 
     allow_next_kernel()
     wait_for_previous_kernel()
     values = cuda.shared.array(MOST_CHANNELS, np.float32)
-    scratch = cuda.shared.array(BLOCK_SIZE, np.float32)
+    scratch = cuda.shared.array(SCRATCH, np.float32)
     n, _, part, c, n_mine = place_of_block(cuda.blockIdx.x, C, n_slots, group, n_parts)
     low, high = part * length, min((part + 1) * length, n_pixels)
     start = n * n_pixels * C + c
@@ -169,7 +179,7 @@ def scale_planes_kernel(
     allow_next_kernel()
     wait_for_previous_kernel()
     factors = cuda.shared.array(MOST_CHANNELS, np.float32)
-    totals = cuda.shared.array(QUAD * BLOCK_SIZE, np.float32)
+    totals = cuda.shared.array(TOTALS, np.float32)
     block = cuda.gridDim.x - 1 - cuda.blockIdx.x
     n, slot, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
     finish_sums(sums, mean, C, n, part, n_parts, c, n_mine)
@@ -191,7 +201,7 @@ def scale_pixels_kernel(
     allow_next_kernel()
     wait_for_previous_kernel()
     factors = cuda.shared.array(MOST_CHANNELS, np.float32)
-    totals = cuda.shared.array(QUAD * BLOCK_SIZE, np.float32)
+    totals = cuda.shared.array(TOTALS, np.float32)
     block = cuda.gridDim.x - 1 - cuda.blockIdx.x
     n, slot, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
     finish_sums(sums, mean, C, n, part, n_parts, c, n_mine)
@@ -226,7 +236,7 @@ def dlogit_pixels_kernel(dy, x, weight2, logit, sums, slots, n_pixels, C, R, gat
     allow_next_kernel()
     wait_for_previous_kernel()
     values = cuda.shared.array(MOST_CHANNELS, np.float32)
-    scratch = cuda.shared.array(BLOCK_SIZE, np.float32)
+    scratch = cuda.shared.array(SCRATCH, np.float32)
     n, _, part, c, n_mine = place_of_block(cuda.blockIdx.x, C, n_slots, group, n_parts)
     low, high = part * length, min((part + 1) * length, n_pixels)
     start = n * n_pixels * C + c
@@ -244,7 +254,7 @@ def dx_planes_kernel(
     wait_for_previous_kernel()
     factors = cuda.shared.array(MOST_CHANNELS, np.float32)
     shifts = cuda.shared.array(MOST_CHANNELS, np.float32)
-    totals = cuda.shared.array(QUAD * BLOCK_SIZE, np.float32)
+    totals = cuda.shared.array(TOTALS, np.float32)
     scratch = cuda.shared.array(BLOCK_SIZE, np.float32)
     block = cuda.gridDim.x - 1 - cuda.blockIdx.x
     n, slot, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
@@ -268,7 +278,7 @@ def dx_pixels_kernel(
     wait_for_previous_kernel()
     factors = cuda.shared.array(MOST_CHANNELS, np.float32)
     shifts = cuda.shared.array(MOST_CHANNELS, np.float32)
-    totals = cuda.shared.array(QUAD * BLOCK_SIZE, np.float32)
+    totals = cuda.shared.array(TOTALS, np.float32)
     scratch = cuda.shared.array(BLOCK_SIZE, np.float32)
     block = cuda.gridDim.x - 1 - cuda.blockIdx.x
     n, slot, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)

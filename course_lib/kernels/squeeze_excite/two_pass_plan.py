@@ -7,7 +7,7 @@ from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE, MOST_CHANNELS
 from course_lib.kernels.squeeze_excite.planes import WHOLE_BLOCK
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
-ENOUGH_BLOCKS = 132 * 4  # all of which the largest chip of today runs at once
+ENOUGH_BLOCKS = 132 * 3  # all of which the largest chip of today runs at once
 MOST_SLOTS = 132 * 2  # of a sample: each block of the second pass reads them all
 LEAST_BYTES = 16 << 10  # of a block: 4 vectors for each thread
 MOST_BYTES = 128 << 10  # of a block, once there are enough blocks
