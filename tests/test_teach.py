@@ -32,6 +32,7 @@ from course_lib.teach import (
 from course_lib.teach.deadline import TimeUp, deadline
 from course_lib.teach.exercise import EXACT, Case, Exercise, Tolerance, case, exercises
 from course_lib.teach.fences import FENCE, FencedArray
+from course_lib.teach.late_torch import warm_up
 from course_lib.teach.running import Attempt, Gpu, attempt_case
 from course_lib.teach.todo import contains_todo
 
@@ -70,10 +71,12 @@ def bad_relu(x, y):
 def a_kernel_has_run():
     """On a GPU, the first kernel of a process pays for the CUDA context and loads the compiler.
 
-    A learner pays for both before the first exercise: the lesson launches kernels of its own.
+    A learner pays for both before the first exercise: the lesson launches kernels of its own. So it
+    does for PyTorch's import and first gradient.
     """
     x = np.ones(32, np.float32)
     good_relu[1, 32](x, np.empty_like(x))
+    warm_up()
 
 
 @pytest.mark.parametrize("name", exercises())

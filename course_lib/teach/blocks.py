@@ -6,35 +6,13 @@ returns the numbers.
 """
 
 import copy
-import importlib
 
 import numpy as np
 
+from course_lib.teach.late_torch import torch
+
 #: The block's parameters, in the order in which every function here takes them.
 PARAMETERS = ("weight1", "bias1", "weight2", "bias2")
-
-
-class _Later:
-    """A module that is imported when it is used. PyTorch takes seconds, and not all need it."""
-
-    def __init__(self, name):
-        self._name = name
-
-    def __getattr__(self, attribute):
-        return getattr(importlib.import_module(self._name), attribute)
-
-
-torch = _Later("torch")
-
-
-def warm_up():
-    """Let PyTorch import all that it imports late, before the clock of a check runs.
-
-    A first gradient and a first tensor without numbers take seconds; half an import, stopped by
-    the clock, would leave the session broken.
-    """
-    torch.ones(1, requires_grad=True).sum().backward()
-    torch.empty_like(torch.empty(1, device="meta")).new_empty(1).mean()
 
 
 # ---- an operator without numbers -------------------------------------------------------------

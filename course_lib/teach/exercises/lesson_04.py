@@ -13,7 +13,6 @@ All arrays are float32. Rows of `softmax_registers` have at most 128 · VECTORS 
 of 4; those of `softmax_teams` at most SLOTS · team.
 """
 
-import importlib
 import math
 
 import numpy as np
@@ -23,6 +22,7 @@ from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, w
 from course_lib.runtime.launch import launch
 from course_lib.teach.cases import numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
+from course_lib.teach.late_torch import torch, warm_up
 
 WIDTH = 4  # float32 numbers in 16 bytes
 VECTORS = 2  # 16-byte pieces of a row that each lane holds
@@ -33,19 +33,6 @@ MINUS_INF = np.float32(-np.inf)
 _SOFTMAX = Tolerance(
     2e-5, 1e-30, "x − max and a few hundred additions are rounded to float32; below 1e-30 is 0"
 )
-
-
-class _Later:
-    """A module that is imported when it is used. PyTorch takes seconds, and only one needs it."""
-
-    def __init__(self, name):
-        self._name = name
-
-    def __getattr__(self, attribute):
-        return getattr(importlib.import_module(self._name), attribute)
-
-
-torch = _Later("torch")
 
 
 # ---- bytes_in_flight -------------------------------------------------------------------------
@@ -528,6 +515,7 @@ def _gradient(dy, y):
 
 
 def _function_cases(rng):
+    warm_up()
     shapes = [(1, 1), (1, 2), (2, 1), (0, 3), (2, 3), (3, 2), (1, 9), (5, 4), (7, 11)]
     return [
         case(1, 32, x=_scores(rng, shape, "spread"), dy=numbers(rng, shape, 2.0, 3.0))

@@ -22,12 +22,11 @@ from course_lib.teach.blocks import (
     block_forward,
     describe,
     swap_and_run,
-    torch,
     train_block,
-    warm_up,
 )
 from course_lib.teach.cases import numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
+from course_lib.teach.late_torch import torch, warm_up
 
 ZERO, THREE, SIX = np.float32(0), np.float32(3), np.float32(6)
 
