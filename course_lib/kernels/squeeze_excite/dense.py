@@ -112,7 +112,6 @@ def by_rows(out, place, weight, length, row, n_rows, col, n_cols, vector, added)
         total = team_sum(total, team)
         if tid % team == 0 and i < n_rows:
             out[place + i] = out[place + i] + total if added else total
-
         base += BLOCK_SIZE // team
 
 
@@ -143,3 +142,4 @@ def by_columns(out, place, weight, length, row, n_rows, col, n_cols, vector, scr
         if tid < tile and j < n_cols:
             out[place + j] = out[place + j] + scratch[tid] if added else scratch[tid]
         cuda.syncthreads()
+        base += tile

@@ -1,7 +1,8 @@
 """How a block walks its part of a channels-last image: some neighbouring channels of some pixels.
 
-Where all pixels begin on 16-byte boundaries (`vectors`), a block has `n_columns` columns of threads;
-a column stands for as many channels as 16 bytes hold, and its threads take every n_rows-th pixel.
+Where all pixels begin on 16-byte boundaries (`vectors`), a block has `n_columns` columns of
+threads: a column stands for as many channels as 16 bytes hold, and its threads take every n_rows-th
+pixel.
 Elsewhere a warp takes neighbouring channels of a pixel, element by element.
 """
 
