@@ -166,7 +166,7 @@ def bench(options):
     from tqdm import tqdm
 
     from course_lib import bench as measuring
-    from course_lib import benchmarks
+    from course_lib import benchmarks, results_table
 
     wanted = {
         name: value
@@ -180,6 +180,10 @@ def bench(options):
             return WRONG_USAGE
         found = benchmark.run(**wanted, progress=tqdm)
         print(benchmarks.table(found))
+        if summary := results_table.squeeze_excite(
+            [{"device": measuring.device_facts(), "records": found}]
+        ):
+            print(f"\n{summary}")
         if options.plot:
             benchmarks.save_plots(found, measuring.device_facts(), options.plot)
         if options.record:
@@ -243,7 +247,12 @@ def with_results(text, recordings):
     """`text` with what stands between its pairs of marks drawn from `recordings`."""
     from course_lib import results_table
 
-    for name, render in {"results": results_table.render, "softmax": softmax_part}.items():
+    parts = {
+        "results": results_table.render,
+        "softmax": softmax_part,
+        "squeeze-excite": lambda found: results_table.squeeze_excite(found) or "Not measured yet.",
+    }
+    for name, render in parts.items():
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
         if begin in text:
             head, rest = text.split(begin)

@@ -1,7 +1,14 @@
 """The README's tables of measured results, drawn from records. Take data, return text."""
 
+import math
+
 SOFTMAX_SHAPE = [8192, 4096]  # large enough that memory is the limit
 
+#: Records that the large table leaves to other parts of the README, or to lessons.
+_ELSEWHERE = (
+    "softmax.table", "softmax.profile", "squeeze_excite.profile", "efficientnet.step",
+    "efficientnet.inference", "kernel_cache.first_call",
+)  # fmt: skip
 _COLUMNS = {
     "operation": "---",
     "type": "---",
@@ -22,7 +29,8 @@ def render(recordings):
     default beside the fastest peer of the same run, at the largest shape measured. The last column
     is the least and the greatest ratio among all its shapes, so that no slow one is left out.
     Below it, one line for each record of host times. A lesson's own records, a profiler's, and
-    those without a peer, stay there; the readers' table is drawn by `softmax`.
+    those without a peer, stay there; other parts of the README are drawn by `softmax` and
+    `squeeze_excite`.
     """
     tables = []
     for recording in recordings:
@@ -31,7 +39,7 @@ def render(recordings):
             for record in recording["records"]
             if _rows(record, "peer")
             and not record["name"].startswith("lesson_")
-            and record["name"] not in ("softmax.table", "softmax.profile")
+            and record["name"] not in _ELSEWHERE
         ]
         of_device = [record for record in records if "copy_gbps" in record]
         of_host = [record for record in records if "copy_gbps" not in record]
@@ -98,6 +106,134 @@ def _ladder(device, forward, backward):
         if label in (forward["default"], backward["default"]):
             cells[0] = f"**{label}**, the default"
         lines.append(_row(cells))
+    return "\n".join(lines)
+
+
+def squeeze_excite(recordings):
+    """Markdown: what squeeze and excitation gains alone and in a network, on each device.
+
+    And what the cache on disk spares a process. Empty where none of it is recorded.
+    """
+    parts = []
+    for recording in recordings:
+        device, records = recording["device"], recording["records"]
+        blocks = [r for r in records if r["name"] in ("squeeze_excite.forward",
+                                                      "squeeze_excite.both")]  # fmt: skip
+        if blocks:
+            parts.append(_block_table(device, blocks))
+        if profiled := [r for r in records if r["name"] == "squeeze_excite.profile"]:
+            parts.append(_moved(device, profiled))
+        if steps := [r for r in records if r["name"].startswith("efficientnet.")]:
+            parts.append(_network_table(device, steps))
+        parts += [
+            _first_calls(device, r) for r in records if r["name"] == "kernel_cache.first_call"
+        ]
+    return "\n\n".join(parts)
+
+
+def block_speedups(records, peer, prefix=""):
+    """How many times as fast the default rung is as `peer`, a number for each record that has it.
+
+    peer    "torch.compile", or "PyTorch eager" in whichever memory format is the faster
+    prefix  "python_" for the times that Python sees, else those of the device
+    """
+    found = []
+    for record in records:
+        times = [
+            row[f"{prefix}microseconds"]
+            for row in record["rows"]
+            if row["label"].partition(", ")[0] == peer
+        ]
+        if times:
+            found.append(min(times) / _ours(record)[f"{prefix}microseconds"])
+    return found
+
+
+def _block_table(device, records):
+    dates = sorted({record["date"] for record in records})
+    lines = [
+        "Squeeze and excitation at the sizes of EfficientNet-B4, how many times as fast as "
+        f"PyTorch: geometric mean, and the least. **{device['name']}**, measured {dates[-1]}.",
+        "",
+        _row(["direction", "batch", "type", "sizes", "eager, device", "eager, from Python",
+              "torch.compile, device", "torch.compile, from Python"]),
+        _row(["---", "--:", "---", "--:", *["--:"] * 4]),
+    ]  # fmt: skip
+    groups = {}
+    for record in records:
+        case = record["name"].partition(".")[2], record["shape"][0], record["dtype"]
+        groups.setdefault(case, []).append(record)
+    every = {}
+    for (direction, *_), group in groups.items():
+        every.setdefault((direction, "all", "all"), []).extend(group)
+    for case, group in sorted(groups.items(), reverse=True) + sorted(every.items(), reverse=True):
+        cells = [case[0].replace("both", "forward + backward"), *map(str, case[1:])]
+        cells.append(str(len(group)))
+        for peer in ("PyTorch eager", "torch.compile"):
+            for prefix in ("", "python_"):
+                cells.append(_mean_and_least(block_speedups(group, peer, prefix)))
+        lines.append(_row(cells))
+    return "\n".join(lines)
+
+
+def _mean_and_least(ratios):
+    if not ratios:
+        return "–"
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return f"{mean:.2f} ({min(ratios):.2f})"
+
+
+def _moved(device, records):
+    labels = [row["label"] for row in records[0]["rows"]]
+    lines = [
+        "Device memory read and written by the forward pass, in sizes of x, as Nsight Compute "
+        f"counts it. **{device['name']}**, measured {records[0]['date']}.",
+        "",
+        _row(["x", "type", *labels]),
+        _row(["---", "---", *["--:"] * len(labels)]),
+    ]
+    for record in records:
+        shape = " × ".join(f"{size:,}" for size in record["shape"])
+        moved = [f"{row['sizes_of_x']:.2f}" for row in record["rows"]]
+        lines.append(_row([shape, record["dtype"], *moved]))
+    return "\n".join(lines)
+
+
+def _network_table(device, records):
+    N, *_, side = records[0]["shape"]
+    lines = [
+        f"EfficientNet-B4, {N} images of {side} × {side}, before and after the swap. "
+        f"**{device['name']}**, measured {records[0]['date']}.",
+        "",
+        _row(["", "type", "PyTorch, ms", "ours, ms", "times as fast", "share of the blocks",
+              "predicted"]),
+        _row(["---", "---", *["--:"] * 5]),
+    ]  # fmt: skip
+    for record in records:
+        before, after = (row["microseconds"] / 1e3 for row in record["rows"][:2])
+        law = record.get("amdahl")
+        explained = [f"{law['share']:.1%}", f"{law['predicted_ratio']:.3f}"] if law else ["", ""]
+        name = {"step": "training step"}.get(record["name"].partition(".")[2], "inference")
+        cells = [name, record["dtype"], f"{before:.1f}", f"{after:.1f}", f"{record['ratio']:.3f}"]
+        lines.append(_row(cells + explained))
+    return "\n".join(lines)
+
+
+def _first_calls(device, record):
+    lines = [
+        "The first call of a process, with nothing compiled and with the cache filled. "
+        f"**{device['name']}**, measured {record['date']}.",
+        "",
+        _row(["", "cold, ms", "warm, ms", "times as fast"]),
+        _row(["---", *["--:"] * 3]),
+    ]
+    rows = {row["label"]: row for row in record["rows"]}
+    for label, cold in rows.items():
+        what, _, state = label.rpartition(", ")
+        if state == "cold":
+            warm = rows[f"{what}, warm"]
+            times = [f"{row['microseconds'] / 1e3:,.0f}" for row in (cold, warm)]
+            lines.append(_row([what, *times, f"{warm['speedup']:.1f}"]))
     return "\n".join(lines)
 
 

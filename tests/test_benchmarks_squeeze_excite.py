@@ -1,5 +1,6 @@
 """The benchmark of squeeze and excitation: its sizes, what it checks, what it times and records."""
 
+import importlib
 import math
 
 import numpy as np
@@ -13,7 +14,23 @@ from course_lib.benchmarks import squeeze_excite as benchmark
 from course_lib.benchmarks import squeeze_excite_checks as checks
 from course_lib.kernels import squeeze_excite as kernels
 
-SHAPE = (2, 3, 3, 3)
+operator = importlib.import_module("course_lib.ops.squeeze_excite")
+SHAPE = (2, 5, 3, 3)
+
+
+def compute_by_torch(monkeypatch):
+    """Let PyTorch compute what the launchers give: they have tests, and are slow when simulated."""
+
+    def forward(*inputs, activation, gate, variant=None, out=None):
+        y, *saved = operator._by_torch(*inputs, activation, gate)
+        return (y if out is None else out.copy_(y)), *saved
+
+    def backward(*inputs, activation, gate, variant=None, out=None):
+        dx, *gradients = operator._backward_by_torch(*inputs, activation, gate)
+        return (dx if out is None else out.copy_(dx)), *gradients
+
+    monkeypatch.setattr(kernels, "forward", forward)
+    monkeypatch.setattr(kernels, "backward", backward)
 
 
 @pytest.fixture
@@ -21,11 +38,13 @@ def on_the_cpu(monkeypatch):
     """Let the benchmark run without a GPU, with made-up times."""
     if not SIMULATED:
         pytest.skip("about machines without a GPU")
+    compute_by_torch(monkeypatch)
 
     def times(candidates, *, calls, rounds):
         assert calls.keys() == candidates.keys() and min(calls.values()) >= 1
         for candidate in candidates.values():
-            candidate(5)
+            for i in range(3):
+                candidate(i)
         return {label: bench.Timing(10.0, (9.0, 11.0)) for label in candidates}
 
     allocated = iter(range(0, 10**9, 10**4))
@@ -104,7 +123,7 @@ def test_every_rung_module_and_peer_is_checked_and_timed(on_the_cpu):
             saved = 10**4 - math.prod(SHAPE) * size
             assert record["saved_bytes"] == {"ours": saved, "PyTorch eager": saved}
     text = benchmarks.table(found)
-    assert "squeeze_excite.both 2x3x3x3 bfloat16: copy" in text and "(10.00 from Python)" in text
+    assert "squeeze_excite.both 2x5x3x3 bfloat16: copy" in text and "(10.00 from Python)" in text
 
 
 def test_the_truth_is_the_references(on_the_cpu, monkeypatch):
@@ -129,6 +148,16 @@ def test_the_truth_is_the_references(on_the_cpu, monkeypatch):
             expected.check("one", wrong, ours=True)
     with pytest.raises(AssertionError, match="one gave 2 results"):
         expected.check("one", right[:2], ours=True)
+
+
+def test_the_launchers_are_called_as_they_want_to_be(monkeypatch):
+    if not SIMULATED:
+        pytest.skip("about machines without a GPU")
+    monkeypatch.setattr(benchmark, "DEVICE", "cpu")
+    block = benchmark.Block((1, 3, 2, 2), "float32", "contiguous", 1)
+    expected = checks.Expected(block, "both")
+    block.poison()
+    expected.check("separate", block.rung("separate", "both")(0), ours=True)
 
 
 @pytest.mark.parametrize("which, k", [

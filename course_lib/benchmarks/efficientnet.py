@@ -24,7 +24,7 @@ N_CLASSES = 5
 STEP, INFERENCE = "efficientnet.step", "efficientnet.inference"
 COMMAND = "python -m course_lib bench efficientnet --record"
 DEVICE = "cuda"
-BEFORE, AFTER = "PyTorch", "ours"
+BEFORE, AFTER = "PyTorch eager", "ours"
 WARM_UP = 3  # steps before any is timed: cuDNN tries its algorithms
 TOLERANCE = 1e-5  # of the outputs, ‖a − b‖ ÷ ‖b‖, in float32 without TF32
 
@@ -103,19 +103,21 @@ class Training:
 def _measure(dtype, rounds):
     model = network()
     candidates = {
-        f"{who}, {layout}": Training(copy.deepcopy(model), dtype, layout, swap=who == AFTER)
+        (who, layout): Training(copy.deepcopy(model), dtype, layout, swap=who == AFTER)
         for layout in FORMATS
         for who in (BEFORE, AFTER)
     }
     for name, method in ((STEP, "step"), (INFERENCE, "infer")):
-        functions = {label: getattr(each, method) for label, each in candidates.items()}
-        rows = _rows(*times(functions, rounds))
+        functions = {case: getattr(each, method) for case, each in candidates.items()}
+        device, host = times(functions, rounds)
+        layouts = {who: better_layout(device, who) for who in (BEFORE, AFTER)}
+        rows = [_row(case, layouts, device, host) for case in _in_order(functions, layouts)]
         record = bench.host_record(name, SHAPE, dtype, rows, kernel_hashes()[name], COMMAND)
-        record |= {"tf32": True, "autocast": dtype != "float32"} | _summary(rows)
+        before, after = (row["microseconds"] for row in rows[:2])
+        record |= {"default": AFTER, "layouts": layouts, "ratio": round(before / after, 4)}
+        record |= {"tf32": True, "autocast": dtype != "float32"}
         if name == STEP:
-            layout = _best(rows, BEFORE)["label"].partition(", ")[2]
-            pair = {who: candidates[f"{who}, {layout}"] for who in (BEFORE, AFTER)}
-            record |= explained(pair, {row["label"]: row for row in rows})
+            record |= explained(candidates, device, layouts[BEFORE])
         yield record
 
 
@@ -141,51 +143,46 @@ def times(functions, rounds):
     ]
 
 
-def _rows(device, host):
-    return [
-        {
-            "label": label,
-            "kind": "ours" if label.startswith(AFTER) else "peer",
-            "microseconds": round(timing.microseconds, 1),
-            "quartiles": [round(quartile, 1) for quartile in timing.quartiles],
-            "python_microseconds": round(host[label].microseconds, 1),
-            "python_quartiles": [round(quartile, 1) for quartile in host[label].quartiles],
-            "images_per_second": round(SHAPE[0] / host[label].microseconds * 1e6, 1),
-        }
-        for label, timing in device.items()
-    ]
+def better_layout(timings, who):
+    """The memory format in which this side's network is faster."""
+    return min(FORMATS, key=lambda layout: timings[who, layout].microseconds)
 
 
-def _best(rows, who):
-    found = [row for row in rows if row["label"].startswith(f"{who}, ")]
-    return min(found, key=lambda row: row["microseconds"])
+def _in_order(cases, layouts):
+    """Each side in its better layout, before and after; then the others."""
+    return sorted(cases, key=lambda case: (layouts[case[0]] != case[1], case[0] != BEFORE))
 
 
-def _summary(rows):
-    """Each side's better layout, and how many times as fast ours is."""
-    before, after = _best(rows, BEFORE), _best(rows, AFTER)
-    ratio = before["microseconds"] / after["microseconds"]
-    return {"default": after["label"], "peer": before["label"], "ratio": round(ratio, 4)}
-
-
-def explained(pair, rows):
-    """The fields of a record that explain its ratio: profiles, and Amdahl's law.
-
-    pair  {BEFORE: …, AFTER: …}: `Training`s of one layout
-    rows  {label: row} of the measured steps
-    """
-    profiles = {who: network_profile.groups(each.step, each.blocks) for who, each in pair.items()}
-    by_events = {who: _by_events(each) for who, each in pair.items()}
-    layout = pair[BEFORE].layout
-    measured = [rows[f"{who}, {layout}"]["microseconds"] for who in (BEFORE, AFTER)]
+def _row(case, layouts, device, host):
+    who, layout = case
     return {
-        "layout": layout,
+        "label": who if layouts[who] == layout else f"{who}, {layout}",
+        "kind": "ours" if who == AFTER else "peer",
+        "microseconds": round(device[case].microseconds, 1),
+        "quartiles": [round(quartile, 1) for quartile in device[case].quartiles],
+        "python_microseconds": round(host[case].microseconds, 1),
+        "python_quartiles": [round(quartile, 1) for quartile in host[case].quartiles],
+        "images_per_second": round(SHAPE[0] / host[case].microseconds * 1e6, 1),
+    }
+
+
+def explained(candidates, timings, layout):
+    """The fields of a record that explain its ratio: profiles, and Amdahl's law, in one layout."""
+    pair = {"before": candidates[BEFORE, layout], "after": candidates[AFTER, layout]}
+    profiles = {when: network_profile.groups(each.step, each.blocks) for when, each in pair.items()}
+    by_events = {when: round(_by_events(each), 1) for when, each in pair.items()}
+    measured = [timings[who, layout].microseconds for who in (BEFORE, AFTER)]
+    blocks = [profiles[when][BLOCK] for when in pair]
+    kernels = {when: round(found["all"], 1) for when, found in profiles.items()}
+    return {
+        "profile_layout": layout,
         "profile": {
-            who: {group: round(value, 1) for group, value in found.items()}
-            for who, found in profiles.items()
+            when: {group: round(found[group], 1) for group in network_profile.GROUPS}
+            for when, found in profiles.items()
         },
-        "blocks_by_events": {who: round(value, 1) for who, value in by_events.items()},
-        "amdahl": amdahl(*measured, profiles[BEFORE][BLOCK], profiles[AFTER][BLOCK]),
+        "kernel_microseconds": kernels,
+        "blocks_by_events": by_events,
+        "amdahl": amdahl(*measured, *blocks),
     }
 
 

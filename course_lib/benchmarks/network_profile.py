@@ -10,7 +10,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-BLOCK = "squeeze and excitation"
+BLOCK = "squeeze-and-excitation"
 GROUPS = ("convolution", "batch norm", BLOCK, "activation", "other")
 #: Group -> what is found in the name of an operation, or of one that it is a part of.
 WORDS = {
