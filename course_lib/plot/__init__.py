@@ -18,6 +18,7 @@ from .reduction import histograms, interleaving, run_to_run, tree
 from .shares import shares
 from .softmax import butterfly, one_pass, passes, probabilities
 from .speed import durations, ladder, roofline, sweep, timeline
+from .squeeze_excite import bytes_moved, speedups, step_times
 
 __all__ = [
     "Picture",
@@ -26,6 +27,7 @@ __all__ = [
     "arrays_moved",
     "bank_map",
     "butterfly",
+    "bytes_moved",
     "curves",
     "durations",
     "histograms",
@@ -42,7 +44,9 @@ __all__ = [
     "run_to_run",
     "shared_row",
     "shares",
+    "speedups",
     "stalls",
+    "step_times",
     "sweep",
     "tables",
     "tensor_layout",
