@@ -9,6 +9,7 @@ what colour says is also said by lightness, by hatching or by a number.
 
 from .access import access_map, bank_map
 from .basic import curves, images
+from .channels import cache_walk, channel_gates, work_items
 from .fusing import arrays_moved
 from .learning import learning_curves
 from .limit import in_flight, loads_in_time, shared_row, stalls, tables, times
@@ -28,6 +29,8 @@ __all__ = [
     "bank_map",
     "butterfly",
     "bytes_moved",
+    "cache_walk",
+    "channel_gates",
     "curves",
     "durations",
     "histograms",
@@ -54,4 +57,5 @@ __all__ = [
     "timeline",
     "times",
     "tree",
+    "work_items",
 ]

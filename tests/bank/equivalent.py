@@ -5,6 +5,8 @@ _SAME_SUM = "several threads write the result, all of them the same one: harmles
 _MORE_SHARED = "shared memory that nobody uses does no harm"
 _WHOLE_WARPS = "blocks are whole warps, so both have the same remainder by 32"
 _MAX_TWICE = "some elements are compared twice, which changes no maximum"
+_SAME_WARPS = "a block has few warps, and they are whole: both divisions count as many"
+_ANY_LANE = "all 32 lanes have the sum, or have been waited for, so any one of them may do it"
 _OTHER_BUTTERFLY = "2, 3, 5, 9 and 17 bring every lane to every other one exactly once as well"
 
 #: (exercise, name of the mutant): why it is right.
@@ -72,6 +74,21 @@ EQUIVALENT = {
         "no row is long enough for a fifth number per lane"
     ),
     ("softmax_dropout_backward", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("squeeze", "change constant: 8 → 9"): _MORE_SHARED,
+    ("squeeze", "change constant: 32 → 33"): _MORE_SHARED,
+    ("squeeze", "assume launch: cuda.threadIdx.x → cuda.grid(1), again"): _WHOLE_WARPS,
+    ("squeeze", "assume launch: cuda.blockDim.x → 32"): (
+        "the first warp reads all pixels, and only its sum is used: the others work in vain"
+    ),
+    ("squeeze", "change constant: 32 → 31, again, again, again"): _SAME_WARPS,
+    ("squeeze_excite_fused", "change constant: 0 → 1"): _ANY_LANE,
+    ("squeeze_excite_fused", "change constant: 0 → 1, again"): _ANY_LANE,
+    ("squeeze_excite_backward", "change constant: 0 → 1"): _ANY_LANE,
+    ("squeeze_excite_backward", "assume launch: cuda.threadIdx.x → cuda.grid(1), again"): (
+        _WHOLE_WARPS
+    ),
+    ("squeeze_excite_backward", "change constant: 32 → 31, again, again"): _SAME_WARPS,
+    ("squeeze_excite_backward", "change constant: 32 → 31, again, again, again"): _SAME_WARPS,
     ("hard_gate_backward", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
     ("hard_gate_backward", "change constant: 0 → 1"): (
         "after the butterfly every lane has the sum, so lane 1 may write it"
