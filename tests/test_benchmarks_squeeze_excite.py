@@ -8,7 +8,7 @@ import pytest
 import torch
 import torchvision
 
-from course_lib import SIMULATED, bench, benchmarks, reference
+from course_lib import SIMULATED, bench, benchmarks, reference, results_table
 from course_lib.benchmarks import profile_squeeze_excite as profile
 from course_lib.benchmarks import squeeze_excite as benchmark
 from course_lib.benchmarks import squeeze_excite_checks as checks
@@ -301,3 +301,76 @@ def test_bench_squeeze_excite_on_a_gpu(monkeypatch):
             assert 0 < row["microseconds"] < 1e4
         if record["name"] == "squeeze_excite.both":
             assert 0 <= record["saved_bytes"]["ours"] <= record["saved_bytes"]["PyTorch eager"]
+
+
+# ------------------------------------------------------------------- what is promised
+
+
+def broken_promises(records):
+    """What the records of squeeze and excitation do not keep together, as sentences."""
+    for direction in ("forward", "both"):
+        found = bench.find({"records": records}, name=f"squeeze_excite.{direction}")
+        for peer, least_mean, least in (("PyTorch eager", 2.75, 1.5), ("torch.compile", 1.5, 0)):
+            for prefix, clock in (("", "on the device"), ("python_", "as seen from Python")):
+                ratios = results_table.block_speedups(found, peer, prefix)
+                mean = math.exp(np.mean(np.log(ratios))) if ratios else math.inf
+                if not mean >= least_mean:
+                    yield f"{direction}, {peer}, {clock}: {mean:.2f} in the mean"
+                if not min(ratios, default=math.inf) >= least:
+                    yield f"{direction}, {peer}, {clock}: {min(ratios):.2f} at least"
+        for record in found:
+            if saved := record.get("saved_bytes"):
+                if not saved["ours"] <= saved["PyTorch eager"]:
+                    yield f"{record['shape']} {record['dtype']} saves more than PyTorch"
+    for record in bench.find({"records": records}, name=profile.NAME):
+        (ours,) = [row for row in record["rows"] if row["label"] == record["default"]]
+        if not ours["sizes_of_x"] <= 2.4:
+            yield f"{record['shape']} {record['dtype']} moves {ours['sizes_of_x']} sizes of x"
+
+
+def test_recorded_squeeze_excite_keeps_what_the_course_promises():
+    records = bench.load_records("NVIDIA H200")["records"]
+    assert list(broken_promises(records)) == []
+    # All or nothing: where some are recorded, none of those that are promised is missing.
+    measured = {
+        (record["name"], *record["shape"], record["dtype"])
+        for record in records
+        if record["name"] in ("squeeze_excite.forward", "squeeze_excite.both")
+    }
+    promised = {
+        (f"squeeze_excite.{direction}", N, C, side, side, dtype)
+        for direction in benchmark.DIRECTIONS
+        for N in benchmark.BATCHES
+        for C, side, _ in benchmark.SIZES
+        for dtype in benchmark.DTYPES
+    }
+    assert not measured or promised <= measured
+
+
+def made_up(eager=30.0, compiled=15.0, saved=10):
+    def row(label, device, python):
+        return {"label": label, "microseconds": device, "python_microseconds": python,
+                "kind": "ours" if label == "fused" else "peer"}  # fmt: skip
+
+    return {
+        "name": "squeeze_excite.both", "shape": [1, 2, 3, 3], "dtype": "float32",
+        "default": "fused", "saved_bytes": {"ours": saved, "PyTorch eager": 10},
+        "rows": [row("fused", 10.0, 10.0), row("PyTorch eager", 30.0, eager),
+                 row("torch.compile", compiled, 15.0)],
+    }  # fmt: skip
+
+
+def test_a_broken_promise_is_seen():
+    moved = {"name": profile.NAME, "shape": [32, 2], "dtype": "float32", "default": "fused",
+             "rows": [{"label": "fused", "sizes_of_x": 2.4}]}  # fmt: skip
+    assert list(broken_promises([made_up(), moved])) == []
+    assert list(broken_promises([made_up(eager=27.0)])) == [
+        "both, PyTorch eager, as seen from Python: 2.70 in the mean"]  # fmt: skip
+    assert list(broken_promises([made_up(eager=1000.0), made_up(eager=14.0)])) == [
+        "both, PyTorch eager, as seen from Python: 1.40 at least"]  # fmt: skip
+    assert list(broken_promises([made_up(compiled=14.0)])) == [
+        "both, torch.compile, on the device: 1.40 in the mean"]  # fmt: skip
+    assert list(broken_promises([made_up(saved=11)])) == [
+        "[1, 2, 3, 3] float32 saves more than PyTorch"]  # fmt: skip
+    moved["rows"][0]["sizes_of_x"] = 2.5
+    assert list(broken_promises([moved])) == ["[32, 2] float32 moves 2.5 sizes of x"]

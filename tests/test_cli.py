@@ -53,8 +53,8 @@ RECORDING = {"device": {"name": "NVIDIA H200"}, "records": [FORWARD, BACKWARD, T
 # ----------------------------------------------------------------------- the README
 
 
-def test_readme_has_both_pairs_of_marks_once():
-    for name in ("results", "softmax"):
+def test_readme_has_every_pair_of_marks_once():
+    for name in ("results", "softmax", "squeeze-excite"):
         for end in ("begin", "end"):
             assert README.count(f"<!-- {name}:{end} -->") == 1
 
