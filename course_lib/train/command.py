@@ -45,9 +45,12 @@ def _train(options, progress):
             report=None if on_terminal else lambda entry: print(loop.sentence(entry), flush=True),
         )  # fmt: skip
     except KeyboardInterrupt:
-        done = "has no checkpoint yet" if not (output / loop.CHECKPOINT).exists() else "is whole"
-        print(f"\nStopped; {output / loop.CHECKPOINT} {done}. To go on, add --resume to the same "
-              "command.", file=sys.stderr)  # fmt: skip
+        there = (output / loop.CHECKPOINT).exists()
+        holds = "the last checkpoint is whole" if there else "it holds no checkpoint yet"
+        print(
+            f"\nStopped. {output}: {holds}. To go on, add --resume to the same command.",
+            file=sys.stderr,
+        )
         return INTERRUPTED
     print(f"{loop.sentence(history[-1])}. Kept in {output}.")
     return 0

@@ -1,0 +1,99 @@
+"""Kill a training run with SIGKILL at random moments, and compare it with one left alone.
+
+    python tests/kill_and_resume.py FOLDER --kills 3 -- --model efficientnet_b0 --epochs 4
+
+trains `leaves` twice with the options after ``--``: once undisturbed into FOLDER/whole, once into
+FOLDER/killed, where it is killed and resumed. The two must end with the same bits.
+"""
+
+import argparse
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+
+def differences(one, other):
+    """Where two checkpoints differ, as paths into them; tensors are compared bit by bit."""
+    one, other = (torch.load(path, map_location="cpu", weights_only=True) for path in (one, other))
+    return list(_differences(one, other, "checkpoint"))
+
+
+def _differences(one, other, place):
+    if type(one) is not type(other):
+        yield place
+    elif isinstance(one, dict):
+        if one.keys() != other.keys():
+            yield place
+        for key in one.keys() & other.keys():
+            yield from _differences(one[key], other[key], f"{place}.{key}")
+    elif isinstance(one, list | tuple):
+        if len(one) != len(other):
+            yield place
+        for i, (a, b) in enumerate(zip(one, other, strict=False)):
+            yield from _differences(a, b, f"{place}.{i}")
+    elif isinstance(one, torch.Tensor):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            yield place
+        else:
+            a, b = (x.contiguous().reshape(-1).view(torch.uint8) for x in (one, other))
+            if not torch.equal(a, b):
+                yield place
+    elif one != other:
+        yield place
+
+
+def prove(folder, options, *, kills, seed=0):
+    """Train twice as above; the differences, none if all is well."""
+    chance = random.Random(seed)
+    whole, killed = folder / "whole", folder / "killed"
+    command = [sys.executable, "-m", "course_lib", "train", "leaves", *options, "--output"]
+    start = time.monotonic()
+    process = subprocess.Popen([*command, whole])
+    began = _wait_for(process, whole) - start
+    if process.wait() != 0:
+        raise SystemExit(f"the undisturbed run ended with {process.returncode}")
+    lasted = time.monotonic() - start - began
+    print(f"undisturbed: {began:.0f} s to begin, then {lasted:.0f} s")
+
+    left = kills
+    while left:
+        process = subprocess.Popen([*command, killed, *(["--resume"] if killed.exists() else [])])
+        _wait_for(process, killed)
+        time.sleep(chance.uniform(0.2, 1.8) * lasted / (kills + 1))
+        process.kill()
+        if process.wait() != -signal.SIGKILL:
+            raise SystemExit(f"it ended with {process.returncode} before it was killed")
+        path = killed / "checkpoint.pt"
+        step = torch.load(path, weights_only=True)["step"] if path.exists() else None
+        print(f"killed; its checkpoint is of step {step}")
+        left -= 1
+    subprocess.run([*command, killed, "--resume"], check=True)
+    return differences(whole / "checkpoint.pt", killed / "checkpoint.pt")
+
+
+def _wait_for(process, folder):
+    """The time at which `folder` is there: the run has begun."""
+    while not folder.exists() and process.poll() is None:
+        time.sleep(0.01)
+    return time.monotonic()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="an empty one, or one that is not there yet")
+    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
+    parser.add_argument("options", nargs="*", help="of `train leaves`, after --")
+    asked = parser.parse_args()
+    found = prove(asked.folder, asked.options, kills=asked.kills, seed=asked.seed)
+    print("\n".join(found) or "Bit-identical: weights, optimiser, history.")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
