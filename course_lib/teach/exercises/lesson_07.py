@@ -127,6 +127,7 @@ def _describe_cases(rng):
         (2, 3, 4, 5, 1, 0, 0),
         (3, 6, 2, 4, 2, 1, 1),
         (2, 5, 7, 3, 4, 2, 1),
+        (1, 16, 5, 5, 4, 0, 1),
         (4, 8, 9, 9, 8, 1, 0),
     ]
     names = ("n", "c", "h", "w", "r", "kind", "channels_last")
@@ -210,6 +211,8 @@ def _block_cases(rng):
         ((3, 4, 1, 2), 2, "hard_sigmoid"),
         ((2, 5, 3, 3), 2, "sigmoid"),
         ((4, 3, 5, 4), 6, "hard_sigmoid"),
+        ((1, 7, 2, 5), 3, "sigmoid"),
+        ((2, 2, 6, 1), 5, "hard_sigmoid"),
     ]
     return [
         case(
@@ -284,6 +287,9 @@ def _swap_cases(rng):
         (2, (1, 3, 2, 2), 2),
         (3, (2, 4, 3, 2), 1),
         (4, (2, 3, 2, 3), 3),
+        (1, (3, 2, 1, 4), 5),
+        (2, (1, 5, 2, 1), 1),
+        (4, (1, 2, 3, 3), 2),
     ]:
         inputs = [_block_inputs(rng, shape, n_hidden) for _ in range(n_blocks)]
         sizes = (n_hidden, shape[1]), (n_hidden,), (shape[1], n_hidden), (shape[1],)
