@@ -112,8 +112,8 @@ def test_the_commands_in_the_readme_are_understood(monkeypatch, capsys):
     commands = re.findall(r"^python -m course_lib (.*)$", README, flags=re.MULTILINE)
     assert {command.split()[0] for command in commands} >= {"compare", "bench"}
     for command in commands:
-        if command.startswith("bench"):  # where there is a GPU, this would take its time
-            monkeypatch.setattr(cli, "bench", lambda options: 0)
+        for name in ("bench", "train"):  # these would take their time
+            monkeypatch.setattr(cli, name, lambda options: 0)
         assert cli.main(shlex.split(command)) == 0
     shown = re.search(r"```text\n(softmax forward .*?)```", README, flags=re.DOTALL)[1]
     printed = capsys.readouterr().out
@@ -130,7 +130,7 @@ def test_help_names_every_command(capsys):
         cli.main(["--help"])
     assert stopped.value.code == 0
     said = capsys.readouterr().out
-    for command in ("doctor", "compare", "bench", "kernels", "readme"):
+    for command in ("doctor", "compare", "bench", "kernels", "train", "readme"):
         assert command in said
 
 
