@@ -17,6 +17,11 @@ SIZES = (1, 3, 127, 1000, 4099)
 IMAGES = (
     (1, 1, 1, 1), (2, 3, 5, 7), (1, 8, 12, 12), (3, 40, 9, 9), (1, 2, 95, 95), (1, 4, 150, 90),
 )  # fmt: skip
+# Images and a hidden layer: planes for lanes, for a block, in parts; groups that end early.
+SQUEEZED = (
+    ((1, 1, 1, 1), 1), ((2, 3, 5, 7), 2), ((3, 40, 9, 9), 6), ((2, 300, 2, 3), 9),
+    ((1, 2, 95, 95), 3), ((1, 4, 150, 90), 1), ((2, 3, 3, 3), 1031),
+)  # fmt: skip
 LOGITS = ((1, 1), (3, 37), (300, 5), (2, 2600), (1, 9001))  # rows and classes
 # Rows and columns: every number of slots per thread, for teams of lanes and for blocks.
 ROWS = (
@@ -31,7 +36,7 @@ def main():
     torch.set_default_device("cuda")
     parts = (
         activations, pooling, softmax_rows, softmax_parts, softmax_with_dropout,
-        bn_relu_and_softmax, cross_entropies, intrinsics,
+        bn_relu_and_softmax, cross_entropies, squeezing_and_exciting, intrinsics,
     )  # fmt: skip
     for part in parts:
         print(f"{sum(1 for _ in part())} calls: {part.__name__}", flush=True)
@@ -164,6 +169,29 @@ def cross_entropies():
                         loss, *saved = cross_entropy.forward(logits, target, **options)
                         yield loss
                         yield cross_entropy.backward(loss, logits, target, *saved, **options)
+
+
+def squeezing_and_exciting():
+    from course_lib.kernels import squeeze_excite
+
+    for dtype in DTYPES:
+        for weight_dtype in dict.fromkeys((dtype, torch.float32)):
+            for shape, R in SQUEEZED:
+                C = shape[1]
+                weights = [tensor(s, weight_dtype) for s in ((R, C), (R,), (C, R), (C,))]
+                for layout in (torch.contiguous_format, torch.channels_last):
+                    for start in (0, 1):
+                        x, dy, y, dx = (
+                            tensor(shape, dtype, start).to(memory_format=layout) for _ in range(4)
+                        )
+                        for variant in squeeze_excite.VARIANTS:
+                            options = {"variant": variant, "activation": "relu"}
+                            yield squeeze_excite.forward(x, *weights, out=y, **options)
+                            _, *saved = squeeze_excite.forward(x, *weights, **options)
+                            options["out"] = dx
+                            yield squeeze_excite.backward(
+                                dy, x, weights[0], weights[2], *saved, **options
+                            )
 
 
 def intrinsics():

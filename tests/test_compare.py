@@ -31,7 +31,8 @@ def shape_for(name):
 
 def test_every_ladder_can_be_compared():
     fused = {"cross_entropy", "softmax_dropout", "bn_relu_softmax"}
-    ladders = {*activation.OPERATIONS, *softmax.OPERATIONS, *fused, "global_avg_pool"}
+    images = {"global_avg_pool", "squeeze_excite"}
+    ladders = {*activation.OPERATIONS, *softmax.OPERATIONS, *fused, *images}
     assert set(OPERATIONS) == ladders
 
 
@@ -73,6 +74,17 @@ def test_odd_shapes(shape, direction):
 def test_rows_without_a_class_are_refused_like_any_bad_shape():
     with pytest.raises(compare.UsageError, match="need a class"):
         compare.compare("cross_entropy", (5, 0))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 5, 1, 1), (0, 3, 4, 4), (2, 3, 0, 4)])
+@pytest.mark.parametrize("direction", compare.DIRECTIONS)
+def test_odd_images(shape, direction):
+    assert compare.compare("squeeze_excite", shape, direction=direction).right
+
+
+def test_images_without_channels_are_refused_like_any_bad_shape():
+    with pytest.raises(compare.UsageError, match="channel"):
+        compare.compare("squeeze_excite", (2, 0, 4, 4))
 
 
 def with_ours(monkeypatch, name, change, direction="forward"):

@@ -16,6 +16,7 @@ from course_lib.kernels import (
     global_avg_pool,
     softmax,
     softmax_dropout,
+    squeeze_excite,
 )
 from course_lib.kernels.softmax import plan
 
@@ -61,7 +62,10 @@ for number, (kernel, found) in enumerate(of_kernel.values()):
                 print(json.dumps([number, label, chip, facts["registers"], facts["stack_bytes"],
                                   re.findall(r"\\S+\\.f64\\S*", text)]))
 """
-MODULES = (activation, global_avg_pool, softmax, cross_entropy, softmax_dropout, bn_relu_softmax)
+MODULES = (
+    activation, global_avg_pool, softmax, cross_entropy, softmax_dropout, bn_relu_softmax,
+    squeeze_excite,
+)  # fmt: skip
 # A multiprocessor's registers lie in four partitions, among which a block's warps are dealt out.
 PARTITIONS, PARTITION_REGISTERS = 4, 1 << 14
 #: Bytes that may be spilled per thread. `split` is compiled for 48 registers, which keeps two
@@ -82,6 +86,8 @@ def most_threads(label, chip):
     if label.startswith("bn_relu_softmax.") and "registers" in label:
         limit = bn_relu_softmax.row_limit(direction, "vectors" in label, chip)
         return limit // bn_relu_softmax.MOST_VALUES
+    if label.startswith("squeeze_excite.") and "fused" not in label:
+        return squeeze_excite.two_pass.BLOCK_SIZE
     if label.endswith(", team"):
         return plan.TEAM_BLOCK
     if label.endswith(", block"):

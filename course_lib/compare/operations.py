@@ -1,14 +1,12 @@
 """What can be compared: each operation with a ladder, what PyTorch calls it, and its truth."""
 
-import math
-
 import numpy as np
 import torch
 
 from course_lib import reference
-from course_lib.compare import fused
+from course_lib.compare import fused, images
 from course_lib.compare.passes import Operation, Pass, gradient, largest
-from course_lib.kernels import activation, global_avg_pool, softmax
+from course_lib.kernels import activation, softmax
 
 _aten = torch.ops.aten
 
@@ -65,41 +63,6 @@ def _softmax(operation, peer, peer_backward, scale, scale_in_words):
     )
 
 
-def _pool():
-    pool = global_avg_pool
-
-    def share(dy, size):
-        return torch.div(dy[:, :, None, None].expand(*dy.shape, *size), math.prod(size))
-
-    def mean_magnitude(truth, x):
-        return np.abs(x).sum(axis=(2, 3)) / max(1, x.shape[2] * x.shape[3])
-
-    return Operation(
-        forward=Pass(
-            tuple(pool.VARIANTS),
-            lambda shape: pool.DEFAULT,
-            inputs=lambda x: {"x": x},
-            ours=pool.forward,
-            peer=lambda x: torch.mean(x, (2, 3)),
-            truth=reference.global_avg_pool,
-            scale=mean_magnitude,
-            scale_in_words="the plane's mean |x|",
-        ),
-        backward=Pass(
-            tuple(pool.BACKWARD_VARIANTS),
-            lambda shape: pool.DEFAULT,
-            inputs=lambda x: {"dy": gradient(x.new_empty(x.shape[:2])), "size": x.shape[2:]},
-            ours=pool.backward,
-            peer=share,
-            truth=reference.global_avg_pool_backward,
-            scale_in_words="the row's largest |dx|",
-        ),
-        dtypes=pool.DTYPES,
-        n_dims=4,
-        layout="images, N x C x H x W",
-    )
-
-
 OPERATIONS = {
     "softmax": _softmax(
         softmax.softmax,
@@ -123,5 +86,6 @@ OPERATIONS = {
     "cross_entropy": fused.cross_entropy_operation(),
     "softmax_dropout": fused.softmax_dropout_operation(),
     "bn_relu_softmax": fused.bn_relu_softmax_operation(),
-    "global_avg_pool": _pool(),
+    "global_avg_pool": images.global_avg_pool_operation(),
+    "squeeze_excite": images.squeeze_excite_operation(),
 }

@@ -90,10 +90,12 @@ def backward(
     problem, inputs, dx, gradients = checked_backward(
         dy, x, weight1, weight2, mean, hidden, logit, activation, gate, out
     )
-    if problem.N and problem.n_pixels:
-        _BACKWARD[variant](problem, *inputs, dx, gradients)
-    else:
-        separate.backward(problem, *inputs, dx, gradients)
+    if problem.N:
+        chosen = variant if problem.n_pixels else "separate"
+        _BACKWARD[chosen](problem, *inputs, dx, gradients)
+    else:  # sums of nothing
+        mean, hidden, logit = inputs[-3:]
+        weights.launch_weight_gradients(problem, logit, hidden, hidden, mean, gradients)
     return dx, *gradients
 
 

@@ -46,6 +46,8 @@ def _laid_out(x):
 
 def _check_weights(weight1, weight2, x):
     """R, once shapes and dtypes are found right."""
+    if x.shape[1] < 1:
+        raise arrays.ArrayError(f"x must have a channel at least, not shape {tuple(x.shape)}")
     C, dtypes = x.shape[1], tuple(dict.fromkeys(("float32", arrays.dtype_name(x))))
     arrays.require(weight1, "weight1", dtypes=dtypes)
     shape = tuple(weight1.shape)

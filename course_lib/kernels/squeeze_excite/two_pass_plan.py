@@ -15,6 +15,7 @@ LONG_PLANE = 24 * 32  # vectors, from which on a block's threads sum a plane tog
 LANES = (8, 32)  # fewest and most lanes that share a plane otherwise
 COLUMNS = (8, 32)  # fewest and most columns of 16 bytes of a block, channels-last
 PIXELS = 4  # at least, of a thread
+PART_VECTORS = BLOCK_SIZE  # at least, of a part of a plane
 
 
 class Plan(NamedTuple):
@@ -62,7 +63,7 @@ def plan_planes(N, C, n_pixels, itemsize):
             team *= 2
     n_parts = 1
     if group == 1 and team == WHOLE_BLOCK:
-        n_parts = max(1, min(slots // n_groups, n_vectors // BLOCK_SIZE))
+        n_parts = max(1, min(slots // n_groups, n_vectors // PART_VECTORS))
     length = ceil_div(n_pixels, n_parts)
     n_parts = ceil_div(n_pixels, length)
     multiplier = ceil_div(2**32, n_pixels) if group > 1 else 0

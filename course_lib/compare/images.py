@@ -1,0 +1,112 @@
+"""Operations on images: N x C x H x W."""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from course_lib import reference
+from course_lib.compare.passes import Operation, Pass, gradient, largest
+from course_lib.kernels import global_avg_pool, squeeze_excite
+
+SQUEEZE = 4  # channels of x for each number of the hidden layer of squeeze_excite
+
+
+def global_avg_pool_operation():
+    pool = global_avg_pool
+
+    def share(dy, size):
+        return torch.div(dy[:, :, None, None].expand(*dy.shape, *size), math.prod(size))
+
+    def mean_magnitude(truth, x):
+        return np.abs(x).sum(axis=(2, 3)) / max(1, x.shape[2] * x.shape[3])
+
+    return Operation(
+        forward=Pass(
+            tuple(pool.VARIANTS),
+            lambda shape: pool.DEFAULT,
+            inputs=lambda x: {"x": x},
+            ours=pool.forward,
+            peer=lambda x: torch.mean(x, (2, 3)),
+            truth=reference.global_avg_pool,
+            scale=mean_magnitude,
+            scale_in_words="the plane's mean |x|",
+        ),
+        backward=Pass(
+            tuple(pool.BACKWARD_VARIANTS),
+            lambda shape: pool.DEFAULT,
+            inputs=lambda x: {"dy": gradient(x.new_empty(x.shape[:2])), "size": x.shape[2:]},
+            ours=pool.backward,
+            peer=share,
+            truth=reference.global_avg_pool_backward,
+            scale_in_words="the row's largest |dx|",
+        ),
+        dtypes=pool.DTYPES,
+        n_dims=4,
+        layout="images, N x C x H x W",
+    )
+
+
+def squeeze_excite_operation():
+    """With SiLU and sigmoid, float32 weights, and a quarter as many hidden numbers as channels.
+
+    Of the gradients, dx.
+    """
+
+    def weights(x):
+        """Weights for the channels of x, always the same; as x's kind of array."""
+        C = x.shape[1]
+        R = max(1, C // SQUEEZE)
+        generator = torch.Generator().manual_seed(C)
+        shapes = (R, C), (R,), (C, R), (C,)
+        found = [
+            torch.randn(shape, generator=generator) / max(1, shape[-1]) ** 0.5 for shape in shapes
+        ]
+        if isinstance(x, torch.Tensor):
+            return [one.to(x.device) for one in found]
+        return [one.double().numpy() for one in found]
+
+    def peer(x):
+        weight1, bias1, weight2, bias2 = weights(x)
+        hidden = F.silu(F.linear(x.float().mean((2, 3)), weight1, bias1))
+        gate = torch.sigmoid(F.linear(hidden, weight2, bias2))
+        return x * gate.to(x.dtype)[:, :, None, None]
+
+    def peer_backward(dy, x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(peer(x), x, dy)[0]
+
+    def ours_backward(dy, x, *, variant):
+        weight1, bias1, weight2, bias2 = weights(x)
+        _, *saved = squeeze_excite.forward(x, weight1, bias1, weight2, bias2, variant=variant)
+        return squeeze_excite.backward(dy, x, weight1, weight2, *saved, variant=variant)[0]
+
+    def image_largest(truth, dy, x):
+        return largest(truth.reshape(len(truth), -1))[:, :, None, None]
+
+    return Operation(
+        forward=Pass(
+            tuple(squeeze_excite.VARIANTS),
+            lambda shape: squeeze_excite.DEFAULT,
+            inputs=lambda x: {"x": x},
+            ours=lambda x, *, variant: squeeze_excite.forward(x, *weights(x), variant=variant)[0],
+            peer=peer,
+            truth=lambda x: reference.squeeze_excite(x, *weights(x)),
+            scale=lambda truth, x: np.abs(x),
+            scale_in_words="the element's own |x|",
+        ),
+        backward=Pass(
+            tuple(squeeze_excite.BACKWARD_VARIANTS),
+            lambda shape: squeeze_excite.DEFAULT,
+            inputs=lambda x: {"dy": gradient(x), "x": x},
+            ours=ours_backward,
+            peer=peer_backward,
+            truth=lambda dy, x: reference.squeeze_excite_backward(dy, x, *weights(x))[0],
+            scale=image_largest,
+            scale_in_words="the image's largest |dx|",
+        ),
+        dtypes=squeeze_excite.DTYPES,
+        n_dims=4,
+        layout="images, N x C x H x W",
+    )

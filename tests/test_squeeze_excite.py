@@ -1,0 +1,515 @@
+"""Squeeze and excitation: every rung, both directions, both memory formats, against float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from course_lib import SIMULATED, reference, simulator
+from course_lib.kernels import squeeze_excite as se
+from course_lib.kernels.squeeze_excite import two_pass, two_pass_plan
+from course_lib.runtime.arrays import ArrayError
+
+PLACE = "cpu" if SIMULATED else "cuda"
+VARIANTS = list(se.VARIANTS)
+# Half a unit in the last place of the output, and float32 arithmetic relative to the terms' size.
+ROUNDING = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+FLOOR = {torch.float32: 1e-37, torch.float16: 2**-25, torch.bfloat16: 1e-37}
+ARITHMETIC = 1e-6
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+FUNCTIONS = {
+    "silu": F.silu, "relu": F.relu, "sigmoid": torch.sigmoid, "hard_sigmoid": F.hardsigmoid,
+}  # fmt: skip
+GRADIENTS = ("dx", "dweight1", "dbias1", "dweight2", "dbias2")
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+every_dtype = pytest.mark.parametrize("dtype", ROUNDING)
+every_format = pytest.mark.parametrize("layout", FORMATS)
+every_activation = pytest.mark.parametrize("activation", ["silu", "relu"])
+every_gate = pytest.mark.parametrize("gate", ["sigmoid", "hard_sigmoid"])
+
+
+def double(tensor):
+    return tensor.detach().double().cpu().numpy()
+
+
+def inputs(shape, R, dtype=torch.float32, *, layout="contiguous", weight_dtype=None, offset=0.3,
+           seed=0, convolutions=False):  # fmt: skip
+    """dy, x, and weights of the size that networks begin with."""
+    generator = torch.Generator().manual_seed(seed)
+    C = shape[1]
+    x, dy = (torch.randn(shape, generator=generator) for _ in range(2))
+    weight1 = torch.randn(R, C, generator=generator) / C**0.5
+    weight2 = 2 * torch.randn(C, R, generator=generator) / R**0.5
+    bias1, bias2 = (torch.randn(n, generator=generator) for n in (R, C))
+    weights = [weight1, bias1, weight2, bias2]
+    if convolutions:
+        weights[::2] = weight1[:, :, None, None], weight2[:, :, None, None]
+    x, dy = (t.to(PLACE, dtype).to(memory_format=FORMATS[layout]) for t in (x + offset, dy))
+    return dy, x, [w.to(PLACE, weight_dtype or dtype) for w in weights]
+
+
+def composition(x, weight1, bias1, weight2, bias2, activation="silu", gate="sigmoid"):
+    """What PyTorch makes of it."""
+    h = F.linear(x.mean((2, 3)), weight1.flatten(1), bias1)
+    z = F.linear(FUNCTIONS[activation](h), weight2.flatten(1), bias2)
+    return x * FUNCTIONS[gate](z)[:, :, None, None]
+
+
+def sizes(dy, x, weights):
+    """How large the terms are that y and each gradient are made of: what errors grow with."""
+    dy, x, w1, b1, w2, b2 = (np.abs(double(t)) for t in (dy, x, *weights))
+    w1, w2 = w1.reshape(w1.shape[:2]), w2.reshape(w2.shape[:2])
+    n_pixels = max(1, x.shape[2] * x.shape[3])
+    mean = x.sum(axis=(2, 3)) / n_pixels
+    hidden = mean @ w1.T + b1
+    logit = hidden @ w2.T + b2
+    dlogit = (dy * x).sum(axis=(2, 3)) * (1 + logit)
+    dhidden = dlogit @ w2 * (1 + hidden)
+    share = dhidden @ w1 / n_pixels
+    dx = dy * (1 + logit)[:, :, None, None] + share[:, :, None, None]
+    y = x * (1 + logit)[:, :, None, None]
+    return y, dx, dhidden.T @ mean, dhidden.sum(0), dlogit.T @ hidden, dlogit.sum(0)
+
+
+def assert_close(actual, expected, size, name):
+    """Equal but for one rounding and ARITHMETIC times `size`, that of the terms."""
+    values, size = double(actual), size.reshape(expected.shape)
+    assert values.shape == expected.shape
+    assert np.array_equal(np.isnan(values), np.isnan(expected)), name
+    finite = np.isfinite(expected)
+    error = np.abs(values - expected)[finite]
+    limit = 1.01 * ROUNDING[actual.dtype] * np.abs(expected) + FLOOR[actual.dtype]
+    limit = (limit + ARITHMETIC * size)[finite]
+    assert (error <= limit).all(), f"{name}: worst {np.max(error / limit):.3g} times the limit"
+
+
+def safe(x, weights, activation, gate):
+    """Whether no kink of the activation or the gate is so close that rounding decides its side."""
+    w1, b1, w2, b2 = (double(w) for w in weights)
+    h = double(x).mean(axis=(2, 3)) @ w1.reshape(w1.shape[:2]).T + b1
+    act = reference.relu(h) if activation == "relu" else reference.swish(h)
+    z = act @ w2.reshape(w2.shape[:2]).T + b2
+    kinks = ([h] if activation == "relu" else []) + ([z - 3, z + 3] if gate != "sigmoid" else [])
+    return all(np.abs(values).min(initial=1) > 1e-4 for values in kinks)
+
+
+def run(dy, x, weights, variant, **options):
+    """(y, saved, gradients) of `variant`; the images in memory that was NaN."""
+    y, *saved = se.forward(
+        x, *weights, variant=variant, out=torch.full_like(x, math.nan), **options
+    )
+    gradients = se.backward(
+        dy, x, weights[0], weights[2], *saved, variant=variant,
+        out=torch.full_like(x, math.nan), **options,
+    )  # fmt: skip
+    return y, saved, gradients
+
+
+def check(dy, x, weights, variant, activation="silu", gate="sigmoid"):
+    y, saved, gradients = run(dy, x, weights, variant, activation=activation, gate=gate)
+    arguments = [double(w) for w in weights]
+    expected = (
+        reference.squeeze_excite(double(x), *arguments, activation, gate),
+        *reference.squeeze_excite_backward(double(dy), double(x), *arguments, activation, gate),
+    )
+    of_terms = sizes(dy, x, weights)
+    for name, *pair in zip(("y", *GRADIENTS), (y, *gradients), expected, of_terms, strict=True):
+        assert_close(*pair, name)
+    assert y.stride() == gradients[0].stride() == x.stride()
+    assert all(t.dtype == torch.float32 for t in saved)
+    for gradient, weight in zip(gradients[1:], weights, strict=True):
+        assert gradient.dtype == weight.dtype and gradient.shape == weight.shape
+    return y, saved, gradients
+
+
+# ------------------------------------------------------------------------ the reference
+
+
+@every_activation
+@every_gate
+def test_the_reference_is_what_autograd_finds(activation, gate):
+    dy, x, weights = inputs((3, 7, 4, 5), 4, torch.float64, seed=1)
+    leaves = [t.cpu().requires_grad_() for t in (x, *weights)]
+    y = composition(*leaves, activation, gate)
+    found = torch.autograd.grad(y, leaves, dy.cpu())
+    arguments = [double(t) for t in (x, *weights)]
+    assert np.allclose(reference.squeeze_excite(*arguments, activation, gate), y.detach())
+    ours = reference.squeeze_excite_backward(double(dy), *arguments, activation, gate)
+    # PyTorch's 1/6 in hard_sigmoid's gradient is that of float32, in float64 too.
+    rtol = 1e-10 if gate == "sigmoid" else 1e-7
+    assert all(np.allclose(a, b, rtol=rtol) for a, b in zip(ours, found, strict=True))
+
+
+@every_activation
+@every_gate
+def test_the_reference_by_finite_differences(activation, gate):
+    dy, x, weights = inputs((2, 3, 2, 3), 2, torch.float64, seed=2, convolutions=True)
+    assert safe(x, weights, activation, gate)
+    arguments = [double(t).copy() for t in (x, *weights)]
+    found = reference.squeeze_excite_backward(double(dy), *arguments, activation, gate)
+    step = 1e-6
+    for array, gradient in zip(arguments, found, strict=True):
+        for i in np.ndindex(array.shape):
+            values, before = [], array[i]
+            for sign in (1, -1):
+                array[i] = before + sign * step
+                y = reference.squeeze_excite(*arguments, activation, gate)
+                values.append((y * double(dy)).sum())
+            array[i] = before
+            assert abs((values[0] - values[1]) / (2 * step) - gradient[i]) < 1e-7
+
+
+# -------------------------------------------------------------------------- every rung
+
+
+@every_variant
+@every_dtype
+@every_format
+@pytest.mark.parametrize("shape, R", [((2, 24, 5, 7), 6), ((1, 3, 9, 11), 2)])
+def test_images(variant, dtype, layout, shape, R):
+    check(*inputs(shape, R, dtype, layout=layout), variant)
+
+
+@every_variant
+@settings(max_examples=8, deadline=None)
+@given(
+    shape=st.tuples(
+        st.integers(1, 4), st.integers(1, 40), st.integers(1, 13), st.integers(1, 13)
+    ).filter(lambda shape: math.prod(shape) < 6000),
+    R=st.integers(1, 20),
+    dtype=st.sampled_from(list(ROUNDING)),
+    wide=st.booleans(),
+    layout=st.sampled_from(list(FORMATS)),
+    activation=st.sampled_from(["silu", "relu"]),
+    gate=st.sampled_from(["sigmoid", "hard_sigmoid"]),
+    offset=st.sampled_from([0.0, 1.0, -20.0]),
+    seed=st.integers(0, 2**31),
+    convolutions=st.booleans(),
+)
+def test_random_images(variant, shape, R, dtype, wide, layout, activation, gate, offset, seed,
+                       convolutions):  # fmt: skip
+    made = inputs(
+        shape, R, dtype, layout=layout, weight_dtype=torch.float32 if wide else dtype,
+        offset=offset, seed=seed, convolutions=convolutions,
+    )  # fmt: skip
+    assume(safe(*made[1:], activation, gate))
+    check(*made, variant, activation, gate)
+
+
+@every_variant
+@every_activation
+@every_gate
+@pytest.mark.parametrize("shape, R", [((1, 1, 1, 1), 1), ((3, 9, 1, 1), 5), ((2, 1, 4, 4), 3)])
+def test_one_pixel_one_channel_one_hidden_number(variant, activation, gate, shape, R):
+    for layout in FORMATS:
+        made = inputs(shape, R, layout=layout, seed=4)
+        assert safe(*made[1:], activation, gate)
+        check(*made, variant, activation, gate)
+
+
+@pytest.mark.parametrize("variant", VARIANTS[1:])
+def test_many_channels_and_a_wide_hidden_layer(variant):
+    check(*inputs((1, 270, 1, 2), 5), variant)
+    check(*inputs((1, 270, 1, 2), 5, layout="channels_last"), variant)
+    check(*inputs((1, 2, 3, 3), 1031), variant)
+
+
+@every_variant
+def test_as_pytorch(variant):
+    dy, x, weights = inputs((2, 16, 6, 5), 4, convolutions=True)
+    leaves = [t.clone().requires_grad_() for t in (x, *weights)]
+    y = composition(*leaves)
+    expected = torch.autograd.grad(y, leaves, dy)
+    ours, _, gradients = run(dy, x, weights, variant)
+    assert torch.allclose(ours, y.detach(), rtol=1e-5, atol=1e-6)
+    for name, a, b in zip(GRADIENTS, gradients, expected, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-5), name
+
+
+@every_variant
+@every_dtype
+def test_no_less_accurate_than_pytorch(variant, dtype):
+    dy, x, weights = inputs((3, 40, 12, 12), 10, dtype, seed=5)
+    leaves = [t.clone().requires_grad_() for t in (x, *weights)]
+    y = composition(*leaves)
+    theirs = y, *torch.autograd.grad(y, leaves, dy)
+    arguments = [double(t) for t in (x, *weights)]
+    expected = (
+        reference.squeeze_excite(*arguments),
+        *reference.squeeze_excite_backward(double(dy), *arguments),
+    )
+    ours, _, gradients = run(dy, x, weights, variant)
+    for name, a, b, truth in zip(
+        ("y", *GRADIENTS), (ours, *gradients), theirs, expected, strict=True
+    ):
+        errors = [np.linalg.norm(double(t) - truth) / np.linalg.norm(truth) for t in (a, b)]
+        assert errors[0] <= 1.5 * errors[1] + ROUNDING[dtype] / 2, (name, errors)
+
+
+# ------------------------------------------------------------- how two_pass cuts images
+
+
+@pytest.fixture
+def fine_cuts(monkeypatch):
+    """Small images are cut as only large ones are: the simulator is slow."""
+    monkeypatch.setattr(two_pass_plan, "LEAST_BYTES", 128)
+    monkeypatch.setattr(two_pass_plan, "LONG_PLANE", 30)
+    monkeypatch.setattr(two_pass_plan, "PIXELS", 1)
+    monkeypatch.setattr(two_pass_plan, "PART_VECTORS", 16)
+    for plan in (two_pass_plan.plan_planes, two_pass_plan.plan_pixels):
+        plan.cache_clear()
+    yield
+    for plan in (two_pass_plan.plan_planes, two_pass_plan.plan_pixels):
+        plan.cache_clear()
+
+
+IN_PARTS = {
+    "contiguous": [(2, 3, 19, 17), (1, 2, 21, 23)],
+    "channels_last": [(1, 32, 15, 13), (1, 37, 15, 13)],
+}
+
+
+@every_format
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_planes_in_parts(fine_cuts, dtype, layout):
+    for shape in IN_PARTS[layout]:
+        dy, x, weights = inputs(shape, 5, dtype, layout=layout)
+        problem = se.problem.problem_of(
+            shape, 5, layout == "channels_last", "silu", "sigmoid", dtype.itemsize
+        )
+        assert two_pass.plan_of(problem).n_parts > 1
+        check(dy, x, weights, "two_pass")
+
+
+@pytest.mark.parametrize("shape", [(2, 7, 13, 14), (1, 20, 7, 7), (3, 33, 1, 9), (2, 6, 20, 20)])
+def test_planes_in_groups(fine_cuts, shape):
+    check(*inputs(shape, 4), "two_pass")
+
+
+NETWORK = [
+    (48, 190, 12), (24, 190, 6), (144, 95, 6), (192, 95, 8), (192, 48, 8), (336, 48, 14),
+    (336, 24, 14), (672, 24, 28), (960, 24, 40), (960, 12, 40), (1632, 12, 68), (2688, 12, 112),
+]  # fmt: skip
+LARGE = [(1, 1, 2**31 + 7), (2**20, 3, 1000), (70_000, 1, 1), (1, 2**20, 2500), (3, 70_000, 49)]
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_plans_cover_every_pixel_once(itemsize):
+    images = [(N, C, P) for N in (1, 8, 32) for C, side, _ in NETWORK for P in (side * side,)]
+    for N, C, n_pixels in images + LARGE + [(2, 5, 1), (1, 300, 3), (1, 1, 70_001)]:
+        for planned in (two_pass_plan.plan_planes, two_pass_plan.plan_pixels):
+            plan = planned(N, C, n_pixels, itemsize)
+            n_groups = -(-C // plan.group)
+            assert plan.n_slots == n_groups * plan.n_parts
+            assert (plan.n_parts - 1) * plan.length < n_pixels <= plan.n_parts * plan.length
+            assert 1 <= plan.group <= two_pass.MOST_CHANNELS
+            assert N * plan.n_slots < 2**31
+        plan = two_pass_plan.plan_planes(N, C, n_pixels, itemsize)
+        assert plan.n_parts == 1 or plan.group == 1
+        assert (plan.multiplier == 0) == (plan.group == 1)
+        if plan.group > 1:  # the division by multiplication, at both ends of every plane
+            ends = np.arange(1, plan.group + 1, dtype=object) * n_pixels
+            for i in (*ends, *(ends - 1)):
+                assert i * plan.multiplier >> 32 == i // n_pixels or i == ends[-1]
+
+
+# --------------------------------------------------------------------- odd circumstances
+
+
+@every_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_images_that_start_anywhere(variant, dtype):
+    for layout in FORMATS:
+        dy, x, weights = inputs((2, 8, 5, 5), 3, dtype, layout=layout)
+        plain = check(dy, x, weights, variant)
+        buffers = [torch.full((400 + 16,), 7.0, device=PLACE).to(dtype) for _ in range(4)]
+        starts = (1, 1, 1, 1), (3, 3, 1, 2), (0, 1, 0, 3)
+        for places in starts:
+            moved = [
+                torch.as_strided(buffer.fill_(7), x.shape, x.stride(), 8 + place)
+                for buffer, place in zip(buffers, places, strict=True)
+            ]
+            moved[0].copy_(x)
+            moved[1].copy_(dy)
+            y, *saved = se.forward(moved[0], *weights, variant=variant, out=moved[2])
+            dx, *_ = se.backward(
+                moved[1], moved[0], weights[0], weights[2], *saved, variant=variant, out=moved[3]
+            )
+            assert y is moved[2] and dx is moved[3]
+            assert torch.allclose(y, plain[0], rtol=1e-3, atol=1e-6)
+            assert torch.allclose(dx, plain[2][0], rtol=2e-3, atol=1e-5)
+            for buffer, place in zip(buffers, places, strict=True):
+                assert buffer[: 8 + place].eq(7).all() and buffer[408 + place :].eq(7).all()
+
+
+@every_variant
+def test_special_values(variant):
+    dy, x, weights = inputs((5, 4, 3, 3), 2)
+    x[0, 1, 2, 2], x[1, 2, 0, 0], x[2, 3, 1, 1] = math.nan, math.inf, -math.inf
+    x[3] = 1e30
+    for activation in ("silu", "relu"):
+        for gate in ("sigmoid", "hard_sigmoid"):
+            leaves = [t.clone().requires_grad_() for t in (x, *weights)]
+            theirs = composition(*leaves, activation, gate)
+            expected = theirs, *torch.autograd.grad(theirs, leaves, dy)
+            y, _, gradients = run(dy, x, weights, variant, activation=activation, gate=gate)
+            for name, a, b in zip(("y", *GRADIENTS), (y, *gradients), expected, strict=True):
+                assert torch.equal(a.isnan(), b.isnan()), (name, activation, gate)
+            assert torch.allclose(y, theirs, rtol=1e-5, equal_nan=True)
+            assert not y[4].isnan().any()
+
+
+@every_variant
+@every_format
+def test_empty(variant, layout):
+    for shape in ((0, 3, 4, 4), (2, 3, 0, 4), (0, 3, 0, 0)):
+        dy, x, weights = inputs(shape, 2, layout=layout)
+        y, (mean, hidden, logit), gradients = run(dy, x, weights, variant)
+        assert y.shape == gradients[0].shape == shape
+        assert mean.shape == logit.shape == shape[:2] and hidden.shape == (shape[0], 2)
+        leaves = [t.clone().requires_grad_() for t in (x, *weights)]
+        expected = torch.autograd.grad(composition(*leaves), leaves, dy)
+        for name, a, b in zip(GRADIENTS, gradients, expected, strict=True):
+            assert torch.allclose(a, b, equal_nan=True), name
+
+
+def test_other_layouts_are_copied():
+    dy, x, weights = inputs((2, 4, 4, 6), 3)
+    wide = torch.stack([x, x], -1)
+    views = x.transpose(2, 3), x[:, :, ::2], x[:1].expand(3, 4, 4, 6), wide[..., 0]
+    for view in views:
+        y, *saved = se.forward(view, *weights)
+        assert torch.equal(y, se.forward(view.contiguous(), *weights)[0]) and y.is_contiguous()
+        other = torch.randn_like(view.contiguous()).to(memory_format=torch.channels_last)
+        found = se.backward(other, view, weights[0], weights[2], *saved)
+        plain = se.backward(other.contiguous(), view.contiguous(), weights[0], weights[2], *saved)
+        assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+    strided = [torch.stack([w, w], -1)[..., 0] for w in weights]
+    assert torch.equal(se.forward(x, *strided)[0], se.forward(x, *weights)[0])
+
+
+@every_variant
+def test_two_runs_agree_bit_for_bit_and_inputs_are_left_alone(variant):
+    dy, x, weights = inputs((2, 40, 9, 9), 6)
+    before = [t.clone() for t in (dy, x, *weights)]
+    results = []
+    for order in ("forward", "random"):
+        with simulator.options(order=order):
+            y, saved, gradients = run(dy, x, weights, variant)
+        results.append((y, *saved, *gradients))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, (dy, x, *weights), strict=True))
+
+
+@pytest.mark.skipif(not SIMULATED, reason="NumPy arrays are for the simulator")
+def test_numpy_arrays_in_the_simulator():
+    rng = np.random.default_rng(1)
+    x, dy = rng.normal(size=(2, 2, 5, 3, 4)).astype(np.float32)
+    shapes = (3, 5), (3,), (5, 3), (5,)
+    weights = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    y, *saved = se.forward(x, *weights)
+    assert isinstance(y, np.ndarray)
+    assert np.abs(y - reference.squeeze_excite(x, *weights)).max() < 1e-6
+    found = se.backward(dy, x, weights[0], weights[2], *saved)
+    expected = reference.squeeze_excite_backward(dy, x, *weights)
+    assert all(
+        np.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(found, expected, strict=True)
+    )
+
+
+def test_errors_name_what_was_expected():
+    dy, x, weights = inputs((2, 6, 4, 5), 3)
+    weight1, bias1, weight2, bias2 = weights
+    y, *saved = se.forward(x, *weights)
+    back = (weight1, weight2, *saved)
+    with pytest.raises(ValueError, match="unknown variant 'fast'; there are separate, two_pass"):
+        se.forward(x, *weights, variant="fast")
+    with pytest.raises(ValueError, match="unknown variant 'fast'"):
+        se.backward(dy, x, *back, variant="fast")
+    with pytest.raises(ValueError, match="unknown activation 'gelu'; there are silu, relu"):
+        se.forward(x, *weights, activation="gelu")
+    with pytest.raises(ValueError, match="unknown gate 'tanh'; there are sigmoid, hard_sigmoid"):
+        se.backward(dy, x, *back, gate="tanh")
+    with pytest.raises(ArrayError, match=r"x must have 4 dimensions, not shape \(6, 4, 5\)"):
+        se.forward(x[0], *weights)
+    with pytest.raises(ArrayError, match="x must have a channel at least"):
+        se.forward(x[:, :0], *weights)
+    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
+        se.forward(x.double(), *weights)
+    with pytest.raises(ArrayError, match=r"weight1 must have shape \(R, 6\) or \(R, 6, 1, 1\)"):
+        se.forward(x, weight1[:, :5], bias1, weight2, bias2)
+    with pytest.raises(ArrayError, match=r"weight2 must have shape \(6, 3\) or \(6, 3, 1, 1\), no"):
+        se.forward(x, weight1, bias1, weight2.t(), bias2)
+    with pytest.raises(ArrayError, match=r"bias1 must have shape \(3,\), not \(6,\)"):
+        se.forward(x, weight1, bias2, weight2, bias2)
+    with pytest.raises(ArrayError, match="weight1 must be float32, not float16"):
+        se.forward(x, weight1.half(), bias1, weight2, bias2)
+    with pytest.raises(ArrayError, match="weight2 must be float16, not float32"):
+        se.forward(x.half(), weight1.half(), bias1, weight2, bias2)
+    with pytest.raises(ArrayError, match="bias2 must be an array, not a NoneType"):
+        se.forward(x, weight1, bias1, weight2, None)
+    with pytest.raises(ArrayError, match="out must be contiguous"):
+        se.forward(x, *weights, out=torch.empty_like(x, memory_format=torch.channels_last))
+    with pytest.raises(ArrayError, match=r"dy must have shape \(2, 6, 4, 5\), not \(2, 6, 5, 4\)"):
+        se.backward(dy.transpose(2, 3), x, *back)
+    with pytest.raises(ArrayError, match=r"hidden must have shape \(2, 3\), not \(2, 6\)"):
+        se.backward(dy, x, weight1, weight2, saved[0], saved[2], saved[2])
+    with pytest.raises(ArrayError, match="mean must be float32, not float16"):
+        se.backward(dy, x, weight1, weight2, saved[0].half(), *saved[1:])
+
+
+@pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
+@every_variant
+@every_format
+@pytest.mark.parametrize(
+    "shape, dtype", [((2, 5, 3, 5), torch.float32), ((1, 8, 3, 7), torch.float16)]
+)
+def test_the_sanitizer_finds_nothing(variant, layout, shape, dtype):
+    dy, x, weights = inputs(shape, 3, dtype, layout=layout)
+    with simulator.sanitize() as report:
+        run(dy, x, weights, variant)
+    assert not report.findings, report.findings
+
+
+@pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
+@every_format
+def test_the_sanitizer_finds_nothing_in_parts(fine_cuts, layout):
+    shape = {"contiguous": (1, 4, 13, 17), "channels_last": (1, 32, 9, 11)}[layout]
+    dy, x, weights = inputs(shape, 3, layout=layout)
+    with simulator.sanitize() as report:
+        run(dy, x, weights, "two_pass")
+    assert not report.findings, report.findings
+
+
+@pytest.mark.gpu
+@every_variant
+@every_dtype
+@every_format
+@pytest.mark.parametrize("C, side, R", NETWORK)
+def test_the_images_of_a_network(variant, dtype, layout, C, side, R):
+    check(*inputs((2, C, side, side), R, dtype, layout=layout, weight_dtype=torch.float32), variant)
+
+
+@pytest.mark.gpu
+@every_variant
+@every_format
+def test_more_elements_than_32_bits_count(variant, layout):
+    x = torch.randn(2, 8, 12000, 12000, device=PLACE, dtype=torch.float16)
+    x = x.to(memory_format=FORMATS[layout])
+    assert x.numel() > 2**31
+    _, _, weights = inputs((1, 8, 1, 1), 4, torch.float16)
+    y, mean, *saved = se.forward(x, *weights, variant=variant)
+    expected = torch.stack([image.float().mean((1, 2)) for image in x])
+    assert torch.allclose(mean, expected, atol=1e-5)
+    gate = torch.sigmoid(saved[1])[:, :, None, None]
+    for n in range(2):
+        assert torch.allclose(y[n], (x[n] * gate[n]).half(), rtol=2e-3, atol=1e-4)
+    dx, *_ = se.backward(x, x, weights[0], weights[2], mean, *saved, variant=variant, out=y)
+    corner = (x[-1, -1] * gate[-1, -1]).float()
+    shift = (dx[-1, -1].float() - corner).mean()
+    assert torch.allclose(dx[-1, -1].float(), corner + shift, rtol=5e-3, atol=2e-2)
