@@ -3,7 +3,8 @@
 import pytest
 from test_cli import RECORDING
 
-from course_lib import cli, results_table
+from course_lib import benchmarks, cli, results_table
+from course_lib.benchmarks import pictures
 
 DEVICE = {"name": "NVIDIA H200"}
 
@@ -91,3 +92,34 @@ def test_nothing_recorded_nothing_shown():
 @pytest.mark.parametrize("record", [PROFILE, STEP, CALLS])
 def test_the_large_table_leaves_them_alone(record):
     assert results_table.render([{"device": DEVICE, "records": [record]}]) == ""
+
+
+def test_records_become_pictures():
+    figure = pictures.block_speedups([block(), block(N=8, fused=15.0)], "NVIDIA H200")
+    assert "batch 1: 3.00 at 48 190²; batch 8: 2.00 at 48 190²" in figure.alt
+    assert pictures.block_speedups([block(N=N) for N in range(1, 6)], "NVIDIA H200") is None
+    profile = {"before": {"convolution": 5e4, "squeeze-and-excitation": 2e4},
+               "after": {"convolution": 5e4, "squeeze-and-excitation": 6e3}}  # fmt: skip
+    figure = pictures.step_times([STEP | {"profile": profile}], "NVIDIA H200")
+    assert "bfloat16, before: 70 ms, of which convolution 50, squeeze-and-excitation 20" in (
+        figure.alt)  # fmt: skip
+    moved = [
+        {"label": "fused", "kind": "ours", "dram_read_bytes": 120, "dram_write_bytes": 100},
+        {"label": "PyTorch eager", "kind": "peer", "dram_read_bytes": 200,
+         "dram_write_bytes": 110},
+    ]  # fmt: skip
+    figure = pictures.bytes_moved(PROFILE | {"bytes": 100, "rows": moved}, "NVIDIA H200")
+    assert figure.alt.endswith("eager 2.00 + 1.10 = 3.10; fused 1.20 + 1.00 = 2.20")
+
+
+def test_plots_are_saved(tmp_path):
+    profile = {"before": {"other": 5.0, "squeeze-and-excitation": 2.0}}
+    made = block() | {"copy_gbps": 4000.0, "rows": [
+        each | {"gbps": 1000.0} for each in block()["rows"]]}  # fmt: skip
+    benchmarks.save_plots(
+        [made, STEP | {"profile": profile}, CALLS], DEVICE | {"l2_bytes": 1}, tmp_path
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "squeeze_excite.forward-1x48x190x190-float32.png", "squeeze_excite.forward-float32.png",
+        "efficientnet.step.png",
+    }  # fmt: skip

@@ -46,7 +46,8 @@ def _value(row):
 
 def save_plots(records, device, folder):
     """PNGs in `folder` (made if missing): a ladder for each record of device times, named after it,
-    and for each operation with rows of several lengths how it fares over them.
+    and for each operation with rows of several lengths how it fares over them; of squeeze and
+    excitation the speed-up at each size, of a network where its time goes.
 
     device  what `bench.device_facts` says
     """
@@ -54,10 +55,15 @@ def save_plots(records, device, folder):
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    groups = {}
+    groups, blocks = {}, {}
+    steps = [record for record in records if record["name"] == "efficientnet.step"]
+    if steps:
+        pictures.step_times(steps, device["name"]).savefig(folder / "efficientnet.step.png")
     for record in records:
         if "copy_gbps" not in record:
             continue
+        if record["name"].startswith("squeeze_excite."):
+            blocks.setdefault((record["name"], record["dtype"]), []).append(record)
         shape = "x".join(map(str, record["shape"]))
         figure = pictures.ladder(record, device["name"])
         figure.savefig(folder / f"{record['name']}-{shape}-{record['dtype']}.png")
@@ -65,5 +71,9 @@ def save_plots(records, device, folder):
             groups.setdefault((record["name"], record["dtype"]), []).append(record)
     for (name, dtype), group in groups.items():
         figure = pictures.sweep(group, device["name"], least_bytes=2 * device["l2_bytes"])
+        if figure is not None:
+            figure.savefig(folder / f"{name}-{dtype}.png")
+    for (name, dtype), group in blocks.items():
+        figure = pictures.block_speedups(group, device["name"])
         if figure is not None:
             figure.savefig(folder / f"{name}-{dtype}.png")
