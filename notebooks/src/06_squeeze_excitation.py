@@ -264,12 +264,21 @@ hint("excite")
 # pictures of 2 channels with 3 pixels, 12 numbers; **predict** the channel of place 7 in each layout:
 
 # %%
-first, last = np.empty(12, int), np.empty(12, int)
-first.reshape(2, 2, 3)[:] = np.arange(2)[:, None]  # N, C, P
-last.reshape(2, 3, 2)[:] = np.arange(2)  # N, P, C
-pixels = [np.tile(np.arange(3), 4), np.tile(np.repeat(np.arange(3), 2), 2)]
-plot.thread_map(np.stack([first, last]), np.stack(pixels), group="channel",
-                title="Row 0: channels first, row 1: channels last; in the cells, the pixel")
+n, c, p = np.indices((2, 2, 3))  # of each number, its picture, its channel, its pixel
+
+
+def in_memory(numbers, channels_last):
+    return (numbers.swapaxes(1, 2) if channels_last else numbers).ravel()
+
+
+plot.thread_map(in_memory(c, False), in_memory(p, False), group="channel",
+                title="Channels first: 12 places in memory; in each, the number of the pixel",
+                alt="Pixels 0, 1, 2 of channel 0, then those of channel 1; the same for picture 1")
+
+# %%
+plot.thread_map(in_memory(c, True), in_memory(p, True), group="channel",
+                title="Channels last: 12 places in memory; in each, the number of the pixel",
+                alt="Pixel 0 of channels 0 and 1, pixel 1 of both, pixel 2; the same for picture 1")
 
 # %% [markdown]
 # ### Exercise: scale, in both layouts
@@ -524,7 +533,7 @@ for C, side in ((48, 190), (144, 95), (336, 48), (960, 24), (2688, 12)):
 def schedule(items, n_blocks=2):
     free, pooled, spans = [0.0] * n_blocks, {}, []
     for i, (kind, n, g) in enumerate(items):
-        block, cost = i % n_blocks, np.random.default_rng([n, g]).uniform(0.6, 1.6)
+        block, cost = i % n_blocks, np.random.default_rng([n, g, 7]).uniform(0.6, 1.6)
         begin = max(free[block], pooled[n] if kind == "scale" else 0)
         if begin > free[block]:
             spans.append((block, free[block], begin, "wait", ""))
@@ -535,7 +544,7 @@ def schedule(items, n_blocks=2):
     return spans
 
 # %% [markdown]
-# Two blocks and two groups (2·1 is group 1 of picture 2). Above, the list picture by picture. Below, the pools of the *next* picture
+# Two blocks, four pictures and two groups (2·1 is group 1 of picture 2). Above, the list picture by picture. Below, the pools of the *next* picture
 # come before the scales of this one: pool 0, pool 1, scale 0, pool 2, scale 1, …. **Predict** what that is good for.
 
 # %%
@@ -552,7 +561,7 @@ plot.work_items({"picture by picture": schedule(by_picture), "one picture ahead"
 
 # %% [markdown]
 # A block that waits reads nothing. One picture ahead, something useful lies between a pool and the scale that needs it, and
-# there is less waiting. Rule 2 still holds, and L2 needs room for one picture more.
+# by then the other block has announced its part. Rule 2 still holds, and L2 needs room for one picture more.
 #
 # ### How to wait
 #
