@@ -3,6 +3,7 @@
 model, history = train_leaves(epochs=12)
 """
 
+import re
 from pathlib import Path
 
 import torch
@@ -144,10 +145,17 @@ def choose_device(name, precision):
     """The torch device called `name`, or the best one here, that can compute in `precision`."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be {' or '.join(PRECISIONS)}, not {precision!r}")
-    place = torch.device(name or device.best(("cuda", "cpu")))
-    if place.type == "cuda" and precision == "bfloat16":
+    name = name or device.best(("cuda", "cpu"))
+    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
+    if not found:
+        raise ValueError(f"the device must be cpu, cuda, or a GPU by number (cuda:1); not {name!r}")
+    if name != "cpu" and int(found[1] or 0) >= device.count():
+        raise ValueError(f"there is no {name} here: the CUDA driver reports {device.count()} GPUs")
+    place = torch.device(name)
+    if name != "cpu" and precision == "bfloat16":
         if torch.cuda.get_device_capability(place) < (8, 0):
-            raise ValueError(f"{torch.cuda.get_device_name(place)} has no bfloat16: choose float32")
+            chip = torch.cuda.get_device_name(place)
+            raise ValueError(f"{chip} has no bfloat16: choose float32")
     return place
 
 
