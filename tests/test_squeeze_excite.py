@@ -1,6 +1,8 @@
 """Squeeze and excitation: every rung, both directions, both memory formats, against float64."""
 
+import ctypes
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import squeeze_excite as se
 from course_lib.kernels.squeeze_excite import two_pass, two_pass_plan
+from course_lib.runtime import launch as launching
 from course_lib.runtime.arrays import ArrayError
 
 PLACE = "cpu" if SIMULATED else "cuda"
@@ -461,6 +464,75 @@ def test_errors_name_what_was_expected():
         se.backward(dy, x, weight1, weight2, saved[0], saved[2], saved[2])
     with pytest.raises(ArrayError, match="mean must be float32, not float16"):
         se.backward(dy, x, weight1, weight2, saved[0].half(), *saved[1:])
+
+
+@pytest.fixture
+def repeating(monkeypatch):
+    """Where there is no GPU: CPU tensors count as a GPU's, prepared launches run in the simulator.
+
+    All but the driver's call is then the real thing. Returns a list of the launches prepared.
+    """
+    prepared = []
+
+    def prepare(kernel, grid, block, *args, **options):
+        prepared.append(kernel)
+        tensors = torch.is_tensor
+        looks = [(a.shape, a.stride(), a.dtype) if tensors(a) else a for a in args]
+
+        def run(addresses):
+            addresses = iter(addresses)
+            arguments = [
+                at_address(next(addresses), *look) if isinstance(look, tuple) else look
+                for look in looks
+            ]
+            launching.launch(kernel, grid, block, *arguments, **options)
+
+        return SimpleNamespace(launch=run)
+
+    if SIMULATED:
+        monkeypatch.setattr(launching, "on_gpu", lambda: True)
+        monkeypatch.setattr(launching, "chip_of", lambda array: launching.SIMULATED_CHIP)
+        monkeypatch.setattr(launching, "prepare", prepare)
+        monkeypatch.setattr(launching, "tensor_types", {torch.Tensor, torch.nn.Parameter})
+        monkeypatch.setattr(launching, "_stream_of", lambda index: 0)
+    return prepared
+
+
+def at_address(address, shape, stride, dtype):
+    n_bytes = math.prod(shape) * dtype.itemsize
+    memory = torch.frombuffer((ctypes.c_char * n_bytes).from_address(address), dtype=dtype)
+    return memory.as_strided(shape, stride)
+
+
+@every_format
+@pytest.mark.parametrize("variant", se.REPEATED)
+def test_what_looks_alike_is_repeated(repeating, variant, layout):
+    counts = []
+    for seed in range(3):
+        dy, x, weights = inputs((2, 12, 3, 5), 3, layout=layout, seed=seed)
+        y, *saved = se.forward(x, *weights, variant=variant)
+        found = y, *se.backward(dy, x, weights[0], weights[2], *saved, variant=variant)
+        counts.append(len(repeating))
+        plain_y, _, plain = run(dy, x, weights, variant)  # with `out`: never repeated
+        for a, b in zip(found, (plain_y, *plain), strict=True):
+            assert torch.equal(a, b) and a.stride() == b.stride() and a.dtype == b.dtype
+    if SIMULATED:
+        assert counts == [5, 5, 5]
+    with pytest.raises(ValueError, match="unknown gate"):
+        se.forward(x, *weights, variant=variant, gate="tanh")
+
+
+@pytest.mark.parametrize("variant", se.REPEATED)
+def test_what_is_copied_or_given_twice_is_not_repeated(repeating, variant):
+    for seed in range(2):
+        dy, x, weights = inputs((2, 4, 3, 5), 3, seed=seed)
+        turned = x.transpose(2, 3)
+        y, *saved = se.forward(turned, *weights, variant=variant)
+        assert torch.equal(y, se.forward(turned.contiguous(), *weights, variant=variant)[0])
+        _, *saved = se.forward(x, *weights, variant=variant)
+        twice = se.backward(x, x, weights[0], weights[2], *saved, variant=variant)
+        once = se.backward(x.clone(), x, weights[0], weights[2], *saved, variant=variant)
+        assert all(torch.equal(a, b) for a, b in zip(twice, once, strict=True))
 
 
 @pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")

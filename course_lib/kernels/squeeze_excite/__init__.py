@@ -39,6 +39,7 @@ from course_lib.kernels.squeeze_excite.arguments import (
     checked_forward,
 )
 from course_lib.kernels.squeeze_excite.problem import DTYPES
+from course_lib.kernels.squeeze_excite.repeat import repeated
 
 DEFAULT = "two_pass"
 _FORWARD = {"separate": separate.forward, "two_pass": two_pass.forward}
@@ -50,7 +51,11 @@ BACKWARD_VARIANTS = {
     "two_pass": (*two_pass.BACKWARD, weights.weight_gradients_kernel),
 }
 
+#: Rungs whose launches depend on nothing but the looks of the arguments (`repeat`).
+REPEATED = ("two_pass",)
 
+
+@repeated(REPEATED, DEFAULT)
 def forward(
     x, weight1, bias1, weight2, bias2,
     *, activation="silu", gate="sigmoid", variant=DEFAULT, out=None,
@@ -77,6 +82,7 @@ def forward(
     return results
 
 
+@repeated(REPEATED, DEFAULT)
 def backward(
     dy, x, weight1, weight2, mean, hidden, logit,
     *, activation="silu", gate="sigmoid", variant=DEFAULT, out=None,

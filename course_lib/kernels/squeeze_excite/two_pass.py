@@ -30,6 +30,7 @@ from course_lib.kernels.squeeze_excite.formulas import (
     gate_of,
 )
 from course_lib.kernels.squeeze_excite.pixels import SCRATCH
+from course_lib.kernels.squeeze_excite.repeat import workspace
 from course_lib.kernels.squeeze_excite.two_pass_plan import plan_pixels, plan_planes
 from course_lib.kernels.squeeze_excite.weights import launch_weight_gradients
 from course_lib.runtime import arrays
@@ -317,8 +318,8 @@ def backward(problem, dy, x, weight1, weight2, mean, hidden, logit, dx, gradient
     """Fill dx and `gradients`: dweight1, dbias1, dweight2, dbias2."""
     dlogit_kernel, dx_kernel = BACKWARD[2:] if problem.channels_last else BACKWARD[:2]
     plan = plan_of(problem)
-    dlogit = arrays.empty((problem.N, problem.C), like=mean)
-    dhidden = arrays.empty((problem.N, problem.R), like=mean)
+    dlogit = workspace((problem.N, problem.C), mean)
+    dhidden = workspace((problem.N, problem.R), mean)
     slots, sums = _workspace(problem, plan, dlogit)
     sizes, cut = (problem.n_pixels, problem.C, problem.R), (*plan, *_boundaries(problem, x, dy, dx))
     launch(
@@ -346,10 +347,10 @@ def _scale(problem):
 def _workspace(problem, plan, total):
     """(slots, sums): sums of each part of the planes, or `total` itself where there is one part."""
     shape = (problem.N, plan.n_slots, -(-problem.R // QUAD) * QUAD)
-    slots = arrays.empty(shape, like=total)
+    slots = workspace(shape, total)
     if plan.n_parts == 1:
         return slots, total
-    return slots, arrays.empty((problem.N, plan.n_parts, problem.C), like=total)
+    return slots, workspace((problem.N, plan.n_parts, problem.C), total)
 
 
 def _boundaries(problem, *images):
