@@ -113,8 +113,8 @@ with np.errstate(all="ignore"):
 # | bfloat16 | 3.4 · 10³⁸ | x = 88.8 | x = −93 |
 #
 # **bfloat16** has 16 bits, too, but it spends them differently: as far a reach as float32, and only
-# two to three correct digits. Networks compute with both to save memory. And scores of 100 are
-# not rare in an untrained network, so this is not an accident that happens to others.
+# two to three correct digits. Networks compute with both to save memory. And with
+# float16, a score of 12 is enough, so this is not an accident that happens to others.
 
 # %% [markdown]
 # ## 2 · Subtracting the maximum
@@ -276,13 +276,13 @@ print("the right sum is", np.exp(x - x.max()).sum().round(3))
 for order in ("forward", "reverse"):
     found = np.zeros(64, dtype=np.float32)
     simulator.run(sum_of_exponentials, 1, 64, x, found, order=order)
-    print(f"{order}: all 64 threads found", sorted(set(found.round(3).tolist())))
+    print(f"{order}: all 64 threads found", sorted({round(float(each), 3) for each in found}))
 
 # %% [markdown]
-# All threads agree, all are wrong, and in another order differently. The first thread that is done with its maximum puts an
-# exponential where the others are still looking for scores. Exponentials are between 0 and 1, these
-# scores are all negative, and so the others take an exponential for the largest score. The
-# sanitizer knows the line:
+# All threads agree, all are wrong, and in another order differently. The first thread that is done
+# with its maximum puts an exponential where the others are still looking for scores. Exponentials
+# are between 0 and 1, these scores are all negative, and so the others take an exponential for the
+# largest score. The sanitizer knows the line:
 
 # %%
 with simulator.sanitize() as report:
@@ -341,14 +341,15 @@ reads = next(site for site in shared_trace.sites if site.op == "load" and site.s
 plot.access_map(shared_trace, reads, steps=4, title="One block per row: the first reading")
 
 # %% [markdown]
-# 4 sectors per request. **Predict** how many barriers a block of 256 threads passes in all (256
+# 4 sectors per request. (The picture shows one of the block's two warps; the gaps are the other
+# one's numbers.) **Predict** how many barriers a block of 256 threads passes in all (256
 # numbers take 8 rounds). Then count them in the code.
 #
 # <details><summary>The answer</summary>
 #
-# 19. One before the first tree, 8 in it, one after the maximum was read; one before the second
-# tree, 8 in it. That is 19 times that the whole block waits for its slowest thread, and each time
-# it asks the memory for nothing.
+# There are 19 of them: one before the first tree, 8 in it, one after the maximum was read; one
+# before the second tree, 8 in it. 19 times the whole block waits for its slowest thread, and each
+# time it asks the memory for nothing.
 # </details>
 
 # %% [markdown]
@@ -388,7 +389,8 @@ plot.butterfly(values[:, :8], title="Three rounds, and all eight lanes know the 
 
 # %% [markdown]
 # The crossing lines give it its name, **butterfly**. It takes as many rounds as a tree, but nobody
-# has to hand the result back.
+# has to hand the result back. (And the prediction? Lane 5 has the 9 from the beginning, and keeps
+# it in every round.)
 #
 # ### Exercise: softmax with shuffles
 #
@@ -504,7 +506,8 @@ show_rungs("naive", "shared", "warp", title="Softmax of 16,384 rows of 1,024 num
 #
 # It is called **online**, which is said of methods that take their input piece by piece, never
 # looking back. Maxim Milakov and Natalia Gimelshein of NVIDIA described this one in 2018. In plain
-# Python:
+# Python, and as a picture: above are the numbers, and the largest so far; below is the sum after
+# each of them, and over each bar what was done to the sum before.
 
 # %%
 def read_online(numbers):
@@ -690,8 +693,8 @@ show_rungs(*RUNGS, title="Softmax of 16,384 rows of 1,024 numbers")
 # %% [markdown]
 # **Explaining the gap.** There are two gaps to explain.
 #
-# *From `warp` to `online`.* By the bytes asked for it should be a factor of 4/3. But the bytes that
-# were saved would have come from the cache, as we said. And the saving has a price. In
+# *From `warp` to `online`.* By the bytes asked for, `online` should be faster by a factor of 4/3. On
+# the H200 it is *slower*, with 32 % of a copy against 40 %! The bytes that were saved would have come from the cache, as we said. And the saving has a price. In
 # `warp`, each number costs one comparison in the first pass. In `online`, it costs an exponential, a
 # multiplication now and then, and every step has to wait for the one before, since it needs its
 # `m`.
@@ -756,10 +759,11 @@ for label, trace in (traces | {"online": online_trace}).items():
 # ## Where the real libraries go further
 #
 # - PyTorch has several softmax kernels. For rows of up to a thousand numbers or two, a warp holds
-#   one or two whole rows in its registers. For longer rows a block works on each, with loads of 16
-#   bytes.
-# - Triton's fused softmax, the second kernel of its tutorial, holds a row in the registers of one block.
-# - cuDNN and FlashAttention never store the scores of attention. They keep $(m, s)$ for each row, and
+#   one or two whole rows in its registers. A longer row is held by a block: in registers, and from
+#   some nine thousand numbers on in shared memory.
+# - Triton is a language for kernels within Python. Its fused softmax, the second kernel of its tutorial,
+#   holds a row in the registers of one block.
+# - FlashAttention, the kernel with which most language models compute attention, and cuDNN never store the scores of attention. They keep $(m, s)$ for each row, and
 #   merge.
 # - Where only the *loss* is wanted, one needs no probabilities at all but
 #   $\log \sum_j e^{x_j} = m + \log s$. It comes out of the same pair. Lesson 5 uses it.

@@ -72,8 +72,8 @@ ladder and plot.ladder(rows.values(), ladder["copy_gbps"], **ladder["source"],
                        title="Softmax, 8,192 rows of 4,096 numbers")
 
 # %% [markdown]
-# Bytes do not explain it. And even that was too kind to the copy: 16 KB of a row that were read a
-# moment ago mostly come from the cache the second time. So this kernel is not slow because it moves
+# Bytes do not explain it. And even two thirds was a low guess: the 16 KB of a row were read a moment
+# ago, so they mostly come from the cache the second time. So this kernel is not slow because it moves
 # too much. Most of the time, it moves *nothing*. We have to find out what it is waiting for.
 
 # %% [markdown]
@@ -148,7 +148,8 @@ hint("bytes_in_flight")
 
 # %% [markdown]
 # Let us ask it about an H200: 132 multiprocessors, at most 2,048 threads on each, and say 4,200 GB/s
-# and 600 ns.
+# and 600 ns. (Above, one thread had the whole chip for itself. Where all ask at the same time,
+# requests queue, and an answer takes longer. The next picture shows how much.)
 
 # %%
 function = use("bytes_in_flight", bytes_in_flight)
@@ -174,10 +175,11 @@ reading and waits and plot.in_flight(
 )
 
 # %% [markdown]
-# Neither. A thousand threads with one piece each are as good as 256 threads with four, as long as
-# the *product* is the same. The red line is nothing but Little's law, drawn with the latency from
-# above. (Close to the peak the points fall below it: where a memory is busy, requests queue, and the
-# latency grows. So one needs rather more than the law says.)
+# Neither. A thousand threads with one piece each are about as good as 256 threads with four, as long
+# as the *product* is the same. The red line is nothing but Little's law, drawn with the latency of
+# the lone thread from above. Close to the peak the points fall below it: there requests queue. At
+# 16 KB the H200 reads about 3,600 GB/s, and 16 KB · 132 / 3,600 GB/s are the 600 ns of which we spoke.
+# So it takes rather more than the marked 11 KB to get everything: with 32 KB one is there.
 #
 # ### Where `online` pauses
 #
@@ -350,9 +352,12 @@ load = next(site for site in t.sites if site.op == "load" and site.space == "glo
 plot.access_map(t, load, steps=4, title="Loads of 16 bytes: 512 bytes for each request")
 
 # %% [markdown]
-# This is all that softmax *must* move. Now for 8,192 rows of 4,096 numbers, with a block of 256
-# threads for each row. We go from `online` to the course's `registers` in steps: first the row is
-# held, but loaded 4 bytes at a time; then 16.
+# This is all that softmax *must* move. (Does your map show 32 sectors per request, half of each unasked
+# for? Then each lane takes neighbouring pieces, like chapters. It is right, but asks for each sector
+# twice.)
+#
+# Now for 8,192 rows of 4,096 numbers, with a block of 256 threads for each row. We go from `online` to
+# the course's `registers` in steps: first the row is held, but loaded 4 bytes at a time; then 16.
 #
 # **Predict:** which of the two steps brings more?
 
@@ -473,6 +478,10 @@ teams and plot.ladder(teams["rows"], teams["copy_gbps"], **teams["source"],
                       title="524,288 rows of 64 numbers")
 
 # %% [markdown]
+# **Explaining the gap.** Half the lanes for a row, and each of them has twice as much in flight, and
+# one round less to play for the maximum and for the sum. The last bar adds loads of 16 bytes: a
+# single load brings a lane its four numbers, so that 16 lanes do for a row.
+#
 # **The size of the team should fit the size of the job**, as for the pooling of lesson 2. The
 # course's `registers` makes that choice for each length. The table of its choices is in
 # `course_lib/kernels/softmax/plan.py`. They are *measured*, for there is no law that
@@ -605,15 +614,19 @@ print(f"largest error: {np.abs(y - reference.softmax(x)).max():.1e}")
 
 # %%
 found = bench.find(recorded, name="softmax.forward", dtype="float32")
-print(f"{'rows':>8}{'columns':>9}   share of a copy" if found else
-      "softmax.forward has not been recorded on a GPU yet.")
+print(f"{'rows':>8}{'columns':>9}   share of a copy, on an {recorded['device']['name']} "
+      f"({found[0]['date']})" if found else "softmax.forward has not been recorded on a GPU yet.")
 for each in found:
     own = {row["label"]: row["percent_of_copy"] for row in each["rows"]}
     best = each.get("default", "registers")
     print(f"{each['shape'][0]:8,}{each['shape'][1]:9,}   online {own['online']:5.1f} %, "
-          f"{best} {own[best]:5.1f} %, PyTorch {own['PyTorch eager']:5.1f} %")
+          f"{best:9} {own[best]:5.1f} %, PyTorch {own['PyTorch eager']:5.1f} %")
 
 # %% [markdown]
+# For 50,304 and 131,072, both of which are more than 28,672. Of these the first still fits into the
+# shared memory of one block, and it does not show. The second is shared by a cluster of eight, whose
+# blocks have to wait for each other, and that costs a part of the speed.
+#
 # ## 7 · Backwards
 #
 # To learn, a network must know how the loss reacts to the scores. Given $dy_i = \partial L /
@@ -715,13 +728,19 @@ print(f"sum of each row of dx:       {dx.sum(axis=1)}")
 # same number to all scores changes nothing.)
 #
 # Your kernel reads `y` and `dy` twice and writes once, which makes five sizes of the array; three
-# would do. You know the cure: both in registers. **Predict** where the rungs end up, now that the
-# limit is a kernel that moves three arrays:
+# would do. You know the cure: both in registers. **Predict** where the rungs end up. (The
+# copy to compare with moves as many bytes, that is three arrays, half of them read, half written.)
 
 # %%
 back = measured("softmax.backward", shape=[8192, 4096], dtype="float32")
 back and plot.ladder(back["rows"], back["copy_gbps"], **back["source"],
                      title="The gradient, 8,192 rows of 4,096 numbers")
+
+# %% [markdown]
+# **Explaining the gap.** What `shared` and `warp` read a second time comes from the cache, but they have
+# to ask and to wait for it. Who holds both arrays has nothing to ask for. That `registers` even passes
+# the line is no magic: two of its three arrays are only read, and memory reads a little faster than
+# it writes.
 
 # %% [markdown]
 # A good place for a break. From here on it is about what surrounds a kernel.
@@ -744,7 +763,8 @@ back and plot.ladder(back["rows"], back["copy_gbps"], **back["source"],
 #
 # You are given two functions that launch kernels, `compute_y(x)` and `compute_dx(dy, y)`. (A
 # **launcher** takes care of all that a kernel does not: it checks what it was given, allocates the
-# result, and chooses grid and block.) They take and return **tensors**, PyTorch's arrays. **Predict:** why would a variable outside of `ctx` be a bad place for `y`?
+# result, and chooses grid and block.) They take and return **tensors**, PyTorch's arrays.
+# **Predict:** why would a variable outside of `ctx` be a bad place for `y`?
 
 # %% exercise="softmax_function"
 def softmax_function(compute_y, compute_dx):
@@ -796,6 +816,9 @@ for function in (lambda x: torch.softmax(x, -1), my_softmax):
     print(f"loss {loss.item():.6f}, gradient of x[0, 3]: {gradient[0, 3].item():.6f}")
 
 # %% [markdown]
+# (And the prediction? A network may call softmax several times before the gradients are asked for. A
+# variable would hold the last `y` only; each call has a `ctx` of its own.)
+#
 # (Why `dy.contiguous()`? A gradient need not lie in memory as one would expect. That of `y.sum()` is
 # a single 1 that *looks like* a whole table, all of whose elements are at the same address. numba's
 # kernels take any strides and would be right; those that load 16 bytes at a time would not.)
@@ -847,7 +870,7 @@ print("right:", torch.allclose(scaled(x), torch.softmax(x * 2, -1), atol=1e-6))
 # memory, at 4,000 GB/s.
 #
 # A twentieth of a microsecond! No kernel is that fast: to start, to wait for a row once and to end
-# take the GPU some two microseconds. But before that, *Python* has to ask for it, and that happens on
+# take the GPU a microsecond or two. But before that, *Python* has to ask for it, and that happens on
 # the host:
 
 # %%
@@ -857,8 +880,12 @@ rows and plot.times(rows, xlabel="time until Python may go on (µs)", **host["so
                     title="A call of softmax, 128 × 200 numbers")
 
 # %% [markdown]
-# (*Recorded* means that autograd notes how to come back. `numba-cuda` is `kernel[grid, block](...)`,
-# numba's own way to launch.) The line `nn.Softmax, recorded` is the sum of these parts:
+# (Hatched is PyTorch's own. Of ours, `kernels.softmax` is the launcher alone, `ops.softmax` the operator
+# around it, `nn.Softmax` the module around that; `numba-cuda` is `kernel[grid, block](...)`, numba's
+# own way to launch. *Recorded* means that autograd notes how to come back.)
+#
+# PyTorch needs less than we do, as all of this is C++ there and Python here. The line
+# `nn.Softmax, recorded` is the sum of these parts:
 
 # %%
 rows = [row | {"label": row["label"].removeprefix("part: ")}
@@ -901,7 +928,11 @@ graphs and plot.times(graphs["rows"], title="A hundred softmaxes of 128 × 200",
                       xlabel="time per softmax, host and device together (µs)", **graphs["source"])
 
 # %% [markdown]
-# What is left is mostly the GPU's own. (All times of kernels in this course are taken from graphs, so
+# What is left is mostly the GPU's own. (Why do our hundred calls take longer here than the 7 µs of
+# `kernels.softmax` above? They all write into one array, `out=`. The prepared launch is for
+# results in new memory only; with `out=` a call goes the whole way through the launcher.)
+#
+# (All times of kernels in this course are taken from graphs, so
 # that the host has no part in them.)
 #
 # **Start early.** Even in a graph there is a pause between two kernels: the second one starts only
@@ -945,7 +976,8 @@ points and plot.roofline(points, ladder["copy_gbps"], 67, **ladder["source"],
 
 # %% [markdown]
 # Only the 5 useful FLOPs per number are counted, for all rungs alike, and the bytes are those
-# that really left or reached the device's memory, as the profiler counted them. So a rung whose second
+# that really left or reached the device's memory, as the profiler counted them. (A part of the result
+# was still in the L2 cache when it stopped counting, hence 0.7 and not 0.6.) So a rung whose second
 # and third readings come out of the cache stands as far to the right as one that reads once. All
 # are far left of the ridge: softmax is **memory-bound**, and its last rung stands at the roof. There is
 # nothing left to gain, unless fewer bytes have to be moved. That is the next lesson.
@@ -962,13 +994,14 @@ LINES = {
     "time (µs)": ("microseconds", ".0f"), "memory busy (%)": ("dram_percent", ".0f"),
     "read (MB)": ("dram_read_bytes", "M"), "written (MB)": ("dram_write_bytes", "M"),
     "hits in L1 (%)": ("l1_hit_percent", ".0f"), "hits in L2 (%)": ("l2_hit_percent", ".0f"),
-    "sectors per load": ("load_sectors_per_request", ".1f"), "sectors per store": ("store_sectors_per_request", ".1f"),
+    "sectors per load": ("load_sectors_per_request", ".1f"),
+    "sectors per store": ("store_sectors_per_request", ".1f"),
     "instructions (millions)": ("instructions", "M"), "registers": ("registers", ".0f"),
     "occupancy possible (%)": ("occupancy_possible_percent", ".0f"),
     "occupancy reached (%)": ("occupancy_percent", ".0f"),
     "warps ready to run": ("eligible_warps", ".2f"),
-    "waiting for memory": ("stall_long_scoreboard", ".1f"), "waiting at barriers": ("stall_barrier", ".1f"),
-}
+    "waiting for memory": ("stall_long_scoreboard", ".1f"),
+    "waiting at barriers": ("stall_barrier", ".1f")}
 
 # %%
 def text(value, how):
@@ -985,14 +1018,15 @@ if profile:
 # %% [markdown]
 # Line by line:
 #
-# - **time**: the profiler empties the caches before each kernel, so these times are a little
-#   longer than those of the ladder.
+# - **time**: of the kernel alone, run once, with empty caches. So it is not quite that of the ladder.
 # - **memory busy**: the share of the memory's peak that was used. This is the line to look at first.
-#   Where it is high, the kernel is at the limit. Where it is low, read on.
+#   Where it is high, the kernel is at the limit. Where it is low, read on. (100 % is not to be had: the
+#   peak is 4,800 GB/s, of which a plain copy gets about 4,150.)
 # - **read, written**: what the device's memory sent and took. The array has 134 MB. What lies above
 #   that was read again; what lies below it was still in the L2 cache when the kernel ended.
 # - **hits**: the share of requested sectors that the cache had. A high number is no merit in itself.
-#   A kernel that reads everything three times has good hits, and one that reads once has none.
+#   A kernel that reads everything three times has good hits, and one that reads once has none
+#   in L1. (In L2 a store counts as a hit, so that half of its sectors are.)
 # - **sectors per load, per store**: yours to predict since lesson 1. 4 with loads of 4 bytes, 16 with
 #   loads of 16 bytes, 32 for one thread per row. Part of a request may be switched off at a row's end.
 # - **instructions**, counted per warp. With 16-byte loads and one pass there are far fewer.
@@ -1004,6 +1038,10 @@ if profile:
 #   that most of the time *nobody* is ready: all of them wait.
 # - **waiting for …**: how many cycles a warp waits between two of its instructions, and for what. The
 #   profiler calls waiting for memory *long scoreboard*.
+#
+# Here are all causes. *For a result* means: that of the instruction before, which is not ready yet. *For
+# a full unit*: the part that computes, or that takes requests, has enough to do for the moment. *For its
+# turn*: the warp could go on, but another one was chosen.
 
 # %%
 WHY = {
@@ -1029,15 +1067,17 @@ for row in profile["rows"] if profile else []:
           f"{possible:4.0%} and {row['occupancy_possible_percent']:3.0f} %")
 
 # %% [markdown]
-# (Where the two differ, shared memory was the limit, or a cluster, of which your function knows
-# nothing.)
+# They agree. (They would not for a kernel that is held back by its shared memory, of which your
+# function knows nothing.)
 #
 # ## Where the real libraries go further
 #
-# - PyTorch's softmax holds short rows in the registers of a warp, and longer ones in shared
-#   memory, 16 bytes at a time, if they fit. Otherwise it reads them again.
-# - Triton writes such kernels from a few lines. One says which row, and how many threads; loads,
-#   registers and shuffles are its own affair. It is one of the peers in the records.
+# - PyTorch's softmax holds short rows in the registers of a warp, and longer ones in those of a block, as
+#   far as nine numbers per thread: 4 bytes at a time, as its column of the report shows. Still longer
+#   rows it holds in shared memory, if they fit. Otherwise it reads them again.
+# - Triton makes such kernels from a few lines. One says which row, and how many threads; loads,
+#   registers and shuffles are its own affair. For the rows of section 1 it was recorded, too, and is as
+#   fast as `registers`: 99 % of the copy.
 # - Since the H100, a single thread can order the asynchronous copy of a whole rectangle of a
 #   matrix. The unit that does it is called *TMA*, tensor memory accelerator. Matrix products live on it.
 # - cuDNN fuses softmax with what comes before and after it. The fastest softmax is again the
