@@ -86,9 +86,11 @@ def main():
     parser.add_argument("folder", type=Path, help="an empty one, or one that is not there yet")
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
-    parser.add_argument("options", nargs="*", help="of `train leaves`, after --")
-    asked = parser.parse_args()
-    found = prove(asked.folder, asked.options, kills=asked.kills, seed=asked.seed)
+    # Those after -- are for `train leaves`; argparse would give them to FOLDER.
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    asked = parser.parse_args(words[:end])
+    found = prove(asked.folder, words[end + 1 :], kills=asked.kills, seed=asked.seed)
     print("\n".join(found) or "Bit-identical: weights, optimiser, history.")
     return 1 if found else 0
 
