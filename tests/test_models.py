@@ -204,9 +204,9 @@ def images(batch, side, memory_format=torch.contiguous_format):
     return randn(batch, 3, side, side).contiguous(memory_format=memory_format)
 
 
-def b4(name, x):
+def b4(name, x, num_classes=5, **options):
     memory_format = torch.contiguous_format if x.is_contiguous() else torch.channels_last
-    model = models.create_model(name, 5, use_cuda_kernels=False)
+    model = models.create_model(name, num_classes, use_cuda_kernels=False, **options)
     return prepared(model.to(x.device, memory_format=memory_format), x)
 
 
@@ -240,17 +240,18 @@ def _total(gradients):
 def test_b4_in_training_is_no_further_from_float64(exact, name):
     """Statistics of the batch, which magnify rounding: output and all gradients as one vector.
 
-    Without dropout and stochastic depth, whose masks float64 would draw otherwise.
+    A thousand outputs, so that the error is no matter of a few of them by chance. Without dropout
+    and stochastic depth, whose masks float64 would draw otherwise.
     """
     x = images(8, 128)
-    model = b4(name, x).train()
+    model = b4(name, x, 1000).train()
     for module in model.modules():
         for chance in ("p", "drop_prob"):
             if isinstance(getattr(module, chance, None), float):
                 setattr(module, chance, 0.0)
         if hasattr(module, "drop_rate"):
             module.drop_rate = 0.0
-    dy = randn(8, 5)
+    dy = randn(8, 1000)
     peers = swapped_copy(model), copy.deepcopy(model), copy.deepcopy(model).double()
     (ours, theirs, truth) = (
         passes(each, x.to(next(each.parameters()).dtype), dy) for each in peers
@@ -260,7 +261,7 @@ def test_b4_in_training_is_no_further_from_float64(exact, name):
         tuple(_total(each[1]) for each in (ours, theirs, truth)),
     ):
         print(f"\n{name}: ours {apart(a, c):.1e}, PyTorch {apart(b, c):.1e} from float64")
-        assert apart(a, c) <= 1.5 * apart(b, c) + 1e-6
+        assert apart(a, c) <= 1.25 * apart(b, c)
 
 
 @pytest.mark.gpu
@@ -268,8 +269,8 @@ def test_b4_in_training_is_no_further_from_float64(exact, name):
 def test_b4_under_autocast_is_no_worse_than_pytorch(exact, name):
     """bfloat16 against float32 by PyTorch: output and all gradients as one vector."""
     x = images(8, 224)
-    model = b4(name, x)
-    swapped, dy = swapped_copy(model), randn(8, 5)
+    model = b4(name, x, 1000)
+    swapped, dy = swapped_copy(model), randn(8, 1000)
     truth = passes(model, x, dy)
     ours, theirs = (passes(each, x, dy, torch.bfloat16) for each in (swapped, model))
     assert ours[0].dtype == theirs[0].dtype
@@ -278,27 +279,25 @@ def test_b4_under_autocast_is_no_worse_than_pytorch(exact, name):
         tuple(_total(each[1]) for each in (ours, theirs, truth)),
     ):
         print(f"\n{name}: ours {apart(a, c):.2e}, PyTorch {apart(b, c):.2e} from float32")
-        assert apart(a, c) <= 1.05 * apart(b, c)
+        assert apart(a, c) <= 1.05 * apart(b, c)  # the rest of the network rounds otherwise too
 
 
 @pytest.mark.gpu
 @B4
-def test_b4_steps_alike_in_training(exact, name):
-    """The same dropout and stochastic depth: our kernels leave the generator alone."""
-    x, target, losses = images(8, 96), torch.randint(5, (8,), device=PLACE), []
-    model = b4(name, x).train()
+def test_b4_draws_the_same_dropout_and_depth(exact, name):
+    """In training: our kernels leave the generator alone."""
+    x, found = images(8, 96), []
+    # timm drops nothing unless it is asked to.
+    options = {"drop_rate": 0.3, "drop_path_rate": 0.2} if name.startswith("tf_") else {}
+    model = b4(name, x, **options).train()
     for each in (swapped_copy(model), model):
         torch.manual_seed(9)
-        optimiser = torch.optim.SGD(each.parameters(), lr=1e-3)
-        own = []
-        for _ in range(3):
-            optimiser.zero_grad()
-            loss = torch.nn.functional.cross_entropy(each(x), target)
-            loss.backward()
-            optimiser.step()
-            own.append(loss.detach())
-        losses.append(torch.stack(own))
-    torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-3)
+        y = each(x)
+        found.append((y, torch.rand(4, device=x.device)))
+    assert torch.equal(found[0][1], found[1][1])
+    assert apart(found[0][0], found[1][0]) <= 1e-2  # with other masks it is about 1
+    torch.manual_seed(10)
+    assert apart(model(x), found[1][0]) > 0.1
 
 
 @pytest.mark.gpu
@@ -341,6 +340,6 @@ def test_b4_compiled_by_the_default_backend(exact):
     swapped = swapped_copy(model)
     torch.compiler.reset()
     y = torch.compile(swapped, fullgraph=True)(x)
-    assert apart(y, model(x)) <= OUTPUT
+    assert apart(y, model(x)) <= 10 * OUTPUT  # its kernels for all other layers round otherwise
     y.sum().backward()
     assert all(parameter.grad is not None for parameter in swapped.parameters())
