@@ -6,8 +6,8 @@ from numba.cuda.extending import intrinsic
 
 from course_lib.runtime.nvvm import _F32, _I32, _I64, _element_pointer
 
-_POST = "st.relaxed.gpu.b64 [$0], $1;"
-_LOOK = "ld.relaxed.gpu.b64 $0, [$1];"
+_POST = "{ .reg .u64 a; cvta.to.global.u64 a, $0; st.relaxed.gpu.global.b64 [a], $1; }"
+_LOOK = "{ .reg .u64 a; cvta.to.global.u64 a, $1; ld.relaxed.gpu.global.b64 $0, [a]; }"
 
 
 def _check_box(box, name):

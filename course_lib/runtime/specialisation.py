@@ -101,7 +101,13 @@ class PreparedLaunch:
             ctypes.addressof(self.size),
             None,  # CU_LAUNCH_PARAM_END
         )
-        self.extra_address = ctypes.byref(self.extra)
+        self.operands = (None, ctypes.byref(self.extra))
+        if cooperative or specialisation.compiled.cooperative:
+            # While a graph is being captured the driver refuses such a launch with one buffer.
+            self.places_of_all = (ctypes.c_void_p * len(parameters))(
+                *(ctypes.addressof(self.buffer) + offset for offset in _offsets(parameters))
+            )
+            self.operands = (ctypes.byref(self.places_of_all), None)
         self.function = specialisation.function
         self.call = device.driver().cuLaunchKernelEx
 
@@ -117,13 +123,13 @@ class PreparedLaunch:
                 write(buffer, offset, value)
         if _several_devices():
             with current_device(self.specialisation.index):
-                error = self.call(self.configuration, self.function, None, self.extra_address)
+                error = self.call(self.configuration, self.function, *self.operands)
         else:
-            error = self.call(self.configuration, self.function, None, self.extra_address)
+            error = self.call(self.configuration, self.function, *self.operands)
             if error == _INVALID_CONTEXT:  # first use of CUDA in this thread
                 context = _primary_context(self.specialisation.index)
                 _check(device.driver().cuCtxSetCurrent(context))
-                error = self.call(self.configuration, self.function, None, self.extra_address)
+                error = self.call(self.configuration, self.function, *self.operands)
         if error:
             compiled = self.specialisation.compiled
             clusters = f" in clusters of {self.cluster}" if self.cluster > 1 else ""
@@ -155,6 +161,14 @@ def _attributes(specialisation, overlap, cluster, cooperative):
 
 def _dotted(capability):
     return ".".join(map(str, capability))
+
+
+def _offsets(parameters):
+    """Where in the buffer each parameter lies."""
+    before = _CONFIGURATION.format
+    for code, _ in parameters:
+        yield struct.calcsize(before + code) - struct.calcsize(f"@{code}")
+        before += code
 
 
 def _slots(parameters):

@@ -22,18 +22,22 @@ rung       what it launches                                      forward moves  
 `two_pass` one kernel for the sums over x, one that finds its    3·n·s            5·n·s
            blocks' gates and scales; backward likewise, and the
            weights' gradients
+`fused`    one kernel, whose blocks hold their parts of an       2·n·s            3·n·s
+           image in shared memory while they exchange sums;
+           backward, the weights' gradients too
 ========== ===================================================== ================ ================
 
 All rungs save the same three arrays for the backward pass, float32: mean (N, C), hidden (N, R) and
 logit (N, C). Sums are taken in a fixed order: two runs agree bit for bit. Images without a pixel
-take the kernels of `separate`.
+take the kernels of `separate`, and an image too large for all shared memory of the chip together
+those of `two_pass` where `fused` is asked for.
 
 As in PyTorch: a NaN or an infinity anywhere in an image spreads through its mean to all of y.
 
 Squeeze and excitation: Hu, Shen and Sun (2018). Derivation: notebook 06.
 """
 
-from course_lib.kernels.squeeze_excite import separate, two_pass, weights
+from course_lib.kernels.squeeze_excite import fused, separate, two_pass, weights
 from course_lib.kernels.squeeze_excite.arguments import (
     checked_backward,
     checked_forward,
@@ -42,17 +46,17 @@ from course_lib.kernels.squeeze_excite.problem import DTYPES
 from course_lib.kernels.squeeze_excite.repeat import repeated
 
 DEFAULT = "two_pass"
-_FORWARD = {"separate": separate.forward, "two_pass": two_pass.forward}
-_BACKWARD = {"separate": separate.backward, "two_pass": two_pass.backward}
+_RUNGS = {"separate": separate, "two_pass": two_pass, "fused": fused}
+_FORWARD = {name: rung.forward for name, rung in _RUNGS.items()}
+_BACKWARD = {name: rung.backward for name, rung in _RUNGS.items()}
 #: Rung -> every kernel it may launch.
-VARIANTS = {"separate": separate.FORWARD, "two_pass": two_pass.FORWARD}
+VARIANTS = {name: rung.FORWARD for name, rung in _RUNGS.items()}
 BACKWARD_VARIANTS = {
-    "separate": (*separate.BACKWARD, weights.weight_gradients_kernel),
-    "two_pass": (*two_pass.BACKWARD, weights.weight_gradients_kernel),
+    name: (*rung.BACKWARD, weights.weight_gradients_kernel) for name, rung in _RUNGS.items()
 }
 
 #: Rungs whose launches depend on nothing but the looks of the arguments (`repeat`).
-REPEATED = ("two_pass",)
+REPEATED = ("two_pass", "fused")
 
 
 @repeated(REPEATED, DEFAULT)
@@ -117,3 +121,4 @@ def specialisations():
         for weight_dtype in dict.fromkeys((dtype, "float32")):
             yield from separate.specialisations(dtype, weight_dtype)
             yield from two_pass.specialisations(dtype, weight_dtype)
+            yield from fused.specialisations(dtype, weight_dtype)

@@ -14,12 +14,14 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.activation import ZERO
-from course_lib.runtime.intrinsics import FULL_MASK, load
+from course_lib.runtime.intrinsics import FULL_MASK, load, store
 from course_lib.runtime.mailbox import look, post
 
 HEADER = 2  # words of the mailbox that count launches and blocks
 LANES = 8  # that work on one row of a matrix together
-AHEAD = 4  # words asked for before the first is waited for
+TEAMS = 32 // LANES  # of such lanes in a warp
+MOST_MARKS = (1 << 30) - 1
+AHEAD = 8  # words asked for before the first is waited for
 
 
 @cuda.jit(device=True)
@@ -39,142 +41,155 @@ def lanes_sum(value, n_lanes):
 
 
 @cuda.jit(device=True)
-def begin(box):
-    """The mark of this launch: one more than launches before it used this mailbox."""
-    return cuda.ldcv(box, 0) + 1
+def begin(box, shared_mark):
+    """Put the mark of this launch into shared_mark[0]: one more than that of the launch before.
 
-
-@cuda.jit(device=True)
-def finish(box, mark):
-    """The last block to finish sets the count; every block has read it before it got here."""
-    cuda.syncthreads()
-    if cuda.threadIdx.x == 0:
+    The last block to read it sets it for the next launch. One thread does it, while the others go
+    on; a barrier must follow.
+    """
+    if cuda.threadIdx.x == cuda.blockDim.x - 1:
+        mark = (cuda.ldcv(box, 0) & MOST_MARKS) + 1
+        shared_mark[0] = mark
         if cuda.atomic.add(box, 1, 1) == cuda.gridDim.x - 1:
             cuda.stwt(box, 1, np.int64(0))
             cuda.stwt(box, 0, np.int64(mark))
 
 
 @cuda.jit(device=True)
-def copy_matrices(tables, to_hidden, from_hidden, by_rows, by_columns, R, C, first, n_channels):
-    """The part's columns of the matrix to the hidden layer, and its rows of the one from it.
-
-    Whichever of the two is stored as (R, C) is `by_rows`, the other, (C, R), `by_columns`; they go
-    to tables[to_hidden + r·n_channels + j] and tables[from_hidden + j·R + r].
-    """
-    i = np.int64(cuda.threadIdx.x)
-    while i < R * n_channels:
-        r = quotient(i, n_channels)
-        j = i - r * n_channels
-        tables[to_hidden + i] = load(by_rows, r * C + first + j)
-        tables[from_hidden + i] = load(by_columns, first * R + i)
-        i += cuda.blockDim.x
+def sum_of_splits(tables, at, n):
+    """tables[at] + … + tables[at + n − 1]."""
+    total, other, stop = load(tables, at), ZERO, at + n
+    at += 1
+    while at + 1 < stop:
+        total += load(tables, at)
+        other += load(tables, at + 1)
+        at += 2
+    return total + other + (load(tables, at) if at < stop else ZERO)
 
 
 @cuda.jit(device=True)
-def copy_matrices_swapped(tables, to_hidden, from_hidden, by_rows, by_columns, R, C, first, n):
-    """`copy_matrices` for the backward pass: (C, R) leads to the hidden layer, (R, C) from it."""
-    i = np.int64(cuda.threadIdx.x)
-    while i < R * n:
-        r = quotient(i, n)
-        j = i - r * n
-        tables[from_hidden + j * R + r] = load(by_rows, r * C + first + j)
-        j = quotient(i, R)
-        r = i - j * R
-        tables[to_hidden + r * n + j] = load(by_columns, first * R + i)
-        i += cuda.blockDim.x
-
-
-@cuda.jit(device=True)
-def post_hidden(box, base, mark, tables, to_hidden, shares, R, n_channels):
-    """Post the part's share of each hidden number, from the shares of its channels."""
-    rank, team = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
-    n_teams = cuda.blockDim.x // LANES
-    first = 0
-    while first < R:
-        r, total = first + team, ZERO
-        if r < R:
-            j = np.int64(rank)
-            while j < n_channels:
-                total += tables[to_hidden + r * n_channels + j] * tables[shares + j]
-                j += LANES
-        total = lanes_sum(total, LANES)
-        if r < R and rank == 0:
-            post(box, base + r, total, mark)
-        first += n_teams
-
-
-@cuda.jit(device=True)
-def wait_for(box, i, mark):
-    """The value of word `i`, once it has come."""
-    value, found = look(box, i)
-    while found != mark:
-        value, found = look(box, i)
-    return value
-
-
-@cuda.jit(device=True)
-def sum_of_words(box, first, step, n, mark):
-    """The sum of `n` words, `step` apart, in order."""
-    total = ZERO
-    k = 0
-    while k + AHEAD <= n:
-        i = first + k * step
-        a, mark_a = look(box, i)
-        b, mark_b = look(box, i + step)
-        c, mark_c = look(box, i + 2 * step)
-        d, mark_d = look(box, i + 3 * step)
-        if mark_a != mark:
-            a = wait_for(box, i, mark)
-        if mark_b != mark:
-            b = wait_for(box, i + step, mark)
-        if mark_c != mark:
-            c = wait_for(box, i + 2 * step, mark)
-        if mark_d != mark:
-            d = wait_for(box, i + 3 * step, mark)
-        total += a
-        total += b
-        total += c
-        total += d
-        k += AHEAD
-    while k < n:
-        total += wait_for(box, first + k * step, mark)
-        k += 1
+def lanes_dot(tables, a, a_step, b, n):
+    """Σ over k < n of tables[a + k·a_step] · tables[b + k], in all of LANES lanes."""
+    rank, total, other = cuda.threadIdx.x % LANES, ZERO, ZERO
+    i, j, end, step = a + rank * a_step, b + rank, b + n, LANES * a_step
+    while j + 3 * LANES < end:
+        total += load(tables, i) * load(tables, j)
+        other += load(tables, i + step) * load(tables, j + LANES)
+        total += load(tables, i + 2 * step) * load(tables, j + 2 * LANES)
+        other += load(tables, i + 3 * step) * load(tables, j + 3 * LANES)
+        i += 4 * step
+        j += 4 * LANES
+    while j < end:
+        total += load(tables, i) * load(tables, j)
+        i += step
+        j += LANES
+    total += other
+    for step in (4, 2, 1):
+        total += cuda.shfl_xor_sync(FULL_MASK, total, step)
     return total
 
 
 @cuda.jit(device=True)
-def collect_hidden(box, base, n_words, n_parts, mark, tables, scratch, target, R):
-    """tables[target + r] = the sum over all parts' shares of hidden number r.
+def copy_matrices(tables, rows_at, columns_at, by_rows, by_columns, R, C, first, n_channels):
+    """The part's share of both matrices: of `by_rows`, (R, C), and of `by_columns`, (C, R).
 
-    The thread with number r % blockDim.x writes it; a barrier must follow before others read it.
+    They go to tables[rows_at + r·n_channels + j] and tables[columns_at + j·R + r]: neighbours stay
+    neighbours. All loads are on their way before the first is waited for.
     """
-    tid, n_columns = cuda.threadIdx.x, min(np.int64(cuda.blockDim.x), R)
-    n_rows, row = quotient(cuda.blockDim.x, n_columns), quotient(tid, n_columns)
-    column = tid - row * n_columns
-    first = 0
-    while first < R:
-        r = first + column
-        if row < n_rows and r < R:
-            n_mine = quotient(n_parts - row + n_rows - 1, n_rows)
-            start, step = base + row * n_words + r, n_rows * n_words
-            tables[scratch + tid] = sum_of_words(box, start, step, n_mine, mark)
-        cuda.syncthreads()
-        if row == 0 and r < R:
-            total = ZERO
-            for other in range(n_rows):
-                total += tables[scratch + other * n_columns + column]
-            tables[target + r] = total
-        cuda.syncthreads()
-        first += n_columns
+    values = cuda.local.array((2, AHEAD), np.float32)
+    n_threads, n = cuda.blockDim.x, R * n_channels
+    done = np.int64(cuda.threadIdx.x)
+    while done < n:
+        for u in range(AHEAD):
+            i = done + u * n_threads
+            if i < n:
+                r = quotient(i, n_channels)
+                values[0, u] = load(by_rows, r * C + first + i - r * n_channels)
+                values[1, u] = load(by_columns, first * R + i)
+        for u in range(AHEAD):
+            i = done + u * n_threads
+            if i < n:
+                store(tables, rows_at + i, values[0, u])
+                store(tables, columns_at + i, values[1, u])
+        done += AHEAD * n_threads
 
 
 @cuda.jit(device=True)
-def row_times_hidden(tables, from_hidden, hidden, R, j, n_channels):
-    """Σ over r of the second matrix's row `j` times the hidden numbers: in all LANES lanes."""
+def copy_vector(tables, at, vector, first, n):
+    """tables[at + j] = vector[first + j]."""
+    j = np.int64(cuda.threadIdx.x)
+    while j < n:
+        store(tables, at + j, load(vector, first + j))
+        j += cuda.blockDim.x
+
+
+@cuda.jit(device=True)
+def post_hidden(box, base, n_parts, mark, tables, matrix, r_step, j_step, R, n_channels):
+    """Post the part's share of each hidden number, from the shares of its channels at the start
+    of `tables`.
+
+    The matrix has its element (r, j) at tables[matrix + r·r_step + j·j_step].
+    """
+    team, is_first_lane = np.int64(cuda.threadIdx.x // LANES), cuda.threadIdx.x % LANES == 0
+    first = team & -TEAMS  # of this warp: warps without a row of their own have nothing to do
+    while first < R:
+        n = n_channels if team < R else 0
+        total = lanes_dot(tables, matrix + team * r_step, j_step, 0, n)
+        if team < R and is_first_lane:
+            post(box, base + team * n_parts, total, mark)
+        team += cuda.blockDim.x // LANES
+        first += cuda.blockDim.x // LANES
+
+
+@cuda.jit(device=True)
+def sum_of_words(box, first, step, n, mark):
+    """The sum of `n` words, `step` apart, in order, once all have come."""
+    values = cuda.local.array(AHEAD, np.float32)
+    marks = cuda.local.array(AHEAD, np.int64)
     total = ZERO
-    if j < n_channels:
-        r = np.int64(cuda.threadIdx.x % LANES)
-        while r < R:
-            total += tables[from_hidden + j * R + r] * tables[hidden + r]
-            r += LANES
-    return lanes_sum(total, LANES)
+    done = 0
+    while done < n:
+        for u in range(AHEAD):
+            if done + u < n:
+                values[u], marks[u] = look(box, first + (done + u) * step)
+        for u in range(AHEAD):
+            if done + u < n:
+                value, found = values[u], marks[u]
+                while found != mark:
+                    value, found = look(box, first + (done + u) * step)
+                total += value
+        done += AHEAD
+    return total
+
+
+def collecting(finish):
+    """collect(…): the sums over all parts of the hidden numbers' shares, and what is made of them.
+
+    finish(total, given, activation) returns what is saved for number r, where `given` is
+    given[given_at + r], and what goes to tables[at + r]. A barrier must follow.
+    """
+
+    @cuda.jit(device=True)
+    def collect(
+        box, base, n_parts, mark, lanes, tables, at, R, given, given_at, saved, saved_at,
+        is_first, activation,
+    ):  # fmt: skip
+        rank, r = cuda.threadIdx.x & (lanes - 1), quotient(cuda.threadIdx.x, lanes)
+        n_teams, n_mine = quotient(cuda.blockDim.x, lanes), quotient(n_parts - rank - 1, lanes) + 1
+        first = r - quotient(cuda.threadIdx.x & 31, lanes)  # of this warp
+        while first < R:
+            total, here = ZERO, ZERO
+            if r < R:
+                here = load(given, given_at + r)
+                if rank < n_parts:
+                    total = sum_of_words(box, base + r * n_parts + rank, lanes, n_mine, mark)
+            total = lanes_sum(total, lanes)
+            if r < R and rank == 0:
+                value, hidden = finish(total, here, activation)
+                if is_first:
+                    store(saved, saved_at + r, value)
+                store(tables, at + r, hidden)
+            r += n_teams
+            first += n_teams
+
+    return collect
