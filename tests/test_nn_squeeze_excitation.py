@@ -20,7 +20,8 @@ FORMATS = [torch.contiguous_format, torch.channels_last]
 
 
 @pytest.fixture(autouse=True)
-def _seed():
+def _seed(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # of the convolutions around
     torch.manual_seed(7)
 
 
