@@ -60,16 +60,23 @@ def prove(folder, options, *, kills, seed=0):
     lasted = time.monotonic() - start - began
     print(f"undisturbed: {began:.0f} s to begin, then {lasted:.0f} s")
 
+    hits = 0
     for _ in range(kills):
         process = subprocess.Popen([*command, killed, *(["--resume"] if killed.exists() else [])])
         # Imports take as long as they did before, so that most moments lie within the training.
         time.sleep(began + chance.uniform(0.2, 1.8) * lasted / (kills + 1))
         process.kill()
-        if process.wait() != -signal.SIGKILL:
-            raise SystemExit(f"it ended with {process.returncode} before it was killed")
+        if process.wait() == 0:
+            print("it ended before it was killed")
+            break
+        if process.returncode != -signal.SIGKILL:
+            raise SystemExit(f"it ended with {process.returncode}")
+        hits += 1
         path = killed / "checkpoint.pt"
         step = torch.load(path, weights_only=True)["step"] if path.exists() else None
         print(f"killed; its checkpoint is of step {step}")
+    if not hits:
+        raise SystemExit("no kill hit the run: ask for more epochs")
     subprocess.run([*command, killed, "--resume"], check=True)
     return differences(whole / "checkpoint.pt", killed / "checkpoint.pt")
 
