@@ -366,7 +366,7 @@ print("fine")
 @pytest.mark.parametrize("memory_format", FORMATS, ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_shapes_of_efficientnet(shape, R, memory_format, dtype):
-    """As close to float64 as PyTorch's own block in the same dtype: 1.5 times its distance at most."""
+    """At most 1.5 times as far from float64 as PyTorch's own block in the same dtype."""
     x, given = images(*shape, memory_format=memory_format, dtype=dtype), weights(shape[1], R, dtype)
     with torch.no_grad():
         for weight in given:
