@@ -582,7 +582,7 @@ plot.work_items({"picture by picture": schedule(by_picture), "one picture ahead"
 def squeeze_excite_fused(x, weight1, bias1, weight2, bias2, done, partial, y):
     N, G, lane = partial.shape[0], partial.shape[1], cuda.threadIdx.x
     for item in range(cuda.blockIdx.x, 2 * N * G, cuda.gridDim.x):
-        n, k = item // TODO, TODO  # 1. items 0 to 2 G - 1 are picture 0's, then come picture 1's
+        n, k = TODO, item % TODO  # 1. items 0 to 2 G - 1 are picture 0's, then come picture 1's
         if k < G:
             pool_group(x, weight1, partial, n, k)
             TODO  # 2. announce it
