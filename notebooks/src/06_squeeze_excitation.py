@@ -574,7 +574,8 @@ plot.work_items({"picture by picture": schedule(by_picture), "one picture ahead"
 #
 # ### Exercise: the whole block in one kernel
 #
-# Blocks have 32 threads, a warp. `partial` is $(N, G, R)$. **Predict:** which lines of the kernel would still be
+# Blocks have 32 threads, a warp. `partial` is $(N, G, R)$. The list has picture 0's $G$ pools and then its $G$ scales, then
+# the same for picture 1, and so on. **Predict:** which lines of the kernel would still be
 # needed if there were only a single block?
 
 # %% exercise="squeeze_excite_fused"
@@ -582,7 +583,7 @@ plot.work_items({"picture by picture": schedule(by_picture), "one picture ahead"
 def squeeze_excite_fused(x, weight1, bias1, weight2, bias2, done, partial, y):
     N, G, lane = partial.shape[0], partial.shape[1], cuda.threadIdx.x
     for item in range(cuda.blockIdx.x, 2 * N * G, cuda.gridDim.x):
-        n, k = TODO, item % TODO  # 1. items 0 to 2 G - 1 are picture 0's, then come picture 1's
+        n, k = divmod(item, TODO)  # 1. picture and place: quotient and remainder, by what?
         if k < G:
             pool_group(x, weight1, partial, n, k)
             TODO  # 2. announce it
