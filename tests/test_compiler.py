@@ -74,6 +74,13 @@ SPILLS = {
     (f"{name}.forward split {dtype}", (7, 5)): 48
     for name in softmax.OPERATIONS for dtype in ("float16", "bfloat16")
 }  # fmt: skip
+# `fused` is compiled for 128 registers, so that its 512 threads fit a multiprocessor. What does not
+# fit is read once for a whole part of an image: bounds and places that its loops have in common.
+SPILLS |= {
+    (label, chip): 8 if chip == (9, 0) else 160
+    for label, *_ in squeeze_excite.specialisations() if " fused, " in label
+    for chip in CHIPS if chip < (9, 0) or "pixels" in label
+}  # fmt: skip
 
 
 def most_threads(label, chip):
@@ -88,6 +95,8 @@ def most_threads(label, chip):
         return limit // bn_relu_softmax.MOST_VALUES
     if label.startswith("squeeze_excite.") and "fused" not in label:
         return squeeze_excite.two_pass.BLOCK_SIZE
+    if label.startswith("squeeze_excite."):
+        return squeeze_excite.fused.BLOCK_SIZE
     if label.endswith(", team"):
         return plan.TEAM_BLOCK
     if label.endswith(", block"):

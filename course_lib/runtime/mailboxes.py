@@ -28,7 +28,7 @@ def mailbox(like, n_words):
     """An int64 array of at least `n_words`, for a launch on the device and stream of `like`."""
     if not launching.on_gpu():
         return np.zeros(n_words, np.int64)
-    index = arrays.describe(like).device
+    index = _gpu_of(like)
     return _found(index, launching._stream_of(index), n_words)[1]
 
 
@@ -42,12 +42,16 @@ def is_mailbox(array):
     return any(array is found[1] for found in _kept.values())
 
 
+def _gpu_of(array):
+    return arrays.describe(array).device
+
+
 def _found(index, stream, n_words):
     found, capture = _kept.get((index, stream)), capture_of(stream)
     if found is None or found[0] != capture or found[2] < n_words:
         # An outgrown one goes back to the stream that used it, so that nobody gets it too early.
         box = _zeros(max(n_words, LEAST_WORDS), index)
-        found = capture, box, box.shape[0], arrays.describe(box).pointer
+        found = capture, box, box.shape[0], arrays.address_of(box)
         _kept[index, stream] = found
     return found
 

@@ -159,7 +159,7 @@ def backward_kernel(layout):
                 cuda.syncthreads()
                 shifts_of(tables, rows_at, hidden_at, shifts, R, cut[3], factor)
                 scale(
-                    cache, scaled, dx, i * size, cut, group, C, n_pixels, tables,
+                    cache, scaled, dx, i * size, cut, shared_out, group, C, n_pixels, tables,
                     scales + ((k - lag) & 1) * n_channels, shifts, vectors,
                 )  # fmt: skip
                 cuda.syncthreads()

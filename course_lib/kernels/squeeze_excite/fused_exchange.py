@@ -21,7 +21,8 @@ HEADER = 2  # words of the mailbox that count launches and blocks
 LANES = 8  # that work on one row of a matrix together
 TEAMS = 32 // LANES  # of such lanes in a warp
 MOST_MARKS = (1 << 30) - 1
-AHEAD = 8  # words asked for before the first is waited for
+COPIES = 4  # numbers of each matrix that a thread has on their way
+AHEAD = 6  # words asked for before the first is waited for
 
 
 @cuda.jit(device=True)
@@ -96,22 +97,22 @@ def copy_matrices(tables, rows_at, columns_at, by_rows, by_columns, R, C, first,
     They go to tables[rows_at + r·n_channels + j] and tables[columns_at + j·R + r]: neighbours stay
     neighbours. All loads are on their way before the first is waited for.
     """
-    values = cuda.local.array((2, AHEAD), np.float32)
+    values = cuda.local.array((2, COPIES), np.float32)
     n_threads, n = cuda.blockDim.x, R * n_channels
     done = np.int64(cuda.threadIdx.x)
     while done < n:
-        for u in range(AHEAD):
+        for u in range(COPIES):
             i = done + u * n_threads
             if i < n:
                 r = quotient(i, n_channels)
                 values[0, u] = load(by_rows, r * C + first + i - r * n_channels)
                 values[1, u] = load(by_columns, first * R + i)
-        for u in range(AHEAD):
+        for u in range(COPIES):
             i = done + u * n_threads
             if i < n:
                 store(tables, rows_at + i, values[0, u])
                 store(tables, columns_at + i, values[1, u])
-        done += AHEAD * n_threads
+        done += COPIES * n_threads
 
 
 @cuda.jit(device=True)

@@ -126,8 +126,8 @@ def forward_kernel(layout):
                 cuda.syncthreads()
                 gates(tables, columns_at, hidden_at, scales, biases, logit, channels, R, cut, gate)
                 scale(
-                    cache, scaled, y, i * size, cut, group, C, n_pixels, tables, scales, scales,
-                    vectors,
+                    cache, scaled, y, i * size, cut, shared_out, group, C, n_pixels, tables,
+                    scales, scales, vectors,
                 )  # fmt: skip
                 cuda.syncthreads()
                 if k - lag + n_stages < n_steps:

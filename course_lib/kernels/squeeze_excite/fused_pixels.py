@@ -136,15 +136,20 @@ def scale_pixels(shifted):
     """scale(…): y = x times the channel's scale and, `shifted`, plus its shift."""
 
     @cuda.jit(device=True)
-    def scale(cache, place, y, sample, cut, group, C, n_pixels, tables, scales, shifts, vectors):
+    def scale(
+        cache, place, y, sample, cut, shared_out, group, C, n_pixels, tables, scales, shifts,
+        vectors,
+    ):  # fmt: skip
         values = cuda.local.array((SCALE_UNROLL, MAX_WIDTH), np.float32)
-        factors = cuda.local.array((2, MAX_WIDTH), np.float32)
+        factors = cuda.local.array((1, MAX_WIDTH), np.float32)
+        added = cuda.local.array((1, MAX_WIDTH), np.float32)
         width, n_rows, n_channels = vector_width(y), cut[1], cut[3]
-        column, row, n_at_once = place_in_tile(n_channels, width)
+        column, row, n_at_once = shared_out[1], shared_out[2], shared_out[0]
         for k in range(width):
             j = min(column + k, n_channels - 1)  # past the row's end nobody looks
             factors[0, k] = load(tables, scales + j)
-            factors[1, k] = load(tables, shifts + j) if shifted else ZERO
+            if shifted:
+                added[0, k] = load(tables, shifts + j)
         start, mine = sample + cut[0] + column, row
         while row < n_rows and mine < n_at_once:
             for u in range(SCALE_UNROLL):
@@ -155,7 +160,7 @@ def scale_pixels(shifted):
                 if row < n_rows:
                     for k in range(width):
                         product = values[u, k] * factors[0, k]
-                        values[u, k] = product + factors[1, k] if shifted else product
+                        values[u, k] = product + added[0, k] if shifted else product
                     if vectors:
                         store_vector(y, start + row * C, values[u])
                     else:

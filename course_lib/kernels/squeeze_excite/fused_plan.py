@@ -9,6 +9,7 @@ from course_lib.runtime.intrinsics import VECTOR_BYTES
 BLOCK_SIZE = 512
 SHARED_RESERVE = 2 << 10  # bytes that a block needs beside dynamic shared memory
 MOST_STAGES = 4
+MOST_LAG = 1  # the backward kernel keeps the scales of so many samples and one more
 LEAST_WORD_LANES = 4
 ROW_BYTES = 128  # of a channels-last part's rows, at least: whole lines of the cache
 
@@ -110,8 +111,7 @@ def _fill(problem, n_held, room, cut, lag):
     n_stages = min(MOST_STAGES, n_steps, fitting - n_others)
     if n_stages < min(n_steps, 2):
         return None
-    most_lag = max(0, n_stages - 2)
-    lag = min(1 if lag is None else lag, most_lag)
+    lag = min(MOST_LAG if lag is None else lag, max(0, n_stages - 2))
     word_lanes = 32
     while word_lanes > LEAST_WORD_LANES and room.block_size // word_lanes < R:
         word_lanes //= 2

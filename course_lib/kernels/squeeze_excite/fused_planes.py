@@ -207,7 +207,10 @@ def scale_planes(shifted):
                 offset += 1
 
     @cuda.jit(device=True)
-    def scale(cache, place, y, sample, cut, group, C, n_pixels, tables, scales, shifts, vectors):
+    def scale(
+        cache, place, y, sample, cut, shared_out, group, C, n_pixels, tables, scales, shifts,
+        vectors,
+    ):  # fmt: skip
         values = cuda.local.array((SCALE_UNROLL, MAX_WIDTH), np.float32)
         start, length, width = sample + cut[0], cut[1], vector_width(y)
         step = cuda.blockDim.x * width
