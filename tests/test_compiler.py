@@ -77,7 +77,7 @@ SPILLS = {
 # `fused` is compiled for 128 registers, so that its 512 threads fit a multiprocessor. What does not
 # fit is read once for a whole part of an image: bounds and places that its loops have in common.
 SPILLS |= {
-    (label, chip): 8 if chip == (9, 0) else 160
+    (label, chip): 8 if chip == (9, 0) else 192
     for label, *_ in squeeze_excite.specialisations() if " fused, " in label
     for chip in CHIPS if chip < (9, 0) or "pixels" in label
 }  # fmt: skip
