@@ -141,14 +141,15 @@ def test_captured_in_a_graph_and_replayed_beside_another():
         with torch.cuda.graph(graph):
             for _ in range(3):
                 y = se.forward(*call, variant="fused")[0]
-        graphs.append((graph, y, se.forward(*call, variant="two_pass")[0], torch.cuda.Stream()))
+        expected = se.forward(*call, variant="two_pass")[0]
+        graphs.append((graph, y, expected, torch.cuda.Stream(), call))  # replays read the inputs
     for _ in range(5):
-        for graph, y, _, stream in graphs:
+        for graph, y, _, stream, _ in graphs:
             with torch.cuda.stream(stream):
                 y.fill_(float("nan"))
                 graph.replay()
     torch.cuda.synchronize()
-    for _, y, expected, _ in graphs:
+    for _, y, expected, *_ in graphs:
         torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
 
 
