@@ -6,7 +6,7 @@ x is N·C·H·W, contiguous or channels-last, and the mean that of each plane; W
 float32, float16 or bfloat16 in and out, float32 in between; the weights are all of x's dtype or all
 float32. With n elements of `s` bytes in x the forward pass must move 2·n·s bytes (read x, write y),
 the backward pass 3·n·s (read dy and x, write dx), if what is read once could be kept on the chip;
-without, 3·n·s and 5·n·s. The dense layers' 2·N·C·R multiplications are few beside that.
+without, 3·n·s and 4·n·s. The dense layers' 2·N·C·R multiplications are few beside that.
 
 With ds the sum of dy·x over a plane of P pixels:
 
@@ -17,9 +17,9 @@ With ds the sum of dy·x over a plane of P pixels:
 ========== ===================================================== ================ ================
 rung       what it launches                                      forward moves    backward moves
 ========== ===================================================== ================ ================
-`separate` a kernel for each step of the formula: 4 forward (5   3·n·s            5·n·s
+`separate` a kernel for each step of the formula: 4 forward (5   3·n·s            4·n·s
            where few planes are cut into parts), 5 backward
-`two_pass` one kernel for the sums over x, one that finds its    3·n·s            5·n·s
+`two_pass` one kernel for the sums over x, one that finds its    3·n·s            4·n·s
            blocks' gates and scales; backward likewise, and the
            weights' gradients
 `fused`    one kernel, whose blocks hold their parts of an       2·n·s            3·n·s
@@ -45,7 +45,7 @@ from course_lib.kernels.squeeze_excite.arguments import (
 from course_lib.kernels.squeeze_excite.problem import DTYPES
 from course_lib.kernels.squeeze_excite.repeat import repeated
 
-DEFAULT = "two_pass"
+DEFAULT = "fused"
 _RUNGS = {"separate": separate, "two_pass": two_pass, "fused": fused}
 _FORWARD = {name: rung.forward for name, rung in _RUNGS.items()}
 _BACKWARD = {name: rung.backward for name, rung in _RUNGS.items()}
