@@ -244,7 +244,8 @@ def test_a_failed_write_leaves_the_checkpoint_before(tmp_path):
 
 def test_ctrl_c_keeps_the_last_checkpoint_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     arguments = "train leaves --model small_se_net --no-cuda-kernels --device cpu".split()
-    arguments += "--image-size 20 --epochs 1 --batch-size 64 --validation-fraction 0.2 --output".split()
+    arguments += "--image-size 20 --epochs 1 --batch-size 64".split()
+    arguments += "--validation-fraction 0.2 --output".split()
     with monkeypatch.context() as patch:
         stop_at(patch, 3, KeyboardInterrupt)
         assert cli.main([*arguments, str(tmp_path / "a")]) == 130
