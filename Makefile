@@ -9,8 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# Tests share few cores with their kernels' worker threads; more threads make them slower.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Two processes share the tests, file by file; within one, more threads would make them slower.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab test lint doctor notebooks readme

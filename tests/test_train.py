@@ -39,7 +39,7 @@ def short(model=None, **options):
 
 def test_the_small_network_learns_the_drawn_leaves():
     model, history = train.train_leaves(
-        "small_se_net", epochs=8, use_cuda_kernels=False, device_name="cpu"
+        "small_se_net", epochs=10, use_cuda_kernels=False, device_name="cpu"
     )
     assert isinstance(model, models.SmallSENet) and not model.training
     assert [entry["epoch"] for entry in history] == list(range(1, len(history) + 1))

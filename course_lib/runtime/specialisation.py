@@ -101,15 +101,20 @@ class PreparedLaunch:
             ctypes.addressof(self.size),
             None,  # CU_LAUNCH_PARAM_END
         )
-        self.operands = (None, ctypes.byref(self.extra))
-        if cooperative or specialisation.compiled.cooperative:
-            # While a graph is being captured the driver refuses such a launch with one buffer.
-            self.places_of_all = (ctypes.c_void_p * len(parameters))(
-                *(ctypes.addressof(self.buffer) + offset for offset in _offsets(parameters))
-            )
-            self.operands = (ctypes.byref(self.places_of_all), None)
+        self.extra_address = ctypes.byref(self.extra)
         self.function = specialisation.function
         self.call = device.driver().cuLaunchKernelEx
+        if cooperative or specialisation.compiled.cooperative:
+            self.call = self._with_each_parameter(self.call, parameters)
+
+    def _with_each_parameter(self, call, parameters):
+        """`call`, given the address of each parameter instead of that of the buffer.
+
+        While a graph is being captured the driver refuses cooperative launches with one buffer.
+        """
+        start = ctypes.addressof(self.buffer)
+        places = (ctypes.c_void_p * len(parameters))(*(start + o for o in _offsets(parameters)))
+        return lambda configuration, function, *_: call(configuration, function, places, None)
 
     def launch(self, values):
         """Enqueue the kernel with `values` in the places left open, in order."""
@@ -123,13 +128,13 @@ class PreparedLaunch:
                 write(buffer, offset, value)
         if _several_devices():
             with current_device(self.specialisation.index):
-                error = self.call(self.configuration, self.function, *self.operands)
+                error = self.call(self.configuration, self.function, None, self.extra_address)
         else:
-            error = self.call(self.configuration, self.function, *self.operands)
+            error = self.call(self.configuration, self.function, None, self.extra_address)
             if error == _INVALID_CONTEXT:  # first use of CUDA in this thread
                 context = _primary_context(self.specialisation.index)
                 _check(device.driver().cuCtxSetCurrent(context))
-                error = self.call(self.configuration, self.function, *self.operands)
+                error = self.call(self.configuration, self.function, None, self.extra_address)
         if error:
             compiled = self.specialisation.compiled
             clusters = f" in clusters of {self.cluster}" if self.cluster > 1 else ""
@@ -141,7 +146,7 @@ class PreparedLaunch:
             )
 
 
-def _attributes(specialisation, overlap, cluster, cooperative):
+def _attributes(specialisation, overlap, cluster, cooperative=False):
     capability = specialisation.compiled.compute_capability
     wanted = []
     if cooperative or specialisation.compiled.cooperative:
