@@ -56,12 +56,10 @@ for number, (kernel, found) in enumerate(of_kernel.values()):
     if number % 2 == half:
         for i, (label, parts) in enumerate(found):
             types = [array_type(*p) if isinstance(p, tuple) else numba_type(p) for p in parts]
-            # All for the last chip. For every chip one of a kernel's specialisations; for the first
-            # too those that hold a row in a block's registers: they are nearest to what it has.
+            # All for the last chip. For every chip one of a kernel's specialisations, and those
+            # that hold a row in a block's registers: they are nearest to what a chip has.
             held = "registers" in label and not label.endswith(", team")
-            targets = chips[::2] if held else chips[-1:]
-            if i == number // 2 % len(found):
-                targets = chips
+            targets = chips if held or i == number // 2 % len(found) else chips[-1:]
             for chip, facts, text in compiler.survey(kernel, types, [tuple(c) for c in targets]):
                 print(json.dumps([number, label, chip, facts["registers"], facts["stack_bytes"],
                                   re.findall(r"\\S+\\.f64\\S*", text)]))
