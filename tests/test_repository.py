@@ -114,10 +114,15 @@ def test_readme_names_every_lesson_by_its_title():
         assert f"[{title}](notebooks/{lesson.name})" in README
 
 
-def test_readme_example_runs_as_shown(tmp_path):
-    [(code, shown)] = re.findall(
-        r"```python\n(.*?)```\n+```text\n(.*?)```", README, flags=re.DOTALL
-    )
+EXAMPLES = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_readme_shows_what_each_of_its_examples_prints():
+    assert len(EXAMPLES) == README.count("```python") >= 2
+
+
+@pytest.mark.parametrize(("code", "shown"), EXAMPLES, ids=["kernels", "modules"])
+def test_readme_example_runs_as_shown(code, shown, tmp_path):
     script = tmp_path / "example.py"
     script.write_text(code, encoding="utf-8")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
