@@ -22,6 +22,7 @@ from .fused_softmax import (
     softmax_dropout,
     softmax_dropout_backward,
 )
+from .linear import linear, linear_backward
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 from .squeeze_excite import squeeze_excite, squeeze_excite_backward
 
@@ -33,6 +34,8 @@ __all__ = [
     "dropout_mask",
     "global_avg_pool",
     "global_avg_pool_backward",
+    "linear",
+    "linear_backward",
     "log_softmax",
     "log_softmax_backward",
     "relu",

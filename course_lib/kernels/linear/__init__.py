@@ -1,0 +1,110 @@
+"""The linear layer, y = x·weightᵀ + bias, and its gradients.
+
+x is (..., I), weight (O, I), bias (O,), y (..., O); float32, float16 or bfloat16 in and out, summed
+in float32. With M rows of x,
+
+    y = x·weightᵀ + bias         dx = dy·weight
+    dweight = dyᵀ·x              dbias = Σ dy over the rows
+
+Each of the three products is 2·M·I·O FLOPs, and one call of `gemm.multiply`: which of its inputs
+lie transposed is all that tells them apart. The rungs, what they move, and what "tf32" means are
+told there. dbias reads dy once more.
+
+Derivation: notebook 10.
+"""
+
+from course_lib.kernels import gemm
+from course_lib.kernels.gemm.columns import sum_columns
+from course_lib.runtime import arrays
+
+DTYPES, VARIANTS, DEFAULT = gemm.DTYPES, gemm.VARIANTS, gemm.DEFAULT
+ACTIVATIONS = ("none", "relu")
+
+
+def forward(
+    x, weight, bias=None, *, activation="none", precision="float32", variant=DEFAULT, out=None
+):
+    """y = x·weightᵀ + bias, of x's dtype and device, contiguous.
+
+    x, weight, bias  (..., I), (O, I), and (O,) or None, of one dtype
+    activation       "none", or "relu": y is max(y, 0)
+    precision        of float32 inputs: "float32", or "tf32" (see `gemm.multiply`)
+
+    `out`, if given, receives y. Raises ArrayError for a wrong dtype, shape or device, and
+    ValueError for an unknown variant, activation or precision. What is not contiguous is copied
+    first, because the kernels take rows one after another.
+    """
+    gemm.check_options(variant, precision)
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"unknown activation {activation!r}; there are {', '.join(ACTIVATIONS)}")
+    n_rows, n_in, n_out = _check(x, weight)
+    dtype = arrays.dtype_name(x)
+    if bias is not None:
+        arrays.require(bias, "bias", shape=(n_out,), dtypes=(dtype,))
+        bias = arrays.contiguous(bias)
+    shape = (*x.shape[:-1], n_out)
+    y = arrays.empty(shape, like=x) if out is None else out
+    arrays.require(y, "out", shape=shape, dtypes=(dtype,), writable=True)
+    if not arrays.is_contiguous_array(y):
+        raise arrays.ArrayError(f"out must be contiguous; its strides are {arrays.strides_of(y)}")
+    return gemm.multiply(
+        arrays.contiguous(x), arrays.contiguous(weight), y, n_rows, n_out, n_in, bias=bias,
+        relu=activation == "relu", precision=precision, variant=variant,
+    )  # fmt: skip
+
+
+def backward(
+    dy, x, weight, *, with_bias=True, needs=(True, True, True), precision="float32",
+    variant=DEFAULT,
+):  # fmt: skip
+    """(dx, dweight, dbias), of the shapes of x, of weight, and (O,); of one dtype with them.
+
+    dy         (..., O), the gradient of y as it was before the activation
+    with_bias  whether there was a bias; without one, dbias is None
+    needs      whether dx, dweight and dbias are wanted; what is not is None
+
+    Raises as `forward` does, which says more.
+    """
+    gemm.check_options(variant, precision)
+    n_rows, n_in, n_out = _check(x, weight)
+    dtype = arrays.dtype_name(x)
+    arrays.require(dy, "dy", shape=(*x.shape[:-1], n_out), dtypes=(dtype,))
+    dy = arrays.contiguous(dy)
+    chosen = dict(precision=precision, variant=variant)
+    dx = dweight = dbias = None
+    if needs[0]:
+        dx = arrays.empty(tuple(x.shape), like=x)
+        weight = arrays.contiguous(weight)
+        gemm.multiply(dy, weight, dx, n_rows, n_in, n_out, b_by_k=False, **chosen)
+    if needs[1]:
+        dweight = arrays.empty(tuple(weight.shape), like=weight)
+        x, by_rows = arrays.contiguous(x), dict(a_by_k=False, b_by_k=False)
+        gemm.multiply(dy, x, dweight, n_out, n_in, n_rows, **by_rows, **chosen)
+    if needs[2] and with_bias:
+        dbias = arrays.empty((n_out,), like=weight)
+        if n_out:
+            sum_columns(dy, dbias, n_rows, n_out)
+    return dx, dweight, dbias
+
+
+def _check(x, weight):
+    """(M, I, O); ArrayError for arrays that do not go together."""
+    arrays.require(x, "x", dtypes=DTYPES)
+    if not x.shape:
+        raise arrays.ArrayError("x must have at least one dimension, not shape ()")
+    arrays.require(weight, "weight", dtypes=(arrays.dtype_name(x),), n_dims=2)
+    n_out, n_in = weight.shape
+    if x.shape[-1] != n_in:
+        raise arrays.ArrayError(
+            f"x must have {n_in} columns, as weight has, not shape {tuple(x.shape)}"
+        )
+    n_rows = 1
+    for extent in x.shape[:-1]:
+        n_rows *= extent
+    return n_rows, n_in, n_out
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
+    for label, kernel, types in gemm.specialisations():
+        yield label.replace("gemm", "linear", 1), kernel, types

@@ -1,0 +1,233 @@
+"""The linear layer: every rung, both directions, against float64 and finite differences."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from course_lib import SIMULATED, reference, simulator
+from course_lib.kernels import linear
+from course_lib.runtime.arrays import ArrayError
+
+PLACE = "cpu" if SIMULATED else "cuda"
+# Half a unit in the last place of the result, beside the error of the sum.
+TOLERANCE = {torch.float32: 1e-7, torch.float16: 5e-4, torch.bfloat16: 4e-3}
+FLOOR = {torch.float32: 1e-36, torch.float16: 6e-8, torch.bfloat16: 1e-36}
+#: Error of a sum, as a share of the sum of its terms' sizes.
+OF_TERMS = {"float32": 1e-6, "tf32": 1.1e-3}
+NAN, INF = math.nan, math.inf
+
+every_variant = pytest.mark.parametrize("variant", linear.VARIANTS)
+
+
+def double(tensor):
+    return None if tensor is None else tensor.detach().double().cpu().numpy()
+
+
+def case(n_rows, n_in, n_out, dtype=torch.float32, bias=True):
+    """(x, weight, bias or None, dy) on the device under test."""
+    shapes = (n_rows, n_in), (n_out, n_in), (n_out,), (n_rows, n_out)
+    x, weight, b, dy = (torch.randn(shape).to(PLACE, dtype) for shape in shapes)
+    return x, weight, b if bias else None, dy
+
+
+def assert_close(actual, expected, terms, precision="float32"):
+    """Equal to within the dtype's rounding and a share of `terms`, what was added up."""
+    values = double(actual)
+    assert values.shape == np.shape(expected)
+    assert np.array_equal(np.isnan(values), np.isnan(expected))
+    finite = np.isfinite(expected)
+    assert np.array_equal(values[~finite], expected[~finite], equal_nan=True)
+    limit = TOLERANCE[actual.dtype] * np.abs(expected) + FLOOR[actual.dtype]
+    with np.errstate(invalid="ignore"):
+        limit = limit + OF_TERMS[precision] * np.nan_to_num(terms)
+        ratio = np.abs(values - expected)[finite] / limit[finite]
+    assert (ratio <= 1).all(), f"worst {np.max(ratio):.3g} times the limit"
+
+
+def sizes(*tensors):
+    return [None if tensor is None else np.abs(double(tensor)) for tensor in tensors]
+
+
+def check_forward(x, weight, bias, activation="none", precision="float32", **options):
+    y = linear.forward(
+        x, weight, bias, activation=activation, precision=precision, **options
+    )  # fmt: skip
+    expected = reference.linear(*map(double, (x, weight)), double(bias), activation=activation)
+    assert y.dtype == x.dtype and y.is_contiguous()
+    assert_close(y, expected, reference.linear(*sizes(x, weight, bias)), precision)
+    return y
+
+
+def check_backward(dy, x, weight, precision="float32", **options):
+    found = linear.backward(dy, x, weight, precision=precision, **options)
+    expected = reference.linear_backward(*map(double, (dy, x, weight)))
+    terms = reference.linear_backward(*sizes(dy, x, weight))
+    for actual, wanted, scale, what in zip(found, expected, terms, "xwb", strict=True):
+        assert actual.dtype == x.dtype
+        assert_close(actual, wanted, scale, "float32" if what == "b" else precision)
+    return found
+
+
+@every_variant
+@settings(max_examples=12, deadline=None)
+@given(
+    shape=st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40)),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    bias=st.booleans(),
+    activation=st.sampled_from(linear.ACTIVATIONS),
+    seed=st.integers(0, 2**31),
+)
+def test_random_cases(variant, shape, dtype, bias, activation, seed):
+    torch.manual_seed(seed)
+    x, weight, bias, dy = case(*shape, dtype, bias)
+    check_forward(x, weight, bias, activation, variant=variant)
+    check_backward(dy, x, weight, variant=variant)
+
+
+def test_gradient_is_that_of_the_layer():
+    """Finite differences of the truth, whose gradients the kernels are held to."""
+    rng, step = np.random.default_rng(1), 1e-5
+    operands = [rng.normal(size=shape) for shape in ((3, 4), (2, 4), (2,))]
+    dy = rng.normal(size=(3, 2))
+    analytic = reference.linear_backward(dy, *operands[:2])
+    for position, gradient in enumerate(analytic):
+        for i in np.ndindex(gradient.shape):
+            sides = []
+            for sign in (1, -1):
+                moved = [operand.copy() for operand in operands]
+                moved[position][i] += sign * step
+                sides.append((dy * reference.linear(*moved)).sum())
+            assert abs((sides[0] - sides[1]) / (2 * step) - gradient[i]) < 1e-8
+
+
+@every_variant
+def test_against_pytorch(variant):
+    x, weight, bias, dy = case(5, 9, 7)
+    theirs = [tensor.double().requires_grad_() for tensor in (x, weight, bias)]
+    expected = torch.nn.functional.linear(*theirs)
+    expected.backward(dy.double())
+    y = linear.forward(x, weight, bias, variant=variant)
+    torch.testing.assert_close(y.double(), expected.detach(), rtol=1e-5, atol=1e-5)
+    found = linear.backward(dy, x, weight, variant=variant)
+    for actual, peer in zip(found, theirs, strict=True):
+        torch.testing.assert_close(actual.double(), peer.grad, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        reference.linear(*map(double, (x, weight, bias))), double(expected), rtol=1e-12, atol=1e-12
+    )
+
+
+@every_variant
+@pytest.mark.parametrize("shape", [(6,), (2, 3, 6), (2, 0, 6), (1, 1, 1, 6)])
+def test_any_number_of_dimensions(variant, shape):
+    x, weight, bias = (torch.randn(s).to(PLACE) for s in (shape, (5, 6), (5,)))
+    y = check_forward(x, weight, bias, "relu", variant=variant)
+    assert y.shape == (*shape[:-1], 5)
+    check_backward(torch.randn(y.shape).to(PLACE), x, weight, variant=variant)
+
+
+@every_variant
+def test_what_is_not_contiguous(variant):
+    x, weight = torch.randn(6, 10, device=PLACE).t(), torch.randn(8, 12, device=PLACE)[::2, ::2]
+    bias = torch.randn(8, device=PLACE)[::2]
+    check_forward(x, weight, bias, variant=variant)
+    check_backward(torch.randn(1, 4, device=PLACE).expand(10, 4), x, weight, variant=variant)
+
+
+@every_variant
+def test_special_values_as_in_pytorch(variant):
+    x = torch.tensor([[1.0, INF, 2.0], [-INF, 0.0, 1.0], [NAN, 1.0, 1.0], [3e38, 3e38, 0.0]])
+    weight = torch.tensor([[1.0, 1.0, 1.0], [0.5, -0.25, 1.0], [1.5, 0.0, 0.0], [-1.0, 1.0, 2.0]])
+    bias = torch.tensor([0.0, 1.0, -INF, 0.0])
+    expected = torch.nn.functional.linear(x, weight, bias)
+    y = linear.forward(x.to(PLACE), weight.to(PLACE), bias.to(PLACE), variant=variant)
+    torch.testing.assert_close(y.cpu(), expected, equal_nan=True)
+    y = linear.forward(
+        x.to(PLACE), weight.to(PLACE), bias.to(PLACE), activation="relu", variant=variant
+    )  # fmt: skip
+    torch.testing.assert_close(y.cpu(), torch.relu(expected), equal_nan=True)
+
+
+@every_variant
+def test_numbers_stay_within_the_arrays(variant):
+    """Neighbours of the result in memory keep what they hold."""
+    x, weight, bias, _ = case(7, 5, 9)
+    around = torch.full((9, 9), 7.0, device=PLACE)
+    y = around[1:8]
+    assert linear.forward(x, weight, bias, variant=variant, out=y) is y
+    assert (around[0] == 7).all() and (around[8] == 7).all()
+    assert torch.equal(y, linear.forward(x, weight, bias, variant=variant))
+
+
+def test_only_what_is_needed():
+    x, weight, _, dy = case(4, 3, 2)
+    every = linear.backward(dy, x, weight)
+    for wanted in range(8):
+        needs = tuple(bool(wanted & 1 << place) for place in range(3))
+        found = linear.backward(dy, x, weight, needs=needs)
+        for array, peer, needed in zip(found, every, needs, strict=True):
+            assert array is None if not needed else torch.equal(array, peer)
+    assert linear.backward(dy, x, weight, with_bias=False)[2] is None
+
+
+@pytest.mark.parametrize("n_rows, n_cols", [(1, 1), (700, 3), (129, 33)])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_sums_of_columns(n_rows, n_cols, dtype):
+    x, weight, _, dy = case(n_rows, 1, n_cols, dtype)
+    dbias = linear.backward(dy, x, weight, needs=(False, False, True))[2]
+    values = double(dy)
+    assert_close(dbias, values.sum(0), np.abs(values).sum(0))
+
+
+def test_numpy_in_numpy_out():
+    if not SIMULATED:
+        pytest.skip("kernels run on a GPU here, which has no NumPy arrays")
+    x, weight = np.ones((2, 3), np.float32), np.ones((4, 3), np.float32)
+    y = linear.forward(x, weight)
+    assert isinstance(y, np.ndarray) and (y == 3).all()
+    dx, dweight, dbias = linear.backward(y, x, weight)
+    assert (dx == 12).all() and (dweight == 6).all() and (dbias == 6).all()
+
+
+@pytest.mark.parametrize("arguments, options, error", [
+    (((2, 3), (4, 3), (4,)), {"variant": "best"}, (ValueError, "unknown variant 'best'")),
+    (((2, 3), (4, 3), (4,)), {"precision": "half"}, (ValueError, "unknown precision 'half'")),
+    (((2, 3), (4, 3), (4,)), {"activation": "gelu"}, (ValueError, "unknown activation 'gelu'")),
+    (((2, 3), (4, 5), (4,)), {}, (ArrayError, "x must have 5 columns, as weight has")),
+    (((2, 3), (4, 3), (3,)), {}, (ArrayError, "bias must have shape")),
+    (((2, 3), (3,), (3,)), {}, (ArrayError, "weight must have 2 dimensions")),
+    (((), (4, 3), (4,)), {}, (ArrayError, "x must have at least one dimension")),
+])  # fmt: skip
+def test_wrong_arguments(arguments, options, error):
+    tensors = [torch.ones(shape, device=PLACE) for shape in arguments]
+    with pytest.raises(error[0], match=error[1]):
+        linear.forward(*tensors, **options)
+
+
+def test_wrong_types():
+    x, weight, bias, dy = case(2, 3, 4)
+    with pytest.raises(ArrayError, match="weight must be float32, not float16"):
+        linear.forward(x, weight.half(), bias)
+    with pytest.raises(ArrayError, match="bias must be float32, not float16"):
+        linear.forward(x, weight, bias.half())
+    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
+        linear.forward(x.double(), weight, bias)
+    with pytest.raises(ArrayError, match=r"dy must have shape \(2, 4\)"):
+        linear.backward(dy[:1], x, weight)
+    with pytest.raises(ArrayError, match="out must be contiguous"):
+        linear.forward(x, weight, out=torch.empty(4, 2, device=PLACE).t())
+    with pytest.raises(ArrayError, match=r"out must have shape \(2, 4\)"):
+        linear.forward(x, weight, out=torch.empty(2, 3, device=PLACE))
+
+
+@every_variant
+@pytest.mark.skipif(not SIMULATED, reason="the sanitizer works on the simulator")
+def test_clean_under_the_sanitizer(variant):
+    x, weight, bias, dy = case(9, 6, 5)
+    with simulator.sanitize() as report:
+        linear.forward(x, weight, bias, variant=variant)
+        linear.backward(dy, x, weight, variant=variant)
+    assert not report.findings, report
