@@ -23,6 +23,7 @@ from .fused_softmax import (
     softmax_dropout_backward,
 )
 from .linear import linear, linear_backward
+from .max_pool2d import max_pool2d, max_pool2d_backward
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 from .squeeze_excite import squeeze_excite, squeeze_excite_backward
 
@@ -38,6 +39,8 @@ __all__ = [
     "linear_backward",
     "log_softmax",
     "log_softmax_backward",
+    "max_pool2d",
+    "max_pool2d_backward",
     "relu",
     "relu_backward",
     "sigmoid",

@@ -1,0 +1,259 @@
+"""Max pooling: every rung, both directions, every option, against float64 and PyTorch."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from course_lib import SIMULATED, reference, simulator
+from course_lib.kernels import max_pool2d as pool
+from course_lib.runtime.arrays import ArrayError
+
+PLACE = "cpu" if SIMULATED else "cuda"
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+#: Shape of x, and the options.
+CASES = [
+    ((1, 1, 1, 1), dict(kernel_size=1)),
+    ((2, 3, 8, 8), dict(kernel_size=2)),
+    ((1, 2, 11, 11), dict(kernel_size=2)),
+    ((2, 8, 7, 9), dict(kernel_size=3, stride=2, padding=1)),
+    ((1, 5, 6, 10), dict(kernel_size=(3, 2), stride=(1, 3), padding=(1, 0))),
+    ((2, 4, 9, 8), dict(kernel_size=3, stride=2, ceil_mode=True)),
+    ((1, 3, 10, 7), dict(kernel_size=(2, 3), stride=(3, 1), dilation=(3, 2), padding=(1, 1))),
+    ((1, 16, 5, 5), dict(kernel_size=2, stride=3, ceil_mode=True)),
+    ((3, 1, 4, 4), dict(kernel_size=4, padding=2, stride=1)),
+    ((2, 2, 3, 40), dict(kernel_size=(3, 5), stride=(1, 5))),
+    ((1, 1, 12, 12), dict(kernel_size=5, stride=4, padding=2, ceil_mode=True)),
+]
+
+every_variant = pytest.mark.parametrize("variant", pool.VARIANTS)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+every_format = pytest.mark.parametrize("layout", FORMATS)
+every_case = pytest.mark.parametrize(("shape", "options"), CASES, ids=str)
+
+
+def double(tensor):
+    return tensor.detach().double().cpu().numpy()
+
+
+def image(shape, dtype=torch.float32, layout="contiguous"):
+    """Few different values, so that many windows have equal ones."""
+    x = torch.randint(-9, 10, shape).to(PLACE, dtype)
+    return x.to(memory_format=FORMATS[layout])
+
+
+def by_torch(x, options):
+    # On the CPU and in float32: exact all the same.
+    return F.max_pool2d(x.detach().cpu().float(), return_indices=True, **options)
+
+
+def positions(indices, shape, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
+    """Indices in the window as indices in the plane."""
+    pairs = (kernel_size, stride or kernel_size, padding, dilation)
+    (KH, KW), (SH, SW), (PH, PW), (DH, DW) = (v if isinstance(v, tuple) else (v, v) for v in pairs)
+    k = indices.cpu().long()
+    oh = torch.arange(k.shape[2])[:, None]
+    ow = torch.arange(k.shape[3])
+    return (oh * SH - PH + k // KW * DH) * shape[3] + ow * SW - PW + k % KW * DW
+
+
+def check(x, options, variant, index_dtype="int32"):
+    y, indices = pool.forward(x, variant=variant, index_dtype=index_dtype, **options)
+    expected, at = by_torch(x, options)
+    assert y.dtype == x.dtype and indices.dtype == getattr(torch, index_dtype)
+    torch.testing.assert_close(y.cpu().float(), expected, rtol=0, atol=0, equal_nan=True)
+    found = indices.cpu() if index_dtype != "uint8" else positions(indices, x.shape, **options)
+    assert torch.equal(found.long(), at)
+    return y, indices
+
+
+def check_backward(dy, indices, at, x, options, variant):
+    dx = pool.backward(dy, indices, x.shape, variant=variant, **options)
+    dx = pool.backward(dy, indices, x.shape, variant=variant, **options, out=dx.fill_(math.nan))
+    assert dx.dtype == dy.dtype
+    expected = reference.max_pool2d_backward(double(dy), at, x.shape)
+    size = reference.max_pool2d_backward(np.abs(double(dy)), at, x.shape)
+    # A sum of KH·KW numbers in float32, rounded once.
+    error = np.abs(double(dx) - expected)
+    assert (error <= torch.finfo(dy.dtype).eps * size).all()
+    return dx
+
+
+@every_variant
+@every_dtype
+@every_format
+@every_case
+def test_forward_and_backward(variant, dtype, layout, shape, options):
+    x = image(shape, dtype, layout)
+    index_dtype = {torch.float32: "int32", torch.float16: "uint8", torch.bfloat16: "int64"}[dtype]
+    y, indices = check(x, options, variant, index_dtype)
+    assert y.is_contiguous(memory_format=FORMATS[layout])
+    dy = torch.randn(y.shape).to(PLACE, dtype).to(memory_format=FORMATS[layout])
+    at = by_torch(x, options)[1].numpy()
+    dx = check_backward(dy, indices, at, x, options, variant)
+    assert dx.is_contiguous(memory_format=FORMATS[layout])
+
+
+@every_case
+def test_the_reference_agrees_with_pytorch(shape, options):
+    x = image(shape)
+    y, indices = reference.max_pool2d(double(x), **options)
+    expected, at = by_torch(x, options)
+    assert np.array_equal(y, double(expected)) and np.array_equal(indices, at)
+    leaf = torch.from_numpy(double(x)).requires_grad_()
+    F.max_pool2d(leaf, **options).backward(torch.ones(y.shape, dtype=torch.float64))
+    assert np.array_equal(leaf.grad, reference.max_pool2d_backward(np.ones_like(y), indices, shape))
+
+
+options_of_a_layer = st.fixed_dictionaries(
+    dict(
+        kernel_size=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+        stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+        dilation=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+        ceil_mode=st.booleans(),
+    )
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.tuples(*(st.integers(1, most) for most in (2, 9, 14, 14))),
+    options=options_of_a_layer,
+    padded=st.tuples(st.booleans(), st.booleans()),
+    layout=st.sampled_from(list(FORMATS)),
+    dtype=st.sampled_from(DTYPES),
+    variant=st.sampled_from(list(pool.VARIANTS)),
+    index_dtype=st.sampled_from(pool.INDEX_DTYPES),
+)
+def test_random_layers(shape, options, padded, layout, dtype, variant, index_dtype):
+    reach = [d * (k - 1) + 1 for k, d in zip(options["kernel_size"], options["dilation"])]
+    options["padding"] = tuple(min(k // 2, r // 2) * p for k, r, p in zip(
+        options["kernel_size"], reach, padded))  # fmt: skip
+    x = image(shape, dtype, layout)
+    try:
+        expected, at = by_torch(x, options)
+    except RuntimeError:
+        with pytest.raises(ValueError):
+            pool.forward(x, variant=variant, **options)
+        return
+    y, indices = check(x, options, variant, index_dtype)
+    check_backward(torch.randn_like(y), indices, at.numpy(), x, options, variant)
+
+
+@every_variant
+@every_format
+def test_special_values_as_in_pytorch(variant, layout):
+    x = image((2, 4, 6, 6), layout=layout)
+    x[0, 0, 1, 1] = math.nan
+    x[0, 0, 1, 2], x[0, 0, 4, 4], x[0, 0, 4, 5] = math.inf, math.nan, math.nan
+    x[0, 1] = -math.inf
+    x[1, 2] = math.nan
+    x[1, 3, 0] = -math.inf
+    for options in (dict(kernel_size=2), dict(kernel_size=3, stride=2, padding=1)):
+        for index_dtype in pool.INDEX_DTYPES:
+            check(x, options, variant, index_dtype)
+
+
+@every_variant
+def test_finite_differences(variant):
+    options = dict(kernel_size=3, stride=2, padding=1)
+    x = torch.randperm(2 * 3 * 7 * 5).float().reshape(2, 3, 7, 5).to(PLACE)
+    y, indices = pool.forward(x, variant=variant, **options)
+    dy = torch.randn_like(y)
+    dx = double(pool.backward(dy, indices, x.shape, variant=variant, **options))
+    for index in np.ndindex(1, 3, 7, 5):
+        up, down = double(x), double(x)
+        up[index] += 0.25
+        down[index] -= 0.25
+        change = reference.max_pool2d(up, **options)[0] - reference.max_pool2d(down, **options)[0]
+        assert abs((change * 2 * double(dy)).sum() - dx[index]) < 1e-6
+
+
+@every_variant
+def test_memory_that_starts_anywhere_and_other_layouts(variant):
+    options = dict(kernel_size=2)
+    for start in (1, 2, 3):
+        memory = image((2 * 3 * 8 * 10 + start,))
+        check(memory[start:].view(2, 3, 8, 10), options, variant)
+        memory = torch.full((2 * 3 * 4 * 5 + 8,), 7.0, device=PLACE)
+        x = image((2, 3, 8, 10))
+        out = memory[start : start + 120].view(2, 3, 4, 5)
+        y, indices = pool.forward(x, variant=variant, out=out, **options)
+        assert y is out and torch.equal(y.cpu(), by_torch(x, options)[0])
+        assert memory[:start].eq(7).all() and memory[start + 120 :].eq(7).all()
+        dx = torch.full((2 * 3 * 8 * 10 + 8,), 7.0, device=PLACE)
+        inner = dx[start : start + 480].view(2, 3, 8, 10)
+        pool.backward(y, indices, x.shape, variant=variant, out=inner, **options)
+        assert torch.equal(inner, pool.backward(y, indices, x.shape, variant="naive", **options))
+        assert dx[:start].eq(7).all() and dx[start + 480 :].eq(7).all()
+    x = image((4, 3, 8, 10))
+    for view in (x[:, :, ::2], x.transpose(0, 1), x.transpose(2, 3), x[:1].expand(4, 3, 8, 10)):
+        check(view, options, variant)
+
+
+def test_gradients_of_another_memory_format():
+    x = image((2, 4, 6, 6))
+    y, indices = pool.forward(x, 2)
+    dy = torch.randn_like(y)
+    expected = pool.backward(dy, indices, x.shape, 2)
+    last = dy.to(memory_format=torch.channels_last)
+    assert torch.equal(pool.backward(last, indices, x.shape, 2), expected)
+    assert torch.equal(pool.backward(dy.transpose(2, 3).contiguous().transpose(2, 3), indices,
+                                     x.shape, 2), expected)  # fmt: skip
+
+
+@every_variant
+def test_empty(variant):
+    y, indices = pool.forward(torch.empty(0, 3, 4, 4, device=PLACE), 2, variant=variant)
+    assert y.shape == indices.shape == (0, 3, 2, 2)
+    assert pool.backward(y, indices, (0, 3, 4, 4), 2, variant=variant).shape == (0, 3, 4, 4)
+
+
+def test_errors_name_what_was_expected():
+    x = image((2, 3, 8, 8))
+    with pytest.raises(ArrayError, match=r"x must have 4 dimensions, not shape \(3, 8, 8\)"):
+        pool.forward(x[0], 2)
+    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
+        pool.forward(x.double(), 2)
+    with pytest.raises(ValueError, match="unknown variant 'tree'; there are naive, rows"):
+        pool.forward(x, 2, variant="tree")
+    with pytest.raises(ValueError, match="padding must be at most half of what a window spans, 2"):
+        pool.forward(x, 2, padding=2)
+    with pytest.raises(ValueError, match=r"windows that span 9 do not fit images of 8×8"):
+        pool.forward(x, 9)
+    with pytest.raises(ValueError, match="stride must be one or two ints of at least 1, not 0"):
+        pool.forward(x, 2, stride=0)
+    with pytest.raises(ValueError, match="kernel_size must be one or two ints"):
+        pool.forward(x, (2, 2, 2))
+    with pytest.raises(ValueError, match="indices must be int32 or int64 or uint8, not 'int8'"):
+        pool.forward(x, 2, index_dtype="int8")
+    with pytest.raises(ValueError, match="a byte can't tell 17×17 positions"):
+        pool.forward(image((1, 1, 17, 17)), 17, index_dtype="uint8")
+    with pytest.raises(ArrayError, match=r"out must have shape \(2, 3, 4, 4\)"):
+        pool.forward(x, 2, out=x)
+    with pytest.raises(ArrayError, match="out must be contiguous"):
+        pool.forward(x, 2, out=image((2, 3, 4, 4), layout="channels_last"))
+    y, indices = pool.forward(x, 2)
+    with pytest.raises(ArrayError, match=r"dy must have shape \(2, 3, 4, 4\), not \(2, 3, 8, 8\)"):
+        pool.backward(x, indices, x.shape, 2)
+    with pytest.raises(ArrayError, match="indices must be int32 or int64 or uint8, not float32"):
+        pool.backward(y, y, x.shape, 2)
+    with pytest.raises(ValueError, match="shape must be that of the input"):
+        pool.backward(y, indices, (8, 8), 2)
+
+
+@pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
+@every_variant
+@every_format
+def test_the_sanitizer_finds_nothing(variant, layout):
+    for shape, options in CASES[2:5]:
+        x = image(shape, layout=layout)
+        with simulator.sanitize() as report:
+            y, indices = pool.forward(x, variant=variant, **options)
+            pool.backward(y, indices, x.shape, variant=variant, **options)
+        assert not report.findings, report
