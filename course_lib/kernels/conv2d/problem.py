@@ -1,0 +1,154 @@
+"""What is convolved with what: sizes and options as plain numbers, and arrays made ready."""
+
+import functools
+import operator
+from typing import NamedTuple
+
+import numpy as np
+
+from course_lib.runtime import arrays
+
+DTYPES = ("float32", "float16", "bfloat16")
+PRECISIONS = ("float32", "tf32")
+MOST = 2**31 - 1  # of every number that kernels take
+
+
+class Problem(NamedTuple):
+    """A convolution of x (N, C, H, W) with weight (K, C/groups, R, S) to y (N, K, P, Q).
+
+    With `channels_last` all lie in memory as N·H·W·C, else as N·C·H·W.
+    """
+
+    N: int
+    C: int
+    H: int
+    W: int
+    K: int
+    R: int
+    S: int
+    P: int
+    Q: int
+    stride_h: int
+    stride_w: int
+    pad_h: int
+    pad_w: int
+    dilation_h: int
+    dilation_w: int
+    groups: int
+    channels_last: bool
+
+    @property
+    def x_shape(self):
+        return self.N, self.C, self.H, self.W
+
+    @property
+    def y_shape(self):
+        return self.N, self.K, self.P, self.Q
+
+    @property
+    def weight_shape(self):
+        return self.K, self.C // self.groups, self.R, self.S
+
+    @property
+    def numbers(self):
+        """All of it as kernels take it, in the order of the fields."""
+        return tuple(map(np.int32, self[:-1])) + (self.channels_last,)
+
+
+@functools.lru_cache(maxsize=4096)
+def problem_of(x_shape, weight_shape, stride, padding, dilation, groups, channels_last):
+    """The `Problem` of a call; ArrayError or ValueError where the arguments do not go together."""
+    stride = _pair(stride, "stride", 1)
+    padding = _pair(padding, "padding", 0)
+    dilation = _pair(dilation, "dilation", 1)
+    groups = _whole(groups, "groups", 1)
+    N, C, H, W = x_shape
+    K, per_group, R, S = weight_shape
+    for count, what in ((C, f"x has {C} channels"), (K, f"weight has {K} output channels")):
+        if count % groups:
+            raise arrays.ArrayError(f"{what}, which groups={groups} does not divide")
+    if per_group != C // groups or R < 1 or S < 1:
+        raise arrays.ArrayError(
+            f"weight must have shape (K, {C // groups}, R, S) with R and S from 1 on, for x of "
+            f"shape {x_shape} and groups={groups}; it has {weight_shape}"
+        )
+    y_size = []
+    for size, taps, step, pad, apart in zip((H, W), (R, S), stride, padding, dilation, strict=True):
+        reach = apart * (taps - 1) + 1
+        if size + 2 * pad < reach:
+            raise arrays.ArrayError(
+                f"kernel size can't be greater than the padded input: a filter of {(R, S)} with "
+                f"dilation {dilation}, x of {(H, W)} with padding {padding}"
+            )
+        y_size.append((size + 2 * pad - reach) // step + 1)
+    numbers = N, C, H, W, K, R, S, *y_size, *stride, *padding, *dilation, groups
+    if max(numbers) > MOST or max(H * W, y_size[0] * y_size[1]) > MOST:
+        raise arrays.ArrayError(
+            f"sizes and options must be below 2**31, and so must the pixels of a plane: {numbers}"
+        )
+    return Problem(*numbers, channels_last)
+
+
+def _whole(value, name, least):
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an int or a pair of ints, not {value!r}") from None
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+    return value
+
+
+def _pair(value, name, least):
+    if not isinstance(value, (tuple, list)):
+        return (_whole(value, name, least),) * 2
+    if len(value) != 2:
+        raise ValueError(f"{name} must be an int or a pair of ints, not {value!r}")
+    return tuple(_whole(each, name, least) for each in value)
+
+
+def checked(x, weight, stride, padding, dilation, groups, precision):
+    """(problem, x, weight): checked, and as kernels take them, of one memory format.
+
+    The format is that of x. An x of neither format is copied to a contiguous one, and a weight of
+    the other is copied as well: kernels would otherwise need strides for everything.
+    """
+    arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
+    arrays.require(weight, "weight", dtypes=(arrays.dtype_name(x),), n_dims=4)
+    if precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}; there are {', '.join(PRECISIONS)}")
+    channels_last = arrays.is_channels_last(x) and not arrays.is_contiguous_array(x)
+    options = (_hashable(option) for option in (stride, padding, dilation))
+    problem = problem_of(tuple(x.shape), tuple(weight.shape), *options, groups, channels_last)
+    return problem, formatted(x, problem), formatted(weight, problem)
+
+
+def _hashable(option):
+    return tuple(option) if isinstance(option, list) else option
+
+
+def formatted(array, problem):
+    """`array` in the problem's memory format: itself, or a copy."""
+    if not problem.channels_last:
+        return arrays.contiguous(array)
+    if arrays.is_channels_last(array):
+        return array
+    return arrays.laid_out_like(array, empty(array.shape, array, problem))
+
+
+def empty(shape, like, problem):
+    """A new array of the problem's memory format."""
+    return arrays.empty(tuple(shape), like=like, channels_last=problem.channels_last)
+
+
+def result(out, shape, like, problem):
+    """`out`, checked, or a new array in its place."""
+    if out is None:
+        return empty(shape, like, problem)
+    arrays.require(out, "out", shape=shape, dtypes=(arrays.dtype_name(like),), writable=True)
+    if not (
+        arrays.is_channels_last(out) if problem.channels_last else arrays.is_contiguous_array(out)
+    ):
+        wanted = "channels-last" if problem.channels_last else "contiguous"
+        raise arrays.ArrayError(f"out must be {wanted}; its strides are {arrays.strides_of(out)}")
+    return out

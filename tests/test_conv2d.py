@@ -1,0 +1,318 @@
+"""Convolution: every rung, forward and all gradients, against float64, PyTorch and differences."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from course_lib import SIMULATED, simulator
+from course_lib.kernels import conv2d
+from course_lib.reference.conv2d import conv2d as truth
+from course_lib.reference.conv2d import conv2d_backward as truth_backward
+from course_lib.runtime.arrays import ArrayError
+
+PLACE = "cpu" if SIMULATED else "cuda"
+# Half a unit in the last place of the result.
+ROUNDING = {torch.float32: 1e-7, torch.float16: 5e-4, torch.bfloat16: 4e-3}
+FLOOR = {torch.float32: 1e-36, torch.float16: 6e-8, torch.bfloat16: 1e-36}  # half the smallest
+LAYOUTS = (torch.contiguous_format, torch.channels_last)
+
+every_variant = pytest.mark.parametrize("variant", conv2d.VARIANTS)
+every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=("nchw", "nhwc"))
+
+
+def double(tensor):
+    return None if tensor is None else tensor.detach().double().cpu().numpy()
+
+
+def case(x_shape, weight_shape, dtype=torch.float32, layout=LAYOUTS[0], biased=True):
+    """(x, weight, bias or None) on the device under test."""
+    x, weight = (
+        torch.randn(shape).to(PLACE, dtype, memory_format=layout)
+        for shape in (x_shape, weight_shape)
+    )
+    return x, weight, torch.randn(weight_shape[0]).to(PLACE, dtype) if biased else None
+
+
+def assert_close(actual, expected, terms):
+    """Equal to within the dtype's rounding and 1e-6 of `terms`, the sizes of what was added up."""
+    values = double(actual)
+    assert values.shape == expected.shape
+    limit = ROUNDING[actual.dtype] * np.abs(expected) + FLOOR[actual.dtype] + 1e-6 * terms
+    error = np.abs(values - expected)
+    assert (error <= limit).all(), f"worst {np.nanmax(error / limit):.3g} times the limit"
+
+
+def check(variant, x, weight, bias, **options):
+    """Run and check the forward pass and all three gradients; returns (y, dx, dweight, dbias)."""
+    y = conv2d.forward(x, weight, bias, variant=variant, **options)
+    arguments = [double(tensor) for tensor in (x, weight, bias)]
+    sizes = [None if array is None else np.abs(array) for array in arguments]
+    assert_close(y, truth(*arguments, **options), truth(*sizes, **options))
+    assert y.dtype == x.dtype and laid_out_alike(y, x)
+    dy = torch.randn(y.shape).to(x)
+    found = conv2d.backward(dy, x, weight, with_bias=bias is not None, variant=variant, **options)
+    expected = truth_backward(double(dy), *arguments[:2], **options)
+    sizes = truth_backward(np.abs(double(dy)), *sizes[:2], **options)
+    assert (found[2] is None) == (bias is None)
+    for gradient, *wanted in zip(found, expected, sizes, strict=True):
+        if gradient is not None:
+            assert gradient.dtype == x.dtype
+            assert_close(gradient, *wanted)
+    assert laid_out_alike(found[0], x)
+    return y, *found
+
+
+def laid_out_alike(y, x):
+    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return y.is_contiguous(memory_format=LAYOUTS[last])
+
+
+small = st.integers(1, 3)
+
+
+@every_variant
+@settings(max_examples=25, deadline=None)
+@given(
+    N=st.integers(0, 3),
+    per_group=st.tuples(st.integers(1, 5), st.integers(1, 6)),
+    groups=small,
+    size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    filter_size=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=small | st.tuples(small, small),
+    padding=st.integers(0, 2) | st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    dilation=small | st.tuples(small, small),
+    biased=st.booleans(),
+    dtype=st.sampled_from(list(ROUNDING)),
+    layout=st.sampled_from(LAYOUTS),
+    seed=st.integers(0, 2**31),
+)
+def test_random_cases(
+    variant, N, per_group, groups, size, filter_size, stride, padding, dilation, biased, dtype,
+    layout, seed,
+):  # fmt: skip
+    torch.manual_seed(seed)
+    pair = [(v, v) if isinstance(v, int) else v for v in (padding, dilation)]
+    for length, taps, pad, apart in zip(size, filter_size, *pair, strict=True):
+        assume(length + 2 * pad > apart * (taps - 1))
+    C, K = (count * groups for count in per_group)
+    tensors = case((N, C, *size), (K, C // groups, *filter_size), dtype, layout, biased)
+    options = dict(stride=stride, padding=padding, dilation=dilation, groups=groups)
+    if N:
+        check(variant, *tensors, **options)
+    else:
+        y = conv2d.forward(*tensors, variant=variant, **options)
+        dx, dweight, dbias = conv2d.backward(y, *tensors[:2], variant=variant, **options)
+        assert y.shape[1] == K and dx.shape == tensors[0].shape
+        assert not dweight.any() and not dbias.any()
+
+
+CASES = [
+    ((2, 3, 6, 5), (4, 3, 3, 2), {}),
+    ((1, 4, 7, 7), (6, 2, 3, 3), dict(stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2)),
+    ((2, 3, 5, 4), (6, 1, 2, 3), dict(padding=1, groups=3)),
+    ((1, 2, 9, 4), (3, 2, 1, 1), dict(stride=3)),
+]
+every_case = pytest.mark.parametrize("x_shape, weight_shape, options", CASES)
+
+
+@every_case
+def test_truth_is_that_of_pytorch(x_shape, weight_shape, options):
+    x, weight = (torch.randn(s).double().requires_grad_() for s in (x_shape, weight_shape))
+    bias = torch.randn(weight_shape[0]).double().requires_grad_()
+    expected = F.conv2d(x, weight, bias, **options)
+    found = truth(double(x), double(weight), double(bias), **options)
+    np.testing.assert_allclose(found, double(expected), rtol=1e-12, atol=1e-12)
+    dy = torch.randn(expected.shape).double()
+    expected.backward(dy)
+    gradients = truth_backward(double(dy), double(x), double(weight), **options)
+    for gradient, tensor in zip(gradients, (x, weight, bias), strict=True):
+        np.testing.assert_allclose(gradient, double(tensor.grad), rtol=1e-12, atol=1e-12)
+
+
+@every_case
+def test_gradients_are_those_of_the_sum(x_shape, weight_shape, options):
+    """Finite differences of the truth, whose gradients the kernels are held to."""
+    inputs = [np.random.randn(*shape) for shape in (x_shape, weight_shape, weight_shape[:1])]
+    dy = np.random.randn(*truth(*inputs, **options).shape)
+    gradients = truth_backward(dy, *inputs[:2], **options)
+    for which, gradient in enumerate(gradients):
+        for place in [tuple(np.random.randint(size) for size in gradient.shape) for _ in range(9)]:
+            sides = []
+            for step in (1e-3, -1e-3):  # of a linear function, so no step is too long
+                moved = [array.copy() for array in inputs]
+                moved[which][place] += step
+                sides.append((dy * truth(*moved, **options)).sum())
+            assert (sides[0] - sides[1]) / 2e-3 == pytest.approx(gradient[place], abs=1e-8)
+
+
+@every_variant
+@every_case
+@every_layout
+def test_every_option_against_pytorch(variant, x_shape, weight_shape, options, layout):
+    tensors = case(x_shape, weight_shape, layout=layout)
+    y, dx, dweight, dbias = check(variant, *tensors, **options)
+    theirs = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+    expected = F.conv2d(*theirs, **options)
+    torch.testing.assert_close(y, expected.detach(), rtol=1e-5, atol=1e-5)
+
+
+@every_variant
+@every_layout
+def test_rows_and_channels_that_fill_no_tile(variant, layout):
+    """More pixels and filters than one block takes, and none a multiple of anything."""
+    check(variant, *case((1, 3, 7, 11), (35, 3, 2, 3), layout=layout), padding=1)
+
+
+@every_variant
+@every_layout
+def test_memory_that_starts_anywhere(variant, layout):
+    """Arrays off the 16-byte boundaries; nothing before or behind the result is written."""
+
+    def moved(tensor, by):
+        room = torch.full((by + tensor.numel() + 9,), 7.0, device=PLACE)
+        strides = torch.empty(tensor.shape).to(memory_format=layout).stride()
+        view = room[by : by + tensor.numel()].as_strided(tensor.shape, strides, by)
+        view.copy_(tensor)
+        return room, view
+
+    x, weight, bias = case((2, 4, 5, 5), (8, 4, 3, 3), layout=layout)
+    (_, x), (_, weight), (_, bias) = moved(x, 1), moved(weight, 3), (None, bias)
+    check(variant, x, weight, bias, padding=1)
+    room, out = moved(torch.full((2, 8, 5, 5), math.nan), 2)
+    y = conv2d.forward(x, weight, bias, padding=1, variant=variant, out=out)
+    assert y is out and (room[:2] == 7).all() and (room[-7:] == 7).all()
+    assert torch.equal(y, conv2d.forward(x, weight, bias, padding=1, variant=variant))
+
+
+@every_variant
+def test_strided_arguments_and_a_weight_of_the_other_format(variant):
+    x, weight, bias = case((2, 4, 5, 6), (6, 4, 3, 3))
+    expected = conv2d.forward(x, weight, bias, variant=variant)
+    twice = [torch.stack([a, a], dim=-1)[..., 0] for a in (x, weight, bias)]
+    assert torch.equal(conv2d.forward(*twice, variant=variant), expected)
+    dy = torch.randn(expected.shape, device=PLACE)
+    gradients = conv2d.backward(dy, x, weight, variant=variant)
+    again = conv2d.backward(torch.stack([dy, dy], -1)[..., 0], *twice[:2], variant=variant)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
+    check(variant, x.to(memory_format=torch.channels_last), weight, bias)
+    check(variant, x, weight.to(memory_format=torch.channels_last), bias)
+
+
+@every_variant
+def test_runs_agree_bit_for_bit_and_inputs_are_left_alone(variant):
+    x, weight, bias = case((2, 3, 6, 7), (5, 3, 3, 3))
+    before = [tensor.clone() for tensor in (x, weight, bias)]
+    first = conv2d.forward(x, weight, bias, variant=variant)
+    assert torch.equal(first, conv2d.forward(x, weight, bias, variant=variant))
+    runs = [conv2d.backward(first, x, weight, variant=variant) for _ in range(2)]
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    for tensor, copy in zip((x, weight, bias), before, strict=True):
+        assert torch.equal(tensor, copy)
+
+
+@every_variant
+def test_only_what_is_needed(variant):
+    x, weight, bias = case((1, 2, 4, 4), (3, 2, 3, 3))
+    dy = torch.randn(1, 3, 2, 2, device=PLACE)
+    every = conv2d.backward(dy, x, weight, variant=variant)
+    for number in range(8):
+        needs = tuple(bool(number >> i & 1) for i in range(3))
+        found = conv2d.backward(dy, x, weight, needs=needs, variant=variant)
+        for needed, gradient, wanted in zip(needs, found, every, strict=True):
+            assert torch.equal(gradient, wanted) if needed else gradient is None
+    assert conv2d.backward(dy, x, weight, with_bias=False, variant=variant)[2] is None
+
+
+@every_variant
+@every_layout
+def test_values_that_are_not_finite_stay_where_they_are(variant, layout):
+    x, weight, bias = case((1, 2, 6, 6), (3, 2, 3, 3), layout=layout)
+    x[0, 1, 0, 0] = math.nan
+    x[0, 0, 5, 5] = math.inf
+    y = conv2d.forward(x, weight, bias, variant=variant)
+    expected = F.conv2d(x, weight, bias)
+    torch.testing.assert_close(y, expected, equal_nan=True, rtol=1e-5, atol=1e-5)
+    assert torch.isfinite(y).sum() == y.numel() - 6
+
+
+@every_variant
+@every_layout
+def test_sanitizer_finds_nothing(variant, layout):
+    x, weight, bias = case((2, 4, 5, 4), (6, 2, 3, 2), layout=layout)
+    options = dict(stride=(2, 1), padding=1, groups=2, variant=variant)
+    with simulator.sanitize() as report:
+        y = conv2d.forward(x, weight, bias, **options)
+        conv2d.backward(y, x, weight, **options)
+    assert not report, str(report)
+
+
+def test_nothing_to_do():
+    for x_shape, weight_shape in (((0, 3, 5, 5), (4, 3, 3, 3)), ((2, 3, 5, 5), (0, 3, 3, 3))):
+        x, weight, bias = case(x_shape, weight_shape)
+        y = conv2d.forward(x, weight, bias)
+        assert y.shape == (x_shape[0], weight_shape[0], 3, 3)
+        dx, dweight, dbias = conv2d.backward(y, x, weight)
+        assert dx.shape == x.shape and dweight.shape == weight.shape
+        assert not dx.any() and not dweight.any() and not dbias.any()
+
+
+@pytest.mark.parametrize("arguments, options, error, words", [
+    (((1, 2, 4), (3, 2, 3, 3)), {}, ArrayError, "x must have 4 dimensions"),
+    (((1, 2, 4, 4), (3, 2, 3)), {}, ArrayError, "weight must have 4 dimensions"),
+    (((1, 2, 4, 4), (3, 4, 3, 3)), {}, ArrayError, r"shape \(K, 2, R, S\)"),
+    (((1, 2, 4, 4), (3, 2, 5, 3)), {}, ArrayError, "can't be greater than the padded input"),
+    (((1, 2, 4, 4), (3, 2, 3, 0)), {}, ArrayError, "R and S from 1 on"),
+    (((1, 3, 4, 4), (4, 1, 3, 3)), dict(groups=2), ArrayError, "groups=2 does not divide"),
+    (((1, 4, 4, 4), (3, 2, 3, 3)), dict(groups=2), ArrayError, "groups=2 does not divide"),
+    (((1, 2, 4, 4), (3, 2, 3, 3)), dict(stride=0), ValueError, "stride must be at least 1"),
+    (((1, 2, 4, 4), (3, 2, 3, 3)), dict(padding=-1), ValueError, "padding must be at least 0"),
+    (((1, 2, 4, 4), (3, 2, 3, 3)), dict(dilation=(1, 2, 3)), ValueError, "a pair of ints"),
+    (((1, 2, 4, 4), (3, 2, 3, 3)), dict(stride=1.5), ValueError, "stride must be an int"),
+    (((1, 2, 4, 4), (3, 2, 3, 3)), dict(groups=0), ValueError, "groups must be at least 1"),
+    (((1, 2, 4, 4), (3, 2, 3, 3)), dict(variant="fast"), ValueError, "unknown variant 'fast'"),
+    (((1, 2, 4, 4), (3, 2, 3, 3)), dict(precision="half"), ValueError, "unknown precision"),
+])  # fmt: skip
+def test_wrong_arguments_are_named(arguments, options, error, words):
+    x, weight = (torch.zeros(shape, device=PLACE) for shape in arguments)
+    with pytest.raises(error, match=words):
+        conv2d.forward(x, weight, **options)
+    with pytest.raises(error, match=words):
+        conv2d.backward(x, x, weight, **options)
+
+
+def test_wrong_arrays_are_named():
+    x, weight, bias = case((1, 2, 4, 4), (3, 2, 3, 3))
+    with pytest.raises(ArrayError, match="weight must be float32, not float16"):
+        conv2d.forward(x, weight.half())
+    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
+        conv2d.forward(x.double(), weight.double())
+    with pytest.raises(ArrayError, match=r"bias must have shape \(3,\), not \(2,\)"):
+        conv2d.forward(x, weight, bias[:2])
+    with pytest.raises(ArrayError, match=r"dy must have shape \(1, 3, 2, 2\)"):
+        conv2d.backward(x, x, weight)
+    with pytest.raises(ArrayError, match=r"out must have shape \(1, 3, 2, 2\)"):
+        conv2d.forward(x, weight, out=x)
+    out = torch.zeros(1, 3, 2, 2, device=PLACE).to(memory_format=torch.channels_last)
+    with pytest.raises(ArrayError, match="out must be contiguous; its strides are"):
+        conv2d.forward(x, weight, out=out)
+    last = x.to(memory_format=torch.channels_last)
+    with pytest.raises(ArrayError, match="out must be channels-last; its strides are"):
+        conv2d.forward(last, weight, out=out.contiguous())
+    with pytest.raises(ArrayError, match="must be an array, not a list"):
+        conv2d.forward(x.tolist(), weight)
+
+
+def test_numpy_arrays():
+    if not SIMULATED:
+        pytest.skip("NumPy arrays are the simulator's")
+    x, weight = np.random.randn(1, 2, 5, 5), np.random.randn(3, 2, 3, 3)
+    x, weight = x.astype(np.float32), weight.astype(np.float32)
+    y = conv2d.forward(x, weight)
+    np.testing.assert_allclose(y, truth(x, weight), rtol=1e-4, atol=1e-5)
+    dx, dweight, dbias = conv2d.backward(y, x, weight)
+    assert all(type(array) is np.ndarray for array in (y, dx, dweight, dbias))
