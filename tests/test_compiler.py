@@ -13,6 +13,7 @@ import pytest
 from course_lib.kernels import (
     activation,
     bn_relu_softmax,
+    conv2d,
     cross_entropy,
     global_avg_pool,
     softmax,
@@ -66,7 +67,7 @@ for number, (kernel, found) in enumerate(of_kernel.values()):
 """
 MODULES = (
     activation, global_avg_pool, softmax, cross_entropy, softmax_dropout, bn_relu_softmax,
-    squeeze_excite,
+    squeeze_excite, conv2d,
 )  # fmt: skip
 #: Left out to save a minute, and run on a GPU: they are made of what those of other dtypes are.
 LEFT_OUT = "float16 with float32 weights|squeeze_excite.* float16"

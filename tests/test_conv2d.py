@@ -9,12 +9,11 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from course_lib import SIMULATED, simulator
+from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import conv2d
-from course_lib.reference.conv2d import conv2d as truth
-from course_lib.reference.conv2d import conv2d_backward as truth_backward
 from course_lib.runtime.arrays import ArrayError
 
+truth, truth_backward = reference.conv2d, reference.conv2d_backward
 PLACE = "cpu" if SIMULATED else "cuda"
 # Half a unit in the last place of the result.
 ROUNDING = {torch.float32: 1e-7, torch.float16: 5e-4, torch.bfloat16: 4e-3}

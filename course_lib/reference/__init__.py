@@ -14,6 +14,7 @@ from .basic import (
     swish,
     swish_backward,
 )
+from .conv2d import conv2d, conv2d_backward
 from .cross_entropy import cross_entropy, cross_entropy_backward
 from .fused_softmax import (
     bn_relu_softmax,
@@ -30,6 +31,8 @@ from .squeeze_excite import squeeze_excite, squeeze_excite_backward
 __all__ = [
     "bn_relu_softmax",
     "bn_relu_softmax_backward",
+    "conv2d",
+    "conv2d_backward",
     "cross_entropy",
     "cross_entropy_backward",
     "dropout_mask",
