@@ -7,12 +7,14 @@ refused with an error, not approximated.
 from course_lib.ops.activation import relu, sigmoid, swish
 from course_lib.ops.cross_entropy import cross_entropy
 from course_lib.ops.fused_softmax import bn_relu_softmax, softmax_dropout
+from course_lib.ops.linear import linear
 from course_lib.ops.softmax import log_softmax, softmax
 from course_lib.ops.squeeze_excite import squeeze_excite
 
 __all__ = [
     "bn_relu_softmax",
     "cross_entropy",
+    "linear",
     "log_softmax",
     "relu",
     "sigmoid",

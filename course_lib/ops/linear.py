@@ -1,0 +1,138 @@
+"""The linear layer as an operator of PyTorch."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from course_lib.kernels import linear as kernels
+from course_lib.ops.registration import Operator, require_floating_point
+
+
+def _precision():
+    """What ``torch.backends.cuda.matmul`` allows, read at each call as PyTorch does."""
+    return "tf32" if torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32" else "float32"
+
+
+def _kernel(input, weight, bias):
+    return kernels.forward(input, weight, bias, precision=_precision())
+
+
+def _backward_kernel(grad_output, input, weight, needs):
+    found = kernels.backward(grad_output, input, weight, needs=needs, precision=_precision())
+    return tuple(input.new_empty(0) if gradient is None else gradient for gradient in found)
+
+
+def _backward_by_torch(grad_output, input, weight, needs):
+    n_out, n_in = weight.shape
+    n_rows = math.prod(input.shape[:-1])
+    rows = grad_output.reshape(n_rows, n_out)
+    return (
+        grad_output.matmul(weight) if needs[0] else input.new_empty(0),
+        rows.t().mm(input.reshape(n_rows, n_in)) if needs[1] else input.new_empty(0),
+        rows.sum(0) if needs[2] else input.new_empty(0),
+    )
+
+
+def _fake(input, weight, bias):
+    return input.new_empty((*input.shape[:-1], weight.shape[0]))
+
+
+def _fake_backward(grad_output, input, weight, needs):
+    shapes = input.shape, weight.shape, weight.shape[:1]
+    return tuple(
+        input.new_empty(shape if needed else (0,))
+        for shape, needed in zip(shapes, needs, strict=True)
+    )
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _gradient(ctx, grad_output):
+    needs = list(ctx.needs_input_grad[1:])
+    found = _backward(grad_output, *ctx.saved_tensors, needs)
+    return tuple(
+        gradient if needed else None for gradient, needed in zip(found, needs, strict=True)
+    )
+
+
+def _autocast(device_type):
+    def converted(*inputs):
+        dtype = torch.get_autocast_dtype(device_type)
+        return tuple(
+            x.to(dtype) if x is not None and x.dtype is not torch.float64 else x for x in inputs
+        )
+
+    return converted
+
+
+def _vmap(info, in_dims, input, weight, bias):
+    """Samples that share their weights are so many more rows; else one after another."""
+    if in_dims[1] is None and in_dims[2] is None:
+        return _linear(input.movedim(in_dims[0], 0), weight, bias), 0
+    inputs = zip((input, weight, bias), in_dims, strict=True)
+    samples = [
+        [x] * info.batch_size if axis is None else x.unbind(axis) for x, axis in inputs
+    ]  # fmt: skip
+    return torch.stack([_linear(*sample) for sample in zip(*samples, strict=True)]), 0
+
+
+_backward = Operator(
+    "linear_backward",
+    "(Tensor grad_output, Tensor input, Tensor weight, bool[3] needs) -> (Tensor, Tensor, Tensor)",
+    kernel=_backward_kernel,
+    on_cpu=_backward_by_torch,
+    fake=_fake_backward,
+    title="LinearBackward",
+)
+_linear = Operator(
+    "linear",
+    "(Tensor input, Tensor weight, Tensor? bias) -> Tensor",
+    kernel=_kernel,
+    on_cpu=F.linear,
+    fake=_fake,
+    save=_save,
+    gradient=_gradient,
+    title="Linear",
+    vmap=_vmap,
+    autocast={"cuda": _autocast("cuda"), "cpu": _autocast("cpu")},
+)
+
+
+def linear(input, weight, bias=None):
+    """y = input·weightᵀ + bias, as `torch.nn.functional.linear`.
+
+    input   (..., I); float32, float16 or bfloat16, on a CPU float64 too
+    weight  (O, I), of input's dtype
+    bias    (O,), of input's dtype, or None
+
+    float32 is computed as such unless ``torch.backends.cuda.matmul`` allows TF32. Autocast converts
+    all three to its dtype. What is not contiguous is copied first. Raises RuntimeError for shapes
+    or dtypes that do not go together and for second gradients, NotImplementedError for other
+    dtypes. Notebook 10.
+    """
+    _check(input, weight, bias)
+    return _linear(input, weight, bias)
+
+
+def _check(input, weight, bias):
+    """Raise what PyTorch raises for arguments that do not go together."""
+    require_floating_point("linear", input.dtype, torch.float64)
+    if weight.dim() != 2:
+        raise RuntimeError(
+            f"weight must have 2 dimensions, (O, I), not shape {tuple(weight.shape)}"
+        )
+    n_out, n_in = weight.shape
+    if input.dim() == 0 or input.shape[-1] != n_in:
+        raise RuntimeError(
+            f"input must have {n_in} features in its last dimension, as weight has, not shape "
+            f"{tuple(input.shape)}"
+        )
+    if bias is not None and tuple(bias.shape) != (n_out,):
+        raise RuntimeError(f"bias must have shape {(n_out,)}, not {tuple(bias.shape)}")
+    if not torch._C._is_any_autocast_enabled():
+        for name, tensor in (("weight", weight), ("bias", bias)):
+            if tensor is not None and tensor.dtype != input.dtype:
+                raise RuntimeError(f"{name} must be {input.dtype}, as input is, not {tensor.dtype}")
