@@ -102,6 +102,8 @@ def most_threads(label, chip):
         return squeeze_excite.two_pass.BLOCK_SIZE
     if label.startswith("squeeze_excite."):
         return squeeze_excite.fused.BLOCK_SIZE
+    if label.startswith("conv2d."):
+        return conv2d.MOST_THREADS
     if label.endswith(", team"):
         return plan.TEAM_BLOCK
     if label.endswith(", block"):

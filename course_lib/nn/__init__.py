@@ -5,6 +5,7 @@ torchvision's does. `replace_squeeze_excitation` takes a network that is there a
 """
 
 from course_lib.nn.activation import ReLU, Sigmoid, SiLU
+from course_lib.nn.conv2d import Conv2d
 from course_lib.nn.linear import Linear
 from course_lib.nn.loss import CrossEntropyLoss
 from course_lib.nn.replacing import replace_squeeze_excitation, restore_squeeze_excitation
@@ -12,6 +13,7 @@ from course_lib.nn.softmax import LogSoftmax, Softmax
 from course_lib.nn.squeeze_excitation import SqueezeExcitation
 
 __all__ = [
+    "Conv2d",
     "CrossEntropyLoss",
     "Linear",
     "LogSoftmax",

@@ -24,6 +24,7 @@ from course_lib.runtime import arrays
 from course_lib.runtime.launch import launch
 
 DEFAULT = "direct"
+MOST_THREADS = 256  # of a block, for any kernel
 
 #: Rung -> (forward, dx, dweight): launchers of one signature each.
 VARIANTS = {}

@@ -1,0 +1,181 @@
+"""Two-dimensional convolution as an operator of PyTorch."""
+
+import torch
+import torch.nn.functional as F
+
+from course_lib.kernels import conv2d as kernels
+from course_lib.ops.registration import Operator, require_floating_point
+
+_aten = torch.ops.aten
+_OPTIONS = "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups"
+
+
+def _precision():
+    """What ``torch.backends.cudnn.conv`` allows, read at each call as PyTorch does."""
+    return "tf32" if torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32" else "float32"
+
+
+def _kernel(x, weight, bias, stride, padding, dilation, groups):
+    require_floating_point("conv2d", x.dtype)
+    return kernels.forward(
+        x, weight, bias, stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation),
+        groups=groups, precision=_precision(),
+    )  # fmt: skip
+
+
+def _backward_kernel(grad_output, x, weight, stride, padding, dilation, groups, needs):
+    found = kernels.backward(
+        grad_output, x, weight, stride=tuple(stride), padding=tuple(padding),
+        dilation=tuple(dilation), groups=groups, needs=tuple(needs), precision=_precision(),
+    )  # fmt: skip
+    return tuple(x.new_empty(0) if gradient is None else gradient for gradient in found)
+
+
+def _by_torch(x, weight, bias, stride, padding, dilation, groups):
+    y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    return y.contiguous(memory_format=_memory_format(x))
+
+
+def _backward_by_torch(grad_output, x, weight, stride, padding, dilation, groups, needs):
+    found = _aten.convolution_backward(
+        grad_output, x, weight, [weight.shape[0]], stride, padding, dilation, False, [0, 0], groups,
+        needs,
+    )  # fmt: skip
+    return tuple(
+        x.new_empty(0) if gradient is None else _like_bias_or_image(gradient, x)
+        for gradient in found
+    )
+
+
+def _like_bias_or_image(gradient, x):
+    if gradient.dim() == 1:
+        return gradient
+    return gradient.contiguous(memory_format=_memory_format(x))
+
+
+def _memory_format(x):
+    """Channels-last where `x` is that and nothing else, contiguous for all others."""
+    if not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
+        return torch.channels_last
+    return torch.contiguous_format
+
+
+def _empty(x, shape):
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_memory_format(x))
+
+
+def _fake(x, weight, bias, stride, padding, dilation, groups):
+    y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)  # raises, and finds the shape
+    return _empty(x, y.shape)
+
+
+def _fake_backward(grad_output, x, weight, stride, padding, dilation, groups, needs):
+    return (
+        _empty(x, x.shape) if needs[0] else x.new_empty(0),
+        _empty(x, weight.shape) if needs[1] else x.new_empty(0),
+        x.new_empty(weight.shape[:1]) if needs[2] else x.new_empty(0),
+    )
+
+
+def _save(ctx, inputs, y):
+    x, weight, _, *ctx.options = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _gradient(ctx, grad_output):
+    needs = list(ctx.needs_input_grad[1:4])
+    found = _backward(grad_output, *ctx.saved_tensors, *ctx.options, needs)
+    gradients = (g if needed else None for g, needed in zip(found, needs, strict=True))
+    return *gradients, None, None, None, None
+
+
+def _autocast(device_type):
+    def converted(x, weight, bias, *options):
+        dtype = torch.get_autocast_dtype(device_type)
+        tensors = (
+            each.to(dtype) if each is not None and each.dtype is not torch.float64 else each
+            for each in (x, weight, bias)
+        )
+        return *tensors, *options
+
+    return converted
+
+
+def _vmap(info, in_dims, x, weight, bias, *options):
+    """Samples that share their weights are a larger batch; else one after another."""
+    if in_dims[1] is None and in_dims[2] is None:
+        x = x.movedim(in_dims[0], 0)
+        return _conv2d(x.flatten(0, 1), weight, bias, *options).unflatten(0, x.shape[:2]), 0
+    inputs = zip((x, weight, bias), in_dims[:3], strict=True)
+    samples = [
+        [tensor] * info.batch_size if axis is None else tensor.unbind(axis)
+        for tensor, axis in inputs
+    ]  # fmt: skip
+    return torch.stack([_conv2d(*each, *options) for each in zip(*samples, strict=True)]), 0
+
+
+_backward = Operator(
+    "conv2d_backward",
+    f"(Tensor grad_output, Tensor x, Tensor weight, {_OPTIONS}, bool[] needs) "
+    "-> (Tensor, Tensor, Tensor)",
+    kernel=_backward_kernel,
+    on_cpu=_backward_by_torch,
+    fake=_fake_backward,
+    title="Conv2dBackward",
+)
+_conv2d = Operator(
+    "conv2d",
+    f"(Tensor x, Tensor weight, Tensor? bias, {_OPTIONS}) -> Tensor",
+    kernel=_kernel,
+    on_cpu=_by_torch,
+    fake=_fake,
+    save=_save,
+    gradient=_gradient,
+    title="Conv2d",
+    autocast={"cuda": _autocast("cuda"), "cpu": _autocast("cpu")},
+    vmap=_vmap,
+)
+
+
+def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+    """Convolution of images with filters, as `torch.nn.functional.conv2d`.
+
+    input     (N, C, H, W) or (C, H, W); float32, float16 or bfloat16, on a CPU float64 too.
+              Contiguous or channels-last, and the result the same; in other layouts it is copied
+    weight    (K, C/groups, R, S), of input's dtype
+    bias      (K,) or None
+    padding   an int, a pair, "valid" or "same"; stride, dilation: an int or a pair
+
+    All three tensors have gradients; second gradients raise RuntimeError. float32 is rounded to
+    TF32 where ``torch.backends.cudnn.conv.fp32_precision`` lets PyTorch's own do so. On a GPU,
+    sizes that do not go together raise ArrayError, a TypeError, or ValueError. Lessons 08 and 09.
+    """
+    stride, dilation = _pair(stride), _pair(dilation)
+    if isinstance(padding, str):
+        input, padding = _padded(input, weight, stride, padding, dilation)
+    options = stride, _pair(padding), dilation, groups
+    if input.dim() == 3:
+        return _conv2d(input[None], weight, bias, *options)[0]
+    return _conv2d(input, weight, bias, *options)
+
+
+def _pair(value):
+    if isinstance(value, int):
+        return [value, value]
+    value = list(value)
+    return value * 2 if len(value) == 1 else value
+
+
+def _padded(input, weight, stride, padding, dilation):
+    """(input, padding in numbers); where one side needs more than the other, input has the rest."""
+    if padding == "valid":
+        return input, 0
+    if padding != "same":
+        raise RuntimeError(f"Invalid padding string: '{padding}'; there are 'valid' and 'same'")
+    if any(step != 1 for step in stride):
+        raise RuntimeError("padding='same' is not supported for strided convolutions")
+    total = [d * (size - 1) for d, size in zip(dilation, weight.shape[2:], strict=True)]
+    odd_h, odd_w = (each % 2 for each in total)
+    if odd_h or odd_w:
+        input = F.pad(input, (0, odd_w, 0, odd_h))
+    return input, [each // 2 for each in total]
