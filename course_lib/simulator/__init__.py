@@ -41,8 +41,9 @@ from .real import run_on_copies
 from .resolve import register_twin
 from .sanitizer import sanitize
 from .trace import trace
+from .warp_calls import whole_warp
 
 __all__ = ["Deadlock", "LaunchError", "LintError", "LintUnavailable", "OutOfBounds",
            "SimulatorError", "cluster", "cuda", "install", "is_installed", "lint", "observing",
            "options", "postponed", "read_elements", "register_twin", "run", "run_on_copies",
-           "sanitize", "trace", "uninstall", "write_elements"]
+           "sanitize", "trace", "uninstall", "whole_warp", "write_elements"]
