@@ -131,9 +131,10 @@ options_of_a_layer = st.fixed_dictionaries(
     index_dtype=st.sampled_from(pool.INDEX_DTYPES),
 )
 def test_random_layers(shape, options, padded, layout, dtype, variant, index_dtype):
-    reach = [d * (k - 1) + 1 for k, d in zip(options["kernel_size"], options["dilation"])]
+    reach = [d * (k - 1) + 1 for k, d in zip(
+        options["kernel_size"], options["dilation"], strict=True)]  # fmt: skip
     options["padding"] = tuple(min(k // 2, r // 2) * p for k, r, p in zip(
-        options["kernel_size"], reach, padded))  # fmt: skip
+        options["kernel_size"], reach, padded, strict=True))  # fmt: skip
     x = image(shape, dtype, layout)
     try:
         expected, at = by_torch(x, options)

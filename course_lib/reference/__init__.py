@@ -25,10 +25,12 @@ from .fused_softmax import (
 )
 from .linear import linear, linear_backward
 from .max_pool2d import max_pool2d, max_pool2d_backward
+from .optimizers import adam, sgd
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 from .squeeze_excite import squeeze_excite, squeeze_excite_backward
 
 __all__ = [
+    "adam",
     "bn_relu_softmax",
     "bn_relu_softmax_backward",
     "conv2d",
@@ -46,6 +48,7 @@ __all__ = [
     "max_pool2d_backward",
     "relu",
     "relu_backward",
+    "sgd",
     "sigmoid",
     "sigmoid_backward",
     "softmax",

@@ -1,0 +1,256 @@
+"""Optimisers: SGD, Adam and AdamW, in place, for a whole list of parameters at once.
+
+Parameters, gradients and states are float32, float16 or bfloat16, computed with in float32. With
+`s` bytes an element and n elements in all, a step must move
+
+================== ============ ==================================================================
+SGD                3·n·s bytes  read parameter and gradient, write the parameter
+… with momentum    5·n·s bytes  and read and write the momentum buffer
+Adam, AdamW        7·n·s bytes  and read and write two running averages
+================== ============ ==================================================================
+
+and compute a few operations an element, so memory is the limit; for a small network, the launches.
+
+============ =====================================================================================
+rung         a step is
+============ =====================================================================================
+`naive`      a launch for each parameter (with Adam another for each count), a thread an element
+`fused`      one launch for all parameters of a dtype, 16 bytes at a time, several in flight a
+             thread; where the tensors lie is read from a table in the GPU's memory
+============ =====================================================================================
+
+Steps are those of `torch.optim`, also the order of operations. Where PyTorch rounds after each
+operation, a GPU multiplies and adds in one, so a float32 parameter is within 2 units in the last
+place of itself or of its step, whichever is larger, of PyTorch's after a step. 16-bit parameters
+are rounded once a step, as by PyTorch's fused optimisers.
+
+The learning rate may be a float32 array of one element, and Adam's counts of steps are arrays: both
+are read from the GPU's memory as a step runs, so that a captured CUDA graph goes on counting, and
+its learning rate can change from one replay to the next. Adam: Kingma and Ba, 2015; AdamW:
+Loshchilov and Hutter, 2019. Derivation: notebook 10.
+"""
+
+import math
+
+from course_lib.kernels.optimizers.adam_kernels import (
+    adam_fused_kernel,
+    adam_naive_kernel,
+    count_kernel,
+)
+from course_lib.kernels.optimizers.sgd_kernels import sgd_fused_kernel, sgd_naive_kernel
+from course_lib.kernels.optimizers.table import (
+    BLOCK_SIZE,
+    Table,
+    chunks_kernel,
+    fill_kernel,
+)
+from course_lib.runtime import arrays
+from course_lib.runtime.launch import launch
+
+__all__ = ["BLOCK_SIZE", "DEFAULT", "DTYPES", "Table", "VARIANTS", "adam", "sgd"]
+
+DTYPES = ("float32", "float16", "bfloat16")
+DEFAULT = "fused"
+VARIANTS = {"naive": sgd_naive_kernel, "fused": sgd_fused_kernel}
+ADAM_VARIANTS = {"naive": adam_naive_kernel, "fused": adam_fused_kernel}
+
+
+def sgd(
+    parameters,
+    gradients,
+    momentum_buffers=None,
+    *,
+    lr,
+    momentum=0.0,
+    dampening=0.0,
+    weight_decay=0.0,
+    nesterov=False,
+    maximize=False,
+    first_step=False,
+    variant=DEFAULT,
+    table=None,
+    again=False,
+):
+    """One step of `torch.optim.SGD`, in place.
+
+    parameters, gradients  lists of arrays, pair by pair of one shape, dtype and memory layout
+    momentum_buffers       as many again; needed where momentum is not 0
+    lr                     a number, or a float32 array of one element
+    first_step             the momentum buffers are not read, but begin as the gradients
+    table                  a `Table` that the caller keeps from one step to the next; without one,
+                           the addresses are written down anew each time
+    again                  the table holds these very arrays already: nothing is checked
+
+    Raises ArrayError for arrays that do not fit, ValueError for other wrong arguments.
+    """
+    if not again:
+        _check_variant(variant)
+        buffers = () if momentum == 0 else (("momentum_buffers", momentum_buffers),)
+        _check(parameters, gradients, *buffers)
+    numbers = (
+        float(momentum), 1.0 - float(dampening), float(weight_decay), bool(nesterov),
+        bool(maximize), bool(first_step),
+    )  # fmt: skip
+    states = (parameters,) if momentum == 0 else (momentum_buffers,)
+    if variant == "naive":
+        for p, g, b in zip(parameters, gradients, states[0], strict=True):
+            if n := arrays.size_of(p):
+                n_blocks = math.ceil(n / BLOCK_SIZE)
+                unused = arrays.empty((1,), like=p, dtype="float32")
+                launch(
+                    sgd_naive_kernel, n_blocks, BLOCK_SIZE, p, g, b, *_rate(lr, unused), *numbers,
+                    flat=True,
+                )  # fmt: skip
+        return
+    if not again:
+        table = Table() if table is None else table
+        table.prepare(parameters, gradients, states, None)
+    for part in table.parts:
+        like = parameters[part.members[0]]
+        launch(
+            sgd_fused_kernel, part.n_blocks, BLOCK_SIZE,
+            like, part.table, part.chunks, part.length, *_rate(lr, part.unused), *numbers,
+            flat=True, overlap=True,
+        )  # fmt: skip
+
+
+def adam(
+    parameters,
+    gradients,
+    exp_avgs,
+    exp_avg_sqs,
+    steps,
+    *,
+    max_exp_avg_sqs=None,
+    lr,
+    betas=(0.9, 0.999),
+    eps=1e-8,
+    weight_decay=0.0,
+    decoupled_weight_decay=False,
+    maximize=False,
+    variant=DEFAULT,
+    table=None,
+    again=False,
+):
+    """One step of `torch.optim.Adam`, in place; of AdamW with `decoupled_weight_decay`.
+
+    exp_avgs, exp_avg_sqs  the running averages, like the parameters; zeros before the first step
+    steps                  float32 arrays of one element: how many steps each parameter has made;
+                           counted on. One array may be in the list many times
+    max_exp_avg_sqs        given for AMSGrad: the largest exp_avg_sqs so far
+
+    The rest is as in `sgd`.
+    """
+    amsgrad = max_exp_avg_sqs is not None
+    if not again:
+        _check_variant(variant)
+        named = [("exp_avgs", exp_avgs), ("exp_avg_sqs", exp_avg_sqs)]
+        named += [("max_exp_avg_sqs", max_exp_avg_sqs)] if amsgrad else []
+        _check(parameters, gradients, *named)
+        _check_steps(steps, len(parameters))
+    numbers = _adam_numbers(betas, eps, weight_decay, decoupled_weight_decay, amsgrad, maximize)
+    # Where there is no third state, its kernel arguments stand for the second, and are not used.
+    states = (exp_avgs, exp_avg_sqs, max_exp_avg_sqs if amsgrad else exp_avg_sqs)
+    if variant == "naive":
+        for p, g, m, v, peak, step in zip(parameters, gradients, *states, steps, strict=True):
+            if n := arrays.size_of(p):
+                n_blocks = math.ceil(n / BLOCK_SIZE)
+                launch(
+                    adam_naive_kernel, n_blocks, BLOCK_SIZE,
+                    p, g, m, v, peak, step, *_rate(lr, step), *numbers, flat=True,
+                )  # fmt: skip
+        _count(steps)
+        return
+    if not again:
+        table = Table() if table is None else table
+        table.prepare(parameters, gradients, states, steps)
+    if not table.parts:
+        _count(steps)  # of nothing but empty parameters
+    for part in table.parts:
+        like = parameters[part.members[0]]
+        launch(
+            adam_fused_kernel, part.n_blocks, BLOCK_SIZE,
+            like, part.table, part.chunks, part.ticket, part.length, part.n_rows, part.n_steps,
+            *_rate(lr, part.unused), *numbers, flat=True, overlap=True,
+        )  # fmt: skip
+
+
+def _count(steps):
+    for step in {arrays.address_of(step): step for step in steps}.values():
+        launch(count_kernel, 1, 1, step, flat=True)
+
+
+def _rate(lr, unused):
+    """The learning rate as kernels take it: an array, whether that is it, and else a number."""
+    if not hasattr(lr, "shape"):
+        return unused, False, float(lr)
+    arrays.require(lr, "lr", dtypes=("float32",))
+    if arrays.size_of(lr) != 1:
+        raise arrays.ArrayError(f"lr must have one element, not shape {tuple(lr.shape)}")
+    return lr, True, 0.0
+
+
+def _check(parameters, gradients, *states):
+    for name, found in (("gradients", gradients), *states):
+        if found is None or len(found) != len(parameters):
+            n = "none" if found is None else len(found)
+            raise ValueError(f"{len(parameters)} parameters need as many {name}, not {n}")
+    for i, p in enumerate(parameters):
+        arrays.require(p, f"parameters[{i}]", dtypes=DTYPES, writable=True)
+        if not arrays.is_dense(p):
+            raise arrays.ArrayError(
+                f"parameters[{i}] must fill one stretch of memory; its shape {tuple(p.shape)} with "
+                f"strides {arrays.strides_of(p)} has gaps"
+            )
+        for name, found in (("gradients", gradients), *states):
+            x, dtype = found[i], arrays.dtype_name(p)
+            writable = name != "gradients"
+            arrays.require(x, f"{name}[{i}]", shape=p.shape, dtypes=(dtype,), writable=writable)
+            if not arrays.same_layout(x, p):
+                raise arrays.ArrayError(
+                    f"{name}[{i}] must lie in memory as parameters[{i}] does; its strides are "
+                    f"{arrays.strides_of(x)}, not {arrays.strides_of(p)}"
+                )
+
+
+def _check_steps(steps, n):
+    if len(steps) != n:
+        raise ValueError(f"{n} parameters need as many steps, not {len(steps)}")
+    for i, step in enumerate(steps):
+        arrays.require(step, f"steps[{i}]", dtypes=("float32",), writable=True)
+        if arrays.size_of(step) != 1:
+            raise arrays.ArrayError(f"steps[{i}] must have one element, not {tuple(step.shape)}")
+
+
+def _check_variant(variant):
+    if variant not in VARIANTS:
+        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(VARIANTS)}")
+
+
+def _adam_numbers(betas, eps, weight_decay, decoupled, amsgrad, maximize):
+    beta1, beta2 = map(float, betas)
+    logs = [math.log(beta) if beta else -math.inf for beta in (beta1, beta2)]
+    return (
+        *logs, 1.0 - beta1, beta2, 1.0 - beta2, float(eps), float(weight_decay), bool(decoupled),
+        amsgrad, bool(maximize),
+    )  # fmt: skip
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
+    table, ticket, rate = ("int64", 1), ("uint32", 1), ("float32", 1)
+    lr = [rate, "boolean", "float32"]
+    sgd_numbers = [*lr, *["float32"] * 3, *["boolean"] * 3]
+    adam_numbers = [*lr, *["float32"] * 7, *["boolean"] * 3]
+    for dtype in DTYPES:
+        x = (dtype, 1)
+        yield f"sgd naive {dtype}", sgd_naive_kernel, [x] * 3 + sgd_numbers
+        yield f"adam naive {dtype}", adam_naive_kernel, [x] * 5 + [rate] + adam_numbers
+        types = [x, table, table, "int64", *sgd_numbers]
+        yield f"sgd fused {dtype}", sgd_fused_kernel, types
+        types = [x, table, table, ticket, *["int64"] * 3, *adam_numbers]
+        yield f"adam fused {dtype}", adam_fused_kernel, types
+    yield "adam count", count_kernel, [rate]
+    for dtype in ("int64", "uint32"):
+        yield f"table fill {dtype}", fill_kernel, [(dtype, 1)] + ["int64"] * 19
+    yield "table chunks", chunks_kernel, [table, table, "int64"]
