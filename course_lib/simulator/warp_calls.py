@@ -22,7 +22,8 @@ def whole_warp(name, compute):
             block = next(iter(group.values()))[0].b
             raise errors.MaskError(
                 f"{name} is carried out by all 32 lanes of a warp, but lanes {missing} take no "
-                f"part; block {block.index}")
+                f"part; block {block.index}"
+            )
         answers = compute([group[lane][1] for lane in range(WARP_SIZE)])
         for lane, answer in enumerate(answers):
             group[lane][0].value = answer
