@@ -76,8 +76,9 @@ def check_backward(dy, indices, at, x, options, variant):
     dx = pool.backward(dy, indices, x.shape, variant=variant, **options)
     dx = pool.backward(dy, indices, x.shape, variant=variant, **options, out=dx.fill_(math.nan))
     assert dx.dtype == dy.dtype
-    expected = reference.max_pool2d_backward(double(dy), at, x.shape)
-    size = reference.max_pool2d_backward(np.abs(double(dy)), at, x.shape)
+    values = np.where(at < 0, 0, double(dy))
+    expected = reference.max_pool2d_backward(values, at, x.shape)
+    size = reference.max_pool2d_backward(np.abs(values), at, x.shape)
     # A sum of KH·KW numbers in float32, rounded once.
     error = np.abs(double(dx) - expected)
     assert (error <= torch.finfo(dy.dtype).eps * size).all()
@@ -143,7 +144,9 @@ def test_random_layers(shape, options, padded, layout, dtype, variant, index_dty
             pool.forward(x, variant=variant, **options)
         return
     y, indices = check(x, options, variant, index_dtype)
-    check_backward(torch.randn_like(y), indices, at.numpy(), x, options, variant)
+    # A window may step over all of a small image; nothing is there to have a gradient.
+    dy, nothing = torch.randn_like(y), y.cpu().isinf()
+    check_backward(dy, indices, at.where(~nothing, -1).numpy(), x, options, variant)
 
 
 @every_variant

@@ -6,8 +6,10 @@ torchvision's does. `replace_squeeze_excitation` takes a network that is there a
 
 from course_lib.nn.activation import ReLU, Sigmoid, SiLU
 from course_lib.nn.conv2d import Conv2d
+from course_lib.nn.flatten import Flatten
 from course_lib.nn.linear import Linear
 from course_lib.nn.loss import CrossEntropyLoss
+from course_lib.nn.pooling import MaxPool2d
 from course_lib.nn.replacing import replace_squeeze_excitation, restore_squeeze_excitation
 from course_lib.nn.softmax import LogSoftmax, Softmax
 from course_lib.nn.squeeze_excitation import SqueezeExcitation
@@ -15,8 +17,10 @@ from course_lib.nn.squeeze_excitation import SqueezeExcitation
 __all__ = [
     "Conv2d",
     "CrossEntropyLoss",
+    "Flatten",
     "Linear",
     "LogSoftmax",
+    "MaxPool2d",
     "ReLU",
     "SiLU",
     "Sigmoid",

@@ -9,6 +9,7 @@ from course_lib.ops.conv2d import conv2d
 from course_lib.ops.cross_entropy import cross_entropy
 from course_lib.ops.fused_softmax import bn_relu_softmax, softmax_dropout
 from course_lib.ops.linear import linear
+from course_lib.ops.max_pool2d import max_pool2d
 from course_lib.ops.softmax import log_softmax, softmax
 from course_lib.ops.squeeze_excite import squeeze_excite
 
@@ -18,6 +19,7 @@ __all__ = [
     "cross_entropy",
     "linear",
     "log_softmax",
+    "max_pool2d",
     "relu",
     "sigmoid",
     "softmax",

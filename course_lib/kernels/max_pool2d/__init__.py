@@ -20,7 +20,8 @@ overlap, and their order would change from run to run; so two runs agree bit for
 
 An index says where in its plane the largest element is, h·W + w, as PyTorch's does; or, in a single
 byte, where in its window, kh·KW + kw. The first of equal elements counts; a NaN is larger than all,
-and the last of several counts: as in PyTorch. Derivation: notebook 10.
+and the last of several counts: as in PyTorch. A dilated window that steps over all of a small image
+has the maximum -inf and passes no gradient on. Derivation: notebook 10.
 """
 
 import math
@@ -89,8 +90,8 @@ def backward(
 ):
     """dx of `shape`, N·C·H·W, from dy and what `forward` was given and found.
 
-    dx has the dtype and memory format of dy; `indices` are copied if theirs is another one. `out`,
-    if given, receives dx. Raises as `forward` does.
+    dx has the dtype of dy and the memory format of `indices`; a `dy` of another one is copied.
+    `out`, if given, receives dx. Raises as `forward` does.
     """
     arrays.require(dy, "dy", dtypes=DTYPES, n_dims=4)
     _check_variant(variant, BACKWARD_VARIANTS)
@@ -102,8 +103,8 @@ def backward(
     arrays.require(dy, "dy", shape=(N, C, window.OH, window.OW))
     arrays.require(indices, "indices", shape=dy.shape, dtypes=INDEX_DTYPES)
     _check_indices(arrays.dtype_name(indices), window)
-    dy, channels_last = _laid_out(dy)
-    indices = _like(indices, dy, channels_last)
+    indices, channels_last = _laid_out(indices)
+    dy = _like(indices, dy, channels_last)
     dx = arrays.empty(shape, like=dy, channels_last=channels_last) if out is None else out
     if out is not None:
         _check_out(dx, shape, arrays.dtype_name(dy), channels_last)
@@ -135,12 +136,15 @@ def _laid_out(x):
 
 
 def _like(indices, dy, channels_last):
+    """dy, in the memory format of the indices."""
     if arrays.same_layout(indices, dy):
-        return indices
-    copy = arrays.empty(
-        tuple(dy.shape), like=dy, dtype=arrays.dtype_name(indices), channels_last=channels_last
-    )
-    return arrays.laid_out_like(indices, copy)
+        return dy
+    copy = arrays.empty(tuple(dy.shape), like=dy, channels_last=channels_last)
+    if hasattr(copy, "copy_"):
+        copy.copy_(dy)
+    else:
+        copy[...] = dy
+    return copy
 
 
 def _check_out(out, shape, dtype, channels_last):

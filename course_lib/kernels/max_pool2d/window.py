@@ -35,6 +35,15 @@ def pair(value, name, least):
     return both
 
 
+def output_size(n, kernel, stride, padding, dilation, ceil_mode):
+    """How many windows fit n rows or columns; the numbers may be torch's symbolic ones."""
+    room = n + 2 * padding - dilation * (kernel - 1) - 1
+    found = (room + (stride - 1 if ceil_mode else 0)) // stride + 1
+    if ceil_mode and (found - 1) * stride >= n + padding:
+        found -= 1  # the last window would begin behind the image
+    return found
+
+
 def window_of(size, kernel_size, stride, padding, dilation, ceil_mode):
     """The `Window` for images of `size`, the pair (H, W); ValueError for options that do not fit.
 
@@ -61,9 +70,7 @@ def _window_of(size, kernel_size, stride, padding, dilation, ceil_mode):
             raise ValueError(
                 f"padding must be at most half of what a window spans, {reach} here, not {p}"
             )
-        n_out = (n + 2 * p - reach + (s - 1 if ceil_mode else 0)) // s + 1
-        if ceil_mode and (n_out - 1) * s >= n + p:
-            n_out -= 1  # the last window would begin behind the image
+        n_out = output_size(n, k, s, p, d, ceil_mode)
         if n_out < 1:
             raise ValueError(
                 f"windows that span {reach} do not fit images of {size[0]}×{size[1]} with padding "
