@@ -21,7 +21,7 @@ from course_lib.runtime.intrinsics import (
     wait_for_previous_kernel,
 )
 from course_lib.runtime.launch import LaunchError, launch
-from course_lib.runtime.specialisation import _attributes
+from course_lib.runtime.specialisation import Specialisation, _attributes
 
 PLACE = "cpu" if SIMULATED else "cuda"
 simulated_only = pytest.mark.skipif(not SIMULATED, reason="a GPU's context does not survive this")
@@ -128,10 +128,10 @@ def test_the_same_kernel_runs_without_clusters():
     check_sums(y, x)
 
 
-@pytest.mark.parametrize("cluster", [0, -1, 9, 16, 2.0, "2", None])
+@pytest.mark.parametrize("cluster", [0, -1, 17, 32, 2.0, "2", None])
 def test_impossible_cluster_sizes_are_refused(cluster):
     x = torch.zeros(16, 4, device=PLACE)
-    with pytest.raises(LaunchError, match="cluster must be an int from 1 to 8, not"):
+    with pytest.raises(LaunchError, match="cluster must be an int from 1 to 16, not"):
         launch(add_row_sums_kernel, 144, 32, x, x[:, 0], cluster=cluster)
 
 
@@ -146,10 +146,14 @@ def specialised(capability):
     return SimpleNamespace(compiled=compiled, title="kernel")
 
 
-def test_a_gpu_without_clusters_refuses_them():
-    message = r"clusters of 2 blocks need .* capability 9.0 or more; this one has 8.6"
-    with pytest.raises(LaunchError, match=message):
-        _attributes(specialised((8, 6)), False, 2)
+@pytest.mark.parametrize(
+    "capability, asked, has",
+    [((8, 6), 2, r"capability 8.6 has none: it takes 9.0 or more"),
+     ((9, 0), 17, "has clusters of 16 at most"), ((12, 0), 9, "has clusters of 8 at most")],
+)  # fmt: skip
+def test_a_gpu_refuses_clusters_that_it_has_not(capability, asked, has):
+    with pytest.raises(LaunchError, match=f"kernel: clusters of {asked} blocks.*{has}"):
+        Specialisation.allow_clusters(specialised(capability), asked)
     assert _attributes(specialised((7, 5)), True, 1) == b""
 
 

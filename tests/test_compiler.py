@@ -46,7 +46,7 @@ GATE = """
 import importlib, json, re, sys
 from course_lib.runtime import compiler
 from course_lib.runtime.launch import array_type, numba_type
-modules, chips, left_out, half = json.loads(sys.argv[1])
+modules, chips, left_out, last_alone, half = json.loads(sys.argv[1])
 of_kernel = {}
 for name in modules:
     module = importlib.import_module(f"course_lib.kernels.{name}")
@@ -61,6 +61,7 @@ for number, (kernel, found) in enumerate(of_kernel.values()):
             # that hold a row in a block's registers: they are nearest to what a chip has.
             held = "registers" in label and not label.endswith(", team")
             targets = chips if held or i == number // 2 % len(found) else chips[-1:]
+            targets = chips[-1:] if re.search(last_alone, label) else targets
             for chip, facts, text in compiler.survey(kernel, types, [tuple(c) for c in targets]):
                 print(json.dumps([number, label, chip, facts["registers"], facts["stack_bytes"],
                                   re.findall(r"\\S+\\.f64\\S*", text)]))
@@ -71,6 +72,8 @@ MODULES = (
 )  # fmt: skip
 #: Left out to save a minute, and run on a GPU: they are made of what those of other dtypes are.
 LEFT_OUT = "float16 with float32 weights|squeeze_excite.* float16"
+#: Made for the last of the chips alone: the launcher refuses the others.
+LAST_ALONE = "squeeze_excite.* fused"
 # A multiprocessor's registers lie in four partitions, among which a block's warps are dealt out.
 PARTITIONS, PARTITION_REGISTERS = 4, 1 << 14
 #: Bytes that may be spilled per thread. `split` is compiled for 48 registers, which keeps two
@@ -79,12 +82,11 @@ SPILLS = {
     (f"{name}.forward split {dtype}", (7, 5)): 48
     for name in softmax.OPERATIONS for dtype in ("float16", "bfloat16")
 }  # fmt: skip
-# `fused` is compiled for 128 registers, so that its 512 threads fit a multiprocessor. What does not
-# fit is read once for a whole part of an image: bounds and places that its loops have in common.
+# Channels-last, `fused` is compiled for 80 registers too, and 16-bit numbers need a few more: bounds
+# and places that are read once for a whole part of an image.
 SPILLS |= {
-    (label, chip): 8 if chip == (9, 0) else 192
-    for label, *_ in squeeze_excite.specialisations() if " fused, " in label
-    for chip in CHIPS if chip < (9, 0) or "pixels" in label
+    (label, CHIPS[-1]): 8 if label.endswith(" float32") else 128
+    for label, *_ in squeeze_excite.specialisations() if " fused, pixels" in label
 }  # fmt: skip
 
 
@@ -101,7 +103,7 @@ def most_threads(label, chip):
     if label.startswith("squeeze_excite.") and "fused" not in label:
         return squeeze_excite.two_pass.BLOCK_SIZE
     if label.startswith("squeeze_excite."):
-        return squeeze_excite.fused.BLOCK_SIZE
+        return squeeze_excite.fused_plan.LARGE_BLOCK
     if label.startswith("conv2d."):
         return conv2d.MOST_THREADS
     if label.endswith(", team"):
@@ -122,7 +124,7 @@ def allotted_registers(registers, n_threads):
 def test_every_kernel_compiles_for_every_chip(tmp_path):
     names = [module.__name__.rpartition(".")[2] for module in MODULES]
     with ThreadPoolExecutor(2) as pool:
-        arguments = [json.dumps([names, CHIPS, LEFT_OUT, half]) for half in (0, 1)]
+        arguments = [json.dumps([names, CHIPS, LEFT_OUT, LAST_ALONE, half]) for half in (0, 1)]
         halves = pool.map(lambda argument: run(GATE, tmp_path, argument), arguments)
         lines = [json.loads(line) for half in halves for line in half.splitlines()]
     expected = {
@@ -130,9 +132,9 @@ def test_every_kernel_compiles_for_every_chip(tmp_path):
         if not re.search(LEFT_OUT, label)
     }  # fmt: skip
     assert {label for _, label, chip, *_ in lines if tuple(chip) == CHIPS[-1]} == expected
-    every = {number for number, *_ in lines}
+    every = {number for number, label, *_ in lines if not re.search(LAST_ALONE, label)}
     for wanted in CHIPS:
-        assert {number for number, _, chip, *_ in lines if tuple(chip) == wanted} == every
+        assert {number for number, _, chip, *_ in lines if tuple(chip) == wanted} >= every
     for _, label, chip, registers, stack_bytes, doubles in lines:
         case = label, tuple(chip)
         n_threads = most_threads(*case)

@@ -19,13 +19,21 @@ import numpy as np
 from course_lib import simulator
 from course_lib.runtime import arrays, device
 from course_lib.runtime.arrays import ArrayError
-from course_lib.runtime.specialisation import LaunchError, PreparedLaunch, Specialisation
+from course_lib.runtime.specialisation import (
+    LaunchError,
+    PreparedLaunch,
+    Specialisation,
+    most_blocks_in_cluster,
+)
 
-__all__ = ["ArrayError", "LaunchError", "in_simulator", "launch", "prepare", "recorded"]
+__all__ = [
+    "ArrayError", "LaunchError", "in_simulator", "launch", "most_blocks_in_cluster", "prepare",
+    "recorded",
+]  # fmt: skip
 
 _simulated = device.use_simulator()
 SIMULATED_CHIP = (9, 0), 227 << 10
-MOST_BLOCKS_IN_CLUSTER = 8  # what every chip that has clusters can do
+MOST_BLOCKS_IN_CLUSTER = 16
 MOST_PREPARED = 4096  # launches remembered; past it, all are prepared again
 _specialisations = {}
 _prepared = {}
@@ -52,10 +60,7 @@ _SCALARS = {
 }
 
 
-def launch(
-    kernel, grid, block, *args,
-    shared_bytes=0, flat=False, overlap=False, cluster=1, cooperative=False,
-):  # fmt: skip
+def launch(kernel, grid, block, *args, shared_bytes=0, flat=False, overlap=False, cluster=1):
     """Run `kernel` on `grid` blocks of `block` threads, asynchronously.
 
     kernel        a `@cuda.jit` kernel
@@ -69,10 +74,9 @@ def launch(
     overlap       let the kernel's blocks get ready while the stream's previous kernel still runs
                   (programmatic dependent launch; from sm_90 on, elsewhere without effect). The
                   kernel must call `intrinsics.wait_for_previous_kernel` before it touches memory
-    cluster       how many consecutive blocks in x make a cluster (`runtime.cluster`): 1 to 8, and
-                  a divisor of the grid's x; more than 1 needs sm_90
-    cooperative   start all blocks at once or none, so that they may wait for each other
-                  (`runtime.mailbox`); LaunchError where the GPU can't hold them all
+    cluster       how many consecutive blocks in x make a cluster (`runtime.cluster`): 1 to 16,
+                  and a divisor of the grid's x; more than 1 needs sm_90, and more than 8 a chip
+                  for which `most_blocks_in_cluster` says so
 
     The first launch with new dtypes compiles (or loads from disk), also while a CUDA graph is
     being captured. Raises `ArrayError` for an argument of the wrong kind, `LaunchError` for an
@@ -80,7 +84,6 @@ def launch(
     """
     if _recorders and (record := _recorders.get(get_ident())) is not None:
         options = dict(shared_bytes=shared_bytes, flat=flat, overlap=overlap, cluster=cluster)
-        options |= {"cooperative": True} if cooperative else {}
         record.append((kernel, grid, block, args, options))
     if _simulated:
         return _simulate(kernel, grid, block, args, shared_bytes, flat, cluster)
@@ -88,7 +91,7 @@ def launch(
         return _observe(kernel, grid, block, args, shared_bytes, flat, cluster)
     # Everything that a prepared launch depends on; `values` are what each call brings. Threads
     # don't share one, because a launch writes into its buffer.
-    key = [kernel, grid, block, shared_bytes, flat, overlap, cluster, cooperative, get_ident()]
+    key = [kernel, grid, block, shared_bytes, flat, overlap, cluster, get_ident()]
     values, index = [], -1
     for arg in args:
         kind = type(arg)
@@ -153,10 +156,7 @@ def _stream_of(index):
     return _stream_of(index)
 
 
-def prepare(
-    kernel, grid, block, *args,
-    shared_bytes=0, flat=False, overlap=False, cluster=1, cooperative=False,
-):  # fmt: skip
+def prepare(kernel, grid, block, *args, shared_bytes=0, flat=False, overlap=False, cluster=1):
     """The `PreparedLaunch` of what `launch` does with the same tensors and numbers, to be repeated.
 
     Its `launch` takes the tensors' addresses, in order; numbers stay what they are here. It holds
@@ -164,7 +164,7 @@ def prepare(
     and for this thread. Raises as `launch` does.
     """
     index = next((arg.get_device() for arg in args if arrays.is_tensor(arg)), 0)
-    options = shared_bytes, flat, overlap, cluster, cooperative
+    options = shared_bytes, flat, overlap, cluster
     return _build(kernel, grid, block, args, *options, _stream_of(index), fixed_numbers=True)
 
 
@@ -199,7 +199,7 @@ def chip_of(array):
 
 def _prepare(key, args):
     """Check everything once, compile if need be, and remember the launch under `key`."""
-    kernel, grid, block, *options, stream = *key[:8], key[-1]
+    kernel, grid, block, *options, stream = *key[:7], key[-1]
     prepared = _build(kernel, grid, block, args, *options, stream)
     if len(_prepared) >= MOST_PREPARED:
         _prepared.clear()
@@ -208,9 +208,8 @@ def _prepare(key, args):
 
 
 def _build(
-    kernel, grid, block, args, shared_bytes, flat, overlap, cluster, cooperative, stream,
-    fixed_numbers=False,
-):  # fmt: skip
+    kernel, grid, block, args, shared_bytes, flat, overlap, cluster, stream, fixed_numbers=False
+):
     if not hasattr(kernel, "targetoptions"):
         raise LaunchError(f"expected a @cuda.jit kernel, not {kernel!r}")
     grid, block = _three(grid, "grid"), _three(block, "block")
@@ -236,7 +235,7 @@ def _build(
         _specialisations[types_key] = Specialisation(kernel, argtypes, index or 0)
     specialisation = _specialisations[types_key]
     return PreparedLaunch(
-        specialisation, grid, block, shared_bytes, stream, parameters, overlap, cluster, cooperative
+        specialisation, grid, block, shared_bytes, stream, parameters, overlap, cluster
     )
 
 

@@ -24,7 +24,10 @@ _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
 _CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_LARGE_CLUSTERS = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 _HOPPER = (9, 0)  # the first chips with clusters and with overlapping launches
+_PORTABLE_CLUSTER = 8  # blocks: what every chip that has clusters can do
+_LARGEST_CLUSTERS = {(9, 0): 16, (10, 0): 16}
 _INVALID_CONTEXT = 201
 _NO_SPECIAL_REQUEST = 48 << 10  # bytes of dynamic shared memory any kernel may use
 
@@ -42,6 +45,7 @@ class Specialisation:
         self.index = index
         self.function = ctypes.c_void_p(_load(self.compiled, index))
         self._dynamic_shared = _NO_SPECIAL_REQUEST
+        self._large_clusters = False
 
     def allow_shared(self, n_bytes):
         """Ask for `n_bytes` of dynamic shared memory; LaunchError where the GPU has less."""
@@ -59,22 +63,43 @@ class Specialisation:
         self._dynamic_shared = n_bytes
 
 
+    def allow_clusters(self, n_blocks):
+        """Ask for clusters of `n_blocks`; LaunchError where the GPU has none so large."""
+        most = most_blocks_in_cluster(self.compiled.compute_capability)
+        if n_blocks > most:
+            raise LaunchError(
+                f"{self.title}: clusters of {n_blocks} blocks, but a GPU of compute capability "
+                f"{_dotted(self.compiled.compute_capability)} has "
+                + (f"clusters of {most} at most" if most > 1 else "none: it takes 9.0 or more")
+            )
+        if n_blocks > _PORTABLE_CLUSTER and not self._large_clusters:
+            with current_device(self.index):
+                _check(device.driver().cuFuncSetAttribute(self.function, _LARGE_CLUSTERS, 1))
+            self._large_clusters = True
+
+
+def most_blocks_in_cluster(capability):
+    """Blocks of a cluster, at most, on a GPU of this compute capability; 1: it has none."""
+    if capability < _HOPPER:
+        return 1
+    return _LARGEST_CLUSTERS.get(tuple(capability), _PORTABLE_CLUSTER)
+
+
 class PreparedLaunch:
     """One launch of a `Specialisation`, to be repeated with other addresses and numbers.
 
     parameters  a list of (`struct` code, value or None); None marks what each call brings
     overlap     whether the kernel may start before the previous one ends (see `launch`)
     cluster     number of blocks in x that make a cluster; LaunchError where the GPU has none
-    cooperative whether all blocks must start together
 
     Not to be shared between threads: two of them would write into one buffer.
     """
 
     def __init__(
-        self, specialisation, grid, block, shared_bytes, stream, parameters, overlap, cluster,
-        cooperative=False,
-    ):  # fmt: skip
+        self, specialisation, grid, block, shared_bytes, stream, parameters, overlap, cluster
+    ):
         specialisation.allow_shared(shared_bytes)
+        specialisation.allow_clusters(cluster)
         self.specialisation = specialisation
         self.grid, self.block, self.shared_bytes = grid, block, shared_bytes
         self.cluster = cluster
@@ -82,7 +107,7 @@ class PreparedLaunch:
         packer = struct.Struct(f"@{_CONFIGURATION.format[1:]}{codes}")
         self.buffer = ctypes.create_string_buffer(-(-packer.size // 8) * 8)
         constants = [0 if value is None else value for _, value in parameters]
-        self.attributes = _attributes(specialisation, overlap, cluster, cooperative)
+        self.attributes = _attributes(specialisation, overlap, cluster)
         where = ctypes.addressof(self.attributes) if self.attributes else 0
         n_attributes = len(self.attributes) // _ATTRIBUTE.size
         head = (*grid, *block, shared_bytes, stream, where, n_attributes)
@@ -104,7 +129,7 @@ class PreparedLaunch:
         self.extra_address = ctypes.byref(self.extra)
         self.function = specialisation.function
         self.call = device.driver().cuLaunchKernelEx
-        if cooperative or specialisation.compiled.cooperative:
+        if specialisation.compiled.cooperative:
             self.call = self._with_each_parameter(self.call, parameters)
 
     def _with_each_parameter(self, call, parameters):
@@ -146,19 +171,14 @@ class PreparedLaunch:
             )
 
 
-def _attributes(specialisation, overlap, cluster, cooperative=False):
+def _attributes(specialisation, overlap, cluster):
     capability = specialisation.compiled.compute_capability
     wanted = []
-    if cooperative or specialisation.compiled.cooperative:
+    if specialisation.compiled.cooperative:
         wanted.append((_COOPERATIVE, 1, 0, 0))
     if overlap and capability >= _HOPPER:
         wanted.append((_OVERLAP, 1, 0, 0))
     if cluster > 1:
-        if capability < _HOPPER:
-            raise LaunchError(
-                f"{specialisation.title}: clusters of {cluster} blocks need a GPU of compute "
-                f"capability {_dotted(_HOPPER)} or more; this one has {_dotted(capability)}"
-            )
         wanted.append((_CLUSTER, cluster, 1, 1))
     packed = b"".join(_ATTRIBUTE.pack(*attribute) for attribute in wanted)
     return (ctypes.c_char * len(packed)).from_buffer_copy(packed) if packed else b""

@@ -21,8 +21,8 @@ from .observe import Watched, pointer, watch
 from .primitives import Primitive
 from .report import place
 
-#: What every chip with clusters can do.
-MOST_BLOCKS = 8
+#: What the largest clusters have; all chips with clusters can do 8.
+MOST_BLOCKS = 16
 
 
 class Cluster:

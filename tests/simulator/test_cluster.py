@@ -30,7 +30,7 @@ def rotated(x, size, turns=3):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8, 16])
 def test_blocks_of_a_cluster_read_each_other(size, order):
     x = np.arange(3 * size * N, dtype=np.float32)
     y = np.zeros_like(x)
@@ -213,7 +213,8 @@ def test_a_block_that_never_declares_the_array(watched):
 
 
 @pytest.mark.parametrize("size, grid, message", [
-    (0, 4, "integer from 1 to 8"), (9, 9, "integer from 1 to 8"), (2.0, 4, "integer from 1 to 8"),
+    (0, 4, "integer from 1 to 16"), (17, 17, "integer from 1 to 16"),
+    (2.0, 4, "integer from 1 to 16"),
     (3, 4, "gridDim.x is 4, which clusters of 3 blocks do not divide"),
     (2, (3, 2), "gridDim.x is 3"),
 ])

@@ -22,15 +22,16 @@ rung       what it launches                                      forward moves  
 `two_pass` one kernel for the sums over x, one that finds its    3·n·s            4·n·s
            blocks' gates and scales; backward likewise, and the
            weights' gradients
-`fused`    one kernel, whose blocks hold their parts of an       2·n·s            3·n·s
-           image in shared memory while they exchange sums;
-           backward, the weights' gradients too
+`fused`    one kernel: a cluster of blocks holds an image in     2·n·s            3·n·s
+           shared memory, as far as it fits, while it exchanges
+           sums (from sm_90 on); backward, the weights' gradients
+           too
 ========== ===================================================== ================ ================
 
 All rungs save the same three arrays for the backward pass, float32: mean (N, C), hidden (N, R) and
 logit (N, C). Sums are taken in a fixed order: two runs agree bit for bit. Images without a pixel
-take the kernels of `separate`, and an image too large for all shared memory of the chip together
-those of `two_pass` where `fused` is asked for.
+take the kernels of `separate`. `fused` raises LaunchError where the chip has no clusters, and where
+the small layers are too large for shared memory (C·R above some 800,000).
 
 As in PyTorch: a NaN or an infinity anywhere in an image spreads through its mean to all of y.
 
@@ -45,7 +46,7 @@ from course_lib.kernels.squeeze_excite.arguments import (
 from course_lib.kernels.squeeze_excite.problem import DTYPES
 from course_lib.kernels.squeeze_excite.repeat import repeated
 
-DEFAULT = "fused"
+DEFAULT = "two_pass"
 _RUNGS = {"separate": separate, "two_pass": two_pass, "fused": fused}
 _FORWARD = {name: rung.forward for name, rung in _RUNGS.items()}
 _BACKWARD = {name: rung.backward for name, rung in _RUNGS.items()}

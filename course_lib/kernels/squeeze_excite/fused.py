@@ -1,133 +1,137 @@
-"""The rung `fused`: one kernel that reads each image once.
+"""The rung `fused`: one kernel that reads each image once, for chips with clusters (sm_90).
 
-A sample is cut into parts, one for each block of a *team*, and each block holds its part in shared
-memory from the pooling to the scaling. In between the team exchanges one short vector
-(`fused_exchange`). Teams walk the samples: while a block waits for the others' numbers for one
-sample, it pools the next, and copies of those after that are on their way.
+A cluster of blocks works on one sample, and its blocks hold their parts of it in shared memory from
+the pooling to the scaling. In between they exchange one short vector by reading each other's
+shared memory (`fused_dense`). While some clusters wait for memory or for each other, others on the
+same multiprocessors go on: the chip walks the samples by itself.
 
-Blocks that wait for each other must all be running, or the last ones would never get the place that
-the first ones hold while they wait. A cooperative launch starts all blocks at once or none. Then no
-block waits for ever: of the samples whose numbers are not all posted take the first of each team.
-A block waits only once it has posted its numbers for that sample, or while it waits for copies;
-and it comes to that sample, because all before it are complete.
-
-A sample that all blocks together could not hold goes to the kernels of `two_pass`.
+What does not fit in shared memory is read again when it is scaled: a few clusters are at work at a
+time, so that the L2 cache still has it.
 """
 
 import numpy as np
 
-from course_lib.kernels.squeeze_excite import two_pass
-from course_lib.kernels.squeeze_excite.fused_backward import backward_kernel
-from course_lib.kernels.squeeze_excite.fused_exchange import HEADER
-from course_lib.kernels.squeeze_excite.fused_forward import forward_kernel
-from course_lib.kernels.squeeze_excite.fused_layouts import PIXELS, PLANES
-from course_lib.kernels.squeeze_excite.fused_plan import BLOCK_SIZE, Room, plan_of
+from course_lib.kernels.squeeze_excite.fused_pixels import (
+    fused_pixels_backward_kernel,
+    fused_pixels_kernel,
+)
+from course_lib.kernels.squeeze_excite.fused_plan import Room, plan_of
+from course_lib.kernels.squeeze_excite.fused_planes import (
+    fused_planes_backward_kernel,
+    fused_planes_kernel,
+)
 from course_lib.kernels.squeeze_excite.repeat import workspace
 from course_lib.kernels.squeeze_excite.weights import launch_weight_gradients
 from course_lib.runtime import arrays, device
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import SIMULATED_CHIP, launch, on_gpu
-from course_lib.runtime.mailboxes import mailbox
+from course_lib.runtime.launch import (
+    SIMULATED_CHIP,
+    LaunchError,
+    launch,
+    most_blocks_in_cluster,
+    on_gpu,
+)
 
-forward_kernels = {False: forward_kernel(PLANES), True: forward_kernel(PIXELS)}
-backward_kernels = {False: backward_kernel(PLANES), True: backward_kernel(PIXELS)}
-FORWARD, BACKWARD = tuple(forward_kernels.values()), tuple(backward_kernels.values())
+LEAST_CAPABILITY = (9, 0)
+FORWARD = fused_planes_kernel, fused_pixels_kernel
+BACKWARD = fused_planes_backward_kernel, fused_pixels_backward_kernel
 #: The simulator stands for a small chip here: its time goes with the number of threads.
-SIMULATED_ROOM = Room(4, SIMULATED_CHIP[1], 64)
+SIMULATED_ROOM = Room(4, 4, SIMULATED_CHIP[1], (64, 64))
 
 
 def room_of(x):
-    """The `Room` of the chip that `x` lies on: one block for each multiprocessor."""
+    """The `Room` of the chip that `x` lies on; LaunchError where it has no clusters."""
     if not on_gpu():
         return SIMULATED_ROOM
     chip = device.properties(arrays.describe(x).device)
-    return Room(chip.multiprocessors, chip.shared_bytes_per_block_optin, BLOCK_SIZE)
+    if chip.compute_capability < LEAST_CAPABILITY:
+        found = ".".join(map(str, chip.compute_capability))
+        raise LaunchError(
+            f"squeeze_excite: the variant 'fused' needs a GPU of compute capability 9.0 or more, "
+            f"which has clusters of blocks; this one has {found}: take 'two_pass'"
+        )
+    return Room(
+        chip.multiprocessors, most_blocks_in_cluster(chip.compute_capability),
+        chip.shared_bytes_per_block_optin,
+    )  # fmt: skip
+
+
+def _planned(problem, weight1, n_arrays, room):
+    plan = plan_of(problem, weight1.dtype.itemsize, n_arrays, room)
+    if plan is None:
+        raise LaunchError(
+            f"squeeze_excite: the variant 'fused' keeps its small vectors in shared memory, and "
+            f"those of C = {problem.C:,} and R = {problem.R:,} do not fit: take 'two_pass'"
+        )
+    return plan
 
 
 def forward(problem, x, weight1, bias1, weight2, bias2, y, mean, hidden, logit):
     """Fill y, mean, hidden and logit."""
+    plan = _planned(problem, weight1, 1, room_of(x))
     operands = x, weight1, bias1, weight2, bias2, y, mean, hidden, logit
-    room = room_of(x)
-    plan = plan_of(problem, 1, room)
-    if plan is None:
-        two_pass.forward(problem, *operands)
-    else:
-        launch_forward(problem, plan, room, *operands)
+    launch_forward(problem, plan, *operands)
 
 
 def backward(problem, dy, x, weight1, weight2, mean, hidden, logit, dx, gradients):
     """Fill dx and `gradients`: dweight1, dbias1, dweight2, dbias2."""
-    room = room_of(x)
-    plan = plan_of(problem, 2, room)
-    if plan is None:
-        two_pass.backward(
-            problem, dy, x, weight1, weight2, mean, hidden, logit, dx, gradients
-        )  # fmt: skip
-        return
+    plan = _planned(problem, weight1, 2, room_of(x))
     dlogit = workspace((problem.N, problem.C), mean)
     dhidden = workspace((problem.N, problem.R), mean)
-    operands = dy, x, weight1, weight2, hidden, logit, dx, dlogit, dhidden
-    launch_backward(problem, plan, room, *operands)
+    launch_backward(problem, plan, dy, x, weight1, weight2, hidden, logit, dx, dlogit, dhidden)
     launch_weight_gradients(problem, dlogit, hidden, dhidden, mean, gradients)
 
 
-def launch_forward(problem, plan, room, x, weight1, bias1, weight2, bias2, y, *saved):
+def launch_forward(problem, plan, x, weight1, bias1, weight2, bias2, y, *saved):
     """Launch the forward kernel as `plan` has it."""
-    operands = x, weight1, bias1, weight2, bias2, y, *saved
-    box = mailbox(x, words_of(problem, plan))
     launch(
-        forward_kernels[problem.channels_last], plan.n_parts * plan.n_teams, room.block_size,
-        *operands, box, *_sizes(problem, plan), plan.n_stages, *_rest(problem, plan),
-        vectors_fit(problem, x, y), np.float32(1 / problem.n_pixels), problem.activation,
-        problem.gate, flat=True, cooperative=True, shared_bytes=plan.shared_bytes,
+        FORWARD[problem.channels_last], problem.N * plan.cluster, plan.block_size,
+        x, weight1, bias1, weight2, bias2, y, *saved, *_sizes(problem, plan), plan.held,
+        *_rest(problem, plan, (weight1, weight2), (x, y)), **_options(plan),
     )  # fmt: skip
 
 
-def launch_backward(problem, plan, room, dy, x, weight1, weight2, hidden, logit, dx, *found):
+def launch_backward(problem, plan, dy, x, weight1, weight2, hidden, logit, dx, *found):
     """Launch the backward kernel as `plan` has it; `found` are dlogit and dhidden."""
-    operands = dy, x, weight1, weight2, hidden, logit, dx, *found
-    box = mailbox(x, words_of(problem, plan))
     launch(
-        backward_kernels[problem.channels_last], plan.n_parts * plan.n_teams, room.block_size,
-        *operands, box, *_sizes(problem, plan), plan.n_stages, plan.n_others,
-        *_rest(problem, plan), vectors_fit(problem, dy, x, dx),
-        np.float32(1 / problem.n_pixels), problem.activation, problem.gate,
-        flat=True, cooperative=True, shared_bytes=plan.shared_bytes,
+        BACKWARD[problem.channels_last], problem.N * plan.cluster, plan.block_size,
+        dy, x, weight1, weight2, hidden, logit, dx, *found, *_sizes(problem, plan), plan.held,
+        plan.other, *_rest(problem, plan, (weight1, weight2), (dy, x, dx)), **_options(plan),
     )  # fmt: skip
 
 
-def words_of(problem, plan):
-    """Words that the mailbox must have."""
-    return HEADER + problem.N * plan.n_parts * plan.n_words
-
-
-def vectors_fit(problem, *images):
-    """Whether every sample's memory, or every pixel's, begins on a 16-byte boundary."""
-    step = problem.C if problem.channels_last else problem.C * problem.n_pixels
-    aligned = all(arrays.address_of(image) % VECTOR_BYTES == 0 for image in images)
-    return aligned and step * problem.itemsize % VECTOR_BYTES == 0
+def _options(plan):
+    return dict(flat=True, overlap=True, cluster=plan.cluster, shared_bytes=plan.shared_bytes)
 
 
 def _sizes(problem, plan):
-    cut = plan.n_parts, plan.n_groups, plan.group, plan.n_words
-    return problem.N, problem.C, problem.n_pixels, problem.R, *cut
+    sizes = problem.C, problem.n_pixels, problem.R, plan.n_most
+    return sizes if problem.channels_last else (*sizes, plan.n_pieces, plan.lanes)
 
 
-def _rest(problem, plan):
-    lanes = plan.n_channels, plan.lanes, plan.word_lanes
-    return plan.lag, plan.stage, *lanes, plan.tables_bytes
+def _rest(problem, plan, weights, images):
+    vectors = _aligned(images) and (
+        not problem.channels_last or problem.C * problem.itemsize % VECTOR_BYTES == 0
+    )
+    factor = np.float32(1 / problem.n_pixels)
+    places = plan.first, plan.second, _aligned(weights), plan.place, vectors
+    return *places, factor, problem.activation, problem.gate
+
+
+def _aligned(operands):
+    return all(arrays.address_of(operand) % VECTOR_BYTES == 0 for operand in operands)
 
 
 def specialisations(dtype, weight_dtype):
     """(label, kernel, argument types) for images of `dtype` and weights of `weight_dtype`."""
-    image, weight, sums, box = (dtype, 1), (weight_dtype, 1), ("float32", 1), ("int64", 1)
+    image, weight, sums = (dtype, 1), (weight_dtype, 1), ("float32", 1)
+    last = ["int64", "int64", "boolean", "int64", "boolean", "float32", "int64", "int64"]
     suffix = dtype if dtype == weight_dtype else f"{dtype} with {weight_dtype} weights"
-    last = ["boolean", "float32", "int64", "int64"]
-    for channels_last, name in ((False, "planes"), (True, "pixels")):
-        types = [image, *[weight] * 4, image, *[sums] * 3, box, *["int64"] * 15, *last]
+    for number, (name, n_sizes) in enumerate((("planes", 6), ("pixels", 4))):
+        sizes = ["int64"] * n_sizes
         label = f"squeeze_excite.forward fused, {name}, {suffix}"
-        yield label, forward_kernels[channels_last], types
-        types = [image, image, weight, weight, sums, sums, image, sums, sums, box]
-        types += [*["int64"] * 16, *last]
+        types = [image, *[weight] * 4, image, *[sums] * 3, *sizes, "int64", *last]
+        yield label, FORWARD[number], types
         label = f"squeeze_excite.backward fused, {name}, {suffix}"
-        yield label, backward_kernels[channels_last], types
+        types = [image, image, weight, weight, sums, sums, image, sums, sums]
+        yield label, BACKWARD[number], [*types, *sizes, "int64", "int64", *last]

@@ -1,135 +1,137 @@
-"""How `fused` shares samples out among blocks and shared memory: the choices, measured."""
+"""How `fused` shares samples out among blocks and shared memory: the choices, in one place."""
 
 import functools
 from typing import NamedTuple
 
-from course_lib.kernels.squeeze_excite.fused_exchange import LANES
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
-BLOCK_SIZE = 512
-SHARED_RESERVE = 2 << 10  # bytes that a block needs beside dynamic shared memory
-MOST_STAGES = 4
-MOST_LAG = 1  # the backward kernel keeps the scales of so many samples and one more
-LEAST_WORD_LANES = 4
-ROW_BYTES = 128  # of a channels-last part's rows, at least: whole lines of the cache
+SHARED_RESERVE = 1 << 10  # bytes of a multiprocessor's shared memory that each block costs beside
+HELD_WEIGHTS = 40 << 10  # bytes of a slice of both matrices, up to which both are kept at once
+LEAST_LANES = 8
+TASKS_PER_TEAM = 4  # at least: then the last ones to finish cost little
+SMALL_PART = 72 << 10  # bytes: three such blocks on a multiprocessor
+LARGE_PART = 100 << 10  # from here on a block has LARGE_BLOCK threads
+SMALL_BLOCK, LARGE_BLOCK = 256, 512
 
 
 class Room(NamedTuple):
-    """Blocks that run at once on a chip, each with so much shared memory and so many threads."""
+    """A chip: its multiprocessors, blocks in a cluster, shared memory and threads of a block."""
 
-    n_blocks: int
+    multiprocessors: int
+    most_cluster: int
     shared_limit: int
-    block_size: int
+    block_sizes: tuple = (SMALL_BLOCK, LARGE_BLOCK)
 
 
 class Plan(NamedTuple):
-    """`n_teams` teams of `n_parts` blocks; team t takes samples t, t + n_teams, …
+    """A cluster of blocks works on a sample.
 
-    n_groups, group  groups of channels, and channels in one, where images are channels-last
-    n_words          of the mailbox, for each part and sample
-    n_stages         parts of consecutive samples that a block has in shared memory
-    n_others         the same of x in the backward pass, where n_stages is that of dy
-    lag              samples between pooling and scaling: time for the others' posts to arrive
-    stage            elements of a part, at most
-    n_channels       channels of a part, at most
-    lanes            that sum a plane together
-    word_lanes       that collect one hidden number's shares together
-    tables_bytes     of shared memory for tables, before the stages
-    shared_bytes     of shared memory in all
+    cluster       blocks of it
+    block_size    threads of each
+    n_most        channels of a block's slice, at most
+    n_pieces      tasks that a plane is cut into (contiguous images)
+    lanes         threads that work on one task (contiguous images)
+    held          elements (contiguous images) or pixels of a part that are kept in shared memory
+    other         where in shared memory, in elements of x, all of a part of x is kept in the
+                  backward pass beside dy; 0 if it is not
+    first         where in shared memory, in elements of the weights, a slice of the first matrix is
+                  kept, and
+    second        where one of the second: one after the other, if both are the same place
+    place         where in shared memory, in elements of x, the part is kept
+    shared_bytes  of shared memory in all
     """
 
-    n_parts: int
-    n_teams: int
-    n_groups: int
-    group: int
-    n_words: int
-    n_stages: int
-    n_others: int
-    lag: int
-    stage: int
-    n_channels: int
+    cluster: int
+    block_size: int
+    n_most: int
+    n_pieces: int
     lanes: int
-    word_lanes: int
-    tables_bytes: int
+    held: int
+    other: int
+    first: int
+    second: int
+    place: int
     shared_bytes: int
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_of(problem, n_held, room, n_parts=None, lag=None):
-    """The `Plan` for a `Problem`; None where no part would fit in shared memory.
+def plan_of(problem, weight_size, n_arrays, room, cluster=None, block_size=None):
+    """The `Plan` for a `Problem`; None where not even the tables fit in shared memory.
 
-    n_held  arrays held: 1 forward, 2 backward
-    room    what the chip has
+    weight_size  bytes of a weight
+    n_arrays     that are read: 1 forward, 2 backward
     """
-    cuts = _pixel_cuts(problem, room) if problem.channels_last else _plane_cuts(problem, room)
-    plans = [
-        found
-        for cut in cuts
-        if n_parts in (None, cut[0]) and (found := _fill(problem, n_held, room, cut, lag))
-    ]
-    return min(plans, key=lambda found: found[0])[1] if plans else None
-
-
-def _plane_cuts(problem, room):
-    """(parts, groups, channels of a group, words, elements, channels, scratch) for each cut."""
-    width = VECTOR_BYTES // problem.itemsize
-    n_vectors = -(-problem.C * problem.n_pixels // width)
-    for n_parts in range(1, min(room.n_blocks, n_vectors) + 1):
-        stage = -(-n_vectors // n_parts) * width
-        n_channels = min(problem.C, (stage - 2) // problem.n_pixels + 2)
-        scratch = max(room.block_size // LANES, n_channels)
-        yield n_parts, 1, 0, problem.R + 2, stage, n_channels, scratch
-
-
-def _pixel_cuts(problem, room):
-    width = VECTOR_BYTES // problem.itemsize
-    least, seen = ROW_BYTES // problem.itemsize, set()
-    for wanted in range(1, -(-problem.C // least) + 1):
-        group = -(-problem.C // (wanted * width)) * width
-        n_groups = -(-problem.C // group)
-        if group > room.block_size * width or n_groups in seen:
-            continue
-        seen.add(n_groups)
-        for n_runs in range(1, min(room.n_blocks // n_groups, problem.n_pixels) + 1):
-            n_words = problem.R + (group if n_runs > 1 else 0)
-            stage = -(-problem.n_pixels // n_runs) * group
-            scratch = room.block_size * width
-            yield n_runs * n_groups, n_groups, group, n_words, stage, group, scratch
-
-
-def _fill(problem, n_held, room, cut, lag):
-    """(estimated microseconds, `Plan`) for parts cut in this way; None where they don't fit."""
-    n_parts, n_groups, group, n_words, stage, n_channels, scratch = cut
-    R, itemsize = problem.R, problem.itemsize
-    n_teams = min(problem.N, room.n_blocks // n_parts)
-    n_steps = -(-problem.N // n_teams)
-    tables = 4 * (4 * n_channels + 2 * R + 2 * R * n_channels + scratch)
-    tables = -(-tables // VECTOR_BYTES) * VECTOR_BYTES
-    part_bytes = stage * itemsize
-    fitting = (room.shared_limit - SHARED_RESERVE - tables) // part_bytes
-    n_others = 0 if n_held == 1 else 2 if fitting >= 6 and n_steps > 1 else 1
-    n_stages = min(MOST_STAGES, n_steps, fitting - n_others)
-    if n_stages < min(n_steps, 2):
+    cluster = cluster or _cluster_of(problem, n_arrays, room)
+    part = part_bytes(problem, cluster)
+    block_size = block_size or room.block_sizes[part * n_arrays > LARGE_PART]
+    C, R, itemsize, P = problem.C, problem.R, problem.itemsize, problem.n_pixels
+    width, n_most = VECTOR_BYTES // itemsize, -(-C // cluster)
+    lanes, n_pieces = _tasks(problem, n_most, block_size, width)
+    scratch = max(block_size, n_most * n_pieces)
+    if problem.channels_last:
+        rows = max(1, block_size // -(-C // width))
+        scratch = C * n_arrays + max(block_size, rows * C)
+    tables = 3 * n_most + 3 * R + scratch
+    tables_bytes = _whole(4 * tables)
+    first = second = tables_bytes // weight_size
+    matrix_bytes = _whole(R * n_most * weight_size)
+    tables_bytes += matrix_bytes
+    if 2 * matrix_bytes <= HELD_WEIGHTS:
+        second = tables_bytes // weight_size
+        tables_bytes += matrix_bytes
+    left = (room.shared_limit - SHARED_RESERVE - tables_bytes) // itemsize
+    if left < 0:
         return None
-    lag = min(MOST_LAG if lag is None else lag, max(0, n_stages - 2))
-    word_lanes = 32
-    while word_lanes > LEAST_WORD_LANES and room.block_size // word_lanes < R:
-        word_lanes //= 2
-    # Microseconds of a step: what memory takes for it, or what a block takes.
-    memory = n_teams * n_parts * part_bytes * (1 + n_held) / 4.2e6
-    words = n_parts * R / room.block_size / 8
-    block = 3.2 + part_bytes / 26e3 + words + R * n_channels / 4096 + (0 if lag else 1.5)
-    cost = n_steps * max(memory, block) if n_steps > 1 else memory + block
-    plan = Plan(
-        n_parts, n_teams, n_groups, group, n_words, n_stages, n_others, lag, stage, n_channels,
-        _lanes_of(problem.n_pixels, VECTOR_BYTES // itemsize), word_lanes, tables,
-        tables + (n_stages + n_others) * part_bytes,
+    if problem.channels_last:
+        n_rows = -(-P // cluster)
+        whole = -(-n_rows * C // width) * width
+        held = min(n_rows, left // width * width // C)
+        kept = -(-held * C // width) * width
+    else:
+        whole = -(-(n_most * P + width - 1) // width) * width
+        held = kept = min(whole, left // width * width)
+    place, other = tables_bytes // itemsize, 0
+    if n_arrays == 2 and kept == whole and 2 * whole <= left:
+        other = place + whole
+        kept += whole
+    return Plan(
+        cluster, block_size, n_most, n_pieces, lanes, held, other, first, second, place,
+        tables_bytes + kept * itemsize,
     )  # fmt: skip
-    return cost, plan
 
 
-def _lanes_of(n_pixels, width):
+def _whole(n_bytes):
+    return -(-n_bytes // VECTOR_BYTES) * VECTOR_BYTES
+
+
+def part_bytes(problem, cluster):
+    """Bytes of a block's part of a sample, at most."""
+    if problem.channels_last:
+        return -(-problem.n_pixels // cluster) * problem.C * problem.itemsize
+    return -(-problem.C // cluster) * problem.n_pixels * problem.itemsize
+
+
+def _cluster_of(problem, n_arrays, room):
+    """As many blocks as there are multiprocessors for; more, where parts would be too large."""
+    most = 1
+    for_all = problem.n_pixels if problem.channels_last else problem.C
+    while most * 2 <= min(room.most_cluster, for_all):
+        most *= 2
+    cluster = 1
+    while cluster < most and (
+        problem.N * cluster * 2 <= room.multiprocessors
+        or part_bytes(problem, cluster) * n_arrays > SMALL_PART
+    ):
+        cluster *= 2
+    return cluster
+
+
+def _tasks(problem, n_most, block_size, width):
+    """(lanes of a team, pieces of a plane): teams as large as planes allow, and tasks for all."""
     lanes = 32
-    while lanes > LANES and lanes * 2 * width > n_pixels:
+    while lanes > LEAST_LANES and lanes * 2 * width > problem.n_pixels:
         lanes //= 2
-    return lanes
+    n_teams = block_size // lanes
+    n_pieces = -(-TASKS_PER_TEAM * n_teams // n_most)
+    most = max(1, problem.n_pixels // (4 * lanes * width))  # pieces that fill a team's loads
+    return lanes, min(n_pieces, most)

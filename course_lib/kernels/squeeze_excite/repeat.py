@@ -9,7 +9,7 @@ What the launches are remembered for: dtype, shape, strides and device of each i
 the stream and the thread. Repeated are only calls with PyTorch tensors that begin on a 16-byte
 boundary, without `out`. An array that is neither input nor result nor from `workspace`, such as a
 copy of an input, would not be made anew: then the launcher runs every time, as do all calls in the
-simulator. The mailbox of a launch (`runtime.mailboxes`) is asked for again each time.
+simulator.
 """
 
 import functools
@@ -18,7 +18,7 @@ from threading import get_ident, local
 
 import numpy as np
 
-from course_lib.runtime import arrays, mailboxes
+from course_lib.runtime import arrays
 from course_lib.runtime import launch as launching
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
@@ -69,7 +69,7 @@ def repeated(variants, default):
                 allowed = options.get("variant", default) in variants
                 results, known[key] = _note(launcher, inputs, options, allowed)
                 return results
-            return steps(addresses, key[-2])
+            return steps(addresses)
 
         return call
 
@@ -91,9 +91,6 @@ def _note(launcher, inputs, options, allowed):
     place = {id(array): i for i, array in enumerate([*inputs, *made])}
     if len(place) < len(inputs) + len(made):  # one tensor twice: it need not be so again
         return results, None
-    boxes = [arg for _, _, _, args, _ in launches for arg in args if mailboxes.is_mailbox(arg)]
-    for box in boxes:
-        place[id(box)] = len(inputs) + len(made)  # one address serves all launches of a call
     wanted = [[id(arg) for arg in args if _is_array(arg)] for _, _, _, args, _ in launches]
     if not all(i in place for row in wanted for i in row) or any(
         array.data_ptr() % VECTOR_BYTES for array in made
@@ -103,32 +100,24 @@ def _note(launcher, inputs, options, allowed):
         (launching.prepare(kernel, grid, block, *args, **how).launch, [place[i] for i in row])
         for (kernel, grid, block, args, how), row in zip(launches, wanted, strict=True)
     ]
-    box = max((box.shape[0] for box in boxes), default=0), inputs[0].get_device()
-    return results, _repeating(made, len(results), prepared, box)
+    return results, _repeating(made, len(results), prepared)
 
 
 def _is_array(arg):
     return hasattr(arg, "shape") and not isinstance(arg, np.generic)  # NumPy's numbers have one too
 
 
-def _repeating(made, n_results, prepared, box):
-    """function(addresses of the inputs, stream) -> results: makes arrays like `made`, and launches.
-
-    `box` is (words of the mailbox, or 0 where there is none; GPU).
-    """
+def _repeating(made, n_results, prepared):
+    """function(addresses of the inputs) -> results: makes arrays like `made`, and launches."""
     empty = sys.modules["torch"].empty_strided
     looks = [
         (array.shape, array.stride(), dict(dtype=array.dtype, device=array.device))
         for array in made
     ]
 
-    n_words, index = box
-
-    def steps(addresses, stream):
+    def steps(addresses):
         new = [empty(shape, stride, **kind) for shape, stride, kind in looks]
         addresses += [array.data_ptr() for array in new]
-        if n_words:
-            addresses.append(mailboxes.address(index, stream, n_words))
         for launch, places in prepared:
             launch([addresses[i] for i in places])
         return tuple(new[:n_results])
