@@ -88,14 +88,17 @@ def test_the_sizes_are_those_of_the_network():
         assert benchmark.squeeze_channels(C, side) == R
     assert (benchmark.squeeze_channels(5, 7), benchmark.squeeze_channels(72, 9)) == (1, 3)
     shapes = {(N, C, side, side) for N in benchmark.BATCHES for C, side, _ in benchmark.SIZES}
-    assert shapes.issuperset(benchmark.CHANNELS_LAST)
+    assert shapes.issuperset(benchmark.CHANNELS_LAST + benchmark.LADDER)
 
 
-def test_every_rung_module_and_peer_is_checked_and_timed(on_the_cpu):
-    found = benchmark.run(shapes=[SHAPE])
+@pytest.mark.parametrize("ladder", [True, False])
+def test_every_rung_module_and_peer_is_checked_and_timed(on_the_cpu, monkeypatch, ladder):
+    monkeypatch.setattr(benchmark, "LADDER", [SHAPE] if ladder else [])
+    rungs = list(kernels.VARIANTS) if ladder else [kernels.DEFAULT]
+    found = benchmark.run(shapes=[SHAPE], dtypes=benchmark.DTYPES if ladder else ["bfloat16"])
     names = [
         f"squeeze_excite.{direction}{layout}"
-        for _ in benchmark.DTYPES
+        for _ in range(2 if ladder else 1)
         for layout in ("", ".channels-last")
         for direction in ("forward", "both")
     ]
@@ -108,11 +111,11 @@ def test_every_rung_module_and_peer_is_checked_and_timed(on_the_cpu):
         compiled = record["dtype"] == "float32" and not last
         other = "contiguous" if last else "channels-last"
         assert list(rows) == [
-            *kernels.VARIANTS, "PyTorch eager", f"PyTorch eager, {other}",
+            *rungs, "PyTorch eager", f"PyTorch eager, {other}",
             *["torch.compile"] * compiled,
         ]  # fmt: skip
         seen = {label for label, row in rows.items() if "python_microseconds" in row}
-        assert seen == rows.keys() - kernels.VARIANTS.keys() | {kernels.DEFAULT}
+        assert seen == rows.keys() - set(rungs) | {kernels.DEFAULT}
         assert record["kernel_hash"] == hashes[record["name"]]
         size = 4 if record["dtype"] == "float32" else 2
         assert record["bytes"] == (2 if forward else 5) * math.prod(SHAPE) * size
@@ -173,7 +176,7 @@ def test_what_is_wrong_is_not_timed(on_the_cpu, monkeypatch, which, k, change, s
         return results
 
     monkeypatch.setattr(kernels, which, wrong)
-    first = next(iter(kernels.VARIANTS))
+    first = kernels.DEFAULT
     with pytest.raises(AssertionError, match=f"{first} {said}.*, so it is not timed"):
         benchmark.run(
             shapes=[SHAPE], dtypes=["float32"], directions=["both"], layouts=["contiguous"]

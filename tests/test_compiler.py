@@ -82,8 +82,8 @@ SPILLS = {
     (f"{name}.forward split {dtype}", (7, 5)): 48
     for name in softmax.OPERATIONS for dtype in ("float16", "bfloat16")
 }  # fmt: skip
-# Channels-last, `fused` is compiled for 80 registers too, and 16-bit numbers need a few more: bounds
-# and places that are read once for a whole part of an image.
+# Channels-last, `fused` is compiled for 80 registers too; 16-bit numbers need a few more: bounds and
+# places that are read once for a whole part of an image.
 SPILLS |= {
     (label, CHIPS[-1]): 8 if label.endswith(" float32") else 128
     for label, *_ in squeeze_excite.specialisations() if " fused, pixels" in label

@@ -29,6 +29,8 @@ DTYPES = ("float32", "bfloat16")
 DIRECTIONS = ("forward", "both")
 #: Measured with channels-last images too.
 CHANNELS_LAST = [(32, 48, 190, 190), (32, 336, 48, 48), (32, 2688, 12, 12)]
+#: Measured with every rung; the others with the default alone.
+LADDER = [(1, 960, 24, 24), (32, 48, 190, 190), (32, 960, 24, 24), (32, 2688, 12, 12)]
 #: (batch, dtype) of which torch.compile is a peer.
 COMPILED = {(1, "float32"), (32, "float32"), (32, "bfloat16")}
 FORMATS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
@@ -39,11 +41,11 @@ DEVICE = "cuda"
 COMMAND = "python -m course_lib bench squeeze_excite --record"
 PROFILE = "squeeze_excite.profile"  # what `profile_squeeze_excite` records
 OURS, EAGER, COMPILE = "ours", "PyTorch eager", "torch.compile"
-REPLAY, LOOP = 3_000, 5_000  # µs that a replay of a graph, and a loop of calls, may take
+REPLAY, LOOP = 2_000, 4_000  # µs that a replay of a graph, and a loop of calls, may take
 MOST_SETS = 128  # the smallest of these sizes outgrows the L2 cache even so
 
 
-def run(*, shapes=None, dtypes=DTYPES, directions=DIRECTIONS, layouts=tuple(FORMATS), rounds=10,
+def run(*, shapes=None, dtypes=DTYPES, directions=DIRECTIONS, layouts=tuple(FORMATS), rounds=6,
         progress=lambda cases: cases):  # fmt: skip
     """Check, then time, each case: of `shapes`, N·C·H·W, alone if given. Returns records."""
     if shapes is None:
@@ -182,7 +184,8 @@ def _measure(shape, dtype, layout, directions, rounds):
 
 def _direction(block, compiled, direction, n_bytes, rounds):
     """The record of one direction."""
-    rungs = {variant: block.rung(variant, direction) for variant in kernels.VARIANTS}
+    variants = kernels.VARIANTS if block.shape in LADDER else [kernels.DEFAULT]
+    rungs = {variant: block.rung(variant, direction) for variant in variants}
     peers = {
         EAGER: block.module(block.theirs, direction, block.layout),
         f"{EAGER}, {OTHER[block.layout]}": block.module(

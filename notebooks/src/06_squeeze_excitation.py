@@ -696,8 +696,9 @@ for n_blocks in (1, 3, 50):
 # tells it that the list is at its end.) Tickets also spread the work better, since fast blocks draw more of them. Their price is an
 # atomic for each item.
 #
-# The other way is to ask the driver for a guarantee. A *cooperative launch* starts all blocks at once, or
-# fails. The course's own kernel does so.
+# The other way is to ask the chip for a guarantee. A *cooperative launch* starts all blocks at once, or
+# fails. And the blocks of a *cluster* (lesson 4) always run at the same time: up to 16 neighbours. The course's own
+# kernel is built on these.
 #
 # Another good place for a break.
 
@@ -852,8 +853,9 @@ print(f"of this, through the gates of all channels: {dx[1, 4, 7] - dy[1, 4, 7] *
 #
 # - `separate`: the classic kernels, one for each step, for both layouts;
 # - `two_pass`: a kernel for the means, and a second one, of which each block finds its own gates and scales;
-# - `fused`: teams of blocks, as in section 5. It goes one step further than L2: a block keeps its piece of the
-#   picture in *shared memory* from pooling to scaling, while pieces of the next pictures are already on their way.
+# - `fused`: one kernel, with a cluster of blocks for each picture. It goes one step further than L2: a block keeps its
+#   piece of the picture in *shared memory* from pooling to scaling, and reads the others' shares of the hidden vector
+#   out of *their* shared memory. It needs a chip with clusters, from sm_90 on.
 #
 # They are run here on the two photographs:
 
@@ -952,8 +954,8 @@ else:
 # - **The module of the next lesson** takes what this lesson had room for only in part: any $R$, both layouts, 16-bit numbers, ReLU for
 #   swish, and **hard sigmoid** for the sigmoid, which is $\min(\max(x + 3, 0), 6) / 6$, straight lines that cost no exponential.
 #   MobileNetV3 uses it.
-# - **Clusters** (lesson 4) are a second way to let blocks exchange numbers: up to 16 blocks that start together and read each
-#   other's shared memory, without a detour through L2. A picture must fit into 16 blocks then.
+# - **Copies without threads**: chips from sm_90 on have a unit that copies whole tiles between memory and shared memory, and
+#   tells a barrier when they have arrived. The threads of our kernel ask for every 16 bytes themselves.
 # - **cuDNN and compilers for inference** fold the mean into the convolution *before* the block, which has the numbers
 #   in registers anyway, and the scale into the convolution *behind* it. Then the block moves hardly any bytes of its own. That needs
 #   a convolution that one can change.
