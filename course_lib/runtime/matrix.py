@@ -26,8 +26,9 @@ l // 8 begins, and gets word l % 4 of row l // 4 of each of the four.
                                                  2(l % 4) and the next of column l // 4. 16-bit
                                                  dtypes only (PTX ldmatrix.x4.trans)
 `load_word(array, i)`                            the bits of a float32
-`round_tf32(word)`                               a float32 rounded to TF32, to nearest, ties away
-                                                 from 0 (PTX cvt.rna.tf32.f32)
+`round_tf32(word)`                               a float32 rounded to TF32, to nearest even (PTX
+                                                 cvt.rn.tf32.f32; before sm_90 ties go away from
+                                                 0, cvt.rna.tf32.f32)
 `subtract_words(word, other)`                    the difference of two float32, rounded as always
 `copy_part_async(target, i, source, j, n)`       as `shared.copy_async`, but only the first `n`
                                                  elements; the rest of the 16 bytes become 0
@@ -102,7 +103,8 @@ def _multiply_add(acc, c, a, i, b, j, like):
 def _round_tf32(word):
     bits = int(word)
     if bits & 0x7F800000 != 0x7F800000:  # infinities and NaN stay
-        bits += 0x1000  # a carry into the exponent is right: the next power of two, or infinity
+        # A carry into the exponent is right: the next power of two, or infinity.
+        bits += 0x0FFF + (bits >> 13 & 1)
     elif bits & 0x007FFFFF:
         bits = 0x7FFFFFFF
     return np.uint32(bits & 0xFFFFE000)

@@ -1,7 +1,7 @@
 """Machine code of `runtime.matrix`, like `nvvm` for the intrinsics of `intrinsics`."""
 
 from llvmlite import ir
-from numba.cuda import types
+from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic
 from numba.cuda.np import arrayobj
 
@@ -154,16 +154,22 @@ def load_word(typingctx, array, i):
 def round_tf32(typingctx, word):
     def codegen(context, builder, sig, args):
         number = context.cast(builder, args[0], sig.args[0], types.uint32)
-        result = builder.alloca(_I32)
-        with builder.if_else(_since(builder, 800)) as (then, otherwise):
-            with then:
-                kind = ir.FunctionType(_I32, [_F32])
-                value = builder.bitcast(number, _F32)
-                code = "cvt.rna.tf32.f32 $0, $1;"
-                builder.store(builder.asm(kind, code, "=r,f", [value], False), result)
-            with otherwise:
-                _trap(builder)
-                builder.store(number, result)
+        result = cgutils.alloca_once(builder, _I32)
+
+        def convert(rounding):
+            kind, code = ir.FunctionType(_I32, [_F32]), f"cvt.{rounding}.tf32.f32 $0, $1;"
+            value = builder.bitcast(number, _F32)
+            builder.store(builder.asm(kind, code, "=r,f", [value], False), result)
+
+        with builder.if_else(_since(builder, 900)) as (newest, older):
+            with newest:
+                convert("rn")  # one instruction, where the other way of rounding takes two
+            with older, builder.if_else(_since(builder, 800)) as (then, otherwise):
+                with then:
+                    convert("rna")
+                with otherwise:
+                    _trap(builder)
+                    builder.store(number, result)
         return builder.load(result)
 
     return types.uint32(word), codegen

@@ -8,30 +8,39 @@ through ReLU, before it is stored.
 2·M·N·K FLOPs, and at least (M·K + N·K + M·N)·s bytes of `s` bytes an element. What a rung reads
 beyond that, and from where, decides its speed:
 
-============ ============================================================ ==================
-rung         what a thread does                                           reads of each input
-============ ============================================================ ==================
-`naive`      one element of c, from global memory                         N of a, M of b
-============ ============================================================ ==================
+============= =========================================================== ==================
+rung          what a thread does                                          reads of a and of b
+============= =========================================================== ==================
+`naive`       one element of c, from global memory                        N, M
+`tensor_core` a share of its warp's fragments; tiles are on their way to  N/128, M/128
+              shared memory while others are multiplied by `mma.sync`
+============= =========================================================== ==================
 
 Sums are taken in a fixed order: two runs agree bit for bit.
 """
 
+import functools
 import math
 
-from course_lib.kernels.gemm import columns, ladder
-from course_lib.kernels.gemm.epilogue import ADD_BIAS, RELU
-from course_lib.runtime.launch import launch
+from course_lib.kernels.gemm import columns, ladder, plan, split, tensor_core
+from course_lib.kernels.gemm.epilogue import ADD_BIAS, RELU, VECTORS
+from course_lib.runtime import arrays
+from course_lib.runtime.intrinsics import VECTOR_BYTES
+from course_lib.runtime.launch import chip_of, launch
 
 DTYPES = ("float32", "float16", "bfloat16")
 PRECISIONS = ("float32", "tf32")
-DEFAULT = "naive"
-VARIANTS = {"naive": ladder.naive_kernel}
+DEFAULT = "tensor_core"  # from sm_80 on; see `chosen`
+BEFORE_TENSOR_CORES = "naive"
+#: Compute capability from which on a rung runs, if not from the first.
+NEEDS = {"tensor_core": (8, 0)}
+#: How the inputs of the three products of a linear layer come (see `tiles`), and of odd shapes.
+SOURCES = (("by_k", "by_k"), ("by_k", "by_row"), ("by_row", "by_row"), ("any", "any"))
 
 
 def multiply(
     a, b, c, M, N, K, *, a_by_k=True, b_by_k=True, bias=None, relu=False, precision="float32",
-    variant=DEFAULT,
+    variant=None,
 ):  # fmt: skip
     """c[m, n] = Σ a[m, k]·b[n, k] over k (+ bias[n], then ReLU). Returns `c`.
 
@@ -40,25 +49,109 @@ def multiply(
     a_by_k     whether `a` lies as (M, K), k fastest; else as (K, M). `b_by_k`: so for `b`
     precision  of float32 inputs: "float32", or "tf32", which allows a tensor core to round them
                to 10 bits; other rungs take no notice
+    variant    None: the fastest that the chip has
 
     For layers, which have checked their arguments; it allocates what it needs beside them.
     """
+    variant = chosen(variant, c)
     if M * N == 0:
         return c
     a_strides, b_strides = (K, 1) if a_by_k else (1, M), (K, 1) if b_by_k else (1, N)
     options = (ADD_BIAS if bias is not None else 0) + (RELU if relu else 0)
-    operands = (a, b, c if bias is None else bias, c, M, N, K, *a_strides, *b_strides, options)
+    bias = c if bias is None else bias
+    if variant == "tensor_core":
+        _launch_tensor_core(a, b, bias, c, M, N, K, a_strides, b_strides, options, precision)
+        return c
+    operands = (a, b, bias, c, M, N, K, *a_strides, *b_strides, options)
     n_blocks = math.ceil(M / ladder.NAIVE_M) * math.ceil(N / ladder.NAIVE_N)
     launch(ladder.naive_kernel, n_blocks, (ladder.NAIVE_N, ladder.NAIVE_M), *operands, flat=True)
     return c
 
 
-def check_options(variant, precision):
-    """ValueError for a rung or a precision that there is not."""
-    if variant not in VARIANTS:
+def _launch_tensor_core(a, b, bias, c, M, N, K, a_strides, b_strides, options, precision):
+    itemsize = c.dtype.itemsize
+    mode = "narrow" if itemsize == 2 else "tf32" if precision == "tf32" else "split"
+    sources = _source(a, *a_strides), _source(b, *b_strides)
+    if None in sources:
+        sources = SOURCES[-1]
+    _, most_bytes = chip_of(c)
+    found = plan.choose(
+        M, N, K, itemsize, mode,
+        lambda shape: kernel_for(shape, sources, itemsize, mode).shared_bytes <= most_bytes,
+    )  # fmt: skip
+    kernel, shape, shared_bytes = kernel_for(found.shape, sources, itemsize, mode)
+    target, chosen_options = c, options
+    if found.n_splits > 1:
+        target = arrays.empty((found.n_splits, M, N), like=c, dtype="float32")
+        chosen_options = 0
+    if _on_boundaries(target, N):
+        chosen_options += VECTORS
+    n_blocks = tensor_core.n_blocks(shape, M, N) * found.n_splits
+    launch(
+        kernel, n_blocks, shape.n_threads, a, b, bias, target, M, N, K, *a_strides, *b_strides,
+        chosen_options, found.n_splits, found.length, shared_bytes=shared_bytes, flat=True,
+        overlap=True,
+    )  # fmt: skip
+    if found.n_splits > 1:
+        launch(
+            split.finish_kernel, math.ceil(M * N / split.BLOCK_SIZE), split.BLOCK_SIZE,
+            target, bias, c, N, found.n_splits, options, flat=True, overlap=True,
+        )  # fmt: skip
+
+
+@functools.cache
+def kernel_for(shape, sources, itemsize, mode):
+    """The `tensor_core.Kernel` of these choices, made once."""
+    return tensor_core.make(shape, sources, itemsize, mode)
+
+
+def _source(array, row_stride, k_stride):
+    """How `array` gets to shared memory (see `tiles`); None: not in vectors."""
+    if not _on_boundaries(array, max(row_stride, k_stride)):
+        return None
+    return "by_k" if k_stride == 1 else "by_row"
+
+
+def _on_boundaries(array, length):
+    """Whether each of the array's rows of `length` elements begins on a 16-byte boundary."""
+    return not (arrays.address_of(array) | length * array.dtype.itemsize) % VECTOR_BYTES
+
+
+def chosen(variant, array):
+    """The rung to run where `array` is; ValueError for one that there is not, or not there."""
+    if variant is not None and variant not in VARIANTS:
         raise ValueError(f"unknown variant {variant!r}; there are {', '.join(VARIANTS)}")
+    capability, _ = chip_of(array)
+    needed = NEEDS.get(variant or DEFAULT, (0, 0))
+    if capability >= needed:
+        return variant or DEFAULT
+    if variant is None:
+        return BEFORE_TENSOR_CORES
+    raise ValueError(
+        f"variant {variant!r} needs compute capability {needed[0]}.{needed[1]}, and this GPU has "
+        f"{capability[0]}.{capability[1]}"
+    )
+
+
+def check_precision(precision):
+    """ValueError for a precision that there is not."""
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; there are {', '.join(PRECISIONS)}")
+
+
+def _tensor_core_kernels():
+    """(mode, sources, `tensor_core.Kernel`) of all that linear layers launch."""
+    for mode, shapes in plan.SHAPES.items():
+        for shape in shapes:
+            for sources in SOURCES:
+                yield mode, sources, kernel_for(shape, sources, 2 if mode == "narrow" else 4, mode)
+
+
+#: Rung -> every kernel it may launch.
+VARIANTS = {
+    "naive": (ladder.naive_kernel,),
+    "tensor_core": (*(kernel for *_, (kernel, *_) in _tensor_core_kernels()), split.finish_kernel),
+}
 
 
 def specialisations():
@@ -66,5 +159,14 @@ def specialisations():
     for dtype in DTYPES:
         array = (dtype, 1)
         yield f"gemm naive {dtype}", ladder.naive_kernel, [array] * 4 + ["int64"] * 8
+        types = [("float32", 1), array, array, "int64", "int64", "int64"]
+        yield f"gemm finish {dtype}", split.finish_kernel, types
+    for mode, sources, (kernel, shape, _) in _tensor_core_kernels():
+        for dtype in DTYPES[1:] if mode == "narrow" else DTYPES[:1]:
+            name = f"gemm tensor_core {mode} {shape.m}x{shape.n} {'-'.join(sources)} {dtype}"
+            array, numbers = (dtype, 1), ["int64"] * 10
+            yield name, kernel, [array] * 4 + numbers
+            if dtype != "float32":
+                yield f"{name} in parts", kernel, [array] * 3 + [("float32", 1), *numbers]
     for label, kernel, types in columns.specialisations(DTYPES):
         yield f"gemm {label}", kernel, types

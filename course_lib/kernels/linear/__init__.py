@@ -22,23 +22,24 @@ ACTIVATIONS = ("none", "relu")
 
 
 def forward(
-    x, weight, bias=None, *, activation="none", precision="float32", variant=DEFAULT, out=None
+    x, weight, bias=None, *, activation="none", precision="float32", variant=None, out=None
 ):
     """y = x·weightᵀ + bias, of x's dtype and device, contiguous.
 
     x, weight, bias  (..., I), (O, I), and (O,) or None, of one dtype
     activation       "none", or "relu": y is max(y, 0)
     precision        of float32 inputs: "float32", or "tf32" (see `gemm.multiply`)
+    variant          None: the fastest that the chip has
 
     `out`, if given, receives y. Raises ArrayError for a wrong dtype, shape or device, and
     ValueError for an unknown variant, activation or precision. What is not contiguous is copied
     first, because the kernels take rows one after another.
     """
-    gemm.check_options(variant, precision)
+    gemm.check_precision(precision)
     if activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation {activation!r}; there are {', '.join(ACTIVATIONS)}")
     n_rows, n_in, n_out = _check(x, weight)
-    dtype = arrays.dtype_name(x)
+    variant, dtype = gemm.chosen(variant, x), arrays.dtype_name(x)
     if bias is not None:
         arrays.require(bias, "bias", shape=(n_out,), dtypes=(dtype,))
         bias = arrays.contiguous(bias)
@@ -55,7 +56,7 @@ def forward(
 
 def backward(
     dy, x, weight, *, with_bias=True, needs=(True, True, True), precision="float32",
-    variant=DEFAULT,
+    variant=None,
 ):  # fmt: skip
     """(dx, dweight, dbias), of the shapes of x, of weight, and (O,); of one dtype with them.
 
@@ -65,9 +66,9 @@ def backward(
 
     Raises as `forward` does, which says more.
     """
-    gemm.check_options(variant, precision)
+    gemm.check_precision(precision)
     n_rows, n_in, n_out = _check(x, weight)
-    dtype = arrays.dtype_name(x)
+    variant, dtype = gemm.chosen(variant, x), arrays.dtype_name(x)
     arrays.require(dy, "dy", shape=(*x.shape[:-1], n_out), dtypes=(dtype,))
     dy = arrays.contiguous(dy)
     chosen = dict(precision=precision, variant=variant)

@@ -1,0 +1,134 @@
+"""Tiles of a matrix in shared memory, and how they get there.
+
+A tile is `rows` rows of the matrix, of `k_bytes` bytes along k each. Copies are asynchronous
+(cp.async), 16 bytes at a time where the matrix allows it, and what lies beyond its edge arrives as
+zeros, so that nobody who multiplies has to look where the edge is. A matrix comes in one of three
+ways:
+
+============ ========================== ======================= =================================
+`source`     in memory                  in shared memory        copied
+============ ========================== ======================= =================================
+`by_k`       k fastest, rows begin on   (row, k)                16 bytes
+             16-byte boundaries
+`by_row`     row number fastest, and    (k, row)                16 bytes
+             each k begins on such a
+             boundary
+`any`        any strides                (row, k)                one element
+============ ========================== ======================= =================================
+
+Rows of either kind are padded by 16 or 32 bytes, so that the eight rows which are read at a time
+lie in different banks: `ldmatrix` takes 16 bytes of each of eight rows, a load of words of a
+`by_row` tile takes eight neighbours of each of four.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from course_lib import cuda
+from course_lib.runtime.intrinsics import VECTOR_BYTES
+from course_lib.runtime.matrix import copy_one_async, copy_part_async
+
+SOURCES = ("by_k", "by_row", "any")
+ROW_PADDING = 8  # elements, of (k, row) tiles
+
+
+class Tile(NamedTuple):
+    """A kind of tile: `fetch` copies one, to `size` elements of shared memory.
+
+    fetch(cache, base, x, row, n_rows, row_stride, k, k_stop, k_stride) begins to copy rows `row`
+    on and columns `k` on to cache[base:]; rows from n_rows and columns from k_stop on are zeros.
+    All threads of the block call it.
+    """
+
+    fetch: object
+    size: int  # elements
+    pitch: int  # elements from one row in shared memory to the next
+    k_size: int  # columns of the matrix
+
+
+def tile(rows, k_bytes, itemsize, n_threads, source):
+    """The `Tile` for elements of `itemsize` bytes, in blocks of `n_threads` threads."""
+    width, k_size = VECTOR_BYTES // itemsize, k_bytes // itemsize
+    if source == "by_row":
+        pitch = rows + ROW_PADDING
+        fetch = _fetch_by_row(rows, k_size, pitch, width, n_threads)
+        return Tile(fetch, k_size * pitch, pitch, k_size)
+    pitch = k_size + width
+    make = _fetch_by_k if source == "by_k" else _fetch_any
+    return Tile(make(rows, k_size, pitch, width, n_threads), rows * pitch, pitch, k_size)
+
+
+def _fetch_by_k(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
+    PER_ROW = K_SIZE // WIDTH  # vectors
+    N_VECTORS, STEP = ROWS * PER_ROW // N_THREADS, N_THREADS // PER_ROW
+    assert N_VECTORS * STEP == ROWS and STEP * PER_ROW == N_THREADS
+
+    @cuda.jit(device=True)
+    def fetch(cache, base, x, row, n_rows, row_stride, k, k_stop, k_stride):
+        tid = np.uint32(cuda.threadIdx.x)
+        first, col = np.int64(tid // np.uint32(PER_ROW)), np.int64(tid % np.uint32(PER_ROW)) * WIDTH
+        n_inside = min(max(k_stop - k - col, 0), WIDTH)
+        source = (row + first) * row_stride + k + col
+        place = base + first * PITCH + col
+        if row + ROWS <= n_rows and k + K_SIZE <= k_stop:
+            for u in range(N_VECTORS):
+                copy_part_async(cache, place + u * STEP * PITCH, x, source, WIDTH)
+                source += STEP * row_stride
+            return
+        for u in range(N_VECTORS):
+            n = n_inside if row + first + u * STEP < n_rows else 0
+            copy_part_async(cache, place + u * STEP * PITCH, x, source if n > 0 else 0, n)
+            source += STEP * row_stride
+
+    return fetch
+
+
+def _fetch_by_row(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
+    PER_K = ROWS // WIDTH  # vectors
+    N_VECTORS, STEP = K_SIZE * PER_K // N_THREADS, N_THREADS // PER_K
+    assert N_VECTORS * STEP == K_SIZE and STEP * PER_K == N_THREADS
+
+    @cuda.jit(device=True)
+    def fetch(cache, base, x, row, n_rows, row_stride, k, k_stop, k_stride):
+        tid = np.uint32(cuda.threadIdx.x)
+        first, col = np.int64(tid // np.uint32(PER_K)), np.int64(tid % np.uint32(PER_K)) * WIDTH
+        n_inside = min(max(n_rows - row - col, 0), WIDTH)
+        source = (k + first) * k_stride + row + col
+        place = base + first * PITCH + col
+        if row + ROWS <= n_rows and k + K_SIZE <= k_stop:
+            for u in range(N_VECTORS):
+                copy_part_async(cache, place + u * STEP * PITCH, x, source, WIDTH)
+                source += STEP * k_stride
+            return
+        for u in range(N_VECTORS):
+            n = n_inside if k + first + u * STEP < k_stop else 0
+            copy_part_async(cache, place + u * STEP * PITCH, x, source if n > 0 else 0, n)
+            source += STEP * k_stride
+
+    return fetch
+
+
+def _fetch_any(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
+    N_ELEMENTS = ROWS * K_SIZE // N_THREADS
+    # Eight rows of four columns, where the row number is fastest: they fill sectors in memory, and
+    # banks of shared memory.
+    BANDS = K_SIZE // 4
+
+    @cuda.jit(device=True)
+    def fetch(cache, base, x, row, n_rows, row_stride, k, k_stop, k_stride):
+        for u in range(N_ELEMENTS):
+            e = np.uint32(cuda.threadIdx.x + u * N_THREADS)
+            if k_stride == 1:
+                r, col = e // np.uint32(K_SIZE), e % np.uint32(K_SIZE)
+            else:
+                inner, outer = e % np.uint32(32), e // np.uint32(32)
+                r = inner % np.uint32(8) + outer // np.uint32(BANDS) * np.uint32(8)
+                col = inner // np.uint32(8) + outer % np.uint32(BANDS) * np.uint32(4)
+            i, j = row + np.int64(r), k + np.int64(col)
+            present = i < n_rows and j < k_stop
+            source = i * row_stride + j * k_stride if present else 0
+            place = base + np.int64(r) * PITCH + np.int64(col)
+            copy_one_async(cache, place, x, source, present)
+
+    return fetch

@@ -1,0 +1,187 @@
+"""`kernels.gemm`: the tiles of each rung, for every way that its inputs lie in memory."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from course_lib import SIMULATED, simulator
+from course_lib.kernels import gemm
+from course_lib.kernels.gemm import plan
+
+PLACE = "cpu" if SIMULATED else "cuda"
+ERRORS = {"narrow": 1e-6, "tf32": 1.1e-3, "split": 1e-6}
+MODES = {
+    "narrow": [torch.float16, torch.bfloat16],
+    "tf32": [torch.float32],
+    "split": [torch.float32],
+}
+LAYOUTS = list(itertools.product((True, False), repeat=2))
+
+
+def operands(M, N, K, dtype, a_by_k, b_by_k, shift=0):
+    """a and b as they lie in memory, `shift` elements past a boundary; and both as float64."""
+    found = []
+    for rows, by_k in ((M, a_by_k), (N, b_by_k)):
+        shape = (rows, K) if by_k else (K, rows)
+        flat = torch.randn(rows * K + shift).to(PLACE, dtype)[shift:]
+        x = flat.view(shape)
+        found += [x, (x if by_k else x.t()).double().cpu().numpy()]
+    return found[0], found[2], found[1], found[3]
+
+
+def check(c, a, b, bias, relu, error):
+    """c against the float64 product, to a share of what was added up and the dtype's rounding."""
+    expected, terms = a @ b.T, np.abs(a) @ np.abs(b).T
+    if bias is not None:
+        bias = bias.double().cpu().numpy()
+        expected, terms = expected + bias, terms + np.abs(bias)
+    if relu:
+        expected = np.maximum(expected, 0)
+    limit = error * terms + torch.finfo(c.dtype).eps * np.abs(expected) / 2 * 1.01 + 1e-7
+    ratio = np.abs(c.double().cpu().numpy() - expected) / limit
+    assert (ratio <= 1).all(), f"worst {ratio.max():.3g} times the limit"
+
+
+def forced(monkeypatch, shape, n_splits, K, itemsize):
+    """Makes `multiply` use this shape of tile, and so many parts of k."""
+    k_size = plan.K_BYTES // itemsize
+    length = -(-K // n_splits // k_size) * k_size if n_splits > 1 else K
+    found = plan.Plan(shape, -(-K // length), length)
+    monkeypatch.setattr(plan, "choose", lambda *_: found)
+
+
+CASES = [
+    (mode, dtype, shape, layout, shift)
+    for mode, dtypes in MODES.items() for dtype in dtypes for shape in plan.SHAPES[mode]
+    for layout, shift in [*((layout, 0) for layout in LAYOUTS), ((True, True), 1)]
+    # Large tiles take the simulator long, and differ in size alone.
+    if shape.m < 128 or not SIMULATED or (layout, shift) == ((True, False), 0)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode, dtype, shape, layout, shift", CASES)
+def test_every_tile(monkeypatch, mode, dtype, shape, layout, shift):
+    # A whole tile along m and a part along n, so that both ways of copying one are seen.
+    M, N, K = shape.m, shape.n - 8, 104
+    forced(monkeypatch, shape, 1, K, dtype.itemsize)
+    a, b, *exact = operands(M, N, K, dtype, *layout, shift)
+    c = torch.full((M, N), np.nan, dtype=dtype, device=PLACE)
+    precision = "tf32" if mode == "tf32" else "float32"
+    gemm.multiply(
+        a, b, c, M, N, K, a_by_k=layout[0], b_by_k=layout[1], precision=precision,
+        variant="tensor_core",
+    )  # fmt: skip
+    check(c, *exact, None, False, ERRORS[mode])
+
+
+@pytest.mark.parametrize("mode, dtype", [(mode, dtype) for mode in MODES for dtype in MODES[mode]])
+@pytest.mark.parametrize("M, N, K, n_splits, relu", [(9, 40, 160, 3, True), (1, 3, 70, 2, False)])
+def test_parts_of_k(monkeypatch, mode, dtype, M, N, K, n_splits, relu):
+    forced(monkeypatch, plan.SHAPES[mode][-1], n_splits, K, dtype.itemsize)
+    a, b, *exact = operands(M, N, K, dtype, True, True)
+    bias = torch.randn(N).to(PLACE, dtype)
+    c, again = (torch.full((M, N), np.nan, dtype=dtype, device=PLACE) for _ in range(2))
+    for result in (c, again):
+        gemm.multiply(
+            a, b, result, M, N, K, bias=bias, relu=relu, variant="tensor_core",
+            precision="tf32" if mode == "tf32" else "float32",
+        )  # fmt: skip
+    check(c, *exact, bias, relu, ERRORS[mode])
+    assert torch.equal(c, again)
+
+
+def test_split_numbers_are_as_good_as_float32():
+    """Sums of many terms of one sign, and of both: no further off than NumPy's float32."""
+    for offset in (0, 3):
+        M, N, K = 8, 8, 640
+        a, b, *exact = operands(M, N, K, torch.float32, True, True)
+        a, b = a + offset, b + offset
+        exact = [x.double().cpu().numpy() for x in (a, b)]
+        c = torch.empty(M, N, device=PLACE)
+        gemm.multiply(a, b, c, M, N, K, variant="tensor_core")
+        truth = exact[0] @ exact[1].T
+        theirs = (exact[0].astype("f4")[:, None] * exact[1].astype("f4")).cumsum(-1)[..., -1]
+        ours = np.abs(c.double().cpu().numpy() - truth).max()
+        assert ours <= np.abs(theirs - truth).max()
+
+
+def test_numbers_without_a_rest_are_exact():
+    M, N, K = 16, 24, 64
+    a, b = (torch.randint(-8, 9, (rows, K)).float().to(PLACE) for rows in (M, N))
+    c = torch.empty(M, N, device=PLACE)
+    for precision in gemm.PRECISIONS:
+        gemm.multiply(a, b, c, M, N, K, precision=precision, variant="tensor_core")
+        assert torch.equal(c, (a.double() @ b.double().t()).float())
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3.4e38])
+def test_what_is_not_finite_spreads_as_in_float32(value):
+    M, N, K = 5, 9, 40
+    a, b, *_ = operands(M, N, K, torch.float32, True, True)
+    a[2, 7] = value
+    b[4, 7], b[5, 7] = 0, 1
+    bias, c = torch.randn(N, device=PLACE), torch.empty(M, N, device=PLACE)
+    gemm.multiply(a, b, c, M, N, K, bias=bias, variant="tensor_core")
+    expected = torch.nn.functional.linear(a.cpu(), b.cpu(), bias.cpu())
+    torch.testing.assert_close(c.cpu(), expected, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+def test_plans_cover_every_size():
+    sizes = [1, 10, 31, 32, 33, 64, 200, 256, 1000, 3200, 4096, 100_000]
+    for mode, itemsize in (("narrow", 2), ("tf32", 4), ("split", 4)):
+        k_size = plan.K_BYTES // itemsize
+        for M, N, K in itertools.product(sizes, sizes, [0, *sizes]):
+            found = plan.choose(M, N, K, itemsize, mode, lambda shape: True)
+            assert found.shape in plan.SHAPES[mode]
+            assert found.n_splits * found.length >= K
+            assert found.n_splits == 1 or (found.n_splits - 1) * found.length < K
+            assert found.n_splits == 1 or found.length % k_size == 0
+    assert plan.choose(4096, 4096, 4096, 4, "split", lambda shape: True).shape.m == 128
+    # A chip with less shared memory gets smaller tiles.
+    small = plan.choose(4096, 4096, 4096, 4, "split", lambda shape: shape.m < 128)
+    assert small.shape.m == 64 and small.n_splits == 1
+
+
+def test_chips_without_tensor_cores_take_another_rung(monkeypatch):
+    x = torch.zeros(1, device=PLACE)
+    assert gemm.chosen(None, x) == gemm.DEFAULT
+    monkeypatch.setattr(gemm, "chip_of", lambda array: ((7, 5), 64 << 10))
+    assert gemm.chosen(None, x) == gemm.BEFORE_TENSOR_CORES
+    assert gemm.chosen("naive", x) == "naive"
+    with pytest.raises(ValueError, match=r"needs compute capability 8.0, and this GPU has 7.5"):
+        gemm.chosen("tensor_core", x)
+
+
+@pytest.mark.skipif(not SIMULATED, reason="the sanitizer works on the simulator")
+@pytest.mark.parametrize("mode, dtype", [(mode, dtype) for mode in MODES for dtype in MODES[mode]])
+def test_clean_under_the_sanitizer(monkeypatch, mode, dtype):
+    forced(monkeypatch, plan.SHAPES[mode][-1], 2, 200, dtype.itemsize)
+    for layout, shift in (((True, False), 0), ((False, True), 1)):
+        a, b, *_ = operands(9, 24, 200, dtype, *layout, shift)
+        c = torch.empty(9, 24, dtype=dtype)
+        with simulator.sanitize() as report:
+            gemm.multiply(
+                a, b, c, 9, 24, 200, a_by_k=layout[0], b_by_k=layout[1], variant="tensor_core",
+                precision="tf32" if mode == "tf32" else "float32",
+            )  # fmt: skip
+        assert not report.findings, report
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode, dtype", [(mode, dtype) for mode in MODES for dtype in MODES[mode]])
+@pytest.mark.parametrize("M, N, K", [(4096, 4096, 4096), (32, 256, 3200), (777, 1001, 1234)])
+def test_large_products(mode, dtype, M, N, K):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    a, b = (torch.randn(rows, K, device=PLACE).to(dtype) for rows in (M, N))
+    c = torch.empty(M, N, dtype=dtype, device=PLACE)
+    precision = "tf32" if mode == "tf32" else "float32"
+    gemm.multiply(a, b, c, M, N, K, precision=precision, variant="tensor_core")
+    truth = a.double() @ b.double().t()
+    error = (c.double() - truth).norm() / truth.norm()
+    if mode == "split":
+        theirs = (a @ b.t()).double()
+        assert error <= 4 * (theirs - truth).norm() / truth.norm()
+    else:
+        assert error <= {"tf32": 5e-4, "narrow": torch.finfo(dtype).eps}[mode]
