@@ -14,6 +14,7 @@ from .basic import (
     swish,
     swish_backward,
 )
+from .batch_norm import batch_norm, batch_norm_backward, batch_norm_running
 from .conv2d import conv2d, conv2d_backward
 from .cross_entropy import cross_entropy, cross_entropy_backward
 from .fused_softmax import (
@@ -31,6 +32,9 @@ from .squeeze_excite import squeeze_excite, squeeze_excite_backward
 
 __all__ = [
     "adam",
+    "batch_norm",
+    "batch_norm_backward",
+    "batch_norm_running",
     "bn_relu_softmax",
     "bn_relu_softmax_backward",
     "conv2d",

@@ -1,0 +1,291 @@
+"""Batch normalisation: every channel of a batch to mean 0 and variance 1, then weight and bias.
+
+y = (x − mean)/√(var + eps)·weight + bias for each channel, over N, H and W; optionally max(y, 0).
+x is N·C·H·W, contiguous or channels-last; float32, float16 or bfloat16, computed with in float32.
+With `s` bytes an element and n elements, training moves 3·n·s bytes forward (statistics must be
+known before the first value can be normalised, so x is read twice) and 5·n·s backward (dy and x
+twice, dx once; 7·n·s with ReLU, which reads y as well); inference moves 2·n·s. A dozen operations
+an element at most: memory is the limit.
+
+============== =================================== ================================================
+rung           a channel's statistics              its memory
+============== =================================== ================================================
+`naive`        a thread: mean, then Σ(x − mean)²   read three times, an element at a time
+`one_pass`     a block: Σx and Σx² at once         read twice, an element at a time
+`welford`      a block, by Welford's method;       read twice, an element at a time
+               partial results by Chan's
+`vectorised`   a block or several, by vectors:     read twice, 16 bytes at a time, several loads in
+               their own mean first, then Chan     flight; neighbouring planes at the same time
+============== =================================== ================================================
+
+`one_pass` is here to be seen going wrong: its variance is the small difference of two large numbers
+where the mean is large. With a mean of 1000 and a deviation of 0.1, float32 keeps no digit of it.
+All others subtract the mean before they square.
+
+The backward pass needs Σdy and Σdy·(x − mean) before the first dx:
+dx = weight/σ·(dy − Σdy/n − (x − mean)·Σdy·(x − mean)/(n·σ²)). Its rungs are `naive` (a thread for
+each channel), `block` and `vectorised`. Sums are taken in a fixed order: two runs agree bit for
+bit. Channels-last images whose rows do not begin on 16-byte boundaries go an element at a time,
+by `welford` and `block`, also where `vectorised` was asked for.
+
+Sources: S. Ioffe and C. Szegedy (2015); Welford (1962); Chan, Golub and LeVeque (1979). Derivation:
+notebook 10.
+"""
+
+import math
+
+from course_lib.kernels.batch_norm import ladder, merging, pixels, planes_kernels, vectorised
+from course_lib.runtime import arrays
+from course_lib.runtime.launch import launch
+
+DTYPES = ("float32", "float16", "bfloat16")
+DEFAULT = "vectorised"
+BLOCK_SIZE = 256
+
+VARIANTS = {
+    "naive": ladder.naive_kernel,
+    "one_pass": ladder.one_pass_kernel,
+    "welford": ladder.welford_kernel,
+    "vectorised": planes_kernels.channel_kernel,
+}
+INFERENCE_VARIANTS = {
+    "naive": ladder.inference_kernel,
+    "vectorised": planes_kernels.normalise_kernel,
+}
+BACKWARD_VARIANTS = {
+    "naive": ladder.naive_backward_kernel,
+    "block": ladder.block_backward_kernel,
+    "vectorised": planes_kernels.channel_backward_kernel,
+}
+
+
+def forward(
+    x,
+    weight=None,
+    bias=None,
+    running_mean=None,
+    running_var=None,
+    *,
+    momentum=0.1,
+    eps=1e-5,
+    relu=False,
+    variant=DEFAULT,
+    out=None,
+):
+    """(y, mean, rstd) of a batch in training; the last two are float32, for `backward`.
+
+    weight, bias               (C,), float32 or x's dtype, or None
+    running_mean, running_var  (C,), likewise: moved by `momentum` towards the batch's mean and its
+                               unbiased variance, in place; or None
+    relu                       y = max(y, 0)
+    out                        receives y; it must have x's memory format
+
+    An `x` that is neither contiguous nor channels-last is copied first. Raises ArrayError for a
+    wrong rank, dtype, shape or device, ValueError for an unknown variant, one of two running
+    statistics, and a batch of fewer than two values a channel.
+    """
+    _check_variant(variant, VARIANTS)
+    x, channels_last, C, P, count = _check(x, weight, bias, running_mean, running_var)
+    if count == 1 and C:
+        raise ValueError(f"a variance needs two values a channel, but x has shape {tuple(x.shape)}")
+    y = _output(x, out, channels_last)
+    mean, rstd = (arrays.empty((C,), like=x, dtype="float32") for _ in range(2))
+    if count * C == 0:
+        return y, mean, rstd
+    tracked = running_mean is not None
+    running = (running_mean, running_var) if tracked else (mean, rstd)
+    affine = _affine(weight, bias, mean)
+    numbers = tracked, float(momentum), float(eps)
+    if variant == "vectorised" and not channels_last:
+        vectorised.planes_forward(x, y, C, P, affine, relu, mean, rstd, running, numbers)
+    elif variant == "vectorised" and vectorised.whole_vectors(C, x, y):
+        vectorised.pixels_forward(x, y, C, affine, relu, mean, rstd, running, numbers)
+    else:
+        name = "welford" if variant == "vectorised" else variant
+        launch(
+            VARIANTS[name], *_blocks(name, C, count),
+            x, y, C, P, count, *_steps(C, P, channels_last), *affine, bool(relu), mean, rstd,
+            *running, *numbers, flat=True,
+        )  # fmt: skip
+    return y, mean, rstd
+
+
+def inference(
+    x, weight, bias, running_mean, running_var, *, eps=1e-5, relu=False, variant=DEFAULT, out=None
+):
+    """y with the running statistics; arguments and errors as in `forward`."""
+    _check_variant(variant, INFERENCE_VARIANTS)
+    x, channels_last, C, P, count = _check(x, weight, bias, running_mean, running_var)
+    if running_mean is None:
+        raise ValueError("inference needs running_mean and running_var")
+    y = _output(x, out, channels_last)
+    if count * C == 0:
+        return y
+    affine = (*_affine(weight, bias, running_mean), bool(relu), running_mean, running_var)
+    if variant == "vectorised" and not channels_last:
+        vectorised.planes_inference(x, y, C, P, affine, float(eps))
+    elif variant == "vectorised" and vectorised.whole_vectors(C, x, y):
+        vectorised.pixels_inference(x, y, C, affine, float(eps))
+    else:
+        launch(
+            ladder.inference_kernel, math.ceil(count * C / BLOCK_SIZE), BLOCK_SIZE,
+            x, y, C, P, _steps(C, P, channels_last)[0], *affine, float(eps), flat=True,
+        )  # fmt: skip
+    return y
+
+
+def backward(
+    dy, x, weight, mean, rstd, *, relu=False, y=None, training=True, variant=DEFAULT, out=None
+):
+    """(dx, dweight, dbias), of x's dtype the first, of weight's (or float32) the others.
+
+    x, weight, relu  as given to `forward`; mean and rstd as it returned them
+    y                its output, needed with `relu`
+    training         False where mean and rstd were constants, as in `inference`: rstd is
+                     1/√(running_var + eps) then
+    out              receives dx; it must have x's memory format
+
+    Raises as `forward` does.
+    """
+    _check_variant(variant, BACKWARD_VARIANTS)
+    x, channels_last, C, P, count = _check(x, weight, None, None, None)
+    dtype = arrays.dtype_name(x)
+    arrays.require(dy, "dy", shape=x.shape, dtypes=(dtype,))
+    for name, array in (("mean", mean), ("rstd", rstd)):
+        arrays.require(array, name, shape=(C,), dtypes=("float32",))
+    if relu:
+        if y is None:
+            raise ValueError("the gradient of a ReLU needs its output: pass y")
+        arrays.require(y, "y", shape=x.shape, dtypes=(dtype,))
+    dy = arrays.laid_out_like(dy, x)
+    y = arrays.laid_out_like(y, x) if relu else x
+    dx = _output(x, out, channels_last)
+    of_weight = "float32" if weight is None else arrays.dtype_name(weight)
+    dweight, dbias = (arrays.empty((C,), like=x, dtype=of_weight) for _ in range(2))
+    if count * C == 0:
+        for gradient in (dweight, dbias):
+            gradient[...] = 0  # sums over nothing
+        return dx, dweight, dbias
+    images = dy, x, y, dx
+    mean, rstd = arrays.contiguous(mean), arrays.contiguous(rstd)
+    scale, _, has_weight, _ = _affine(weight, None, mean)
+    options = scale, has_weight, bool(relu), mean, rstd
+    if variant == "vectorised" and not channels_last:
+        vectorised.planes_backward(images, C, P, count, options, dweight, dbias, bool(training))
+    elif variant == "vectorised" and vectorised.whole_vectors(C, *images):
+        vectorised.pixels_backward(images, C, count, options, dweight, dbias, bool(training))
+    else:
+        name = "block" if variant == "vectorised" else variant
+        launch(
+            BACKWARD_VARIANTS[name], *_blocks(name, C, count),
+            *images, C, P, count, *_steps(C, P, channels_last), *options, dweight, dbias,
+            bool(training), flat=True,
+        )  # fmt: skip
+    return dx, dweight, dbias
+
+
+def _blocks(variant, C, count):
+    """Blocks, and threads of a block, of the rungs that move one element at a time."""
+    if variant == "naive":
+        return math.ceil(C / BLOCK_SIZE), BLOCK_SIZE
+    return C, min(BLOCK_SIZE, 32 * math.ceil(count / 32))
+
+
+def _steps(C, P, channels_last):
+    """From a channel to the next in memory, and from a pixel to the next."""
+    return (1, C) if channels_last else (P, 1)
+
+
+def _affine(weight, bias, unused):
+    """Weight and bias as kernels take them: an array in any case, and whether it counts."""
+    return (
+        unused if weight is None else arrays.contiguous(weight),
+        unused if bias is None else arrays.contiguous(bias),
+        weight is not None,
+        bias is not None,
+    )
+
+
+def _check(x, weight, bias, running_mean, running_var):
+    """(x as the kernels take it, whether that is channels-last, C, pixels, values a channel)."""
+    arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
+    N, C, H, W = x.shape
+    allowed = dict.fromkeys(("float32", arrays.dtype_name(x)))
+    given = dict(weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+    for name, array in given.items():
+        if array is None:
+            continue
+        running = name.startswith("running")
+        arrays.require(array, name, shape=(C,), dtypes=allowed, writable=running)
+        if running and not arrays.is_contiguous_array(array):
+            raise arrays.ArrayError(
+                f"{name} must be contiguous; its strides are {arrays.strides_of(array)}"
+            )
+    if (running_mean is None) != (running_var is None):
+        raise ValueError("running_mean and running_var must be given together, or neither")
+    if arrays.is_contiguous_array(x):
+        return x, False, C, H * W, N * H * W
+    if arrays.is_channels_last(x):
+        return x, True, C, H * W, N * H * W
+    return arrays.contiguous(x), False, C, H * W, N * H * W
+
+
+def _output(x, out, channels_last):
+    if out is None:
+        return arrays.empty(tuple(x.shape), like=x, channels_last=channels_last)
+    arrays.require(out, "out", shape=x.shape, dtypes=(arrays.dtype_name(x),), writable=True)
+    if not (arrays.is_channels_last(out) if channels_last else arrays.is_contiguous_array(out)):
+        wanted = "channels-last" if channels_last else "contiguous"
+        raise arrays.ArrayError(f"out must be {wanted}; its strides are {arrays.strides_of(out)}")
+    return out
+
+
+def _check_variant(variant, variants):
+    if variant not in variants:
+        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
+    row, flag, number = ("float32", 1), "boolean", "float32"
+    sizes = {"ladder": 5, "alone": 5, "parts": 7, "pixels": 4}
+    for dtype in DTYPES:
+        x = (dtype, 1)
+        affine = [row, row, flag, flag, flag]
+        training = [row] * 4 + [flag, number, number]
+        gradients = [row, row, flag]
+        rows = [
+            (f"forward {name}", VARIANTS[name], [x] * 2, "ladder", affine + training)
+            for name in ("naive", "one_pass", "welford")
+        ]
+        fixed = [*affine, row, row, flag, number]
+        weight = [row, flag, flag, row, row]
+        rows += [
+            ("forward vectorised, alone", planes_kernels.channel_kernel, [x] * 2, "alone",
+             affine + training),
+            ("statistics", planes_kernels.statistics_kernel, [x, row], "parts", []),
+            ("normalise", planes_kernels.normalise_kernel, [x] * 2, "parts", fixed),
+            ("statistics channels-last", pixels.pixel_statistics_kernel, [x, row], "pixels", []),
+            ("normalise channels-last", pixels.pixel_normalise_kernel, [x] * 2, "pixels", fixed),
+            ("backward naive", ladder.naive_backward_kernel, [x] * 4, "ladder",
+             weight + gradients),
+            ("backward block", ladder.block_backward_kernel, [x] * 4, "ladder",
+             weight + gradients),
+            ("backward vectorised, alone", planes_kernels.channel_backward_kernel, [x] * 4,
+             "alone", weight + gradients),
+            ("sums", planes_kernels.sums_kernel, [x] * 3 + [row], "parts", [flag, row]),
+            ("gradient", planes_kernels.gradient_kernel, [x] * 4, "parts", [*weight, row]),
+            ("sums channels-last", pixels.pixel_sums_kernel, [x] * 3 + [row], "pixels",
+             [flag, row]),
+            ("gradient channels-last", pixels.pixel_gradient_kernel, [x] * 4, "pixels",
+             [*weight, row]),
+        ]  # fmt: skip
+        for label, kernel, images, kind, rest in rows:
+            types = images + ["int64"] * sizes[kind] + rest
+            yield f"batch_norm {label} {dtype}", kernel, types
+        types = [x] * 2 + ["int64"] * 3 + [*affine, row, row, number]
+        yield f"batch_norm inference naive {dtype}", ladder.inference_kernel, types
+    types = [row, "int64", "int64", *[row] * 4, flag, number, number]
+    yield "batch_norm merge statistics", merging.statistics_merge_kernel, types
+    types = [row, *["int64"] * 3, *[row] * 4, flag]
+    yield "batch_norm merge sums", merging.sums_merge_kernel, types

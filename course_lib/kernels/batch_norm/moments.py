@@ -1,0 +1,105 @@
+"""Mean and variance without cancellation: triples (count, mean, M2), and how two are merged.
+
+M2 is the sum of (x − mean)². Welford's method adds one element to a triple, and Chan's merges two
+of them; both only ever subtract numbers that are close to the mean, so a large mean costs nothing.
+Σx² − (Σx)²/n subtracts two large numbers, of which almost everything cancels.
+
+Sources: B. Welford (1962); T. Chan, G. Golub and R. LeVeque (1979).
+"""
+
+import math
+
+import numpy as np
+
+from course_lib import cuda
+from course_lib.runtime.intrinsics import FULL_MASK, load, store
+
+ZERO, ONE = np.float32(0), np.float32(1)
+
+
+@cuda.jit(device=True)
+def with_one(count, mean, m2, value):
+    """The triple with one more element: Welford's method."""
+    count += ONE
+    before = value - mean
+    mean += before / count
+    return count, mean, m2 + before * (value - mean)
+
+
+@cuda.jit(device=True)
+def merged(count, mean, m2, other_count, other_mean, other_m2):
+    """Two triples as one: Chan's method. Either may be of nothing."""
+    total = count + other_count
+    share = other_count / max(total, ONE)
+    apart = other_mean - mean
+    return total, mean + apart * share, m2 + other_m2 + apart * apart * count * share
+
+
+@cuda.jit(device=True)
+def warp_moments(count, mean, m2):
+    """The triples of a warp's lanes as one, in lane 0."""
+    for step in range(5):
+        count, mean, m2 = merged(
+            count, mean, m2, cuda.shfl_down_sync(FULL_MASK, count, 16 >> step),
+            cuda.shfl_down_sync(FULL_MASK, mean, 16 >> step),
+            cuda.shfl_down_sync(FULL_MASK, m2, 16 >> step),
+        )  # fmt: skip
+    return count, mean, m2
+
+
+@cuda.jit(device=True)
+def block_moments(count, mean, m2, scratch):
+    """The triples of a block's threads as one, in every thread; `scratch` is (3, 32) float32.
+
+    For one-dimensional blocks of a multiple of 32 threads; every thread must call it.
+    """
+    lane_id, warp_id = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
+    count, mean, m2 = warp_moments(count, mean, m2)
+    if lane_id == 0:
+        scratch[0, warp_id], scratch[1, warp_id], scratch[2, warp_id] = count, mean, m2
+    cuda.syncthreads()
+    count = mean = m2 = ZERO
+    if lane_id < cuda.blockDim.x // 32:
+        count, mean, m2 = scratch[0, lane_id], scratch[1, lane_id], scratch[2, lane_id]
+    count, mean, m2 = warp_moments(count, mean, m2)
+    cuda.syncthreads()
+    if cuda.threadIdx.x == 0:
+        scratch[0, 0], scratch[1, 0], scratch[2, 0] = count, mean, m2
+    cuda.syncthreads()
+    return scratch[0, 0], scratch[1, 0], scratch[2, 0]
+
+
+@cuda.jit(device=True)
+def reciprocal_deviation(variance, eps):
+    return ONE / math.sqrt(variance + eps)
+
+
+@cuda.jit(device=True)
+def keep_statistics(
+    c, count, mean, m2, means, rstds, running_mean, running_var, tracked, momentum, eps
+):
+    """Write a channel's statistics, and move the running ones. Returns 1/σ."""
+    rstd = reciprocal_deviation(m2 / count, eps)
+    means[c], rstds[c] = mean, rstd
+    if tracked:
+        old_mean, old_var = load(running_mean, c), load(running_var, c)
+        store(running_mean, c, old_mean + momentum * (mean - old_mean))
+        store(running_var, c, old_var + momentum * (m2 / (count - ONE) - old_var))
+    return rstd
+
+
+@cuda.jit(device=True)
+def affine_of(c, weight, bias, has_weight, has_bias):
+    """A channel's weight and bias; 1 and 0 where there is none."""
+    scale, shift = ONE, ZERO
+    if has_weight:
+        scale = load(weight, c)
+    if has_bias:
+        shift = load(bias, c)
+    return scale, shift
+
+
+@cuda.jit(device=True)
+def activated(value, relu):
+    """max(value, 0) if `relu`, NaN passed through."""
+    return ZERO if relu and value <= ZERO else value
