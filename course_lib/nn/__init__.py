@@ -5,6 +5,7 @@ torchvision's does. `replace_squeeze_excitation` takes a network that is there a
 """
 
 from course_lib.nn.activation import ReLU, Sigmoid, SiLU
+from course_lib.nn.batch_norm import BatchNorm2d
 from course_lib.nn.conv2d import Conv2d
 from course_lib.nn.flatten import Flatten
 from course_lib.nn.linear import Linear
@@ -15,6 +16,7 @@ from course_lib.nn.softmax import LogSoftmax, Softmax
 from course_lib.nn.squeeze_excitation import SqueezeExcitation
 
 __all__ = [
+    "BatchNorm2d",
     "Conv2d",
     "CrossEntropyLoss",
     "Flatten",

@@ -5,6 +5,7 @@ refused with an error, not approximated.
 """
 
 from course_lib.ops.activation import relu, sigmoid, swish
+from course_lib.ops.batch_norm import batch_norm
 from course_lib.ops.conv2d import conv2d
 from course_lib.ops.cross_entropy import cross_entropy
 from course_lib.ops.fused_softmax import bn_relu_softmax, softmax_dropout
@@ -14,6 +15,7 @@ from course_lib.ops.softmax import log_softmax, softmax
 from course_lib.ops.squeeze_excite import squeeze_excite
 
 __all__ = [
+    "batch_norm",
     "bn_relu_softmax",
     "conv2d",
     "cross_entropy",

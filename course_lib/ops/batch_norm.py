@@ -1,0 +1,197 @@
+"""Batch normalisation as operators of PyTorch: one for training, one for inference."""
+
+import torch
+
+from course_lib.kernels import batch_norm as kernels
+from course_lib.ops.registration import Operator, require_floating_point
+
+_AXES = (0, 2, 3)
+
+
+def _kernel(x, weight, bias, running_mean, running_var, momentum, eps, relu):
+    require_floating_point("batch_norm", x.dtype)
+    found = kernels.forward(
+        x, weight, bias, running_mean, running_var, momentum=momentum, eps=eps, relu=relu
+    )
+    if running_mean is not None:
+        # PyTorch doesn't see what a kernel writes; it checks that where gradients depend on it.
+        torch.autograd.graph.increment_version((running_mean, running_var))
+    return found
+
+
+def _by_torch(x, weight, bias, running_mean, running_var, momentum, eps, relu):
+    y, mean, rstd = torch.native_batch_norm(
+        x, weight, bias, running_mean, running_var, True, momentum, eps
+    )
+    y = y.relu() if relu else y
+    return y.contiguous(memory_format=_memory_format(x)), mean, rstd
+
+
+def _fake(x, *_):
+    y = torch.empty_like(x, memory_format=_memory_format(x))
+    stats = torch.float64 if x.dtype is torch.float64 else torch.float32
+    return y, *(x.new_empty((x.shape[1],), dtype=stats) for _ in range(2))
+
+
+def _memory_format(x):
+    """Channels-last where `x` is that and nothing else, contiguous for all others."""
+    if not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
+        return torch.channels_last
+    return torch.contiguous_format
+
+
+def _save(ctx, inputs, outputs):
+    x, weight, bias, _, _, _, _, relu = inputs
+    y, mean, rstd = outputs
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.save_for_backward(x, weight, mean, rstd, y if relu else None)
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _gradient(ctx, grad_output, *_):
+    x, weight, mean, rstd, y = ctx.saved_tensors
+    gradients = _backward(grad_output, x, weight, mean, rstd, y, True)
+    return *_given(gradients, weight, ctx.bias_dtype), *[None] * 5
+
+
+def _given(gradients, weight, bias_dtype):
+    """The gradients of those of weight and bias that there are."""
+    dx, dweight, dbias = gradients
+    return (
+        dx,
+        None if weight is None else dweight,
+        None if bias_dtype is None else dbias.to(bias_dtype),
+    )
+
+
+def _kernel_inference(x, weight, bias, running_mean, running_var, eps, relu):
+    require_floating_point("batch_norm", x.dtype)
+    return kernels.inference(x, weight, bias, running_mean, running_var, eps=eps, relu=relu)
+
+
+def _inference_by_torch(x, weight, bias, running_mean, running_var, eps, relu):
+    y, _, _ = torch.native_batch_norm(x, weight, bias, running_mean, running_var, False, 0.0, eps)
+    y = y.relu() if relu else y
+    return y.contiguous(memory_format=_memory_format(x))
+
+
+def _save_inference(ctx, inputs, y):
+    x, weight, bias, running_mean, running_var, ctx.eps, relu = inputs
+    ctx.save_for_backward(x, weight, running_mean, running_var, y if relu else None)
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _inference_gradient(ctx, grad_output):
+    if any(ctx.needs_input_grad[4:6]):
+        raise RuntimeError(
+            "course_lib.batch_norm has no gradient for running_mean and running_var: they are "
+            "statistics, not parameters; detach them"
+        )
+    x, weight, mean, variance, y = ctx.saved_tensors
+    exact = torch.promote_types(variance.dtype, torch.float32)
+    rstd = torch.rsqrt(variance.to(exact) + ctx.eps)
+    gradients = _backward(grad_output, x, weight, mean.to(exact), rstd, y, False)
+    return *_given(gradients, weight, ctx.bias_dtype), *[None] * 4
+
+
+def _backward_kernel(grad_output, x, weight, mean, rstd, y, training):
+    return kernels.backward(
+        grad_output, x, weight, mean, rstd, relu=y is not None, y=y, training=training
+    )
+
+
+def _backward_by_torch(grad_output, x, weight, mean, rstd, y, training):
+    exact = torch.promote_types(x.dtype, torch.float32)
+    dy, of_weight = grad_output.to(exact), mean.dtype if weight is None else weight.dtype
+    dy = dy if y is None else dy * (y > 0)
+    mean, rstd = mean[:, None, None], rstd[:, None, None]
+    x_hat = (x.to(exact) - mean) * rstd
+    dweight, dbias = (dy * x_hat).sum(_AXES), dy.sum(_AXES)
+    if training:
+        n = max(1, x.numel() // x.shape[1])
+        dy = dy - (dbias[:, None, None] + x_hat * dweight[:, None, None]) / n
+    dx = dy * (rstd if weight is None else rstd * weight[:, None, None])
+    dx = dx.to(x.dtype).contiguous(memory_format=_memory_format(x))
+    return dx, dweight.to(of_weight), dbias.to(of_weight)
+
+
+def _fake_backward(grad_output, x, weight, mean, *_):
+    dx = torch.empty_like(x, memory_format=_memory_format(x))
+    like = mean if weight is None else weight
+    return dx, *(x.new_empty((x.shape[1],), dtype=like.dtype) for _ in range(2))
+
+
+_backward = Operator(
+    "batch_norm_backward",
+    "(Tensor grad_output, Tensor x, Tensor? weight, Tensor mean, Tensor rstd, Tensor? y, "
+    "bool training) -> (Tensor, Tensor, Tensor)",
+    kernel=_backward_kernel,
+    on_cpu=_backward_by_torch,
+    fake=_fake_backward,
+    title="BatchNormBackward",
+)
+_training = Operator(
+    "batch_norm",
+    "(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
+    "float momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor)",
+    kernel=_kernel,
+    on_cpu=_by_torch,
+    fake=_fake,
+    save=_save,
+    gradient=_gradient,
+    title="BatchNorm",
+)
+_inference = Operator(
+    "batch_norm_inference",
+    "(Tensor x, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, float eps, "
+    "bool relu) -> Tensor",
+    kernel=_kernel_inference,
+    on_cpu=_inference_by_torch,
+    fake=lambda x, *_: torch.empty_like(x, memory_format=_memory_format(x)),
+    save=_save_inference,
+    gradient=_inference_gradient,
+    title="BatchNormInference",
+)
+
+
+def batch_norm(
+    input,
+    running_mean,
+    running_var,
+    weight=None,
+    bias=None,
+    training=False,
+    momentum=0.1,
+    eps=1e-5,
+    *,
+    relu=False,
+):
+    """Batch normalisation over all axes but the second, as `torch.nn.functional.batch_norm`.
+
+    input                      (N, C, …) of up to four dimensions; float32, float16 or bfloat16
+    weight, bias               (C,), float32 or input's dtype, or None
+    running_mean, running_var  (C,), likewise; with `training` they may be None, and are moved by
+                               `momentum` towards the batch's, in place
+    relu                       max(y, 0) in the same pass, beyond what PyTorch's does
+
+    Gradients are of input, weight and bias, in inference too; two runs agree bit for bit. Raises
+    TypeError for a wrong shape or dtype, ValueError for a batch of one value a channel, and
+    RuntimeError for second gradients and for gradients of the statistics. Notebook 10.
+    """
+    shape = input.shape
+    if input.dim() not in (2, 3, 4):
+        raise TypeError(f"input must have 2 to 4 dimensions, not shape {tuple(shape)}")
+    x = input if input.dim() == 4 else input.reshape(*shape, *[1] * (4 - input.dim()))
+    if training:
+        if input.numel() == shape[1]:
+            raise ValueError(
+                f"Expected more than 1 value per channel when training, got input size {shape}"
+            )
+        y, _, _ = _training(
+            x, weight, bias, running_mean, running_var, float(momentum), float(eps), relu
+        )
+    else:
+        if running_mean is None or running_var is None:
+            raise ValueError("Expected running_mean and running_var to be defined, training=False")
+        y = _inference(x, weight, bias, running_mean, running_var, float(eps), relu)
+    return y if input.dim() == 4 else y.reshape(shape)
