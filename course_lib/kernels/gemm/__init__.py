@@ -8,13 +8,20 @@ through ReLU, before it is stored.
 2·M·N·K FLOPs, and at least (M·K + N·K + M·N)·s bytes of `s` bytes an element. What a rung reads
 beyond that, and from where, decides its speed:
 
-============= =========================================================== ==================
-rung          what a thread does                                          reads of a and of b
-============= =========================================================== ==================
-`naive`       one element of c, from global memory                        N, M
-`tensor_core` a share of its warp's fragments; tiles are on their way to  N/128, M/128
-              shared memory while others are multiplied by `mma.sync`
-============= =========================================================== ==================
+================ ======================================================= ===================
+rung             what a thread does                                      reads of a and of b
+================ ======================================================= ===================
+`naive`          an element of c, from global memory                     N, M
+`tiled`          an element of c, from tiles in shared memory            N/16, M/16
+`register_tiled` 4×4 elements: what it reads is used four times          N/64, M/64
+`vectorised`     8×8 elements, from 16 bytes at a time; tiles are copied N/128, M/128
+                 to shared memory while others are multiplied
+`tensor_core`    a share of its warp's fragments, which `mma.sync`       N/128, M/128
+                 multiplies; if c has few tiles, they are smaller, and   (N/32, M/32)
+                 k is dealt out to several blocks, whose sums are added
+================ ======================================================= ===================
+
+`tensor_core` needs sm_80. Its float32 is as exact as float32: see `fragments`.
 
 Sums are taken in a fixed order: two runs agree bit for bit.
 """
@@ -22,7 +29,7 @@ Sums are taken in a fixed order: two runs agree bit for bit.
 import functools
 import math
 
-from course_lib.kernels.gemm import columns, ladder, plan, split, tensor_core
+from course_lib.kernels.gemm import columns, ladder, plan, split, tensor_core, vectorised
 from course_lib.kernels.gemm.epilogue import ADD_BIAS, RELU, VECTORS
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
@@ -31,7 +38,7 @@ from course_lib.runtime.launch import chip_of, launch
 DTYPES = ("float32", "float16", "bfloat16")
 PRECISIONS = ("float32", "tf32")
 DEFAULT = "tensor_core"  # from sm_80 on; see `chosen`
-BEFORE_TENSOR_CORES = "naive"
+BEFORE_TENSOR_CORES = "vectorised"
 #: Compute capability from which on a rung runs, if not from the first.
 NEEDS = {"tensor_core": (8, 0)}
 #: How the inputs of the three products of a linear layer come (see `tiles`), and of odd shapes.
@@ -63,17 +70,36 @@ def multiply(
         _launch_tensor_core(a, b, bias, c, M, N, K, a_strides, b_strides, options, precision)
         return c
     operands = (a, b, bias, c, M, N, K, *a_strides, *b_strides, options)
-    n_blocks = math.ceil(M / ladder.NAIVE_M) * math.ceil(N / ladder.NAIVE_N)
-    launch(ladder.naive_kernel, n_blocks, (ladder.NAIVE_N, ladder.NAIVE_M), *operands, flat=True)
+    if variant == "vectorised":
+        kernel, shared_bytes = vectorised_kernel_for(
+            _sources(a, a_strides, b, b_strides), c.dtype.itemsize
+        )
+        tile, n_threads = (vectorised.TILE, vectorised.TILE), vectorised.N_THREADS
+        more = dict(shared_bytes=shared_bytes, overlap=True)
+    else:
+        kernel, tile, n_threads = _BLOCKS[variant]
+        more = {}
+    n_blocks = math.ceil(M / tile[0]) * math.ceil(N / tile[1])
+    launch(kernel, n_blocks, n_threads, *operands, flat=True, **more)
     return c
+
+
+#: Rung -> (kernel, the block's tile of c, its threads).
+_BLOCKS = {
+    "naive": (
+        ladder.naive_kernel, (ladder.NAIVE_M, ladder.NAIVE_N), (ladder.NAIVE_N, ladder.NAIVE_M),
+    ),
+    "tiled": (ladder.tiled_kernel, (ladder.TILE, ladder.TILE), (ladder.TILE, ladder.TILE)),
+    "register_tiled": (
+        ladder.register_tiled_kernel, (ladder.WIDE, ladder.WIDE), ladder.WIDE_THREADS,
+    ),
+}  # fmt: skip
 
 
 def _launch_tensor_core(a, b, bias, c, M, N, K, a_strides, b_strides, options, precision):
     itemsize = c.dtype.itemsize
     mode = "narrow" if itemsize == 2 else "tf32" if precision == "tf32" else "split"
-    sources = _source(a, *a_strides), _source(b, *b_strides)
-    if None in sources:
-        sources = SOURCES[-1]
+    sources = _sources(a, a_strides, b, b_strides)
     _, most_bytes = chip_of(c)
     found = plan.choose(
         M, N, K, itemsize, mode,
@@ -105,11 +131,20 @@ def kernel_for(shape, sources, itemsize, mode):
     return tensor_core.make(shape, sources, itemsize, mode)
 
 
-def _source(array, row_stride, k_stride):
-    """How `array` gets to shared memory (see `tiles`); None: not in vectors."""
-    if not _on_boundaries(array, max(row_stride, k_stride)):
-        return None
-    return "by_k" if k_stride == 1 else "by_row"
+@functools.cache
+def vectorised_kernel_for(sources, itemsize):
+    """(kernel, bytes of shared memory) of the rung `vectorised`, made once."""
+    return vectorised.make(sources, itemsize)
+
+
+def _sources(a, a_strides, b, b_strides):
+    """How the inputs get to shared memory (see `tiles`)."""
+    found = []
+    for array, (row_stride, k_stride) in ((a, a_strides), (b, b_strides)):
+        if not _on_boundaries(array, max(row_stride, k_stride)):
+            return SOURCES[-1]
+        found.append("by_k" if k_stride == 1 else "by_row")
+    return tuple(found)
 
 
 def _on_boundaries(array, length):
@@ -149,7 +184,8 @@ def _tensor_core_kernels():
 
 #: Rung -> every kernel it may launch.
 VARIANTS = {
-    "naive": (ladder.naive_kernel,),
+    **{name: (kernel,) for name, (kernel, *_) in _BLOCKS.items()},
+    "vectorised": tuple(vectorised_kernel_for(s, size)[0] for s in SOURCES for size in (4, 2)),
     "tensor_core": (*(kernel for *_, (kernel, *_) in _tensor_core_kernels()), split.finish_kernel),
 }
 
@@ -158,7 +194,12 @@ def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
     for dtype in DTYPES:
         array = (dtype, 1)
-        yield f"gemm naive {dtype}", ladder.naive_kernel, [array] * 4 + ["int64"] * 8
+        for name, (kernel, *_) in _BLOCKS.items():
+            yield f"gemm {name} {dtype}", kernel, [array] * 4 + ["int64"] * 8
+        for sources in SOURCES:
+            kernel, _ = vectorised_kernel_for(sources, 4 if dtype == "float32" else 2)
+            name = f"gemm vectorised {'-'.join(sources)} {dtype}"
+            yield name, kernel, [array] * 4 + ["int64"] * 8
         types = [("float32", 1), array, array, "int64", "int64", "int64"]
         yield f"gemm finish {dtype}", split.finish_kernel, types
     for mode, sources, (kernel, shape, _) in _tensor_core_kernels():

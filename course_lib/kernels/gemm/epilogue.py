@@ -12,10 +12,15 @@ ADD_BIAS, RELU, VECTORS = 1, 2, 4
 
 
 @cuda.jit(device=True)
+def relu(total):
+    return ZERO if total <= ZERO else total  # a NaN is not <= 0, and passes
+
+
+@cuda.jit(device=True)
 def finish(total, bias, n, options):
     """The number to store for the sum `total` in column `n`."""
     if options & ADD_BIAS:
         total += load(bias, n)
     if options & RELU:
-        total = ZERO if total <= ZERO else total  # a NaN is not <= 0, and passes
+        total = relu(total)
     return total
