@@ -11,14 +11,21 @@ x, weight and y once.
 rung         what it does
 ============ =======================================================================================
 `direct`     a thread for each result, every term read from memory; dweight: a warp for each weight
+`implicit_   a matrix product of pixels × (channels · taps) by weights: tiles of 64 × 64 results, its
+gemm`        factors gathered into shared memory by asynchronous copies while others are multiplied,
+             8 × 8 results a thread in registers; dweight: shared among blocks, then added up
+`tensor_     the same, with tiles of 64 × 64 or 128 × 128 multiplied on tensor cores, in TF32: one
+core`        product for 16-bit numbers and precision "tf32", three of split numbers for float32
 ============ =======================================================================================
 
+`tensor_core` needs compute capability 8.0, and where float32 is split an infinite input gives NaN.
 Sums are taken in a fixed order: two runs agree bit for bit.
 """  # noqa: E501
 
+import functools
 import math
 
-from course_lib.kernels.conv2d import direct
+from course_lib.kernels.conv2d import direct, gathering
 from course_lib.kernels.conv2d.problem import DTYPES, checked, empty, formatted, result
 from course_lib.runtime import arrays
 from course_lib.runtime.launch import launch
@@ -60,7 +67,7 @@ def forward(
         bias = arrays.contiguous(bias)
     y = result(out, problem.y_shape, x, problem)
     if arrays.size_of(y):
-        VARIANTS[variant][0](problem, x, weight, bias, y)
+        VARIANTS[variant][0](problem, x, weight, bias, y, precision)
     return y
 
 
@@ -94,11 +101,11 @@ def backward(
     if needs[0]:
         dx = empty(problem.x_shape, x, problem)
         if arrays.size_of(dx):
-            find_dx(problem, dy, weight, dx)
+            find_dx(problem, dy, weight, dx, precision)
     if needs[1]:
         dweight = empty(problem.weight_shape, x, problem)
         if arrays.size_of(dweight):
-            find_dweight(problem, dy, x, dweight)
+            find_dweight(problem, dy, x, dweight, precision)
     if needs[2] and with_bias:
         dbias = arrays.empty((problem.K,), like=x)
         if problem.K:
@@ -111,7 +118,7 @@ def _check_variant(variant):
         raise ValueError(f"unknown variant {variant!r}; there are {', '.join(VARIANTS)}")
 
 
-def _launch_direct(problem, x, weight, bias, y):
+def _launch_direct(problem, x, weight, bias, y, precision):
     # A kernel takes an array in any case; where there is no bias it doesn't read it.
     operands = x, weight, weight if bias is None else bias, y, bias is not None
     n_blocks = math.ceil(arrays.size_of(y) / direct.BLOCK_SIZE)
@@ -121,7 +128,7 @@ def _launch_direct(problem, x, weight, bias, y):
     )  # fmt: skip
 
 
-def _launch_direct_dx(problem, dy, weight, dx):
+def _launch_direct_dx(problem, dy, weight, dx, precision):
     n_blocks = math.ceil(arrays.size_of(dx) / direct.BLOCK_SIZE)
     launch(
         direct.direct_dx_kernel, n_blocks, direct.BLOCK_SIZE,
@@ -129,7 +136,7 @@ def _launch_direct_dx(problem, dy, weight, dx):
     )  # fmt: skip
 
 
-def _launch_direct_dweight(problem, dy, x, dweight):
+def _launch_direct_dweight(problem, dy, x, dweight, precision):
     n_blocks = math.ceil(arrays.size_of(dweight) * 32 / direct.BLOCK_SIZE)
     launch(
         direct.direct_dweight_kernel, n_blocks, direct.BLOCK_SIZE,
@@ -145,7 +152,15 @@ def _launch_dbias(problem, dy, dbias):
     )  # fmt: skip
 
 
+def _gathered(variant):
+    """The launchers of a rung that gathers factors of a matrix product."""
+    passes = gathering.launch_forward, gathering.launch_dx, gathering.launch_dweight
+    return tuple(functools.partial(run, variant) for run in passes)
+
+
 VARIANTS["direct"] = _launch_direct, _launch_direct_dx, _launch_direct_dweight
+VARIANTS["implicit_gemm"] = _gathered("implicit_gemm")
+VARIANTS["tensor_core"] = _gathered("tensor_core")
 
 
 def specialisations():
@@ -161,3 +176,4 @@ def specialisations():
         yield label.format("dbias"), direct.direct_dbias_kernel, [
             array, array, "int64", "int64", "int64", "boolean",
         ]  # fmt: skip
+    yield from gathering.specialisations()

@@ -1,0 +1,166 @@
+"""How `implicit_gemm` and `tensor_core` are launched: what forward and dx give their kernel."""
+
+import math
+
+import numpy as np
+
+from course_lib.kernels.conv2d.implicit_dweight import (
+    TOTAL_LANES,
+    TOTAL_THREADS,
+    dweight_kernel,
+    total_kernel,
+)
+from course_lib.kernels.conv2d.implicit_gemm import gather_kernel
+from course_lib.kernels.conv2d.problem import DTYPES
+from course_lib.kernels.conv2d.product import SCALAR, TERMS, tensor_engine
+from course_lib.runtime import arrays
+from course_lib.runtime.launch import chip_of, launch
+
+MOST_TAPS = 121  # of a filter: a block keeps where each of them meets each of its pixels
+MOST = 2**30  # of what is counted in 32 bits
+
+MOST_WORKSPACE = 64 << 20  # bytes of sums that wait to be added up
+ENOUGH_BLOCKS = 132 * 4  # keep the largest chip of today busy
+LARGE_FROM = 132  # blocks of the larger tile; with fewer, smaller tiles make more of them
+DWEIGHT_BLOCKS = 64  # that may share the pixels, for the choice between tiles
+LEAST_TILES = 8  # that a block adds up, where the sums are shared among several
+
+TENSOR_CORES_SINCE = (8, 0)
+SMALL, LARGE = tensor_engine(64, 64), tensor_engine(128, 128)
+
+#: Inner loop -> (kernel of forward and dx, kernel of dweight).
+KERNELS = {
+    engine: (gather_kernel(engine), dweight_kernel(engine)) for engine in (SCALAR, SMALL, LARGE)
+}
+
+
+def fault(problem):
+    """Why these kernels can't take the problem; or None."""
+    p = problem
+    if p.R * p.S > MOST_TAPS:
+        return f"filters of at most {MOST_TAPS} taps, not {p.R} × {p.S}"
+    # The images in which a block's pixels may lie, and the weights of a group.
+    images = min(128 // max(1, p.P * p.Q), 128 // max(1, p.H * p.W)) + 2
+    largest = max(p.C * p.H * p.W, p.K * p.P * p.Q)
+    reach = max(p.dilation_h * p.R + p.pad_h, p.dilation_w * p.S + p.pad_w)
+    weights = p.K // p.groups * (p.C // p.groups) * p.R * p.S
+    if max(images * largest, p.P * p.stride_h, p.Q * p.stride_w, reach, weights) >= MOST:
+        return f"{MOST:,} elements at most in an image, and in a group's weights"
+    return None
+
+
+def engine_for(variant, n_rows, n_columns, n_groups):
+    """The inner loop of a rung, for a product of so many rows and columns in each of the groups."""
+    if variant == "implicit_gemm":
+        return SCALAR
+    n_blocks = math.ceil(n_rows / LARGE.rows) * math.ceil(n_columns / LARGE.columns) * n_groups
+    wide = n_columns % LARGE.columns == 0 or n_columns % LARGE.columns > SMALL.columns
+    return LARGE if wide and n_blocks >= LARGE_FROM else SMALL
+
+
+def is_exact(array, precision):
+    """Whether products are to have all digits; 16-bit numbers lose none in TF32."""
+    return precision == "float32" and arrays.dtype_name(array) == "float32"
+
+
+def check(variant, problem, array):
+    """ValueError where a rung can't take the problem, or the chip has not got what it needs."""
+    if found := fault(problem):
+        raise ValueError(f"variant {variant!r} takes {found}: use 'direct'")
+    if variant == "tensor_core" and chip_of(array)[0] < TENSOR_CORES_SINCE:
+        raise ValueError(
+            f"variant 'tensor_core' needs compute capability 8.0; this GPU has "
+            f"{'.'.join(map(str, chip_of(array)[0]))}: use 'implicit_gemm'"
+        )
+
+
+def launch_forward(variant, problem, x, weight, bias, y, precision):
+    """y = x * weight + bias."""
+    p = problem
+    check(variant, p, x)
+    per_group, n_taps = p.C // p.groups, p.R * p.S
+    down, right = (p.stride_h, -p.pad_h, p.dilation_h, 1), (p.stride_w, -p.pad_w, p.dilation_w, 1)
+    steps = (1, per_group) if p.channels_last else (n_taps, 1)
+    sizes = p.K // p.groups, p.P, p.Q, per_group, p.H, p.W
+    steps = per_group * n_taps, *steps
+    exact = is_exact(x, precision)
+    _launch(variant, p, (x, weight, bias, y), sizes, down, right, steps, False, exact)
+
+
+def launch_dx(variant, problem, dy, weight, dx, precision):
+    """dx, gathered from dy."""
+    p = problem
+    check(variant, p, dy)
+    per_group, n_taps = p.C // p.groups, p.R * p.S
+    down, right = (1, p.pad_h, -p.dilation_h, p.stride_h), (1, p.pad_w, -p.dilation_w, p.stride_w)
+    steps = (1, per_group) if p.channels_last else (n_taps, 1)
+    steps = steps[0], per_group * n_taps, steps[1]
+    sizes = per_group, p.H, p.W, p.K // p.groups, p.P, p.Q
+    by_column, exact = steps[0] == 1, is_exact(dy, precision)
+    _launch(variant, p, (dy, weight, None, dx), sizes, down, right, steps, by_column, exact)
+
+
+def _launch(variant, problem, operands, sizes, down, right, steps, by_column, exact):
+    source, weight, bias, result = operands
+    n_columns, P, Q = sizes[:3]
+    n_rows = problem.N * P * Q
+    engine = engine_for(variant, n_rows, n_columns, problem.groups)
+    n_blocks = math.ceil(n_rows / engine.rows) * math.ceil(n_columns / engine.columns)
+    numbers = problem.N, problem.groups, *sizes, problem.R, problem.S, *down, *right, *steps
+    launch(
+        KERNELS[engine][0], n_blocks * problem.groups, engine.n_threads,
+        source, weight, weight if bias is None else bias, result, bias is not None, exact,
+        *map(np.int32, numbers), by_column, problem.channels_last,
+        shared_bytes=(problem.R * problem.S + 1) * engine.rows * 4, flat=True, overlap=True,
+    )  # fmt: skip
+
+
+def launch_dweight(variant, problem, dy, x, dweight, precision):
+    """dweight: sums over parts of the pixels, and their total."""
+    p = problem
+    check(variant, p, x)
+    n_weights, n_terms = arrays.size_of(dweight), p.C // p.groups * p.R * p.S
+    engine = engine_for(variant, n_terms, p.K // p.groups, p.groups * DWEIGHT_BLOCKS)
+    n_blocks = math.ceil(n_terms / engine.rows) * p.groups
+    n_blocks *= math.ceil(p.K // p.groups / engine.columns)
+    n_splits, length = split_plan(n_blocks, p.N * p.P * p.Q, n_weights)
+    partial = dweight
+    if n_splits > 1 or arrays.dtype_name(dweight) != "float32":
+        partial = arrays.empty((n_splits, n_weights), like=x, dtype="float32")
+    exact = is_exact(x, precision)
+    launch(
+        KERNELS[engine][1], n_blocks * n_splits, engine.n_threads,
+        dy, x, partial, exact, length, n_splits, *p.numbers, flat=True, overlap=True,
+    )  # fmt: skip
+    if partial is not dweight:
+        add_up(partial, dweight, n_splits)
+
+
+def add_up(partial, result, n_splits):
+    """result = Σ partial[split], in a fixed order."""
+    launch(
+        total_kernel, math.ceil(arrays.size_of(result) / TOTAL_LANES), TOTAL_THREADS,
+        partial, result, n_splits, flat=True, overlap=True,
+    )  # fmt: skip
+
+
+def split_plan(n_blocks, n_pixels, n_results):
+    """(parts that `n_pixels` are added up in, pixels of a part), for `n_blocks` blocks a part."""
+    n_tiles = max(1, math.ceil(n_pixels / TERMS))
+    wanted = min(math.ceil(ENOUGH_BLOCKS / n_blocks), math.ceil(n_tiles / LEAST_TILES))
+    wanted = max(1, min(wanted, MOST_WORKSPACE // (4 * n_results)))
+    tiles = math.ceil(n_tiles / wanted)
+    return math.ceil(n_tiles / tiles), tiles * TERMS
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
+    sums = ("float32", 1)
+    for dtype in DTYPES:
+        array = (dtype, 1)
+        for engine, (kernel, of_dweight) in KERNELS.items():
+            types = [array] * 4 + ["boolean"] * 2 + ["int32"] * 21 + ["boolean"] * 2
+            yield f"conv2d.gather {engine.name} {dtype}", kernel, types
+            types = [array, array, sums, "boolean", "int64", "int64", *["int32"] * 16, "boolean"]
+            yield f"conv2d.dweight {engine.name} {dtype}", of_dweight, types
+        yield f"conv2d.total {dtype}", total_kernel, [sums, array, "int64"]
