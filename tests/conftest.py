@@ -30,8 +30,13 @@ if importlib.util.find_spec("hypothesis") is None:
     sys.modules |= {"hypothesis": _absent, "hypothesis.strategies": _absent.strategies}
 
 
+#: Files whose tests take a minute and more: first, so that no process ends long before the others.
+SLOW = ("test_check_bank", "test_compiler", "test_browser", "test_stock_suite", "test_notebooks")
+
+
 def pytest_collection_modifyitems(items):
-    """Skip the tests marked `gpu` where kernels cannot run on a GPU, and say why."""
+    """Slow files first. Skip the tests marked `gpu` where no kernel runs on a GPU, and say why."""
+    items.sort(key=lambda item: item.path.stem not in SLOW)
     reason = _why_no_gpu()
     if reason is None:
         return

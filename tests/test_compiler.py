@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,7 @@ GATE = """
 import importlib, json, re, sys
 from course_lib.runtime import compiler
 from course_lib.runtime.launch import array_type, numba_type
-modules, chips, left_out, last_alone, half = json.loads(sys.argv[1])
+modules, chips, left_out, last_alone, n_parts, part = json.loads(sys.argv[1])
 of_kernel = {}
 for name in modules:
     module = importlib.import_module(f"course_lib.kernels.{name}")
@@ -54,13 +53,14 @@ for name in modules:
         if not re.search(left_out, label):
             of_kernel.setdefault(id(kernel), (kernel, []))[1].append((label, parts))
 for number, (kernel, found) in enumerate(of_kernel.values()):
-    if number % 2 == half:
+    if number % n_parts == part:
         for i, (label, parts) in enumerate(found):
             types = [array_type(*p) if isinstance(p, tuple) else numba_type(p) for p in parts]
-            # All for the last chip. For every chip one of a kernel's specialisations, and those
-            # that hold a row in a block's registers: they are nearest to what a chip has.
+            # All for the last chip. For every chip one of a kernel's specialisations; and for the
+            # first those that hold a row in a block's registers: they are nearest to what it has.
             held = "registers" in label and not label.endswith(", team")
-            targets = chips if held or i == number // 2 % len(found) else chips[-1:]
+            targets = [chips[0], chips[-1]] if held else chips[-1:]
+            targets = chips if i == number // n_parts % len(found) else targets
             targets = chips[-1:] if re.search(last_alone, label) else targets
             for chip, facts, text in compiler.survey(kernel, types, [tuple(c) for c in targets]):
                 print(json.dumps([number, label, chip, facts["registers"], facts["stack_bytes"],
@@ -74,6 +74,7 @@ MODULES = (
 LEFT_OUT = "float16 with float32 weights|squeeze_excite.* float16"
 #: Made for the last of the chips alone: the launcher refuses the others.
 LAST_ALONE = "squeeze_excite.* fused"
+PARTS = 4  # tests that share the kernels
 # A multiprocessor's registers lie in four partitions, among which a block's warps are dealt out.
 PARTITIONS, PARTITION_REGISTERS = 4, 1 << 14
 #: Bytes that may be spilled per thread. `split` is compiled for 48 registers, which keeps two
@@ -82,8 +83,8 @@ SPILLS = {
     (f"{name}.forward split {dtype}", (7, 5)): 48
     for name in softmax.OPERATIONS for dtype in ("float16", "bfloat16")
 }  # fmt: skip
-# Channels-last, `fused` is compiled for 80 registers too; 16-bit numbers need a few more: bounds and
-# places that are read once for a whole part of an image.
+# Channels-last, `fused` is compiled for 80 registers, and 16-bit numbers need a few more: bounds
+# and places that are read once for a whole part of an image.
 SPILLS |= {
     (label, CHIPS[-1]): 8 if label.endswith(" float32") else 128
     for label, *_ in squeeze_excite.specialisations() if " fused, pixels" in label
@@ -121,16 +122,17 @@ def allotted_registers(registers, n_threads):
     return n_warps * 32 * (-(-registers // 8) * 8)  # handed out in eights per thread
 
 
-def test_every_kernel_compiles_for_every_chip(tmp_path):
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_kernel_compiles_for_every_chip(part, tmp_path):
     names = [module.__name__.rpartition(".")[2] for module in MODULES]
-    with ThreadPoolExecutor(2) as pool:
-        arguments = [json.dumps([names, CHIPS, LEFT_OUT, LAST_ALONE, half]) for half in (0, 1)]
-        halves = pool.map(lambda argument: run(GATE, tmp_path, argument), arguments)
-        lines = [json.loads(line) for half in halves for line in half.splitlines()]
-    expected = {
-        label for module in MODULES for label, *_ in module.specialisations()
-        if not re.search(LEFT_OUT, label)
-    }  # fmt: skip
+    options = json.dumps([names, CHIPS, LEFT_OUT, LAST_ALONE, PARTS, part])
+    lines = [json.loads(line) for line in run(GATE, tmp_path, options).splitlines()]
+    labels = {}
+    for module in MODULES:
+        for label, kernel, _ in module.specialisations():
+            if not re.search(LEFT_OUT, label):
+                labels.setdefault(id(kernel), set()).add(label)
+    expected = set().union(*list(labels.values())[part::PARTS])
     assert {label for _, label, chip, *_ in lines if tuple(chip) == CHIPS[-1]} == expected
     every = {number for number, label, *_ in lines if not re.search(LAST_ALONE, label)}
     for wanted in CHIPS:
