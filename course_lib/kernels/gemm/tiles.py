@@ -110,15 +110,14 @@ def _fetch_by_row(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
 
 
 def _fetch_any(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
-    N_ELEMENTS = ROWS * K_SIZE // N_THREADS
     # Eight rows of four columns, where the row number is fastest: they fill sectors in memory, and
     # banks of shared memory.
     BANDS = K_SIZE // 4
 
     @cuda.jit(device=True)
     def fetch(cache, base, x, row, n_rows, row_stride, k, k_stop, k_stride):
-        for u in range(N_ELEMENTS):
-            e = np.uint32(cuda.threadIdx.x + u * N_THREADS)
+        for element in range(cuda.threadIdx.x, ROWS * K_SIZE, N_THREADS):
+            e = np.uint32(element)
             if k_stride == 1:
                 r, col = e // np.uint32(K_SIZE), e % np.uint32(K_SIZE)
             else:
