@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import max_pool2d as pool
+from course_lib.kernels.max_pool2d import plan
+from course_lib.kernels.max_pool2d.window import window_of
 from course_lib.runtime.arrays import ArrayError
 
 PLACE = "cpu" if SIMULATED else "cuda"
@@ -211,6 +213,75 @@ def test_gradients_of_another_memory_format():
                                      x.shape, 2), expected)  # fmt: skip
 
 
+@pytest.fixture
+def small_bands(monkeypatch):
+    """Make the planner cut planes into bands, or put planes together, as with large inputs."""
+
+    def choose(n_bytes, enough=1):
+        monkeypatch.setattr(plan, "BAND_BYTES", n_bytes)
+        monkeypatch.setattr(plan, "ENOUGH_BLOCKS", enough)
+        plan.plan_forward.cache_clear()
+        plan.plan_backward.cache_clear()
+
+    yield choose
+    plan.plan_forward.cache_clear()
+    plan.plan_backward.cache_clear()
+
+
+@every_case
+@every_dtype
+def test_bands_of_a_plane_and_several_planes(small_bands, dtype, shape, options):
+    shape = (3, *shape[1:])
+    x = image(shape, dtype)
+    index_dtype = {torch.float32: "uint8", torch.float16: "int64", torch.bfloat16: "int32"}[dtype]
+    at = by_torch(x, options)[1].numpy()
+    for n_bytes, enough in ((260, 10**6), (1500, 2)):
+        small_bands(n_bytes, enough)
+        y, indices = check(x, options, "vectorised", index_dtype)
+        dy = torch.randn(y.shape).to(PLACE, dtype)
+        check_backward(dy, indices, at, x, options, "vectorised")
+
+
+def test_what_the_planner_chooses(small_bands):
+    small_bands(1024, 4)
+    window = window_of((12, 12), 3, 2, 1, 1, False)
+    assert plan.plan_forward(3, window, 4).bands == 1  # a plane of 576 bytes, but few of them
+    assert plan.plan_forward(40, window_of((5, 5), 2, 2, 0, 1, False), 4).planes > 1
+    found, a, b = plan.plan_backward(40, window)
+    assert (a, b) == (2, 2) and found.planes == 1
+    assert plan.plan_backward(40, window_of((50, 20), 2, 2, 0, 1, False))[0].bands > 1
+    wide = window_of((4, 8000), 2, 2, 0, 1, False)
+    assert plan.plan_forward(1, wide, 4) is None
+
+
+def test_rows_too_long_for_shared_memory():
+    x = image((1, 1, 2, 13000))
+    y, indices = check(x, dict(kernel_size=2, stride=(2, 100)), "vectorised")
+    dx = pool.backward(y, indices, x.shape, 2, stride=(2, 100))
+    assert dx.count_nonzero() == y.count_nonzero()
+
+
+@settings(deadline=None)
+@given(
+    n_planes=st.integers(1, 10**6), H=st.integers(1, 3000), W=st.integers(1, 3000),
+    kernel=st.integers(1, 9), stride=st.integers(1, 5), itemsize=st.sampled_from([2, 4]),
+)  # fmt: skip
+def test_plans_are_what_the_kernels_expect(n_planes, H, W, kernel, stride, itemsize):
+    window = window_of((H, W), (min(kernel, H), min(kernel, W)), stride, 0, 1, False)
+    for found, n_rows, size in (
+        (plan.plan_forward(n_planes, window, itemsize), window.OH, itemsize),
+        (plan.plan_backward(n_planes, window)[0], H, 4),
+    ):
+        if found is None:
+            assert W * min(kernel, H) * 4 > 40_000
+            continue
+        assert found.elements * size <= plan.MOST_BYTES
+        assert (found.bands - 1) * found.rows < n_rows <= found.bands * found.rows
+        assert found.planes == 1 or found.bands == 1
+        assert found.n_blocks == math.ceil(n_planes / found.planes) * found.bands
+        assert found.planes == 1 or found.planes * n_rows * n_rows <= 2**22
+
+
 @every_variant
 def test_empty(variant):
     y, indices = pool.forward(torch.empty(0, 3, 4, 4, device=PLACE), 2, variant=variant)
@@ -224,7 +295,9 @@ def test_errors_name_what_was_expected():
         pool.forward(x[0], 2)
     with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
         pool.forward(x.double(), 2)
-    with pytest.raises(ValueError, match="unknown variant 'tree'; there are naive, rows"):
+    with pytest.raises(
+        ValueError, match="unknown variant 'tree'; there are naive, rows, vectorised"
+    ):
         pool.forward(x, 2, variant="tree")
     with pytest.raises(ValueError, match="padding must be at most half of what a window spans, 2"):
         pool.forward(x, 2, padding=2)

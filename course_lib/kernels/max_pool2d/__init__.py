@@ -12,11 +12,17 @@ rung         forward                                      backward
 `naive`      a thread for each output, which finds its    a thread for each input: which of the
              row and column by divisions                  windows that cover it took it?
 `rows`       a block for each row of the output           a block for each row of the input
+`vectorised` a block for some rows or planes, which it    a block for some rows or planes of dx,
+             copies to shared memory 16 bytes at a time;  which it adds up in shared memory,
+             channels-last: a thread for 16 bytes         channels-last: a thread for 16 bytes
 ============ ============================================ =====================================
 
 The backward pass gathers: every input position looks at the windows that cover it, and adds up dy
 where the index is its own. Scattering, window by window, would need atomic additions where windows
-overlap, and their order would change from run to run; so two runs agree bit for bit.
+overlap, and their order would change from run to run. `vectorised` does scatter, contiguous images,
+within a block and in rounds of windows that do not overlap (`bands`). Either way two runs agree bit
+for bit. Where a row is too long for shared memory, or channels-last pixels do not begin on 16-byte
+boundaries, `rows` does the work of `vectorised`.
 
 An index says where in its plane the largest element is, h·W + w, as PyTorch's does; or, in a single
 byte, where in its window, kh·KW + kw. The first of equal elements counts; a NaN is larger than all,
@@ -26,18 +32,33 @@ has the maximum -inf and passes no gradient on. Derivation: notebook 10.
 
 import math
 
-from course_lib.kernels.max_pool2d import ladder
+from course_lib.kernels.max_pool2d import bands, ladder, pixels
+from course_lib.kernels.max_pool2d.plan import (
+    BAND_THREADS,
+    PIXEL_THREADS,
+    plan_backward,
+    plan_forward,
+)
 from course_lib.kernels.max_pool2d.window import window_of
 from course_lib.runtime import arrays
+from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.launch import launch
 
 DTYPES = ("float32", "float16", "bfloat16")
 INDEX_DTYPES = ("int32", "int64", "uint8")
-DEFAULT = "rows"
+DEFAULT = "vectorised"
 BLOCK_SIZE = 256
 
-VARIANTS = {"naive": ladder.naive_kernel, "rows": ladder.rows_kernel}
-BACKWARD_VARIANTS = {"naive": ladder.naive_backward_kernel, "rows": ladder.rows_backward_kernel}
+VARIANTS = {
+    "naive": ladder.naive_kernel,
+    "rows": ladder.rows_kernel,
+    "vectorised": bands.FORWARD_KERNELS[None],
+}
+BACKWARD_VARIANTS = {
+    "naive": ladder.naive_backward_kernel,
+    "rows": ladder.rows_backward_kernel,
+    "vectorised": bands.band_backward_kernel,
+}
 
 
 def forward(
@@ -71,7 +92,9 @@ def forward(
         _check_out(y, shape, arrays.dtype_name(x), channels_last)
     indices = arrays.empty(shape, like=x, dtype=index_dtype, channels_last=channels_last)
     if N * C:
-        _launch(VARIANTS[variant], variant, (x, y, indices), N, C, channels_last, window, y)
+        images = x, y, indices
+        if variant != "vectorised" or not _forward_vectorised(images, window, channels_last):
+            _launch_ladder(VARIANTS, variant, images, channels_last, window, y, indices)
     return y, indices
 
 
@@ -109,21 +132,88 @@ def backward(
     if out is not None:
         _check_out(dx, shape, arrays.dtype_name(dy), channels_last)
     if N * C * H * W:
-        operands = (dy, indices, dx)
-        _launch(BACKWARD_VARIANTS[variant], variant, operands, N, C, channels_last, window, dx)
+        images = dy, indices, dx
+        if variant != "vectorised" or not _backward_vectorised(images, window, channels_last):
+            _launch_ladder(BACKWARD_VARIANTS, variant, images, channels_last, window, dx, indices)
     return dx
 
 
-def _launch(kernel, variant, operands, N, C, channels_last, window, result):
+def _launch_ladder(variants, variant, images, channels_last, window, result, indices):
+    N, C, height, width = result.shape
     inner = C if channels_last else 1
-    numbers = (inner, arrays.dtype_name(operands[2 if result is operands[1] else 1]) != "uint8")
     if variant == "naive":
-        n_blocks, block = math.ceil(arrays.size_of(result) / BLOCK_SIZE), BLOCK_SIZE
+        kernel, block = variants["naive"], BLOCK_SIZE
+        n_blocks = math.ceil(arrays.size_of(result) / BLOCK_SIZE)
     else:
-        height, width = result.shape[2:]
-        n_blocks = N * C // inner * height
+        kernel, n_blocks = variants["rows"], N * C // inner * height
         block = min(BLOCK_SIZE, 32 * math.ceil(width * inner / 32))
-    launch(kernel, n_blocks, block, *operands, *numbers, *window, flat=True)
+    launch(kernel, n_blocks, block, *images, inner, _in_plane(indices), *window, flat=True)
+
+
+def _forward_vectorised(images, window, channels_last):
+    """Launch it; False where these images can't be."""
+    x, y, indices = images
+    N, C, _, _ = x.shape
+    if channels_last:
+        return _launch_pixels(pixels.pixel_kernel, images, (x, y), indices, window, y)
+    if (plan := plan_forward(N * C, window, x.dtype.itemsize)) is None:
+        return False
+    undilated = window.DH == window.DW == 1
+    fixed = (window.KH, window.KW) if undilated else None
+    kernel = bands.FORWARD_KERNELS.get(fixed, bands.FORWARD_KERNELS[None])
+    multiplier = math.ceil(2**bands.SHIFT / window.OH) if plan.planes > 1 else 0
+    launch(
+        kernel, plan.n_blocks, BAND_THREADS,
+        *images, N * C, plan.planes, plan.rows, plan.bands, multiplier, plan.bits, _offset(x),
+        _in_plane(indices), *window, shared_bytes=_bytes(plan.elements, x.dtype.itemsize),
+        flat=True, overlap=True,
+    )  # fmt: skip
+    return True
+
+
+def _backward_vectorised(images, window, channels_last):
+    dy, indices, dx = images
+    N, C, _, _ = dx.shape
+    if channels_last:
+        return _launch_pixels(pixels.pixel_backward_kernel, images, (dy, dx), indices, window, dx)
+    plan, a, b = plan_backward(N * C, window)
+    if plan is None:
+        return False
+    launch(
+        bands.band_backward_kernel, plan.n_blocks, BAND_THREADS,
+        *images, N * C, plan.planes, plan.rows, plan.bands, a, b, plan.bits, _offset(dx),
+        math.ceil(2**16 / window.KW), _in_plane(indices), *window,
+        shared_bytes=_bytes(plan.elements, 4), flat=True, overlap=True,
+    )  # fmt: skip
+    return True
+
+
+def _launch_pixels(kernel, images, vectors, indices, window, result):
+    """`vectors` are the images that are read or written 16 bytes at a time."""
+    N, C, height, width = result.shape
+    row_bytes = C * result.dtype.itemsize
+    if row_bytes % VECTOR_BYTES or any(arrays.address_of(v) % VECTOR_BYTES for v in vectors):
+        return False
+    n_columns = row_bytes // VECTOR_BYTES
+    block = min(PIXEL_THREADS, 32 * math.ceil(width * n_columns / 32))
+    launch(
+        kernel, N * height, block, *images, C, n_columns, _in_plane(indices), *window,
+        flat=True, overlap=True,
+    )  # fmt: skip
+    return True
+
+
+def _in_plane(indices):
+    return arrays.dtype_name(indices) != "uint8"
+
+
+def _offset(image):
+    """Elements from the last 16-byte boundary to the image."""
+    return arrays.address_of(image) % VECTOR_BYTES // image.dtype.itemsize
+
+
+def _bytes(n_elements, itemsize):
+    return math.ceil(n_elements * itemsize / VECTOR_BYTES) * VECTOR_BYTES
 
 
 def _laid_out(x):
@@ -170,11 +260,30 @@ def _check_variant(variant, variants):
 
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
-    numbers = ["int64", "boolean"] + ["int64"] * 12
+    flag, sizes = "boolean", ["int64"] * 12
     for dtype in DTYPES:
-        image, indices = (dtype, 1), ("int32", 1)
-        for variant, kernel in VARIANTS.items():
-            yield f"max_pool2d forward {variant} {dtype}", kernel, [image, image, indices, *numbers]
-        for variant, kernel in BACKWARD_VARIANTS.items():
-            label = f"max_pool2d backward {variant} {dtype}"
-            yield label, kernel, [image, indices, image, *numbers]
+        image, indices = (dtype, 1), ("uint8", 1)
+        forward = [
+            (name, VARIANTS[name], [image, image, indices, "int64", flag])
+            for name in ("naive", "rows")
+        ]
+        forward += [
+            (f"vectorised, {'×'.join(map(str, fixed)) if fixed else 'any'}", kernel,
+             [image, image, indices, *["int64"] * 7, flag])
+            for fixed, kernel in bands.FORWARD_KERNELS.items()
+        ]  # fmt: skip
+        forward += [("vectorised, channels-last", pixels.pixel_kernel,
+                     [image, image, indices, "int64", "int64", flag])]  # fmt: skip
+        backward = [
+            (name, BACKWARD_VARIANTS[name], [image, indices, image, "int64", flag])
+            for name in ("naive", "rows")
+        ]
+        backward += [
+            ("vectorised", bands.band_backward_kernel,
+             [image, indices, image, *["int64"] * 9, flag]),
+            ("vectorised, channels-last", pixels.pixel_backward_kernel,
+             [image, indices, image, "int64", "int64", flag]),
+        ]  # fmt: skip
+        for direction, found in (("forward", forward), ("backward", backward)):
+            for name, kernel, types in found:
+                yield f"max_pool2d {direction} {name} {dtype}", kernel, types + sizes

@@ -1,0 +1,219 @@
+"""The kernels of the rung `vectorised` for contiguous images: bands of rows in shared memory.
+
+A block takes a *band*: some rows of a plane, or several whole planes where they are small. Either
+way a band is one stretch of memory, and so is what it becomes, whatever the width of the image: it
+is moved 16 bytes at a time, and only in shared memory do windows and rows matter.
+
+Forward, a band is of the output, and the rows of x that its windows reach are copied, all of them
+on their way at the same time. Backward, a band is of dx: it begins as zeros, every window that
+reaches it adds its dy where its index says, and the sums are written out. Windows may share an
+element, so they take turns: in each of a·b *rounds* go those whose row is one number modulo a and
+whose column is one modulo b, with a and b so large that none of these overlap. No atomics, and the
+order of additions is always the same.
+"""
+
+import numpy as np
+
+from course_lib import cuda
+from course_lib.kernels.max_pool2d.ladder import ZERO, window_max
+from course_lib.runtime.intrinsics import (
+    VECTOR_BYTES,
+    allow_next_kernel,
+    load,
+    load_vector,
+    store,
+    store_vector,
+    vector_width,
+    wait_for_previous_kernel,
+)
+from course_lib.runtime.shared import copy_async, dynamic_shared, wait_for_copies
+
+MAX_WIDTH = 8
+SHIFT = 22  # of `row_of`: exact while rows · OH stays below 2²²
+
+
+@cuda.jit(device=True)
+def row_of(i, multiplier, OH):
+    """(i // OH, i % OH), by a multiplication; a multiplier of 0 stands for a single plane."""
+    plane = (i * multiplier) >> SHIFT
+    return plane, i - plane * OH
+
+
+@cuda.jit(device=True)
+def divided(i, n):
+    """(i // n, i % n) of numbers below 2³², which a GPU divides far faster than wider ones."""
+    quotient = np.int64(np.uint32(i) // np.uint32(n))
+    return quotient, i - quotient * n
+
+
+@cuda.jit(device=True)
+def copy_band(target, x, start, stop, offset):
+    """Copy x[start:stop]; element j comes to lie at target[j - base]. Returns `base`."""
+    width, tid, step = vector_width(x), cuda.threadIdx.x, cuda.blockDim.x
+    base = start - ((start + offset) & (width - 1))
+    first = min(start if base == start else base + width, stop)
+    n_vectors = (stop - first) // width
+    for vector in range(tid, n_vectors, step):
+        at = first + vector * width
+        copy_async(target, at - base, x, at)
+    for i in range(start + tid, first, step):
+        store(target, i - base, load(x, i))
+    for i in range(first + n_vectors * width + tid, stop, step):
+        store(target, i - base, load(x, i))
+    wait_for_copies()
+    cuda.syncthreads()
+    return base
+
+
+@cuda.jit(device=True)
+def inner_max(x, at, W, KH, KW, DH, DW):
+    """As `window_max`, for a window that lies inside the image and begins at x[at]."""
+    best, position = load(x, at), 0
+    for kh in range(KH):
+        for kw in range(KW):
+            value = load(x, at + kh * DH * W + kw * DW)
+            if value > best or value != value:
+                best, position = value, kh * KW + kw
+    return best, position
+
+
+@cuda.jit(device=True)
+def pooled(x, base, h, w, H, W, KH, KW, DH, DW, offsets):
+    """The maximum of the window at (h, w), and its index, of the plane that begins at x[base]."""
+    inside = h >= 0 and w >= 0 and h + (KH - 1) * DH < H and w + (KW - 1) * DW < W
+    if not inside:
+        return window_max(x, base, 1, h, w, H, W, KH, KW, DH, DW, offsets)
+    best, at = inner_max(x, base + h * W + w, W, KH, KW, DH, DW)
+    if offsets:
+        kh, kw = divided(at, KW)
+        at = (h + kh * DH) * W + w + kw * DW
+    return best, at
+
+
+def make_forward_kernel(fixed):
+    """The kernel for windows of `fixed` rows and columns without dilation, or for any (None)."""
+    height, breadth = fixed or (1, 1)
+    is_fixed = fixed is not None
+
+    @cuda.jit
+    def band_kernel(
+        x, y, indices, n_planes, planes, rows, bands, multiplier, bits, offset, offsets, H, W, OH,
+        OW, KH, KW, SH, SW, PH, PW, DH, DW,
+    ):  # fmt: skip
+        allow_next_kernel()
+        wait_for_previous_kernel()
+        band = dynamic_shared(x)
+        plane, first_row = divided(cuda.blockIdx.x, bands)
+        plane, first_row = plane * planes, first_row * rows
+        n_rows = min(rows, OH - first_row) * min(planes, n_planes - plane)
+        top, bottom = 0, H * min(planes, n_planes - plane)
+        if planes == 1:
+            top = min(max(first_row * SH - PH, 0), H)
+            bottom = (first_row + n_rows - 1) * SH - PH + (KH - 1) * DH + 1
+            bottom = max(min(bottom, H), top)
+        base = plane * H * W
+        base -= copy_band(band, x, base + top * W, base + bottom * W, offset)
+        first_col, n_columns = cuda.threadIdx.x & ((1 << bits) - 1), 1 << bits
+        for i in range(cuda.threadIdx.x >> bits, n_rows, cuda.blockDim.x >> bits):
+            own, row = row_of(i, multiplier, OH)
+            start = ((plane + own) * OH + first_row + row) * OW
+            h = (first_row + row) * SH - PH
+            for col in range(first_col, OW, n_columns):
+                if is_fixed:
+                    best, at = pooled(
+                        band, base + own * H * W, h, col * SW - PW, H, W, height, breadth, 1, 1,
+                        offsets,
+                    )  # fmt: skip
+                else:
+                    best, at = pooled(
+                        band, base + own * H * W, h, col * SW - PW, H, W, KH, KW, DH, DW, offsets
+                    )
+                store(y, start + col, best)
+                indices[start + col] = at
+
+    return band_kernel
+
+
+#: The windows that most networks have, with their loops unrolled; and all others.
+FORWARD_KERNELS = {fixed: make_forward_kernel(fixed) for fixed in ((2, 2), (3, 3), None)}
+
+
+@cuda.jit(device=True)
+def place_of(at, row, col, top, offsets, inverse, W, KW, SH, SW, PH, PW, DH, DW):
+    """Where index `at` of the window (row, col) points, from row `top` of the plane on; or -1."""
+    if offsets:
+        return at - top * W
+    kh = (at * inverse) >> 16  # at // KW, exact below 256
+    w = col * SW - PW + (at - kh * KW) * DW
+    return (row * SH - PH + kh * DH - top) * W + w if w < W else -1
+
+
+@cuda.jit(device=True)
+def add_windows(
+    sums, dy, indices, plane, n_here, base, top, bottom, round_row, round_col, a, b, bits, offsets,
+    inverse, H, W, OH, OW, KH, KW, SH, SW, PH, PW, DH, DW,
+):  # fmt: skip
+    """One round: of each plane the windows round_row, round_row + a, … of round_col, ….
+
+    Rows `top` … `bottom` - 1 of the first plane lie in `sums`, from `base` on.
+    """
+    low = max(top + PH - (KH - 1) * DH + SH - 1, 0) // SH
+    high = min((bottom - 1 + PH) // SH + 1, OH)
+    low += (round_row - low) % a
+    n_rows = max(high - low + a - 1, 0) // a
+    first_col = round_col + (cuda.threadIdx.x & ((1 << bits) - 1)) * b
+    for i in range(cuda.threadIdx.x >> bits, n_here * n_rows, cuda.blockDim.x >> bits):
+        own, row = divided(i, n_rows)
+        row = low + row * a
+        start = ((plane + own) * OH + row) * OW
+        for col in range(first_col, OW, b << bits):
+            at = np.int64(indices[start + col])
+            at = place_of(at, row, col, top, offsets, inverse, W, KW, SH, SW, PH, PW, DH, DW)
+            if at >= 0 and at < (bottom - top) * W:
+                sums[base + own * H * W + at] += load(dy, start + col)
+
+
+@cuda.jit(device=True)
+def write_band(sums, dx, start, stop, base):
+    """dx[start:stop] = sums[start - base : stop - base]; dx[base] lies on a 16-byte boundary."""
+    width, tid, step = vector_width(dx), cuda.threadIdx.x, cuda.blockDim.x
+    values = cuda.local.array(MAX_WIDTH, np.float32)
+    first = min(start if base == start else base + width, stop)
+    n_vectors = (stop - first) // width
+    for vector in range(tid, n_vectors, step):
+        at = first + vector * width
+        load_vector(values, sums, at - base)
+        if width == MAX_WIDTH:
+            load_vector(values[4:], sums, at - base + 4)
+        store_vector(dx, at, values)
+    for i in range(start + tid, first, step):
+        store(dx, i, sums[i - base])
+    for i in range(first + n_vectors * width + tid, stop, step):
+        store(dx, i, sums[i - base])
+
+
+@cuda.jit
+def band_backward_kernel(
+    dy, indices, dx, n_planes, planes, rows, bands, a, b, bits, offset, inverse, offsets, H, W, OH,
+    OW, KH, KW, SH, SW, PH, PW, DH, DW,
+):  # fmt: skip
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    sums = cuda.shared.array(0, np.float32, alignment=VECTOR_BYTES)
+    plane, top = divided(cuda.blockIdx.x, bands)
+    plane, top = plane * planes, top * rows
+    bottom, n_here = min(top + rows, H), min(planes, n_planes - plane)
+    start = (plane * H + top) * W
+    stop = start + ((n_here - 1) * H + bottom - top) * W
+    base = start - ((start + offset) & (vector_width(dx) - 1))
+    for i in range(cuda.threadIdx.x, stop - base, cuda.blockDim.x):
+        sums[i] = ZERO
+    for round_row in range(a):
+        for round_col in range(b):
+            cuda.syncthreads()
+            add_windows(
+                sums, dy, indices, plane, n_here, start - base, top, bottom, round_row, round_col,
+                a, b, bits, offsets, inverse, H, W, OH, OW, KH, KW, SH, SW, PH, PW, DH, DW,
+            )  # fmt: skip
+    cuda.syncthreads()
+    write_band(sums, dx, start, stop, base)
