@@ -11,10 +11,13 @@ import pytest
 
 from course_lib.kernels import (
     activation,
+    batch_norm,
     bn_relu_softmax,
     conv2d,
     cross_entropy,
     global_avg_pool,
+    max_pool2d,
+    optimizers,
     softmax,
     softmax_dropout,
     squeeze_excite,
@@ -68,10 +71,16 @@ for number, (kernel, found) in enumerate(of_kernel.values()):
 """
 MODULES = (
     activation, global_avg_pool, softmax, cross_entropy, softmax_dropout, bn_relu_softmax,
-    squeeze_excite, conv2d,
+    squeeze_excite, conv2d, max_pool2d,
+    batch_norm, optimizers,
 )  # fmt: skip
 #: Left out to save a minute, and run on a GPU: they are made of what those of other dtypes are.
 LEFT_OUT = "float16 with float32 weights|squeeze_excite.* float16"
+# Of these, what takes an element at a time in float32, what takes vectors in bfloat16, which needs
+# the most registers; of windows with unrolled loops, the smallest.
+_LAYERS, _BY_ELEMENT = "^(max_pool2d|batch_norm|optimizers)", "(naive|rows|one_pass|welford|block)"
+LEFT_OUT += f"|{_LAYERS}.* float16|{_LAYERS}.* {_BY_ELEMENT} bfloat16"
+LEFT_OUT += f"|, 3×3 |{_LAYERS}(?!.* {_BY_ELEMENT} ).* float32"
 #: Made for the last of the chips alone: the launcher refuses the others.
 LAST_ALONE = "squeeze_excite.* fused"
 PARTS = 4  # tests that share the kernels
@@ -107,6 +116,9 @@ def most_threads(label, chip):
         return squeeze_excite.fused_plan.LARGE_BLOCK
     if label.startswith("conv2d."):
         return conv2d.MOST_THREADS
+    for module in (max_pool2d, batch_norm, optimizers):
+        if label.startswith(f"{module.__name__.rpartition('.')[2]} "):
+            return module.MOST_THREADS
     if label.endswith(", team"):
         return plan.TEAM_BLOCK
     if label.endswith(", block"):

@@ -41,6 +41,7 @@ from course_lib.runtime.launch import launch
 DTYPES = ("float32", "float16", "bfloat16")
 DEFAULT = "vectorised"
 BLOCK_SIZE = 256
+MOST_THREADS = 512  # of a block of any rung
 
 VARIANTS = {
     "naive": ladder.naive_kernel,

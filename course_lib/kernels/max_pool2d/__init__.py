@@ -47,7 +47,7 @@ from course_lib.runtime.launch import launch
 DTYPES = ("float32", "float16", "bfloat16")
 INDEX_DTYPES = ("int32", "int64", "uint8")
 DEFAULT = "vectorised"
-BLOCK_SIZE = 256
+BLOCK_SIZE = MOST_THREADS = 256
 
 VARIANTS = {
     "naive": ladder.naive_kernel,

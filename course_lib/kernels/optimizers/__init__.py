@@ -50,6 +50,7 @@ from course_lib.runtime.launch import launch
 __all__ = ["BLOCK_SIZE", "DEFAULT", "DTYPES", "Table", "VARIANTS", "adam", "sgd"]
 
 DTYPES = ("float32", "float16", "bfloat16")
+MOST_THREADS = BLOCK_SIZE
 DEFAULT = "fused"
 VARIANTS = {"naive": sgd_naive_kernel, "fused": sgd_fused_kernel}
 ADAM_VARIANTS = {"naive": adam_naive_kernel, "fused": adam_fused_kernel}
@@ -244,13 +245,13 @@ def specialisations():
     adam_numbers = [*lr, *["float32"] * 7, *["boolean"] * 3]
     for dtype in DTYPES:
         x = (dtype, 1)
-        yield f"sgd naive {dtype}", sgd_naive_kernel, [x] * 3 + sgd_numbers
-        yield f"adam naive {dtype}", adam_naive_kernel, [x] * 5 + [rate] + adam_numbers
+        yield f"optimizers sgd naive {dtype}", sgd_naive_kernel, [x] * 3 + sgd_numbers
+        yield f"optimizers adam naive {dtype}", adam_naive_kernel, [x] * 5 + [rate] + adam_numbers
         types = [x, table, table, "int64", *sgd_numbers]
-        yield f"sgd fused {dtype}", sgd_fused_kernel, types
+        yield f"optimizers sgd fused {dtype}", sgd_fused_kernel, types
         types = [x, table, table, ticket, *["int64"] * 3, *adam_numbers]
-        yield f"adam fused {dtype}", adam_fused_kernel, types
-    yield "adam count", count_kernel, [rate]
+        yield f"optimizers adam fused {dtype}", adam_fused_kernel, types
+    yield "optimizers adam count", count_kernel, [rate]
     for dtype in ("int64", "uint32"):
-        yield f"table fill {dtype}", fill_kernel, [(dtype, 1)] + ["int64"] * 19
-    yield "table chunks", chunks_kernel, [table, table, "int64"]
+        yield f"optimizers table fill {dtype}", fill_kernel, [(dtype, 1)] + ["int64"] * 19
+    yield "optimizers table chunks", chunks_kernel, [table, table, "int64"]
