@@ -44,12 +44,12 @@ def check(c, a, b, bias, relu, error):
     assert (ratio <= 1).all(), f"worst {ratio.max():.3g} times the limit"
 
 
-def forced(monkeypatch, shape, n_splits, K, itemsize):
+def forced(monkeypatch, shape, n_splits, K, itemsize, in_cluster=False):
     """Makes `multiply` use this shape of tile, and so many parts of k."""
     k_size = plan.K_BYTES // itemsize
     length = -(-K // n_splits // k_size) * k_size if n_splits > 1 else K
-    found = plan.Plan(shape, -(-K // length), length)
-    monkeypatch.setattr(plan, "choose", lambda *_: found)
+    found = plan.Plan(shape, -(-K // length), length, in_cluster)
+    monkeypatch.setattr(plan, "choose", lambda *_, **__: found)
 
 
 CASES = [
@@ -102,8 +102,11 @@ def test_the_tiles_of_the_first_rungs(variant, layout):
 
 @pytest.mark.parametrize("mode, dtype", [(mode, dtype) for mode in MODES for dtype in MODES[mode]])
 @pytest.mark.parametrize("M, N, K, n_splits, relu", [(9, 40, 160, 3, True), (1, 3, 70, 2, False)])
-def test_parts_of_k(monkeypatch, mode, dtype, M, N, K, n_splits, relu):
-    forced(monkeypatch, plan.SHAPES[mode][-1], n_splits, K, dtype.itemsize)
+@pytest.mark.parametrize("in_cluster", [False, True])
+def test_parts_of_k(monkeypatch, mode, dtype, M, N, K, n_splits, relu, in_cluster):
+    if in_cluster and not SIMULATED and torch.cuda.get_device_capability() < gemm.CLUSTERS:
+        pytest.skip("this GPU has no clusters")
+    forced(monkeypatch, plan.SHAPES[mode][-1], n_splits, K, dtype.itemsize, in_cluster)
     a, b, *exact = operands(M, N, K, dtype, True, True)
     bias = torch.randn(N).to(PLACE, dtype)
     c, again = (torch.full((M, N), np.nan, dtype=dtype, device=PLACE) for _ in range(2))
@@ -141,8 +144,13 @@ def test_numbers_without_a_rest_are_exact():
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3.4e38])
-def test_what_is_not_finite_spreads_as_in_float32(value):
+@pytest.mark.parametrize("in_cluster", [False, True])
+def test_what_is_not_finite_spreads_as_in_float32(monkeypatch, value, in_cluster):
     M, N, K = 5, 9, 40
+    if in_cluster:
+        if not SIMULATED and torch.cuda.get_device_capability() < gemm.CLUSTERS:
+            pytest.skip("this GPU has no clusters")
+        forced(monkeypatch, plan.SHAPES["split"][-1], 2, K, 4, in_cluster)
     a, b, *_ = operands(M, N, K, torch.float32, True, True)
     a[2, 7] = value
     b[4, 7], b[5, 7] = 0, 1
@@ -157,7 +165,9 @@ def test_plans_cover_every_size():
     for mode, itemsize in (("narrow", 2), ("tf32", 4), ("split", 4)):
         k_size = plan.K_BYTES // itemsize
         for M, N, K in itertools.product(sizes, sizes, [0, *sizes]):
-            found = plan.choose(M, N, K, itemsize, mode, lambda shape: True)
+            clusters = (M + N + K) % 2 == 0
+            found = plan.choose(M, N, K, itemsize, mode, lambda shape: True, clusters)
+            assert not found.in_cluster or (clusters and found.n_splits <= 8)
             assert found.shape in plan.SHAPES[mode]
             assert found.n_splits * found.length >= K
             assert found.n_splits == 1 or (found.n_splits - 1) * found.length < K
@@ -181,7 +191,7 @@ def test_chips_without_tensor_cores_take_another_rung(monkeypatch):
 @pytest.mark.skipif(not SIMULATED, reason="the sanitizer works on the simulator")
 @pytest.mark.parametrize("mode, dtype", [("split", torch.float32), ("narrow", torch.bfloat16)])
 def test_clean_under_the_sanitizer(monkeypatch, mode, dtype):
-    forced(monkeypatch, plan.SHAPES[mode][-1], 2, 200, dtype.itemsize)
+    forced(monkeypatch, plan.SHAPES[mode][-1], 2, 200, dtype.itemsize, mode == "narrow")
     for layout, shift in (((True, False), 0), ((False, True), 1)):
         if mode == "narrow" and shift:
             continue

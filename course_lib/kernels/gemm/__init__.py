@@ -30,7 +30,7 @@ import functools
 import math
 
 from course_lib.kernels.gemm import columns, ladder, plan, split, tensor_core, vectorised
-from course_lib.kernels.gemm.epilogue import ADD_BIAS, RELU, VECTORS
+from course_lib.kernels.gemm.epilogue import ADD_BIAS, CLUSTER, RELU, VECTORS
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.launch import chip_of, launch
@@ -41,6 +41,7 @@ DEFAULT = "tensor_core"  # from sm_80 on; see `chosen`
 BEFORE_TENSOR_CORES = "vectorised"
 #: Compute capability from which on a rung runs, if not from the first.
 NEEDS = {"tensor_core": (8, 0)}
+CLUSTERS = (9, 0)  # from which on a chip has them
 #: How the inputs of the three products of a linear layer come (see `tiles`), and of odd shapes.
 SOURCES = (("by_k", "by_k"), ("by_k", "by_row"), ("by_row", "by_row"), ("any", "any"))
 
@@ -100,25 +101,30 @@ def _launch_tensor_core(a, b, bias, c, M, N, K, a_strides, b_strides, options, p
     itemsize = c.dtype.itemsize
     mode = "narrow" if itemsize == 2 else "tf32" if precision == "tf32" else "split"
     sources = _sources(a, a_strides, b, b_strides)
-    _, most_bytes = chip_of(c)
+    capability, most_bytes = chip_of(c)
     found = plan.choose(
         M, N, K, itemsize, mode,
         lambda shape: kernel_for(shape, sources, itemsize, mode).shared_bytes <= most_bytes,
+        clusters=capability >= CLUSTERS,
     )  # fmt: skip
     kernel, shape, shared_bytes = kernel_for(found.shape, sources, itemsize, mode)
     target, chosen_options = c, options
-    if found.n_splits > 1:
+    cluster = found.n_splits if found.in_cluster else 1
+    in_parts = found.n_splits > cluster
+    if in_parts:
         target = arrays.empty((found.n_splits, M, N), like=c, dtype="float32")
         chosen_options = 0
     if _on_boundaries(target, N):
         chosen_options += VECTORS
+    if found.in_cluster:
+        chosen_options += CLUSTER
     n_blocks = tensor_core.n_blocks(shape, M, N) * found.n_splits
     launch(
         kernel, n_blocks, shape.n_threads, a, b, bias, target, M, N, K, *a_strides, *b_strides,
         chosen_options, found.n_splits, found.length, shared_bytes=shared_bytes, flat=True,
-        overlap=True,
+        overlap=True, cluster=cluster,
     )  # fmt: skip
-    if found.n_splits > 1:
+    if in_parts:
         launch(
             split.finish_kernel, math.ceil(M * N / split.BLOCK_SIZE), split.BLOCK_SIZE,
             target, bias, c, N, found.n_splits, options, flat=True, overlap=True,

@@ -6,9 +6,9 @@ from course_lib import cuda
 from course_lib.runtime.intrinsics import load
 
 ZERO = np.float32(0)
-#: `options` of the kernels are the sum of these; VECTORS says that rows of c begin on 16-byte
-#: boundaries.
-ADD_BIAS, RELU, VECTORS = 1, 2, 4
+#: `options` of the kernels are the sum of these. VECTORS: rows of c begin on 16-byte boundaries.
+#: CLUSTER: the blocks that have parts of k are a cluster.
+ADD_BIAS, RELU, VECTORS, CLUSTER = 1, 2, 4, 8
 
 
 @cuda.jit(device=True)

@@ -16,16 +16,24 @@ SHAPES = {
 ENOUGH_BLOCKS = 132  # one for each multiprocessor of the largest chip of today
 LEAST_TILES_OF_K = 4  # that a block works on, if k is split
 MOST_SPLITS = 64
+#: Blocks of a cluster at most, as many as every chip with clusters can do; and parts up to which a
+#: cluster is taken although it makes fewer of them, because it saves a launch.
+MOST_IN_CLUSTER, CLUSTER_INSTEAD_OF = 8, 16
 
 
 class Plan(NamedTuple):
     shape: Shape
     n_splits: int
     length: int  # of a part of k
+    in_cluster: bool = False  # whether the blocks that have parts of k are a cluster
 
 
-def choose(M, N, K, itemsize, mode, fits):
-    """The `Plan` for a product of this size; `fits(shape)` says whether a block's buffers do."""
+def choose(M, N, K, itemsize, mode, fits, clusters=False):
+    """The `Plan` for a product of this size.
+
+    fits(shape)  whether a block's buffers fit the chip's shared memory
+    clusters     whether the chip has clusters
+    """
     k_size = K_BYTES // itemsize
     best, most = None, 0
     for shape in SHAPES[mode]:
@@ -33,19 +41,25 @@ def choose(M, N, K, itemsize, mode, fits):
         if not is_last and not (fits(shape) and 2 * M > shape.m and 2 * N > shape.n):
             continue
         n_tiles = math.ceil(M / shape.m) * math.ceil(N / shape.n)
-        n_splits, length = split(K, k_size, n_tiles)
+        n_splits, length, in_cluster = split(K, k_size, n_tiles, clusters)
         if n_tiles * n_splits > most:
-            best, most = Plan(shape, n_splits, length), n_tiles * n_splits
+            best, most = Plan(shape, n_splits, length, in_cluster), n_tiles * n_splits
         if most >= ENOUGH_BLOCKS:
             break
     return best
 
 
-def split(K, k_size, n_tiles):
-    """(parts of k, length of each): enough for all multiprocessors, each worth its while."""
+def split(K, k_size, n_tiles, clusters):
+    """(parts of k, length of each, whether in a cluster).
+
+    Parts enough for all multiprocessors, if each is worth its while.
+    """
     k_tiles = math.ceil(K / k_size)
     wanted = min(ENOUGH_BLOCKS // n_tiles, k_tiles // LEAST_TILES_OF_K, MOST_SPLITS)
     if wanted <= 1:
-        return 1, max(K, 1)
+        return 1, max(K, 1), False
+    in_cluster = clusters and wanted <= CLUSTER_INSTEAD_OF
+    if in_cluster:
+        wanted = min(wanted, MOST_IN_CLUSTER)
     length = math.ceil(k_tiles / wanted) * k_size
-    return math.ceil(K / length), length
+    return math.ceil(K / length), length, in_cluster

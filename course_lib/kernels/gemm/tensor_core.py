@@ -4,8 +4,9 @@ Tiles of `a` and `b` pass through a ring of buffers in shared memory: while one 
 next ones are on their way. One barrier for each tile: behind it everybody's copies of this tile
 have arrived, and nobody reads the buffer any more that is filled next.
 
-Where c has too few tiles to keep the chip busy, k is dealt out too: `n_splits` blocks for each tile
-write partial sums, which `split.finish_kernel` adds up in a fixed order.
+Where c has too few tiles to keep the chip busy, k is dealt out too, to `n_splits` blocks for each
+tile. If they are a cluster they add up their sums themselves, from each other's shared memory; else
+they write them to global memory, and `split.finish_kernel` adds them up. The order is fixed.
 """
 
 import math
@@ -15,25 +16,17 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.gemm import fragments
-from course_lib.kernels.gemm.epilogue import VECTORS, finish
+from course_lib.kernels.gemm.epilogue import CLUSTER
 from course_lib.kernels.gemm.place import place_of_block
+from course_lib.kernels.gemm.results import SUMS_PADDING, results
 from course_lib.kernels.gemm.tiles import tile
-from course_lib.runtime.intrinsics import (
-    allow_next_kernel,
-    load,
-    store,
-    store_vector,
-    vector_width,
-    wait_for_previous_kernel,
-)
+from course_lib.runtime.cluster import cluster_sync
+from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
 from course_lib.runtime.pipeline import end_group, wait_for_groups_but
 from course_lib.runtime.shared import dynamic_shared
 
 K_BYTES = 128  # of a tile's row
 ZERO = np.float32(0)
-SUMS_PADDING = 8  # float32, from one row to the next: so that lanes write to different banks
-MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
-LARGEST = np.float32(3.4028234663852886e38)
 
 
 class Shape(NamedTuple):
@@ -78,7 +71,7 @@ def _kernel(shape, sources, itemsize, mode, a_tile, b_tile):
     N_SUMS = WARP_M * WARP_N // 32
     fetch_a, fetch_b = a_tile.fetch, b_tile.fetch
     multiply = fragments.multiply(WARP_M, WARP_N, a_tile, b_tile, sources, itemsize, mode)
-    collect, write = _write(
+    collect, write = results(
         TILE_M, TILE_N, WARP_M, WARP_N, shape.n_threads, mode == "split"
     )  # fmt: skip
 
@@ -118,65 +111,17 @@ def _kernel(shape, sources, itemsize, mode, a_tile, b_tile):
         cuda.syncthreads()  # nobody reads the buffers any more
         sums = cuda.shared.array(0, np.float32)  # the same memory
         collect(sums, acc, row, col, lane)
-        cuda.syncthreads()
         base = split * M * N
+        if options & CLUSTER:  # whose blocks have the other parts of k
+            base, k, k_stop = 0, 0, K
+            cluster_sync()
+        else:
+            cuda.syncthreads()
         write(sums, a, b, bias, c, m, n, M, N, k, k_stop, base, a_m, a_k, b_n, b_k, options)
+        if options & CLUSTER:
+            cluster_sync()  # nobody reads this block's sums any more
 
     return tensor_core_kernel
-
-
-def _write(TILE_M, TILE_N, WARP_M, WARP_N, N_THREADS, REPAIRS):
-    """How a block's sums get to c: by way of shared memory, so that rows are written in one go."""
-    N_A, N_B = WARP_M // fragments.FRAGMENT_M, WARP_N // fragments.FRAGMENT_N
-    PITCH = TILE_N + SUMS_PADDING
-
-    @cuda.jit(device=True)
-    def collect(sums, acc, row, col, lane):
-        place = (row + lane // 4) * PITCH + col + lane % 4 * 2
-        for i in range(N_A):
-            for j in range(N_B):
-                for r in range(4):
-                    at = (16 * i + r // 2 * 8) * PITCH + 8 * j + r % 2
-                    sums[place + at] = acc[4 * (i * N_B + j) + r]
-
-    @cuda.jit(device=True)
-    def write(sums, a, b, bias, c, m, n, M, N, k, k_stop, base, a_m, a_k, b_n, b_k, options):
-        width, first = vector_width(c), cuda.threadIdx.x * vector_width(c)
-        values = cuda.local.array(MAX_WIDTH, np.float32)
-        broken = False
-        for i in range(first, TILE_M * TILE_N, N_THREADS * width):
-            row, col, place = m + i // TILE_N, n + i % TILE_N, i // TILE_N * PITCH + i % TILE_N
-            if row < M and col < N:
-                for q in range(width):
-                    values[q] = load(sums, place + q)
-                    broken = broken or not abs(values[q]) <= LARGEST
-                if options & VECTORS:
-                    for q in range(width):
-                        values[q] = finish(values[q], bias, col + q, options)
-                    store_vector(c, base + row * N + col, values)
-                else:
-                    for q in range(min(width, N - col)):
-                        total = finish(load(sums, place + q), bias, col + q, options)
-                        store(c, base + row * N + col + q, total)
-        if REPAIRS and broken:
-            # Of an infinity and a rest of 0 came NaN: these sums are taken again, plainly.
-            for i in range(first, TILE_M * TILE_N, N_THREADS * width):
-                row, col, place = m + i // TILE_N, n + i % TILE_N, i // TILE_N * PITCH + i % TILE_N
-                for q in range(width if row < M else 0):
-                    if col + q < N and not abs(load(sums, place + q)) <= LARGEST:
-                        total = plain_sum(a, b, row, col + q, k, k_stop, a_m, a_k, b_n, b_k)
-                        total = finish(total, bias, col + q, options)
-                        store(c, base + row * N + col + q, total)
-
-    return collect, write
-
-
-@cuda.jit(device=True)
-def plain_sum(a, b, m, n, k, k_stop, a_m, a_k, b_n, b_k):
-    total = ZERO
-    for at in range(k, k_stop):
-        total += load(a, m * a_m + at * a_k) * load(b, n * b_n + at * b_k)
-    return total
 
 
 def n_blocks(shape, M, N):
