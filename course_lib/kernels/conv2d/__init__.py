@@ -7,34 +7,40 @@ float32, float16 or bfloat16 in and out, summed in float32.
 Forward and each of the gradients of x and weight do 2·N·K·P·Q·(C/groups)·R·S FLOPs, and must move
 x, weight and y once.
 
-============ =======================================================================================
-rung         what it does
-============ =======================================================================================
-`direct`     a thread for each result, every term read from memory; dweight: a warp for each weight
-`implicit_   a matrix product of pixels × (channels · taps) by weights: tiles of 64 × 64 results, its
-gemm`        factors gathered into shared memory by asynchronous copies while others are multiplied,
-             8 × 8 results a thread in registers; dweight: shared among blocks, then added up
-`tensor_     the same, with tiles of 64 × 64 or 128 × 128 multiplied on tensor cores, in TF32: one
-core`        product for 16-bit numbers and precision "tf32", three of split numbers for float32
-============ =======================================================================================
+================ ===================================================================================
+rung             what it does, and what of the three passes reads from global memory
+================ ===================================================================================
+`direct`         a thread for each result, every term read from memory; a warp for each of dweight
+`tiled`          a block keeps a tile of x with its halo, and weights, in shared memory: x is read
+                 once for every 8 filters, the weights once for every 128 pixels
+`im2col`         the matrix of all terms, C·R·S numbers for each pixel of y, is written to memory,
+                 a few images at a time, and multiplied: R·S times as many bytes as x, both ways
+`implicit_gemm`  the same product, the matrix never made: tiles of 64 × 64 results, whose factors
+                 are gathered into shared memory by asynchronous copies while others are
+                 multiplied, 8 × 8 results a thread in registers. Each factor of a tile is read once
+                 for 64 results. dweight: pixels shared among blocks, whose sums are added up
+`tensor_core`    the same, tiles of 64 × 64 or 128 × 128 multiplied on tensor cores, in TF32: one
+                 product for 16-bit numbers and precision "tf32", three of split numbers for float32
+`depthwise`      for groups == C only: a thread for each result, memory the limit
+================ ===================================================================================
+
+By default depthwise convolutions take `depthwise`, others `tensor_core`, or before compute
+capability 8.0 `implicit_gemm`; filters and images too large for these, `direct`. dbias is a sum for
+each channel, the same on every rung.
 
 `tensor_core` needs compute capability 8.0, and where float32 is split an infinite input gives NaN.
 Sums are taken in a fixed order: two runs agree bit for bit.
 """  # noqa: E501
 
 import functools
-import math
 
-from course_lib.kernels.conv2d import direct, gathering
-from course_lib.kernels.conv2d.problem import DTYPES, checked, empty, formatted, result
+from course_lib.kernels.conv2d import gathering, launching
+from course_lib.kernels.conv2d.problem import checked, empty, formatted, result
 from course_lib.runtime import arrays
-from course_lib.runtime.launch import launch
+from course_lib.runtime.launch import chip_of
 
-DEFAULT = "direct"
+DEFAULT = "auto"  # the rung that `default_variant` names
 MOST_THREADS = 256  # of a block, for any kernel
-
-#: Rung -> (forward, dx, dweight): launchers of one signature each.
-VARIANTS = {}
 
 
 def forward(
@@ -67,7 +73,7 @@ def forward(
         bias = arrays.contiguous(bias)
     y = result(out, problem.y_shape, x, problem)
     if arrays.size_of(y):
-        VARIANTS[variant][0](problem, x, weight, bias, y, precision)
+        _passes(variant, problem, x)[0](problem, x, weight, bias, y, precision)
     return y
 
 
@@ -96,7 +102,7 @@ def backward(
     problem, x, weight = checked(x, weight, stride, padding, dilation, groups, precision)
     arrays.require(dy, "dy", shape=problem.y_shape, dtypes=(arrays.dtype_name(x),))
     dy = formatted(dy, problem)
-    _, find_dx, find_dweight = VARIANTS[variant]
+    _, find_dx, find_dweight = _passes(variant, problem, x)
     dx = dweight = dbias = None
     if needs[0]:
         dx = empty(problem.x_shape, x, problem)
@@ -109,47 +115,28 @@ def backward(
     if needs[2] and with_bias:
         dbias = arrays.empty((problem.K,), like=x)
         if problem.K:
-            _launch_dbias(problem, dy, dbias)
+            launching.dbias(problem, dy, dbias)
     return dx, dweight, dbias
 
 
+def default_variant(problem, capability):
+    """The rung that DEFAULT takes, on a chip of this compute capability."""
+    if problem.groups == problem.C > 1:
+        return "depthwise"
+    if gathering.fault(problem):
+        return "direct"
+    return "tensor_core" if capability >= gathering.TENSOR_CORES_SINCE else "implicit_gemm"
+
+
+def _passes(variant, problem, x):
+    """The rung's launchers."""
+    return VARIANTS[default_variant(problem, chip_of(x)[0]) if variant == DEFAULT else variant]
+
+
 def _check_variant(variant):
-    if variant not in VARIANTS:
-        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(VARIANTS)}")
-
-
-def _launch_direct(problem, x, weight, bias, y, precision):
-    # A kernel takes an array in any case; where there is no bias it doesn't read it.
-    operands = x, weight, weight if bias is None else bias, y, bias is not None
-    n_blocks = math.ceil(arrays.size_of(y) / direct.BLOCK_SIZE)
-    launch(
-        direct.direct_kernel, n_blocks, direct.BLOCK_SIZE,
-        *operands, *problem.numbers, flat=True, overlap=True,
-    )  # fmt: skip
-
-
-def _launch_direct_dx(problem, dy, weight, dx, precision):
-    n_blocks = math.ceil(arrays.size_of(dx) / direct.BLOCK_SIZE)
-    launch(
-        direct.direct_dx_kernel, n_blocks, direct.BLOCK_SIZE,
-        dy, weight, dx, *problem.numbers, flat=True, overlap=True,
-    )  # fmt: skip
-
-
-def _launch_direct_dweight(problem, dy, x, dweight, precision):
-    n_blocks = math.ceil(arrays.size_of(dweight) * 32 / direct.BLOCK_SIZE)
-    launch(
-        direct.direct_dweight_kernel, n_blocks, direct.BLOCK_SIZE,
-        dy, x, dweight, *problem.numbers, flat=True, overlap=True,
-    )  # fmt: skip
-
-
-def _launch_dbias(problem, dy, dbias):
-    launch(
-        direct.direct_dbias_kernel, problem.K, direct.BIAS_BLOCK_SIZE,
-        dy, dbias, problem.N, problem.K, problem.P * problem.Q, problem.channels_last,
-        flat=True, overlap=True,
-    )  # fmt: skip
+    if variant != DEFAULT and variant not in VARIANTS:
+        known = ", ".join(VARIANTS)
+        raise ValueError(f"unknown variant {variant!r}; there are {known}, and {DEFAULT}")
 
 
 def _gathered(variant):
@@ -158,22 +145,20 @@ def _gathered(variant):
     return tuple(functools.partial(run, variant) for run in passes)
 
 
-VARIANTS["direct"] = _launch_direct, _launch_direct_dx, _launch_direct_dweight
-VARIANTS["implicit_gemm"] = _gathered("implicit_gemm")
-VARIANTS["tensor_core"] = _gathered("tensor_core")
+#: Rung -> (forward, dx, dweight): launchers of one signature each.
+VARIANTS = {
+    "direct": (launching.direct_forward, launching.direct_dx, launching.direct_dweight),
+    "tiled": (launching.tiled_forward, launching.tiled_dx, launching.tiled_dweight),
+    "im2col": (launching.im2col_forward, launching.im2col_dx, launching.im2col_dweight),
+    "implicit_gemm": _gathered("implicit_gemm"),
+    "tensor_core": _gathered("tensor_core"),
+    "depthwise": (
+        launching.depthwise_forward, launching.depthwise_dx, launching.depthwise_dweight
+    ),
+}  # fmt: skip
 
 
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
-    numbers = ["int32"] * 16 + ["boolean"]
-    for dtype in DTYPES:
-        array = (dtype, 1)
-        label = f"conv2d.{{}} direct {dtype}"
-        types = [array] * 4 + ["boolean", *numbers]
-        yield label.format("forward"), direct.direct_kernel, types
-        yield label.format("dx"), direct.direct_dx_kernel, [array] * 3 + numbers
-        yield label.format("dweight"), direct.direct_dweight_kernel, [array] * 3 + numbers
-        yield label.format("dbias"), direct.direct_dbias_kernel, [
-            array, array, "int64", "int64", "int64", "boolean",
-        ]  # fmt: skip
+    yield from launching.specialisations()
     yield from gathering.specialisations()

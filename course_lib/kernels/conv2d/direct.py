@@ -104,15 +104,22 @@ def direct_dweight_kernel(
 
 
 @cuda.jit
-def direct_dbias_kernel(dy, dbias, N, K, n_pixels, channels_last):
+def dbias_kernel(dy, partial, length, n_splits, N, K, n_pixels, channels_last):
+    # Block `k * n_splits + split` sums `length` pixels of channel k; partial is (splits, K).
     allow_next_kernel()
     wait_for_previous_kernel()
     scratch = cuda.shared.array(32, np.float32)
-    k = cuda.blockIdx.x
+    k, split = cuda.blockIdx.x // n_splits, cuda.blockIdx.x % n_splits
+    i, stop = split * length + cuda.threadIdx.x, min((split + 1) * length, N * n_pixels)
+    n, pixel = i // n_pixels, i % n_pixels
     total = ZERO
-    for n in range(N):
-        for pixel in range(cuda.threadIdx.x, n_pixels, BIAS_BLOCK_SIZE):
-            total += load(dy, index_of(n, k, 0, pixel, K, 1, n_pixels, channels_last))
+    while i < stop:
+        total += load(dy, index_of(n, k, 0, pixel, K, 1, n_pixels, channels_last))
+        i += BIAS_BLOCK_SIZE
+        pixel += BIAS_BLOCK_SIZE
+        while pixel >= n_pixels:
+            pixel -= n_pixels
+            n += 1
     total = block_sum(total, scratch)
     if cuda.threadIdx.x == 0:
-        store(dbias, k, total)
+        partial[split * K + k] = total

@@ -74,33 +74,42 @@ def check(variant, problem, array):
         )
 
 
-def launch_forward(variant, problem, x, weight, bias, y, precision):
-    """y = x * weight + bias."""
+def forward_arguments(problem):
+    """(sizes, down, right, weight steps, by column) that forward gives the kernel that gathers."""
     p = problem
-    check(variant, p, x)
     per_group, n_taps = p.C // p.groups, p.R * p.S
     down, right = (p.stride_h, -p.pad_h, p.dilation_h, 1), (p.stride_w, -p.pad_w, p.dilation_w, 1)
-    steps = (1, per_group) if p.channels_last else (n_taps, 1)
     sizes = p.K // p.groups, p.P, p.Q, per_group, p.H, p.W
-    steps = per_group * n_taps, *steps
+    steps = per_group * n_taps, *((1, per_group) if p.channels_last else (n_taps, 1))
+    return sizes, down, right, steps, False
+
+
+def dx_arguments(problem):
+    """The same for dx, which is gathered from dy."""
+    p = problem
+    per_group, n_taps = p.C // p.groups, p.R * p.S
+    down, right = (1, p.pad_h, -p.dilation_h, p.stride_h), (1, p.pad_w, -p.dilation_w, p.stride_w)
+    sizes = per_group, p.H, p.W, p.K // p.groups, p.P, p.Q
+    column_step, tap_step = (1, per_group) if p.channels_last else (n_taps, 1)
+    return sizes, down, right, (column_step, per_group * n_taps, tap_step), column_step == 1
+
+
+def launch_forward(variant, problem, x, weight, bias, y, precision):
+    """y = x * weight + bias."""
+    check(variant, problem, x)
     exact = is_exact(x, precision)
-    _launch(variant, p, (x, weight, bias, y), sizes, down, right, steps, False, exact)
+    _launch(variant, problem, forward_arguments(problem), (x, weight, bias, y), exact)
 
 
 def launch_dx(variant, problem, dy, weight, dx, precision):
     """dx, gathered from dy."""
-    p = problem
-    check(variant, p, dy)
-    per_group, n_taps = p.C // p.groups, p.R * p.S
-    down, right = (1, p.pad_h, -p.dilation_h, p.stride_h), (1, p.pad_w, -p.dilation_w, p.stride_w)
-    steps = (1, per_group) if p.channels_last else (n_taps, 1)
-    steps = steps[0], per_group * n_taps, steps[1]
-    sizes = per_group, p.H, p.W, p.K // p.groups, p.P, p.Q
-    by_column, exact = steps[0] == 1, is_exact(dy, precision)
-    _launch(variant, p, (dy, weight, None, dx), sizes, down, right, steps, by_column, exact)
+    check(variant, problem, dy)
+    exact = is_exact(dy, precision)
+    _launch(variant, problem, dx_arguments(problem), (dy, weight, None, dx), exact)
 
 
-def _launch(variant, problem, operands, sizes, down, right, steps, by_column, exact):
+def _launch(variant, problem, arguments, operands, exact):
+    sizes, down, right, steps, by_column = arguments
     source, weight, bias, result = operands
     n_columns, P, Q = sizes[:3]
     n_rows = problem.N * P * Q
