@@ -7,6 +7,7 @@ torchvision's does. `replace_squeeze_excitation` takes a network that is there a
 from course_lib.nn.activation import ReLU, Sigmoid, SiLU
 from course_lib.nn.batch_norm import BatchNorm2d
 from course_lib.nn.conv2d import Conv2d
+from course_lib.nn.dropout import Dropout
 from course_lib.nn.flatten import Flatten
 from course_lib.nn.linear import Linear
 from course_lib.nn.loss import CrossEntropyLoss
@@ -19,6 +20,7 @@ __all__ = [
     "BatchNorm2d",
     "Conv2d",
     "CrossEntropyLoss",
+    "Dropout",
     "Flatten",
     "Linear",
     "LogSoftmax",

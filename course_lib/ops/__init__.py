@@ -8,6 +8,7 @@ from course_lib.ops.activation import relu, sigmoid, swish
 from course_lib.ops.batch_norm import batch_norm
 from course_lib.ops.conv2d import conv2d
 from course_lib.ops.cross_entropy import cross_entropy
+from course_lib.ops.dropout import dropout
 from course_lib.ops.fused_softmax import bn_relu_softmax, softmax_dropout
 from course_lib.ops.linear import linear
 from course_lib.ops.max_pool2d import max_pool2d
@@ -19,6 +20,7 @@ __all__ = [
     "bn_relu_softmax",
     "conv2d",
     "cross_entropy",
+    "dropout",
     "linear",
     "log_softmax",
     "max_pool2d",

@@ -1,0 +1,124 @@
+"""Dropout: every element is 0 with probability p, or else times 1/(1 − p).
+
+x is of any shape, dense in memory; float32, float16 or bfloat16. With `s` bytes an element it must
+move 2·n·s bytes (read x, write y), and a random number of 16 bits is drawn for each element. The
+backward pass is the same on dy: no mask is stored, because the generator gives the numbers of any
+position again. Memory is the limit, where a call of the generator serves eight elements.
+
+============ =====================================================================================
+rung         a thread does
+============ =====================================================================================
+`naive`      an element, with a call of the generator for it alone
+`vectorised` eight elements: one call, 16 bytes at a time; where memory or `offset` do not lie on
+             a multiple of eight elements, `naive` does its work
+============ =====================================================================================
+
+Element i, in the order of memory, takes number offset + i of the generator: see
+`softmax_dropout.mask`. Source: N. Srivastava and others (2014).
+"""
+
+import numpy as np
+
+from course_lib import cuda
+from course_lib.kernels.softmax_dropout import _generator_arguments
+from course_lib.kernels.softmax_dropout.mask import dropped, keep_pair
+from course_lib.runtime import arrays
+from course_lib.runtime.intrinsics import (
+    VECTOR_BYTES,
+    allow_next_kernel,
+    load,
+    load_vector,
+    store,
+    store_vector,
+    vector_width,
+    wait_for_previous_kernel,
+)
+from course_lib.runtime.launch import launch
+from course_lib.runtime.philox import philox_four
+
+DTYPES = ("float32", "float16", "bfloat16")
+DEFAULT = "vectorised"
+BLOCK_SIZE = 256
+GROUP = 8  # elements that a call of the generator serves
+ZERO = np.float32(0)
+
+
+@cuda.jit
+def naive_kernel(x, y, scale, threshold, offset, key0, key1):
+    i = cuda.grid(1)
+    if i < x.shape[0]:
+        store(y, i, dropped(load(x, i), offset + i, scale, threshold, key0, key1))
+
+
+@cuda.jit
+def vectorised_kernel(x, y, scale, threshold, offset, key0, key1):
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    values = cuda.local.array(GROUP, np.float32)
+    first, n, width = cuda.grid(1) * GROUP, x.shape[0], vector_width(x)
+    if first + GROUP <= n:
+        load_vector(values, x, first)
+        if width < GROUP:
+            load_vector(values[4:], x, first + width)
+        n0, n1, n2, n3 = philox_four((offset + first) >> 3, key0, key1)
+        kept = keep_pair(n0, threshold) | keep_pair(n1, threshold) << 2
+        kept |= keep_pair(n2, threshold) << 4 | keep_pair(n3, threshold) << 6
+        for k in range(GROUP):
+            # Multiplied, not selected: a NaN stays NaN, as in PyTorch.
+            values[k] *= scale if kept >> k & 1 else ZERO
+        store_vector(y, first, values)
+        if width < GROUP:
+            store_vector(y, first + width, values[4:])
+    elif first < n:
+        for i in range(first, n):
+            store(y, i, dropped(load(x, i), offset + i, scale, threshold, key0, key1))
+
+
+VARIANTS = {"naive": naive_kernel, "vectorised": vectorised_kernel}
+
+
+def forward(x, p, seed, offset, *, variant=DEFAULT, out=None):
+    """y = dropout(x), of the shape, dtype, device and memory layout of `x`.
+
+    p             probability of dropping an element, in [0, 1]
+    seed, offset  Python ints that fix the mask: `seed` modulo 2⁶⁴; `offset` at least 0, and less
+                  than 2⁶³ together with the number of elements
+
+    `out`, if given, receives y. An `x` with gaps in memory is copied first. Raises ArrayError for a
+    wrong dtype, shape or device, TypeError or ValueError for a wrong p, seed or offset, ValueError
+    for an unknown variant.
+    """
+    arrays.require(x, "x", dtypes=DTYPES)
+    if variant not in VARIANTS:
+        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(VARIANTS)}")
+    x = arrays.dense(x)
+    numbers = _generator_arguments(p, seed, offset, arrays.size_of(x))
+    y = arrays.empty_like(x) if out is None else out
+    arrays.require(y, "out", shape=x.shape, dtypes=(arrays.dtype_name(x),), writable=True)
+    if not arrays.same_layout(y, x):
+        raise arrays.ArrayError(
+            f"out has strides {arrays.strides_of(y)}, but x has {arrays.strides_of(x)}"
+        )
+    if n := arrays.size_of(x):
+        together = arrays.address_of(x) | arrays.address_of(y)
+        whole = together % VECTOR_BYTES == 0 and numbers[2] % GROUP == 0
+        name = variant if whole else "naive"
+        n_threads = -(-n // GROUP) if name == "vectorised" else n
+        launch(
+            VARIANTS[name], -(-n_threads // BLOCK_SIZE), BLOCK_SIZE, x, y, *numbers,
+            flat=True, overlap=name == "vectorised",
+        )  # fmt: skip
+    return y
+
+
+def backward(dy, p, seed, offset, *, variant=DEFAULT, out=None):
+    """dx from `dy`, which must lie in memory as forward's x did; the rest as in `forward`."""
+    return forward(dy, p, seed, offset, variant=variant, out=out)
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
+    numbers = ["float32", "uint32", "int64", "uint32", "uint32"]
+    for variant, kernel in VARIANTS.items():
+        for dtype in DTYPES:
+            yield f"dropout {variant} {dtype}", kernel, [(dtype, 1), (dtype, 1), *numbers]

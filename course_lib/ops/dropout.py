@@ -1,0 +1,122 @@
+"""Dropout as an operator of PyTorch."""
+
+import torch
+
+from course_lib.kernels import dropout as kernels
+from course_lib.ops.registration import Operator, require_floating_point
+from course_lib.runtime.arrays import is_dense
+
+# What fixes the mask is drawn inside of the operator, when it runs, and goes to the backward pass
+# as a tensor on the CPU: as in `fused_softmax`.
+
+
+def _draw(x):
+    """(seed, offset) for a mask for `x`, from PyTorch's generator of its device, which moves on."""
+    if not x.is_cuda:
+        return int(torch.randint(-(2**63), 2**63 - 1, ())), 0
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "dropout can't be captured in a CUDA graph: each replay would drop the same elements. "
+            "Leave it out of the graph, or use torch.nn.functional.dropout"
+        )
+    generator = torch.cuda.default_generators[x.get_device()]
+    seed, offset = generator.initial_seed(), generator.get_offset()
+    generator.set_offset(offset + -(-x.numel() // 8) * 8)  # counts by eight, as the kernels do
+    return seed - (seed >> 63 << 64), offset  # a tensor holds signed numbers
+
+
+def _kernel(x, p):
+    require_floating_point("dropout", x.dtype)
+    seed, offset = _draw(x)
+    return kernels.forward(x, p, seed, offset), torch.tensor((seed, offset))
+
+
+def _backward_kernel(grad_output, drawn, p):
+    return kernels.backward(grad_output, p, *drawn.tolist())
+
+
+def _by_torch(x, p):
+    seed, offset = _draw(x)
+    return _backward_by_torch(x, drawn := torch.tensor((seed, offset)), p), drawn
+
+
+def _backward_by_torch(x, drawn, p):
+    generator = torch.Generator().manual_seed(int(drawn[0]))
+    y = _like(x)
+    kept = torch.empty(x.numel(), dtype=x.dtype).bernoulli_(1 - p, generator=generator)
+    kept = (kept / (1 - p) if p < 1 else kept).to(x.device)
+    # In the order of memory, as the kernels count.
+    torch.mul(x, kept.as_strided(y.shape, y.stride()), out=y)
+    return y
+
+
+def _like(x):
+    """What the result looks like: x, or contiguous where x has gaps."""
+    return torch.empty_like(x) if is_dense(x) else torch.empty(x.shape, dtype=x.dtype,
+                                                               device=x.device)  # fmt: skip
+
+
+def _save(ctx, inputs, outputs):
+    _, ctx.p = inputs
+    y, drawn = outputs
+    ctx.strides = y.stride()
+    ctx.mark_non_differentiable(drawn)
+    ctx.save_for_backward(drawn)
+
+
+def _gradient(ctx, grad_output, _):
+    (drawn,) = ctx.saved_tensors
+    if grad_output.stride() != ctx.strides:  # elements are counted in the order of memory
+        dy = grad_output.new_empty_strided(grad_output.shape, ctx.strides)
+        grad_output = dy.copy_(grad_output)
+    return _backward(grad_output, drawn, ctx.p), None
+
+
+def _refuse_vmap(info, in_dims, *inputs):
+    # One by one, which is what vmap would resort to, it would pass over vmap's own `randomness`.
+    raise RuntimeError(
+        "course_lib.dropout can't be mapped by torch.vmap: give it the whole batch, or use "
+        "torch.nn.functional.dropout"
+    )
+
+
+_backward = Operator(
+    "dropout_backward",
+    "(Tensor grad_output, Tensor drawn, float p) -> Tensor",
+    kernel=_backward_kernel,
+    on_cpu=_backward_by_torch,
+    fake=lambda grad_output, drawn, p: torch.empty_like(grad_output),
+    title="DropoutBackward",
+)
+_dropout = Operator(
+    "dropout",
+    "(Tensor x, float p) -> (Tensor, Tensor)",
+    kernel=_kernel,
+    on_cpu=_by_torch,
+    fake=lambda x, p: (_like(x), torch.empty(2, dtype=torch.int64, device="cpu")),
+    save=_save,
+    gradient=_gradient,
+    title="Dropout",
+    vmap=_refuse_vmap,
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+
+
+def dropout(input, p=0.5, training=True, inplace=False):
+    """Dropout, as `torch.nn.functional.dropout`: 0 with probability `p`, or else times 1/(1 − p).
+
+    input  float32, float16 or bfloat16, any shape and memory format
+
+    The mask is fixed by the state of PyTorch's generator of input's device, so `torch.manual_seed`
+    and `torch.utils.checkpoint` hold it fast; it is another one than PyTorch would draw, and `p` is
+    rounded to a multiple of 2⁻¹⁶. No mask is stored. Raises ValueError for a `p` out of range, and
+    RuntimeError for second gradients and while a CUDA graph is being captured, whose replays would
+    all drop the same.
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    if not training or p == 0:
+        return input
+    if inplace:
+        return input.copy_(_dropout(input.clone(), float(p))[0])
+    return _dropout(input, float(p))[0]

@@ -1,0 +1,139 @@
+"""Dropout: kernels against the float64 mask; operator and module against PyTorch's contract."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tensors import PLACE, randn
+
+from course_lib import SIMULATED, nn, ops, reference, simulator
+from course_lib.kernels import dropout
+from course_lib.runtime.arrays import ArrayError
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+every_variant = pytest.mark.parametrize("variant", dropout.VARIANTS)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def expected(x, p, seed, offset):
+    """float64, of the elements in the order of memory."""
+    kept = reference.dropout_mask((x.numel(),), p, seed, offset)
+    return x.double().cpu().numpy().ravel() * kept * (1 / (1 - p) if p < 1 else 0)
+
+
+@every_variant
+@every_dtype
+@pytest.mark.parametrize("n, offset", [(1, 0), (7, 8), (9, 0), (300, 8), (40, 13)])
+def test_against_the_reference(variant, dtype, n, offset):
+    x = randn(n).to(dtype)
+    for p in (0.0, 0.3, 1.0):
+        y = dropout.forward(x, p, 1234567, offset, variant=variant)
+        truth = expected(x, p, 1234567, offset)
+        assert (np.abs(y.double().cpu().numpy() - truth) <= torch.finfo(dtype).eps * 4).all()
+        assert torch.equal(y == 0, torch.from_numpy(truth == 0).to(y.device))
+
+
+@every_variant
+def test_memory_that_starts_anywhere(variant):
+    for start in (1, 4):
+        x = randn(100)[start:]
+        filled = torch.full((110,), 7.0, device=PLACE)
+        out = filled[start : start + len(x)]
+        assert dropout.forward(x, 0.5, 3, 0, variant=variant, out=out) is out
+        assert np.allclose(out.cpu().numpy(), expected(x, 0.5, 3, 0))
+        assert filled[:start].eq(7).all() and filled[start + len(x) :].eq(7).all()
+
+
+@every_variant
+def test_special_values_empty_and_gaps(variant):
+    x = torch.full((64,), math.nan, device=PLACE)
+    assert dropout.forward(x, 0.5, 1, 0, variant=variant).isnan().all()
+    assert dropout.forward(x[:0], 0.5, 1, 0, variant=variant).shape == (0,)
+    wide = randn(6, 8)
+    found = dropout.forward(wide[:, ::2], 0.5, 1, 0, variant=variant)
+    assert torch.equal(found, dropout.forward(wide[:, ::2].contiguous(), 0.5, 1, 0))
+
+
+def test_errors_name_what_was_expected():
+    x = randn(8)
+    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
+        dropout.forward(x.double(), 0.5, 1, 0)
+    with pytest.raises(ValueError, match="unknown variant 'tree'; there are naive, vectorised"):
+        dropout.forward(x, 0.5, 1, 0, variant="tree")
+    with pytest.raises(ValueError, match="p must be a probability between 0 and 1, not 2"):
+        dropout.forward(x, 2, 1, 0)
+    with pytest.raises(ArrayError, match=r"out must have shape \(8,\), not \(4,\)"):
+        dropout.forward(x, 0.5, 1, 0, out=randn(4))
+    with pytest.raises(ValueError, match="dropout probability has to be between 0 and 1, but got"):
+        ops.dropout(x, 1.5)
+
+
+@pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
+@every_variant
+def test_the_sanitizer_finds_nothing(variant):
+    with simulator.sanitize() as report:
+        dropout.forward(randn(300), 0.5, 1, 0, variant=variant)
+    assert not report.findings, report
+
+
+def test_the_gradient_has_the_mask_of_its_forward_pass():
+    for x in (randn(2, 3, 4, 5), randn(2, 8, 4, 4).to(memory_format=torch.channels_last),
+              randn(6, 8).t(), randn(6, 8)[:, ::2]):  # fmt: skip
+        x = x.detach().requires_grad_()
+        y = ops.dropout(x, 0.4)
+        (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        torch.testing.assert_close(dx * x, y)
+        (dx,) = torch.autograd.grad(ops.dropout(x, 0.4).sum(), x)  # an expanded gradient
+        assert torch.allclose(dx[dx != 0], torch.full((), 1 / 0.6, device=PLACE))
+
+
+def test_masks_differ_and_repeat_with_the_generator():
+    x = torch.ones(4000, device=PLACE)
+    torch.manual_seed(5)
+    first, second = ops.dropout(x, 0.25), ops.dropout(x, 0.25)
+    torch.manual_seed(5)
+    assert torch.equal(first, ops.dropout(x, 0.25)) and not torch.equal(first, second)
+    assert abs((first == 0).float().mean().item() - 0.25) < 0.03
+    assert torch.allclose(first[first != 0], torch.full((), 1 / 0.75, device=PLACE))
+
+
+@pytest.mark.parametrize("p", [0.25, 1.0])
+def test_opcheck(p):
+    x = randn(5, 9).requires_grad_()
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.course_lib.dropout.default, (x, p), test_utils=checks)
+
+
+def test_compiles_without_a_graph_break():
+    compiled = torch.compile(lambda x: ops.dropout(x * 2, 0.5), fullgraph=True, backend="aot_eager")
+    x = torch.ones(500, device=PLACE, requires_grad=True)
+    y = compiled(x)
+    assert not torch.equal(y, compiled(x))
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], y.detach())
+
+
+def test_the_module_is_drop_in():
+    for options in ({}, dict(p=0.2), dict(p=0.2, inplace=True)):
+        assert repr(nn.Dropout(**options)) == repr(torch.nn.Dropout(**options))
+    x = randn(50)
+    assert nn.Dropout(0.5).eval()(x) is x and nn.Dropout(0.0)(x) is x
+    y = nn.Dropout(1.0)(x)
+    assert not y.any()
+    inplace = x.clone()
+    assert nn.Dropout(0.5, inplace=True)(inplace) is inplace and not torch.equal(inplace, x)
+
+
+def test_vmap_is_refused():
+    with pytest.raises(RuntimeError, match="can't be mapped by torch.vmap"):
+        torch.vmap(lambda x: ops.dropout(x, 0.5))(randn(3, 4))
+
+
+@pytest.mark.gpu
+def test_capturing_is_refused():
+    x = torch.ones(8, device="cuda")
+    with (
+        pytest.raises(RuntimeError, match="dropout can't be captured in a CUDA graph"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        ops.dropout(x)
