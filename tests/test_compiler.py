@@ -16,6 +16,7 @@ from course_lib.kernels import (
     conv2d,
     cross_entropy,
     global_avg_pool,
+    linear,
     max_pool2d,
     optimizers,
     softmax,
@@ -72,7 +73,7 @@ for number, (kernel, found) in enumerate(of_kernel.values()):
 MODULES = (
     activation, global_avg_pool, softmax, cross_entropy, softmax_dropout, bn_relu_softmax,
     squeeze_excite, conv2d, max_pool2d,
-    batch_norm, optimizers,
+    batch_norm, optimizers, linear,
 )  # fmt: skip
 #: Left out to save a minute, and run on a GPU: they are made of what those of other dtypes are.
 LEFT_OUT = "float16 with float32 weights|squeeze_excite.* float16"
@@ -81,8 +82,12 @@ LEFT_OUT = "float16 with float32 weights|squeeze_excite.* float16"
 _LAYERS, _BY_ELEMENT = "^(max_pool2d|batch_norm|optimizers)", "(naive|rows|one_pass|welford|block)"
 LEFT_OUT += f"|{_LAYERS}.* float16|{_LAYERS}.* {_BY_ELEMENT} bfloat16"
 LEFT_OUT += f"|, 3×3 |{_LAYERS}(?!.* {_BY_ELEMENT} ).* float32"
-#: Made for the last of the chips alone: the launcher refuses the others.
-LAST_ALONE = "squeeze_excite.* fused"
+# Of the tiles of matrix products, each way of multiplying and each layout once.
+_TILES = "split 128x128 by_k-by_row|tf32 128x128 by_row|narrow 64x64 by_k-by_k bfloat16$"
+LEFT_OUT += f"|linear tensor_core (?!{_TILES})|linear vectorised (?!by_k-by_row float32)"
+LEFT_OUT += "|linear .* float16|linear (tiled|register_tiled|finish) bfloat16"
+#: Made for the last of the chips alone: the launcher refuses the others, or the first of them.
+LAST_ALONE = "squeeze_excite.* fused|linear tensor_core"
 PARTS = 4  # tests that share the kernels
 # A multiprocessor's registers lie in four partitions, among which a block's warps are dealt out.
 PARTITIONS, PARTITION_REGISTERS = 4, 1 << 14
@@ -116,7 +121,7 @@ def most_threads(label, chip):
         return squeeze_excite.fused_plan.LARGE_BLOCK
     if label.startswith("conv2d."):
         return conv2d.MOST_THREADS
-    for module in (max_pool2d, batch_norm, optimizers):
+    for module in (max_pool2d, batch_norm, optimizers, linear):
         if label.startswith(f"{module.__name__.rpartition('.')[2]} "):
             return module.MOST_THREADS
     if label.endswith(", team"):

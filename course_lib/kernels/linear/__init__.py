@@ -19,6 +19,7 @@ from course_lib.runtime import arrays
 
 DTYPES, VARIANTS, DEFAULT = gemm.DTYPES, gemm.VARIANTS, gemm.DEFAULT
 ACTIVATIONS = ("none", "relu")
+MOST_THREADS = 256  # of a block, for any kernel
 
 
 def forward(
