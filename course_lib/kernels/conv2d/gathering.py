@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from course_lib.kernels.conv2d import channels_last
 from course_lib.kernels.conv2d.implicit_dweight import (
     TOTAL_LANES,
     TOTAL_THREADS,
@@ -14,6 +15,7 @@ from course_lib.kernels.conv2d.implicit_gemm import gather_kernel
 from course_lib.kernels.conv2d.problem import DTYPES
 from course_lib.kernels.conv2d.product import SCALAR, TERMS, tensor_engine
 from course_lib.runtime import arrays
+from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.launch import chip_of, launch
 
 MOST_TAPS = 121  # of a filter: a block keeps where each of them meets each of its pixels
@@ -74,6 +76,25 @@ def check(variant, problem, array):
         )
 
 
+#: (rows of the tile, whether for dx) -> (kernel, inner loop, numbers of dynamic shared memory).
+CHANNELS_LAST = {
+    (engine.rows, for_dx): channels_last.kernel_of(engine.rows, engine.columns, for_dx)
+    for engine in (SMALL, LARGE)
+    for for_dx in (False, True)
+}
+
+
+def takes_channels(problem, sizes, for_dx, operands):
+    """Whether 16-bit channels lie side by side so that they can be copied by 16 bytes."""
+    n_columns, *_, n_channels, _, _ = sizes
+    whole = n_channels % channels_last.WIDTH == 0
+    if for_dx:
+        whole = whole and n_columns % channels_last.WIDTH == 0
+    if not (whole and problem.channels_last and operands[0].dtype.itemsize == 2):
+        return False
+    return not any(arrays.address_of(array) % VECTOR_BYTES for array in operands[:2])
+
+
 def forward_arguments(problem):
     """(sizes, down, right, weight steps, by column) that forward gives the kernel that gathers."""
     p = problem
@@ -98,17 +119,18 @@ def launch_forward(variant, problem, x, weight, bias, y, precision):
     """y = x * weight + bias."""
     check(variant, problem, x)
     exact = is_exact(x, precision)
-    _launch(variant, problem, forward_arguments(problem), (x, weight, bias, y), exact)
+    operands = x, weight, bias, y
+    _launch(variant, problem, forward_arguments(problem), operands, exact, False)
 
 
 def launch_dx(variant, problem, dy, weight, dx, precision):
     """dx, gathered from dy."""
     check(variant, problem, dy)
     exact = is_exact(dy, precision)
-    _launch(variant, problem, dx_arguments(problem), (dy, weight, None, dx), exact)
+    _launch(variant, problem, dx_arguments(problem), (dy, weight, None, dx), exact, True)
 
 
-def _launch(variant, problem, arguments, operands, exact):
+def _launch(variant, problem, arguments, operands, exact, for_dx):
     sizes, down, right, steps, by_column = arguments
     source, weight, bias, result = operands
     n_columns, P, Q = sizes[:3]
@@ -116,9 +138,16 @@ def _launch(variant, problem, arguments, operands, exact):
     engine = engine_for(variant, n_rows, n_columns, problem.groups)
     n_blocks = math.ceil(n_rows / engine.rows) * math.ceil(n_columns / engine.columns)
     numbers = problem.N, problem.groups, *sizes, problem.R, problem.S, *down, *right, *steps
+    arguments = source, weight, weight if bias is None else bias, result, bias is not None
+    if variant == "tensor_core" and takes_channels(problem, sizes, for_dx, operands):
+        kernel, _, shared_size = CHANNELS_LAST[engine.rows, for_dx]
+        launch(
+            kernel, n_blocks * problem.groups, engine.n_threads, *arguments,
+            *map(np.int32, numbers), shared_bytes=shared_size * 2, flat=True, overlap=True,
+        )  # fmt: skip
+        return
     launch(
-        KERNELS[engine][0], n_blocks * problem.groups, engine.n_threads,
-        source, weight, weight if bias is None else bias, result, bias is not None, exact,
+        KERNELS[engine][0], n_blocks * problem.groups, engine.n_threads, *arguments, exact,
         *map(np.int32, numbers), by_column, problem.channels_last,
         shared_bytes=(problem.R * problem.S + 1) * engine.rows * 4, flat=True, overlap=True,
     )  # fmt: skip
@@ -173,3 +202,8 @@ def specialisations():
             types = [array, array, sums, "boolean", "int64", "int64", *["int32"] * 16, "boolean"]
             yield f"conv2d.dweight {engine.name} {dtype}", of_dweight, types
         yield f"conv2d.total {dtype}", total_kernel, [sums, array, "int64"]
+        for (rows, for_dx), (kernel, *_) in CHANNELS_LAST.items():
+            if dtype != "float32":
+                types = [array] * 4 + ["boolean", *["int32"] * 21]
+                direction = "dx" if for_dx else "forward"
+                yield f"conv2d.{direction} channels-last {rows} {dtype}", kernel, types

@@ -44,7 +44,8 @@ def dweight_parts(engine):
             h, w = np.int32(r * dilation[0]), np.int32(s * dilation[1])
             place = np.int32(channel * steps[0] + (h * W + w) * steps[1])
             mine = start + row
-        line_h[m], line_w[m], line_place[m], row_starts[m] = h, w, place, mine
+        if cuda.threadIdx.x < rows:
+            line_h[m], line_w[m], line_place[m], row_starts[m] = h, w, place, mine
 
     @cuda.jit(device=True)
     def find_pixels(pixels, tile, first, stop, y_size, x_size, stride, pad, steps):

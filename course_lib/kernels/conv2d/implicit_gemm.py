@@ -116,7 +116,8 @@ def gather_parts(engine):
             start = image * n_channels * PQ + (row - image * PQ)
             if channels_last:
                 start = row * n_channels
-        row_starts[cuda.threadIdx.x % rows] = start
+        if cuda.threadIdx.x < rows:
+            row_starts[cuda.threadIdx.x] = start
 
     return find_places, find_terms, fetch_pixels, find_row
 
