@@ -62,25 +62,14 @@ def main(arguments=None):
 
     command = commands.add_parser("train", help="train a network, with checkpoints")
     command.set_defaults(command=train)
-    command.add_argument("task", choices=("leaves",), help="what to train on")
-    command.add_argument("--model", help="efficientnet_b4 (default on a GPU), small_se_net, …")
-    command.add_argument("--data", type=Path, help="folder or zip of images (default: drawn ones)")
-    command.add_argument("--output", type=Path, help="folder for checkpoint, history and curves")
-    command.add_argument("--resume", action="store_true", help="go on with the run in --output")
-    command.add_argument("--evaluate", type=Path, metavar="CHECKPOINT", help="only evaluate this")
-    command.add_argument("--epochs", type=int, help="how often each image is seen")
-    command.add_argument("--batch-size", type=int, help="images in a step")
-    command.add_argument("--image-size", type=int, help="height and width of the images")
-    command.add_argument("--lr", type=float, dest="learning_rate", help="highest learning rate")
-    command.add_argument("--seed", type=int, default=0, help="of all random numbers (default: 0)")
-    command.add_argument("--validation-fraction", type=float, default=0.2, help="(default: 0.2)")
-    command.add_argument("--precision", choices=("float32", "bfloat16"), help="(default: float32)")
-    command.add_argument("--checkpoint-steps", type=int, help="steps between (default: an epoch)")
-    command.add_argument("--device", help="such as cuda:1 or cpu (default: a GPU, if there is one)")
-    command.add_argument(
-        "--no-cuda-kernels", action="store_false", dest="use_cuda_kernels",
-        help="PyTorch's operators instead of ours",
-    )  # fmt: skip
+    tasks = command.add_subparsers(dest="task", required=True, metavar="task")
+    _training_options(tasks.add_parser("fashion-mnist", help="clothes, with our layers alone"),
+                      "folder of its four files (default: downloaded)")  # fmt: skip
+    leaves = tasks.add_parser("leaves", help="sick and healthy leaves")
+    _training_options(leaves, "folder or zip of images (default: drawn ones)")
+    leaves.add_argument("--model", help="efficientnet_b4 (default on a GPU), small_se_net, …")
+    leaves.add_argument("--image-size", type=int, help="height and width of the images")
+    leaves.add_argument("--validation-fraction", type=float, default=0.2, help="(default: 0.2)")
 
     command = commands.add_parser("readme", help="write the README's measured results again")
     command.set_defaults(command=readme)
@@ -94,6 +83,25 @@ def main(arguments=None):
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
         return INTERRUPTED
+
+
+def _training_options(task, data):
+    """The options that all tasks of `train` have; `data` says what --data is."""
+    task.add_argument("--data", type=Path, help=data)
+    task.add_argument("--output", type=Path, help="folder for checkpoint, history and curves")
+    task.add_argument("--resume", action="store_true", help="go on with the run in --output")
+    task.add_argument("--evaluate", type=Path, metavar="CHECKPOINT", help="only evaluate this")
+    task.add_argument("--epochs", type=int, help="how often each image is seen")
+    task.add_argument("--batch-size", type=int, help="images in a step")
+    task.add_argument("--lr", type=float, dest="learning_rate", help="highest learning rate")
+    task.add_argument("--seed", type=int, default=0, help="of all random numbers (default: 0)")
+    task.add_argument("--precision", choices=("float32", "bfloat16"), help="(default: float32)")
+    task.add_argument("--checkpoint-steps", type=int, help="steps between (default: an epoch)")
+    task.add_argument("--device", help="such as cuda:1 or cpu (default: a GPU, if there is one)")
+    task.add_argument(
+        "--no-cuda-kernels", action="store_false", dest="use_cuda_kernels",
+        help="PyTorch's operators instead of ours",
+    )  # fmt: skip
 
 
 def shape(text):
@@ -221,6 +229,7 @@ def train(options):
 
     if options.output is None:
         options.output = ROOT / "data" / "runs" / options.task
+    options.downloads = ROOT / "data"
     return command.run(options, tqdm)
 
 

@@ -1,9 +1,12 @@
 """Data sets, as tensors that a network can train on.
 
-`leaves` reads a leaf-disease set from a folder or a zip, or draws a small one of its own.
+`leaves` reads a leaf-disease set from a folder or a zip, `fashion_mnist` Fashion-MNIST; or either
+draws a small set of its own.
 """
 
+from .fashion_mnist import CLASSES as FASHION_CLASSES
+from .fashion_mnist import fashion_mnist
 from .layouts import DataError
 from .leaves import LeafImages, leaves
 
-__all__ = ["DataError", "LeafImages", "leaves"]
+__all__ = ["FASHION_CLASSES", "DataError", "LeafImages", "fashion_mnist", "leaves"]

@@ -1,9 +1,11 @@
-"""Whole networks whose squeeze and excitation runs our kernels; elsewhere, PyTorch's operators.
+"""Whole networks that run our kernels; where there is no GPU, PyTorch's operators.
 
-``create_model("efficientnet_b4", num_classes=5)`` is torchvision's network, with our kernels in it.
+``create_model("efficientnet_b4", num_classes=5)`` is torchvision's network, with our squeeze and
+excitation in it; `FashionMNISTCNN` has no layer but ours.
 """
 
 from course_lib.models.creating import create_model
+from course_lib.models.fashion_mnist import FashionMNISTCNN
 from course_lib.models.small import SmallSENet
 
-__all__ = ["SmallSENet", "create_model"]
+__all__ = ["FashionMNISTCNN", "SmallSENet", "create_model"]

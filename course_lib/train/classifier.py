@@ -15,6 +15,9 @@ class Classifier:
 
     images, labels  what to train on: uint8 (N, C, H, W) or (N, H, W), and int64 (N,)
     validation      (images, labels) to validate with after each epoch
+    optimizer       optimizer(parameter groups, learning_rate) makes one; None: AdamW, with biases
+                    and scales left alone by the weight decay
+    loss            of logits and labels, such as `ops.cross_entropy`
     augment         changes one image at random, from torch's own generator, or None
     warm_up         share of the steps in which the learning rate rises; then it falls to 0 along a
                     cosine
@@ -22,25 +25,25 @@ class Classifier:
 
     def __init__(
         self, model, images, labels, validation, *, epochs, batch_size, learning_rate, seed,
-        weight_decay=0.05, label_smoothing=0.1, warm_up=0.1, precision="float32", augment=None,
+        optimizer=None, weight_decay=0.05, loss=cross_entropy, label_smoothing=0.1, warm_up=0.1,
+        precision="float32", augment=None,
     ):  # fmt: skip
         self.model, self.device = model, next(model.parameters()).device
         self.images, self.labels = images.to(self.device), labels.to(self.device)
         self.validation = tuple(part.to(self.device) for part in validation)
         self.epochs, self.seed, self.augment = epochs, seed, augment
         self.learning_rate, self.warm_up = learning_rate, warm_up
-        self.label_smoothing, self.precision = label_smoothing, precision
+        self.loss, self.label_smoothing, self.precision = loss, label_smoothing, precision
         self.batch_size = min(batch_size, len(images))
         # What does not fill a batch waits for the next epoch, which takes another order.
         self.steps_per_epoch = len(images) // self.batch_size
         parameters = list(model.parameters())
-        self.optimizer = torch.optim.AdamW(
-            [  # biases and scales are not pulled towards 0
-                {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
-                {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-            ],
-            lr=learning_rate, fused=True,
-        )  # fmt: skip
+        groups = [  # biases and scales are not pulled towards 0
+            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
+            {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        make = optimizer or (lambda groups, lr: torch.optim.AdamW(groups, lr=lr, fused=True))
+        self.optimizer = make(groups, learning_rate)
         # Sums of the losses and of right answers in this epoch. They stay on the device: to read
         # them at every step would make the host wait for it.
         self.totals = torch.zeros(2, dtype=torch.float64, device=self.device)
@@ -59,7 +62,7 @@ class Classifier:
         torch.manual_seed(seed_of(self.seed, "step", step))  # dropout's, stochastic depth's
         with autocast(self.device, self.precision):
             logits = self.model(scale(images))
-        loss = cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing)
+        loss = self.loss(logits.float(), labels, label_smoothing=self.label_smoothing)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
@@ -143,3 +146,16 @@ def evaluate_accuracy(model, images, labels, *, precision="float32", batch_size=
         raise ValueError(f"one label for each image, please: {len(images)} and {len(labels)} came")
     found = predict(model, images, precision=precision, batch_size=batch_size).argmax(1)
     return (found == labels.to(found.device)).sum().item() / len(labels)
+
+
+def accuracy_by_class(model, part, *, precision="float32"):
+    """{class name: share of its images in `part` that the network knows rightly}.
+
+    part  has `images`, `labels` and `classes`, as `data.LeafImages`
+    """
+    found = predict(model, part.images, precision=precision).argmax(1).cpu()
+    right = found == part.labels
+    return {
+        name: right[part.labels == label].double().mean().item()
+        for label, name in enumerate(part.classes)
+    }

@@ -1,46 +1,56 @@
-"""`python -m course_lib train leaves`: train on leaves, go on after a stop, or evaluate."""
+"""`python -m course_lib train TASK`: train, go on after a stop, or evaluate."""
 
 import sys
+from collections import namedtuple
 
 from course_lib import data, device
 
-from . import leaves, loop
+from . import fashion_mnist, leaves, loop
 from .checkpoint import CheckpointError
-from .classifier import evaluate_accuracy
+from .classifier import accuracy_by_class, evaluate_accuracy
 
 WRONG_USAGE, FAILED, INTERRUPTED = 2, 1, 130  # exit statuses, as a shell knows them
-SETTINGS = (
-    "model", "image_size", "epochs", "batch_size", "learning_rate", "precision", "checkpoint_steps",
-)  # fmt: skip
+Part = namedtuple("Part", "images labels classes")
+#: Settings of each task that are its own default where the command line does not name them.
+SETTINGS = {
+    "leaves": (
+        "model", "image_size", "epochs", "batch_size", "learning_rate", "precision",
+        "checkpoint_steps", "validation_fraction",
+    ),
+    "fashion-mnist": ("epochs", "batch_size", "learning_rate", "precision", "checkpoint_steps"),
+}  # fmt: skip
 
 
 def run(options, progress):
-    """Do what the command line's `options` ask for; the exit status. `progress` is tqdm."""
+    """Do what the command line's `options` ask for; the exit status. `progress` is tqdm.
+
+    `options.downloads` is the folder for sets that are downloaded.
+    """
     try:
         if device.count() == 0 or options.device == "cpu":
             print("No GPU is used: PyTorch's operators run on the CPU.", file=sys.stderr)
         if options.evaluate:
-            return _evaluate(options, progress)
+            return EVALUATE[options.task](options, progress)
         return _train(options, progress)
     except (data.DataError, CheckpointError, ValueError) as error:
-        print(f"python -m course_lib train leaves: {error}", file=sys.stderr)
+        print(f"python -m course_lib train {options.task}: {error}", file=sys.stderr)
         return WRONG_USAGE
     except loop.TrainingError as error:
-        print(f"python -m course_lib train leaves: {error}", file=sys.stderr)
+        print(f"python -m course_lib train {options.task}: {error}", file=sys.stderr)
         return FAILED
 
 
 def _train(options, progress):
     output = options.output
-    given = {key: value for key in SETTINGS if (value := getattr(options, key)) is not None}
+    names = SETTINGS[options.task]
+    given = {key: value for key in names if (value := getattr(options, key)) is not None}
     if options.resume and output.is_dir() and not (output / loop.CHECKPOINT).exists():
         print(f"{output} has no checkpoint yet: the run starts from its beginning.")
     on_terminal = sys.stderr.isatty()
     try:
-        _, history = leaves.train_leaves(
-            root=options.data, output=output, resume=options.resume, seed=options.seed,
-            validation_fraction=options.validation_fraction, device_name=options.device,
-            use_cuda_kernels=options.use_cuda_kernels, **given,
+        _, history = TRAIN[options.task](
+            options, output=output, resume=options.resume, seed=options.seed,
+            device_name=options.device, use_cuda_kernels=options.use_cuda_kernels, **given,
             progress=progress if on_terminal else None,
             report=None if on_terminal else lambda entry: print(loop.sentence(entry), flush=True),
         )  # fmt: skip
@@ -56,15 +66,50 @@ def _train(options, progress):
     return 0
 
 
-def _evaluate(options, progress):
+def _train_leaves(options, **settings):
+    return leaves.train_leaves(root=options.data, **settings)
+
+
+def _train_fashion_mnist(options, output, resume, **settings):
+    loop.require_room(output, resume)  # before anything is downloaded
+    parts = _fashion_mnist(options, True), _fashion_mnist(options, False)
+    return fashion_mnist.train_fashion_mnist(
+        *parts[0], *parts[1], output=output, resume=resume, **settings
+    )
+
+
+def _fashion_mnist(options, train):
+    """A part of the set in --data; without that, of the one that is downloaded."""
+    root = options.data or options.downloads / "fashion-mnist"
+    return data.fashion_mnist(root, train=train, download=options.data is None)
+
+
+def _evaluate_leaves(options, progress):
     model, part, settings = leaves.load_leaves(
         options.evaluate, options.data, device_name=options.device,
         progress=progress if sys.stderr.isatty() else None,
     )  # fmt: skip
-    shares = leaves.accuracy_by_class(model, part, precision=settings["precision"])
+    return _tell(model, part, settings, "validation")
+
+
+def _evaluate_fashion_mnist(options, progress):
+    model, settings = fashion_mnist.load_fashion_mnist(
+        options.evaluate, device_name=options.device
+    )
+    part = Part(*_fashion_mnist(options, False), data.FASHION_CLASSES)
+    return _tell(model, part, settings, "test")
+
+
+def _tell(model, part, settings, name_of_part):
+    precision = settings["precision"]
+    shares = accuracy_by_class(model, part, precision=precision)
     width = max(map(len, shares))
     for name, share in shares.items():
         print(f"{name:{width}}  {share:7.1%}")
-    right = evaluate_accuracy(model, part.images, part.labels, precision=settings["precision"])
-    print(f"{right:.1%} of {len(part)} validation images.")
+    right = evaluate_accuracy(model, part.images, part.labels, precision=precision)
+    print(f"{right:.1%} of {len(part.labels)} {name_of_part} images.")
     return 0
+
+
+TRAIN = {"leaves": _train_leaves, "fashion-mnist": _train_fashion_mnist}
+EVALUATE = {"leaves": _evaluate_leaves, "fashion-mnist": _evaluate_fashion_mnist}

@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 from course_lib import data, device, models
 
 from . import checkpoint, loop
-from .classifier import PRECISIONS, Classifier, predict
+from .classifier import PRECISIONS, Classifier
 from .randomness import repeatable, seed_of
 
 #: What each network is trained with where nothing else is asked for.
@@ -129,16 +129,6 @@ def load_leaves(path, root=None, *, device_name=None, progress=None):
         model = create(settings, place)
     model.load_state_dict(kept["state"]["model"])
     return model.eval(), validation, settings
-
-
-def accuracy_by_class(model, part, *, precision="float32"):
-    """{class name: share of its images that the network knows rightly}."""
-    found = predict(model, part.images, precision=precision).argmax(1).cpu()
-    right = found == part.labels
-    return {
-        name: right[part.labels == label].double().mean().item()
-        for label, name in enumerate(part.classes)
-    }
 
 
 def choose_device(name, precision):

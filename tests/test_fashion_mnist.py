@@ -1,0 +1,266 @@
+"""Fashion-MNIST: the set, the network, and training on it."""
+
+import functools
+import gzip
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from course_lib import SIMULATED, cli, data, models, nn, ops, optim, train
+from course_lib.kernels import conv2d, linear
+from course_lib.train import fashion_mnist as training
+
+REAL = os.environ.get("COURSE_DATA")
+needs_real = pytest.mark.skipif(
+    REAL is None or not Path(REAL, "fashion-mnist").is_dir(),
+    reason="COURSE_DATA names no folder with fashion-mnist",
+)
+
+
+def idx(array):
+    """The bytes of an IDX file."""
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def write(folder, packed=True):
+    """The drawn set as the four files that the real one has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for train_part, name in ((True, "train"), (False, "t10k")):
+        images, labels = data.fashion_mnist(train=train_part)
+        for array, kind in ((images, "images-idx3"), (labels.to(torch.uint8), "labels-idx1")):
+            content = idx(array.numpy())
+            path = folder / f"{name}-{kind}-ubyte{'.gz' if packed else ''}"
+            path.write_bytes(gzip.compress(content, 1) if packed else content)
+    return folder
+
+
+# ------------------------------------------------------------------------------- the set
+
+
+def test_the_drawn_set_is_the_same_everywhere():
+    images, labels = data.fashion_mnist()
+    assert images.shape == (1000, 28, 28) and images.dtype == torch.uint8
+    assert labels.dtype == torch.int64 and labels.bincount().tolist() == [100] * 10
+    assert training.digest(images, labels)[:16] == "49ecf4a8cee199d1"
+    test_images, test_labels = data.fashion_mnist(train=False)
+    assert len(test_images) == len(test_labels) == 200
+    images.zero_()  # nobody else's
+    assert data.fashion_mnist()[0].any()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("below", ["", "raw", "FashionMNIST/raw"])
+def test_the_files_are_read_wherever_they_lie(tmp_path, below, packed):
+    write(tmp_path / below, packed)
+    for part in (True, False):
+        found, drawn = data.fashion_mnist(tmp_path, train=part), data.fashion_mnist(train=part)
+        assert all(torch.equal(*pair) for pair in zip(found, drawn, strict=True))
+
+
+@pytest.mark.parametrize(
+    "name, change, words",
+    [
+        ("t10k-images-idx3-ubyte", lambda b: b[:-1], "t10k-images-idx3-ubyte is no whole IDX"),
+        ("t10k-images-idx3-ubyte", lambda b: b[:7], "is no whole IDX file of bytes: fetch it"),
+        ("t10k-labels-idx1-ubyte", lambda b: b + b"\0", "t10k-labels-idx1-ubyte is no whole IDX"),
+        ("t10k-labels-idx1-ubyte", lambda b: b"\0\0\x0d\1" + b[4:], "is no whole IDX file"),
+        ("t10k-labels-idx1-ubyte", lambda b: b[:-1] + b"\x0a", "has the label 10; there are 0"),
+        ("t10k-labels-idx1-ubyte", lambda b: idx(np.zeros(3, np.uint8)), "has 3 labels and images"),
+    ],
+)
+def test_spoilt_files_are_named(tmp_path, name, change, words):
+    path = write(tmp_path, packed=False) / name
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(data.DataError, match=words):
+        data.fashion_mnist(tmp_path, train=False)
+
+
+def test_a_packed_file_that_is_cut_short_and_files_that_are_missing(tmp_path):
+    path = write(tmp_path) / "train-labels-idx1-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(data.DataError, match="train-labels-idx1-ubyte.gz is no whole IDX file"):
+        data.fashion_mnist(tmp_path)
+    path.unlink()
+    with pytest.raises(data.DataError, match="lacks train-labels-idx1-ubyte or"):
+        data.fashion_mnist(tmp_path)
+    with pytest.raises(data.DataError, match="has no Fashion-MNIST: name the folder with train"):
+        data.fashion_mnist(tmp_path / "elsewhere")
+
+
+def test_a_download_that_fails_says_what_to_do(tmp_path, monkeypatch):
+    import torchvision
+
+    def offline(*_, **__):
+        raise RuntimeError("no connection")
+
+    monkeypatch.setattr(torchvision.datasets, "FashionMNIST", offline)
+    with pytest.raises(data.DataError, match=r"not be downloaded to .*no connection.*fetch its"):
+        data.fashion_mnist(tmp_path, download=True)
+
+
+@needs_real
+def test_the_real_set():
+    images, labels = data.fashion_mnist(Path(REAL, "fashion-mnist"))
+    assert images.shape == (60_000, 28, 28) and labels.bincount().tolist() == [6000] * 10
+    assert labels[:5].tolist() == [9, 0, 0, 3, 0] and images[0].sum() == 76_247
+
+
+# --------------------------------------------------------------------------- the network
+
+
+def test_the_network_and_its_twin():
+    torch.manual_seed(3)
+    ours = models.FashionMNISTCNN()
+    torch.manual_seed(3)
+    theirs = models.FashionMNISTCNN(layers=torch.nn)
+    assert sum(p.numel() for p in ours.parameters()) == 896_522
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    assert all(map(torch.equal, ours.state_dict().values(), theirs.state_dict().values()))
+    theirs.load_state_dict(models.FashionMNISTCNN().state_dict())
+    for name in ("conv1", "conv2", "pool", "relu", "flatten", "fc1", "fc2"):
+        assert type(getattr(ours, name)).__module__.startswith(nn.__name__)
+
+
+@pytest.fixture
+def first_rungs(monkeypatch):
+    """The simplest rungs: the simulator is slow."""
+    if SIMULATED:
+        for module, variant in ((conv2d, "direct"), (linear, "naive")):
+            for name in ("forward", "backward"):
+                simple = functools.partial(getattr(module, name), variant=variant)
+                monkeypatch.setattr(module, name, simple)
+
+
+def test_steps_on_our_kernels_are_pytorchs_and_the_loss_falls(first_rungs):
+    place = "cpu" if SIMULATED else "cuda"
+    torch.manual_seed(1)
+    widths = (2, 3, 8) if SIMULATED else (64, 128, 256)
+    ours = models.FashionMNISTCNN(widths=widths).to(place)
+    theirs = models.FashionMNISTCNN(widths=widths, layers=torch.nn).to(place)
+    theirs.load_state_dict(ours.state_dict())
+    x, y = torch.rand(2, 1, 28, 28).to(place), torch.tensor([4, 7]).to(place)
+    options = dict(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3)
+    sides = [
+        (ours, optim.SGD(ours.parameters(), **options), ops.cross_entropy),
+        (theirs, torch.optim.SGD(theirs.parameters(), **options), F.cross_entropy),
+    ]
+    losses = []
+    for _ in range(3):
+        for model, optimizer, criterion in sides:
+            optimizer.zero_grad()
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            assert torch.linalg.norm(p - q) <= 1e-4 * torch.linalg.norm(q), name
+    assert losses[0] > losses[2] > losses[4]
+    assert np.allclose(losses[::2], losses[1::2], rtol=1e-4)
+
+
+# ---------------------------------------------------------------------------- the training
+
+
+def parts():
+    return *data.fashion_mnist(), *data.fashion_mnist(train=False)
+
+
+def on_the_cpu(**options):
+    given = dict(epochs=1, use_cuda_kernels=False, device_name="cpu")
+    return train.train_fashion_mnist(*parts(), **given | options)
+
+
+def test_the_drawn_clothes_are_learnt():
+    model, history = on_the_cpu(epochs=2)
+    assert isinstance(model, models.FashionMNISTCNN) and not model.training
+    assert [entry["epoch"] for entry in history] == [1, 2]
+    assert history[-1]["validation_accuracy"] >= 0.85
+    test = data.fashion_mnist(train=False)
+    assert train.evaluate_accuracy(model, *test) == history[-1]["validation_accuracy"]
+    part = dict(zip(("images", "labels"), test, strict=True)) | {"classes": data.FASHION_CLASSES}
+    shares = train.accuracy_by_class(model, type("Part", (), part))
+    assert list(shares) == list(data.FASHION_CLASSES)
+
+
+def test_a_stopped_run_ends_with_the_same_bits(tmp_path):
+    images, labels = data.fashion_mnist()
+    small = images[:96], labels[:96], *data.fashion_mnist(train=False)
+    options = dict(epochs=2, use_cuda_kernels=False, device_name="cpu", checkpoint_steps=2)
+    whole, _ = train.train_fashion_mnist(*small, **options)
+
+    class Killed(Exception):
+        pass
+
+    steps = training.Classifier.train_step
+    with pytest.MonkeyPatch.context() as patch:
+
+        def killed(self, step):
+            if step == 3:
+                raise Killed
+            steps(self, step)
+
+        patch.setattr(training.Classifier, "train_step", killed)
+        with pytest.raises(Killed):
+            train.train_fashion_mnist(*small, **options, output=tmp_path)
+    resumed, history = train.train_fashion_mnist(*small, **options, output=tmp_path, resume=True)
+    assert all(map(torch.equal, whole.state_dict().values(), resumed.state_dict().values()))
+    with pytest.raises(train.CheckpointError, match="belongs to another run: .*images was"):
+        changed = 255 - small[0]
+        train.train_fashion_mnist(changed, *small[1:], **options, output=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    "place, change, words",
+    [
+        (0, lambda t: t.float(), r"train_images must be uint8 \(N, 28, 28\), not torch.float32"),
+        (2, lambda t: t[:, 1:], r"test_images must be uint8 \(N, 28, 28\), .* \(200, 27, 28\)"),
+        (1, lambda t: t[1:], r"train_labels must be int64 \(1000,\), .* \(999,\)"),
+        (3, lambda t: t + 1, "test_labels must be numbers from 0 to 9"),
+    ],
+)
+def test_what_cannot_be_trained_on(place, change, words):
+    given = list(parts())
+    given[place] = change(given[place])
+    with pytest.raises(ValueError, match=words):
+        train.train_fashion_mnist(*given)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [({"epochs": 0}, "epochs must be"), ({"batch_size": 1.5}, "batch_size must be a whole"),
+     ({"learning_rate": -1}, "learning_rate must be above 0"), ({"precision": "int8"}, "precision"),
+     ({"device_name": "tpu"}, "the device must be cpu, cuda")],
+)  # fmt: skip
+def test_senseless_options(options, words):
+    with pytest.raises(ValueError, match=words):
+        on_the_cpu(**options)
+
+
+def test_the_command_trains_and_evaluates(tmp_path, capsys):
+    folder, run = write(tmp_path / "set"), tmp_path / "run"
+    command = ["train", "fashion-mnist", "--data", str(folder), "--device", "cpu"]
+    options = ["--output", str(run), "--epochs", "1", "--batch-size", "100", "--no-cuda-kernels"]
+    assert cli.main([*command, *options]) == 0
+    told = capsys.readouterr()
+    assert "epoch 1: loss" in told.out and "No GPU is used" in told.err
+    assert {path.name for path in run.iterdir()} == {"checkpoint.pt", "history.json", "history.png"}
+    assert cli.main([*command, "--evaluate", str(run / "checkpoint.pt")]) == 0
+    assert "of 200 test images" in capsys.readouterr().out
+    assert cli.main([*command, *options]) == 2
+    assert "is of an earlier run: resume that run, or name another" in capsys.readouterr().err
+    assert cli.main(["train", "leaves", "--evaluate", str(run / "checkpoint.pt")]) == 2
+    assert "is of a run on fashion-mnist, not on leaves" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@needs_real
+def test_the_real_clothes_are_learnt_on_a_gpu():
+    root = Path(REAL, "fashion-mnist")
+    real = *data.fashion_mnist(root), *data.fashion_mnist(root, train=False)
+    _, history = train.train_fashion_mnist(*real, epochs=1)
+    assert history[-1]["validation_accuracy"] >= 0.85
