@@ -28,9 +28,10 @@ class Adam(Fused, torch.optim.Adam):
             state["step"] = torch.as_tensor(step, dtype=torch.float32).to(p.device)
             for name in missing:
                 state[name] = torch.zeros_like(p, requires_grad=False)
-        return group["amsgrad"]
+        return p.device
 
-    def _update(self, group, amsgrad, parameters, gradients):
+    def _update(self, group, kind, parameters, gradients):
+        amsgrad = group["amsgrad"]
         names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if amsgrad else [])]
         states = [self._states(parameters, name) for name in names]
         steps = [self.state[p]["step"] for p in parameters]

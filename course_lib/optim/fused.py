@@ -33,13 +33,7 @@ class Fused:
 
     def step(self, closure=None):
         """One step, as PyTorch's; `closure` computes the loss again, and its result is returned."""
-        places = {p.device.type for group in self.param_groups for p in group["params"]}
-        ours = places <= {"cuda", "cpu"} if simulate_on_cpu else places == {"cuda"}
-        if not ours:
-            if "cuda" in places:
-                raise RuntimeError(
-                    f"parameters must all be on a GPU or none, but are on {sorted(places)}"
-                )
+        if not self._on_our_kernels():
             return self._step_by_torch(closure)
         loss = None
         if closure is not None:
@@ -49,6 +43,17 @@ class Fused:
             for group in self.param_groups:
                 self._step_group(group)
         return loss
+
+    def _on_our_kernels(self):
+        on_gpu = [p.is_cuda for group in self.param_groups for p in group["params"]]
+        if all(on_gpu) or simulate_on_cpu:
+            return True
+        if any(on_gpu):
+            places = {str(p.device) for group in self.param_groups for p in group["params"]}
+            raise RuntimeError(
+                f"parameters must all be on a GPU or none, but are on {', '.join(sorted(places))}"
+            )
+        return False
 
     def _step_by_torch(self, closure):
         step = self.theirs.step
@@ -63,16 +68,27 @@ class Fused:
         buckets = {}
         for p in group["params"]:
             if (gradient := p.grad) is not None:
-                self._check(p, gradient)
-                if gradient.stride() != p.stride():
-                    gradient = laid_out_like(gradient, p)
-                kind = p.device, self._kind(p, group)
-                buckets.setdefault(kind, []).append((p, gradient))
-        for (_, kind), found in buckets.items():
-            parameters, gradients = zip(*found, strict=True)
+                if not self._is_plain(p, gradient):
+                    self._check(p, gradient)
+                    if gradient.stride() != p.stride():
+                        gradient = laid_out_like(gradient, p)
+                parameters, gradients = buckets.setdefault(self._kind(p, group), ([], []))
+                parameters.append(p)
+                gradients.append(gradient)
+        for kind, (parameters, gradients) in buckets.items():
             self._update(group, kind, parameters, gradients)
             # PyTorch doesn't see what a kernel writes; it checks that where gradients depend on it.
             torch.autograd.graph.increment_version(parameters)
+
+    def _is_plain(self, p, gradient):
+        """Whether both are what nearly all are: contiguous tensors of one dtype that we take."""
+        return (
+            gradient.layout is torch.strided
+            and gradient.dtype is p.dtype
+            and p.dtype in _FLOATS
+            and p.is_contiguous()
+            and gradient.is_contiguous()
+        )
 
     def _check(self, p, gradient):
         name = f"course_lib's {type(self).__name__}"
@@ -90,7 +106,10 @@ class Fused:
             )
 
     def _kind(self, p, group):
-        """Parameters of which this differs are updated apart. Makes the states that are missing."""
+        """Parameters of which this differs are updated apart: their device, and more.
+
+        Makes the states that are missing.
+        """
         raise NotImplementedError
 
     def _update(self, group, kind, parameters, gradients):
@@ -128,7 +147,7 @@ class Fused:
         for p in parameters:
             state = self.state[p]
             tensor = state[name]
-            if tensor.stride() != p.stride() and tensor.dim():
+            if not (p.is_contiguous() and tensor.is_contiguous()):
                 tensor = state[name] = laid_out_like(tensor, p)
             found.append(tensor)
         return found

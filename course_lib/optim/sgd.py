@@ -17,14 +17,14 @@ class SGD(Fused, torch.optim.SGD):
     theirs = torch.optim.SGD
 
     def _kind(self, p, group):
-        # Whether this is the parameter's first step.
+        # With whether this is the parameter's first step.
         first = group["momentum"] != 0 and self.state[p].get("momentum_buffer") is None
         if first:
             self._refuse_capture(p)
-        return first
+        return first, p.device
 
-    def _update(self, group, first_step, parameters, gradients):
-        buffers = None
+    def _update(self, group, kind, parameters, gradients):
+        first_step, buffers = kind[0], None
         if first_step:
             buffers = [torch.empty_like(p, requires_grad=False) for p in parameters]
         elif group["momentum"]:
