@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from course_lib.kernels.conv2d import channels_last
+from course_lib.kernels.conv2d.channels_last_dweight import dweight_kernel_of
 from course_lib.kernels.conv2d.implicit_dweight import (
     TOTAL_LANES,
     TOTAL_THREADS,
@@ -13,7 +14,7 @@ from course_lib.kernels.conv2d.implicit_dweight import (
 )
 from course_lib.kernels.conv2d.implicit_gemm import gather_kernel
 from course_lib.kernels.conv2d.problem import DTYPES
-from course_lib.kernels.conv2d.product import SCALAR, TERMS, tensor_engine
+from course_lib.kernels.conv2d.product import SCALAR, tensor_engine
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.launch import chip_of, launch
@@ -25,7 +26,8 @@ MOST_WORKSPACE = 64 << 20  # bytes of sums that wait to be added up
 ENOUGH_BLOCKS = 132 * 4  # keep the largest chip of today busy
 LARGE_FROM = 132  # blocks of the larger tile; with fewer, smaller tiles make more of them
 DWEIGHT_BLOCKS = 64  # that may share the pixels, for the choice between tiles
-LEAST_TILES = 8  # that a block adds up, where the sums are shared among several
+STEP = 32  # pixels by which dweight is shared among blocks: whole tiles of any kernel
+LEAST_TILES = 4  # of so many pixels, that a block adds up where there are several
 
 TENSOR_CORES_SINCE = (8, 0)
 SMALL, LARGE = tensor_engine(64, 64), tensor_engine(128, 128)
@@ -84,12 +86,14 @@ CHANNELS_LAST = {
 }
 
 
-def takes_channels(problem, sizes, for_dx, operands):
-    """Whether 16-bit channels lie side by side so that they can be copied by 16 bytes."""
-    n_columns, *_, n_channels, _, _ = sizes
-    whole = n_channels % channels_last.WIDTH == 0
-    if for_dx:
-        whole = whole and n_columns % channels_last.WIDTH == 0
+CHANNELS_LAST_DWEIGHT = {
+    engine.rows: dweight_kernel_of(engine.rows, engine.columns) for engine in (SMALL, LARGE)
+}
+
+
+def takes_channels(problem, counts, operands):
+    """Whether 16-bit channels, so many of them, lie side by side and can be copied by 16 bytes."""
+    whole = not any(count % channels_last.WIDTH for count in counts)
     if not (whole and problem.channels_last and operands[0].dtype.itemsize == 2):
         return False
     return not any(arrays.address_of(array) % VECTOR_BYTES for array in operands[:2])
@@ -139,7 +143,8 @@ def _launch(variant, problem, arguments, operands, exact, for_dx):
     n_blocks = math.ceil(n_rows / engine.rows) * math.ceil(n_columns / engine.columns)
     numbers = problem.N, problem.groups, *sizes, problem.R, problem.S, *down, *right, *steps
     arguments = source, weight, weight if bias is None else bias, result, bias is not None
-    if variant == "tensor_core" and takes_channels(problem, sizes, for_dx, operands):
+    counts = (sizes[3], n_columns) if for_dx else (sizes[3],)
+    if variant == "tensor_core" and takes_channels(problem, counts, operands):
         kernel, _, shared_size = CHANNELS_LAST[engine.rows, for_dx]
         launch(
             kernel, n_blocks * problem.groups, engine.n_threads, *arguments,
@@ -165,11 +170,19 @@ def launch_dweight(variant, problem, dy, x, dweight, precision):
     partial = dweight
     if n_splits > 1 or arrays.dtype_name(dweight) != "float32":
         partial = arrays.empty((n_splits, n_weights), like=x, dtype="float32")
-    exact = is_exact(x, precision)
-    launch(
-        KERNELS[engine][1], n_blocks * n_splits, engine.n_threads,
-        dy, x, partial, exact, length, n_splits, *p.numbers, flat=True, overlap=True,
-    )  # fmt: skip
+    counts = p.C // p.groups, p.K // p.groups
+    if variant == "tensor_core" and takes_channels(p, counts, (dy, x)):
+        kernel, _, shared_size = CHANNELS_LAST_DWEIGHT[engine.rows]
+        launch(
+            kernel, n_blocks * n_splits, engine.n_threads, dy, x, partial, length, n_splits,
+            *p.numbers, shared_bytes=shared_size * 2, flat=True, overlap=True,
+        )  # fmt: skip
+    else:
+        exact = is_exact(x, precision)
+        launch(
+            KERNELS[engine][1], n_blocks * n_splits, engine.n_threads,
+            dy, x, partial, exact, length, n_splits, *p.numbers, flat=True, overlap=True,
+        )  # fmt: skip
     if partial is not dweight:
         add_up(partial, dweight, n_splits)
 
@@ -184,11 +197,11 @@ def add_up(partial, result, n_splits):
 
 def split_plan(n_blocks, n_pixels, n_results):
     """(parts that `n_pixels` are added up in, pixels of a part), for `n_blocks` blocks a part."""
-    n_tiles = max(1, math.ceil(n_pixels / TERMS))
+    n_tiles = max(1, math.ceil(n_pixels / STEP))
     wanted = min(math.ceil(ENOUGH_BLOCKS / n_blocks), math.ceil(n_tiles / LEAST_TILES))
     wanted = max(1, min(wanted, MOST_WORKSPACE // (4 * n_results)))
     tiles = math.ceil(n_tiles / wanted)
-    return math.ceil(n_tiles / tiles), tiles * TERMS
+    return math.ceil(n_tiles / tiles), tiles * STEP
 
 
 def specialisations():
@@ -207,3 +220,7 @@ def specialisations():
                 types = [array] * 4 + ["boolean", *["int32"] * 21]
                 direction = "dx" if for_dx else "forward"
                 yield f"conv2d.{direction} channels-last {rows} {dtype}", kernel, types
+        for rows, (kernel, *_) in CHANNELS_LAST_DWEIGHT.items():
+            if dtype != "float32":
+                types = [array, array, sums, "int64", "int64", *["int32"] * 16, "boolean"]
+                yield f"conv2d.dweight channels-last {rows} {dtype}", kernel, types
