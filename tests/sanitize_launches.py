@@ -33,10 +33,13 @@ LONG_ROWS = ((2, 40000), (1, 60000))  # a block's and a cluster's, as the chip w
 
 def main():
     """Launch everything on the GPU."""
+    import sanitize_layers
+
     torch.set_default_device("cuda")
     parts = (
         activations, pooling, softmax_rows, softmax_parts, softmax_with_dropout,
         bn_relu_and_softmax, cross_entropies, squeezing_and_exciting, intrinsics,
+        *sanitize_layers.PARTS,
     )  # fmt: skip
     for part in parts:
         print(f"{sum(1 for _ in part())} calls: {part.__name__}", flush=True)
