@@ -101,12 +101,7 @@ def _launch_tensor_core(a, b, bias, c, M, N, K, a_strides, b_strides, options, p
     itemsize = c.dtype.itemsize
     mode = "narrow" if itemsize == 2 else "tf32" if precision == "tf32" else "split"
     sources = _sources(a, a_strides, b, b_strides)
-    capability, most_bytes = chip_of(c)
-    found = plan.choose(
-        M, N, K, itemsize, mode,
-        lambda shape: kernel_for(shape, sources, itemsize, mode).shared_bytes <= most_bytes,
-        clusters=capability >= CLUSTERS,
-    )  # fmt: skip
+    found = planned(M, N, K, itemsize, mode, sources, chip_of(c))
     kernel, shape, shared_bytes = kernel_for(found.shape, sources, itemsize, mode)
     target, chosen_options = c, options
     cluster = found.n_splits if found.in_cluster else 1
@@ -129,6 +124,17 @@ def _launch_tensor_core(a, b, bias, c, M, N, K, a_strides, b_strides, options, p
             split.finish_kernel, math.ceil(M * N / split.BLOCK_SIZE), split.BLOCK_SIZE,
             target, bias, c, N, found.n_splits, options, flat=True, overlap=True,
         )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def planned(M, N, K, itemsize, mode, sources, chip):
+    """The `plan.Plan` of a product on `chip`, as `launch.chip_of` gives it; found once."""
+    capability, most_bytes = chip
+
+    def fits(shape):
+        return kernel_for(shape, sources, itemsize, mode).shared_bytes <= most_bytes
+
+    return plan.choose(M, N, K, itemsize, mode, fits, clusters=capability >= CLUSTERS)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ SHAPES = {
     "split": (Shape(128, 128, 2, 4, 3, 1), Shape(64, 64, 2, 2, 4, 2), Shape(32, 32, 2, 2, 4, 4)),
 }
 ENOUGH_BLOCKS = 132  # one for each multiprocessor of the largest chip of today
+GOOD_BLOCKS = 96  # with so many, smaller tiles cost more than they gain
 LEAST_TILES_OF_K = 4  # that a block works on, if k is split
 MOST_SPLITS = 64
 #: Blocks of a cluster at most, as many as every chip with clusters can do; and parts up to which a
@@ -44,7 +45,7 @@ def choose(M, N, K, itemsize, mode, fits, clusters=False):
         n_splits, length, in_cluster = split(K, k_size, n_tiles, clusters)
         if n_tiles * n_splits > most:
             best, most = Plan(shape, n_splits, length, in_cluster), n_tiles * n_splits
-        if most >= ENOUGH_BLOCKS:
+        if most >= GOOD_BLOCKS:
             break
     return best
 
