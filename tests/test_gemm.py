@@ -52,9 +52,14 @@ def forced(monkeypatch, shape, n_splits, K, itemsize, in_cluster=False):
     monkeypatch.setattr(gemm, "planned", lambda *_: found)
 
 
+#: (mode, dtype); the simulator takes long, and float16 goes the ways of bfloat16.
+PAIRS = [
+    (mode, dtype) for mode in MODES for dtype in MODES[mode]
+    if not SIMULATED or dtype != torch.float16
+]  # fmt: skip
 CASES = [
     (mode, dtype, shape, layout, shift)
-    for mode, dtypes in MODES.items() for dtype in dtypes for shape in plan.SHAPES[mode]
+    for mode, dtype in PAIRS for shape in plan.SHAPES[mode]
     for layout, shift in [*((layout, 0) for layout in LAYOUTS), ((True, True), 1)]
     # Large tiles take the simulator long, and differ in size alone.
     if shape is plan.SHAPES[mode][-1] or not SIMULATED or (layout, shift) == ((True, False), 0)
@@ -77,7 +82,7 @@ def test_every_tile(monkeypatch, mode, dtype, shape, layout, shift):
 
 
 @pytest.mark.parametrize("dtype, layout", [
-    (torch.float32, (True, False)), (torch.bfloat16, (True, True)), (torch.float16, (False, False)),
+    (torch.float32, (True, False)), (torch.bfloat16, (False, True)),
 ])  # fmt: skip
 def test_the_tile_of_vectorised(dtype, layout):
     M, N, K = 128, 120, 40
@@ -100,9 +105,10 @@ def test_the_tiles_of_the_first_rungs(variant, layout):
     check(c, *exact, None, False, 1e-6)
 
 
-@pytest.mark.parametrize("mode, dtype", [(mode, dtype) for mode in MODES for dtype in MODES[mode]])
-@pytest.mark.parametrize("M, N, K, n_splits, relu", [(9, 40, 160, 3, True), (1, 3, 70, 2, False)])
-@pytest.mark.parametrize("in_cluster", [False, True])
+@pytest.mark.parametrize("mode, dtype", PAIRS)
+@pytest.mark.parametrize("M, N, K, n_splits, relu, in_cluster", [
+    (9, 8, 160, 3, True, False), (9, 40, 160, 3, False, True), (1, 3, 70, 2, False, False),
+])  # fmt: skip
 def test_parts_of_k(monkeypatch, mode, dtype, M, N, K, n_splits, relu, in_cluster):
     if in_cluster and not SIMULATED and torch.cuda.get_device_capability() < gemm.CLUSTERS:
         pytest.skip("this GPU has no clusters")
@@ -122,7 +128,7 @@ def test_parts_of_k(monkeypatch, mode, dtype, M, N, K, n_splits, relu, in_cluste
 def test_split_numbers_are_as_good_as_float32():
     """Sums of many terms of one sign, and of both: no further off than NumPy's float32."""
     for offset in (0, 3):
-        M, N, K = 8, 8, 320
+        M, N, K = 8, 8, 256
         a, b, *exact = operands(M, N, K, torch.float32, True, True)
         a, b = a + offset, b + offset
         exact = [x.double().cpu().numpy() for x in (a, b)]
@@ -143,8 +149,9 @@ def test_numbers_without_a_rest_are_exact():
         assert torch.equal(c, (a.double() @ b.double().t()).float())
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3.4e38])
-@pytest.mark.parametrize("in_cluster", [False, True])
+@pytest.mark.parametrize("value, in_cluster", [
+    (np.inf, False), (-np.inf, True), (np.nan, False), (3.4e38, True),
+])  # fmt: skip
 def test_what_is_not_finite_spreads_as_in_float32(monkeypatch, value, in_cluster):
     M, N, K = 5, 9, 40
     if in_cluster:
@@ -191,18 +198,13 @@ def test_chips_without_tensor_cores_take_another_rung(monkeypatch):
 @pytest.mark.skipif(not SIMULATED, reason="the sanitizer works on the simulator")
 @pytest.mark.parametrize("mode, dtype", [("split", torch.float32), ("narrow", torch.bfloat16)])
 def test_clean_under_the_sanitizer(monkeypatch, mode, dtype):
-    forced(monkeypatch, plan.SHAPES[mode][-1], 2, 200, dtype.itemsize, mode == "narrow")
-    for layout, shift in (((True, False), 0), ((False, True), 1)):
-        if mode == "narrow" and shift:
-            continue
-        a, b, *_ = operands(9, 24, 200, dtype, *layout, shift)
-        c = torch.empty(9, 24, dtype=dtype)
-        with simulator.sanitize() as report:
-            gemm.multiply(
-                a, b, c, 9, 24, 200, a_by_k=layout[0], b_by_k=layout[1], variant="tensor_core",
-                precision="tf32" if mode == "tf32" else "float32",
-            )  # fmt: skip
-        assert not report.findings, report
+    M, N, K = 9, 24, 136
+    forced(monkeypatch, plan.SHAPES[mode][-1], 2, K, dtype.itemsize, mode == "narrow")
+    a, b, *_ = operands(M, N, K, dtype, True, False)
+    c = torch.empty(M, N, dtype=dtype)
+    with simulator.sanitize() as report:
+        gemm.multiply(a, b, c, M, N, K, b_by_k=False, variant="tensor_core")
+    assert not report.findings, report
 
 
 @pytest.mark.gpu
