@@ -12,6 +12,7 @@ import pytest
 from course_lib.kernels import (
     activation,
     batch_norm,
+    batches,
     bn_relu_softmax,
     conv2d,
     cross_entropy,
@@ -73,7 +74,7 @@ for number, (kernel, found) in enumerate(of_kernel.values()):
 MODULES = (
     activation, global_avg_pool, softmax, cross_entropy, softmax_dropout, bn_relu_softmax,
     squeeze_excite, conv2d, max_pool2d,
-    batch_norm, optimizers, linear,
+    batch_norm, optimizers, linear, batches,
 )  # fmt: skip
 #: Left out to save a minute, and run on a GPU: they are made of what those of other dtypes are.
 LEFT_OUT = "float16 with float32 weights|squeeze_excite.* float16"

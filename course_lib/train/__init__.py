@@ -3,11 +3,13 @@
 from .checkpoint import CheckpointError
 from .classifier import accuracy_by_class, evaluate_accuracy, predict
 from .fashion_mnist import load_fashion_mnist, train_fashion_mnist
+from .graph_trainer import GraphTrainer
 from .leaves import load_leaves, train_leaves
 from .loop import TrainingError, fit
 
 __all__ = [
     "CheckpointError",
+    "GraphTrainer",
     "TrainingError",
     "accuracy_by_class",
     "evaluate_accuracy",

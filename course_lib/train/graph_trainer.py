@@ -1,0 +1,179 @@
+"""Fashion-MNIST trained by our kernels alone: no autograd, no arithmetic of PyTorch's.
+
+The kernels call each other, one step is one captured CUDA graph, and the set lies on the GPU, where
+a kernel picks each batch. The host starts a graph for each step, and looks at the results once an
+epoch. PyTorch only holds the memory.
+"""
+
+import torch
+
+from course_lib.kernels import activation, batches, conv2d, cross_entropy, linear, max_pool2d
+from course_lib.kernels.optimizers import Table, sgd
+from course_lib.runtime import device
+
+from .randomness import seed_of
+
+NAMES = ("conv1", "conv2", "fc1", "fc2")
+BATCH_OF_PREDICTIONS = 500
+relu = activation.relu
+
+
+class GraphTrainer:
+    """A task for `loop.fit` that trains the weights of a `models.FashionMNISTCNN`.
+
+    model           where the first weights come from and the trained ones go to; on a GPU, or, to
+                    see it work without one, on the CPU under ``COURSE_LIB_SIMULATOR=1``
+    images, labels  what to train on: uint8 (N, 28, 28), and int64 (N,)
+    validation      (images, labels) to validate with after each epoch
+    learning_rate   the highest: it rises in the first tenth of the steps, then falls to 0
+    precision       "float32", or "tf32" for matrix products
+    """
+
+    def __init__(
+        self, model, images, labels, validation, *, epochs, batch_size, learning_rate, seed,
+        momentum=0.9, nesterov=True, weight_decay=5e-4, warm_up=0.1, precision="float32",
+    ):  # fmt: skip
+        self.model, self.device = model, next(model.parameters()).device
+        self.images, self.labels = (t.to(self.device).contiguous() for t in (images, labels))
+        self.validation = tuple(t.to(self.device).contiguous() for t in validation)
+        self.epochs, self.batch_size = epochs, min(batch_size, len(images))
+        self.steps_per_epoch = len(images) // self.batch_size
+        total = epochs * self.steps_per_epoch
+        self.schedule = dict(
+            seed=seed_of(seed, "order"), highest=learning_rate,
+            rise=max(1, round(warm_up * total)), total=total,
+        )  # fmt: skip
+        self.options = dict(momentum=momentum, nesterov=nesterov), weight_decay
+        self.precision = precision
+        self.layers = {name: _weights(getattr(model, name)) for name in NAMES}
+        self.buffers = {
+            name: tuple(torch.zeros_like(p) for p in pair) for name, pair in self.layers.items()
+        }
+        self.tables = Table(), Table()
+        self._make_room()
+        self.graph = None
+
+    def _make_room(self):
+        def room(*shape, dtype=torch.float32):
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        self.x = room(self.batch_size, 1, 28, 28)
+        self.y = room(self.batch_size, dtype=torch.int64)
+        self.step, self.rate = room(1, dtype=torch.int64), room(1)
+        self.losses = room(self.steps_per_epoch)
+        self.right = room(self.steps_per_epoch, dtype=torch.int32)
+        self.one = torch.ones((), device=self.device)
+
+    def train_step(self, step):
+        """Train on the batch that belongs to `step`, which must be the next one."""
+        if self.device.type != "cuda":
+            self._step()
+            return
+        if self.graph is None:
+            self._capture()
+        self.graph.replay()
+
+    def _capture(self):
+        """Note a step's launches in a graph. Nothing runs, so that no step is made twice."""
+        if not device.count():
+            raise RuntimeError("a CUDA graph needs a GPU")
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._step()
+
+    def _step(self):
+        batches.next_batch(
+            self.images, self.labels, self.step, self.rate, self.x, self.y, **self.schedule
+        )
+        logits, kept = self._forward(self.x)
+        loss, stats, normaliser = cross_entropy.forward(logits, self.y)
+        batches.tally(loss, logits, self.y, self.step, self.losses, self.right)
+        d = cross_entropy.backward(self.one, logits, self.y, stats, normaliser)
+        self._update(self._backward(d, kept))
+
+    def _forward(self, x, out=None):
+        """(logits, what the backward pass needs)."""
+        exact = dict(precision=self.precision)
+        conv1, conv2, fc1, fc2 = self.layers.values()
+        a = conv2d.forward(x, *conv1, **exact)
+        b, b_at = max_pool2d.forward(a, 2, index_dtype="uint8")
+        c = relu.forward(b)
+        d = conv2d.forward(c, *conv2, **exact)
+        e, e_at = max_pool2d.forward(d, 2, index_dtype="uint8")
+        f = relu.forward(e)
+        g = linear.forward(f.view(len(x), -1), *fc1, activation="relu", **exact)
+        return linear.forward(g, *fc2, out=out, **exact), (x, a, b, b_at, c, d, e, e_at, f, g)
+
+    def _backward(self, dlogits, kept):
+        """{layer: (gradient of its weight, of its bias)}."""
+        exact = dict(precision=self.precision)
+        x, a, b, b_at, c, d, e, e_at, f, g = kept
+        (w2, _), (w3, _), (w4, _) = (self.layers[name] for name in NAMES[1:])
+        dg, *fc2 = linear.backward(dlogits, g, w4, **exact)
+        dg = relu.backward(dg, g)
+        df, *fc1 = linear.backward(dg, f.view(len(x), -1), w3, **exact)
+        de = relu.backward(df.view(e.shape), e)
+        dd = max_pool2d.backward(de, e_at, d.shape, kernel_size=2)
+        dc, *conv2 = conv2d.backward(dd, c, w2, **exact)
+        db = relu.backward(dc, b)
+        da = max_pool2d.backward(db, b_at, a.shape, kernel_size=2)
+        w1 = self.layers["conv1"][0]
+        _, *conv1 = conv2d.backward(da, x, w1, needs=(False, True, True), **exact)
+        return dict(zip(NAMES, (conv1, conv2, fc1, fc2), strict=True))
+
+    def _update(self, gradients):
+        options, weight_decay = self.options
+        # Weights are pulled towards 0, biases are not.
+        for kind, decay in enumerate((weight_decay, 0.0)):
+            lists = (
+                [each[name][kind] for name in NAMES]
+                for each in (self.layers, gradients, self.buffers)
+            )
+            sgd(*lists, lr=self.rate, weight_decay=decay, table=self.tables[kind], **options)
+
+    def predict(self, images):
+        """float32 logits (N, 10) for uint8 images (N, 28, 28); our kernels alone, too."""
+        n = len(images)
+        logits = torch.empty((n, self.layers["fc2"][0].shape[0]), device=self.device)
+        for first in range(0, n, BATCH_OF_PREDICTIONS):
+            part = images[first : first + BATCH_OF_PREDICTIONS]
+            x = torch.empty((len(part), 1, 28, 28), device=self.device)
+            batches.normalise(part, x)
+            self._forward(x, out=logits[first : first + len(part)])
+        return logits
+
+    def end_epoch(self):
+        """Loss and accuracy of the epoch's training batches and of the validation images."""
+        logits = self.predict(self.validation[0])
+        labels = self.validation[1]
+        loss, *_ = cross_entropy.forward(logits, labels)
+        losses, right = (t.cpu().numpy().astype("float64") for t in (self.losses, self.right))
+        found = logits.cpu().numpy().argmax(1) == labels.cpu().numpy()
+        return {
+            "loss": losses.mean().item(),
+            "accuracy": right.sum().item() / (self.steps_per_epoch * self.batch_size),
+            "validation_loss": loss.item(),
+            "validation_accuracy": found.mean().item(),
+        }
+
+    def state_dict(self):
+        """Everything that the next steps depend on, beside their numbers."""
+        return {
+            "model": self.model.state_dict(), "buffers": self.buffers, "step": self.step,
+            "losses": self.losses, "right": self.right,
+        }  # fmt: skip
+
+    def load_state_dict(self, state):
+        """Go on where `state` was taken."""
+        self.model.load_state_dict(state["model"])
+        with torch.no_grad():
+            for name in NAMES:
+                for buffer, kept in zip(self.buffers[name], state["buffers"][name], strict=True):
+                    buffer.copy_(kept)
+            for name in ("step", "losses", "right"):
+                getattr(self, name).copy_(state[name])
+
+
+def _weights(layer):
+    """A layer's weight and bias, without what autograd knows of them."""
+    return layer.weight.detach(), layer.bias.detach()
