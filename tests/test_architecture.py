@@ -23,7 +23,9 @@ FLOORS = {
     "nn": {"course_lib", "runtime", "kernels", "ops"},
     "optim": {"course_lib", "runtime", "kernels", "ops"},
     "models": {"course_lib", "runtime", "ops", "nn", "optim"},
-    "train": {"course_lib", "runtime", "ops", "nn", "optim", "models", "data", "plot"},
+    "train": {
+        "course_lib", "runtime", "kernels", "ops", "nn", "optim", "models", "data", "plot",
+    },
     "bench": {"course_lib", "runtime"},
     "benchmarks": {
         "course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot", "ops", "nn",

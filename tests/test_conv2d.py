@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import conv2d
+from course_lib.kernels.conv2d import gathering, launching
 from course_lib.kernels.conv2d.problem import problem_of
 from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.launch import recorded
 
 truth, truth_backward = reference.conv2d, reference.conv2d_backward
 PLACE = "cpu" if SIMULATED else "cuda"
@@ -126,12 +128,12 @@ def random_case(
         assert not dweight.any() and not dbias.any()
 
 
-@random_cases(20, [name for name in GENERAL if name not in TILES])
+@random_cases(10, [name for name in GENERAL if name not in TILES])
 def test_random_cases(variant, **arguments):
     random_case(variant, **arguments)
 
 
-@random_cases(4, TILES)
+@random_cases(3, TILES)
 def test_random_cases_in_tiles(variant, **arguments):
     random_case(variant, **arguments)
 
@@ -292,6 +294,89 @@ def test_depthwise(size, options, multiple, dtype, layout):
     x, weight, _ = case((1, 2, 4, 4), (2, 2, 3, 3))
     with pytest.raises(ValueError, match="one channel a group, groups=2 here, not 1: use 'direct'"):
         conv2d.forward(x, weight, variant="depthwise")
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("dtype, shapes, options", [
+    (torch.bfloat16, ((2, 8, 3, 4), (8, 8, 3, 2)), dict(stride=(2, 1), padding=(1, 0))),
+    (torch.float16, ((1, 16, 5, 6), (72, 16, 2, 1)), dict(dilation=(2, 1))),
+    (torch.bfloat16, ((2, 32, 4, 4), (16, 16, 3, 1)), dict(stride=(1, 2), padding=1, groups=2)),
+    (torch.bfloat16, ((1, 8, 3, 3), (12, 8, 2, 2)), {}),  # 12 filters are no whole vectors
+])  # fmt: skip
+def test_channels_side_by_side(monkeypatch, large, dtype, shapes, options):
+    """16 bytes at a time on tensor cores, in both sizes of tiles."""
+    monkeypatch.setattr(gathering, "LARGE_FROM", 0 if large else 1 << 30)
+    tensors = case(*shapes, dtype, LAYOUTS[1])
+    kernels = {kernel for kernel, *_ in gathering.CHANNELS_LAST.values()}
+    kernels |= {kernel for kernel, *_ in gathering.CHANNELS_LAST_DWEIGHT.values()}
+    sanitized = not large and shapes[0][2:] == (3, 3)
+    with simulator.sanitize() if sanitized else contextlib.nullcontext() as report:
+        with recorded() as launches:
+            check("tensor_core", *tensors, **options)
+    assert not report, str(report)
+    assert len(kernels & {kernel for kernel, *_ in launches}) == (1 if shapes[1][0] == 12 else 3)
+
+
+def test_channels_side_by_side_off_the_boundaries():
+    room = torch.randn(1 + 8 * 9, device=PLACE).bfloat16()
+    x = room[1:].as_strided((1, 8, 3, 3), (72, 1, 24, 8), 1)
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    check("tensor_core", x, *case((1, 8, 3, 3), (8, 8, 2, 2), torch.bfloat16, LAYOUTS[1])[1:])
+
+
+def test_the_larger_tile(monkeypatch):
+    monkeypatch.setattr(gathering, "LARGE_FROM", 0)
+    check("tensor_core", *case((1, 2, 3, 3), (66, 2, 1, 1)))
+
+
+def test_tf32_is_used_where_it_may_be():
+    x, weight, _ = case((1, 4, 3, 3), (4, 4, 2, 2))
+    y, coarse = (
+        conv2d.forward(x, weight, precision=precision, variant="tensor_core")
+        for precision in ("float32", "tf32")
+    )
+    rounded = [
+        torch.from_numpy(round_tf32(double(tensor))).to(PLACE, torch.float32)
+        for tensor in (x, weight)
+    ]
+    expected, exact = F.conv2d(*rounded), F.conv2d(x, weight)
+    torch.testing.assert_close(coarse, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(y, exact, rtol=1e-6, atol=1e-6)
+    assert (coarse - exact).abs().max() > 1e-5
+
+
+def round_tf32(values):
+    """To 10 bits of mantissa, ties away from 0."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def test_sums_shared_among_blocks():
+    """dweight and dbias of more pixels than one block is given."""
+    for variant in GENERAL:
+        check(variant, *case((1, 1, 12, 12), (2, 1, 1, 1)))
+    check("depthwise", *case((1, 2, 40, 40), (2, 1, 1, 1)), groups=2)
+
+
+def test_images_a_few_at_a_time(monkeypatch):
+    monkeypatch.setattr(launching, "MOST_WORKSPACE", 1000)
+    check("im2col", *case((3, 2, 4, 4), (2, 2, 2, 2)))
+
+
+def test_what_does_not_fit_is_refused():
+    x, weight, _ = case((1, 1, 13, 13), (1, 1, 13, 13))
+    for variant in ("implicit_gemm", "tensor_core", "tiled"):
+        with pytest.raises(ValueError, match="at most 121 taps.*use 'direct'"):
+            conv2d.forward(x, weight, variant=variant)
+    y = conv2d.forward(x, weight)
+    torch.testing.assert_close(y, F.conv2d(x, weight), rtol=1e-5, atol=1e-5)
+
+
+def test_chips_without_tensor_cores_are_told(monkeypatch):
+    monkeypatch.setattr(gathering, "chip_of", lambda array: ((7, 5), 64 << 10))
+    x, weight, _ = case((1, 1, 3, 3), (1, 1, 3, 3))
+    with pytest.raises(ValueError, match="needs compute capability 8.0; this GPU has 7.5"):
+        conv2d.forward(x, weight, variant="tensor_core")
 
 
 def test_the_rung_by_default():

@@ -57,7 +57,7 @@ VARIANTS = {
 BACKWARD_VARIANTS = {
     "naive": ladder.naive_backward_kernel,
     "rows": ladder.rows_backward_kernel,
-    "vectorised": bands.band_backward_kernel,
+    "vectorised": bands.BACKWARD_KERNELS[False],
 }
 
 
@@ -180,7 +180,7 @@ def _backward_vectorised(images, window, channels_last):
     if plan is None:
         return False
     launch(
-        bands.band_backward_kernel, plan.n_blocks, BAND_THREADS,
+        bands.BACKWARD_KERNELS[a == b == 1], plan.n_blocks, BAND_THREADS,
         *images, N * C, plan.planes, plan.rows, plan.bands, a, b, plan.bits, _offset(dx),
         math.ceil(2**16 / window.KW), _in_plane(indices), *window,
         shared_bytes=_bytes(plan.elements, 4), flat=True, overlap=True,
@@ -279,8 +279,14 @@ def specialisations():
             for name in ("naive", "rows")
         ]
         backward += [
-            ("vectorised", bands.band_backward_kernel,
-             [image, indices, image, *["int64"] * 9, flag]),
+            (
+                f"vectorised, {'alone' if alone else 'any'}",
+                kernel,
+                [image, indices, image, *["int64"] * 9, flag],
+            )
+            for alone, kernel in bands.BACKWARD_KERNELS.items()
+        ]
+        backward += [
             ("vectorised, channels-last", pixels.pixel_backward_kernel,
              [image, indices, image, "int64", "int64", flag]),
         ]  # fmt: skip

@@ -15,7 +15,7 @@ order of additions is always the same.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.max_pool2d.ladder import ZERO, window_max
+from course_lib.kernels.max_pool2d.ladder import LOWEST, ZERO, window_max
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -29,6 +29,7 @@ from course_lib.runtime.intrinsics import (
 from course_lib.runtime.shared import copy_async, dynamic_shared, wait_for_copies
 
 MAX_WIDTH = 8
+AT_ONCE = 4  # windows whose dy and index a thread has on their way
 SHIFT = 22  # of `row_of`: exact while rows · OH stays below 2²²
 
 
@@ -78,6 +79,19 @@ def inner_max(x, at, W, KH, KW, DH, DW):
 
 
 @cuda.jit(device=True)
+def edge_max(x, at, h, w, H, W, KH, KW):
+    """As `inner_max`, for an undilated window at (h, w), wherever it lies; x[at] may be nowhere."""
+    best, position = LOWEST, max(-h, 0) * KW + max(-w, 0)
+    for kh in range(KH):
+        for kw in range(KW):
+            if h + kh >= 0 and h + kh < H and w + kw >= 0 and w + kw < W:
+                value = load(x, at + kh * W + kw)
+                if value > best or value != value:
+                    best, position = value, kh * KW + kw
+    return best, position
+
+
+@cuda.jit(device=True)
 def pooled(x, base, h, w, H, W, KH, KW, DH, DW, offsets):
     """The maximum of the window at (h, w), and its index, of the plane that begins at x[base]."""
     inside = h >= 0 and w >= 0 and h + (KH - 1) * DH < H and w + (KW - 1) * DW < W
@@ -120,10 +134,13 @@ def make_forward_kernel(fixed):
             h = (first_row + row) * SH - PH
             for col in range(first_col, OW, n_columns):
                 if is_fixed:
-                    best, at = pooled(
-                        band, base + own * H * W, h, col * SW - PW, H, W, height, breadth, 1, 1,
-                        offsets,
-                    )  # fmt: skip
+                    w = col * SW - PW
+                    place = h * W + w
+                    best, at = edge_max(
+                        band, base + own * H * W + place, h, w, H, W, height, breadth
+                    )
+                    if offsets:
+                        at = place + at // breadth * W + at % breadth
                 else:
                     best, at = pooled(
                         band, base + own * H * W, h, col * SW - PW, H, W, KH, KW, DH, DW, offsets
@@ -162,15 +179,25 @@ def add_windows(
     low += (round_row - low) % a
     n_rows = max(high - low + a - 1, 0) // a
     first_col = round_col + (cuda.threadIdx.x & ((1 << bits) - 1)) * b
-    for i in range(cuda.threadIdx.x >> bits, n_here * n_rows, cuda.blockDim.x >> bits):
-        own, row = divided(i, n_rows)
-        row = low + row * a
-        start = ((plane + own) * OH + row) * OW
+    step, end = cuda.blockDim.x >> bits, n_here * n_rows
+    ats = cuda.local.array(AT_ONCE, np.int64)
+    values = cuda.local.array(AT_ONCE, np.float32)
+    for first in range(cuda.threadIdx.x >> bits, end, AT_ONCE * step):
         for col in range(first_col, OW, b << bits):
-            at = np.int64(indices[start + col])
-            at = place_of(at, row, col, top, offsets, inverse, W, KW, SH, SW, PH, PW, DH, DW)
-            if at >= 0 and at < (bottom - top) * W:
-                sums[base + own * H * W + at] += load(dy, start + col)
+            for u in range(AT_ONCE):
+                if first + u * step < end:
+                    own, row = divided(first + u * step, n_rows)
+                    i = ((plane + own) * OH + low + row * a) * OW + col
+                    ats[u], values[u] = indices[i], load(dy, i)
+            for u in range(AT_ONCE):
+                if first + u * step < end:
+                    own, row = divided(first + u * step, n_rows)
+                    at = place_of(
+                        ats[u], low + row * a, col, top, offsets, inverse, W, KW, SH, SW, PH, PW,
+                        DH, DW,
+                    )  # fmt: skip
+                    if at >= 0 and at < (bottom - top) * W:
+                        sums[base + own * H * W + at] += values[u]
 
 
 @cuda.jit(device=True)
@@ -192,28 +219,38 @@ def write_band(sums, dx, start, stop, base):
         store(dx, i, sums[i - base])
 
 
-@cuda.jit
-def band_backward_kernel(
-    dy, indices, dx, n_planes, planes, rows, bands, a, b, bits, offset, inverse, offsets, H, W, OH,
-    OW, KH, KW, SH, SW, PH, PW, DH, DW,
-):  # fmt: skip
-    allow_next_kernel()
-    wait_for_previous_kernel()
-    sums = cuda.shared.array(0, np.float32, alignment=VECTOR_BYTES)
-    plane, top = divided(cuda.blockIdx.x, bands)
-    plane, top = plane * planes, top * rows
-    bottom, n_here = min(top + rows, H), min(planes, n_planes - plane)
-    start = (plane * H + top) * W
-    stop = start + ((n_here - 1) * H + bottom - top) * W
-    base = start - ((start + offset) & (vector_width(dx) - 1))
-    for i in range(cuda.threadIdx.x, stop - base, cuda.blockDim.x):
-        sums[i] = ZERO
-    for round_row in range(a):
-        for round_col in range(b):
-            cuda.syncthreads()
-            add_windows(
-                sums, dy, indices, plane, n_here, start - base, top, bottom, round_row, round_col,
-                a, b, bits, offsets, inverse, H, W, OH, OW, KH, KW, SH, SW, PH, PW, DH, DW,
-            )  # fmt: skip
-    cuda.syncthreads()
-    write_band(sums, dx, start, stop, base)
+def make_backward_kernel(alone):
+    """The kernel for windows that never overlap (`alone`: a single round), or for any."""
+
+    @cuda.jit
+    def band_backward_kernel(
+        dy, indices, dx, n_planes, planes, rows, bands, a, b, bits, offset, inverse, offsets, H, W,
+        OH, OW, KH, KW, SH, SW, PH, PW, DH, DW,
+    ):  # fmt: skip
+        allow_next_kernel()
+        wait_for_previous_kernel()
+        sums = cuda.shared.array(0, np.float32, alignment=VECTOR_BYTES)
+        plane, top = divided(cuda.blockIdx.x, bands)
+        plane, top = plane * planes, top * rows
+        bottom, n_here = min(top + rows, H), min(planes, n_planes - plane)
+        start = (plane * H + top) * W
+        stop = start + ((n_here - 1) * H + bottom - top) * W
+        base = start - ((start + offset) & (vector_width(dx) - 1))
+        for i in range(cuda.threadIdx.x, stop - base, cuda.blockDim.x):
+            sums[i] = ZERO
+        for round_row in range(1 if alone else a):
+            for round_col in range(1 if alone else b):
+                cuda.syncthreads()
+                add_windows(
+                    sums, dy, indices, plane, n_here, start - base, top, bottom, round_row,
+                    round_col, 1 if alone else a, 1 if alone else b, bits, offsets, inverse, H, W,
+                    OH, OW, KH, KW, SH, SW, PH, PW, DH, DW,
+                )  # fmt: skip
+        cuda.syncthreads()
+        write_band(sums, dx, start, stop, base)
+
+    return band_backward_kernel
+
+
+#: Whether windows never overlap -> kernel.
+BACKWARD_KERNELS = {alone: make_backward_kernel(alone) for alone in (True, False)}
