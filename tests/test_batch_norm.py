@@ -357,3 +357,35 @@ def test_the_sanitizer_finds_nothing(monkeypatch, layout):
         for variant in batch_norm.INFERENCE_VARIANTS:
             batch_norm.inference(x, weight, bias, *statistics(8), variant=variant)
     assert not report.findings, report
+
+
+@pytest.mark.gpu
+@every_format
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_large_images(layout, dtype):
+    for shape in ((32, 64, 112, 112), (256, 256, 14, 14), (512, 1024, 7, 7), (3, 6, 301, 299)):
+        x, dy = image(shape, dtype, layout, 3.0, 2.0), image(shape, dtype, layout)
+        weight, bias = affine(shape[1])
+        y, mean, rstd = check_forward(x, weight, bias, "vectorised", relu=True)
+        check_backward(dy, x, weight, mean, rstd, "vectorised", relu=True, y=y)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] < 40 << 30,
+    reason="needs 40 GB of free GPU memory",
+)
+@every_format
+def test_more_than_two_billion_elements(layout):
+    x = torch.zeros(2, 8, 16400, 8200, device="cuda", dtype=torch.float16)
+    x = x.to(memory_format=FORMATS[layout])
+    x[1] = 1  # mean 1/2, deviation 1/2
+    y, mean, rstd = batch_norm.forward(x, eps=0.0)
+    torch.testing.assert_close(mean, torch.full_like(mean, 0.5), rtol=1e-5, atol=0)
+    torch.testing.assert_close(rstd, torch.full_like(rstd, 2.0), rtol=1e-5, atol=0)
+    assert y[1].eq(1).all() and y[0].eq(-1).all()
+    dx, dweight, dbias = batch_norm.backward(y, x, None, mean, rstd)
+    assert dx.abs().max() < 1e-3  # y is a function of the statistics alone
+    torch.testing.assert_close(
+        dweight, torch.full_like(dweight, x.numel() / 8.0), rtol=1e-4, atol=0
+    )

@@ -334,3 +334,38 @@ def test_the_sanitizer_finds_nothing(variant, layout):
             y, indices = pool.forward(x, variant=variant, **options)
             pool.backward(y, indices, x.shape, variant=variant, **options)
         assert not report.findings, report
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_format
+@pytest.mark.parametrize("options", [dict(kernel_size=2), dict(kernel_size=3, stride=2, padding=1)])
+def test_large_images(dtype, layout, options):
+    for shape in ((64, 64, 112, 112), (512, 128, 11, 11), (4, 3, 500, 777)):
+        x = image(shape, dtype, layout)
+        leaf = x.clone().requires_grad_()
+        expected, at = F.max_pool2d(leaf, return_indices=True, **options)
+        dy = torch.randint_like(expected, -4, 5)  # sums of these are exact
+        (dx,) = torch.autograd.grad(expected, leaf, dy)
+        for index_dtype in pool.INDEX_DTYPES:
+            y, indices = pool.forward(x, index_dtype=index_dtype, **options)
+            assert torch.equal(y, expected)
+            assert index_dtype == "uint8" or torch.equal(indices.long(), at)
+            assert torch.equal(pool.backward(dy, indices, shape, **options), dx)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] < 24 << 30,
+    reason="needs 24 GB of free GPU memory",
+)
+@every_format
+def test_more_than_two_billion_elements(layout):
+    shape = (2, 8, 16400, 8200)
+    x = torch.zeros(shape, device="cuda", dtype=torch.float16).to(memory_format=FORMATS[layout])
+    x[1, 7, 16399, 8199] = 3
+    x[1, 7, 16398, 8196] = 2
+    y, indices = pool.forward(x, 2, index_dtype="uint8")
+    assert y.count_nonzero() == 2 and y[1, 7, -1, -1] == 3 and y[1, 7, -1, -2] == 2
+    dx = pool.backward(y, indices, shape, 2)
+    assert dx[1, 7, 16399, 8199] == 3 and dx.count_nonzero() == 2

@@ -328,3 +328,22 @@ def test_a_captured_graph_goes_on_counting():
     assert all(s.item() == 5 for s in steps)
     for p, q in zip(parameters, twins, strict=True):
         torch.testing.assert_close(p, q.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_large_parameters_as_pytorch():
+    shapes = [(5000, 4001), (1,), (1 << 24,), (3, 1000, 77)]
+    parameters, gradients = tensors(shapes=shapes), tensors(shapes=shapes)
+    twins = [torch.nn.Parameter(p.clone()) for p in parameters]
+    for p, g in zip(twins, gradients, strict=True):
+        p.grad = g
+    theirs = torch.optim.AdamW(twins, lr=0.01, fused=True)
+    states, steps = [zeros(parameters) for _ in range(2)], counts(1) * len(shapes)
+    for _ in range(3):
+        optimizers.adam(
+            parameters, gradients, *states, steps, lr=0.01, weight_decay=0.01,
+            decoupled_weight_decay=True,
+        )  # fmt: skip
+        theirs.step()
+    for p, q in zip(parameters, twins, strict=True):
+        torch.testing.assert_close(p, q.detach(), rtol=1e-5, atol=1e-6)
