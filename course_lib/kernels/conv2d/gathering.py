@@ -212,6 +212,9 @@ def specialisations():
         for engine, (kernel, of_dweight) in KERNELS.items():
             types = [array] * 4 + ["boolean"] * 2 + ["int32"] * 21 + ["boolean"] * 2
             yield f"conv2d.gather {engine.name} {dtype}", kernel, types
+            if engine is SCALAR and dtype != "float32":  # the columns of `im2col`
+                types = [*types[:3], sums, *types[4:]]
+                yield f"conv2d.gather {engine.name} to float32 {dtype}", kernel, types
             types = [array, array, sums, "boolean", "int64", "int64", *["int32"] * 16, "boolean"]
             yield f"conv2d.dweight {engine.name} {dtype}", of_dweight, types
         yield f"conv2d.total {dtype}", total_kernel, [sums, array, "int64"]

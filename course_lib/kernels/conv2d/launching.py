@@ -159,13 +159,13 @@ def depthwise_dweight(problem, dy, x, dweight, precision):
 # --- im2col --------------------------------------------------------------------------------------
 
 
-def _chunks(problem, like):
+def _chunks(problem, like, dtype):
     """Yield (first image, the columns' array, the 1 × 1 convolution) for a few images at a time."""
     p = problem
     n_columns = p.C * p.R * p.S
-    n_bytes = n_columns * p.P * p.Q * like.dtype.itemsize
+    n_bytes = n_columns * p.P * p.Q * (4 if dtype == "float32" else 2)
     most = max(1, min(p.N, MOST_WORKSPACE // max(1, n_bytes)))
-    columns = empty((most, n_columns, p.P, p.Q), like, p)
+    columns = empty((most, n_columns, p.P, p.Q), like, p, dtype)
     for first in range(0, p.N, most):
         n = min(most, p.N - first)
         part = p._replace(
@@ -181,14 +181,15 @@ def _fill(problem, x, first, columns):
 
 
 def im2col_forward(problem, x, weight, bias, y, precision):
-    for first, columns, part in _chunks(problem, x):
+    for first, columns, part in _chunks(problem, x, arrays.dtype_name(x)):
         _fill(problem, x, first, columns)
         mine = y[first : first + part.N]
         gathering.launch_forward("implicit_gemm", part, columns, weight, bias, mine, precision)
 
 
 def im2col_dx(problem, dy, weight, dx, precision):
-    for first, columns, part in _chunks(problem, dy):
+    # The copies of a pixel are added up before they are rounded to 16 bits.
+    for first, columns, part in _chunks(problem, dy, "float32"):
         mine = dy[first : first + part.N]
         gathering.launch_dx("implicit_gemm", part, mine, weight, columns, precision)
         size = part.N * problem.C * problem.H * problem.W
@@ -199,7 +200,7 @@ def im2col_dx(problem, dy, weight, dx, precision):
 def im2col_dweight(problem, dy, x, dweight, precision):
     chunks = max(1, problem.N)
     partial, used = arrays.empty((chunks, arrays.size_of(dweight)), like=x, dtype="float32"), 0
-    for first, columns, part in _chunks(problem, x):
+    for first, columns, part in _chunks(problem, x, arrays.dtype_name(x)):
         _fill(problem, x, first, columns)
         mine = dy[first : first + part.N]
         gathering.launch_dweight("implicit_gemm", part, mine, columns, partial[used], precision)
@@ -242,7 +243,7 @@ def specialisations():
             ("depthwise dx", depthwise.depthwise_dx_kernel, other),
             ("depthwise dweight", depthwise.depthwise_dweight_kernel, sums_depthwise),
             ("im2col", im2col.im2col_kernel, [array, array, "int32", *numbers]),
-            ("col2im", im2col.col2im_kernel, [array, array, "int32", "int32", *numbers]),
+            ("col2im", im2col.col2im_kernel, [sums, array, "int32", "int32", *numbers]),
             ("dbias", direct.dbias_kernel, [array, sums, *["int64"] * 5, "boolean"]),
         ):  # fmt: skip
             yield f"conv2d.{label} {dtype}", kernel, types

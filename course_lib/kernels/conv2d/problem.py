@@ -136,9 +136,10 @@ def formatted(array, problem):
     return arrays.laid_out_like(array, empty(array.shape, array, problem))
 
 
-def empty(shape, like, problem):
-    """A new array of the problem's memory format."""
-    return arrays.empty(tuple(shape), like=like, channels_last=problem.channels_last)
+def empty(shape, like, problem, dtype=None):
+    """A new array of the problem's memory format, of the dtype of `like` unless one is named."""
+    last = problem.channels_last
+    return arrays.empty(tuple(shape), like=like, dtype=dtype, channels_last=last)
 
 
 def result(out, shape, like, problem):
