@@ -6,9 +6,10 @@ in float32. With M rows of x,
     y = x·weightᵀ + bias         dx = dy·weight
     dweight = dyᵀ·x              dbias = Σ dy over the rows
 
-Each of the three products is 2·M·I·O FLOPs, and one call of `gemm.multiply`: which of its inputs
-lie transposed is all that tells them apart. The rungs, what they move, and what "tf32" means are
-told there. dbias reads dy once more.
+Each of the three products is 2·M·I·O FLOPs, must move at least (M·I + O·I + M·O)·s bytes of `s`
+bytes an element, and is one call of `gemm.multiply`: which of its inputs lie transposed is all that
+tells them apart. The rungs, what they move, and what "tf32" means are told there. dbias reads dy
+once more.
 
 Derivation: notebook 10.
 """
