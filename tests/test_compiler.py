@@ -87,8 +87,11 @@ LEFT_OUT += f"|, 3×3 |{_LAYERS}(?!.* {_BY_ELEMENT} ).* float32"
 _TILES = "split 128x128 by_k-by_row|tf32 128x128 by_row|narrow 64x64 by_k-by_k bfloat16$"
 LEFT_OUT += f"|linear tensor_core (?!{_TILES})|linear vectorised (?!by_k-by_row float32)"
 LEFT_OUT += "|linear .* float16|linear (tiled|register_tiled|finish) bfloat16"
+# Of convolutions, the larger tiles; in 16 bits what is made for them.
+LEFT_OUT += "|conv2d.* float16|conv2d(?!.*channels-last).* bfloat16"
+LEFT_OUT += "|conv2d.*(tensor|channels-last) 64"
 #: Made for the last of the chips alone: the launcher refuses the others, or the first of them.
-LAST_ALONE = "squeeze_excite.* fused|linear tensor_core"
+LAST_ALONE = "squeeze_excite.* fused|linear tensor_core|conv2d.* (tensor|channels-last)"
 PARTS = 4  # tests that share the kernels
 # A multiprocessor's registers lie in four partitions, among which a block's warps are dealt out.
 PARTITIONS, PARTITION_REGISTERS = 4, 1 << 14
