@@ -134,7 +134,8 @@ def pixel_normalise_kernel(
                 rstd = reciprocal_deviation(rstd, eps)
             scale[k], shift[k] = affine_of(c + k, weight, bias, has_weight, has_bias)
             scale[k] *= rstd
-    for i in range(begin, end, UNROLL * height):
+    i = begin
+    while i < end:
         for u in range(UNROLL):
             if i + u * height < end:
                 load_vector(values[u], x, (i + u * height) * C + c)
@@ -144,6 +145,7 @@ def pixel_normalise_kernel(
                     value = (values[u, k] - mean[k]) * scale[k] + shift[k]
                     values[u, k] = activated(value, relu)
                 store_vector(y, (i + u * height) * C + c, values[u])
+        i += UNROLL * height
 
 
 @cuda.jit(device=True)
@@ -169,7 +171,8 @@ def pixel_sums_kernel(dy, x, y, partial, C, n_rows, length, n_columns, relu, mea
     for k in range(width):
         totals[0, k] = totals[1, k] = ZERO
         mean[k] = means[c + k] if c < C else ZERO
-    for i in range(begin, end, PAIRS * height):
+    i = begin
+    while i < end:
         for u in range(PAIRS):
             if i + u * height < end:
                 load_pair(dys[u], xs[u], ys[u], dy, x, y, (i + u * height) * C + c, relu)
@@ -179,6 +182,7 @@ def pixel_sums_kernel(dy, x, y, partial, C, n_rows, length, n_columns, relu, mea
                     value = without_relu(dys[u, k], ys[u, k] if relu else ONE, relu)
                     totals[0, k] += value
                     totals[1, k] += value * (xs[u, k] - mean[k])
+        i += PAIRS * height
     for k in range(width):
         shared[0, k, tid], shared[1, k, tid] = totals[0, k], totals[1, k]
     add_rows(shared, row, height, n_columns, width)
@@ -221,7 +225,8 @@ def pixel_gradient_kernel(
             of[0, k] = means[c + k]
             of[1, k] = rstds[c + k] * (load(weight, c + k) if has_weight else ONE)
             of[2, k], of[3, k] = terms[c + k], terms[C + c + k]
-    for i in range(begin, end, PAIRS * height):
+    i = begin
+    while i < end:
         for u in range(PAIRS):
             if i + u * height < end:
                 load_pair(dys[u], xs[u], ys[u], dy, x, y, (i + u * height) * C + c, relu)
@@ -232,3 +237,4 @@ def pixel_gradient_kernel(
                     value -= of[2, k] + (xs[u, k] - of[0, k]) * of[3, k]
                     xs[u, k] = of[1, k] * value
                 store_vector(dx, (i + u * height) * C + c, xs[u])
+        i += PAIRS * height

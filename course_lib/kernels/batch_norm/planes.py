@@ -5,6 +5,9 @@ e // P. A block takes the elements of a *part*; `team` neighbouring threads work
 each takes every `team`-th vector. The vectors begin at the plane's first 16-byte boundary; `offset`
 counts the elements from the last boundary to array[0], alike in all arrays, or is -1 where they
 differ, and then every element goes by itself.
+
+Loops are written with `while`, because a `range` whose step is known at run time alone begins with
+a division.
 """
 
 import numpy as np
@@ -62,10 +65,14 @@ def plane_moments(x, start, stop, offset, rank, team, count, mean, m2):
         load_vector(values[0], x, first + vector * width)
         count, mean, m2 = vector_moments(values, 1, width, count, mean, m2)
         vector += team
-    for i in range(start + rank, first, team):
+    i = start + rank
+    while i < first:
         count, mean, m2 = with_one(count, mean, m2, load(x, i))
-    for i in range(first + n_vectors * width + rank, stop, team):
+        i += team
+    i = first + n_vectors * width + rank
+    while i < stop:
         count, mean, m2 = with_one(count, mean, m2, load(x, i))
+        i += team
     return count, mean, m2
 
 
@@ -74,12 +81,14 @@ def part_moments(x, c, C, P, begin, end, team, offset):
     """The triple of this thread's share of elements begin … end - 1 of channel c."""
     rank, n_teams = cuda.threadIdx.x % team, cuda.blockDim.x // team
     count = mean = m2 = ZERO
-    for n in range(begin // P + cuda.threadIdx.x // team, (end - 1) // P + 1, n_teams):
+    n = begin // P + cuda.threadIdx.x // team
+    while n * P < end:
         start = (n * C + c) * P
         count, mean, m2 = plane_moments(
             x, start + max(begin - n * P, 0), start + min(end - n * P, P), offset, rank, team,
             count, mean, m2,
         )  # fmt: skip
+        n += n_teams
     return count, mean, m2
 
 
@@ -89,7 +98,8 @@ def plane_affine(x, y, start, stop, offset, rank, team, mean, scale, shift, relu
     width = vector_width(x)
     values = cuda.local.array((UNROLL, MAX_WIDTH), np.float32)
     first, n_vectors = vectors_of(x, start, stop, offset)
-    for vector in range(rank, n_vectors, UNROLL * team):
+    vector = rank
+    while vector < n_vectors:
         for u in range(UNROLL):
             if vector + u * team < n_vectors:
                 load_vector(values[u], x, first + (vector + u * team) * width)
@@ -98,21 +108,28 @@ def plane_affine(x, y, start, stop, offset, rank, team, mean, scale, shift, relu
                 for k in range(width):
                     values[u, k] = activated((values[u, k] - mean) * scale + shift, relu)
                 store_vector(y, first + (vector + u * team) * width, values[u])
-    for i in range(start + rank, first, team):
+        vector += UNROLL * team
+    i = start + rank
+    while i < first:
         store(y, i, activated((load(x, i) - mean) * scale + shift, relu))
-    for i in range(first + n_vectors * width + rank, stop, team):
+        i += team
+    i = first + n_vectors * width + rank
+    while i < stop:
         store(y, i, activated((load(x, i) - mean) * scale + shift, relu))
+        i += team
 
 
 @cuda.jit(device=True)
 def part_affine(x, y, c, C, P, begin, end, team, offset, mean, scale, shift, relu):
     rank, n_teams = cuda.threadIdx.x % team, cuda.blockDim.x // team
-    for n in range(begin // P + cuda.threadIdx.x // team, (end - 1) // P + 1, n_teams):
+    n = begin // P + cuda.threadIdx.x // team
+    while n * P < end:
         start = (n * C + c) * P
         plane_affine(
             x, y, start + max(begin - n * P, 0), start + min(end - n * P, P), offset, rank, team,
             mean, scale, shift, relu,
         )  # fmt: skip
+        n += n_teams
 
 
 @cuda.jit(device=True)
@@ -129,7 +146,8 @@ def plane_sums(dy, x, y, start, stop, offset, rank, team, mean, relu, total, pro
     xs = cuda.local.array((PAIRS, MAX_WIDTH), np.float32)
     ys = cuda.local.array((PAIRS, MAX_WIDTH), np.float32)
     first, n_vectors = vectors_of(x, start, stop, offset)
-    for vector in range(rank, n_vectors, PAIRS * team):
+    vector = rank
+    while vector < n_vectors:
         for u in range(PAIRS):
             if vector + u * team < n_vectors:
                 at = first + (vector + u * team) * width
@@ -143,6 +161,7 @@ def plane_sums(dy, x, y, start, stop, offset, rank, team, mean, relu, total, pro
                     value = without_relu(dys[u, k], ys[u, k] if relu else ONE, relu)
                     total += value
                     product += value * (xs[u, k] - mean)
+        vector += PAIRS * team
     total, product = scalar_sums(dy, x, y, start + rank, first, team, mean, relu, total, product)
     return scalar_sums(
         dy, x, y, first + n_vectors * width + rank, stop, team, mean, relu, total, product
@@ -151,10 +170,12 @@ def plane_sums(dy, x, y, start, stop, offset, rank, team, mean, relu, total, pro
 
 @cuda.jit(device=True)
 def scalar_sums(dy, x, y, start, stop, step, mean, relu, total, product):
-    for i in range(start, stop, step):
+    i = start
+    while i < stop:
         value = without_relu(load(dy, i), load(y, i) if relu else ONE, relu)
         total += value
         product += value * (load(x, i) - mean)
+        i += step
     return total, product
 
 
@@ -162,12 +183,14 @@ def scalar_sums(dy, x, y, start, stop, step, mean, relu, total, product):
 def part_sums(dy, x, y, c, C, P, begin, end, team, offset, mean, relu):
     rank, n_teams = cuda.threadIdx.x % team, cuda.blockDim.x // team
     total = product = ZERO
-    for n in range(begin // P + cuda.threadIdx.x // team, (end - 1) // P + 1, n_teams):
+    n = begin // P + cuda.threadIdx.x // team
+    while n * P < end:
         start = (n * C + c) * P
         total, product = plane_sums(
             dy, x, y, start + max(begin - n * P, 0), start + min(end - n * P, P), offset, rank,
             team, mean, relu, total, product,
         )  # fmt: skip
+        n += n_teams
     return total, product
 
 
@@ -181,7 +204,8 @@ def plane_gradient(
     xs = cuda.local.array((PAIRS, MAX_WIDTH), np.float32)
     ys = cuda.local.array((PAIRS, MAX_WIDTH), np.float32)
     first, n_vectors = vectors_of(x, start, stop, offset)
-    for vector in range(rank, n_vectors, PAIRS * team):
+    vector = rank
+    while vector < n_vectors:
         for u in range(PAIRS):
             if vector + u * team < n_vectors:
                 at = first + (vector + u * team) * width
@@ -195,10 +219,15 @@ def plane_gradient(
                     value = without_relu(dys[u, k], ys[u, k] if relu else ONE, relu)
                     xs[u, k] = factor * (value - mean_dy - (xs[u, k] - mean) * slope)
                 store_vector(dx, first + (vector + u * team) * width, xs[u])
-    for i in range(start + rank, first, team):
+        vector += PAIRS * team
+    i = start + rank
+    while i < first:
         scalar_gradient(dy, x, y, dx, i, mean, factor, mean_dy, slope, relu)
-    for i in range(first + n_vectors * width + rank, stop, team):
+        i += team
+    i = first + n_vectors * width + rank
+    while i < stop:
         scalar_gradient(dy, x, y, dx, i, mean, factor, mean_dy, slope, relu)
+        i += team
 
 
 @cuda.jit(device=True)
@@ -212,9 +241,11 @@ def part_gradient(
     dy, x, y, dx, c, C, P, begin, end, team, offset, mean, factor, mean_dy, slope, relu
 ):
     rank, n_teams = cuda.threadIdx.x % team, cuda.blockDim.x // team
-    for n in range(begin // P + cuda.threadIdx.x // team, (end - 1) // P + 1, n_teams):
+    n = begin // P + cuda.threadIdx.x // team
+    while n * P < end:
         start = (n * C + c) * P
         plane_gradient(
             dy, x, y, dx, start + max(begin - n * P, 0), start + min(end - n * P, P), offset, rank,
             team, mean, factor, mean_dy, slope, relu,
         )  # fmt: skip
+        n += n_teams

@@ -10,6 +10,9 @@ reaches it adds its dy where its index says, and the sums are written out. Windo
 element, so they take turns: in each of a·b *rounds* go those whose row is one number modulo a and
 whose column is one modulo b, with a and b so large that none of these overlap. No atomics, and the
 order of additions is always the same.
+
+Loops are written with `while`, because a `range` whose step is known at run time alone begins with
+a division.
 """
 
 import numpy as np
@@ -29,7 +32,7 @@ from course_lib.runtime.intrinsics import (
 from course_lib.runtime.shared import copy_async, dynamic_shared, wait_for_copies
 
 MAX_WIDTH = 8
-AT_ONCE = 4  # windows whose dy and index a thread has on their way
+AT_ONCE = 2  # windows whose dy and index a thread has on their way
 SHIFT = 22  # of `row_of`: exact while rows · OH stays below 2²²
 
 
@@ -54,13 +57,19 @@ def copy_band(target, x, start, stop, offset):
     base = start - ((start + offset) & (width - 1))
     first = min(start if base == start else base + width, stop)
     n_vectors = (stop - first) // width
-    for vector in range(tid, n_vectors, step):
+    vector = tid
+    while vector < n_vectors:
         at = first + vector * width
         copy_async(target, at - base, x, at)
-    for i in range(start + tid, first, step):
+        vector += step
+    i = start + tid
+    while i < first:
         store(target, i - base, load(x, i))
-    for i in range(first + n_vectors * width + tid, stop, step):
+        i += step
+    i = first + n_vectors * width + tid
+    while i < stop:
         store(target, i - base, load(x, i))
+        i += step
     wait_for_copies()
     cuda.syncthreads()
     return base
@@ -128,11 +137,13 @@ def make_forward_kernel(fixed):
         base = plane * H * W
         base -= copy_band(band, x, base + top * W, base + bottom * W, offset)
         first_col, n_columns = cuda.threadIdx.x & ((1 << bits) - 1), 1 << bits
-        for i in range(cuda.threadIdx.x >> bits, n_rows, cuda.blockDim.x >> bits):
+        i = cuda.threadIdx.x >> bits
+        while i < n_rows:
             own, row = row_of(i, multiplier, OH)
             start = ((plane + own) * OH + first_row + row) * OW
             h = (first_row + row) * SH - PH
-            for col in range(first_col, OW, n_columns):
+            col = first_col
+            while col < OW:
                 if is_fixed:
                     w = col * SW - PW
                     place = h * W + w
@@ -147,6 +158,8 @@ def make_forward_kernel(fixed):
                     )
                 store(y, start + col, best)
                 indices[start + col] = at
+                col += n_columns
+            i += cuda.blockDim.x >> bits
 
     return band_kernel
 
@@ -182,8 +195,10 @@ def add_windows(
     step, end = cuda.blockDim.x >> bits, n_here * n_rows
     ats = cuda.local.array(AT_ONCE, np.int64)
     values = cuda.local.array(AT_ONCE, np.float32)
-    for first in range(cuda.threadIdx.x >> bits, end, AT_ONCE * step):
-        for col in range(first_col, OW, b << bits):
+    first = cuda.threadIdx.x >> bits
+    while first < end:
+        col = first_col
+        while col < OW:
             for u in range(AT_ONCE):
                 if first + u * step < end:
                     own, row = divided(first + u * step, n_rows)
@@ -198,6 +213,8 @@ def add_windows(
                     )  # fmt: skip
                     if at >= 0 and at < (bottom - top) * W:
                         sums[base + own * H * W + at] += values[u]
+            col += b << bits
+        first += AT_ONCE * step
 
 
 @cuda.jit(device=True)
@@ -207,16 +224,22 @@ def write_band(sums, dx, start, stop, base):
     values = cuda.local.array(MAX_WIDTH, np.float32)
     first = min(start if base == start else base + width, stop)
     n_vectors = (stop - first) // width
-    for vector in range(tid, n_vectors, step):
+    vector = tid
+    while vector < n_vectors:
         at = first + vector * width
         load_vector(values, sums, at - base)
         if width == MAX_WIDTH:
             load_vector(values[4:], sums, at - base + 4)
         store_vector(dx, at, values)
-    for i in range(start + tid, first, step):
+        vector += step
+    i = start + tid
+    while i < first:
         store(dx, i, sums[i - base])
-    for i in range(first + n_vectors * width + tid, stop, step):
+        i += step
+    i = first + n_vectors * width + tid
+    while i < stop:
         store(dx, i, sums[i - base])
+        i += step
 
 
 def make_backward_kernel(alone):
@@ -236,8 +259,10 @@ def make_backward_kernel(alone):
         start = (plane * H + top) * W
         stop = start + ((n_here - 1) * H + bottom - top) * W
         base = start - ((start + offset) & (vector_width(dx) - 1))
-        for i in range(cuda.threadIdx.x, stop - base, cuda.blockDim.x):
+        i = cuda.threadIdx.x
+        while i < stop - base:
             sums[i] = ZERO
+            i += cuda.blockDim.x
         for round_row in range(1 if alone else a):
             for round_col in range(1 if alone else b):
                 cuda.syncthreads()

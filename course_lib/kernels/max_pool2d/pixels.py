@@ -34,7 +34,8 @@ def pixel_kernel(
     image, row = divided(cuda.blockIdx.x, OH)
     h = row * SH - PH
     first_row = first_inside(h, DH)
-    for j in range(cuda.threadIdx.x, OW * n_columns, cuda.blockDim.x):
+    j = cuda.threadIdx.x
+    while j < OW * n_columns:
         col, column = divided(j, n_columns)
         w = col * SW - PW
         first_col = first_inside(w, DW)
@@ -56,6 +57,7 @@ def pixel_kernel(
         store_vector(y, start, best)
         for k in range(width):
             indices[start + k] = at[k]
+        j += cuda.blockDim.x
 
 
 @cuda.jit
@@ -70,7 +72,8 @@ def pixel_backward_kernel(
     image, h = divided(cuda.blockIdx.x, H)
     top = h + PH
     first_row = max(0, (top - (KH - 1) * DH + SH - 1) // SH)
-    for j in range(cuda.threadIdx.x, W * n_columns, cuda.blockDim.x):
+    j = cuda.threadIdx.x
+    while j < W * n_columns:
         w, column = divided(j, n_columns)
         left = w + PW
         for k in range(width):
@@ -90,3 +93,4 @@ def pixel_backward_kernel(
                         if indices[start + k] == mine:
                             sums[k] += values[k]
         store_vector(dx, (cuda.blockIdx.x * W + w) * C + column * width, sums)
+        j += cuda.blockDim.x
