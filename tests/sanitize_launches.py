@@ -22,6 +22,12 @@ SQUEEZED = (
     ((1, 1, 1, 1), 1), ((2, 3, 5, 7), 2), ((3, 40, 9, 9), 6), ((2, 300, 2, 3), 9),
     ((1, 2, 95, 95), 3), ((1, 4, 150, 90), 1), ((2, 3, 3, 3), 1031),
 )  # fmt: skip
+# Images, filters and options: by element and by vectors, one tile and several.
+CONVOLUTIONS = (
+    ((1, 1, 1, 1), (1, 1, 1, 1), {}), ((2, 3, 7, 9), (70, 3, 3, 2), dict(stride=(2, 1), padding=1)),
+    ((2, 16, 11, 9), (80, 8, 3, 3), dict(padding=1, groups=2)),
+    ((1, 5, 9, 8), (10, 1, 2, 5), dict(dilation=(2, 1), padding=2, groups=5)),
+)  # fmt: skip
 LOGITS = ((1, 1), (3, 37), (300, 5), (2, 2600), (1, 9001))  # rows and classes
 # Rows and columns: every number of slots per thread, for teams of lanes and for blocks.
 ROWS = (
@@ -195,6 +201,30 @@ def squeezing_and_exciting():
                             yield squeeze_excite.backward(
                                 dy, x, weights[0], weights[2], *saved, **options
                             )
+
+
+def convolutions():
+    from course_lib.kernels import conv2d
+    from course_lib.kernels.conv2d import gathering
+
+    def passes(x, weight, variant, **options):
+        bias = torch.randn(weight.shape[0]).to(x.dtype)
+        y = conv2d.forward(x, weight, bias, variant=variant, **options)
+        yield y
+        yield from conv2d.backward(y, x, weight, variant=variant, **options)
+
+    for dtype in DTYPES:
+        for layout in (torch.contiguous_format, torch.channels_last):
+            for x_shape, weight_shape, options in CONVOLUTIONS:
+                x, weight = (
+                    torch.randn(shape).to(dtype, memory_format=layout)
+                    for shape in (x_shape, weight_shape)
+                )
+                for variant in conv2d.VARIANTS:
+                    if variant != "depthwise" or options.get("groups") == x_shape[1]:
+                        yield from passes(x, weight, variant, **options)
+                with mock.patch.object(gathering, "LARGE_FROM", 0):
+                    yield from passes(x, weight, "tensor_core", **options)
 
 
 def intrinsics():

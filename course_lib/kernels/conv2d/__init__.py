@@ -20,7 +20,9 @@ rung             what it does, and what of the three passes reads from global me
                  multiplied, 8 × 8 results a thread in registers. Each factor of a tile is read once
                  for 64 results. dweight: pixels shared among blocks, whose sums are added up
 `tensor_core`    the same, tiles of 64 × 64 or 128 × 128 multiplied on tensor cores, in TF32: one
-                 product for 16-bit numbers and precision "tf32", three of split numbers for float32
+                 product for 16-bit numbers and precision "tf32", three of split numbers for
+                 float32. 16-bit channels-last images, if their channels in a group are a multiple
+                 of 8, go there as they are, 16 bytes at a time, through tiles of 32 terms
 `depthwise`      for groups == C only: a thread for each result, memory the limit
 ================ ===================================================================================
 

@@ -1,7 +1,7 @@
 """The rung `direct`: the sums as they are written, each term read from memory.
 
 Forward and dx have a thread for each result, in the order in which results lie in memory; dweight
-has a warp for each weight, dbias a block for each channel.
+has a warp for each weight. dbias, which all rungs share, has some blocks for each channel.
 """
 
 import numpy as np
