@@ -44,7 +44,7 @@ def main():
     torch.set_default_device("cuda")
     parts = (
         activations, pooling, softmax_rows, softmax_parts, softmax_with_dropout,
-        bn_relu_and_softmax, cross_entropies, squeezing_and_exciting, intrinsics,
+        convolutions, bn_relu_and_softmax, cross_entropies, squeezing_and_exciting, intrinsics,
         *sanitize_layers.PARTS,
     )  # fmt: skip
     for part in parts:
