@@ -34,9 +34,11 @@ CASES = [
 ]
 
 every_variant = pytest.mark.parametrize("variant", pool.VARIANTS)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 every_format = pytest.mark.parametrize("layout", FORMATS)
 every_case = pytest.mark.parametrize(("shape", "options"), CASES, ids=str)
+#: The same, each with a dtype of its own.
+TYPED = [(*case, DTYPES[i % 3]) for i, case in enumerate(CASES)]
+every_typed_case = pytest.mark.parametrize(("shape", "options", "dtype"), TYPED, ids=str)
 
 
 def double(tensor):
@@ -81,17 +83,17 @@ def check_backward(dy, indices, at, x, options, variant):
     values = np.where(at < 0, 0, double(dy))
     expected = reference.max_pool2d_backward(values, at, x.shape)
     size = reference.max_pool2d_backward(np.abs(values), at, x.shape)
-    # A sum of KH·KW numbers in float32, rounded once.
-    error = np.abs(double(dx) - expected)
-    assert (error <= torch.finfo(dy.dtype).eps * size).all()
+    # A sum of up to KH·KW numbers in float32, with half a unit lost in each, rounded once.
+    n_terms = np.prod(np.broadcast_to(options["kernel_size"], 2))
+    relative = n_terms / 2 * torch.finfo(torch.float32).eps + torch.finfo(dy.dtype).eps / 2
+    assert (np.abs(double(dx) - expected) <= relative * size).all()
     return dx
 
 
 @every_variant
-@every_dtype
 @every_format
-@every_case
-def test_forward_and_backward(variant, dtype, layout, shape, options):
+@every_typed_case
+def test_forward_and_backward(variant, layout, shape, options, dtype):
     x = image(shape, dtype, layout)
     index_dtype = {torch.float32: "int32", torch.float16: "uint8", torch.bfloat16: "int64"}[dtype]
     y, indices = check(x, options, variant, index_dtype)
@@ -228,9 +230,8 @@ def small_bands(monkeypatch):
     plan.plan_backward.cache_clear()
 
 
-@every_case
-@every_dtype
-def test_bands_of_a_plane_and_several_planes(small_bands, dtype, shape, options):
+@every_typed_case
+def test_bands_of_a_plane_and_several_planes(small_bands, shape, options, dtype):
     shape = (3, *shape[1:])
     x = image(shape, dtype)
     index_dtype = {torch.float32: "uint8", torch.float16: "int64", torch.bfloat16: "int32"}[dtype]

@@ -90,7 +90,8 @@ def adam_vectors(
     ms = cuda.local.array((UNROLL, MAX_WIDTH), np.float32)
     vs = cuda.local.array((UNROLL, MAX_WIDTH), np.float32)
     width, step = vector_width(parameter), cuda.blockDim.x
-    for first in range(cuda.threadIdx.x, n_vectors, step * UNROLL):
+    first = cuda.threadIdx.x
+    while first < n_vectors:
         for u in range(UNROLL):
             if first + u * step < n_vectors:
                 i = start + (first + u * step) * width
@@ -118,6 +119,7 @@ def adam_vectors(
                 for k in range(width):
                     ps[u, k] = adam_move(ps[u, k], ms[u, k], vs[u, k], size, inverse, eps)
                 store_vector(parameter, i, ps[u])
+        first += step * UNROLL
 
 
 @cuda.jit(device=True)
@@ -132,9 +134,11 @@ def count_steps(table, n_rows, n_steps, ticket, like):
     cuda.syncthreads()
     if last[0] == cuda.gridDim.x - 1:
         cuda.threadfence()
-        for i in range(cuda.threadIdx.x, n_steps, cuda.blockDim.x):
+        i = cuda.threadIdx.x
+        while i < n_steps:
             step = array_at(table[n_rows * ROW + i], 1, like)
             step[0] += ONE
+            i += cuda.blockDim.x
 
 
 @cuda.jit
@@ -163,9 +167,11 @@ def adam_fused_kernel(
         weight2, eps, weight_decay, decoupled, amsgrad, maximize,
     )  # fmt: skip
     left = start + n_vectors * vector_width(like)
-    for i in range(left + cuda.threadIdx.x, stop, cuda.blockDim.x):
+    i = left + cuda.threadIdx.x
+    while i < stop:
         adam_element(
             parameter, gradient, m, v, peak, i, size, inverse, lr, weight1, beta2, weight2, eps,
             weight_decay, decoupled, amsgrad, maximize,
         )  # fmt: skip
+        i += cuda.blockDim.x
     count_steps(table, n_rows, n_steps, ticket, rate)

@@ -61,7 +61,8 @@ def sgd_vectors(
     b = cuda.local.array((UNROLL, MAX_WIDTH), np.float32)
     width, step = vector_width(parameter), cuda.blockDim.x
     keeps, reads = momentum != ZERO, momentum != ZERO and not first_step
-    for first in range(cuda.threadIdx.x, n_vectors, step * UNROLL):
+    first = cuda.threadIdx.x
+    while first < n_vectors:
         for u in range(UNROLL):
             if first + u * step < n_vectors:
                 i = start + (first + u * step) * width
@@ -80,6 +81,7 @@ def sgd_vectors(
                 store_vector(parameter, i, p[u])
                 if keeps:
                     store_vector(buffer, i, b[u])
+        first += step * UNROLL
 
 
 @cuda.jit
@@ -103,8 +105,10 @@ def sgd_fused_kernel(
         maximize, first_step,
     )  # fmt: skip
     left = start + n_vectors * vector_width(like)
-    for i in range(left + cuda.threadIdx.x, stop, cuda.blockDim.x):
+    i = left + cuda.threadIdx.x
+    while i < stop:
         sgd_element(
             parameter, gradient, buffer, i, lr, momentum, keep, weight_decay, nesterov, maximize,
             first_step,
         )  # fmt: skip
+        i += cuda.blockDim.x
