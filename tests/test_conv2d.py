@@ -181,12 +181,9 @@ def test_gradients_are_those_of_the_sum(x_shape, weight_shape, options):
             assert (sides[0] - sides[1]) / 2e-3 == pytest.approx(gradient[place], abs=1e-8)
 
 
-@pytest.mark.parametrize("variant, layout, x_shape, weight_shape, options", [
-    (variant, layout, *case)
-    for i, variant in enumerate(GENERAL)
-    for layout in (LAYOUTS if variant not in TILES else LAYOUTS[i % 2 :][:1])
-    for case in (CASES if variant not in TILES else CASES[:1] + CASES[3:])  # a tile for each group
-])  # fmt: skip
+@every_case
+@every_layout
+@pytest.mark.parametrize("variant", [name for name in GENERAL if name not in TILES])
 def test_every_option_against_pytorch(variant, layout, x_shape, weight_shape, options):
     tensors = case(x_shape, weight_shape, layout=layout)
     y, dx, dweight, dbias = check(variant, *tensors, **options)
