@@ -113,6 +113,14 @@ def pooled(x, base, h, w, H, W, KH, KW, DH, DW, offsets):
     return best, at
 
 
+@cuda.jit(device=True)
+def rows_reached(first, n, H, KH, SH, PH, DH):
+    """(first, end) of the rows of x that the windows of `n` rows of the output reach."""
+    top = min(max(first * SH - PH, 0), H)
+    bottom = (first + n - 1) * SH - PH + (KH - 1) * DH + 1
+    return top, max(min(bottom, H), top)
+
+
 def make_forward_kernel(fixed):
     """The kernel for windows of `fixed` rows and columns without dilation, or for any (None)."""
     height, breadth = fixed or (1, 1)
@@ -131,9 +139,7 @@ def make_forward_kernel(fixed):
         n_rows = min(rows, OH - first_row) * min(planes, n_planes - plane)
         top, bottom = 0, H * min(planes, n_planes - plane)
         if planes == 1:
-            top = min(max(first_row * SH - PH, 0), H)
-            bottom = (first_row + n_rows - 1) * SH - PH + (KH - 1) * DH + 1
-            bottom = max(min(bottom, H), top)
+            top, bottom = rows_reached(first_row, n_rows, H, KH, SH, PH, DH)
         base = plane * H * W
         base -= copy_band(band, x, base + top * W, base + bottom * W, offset)
         first_col, n_columns = cuda.threadIdx.x & ((1 << bits) - 1), 1 << bits
