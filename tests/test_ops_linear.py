@@ -1,8 +1,5 @@
 """The linear layer as an operator and as a module: values, gradients, tracing, autocast."""
 
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -199,30 +196,6 @@ def test_tf32_is_what_pytorch_s_switch_allows(monkeypatch):
 def test_the_operator_is_there_for_a_mac():
     for name in ("linear", "linear_backward"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"course_lib::{name}", "MPS")
-
-
-def test_the_cpu_takes_pytorch_unless_told_to_simulate():
-    code = """
-import torch
-from course_lib.kernels import linear
-def refuse(*args, **options): raise SystemExit("our kernel was launched")
-linear.forward = linear.backward = refuse
-from test_ops_linear import F, case, near, ops, passes
-for shape in ((3, 4), (4,), (2, 3, 4), (0, 4), (3, 0)):
-    for bias in (True, False):
-        operands = case(*shape, bias=bias)
-        near(passes(ops.linear, *operands), passes(F.linear, *operands))
-exact = [x.double().requires_grad_() for x in case(2, 3)]
-torch.autograd.gradcheck(ops.linear, exact)
-print("fine")
-"""
-    environment = {k: v for k, v in os.environ.items() if k != "COURSE_LIB_SIMULATOR"}
-    environment |= {"CUDA_VISIBLE_DEVICES": ""}
-    environment["PYTHONPATH"] += os.pathsep + os.path.dirname(__file__)
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200
-    )
-    assert done.stdout.strip() == "fine", done.stderr
 
 
 @pytest.mark.gpu

@@ -21,8 +21,8 @@ rung         a step is
 
 Steps are those of `torch.optim`, also the order of operations. Where PyTorch rounds after each
 operation, a GPU multiplies and adds in one, so a float32 parameter is within 2 units in the last
-place of itself or of its step, whichever is larger, of PyTorch's after a step. 16-bit parameters
-are rounded once a step, as by PyTorch's fused optimisers.
+place (Adam's within 4) of itself or of its step, whichever is larger, of PyTorch's after a step.
+16-bit parameters are rounded once a step, as by PyTorch's fused optimisers.
 
 The learning rate may be a float32 array of one element, and Adam's counts of steps are arrays: both
 are read from the GPU's memory as a step runs, so that a captured CUDA graph goes on counting, and
