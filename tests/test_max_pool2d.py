@@ -154,6 +154,17 @@ def test_random_layers(shape, options, padded, layout, dtype, variant, index_dty
 
 
 @every_variant
+@pytest.mark.parametrize("index_dtype", ["int32", "uint8"])
+def test_a_window_that_steps_over_all_columns_passes_no_gradient_on(variant, index_dtype):
+    x = torch.tensor([[[[0.3, -1.0], [2.0, 0.5]]]], device=PLACE)
+    options = dict(kernel_size=(1, 2), stride=(1, 1), dilation=(1, 3), padding=(0, 1))
+    y, indices = pool.forward(x, variant=variant, index_dtype=index_dtype, **options)
+    assert y.isneginf().all()
+    dy = torch.tensor([[[[1.0], [7.0]]]], device=PLACE)
+    assert not pool.backward(dy, indices, x.shape, variant=variant, **options).any()
+
+
+@every_variant
 @every_format
 def test_special_values_as_in_pytorch(variant, layout):
     x = image((2, 4, 6, 6), layout=layout)

@@ -116,8 +116,8 @@ def test_module_equals_torchvisions(activation, gate):
 @pytest.mark.parametrize(
     ("functions", "words"),
     [
-        ({"activation": torch_nn.GELU}, "ReLU and SiLU as activation, not for GELU; torchvision"),
-        ({"scale_activation": torch_nn.Tanh}, "Sigmoid and Hardsigmoid as gate, not for Tanh"),
+        ({"activation": torch_nn.GELU}, "ReLU and SiLU.* as activation, not for GELU; torchvision"),
+        ({"scale_activation": torch_nn.Tanh}, "Sigmoid and Hardsigmoid.* as gate, not for Tanh"),
     ],
 )
 def test_functions_without_a_kernel_are_refused(functions, words):

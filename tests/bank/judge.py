@@ -86,7 +86,7 @@ def judge_mutant(exercise: str, mutant) -> Row:
     equivalent one computes is seen in the simulator; the compiler has seen the solution.
     """
     equivalent = (exercise, mutant.name) in EQUIVALENT
-    patience = 2 if equivalent else 1
+    patience = 4 if equivalent else 1
     stages = checking.STAGES[:1] if equivalent else checking.STAGES
     with (
         mock.patch.object(checking, "likely_cause", lambda *_: None),

@@ -178,6 +178,9 @@ FORWARD_KERNELS = {fixed: make_forward_kernel(fixed) for fixed in ((2, 2), (3, 3
 def place_of(at, row, col, top, offsets, inverse, W, KW, SH, SW, PH, PW, DH, DW):
     """Where index `at` of the window (row, col) points, from row `top` of the plane on; or -1."""
     if offsets:
+        # A window that steps over all columns has, as in PyTorch, an index beyond its row.
+        if DW > W and (at % W - (col * SW - PW)) % DW != 0:
+            return np.int64(-1)
         return at - top * W
     kh = (at * inverse) >> 16  # at // KW, exact below 256
     w = col * SW - PW + (at - kh * KW) * DW
