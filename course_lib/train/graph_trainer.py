@@ -45,7 +45,7 @@ class GraphTrainer:
         )  # fmt: skip
         self.options = dict(momentum=momentum, nesterov=nesterov), weight_decay
         self.precision = precision
-        self.layers = {name: _weights(getattr(model, name)) for name in NAMES}
+        self.layers = weights_of(model)
         self.buffers = {
             name: tuple(torch.zeros_like(p) for p in pair) for name, pair in self.layers.items()
         }
@@ -92,17 +92,7 @@ class GraphTrainer:
         self._update(self._backward(d, kept))
 
     def _forward(self, x, out=None):
-        """(logits, what the backward pass needs)."""
-        exact = dict(precision=self.precision)
-        conv1, conv2, fc1, fc2 = self.layers.values()
-        a = conv2d.forward(x, *conv1, **exact)
-        b, b_at = max_pool2d.forward(a, 2, index_dtype="uint8")
-        c = relu.forward(b)
-        d = conv2d.forward(c, *conv2, **exact)
-        e, e_at = max_pool2d.forward(d, 2, index_dtype="uint8")
-        f = relu.forward(e)
-        g = linear.forward(f.view(len(x), -1), *fc1, activation="relu", **exact)
-        return linear.forward(g, *fc2, out=out, **exact), (x, a, b, b_at, c, d, e, e_at, f, g)
+        return forward(self.layers, x, precision=self.precision, out=out)
 
     def _backward(self, dlogits, kept):
         """{layer: (gradient of its weight, of its bias)}."""
@@ -174,6 +164,21 @@ class GraphTrainer:
                 getattr(self, name).copy_(state[name])
 
 
-def _weights(layer):
-    """A layer's weight and bias, without what autograd knows of them."""
-    return layer.weight.detach(), layer.bias.detach()
+def weights_of(model):
+    """{layer: (weight, bias)} of a `models.FashionMNISTCNN`, unknown to autograd."""
+    layers = {name: getattr(model, name) for name in NAMES}
+    return {name: (layer.weight.detach(), layer.bias.detach()) for name, layer in layers.items()}
+
+
+def forward(layers, x, *, precision="float32", out=None):
+    """(logits, what the backward pass needs) for images x, float32 (N, 1, 28, 28)."""
+    exact = dict(precision=precision)
+    conv1, conv2, fc1, fc2 = layers.values()
+    a = conv2d.forward(x, *conv1, **exact)
+    b, b_at = max_pool2d.forward(a, 2, index_dtype="uint8")
+    c = relu.forward(b)
+    d = conv2d.forward(c, *conv2, **exact)
+    e, e_at = max_pool2d.forward(d, 2, index_dtype="uint8")
+    f = relu.forward(e)
+    g = linear.forward(f.view(len(x), -1), *fc1, activation="relu", **exact)
+    return linear.forward(g, *fc2, out=out, **exact), (x, a, b, b_at, c, d, e, e_at, f, g)
