@@ -14,8 +14,9 @@ from pathlib import Path
 import course_lib
 
 BENCHMARKS = (
-    "activation", "cross_entropy", "efficientnet", "fused_softmax", "global_avg_pool", "host",
-    "kernel_cache", "launch", "lesson_01", "lesson_02", "lesson_04", "softmax", "squeeze_excite",
+    "activation", "cross_entropy", "efficientnet", "fashion_mnist", "fashion_mnist_training",
+    "fused_softmax", "global_avg_pool", "host", "kernel_cache", "launch", "layers", "lesson_01",
+    "lesson_02", "lesson_04", "linear", "softmax", "squeeze_excite",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
@@ -50,6 +51,7 @@ def main(arguments=None):
     command.add_argument("--shapes", type=shapes, help="only these, such as 128x200,1024x10000")
     command.add_argument("--dtypes", type=names, help="only these, such as float32,bfloat16")
     command.add_argument("--plot", type=Path, metavar="FOLDER", help="save the ladders as pictures")
+    command.add_argument("--data", type=Path, help="folder of real images, for what trains on them")
 
     command = commands.add_parser("kernels", help="what was compiled, and where it is kept")
     command.set_defaults(command=kernels)
@@ -175,10 +177,12 @@ def bench(options):
 
     from course_lib import bench as measuring
     from course_lib import benchmarks, results_table
+    from course_lib.data import DataError
 
+    options.data_folder = options.data
     wanted = {
         name: value
-        for name in ("rounds", "shapes", "dtypes")
+        for name in ("rounds", "shapes", "dtypes", "data_folder")
         if (value := getattr(options, name)) is not None
     }
     for name in options.what:
@@ -186,7 +190,11 @@ def bench(options):
         if refused := benchmarks.refused(benchmark, wanted):
             print(f"python -m course_lib bench {name}: {refused}", file=sys.stderr)
             return WRONG_USAGE
-        found = benchmark.run(**wanted, progress=tqdm)
+        try:
+            found = benchmark.run(**wanted, progress=tqdm)
+        except DataError as error:
+            print(f"python -m course_lib bench {name}: {error}", file=sys.stderr)
+            return WRONG_USAGE
         print(benchmarks.table(found))
         if summary := results_table.squeeze_excite(
             [{"device": measuring.device_facts(), "records": found}]

@@ -29,7 +29,7 @@ FLOORS = {
     "bench": {"course_lib", "runtime"},
     "benchmarks": {
         "course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot", "ops", "nn",
-        "optim", "models",
+        "optim", "models", "train", "data",
     },
     "teach": {"course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot"},
     "compare": {"course_lib", "simulator", "runtime", "kernels", "reference"},

@@ -12,7 +12,10 @@ def refused(benchmark, wanted):
     """
     parameters = inspect.signature(benchmark.run).parameters
     for name in wanted.keys() - parameters.keys():
-        return f"it has no choice of --{name}"
+        return f"it has no choice of --{name.removesuffix('_folder')}"
+    for name, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and name not in wanted:
+            return f"it needs --{name.removesuffix('_folder')}"
     if wanted.get("rounds", 2) < 2:
         return f"quartiles need two rounds at least; not {wanted['rounds']}"
     if unknown := set(wanted.get("dtypes", ())) - {"float32", "float16", "bfloat16"}:
@@ -40,6 +43,8 @@ def table(records):
 
 def _value(row):
     share = f" ({row['percent_of_copy']:.0f}% of copy)" if "percent_of_copy" in row else ""
+    share += f" ({row['tflops']:.1f} TFLOP/s)" if "tflops" in row else ""
+    share += f" ({row['images_per_second']:,.0f} images/s)" if "images_per_second" in row else ""
     python = f" ({row['python_microseconds']:.2f} from Python)" if "python_quartiles" in row else ""
     return f"{row['microseconds']:.2f} µs{share}{python}"
 

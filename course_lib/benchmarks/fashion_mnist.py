@@ -1,0 +1,373 @@
+"""Images per second of the Fashion-MNIST network: ours, and PyTorch at its best.
+
+Training steps and inference, in batches from 1 to 1024, in float32 and with TF32 allowed. Ours:
+plain modules through autograd, and captured graphs of our kernels alone (`train.GraphTrainer`,
+which also picks the batch and normalises it; `train.GraphInference`). PyTorch's: the same network
+and recipe, eager and captured in a CUDA graph, with cuDNN's best algorithms, a fused optimiser,
+gradients set to None, and in both memory formats. Times are what Python sees of a loop of calls,
+whichever takes longer, the host or the GPU; candidates take turns. Memory is what a candidate's
+first step or call has allocated at its peak, its weights included and the images not.
+
+Before anything is timed, one step of each must end with the same parameters, and inference with the
+same logits.
+"""
+
+import functools
+import gc
+import time
+
+import torch
+import torch.nn.functional as F
+
+from course_lib import bench, models, nn, ops, optim
+from course_lib.benchmarks import fashion_mnist_parts as parts
+from course_lib.kernels import (
+    activation,
+    batches,
+    conv2d,
+    cross_entropy,
+    gemm,
+    linear,
+    max_pool2d,
+    optimizers,
+)
+from course_lib.train import GraphInference, GraphTrainer
+
+BATCHES = (1, 8, 32, 64, 256, 1024)
+PRECISIONS = {"float32": "", "tf32": ".tf32"}  # end of the record's name
+TRAINING, INFERENCE = "fashion_mnist.training", "fashion_mnist.inference"
+MODULES, CAPTURED = "ours, modules", "ours, captured"
+EAGER, CAPTURED_EAGER = "PyTorch eager", "PyTorch captured"
+LAST = ", channels-last"
+RECIPE = dict(momentum=0.9, nesterov=True)
+WEIGHT_DECAY, LEARNING_RATE = 5e-4, 0.01
+N_IMAGES = 4096  # of the made-up set that lies on the GPU; what they show has no bearing on time
+WIDTHS = (64, 128, 256)
+DEVICE = "cuda"
+COMMAND = "python -m course_lib bench fashion_mnist --record"
+LOOP = 20_000  # µs that a loop of calls may take
+#: Errors allowed before anything is timed, float64 being true: of logits, ‖found − true‖ ÷ ‖true‖,
+#: and of what one step changes in a parameter. TF32 decides some close races between the four
+#: elements of a pooling window otherwise, and their gradient then goes elsewhere.
+OF_LOGITS = {"float32": 1e-4, "tf32": 1e-2}
+OF_A_STEP = {"float32": 2e-3, "tf32": 0.2}
+ROUNDING = 2e-7  # of a parameter, which holds the change
+
+
+def run(*, batches=BATCHES, precisions=tuple(PRECISIONS), rounds=10, progress=lambda cases: cases):
+    """Check, then time, each batch size and precision. Returns records."""
+    cases = [(precision, batch) for precision in precisions for batch in batches]
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.benchmark = True
+    try:
+        return [record for case in progress(cases) for record in _measure(*case, rounds)]
+    finally:
+        cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+def _measure(precision, batch, rounds):
+    allow_tf32(precision == "tf32")
+    for name, steps in ((TRAINING, training), (INFERENCE, inference)):
+        candidates, memory = steps(precision, batch)
+        functions = {label: lambda i, each=each: each() for label, each in candidates.items()}
+        calls = {
+            label: max(5, min(200, int(LOOP / _once(each)))) for label, each in functions.items()
+        }
+        timings = bench.loop_times(functions, calls=calls, rounds=rounds)
+        rows = [_row(label, timing, batch, memory[label]) for label, timing in timings.items()]
+        name += PRECISIONS[precision]
+        shape = batch, 1, 28, 28
+        record = bench.host_record(name, shape, "float32", rows, kernel_hashes()[name], COMMAND)
+        yield record | {"default": CAPTURED, "precision": precision}
+        del candidates, functions
+        _collect()
+    if batch in parts.BATCHES:
+        yield parts.measure(precision, batch, WIDTHS, rounds, kernel_hashes(), COMMAND)
+        _collect()
+
+
+def allow_tf32(allowed):
+    """Whether PyTorch may use TF32 in convolutions and matrix products."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def _row(label, timing, batch, memory):
+    return {
+        "label": label,
+        "kind": "ours" if label in (MODULES, CAPTURED) else "peer",
+        "microseconds": round(timing.microseconds, 3),
+        "quartiles": [round(quartile, 3) for quartile in timing.quartiles],
+        "images_per_second": round(batch / timing.microseconds * 1e6, 1),
+        "peak_bytes": memory,
+    }
+
+
+# ------------------------------------------------------------------------------ training
+
+
+def training(precision, batch):
+    """({label: function that makes a step}, {label: bytes at a step's peak}), checked."""
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (max(N_IMAGES, batch), 28, 28), dtype=torch.uint8)
+    labels = torch.randint(0, 10, (len(images),))
+    images, labels = images.to(DEVICE), labels.to(DEVICE)
+    state = {name: value.clone() for name, value in _network(nn).state_dict().items()}
+    expected, x, y = None, None, None
+    candidates, memory = {}, {}
+
+    def add(label, make):
+        make = functools.partial(make, precision=precision, state=state)
+        candidates[label], step, memory[label] = _made(make, images, labels, x, y, batch)
+        return step
+
+    trainer = add(CAPTURED, _ours_captured)
+    x, y = trainer.x.clone(), trainer.y.clone()
+    rate = trainer.rate.item()
+    expected = _one_step(x, y, state, rate)
+    _same(CAPTURED, _parameters(trainer.model), expected, precision)
+    for label, layers, captured, last in (
+        (MODULES, nn, False, False),
+        (EAGER, torch.nn, False, False),
+        (EAGER + LAST, torch.nn, False, True),
+        (CAPTURED_EAGER, torch.nn, True, False),
+        (CAPTURED_EAGER + LAST, torch.nn, True, True),
+    ):
+        make = functools.partial(
+            _autograd, layers=layers, captured=captured, last=last, rate=rate, label=label,
+            expected=expected,
+        )  # fmt: skip
+        add(label, make)
+    return candidates, memory
+
+
+def _made(make, images, labels, x, y, batch):
+    """(a step, what `make` made beside it, bytes at the peak of a step)."""
+    _collect()
+    before = _allocated()
+    step, made = make(images, labels, x, y, batch)
+    step()
+    _synchronize()
+    return step, made, _peak() - before
+
+
+def _ours_captured(images, labels, _x, _y, batch, *, precision, state):
+    model = _network(nn, state)
+    trainer = GraphTrainer(
+        model, images, labels, (images[:1], labels[:1]), epochs=1, batch_size=batch,
+        learning_rate=LEARNING_RATE, seed=0, weight_decay=WEIGHT_DECAY, precision=precision,
+        warm_up=0.0, **RECIPE,
+    )  # fmt: skip
+    _reset_peak()
+    return lambda: trainer.train_step(0), trainer
+
+
+def _autograd(_images, _labels, x, y, _batch, *, precision, state, layers, captured, last, rate,
+              label, expected):  # fmt: skip
+    form = torch.channels_last if last else torch.contiguous_format
+    model = _network(layers, state).to(memory_format=form)
+    x, ours = x.contiguous(memory_format=form), layers is nn
+    optimizer = _optimizer(model, ours, rate)
+    loss_of = ops.cross_entropy if ours else F.cross_entropy
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        loss_of(model(x), y).backward()
+        optimizer.step()
+
+    if captured:
+        step = _captured_step(step, model, optimizer, state, label, expected, precision)
+    else:
+        step()
+        _same(label, _parameters(model), expected, precision)
+        for _ in range(3):  # cuDNN tries its algorithms, which takes memory
+            step()
+        _synchronize()
+        _reset_peak()
+    return step, None
+
+
+def _captured_step(step, model, optimizer, state, label, expected, precision):
+    """A function that replays `step`, captured as PyTorch's manual has it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()  # makes the optimiser's states
+        _same(label, _parameters(model), expected, precision)
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    optimizer.zero_grad(set_to_none=True)
+    _collect()
+    _reset_peak()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def _optimizer(model, ours, rate):
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    if ours:
+        return optim.SGD(groups, lr=rate, **RECIPE)
+    return torch.optim.SGD(groups, lr=rate, fused=True, **RECIPE)
+
+
+def _network(layers, state=None):
+    model = models.FashionMNISTCNN(layers=layers, widths=WIDTHS).to(DEVICE)
+    if state is not None:
+        model.load_state_dict(state)
+    return model
+
+
+def _parameters(model):
+    return [p.detach() for p in model.parameters()]
+
+
+def _one_step(x, y, state, rate):
+    """[(parameter after one step on x and y by PyTorch in float64, before it)]."""
+    model = _network(torch.nn, state).double()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = _optimizer(model, False, rate)
+    F.cross_entropy(model(x.double()), y).backward()
+    optimizer.step()
+    return list(zip(_parameters(model), before, strict=True))
+
+
+def _same(label, found, expected, precision):
+    for p, (q, before) in zip(found, expected, strict=True):
+        error, change = (p.double() - q).norm().item(), (q - before).norm().item()
+        if not error <= OF_A_STEP[precision] * change + ROUNDING * q.norm().item():
+            raise AssertionError(
+                f"{label} is wrong, so nothing is timed: one step changes a parameter of shape "
+                f"{tuple(p.shape)} by {change:.2e}, and it is off by {error:.2e}"
+            )
+
+
+# ----------------------------------------------------------------------------- inference
+
+
+def inference(precision, batch):
+    """({label: function that gives logits}, {label: bytes at its peak}), checked."""
+    torch.manual_seed(0)
+    x = torch.randn(batch, 1, 28, 28, device=DEVICE)
+    state = {name: value.clone() for name, value in _network(nn).state_dict().items()}
+    with torch.no_grad():
+        expected = _network(torch.nn, state).double()(x.double())
+    found = {
+        MODULES: (nn, False, False),
+        CAPTURED: (nn, True, False),
+        EAGER: (torch.nn, False, False),
+        EAGER + LAST: (torch.nn, False, True),
+        CAPTURED_EAGER: (torch.nn, True, False),
+        CAPTURED_EAGER + LAST: (torch.nn, True, True),
+    }
+    candidates, memory = {}, {}
+    for label, (layers, captured, last) in found.items():
+        _collect()
+        before = _allocated()
+        infer = _inference(x, state, layers, captured, last, precision)
+        _reset_peak()
+        logits = infer()
+        _synchronize()
+        memory[label] = max(_peak() - before, 0)
+        error = ((logits.double() - expected).norm() / expected.norm()).item()
+        if not error <= OF_LOGITS[precision]:
+            raise AssertionError(
+                f"{label} is wrong, so nothing is timed: its logits are off by {error:.2e}"
+            )
+        candidates[label] = infer
+    return candidates, memory
+
+
+def _inference(x, state, layers, captured, last, precision):
+    """A function that gives the logits of x."""
+    form = torch.channels_last if last else torch.contiguous_format
+    model, x = _network(layers, state).to(memory_format=form).eval(), x.clone()
+    x = x.contiguous(memory_format=form)
+    if captured and layers is nn:
+        infer = GraphInference(model, precision=precision)
+        infer(x)
+        return lambda: infer(x)
+
+    @torch.inference_mode()
+    def eager():
+        return model(x)
+
+    for _ in range(3):
+        eager()
+    return _captured_eager(model, x) if captured else eager
+
+
+def _captured_eager(model, x):
+    """The model in a CUDA graph: a copy to where it reads, and a replay, as ours does."""
+    _synchronize()
+    images = x.clone()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.no_grad():
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                model(images)
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph):
+            logits = model(images)
+
+    def infer():
+        images.copy_(x)
+        graph.replay()
+        return logits
+
+    return infer
+
+
+# ------------------------------------------------------------------------- what all share
+
+
+def _once(function):
+    """µs that one call takes, roughly."""
+    _synchronize()
+    start = time.perf_counter()
+    function(0)
+    _synchronize()
+    return max(1.0, (time.perf_counter() - start) * 1e6)
+
+
+def _synchronize():
+    torch.cuda.synchronize()
+
+
+def _collect():
+    """Give back what nobody holds any longer."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _allocated():
+    return torch.cuda.memory_allocated()
+
+
+def _reset_peak():
+    torch.cuda.reset_peak_memory_stats()
+
+
+def _peak():
+    return torch.cuda.max_memory_allocated()
+
+
+@functools.cache
+def network_hash():
+    """Of every kernel that the network may launch."""
+    modules = activation, batches, conv2d, cross_entropy, linear, max_pool2d, optimizers
+    found = {id(k): k for module in modules for _, k, _ in module.specialisations()}
+    return bench.kernel_hash((*found.values(), gemm.plan.choose))
+
+
+def kernel_hashes():
+    """{record name: hash of what it measures, as it is today}."""
+    names = TRAINING, INFERENCE, parts.NAME
+    return {f"{name}{end}": network_hash() for name in names for end in PRECISIONS.values()}

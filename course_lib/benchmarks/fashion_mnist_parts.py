@@ -1,0 +1,125 @@
+"""Where a training step of the Fashion-MNIST network goes: the GPU's time for each of its launches.
+
+Every part of `train.GraphTrainer`'s step is replayed by itself, on its own tensors. The sum is more
+than the step takes as a whole, where the next kernel's blocks start while the last ones of this one
+end; the record has both.
+"""
+
+import time
+
+import torch
+
+from course_lib import bench, models
+from course_lib.kernels import activation, batches, conv2d, cross_entropy, linear, max_pool2d
+from course_lib.train import GraphTrainer
+
+BATCHES = (32, 1024)
+NAME = "fashion_mnist.parts"
+STEP = "the whole step"
+DEVICE = "cuda"
+REPLAY, MOST_CALLS = 4_000, 40  # µs of a replay, and calls in it
+N_IMAGES = 4096
+relu = activation.relu
+
+
+def measure(precision, batch, widths, rounds, hashes, command):
+    """The record of one batch size. Its rows are the parts, and the whole step as the last."""
+    trainer = made(precision, batch, widths)
+    candidates = parts_of(trainer) | {STEP: lambda i: trainer._step()}
+    calls = {
+        label: max(1, min(MOST_CALLS, int(REPLAY / _once(candidate))))
+        for label, candidate in candidates.items()
+    }
+    timings = bench.device_times(candidates, calls=calls, rounds=rounds)
+    rows = [
+        {
+            "label": label,
+            "kind": "ours",
+            "microseconds": round(timing.microseconds, 3),
+            "quartiles": [round(quartile, 3) for quartile in timing.quartiles],
+        }
+        for label, timing in timings.items()
+    ]
+    name = NAME + (".tf32" if precision == "tf32" else "")
+    record = bench.host_record(name, (batch, 1, 28, 28), "float32", rows, hashes[name], command)
+    return record | {"precision": precision}
+
+
+def made(precision, batch, widths):
+    """A trainer on made-up images, on the GPU."""
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (max(N_IMAGES, batch), 28, 28), dtype=torch.uint8)
+    labels = torch.randint(0, 10, (len(images),))
+    model = models.FashionMNISTCNN(widths=widths).to(DEVICE)
+    return GraphTrainer(
+        model, images, labels, (images[:1], labels[:1]), epochs=1, batch_size=batch,
+        learning_rate=0.01, seed=0, precision=precision,
+    )  # fmt: skip
+
+
+def parts_of(trainer):
+    """{part: function(i) that runs it}, in the order of a step."""
+    exact = dict(precision=trainer.precision)
+    conv1, conv2, fc1, fc2 = trainer.layers.values()
+    batches.next_batch(
+        trainer.images, trainer.labels, trainer.step, trainer.rate, trainer.x, trainer.y,
+        **trainer.schedule,
+    )  # fmt: skip
+    logits, (x, a, b, b_at, c, d, e, e_at, f, g) = trainer._forward(trainer.x)
+    flat, y, one = f.view(len(x), -1), trainer.y, trainer.one
+    loss, *stats = cross_entropy.forward(logits, y)
+    dlogits = cross_entropy.backward(one, logits, y, *stats)
+    dg = linear.backward(dlogits, g, fc2[0], **exact)[0]
+    df = linear.backward(dg, flat, fc1[0], **exact)[0].view(e.shape)
+    dd = max_pool2d.backward(df, e_at, d.shape, kernel_size=2)
+    dc = conv2d.backward(dd, c, conv2[0], **exact)[0]
+    da = max_pool2d.backward(dc, b_at, a.shape, kernel_size=2)
+    gradients = trainer._backward(dlogits, (x, a, b, b_at, c, d, e, e_at, f, g))
+
+    def batch(i):
+        batches.next_batch(
+            trainer.images, trainer.labels, trainer.step, trainer.rate, x, y, **trainer.schedule
+        )
+
+    def losses(i):
+        found, *saved = cross_entropy.forward(logits, y)
+        batches.tally(found, logits, y, trainer.step, trainer.losses, trainer.right)
+        cross_entropy.backward(one, logits, y, *saved)
+
+    def pool(image):
+        return max_pool2d.forward(image, 2, index_dtype="uint8")
+
+    def pool_back(gradient, indices, image):
+        return max_pool2d.backward(gradient, indices, image.shape, kernel_size=2)
+
+    first = dict(needs=(False, True, True))
+    return {
+        "batch": batch,
+        "conv1": lambda i: conv2d.forward(x, *conv1, **exact),
+        "pool and ReLU 1": lambda i: relu.forward(pool(a)[0]),
+        "conv2": lambda i: conv2d.forward(c, *conv2, **exact),
+        "pool and ReLU 2": lambda i: relu.forward(pool(d)[0]),
+        "fc1": lambda i: linear.forward(flat, *fc1, activation="relu", **exact),
+        "fc2": lambda i: linear.forward(g, *fc2, **exact),
+        "loss": losses,
+        "fc2 backward": lambda i: linear.backward(dlogits, g, fc2[0], **exact),
+        "fc1 backward": lambda i: linear.backward(relu.backward(dg, g), flat, fc1[0], **exact),
+        "pool and ReLU 2 backward": lambda i: pool_back(relu.backward(df, e), e_at, d),
+        "conv2 backward": lambda i: conv2d.backward(dd, c, conv2[0], **exact),
+        "pool and ReLU 1 backward": lambda i: pool_back(relu.backward(dc, b), b_at, a),
+        "conv1 backward": lambda i: conv2d.backward(da, x, conv1[0], **first, **exact),
+        "update": lambda i: trainer._update(gradients),
+    }
+
+
+def _once(candidate):
+    """µs that one call takes, roughly."""
+    _synchronize()
+    start = time.perf_counter()
+    candidate(0)
+    _synchronize()
+    return max(1.0, (time.perf_counter() - start) * 1e6)
+
+
+def _synchronize():
+    torch.cuda.synchronize()
