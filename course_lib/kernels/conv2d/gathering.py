@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from course_lib.kernels.conv2d import channels_last
+from course_lib.kernels.conv2d import channels_last, halo_plan
 from course_lib.kernels.conv2d.channels_last_dweight import dweight_kernel_of
 from course_lib.kernels.conv2d.implicit_dweight import (
     TOTAL_LANES,
@@ -122,6 +122,10 @@ def dx_arguments(problem):
 def launch_forward(variant, problem, x, weight, bias, y, precision):
     """y = x * weight + bias."""
     check(variant, problem, x)
+    if variant == "tensor_core":
+        gather = halo_plan.forward_of(problem)
+        if _launch_halo(gather, problem, x, weight, bias, y, precision):
+            return
     exact = is_exact(x, precision)
     operands = x, weight, bias, y
     _launch(variant, problem, forward_arguments(problem), operands, exact, False)
@@ -130,8 +134,22 @@ def launch_forward(variant, problem, x, weight, bias, y, precision):
 def launch_dx(variant, problem, dy, weight, dx, precision):
     """dx, gathered from dy."""
     check(variant, problem, dy)
+    if variant == "tensor_core":
+        gather = halo_plan.dx_of(problem)
+        if _launch_halo(gather, problem, dy, weight, None, dx, precision):
+            return
     exact = is_exact(dy, precision)
     _launch(variant, problem, dx_arguments(problem), (dy, weight, None, dx), exact, True)
+
+
+def _launch_halo(gather, problem, source, weight, bias, result, precision):
+    """Whether the pass is one for `halo`, which then has been launched."""
+    mode = halo_plan.mode_of(source, precision)
+    plan = halo_plan.planned(gather, source.dtype.itemsize, mode, chip_of(source))
+    if plan is None or problem.channels_last and arrays.address_of(source) % VECTOR_BYTES:
+        return False
+    halo_plan.run(gather, plan, problem, source, weight, bias, result, mode)
+    return True
 
 
 def _launch(variant, problem, arguments, operands, exact, for_dx):
@@ -206,6 +224,7 @@ def split_plan(n_blocks, n_pixels, n_results):
 
 def specialisations():
     """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
+    yield from halo_plan.specialisations()
     sums = ("float32", 1)
     for dtype in DTYPES:
         array = (dtype, 1)

@@ -12,7 +12,7 @@ How float32 numbers are multiplied is a matter of `mode`:
 `split`   each number the sum of two, its rounding to TF32 and the rest: x·w is big·big + big·small
           + small·big, and small·small is below float32's own rounding. Three products, the small
           ones first. A tensor core cuts sums off where float32 rounds, and in a long sum that adds
-          up; so each two steps are summed from 0, and then added as float32
+          up; so each step or two are summed from 0, and then added as float32
 ========= ==========================================================================================
 
 Splitting: NVIDIA's CUTLASS example 27 (3xTF32); the sums: Ootomo and Yokota, "Recovering single
@@ -39,7 +39,7 @@ ZERO = np.float32(0)
 
 
 def load_a(tile, source, itemsize):
-    """load(words, at, cache, base, step, lane): words[at : at+4] of the 16 rows from `base` on.
+    """load(words, at, cache, base, i, step, lane): words[at : at+4] of the i-th 16 rows.
 
     `base` is where the tile's first column (or, `by_row`, its first k) of the first row lies.
     """
@@ -47,18 +47,19 @@ def load_a(tile, source, itemsize):
     K_STEP = STEP_BYTES // itemsize
 
     @cuda.jit(device=True)
-    def load_by_k(words, at, cache, base, step, lane):
-        place = base + lane % 16 * PITCH + lane // 16 * WIDTH + step * K_STEP
+    def load_by_k(words, at, cache, base, i, step, lane):
+        place = base + (i * FRAGMENT_M + lane % 16) * PITCH + lane // 16 * WIDTH + step * K_STEP
         load_matrices(words, at, cache, place)
 
     @cuda.jit(device=True)
-    def load_by_row(words, at, cache, base, step, lane):
+    def load_by_row(words, at, cache, base, i, step, lane):
         k = step * K_STEP + lane // 16 * 8 + lane % 8
-        load_matrices_transposed(words, at, cache, base + k * PITCH + lane // 8 % 2 * 8)
+        place = base + k * PITCH + lane // 8 % 2 * 8 + i * FRAGMENT_M
+        load_matrices_transposed(words, at, cache, place)
 
     @cuda.jit(device=True)
-    def load_words_by_row(words, at, cache, base, step, lane):
-        place = base + (step * K_STEP + lane % 4) * PITCH + lane // 4
+    def load_words_by_row(words, at, cache, base, i, step, lane):
+        place = base + (step * K_STEP + lane % 4) * PITCH + lane // 4 + i * FRAGMENT_M
         for r in range(4):
             words[at + r] = load_word(cache, place + r % 2 * 8 + r // 2 * 4 * PITCH)
 
@@ -66,26 +67,27 @@ def load_a(tile, source, itemsize):
 
 
 def load_b(tile, source, itemsize):
-    """load(words, at, cache, base, step, lane): words[at : at+4] of the 16 columns from `base` on.
+    """load(words, at, cache, base, j, step, lane): words[at : at+4] of the j-th 16 columns.
 
     That is two fragments of 8 columns.
     """
     PITCH, WIDTH = tile.pitch, VECTOR_BYTES // itemsize
-    K_STEP = STEP_BYTES // itemsize
+    K_STEP, PAIR_N = STEP_BYTES // itemsize, 2 * FRAGMENT_N
 
     @cuda.jit(device=True)
-    def load_by_k(words, at, cache, base, step, lane):
-        place = base + (lane % 8 + lane // 16 * 8) * PITCH + lane // 8 % 2 * WIDTH + step * K_STEP
-        load_matrices(words, at, cache, place)
+    def load_by_k(words, at, cache, base, j, step, lane):
+        place = base + (j * PAIR_N + lane % 8 + lane // 16 * 8) * PITCH
+        load_matrices(words, at, cache, place + lane // 8 % 2 * WIDTH + step * K_STEP)
 
     @cuda.jit(device=True)
-    def load_by_row(words, at, cache, base, step, lane):
+    def load_by_row(words, at, cache, base, j, step, lane):
         k = step * K_STEP + lane % 16
-        load_matrices_transposed(words, at, cache, base + k * PITCH + lane // 16 * 8)
+        place = base + k * PITCH + lane // 16 * 8 + j * PAIR_N
+        load_matrices_transposed(words, at, cache, place)
 
     @cuda.jit(device=True)
-    def load_words_by_row(words, at, cache, base, step, lane):
-        place = base + (step * K_STEP + lane % 4) * PITCH + lane // 4
+    def load_words_by_row(words, at, cache, base, j, step, lane):
+        place = base + (step * K_STEP + lane % 4) * PITCH + lane // 4 + j * PAIR_N
         for r in range(4):
             words[at + r] = load_word(cache, place + r // 2 * 8 + r % 2 * 4 * PITCH)
 
@@ -98,24 +100,22 @@ def _chosen(source, itemsize, by_k, by_row, words_by_row):
     return by_row if itemsize == 2 else words_by_row
 
 
-def multiply(rows, cols, a_tile, b_tile, sources, itemsize, mode):
+def multiply(rows, cols, loads, n_steps, mode):
     """multiply(acc, cache, a_base, b_base, lane): acc += the product of two tiles' parts.
 
     rows, cols      of the warp
-    a_base, b_base  where its part of either tile begins in `cache`
+    loads           for either tile, what `load_a` and `load_b` return or does as that says
+    n_steps         along k, even
+    a_base, b_base  where the warp's part of either tile begins in `cache`, as the loads take it
     """
-    chosen = load_a(a_tile, sources[0], itemsize), load_b(b_tile, sources[1], itemsize)
-    rows_on = 1 if sources[0] == "by_row" else a_tile.pitch
-    cols_on = 1 if sources[1] == "by_row" else b_tile.pitch
-    distances = FRAGMENT_M * rows_on, 2 * FRAGMENT_N * cols_on
     counts = rows // FRAGMENT_M, cols // FRAGMENT_N
-    n_steps = a_tile.k_size * itemsize // STEP_BYTES
     if mode == "split":
-        return _multiply_split(*chosen, *distances, *counts, n_steps)
-    return _multiply_plain(*chosen, *distances, *counts, n_steps, mode == "tf32")
+        # Sums of two steps take as many registers as the warp has to spare.
+        return _multiply_split(*loads, *counts, n_steps, 2 if cols <= 32 else 1)
+    return _multiply_plain(*loads, *counts, n_steps, mode == "tf32")
 
 
-def _multiply_plain(load_a, load_b, A_NEXT, B_NEXT, N_A, N_B, N_STEPS, rounds):
+def _multiply_plain(load_a, load_b, N_A, N_B, N_STEPS, rounds):
     A_WORDS, B_WORDS = 4 * N_A, 2 * N_B
 
     @cuda.jit(device=True)
@@ -132,9 +132,9 @@ def _multiply_plain(load_a, load_b, A_NEXT, B_NEXT, N_A, N_B, N_STEPS, rounds):
     @cuda.jit(device=True)
     def load_step(a, b, cache, a_base, b_base, step, lane):
         for i in range(N_A):
-            load_a(a, 4 * i, cache, a_base + i * A_NEXT, step, lane)
+            load_a(a, 4 * i, cache, a_base, i, step, lane)
         for j in range(N_B // 2):
-            load_b(b, 4 * j, cache, b_base + j * B_NEXT, step, lane)
+            load_b(b, 4 * j, cache, b_base, j, step, lane)
 
     @cuda.jit(device=True)
     def multiply_step(acc, a, b, like):
@@ -150,19 +150,21 @@ def _multiply_plain(load_a, load_b, A_NEXT, B_NEXT, N_A, N_B, N_STEPS, rounds):
         a, b = cuda.local.array(A_WORDS, np.uint32), cuda.local.array(B_WORDS, np.uint32)
         next_a, next_b = cuda.local.array(A_WORDS, np.uint32), cuda.local.array(B_WORDS, np.uint32)
         load_step(a, b, cache, a_base, b_base, 0, lane)
-        for step in range(0, N_STEPS, 2):
-            load_step(next_a, next_b, cache, a_base, b_base, step + 1, lane)
-            multiply_step(acc, a, b, cache)
-            if step + 2 < N_STEPS:
-                load_step(a, b, cache, a_base, b_base, step + 2, lane)
+        load_step(next_a, next_b, cache, a_base, b_base, 1, lane)
+        multiply_step(acc, a, b, cache)
+        if N_STEPS == 4:  # written out, because a compiler leaves the loop a loop
+            load_step(a, b, cache, a_base, b_base, 2, lane)
             multiply_step(acc, next_a, next_b, cache)
+            load_step(next_a, next_b, cache, a_base, b_base, 3, lane)
+            multiply_step(acc, a, b, cache)
+        multiply_step(acc, next_a, next_b, cache)
 
     return multiply_tiles
 
 
-def _multiply_split(load_a, load_b, A_NEXT, B_NEXT, N_A, N_B, N_STEPS):
+def _multiply_split(load_a, load_b, N_A, N_B, N_STEPS, TOGETHER):
     B_WORDS, PARTS = 2 * N_B, 4 * N_B
-    BOTH_STEPS = 2 * B_WORDS
+    A_ALL, B_ALL = TOGETHER * 4, TOGETHER * B_WORDS
 
     @cuda.jit(device=True)
     def split(words, small, n):
@@ -172,16 +174,16 @@ def _multiply_split(load_a, load_b, A_NEXT, B_NEXT, N_A, N_B, N_STEPS):
             words[r] = big
 
     @cuda.jit(device=True)
-    def multiply_two_steps(acc, first, a, a_small, b, b_small, like):
+    def multiply_steps(acc, first, a, a_small, b, b_small, like):
         part = cuda.local.array(PARTS, np.float32)
         for r in range(PARTS):
             part[r] = ZERO
-        for step in range(2):
+        for step in range(TOGETHER):
             for j in range(N_B):
                 multiply_add(part, 4 * j, a_small, 4 * step, b, step * B_WORDS + 2 * j, like)
             for j in range(N_B):
                 multiply_add(part, 4 * j, a, 4 * step, b_small, step * B_WORDS + 2 * j, like)
-        for step in range(2):
+        for step in range(TOGETHER):
             for j in range(N_B):
                 multiply_add(part, 4 * j, a, 4 * step, b, step * B_WORDS + 2 * j, like)
         for r in range(PARTS):
@@ -189,19 +191,17 @@ def _multiply_split(load_a, load_b, A_NEXT, B_NEXT, N_A, N_B, N_STEPS):
 
     @cuda.jit(device=True)
     def multiply_tiles(acc, cache, a_base, b_base, lane):
-        a, a_small = cuda.local.array(8, np.uint32), cuda.local.array(8, np.uint32)
-        b = cuda.local.array(BOTH_STEPS, np.uint32)
-        b_small = cuda.local.array(BOTH_STEPS, np.uint32)
-        for half in range(N_STEPS // 2):
-            for step in range(2):
+        a, a_small = cuda.local.array(A_ALL, np.uint32), cuda.local.array(A_ALL, np.uint32)
+        b, b_small = cuda.local.array(B_ALL, np.uint32), cuda.local.array(B_ALL, np.uint32)
+        for first in range(0, N_STEPS, TOGETHER):
+            for step in range(TOGETHER):
                 for j in range(N_B // 2):
-                    place = b_base + j * B_NEXT
-                    load_b(b, step * B_WORDS + 4 * j, cache, place, 2 * half + step, lane)
-            split(b, b_small, BOTH_STEPS)
+                    load_b(b, step * B_WORDS + 4 * j, cache, b_base, j, first + step, lane)
+            split(b, b_small, B_ALL)
             for i in range(N_A):
-                for step in range(2):
-                    load_a(a, 4 * step, cache, a_base + i * A_NEXT, 2 * half + step, lane)
-                split(a, a_small, 8)
-                multiply_two_steps(acc, i * PARTS, a, a_small, b, b_small, cache)
+                for step in range(TOGETHER):
+                    load_a(a, 4 * step, cache, a_base, i, first + step, lane)
+                split(a, a_small, A_ALL)
+                multiply_steps(acc, i * PARTS, a, a_small, b, b_small, cache)
 
     return multiply_tiles

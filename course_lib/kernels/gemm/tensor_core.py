@@ -17,6 +17,7 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.gemm import fragments
 from course_lib.kernels.gemm.epilogue import CLUSTER
+from course_lib.kernels.gemm.fragments import STEP_BYTES
 from course_lib.kernels.gemm.place import place_of_block
 from course_lib.kernels.gemm.results import SUMS_PADDING, results
 from course_lib.kernels.gemm.tiles import tile
@@ -70,7 +71,11 @@ def _kernel(shape, sources, itemsize, mode, a_tile, b_tile):
     B_ROW = 1 if sources[1] == "by_row" else b_tile.pitch
     N_SUMS = WARP_M * WARP_N // 32
     fetch_a, fetch_b = a_tile.fetch, b_tile.fetch
-    multiply = fragments.multiply(WARP_M, WARP_N, a_tile, b_tile, sources, itemsize, mode)
+    loads = (
+        fragments.load_a(a_tile, sources[0], itemsize),
+        fragments.load_b(b_tile, sources[1], itemsize),
+    )  # fmt: skip
+    multiply = fragments.multiply(WARP_M, WARP_N, loads, K_BYTES // STEP_BYTES, mode)
     collect, write = results(
         TILE_M, TILE_N, WARP_M, WARP_N, shape.n_threads, mode == "split"
     )  # fmt: skip
