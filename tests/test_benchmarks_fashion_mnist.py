@@ -1,0 +1,187 @@
+"""The benchmarks of the Fashion-MNIST network: what they check, time and record, without a GPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from course_lib import SIMULATED, bench, benchmarks
+from course_lib.benchmarks import fashion_mnist as benchmark
+from course_lib.benchmarks import fashion_mnist_parts as parts
+from course_lib.benchmarks import fashion_mnist_training as training
+from course_lib.data import DataError
+from course_lib.kernels import conv2d, linear, max_pool2d
+
+WIDTHS = (2, 3, 8)
+LABELS = [
+    "ours, captured", "ours, modules", "PyTorch eager", "PyTorch eager, channels-last",
+    "PyTorch captured", "PyTorch captured, channels-last",
+]  # fmt: skip
+
+
+def times(candidates, *, calls, rounds):
+    for candidate in candidates.values():
+        candidate(0)
+    return {label: bench.Timing(20.0, (19.0, 21.0)) for label in candidates}
+
+
+def compute_by_torch(monkeypatch):
+    """Let PyTorch compute what the larger layers give: they have tests, and are slow simulated."""
+
+    def forward(x, weight, bias, *, activation="none", out=None, **_):
+        y = F.linear(x, weight, bias)
+        y = y.relu() if activation == "relu" else y
+        return y if out is None else out.copy_(y)
+
+    def backward(dy, x, weight, **_):
+        return dy @ weight, dy.t() @ x, dy.sum(0)
+
+    monkeypatch.setattr(linear, "forward", forward)
+    monkeypatch.setattr(linear, "backward", backward)
+    monkeypatch.setattr(conv2d, "forward", lambda x, w, b, **_: F.conv2d(x, w, b))
+    pair, aten = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1), torch.ops.aten
+
+    def conv_backward(dy, x, weight, *, needs=(True, True, True), **_):
+        n_out = [len(weight)]
+        return aten.convolution_backward(dy, x, weight, n_out, *pair, [*needs])
+
+    monkeypatch.setattr(conv2d, "backward", conv_backward)
+    twos = [2, 2], [2, 2], [0, 0], [1, 1], False
+
+    def pool(x, kernel_size, **_):
+        return aten.max_pool2d_with_indices(x, *twos)
+
+    def pool_backward(dy, indices, shape, kernel_size, **_):
+        return aten.max_pool2d_with_indices_backward(dy, dy.new_empty(shape), *twos, indices)
+
+    monkeypatch.setattr(max_pool2d, "forward", pool)
+    monkeypatch.setattr(max_pool2d, "backward", pool_backward)
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """Let the benchmarks run a small network without a GPU, a graph or real times."""
+    if not SIMULATED:
+        pytest.skip("about machines without a GPU")
+    compute_by_torch(monkeypatch)
+    for each in (benchmark, parts):
+        monkeypatch.setattr(each, "DEVICE", "cpu")
+        monkeypatch.setattr(each, "_synchronize", lambda: None)
+        monkeypatch.setattr(each, "_once", lambda candidate: 1e6)
+    peak = iter(range(0, 10**9, 10**3))
+    monkeypatch.setattr(benchmark, "_allocated", lambda: 0)
+    monkeypatch.setattr(benchmark, "_peak", lambda: next(peak))
+    monkeypatch.setattr(benchmark, "_reset_peak", lambda: None)
+    monkeypatch.setattr(benchmark, "_collect", lambda: None)
+    monkeypatch.setattr(benchmark, "WIDTHS", WIDTHS)
+    monkeypatch.setattr(benchmark, "N_IMAGES", 8)
+    monkeypatch.setattr(benchmark, "_captured_eager", lambda model, x: lambda: model(x))
+    monkeypatch.setattr(benchmark, "_captured_step", captured_step)
+    monkeypatch.setattr(bench, "loop_times", times)
+    monkeypatch.setattr(bench, "device_times", times)
+
+
+def captured_step(step, model, optimizer, state, label, expected, precision):
+    step()
+    benchmark._same(label, benchmark._parameters(model), expected, precision)
+    return step
+
+
+def test_all_ways_are_checked_and_timed(on_the_cpu, monkeypatch):
+    monkeypatch.setattr(parts, "BATCHES", (2,))
+    before = torch.backends.cudnn.benchmark
+    found = benchmark.run(batches=(2,), precisions=("float32",), rounds=2)
+    assert torch.backends.cudnn.benchmark is before
+    assert [(record["name"], record["shape"][0]) for record in found] == [
+        ("fashion_mnist.training", 2), ("fashion_mnist.inference", 2), ("fashion_mnist.parts", 2),
+    ]  # fmt: skip
+    hashes = benchmark.kernel_hashes()
+    for record in found:
+        assert record["kernel_hash"] == hashes[record["name"]]
+        labels = [row["label"] for row in record["rows"]]
+        if record["name"] == parts.NAME:
+            assert labels[-1] == parts.STEP and len(labels) == 16
+            continue
+        assert sorted(labels) == sorted(LABELS)
+        for row in record["rows"]:
+            assert row["images_per_second"] == 50_000 * record["shape"][0]
+            assert row["kind"] == ("ours" if row["label"].startswith("ours") else "peer")
+            assert row["peak_bytes"] >= 0
+    assert "images/s" in benchmarks.table(found)
+
+
+def test_a_step_that_goes_elsewhere_is_not_timed(on_the_cpu, monkeypatch):
+    backward = linear.backward
+
+    def wrong(*arguments, **options):
+        dx, dweight, dbias = backward(*arguments, **options)
+        return dx, 1.01 * dweight, dbias
+
+    monkeypatch.setattr(linear, "backward", wrong)
+    with pytest.raises(AssertionError, match="ours, captured is wrong.*one step changes"):
+        benchmark.training("float32", 2)
+
+
+def test_wrong_logits_are_not_timed(on_the_cpu, monkeypatch):
+    forward = linear.forward
+
+    def wrong(*arguments, **options):
+        return forward(*arguments, **options) + 0.01
+
+    monkeypatch.setattr(linear, "forward", wrong)
+    with pytest.raises(AssertionError, match="ours, modules is wrong.*its logits are off"):
+        benchmark.inference("float32", 2)
+
+
+# ------------------------------------------------------------------------------ training
+
+
+def test_runs_are_recorded_with_losses_and_answers(on_the_cpu, monkeypatch):
+    monkeypatch.setattr(training, "DEVICE", "cpu")
+    monkeypatch.setattr(training, "BATCH_SIZE", 4)
+    monkeypatch.setattr(training, "WARM_UP", 4)
+    monkeypatch.setattr(training, "POINTS", 2)
+    few = [(x[:12], y[:12]) for x, y in (training.data.fashion_mnist(),) * 2]
+    monkeypatch.setattr(training.data, "fashion_mnist", lambda folder, train: few[train])
+    monkeypatch.setattr(training.fashion_mnist, "create", create_small)
+    (record,) = training.run(data_folder=None, seeds=(3, 4), epochs=2)
+    assert record["drawn"] and record["kernel_hash"] == training.kernel_hashes()[training.NAME]
+    assert [(row["seed"], row["label"]) for row in record["rows"]] == [
+        (seed, label) for seed in (3, 4) for label in training.WAYS
+    ]
+    for row in record["rows"]:
+        assert row["steps"] == 6 and row["steps_to_a_point"] == 3 and len(row["losses"]) == 2
+        assert [entry["epoch"] for entry in row["history"]] == [1, 2]
+        mean = sum(row["losses"]) / 2
+        assert mean == pytest.approx(sum(e["loss"] for e in row["history"]) / 2, abs=1e-3)
+        if row["seed"] == 3:
+            assert sum(map(sum, row["confusion"])) == 12
+            right = sum(row["confusion"][k][k] for k in range(10)) / 12
+            assert right == row["history"][-1]["validation_accuracy"]
+    assert record["accuracy"].keys() == training.WAYS.keys()
+    assert benchmarks.table([record])
+
+
+def create_small(settings):
+    torch.manual_seed(settings["seed"])
+    layers = training.fashion_mnist.nn if settings["use_cuda_kernels"] else torch.nn
+    return training.fashion_mnist.models.FashionMNISTCNN(widths=WIDTHS, layers=layers)
+
+
+def test_the_images_must_be_named_and_be_there(tmp_path):
+    assert benchmarks.refused(training, {}) == "it needs --data"
+    assert benchmarks.refused(training, {"data_folder": tmp_path}) is None
+    assert benchmarks.refused(benchmark, {"data_folder": tmp_path}) == "it has no choice of --data"
+    with pytest.raises(DataError, match="has no Fashion-MNIST"):
+        training.run(data_folder=tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_bench_fashion_mnist_on_a_gpu():
+    for record in benchmark.run(batches=(32,), rounds=3):
+        rows = {row["label"]: row for row in record["rows"]}
+        assert all(row["microseconds"] > 0 for row in rows.values())
+        if record["name"] != parts.NAME:
+            assert set(rows) == set(LABELS) and rows["ours, captured"]["peak_bytes"] > 0
+    (record,) = training.run(data_folder=None, seeds=(0,), epochs=2)
+    assert min(record["accuracy"].values()) > 0.8
