@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from course_lib.kernels.conv2d import channels_last, halo_plan
+from course_lib.kernels.conv2d import channels_last, halo_plan, pixel_sums_plan
 from course_lib.kernels.conv2d.channels_last_dweight import dweight_kernel_of
 from course_lib.kernels.conv2d.implicit_dweight import (
     TOTAL_LANES,
@@ -180,6 +180,8 @@ def launch_dweight(variant, problem, dy, x, dweight, precision):
     """dweight: sums over parts of the pixels, and their total."""
     p = problem
     check(variant, p, x)
+    if variant == "tensor_core" and _launch_pixel_sums(problem, dy, x, dweight, precision):
+        return
     n_weights, n_terms = arrays.size_of(dweight), p.C // p.groups * p.R * p.S
     engine = engine_for(variant, n_terms, p.K // p.groups, p.groups * DWEIGHT_BLOCKS)
     n_blocks = math.ceil(n_terms / engine.rows) * p.groups
@@ -205,6 +207,17 @@ def launch_dweight(variant, problem, dy, x, dweight, precision):
         add_up(partial, dweight, n_splits)
 
 
+def _launch_pixel_sums(problem, dy, x, dweight, precision):
+    """Whether dweight is one for `pixel_sums`, which then has been launched."""
+    mode = halo_plan.mode_of(x, precision)
+    plan = pixel_sums_plan.planned(problem, x.dtype.itemsize, mode, chip_of(x))
+    aligned = not any(arrays.address_of(array) % VECTOR_BYTES for array in (dy, x))
+    if plan is None or problem.channels_last and not aligned:
+        return False
+    pixel_sums_plan.run(plan, problem, dy, x, dweight, mode)
+    return True
+
+
 def add_up(partial, result, n_splits):
     """result = Σ partial[split], in a fixed order."""
     launch(
@@ -225,6 +238,7 @@ def split_plan(n_blocks, n_pixels, n_results):
 def specialisations():
     """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
     yield from halo_plan.specialisations()
+    yield from pixel_sums_plan.specialisations()
     sums = ("float32", 1)
     for dtype in DTYPES:
         array = (dtype, 1)

@@ -83,7 +83,7 @@ def dx_of(p):
 @functools.lru_cache(maxsize=4096)
 def planned(gather, itemsize, mode, chip):
     """The fastest `Plan` on a chip as `chip_of` gives it; None if there is none."""
-    if gather is None or gather.n_channels * itemsize % VECTOR_BYTES:
+    if gather is None or not gather.n_channels or gather.n_channels * itemsize % VECTOR_BYTES:
         return None
     found = [
         (cost(gather, shape, speed), plan)

@@ -1,0 +1,237 @@
+"""dweight of `tensor_core` where channels lie side by side, in any precision.
+
+The product is that of `implicit_dweight`. A row of it is a *term*, a tap and a channel of x, with
+channels side by side; a column a channel of dy; what is summed over are the pixels of y. So tiles
+of either factor lie as (pixel, row number), and arrive 16 bytes at a time. A thread copies the
+same few terms of every pixel: where its taps lie is found once. Where a pixel lies, and which taps
+meet the image there, one warp after another finds for all, a tile ahead.
+
+There are few terms and many pixels. Blocks share the pixels of a tile; `sum_kernel` adds up what
+they found, in a fixed order, and puts it where the weights lie.
+"""
+
+import numpy as np
+
+from course_lib import cuda
+from course_lib.kernels.conv2d.halo import PLANAR, results
+from course_lib.kernels.conv2d.places import ZERO, divided
+from course_lib.kernels.gemm import fragments
+from course_lib.kernels.gemm.fragments import FRAGMENT_M, FRAGMENT_N, STEP_BYTES
+from course_lib.kernels.gemm.tiles import tile
+from course_lib.runtime.intrinsics import (
+    VECTOR_BYTES,
+    allow_next_kernel,
+    load_vector,
+    store,
+    store_vector,
+    wait_for_previous_kernel,
+)
+from course_lib.runtime.matrix import copy_part_async
+from course_lib.runtime.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.shared import dynamic_shared
+
+K_BYTES = 128  # of pixels in a tile, were they as wide as an element
+BAND = 64  # terms, or channels of dy, of a pixel that threads side by side copy
+NO_TAP = 31  # which no pixel has
+SUM_LANES, SUM_PARTS = 32, 8  # threads side by side, and threads that share the sums of one
+WIDTH = 4  # sums that a thread of `sum_kernel` adds up at a time
+
+
+def tile_size(shape, itemsize):
+    """Elements of shared memory for a pair of tiles; PITCH is that of `gemm.tiles`."""
+    return K_BYTES // itemsize * (shape.m + shape.n + 2 * 8)
+
+
+def shared_bytes(shape, itemsize):
+    """Bytes of dynamic shared memory for a block of this `gemm.tensor_core.Shape`."""
+    buffers = shape.n_stages * tile_size(shape, itemsize) * itemsize
+    return max(buffers, shape.n * (shape.m + 4) * 4)
+
+
+def make(shape, itemsize, mode):
+    """The kernel for blocks of `shape`, of numbers of so many bytes, multiplied in `mode`."""
+    TILE_M, TILE_N, N_STAGES, N_THREADS = shape.m, shape.n, shape.n_stages, shape.n_threads
+    WARP_M, WARP_N, WARPS_N = shape.m // shape.warps_m, shape.n // shape.warps_n, shape.warps_n
+    N_SUMS, N_WARPS, SLOTS = WARP_M * WARP_N // 32, N_THREADS // 32, 2 * K_BYTES // itemsize
+    K_SIZE, BANDS = K_BYTES // itemsize, TILE_M // BAND
+    sides = [tile(n, K_BYTES, itemsize, 2 * n, "by_row") for n in (TILE_M, TILE_N)]
+    A_SIZE, STAGE = sides[0].size, sides[0].size + sides[1].size
+    loads = (
+        fragments.load_a(sides[0], "by_row", itemsize),
+        fragments.load_b(sides[1], "by_row", itemsize),
+    )
+    multiply = fragments.multiply(WARP_M, WARP_N, loads, K_BYTES // STEP_BYTES, mode)
+    find_terms, fetch_x, fetch_dy = copies(shape, itemsize)
+    collect, _ = results(TILE_M, TILE_N, WARP_M, WARP_N, N_THREADS)
+
+    @cuda.jit(device=True)
+    def add_products(
+        acc, cache, dy, x, start, x_base, dy_base, bases, taps, table, geometry, n_pixels, C, K,
+        n_left, a_base, b_base, warp, lane,
+    ):  # fmt: skip
+        """All tiles of the block's pixels, each copied while those before it are worked on."""
+        origins, masks = table
+        n_tiles = (n_pixels + K_SIZE - 1) // K_SIZE
+        at, to = 0, 0
+        if warp == 0:
+            find_pixels(origins, masks, 0, 0, K_SIZE, start, n_pixels, lane, geometry)
+        for ahead in range(n_tiles + N_STAGES - 1):
+            if ahead >= N_STAGES - 1:
+                wait_for_groups_but(N_STAGES - 2)
+            cuda.syncthreads()
+            if ahead < n_tiles:
+                slot = ahead % 2 * K_SIZE
+                fetch_x(cache, to, x, x_base, bases, taps, origins, masks, slot, C)
+                fetch_dy(cache, to + A_SIZE, dy, dy_base, ahead * K_SIZE, n_pixels, K, n_left)
+                if (ahead + 1) % N_WARPS == warp:
+                    slot, first = (ahead + 1) % 2 * K_SIZE, (ahead + 1) * K_SIZE
+                    find_pixels(
+                        origins, masks, slot, first, K_SIZE, start, n_pixels, lane, geometry
+                    )  # fmt: skip
+            end_group()
+            if ahead >= N_STAGES - 1:
+                multiply(acc, cache, at + a_base, at + b_base, lane)
+                at = at + STAGE if at < (N_STAGES - 1) * STAGE else 0
+            to = to + STAGE if to < (N_STAGES - 1) * STAGE else 0
+
+    @cuda.jit(launch_bounds=(N_THREADS, shape.min_blocks))
+    def pixel_sums_kernel(
+        dy, x, partial, n_all, length, n_splits, C, K, H, W, P, Q, R, S, stride_h, stride_w, pad_h,
+        pad_w, dilation_h, dilation_w,
+    ):  # fmt: skip
+        cache = dynamic_shared(x)
+        origins = cuda.shared.array(SLOTS, np.int32)
+        masks = cuda.shared.array(SLOTS, np.int32)
+        acc = cuda.local.array(N_SUMS, np.float32)
+        bases, taps = cuda.local.array(BANDS, np.int64), cuda.local.array(BANDS, np.int32)
+        for i in range(N_SUMS):
+            acc[i] = ZERO
+        block, n_terms = np.int64(cuda.blockIdx.x), np.int64(C) * R * S
+        n_parts = (K + TILE_N - 1) // TILE_N
+        split, block = block % n_splits, block // n_splits
+        column, row = block % n_parts * TILE_N, block // n_parts * TILE_M
+        first = split * length
+        image = first // (P * Q)
+        find_terms(bases, taps, row, n_terms, C, S, W, dilation_h, dilation_w)
+        warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
+        warp_row, warp_col = warp // WARPS_N * WARP_M, warp % WARPS_N * WARP_N
+        geometry = (P, Q, H, W, R, S), (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w)
+        allow_next_kernel()
+        wait_for_previous_kernel()
+        add_products(
+            acc, cache, dy, x, np.int32(first - image * (P * Q)), image * H * W * C,
+            first * K + column, bases, taps, (origins, masks), geometry,
+            min(length, n_all - first), np.int64(C), np.int64(K), K - column, warp_row,
+            A_SIZE + warp_col, warp, lane,
+        )  # fmt: skip
+        wait_for_groups_but(0)
+        cuda.syncthreads()  # nobody reads the buffers any more
+        sums = cuda.shared.array(0, np.float32)  # the same memory
+        collect(sums, acc, warp_row, warp_col, lane, PLANAR)
+        cuda.syncthreads()
+        values = cuda.local.array(WIDTH, np.float32)
+        for i in range(cuda.threadIdx.x, TILE_M * TILE_N // WIDTH, N_THREADS):
+            m, n = i % (TILE_M // WIDTH) * WIDTH, i // (TILE_M // WIDTH)
+            if row + m < n_terms and column + n < K:
+                load_vector(values, sums, n * (TILE_M + 4) + m)
+                store_vector(partial, (split * K + column + n) * n_terms + row + m, values)
+
+    return pixel_sums_kernel
+
+
+def copies(shape, itemsize):
+    """(find_terms, fetch_x, fetch_dy) for blocks of this shape."""
+    WIDE, K_SIZE, N_THREADS = VECTOR_BYTES // itemsize, K_BYTES // itemsize, shape.n_threads
+    SIDE = BAND // WIDE  # threads side by side
+    LINES, A_PITCH, B_PITCH = N_THREADS // SIDE, shape.m + 8, shape.n + 8
+    A_BANDS, B_BANDS, ROUNDS = shape.m // BAND, shape.n // BAND, K_SIZE // LINES
+    assert ROUNDS * LINES == K_SIZE
+
+    @cuda.jit(device=True)
+    def find_terms(bases, taps, row, n_terms, C, S, W, dilation_h, dilation_w):
+        """The thread's term of each band: its tap, and its place in x as seen from the pixel."""
+        for j in range(A_BANDS):
+            term = np.int32(row + j * BAND + cuda.threadIdx.x % SIDE * WIDE)
+            tap, channel = divided(term, C)
+            r, s = divided(tap, S)
+            taps[j] = tap if term < n_terms else NO_TAP
+            bases[j] = np.int64(r * dilation_h * W + s * dilation_w) * C + channel
+
+    @cuda.jit(device=True)
+    def fetch_x(cache, at, x, base, bases, taps, origins, masks, slot, C):
+        tid = np.int64(cuda.threadIdx.x)
+        for u in range(ROUNDS):
+            k = tid // SIDE + u * LINES
+            there, mask = base + np.int64(origins[slot + k]) * C, masks[slot + k]
+            place = at + k * A_PITCH + tid % SIDE * WIDE
+            for j in range(A_BANDS):
+                present = mask >> taps[j] & 1 != 0
+                where = there + bases[j] if present else 0
+                copy_part_async(cache, place + j * BAND, x, where, WIDE if present else 0)
+
+    @cuda.jit(device=True)
+    def fetch_dy(cache, at, dy, base, first, n_pixels, K, n_left):
+        tid = np.int64(cuda.threadIdx.x)
+        col = tid % SIDE * WIDE
+        for u in range(ROUNDS):
+            k = tid // SIDE + u * LINES
+            place, where = at + k * B_PITCH + col, base + (first + k) * K + col
+            for j in range(B_BANDS):
+                present = first + k < n_pixels and col + j * BAND < n_left
+                source = where + j * BAND if present else 0
+                copy_part_async(cache, place + j * BAND, dy, source, WIDE if present else 0)
+
+    return find_terms, fetch_x, fetch_dy
+
+
+@cuda.jit(device=True)
+def find_pixels(origins, masks, slot, first, n, start, n_pixels, lane, geometry):
+    """Where pixels `first` on of the block lie in x, and a bit for each tap that meets it there."""
+    (P, Q, H, W, R, S), (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w) = geometry
+    for t in range(lane, n, 32):
+        mask, origin = np.int32(0), np.int32(0)
+        if first + t < n_pixels:
+            image, rest = divided(np.int32(start + first + t), P * Q)
+            p, q = divided(rest, Q)
+            h, w, columns = p * stride_h - pad_h, q * stride_w - pad_w, np.int32(0)
+            origin = np.int32((image * H + h) * W + w)
+            for s in range(S):
+                if w + s * dilation_w >= 0 and w + s * dilation_w < W:
+                    columns |= np.int32(1 << s)
+            for r in range(R):
+                if h + r * dilation_h >= 0 and h + r * dilation_h < H:
+                    mask |= np.int32(columns << (r * S))
+        origins[slot + t], masks[slot + t] = origin, mask
+
+
+@cuda.jit
+def sum_kernel(partial, dweight, n_splits, C, n_taps, side_by_side):
+    """dweight = Σ partial[split], each (K, taps, C); C taps lie `side_by_side`, or taps of each c.
+
+    SUM_PARTS threads for WIDTH sums.
+    """
+    totals = cuda.shared.array((SUM_PARTS, SUM_LANES, WIDTH), np.float32)
+    values, total = cuda.local.array(WIDTH, np.float32), cuda.local.array(WIDTH, np.float32)
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    lane, part, n = cuda.threadIdx.x % SUM_LANES, cuda.threadIdx.x // SUM_LANES, dweight.shape[0]
+    i = (np.int64(cuda.blockIdx.x) * SUM_LANES + lane) * WIDTH
+    for e in range(WIDTH):
+        total[e] = ZERO
+    if i < n:
+        for split in range(part, n_splits, SUM_PARTS):
+            load_vector(values, partial, split * n + i)
+            for e in range(WIDTH):
+                total[e] += values[e]
+    for e in range(WIDTH):
+        totals[part, lane, e] = total[e]
+    cuda.syncthreads()
+    if part == 0 and i < n:
+        for e in range(WIDTH):
+            for other in range(1, SUM_PARTS):
+                total[e] += totals[other, lane, e]
+            place = i + e
+            if not side_by_side:
+                line, c = place // C, place % C
+                place = (line // n_taps * C + c) * n_taps + line % n_taps
+            store(dweight, place, total[e])

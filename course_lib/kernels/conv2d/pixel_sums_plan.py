@@ -1,0 +1,113 @@
+"""Which convolutions `pixel_sums` takes, with which tiles, and how it is launched."""
+
+import functools
+import math
+from typing import NamedTuple
+
+from course_lib.kernels.conv2d import halo_plan, pixel_sums
+from course_lib.kernels.gemm.tensor_core import Shape
+from course_lib.runtime import arrays
+from course_lib.runtime.intrinsics import VECTOR_BYTES
+from course_lib.runtime.launch import launch
+
+#: Tiles by mode (`gemm.fragments`), with how fast they are, as a share of the fastest.
+SHAPES = {
+    "narrow": {Shape(192, 128, 4, 2, 4, 1): 1.0, Shape(64, 64, 2, 2, 3, 2): 0.5},
+    "tf32": {Shape(192, 128, 4, 2, 4, 1): 1.0, Shape(64, 64, 2, 2, 3, 2): 0.5},
+    "split": {Shape(192, 128, 4, 2, 4, 1): 1.0, Shape(64, 64, 2, 2, 3, 2): 0.5},
+}
+MULTIPROCESSORS = 132  # of the largest chip of today
+MOST_WORKSPACE = 64 << 20  # bytes of sums that wait to be added up
+LEAST_TILES = 4  # of pixels, that a block adds up where there are several
+TILE_COST = 4096  # of a block whatever its tile, in elements of that
+MOST = 2**31 - 1  # of what is counted in 32 bits
+
+
+class Plan(NamedTuple):
+    shape: Shape
+    n_splits: int  # parts that the pixels are added up in
+    length: int  # pixels of a part
+
+
+@functools.lru_cache(maxsize=4096)
+def planned(problem, itemsize, mode, chip):
+    """The fastest `Plan` on a chip as `chip_of` gives it; None if there is none."""
+    p, n_bytes = problem, VECTOR_BYTES
+    whole = not any(count * itemsize % n_bytes for count in (p.C, p.K))
+    small = max(p.N * p.H * p.W, p.N * p.P * p.Q) <= MOST and p.R * p.S < pixel_sums.NO_TAP
+    if p.groups != 1 or not whole or not small or not p.N * p.P * p.Q * p.C:
+        return None
+    found = [
+        (cost(problem, plan, itemsize) / speed, plan)
+        for shape, speed in SHAPES[mode].items()
+        if pixel_sums.shared_bytes(shape, itemsize) + 4096 <= chip[1]
+        for plan in [plan_of(problem, shape, itemsize)]
+    ]
+    return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def plan_of(problem, shape, itemsize):
+    """The `Plan` with this shape: parts enough for all multiprocessors, if each is worth it."""
+    p, k_size = problem, pixel_sums.K_BYTES // itemsize
+    n_tiles = math.ceil(p.N * p.P * p.Q / k_size)
+    wanted = MULTIPROCESSORS * shape.min_blocks // n_blocks(problem, shape)
+    wanted = min(wanted, n_tiles // LEAST_TILES, MOST_WORKSPACE // (4 * p.K * p.C * p.R * p.S))
+    tiles = math.ceil(n_tiles / max(wanted, 1))
+    return Plan(shape, math.ceil(n_tiles / tiles), tiles * k_size)
+
+
+def n_blocks(problem, shape):
+    """Tiles of terms and channels."""
+    p = problem
+    return math.ceil(p.C * p.R * p.S / shape.m) * math.ceil(p.K / shape.n)
+
+
+def cost(problem, plan, itemsize):
+    """How long it takes, in no unit in particular."""
+    shape = plan.shape
+    blocks = n_blocks(problem, shape) * plan.n_splits
+    n_waves = math.ceil(blocks / (MULTIPROCESSORS * shape.min_blocks))
+    return n_waves * shape.min_blocks * plan.length * (shape.m * shape.n + TILE_COST)
+
+
+@functools.cache
+def kernel_for(shape, itemsize, mode):
+    """The kernel of these choices, made once."""
+    return pixel_sums.make(shape, itemsize, mode)
+
+
+def run(plan, problem, dy, x, dweight, mode):
+    """dweight, by the kernel that sums over pixels."""
+    p, shape = problem, plan.shape
+    dy = halo_plan.beside(dy, p.K, p.P * p.Q, problem)
+    x = halo_plan.beside(x, p.C, p.H * p.W, problem)
+    n_weights = arrays.size_of(dweight)
+    partial = arrays.empty((plan.n_splits, n_weights), like=x, dtype="float32")
+    itemsize = x.dtype.itemsize
+    numbers = problem.numbers
+    launch(
+        kernel_for(shape, itemsize, mode), n_blocks(problem, shape) * plan.n_splits,
+        shape.n_threads, dy, x, partial, p.N * p.P * p.Q, plan.length, plan.n_splits,
+        *(numbers[i] for i in (1, 4, 2, 3, 7, 8, 5, 6, *range(9, 15))),
+        shared_bytes=pixel_sums.shared_bytes(shape, itemsize), flat=True, overlap=True,
+    )  # fmt: skip
+    lanes = pixel_sums.SUM_LANES
+    launch(
+        pixel_sums.sum_kernel, math.ceil(n_weights / (lanes * pixel_sums.WIDTH)),
+        lanes * pixel_sums.SUM_PARTS, partial, dweight, plan.n_splits, p.C, p.R * p.S,
+        p.channels_last, flat=True, overlap=True,
+    )  # fmt: skip
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
+    sums = ("float32", 1)
+    for dtype in ("float32", "float16", "bfloat16"):
+        array = (dtype, 1)
+        types = [sums, array, *["int64"] * 3, "boolean"]
+        yield f"conv2d.sum {dtype}", pixel_sums.sum_kernel, types
+        for mode in ("tf32", "split") if dtype == "float32" else ("narrow",):
+            for shape in SHAPES[mode]:
+                kernel = kernel_for(shape, 4 if dtype == "float32" else 2, mode)
+                types = [array, array, sums, *["int64"] * 3, *["int32"] * 14]
+                yield f"conv2d.pixel_sums {mode} {shape.m}x{shape.n} {dtype}", kernel, types
