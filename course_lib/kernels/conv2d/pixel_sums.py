@@ -16,7 +16,7 @@ from course_lib import cuda
 from course_lib.kernels.conv2d.halo import PLANAR, results
 from course_lib.kernels.conv2d.places import ZERO, divided
 from course_lib.kernels.gemm import fragments
-from course_lib.kernels.gemm.fragments import FRAGMENT_M, FRAGMENT_N, STEP_BYTES
+from course_lib.kernels.gemm.fragments import STEP_BYTES
 from course_lib.kernels.gemm.tiles import tile
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
