@@ -8,6 +8,7 @@ _MAX_TWICE = "some elements are compared twice, which changes no maximum"
 _SAME_WARPS = "a block has few warps, and they are whole: both divisions count as many"
 _ANY_LANE = "all 32 lanes have the sum, or have been waited for, so any one of them may do it"
 _OTHER_BUTTERFLY = "2, 3, 5, 9 and 17 bring every lane to every other one exactly once as well"
+_OTHER_THREADS = "rows and columns of threads changed over: right, with worse access"
 
 #: (exercise, name of the mutant): why it is right.
 EQUIVALENT = {
@@ -93,4 +94,31 @@ EQUIVALENT = {
     ("hard_gate_backward", "change constant: 0 → 1"): (
         "after the butterfly every lane has the sum, so lane 1 may write it"
     ),
+    ("conv2d_tiled", "swap indices: row, col = (t // TILE, t % TILE) → "
+     "col, row = (t // TILE, t % TILE)"): _OTHER_THREADS,
+    ("conv2d_tiled", "drop operand: TILE * TILE → TILE"): (
+        "several threads fetch the same pixel, and write the same number: harmless"
+    ),
+    ("implicit_gemm", "swap indices: row, col, total = (cuda.threadIdx.x // TILE, "
+     "cuda.threadIdx.x % TILE, ZERO) → col, row, total = (cuda.threadIdx.x // TILE, "
+     "cuda.threadIdx.x % TILE, ZERO)"): _OTHER_THREADS,
+    ("implicit_gemm", "assume launch: cuda.threadIdx.x → cuda.grid(1), again"): (
+        "blocks have 64 threads, so both have the same remainder by 8"
+    ),
+    ("implicit_gemm", "change range: range(0, n_terms, TILE) → range(0, n_terms + 1, TILE)"): (
+        "a round without any term adds zeros"
+    ),
+    ("conv2d_dweight", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("conv2d_dweight", "change constant: 0 → 1, again, again"): _ANY_LANE,
+    ("conv2d_dbias", "change constant: 8 → 9"): _MORE_SHARED,
+    ("conv2d_dbias", "drop guard: if t % 32 == 0"): _ANY_LANE,
+    ("conv2d_dbias", "negate: if t % 32 == 0"): _ANY_LANE,
+    ("conv2d_dbias", "change constant: 32 → 33"): _ANY_LANE,
+    ("conv2d_dbias", "change constant: 32 → 31"): _ANY_LANE,
+    ("conv2d_dbias", "change constant: 0 → 1"): _ANY_LANE,
+    ("conv2d_dbias", "change constant: 32 → 31, again"): _SAME_WARPS,
+    ("conv2d_dbias", "change constant: 0 → 1, again"): (
+        "after the barrier any one thread may add up, and thread 1 always exists"
+    ),
+    ("conv2d_dbias", "change constant: 32 → 31, again, again"): _SAME_WARPS,
 }  # fmt: skip
