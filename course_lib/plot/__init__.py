@@ -14,6 +14,7 @@ from .fusing import arrays_moved
 from .learning import learning_curves
 from .limit import in_flight, loads_in_time, shared_row, stalls, tables, times
 from .memory import access_order, tensor_layout, thread_map
+from .networks import confusion, fragments, losses
 from .picture import Picture
 from .reduction import histograms, interleaving, run_to_run, tree
 from .shares import shares
@@ -31,8 +32,10 @@ __all__ = [
     "bytes_moved",
     "cache_walk",
     "channel_gates",
+    "confusion",
     "curves",
     "durations",
+    "fragments",
     "histograms",
     "images",
     "in_flight",
@@ -40,6 +43,7 @@ __all__ = [
     "ladder",
     "learning_curves",
     "loads_in_time",
+    "losses",
     "one_pass",
     "passes",
     "probabilities",

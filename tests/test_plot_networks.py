@@ -1,0 +1,44 @@
+"""Pictures of fragments, losses and confusions: what they show, say in words, and refuse."""
+
+import numpy as np
+import pytest
+
+from course_lib import plot
+
+LANES = np.array([[0, 1], [2, 0]])
+REGISTERS = np.array([[0, 0], [0, 1]])
+
+
+def test_each_cell_says_its_lane_and_register():
+    figure = plot.fragments({"A": (LANES, REGISTERS)}, lane=0, title="two registers")
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts == ["0", "0", "1", "0", "2", "0", "0", "1"]
+    assert figure.alt == "Lane 0 holds of A (row, column) (0, 0), (1, 1)"
+    frames = [patch for patch in figure.axes[0].patches if not patch.get_fill()]
+    assert len(frames) == 2
+    with pytest.raises(ValueError, match="at least one matrix"):
+        plot.fragments({})
+    with pytest.raises(ValueError, match="A: lanes and registers must be"):
+        plot.fragments({"A": (LANES, REGISTERS[0])})
+
+
+def test_runs_of_one_label_look_alike():
+    runs = [("ours", [0, 1], [2.0, 1.0]), ("ours", [0, 1], [2.1, 1.1]), ("theirs", [0], [3.0])]
+    figure = plot.losses(runs, device="a GPU", date="today")
+    lines = figure.axes[0].lines
+    assert len(lines) == 5 and lines[0].get_linestyle() == lines[1].get_linestyle()
+    assert lines[2].get_linestyle() != lines[0].get_linestyle()
+    assert "ours from 2.000 to 1.000" in figure.alt
+    assert "recorded on a GPU (today)" in figure.axes[0].get_xlabel()
+    for wrong in ([], [("a", [0], [])], [(str(k), [0], [1.0]) for k in range(5)]):
+        with pytest.raises(ValueError):
+            plot.losses(wrong)
+
+
+def test_the_commonest_mistake_is_told():
+    figure = plot.confusion([[8, 2], [0, 10]], ["shirt", "coat"], title="clothes")
+    assert figure.alt.startswith("90.0% of 20 are right; the commonest mistake, 2 times: shirt")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["8", "2", "10"]
+    assert plot.confusion([[0]], ["nothing"]).alt.startswith("0.0% of 0")
+    with pytest.raises(ValueError, match="2 names need as many rows and columns"):
+        plot.confusion([[1]], ["shirt", "coat"])
