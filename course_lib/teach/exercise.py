@@ -92,7 +92,7 @@ class Exercise:
         returns what the learner found out. An answer is compared with what `solution` returns; it
         has no reference and no cases.
     outputs: the names of the outputs. A kernel gets one poisoned array for each.
-    dtype: dtype of the outputs; that of the first input when left out.
+    dtype: dtype of the outputs, or a dict of them by name; that of the first input when left out.
     start: what the outputs hold before the launch, where the kernel adds to them. Poison when
         left out.
     once: whether each element of the outputs is one thread's business, so that a kernel in which
@@ -115,7 +115,7 @@ class Exercise:
     tolerance: Tolerance = EXACT
     kind: str = "kernel"
     outputs: tuple[str, ...] = ("y",)
-    dtype: np.dtype | None = None
+    dtype: np.dtype | dict[str, np.dtype] | None = None
     start: float | None = None
     once: bool = False
     forbids: tuple[str, ...] = ()
@@ -143,10 +143,11 @@ class Exercise:
             values = (values,)
         return dict(zip(self.outputs, map(np.asarray, values), strict=True))
 
-    def output_dtype(self, case: Case) -> np.dtype:
-        """Return the dtype that the outputs must have."""
-        if self.dtype is not None:
-            return np.dtype(self.dtype)
+    def output_dtype(self, case: Case, name: str | None = None) -> np.dtype:
+        """Return the dtype that the output called `name` must have, or all of them."""
+        found = self.dtype.get(name) if isinstance(self.dtype, dict) else self.dtype
+        if found is not None:
+            return np.dtype(found)
         return next(np.asarray(x).dtype for x in case.inputs.values() if np.ndim(x))
 
     def source(self) -> str:

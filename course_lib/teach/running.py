@@ -194,9 +194,8 @@ class Run:
             else:
                 self._given[name] = value
         if self.exercise.kind == "kernel":
-            dtype = self.exercise.output_dtype(self.case)
             for name, values in self.expected.items():
-                start = self.exercise.start
+                dtype, start = self.exercise.output_dtype(self.case, name), self.exercise.start
                 fill = poison(dtype, self.second_poison) if start is None else dtype.type(start)
                 self.arrays[name] = FencedArray(values.shape, dtype, fill)
         for name, array in self.arrays.items():
@@ -292,7 +291,7 @@ def _judge(run: Run) -> Failure | None:
 
 def _judge_output(run: Run, name: str, expected: np.ndarray) -> Failure | None:
     got = run.got.get(name)
-    dtype = run.exercise.output_dtype(run.case)
+    dtype = run.exercise.output_dtype(run.case, name)
     if not isinstance(got, np.ndarray | np.generic):
         what = "nothing (None): is the return missing?" if got is None else f"a {_kind(got)}"
         return Failure("returned", run, array=name, text=f"it returned {what}")
