@@ -14,9 +14,10 @@ from pathlib import Path
 import course_lib
 
 BENCHMARKS = (
-    "activation", "cross_entropy", "efficientnet", "fashion_mnist", "fashion_mnist_training",
-    "fused_softmax", "global_avg_pool", "host", "kernel_cache", "launch", "layers", "lesson_01",
-    "lesson_02", "lesson_04", "linear", "softmax", "squeeze_excite",
+    "activation", "conv2d", "cross_entropy", "efficientnet", "fashion_mnist",
+    "fashion_mnist_training", "fused_softmax", "global_avg_pool", "host", "kernel_cache", "launch",
+    "layers", "lesson_01", "lesson_02", "lesson_04", "lesson_09", "linear", "softmax",
+    "squeeze_excite",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them

@@ -40,7 +40,7 @@ def render(recordings):
             if _rows(record, "peer")
             and not record["name"].startswith("lesson_")
             and record["name"] not in _ELSEWHERE
-            and record["name"].partition(".")[0] not in ("linear", "fashion_mnist")
+            and record["name"].partition(".")[0] not in ("linear", "conv2d", "fashion_mnist")
         ]
         of_device = [record for record in records if "copy_gbps" in record]
         of_host = [record for record in records if "copy_gbps" not in record]
