@@ -9,6 +9,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Bytecode is kept, whatever the environment says: without it, every process that imports PyTorch
+# compiles PyTorch again.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Two processes share the tests, file by file; within one, more threads would make them slower.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 

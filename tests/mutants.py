@@ -250,17 +250,23 @@ def _at(tree: ast.AST, path: tuple):
 
 def _replaced(tree: ast.AST, path: tuple, replacement: ast.AST | list) -> str:
     """Return the text with the node at `path` replaced: statements by none, or by several."""
-    changed = copy.deepcopy(tree)
-    holder, last = _at(changed, path[:-1]), path[-1]
-    if isinstance(replacement, list):
-        holder[last : last + 1] = replacement
-        if not holder:
-            holder.append(ast.Pass())
-    elif isinstance(last, int):
-        holder[last] = replacement
+    holder, last = _at(tree, path[:-1]), path[-1]
+    new = replacement if isinstance(replacement, list) else [replacement]
+    for node in new:
+        ast.fix_missing_locations(node)
+    # Put there and taken away again: a copy of the tree would take most of the time.
+    if isinstance(last, int):
+        before = holder[:]
+        holder[last : last + 1] = new
+        holder[:] = holder or [ast.Pass()]
+        text = ast.unparse(tree)
+        holder[:] = before
     else:
+        before = getattr(holder, last)
         setattr(holder, last, replacement)
-    return ast.unparse(ast.fix_missing_locations(changed))
+        text = ast.unparse(tree)
+        setattr(holder, last, before)
+    return text
 
 
 def _with(node: ast.AST, **fields):
