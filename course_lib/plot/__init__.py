@@ -10,6 +10,7 @@ what colour says is also said by lightness, by hatching or by a number.
 from .access import access_map, bank_map
 from .basic import curves, images
 from .channels import cache_walk, channel_gates, work_items
+from .convolution import arithmetic, grids, windows
 from .fusing import arrays_moved
 from .learning import learning_curves
 from .limit import in_flight, loads_in_time, shared_row, stalls, tables, times
@@ -26,6 +27,7 @@ __all__ = [
     "Picture",
     "access_map",
     "access_order",
+    "arithmetic",
     "arrays_moved",
     "bank_map",
     "butterfly",
@@ -36,6 +38,7 @@ __all__ = [
     "curves",
     "durations",
     "fragments",
+    "grids",
     "histograms",
     "images",
     "in_flight",
@@ -61,5 +64,6 @@ __all__ = [
     "timeline",
     "times",
     "tree",
+    "windows",
     "work_items",
 ]
