@@ -22,7 +22,7 @@ from course_lib import cuda
 from course_lib.kernels.conv2d.places import ZERO, divided
 from course_lib.kernels.gemm import fragments
 from course_lib.kernels.gemm.fragments import FRAGMENT_M, FRAGMENT_N, STEP_BYTES
-from course_lib.kernels.gemm.tiles import tile
+from course_lib.kernels.gemm.tiles import PARTS, tile
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -57,6 +57,11 @@ def shared_bytes(shape, n_positions, n_chunks):
     return max(lines * (CHUNK_BYTES + VECTOR_BYTES), sums)
 
 
+def share_of(shape):
+    """Positions of the next chunk that are copied with each tap."""
+    return -(-(shape.m + 256) // shape.n_threads) * shape.n_threads // COPIES
+
+
 def make(shape, itemsize, mode):
     """The kernel for blocks of `shape`, of numbers of so many bytes, multiplied in `mode`."""
     TILE_M, TILE_N, N_STAGES, N_THREADS = shape.m, shape.n, shape.n_stages, shape.n_threads
@@ -66,8 +71,9 @@ def make(shape, itemsize, mode):
     K_SIZE, K_STEP = CHUNK_BYTES // itemsize, STEP_BYTES // itemsize
     STAGE, TILE_SIZE = TILE_N * PITCH, TILE_N * K_SIZE
     N_COPIES, LINES = TILE_N * COPIES // N_THREADS, N_THREADS // COPIES
+    SHARE, (AHEAD, LAGS) = share_of(shape), fragments.timing(mode, N_STAGES)
     assert N_COPIES * N_THREADS == TILE_N * COPIES
-    find_places, fetch_halo = positions(TILE_M, N_THREADS, PITCH, WIDTH)
+    find_places, copy_position = positions(TILE_M, N_THREADS, PITCH, WIDTH)
     collect, write = results(TILE_M, TILE_N, WARP_M, WARP_N, N_THREADS)
 
     @cuda.jit(device=True)
@@ -75,61 +81,81 @@ def make(shape, itemsize, mode):
         bases, distance = base
         load_matrices(words, at, cache, np.int64(bases[i]) + distance + step * K_STEP)
 
+    @cuda.jit(device=True)
+    def fetch(part, cache, work):
+        """A part of a tile of weights, and of the next chunk's positions."""
+        (weights, to, base, n), (source, origins, there, first, stop), channels = work
+        for u in range(part, N_COPIES, PARTS):
+            copy_part_async(
+                cache, to + u * LINES * PITCH, weights, base + u * N_THREADS * WIDTH, n
+            )  # fmt: skip
+        for u in range(part, SHARE // LINES, PARTS):
+            if first + u * LINES < stop:
+                copy_position(cache, there, source, origins, first + u * LINES, channels)
+
     weights_tile = tile(TILE_N, CHUNK_BYTES, itemsize, N_THREADS, "by_k")
     loads = load_a, fragments.load_b(weights_tile, "by_k", itemsize)
-    multiply = fragments.multiply(WARP_M, WARP_N, loads, CHUNK_BYTES // STEP_BYTES, mode)
-
-    @cuda.jit(device=True)
-    def fetch_weights(cache, at, weights, base):
-        tid = np.uint32(cuda.threadIdx.x)
-        line, col = np.int64(tid // np.uint32(COPIES)), np.int64(tid % np.uint32(COPIES)) * WIDTH
-        at, base = at + line * PITCH + col, base + np.int64(tid) * WIDTH
-        for u in range(N_COPIES):
-            to, source = at + u * LINES * PITCH, base + u * N_THREADS * WIDTH
-            copy_part_async(cache, to, weights, source, WIDTH)
+    pipeline = fragments.multiply(WARP_M, WARP_N, loads, mode, N_STAGES, fetch)
+    begin, advance = pipeline.begin, pipeline.advance
+    WORDS_A, WORDS_B, WORDS_C, WORDS_D = pipeline.n_words
 
     @cuda.jit(device=True)
     def add_products(
         acc, cache, source, base, origins, bases, weights, weight, weight_step, col_base, lane,
-        n_channels, n_chunks, n_taps, S, step_h, step_w, n_positions, n_ahead,
+        n_channels, n_chunks, n_taps, S, step_h, step_w, n_positions,
     ):  # fmt: skip
         """All chunks, tap by tap; `weight` is where the block's first tile of weights begins."""
-        ring = min(n_chunks, 2) * n_positions * PITCH
-        n_tiles, chunk, tap, s = n_chunks * n_taps, 0, 0, 0
-        line, distance, at, to = 0, 0, 0, (N_STAGES - 1) * STAGE
-        fetch_halo(cache, 0, source, base, origins, 0, n_positions, 0, n_channels)
-        for ahead in range(N_STAGES - 1):
-            if ahead < n_tiles:
-                fetch_weights(cache, ring + ahead * STAGE, weights, weight)
-                weight += weight_step
+        words = (
+            cuda.local.array(WORDS_A, np.uint32), cuda.local.array(WORDS_B, np.uint32),
+            cuda.local.array(WORDS_C, np.uint32), cuda.local.array(WORDS_D, np.uint32),
+        )  # fmt: skip
+        tid, size = np.int64(cuda.threadIdx.x), n_positions * PITCH
+        mine, col = tid // COPIES, tid % COPIES * WIDTH
+        ring, n_tiles, chunk, tap, s, line = min(n_chunks, 2) * size, n_chunks * n_taps, 0, 0, 0, 0
+        here, at, to, weight = 0, 0, AHEAD % N_STAGES * STAGE, weight + tid * WIDTH
+        put = ring + mine * PITCH + col
+        for j in range(mine, n_positions, LINES):
+            copy_position(cache, col, source, origins, j, (base + col, n_channels, col))
+        for ahead in range(AHEAD):
+            n = WIDTH if ahead < n_tiles else 0
+            none = (source, origins, 0, 0, 0), (base, n_channels, col)
+            for part in range(PARTS):
+                fetch(part, cache, ((weights, put + ahead * STAGE, weight, n), *none))
+            weight += weight_step
             end_group()
-        for ahead in range(N_STAGES - 1, n_tiles + N_STAGES - 1):
-            wait_for_groups_but(N_STAGES - 2)
-            cuda.syncthreads()
-            if ahead < n_tiles:
-                fetch_weights(cache, ring + to, weights, weight)
-                weight += weight_step
-            if chunk + 1 < n_chunks:  # a share of its positions with each of the first taps
-                there, first = (chunk + 1) % 2 * n_positions * PITCH, tap * n_ahead
-                stop, channel = min(first + n_ahead, n_positions), (chunk + 1) * K_SIZE
-                fetch_halo(cache, there, source, base, origins, first, stop, channel, n_channels)
-            end_group()
-            here = chunk % 2 * n_positions * PITCH + distance
-            multiply(acc, cache, (bases, here), ring + at + col_base, lane)
-            at = at + STAGE if at < (N_STAGES - 1) * STAGE else 0
-            to = to + STAGE if to < (N_STAGES - 1) * STAGE else 0
-            tap, s, distance = tap + 1, s + 1, distance + step_w
+        wait_for_groups_but(AHEAD - 1)
+        cuda.syncthreads()
+        begin(words, cache, (bases, 0), ring + col_base, lane)
+        for number in range(n_tiles):
+            turn, there = (tap - 1 if LAGS else tap) * SHARE, (chunk + 1) % 2 * size + col
+            stop = n_positions if chunk + 1 < n_chunks and turn >= 0 else -MOST_POSITIONS
+            channel, distance = (chunk + 1) * K_SIZE + col, here
+            tap, s, here = tap + 1, s + 1, here + step_w
             if s == S:
                 line += step_h
-                s, distance = 0, line
+                s, here = 0, chunk % 2 * size + line
             if tap == n_taps:
-                chunk, tap, s, line, distance = chunk + 1, 0, 0, 0, 0
+                chunk, tap, s, line = chunk + 1, 0, 0, 0
+                here = chunk % 2 * size
+            at_next = at + STAGE if at < (N_STAGES - 1) * STAGE else 0
+            if number + 1 == n_tiles:
+                here, at_next = distance, at  # there is no next one: what it is does not matter
+            work = (
+                (weights, put + to, weight, WIDTH if number + AHEAD < n_tiles else 0),
+                (source, origins, there, turn + mine, stop), (base + channel, n_channels, channel),
+            )  # fmt: skip
+            advance(
+                acc, words, cache, (bases, distance), ring + at + col_base, (bases, here),
+                ring + at_next + col_base, lane, work,
+            )  # fmt: skip
+            weight += weight_step
+            at, to = at_next, to + STAGE if to < (N_STAGES - 1) * STAGE else 0
 
     @cuda.jit(launch_bounds=(N_THREADS, shape.min_blocks))
     def halo_kernel(
         source, weights, bias, result, options, n_rows, N, P, Q, H, W, grid_h, grid_w, stride_h,
         stride_w, pad_h, pad_w, dilation_h, dilation_w, S, n_taps, n_channels, n_columns, n_chunks,
-        n_positions, n_ahead,
+        n_positions,
     ):  # fmt: skip
         cache = dynamic_shared(source)
         places = cuda.shared.array(TILE_M, np.int32)
@@ -158,7 +184,7 @@ def make(shape, itemsize, mode):
             acc, cache, source, image * H * W * n_channels, origins, bases, weights,
             part * TILE_SIZE, np.int64(n_parts) * TILE_SIZE, warp_col * PITCH, lane, n_channels,
             n_chunks, n_taps, S, np.int64(dilation_h * grid_w) * PITCH,
-            np.int64(dilation_w) * PITCH, np.int64(n_positions), np.int64(n_ahead),
+            np.int64(dilation_w) * PITCH, np.int64(n_positions),
         )  # fmt: skip
         wait_for_groups_but(0)
         cuda.syncthreads()  # nobody reads the buffers any more
@@ -171,7 +197,7 @@ def make(shape, itemsize, mode):
 
 
 def positions(TILE_M, N_THREADS, PITCH, WIDTH):
-    """(find_places, fetch_halo) for blocks of N_THREADS threads."""
+    """(find_places, copy_position) for blocks of N_THREADS threads."""
 
     @cuda.jit(device=True)
     def find_places(
@@ -196,18 +222,17 @@ def positions(TILE_M, N_THREADS, PITCH, WIDTH):
             origins[j] = np.int32((image * H + h) * W + w if inside else -1)
 
     @cuda.jit(device=True)
-    def fetch_halo(cache, at, source, base, origins, first, stop, channel, n_channels):
-        """Copy positions `first` to `stop` of one chunk, from `channel` on."""
-        tid = np.uint32(cuda.threadIdx.x)
-        col = np.int64(tid % np.uint32(COPIES)) * WIDTH
-        inside = channel + col < n_channels
-        for j in range(first + np.int64(tid // np.uint32(COPIES)), stop, N_THREADS // COPIES):
-            origin = np.int64(origins[np.uint32(j)])
-            present = inside and origin >= 0
-            where = base + origin * n_channels + channel + col if present else 0
-            copy_part_async(cache, at + j * PITCH + col, source, where, WIDTH if present else 0)
+    def copy_position(cache, at, source, origins, j, channels):
+        """Copy the thread's 16 bytes of position j: zeros in the padding.
 
-    return find_places, fetch_halo
+        channels  (place of the first channel of the first image, their number, which it takes)
+        """
+        base, n_channels, channel = channels
+        origin = np.int64(origins[np.uint32(j)])
+        n = WIDTH if origin >= 0 and channel < n_channels else 0
+        copy_part_async(cache, at + j * PITCH, source, base + origin * n_channels, n)
+
+    return find_places, copy_position
 
 
 def results(TILE_M, TILE_N, WARP_M, WARP_N, N_THREADS):

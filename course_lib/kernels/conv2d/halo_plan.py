@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib.kernels.conv2d import arranging, halo
+from course_lib.kernels.gemm.fragments import timing
 from course_lib.kernels.gemm.tensor_core import Shape
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
@@ -59,7 +60,6 @@ class Plan(NamedTuple):
     shape: Shape
     n_positions: int  # of a block
     n_chunks: int  # of channels
-    n_ahead: int  # positions of the next chunk that are copied with each tap
 
 
 def forward_of(p):
@@ -88,23 +88,23 @@ def planned(gather, itemsize, mode, chip):
     found = [
         (cost(gather, shape, speed), plan)
         for shape, speed in SHAPES[mode].items()
-        if (plan := plan_of(gather, shape, itemsize, chip)) is not None
+        if (plan := plan_of(gather, shape, itemsize, mode, chip)) is not None
     ]
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def plan_of(gather, shape, itemsize, chip):
+def plan_of(gather, shape, itemsize, mode, chip):
     """The `Plan` with this shape; None if the pass does not fit it."""
-    n_taps, lines = gather.R * gather.S, shape.n_threads // halo.COPIES
     n_chunks = math.ceil(gather.n_channels * itemsize / halo.CHUNK_BYTES)
     n_positions = most_positions(gather, shape.m)
     n_bytes = halo.shared_bytes(shape, n_positions, n_chunks) + STATIC_BYTES
-    # A chunk's last positions are copied while its predecessor's last but n_stages − 1 taps are on.
-    n_turns = n_taps - shape.n_stages + 2
-    if n_positions > halo.MOST_POSITIONS or n_bytes > chip[1] or (n_turns < 1 and n_chunks > 1):
+    # A chunk's positions are copied, a share with each tap, while its predecessor is worked on.
+    ahead, lags = timing(mode, shape.n_stages)
+    n_turns = gather.R * gather.S - ahead + (0 if lags else 1)
+    in_time = n_chunks == 1 or n_positions <= n_turns * halo.share_of(shape)
+    if n_positions > halo.MOST_POSITIONS or n_bytes > chip[1] or not in_time:
         return None
-    n_ahead = math.ceil(n_positions / lines / max(n_turns, 1)) * lines
-    return Plan(shape, n_positions, n_chunks, n_ahead)
+    return Plan(shape, n_positions, n_chunks)
 
 
 def cost(gather, shape, speed):
@@ -160,7 +160,7 @@ def run(gather, plan, problem, source, weight, bias, result, mode):
     n_blocks = math.ceil(n_rows / shape.m) * math.ceil(g.n_columns / shape.n)
     numbers = (
         g.N, g.P, g.Q, g.H, g.W, *g.grid, *g.stride, *g.pad, *g.dilation, g.S, g.R * g.S,
-        g.n_channels, g.n_columns, plan.n_chunks, plan.n_positions, plan.n_ahead,
+        g.n_channels, g.n_columns, plan.n_chunks, plan.n_positions,
     )  # fmt: skip
     launch(
         kernel_for(shape, itemsize, mode), n_blocks, shape.n_threads, source, weights,
@@ -217,5 +217,5 @@ def specialisations():
         for mode in ("tf32", "split") if dtype == "float32" else ("narrow",):
             for shape in SHAPES[mode]:
                 kernel = kernel_for(shape, 4 if dtype == "float32" else 2, mode)
-                types = [array] * 4 + ["int32", "int64", *["int32"] * 20]
+                types = [array] * 4 + ["int32", "int64", *["int32"] * 19]
                 yield f"conv2d.halo {mode} {shape.m}x{shape.n} {dtype}", kernel, types

@@ -16,8 +16,7 @@ from course_lib import cuda
 from course_lib.kernels.conv2d.halo import PLANAR, results
 from course_lib.kernels.conv2d.places import ZERO, divided
 from course_lib.kernels.gemm import fragments
-from course_lib.kernels.gemm.fragments import STEP_BYTES
-from course_lib.kernels.gemm.tiles import tile
+from course_lib.kernels.gemm.tiles import PARTS, tile
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -60,39 +59,58 @@ def make(shape, itemsize, mode):
         fragments.load_a(sides[0], "by_row", itemsize),
         fragments.load_b(sides[1], "by_row", itemsize),
     )
-    multiply = fragments.multiply(WARP_M, WARP_N, loads, K_BYTES // STEP_BYTES, mode)
     find_terms, fetch_x, fetch_dy = copies(shape, itemsize)
     collect, _ = results(TILE_M, TILE_N, WARP_M, WARP_N, N_THREADS)
+    AHEAD, _ = fragments.timing(mode, N_STAGES)
+
+    @cuda.jit(device=True)
+    def fetch(part, cache, work):
+        to, slot, first, of_x, of_dy, n_pixels = work
+        if part < PARTS - 1:
+            fetch_x(part, cache, to, slot, of_x)
+        else:
+            fetch_dy(cache, to + A_SIZE, first, n_pixels, of_dy)
+
+    pipeline = fragments.multiply(WARP_M, WARP_N, loads, mode, N_STAGES, fetch)
+    begin, advance = pipeline.begin, pipeline.advance
+    WORDS_A, WORDS_B, WORDS_C, WORDS_D = pipeline.n_words
 
     @cuda.jit(device=True)
     def add_products(
-        acc, cache, dy, x, start, x_base, dy_base, bases, taps, table, geometry, n_pixels, C, K,
-        n_left, a_base, b_base, warp, lane,
-    ):  # fmt: skip
+        acc, cache, of_x, of_dy, start, geometry, n_pixels, a_base, b_base, warp, lane
+    ):
         """All tiles of the block's pixels, each copied while those before it are worked on."""
-        origins, masks = table
-        n_tiles = (n_pixels + K_SIZE - 1) // K_SIZE
-        at, to = 0, 0
-        if warp == 0:
-            find_pixels(origins, masks, 0, 0, K_SIZE, start, n_pixels, lane, geometry)
-        for ahead in range(n_tiles + N_STAGES - 1):
-            if ahead >= N_STAGES - 1:
-                wait_for_groups_but(N_STAGES - 2)
-            cuda.syncthreads()
-            if ahead < n_tiles:
-                slot = ahead % 2 * K_SIZE
-                fetch_x(cache, to, x, x_base, bases, taps, origins, masks, slot, C)
-                fetch_dy(cache, to + A_SIZE, dy, dy_base, ahead * K_SIZE, n_pixels, K, n_left)
-                if (ahead + 1) % N_WARPS == warp:
-                    slot, first = (ahead + 1) % 2 * K_SIZE, (ahead + 1) * K_SIZE
-                    find_pixels(
-                        origins, masks, slot, first, K_SIZE, start, n_pixels, lane, geometry
-                    )  # fmt: skip
-            end_group()
-            if ahead >= N_STAGES - 1:
-                multiply(acc, cache, at + a_base, at + b_base, lane)
-                at = at + STAGE if at < (N_STAGES - 1) * STAGE else 0
-            to = to + STAGE if to < (N_STAGES - 1) * STAGE else 0
+        words = (
+            cuda.local.array(WORDS_A, np.uint32), cuda.local.array(WORDS_B, np.uint32),
+            cuda.local.array(WORDS_C, np.uint32), cuda.local.array(WORDS_D, np.uint32),
+        )  # fmt: skip
+        n_tiles, table = (n_pixels + K_SIZE - 1) // K_SIZE, (of_x[4], of_x[5])
+        at, to = 0, AHEAD % N_STAGES * STAGE
+        for ahead in range(AHEAD + 1):
+            slot, first = ahead % 2 * K_SIZE, ahead * K_SIZE
+            if warp == 0:
+                find_pixels(table, slot, first, K_SIZE, start, n_pixels, lane, geometry)
+            if ahead < AHEAD:
+                cuda.syncthreads()
+                work = ahead * STAGE, slot, first, of_x, of_dy, n_pixels
+                for part in range(PARTS):
+                    fetch(part, cache, work)
+                end_group()
+        wait_for_groups_but(AHEAD - 1)
+        cuda.syncthreads()
+        begin(words, cache, a_base, b_base, lane)
+        for number in range(n_tiles):
+            later = number + AHEAD
+            if later % N_WARPS == warp:
+                slot, first = (later + 1) % 2 * K_SIZE, (later + 1) * K_SIZE
+                find_pixels(table, slot, first, K_SIZE, start, n_pixels, lane, geometry)
+            following = at + STAGE if at < (N_STAGES - 1) * STAGE else 0
+            work = to, later % 2 * K_SIZE, later * K_SIZE, of_x, of_dy, n_pixels
+            advance(
+                acc, words, cache, at + a_base, at + b_base, following + a_base,
+                following + b_base, lane, work,
+            )  # fmt: skip
+            at, to = following, to + STAGE if to < (N_STAGES - 1) * STAGE else 0
 
     @cuda.jit(launch_bounds=(N_THREADS, shape.min_blocks))
     def pixel_sums_kernel(
@@ -119,9 +137,9 @@ def make(shape, itemsize, mode):
         allow_next_kernel()
         wait_for_previous_kernel()
         add_products(
-            acc, cache, dy, x, np.int32(first - image * (P * Q)), image * H * W * C,
-            first * K + column, bases, taps, (origins, masks), geometry,
-            min(length, n_all - first), np.int64(C), np.int64(K), K - column, warp_row,
+            acc, cache, (x, image * H * W * C, bases, taps, origins, masks, np.int64(C)),
+            (dy, first * K + column, np.int64(K), K - column),
+            np.int32(first - image * (P * Q)), geometry, min(length, n_all - first), warp_row,
             A_SIZE + warp_col, warp, lane,
         )  # fmt: skip
         wait_for_groups_but(0)
@@ -158,35 +176,36 @@ def copies(shape, itemsize):
             bases[j] = np.int64(r * dilation_h * W + s * dilation_w) * C + channel
 
     @cuda.jit(device=True)
-    def fetch_x(cache, at, x, base, bases, taps, origins, masks, slot, C):
+    def fetch_x(part, cache, at, slot, of_x):
+        x, base, bases, taps, origins, masks, C = of_x
         tid = np.int64(cuda.threadIdx.x)
-        for u in range(ROUNDS):
+        for u in range(part, ROUNDS, PARTS - 1):
             k = tid // SIDE + u * LINES
             there, mask = base + np.int64(origins[slot + k]) * C, masks[slot + k]
             place = at + k * A_PITCH + tid % SIDE * WIDE
             for j in range(A_BANDS):
-                present = mask >> taps[j] & 1 != 0
-                where = there + bases[j] if present else 0
-                copy_part_async(cache, place + j * BAND, x, where, WIDE if present else 0)
+                n = WIDE if mask >> taps[j] & 1 != 0 else 0
+                copy_part_async(cache, place + j * BAND, x, there + bases[j], n)
 
     @cuda.jit(device=True)
-    def fetch_dy(cache, at, dy, base, first, n_pixels, K, n_left):
+    def fetch_dy(cache, at, first, n_pixels, of_dy):
+        dy, base, K, n_left = of_dy
         tid = np.int64(cuda.threadIdx.x)
         col = tid % SIDE * WIDE
         for u in range(ROUNDS):
             k = tid // SIDE + u * LINES
             place, where = at + k * B_PITCH + col, base + (first + k) * K + col
             for j in range(B_BANDS):
-                present = first + k < n_pixels and col + j * BAND < n_left
-                source = where + j * BAND if present else 0
-                copy_part_async(cache, place + j * BAND, dy, source, WIDE if present else 0)
+                n = WIDE if first + k < n_pixels and col + j * BAND < n_left else 0
+                copy_part_async(cache, place + j * BAND, dy, where + j * BAND, n)
 
     return find_terms, fetch_x, fetch_dy
 
 
 @cuda.jit(device=True)
-def find_pixels(origins, masks, slot, first, n, start, n_pixels, lane, geometry):
+def find_pixels(table, slot, first, n, start, n_pixels, lane, geometry):
     """Where pixels `first` on of the block lie in x, and a bit for each tap that meets it there."""
+    origins, masks = table
     (P, Q, H, W, R, S), (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w) = geometry
     for t in range(lane, n, 32):
         mask, origin = np.int32(0), np.int32(0)

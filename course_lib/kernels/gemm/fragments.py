@@ -12,12 +12,14 @@ How float32 numbers are multiplied is a matter of `mode`:
 `split`   each number the sum of two, its rounding to TF32 and the rest: x·w is big·big + big·small
           + small·big, and small·small is below float32's own rounding. Three products, the small
           ones first. A tensor core cuts sums off where float32 rounds, and in a long sum that adds
-          up; so each step or two are summed from 0, and then added as float32
+          up; so each step is summed from 0, and then added as float32
 ========= ==========================================================================================
 
 Splitting: NVIDIA's CUTLASS example 27 (3xTF32); the sums: Ootomo and Yokota, "Recovering single
 precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance" (2022).
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,6 +33,7 @@ from course_lib.runtime.matrix import (
     round_tf32,
     subtract_words,
 )
+from course_lib.runtime.pipeline import end_group, wait_for_groups_but
 
 FRAGMENT_M, FRAGMENT_N = 16, 8
 STEP_BYTES = 32
@@ -100,22 +103,50 @@ def _chosen(source, itemsize, by_k, by_row, words_by_row):
     return by_row if itemsize == 2 else words_by_row
 
 
-def multiply(rows, cols, loads, n_steps, mode):
-    """multiply(acc, cache, a_base, b_base, lane): acc += the product of two tiles' parts.
+def multiply(rows, cols, loads, mode, n_stages, fetch):
+    """What multiplies the tiles of a ring of buffers, one after another, as a `Pipeline`.
 
-    rows, cols      of the warp
-    loads           for either tile, what `load_a` and `load_b` return or does as that says
-    n_steps         along k, even
-    a_base, b_base  where the warp's part of either tile begins in `cache`, as the loads take it
+    rows, cols  of the warp
+    loads       for either tile, what `load_a` and `load_b` return or does as that says
+    n_stages    buffers of the ring
+    fetch       fetch(part, cache, work): begins to copy a part of a tile to come; the parts are 0
+                to `tiles.PARTS` − 1
     """
     counts = rows // FRAGMENT_M, cols // FRAGMENT_N
     if mode == "split":
-        # Sums of two steps take as many registers as the warp has to spare.
-        return _multiply_split(*loads, *counts, n_steps, 2 if cols <= 32 else 1)
-    return _multiply_plain(*loads, *counts, n_steps, mode == "tf32")
+        return _multiply_split(*loads, *counts, n_stages, fetch)
+    return _multiply_plain(*loads, *counts, n_stages, fetch, mode == "tf32")
 
 
-def _multiply_plain(load_a, load_b, N_A, N_B, N_STEPS, rounds):
+def timing(mode, n_stages):
+    """(ahead, lags) of a `Pipeline`."""
+    return (n_stages - 2, True) if mode == "split" else (n_stages - 1, False)
+
+
+class Pipeline(NamedTuple):
+    """Loops through tiles: `begin` before the first one, `advance` for each.
+
+    begin(words, cache, a_base, b_base, lane): the first tile has arrived; brings its first words
+    advance(acc, words, cache, a_base, b_base, a_next, b_next, lane, work): acc += the product of
+    two tiles' parts, whose first words are there; calls fetch(part, cache, work) with every part,
+    and ends with the first words of the next tile
+
+    `words` are local arrays of uint32 of the sizes N_WORDS; a_base, b_base are where the warp's
+    part of either tile begins in `cache`, as the loads take it, and a_next, b_next of the next.
+    While one step is multiplied, the words of the next one are on their way, and copies are begun
+    in between: the tensor cores never wait for a whole tile.
+
+    Of `timing`, `ahead` says how many tiles ahead of the one that is multiplied copies are begun,
+    and how many have been before `begin`, each a group of its own. Where it `lags`, a warp may
+    still read a tile when others have gone on to the next one.
+    """
+
+    begin: object
+    advance: object
+    n_words: tuple
+
+
+def _multiply_plain(load_a, load_b, N_A, N_B, N_STAGES, fetch, rounds):
     A_WORDS, B_WORDS = 4 * N_A, 2 * N_B
 
     @cuda.jit(device=True)
@@ -145,63 +176,88 @@ def _multiply_plain(load_a, load_b, N_A, N_B, N_STEPS, rounds):
                 multiply_add(acc, 4 * (i * N_B + j), a, 4 * i, b, 2 * j, like)
 
     @cuda.jit(device=True)
-    def multiply_tiles(acc, cache, a_base, b_base, lane):
-        # While one step is multiplied, the next one's registers are on their way.
-        a, b = cuda.local.array(A_WORDS, np.uint32), cuda.local.array(B_WORDS, np.uint32)
-        next_a, next_b = cuda.local.array(A_WORDS, np.uint32), cuda.local.array(B_WORDS, np.uint32)
-        load_step(a, b, cache, a_base, b_base, 0, lane)
-        load_step(next_a, next_b, cache, a_base, b_base, 1, lane)
+    def begin(words, cache, a_base, b_base, lane):
+        load_step(words[0], words[1], cache, a_base, b_base, 0, lane)
+
+    @cuda.jit(device=True)
+    def advance(acc, words, cache, a_base, b_base, a_next, b_next, lane, work):
+        a, b, other_a, other_b = words
+        load_step(other_a, other_b, cache, a_base, b_base, 1, lane)
+        fetch(0, cache, work)
         multiply_step(acc, a, b, cache)
-        if N_STEPS == 4:  # written out, because a compiler leaves the loop a loop
-            load_step(a, b, cache, a_base, b_base, 2, lane)
-            multiply_step(acc, next_a, next_b, cache)
-            load_step(next_a, next_b, cache, a_base, b_base, 3, lane)
-            multiply_step(acc, a, b, cache)
-        multiply_step(acc, next_a, next_b, cache)
+        load_step(a, b, cache, a_base, b_base, 2, lane)
+        fetch(1, cache, work)
+        multiply_step(acc, other_a, other_b, cache)
+        load_step(other_a, other_b, cache, a_base, b_base, 3, lane)
+        fetch(2, cache, work)
+        end_group()
+        multiply_step(acc, a, b, cache)
+        wait_for_groups_but(N_STAGES - 2)
+        cuda.syncthreads()  # the next tile has arrived, and nobody reads this one any more
+        load_step(a, b, cache, a_next, b_next, 0, lane)
+        multiply_step(acc, other_a, other_b, cache)
 
-    return multiply_tiles
+    n_words = A_WORDS, B_WORDS, A_WORDS, B_WORDS
+    return Pipeline(begin, advance, n_words)
 
 
-def _multiply_split(load_a, load_b, N_A, N_B, N_STEPS, TOGETHER):
-    B_WORDS, PARTS = 2 * N_B, 4 * N_B
-    A_ALL, B_ALL = TOGETHER * 4, TOGETHER * B_WORDS
+def _multiply_split(load_a, load_b, N_A, N_B, N_STAGES, fetch):
+    B_WORDS, PARTIAL = 2 * N_B, 4 * N_B
+    assert N_STAGES > 2
 
     @cuda.jit(device=True)
-    def split(words, small, n):
+    def split(words, big, small, n):
         for r in range(n):
-            big = round_tf32(words[r])
-            small[r] = subtract_words(words[r], big)
-            words[r] = big
+            big[r] = round_tf32(words[r])
+            small[r] = subtract_words(words[r], big[r])
 
     @cuda.jit(device=True)
-    def multiply_steps(acc, first, a, a_small, b, b_small, like):
-        part = cuda.local.array(PARTS, np.float32)
-        for r in range(PARTS):
+    def multiply_row(acc, first, a, a_small, b, b_small, like):
+        part = cuda.local.array(PARTIAL, np.float32)
+        for r in range(PARTIAL):
             part[r] = ZERO
-        for step in range(TOGETHER):
-            for j in range(N_B):
-                multiply_add(part, 4 * j, a_small, 4 * step, b, step * B_WORDS + 2 * j, like)
-            for j in range(N_B):
-                multiply_add(part, 4 * j, a, 4 * step, b_small, step * B_WORDS + 2 * j, like)
-        for step in range(TOGETHER):
-            for j in range(N_B):
-                multiply_add(part, 4 * j, a, 4 * step, b, step * B_WORDS + 2 * j, like)
-        for r in range(PARTS):
+        for j in range(N_B):
+            multiply_add(part, 4 * j, a_small, 0, b, 2 * j, like)
+        for j in range(N_B):
+            multiply_add(part, 4 * j, a, 0, b_small, 2 * j, like)
+        for j in range(N_B):
+            multiply_add(part, 4 * j, a, 0, b, 2 * j, like)
+        for r in range(PARTIAL):
             acc[first + r] += part[r]
 
     @cuda.jit(device=True)
-    def multiply_tiles(acc, cache, a_base, b_base, lane):
-        a, a_small = cuda.local.array(A_ALL, np.uint32), cuda.local.array(A_ALL, np.uint32)
-        b, b_small = cuda.local.array(B_ALL, np.uint32), cuda.local.array(B_ALL, np.uint32)
-        for first in range(0, N_STEPS, TOGETHER):
-            for step in range(TOGETHER):
-                for j in range(N_B // 2):
-                    load_b(b, step * B_WORDS + 4 * j, cache, b_base, j, first + step, lane)
-            split(b, b_small, B_ALL)
-            for i in range(N_A):
-                for step in range(TOGETHER):
-                    load_a(a, 4 * step, cache, a_base, i, first + step, lane)
-                split(a, a_small, A_ALL)
-                multiply_steps(acc, i * PARTS, a, a_small, b, b_small, cache)
+    def multiply_step(acc, words, cache, a_base, step, a_next, b_next, next_step, lane):
+        """One step, whose first words are there; brings the first words of the next one."""
+        a, a_small = cuda.local.array(4, np.uint32), cuda.local.array(4, np.uint32)
+        b, b_small = cuda.local.array(B_WORDS, np.uint32), cuda.local.array(B_WORDS, np.uint32)
+        split(words[1], b, b_small, B_WORDS)
+        for j in range(N_B // 2):
+            load_b(words[1], 4 * j, cache, b_next, j, next_step, lane)
+        for i in range(N_A):
+            split(words[0], a, a_small, 4)
+            if i + 1 < N_A:
+                load_a(words[0], 0, cache, a_base, i + 1, step, lane)
+            else:
+                load_a(words[0], 0, cache, a_next, 0, next_step, lane)
+            multiply_row(acc, i * PARTIAL, a, a_small, b, b_small, cache)
 
-    return multiply_tiles
+    @cuda.jit(device=True)
+    def begin(words, cache, a_base, b_base, lane):
+        load_a(words[0], 0, cache, a_base, 0, 0, lane)
+        for j in range(N_B // 2):
+            load_b(words[1], 4 * j, cache, b_base, j, 0, lane)
+
+    @cuda.jit(device=True)
+    def advance(acc, words, cache, a_base, b_base, a_next, b_next, lane, work):
+        fetch(0, cache, work)
+        multiply_step(acc, words, cache, a_base, 0, a_base, b_base, 1, lane)
+        fetch(1, cache, work)
+        multiply_step(acc, words, cache, a_base, 1, a_base, b_base, 2, lane)
+        fetch(2, cache, work)
+        end_group()
+        multiply_step(acc, words, cache, a_base, 2, a_base, b_base, 3, lane)
+        wait_for_groups_but(N_STAGES - 3)
+        cuda.syncthreads()  # the next tile has arrived
+        multiply_step(acc, words, cache, a_base, 3, a_next, b_next, 0, lane)
+
+    return Pipeline(begin, advance, (4, B_WORDS, 1, 1))

@@ -17,10 +17,9 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.gemm import fragments
 from course_lib.kernels.gemm.epilogue import CLUSTER
-from course_lib.kernels.gemm.fragments import STEP_BYTES
 from course_lib.kernels.gemm.place import place_of_block
 from course_lib.kernels.gemm.results import SUMS_PADDING, results
-from course_lib.kernels.gemm.tiles import tile
+from course_lib.kernels.gemm.tiles import PARTS, tile
 from course_lib.runtime.cluster import cluster_sync
 from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
 from course_lib.runtime.pipeline import end_group, wait_for_groups_but
@@ -70,12 +69,25 @@ def _kernel(shape, sources, itemsize, mode, a_tile, b_tile):
     A_ROW = 1 if sources[0] == "by_row" else a_tile.pitch
     B_ROW = 1 if sources[1] == "by_row" else b_tile.pitch
     N_SUMS = WARP_M * WARP_N // 32
-    fetch_a, fetch_b = a_tile.fetch, b_tile.fetch
+    part_of_a, part_of_b = a_tile.fetch_part, b_tile.fetch_part
+    first_a, first_b, next_a, next_b = (
+        a_tile.first, b_tile.first, a_tile.following, b_tile.following,
+    )  # fmt: skip
+    AHEAD, _ = fragments.timing(mode, N_STAGES)
+
+    @cuda.jit(device=True)
+    def fetch(part, cache, work):
+        a, b, of_a, of_b, to = work
+        part_of_a(part, cache, to, a, of_a)
+        part_of_b(part, cache, to + A_SIZE, b, of_b)
+
     loads = (
         fragments.load_a(a_tile, sources[0], itemsize),
         fragments.load_b(b_tile, sources[1], itemsize),
     )  # fmt: skip
-    multiply = fragments.multiply(WARP_M, WARP_N, loads, K_BYTES // STEP_BYTES, mode)
+    pipeline = fragments.multiply(WARP_M, WARP_N, loads, mode, N_STAGES, fetch)
+    begin, advance = pipeline.begin, pipeline.advance
+    WORDS_A, WORDS_B, WORDS_C, WORDS_D = pipeline.n_words
     collect, write = results(
         TILE_M, TILE_N, WARP_M, WARP_N, shape.n_threads, mode == "split"
     )  # fmt: skip
@@ -90,28 +102,33 @@ def _kernel(shape, sources, itemsize, mode, a_tile, b_tile):
         acc = cuda.local.array(N_SUMS, np.float32)
         for r in range(N_SUMS):
             acc[r] = ZERO
+        words = (
+            cuda.local.array(WORDS_A, np.uint32), cuda.local.array(WORDS_B, np.uint32),
+            cuda.local.array(WORDS_C, np.uint32), cuda.local.array(WORDS_D, np.uint32),
+        )  # fmt: skip
         m, n, split = place_of_block(M, N, TILE_M, TILE_N, n_splits)
         k, k_stop = split * length, min((split + 1) * length, K)
         n_tiles = (k_stop - k + TILE_K - 1) // TILE_K
-        for ahead in range(N_STAGES - 1):
-            if ahead < n_tiles:
-                to = ahead * STAGE
-                fetch_a(cache, to, a, m, M, a_m, k + ahead * TILE_K, k_stop, a_k)
-                fetch_b(cache, to + A_SIZE, b, n, N, b_n, k + ahead * TILE_K, k_stop, b_k)
+        of_a, of_b = first_a(m, M, a_m, k, k_stop, a_k), first_b(n, N, b_n, k, k_stop, b_k)
+        for ahead in range(AHEAD):
+            for part in range(PARTS):
+                fetch(part, cache, (a, b, of_a, of_b, ahead * STAGE))
+            of_a, of_b = next_a(of_a), next_b(of_b)
             end_group()
         warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
         row, col = warp // WARPS_N * WARP_M, warp % WARPS_N * WARP_N
-        a_base, b_base, at, to = row * A_ROW, A_SIZE + col * B_ROW, 0, (N_STAGES - 1) * STAGE
-        for ahead in range(N_STAGES - 1, n_tiles + N_STAGES - 1):
-            wait_for_groups_but(N_STAGES - 2)
-            cuda.syncthreads()
-            if ahead < n_tiles:
-                fetch_a(cache, to, a, m, M, a_m, k + ahead * TILE_K, k_stop, a_k)
-                fetch_b(cache, to + A_SIZE, b, n, N, b_n, k + ahead * TILE_K, k_stop, b_k)
-            end_group()
-            multiply(acc, cache, at + a_base, at + b_base, lane)
-            at = at + STAGE if at < (N_STAGES - 1) * STAGE else 0
-            to = to + STAGE if to < (N_STAGES - 1) * STAGE else 0
+        a_base, b_base, at, to = row * A_ROW, A_SIZE + col * B_ROW, 0, AHEAD % N_STAGES * STAGE
+        wait_for_groups_but(AHEAD - 1)
+        cuda.syncthreads()
+        begin(words, cache, a_base, b_base, lane)
+        for _ in range(n_tiles):
+            following = at + STAGE if at < (N_STAGES - 1) * STAGE else 0
+            advance(
+                acc, words, cache, at + a_base, at + b_base, following + a_base,
+                following + b_base, lane, (a, b, of_a, of_b, to),
+            )  # fmt: skip
+            of_a, of_b = next_a(of_a), next_b(of_b)
+            at, to = following, to + STAGE if to < (N_STAGES - 1) * STAGE else 0
         wait_for_groups_but(0)
         cuda.syncthreads()  # nobody reads the buffers any more
         sums = cuda.shared.array(0, np.float32)  # the same memory

@@ -31,6 +31,7 @@ from course_lib.runtime.matrix import copy_one_async, copy_part_async
 
 SOURCES = ("by_k", "by_row", "any")
 ROW_PADDING = 8  # elements, of (k, row) tiles
+PARTS = 3  # that a tile is fetched in, where that is done bit by bit
 
 
 class Tile(NamedTuple):
@@ -39,9 +40,16 @@ class Tile(NamedTuple):
     fetch(cache, base, x, row, n_rows, row_stride, k, k_stop, k_stride) begins to copy rows `row`
     on and columns `k` on to cache[base:]; rows from n_rows and columns from k_stop on are zeros.
     All threads of the block call it.
+
+    Who fetches one tile after another along k, bit by bit, says first(row, n_rows, row_stride, k,
+    k_stop, k_stride), which gives what is known of the first one, fetch_part(part, cache, base, x,
+    known) for each part from 0 to PARTS − 1, and following(known) for the next one.
     """
 
     fetch: object
+    first: object
+    fetch_part: object
+    following: object
     size: int  # elements
     pitch: int  # elements from one row in shared memory to the next
     k_size: int  # columns of the matrix
@@ -52,11 +60,11 @@ def tile(rows, k_bytes, itemsize, n_threads, source):
     width, k_size = VECTOR_BYTES // itemsize, k_bytes // itemsize
     if source == "by_row":
         pitch = rows + ROW_PADDING
-        fetch = _fetch_by_row(rows, k_size, pitch, width, n_threads)
-        return Tile(fetch, k_size * pitch, pitch, k_size)
+        fetches = _fetch_by_row(rows, k_size, pitch, width, n_threads)
+        return Tile(*fetches, k_size * pitch, pitch, k_size)
     pitch = k_size + width
     make = _fetch_by_k if source == "by_k" else _fetch_any
-    return Tile(make(rows, k_size, pitch, width, n_threads), rows * pitch, pitch, k_size)
+    return Tile(*make(rows, k_size, pitch, width, n_threads), rows * pitch, pitch, k_size)
 
 
 def _fetch_by_k(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
@@ -81,7 +89,30 @@ def _fetch_by_k(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
             copy_part_async(cache, place + u * STEP * PITCH, x, source if n > 0 else 0, n)
             source += STEP * row_stride
 
-    return fetch
+    @cuda.jit(device=True)
+    def first(row, n_rows, row_stride, k, k_stop, k_stride):
+        # Where the thread copies from, how far apart, how many lines, how much of each.
+        tid = np.uint32(cuda.threadIdx.x)
+        line, col = np.int64(tid // np.uint32(PER_ROW)), np.int64(tid % np.uint32(PER_ROW)) * WIDTH
+        source = (row + line) * row_stride + k + col
+        return source, STEP * row_stride, min(n_rows - row - line, ROWS), k_stop - k - col
+
+    @cuda.jit(device=True)
+    def fetch_part(part, cache, base, x, known):
+        source, step, n_lines, n_inside = known
+        tid = np.uint32(cuda.threadIdx.x)
+        line, col = np.int64(tid // np.uint32(PER_ROW)), np.int64(tid % np.uint32(PER_ROW)) * WIDTH
+        n_inside, place = min(max(n_inside, 0), WIDTH), base + line * PITCH + col
+        for u in range(part, N_VECTORS, PARTS):
+            n = n_inside if u * STEP < n_lines else 0
+            copy_part_async(cache, place + u * STEP * PITCH, x, source + u * step, n)
+
+    @cuda.jit(device=True)
+    def following(known):
+        source, step, n_lines, n_inside = known
+        return source + K_SIZE, step, n_lines, n_inside - K_SIZE
+
+    return fetch, first, fetch_part, following
 
 
 def _fetch_by_row(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
@@ -106,7 +137,30 @@ def _fetch_by_row(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
             copy_part_async(cache, place + u * STEP * PITCH, x, source if n > 0 else 0, n)
             source += STEP * k_stride
 
-    return fetch
+    @cuda.jit(device=True)
+    def first(row, n_rows, row_stride, k, k_stop, k_stride):
+        # Where the thread copies from, how far apart, how many lines, how much of each.
+        tid = np.uint32(cuda.threadIdx.x)
+        line, col = np.int64(tid // np.uint32(PER_K)), np.int64(tid % np.uint32(PER_K)) * WIDTH
+        source = (k + line) * k_stride + row + col
+        return source, STEP * k_stride, k_stop - k - line, min(n_rows - row - col, WIDTH)
+
+    @cuda.jit(device=True)
+    def fetch_part(part, cache, base, x, known):
+        source, step, n_lines, n_inside = known
+        tid = np.uint32(cuda.threadIdx.x)
+        line, col = np.int64(tid // np.uint32(PER_K)), np.int64(tid % np.uint32(PER_K)) * WIDTH
+        n_inside, place = min(max(n_inside, 0), WIDTH), base + line * PITCH + col
+        for u in range(part, N_VECTORS, PARTS):
+            n = n_inside if u * STEP < n_lines else 0
+            copy_part_async(cache, place + u * STEP * PITCH, x, source + u * step, n)
+
+    @cuda.jit(device=True)
+    def following(known):
+        source, step, n_lines, n_inside = known
+        return source + N_VECTORS * step, step, n_lines - K_SIZE, n_inside
+
+    return fetch, first, fetch_part, following
 
 
 def _fetch_any(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
@@ -130,4 +184,19 @@ def _fetch_any(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
             place = base + np.int64(r) * PITCH + np.int64(col)
             copy_one_async(cache, place, x, source, present)
 
-    return fetch
+    @cuda.jit(device=True)
+    def first(row, n_rows, row_stride, k, k_stop, k_stride):
+        return row, n_rows, row_stride, k, k_stop, k_stride
+
+    @cuda.jit(device=True)
+    def fetch_part(part, cache, base, x, known):
+        if part == 0:
+            row, n_rows, row_stride, k, k_stop, k_stride = known
+            fetch(cache, base, x, row, n_rows, row_stride, k, k_stop, k_stride)
+
+    @cuda.jit(device=True)
+    def following(known):
+        row, n_rows, row_stride, k, k_stop, k_stride = known
+        return row, n_rows, row_stride, k + K_SIZE, k_stop, k_stride
+
+    return fetch, first, fetch_part, following
