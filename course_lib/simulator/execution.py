@@ -14,6 +14,9 @@ from .cluster import elsewhere
 from .observe import Memory, Watched, watch
 from .primitives import Primitive
 
+#: ways to load and to store
+LOADS = ("load", "load1", "load2", "relaxed_load", "load_cluster", "load_many")
+STORES = ("store", "store1", "store2", "relaxed_store", "store_many")
 #: names of the fences -> whom they reach
 FENCES = {"threadfence": "grid", "threadfence_block": "block", "threadfence_system": "system"}
 
@@ -231,6 +234,12 @@ class Reporting(Execution):
             found = [getattr(observer, f"on_{hook}") for observer in observers
                      if hasattr(observer, f"on_{hook}")]
             setattr(self, f"on_{hook}", found)
+        # What nobody listens to goes straight to what carries it out.
+        for hooks, names in ((self.on_load, LOADS), (self.on_store, STORES),
+                             (self.on_branch, ("branch", "loop"))):
+            if not hooks:
+                for name in names:
+                    setattr(self, name, getattr(inner, name))
 
     def touch(self, hooks, thread, number, array, index, count=None):
         """Tell of an access, unless it is outside or only makes a view of the array."""
@@ -255,6 +264,14 @@ class Reporting(Execution):
     def store(self, thread, number, value, array, index):
         self.touch(self.on_store, thread, number, array, index)
         self.inner.store(thread, number, value, array, index)
+
+    def store1(self, thread, number, value, array, i):
+        self.touch(self.on_store, thread, number, array, i)
+        self.inner.store1(thread, number, value, array, i)
+
+    def store2(self, thread, number, value, array, i, j):
+        self.touch(self.on_store, thread, number, array, (i, j))
+        self.inner.store2(thread, number, value, array, i, j)
 
     def atomic(self, thread, number, operation, array, *args):
         first = (0,) * array.ndim if _name_of(operation) == "_compare_and_swap" else args[0]
@@ -392,9 +409,10 @@ def is_view(array, index):
     """True if `array[index]` is no element but another array."""
     if not isinstance(array, np.ndarray):
         return False
-    parts = index if type(index) is tuple else (index,)
-    return len(parts) < array.ndim or any(
-        isinstance(part, slice) or part is Ellipsis for part in parts)
+    if type(index) is not tuple:
+        return array.ndim > 1 or isinstance(index, slice) or index is Ellipsis
+    return len(index) < array.ndim or any(
+        isinstance(part, slice) or part is Ellipsis for part in index)
 
 
 def fence_scope(primitive):
