@@ -4,13 +4,20 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.conv2d.places import ZERO, divided
-from course_lib.runtime.intrinsics import allow_next_kernel, load, store, wait_for_previous_kernel
+from course_lib.runtime.intrinsics import (
+    allow_next_kernel,
+    load,
+    load_vector,
+    store,
+    store_vector,
+    vector_width,
+    wait_for_previous_kernel,
+)
 
 BLOCK_SIZE = 256
 SIDE = 64  # of the square that a block transposes
-ROWS = BLOCK_SIZE // 32  # of it that its warps read at a time
-HALVES = 2  # of a row of it, 32 elements each
 PITCH = SIDE + 1  # so that lanes meet different banks, whichever way they go
+MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 
 
 @cuda.jit
@@ -38,24 +45,53 @@ def arrange_kernel(
 
 
 @cuda.jit
-def transpose_kernel(x, y, n_rows, n_cols):
-    """y[b, j, i] = x[b, i, j], of any number of matrices n_rows × n_cols; a square a block."""
+def transpose_kernel(x, y, n_rows, n_cols, whole):
+    """y[b, j, i] = x[b, i, j], of any number of matrices n_rows × n_cols; a square a block.
+
+    `whole`: rows and columns are so long that each begins on a 16-byte boundary.
+    """
     square = cuda.shared.array((SIDE, PITCH), np.float32)
     allow_next_kernel()
     wait_for_previous_kernel()
-    warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
     across, down = (n_cols + SIDE - 1) // SIDE, (n_rows + SIDE - 1) // SIDE
     block = np.int64(cuda.blockIdx.x)
-    base = block // (across * down) * n_rows * n_cols
     row, col = block // across % down * SIDE, block % across * SIDE
-    for u in range(SIDE // ROWS):
-        for half in range(HALVES):
-            i, j = warp + u * ROWS, lane + half * 32
-            if row + i < n_rows and col + j < n_cols:
-                square[i, j] = load(x, base + (row + i) * n_cols + col + j)
+    base = block // (across * down) * n_rows * n_cols
+    size = min(n_rows - row, SIDE), min(n_cols - col, SIDE)
+    source, result = base + row * n_cols + col, base + col * n_rows + row
+    if whole:
+        _transpose_vectors(square, x, source, n_cols, y, result, n_rows, size)
+    else:
+        _transpose_elements(square, x, source, n_cols, y, result, n_rows, size)
+
+
+@cuda.jit(device=True)
+def _transpose_elements(square, x, source, n_cols, y, result, n_rows, size):
+    for e in range(cuda.threadIdx.x, SIDE * SIDE, BLOCK_SIZE):
+        i, j = np.uint32(e) // np.uint32(SIDE), np.uint32(e) % np.uint32(SIDE)
+        if i < size[0] and j < size[1]:
+            square[i, j] = load(x, source + np.int64(i) * n_cols + np.int64(j))
     cuda.syncthreads()
-    for u in range(SIDE // ROWS):
-        for half in range(HALVES):
-            i, j = lane + half * 32, warp + u * ROWS
-            if row + i < n_rows and col + j < n_cols:
-                store(y, base + (col + j) * n_rows + row + i, square[i, j])
+    for e in range(cuda.threadIdx.x, SIDE * SIDE, BLOCK_SIZE):
+        j, i = np.uint32(e) // np.uint32(SIDE), np.uint32(e) % np.uint32(SIDE)
+        if i < size[0] and j < size[1]:
+            store(y, result + np.int64(j) * n_rows + np.int64(i), square[i, j])
+
+
+@cuda.jit(device=True)
+def _transpose_vectors(square, x, source, n_cols, y, result, n_rows, size):
+    values, width = cuda.local.array(MAX_WIDTH, np.float32), np.uint32(vector_width(x))
+    each = np.uint32(SIDE) // width
+    for e in range(cuda.threadIdx.x, SIDE * each, BLOCK_SIZE):
+        i, j = np.uint32(e) // each, np.uint32(e) % each * width
+        if i < size[0] and j < size[1]:
+            load_vector(values, x, source + np.int64(i) * n_cols + np.int64(j))
+            for q in range(width):
+                square[i, j + q] = values[q]
+    cuda.syncthreads()
+    for e in range(cuda.threadIdx.x, SIDE * each, BLOCK_SIZE):
+        j, i = np.uint32(e) // each, np.uint32(e) % each * width
+        if i < size[0] and j < size[1]:
+            for q in range(width):
+                values[q] = square[i + q, j]
+            store_vector(y, result + np.int64(j) * n_rows + np.int64(i), values)

@@ -179,9 +179,11 @@ def beside(array, n_channels, plane, problem):
     side = arranging.SIDE
     n_images = arrays.size_of(array) // (n_channels * plane)
     n_blocks = n_images * math.ceil(n_channels / side) * math.ceil(plane / side)
+    itemsize = array.dtype.itemsize
+    whole = not (plane * itemsize | arrays.address_of(array)) % VECTOR_BYTES
     launch(
         arranging.transpose_kernel, n_blocks, arranging.BLOCK_SIZE, array, copy, n_channels,
-        plane, flat=True, overlap=True,
+        plane, whole, flat=True, overlap=True,
     )  # fmt: skip
     return copy
 
@@ -213,7 +215,8 @@ def specialisations():
         array = (dtype, 1)
         types = [array, array, *["int32"] * 8, "boolean"]
         yield f"conv2d.arrange {dtype}", arranging.arrange_kernel, types
-        yield f"conv2d.transpose {dtype}", arranging.transpose_kernel, [array] * 2 + ["int64"] * 2
+        types = [array, array, "int64", "int64", "boolean"]
+        yield f"conv2d.transpose {dtype}", arranging.transpose_kernel, types
         for mode in ("tf32", "split") if dtype == "float32" else ("narrow",):
             for shape in SHAPES[mode]:
                 kernel = kernel_for(shape, 4 if dtype == "float32" else 2, mode)
