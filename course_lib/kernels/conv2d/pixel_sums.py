@@ -32,6 +32,7 @@ from course_lib.runtime.shared import dynamic_shared
 K_BYTES = 128  # of pixels in a tile, were they as wide as an element
 BAND = 64  # terms, or channels of dy, of a pixel that threads side by side copy
 NO_TAP = 31  # which no pixel has
+MOST_LINES, BOTH_LINES = 512, 1024  # of y; of lines and columns together
 SUM_LANES, SUM_PARTS = 32, 8  # threads side by side, and threads that share the sums of one
 WIDTH = 4  # sums that a thread of `sum_kernel` adds up at a time
 
@@ -77,14 +78,14 @@ def make(shape, itemsize, mode):
 
     @cuda.jit(device=True)
     def add_products(
-        acc, cache, of_x, of_dy, start, geometry, n_pixels, a_base, b_base, warp, lane
+        acc, cache, of_x, lines, of_dy, start, geometry, n_pixels, a_base, b_base, warp, lane
     ):
         """All tiles of the block's pixels, each copied while those before it are worked on."""
         words = (
             cuda.local.array(WORDS_A, np.uint32), cuda.local.array(WORDS_B, np.uint32),
             cuda.local.array(WORDS_C, np.uint32), cuda.local.array(WORDS_D, np.uint32),
         )  # fmt: skip
-        n_tiles, table = (n_pixels + K_SIZE - 1) // K_SIZE, (of_x[4], of_x[5])
+        n_tiles, table = (n_pixels + K_SIZE - 1) // K_SIZE, (of_x[4], of_x[5], lines)
         at, to = 0, AHEAD % N_STAGES * STAGE
         for ahead in range(AHEAD + 1):
             slot, first = ahead % 2 * K_SIZE, ahead * K_SIZE
@@ -120,6 +121,7 @@ def make(shape, itemsize, mode):
         cache = dynamic_shared(x)
         origins = cuda.shared.array(SLOTS, np.int32)
         masks = cuda.shared.array(SLOTS, np.int32)
+        lines = cuda.shared.array(BOTH_LINES, np.int32)
         acc = cuda.local.array(N_SUMS, np.float32)
         bases, taps = cuda.local.array(BANDS, np.int64), cuda.local.array(BANDS, np.int32)
         for i in range(N_SUMS):
@@ -133,11 +135,15 @@ def make(shape, itemsize, mode):
         find_terms(bases, taps, row, n_terms, C, S, W, dilation_h, dilation_w)
         warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
         warp_row, warp_col = warp // WARPS_N * WARP_M, warp % WARPS_N * WARP_N
-        geometry = (P, Q, H, W, R, S), (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w)
+        geometry = P, Q, H, W, stride_h, stride_w, pad_h, pad_w
+        find_lines(
+            lines, P, Q, H, W, R, S, (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w)
+        )
+        cuda.syncthreads()
         allow_next_kernel()
         wait_for_previous_kernel()
         add_products(
-            acc, cache, (x, image * H * W * C, bases, taps, origins, masks, np.int64(C)),
+            acc, cache, (x, image * H * W * C, bases, taps, origins, masks, np.int64(C)), lines,
             (dy, first * K + column, np.int64(K), K - column),
             np.int32(first - image * (P * Q)), geometry, min(length, n_all - first), warp_row,
             A_SIZE + warp_col, warp, lane,
@@ -203,23 +209,37 @@ def copies(shape, itemsize):
 
 
 @cuda.jit(device=True)
+def find_lines(lines, P, Q, H, W, R, S, stride, pad, dilation):
+    """Which taps meet the image: a bit for each row of the filter, S bits apart, by line of y; and
+    a bit for each column of it by column of y, from lines[MOST_LINES] on.
+    """
+    for p in range(cuda.threadIdx.x, P, cuda.blockDim.x):
+        bits, h = np.int32(0), p * stride[0] - pad[0]
+        for r in range(R):
+            if h + r * dilation[0] >= 0 and h + r * dilation[0] < H:
+                bits |= np.int32(1 << (r * S))
+        lines[p] = bits
+    for q in range(cuda.threadIdx.x, Q, cuda.blockDim.x):
+        bits, w = np.int32(0), q * stride[1] - pad[1]
+        for s in range(S):
+            if w + s * dilation[1] >= 0 and w + s * dilation[1] < W:
+                bits |= np.int32(1 << s)
+        lines[MOST_LINES + q] = bits
+
+
+@cuda.jit(device=True)
 def find_pixels(table, slot, first, n, start, n_pixels, lane, geometry):
     """Where pixels `first` on of the block lie in x, and a bit for each tap that meets it there."""
-    origins, masks = table
-    (P, Q, H, W, R, S), (stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w) = geometry
+    origins, masks, lines = table
+    P, Q, H, W, stride_h, stride_w, pad_h, pad_w = geometry
     for t in range(lane, n, 32):
         mask, origin = np.int32(0), np.int32(0)
         if first + t < n_pixels:
             image, rest = divided(np.int32(start + first + t), P * Q)
             p, q = divided(rest, Q)
-            h, w, columns = p * stride_h - pad_h, q * stride_w - pad_w, np.int32(0)
+            h, w = p * stride_h - pad_h, q * stride_w - pad_w
             origin = np.int32((image * H + h) * W + w)
-            for s in range(S):
-                if w + s * dilation_w >= 0 and w + s * dilation_w < W:
-                    columns |= np.int32(1 << s)
-            for r in range(R):
-                if h + r * dilation_h >= 0 and h + r * dilation_h < H:
-                    mask |= np.int32(columns << (r * S))
+            mask = np.int32(lines[p] * lines[MOST_LINES + q])  # no two terms have a bit in common
         origins[slot + t], masks[slot + t] = origin, mask
 
 

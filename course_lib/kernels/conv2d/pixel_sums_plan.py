@@ -19,6 +19,7 @@ SHAPES = {
 MULTIPROCESSORS = 132  # of the largest chip of today
 MOST_WORKSPACE = 64 << 20  # bytes of sums that wait to be added up
 LEAST_TILES = 4  # of pixels, that a block adds up where there are several
+STATIC_BYTES = 6144  # of shared memory that are not dynamic
 TILE_COST = 4096  # of a block whatever its tile, in elements of that
 MOST = 2**31 - 1  # of what is counted in 32 bits
 
@@ -35,12 +36,13 @@ def planned(problem, itemsize, mode, chip):
     p, n_bytes = problem, VECTOR_BYTES
     whole = not any(count * itemsize % n_bytes for count in (p.C, p.K))
     small = max(p.N * p.H * p.W, p.N * p.P * p.Q) <= MOST and p.R * p.S < pixel_sums.NO_TAP
+    small = small and max(p.P, p.Q) <= pixel_sums.MOST_LINES
     if p.groups != 1 or not whole or not small or not p.N * p.P * p.Q * p.C:
         return None
     found = [
         (cost(problem, plan, itemsize) / speed, plan)
         for shape, speed in SHAPES[mode].items()
-        if pixel_sums.shared_bytes(shape, itemsize) + 4096 <= chip[1]
+        if pixel_sums.shared_bytes(shape, itemsize) + STATIC_BYTES <= chip[1]
         for plan in [plan_of(problem, shape, itemsize)]
     ]
     return min(found, key=lambda pair: pair[0])[1] if found else None

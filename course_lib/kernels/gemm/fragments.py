@@ -38,6 +38,7 @@ from course_lib.runtime.pipeline import end_group, wait_for_groups_but
 FRAGMENT_M, FRAGMENT_N = 16, 8
 STEP_BYTES = 32
 MODES = ("narrow", "tf32", "split")
+MOST_TOGETHER = 4  # fragments whose products are summed from 0 at a time: registers are few
 ZERO = np.float32(0)
 
 
@@ -202,7 +203,8 @@ def _multiply_plain(load_a, load_b, N_A, N_B, N_STAGES, fetch, rounds):
 
 
 def _multiply_split(load_a, load_b, N_A, N_B, N_STAGES, fetch):
-    B_WORDS, PARTIAL = 2 * N_B, 4 * N_B
+    B_WORDS, TOGETHER = 2 * N_B, min(N_B, MOST_TOGETHER)
+    PARTIAL = 4 * TOGETHER
     assert N_STAGES > 2
 
     @cuda.jit(device=True)
@@ -214,16 +216,18 @@ def _multiply_split(load_a, load_b, N_A, N_B, N_STAGES, fetch):
     @cuda.jit(device=True)
     def multiply_row(acc, first, a, a_small, b, b_small, like):
         part = cuda.local.array(PARTIAL, np.float32)
-        for r in range(PARTIAL):
-            part[r] = ZERO
-        for j in range(N_B):
-            multiply_add(part, 4 * j, a_small, 0, b, 2 * j, like)
-        for j in range(N_B):
-            multiply_add(part, 4 * j, a, 0, b_small, 2 * j, like)
-        for j in range(N_B):
-            multiply_add(part, 4 * j, a, 0, b, 2 * j, like)
-        for r in range(PARTIAL):
-            acc[first + r] += part[r]
+        for group in range(N_B // TOGETHER):
+            at = 2 * TOGETHER * group
+            for r in range(PARTIAL):
+                part[r] = ZERO
+            for j in range(TOGETHER):
+                multiply_add(part, 4 * j, a_small, 0, b, at + 2 * j, like)
+            for j in range(TOGETHER):
+                multiply_add(part, 4 * j, a, 0, b_small, at + 2 * j, like)
+            for j in range(TOGETHER):
+                multiply_add(part, 4 * j, a, 0, b, at + 2 * j, like)
+            for r in range(PARTIAL):
+                acc[first + PARTIAL * group + r] += part[r]
 
     @cuda.jit(device=True)
     def multiply_step(acc, words, cache, a_base, step, a_next, b_next, next_step, lane):
@@ -239,7 +243,7 @@ def _multiply_split(load_a, load_b, N_A, N_B, N_STAGES, fetch):
                 load_a(words[0], 0, cache, a_base, i + 1, step, lane)
             else:
                 load_a(words[0], 0, cache, a_next, 0, next_step, lane)
-            multiply_row(acc, i * PARTIAL, a, a_small, b, b_small, cache)
+            multiply_row(acc, 4 * i * N_B, a, a_small, b, b_small, cache)
 
     @cuda.jit(device=True)
     def begin(words, cache, a_base, b_base, lane):
