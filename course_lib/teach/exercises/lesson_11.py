@@ -1,0 +1,302 @@
+"""Lesson 11: what a whole network needs beside its layers.
+
+| exercise | it gets | what is new |
+|---|---|---|
+| pick_batch | images, labels, order, first, x, y; a block per image | bytes become a batch |
+| pool_relu | x of (planes, H, W), y of half the size; any launch | two layers in one kernel |
+| linear_relu | x of (M, I), weight of (O, I), bias, y; a warp per result | dense and activation |
+| sgd_nesterov | p, g, v, rate, momentum, decay, new_p, new_v; any launch | the step of the recipe |
+| confusion | logits of (N, classes), labels, counts, all 0; any launch | whom is taken for whom |
+
+Arrays are float32 but for images (uint8), labels and order (int64) and counts (int32).
+"""
+
+import numpy as np
+
+from course_lib import cuda
+from course_lib.runtime.intrinsics import warp_sum
+from course_lib.teach.cases import numbers
+from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
+
+ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
+SCALE = np.float32(1 / 127.5)
+
+
+# ---- pick_batch ------------------------------------------------------------------------------
+
+
+@cuda.jit
+def pick_batch(images, labels, order, first, x, y):
+    row = order[first + cuda.blockIdx.x]
+    for i in range(cuda.threadIdx.x, images.shape[1], cuda.blockDim.x):
+        x[cuda.blockIdx.x, i] = np.float32(images[row, i]) * SCALE - ONE
+    if cuda.threadIdx.x == 0:
+        y[cuda.blockIdx.x] = labels[row]
+
+
+def _pick_reference(images, labels, order, first, batch):
+    rows = order[int(first) : int(first) + int(batch)] % len(images)
+    return images[rows] / 127.5 - 1, labels[rows]
+
+
+def _pick_cases(rng):
+    sizes = [
+        (1, 1, 1, 0, 32),
+        (3, 0, 2, 1, 32),
+        (4, 5, 2, 1, 32),
+        (6, 3, 3, 3, 64),
+        (9, 33, 4, 2, 32),
+        (7, 50, 1, 6, 16),
+        (12, 70, 5, 7, 33),
+    ]
+    return [
+        case(
+            batch, block, images=rng.integers(0, 256, (n, pixels)).astype(np.uint8),
+            labels=rng.integers(0, 10, n), order=rng.permutation(n), first=np.int64(first),
+            batch=np.int64(batch),
+        )
+        for n, pixels, batch, first, block in sizes
+    ]  # fmt: skip
+
+
+PICK_BATCH = Exercise(
+    name="pick_batch",
+    title="A batch from the heap of pictures",
+    solution=pick_batch,
+    reference=_pick_reference,
+    cases=_pick_cases,
+    tolerance=Tolerance(0.0, 2e-7, "a product and a difference in float32"),
+    outputs=("x", "y"),
+    dtype={"x": np.float32, "y": np.int64},
+    call=lambda kernel, run: run.launch(
+        kernel, run.images, run.labels, run.order, run.first, run.x, run.y
+    ),
+    once=True,
+    forbids=("float64-promotion",),
+    hints=(
+        "Block b makes picture b of the batch. Which number of `order` tells it where that lies?",
+        "The picture is row `order[first + blockIdx.x]` of images. Its pixels are shared by the "
+        "threads; each is a byte, and becomes `np.float32(byte) * SCALE - ONE`. One thread "
+        "copies the label.",
+        "```python\nrow = order[first + cuda.blockIdx.x]\n"
+        "for i in range(cuda.threadIdx.x, images.shape[1], ...):\n"
+        "    x[cuda.blockIdx.x, i] = np.float32(images[row, i]) * ...\n```",
+    ),
+)
+
+
+# ---- pool_relu -------------------------------------------------------------------------------
+
+
+@cuda.jit
+def pool_relu(x, y):
+    OH, OW = y.shape[1:]
+    for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        plane, h, w = i // (OH * OW), 2 * (i // OW % OH), 2 * (i % OW)
+        upper = max(x[plane, h, w], x[plane, h, w + 1])
+        lower = max(x[plane, h + 1, w], x[plane, h + 1, w + 1])
+        y[plane, i // OW % OH, i % OW] = max(max(upper, lower), ZERO)
+
+
+def _pool_relu_reference(x):
+    n, H, W = x.shape
+    parts = x[:, : H // 2 * 2, : W // 2 * 2].reshape(n, H // 2, 2, W // 2, 2)
+    return np.maximum(parts.max(axis=(2, 4)), 0)
+
+
+def _pool_relu_cases(rng):
+    launches = [
+        ((1, 2, 2), 1, 32),
+        ((0, 4, 2), 1, 32),
+        ((1, 3, 2), 1, 32),
+        ((2, 2, 5), 2, 1),
+        ((3, 4, 4), 1, 32),
+        ((2, 5, 7), 2, 4),
+        ((2, 11, 6), 1, 33),
+        ((4, 6, 8), 2, 32),
+    ]
+    return [case(grid, block, x=numbers(rng, shape, 1.0, -0.7)) for shape, grid, block in launches]
+
+
+POOL_RELU = Exercise(
+    name="pool_relu",
+    title="Max pooling and ReLU in one kernel",
+    solution=pool_relu,
+    reference=_pool_relu_reference,
+    cases=_pool_relu_cases,
+    tolerance=EXACT,
+    once=True,
+    forbids=("float64-promotion",),
+    hints=(
+        "The largest of four numbers, and of 0. Which four belong to output i?",
+        "Output i is in plane `i // (OH * OW)`, row `i // OW % OH`, column `i % OW`. Its window "
+        "begins at twice that row and twice that column of x.",
+        "```python\nh, w = 2 * (i // OW % OH), 2 * (i % OW)\n"
+        "upper = max(x[plane, h, w], x[plane, h, w + 1])\nlower = ...\n```",
+    ),
+)
+
+
+# ---- linear_relu -----------------------------------------------------------------------------
+
+
+@cuda.jit
+def linear_relu(x, weight, bias, y):
+    warp, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    n_out, total = y.shape[1], ZERO
+    if warp < y.size:
+        for k in range(lane, x.shape[1], 32):
+            total += x[warp // n_out, k] * weight[warp % n_out, k]
+        total = warp_sum(total) + bias[warp % n_out]
+        if lane == 0:
+            y[warp // n_out, warp % n_out] = max(total, ZERO)
+
+
+def _linear_cases(rng):
+    launches = [
+        ((1, 1, 1), 1, 32),
+        ((1, 2, 3), 2, 64),
+        ((2, 0, 2), 2, 64),
+        ((2, 3, 2), 3, 64),
+        ((3, 33, 2), 2, 128),
+        ((1, 70, 5), 3, 96),
+        ((4, 40, 3), 4, 96),
+    ]
+    return [
+        case(grid, block, x=numbers(rng, (m, i), 1.0, 0.5), weight=numbers(rng, (o, i), 0.4, 0.2),
+             bias=numbers(rng, o, 1.0))
+        for (m, i, o), grid, block in launches
+    ]  # fmt: skip
+
+
+LINEAR_RELU = Exercise(
+    name="linear_relu",
+    title="A dense layer with its ReLU",
+    solution=linear_relu,
+    reference=lambda x, weight, bias: np.maximum(x @ weight.T + bias, 0),
+    cases=_linear_cases,
+    tolerance=Tolerance(1e-6, 2e-5, "float32 rounds sums of up to 70 products"),
+    once=True,
+    forbids=("float64-promotion",),
+    hints=(
+        "A warp has one result: row `warp // n_out`, column `warp % n_out`. Its 32 lanes share a "
+        "sum of products. You know from lesson 2 how they add up what they have.",
+        "Lane k takes products k, k + 32, … of row `warp // n_out` of x and row `warp % n_out` of "
+        "weight. `warp_sum` gives all lanes the sum. Add the bias, then take the larger of that "
+        "and 0; one lane writes.",
+        "```python\nfor k in range(lane, x.shape[1], 32):\n    total += x[warp // n_out, k] * ...\n"
+        "total = warp_sum(total) + ...\nif lane == 0:\n    y[...] = max(..., ZERO)\n```",
+    ),
+)
+
+
+# ---- sgd_nesterov ----------------------------------------------------------------------------
+
+
+@cuda.jit
+def sgd_nesterov(p, g, v, rate, momentum, decay, new_p, new_v):
+    for i in range(cuda.grid(1), p.size, cuda.gridsize(1)):
+        gradient = g[i] + decay * p[i]
+        velocity = momentum * v[i] + gradient
+        new_v[i] = velocity
+        new_p[i] = p[i] - rate * (gradient + momentum * velocity)
+
+
+def _sgd_reference(p, g, v, rate, momentum, decay):
+    gradient = g + decay * p
+    velocity = momentum * v + gradient
+    return p - rate * (gradient + momentum * velocity), velocity
+
+
+def _sgd_cases(rng):
+    launches = [(1, 1, 32), (0, 1, 32), (2, 2, 1), (5, 1, 4), (33, 1, 32), (65, 3, 32), (70, 1, 64)]
+    return [
+        case(
+            grid, block, p=numbers(rng, n, 1.0, 0.5), g=numbers(rng, n, 1.0, 0.8),
+            v=numbers(rng, n, 0.5, 0.2), rate=np.float32(0.05), momentum=np.float32(0.9),
+            decay=np.float32(0.02),
+        )
+        for n, grid, block in launches
+    ]  # fmt: skip
+
+
+SGD_NESTEROV = Exercise(
+    name="sgd_nesterov",
+    title="A step with momentum, looking ahead",
+    solution=sgd_nesterov,
+    reference=_sgd_reference,
+    cases=_sgd_cases,
+    tolerance=Tolerance(1e-6, 1e-6, "a few products and sums in float32"),
+    outputs=("new_p", "new_v"),
+    call=lambda kernel, run: run.launch(
+        kernel, run.p, run.g, run.v, run.rate, run.momentum, run.decay, run.new_p, run.new_v
+    ),
+    once=True,
+    forbids=("float64-promotion",),
+    hints=(
+        "Three lines, in the order of the text: the gradient with the pull towards 0, the new "
+        "velocity, the step.",
+        "The gradient is `g + decay · p`, the velocity `momentum · v + gradient`. Nesterov steps "
+        "by `gradient + momentum · velocity`, with the *new* velocity.",
+        "```python\ngradient = g[i] + decay * p[i]\nvelocity = ...\n"
+        "new_p[i] = p[i] - rate * (gradient + ...)\n```",
+    ),
+)
+
+
+# ---- confusion -------------------------------------------------------------------------------
+
+
+@cuda.jit
+def confusion(logits, labels, counts):
+    for i in range(cuda.grid(1), labels.size, cuda.gridsize(1)):
+        best = 0
+        for k in range(1, logits.shape[1]):
+            if logits[i, k] > logits[i, best]:
+                best = k
+        cuda.atomic.add(counts, (labels[i], best), 1)
+
+
+def _confusion_reference(logits, labels):
+    found = np.zeros((logits.shape[1],) * 2, np.int64)
+    np.add.at(found, (labels % logits.shape[1], logits.argmax(axis=1)), 1)
+    return found
+
+
+def _confusion_cases(rng):
+    launches = [
+        ((1, 1), 1, 32),
+        ((0, 3), 1, 32),
+        ((2, 2), 2, 1),
+        ((5, 3), 1, 32),
+        ((40, 10), 2, 8),
+        ((33, 4), 2, 32),
+        ((70, 10), 1, 64),
+    ]
+    return [
+        case(grid, block, logits=np.round(numbers(rng, (n, classes), 2.0, -5.0)).astype("f"),
+             labels=rng.integers(0, classes, n))
+        for (n, classes), grid, block in launches
+    ]  # fmt: skip
+
+
+CONFUSION = Exercise(
+    name="confusion",
+    title="What is taken for what",
+    solution=confusion,
+    reference=_confusion_reference,
+    cases=_confusion_cases,
+    tolerance=EXACT,
+    outputs=("counts",),
+    dtype=np.int32,
+    start=0,
+    hints=(
+        "The answer is the place of the largest logit. Then many threads may want to count in the "
+        "same place of the table.",
+        "Start with `best = 0` and walk through the other classes; of equal ones the first counts. "
+        "Row: the true class. Column: the answer. And it must be an atomic, as for the histogram.",
+        "```python\nfor k in range(1, logits.shape[1]):\n"
+        "    if logits[i, k] > logits[i, best]:\n        best = k\n"
+        "cuda.atomic.add(counts, (..., ...), 1)\n```",
+    ),
+)
