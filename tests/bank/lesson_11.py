@@ -1,0 +1,293 @@
+"""Lesson 11: batches, two fused layers, the step of the recipe, and whom is taken for whom.
+
+Most wrong kernels are the solution with one mistake in it, and `mistake` says which text stands in
+place of which. The right ones are written out.
+"""
+
+import numpy as np
+
+from bank import right, wrong
+from bank.equivalent import EQUIVALENT
+from bank.mistakes import mistake
+from course_lib import cuda
+
+OUTSIDE, VALUES = "out-of-bounds|negative", "wrong values"
+ZERO, ONE = np.float32(0), np.float32(1)
+
+# ---- pick_batch(images, labels, order, first, x, y) ------------------------------------------
+
+
+@right("pick_batch")
+@cuda.jit
+def pick_by_dividing(images, labels, order, first, x, y):
+    source = order[first + cuda.blockIdx.x]
+    i = cuda.threadIdx.x
+    while i < images.shape[1]:
+        byte = np.float32(images[source, i])
+        x[cuda.blockIdx.x, i] = (byte - np.float32(127.5)) / np.float32(127.5)
+        i += cuda.blockDim.x
+    if cuda.threadIdx.x == cuda.blockDim.x - 1:
+        y[cuda.blockIdx.x] = labels[source]
+
+
+@right("pick_batch")
+@cuda.jit
+def pick_by_one_thread(images, labels, order, first, x, y):
+    b = cuda.blockIdx.x
+    if cuda.threadIdx.x == 0:
+        y[b] = labels[order[first + b]]
+        for i in range(images.shape[1]):
+            x[b, i] = np.float32(images[order[first + b], i]) * np.float32(1 / 127.5) - ONE
+
+
+LOOP = "range(cuda.threadIdx.x, images.shape[1], cuda.blockDim.x)"
+mistake("pick_batch: pick_in_their_own_order", VALUES,
+        ("row = order[first + cuda.blockIdx.x]", "row = first + cuda.blockIdx.x"))  # fmt: skip
+mistake("pick_batch: pick_always_the_first_batch", VALUES,
+        ("order[first + cuda.blockIdx.x]", "order[cuda.blockIdx.x]"))  # fmt: skip
+mistake("pick_batch: pick_one_picture_for_all", VALUES,
+        ("order[first + cuda.blockIdx.x]", "order[first]"))  # fmt: skip
+mistake("pick_batch: pick_label_by_place", VALUES, ("labels[row]", "labels[cuda.blockIdx.x]"))
+mistake("pick_batch: pick_not_scaled", VALUES, (" * SCALE - ONE", ""))
+mistake("pick_batch: pick_from_zero_to_two", VALUES, (" * SCALE - ONE", " * SCALE"))
+mistake("pick_batch: pick_as_bytes", VALUES,
+        ("np.float32(images[row, i])", "np.float32(images[row, i] * 2)"),
+        )  # fmt: skip
+mistake("pick_batch: pick_first_pixels_only", "never written",
+        (LOOP, "range(cuda.threadIdx.x, min(images.shape[1], 32), cuda.blockDim.x)"),
+        )  # fmt: skip
+mistake("pick_batch: pick_too_many_pixels", OUTSIDE,
+        (LOOP, "range(cuda.threadIdx.x, images.shape[1] + 1, cuda.blockDim.x)"))  # fmt: skip
+mistake("pick_batch: pick_writes_to_its_old_place", OUTSIDE + "|never|wrong",
+        ("x[cuda.blockIdx.x, i]", "x[row, i]"))  # fmt: skip
+
+
+# ---- pool_relu(x, y) -------------------------------------------------------------------------
+
+
+@right("pool_relu")
+@cuda.jit
+def pool_relu_in_a_loop(x, y):
+    OH, OW = y.shape[1], y.shape[2]
+    i = cuda.grid(1)
+    while i < y.size:
+        plane, rest = divmod(i, OH * OW)
+        oh, ow = divmod(rest, OW)
+        best = ZERO
+        for j in range(4):
+            best = max(best, x[plane, 2 * oh + j // 2, 2 * ow + j % 2])
+        y[plane, oh, ow] = best
+        i += cuda.gridsize(1)
+
+
+@right("pool_relu")
+@cuda.jit
+def pool_relu_the_other_way_round(x, y):
+    # ReLU of each, then the largest: four times as much work for the same result.
+    for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        OH, OW = y.shape[1:]
+        plane, h, w = i // (OH * OW), 2 * (i // OW % OH), 2 * (i % OW)
+        left = max(max(x[plane, h, w], ZERO), max(x[plane, h + 1, w], ZERO))
+        other = max(max(x[plane, h, w + 1], ZERO), max(x[plane, h + 1, w + 1], ZERO))
+        y[plane, h // 2, w // 2] = max(left, other)
+
+
+mistake(
+    "pool_relu: pool_relu_no_relu", VALUES, ("max(max(upper, lower), ZERO)", "max(upper, lower)")
+)
+mistake("pool_relu: pool_relu_upper_row_only", VALUES,
+        ("max(max(upper, lower), ZERO)", "max(upper, ZERO)"))  # fmt: skip
+mistake("pool_relu: pool_relu_smallest", VALUES, ("max(max(upper, lower)", "max(min(upper, lower)"))
+mistake("pool_relu: pool_relu_no_second_row", VALUES,
+        ("x[plane, h + 1, w + 1]", "x[plane, h, w + 1]"))  # fmt: skip
+mistake("pool_relu: pool_relu_windows_overlap", VALUES, ("2 * (i % OW)", "(i % OW)"))
+mistake("pool_relu: pool_relu_rows_overlap", VALUES, ("2 * (i // OW % OH)", "(i // OW % OH)"))
+mistake("pool_relu: pool_relu_plane_by_the_input", VALUES + "|out-of-bounds",
+        ("i // (OH * OW)", "i // (x.shape[1] * x.shape[2])"))  # fmt: skip
+mistake("pool_relu: pool_relu_rows_not_wrapped", OUTSIDE, ("2 * (i // OW % OH)", "2 * (i // OW)"))
+mistake("pool_relu: pool_relu_no_loop", "never written",
+        ("range(cuda.grid(1), y.size, cuda.gridsize(1))",
+         "range(cuda.grid(1), min(y.size, cuda.grid(1) + 1))"))  # fmt: skip
+mistake("pool_relu: pool_relu_one_too_many", OUTSIDE, ("y.size", "y.size + 1"))
+mistake("pool_relu: pool_relu_mean_for_max", VALUES,
+        ("max(max(upper, lower), ZERO)", "max((upper + lower) / np.float32(2), ZERO)"))  # fmt: skip
+
+
+# ---- linear_relu(x, weight, bias, y) ---------------------------------------------------------
+
+
+@right("linear_relu")
+@cuda.jit
+def linear_by_one_lane(x, weight, bias, y):
+    warp, lane, n_out = cuda.grid(1) // 32, cuda.threadIdx.x % 32, y.shape[1]
+    if lane == 0 and warp < y.size:
+        total = bias[warp % n_out]
+        for k in range(x.shape[1]):
+            total += weight[warp % n_out, k] * x[warp // n_out, k]
+        y[warp // n_out, warp % n_out] = total if total > ZERO else ZERO
+
+
+@right("linear_relu")
+@cuda.jit
+def linear_by_shuffles(x, weight, bias, y):
+    row, col = divmod(cuda.grid(1) // 32, y.shape[1])
+    lane, total = cuda.threadIdx.x % 32, ZERO
+    if row < y.shape[0]:
+        for k in range(lane, x.shape[1], 32):
+            total += x[row, k] * weight[col, k]
+        step = 16
+        while step > 0:
+            total += cuda.shfl_down_sync(0xFFFFFFFF, total, step)
+            step //= 2
+        if lane == 0:
+            y[row, col] = max(total + bias[col], ZERO)
+
+
+mistake("linear_relu: linear_no_guard", OUTSIDE, ("if warp < y.size:", "if warp >= 0:"))
+mistake("linear_relu: linear_no_relu", VALUES, ("max(total, ZERO)", "total"))
+mistake("linear_relu: linear_relu_before_the_bias", VALUES,
+        ("warp_sum(total) + bias[warp % n_out]", "max(warp_sum(total), ZERO) + bias[warp % n_out]"),
+        )  # fmt: skip
+mistake("linear_relu: linear_no_bias", VALUES, (" + bias[warp % n_out]", ""))
+mistake("linear_relu: linear_bias_of_each_lane", VALUES,
+        ("total = warp_sum(total) + bias[warp % n_out]",
+         "total = warp_sum(total + bias[warp % n_out])"))  # fmt: skip
+mistake("linear_relu: linear_bias_by_row", OUTSIDE + "|wrong",
+        ("bias[warp % n_out]", "bias[warp // n_out]"))  # fmt: skip
+mistake("linear_relu: linear_own_share_only", VALUES + "|no part",
+        ("warp_sum(total) + bias", "total + bias"))  # fmt: skip
+mistake("linear_relu: linear_first_32_numbers", VALUES + "|no part",
+        ("range(lane, x.shape[1], 32)", "range(lane, min(32, x.shape[1]), 32)"))  # fmt: skip
+mistake("linear_relu: linear_weights_turned", OUTSIDE + "|wrong",
+        ("weight[warp % n_out, k]", "weight[k, warp % n_out]"))  # fmt: skip
+mistake("linear_relu: linear_rows_and_results_swapped", OUTSIDE + "|wrong",
+        ("x[warp // n_out, k] * weight[warp % n_out, k]",
+         "x[warp % n_out, k] * weight[warp // n_out, k]"))  # fmt: skip
+mistake("linear_relu: linear_every_thread_its_own_result", "wrong|never|out-of-bounds|same|race",
+        ("warp, lane = cuda.grid(1) // 32,", "warp, lane = cuda.grid(1),"))  # fmt: skip
+mistake("linear_relu: linear_in_float64", "float64-promotion",
+        ("n_out, total = y.shape[1], ZERO", "n_out, total = y.shape[1], 0.0"))  # fmt: skip
+
+
+# ---- sgd_nesterov(p, g, v, rate, momentum, decay, new_p, new_v) ------------------------------
+
+
+@right("sgd_nesterov")
+@cuda.jit
+def sgd_in_one_formula(p, g, v, rate, momentum, decay, new_p, new_v):
+    i = cuda.grid(1)
+    while i < p.size:
+        gradient = decay * p[i] + g[i]
+        new_v[i] = gradient + momentum * v[i]
+        ahead = gradient * (ONE + momentum) + momentum * momentum * v[i]
+        new_p[i] = p[i] - rate * ahead
+        i += cuda.gridsize(1)
+
+
+@right("sgd_nesterov")
+@cuda.jit
+def sgd_in_two_steps(p, g, v, rate, momentum, decay, new_p, new_v):
+    for i in range(cuda.grid(1), p.size, cuda.gridsize(1)):
+        gradient = g[i] + decay * p[i]
+        new_v[i] = momentum * v[i] + gradient
+        halfway = p[i] - rate * gradient
+        new_p[i] = halfway - rate * momentum * new_v[i]
+
+
+mistake("sgd_nesterov: sgd_uphill", VALUES, ("p[i] - rate", "p[i] + rate"))
+mistake("sgd_nesterov: sgd_without_nesterov", VALUES,
+        ("(gradient + momentum * velocity)", "velocity"))  # fmt: skip
+mistake("sgd_nesterov: sgd_old_velocity", VALUES,
+        ("(gradient + momentum * velocity)", "(gradient + momentum * v[i])"))  # fmt: skip
+mistake("sgd_nesterov: sgd_no_decay", VALUES, (" + decay * p[i]", ""))
+mistake("sgd_nesterov: sgd_decay_the_wrong_way", VALUES, ("g[i] + decay", "g[i] - decay"))
+mistake("sgd_nesterov: sgd_no_momentum", VALUES,
+        ("momentum * v[i] + gradient", "gradient"))  # fmt: skip
+mistake("sgd_nesterov: sgd_velocity_of_the_bare_gradient", VALUES,
+        ("momentum * v[i] + gradient", "momentum * v[i] + g[i]"))  # fmt: skip
+mistake("sgd_nesterov: sgd_rate_in_the_velocity", VALUES,
+        ("new_v[i] = velocity", "new_v[i] = rate * velocity"))  # fmt: skip
+mistake("sgd_nesterov: sgd_mean_for_momentum", VALUES,
+        ("momentum * v[i] + gradient", "momentum * v[i] + (ONE - momentum) * gradient"),
+        )  # fmt: skip
+mistake("sgd_nesterov: sgd_forgets_the_velocity", "never written",
+        ("        new_v[i] = velocity\n", ""))  # fmt: skip
+mistake("sgd_nesterov: sgd_no_loop", "never written",
+        ("range(cuda.grid(1), p.size, cuda.gridsize(1))",
+         "range(cuda.grid(1), min(p.size, cuda.grid(1) + 1))"))  # fmt: skip
+mistake("sgd_nesterov: sgd_one_too_many", OUTSIDE, ("p.size", "p.size + 1"))
+mistake("sgd_nesterov: sgd_in_float64", "float64-promotion",
+        ("velocity = momentum * v[i]", "velocity = 1.0 * momentum * v[i]"))  # fmt: skip
+
+
+# ---- confusion(logits, labels, counts) -------------------------------------------------------
+
+
+@right("confusion")
+@cuda.jit
+def confusion_with_the_value(logits, labels, counts):
+    i = cuda.grid(1)
+    while i < labels.size:
+        best, value = 0, logits[i, 0]
+        for k in range(logits.shape[1]):
+            if logits[i, k] > value:
+                best, value = k, logits[i, k]
+        cuda.atomic.add(counts, (labels[i], best), 1)
+        i += cuda.gridsize(1)
+
+
+@right("confusion")
+@cuda.jit
+def confusion_from_the_last_class(logits, labels, counts):
+    for i in range(cuda.grid(1), labels.size, cuda.gridsize(1)):
+        best = logits.shape[1] - 1
+        for k in range(logits.shape[1] - 1, -1, -1):
+            if logits[i, k] >= logits[i, best]:
+                best = k
+        cuda.atomic.add(counts, (labels[i], best), 1)
+
+
+@wrong("confusion", "race|wrong")
+@cuda.jit
+def confusion_plain(logits, labels, counts):
+    for i in range(cuda.grid(1), labels.size, cuda.gridsize(1)):
+        best = 0
+        for k in range(1, logits.shape[1]):
+            if logits[i, k] > logits[i, best]:
+                best = k
+        counts[labels[i], best] += 1
+
+
+mistake("confusion: confusion_turned", VALUES, ("(labels[i], best)", "(best, labels[i])"))
+mistake("confusion: confusion_smallest", VALUES, ("> logits[i, best]", "< logits[i, best]"))
+mistake("confusion: confusion_last_of_equals", VALUES, ("> logits[i, best]", ">= logits[i, best]"))
+mistake("confusion: confusion_positive_only", VALUES, ("> logits[i, best]", "> ZERO"))
+mistake("confusion: confusion_never_the_last_class", VALUES,
+        ("range(1, logits.shape[1])", "range(1, logits.shape[1] - 1)"))  # fmt: skip
+mistake("confusion: confusion_a_class_too_many", OUTSIDE,
+        ("range(1, logits.shape[1])", "range(1, logits.shape[1] + 1)"))  # fmt: skip
+mistake("confusion: confusion_right_ones_only", VALUES, ("(labels[i], best)", "(best, best)"))
+mistake("confusion: confusion_of_the_first_picture", VALUES,
+        ("if logits[i, k] > logits[i, best]", "if logits[0, k] > logits[0, best]"))  # fmt: skip
+mistake("confusion: confusion_no_loop", VALUES,
+        ("range(cuda.grid(1), labels.size, cuda.gridsize(1))",
+         "range(cuda.grid(1), min(labels.size, cuda.grid(1) + 1))"))  # fmt: skip
+mistake("confusion: confusion_one_too_many", OUTSIDE, ("labels.size,", "labels.size + 1,"))
+mistake("confusion: confusion_counts_twice", VALUES, ("best), 1)", "best), 2)"))
+
+
+# ---- mutants that are right as well ----------------------------------------------------------
+
+EQUIVALENT.update({
+    ("pick_batch", "change constant: 0 → 1"): "any one thread may copy the label",
+    ("linear_relu", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): (
+        "blocks are whole warps, so both have the same remainder by 32"
+    ),
+    ("linear_relu", "change constant: 0 → 1"): "all lanes have the sum, and any one may write it",
+    ("confusion", "change range: range(1, logits.shape[1]) → range(0, logits.shape[1], 1)"): (
+        "the first class is compared with itself"
+    ),
+    ("confusion", "change constant: 1 → 0, again, again"): (
+        "the first class is compared with itself"
+    ),
+})  # fmt: skip
