@@ -3,8 +3,9 @@
 The product is that of `implicit_dweight`. A row of it is a *term*, a tap and a channel of x, with
 channels side by side; a column a channel of dy; what is summed over are the pixels of y. So tiles
 of either factor lie as (pixel, row number), and arrive 16 bytes at a time. A thread copies the
-same few terms of every pixel: where its taps lie is found once. Where a pixel lies, and which taps
-meet the image there, one warp after another finds for all, a tile ahead.
+same few terms of some pixels of each tile. Where its taps lie is found once; where its pixels lie
+goes on from tile to tile without a division. Which taps meet the image at a pixel is known for each
+line and each column of y.
 
 There are few terms and many pixels. Blocks share the pixels of a tile; `sum_kernel` adds up what
 they found, in a fixed order, and puts it where the weights lie.
@@ -48,11 +49,16 @@ def shared_bytes(shape, itemsize):
     return max(buffers, shape.n * (shape.m + 4) * 4)
 
 
+def rounds(shape, itemsize):
+    """Pixels of a tile of which a thread copies something."""
+    return K_BYTES // itemsize * (BAND * itemsize // VECTOR_BYTES) // shape.n_threads
+
+
 def make(shape, itemsize, mode):
     """The kernel for blocks of `shape`, of numbers of so many bytes, multiplied in `mode`."""
     TILE_M, TILE_N, N_STAGES, N_THREADS = shape.m, shape.n, shape.n_stages, shape.n_threads
     WARP_M, WARP_N, WARPS_N = shape.m // shape.warps_m, shape.n // shape.warps_n, shape.warps_n
-    N_SUMS, N_WARPS, SLOTS = WARP_M * WARP_N // 32, N_THREADS // 32, 2 * K_BYTES // itemsize
+    N_SUMS, ROUNDS = WARP_M * WARP_N // 32, rounds(shape, itemsize)
     K_SIZE, BANDS = K_BYTES // itemsize, TILE_M // BAND
     sides = [tile(n, K_BYTES, itemsize, 2 * n, "by_row") for n in (TILE_M, TILE_N)]
     A_SIZE, STAGE = sides[0].size, sides[0].size + sides[1].size
@@ -60,15 +66,15 @@ def make(shape, itemsize, mode):
         fragments.load_a(sides[0], "by_row", itemsize),
         fragments.load_b(sides[1], "by_row", itemsize),
     )
-    find_terms, fetch_x, fetch_dy = copies(shape, itemsize)
+    find_terms, find_pixels, go_on, fetch_x, fetch_dy = copies(shape, itemsize)
     collect, _ = results(TILE_M, TILE_N, WARP_M, WARP_N, N_THREADS)
     AHEAD, _ = fragments.timing(mode, N_STAGES)
 
     @cuda.jit(device=True)
     def fetch(part, cache, work):
-        to, slot, first, of_x, of_dy, n_pixels = work
+        to, first, of_x, of_dy, n_pixels = work
         if part < PARTS - 1:
-            fetch_x(part, cache, to, slot, of_x)
+            fetch_x(part, cache, to, first, n_pixels, of_x)
         else:
             fetch_dy(cache, to + A_SIZE, first, n_pixels, of_dy)
 
@@ -77,40 +83,30 @@ def make(shape, itemsize, mode):
     WORDS_A, WORDS_B, WORDS_C, WORDS_D = pipeline.n_words
 
     @cuda.jit(device=True)
-    def add_products(
-        acc, cache, of_x, lines, of_dy, start, geometry, n_pixels, a_base, b_base, warp, lane
-    ):
+    def add_products(acc, cache, of_x, of_dy, step, n_pixels, a_base, b_base, lane):
         """All tiles of the block's pixels, each copied while those before it are worked on."""
         words = (
             cuda.local.array(WORDS_A, np.uint32), cuda.local.array(WORDS_B, np.uint32),
             cuda.local.array(WORDS_C, np.uint32), cuda.local.array(WORDS_D, np.uint32),
         )  # fmt: skip
-        n_tiles, table = (n_pixels + K_SIZE - 1) // K_SIZE, (of_x[4], of_x[5], lines)
-        at, to = 0, AHEAD % N_STAGES * STAGE
-        for ahead in range(AHEAD + 1):
-            slot, first = ahead % 2 * K_SIZE, ahead * K_SIZE
-            if warp == 0:
-                find_pixels(table, slot, first, K_SIZE, start, n_pixels, lane, geometry)
-            if ahead < AHEAD:
-                cuda.syncthreads()
-                work = ahead * STAGE, slot, first, of_x, of_dy, n_pixels
-                for part in range(PARTS):
-                    fetch(part, cache, work)
-                end_group()
+        n_tiles, at, to = (n_pixels + K_SIZE - 1) // K_SIZE, 0, AHEAD % N_STAGES * STAGE
+        for ahead in range(AHEAD):
+            for part in range(PARTS):
+                work = ahead * STAGE, ahead * K_SIZE, of_x, of_dy, n_pixels
+                fetch(part, cache, work)
+            go_on(of_x[4], step, of_x[6])
+            end_group()
         wait_for_groups_but(AHEAD - 1)
         cuda.syncthreads()
         begin(words, cache, a_base, b_base, lane)
         for number in range(n_tiles):
-            later = number + AHEAD
-            if later % N_WARPS == warp:
-                slot, first = (later + 1) % 2 * K_SIZE, (later + 1) * K_SIZE
-                find_pixels(table, slot, first, K_SIZE, start, n_pixels, lane, geometry)
             following = at + STAGE if at < (N_STAGES - 1) * STAGE else 0
-            work = to, later % 2 * K_SIZE, later * K_SIZE, of_x, of_dy, n_pixels
+            work = to, (number + AHEAD) * K_SIZE, of_x, of_dy, n_pixels
             advance(
                 acc, words, cache, at + a_base, at + b_base, following + a_base,
                 following + b_base, lane, work,
             )  # fmt: skip
+            go_on(of_x[4], step, of_x[6])
             at, to = following, to + STAGE if to < (N_STAGES - 1) * STAGE else 0
 
     @cuda.jit(launch_bounds=(N_THREADS, shape.min_blocks))
@@ -119,11 +115,10 @@ def make(shape, itemsize, mode):
         pad_w, dilation_h, dilation_w,
     ):  # fmt: skip
         cache = dynamic_shared(x)
-        origins = cuda.shared.array(SLOTS, np.int32)
-        masks = cuda.shared.array(SLOTS, np.int32)
         lines = cuda.shared.array(BOTH_LINES, np.int32)
         acc = cuda.local.array(N_SUMS, np.float32)
         bases, taps = cuda.local.array(BANDS, np.int64), cuda.local.array(BANDS, np.int32)
+        pixels = cuda.local.array((3, ROUNDS), np.int32)
         for i in range(N_SUMS):
             acc[i] = ZERO
         block, n_terms = np.int64(cuda.blockIdx.x), np.int64(C) * R * S
@@ -133,20 +128,21 @@ def make(shape, itemsize, mode):
         first = split * length
         image = first // (P * Q)
         find_terms(bases, taps, row, n_terms, C, S, W, dilation_h, dilation_w)
-        warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
-        warp_row, warp_col = warp // WARPS_N * WARP_M, warp % WARPS_N * WARP_N
-        geometry = P, Q, H, W, stride_h, stride_w, pad_h, pad_w
+        find_pixels(pixels, np.int32(first - image * (P * Q)), P, Q)
         find_lines(
             lines, P, Q, H, W, R, S, (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w)
         )
         cuda.syncthreads()
+        warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
+        warp_row, warp_col = warp // WARPS_N * WARP_M, warp % WARPS_N * WARP_N
+        step = K_SIZE // (P * Q), K_SIZE % (P * Q) // Q, K_SIZE % (P * Q) % Q
+        sizes = P, Q, H, W, stride_h, stride_w, pad_h, pad_w
         allow_next_kernel()
         wait_for_previous_kernel()
         add_products(
-            acc, cache, (x, image * H * W * C, bases, taps, origins, masks, np.int64(C)), lines,
-            (dy, first * K + column, np.int64(K), K - column),
-            np.int32(first - image * (P * Q)), geometry, min(length, n_all - first), warp_row,
-            A_SIZE + warp_col, warp, lane,
+            acc, cache, (x, image * H * W * C, bases, taps, pixels, lines, sizes, np.int64(C)),
+            (dy, first * K + column, np.int64(K), K - column), step, min(length, n_all - first),
+            warp_row, A_SIZE + warp_col, lane,
         )  # fmt: skip
         wait_for_groups_but(0)
         cuda.syncthreads()  # nobody reads the buffers any more
@@ -164,11 +160,11 @@ def make(shape, itemsize, mode):
 
 
 def copies(shape, itemsize):
-    """(find_terms, fetch_x, fetch_dy) for blocks of this shape."""
+    """(find_terms, find_pixels, go_on, fetch_x, fetch_dy) for blocks of this shape."""
     WIDE, K_SIZE, N_THREADS = VECTOR_BYTES // itemsize, K_BYTES // itemsize, shape.n_threads
     SIDE = BAND // WIDE  # threads side by side
     LINES, A_PITCH, B_PITCH = N_THREADS // SIDE, shape.m + 8, shape.n + 8
-    A_BANDS, B_BANDS, ROUNDS = shape.m // BAND, shape.n // BAND, K_SIZE // LINES
+    A_BANDS, B_BANDS, ROUNDS = shape.m // BAND, shape.n // BAND, rounds(shape, itemsize)
     assert ROUNDS * LINES == K_SIZE
 
     @cuda.jit(device=True)
@@ -182,12 +178,38 @@ def copies(shape, itemsize):
             bases[j] = np.int64(r * dilation_h * W + s * dilation_w) * C + channel
 
     @cuda.jit(device=True)
-    def fetch_x(part, cache, at, slot, of_x):
-        x, base, bases, taps, origins, masks, C = of_x
+    def find_pixels(pixels, start, P, Q):
+        """The thread's pixels of the first tile: images, lines and columns of y."""
+        for u in range(ROUNDS):
+            image, rest = divided(np.int32(start + cuda.threadIdx.x // SIDE + u * LINES), P * Q)
+            p, q = divided(rest, Q)
+            pixels[0, u], pixels[1, u], pixels[2, u] = image, p, q
+
+    @cuda.jit(device=True)
+    def go_on(pixels, step, sizes):
+        """From a tile to the next one, without a division: `step` is what lies between them."""
+        P, Q = sizes[:2]
+        for u in range(ROUNDS):
+            image, p, q = pixels[0, u] + step[0], pixels[1, u] + step[1], pixels[2, u] + step[2]
+            if q >= Q:
+                p, q = p + 1, q - Q
+            if p >= P:
+                image, p = image + 1, p - P
+            pixels[0, u], pixels[1, u], pixels[2, u] = image, p, q
+
+    @cuda.jit(device=True)
+    def fetch_x(part, cache, at, first, n_pixels, of_x):
+        x, base, bases, taps, pixels, lines, sizes, C = of_x
+        _, _, H, W, stride_h, stride_w, pad_h, pad_w = sizes
         tid = np.int64(cuda.threadIdx.x)
         for u in range(part, ROUNDS, PARTS - 1):
-            k = tid // SIDE + u * LINES
-            there, mask = base + np.int64(origins[slot + k]) * C, masks[slot + k]
+            k, p, q = tid // SIDE + u * LINES, pixels[1, u], pixels[2, u]
+            # Rows of taps that meet the image times columns that do: no two have a bit in common.
+            mask = np.int32(lines[np.uint32(p)] * lines[np.uint32(MOST_LINES + q)])
+            if first + k >= n_pixels:
+                mask = np.int32(0)
+            h = np.int32(pixels[0, u] * H + p * stride_h - pad_h)
+            there = base + np.int64(np.int32(h * W + q * stride_w - pad_w)) * C
             place = at + k * A_PITCH + tid % SIDE * WIDE
             for j in range(A_BANDS):
                 n = WIDE if mask >> taps[j] & 1 != 0 else 0
@@ -205,7 +227,7 @@ def copies(shape, itemsize):
                 n = WIDE if first + k < n_pixels and col + j * BAND < n_left else 0
                 copy_part_async(cache, place + j * BAND, dy, where + j * BAND, n)
 
-    return find_terms, fetch_x, fetch_dy
+    return find_terms, find_pixels, go_on, fetch_x, fetch_dy
 
 
 @cuda.jit(device=True)
@@ -225,22 +247,6 @@ def find_lines(lines, P, Q, H, W, R, S, stride, pad, dilation):
             if w + s * dilation[1] >= 0 and w + s * dilation[1] < W:
                 bits |= np.int32(1 << s)
         lines[MOST_LINES + q] = bits
-
-
-@cuda.jit(device=True)
-def find_pixels(table, slot, first, n, start, n_pixels, lane, geometry):
-    """Where pixels `first` on of the block lie in x, and a bit for each tap that meets it there."""
-    origins, masks, lines = table
-    P, Q, H, W, stride_h, stride_w, pad_h, pad_w = geometry
-    for t in range(lane, n, 32):
-        mask, origin = np.int32(0), np.int32(0)
-        if first + t < n_pixels:
-            image, rest = divided(np.int32(start + first + t), P * Q)
-            p, q = divided(rest, Q)
-            h, w = p * stride_h - pad_h, q * stride_w - pad_w
-            origin = np.int32((image * H + h) * W + w)
-            mask = np.int32(lines[p] * lines[MOST_LINES + q])  # no two terms have a bit in common
-        origins[slot + t], masks[slot + t] = origin, mask
 
 
 @cuda.jit
