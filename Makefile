@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test lint doctor notebooks readme
+.PHONY: help setup lab test lint doctor notebooks readme compiled
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -40,7 +40,7 @@ lab: setup  ## open the first lesson in JupyterLab (LAB_ARGS=--no-browser: print
 	    $(BIN)/jupyter lab $(LAB_ARGS)
 
 test: setup lint  ## run every test and every notebook
-	$(PYTEST) tests $(PYTEST_ARGS)
+	$(PYTEST) -p no:nbval tests $(PYTEST_ARGS)
 	$(PYTEST) --nbval-lax notebooks/*.ipynb
 	COURSE_LIB_STRICT=1 $(PYTEST) --nbval-lax notebooks/solutions/*.ipynb
 
@@ -52,6 +52,9 @@ doctor: setup  ## say what is here, and what is wrong with it
 
 notebooks: setup  ## build the notebooks from notebooks/src
 	$(BIN)/python notebooks/build.py
+
+compiled: setup  ## compile kernels that changed, and write down what they became
+	$(BIN)/python tests/compile_gate.py
 
 readme: setup  ## write the generated parts of README.md again
 	$(BIN)/python -m course_lib readme

@@ -1,23 +1,23 @@
 """Compilation without a GPU: every kernel for every chip, and the cache on disk."""
 
+import importlib
+import inspect
 import json
 import os
-import re
+import pkgutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import compile_gate
 import pytest
 
+from course_lib import kernels
 from course_lib.kernels import (
-    activation,
     batch_norm,
-    batches,
     bn_relu_softmax,
     conv2d,
-    cross_entropy,
-    dropout,
-    global_avg_pool,
     linear,
     max_pool2d,
     optimizers,
@@ -29,7 +29,7 @@ from course_lib.kernels.softmax import plan
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macOS)")
 ROOT = Path(__file__).resolve().parent.parent
-CHIPS = [(7, 5), (8, 0), (9, 0)]
+CHIPS = compile_gate.CHIPS
 
 
 def run(code, tmp_path, *arguments, cwd=ROOT):
@@ -42,65 +42,14 @@ def run(code, tmp_path, *arguments, cwd=ROOT):
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         env=environment, cwd=cwd, capture_output=True, text=True,
-        timeout=3600 if EVERYTHING else 280,
+        timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
-GATE = """
-import importlib, json, re, sys
-from course_lib.runtime import compiler
-from course_lib.runtime.launch import array_type, numba_type
-modules, chips, left_out, last_alone, n_parts, part, everything = json.loads(sys.argv[1])
-of_kernel = {}
-for name in modules:
-    module = importlib.import_module(f"course_lib.kernels.{name}")
-    for label, kernel, parts in module.specialisations():
-        if not re.search(left_out, label):
-            of_kernel.setdefault(id(kernel), (kernel, []))[1].append((label, parts))
-for number, (kernel, found) in enumerate(of_kernel.values()):
-    if number % n_parts == part:
-        for i, (label, parts) in enumerate(found):
-            types = [array_type(*p) if isinstance(p, tuple) else numba_type(p) for p in parts]
-            # Everything for every chip takes a quarter of an hour. So of each kernel one
-            # specialisation, for the last chip and in turns for an older one.
-            targets = [chips[number % 2], chips[-1]] if i == number // n_parts % len(found) else []
-            targets = chips[-1:] if targets and re.search(last_alone, label) else targets
-            targets = chips if everything else targets
-            if not targets:
-                continue
-            for chip, facts, text in compiler.survey(kernel, types, [tuple(c) for c in targets]):
-                print(json.dumps([number, label, chip, facts["registers"], facts["stack_bytes"],
-                                  re.findall(r"\\S+\\.f64\\S*", text)]))
-"""
-MODULES = (
-    activation, global_avg_pool, softmax, cross_entropy, softmax_dropout, bn_relu_softmax,
-    squeeze_excite, conv2d, max_pool2d,
-    batch_norm, optimizers, linear, batches, dropout,
-)  # fmt: skip
-#: Left out to save a minute, and run on a GPU: they are made of what those of other dtypes are.
-LEFT_OUT = "float16 with float32 weights|squeeze_excite.* float16"
-# float16 is read and written like bfloat16; of what is alike in all else, one is compiled.
-LEFT_OUT += r"|softmax.* float16|^(activation|relu|swish|sigmoid|global|cross|dropout).* float16"
-# Of these, what takes an element at a time in float32, what takes vectors in bfloat16, which needs
-# the most registers; of windows with unrolled loops, the smallest.
-_LAYERS, _BY_ELEMENT = "^(max_pool2d|batch_norm|optimizers)", "(naive|rows|one_pass|welford|block)"
-LEFT_OUT += f"|{_LAYERS}.* float16|{_LAYERS}.* {_BY_ELEMENT} bfloat16"
-LEFT_OUT += f"|, 3×3 |{_LAYERS}(?!.* {_BY_ELEMENT} ).* float32"
-# Of the tiles of matrix products, each way of multiplying and each layout once.
-_TILES = "split 128x128 by_k-by_row|tf32 128x128 by_row|narrow 64x64 by_k-by_k bfloat16$"
-LEFT_OUT += f"|linear tensor_core (?!{_TILES})|linear vectorised (?!by_k-by_row float32)"
-LEFT_OUT += "|linear .* float16|linear (tiled|register_tiled|finish) bfloat16"
-# Of convolutions, the larger tiles; in 16 bits what is made for them.
-LEFT_OUT += "|conv2d.* float16|conv2d(?!.*channels-last).* bfloat16"
-LEFT_OUT += "|conv2d.*(tensor|channels-last) 64"
-#: Made for the last of the chips alone: the launcher refuses the others, or the first of them.
-LAST_ALONE = "squeeze_excite.* fused|linear tensor_core|conv2d.* (tensor|channels-last)"
 #: Whether to compile all specialisations for all chips (COURSE_LIB_GATE=all), as before a release.
 EVERYTHING = os.environ.get("COURSE_LIB_GATE") == "all"
-LEFT_OUT = "$^" if EVERYTHING else LEFT_OUT
-PARTS = 6  # tests that share the kernels
 # A multiprocessor's registers lie in four partitions, among which a block's warps are dealt out.
 PARTITIONS, PARTITION_REGISTERS = 4, 1 << 14
 #: Bytes that may be spilled per thread. `split` is compiled for 48 registers, which keeps two
@@ -114,6 +63,12 @@ SPILLS = {
 SPILLS |= {
     (label, CHIPS[-1]): 8 if label.endswith(" float32") else 128
     for label, *_ in squeeze_excite.specialisations() if " fused, pixels" in label
+}  # fmt: skip
+# sm_75 has no bfloat16: with its conversions loops are too long to be unrolled, and the 64 sums of
+# a thread stay in memory.
+SPILLS |= {
+    (label, CHIPS[0]): 256 for label, *_ in linear.specialisations()
+    if label.startswith("linear vectorised ") and label.endswith(" bfloat16")
 }  # fmt: skip
 
 
@@ -151,35 +106,154 @@ def allotted_registers(registers, n_threads):
     return n_warps * 32 * (-(-registers // 8) * 8)  # handed out in eights per thread
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_every_kernel_compiles_for_every_chip(part, tmp_path):
-    names = [module.__name__.rpartition(".")[2] for module in MODULES]
-    options = json.dumps([names, CHIPS, LEFT_OUT, LAST_ALONE, PARTS, part, EVERYTHING])
-    lines = [json.loads(line) for line in run(GATE, tmp_path, options).splitlines()]
-    labels = {}
-    for module in MODULES:
-        for label, kernel, _ in module.specialisations():
-            if not re.search(LEFT_OUT, label):
-                labels.setdefault(id(kernel), set()).add(label)
-    expected = list(labels.values())[part::PARTS]
-    found = {label for _, label, chip, *_ in lines if tuple(chip) == CHIPS[-1]}
-    assert len(expected) > 20 and all(of_kernel & found for of_kernel in expected)
-    assert not EVERYTHING or found == set().union(*expected)
-    every = {number for number, label, *_ in lines if not re.search(LAST_ALONE, label)}
-    for k, wanted in enumerate(CHIPS[:2]):
-        found = {number for number, _, chip, *_ in lines if tuple(chip) == wanted}
-        assert found >= {number for number in every if number % 2 == k}
-    for _, label, chip, registers, stack_bytes, doubles in lines:
-        case = label, tuple(chip)
-        n_threads = most_threads(*case)
+@pytest.fixture(scope="module")
+def gate():
+    """(every case, what is written down, what was compiled now) of all kernels."""
+    command = [sys.executable, str(ROOT / "tests" / "compile_gate.py"), "--for-tests"]
+    done = subprocess.run(
+        command + ["--all"] * EVERYTHING, capture_output=True, text=True, timeout=3600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    printed = json.loads(done.stdout.splitlines()[-1])
+    compiled = {
+        label: {tuple(chip): compile_gate.Found(*found) for chip, found in rows}
+        for label, rows in printed["found"]
+    }
+    return [compile_gate.Case(*case) for case in printed["cases"]], compile_gate.load(), compiled
+
+
+def assert_within_limits(label, found):
+    """`found` is {chip: Found}."""
+    for chip, (registers, stack_bytes, doubles) in found.items():
+        n_threads = most_threads(label, chip)
         assert registers > 0
         assert allotted_registers(registers, n_threads) <= PARTITION_REGISTERS, (
             f"{label} for {chip}: {registers} registers for each of {n_threads} threads"
         )
-        assert stack_bytes <= SPILLS.get(case, 0), (
+        assert stack_bytes <= SPILLS.get((label, chip), 0), (
             f"{label} for {chip}: {stack_bytes} bytes spilled per thread"
         )
         assert not doubles, f"{label} for {chip} computes in float64: {doubles[:3]}"
+
+
+@pytest.mark.timeout(3600 if EVERYTHING else 900)
+def test_every_kernel_compiles_for_every_chip_within_its_limits(gate):
+    cases, known, compiled = gate
+    for case in cases:
+        if compile_gate.is_known(case, known):
+            found = known[case.label][1]
+            assert list(found) == compile_gate.chips_of(case)
+            assert_within_limits(case.label, found)
+        if case.label in compiled:
+            assert_within_limits(case.label, compiled[case.label])
+
+
+def test_what_is_not_known_is_compiled(gate):
+    """All that is new or changed where it is little, else one specialisation of each kernel."""
+    cases, known, compiled = gate
+    new = [case for case in cases if not compile_gate.is_known(case, known)]
+    kernels = {case.kernel for case in cases if case.label in compiled}
+    assert {case.kernel for case in new} <= kernels
+    if len(new) <= compile_gate.FEW:
+        assert {case.label for case in new} <= compiled.keys()
+    else:
+        warnings.warn(
+            f"{len(new)} specialisations are new, changed, or made by another version of numba; "
+            "one of each kernel was compiled. `make compiled` compiles and writes down the others.",
+            stacklevel=1,
+        )
+
+
+def test_what_is_known_is_true(gate):
+    """What was written down is what comes out today."""
+    cases, known, compiled = gate
+    same = [case for case in cases if compile_gate.is_known(case, known)]
+    again = [case.label for case in same if case.label in compiled]
+    assert len(again) >= len(same) // (4 * compile_gate.SPOT)
+    for label in again:
+        assert compiled[label].items() <= known[label][1].items(), label
+
+
+def test_no_kernel_is_left_out(gate):
+    """Every module with specialisations is among those that are compiled, or what they list is."""
+    listed = {id(kernel) for name in compile_gate.MODULES for _, kernel, _ in specialisations(name)}
+    for module in pkgutil.iter_modules(kernels.__path__):
+        found = specialisations(module.name)
+        assert {id(kernel) for _, kernel, _ in found} <= listed, module.name
+
+
+def specialisations(name):
+    module = importlib.import_module(f"course_lib.kernels.{name}")
+    listing = getattr(module, "specialisations", None)
+    if listing is None or inspect.signature(listing).parameters:
+        return []  # what is part of another module is asked by it, for each dtype
+    return list(listing())
+
+
+def case(number, kernel="a", key=None):
+    return compile_gate.Case("softmax", f"case {number}", kernel, key or f"{number:016x}")
+
+
+def test_what_is_compiled_is_what_is_not_known():
+    cases = [case(n + 1) for n in range(60)]  # none is drawn as a sample
+    found = {chip: compile_gate.Found(8, 0, []) for chip in CHIPS}
+    known = {c.label: (c.key, found) for c in cases}
+    assert compile_gate.choose(cases, known) == []
+    # A kernel that was changed, one that is new.
+    changed = [cases[0]._replace(key="f" * 15 + "1"), *cases[1:], case(61)]
+    chosen = compile_gate.choose(changed, known)
+    assert chosen == [(changed[0], CHIPS), (changed[-1], CHIPS)]
+    # One for each kernel where there are many.
+    kernels_ = [c._replace(kernel=str(n // 6)) for n, c in enumerate(cases)]
+    chosen = compile_gate.choose(kernels_, {})
+    assert [c.kernel for c, _ in chosen] == [str(n) for n in range(10)]
+    assert {tuple(chips) for _, chips in chosen} == {(CHIPS[0], CHIPS[2]), (CHIPS[1], CHIPS[2])}
+    assert len({kernels_.index(c) % 6 for c, _ in chosen}) > 3  # not always the first
+    assert len(compile_gate.choose(cases, known, everything=True)) == 60
+    # The sample: known cases alone, whose keys nobody chooses.
+    drawn = case(62, key=f"{5 * compile_gate.SPOT:016x}")
+    assert compile_gate.choose([drawn], {drawn.label: (drawn.key, found)}) == [(drawn, CHIPS[-1:])]
+
+
+def test_what_is_written_down_is_read_again(tmp_path):
+    cases = [case(1), case(2)._replace(label="squeeze_excite fused"), case(3)]
+    found = {chip: compile_gate.Found(8, n, ["add.f64"] * n) for n, chip in enumerate(CHIPS)}
+    known = {cases[0].label: (cases[0].key, found), "old": ("0" * 16, found)}
+    known[cases[1].label] = cases[1].key, {CHIPS[-1]: found[CHIPS[-1]]}
+    compile_gate.save(cases, known, tmp_path)
+    del known["old"]
+    assert compile_gate.load(tmp_path) == known
+
+
+KEYS = """
+import sys
+sys.path.insert(0, "tests")
+import compile_gate
+from course_lib.runtime import compiler
+from course_lib.kernels import activation
+compile_gate.MODULES = ("activation",)
+def keys():
+    compile_gate._compilable.clear()
+    return [case.key for case in compile_gate.list_cases()]
+before = keys()
+assert before == keys() and len(set(before)) == len(before)
+kernel = next(iter(activation.specialisations()))[1]
+kernel.targetoptions["fastmath"] = True
+print(sum(a != b for a, b in zip(before, keys())))
+kernel.targetoptions["fastmath"] = False
+assert before == keys()
+versions = compiler._versions()
+for i, (name, *_) in list(enumerate(versions))[1:]:
+    other = [*versions[:i], [name, "0.0"], *versions[i + 1:]]
+    compiler._versions = lambda: other
+    assert not set(before) & set(keys()), name
+compiler._versions = lambda: [[*versions[0][:2], 99], *versions[1:]]
+assert before == keys()
+"""
+
+
+def test_options_and_versions_make_a_case_a_new_one(tmp_path):
+    assert run(KEYS, tmp_path).split() == ["3"]  # the kernel's three dtypes
 
 
 def test_the_gate_sees_float64_and_spills(tmp_path):
@@ -275,6 +349,33 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path):
     (tmp_path / "cache").write_text("a file where the folder should be")
     # Compiled twice, kept nowhere: two compilations name their symbols differently.
     assert run(CHANGING, tmp_path, tmp_path).split()[1:] == ["0", "False"]
+
+
+TUPLES = """
+import sys
+from collections import namedtuple
+sys.path.insert(0, sys.argv[1])
+from course_lib import cuda
+from course_lib.runtime.fingerprint import fingerprint
+import user_device
+Parts = namedtuple("Parts", "name change others")
+def made(parts):
+    @cuda.jit
+    def kernel(x):
+        x[0] = parts.change(x[0])
+    return fingerprint(kernel)
+print(made(Parts("a", user_device.change, ())), made(Parts("b", user_device.change, ())),
+      made(Parts("a", None, (1, (user_device.change,)))))
+"""
+
+
+def test_fingerprints_reach_functions_in_tuples(tmp_path):
+    found = []
+    for factor in (2, 2, 3):
+        (tmp_path / "user_device.py").write_text(DEVICE.format(factor=factor))
+        found.append(run(TUPLES, tmp_path, tmp_path).split())
+    assert found[0] == found[1] and len(set(found[0])) == 3
+    assert not set(found[0]) & set(found[2])
 
 
 def test_fingerprints_agree_between_gpu_and_simulator(tmp_path):

@@ -66,10 +66,26 @@ def _note(name, value, attributes, parts, visited):
         if _is_ours(value.__name__):
             for attribute in sorted(attributes & vars(value).keys()):
                 _note(f"{name}.{attribute}", vars(value)[attribute], attributes, parts, visited)
+    elif isinstance(value, tuple) and _holds_functions(value):
+        # Its repr tells where in memory the functions are, and nothing of what they do.
+        for place, part in enumerate(value):
+            label = f"{name}[{place}]"
+            if _holds_functions((part,)):
+                parts.append(f"{label} = {getattr(_unwrap(part), '__qualname__', 'tuple')}")
+                _note(label, part, attributes, parts, visited)
+            else:
+                parts.append(f"{label} = {part!r}")
     elif isinstance(value, (int, float, complex, str, bytes, tuple, frozenset, type(None))):
         parts.append(f"{name} = {value!r}")
     elif hasattr(value, "dtype") and hasattr(value, "tobytes"):
         parts.append(f"{name} = {hashlib.sha256(value.tobytes()).hexdigest()}")
+
+
+def _holds_functions(values):
+    return any(
+        _holds_functions(value) if isinstance(value, tuple) else _unwrap(value) is not None
+        for value in values
+    )
 
 
 def _is_ours(module):
