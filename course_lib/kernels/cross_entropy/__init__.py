@@ -194,7 +194,7 @@ def backward(
         )
     if n_rows == 0:
         return dlogits
-    if arrays.address_of(dlogits) == arrays.address_of(logits):
+    if out is not None and arrays.address_of(dlogits) == arrays.address_of(logits):
         raise arrays.ArrayError("out must not be logits: threads read them while others write out")
     kind, numbers = _numbers(kind, n_classes, ignore_index, label_smoothing)
     dloss, stats, logits, target, weight = _contiguous(dloss, stats, logits, target, weight)
