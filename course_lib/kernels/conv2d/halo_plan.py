@@ -16,16 +16,16 @@ from course_lib.runtime.launch import launch
 #: Tiles by mode (`gemm.fragments`), with how fast they are, as a share of the fastest.
 SHAPES = {
     "narrow": {
-        Shape(256, 128, 4, 2, 3, 1): 1.0, Shape(256, 64, 4, 2, 4, 1): 0.8,
-        Shape(128, 128, 2, 2, 3, 1): 0.7, Shape(64, 64, 2, 2, 3, 2): 0.5,
+        Shape(256, 128, 4, 2, 3, 1): 1.0, Shape(512, 64, 8, 1, 3, 1): 0.92,
+        Shape(256, 64, 4, 2, 3, 1): 0.75, Shape(64, 64, 2, 2, 3, 2): 0.5,
     },
     "tf32": {
-        Shape(256, 128, 4, 2, 3, 1): 1.0, Shape(256, 64, 4, 2, 4, 1): 0.8,
-        Shape(128, 128, 2, 2, 3, 1): 0.7, Shape(64, 64, 2, 2, 3, 2): 0.5,
+        Shape(256, 128, 4, 2, 3, 1): 1.0, Shape(512, 64, 8, 1, 3, 1): 0.92,
+        Shape(256, 64, 4, 2, 3, 1): 0.75, Shape(64, 64, 2, 2, 3, 2): 0.5,
     },
     "split": {
-        Shape(256, 64, 4, 2, 3, 1): 0.9,
-        Shape(128, 128, 2, 4, 3, 1): 0.9, Shape(64, 64, 2, 2, 3, 2): 0.6,
+        Shape(256, 128, 4, 2, 3, 1): 1.0, Shape(256, 64, 4, 2, 3, 1): 0.93,
+        Shape(64, 64, 2, 2, 3, 2): 0.6,
     },
 }  # fmt: skip
 MULTIPROCESSORS = 132  # of the largest chip of today
@@ -111,8 +111,9 @@ def cost(gather, shape, speed):
     """How long it takes, in no unit in particular."""
     n_blocks = math.ceil(gather.N * gather.P * gather.Q / shape.m)
     n_blocks *= math.ceil(gather.n_columns / shape.n)
-    n_waves = math.ceil(n_blocks / (MULTIPROCESSORS * shape.min_blocks))
-    return n_waves * shape.min_blocks * (shape.m * shape.n / speed + TILE_COST)
+    together = min(shape.min_blocks, math.ceil(n_blocks / MULTIPROCESSORS))
+    n_waves = math.ceil(n_blocks / (MULTIPROCESSORS * together))
+    return n_waves * together * (shape.m * shape.n / speed + TILE_COST)
 
 
 def most_positions(gather, n_rows):

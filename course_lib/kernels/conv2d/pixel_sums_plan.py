@@ -12,10 +12,12 @@ from course_lib.runtime.launch import launch
 
 #: Tiles by mode (`gemm.fragments`), with how fast they are, as a share of the fastest.
 SHAPES = {
-    "narrow": {Shape(192, 128, 4, 2, 4, 1): 1.0, Shape(64, 64, 2, 2, 3, 2): 0.5},
-    "tf32": {Shape(192, 128, 4, 2, 4, 1): 1.0, Shape(64, 64, 2, 2, 3, 2): 0.5},
-    "split": {Shape(192, 128, 4, 2, 4, 1): 1.0, Shape(64, 64, 2, 2, 3, 2): 0.5},
-}
+    mode: {
+        Shape(192, 128, 4, 2, 3, 1): 1.0, Shape(128, 128, 2, 2, 3, 2): 1.0,
+        Shape(64, 64, 2, 2, 3, 2): 0.5,
+    }
+    for mode in ("narrow", "tf32", "split")
+}  # fmt: skip
 MULTIPROCESSORS = 132  # of the largest chip of today
 MOST_WORKSPACE = 64 << 20  # bytes of sums that wait to be added up
 LEAST_TILES = 4  # of pixels, that a block adds up where there are several
@@ -40,7 +42,7 @@ def planned(problem, itemsize, mode, chip):
     if p.groups != 1 or not whole or not small or not p.N * p.P * p.Q * p.C:
         return None
     found = [
-        (cost(problem, plan, itemsize) / speed, plan)
+        (cost(problem, plan) / speed, plan)
         for shape, speed in SHAPES[mode].items()
         if pixel_sums.shared_bytes(shape, itemsize) + STATIC_BYTES <= chip[1]
         for plan in [plan_of(problem, shape, itemsize)]
@@ -64,12 +66,13 @@ def n_blocks(problem, shape):
     return math.ceil(p.C * p.R * p.S / shape.m) * math.ceil(p.K / shape.n)
 
 
-def cost(problem, plan, itemsize):
+def cost(problem, plan):
     """How long it takes, in no unit in particular."""
     shape = plan.shape
     blocks = n_blocks(problem, shape) * plan.n_splits
-    n_waves = math.ceil(blocks / (MULTIPROCESSORS * shape.min_blocks))
-    return n_waves * shape.min_blocks * plan.length * (shape.m * shape.n + TILE_COST)
+    together = min(shape.min_blocks, math.ceil(blocks / MULTIPROCESSORS))
+    n_waves = math.ceil(blocks / (MULTIPROCESSORS * together))
+    return n_waves * together * plan.length * (shape.m * shape.n + TILE_COST)
 
 
 @functools.cache

@@ -95,16 +95,17 @@ def _fetch_by_k(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
         tid = np.uint32(cuda.threadIdx.x)
         line, col = np.int64(tid // np.uint32(PER_ROW)), np.int64(tid % np.uint32(PER_ROW)) * WIDTH
         source = (row + line) * row_stride + k + col
-        return source, STEP * row_stride, min(n_rows - row - line, ROWS), k_stop - k - col
+        n_lines = np.int32(min(n_rows - row - line, ROWS))
+        return source, STEP * row_stride, n_lines, k_stop - k - col
 
     @cuda.jit(device=True)
     def fetch_part(part, cache, base, x, known):
         source, step, n_lines, n_inside = known
         tid = np.uint32(cuda.threadIdx.x)
         line, col = np.int64(tid // np.uint32(PER_ROW)), np.int64(tid % np.uint32(PER_ROW)) * WIDTH
-        n_inside, place = min(max(n_inside, 0), WIDTH), base + line * PITCH + col
+        n_inside, place = np.int32(min(max(n_inside, 0), WIDTH)), base + line * PITCH + col
         for u in range(part, N_VECTORS, PARTS):
-            n = n_inside if u * STEP < n_lines else 0
+            n = n_inside if np.int32(u * STEP) < n_lines else np.int32(0)
             copy_part_async(cache, place + u * STEP * PITCH, x, source + u * step, n)
 
     @cuda.jit(device=True)
@@ -143,16 +144,17 @@ def _fetch_by_row(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
         tid = np.uint32(cuda.threadIdx.x)
         line, col = np.int64(tid // np.uint32(PER_K)), np.int64(tid % np.uint32(PER_K)) * WIDTH
         source = (k + line) * k_stride + row + col
-        return source, STEP * k_stride, k_stop - k - line, min(n_rows - row - col, WIDTH)
+        n_inside = np.int32(min(max(n_rows - row - col, 0), WIDTH))
+        return source, STEP * k_stride, k_stop - k - line, n_inside
 
     @cuda.jit(device=True)
     def fetch_part(part, cache, base, x, known):
         source, step, n_lines, n_inside = known
         tid = np.uint32(cuda.threadIdx.x)
         line, col = np.int64(tid // np.uint32(PER_K)), np.int64(tid % np.uint32(PER_K)) * WIDTH
-        n_inside, place = min(max(n_inside, 0), WIDTH), base + line * PITCH + col
+        place, n_lines = base + line * PITCH + col, np.int32(min(n_lines, K_SIZE))
         for u in range(part, N_VECTORS, PARTS):
-            n = n_inside if u * STEP < n_lines else 0
+            n = n_inside if np.int32(u * STEP) < n_lines else np.int32(0)
             copy_part_async(cache, place + u * STEP * PITCH, x, source + u * step, n)
 
     @cuda.jit(device=True)
