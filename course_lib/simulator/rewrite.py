@@ -7,7 +7,6 @@ that could be negative gets a check. Line and column numbers stay those of the u
 
 import ast
 import builtins
-import copy
 
 from . import engine, guards
 from .analysis import Facts, literal
@@ -16,7 +15,7 @@ from .primitives import Index, LaneId, Primitive
 from .resolve import UNRESOLVED, Device, cast, foldable, mapped, scalar_type
 from .sites import Site, position
 from .subscripts import Subscripts, may_divide_python_numbers
-from .tree import THREAD, chain
+from .tree import THREAD, chain, copied
 from .tree import name as _name
 
 
@@ -360,7 +359,7 @@ def _bound_names(tree):
 
 def emit(unit, program, kind=Emitter):
     """Rewrite `unit` for `program` with an emitter `kind`: (callable, sites, blocking)."""
-    tree = copy.deepcopy(unit.tree)
+    tree = copied(unit.tree)
     emitter = kind(unit, program, tree)
     tree.body = [node for statement in tree.body for node in _as_list(emitter.visit(statement))]
     parameter = ast.arg(THREAD)

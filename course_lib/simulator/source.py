@@ -75,14 +75,15 @@ def _bare(arguments):
 
 
 def function_tree(function):
-    """A fresh ast.FunctionDef of `function` without decorators, defaults and annotations; or None.
+    """An ast.FunctionDef of `function` without decorators, defaults and annotations; or None.
 
-    None means that the source is missing, or no longer what the function was compiled from.
+    None means that the source is missing, or no longer what the function was compiled from. The
+    body is shared by all who ask: who changes it works on a copy (`tree.copied`).
     """
     tree = _tree(function.__code__, function.__code__.co_filename)
     if tree is None:
         return None
-    tree = copy.deepcopy(tree)
+    tree = copy.copy(tree)
     tree.args = _bare(tree.args)
     tree.decorator_list, tree.returns = [], None
     return tree
