@@ -45,6 +45,20 @@ def test_bars_and_limits():
     assert "recorded on NVIDIA H200" in axes.get_xlabel()
 
 
+def test_what_is_asked_for_by_array():
+    parts = {"direct": [("x", "load", 9.0), ("y", "store", 1.0)], "tiled": [("x", "load", 2.0)]}
+    figure = plot.asked(parts, title="Asked")
+    (axes,) = figure.axes
+    assert [bar.get_width() for bar in axes.patches] == [9, 1, 2]
+    assert [bar.get_x() for bar in axes.patches] == [0, 9, 0]
+    assert axes.patches[0].get_hatch() != axes.patches[1].get_hatch()
+    assert figure.alt == (
+        "Asked for, in sizes of x: direct 10, that is load x 9, store y 1; tiled 2, that is "
+        "load x 2"
+    )
+    assert [text.get_text() for text in figure.legends[0].texts] == ["read x", "write y"]
+
+
 @pytest.mark.parametrize("draw, said", [
     (lambda: plot.windows(X, WEIGHT, Y, []), "1 to 3 places"),
     (lambda: plot.windows(X, WEIGHT, Y, [(4, 0)]), "4 × 4 places"),
@@ -52,6 +66,8 @@ def test_bars_and_limits():
     (lambda: plot.grids([], []), "needs tables"),
     (lambda: plot.grids([[1, 2]], [""]), "needs tables"),
     (lambda: plot.grids([[[1]]], []), "1 tables but 0"),
+    (lambda: plot.asked({}), "ask for something"),
+    (lambda: plot.asked({"a": [("x", "load", 0.0)]}), "ask for something"),
     (lambda: plot.arithmetic([], {}), "needs rows"),
     (lambda: plot.arithmetic(ROWS, dict.fromkeys("abcde", 1.0)), "4 limits at most"),
     (lambda: plot.arithmetic(ROWS, {"none": 0.0}), "must be positive"),

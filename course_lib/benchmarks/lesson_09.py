@@ -30,13 +30,12 @@ def scatter_dx_kernel(dy, weight, dx, stride, padding):
     i = cuda.grid(1)
     if i < dy.size:
         n, k, p, q = i // (K * P * Q), i // (P * Q) % K, i // Q % P, i % Q
-        value = dy[n, k, p, q]
         for c in range(C):
             for r in range(R):
                 for s in range(S):
                     h, w = p * stride - padding + r, q * stride - padding + s
                     if h >= 0 and h < H and w >= 0 and w < W:
-                        cuda.atomic.add(dx, (n, c, h, w), value * weight[k, c, r, s])
+                        cuda.atomic.add(dx, (n, c, h, w), dy[n, k, p, q] * weight[k, c, r, s])
 
 
 @cuda.jit

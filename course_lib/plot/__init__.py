@@ -10,7 +10,7 @@ what colour says is also said by lightness, by hatching or by a number.
 from .access import access_map, bank_map
 from .basic import curves, images
 from .channels import cache_walk, channel_gates, work_items
-from .convolution import arithmetic, grids, windows
+from .convolution import arithmetic, asked, grids, windows
 from .fusing import arrays_moved
 from .learning import learning_curves
 from .limit import in_flight, loads_in_time, shared_row, stalls, tables, times
@@ -29,6 +29,7 @@ __all__ = [
     "access_order",
     "arithmetic",
     "arrays_moved",
+    "asked",
     "bank_map",
     "butterfly",
     "bytes_moved",

@@ -17,13 +17,16 @@ LIMIT_DASHES = ("--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 MOST_CELLS = 16  # in a line: numbers in narrower ones cannot be read
 
 
-def windows(x, weight, y, outputs, *, stride=1, padding=0, title="", alt=None):
+def windows(
+    x, weight, y, outputs, *, stride=1, padding=0, names=("x", "weight", "y"), title="", alt=None
+):
     """Draw which pixels of x some results of a convolution are made of: a frame for each window.
 
     Args:
         x, weight, y: one channel `(H, W)`, one filter `(R, S)`, and the result `(P, Q)`.
         outputs: up to three places `(p, q)` in y.
         stride, padding: of the convolution; padding is drawn around x, as grey zeros.
+        names: what the three are called.
         title: heading of the picture.
         alt: alternative text; by default which pixels each place has read.
 
@@ -42,26 +45,29 @@ def windows(x, weight, y, outputs, *, stride=1, padding=0, title="", alt=None):
     R, S = weight.shape
     corners = [(p * stride - padding, q * stride - padding) for p, q in outputs]
     alt = alt or "; ".join(
-        f"y[{p}, {q}] = {y[p, q]:g} is made of rows {h} to {h + R - 1}, columns {w} to {w + S - 1}"
+        f"{names[2]}[{p}, {q}] = {y[p, q]:g} is made of rows {h} to {h + R - 1}, "
+        f"columns {w} to {w + S - 1}"
         for (p, q), (h, w) in zip(outputs, corners, strict=True)
     )
     figure = Picture(0.36 * max(wide.shape[0], y.shape[0]) + 1.25, alt)
-    widths = [wide.shape[1], S + 1, y.shape[1]]
+    widths = [wide.shape[1], S, y.shape[1]]
     left, middle, right = figure.subplots(1, 3, width_ratios=widths)
     inside = np.pad(np.ones(x.shape, dtype=bool), padding)
-    _table(left, wide, -padding, grey=~inside)
-    _table(middle, weight, 0)
-    _table(right, y, 0)
+    lines = max(wide.shape[0], y.shape[0], R)
+    _table(left, wide, -padding, lines, grey=~inside)
+    _table(middle, weight, 0, lines)
+    _table(right, y, 0, lines)
     for (p, q), (h, w), style in zip(outputs, corners, OUTLINES, strict=False):
         _frame(left, h, w, R, S, style)
         _frame(right, p, q, 1, 1, style)
-    for axes, name in ((left, "x" + ", padded" * (padding > 0)), (middle, "weight"), (right, "y")):
-        axes.set_title(name, fontsize=11)
+    left.set_title(names[0] + ", padded" * (padding > 0), fontsize=11)
+    middle.set_title(names[1], fontsize=11)
+    right.set_title(names[2], fontsize=11)
     marks = [
         Rectangle((0, 0), 1, 1, facecolor="none", linewidth=2.5, **style)
         for _, style in zip(outputs, OUTLINES, strict=False)
     ]
-    labels = [f"y[{p}, {q}] and its window" for p, q in outputs]
+    labels = [f"{names[2]}[{p}, {q}] and its window" for p, q in outputs]
     figure.legend(marks, labels, loc="outside lower center", ncols=3, frameon=False)
     if title:
         figure.suptitle(title, fontweight="bold")
@@ -105,10 +111,11 @@ def grids(
         1, len(cells), squeeze=False, width_ratios=[max(2, each.shape[1]) for each in cells]
     )[0]
     for axes, each, name, frames, dark in zip(panels, cells, titles, marked, shade, strict=True):
-        _table(axes, each, 0, shade=dark)
+        _table(axes, each, 0, rows, shade=dark)
         for (row, col, n_rows, n_cols), style in zip(frames, OUTLINES, strict=False):
             _frame(axes, row, col, n_rows, n_cols, style)
-        axes.set(xlabel=xlabel, ylabel=ylabel)
+        axes.set_xlabel(xlabel)
+        axes.set_ylabel(ylabel, y=1 - len(each) / (2 * rows))  # beside the table's middle
         axes.set_title(name, fontsize=11)
     if title:
         figure.suptitle(title, fontweight="bold")
@@ -186,12 +193,72 @@ def arithmetic(rows, limits, *, title="", device="", date="", alt=None):
     return figure
 
 
+def asked(kernels, *, unit="sizes of x", title="", alt=None):
+    """Draw what the threads of several kernels ask memory for, array by array.
+
+    Args:
+        kernels: dict from a label to a list of `(array, op, amount)`, op being "load" or "store".
+        unit: what an amount is counted in.
+        title: heading of the picture.
+        alt: alternative text; by default every number.
+
+    Raises:
+        ValueError: no kernels, one that asks for nothing, or a negative amount.
+    """
+    amounts = [amount for parts in kernels.values() for *_, amount in parts]
+    if not kernels or not all(kernels.values()) or min(amounts) < 0 or not max(amounts) > 0:
+        raise ValueError(f"asked needs kernels that ask for something, not {kernels}")
+    totals = {label: sum(amount for *_, amount in parts) for label, parts in kernels.items()}
+    alt = alt or f"Asked for, in {unit}: " + "; ".join(
+        f"{label} {totals[label]:.3g}, that is "
+        + ", ".join(f"{op} {name} {amount:.3g}" for name, op, amount in parts)
+        for label, parts in kernels.items()
+    )
+    names = dict.fromkeys((name, op) for parts in kernels.values() for name, op, _ in parts)
+    shades = (OURS, "#cfe3f5", "#8db8de", "#f7f8fa")
+    hatches = ("", "", "...", "xx")
+    loads = [each for each in names if each[1] == "load"]
+    styles = {
+        each: {"facecolor": PEER, "hatch": ("///", "\\\\\\")[number % 2]}
+        if each[1] == "store"
+        else {"facecolor": shades[loads.index(each) % 4], "hatch": hatches[loads.index(each) % 4]}
+        for number, each in enumerate(names)
+    }
+    figure = Picture(0.5 * len(kernels) + 1.6, alt)
+    axes = figure.subplots()
+    most = max(totals.values())
+    for place, parts in enumerate(kernels.values()):
+        left = 0.0
+        for name, op, amount in parts:
+            style = styles[name, op]
+            axes.barh(place, amount, left=left, height=0.62, edgecolor=INK, **style)
+            if amount > 0.05 * most:
+                shade = style["facecolor"]
+                box = {"facecolor": shade, "edgecolor": "none", "pad": 1}
+                axes.text(left + amount / 2, place, f"{amount:.3g}", ha="center", va="center",
+                          fontsize=9.5, color=ink_on(shade), bbox=box)  # fmt: skip
+            left += amount
+        axes.text(left + 0.012 * most, place, f"{left:.3g}", va="center", fontweight="bold")
+    marks = [Rectangle((0, 0), 1, 1, edgecolor=INK, **styles[each]) for each in names]
+    verbs = {"load": "read", "store": "write"}
+    labels = [f"{verbs[op]} {name}" for name, op in names]
+    figure.legend(marks, labels, loc="outside lower center", ncols=6, frameon=False)
+    axes.set_yticks(range(len(kernels)), list(kernels))
+    axes.set(ylim=(len(kernels) - 0.4, -0.6), xlim=(0, 1.1 * most),
+             xlabel=f"asked for, from memory ({unit})")  # fmt: skip
+    axes.set_title(title, loc="left", fontweight="bold")
+    return figure
+
+
 def _text(value):
     return value if isinstance(value, str) else f"{value:.4g}"
 
 
-def _table(axes, cells, first, *, grey=None, shade=None):
-    """Boxes with numbers or words; rows and columns are counted from `first` on."""
+def _table(axes, cells, first, lines, *, grey=None, shade=None):
+    """Boxes with numbers or words; rows and columns are counted from `first` on.
+
+    There is room for so many lines, so that the cells of tables side by side are of one size.
+    """
     dark = np.abs(shade).max() if shade is not None and shade.size else 0
     for (row, col), value in np.ndenumerate(cells):
         colour = PAPER
@@ -215,12 +282,14 @@ def _table(axes, cells, first, *, grey=None, shade=None):
     rows, cols = cells.shape
     axes.set(
         xlim=(first - 0.6, cols + first - 0.4),
-        ylim=(rows + first - 0.4, first - 0.6),
+        ylim=(lines + first - 0.4, first - 0.6),
         xticks=range(first, cols + first),
         yticks=range(first, rows + first),
         aspect="equal",
         anchor="N",
     )
+    axes.xaxis.tick_top()  # small tables end above the bottom of large ones
+    axes.xaxis.set_label_position("top")
     axes.tick_params(labelsize=8, length=0)
     for side in axes.spines.values():
         side.set_visible(False)

@@ -201,6 +201,7 @@ def _name_points(axes, points):
         axes.annotate(point["label"], (point["intensity"], point["tflops"]),
                       xytext=(34 if moved else 9, (last - own) * 72 / axes.figure.dpi - 4),
                       textcoords="offset points",
+                      bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5, "alpha": 0.85},
                       arrowprops={"arrowstyle": "-", "color": "0.6"} if moved else None)
 
 
