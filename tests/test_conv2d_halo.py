@@ -19,7 +19,7 @@ from course_lib.runtime.launch import recorded
 SMALL = {halo_plan: Shape(32, 32, 1, 2, 3), pixel_sums_plan: Shape(64, 64, 2, 1, 3)}
 CHIP = (9, 0), 227 << 10
 SIZES = [(32, 64, 128, 64), (32, 128, 128, 56), (64, 256, 256, 28), (1, 64, 128, 13)]
-MODES = ("split", "tf32", "narrow")
+MODES = ("split", "tf32", "narrow", "mixed")
 
 
 @pytest.fixture
@@ -114,6 +114,28 @@ def test_a_larger_tile():
             y = conv2d.forward(x, weight, bias, padding=1)
             expected = F.conv2d(x.double(), weight.double(), bias.double(), padding=1)
             assert (y.double() - expected).norm() < 1e-6 * expected.norm()
+
+
+def test_long_sums_are_as_good_as_those_of_float32(small_tiles, monkeypatch):
+    """The small products in bfloat16: forward and dx of a sum of 288 terms, dweight of 300."""
+    tensors = case((3, 72, 11, 11), (8, 72, 2, 2), biased=False)
+    x, weight = (tensor[:, :, :6] for tensor in tensors[:2])
+    x = x.contiguous()
+    y = conv2d.forward(x, weight)
+    dy = torch.randn_like(y)
+    with recorded() as launches:
+        dweight = conv2d.backward(dy, x, weight, needs=(False, True, False))[1]
+        conv2d.forward(x, weight)
+    used = [kernel for kernel, *_ in launches]
+    assert all(kernel in used for kernel in kernels_of("mixed", torch.float32))
+    terms = F.conv2d(x.double().abs(), weight.double().abs())
+    error = (y.double() - F.conv2d(x.double(), weight.double())).abs() / terms
+    assert error.max() < 1e-7 and error.square().mean().sqrt() < 3e-8
+    weights = [
+        torch.nn.grad.conv2d_weight(f(x.double()), weight.shape, f(dy.double()))
+        for f in (torch.abs, lambda t: t)
+    ]
+    assert ((dweight.double() - weights[1]).abs() / weights[0]).max() < 1e-7
 
 
 def test_what_lies_off_the_boundaries(small_tiles):

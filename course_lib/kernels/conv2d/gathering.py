@@ -144,7 +144,8 @@ def launch_dx(variant, problem, dy, weight, dx, precision):
 
 def _launch_halo(gather, problem, source, weight, bias, result, precision):
     """Whether the pass is one for `halo`, which then has been launched."""
-    mode = halo_plan.mode_of(source, precision)
+    n_terms = gather.n_channels * gather.R * gather.S if gather else 0
+    mode = halo_plan.mode_of(source, precision, n_terms)
     plan = halo_plan.planned(gather, source.dtype.itemsize, mode, chip_of(source))
     if plan is None or problem.channels_last and arrays.address_of(source) % VECTOR_BYTES:
         return False
@@ -209,7 +210,7 @@ def launch_dweight(variant, problem, dy, x, dweight, precision):
 
 def _launch_pixel_sums(problem, dy, x, dweight, precision):
     """Whether dweight is one for `pixel_sums`, which then has been launched."""
-    mode = halo_plan.mode_of(x, precision)
+    mode = halo_plan.mode_of(x, precision, problem.N * problem.P * problem.Q)
     plan = pixel_sums_plan.planned(problem, x.dtype.itemsize, mode, chip_of(x))
     aligned = not any(arrays.address_of(array) % VECTOR_BYTES for array in (dy, x))
     if plan is None or problem.channels_last and not aligned:

@@ -23,11 +23,13 @@ SHAPES = {
         Shape(256, 128, 4, 2, 3, 1): 1.0, Shape(512, 64, 8, 1, 3, 1): 0.92,
         Shape(256, 64, 4, 2, 3, 1): 0.75, Shape(64, 64, 2, 2, 3, 2): 0.5,
     },
-    "split": {
-        Shape(256, 128, 4, 2, 3, 1): 1.0, Shape(256, 64, 4, 2, 3, 1): 0.93,
-        Shape(64, 64, 2, 2, 3, 2): 0.6,
+    "split": {Shape(256, 64, 4, 2, 3, 1): 1.0, Shape(64, 64, 2, 2, 3, 2): 0.6},
+    "mixed": {
+        Shape(256, 128, 4, 2, 3, 1): 1.0, Shape(256, 64, 4, 2, 4, 1): 0.9,
+        Shape(64, 64, 2, 2, 4, 2): 0.6,
     },
 }  # fmt: skip
+LONG = 256  # terms of a sum, from which on its products are "mixed" (`gemm.fragments`)
 MULTIPROCESSORS = 132  # of the largest chip of today
 TILE_COST = 4096  # of a block whatever its tile, in elements of that
 STATIC_BYTES = 2048 + 4 * halo.MOST_POSITIONS + 1024  # of shared memory that are not dynamic
@@ -139,11 +141,13 @@ def kernel_for(shape, itemsize, mode):
     return halo.make(shape, itemsize, mode)
 
 
-def mode_of(array, precision):
-    """How numbers of this array are multiplied (`gemm.fragments`)."""
+def mode_of(array, precision, n_terms):
+    """How numbers of this array are multiplied (`gemm.fragments`), for sums of so many terms."""
     if arrays.dtype_name(array) != "float32":
         return "narrow"
-    return "tf32" if precision == "tf32" else "split"
+    if precision == "tf32":
+        return "tf32"
+    return "mixed" if n_terms >= LONG else "split"
 
 
 def run(gather, plan, problem, source, weight, bias, result, mode):
@@ -218,7 +222,7 @@ def specialisations():
         yield f"conv2d.arrange {dtype}", arranging.arrange_kernel, types
         types = [array, array, "int64", "int64", "boolean"]
         yield f"conv2d.transpose {dtype}", arranging.transpose_kernel, types
-        for mode in ("tf32", "split") if dtype == "float32" else ("narrow",):
+        for mode in ("tf32", "split", "mixed") if dtype == "float32" else ("narrow",):
             for shape in SHAPES[mode]:
                 kernel = kernel_for(shape, 4 if dtype == "float32" else 2, mode)
                 types = [array] * 4 + ["int32", "int64", *["int32"] * 19]

@@ -12,12 +12,11 @@ from course_lib.runtime.launch import launch
 
 #: Tiles by mode (`gemm.fragments`), with how fast they are, as a share of the fastest.
 SHAPES = {
-    mode: {
-        Shape(192, 128, 4, 2, 3, 1): 1.0, Shape(128, 128, 2, 2, 3, 2): 1.0,
-        Shape(64, 64, 2, 2, 3, 2): 0.5,
-    }
-    for mode in ("narrow", "tf32", "split")
-}  # fmt: skip
+    "narrow": {Shape(192, 128, 4, 2, 3, 1): 1.0, Shape(64, 64, 2, 2, 3, 2): 0.5},
+    "tf32": {Shape(192, 128, 4, 2, 3, 1): 1.0, Shape(64, 64, 2, 2, 3, 2): 0.5},
+    "split": {Shape(64, 64, 2, 2, 3, 2): 1.0},
+    "mixed": {Shape(192, 128, 4, 2, 4, 1): 1.0, Shape(64, 64, 2, 2, 4, 2): 0.5},
+}
 MULTIPROCESSORS = 132  # of the largest chip of today
 MOST_WORKSPACE = 64 << 20  # bytes of sums that wait to be added up
 LEAST_TILES = 4  # of pixels, that a block adds up where there are several
@@ -111,7 +110,7 @@ def specialisations():
         array = (dtype, 1)
         types = [sums, array, *["int64"] * 3, "boolean"]
         yield f"conv2d.sum {dtype}", pixel_sums.sum_kernel, types
-        for mode in ("tf32", "split") if dtype == "float32" else ("narrow",):
+        for mode in ("tf32", "split", "mixed") if dtype == "float32" else ("narrow",):
             for shape in SHAPES[mode]:
                 kernel = kernel_for(shape, 4 if dtype == "float32" else 2, mode)
                 types = [array, array, sums, *["int64"] * 3, *["int32"] * 14]

@@ -13,6 +13,10 @@ How float32 numbers are multiplied is a matter of `mode`:
           + small·big, and small·small is below float32's own rounding. Three products, the small
           ones first. A tensor core cuts sums off where float32 rounds, and in a long sum that adds
           up; so each step is summed from 0, and then added as float32
+`mixed`   the same, with the two small products in bfloat16, of which one instruction takes twice
+          as many: four products for two steps instead of six. A number keeps 19 to 20 digits, and
+          a product is off by 2⁻¹⁹ at most, by 2⁻²² as a rule: of a sum of hundreds, which float32
+          rounds as often, not more than that. For long sums only
 ========= ==========================================================================================
 
 Splitting: NVIDIA's CUTLASS example 27 (3xTF32); the sums: Ootomo and Yokota, "Recovering single
@@ -24,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib import cuda
+from course_lib.runtime.halves import multiply_add_halves, pack_halves
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.matrix import (
     load_matrices,
@@ -37,7 +42,7 @@ from course_lib.runtime.pipeline import end_group, wait_for_groups_but
 
 FRAGMENT_M, FRAGMENT_N = 16, 8
 STEP_BYTES = 32
-MODES = ("narrow", "tf32", "split")
+MODES = ("narrow", "tf32", "split", "mixed")
 MOST_TOGETHER = 4  # fragments whose products are summed from 0 at a time: registers are few
 ZERO = np.float32(0)
 
@@ -116,12 +121,14 @@ def multiply(rows, cols, loads, mode, n_stages, fetch):
     counts = rows // FRAGMENT_M, cols // FRAGMENT_N
     if mode == "split":
         return _multiply_split(*loads, *counts, n_stages, fetch)
+    if mode == "mixed":
+        return _multiply_mixed(*loads, *counts, n_stages, fetch)
     return _multiply_plain(*loads, *counts, n_stages, fetch, mode == "tf32")
 
 
 def timing(mode, n_stages):
     """(ahead, lags) of a `Pipeline`."""
-    return (n_stages - 2, True) if mode == "split" else (n_stages - 1, False)
+    return (n_stages - 2, True) if mode in ("split", "mixed") else (n_stages - 1, False)
 
 
 class Pipeline(NamedTuple):
@@ -265,3 +272,84 @@ def _multiply_split(load_a, load_b, N_A, N_B, N_STAGES, fetch):
         multiply_step(acc, words, cache, a_base, 3, a_next, b_next, 0, lane)
 
     return Pipeline(begin, advance, (4, B_WORDS, 1, 1))
+
+
+def _multiply_mixed(load_a, load_b, N_A, N_B, N_STAGES, fetch):
+    B_STEP, TOGETHER = 2 * N_B, min(N_B, MOST_TOGETHER)
+    B_WORDS, PARTIAL = 2 * B_STEP, 4 * TOGETHER
+    assert N_STAGES > 2
+
+    @cuda.jit(device=True)
+    def split(words, at, apart, big, halves, rests, to):
+        """Words `at` and at + apart: their big parts, and what is left, as halves of a word."""
+        first, second = words[at], words[at + apart]
+        big[at], big[at + apart] = round_tf32(first), round_tf32(second)
+        halves[to] = pack_halves(first, second)
+        rest = subtract_words(first, big[at])
+        rests[to] = pack_halves(rest, subtract_words(second, big[at + apart]))
+
+    @cuda.jit(device=True)
+    def multiply_row(acc, first, a, a_half, a_rest, b, b_half, b_rest, like):
+        part = cuda.local.array(PARTIAL, np.float32)
+        for group in range(N_B // TOGETHER):
+            at = 2 * TOGETHER * group
+            for r in range(PARTIAL):
+                part[r] = ZERO
+            for j in range(TOGETHER):
+                multiply_add_halves(part, 4 * j, a_rest, 0, b_half, at + 2 * j)
+            for j in range(TOGETHER):
+                multiply_add_halves(part, 4 * j, a_half, 0, b_rest, at + 2 * j)
+            for step in range(2):
+                for j in range(TOGETHER):
+                    multiply_add(part, 4 * j, a, 4 * step, b, B_STEP * step + at + 2 * j, like)
+            for r in range(PARTIAL):
+                acc[first + PARTIAL * group + r] += part[r]
+
+    @cuda.jit(device=True)
+    def multiply_pair(acc, words, cache, a_base, step, a_next, b_next, next_step, lane):
+        """Two steps, whose first words are there; brings the first words of the next two."""
+        a, a_half = cuda.local.array(8, np.uint32), cuda.local.array(4, np.uint32)
+        a_rest = cuda.local.array(4, np.uint32)
+        b, b_half = cuda.local.array(B_WORDS, np.uint32), cuda.local.array(B_STEP, np.uint32)
+        b_rest = cuda.local.array(B_STEP, np.uint32)
+        for j in range(N_B):
+            for half in range(2):  # of the terms of two steps, as bfloat16 has them together
+                split(words[1], B_STEP * half + 2 * j, 1, b, b_half, b_rest, 2 * j + half)
+        load_columns(words[1], cache, b_next, next_step, lane)
+        for i in range(N_A):
+            for r in range(4):
+                split(words[0], r // 2 * 4 + r % 2, 2, a, a_half, a_rest, r)
+            if i + 1 < N_A:
+                load_row(words[0], cache, a_base, i + 1, step, lane)
+            else:
+                load_row(words[0], cache, a_next, 0, next_step, lane)
+            multiply_row(acc, 4 * i * N_B, a, a_half, a_rest, b, b_half, b_rest, cache)
+
+    @cuda.jit(device=True)
+    def load_row(words, cache, base, i, step, lane):
+        for half in range(2):
+            load_a(words, 4 * half, cache, base, i, step + half, lane)
+
+    @cuda.jit(device=True)
+    def load_columns(words, cache, base, step, lane):
+        for half in range(2):
+            for j in range(N_B // 2):
+                load_b(words, B_STEP * half + 4 * j, cache, base, j, step + half, lane)
+
+    @cuda.jit(device=True)
+    def begin(words, cache, a_base, b_base, lane):
+        load_row(words[0], cache, a_base, 0, 0, lane)
+        load_columns(words[1], cache, b_base, 0, lane)
+
+    @cuda.jit(device=True)
+    def advance(acc, words, cache, a_base, b_base, a_next, b_next, lane, work):
+        fetch(0, cache, work)
+        fetch(1, cache, work)
+        fetch(2, cache, work)
+        end_group()
+        multiply_pair(acc, words, cache, a_base, 0, a_base, b_base, 2, lane)
+        wait_for_groups_but(N_STAGES - 3)
+        cuda.syncthreads()  # the next tile has arrived
+        multiply_pair(acc, words, cache, a_base, 2, a_next, b_next, 0, lane)
+
+    return Pipeline(begin, advance, (8, B_WORDS, 1, 1))
