@@ -271,7 +271,6 @@ def inference(precision, batch):
         _collect()
         before = _allocated()
         infer = _inference(x, state, layers, captured, last, precision)
-        _reset_peak()
         logits = infer()
         _synchronize()
         memory[label] = max(_peak() - before, 0)
@@ -291,16 +290,20 @@ def _inference(x, state, layers, captured, last, precision):
     x = x.contiguous(memory_format=form)
     if captured and layers is nn:
         infer = GraphInference(model, precision=precision)
-        infer(x)
+        _reset_peak()
+        infer(x)  # what is captured has memory of its own
         return lambda: infer(x)
 
     @torch.inference_mode()
     def eager():
         return model(x)
 
-    for _ in range(3):
+    if captured:
+        return _captured_eager(model, x)
+    for _ in range(3):  # cuDNN tries its algorithms, which takes memory
         eager()
-    return _captured_eager(model, x) if captured else eager
+    _reset_peak()
+    return eager
 
 
 def _captured_eager(model, x):
@@ -314,6 +317,8 @@ def _captured_eager(model, x):
             for _ in range(3):
                 model(images)
         torch.cuda.current_stream().wait_stream(stream)
+        _collect()
+        _reset_peak()
         with torch.cuda.graph(graph):
             logits = model(images)
 
