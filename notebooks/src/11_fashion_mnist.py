@@ -1,0 +1,580 @@
+# %% [markdown]
+# # 11 · A network of nothing but your kernels
+#
+# **After this lesson** you can put every kernel of this course together into a network that learns to tell clothes
+# apart, make one step of its training by hand and prove it right, count its parameters and its work, say what a captured
+# graph saves and why, read curves of learning, and see from a table what a network mixes up.
+#
+# **You need** lessons [8](08_convolution.ipynb), [9](09_convolution_backward.ipynb) and
+# [10](10_the_other_layers.ipynb) (the layers), and [lesson 5](05_fusing_softmax.ipynb) (cross-entropy). Of
+# [lesson 4](04_softmax_at_the_limit.ipynb) it helps to remember launches and graphs.
+#
+# **Time:** 90 minutes; there are good places to pause after sections 3 and 5. All cells together run in less than a minute
+# without a GPU. Where something was measured on a GPU for the course, you see the record; where it was not, the lesson says
+# so. The words are collected in the [glossary](glossary.md).
+
+# %%
+import math
+from functools import cache
+
+import numpy as np
+import torch
+
+from course_lib import SIMULATED, bench, cuda, data, models, plot, train
+from course_lib.kernels import activation, conv2d, cross_entropy, linear, max_pool2d
+from course_lib.runtime.intrinsics import warp_sum
+from course_lib.runtime.launch import recorded as launches_of
+from course_lib.teach import TODO, check, hint, progress, use
+
+# %%
+ZERO, ONE, SCALE = np.float32(0), np.float32(1), np.float32(1 / 127.5)
+records = bench.load_records()
+
+
+@cache
+def measured(name, shape=None):
+    """The record called `name`; None, and a line that says so, if there is none."""
+    wanted = {"name": name} | ({} if shape is None else {"shape": shape})
+    if found := bench.find(records, **wanted):
+        source = {"device": records["device"]["name"], "date": found[0]["date"]}
+        return found[0] | {"source": source}
+    return print(f"{name} has not been measured on a GPU yet.")
+
+
+print("records are of an", records["device"]["name"])
+
+# %% [markdown]
+# ## 1 · Clothes
+#
+# **Fashion-MNIST** (Xiao, Rasul and Vollgraf, 2017) is a set of 70,000 small grey pictures of clothes, in ten classes: 60,000 to learn
+# from and 10,000 to be tested with. It is small enough to train in seconds, and not so easy that anything would do.
+#
+# The pictures themselves are not part of this course. `python -m course_lib train fashion-mnist` downloads them and trains on them. In this
+# notebook we use a set that the course *draws*: 1,200 simple pictures of the same ten classes, the same on every machine. They are easier. What you
+# see works the same way with the real ones, and the records below are of those.
+
+# %%
+train_images, train_labels = data.fashion_mnist()
+test_images, test_labels = data.fashion_mnist(train=False)
+names = data.FASHION_CLASSES
+first = [int((train_labels == k).nonzero()[0]) for k in range(10)]
+plot.images([train_images[k] for k in first], names, columns=5, vmin=0, vmax=255,
+            title="One of each class, 28 × 28 bytes")
+
+# %% [markdown]
+# ### The network
+#
+# | layer | what it makes | lesson |
+# |---|---|---|
+# | convolution 3 × 3 | 64 channels of 26 × 26 | 8 |
+# | max pooling 2 × 2, ReLU | 64 channels of 13 × 13 | 10 |
+# | convolution 3 × 3 | 128 channels of 11 × 11 | 8 |
+# | max pooling 2 × 2, ReLU | 128 channels of 5 × 5, flattened: 3,200 numbers | 10 |
+# | linear, ReLU | 256 numbers | 10 |
+# | linear | 10 logits, one for each class | 10 |
+#
+# (There is no padding, so each convolution makes the picture smaller by two. 11 is odd: pooling leaves the last row and column out. ReLU comes *after* pooling: the
+# largest of four and then the larger of that and 0 is the same as the other way round, with a quarter of the work.)
+#
+# **Predict,** with a pencil: which layer has the most parameters (weights and biases)? And which has the most work?
+
+# %%
+model = models.FashionMNISTCNN()
+work = {"conv1": 26 * 26, "conv2": 11 * 11, "fc1": 1, "fc2": 1}  # how often each weight is used
+for name, places in work.items():
+    layer = getattr(model, name)
+    weights = layer.weight.numel()
+    print(f"{name}: {weights + layer.bias.numel():7,} parameters, "
+          f"{2 * weights * places / 1e6:5.2f} · 10⁶ FLOPs for a picture")
+print(f"in all {sum(p.numel() for p in model.parameters()):,} parameters")
+
+# %% [markdown]
+# Nine tenths of the parameters are in the first linear layer, and nine tenths of the FLOPs in the second convolution. That is typical. A convolution uses each of its weights
+# at every place of the picture, a linear layer uses each once.
+#
+# ## 2 · One step by hand
+#
+# A training step has five parts: a batch, the forward pass, the loss, the backward pass, and the update of the weights. We go through all of them with kernels, and
+# you write some. To be quick in the simulator, the network is a narrow one for now: 2 and 3 channels, 8 hidden numbers, and batches of 4.
+
+# %% [markdown]
+# ### The batch
+#
+# The pictures lie on the GPU as bytes, all of them, 47 MB for the real set. A batch is some of them in a random *order*, with pixels from −1 to 1 instead of
+# 0 to 255: $x = \text{pixel} / 127.5 - 1$. To do this on the GPU means that nothing has to come from the host.
+#
+# ### Exercise: pick a batch
+#
+# `images` is (n, pixels), bytes. `order` holds the numbers of the pictures in the order of this epoch, and this batch begins at place `first` of it. A block for each
+# picture of the batch.
+
+# %% exercise="pick_batch"
+@cuda.jit
+def pick_batch(images, labels, order, first, x, y):
+    row = TODO  # which picture is this block's?
+    for i in range(cuda.threadIdx.x, images.shape[1], cuda.blockDim.x):
+        x[cuda.blockIdx.x, i] = TODO
+    if cuda.threadIdx.x == 0:
+        y[cuda.blockIdx.x] = TODO
+
+
+check("pick_batch", pick_batch)
+
+# %%
+hint("pick_batch")
+
+# %%
+pick, BATCH = use("pick_batch", pick_batch), 4
+order = np.random.default_rng(0).permutation(len(train_images))
+x, y = np.zeros((BATCH, 28 * 28), dtype=np.float32), np.zeros(BATCH, dtype=np.int64)
+pick[BATCH, 64](train_images.numpy().reshape(-1, 784), train_labels.numpy(), order, 0, x, y)
+plot.images(list(x.reshape(BATCH, 28, 28)), [names[k] for k in y], vmin=-1, vmax=1,
+            title="The first batch")
+
+# %% [markdown]
+# ### Forward
+#
+# The convolutions are those of the course's library, which you know from lesson 8. Behind each of them come pooling and ReLU, and those can be *one* kernel.
+#
+# ### Exercise: max pooling and ReLU in one
+#
+# `x` is (planes, H, W), windows are 2 × 2. `y` has half as many rows and columns; of an odd number, the last is left out.
+
+# %% exercise="pool_relu"
+@cuda.jit
+def pool_relu(x, y):
+    OH, OW = y.shape[1:]
+    for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        TODO  # which plane, which window? The largest of its four numbers and of 0
+
+
+check("pool_relu", pool_relu)
+
+# %%
+hint("pool_relu")
+
+# %% [markdown]
+# ### Exercise: a dense layer with its ReLU
+#
+# For a small batch, a matrix product with large tiles would leave most of the chip idle. So here a *warp* makes one result: its lanes share the products. `warp_sum(value)` gives all
+# 32 lanes the sum of their values (lesson 2), and all of them must call it. `x` is (M, I), `weight` (O, I), `y` (M, O); there are at least as many warps as results.
+
+# %% exercise="linear_relu"
+@cuda.jit
+def linear_relu(x, weight, bias, y):
+    warp, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    n_out, total = y.shape[1], ZERO
+    if warp < y.size:
+        TODO  # 1. this lane's share of the products of row warp // n_out and row warp % n_out
+        TODO  # 2. the sum of all lanes, the bias, ReLU; one lane writes
+
+
+check("linear_relu", linear_relu)
+
+# %%
+hint("linear_relu")
+
+# %% [markdown]
+# The forward pass of the narrow network, with your kernels in it, for the batch that your kernel has picked. Beside it PyTorch's, with the same weights. (Weights are tensors of PyTorch
+# here, which only holds the memory; NumPy sees the same memory.)
+
+# %%
+pooled, dense = use("pool_relu", pool_relu), use("linear_relu", linear_relu)
+torch.manual_seed(0)
+twin = models.FashionMNISTCNN(widths=(2, 3, 8), layers=torch.nn)
+weights = {name: p.detach().clone().numpy() for name, p in twin.named_parameters()}
+
+
+def pair(layer):
+    return cuda.to_device(weights[f"{layer}.weight"]), cuda.to_device(weights[f"{layer}.bias"])
+
+
+def empty(*shape):
+    return cuda.to_device(np.zeros(shape, dtype=np.float32))
+
+# %%
+def half(a):
+    """Your pooling and ReLU, for (N, C, H, W)."""
+    n, c, h, w = a.shape
+    y = empty(n * c, h // 2, w // 2)
+    pooled[16, 128](a.reshape(n * c, h, w), y)
+    return y.reshape(n, c, h // 2, w // 2)
+
+# %%
+def forward(x):
+    a = conv2d.forward(x, *pair("conv1"), variant="direct")
+    c = half(a)
+    d = conv2d.forward(c, *pair("conv2"), variant="direct")
+    f = half(d).reshape(len(x), -1)
+    g = empty(len(x), 8)
+    dense[-(-g.size // 4), 128](f, *pair("fc1"), g)
+    return linear.forward(g, *pair("fc2"), variant="naive"), (x, a, c, d, f, g)
+
+# %%
+batch = cuda.to_device(x.reshape(BATCH, 1, 28, 28))
+logits, kept = forward(batch)
+with torch.no_grad():
+    theirs = twin(torch.tensor(x.reshape(BATCH, 1, 28, 28))).numpy()
+print(f"largest difference from PyTorch {abs(logits.copy_to_host() - theirs).max():.0e}")
+
+# %% [markdown]
+# ### Loss and backward
+#
+# The loss is the cross-entropy of lesson 5, the mean over the batch. Then backwards, layer by layer, in reverse order. Each layer gets the gradient of its output, and gives back those of its input and of its weights. You
+# know every line of the following. **Predict** before you read it: which gradient is *not* needed?
+
+# %%
+relu = activation.relu
+
+
+def pool_back(dy, a, y):
+    """Back through ReLU and pooling: 0 where y is 0, and to where the maximum was."""
+    _, at = max_pool2d.forward(a, 2)
+    return max_pool2d.backward(relu.backward(dy, y), at, a.shape, 2)
+
+# %%
+def backward(dlogits, x, a, c, d, f, g):
+    dg, *fc2 = linear.backward(dlogits, g, pair("fc2")[0], variant="naive")
+    df, *fc1 = linear.backward(relu.backward(dg, g), f, pair("fc1")[0], variant="naive")
+    small = (len(x), 3, 5, 5)
+    dd = pool_back(df.reshape(*small), d, f.reshape(*small))
+    dc, *conv2 = conv2d.backward(dd, c, pair("conv2")[0], variant="direct")
+    no_dx = dict(needs=(False, True, True), variant="direct")
+    _, *conv1 = conv2d.backward(pool_back(dc, a, c), x, pair("conv1")[0], **no_dx)
+    return {"conv1": conv1, "conv2": conv2, "fc1": fc1, "fc2": fc2}
+
+# %%
+one = cuda.to_device(np.ones((), dtype=np.float32))
+
+
+def gradients(batch, labels):
+    logits, kept = forward(batch)
+    target = cuda.to_device(labels)
+    loss, *saved = cross_entropy.forward(logits, target)
+    found = backward(cross_entropy.backward(one, logits, target, *saved), *kept)
+    named = {f"{layer}.{kind}": each.copy_to_host()
+             for layer, both in found.items() for kind, each in zip(("weight", "bias"), both)}
+    return float(loss.copy_to_host()), named
+
+
+loss, mine = gradients(batch, y)
+
+# %%
+expected = torch.nn.functional.cross_entropy(twin(torch.tensor(x.reshape(BATCH, 1, 28, 28))),
+                                             torch.tensor(y))
+expected.backward()
+print(f"loss {loss:.5f}, PyTorch's {expected.item():.5f}")
+for name, p in twin.named_parameters():
+    error = np.linalg.norm(mine[name] - p.grad.numpy()) / np.linalg.norm(p.grad.numpy())
+    print(f"{name:12} relative error of the gradient {error:.0e}")
+
+# %% [markdown]
+# The gradient of the *pictures* is not needed: nobody wants to change them. So `conv1` is spared a third of its work, and the captured step further below does the same.
+#
+# ### The update
+#
+# The recipe that we train by is SGD with momentum (lesson 10), in a form by Nesterov, and with **weight decay**: each weight is also pulled a little towards 0, so that none of them grows without need. With the learning rate $\eta$,
+# momentum $\beta$ and decay $\lambda$:
+#
+# $$ g' = g + \lambda \, p \qquad\qquad v \leftarrow \beta \, v + g' \qquad\qquad p \leftarrow p - \eta \, (g' + \beta \, v) $$
+#
+# Plain momentum would step by $v$. Nesterov's form looks ahead: it steps as if the momentum of the *next* step had already been added.
+#
+# ### Exercise: the step of the recipe
+
+# %% exercise="sgd_nesterov"
+@cuda.jit
+def sgd_nesterov(p, g, v, rate, momentum, decay, new_p, new_v):
+    for i in range(cuda.grid(1), p.size, cuda.gridsize(1)):
+        gradient = TODO
+        velocity = TODO
+        new_v[i] = velocity
+        new_p[i] = TODO
+
+
+check("sgd_nesterov", sgd_nesterov)
+
+# %%
+hint("sgd_nesterov")
+
+# %% [markdown]
+# Now the loop: forward, loss, backward, update, always with the batch that you have picked. PyTorch does the same beside it. **Predict** the first loss. (Ten classes, and a network that knows nothing: what does
+# cross-entropy say of a guess with a probability of 1/10?)
+
+# %%
+step_of = use("sgd_nesterov", sgd_nesterov)
+velocity = {name: np.zeros_like(p) for name, p in weights.items()}
+
+
+def update(found, rate=np.float32(0.05)):
+    for name, p in weights.items():
+        decay = np.float32(5e-4 if p.ndim > 1 else 0)
+        flat = [each.ravel() for each in (p, found[name], velocity[name])]
+        new_p, new_v = np.zeros_like(flat[0]), np.zeros_like(flat[0])
+        step_of[8, 128](*flat, rate, np.float32(0.9), decay, new_p, new_v)
+        weights[name], velocity[name] = new_p.reshape(p.shape), new_v.reshape(p.shape)
+
+# %%
+optimizer = torch.optim.SGD(
+    [{"params": [p for p in twin.parameters() if p.dim() > 1], "weight_decay": 5e-4},
+     {"params": [p for p in twin.parameters() if p.dim() == 1]}], lr=0.05, momentum=0.9, nesterov=True
+)
+
+
+def their_step():
+    logits = twin(torch.tensor(x.reshape(BATCH, 1, 28, 28)))
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(y))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+# %%
+losses = {"your kernels": [], "PyTorch": []}
+for _ in range(6):
+    loss, found = gradients(batch, y)
+    update(found)
+    losses["your kernels"].append(loss)
+    losses["PyTorch"].append(their_step())
+
+mine, theirs = losses.values()
+print(f"a guess: {math.log(10):.3f}; the first loss: {mine[0]:.3f}; the last: {mine[-1]:.3f}")
+print(f"largest difference from PyTorch {max(abs(a - b) for a, b in zip(mine, theirs)):.0e}")
+plot.curves(range(6), losses, xlabel="step", ylabel="cross-entropy",
+            title="Six steps on one batch, with your kernels")
+
+# %% [markdown]
+# It learns. (Four pictures, over and over: it learns them by heart. But the step is right, and everything else is repetition.)
+#
+# A good place for a break.
+
+# %% [markdown]
+# ## 3 · Through autograd
+#
+# Nobody writes a backward pass by hand for each network. In the course's library every operation is an operator of PyTorch with its gradient (lesson 4), and `course_lib.nn` has modules with
+# the names of PyTorch's. So the whole of section 2 becomes:
+#
+# ```python
+# model = models.FashionMNISTCNN()                      # layers of course_lib.nn
+# loss = ops.cross_entropy(model(x), labels)
+# loss.backward()
+# optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True).step()
+# ```
+#
+# `train.train_fashion_mnist` does that for five epochs. On a GPU it runs our kernels. Without one it runs PyTorch's operators on the CPU, and says so when it is started from the command line. That is what happens
+# here, with the drawn clothes, and the *whole* network of 896,522 parameters:
+
+# %%
+model, history = train.train_fashion_mnist(
+    train_images, train_labels, test_images, test_labels, epochs=3, batch_size=32,
+    use_cuda_kernels=not SIMULATED,
+)
+print("trained by", "PyTorch's CPU operators" if SIMULATED else "our kernels, on a GPU")
+plot.learning_curves(history, title="Drawn clothes, three epochs")
+
+# %% [markdown]
+# ### What is mixed up?
+#
+# One number, the **accuracy**, says how many pictures of the test set the network knows. A table says more: for each true class, which answers it got. It is called a **confusion matrix**, and it is a histogram with two indices.
+#
+# ### Exercise: count the confusions
+
+# %% exercise="confusion"
+@cuda.jit
+def confusion(logits, labels, counts):
+    for i in range(cuda.grid(1), labels.size, cuda.gridsize(1)):
+        best = 0
+        TODO  # the place of the largest logit; of equal ones the first
+        TODO  # one more in row labels[i], column best
+
+
+check("confusion", confusion)
+
+# %%
+hint("confusion")
+
+# %%
+answers = train.predict(model, test_images).cpu().numpy()
+counts = np.zeros((10, 10), dtype=np.int32)
+use("confusion", confusion)[2, 128](answers, test_labels.numpy(), counts)
+print(f"{np.trace(counts) / counts.sum():.1%} of {counts.sum()} drawn clothes are known")
+plot.confusion(counts, names, title="Drawn clothes: true classes and answers")
+
+# %% [markdown]
+# With the real pictures, after five epochs, on the GPU of the records. **Predict** which two classes are mixed up most.
+
+# %%
+runs = measured("fashion_mnist.runs")
+if runs:
+    for label, share in runs["accuracy"].items():
+        each = ", ".join(f"{r['history'][-1]['validation_accuracy']:.2%}" for r in runs["rows"]
+                         if r["label"] == label)
+        print(f"{label:15} {share:.2%} of the test pictures ({each})")
+
+# %%
+def show_confusion(runs):
+    if runs is None:
+        return None
+    row = runs["rows"][0]
+    return plot.confusion(row["confusion"], names, title=f"Fashion-MNIST, {row['label']}, {row['steps']:,} steps",
+                          **runs["source"])
+
+
+show_confusion(runs)
+
+# %% [markdown]
+# A good place for a break.
+
+# %% [markdown]
+# ## 4 · The pure path
+#
+# How long does a step take? Count its launches. The step of `train.GraphTrainer` is the one of section 2: kernels call each other, there is no autograd and no arithmetic of PyTorch's at all. Here
+# its launches are noted while it runs in the simulator, with a single picture and a network of one channel. (Some more fill the optimiser's table of
+# addresses, see lesson 10. We leave them out.)
+
+# %%
+torch.manual_seed(0)
+place = "cpu" if SIMULATED else "cuda"
+narrow = models.FashionMNISTCNN(widths=(1, 1, 2)).to(place)
+trainer = train.GraphTrainer(narrow, train_images[:8], train_labels[:8], (test_images[:2], test_labels[:2]),
+                             epochs=1, batch_size=1, learning_rate=0.05, seed=0)
+with launches_of() as launches:
+    trainer._step()
+kernels = [kernel.__name__ for kernel, *_ in launches]
+kernels = [name for name in kernels if name not in ("fill_kernel", "chunks_kernel")]
+print(f"{len(kernels)} launches, the first of them:", ", ".join(kernels[:5]))
+
+# %% [markdown]
+# On the GPU most of these kernels need two to five microseconds for a batch of 32. But PyTorch's eager way takes the *host* some five microseconds or more to get each operation started, with autograd twice that. So the chip waits for Python.
+#
+# Lesson 4 had the cure: a **CUDA graph**. The launches are noted once, with all their arguments, and then the whole list is started by a single call. It has a price: *nothing may change* from step to step, neither shapes
+# nor addresses nor numbers among the arguments. But three things do change in training:
+#
+# 1. **the batch.** The graph's first kernel picks it, as yours did. It reads from memory which step it is, and counts on;
+# 2. **the order.** Shuffling 60,000 numbers would be a kernel of its own. Instead, a formula says which picture comes at place $i$: a permutation made of random bits that nobody stores (a *Feistel network*, from cryptography);
+# 3. **the learning rate.** It rises in the first tenth of the steps and then falls to 0 along a cosine. The update reads it from memory, where another small kernel has put it.
+#
+# So the host starts one graph for each step and looks at nothing until the epoch ends.
+
+# %%
+steps = np.arange(1000)
+rate = np.where(steps < 100, 0.05 * (steps + 1) / 100, 0.05 * (1 + np.cos(np.pi * (steps - 100) / 900)) / 2)
+plot.losses([("learning rate", steps, rate)], title="The learning rate of a run of 1,000 steps",
+            alt="It rises to 0.05 in 100 steps, then falls to 0 along a cosine")
+
+# %% [markdown]
+# Without a GPU there is no graph to capture, and `GraphTrainer` runs its kernels one after another in the simulator. Does it learn as well as the way through autograd? The record has three runs of each on the real pictures, with the same first weights
+# for each seed. **Predict** whether the curves lie on top of each other.
+
+# %%
+def show_losses(runs):
+    if runs is None:
+        return None
+    curves = [(r["label"], np.arange(len(r["losses"])) * r["steps_to_a_point"], r["losses"])
+              for r in runs["rows"]]
+    return plot.losses(curves, title="Fashion-MNIST: losses of three runs each", **runs["source"])
+
+
+show_losses(runs)
+
+# %% [markdown]
+# ## 5 · How fast is it?
+#
+# **Throughput** is the number of pictures per second. Four contestants: our captured graph, our modules through autograd, PyTorch eager, and PyTorch captured in a graph. PyTorch is given its best: it may try all algorithms of cuDNN (NVIDIA's library
+# of convolutions), has a fused optimiser, and of both memory formats the faster counts.
+#
+# **Predict:** for a batch of 1, which matters more, the kernels or the launches? And for 1,024?
+
+# %%
+def throughput(name, end=""):
+    if not (found := bench.find(records, name=f"fashion_mnist.{name}{end}")):
+        return print(f"fashion_mnist.{name}{end} has not been measured on a GPU yet.")
+    best = {}  # the records are in the order of the batches
+    for record in found:
+        for who in ("ours, captured", "ours, modules", "PyTorch captured", "PyTorch eager"):
+            rates = [r["images_per_second"] for r in record["rows"] if r["label"].startswith(who)]
+            best.setdefault(who, []).append(max(rates))
+    return plot.curves([r["shape"][0] for r in found], best, xlabel="batch", log=True,
+                       ylabel="pictures per second", title=f"{name}, {end[1:] or 'float32'}")
+
+
+throughput("training")
+
+# %%
+throughput("training", ".tf32")
+
+# %%
+throughput("inference")
+
+# %%
+throughput("inference", ".tf32")
+
+# %% [markdown]
+# (**Inference** is the forward pass alone, of a trained network. `train.GraphInference` captures one graph for each batch size.)
+#
+# **Explaining the gap.** With small batches, the two curves of captured graphs run far above the others: that distance is launches, and Python. With large batches, all four come together: then the kernels decide, above all the second convolution and its two gradients. The memory that a
+# step needs at its peak:
+
+# %%
+for batch_size in (32, 1024):
+    record = measured("fashion_mnist.training", (batch_size, 1, 28, 28))
+    if record:
+        peaks = ", ".join(f"{r['label']} {r['peak_bytes'] / 1e6:.0f} MB" for r in record["rows"])
+        print(f"batch {batch_size}: {peaks}")
+
+# %% [markdown]
+# ## What the profiler says
+#
+# Where does a step of ours go? Each part was replayed by itself. **Predict** the longest one, from the FLOPs of section 1.
+
+# %%
+def show_parts(record):
+    if record is None:
+        return None
+    *parts, whole = record["rows"]
+    total = sum(row["microseconds"] for row in parts)
+    title = (f"Batch {record['shape'][0]}: parts of {total:.0f} µs together, "
+             f"a whole step takes {whole['microseconds']:.0f} µs")
+    return plot.times(parts, title=title, **record["source"])
+
+
+show_parts(measured("fashion_mnist.parts", (32, 1, 28, 28)))
+
+# %%
+show_parts(measured("fashion_mnist.parts", (1024, 1, 28, 28)))
+
+# %% [markdown]
+# A whole step takes less than its parts together: the next kernel's blocks may come to the chip while the last blocks of this one are still at work.
+#
+# ## Where the real libraries go further
+#
+# - **More than one step for each graph**: ten steps in one graph would save nine starts. But the host could stop only after every tenth.
+# - **Convolution, pooling and ReLU in one kernel**: the convolution's results would never reach memory. For inference this is what NVIDIA's TensorRT does.
+# - **Several GPUs**: each takes a part of the batch, and the gradients are added up between them while the backward pass is still going on.
+# - **Mixed precision**: weights in float32, everything else in bfloat16, with tensor cores throughout. At this size it gains little.
+#
+# ## Three questions
+#
+# <details><summary>1. Somebody captures a training step in a graph, and puts the learning rate in as a plain number. What happens?</summary>
+#
+# The number is noted with the launch, and every replay has the same one: the rate never changes. The loss still falls, only worse than it should, and nothing complains. This is why it is read from memory.
+# </details>
+#
+# <details><summary>2. The network is trained with a batch of 32 and reaches some accuracy. With a batch of 1,024 and the same number of epochs it does not. Why?</summary>
+#
+# There are 32 times fewer steps, each with the same learning rate. A larger batch has a better gradient, and so can take longer steps; but that has to be told to it, by a higher rate, and it has its limits.
+# </details>
+#
+# <details><summary>3. Shirts are mixed up with T-shirts, pullovers and coats more than anything else. Would a network with twice as many channels help?</summary>
+#
+# A little. 28 × 28 grey pixels do not always show a difference, and people mix up the same ones. When the training accuracy goes on rising and the test accuracy does not, the network has begun to learn pictures by heart, and a larger one does that even sooner.
+# </details>
+
+# %%
+progress()
+
+# %% [markdown]
+# ## What comes next
+#
+# You have come all the way: from `cuda.grid(1)` in lesson 0 to a network that learns, in which there is no kernel that you could not have written. Take any layer that you meet, and ask of it what this course has asked of every one: what must
+# it read and write, what limits it, how is it checked, and how far is it from the limit?
