@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import conv2d
-from course_lib.kernels.conv2d import gathering, halo_plan, launching, pixel_sums_plan
+from course_lib.kernels.conv2d import direct, gathering, halo_plan, launching, pixel_sums_plan
 from course_lib.kernels.conv2d.problem import problem_of
 from course_lib.runtime.arrays import ArrayError
 from course_lib.runtime.launch import recorded
@@ -29,6 +30,14 @@ TILES = ["im2col", "implicit_gemm", "tensor_core"]
 GENERAL = [name for name in conv2d.VARIANTS if name != "depthwise"]  # take any groups
 every_variant = pytest.mark.parametrize("variant", GENERAL)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=("nchw", "nhwc"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks_of_dbias():
+    """Every rung has the same dbias, whose 256 threads take the simulator long: 64, but once."""
+    size = 64 if SIMULATED else direct.BIAS_BLOCK_SIZE
+    with mock.patch.object(direct, "BIAS_BLOCK_SIZE", size):
+        yield
 
 
 def double(tensor):
@@ -163,6 +172,17 @@ def test_truth_is_that_of_pytorch(x_shape, weight_shape, options):
     gradients = truth_backward(double(dy), double(x), double(weight), **options)
     for gradient, tensor in zip(gradients, (x, weight, bias), strict=True):
         np.testing.assert_allclose(gradient, double(tensor.grad), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", list(ROUNDING), ids=str)
+def test_dbias_in_blocks_of_their_real_size(monkeypatch, dtype):
+    monkeypatch.setattr(direct, "BIAS_BLOCK_SIZE", 256)
+    tensors = case((2, 2, 33, 40), (2, 2, 1, 1), dtype)  # more than a block has threads, in parts
+    dy = torch.randn(2, 2, 33, 40).to(PLACE, dtype)
+    needs = (False, False, True)
+    found = conv2d.backward(dy, *tensors[:2], needs=needs, variant="direct")[2]
+    summed = double(dy)
+    assert_close(found, summed.sum((0, 2, 3)), np.abs(summed).sum((0, 2, 3)))
 
 
 @every_case
