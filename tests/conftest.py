@@ -30,13 +30,16 @@ if importlib.util.find_spec("hypothesis") is None:
     sys.modules |= {"hypothesis": _absent, "hypothesis.strategies": _absent.strategies}
 
 
-#: Files whose tests take a minute and more: first, so that no process ends long before the others.
-SLOW = ("test_check_bank", "test_compiler", "test_browser", "test_stock_suite", "test_notebooks")
+#: Files whose tests take long: first, so that no process ends long before the others.
+SLOW = (
+    "test_check_bank", "test_browser", "test_compiler", "test_conv2d", "test_gemm", "test_linear",
+    "test_models", "test_notebooks", "test_stock_suite", "test_train", "test_zoo",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
     """Slow files first. Skip the tests marked `gpu` where no kernel runs on a GPU, and say why."""
-    items.sort(key=lambda item: item.path.stem not in SLOW)
+    items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else 99)
     reason = _why_no_gpu()
     if reason is None:
         return

@@ -24,7 +24,11 @@ def check_index(array, index, axis=None):
     """
     if not isinstance(array, np.ndarray):
         return index
-    for part in index if type(index) is tuple else (index,):
+    if type(index) is not tuple:
+        if isinstance(index, (int, np.integer)) and index < 0:
+            raise IndexError("negative index")
+        return index
+    for part in index:
         if isinstance(part, (int, np.integer)) and part < 0:
             raise IndexError("negative index")
     return index
