@@ -94,7 +94,7 @@ def test_the_sizes_are_those_of_the_network():
 @pytest.mark.parametrize("ladder", [True, False])
 def test_every_rung_module_and_peer_is_checked_and_timed(on_the_cpu, monkeypatch, ladder):
     monkeypatch.setattr(benchmark, "LADDER", [SHAPE] if ladder else [])
-    rungs = list(kernels.VARIANTS) if ladder else [kernels.DEFAULT]
+    rungs = [*(kernels.VARIANTS if ladder else ()), kernels.DEFAULT]
     found = benchmark.run(shapes=[SHAPE], dtypes=benchmark.DTYPES if ladder else ["bfloat16"])
     names = [
         f"squeeze_excite.{direction}{layout}"
@@ -229,7 +229,7 @@ def test_what_is_profiled_is_larger_than_the_cache():
     found = profile.cases(62_914_560)
     assert ((32, 48, 190, 190), "float32") in found and ((32, 960, 24, 24), "float32") in found
     assert ((32, 672, 24, 24), "float32") not in found and len(found) == 9
-    assert profile.labels() == [*kernels.VARIANTS, "PyTorch eager"]
+    assert profile.labels() == [*kernels.VARIANTS, kernels.DEFAULT, "PyTorch eager"]
 
 
 def test_profile_is_read(tmp_path):

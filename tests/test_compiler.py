@@ -58,11 +58,12 @@ SPILLS = {
     (f"{name}.forward split {dtype}", (7, 5)): 48
     for name in softmax.OPERATIONS for dtype in ("float16", "bfloat16")
 }  # fmt: skip
-# Channels-last, `fused` is compiled for 80 registers, and 16-bit numbers need a few more: bounds
-# and places that are read once for a whole part of an image.
+# For planes, `fused` is compiled for 64 registers, so that four blocks fit on a multiprocessor, and
+# a few bounds and places that are read once for a whole part of an image stay in memory.
 SPILLS |= {
-    (label, CHIPS[-1]): 8 if label.endswith(" float32") else 128
-    for label, *_ in squeeze_excite.specialisations() if " fused, pixels" in label
+    (label, chip): 64
+    for label, *_ in squeeze_excite.specialisations() if " fused, planes" in label
+    for chip in CHIPS
 }  # fmt: skip
 # sm_75 has no bfloat16: with its conversions loops are too long to be unrolled, and the 64 sums of
 # a thread stay in memory.
@@ -82,10 +83,8 @@ def most_threads(label, chip):
     if label.startswith("bn_relu_softmax.") and "registers" in label:
         limit = bn_relu_softmax.row_limit(direction, "vectors" in label, chip)
         return limit // bn_relu_softmax.MOST_VALUES
-    if label.startswith("squeeze_excite.") and "fused" not in label:
-        return squeeze_excite.two_pass.BLOCK_SIZE
     if label.startswith("squeeze_excite."):
-        return squeeze_excite.fused_plan.LARGE_BLOCK
+        return squeeze_excite.two_pass.BLOCK_SIZE
     if label.startswith("conv2d."):
         return conv2d.MOST_THREADS
     for module in (max_pool2d, batch_norm, optimizers, linear):

@@ -18,8 +18,15 @@ module = importlib.import_module("course_lib.ops.squeeze_excite")
 
 
 @pytest.fixture(autouse=True)
-def _seed():
+def _alike_each_time():
     torch.manual_seed(11)
+    backends = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False  # of the peer
+    yield
+    for backend, allowed in zip(backends, before, strict=True):
+        backend.allow_tf32 = allowed
 
 
 def images(*shape, memory_format=torch.contiguous_format, dtype=torch.float32):
@@ -326,7 +333,6 @@ def test_the_shapes_of_efficientnet(shape, R, memory_format, dtype):
         for weight in given:
             weight.mul_(0.1)
     dy = torch.randn_like(x)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     ours, theirs = (passes(f, x, given, dy) for f in (ops.squeeze_excite, peer))
     exact = passes(peer, x.double(), [g.detach().double().requires_grad_() for g in given],
                    dy.double())  # fmt: skip

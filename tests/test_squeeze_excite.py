@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import squeeze_excite as se
-from course_lib.kernels.squeeze_excite import fused, two_pass, two_pass_plan
+from course_lib.kernels.squeeze_excite import fused, plan, two_pass
+from course_lib.kernels.squeeze_excite.dense import MOST_CHANNELS
 from course_lib.runtime import launch as launching
 from course_lib.runtime.arrays import ArrayError
 
@@ -260,15 +261,16 @@ def test_no_less_accurate_than_pytorch(variant, dtype):
 @pytest.fixture
 def fine_cuts(monkeypatch):
     """Small images are cut as only large ones are: the simulator is slow."""
-    monkeypatch.setattr(two_pass_plan, "LEAST_BYTES", 128)
-    monkeypatch.setattr(two_pass_plan, "LONG_PLANE", 30)
-    monkeypatch.setattr(two_pass_plan, "PIXELS", 1)
-    monkeypatch.setattr(two_pass_plan, "PART_VECTORS", 16)
-    for plan in (two_pass_plan.plan_planes, two_pass_plan.plan_pixels):
-        plan.cache_clear()
+    for rung in (two_pass, fused):
+        monkeypatch.setattr(rung, "CUT", rung.CUT._replace(least_bytes=128))
+    monkeypatch.setattr(plan, "LONG_PLANE", 30)
+    monkeypatch.setattr(plan, "PIXELS", 1)
+    monkeypatch.setattr(plan, "PART_VECTORS", 16)
+    for planned in (plan.plan_planes, plan.plan_pixels):
+        planned.cache_clear()
     yield
-    for plan in (two_pass_plan.plan_planes, two_pass_plan.plan_pixels):
-        plan.cache_clear()
+    for planned in (plan.plan_planes, plan.plan_pixels):
+        planned.cache_clear()
 
 
 IN_PARTS = {
@@ -285,13 +287,15 @@ def test_planes_in_parts(fine_cuts, dtype, layout):
         problem = se.problem.problem_of(
             shape, 5, layout == "channels_last", "silu", "sigmoid", dtype.itemsize
         )
-        assert two_pass.plan_of(problem).n_parts > 1
-        check(dy, x, weights, "two_pass")
+        for rung in (two_pass, fused):
+            assert plan.plan_of(problem, rung.CUT).n_parts > 1
+            check(dy, x, weights, rung.__name__.rpartition(".")[2])
 
 
 @pytest.mark.parametrize("shape", [(2, 7, 13, 14), (1, 20, 7, 7), (3, 33, 1, 9), (2, 6, 20, 20)])
 def test_planes_in_groups(fine_cuts, shape):
-    check(*inputs(shape, 4), "two_pass")
+    for variant in ("two_pass", "fused"):
+        check(*inputs(shape, 4), variant)
 
 
 NETWORK = [
@@ -301,24 +305,25 @@ NETWORK = [
 LARGE = [(1, 1, 2**31 + 7), (2**20, 3, 1000), (70_000, 1, 1), (1, 2**20, 2500), (3, 70_000, 49)]
 
 
+@pytest.mark.parametrize("rung", [two_pass, fused])
 @pytest.mark.parametrize("itemsize", [2, 4])
-def test_plans_cover_every_pixel_once(itemsize):
+def test_plans_cover_every_pixel_once(itemsize, rung):
     images = [(N, C, P) for N in (1, 8, 32) for C, side, _ in NETWORK for P in (side * side,)]
     for N, C, n_pixels in images + LARGE + [(2, 5, 1), (1, 300, 3), (1, 1, 70_001)]:
-        for planned in (two_pass_plan.plan_planes, two_pass_plan.plan_pixels):
-            plan = planned(N, C, n_pixels, itemsize)
-            n_groups = -(-C // plan.group)
-            assert plan.n_slots == n_groups * plan.n_parts
-            assert (plan.n_parts - 1) * plan.length < n_pixels <= plan.n_parts * plan.length
-            assert 1 <= plan.group <= two_pass.MOST_CHANNELS
-            assert N * plan.n_slots < 2**31
-        plan = two_pass_plan.plan_planes(N, C, n_pixels, itemsize)
-        assert plan.n_parts == 1 or plan.group == 1
-        assert (plan.multiplier == 0) == (plan.group == 1)
-        if plan.group > 1:  # the division by multiplication, at both ends of every plane
-            ends = np.arange(1, plan.group + 1, dtype=object) * n_pixels
+        for planned in (plan.plan_planes, plan.plan_pixels):
+            found = planned(N, C, n_pixels, itemsize, rung.CUT)
+            n_groups = -(-C // found.group)
+            assert found.n_slots == n_groups * found.n_parts
+            assert (found.n_parts - 1) * found.length < n_pixels <= found.n_parts * found.length
+            assert 1 <= found.group <= MOST_CHANNELS
+            assert 2 * N * found.n_slots < 2**31
+        found = plan.plan_planes(N, C, n_pixels, itemsize, rung.CUT)
+        assert found.n_parts == 1 or found.group == 1
+        assert (found.multiplier == 0) == (found.group == 1)
+        if found.group > 1:  # the division by multiplication, at both ends of every plane
+            ends = np.arange(1, found.group + 1, dtype=object) * n_pixels
             for i in (*ends, *(ends - 1)):
-                assert i * plan.multiplier >> 32 == i // n_pixels or i == ends[-1]
+                assert i * found.multiplier >> 32 == i // n_pixels or i == ends[-1]
 
 
 # --------------------------------------------------------------------- odd circumstances
@@ -495,7 +500,6 @@ def repeating(monkeypatch):
         monkeypatch.setattr(launching, "prepare", prepare)
         monkeypatch.setattr(launching, "tensor_types", {torch.Tensor, torch.nn.Parameter})
         monkeypatch.setattr(launching, "_stream_of", lambda index: 0)
-        monkeypatch.setattr(fused, "room_of", lambda x: fused.SIMULATED_ROOM)
     return prepared
 
 
@@ -518,7 +522,7 @@ def test_what_looks_alike_is_repeated(repeating, variant, layout):
         for a, b in zip(found, (plain_y, *plain), strict=True):
             assert torch.equal(a, b) and a.stride() == b.stride() and a.dtype == b.dtype
     if SIMULATED:
-        assert counts == [{"two_pass": 5, "fused": 3}[variant]] * 3
+        assert counts == [{"two_pass": 5, "fused": 3, "auto": 5}[variant]] * 3
     with pytest.raises(ValueError, match="unknown gate"):
         se.forward(x, *weights, variant=variant, gate="tanh")
 

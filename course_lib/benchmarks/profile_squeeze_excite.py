@@ -66,7 +66,7 @@ def _size(shape, dtype):
 
 def labels():
     """Of the candidates, in the order in which they are called."""
-    return [*kernels.VARIANTS, benchmark.EAGER]
+    return [*kernels.VARIANTS, kernels.DEFAULT, benchmark.EAGER]
 
 
 def launch_all():

@@ -148,11 +148,11 @@ def _parameters(module):
 
 
 def kernel_hash(direction):
-    """Of all that the default rung may launch."""
-    found = list(kernels.VARIANTS[kernels.DEFAULT])
+    """Of all that the default rung may launch: it is one of these, by size."""
+    found = [kernel for rung in ("two_pass", "fused") for kernel in kernels.VARIANTS[rung]]
     if direction == "both":
-        found += kernels.BACKWARD_VARIANTS[kernels.DEFAULT]
-    return bench.kernel_hash(found)
+        found += kernels.BACKWARD_VARIANTS["two_pass"] + kernels.BACKWARD_VARIANTS["fused"]
+    return bench.kernel_hash(dict.fromkeys(found))
 
 
 def kernel_hashes():
@@ -184,7 +184,8 @@ def _measure(shape, dtype, layout, directions, rounds):
 
 def _direction(block, compiled, direction, n_bytes, rounds):
     """The record of one direction."""
-    variants = kernels.VARIANTS if block.shape in LADDER else [kernels.DEFAULT]
+    variants = [*kernels.VARIANTS] if block.shape in LADDER else []
+    variants.append(kernels.DEFAULT)
     rungs = {variant: block.rung(variant, direction) for variant in variants}
     peers = {
         EAGER: block.module(block.theirs, direction, block.layout),

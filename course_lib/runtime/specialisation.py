@@ -29,7 +29,7 @@ _HOPPER = (9, 0)  # the first chips with clusters and with overlapping launches
 _PORTABLE_CLUSTER = 8  # blocks: what every chip that has clusters can do
 _LARGEST_CLUSTERS = {(9, 0): 16, (10, 0): 16}
 _INVALID_CONTEXT = 201
-_NO_SPECIAL_REQUEST = 48 << 10  # bytes of dynamic shared memory any kernel may use
+_NO_SPECIAL_REQUEST = 48 << 10  # bytes of shared memory that any kernel may use in all
 
 
 class LaunchError(RuntimeError):
@@ -44,7 +44,7 @@ class Specialisation:
         self.title = kernel.py_func.__name__
         self.index = index
         self.function = ctypes.c_void_p(_load(self.compiled, index))
-        self._dynamic_shared = _NO_SPECIAL_REQUEST
+        self._dynamic_shared = _NO_SPECIAL_REQUEST - self.compiled.shared_bytes
         self._large_clusters = False
 
     def allow_shared(self, n_bytes):

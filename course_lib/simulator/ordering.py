@@ -42,7 +42,9 @@ class Ordering:
         """Before the first block."""
         self.blocks_seen = [None]  # by the number in a stamp: the block's index
         self.first_after_grid = 0
-        self.precise = any(site is not None and site.kind in ("warp", "fence", "grid")
+        self.precise = any(site is not None and (
+                               site.kind in ("warp", "fence", "grid")
+                               or site.kind == "call" and site.relaxed)  # fences inside
                            for site in self.launch.sites) or (
             self.launch.program.greenlets or self.launch.cluster > 1)
 

@@ -696,9 +696,9 @@ for n_blocks in (1, 3, 50):
 # tells it that the list is at its end.) Tickets also spread the work better, since fast blocks draw more of them. Their price is an
 # atomic for each item.
 #
-# The other way is to ask the chip for a guarantee. A *cooperative launch* starts all blocks at once, or
-# fails. And the blocks of a *cluster* (lesson 4) always run at the same time: up to 16 neighbours. The course's own
-# kernel is built on these.
+# The course's own kernel is built on tickets too. The other way is to ask the chip for a guarantee. A *cooperative
+# launch* starts all blocks at once, or fails. And the blocks of a *cluster* (lesson 4) always run at the same time: up to
+# 16 neighbours.
 #
 # Another good place for a break.
 
@@ -853,9 +853,10 @@ print(f"of this, through the gates of all channels: {dx[1, 4, 7] - dy[1, 4, 7] *
 #
 # - `separate`: the classic kernels, one for each step, for both layouts;
 # - `two_pass`: a kernel for the means, and a second one, of which each block finds its own gates and scales;
-# - `fused`: one kernel, with a cluster of blocks for each picture. It goes one step further than L2: a block keeps its
-#   piece of the picture in *shared memory* from pooling to scaling, and reads the others' shares of the hidden vector
-#   out of *their* shared memory. It needs a chip with clusters, from sm_90 on.
+# - `fused`: one kernel with tickets, as above, and a little more. The block that pools the last piece of a picture
+#   finds all of its gates, so that the others need not. And the kernel tells L2 what it may forget: a piece of
+#   `x` that is read for the second time, and all of `y`;
+# - `auto`: `fused` where the pictures are larger than L2 and the small layers small, `two_pass` elsewhere.
 #
 # They are run here on the two photographs:
 
@@ -930,7 +931,7 @@ for shape in ((1, 48, 190, 190), (1, 960, 24, 24), (32, 960, 24, 24), (32, 2688,
 # %% [markdown]
 # ## What the profiler says
 #
-# Was it really L2, or really shared memory? NVIDIA's profiler counts the bytes that the *memory* has sent and
+# Was it really L2? NVIDIA's profiler counts the bytes that the *memory* has sent and
 # received. In sizes of `x`, your predictions were 3 for the classic kernels, and 2 at best. (A little of what is written may
 # still be in L2 when the kernel ends, and is counted for a later one.)
 

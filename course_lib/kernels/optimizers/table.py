@@ -157,12 +157,19 @@ def _address_of(array):
             f"a {type(array).__name__} has no address to put into a table: pass PyTorch tensors or "
             "NumPy arrays"
         )
-    if hasattr(array, "__cuda_array_interface__") and not on_gpu():
+    if _lies_on_a_gpu(array) and not on_gpu():
         raise arrays.ArrayError(
             "a fused optimiser finds its arrays by address, so it can't be observed on a GPU's "
             "arrays: pass tensor.cpu()"
         )
     return found
+
+
+def _lies_on_a_gpu(array):
+    # A parameter would refuse the attribute: it wants a gradient.
+    if arrays.is_tensor(array):
+        return array.is_cuda
+    return hasattr(array, "__cuda_array_interface__")
 
 
 def _put(table, start, stride, values):

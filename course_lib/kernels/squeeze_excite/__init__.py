@@ -22,16 +22,18 @@ rung       what it launches                                      forward moves  
 `two_pass` one kernel for the sums over x, one that finds its    3·n·s            4·n·s
            blocks' gates and scales; backward likewise, and the
            weights' gradients
-`fused`    one kernel: a cluster of blocks holds an image in     2·n·s            3·n·s
-           shared memory, as far as it fits, while it exchanges
-           sums (from sm_90 on); backward, the weights' gradients
-           too
+`fused`    one kernel that sums the next samples while it scales 2·n·s            3·n·s
+           the last ones: what is read twice comes from the L2
+           cache the second time; backward, the weights'
+           gradients too
 ========== ===================================================== ================ ================
+
+`auto` takes `fused` where the images are larger than the cache and the small layers small, and
+`two_pass` elsewhere.
 
 All rungs save the same three arrays for the backward pass, float32: mean (N, C), hidden (N, R) and
 logit (N, C). Sums are taken in a fixed order: two runs agree bit for bit. Images without a pixel
-take the kernels of `separate`. `fused` raises LaunchError where the chip has no clusters, and where
-the small layers are too large for shared memory (C·R above some 800,000).
+take the kernels of `separate`.
 
 As in PyTorch: a NaN or an infinity anywhere in an image spreads through its mean to all of y.
 
@@ -46,7 +48,11 @@ from course_lib.kernels.squeeze_excite.arguments import (
 from course_lib.kernels.squeeze_excite.problem import DTYPES
 from course_lib.kernels.squeeze_excite.repeat import repeated
 
-DEFAULT = "two_pass"
+DEFAULT = "auto"
+#: `auto` takes `fused` from so many bytes of contiguous images on, if C·R is no more than that: a
+#: single block does all of a sample's small layers there. Measured on an H200.
+LARGE = 32 << 20
+SMALL_LAYERS = {"forward": 5_000, "backward": 2_000}
 _RUNGS = {"separate": separate, "two_pass": two_pass, "fused": fused}
 _FORWARD = {name: rung.forward for name, rung in _RUNGS.items()}
 _BACKWARD = {name: rung.backward for name, rung in _RUNGS.items()}
@@ -57,7 +63,7 @@ BACKWARD_VARIANTS = {
 }
 
 #: Rungs whose launches depend on nothing but the looks of the arguments (`repeat`).
-REPEATED = ("two_pass", "fused")
+REPEATED = ("two_pass", "fused", "auto")
 
 
 @repeated(REPEATED, DEFAULT)
@@ -82,8 +88,7 @@ def forward(
         x, weight1, bias1, weight2, bias2, activation, gate, out
     )
     if problem.N:
-        chosen = variant if problem.n_pixels else "separate"
-        _FORWARD[chosen](problem, *inputs, *results)
+        _FORWARD[_chosen(variant, problem, "forward")](problem, *inputs, *results)
     return results
 
 
@@ -102,8 +107,7 @@ def backward(
         dy, x, weight1, weight2, mean, hidden, logit, activation, gate, out
     )
     if problem.N:
-        chosen = variant if problem.n_pixels else "separate"
-        _BACKWARD[chosen](problem, *inputs, dx, gradients)
+        _BACKWARD[_chosen(variant, problem, "backward")](problem, *inputs, dx, gradients)
     else:  # sums of nothing
         mean, hidden, logit = inputs[-3:]
         weights.launch_weight_gradients(problem, logit, hidden, hidden, mean, gradients)
@@ -111,8 +115,21 @@ def backward(
 
 
 def _check_variant(variant, variants):
-    if variant not in variants:
-        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
+    if variant != "auto" and variant not in variants:
+        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}, auto")
+
+
+def _chosen(variant, problem, direction):
+    if problem.n_pixels == 0:
+        return "separate"
+    return default_for(problem, direction) if variant == "auto" else variant
+
+
+def default_for(problem, direction):
+    """The rung that `auto` takes for a `Problem`, "forward" or "backward"."""
+    large = problem.N * problem.C * problem.n_pixels * problem.itemsize >= LARGE
+    small_layers = problem.C * problem.R <= SMALL_LAYERS[direction]
+    return "fused" if large and small_layers and not problem.channels_last else "two_pass"
 
 
 def specialisations():

@@ -1,137 +1,308 @@
-"""The rung `fused`: one kernel that reads each image once, for chips with clusters (sm_90).
+"""The rung `fused`: one kernel that walks the samples, so that x comes from L2 the second time.
 
-A cluster of blocks works on one sample, and its blocks hold their parts of it in shared memory from
-the pooling to the scaling. In between they exchange one short vector by reading each other's
-shared memory (`fused_dense`). While some clusters wait for memory or for each other, others on the
-same multiprocessors go on: the chip walks the samples by itself.
+Each block does one task: it sums a part of a sample, or scales one (`plan`). Blocks take their
+tasks in the order in which they start, by a *ticket*: a number in memory, to which each adds one.
+The order runs through all parts twice, as `two_pass` does, but the second time follows a few
+samples behind the first (`lead` parts), before the L2 cache has forgotten them:
 
-What does not fit in shared memory is read again when it is scaled: a few clusters are at work at a
-time, so that the L2 cache still has it.
+    ticket      0 ... lead - 1       lead      lead + 1   lead + 2       lead + 3   ...
+    task        sum 0 ... lead - 1   sum lead  scale 0    sum lead + 1   scale 1    ...
+
+The block that sums the last part of a sample does its small layers (`excite`), and those that scale
+the sample wait for that. All that they wait for has smaller tickets: other blocks have started on
+it, and never wait themselves. So no promise is needed of how many blocks run at once. And it does
+not matter who does a task, or when: two runs agree bit for bit.
+
+What is read for the last time, and y, leave the cache first (`runtime.streaming`).
 """
 
 import numpy as np
 
-from course_lib.kernels.squeeze_excite.fused_pixels import (
-    fused_pixels_backward_kernel,
-    fused_pixels_kernel,
-)
-from course_lib.kernels.squeeze_excite.fused_plan import Room, plan_of
-from course_lib.kernels.squeeze_excite.fused_planes import (
-    fused_planes_backward_kernel,
-    fused_planes_kernel,
-)
-from course_lib.kernels.squeeze_excite.repeat import workspace
+from course_lib import cuda
+from course_lib.kernels.squeeze_excite import pixels, planes
+from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE, CHUNK, MOST_CHANNELS
+from course_lib.kernels.squeeze_excite.excite import find_dmeans, find_logits
+from course_lib.kernels.squeeze_excite.formulas import ONE, gate_of
+from course_lib.kernels.squeeze_excite.operands import boundaries, scale_of
+from course_lib.kernels.squeeze_excite.parts import place_of_block
+from course_lib.kernels.squeeze_excite.pixels import SCRATCH
+from course_lib.kernels.squeeze_excite.plan import Cut, plan_of
+from course_lib.kernels.squeeze_excite.repeat import counters_of, workspace
 from course_lib.kernels.squeeze_excite.weights import launch_weight_gradients
-from course_lib.runtime import arrays, device
-from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import (
-    SIMULATED_CHIP,
-    LaunchError,
-    launch,
-    most_blocks_in_cluster,
-    on_gpu,
+from course_lib.runtime.intrinsics import (
+    allow_next_kernel,
+    wait_for_previous_kernel,
 )
+from course_lib.runtime.launch import launch
+from course_lib.runtime.signals import count, look
 
-LEAST_CAPABILITY = (9, 0)
+#: Small parts: what lies between summing a part and scaling it must fit in the cache.
+CUT = Cut(enough_blocks=132 * 4, least_bytes=8 << 10, most_bytes=32 << 10, most_slots=132 * 4)
+#: Parts that are summed ahead, beside those of one sample: fewer, and blocks wait for each other.
+LEAD, BACKWARD_LEAD = 300, 700
+MOST_REGISTERS = 64  # of the kernels for planes: four blocks on a multiprocessor
+READY = 32  # where in the counters the samples' own begin: the ticket has 128 bytes to itself
+
+
+@cuda.jit(device=True)
+def draw(drawn, counters):
+    """The block's ticket, by way of `drawn`, a shared int32."""
+    if cuda.threadIdx.x == 0:
+        drawn[0] = cuda.atomic.add(counters, 0, 1)
+        if drawn[0] == cuda.gridDim.x - 1:  # the last
+            cuda.atomic.exch(counters, 0, 0)  # as the next launch expects it
+    cuda.syncthreads()
+    return np.int64(drawn[0])
+
+
+@cuda.jit(device=True)
+def task_of(ticket, n_tasks, lead):
+    """(whether to sum a part, or else to scale it; the part)."""
+    n_parts, step = n_tasks >> 1, ticket - lead
+    if step < 0:
+        return True, ticket
+    if step >= 2 * (n_parts - lead):  # nothing is left to sum
+        return False, step - (n_parts - lead)
+    return step & 1 == 0, (step >> 1) + (0 if step & 1 else lead)
+
+
+@cuda.jit(device=True)
+def is_last(counters, n, n_slots, drawn):
+    """Count a part of sample `n` as summed. Whether it was the last: then all sums can be read."""
+    cuda.syncthreads()
+    if cuda.threadIdx.x == 0:
+        drawn[0] = count(counters, READY + n, 1)
+    cuda.syncthreads()
+    return drawn[0] == n_slots - 1
+
+
+@cuda.jit(device=True)
+def tell_ready(counters, n):
+    """All that the blocks that scale sample `n` need has been written."""
+    cuda.syncthreads()
+    if cuda.threadIdx.x == 0:
+        count(counters, READY + n, 1)
+
+
+@cuda.jit(device=True)
+def wait_until_ready(counters, n, n_slots):
+    """Wait for `tell_ready`. Returns what `leave` wants to know."""
+    if cuda.threadIdx.x == 0:
+        while look(counters, READY + n) <= n_slots:
+            pass
+    cuda.syncthreads()
+    return cuda.atomic.add(counters, READY + n, 1) if cuda.threadIdx.x == 0 else 0
+
+
+@cuda.jit(device=True)
+def leave(counters, n, n_slots, counted):
+    """The last block that waited for sample `n` sets its counter back to 0."""
+    if cuda.threadIdx.x == 0 and counted == 2 * n_slots:
+        cuda.atomic.exch(counters, READY + n, 0)
+
+
+@cuda.jit(device=True)
+def note_sums(sums, values, scale, C, n, part, n_parts, c, n_mine):
+    tid = cuda.threadIdx.x
+    if tid < n_mine:
+        sums[(n * n_parts + part) * C + c + tid] = values[tid] * scale
+
+
+@cuda.jit(device=True)
+def take_gates(factors, logit, C, n, c, n_mine, gate):
+    tid = cuda.threadIdx.x
+    if tid < n_mine:
+        factors[tid] = gate_of(logit[n * C + c + tid], gate)
+    cuda.syncthreads()
+
+
+@cuda.jit(device=True)
+def take_shifts(factors, shifts, logit, dmean, scale, C, n, c, n_mine, gate):
+    tid = cuda.threadIdx.x
+    if tid < n_mine:
+        shifts[tid] = dmean[n * C + c + tid] * scale
+    take_gates(factors, logit, C, n, c, n_mine, gate)
+
+
+@cuda.jit(device=True)
+def run_of(plane, n_mine, n_pixels, low, high):
+    """(first element, last) of pixels `low` to `high` of one plane, or of several whole planes."""
+    start = plane * n_pixels
+    return start + low, start + high + (n_mine - 1) * n_pixels
+
+
+@cuda.jit(max_registers=MOST_REGISTERS)
+def fused_planes_kernel(
+    x, weight1, bias1, weight2, bias2, y, mean, hidden, logit, sums, counters, lead,
+    n_pixels, C, R, scale, activation, gate,
+    n_slots, group, n_parts, length, team, multiplier, offset, vectors,
+):  # fmt: skip
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    drawn, values = cuda.shared.array(1, np.int32), cuda.shared.array(CHUNK, np.float32)
+    scratch = cuda.shared.array(BLOCK_SIZE, np.float32)
+    summing, block = task_of(draw(drawn, counters), np.int64(cuda.gridDim.x), lead)
+    n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
+    low, high = part * length, min((part + 1) * length, n_pixels)
+    if summing:
+        planes.sum_planes(
+            values, x, x, n * C + c, n_mine, n_pixels, low, high, offset, True, team, scratch
+        )
+        note_sums(sums, values, scale, C, n, part, n_parts, c, n_mine)
+        if is_last(counters, n, n_slots, drawn):
+            find_logits(values, sums, weight1, bias1, weight2, bias2, mean, hidden, logit, R, C,
+                        n, n_parts, activation)  # fmt: skip
+            tell_ready(counters, n)
+    else:
+        counted = wait_until_ready(counters, n, n_slots)
+        factors = values
+        take_gates(factors, logit, C, n, c, n_mine, gate)
+        start, stop = run_of(n * C + c, n_mine, n_pixels, low, high)
+        planes.scale_planes(
+            x, y, start, stop, offset, vectors, factors, factors, n_pixels, multiplier
+        )
+        leave(counters, n, n_slots, counted)
+
+
+@cuda.jit(max_registers=MOST_REGISTERS)
+def fused_planes_backward_kernel(
+    dy, x, weight1, weight2, hidden, logit, dx, dlogit, dhidden, dmean, sums, counters, lead,
+    n_pixels, C, R, scale, activation, gate,
+    n_slots, group, n_parts, length, team, multiplier, offset, vectors,
+):  # fmt: skip
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    drawn, values = cuda.shared.array(1, np.int32), cuda.shared.array(CHUNK, np.float32)
+    shifts = cuda.shared.array(MOST_CHANNELS, np.float32)
+    scratch = cuda.shared.array(BLOCK_SIZE, np.float32)
+    summing, block = task_of(draw(drawn, counters), np.int64(cuda.gridDim.x), lead)
+    n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
+    low, high = part * length, min((part + 1) * length, n_pixels)
+    if summing:
+        planes.dot_planes(
+            values, dy, x, n * C + c, n_mine, n_pixels, low, high, offset, vectors, team, scratch
+        )  # fmt: skip
+        note_sums(sums, values, ONE, C, n, part, n_parts, c, n_mine)
+        if is_last(counters, n, n_slots, drawn):
+            find_dmeans(values, scratch, sums, weight1, weight2, hidden, logit, dlogit, dhidden,
+                        dmean, R, C, n, n_parts, activation, gate)  # fmt: skip
+            tell_ready(counters, n)
+    else:
+        counted = wait_until_ready(counters, n, n_slots)
+        factors = values
+        take_shifts(factors, shifts, logit, dmean, scale, C, n, c, n_mine, gate)
+        start, stop = run_of(n * C + c, n_mine, n_pixels, low, high)
+        planes.scale_and_shift_planes(
+            dy, dx, start, stop, offset, vectors, factors, shifts, n_pixels, multiplier
+        )
+        leave(counters, n, n_slots, counted)
+
+
+@cuda.jit
+def fused_pixels_kernel(
+    x, weight1, bias1, weight2, bias2, y, mean, hidden, logit, sums, counters, lead,
+    n_pixels, C, R, scale, activation, gate,
+    n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors,
+):  # fmt: skip
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    drawn, values = cuda.shared.array(1, np.int32), cuda.shared.array(CHUNK, np.float32)
+    scratch = cuda.shared.array(SCRATCH, np.float32)
+    summing, block = task_of(draw(drawn, counters), np.int64(cuda.gridDim.x), lead)
+    n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
+    low, high = part * length, min((part + 1) * length, n_pixels)
+    if summing:
+        start = n * n_pixels * C + c
+        pixels.sum_pixels(values, x, x, start, low, high, C, n_mine, n_columns, vectors, scratch)
+        note_sums(sums, values, scale, C, n, part, n_parts, c, n_mine)
+        if is_last(counters, n, n_slots, drawn):
+            find_logits(values, sums, weight1, bias1, weight2, bias2, mean, hidden, logit, R, C,
+                        n, n_parts, activation)  # fmt: skip
+            tell_ready(counters, n)
+    else:
+        counted = wait_until_ready(counters, n, n_slots)
+        factors = values
+        take_gates(factors, logit, C, n, c, n_mine, gate)
+        start = n * n_pixels * C + c
+        pixels.scale_pixels(x, y, start, low, high, C, n_mine, n_columns, vectors, factors, factors)
+        leave(counters, n, n_slots, counted)
+
+
+@cuda.jit
+def fused_pixels_backward_kernel(
+    dy, x, weight1, weight2, hidden, logit, dx, dlogit, dhidden, dmean, sums, counters, lead,
+    n_pixels, C, R, scale, activation, gate,
+    n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors,
+):  # fmt: skip
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    drawn, values = cuda.shared.array(1, np.int32), cuda.shared.array(CHUNK, np.float32)
+    shifts = cuda.shared.array(MOST_CHANNELS, np.float32)
+    scratch = cuda.shared.array(SCRATCH, np.float32)
+    summing, block = task_of(draw(drawn, counters), np.int64(cuda.gridDim.x), lead)
+    n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
+    low, high = part * length, min((part + 1) * length, n_pixels)
+    if summing:
+        start = n * n_pixels * C + c
+        pixels.dot_pixels(values, dy, x, start, low, high, C, n_mine, n_columns, vectors, scratch)
+        note_sums(sums, values, ONE, C, n, part, n_parts, c, n_mine)
+        if is_last(counters, n, n_slots, drawn):
+            find_dmeans(values, scratch, sums, weight1, weight2, hidden, logit, dlogit, dhidden,
+                        dmean, R, C, n, n_parts, activation, gate)  # fmt: skip
+            tell_ready(counters, n)
+    else:
+        counted = wait_until_ready(counters, n, n_slots)
+        factors = values
+        take_shifts(factors, shifts, logit, dmean, scale, C, n, c, n_mine, gate)
+        start = n * n_pixels * C + c
+        pixels.scale_and_shift_pixels(
+            dy, dx, start, low, high, C, n_mine, n_columns, vectors, factors, shifts
+        )
+        leave(counters, n, n_slots, counted)
+
+
 FORWARD = fused_planes_kernel, fused_pixels_kernel
 BACKWARD = fused_planes_backward_kernel, fused_pixels_backward_kernel
-#: The simulator stands for a small chip here: its time goes with the number of threads.
-SIMULATED_ROOM = Room(4, 4, SIMULATED_CHIP[1], (64, 64))
-
-
-def room_of(x):
-    """The `Room` of the chip that `x` lies on; LaunchError where it has no clusters."""
-    if not on_gpu():
-        return SIMULATED_ROOM
-    chip = device.properties(arrays.describe(x).device)
-    if chip.compute_capability < LEAST_CAPABILITY:
-        found = ".".join(map(str, chip.compute_capability))
-        raise LaunchError(
-            f"squeeze_excite: the variant 'fused' needs a GPU of compute capability 9.0 or more, "
-            f"which has clusters of blocks; this one has {found}: take 'two_pass'"
-        )
-    return Room(
-        chip.multiprocessors, most_blocks_in_cluster(chip.compute_capability),
-        chip.shared_bytes_per_block_optin,
-    )  # fmt: skip
-
-
-def _planned(problem, weight1, n_arrays, room):
-    plan = plan_of(problem, weight1.dtype.itemsize, n_arrays, room)
-    if plan is None:
-        raise LaunchError(
-            f"squeeze_excite: the variant 'fused' keeps its small vectors in shared memory, and "
-            f"those of C = {problem.C:,} and R = {problem.R:,} do not fit: take 'two_pass'"
-        )
-    return plan
 
 
 def forward(problem, x, weight1, bias1, weight2, bias2, y, mean, hidden, logit):
     """Fill y, mean, hidden and logit."""
-    plan = _planned(problem, weight1, 1, room_of(x))
-    operands = x, weight1, bias1, weight2, bias2, y, mean, hidden, logit
-    launch_forward(problem, plan, *operands)
+    plan = plan_of(problem, CUT)
+    sums = workspace((problem.N, plan.n_parts, problem.C), mean)
+    operands = x, weight1, bias1, weight2, bias2, y, mean, hidden, logit, sums
+    _launch(FORWARD, problem, plan, LEAD, (x, y), *operands)
 
 
 def backward(problem, dy, x, weight1, weight2, mean, hidden, logit, dx, gradients):
     """Fill dx and `gradients`: dweight1, dbias1, dweight2, dbias2."""
-    plan = _planned(problem, weight1, 2, room_of(x))
+    plan = plan_of(problem, CUT)
     dlogit = workspace((problem.N, problem.C), mean)
     dhidden = workspace((problem.N, problem.R), mean)
-    launch_backward(problem, plan, dy, x, weight1, weight2, hidden, logit, dx, dlogit, dhidden)
+    dmean = workspace((problem.N, problem.C), mean)
+    sums = workspace((problem.N, plan.n_parts, problem.C), mean)
+    operands = dy, x, weight1, weight2, hidden, logit, dx, dlogit, dhidden, dmean, sums
+    _launch(BACKWARD, problem, plan, BACKWARD_LEAD, (dy, x, dx), *operands)
     launch_weight_gradients(problem, dlogit, hidden, dhidden, mean, gradients)
 
 
-def launch_forward(problem, plan, x, weight1, bias1, weight2, bias2, y, *saved):
-    """Launch the forward kernel as `plan` has it."""
+def _launch(kernels, problem, plan, lead, images, *operands):
+    n_parts = problem.N * plan.n_slots
+    counters = counters_of(READY + problem.N, operands[-1])
     launch(
-        FORWARD[problem.channels_last], problem.N * plan.cluster, plan.block_size,
-        x, weight1, bias1, weight2, bias2, y, *saved, *_sizes(problem, plan), plan.held,
-        *_rest(problem, plan, (weight1, weight2), (x, y)), **_options(plan),
+        kernels[problem.channels_last], 2 * n_parts, BLOCK_SIZE,
+        *operands, counters, min(n_parts, plan.n_slots + lead),
+        problem.n_pixels, problem.C, problem.R, scale_of(problem), problem.activation, problem.gate,
+        *plan, *boundaries(problem, *images), flat=True, overlap=True,
     )  # fmt: skip
-
-
-def launch_backward(problem, plan, dy, x, weight1, weight2, hidden, logit, dx, *found):
-    """Launch the backward kernel as `plan` has it; `found` are dlogit and dhidden."""
-    launch(
-        BACKWARD[problem.channels_last], problem.N * plan.cluster, plan.block_size,
-        dy, x, weight1, weight2, hidden, logit, dx, *found, *_sizes(problem, plan), plan.held,
-        plan.other, *_rest(problem, plan, (weight1, weight2), (dy, x, dx)), **_options(plan),
-    )  # fmt: skip
-
-
-def _options(plan):
-    return dict(flat=True, overlap=True, cluster=plan.cluster, shared_bytes=plan.shared_bytes)
-
-
-def _sizes(problem, plan):
-    sizes = problem.C, problem.n_pixels, problem.R, plan.n_most
-    return sizes if problem.channels_last else (*sizes, plan.n_pieces, plan.lanes)
-
-
-def _rest(problem, plan, weights, images):
-    vectors = _aligned(images) and (
-        not problem.channels_last or problem.C * problem.itemsize % VECTOR_BYTES == 0
-    )
-    factor = np.float32(1 / problem.n_pixels)
-    places = plan.first, plan.second, _aligned(weights), plan.place, vectors
-    return *places, factor, problem.activation, problem.gate
-
-
-def _aligned(operands):
-    return all(arrays.address_of(operand) % VECTOR_BYTES == 0 for operand in operands)
 
 
 def specialisations(dtype, weight_dtype):
     """(label, kernel, argument types) for images of `dtype` and weights of `weight_dtype`."""
     image, weight, sums = (dtype, 1), (weight_dtype, 1), ("float32", 1)
-    last = ["int64", "int64", "boolean", "int64", "boolean", "float32", "int64", "int64"]
-    suffix = dtype if dtype == weight_dtype else f"{dtype} with {weight_dtype} weights"
-    for number, (name, n_sizes) in enumerate((("planes", 6), ("pixels", 4))):
-        sizes = ["int64"] * n_sizes
-        label = f"squeeze_excite.forward fused, {name}, {suffix}"
-        types = [image, *[weight] * 4, image, *[sums] * 3, *sizes, "int64", *last]
-        yield label, FORWARD[number], types
-        label = f"squeeze_excite.backward fused, {name}, {suffix}"
-        types = [image, image, weight, weight, sums, sums, image, sums, sums]
-        yield label, BACKWARD[number], [*types, *sizes, "int64", "int64", *last]
+    rest, cut = [sums, ("int32", 1), *["int64"] * 4, "float32", "int64", "int64"], ["int64"] * 7
+    first = [image, *[weight] * 4, image, *[sums] * 3, *rest, *cut, "boolean"]
+    second = [image, image, weight, weight, sums, sums, image, *[sums] * 3, *rest, *cut, "boolean"]
+    suffix = f"{dtype} with {weight_dtype} weights"
+    for number, name in enumerate(("planes", "pixels")):
+        yield f"squeeze_excite.forward fused, {name}, {suffix}", FORWARD[number], first
+        yield f"squeeze_excite.backward fused, {name}, {suffix}", BACKWARD[number], second

@@ -12,7 +12,8 @@ from course_lib import cuda
 from course_lib.kernels.softmax.rows import MAX_WIDTH
 from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE
 from course_lib.kernels.squeeze_excite.formulas import ZERO
-from course_lib.runtime.intrinsics import load, load_vector, store, store_vector, vector_width
+from course_lib.runtime.intrinsics import load, load_vector, store, vector_width
+from course_lib.runtime.streaming import load_vector_once, store_vector_once
 
 WARPS = BLOCK_SIZE // 32
 PADDED_SIZE = BLOCK_SIZE + 1  # so that neither writing nor reading meets a bank twice
@@ -71,9 +72,11 @@ def sums_of_pixels(product, unroll):
                     load_vector(a[u], x, i + u * n_rows * C)
                     if product:
                         load_vector(b[u], dy, i + u * n_rows * C)
-            for u in range(unroll):
-                for k in range(width):
-                    totals[k] += a[u, k] * b[u, k] if product else a[u, k]
+            for k in range(width):
+                part = ZERO  # fewer roundings than adding each to a long sum
+                for u in range(unroll):
+                    part += a[u, k] * b[u, k] if product else a[u, k]
+                totals[k] += part
             pixel += unroll * n_rows
             i += unroll * n_rows * C
         add_rows(values, totals, scratch, width, n_columns, n_mine)
@@ -140,14 +143,14 @@ def scaling(shifted):
                 for k in range(width):
                     values[u, k] = ZERO
                 if pixel + u * n_rows < high:
-                    load_vector(values[u], x, i + u * n_rows * C)
+                    load_vector_once(values[u], x, i + u * n_rows * C)
             for u in range(UNROLL):
                 for k in range(width):
                     values[u, k] *= factor[k]
                     if shifted:
                         values[u, k] += shift[k]
                 if pixel + u * n_rows < high:
-                    store_vector(y, i + u * n_rows * C, values[u])
+                    store_vector_once(y, i + u * n_rows * C, values[u])
             pixel += UNROLL * n_rows
             i += UNROLL * n_rows * C
 

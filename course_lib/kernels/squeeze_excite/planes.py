@@ -13,10 +13,10 @@ from course_lib.runtime.intrinsics import (
     load,
     load_vector,
     store,
-    store_vector,
     vector_width,
     warp_sum,
 )
+from course_lib.runtime.streaming import load_vector_once, store_vector_once
 
 WHOLE_BLOCK = 0  # as `team`: all threads of the block sum a plane together
 UNROLL = 4  # vectors in flight per thread and array
@@ -60,17 +60,25 @@ def sums_of_planes(product, unroll):
         total = ZERO
         i, stride = first + rank * width, n_ranks * width
         while i < last:
-            for u in range(unroll):
-                for k in range(width):
-                    a[u, k] = ZERO
-                    b[u, k] = ZERO
-                if i + u * stride < last:
+            if i + (unroll - 1) * stride < last:  # a whole batch of loads: one test for all
+                for u in range(unroll):
                     load_vector(a[u], x, i + u * stride)
                     if product:
                         load_vector(b[u], dy, i + u * stride)
-            for u in range(unroll):
-                for k in range(width):
-                    total += a[u, k] * b[u, k] if product else a[u, k]
+            else:
+                for u in range(unroll):
+                    for k in range(width):
+                        a[u, k] = ZERO
+                        b[u, k] = ZERO
+                    if i + u * stride < last:
+                        load_vector(a[u], x, i + u * stride)
+                        if product:
+                            load_vector(b[u], dy, i + u * stride)
+            for k in range(width):
+                part = ZERO
+                for u in range(unroll):
+                    part += a[u, k] * b[u, k] if product else a[u, k]
+                total += part
             i += unroll * stride
         if start + rank < first:
             total += element(dy, x, start + rank)
@@ -138,9 +146,15 @@ def scaling(shifted):
     @cuda.jit(device=True)
     def scale_vector(values, width, i, n_pixels, multiplier, factors, shifts):
         """16 bytes, of which the first is element `i` of the run: of one plane or of two."""
+        if multiplier == 0:
+            for k in range(width):
+                values[k] *= factors[0]
+                if shifted:
+                    values[k] += shifts[0]
+            return
         plane = plane_of(i, n_pixels, multiplier)
         left = (plane + 1) * n_pixels - i  # elements of the first plane, from here on
-        following = plane + 1 if multiplier > 0 and left < width else plane
+        following = plane + 1 if left < width else plane
         factor, other_factor = factors[plane], factors[following]
         for k in range(width):
             values[k] *= factor if k < left else other_factor
@@ -162,21 +176,28 @@ def scaling(shifted):
         values = cuda.local.array((UNROLL, MAX_WIDTH), np.float32)
         stride = cuda.blockDim.x * width
         i = first + cuda.threadIdx.x * width
-        while i < last:
-            # All loads of a batch come before its stores: memory answers them together.
+        # All loads of a batch come before its stores: memory answers them together.
+        while i + (UNROLL - 1) * stride < last:
             for u in range(UNROLL):
-                for k in range(width):
-                    values[u, k] = ZERO
+                load_vector_once(values[u], x, i + u * stride)
+            for u in range(UNROLL):
+                here = i + u * stride
+                scale_vector(
+                    values[u], width, here - start, n_pixels, multiplier, factors, shifts
+                )  # fmt: skip
+                store_vector_once(y, here, values[u])
+            i += UNROLL * stride
+        if i < last:
+            for u in range(UNROLL - 1):
                 if i + u * stride < last:
-                    load_vector(values[u], x, i + u * stride)
-            for u in range(UNROLL):
+                    load_vector_once(values[u], x, i + u * stride)
+            for u in range(UNROLL - 1):
                 here = i + u * stride
                 if here < last:
                     scale_vector(
                         values[u], width, here - start, n_pixels, multiplier, factors, shifts
                     )  # fmt: skip
-                    store_vector(y, here, values[u])
-            i += UNROLL * stride
+                    store_vector_once(y, here, values[u])
         scale_elements(x, y, start, start, first, factors, shifts, n_pixels, multiplier)
         scale_elements(x, y, start, last, stop, factors, shifts, n_pixels, multiplier)
 

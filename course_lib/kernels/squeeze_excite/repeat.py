@@ -18,7 +18,7 @@ from threading import get_ident, local
 
 import numpy as np
 
-from course_lib.runtime import arrays
+from course_lib.runtime import arrays, counters
 from course_lib.runtime import launch as launching
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
@@ -31,6 +31,14 @@ def workspace(shape, like, dtype="float32"):
     """An array for what one launch leaves to the next, of the library and device of `like`."""
     made = arrays.empty(shape, like=like, dtype=dtype)
     if (found := getattr(_noted, "workspaces", None)) is not None:
+        found.append(made)
+    return made
+
+
+def counters_of(n, like):
+    """`n` int32 zeros, as `runtime.counters` has them, for a launch that restores them."""
+    made = counters.counters(n, like)
+    if (found := getattr(_noted, "counters", None)) is not None:
         found.append(made)
     return made
 
@@ -78,18 +86,18 @@ def repeated(variants, default):
 
 def _note(launcher, inputs, options, allowed):
     """(the launcher's results, what repeats its launches; or _ORDINARY, or None: ask again)."""
-    _noted.workspaces = []
+    _noted.workspaces, _noted.counters = [], []
     try:
         with launching.recorded() as launches:
             results = launcher(*inputs, **options)
-        workspaces = _noted.workspaces
+        workspaces, counted = _noted.workspaces, _noted.counters
     finally:
-        _noted.workspaces = None
+        _noted.workspaces = _noted.counters = None
     if not allowed:
         return results, _ORDINARY
     made = [*results, *workspaces]
-    place = {id(array): i for i, array in enumerate([*inputs, *made])}
-    if len(place) < len(inputs) + len(made):  # one tensor twice: it need not be so again
+    place = {id(array): i for i, array in enumerate([*inputs, *made, *counted])}
+    if len(place) < len(inputs) + len(made) + len(counted):  # one twice: it need not be so again
         return results, None
     wanted = [[id(arg) for arg in args if _is_array(arg)] for _, _, _, args, _ in launches]
     if not all(i in place for row in wanted for i in row) or any(
@@ -100,15 +108,18 @@ def _note(launcher, inputs, options, allowed):
         (launching.prepare(kernel, grid, block, *args, **how).launch, [place[i] for i in row])
         for (kernel, grid, block, args, how), row in zip(launches, wanted, strict=True)
     ]
-    return results, _repeating(made, len(results), prepared)
+    return results, _repeating(made, counted, len(results), prepared)
 
 
 def _is_array(arg):
     return hasattr(arg, "shape") and not isinstance(arg, np.generic)  # NumPy's numbers have one too
 
 
-def _repeating(made, n_results, prepared):
-    """function(addresses of the inputs) -> results: makes arrays like `made`, and launches."""
+def _repeating(made, counted, n_results, prepared):
+    """function(addresses of the inputs) -> results: makes arrays like `made`, and launches.
+
+    `counted` are counters.
+    """
     empty = sys.modules["torch"].empty_strided
     looks = [
         (array.shape, array.stride(), dict(dtype=array.dtype, device=array.device))
@@ -117,6 +128,7 @@ def _repeating(made, n_results, prepared):
 
     def steps(addresses):
         new = [empty(shape, stride, **kind) for shape, stride, kind in looks]
+        new += [counters.counters(array.numel(), array) for array in counted]
         addresses += [array.data_ptr() for array in new]
         for launch, places in prepared:
             launch([addresses[i] for i in places])

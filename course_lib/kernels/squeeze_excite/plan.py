@@ -1,4 +1,4 @@
-"""How the rung `two_pass` shares an image out among blocks: plain numbers, from plain numbers."""
+"""How images are shared out among blocks: plain numbers, from plain numbers."""
 
 import functools
 from typing import NamedTuple
@@ -7,15 +7,26 @@ from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE, MOST_CHANNELS
 from course_lib.kernels.squeeze_excite.planes import WHOLE_BLOCK
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
-ENOUGH_BLOCKS = 132 * 3  # all of which the largest chip of today runs at once
-MOST_SLOTS = 132 * 2  # of a sample: each block of the second pass reads them all
-LEAST_BYTES = 16 << 10  # of a block: 4 vectors for each thread
-MOST_BYTES = 128 << 10  # of a block, once there are enough blocks
 LONG_PLANE = 24 * 32  # vectors, from which on a block's threads sum a plane together
 LANES = (8, 32)  # fewest and most lanes that share a plane otherwise
 COLUMNS = (8, 32)  # fewest and most columns of 16 bytes of a block, channels-last
 PIXELS = 4  # at least, of a thread
 PART_VECTORS = BLOCK_SIZE  # at least, of a part of a plane
+
+
+class Cut(NamedTuple):
+    """How finely to cut: bytes of a part, and how many parts a sample may have.
+
+    enough_blocks  parts of all samples, beyond which they may grow larger
+    least_bytes    of a part, as long as there are not enough of them
+    most_bytes     of a part, once there are
+    most_slots     parts of a sample: each block that scales reads what all of them found
+    """
+
+    enough_blocks: int
+    least_bytes: int
+    most_bytes: int
+    most_slots: int
 
 
 class Plan(NamedTuple):
@@ -37,20 +48,26 @@ def ceil_div(a, b):
     return -(-a // b)
 
 
-def wanted_slots(N, sample_bytes):
+def wanted_slots(N, sample_bytes, cut):
     """Into how many blocks a sample is best cut."""
     total = N * sample_bytes
-    n_blocks = min(ENOUGH_BLOCKS, total // LEAST_BYTES)
-    n_blocks = max(n_blocks, total // MOST_BYTES)
-    return max(1, min(MOST_SLOTS, round(n_blocks / N), ceil_div(sample_bytes, LEAST_BYTES)))
+    n_blocks = max(min(cut.enough_blocks, total // cut.least_bytes), total // cut.most_bytes)
+    most = min(cut.most_slots, ceil_div(sample_bytes, cut.least_bytes))
+    return max(1, min(most, round(n_blocks / N)))
+
+
+def plan_of(problem, cut):
+    """The `Plan` of images with a pixel at least."""
+    planned = plan_pixels if problem.channels_last else plan_planes
+    return planned(problem.N, problem.C, problem.n_pixels, problem.itemsize, cut)
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_planes(N, C, n_pixels, itemsize):
+def plan_planes(N, C, n_pixels, itemsize, cut):
     """The `Plan` for contiguous images of at least one pixel."""
     width = VECTOR_BYTES // itemsize
     n_vectors = ceil_div(n_pixels, width)
-    slots = wanted_slots(N, C * n_pixels * itemsize)
+    slots = wanted_slots(N, C * n_pixels * itemsize, cut)
     group = min(MOST_CHANNELS, ceil_div(C, slots))
     # `plane_of` wants elements of a block times pixels of a plane below 2³².
     group = max(1, min(group, (2**32 - 1) // n_pixels**2))
@@ -71,11 +88,11 @@ def plan_planes(N, C, n_pixels, itemsize):
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_pixels(N, C, n_pixels, itemsize):
+def plan_pixels(N, C, n_pixels, itemsize, cut):
     """The `Plan` for channels-last images of at least one pixel."""
     width = VECTOR_BYTES // itemsize
     total_columns = ceil_div(C, width)
-    slots = wanted_slots(N, C * n_pixels * itemsize)
+    slots = wanted_slots(N, C * n_pixels * itemsize, cut)
     most = min(COLUMNS[1], MOST_CHANNELS // width)
     n_tiles = max(ceil_div(total_columns, most), min(slots, ceil_div(total_columns, COLUMNS[0])))
     n_columns = ceil_div(total_columns, n_tiles)
