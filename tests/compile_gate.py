@@ -33,7 +33,7 @@ MODULES = (
     "linear", "batches", "dropout",
 )  # fmt: skip
 #: Made for the last of the chips alone: the launcher refuses the others, or the first of them.
-LAST_ALONE = "linear tensor_core|conv2d.* (tensor|channels-last)"
+LAST_ALONE = "linear tensor_core|conv2d.*(tensor|channels-last|halo|pixel_sums) "
 #: So many may be new or changed for all of them to be compiled; else one for each kernel is.
 FEW = 24
 #: Of what is known, one in so many is compiled again, to see that the records tell the truth.

@@ -72,6 +72,14 @@ SPILLS |= {
     if label.startswith("linear vectorised ") and label.endswith(" bfloat16")
 }  # fmt: skip
 
+# Tensor cores: warps hold as much of a product as there are registers. What they need once a tile,
+# such as where the next one lies, waits in local memory: some words for hundreds of instructions.
+SPILLS |= {
+    (label, CHIPS[-1]): 128
+    for module in (linear, conv2d) for label, *_ in module.specialisations()
+    if label.startswith(("linear tensor_core ", "conv2d.halo ", "conv2d.pixel_sums "))
+}  # fmt: skip
+
 
 def most_threads(label, chip):
     """Threads of the largest block that the kernel of this label is launched with."""
