@@ -19,10 +19,13 @@ rung             what it does, and what of the three passes reads from global me
                  are gathered into shared memory by asynchronous copies while others are
                  multiplied, 8 × 8 results a thread in registers. Each factor of a tile is read once
                  for 64 results. dweight: pixels shared among blocks, whose sums are added up
-`tensor_core`    the same, tiles of 64 × 64 or 128 × 128 multiplied on tensor cores, in TF32: one
-                 product for 16-bit numbers and precision "tf32", three of split numbers for
-                 float32. 16-bit channels-last images, if their channels in a group are a multiple
-                 of 8, go there as they are, 16 bytes at a time, through tiles of 32 terms
+`tensor_core`    the same on tensor cores, in TF32: one product for 16-bit numbers and precision
+                 "tf32", several of split numbers for float32 (`gemm.fragments`). Without groups, and
+                 with whole vectors of channels, copies take 16 bytes: forward, and dx without
+                 strides, read a tile of 256 pixels with its halo once for all taps and 128
+                 channels of the result (`halo`), dweight a tile of 192 terms and 128 channels at
+                 each pixel (`pixel_sums`); other images than channels-last are transposed first.
+                 All else: gathered tiles of 64 × 64 or 128 × 128, in 16 bits by 16 bytes too
 `depthwise`      for groups == C only: a thread for each result, memory the limit
 ================ ===================================================================================
 

@@ -16,7 +16,7 @@ rung             what a thread does                                      reads o
 `register_tiled` 4×4 elements: what it reads is used four times          N/64, M/64
 `vectorised`     8×8 elements, from 16 bytes at a time; tiles are copied N/128, M/128
                  to shared memory while others are multiplied
-`tensor_core`    a share of its warp's fragments, which `mma.sync`       N/128, M/128
+`tensor_core`    a share of its warp's fragments, which `mma.sync`       N/128, M/256
                  multiplies; if c has few tiles, they are smaller, and   (N/32, M/32)
                  k is dealt out to several blocks, whose sums are added
 ================ ======================================================= ===================
