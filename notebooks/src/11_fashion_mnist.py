@@ -9,7 +9,7 @@
 # [10](10_the_other_layers.ipynb) (the layers), and [lesson 5](05_fusing_softmax.ipynb) (cross-entropy). Of
 # [lesson 4](04_softmax_at_the_limit.ipynb) it helps to remember launches and graphs.
 #
-# **Time:** 90 minutes; there are good places to pause after sections 3 and 5. All cells together run in less than a minute
+# **Time:** 90 minutes; there are good places to pause after sections 2 and 3. All cells together run in less than a minute
 # without a GPU. Where something was measured on a GPU for the course, you see the record; where it was not, the lesson says
 # so. The words are collected in the [glossary](glossary.md).
 
@@ -175,8 +175,8 @@ check("linear_relu", linear_relu)
 hint("linear_relu")
 
 # %% [markdown]
-# The forward pass of the narrow network, with your kernels in it, for the batch that your kernel has picked. Beside it PyTorch's, with the same weights. (Weights are tensors of PyTorch
-# here, which only holds the memory; NumPy sees the same memory.)
+# The forward pass of the narrow network, with your kernels in it, for the batch that your kernel has picked. Beside it a twin of PyTorch's layers, with
+# the same weights.
 
 # %%
 pooled, dense = use("pool_relu", pool_relu), use("linear_relu", linear_relu)
@@ -445,7 +445,7 @@ kernels = [name for name in kernels if name not in ("fill_kernel", "chunks_kerne
 print(f"{len(kernels)} launches, the first of them:", ", ".join(kernels[:5]))
 
 # %% [markdown]
-# On the GPU most of these kernels need two to five microseconds for a batch of 32. But PyTorch's eager way takes the *host* some five microseconds or more to get each operation started, with autograd twice that. So the chip waits for Python.
+# On the GPU most of these kernels need a few microseconds for a small batch. But PyTorch's eager way takes the *host* some five microseconds or more to get each operation started, with autograd twice that. So the chip waits for Python.
 #
 # Lesson 4 had the cure: a **CUDA graph**. The launches are noted once, with all their arguments, and then the whole list is started by a single call. It has a price: *nothing may change* from step to step, neither shapes
 # nor addresses nor numbers among the arguments. But three things do change in training:
@@ -459,8 +459,8 @@ print(f"{len(kernels)} launches, the first of them:", ", ".join(kernels[:5]))
 # %%
 steps = np.arange(1000)
 rate = np.where(steps < 100, 0.05 * (steps + 1) / 100, 0.05 * (1 + np.cos(np.pi * (steps - 100) / 900)) / 2)
-plot.losses([("learning rate", steps, rate)], title="The learning rate of a run of 1,000 steps",
-            alt="It rises to 0.05 in 100 steps, then falls to 0 along a cosine")
+plot.curves(steps, {"learning rate": rate}, xlabel="step", ylabel="learning rate",
+            title="The learning rate of a run of 1,000 steps")
 
 # %% [markdown]
 # Without a GPU there is no graph to capture, and `GraphTrainer` runs its kernels one after another in the simulator. Does it learn as well as the way through autograd? The record has three runs of each on the real pictures, with the same first weights
@@ -512,7 +512,7 @@ throughput("inference", ".tf32")
 # %% [markdown]
 # (**Inference** is the forward pass alone, of a trained network. `train.GraphInference` captures one graph for each batch size.)
 #
-# **Explaining the gap.** With small batches, the two curves of captured graphs run far above the others: that distance is launches, and Python. With large batches, all four come together: then the kernels decide, above all the second convolution and its two gradients. The memory that a
+# **Explaining the gap.** Where the two curves of captured graphs run above the others, the distance is launches, and Python. Where the curves come together, the kernels decide, above all the second convolution and its two gradients. The memory that a
 # step needs at its peak:
 
 # %%
@@ -544,14 +544,14 @@ show_parts(measured("fashion_mnist.parts", (32, 1, 28, 28)))
 show_parts(measured("fashion_mnist.parts", (1024, 1, 28, 28)))
 
 # %% [markdown]
-# A whole step takes less than its parts together: the next kernel's blocks may come to the chip while the last blocks of this one are still at work.
+# A whole step may take less than its parts together: the next kernel's blocks come to the chip while the last blocks of this one are still at work.
 #
 # ## Where the real libraries go further
 #
 # - **More than one step for each graph**: ten steps in one graph would save nine starts. But the host could stop only after every tenth.
 # - **Convolution, pooling and ReLU in one kernel**: the convolution's results would never reach memory. For inference this is what NVIDIA's TensorRT does.
 # - **Several GPUs**: each takes a part of the batch, and the gradients are added up between them while the backward pass is still going on.
-# - **Mixed precision**: weights in float32, everything else in bfloat16, with tensor cores throughout. At this size it gains little.
+# - **Mixed precision**: weights in float32, everything else in bfloat16, with tensor cores throughout.
 #
 # ## Three questions
 #
