@@ -14,6 +14,7 @@ from course_lib.reference.batches import batch_order
 from course_lib.runtime.arrays import ArrayError
 from course_lib.train import graph_trainer
 from course_lib.train.classifier import Classifier
+from course_lib.train.fashion_mnist import sgd_of
 from course_lib.train.graph_trainer import GraphTrainer
 from course_lib.train.randomness import seed_of
 
@@ -193,7 +194,8 @@ def test_the_drawn_clothes_are_learnt_as_with_autograd():
     images, labels = data.fashion_mnist()
     test = data.fashion_mnist(train=False)
     options = dict(epochs=2, batch_size=32, learning_rate=0.05, seed=0)
-    for kind in (GraphTrainer, Classifier):
+    recipe = functools.partial(Classifier, optimizer=sgd_of(True))
+    for kind in (GraphTrainer, recipe):
         torch.manual_seed(0)
         task = kind(models.FashionMNISTCNN().cuda(), images, labels, test, **options)
         for epoch in range(2):

@@ -58,7 +58,7 @@ def train_fashion_mnist(
         task = Classifier(
             model, train_images, train_labels, (test_images, test_labels),
             epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, seed=seed,
-            precision=precision, optimizer=_optimizer(use_cuda_kernels), weight_decay=WEIGHT_DECAY,
+            precision=precision, optimizer=sgd_of(use_cuda_kernels), weight_decay=WEIGHT_DECAY,
             loss=ops.cross_entropy if use_cuda_kernels else cross_entropy, label_smoothing=0.0,
         )  # fmt: skip
         history = loop.fit(
@@ -96,7 +96,8 @@ def digest(images, labels):
     return content.hexdigest()
 
 
-def _optimizer(ours):
+def sgd_of(ours):
+    """What `Classifier` makes its optimiser with: our SGD, or PyTorch's."""
     kind = optim.SGD if ours else torch.optim.SGD
     return lambda groups, lr: kind(groups, lr=lr, momentum=MOMENTUM, nesterov=True)
 
