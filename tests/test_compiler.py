@@ -37,6 +37,8 @@ def run(code, tmp_path, *arguments, cwd=ROOT):
     environment = os.environ | {
         "COURSE_LIB_SIMULATOR": "0",
         "COURSE_LIB_CACHE": str(tmp_path / "cache"),
+        # A file may be written again sooner than bytecode notices, by the second.
+        "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     done = subprocess.run(
