@@ -66,7 +66,7 @@ def store(c, row, col, value):
 
 def _matmul_cases(rng):
     sizes = [
-        (1, 1, 1), (2, 3, 0), (2, 3, 3), (5, 2, 2), (3, 9, 1), (8, 8, 4), (10, 7, 9),
+        (1, 1, 1), (2, 3, 0), (2, 3, 3), (5, 2, 2), (3, 9, 1), (8, 8, 4), (4, 6, 5), (10, 7, 9),
     ]  # fmt: skip
     return [
         case((-(-n // TILE), -(-m // TILE)), (SIDE, SIDE), a=numbers(rng, (m, k), 1.0, 0.7),
@@ -122,14 +122,15 @@ def mma_tile(a, b, K, c):
 
 
 def _ten_bits(rng, n):
-    # Numbers that TF32 holds exactly: only the sum is rounded.
-    return (np.round(numbers(rng, n, 2.0, 0.6) * 32) / 32).astype(np.float32)
+    # Numbers that TF32 holds exactly, of several sizes: only the sum is rounded.
+    found = numbers(rng, n, 2.0, 0.6) * np.float32(2.0) ** rng.integers(-3, 1, n)
+    return (found.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def _mma_cases(rng):
     return [
         case(1, 32, a=_ten_bits(rng, 16 * k), b=_ten_bits(rng, 8 * k), K=np.int64(k))
-        for k in (8, 16, 24, 0)
+        for k in (8, 16, 0, 8, 16, 8, 16, 8)
     ]
 
 
@@ -139,7 +140,7 @@ MMA_TILE = Exercise(
     solution=mma_tile,
     reference=lambda a, b, K: a.reshape(16, K) @ b.reshape(8, K).T,
     cases=_mma_cases,
-    tolerance=Tolerance(1e-6, 1e-4, "sums of up to 24 products, rounded to float32"),
+    tolerance=Tolerance(1e-6, 1e-4, "sums of up to 16 products, rounded to float32"),
     outputs=("c",),
     dtype=np.float32,
     call=lambda kernel, run: run.launch(kernel, run.a, run.b, run.K, run.c),
@@ -267,8 +268,11 @@ def _outputs_of(H, W, k, stride):
 
 
 def _ties(rng, shape):
-    # Negative numbers, most of them, with equal ones among them: the first is the maximum's place.
-    return np.round(numbers(rng, shape, 2.0, -6.0)).astype(np.float32)
+    # Negative numbers, most of them, and two equal maxima: the first is the maximum's place.
+    x = numbers(rng, shape, 2.0, -6.0)
+    if x.size > 1:
+        x[0, 0, :2] = x.max() + ONE
+    return x
 
 
 def _pool_reference(x, k, stride):
@@ -405,8 +409,8 @@ def _adam_cases(rng):
     return [
         case(
             grid, block, p=numbers(rng, n, 1.0, 0.5), g=numbers(rng, n, size, 0.8 * size),
-            m=numbers(rng, n, 0.5, 0.2) if step > 1 else np.zeros(n, np.float32),
-            v=np.abs(numbers(rng, n, 0.5)) if step > 1 else np.zeros(n, np.float32),
+            m=numbers(rng, n, 0.5 * size, 0.2 * size),
+            v=np.abs(numbers(rng, n, 0.5)) * np.float32(1 if size == 1 else size * size / 1000),
             step=np.int64(step), rate=np.float32(0.01),
         )
         for n, step, grid, block, size in launches

@@ -46,6 +46,7 @@ def _pick_cases(rng):
         (4, 5, 2, 1, 32),
         (6, 3, 3, 3, 64),
         (9, 33, 4, 2, 32),
+        (5, 40, 2, 3, 64),
         (7, 50, 1, 6, 16),
         (12, 70, 5, 7, 33),
     ]
@@ -160,6 +161,7 @@ def _linear_cases(rng):
         ((2, 3, 2), 3, 64),
         ((3, 33, 2), 2, 128),
         ((1, 70, 5), 3, 96),
+        ((2, 8, 1), 1, 64),
         ((4, 40, 3), 4, 96),
     ]
     return [
@@ -209,7 +211,16 @@ def _sgd_reference(p, g, v, rate, momentum, decay):
 
 
 def _sgd_cases(rng):
-    launches = [(1, 1, 32), (0, 1, 32), (2, 2, 1), (5, 1, 4), (33, 1, 32), (65, 3, 32), (70, 1, 64)]
+    launches = [
+        (1, 1, 32),
+        (0, 1, 32),
+        (2, 2, 1),
+        (5, 1, 4),
+        (33, 1, 32),
+        (40, 2, 16),
+        (65, 3, 32),
+        (70, 1, 64),
+    ]
     return [
         case(
             grid, block, p=numbers(rng, n, 1.0, 0.5), g=numbers(rng, n, 1.0, 0.8),
@@ -263,6 +274,13 @@ def _confusion_reference(logits, labels):
     return found
 
 
+def _tied(logits):
+    # The largest twice in the first row.
+    if logits.shape[0] and logits.shape[1] > 1:
+        logits[0, 0] = logits[0, -1] = logits.max() + ONE
+    return logits
+
+
 def _confusion_cases(rng):
     launches = [
         ((1, 1), 1, 32),
@@ -271,10 +289,11 @@ def _confusion_cases(rng):
         ((5, 3), 1, 32),
         ((40, 10), 2, 8),
         ((33, 4), 2, 32),
+        ((9, 5), 1, 32),
         ((70, 10), 1, 64),
     ]
     return [
-        case(grid, block, logits=np.round(numbers(rng, (n, classes), 2.0, -5.0)).astype("f"),
+        case(grid, block, logits=_tied(numbers(rng, (n, classes), 2.0, -5.0)),
              labels=rng.integers(0, classes, n))
         for (n, classes), grid, block in launches
     ]  # fmt: skip
