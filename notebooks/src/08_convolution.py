@@ -2,12 +2,12 @@
 # # 8 · Convolution
 #
 # **After this lesson** you can say what each result of a convolution is made of and how often each
-# pixel is read, count its work and its bytes and tell from them what will be its limit, write it
-# as a sum, with tiles in shared memory, and as a product of matrices, once with the matrix and once
+# pixel is read, count its work and its bytes and tell from them what will be its limit, write it as
+# a sum, with tiles in shared memory, and as a product of matrices, once with the matrix and once
 # without ever making it.
 #
-# **You need** [lesson 2](02_reductions.ipynb) (shared memory, barriers, banks, access maps) and
-# the roofline of [lesson 4](04_softmax_at_the_limit.ipynb).
+# **You need** [lesson 2](02_reductions.ipynb) (shared memory, barriers, banks, access maps) and the
+# roofline of [lesson 4](04_softmax_at_the_limit.ipynb).
 #
 # **Time:** 120 minutes; there are good places to pause after sections 3 and 5. All cells together
 # run in less than half a minute in the simulator. On a GPU the speeds are measured on your own
@@ -33,8 +33,8 @@ f, ZERO = np.float32, np.float32(0)
 #
 # Lay a window of 3 × 3 pixels on a picture. Multiply each of the nine pixels by a number, and add
 # up. That is one pixel of a new picture. Move the window on by one pixel and do it again, with the
-# same nine numbers, and so on over the whole picture. This is a **convolution**. The nine
-# numbers are its **filter** (also called its *weights*), and each of them is a **tap**.
+# same nine numbers, and so on over the whole picture. This is a **convolution**. The nine numbers
+# are its **filter** (also called its *weights*), and each of them is a **tap**.
 #
 # What it is good for depends on the numbers. Here are three filters. **Predict** what each of them
 # does to a photograph, before you look: what becomes of a wall that has the same brightness
@@ -91,20 +91,20 @@ plot.grids([times_read(7, 1), times_read(7, 2)], ["one pixel further", "two pixe
            title="How often each pixel of a picture of 7 × 7 is read by windows of 3 × 3")
 
 # %% [markdown]
-# In the middle of a picture every pixel is read nine times. It *has* to be used nine times. It
-# need not be fetched from memory nine times, and most of this lesson is about that.
+# In the middle of a picture every pixel is read nine times. It *has* to be used nine times. It need
+# not be fetched from memory nine times, and most of this lesson is about that.
 #
 # ### Padding, stride, dilation
 #
 # The result is smaller than the picture, since the window must not stick out. Three options change
 # how it moves:
 #
-# - **padding**: put so many lines of zeros around the picture first. With a padding of 1 and a filter
-#   of 3 × 3 the result is as large as the picture;
+# - **padding**: put so many lines of zeros around the picture first. With a padding of 1 and a
+#   filter of 3 × 3 the result is as large as the picture;
 # - **stride**: move on by so many pixels at a time. A stride of 2 gives a result of half the height
 #   and width;
-# - **dilation**: leave gaps between the taps. With a dilation of 2 a filter of 3 taps reaches over 5
-#   pixels, of which it reads the first, the third and the fifth.
+# - **dilation**: leave gaps between the taps. With a dilation of 2 a filter of 3 taps reaches over
+#   5 pixels, of which it reads the first, the third and the fifth.
 #
 # (Padding has the same name as the unused column of lesson 2, and nothing else in common with it.)
 
@@ -116,8 +116,8 @@ plot.windows(x, upright, padded, [(0, 0), (1, 2)], padding=1, stride=2,
 # %% [markdown]
 # ### Exercise: how large is the result?
 #
-# `size` pixels, a filter of `taps` taps: how many places can the window stop at? (Height and width do
-# not know of each other, so one formula does for both. The filter always fits at least once.)
+# `size` pixels, a filter of `taps` taps: how many places can the window stop at? (Height and width
+# do not know of each other, so one formula does for both. The filter always fits at least once.)
 
 # %% exercise="output_size"
 def output_size(size, taps, stride, padding, dilation):
@@ -133,8 +133,8 @@ hint("output_size")
 # %% [markdown]
 # ### Channels
 #
-# A photograph has three channels, and inside a network there are hundreds. A filter then has a
-# 3 × 3 window **for each channel**, and all the products are added up to *one* number. And there are
+# A photograph has three channels, and inside a network there are hundreds. A filter then has a 3 ×
+# 3 window **for each channel**, and all the products are added up to *one* number. And there are
 # $K$ such filters, each of which makes one channel of the result. With a **bias** for each filter:
 #
 # $$ y_{n,k,p,q} = b_k + \sum_{c=0}^{C-1} \sum_{r=0}^{R-1} \sum_{s=0}^{S-1}
@@ -142,9 +142,9 @@ hint("output_size")
 # \qquad h = p \cdot \text{stride} - \text{padding} + r \qquad w = q \cdot \text{stride} - \text{padding} + s $$
 #
 # It looks worse than it is. $(n, k, p, q)$ is the place of the result: picture, channel, row,
-# column. $(c, r, s)$ walks over the filter. And the two small formulas say where tap $(r, s)$ lies on
-# the picture. If that is outside, the tap meets a 0. (We leave out the dilation from here on: it would
-# stand before $r$ and $s$.)
+# column. $(c, r, s)$ walks over the filter. And the two small formulas say where tap $(r, s)$ lies
+# on the picture. If that is outside, the tap meets a 0. (We leave out the dilation from here on: it
+# would stand before $r$ and $s$.)
 #
 # | letter | what it counts | |
 # |---|---|---|
@@ -186,7 +186,8 @@ check("conv2d_direct", conv2d_direct)
 hint("conv2d_direct")
 
 # %% [markdown]
-# Yours and PyTorch's, on the photograph in colour, made smaller: three channels in, eight channels out.
+# Yours and PyTorch's, on the photograph in colour, made smaller: three channels in, eight channels
+# out.
 
 # %%
 rng = np.random.default_rng(0)
@@ -200,7 +201,8 @@ print(f"largest difference from PyTorch {abs(y - theirs).max():.0e}")
 
 # %% [markdown]
 # Now look inside. The example for the rest of this lesson has one picture of 16 × 16 pixels, four
-# channels, eight filters of 3 × 3, padding 1, no bias. `x` has 4 KB, so y has 8 KB and the weights have 1.1 KB.
+# channels, eight filters of 3 × 3, padding 1, no bias. `x` has 4 KB, so y has 8 KB and the weights
+# have 1.1 KB.
 
 # %%
 x = rng.normal(size=(1, 4, 16, 16)).astype(f)
@@ -213,10 +215,10 @@ print(f"largest error {abs(y - expected).max():.0e}")
 plot.access_map(direct_trace, next(site for site in direct_trace.sites if site.array == "x"), steps=6)
 
 # %% [markdown]
-# The map shows the first warp. It has two rows of results. Its requests go from tap to tap: each line is
-# the one above, moved on by one pixel. (The first three lines have fewer lanes: that is tap row 0,
-# which lies above the picture for the first row of results.) So the order is good. But the same
-# numbers are asked for again and again. How often? The unit of this picture is the size of x:
+# The map shows the first warp. It has two rows of results. Its requests go from tap to tap: each
+# line is the one above, moved on by one pixel. (The first three lines have fewer lanes: that is tap
+# row 0, which lies above the picture for the first row of results.) So the order is good. But the
+# same numbers are asked for again and again. How often? The unit of this picture is the size of x:
 
 # %%
 def asked_for(trace):
@@ -228,27 +230,28 @@ def asked_for(trace):
 plot.asked({"direct": asked_for(direct_trace)}, title="What the threads of the direct kernel ask for")
 
 # %% [markdown]
-# Each pixel is asked for by nine taps of eight filters, 72 times, less what is outside: 66. And with each pixel a
-# weight. All lanes of a warp want the *same* weight, so that is a single sector for a request; but
-# it is a request all the same. In the inner loop there are **two loads for one multiplication**.
+# Each pixel is asked for by nine taps of eight filters, 72 times, less what is outside: 66. And
+# with each pixel a weight. All lanes of a warp want the *same* weight, so that is a single sector
+# for a request; but it is a request all the same. In the inner loop there are **two loads for one
+# multiplication**.
 
 # %% [markdown]
 # ## 3 · What will be the limit?
 #
-# Is that bad? Lesson 4 had a picture for such questions, the roofline: count the FLOPs and the bytes
-# that *must* be moved, and divide. With at least 16 FLOPs per byte, an H200 is limited by arithmetic
-# (67 TFLOP/s in float32), with less by memory (4.2 TB/s).
+# Is that bad? Lesson 4 had a picture for such questions, the roofline: count the FLOPs and the
+# bytes that *must* be moved, and divide. With at least 16 FLOPs per byte, an H200 is limited by
+# arithmetic (67 TFLOP/s in float32), with less by memory (4.2 TB/s).
 #
-# There are two sorts of convolution to compare. In the usual one every filter looks at all channels. With
-# **groups** the channels are dealt to so many parts, and a filter looks only at the $C / \text{groups}$
-# channels of its own part. The extreme is one channel for each: the **depthwise convolution**, which you
-# met in EfficientNet.
+# There are two sorts of convolution to compare. In the usual one every filter looks at all
+# channels. With **groups** the channels are dealt to so many parts, and a filter looks only at the
+# $C / \text{groups}$ channels of its own part. The extreme is one channel for each: the **depthwise
+# convolution**, which you met in EfficientNet.
 #
 # ### Exercise: FLOPs and bytes
 #
-# `N` pictures with `C` channels of `H` × `H` pixels, `K` filters of `R` × `R`, padded such that y is as
-# high and wide as x, float32. A multiplication is a FLOP, and an addition is another one. Bytes: x, the
-# weights and y, each moved once.
+# `N` pictures with `C` channels of `H` × `H` pixels, `K` filters of `R` × `R`, padded such that y
+# is as high and wide as x, float32. A multiplication is a FLOP, and an addition is another one.
+# Bytes: x, the weights and y, each moved once.
 
 # %% exercise="convolution_work"
 def convolution_work(N, C, K, H, R, groups):
@@ -281,27 +284,29 @@ for label, layer in LAYERS.items():
 plot.roofline(points, 4200, 67, title="Four layers, where they could be at best (float32, H200)")
 
 # %% [markdown]
-# One operation, and two worlds. In the 3 × 3 layer each number of x is used by $9 \cdot 128$ products, and
-# each number of y is the sum of $9 \cdot 64$. In the depthwise one it is 9 and 9, whatever the number of
-# channels. So **the usual convolution is limited by arithmetic, and the depthwise one by memory**. For the
-# depthwise one everything is done when each byte is moved once; it is a kernel like those of lessons 1 to 6,
-# and a thread for each result, with good access and a cache that catches the overlap, is nearly all it takes.
-# The course's rung `depthwise` is just that.
+# One operation, and two worlds. In the 3 × 3 layer each number of x is used by $9 \cdot 128$
+# products, and each number of y is the sum of $9 \cdot 64$. In the depthwise one it is 9 and 9,
+# whatever the number of channels. So **the usual convolution is limited by arithmetic, and the
+# depthwise one by memory**. For the depthwise one everything is done when each byte is moved once;
+# it is a kernel like those of lessons 1 to 6, and a thread for each result, with good access and a
+# cache that catches the overlap, is nearly all it takes. The course's rung `depthwise` is just
+# that.
 #
-# The usual one is new to us. Memory is *not* its limit, if the kernel is good. But look at what your
-# direct kernel asks for: 8 bytes for each pair of FLOPs, that is a quarter of a FLOP per byte, hundreds of times
-# less than the layer has to offer. All of this reuse has to be made by someone. The caches do some of it by
-# themselves. But even the caches have a roof.
+# The usual one is new to us. Memory is *not* its limit, if the kernel is good. But look at what
+# your direct kernel asks for: 8 bytes for each pair of FLOPs, that is a quarter of a FLOP per byte,
+# hundreds of times less than the layer has to offer. All of this reuse has to be made by someone.
+# The caches do some of it by themselves. But even the caches have a roof.
 #
 # ### A roof on every floor
 #
-# Lesson 2 said: shared memory has 32 banks, and each serves one word in a turn. A turn is a clock cycle. So a
-# multiprocessor reads at most 32 numbers in a cycle out of its shared memory (the L1 cache, which is the same
-# piece of hardware, is no better). And it can do 128 multiplications with additions in a cycle: that is what 67
-# TFLOP/s are, divided by 132 multiprocessors and 2 · 10⁹ cycles.
+# Lesson 2 said: shared memory has 32 banks, and each serves one word in a turn. A turn is a clock
+# cycle. So a multiprocessor reads at most 32 numbers in a cycle out of its shared memory (the L1
+# cache, which is the same piece of hardware, is no better). And it can do 128 multiplications with
+# additions in a cycle: that is what 67 TFLOP/s are, divided by 132 multiprocessors and 2 · 10⁹
+# cycles.
 #
-# **Predict:** a kernel has two loads from shared memory for each multiplication. What share of the arithmetic can it
-# use at most?
+# **Predict:** a kernel has two loads from shared memory for each multiplication. What share of the
+# arithmetic can it use at most?
 
 # %%
 words, products = 32, 128  # per cycle: what a multiprocessor reads, and what it multiplies and adds
@@ -309,10 +314,11 @@ for loads, text in ((2, "two loads for a product"), (1, "one"), (1 / 4, "one for
     print(f"{text:24} at most {min(1, words / loads / products):4.0%} of the arithmetic")
 
 # %% [markdown]
-# One eighth. (Where all lanes want the *same* word, one request still takes a turn.) To get to
-# the limit, a number that was fetched from shared memory has to be used *four times* before the next one is
-# fetched, and that can only happen in registers. Keep this in mind. It says what the ladder of
-# this lesson must lead to: first from memory to shared memory, then from shared memory to registers.
+# One eighth. (Where all lanes want the *same* word, one request still takes a turn.) To get to the
+# limit, a number that was fetched from shared memory has to be used *four times* before the next
+# one is fetched, and that can only happen in registers. Keep this in mind. It says what the ladder
+# of this lesson must lead to: first from memory to shared memory, then from shared memory to
+# registers.
 
 # %% [markdown]
 # A good place for a break. Next, the first of these two steps.
@@ -320,10 +326,10 @@ for loads, text in ((2, "two loads for a product"), (1, "one"), (1 / 4, "one for
 # %% [markdown]
 # ## 4 · A tile and its halo
 #
-# Let a block make a **tile** of 8 × 8 results. Their windows overlap a lot. All together they need the 8 × 8
-# pixels, and one more line on each side: 10 × 10. This rim is called the **halo**, as around the moon.
-# So the block fetches 100 pixels into shared memory once, and then each of its 64 threads reads its nine
-# from there.
+# Let a block make a **tile** of 8 × 8 results. Their windows overlap a lot. All together they need
+# the 8 × 8 pixels, and one more line on each side: 10 × 10. This rim is called the **halo**, as
+# around the moon. So the block fetches 100 pixels into shared memory once, and then each of its 64
+# threads reads its nine from there.
 
 # %%
 tile = np.full((12, 12), " ")
@@ -333,8 +339,8 @@ plot.grids([tile], ["t: the tile's own pixels, h: its halo"], marked=[[(1, 1, 3,
            title="What a block reads; framed are the windows of its first and its last result")
 
 # %% [markdown]
-# **Predict:** how many pixels does the block fetch for each result, where it was nine before? What would
-# it be for tiles of 4 × 4? And of 32 × 32?
+# **Predict:** how many pixels does the block fetch for each result, where it was nine before? What
+# would it be for tiles of 4 × 4? And of 32 × 32?
 
 # %%
 for side in (4, 8, 16, 32):
@@ -343,9 +349,10 @@ for side in (4, 8, 16, 32):
 # %% [markdown]
 # ### Exercise: the tile
 #
-# A block has 64 threads. `blockIdx.x` and `blockIdx.y` say which tile, `blockIdx.z` says which picture and which
-# filter. The channels come one after another through the same shared memory, so remember lesson 2: one barrier after
-# writing, one after reading. Filters of 3 × 3, stride 1, padding 1.
+# A block has 64 threads. `blockIdx.x` and `blockIdx.y` say which tile, `blockIdx.z` says which
+# picture and which filter. The channels come one after another through the same shared memory, so
+# remember lesson 2: one barrier after writing, one after reading. Filters of 3 × 3, stride 1,
+# padding 1.
 
 # %% exercise="conv2d_tiled"
 TILE, HALO = 8, 10
@@ -382,10 +389,10 @@ plot.asked({"direct": asked_for(direct_trace), "tiled": asked_for(tiled_trace)},
            title="Asked for, from memory (not from shared memory)")
 
 # %% [markdown]
-# x is asked for 10 times instead of 66. (Eight filters times 1.56 would be 12.5, but a part of the halo is outside
-# of the picture.) The weights have not changed. There is more to be had: a block that makes *eight filters* of
-# its tile reads x once for all of them. That is what the course's rung `tiled` does, and it puts the weights into shared
-# memory, too.
+# x is asked for 10 times instead of 66. (Eight filters times 1.56 would be 12.5, but a part of the
+# halo is outside of the picture.) The weights have not changed. There is more to be had: a block
+# that makes *eight filters* of its tile reads x once for all of them. That is what the course's
+# rung `tiled` does, and it puts the weights into shared memory, too.
 #
 # Where does the halo come from, in sectors?
 
@@ -394,27 +401,30 @@ reads = next(site for site in tiled_trace.sites if site.array == "x")
 plot.access_map(tiled_trace, reads, steps=6, title="The halo is fetched")
 
 # %% [markdown]
-# Rows of ten pixels, which begin anywhere, so a sector is often fetched for a few numbers. Wider tiles are better at
-# this. And that is not the main trouble. In the inner loop there is still a load from shared memory, and a load of a weight, for
-# each product: one eighth of the arithmetic. What is needed is reuse in *registers*: a thread should make many results
-# at once, of several pixels *and* of several filters. There is an operation for which this is very well understood. So let us make a
-# convolution look like it.
+# Rows of ten pixels, which begin anywhere, so a sector is often fetched for a few numbers. Wider
+# tiles are better at this. And that is not the main trouble. In the inner loop there is still a
+# load from shared memory, and a load of a weight, for each product: one eighth of the arithmetic.
+# What is needed is reuse in *registers*: a thread should make many results at once, of several
+# pixels *and* of several filters. There is an operation for which this is very well understood. So
+# let us make a convolution look like it.
 
 # %% [markdown]
 # ## 5 · A convolution is a product of matrices
 #
-# The **product of two matrices** $A$ (with $M$ rows and $L$ columns) and $B$ ($L$ rows and $O$ columns) has $M$ rows and $O$
-# columns. Each element is a sum over a row of $A$ and a column of $B$:
+# The **product of two matrices** $A$ (with $M$ rows and $L$ columns) and $B$ ($L$ rows and $O$
+# columns) has $M$ rows and $O$ columns. Each element is a sum over a row of $A$ and a column of
+# $B$:
 #
 # $$ C_{i,j} = \sum_{l=1}^{L} A_{i,l} \cdot B_{l,j} $$
 #
-# Libraries call it **GEMM**, *general matrix multiplication*. It is the best studied kernel there is, and chips have
-# units of their own for it.
+# Libraries call it **GEMM**, *general matrix multiplication*. It is the best studied kernel there
+# is, and chips have units of their own for it.
 #
-# Now look at a convolution again. A result is a sum, too: over the taps of a filter and over what these taps meet. Write each filter as
-# *one row* of numbers. That is matrix $A$: $K$ rows, $C \cdot R \cdot S$ columns. Then write what the window of each result sees as
-# *one column*. That is matrix $B$: $C \cdot R \cdot S$ rows, and a column for each of the $N \cdot P \cdot Q$ results of a filter. The
-# product of the two has every filter with every window. It *is* the convolution.
+# Now look at a convolution again. A result is a sum, too: over the taps of a filter and over what
+# these taps meet. Write each filter as *one row* of numbers. That is matrix $A$: $K$ rows, $C \cdot
+# R \cdot S$ columns. Then write what the window of each result sees as *one column*. That is matrix
+# $B$: $C \cdot R \cdot S$ rows, and a column for each of the $N \cdot P \cdot Q$ results of a
+# filter. The product of the two has every filter with every window. It *is* the convolution.
 #
 # The second matrix is made by a kernel called **im2col**, "image to columns". Here it is for a picture of 4 × 4 and a filter of
 # 2 × 2. The pixels are numbered, so that one sees where each goes. **Predict** how often the 5 will be there.
@@ -432,8 +442,9 @@ plot.grids([picture, matrix], ["x", "the matrix: a column for each window"],
 #
 # ### Exercise: im2col
 #
-# A thread for each element of the matrix `columns`. Its row is a `term` of the sum, its column a `pixel` of y. Both are
-# numbered as the arrays lie in memory: `term` counts $(c, r, s)$, and `pixel` counts $(n, p, q)$.
+# A thread for each element of the matrix `columns`. Its row is a `term` of the sum, its column a
+# `pixel` of y. Both are numbered as the arrays lie in memory: `term` counts $(c, r, s)$, and
+# `pixel` counts $(n, p, q)$.
 
 # %% exercise="im2col"
 @cuda.jit
@@ -462,21 +473,23 @@ with simulator.trace() as im2col_trace:
 plot.access_map(im2col_trace, steps=2, title="im2col: rows of x become rows of the matrix")
 
 # %% [markdown]
-# Neighbouring threads have neighbouring pixels, so both are coalesced. (The reads are moved by a pixel, for tap 0 of the filter, and its
-# first row lies above the picture.) The product itself is left to NumPy for the moment. (`@` is Python's sign for it.)
+# Neighbouring threads have neighbouring pixels, so both are coalesced. (The reads are moved by a
+# pixel, for tap 0 of the filter, and its first row lies above the picture.) The product itself is
+# left to NumPy for the moment. (`@` is Python's sign for it.)
 
 # %%
 y = (weight.reshape(8, 36) @ columns).reshape(8, 1, 16, 16).swapaxes(0, 1)
 print(f"largest error {abs(y - expected).max():.0e}")
 
 # %% [markdown]
-# (The product has the filter first and then the pictures; y has the picture first. That is why the axes are changed over in the
-# end. With one picture it makes no difference.)
+# (The product has the filter first and then the pictures; y has the picture first. That is why the
+# axes are changed over in the end. With one picture it makes no difference.)
 #
 # ### What it costs
 #
-# The matrix has to be written, and read again by the product. **Predict** how many times as large as x it is for the layers of
-# section 3. Then compare the time that this copying takes, at 4.2 TB/s, with the time of the arithmetic.
+# The matrix has to be written, and read again by the product. **Predict** how many times as large
+# as x it is for the layers of section 3. Then compare the time that this copying takes, at 4.2
+# TB/s, with the time of the arithmetic.
 
 # %%
 for label, (N, C, K, H, R, groups) in LAYERS.items():
@@ -487,14 +500,16 @@ for label, (N, C, K, H, R, groups) in LAYERS.items():
           f"arithmetic {flops / 67e6:5.1f} µs")
 
 # %% [markdown]
-# Nine times as large, as it had to be. For the large layer, half as much time again as the arithmetic in float32 takes; and with
-# the tensor cores of section 7, which multiply seven times as fast, several times as much. For the depthwise layer it would be
-# madness. For a filter of 1 × 1 the matrix *is* x, and there is nothing to be done at all: a 1 × 1 convolution is a product of matrices as it
-# stands.
+# Nine times as large, as it had to be. For the large layer, half as much time again as the
+# arithmetic in float32 takes; and with the tensor cores of section 7, which multiply seven times as
+# fast, several times as much. For the depthwise layer it would be madness. For a filter of 1 × 1
+# the matrix *is* x, and there is nothing to be done at all: a 1 × 1 convolution is a product of
+# matrices as it stands.
 #
-# And it takes room. 302 MB for one layer is no trifle, if a network has fifty. (The course's rung `im2col` therefore works on a few
-# pictures at a time, and uses the same 64 MB again and again.) Still, for many years this was how convolutions were
-# computed: a simple kernel, and a library's best one after it.
+# And it takes room. 302 MB for one layer is no trifle, if a network has fifty. (The course's rung
+# `im2col` therefore works on a few pictures at a time, and uses the same 64 MB again and again.)
+# Still, for many years this was how convolutions were computed: a simple kernel, and a library's
+# best one after it.
 
 # %% [markdown]
 # Another good place for a break. Next, the same product without the matrix.
@@ -502,13 +517,15 @@ for label, (N, C, K, H, R, groups) in LAYERS.items():
 # %% [markdown]
 # ## 6 · A matrix that is never made
 #
-# How does a fast product of matrices work? Like your tiled kernel: a block makes a tile of the result. It goes along the sum in small steps.
-# In each step it fetches a small tile of $A$ and a small tile of $B$ into shared memory, and all threads use all of it.
+# How does a fast product of matrices work? Like your tiled kernel: a block makes a tile of the
+# result. It goes along the sum in small steps. In each step it fetches a small tile of $A$ and a
+# small tile of $B$ into shared memory, and all threads use all of it.
 #
-# Now the trick. The kernel fetches element $(\text{term}, \text{pixel})$ of matrix $B$ into shared memory. *It does not care where that
-# comes from.* You have a formula that says which pixel of x it is. So do not make the matrix, and fetch
-# **from x** instead, at the moment when the element is needed. The matrix exists only as an index calculation. This is
-# **implicit GEMM**, and nearly all fast convolutions are of this kind.
+# Now the trick. The kernel fetches element $(\text{term}, \text{pixel})$ of matrix $B$ into shared
+# memory. *It does not care where that comes from.* You have a formula that says which pixel of x it
+# is. So do not make the matrix, and fetch **from x** instead, at the moment when the element is
+# needed. The matrix exists only as an index calculation. This is **implicit GEMM**, and nearly all
+# fast convolutions are of this kind.
 #
 # ### Exercise: implicit GEMM
 #
@@ -552,9 +569,10 @@ plot.asked({label: asked_for(trace) for label, trace in traces.items()},
            title="Asked for, from memory; im2col without the product")
 
 # %% [markdown]
-# Each element of the matrix is fetched once for eight filters, and each weight once for eight pixels. That makes 8.3 times x (less than 9, since the
-# padding is not read), and 9 times x for the weights. Nothing is written but y. And it is the *size of the tile* that decides: with tiles of 128 × 128 it would be a
-# sixteenth of that.
+# Each element of the matrix is fetched once for eight filters, and each weight once for eight
+# pixels. That makes 8.3 times x (less than 9, since the padding is not read), and 9 times x for the
+# weights. Nothing is written but y. And it is the *size of the tile* that decides: with tiles of
+# 128 × 128 it would be a sixteenth of that.
 #
 # The access map of `b`, which is im2col's without im2col:
 
@@ -567,9 +585,10 @@ plot.access_map(implicit_trace, reads, steps=6, title="Elements of a matrix that
 #
 # ### And the second step: registers
 #
-# Look at the inner loop of your kernel: `total += a[row, j] * b[j, col]`. Two loads from shared memory for one product. That is
-# one eighth of the arithmetic, as before! But now the cure is easy to see. Let a thread make **8 × 8 results**. It reads 8
-# numbers of `a` and 8 numbers of `b` into registers, and multiplies each with each:
+# Look at the inner loop of your kernel: `total += a[row, j] * b[j, col]`. Two loads from shared
+# memory for one product. That is one eighth of the arithmetic, as before! But now the cure is easy
+# to see. Let a thread make **8 × 8 results**. It reads 8 numbers of `a` and 8 numbers of `b` into
+# registers, and multiplies each with each:
 #
 # | results of a thread | numbers read | products | numbers read for a product |
 # |---|---|---|---|
@@ -577,24 +596,27 @@ plot.access_map(implicit_trace, reads, steps=6, title="Elements of a matrix that
 # | 4 × 4 | 8 | 16 | 1/2 |
 # | 8 × 8 | 16 | 64 | 1/4 |
 #
-# And 1/4 was just what section 3 asked for. 64 sums, and the 16 numbers, need 80 registers; 16 × 16 results would need 288, more than
-# a thread can have. It is the same roofline on every floor: *the larger the tile, the more FLOPs for each byte*. A tile of results in
-# shared memory protects the memory, a tile in registers protects the shared memory.
+# And 1/4 was just what section 3 asked for. 64 sums, and the 16 numbers, need 80 registers; 16 × 16
+# results would need 288, more than a thread can have. It is the same roofline on every floor: *the
+# larger the tile, the more FLOPs for each byte*. A tile of results in shared memory protects the
+# memory, a tile in registers protects the shared memory.
 #
-# The course's rung `implicit_gemm` does this: blocks of 64 × 64 results, 8 × 8 for each thread, and while one step is
-# multiplied, the tiles of the next are already on their way by **asynchronous copies** (lesson 4) into a second pair of tiles. (Two
-# pairs that take turns are called *double buffering*.) How one gets there step by step, for plain matrices, is the ladder of
-# lesson 10.
+# The course's rung `implicit_gemm` does this: blocks of 64 × 64 results, 8 × 8 for each thread, and
+# while one step is multiplied, the tiles of the next are already on their way by **asynchronous
+# copies** (lesson 4) into a second pair of tiles. (Two pairs that take turns are called *double
+# buffering*.) How one gets there step by step, for plain matrices, is the ladder of lesson 10.
 
 # %% [markdown]
 # ## 7 · A glimpse of tensor cores
 #
-# Since 2017 each multiprocessor has units that multiply small matrices: **tensor cores**. One instruction of a warp, `mma`, multiplies
-# a matrix of 16 × 8 with one of 8 × 8, and adds the product to 16 × 8 sums. On an H200 they do seven times as many
-# FLOPs as the usual units, or fifteen times with numbers of 16 bits. To use them, a convolution has to be a product of matrices, and you have just made one of it.
+# Since 2017 each multiprocessor has units that multiply small matrices: **tensor cores**. One
+# instruction of a warp, `mma`, multiplies a matrix of 16 × 8 with one of 8 × 8, and adds the
+# product to 16 × 8 sums. On an H200 they do seven times as many FLOPs as the usual units, or
+# fifteen times with numbers of 16 bits. To use them, a convolution has to be a product of matrices,
+# and you have just made one of it.
 #
-# There is a price. Tensor cores do not multiply float32 numbers. They take bfloat16, float16, or TF32: float32 without its last 13
-# binary digits. (The sums are kept in float32.) How much is lost?
+# There is a price. Tensor cores do not multiply float32 numbers. They take bfloat16, float16, or
+# TF32: float32 without its last 13 binary digits. (The sums are kept in float32.) How much is lost?
 
 # %%
 def tf32(numbers):
@@ -615,13 +637,15 @@ three = convolve(*high) + convolve(high[0], low[1]) + convolve(low[0], high[1])
 print(f"TF32: {error(convolve(*high)):.0e}; three products: {error(three):.0e}")
 
 # %% [markdown]
-# TF32 leaves three correct digits. For training a network that is mostly enough. And when it is not, there is a lovely trick: write each
-# number as a **sum of two** TF32 numbers, the number rounded, and what the rounding has left over. Then
+# TF32 leaves three correct digits. For training a network that is mostly enough. And when it is
+# not, there is a lovely trick: write each number as a **sum of two** TF32 numbers, the number
+# rounded, and what the rounding has left over. Then
 #
 # $$ (x_1 + x_2) \cdot (w_1 + w_2) = x_1 w_1 + x_1 w_2 + x_2 w_1 + \underbrace{x_2 w_2}_{\text{too small to matter}} $$
 #
-# Three products on tensor cores, and as exact as float32 (whose own rounding is about 1e-7). A third of seven times is still more than
-# twice as fast as float32. This is called **split TF32**, and it is what the course's default rung does with float32.
+# Three products on tensor cores, and as exact as float32 (whose own rounding is about 1e-7). A
+# third of seven times is still more than twice as fast as float32. This is called **split TF32**,
+# and it is what the course's default rung does with float32.
 #
 # All rungs of `course_lib/kernels/conv2d`, on a corner of our example:
 
@@ -640,8 +664,8 @@ print(f"by default, with TF32 allowed: error {error(y):.0e}")
 # %% [markdown]
 # ## 8 · Measured
 #
-# The measurements come from the course's benchmark `conv2d`. On a GPU, this function runs it; without one, it finds what was
-# recorded, or says that nothing was.
+# The measurements come from the course's benchmark `conv2d`. On a GPU, this function runs it;
+# without one, it finds what was recorded, or says that nothing was.
 
 # %%
 recorded = bench.load_records()
@@ -678,9 +702,10 @@ def show(record, title, *limits):
     return plot.arithmetic(record["rows"], peaks, title=title, device=device, date=date)
 
 # %% [markdown]
-# First the whole ladder, at a small size: 8 pictures, 32 channels, 32 filters of 3 × 3, 28 × 28 pixels. That is 0.1 · 10⁹ FLOPs, some two
-# microseconds of arithmetic. **Predict** the order of the rungs; and whether any of them can come near a limit, if the work
-# is so little. (`ours` is what runs if no rung is asked for.)
+# First the whole ladder, at a small size: 8 pictures, 32 channels, 32 filters of 3 × 3, 28 × 28
+# pixels. That is 0.1 · 10⁹ FLOPs, some two microseconds of arithmetic. **Predict** the order of the
+# rungs; and whether any of them can come near a limit, if the work is so little. (`ours` is what
+# runs if no rung is asked for.)
 
 # %%
 show(measured("conv2d.forward", (8, 32, 32, 28)), "8 pictures, 32 channels, 32 filters, 28 × 28, float32", "fma")
@@ -701,12 +726,15 @@ show(measured("conv2d.forward", SHAPES[1]), "32 pictures, 128 → 128 channels, 
 show(measured("conv2d.forward", SHAPES[2]), "64 pictures, 256 → 256 channels, 28 × 28, float32", "fma", "split")
 
 # %% [markdown]
-# A bar may be *above* a limit, and that is no mistake. The roof holds for the FLOPs that are really done. Split TF32 is not done by the
-# float32 units, so their limit is not its limit. And for filters of 3 × 3 there is a way to need fewer products: **Winograd's** method
-# computes four neighbouring results with 16 products for each channel instead of 36, at the price of more additions (and a little accuracy). The TFLOP/s in these pictures are
-# *useful* ones: what the formula needs, divided by the time.
+# A bar may be *above* a limit, and that is no mistake. The roof holds for the FLOPs that are really
+# done. Split TF32 is not done by the float32 units, so their limit is not its limit. And for
+# filters of 3 × 3 there is a way to need fewer products: **Winograd's** method computes four
+# neighbouring results with 16 products for each channel instead of 36, at the price of more
+# additions (and a little accuracy). The TFLOP/s in these pictures are *useful* ones: what the
+# formula needs, divided by the time.
 #
-# The same with fewer digits. bfloat16 wants its channels last in memory (lesson 6), as terms of the sum then lie side by side:
+# The same with fewer digits. bfloat16 wants its channels last in memory (lesson 6), as terms of the
+# sum then lie side by side:
 
 # %%
 for name in ("conv2d.forward.tf32", "conv2d.forward.channels-last"):
@@ -720,14 +748,17 @@ for name in ("conv2d.forward.tf32", "conv2d.forward.channels-last"):
 # %% [markdown]
 # **Explaining the gap.** What keeps a kernel from its limit, when arithmetic is the limit?
 #
-# - *Not enough blocks.* The first size has 1,024 tiles of 128 × 128 results for 132 multiprocessors. That is 7.8 for each, and in the
-#   last round some stand idle. With the third size there are 784.
-# - *Everything else.* Index calculations, loads, and barriers are instructions as well, and each of them takes a place at which a product could
-#   have been started.
-# - *Tensor cores are hungry.* They multiply so fast that shared memory hardly keeps up. The newest chips let them read their
-#   factors straight from shared memory, by instructions (`wgmma`) for four warps at a time; `mma`, which the course uses, needs
-#   them in registers first. This is where a library that is written for one chip gets ahead.
-# - *Rounding.* How exact a result is, is a part of the comparison. The records keep each candidate's error:
+# - *Not enough blocks.* The first size has 1,024 tiles of 128 × 128 results for 132
+#   multiprocessors. That is 7.8 for each, and in the last round some stand idle. With the third
+#   size there are 784.
+# - *Everything else.* Index calculations, loads, and barriers are instructions as well, and each of
+#   them takes a place at which a product could have been started.
+# - *Tensor cores are hungry.* They multiply so fast that shared memory hardly keeps up. The newest
+#   chips let them read their factors straight from shared memory, by instructions (`wgmma`) for
+#   four warps at a time; `mma`, which the course uses, needs them in registers first. This is where
+#   a library that is written for one chip gets ahead.
+# - *Rounding.* How exact a result is, is a part of the comparison. The records keep each
+#   candidate's error:
 
 # %%
 record = measured("conv2d.forward", SHAPES[0])
@@ -738,8 +769,8 @@ print("on an {} ({})".format(*record["source"]) if record else "Not measured yet
 # %% [markdown]
 # ## What the profiler says
 #
-# Requests and sectors of the four kernels, as the profiler would count them; you have them from the tracer. And, new in this lesson, the
-# requests to *shared* memory, which no cache helps with.
+# Requests and sectors of the four kernels, as the profiler would count them; you have them from the
+# tracer. And, new in this lesson, the requests to *shared* memory, which no cache helps with.
 
 # %%
 print(f"{'kernel':16}{'global loads':>14}{'sectors':>10}{'shared loads':>14}{'bank conflicts':>16}")
@@ -750,41 +781,47 @@ for label, trace in traces.items():
           f"{sum(s.requests for s in shared):14,}{sum(s.bank_conflicts for s in shared):16,}")
 
 # %% [markdown]
-# Of the complete ones, implicit GEMM has the fewest global loads, and has moved the trouble into the column of shared loads: two for each product
-# of a warp. (The tiled kernel has bank conflicts: the rows of its halo are ten numbers long, so that the four rows which a warp reads meet in some
-# banks.) The rung with 8 × 8 results per thread divides that column by eight. For a kernel that is limited by arithmetic, look first at the line *tensor pipe*
-# (or *FMA pipe*) of the report: how busy the units that multiply are. If they are not, look for who keeps them waiting: shared memory, barriers, or
-# copies that come too late.
+# Of the complete ones, implicit GEMM has the fewest global loads, and has moved the trouble into
+# the column of shared loads: two for each product of a warp. (The tiled kernel has bank conflicts:
+# the rows of its halo are ten numbers long, so that the four rows which a warp reads meet in some
+# banks.) The rung with 8 × 8 results per thread divides that column by eight. For a kernel that is
+# limited by arithmetic, look first at the line *tensor pipe* (or *FMA pipe*) of the report: how
+# busy the units that multiply are. If they are not, look for who keeps them waiting: shared memory,
+# barriers, or copies that come too late.
 #
 # ## Where the real libraries go further
 #
-# - **cuDNN** has dozens of kernels for one convolution: implicit GEMM with many sizes of tiles, Winograd, Fourier transforms for large
-#   filters. In benchmark mode it tries them on your sizes, and keeps the fastest.
-# - **CUTLASS**, NVIDIA's open library of matrix products, is where one can read how it is done on each chip.
-# - Newer chips have a copying unit (*TMA*) which does the index calculation of implicit GEMM *in hardware*: a mode of it is called
-#   im2col.
-# - **Fusing** goes on: bias, batch normalisation and ReLU are applied to the sums while they are still in registers. A whole layer more, and not
-#   a byte moved for it.
+# - **cuDNN** has dozens of kernels for one convolution: implicit GEMM with many sizes of tiles,
+#   Winograd, Fourier transforms for large filters. In benchmark mode it tries them on your sizes,
+#   and keeps the fastest.
+# - **CUTLASS**, NVIDIA's open library of matrix products, is where one can read how it is done on
+#   each chip.
+# - Newer chips have a copying unit (*TMA*) which does the index calculation of implicit GEMM *in
+#   hardware*: a mode of it is called im2col.
+# - **Fusing** goes on: bias, batch normalisation and ReLU are applied to the sums while they are
+#   still in registers. A whole layer more, and not a byte moved for it.
 #
 # ## Three questions
 #
 # <details><summary>1. A network for phones replaces each 3 × 3 convolution by a depthwise 3 × 3 and a 1 × 1. Eight times fewer FLOPs. Will it be eight times
 # as fast on an H200?</summary>
 #
-# No. The depthwise part is limited by memory, and the 1 × 1 part reads and writes as many bytes as the old layer did, and now there are two layers. The bytes have
-# doubled. On a chip with little arithmetic for each byte, such as a phone's, it pays; with tensor cores, FLOPs are cheap.
+# No. The depthwise part is limited by memory, and the 1 × 1 part reads and writes as many bytes as
+# the old layer did, and now there are two layers. The bytes have doubled. On a chip with little
+# arithmetic for each byte, such as a phone's, it pays; with tensor cores, FLOPs are cheap.
 # </details>
 #
 # <details><summary>2. In <code>conv2d_tiled</code> somebody lets the threads at the edge of the picture return before the loop, since they have
 # nothing to write. What happens?</summary>
 #
-# They had something to do: to fetch parts of the halo. And the barriers wait for them. The sanitizer reports threads that have left before a barrier.
+# They had something to do: to fetch parts of the halo. And the barriers wait for them. The
+# sanitizer reports threads that have left before a barrier.
 # </details>
 #
 # <details><summary>3. Filters of 1 × 1, stride 1, no padding: which rungs of the ladder become the same?</summary>
 #
-# There is no overlap, so tiles have no halo; im2col copies x as it is; and implicit GEMM is plain GEMM. All that is left of the ladder is how well a product of
-# matrices is computed.
+# There is no overlap, so tiles have no halo; im2col copies x as it is; and implicit GEMM is plain
+# GEMM. All that is left of the ladder is how well a product of matrices is computed.
 # </details>
 
 # %%
@@ -793,5 +830,6 @@ progress()
 # %% [markdown]
 # ## What comes next
 #
-# [Lesson 9](09_convolution_backward.ipynb) runs all of this backwards. There are two gradients to be found, that of the picture and that of the weights, and both of them turn out to
-# be convolutions.
+# [Lesson 9](09_convolution_backward.ipynb) runs all of this backwards. There are two gradients to
+# be found, that of the picture and that of the weights, and both of them turn out to be
+# convolutions.

@@ -2,16 +2,16 @@
 # # 9 · Convolution, backwards
 #
 # **After this lesson** you can derive all three gradients of a convolution, write two of them as
-# convolutions again, check a derivation in three independent ways, say what stride and padding become
-# on the way back, and choose between handing results out (with atomics) and collecting them, for speed
-# and for results that are the same bits in every run.
+# convolutions again, check a derivation in three independent ways, say what stride and padding
+# become on the way back, and choose between handing results out (with atomics) and collecting them,
+# for speed and for results that are the same bits in every run.
 #
 # **You need** [lesson 8](08_convolution.ipynb) (all of it) and, of [lesson 2](02_reductions.ipynb),
 # atomics and section 5 on the order of additions.
 #
-# **Time:** 90 minutes; there is a good place to pause after section 3. All cells together
-# run in less than half a minute in the simulator. On a GPU the speeds are measured on your own
-# machine, otherwise you see recorded ones, where there are any yet. The words are collected in the
+# **Time:** 90 minutes; there is a good place to pause after section 3. All cells together run in
+# less than half a minute in the simulator. On a GPU the speeds are measured on your own machine,
+# otherwise you see recorded ones, where there are any yet. The words are collected in the
 # [glossary](glossary.md).
 
 # %%
@@ -31,13 +31,13 @@ recorded = bench.load_records()
 # %% [markdown]
 # ## 1 · Who has read me?
 #
-# A network learns by gradients. Behind our layer somebody has found out how the loss reacts to each of
-# its results, $dy_{n,k,p,q}$. We have to find how it reacts to each pixel, $dx$, to each weight,
-# $d\text{weight}$, and to each bias, $db$. The first one is handed on to the layer before. The other two are what
-# this layer learns from.
+# A network learns by gradients. Behind our layer somebody has found out how the loss reacts to each
+# of its results, $dy_{n,k,p,q}$. We have to find how it reacts to each pixel, $dx$, to each weight,
+# $d\text{weight}$, and to each bias, $db$. The first one is handed on to the layer before. The
+# other two are what this layer learns from.
 #
-# The rule is always the same, the chain rule: a number counts through everything that it was used for.
-# So of each number one has to ask: **who has read me, and what was I multiplied by?**
+# The rule is always the same, the chain rule: a number counts through everything that it was used
+# for. So of each number one has to ask: **who has read me, and what was I multiplied by?**
 #
 # Take one channel, one filter of 3 × 3, padding 1. Pixel (2, 3) is to be found out about. **Predict**: which
 # results have read it? And which of them by the tap in the upper left corner?
@@ -63,25 +63,26 @@ plot.grids([pixel, taps, readers(2, 3, 6, stride=1)],
            title="Each of nine results has read the pixel, each by another tap")
 
 # %% [markdown]
-# Nine results, and each has used another tap. Look at the order. On the left in the upper row stands tap 2,2, on the
-# right in the lower row tap 0,0: the filter, **turned by half a turn**. That is easy to see, once one has thought about it. The
-# result on the *left* of the pixel has the pixel on the *right* of its window.
+# Nine results, and each has used another tap. Look at the order. On the left in the upper row
+# stands tap 2,2, on the right in the lower row tap 0,0: the filter, **turned by half a turn**. That
+# is easy to see, once one has thought about it. The result on the *left* of the pixel has the pixel
+# on the *right* of its window.
 #
-# So the gradient of this pixel is a sum of nine products: each result's $dy$, times the tap by which that result
-# has read the pixel. In a formula: tap $(r, s)$ of result $(p, q)$ met pixel $h = p \cdot \text{stride} - \text{padding} + r$.
-# Solve that for $p$:
+# So the gradient of this pixel is a sum of nine products: each result's $dy$, times the tap by
+# which that result has read the pixel. In a formula: tap $(r, s)$ of result $(p, q)$ met pixel $h =
+# p \cdot \text{stride} - \text{padding} + r$. Solve that for $p$:
 #
 # $$ dx_{n,c,h,w} = \sum_{k} \sum_{r} \sum_{s} dy_{n,k,p,q} \cdot \text{weight}_{k,c,r,s}
 # \qquad p = \frac{h + \text{padding} - r}{\text{stride}} \qquad q = \frac{w + \text{padding} - s}{\text{stride}} $$
 #
-# with two conditions: $p$ and $q$ must be **whole numbers**, and they must lie inside of $dy$. Note the sum over $k$. A channel of x was
-# read by *all filters*. Forward, the sum went over the channels $c$ and there was a result for each filter $k$. Now it is the other way
-# round.
+# with two conditions: $p$ and $q$ must be **whole numbers**, and they must lie inside of $dy$. Note
+# the sum over $k$. A channel of x was read by *all filters*. Forward, the sum went over the
+# channels $c$ and there was a result for each filter $k$. Now it is the other way round.
 #
 # ### Stride and padding
 #
-# With a stride of 2 the windows stop at every second pixel only. **Predict** how many results have read pixel (2, 3) now, and how
-# many pixel (3, 3).
+# With a stride of 2 the windows stop at every second pixel only. **Predict** how many results have
+# read pixel (2, 3) now, and how many pixel (3, 3).
 
 # %%
 plot.grids([readers(2, 2, 6, stride=2), readers(2, 3, 6, stride=2), readers(3, 3, 6, stride=2)],
@@ -89,28 +90,31 @@ plot.grids([readers(2, 2, 6, stride=2), readers(2, 3, 6, stride=2), readers(3, 3
            title="Stride 2: four sorts of pixels; 1, 2, 2 or 4 results have read them")
 
 # %% [markdown]
-# That is what "a whole number" means: of the nine taps only one, two, or four can have met a given pixel. The others
-# would have stood between two stops. And a pixel may have been read by nobody. With 6 pixels, 3 taps, stride 2 and *no*
-# padding, the window stops at 0 and at 2 and ends with pixel 4. Pixel 5 was never read, and its gradient is 0. Someone has to write that 0.
+# That is what "a whole number" means: of the nine taps only one, two, or four can have met a given
+# pixel. The others would have stood between two stops. And a pixel may have been read by nobody.
+# With 6 pixels, 3 taps, stride 2 and *no* padding, the window stops at 0 and at 2 and ends with
+# pixel 4. Pixel 5 was never read, and its gradient is 0. Someone has to write that 0.
 #
-# Padding is the simplest of all. The zeros around the picture get gradients, too, but nobody wants them. In the formula they
-# do not occur, since $h$ and $w$ are pixels of the picture.
+# Padding is the simplest of all. The zeros around the picture get gradients, too, but nobody wants
+# them. In the formula they do not occur, since $h$ and $w$ are pixels of the picture.
 
 # %% [markdown]
 # ## 2 · The gradient is a convolution
 #
-# A sum of nine neighbours in $dy$, each times a tap: that *is* a convolution, over $dy$. Let us say it precisely. Take stride 1 first.
+# A sum of nine neighbours in $dy$, each times a tap: that *is* a convolution, over $dy$. Let us say
+# it precisely. Take stride 1 first.
 #
 # - The picture is $dy$, with zeros around it. How many? Forward, the first window began $\text{padding}$ before the picture. To
 #   collect from all who have read the very first pixel, one must go back $R - 1 - \text{padding}$ beyond the first result. With a padding of 0 that
 #   makes $R - 1$ lines of zeros on each side. This is called a **full convolution**: even a window that touches only a single
 #   number counts.
 # - The filters are turned by half a turn.
-# - Channels and filters have changed their parts: the picture $dy$ has $K$ channels, and there are $C$ filters. The first two axes of the weights are
-#   **transposed**, that is, changed over.
+# - Channels and filters have changed their parts: the picture $dy$ has $K$ channels, and there are
+#   $C$ filters. The first two axes of the weights are **transposed**, that is, changed over.
 #
-# And with a stride of 2? Then put zeros *between* the numbers of $dy$ as well, so that they lie as far apart as the windows did. Where $p$ is
-# no whole number, there is a zero. We call that `spread`:
+# And with a stride of 2? Then put zeros *between* the numbers of $dy$ as well, so that they lie as
+# far apart as the windows did. Where $p$ is no whole number, there is a zero. We call that
+# `spread`:
 
 # %%
 dy_small = np.arange(1, 10).reshape(3, 3)
@@ -121,17 +125,18 @@ plot.grids([dy_small, spread], ["dy", "spread, for a gradient of 6 × 6"],
            title="Stride 2, padding 1: dy, and what the turned filter walks over, step by step")
 
 # %% [markdown]
-# (Framed are the windows of dx at (0, 0) and at (2, 3), and in `dy` a number that each of them sees. The second one sees two numbers, as it should: two
-# results have read pixel (2, 3).)
+# (Framed are the windows of dx at (0, 0) and at (2, 3), and in `dy` a number that each of them
+# sees. The second one sees two numbers, as it should: two results have read pixel (2, 3).)
 #
-# In mathematics, by the way, *convolution* is the name of the operation with the turned filter, and what networks do forward is a **correlation**. Here you
-# have met the real one.
+# In mathematics, by the way, *convolution* is the name of the operation with the turned filter, and
+# what networks do forward is a **correlation**. Here you have met the real one.
 #
 # ### Exercise: dx as a convolution
 #
-# Return `spread`, float32 of $(N, K, H + R - 1, W + S - 1)$, and `turned`, of $(C, K, R, S)$, such that a plain convolution of the
-# two (stride 1, no padding) is $dx$ of $(N, C, H, W)$. The padding is less than R and S. NumPy's slices have steps: `a[1:6:2]`
-# is elements 1, 3 and 5, and `a[::-1]` is all of them backwards.
+# Return `spread`, float32 of $(N, K, H + R - 1, W + S - 1)$, and `turned`, of $(C, K, R, S)$, such
+# that a plain convolution of the two (stride 1, no padding) is $dx$ of $(N, C, H, W)$. The padding
+# is less than R and S. NumPy's slices have steps: `a[1:6:2]` is elements 1, 3 and 5, and `a[::-1]`
+# is all of them backwards.
 
 # %% exercise="dx_as_convolution"
 def dx_as_convolution(dy, weight, H, W, stride, padding):
@@ -148,8 +153,8 @@ check("dx_as_convolution", dx_as_convolution)
 hint("dx_as_convolution")
 
 # %% [markdown]
-# Now the layer that goes with us through this lesson: 2 pictures with 3 channels of 9 × 8 pixels, 4 filters, stride 2, padding 1. First we ask
-# PyTorch's autograd for all three gradients.
+# Now the layer that goes with us through this lesson: 2 pictures with 3 channels of 9 × 8 pixels, 4
+# filters, stride 2, padding 1. First we ask PyTorch's autograd for all three gradients.
 
 # %%
 rng = np.random.default_rng(0)
@@ -169,18 +174,21 @@ print(f"{np.mean(spread == 0):.0%} of spread are zeros")
 print(f"largest difference from autograd {abs(dx - theirs[0]).max():.0e}")
 
 # %% [markdown]
-# So whoever has a fast convolution has a fast gradient for nothing: every rung of lesson 8 runs backwards. But nobody would *write down*
-# `spread`. With a stride of 2 more than three quarters of it are zeros, and all products with them are wasted. It is implicit GEMM once more: keep the index calculation,
-# and do not make the array.
+# So whoever has a fast convolution has a fast gradient for nothing: every rung of lesson 8 runs
+# backwards. But nobody would *write down* `spread`. With a stride of 2 more than three quarters of
+# it are zeros, and all products with them are wasted. It is implicit GEMM once more: keep the index
+# calculation, and do not make the array.
 
 # %% [markdown]
 # ## 3 · Handing out or collecting
 #
-# There are two ways to write it as a kernel, and the choice between them comes up again and again, far beyond convolutions.
+# There are two ways to write it as a kernel, and the choice between them comes up again and again,
+# far beyond convolutions.
 #
-# **Scatter**: a thread for each *result*. It knows its window. So it hands out: to each pixel of the window, $dy$ times the tap. That is the
-# forward kernel, with a write where there was a read. But neighbouring windows overlap, and many threads add to the same pixel at the same
-# time. That needs atomics (lesson 2), and dx must be 0 before.
+# **Scatter**: a thread for each *result*. It knows its window. So it hands out: to each pixel of
+# the window, $dy$ times the tap. That is the forward kernel, with a write where there was a read.
+# But neighbouring windows overlap, and many threads add to the same pixel at the same time. That
+# needs atomics (lesson 2), and dx must be 0 before.
 
 # %%
 @cuda.jit
@@ -209,8 +217,9 @@ print(f"largest difference from autograd {abs(dx - theirs[0]).max():.0e}")
 #
 # ### Exercise: gather
 #
-# A thread for each number of dx. `down` is what stands above the line of the fraction in section 1. (Division and remainder of whole numbers round
-# *down* in Python and in numba: $-1$ // 2 is $-1$, and the remainder is 1.)
+# A thread for each number of dx. `down` is what stands above the line of the fraction in section 1.
+# (Division and remainder of whole numbers round *down* in Python and in numba: $-1$ // 2 is $-1$,
+# and the remainder is 1.)
 
 # %% exercise="conv2d_dx"
 @cuda.jit
@@ -240,8 +249,8 @@ hint("conv2d_dx")
 # %% [markdown]
 # ### The same numbers, other bits
 #
-# Both are right. Now run each of them six times with the threads in a random order, as they come on a GPU.
-# **Predict** how many different results there will be.
+# Both are right. Now run each of them six times with the threads in a random order, as they come on
+# a GPU. **Predict** how many different results there will be.
 
 # %%
 def six_runs(kernel, n_threads):
@@ -271,13 +280,16 @@ plot.run_to_run({"scattered": [run[place] for run in scattered], "gathered": [ru
                 exact, title="One number of dx in six runs")
 
 # %% [markdown]
-# float32 rounds after each addition, so another order gives other last bits (lesson 2). The scattered gradient is **not deterministic**: it
-# depends on who came first. The gathered one adds its terms in the order of its loops, always the same, and is **deterministic**, to the last bit.
+# float32 rounds after each addition, so another order gives other last bits (lesson 2). The
+# scattered gradient is **not deterministic**: it depends on who came first. The gathered one adds
+# its terms in the order of its loops, always the same, and is **deterministic**, to the last bit.
 #
-# Who cares about the last bit? Whoever looks for a mistake. Train a network twice with the same seed. If a single bit differs in the first step, the
-# weights differ after it, and after a thousand steps there are two different networks. Was it your change that has made it better, or the other order?
-# With deterministic kernels the same run gives the same network. That is why all kernels of this course are built this way, and why a training run
-# of lesson 7 could be killed, go on, and end with the same bits.
+# Who cares about the last bit? Whoever looks for a mistake. Train a network twice with the same
+# seed. If a single bit differs in the first step, the weights differ after it, and after a thousand
+# steps there are two different networks. Was it your change that has made it better, or the other
+# order? With deterministic kernels the same run gives the same network. That is why all kernels of
+# this course are built this way, and why a training run of lesson 7 could be killed, go on, and end
+# with the same bits.
 #
 # ### Which one is faster?
 #
@@ -297,10 +309,12 @@ for name, trace in (("scatter", scatter_trace), ("gather", gather_trace)):
 # single product**. An atomic is no ordinary write. It is carried out in the L2 cache, where the number is fetched, added to, and put back, and two
 # that want the same number queue. In gather, the additions take place in a register, which costs one instruction with the product.
 #
-# (Gather has a price of its own. With a stride of 2, three quarters of its taps meet nobody, and neighbouring pixels have *different* taps that do, so the
-# lanes of a warp are divergent. A good kernel gives a warp pixels of one sort.)
+# (Gather has a price of its own. With a stride of 2, three quarters of its taps meet nobody, and
+# neighbouring pixels have *different* taps that do, so the lanes of a warp are divergent. A good
+# kernel gives a warp pixels of one sort.)
 #
-# Measured, a layer of 8 pictures, 32 channels and 32 filters, 28 × 28 pixels. The kernels are the two that you see here. **Predict** the ratio.
+# Measured, a layer of 8 pictures, 32 channels and 32 filters, 28 × 28 pixels. The kernels are the
+# two that you see here. **Predict** the ratio.
 
 # %%
 @cache
@@ -325,8 +339,8 @@ ways and plot.durations(ways["rows"], title="The gradient of x: the same product
                         date=ways["source"][1])
 
 # %% [markdown]
-# As a rule: **who owns the result should collect it.** Scatter is for cases in which nobody can say who has read him (where the places come out of the
-# data, as in a histogram).
+# As a rule: **who owns the result should collect it.** Scatter is for cases in which nobody can say
+# who has read him (where the places come out of the data, as in a histogram).
 
 # %% [markdown]
 # A good place for a break. Next come the weights.
@@ -334,14 +348,16 @@ ways and plot.durations(ways["rows"], title="The gradient of x: the same product
 # %% [markdown]
 # ## 4 · The gradient of the weights
 #
-# Who has read weight $(k, c, r, s)$? *All* results of filter $k$, in all pictures, and each has multiplied it by another pixel: the one that
-# tap $(r, s)$ met.
+# Who has read weight $(k, c, r, s)$? *All* results of filter $k$, in all pictures, and each has
+# multiplied it by another pixel: the one that tap $(r, s)$ met.
 #
 # $$ d\text{weight}_{k,c,r,s} = \sum_n \sum_p \sum_q dy_{n,k,p,q} \cdot x_{n,c,h,w}
 # \qquad h = p \cdot \text{stride} - \text{padding} + r \qquad w = q \cdot \text{stride} - \text{padding} + s $$
 #
-# It is the forward formula with the sums changed over. Put $dy$ on the picture as if *it* were a filter, a very large one, multiply and add up: that is the gradient of tap
-# (0, 0). Move it on by one pixel: tap (0, 1). So it is a **correlation of x with dy**, this time without any turning. For stride 1 and padding 0:
+# It is the forward formula with the sums changed over. Put $dy$ on the picture as if *it* were a
+# filter, a very large one, multiply and add up: that is the gradient of tap (0, 0). Move it on by
+# one pixel: tap (0, 1). So it is a **correlation of x with dy**, this time without any turning. For
+# stride 1 and padding 0:
 
 # %%
 picture, upstream = rng.integers(0, 4, (5, 5)), rng.integers(0, 3, (3, 3))
@@ -350,8 +366,8 @@ plot.windows(picture, upstream, gradient, [(0, 0), (1, 2)], names=("x", "dy", "d
              title="dy in the place of the filter gives the gradient of a filter of 3 × 3")
 
 # %% [markdown]
-# The work is the same as forward. But the shape of it is not. **Predict**, for a batch of 32 pictures of 64 × 64: how many results are there, and how many
-# terms has each?
+# The work is the same as forward. But the shape of it is not. **Predict**, for a batch of 32
+# pictures of 64 × 64: how many results are there, and how many terms has each?
 
 # %%
 for label, (N, C, K, H) in (("64 → 128 channels", (32, 64, 128, 64)), ("the first layer, 3 → 64", (32, 3, 64, 64))):
@@ -359,14 +375,16 @@ for label, (N, C, K, H) in (("64 → 128 channels", (32, 64, 128, 64)), ("the fi
           f"dweight {K * C * 9:7,} results of {N * H * H:8,} terms")
 
 # %% [markdown]
-# Forward there are millions of results with short sums. Here there are few results with *very long* sums. A thread for each weight would leave most of the GPU
-# idle: it has room for 270,336 threads, and the first layer has 1,728 weights. So the *sum* has to be shared. It is a **reduction**, the subject of
-# lesson 2, with all its tools.
+# Forward there are millions of results with short sums. Here there are few results with *very long*
+# sums. A thread for each weight would leave most of the GPU idle: it has room for 270,336 threads,
+# and the first layer has 1,728 weights. So the *sum* has to be shared. It is a **reduction**, the
+# subject of lesson 2, with all its tools.
 #
 # ### Exercise: the gradient of the weights
 #
-# A warp for each weight, several warps in a block. The lanes share the pixels of $dy$, of all pictures, and add up with `warp_sum` (which gives the sum to
-# all lanes). **Predict:** is this kernel deterministic?
+# A warp for each weight, several warps in a block. The lanes share the pixels of $dy$, of all
+# pictures, and add up with `warp_sum` (which gives the sum to all lanes). **Predict:** is this
+# kernel deterministic?
 
 # %% exercise="conv2d_dweight"
 @cuda.jit
@@ -392,7 +410,8 @@ hint("conv2d_dweight")
 # %% [markdown]
 # It is deterministic: each lane has its pixels, and the shuffles add up in a fixed order.
 #
-# How do the lanes read? The pixels of $dy$ are neighbours, and with stride 1 those of $x$ are, too. Here the stride is 2:
+# How do the lanes read? The pixels of $dy$ are neighbours, and with stride 1 those of $x$ are, too.
+# Here the stride is 2:
 
 # %%
 kernel, dweight = use("conv2d_dweight", conv2d_dweight), np.zeros_like(weight)
@@ -404,27 +423,33 @@ plot.access_map(t, next(site for site in t.sites if site.array == "x"), steps=2)
 # %% [markdown]
 # ### As a product of matrices
 #
-# Lesson 8 wrote the convolution as filters times columns. Its gradient is $dy$ times the columns, lying on their side: a matrix with $K$ rows and $C \cdot R \cdot S$
-# columns, each element a sum over all $N \cdot P \cdot Q$ pixels. The columns need not be made, as before. So implicit GEMM does this pass as well. Only, there are few
-# tiles of results: 128 filters × 576 terms are $1 \times 4.5$ tiles of 128 × 128, for 132 multiprocessors!
+# Lesson 8 wrote the convolution as filters times columns. Its gradient is $dy$ times the columns,
+# lying on their side: a matrix with $K$ rows and $C \cdot R \cdot S$ columns, each element a sum
+# over all $N \cdot P \cdot Q$ pixels. The columns need not be made, as before. So implicit GEMM
+# does this pass as well. Only, there are few tiles of results: 128 filters × 576 terms are $1
+# \times 4.5$ tiles of 128 × 128, for 132 multiprocessors!
 #
-# So the *sum* is cut into parts, and each part is given to other blocks. This is called **split-K** (the K stands for the length of the sum in a product of matrices, and not for our
-# filters). Then the parts must be added, and there is the choice of section 3 again:
+# So the *sum* is cut into parts, and each part is given to other blocks. This is called **split-K**
+# (the K stands for the length of the sum in a product of matrices, and not for our filters). Then
+# the parts must be added, and there is the choice of section 3 again:
 #
 # - all blocks add to the weight atomically: one kernel, and other bits in every run;
-# - each block writes its own *partial* gradient, and a second, small kernel adds them up in a fixed order. It costs some memory and a launch, and the bits
-#   stay the same. The course's kernels do this.
+# - each block writes its own *partial* gradient, and a second, small kernel adds them up in a fixed
+#   order. It costs some memory and a launch, and the bits stay the same. The course's kernels do
+#   this.
 
 # %% [markdown]
 # ## 5 · The gradient of the bias
 #
-# Who has read the bias of channel $k$? Every result of channel $k$, and it was not multiplied by anything:
+# Who has read the bias of channel $k$? Every result of channel $k$, and it was not multiplied by
+# anything:
 #
 # $$ db_k = \sum_n \sum_p \sum_q dy_{n,k,p,q} $$
 #
 # ### Exercise: a plain sum
 #
-# A block for each channel, of 32 to 256 threads. Each warp has `warp_sum`; then the warps meet in shared memory.
+# A block for each channel, of 32 to 256 threads. Each warp has `warp_sum`; then the warps meet in
+# shared memory.
 
 # %% exercise="conv2d_dbias"
 @cuda.jit
@@ -445,16 +470,19 @@ check("conv2d_dbias", conv2d_dbias)
 hint("conv2d_dbias")
 
 # %% [markdown]
-# This one is limited by memory: one addition for each number read. A layer that is followed by batch normalisation has no bias at all, since the mean is
-# subtracted right after it.
+# This one is limited by memory: one addition for each number read. A layer that is followed by
+# batch normalisation has no bias at all, since the mean is subtracted right after it.
 
 # %% [markdown]
 # ## 6 · Checked three ways
 #
-# A derivation on paper can be wrong, and so can a kernel. And if you compare a kernel with a formula that *you* have derived, both may be wrong together. So:
+# A derivation on paper can be wrong, and so can a kernel. And if you compare a kernel with a
+# formula that *you* have derived, both may be wrong together. So:
 #
-# 1. **finite differences**: no derivation at all, only the forward pass. Slow, not very exact, and it cannot be fooled;
-# 2. a **reference** that somebody else has written, in float64 (here both: PyTorch's autograd and the course's own);
+# 1. **finite differences**: no derivation at all, only the forward pass. Slow, not very exact, and
+#    it cannot be fooled;
+# 2. a **reference** that somebody else has written, in float64 (here both: PyTorch's autograd and
+#    the course's own);
 # 3. **another kernel** that goes another way: every rung of the ladder.
 
 # %%
@@ -480,7 +508,8 @@ for which, place in ((0, (0, 0, 0, 0)), (0, (1, 2, 4, 5)), (1, (3, 1, 0, 2)), (2
     print(f"{name + str(list(place)):22} finite difference {slope:+.6f}, yours {mine[which][place]:+.6f}")
 
 # %% [markdown]
-# (A convolution is linear in x, in the weights and in the bias, so a finite difference has no error but that of rounding.)
+# (A convolution is linear in x, in the weights and in the bias, so a finite difference has no error
+# but that of rounding.)
 #
 # And the third way, the course's rungs, on a small piece:
 
@@ -549,15 +578,18 @@ n_found or print("None of the three passes has been measured on a GPU yet.")
 # %% [markdown]
 # **Explaining the gap.** Beside the reasons of lesson 8:
 #
-# - *dx* is as good a product of matrices as the forward pass, with $C$ in the place of $K$. What differs is how its factors lie in memory: of the transposed
-#   weights, neighbours in the sum lie far apart.
-# - *dweight* has the long sums. The parts have to be written and added up, and both of its factors, x and dy, change from step to step.
-# - cuDNN has kernels for the gradients that add up with atomics, and may choose them, unless `torch.backends.cudnn.deterministic` is switched on. Ours are
-#   deterministic at all times.
+# - *dx* is as good a product of matrices as the forward pass, with $C$ in the place of $K$. What
+#   differs is how its factors lie in memory: of the transposed weights, neighbours in the sum lie
+#   far apart.
+# - *dweight* has the long sums. The parts have to be written and added up, and both of its factors,
+#   x and dy, change from step to step.
+# - cuDNN has kernels for the gradients that add up with atomics, and may choose them, unless
+#   `torch.backends.cudnn.deterministic` is switched on. Ours are deterministic at all times.
 #
 # ## What the profiler says
 #
-# Here are the requests and sectors of the three gradients that you have written, and of the one with atomics. (An atomic request is counted with the sectors that it goes to.)
+# Here are the requests and sectors of the three gradients that you have written, and of the one
+# with atomics. (An atomic request is counted with the sectors that it goes to.)
 
 # %%
 with simulator.trace() as bias_trace:
@@ -571,34 +603,42 @@ for label, trace in traces.items():
     print(f"{label:14}{sum(s.requests for s in sites):10,}{sum(s.sectors for s in sites):9,}{atomics:20,}{ways:12,}")
 
 # %% [markdown]
-# In a real report, look for *L2 atomics* (the profiler calls them `red` or `atom`) in a backward kernel that is unexpectedly slow. They are the first thing to get rid of.
+# In a real report, look for *L2 atomics* (the profiler calls them `red` or `atom`) in a backward
+# kernel that is unexpectedly slow. They are the first thing to get rid of.
 #
 # ## Where the real libraries go further
 #
-# - **Winograd and Fourier** methods exist for the gradients, too, and cuDNN chooses among them for each of the three passes by itself.
-# - **Strided gradients** are cut into four convolutions for a stride of 2, one for each sort of pixel of section 1, none of which meets a zero.
-# - **Overlapping**: dx is needed at once, by the layer before. dweight is needed at the end of the step only. Frameworks that train on many GPUs send dweight to the others
-#   while the next layers still run backwards.
-# - **Not storing x**: dweight needs the input of every layer, which is most of the memory of training. *Checkpointing* throws some inputs away and computes them again, as lesson 5 did
-#   with a dropout mask.
+# - **Winograd and Fourier** methods exist for the gradients, too, and cuDNN chooses among them for
+#   each of the three passes by itself.
+# - **Strided gradients** are cut into four convolutions for a stride of 2, one for each sort of
+#   pixel of section 1, none of which meets a zero.
+# - **Overlapping**: dx is needed at once, by the layer before. dweight is needed at the end of the
+#   step only. Frameworks that train on many GPUs send dweight to the others while the next layers
+#   still run backwards.
+# - **Not storing x**: dweight needs the input of every layer, which is most of the memory of
+#   training. *Checkpointing* throws some inputs away and computes them again, as lesson 5 did with
+#   a dropout mask.
 #
 # ## Three questions
 #
 # <details><summary>1. A colleague forgets to turn the filter in the gradient of x. All of his tests pass. What do his filters look like?</summary>
 #
-# They stay the same when they are turned by half a turn, like a blur, or all ones. Tests need filters that are not symmetric, and the best are random ones. The checks of this course
-# use those.
+# They stay the same when they are turned by half a turn, like a blur, or all ones. Tests need
+# filters that are not symmetric, and the best are random ones. The checks of this course use those.
 # </details>
 #
 # <details><summary>2. A layer that makes a picture twice as large is called a <em>transposed convolution</em>. Have you written one?</summary>
 #
-# Yes. It is the gradient of x of a convolution with stride 2, used forward: <code>conv2d_dx</code> as it is. And its gradient is an ordinary convolution.
+# Yes. It is the gradient of x of a convolution with stride 2, used forward: <code>conv2d_dx</code>
+# as it is. And its gradient is an ordinary convolution.
 # </details>
 #
 # <details><summary>3. In <code>scatter_dx</code>, would it help to let each thread first add up what it has for the same pixel?</summary>
 #
-# A thread has only one product for each pixel and filter, so there is nothing to add up, unless it takes all filters of a place. Then it has K products for each pixel of its window,
-# and needs K times fewer atomics. But the bits still depend on the order. Collecting is that idea, carried to its end.
+# A thread has only one product for each pixel and filter, so there is nothing to add up, unless it
+# takes all filters of a place. Then it has K products for each pixel of its window, and needs K
+# times fewer atomics. But the bits still depend on the order. Collecting is that idea, carried to
+# its end.
 # </details>
 
 # %%
@@ -607,5 +647,6 @@ progress()
 # %% [markdown]
 # ## What comes next
 #
-# [Lesson 10: the other layers](10_the_other_layers.ipynb). The product of matrices, climbed rung by rung up to the tensor cores; pooling that remembers where its maximum was; batch normalisation in training; and the
-# optimisers.
+# [Lesson 10: the other layers](10_the_other_layers.ipynb). The product of matrices, climbed rung by
+# rung up to the tensor cores; pooling that remembers where its maximum was; batch normalisation in
+# training; and the optimisers.
