@@ -327,19 +327,28 @@ def test_the_operator_is_there_for_a_mac():
 @pytest.mark.parametrize("memory_format", FORMATS, ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_shapes_of_efficientnet(shape, R, memory_format, dtype):
-    """At most 1.5 times as far from float64 as PyTorch's own block in the same dtype."""
-    x, given = images(*shape, memory_format=memory_format, dtype=dtype), weights(shape[1], R, dtype)
-    with torch.no_grad():
-        for weight in given:
-            weight.mul_(0.1)
-    dy = torch.randn_like(x)
-    ours, theirs = (passes(f, x, given, dy) for f in (ops.squeeze_excite, peer))
-    exact = passes(peer, x.double(), [g.detach().double().requires_grad_() for g in given],
-                   dy.double())  # fmt: skip
-    for a, b, truth in zip(ours, theirs, exact, strict=True):
-        assert a.dtype == dtype
-        gaps = [(each.double() - truth).norm() / truth.norm() for each in (a, b)]
-        assert gaps[0] <= max(1.5 * gaps[1], torch.finfo(dtype).eps), gaps
+    """At most 1.5 times as far from float64 as PyTorch's own block in the same dtype.
+
+    Over several draws: the error of a single sum of numbers that cancel is a matter of luck.
+    """
+    squares = torch.zeros(2, 6, dtype=torch.float64)
+    for _ in range(8):
+        x = images(*shape, memory_format=memory_format, dtype=dtype)
+        given = weights(shape[1], R, dtype)
+        with torch.no_grad():
+            for weight in given:
+                weight.mul_(0.1)
+        dy = torch.randn_like(x)
+        ours, theirs = (passes(f, x, given, dy) for f in (ops.squeeze_excite, peer))
+        exact = passes(peer, x.double(), [g.detach().double().requires_grad_() for g in given],
+                       dy.double())  # fmt: skip
+        assert all(each.dtype == dtype for each in ours)
+        for k, found in enumerate((ours, theirs)):
+            gaps = [(a.double() - b).norm() / b.norm() for a, b in zip(found, exact, strict=True)]
+            squares[k] += torch.stack([gap.detach() for gap in gaps]).cpu() ** 2
+    ours, theirs = (squares / 8).sqrt().tolist()
+    eps = torch.finfo(dtype).eps
+    assert all(a <= max(1.5 * b, eps) for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
 
 
 @pytest.mark.gpu
