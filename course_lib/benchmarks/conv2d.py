@@ -47,7 +47,7 @@ class Mode(NamedTuple):
 
 
 MODES = (
-    Mode("float32", "float32", "contiguous", "", "fma", 1e-5),
+    Mode("float32", "float32", "contiguous", "", "fma", 5e-5),
     Mode("float32", "tf32", "contiguous", ".tf32", "tf32", 1e-3),
     Mode("bfloat16", "float32", "channels-last", ".channels-last", "bfloat16", 6e-3),
 )

@@ -203,7 +203,11 @@ def _captured_step(step, model, optimizer, state, label, expected, precision):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay(kept=step):  # what the graph reads and writes must not be freed
+        graph.replay()
+
+    return replay
 
 
 def _optimizer(model, ours, rate):
@@ -322,7 +326,7 @@ def _captured_eager(model, x):
         with torch.cuda.graph(graph):
             logits = model(images)
 
-    def infer():
+    def infer(kept=model):  # what the graph reads must not be freed
         images.copy_(x)
         graph.replay()
         return logits

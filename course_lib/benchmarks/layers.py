@@ -44,6 +44,7 @@ LONGEST_CALL = 50_000  # µs; a slower rung is left out, and the record says so
 EPS, MOMENTUM = 1e-5, 0.1
 #: Errors allowed before anything is timed: ‖found − true‖ ÷ ‖true‖.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
+OF_NAIVE = 2e-3  # a single thread adds up a million numbers, one after the other
 SAMPLE = 2  # images, or channels, that are checked, from both ends
 _aten = torch.ops.aten
 
@@ -173,7 +174,7 @@ def _normalising(shape, dtype, layout, suffix, rounds):
         }),
     }  # fmt: skip
     for direction, (function, variants, n_arrays, peers) in ways.items():
-        if not _has_cudnn():
+        if not _has_cudnn() or dtype != "float32":  # it wants weights of the images' dtype
             peers.pop(CUDNN, None)
         ours = {name: functools.partial(function, variant=name) for name in variants}
         name = f"batch_norm.{direction}{suffix}"
@@ -302,7 +303,8 @@ def _equal(label, found, expected):
 
 def _close(label, found, expected, dtype):
     error = ((found.double() - expected).norm() / expected.norm()).item()
-    if not error <= TOLERANCE[dtype]:
+    allowed = max(OF_NAIVE, TOLERANCE[dtype]) if label.startswith("naive ") else TOLERANCE[dtype]
+    if not error <= allowed:
         raise AssertionError(f"{label} is wrong, so it is not timed: error {error:.2e}")
 
 
