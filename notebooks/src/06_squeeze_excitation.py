@@ -912,9 +912,14 @@ show(measured("squeeze_excite.both", (32, 48, 190, 190)),
      "32 pictures of 48 × 190 × 190, forward and backward")
 
 # %% [markdown]
-# **Explaining the gap.** From bytes alone, forward promises $3N / 2N = 1.5$. PyTorch's time above that has two
-# reasons: the kernels that read do not get all of the memory's bandwidth, and there are six or more of them, each
-# of which starts and ends. Where our own bar lacks something to the copy, look for blocks that wait.
+# **Explaining the gap.** From bytes alone, forward promises $3N / 2N = 1.5$. PyTorch's kernels lose a little beyond their
+# bytes: there are six or more of them, each of which starts and ends. Our kernel loses more: it keeps its promise in
+# bytes, as you will see in a moment, and yet it stays well below the copy. The reason is in what a block does beside moving
+# bytes. For each of its small pieces it draws a ticket, waits for the last of its loads, adds up across the block, tells the
+# others, or asks them. Each of these steps is a trip to L2 and back, one after the other, and meanwhile the block asks
+# for no data. Larger pieces would spread this over more bytes. But then more of `x` lies between pooling and scaling than L2 holds:
+# the two wishes pull in opposite directions. What helps is to have more blocks at work, which is why the kernel is held to
+# 64 registers a thread: four blocks on a multiprocessor rather than three.
 #
 # With a *single* picture everything fits into L2, bytes hardly count, and launches are everything. **Predict**
 # which of the two has the larger ratio, a batch of 32 or of 1.
