@@ -87,7 +87,7 @@ def squeeze_excite_operation():
 
     return Operation(
         forward=Pass(
-            tuple(squeeze_excite.VARIANTS),
+            (*squeeze_excite.VARIANTS, squeeze_excite.DEFAULT),
             lambda shape: squeeze_excite.DEFAULT,
             inputs=lambda x: {"x": x},
             ours=lambda x, *, variant: squeeze_excite.forward(x, *weights(x), variant=variant)[0],
@@ -97,7 +97,7 @@ def squeeze_excite_operation():
             scale_in_words="the element's own |x|",
         ),
         backward=Pass(
-            tuple(squeeze_excite.BACKWARD_VARIANTS),
+            (*squeeze_excite.BACKWARD_VARIANTS, squeeze_excite.DEFAULT),
             lambda shape: squeeze_excite.DEFAULT,
             inputs=lambda x: {"dy": gradient(x), "x": x},
             ours=ours_backward,

@@ -68,30 +68,30 @@ def transpose_kernel(x, y, n_rows, n_cols, whole):
 @cuda.jit(device=True)
 def _transpose_elements(square, x, source, n_cols, y, result, n_rows, size):
     for e in range(cuda.threadIdx.x, SIDE * SIDE, BLOCK_SIZE):
-        i, j = np.uint32(e) // np.uint32(SIDE), np.uint32(e) % np.uint32(SIDE)
+        i, j = e // SIDE, e % SIDE
         if i < size[0] and j < size[1]:
-            square[i, j] = load(x, source + np.int64(i) * n_cols + np.int64(j))
+            square[i, j] = load(x, source + i * n_cols + j)
     cuda.syncthreads()
     for e in range(cuda.threadIdx.x, SIDE * SIDE, BLOCK_SIZE):
-        j, i = np.uint32(e) // np.uint32(SIDE), np.uint32(e) % np.uint32(SIDE)
+        j, i = e // SIDE, e % SIDE
         if i < size[0] and j < size[1]:
-            store(y, result + np.int64(j) * n_rows + np.int64(i), square[i, j])
+            store(y, result + j * n_rows + i, square[i, j])
 
 
 @cuda.jit(device=True)
 def _transpose_vectors(square, x, source, n_cols, y, result, n_rows, size):
-    values, width = cuda.local.array(MAX_WIDTH, np.float32), np.uint32(vector_width(x))
-    each = np.uint32(SIDE) // width
+    values, width = cuda.local.array(MAX_WIDTH, np.float32), vector_width(x)
+    each = SIDE // width
     for e in range(cuda.threadIdx.x, SIDE * each, BLOCK_SIZE):
-        i, j = np.uint32(e) // each, np.uint32(e) % each * width
+        i, j = e // each, e % each * width
         if i < size[0] and j < size[1]:
-            load_vector(values, x, source + np.int64(i) * n_cols + np.int64(j))
+            load_vector(values, x, source + i * n_cols + j)
             for q in range(width):
                 square[i, j + q] = values[q]
     cuda.syncthreads()
     for e in range(cuda.threadIdx.x, SIDE * each, BLOCK_SIZE):
-        j, i = np.uint32(e) // each, np.uint32(e) % each * width
+        j, i = e // each, e % each * width
         if i < size[0] and j < size[1]:
             for q in range(width):
                 values[q] = square[i + q, j]
-            store_vector(y, result + np.int64(j) * n_rows + np.int64(i), values)
+            store_vector(y, result + j * n_rows + i, values)

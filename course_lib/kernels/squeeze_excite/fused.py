@@ -139,7 +139,8 @@ def fused_planes_kernel(
 ):  # fmt: skip
     allow_next_kernel()
     wait_for_previous_kernel()
-    drawn, values = cuda.shared.array(1, np.int32), cuda.shared.array(CHUNK, np.float32)
+    drawn = cuda.shared.array(1, np.int32)
+    values = cuda.shared.array(CHUNK, np.float32)
     scratch = cuda.shared.array(BLOCK_SIZE, np.float32)
     summing, block = task_of(draw(drawn, counters), np.int64(cuda.gridDim.x), lead)
     n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
@@ -172,7 +173,8 @@ def fused_planes_backward_kernel(
 ):  # fmt: skip
     allow_next_kernel()
     wait_for_previous_kernel()
-    drawn, values = cuda.shared.array(1, np.int32), cuda.shared.array(CHUNK, np.float32)
+    drawn = cuda.shared.array(1, np.int32)
+    values = cuda.shared.array(CHUNK, np.float32)
     shifts = cuda.shared.array(MOST_CHANNELS, np.float32)
     scratch = cuda.shared.array(BLOCK_SIZE, np.float32)
     summing, block = task_of(draw(drawn, counters), np.int64(cuda.gridDim.x), lead)
@@ -206,7 +208,8 @@ def fused_pixels_kernel(
 ):  # fmt: skip
     allow_next_kernel()
     wait_for_previous_kernel()
-    drawn, values = cuda.shared.array(1, np.int32), cuda.shared.array(CHUNK, np.float32)
+    drawn = cuda.shared.array(1, np.int32)
+    values = cuda.shared.array(CHUNK, np.float32)
     scratch = cuda.shared.array(SCRATCH, np.float32)
     summing, block = task_of(draw(drawn, counters), np.int64(cuda.gridDim.x), lead)
     n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
@@ -236,7 +239,8 @@ def fused_pixels_backward_kernel(
 ):  # fmt: skip
     allow_next_kernel()
     wait_for_previous_kernel()
-    drawn, values = cuda.shared.array(1, np.int32), cuda.shared.array(CHUNK, np.float32)
+    drawn = cuda.shared.array(1, np.int32)
+    values = cuda.shared.array(CHUNK, np.float32)
     shifts = cuda.shared.array(MOST_CHANNELS, np.float32)
     scratch = cuda.shared.array(SCRATCH, np.float32)
     summing, block = task_of(draw(drawn, counters), np.int64(cuda.gridDim.x), lead)

@@ -227,6 +227,7 @@ def _dweight_cases(rng):
         ((2, 1, 3, 4), (3, 1, 2), 1, 1),
         ((1, 2, 4, 5), (1, 2, 2), 2, 1),
         ((2, 1, 5, 7), (1, 2, 1), 1, 0),
+        ((1, 1, 4, 2), (2, 2, 2), 2, 0),
     )
     found = []
     for number, problem in enumerate(problems):
@@ -295,6 +296,7 @@ def _dbias_cases(rng):
         ((3, 2, 4, 3), 96),
         ((2, 3, 6, 4), 32),
         ((2, 1, 9, 15), 256),
+        ((1, 1, 5, 1), 32),
     ]
     return [case(shape[1], block, dy=numbers(rng, shape, 1.5, 1.0)) for shape, block in launches]
 
