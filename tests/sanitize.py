@@ -1,8 +1,8 @@
 """NVIDIA's compute-sanitizer on our kernels, and beside our own sanitizer.
 
 ``python tests/sanitize.py`` runs every kernel variant under it. memcheck finds accesses out of
-bounds and misaligned ones, racecheck finds hazards on shared memory. Exit status 0 when both are
-clean.
+bounds and misaligned ones, racecheck finds hazards on shared memory. The parts of
+`sanitize_launches` run side by side, a process each. Exit status 0 when all are clean.
 
 ``python tests/sanitize.py cases`` runs the planted bugs of `course_lib.simulator.cases` that one of
 its tools can see, and says where the two agree. Exit status 0 when they do on all of them.
@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("memcheck", "racecheck")
 ERROR_STATUS = 9  # of a run in which compute-sanitizer found something
 LAUNCHES = ROOT / "tests" / "sanitize_launches.py"
+PROCESSES = max(2, min(12, (os.cpu_count() or 2) - 2))
 
 
 def compare_cases():
@@ -70,11 +72,31 @@ def main(arguments):
         return 2
     if arguments == ["cases"]:
         return 1 if compare_cases() else 0
-    worst = 0
-    for name in TOOLS:
-        print(f"== {name}", flush=True)
-        worst = max(worst, _under(name, [str(LAUNCHES)]).returncode)
-    return worst
+    return 1 if sanitize_launches() else 0
+
+
+def sanitize_launches():
+    """How many parts of `sanitize_launches`, under how many tools, are not clean."""
+    from sanitize_launches import parts
+
+    runs = [(part, tool) for part in parts() for tool in TOOLS]
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        return sum(pool.map(lambda run: _report(*run), runs))
+
+
+def _report(part, tool):
+    """Run one part under one tool and say how it went. Whether it is not clean."""
+    command = [str(LAUNCHES), part]
+    start = time.monotonic()
+    done = _under(tool, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    verdict = "clean" if done.returncode == 0 else f"NOT CLEAN (status {done.returncode})"
+    seconds = time.monotonic() - start
+    lines = done.stdout.splitlines()
+    calls = next((line for line in lines if " calls: " in line), f"{part} did not end")
+    print(f"{tool:10} {verdict}: {calls}, {seconds:.0f} s", flush=True)
+    if done.returncode:
+        print("\n".join(lines[:60]), flush=True)
+    return done.returncode != 0
 
 
 if __name__ == "__main__":

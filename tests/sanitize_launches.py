@@ -5,6 +5,7 @@ because compute-sanitizer is slow. Rows that would have to be long to take a pat
 it here by a chip that is said to have little shared memory.
 """
 
+import functools
 import sys
 from pathlib import Path
 from unittest import mock
@@ -28,6 +29,8 @@ CONVOLUTIONS = (
     ((2, 16, 11, 9), (80, 8, 3, 3), dict(padding=1, groups=2)),
     ((1, 5, 9, 8), (10, 1, 2, 5), dict(dilation=(2, 1), padding=2, groups=5)),
 )  # fmt: skip
+# Rows, inputs and outputs of linear layers: a fragment, tiles cut off, and k in parts.
+PRODUCTS = ((1, 1, 1), (3, 37, 5), (70, 136, 264), (33, 1288, 40), (257, 72, 130))
 LOGITS = ((1, 1), (3, 37), (300, 5), (2, 2600), (1, 9001))  # rows and classes
 # Rows and columns: every number of slots per thread, for teams of lanes and for blocks.
 ROWS = (
@@ -37,19 +40,26 @@ SPLIT_COLS = (1000, 1003)  # of rows in parts, on 16-byte boundaries and not
 LONG_ROWS = ((2, 40000), (1, 60000))  # a block's and a cluster's, as the chip would have it
 
 
-def main():
-    """Launch everything on the GPU."""
+def main(names):
+    """Launch the parts with these names on the GPU; without names, everything."""
+    torch.set_default_device("cuda")
+    chosen = parts()
+    for name in names or chosen:
+        print(f"{sum(1 for _ in chosen[name]())} calls: {name}", flush=True)
+    torch.cuda.synchronize()
+
+
+def parts():
+    """{name: generator that launches kernels and yields what they wrote}, the longest first."""
     import sanitize_layers
 
-    torch.set_default_device("cuda")
-    parts = (
-        activations, pooling, softmax_rows, softmax_parts, softmax_with_dropout,
-        convolutions, bn_relu_and_softmax, cross_entropies, squeezing_and_exciting, intrinsics,
-        *sanitize_layers.PARTS,
+    found = (
+        *each_dtype(convolutions), *each_dtype(squeezing_and_exciting), *each_dtype(linears),
+        *sanitize_layers.PARTS, softmax_rows, softmax_parts,
+        softmax_with_dropout, bn_relu_and_softmax, cross_entropies, activations, pooling,
+        intrinsics,
     )  # fmt: skip
-    for part in parts:
-        print(f"{sum(1 for _ in part())} calls: {part.__name__}", flush=True)
-    torch.cuda.synchronize()
+    return {part.__name__: part for part in found}
 
 
 def tensor(shape, dtype, start=0):
@@ -180,51 +190,94 @@ def cross_entropies():
                         yield cross_entropy.backward(loss, logits, target, *saved, **options)
 
 
-def squeezing_and_exciting():
+def squeezing_and_exciting(dtype):
     from course_lib.kernels import squeeze_excite
 
-    for dtype in DTYPES:
-        for weight_dtype in dict.fromkeys((dtype, torch.float32)):
-            for shape, R in SQUEEZED:
-                C = shape[1]
-                weights = [tensor(s, weight_dtype) for s in ((R, C), (R,), (C, R), (C,))]
-                for layout in (torch.contiguous_format, torch.channels_last):
-                    for start in (0, 1):
-                        x, dy, y, dx = (
-                            tensor(shape, dtype, start).to(memory_format=layout) for _ in range(4)
+    for weight_dtype in dict.fromkeys((dtype, torch.float32)):
+        for shape, R in SQUEEZED:
+            C = shape[1]
+            weights = [tensor(s, weight_dtype) for s in ((R, C), (R,), (C, R), (C,))]
+            for layout in (torch.contiguous_format, torch.channels_last):
+                for start in (0, 1):
+                    x, dy, y, dx = (
+                        tensor(shape, dtype, start).to(memory_format=layout) for _ in range(4)
+                    )
+                    for variant in squeeze_excite.VARIANTS:
+                        options = {"variant": variant, "activation": "relu"}
+                        yield squeeze_excite.forward(x, *weights, out=y, **options)
+                        _, *saved = squeeze_excite.forward(x, *weights, **options)
+                        options["out"] = dx
+                        yield squeeze_excite.backward(
+                            dy, x, weights[0], weights[2], *saved, **options
                         )
-                        for variant in squeeze_excite.VARIANTS:
-                            options = {"variant": variant, "activation": "relu"}
-                            yield squeeze_excite.forward(x, *weights, out=y, **options)
-                            _, *saved = squeeze_excite.forward(x, *weights, **options)
-                            options["out"] = dx
-                            yield squeeze_excite.backward(
-                                dy, x, weights[0], weights[2], *saved, **options
-                            )
 
 
-def convolutions():
+def convolutions(dtype):
     from course_lib.kernels import conv2d
     from course_lib.kernels.conv2d import gathering
 
     def passes(x, weight, variant, **options):
         bias = torch.randn(weight.shape[0]).to(x.dtype)
-        y = conv2d.forward(x, weight, bias, variant=variant, **options)
-        yield y
-        yield from conv2d.backward(y, x, weight, variant=variant, **options)
+        for precision in precisions(dtype, variant):
+            options["precision"] = precision
+            y = conv2d.forward(x, weight, bias, variant=variant, **options)
+            yield y
+            yield from conv2d.backward(y, x, weight, variant=variant, **options)
 
-    for dtype in DTYPES:
-        for layout in (torch.contiguous_format, torch.channels_last):
-            for x_shape, weight_shape, options in CONVOLUTIONS:
-                x, weight = (
-                    torch.randn(shape).to(dtype, memory_format=layout)
-                    for shape in (x_shape, weight_shape)
-                )
-                for variant in conv2d.VARIANTS:
-                    if variant != "depthwise" or options.get("groups") == x_shape[1]:
-                        yield from passes(x, weight, variant, **options)
-                with mock.patch.object(gathering, "LARGE_FROM", 0):
-                    yield from passes(x, weight, "tensor_core", **options)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        for x_shape, weight_shape, options in CONVOLUTIONS:
+            x, weight = (
+                torch.randn(shape).to(dtype, memory_format=layout)
+                for shape in (x_shape, weight_shape)
+            )
+            for variant in conv2d.VARIANTS:
+                if variant != "depthwise" or options.get("groups") == x_shape[1]:
+                    yield from passes(x, weight, variant, **options)
+            with mock.patch.object(gathering, "LARGE_FROM", 0):
+                yield from passes(x, weight, "tensor_core", **options)
+
+
+def linears(dtype):
+    from course_lib.kernels import gemm, linear
+
+    def passes(variant):
+        for precision in precisions(dtype, variant):
+            for n_rows, n_in, n_out in PRODUCTS:
+                for start in (0, 1):
+                    x, weight = tensor((n_rows, n_in), dtype), tensor((n_out, n_in), dtype, start)
+                    options = {"variant": variant, "precision": precision}
+                    y = linear.forward(x, weight, weight[:, 0], activation="relu", **options)
+                    yield y
+                    yield from linear.backward(y, x, weight, **options)
+
+    for variant in linear.VARIANTS:
+        if variant != "tensor_core":
+            yield from passes(variant)
+            continue
+        shapes = gemm.plan.SHAPES
+        for i in range(max(map(len, shapes.values()))):  # each tile, whatever the plan would take
+            tiles = {mode: found[min(i, len(found) - 1) :] for mode, found in shapes.items()}
+            gemm.planned.cache_clear()
+            with mock.patch.multiple(gemm.plan, SHAPES=tiles, FULL=0.0):
+                yield from passes(variant)
+        gemm.planned.cache_clear()
+
+
+def precisions(dtype, variant):
+    """What `precision` may be, where it makes a difference."""
+    both = dtype is torch.float32 and variant == "tensor_core"
+    return ("float32", "tf32") if both else ("float32",)
+
+
+def each_dtype(part):
+    """`part` with each dtype, as parts of their own."""
+
+    def named(dtype):
+        found = functools.partial(part, dtype)
+        found.__name__ = f"{part.__name__}_{str(dtype).removeprefix('torch.')}"
+        return found
+
+    return [named(dtype) for dtype in DTYPES]
 
 
 def intrinsics():
@@ -250,4 +303,4 @@ def intrinsics():
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    main()
+    main(sys.argv[1:])
