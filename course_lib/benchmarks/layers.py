@@ -138,7 +138,8 @@ def _normalising(shape, dtype, layout, suffix, rounds):
     settings = True, MOMENTUM, EPS
     # What the backward passes take: the statistics of the first set.
     _, mean, rstd = batch_norm.forward(x[0], *affine)
-    _, *of_cudnn = _cudnn(x[0], affine, _copies(running)) if _has_cudnn() else (None,)
+    beside_cudnn = _has_cudnn() and dtype == "float32"  # it wants weights of the images' dtype
+    _, *of_cudnn = _cudnn(x[0], affine, _copies(running)) if beside_cudnn else (None,)
     fixed = _copies(running)
 
     def forward(i, variant):
@@ -174,7 +175,7 @@ def _normalising(shape, dtype, layout, suffix, rounds):
         }),
     }  # fmt: skip
     for direction, (function, variants, n_arrays, peers) in ways.items():
-        if not _has_cudnn() or dtype != "float32":  # it wants weights of the images' dtype
+        if not beside_cudnn:
             peers.pop(CUDNN, None)
         ours = {name: functools.partial(function, variant=name) for name in variants}
         name = f"batch_norm.{direction}{suffix}"
