@@ -1,9 +1,12 @@
 """What every test shares: where the GPU tests run, and where a learner's progress is not."""
 
+import contextlib
+import gc
 import importlib.util
 import os
 import pathlib
 import sys
+import tempfile
 from unittest import mock
 
 import pytest
@@ -30,6 +33,7 @@ if importlib.util.find_spec("hypothesis") is None:
     sys.modules |= {"hypothesis": _absent, "hypothesis.strategies": _absent.strategies}
 
 
+KEPT = 1 << 30  # bytes of GPU memory that a process may keep between two tests
 #: Files whose tests take long: first, so that no process ends long before the others.
 SLOW = (
     "test_check_bank", "test_browser", "test_compiler", "test_conv2d", "test_gemm", "test_linear",
@@ -54,6 +58,30 @@ def _why_no_gpu():
     if os.environ.get(device.SIMULATOR_VARIABLE) == "1":
         return f"{device.SIMULATOR_VARIABLE}=1: kernels run in the simulator"
     return None
+
+
+@pytest.fixture(autouse=True)
+def _gpu_memory(request):
+    """Processes share the GPU: a test that wants much of it waits until no other has it."""
+    marker = request.node.get_closest_marker("gpu_memory")
+    if marker is None and not request.node.get_closest_marker("gpu"):
+        yield
+        return
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        if marker is not None:
+            import fcntl
+
+            (gib,) = marker.args
+            if torch.cuda.mem_get_info()[1] < gib << 30:
+                pytest.skip(f"needs a GPU of {gib} GiB")
+            lock = pathlib.Path(tempfile.gettempdir()) / "course_lib_gpu_memory.lock"
+            fcntl.flock(stack.enter_context(lock.open("w")), fcntl.LOCK_EX)
+        yield
+        if torch.cuda.memory_reserved() > KEPT:
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -157,10 +157,7 @@ def test_numpy_arrays_in_the_simulator():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    PLACE == "cuda" and torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 12e9,
-    reason="needs 12 GB of free device memory",
-)
+@pytest.mark.gpu_memory(12)
 @every_case
 def test_more_than_two_billion_elements(variant):
     n = 2**31 + 13

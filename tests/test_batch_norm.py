@@ -371,10 +371,7 @@ def test_large_images(layout, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] < 40 << 30,
-    reason="needs 40 GB of free GPU memory",
-)
+@pytest.mark.gpu_memory(40)
 @every_format
 def test_more_than_two_billion_elements(layout):
     x = torch.zeros(2, 8, 16400, 8200, device="cuda", dtype=torch.float16)

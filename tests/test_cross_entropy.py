@@ -529,10 +529,7 @@ def test_a_language_model(variant, form, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    PLACE == "cuda" and torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < 16e9,
-    reason="needs 16 GB of free device memory",
-)
+@pytest.mark.gpu_memory(16)
 @every_variant
 def test_more_than_two_billion_elements(variant):
     n_classes = 131_075

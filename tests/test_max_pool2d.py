@@ -367,10 +367,7 @@ def test_large_images(dtype, layout, options):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] < 24 << 30,
-    reason="needs 24 GB of free GPU memory",
-)
+@pytest.mark.gpu_memory(24)
 @every_format
 def test_more_than_two_billion_elements(layout):
     shape = (2, 8, 16400, 8200)

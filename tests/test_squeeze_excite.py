@@ -573,6 +573,7 @@ def test_the_images_of_a_network(variant, dtype, layout, C, side, R):
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_memory(32)
 @every_variant
 @every_format
 def test_more_elements_than_32_bits_count(variant, layout):
