@@ -223,3 +223,36 @@ def test_large_products(mode, dtype, M, N, K):
         assert error <= 4 * (theirs - truth).norm() / truth.norm()
     else:
         assert error <= {"tf32": 5e-4, "narrow": torch.finfo(dtype).eps}[mode]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("M", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("N, K, relu", [(1, 8, False), (5, 3200, True), (10, 1032, False)])
+def test_few_rows(monkeypatch, dtype, M, N, K, relu):
+    a, b, *exact = operands(M, N, K, dtype, True, True)
+    bias = torch.randn(N).to(PLACE, dtype) if relu else None
+    c, again = (torch.full((M, N), np.nan, dtype=dtype, device=PLACE) for _ in range(2))
+    monkeypatch.setattr(gemm, "_launch_tensor_core", None)  # these have nothing to do here
+    for result in (c, again):
+        gemm.multiply(a, b, result, M, N, K, bias=bias, relu=relu)
+    check(c, *exact, bias, relu, 2e-7)
+    assert torch.equal(c, again)
+
+
+@pytest.mark.parametrize("M, K, a_by_k, shift", [(9, 64, True, 0), (8, 66, True, 0),
+                                                 (8, 64, False, 0), (8, 64, True, 1)])  # fmt: skip
+def test_more_rows_and_others_go_by_tensor_cores(monkeypatch, M, K, a_by_k, shift):
+    monkeypatch.setattr(gemm.few_rows, "multiply", None)
+    a, b, *exact = operands(M, 3, K, torch.float32, a_by_k, True, shift)
+    c = torch.full((M, 3), np.nan, device=PLACE)
+    gemm.multiply(a, b, c, M, 3, K, a_by_k=a_by_k)
+    check(c, *exact, None, False, 1e-6)
+
+
+def test_few_rows_pass_nan_and_infinities_on():
+    a, b = torch.ones(2, 64, device=PLACE), torch.ones(3, 64, device=PLACE)
+    a[0, 5], b[1, 63], b[2, 0] = float("nan"), float("inf"), -float("inf")
+    c = torch.empty(2, 3, device=PLACE)
+    gemm.multiply(a, b, c, 2, 3, 64)
+    expected = torch.tensor([[float("nan")] * 3, [64, float("inf"), -float("inf")]])
+    assert torch.equal(c.cpu().nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))

@@ -4,6 +4,7 @@ import torch
 
 from course_lib.kernels import activation
 from course_lib.ops.registration import Operator
+from course_lib.runtime.repeat import repeated
 
 _aten = torch.ops.aten
 
@@ -22,7 +23,7 @@ def _register(operation, on_cpu, backward_on_cpu):
     backward = Operator(
         f"{operation.name}_backward",
         "(Tensor grad_output, Tensor saved) -> Tensor",
-        kernel=operation.backward,
+        kernel=repeated(2)(operation.backward),
         on_cpu=backward_on_cpu,
         fake=lambda grad_output, saved: torch.empty_like(saved),
         title=f"{title}Backward",
@@ -30,7 +31,7 @@ def _register(operation, on_cpu, backward_on_cpu):
     return Operator(
         operation.name,
         "(Tensor x) -> Tensor",
-        kernel=operation.forward,
+        kernel=repeated(1)(operation.forward),
         on_cpu=on_cpu,
         fake=torch.empty_like,
         save=save,

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 from course_lib.kernels import conv2d as kernels
 from course_lib.ops.registration import Operator, require_floating_point
+from course_lib.runtime.repeat import repeated
 
 _aten = torch.ops.aten
 _OPTIONS = "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups"
@@ -16,17 +17,29 @@ def _precision():
 
 
 def _kernel(x, weight, bias, stride, padding, dilation, groups):
+    options = tuple(stride), tuple(padding), tuple(dilation), groups
+    return _forward(x, weight, bias, *options, _precision())
+
+
+@repeated(3)
+def _forward(x, weight, bias, stride, padding, dilation, groups, precision):
     require_floating_point("conv2d", x.dtype)
     return kernels.forward(
-        x, weight, bias, stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation),
-        groups=groups, precision=_precision(),
+        x, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups,
+        precision=precision,
     )  # fmt: skip
 
 
 def _backward_kernel(grad_output, x, weight, stride, padding, dilation, groups, needs):
+    options = tuple(stride), tuple(padding), tuple(dilation), groups, tuple(needs)
+    return _gradients(grad_output, x, weight, *options, _precision())
+
+
+@repeated(3)
+def _gradients(grad_output, x, weight, stride, padding, dilation, groups, needs, precision):
     found = kernels.backward(
-        grad_output, x, weight, stride=tuple(stride), padding=tuple(padding),
-        dilation=tuple(dilation), groups=groups, needs=tuple(needs), precision=_precision(),
+        grad_output, x, weight, stride=stride, padding=padding, dilation=dilation, groups=groups,
+        needs=needs, precision=precision,
     )  # fmt: skip
     return tuple(x.new_empty(0) if gradient is None else gradient for gradient in found)
 

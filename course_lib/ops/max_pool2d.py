@@ -5,6 +5,7 @@ import torch
 from course_lib.kernels import max_pool2d as kernels
 from course_lib.kernels.max_pool2d.window import output_size
 from course_lib.ops.registration import Operator, require_floating_point, simulate_on_cpu
+from course_lib.runtime.repeat import repeated
 
 _aten = torch.ops.aten
 _OPTIONS = "int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode"
@@ -13,19 +14,33 @@ _INDEX_DTYPES = {"int64": torch.int64, "uint8": torch.uint8}
 
 def _options(kernel_size, stride, padding, dilation, ceil_mode):
     return dict(
-        kernel_size=tuple(kernel_size), stride=tuple(stride), padding=tuple(padding),
-        dilation=tuple(dilation), ceil_mode=ceil_mode,
+        kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation,
+        ceil_mode=ceil_mode,
     )  # fmt: skip
 
 
 def _kernel(x, *options):
+    return _forward(x, *map(_hashable, options))
+
+
+@repeated(1)
+def _forward(x, *options):
     *options, index_dtype = options
     require_floating_point("max_pool2d", x.dtype)
     return kernels.forward(x, **_options(*options), index_dtype=index_dtype)
 
 
 def _backward_kernel(grad_output, indices, size, *options):
-    return kernels.backward(grad_output, indices, tuple(size), **_options(*options))
+    return _gradient_of_input(grad_output, indices, tuple(size), *map(_hashable, options))
+
+
+@repeated(2)
+def _gradient_of_input(grad_output, indices, size, *options):
+    return kernels.backward(grad_output, indices, size, **_options(*options))
+
+
+def _hashable(option):
+    return tuple(option) if isinstance(option, list) else option
 
 
 def _by_torch(x, *options):

@@ -19,6 +19,7 @@ rung             what a thread does                                      reads o
 `tensor_core`    a share of its warp's fragments, which `mma.sync`       N/128, M/256
                  multiplies; if c has few tiles, they are smaller, and   (N/32, M/32)
                  k is dealt out to several blocks, whose sums are added
+                 (`a` of 8 rows at most: no fragments, but `few_rows`)   N, 1
 ================ ======================================================= ===================
 
 `tensor_core` needs sm_80. Its float32 is as exact as float32: see `fragments`.
@@ -29,7 +30,7 @@ Sums are taken in a fixed order: two runs agree bit for bit.
 import functools
 import math
 
-from course_lib.kernels.gemm import columns, ladder, plan, split, tensor_core, vectorised
+from course_lib.kernels.gemm import columns, few_rows, ladder, plan, split, tensor_core, vectorised
 from course_lib.kernels.gemm.epilogue import ADD_BIAS, CLUSTER, RELU, VECTORS
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
@@ -68,6 +69,10 @@ def multiply(
     options = (ADD_BIAS if bias is not None else 0) + (RELU if relu else 0)
     bias = c if bias is None else bias
     if variant == "tensor_core":
+        boundaries = _on_boundaries(a, K) and _on_boundaries(b, K)
+        if M <= few_rows.ROWS[-1] and a_by_k and b_by_k and boundaries:
+            few_rows.multiply(a, b, bias, c, M, N, K, options)
+            return c
         _launch_tensor_core(a, b, bias, c, M, N, K, a_strides, b_strides, options, precision)
         return c
     operands = (a, b, bias, c, M, N, K, *a_strides, *b_strides, options)
@@ -198,7 +203,10 @@ def _tensor_core_kernels():
 VARIANTS = {
     **{name: (kernel,) for name, (kernel, *_) in _BLOCKS.items()},
     "vectorised": tuple(vectorised_kernel_for(s, size)[0] for s in SOURCES for size in (4, 2)),
-    "tensor_core": (*(kernel for *_, (kernel, *_) in _tensor_core_kernels()), split.finish_kernel),
+    "tensor_core": (
+        *(kernel for *_, (kernel, *_) in _tensor_core_kernels()), split.finish_kernel,
+        *few_rows.KERNELS.values(),
+    ),
 }
 
 
@@ -221,5 +229,7 @@ def specialisations():
             yield name, kernel, [array] * 4 + numbers
             if dtype != "float32":
                 yield f"{name} in parts", kernel, [array] * 3 + [("float32", 1), *numbers]
-    for label, kernel, types in columns.specialisations(DTYPES):
+    for label, kernel, types in (
+        *columns.specialisations(DTYPES), *few_rows.specialisations(DTYPES),
+    ):  # fmt: skip
         yield f"gemm {label}", kernel, types

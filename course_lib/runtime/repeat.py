@@ -1,0 +1,208 @@
+"""An operator of several launches that has run once need not think again: ``@repeated``.
+
+`replay` repeats the one launch of a launcher whose result looks like its input. This is for all
+others: a convolution may arrange its weights, add up parts in memory of its own, and launch three
+kernels for it. What is noted of a run is every launch, and every array that it made: its results,
+and the workspace between launches. A repetition makes the results, one piece of memory for all of
+the workspace, and starts the launches.
+
+Remembered under: dtype, shape, strides and device of each array, all other arguments, the stream
+and the thread. Repeated are only calls with PyTorch tensors that begin on a 16-byte boundary, and
+only runs in which PyTorch did nothing but make arrays and look at them in another shape: while a
+run is noted, a mode of PyTorch's dispatcher watches. Every other call runs the launcher, as do all
+calls in the simulator. What the launcher computes must not depend on what arrays hold.
+"""
+
+import functools
+import sys
+from threading import get_ident
+from typing import NamedTuple
+
+from course_lib.runtime import launch as launching
+from course_lib.runtime.intrinsics import VECTOR_BYTES
+
+MOST_REMEMBERED = 4096  # runs of one launcher; past it, all are forgotten
+TRIES = 3  # to note a run: the first may have filled counters, or made what the others will use
+APART = 512  # bytes: the boundaries on which pieces of the workspace begin, as PyTorch's arrays do
+#: What PyTorch may do while a run is noted.
+MAKING = {"empty", "empty_strided", "new_empty", "empty_like", "new_empty_strided"}
+LOOKING = {"view", "_unsafe_view", "slice", "select", "detach", "permute", "alias", "as_strided",
+           "transpose", "t", "unsqueeze", "squeeze"}  # fmt: skip
+
+
+def repeated(n_arrays):
+    """For a function ``launcher(*arrays, *others)`` of `n_arrays` arrays, each of which may be None
+    but the first, and of hashable others. Its result is an array, or a tuple of arrays, it made.
+    """
+
+    def decorate(launcher):
+        known = {}
+
+        @functools.wraps(launcher)
+        def call(*inputs):
+            index = _index_of(inputs[0])
+            if index < 0:
+                return launcher(*inputs)
+            key, addresses, together = [index, launching._stream_of(index), get_ident()], [], 0
+            for x in inputs[:n_arrays]:
+                if x is None:
+                    key.append(None)
+                    addresses.append(0)
+                    continue
+                if type(x) not in launching.tensor_types:
+                    return launcher(*inputs)
+                address = x.data_ptr()
+                key += (x.dtype, x.shape, x.stride(), x.get_device())
+                addresses.append(address)
+                together |= address
+            key += inputs[n_arrays:]
+            key = tuple(key)
+            run = known.get(key, TRIES)
+            if together % VECTOR_BYTES or run == 0:
+                return launcher(*inputs)
+            if not isinstance(run, int):
+                found = run(addresses)
+                return launcher(*inputs) if found is None else found
+            result, repetition = _noted(launcher, inputs, n_arrays)
+            if len(known) >= MOST_REMEMBERED:
+                known.clear()
+            known[key] = repetition or run - 1
+            return result
+
+        return call
+
+    return decorate
+
+
+def _index_of(x):
+    """The GPU that `x` is on; below 0 where nothing can be repeated."""
+    if not launching.on_gpu() or type(x) not in launching.tensor_types:
+        return -1
+    return x.get_device()
+
+
+def _noted(launcher, inputs, n_arrays):
+    """(the launcher's result, what repeats the run; or None where nothing can)."""
+    watch = _watch_class()()
+    with launching.recorded() as launches, watch:
+        result = launcher(*inputs)
+    if watch.spoilt:
+        return result, None
+    results = result if isinstance(result, tuple) else (result,)
+    memory = _memory(inputs[:n_arrays], results, watch.made)
+    return result, memory and _repetition(launches, memory, results, isinstance(result, tuple))
+
+
+@functools.cache
+def _watch_class():
+    # Made here, because the course does not import PyTorch unless somebody else has.
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        """Keeps the arrays that PyTorch makes; `spoilt` if it did more than that."""
+
+        def __init__(self):
+            super().__init__()
+            self.made, self.spoilt = [], False
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            name = function.overloadpacket.__name__
+            if name in MAKING:
+                self.made.append(result)
+            elif name not in LOOKING:
+                self.spoilt = True
+            return result
+
+    return Watch
+
+
+class _Stretch(NamedTuple):
+    """Memory that a run knows: an argument's, a result's, or a piece of the workspace."""
+
+    start: int
+    end: int
+    base: int  # position among the addresses of a repetition
+    offset: int  # in bytes from that address
+
+
+def _memory(inputs, results, made):
+    """(the `_Stretch`es of a run, bytes of its workspace); None if a result was not made by it.
+
+    The addresses of a repetition are those of the inputs, of the results, of the workspace.
+    """
+    stretches = [
+        _Stretch(x.data_ptr(), x.data_ptr() + _bytes(x), base, 0)
+        for base, x in enumerate(inputs)
+        if x is not None
+    ]
+    whole = {(x.data_ptr(), _bytes(x)) for x in made}
+    own, n_bytes, workspace = set(), 0, len(inputs) + len(results)
+    for base, x in enumerate(results, len(inputs)):
+        if x.numel() and (x.data_ptr(), _bytes(x)) not in whole:
+            return None
+        own.add(x.data_ptr())
+        stretches.append(_Stretch(x.data_ptr(), x.data_ptr() + _bytes(x), base, 0))
+    for x in made:
+        if x.numel() and x.data_ptr() not in own:
+            stretches.append(_Stretch(x.data_ptr(), x.data_ptr() + _bytes(x), workspace, n_bytes))
+            n_bytes += -(-_bytes(x) // APART) * APART
+    return stretches, n_bytes
+
+
+def _repetition(launches, memory, results, several):
+    """A function of the inputs' addresses that does the run again, and returns its results.
+
+    It returns None, and has done nothing, where a graph captures launches that need counters:
+    graphs have their own.
+    """
+    torch = sys.modules["torch"]
+    stretches, n_bytes = memory
+    steps, others = [], []
+    for kernel, grid, block, args, options in launches:
+        places = []
+        for array in (arg for arg in args if hasattr(arg, "data_ptr")):
+            place = _place(array, stretches)
+            if place is None:  # neither made in this run nor given to it: counters
+                place = None, array.data_ptr()
+                others.append(array)
+            places.append(place)
+        steps.append((launching.prepare(kernel, grid, block, *args, **options).launch, places))
+    looks = [(tuple(x.shape), tuple(x.stride()), x.dtype) for x in results]
+    device, capturing = results[0].device, torch.cuda.is_current_stream_capturing
+    empty, byte, kept = torch.empty_strided, torch.uint8, tuple(others)
+
+    def repeat(addresses):
+        if kept and capturing():
+            return None
+        found = [
+            empty(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in looks
+        ]
+        addresses += [x.data_ptr() for x in found]
+        if n_bytes:
+            space = empty((n_bytes,), (1,), dtype=byte, device=device)
+            addresses.append(space.data_ptr())
+        for launch, places in steps:
+            launch([
+                offset if base is None else addresses[base] + offset for base, offset in places
+            ])  # fmt: skip
+        return tuple(found) if several else found[0]
+
+    return repeat
+
+
+def _place(array, stretches):
+    """(base, offset) of an array that a launch was given; None if its memory is not the run's."""
+    address = array.data_ptr()
+    for start, end, base, offset in stretches:
+        if start <= address < end or address == start:
+            return base, offset + address - start
+    return None
+
+
+def _bytes(x):
+    """Of the stretch of memory from a tensor's first element to its last."""
+    if not x.numel():
+        return 0
+    last = sum((extent - 1) * stride for extent, stride in zip(x.shape, x.stride(), strict=True))
+    return (last + 1) * x.element_size()
