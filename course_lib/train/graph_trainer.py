@@ -1,8 +1,9 @@
 """Fashion-MNIST trained by our kernels alone: no autograd, no arithmetic of PyTorch's.
 
-The kernels call each other, one step is one captured CUDA graph, and the set lies on the GPU, where
-a kernel picks each batch. The host starts a graph for each step, and looks at the results once an
-epoch. PyTorch only holds the memory.
+The kernels call each other, and the set lies on the GPU, where a kernel picks each batch. A step is
+captured: a CUDA graph up to the gradients, and one for the update, so that where the gradients lie
+is told the optimiser once, between the two, and not in every step. The host starts both for each
+step, and looks at the results once an epoch. PyTorch only holds the memory.
 """
 
 import torch
@@ -51,7 +52,7 @@ class GraphTrainer:
         }
         self.tables = Table(), Table()
         self._make_room()
-        self.graph = None
+        self.graphs = ()
 
     def _make_room(self):
         def room(*shape, dtype=torch.float32):
@@ -69,19 +70,31 @@ class GraphTrainer:
         if self.device.type != "cuda":
             self._step()
             return
-        if self.graph is None:
+        if not self.graphs:
             self._capture()
-        self.graph.replay()
+        for graph in self.graphs:
+            graph.replay()
 
     def _capture(self):
-        """Note a step's launches in a graph. Nothing runs, so that no step is made twice."""
+        """Note a step's launches in graphs. Nothing runs, so that no step is made twice."""
         if not device.count():
             raise RuntimeError("a CUDA graph needs a GPU")
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._step()
+        graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[0]):
+            gradients = self._gradients()
+        for kind, table in enumerate(self.tables):
+            parameters, of_these, buffers = self._lists(gradients, kind)
+            states = buffers if self.options[0]["momentum"] else parameters
+            table.prepare(parameters, of_these, [states], None)
+        with torch.cuda.graph(graphs[1]):
+            self._update(gradients)
+        self.graphs, self.captured = graphs, gradients  # whose memory the second graph reads
 
     def _step(self):
+        self._update(self._gradients())
+
+    def _gradients(self):
+        """{layer: (gradient of its weight, of its bias)} of the next batch."""
         batches.next_batch(
             self.images, self.labels, self.step, self.rate, self.x, self.y, **self.schedule
         )
@@ -89,37 +102,40 @@ class GraphTrainer:
         loss, stats, normaliser = cross_entropy.forward(logits, self.y)
         batches.tally(loss, logits, self.y, self.step, self.losses, self.right)
         d = cross_entropy.backward(self.one, logits, self.y, stats, normaliser)
-        self._update(self._backward(d, kept))
+        return self._backward(d, kept)
 
     def _forward(self, x, out=None):
         return forward(self.layers, x, precision=self.precision, out=out)
 
     def _backward(self, dlogits, kept):
-        """{layer: (gradient of its weight, of its bias)}."""
+        # Names are used again as soon as may be: what nobody holds makes room for what comes.
         exact = dict(precision=self.precision)
-        x, a, b, b_at, c, d, e, e_at, f, g = kept
-        (w2, _), (w3, _), (w4, _) = (self.layers[name] for name in NAMES[1:])
-        dg, *fc2 = linear.backward(dlogits, g, w4, **exact)
-        dg = relu.backward(dg, g)
-        df, *fc1 = linear.backward(dg, f.view(len(x), -1), w3, **exact)
-        de = relu.backward(df.view(e.shape), e)
-        dd = max_pool2d.backward(de, e_at, d.shape, kernel_size=2)
-        dc, *conv2 = conv2d.backward(dd, c, w2, **exact)
-        db = relu.backward(dc, b)
-        da = max_pool2d.backward(db, b_at, a.shape, kernel_size=2)
-        w1 = self.layers["conv1"][0]
-        _, *conv1 = conv2d.backward(da, x, w1, needs=(False, True, True), **exact)
+        x, a_shape, a_at, b, c_shape, c_at, d, e = kept
+        w1, w2, w3, w4 = (weight for weight, _ in self.layers.values())
+        dy, *fc2 = linear.backward(dlogits, e, w4, **exact)
+        dy = relu.backward(dy, e, out=dy)
+        dy, *fc1 = linear.backward(dy, d.view(len(x), -1), w3, **exact)
+        dy = dy.view(d.shape)
+        dy = relu.backward(dy, d, out=dy)
+        dy = max_pool2d.backward(dy, c_at, c_shape, kernel_size=2)
+        dy, *conv2 = conv2d.backward(dy, b, w2, **exact)
+        dy = relu.backward(dy, b, out=dy)
+        dy = max_pool2d.backward(dy, a_at, a_shape, kernel_size=2)
+        _, *conv1 = conv2d.backward(dy, x, w1, needs=(False, True, True), **exact)
         return dict(zip(NAMES, (conv1, conv2, fc1, fc2), strict=True))
 
     def _update(self, gradients):
         options, weight_decay = self.options
         # Weights are pulled towards 0, biases are not.
         for kind, decay in enumerate((weight_decay, 0.0)):
-            lists = (
-                [each[name][kind] for name in NAMES]
-                for each in (self.layers, gradients, self.buffers)
-            )
+            lists = self._lists(gradients, kind)
             sgd(*lists, lr=self.rate, weight_decay=decay, table=self.tables[kind], **options)
+
+    def _lists(self, gradients, kind):
+        """(parameters, gradients, momentum buffers): of the weights (kind 0), of the biases (1)."""
+        return [
+            [each[name][kind] for name in NAMES] for each in (self.layers, gradients, self.buffers)
+        ]
 
     def predict(self, images):
         """float32 logits (N, 10) for uint8 images (N, 28, 28); our kernels alone, too."""
@@ -172,13 +188,14 @@ def weights_of(model):
 
 def forward(layers, x, *, precision="float32", out=None):
     """(logits, what the backward pass needs) for images x, float32 (N, 1, 28, 28)."""
+    # What the backward pass does not need is given up at once: of a pooling's input, the shape.
     exact = dict(precision=precision)
     conv1, conv2, fc1, fc2 = layers.values()
     a = conv2d.forward(x, *conv1, **exact)
-    b, b_at = max_pool2d.forward(a, 2, index_dtype="uint8")
-    c = relu.forward(b)
-    d = conv2d.forward(c, *conv2, **exact)
-    e, e_at = max_pool2d.forward(d, 2, index_dtype="uint8")
-    f = relu.forward(e)
-    g = linear.forward(f.view(len(x), -1), *fc1, activation="relu", **exact)
-    return linear.forward(g, *fc2, out=out, **exact), (x, a, b, b_at, c, d, e, e_at, f, g)
+    b, a_at = max_pool2d.forward(a, 2, index_dtype="uint8")
+    a, b = a.shape, relu.forward(b, out=b)
+    c = conv2d.forward(b, *conv2, **exact)
+    d, c_at = max_pool2d.forward(c, 2, index_dtype="uint8")
+    c, d = c.shape, relu.forward(d, out=d)
+    e = linear.forward(d.view(len(x), -1), *fc1, activation="relu", **exact)
+    return linear.forward(e, *fc2, out=out, **exact), (x, a, a_at, b, c, c_at, d, e)
