@@ -65,16 +65,18 @@ def parts_of(trainer):
         trainer.images, trainer.labels, trainer.step, trainer.rate, trainer.x, trainer.y,
         **trainer.schedule,
     )  # fmt: skip
-    logits, (x, a, b, b_at, c, d, e, e_at, f, g) = trainer._forward(trainer.x)
-    flat, y, one = f.view(len(x), -1), trainer.y, trainer.one
+    logits, kept = trainer._forward(trainer.x)
+    x, a_shape, a_at, b, c_shape, c_at, d, e = kept
+    a, c = conv2d.forward(x, *conv1, **exact), conv2d.forward(b, *conv2, **exact)
+    flat, y, one = d.view(len(x), -1), trainer.y, trainer.one
     loss, *stats = cross_entropy.forward(logits, y)
     dlogits = cross_entropy.backward(one, logits, y, *stats)
-    dg = linear.backward(dlogits, g, fc2[0], **exact)[0]
-    df = linear.backward(dg, flat, fc1[0], **exact)[0].view(e.shape)
-    dd = max_pool2d.backward(df, e_at, d.shape, kernel_size=2)
-    dc = conv2d.backward(dd, c, conv2[0], **exact)[0]
-    da = max_pool2d.backward(dc, b_at, a.shape, kernel_size=2)
-    gradients = trainer._backward(dlogits, (x, a, b, b_at, c, d, e, e_at, f, g))
+    de = linear.backward(dlogits, e, fc2[0], **exact)[0]
+    dd = linear.backward(de, flat, fc1[0], **exact)[0].view(d.shape)
+    dc = max_pool2d.backward(dd, c_at, c_shape, kernel_size=2)
+    db = conv2d.backward(dc, b, conv2[0], **exact)[0]
+    da = max_pool2d.backward(db, a_at, a_shape, kernel_size=2)
+    gradients = trainer._backward(dlogits, kept)
 
     def batch(i):
         batches.next_batch(
@@ -87,26 +89,27 @@ def parts_of(trainer):
         cross_entropy.backward(one, logits, y, *saved)
 
     def pool(image):
-        return max_pool2d.forward(image, 2, index_dtype="uint8")
+        y, _ = max_pool2d.forward(image, 2, index_dtype="uint8")
+        return relu.forward(y, out=y)
 
-    def pool_back(gradient, indices, image):
-        return max_pool2d.backward(gradient, indices, image.shape, kernel_size=2)
+    def pool_back(gradient, y, indices, shape):
+        return max_pool2d.backward(relu.backward(gradient, y), indices, shape, kernel_size=2)
 
     first = dict(needs=(False, True, True))
     return {
         "batch": batch,
         "conv1": lambda i: conv2d.forward(x, *conv1, **exact),
-        "pool and ReLU 1": lambda i: relu.forward(pool(a)[0]),
-        "conv2": lambda i: conv2d.forward(c, *conv2, **exact),
-        "pool and ReLU 2": lambda i: relu.forward(pool(d)[0]),
+        "pool and ReLU 1": lambda i: pool(a),
+        "conv2": lambda i: conv2d.forward(b, *conv2, **exact),
+        "pool and ReLU 2": lambda i: pool(c),
         "fc1": lambda i: linear.forward(flat, *fc1, activation="relu", **exact),
-        "fc2": lambda i: linear.forward(g, *fc2, **exact),
+        "fc2": lambda i: linear.forward(e, *fc2, **exact),
         "loss": losses,
-        "fc2 backward": lambda i: linear.backward(dlogits, g, fc2[0], **exact),
-        "fc1 backward": lambda i: linear.backward(relu.backward(dg, g), flat, fc1[0], **exact),
-        "pool and ReLU 2 backward": lambda i: pool_back(relu.backward(df, e), e_at, d),
-        "conv2 backward": lambda i: conv2d.backward(dd, c, conv2[0], **exact),
-        "pool and ReLU 1 backward": lambda i: pool_back(relu.backward(dc, b), b_at, a),
+        "fc2 backward": lambda i: linear.backward(dlogits, e, fc2[0], **exact),
+        "fc1 backward": lambda i: linear.backward(relu.backward(de, e), flat, fc1[0], **exact),
+        "pool and ReLU 2 backward": lambda i: pool_back(dd, d, c_at, c_shape),
+        "conv2 backward": lambda i: conv2d.backward(dc, b, conv2[0], **exact),
+        "pool and ReLU 1 backward": lambda i: pool_back(db, b, a_at, a_shape),
         "conv1 backward": lambda i: conv2d.backward(da, x, conv1[0], **first, **exact),
         "update": lambda i: trainer._update(gradients),
     }
