@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from course_lib import SIMULATED, cli, data, models, nn, ops, optim, train
 from course_lib.kernels import conv2d, linear
+from course_lib.models import fashion_mnist as network
+from course_lib.models import fashion_mnist_pass
 from course_lib.train import fashion_mnist as training
 
 REAL = os.environ.get("COURSE_DATA")
@@ -161,6 +163,71 @@ def test_steps_on_our_kernels_are_pytorchs_and_the_loss_falls(first_rungs):
             assert torch.linalg.norm(p - q) <= 1e-4 * torch.linalg.norm(q), name
     assert losses[0] > losses[2] > losses[4]
     assert np.allclose(losses[::2], losses[1::2], rtol=1e-4)
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """How often kernels ran together; where there is no GPU, CPU tensors count as a GPU's."""
+    calls, logits = [], fashion_mnist_pass.logits
+
+    def counted(*arguments):
+        calls.append(arguments[9:])
+        return logits(*arguments)
+
+    monkeypatch.setattr(fashion_mnist_pass, "logits", counted)
+    if SIMULATED:
+        monkeypatch.setattr(network, "on_gpu_and_plain", lambda *_: True)
+    return calls
+
+
+def test_without_gradients_kernels_run_together(first_rungs, together, monkeypatch):
+    place = "cpu" if SIMULATED else "cuda"
+    widths = (2, 3, 8) if SIMULATED else (64, 128, 256)
+    ours = models.FashionMNISTCNN(widths=widths).to(place)
+    theirs = models.FashionMNISTCNN(widths=widths, layers=torch.nn).to(place)
+    theirs.load_state_dict(ours.state_dict())
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    with torch.no_grad():
+        for n in (3, 1, 3, 3):  # the last of them repeats the first, with other images
+            x = torch.rand(n, 1, 28, 28, device=place) - 0.5
+            torch.testing.assert_close(ours(x), theirs(x), rtol=1e-3, atol=1e-4)
+        assert together == [("float32", "float32")] * 4
+        monkeypatch.setattr(ops.precision, "of_products", lambda: "tf32")
+        ours(x)
+        assert together[4:] == [("float32", "tf32")]
+
+
+def test_with_gradients_hooks_or_other_layers_the_layers_are_called(first_rungs, together):
+    place = "cpu" if SIMULATED else "cuda"
+    widths = (2, 3, 8) if SIMULATED else (64, 128, 256)
+    x = torch.rand(1, 1, 28, 28, device=place)
+
+    def made(**changed):
+        model = models.FashionMNISTCNN(widths=widths).to(place)
+        for name, layer in changed.items():
+            setattr(model, name, layer)
+        return model
+
+    made()(x)
+    made()(x).sum().backward()
+    with torch.no_grad():
+        hooked, seen = made(), []
+        hooked.fc1.register_forward_hook(lambda *_: seen.append(1))
+        hooked(x)
+        assert seen == [1]
+        tanh = made(relu=torch.nn.Tanh())
+        expected = tanh.fc2(tanh.relu(tanh.fc1(tanh.flatten(tanh.relu(tanh.pool(tanh.conv2(
+            tanh.relu(tanh.pool(tanh.conv1(x))))))))))  # fmt: skip
+        assert torch.equal(tanh(x), expected)
+        changed = made()
+        changed.conv1.dilation = 2, 2
+        with torch.enable_grad():
+            assert torch.equal(changed(x), expected := changed(x).detach()) and expected.any()
+        assert torch.equal(changed(x), expected)
+        with pytest.raises(Exception, match="shape|size|dimension"):
+            made()(x[:, :, 4:])
+        assert made().to(memory_format=torch.channels_last)(x[:0]).shape == (0, 10)
+    assert len(together) == 1  # of no images
 
 
 # ---------------------------------------------------------------------------- the training

@@ -11,6 +11,7 @@ import torch
 
 from course_lib import bench, models
 from course_lib.kernels import activation, batches, conv2d, cross_entropy, linear, max_pool2d
+from course_lib.models import fashion_mnist_pass
 from course_lib.train import GraphTrainer
 
 BATCHES = (32, 1024)
@@ -65,7 +66,7 @@ def parts_of(trainer):
         trainer.images, trainer.labels, trainer.step, trainer.rate, trainer.x, trainer.y,
         **trainer.schedule,
     )  # fmt: skip
-    logits, kept = trainer._forward(trainer.x)
+    logits, kept = fashion_mnist_pass.forward(trainer.layers, trainer.x, **exact)
     x, a_shape, a_at, b, c_shape, c_at, d, e = kept
     a, c = conv2d.forward(x, *conv1, **exact), conv2d.forward(b, *conv2, **exact)
     flat, y, one = d.view(len(x), -1), trainer.y, trainer.one
@@ -76,7 +77,7 @@ def parts_of(trainer):
     dc = max_pool2d.backward(dd, c_at, c_shape, kernel_size=2)
     db = conv2d.backward(dc, b, conv2[0], **exact)[0]
     da = max_pool2d.backward(db, a_at, a_shape, kernel_size=2)
-    gradients = trainer._backward(dlogits, kept)
+    gradients = fashion_mnist_pass.backward(trainer.layers, dlogits, kept, **exact)
 
     def batch(i):
         batches.next_batch(

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from course_lib.kernels import conv2d as kernels
+from course_lib.ops import precision
 from course_lib.ops.registration import Operator, require_floating_point
 from course_lib.runtime.repeat import repeated
 
@@ -11,35 +12,30 @@ _aten = torch.ops.aten
 _OPTIONS = "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups"
 
 
-def _precision():
-    """What ``torch.backends.cudnn.conv`` allows, read at each call as PyTorch does."""
-    return "tf32" if torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32" else "float32"
-
-
 def _kernel(x, weight, bias, stride, padding, dilation, groups):
     options = tuple(stride), tuple(padding), tuple(dilation), groups
-    return _forward(x, weight, bias, *options, _precision())
+    return _forward(x, weight, bias, *options, precision.of_convolutions())
 
 
 @repeated(3)
-def _forward(x, weight, bias, stride, padding, dilation, groups, precision):
+def _forward(x, weight, bias, stride, padding, dilation, groups, exactness):
     require_floating_point("conv2d", x.dtype)
     return kernels.forward(
         x, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups,
-        precision=precision,
+        precision=exactness,
     )  # fmt: skip
 
 
 def _backward_kernel(grad_output, x, weight, stride, padding, dilation, groups, needs):
     options = tuple(stride), tuple(padding), tuple(dilation), groups, tuple(needs)
-    return _gradients(grad_output, x, weight, *options, _precision())
+    return _gradients(grad_output, x, weight, *options, precision.of_convolutions())
 
 
 @repeated(3)
-def _gradients(grad_output, x, weight, stride, padding, dilation, groups, needs, precision):
+def _gradients(grad_output, x, weight, stride, padding, dilation, groups, needs, exactness):
     found = kernels.backward(
         grad_output, x, weight, stride=stride, padding=padding, dilation=dilation, groups=groups,
-        needs=needs, precision=precision,
+        needs=needs, precision=exactness,
     )  # fmt: skip
     return tuple(x.new_empty(0) if gradient is None else gradient for gradient in found)
 

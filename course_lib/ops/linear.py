@@ -6,31 +6,27 @@ import torch
 import torch.nn.functional as F
 
 from course_lib.kernels import linear as kernels
+from course_lib.ops import precision
 from course_lib.ops.registration import Operator, require_floating_point
 from course_lib.runtime.repeat import repeated
 
 
-def _precision():
-    """What ``torch.backends.cuda.matmul`` allows, read at each call as PyTorch does."""
-    return "tf32" if torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32" else "float32"
-
-
 def _kernel(input, weight, bias):
-    return _forward(input, weight, bias, _precision())
+    return _forward(input, weight, bias, precision.of_products())
 
 
 @repeated(3)
-def _forward(input, weight, bias, precision):
-    return kernels.forward(input, weight, bias, precision=precision)
+def _forward(input, weight, bias, exactness):
+    return kernels.forward(input, weight, bias, precision=exactness)
 
 
 def _backward_kernel(grad_output, input, weight, needs):
-    return _gradients(grad_output, input, weight, tuple(needs), _precision())
+    return _gradients(grad_output, input, weight, tuple(needs), precision.of_products())
 
 
 @repeated(3)
-def _gradients(grad_output, input, weight, needs, precision):
-    found = kernels.backward(grad_output, input, weight, needs=needs, precision=precision)
+def _gradients(grad_output, input, weight, needs, exactness):
+    found = kernels.backward(grad_output, input, weight, needs=needs, precision=exactness)
     return tuple(input.new_empty(0) if gradient is None else gradient for gradient in found)
 
 

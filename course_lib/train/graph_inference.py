@@ -6,9 +6,8 @@ started once for all of them.
 
 import torch
 
+from course_lib.models.fashion_mnist_pass import forward, weights_of
 from course_lib.runtime import device
-
-from .graph_trainer import forward, weights_of
 
 MOST_GRAPHS = 16
 

@@ -8,15 +8,14 @@ step, and looks at the results once an epoch. PyTorch only holds the memory.
 
 import torch
 
-from course_lib.kernels import activation, batches, conv2d, cross_entropy, linear, max_pool2d
+from course_lib.kernels import batches, cross_entropy
 from course_lib.kernels.optimizers import Table, sgd
+from course_lib.models.fashion_mnist_pass import NAMES, backward, forward, weights_of
 from course_lib.runtime import device
 
 from .randomness import seed_of
 
-NAMES = ("conv1", "conv2", "fc1", "fc2")
 BATCH_OF_PREDICTIONS = 500
-relu = activation.relu
 
 
 class GraphTrainer:
@@ -98,31 +97,11 @@ class GraphTrainer:
         batches.next_batch(
             self.images, self.labels, self.step, self.rate, self.x, self.y, **self.schedule
         )
-        logits, kept = self._forward(self.x)
+        logits, kept = forward(self.layers, self.x, precision=self.precision)
         loss, stats, normaliser = cross_entropy.forward(logits, self.y)
         batches.tally(loss, logits, self.y, self.step, self.losses, self.right)
         d = cross_entropy.backward(self.one, logits, self.y, stats, normaliser)
-        return self._backward(d, kept)
-
-    def _forward(self, x, out=None):
-        return forward(self.layers, x, precision=self.precision, out=out)
-
-    def _backward(self, dlogits, kept):
-        # Names are used again as soon as may be: what nobody holds makes room for what comes.
-        exact = dict(precision=self.precision)
-        x, a_shape, a_at, b, c_shape, c_at, d, e = kept
-        w1, w2, w3, w4 = (weight for weight, _ in self.layers.values())
-        dy, *fc2 = linear.backward(dlogits, e, w4, **exact)
-        dy = relu.backward(dy, e, out=dy)
-        dy, *fc1 = linear.backward(dy, d.view(len(x), -1), w3, **exact)
-        dy = dy.view(d.shape)
-        dy = relu.backward(dy, d, out=dy)
-        dy = max_pool2d.backward(dy, c_at, c_shape, kernel_size=2)
-        dy, *conv2 = conv2d.backward(dy, b, w2, **exact)
-        dy = relu.backward(dy, b, out=dy)
-        dy = max_pool2d.backward(dy, a_at, a_shape, kernel_size=2)
-        _, *conv1 = conv2d.backward(dy, x, w1, needs=(False, True, True), **exact)
-        return dict(zip(NAMES, (conv1, conv2, fc1, fc2), strict=True))
+        return backward(self.layers, d, kept, precision=self.precision)
 
     def _update(self, gradients):
         options, weight_decay = self.options
@@ -145,7 +124,8 @@ class GraphTrainer:
             part = images[first : first + BATCH_OF_PREDICTIONS]
             x = torch.empty((len(part), 1, 28, 28), device=self.device)
             batches.normalise(part, x)
-            self._forward(x, out=logits[first : first + len(part)])
+            found = logits[first : first + len(part)]
+            forward(self.layers, x, precision=self.precision, out=found)
         return logits
 
     def end_epoch(self):
@@ -178,24 +158,3 @@ class GraphTrainer:
                     buffer.copy_(kept)
             for name in ("step", "losses", "right"):
                 getattr(self, name).copy_(state[name])
-
-
-def weights_of(model):
-    """{layer: (weight, bias)} of a `models.FashionMNISTCNN`, unknown to autograd."""
-    layers = {name: getattr(model, name) for name in NAMES}
-    return {name: (layer.weight.detach(), layer.bias.detach()) for name, layer in layers.items()}
-
-
-def forward(layers, x, *, precision="float32", out=None):
-    """(logits, what the backward pass needs) for images x, float32 (N, 1, 28, 28)."""
-    # What the backward pass does not need is given up at once: of a pooling's input, the shape.
-    exact = dict(precision=precision)
-    conv1, conv2, fc1, fc2 = layers.values()
-    a = conv2d.forward(x, *conv1, **exact)
-    b, a_at = max_pool2d.forward(a, 2, index_dtype="uint8")
-    a, b = a.shape, relu.forward(b, out=b)
-    c = conv2d.forward(b, *conv2, **exact)
-    d, c_at = max_pool2d.forward(c, 2, index_dtype="uint8")
-    c, d = c.shape, relu.forward(d, out=d)
-    e = linear.forward(d.view(len(x), -1), *fc1, activation="relu", **exact)
-    return linear.forward(e, *fc2, out=out, **exact), (x, a, a_at, b, c, c_at, d, e)

@@ -1,0 +1,62 @@
+"""A `FashionMNISTCNN` forward and backward by kernels that call each other, without its modules.
+
+What modules and autograd cost the host is several times what kernels this small cost the GPU.
+"""
+
+from course_lib.kernels import activation, conv2d, linear, max_pool2d
+from course_lib.runtime.repeat import repeated
+
+NAMES = ("conv1", "conv2", "fc1", "fc2")
+relu = activation.relu
+
+
+def weights_of(model):
+    """{layer: (weight, bias)} of a `FashionMNISTCNN`, unknown to autograd."""
+    layers = {name: getattr(model, name) for name in NAMES}
+    return {name: (layer.weight.detach(), layer.bias.detach()) for name, layer in layers.items()}
+
+
+def forward(layers, x, *, precision="float32", of_linear=None, out=None):
+    """(logits, what `backward` needs) for images x, float32 (N, 1, 28, 28).
+
+    layers     as `weights_of` returns them
+    precision  "float32" or "tf32"; of_linear: that of the linear layers, if it is another
+    out        receives the logits
+    """
+    # What the backward pass does not need is given up at once: of a pooling's input, the shape.
+    exact, of_linear = dict(precision=precision), dict(precision=of_linear or precision)
+    conv1, conv2, fc1, fc2 = layers.values()
+    a = conv2d.forward(x, *conv1, **exact)
+    b, a_at = max_pool2d.forward(a, 2, index_dtype="uint8")
+    a, b = a.shape, relu.forward(b, out=b)
+    c = conv2d.forward(b, *conv2, **exact)
+    d, c_at = max_pool2d.forward(c, 2, index_dtype="uint8")
+    c, d = c.shape, relu.forward(d, out=d)
+    e = linear.forward(d.view(len(x), fc1[0].shape[1]), *fc1, activation="relu", **of_linear)
+    return linear.forward(e, *fc2, out=out, **of_linear), (x, a, a_at, b, c, c_at, d, e)
+
+
+def backward(layers, dlogits, kept, *, precision="float32"):
+    """{layer: (gradient of its weight, of its bias)}, from what `forward` returned."""
+    # The name is used again and again: what nobody holds makes room for what comes.
+    exact = dict(precision=precision)
+    x, a_shape, a_at, b, c_shape, c_at, d, e = kept
+    w1, w2, w3, w4 = (weight for weight, _ in layers.values())
+    dy, *fc2 = linear.backward(dlogits, e, w4, **exact)
+    dy = relu.backward(dy, e, out=dy)
+    dy, *fc1 = linear.backward(dy, d.view(len(x), w3.shape[1]), w3, **exact)
+    dy = dy.view(d.shape)
+    dy = relu.backward(dy, d, out=dy)
+    dy = max_pool2d.backward(dy, c_at, c_shape, kernel_size=2)
+    dy, *conv2 = conv2d.backward(dy, b, w2, **exact)
+    dy = relu.backward(dy, b, out=dy)
+    dy = max_pool2d.backward(dy, a_at, a_shape, kernel_size=2)
+    _, *conv1 = conv2d.backward(dy, x, w1, needs=(False, True, True), **exact)
+    return dict(zip(NAMES, (conv1, conv2, fc1, fc2), strict=True))
+
+
+@repeated(9)
+def logits(x, w1, b1, w2, b2, w3, b3, w4, b4, of_conv, of_linear):
+    """The logits alone; the precisions of convolutions and of linear layers."""
+    layers = dict(zip(NAMES, ((w1, b1), (w2, b2), (w3, b3), (w4, b4)), strict=True))
+    return forward(layers, x, precision=of_conv, of_linear=of_linear)[0]
