@@ -5,6 +5,7 @@ imports are what is broken.
 """
 
 import argparse
+import gc
 import importlib
 import os
 import re
@@ -191,11 +192,17 @@ def bench(options):
         if refused := benchmarks.refused(benchmark, wanted):
             print(f"python -m course_lib bench {name}: {refused}", file=sys.stderr)
             return WRONG_USAGE
+        # PyTorch collects garbage before it captures a graph: a second for every few candidates, if
+        # all that was imported is looked through each time.
+        gc.collect()
+        gc.freeze()
         try:
             found = benchmark.run(**wanted, progress=tqdm)
         except DataError as error:
             print(f"python -m course_lib bench {name}: {error}", file=sys.stderr)
             return WRONG_USAGE
+        finally:
+            gc.unfreeze()
         print(benchmarks.table(found))
         if summary := results_table.squeeze_excite(
             [{"device": measuring.device_facts(), "records": found}]
