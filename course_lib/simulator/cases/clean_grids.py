@@ -181,14 +181,15 @@ def flag_after_data(flag, data, out):
 
 @correct(2, 1, lambda: (*ints(1)(), *floats(1, 1)()))
 @cuda.jit
-def flag_loaded_past_the_cache(flag, data, out):
-    """The flag is stored after a fence and loaded afresh each time: no atomics."""
+def flag_stored_past_the_cache(flag, data, out):
+    """The flag is stored after a fence. Who waits asks with an atomic: of `cuda.ldcv`, as of any
+    other load, the compiler may make one before the loop."""
     if cuda.blockIdx.x == 0:
         data[0] = 42
         cuda.threadfence()
         cuda.stwt(flag, 0, int32(1))
     else:
-        while cuda.ldcv(flag, 0) == 0:
+        while cuda.atomic.add(flag, 0, 0) == 0:
             cuda.nanosleep(uint32(20))
         cuda.threadfence()
         out[0] = data[0]
