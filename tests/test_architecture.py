@@ -22,7 +22,7 @@ FLOORS = {
     "ops": {"course_lib", "simulator", "runtime", "kernels"},
     "nn": {"course_lib", "runtime", "kernels", "ops"},
     "optim": {"course_lib", "runtime", "kernels", "ops"},
-    "models": {"course_lib", "runtime", "ops", "nn", "optim"},
+    "models": {"course_lib", "runtime", "kernels", "ops", "nn", "optim"},
     "train": {
         "course_lib", "runtime", "kernels", "ops", "nn", "optim", "models", "data", "plot",
     },

@@ -37,7 +37,12 @@ def compute_by_torch(monkeypatch):
 
     monkeypatch.setattr(linear, "forward", forward)
     monkeypatch.setattr(linear, "backward", backward)
-    monkeypatch.setattr(conv2d, "forward", lambda x, w, b, **_: F.conv2d(x, w, b))
+
+    def conv_forward(x, weight, bias, *, out=None, **_):
+        y = F.conv2d(x, weight, bias)
+        return y if out is None else out.copy_(y)
+
+    monkeypatch.setattr(conv2d, "forward", conv_forward)
     pair, aten = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1), torch.ops.aten
 
     def conv_backward(dy, x, weight, *, needs=(True, True, True), **_):
@@ -47,10 +52,12 @@ def compute_by_torch(monkeypatch):
     monkeypatch.setattr(conv2d, "backward", conv_backward)
     twos = [2, 2], [2, 2], [0, 0], [1, 1], False
 
-    def pool(x, kernel_size, **_):
-        return aten.max_pool2d_with_indices(x, *twos)
+    def pool(x, kernel_size, *, relu=False, **_):
+        y, indices = aten.max_pool2d_with_indices(x, *twos)
+        return (y.relu(), indices.where(y > 0, -1)) if relu else (y, indices)
 
     def pool_backward(dy, indices, shape, kernel_size, **_):
+        dy, indices = dy.where(indices >= 0, 0), indices.clamp(min=0)
         return aten.max_pool2d_with_indices_backward(dy, dy.new_empty(shape), *twos, indices)
 
     monkeypatch.setattr(max_pool2d, "forward", pool)

@@ -29,6 +29,17 @@ def test_logits_are_pytorchs_without_its_arithmetic():
     assert infer(x[:0]).shape == (0, 10)
 
 
+def test_one_weight_is_laid_out_anew_and_stays_what_it_is():
+    ours, _ = networks()
+    before, weight = ours.conv2.weight.detach().clone(), ours.conv2.weight
+    GraphInference(ours)
+    assert ours.conv2.weight is weight and torch.equal(weight, before) and weight.requires_grad
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    place = weight.data_ptr()
+    GraphInference(ours)
+    assert weight.data_ptr() == place
+
+
 def test_what_is_no_batch_of_images_is_refused():
     infer = GraphInference(networks()[0])
     for wrong in (torch.zeros(3, 28, 28), torch.zeros(3, 1, 28, 27), torch.zeros(1, 3, 28, 28)):

@@ -323,6 +323,8 @@ def test_errors_name_what_was_expected():
         pool.forward(x, 2, index_dtype="int8")
     with pytest.raises(ValueError, match="a byte can't tell 17×17 positions"):
         pool.forward(image((1, 1, 17, 17)), 17, index_dtype="uint8")
+    with pytest.raises(ValueError, match="a byte can't tell 16×16 positions"):
+        pool.forward(image((1, 1, 16, 16)), 16, index_dtype="uint8", relu=True)
     with pytest.raises(ArrayError, match=r"out must have shape \(2, 3, 4, 4\)"):
         pool.forward(x, 2, out=x)
     with pytest.raises(ArrayError, match="out must be contiguous"):
@@ -351,7 +353,13 @@ def test_the_sanitizer_finds_nothing(variant, layout):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @every_format
-@pytest.mark.parametrize("options", [dict(kernel_size=2), dict(kernel_size=3, stride=2, padding=1)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(kernel_size=2),
+        *(dict(kernel_size=3, stride=s, padding=p) for s, p in ((2, 1), (2, 0), (1, 1))),
+    ],
+)
 def test_large_images(dtype, layout, options):
     for shape in ((64, 64, 112, 112), (512, 128, 11, 11), (4, 3, 500, 777)):
         x = image(shape, dtype, layout)

@@ -67,13 +67,16 @@ def parts_of(trainer):
         **trainer.schedule,
     )  # fmt: skip
     logits, kept = fashion_mnist_pass.forward(trainer.layers, trainer.x, **exact)
-    x, a_shape, a_at, b, c_shape, c_at, d, e = kept
-    a, c = conv2d.forward(x, *conv1, **exact), conv2d.forward(b, *conv2, **exact)
+    x, a_shape, a_at, b, _, c_shape, c_at, d, e = kept
+    a = torch.empty(a_shape, device=DEVICE).to(memory_format=torch.channels_last)
+    conv2d.forward(x, *conv1, **exact, out=a)
+    c = conv2d.forward(b, *conv2, **exact)
     flat, y, one = d.view(len(x), -1), trainer.y, trainer.one
     loss, *stats = cross_entropy.forward(logits, y)
     dlogits = cross_entropy.backward(one, logits, y, *stats)
     de = linear.backward(dlogits, e, fc2[0], **exact)[0]
     dd = linear.backward(de, flat, fc1[0], **exact)[0].view(d.shape)
+    dd = dd.to(memory_format=torch.channels_last)
     dc = max_pool2d.backward(dd, c_at, c_shape, kernel_size=2)
     db = conv2d.backward(dc, b, conv2[0], **exact)[0]
     da = max_pool2d.backward(db, a_at, a_shape, kernel_size=2)
@@ -90,16 +93,12 @@ def parts_of(trainer):
         cross_entropy.backward(one, logits, y, *saved)
 
     def pool(image):
-        y, _ = max_pool2d.forward(image, 2, index_dtype="uint8")
-        return relu.forward(y, out=y)
-
-    def pool_back(gradient, y, indices, shape):
-        return max_pool2d.backward(relu.backward(gradient, y), indices, shape, kernel_size=2)
+        return max_pool2d.forward(image, 2, index_dtype="uint8", relu=True)
 
     first = dict(needs=(False, True, True))
     return {
         "batch": batch,
-        "conv1": lambda i: conv2d.forward(x, *conv1, **exact),
+        "conv1": lambda i: conv2d.forward(x, *conv1, **exact, out=a),
         "pool and ReLU 1": lambda i: pool(a),
         "conv2": lambda i: conv2d.forward(b, *conv2, **exact),
         "pool and ReLU 2": lambda i: pool(c),
@@ -108,9 +107,9 @@ def parts_of(trainer):
         "loss": losses,
         "fc2 backward": lambda i: linear.backward(dlogits, e, fc2[0], **exact),
         "fc1 backward": lambda i: linear.backward(relu.backward(de, e), flat, fc1[0], **exact),
-        "pool and ReLU 2 backward": lambda i: pool_back(dd, d, c_at, c_shape),
+        "pool and ReLU 2 backward": lambda i: max_pool2d.backward(dd, c_at, c_shape, kernel_size=2),
         "conv2 backward": lambda i: conv2d.backward(dc, b, conv2[0], **exact),
-        "pool and ReLU 1 backward": lambda i: pool_back(db, b, a_at, a_shape),
+        "pool and ReLU 1 backward": lambda i: max_pool2d.backward(db, a_at, a_shape, kernel_size=2),
         "conv1 backward": lambda i: conv2d.backward(da, x, conv1[0], **first, **exact),
         "update": lambda i: trainer._update(gradients),
     }

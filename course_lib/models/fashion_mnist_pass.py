@@ -1,23 +1,39 @@
 """A `FashionMNISTCNN` forward and backward by kernels that call each other, without its modules.
 
-What modules and autograd cost the host is several times what kernels this small cost the GPU.
+What modules and autograd cost the host is several times what kernels this small cost the GPU. And
+between the first convolution and the first linear layer, images lie channels-last, as tensor cores
+want to read them; each ReLU is part of the pooling before it.
 """
 
+import math
+
 from course_lib.kernels import activation, conv2d, linear, max_pool2d
+from course_lib.kernels.conv2d import arranging
+from course_lib.runtime import arrays
+from course_lib.runtime.intrinsics import VECTOR_BYTES
+from course_lib.runtime.launch import launch
 from course_lib.runtime.repeat import repeated
 
 NAMES = ("conv1", "conv2", "fc1", "fc2")
+TAPS = 3  # of a filter, down and across
+POOLING = dict(kernel_size=2)
 relu = activation.relu
 
 
 def weights_of(model):
-    """{layer: (weight, bias)} of a `FashionMNISTCNN`, unknown to autograd."""
+    """{layer: (weight, bias)} of a `FashionMNISTCNN`, unknown to autograd.
+
+    The weights of its second convolution are laid out channels-last, in place.
+    """
+    weight = model.conv2.weight
+    if not arrays.is_channels_last(weight):
+        weight.data = _channels_last(weight.detach())
     layers = {name: getattr(model, name) for name in NAMES}
     return {name: (layer.weight.detach(), layer.bias.detach()) for name, layer in layers.items()}
 
 
 def forward(layers, x, *, precision="float32", of_linear=None, out=None):
-    """(logits, what `backward` needs) for images x, float32 (N, 1, 28, 28).
+    """(logits, what `backward` needs) for images x, float32 (N, 1, H, W).
 
     layers     as `weights_of` returns them
     precision  "float32" or "tf32"; of_linear: that of the linear layers, if it is another
@@ -25,32 +41,33 @@ def forward(layers, x, *, precision="float32", of_linear=None, out=None):
     """
     # What the backward pass does not need is given up at once: of a pooling's input, the shape.
     exact, of_linear = dict(precision=precision), dict(precision=of_linear or precision)
-    conv1, conv2, fc1, fc2 = layers.values()
-    a = conv2d.forward(x, *conv1, **exact)
-    b, a_at = max_pool2d.forward(a, 2, index_dtype="uint8")
-    a, b = a.shape, relu.forward(b, out=b)
-    c = conv2d.forward(b, *conv2, **exact)
-    d, c_at = max_pool2d.forward(c, 2, index_dtype="uint8")
-    c, d = c.shape, relu.forward(d, out=d)
-    e = linear.forward(d.view(len(x), fc1[0].shape[1]), *fc1, activation="relu", **of_linear)
-    return linear.forward(e, *fc2, out=out, **of_linear), (x, a, a_at, b, c, c_at, d, e)
+    conv1, (w2, b2), fc1, fc2 = layers.values()
+    N, _, H, W = x.shape
+    shape = N, len(conv1[1]), H - TAPS + 1, W - TAPS + 1
+    a = conv2d.forward(x, *conv1, out=arrays.empty(shape, like=x, channels_last=True), **exact)
+    b, a_at = max_pool2d.forward(a, **POOLING, index_dtype="uint8", relu=True)
+    a, w2 = a.shape, _channels_last(w2)
+    c = conv2d.forward(b, w2, b2, **exact)
+    d, c_at = max_pool2d.forward(c, **POOLING, index_dtype="uint8", relu=True)
+    c, d = c.shape, _contiguous(d)
+    e = linear.forward(d.view(N, fc1[0].shape[1]), *fc1, activation="relu", **of_linear)
+    return linear.forward(e, *fc2, out=out, **of_linear), (x, a, a_at, b, w2, c, c_at, d, e)
 
 
 def backward(layers, dlogits, kept, *, precision="float32"):
     """{layer: (gradient of its weight, of its bias)}, from what `forward` returned."""
     # The name is used again and again: what nobody holds makes room for what comes.
     exact = dict(precision=precision)
-    x, a_shape, a_at, b, c_shape, c_at, d, e = kept
-    w1, w2, w3, w4 = (weight for weight, _ in layers.values())
+    x, a_shape, a_at, b, w2, c_shape, c_at, d, e = kept
+    w1, given_w2, w3, w4 = (weight for weight, _ in layers.values())
     dy, *fc2 = linear.backward(dlogits, e, w4, **exact)
     dy = relu.backward(dy, e, out=dy)
     dy, *fc1 = linear.backward(dy, d.view(len(x), w3.shape[1]), w3, **exact)
-    dy = dy.view(d.shape)
-    dy = relu.backward(dy, d, out=dy)
-    dy = max_pool2d.backward(dy, c_at, c_shape, kernel_size=2)
-    dy, *conv2 = conv2d.backward(dy, b, w2, **exact)
-    dy = relu.backward(dy, b, out=dy)
-    dy = max_pool2d.backward(dy, a_at, a_shape, kernel_size=2)
+    dy = _channels_last(dy.view(d.shape))
+    dy = max_pool2d.backward(dy, c_at, c_shape, **POOLING)
+    dy, dw2, db2 = conv2d.backward(dy, b, w2, **exact)
+    conv2 = dw2 if given_w2 is w2 else _contiguous(dw2), db2
+    dy = max_pool2d.backward(dy, a_at, a_shape, **POOLING)
     _, *conv1 = conv2d.backward(dy, x, w1, needs=(False, True, True), **exact)
     return dict(zip(NAMES, (conv1, conv2, fc1, fc2), strict=True))
 
@@ -60,3 +77,33 @@ def logits(x, w1, b1, w2, b2, w3, b3, w4, b4, of_conv, of_linear):
     """The logits alone; the precisions of convolutions and of linear layers."""
     layers = dict(zip(NAMES, ((w1, b1), (w2, b2), (w3, b3), (w4, b4)), strict=True))
     return forward(layers, x, precision=of_conv, of_linear=of_linear)[0]
+
+
+def _channels_last(image):
+    """`image` laid out channels-last: itself, or a copy by a kernel."""
+    if arrays.is_channels_last(image):
+        return image
+    N, C, H, W = image.shape
+    result = arrays.empty((N, C, H, W), like=image, channels_last=True)
+    return _transposed(image, result, N, C, H * W)
+
+
+def _contiguous(image):
+    """The same the other way."""
+    if arrays.is_contiguous_array(image):
+        return image
+    N, C, H, W = image.shape
+    return _transposed(image, arrays.empty((N, C, H, W), like=image), N, H * W, C)
+
+
+def _transposed(source, result, N, n_rows, n_cols):
+    """`result`, each of whose N matrices of n_cols rows is one of the source's, transposed."""
+    squares = math.ceil(n_rows / arranging.SIDE) * math.ceil(n_cols / arranging.SIDE)
+    whole = not ((n_rows | n_cols) * source.dtype.itemsize) % VECTOR_BYTES
+    whole = whole and not arrays.address_of(source) % VECTOR_BYTES
+    if N * squares:
+        launch(
+            arranging.transpose_kernel, N * squares, arranging.BLOCK_SIZE,
+            source, result, n_rows, n_cols, whole, flat=True, overlap=True,
+        )  # fmt: skip
+    return result

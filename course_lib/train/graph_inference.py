@@ -17,7 +17,8 @@ class GraphInference:
 
     model        on a GPU; or, to see it work without one, on the CPU under
                  ``COURSE_LIB_SIMULATOR=1``, where nothing is captured. Its weights are read where
-                 they lay when this was made: training in place is seen, new tensors are not
+                 they lay when this was made (`conv2.weight` channels-last, which this makes it):
+                 training in place is seen, new tensors are not
     precision    "float32", or "tf32" for matrix products
     most_graphs  batch sizes whose graphs are kept; past it, the one made first is given up
     """

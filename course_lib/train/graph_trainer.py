@@ -22,7 +22,8 @@ class GraphTrainer:
     """A task for `loop.fit` that trains the weights of a `models.FashionMNISTCNN`.
 
     model           where the first weights come from and the trained ones go to; on a GPU, or, to
-                    see it work without one, on the CPU under ``COURSE_LIB_SIMULATOR=1``
+                    see it work without one, on the CPU under ``COURSE_LIB_SIMULATOR=1``. Its
+                    `conv2.weight` is laid out channels-last in memory
     images, labels  what to train on: uint8 (N, 28, 28), and int64 (N,)
     validation      (images, labels) to validate with after each epoch
     learning_rate   the highest: it rises in the first tenth of the steps, then falls to 0

@@ -1,8 +1,8 @@
-"""The kernels of the rung `vectorised` for contiguous images: bands of rows in shared memory.
+"""The kernels of the rung `vectorised` for contiguous images and any windows and indices.
 
-A block takes a *band*: some rows of a plane, or several whole planes where they are small. Either
-way a band is one stretch of memory, and so is what it becomes, whatever the width of the image: it
-is moved 16 bytes at a time, and only in shared memory do windows and rows matter.
+A block takes a *band* to shared memory: some rows of a plane, or several whole planes where they
+are small. Either way a band is one stretch of memory, and so is what it becomes, whatever the width
+of the image: it is moved 16 bytes at a time, and only in shared memory do windows and rows matter.
 
 Forward, a band is of the output, and the rows of x that its windows reach are copied, all of them
 on their way at the same time. Backward, a band is of dx: it begins as zeros, every window that
@@ -175,14 +175,19 @@ FORWARD_KERNELS = {fixed: make_forward_kernel(fixed) for fixed in ((2, 2), (3, 3
 
 
 @cuda.jit(device=True)
-def place_of(at, row, col, top, offsets, inverse, W, KW, SH, SW, PH, PW, DH, DW):
-    """Where index `at` of the window (row, col) points, from row `top` of the plane on; or -1."""
+def place_of(at, row, col, top, offsets, inverse, W, KH, KW, SH, SW, PH, PW, DH, DW):
+    """Where index `at` of the window (row, col) points, from row `top` of the plane on.
+
+    Less than 0 where that is before it, or nowhere at all.
+    """
     if offsets:
         # A window that steps over all columns has, as in PyTorch, an index beyond its row.
         if DW > W and (at % W - (col * SW - PW)) % DW != 0:
             return np.int64(-1)
         return at - top * W
     kh = (at * inverse) >> 16  # at // KW, exact below 256
+    if kh >= KH:
+        return np.int64(-1)
     w = col * SW - PW + (at - kh * KW) * DW
     return (row * SH - PH + kh * DH - top) * W + w if w < W else -1
 
@@ -217,8 +222,8 @@ def add_windows(
                 if first + u * step < end:
                     own, row = divided(first + u * step, n_rows)
                     at = place_of(
-                        ats[u], low + row * a, col, top, offsets, inverse, W, KW, SH, SW, PH, PW,
-                        DH, DW,
+                        ats[u], low + row * a, col, top, offsets, inverse, W, KH, KW, SH, SW, PH,
+                        PW, DH, DW,
                     )  # fmt: skip
                     if at >= 0 and at < (bottom - top) * W:
                         sums[base + own * H * W + at] += values[u]

@@ -91,6 +91,15 @@ def rows_kernel(x, y, indices, inner, offsets, H, W, OH, OW, KH, KW, SH, SW, PH,
 
 
 @cuda.jit
+def relu_kernel(y, indices, nowhere):
+    """ReLU of y; where that makes it 0, its index is `nowhere`. For kernels that can't do it."""
+    i = cuda.grid(1)
+    if i < y.shape[0] and load(y, i) <= ZERO:
+        store(y, i, ZERO)
+        indices[i] = nowhere
+
+
+@cuda.jit
 def naive_backward_kernel(
     dy, indices, dx, inner, offsets, H, W, OH, OW, KH, KW, SH, SW, PH, PW, DH, DW
 ):

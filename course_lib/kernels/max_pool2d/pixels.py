@@ -1,8 +1,8 @@
-"""The kernels of the rung `vectorised` for channels-last images: 16 bytes of channels a thread.
+"""The kernels of the rung `vectorised` for channels-last images and any window.
 
-A block takes a row of pixels, of the output or of dx; neighbouring threads take neighbouring
-channels, then the next pixel's. Every pixel must begin on a 16-byte boundary. Neighbouring windows
-share elements; those come from the caches.
+A thread takes 16 bytes of channels, a block a row of pixels, of the output or of dx; neighbouring
+threads take neighbouring channels, then the next pixel's. Every pixel must begin on a 16-byte
+boundary. Neighbouring windows share elements; those come from the caches.
 """
 
 import numpy as np

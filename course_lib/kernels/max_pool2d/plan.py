@@ -4,12 +4,23 @@ import functools
 from typing import NamedTuple
 
 from course_lib.kernels.max_pool2d.bands import SHIFT
+from course_lib.kernels.max_pool2d.fixed import Fixed
 
 BAND_BYTES = 20 << 10  # of shared memory, about, so that many blocks share a multiprocessor …
 MOST_BYTES = 48 << 10  # … and at most: what every chip gives a block
 ENOUGH_BLOCKS = 132 * 4  # below which small planes are not put together
 BAND_THREADS = 128
-PIXEL_THREADS = 256
+PIXEL_THREADS = RELU_THREADS = 256
+PIXEL_PATCH_THREADS = 128
+PATCH_THREADS = 256, 128  # of patches as wide as 16 bytes of x or less, and of wider ones
+MOST_THREADS = 2**31 - 1024  # that a kernel counts in 32 bits
+ENOUGH_PATCHES = 132 * 1024  # below which a patch has fewer windows
+FORWARD_BYTES, BACKWARD_BYTES = 32, 16  # of a row of x or of dx that a patch has at most
+#: Rows of windows that a patch has at most, by stride: of `patches`, and element by element. Rows
+#: that windows share are read once.
+FORWARD_ROWS, FORWARD_COLUMN_ROWS = {1: 2, 2: 1}, {1: 4, 2: 4}
+BACKWARD_ROWS, BACKWARD_COLUMN_ROWS = {1: 2, 2: 2}, {1: 2, 2: 2}  # where windows overlap
+FORWARD_TALL, BACKWARD_TALL = {1: 2, 2: 1}, {1: 1, 2: 1}
 SPARE = 16  # elements that a band may begin after a 16-byte boundary, and end before one
 
 
@@ -24,8 +35,26 @@ class Bands(NamedTuple):
     bits: int  # 2^bits threads side by side in a row
 
 
+class Patches(NamedTuple):
+    """`columns` patches in each of `groups` groups of rows of each plane; see `patches`."""
+
+    across: int
+    rows: int
+    aligned: bool
+    columns: int
+    groups: int
+    n_patches: int
+
+
 def ceil_div(a, b):
     return -(-a // b)
+
+
+@functools.lru_cache(maxsize=4096)
+def divider(n):
+    """(multiplier, shift) with i // n == i · multiplier >> 31 + shift for all i below 2³¹."""
+    shift = (n - 1).bit_length()
+    return ceil_div(2 ** (31 + shift), n), shift
 
 
 def _bands(n_planes, n_rows, needs, plane_elements, element_bytes, width):
@@ -71,3 +100,73 @@ def plan_backward(n_planes, window):
     width = ceil_div(window.OW, b)
     found = _bands(n_planes, window.H, lambda rows: rows * window.W, size, 4, width)
     return found, a, b
+
+
+@functools.lru_cache(maxsize=4096)
+def plan_forward_patches(n_planes, window, itemsize, x, y, indices):
+    """`Patches` of the output; None where a kernel can't count them.
+
+    `x`, `y`, `indices`: the bytes from the last 16-byte boundary to each.
+    """
+    shapes = forward_shapes(window.SW, itemsize)
+    return _patches(n_planes, window, shapes, itemsize, x, y, indices, window.OW, window.OH)
+
+
+@functools.lru_cache(maxsize=4096)
+def plan_backward_patches(n_planes, window, itemsize, dy, indices, dx):
+    """`Patches` of dx, as `plan_forward_patches`."""
+    shapes = backward_shapes(Fixed(window.KH, window.SH, window.PH), itemsize)
+    width, height = ceil_div(window.W, window.SW), ceil_div(window.H, window.SH)
+    return _patches(n_planes, window, shapes, itemsize, dx, dy, indices, width, height)
+
+
+def forward_shapes(stride, itemsize):
+    """(across, rows, aligned) of every kind of patch, the largest first."""
+    # A patch reads whole words, and its columns are those of 8 windows at most.
+    widest = min(FORWARD_BYTES // (stride * itemsize), 8 if itemsize == 2 else 4)
+    across = [n for n in _halved(widest) if n * stride * itemsize >= 4]
+    rows = FORWARD_ROWS[stride] if itemsize == 4 else 1  # no gain where patches are 8 wide
+    return _shapes(across, rows, FORWARD_COLUMN_ROWS[stride])
+
+
+def backward_shapes(fixed, itemsize):
+    """As `forward_shapes`."""
+    stride, overlap = fixed.stride, fixed.kernel > fixed.stride
+    across = _halved(BACKWARD_BYTES // (stride * itemsize))
+    rows = BACKWARD_ROWS[stride] if overlap else 1
+    return _shapes(across, rows, BACKWARD_COLUMN_ROWS[stride])
+
+
+def _halved(n):
+    """n, n / 2, … 1, of a power of two."""
+    return [n >> k for k in range(n.bit_length())]
+
+
+def _shapes(across, rows, column_rows):
+    shapes = [(n, rows, True) for n in across] + [(across[-1], 1, True)] * (rows > 1)
+    return shapes + [(1, n, False) for n in _halved(column_rows)]
+
+
+def _patches(n_planes, window, shapes, itemsize, image, pooled, indices, width, height):
+    """The largest of `shapes` that fits and leaves enough patches, else the smallest that fits.
+
+    `width` and `height`: columns and rows of windows.
+    """
+    found = None
+    for across, rows, aligned in shapes:
+        if aligned and not _fits(across, window, itemsize, image, pooled, indices):
+            continue
+        if found and found.aligned and not aligned:
+            break
+        columns, groups = width // across, ceil_div(height, rows)
+        found = Patches(across, rows, aligned, columns, groups, n_planes * groups * columns)
+        if found.n_patches >= ENOUGH_PATCHES:
+            break
+    return found if max(found.n_patches, window.H * window.W) <= MOST_THREADS else None
+
+
+def _fits(across, window, itemsize, image, pooled, indices):
+    """Whether patches `across` windows wide begin on the boundaries of their vectors."""
+    fits = window.OW * window.SW == window.W and window.OW % across == 0
+    fits = fits and image % min(16, across * window.SW * itemsize) == 0
+    return fits and pooled % min(16, across * itemsize) == indices % across == 0

@@ -1,0 +1,197 @@
+"""Which kernel does the work of the rung `vectorised`, and how it is launched.
+
+`forward` and `backward` return False where none of them can, and `rows` must.
+"""
+
+import math
+
+from course_lib.kernels.max_pool2d import (
+    bands,
+    columns,
+    ladder,
+    patches,
+    pixel_patches,
+    pixels,
+    plan,
+)
+from course_lib.kernels.max_pool2d.fixed import NOWHERE, WINDOWS, Fixed
+from course_lib.runtime import arrays
+from course_lib.runtime.intrinsics import VECTOR_BYTES
+from course_lib.runtime.launch import launch
+
+
+def forward(images, window, channels_last, relu):
+    """Launch it; `images` are x, y and the indices."""
+    x, y, indices = images
+    n_planes, itemsize = x.shape[0] * x.shape[1], x.dtype.itemsize
+    fixed = _fixed(window, indices)
+    if channels_last:
+        if fixed and _launch_pixel_patches(
+            pixel_patches.forward_kernel, images, fixed, window, plan.FORWARD_TALL, window.OH,
+            window.OW, relu,
+        ):  # fmt: skip
+            return True
+        launched = _launch_pixels(pixels.pixel_kernel, images, (x, y), indices, window, y)
+        return launched and apply_relu(y, indices, relu)
+    if fixed and (p := plan.plan_forward_patches(n_planes, window, itemsize, *_starts(images))):
+        kernel = _forward_kernel(fixed, p.across, p.rows, p.aligned)
+        _launch_patches(kernel, images, p, window, relu)
+        return True
+    if (b := plan.plan_forward(n_planes, window, itemsize)) is None:
+        return False
+    undilated = window.DH == window.DW == 1
+    size = (window.KH, window.KW) if undilated else None
+    multiplier = math.ceil(2**bands.SHIFT / window.OH) if b.planes > 1 else 0
+    launch(
+        bands.FORWARD_KERNELS.get(size, bands.FORWARD_KERNELS[None]), b.n_blocks, plan.BAND_THREADS,
+        *images, n_planes, b.planes, b.rows, b.bands, multiplier, b.bits, _offset(x),
+        _in_plane(indices), *window, shared_bytes=_bytes(b.elements, itemsize),
+        flat=True, overlap=True,
+    )  # fmt: skip
+    return apply_relu(y, indices, relu)
+
+
+def apply_relu(y, indices, relu):
+    """ReLU of what kernels of any window have made, if it is asked for. True."""
+    if relu:
+        n, nowhere = arrays.size_of(y), -1 if _in_plane(indices) else NOWHERE
+        n_blocks = plan.ceil_div(n, plan.RELU_THREADS)
+        launch(ladder.relu_kernel, n_blocks, plan.RELU_THREADS, y, indices, nowhere, flat=True)
+    return True
+
+
+def backward(images, window, channels_last):
+    """Launch it; `images` are dy, the indices and dx."""
+    dy, indices, dx = images
+    n_planes, itemsize = dx.shape[0] * dx.shape[1], dx.dtype.itemsize
+    fixed = _fixed(window, indices)
+    if channels_last:
+        if fixed and _launch_pixel_patches(
+            pixel_patches.backward_kernel, images, fixed, window, plan.BACKWARD_TALL,
+            plan.ceil_div(window.H, fixed.stride), plan.ceil_div(window.W, fixed.stride),
+        ):  # fmt: skip
+            return True
+        return _launch_pixels(pixels.pixel_backward_kernel, images, (dy, dx), indices, window, dx)
+    if fixed and (p := plan.plan_backward_patches(n_planes, window, itemsize, *_starts(images))):
+        _launch_patches(
+            patches.backward_kernel(fixed, p.across, p.rows, p.aligned), images, p, window
+        )
+        return True
+    b, rows_apart, columns_apart = plan.plan_backward(n_planes, window)
+    if b is None:
+        return False
+    launch(
+        bands.BACKWARD_KERNELS[rows_apart == columns_apart == 1], b.n_blocks, plan.BAND_THREADS,
+        *images, n_planes, b.planes, b.rows, b.bands, rows_apart, columns_apart, b.bits,
+        _offset(dx), math.ceil(2**16 / window.KW), _in_plane(indices), *window,
+        shared_bytes=_bytes(b.elements, 4), flat=True, overlap=True,
+    )  # fmt: skip
+    return True
+
+
+def _fixed(window, indices):
+    """The `Fixed` window that this is, where there are kernels for it; else None."""
+    found = Fixed(window.KH, window.SH, window.PH)
+    square = found == (window.KW, window.SW, window.PW) and window.DH == window.DW == 1
+    return found if square and found in WINDOWS and not _in_plane(indices) else None
+
+
+def _forward_kernel(fixed, across, rows, aligned):
+    if aligned:
+        return patches.forward_kernel(fixed, across, rows)
+    return columns.forward_kernel(fixed, rows)
+
+
+def _launch_patches(kernel, images, p, window, *flags):
+    is_wide = p.across * window.SW * images[0].dtype.itemsize > VECTOR_BYTES
+    block = plan.PATCH_THREADS[is_wide]
+    launch(
+        kernel, plan.ceil_div(p.n_patches, block), block, *images, p.n_patches, p.columns,
+        *plan.divider(p.columns), p.groups, *plan.divider(p.groups), *window[:4], *flags,
+        flat=True, overlap=True,
+    )  # fmt: skip
+
+
+def _launch_pixel_patches(make, images, fixed, window, tall, height, width, *flags):
+    """`height`×`width` is what an image has windows for."""
+    N, C, _, _ = images[0].shape
+    itemsize, tall, block = images[0].dtype.itemsize, tall[fixed.stride], plan.PIXEL_PATCH_THREADS
+    n_columns, rest = divmod(C * itemsize, VECTOR_BYTES)
+    if N * height * width * n_columns < tall * plan.ENOUGH_PATCHES:
+        tall = 1
+    groups = plan.ceil_div(height, tall)
+    n_patches = N * groups * width * n_columns
+    most = max(n_patches, window.H * window.W)
+    if rest or any(_starts(images)) or most > plan.MOST_THREADS:
+        return False
+    dividers = (number for n in (n_columns, width, groups) for number in plan.divider(n))
+    launch(
+        make(fixed, VECTOR_BYTES // itemsize, tall), plan.ceil_div(n_patches, block), block,
+        *images, n_patches, n_columns, *dividers, width, groups, C, *window[:4], *flags,
+        flat=True, overlap=True,
+    )  # fmt: skip
+    return True
+
+
+def _launch_pixels(kernel, images, vectors, indices, window, result):
+    """`vectors` are the images that are read or written 16 bytes at a time."""
+    N, C, height, width = result.shape
+    row_bytes = C * result.dtype.itemsize
+    if row_bytes % VECTOR_BYTES or any(_starts(vectors)):
+        return False
+    n_columns = row_bytes // VECTOR_BYTES
+    block = min(plan.PIXEL_THREADS, 32 * math.ceil(width * n_columns / 32))
+    launch(
+        kernel, N * height, block, *images, C, n_columns, _in_plane(indices), *window,
+        flat=True, overlap=True,
+    )  # fmt: skip
+    return True
+
+
+def _in_plane(indices):
+    return arrays.dtype_name(indices) != "uint8"
+
+
+def _starts(images):
+    """Bytes from the last 16-byte boundary to each image."""
+    return [arrays.address_of(image) % VECTOR_BYTES for image in images]
+
+
+def _offset(image):
+    """Elements from the last 16-byte boundary to the image."""
+    return arrays.address_of(image) % VECTOR_BYTES // image.dtype.itemsize
+
+
+def _bytes(n_elements, itemsize):
+    return math.ceil(n_elements * itemsize / VECTOR_BYTES) * VECTOR_BYTES
+
+
+def kernels(direction, dtype):
+    """(label, kernel, types of its numbers) of all that `forward` or `backward` launches."""
+    flag, sizes = "boolean", ["int64"] * 12
+    itemsize = 4 if dtype == "float32" else 2
+    if direction == "forward":
+        for size, kernel in bands.FORWARD_KERNELS.items():
+            label = "×".join(map(str, size)) if size else "any"
+            yield label, kernel, ["int64"] * 7 + [flag, *sizes]
+        yield "channels-last", pixels.pixel_kernel, ["int64", "int64", flag, *sizes]
+    else:
+        for alone, kernel in bands.BACKWARD_KERNELS.items():
+            yield "alone" if alone else "any", kernel, ["int64"] * 9 + [flag, *sizes]
+        yield "channels-last", pixels.pixel_backward_kernel, ["int64", "int64", flag, *sizes]
+    for fixed in WINDOWS:
+        name = f"{fixed.kernel}×{fixed.kernel}/{fixed.stride}/{fixed.padding}"
+        if direction == "forward":
+            make, make_pixels = _forward_kernel, pixel_patches.forward_kernel
+            shapes, tall = plan.forward_shapes(fixed.stride, itemsize), plan.FORWARD_TALL
+            flags = [flag]
+        else:
+            make, make_pixels = patches.backward_kernel, pixel_patches.backward_kernel
+            shapes, tall = plan.backward_shapes(fixed, itemsize), plan.BACKWARD_TALL
+            flags = []
+        for across, rows, aligned in shapes:
+            label = f"{name}, {rows}×{across}{'' if aligned else ' one by one'}"
+            yield label, make(fixed, across, rows, aligned), ["int64"] * 11 + flags
+        for n in sorted({1, tall[fixed.stride]}):
+            kernel = make_pixels(fixed, VECTOR_BYTES // itemsize, n)
+            yield f"channels-last {name}, {n} tall", kernel, ["int64"] * 15 + flags
