@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import batch_norm
-from course_lib.kernels.batch_norm import plan
+from course_lib.kernels.batch_norm import plan, walk
 from course_lib.runtime.arrays import ArrayError
 
 PLACE = "cpu" if SIMULATED else "cuda"
@@ -158,6 +158,18 @@ def test_random_images(shape, dtype, layout, variant, backward, options, own_dty
     check_backward(dy, x, weight, mean, rstd, backward, relu=relu, y=y, training=training)
 
 
+@every_format
+@pytest.mark.parametrize("stray", [0.0, 1e4])
+def test_a_stray_first_element_costs_little(layout, stray):
+    # Sums start from the first element that they meet.
+    x = image((4, 8, 33, 35), torch.float32, layout, 100.0, 0.1)
+    x[0, :, 0, 0] = stray
+    _, mean, rstd = batch_norm.forward(x, eps=EPS)
+    _, mean64, rstd64 = reference.batch_norm(double(x), eps=EPS)
+    np.testing.assert_allclose(double(rstd), rstd64, rtol=3e-5)
+    np.testing.assert_allclose(double(mean), mean64, rtol=1e-6)
+
+
 @pytest.mark.parametrize("mean, deviation", [(1000.0, 0.1), (-3e4, 3.0), (1e-4, 1e-6)])
 @every_format
 def test_a_large_mean_costs_nothing_but_in_one_pass(mean, deviation, layout):
@@ -182,15 +194,21 @@ def in_parts(monkeypatch):
     monkeypatch.setattr(plan, "PIXEL_ROWS", 1)
     monkeypatch.setattr(plan, "WAVE", 24)
     monkeypatch.setattr(plan, "PART_THREADS", 64)
-    plan.plan_planes.cache_clear()
-    plan.plan_pixels.cache_clear()
+    monkeypatch.setattr(plan, "PASS_PART", 96)
+    monkeypatch.setattr(plan, "WALK_PART", 96)
+    monkeypatch.setattr(walk, "ENOUGH", 10**9)
+    forget_plans()
+
+
+def forget_plans():
+    for planned in (plan.plan_planes, plan.plan_pass, plan.plan_walk, plan.plan_pixels):
+        planned.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def plans_of_this_test_alone():
     yield
-    plan.plan_planes.cache_clear()
-    plan.plan_pixels.cache_clear()
+    forget_plans()
 
 
 @every_format
@@ -198,7 +216,7 @@ def plans_of_this_test_alone():
 def test_channels_in_parts(monkeypatch, layout, shape):
     dtype = torch.bfloat16 if shape[0] == 1 else torch.float32
     in_parts(monkeypatch)
-    assert not plan.plan_planes(shape[0], shape[1], shape[2] * shape[3], 4).alone
+    assert not plan.plan_planes(shape[0], shape[1], shape[2] * shape[3], 4).cluster
     assert plan.plan_planes(shape[0], shape[1], shape[2] * shape[3], 4).n_parts > 1
     x, dy = image(shape, dtype, layout), image(shape, dtype, layout)
     weight, bias = affine(shape[1])
@@ -215,19 +233,92 @@ def test_channels_in_parts(monkeypatch, layout, shape):
 
 
 @settings(deadline=None)
+@example(N=3, C=6, P=301 * 299, itemsize=2)
 @given(
-    N=st.integers(1, 512), C=st.integers(1, 3000), P=st.integers(1, 10**6),
+    N=st.integers(1, 512), C=st.integers(1, 3000), P=st.integers(1, 10**6) | st.integers(1, 400),
     itemsize=st.sampled_from([2, 4]),
 )  # fmt: skip
 def test_plans_are_what_the_kernels_expect(N, C, P, itemsize):
-    found = plan.plan_planes(N, C, P, itemsize)
-    assert (found.n_parts - 1) * found.length < N * P <= found.n_parts * found.length
-    assert found.block % found.team == 0 and found.block % 32 == 0
-    assert found.team & (found.team - 1) == 0
-    found = plan.plan_pixels(N * P, C, itemsize)
-    assert (found.n_parts - 1) * found.length < N * P <= found.n_parts * found.length
-    assert 256 % found.n_columns == 0
-    assert found.n_tiles * found.n_columns * 16 >= C * itemsize
+    plans = [plan.plan_planes(N, C, P, itemsize, most) for most in (1, 2, plan.CLUSTER)]
+    plans += [plan.plan_pass(N, C, P, itemsize), plan.plan_walk(N, C, P, itemsize)]
+    for found in plans:
+        assert found.cluster in (0, found.n_parts) and found.cluster <= plan.CLUSTER
+        assert N * P <= found.n_parts * found.length
+        assert found.cluster or (found.n_parts - 1) * found.length < N * P
+        assert found.block % found.team == 0 and found.block % 32 == 0
+        assert found.team & (found.team - 1) == 0
+    for merged in (True, False):
+        found = plan.plan_pixels(N * P, C, itemsize, merged)
+        assert (found.n_parts - 1) * found.length < N * P <= found.n_parts * found.length
+        assert 256 % found.n_columns == 0 and found.n_parts <= 65535
+        assert found.n_tiles * found.n_columns * 16 >= C * itemsize
+
+
+@pytest.mark.parametrize("shape", [(6, 3, 5, 5), (1, 2, 13, 17), (2, 3, 20, 12), (2, 1, 1, 1)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_channels_of_clusters(monkeypatch, shape, dtype):
+    N, C, H, W = shape
+    x, dy, (weight, bias) = image(shape, dtype), image(shape, dtype), affine(C)
+    for least, most in ((1, 8), (64, 8), (1, 4)):
+        monkeypatch.setattr(plan, "LEAST_SHARE", least)
+        monkeypatch.setattr(plan, "CLUSTER", most)
+        monkeypatch.setattr(batch_norm.vectorised, "CLUSTER", most)
+        forget_plans()
+        found = plan.plan_planes(N, C, H * W, x.element_size(), most)
+        assert found.cluster == most or N * H * W * x.element_size() < 2 * most * least
+        y, mean, rstd = check_forward(x, weight, bias, "vectorised", relu=True)
+        check_backward(dy, x, weight, mean, rstd, "vectorised", relu=True, y=y)
+        check_backward(dy, x, None, mean, rstd, "vectorised", training=False)
+
+
+def walking(monkeypatch, lead):
+    """Make large images of what else are small ones, and walk them."""
+    in_parts(monkeypatch)
+    monkeypatch.setattr(walk, "LEAD", lead)
+    monkeypatch.setattr(walk, "ENOUGH", 0)
+
+
+@pytest.mark.parametrize("shape", [(6, 3, 5, 5), (1, 5, 13, 17), (2, 3, 20, 12)])
+@pytest.mark.parametrize("lead", [1, 7, 1000])
+def test_a_walk_over_the_channels(monkeypatch, shape, lead):
+    dtype = torch.bfloat16 if shape[0] == 1 else torch.float32
+    walking(monkeypatch, lead)
+    walked, real = [], walk.forward
+    monkeypatch.setattr(walk, "forward", lambda *a: walked.append(1) or real(*a))
+    x, (weight, bias) = image(shape, dtype), affine(shape[1])
+    for relu in (False, True):
+        check_forward(x, weight, bias, "vectorised", relu=relu)
+    assert len(walked) == 2
+
+
+@pytest.mark.skipif(not SIMULATED, reason="the simulator has other orders to offer")
+@pytest.mark.parametrize("order", ["reverse", "random"])
+def test_a_walk_in_any_order_of_blocks_leaves_its_counters_at_zero(monkeypatch, order):
+    walking(monkeypatch, 2)
+    made = []
+    monkeypatch.setattr(
+        walk.counters, "counters", lambda n, like: made.append(like.new_zeros(n).int()) or made[-1]
+    )
+    x, weight = image((4, 3, 9, 9)), affine(3)[0]
+    found = []
+    for how in ("forward", order):
+        with simulator.options(order=how):
+            found.append(batch_norm.forward(x, weight))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert len(made) == 2 and not any(counted.any() for counted in made)
+
+
+def test_clusters_and_single_blocks_agree(monkeypatch):
+    # On chips without clusters, a block takes the channel that a cluster takes elsewhere.
+    x, weight = image((4, 2, 9, 9)), affine(2)[0]
+    monkeypatch.setattr(plan, "LEAST_SHARE", 16)
+    found = []
+    for since in ((9, 0), (99, 0)):
+        monkeypatch.setattr(batch_norm.vectorised, "CLUSTERS_SINCE", since)
+        y, mean, rstd = check_forward(x, weight, None, "vectorised")
+        found.append(check_backward(x, x, weight, mean, rstd, "vectorised"))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @every_variant
@@ -356,13 +447,22 @@ def test_the_sanitizer_finds_nothing(monkeypatch, layout):
         batch_norm.backward(dy, x, weight, mean, rstd, relu=True, y=y)
         for variant in batch_norm.INFERENCE_VARIANTS:
             batch_norm.inference(x, weight, bias, *statistics(8), variant=variant)
+        walking(monkeypatch, 3)
+        batch_norm.forward(x, weight, bias, *statistics(8))
+        monkeypatch.undo()
+        monkeypatch.setattr(plan, "LEAST_SHARE", 64)
+        forget_plans()
+        y, mean, rstd = batch_norm.forward(x, weight, bias, *statistics(8))
+        batch_norm.backward(dy, x, weight, mean, rstd, relu=True, y=y)
     assert not report.findings, report
 
 
 @pytest.mark.gpu
 @every_format
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_large_images(layout, dtype):
+@pytest.mark.parametrize("enough", [0, 10**9], ids=["walk", "parts"])
+def test_large_images(monkeypatch, layout, dtype, enough):
+    monkeypatch.setattr(walk, "ENOUGH", enough)
     for shape in ((32, 64, 112, 112), (256, 256, 14, 14), (512, 1024, 7, 7), (3, 6, 301, 299)):
         x, dy = image(shape, dtype, layout, 3.0, 2.0), image(shape, dtype, layout)
         weight, bias = affine(shape[1])

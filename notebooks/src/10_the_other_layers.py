@@ -521,8 +521,9 @@ show(measured("max_pool2d.forward", (64, 64, 224, 224)), "Max pooling, 2 × 2, 8
 show(measured("max_pool2d.backward", (64, 64, 224, 224)), "Its gradient")
 
 # %% [markdown]
-# The rung `vectorised` reads 16 bytes at a time into shared memory and takes the windows from there. PyTorch's kernel has one thread for each
-# output, which loads its window number by number, and writes the long indices.
+# In the rung `vectorised` a thread makes several neighbouring outputs. It reads what they need 16 bytes at a time and keeps it in registers. The
+# window's size is a constant of the kernel, so the loops over it are unrolled, and nothing is divided while it runs. (Windows that no kernel was made
+# for go through shared memory.) PyTorch's kernel has one thread for each output, which loads its window number by number, and writes the long indices.
 
 # %% [markdown]
 # ## 4 · Batch normalisation, and a variance that goes wrong

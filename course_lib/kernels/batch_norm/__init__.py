@@ -14,8 +14,8 @@ rung           a channel's statistics              its memory
 `one_pass`     a block: Σx and Σx² at once         read twice, an element at a time
 `welford`      a block, by Welford's method;       read twice, an element at a time
                partial results by Chan's
-`vectorised`   a block or several, by vectors:     read twice, 16 bytes at a time, several loads in
-               their own mean first, then Chan     flight; neighbouring planes at the same time
+`vectorised`   several blocks, by vectors: sums    read twice, 16 bytes at a time, several loads in
+               from near the mean, then Chan       flight; the second time from L2, where it can
 ============== =================================== ================================================
 
 `one_pass` is here to be seen going wrong: its variance is the small difference of two large numbers
@@ -25,8 +25,12 @@ All others subtract the mean before they square.
 The backward pass needs Σdy and Σdy·(x − mean) before the first dx:
 dx = weight/σ·(dy − Σdy/n − (x − mean)·Σdy·(x − mean)/(n·σ²)). Its rungs are `naive` (a thread for
 each channel), `block` and `vectorised`. Sums are taken in a fixed order: two runs agree bit for
-bit. Channels-last images whose rows do not begin on 16-byte boundaries go an element at a time,
-by `welford` and `block`, also where `vectorised` was asked for.
+bit.
+
+`vectorised` has several ways: a cluster of blocks for a small channel (`planes_kernels`), a walk
+over channels that the L2 cache can hold (`walk`), and else a kernel for the parts of a channel, one
+to put them together and one to write. Channels-last images whose rows do not begin on 16-byte
+boundaries go an element at a time, by `welford` and `block`, also where `vectorised` was asked for.
 
 Sources: S. Ioffe and C. Szegedy (2015); Welford (1962); Chan, Golub and LeVeque (1979). Derivation:
 notebook 10.
@@ -34,7 +38,7 @@ notebook 10.
 
 import math
 
-from course_lib.kernels.batch_norm import ladder, merging, pixels, planes_kernels, vectorised
+from course_lib.kernels.batch_norm import ladder, merging, pixels, planes_kernels, vectorised, walk
 from course_lib.runtime import arrays
 from course_lib.runtime.launch import launch
 
@@ -248,8 +252,8 @@ def _check_variant(variant, variants):
 
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
-    row, flag, number = ("float32", 1), "boolean", "float32"
-    sizes = {"ladder": 5, "alone": 5, "parts": 7, "pixels": 4}
+    row, counted, flag, number = ("float32", 1), ("int32", 1), "boolean", "float32"
+    sizes = {"ladder": 5, "alone": 6, "parts": 7, "walk": 8, "pixels": 4}
     for dtype in DTYPES:
         x = (dtype, 1)
         affine = [row, row, flag, flag, flag]
@@ -263,6 +267,8 @@ def specialisations():
         weight = [row, flag, flag, row, row]
         rows += [
             ("forward vectorised, alone", planes_kernels.channel_kernel, [x] * 2, "alone",
+             affine + training),
+            ("forward vectorised, walk", walk.walk_kernel, [x] * 2 + [row, counted], "walk",
              affine + training),
             ("statistics", planes_kernels.statistics_kernel, [x, row], "parts", []),
             ("normalise", planes_kernels.normalise_kernel, [x] * 2, "parts", fixed),

@@ -4,6 +4,11 @@ M2 is the sum of (x − mean)². Welford's method adds one element to a triple, 
 of them; both only ever subtract numbers that are close to the mean, so a large mean costs nothing.
 Σx² − (Σx)²/n subtracts two large numbers, of which almost everything cancels.
 
+Many elements at once are cheaper than one at a time: a thread sums up x − base and (x − base)²,
+where `base` is a number near the mean, with one addition and one multiplication more than Σx and
+Σx² take. What cancels then is only the distance from base to mean. The base is an element at
+first, and that may be a stray one, so `recentred` puts the mean of a few in its place.
+
 Sources: B. Welford (1962); T. Chan, G. Golub and R. LeVeque (1979).
 """
 
@@ -12,7 +17,7 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.runtime.intrinsics import FULL_MASK, load, store
+from course_lib.runtime.intrinsics import FULL_MASK, fast_reciprocal, load, store
 
 ZERO, ONE = np.float32(0), np.float32(1)
 
@@ -30,9 +35,28 @@ def with_one(count, mean, m2, value):
 def merged(count, mean, m2, other_count, other_mean, other_m2):
     """Two triples as one: Chan's method. Either may be of nothing."""
     total = count + other_count
-    share = other_count / max(total, ONE)
+    share = other_count * fast_reciprocal(max(total, ONE))
     apart = other_mean - mean
     return total, mean + apart * share, m2 + other_m2 + apart * apart * count * share
+
+
+@cuda.jit(device=True)
+def recentred(count, base, total, squares):
+    """(base, total, squares) of the same elements, with their mean as the base.
+
+    total and squares are the sums of x − base and of its square.
+    """
+    mean = base + total * fast_reciprocal(max(count, ONE))
+    apart = mean - base
+    rest = total - count * apart  # what rounding left of it
+    return mean, rest, squares - apart * (total + rest)
+
+
+@cuda.jit(device=True)
+def triple_of(count, base, total, squares):
+    """The triple of elements of which the sums of x − base and of its square are known."""
+    apart = total * fast_reciprocal(max(count, ONE))
+    return count, base + apart, squares - total * apart
 
 
 @cuda.jit(device=True)

@@ -5,23 +5,34 @@
 
 import math
 
-from course_lib.kernels.batch_norm import merging, pixels, planes_kernels
-from course_lib.kernels.batch_norm.plan import plan_pixels, plan_planes
+from course_lib.kernels.batch_norm import merging, pixels, planes_kernels, walk
+from course_lib.kernels.batch_norm.plan import (
+    CLUSTER,
+    plan_pass,
+    plan_pixels,
+    plan_planes,
+    plan_walk,
+)
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch
+from course_lib.runtime.launch import chip_of, launch
+
+CLUSTERS_SINCE = (9, 0)  # compute capability; and an L2 cache that is worth a walk
 
 
 def planes_forward(x, y, C, P, affine, relu, mean, rstd, running, numbers):
     total = arrays.size_of(x) // C
-    plan = plan_planes(total // P, C, P, x.dtype.itemsize)
+    plan, then = _plans(x, total // P, C, P)
     start = offset(x, y)
-    if plan.alone:
+    if plan.cluster:
         launch(
-            planes_kernels.channel_kernel, C, plan.block,
-            x, y, C, P, total, plan.team, start, *affine, bool(relu), mean, rstd, *running,
-            *numbers, flat=True, overlap=True,
+            planes_kernels.channel_kernel, C * plan.cluster, plan.block,
+            x, y, C, P, total, plan.length, plan.team, start, *affine, bool(relu), mean, rstd,
+            *running, *numbers, flat=True, overlap=True, cluster=plan.cluster,
         )  # fmt: skip
+        return
+    if walked := _walk(x, C, P):
+        walk.forward(x, y, C, P, walked, start, affine, relu, mean, rstd, running, numbers)
         return
     partial = arrays.empty((3, plan.n_parts, C), like=x, dtype="float32")
     share = plan.length, plan.n_parts, plan.team
@@ -31,22 +42,23 @@ def planes_forward(x, y, C, P, affine, relu, mean, rstd, running, numbers):
     )  # fmt: skip
     _merge_statistics(partial, C, plan.n_parts, mean, rstd, running, numbers)
     launch(
-        planes_kernels.normalise_kernel, C * plan.n_parts, plan.block,
-        x, y, C, P, total, *share, start, *affine, bool(relu), mean, rstd, False, 0.0,
-        flat=True, overlap=True,
+        planes_kernels.normalise_kernel, C * then.n_parts, then.block,
+        x, y, C, P, total, then.length, then.n_parts, then.team, start, *affine,
+        bool(relu), mean, rstd, False, 0.0, flat=True, overlap=True,
     )  # fmt: skip
 
 
 def pixels_forward(x, y, C, affine, relu, mean, rstd, running, numbers):
     n_rows = arrays.size_of(x) // C
-    plan = plan_pixels(n_rows, C, x.dtype.itemsize)
-    grid, share = (plan.n_parts, plan.n_tiles), (C, n_rows, plan.length, plan.n_columns)
+    plan, then = (plan_pixels(n_rows, C, x.dtype.itemsize, merged) for merged in (True, False))
+    grid, share = _tiles(plan, C, n_rows)
     partial = arrays.empty((3, plan.n_parts, C), like=x, dtype="float32")
     launch(
         pixels.pixel_statistics_kernel, grid, pixels.BLOCK_SIZE, x, partial, *share,
         flat=True, overlap=True,
     )  # fmt: skip
     _merge_statistics(partial, C, plan.n_parts, mean, rstd, running, numbers)
+    grid, share = _tiles(then, C, n_rows)
     launch(
         pixels.pixel_normalise_kernel, grid, pixels.BLOCK_SIZE,
         x, y, *share, *affine, bool(relu), mean, rstd, False, 0.0, flat=True, overlap=True,
@@ -62,18 +74,18 @@ def _merge_statistics(partial, C, n_parts, mean, rstd, running, numbers):
 
 def planes_backward(images, C, P, count, options, dweight, dbias, training):
     dy, x, y, _ = images
-    plan = plan_planes(count // P, C, P, x.dtype.itemsize)
+    plan, then = _plans(x, count // P, C, P)
     start = offset(*images)
-    if plan.alone:
+    if plan.cluster:
         launch(
-            planes_kernels.channel_backward_kernel, C, plan.block,
-            *images, C, P, count, plan.team, start, *options, dweight, dbias, training,
-            flat=True, overlap=True,
+            planes_kernels.channel_backward_kernel, C * plan.cluster, plan.block,
+            *images, C, P, count, plan.length, plan.team, start, *options, dweight, dbias, training,
+            flat=True, overlap=True, cluster=plan.cluster,
         )  # fmt: skip
         return
+    _, _, relu, mean, _ = options
     partial = arrays.empty((2, plan.n_parts, C), like=x, dtype="float32")
     share = plan.length, plan.n_parts, plan.team
-    _, _, relu, mean, _ = options
     launch(
         planes_kernels.sums_kernel, C * plan.n_parts, plan.block,
         dy, x, y, partial, C, P, count, *share, offset(dy, x, y), relu, mean,
@@ -81,15 +93,16 @@ def planes_backward(images, C, P, count, options, dweight, dbias, training):
     )  # fmt: skip
     terms = _merge_sums(partial, C, plan.n_parts, count, options, dweight, dbias, training)
     launch(
-        planes_kernels.gradient_kernel, C * plan.n_parts, plan.block,
-        *images, C, P, count, *share, start, *options, terms, flat=True, overlap=True,
+        planes_kernels.gradient_kernel, C * then.n_parts, then.block,
+        *images, C, P, count, then.length, then.n_parts, then.team, start, *options, terms,
+        flat=True, overlap=True,
     )  # fmt: skip
 
 
 def pixels_backward(images, C, n_rows, options, dweight, dbias, training):
     dy, x, y, _ = images
-    plan = plan_pixels(n_rows, C, x.dtype.itemsize)
-    grid, share = (plan.n_parts, plan.n_tiles), (C, n_rows, plan.length, plan.n_columns)
+    plan, then = (plan_pixels(n_rows, C, x.dtype.itemsize, merged) for merged in (True, False))
+    grid, share = _tiles(plan, C, n_rows)
     partial = arrays.empty((2, plan.n_parts, C), like=x, dtype="float32")
     _, _, relu, mean, _ = options
     launch(
@@ -97,6 +110,7 @@ def pixels_backward(images, C, n_rows, options, dweight, dbias, training):
         flat=True, overlap=True,
     )  # fmt: skip
     terms = _merge_sums(partial, C, plan.n_parts, n_rows, options, dweight, dbias, training)
+    grid, share = _tiles(then, C, n_rows)
     launch(
         pixels.pixel_gradient_kernel, grid, pixels.BLOCK_SIZE, *images, *share, *options, terms,
         flat=True, overlap=True,
@@ -113,6 +127,27 @@ def _merge_sums(partial, C, n_parts, count, options, dweight, dbias, training):
     return terms
 
 
+def _plans(x, N, C, P):
+    """Of the statistics, and of the pass that follows; without clusters where there are none."""
+    itemsize = x.dtype.itemsize
+    most = CLUSTER if chip_of(x)[0] >= CLUSTERS_SINCE else 1
+    return plan_planes(N, C, P, itemsize, most), plan_pass(N, C, P, itemsize)
+
+
+def _walk(x, C, P):
+    """The plan of a walk over the channels, where it is worth it; else None."""
+    if chip_of(x)[0] < CLUSTERS_SINCE:
+        return None
+    n = arrays.size_of(x) // C
+    plan = plan_walk(n // P, C, P, x.dtype.itemsize)
+    return plan if walk.is_worth_it(plan, C, n * x.dtype.itemsize) else None
+
+
+def _tiles(plan, C, n_rows):
+    """(grid, what the kernels take of the plan)."""
+    return (plan.n_tiles, plan.n_parts), (C, n_rows, plan.length, plan.n_columns)
+
+
 def offset(*images):
     """Elements from the last 16-byte boundary to each image; -1 where they disagree."""
     offsets = {arrays.address_of(image) % VECTOR_BYTES for image in images}
@@ -126,7 +161,7 @@ def whole_vectors(C, *images):
 
 def planes_inference(x, y, C, P, affine, eps):
     count = arrays.size_of(x) // C
-    plan = plan_planes(count // P, C, P, x.dtype.itemsize, together=False)
+    plan = plan_pass(count // P, C, P, x.dtype.itemsize)
     launch(
         planes_kernels.normalise_kernel, C * plan.n_parts, plan.block,
         x, y, C, P, count, plan.length, plan.n_parts, plan.team, offset(x, y), *affine, True, eps,
@@ -136,8 +171,8 @@ def planes_inference(x, y, C, P, affine, eps):
 
 def pixels_inference(x, y, C, affine, eps):
     n_rows = arrays.size_of(x) // C
-    plan = plan_pixels(n_rows, C, x.dtype.itemsize)
+    grid, share = _tiles(plan_pixels(n_rows, C, x.dtype.itemsize, False), C, n_rows)
     launch(
-        pixels.pixel_normalise_kernel, (plan.n_parts, plan.n_tiles), pixels.BLOCK_SIZE,
-        x, y, C, n_rows, plan.length, plan.n_columns, *affine, True, eps, flat=True, overlap=True,
+        pixels.pixel_normalise_kernel, grid, pixels.BLOCK_SIZE,
+        x, y, *share, *affine, True, eps, flat=True, overlap=True,
     )  # fmt: skip
