@@ -25,6 +25,7 @@ SQUEEZED = (
 )  # fmt: skip
 # Images, filters and options: by element and by vectors, one tile and several.
 CONVOLUTIONS = (
+    ((3, 1, 9, 11), (18, 1, 3, 3), {}), ((2, 3, 8, 7), (9, 3, 3, 3), dict(stride=2, padding=1)),
     ((1, 1, 1, 1), (1, 1, 1, 1), {}), ((2, 3, 7, 9), (70, 3, 3, 2), dict(stride=(2, 1), padding=1)),
     ((2, 16, 11, 9), (80, 8, 3, 3), dict(padding=1, groups=2)),
     ((1, 5, 9, 8), (10, 1, 2, 5), dict(dilation=(2, 1), padding=2, groups=5)),
@@ -214,7 +215,7 @@ def squeezing_and_exciting(dtype):
 
 def convolutions(dtype):
     from course_lib.kernels import conv2d
-    from course_lib.kernels.conv2d import gathering
+    from course_lib.kernels.conv2d import few_channels_plan, gathering
 
     def passes(x, weight, variant, **options):
         bias = torch.randn(weight.shape[0]).to(x.dtype)
@@ -230,8 +231,11 @@ def convolutions(dtype):
                 torch.randn(shape).to(dtype, memory_format=layout)
                 for shape in (x_shape, weight_shape)
             )
+            groups = options.get("groups", 1)
+            few = groups == 1 and (x_shape[1], *weight_shape[2:]) in few_channels_plan.FILTER_SIZES
+            fits = {"depthwise": groups == x_shape[1], "few_channels": few}
             for variant in conv2d.VARIANTS:
-                if variant != "depthwise" or options.get("groups") == x_shape[1]:
+                if fits.get(variant, True):
                     yield from passes(x, weight, variant, **options)
             with mock.patch.object(gathering, "LARGE_FROM", 0):
                 yield from passes(x, weight, "tensor_core", **options)

@@ -42,7 +42,10 @@ def max_pooling():
     from course_lib.kernels import max_pool2d
     from course_lib.kernels.max_pool2d import plan
 
-    for constants in ({}, dict(BAND_BYTES=400), dict(BAND_BYTES=3000, ENOUGH_BLOCKS=1)):
+    large = dict(ENOUGH_PATCHES=1)
+    for constants in (
+        {}, large, dict(BAND_BYTES=400), dict(BAND_BYTES=3000, ENOUGH_BLOCKS=1),
+    ):  # fmt: skip
         with planned(plan, **constants):
             for dtype in DTYPES:
                 for layout in LAYOUTS:
@@ -55,19 +58,23 @@ def max_pooling():
 def max_pool_passes(max_pool2d, x, options):
     for index_dtype in max_pool2d.INDEX_DTYPES:
         for variant in max_pool2d.VARIANTS:
-            y, indices = max_pool2d.forward(x, variant=variant, index_dtype=index_dtype, **options)
-            yield y
+            for relu in (True, False):
+                y, indices = max_pool2d.forward(
+                    x, variant=variant, index_dtype=index_dtype, relu=relu, **options
+                )
+                yield y
         for variant in max_pool2d.BACKWARD_VARIANTS:
             yield max_pool2d.backward(y, indices, x.shape, variant=variant, **options)
 
 
 def batch_normalising():
     from course_lib.kernels import batch_norm
-    from course_lib.kernels.batch_norm import plan
+    from course_lib.kernels.batch_norm import plan, walk
 
     in_parts = dict(ALONE_BYTES=0, ENOUGH_CHANNELS=10**9, LEAST_PART=64, PIXEL_ROWS=1, WAVE=24)
-    for constants in ({}, in_parts):
-        with planned(plan, **constants):
+    in_clusters = dict(LEAST_SHARE=16)
+    for constants, enough in (({}, 8), (in_parts, 8), (in_parts, 0), (in_clusters, 8)):
+        with planned(plan, **constants), mock.patch.object(walk, "ENOUGH", enough):
             for dtype in DTYPES:
                 for layout in LAYOUTS:
                     for shape in NORMALISED:

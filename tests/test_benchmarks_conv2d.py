@@ -53,7 +53,7 @@ def test_every_convolution_is_checked_and_its_error_kept(on_the_cpu, monkeypatch
         for suffix in ("", ".tf32", ".channels-last")
         for way in ("forward", "dx", "dweight")
     ]
-    rungs = [rung for rung in kernels.VARIANTS if rung != "depthwise"]
+    rungs = [rung for rung in kernels.VARIANTS if rung not in ("depthwise", "few_channels")]
     hashes = conv2d.kernel_hashes()
     for record in found:
         assert record["kernel_hash"] == hashes[record["name"]] and not record["left_out"]

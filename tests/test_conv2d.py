@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import conv2d
-from course_lib.kernels.conv2d import direct, gathering, halo_plan, launching, pixel_sums_plan
+from course_lib.kernels.conv2d import (
+    direct,
+    gathering,
+    halo_plan,
+    halo_small,
+    launching,
+    pixel_sums_plan,
+    pixel_sums_small,
+)
 from course_lib.kernels.conv2d.problem import problem_of
 from course_lib.runtime.arrays import ArrayError
 from course_lib.runtime.launch import recorded
@@ -27,7 +35,8 @@ LAYOUTS = (torch.contiguous_format, torch.channels_last)
 
 # What costs the simulator most: a block makes a whole tile of results, however few there are.
 TILES = ["im2col", "implicit_gemm", "tensor_core"]
-GENERAL = [name for name in conv2d.VARIANTS if name != "depthwise"]  # take any groups
+# That take any groups, channels and filters; `few_channels` has tests of its own.
+GENERAL = [name for name in conv2d.VARIANTS if name not in ("depthwise", "few_channels")]
 every_variant = pytest.mark.parametrize("variant", GENERAL)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=("nchw", "nhwc"))
 
@@ -327,7 +336,7 @@ def test_depthwise(size, options, multiple, dtype, layout):
 def test_channels_side_by_side(monkeypatch, large, dtype, shapes, options):
     """16 bytes at a time on tensor cores, in both sizes of tiles."""
     monkeypatch.setattr(gathering, "LARGE_FROM", 0 if large else 1 << 30)
-    for plans in (halo_plan, pixel_sums_plan):  # which would go first; `test_conv2d_halo`
+    for plans in (halo_plan, halo_small, pixel_sums_plan, pixel_sums_small):  # would go first
         monkeypatch.setattr(plans, "planned", lambda *_: None)
     tensors = case(*shapes, dtype, LAYOUTS[1])
     kernels = {kernel for kernel, *_ in gathering.CHANNELS_LAST.values()}
@@ -407,7 +416,8 @@ def test_the_rung_by_default():
         problem = problem_of(x_shape, weight_shape, 1, 0, 1, groups, False)
         return conv2d.default_variant(problem, capability)
 
-    assert rung((1, 1, 28, 28), (64, 1, 3, 3)) == "tensor_core"
+    assert rung((1, 8, 28, 28), (64, 8, 3, 3)) == "tensor_core"
+    assert rung((1, 1, 28, 28), (64, 1, 3, 3)) == "few_channels"
     assert rung((1, 64, 28, 28), (64, 64, 3, 3), capability=(7, 5)) == "implicit_gemm"
     assert rung((1, 64, 28, 28), (64, 1, 3, 3), groups=64) == "depthwise"
     assert rung((1, 2, 28, 28), (64, 2, 13, 13)) == "direct"

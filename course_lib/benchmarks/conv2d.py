@@ -159,7 +159,8 @@ def _candidates(buffers, shape, direction, mode):
     """{label: function(i)}: rungs where the ladder is measured, the default, and cuDNN twice."""
     sets, variants = len(buffers), {OURS: kernels.DEFAULT}
     if shape in LADDER and mode is MODES[0]:
-        variants = {rung: rung for rung in kernels.VARIANTS if rung != "depthwise"} | variants
+        special = "depthwise", "few_channels"
+        variants = {rung: rung for rung in kernels.VARIANTS if rung not in special} | variants
     found = {
         label: lambda i, variant=variant: ours(buffers[i % sets], direction, mode, variant)
         for label, variant in variants.items()

@@ -26,12 +26,15 @@ rung             what it does, and what of the three passes reads from global me
                  channels of the result (`halo`), dweight a tile of 192 terms and 128 channels at
                  each pixel (`pixel_sums`); other images than channels-last are transposed first.
                  All else: gathered tiles of 64 × 64 or 128 × 128, in 16 bits by 16 bytes too
+`few_channels`   for the filters that first layers have: 3 × 3, 5 × 5 or 7 × 7 over one to four
+                 channels; memory the limit. What a pixel's filters meet is read once for up to 64
+                 of them, and dy once for dweight and dbias together. dx as `tensor_core`
 `depthwise`      for groups == C only: a thread for each result, memory the limit
 ================ ===================================================================================
 
-By default depthwise convolutions take `depthwise`, others `tensor_core`, or before compute
-capability 8.0 `implicit_gemm`; filters and images too large for these, `direct`. dbias is a sum for
-each channel, the same on every rung.
+By default depthwise convolutions take `depthwise`, those that `few_channels` has kernels for take
+that, others `tensor_core`, or before compute capability 8.0 `implicit_gemm`; filters and images too
+large for these, `direct`. dbias is a sum for each channel, on all rungs but `few_channels` the same.
 
 `tensor_core` needs compute capability 8.0, and where float32 is split an infinite input gives NaN.
 Sums are taken in a fixed order: two runs agree bit for bit.
@@ -39,7 +42,7 @@ Sums are taken in a fixed order: two runs agree bit for bit.
 
 import functools
 
-from course_lib.kernels.conv2d import gathering, launching
+from course_lib.kernels.conv2d import few_channels_plan, gathering, launching
 from course_lib.kernels.conv2d.problem import checked, empty, formatted, result
 from course_lib.runtime import arrays
 from course_lib.runtime.launch import chip_of
@@ -76,6 +79,7 @@ def forward(
     if bias is not None:
         arrays.require(bias, "bias", shape=(problem.K,), dtypes=(arrays.dtype_name(x),))
         bias = arrays.contiguous(bias)
+    problem = _format_of(out, problem)
     y = result(out, problem.y_shape, x, problem)
     if arrays.size_of(y):
         _passes(variant, problem, x)[0](problem, x, weight, bias, y, precision)
@@ -106,6 +110,7 @@ def backward(
     _check_variant(variant)
     problem, x, weight = checked(x, weight, stride, padding, dilation, groups, precision)
     arrays.require(dy, "dy", shape=problem.y_shape, dtypes=(arrays.dtype_name(x),))
+    problem = _format_of(dy, problem)
     dy = formatted(dy, problem)
     _, find_dx, find_dweight = _passes(variant, problem, x)
     dx = dweight = dbias = None
@@ -115,12 +120,11 @@ def backward(
             find_dx(problem, dy, weight, dx, precision)
     if needs[1]:
         dweight = empty(problem.weight_shape, x, problem)
-        if arrays.size_of(dweight):
-            find_dweight(problem, dy, x, dweight, precision)
     if needs[2] and with_bias:
         dbias = arrays.empty((problem.K,), like=x)
-        if problem.K:
-            launching.dbias(problem, dy, dbias)
+    found = [None if r is None or not arrays.size_of(r) else r for r in (dweight, dbias)]
+    if any(each is not None for each in found):
+        find_dweight(problem, dy, x, *found, precision)
     return dx, dweight, dbias
 
 
@@ -128,6 +132,8 @@ def default_variant(problem, capability):
     """The rung that DEFAULT takes, on a chip of this compute capability."""
     if problem.groups == problem.C > 1:
         return "depthwise"
+    if few_channels_plan.fault(problem, capability) is None:
+        return "few_channels"
     if gathering.fault(problem):
         return "direct"
     return "tensor_core" if capability >= gathering.TENSOR_CORES_SINCE else "implicit_gemm"
@@ -144,26 +150,52 @@ def _check_variant(variant):
         raise ValueError(f"unknown variant {variant!r}; there are {known}, and {DEFAULT}")
 
 
+def _format_of(array, problem):
+    """`problem` in the memory format of y or dy, where x, of one channel, is of both formats."""
+    if array is None or problem.C != 1 or tuple(array.shape) != problem.y_shape:
+        return problem
+    last = arrays.is_channels_last(array) and not arrays.is_contiguous_array(array)
+    return problem._replace(channels_last=last)
+
+
+def _rung(forward, dx, dweight):
+    """A rung's launchers, where that of dweight knows nothing of dbias."""
+
+    def both(problem, dy, x, for_weight, for_bias, precision):
+        if for_weight is not None:
+            dweight(problem, dy, x, for_weight, precision)
+        if for_bias is not None:
+            launching.dbias(problem, dy, for_bias)
+
+    return forward, dx, both
+
+
 def _gathered(variant):
     """The launchers of a rung that gathers factors of a matrix product."""
-    passes = gathering.launch_forward, gathering.launch_dx, gathering.launch_dweight
+    passes = gathering.launch_forward, gathering.launch_dx, launching.gathered_dweight
     return tuple(functools.partial(run, variant) for run in passes)
 
 
-#: Rung -> (forward, dx, dweight): launchers of one signature each.
+#: Rung -> (forward, dx, dweight with dbias): launchers of one signature each.
 VARIANTS = {
-    "direct": (launching.direct_forward, launching.direct_dx, launching.direct_dweight),
-    "tiled": (launching.tiled_forward, launching.tiled_dx, launching.tiled_dweight),
-    "im2col": (launching.im2col_forward, launching.im2col_dx, launching.im2col_dweight),
+    "direct": _rung(launching.direct_forward, launching.direct_dx, launching.direct_dweight),
+    "tiled": _rung(launching.tiled_forward, launching.tiled_dx, launching.tiled_dweight),
+    "im2col": _rung(launching.im2col_forward, launching.im2col_dx, launching.im2col_dweight),
     "implicit_gemm": _gathered("implicit_gemm"),
     "tensor_core": _gathered("tensor_core"),
-    "depthwise": (
+    "few_channels": (
+        few_channels_plan.launch_forward,
+        few_channels_plan.launch_dx,
+        few_channels_plan.launch_dweight,
+    ),
+    "depthwise": _rung(
         launching.depthwise_forward, launching.depthwise_dx, launching.depthwise_dweight
     ),
-}  # fmt: skip
+}
 
 
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
     yield from launching.specialisations()
     yield from gathering.specialisations()
+    yield from few_channels_plan.specialisations()

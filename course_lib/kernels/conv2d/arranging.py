@@ -17,6 +17,7 @@ from course_lib.runtime.intrinsics import (
 BLOCK_SIZE = 256
 SIDE = 64  # of the square that a block transposes
 PITCH = SIDE + 1  # so that lanes meet different banks, whichever way they go
+AT_ONCE = 8  # elements that a thread has on their way
 MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 
 
@@ -53,8 +54,28 @@ def transpose_kernel(x, y, n_rows, n_cols, whole):
     square = cuda.shared.array((SIDE, PITCH), np.float32)
     allow_next_kernel()
     wait_for_previous_kernel()
-    across, down = (n_cols + SIDE - 1) // SIDE, (n_rows + SIDE - 1) // SIDE
+    _transpose(square, np.int64(cuda.blockIdx.x), x, y, n_rows, n_cols, whole)
+
+
+@cuda.jit
+def transpose_two_kernel(
+    x, y, n_rows, n_cols, whole, n_first, other_x, other_y, other_rows, other_cols, other_whole
+):
+    """The same for matrices of two sizes, the first of which have n_first blocks."""
+    square = cuda.shared.array((SIDE, PITCH), np.float32)
+    allow_next_kernel()
+    wait_for_previous_kernel()
     block = np.int64(cuda.blockIdx.x)
+    if block < n_first:
+        _transpose(square, block, x, y, n_rows, n_cols, whole)
+    else:
+        block -= n_first
+        _transpose(square, block, other_x, other_y, other_rows, other_cols, other_whole)
+
+
+@cuda.jit(device=True)
+def _transpose(square, block, x, y, n_rows, n_cols, whole):
+    across, down = (n_cols + SIDE - 1) // SIDE, (n_rows + SIDE - 1) // SIDE
     row, col = block // across % down * SIDE, block % across * SIDE
     base = block // (across * down) * n_rows * n_cols
     size = min(n_rows - row, SIDE), min(n_cols - col, SIDE)
@@ -67,10 +88,15 @@ def transpose_kernel(x, y, n_rows, n_cols, whole):
 
 @cuda.jit(device=True)
 def _transpose_elements(square, x, source, n_cols, y, result, n_rows, size):
-    for e in range(cuda.threadIdx.x, SIDE * SIDE, BLOCK_SIZE):
-        i, j = e // SIDE, e % SIDE
-        if i < size[0] and j < size[1]:
-            square[i, j] = load(x, source + i * n_cols + j)
+    values = cuda.local.array(AT_ONCE, np.float32)
+    for first in range(cuda.threadIdx.x, SIDE * SIDE, BLOCK_SIZE * AT_ONCE):
+        for u in range(AT_ONCE):  # all on their way before the first is needed
+            i, j = first // SIDE + u * (BLOCK_SIZE // SIDE), first % SIDE
+            values[u] = ZERO
+            if i < size[0] and j < size[1]:
+                values[u] = load(x, source + i * n_cols + j)
+        for u in range(AT_ONCE):
+            square[first // SIDE + u * (BLOCK_SIZE // SIDE), first % SIDE] = values[u]
     cuda.syncthreads()
     for e in range(cuda.threadIdx.x, SIDE * SIDE, BLOCK_SIZE):
         j, i = e // SIDE, e % SIDE

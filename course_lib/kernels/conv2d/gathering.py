@@ -4,7 +4,13 @@ import math
 
 import numpy as np
 
-from course_lib.kernels.conv2d import channels_last, halo_plan, pixel_sums_plan
+from course_lib.kernels.conv2d import (
+    channels_last,
+    halo_plan,
+    halo_small,
+    pixel_sums_plan,
+    pixel_sums_small,
+)
 from course_lib.kernels.conv2d.channels_last_dweight import dweight_kernel_of
 from course_lib.kernels.conv2d.implicit_dweight import (
     TOTAL_LANES,
@@ -146,7 +152,9 @@ def _launch_halo(gather, problem, source, weight, bias, result, precision):
     """Whether the pass is one for `halo`, which then has been launched."""
     n_terms = gather.n_channels * gather.R * gather.S if gather else 0
     mode = halo_plan.mode_of(source, precision, n_terms)
-    plan = halo_plan.planned(gather, source.dtype.itemsize, mode, chip_of(source))
+    chosen = gather, source.dtype.itemsize, mode, chip_of(source)
+    plan = halo_small.planned(*chosen) if halo_small.takes(problem, source, weight) else None
+    plan = plan or halo_plan.planned(*chosen)
     if plan is None or problem.channels_last and arrays.address_of(source) % VECTOR_BYTES:
         return False
     halo_plan.run(gather, plan, problem, source, weight, bias, result, mode)
@@ -177,12 +185,17 @@ def _launch(variant, problem, arguments, operands, exact, for_dx):
     )  # fmt: skip
 
 
-def launch_dweight(variant, problem, dy, x, dweight, precision):
-    """dweight: sums over parts of the pixels, and their total."""
+def launch_dweight(variant, problem, dy, x, dweight, precision, dbias=None):
+    """dweight: sums over parts of the pixels, and their total. Whether dbias, if wanted, is done.
+
+    It is where a small convolution gives both in one launch; else it is the caller's to find.
+    """
     p = problem
     check(variant, p, x)
-    if variant == "tensor_core" and _launch_pixel_sums(problem, dy, x, dweight, precision):
-        return
+    if variant == "tensor_core":
+        done = _launch_pixel_sums(problem, dy, x, dweight, dbias, precision)
+        if done:
+            return "dbias" in done
     n_weights, n_terms = arrays.size_of(dweight), p.C // p.groups * p.R * p.S
     engine = engine_for(variant, n_terms, p.K // p.groups, p.groups * DWEIGHT_BLOCKS)
     n_blocks = math.ceil(n_terms / engine.rows) * p.groups
@@ -206,17 +219,22 @@ def launch_dweight(variant, problem, dy, x, dweight, precision):
         )  # fmt: skip
     if partial is not dweight:
         add_up(partial, dweight, n_splits)
+    return False
 
 
-def _launch_pixel_sums(problem, dy, x, dweight, precision):
-    """Whether dweight is one for `pixel_sums`, which then has been launched."""
+def _launch_pixel_sums(problem, dy, x, dweight, dbias, precision):
+    """Which gradients `pixel_sums` has been launched for; none if it does not take the problem."""
     mode = halo_plan.mode_of(x, precision, problem.N * problem.P * problem.Q)
-    plan = pixel_sums_plan.planned(problem, x.dtype.itemsize, mode, chip_of(x))
-    aligned = not any(arrays.address_of(array) % VECTOR_BYTES for array in (dy, x))
-    if plan is None or problem.channels_last and not aligned:
-        return False
-    pixel_sums_plan.run(plan, problem, dy, x, dweight, mode)
-    return True
+    chosen = problem, x.dtype.itemsize, mode, chip_of(x)
+    if problem.channels_last and any(arrays.address_of(array) % VECTOR_BYTES for array in (dy, x)):
+        return ()
+    if plan := pixel_sums_small.planned(*chosen):
+        pixel_sums_small.run(plan, problem, dy, x, dweight, dbias, mode)
+        return ("dweight", "dbias")
+    if plan := pixel_sums_plan.planned(*chosen):
+        pixel_sums_plan.run(plan, problem, dy, x, dweight, mode)
+        return ("dweight",)
+    return ()
 
 
 def add_up(partial, result, n_splits):
@@ -239,7 +257,9 @@ def split_plan(n_blocks, n_pixels, n_results):
 def specialisations():
     """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
     yield from halo_plan.specialisations()
+    yield from halo_small.specialisations()
     yield from pixel_sums_plan.specialisations()
+    yield from pixel_sums_small.specialisations()
     sums = ("float32", 1)
     for dtype in DTYPES:
         array = (dtype, 1)

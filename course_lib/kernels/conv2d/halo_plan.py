@@ -32,6 +32,7 @@ SHAPES = {
 LONG = 256  # terms of a sum, from which on its products are "mixed" (`gemm.fragments`)
 MULTIPROCESSORS = 132  # of the largest chip of today
 TILE_COST = 4096  # of a block whatever its tile, in elements of that
+KERNEL_TYPES = ["int32", "int64", *["int32"] * 21]  # of the kernel's numbers
 STATIC_BYTES = 2048 + 4 * halo.MOST_POSITIONS + 1024  # of shared memory that are not dynamic
 
 
@@ -59,9 +60,26 @@ class Gather(NamedTuple):
 
 
 class Plan(NamedTuple):
+    """How a pass is dealt out. Of the chunks and taps of a tile, each block of a cluster has some.
+
+    The blocks that have the same chunks come one after another.
+    """
+
     shape: Shape
     n_positions: int  # of a block
     n_chunks: int  # of channels
+    source: str = "arranged"  # of the weights (`halo_weights`)
+    chunks_each: int = 0  # that a block works on, 0 for all
+    taps_each: int = 0
+
+    def n_blocks(self, n_taps):
+        """Blocks of the cluster."""
+        chunks, taps = self.chunks_each or self.n_chunks, self.taps_each or n_taps
+        return math.ceil(self.n_chunks / chunks) * math.ceil(n_taps / taps)
+
+    def shared_bytes(self, itemsize):
+        n_chunks = self.chunks_each or self.n_chunks
+        return halo.shared_bytes(self.shape, self.n_positions, n_chunks, itemsize, self.source)
 
 
 def forward_of(p):
@@ -95,18 +113,22 @@ def planned(gather, itemsize, mode, chip):
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
-def plan_of(gather, shape, itemsize, mode, chip):
-    """The `Plan` with this shape; None if the pass does not fit it."""
+def plan_of(gather, shape, itemsize, mode, chip, source="arranged", parts=(0, 0)):
+    """The `Plan` with this shape and (chunks, taps) of each block; None if the pass does not fit.
+
+    A chunk's positions are copied, a share with each tap, while its predecessor is worked on.
+    """
     n_chunks = math.ceil(gather.n_channels * itemsize / halo.CHUNK_BYTES)
     n_positions = most_positions(gather, shape.m)
-    n_bytes = halo.shared_bytes(shape, n_positions, n_chunks) + STATIC_BYTES
-    # A chunk's positions are copied, a share with each tap, while its predecessor is worked on.
+    plan = Plan(shape, n_positions, n_chunks, source, *parts)
     ahead, lags = timing(mode, shape.n_stages)
-    n_turns = gather.R * gather.S - ahead + (0 if lags else 1)
-    in_time = n_chunks == 1 or n_positions <= n_turns * halo.share_of(shape)
+    n_turns = (plan.taps_each or gather.R * gather.S) - ahead + (0 if lags else 1)
+    alone = (plan.chunks_each or n_chunks) == 1
+    in_time = alone or n_positions <= n_turns * halo.share_of(shape)
+    n_bytes = plan.shared_bytes(itemsize) + STATIC_BYTES
     if n_positions > halo.MOST_POSITIONS or n_bytes > chip[1] or not in_time:
         return None
-    return Plan(shape, n_positions, n_chunks)
+    return plan
 
 
 def cost(gather, shape, speed):
@@ -135,10 +157,12 @@ def most_positions(gather, n_rows):
     return int((position(last) - position(first)).max()) + reach + 1
 
 
-@functools.cache
-def kernel_for(shape, itemsize, mode):
+def kernel_for(shape, itemsize, mode, source="arranged"):
     """The kernel of these choices, made once."""
-    return halo.make(shape, itemsize, mode)
+    return _made(shape, itemsize, mode, source)
+
+
+_made = functools.cache(halo.make)
 
 
 def mode_of(array, precision, n_terms):
@@ -152,45 +176,59 @@ def mode_of(array, precision, n_terms):
 
 def run(gather, plan, problem, source, weight, bias, result, mode):
     """result = source * weight (+ bias), by the halo kernel."""
-    g, shape = gather, plan.shape
-    source = beside(source, g.n_channels, g.H * g.W, problem)
-    weights, itemsize = arranged(g, plan, problem, weight), result.dtype.itemsize
+    g, shape, p = gather, plan.shape, problem
+    itemsize, n_taps = result.dtype.itemsize, g.R * g.S
+    if plan.source == "arranged":
+        (source,) = side_by_side(problem, (source, g.n_channels))
+        weight = arranged(g, plan, problem, weight)
+    else:
+        source, weight = side_by_side(problem, (source, g.n_channels), (weight, p.C))
     width, plane = VECTOR_BYTES // itemsize, g.P * g.Q
     options = halo.ADD_BIAS if bias is not None else 0
     options += 0 if problem.channels_last else halo.PLANAR
     whole = (g.n_columns if problem.channels_last else plane) % width == 0
     if whole and arrays.address_of(result) % VECTOR_BYTES == 0:
         options += halo.VECTORS
-    n_rows = g.N * plane
-    n_blocks = math.ceil(n_rows / shape.m) * math.ceil(g.n_columns / shape.n)
+    n_rows, cluster = g.N * plane, plan.n_blocks(n_taps)
+    n_blocks = math.ceil(n_rows / shape.m) * math.ceil(g.n_columns / shape.n) * cluster
     numbers = (
-        g.N, g.P, g.Q, g.H, g.W, *g.grid, *g.stride, *g.pad, *g.dilation, g.S, g.R * g.S,
+        g.N, g.P, g.Q, g.H, g.W, *g.grid, *g.stride, *g.pad, *g.dilation, g.S, n_taps,
         g.n_channels, g.n_columns, plan.n_chunks, plan.n_positions,
+        plan.chunks_each or plan.n_chunks, plan.taps_each or n_taps,
     )  # fmt: skip
     launch(
-        kernel_for(shape, itemsize, mode), n_blocks, shape.n_threads, source, weights,
-        weights if bias is None else bias, result, np.int32(options), n_rows,
-        *map(np.int32, numbers),
-        shared_bytes=halo.shared_bytes(shape, plan.n_positions, plan.n_chunks),
-        flat=True, overlap=True,
+        kernel_for(shape, itemsize, mode, plan.source), n_blocks, shape.n_threads, source, weight,
+        weight if bias is None else bias, result, np.int32(options), n_rows,
+        *map(np.int32, numbers), shared_bytes=plan.shared_bytes(itemsize), flat=True,
+        overlap=True, cluster=cluster,
     )  # fmt: skip
 
 
-def beside(array, n_channels, plane, problem):
-    """`array` itself if its channels lie side by side, else a copy in which they do."""
+def side_by_side(problem, *operands):
+    """The arrays of (array, channels) with channels side by side: themselves, or copies.
+
+    One launch copies two arrays.
+    """
     if problem.channels_last:
-        return array
-    copy = arrays.empty((arrays.size_of(array),), like=array)
-    side = arranging.SIDE
-    n_images = arrays.size_of(array) // (n_channels * plane)
-    n_blocks = n_images * math.ceil(n_channels / side) * math.ceil(plane / side)
-    itemsize = array.dtype.itemsize
-    whole = not (plane * itemsize | arrays.address_of(array)) % VECTOR_BYTES
-    launch(
-        arranging.transpose_kernel, n_blocks, arranging.BLOCK_SIZE, array, copy, n_channels,
-        plane, whole, flat=True, overlap=True,
-    )  # fmt: skip
-    return copy
+        return [array for array, _ in operands]
+    copies, numbers, n_blocks, itemsize = [], [], 0, operands[0][0].dtype.itemsize
+    for array, n_channels in operands:
+        plane = math.prod(array.shape[2:])
+        n_images = arrays.size_of(array) // max(1, n_channels * plane)
+        n_squares = math.ceil(n_channels / arranging.SIDE) * math.ceil(plane / arranging.SIDE)
+        whole = not (plane * itemsize | arrays.address_of(array)) % VECTOR_BYTES
+        copy = arrays.empty((arrays.size_of(array),), like=array)
+        copies.append(copy)
+        numbers.append((array, copy, n_channels, plane, whole))
+        n_blocks += n_images * n_squares
+        if len(numbers) == 1:
+            n_first = n_blocks
+    kernel, block = arranging.transpose_kernel, arranging.BLOCK_SIZE
+    arguments = numbers[0]
+    if len(numbers) == 2:
+        kernel, arguments = arranging.transpose_two_kernel, (*numbers[0], n_first, *numbers[1])
+    launch(kernel, n_blocks, block, *arguments, flat=True, overlap=True)
+    return copies
 
 
 def arranged(gather, plan, problem, weight):
@@ -222,8 +260,10 @@ def specialisations():
         yield f"conv2d.arrange {dtype}", arranging.arrange_kernel, types
         types = [array, array, "int64", "int64", "boolean"]
         yield f"conv2d.transpose {dtype}", arranging.transpose_kernel, types
+        types = [*types, "int64", *types]
+        yield f"conv2d.transpose two {dtype}", arranging.transpose_two_kernel, types
         for mode in ("tf32", "split", "mixed") if dtype == "float32" else ("narrow",):
             for shape in SHAPES[mode]:
                 kernel = kernel_for(shape, 4 if dtype == "float32" else 2, mode)
-                types = [array] * 4 + ["int32", "int64", *["int32"] * 19]
+                types = [array] * 4 + KERNEL_TYPES
                 yield f"conv2d.halo {mode} {shape.m}x{shape.n} {dtype}", kernel, types

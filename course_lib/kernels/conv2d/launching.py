@@ -6,6 +6,7 @@ import numpy as np
 
 from course_lib.kernels.conv2d import depthwise, direct, gathering, im2col, tiled
 from course_lib.kernels.conv2d.problem import DTYPES, empty
+from course_lib.kernels.gemm.columns import sum_columns
 from course_lib.runtime import arrays
 from course_lib.runtime.launch import chip_of, launch
 
@@ -214,6 +215,9 @@ def im2col_dweight(problem, dy, x, dweight, precision):
 def dbias(problem, dy, result):
     """dbias[k] = Σ dy[:, k], whatever the rung."""
     p, block = problem, direct.BIAS_BLOCK_SIZE
+    if p.channels_last and p.N * p.P * p.Q:
+        sum_columns(dy, result, p.N * p.P * p.Q, p.K)
+        return
     n_splits, length = _split(p.K, p.N * p.P * p.Q, 8 * block)
     partial = _partial(result, n_splits)
     _run(
@@ -222,6 +226,15 @@ def dbias(problem, dy, result):
     )  # fmt: skip
     if partial is not result:
         gathering.add_up(partial, result, n_splits)
+
+
+def gathered_dweight(variant, problem, dy, x, for_weight, for_bias, precision):
+    """dweight and dbias, unless None, by a rung of `gathering`: in one launch where it can."""
+    done = False
+    if for_weight is not None:
+        done = gathering.launch_dweight(variant, problem, dy, x, for_weight, precision, for_bias)
+    if for_bias is not None and not done:
+        dbias(problem, dy, for_bias)
 
 
 def specialisations():

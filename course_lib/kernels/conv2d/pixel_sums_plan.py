@@ -22,6 +22,7 @@ MOST_WORKSPACE = 64 << 20  # bytes of sums that wait to be added up
 LEAST_TILES = 4  # of pixels, that a block adds up where there are several
 STATIC_BYTES = 6144  # of shared memory that are not dynamic
 TILE_COST = 4096  # of a block whatever its tile, in elements of that
+KERNEL_TYPES = [*["int64"] * 3, *["int32"] * 14, "boolean"]  # of the kernel's numbers
 MOST = 2**31 - 1  # of what is counted in 32 bits
 
 
@@ -74,25 +75,25 @@ def cost(problem, plan):
     return n_waves * together * plan.length * (shape.m * shape.n + TILE_COST)
 
 
-@functools.cache
-def kernel_for(shape, itemsize, mode):
+def kernel_for(shape, itemsize, mode, together=False):
     """The kernel of these choices, made once."""
-    return pixel_sums.make(shape, itemsize, mode)
+    return _made(shape, itemsize, mode, together)
+
+
+_made = functools.cache(pixel_sums.make)
 
 
 def run(plan, problem, dy, x, dweight, mode):
     """dweight, by the kernel that sums over pixels."""
     p, shape = problem, plan.shape
-    dy = halo_plan.beside(dy, p.K, p.P * p.Q, problem)
-    x = halo_plan.beside(x, p.C, p.H * p.W, problem)
+    dy, x = halo_plan.side_by_side(problem, (dy, p.K), (x, p.C))
     n_weights = arrays.size_of(dweight)
     partial = arrays.empty((plan.n_splits, n_weights), like=x, dtype="float32")
     itemsize = x.dtype.itemsize
-    numbers = problem.numbers
     launch(
         kernel_for(shape, itemsize, mode), n_blocks(problem, shape) * plan.n_splits,
-        shape.n_threads, dy, x, partial, p.N * p.P * p.Q, plan.length, plan.n_splits,
-        *(numbers[i] for i in (1, 4, 2, 3, 7, 8, 5, 6, *range(9, 15))),
+        shape.n_threads, dy, x, partial, partial, p.N * p.P * p.Q, plan.length, plan.n_splits,
+        *numbers_of(problem), p.channels_last,
         shared_bytes=pixel_sums.shared_bytes(shape, itemsize), flat=True, overlap=True,
     )  # fmt: skip
     lanes = pixel_sums.SUM_LANES
@@ -101,6 +102,12 @@ def run(plan, problem, dy, x, dweight, mode):
         lanes * pixel_sums.SUM_PARTS, partial, dweight, plan.n_splits, p.C, p.R * p.S,
         p.channels_last, flat=True, overlap=True,
     )  # fmt: skip
+
+
+def numbers_of(problem):
+    """What of the problem the kernel takes, in its order."""
+    numbers = problem.numbers
+    return [numbers[i] for i in (1, 4, 2, 3, 7, 8, 5, 6, *range(9, 15))]
 
 
 def specialisations():
@@ -113,5 +120,5 @@ def specialisations():
         for mode in ("tf32", "split", "mixed") if dtype == "float32" else ("narrow",):
             for shape in SHAPES[mode]:
                 kernel = kernel_for(shape, 4 if dtype == "float32" else 2, mode)
-                types = [array, array, sums, *["int64"] * 3, *["int32"] * 14]
+                types = [array, array, sums, sums, *KERNEL_TYPES]
                 yield f"conv2d.pixel_sums {mode} {shape.m}x{shape.n} {dtype}", kernel, types
