@@ -6,7 +6,29 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import example, given, settings
+from batch_norm_checks import (
+    DTYPES,
+    EPS,
+    FORMATS,
+    IMAGES,
+    PLACE,
+    RIGHT,
+    affine,
+    check_backward,
+    check_forward,
+    double,
+    every_backward,
+    every_format,
+    every_inference,
+    every_variant,
+    forget_plans,
+    image,
+    in_parts,
+    statistics,
+    walking,
+    within,
+)
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib import SIMULATED, reference, simulator
@@ -14,93 +36,11 @@ from course_lib.kernels import batch_norm
 from course_lib.kernels.batch_norm import plan, walk
 from course_lib.runtime.arrays import ArrayError
 
-PLACE = "cpu" if SIMULATED else "cuda"
-EPS = 1e-5
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-#: Shapes of x, and their dtypes: every rung meets all.
-IMAGES = [
-    ((2, 3, 5, 7), torch.float32),
-    ((1, 8, 4, 4), torch.float16),
-    ((3, 16, 1, 1), torch.bfloat16),
-    ((2, 20, 3, 2), torch.float32),
-    ((5, 2, 1, 9), torch.bfloat16),
-]
-RIGHT = [name for name in batch_norm.VARIANTS if name != "one_pass"]
 
-every_variant = pytest.mark.parametrize("variant", RIGHT)
-every_backward = pytest.mark.parametrize("variant", batch_norm.BACKWARD_VARIANTS)
-every_inference = pytest.mark.parametrize("variant", batch_norm.INFERENCE_VARIANTS)
-every_format = pytest.mark.parametrize("layout", FORMATS)
-
-
-def double(tensor):
-    return None if tensor is None else tensor.detach().double().cpu().numpy()
-
-
-def image(shape, dtype=torch.float32, layout="contiguous", mean=0.5, deviation=1.0):
-    x = torch.randn(shape).mul(deviation).add(mean).to(PLACE, dtype)
-    return x.to(memory_format=FORMATS[layout])
-
-
-def affine(C, dtype=torch.float32):
-    return [(torch.randn(C) + 0.3).to(PLACE, dtype) for _ in range(2)]
-
-
-def statistics(C, dtype=torch.float32):
-    return torch.randn(C).to(PLACE, dtype), (torch.rand(C) + 0.5).to(PLACE, dtype)
-
-
-def within(found, expected, scale, slack=0.0):
-    """Within a rounding of the dtype and a few of float32, for numbers of this scale."""
-    relative = 3e-6 + (0 if found.dtype == torch.float32 else torch.finfo(found.dtype).eps)
-    error = np.abs(double(found) - expected)
-    assert (error <= relative * scale + slack).all(), (error / (relative * scale + slack)).max()
-
-
-def check_forward(x, weight, bias, variant, *, relu=False, momentum=0.3, running=None, out=None):
-    C = x.shape[1]
-    running = statistics(C) if running is None else running
-    before = [double(r) for r in running]
-    y, mean, rstd = batch_norm.forward(
-        x, weight, bias, *running, momentum=momentum, eps=EPS, relu=relu, variant=variant, out=out
-    )
-    expected, mean64, rstd64 = reference.batch_norm(
-        double(x), double(weight), double(bias), eps=EPS, relu=relu
-    )
-    assert y.dtype == x.dtype and mean.dtype == rstd.dtype == torch.float32
-    size = np.abs(double(weight) if weight is not None else np.ones(C))
-    size = (size + np.abs(double(bias) if bias is not None else np.zeros(C)))[:, None, None]
-    # The mean is a float32 sum, whose roundings show where it is large.
-    lost = (1e-6 * np.abs(mean64) * rstd64)[:, None, None] * size
-    within(y, expected, np.abs(expected) + 4 * size, lost)
-    within(mean, mean64, np.abs(mean64) + 1 / rstd64)
-    within(rstd, rstd64, rstd64, rstd64 * lost.max() ** 2)
-    for found, wanted in zip(
-        running, reference.batch_norm_running(double(x), *before, momentum), strict=True
-    ):
-        within(found, wanted, np.abs(wanted) + 1 + 1 / rstd64**2, (lost.max() / rstd64) ** 2)
-    return y, mean, rstd
-
-
-def check_backward(dy, x, weight, mean, rstd, variant, *, relu=False, y=None, training=True):
-    found = batch_norm.backward(
-        dy, x, weight, mean, rstd, relu=relu, y=y, training=training, variant=variant
-    )
-    arguments = double(x), double(weight), double(mean), double(rstd)
-    expected = reference.batch_norm_backward(
-        double(dy), *arguments, y=double(y) if relu else None, training=training
-    )
-    size = np.abs(double(dy)).mean() * (double(rstd) if weight is None else
-                                        double(rstd) * np.abs(double(weight)))  # fmt: skip
-    within(found[0], expected[0], np.abs(expected[0]) + 8 * size[:, None, None])
-    n = x.numel() // x.shape[1]
-    scale = np.abs(double(dy)).max() * np.abs(double(x) - double(mean)[:, None, None]).max()
-    within(found[1], expected[1], np.abs(expected[1]) + 0.2 * n * scale * double(rstd))
-    within(found[2], expected[2], np.abs(expected[2]) + 0.2 * n * np.abs(double(dy)).max())
-    assert found[0].dtype == x.dtype
-    assert x.is_contiguous() == found[0].is_contiguous()
-    return found
+@pytest.fixture(autouse=True)
+def plans_of_this_test_alone():
+    yield
+    forget_plans()
 
 
 @every_variant
@@ -184,141 +124,6 @@ def test_a_large_mean_costs_nothing_but_in_one_pass(mean, deviation, layout):
 
 def test_one_pass_is_right_for_a_small_mean():
     check_forward(image((2, 8, 5, 5), mean=0.1), *affine(8), "one_pass")
-
-
-def in_parts(monkeypatch):
-    """Make the planner share every channel out among blocks, as it does with large images."""
-    monkeypatch.setattr(plan, "ALONE_BYTES", 0)
-    monkeypatch.setattr(plan, "ENOUGH_CHANNELS", 10**9)
-    monkeypatch.setattr(plan, "LEAST_PART", 64)
-    monkeypatch.setattr(plan, "PIXEL_ROWS", 1)
-    monkeypatch.setattr(plan, "WAVE", 24)
-    monkeypatch.setattr(plan, "PART_THREADS", 64)
-    monkeypatch.setattr(plan, "PASS_PART", 96)
-    monkeypatch.setattr(plan, "WALK_PART", 96)
-    monkeypatch.setattr(walk, "ENOUGH", 10**9)
-    forget_plans()
-
-
-def forget_plans():
-    for planned in (plan.plan_planes, plan.plan_pass, plan.plan_walk, plan.plan_pixels):
-        planned.cache_clear()
-
-
-@pytest.fixture(autouse=True)
-def plans_of_this_test_alone():
-    yield
-    forget_plans()
-
-
-@every_format
-@pytest.mark.parametrize("shape", [(6, 8, 5, 5), (1, 8, 13, 17), (2, 3, 20, 11)])
-def test_channels_in_parts(monkeypatch, layout, shape):
-    dtype = torch.bfloat16 if shape[0] == 1 else torch.float32
-    in_parts(monkeypatch)
-    assert not plan.plan_planes(shape[0], shape[1], shape[2] * shape[3], 4).cluster
-    assert plan.plan_planes(shape[0], shape[1], shape[2] * shape[3], 4).n_parts > 1
-    x, dy = image(shape, dtype, layout), image(shape, dtype, layout)
-    weight, bias = affine(shape[1])
-    for relu in (False, True):
-        y, mean, rstd = check_forward(x, weight, bias, "vectorised", relu=relu)
-        check_backward(dy, x, weight, mean, rstd, "vectorised", relu=relu, y=y)
-    check_backward(dy, x, None, mean, rstd, "vectorised", training=False)
-    running = statistics(shape[1])
-    y = batch_norm.inference(x, weight, bias, *running)
-    expected, _, _ = reference.batch_norm(
-        double(x), double(weight), double(bias), mean=double(running[0]), var=double(running[1])
-    )
-    within(y, expected, np.abs(expected) + 8)
-
-
-@settings(deadline=None)
-@example(N=3, C=6, P=301 * 299, itemsize=2)
-@given(
-    N=st.integers(1, 512), C=st.integers(1, 3000), P=st.integers(1, 10**6) | st.integers(1, 400),
-    itemsize=st.sampled_from([2, 4]),
-)  # fmt: skip
-def test_plans_are_what_the_kernels_expect(N, C, P, itemsize):
-    plans = [plan.plan_planes(N, C, P, itemsize, most) for most in (1, 2, plan.CLUSTER)]
-    plans += [plan.plan_pass(N, C, P, itemsize), plan.plan_walk(N, C, P, itemsize)]
-    for found in plans:
-        assert found.cluster in (0, found.n_parts) and found.cluster <= plan.CLUSTER
-        assert N * P <= found.n_parts * found.length
-        assert found.cluster or (found.n_parts - 1) * found.length < N * P
-        assert found.block % found.team == 0 and found.block % 32 == 0
-        assert found.team & (found.team - 1) == 0
-    for merged in (True, False):
-        found = plan.plan_pixels(N * P, C, itemsize, merged)
-        assert (found.n_parts - 1) * found.length < N * P <= found.n_parts * found.length
-        assert 256 % found.n_columns == 0 and found.n_parts <= 65535
-        assert found.n_tiles * found.n_columns * 16 >= C * itemsize
-
-
-@pytest.mark.parametrize("shape", [(6, 3, 5, 5), (1, 2, 13, 17), (2, 3, 20, 12), (2, 1, 1, 1)])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_channels_of_clusters(monkeypatch, shape, dtype):
-    N, C, H, W = shape
-    x, dy, (weight, bias) = image(shape, dtype), image(shape, dtype), affine(C)
-    for least, most in ((1, 8), (64, 8), (1, 4)):
-        monkeypatch.setattr(plan, "LEAST_SHARE", least)
-        monkeypatch.setattr(plan, "CLUSTER", most)
-        monkeypatch.setattr(batch_norm.vectorised, "CLUSTER", most)
-        forget_plans()
-        found = plan.plan_planes(N, C, H * W, x.element_size(), most)
-        assert found.cluster == most or N * H * W * x.element_size() < 2 * most * least
-        y, mean, rstd = check_forward(x, weight, bias, "vectorised", relu=True)
-        check_backward(dy, x, weight, mean, rstd, "vectorised", relu=True, y=y)
-        check_backward(dy, x, None, mean, rstd, "vectorised", training=False)
-
-
-def walking(monkeypatch, lead):
-    """Make large images of what else are small ones, and walk them."""
-    in_parts(monkeypatch)
-    monkeypatch.setattr(walk, "LEAD", lead)
-    monkeypatch.setattr(walk, "ENOUGH", 0)
-
-
-@pytest.mark.parametrize("shape", [(6, 3, 5, 5), (1, 5, 13, 17), (2, 3, 20, 12)])
-@pytest.mark.parametrize("lead", [1, 7, 1000])
-def test_a_walk_over_the_channels(monkeypatch, shape, lead):
-    dtype = torch.bfloat16 if shape[0] == 1 else torch.float32
-    walking(monkeypatch, lead)
-    walked, real = [], walk.forward
-    monkeypatch.setattr(walk, "forward", lambda *a: walked.append(1) or real(*a))
-    x, (weight, bias) = image(shape, dtype), affine(shape[1])
-    for relu in (False, True):
-        check_forward(x, weight, bias, "vectorised", relu=relu)
-    assert len(walked) == 2
-
-
-@pytest.mark.skipif(not SIMULATED, reason="the simulator has other orders to offer")
-@pytest.mark.parametrize("order", ["reverse", "random"])
-def test_a_walk_in_any_order_of_blocks_leaves_its_counters_at_zero(monkeypatch, order):
-    walking(monkeypatch, 2)
-    made = []
-    monkeypatch.setattr(
-        walk.counters, "counters", lambda n, like: made.append(like.new_zeros(n).int()) or made[-1]
-    )
-    x, weight = image((4, 3, 9, 9)), affine(3)[0]
-    found = []
-    for how in ("forward", order):
-        with simulator.options(order=how):
-            found.append(batch_norm.forward(x, weight))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    assert len(made) == 2 and not any(counted.any() for counted in made)
-
-
-def test_clusters_and_single_blocks_agree(monkeypatch):
-    # On chips without clusters, a block takes the channel that a cluster takes elsewhere.
-    x, weight = image((4, 2, 9, 9)), affine(2)[0]
-    monkeypatch.setattr(plan, "LEAST_SHARE", 16)
-    found = []
-    for since in ((9, 0), (99, 0)):
-        monkeypatch.setattr(batch_norm.vectorised, "CLUSTERS_SINCE", since)
-        y, mean, rstd = check_forward(x, weight, None, "vectorised")
-        found.append(check_backward(x, x, weight, mean, rstd, "vectorised"))
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @every_variant

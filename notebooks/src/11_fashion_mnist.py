@@ -495,8 +495,9 @@ def throughput(name, end=""):
         for who in ("ours, captured", "ours, modules", "PyTorch captured", "PyTorch eager"):
             rates = [r["images_per_second"] for r in record["rows"] if r["label"].startswith(who)]
             best.setdefault(who, []).append(max(rates))
+    title = f"{name}, {end[1:] or 'float32'}\nrecorded on {records['device']['name']} ({found[0]['date']})"
     return plot.curves([r["shape"][0] for r in found], best, xlabel="batch", log=True,
-                       ylabel="pictures per second", title=f"{name}, {end[1:] or 'float32'}")
+                       ylabel="pictures per second", title=title)
 
 
 throughput("training")
@@ -548,7 +549,8 @@ show_parts(measured("fashion_mnist.parts", (32, 1, 28, 28)))
 show_parts(measured("fashion_mnist.parts", (1024, 1, 28, 28)))
 
 # %% [markdown]
-# A whole step may take less than its parts together: the next kernel's blocks come to the chip while the last blocks of this one are still at work.
+# A whole step may take less than its parts together: the next kernel's blocks come to the chip while the last blocks of this one are still at work. It may also take more: a part that is replayed by itself finds its inputs in the L2 cache, where its
+# own last replay left them. And some launches belong to no part: the images are transposed on their way to the first linear layer, and back.
 #
 # ## Where the real libraries go further
 #
