@@ -8,27 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from test_replay import PLACE, difference_kernel, scale_kernel
 
-from course_lib import SIMULATED, cuda, ops
+from course_lib import SIMULATED, ops
 from course_lib.runtime import arrays, counters, repeat
 from course_lib.runtime import launch as launching
 from course_lib.runtime.launch import launch
-
-PLACE = "cpu" if SIMULATED else "cuda"
-
-
-@cuda.jit
-def scale_kernel(x, y, factor):
-    i = cuda.grid(1)
-    if i < x.shape[0]:
-        y[i] = x[i] * factor
-
-
-@cuda.jit
-def difference_kernel(x, y, z):
-    i = cuda.grid(1)
-    if i < x.shape[0]:
-        z[i] = x[i] - y[i]
 
 
 def run_scale(x, y, factor):
