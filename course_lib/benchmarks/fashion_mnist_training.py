@@ -38,8 +38,8 @@ def run(*, data_folder, seeds=SEEDS, epochs=EPOCHS, progress=lambda cases: cases
     arguments = [(data_folder, seed, epochs, seed == seeds[0]) for seed in seeds]
     if DEVICE == "cuda" and len(seeds) > 1:
         with ProcessPoolExecutor(len(seeds), multiprocessing.get_context("spawn")) as pool:
-            found = list(progress([pool.submit(runs_of, *each) for each in arguments]))
-            found = [future.result() for future in found]
+            futures = [pool.submit(runs_of, *each) for each in arguments]
+            found = [future.result() for future in progress(futures)]
     else:
         found = [runs_of(*each) for each in progress(arguments)]
     rows = [row for rows in found for row in rows]
