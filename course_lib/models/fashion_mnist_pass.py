@@ -5,13 +5,9 @@ between the first convolution and the first linear layer, images lie channels-la
 want to read them; each ReLU is part of the pooling before it.
 """
 
-import math
-
 from course_lib.kernels import activation, conv2d, linear, max_pool2d
-from course_lib.kernels.conv2d import arranging
+from course_lib.kernels.conv2d import formats
 from course_lib.runtime import arrays
-from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch
 from course_lib.runtime.repeat import repeated
 
 NAMES = ("conv1", "conv2", "fc1", "fc2")
@@ -27,7 +23,7 @@ def weights_of(model):
     """
     weight = model.conv2.weight
     if not arrays.is_channels_last(weight):
-        weight.data = _channels_last(weight.detach())
+        weight.data = formats.channels_last(weight.detach().contiguous())
     layers = {name: getattr(model, name) for name in NAMES}
     return {name: (layer.weight.detach(), layer.bias.detach()) for name, layer in layers.items()}
 
@@ -46,10 +42,10 @@ def forward(layers, x, *, precision="float32", of_linear=None, out=None):
     shape = N, len(conv1[1]), H - TAPS + 1, W - TAPS + 1
     a = conv2d.forward(x, *conv1, out=arrays.empty(shape, like=x, channels_last=True), **exact)
     b, a_at = max_pool2d.forward(a, **POOLING, index_dtype="uint8", relu=True)
-    a, w2 = a.shape, _channels_last(w2)
+    a, w2 = a.shape, formats.channels_last(w2)
     c = conv2d.forward(b, w2, b2, **exact)
     d, c_at = max_pool2d.forward(c, **POOLING, index_dtype="uint8", relu=True)
-    c, d = c.shape, _contiguous(d)
+    c, d = c.shape, formats.contiguous(d)
     e = linear.forward(d.view(N, fc1[0].shape[1]), *fc1, activation="relu", **of_linear)
     return linear.forward(e, *fc2, out=out, **of_linear), (x, a, a_at, b, w2, c, c_at, d, e)
 
@@ -63,10 +59,10 @@ def backward(layers, dlogits, kept, *, precision="float32"):
     dy, *fc2 = linear.backward(dlogits, e, w4, **exact)
     dy = relu.backward(dy, e, out=dy)
     dy, *fc1 = linear.backward(dy, d.view(len(x), w3.shape[1]), w3, **exact)
-    dy = _channels_last(dy.view(d.shape))
+    dy = formats.channels_last(dy.view(d.shape))
     dy = max_pool2d.backward(dy, c_at, c_shape, **POOLING)
     dy, dw2, db2 = conv2d.backward(dy, b, w2, **exact)
-    conv2 = dw2 if given_w2 is w2 else _contiguous(dw2), db2
+    conv2 = dw2 if given_w2 is w2 else formats.contiguous(dw2), db2
     dy = max_pool2d.backward(dy, a_at, a_shape, **POOLING)
     _, *conv1 = conv2d.backward(dy, x, w1, needs=(False, True, True), **exact)
     return dict(zip(NAMES, (conv1, conv2, fc1, fc2), strict=True))
@@ -77,33 +73,3 @@ def logits(x, w1, b1, w2, b2, w3, b3, w4, b4, of_conv, of_linear):
     """The logits alone; the precisions of convolutions and of linear layers."""
     layers = dict(zip(NAMES, ((w1, b1), (w2, b2), (w3, b3), (w4, b4)), strict=True))
     return forward(layers, x, precision=of_conv, of_linear=of_linear)[0]
-
-
-def _channels_last(image):
-    """`image` laid out channels-last: itself, or a copy by a kernel."""
-    if arrays.is_channels_last(image):
-        return image
-    N, C, H, W = image.shape
-    result = arrays.empty((N, C, H, W), like=image, channels_last=True)
-    return _transposed(image, result, N, C, H * W)
-
-
-def _contiguous(image):
-    """The same the other way."""
-    if arrays.is_contiguous_array(image):
-        return image
-    N, C, H, W = image.shape
-    return _transposed(image, arrays.empty((N, C, H, W), like=image), N, H * W, C)
-
-
-def _transposed(source, result, N, n_rows, n_cols):
-    """`result`, each of whose N matrices of n_cols rows is one of the source's, transposed."""
-    squares = math.ceil(n_rows / arranging.SIDE) * math.ceil(n_cols / arranging.SIDE)
-    whole = not ((n_rows | n_cols) * source.dtype.itemsize) % VECTOR_BYTES
-    whole = whole and not arrays.address_of(source) % VECTOR_BYTES
-    if N * squares:
-        launch(
-            arranging.transpose_kernel, N * squares, arranging.BLOCK_SIZE,
-            source, result, n_rows, n_cols, whole, flat=True, overlap=True,
-        )  # fmt: skip
-    return result
