@@ -215,6 +215,14 @@ def test_with_gradients_hooks_or_other_layers_the_layers_are_called(first_rungs,
         hooked.fc1.register_forward_hook(lambda *_: seen.append(1))
         hooked(x)
         assert seen == [1]
+        everywhere = torch.nn.modules.module.register_module_forward_hook(lambda *_: seen.append(2))
+        made()(x)
+        everywhere.remove()
+        assert seen[1:].count(2) > 7
+        replica = made()
+        replica.fc2 = replica.fc2._replicate_for_data_parallel()  # whose weights are attributes
+        replica.fc2.weight, replica.fc2.bias = torch.ones(10, widths[2], device=place), None
+        assert replica(x).shape == (1, 10)
         tanh = made(relu=torch.nn.Tanh())
         expected = tanh.fc2(tanh.relu(tanh.fc1(tanh.flatten(tanh.relu(tanh.pool(tanh.conv2(
             tanh.relu(tanh.pool(tanh.conv1(x))))))))))  # fmt: skip
