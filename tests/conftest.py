@@ -61,6 +61,20 @@ def _why_no_gpu():
 
 
 @pytest.fixture(autouse=True)
+def _float32():
+    """PyTorch, the peer, multiplies in float32 on a GPU, unless a test says otherwise: no TF32."""
+    import torch
+
+    backends = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    yield
+    for backend, allowed in zip(backends, before, strict=True):
+        backend.allow_tf32 = allowed
+
+
+@pytest.fixture(autouse=True)
 def _gpu_memory(request):
     """Processes share the GPU: a test that wants much of it waits until no other has it."""
     marker = request.node.get_closest_marker("gpu_memory")

@@ -2,7 +2,8 @@
 
 ``python tests/sanitize.py`` runs every kernel variant under it. memcheck finds accesses out of
 bounds and misaligned ones, racecheck finds hazards on shared memory. The parts of
-`sanitize_launches` run side by side, a process each. Exit status 0 when all are clean.
+`sanitize_launches` run side by side, a process each; parts that are named run alone. Exit status 0
+when all are clean.
 
 ``python tests/sanitize.py cases`` runs the planted bugs of `course_lib.simulator.cases` that one of
 its tools can see, and says where the two agree. Exit status 0 when they do on all of them.
@@ -72,14 +73,18 @@ def main(arguments):
         return 2
     if arguments == ["cases"]:
         return 1 if compare_cases() else 0
-    return 1 if sanitize_launches() else 0
-
-
-def sanitize_launches():
-    """How many parts of `sanitize_launches`, under how many tools, are not clean."""
     from sanitize_launches import parts
 
-    runs = [(part, tool) for part in parts() for tool in TOOLS]
+    known = list(parts())
+    if unknown := set(arguments) - set(known):
+        print(f"no part {', '.join(sorted(unknown))}; there are {', '.join(known)}, and cases")
+        return 2
+    return 1 if sanitize_launches(arguments or known) else 0
+
+
+def sanitize_launches(parts):
+    """How many of these parts of `sanitize_launches`, under how many tools, are not clean."""
+    runs = [(part, tool) for part in parts for tool in TOOLS]
     with ThreadPoolExecutor(PROCESSES) as pool:
         return sum(pool.map(lambda run: _report(*run), runs))
 

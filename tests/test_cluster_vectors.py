@@ -15,12 +15,13 @@ needs_clusters = pytest.mark.skipif(
     not SIMULATED and torch.cuda.get_device_capability() < (9, 0), reason="no clusters here"
 )
 BLOCK = 32
+CACHE = BLOCK * 4
 
 
 @cuda.jit
 def rotate_kernel(x, y, distance):
     """Each block writes what the one `distance` ranks on has, its threads in reverse."""
-    cache = cuda.shared.array(BLOCK * 4, np.float32, alignment=16)
+    cache = cuda.shared.array(CACHE, np.float32, alignment=16)
     found = cuda.local.array(8, np.float32)
     tid = cuda.threadIdx.x
     first = (cuda.blockIdx.x * BLOCK + tid) * 4

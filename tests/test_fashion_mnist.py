@@ -186,7 +186,6 @@ def test_without_gradients_kernels_run_together(first_rungs, together, monkeypat
     ours = models.FashionMNISTCNN(widths=widths).to(place)
     theirs = models.FashionMNISTCNN(widths=widths, layers=torch.nn).to(place)
     theirs.load_state_dict(ours.state_dict())
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     with torch.no_grad():
         for n in (3, 1, 3, 3):  # the last of them repeats the first, with other images
             x = torch.rand(n, 1, 28, 28, device=place) - 0.5

@@ -211,7 +211,6 @@ def test_clean_under_the_sanitizer(monkeypatch, mode, dtype):
 @pytest.mark.parametrize("mode, dtype", [(mode, dtype) for mode in MODES for dtype in MODES[mode]])
 @pytest.mark.parametrize("M, N, K", [(4096, 4096, 4096), (32, 256, 3200), (777, 1001, 1234)])
 def test_large_products(mode, dtype, M, N, K):
-    torch.backends.cuda.matmul.allow_tf32 = False
     a, b = (torch.randn(rows, K, device=PLACE).to(dtype) for rows in (M, N))
     c = torch.empty(M, N, dtype=dtype, device=PLACE)
     precision = "tf32" if mode == "tf32" else "float32"

@@ -193,9 +193,7 @@ B4 = pytest.mark.parametrize("name", ["efficientnet_b4", "tf_efficientnet_b4_ns"
 
 @pytest.fixture
 def exact(monkeypatch):
-    """No TF32, and the same convolutions each time."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    """The same convolutions each time."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
 

@@ -20,8 +20,7 @@ FORMATS = [torch.contiguous_format, torch.channels_last]
 
 
 @pytest.fixture(autouse=True)
-def _seed(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # of the convolutions around
+def _seed():
     torch.manual_seed(7)
 
 

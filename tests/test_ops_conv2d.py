@@ -21,13 +21,6 @@ def _seed():
 
 
 @pytest.fixture(autouse=True)
-def _float32():
-    """In float32 throughout, on both sides."""
-    with torch.backends.cudnn.flags(allow_tf32=False):
-        yield
-
-
-@pytest.fixture(autouse=True)
 def _quick_to_simulate(request, monkeypatch):
     """The rung that simulates fastest: what is tested here is the operator."""
     if SIMULATED and "default" not in request.node.name:

@@ -126,8 +126,11 @@ def test_errors_are_those_of_pytorch(x, target, options, words):
         with pytest.raises(Exception) as caught:
             function(x.to(PLACE), target if target is None else target.to(PLACE), **options)
         raised.append(caught.value)
-    assert type(raised[0]) is type(raised[1])
-    assert all(words in str(error) for error in raised), raised
+    ours, theirs = raised
+    assert words in str(ours)
+    if type(theirs) is NotImplementedError and target.dtype is not torch.int64:
+        return  # on a GPU PyTorch learns of a wrong target from a kernel that it doesn't find
+    assert type(ours) is type(theirs) and words in str(theirs)
 
 
 def test_negative_smoothing_is_refused():  # PyTorch takes it for none
@@ -202,7 +205,9 @@ def test_autocast(dtype):
     with torch.autocast(PLACE, dtype=dtype):
         loss, expected = (f(x, target, weight) for f in (ops.cross_entropy, F.cross_entropy))
         soft = torch.softmax(randn(3, 5), -1).to(dtype)
-        close(*(f(x, soft) for f in (ops.cross_entropy, F.cross_entropy)))
+        soft_loss, by_torch = (f(x, soft) for f in (ops.cross_entropy, F.cross_entropy))
+    assert soft_loss.dtype == by_torch.dtype  # which on a GPU rounds the logarithms to `dtype`
+    close(soft_loss, F.cross_entropy(x.float(), soft.float()))
     close(loss, expected)
     close(*(torch.autograd.grad(each, x)[0] for each in (loss, expected)))
 

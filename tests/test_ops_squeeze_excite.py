@@ -20,13 +20,6 @@ module = importlib.import_module("course_lib.ops.squeeze_excite")
 @pytest.fixture(autouse=True)
 def _alike_each_time():
     torch.manual_seed(11)
-    backends = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = [backend.allow_tf32 for backend in backends]
-    for backend in backends:
-        backend.allow_tf32 = False  # of the peer
-    yield
-    for backend, allowed in zip(backends, before, strict=True):
-        backend.allow_tf32 = allowed
 
 
 def images(*shape, memory_format=torch.contiguous_format, dtype=torch.float32):
