@@ -203,13 +203,15 @@ def test_autocast(dtype):
     x, target = randn(3, 5, dtype=dtype, requires_grad=True), classes(5, (3,))
     weight = torch.rand(5, device=PLACE)  # a module's buffer, float32
     with torch.autocast(PLACE, dtype=dtype):
-        loss, expected = (f(x, target, weight) for f in (ops.cross_entropy, F.cross_entropy))
         soft = torch.softmax(randn(3, 5), -1).to(dtype)
-        soft_loss, by_torch = (f(x, soft) for f in (ops.cross_entropy, F.cross_entropy))
-    assert soft_loss.dtype == by_torch.dtype  # which on a GPU rounds the logarithms to `dtype`
-    close(soft_loss, F.cross_entropy(x.float(), soft.float()))
-    close(loss, expected)
-    close(*(torch.autograd.grad(each, x)[0] for each in (loss, expected)))
+        losses = [ops.cross_entropy(x, target, weight), ops.cross_entropy(x, soft)]
+        by_torch = [F.cross_entropy(x, target, weight), F.cross_entropy(x, soft)]
+    assert [loss.dtype for loss in losses] == [loss.dtype for loss in by_torch]
+    # On a GPU PyTorch rounds the logarithms to `dtype`; ours are float32's.
+    exact = F.cross_entropy(x.float(), target, weight), F.cross_entropy(x.float(), soft.float())
+    for loss, expected in zip(losses, exact, strict=True):
+        close(loss, expected)
+        close(*(torch.autograd.grad(each, x)[0] for each in (loss, expected)))
 
 
 def test_inference_mode():

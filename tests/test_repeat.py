@@ -50,6 +50,8 @@ def stream(monkeypatch):
         monkeypatch.setattr(launching, "_stream_of", lambda index: state.current)
         monkeypatch.setattr(launching, "tensor_types", {torch.Tensor, torch.nn.Parameter})
         monkeypatch.setattr(repeat, "_index_of", lambda x: 0)
+    else:
+        launching.tensor_types.add(torch.Tensor)  # as after a process's first launch
     return state
 
 
