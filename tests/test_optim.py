@@ -178,8 +178,29 @@ def test_one_launch_for_all_parameters_and_what_is_remembered(monkeypatch):
     for p, gradient in zip(found, kept, strict=True):
         p.grad = gradient
     seen.clear()
+    optimiser.param_groups[0]["lr"] *= 2  # else a GPU's launch is repeated, and not seen here
     optimiser.step()
     assert seen == [optimizers.adam_fused_kernel]
+
+
+@every_optimiser
+def test_repeated_steps(ours, theirs, options):
+    """The tensors stay where they are; what is in them changes, and now and then a number."""
+    mine, yours = (found := parameters()), twins(found)
+    pair = ours(mine, **options), theirs(yours, **options)
+    give_gradients(mine, yours)
+    for step in range(12):
+        for p, q in zip(mine, yours, strict=True):
+            q.grad.copy_(p.grad.normal_())
+        for optimiser in pair:
+            group = optimiser.param_groups[0]
+            if step in (4, 9):
+                group["lr"] *= 0.5
+            if step == 9:
+                group["weight_decay"] += 0.125
+                group["maximize"] = True
+            optimiser.step()
+        same(mine, yours)
 
 
 def test_tables_do_not_pile_up(monkeypatch):

@@ -5,6 +5,8 @@ between the first convolution and the first linear layer, images lie channels-la
 want to read them; each ReLU is part of the pooling before it.
 """
 
+import contextlib
+
 from course_lib.kernels import activation, conv2d, linear, max_pool2d
 from course_lib.kernels.conv2d import formats
 from course_lib.runtime import arrays
@@ -13,6 +15,7 @@ from course_lib.runtime.repeat import repeated
 NAMES = ("conv1", "conv2", "fc1", "fc2")
 TAPS = 3  # of a filter, down and across
 POOLING = dict(kernel_size=2)
+OF_INPUT, OF_WEIGHTS = (True, False, False), (False, True, True)  # which gradients are wanted
 relu = activation.relu
 
 
@@ -50,21 +53,32 @@ def forward(layers, x, *, precision="float32", of_linear=None, out=None):
     return linear.forward(e, *fc2, out=out, **of_linear), (x, a, a_at, b, w2, c, c_at, d, e)
 
 
-def backward(layers, dlogits, kept, *, precision="float32"):
-    """{layer: (gradient of its weight, of its bias)}, from what `forward` returned."""
+def backward(layers, dlogits, kept, *, precision="float32", beside=contextlib.nullcontext):
+    """{layer: (gradient of its weight, of its bias)}, from what `forward` returned.
+
+    beside  where what no other layer waits for is launched (a `train.capturing.Branch`)
+    """
     # The name is used again and again: what nobody holds makes room for what comes.
     exact = dict(precision=precision)
     x, a_shape, a_at, b, w2, c_shape, c_at, d, e = kept
     w1, given_w2, w3, w4 = (weight for weight, _ in layers.values())
-    dy, *fc2 = linear.backward(dlogits, e, w4, **exact)
+    flat = d.view(len(x), w3.shape[1])
+    dy = dlogits
+    with beside(dy):
+        _, *fc2 = linear.backward(dy, e, w4, needs=OF_WEIGHTS, **exact)
+    dy, *_ = linear.backward(dy, e, w4, needs=OF_INPUT, **exact)
     dy = relu.backward(dy, e, out=dy)
-    dy, *fc1 = linear.backward(dy, d.view(len(x), w3.shape[1]), w3, **exact)
+    with beside(dy):
+        _, *fc1 = linear.backward(dy, flat, w3, needs=OF_WEIGHTS, **exact)
+    dy, *_ = linear.backward(dy, flat, w3, needs=OF_INPUT, **exact)
     dy = formats.channels_last(dy.view(d.shape))
     dy = max_pool2d.backward(dy, c_at, c_shape, **POOLING)
-    dy, dw2, db2 = conv2d.backward(dy, b, w2, **exact)
-    conv2 = dw2 if given_w2 is w2 else formats.contiguous(dw2), db2
+    with beside(dy):
+        _, dw2, db2 = conv2d.backward(dy, b, w2, needs=OF_WEIGHTS, **exact)
+        conv2 = dw2 if given_w2 is w2 else formats.contiguous(dw2), db2
+    dy, *_ = conv2d.backward(dy, b, w2, needs=OF_INPUT, **exact)
     dy = max_pool2d.backward(dy, a_at, a_shape, **POOLING)
-    _, *conv1 = conv2d.backward(dy, x, w1, needs=(False, True, True), **exact)
+    _, *conv1 = conv2d.backward(dy, x, w1, needs=OF_WEIGHTS, **exact)
     return dict(zip(NAMES, (conv1, conv2, fc1, fc2), strict=True))
 
 

@@ -5,6 +5,8 @@ import torch
 from course_lib.kernels import optimizers
 from course_lib.optim.fused import Fused, rate
 
+_NUMBERS = "lr", "eps", "weight_decay", "decoupled_weight_decay", "maximize"
+
 
 class Adam(Fused, torch.optim.Adam):
     """As `torch.optim.Adam`, in one launch for all parameters of a group and dtype.
@@ -15,6 +17,10 @@ class Adam(Fused, torch.optim.Adam):
     """
 
     theirs = torch.optim.Adam
+
+    def _names(self, group):
+        peak = ["max_exp_avg_sq"] if group["amsgrad"] else []
+        return ["exp_avg", "exp_avg_sq", *peak, "step"]
 
     def _kind(self, p, group):
         state = self.state[p]
@@ -30,18 +36,15 @@ class Adam(Fused, torch.optim.Adam):
                 state[name] = torch.zeros_like(p, requires_grad=False)
         return p.device
 
-    def _update(self, group, kind, parameters, gradients):
-        amsgrad = group["amsgrad"]
-        names = ["exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if amsgrad else [])]
-        states = [self._states(parameters, name) for name in names]
-        steps = [self.state[p]["step"] for p in parameters]
-        table, again = self._table(parameters, gradients, (*states, steps))
+    def _numbers(self, group):
+        return *group["betas"], *[group[name] for name in _NUMBERS]
+
+    def _launch(self, group, parameters, gradients, states, **options):
+        first, second, *peak, steps = states
         optimizers.adam(
-            parameters, gradients, *states[:2], steps,
-            max_exp_avg_sqs=states[2] if amsgrad else None, lr=rate(group["lr"], parameters[0]),
-            betas=group["betas"], eps=group["eps"], weight_decay=group["weight_decay"],
-            decoupled_weight_decay=group["decoupled_weight_decay"], maximize=group["maximize"],
-            table=table, again=again,
+            parameters, gradients, first, second, steps, max_exp_avg_sqs=peak[0] if peak else None,
+            betas=group["betas"], **options,
+            **{name: group[name] for name in _NUMBERS} | {"lr": rate(group["lr"], parameters[0])},
         )  # fmt: skip
 
 

@@ -1,15 +1,17 @@
 """What our optimisers have in common: which tensors go where, and what a step remembers.
 
 A step must find every parameter's gradient and states, because any of them may be a new tensor.
-What it need not do again is to write their addresses into the GPU's memory: a `Table` is kept for
-each set of addresses that has been seen. Gradients that are made anew in every step soon come to
-lie where earlier ones lay.
+What it need not do again, where all lie and look as in an earlier step, is to check them, and to
+write their addresses into the GPU's memory: what was `Seen` is kept for each set of tensors.
+Gradients that are made anew in every step soon come to lie where earlier ones lay.
 """
+
+import functools
 
 import torch
 
-from course_lib.kernels import optimizers
 from course_lib.ops.registration import simulate_on_cpu
+from course_lib.optim.seen import Seen
 from course_lib.runtime.arrays import is_dense, laid_out_like
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -39,9 +41,8 @@ class Fused:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
-            for group in self.param_groups:
-                self._step_group(group)
+        for group in self.param_groups:
+            self._step_group(group)
         return loss
 
     def _on_our_kernels(self):
@@ -65,20 +66,41 @@ class Fused:
             raise RuntimeError(
                 f"course_lib's {type(self).__name__} can't be differentiated: use torch.optim's"
             )
-        buckets = {}
+        parameters, gradients = [], []
         for p in group["params"]:
             if (gradient := p.grad) is not None:
-                if not self._is_plain(p, gradient):
-                    self._check(p, gradient)
-                    if gradient.stride() != p.stride():
-                        gradient = laid_out_like(gradient, p)
-                parameters, gradients = buckets.setdefault(self._kind(p, group), ([], []))
                 parameters.append(p)
                 gradients.append(gradient)
-        for kind, (parameters, gradients) in buckets.items():
-            self._update(group, kind, parameters, gradients)
-            # PyTorch doesn't see what a kernel writes; it checks that where gradients depend on it.
-            torch.autograd.graph.increment_version(parameters)
+        strided = all([gradient.layout is torch.strided for gradient in gradients])
+        if not (strided and self._step_again(group, parameters, gradients)):
+            self._step_anew(group, parameters, gradients)
+
+    def _step_again(self, group, parameters, gradients):
+        """Make the step, if one has been made with these very tensors; whether it has been made."""
+        state = self.state
+        try:
+            states = [[state[p][name] for p in parameters] for name in self._names(group)]
+            key = key_of(parameters, gradients, states)
+        except (KeyError, AttributeError):  # a state is missing, or is None
+            return False
+        seen = self._known()[0].get(key)
+        if seen is not None:
+            self._run(seen, group, parameters, gradients, states)
+        return seen is not None
+
+    @torch.no_grad()
+    def _step_anew(self, group, parameters, gradients):
+        buckets = {}
+        for p, gradient in zip(parameters, gradients, strict=True):
+            if not self._is_plain(p, gradient):
+                self._check(p, gradient)
+                if gradient.stride() != p.stride():
+                    gradient = laid_out_like(gradient, p)
+            of_kind = buckets.setdefault(self._kind(p, group), ([], []))
+            of_kind[0].append(p)
+            of_kind[1].append(gradient)
+        for kind, of_kind in buckets.items():
+            self._update(group, kind, *of_kind)
 
     def _is_plain(self, p, gradient):
         """Whether both are what nearly all are: contiguous tensors of one dtype that we take."""
@@ -105,6 +127,10 @@ class Fused:
                 f"{tuple(p.shape)} has strides {p.stride()}"
             )
 
+    def _names(self, group):
+        """The states of a parameter."""
+        raise NotImplementedError
+
     def _kind(self, p, group):
         """Parameters of which this differs are updated apart: their device, and more.
 
@@ -112,8 +138,40 @@ class Fused:
         """
         raise NotImplementedError
 
-    def _update(self, group, kind, parameters, gradients):
+    def _numbers(self, group):
+        """Numbers that the group's launches depend on."""
         raise NotImplementedError
+
+    def _launch(self, group, parameters, gradients, states, **options):
+        """Launch the kernels; `options` are the launcher's."""
+        raise NotImplementedError
+
+    def _update(self, group, kind, parameters, gradients):
+        states = [self._states(parameters, name) for name in self._names(group)]
+        self._run_new(group, parameters, gradients, states)
+
+    def _run_new(self, group, parameters, gradients, states, **options):
+        tables, _ = self._known()
+        key = key_of(parameters, gradients, states)
+        seen = tables.get(key) or Seen()
+        self._run(seen, group, parameters, gradients, states, **options)
+        if not _is_captured(parameters[0]):  # else the table is filled as the graph is replayed
+            if len(tables) >= MOST_TABLES:
+                tables.clear()
+            tables[key] = seen
+
+    def _run(self, seen, group, parameters, gradients, states, **options):
+        p = parameters[0]
+        if _is_captured(p):
+            self._known()[1].append(seen)  # whose table the graph reads
+        launcher = functools.partial(self._launch, group, parameters, gradients, states, **options)
+        seen.run(launcher, (*self._numbers(group), *options.values()), p.get_device())
+        # PyTorch doesn't see what a kernel writes; it checks that where gradients depend on it.
+        torch.autograd.graph.increment_version(parameters)
+
+    def _known(self):
+        """({key: what was `Seen`}, those that graphs need, as long as there is this optimiser)."""
+        return self.__dict__.setdefault("_tables", ({}, []))
 
     def _refuse_capture(self, p):
         if p.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -121,25 +179,6 @@ class Fused:
                 f"the first step of course_lib's {type(self).__name__} makes its states, and must "
                 "come before a CUDA graph is captured: replays would make them again"
             )
-
-    def _table(self, parameters, gradients, states):
-        """(the `Table` of these tensors, whether it holds their addresses already)."""
-        lists = parameters, gradients, *states
-        key = tuple([x.data_ptr() for tensors in lists for x in tensors])
-        key += tuple([(p.dtype, p.shape) for p in parameters])
-        tables, captured = self.__dict__.setdefault("_tables", ({}, []))
-        capturing = parameters[0].is_cuda and torch.cuda.is_current_stream_capturing()
-        table = tables.get(key)
-        again = table is not None
-        if not again:
-            table = optimizers.Table()
-            if not capturing:  # else the table is filled when the graph is replayed, not here
-                if len(tables) >= MOST_TABLES:
-                    tables.clear()
-                tables[key] = table
-        if capturing:
-            captured.append(table)  # which the graph reads, as long as there is this optimiser
-        return table, again
 
     def _states(self, parameters, name):
         """The states of this name, in their parameters' memory layout."""
@@ -151,6 +190,22 @@ class Fused:
                 tensor = state[name] = laid_out_like(tensor, p)
             found.append(tensor)
         return found
+
+
+def _is_captured(p):
+    return p.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def key_of(parameters, gradients, states):
+    """Where the tensors lie, and what they look like there."""
+    lists = parameters, gradients, *states
+    return (
+        *[x.data_ptr() for tensors in lists for x in tensors],
+        *[
+            (p.dtype, p.shape, p.stride(), gradient.dtype, gradient.stride())
+            for p, gradient in zip(parameters, gradients, strict=True)
+        ],
+    )
 
 
 def rate(lr, p):

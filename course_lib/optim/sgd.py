@@ -5,6 +5,8 @@ import torch
 from course_lib.kernels import optimizers
 from course_lib.optim.fused import Fused, rate
 
+_NUMBERS = "lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"
+
 
 class SGD(Fused, torch.optim.SGD):
     """As `torch.optim.SGD`, in one launch for all parameters of a group and dtype.
@@ -16,6 +18,9 @@ class SGD(Fused, torch.optim.SGD):
 
     theirs = torch.optim.SGD
 
+    def _names(self, group):
+        return ["momentum_buffer"] if group["momentum"] else []
+
     def _kind(self, p, group):
         # With whether this is the parameter's first step.
         first = group["momentum"] != 0 and self.state[p].get("momentum_buffer") is None
@@ -24,18 +29,19 @@ class SGD(Fused, torch.optim.SGD):
         return first, p.device
 
     def _update(self, group, kind, parameters, gradients):
-        first_step, buffers = kind[0], None
-        if first_step:
-            buffers = [torch.empty_like(p, requires_grad=False) for p in parameters]
-        elif group["momentum"]:
-            buffers = self._states(parameters, "momentum_buffer")
-        table, again = self._table(parameters, gradients, () if buffers is None else (buffers,))
+        if not kind[0]:
+            super()._update(group, kind, parameters, gradients)
+            return
+        buffers = [torch.empty_like(p, requires_grad=False) for p in parameters]
+        self._run_new(group, parameters, gradients, [buffers], first_step=True)
+        for p, buffer in zip(parameters, buffers, strict=True):
+            self.state[p]["momentum_buffer"] = buffer
+
+    def _numbers(self, group):
+        return [group[name] for name in _NUMBERS]
+
+    def _launch(self, group, parameters, gradients, states, **options):
         optimizers.sgd(
-            parameters, gradients, buffers, lr=rate(group["lr"], parameters[0]),
-            momentum=group["momentum"], dampening=group["dampening"],
-            weight_decay=group["weight_decay"], nesterov=group["nesterov"],
-            maximize=group["maximize"], first_step=first_step, table=table, again=again,
+            parameters, gradients, *states, **options,
+            **{name: group[name] for name in _NUMBERS} | {"lr": rate(group["lr"], parameters[0])},
         )  # fmt: skip
-        if first_step:
-            for p, buffer in zip(parameters, buffers, strict=True):
-                self.state[p]["momentum_buffer"] = buffer

@@ -9,6 +9,8 @@ import torch
 from course_lib.models.fashion_mnist_pass import forward, weights_of
 from course_lib.runtime import device
 
+from .capturing import capture
+
 MOST_GRAPHS = 16
 
 
@@ -65,7 +67,7 @@ class GraphInference:
             if self.pool is None:
                 self.pool = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):
+            with capture(graph, pool=self.pool):
                 logits, _ = forward(self.layers, images, precision=self.precision)
         self.graphs[len(x)] = graph, images, logits
         return self.graphs[len(x)]

@@ -1,10 +1,13 @@
 """Fashion-MNIST trained by our kernels alone: no autograd, no arithmetic of PyTorch's.
 
 The kernels call each other, and the set lies on the GPU, where a kernel picks each batch. A step is
-captured: a CUDA graph up to the gradients, and one for the update, so that where the gradients lie
-is told the optimiser once, between the two, and not in every step. The host starts both for each
-step, and looks at the results once an epoch. PyTorch only holds the memory.
+captured in one CUDA graph: the host starts it for each step, and looks at the results once an
+epoch. Where the gradients lie turns out as the graph is captured, and is told the optimiser then,
+once for all steps. What no other layer waits for, the gradients of weights and biases, stands on a
+branch of its own and runs beside the rest. PyTorch only holds the memory.
 """
+
+import contextlib
 
 import torch
 
@@ -13,6 +16,7 @@ from course_lib.kernels.optimizers import Table, sgd
 from course_lib.models.fashion_mnist_pass import NAMES, backward, forward, weights_of
 from course_lib.runtime import device
 
+from .capturing import Branch, capture
 from .randomness import seed_of
 
 BATCH_OF_PREDICTIONS = 500
@@ -52,7 +56,7 @@ class GraphTrainer:
         }
         self.tables = Table(), Table()
         self._make_room()
-        self.graphs = ()
+        self.graph = None
 
     def _make_room(self):
         def room(*shape, dtype=torch.float32):
@@ -70,46 +74,58 @@ class GraphTrainer:
         if self.device.type != "cuda":
             self._step()
             return
-        if not self.graphs:
+        if self.graph is None:
             self._capture()
-        for graph in self.graphs:
-            graph.replay()
+        self.graph.replay()
 
     def _capture(self):
-        """Note a step's launches in graphs. Nothing runs, so that no step is made twice."""
+        """Note a step's launches in a graph. Nothing runs, so that no step is made twice."""
         if not device.count():
             raise RuntimeError("a CUDA graph needs a GPU")
-        graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graphs[0]):
-            gradients = self._gradients()
+        # The graph's launches read the tables where they lie. What is in them can come later.
+        self._fill_tables(self.layers)
+        graph, beside = torch.cuda.CUDAGraph(), Branch()
+        with capture(graph):
+            gradients = self._gradients(beside)
+            beside.join()
+            self._update(gradients, beside, filled=True)
+            beside.join()
+        self._fill_tables(gradients)
+        self.graph, self.captured = graph, gradients  # whose memory the graph reads
+
+    def _fill_tables(self, gradients):
         for kind, table in enumerate(self.tables):
             parameters, of_these, buffers = self._lists(gradients, kind)
             states = buffers if self.options[0]["momentum"] else parameters
             table.prepare(parameters, of_these, [states], None)
-        with torch.cuda.graph(graphs[1]):
-            self._update(gradients)
-        self.graphs, self.captured = graphs, gradients  # whose memory the second graph reads
 
     def _step(self):
         self._update(self._gradients())
 
-    def _gradients(self):
+    def _gradients(self, beside=contextlib.nullcontext):
         """{layer: (gradient of its weight, of its bias)} of the next batch."""
         batches.next_batch(
             self.images, self.labels, self.step, self.rate, self.x, self.y, **self.schedule
         )
         logits, kept = forward(self.layers, self.x, precision=self.precision)
         loss, stats, normaliser = cross_entropy.forward(logits, self.y)
-        batches.tally(loss, logits, self.y, self.step, self.losses, self.right)
+        with beside(loss):
+            batches.tally(loss, logits, self.y, self.step, self.losses, self.right)
         d = cross_entropy.backward(self.one, logits, self.y, stats, normaliser)
-        return backward(self.layers, d, kept, precision=self.precision)
+        return backward(self.layers, d, kept, precision=self.precision, beside=beside)
 
-    def _update(self, gradients):
-        options, weight_decay = self.options
+    def _update(self, gradients, beside=contextlib.nullcontext, filled=False):
+        def update(kind, weight_decay):
+            sgd(
+                *self._lists(gradients, kind), lr=self.rate, weight_decay=weight_decay,
+                table=self.tables[kind], again=filled, **options,
+            )  # fmt: skip
+
         # Weights are pulled towards 0, biases are not.
-        for kind, decay in enumerate((weight_decay, 0.0)):
-            lists = self._lists(gradients, kind)
-            sgd(*lists, lr=self.rate, weight_decay=decay, table=self.tables[kind], **options)
+        options, of_weights = self.options
+        with beside(self.rate):
+            update(1, 0.0)
+        update(0, of_weights)
 
     def _lists(self, gradients, kind):
         """(parameters, gradients, momentum buffers): of the weights (kind 0), of the biases (1)."""

@@ -454,8 +454,11 @@ print(f"{len(kernels)} launches, the first of them:", ", ".join(kernels[:5]))
 # 2. **the order.** Shuffling 60,000 numbers would be a kernel of its own. Instead, a formula says which picture comes at place $i$: a permutation made of random bits that nobody stores (a *Feistel network*, from cryptography);
 # 3. **the learning rate.** It rises in the first tenth of the steps and then falls to 0 along a cosine. The update reads it from memory, where another small kernel has put it.
 #
-# So the host starts two graphs for each step and looks at nothing until the epoch ends. (Two: one up to the gradients, one for the update. The update finds the gradients by a table of addresses, and where they lie turns out while the
-# first graph is captured. Between the two, the table is filled once and for all.)
+# So the host starts one graph for each step and looks at nothing until the epoch ends. (The update finds the gradients by a table of addresses. Where they lie turns out while the graph is captured; the table is filled once, right after that, and
+# the graph's last kernels read it in each step.)
+#
+# A graph can do one more thing that a list of launches cannot: say what does *not* have to wait. The gradients of the weights are needed by nobody until the update. So the graph has a second **branch** for them, beside the gradients of the
+# inputs, on which the layers before are waiting. Kernels too small to fill the chip then run side by side.
 
 # %%
 steps = np.arange(1000)
@@ -549,7 +552,7 @@ show_parts(measured("fashion_mnist.parts", (32, 1, 28, 28)))
 show_parts(measured("fashion_mnist.parts", (1024, 1, 28, 28)))
 
 # %% [markdown]
-# A whole step may take less than its parts together: the next kernel's blocks come to the chip while the last blocks of this one are still at work. It may also take more: a part that is replayed by itself finds its inputs in the L2 cache, where its
+# A whole step may take less than its parts together: the graph's second branch runs beside the first, and the next kernel's blocks come to the chip while the last blocks of this one are still at work. It may also take more: a part that is replayed by itself finds its inputs in the L2 cache, where its
 # own last replay left them. And some launches belong to no part: the images are transposed on their way to the first linear layer, and back.
 #
 # ## Where the real libraries go further

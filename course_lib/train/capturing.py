@@ -1,0 +1,50 @@
+"""Capturing CUDA graphs, and branches in them: launches that the next ones need not wait for.
+
+The launches of a stream follow one another, also in a graph. Kernels too small to fill the GPU run
+side by side if the graph says that they do not depend on each other.
+"""
+
+import contextlib
+import gc
+
+import torch
+
+
+@contextlib.contextmanager
+def capture(graph, **options):
+    """As `torch.cuda.graph`, but no garbage is collected meanwhile.
+
+    A graph that nobody holds any more may be found just then, and its end would end the capture.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, **options):
+            yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class Branch:
+    """``with branch(tensor): launches`` while a graph is captured; at the end, ``branch.join()``.
+
+    The launches follow all that the captured stream has launched so far, and the branch's own. What
+    that stream launches next does not wait for them before `join`. Until then the memory of
+    `tensor` is not used anew, whoever else lets go of it.
+    """
+
+    def __init__(self):
+        self.stream, self.held = torch.cuda.Stream(), []
+
+    @contextlib.contextmanager
+    def __call__(self, tensor):
+        self.held.append(tensor)
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def join(self):
+        """Let what the captured stream launches next follow the branch."""
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.held.clear()
