@@ -150,6 +150,14 @@ def test_what_does_not_begin_on_16_bytes_is_thought_about():
     assert thoughts(launcher, (tensor(40), tensor(40))) == 0
 
 
+def test_arrays_that_share_memory():
+    launcher, x, whole = made(two_results), tensor(40), tensor(80)
+    shared = (x, x), (whole[:40], whole[40:]), (whole[:40], whole[20:60]), (whole, whole.view(80))
+    for first in shared:  # none of these may be taken for what all that look so do
+        thoughts(launcher, first, (torch.randn_like(first[0]), torch.randn_like(first[0])), first)
+    assert launcher.thought > 2
+
+
 def test_absent_arrays():
     def body(x, y, z):
         result = arrays.empty_like(x)
