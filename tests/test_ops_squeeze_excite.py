@@ -273,7 +273,9 @@ def ways(monkeypatch):
         monkeypatch.setattr(registration, "_direct_keys", registration.plain_keys("CPU"))
     taken = []
     operator = module._squeeze_excite
-    for way, name in (("direct", "kernel"), ("dispatcher", "overload")):
+    for way, name in (
+        ("direct", "kernel"), ("direct", "without_gradient"), ("dispatcher", "overload"),
+    ):  # fmt: skip
         function = getattr(operator, name)
         note = lambda *inputs, w=way, f=function: (taken.append(w), f(*inputs))[1]  # noqa: E731
         monkeypatch.setattr(operator, name, note)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torchvision
 from test_replay import PLACE, difference_kernel, scale_kernel
 
 from course_lib import SIMULATED, ops
@@ -245,6 +246,7 @@ def test_operators_say_the_same_when_repeated(layout):
     )  # fmt: skip
     torch_conv, pool, relu = (layer.to(PLACE, memory_format=layout) for layer in layers)
     linear = torch.nn.Linear(64, 32, device=PLACE)
+    block = torchvision.ops.SqueezeExcitation(16, 4, torch.nn.SiLU).to(PLACE)
     for _ in range(3):
         x = tensor(4, 16, 12, 12).to(memory_format=layout).requires_grad_()
         rows = tensor(40, 64).requires_grad_()
@@ -254,6 +256,8 @@ def test_operators_say_the_same_when_repeated(layout):
              (x, *conv)),
             (lambda x: ops.max_pool2d(x, 3, 2, 1), pool, (x,)),
             (ops.relu, relu, (x,)),
+            (lambda x: ops.squeeze_excite(x, *block.parameters()), block,
+             (x, *block.parameters())),
             (lambda x: ops.linear(x, linear.weight, linear.bias), linear,
              (rows, linear.weight, linear.bias)),
         ):  # fmt: skip
