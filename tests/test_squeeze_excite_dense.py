@@ -179,7 +179,9 @@ def test_groups_begin_where_16_bytes_of_weights_may(itemsize, channels_last):
             plan = two_pass.cut_of(problem)
             assert plan.group * (plan.n_slots // plan.n_parts) >= C
             assert plan.group * (plan.n_slots // plan.n_parts - 1) < C
-            if not channels_last:
+            if channels_last:  # as many channels as a block's columns of 16 bytes hold
+                assert plan.group == plan.team * (16 // itemsize)
+            else:
                 assert plan.group * problem.n_pixels**2 < 2**32 or plan.group == 1
             if side == 12:
                 assert plan.group % 8 == 0 or channels_last

@@ -157,10 +157,15 @@ BACKWARD = (dlogit_planes_kernel, dx_planes_kernel, dlogit_pixels_kernel, dx_pix
 
 
 def cut_of(problem):
-    """The `Plan`: groups of many channels begin where 16 bytes of a row of weights may."""
+    """The `Plan`: groups of many channels begin where 16 bytes of a row of weights may.
+
+    Channels-last they are as many as a block's columns hold, and remain so.
+    """
     plan = plan_of(problem, CUT)
     group = -(-plan.group // MAX_WIDTH) * MAX_WIDTH
-    if plan.n_parts > 1 or plan.group < MAX_WIDTH or group * problem.n_pixels**2 >= 2**32:
+    if problem.channels_last or plan.n_parts > 1 or plan.group < MAX_WIDTH:
+        return plan
+    if group * problem.n_pixels**2 >= 2**32:
         return plan
     return plan._replace(group=group, n_slots=-(-problem.C // group))
 
