@@ -520,7 +520,7 @@ throughput("inference", ".tf32")
 # **Explaining the gap.** Where the two curves of captured graphs run above the others, the distance is launches, and Python. Our modules, trained through autograd, are the slowest for small batches: each of their operators is a Python function, and
 # PyTorch's are C++. Without gradients the network of the course does not call them one by one. It runs all their kernels together, and remembers how (`runtime.repeat`), so that little Python is left.
 #
-# Between the two captured curves the kernels decide. For a batch of 1 both have some thirty launches that each take as long as a launch takes. From a batch of 8 on, ours gain from what this network lets them know: the first convolution has a
+# Between the two captured curves the kernels decide. For a batch of 1 both have some thirty launches that each take about as long as a launch takes; but ours stand on two branches, and the next one gets ready while the last one ends. From a batch of 8 on, ours gain from what this network lets them know: the first convolution has a
 # kernel for few channels, pooling and ReLU are one, and images lie channels-last, as the tensor cores read them. What is left is the second convolution and its two gradients. The memory that a step needs at its peak:
 
 # %%
