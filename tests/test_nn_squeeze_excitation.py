@@ -403,7 +403,7 @@ def test_a_compiled_network_sees_the_swap():
     nn.restore_squeeze_excitation(compiled)
     near([compiled(x)], [expected])
     ours = ["course_lib.squeeze_excite.default" in each for each in targets]
-    assert ours[:2] == [False, True]
+    assert ours == [False, True, False]
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -411,7 +411,7 @@ def test_export(pair, strict):
     model, swapped = pair
     program = torch.export.export(
         swapped.eval(), (randn(2, 3, 8, 8),), strict=strict,
-        dynamic_shapes=({0: torch.export.Dim("n", min=2)},),
+        dynamic_shapes=({0: torch.export.Dim("n", min=2, max=1000)},),
     )  # fmt: skip
     assert any("squeeze_excite" in str(node.target) for node in program.graph.nodes)
     x = randn(5, 3, 8, 8)

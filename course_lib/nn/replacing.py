@@ -1,7 +1,9 @@
 """Our kernels in a network that is there already, and PyTorch's operators back again."""
 
+import sys
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from course_lib.nn.squeeze_excitation import ACTIVATIONS, GATES, Fused, fault_of
@@ -36,9 +38,7 @@ class Replacement(list):
 
     def restore(self):
         """Put back the blocks that were swapped; those that are back already stay so."""
-        for block in self._blocks:
-            if isinstance(block, Fused):
-                block.__class__ = type(block).original
+        _turn({block: type(block).original for block in self._blocks if isinstance(block, Fused)})
 
 
 def replace_squeeze_excitation(model):
@@ -48,6 +48,7 @@ def replace_squeeze_excitation(model):
     more); timm need not be installed. The block stays the same object, with the same children,
     parameters, hooks and names, so that optimisers, checkpoints and wrappers go on as before: only
     its class changes, to a subclass of what it was. See `Fused` for what is not called any more.
+    What torch.compile has compiled before, this network or others, is compiled again.
 
     Returns a `Replacement`: a list of (name, kind, channels, squeeze_channels, activation, gate),
     whose `left` lists as (name, kind, reason) the blocks that our kernels can't take the place of,
@@ -67,20 +68,31 @@ def replace_squeeze_excitation(model):
             pairs.append((name, module))
         else:
             left.append(Left(name, _name_of(kind), reason))
-    for _, module in pairs:
-        module.__class__ = blocks[type(module)]
+    _turn({module: blocks[type(module)] for _, module in pairs})
     return Replacement(pairs, left)
 
 
 def restore_squeeze_excitation(model):
     """Give every block of `model` that was swapped its own class again. Returns their names."""
     _require_module(model)
-    names = []
-    for name, module in model.named_modules():
-        if isinstance(module, Fused) and module.original is not None:
-            module.__class__ = module.original
-            names.append(name)
-    return names
+    swapped = {
+        name: module for name, module in model.named_modules()
+        if isinstance(module, Fused) and module.original is not None
+    }  # fmt: skip
+    _turn({module: module.original for module in swapped.values()})
+    return list(swapped)
+
+
+def _turn(classes):
+    """Give each module its new class.
+
+    What torch.compile has compiled is compiled again when it is next called: some versions of
+    PyTorch do not look whether a module inside a network is still of the class that it was.
+    """
+    for module, kind in classes.items():
+        module.__class__ = kind
+    if classes and "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def _require_module(model):
