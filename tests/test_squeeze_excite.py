@@ -24,6 +24,7 @@ VARIANTS = list(se.VARIANTS)
 ROUNDING = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 FLOOR = {torch.float32: 1e-37, torch.float16: 2**-25, torch.bfloat16: 1e-37}
 ARITHMETIC = 1e-6
+DRAWS = 3 if SIMULATED else 8
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 FUNCTIONS = {
     "silu": F.silu, "relu": F.relu, "sigmoid": torch.sigmoid, "hard_sigmoid": F.hardsigmoid,
@@ -238,20 +239,25 @@ def test_as_pytorch(variant):
 @every_variant
 @every_dtype
 def test_no_less_accurate_than_pytorch(variant, dtype):
-    dy, x, weights = inputs((3, 40, 12, 12), 10, dtype, seed=5)
-    leaves = [t.clone().requires_grad_() for t in (x, *weights)]
-    y = composition(*leaves)
-    theirs = y, *torch.autograd.grad(y, leaves, dy)
-    arguments = [double(t) for t in (x, *weights)]
-    expected = (
-        reference.squeeze_excite(*arguments),
-        *reference.squeeze_excite_backward(double(dy), *arguments),
-    )
-    ours, _, gradients = run(dy, x, weights, variant)
-    for name, a, b, truth in zip(
-        ("y", *GRADIENTS), (ours, *gradients), theirs, expected, strict=True
-    ):
-        errors = [np.linalg.norm(double(t) - truth) / np.linalg.norm(truth) for t in (a, b)]
+    """Over several draws: the error of a single sum of numbers that cancel is a matter of luck."""
+    squares = np.zeros((2, 6))
+    for seed in range(DRAWS):
+        dy, x, weights = inputs((3, 40, 12, 12), 10, dtype, seed=seed)
+        leaves = [t.clone().requires_grad_() for t in (x, *weights)]
+        y = composition(*leaves)
+        theirs = y, *torch.autograd.grad(y, leaves, dy)
+        arguments = [double(t) for t in (x, *weights)]
+        expected = (
+            reference.squeeze_excite(*arguments),
+            *reference.squeeze_excite_backward(double(dy), *arguments),
+        )
+        ours, _, gradients = run(dy, x, weights, variant)
+        for k, found in enumerate(((ours, *gradients), theirs)):
+            squares[k] += [
+                (np.linalg.norm(double(t) - truth) / np.linalg.norm(truth)) ** 2
+                for t, truth in zip(found, expected, strict=True)
+            ]
+    for name, *errors in zip(("y", *GRADIENTS), *np.sqrt(squares / DRAWS), strict=True):
         assert errors[0] <= 1.5 * errors[1] + ROUNDING[dtype] / 2, (name, errors)
 
 
