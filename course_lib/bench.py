@@ -155,6 +155,25 @@ def loop_times(candidates, *, calls=50, rounds=20):
     return {label: Timing.of(found) for label, found in samples.items()}
 
 
+class Stopped(KeyboardInterrupt):
+    """A benchmark was stopped halfway; `records` are those of the cases before."""
+
+    def __init__(self, records):
+        super().__init__(f"after {len(records)} records")
+        self.records = records
+
+
+def collected(records):
+    """The records of a generator as a list. Raises `Stopped` with them if Ctrl-C ends it."""
+    found = []
+    try:
+        for record in records:
+            found.append(record)
+    except KeyboardInterrupt:
+        raise Stopped(found) from None
+    return found
+
+
 def buffer_sets(n_bytes, *, index=0, most=24):
     """How many sets of buffers of `n_bytes` make a round outgrow the L2 cache three times."""
     return max(1, min(most, -(-3 * device.properties(index).l2_bytes // max(n_bytes, 1)) + 1))

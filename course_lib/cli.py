@@ -9,6 +9,7 @@ import gc
 import importlib
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -166,7 +167,10 @@ def compare(options):
 
 
 def bench(options):
-    """Exit status 1 where there is no GPU to measure on, 2 for what a benchmark does not take."""
+    """Exit status 1 where there is no GPU to measure on, 2 for what a benchmark does not take.
+
+    Stopped halfway, by Ctrl-C or by a time limit, it keeps what is measured, and its status is 130.
+    """
     from course_lib import device
 
     if device.count() == 0 or course_lib.SIMULATED:
@@ -187,6 +191,8 @@ def bench(options):
         for name in ("rounds", "shapes", "dtypes", "data_folder")
         if (value := getattr(options, name)) is not None
     }
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit is as good as Ctrl-C
+    status = 0
     for name in options.what:
         benchmark = importlib.import_module(f"course_lib.benchmarks.{name}")
         if refused := benchmarks.refused(benchmark, wanted):
@@ -201,8 +207,13 @@ def bench(options):
         except DataError as error:
             print(f"python -m course_lib bench {name}: {error}", file=sys.stderr)
             return WRONG_USAGE
+        except measuring.Stopped as stopped:
+            found, status = stopped.records, INTERRUPTED
+            print(f"python -m course_lib bench {name}: stopped {stopped}", file=sys.stderr)
         finally:
             gc.unfreeze()
+        if not found:
+            return status
         print(benchmarks.table(found))
         if summary := results_table.squeeze_excite(
             [{"device": measuring.device_facts(), "records": found}]
@@ -212,7 +223,9 @@ def bench(options):
             benchmarks.save_plots(found, measuring.device_facts(), options.plot)
         if options.record:
             print(f"Recorded in {measuring.save_records(found)}")
-    return 0
+        if status:
+            break
+    return status
 
 
 def kernels(options):

@@ -1,14 +1,18 @@
 """The command line as a whole, and the parts of the README that it writes."""
 
 import copy
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+import course_lib
 from course_lib import cli, results_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -154,6 +158,32 @@ def test_what_is_missing_or_misspelt_ends_with_2(arguments, capsys):
         cli.main(arguments)
     assert stopped.value.code == 2
     capsys.readouterr()
+
+
+def test_a_benchmark_that_is_stopped_keeps_what_it_has_measured(monkeypatch, capsys):
+    from course_lib import bench, device
+    from course_lib.benchmarks import launch, linear
+
+    def measured():
+        yield FORWARD
+        os.kill(os.getpid(), signal.SIGTERM)  # as a time limit does
+        time.sleep(5)
+        yield BACKWARD
+
+    kept, before = [], signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(device, "count", lambda: 1)
+    monkeypatch.setattr(course_lib, "SIMULATED", False)
+    monkeypatch.setattr(bench, "device_facts", lambda: {"name": "NVIDIA H200"})
+    monkeypatch.setattr(bench, "save_records", lambda records: kept.append(records) or "a file")
+    monkeypatch.setattr(launch, "run", lambda *, progress=list: bench.collected(measured()))
+    monkeypatch.setattr(linear, "run", lambda *, progress=list: pytest.fail("not stopped"))
+    try:
+        assert cli.main(["bench", "launch", "linear", "--record"]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert kept == [[FORWARD]]
+    found = capsys.readouterr()
+    assert "Recorded in a file" in found.out and "stopped after 1 records" in found.err
 
 
 def test_benchmarks_import_without_triton():

@@ -69,7 +69,7 @@ def run(*, shapes=None, dtypes=DTYPES, directions=DIRECTIONS, rounds=10,
     before = cudnn.allow_tf32, cudnn.benchmark
     cudnn.benchmark = True
     try:
-        return [_measure(*case, rounds) for case in progress(cases)]
+        return bench.collected(_measure(*case, rounds) for case in progress(cases))
     finally:
         cudnn.allow_tf32, cudnn.benchmark = before
 

@@ -36,7 +36,9 @@ def run(*, dtypes=DTYPES, rounds=8, progress=lambda cases: cases):
     try:
         check()
         cudnn.benchmark = cudnn.allow_tf32 = matmul.allow_tf32 = True
-        return [record for dtype in progress(dtypes) for record in _measure(dtype, rounds)]
+        return bench.collected(
+            record for dtype in progress(dtypes) for record in _measure(dtype, rounds)
+        )  # fmt: skip
     finally:
         cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
 

@@ -61,7 +61,9 @@ def run(*, batches=BATCHES, precisions=tuple(PRECISIONS), rounds=10, progress=la
     before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
     cudnn.benchmark = True
     try:
-        return [record for case in progress(cases) for record in _measure(*case, rounds)]
+        return bench.collected(
+            record for case in progress(cases) for record in _measure(*case, rounds)
+        )  # fmt: skip
     finally:
         cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
 

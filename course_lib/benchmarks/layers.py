@@ -63,13 +63,15 @@ def run(*, names=None, dtypes=DTYPES, rounds=10, progress=lambda cases: cases):
             ]
     if "float32" in dtypes:
         cases += [(name, _updating, name, shapes) for name in OPTIMISERS for shapes in PARAMETERS]
-    found = []
-    with torch.no_grad():
+
+    def measured():
         for operation, measure, *case in progress(cases):
             if names is None or operation in names:
-                found += measure(*case, rounds)
+                yield from measure(*case, rounds)
                 _empty_cache()
-    return found
+
+    with torch.no_grad():
+        return bench.collected(measured())
 
 
 # ------------------------------------------------------------------------------- pooling

@@ -55,7 +55,7 @@ def run(*, shapes=SHAPES, dtypes=DTYPES, directions=DIRECTIONS, rounds=10,
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     try:
-        return [_measure(*case, rounds) for case in progress(cases)]
+        return bench.collected(_measure(*case, rounds) for case in progress(cases))
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before
 

@@ -63,11 +63,11 @@ def run(*, shapes=None, dtypes=DTYPES, directions=DIRECTIONS, layouts=tuple(FORM
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
-        return [
+        return bench.collected(
             record
             for case in progress(cases)
             for record in _measure(*case, directions, rounds)
-        ]  # fmt: skip
+        )  # fmt: skip
     finally:
         torch.backends.cudnn.benchmark = before
 
