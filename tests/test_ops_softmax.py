@@ -106,6 +106,7 @@ def raised(function, *args):
         ((torch.ones(2, 3), -3), "expected to be in range of [-2, 1], but got -3"),
         ((torch.ones(()), 1), "expected to be in range of [-1, 0], but got 1"),
         ((torch.ones(3), 1.0), ""),
+        ((torch.ones(3), True), ""),
         ((torch.ones(3), None), ""),
     ],
 )
@@ -115,7 +116,7 @@ def test_errors_are_those_of_pytorch(name, args, words):
         (getattr(ops, name), args[2] if len(args) > 2 else None),
         (lambda x, dim, dtype: getattr(torch, name)(x, dim, dtype=dtype), (*args, None)[2]),
     ))  # fmt: skip
-    # Until 2.12 or so PyTorch took None for the name of an axis.
+    # Some versions of PyTorch, 2.11 among them, take None for the name of an axis.
     assert type(ours) is (TypeError if args[1] is None else type(theirs))
     assert words in str(ours) and words in str(theirs)
 
@@ -148,10 +149,12 @@ def test_modules_are_drop_in(name, dim):
             assert caught[0].filename == __file__
 
 
-@pytest.mark.parametrize("dim", [1.0, "1"])
+@pytest.mark.parametrize("dim", [1.0, "1", True])
 def test_modules_refuse_what_is_no_axis(dim):
     with pytest.raises(TypeError):  # some versions of PyTorch look when it is made
         nn.Softmax(dim)(randn(2, 3))
+    with pytest.raises(TypeError):
+        ops.softmax(randn(2, 3), dim)
 
 
 def test_our_kernels_run_here(monkeypatch):

@@ -81,6 +81,13 @@ def _autocast_dtype(x):
     return torch.float32 if x.is_floating_point() and x.dtype is not torch.float64 else None
 
 
+def _index(dim):
+    """`dim` as an int; TypeError for True and False too, as PyTorch's."""
+    if isinstance(dim, bool):
+        raise TypeError("dim must be an int, not a bool")
+    return operator.index(dim)
+
+
 def _wrapped(dim, n_dims):
     """`dim` counted from the front; IndexError as PyTorch's where there is no such dimension."""
     n = max(n_dims, 1)  # a 0-d tensor takes dim 0 and -1
@@ -143,9 +150,9 @@ def softmax(x, dim=-1, dtype=None):
     On a GPU, autocast makes it float32. Raises IndexError where there is no axis `dim`, and
     NotImplementedError for another dtype. Second gradients raise RuntimeError. Notebooks 03, 04.
     """
-    return _softmax(x, dim if type(dim) is int else operator.index(dim), dtype)
+    return _softmax(x, dim if type(dim) is int else _index(dim), dtype)
 
 
 def log_softmax(x, dim=-1, dtype=None):
     """x − log Σ exp(x), the sum along `dim`, as `torch.log_softmax`. All else as in `softmax`."""
-    return _log_softmax(x, dim if type(dim) is int else operator.index(dim), dtype)
+    return _log_softmax(x, dim if type(dim) is int else _index(dim), dtype)
