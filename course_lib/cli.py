@@ -169,7 +169,8 @@ def compare(options):
 def bench(options):
     """Exit status 1 where there is no GPU to measure on, 2 for what a benchmark does not take.
 
-    Stopped halfway, by Ctrl-C or by a time limit, it keeps what is measured, and its status is 130.
+    Stopped halfway, by Ctrl-C or by a time limit, its status is 130, and benchmarks of many cases
+    (those with `bench.collected`) keep what they have measured.
     """
     from course_lib import device
 
@@ -212,7 +213,7 @@ def bench(options):
             print(f"python -m course_lib bench {name}: stopped {stopped}", file=sys.stderr)
         finally:
             gc.unfreeze()
-        if not found:
+        if status and not found:
             return status
         print(benchmarks.table(found))
         if summary := results_table.squeeze_excite(
