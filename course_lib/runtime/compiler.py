@@ -151,8 +151,9 @@ def _compile(kernel, argtypes, cc, key):
     with _lock:
         library, name = _prepare(kernel, argtypes, cc)
         library.needs_cudadevrt = library.use_cooperative
-        cubin = bytes(library.get_cubin(cc=cc).code)
-        text = library.get_asm_str(cc=cc)  # made on the way to the cubin, and kept
+        target = _target(library, cc)
+        cubin = bytes(library.get_cubin(cc=target).code)
+        text = library.get_asm_str(cc=target)  # made on the way to the cubin, and kept
     compiled = Compiled(
         name=name,
         cubin=cubin,
@@ -168,7 +169,8 @@ def _compile(kernel, argtypes, cc, key):
 def ptx(kernel, argtypes, cc):
     """The PTX text of `kernel` for `argtypes` and `cc`. Links nothing and keeps nothing."""
     with _lock:
-        return _prepare(kernel, argtypes, cc)[0].get_asm_str(cc=cc)
+        library, _ = _prepare(kernel, argtypes, cc)
+        return library.get_asm_str(cc=_target(library, cc))
 
 
 def survey(kernel, argtypes, chips):
@@ -180,8 +182,19 @@ def survey(kernel, argtypes, chips):
     with _lock:
         library, name = _prepare(kernel, argtypes, chips[0])
         for chip in chips:
-            cubin = bytes(library.get_cubin(cc=chip).code)
-            yield chip, _resources(cubin, name), library.get_asm_str(cc=chip)
+            target = _target(library, chip)
+            cubin = bytes(library.get_cubin(cc=target).code)
+            yield chip, _resources(cubin, name), library.get_asm_str(cc=target)
+
+
+def _target(library, cc):
+    """What to compile for: `cc`, or also what its chips have and later ones have not ("sm_90a").
+
+    That is an instruction of `runtime.warpgroup`.
+    """
+    if tuple(cc) == (9, 0) and any("wgmma." in text for text in library.llvm_strs):
+        return (*cc, "a")
+    return cc
 
 
 @contextlib.contextmanager

@@ -20,6 +20,8 @@ rung             what a thread does                                      reads o
                  multiplies; if c has few tiles, they are smaller, and   (N/32, M/32)
                  k is dealt out to several blocks, whose sums are added
                  (`a` of 8 rows at most: no fragments, but `few_rows`)   N, 1
+                 (large c, float32 as TF32 or 16-bit, on 9.0: `wgmma`, N/256, M/128
+                 from tiles in shared memory: `warpgroup`)
 ================ ======================================================= ===================
 
 `tensor_core` needs sm_80. Its float32 is as exact as float32: see `fragments`.
@@ -30,7 +32,16 @@ Sums are taken in a fixed order: two runs agree bit for bit.
 import functools
 import math
 
-from course_lib.kernels.gemm import columns, few_rows, ladder, plan, split, tensor_core, vectorised
+from course_lib.kernels.gemm import (
+    columns,
+    few_rows,
+    ladder,
+    plan,
+    split,
+    tensor_core,
+    vectorised,
+    warpgroup,
+)
 from course_lib.kernels.gemm.epilogue import ADD_BIAS, CLUSTER, RELU, VECTORS
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
@@ -73,6 +84,13 @@ def multiply(
         if M <= few_rows.ROWS[-1] and a_by_k and b_by_k and boundaries:
             few_rows.multiply(a, b, bias, c, M, N, K, options)
             return c
+        sources = _sources(a, a_strides, b, b_strides)
+        mode, chip = _mode(c, precision), chip_of(c)
+        found = warpgroup.chosen(M, N, K, c.dtype.itemsize, mode, sources, chip)
+        if found is not None:
+            options += VECTORS if _on_boundaries(c, N) else 0
+            warpgroup.multiply(found, a, b, bias, c, M, N, K, options)
+            return c
         _launch_tensor_core(a, b, bias, c, M, N, K, a_strides, b_strides, options, precision)
         return c
     operands = (a, b, bias, c, M, N, K, *a_strides, *b_strides, options)
@@ -102,9 +120,13 @@ _BLOCKS = {
 }  # fmt: skip
 
 
+def _mode(c, precision):
+    """How `fragments` are multiplied."""
+    return "narrow" if c.dtype.itemsize == 2 else "tf32" if precision == "tf32" else "split"
+
+
 def _launch_tensor_core(a, b, bias, c, M, N, K, a_strides, b_strides, options, precision):
-    itemsize = c.dtype.itemsize
-    mode = "narrow" if itemsize == 2 else "tf32" if precision == "tf32" else "split"
+    itemsize, mode = c.dtype.itemsize, _mode(c, precision)
     sources = _sources(a, a_strides, b, b_strides)
     found = planned(M, N, K, itemsize, mode, sources, chip_of(c))
     kernel, shape, shared_bytes = kernel_for(found.shape, sources, itemsize, mode)
@@ -205,7 +227,7 @@ VARIANTS = {
     "vectorised": tuple(vectorised_kernel_for(s, size)[0] for s in SOURCES for size in (4, 2)),
     "tensor_core": (
         *(kernel for *_, (kernel, *_) in _tensor_core_kernels()), split.finish_kernel,
-        *few_rows.KERNELS.values(),
+        *few_rows.KERNELS.values(), *(kernel for *_, (kernel, *_) in warpgroup.kernels()),
     ),
 }
 
@@ -231,5 +253,6 @@ def specialisations():
                 yield f"{name} in parts", kernel, [array] * 3 + [("float32", 1), *numbers]
     for label, kernel, types in (
         *columns.specialisations(DTYPES), *few_rows.specialisations(DTYPES),
+        *warpgroup.specialisations(DTYPES),
     ):  # fmt: skip
         yield f"gemm {label}", kernel, types

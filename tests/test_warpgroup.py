@@ -1,0 +1,298 @@
+"""`runtime.warpgroup` and the kernels of `gemm.warpgroup`: products by four warps together."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from course_lib import SIMULATED, cuda, simulator
+from course_lib.kernels import gemm
+from course_lib.kernels.gemm import warpgroup
+from course_lib.kernels.gemm.epilogue import ADD_BIAS, RELU, VECTORS
+from course_lib.runtime.launch import chip_of, launch
+from course_lib.runtime.warpgroup import (
+    A_BY_ROW,
+    B_BY_ROW,
+    multiply_tiles,
+    show_to_products,
+    tiles_in_shared,
+    wait_for_earlier_products,
+    wait_for_products,
+)
+
+PLACE = "cpu" if SIMULATED else "cuda"
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+simulated_only = pytest.mark.skipif(not SIMULATED, reason="a GPU's context does not survive this")
+
+
+def has_them():
+    return SIMULATED or chip_of(torch.empty(1, device=PLACE))[0] == (9, 0)
+
+
+pytestmark = pytest.mark.skipif(not has_them(), reason="compute capability 9.0 alone has wgmma")
+
+
+# ---- one instruction --------------------------------------------------------------------------
+
+
+def product_kernel(columns, by_row):
+    """found[thread, r] = acc[r] of twice A·Bᵀ, given tiles of 64 and `columns` rows in x.
+
+    What x has as rows of 128 bytes, lies in the tiles with its chunks in their places.
+    """
+    n_sums = columns // 2
+
+    @cuda.jit
+    def kernel(x, found):
+        tiles, tid = tiles_in_shared(x), cuda.threadIdx.x
+        size = x.size // (64 + columns)
+        width = size // 8
+        for i in range(tid, x.size, 128):
+            row, k = i // size, i % size
+            tiles[row * size + (k // width ^ row % 8) * width + k % width] = x[i]
+        acc = cuda.local.array(n_sums, np.float32)
+        for r in range(n_sums):
+            acc[r] = np.float32(0)
+        show_to_products()
+        cuda.syncthreads()
+        multiply_tiles(acc, tiles, 0, 64 * size, columns, by_row)
+        multiply_tiles(acc, tiles, 0, 64 * size, columns, by_row)
+        wait_for_earlier_products()
+        wait_for_products(acc, columns)
+        for r in range(n_sums):
+            found[tid, r] = acc[r]
+
+    return kernel
+
+
+def in_panels(rows):
+    """A tile of 16-bit numbers by rows: the rows of 128 bytes that lie in shared memory."""
+    return rows.reshape(-1, 64, 64).transpose(1, 2).reshape(-1, 64)
+
+
+def one_product(dtype, columns, values=None, by_row=0):
+    """(what the threads hold, laid out as a matrix; what it should be)."""
+    size = 128 // dtype.itemsize
+    if values is None:
+        generator = torch.Generator().manual_seed(columns)
+        values = torch.randint(-3, 4, (64 + columns, size), generator=generator)
+    a, b = values[:64].to(dtype), values[64:].to(dtype)
+    lying = [in_panels(a) if by_row & A_BY_ROW else a, in_panels(b) if by_row & B_BY_ROW else b]
+    x = torch.cat(lying).to(PLACE)
+    found = torch.full((128, columns // 2), float("nan"), device=PLACE)
+    n_bytes = (64 + columns) * 128
+    launch(product_kernel(columns, by_row), 1, 128, x.reshape(-1), found, shared_bytes=n_bytes)
+    found = found.cpu().reshape(4, 8, 4, columns // 8, 2, 2)  # warp, g, t, j, half, column
+    matrix = found.permute(0, 4, 1, 3, 2, 5).reshape(64, columns)
+    return matrix.double(), 2 * a.double() @ b.double().T
+
+
+@pytest.mark.parametrize("columns", [8, 128, 256])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_product_and_where_its_sums_are(dtype, columns):
+    found, expected = one_product(dtype, columns)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("by_row", [A_BY_ROW, B_BY_ROW, A_BY_ROW + B_BY_ROW])
+@pytest.mark.parametrize("columns", [64, 256])
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_a_product_of_tiles_by_rows(dtype, columns, by_row):
+    found, expected = one_product(dtype, columns, by_row=by_row)
+    assert torch.equal(found, expected)
+
+
+def test_float32_is_cut_off_to_tf32():
+    values = torch.zeros(64 + 8, 32)
+    values[:64, 0], values[64:, 0] = 1 + 2**-10 + 2**-11, 1
+    found, _ = one_product(torch.float32, 8, values)
+    assert (found == 2 * (1 + 2**-10)).all()
+
+
+@simulated_only
+def test_what_a_product_refuses():
+    @cuda.jit
+    def kernel(x, i, columns):
+        acc = cuda.local.array(8, np.float32)
+        multiply_tiles(acc, tiles_in_shared(x), i, 0, columns, 0)
+
+    def start(dtype, i, columns):
+        launch(kernel, 1, 128, np.zeros(8, dtype), i, columns, shared_bytes=32 << 10)
+
+    with pytest.raises(ValueError, match="begins 16 bytes past a multiple of 1024"):
+        start(ml_dtypes.bfloat16, 8, 16)
+    with pytest.raises(ValueError, match="not 12"):
+        start(np.float32, 0, 12)
+    with pytest.raises(ValueError, match="16 float32, not 8"):
+        start(np.float32, 0, 32)
+    with pytest.raises(TypeError, match="not float64"):
+        start(np.float64, 0, 16)
+
+
+# ---- whole matrices ---------------------------------------------------------------------------
+
+SHAPES = [warpgroup.Shape(128, 128, 3), warpgroup.Shape(128, 64, 4)]
+BY_K, BY_ROW = (True, True), (False, False)
+#: Of a linear layer's three products: whether a, and b, have k fastest.
+WAYS = [BY_K, (True, False), BY_ROW]
+LIMIT = {torch.float32: 4e-4, torch.float16: 4e-4, torch.bfloat16: 3e-3}
+
+
+def tensors(M, N, K, dtype):
+    generator = torch.Generator().manual_seed(M + N + K)
+    a, b, bias = (
+        torch.randn(shape, generator=generator).to(dtype) for shape in ((M, K), (N, K), (N,))
+    )
+    return a.to(PLACE), b.to(PLACE), bias.to(PLACE)
+
+
+def multiply(a, b, bias, options=0, shape=SHAPES[0], way=BY_K):
+    (M, K), N = a.shape, b.shape[0]
+    a, b = (x if by_k else x.t().contiguous() for x, by_k in zip((a, b), way, strict=True))
+    c = torch.full((M, N), float("nan"), dtype=a.dtype, device=PLACE)
+    sources = tuple("by_k" if by_k else "by_row" for by_k in way)
+    kernel, shape, shared_bytes = warpgroup.kernel_for(shape, sources, a.element_size())
+    launch(
+        kernel, warpgroup.n_blocks(shape, M, N), shape.n_threads, a, b, bias, c, M, N, K, options,
+        shared_bytes=shared_bytes, flat=True,
+    )  # fmt: skip
+    return c
+
+
+def true_product(a, b, bias, options=0):
+    total = a.double() @ b.double().T
+    total = total + bias.double() if options & ADD_BIAS else total
+    return total.relu() if options & RELU else total
+
+
+def error(found, expected):
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("M, N, K", [(8, 8, 8), (136, 72, 200), (72, 136, 40)])
+def test_a_product_of_matrices(M, N, K, dtype, shape, way):
+    arrays = tensors(M, N, K, dtype)
+    options = VECTORS + (ADD_BIAS + RELU if M == 72 else 0)
+    found = multiply(*arrays, options, shape, way)
+    assert error(found, true_product(*arrays, options)) < LIMIT[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("M, N", [(5, 40), (130, 67)])
+def test_any_number_of_rows(M, N, dtype):
+    arrays = tensors(M, N, 72, dtype)
+    found = multiply(*arrays, ADD_BIAS)
+    assert error(found, true_product(*arrays, ADD_BIAS)) < LIMIT[dtype]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_no_number_stays_in_its_row_and_column(dtype, way):
+    a, b, bias = tensors(72, 72, 72, dtype)
+    a[3, 71], a[71, 0], b[5, 71] = float("nan"), float("inf"), float("-inf")
+    found, expected = multiply(a, b, bias, way=way), true_product(a, b, bias)
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.isinf(), expected.isinf())
+    assert torch.equal(found[found.isinf()].sign().double(), expected[expected.isinf()].sign())
+
+
+@simulated_only
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_sanitizer_finds_nothing(dtype, way):
+    arrays = tensors(72, 72, 160, dtype)
+    with simulator.sanitize() as report:
+        multiply(*arrays, ADD_BIAS, SHAPES[1], way)
+    assert not report.findings
+
+
+# ---- which products take them, and what they are compiled for ----------------------------------
+
+HOPPER, BLACKWELL, AMPERE = ((9, 0), 227 << 10), ((10, 0), 227 << 10), ((8, 0), 163 << 10)
+
+
+def chosen(M, N, K, *, itemsize=4, mode="tf32", sources=("by_k", "by_k"), chip=HOPPER):
+    found = warpgroup.chosen(M, N, K, itemsize, mode, sources, chip)
+    return found and (found.shape.m, found.shape.n)
+
+
+def test_which_products_take_them():
+    assert chosen(4096, 4096, 4096) == (128, 256)
+    assert chosen(4096, 4096, 4096, itemsize=2, mode="narrow") == (128, 256)
+    assert chosen(4096, 4096, 4096, mode="split") is None
+    assert chosen(4096, 4096, 4096, sources=("any", "any")) is None
+    assert chosen(4096, 4096, 4096, chip=AMPERE) is None
+    assert chosen(4096, 4096, 4096, chip=BLACKWELL) is None
+    assert chosen(4096, 4096, 4096, chip=((9, 0), 99 << 10)) is None
+    assert chosen(512, 512, 4096) is None
+
+
+def test_multiply_takes_them(monkeypatch):
+    monkeypatch.setattr(warpgroup, "ENOUGH_BLOCKS", 1)
+    monkeypatch.setattr(warpgroup, "chosen", warpgroup.chosen.__wrapped__)
+    taken = []
+    launched = warpgroup.multiply
+    monkeypatch.setattr(
+        warpgroup, "multiply", lambda *args: taken.append(args[0].shape) or launched(*args)
+    )
+    a, b, bias = tensors(200, 136, 40, torch.float32)
+    for way in WAYS:
+        lying = (x if by_k else x.t().contiguous() for x, by_k in zip((a, b), way, strict=True))
+        c = torch.empty(200, 136, device=PLACE)
+        by_k = dict(zip(("a_by_k", "b_by_k"), way, strict=True))
+        gemm.multiply(*lying, c, 200, 136, 40, bias=bias, relu=True, precision="tf32", **by_k)
+        assert error(c, true_product(a, b, bias, ADD_BIAS + RELU)) < LIMIT[torch.float32]
+    assert len(taken) == 3
+
+
+COMPILE = """
+import json
+from course_lib.kernels import gemm
+from course_lib.kernels.gemm import warpgroup
+from course_lib.runtime import compiler
+from course_lib.runtime.launch import array_type, numba_type
+
+kernel, _, _ = warpgroup.kernel_for(warpgroup.SHAPES[4][0], ("by_k", "by_k"), 4)
+types = [array_type("float32")] * 4 + [numba_type("int64")] * 4
+for chip, found, text in compiler.survey(kernel, types, [(9, 0), (8, 0), (10, 0)]):
+    print(json.dumps([chip, found["stack_bytes"], text]))
+print(json.dumps([(9, 0), 0, compiler.ptx(kernel, types, (9, 0))]))
+for _, kernel, _ in warpgroup.specialisations(["float32"]):
+    library, _ = compiler._prepare(kernel, types, (9, 0))
+    library.get_cubin(cc=(9, 0, "a"))
+    print(json.dumps(library.get_linkerinfo((9, 0, "a"))))
+"""
+
+
+def test_the_target_it_is_compiled_for(tmp_path):
+    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macOS)")
+    from test_compiler import run
+
+    found = map(json.loads, run(COMPILE, tmp_path).splitlines())
+    hopper, ampere, blackwell, text_alone, *told = found
+    # A call in the kernel, if only of a division, makes each product wait for the one before it.
+    assert len(told) == 3 and not any("serialized" in text for text in told)
+    for _, stack_bytes, text in (hopper, text_alone):
+        assert stack_bytes == 0 and ".target sm_90a" in text
+        assert text.count("wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32") == 4
+    for _, _, text in (ampere, blackwell):
+        assert "wgmma" not in text and "trap;" in text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "M, N, K", [(4096, 4096, 4096), (4104, 4088, 4104), (200, 5000, 72), (5000, 264, 2048)]
+)
+def test_large_products(M, N, K, dtype, way):
+    arrays = tensors(M, N, K, dtype)
+    expected = true_product(*arrays)
+    for shape in warpgroup.SHAPES[dtype.itemsize]:
+        for _ in range(3):
+            assert error(multiply(*arrays, shape=shape, way=way), expected) < LIMIT[dtype]
