@@ -20,13 +20,6 @@ module = importlib.import_module("course_lib.ops.squeeze_excite")
 @pytest.fixture(autouse=True)
 def _alike_each_time():
     torch.manual_seed(11)
-    backends = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = [backend.allow_tf32 for backend in backends]
-    for backend in backends:
-        backend.allow_tf32 = False  # of the peer
-    yield
-    for backend, allowed in zip(backends, before, strict=True):
-        backend.allow_tf32 = allowed
 
 
 def images(*shape, memory_format=torch.contiguous_format, dtype=torch.float32):
@@ -280,7 +273,9 @@ def ways(monkeypatch):
         monkeypatch.setattr(registration, "_direct_keys", registration.plain_keys("CPU"))
     taken = []
     operator = module._squeeze_excite
-    for way, name in (("direct", "kernel"), ("dispatcher", "overload")):
+    for way, name in (
+        ("direct", "kernel"), ("direct", "without_gradient"), ("dispatcher", "overload"),
+    ):  # fmt: skip
         function = getattr(operator, name)
         note = lambda *inputs, w=way, f=function: (taken.append(w), f(*inputs))[1]  # noqa: E731
         monkeypatch.setattr(operator, name, note)

@@ -71,7 +71,7 @@ def test_in_any_order_of_blocks_and_the_counters_are_left_at_zero(monkeypatch, l
         seen.append(counters.counters(n, like))
         return seen[-1]
 
-    monkeypatch.setattr(fused, "counters_of", noted)
+    monkeypatch.setattr(fused, "counters", noted)
     monkeypatch.setattr(fused, "CUT", Cut(8, 128, 256, 8))
     monkeypatch.setattr(fused, "LEAD", lead)
     monkeypatch.setattr(fused, "BACKWARD_LEAD", lead)

@@ -46,7 +46,6 @@ from course_lib.kernels.squeeze_excite.arguments import (
     checked_forward,
 )
 from course_lib.kernels.squeeze_excite.problem import DTYPES
-from course_lib.kernels.squeeze_excite.repeat import repeated
 
 DEFAULT = "auto"
 #: `auto` takes `fused` from so many bytes of contiguous images on, if C·R is no more than that: a
@@ -62,11 +61,7 @@ BACKWARD_VARIANTS = {
     name: (*rung.BACKWARD, weights.weight_gradients_kernel) for name, rung in _RUNGS.items()
 }
 
-#: Rungs whose launches depend on nothing but the looks of the arguments (`repeat`).
-REPEATED = ("two_pass", "fused", "auto")
 
-
-@repeated(REPEATED, DEFAULT)
 def forward(
     x, weight1, bias1, weight2, bias2,
     *, activation="silu", gate="sigmoid", variant=DEFAULT, out=None,
@@ -92,7 +87,6 @@ def forward(
     return results
 
 
-@repeated(REPEATED, DEFAULT)
 def backward(
     dy, x, weight1, weight2, mean, hidden, logit,
     *, activation="silu", gate="sigmoid", variant=DEFAULT, out=None,

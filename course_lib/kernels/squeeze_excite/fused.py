@@ -23,12 +23,12 @@ from course_lib.kernels.squeeze_excite import pixels, planes
 from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE, CHUNK, MOST_CHANNELS
 from course_lib.kernels.squeeze_excite.excite import find_dmeans, find_logits
 from course_lib.kernels.squeeze_excite.formulas import ONE, gate_of
-from course_lib.kernels.squeeze_excite.operands import boundaries, scale_of
+from course_lib.kernels.squeeze_excite.operands import boundaries, scale_of, workspace
 from course_lib.kernels.squeeze_excite.parts import place_of_block
 from course_lib.kernels.squeeze_excite.pixels import SCRATCH
 from course_lib.kernels.squeeze_excite.plan import Cut, plan_of
-from course_lib.kernels.squeeze_excite.repeat import counters_of, workspace
 from course_lib.kernels.squeeze_excite.weights import launch_weight_gradients
+from course_lib.runtime.counters import counters
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
     wait_for_previous_kernel,
@@ -146,7 +146,7 @@ def fused_planes_kernel(
     n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
     low, high = part * length, min((part + 1) * length, n_pixels)
     if summing:
-        planes.sum_planes(
+        planes.sum_long_planes(
             values, x, x, n * C + c, n_mine, n_pixels, low, high, offset, True, team, scratch
         )
         note_sums(sums, values, scale, C, n, part, n_parts, c, n_mine)
@@ -181,7 +181,7 @@ def fused_planes_backward_kernel(
     n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
     low, high = part * length, min((part + 1) * length, n_pixels)
     if summing:
-        planes.dot_planes(
+        planes.dot_long_planes(
             values, dy, x, n * C + c, n_mine, n_pixels, low, high, offset, vectors, team, scratch
         )  # fmt: skip
         note_sums(sums, values, ONE, C, n, part, n_parts, c, n_mine)
@@ -291,10 +291,10 @@ def backward(problem, dy, x, weight1, weight2, mean, hidden, logit, dx, gradient
 
 def _launch(kernels, problem, plan, lead, images, *operands):
     n_parts = problem.N * plan.n_slots
-    counters = counters_of(READY + problem.N, operands[-1])
+    zeros = counters(READY + problem.N, operands[-1])
     launch(
         kernels[problem.channels_last], 2 * n_parts, BLOCK_SIZE,
-        *operands, counters, min(n_parts, plan.n_slots + lead),
+        *operands, zeros, min(n_parts, plan.n_slots + lead),
         problem.n_pixels, problem.C, problem.R, scale_of(problem), problem.activation, problem.gate,
         *plan, *boundaries(problem, *images), flat=True, overlap=True,
     )  # fmt: skip

@@ -8,6 +8,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.softmax.rows import MAX_WIDTH, team_sum
+from course_lib.kernels.squeeze_excite.dense import quotient
 from course_lib.kernels.squeeze_excite.formulas import ZERO
 from course_lib.runtime.intrinsics import (
     load,
@@ -21,6 +22,7 @@ from course_lib.runtime.streaming import load_vector_once, store_vector_once
 WHOLE_BLOCK = 0  # as `team`: all threads of the block sum a plane together
 UNROLL = 4  # vectors in flight per thread and array
 DOT_UNROLL = 2
+IN_FLIGHT, DOT_IN_FLIGHT = 8, 4  # where planes are short
 
 
 @cuda.jit(device=True)
@@ -38,8 +40,19 @@ def block_total(value, sums):
     return value
 
 
-def sums_of_planes(product, unroll):
-    """The function that sums planes: of x, or with `product` of dy·x (else `dy` is not read)."""
+@cuda.jit(device=True)
+def place_in_teams(team):
+    """(which team of threads this one is in, its rank there, how many teams); a power of two."""
+    tid, power = np.int64(cuda.threadIdx.x), np.int64(cuda.popc(team - 1))
+    return tid >> power, tid & (team - 1), np.int64(cuda.blockDim.x) >> power
+
+
+def sums_of_planes(product, unroll, flight):
+    """The function that sums planes: of x, or with `product` of dy·x (else `dy` is not read).
+
+    flight  vectors in flight where planes are short; 0 for kernels that meet long ones
+    """
+    short, flight = flight > 0, max(flight, 1)
 
     @cuda.jit(device=True)
     def element(dy, x, i):
@@ -89,17 +102,64 @@ def sums_of_planes(product, unroll):
         return total
 
     @cuda.jit(device=True)
+    def sum_whole_planes(values, dy, x, plane, n_mine, n_pixels, team):
+        """As `sum_planes`, of whole planes that begin and end on 16-byte boundaries.
+
+        A lane's vectors of one plane and those of its next planes are one sequence, of which some
+        are always in flight: short planes do not wait for each other.
+        """
+        width = vector_width(x)
+        a = cuda.local.array((flight, MAX_WIDTH), np.float32)
+        b = cuda.local.array((flight, MAX_WIDTH), np.float32)
+        i, rank, n_teams = place_in_teams(team)
+        per_plane = quotient(n_pixels + team * width - 1, team * width)
+        first, total = 0, ZERO
+        summed, left = i, per_plane  # the plane that is being summed; its vectors still to come
+        asked = 0  # vectors that have been asked for of plane i
+        while first < n_mine:
+            for u in range(flight):
+                for k in range(width):
+                    a[u, k] = ZERO
+                    b[u, k] = ZERO
+                pixel = (rank + asked * team) * width
+                if i < n_mine and pixel < n_pixels:
+                    load_vector(a[u], x, (plane + i) * n_pixels + pixel)
+                    if product:
+                        load_vector(b[u], dy, (plane + i) * n_pixels + pixel)
+                asked += 1
+                if asked == per_plane:
+                    asked = 0
+                    i += n_teams
+            for u in range(flight):
+                part = ZERO
+                for k in range(width):
+                    part += a[u, k] * b[u, k] if product else a[u, k]
+                total += part
+                left -= 1
+                if left == 0:
+                    total = team_sum(total, team)
+                    if summed < n_mine and rank == 0:
+                        values[summed] = total
+                    first += n_teams
+                    summed += n_teams
+                    left, total = per_plane, ZERO
+        cuda.syncthreads()
+
+    @cuda.jit(device=True)
     def sum_planes(values, dy, x, plane, n_mine, n_pixels, low, high, offset, vectors, team, sums):
         """values[i] = Σ over pixels `low` to `high` of plane `plane` + i, for i < n_mine, shared.
 
         `team` lanes, 8 to 32, sum a plane, or WHOLE_BLOCK; `sums` is a shared array of 32 float32.
         """
-        tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
-        n_ranks = n_threads if team == WHOLE_BLOCK else team
+        whole = high - low == n_pixels and n_pixels & (vector_width(x) - 1) == 0
+        if short and team != WHOLE_BLOCK and whole and offset == 0 and vectors:
+            sum_whole_planes(values, dy, x, plane, n_mine, n_pixels, team)
+            return
+        n_ranks = np.int64(cuda.blockDim.x) if team == WHOLE_BLOCK else team
+        mine, rank, n_teams = place_in_teams(n_ranks)
         base = 0
         while base < n_mine:
-            i, rank = base + tid // n_ranks, tid % n_ranks
-            total = ZERO
+            i, total = base + mine, ZERO
             if i < n_mine:
                 start = (plane + i) * n_pixels
                 total = share(dy, x, start + low, start + high, offset, vectors, rank, n_ranks)
@@ -109,14 +169,16 @@ def sums_of_planes(product, unroll):
                 total = team_sum(total, team)
             if i < n_mine and rank == 0:
                 values[i] = total
-            base += n_threads // n_ranks
+            base += n_teams
         cuda.syncthreads()
 
     return sum_planes
 
 
-sum_planes = sums_of_planes(False, UNROLL)
-dot_planes = sums_of_planes(True, DOT_UNROLL)
+sum_planes = sums_of_planes(False, UNROLL, IN_FLIGHT)
+dot_planes = sums_of_planes(True, DOT_UNROLL, DOT_IN_FLIGHT)
+sum_long_planes = sums_of_planes(False, UNROLL, 0)
+dot_long_planes = sums_of_planes(True, DOT_UNROLL, 0)
 
 
 @cuda.jit(device=True)

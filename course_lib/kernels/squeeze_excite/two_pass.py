@@ -8,13 +8,23 @@ L2 cache.
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.softmax.rows import MAX_WIDTH
 from course_lib.kernels.squeeze_excite import parts
 from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE
-from course_lib.kernels.squeeze_excite.operands import boundaries, scale_of, workspaces
+from course_lib.kernels.squeeze_excite.operands import (
+    boundaries,
+    scale_of,
+    workspace,
+    workspaces,
+)
 from course_lib.kernels.squeeze_excite.plan import Cut, plan_of
-from course_lib.kernels.squeeze_excite.repeat import workspace
 from course_lib.kernels.squeeze_excite.weights import launch_weight_gradients
-from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
+from course_lib.runtime import arrays
+from course_lib.runtime.intrinsics import (
+    VECTOR_BYTES,
+    allow_next_kernel,
+    wait_for_previous_kernel,
+)
 from course_lib.runtime.launch import launch
 
 #: Three blocks for each of the 132 multiprocessors of the largest chip of today, 4 vectors or more
@@ -24,7 +34,7 @@ CUT = Cut(enough_blocks=132 * 3, least_bytes=16 << 10, most_bytes=128 << 10, mos
 
 @cuda.jit
 def pool_planes_kernel(
-    x, weight1, sums, slots, n_pixels, C, R, scale,
+    x, weight1, sums, slots, n_pixels, C, R, scale, aligned,
     n_slots, group, n_parts, length, team, multiplier, offset, vectors,
 ):  # fmt: skip
     allow_next_kernel()
@@ -32,14 +42,14 @@ def pool_planes_kernel(
     block = np.int64(cuda.blockIdx.x)
     cut = n_slots, group, n_parts, length, team, multiplier, offset, vectors
     parts.sum_planes_part(
-        block, x, weight1, sums, slots, n_pixels, C, R, scale, cut,
+        block, x, weight1, sums, slots, n_pixels, C, R, scale, aligned, cut,
     )  # fmt: skip
 
 
 @cuda.jit
 def scale_planes_kernel(
     x, slots, sums, bias1, weight2, bias2, y, mean, hidden, logit, n_pixels, C, R,
-    activation, gate,
+    activation, gate, aligned,
     n_slots, group, n_parts, length, team, multiplier, offset, vectors,
 ):  # fmt: skip
     allow_next_kernel()
@@ -48,13 +58,13 @@ def scale_planes_kernel(
     cut = n_slots, group, n_parts, length, team, multiplier, offset, vectors
     parts.scale_planes_part(
         block, x, slots, sums, bias1, weight2, bias2, y, mean, hidden, logit, n_pixels, C, R,
-        activation, gate, cut,
+        activation, gate, aligned, cut,
     )  # fmt: skip
 
 
 @cuda.jit
 def dlogit_planes_kernel(
-    dy, x, weight2, logit, sums, slots, n_pixels, C, R, gate,
+    dy, x, weight2, logit, sums, slots, n_pixels, C, R, gate, aligned,
     n_slots, group, n_parts, length, team, multiplier, offset, vectors,
 ):  # fmt: skip
     allow_next_kernel()
@@ -62,14 +72,14 @@ def dlogit_planes_kernel(
     block = np.int64(cuda.blockIdx.x)
     cut = n_slots, group, n_parts, length, team, multiplier, offset, vectors
     parts.dot_planes_part(
-        block, dy, x, weight2, logit, sums, slots, n_pixels, C, R, gate, cut,
+        block, dy, x, weight2, logit, sums, slots, n_pixels, C, R, gate, aligned, cut,
     )  # fmt: skip
 
 
 @cuda.jit
 def dx_planes_kernel(
     dy, slots, sums, weight1, hidden, logit, dx, dlogit, dhidden, n_pixels, C, R, scale,
-    activation, gate,
+    activation, gate, aligned,
     n_slots, group, n_parts, length, team, multiplier, offset, vectors,
 ):  # fmt: skip
     allow_next_kernel()
@@ -78,13 +88,13 @@ def dx_planes_kernel(
     cut = n_slots, group, n_parts, length, team, multiplier, offset, vectors
     parts.dx_planes_part(
         block, dy, slots, sums, weight1, hidden, logit, dx, dlogit, dhidden, n_pixels, C, R, scale,
-        activation, gate, cut,
+        activation, gate, aligned, cut,
     )  # fmt: skip
 
 
 @cuda.jit
 def pool_pixels_kernel(
-    x, weight1, sums, slots, n_pixels, C, R, scale,
+    x, weight1, sums, slots, n_pixels, C, R, scale, aligned,
     n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors,
 ):  # fmt: skip
     allow_next_kernel()
@@ -92,14 +102,14 @@ def pool_pixels_kernel(
     block = np.int64(cuda.blockIdx.x)
     cut = n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors
     parts.sum_pixels_part(
-        block, x, weight1, sums, slots, n_pixels, C, R, scale, cut,
+        block, x, weight1, sums, slots, n_pixels, C, R, scale, aligned, cut,
     )  # fmt: skip
 
 
 @cuda.jit
 def scale_pixels_kernel(
     x, slots, sums, bias1, weight2, bias2, y, mean, hidden, logit, n_pixels, C, R,
-    activation, gate,
+    activation, gate, aligned,
     n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors,
 ):  # fmt: skip
     allow_next_kernel()
@@ -108,13 +118,13 @@ def scale_pixels_kernel(
     cut = n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors
     parts.scale_pixels_part(
         block, x, slots, sums, bias1, weight2, bias2, y, mean, hidden, logit, n_pixels, C, R,
-        activation, gate, cut,
+        activation, gate, aligned, cut,
     )  # fmt: skip
 
 
 @cuda.jit
 def dlogit_pixels_kernel(
-    dy, x, weight2, logit, sums, slots, n_pixels, C, R, gate,
+    dy, x, weight2, logit, sums, slots, n_pixels, C, R, gate, aligned,
     n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors,
 ):  # fmt: skip
     allow_next_kernel()
@@ -122,14 +132,14 @@ def dlogit_pixels_kernel(
     block = np.int64(cuda.blockIdx.x)
     cut = n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors
     parts.dot_pixels_part(
-        block, dy, x, weight2, logit, sums, slots, n_pixels, C, R, gate, cut,
+        block, dy, x, weight2, logit, sums, slots, n_pixels, C, R, gate, aligned, cut,
     )  # fmt: skip
 
 
 @cuda.jit
 def dx_pixels_kernel(
     dy, slots, sums, weight1, hidden, logit, dx, dlogit, dhidden, n_pixels, C, R, scale,
-    activation, gate,
+    activation, gate, aligned,
     n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors,
 ):  # fmt: skip
     allow_next_kernel()
@@ -138,7 +148,7 @@ def dx_pixels_kernel(
     cut = n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors
     parts.dx_pixels_part(
         block, dy, slots, sums, weight1, hidden, logit, dx, dlogit, dhidden, n_pixels, C, R, scale,
-        activation, gate, cut,
+        activation, gate, aligned, cut,
     )  # fmt: skip
 
 
@@ -146,39 +156,63 @@ FORWARD = (pool_planes_kernel, scale_planes_kernel, pool_pixels_kernel, scale_pi
 BACKWARD = (dlogit_planes_kernel, dx_planes_kernel, dlogit_pixels_kernel, dx_pixels_kernel)
 
 
+def cut_of(problem):
+    """The `Plan`: groups of many channels begin where 16 bytes of a row of weights may.
+
+    Channels-last they are as many as a block's columns hold, and remain so.
+    """
+    plan = plan_of(problem, CUT)
+    group = -(-plan.group // MAX_WIDTH) * MAX_WIDTH
+    if problem.channels_last or plan.n_parts > 1 or plan.group < MAX_WIDTH:
+        return plan
+    if group * problem.n_pixels**2 >= 2**32:
+        return plan
+    return plan._replace(group=group, n_slots=-(-problem.C // group))
+
+
+def aligned(weight, length):
+    """Whether all rows of `weight`, `length` long, begin on 16-byte boundaries."""
+    row_bytes = length * weight.dtype.itemsize
+    return (arrays.address_of(weight) | row_bytes) % VECTOR_BYTES == 0
+
+
 def forward(problem, x, weight1, bias1, weight2, bias2, y, mean, hidden, logit):
     """Fill y, mean, hidden and logit."""
     pool_kernel, scale_kernel = FORWARD[2:] if problem.channels_last else FORWARD[:2]
-    plan = plan_of(problem, CUT)
+    plan = cut_of(problem)
     slots, sums = workspaces(problem, plan, mean)
     sizes, cut = (problem.n_pixels, problem.C, problem.R), (*plan, *boundaries(problem, x, y))
     launch(
         pool_kernel, problem.N * plan.n_slots, BLOCK_SIZE,
-        x, weight1, sums, slots, *sizes, scale_of(problem), *cut, flat=True, overlap=True,
+        x, weight1, sums, slots, *sizes, scale_of(problem), aligned(weight1, problem.C), *cut,
+        flat=True, overlap=True,
     )  # fmt: skip
     launch(
         scale_kernel, problem.N * plan.n_slots, BLOCK_SIZE,
         x, slots, sums, bias1, weight2, bias2, y, mean, hidden, logit,
-        *sizes, problem.activation, problem.gate, *cut, flat=True, overlap=True,
+        *sizes, problem.activation, problem.gate, aligned(weight2, problem.R), *cut,
+        flat=True, overlap=True,
     )  # fmt: skip
 
 
 def backward(problem, dy, x, weight1, weight2, mean, hidden, logit, dx, gradients):
     """Fill dx and `gradients`: dweight1, dbias1, dweight2, dbias2."""
     dlogit_kernel, dx_kernel = BACKWARD[2:] if problem.channels_last else BACKWARD[:2]
-    plan = plan_of(problem, CUT)
+    plan = cut_of(problem)
     dlogit = workspace((problem.N, problem.C), mean)
     dhidden = workspace((problem.N, problem.R), mean)
     slots, sums = workspaces(problem, plan, dlogit)
     sizes, cut = (problem.n_pixels, problem.C, problem.R), (*plan, *boundaries(problem, x, dy, dx))
     launch(
         dlogit_kernel, problem.N * plan.n_slots, BLOCK_SIZE,
-        dy, x, weight2, logit, sums, slots, *sizes, problem.gate, *cut, flat=True, overlap=True,
+        dy, x, weight2, logit, sums, slots, *sizes, problem.gate, aligned(weight2, problem.R), *cut,
+        flat=True, overlap=True,
     )  # fmt: skip
     launch(
         dx_kernel, problem.N * plan.n_slots, BLOCK_SIZE,
         dy, slots, sums, weight1, hidden, logit, dx, dlogit, dhidden,
-        *sizes, scale_of(problem), problem.activation, problem.gate, *cut, flat=True, overlap=True,
+        *sizes, scale_of(problem), problem.activation, problem.gate, aligned(weight1, problem.C),
+        *cut, flat=True, overlap=True,
     )  # fmt: skip
     launch_weight_gradients(problem, dlogit, hidden, dhidden, mean, gradients)
 
@@ -186,7 +220,7 @@ def backward(problem, dy, x, weight1, weight2, mean, hidden, logit, dx, gradient
 def specialisations(dtype, weight_dtype):
     """(label, kernel, argument types) for images of `dtype` and weights of `weight_dtype`."""
     image, weight, sums = (dtype, 1), (weight_dtype, 1), ("float32", 1)
-    sizes, cut = ["int64"] * 3, [*["int64"] * 7, "boolean"]
+    sizes, cut = ["int64"] * 3, ["boolean", *["int64"] * 7, "boolean"]
     first = [image, weight, sums, sums, *sizes, "float32", *cut]
     second = [image, sums, sums, weight, weight, weight, image, sums, sums, sums]
     second += [*sizes, "int64", "int64", *cut]

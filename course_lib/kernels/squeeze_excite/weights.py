@@ -11,6 +11,7 @@ order of addition is fixed. All rungs use this kernel.
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.squeeze_excite.dense import quotient
 from course_lib.kernels.squeeze_excite.formulas import IDENTITY, ZERO, activate
 from course_lib.runtime.intrinsics import allow_next_kernel, store, wait_for_previous_kernel
 from course_lib.runtime.launch import launch
@@ -19,40 +20,53 @@ BLOCK_SIZE = 256
 TILE = 32
 SAMPLES = 32
 ROW_STEP = BLOCK_SIZE // TILE
-ROWS_PER_THREAD = TILE // ROW_STEP
+ROWS_PER_THREAD = TILE // ROW_STEP  # of TILE rows, or as many samples
+TOGETHER = 8  # samples, read from shared memory at once; a divisor of SAMPLES
 
 
 @cuda.jit(device=True)
-def fill(target, table, n, N, first, width, activation):
-    """target[i, j] = activate(table[n + i, first + j]), 0 outside the table of `width` columns."""
+def take(values, table, n, N, first, width):
+    """values[u] = table[n + i, first + j], 0 outside; (i, j) goes through a tile with `u`."""
+    col, row = first + cuda.threadIdx.x % TILE, n + cuda.threadIdx.x // TILE
+    for u in range(ROWS_PER_THREAD):
+        values[u] = ZERO
+        if row + u * ROW_STEP < N and col < width:
+            values[u] = table[(row + u * ROW_STEP) * width + col]
+
+
+@cuda.jit(device=True)
+def put(target, values, activation):
+    """target[i, j] = activate(values[u]), for the elements that `take` took."""
     col, row = cuda.threadIdx.x % TILE, cuda.threadIdx.x // TILE
-    for i in range(row, SAMPLES, ROW_STEP):
-        value = ZERO
-        if n + i < N and first + col < width:
-            value = activate(table[(n + i) * width + first + col], activation)
-        target[i, col] = value
+    for u in range(ROWS_PER_THREAD):
+        target[row + u * ROW_STEP, col] = activate(values[u], activation)
 
 
 @cuda.jit(device=True)
 def tile_of_products(left, right, a, b, dweight, dbias, N, n_rows, n_cols, activation):
     """A tile of dweight[i, j] = Σ left[n, i] · activate(right[n, j]), and dbias[i] = Σ left."""
     n_tiles = (n_cols + TILE - 1) // TILE
-    first_row = cuda.blockIdx.x // n_tiles * TILE
-    first_col = cuda.blockIdx.x % n_tiles * TILE
+    tile = quotient(cuda.blockIdx.x, n_tiles)
+    first_row, first_col = tile * TILE, (cuda.blockIdx.x - tile * n_tiles) * TILE
     j, i = cuda.threadIdx.x % TILE, cuda.threadIdx.x // TILE
     totals = cuda.local.array(ROWS_PER_THREAD, np.float32)
     sums = cuda.local.array(ROWS_PER_THREAD, np.float32)
+    of_left = cuda.local.array(ROWS_PER_THREAD, np.float32)
+    of_right = cuda.local.array(ROWS_PER_THREAD, np.float32)
     for k in range(ROWS_PER_THREAD):
         totals[k] = ZERO
         sums[k] = ZERO
     for n in range(0, N, SAMPLES):
-        fill(a, left, n, N, first_row, n_rows, IDENTITY)
-        fill(b, right, n, N, first_col, n_cols, activation)
+        take(of_left, left, n, N, first_row, n_rows)
+        take(of_right, right, n, N, first_col, n_cols)
+        put(a, of_left, IDENTITY)
+        put(b, of_right, activation)
         cuda.syncthreads()
-        for m in range(min(SAMPLES, N - n)):
-            for k in range(ROWS_PER_THREAD):
-                totals[k] += a[m, i + k * ROW_STEP] * b[m, j]
-                sums[k] += a[m, i + k * ROW_STEP]
+        for m in range(0, min(SAMPLES, N - n), TOGETHER):
+            for s in range(TOGETHER):  # past the last sample lie zeros
+                for k in range(ROWS_PER_THREAD):
+                    totals[k] += a[m + s, i + k * ROW_STEP] * b[m + s, j]
+                    sums[k] += a[m + s, i + k * ROW_STEP]
         cuda.syncthreads()
     for k in range(ROWS_PER_THREAD):
         row, col = first_row + i + k * ROW_STEP, first_col + j
