@@ -10,13 +10,15 @@ of the four has 16; with ``g = lane // 4`` and ``t = lane % 4``, a thread has, f
     acc[4j], acc[4j + 1]: row g, columns 8j + 2t and 8j + 2t + 1
     acc[4j + 2], acc[4j + 3]: row g + 8, the same columns
 
-In shared memory a tile's rows follow each other, 128 bytes apart, from a multiple of 1024 bytes on.
-The eight 16-byte chunks of a row change places, so that neighbouring rows' equal chunks lie in
-different banks: chunk c of row r is at place ``c ^ (r % 8)``. (PTX ISA, "Asynchronous Warpgroup
-Level Matrix Instructions": register fragments, 128-byte swizzle, K-major.)
+In shared memory a tile's rows follow each other, 128 bytes apart. The eight 16-byte chunks of a row
+change places, so that neighbouring rows' equal chunks lie in different banks: chunk c of the row
+that is the r-th 128 bytes of shared memory is at place ``c ^ (r % 8)``. A tile may begin at any
+row: what matters is where a row lies, not which it is of the tile. (PTX ISA, "Asynchronous
+Warpgroup Level Matrix Instructions": register fragments, 128-byte swizzle, K-major.)
 
-16-bit tiles may also lie *by rows*, the row number fastest (MN-major): in panels of 64 rows, one
-after another, each of 64 times 128 bytes, one for each k, whose chunks change places by k.
+16-bit tiles may also lie *by rows*, the row number fastest (MN-major), from a multiple of 1024
+bytes on: in panels of 64 rows, one after another, each of 64 times 128 bytes, one for each k, whose
+chunks change places by k.
 
     show_to_products()               # all threads: what this thread stored
     cuda.syncthreads()               # all have stored the tiles
@@ -26,6 +28,7 @@ after another, each of 64 times 128 bytes, one for each k, whose chunks change p
 
 ========================================= ======================================================
 `tiles_in_shared(like)`                   as `shared.dynamic_shared`, from a 1024-byte boundary on
+                                          if the kernel has no shared arrays of fixed size
 `show_to_products()`                      tensor cores may read what this thread has written to
                                           shared memory, `copy_async` included once it is waited
                                           for; a barrier must follow (PTX fence.proxy.async)
@@ -66,13 +69,14 @@ def _show_to_products():
     """PTX fence.proxy.async; in the simulator there is one way to memory."""
 
 
-def _check_tile(tiles, i):
+def _check_tile(tiles, i, by_row):
     if tiles.dtype.itemsize not in (2, 4):
         raise TypeError(f"multiply_tiles takes float32, float16 or bfloat16, not {tiles.dtype}")
-    beyond = i * tiles.dtype.itemsize % BOUNDARY
+    boundary = BOUNDARY if by_row else ROW_BYTES
+    beyond = i * tiles.dtype.itemsize % boundary
     if beyond:
         raise ValueError(
-            f"a tile at element {i} begins {beyond} bytes past a multiple of {BOUNDARY}: a tensor "
+            f"a tile at element {i} begins {beyond} bytes past a multiple of {boundary}: a tensor "
             "core would find its chunks in other places"
         )
 
@@ -123,15 +127,16 @@ _multiply_together = simulator.whole_warp("multiply_tiles", _product)
 
 def _chunk(tiles, i, row, chunk):
     width = VECTOR_BYTES // tiles.dtype.itemsize
-    place = i + row * CHUNKS * width + (chunk ^ row % 8) * width
+    row += i // (CHUNKS * width)
+    place = row * CHUNKS * width + (chunk ^ row % 8) * width
     return simulator.read_elements(tiles, place, width)
 
 
 def _multiply_tiles(acc, tiles, i, j, columns, by_row):
     _check_columns(acc, columns)
-    _check_tile(tiles, i)
-    _check_tile(tiles, j)
     _check_by_row(tiles, columns, by_row)
+    _check_tile(tiles, i, by_row & A_BY_ROW)
+    _check_tile(tiles, j, by_row & B_BY_ROW)
     tid = simulator.cuda.threadIdx.x
     row, chunk = tid % 32 // CHUNKS, tid % CHUNKS
     # Of a tile of A by rows, a warp finds its rows at every k.

@@ -358,9 +358,16 @@ rates(measured("linear.forward", (4096, 4096, 4096), "bfloat16"), "The same in b
 # %% [markdown]
 # **Explaining the gap.** `naive` waits for memory, `tiled` for shared memory. `register_tiled` and `vectorised` have the
 # limit of normal arithmetic before them, the *fma* of the table above. `tensor_core` in float32 has the limit *split*, and reaches less:
-# `mma.sync` comes from an older generation. From sm_90 on there is a larger instruction, `wgmma`, for four warps together, which reads its
-# matrices from shared memory by itself; `mma.sync` gets to roughly two thirds of what that one can. cuBLAS uses it for TF32 and bfloat16.
-# For float32 it uses no tensor cores, so there its limit is *fma*, and ours is *split*.
+# `mma.sync` comes from an older generation, and gets to roughly two thirds of what the tensor cores of sm_90 can. cuBLAS uses no tensor cores
+# for float32, so there its limit is *fma*, and ours is *split*.
+#
+# For TF32 and bfloat16, if the result is not too small, our kernel takes the instruction that came with sm_90, as cuBLAS does: `wgmma`, for four
+# warps together. They tell it where two tiles lie in shared memory, and it reads the fragments there by itself; only the sums are in
+# registers, dealt out to the lanes as before. And it is asynchronous, like the copies of lesson 4: while it multiplies, the warps fetch the next tiles.
+# In bfloat16, to fetch is to copy. In TF32 it is not: a tensor core does not round, it cuts off the bits that it does not take, so that every
+# product comes out a little too small, which no sum evens out. Between shared memory and `wgmma` nobody can round. So each number comes to a register,
+# is rounded, and is stored to shared memory. That is the limit now: it takes longer than the multiplying, although a register that has given
+# its number away is loaded again at once. (Something can round on the way, and needs no registers: TMA, see the end of the lesson.)
 #
 # And the layers of a small network, where $M$ is the batch? The first linear layer of lesson 11 makes 256 numbers of 3,200, for 32
 # pictures at a time. **Predict** what limits it.
@@ -830,7 +837,7 @@ for name, per_byte, limit in kinds:
 # %% [markdown]
 # ## Where the real libraries go further
 #
-# - **cuBLAS and CUTLASS** have hundreds of matrix kernels and pick one for each size. On sm_90 they use `wgmma` and a unit that copies whole tiles without threads (TMA); some warps only
+# - **cuBLAS and CUTLASS** have hundreds of matrix kernels and pick one for each size. On sm_90 they use `wgmma` and a unit that copies whole tiles without threads (TMA), and can round them to TF32; some warps only
 #   copy, others only multiply.
 # - **Emulated float32 and float64** on tensor cores, with more and cleverer parts than our two, are an active field (Ootomo and Yokota, 2022, is where our split comes from).
 # - **Batch normalisation over several GPUs** merges Chan's triples between machines, with the same formula.

@@ -10,6 +10,7 @@ from course_lib.kernels.conv2d import (
     halo_small,
     pixel_sums_plan,
     pixel_sums_small,
+    warpgroup_plan,
 )
 from course_lib.kernels.conv2d.channels_last_dweight import dweight_kernel_of
 from course_lib.kernels.conv2d.implicit_dweight import (
@@ -153,9 +154,13 @@ def _launch_halo(gather, problem, source, weight, bias, result, precision):
     n_terms = gather.n_channels * gather.R * gather.S if gather else 0
     mode = halo_plan.mode_of(source, precision, n_terms)
     chosen = gather, source.dtype.itemsize, mode, chip_of(source)
+    aligned = not problem.channels_last or not arrays.address_of(source) % VECTOR_BYTES
     plan = halo_small.planned(*chosen) if halo_small.takes(problem, source, weight) else None
+    if plan is None and aligned and (found := warpgroup_plan.planned(*chosen)):
+        warpgroup_plan.run(gather, found, problem, source, weight, bias, result)
+        return True
     plan = plan or halo_plan.planned(*chosen)
-    if plan is None or problem.channels_last and arrays.address_of(source) % VECTOR_BYTES:
+    if plan is None or not aligned:
         return False
     halo_plan.run(gather, plan, problem, source, weight, bias, result, mode)
     return True
@@ -258,6 +263,7 @@ def specialisations():
     """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
     yield from halo_plan.specialisations()
     yield from halo_small.specialisations()
+    yield from warpgroup_plan.specialisations()
     yield from pixel_sums_plan.specialisations()
     yield from pixel_sums_small.specialisations()
     sums = ("float32", 1)

@@ -20,8 +20,9 @@ rung             what a thread does                                      reads o
                  multiplies; if c has few tiles, they are smaller, and   (N/32, M/32)
                  k is dealt out to several blocks, whose sums are added
                  (`a` of 8 rows at most: no fragments, but `few_rows`)   N, 1
-                 (large c, float32 as TF32 or 16-bit, on 9.0: `wgmma`, N/256, M/128
-                 from tiles in shared memory: `warpgroup`)
+                 (on 9.0, float32 as TF32 or 16-bit, if c has some tiles N/128, M/256
+                 and k is not too long for so few: `wgmma`, from tiles   N/256, M/128
+                 in shared memory: `warpgroup`)                          (N/64, M/128)
 ================ ======================================================= ===================
 
 `tensor_core` needs sm_80. Its float32 is as exact as float32: see `fragments`.

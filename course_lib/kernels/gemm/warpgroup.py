@@ -1,38 +1,30 @@
-"""Large products by Hopper's tensor cores, which read tiles from shared memory by themselves.
+"""Products by Hopper's tensor cores, which read tiles from shared memory by themselves.
 
 As in `tensor_core`, tiles of `a` and `b` pass through a ring of buffers. Here each four warps, a
 warpgroup, multiply 64 rows with all columns of the block's tile (`runtime.warpgroup`), and go on to
 fill buffers while they do. 16-bit numbers are copied there; float32 come through registers, loaded
-a tile ahead (`swizzled`).
+a tile ahead (`swizzled`). To load, round and store them takes longer than to multiply them. So what
+has gone from its register to a buffer is loaded anew at once, before the other input is stored.
 
 One barrier for each tile: behind it everybody's part of this tile is in its buffer. A warpgroup
 leaves one product on its way, so behind the barrier of tile t all have done with tile t − 2. Its
 buffer is the next that copies go to. What comes through registers is stored before the next
 barrier, where some may still be at tile t − 2, and goes to the buffer of the one before.
 
-float32 is rounded to TF32 (`fragments`). Compute capability 9.0 alone.
+float32 is rounded to TF32 (`fragments`). Compute capability 9.0 alone. `warpgroup_plan` tells which
+products, and which tiles.
 """
 
 import functools
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.gemm.epilogue import VECTORS, finish
-from course_lib.kernels.gemm.place import BAND
-from course_lib.kernels.gemm.plan import ENOUGH_BLOCKS
-from course_lib.kernels.gemm.results import MAX_WIDTH, SUMS_PADDING, results
 from course_lib.kernels.gemm.swizzled import tile
-from course_lib.runtime.intrinsics import (
-    allow_next_kernel,
-    load,
-    store,
-    store_vector,
-    vector_width,
-    wait_for_previous_kernel,
-)
+from course_lib.kernels.gemm.warpgroup_plan import GROUP_THREADS, SHAPES, Shape, choose, n_blocks
+from course_lib.kernels.gemm.warpgroup_sums import PADDING, sums_of
+from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
 from course_lib.runtime.launch import launch
 from course_lib.runtime.pipeline import end_group, wait_for_groups_but
 from course_lib.runtime.warpgroup import (
@@ -40,7 +32,6 @@ from course_lib.runtime.warpgroup import (
     B_BY_ROW,
     ROW_BYTES,
     ROWS,
-    WARP_ROWS,
     multiply_tiles,
     show_to_products,
     tiles_in_shared,
@@ -51,26 +42,8 @@ from course_lib.runtime.warpgroup import (
 ONLY = (9, 0)  # compute capability
 #: How the inputs of the three products of a linear layer come.
 SOURCES = (("by_k", "by_k"), ("by_k", "by_row"), ("by_row", "by_row"))
-FULL = 0.7  # share of the multiprocessors' rounds that tiles must fill
+BAND_ROWS = 2048  # of c, whose tiles are gone through together: those that run make a square
 ZERO = np.float32(0)
-GROUP_THREADS = 128
-
-
-class Shape(NamedTuple):
-    """A block's tile of c, of 64 rows for each of its warpgroups, and its buffers."""
-
-    m: int
-    n: int
-    n_stages: int
-    min_blocks: int = 1  # on a multiprocessor: what registers are left for each thread
-
-    @property
-    def n_threads(self):
-        return self.m // ROWS * GROUP_THREADS
-
-
-#: Tiles from large to small, by bytes of an element.
-SHAPES = {4: (Shape(128, 256, 3),), 2: (Shape(128, 256, 4),)}
 
 
 class Kernel(NamedTuple):
@@ -86,21 +59,21 @@ def make(shape, sources, itemsize):
     """
     kernel = _kernel(shape, sources, itemsize)
     buffers = (shape.m + shape.n) * ROW_BYTES * shape.n_stages
-    return Kernel(kernel, shape, max(buffers, shape.m * (shape.n + SUMS_PADDING) * 4))
+    return Kernel(kernel, shape, max(buffers, shape.m * (shape.n + PADDING) * 4))
 
 
 @cuda.jit(device=True)
-def place_of_block(M, N, tile_m, tile_n):
-    """As `place.place_of_block`, without divisions of 64 bits.
+def place_of_block(M, N, tile_m, tile_n, rows_of_band):
+    """As `place.place_of_block`, in bands of so many rows of tiles, without divisions of 64 bits.
 
     Those are calls, and where a kernel calls anything the compiler lets each product wait for the
     one before it.
     """
     tiles_m, tiles_n = np.uint32((M + tile_m - 1) // tile_m), np.uint32((N + tile_n - 1) // tile_n)
-    index, in_band = np.uint32(cuda.blockIdx.x), np.uint32(BAND * tiles_n)
+    index, in_band = np.uint32(cuda.blockIdx.x), np.uint32(rows_of_band * tiles_n)
     band = np.uint32(index // in_band)
-    first = np.uint32(band * BAND)
-    rows = np.uint32(min(np.uint32(tiles_m - first), np.uint32(BAND)))
+    first = np.uint32(band * rows_of_band)
+    rows = np.uint32(min(np.uint32(tiles_m - first), np.uint32(rows_of_band)))
     inside = np.uint32(index - band * in_band)
     row, col = np.int64(first + inside % rows), np.int64(inside // rows)
     return row * tile_m, col * tile_n
@@ -123,8 +96,8 @@ def _kernel(shape, sources, itemsize):
         BY_ROW = (A_BY_ROW if sources[0] == "by_row" else 0) + (
             B_BY_ROW if sources[1] == "by_row" else 0
         )
-    collect, _ = results(TILE_M, TILE_N, WARP_ROWS, TILE_N, N_THREADS, False)
-    PITCH = TILE_N + SUMS_PADDING
+    BAND = BAND_ROWS // TILE_M
+    collect, write = sums_of(TILE_M, TILE_N, N_THREADS)
 
     @cuda.jit(device=True)
     def multiply_rounded(acc, cache, a, b, of_a, of_b, K, mine):
@@ -134,13 +107,13 @@ def _kernel(shape, sources, itemsize):
         load_b(words, N_A, b, of_b, 0)
         for k in range(TILE_K, K + TILE_K, TILE_K):
             store_a(words, 0, cache, at)
+            load_a(words, 0, a, of_a, k)
             store_b(words, N_A, cache, at + A_SIZE)
+            load_b(words, N_A, b, of_b, k)
+            wait_for_earlier_products()
             show_to_products()
             cuda.syncthreads()
             multiply_tiles(acc, cache, at + mine, at + A_SIZE, TILE_N, BY_ROW)
-            load_a(words, 0, a, of_a, k)
-            load_b(words, N_A, b, of_b, k)
-            wait_for_earlier_products()
             at = at + STAGE if at + STAGE < END else 0
 
     @cuda.jit(device=True)
@@ -165,29 +138,9 @@ def _kernel(shape, sources, itemsize):
             to = to + STAGE if to + STAGE < END else 0
         wait_for_groups_but(0)
 
-    @cuda.jit(device=True)
-    def write(sums, bias, c, m, n, M, N, options):
-        values = cuda.local.array(MAX_WIDTH, np.float32)
-        width = vector_width(c)
-        i = cuda.threadIdx.x * width
-        while i < TILE_M * TILE_N:
-            row, col = m + i // TILE_N, n + i % TILE_N
-            if row < M and col < N:
-                for q in range(width):
-                    values[q] = load(sums, i // TILE_N * PITCH + i % TILE_N + q)
-                    if col + q < N:
-                        values[q] = finish(values[q], bias, col + q, options)
-                if options & VECTORS:
-                    store_vector(c, row * N + col, values)
-                else:
-                    for q in range(width):
-                        if col + q < N:
-                            store(c, row * N + col + q, values[q])
-            i += N_THREADS * width
-
     multiply = multiply_rounded if itemsize == 4 else multiply_copied
 
-    @cuda.jit(launch_bounds=(N_THREADS, shape.min_blocks))
+    @cuda.jit(launch_bounds=(N_THREADS, 1))
     def warpgroup_kernel(a, b, bias, c, M, N, K, options):
         allow_next_kernel()
         wait_for_previous_kernel()
@@ -195,14 +148,13 @@ def _kernel(shape, sources, itemsize):
         acc = cuda.local.array(N_SUMS, np.float32)
         for r in range(N_SUMS):
             acc[r] = ZERO
-        m, n = place_of_block(M, N, TILE_M, TILE_N)
+        m, n = place_of_block(M, N, TILE_M, TILE_N, BAND)
         group = cuda.threadIdx.x // GROUP_THREADS
         multiply(acc, cache, a, b, first_a(m, M, K), first_b(n, N, K), K, group * GROUP)
         wait_for_products(acc, TILE_N)
         cuda.syncthreads()  # nobody reads the buffers any more
         sums = cuda.shared.array(0, np.float32)  # the same memory
-        warp, lane = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
-        collect(sums, acc, warp * WARP_ROWS, 0, lane)
+        collect(sums, acc)
         cuda.syncthreads()
         write(sums, bias, c, m, n, M, N, options)
 
@@ -213,11 +165,6 @@ def _kernel(shape, sources, itemsize):
 def kernel_for(shape, sources, itemsize):
     """The `Kernel` of these choices, made once."""
     return make(shape, sources, itemsize)
-
-
-def n_blocks(shape, M, N):
-    """Tiles of c."""
-    return math.ceil(M / shape.m) * math.ceil(N / shape.n)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -231,12 +178,9 @@ def chosen(M, N, K, itemsize, mode, sources, chip):
     capability, most_bytes = chip
     if capability != ONLY or mode == "split" or "any" in sources:
         return None
-    for shape in SHAPES[itemsize]:
-        rounds = n_blocks(shape, M, N) / (ENOUGH_BLOCKS * shape.min_blocks)
-        found = kernel_for(shape, sources, itemsize)
-        if rounds >= FULL * math.ceil(rounds) and found.shared_bytes <= most_bytes:
-            return found
-    return None
+    shape = choose(M, N, K, itemsize, mode, sources)
+    found = kernel_for(shape, sources, itemsize) if shape else None
+    return found if found and found.shared_bytes <= most_bytes else None
 
 
 def multiply(found, a, b, bias, c, M, N, K, options):

@@ -26,10 +26,13 @@ rung       what it launches                                      forward moves  
            the last ones: what is read twice comes from the L2
            cache the second time; backward, the weights'
            gradients too
+`resident` one kernel that keeps x in shared memory between its  2·n·s            —
+           sum and its scaling: all multiprocessors hold a few
+           samples together. Contiguous images of which one fits
 ========== ===================================================== ================ ================
 
-`auto` takes `fused` where the images are larger than the cache and the small layers small, and
-`two_pass` elsewhere.
+`auto` takes forward `resident` where it fits and the small layers are small, `fused` where the
+images are larger than the cache and the small layers small, and `two_pass` elsewhere.
 
 All rungs save the same three arrays for the backward pass, float32: mean (N, C), hidden (N, R) and
 logit (N, C). Sums are taken in a fixed order: two runs agree bit for bit. Images without a pixel
@@ -40,7 +43,7 @@ As in PyTorch: a NaN or an infinity anywhere in an image spreads through its mea
 Squeeze and excitation: Hu, Shen and Sun (2018). Derivation: notebook 06.
 """
 
-from course_lib.kernels.squeeze_excite import fused, separate, two_pass, weights
+from course_lib.kernels.squeeze_excite import fused, resident, separate, two_pass, weights
 from course_lib.kernels.squeeze_excite.arguments import (
     checked_backward,
     checked_forward,
@@ -50,10 +53,11 @@ from course_lib.kernels.squeeze_excite.problem import DTYPES
 DEFAULT = "auto"
 #: `auto` takes `fused` from so many bytes of contiguous images on, if C·R is no more than that: a
 #: single block does all of a sample's small layers there. Measured on an H200.
-LARGE = 32 << 20
-SMALL_LAYERS = {"forward": 5_000, "backward": 2_000}
+LARGE = {"forward": 64 << 20, "backward": 32 << 20}
+SMALL_LAYERS = 2_000
 _RUNGS = {"separate": separate, "two_pass": two_pass, "fused": fused}
-_FORWARD = {name: rung.forward for name, rung in _RUNGS.items()}
+#: `resident` is forward alone, and not for every image: no rung to climb for those who need both.
+_FORWARD = {name: rung.forward for name, rung in (*_RUNGS.items(), ("resident", resident))}
 _BACKWARD = {name: rung.backward for name, rung in _RUNGS.items()}
 #: Rung -> every kernel it may launch.
 VARIANTS = {name: rung.FORWARD for name, rung in _RUNGS.items()}
@@ -75,15 +79,17 @@ def forward(
     gate             "sigmoid" or "hard_sigmoid"
 
     `out`, if given, receives y. Raises ArrayError for a wrong dtype, shape or device, ValueError
-    for an unknown variant, activation or gate. An `x` of another memory layout is copied to a
-    contiguous one first, because the kernels walk memory in one dimension.
+    for an unknown variant, activation or gate, and where `resident` can't run. An `x` of
+    another memory layout is copied to a contiguous one first, because the kernels walk memory in
+    one dimension.
     """
     _check_variant(variant, _FORWARD)
     problem, inputs, results = checked_forward(
         x, weight1, bias1, weight2, bias2, activation, gate, out
     )
     if problem.N:
-        _FORWARD[_chosen(variant, problem, "forward")](problem, *inputs, *results)
+        room = resident.room_of(inputs[0]) if variant == "auto" else None
+        _FORWARD[_chosen(variant, problem, "forward", room)](problem, *inputs, *results)
     return results
 
 
@@ -113,16 +119,21 @@ def _check_variant(variant, variants):
         raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}, auto")
 
 
-def _chosen(variant, problem, direction):
+def _chosen(variant, problem, direction, room=None):
     if problem.n_pixels == 0:
         return "separate"
-    return default_for(problem, direction) if variant == "auto" else variant
+    return default_for(problem, direction, room) if variant == "auto" else variant
 
 
-def default_for(problem, direction):
-    """The rung that `auto` takes for a `Problem`, "forward" or "backward"."""
-    large = problem.N * problem.C * problem.n_pixels * problem.itemsize >= LARGE
-    small_layers = problem.C * problem.R <= SMALL_LAYERS[direction]
+def default_for(problem, direction, room=None):
+    """The rung that `auto` takes for a `Problem`, "forward" or "backward".
+
+    room  of the device, from `resident.room_of`; without it, `resident` is not among them
+    """
+    if room is not None and direction == "forward" and resident.worthwhile(problem, room):
+        return "resident"
+    large = problem.N * problem.C * problem.n_pixels * problem.itemsize >= LARGE[direction]
+    small_layers = problem.C * problem.R <= SMALL_LAYERS
     return "fused" if large and small_layers and not problem.channels_last else "two_pass"
 
 
@@ -134,3 +145,4 @@ def specialisations():
             yield from separate.specialisations(dtype, weight_dtype)
             yield from two_pass.specialisations(dtype, weight_dtype)
             yield from fused.specialisations(dtype, weight_dtype)
+            yield from resident.specialisations(dtype, weight_dtype)

@@ -1,0 +1,295 @@
+"""The rung `resident` of squeeze and excitation: what fits where, and its results in float64."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_squeeze_excite import (
+    PLACE,
+    ROUNDING,
+    assert_close,
+    double,
+    inputs,
+    safe,
+    sizes,
+)
+
+from course_lib import SIMULATED, reference, simulator
+from course_lib.kernels import squeeze_excite as se
+from course_lib.kernels.squeeze_excite import resident
+from course_lib.kernels.squeeze_excite.problem import problem_of
+from course_lib.runtime import counters
+from course_lib.runtime import launch as launching
+
+ROOT = Path(__file__).resolve().parent.parent
+DRAWS = 4 if SIMULATED else 16
+H200 = 132, 227 << 10
+#: (C, H, R) of the blocks of EfficientNet-B4 at 380 × 380.
+NETWORK = (
+    (48, 190, 12), (24, 190, 6), (144, 95, 6), (192, 95, 8), (192, 48, 8), (336, 48, 14),
+    (336, 24, 14), (672, 24, 28), (960, 24, 40), (960, 12, 40), (1632, 12, 68), (2688, 12, 112),
+)  # fmt: skip
+every_dtype = pytest.mark.parametrize("dtype", ROUNDING)
+
+
+@pytest.fixture
+def few_blocks(monkeypatch):
+    """As on a chip of four multiprocessors: a sample's planes are cut, and samples take turns."""
+    monkeypatch.setattr(resident, "room_of", lambda x: (4, 26 << 10))
+    monkeypatch.setattr(resident, "LEAST_BYTES", 64)
+    resident.plan_of.cache_clear()
+    yield
+    resident.plan_of.cache_clear()
+
+
+def problem(N, C, H, R, channels_last=False, itemsize=4):
+    return problem_of((N, C, H, H), R, channels_last, "silu", "sigmoid", itemsize)
+
+
+def check(x, weights, activation="silu", gate="sigmoid"):
+    """Forward twice, each time into memory that was NaN; y and what it saves against float64."""
+    options = {"activation": activation, "gate": gate}
+    x_before = x.clone()
+    first, second = (
+        se.forward(x, *weights, variant="resident", out=torch.full_like(x, math.nan), **options)
+        for _ in range(2)
+    )
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
+    assert torch.equal(x.nan_to_num(7), x_before.nan_to_num(7))
+    y, mean, hidden, logit = first
+    w1, b1, w2, b2 = (double(w) for w in weights)
+    y_true = reference.squeeze_excite(double(x), w1, b1, w2, b2, activation, gate)
+    assert_close(y, y_true, sizes(x, x, weights)[0], "y")
+    mean_true = double(x).mean(axis=(2, 3))
+    hidden_true = mean_true @ w1.T + b1
+    act = {"silu": reference.swish, "relu": reference.relu}[activation](hidden_true)
+    size = np.abs(double(x)).mean(axis=(2, 3))
+    assert_close(mean, mean_true, size, "mean")
+    size = size @ np.abs(w1).T + np.abs(b1)
+    assert_close(hidden, hidden_true, size, "hidden")
+    assert_close(logit, act @ w2.T + b2, size @ np.abs(w2).T + np.abs(b2), "logit")
+    return first
+
+
+# ------------------------------------------------------------------------ the plan
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("N", [1, 8, 32])
+@pytest.mark.parametrize("shape", NETWORK)
+def test_all_blocks_run_at_once_and_hold_all_of_a_sample(N, shape, itemsize):
+    made = problem(N, *shape, itemsize=itemsize)
+    plan = resident.plan_of(made, *H200)
+    size = made.C * made.n_pixels
+    assert plan.at_once * plan.n_blocks <= 132 * resident.BLOCKS
+    assert (plan.n_blocks - 1) * plan.share < size <= plan.n_blocks * plan.share
+    per_block = plan.shared_bytes(itemsize) + resident.STATIC_BYTES + resident.RESERVED_BYTES
+    assert resident.BLOCKS * per_block <= 228 << 10
+    for rank in range(plan.n_blocks):
+        low, high = rank * plan.share, min((rank + 1) * plan.share, size)
+        n_planes = (high - 1) // made.n_pixels - low // made.n_pixels + 1
+        assert n_planes <= resident.MOST_CHANNELS
+        assert n_planes * plan.n_pieces <= resident.TOTALS
+
+
+def test_old_chips_are_refused(monkeypatch):
+    monkeypatch.setattr(launching, "chip_of", lambda x: ((8, 6), 99 << 10))
+    _, x, weights = inputs((1, 8, 3, 3), 2)
+    with pytest.raises(ValueError, match="capability 9.0 or more"):
+        se.forward(x, *weights, variant="resident")
+    assert se.default_for(problem(1, *NETWORK[0]), "forward", resident.room_of(x)) == "two_pass"
+
+
+def test_as_many_blocks_fit_as_are_launched(tmp_path):
+    """The driver refuses more than run at once: compiled for sm_90, with or without a GPU."""
+    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macOS)")
+    found = run_compiler(REGISTERS, tmp_path).split()
+    assert len(found) == 10
+    assert max(map(int, found[::2])) * resident.BLOCK_SIZE * resident.BLOCKS <= 1 << 16
+    assert set(found[1::2]) == {"True"}  # cooperative
+
+
+REGISTERS = """
+from course_lib.kernels.squeeze_excite import resident
+from course_lib.runtime.compiler import compile_kernel
+from course_lib.runtime.launch import array_type, numba_type
+for dtype in ("float32", "float16", "bfloat16"):
+    for weight_dtype in dict.fromkeys((dtype, "float32")):
+        for _, kernel, types in resident.specialisations(dtype, weight_dtype):
+            types = [array_type(*t) if isinstance(t, tuple) else numba_type(t) for t in types]
+            found = compile_kernel(kernel, types, (9, 0))
+            print(found.registers, found.cooperative)
+"""
+
+
+def run_compiler(code, tmp_path):
+    """What `code` prints with the real numba.cuda."""
+    environment = os.environ | {
+        "COURSE_LIB_SIMULATOR": "0", "COURSE_LIB_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    if "PYTHONPATH" in os.environ:
+        environment["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_what_does_not_fit_is_refused():
+    assert resident.plan_of(problem(1, 24, 190, 6, channels_last=True), *H200) is None
+    assert resident.plan_of(problem(1, 64, 16, 2000), *H200) is None
+    assert resident.plan_of(problem(1, 512, 256, 16), *H200) is None  # 134 MB
+    dy, x, weights = inputs((1, 8, 3, 3), 2, layout="channels_last")
+    with pytest.raises(ValueError, match="resident takes contiguous images"):
+        se.forward(x, *weights, variant="resident")
+    _, *saved = se.forward(x, *weights)
+    with pytest.raises(ValueError, match="unknown variant 'resident'"):
+        se.backward(dy, x, weights[0], weights[2], *saved, variant="resident")
+
+
+def test_auto_takes_it_where_it_fits_and_the_small_layers_are_small():
+    taken = {
+        (N, *shape) for N in (1, 8, 32) for shape in NETWORK
+        if se.default_for(problem(N, *shape), "forward", H200) == "resident"
+    }  # fmt: skip
+    assert taken == {
+        *((N, *shape) for N in (1, 8) for shape in NETWORK[:-1]),
+        *((32, *shape) for shape in NETWORK[:4]), (32, 336, 48, 14),
+    }  # fmt: skip
+    assert se.default_for(problem(1, *NETWORK[0]), "backward", H200) == "two_pass"
+    assert se.default_for(problem(1, *NETWORK[0]), "forward", (108, 163 << 10)) == "two_pass"
+
+
+# ------------------------------------------------------------------------ against float64
+
+
+@every_dtype
+@pytest.mark.parametrize("shape, R", [
+    ((2, 24, 5, 7), 6), ((1, 3, 9, 11), 2), ((1, 1, 1, 1), 1), ((3, 9, 1, 1), 5), ((9, 2, 1, 3), 3),
+    ((5, 40, 4, 4), 12),
+])  # fmt: skip
+def test_images(few_blocks, dtype, shape, R):
+    _, x, weights = inputs(shape, R, dtype)
+    check(x, weights)
+
+
+@every_dtype
+def test_planes_in_parts_and_samples_in_turns(few_blocks, dtype):
+    _, x, weights = inputs((3, 3, 37, 116 // dtype.itemsize), 4, dtype)
+    plan = resident.plan_of(problem_of(
+        tuple(x.shape), 4, False, "silu", "sigmoid", x.element_size()), 4, 26 << 10
+    )  # fmt: skip
+    assert plan.at_once < 3 and plan.n_blocks > 3
+    check(x, weights)
+
+
+@settings(deadline=None, max_examples=DRAWS * 4)
+@given(
+    shape=st.tuples(*(st.integers(1, n) for n in (5, 40, 12, 12))),
+    R=st.integers(1, 20),
+    dtype=st.sampled_from(list(ROUNDING)),
+    wide=st.booleans(),
+    activation=st.sampled_from(["silu", "relu"]),
+    gate=st.sampled_from(["sigmoid", "hard_sigmoid"]),
+    seed=st.integers(0, 99),
+)
+def test_random_images(shape, R, dtype, wide, activation, gate, seed):
+    _, x, weights = inputs(
+        shape, R, dtype, weight_dtype=torch.float32 if wide else dtype, seed=seed
+    )  # fmt: skip
+    if safe(x, weights, activation, gate):
+        check(x, weights, activation, gate)
+
+
+@every_dtype
+def test_images_that_begin_beside_a_boundary(few_blocks, dtype):
+    _, x, weights = inputs((2, 5, 7, 9), 3, dtype)
+    memory = torch.zeros(x.numel() + 3, dtype=dtype, device=PLACE)
+    beside = memory[3:].view(x.shape)
+    beside.copy_(x)
+    options = {"activation": "silu", "gate": "sigmoid", "variant": "resident"}
+    aligned = se.forward(x, *weights, **options)
+    out = torch.full_like(memory, math.nan)[3:].view(x.shape)
+    for made in ({}, {"out": out}):
+        y = se.forward(beside, *weights, **options, **made)
+        for one, other in zip(y, aligned, strict=True):
+            assert_close(one, double(other), np.abs(double(other)) + 1, "beside")
+
+
+def test_many_weights_of_a_block_and_many_hidden_channels(few_blocks):
+    for shape, R in (((1, 96, 2, 2), 40), ((2, 8, 3, 3), 300), ((1, 200, 1, 2), 9)):
+        _, x, weights = inputs(shape, R)
+        check(x, weights)
+
+
+def test_a_nan_spreads_through_its_sample_alone(few_blocks):
+    _, x, weights = inputs((3, 6, 5, 5), 3)
+    x[1, 2, 3, 3] = math.nan
+    y, *_ = se.forward(x, *weights, variant="resident")
+    assert y[1].isnan().all() and not y[0].isnan().any() and not y[2].isnan().any()
+
+
+# ------------------------------------------------------------------------ its blocks
+
+
+@pytest.mark.skipif(not SIMULATED, reason="the simulator has the orders to try")
+def test_in_any_order_of_blocks_and_the_counters_are_left_at_zero(few_blocks, monkeypatch):
+    seen = []
+
+    def noted(n, like):
+        seen.append(counters.counters(n, like))
+        return seen[-1]
+
+    monkeypatch.setattr(resident, "counters", noted)
+    for seed in range(3):
+        with simulator.options(seed=seed):
+            _, x, weights = inputs((4, 5, 7, 9), 3, seed=seed)
+            check(x, weights)
+    assert len(seen) == 6 and not any(np.asarray(c).any() for c in seen)
+
+
+@pytest.mark.skipif(not SIMULATED, reason="the sanitizer belongs to the simulator")
+def test_the_sanitizer_finds_nothing(few_blocks):
+    for shape, dtype in (((2, 5, 7, 9), torch.float32), ((3, 17, 4, 4), torch.bfloat16)):
+        _, x, weights = inputs(shape, 3, dtype)
+        with simulator.sanitize() as report:
+            se.forward(x, *weights, variant="resident")
+        assert not report.findings, report
+
+
+@pytest.mark.gpu
+@every_dtype
+@pytest.mark.parametrize("N", [1, 8])
+@pytest.mark.parametrize("shape", NETWORK)
+def test_the_images_of_a_network(N, shape, dtype):
+    C, side, R = shape
+    _, x, weights = inputs((N, C, side, side), R, dtype, weight_dtype=torch.float32)
+    check(x, weights)
+
+
+@pytest.mark.gpu
+def test_captured_in_a_graph_and_beside_other_kernels():
+    _, x, weights = inputs((4, 96, 40, 40), 24)
+    expected = [t.clone() for t in check(x, weights)]
+    y = torch.empty_like(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(5):
+            kept = se.forward(x, *weights, variant="resident", out=y)
+    other, a = torch.cuda.Stream(), torch.randn(2048, 2048, device=PLACE)
+    for _ in range(20):
+        with torch.cuda.stream(other):
+            a = a @ a * 1e-3
+        y.fill_(math.nan)
+        graph.replay()
+        for found, wanted in zip(kept, expected, strict=True):
+            assert torch.equal(found, wanted)
