@@ -754,13 +754,17 @@ for name in ("conv2d.forward.tf32", "conv2d.forward.channels-last"):
 #   size there are 784.
 # - *Everything else.* Index calculations, loads, and barriers are instructions as well, and each of
 #   them takes a place at which a product could have been started.
-# - *Tensor cores are hungry.* They multiply so fast that shared memory hardly keeps up. The newest
-#   chips let them read their factors straight from shared memory, by instructions (`wgmma`) for
-#   four warps at a time; `mma`, which the course uses, needs them in registers first. This is where
-#   a library that is written for one chip gets ahead.
+# - *Tensor cores are hungry.* They multiply so fast that shared memory hardly keeps up. `mma` needs
+#   its factors in registers first. The newest chips let tensor cores read them straight from shared
+#   memory, by an instruction for four warps at a time (`wgmma`). In TF32 and bfloat16 the course
+#   takes it where the chip has it, for the forward pass and dx. For float32 it does not: there the
+#   sums are split as well, and go on with `mma`.
+# - *Everybody stores at once.* All multiprocessors begin together, and get to the end of their
+#   tiles together. Then all of them write, and none multiplies.
 # - *The format.* In TF32 cuDNN's numbers above are of images with their channels last, which it
-#   prefers by far; ours are of images as PyTorch makes them. bfloat16 has its channels last on both
-#   sides.
+#   prefers by far; ours are of images as PyTorch makes them. The kernel wants channels last as
+#   well, so that another one has to transpose them first, and its time counts. bfloat16 has its
+#   channels last on both sides.
 # - *Rounding.* How exact a result is, is a part of the comparison. The records keep each
 #   candidate's error:
 
