@@ -144,12 +144,7 @@ def make(shape, itemsize):
         group = np.int32(cuda.threadIdx.x // GROUP_THREADS)
         mine, of_mine = np.int32(group // SIDE * EACH), np.int64(group % SIDE * ROWS * K_SIZE)
         planar = options & PLANAR != 0
-        sizes, grid, pad, none = (
-            (N, H, W, n_channels),
-            (grid_h, grid_w),
-            (pad_h, pad_w),
-            np.int32(0),
-        )
+        sizes, grid, pad, none = (N, H, W), (grid_h, grid_w), (pad_h, pad_w), np.int32(0)
         tile, n_blocks = np.int32(cuda.blockIdx.x), np.int32(cuda.gridDim.x)
         block, part = divided(tile, n_parts)
         next_step = np.int64(n_parts) * STAGE

@@ -54,8 +54,12 @@ class Plan(NamedTuple):
 
 
 def grid_of(gather):
-    """Lines and columns of an image, with the padding in front alone: behind it stands the next."""
-    return gather.H + gather.pad[0], gather.W + gather.pad[1]
+    """Lines and columns of an image, with the padding in front alone: behind it stands the next.
+
+    But for as many as the result has, where the padding is wider than the filter reaches.
+    """
+    g = gather
+    return max(g.H + g.pad[0], g.P), max(g.W + g.pad[1], g.Q)
 
 
 @functools.lru_cache(maxsize=4096)
