@@ -21,6 +21,7 @@ from course_lib.kernels.conv2d import (
     launching,
     pixel_sums_plan,
     pixel_sums_small,
+    warpgroup_plan,
 )
 from course_lib.kernels.conv2d.problem import problem_of
 from course_lib.runtime.arrays import ArrayError
@@ -336,7 +337,8 @@ def test_depthwise(size, options, multiple, dtype, layout):
 def test_channels_side_by_side(monkeypatch, large, dtype, shapes, options):
     """16 bytes at a time on tensor cores, in both sizes of tiles."""
     monkeypatch.setattr(gathering, "LARGE_FROM", 0 if large else 1 << 30)
-    for plans in (halo_plan, halo_small, pixel_sums_plan, pixel_sums_small):  # would go first
+    others = halo_plan, halo_small, warpgroup_plan, pixel_sums_plan, pixel_sums_small
+    for plans in others:  # would go first
         monkeypatch.setattr(plans, "planned", lambda *_: None)
     tensors = case(*shapes, dtype, LAYOUTS[1])
     kernels = {kernel for kernel, *_ in gathering.CHANNELS_LAST.values()}

@@ -274,7 +274,7 @@ def ways(monkeypatch):
     taken = []
     operator = module._squeeze_excite
     for way, name in (
-        ("direct", "kernel"), ("direct", "without_gradient"), ("dispatcher", "overload"),
+        ("direct", "kernel"), ("direct", "_record"), ("dispatcher", "overload"),
     ):  # fmt: skip
         function = getattr(operator, name)
         note = lambda *inputs, w=way, f=function: (taken.append(w), f(*inputs))[1]  # noqa: E731

@@ -75,8 +75,6 @@ class Operator:
     name      also the name of the node it leaves in autograd's graph
     schema    its arguments and results, as `torch.library.Library.define` takes them; tensors first
     kernel    the implementation on our kernels
-    without_gradient
-              the same for direct calls that autograd does not record: it may give fewer results
     on_cpu    the implementation by PyTorch, for MPS too
     fake      shapes, dtypes and devices of the results, computed from such
     save      save(ctx, inputs, outputs) keeps what the gradient needs
@@ -90,10 +88,10 @@ class Operator:
     """
 
     def __init__(
-        self, name, schema, *, kernel, on_cpu, fake, title, without_gradient=None, save=None,
-        gradient=None, autocast=None, vmap=None, tags=(),
+        self, name, schema, *, kernel, on_cpu, fake, title, save=None, gradient=None, autocast=None,
+        vmap=None, tags=(),
     ):  # fmt: skip
-        self.name, self.kernel, self.without_gradient = name, kernel, without_gradient
+        self.name, self.kernel = name, kernel
         _library.define(f"{name}{schema}", tags=tags)
         _library.impl(name, kernel, "CUDA")
         _library.impl(name, kernel if simulate_on_cpu else on_cpu, "CPU")
@@ -122,7 +120,7 @@ class Operator:
                 return self.overload(*inputs)
         if records and torch.is_grad_enabled():
             return self._record(self.kernel, *inputs)
-        return (self.without_gradient or self.kernel)(*inputs)
+        return self.kernel(*inputs)
 
     def _register_autocast(self, device_type, converted):
         key = "Autocast" + device_type.upper()

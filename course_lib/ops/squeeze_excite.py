@@ -34,12 +34,15 @@ _AUTOCAST = functools.reduce(
 class _Unconverted(Operator):
     """An operator that sums in float32 whatever it is given: autocast has nothing to convert.
 
-    So autocast is switched off for the call, which then takes the short way like any other.
+    So autocast is switched off for the call, which then takes the short way like any other. Direct
+    calls that autograd does not record take the kernel `without_gradient`, which gives less.
     """
 
-    def __init__(self, name, schema, **options):
+    def __init__(self, name, schema, *, kernel, without_gradient=None, **options):
         same = dict.fromkeys(map(str.lower, _DEVICES), lambda *inputs: inputs)
-        super().__init__(name, schema, autocast=same, **options)
+        super().__init__(name, schema, kernel=kernel, autocast=same, **options)
+        record, self.kernel = self._record, without_gradient or kernel
+        self._record = lambda _, *inputs: record(kernel, *inputs)
 
     def __call__(self, *inputs):
         if is_dynamo_compiling() or not _C._is_any_autocast_enabled():
