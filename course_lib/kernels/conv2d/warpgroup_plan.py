@@ -15,9 +15,9 @@ from course_lib.runtime.warpgroup import CHUNKS, ROW_BYTES, ROWS
 
 ONLY = (9, 0)  # compute capability
 MODES = ("tf32", "narrow")
-MULTIPROCESSORS = 132
+MULTIPROCESSORS = 132  # of the largest chip of today
 KERNEL_TYPES = ["int32"] * 20  # of the kernel's numbers
-MOST = 2**31 - 1  # positions of a grid, and elements of an image
+MOST = 2**31 - 1  # positions, and pixels of all images: they are counted in 32 bits
 
 
 class Shape(NamedTuple):
@@ -37,9 +37,8 @@ class Shape(NamedTuple):
         return self.n // ROWS * self.groups * warpgroup.GROUP_THREADS
 
 
-SHAPES = tuple(
-    Shape(each, n, 128 // n, 5) for n in (128, 64) for each in (232, 208, 176)
-)  # more than 232 positions spill
+#: Tiles; with more than 232 positions the sums outgrow the registers.
+SHAPES = tuple(Shape(each, n, 128 // n, 5) for n in (128, 64) for each in (232, 208, 176))
 #: How much faster than `halo` a tile of the same size is.
 SPEED = 1.3
 
@@ -107,6 +106,7 @@ def cost(gather, plan):
 
 
 def n_tiles_of(gather, shape):
+    """Tiles of the result, those of positions that are no pixels included."""
     grid_h, grid_w = grid_of(gather)
     rows = math.ceil(gather.N * grid_h * grid_w / shape.m)
     return rows * math.ceil(gather.n_columns / shape.n)
