@@ -207,13 +207,16 @@ def _network_table(device, records):
         f"**{device['name']}**, measured {records[0]['date']}.",
         "",
         _row(["", "type", "PyTorch, ms", "ours, ms", "times as fast", "share of the blocks",
-              "predicted"]),
-        _row(["---", "---", *["--:"] * 5]),
+              "predicted", "times as fast as CUDA graphs"]),
+        _row(["---", "---", *["--:"] * 6]),
     ]  # fmt: skip
     for record in records:
         before, after = (row["microseconds"] / 1e3 for row in record["rows"][:2])
         law = record.get("amdahl")
-        explained = [f"{law['share']:.1%}", f"{law['predicted_ratio']:.3f}"] if law else ["", ""]
+        explained = [""] * 3
+        if law:
+            explained = [f"{law['share']:.1%}", f"{law['predicted_ratio']:.3f}"]
+            explained.append(f"{record['graph_ratio']:.3f}")
         name = {"step": "training step"}.get(record["name"].partition(".")[2], "inference")
         cells = [name, record["dtype"], f"{before:.1f}", f"{after:.1f}", f"{record['ratio']:.3f}"]
         lines.append(_row(cells + explained))

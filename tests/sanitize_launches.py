@@ -6,6 +6,7 @@ it here by a chip that is said to have little shared memory.
 """
 
 import functools
+import itertools
 import sys
 from pathlib import Path
 from unittest import mock
@@ -53,9 +54,11 @@ def main(names):
 def parts():
     """{name: generator that launches kernels and yields what they wrote}, the longest first."""
     import sanitize_layers
+    import sanitize_planned
 
     found = (
         *each_dtype(convolutions), *each_dtype(squeezing_and_exciting), *each_dtype(linears),
+        *itertools.chain.from_iterable(map(each_dtype, sanitize_planned.PARTS)),
         *sanitize_layers.PARTS, softmax_rows, softmax_parts,
         softmax_with_dropout, bn_relu_and_softmax, cross_entropies, activations, pooling,
         intrinsics,

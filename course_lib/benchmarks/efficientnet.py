@@ -3,11 +3,11 @@
 A training step (forward, loss, backward, AdamW) and inference, of 32 images of 380 × 380, in
 float32 (TF32 allowed) and in bfloat16 by autocast, contiguous and channels-last, in turns. A
 profile says where the step's time goes, and Amdahl's law what swapping the blocks can bring: both
-stand beside what is measured.
+stand beside what is measured. A slow host holds such a step up, which launches thousands of
+kernels; so the step is also replayed as a CUDA graph, which takes as long as its kernels.
 """
 
 import copy
-import statistics
 import time
 
 import torch
@@ -15,7 +15,7 @@ import torchvision
 
 from course_lib import bench, nn
 from course_lib.benchmarks import network_profile
-from course_lib.benchmarks.network_profile import BLOCK, Stopwatch
+from course_lib.benchmarks.network_profile import BLOCK
 from course_lib.benchmarks.squeeze_excite import FORMATS, kernel_hash
 
 SHAPE = (32, 3, 380, 380)
@@ -81,7 +81,9 @@ class Training:
         self.kind = getattr(torch, dtype)
         self.x = torch.randn(SHAPE, device=DEVICE).to(memory_format=FORMATS[layout])
         self.target = torch.randint(N_CLASSES, SHAPE[:1], device=DEVICE)
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.optimiser = torch.optim.AdamW(
+            self.model.parameters(), lr=1e-4, fused=True, capturable=DEVICE == "cuda"
+        )
 
     def _outputs(self):
         with torch.autocast(DEVICE, self.kind, enabled=self.autocast):
@@ -119,7 +121,7 @@ def _measure(dtype, rounds):
         record |= {"default": AFTER, "layouts": layouts, "ratio": round(before / after, 4)}
         record |= {"tf32": True, "autocast": dtype != "float32"}
         if name == STEP:
-            record |= explained(candidates, device, layouts[BEFORE])
+            record |= explained(candidates, device, layouts[BEFORE], rounds)
         yield record
 
 
@@ -168,11 +170,18 @@ def _row(case, layouts, device, host):
     }
 
 
-def explained(candidates, timings, layout):
-    """The fields of a record that explain its ratio: profiles, and Amdahl's law, in one layout."""
+def explained(candidates, timings, layout, rounds):
+    """The fields of a record that explain its ratio, in one layout.
+
+    Profiles, the step as a CUDA graph, and Amdahl's law.
+    """
     pair = {"before": candidates[BEFORE, layout], "after": candidates[AFTER, layout]}
     profiles = {when: network_profile.groups(each.step, each.blocks) for when, each in pair.items()}
-    by_events = {when: round(_by_events(each), 1) for when, each in pair.items()}
+    graphs = {when: _as_graph(each, rounds) for when, each in pair.items()}
+    by_removal = {}
+    for when, each in pair.items():
+        with network_profile.removed(each.blocks):
+            by_removal[when] = round(graphs[when] - _as_graph(each, rounds), 1)
     measured = [timings[who, layout].microseconds for who in (BEFORE, AFTER)]
     blocks = [profiles[when][BLOCK] for when in pair]
     kernels = {when: round(found["all"], 1) for when, found in profiles.items()}
@@ -183,20 +192,17 @@ def explained(candidates, timings, layout):
             for when, found in profiles.items()
         },
         "kernel_microseconds": kernels,
-        "blocks_by_events": by_events,
+        "graph_microseconds": graphs,
+        "graph_ratio": round(graphs["before"] / graphs["after"], 4),
+        "blocks_by_removal": by_removal,
         "amdahl": amdahl(*measured, *blocks),
     }
 
 
-def _by_events(training, steps=3):
-    """µs that events around the blocks tell, for one step: the median of a few."""
-    found = []
-    for _ in range(steps):
-        with Stopwatch(_event).around(training.blocks) as stopwatch:
-            training.step()
-        _synchronize()
-        found.append(stopwatch.microseconds())
-    return statistics.median(found)
+def _as_graph(training, rounds):
+    """µs of a step that is replayed as a CUDA graph."""
+    found = bench.device_times({"step": lambda _: training.step()}, calls=1, rounds=rounds)
+    return round(found["step"].microseconds, 1)
 
 
 def amdahl(before, after, block_before, block_after):

@@ -664,6 +664,7 @@ for precision in ("bfloat16", "float32"):
             print(f"{precision:9} {label:29} {each:8.2f} ms, {ratio:.3f} times as fast")
         print("{:9} SE: {share:.1%} of the step, {block_speedup:.2f} times as fast; by Amdahl's law "
               "{predicted_ratio:.3f}".format("", **step["amdahl"]))
+        print(f"{'':9} replayed as CUDA graphs: {step['graph_ratio']:.3f} times as fast")
 print(f"predicted: {predicted:.3f}; my guess: {my_guess}")
 
 # %%
@@ -678,6 +679,11 @@ plot.step_times(both, highlight="squeeze-and-excitation", title="Where the time 
                 "before the swap and after", **step["source"]) if both else None
 
 # %% [markdown]
+# A step of B4 launches thousands of kernels. Where Python is slower at launching them than the GPU
+# at running them, the step takes as long as Python does, and no kernel can change that. So the
+# step was also **captured as a CUDA graph** (lesson 4) and replayed: this takes as long as its
+# kernels take, on any host.
+#
 # **Explaining the gap.** If there is one between prediction and measurement, look at the
 # assumptions. The prediction knew bytes only. It took the share of SE in the *forward* pass for
 # the share in the whole step. It assumed that all other kernels are at their limit too, and any
