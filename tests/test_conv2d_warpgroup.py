@@ -449,7 +449,9 @@ def test_rounding_and_transposing(n_channels, plane):
     values = hard_to_round(math.prod(shape)).reshape(shape)
     problem = problem_of(shape, (4, n_channels, 1, 1), 1, 0, 1, 1, False)
     x = torch.from_numpy(values).to(PLACE)
-    (found,) = halo_plan.side_by_side(problem, (x, n_channels), rounded=True)
+    gather, weight = halo_plan.forward_of(problem), torch.ones((4, n_channels, 1, 1), device=PLACE)
+    plan = warpgroup_plan.Plan(SMALL, 0, math.ceil(n_channels / 32), 0)
+    found, _ = warpgroup_plan.laid_out(gather, plan, problem, x, weight)
     expected = np.ascontiguousarray(to_tf32(values).transpose(0, 2, 3, 1)).ravel()
     assert_same_bits(found, expected)
 
@@ -466,10 +468,7 @@ def test_weights_in_their_order(dtype, last, flipped):
     problem = problem_of(x.shape, weight.shape, 1, 0, 1, 1, last)
     gather = halo_plan.dx_of(problem) if flipped else halo_plan.forward_of(problem)
     plan = warpgroup_plan.Plan(SMALL, 0, 2, 0)
-    kernel = (
-        arranging.arrange_rounded_kernel if dtype == FLOAT else arranging.arrange_ordered_kernel
-    )
-    found = halo_plan.arranged(gather, plan, problem, weight, kernel)
+    _, found = warpgroup_plan.laid_out(gather, plan, problem, x, weight)
     values = seen(weight).numpy()[:, :, 0]  # filter, channel, tap
     values = values.transpose(1, 0, 2)[..., ::-1] if flipped else values
     every = np.zeros((64, 2 * size, 2))

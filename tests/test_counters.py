@@ -42,3 +42,16 @@ def test_captured_launches_have_their_own(n):
     assert len(addresses) == 3
     graph.replay()
     assert [int(each) for each in sums] == [0, 0]
+
+
+@pytest.mark.gpu
+def test_there_are_some_left_for_launches_that_are_captured():
+    """Many graphs, each after a launch that was not captured: none of them sets any to zero."""
+    like = torch.zeros(1, device="cuda")
+    for _ in range(8):
+        counters.counters(5, like)
+        page, given = counters._pages[like.get_device()][-1]
+        assert page.numel() - given >= counters.SPARE
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            found = counters.counters(counters.SPARE, like)
+        assert found.data_ptr() == page[given:].data_ptr()

@@ -115,7 +115,7 @@ def test_windows_of_most_networks(
         BACKWARD_ROWS={1: rows, 2: few},
         BACKWARD_COLUMN_ROWS={1: rows, 2: few},
         FORWARD_TALL={1: few, 2: few},
-        BACKWARD_TALL={1: few, 2: 1},
+        BACKWARD_TALL={2: few, 4: few},
         BACKWARD_BYTES=n_bytes,
     )
     with planned(ENOUGH_PATCHES=enough, **constants):
@@ -138,8 +138,8 @@ def test_which_kernels_take_the_windows_of_most_networks(fixed, layout, dtype):
     width = 16 // dtype.itemsize
     if layout == "channels_last":
         expected = [
-            pixel_patches.forward_kernel(fixed, width, plan.FORWARD_TALL[fixed.stride]),
-            pixel_patches.backward_kernel(fixed, width, plan.BACKWARD_TALL[fixed.stride]),
+            pixel_patches.forward_kernel(fixed, width, plan.forward_tall(fixed, dtype.itemsize)),
+            pixel_patches.backward_kernel(fixed, width, plan.backward_tall(fixed, dtype.itemsize)),
         ]
     else:
         across, rows, _ = plan.forward_shapes(fixed.stride, dtype.itemsize)[0]

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import itertools
 import threading
 from types import SimpleNamespace
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from hypothesis import given
+from hypothesis import strategies as st
 from test_replay import PLACE, difference_kernel, scale_kernel
 
 from course_lib import SIMULATED, ops
@@ -227,6 +230,47 @@ def test_counters_are_kept_and_graphs_get_their_own(monkeypatch):
     for _ in range(3):
         assert torch.equal(launcher(x), x)
     assert launcher.thought == 3
+
+
+def chain(x, y, factor):
+    """As `two_results`, by a chain of arrays, each of which two launches need."""
+    last = y
+    for _ in range(5):
+        last, before = arrays.empty_like(x), last
+        run(scale_kernel, before, last, 1.0)
+    result, scaled = arrays.empty_like(x), arrays.empty_like(x)
+    run(scale_kernel, last, scaled, factor)
+    run(difference_kernel, x, scaled, result)
+    arrays.empty_like(x)  # which no launch needs
+    return result, scaled
+
+
+def test_the_workspace_holds_what_is_needed_at_one_time(monkeypatch):
+    sizes, empty = [], torch.empty_strided
+
+    def noted(shape, strides, *, dtype, device):
+        sizes.append(shape[0] if dtype is torch.uint8 else 0)
+        return empty(shape, strides, dtype=dtype, device=device)
+
+    launcher = made(chain)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty_strided", noted)
+        assert thoughts(launcher, *((tensor(8, 32), tensor(8, 32)) for _ in range(3))) == 1
+    assert max(sizes) == 2 * 8 * 32 * 4
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 5)), max_size=12))
+def test_pieces_of_the_workspace(found):
+    sizes = {name: size * repeat.APART for name, (size, _, _) in enumerate(found)}
+    times = {name: (first, first + more) for name, (_, first, more) in enumerate(found)}
+    offsets = repeat._offsets(sizes, times)
+    for a, b in itertools.combinations(sizes, 2):
+        together = times[a][0] <= times[b][1] and times[b][0] <= times[a][1]
+        apart = offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
+        assert apart or not together
+    assert all(offset >= 0 and offset % repeat.APART == 0 for offset in offsets.values())
+    # No place is higher than all the others together would make it.
+    assert all(offset <= sum(sizes.values()) - sizes[n] for n, offset in offsets.items())
 
 
 def test_the_memory_of_runs_has_its_limit(monkeypatch):

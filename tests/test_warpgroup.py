@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +17,7 @@ from course_lib.runtime.launch import chip_of, launch
 from course_lib.runtime.warpgroup import (
     A_BY_ROW,
     B_BY_ROW,
+    multiply_halves,
     multiply_tiles,
     show_to_products,
     tiles_in_shared,
@@ -85,9 +87,13 @@ def one_product(dtype, columns, values=None, by_row=0):
     found = torch.full((128, columns // 2), float("nan"), device=PLACE)
     n_bytes = (64 + columns) * 128
     launch(product_kernel(columns, by_row), 1, 128, x.reshape(-1), found, shared_bytes=n_bytes)
+    return as_matrix(found, columns), 2 * a.double() @ b.double().T
+
+
+def as_matrix(found, columns):
+    """What the threads hold, laid out as a matrix."""
     found = found.cpu().reshape(4, 8, 4, columns // 8, 2, 2)  # warp, g, t, j, half, column
-    matrix = found.permute(0, 4, 1, 3, 2, 5).reshape(64, columns)
-    return matrix.double(), 2 * a.double() @ b.double().T
+    return found.permute(0, 4, 1, 3, 2, 5).reshape(64, columns).double()
 
 
 @pytest.mark.parametrize("columns", [8, 128, 256])
@@ -110,6 +116,39 @@ def test_float32_is_cut_off_to_tf32():
     values[:64, 0], values[64:, 0] = 1 + 2**-10 + 2**-11, 1
     found, _ = one_product(torch.float32, 8, values)
     assert (found == 2 * (1 + 2**-10)).all()
+
+
+@pytest.mark.parametrize("columns", [8, 104, 256])
+def test_a_product_of_halves_in_an_array_of_float32(columns):
+    """From 0 on, whatever the sums were; then a product of float32 is added."""
+    n_sums, size = columns // 2, (64 + columns) * 32
+
+    @cuda.jit
+    def kernel(x, found):
+        tiles, tid = tiles_in_shared(x), cuda.threadIdx.x
+        for i in range(tid, x.size, 128):
+            row, k = i // 32, i % 32
+            tiles[row * 32 + (k // 4 ^ row % 8) * 4 + k % 4] = x[i]
+        acc = cuda.local.array(n_sums, np.float32)
+        for r in range(n_sums):
+            acc[r] = np.float32(math.nan)
+        show_to_products()
+        cuda.syncthreads()
+        multiply_halves(acc, tiles, 0, 64 * 32, columns)
+        multiply_tiles(acc, tiles, size, size + 64 * 32, columns, 0)
+        wait_for_products(acc, columns)
+        for r in range(n_sums):
+            found[tid, r] = acc[r]
+
+    generator = torch.Generator().manual_seed(columns)
+    halves = torch.randint(-3, 4, (64 + columns, 64), generator=generator).bfloat16()
+    floats = torch.randint(-3, 4, (64 + columns, 32), generator=generator).float()
+    x = torch.cat([halves.view(torch.float32), floats]).to(PLACE).reshape(-1)
+    found = torch.full((128, n_sums), float("nan"), device=PLACE)
+    launch(kernel, 1, 128, x, found, shared_bytes=2 * size * 4)
+    expected = halves[:64].double() @ halves[64:].double().T
+    expected += floats[:64].double() @ floats[64:].double().T
+    assert torch.equal(as_matrix(found, columns), expected)
 
 
 @simulated_only

@@ -6,6 +6,9 @@ and `counters` hands the same memory to one launch after the other:
 
 - to launches on one stream, which run one after another, the same each time;
 - to each launch that a CUDA graph captures, memory of its own: graphs may run beside anything.
+
+While a graph is being captured, no memory can be set to zero for good. So launches that are not
+captured see to it that there is some left for those that will be.
 """
 
 import sys
@@ -15,7 +18,8 @@ import numpy as np
 from course_lib.runtime import arrays
 from course_lib.runtime import launch as launching
 
-PAGE = 1 << 16  # counters that are set to zero together
+PAGE = 1 << 18  # counters that are set to zero together
+SPARE = 1 << 16  # that are left for launches of a graph
 ALIGNMENT = 32  # counters in 128 bytes, a line of the L2 cache
 
 _of_streams = {}  # (device, stream) -> counters
@@ -37,6 +41,9 @@ def counters(n, like):
     found = _of_streams.get(key)
     if found is None or found.numel() < n:
         found = _of_streams[key] = _given(n, like)
+    page, given = _pages[index][-1]
+    if page.numel() - given < SPARE:
+        _add_page(SPARE, like)
     return found
 
 
@@ -57,9 +64,13 @@ def _given(n, like, capturing=False):
     if not pages or pages[-1][1] + rounded > pages[-1][0].numel():
         if capturing:  # no page can be made now: the graph itself will fill these, each time
             return _zeros(rounded, like)
-        # Twice as many: some are left for launches that are captured.
-        pages.append([_zeros(max(PAGE, 2 * rounded), like), 0])
-        sys.modules["torch"].cuda.synchronize(like.get_device())  # other streams may use them
+        _add_page(rounded, like)
     page = pages[-1]
     first, page[1] = page[1], page[1] + rounded
     return page[0][first : page[1]]
+
+
+def _add_page(n, like):
+    """A page of twice `n` counters or more."""
+    _pages[like.get_device()].append([_zeros(max(PAGE, 2 * n), like), 0])
+    sys.modules["torch"].cuda.synchronize(like.get_device())  # other streams may use them

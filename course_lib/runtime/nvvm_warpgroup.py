@@ -30,21 +30,28 @@ _DESCRIPTOR = 1 << 62 | (BOUNDARY >> 4) << 32 | (PANEL_BYTES >> 4) << 16
 _STEP, _STEP_BY_ROW = 32 >> 4, 16 * 128 >> 4
 
 
-def _code(dtype, columns, by_row):
-    """PTX of the product: it is begun, and a group of its own to wait for."""
+def _code(dtype, columns, by_row, afresh=False):
+    """PTX of the product: it is begun, and a group of its own to wait for.
+
+    `afresh`: of sums from 0 on, which are no operands then.
+    """
     kind, flags, steps = _KINDS[dtype], "1, 1", [_STEP, _STEP]
     if dtype != types.float32:
         by_rows = [by_row >> side & 1 for side in (0, 1)]
         flags += "".join(f", {flag}" for flag in by_rows)
         steps = [_STEP_BY_ROW if flag else _STEP for flag in by_rows]
     sums = ", ".join(f"${r}" for r in range(columns // 2))
-    a, b = columns, columns + 1
+    a = columns // 2 if afresh else columns
+    b = a + 1
     lines = ["{", ".reg .pred all;", ".reg .b64 a, b;", "setp.eq.u32 all, 0, 0;"]
+    if afresh:
+        lines += [".reg .pred none;", "setp.ne.u32 none, 0, 0;"]
     lines.append("wgmma.fence.sync.aligned;")
     for n in range(STEPS):
         lines += [f"add.s64 a, ${a}, {n * steps[0]};", f"add.s64 b, ${b}, {n * steps[1]};"]
+        add = "none" if afresh and n == 0 else "all"
         lines.append(
-            f"wgmma.mma_async.sync.aligned.m64n{columns}{kind} {{{sums}}}, a, b, all, {flags};"
+            f"wgmma.mma_async.sync.aligned.m64n{columns}{kind} {{{sums}}}, a, b, {add}, {flags};"
         )
     lines += ["wgmma.commit_group.sync.aligned;", "}"]
     return "\n".join(lines)
@@ -60,14 +67,17 @@ def _check_columns(columns, name):
     return number
 
 
-def _on_sums(builder, places, code, arguments):
-    """Run `code` on the sums at `places`, which it finds in its first operands and leaves there."""
+def _on_sums(builder, places, code, arguments, afresh=False):
+    """Run `code` on the sums at `places`, which it finds in its first operands and leaves there.
+
+    `afresh`: it leaves them there, and does not ask what they were.
+    """
     count = len(places)
-    sums = [builder.load(place) for place in places]
+    sums = [] if afresh else [builder.load(place) for place in places]
     kind = ir.FunctionType(
         ir.LiteralStructType([_F32] * count), [value.type for value in (*sums, *arguments)]
     )
-    operands = ["=f"] * count + [str(r) for r in range(count)] + ["l"] * len(arguments)
+    operands = ["=f"] * count + [str(r) for r in range(len(sums))] + ["l"] * len(arguments)
     constraints = ",".join([*operands, "~{memory}"])
     found = builder.asm(kind, code, constraints, [*sums, *arguments], True)
     found.attributes.add("convergent")
@@ -90,12 +100,26 @@ def multiply_tiles(typingctx, acc, tiles, i, j, columns, by_row):
         raise TypeError(f"multiply_tiles needs a constant by_row, not {by_row}")
     if by_row.literal_value and tiles.dtype == types.float32:
         raise TypeError(f"tiles by rows are of 16-bit numbers, not {tiles.dtype}")
-    code = _code(tiles.dtype, number, by_row.literal_value)
+    codegen = _product(number, _code(tiles.dtype, number, by_row.literal_value))
+    return types.void(acc, tiles, i, j, columns, by_row), codegen
+
+
+@_of_literals
+def multiply_halves(typingctx, acc, tiles, i, j, columns):
+    _check(tiles, "multiply_halves")
+    _check_local(acc, "multiply_halves")
+    number = _check_columns(columns, "multiply_halves")
+    codegen = _product(number, _code(types.bfloat16, number, 0, afresh=True), afresh=True)
+    return types.void(acc, tiles, i, j, columns), codegen
+
+
+def _product(number, code, afresh=False):
+    """Machine code of a product of `number` columns; arguments: sums, tiles, and where they are."""
 
     def codegen(context, builder, sig, args):
         def descriptor(position):
             address = _shared_address(
-                context, builder, tiles, args[1], sig.args[position], args[position]
+                context, builder, sig.args[1], args[1], sig.args[position], args[position]
             )
             start = builder.and_(builder.lshr(address, _I32(4)), _I32(0x3FFF))
             return builder.or_(builder.zext(start, _I64), _I64(_DESCRIPTOR))
@@ -103,12 +127,12 @@ def multiply_tiles(typingctx, acc, tiles, i, j, columns, by_row):
         with _where_there_are_any(builder) as (then, otherwise):
             with then:
                 places = _places(context, builder, sig.args[0], args[0], _I64(0), number // 2)
-                _on_sums(builder, places, code, [descriptor(2), descriptor(3)])
+                _on_sums(builder, places, code, [descriptor(2), descriptor(3)], afresh)
             with otherwise:
                 _trap(builder)
         return context.get_dummy_value()
 
-    return types.void(acc, tiles, i, j, columns, by_row), codegen
+    return codegen
 
 
 @intrinsic

@@ -4,7 +4,9 @@
 others: a convolution may arrange its weights, add up parts in memory of its own, and launch three
 kernels for it. What is noted of a run is every launch, and every array that it made: its results,
 and the workspace between launches. A repetition makes the results, one piece of memory for all of
-the workspace, and starts the launches.
+the workspace, and starts the launches. Arrays of the workspace that no two launches need at the
+same time have the same place in it: launches of a stream follow one another, also those that get
+ready before (`launch`'s `overlap`), since they wait before they touch memory.
 
 Remembered under: dtype, shape, strides and device of each array, all other arguments, the stream
 and the thread. Repeated are only calls with PyTorch tensors that begin on a 16-byte boundary, and
@@ -102,7 +104,7 @@ def _noted(launcher, inputs, n_arrays):
     if watch.spoilt:
         return result, None
     results = result if isinstance(result, tuple) else (result,)
-    memory = _memory(inputs[:n_arrays], results, watch.made)
+    memory = _memory(inputs[:n_arrays], results, watch.made, launches)
     return result, memory and _repetition(launches, memory, results, isinstance(result, tuple))
 
 
@@ -139,28 +141,61 @@ class _Stretch(NamedTuple):
     offset: int  # in bytes from that address
 
 
-def _memory(inputs, results, made):
+def _memory(inputs, results, made, launches):
     """(the `_Stretch`es of a run, bytes of its workspace); None if a result was not made by it.
 
     The addresses of a repetition are those of the inputs, of the results, of the workspace.
     """
-    stretches = [
-        _Stretch(x.data_ptr(), x.data_ptr() + _bytes(x), base, 0)
-        for base, x in enumerate(inputs)
-        if x is not None
-    ]
+    stretches = [_stretch(x, base) for base, x in enumerate(inputs) if x is not None]
     whole = {(x.data_ptr(), _bytes(x)) for x in made}
-    own, n_bytes, workspace = set(), 0, len(inputs) + len(results)
+    own, workspace = set(), len(inputs) + len(results)
     for base, x in enumerate(results, len(inputs)):
         if x.numel() and (x.data_ptr(), _bytes(x)) not in whole:
             return None
         own.add(x.data_ptr())
-        stretches.append(_Stretch(x.data_ptr(), x.data_ptr() + _bytes(x), base, 0))
+        stretches.append(_stretch(x, base))
+    times, sizes = {}, {}
     for x in made:
-        if x.numel() and x.data_ptr() not in own:
-            stretches.append(_Stretch(x.data_ptr(), x.data_ptr() + _bytes(x), workspace, n_bytes))
-            n_bytes += -(-_bytes(x) // APART) * APART
-    return stretches, n_bytes
+        if x.numel() and x.data_ptr() not in own and (found := _times(x, launches)):
+            piece = _stretch(x, workspace)
+            times[piece], sizes[piece] = found, -(-_bytes(x) // APART) * APART
+    offsets = _offsets(sizes, times)
+    stretches += [piece._replace(offset=offset) for piece, offset in offsets.items()]
+    return stretches, max((offset + sizes[piece] for piece, offset in offsets.items()), default=0)
+
+
+def _stretch(x, base):
+    return _Stretch(x.data_ptr(), x.data_ptr() + _bytes(x), base, 0)
+
+
+def _times(x, launches):
+    """(number of the first launch that was given memory of `x`, of the last); None if none was."""
+    start, end = x.data_ptr(), x.data_ptr() + _bytes(x)
+    found = [
+        number
+        for number, (_, _, _, args, _) in enumerate(launches)
+        if any(start <= arg.data_ptr() < end for arg in args if hasattr(arg, "data_ptr"))
+    ]
+    return (found[0], found[-1]) if found else None
+
+
+def _offsets(sizes, times):
+    """{piece: its offset}: those in use at the same time lie apart, the others may not.
+
+    sizes  {piece: bytes}
+    times  {piece: (first launch that uses it, last one)}
+    """
+    offsets = {}
+    for piece in sorted(sizes, key=sizes.get, reverse=True):
+        first, last = times[piece]
+        offset = 0
+        for other in sorted(offsets, key=offsets.get):
+            starts, ends = times[other]
+            begin, end = offsets[other], offsets[other] + sizes[other]
+            if starts <= last and first <= ends and offset + sizes[piece] > begin:
+                offset = max(offset, end)
+        offsets[piece] = offset
+    return offsets
 
 
 def _repetition(launches, memory, results, several):

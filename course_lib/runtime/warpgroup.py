@@ -35,6 +35,8 @@ chunks change places by k.
 `multiply_tiles(acc, tiles, i, j, n,      begins acc += A·Bᵀ, A at tiles[i], B of `n` rows at
 by_row)`                                  tiles[j]; which lie by rows, `by_row` says: A_BY_ROW,
                                           B_BY_ROW, their sum, or 0 (PTX wgmma.mma_async)
+`multiply_halves(acc, tiles, i, j, n)`    begins acc = A·Bᵀ, from 0 on, of tiles that are made of
+                                          bfloat16, whatever the array `tiles` is made of
 `wait_for_earlier_products()`             until all that this warpgroup began is complete but the
                                           last product (PTX wgmma.wait_group 1)
 `wait_for_products(acc, n)`               until `acc` is complete (PTX wgmma.wait_group 0)
@@ -47,6 +49,7 @@ code in `nvvm_warpgroup`, and twins, as told in `intrinsics`. The twin multiplie
 exactly and rounds once: it does not see a tile overwritten too early.
 """
 
+import ml_dtypes
 import numpy as np
 
 from course_lib import simulator
@@ -57,6 +60,7 @@ from course_lib.runtime.matrix import _numbers
 ROWS, ROW_BYTES, BOUNDARY, MOST_COLUMNS = 64, 128, 1024, 256
 A_BY_ROW, B_BY_ROW = 1, 2
 WARP_ROWS, CHUNKS = 16, ROW_BYTES // VECTOR_BYTES
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _LANES = np.arange(32)
 _GROUP, _MEMBER = _LANES // 4, _LANES % 4
 
@@ -97,22 +101,22 @@ def _check_by_row(tiles, columns, by_row):
         raise ValueError(f"tiles by rows have panels of {ROWS} columns, which {columns} are not")
 
 
-def _rows(words, like, by_row):
+def _rows(words, like, by_row, kind):
     """Numbers of a tile, given what each lane read: 128 bytes by each eight lanes."""
     words = np.concatenate([np.array(part, like.dtype) for part in zip(*words, strict=True)])
     size = ROW_BYTES // like.dtype.itemsize
-    found = _numbers(words.reshape(-1, size).view(np.uint32), like.dtype)
+    found = _numbers(words.reshape(-1, size).view(np.uint32), kind)
     if by_row:  # panels of k by row
         return found.reshape(-1, size, size).swapaxes(1, 2).reshape(-1, size)
     return found
 
 
 def _product(payloads):
-    like = payloads[0][3]
+    like, kind = payloads[0][3], payloads[0][6]
     acc = np.array([payload[0] for payload in payloads], np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         a, b = (
-            _rows([payload[part] for payload in payloads], like, payloads[0][4] & flag)
+            _rows([payload[part] for payload in payloads], like, payloads[0][4] & flag, kind)
             for part, flag in ((1, A_BY_ROW), (2, B_BY_ROW))
         )
         product = (a[payloads[0][5] :][:WARP_ROWS] @ b.T).reshape(WARP_ROWS, -1, 8)
@@ -137,6 +141,20 @@ def _multiply_tiles(acc, tiles, i, j, columns, by_row):
     _check_by_row(tiles, columns, by_row)
     _check_tile(tiles, i, by_row & A_BY_ROW)
     _check_tile(tiles, j, by_row & B_BY_ROW)
+    sums = []
+    for r in range(columns // 2):
+        sums.append(acc[r])
+    _multiply(acc, sums, tiles, i, j, columns, by_row, tiles.dtype)
+
+
+def _multiply_halves(acc, tiles, i, j, columns):
+    _check_columns(acc, columns)
+    _check_tile(tiles, i, 0)
+    _check_tile(tiles, j, 0)
+    _multiply(acc, [np.float32(0)] * (columns // 2), tiles, i, j, columns, 0, _BFLOAT16)
+
+
+def _multiply(acc, sums, tiles, i, j, columns, by_row, kind):
     tid = simulator.cuda.threadIdx.x
     row, chunk = tid % 32 // CHUNKS, tid % CHUNKS
     # Of a tile of A by rows, a warp finds its rows at every k.
@@ -149,10 +167,7 @@ def _multiply_tiles(acc, tiles, i, j, columns, by_row):
         a.append(_chunk(tiles, i, first + r, chunk))
     for r in range(row, columns, 4):
         b.append(_chunk(tiles, j, r, chunk))
-    sums = []
-    for r in range(columns // 2):
-        sums.append(acc[r])
-    found = _multiply_together((sums, a, b, tiles, by_row, offset))
+    found = _multiply_together((sums, a, b, tiles, by_row, offset, kind))
     for r in range(columns // 2):
         acc[r] = found[r]
 
@@ -170,6 +185,7 @@ TWINS = {
     "tiles_in_shared": _tiles_in_shared,
     "show_to_products": _show_to_products,
     "multiply_tiles": _multiply_tiles,
+    "multiply_halves": _multiply_halves,
     "wait_for_earlier_products": _wait_for_earlier_products,
     "wait_for_products": _wait_for_products,
 }
@@ -177,4 +193,5 @@ TWINS = {
 _here = twins.in_use(TWINS, "course_lib.runtime.nvvm_warpgroup")
 tiles_in_shared, show_to_products = _here["tiles_in_shared"], _here["show_to_products"]
 multiply_tiles, wait_for_products = _here["multiply_tiles"], _here["wait_for_products"]
+multiply_halves = _here["multiply_halves"]
 wait_for_earlier_products = _here["wait_for_earlier_products"]

@@ -756,9 +756,10 @@ for name in ("conv2d.forward.tf32", "conv2d.forward.channels-last"):
 #   them takes a place at which a product could have been started.
 # - *Tensor cores are hungry.* They multiply so fast that shared memory hardly keeps up. `mma` needs
 #   its factors in registers first. The newest chips let tensor cores read them straight from shared
-#   memory, by an instruction for four warps at a time (`wgmma`). In TF32 and bfloat16 the course
-#   takes it where the chip has it, for the forward pass and dx. For float32 it does not: there the
-#   sums are split as well, and go on with `mma`.
+#   memory, by an instruction for four warps at a time (`wgmma`). The course takes it where the chip
+#   has it, for the forward pass and dx. In float32 with numbers in two parts: there the two small
+#   products go by bfloat16, of which one instruction takes twice as many terms, so that three
+#   products cost as much as two.
 # - *Everybody stores at once.* All multiprocessors begin together, and get to the end of their
 #   tiles together. Then all of them write, and none multiplies.
 # - *The format.* In TF32 cuDNN's numbers above are of images with their channels last, which it

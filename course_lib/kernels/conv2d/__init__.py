@@ -24,9 +24,9 @@ rung             what it does, and what of the three passes reads from global me
                  with whole vectors of channels, copies take 16 bytes: forward, and dx without
                  strides, read a tile of 256 pixels with its halo once for all taps and 128
                  channels of the result (`halo`), dweight a tile of 192 terms and 128 channels at
-                 each pixel (`pixel_sums`); other images than channels-last are transposed first. In
-                 one product, large passes without strides go by `wgmma` on compute capability 9.0
-                 (`warpgroup`). All else: gathered tiles of 64 × 64 or 128 × 128, in 16 bits by 16
+                 each pixel (`pixel_sums`); other images than channels-last are transposed first.
+                 Large passes without strides go by `wgmma` on compute capability 9.0 (`warpgroup`,
+                 for float32 `warpgroup_mixed`). All else: gathered tiles of 64 × 64 or 128 × 128, in 16 bits by 16
                  bytes too
 `few_channels`   for the filters that first layers have: 3 × 3, 5 × 5 or 7 × 7 over one to four
                  channels; memory the limit. What a pixel's filters meet is read once for up to 64

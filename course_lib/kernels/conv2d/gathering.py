@@ -8,8 +8,10 @@ from course_lib.kernels.conv2d import (
     channels_last,
     halo_plan,
     halo_small,
+    layout,
     pixel_sums_plan,
     pixel_sums_small,
+    warpgroup_mixed_plan,
     warpgroup_plan,
 )
 from course_lib.kernels.conv2d.channels_last_dweight import dweight_kernel_of
@@ -156,9 +158,11 @@ def _launch_halo(gather, problem, source, weight, bias, result, precision):
     chosen = gather, source.dtype.itemsize, mode, chip_of(source)
     aligned = not problem.channels_last or not arrays.address_of(source) % VECTOR_BYTES
     plan = halo_small.planned(*chosen) if halo_small.takes(problem, source, weight) else None
-    if plan is None and aligned and (found := warpgroup_plan.planned(*chosen)):
-        warpgroup_plan.run(gather, found, problem, source, weight, bias, result)
-        return True
+    if plan is None and aligned:
+        for kernels in (warpgroup_plan, warpgroup_mixed_plan):
+            if found := kernels.planned(*chosen):
+                kernels.run(gather, found, problem, source, weight, bias, result)
+                return True
     plan = plan or halo_plan.planned(*chosen)
     if plan is None or not aligned:
         return False
@@ -263,7 +267,9 @@ def specialisations():
     """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
     yield from halo_plan.specialisations()
     yield from halo_small.specialisations()
+    yield from layout.specialisations()
     yield from warpgroup_plan.specialisations()
+    yield from warpgroup_mixed_plan.specialisations()
     yield from pixel_sums_plan.specialisations()
     yield from pixel_sums_small.specialisations()
     sums = ("float32", 1)

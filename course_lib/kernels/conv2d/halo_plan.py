@@ -209,13 +209,13 @@ def run(gather, plan, problem, source, weight, bias, result, mode):
     )  # fmt: skip
 
 
-def side_by_side(problem, *operands, rounded=False):
+def side_by_side(problem, *operands):
     """The arrays of (array, channels) with channels side by side: themselves, or copies.
 
-    One launch copies two arrays. `rounded`: a copy of the one array, rounded to TF32.
+    One launch copies two arrays.
     """
     if problem.channels_last:
-        return [_rounded(array) if rounded else array for array, _ in operands]
+        return [array for array, _ in operands]
     copies, numbers, n_blocks, itemsize = [], [], 0, operands[0][0].dtype.itemsize
     for array, n_channels in operands:
         plane = math.prod(array.shape[2:])
@@ -228,25 +228,15 @@ def side_by_side(problem, *operands, rounded=False):
         n_blocks += n_images * n_squares
         if len(numbers) == 1:
             n_first = n_blocks
-    kernel = arranging.transpose_rounded_kernel if rounded else arranging.transpose_kernel
-    arguments = numbers[0]
+    kernel, arguments = arranging.transpose_kernel, numbers[0]
     if len(numbers) == 2:
         kernel, arguments = arranging.transpose_two_kernel, (*numbers[0], n_first, *numbers[1])
     launch(kernel, n_blocks, arranging.BLOCK_SIZE, *arguments, flat=True, overlap=True)
     return copies
 
 
-def _rounded(array):
-    copy = arrays.empty((arrays.size_of(array),), like=array)
-    n_blocks = math.ceil(arrays.size_of(array) / (4 * arranging.BLOCK_SIZE))
-    launch(
-        arranging.round_kernel, n_blocks, arranging.BLOCK_SIZE, array, copy, flat=True, overlap=True
-    )
-    return copy
-
-
-def arranged(gather, plan, problem, weight, kernel=arranging.arrange_kernel):
-    """The weights as `halo` reads them, or as another kernel of `arranging` lays them out."""
+def arranged(gather, plan, problem, weight):
+    """The weights as `halo` reads them."""
     p, n_taps = problem, gather.R * gather.S
     k_size = halo.CHUNK_BYTES // weight.dtype.itemsize
     n_lines = math.ceil(gather.n_columns / plan.shape.n) * plan.shape.n
@@ -259,8 +249,9 @@ def arranged(gather, plan, problem, weight, kernel=arranging.arrange_kernel):
         steps = channel_step, filter_step, tap_step
     numbers = k_size, n_lines, gather.n_columns, gather.n_channels, n_taps, *steps
     launch(
-        kernel, math.ceil(arrays.size_of(tiles) / arranging.BLOCK_SIZE), arranging.BLOCK_SIZE,
-        weight, tiles, *map(np.int32, numbers), gather.flipped, flat=True, overlap=True,
+        arranging.arrange_kernel, math.ceil(arrays.size_of(tiles) / arranging.BLOCK_SIZE),
+        arranging.BLOCK_SIZE, weight, tiles, *map(np.int32, numbers), gather.flipped, flat=True,
+        overlap=True,
     )  # fmt: skip
     return tiles
 
@@ -271,15 +262,8 @@ def specialisations():
         array = (dtype, 1)
         types = [array, array, *["int32"] * 8, "boolean"]
         yield f"conv2d.arrange {dtype}", arranging.arrange_kernel, types
-        if dtype != "float32":
-            yield f"conv2d.arrange ordered {dtype}", arranging.arrange_ordered_kernel, types
-        else:
-            yield "conv2d.arrange rounded", arranging.arrange_rounded_kernel, types
-            yield "conv2d.round", arranging.round_kernel, [array, array]
         types = [array, array, "int64", "int64", "boolean"]
         yield f"conv2d.transpose {dtype}", arranging.transpose_kernel, types
-        if dtype == "float32":
-            yield "conv2d.transpose rounded", arranging.transpose_rounded_kernel, types
         types = [*types, "int64", *types]
         yield f"conv2d.transpose two {dtype}", arranging.transpose_two_kernel, types
         for mode in ("tf32", "split", "mixed") if dtype == "float32" else ("narrow",):

@@ -75,60 +75,15 @@ def make(shape, itemsize):
     TILE_M, TILE_N, N_STAGES, N_THREADS = shape.m, shape.n, shape.n_stages, shape.n_threads
     EACH, SIDE = shape.each, shape.n // ROWS  # positions of a warpgroup; warpgroups side by side
     WIDTH, K_SIZE = VECTOR_BYTES // itemsize, ROW_BYTES // itemsize
-    LINES, N_SUMS = N_THREADS // CHUNKS, EACH // 2
-    STAGE, N_COPIES, AHEAD = TILE_N * K_SIZE, TILE_N // LINES, N_STAGES - 2
+    N_SUMS, STAGE, AHEAD = EACH // 2, TILE_N * K_SIZE, N_STAGES - 2
     # Shared memory in bytes: places, origins, staged sums, weights, positions.
     ORIGINS, STAGED = 8 * TILE_M, 8 * TILE_M + 4 * MOST_POSITIONS
     FRONT = front_bytes(shape) // ROW_BYTES * K_SIZE
-    FIRST_ROW, SPAN = front_bytes(shape) // ROW_BYTES + N_STAGES * TILE_N, N_THREADS * WIDTH
-    following, write = _following(STAGE, WIDTH), _writing(EACH)
-
-    @cuda.jit(device=True)
-    def copy_weights(cache, to, weights, where, exists):
-        """Begin to copy a tile, which lies as one piece: eight threads take a line."""
-        line, chunk = cuda.threadIdx.x // CHUNKS, cuda.threadIdx.x % CHUNKS
-        to = np.int64(to + line * K_SIZE + (chunk ^ line % 8) * WIDTH)
-        n = WIDTH if exists else 0
-        for u in range(N_COPIES):
-            copy_part_async(cache, to + u * LINES * K_SIZE, weights, where + u * SPAN, n)
-
-    @cuda.jit(device=True)
-    def find_origins(origins, position, n_positions, sizes, grid, pad):
-        """origins[j], the pixel of the source at position `position` + j, or OUTSIDE."""
-        for j in range(cuda.threadIdx.x, n_positions, N_THREADS):
-            image, h, w = pixel_of(np.int32(position + j), grid)
-            h, w = np.int32(h - pad[0]), np.int32(w - pad[1])
-            inside = h >= 0 and h < sizes[1] and w >= 0 and w < sizes[2] and image < sizes[0]
-            origins[j] = np.int32((image * sizes[1] + h) * sizes[2] + w) if inside else OUTSIDE
-
-    @cuda.jit(device=True)
-    def find_places(places, position, N, P, Q, grid, n_columns, planar):
-        """Where the first column's result of each position of the tile goes, or OUTSIDE."""
-        for j in range(cuda.threadIdx.x, TILE_M, N_THREADS):
-            image, p, q = pixel_of(np.int32(position + j), grid)
-            place, plane = np.int64(p) * Q + q, np.int64(P) * Q
-            if planar:
-                place += image * plane * n_columns
-            else:
-                place = (place + image * plane) * n_columns
-            places[j] = place if image < N and p < P and q < Q else np.int64(OUTSIDE)
-
-    @cuda.jit(device=True)
-    def copy_positions(cache, row, source, origins, first, stop, n_channels, k):
-        """Begin to copy channels k on of positions first … stop − 1.
-
-        The block's first position goes to row `row` of shared memory.
-        """
-        line, chunk = np.int32(cuda.threadIdx.x // CHUNKS), np.int32(cuda.threadIdx.x % CHUNKS)
-        channel = np.int32(k + chunk * WIDTH)
-        to = np.int32(row + line + first)
-        to = np.int32(to * K_SIZE + (chunk ^ to % 8) * WIDTH)
-        for j in range(np.int32(first + line), stop, LINES):
-            origin = origins[np.uint32(j)]
-            n = WIDTH if origin >= 0 and channel < n_channels else 0
-            place = np.int64(max(origin, np.int32(0))) * n_channels + channel
-            copy_part_async(cache, np.int64(to), source, place if n > 0 else np.int64(0), n)
-            to = np.int32(to + LINES * K_SIZE)
+    FIRST_ROW = front_bytes(shape) // ROW_BYTES + N_STAGES * TILE_N
+    following, write = stepping(STAGE, WIDTH), writing(EACH)
+    copy_weights, find_origins, find_places, copy_positions = copying(
+        TILE_N, N_THREADS, TILE_M, itemsize
+    )
 
     @cuda.jit(launch_bounds=(N_THREADS, 1))
     def warpgroup_kernel(
@@ -215,7 +170,68 @@ def make(shape, itemsize):
     return warpgroup_kernel
 
 
-def _following(STAGE, WIDTH):
+def copying(n_lines, n_threads, n_positions, itemsize):
+    """(copy_weights, find_origins, find_places, copy_positions) of a block of so many threads.
+
+    n_lines      of 128 bytes that a step's weights have
+    n_positions  of a tile
+    """
+    N_THREADS, TILE_M = n_threads, n_positions
+    WIDTH, K_SIZE = VECTOR_BYTES // itemsize, ROW_BYTES // itemsize
+    LINES, SPAN = N_THREADS // CHUNKS, N_THREADS * WIDTH
+    N_COPIES = n_lines // LINES
+
+    @cuda.jit(device=True)
+    def copy_weights(cache, to, weights, where, exists):
+        """Begin to copy a tile, which lies as one piece: eight threads take a line."""
+        line, chunk = cuda.threadIdx.x // CHUNKS, cuda.threadIdx.x % CHUNKS
+        to = np.int64(to + line * K_SIZE + (chunk ^ line % 8) * WIDTH)
+        n = WIDTH if exists else 0
+        for u in range(N_COPIES):
+            copy_part_async(cache, to + u * LINES * K_SIZE, weights, where + u * SPAN, n)
+
+    @cuda.jit(device=True)
+    def find_origins(origins, position, n_positions, sizes, grid, pad):
+        """origins[j], the pixel of the source at position `position` + j, or OUTSIDE."""
+        for j in range(cuda.threadIdx.x, n_positions, N_THREADS):
+            image, h, w = pixel_of(np.int32(position + j), grid)
+            h, w = np.int32(h - pad[0]), np.int32(w - pad[1])
+            inside = h >= 0 and h < sizes[1] and w >= 0 and w < sizes[2] and image < sizes[0]
+            origins[j] = np.int32((image * sizes[1] + h) * sizes[2] + w) if inside else OUTSIDE
+
+    @cuda.jit(device=True)
+    def find_places(places, position, N, P, Q, grid, n_columns, planar):
+        """Where the first column's result of each position of the tile goes, or OUTSIDE."""
+        for j in range(cuda.threadIdx.x, TILE_M, N_THREADS):
+            image, p, q = pixel_of(np.int32(position + j), grid)
+            place, plane = np.int64(p) * Q + q, np.int64(P) * Q
+            if planar:
+                place += image * plane * n_columns
+            else:
+                place = (place + image * plane) * n_columns
+            places[j] = place if image < N and p < P and q < Q else np.int64(OUTSIDE)
+
+    @cuda.jit(device=True)
+    def copy_positions(cache, row, source, origins, first, stop, n_channels, k):
+        """Begin to copy channels k on of positions first … stop − 1.
+
+        The block's first position goes to row `row` of shared memory.
+        """
+        line, chunk = np.int32(cuda.threadIdx.x // CHUNKS), np.int32(cuda.threadIdx.x % CHUNKS)
+        channel = np.int32(k + chunk * WIDTH)
+        to = np.int32(row + line + first)
+        to = np.int32(to * K_SIZE + (chunk ^ to % 8) * WIDTH)
+        for j in range(np.int32(first + line), stop, LINES):
+            origin = origins[np.uint32(j)]
+            n = WIDTH if origin >= 0 and channel < n_channels else 0
+            place = np.int64(max(origin, np.int32(0))) * n_channels + channel
+            copy_part_async(cache, np.int64(to), source, place if n > 0 else np.int64(0), n)
+            to = np.int32(to + LINES * K_SIZE)
+
+    return copy_weights, find_origins, find_places, copy_positions
+
+
+def stepping(STAGE, WIDTH):
     @cuda.jit(device=True)
     def following(where, step, tile, next_step, n_steps, n_blocks, n_parts):
         """(where, step, tile) of the weights after these."""
@@ -229,7 +245,7 @@ def _following(STAGE, WIDTH):
     return following
 
 
-def _writing(EACH):
+def writing(EACH):
     # Of eight positions a thread has the sums of two, for two filters that follow each other.
     N_SLICES, N_SUMS, IN_SLICE = -(-EACH // SLICE), EACH // 2, SLICE // 2
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from course_lib.kernels.conv2d import arranging, halo_plan, warpgroup
+from course_lib.kernels.conv2d import arranging, halo_plan, layout, warpgroup
 from course_lib.kernels.conv2d.halo_results import ADD_BIAS, PLANAR, VECTORS
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
@@ -116,26 +116,39 @@ def run(gather, plan, problem, source, weight, bias, result):
     """result = source * weight (+ bias)."""
     g, shape = gather, plan.shape
     itemsize = result.dtype.itemsize
-    rounded = itemsize == 4
-    (source,) = halo_plan.side_by_side(problem, (source, g.n_channels), rounded=rounded)
-    kernel = arranging.arrange_rounded_kernel if rounded else arranging.arrange_ordered_kernel
-    weight = halo_plan.arranged(g, plan, problem, weight, kernel)
+    source, weight = laid_out(g, plan, problem, source, weight)
+    numbers = numbers_of(g, plan, problem, bias, result)
+    n_blocks = min(n_tiles_of(g, shape), MULTIPROCESSORS)
+    launch(
+        kernel_for(shape, itemsize), n_blocks, shape.n_threads, source, weight,
+        weight if bias is None else bias, result, *map(np.int32, numbers),
+        shared_bytes=warpgroup.shared_bytes(shape, plan.n_positions), flat=True, overlap=True,
+    )  # fmt: skip
+
+
+def numbers_of(gather, plan, problem, bias, result):
+    """The kernel's numbers."""
+    g, shape, itemsize = gather, plan.shape, result.dtype.itemsize
     options = ADD_BIAS if bias is not None else 0
     if not problem.channels_last:
         options += PLANAR
     elif g.n_columns % 2 == 0 and arrays.address_of(result) % (2 * itemsize) == 0:
         options += VECTORS
     (grid_h, grid_w), n_taps, n_tiles = grid_of(g), g.R * g.S, n_tiles_of(g, shape)
-    numbers = (
+    return (
         options, n_tiles, g.N, g.P, g.Q, g.H, g.W, grid_h, grid_w, *g.pad, g.dilation[0] * grid_w,
         g.dilation[1], g.S, n_taps, g.n_channels, g.n_columns, plan.n_chunks, plan.n_positions,
         plan.share,
     )  # fmt: skip
-    launch(
-        kernel_for(shape, itemsize), min(n_tiles, MULTIPROCESSORS), shape.n_threads, source, weight,
-        weight if bias is None else bias, result, *map(np.int32, numbers),
-        shared_bytes=warpgroup.shared_bytes(shape, plan.n_positions), flat=True, overlap=True,
-    )  # fmt: skip
+
+
+def laid_out(gather, plan, problem, source, weight):
+    """(source, weights) as the kernel reads them: see `layout.laid_out`."""
+    itemsize, n = weight.dtype.itemsize, plan.shape.n
+    kernel = arranging.arrange_rounded_kernel if itemsize == 4 else arranging.arrange_ordered_kernel
+    n_lines, k_size = math.ceil(gather.n_columns / n) * n, ROW_BYTES // itemsize
+    size = plan.n_chunks * gather.R * gather.S * n_lines * k_size
+    return layout.laid_out(gather, problem, source, weight, kernel, k_size, n_lines, size, size)
 
 
 def kernel_for(shape, itemsize):

@@ -195,9 +195,14 @@ def backward_kernel(window, width, tall):
             write_pixel(dx, base, values, places, h, w, 0, 0, C, H, W)
             if stride == 2:
                 write_pixel(dx, base, values, places, h, w, 0, 1, C, H, W)
-            if tall * stride == 2:
+            if tall * stride > 1:
                 write_pixel(dx, base, values, places, h, w, 1, 0, C, H, W)
             if stride == 2:
                 write_pixel(dx, base, values, places, h, w, 1, 1, C, H, W)
+            if tall * stride > 2:
+                write_pixel(dx, base, values, places, h, w, 2, 0, C, H, W)
+                write_pixel(dx, base, values, places, h, w, 2, 1, C, H, W)
+                write_pixel(dx, base, values, places, h, w, 3, 0, C, H, W)
+                write_pixel(dx, base, values, places, h, w, 3, 1, C, H, W)
 
     return pixel_patch_backward_kernel

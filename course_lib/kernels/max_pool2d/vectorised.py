@@ -27,7 +27,7 @@ def forward(images, window, channels_last, relu):
     fixed = _fixed(window, indices)
     if channels_last:
         if fixed and _launch_pixel_patches(
-            pixel_patches.forward_kernel, images, fixed, window, plan.FORWARD_TALL, window.OH,
+            pixel_patches.forward_kernel, images, fixed, window, plan.forward_tall, window.OH,
             window.OW, relu,
         ):  # fmt: skip
             return True
@@ -67,7 +67,7 @@ def backward(images, window, channels_last):
     fixed = _fixed(window, indices)
     if channels_last:
         if fixed and _launch_pixel_patches(
-            pixel_patches.backward_kernel, images, fixed, window, plan.BACKWARD_TALL,
+            pixel_patches.backward_kernel, images, fixed, window, plan.backward_tall,
             plan.ceil_div(window.H, fixed.stride), plan.ceil_div(window.W, fixed.stride),
         ):  # fmt: skip
             return True
@@ -113,9 +113,10 @@ def _launch_patches(kernel, images, p, window, *flags):
 
 
 def _launch_pixel_patches(make, images, fixed, window, tall, height, width, *flags):
-    """`height`×`width` is what an image has windows for."""
+    """`height`×`width` is what an image has windows for; `tall` tells how tall patches may be."""
     N, C, _, _ = images[0].shape
-    itemsize, tall, block = images[0].dtype.itemsize, tall[fixed.stride], plan.PIXEL_PATCH_THREADS
+    itemsize, block = images[0].dtype.itemsize, plan.PIXEL_PATCH_THREADS
+    tall = tall(fixed, itemsize)
     n_columns, rest = divmod(C * itemsize, VECTOR_BYTES)
     if N * height * width * n_columns < tall * plan.ENOUGH_PATCHES:
         tall = 1
@@ -183,15 +184,15 @@ def kernels(direction, dtype):
         name = f"{fixed.kernel}×{fixed.kernel}/{fixed.stride}/{fixed.padding}"
         if direction == "forward":
             make, make_pixels = _forward_kernel, pixel_patches.forward_kernel
-            shapes, tall = plan.forward_shapes(fixed.stride, itemsize), plan.FORWARD_TALL
+            shapes, tall = plan.forward_shapes(fixed.stride, itemsize), plan.forward_tall
             flags = [flag]
         else:
             make, make_pixels = patches.backward_kernel, pixel_patches.backward_kernel
-            shapes, tall = plan.backward_shapes(fixed, itemsize), plan.BACKWARD_TALL
+            shapes, tall = plan.backward_shapes(fixed, itemsize), plan.backward_tall
             flags = []
         for across, rows, aligned in shapes:
             label = f"{name}, {rows}×{across}{'' if aligned else ' one by one'}"
             yield label, make(fixed, across, rows, aligned), ["int64"] * 11 + flags
-        for n in sorted({1, tall[fixed.stride]}):
+        for n in sorted({1, tall(fixed, itemsize)}):
             kernel = make_pixels(fixed, VECTOR_BYTES // itemsize, n)
             yield f"channels-last {name}, {n} tall", kernel, ["int64"] * 15 + flags

@@ -1,0 +1,79 @@
+"""Launches that lay out images and weights as `warpgroup` and its kin read them (`arranging`)."""
+
+import math
+
+import numpy as np
+
+from course_lib.kernels.conv2d import arranging
+from course_lib.runtime import arrays
+from course_lib.runtime.intrinsics import VECTOR_BYTES
+from course_lib.runtime.launch import launch
+
+
+def laid_out(gather, problem, source, weight, kernel, first, n_lines, size, n_threads):
+    """(source with channels side by side, weights tile by tile), in one launch if both are copied.
+
+    kernel     that arranges the weights, the one of float32 for TF32: then images are rounded, too
+    first      its first number, before the other sizes
+    n_lines    of filters, those included that fill the last tile
+    size       elements that the arranged weights have
+    n_threads  that it takes
+    """
+    p, n_taps = problem, gather.R * gather.S
+    steps = (1, p.C * n_taps, p.C) if p.channels_last else (n_taps, p.C * n_taps, 1)
+    channel_step, filter_step, tap_step = steps
+    if gather.flipped:
+        channel_step, filter_step = filter_step, channel_step
+    sizes = first, n_lines, gather.n_columns, gather.n_channels, n_taps
+    tiles = arrays.empty((size,), like=weight)
+    numbers = (
+        weight, tiles, *map(np.int32, (*sizes, filter_step, channel_step, tap_step)),
+        gather.flipped,
+    )  # fmt: skip
+    n_blocks = math.ceil(n_threads / arranging.BLOCK_SIZE)
+    if problem.channels_last:
+        _launch(kernel, n_blocks, *numbers)
+        rounded = kernel is arranging.arrange_rounded_kernel
+        return _rounded(source) if rounded else source, tiles
+    plane = math.prod(source.shape[2:])
+    n_images = arrays.size_of(source) // max(1, gather.n_channels * plane)
+    n_squares = math.ceil(gather.n_channels / arranging.SIDE) * math.ceil(plane / arranging.SIDE)
+    whole = not (plane * source.dtype.itemsize | arrays.address_of(source)) % VECTOR_BYTES
+    copy = arrays.empty((arrays.size_of(source),), like=source)
+    _launch(
+        arranging.WITH_IMAGES[kernel], n_images * n_squares + n_blocks, source, copy,
+        gather.n_channels, plane, whole, n_images * n_squares, *numbers,
+    )  # fmt: skip
+    return copy, tiles
+
+
+def _rounded(array):
+    copy = arrays.empty((arrays.size_of(array),), like=array)
+    _launch(
+        arranging.round_kernel, math.ceil(arrays.size_of(array) / (4 * arranging.BLOCK_SIZE)),
+        array, copy,
+    )  # fmt: skip
+    return copy
+
+
+def _launch(kernel, n_blocks, *arguments):
+    launch(kernel, n_blocks, arranging.BLOCK_SIZE, *arguments, flat=True, overlap=True)
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
+    for dtype in ("float32", "float16", "bfloat16"):
+        array = (dtype, 1)
+        types = [array, array, *["int32"] * 8, "boolean"]
+        kernels = {"ordered": arranging.arrange_ordered_kernel}
+        if dtype == "float32":
+            yield "conv2d.round", arranging.round_kernel, [array, array]
+            kernels = {
+                "rounded": arranging.arrange_rounded_kernel,
+                "split": arranging.arrange_split_kernel,
+            }
+        for name, kernel in kernels.items():
+            yield f"conv2d.arrange {name} {dtype}", kernel, types
+            images = [array, array, "int64", "int64", "boolean", "int64"]
+            with_images = arranging.WITH_IMAGES[kernel]
+            yield f"conv2d.arrange {name} and transpose {dtype}", with_images, images + types
