@@ -121,7 +121,7 @@ def _measure(dtype, rounds):
         record |= {"default": AFTER, "layouts": layouts, "ratio": round(before / after, 4)}
         record |= {"tf32": True, "autocast": dtype != "float32"}
         if name == STEP:
-            record |= explained(candidates, device, layouts[BEFORE], rounds)
+            record |= explained(candidates, layouts[BEFORE], rounds)
         yield record
 
 
@@ -170,10 +170,10 @@ def _row(case, layouts, device, host):
     }
 
 
-def explained(candidates, timings, layout, rounds):
+def explained(candidates, layout, rounds):
     """The fields of a record that explain its ratio, in one layout.
 
-    Profiles, the step as a CUDA graph, and Amdahl's law.
+    Profiles, the step as a CUDA graph, and Amdahl's law for that.
     """
     pair = {"before": candidates[BEFORE, layout], "after": candidates[AFTER, layout]}
     profiles = {when: network_profile.groups(each.step, each.blocks) for when, each in pair.items()}
@@ -182,7 +182,6 @@ def explained(candidates, timings, layout, rounds):
     for when, each in pair.items():
         with network_profile.removed(each.blocks):
             by_removal[when] = round(graphs[when] - _as_graph(each, rounds), 1)
-    measured = [timings[who, layout].microseconds for who in (BEFORE, AFTER)]
     blocks = [profiles[when][BLOCK] for when in pair]
     kernels = {when: round(found["all"], 1) for when, found in profiles.items()}
     return {
@@ -193,9 +192,8 @@ def explained(candidates, timings, layout, rounds):
         },
         "kernel_microseconds": kernels,
         "graph_microseconds": graphs,
-        "graph_ratio": round(graphs["before"] / graphs["after"], 4),
         "blocks_by_removal": by_removal,
-        "amdahl": amdahl(*measured, *blocks),
+        "amdahl": amdahl(*graphs.values(), *blocks),
     }
 
 

@@ -662,9 +662,8 @@ for precision in ("bfloat16", "float32"):
         for label, each in ms.items():
             ratio = ms["PyTorch eager"] / each
             print(f"{precision:9} {label:29} {each:8.2f} ms, {ratio:.3f} times as fast")
-        print("{:9} SE: {share:.1%} of the step, {block_speedup:.2f} times as fast; by Amdahl's law "
-              "{predicted_ratio:.3f}".format("", **step["amdahl"]))
-        print(f"{'':9} replayed as CUDA graphs: {step['graph_ratio']:.3f} times as fast")
+        print("{:9} as a CUDA graph: SE {share:.1%} of the step, {block_speedup:.2f} times as fast; by "
+              "Amdahl's law {predicted_ratio:.3f}, measured {measured_ratio:.3f}".format("", **step["amdahl"]))
 print(f"predicted: {predicted:.3f}; my guess: {my_guess}")
 
 # %%
