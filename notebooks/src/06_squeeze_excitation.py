@@ -696,9 +696,9 @@ for n_blocks in (1, 3, 50):
 # tells it that the list is at its end.) Tickets also spread the work better, since fast blocks draw more of them. Their price is an
 # atomic for each item.
 #
-# The course's own kernel is built on tickets too. The other way is to ask the chip for a guarantee. A *cooperative
-# launch* starts all blocks at once, or fails. And the blocks of a *cluster* (lesson 4) always run at the same time: up to
-# 16 neighbours.
+# The course's rung `fused` is built on tickets too. The other way is to ask the chip for a guarantee. A *cooperative
+# launch* starts all blocks at once, or fails; the rung `resident`, which you will meet in section 7, is started so. And the
+# blocks of a *cluster* (lesson 4) always run at the same time: up to 8 neighbours, or 16 if the kernel allows it.
 #
 # Another good place for a break.
 
@@ -856,9 +856,13 @@ print(f"of this, through the gates of all channels: {dx[1, 4, 7] - dy[1, 4, 7] *
 # - `fused`: one kernel with tickets, as above, and a little more. The block that pools the last piece of a picture
 #   finds all of its gates, so that the others need not. And the kernel tells L2 what it may forget: a piece of
 #   `x` that is read for the second time, and all of `y`;
-# - `auto`: `fused` where the pictures are larger than L2 and the small layers small, `two_pass` elsewhere.
+# - `resident`, forward only: the first of the two ways out of section 2. Many blocks hold a picture together, each a piece in
+#   its shared memory, and meet once to exchange what they know of the hidden vector. `x` is read only once;
+# - `auto` is no kernel but a choice, and what you get if you ask for nothing else. Forward it takes `resident` where a picture
+#   (channels first) is shared by many blocks and still fits into the shared memory of all multiprocessors together. Else it
+#   takes `fused` for large batches with small layers, and `two_pass` for all the rest.
 #
-# They are run here on the two photographs:
+# The first three are run here on the two photographs:
 
 # %%
 from course_lib.kernels import squeeze_excite as course_block
@@ -901,8 +905,9 @@ def show(record, title):
 
 # %% [markdown]
 # 32 pictures of 48 channels with 190 × 190 pixels: 222 MB. **Predict** the ratio of PyTorch's time to that
-# of the fused kernel, from the bytes; and what torch.compile may reach, which fuses neighbouring operations but
-# cannot let blocks wait for each other.
+# of a kernel which gets `x` from memory only once, from the bytes; and what torch.compile may reach, which fuses neighbouring
+# operations but cannot let blocks wait for each other. (PyTorch calls channels first *contiguous*. A bar says
+# *channels-last* if it is the other layout.)
 
 # %%
 show(measured("squeeze_excite.forward", (32, 48, 190, 190)), "32 pictures of 48 × 190 × 190, forward")
@@ -912,14 +917,22 @@ show(measured("squeeze_excite.both", (32, 48, 190, 190)),
      "32 pictures of 48 × 190 × 190, forward and backward")
 
 # %% [markdown]
-# **Explaining the gap.** From bytes alone, forward promises $3N / 2N = 1.5$. PyTorch's kernels lose a little beyond their
-# bytes: there are six or more of them, each of which starts and ends. Our kernel loses more: it keeps its promise in
-# bytes, as you will see in a moment, and yet it stays well below the copy. The reason is in what a block does beside moving
-# bytes. For each of its small pieces it draws a ticket, waits for the last of its loads, adds up across the block, tells the
-# others, or asks them. Each of these steps is a trip to L2 and back, one after the other, and meanwhile the block asks
-# for no data. Larger pieces would spread this over more bytes. But then more of `x` lies between pooling and scaling than L2 holds:
-# the two wishes pull in opposite directions. What helps is to have more blocks at work, which is why the kernel is held to
-# 64 registers a thread: four blocks on a multiprocessor rather than three.
+# **Explaining the gap.** From bytes alone, forward promises $3N / 2N = 1.5$, and it became a little less. PyTorch's kernels
+# lose something beyond their bytes: there are eight of them, each of which starts and ends. `fused` loses as much: it moves a
+# little more than $2N$, as you will see in a moment, and yet it stays well below the copy. The reason is in what a block does
+# beside moving bytes. For each of its small pieces it draws a ticket, waits for the last of its loads, adds up across the
+# block, tells the others, or asks them. Each of these steps is a trip to L2 and back, one after the other, and meanwhile the
+# block asks for no data. Larger pieces would spread this over more bytes. But then more of `x` lies between pooling and scaling
+# than L2 holds: the two wishes pull in opposite directions. What helps is to have more blocks at work, which is why the kernel
+# is held to 64 registers a thread: four blocks on a multiprocessor rather than three. `resident` moves $2N$ and nothing more,
+# but its blocks wait as well: all that share a picture, until the last of them has added up its piece.
+#
+# And torch.compile? At this size it is as fast as `fused`, although it reads `x` twice, $3N$. None of its blocks ever
+# waits for another one, so it moves more bytes, and faster, at nearly nine tenths of the copy's speed. *Fewer bytes are
+# of no use if the waiting for them costs as much.* At other sizes the one or the other is ahead. (And `auto` is not always
+# the fastest rung: here `fused` is, by a few percent. It goes by simple rules, which cannot be right for every size.)
+#
+# Forward and backward together, the counts of sections 2 and 6 promise $13N / 5N = 2.6$ against PyTorch. Again it is less.
 #
 # With a *single* picture everything fits into L2, bytes hardly count, and launches are everything. **Predict**
 # which of the two has the larger ratio, a batch of 32 or of 1.
@@ -934,6 +947,9 @@ for shape in ((1, 48, 190, 190), (1, 960, 24, 24), (32, 960, 24, 24), (32, 2688,
               f"({record['source']['date']})")
 
 # %% [markdown]
+# The ratio is about two in every line, and for the batch of 32 in the picture above as well: neither wins. With one
+# picture PyTorch pays for many short kernels, and each of them has to start and to end. With 32 it pays for its passes over `x`.
+#
 # ## What the profiler says
 #
 # Was it really L2? NVIDIA's profiler counts the bytes that the *memory* has sent and
@@ -951,6 +967,9 @@ else:
     print("Not measured yet: data/results has no record squeeze_excite.profile.")
 
 # %% [markdown]
+# It was. `fused` comes close to 2, and what is above had been driven out of L2 before it was wanted again. Even `two_pass` finds a
+# little of `x` there. `auto` is `resident` at these sizes, which has no second reading at all.
+#
 # In lesson 4 you learned to look at *bytes in flight*. Look at them here as well, when a kernel has blocks that wait: a block
 # that waits has none. If memory is not busy although the bytes are few, let more blocks run on each multiprocessor, or let each of
 # them ask for its next picture before it waits.
@@ -960,8 +979,9 @@ else:
 # - **The module of the next lesson** takes what this lesson had room for only in part: any $R$, both layouts, 16-bit numbers, ReLU for
 #   swish, and **hard sigmoid** for the sigmoid, which is $\min(\max(x + 3, 0), 6) / 6$, straight lines that cost no exponential.
 #   MobileNetV3 uses it.
-# - **Copies without threads**: chips from sm_90 on have a unit that copies whole tiles between memory and shared memory, and
-#   tells a barrier when they have arrived. The threads of our kernel ask for every 16 bytes themselves.
+# - **Copies without threads**: chips from sm_90 on (so NVIDIA numbers them; the H100 and the H200 are sm_90) have a unit that
+#   copies whole tiles between memory and shared memory, and tells a barrier when they have arrived. The threads of our kernel
+#   ask for every 16 bytes themselves.
 # - **cuDNN and compilers for inference** fold the mean into the convolution *before* the block, which has the numbers
 #   in registers anyway, and the scale into the convolution *behind* it. Then the block moves hardly any bytes of its own. That needs
 #   a convolution that one can change.

@@ -145,15 +145,15 @@ plot.shares({"FLOPs": by_kind(1), "numbers moved": by_kind(2)},
 
 # %% [markdown]
 # Two networks! By FLOPs it consists of 1×1 convolutions, and SE is nothing: less than half a
-# percent, too thin to be seen. By numbers moved, three quarters of it are operations that hardly
+# percent, too thin to be seen. By numbers moved, seven tenths of it are operations that hardly
 # compute anything, and SE is a sixth.
 #
 # Which of the two is right depends on the chip. Lesson 4's roofline tells: each operation takes
 # as long as its *slower* half. An H200 moves 4.2 · 10¹² bytes per second. Its units for products
-# of matrices, which convolutions use, do some 600 · 10¹² FLOPs per second with bfloat16 (numbers
-# of 2 bytes), and 400 · 10¹² with **TF32**, which are float32 numbers of which only the first 11
-# binary digits are used: PyTorch allows this for convolutions. With all digits it is 50 · 10¹².
-# **Predict:** which of the two bars is nearer to the truth?
+# of matrices, which convolutions use, reach some 600 · 10¹² FLOPs per second with bfloat16
+# (numbers of 2 bytes), and 400 · 10¹² with **TF32**, which are float32 numbers of which only the
+# first 11 binary digits are used: PyTorch allows this for convolutions. With all digits it is 50
+# · 10¹². **Predict:** which of the two bars is nearer to the truth?
 
 # %%
 def predicted_ms(bytes_per_number, tflops):
@@ -172,6 +172,10 @@ for name, parts in chips.items():
     print(f"{name}: {part:.2f} ms of {whole:.1f} ms are SE, {part / whole:.1%}")
 
 # %% [markdown]
+# With those units for matrices, every kind of operation waits for memory longer than for
+# arithmetic, so the bar of the numbers moved is the right one. Only with all digits does the
+# arithmetic of the 1×1 convolutions take longer than their bytes.
+#
 # That is what the network *should* need. What it does need, only a clock can say. The simplest
 # **profiler** is a clock in two hooks, one before and one after each module. Here it looks at two
 # small pictures, 64 × 64. What it prints is different on each machine and not stored here: run
@@ -228,8 +232,10 @@ plot.shares(steps, highlight="squeeze-and-excitation", xlabel="share of the GPU'
 # %% [markdown]
 # ## 2 · Predict the gain
 #
-# Say SE takes a sixth of the time, and your kernel is three times as fast as PyTorch's operators.
-# **Write down a number before you read on:** how many times as fast will the network be?
+# Counting the numbers moved, SE takes a sixth of the time. (The profile above says a quarter. We
+# stay with the count, which everybody can make before there is a GPU; section 6 says who was
+# right.) And say your kernel is three times as fast as PyTorch's operators. **Write down a number
+# before you read on:** how many times as fast will the network be?
 
 # %%
 my_guess = 1.5  # put your own number here
@@ -273,8 +279,9 @@ hint("amdahl")
 
 # %% [markdown]
 # Now the prediction for B4. The share of each shape of block comes from the numbers that it
-# moves, as counted above. As for the speed-up: lesson 6 measured it for each of these shapes,
-# forward and backward. If there is no record yet, we take 3 for all of them, and say so.
+# moves, as counted above. As for the speed-up: the benchmark of lesson 6 measured it for each of
+# these shapes, forward and backward, here with bfloat16. If there is no record yet, we take 3 for
+# all of them, and say so.
 
 # %%
 measured_blocks = bench.find(recorded, name="squeeze_excite.both", dtype="bfloat16")
@@ -653,7 +660,10 @@ for name in ("mobilenet_v3_small", "regnet_y_400mf", "efficientnet_v2_s"):
 # ## 6 · Before and after
 #
 # You have written down a guess and computed a prediction. Now the measurement: a training step of
-# B4, 32 pictures of 380 × 380, with bfloat16 autocast and with float32.
+# B4, 32 pictures of 380 × 380, with bfloat16 autocast and with float32 (TF32 allowed). It was
+# measured in both memory formats. The first two lines are those of the faster one; where a line
+# says *contiguous*, channels come first, else last. The last line is about the same step without
+# Python, and explained below.
 
 # %%
 for precision in ("bfloat16", "float32"):
@@ -679,20 +689,32 @@ plot.step_times(both, highlight="squeeze-and-excitation", title="Where the time 
 
 # %% [markdown]
 # A step of B4 launches thousands of kernels. Where Python is slower at launching them than the GPU
-# at running them, the step takes as long as Python does, and no kernel can change that. So the
-# step was also **captured as a CUDA graph** (lesson 4) and replayed: this takes as long as its
-# kernels take, on any host.
+# at running them, the step takes as long as Python does, and no faster kernel can change that, only
+# fewer launches. Compare the times of the steps with those of their kernels in the picture: with
+# bfloat16 the GPU is idle for about half of the step. (So bfloat16 can even take longer than float32:
+# autocast launches more kernels. And our blocks help in another way than we thought: they launch
+# fewer.)
 #
-# **Explaining the gap.** If there is one between prediction and measurement, look at the
-# assumptions. The prediction knew bytes only. It took the share of SE in the *forward* pass for
-# the share in the whole step. It assumed that all other kernels are at their limit too, and any
-# that is not makes SE's share smaller. On the other side, PyTorch's SE is not at *its* limit:
-# with autocast it launches more than ten kernels for each block, and on small planes these take
-# as long to start as to run. That makes the share larger.
+# To see what the kernels do by themselves, the step was also **captured as a CUDA graph** (lesson
+# 4) and replayed: this takes as long as its kernels take, on any host. It is this ratio that our
+# prediction was about.
+#
+# **Explaining the gap.** The network has gained more than predicted. Look at the assumptions. The
+# prediction knew bytes only. It took the share of SE in the *forward* pass for the share in the
+# whole step. It assumed that all other kernels are at their limit too, and any that is not makes
+# SE's share smaller. On the other side, PyTorch's SE is not at *its* limit: with autocast it
+# launches more than ten kernels for each block, and on small planes these take as long to start as
+# to run. And it is slower still where channels come last. That makes the share larger, and it
+# counts for more: a quarter, as the profile said, and not a sixth.
+#
+# With the share and the speed-up from the profiles, Amdahl's law comes near to what was measured,
+# and still a little below. What it leaves out are the gaps *between* kernels, which belong to no
+# kernel. Where there are fewer kernels there are fewer gaps, and the course's kernels get ready while
+# the one before them still runs (lesson 4, section 9).
 #
 # And this is the deeper meaning of Amdahl's law: after the swap SE is a smaller part, so the
-# *next* improvement of SE brings less. Now something else is on top of the profile. **Profile
-# again** before you write the next kernel.
+# *next* improvement of SE brings less. Batch norm and convolution each take at least twice as long
+# now. **Profile again** before you write the next kernel.
 #
 # ## 7 · Training on leaves
 #
@@ -810,8 +832,8 @@ print("every bit the same:", all(torch.equal(a, b) for (_, a), b in pairs))
 #
 # A kernel is compiled when it is first launched with certain types: once for float32, once for
 # bfloat16, and so on. Each such version is a **specialisation**. Compiling takes long, a second
-# for a large kernel, and a network has dozens. So the course keeps what was compiled in files:
-# the **on-disk cache**. The next process finds it there.
+# or more for a large kernel, and a network has dozens. So the course keeps what was compiled in
+# files: the **on-disk cache**. The next process finds it there.
 #
 # To see it, let us start two processes, one after the other, with a cache of their own that is
 # empty at the beginning. Each of them needs kernels of squeeze-and-excitation for an H200. (A

@@ -390,7 +390,8 @@ plot.asked({"direct": asked_for(direct_trace), "tiled": asked_for(tiled_trace)},
 
 # %% [markdown]
 # x is asked for 10 times instead of 66. (Eight filters times 1.56 would be 12.5, but a part of the
-# halo is outside of the picture.) The weights have not changed. There is more to be had: a block
+# halo is outside of the picture.) The weights are no better: 72 times, since now the taps that meet
+# a 0 outside of the picture are multiplied as well. There is more to be had: a block
 # that makes *eight filters* of its tile reads x once for all of them. That is what the course's
 # rung `tiled` does, and it puts the weights into shared memory, too.
 #
@@ -501,7 +502,7 @@ for label, (N, C, K, H, R, groups) in LAYERS.items():
 
 # %% [markdown]
 # Nine times as large, as it had to be. For the large layer, half as much time again as the
-# arithmetic in float32 takes; and with the tensor cores of section 7, which multiply seven times as
+# arithmetic in float32 takes; and with the tensor cores of section 7, which multiply eight times as
 # fast, several times as much. For the depthwise layer it would be madness. For a filter of 1 × 1
 # the matrix *is* x, and there is nothing to be done at all: a 1 × 1 convolution is a product of
 # matrices as it stands.
@@ -569,6 +570,9 @@ plot.asked({label: asked_for(trace) for label, trace in traces.items()},
            title="Asked for, from memory; im2col without the product")
 
 # %% [markdown]
+# (What may be missing: the term, if the last step has fewer than eight; the pixel, if the last tile
+# has fewer; and what the tap meets, if that is outside of the picture.)
+#
 # Each element of the matrix is fetched once for eight filters, and each weight once for eight
 # pixels. That makes 8.3 times x (less than 9, since the padding is not read), and 9 times x for the
 # weights. Nothing is written but y. And it is the *size of the tile* that decides: with tiles of
@@ -611,8 +615,8 @@ plot.access_map(implicit_trace, reads, steps=6, title="Elements of a matrix that
 #
 # Since 2017 each multiprocessor has units that multiply small matrices: **tensor cores**. One
 # instruction of a warp, `mma`, multiplies a matrix of 16 × 8 with one of 8 × 8, and adds the
-# product to 16 × 8 sums. On an H200 they do seven times as many FLOPs as the usual units, or
-# fifteen times with numbers of 16 bits. To use them, a convolution has to be a product of matrices,
+# product to 16 × 8 sums. On an H200 they can do eight times as many FLOPs as the usual units, or
+# sixteen times with numbers of 16 bits. To use them, a convolution has to be a product of matrices,
 # and you have just made one of it.
 #
 # There is a price. Tensor cores do not multiply float32 numbers. They take bfloat16, float16, or
@@ -643,11 +647,15 @@ print(f"TF32: {error(convolve(*high)):.0e}; three products: {error(three):.0e}")
 #
 # $$ (x_1 + x_2) \cdot (w_1 + w_2) = x_1 w_1 + x_1 w_2 + x_2 w_1 + \underbrace{x_2 w_2}_{\text{too small to matter}} $$
 #
-# Three products on tensor cores, and as exact as float32 (whose own rounding is about 1e-7). A
-# third of seven times is still more than twice as fast as float32. This is called **split TF32**,
-# and it is what the course's default rung does with float32.
+# Three products on tensor cores, and about as exact as float32 (whose own rounding is about 1e-7). A
+# third of eight times is still more than twice as fast as float32. This is called **split TF32**,
+# and the course's rung `tensor_core`, the default for most layers, does this with float32. (For long
+# sums it does a little better; see section 8.)
 #
-# All rungs of `course_lib/kernels/conv2d`, on a corner of our example:
+# All rungs of `course_lib/kernels/conv2d`, on a corner of our example. You know all of them but
+# `few_channels`. It is made for first layers, with one to four channels, for which memory is the
+# limit, and uses no tensor cores. Our corner has one channel, so here it is the default, and nothing
+# is rounded to TF32 even if that is allowed:
 
 # %%
 from course_lib.kernels import conv2d
@@ -711,6 +719,11 @@ def show(record, title, *limits):
 show(measured("conv2d.forward", (8, 32, 32, 28)), "8 pictures, 32 channels, 32 filters, 28 × 28, float32", "fma")
 
 # %% [markdown]
+# None comes near. One launch, and the way of a number from memory through the sum and back, take
+# longer than this arithmetic. And large tiles do not pay here: with tiles of 64 × 64 results, 98
+# blocks have all the work, on 132 multiprocessors, and half of each tile is empty, since there are
+# only 32 filters. So `implicit_gemm` is behind `tiled`. cuDNN is ahead of us.
+#
 # Then the three sizes that the course holds itself to, in float32 accuracy. The limits are what the chip could do at most: with
 # its float32 units, and with split TF32 on its tensor cores. **Predict** for the first what share of a limit a good
 # kernel gets, and whether cuDNN, NVIDIA's library, is behind or ahead.
@@ -726,15 +739,17 @@ show(measured("conv2d.forward", SHAPES[1]), "32 pictures, 128 → 128 channels, 
 show(measured("conv2d.forward", SHAPES[2]), "64 pictures, 256 → 256 channels, 28 × 28, float32", "fma", "split")
 
 # %% [markdown]
-# A bar may be *above* a limit, and that is no mistake. The roof holds for the FLOPs that are really
-# done. Split TF32 is not done by the float32 units, so their limit is not its limit. And for
-# filters of 3 × 3 there is a way to need fewer products: **Winograd's** method computes four
-# neighbouring results with 16 products for each channel instead of 36, at the price of more
-# additions (and a little accuracy). The TFLOP/s in these pictures are *useful* ones: what the
-# formula needs, divided by the time.
+# Now ours is ahead, at all three sizes. A bar may be *above* a limit, and that is no mistake. The
+# roof holds for the FLOPs that are really done. Split TF32 is not done by the float32 units, so
+# their limit is not its limit. cuDNN was not allowed TF32 here, so it keeps to the float32 units,
+# and yet at the third size it is above their limit. Most likely it does fewer FLOPs: for filters of
+# 3 × 3 there is a way to need fewer products: **Winograd's** method computes four neighbouring
+# results with 16 products for each channel instead of 36, at the price of more additions (and a
+# little accuracy). The TFLOP/s in these pictures are *useful* ones: what the formula needs, divided
+# by the time.
 #
-# The same with fewer digits. bfloat16 wants its channels last in memory (lesson 6), as terms of the
-# sum then lie side by side:
+# The same with fewer digits, where cuDNN may use tensor cores, too. **Predict** who is ahead now.
+# bfloat16 wants its channels last in memory (lesson 6), as terms of the sum then lie side by side:
 
 # %%
 for name in ("conv2d.forward.tf32", "conv2d.forward.channels-last"):
@@ -749,25 +764,29 @@ for name in ("conv2d.forward.tf32", "conv2d.forward.channels-last"):
 # %% [markdown]
 # **Explaining the gap.** What keeps a kernel from its limit, when arithmetic is the limit?
 #
-# - *Not enough blocks.* The first size has 1,024 tiles of 128 × 128 results for 132
-#   multiprocessors. That is 7.8 for each, and in the last round some stand idle. With the third
-#   size there are 784.
+# - *The last round.* The first size has 1,024 tiles of 128 × 128 results for 132 multiprocessors.
+#   That is 7.8 for each, and in the last round some stand idle. So the course's kernels have tiles
+#   of several sizes, and take the one with which all rounds together are likely to be shortest.
 # - *Everything else.* Index calculations, loads, and barriers are instructions as well, and each of
 #   them takes a place at which a product could have been started.
 # - *Tensor cores are hungry.* They multiply so fast that shared memory hardly keeps up. `mma` needs
-#   its factors in registers first. The newest chips let tensor cores read them straight from shared
-#   memory, by an instruction for four warps at a time (`wgmma`). The course takes it where the chip
-#   has it, for the forward pass and dx. In float32 with numbers in two parts: there the two small
-#   products go by bfloat16, of which one instruction takes twice as many terms, so that three
-#   products cost as much as two.
+#   its factors in registers first. The H100 and the H200 let tensor cores read them straight from
+#   shared memory, by an instruction for four warps at a time (`wgmma`). The course takes it where
+#   the chip has it, in large layers of stride 1, for the forward pass and for dx (lesson 9). It is
+#   what makes float32 so fast above. There each number is in two parts, as in section 7, and the two
+#   small products are done in bfloat16, of which one instruction takes twice as many terms: three
+#   products cost as much as two. (So the limit of this kernel is half of TF32's, not the third that
+#   the pictures show as split TF32.) But somebody has to split all these numbers, and that takes
+#   time as well.
 # - *Everybody stores at once.* All multiprocessors begin together, and get to the end of their
 #   tiles together. Then all of them write, and none multiplies.
 # - *The format.* In TF32 cuDNN's numbers above are of images with their channels last, which it
 #   prefers by far; ours are of images as PyTorch makes them. The kernel wants channels last as
-#   well, so that another one has to transpose them first, and its time counts. bfloat16 has its
-#   channels last on both sides.
-# - *Rounding.* How exact a result is, is a part of the comparison. The records keep each
-#   candidate's error:
+#   well, so that another one has to transpose them first (the same launch puts the weights in
+#   order), and its time counts. bfloat16 has its channels last on both sides, and there cuDNN is
+#   simply the better kernel.
+# - *Rounding.* How exact a result is, is a part of the comparison. In float32, numbers in two parts
+#   err a little more than cuDNN's. The records keep each candidate's error:
 
 # %%
 record = measured("conv2d.forward", SHAPES[0])
@@ -794,9 +813,10 @@ for label, trace in traces.items():
 # the column of shared loads: two for each product of a warp. (The tiled kernel has bank conflicts:
 # the rows of its halo are ten numbers long, so that the four rows which a warp reads meet in some
 # banks.) The rung with 8 × 8 results per thread divides that column by eight. For a kernel that is
-# limited by arithmetic, look first at the line *tensor pipe* (or *FMA pipe*) of the report: how
-# busy the units that multiply are. If they are not, look for who keeps them waiting: shared memory,
-# barriers, or copies that come too late.
+# limited by arithmetic, look first at the line *tensor pipe* (or *FMA pipe*, for the usual units:
+# *fused multiply-add*, a product and a sum in one instruction) of the report: how busy the units
+# that multiply are. If they are not, look for who keeps them waiting: shared memory, barriers, or
+# copies that come too late.
 #
 # ## Where the real libraries go further
 #

@@ -11,8 +11,7 @@
 #
 # **Time:** 90 minutes; there is a good place to pause after section 3. All cells together run in
 # less than half a minute in the simulator. On a GPU the speeds are measured on your own machine,
-# otherwise you see recorded ones, where there are any yet. The words are collected in the
-# [glossary](glossary.md).
+# otherwise you see recorded ones. The words are collected in the [glossary](glossary.md).
 
 # %%
 from functools import cache
@@ -339,6 +338,13 @@ ways and plot.durations(ways["rows"], title="The gradient of x: the same product
                         date=ways["source"][1])
 
 # %% [markdown]
+# On an H200 the ratio is 1.15. That is little, for 288 atomics in the place of each write. For one
+# thing, the atomics of a warp go to neighbouring pixels here, and a thread need not wait for them,
+# since it does not ask for the old value. For another, gather is no good kernel yet. Like scatter, it
+# loads two numbers for each product. The course's default rung does the same layer more than ten times
+# as fast (section 7), and it gathers. But look at the bits: after scatter, most numbers of dx have
+# others in the second run.
+#
 # As a rule: **who owns the result should collect it.** Scatter is for cases in which nobody can say
 # who has read him (where the places come out of the data, as in a histogram).
 
@@ -511,7 +517,8 @@ for which, place in ((0, (0, 0, 0, 0)), (0, (1, 2, 4, 5)), (1, (3, 1, 0, 2)), (2
 # (A convolution is linear in x, in the weights and in the bias, so a finite difference has no error
 # but that of rounding.)
 #
-# And the third way, the course's rungs, on a small piece:
+# And the third way, the course's rungs, on a small piece. (`few_channels` is made for the first layer
+# of a network, where pictures have one to four channels.)
 
 # %%
 from course_lib.kernels import conv2d
@@ -577,13 +584,21 @@ for shape in SHAPES:
 n_found or print("None of the three passes has been measured on a GPU yet.")
 
 # %% [markdown]
+# On an H200 the slowest pass is the forward one for cuDNN, and dweight for us.
+#
 # **Explaining the gap.** Beside the reasons of lesson 8:
 #
 # - *dx* is as good a product of matrices as the forward pass, with $C$ in the place of $K$. What
 #   differs is how its factors lie in memory: of the transposed weights, neighbours in the sum lie
-#   far apart.
+#   far apart. A small kernel puts them in order first. Then dx takes about as long as the forward
+#   pass.
 # - *dweight* has the long sums. The parts have to be written and added up, and both of its factors,
-#   x and dy, change from step to step.
+#   x and dy, change from step to step. And it goes by `mma`, where large forward passes and dx go by
+#   the newer `wgmma` (lesson 8). That one takes 32-bit numbers only if the terms of a sum lie side by
+#   side. Here the terms are pixels, and what lies side by side in our tiles are channels.
+# - cuDNN's dweight of the third size comes to 117 TFLOP/s. That is more than the float32 units can
+#   do, so it must be a way with fewer products, such as Winograd's (lesson 8). It has its price: the
+#   records give its error as 1e-05, and ours as 8e-07.
 # - cuDNN has kernels for the gradients that add up with atomics, and may choose them, unless
 #   `torch.backends.cudnn.deterministic` is switched on. Ours are deterministic at all times.
 #
@@ -605,7 +620,8 @@ for label, trace in traces.items():
 
 # %% [markdown]
 # In a real report, look for *L2 atomics* (the profiler calls them `red` or `atom`) in a backward
-# kernel that is unexpectedly slow. They are the first thing to get rid of.
+# kernel that is unexpectedly slow. They are the first thing to look at, most of all where
+# many threads want the same few numbers.
 #
 # ## Where the real libraries go further
 #
@@ -618,7 +634,7 @@ for label, trace in traces.items():
 #   still run backwards.
 # - **Not storing x**: dweight needs the input of every layer, which is most of the memory of
 #   training. *Checkpointing* throws some inputs away and computes them again, as lesson 5 did with
-#   a dropout mask.
+#   a dropout mask. (It has nothing to do with the checkpoints of lesson 7, which are files.)
 #
 # ## Three questions
 #

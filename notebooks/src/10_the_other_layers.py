@@ -7,8 +7,8 @@
 # numbers, and write the step that makes a network learn.
 #
 # **You need** [lesson 8](08_convolution.ipynb) (convolution, tiles), [lesson
-# 4](04_softmax_at_the_limit.ipynb) (the roofline) and [lesson 5](05_fusing_softmax.ipynb) (batch
-# normalisation).
+# 9](09_convolution_backward.ipynb) (scatter and gather), [lesson 4](04_softmax_at_the_limit.ipynb) (the
+# roofline) and [lesson 5](05_fusing_softmax.ipynb) (batch normalisation).
 #
 # **Time:** 90 minutes; there are good places to pause after sections 2 and 4. All cells together run in
 # less than half a minute in the simulator. Where something was measured on a GPU for the course, you see
@@ -80,7 +80,7 @@ print(f"{flops(M, N, K) / 1e9:.0f} · 10⁹ FLOPs, {fewest_bytes(M, N, K) / 1e6:
       f"{flops(M, N, K) / fewest_bytes(M, N, K):.0f} FLOPs per byte at best")
 
 # %% [markdown]
-# FLOPs per byte are the **arithmetic intensity** (lesson 4). A chip like the H200 needs some 15 of them before
+# FLOPs per byte are the **arithmetic intensity** (lesson 4). A chip like the H200 needs 16 of them before
 # its arithmetic, and not its memory, is the limit. 683 is a lot more: a good matrix product should never wait for
 # memory. The naive one does nothing else:
 
@@ -164,7 +164,7 @@ hint("matmul_registers")
 
 # %% [markdown]
 # And now look inside. A tiled kernel with one result for each thread, beside yours, on the same 32 × 32 product. We
-# count the requests of warps for loads from shared memory, and from global memory. **Predict** both ratios.
+# count the numbers that all lanes together load from shared memory, and from global memory. **Predict** both ratios.
 
 # %%
 @cuda.jit
@@ -358,8 +358,9 @@ rates(measured("linear.forward", (4096, 4096, 4096), "bfloat16"), "The same in b
 # %% [markdown]
 # **Explaining the gap.** `naive` waits for memory, `tiled` for shared memory. `register_tiled` and `vectorised` have the
 # limit of normal arithmetic before them, the *fma* of the table above. `tensor_core` in float32 has the limit *split*, and reaches less:
-# `mma.sync` comes from an older generation, and gets to roughly two thirds of what the tensor cores of sm_90 can. cuBLAS uses no tensor cores
-# for float32, so there its limit is *fma*, and ours is *split*.
+# `mma.sync` comes from an older generation, and gets to roughly two thirds of what the tensor cores of sm_90 can (the H200's generation, also
+# called *Hopper*). And there is work beside the products: to split every number, and to add up the sums of each step with ordinary units, since a
+# tensor core cuts off where float32 rounds. cuBLAS uses no tensor cores for float32, so there its limit is *fma*, and ours is *split*.
 #
 # For TF32 and bfloat16, if the result is not too small, our kernel takes the instruction that came with sm_90, as cuBLAS does: `wgmma`, for four
 # warps together. They tell it where two tiles lie in shared memory, and it reads the fragments there by itself; only the sums are in
@@ -368,6 +369,9 @@ rates(measured("linear.forward", (4096, 4096, 4096), "bfloat16"), "The same in b
 # product comes out a little too small, which no sum evens out. Between shared memory and `wgmma` nobody can round. So each number comes to a register,
 # is rounded, and is stored to shared memory. That is the limit now: it takes longer than the multiplying, although a register that has given
 # its number away is loaded again at once. (Something can round on the way, and needs no registers: TMA, see the end of the lesson.)
+#
+# With float32's accuracy the dense layer does not use `wgmma`. The convolution of lesson 8 does, with numbers in two parts, and its large layers come
+# to 100 TFLOP/s and more: what a product of float32 matrices could have as well.
 #
 # And the layers of a small network, where $M$ is the batch? The first linear layer of lesson 11 makes 256 numbers of 3,200, for 32
 # pictures at a time. **Predict** what limits it.
@@ -380,8 +384,8 @@ rates(measured("linear.forward", (M, K, N)), f"{M} × {K} times {K} × {N}")
 
 # %% [markdown]
 # 3.7 MB are read in about a microsecond, and the arithmetic takes as long. Here the problem is another one: with tiles of 128 × 128, two blocks would have
-# all of the work, and 130 multiprocessors none. So the tiles are smaller, and the *sum over k* is dealt out to several blocks, whose results are added at the end. (The course
-# calls this *split k*; lesson 6's blocks, which each have a share of a sum, did the same.)
+# all of the work, and 130 multiprocessors none. So the tiles are smaller, and the *sum over k* is dealt out to several blocks, whose results are added at the end. (This is
+# the split-K of lesson 9, also written *split k*. Lesson 6's blocks, which each have a share of a sum, did the same.)
 #
 # The gradients of a dense layer are matrix products, too. From the rule "where does an input count, and with which factor":
 #
@@ -509,6 +513,7 @@ print("y equal:", np.array_equal(y, theirs.detach()), "  largest difference of d
 # %% [markdown]
 # There is nothing to compute here but comparisons, so memory is the limit. Count the bytes, for float32 and windows of 2 × 2, in sizes of $x$: read 1, write a
 # quarter for `y`, and for indices in 8 bytes *a half*, more than `y` itself. Our layers keep an index in one byte instead, the place in the window.
+# (Two bits would do for it. But a byte is the least that a thread can store.)
 
 # %%
 def show(record, title):
@@ -528,6 +533,7 @@ show(measured("max_pool2d.forward", (64, 64, 224, 224)), "Max pooling, 2 × 2, 8
 show(measured("max_pool2d.backward", (64, 64, 224, 224)), "Its gradient")
 
 # %% [markdown]
+# `naive` is what you have written, a thread for each number. `rows` has a block for each row, which saves divisions, and is no faster here.
 # In the rung `vectorised` a thread makes several neighbouring outputs. It reads what they need 16 bytes at a time and keeps it in registers. The
 # window's size is a constant of the kernel, so the loops over it are unrolled, and nothing is divided while it runs. (Windows that no kernel was made
 # for go through shared memory.) PyTorch's kernel has one thread for each output, which loads its window number by number, and writes the long indices.
@@ -689,8 +695,9 @@ print(f"without the two terms, the difference would be "
 # While training, a layer also keeps **running statistics**, a slowly moving mean of the batches' means and variances. A trained network uses those instead, so that
 # a picture's result does not depend on who else is in its batch.
 #
-# The course's rungs: `naive`, `one_pass` (which is there to be seen going wrong), `welford` and `vectorised`. Training moves $3N$ forward, with $N$ for the size of `x` in
-# bytes, and $5N$ backward. **Predict** which rung is slowest, and why.
+# The course's rungs: `naive` has a thread for each channel, `one_pass` (which is there to be seen going wrong) and `welford` a block for each channel, `vectorised` several blocks. Backward, `block` stands for the two in
+# the middle. `naive` is not in these pictures: with a smaller batch it was already 200 times slower than the next. Training moves $3N$ forward, with $N$ for the size of `x` in
+# bytes, and $5N$ backward. **Predict** what share of a copy's speed a block for each channel can reach, with 128 channels.
 
 # %%
 show(measured("batch_norm.forward", (128, 128, 112, 112)), "Batch normalisation in training, 822 MB")
@@ -699,6 +706,11 @@ show(measured("batch_norm.forward", (128, 128, 112, 112)), "Batch normalisation 
 show(measured("batch_norm.backward", (128, 128, 112, 112)), "Its gradient")
 
 # %% [markdown]
+# **Explaining the gap.** 128 channels make 128 blocks of 256 threads. That is an eighth of the threads that an H200 has room for, and each of them asks for 4 bytes at a time. By Little's law (lesson 4) they cannot get
+# more than a small share of the bandwidth, by whatever formula. So Welford costs little beside one pass. `vectorised` deals a channel to several blocks, and its threads have several loads of 16 bytes in
+# flight. Each adds up distances from a number near the mean, which needs no division for each value, and then the parts are merged by Chan's formula. Where it can, the second reading comes from the L2 cache. So
+# it may even look faster than a copy.
+#
 # A good place for a break.
 
 # %% [markdown]
@@ -804,7 +816,8 @@ def launches(variant):
 print("launches of the first step and of the next: naive", launches("naive"), " fused", launches("fused"))
 
 # %% [markdown]
-# The first step fills the table. (If an array moves, its entry is written again.) Measured, with the small network and with six arrays of 16 million numbers. *Foreach* is what PyTorch does by default:
+# The first step fills the table. (If an array moves, its entry is written again.) Measured, with the small network and with six arrays of 17 million numbers. In brackets is the time of a call from Python, in which the host has to keep up. (`adamw` is Adam
+# with weight decay, a small pull of each weight towards 0, of which lesson 11 says more.) *Foreach* is what PyTorch does by default:
 # it goes through all arrays with one kernel for each *operation*, and so reads and writes the numbers several times.
 
 # %%
@@ -819,7 +832,7 @@ for name in ("sgd.step", "adamw.step"):
 # %% [markdown]
 # ## What the profiler says
 #
-# Before you optimise a kernel, ask which limit it has, and measure against *that*. In this lesson there were three kinds:
+# Before you optimise a kernel, ask which limit it has, and measure against *that*. In this lesson there were four kinds:
 
 # %%
 def intensity(*sizes):
@@ -841,7 +854,7 @@ for name, per_byte, limit in kinds:
 #   copy, others only multiply.
 # - **Emulated float32 and float64** on tensor cores, with more and cleverer parts than our two, are an active field (Ootomo and Yokota, 2022, is where our split comes from).
 # - **Batch normalisation over several GPUs** merges Chan's triples between machines, with the same formula.
-# - **Optimisers with 8-bit states** keep Adam's means in one byte for each weight, and so move a third of the bytes.
+# - **Optimisers with 8-bit states** keep each of Adam's two means in one byte, and so move 16 bytes for each weight instead of 28.
 #
 # ## Three questions
 #

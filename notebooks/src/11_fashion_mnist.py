@@ -401,7 +401,7 @@ print(f"{np.trace(counts) / counts.sum():.1%} of {counts.sum()} drawn clothes ar
 plot.confusion(counts, names, title="Drawn clothes: true classes and answers")
 
 # %% [markdown]
-# With the real pictures, after five epochs, on the GPU of the records. **Predict** which two classes are mixed up most.
+# With the real pictures, after five epochs, on the GPU of the records. In brackets are three runs, each with another seed. **Predict** which two classes are mixed up most.
 
 # %%
 runs = measured("fashion_mnist.runs")
@@ -423,6 +423,8 @@ def show_confusion(runs):
 show_confusion(runs)
 
 # %% [markdown]
+# The three ways differ by less than the three runs of any of them: what is left between them is chance. And shirts and T-shirts are mixed up most, both ways.
+#
 # A good place for a break.
 
 # %% [markdown]
@@ -482,6 +484,9 @@ def show_losses(runs):
 show_losses(runs)
 
 # %% [markdown]
+# All of them learn alike. Our modules and PyTorch get the same batches. So their curves begin as one, and what drives them apart later is rounding. The captured step takes the pictures in the order of its own formula,
+# and so has other ups and downs.
+#
 # ## 5 · How fast is it?
 #
 # **Throughput** is the number of pictures per second. Four contestants: our captured graph, our modules through autograd, PyTorch eager, and PyTorch captured in a graph. PyTorch is given its best: it may try all algorithms of cuDNN (NVIDIA's library
@@ -517,10 +522,10 @@ throughput("inference", ".tf32")
 # %% [markdown]
 # (**Inference** is the forward pass alone, of a trained network. `train.GraphInference` captures one graph for each batch size.)
 #
-# **Explaining the gap.** Where the two curves of captured graphs run above the others, the distance is launches, and Python. Our modules, trained through autograd, are the slowest for small batches: each of their operators is a Python function, and
-# PyTorch's are C++. Without gradients the network of the course does not call them one by one. It runs all their kernels together, and remembers how (`runtime.repeat`), so that little Python is left.
+# **Explaining the gap.** Where the two curves of captured graphs run above the others, the distance is launches, and Python. Our modules, trained through autograd, are the slowest at every batch size: each of their operators is a Python function, and
+# PyTorch's are C++. In float32 a step takes them three to four milliseconds, with one picture or with 1,024: it is the host that needs them, and not the chip. Without gradients the network of the course does not call them one by one. It runs all their kernels together, and remembers how (`runtime.repeat`), so that little Python is left.
 #
-# Between the two captured curves the kernels decide. For a batch of 1 both have some thirty launches that each take about as long as a launch takes; but ours stand on two branches, and the next one gets ready while the last one ends. From a batch of 8 on, ours gain from what this network lets them know: the first convolution has a
+# Between the two captured curves the kernels decide. For a batch of 1 both have a few dozen launches that each take about as long as a launch takes; but ours stand on two branches, and the next one gets ready while the last one ends. From a batch of 8 on, ours gain from what this network lets them know: the first convolution has a
 # kernel for few channels, pooling and ReLU are one, and images lie channels-last, as the tensor cores read them. What is left is the second convolution and its two gradients. The memory that a step needs at its peak:
 
 # %%
@@ -552,8 +557,9 @@ show_parts(measured("fashion_mnist.parts", (32, 1, 28, 28)))
 show_parts(measured("fashion_mnist.parts", (1024, 1, 28, 28)))
 
 # %% [markdown]
-# A whole step may take less than its parts together: the graph's second branch runs beside the first, and the next kernel's blocks come to the chip while the last blocks of this one are still at work. It may also take more: a part that is replayed by itself finds its inputs in the L2 cache, where its
+# What does a whole step take, beside its parts together? It can be less: the graph's second branch runs beside the first, and the next kernel's blocks come to the chip while the last blocks of this one are still at work. It can also be more: a part that is replayed by itself finds its inputs in the L2 cache, where its
 # own last replay left them. And some launches belong to no part: the images are transposed on their way to the first linear layer, and back.
+# In these records a batch of 32 takes more than its parts. With 1,024 it comes out nearly even.
 #
 # ## Where the real libraries go further
 #
