@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from course_lib.kernels.conv2d import arranging, halo
+from course_lib.kernels.conv2d import arranging, halo, layout
 from course_lib.kernels.gemm.fragments import timing
 from course_lib.kernels.gemm.tensor_core import Shape
 from course_lib.runtime import arrays
@@ -216,37 +216,21 @@ def side_by_side(problem, *operands):
     """
     if problem.channels_last:
         return [array for array, _ in operands]
-    copies, numbers, n_blocks, itemsize = [], [], 0, operands[0][0].dtype.itemsize
-    for array, n_channels in operands:
-        plane = math.prod(array.shape[2:])
-        n_images = arrays.size_of(array) // max(1, n_channels * plane)
-        n_squares = math.ceil(n_channels / arranging.SIDE) * math.ceil(plane / arranging.SIDE)
-        whole = not (plane * itemsize | arrays.address_of(array)) % VECTOR_BYTES
-        copy = arrays.empty((arrays.size_of(array),), like=array)
-        copies.append(copy)
-        numbers.append((array, copy, n_channels, plane, whole))
-        n_blocks += n_images * n_squares
-        if len(numbers) == 1:
-            n_first = n_blocks
+    found = [layout.transposition(*operand) for operand in operands]
+    numbers, blocks = zip(*found, strict=True)
     kernel, arguments = arranging.transpose_kernel, numbers[0]
     if len(numbers) == 2:
-        kernel, arguments = arranging.transpose_two_kernel, (*numbers[0], n_first, *numbers[1])
-    launch(kernel, n_blocks, arranging.BLOCK_SIZE, *arguments, flat=True, overlap=True)
-    return copies
+        kernel, arguments = arranging.transpose_two_kernel, (*numbers[0], blocks[0], *numbers[1])
+    launch(kernel, sum(blocks), arranging.BLOCK_SIZE, *arguments, flat=True, overlap=True)
+    return [copy for _, copy, *_ in numbers]
 
 
 def arranged(gather, plan, problem, weight):
     """The weights as `halo` reads them."""
-    p, n_taps = problem, gather.R * gather.S
-    k_size = halo.CHUNK_BYTES // weight.dtype.itemsize
+    n_taps, k_size = gather.R * gather.S, halo.CHUNK_BYTES // weight.dtype.itemsize
     n_lines = math.ceil(gather.n_columns / plan.shape.n) * plan.shape.n
     tiles = arrays.empty((plan.n_chunks * n_taps * n_lines * k_size,), like=weight)
-    filter_step, channel_step, tap_step = p.C * n_taps, n_taps, 1
-    if p.channels_last:
-        channel_step, tap_step = 1, p.C
-    steps = filter_step, channel_step, tap_step
-    if gather.flipped:
-        steps = channel_step, filter_step, tap_step
+    steps = layout.steps_of(gather, problem)
     numbers = k_size, n_lines, gather.n_columns, gather.n_channels, n_taps, *steps
     launch(
         arranging.arrange_kernel, math.ceil(arrays.size_of(tiles) / arranging.BLOCK_SIZE),

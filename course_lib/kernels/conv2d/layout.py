@@ -1,4 +1,4 @@
-"""Launches that lay out images and weights as `warpgroup` and its kin read them (`arranging`)."""
+"""Launches that lay out images and weights as `halo` and `warpgroup` read them (`arranging`)."""
 
 import math
 
@@ -19,32 +19,40 @@ def laid_out(gather, problem, source, weight, kernel, first, n_lines, size, n_th
     size       elements that the arranged weights have
     n_threads  that it takes
     """
-    p, n_taps = problem, gather.R * gather.S
-    steps = (1, p.C * n_taps, p.C) if p.channels_last else (n_taps, p.C * n_taps, 1)
-    channel_step, filter_step, tap_step = steps
-    if gather.flipped:
-        channel_step, filter_step = filter_step, channel_step
-    sizes = first, n_lines, gather.n_columns, gather.n_channels, n_taps
+    sizes = first, n_lines, gather.n_columns, gather.n_channels, gather.R * gather.S
     tiles = arrays.empty((size,), like=weight)
     numbers = (
-        weight, tiles, *map(np.int32, (*sizes, filter_step, channel_step, tap_step)),
-        gather.flipped,
+        weight, tiles, *map(np.int32, (*sizes, *steps_of(gather, problem))), gather.flipped,
     )  # fmt: skip
     n_blocks = math.ceil(n_threads / arranging.BLOCK_SIZE)
     if problem.channels_last:
         _launch(kernel, n_blocks, *numbers)
         rounded = kernel is arranging.arrange_rounded_kernel
         return _rounded(source) if rounded else source, tiles
-    plane = math.prod(source.shape[2:])
-    n_images = arrays.size_of(source) // max(1, gather.n_channels * plane)
-    n_squares = math.ceil(gather.n_channels / arranging.SIDE) * math.ceil(plane / arranging.SIDE)
-    whole = not (plane * source.dtype.itemsize | arrays.address_of(source)) % VECTOR_BYTES
-    copy = arrays.empty((arrays.size_of(source),), like=source)
-    _launch(
-        arranging.WITH_IMAGES[kernel], n_images * n_squares + n_blocks, source, copy,
-        gather.n_channels, plane, whole, n_images * n_squares, *numbers,
-    )  # fmt: skip
-    return copy, tiles
+    images, n_squares = transposition(source, gather.n_channels)
+    _launch(arranging.WITH_IMAGES[kernel], n_squares + n_blocks, *images, n_squares, *numbers)
+    return images[1], tiles
+
+
+def steps_of(gather, problem):
+    """How far apart weights of neighbouring columns, channels and taps of a pass lie."""
+    p, n_taps = problem, gather.R * gather.S
+    filter_step, channel_step, tap_step = p.C * n_taps, n_taps, 1
+    if p.channels_last:
+        channel_step, tap_step = 1, p.C
+    if gather.flipped:
+        return channel_step, filter_step, tap_step
+    return filter_step, channel_step, tap_step
+
+
+def transposition(array, n_channels):
+    """((array, its copy to be, and sizes) as the kernels of `arranging` want them, blocks)."""
+    plane = math.prod(array.shape[2:])
+    n_images = arrays.size_of(array) // max(1, n_channels * plane)
+    n_squares = math.ceil(n_channels / arranging.SIDE) * math.ceil(plane / arranging.SIDE)
+    whole = not (plane * array.dtype.itemsize | arrays.address_of(array)) % VECTOR_BYTES
+    copy = arrays.empty((arrays.size_of(array),), like=array)
+    return (array, copy, n_channels, plane, whole), n_images * n_squares
 
 
 def _rounded(array):
