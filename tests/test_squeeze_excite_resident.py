@@ -100,6 +100,20 @@ def test_all_blocks_run_at_once_and_hold_all_of_a_sample(N, shape, itemsize):
         assert n_planes * plan.n_pieces <= resident.TOTALS
 
 
+def test_one_block_after_the_other_begins_where_samples_take_turns():
+    def leading(N, C, H, R, n_multiprocessors=132):
+        made = problem(N, C, H, R)
+        plan = resident.plan_of(made, n_multiprocessors, 227 << 10)
+        return resident.blocks_that_lead(made, plan, n_multiprocessors), plan
+
+    assert leading(32, *NETWORK[0])[0] == 132
+    for made in ((1, *NETWORK[0]), (8, *NETWORK[1])):  # all samples at once
+        n_leading, plan = leading(*made)
+        assert n_leading == plan.at_once * plan.n_blocks
+    n_leading, plan = leading(2, *NETWORK[0], 33)  # one at a time
+    assert plan.n_blocks > 33 and n_leading == plan.n_blocks
+
+
 def test_old_chips_are_refused(monkeypatch):
     monkeypatch.setattr(launching, "chip_of", lambda x: ((8, 6), 99 << 10))
     _, x, weights = inputs((1, 8, 3, 3), 2)
@@ -156,14 +170,14 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_auto_takes_it_where_it_fits_and_the_small_layers_are_small():
-    taken = {
-        (N, *shape) for N in (1, 8, 32) for shape in NETWORK
-        if se.default_for(problem(N, *shape), "forward", H200) == "resident"
-    }  # fmt: skip
-    assert taken == {
-        *((N, *shape) for N in (1, 8) for shape in NETWORK[:-1]),
-        *((32, *shape) for shape in NETWORK[:4]), (32, 336, 48, 14),
-    }  # fmt: skip
+    small = {(N, *shape) for N in (1, 8) for shape in NETWORK[:-1]}
+    large = {4: (*NETWORK[:6], (960, 24, 40)), 2: (NETWORK[0], *NETWORK[2:4])}
+    for itemsize, shapes in large.items():
+        taken = {
+            (N, *shape) for N in (1, 8, 32) for shape in NETWORK
+            if se.default_for(problem(N, *shape, itemsize=itemsize), "forward", H200) == "resident"
+        }  # fmt: skip
+        assert taken == small | {(32, *shape) for shape in shapes}
     assert se.default_for(problem(1, *NETWORK[0]), "backward", H200) == "two_pass"
     assert se.default_for(problem(1, *NETWORK[0]), "forward", (108, 163 << 10)) == "two_pass"
 
