@@ -18,6 +18,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (1, 3, 127, 1000, 4099)
 IMAGES = (
     (1, 1, 1, 1), (2, 3, 5, 7), (1, 8, 12, 12), (3, 40, 9, 9), (1, 2, 95, 95), (1, 4, 150, 90),
+    (1, 1, 250, 141),
 )  # fmt: skip
 # Images and a hidden layer: planes for lanes, for a block, in parts; groups that end early.
 SQUEEZED = (
@@ -31,8 +32,13 @@ CONVOLUTIONS = (
     ((2, 16, 11, 9), (80, 8, 3, 3), dict(padding=1, groups=2)),
     ((1, 5, 9, 8), (10, 1, 2, 5), dict(dilation=(2, 1), padding=2, groups=5)),
 )  # fmt: skip
-# Rows, inputs and outputs of linear layers: a fragment, tiles cut off, and k in parts.
+# The same in groups, for the larger tile of 16-bit numbers, both ways.
+WIDE = (((1, 144, 6, 5), (144, 72, 3, 3), dict(padding=1, groups=2)),)
+# Rows, inputs and outputs of linear layers: a fragment, tiles cut off, and k in parts; then a k in
+# parts for each of the three products; then few rows.
 PRODUCTS = ((1, 1, 1), (3, 37, 5), (70, 136, 264), (33, 1288, 40), (257, 72, 130))
+IN_PARTS = ((33, 1288, 40), (33, 40, 1288), (1288, 40, 24))
+FEW_ROWS = ((1, 136, 24), (2, 1032, 5), (3, 40, 9), (7, 2056, 3))
 LOGITS = ((1, 1), (3, 37), (300, 5), (2, 2600), (1, 9001))  # rows and classes
 # Rows and columns: every number of slots per thread, for teams of lanes and for blocks.
 ROWS = (
@@ -53,12 +59,15 @@ def main(names):
 
 def parts():
     """{name: generator that launches kernels and yields what they wrote}, the longest first."""
+    import sanitize_halo
     import sanitize_layers
     import sanitize_planned
 
     found = (
         *each_dtype(convolutions), *each_dtype(squeezing_and_exciting), *each_dtype(linears),
         *itertools.chain.from_iterable(map(each_dtype, sanitize_planned.PARTS)),
+        *sanitize_planned.OTHER_PARTS, *sanitize_halo.PARTS,
+        *itertools.chain.from_iterable(map(each_dtype, sanitize_layers.PARTS_BY_DTYPE)),
         *sanitize_layers.PARTS, softmax_rows, softmax_parts,
         softmax_with_dropout, bn_relu_and_softmax, cross_entropies, activations, pooling,
         intrinsics,
@@ -242,14 +251,21 @@ def convolutions(dtype):
                     yield from passes(x, weight, variant, **options)
             with mock.patch.object(gathering, "LARGE_FROM", 0):
                 yield from passes(x, weight, "tensor_core", **options)
+        for x_shape, weight_shape, options in WIDE if dtype.itemsize == 2 else ():
+            x, weight = (
+                torch.randn(shape).to(dtype, memory_format=layout)
+                for shape in (x_shape, weight_shape)
+            )
+            with mock.patch.object(gathering, "LARGE_FROM", 0):
+                yield from passes(x, weight, "tensor_core", **options)
 
 
 def linears(dtype):
     from course_lib.kernels import gemm, linear
 
-    def passes(variant):
+    def passes(variant, products=PRODUCTS):
         for precision in precisions(dtype, variant):
-            for n_rows, n_in, n_out in PRODUCTS:
+            for n_rows, n_in, n_out in products:
                 for start in (0, 1):
                     x, weight = tensor((n_rows, n_in), dtype), tensor((n_out, n_in), dtype, start)
                     options = {"variant": variant, "precision": precision}
@@ -261,12 +277,18 @@ def linears(dtype):
         if variant != "tensor_core":
             yield from passes(variant)
             continue
-        shapes = gemm.plan.SHAPES
+        yield from passes(variant, FEW_ROWS)
+        shapes, others = (
+            gemm.plan.SHAPES,
+            mock.patch.object(gemm.warpgroup, "chosen", lambda *_: None),
+        )
         for i in range(max(map(len, shapes.values()))):  # each tile, whatever the plan would take
-            tiles = {mode: found[min(i, len(found) - 1) :] for mode, found in shapes.items()}
-            gemm.planned.cache_clear()
-            with mock.patch.multiple(gemm.plan, SHAPES=tiles, FULL=0.0):
-                yield from passes(variant)
+            tiles = {mode: (found[min(i, len(found) - 1)],) for mode, found in shapes.items()}
+            for products, most in ((PRODUCTS, 16), (IN_PARTS, 0)):  # in a cluster, or in parts
+                constants = dict(SHAPES=tiles, FULL=0.0, CLUSTER_INSTEAD_OF=most)
+                gemm.planned.cache_clear()
+                with others, mock.patch.multiple(gemm.plan, **constants):
+                    yield from passes(variant, products)
         gemm.planned.cache_clear()
 
 

@@ -12,19 +12,29 @@ The simulator's sanitizer does (`test_warpgroup`).
 
 import contextlib
 import math
+from typing import NamedTuple
 from unittest import mock
 
 import torch
 
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
-# Images, filters and options: chunks of channels that are not full, tiles across images, filters in
-# several parts; and padding wider than the filters reach, for which there is no such dx.
-GATHERED = (
-    ((2, 72, 20, 19), (136, 72, 3, 3), dict(padding=1)),
-    ((1, 40, 15, 33), (24, 40, 2, 3), dict(padding=(1, 0), dilation=(1, 2))),
-    ((3, 16, 12, 13), (70, 16, 2, 2), dict(padding=2)),
-)
-BLOCKS = 3  # that such a convolution has: each goes through several tiles
+
+
+class Case(NamedTuple):
+    """What a pass gathers from an image: channels of the result from channels of the source."""
+
+    image: tuple  # N, the source's channels in vectors of 16 bytes, and H, W of x
+    columns: int  # channels of the result
+    filter: tuple
+    options: dict
+
+
+# Chunks of channels that are not full, tiles across images, filters in several parts; rows that do
+# not begin on 16-byte boundaries; and padding wider than the filters reach, for forward alone.
+WHOLE = Case((2, 9, 12, 18), 136, (3, 3), dict(padding=1))
+UNEVEN = Case((1, 5, 15, 33), 21, (2, 3), dict(padding=1, dilation=(2, 1)))
+PADDED = Case((3, 2, 12, 13), 70, (2, 2), dict(padding=2))
+BLOCKS = 2  # that such a convolution has: each goes through several tiles
 # Rows, inputs and outputs of linear layers: several tiles, and a step of k that is not full. Rows
 # of 33 numbers do not begin on 16-byte boundaries, and are for forward alone.
 PRODUCTS = ((301, 264, 136), (130, 24, 40), (70, 136, 264), (97, 40, 33))
@@ -71,24 +81,44 @@ def nothing(*modules):
     return stack
 
 
-def convolution(dtype, layout, x_shape, weight_shape):
-    """(x, weight, bias)."""
-    x, weight = (
-        torch.randn(shape).to(dtype, memory_format=layout) for shape in (x_shape, weight_shape)
-    )
-    return x, weight, torch.randn(weight_shape[0]).to(dtype)
+def gathered(case, layout, dtype, kernel, precision, *, backward=False, weights_layout=None):
+    """What `kernel` writes, which it must: y, or dx with `backward`.
+
+    weights_layout  of the weights, if another than the images'
+    """
+    from course_lib.kernels import conv2d
+
+    def random(*shape):
+        return torch.randn(shape).to(dtype, memory_format=layout)
+
+    (N, vectors, H, W), way = case.image, dict(variant="tensor_core", precision=precision)
+    channels = vectors * 16 // dtype.itemsize
+    if backward:
+        x, weight = random(N, case.columns, H, W), random(channels, case.columns, *case.filter)
+        dy = random(*y_shape(x, weight, case.options))
+        with launched(kernel):
+            found = conv2d.backward(
+                dy, x, weight, needs=(True, False, False), **way, **case.options
+            )
+        return found[0]
+    x, weight = random(N, channels, H, W), random(case.columns, channels, *case.filter)
+    weight = weight.to(memory_format=weights_layout or layout)
+    with launched(kernel):
+        return conv2d.forward(x, weight, torch.randn(len(weight)).to(dtype), **way, **case.options)
+
+
+def y_shape(x, weight, options):
+    from course_lib.kernels.conv2d.problem import problem_of
+
+    sizes = dict(stride=1, padding=0, dilation=1) | options
+    return problem_of(x.shape, weight.shape, **sizes, groups=1, channels_last=False).y_shape
 
 
 # Each generator below yields what a kernel has written.
 
 
 def convolutions_by_wgmma(dtype):
-    from course_lib.kernels.conv2d import (
-        halo_plan,
-        halo_small,
-        warpgroup_mixed_plan,
-        warpgroup_plan,
-    )
+    from course_lib.kernels.conv2d import halo_plan, halo_small, warpgroup_plan
 
     if torch.cuda.get_device_capability() != warpgroup_plan.ONLY:
         return
@@ -96,29 +126,52 @@ def convolutions_by_wgmma(dtype):
         kernel = warpgroup_plan.kernel_for(shape, dtype.itemsize)
         tiles = changed(warpgroup_plan, SHAPES=(shape,), MULTIPROCESSORS=BLOCKS)
         with tiles, nothing(halo_small, halo_plan):
-            yield from _gathered(dtype, kernel, "tf32")
-    for shape in warpgroup_mixed_plan.SHAPES if dtype == torch.float32 else ():
+            yield from _by_wgmma(dtype, kernel, "tf32")
+
+
+def convolutions_by_split_wgmma():
+    """The same of float32 in two parts, which tensor cores multiply without loss."""
+    from course_lib.kernels.conv2d import halo_plan, halo_small, warpgroup_mixed_plan
+
+    if torch.cuda.get_device_capability() != warpgroup_mixed_plan.warpgroup_plan.ONLY:
+        return
+    for shape in warpgroup_mixed_plan.SHAPES:
         kernel = warpgroup_mixed_plan.kernel_for(shape)
         tiles = changed(warpgroup_mixed_plan, SHAPES=(shape,), MULTIPROCESSORS=BLOCKS)
         long = mock.patch.object(halo_plan, "LONG", 0)
         with tiles, long, nothing(halo_small, halo_plan):
-            yield from _gathered(dtype, kernel, "float32")
+            yield from _by_wgmma(torch.float32, kernel, "float32")
 
 
-def _gathered(dtype, kernel, precision):
+def _by_wgmma(dtype, kernel, precision):
+    (planar, last), way = LAYOUTS, (dtype, kernel, precision)
+    for layout in LAYOUTS:
+        for backward in (False, True):
+            yield gathered(WHOLE, layout, *way, backward=backward)
+    yield gathered(UNEVEN, last, *way)
+    yield gathered(UNEVEN, planar, *way, backward=True)
+    yield gathered(PADDED, planar, *way)
+
+
+def convolutions_of_few_channels(dtype):
+    """Of all filters that there are kernels for."""
     from course_lib.kernels import conv2d
+    from course_lib.kernels.conv2d import few_channels_plan
 
-    way, needs = dict(variant="tensor_core", precision=precision), (True, False, False)
-    for x_shape, weight_shape, options in GATHERED:
+    for C, R, S in few_channels_plan.FILTER_SIZES:
         for layout in LAYOUTS:
-            x, weight, bias = convolution(dtype, layout, x_shape, weight_shape)
-            with launched(kernel):
-                y = conv2d.forward(x, weight, bias, **way, **options)
-            yield y
-            if options["padding"] != 2:
-                with launched(kernel):
-                    dx, *_ = conv2d.backward(y, x, weight, needs=needs, **way, **options)
-                yield dx
+            for stride in (1, 2):
+                x, weight = (
+                    torch.randn(shape).to(dtype, memory_format=layout)
+                    for shape in ((2, C, 13, 9), (18, C, R, S))
+                )
+                options = dict(stride=stride, padding=(1, R // 2))
+                # One channel is of both formats: y tells which is meant.
+                y = torch.empty(y_shape(x, weight, options)).to(dtype, memory_format=layout)
+                options["variant"] = "few_channels"
+                yield conv2d.forward(x, weight, weight[:, 0, 0, 0], **options, out=y)
+                needs = (False, True, True)
+                yield from conv2d.backward(y, x, weight, needs=needs, **options)[1:]
 
 
 def products_by_wgmma(dtype):
@@ -151,9 +204,9 @@ def products_by_wgmma(dtype):
 def holding(dtype):
     """Squeeze and excitation by the rung `resident`, which the other rungs' part leaves out."""
     from course_lib.kernels import squeeze_excite
-    from course_lib.kernels.squeeze_excite import resident
+    from course_lib.kernels.squeeze_excite import resident, resident_plan
 
-    if torch.cuda.get_device_capability() < resident.CAPABILITY:
+    if torch.cuda.get_device_capability() < resident_plan.CAPABILITY:
         return
     for weight_dtype in dict.fromkeys((dtype, torch.float32)):
         for shape, R in HELD:
@@ -165,6 +218,15 @@ def holding(dtype):
                 with launched(*resident.FORWARD):
                     found = squeeze_excite.forward(x, *weights, variant="resident", out=y)
                 yield from found
+                _, *saved = found
+                with launched(*resident.BACKWARD):
+                    yield from squeeze_excite.backward(
+                        y, x, weights[0], weights[2], *saved, variant="resident"
+                    )
 
 
-PARTS = convolutions_by_wgmma, products_by_wgmma, holding
+#: With each dtype, and with none.
+PARTS, OTHER_PARTS = (
+    (convolutions_by_wgmma, convolutions_of_few_channels, products_by_wgmma, holding),
+    (convolutions_by_split_wgmma,),
+)

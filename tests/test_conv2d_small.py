@@ -1,13 +1,16 @@
 """Small convolutions on tensor cores: tiles dealt out to clusters, fewer launches."""
 
 import contextlib
+import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_conv2d import LAYOUTS, PLACE, ROUNDING, case, check
+from test_conv2d import LAYOUTS, PLACE, ROUNDING, assert_close, case, check, double, truth
 from test_conv2d_halo import CHIP, MODES
 
 from course_lib import simulator
@@ -26,6 +29,7 @@ from course_lib.runtime.launch import recorded
 
 #: Tiles that the simulator makes quickly, and the rules that choose among what they allow.
 GATHERED, SUMMED = Shape(32, 32, 1, 2, 3), Shape(64, 64, 2, 1, 3)
+SHAPES = halo_small.SHAPES  # those that a GPU takes
 
 
 @pytest.fixture
@@ -37,11 +41,14 @@ def small_tiles(monkeypatch):
 
 
 @contextlib.contextmanager
-def prefer(number):
-    """Of all plans that there are, take that `number`, counted round and round."""
+def prefer(number, source=None):
+    """Of all plans that there are, take that `number`, counted round and round.
+
+    source  the weights' (`halo_weights`), if only plans with that are to count
+    """
 
     def chosen(candidates):
-        plans = list(candidates)
+        plans = [p for p in candidates if source in (None, getattr(p, "source", source))]
         return plans[number % len(plans)]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -160,6 +167,81 @@ def test_one_launch_for_each_pass(small_tiles, last):
         assert [name for name, _ in clusters(launches)] == [*(n for n, _ in before), kernel]
 
 
+@settings(max_examples=8, deadline=None)
+@given(
+    N=st.integers(1, 3),
+    channels=st.tuples(st.sampled_from([4, 12, 40, 68]), st.sampled_from([4, 36])),
+    size=st.tuples(st.integers(1, 6), st.integers(1, 5)),
+    filter_size=st.tuples(st.integers(1, 3), st.integers(2, 3)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    stride=st.sampled_from([1, 2]),
+    with_bias=st.booleans(),
+    last=st.booleans(),
+    number=st.integers(0, 30),
+    seed=st.integers(0, 2**31),
+)
+def test_contiguous_weights_are_read_as_they_lie(
+    small_tiles_of_all, N, channels, size, filter_size, padding, stride, with_bias, last, number,
+    seed,
+):  # fmt: skip
+    """Nothing is launched for them, and the bits are those that laid out weights give."""
+    assume(size != (1, 1))  # which would be contiguous as well
+    for length, taps, pad in zip(size, filter_size, padding, strict=True):
+        assume(length + 2 * pad >= taps)
+    torch.manual_seed(seed)
+    C, K = channels
+    options = dict(padding=padding, stride=stride, variant="tensor_core")
+    x, weight, bias = case((N, C, *size), (K, C, *filter_size), layout=LAYOUTS[last])
+    bias, given = bias if with_bias else None, weight.contiguous()
+    out = torch.full_like(conv2d.forward(x, weight, bias, **options), torch.nan)
+    with prefer(number, "by_k"):
+        expected = conv2d.forward(x, weight, bias, **options)
+    with prefer(number, "by_element"), recorded() as launches:
+        y = conv2d.forward(x, given, bias, out=out, **options)
+    before = [] if last else ["transpose_kernel"]  # of the images
+    assert [name for name, _ in clusters(launches)] == [*before, "halo_kernel"]
+    assert launches[-1][3][1] is given
+    assert torch.equal(y, expected)
+    del options["variant"]
+    exact = [double(array) for array in (x, weight, bias)]
+    sizes = [None if array is None else np.abs(array) for array in exact]
+    assert_close(y, truth(*exact, **options), truth(*sizes, **options))
+
+
+def test_who_reads_contiguous_weights_as_they_lie(monkeypatch):
+    """The forward pass of float32: the network's, above all."""
+    monkeypatch.setattr(halo_small, "SHAPES", SHAPES)
+    planned = halo_small.planned.__wrapped__  # which does not remember
+    for mode, N in itertools.product(MODES, (1, 8)):
+        forward, dx = gathers(N, *NETWORK)[1]
+        chosen = 2 if mode == "narrow" else 4, mode, CHIP
+        read = "by_k" if mode == "narrow" else "by_element"
+        for last in (True, False):
+            found = planned(forward, *chosen, last, False)
+            assert (found.source, found.n_copies) == (read, 2 - last - (read == "by_element"))
+            found = planned(dx, *chosen, last, False)
+            assert (found.source, found.n_copies) == ("by_row", 2 - last)
+        found = planned(forward, *chosen)
+        assert (found.source, found.n_copies) == ("by_k", 0)
+
+
+@pytest.mark.parametrize("dtype", list(ROUNDING), ids=str)
+def test_else_contiguous_weights_are_laid_out(small_tiles, dtype):
+    """By a launch of our own, for forward and dx, on every rung."""
+    torch.manual_seed(0)
+    x, weight, bias = case((1, 8, 3, 3), (8, 8, 2, 2), dtype, LAYOUTS[1])
+    for variant in ("auto", "direct", "tiled", "im2col", "implicit_gemm", "tensor_core"):
+        expected = conv2d.forward(x, weight, bias, variant=variant)
+        with prefer(0, "by_k"), recorded() as launches:
+            y = conv2d.forward(x, weight.contiguous(), bias, variant=variant)
+        assert clusters(launches)[0][0] == "transpose_kernel" and torch.equal(y, expected)
+        needs = True, False, False
+        expected, *_ = conv2d.backward(y, x, weight, needs=needs, variant=variant)
+        with recorded() as launches:
+            dx, *_ = conv2d.backward(y, x, weight.contiguous(), needs=needs, variant=variant)
+        assert clusters(launches)[0][0] == "transpose_kernel" and torch.equal(dx, expected)
+
+
 @pytest.mark.parametrize("last", [False, True])
 def test_every_way_to_share_chunks_and_taps(small_tiles, last):
     """Also twice the same, bit for bit, and nothing that the sanitizer finds."""
@@ -185,6 +267,8 @@ def test_sanitizer_finds_nothing(small_tiles, number):
     problem = problem_of(x.shape, weight.shape, 1, 0, 1, 1, True)
     with prefer(number), simulator.sanitize() as report:
         conv2d.forward(x, weight, bias)
+        with prefer(number, "by_element"):
+            conv2d.forward(x, weight.contiguous(), bias)
         conv2d.backward(dy, x, weight, needs=(True, False, False))
         gathering.launch_dweight("tensor_core", problem, dy, x, dweight, "float32", dbias)
     assert not report, str(report)
@@ -226,14 +310,20 @@ def test_who_makes_dbias_is_told():
 
 
 def test_weights_off_the_boundaries(small_tiles):
-    """16 bytes can't be copied from there: they are arranged first."""
+    """16 bytes can't be copied from there: they are arranged first. Elements can."""
     x, like, _ = case((1, 8, 3, 3), (8, 8, 2, 2), layout=LAYOUTS[1])
     room = torch.randn(1 + like.numel(), device=PLACE)
     weight = room[1:].as_strided(like.shape, like.stride(), 1)
     with recorded() as launches:
         y = conv2d.forward(x, weight)
     assert "arrange_kernel" in [name for name, _ in clusters(launches)]
-    expected = torch.nn.functional.conv2d(x.double(), weight.double())
+    expected = F.conv2d(x.double(), weight.double())
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
+    given = room[1:].view(like.shape)
+    with prefer(0, "by_element"), recorded() as launches:
+        y = conv2d.forward(x, given)
+    assert [name for name, _ in clusters(launches)] == ["halo_kernel"]
+    expected = F.conv2d(x.double(), given.double())
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
 
 

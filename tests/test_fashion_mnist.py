@@ -15,6 +15,7 @@ from course_lib import SIMULATED, cli, data, models, nn, ops, optim, train
 from course_lib.kernels import conv2d, linear
 from course_lib.models import fashion_mnist as network
 from course_lib.models import fashion_mnist_pass
+from course_lib.runtime import launch as launching
 from course_lib.train import fashion_mnist as training
 
 REAL = os.environ.get("COURSE_DATA")
@@ -194,6 +195,47 @@ def test_without_gradients_kernels_run_together(first_rungs, together, monkeypat
         monkeypatch.setattr(ops.precision, "of_products", lambda: "tf32")
         ours(x)
         assert together[4:] == [("float32", "tf32")]
+
+
+@pytest.mark.skipif(not SIMULATED, reason="a GPU without clusters copies them")
+@pytest.mark.parametrize("exactness", ["float32", "tf32"])
+def test_inference_copies_no_weights(monkeypatch, exactness):
+    """All that is laid out are the images before the first linear layer."""
+    monkeypatch.setattr(launching, "_simulate", lambda *_: None)  # what is launched is enough
+    model = models.FashionMNISTCNN()
+    parameters = [p.detach() for p in model.parameters()]
+    for last in (False, True):
+        if last:
+            parameters[2] = parameters[2].contiguous(memory_format=torch.channels_last)
+        with launching.recorded() as launches:
+            x = torch.rand(1, 1, 28, 28)
+            fashion_mnist_pass.logits.__wrapped__(x, *parameters, exactness, exactness)
+        names = [kernel.py_func.__name__ for kernel, *_ in launches]
+        assert names[2:5] == ["halo_kernel", names[1], "transpose_kernel"] and len(names) == 7
+        assert launches[2][3][1] is parameters[2]
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_gradients_of_weights_as_they_lie(first_rungs, last):
+    """`backward` also takes what `weights_of` has not laid out; gradients lie as weights do."""
+    place = "cpu" if SIMULATED else "cuda"
+    widths = (2, 3, 8) if SIMULATED else (64, 128, 256)
+    theirs = models.FashionMNISTCNN(widths=widths, layers=torch.nn).to(place)
+    if last:
+        theirs.conv2.to(memory_format=torch.channels_last)
+    layers = {
+        name: tuple(p.detach() for p in getattr(theirs, name).parameters())
+        for name in fashion_mnist_pass.NAMES
+    }
+    x, dlogits = torch.rand(2, 1, 28, 28, device=place), torch.randn(2, 10, device=place)
+    expected = torch.autograd.grad(theirs(x), list(theirs.parameters()), dlogits)
+    logits, kept = fashion_mnist_pass.forward(layers, x)
+    torch.testing.assert_close(logits, theirs(x), rtol=1e-3, atol=1e-4)
+    found = fashion_mnist_pass.backward(layers, dlogits, kept)
+    found = [gradient for layer in found.values() for gradient in layer]
+    for gradient, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-4)
+    assert found[2].is_contiguous() != last
 
 
 def test_with_gradients_hooks_or_other_layers_the_layers_are_called(first_rungs, together):

@@ -17,6 +17,7 @@ from course_lib.kernels.squeeze_excite.problem import problem_of
 from course_lib.runtime import counters
 
 #: (C, H, R) of the blocks of EfficientNet-B4 at 380 × 380.
+NO_ROOM = 1, 0  # for `resident`
 SHAPES = (
     (48, 190, 12), (24, 190, 6), (144, 95, 6), (192, 95, 8), (192, 48, 8), (336, 48, 14),
     (336, 24, 14), (672, 24, 28), (960, 24, 40), (960, 12, 40), (1632, 12, 68), (2688, 12, 112),
@@ -47,16 +48,16 @@ def test_each_part_is_summed_and_scaled_once_and_nothing_waits_for_what_comes_la
 
 def test_auto_takes_fused_for_large_images_with_small_layers():
     taken = {
-        (N, *shape): se.default_for(problem(N, *shape), "forward")
+        (N, *shape): se.default_for(problem(N, *shape), "forward", NO_ROOM)
         for N in (1, 8, 32) for shape in SHAPES
     }  # fmt: skip
     assert {key for key, rung in taken.items() if rung == "fused"} == {
         (32, 48, 190, 12), (32, 24, 190, 6), (32, 192, 95, 8), (32, 144, 95, 6),
     }  # fmt: skip
     for direction in ("forward", "backward"):  # C·R is too much for one block
-        assert se.default_for(problem(32, 336, 48, 14), direction) == "two_pass"
+        assert se.default_for(problem(32, 336, 48, 14), direction, NO_ROOM) == "two_pass"
     large = problem(32, 48, 190, 12)
-    assert se.default_for(large._replace(channels_last=True), "forward") == "two_pass"
+    assert se.default_for(large._replace(channels_last=True), "forward", NO_ROOM) == "two_pass"
 
 
 @pytest.mark.skipif(not SIMULATED, reason="the simulator has the orders to try")

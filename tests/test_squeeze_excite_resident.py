@@ -17,13 +17,14 @@ from test_squeeze_excite import (
     assert_close,
     double,
     inputs,
+    run,
     safe,
-    sizes,
 )
+from test_squeeze_excite import check as check_passes
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import squeeze_excite as se
-from course_lib.kernels.squeeze_excite import resident
+from course_lib.kernels.squeeze_excite import resident, resident_plan
 from course_lib.kernels.squeeze_excite.problem import problem_of
 from course_lib.runtime import counters
 from course_lib.runtime import launch as launching
@@ -43,31 +44,30 @@ every_dtype = pytest.mark.parametrize("dtype", ROUNDING)
 def few_blocks(monkeypatch):
     """As on a chip of four multiprocessors: a sample's planes are cut, and samples take turns."""
     monkeypatch.setattr(resident, "room_of", lambda x: (4, 26 << 10))
-    monkeypatch.setattr(resident, "LEAST_BYTES", 64)
-    resident.plan_of.cache_clear()
+    monkeypatch.setattr(resident_plan, "LEAST_BYTES", 64)
+    resident_plan.plan_of.cache_clear()
     yield
-    resident.plan_of.cache_clear()
+    resident_plan.plan_of.cache_clear()
 
 
 def problem(N, C, H, R, channels_last=False, itemsize=4):
     return problem_of((N, C, H, H), R, channels_last, "silu", "sigmoid", itemsize)
 
 
-def check(x, weights, activation="silu", gate="sigmoid"):
-    """Forward twice, each time into memory that was NaN; y and what it saves against float64."""
+def check(dy, x, weights, activation="silu", gate="sigmoid"):
+    """Forward and backward twice, into memory that was NaN: y, what it saves, and the gradients."""
+    before = dy.clone(), x.clone()
     options = {"activation": activation, "gate": gate}
-    x_before = x.clone()
-    first, second = (
-        se.forward(x, *weights, variant="resident", out=torch.full_like(x, math.nan), **options)
-        for _ in range(2)
-    )
-    for one, other in zip(first, second, strict=True):
+    y, saved, gradients = check_passes(dy, x, weights, "resident", **options)
+    once_more = run(dy, x, weights, "resident", **options)
+    for one, other in zip(
+        (y, *saved, *gradients), (once_more[0], *once_more[1], *once_more[2]), strict=True
+    ):
         assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
-    assert torch.equal(x.nan_to_num(7), x_before.nan_to_num(7))
-    y, mean, hidden, logit = first
+    for one, other in zip((dy, x), before, strict=True):
+        assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
     w1, b1, w2, b2 = (double(w) for w in weights)
-    y_true = reference.squeeze_excite(double(x), w1, b1, w2, b2, activation, gate)
-    assert_close(y, y_true, sizes(x, x, weights)[0], "y")
+    mean, hidden, logit = saved
     mean_true = double(x).mean(axis=(2, 3))
     hidden_true = mean_true @ w1.T + b1
     act = {"silu": reference.swish, "relu": reference.relu}[activation](hidden_true)
@@ -76,7 +76,7 @@ def check(x, weights, activation="silu", gate="sigmoid"):
     size = size @ np.abs(w1).T + np.abs(b1)
     assert_close(hidden, hidden_true, size, "hidden")
     assert_close(logit, act @ w2.T + b2, size @ np.abs(w2).T + np.abs(b2), "logit")
-    return first
+    return y, *saved, *gradients
 
 
 # ------------------------------------------------------------------------ the plan
@@ -87,12 +87,14 @@ def check(x, weights, activation="silu", gate="sigmoid"):
 @pytest.mark.parametrize("shape", NETWORK)
 def test_all_blocks_run_at_once_and_hold_all_of_a_sample(N, shape, itemsize):
     made = problem(N, *shape, itemsize=itemsize)
-    plan = resident.plan_of(made, *H200)
+    plan = resident_plan.plan_of(made, *H200)
     size = made.C * made.n_pixels
-    assert plan.at_once * plan.n_blocks <= 132 * resident.BLOCKS
+    assert plan.at_once * plan.n_blocks <= 132 * resident_plan.BLOCKS
     assert (plan.n_blocks - 1) * plan.share < size <= plan.n_blocks * plan.share
-    per_block = plan.shared_bytes(itemsize) + resident.STATIC_BYTES + resident.RESERVED_BYTES
-    assert resident.BLOCKS * per_block <= 228 << 10
+    per_block = (
+        plan.shared_bytes(itemsize) + resident_plan.STATIC_BYTES + resident_plan.RESERVED_BYTES
+    )
+    assert resident_plan.BLOCKS * per_block <= 228 << 10
     for rank in range(plan.n_blocks):
         low, high = rank * plan.share, min((rank + 1) * plan.share, size)
         n_planes = (high - 1) // made.n_pixels - low // made.n_pixels + 1
@@ -103,8 +105,8 @@ def test_all_blocks_run_at_once_and_hold_all_of_a_sample(N, shape, itemsize):
 def test_one_block_after_the_other_begins_where_samples_take_turns():
     def leading(N, C, H, R, n_multiprocessors=132):
         made = problem(N, C, H, R)
-        plan = resident.plan_of(made, n_multiprocessors, 227 << 10)
-        return resident.blocks_that_lead(made, plan, n_multiprocessors), plan
+        plan = resident_plan.plan_of(made, n_multiprocessors, 227 << 10)
+        return resident_plan.blocks_that_lead(made, plan, n_multiprocessors), plan
 
     assert leading(32, *NETWORK[0])[0] == 132
     for made in ((1, *NETWORK[0]), (8, *NETWORK[1])):  # all samples at once
@@ -119,20 +121,22 @@ def test_old_chips_are_refused(monkeypatch):
     _, x, weights = inputs((1, 8, 3, 3), 2)
     with pytest.raises(ValueError, match="capability 9.0 or more"):
         se.forward(x, *weights, variant="resident")
-    assert se.default_for(problem(1, *NETWORK[0]), "forward", resident.room_of(x)) == "two_pass"
+    assert (
+        se.default_for(problem(1, *NETWORK[0]), "forward", resident_plan.room_of(x)) == "two_pass"
+    )
 
 
 def test_as_many_blocks_fit_as_are_launched(tmp_path):
     """The driver refuses more than run at once: compiled for sm_90, with or without a GPU."""
     pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macOS)")
     found = run_compiler(REGISTERS, tmp_path).split()
-    assert len(found) == 10
-    assert max(map(int, found[::2])) * resident.BLOCK_SIZE * resident.BLOCKS <= 1 << 16
+    assert len(found) == 20
+    assert max(map(int, found[::2])) * resident.BLOCK_SIZE * resident_plan.BLOCKS <= 1 << 16
     assert set(found[1::2]) == {"True"}  # cooperative
 
 
 REGISTERS = """
-from course_lib.kernels.squeeze_excite import resident
+from course_lib.kernels.squeeze_excite import resident, resident_plan
 from course_lib.runtime.compiler import compile_kernel
 from course_lib.runtime.launch import array_type, numba_type
 for dtype in ("float32", "float16", "bfloat16"):
@@ -158,14 +162,14 @@ def run_compiler(code, tmp_path):
 
 
 def test_what_does_not_fit_is_refused():
-    assert resident.plan_of(problem(1, 24, 190, 6, channels_last=True), *H200) is None
-    assert resident.plan_of(problem(1, 64, 16, 2000), *H200) is None
-    assert resident.plan_of(problem(1, 512, 256, 16), *H200) is None  # 134 MB
+    assert resident_plan.plan_of(problem(1, 24, 190, 6, channels_last=True), *H200) is None
+    assert resident_plan.plan_of(problem(1, 64, 16, 2000), *H200) is None
+    assert resident_plan.plan_of(problem(1, 512, 256, 16), *H200) is None  # 134 MB
     dy, x, weights = inputs((1, 8, 3, 3), 2, layout="channels_last")
     with pytest.raises(ValueError, match="resident takes contiguous images"):
         se.forward(x, *weights, variant="resident")
     _, *saved = se.forward(x, *weights)
-    with pytest.raises(ValueError, match="unknown variant 'resident'"):
+    with pytest.raises(ValueError, match="resident takes contiguous images"):
         se.backward(dy, x, weights[0], weights[2], *saved, variant="resident")
 
 
@@ -178,7 +182,15 @@ def test_auto_takes_it_where_it_fits_and_the_small_layers_are_small():
             if se.default_for(problem(N, *shape, itemsize=itemsize), "forward", H200) == "resident"
         }  # fmt: skip
         assert taken == small | {(32, *shape) for shape in shapes}
-    assert se.default_for(problem(1, *NETWORK[0]), "backward", H200) == "two_pass"
+    backward = {
+        (N, *shape): se.default_for(problem(N, *shape), "backward", H200)
+        for N in (1, 8, 32) for shape in NETWORK
+    }  # fmt: skip
+    assert all(backward[key] == "resident" for key in small - {(8, *NETWORK[0])} if key[1] > 192)
+    assert backward[32, *NETWORK[0]] == backward[8, *NETWORK[0]] == "fused"
+    assert {key for key, rung in backward.items() if rung == "two_pass"} == {
+        (N, *NETWORK[-1]) for N in (1, 8, 32)
+    }
     assert se.default_for(problem(1, *NETWORK[0]), "forward", (108, 163 << 10)) == "two_pass"
 
 
@@ -191,18 +203,17 @@ def test_auto_takes_it_where_it_fits_and_the_small_layers_are_small():
     ((5, 40, 4, 4), 12),
 ])  # fmt: skip
 def test_images(few_blocks, dtype, shape, R):
-    _, x, weights = inputs(shape, R, dtype)
-    check(x, weights)
+    check(*inputs(shape, R, dtype))
 
 
 @every_dtype
 def test_planes_in_parts_and_samples_in_turns(few_blocks, dtype):
-    _, x, weights = inputs((3, 3, 37, 116 // dtype.itemsize), 4, dtype)
-    plan = resident.plan_of(problem_of(
+    dy, x, weights = inputs((3, 3, 37, 116 // dtype.itemsize), 4, dtype)
+    plan = resident_plan.plan_of(problem_of(
         tuple(x.shape), 4, False, "silu", "sigmoid", x.element_size()), 4, 26 << 10
     )  # fmt: skip
     assert plan.at_once < 3 and plan.n_blocks > 3
-    check(x, weights)
+    check(dy, x, weights)
 
 
 @settings(deadline=None, max_examples=DRAWS * 4)
@@ -216,11 +227,11 @@ def test_planes_in_parts_and_samples_in_turns(few_blocks, dtype):
     seed=st.integers(0, 99),
 )
 def test_random_images(shape, R, dtype, wide, activation, gate, seed):
-    _, x, weights = inputs(
+    dy, x, weights = inputs(
         shape, R, dtype, weight_dtype=torch.float32 if wide else dtype, seed=seed
     )  # fmt: skip
     if safe(x, weights, activation, gate):
-        check(x, weights, activation, gate)
+        check(dy, x, weights, activation, gate)
 
 
 @every_dtype
@@ -240,15 +251,16 @@ def test_images_that_begin_beside_a_boundary(few_blocks, dtype):
 
 def test_many_weights_of_a_block_and_many_hidden_channels(few_blocks):
     for shape, R in (((1, 96, 2, 2), 40), ((2, 8, 3, 3), 300), ((1, 200, 1, 2), 9)):
-        _, x, weights = inputs(shape, R)
-        check(x, weights)
+        check(*inputs(shape, R))
 
 
 def test_a_nan_spreads_through_its_sample_alone(few_blocks):
-    _, x, weights = inputs((3, 6, 5, 5), 3)
+    dy, x, weights = inputs((3, 6, 5, 5), 3)
     x[1, 2, 3, 3] = math.nan
-    y, *_ = se.forward(x, *weights, variant="resident")
-    assert y[1].isnan().all() and not y[0].isnan().any() and not y[2].isnan().any()
+    y, saved, gradients = run(dy, x, weights, "resident")
+    for image in (y, gradients[0]):
+        assert image[1].isnan().all() and not image[0].isnan().any() and not image[2].isnan().any()
+    assert all(gradient.isnan().any() for gradient in gradients[1:])
 
 
 # ------------------------------------------------------------------------ its blocks
@@ -265,17 +277,15 @@ def test_in_any_order_of_blocks_and_the_counters_are_left_at_zero(few_blocks, mo
     monkeypatch.setattr(resident, "counters", noted)
     for seed in range(3):
         with simulator.options(seed=seed):
-            _, x, weights = inputs((4, 5, 7, 9), 3, seed=seed)
-            check(x, weights)
-    assert len(seen) == 6 and not any(np.asarray(c).any() for c in seen)
+            check(*inputs((4, 5, 7, 9), 3, seed=seed))
+    assert len(seen) == 12 and not any(np.asarray(c).any() for c in seen)
 
 
 @pytest.mark.skipif(not SIMULATED, reason="the sanitizer belongs to the simulator")
 def test_the_sanitizer_finds_nothing(few_blocks):
     for shape, dtype in (((2, 5, 7, 9), torch.float32), ((3, 17, 4, 4), torch.bfloat16)):
-        _, x, weights = inputs(shape, 3, dtype)
         with simulator.sanitize() as report:
-            se.forward(x, *weights, variant="resident")
+            run(*inputs(shape, 3, dtype), "resident")
         assert not report.findings, report
 
 
@@ -285,25 +295,28 @@ def test_the_sanitizer_finds_nothing(few_blocks):
 @pytest.mark.parametrize("shape", NETWORK)
 def test_the_images_of_a_network(N, shape, dtype):
     C, side, R = shape
-    _, x, weights = inputs((N, C, side, side), R, dtype, weight_dtype=torch.float32)
-    check(x, weights)
+    check(*inputs((N, C, side, side), R, dtype, weight_dtype=torch.float32))
 
 
 @pytest.mark.gpu
 def test_captured_in_a_graph_and_beside_other_kernels():
-    _, x, weights = inputs((4, 96, 40, 40), 24)
-    expected = [t.clone() for t in check(x, weights)]
-    y = torch.empty_like(x)
+    dy, x, weights = inputs((4, 96, 40, 40), 24)
+    expected = [t.clone() for t in check(dy, x, weights)]
+    y, dx = torch.empty_like(x), torch.empty_like(x)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(5):
             kept = se.forward(x, *weights, variant="resident", out=y)
+            kept += se.backward(
+                dy, x, weights[0], weights[2], *kept[1:], variant="resident", out=dx
+            )
     other, a = torch.cuda.Stream(), torch.randn(2048, 2048, device=PLACE)
     for _ in range(20):
         with torch.cuda.stream(other):
             a = a @ a * 1e-3
         y.fill_(math.nan)
+        dx.fill_(math.nan)
         graph.replay()
         for found, wanted in zip(kept, expected, strict=True):
             assert torch.equal(found, wanted)

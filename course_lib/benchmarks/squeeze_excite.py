@@ -153,6 +153,7 @@ def kernel_hash(direction):
     found += kernels.resident.FORWARD
     if direction == "both":
         found += kernels.BACKWARD_VARIANTS["two_pass"] + kernels.BACKWARD_VARIANTS["fused"]
+        found += kernels.resident.BACKWARD
     return bench.kernel_hash(dict.fromkeys(found))
 
 

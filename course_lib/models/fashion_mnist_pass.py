@@ -45,12 +45,12 @@ def forward(layers, x, *, precision="float32", of_linear=None, out=None):
     shape = N, len(conv1[1]), H - TAPS + 1, W - TAPS + 1
     a = conv2d.forward(x, *conv1, out=arrays.empty(shape, like=x, channels_last=True), **exact)
     b, a_at = max_pool2d.forward(a, **POOLING, index_dtype="uint8", relu=True)
-    a, w2 = a.shape, formats.channels_last(w2)
+    a = a.shape
     c = conv2d.forward(b, w2, b2, **exact)
     d, c_at = max_pool2d.forward(c, **POOLING, index_dtype="uint8", relu=True)
     c, d = c.shape, formats.contiguous(d)
     e = linear.forward(d.view(N, fc1[0].shape[1]), *fc1, activation="relu", **of_linear)
-    return linear.forward(e, *fc2, out=out, **of_linear), (x, a, a_at, b, w2, c, c_at, d, e)
+    return linear.forward(e, *fc2, out=out, **of_linear), (x, a, a_at, b, c, c_at, d, e)
 
 
 def backward(layers, dlogits, kept, *, precision="float32", beside=contextlib.nullcontext):
@@ -60,8 +60,9 @@ def backward(layers, dlogits, kept, *, precision="float32", beside=contextlib.nu
     """
     # The name is used again and again: what nobody holds makes room for what comes.
     exact = dict(precision=precision)
-    x, a_shape, a_at, b, w2, c_shape, c_at, d, e = kept
+    x, a_shape, a_at, b, c_shape, c_at, d, e = kept
     w1, given_w2, w3, w4 = (weight for weight, _ in layers.values())
+    w2 = formats.channels_last(given_w2)
     flat = d.view(len(x), w3.shape[1])
     dy = dlogits
     with beside(dy):

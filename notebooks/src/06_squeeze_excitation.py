@@ -856,11 +856,12 @@ print(f"of this, through the gates of all channels: {dx[1, 4, 7] - dy[1, 4, 7] *
 # - `fused`: one kernel with tickets, as above, and a little more. The block that pools the last piece of a picture
 #   finds all of its gates, so that the others need not. And the kernel tells L2 what it may forget: a piece of
 #   `x` that is read for the second time, and all of `y`;
-# - `resident`, forward only: the first of the two ways out of section 2. Many blocks hold a picture together, each a piece in
-#   its shared memory, and meet once to exchange what they know of the hidden vector. `x` is read only once;
-# - `auto` is no kernel but a choice, and what you get if you ask for nothing else. Forward it takes `resident` where a picture
+# - `resident`: the first of the two ways out of section 2. Many blocks hold a picture together, each a piece in
+#   its shared memory, and meet once to exchange what they know of the hidden vector. `x` is read only once. Backward they
+#   hold `dy`, and so both `dy` and `x` are read once;
+# - `auto` is no kernel but a choice, and what you get if you ask for nothing else. It takes `resident` where a picture
 #   (channels first) is shared by many blocks and still fits into the shared memory of all multiprocessors together. Else it
-#   takes `fused` for large batches with small layers, and `two_pass` for all the rest.
+#   takes `fused` for large batches with small layers (backward it prefers that), and `two_pass` for all the rest.
 #
 # The first three are run here on the two photographs:
 

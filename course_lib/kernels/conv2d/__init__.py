@@ -77,14 +77,17 @@ def forward(
     or device, ValueError for a wrong option.
     """
     _check_variant(variant)
-    problem, x, weight = checked(x, weight, stride, padding, dilation, groups, precision)
+    problem, x = checked(x, weight, stride, padding, dilation, groups, precision)
     if bias is not None:
         arrays.require(bias, "bias", shape=(problem.K,), dtypes=(arrays.dtype_name(x),))
         bias = arrays.contiguous(bias)
     problem = _format_of(out, problem)
     y = result(out, problem.y_shape, x, problem)
     if arrays.size_of(y):
-        _passes(variant, problem, x)[0](problem, x, weight, bias, y, precision)
+        variant = _chosen(variant, problem, x)
+        if variant != "tensor_core":  # which can read some weights as they lie
+            weight = formatted(weight, problem)
+        VARIANTS[variant][0](problem, x, weight, bias, y, precision)
     return y
 
 
@@ -110,16 +113,16 @@ def backward(
     All have x's dtype, dx and dweight x's memory format. Raises as `forward` does.
     """
     _check_variant(variant)
-    problem, x, weight = checked(x, weight, stride, padding, dilation, groups, precision)
+    problem, x = checked(x, weight, stride, padding, dilation, groups, precision)
     arrays.require(dy, "dy", shape=problem.y_shape, dtypes=(arrays.dtype_name(x),))
     problem = _format_of(dy, problem)
     dy = formatted(dy, problem)
-    _, find_dx, find_dweight = _passes(variant, problem, x)
+    _, find_dx, find_dweight = VARIANTS[_chosen(variant, problem, x)]
     dx = dweight = dbias = None
     if needs[0]:
         dx = empty(problem.x_shape, x, problem)
         if arrays.size_of(dx):
-            find_dx(problem, dy, weight, dx, precision)
+            find_dx(problem, dy, formatted(weight, problem), dx, precision)
     if needs[1]:
         dweight = empty(problem.weight_shape, x, problem)
     if needs[2] and with_bias:
@@ -141,9 +144,9 @@ def default_variant(problem, capability):
     return "tensor_core" if capability >= gathering.TENSOR_CORES_SINCE else "implicit_gemm"
 
 
-def _passes(variant, problem, x):
-    """The rung's launchers."""
-    return VARIANTS[default_variant(problem, chip_of(x)[0]) if variant == DEFAULT else variant]
+def _chosen(variant, problem, x):
+    """The rung, where DEFAULT may have been asked for."""
+    return default_variant(problem, chip_of(x)[0]) if variant == DEFAULT else variant
 
 
 def _check_variant(variant):

@@ -22,7 +22,7 @@ from course_lib.kernels.conv2d.implicit_dweight import (
     total_kernel,
 )
 from course_lib.kernels.conv2d.implicit_gemm import gather_kernel
-from course_lib.kernels.conv2d.problem import DTYPES
+from course_lib.kernels.conv2d.problem import DTYPES, formatted, is_as_given
 from course_lib.kernels.conv2d.product import SCALAR, tensor_engine
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
@@ -129,12 +129,13 @@ def dx_arguments(problem):
 
 
 def launch_forward(variant, problem, x, weight, bias, y, precision):
-    """y = x * weight + bias."""
+    """y = x * weight + bias. `tensor_core` takes weights of either memory format."""
     check(variant, problem, x)
     if variant == "tensor_core":
         gather = halo_plan.forward_of(problem)
         if _launch_halo(gather, problem, x, weight, bias, y, precision):
             return
+        weight = formatted(weight, problem)
     exact = is_exact(x, precision)
     operands = x, weight, bias, y
     _launch(variant, problem, forward_arguments(problem), operands, exact, False)
@@ -157,7 +158,13 @@ def _launch_halo(gather, problem, source, weight, bias, result, precision):
     mode = halo_plan.mode_of(source, precision, n_terms)
     chosen = gather, source.dtype.itemsize, mode, chip_of(source)
     aligned = not problem.channels_last or not arrays.address_of(source) % VECTOR_BYTES
-    plan = halo_small.planned(*chosen) if halo_small.takes(problem, source, weight) else None
+    plan, last, as_given = None, problem.channels_last, is_as_given(weight, problem)
+    if not as_given:
+        weight = formatted(weight, problem)
+    if halo_small.takes(problem, source, None if as_given else weight):
+        plan = halo_small.planned(*chosen, last, last and not as_given)
+    if as_given and (plan is None or plan.source != "by_element"):
+        weight = formatted(weight, problem)
     if plan is None and aligned:
         for kernels in (warpgroup_plan, warpgroup_mixed_plan):
             if found := kernels.planned(*chosen):

@@ -71,6 +71,7 @@ class Plan(NamedTuple):
     source: str = "arranged"  # of the weights (`halo_weights`)
     chunks_each: int = 0  # that a block works on, 0 for all
     taps_each: int = 0
+    n_copies: int = 0  # of source and weights: those that have to be laid out before
 
     def n_blocks(self, n_taps):
         """Blocks of the cluster."""
@@ -183,11 +184,12 @@ def run(gather, plan, problem, source, weight, bias, result, mode):
     """result = source * weight (+ bias), by the halo kernel."""
     g, shape, p = gather, plan.shape, problem
     itemsize, n_taps = result.dtype.itemsize, g.R * g.S
-    if plan.source == "arranged":
-        (source,) = side_by_side(problem, (source, g.n_channels))
-        weight = arranged(g, plan, problem, weight)
-    else:
+    if plan.source in ("by_k", "by_row"):
         source, weight = side_by_side(problem, (source, g.n_channels), (weight, p.C))
+    else:
+        (source,) = side_by_side(problem, (source, g.n_channels))
+    if plan.source == "arranged":
+        weight = arranged(g, plan, problem, weight)
     width, plane = VECTOR_BYTES // itemsize, g.P * g.Q
     options = halo.ADD_BIAS if bias is not None else 0
     options += 0 if problem.channels_last else halo.PLANAR

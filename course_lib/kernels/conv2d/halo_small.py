@@ -1,10 +1,12 @@
 """How `halo` takes a small convolution: few pixels, for which launches and waiting cost the most.
 
-Its weights are read as they lie, so that no launch has to arrange them. Its tiles are smaller, and
-the chunks and taps of each are dealt out to a cluster of blocks.
+Its weights are read as they lie, so that no launch has to arrange them; in the forward pass also
+contiguous ones, where that costs less than to lay them out. Its tiles are smaller, and the chunks
+and taps of each are dealt out to a cluster of blocks.
 """
 
 import functools
+import itertools
 import math
 
 from course_lib.kernels.conv2d import halo_plan
@@ -23,6 +25,8 @@ SHAPES = {
     "split": (*_EXACT, _LEAST),
     "mixed": (*_EXACT, _LEAST),
 }
+ELEMENT_BYTES = 4  # of elements that can be copied one by one, while others are multiplied
+K_SIZE = halo_plan.halo.CHUNK_BYTES // ELEMENT_BYTES
 LARGE = 256 * 128  # elements of the result for each multiprocessor, of which half is small
 CLUSTERS_SINCE, MOST_IN_CLUSTER = (9, 0), 8  # as many blocks as every chip with clusters can do
 #: What things take on an H200, in ns: a block whatever it does, and for each 8 elements of its tile
@@ -32,18 +36,25 @@ START, ELEMENTS, FILLED, BLOCK = 2360, 440, 1730, 8
 #: multiprocessor, and if there are many.
 TILES = {"narrow": (334, 40, 73), "tf32": (334, 40, 73)}
 TILES |= dict.fromkeys(("split", "mixed"), (342, 81, 103))
+#: Weights that lie "by_element": a block; for each of its tiles, each element that a thread copies.
+SCATTERED, ELEMENT = 700, 12
+COPIES = 0, 4500, 6000  # a launch before, that lays out neither images nor weights, one, both
 
 
 @functools.lru_cache(maxsize=4096)
-def planned(gather, itemsize, mode, chip):
-    """The fastest `Plan` on a chip as `chip_of` gives it; None if there is none."""
+def planned(gather, itemsize, mode, chip, last=True, weights_last=True):
+    """The fastest `Plan` on a chip as `chip_of` gives it; None if there is none.
+
+    last, weights_last  whether images, and weights, are channels-last, or else contiguous. Such
+                        images are laid out before, and weights are unless the plan is "by_element"
+    """
     if gather is None or chip[0] < CLUSTERS_SINCE or not is_small(gather):
         return None
     if any(n * itemsize % VECTOR_BYTES for n in (gather.n_channels, gather.n_columns)):
         return None
     if not gather.n_channels:
         return None
-    return fastest(gather, mode, candidates(gather, itemsize, mode, chip))
+    return fastest(gather, mode, candidates(gather, itemsize, mode, chip, last, weights_last))
 
 
 def fastest(gather, mode, plans):
@@ -56,20 +67,22 @@ def is_small(gather):
     return gather.N * gather.P * gather.Q * gather.n_columns < LARGE * MULTIPROCESSORS // 2
 
 
-def candidates(gather, itemsize, mode, chip):
+def candidates(gather, itemsize, mode, chip, last=True, weights_last=True):
     """All `Plan`s that there are."""
-    source = "by_row" if gather.flipped else "by_k"
+    n_copies = 2 - last - weights_last
+    sources = {"by_row" if gather.flipped else "by_k": n_copies}
+    if not weights_last and itemsize == ELEMENT_BYTES and not gather.flipped:
+        sources["by_element"] = n_copies - 1
     n_taps, n_chunks = (
         gather.R * gather.S,
         math.ceil(gather.n_channels * itemsize / halo_plan.halo.CHUNK_BYTES),
     )
     parts = [(math.ceil(n_chunks / n), n_taps) for n in range(1, n_chunks + 1)]
     parts += [(1, math.ceil(n_taps / n)) for n in range(2, n_taps + 1)]
-    for shape in SHAPES[mode]:
-        for each in dict.fromkeys(parts):
-            plan = halo_plan.plan_of(gather, shape, itemsize, mode, chip, source, each)
-            if plan is not None and plan.n_blocks(n_taps) <= MOST_IN_CLUSTER:
-                yield plan
+    for source, shape, each in itertools.product(sources, SHAPES[mode], dict.fromkeys(parts)):
+        plan = halo_plan.plan_of(gather, shape, itemsize, mode, chip, source, each)
+        if plan is not None and plan.n_blocks(n_taps) <= MOST_IN_CLUSTER:
+            yield plan._replace(n_copies=sources[source])
 
 
 def cost(gather, mode, plan):
@@ -82,9 +95,12 @@ def cost(gather, mode, plan):
     together = min(math.ceil(n_blocks / MULTIPROCESSORS), shape.min_blocks)
     tile = max(least + alone * elements, together * shared * elements)
     block = START + ELEMENTS * elements * 128 / shape.n_threads
+    if plan.source == "by_element":
+        block += SCATTERED
+        tile += ELEMENT * together * shape.n * K_SIZE / shape.n_threads
     block += plan.chunks_each * plan.taps_each * tile
     filled = FILLED * min(1, n_blocks / MULTIPROCESSORS) ** 2
-    return n_waves * block + filled + BLOCK * n_blocks
+    return COPIES[plan.n_copies] + n_waves * block + filled + BLOCK * n_blocks
 
 
 def places_for(cluster):
@@ -95,19 +111,23 @@ def places_for(cluster):
 
 
 def takes(problem, source, weight):
-    """Whether the arrays lie on 16-byte boundaries, or are copied before."""
+    """Whether the arrays lie on 16-byte boundaries, or are copied before.
+
+    weight  None where its place does not matter: it is copied, or read by elements
+    """
     if not problem.channels_last:
         return True
-    return not any(arrays.address_of(array) % VECTOR_BYTES for array in (source, weight))
+    both = (source,) if weight is None else (source, weight)
+    return not any(arrays.address_of(array) % VECTOR_BYTES for array in both)
 
 
 def specialisations():
     """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
     for mode, shapes in SHAPES.items():
         for dtype in ("float16", "bfloat16") if mode == "narrow" else ("float32",):
-            for shape in shapes:
-                for source in ("by_k", "by_row"):
-                    kernel = halo_plan.kernel_for(shape, 2 if mode == "narrow" else 4, mode, source)
-                    types = [(dtype, 1)] * 4 + halo_plan.KERNEL_TYPES
-                    label = f"conv2d.halo {mode} {shape.m}x{shape.n} {source} {dtype}"
-                    yield label, kernel, types
+            itemsize = 2 if mode == "narrow" else 4
+            sources = ("by_k", "by_row", "by_element")[: 3 if itemsize == ELEMENT_BYTES else 2]
+            for shape, source in itertools.product(shapes, sources):
+                kernel = halo_plan.kernel_for(shape, itemsize, mode, source)
+                types = [(dtype, 1)] * 4 + halo_plan.KERNEL_TYPES
+                yield f"conv2d.halo {mode} {shape.m}x{shape.n} {source} {dtype}", kernel, types

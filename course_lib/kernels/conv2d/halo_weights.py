@@ -9,10 +9,13 @@
              weights lie                                              vectors
 `by_row`     (k, tap, column), the last tap first:  (k, column)       dx, the same
              the same weights
+`by_element` (column, k, tap): as contiguous        (column, k)       forward, float32
+             weights lie
 ============ ====================================== ================= ==============================
 
-k are the channels that are summed over. The latter two need no launch beforehand; what the first
-one reads lies closer together, which pays where many blocks read it.
+k are the channels that are summed over. All but the first one need no launch beforehand; what that
+one reads lies closer together, which pays where many blocks read it. `by_element` copies 4 bytes
+at a time, all others 16.
 """
 
 from typing import NamedTuple
@@ -22,9 +25,9 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.gemm.tiles import PARTS, ROW_PADDING
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.matrix import copy_part_async
+from course_lib.runtime.matrix import copy_one_async, copy_part_async
 
-SOURCES = ("arranged", "by_k", "by_row")
+SOURCES = ("arranged", "by_k", "by_row", "by_element")
 CHUNK_BYTES = 128  # of channels
 COPIES = CHUNK_BYTES // VECTOR_BYTES  # for a column, or a position
 NONE, ALL = np.int32(-(1 << 30)), np.int32(1 << 30)  # lines
@@ -55,12 +58,16 @@ def size_of(shape, itemsize, source):
 
 def weights(shape, itemsize, source):
     """The `Weights` for blocks of this shape."""
-    made = {"arranged": _arranged, "by_k": _by_k, "by_row": _by_row}[source]
-    return made(shape, CHUNK_BYTES // itemsize, VECTOR_BYTES // itemsize)
+    made = {"arranged": _arranged, "by_k": _by_k, "by_row": _by_row, "by_element": _by_element}
+    return made[source](shape, CHUNK_BYTES // itemsize, VECTOR_BYTES // itemsize)
 
 
 def _copier(SIDE, JUMP, LINES, N_COPIES, WIDTH):
-    """fetch of the ways that copy lines, SIDE threads each, LINES at a time."""
+    """fetch of the ways that copy lines, SIDE threads each, LINES at a time.
+
+    A thread copies WIDTH elements at a time: 16 bytes, or one element.
+    """
+    copy_some = _copy_one if WIDTH == 1 else copy_part_async
 
     @cuda.jit(device=True)
     def copy(part, cache, to, weights, where, jump, n_lines):
@@ -68,9 +75,14 @@ def _copier(SIDE, JUMP, LINES, N_COPIES, WIDTH):
         to += tid // SIDE * (JUMP // LINES) + tid % SIDE * WIDTH
         for u in range(part, N_COPIES, PARTS):
             n = WIDTH if np.int32(u * LINES) < n_lines else 0
-            copy_part_async(cache, to + u * JUMP, weights, where + u * jump, n)
+            copy_some(cache, to + u * JUMP, weights, where + u * jump, n)
 
     return copy
+
+
+@cuda.jit(device=True)
+def _copy_one(target, i, source, j, n):
+    copy_one_async(target, i, source, j, n > 0)
 
 
 def _arranged(shape, K_SIZE, WIDTH):
@@ -98,20 +110,39 @@ def _arranged(shape, K_SIZE, WIDTH):
 
 
 def _by_k(shape, K_SIZE, WIDTH):
-    PITCH, LINES = K_SIZE + WIDTH, shape.n_threads // COPIES
-    N_COPIES = shape.n * COPIES // shape.n_threads
-    assert N_COPIES * LINES == shape.n
-    copy = _copier(COPIES, LINES * PITCH, LINES, N_COPIES, WIDTH)
+    @cuda.jit(device=True)
+    def steps(n_channels, all_taps):
+        return np.int64(1), np.int64(n_channels)
+
+    return _by_column(shape, K_SIZE, WIDTH, WIDTH, steps)
+
+
+def _by_element(shape, K_SIZE, WIDTH):
+    @cuda.jit(device=True)
+    def steps(n_channels, all_taps):
+        return np.int64(all_taps), np.int64(1)
+
+    return _by_column(shape, K_SIZE, WIDTH, 1, steps)
+
+
+def _by_column(shape, K_SIZE, PADDING, WIDTH, steps):
+    """WIDTH neighbours along k copied at a time; steps: from a k, and from a tap, to the next."""
+    PITCH, SIDE = K_SIZE + PADDING, K_SIZE // WIDTH
+    LINES = shape.n_threads // SIDE
+    N_COPIES = shape.n // LINES
+    assert N_COPIES * LINES == shape.n and LINES * SIDE == shape.n_threads
+    copy = _copier(SIDE, LINES * PITCH, LINES, N_COPIES, WIDTH)
 
     @cuda.jit(device=True)
     def first(column, n_columns, n_channels, all_taps, chunk, tap, n_taps):
-        line, k = cuda.threadIdx.x // COPIES, cuda.threadIdx.x % COPIES * WIDTH + chunk * K_SIZE
+        line, k = cuda.threadIdx.x // SIDE, cuda.threadIdx.x % SIDE * WIDTH + chunk * K_SIZE
         step = np.int64(all_taps) * n_channels  # from a column to the next one
-        where = (column + line) * step + tap * np.int64(n_channels) + k
-        back = K_SIZE - (n_taps - 1) * np.int64(n_channels)
+        k_step, tap_step = steps(n_channels, all_taps)
+        where = (column + line) * step + tap * tap_step + k * k_step
+        back = K_SIZE * k_step - (n_taps - 1) * tap_step
         lines, left = np.int32(n_columns - column - line), np.int32(n_channels - k)
         state = where, np.int32(0), left
-        return state, (LINES * step, np.int64(n_channels), back, np.int32(n_taps), lines)
+        return state, (LINES * step, tap_step, back, np.int32(n_taps), lines)
 
     @cuda.jit(device=True)
     def fetch(part, cache, to, weights, state, fixed, exists):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from course_lib.kernels.conv2d import formats
 from course_lib.runtime import arrays
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -108,10 +109,11 @@ def _pair(value, name, least):
 
 
 def checked(x, weight, stride, padding, dilation, groups, precision):
-    """(problem, x, weight): checked, and as kernels take them, of one memory format.
+    """(problem, x): checked, and x as kernels take it.
 
-    The format is that of x. An x of neither format is copied to a contiguous one, and a weight of
-    the other is copied as well: kernels would otherwise need strides for everything.
+    The memory format is that of x. An x of neither format is copied to a contiguous one. `weight`
+    is checked, too; who reads it calls `formatted` first: kernels would otherwise need strides for
+    everything.
     """
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
     arrays.require(weight, "weight", dtypes=(arrays.dtype_name(x),), n_dims=4)
@@ -120,7 +122,7 @@ def checked(x, weight, stride, padding, dilation, groups, precision):
     channels_last = arrays.is_channels_last(x) and not arrays.is_contiguous_array(x)
     options = (_hashable(option) for option in (stride, padding, dilation))
     problem = problem_of(tuple(x.shape), tuple(weight.shape), *options, groups, channels_last)
-    return problem, formatted(x, problem), formatted(weight, problem)
+    return problem, formatted(x, problem)
 
 
 def _hashable(option):
@@ -133,7 +135,15 @@ def formatted(array, problem):
         return arrays.contiguous(array)
     if arrays.is_channels_last(array):
         return array
+    if arrays.is_contiguous_array(array):
+        return formats.channels_last(array)
     return arrays.laid_out_like(array, empty(array.shape, array, problem))
+
+
+def is_as_given(array, problem):
+    """Whether `array` is contiguous, and would have to be laid out channels-last."""
+    last = problem.channels_last
+    return last and arrays.is_contiguous_array(array) and not arrays.is_channels_last(array)
 
 
 def empty(shape, like, problem, dtype=None):

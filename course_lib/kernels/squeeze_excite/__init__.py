@@ -26,13 +26,15 @@ rung       what it launches                                      forward moves  
            the last ones: what is read twice comes from the L2
            cache the second time; backward, the weights'
            gradients too
-`resident` one kernel that keeps x in shared memory between its  2·n·s            —
-           sum and its scaling: all multiprocessors hold a few
-           samples together. Contiguous images of which one fits
+`resident` one kernel that keeps x (backward dy) in shared       2·n·s            3·n·s
+           memory between its sum and its scaling: all
+           multiprocessors hold a few samples together.
+           Contiguous images of which one fits
 ========== ===================================================== ================ ================
 
-`auto` takes forward `resident` where it fits and the small layers are small, `fused` where the
-images are larger than the cache and the small layers small, and `two_pass` elsewhere.
+`auto` takes `resident` where it fits and the small layers are small, `fused` where the images are
+larger than the cache and the small layers very small (backward it comes first), and `two_pass`
+elsewhere.
 
 All rungs save the same three arrays for the backward pass, float32: mean (N, C), hidden (N, R) and
 logit (N, C). Sums are taken in a fixed order: two runs agree bit for bit. Images without a pixel
@@ -43,7 +45,14 @@ As in PyTorch: a NaN or an infinity anywhere in an image spreads through its mea
 Squeeze and excitation: Hu, Shen and Sun (2018). Derivation: notebook 06.
 """
 
-from course_lib.kernels.squeeze_excite import fused, resident, separate, two_pass, weights
+from course_lib.kernels.squeeze_excite import (
+    fused,
+    resident,
+    resident_plan,
+    separate,
+    two_pass,
+    weights,
+)
 from course_lib.kernels.squeeze_excite.arguments import (
     checked_backward,
     checked_forward,
@@ -56,9 +65,9 @@ DEFAULT = "auto"
 LARGE = {"forward": 64 << 20, "backward": 32 << 20}
 SMALL_LAYERS = 2_000
 _RUNGS = {"separate": separate, "two_pass": two_pass, "fused": fused}
-#: `resident` is forward alone, and not for every image: no rung to climb for those who need both.
+#: `resident` is not for every image: no rung of the ladder that takes all.
 _FORWARD = {name: rung.forward for name, rung in (*_RUNGS.items(), ("resident", resident))}
-_BACKWARD = {name: rung.backward for name, rung in _RUNGS.items()}
+_BACKWARD = {name: rung.backward for name, rung in (*_RUNGS.items(), ("resident", resident))}
 #: Rung -> every kernel it may launch.
 VARIANTS = {name: rung.FORWARD for name, rung in _RUNGS.items()}
 BACKWARD_VARIANTS = {
@@ -88,8 +97,7 @@ def forward(
         x, weight1, bias1, weight2, bias2, activation, gate, out
     )
     if problem.N:
-        room = resident.room_of(inputs[0]) if variant == "auto" else None
-        _FORWARD[_chosen(variant, problem, "forward", room)](problem, *inputs, *results)
+        _FORWARD[_chosen(variant, problem, "forward", inputs[0])](problem, *inputs, *results)
     return results
 
 
@@ -107,7 +115,7 @@ def backward(
         dy, x, weight1, weight2, mean, hidden, logit, activation, gate, out
     )
     if problem.N:
-        _BACKWARD[_chosen(variant, problem, "backward")](problem, *inputs, dx, gradients)
+        _BACKWARD[_chosen(variant, problem, "backward", inputs[0])](problem, *inputs, dx, gradients)
     else:  # sums of nothing
         mean, hidden, logit = inputs[-3:]
         weights.launch_weight_gradients(problem, logit, hidden, hidden, mean, gradients)
@@ -119,22 +127,25 @@ def _check_variant(variant, variants):
         raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}, auto")
 
 
-def _chosen(variant, problem, direction, room=None):
+def _chosen(variant, problem, direction, x):
     if problem.n_pixels == 0:
         return "separate"
-    return default_for(problem, direction, room) if variant == "auto" else variant
+    if variant == "auto":
+        return default_for(problem, direction, resident_plan.room_of(x))
+    return variant
 
 
-def default_for(problem, direction, room=None):
+def default_for(problem, direction, room):
     """The rung that `auto` takes for a `Problem`, "forward" or "backward".
 
-    room  of the device, from `resident.room_of`; without it, `resident` is not among them
+    room  of the device, from `resident_plan.room_of`
     """
-    if room is not None and direction == "forward" and resident.worthwhile(problem, room):
+    fits = resident_plan.worthwhile(problem, direction, room)
+    large = resident_plan.bytes_of(problem) >= LARGE[direction] and not problem.channels_last
+    takes_fused = large and problem.C * problem.R <= SMALL_LAYERS
+    if fits and not (takes_fused and direction == "backward"):
         return "resident"
-    large = problem.N * problem.C * problem.n_pixels * problem.itemsize >= LARGE[direction]
-    small_layers = problem.C * problem.R <= SMALL_LAYERS
-    return "fused" if large and small_layers and not problem.channels_last else "two_pass"
+    return "fused" if takes_fused else "two_pass"
 
 
 def specialisations():
