@@ -225,8 +225,25 @@ def holding(dtype):
                     )
 
 
+def batching(dtype):
+    """Squeeze and excitation by the rung `batched`."""
+    from course_lib.kernels import squeeze_excite
+    from course_lib.kernels.squeeze_excite import batched
+
+    if dtype != torch.float32:
+        return
+    for shape, R in HELD:
+        C = shape[1]
+        weights = [torch.randn(s) for s in ((R, C), (R,), (C, R), (C,))]
+        for start in (0, 1):
+            size = torch.Size(shape).numel() + start
+            x, y = (torch.randn(size)[start:].view(shape) for _ in range(2))
+            with launched(*batched.FORWARD):
+                yield from squeeze_excite.forward(x, *weights, variant="batched", out=y)
+
+
 #: With each dtype, and with none.
 PARTS, OTHER_PARTS = (
-    (convolutions_by_wgmma, convolutions_of_few_channels, products_by_wgmma, holding),
+    (convolutions_by_wgmma, convolutions_of_few_channels, products_by_wgmma, holding, batching),
     (convolutions_by_split_wgmma,),
 )

@@ -67,6 +67,21 @@ SPILLS |= {
     for label, *_ in squeeze_excite.specialisations() if " fused, planes" in label
     for chip in CHIPS
 }  # fmt: skip
+# What sums planes of `two_pass` and `batched` is compiled for three blocks on a multiprocessor: 80
+# registers, which on the older chips leave none for some bounds that are read once for a plane.
+SPILLS |= {
+    (label, chip): 64
+    for label, *_ in squeeze_excite.specialisations()
+    if any(f", {name}, " in label for name in ("pool_planes", "dlogit_planes", "pool_batch"))
+    for chip in CHIPS[:-1]
+}  # fmt: skip
+# `resident` backward is compiled for 128 registers, so that two blocks fit on a multiprocessor. Two
+# of its many bounds stay in memory there; older chips, which never run it, need more registers.
+SPILLS |= {
+    (label, chip): 16 if chip == CHIPS[-1] else 256
+    for label, *_ in squeeze_excite.specialisations() if "backward resident" in label
+    for chip in CHIPS
+}  # fmt: skip
 # sm_75 has no bfloat16: with its conversions loops are too long to be unrolled, and the 64 sums of
 # a thread stay in memory.
 SPILLS |= {

@@ -307,6 +307,15 @@ def test_planes_in_groups(fine_cuts, shape):
         check(*inputs(shape, 4), variant)
 
 
+@every_dtype
+@pytest.mark.parametrize("shape", [
+    (2, 9, 4, 4), (1, 70, 8, 8), (1, 40, 12, 12), (1, 300, 4, 2), (2, 3, 20, 20), (1, 9, 28, 44),
+])  # fmt: skip
+def test_planes_of_whole_vectors(dtype, shape):
+    """Many planes at a time, or one at a time and even that in turns."""
+    check(*inputs(shape, 4, dtype), "two_pass")
+
+
 NETWORK = [
     (48, 190, 12), (24, 190, 6), (144, 95, 6), (192, 95, 8), (192, 48, 8), (336, 48, 14),
     (336, 24, 14), (672, 24, 28), (960, 24, 40), (960, 12, 40), (1632, 12, 68), (2688, 12, 112),

@@ -70,7 +70,7 @@ def parts_of(trainer):
         **trainer.schedule,
     )  # fmt: skip
     logits, kept = fashion_mnist_pass.forward(trainer.layers, trainer.x, **exact)
-    x, a_shape, a_at, b, _, c_shape, c_at, d, e = kept
+    x, a_shape, a_at, b, c_shape, c_at, d, e = kept
     a = torch.empty(a_shape, device=DEVICE).to(memory_format=torch.channels_last)
     conv2d.forward(x, *conv1, **exact, out=a)
     c = conv2d.forward(b, *conv2, **exact)

@@ -150,7 +150,7 @@ def _parameters(module):
 def kernel_hash(direction):
     """Of all that the default rung may launch: it is one of these, by size."""
     found = [kernel for rung in ("two_pass", "fused") for kernel in kernels.VARIANTS[rung]]
-    found += kernels.resident.FORWARD
+    found += kernels.resident.FORWARD + kernels.batched.FORWARD
     if direction == "both":
         found += kernels.BACKWARD_VARIANTS["two_pass"] + kernels.BACKWARD_VARIANTS["fused"]
         found += kernels.resident.BACKWARD

@@ -30,11 +30,14 @@ rung       what it launches                                      forward moves  
            memory between its sum and its scaling: all
            multiprocessors hold a few samples together.
            Contiguous images of which one fits
+`batched`  as `two_pass`, but blocks have several samples, and    3·n·s            —
+           read their weights once; between the two a small
+           kernel for the hidden layer. Contiguous float32 images
 ========== ===================================================== ================ ================
 
 `auto` takes `resident` where it fits and the small layers are small, `fused` where the images are
-larger than the cache and the small layers very small (backward it comes first), and `two_pass`
-elsewhere.
+larger than the cache and the small layers very small (backward it comes first), `batched` forward
+where samples are many and the small layers large, and `two_pass` elsewhere.
 
 All rungs save the same three arrays for the backward pass, float32: mean (N, C), hidden (N, R) and
 logit (N, C). Sums are taken in a fixed order: two runs agree bit for bit. Images without a pixel
@@ -46,6 +49,7 @@ Squeeze and excitation: Hu, Shen and Sun (2018). Derivation: notebook 06.
 """
 
 from course_lib.kernels.squeeze_excite import (
+    batched,
     fused,
     resident,
     resident_plan,
@@ -65,8 +69,9 @@ DEFAULT = "auto"
 LARGE = {"forward": 64 << 20, "backward": 32 << 20}
 SMALL_LAYERS = 2_000
 _RUNGS = {"separate": separate, "two_pass": two_pass, "fused": fused}
-#: `resident` is not for every image: no rung of the ladder that takes all.
+#: `resident` and `batched` are not for every image: no rungs of the ladder that takes all.
 _FORWARD = {name: rung.forward for name, rung in (*_RUNGS.items(), ("resident", resident))}
+_FORWARD["batched"] = batched.forward
 _BACKWARD = {name: rung.backward for name, rung in (*_RUNGS.items(), ("resident", resident))}
 #: Rung -> every kernel it may launch.
 VARIANTS = {name: rung.FORWARD for name, rung in _RUNGS.items()}
@@ -88,8 +93,8 @@ def forward(
     gate             "sigmoid" or "hard_sigmoid"
 
     `out`, if given, receives y. Raises ArrayError for a wrong dtype, shape or device, ValueError
-    for an unknown variant, activation or gate, and where `resident` can't run. An `x` of
-    another memory layout is copied to a contiguous one first, because the kernels walk memory in
+    for an unknown variant, activation or gate, and where `resident` or `batched` can't run. An `x`
+    of another memory layout is copied to a contiguous one first, because the kernels walk memory in
     one dimension.
     """
     _check_variant(variant, _FORWARD)
@@ -145,11 +150,14 @@ def default_for(problem, direction, room):
     takes_fused = large and problem.C * problem.R <= SMALL_LAYERS
     if fits and not (takes_fused and direction == "backward"):
         return "resident"
+    if direction == "forward" and batched.worthwhile(problem):
+        return "batched"
     return "fused" if takes_fused else "two_pass"
 
 
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
+    yield from batched.specialisations()
     for dtype in DTYPES:
         yield from weights.specialisations(dtype)
         for weight_dtype in dict.fromkeys((dtype, "float32")):

@@ -159,7 +159,7 @@ def fused_planes_kernel(
         factors = values
         take_gates(factors, logit, C, n, c, n_mine, gate)
         start, stop = run_of(n * C + c, n_mine, n_pixels, low, high)
-        planes.scale_planes(
+        planes.scale_long_planes(
             x, y, start, stop, offset, vectors, factors, factors, n_pixels, multiplier
         )
         leave(counters, n, n_slots, counted)
@@ -194,7 +194,7 @@ def fused_planes_backward_kernel(
         factors = values
         take_shifts(factors, shifts, logit, dmean, scale, C, n, c, n_mine, gate)
         start, stop = run_of(n * C + c, n_mine, n_pixels, low, high)
-        planes.scale_and_shift_planes(
+        planes.scale_and_shift_long_planes(
             dy, dx, start, stop, offset, vectors, factors, shifts, n_pixels, multiplier
         )
         leave(counters, n, n_slots, counted)

@@ -34,6 +34,7 @@ from course_lib.kernels.squeeze_excite.formulas import (
     gate_of,
 )
 from course_lib.kernels.squeeze_excite.pixels import SCRATCH
+from course_lib.kernels.squeeze_excite.planes import DOT_PARTIALS, PARTIALS
 from course_lib.runtime.intrinsics import VECTOR_BYTES, load
 
 PER_THREAD = CHUNK // BLOCK_SIZE
@@ -163,7 +164,7 @@ def find_shifts(factors, shifts, totals, scratch, slots, weight1, hidden, logit,
 def sum_planes_part(block, x, weight1, sums, slots, n_pixels, C, R, scale, aligned, cut):
     """Forward, contiguous: the means of part `block`."""
     values = cuda.shared.array(MOST_CHANNELS, np.float32, alignment=VECTOR_BYTES)
-    scratch = cuda.shared.array(32, np.float32)
+    scratch = cuda.shared.array(PARTIALS, np.float32)
     n_slots, group, n_parts, length, team, _, offset, _ = cut
     n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
     low, high = part * length, min((part + 1) * length, n_pixels)
@@ -233,7 +234,7 @@ def scale_pixels_part(
 def dot_planes_part(block, dy, x, weight2, logit, sums, slots, n_pixels, C, R, gate, aligned, cut):
     """Backward, contiguous: dlogit of part `block`."""
     values = cuda.shared.array(MOST_CHANNELS, np.float32)
-    scratch = cuda.shared.array(BLOCK_SIZE, np.float32)
+    scratch = cuda.shared.array(DOT_PARTIALS, np.float32)
     n_slots, group, n_parts, length, team, _, offset, vectors = cut
     n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
     low, high = part * length, min((part + 1) * length, n_pixels)

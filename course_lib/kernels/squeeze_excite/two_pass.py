@@ -30,9 +30,10 @@ from course_lib.runtime.launch import launch
 #: Three blocks for each of the 132 multiprocessors of the largest chip of today, 4 vectors or more
 #: for each of a block's threads.
 CUT = Cut(enough_blocks=132 * 3, least_bytes=16 << 10, most_bytes=128 << 10, most_slots=132 * 2)
+BLOCKS = 3  # on a multiprocessor, that sums have registers for
 
 
-@cuda.jit
+@cuda.jit(launch_bounds=(BLOCK_SIZE, BLOCKS))
 def pool_planes_kernel(
     x, weight1, sums, slots, n_pixels, C, R, scale, aligned,
     n_slots, group, n_parts, length, team, multiplier, offset, vectors,
@@ -62,7 +63,7 @@ def scale_planes_kernel(
     )  # fmt: skip
 
 
-@cuda.jit
+@cuda.jit(launch_bounds=(BLOCK_SIZE, BLOCKS))
 def dlogit_planes_kernel(
     dy, x, weight2, logit, sums, slots, n_pixels, C, R, gate, aligned,
     n_slots, group, n_parts, length, team, multiplier, offset, vectors,
