@@ -132,6 +132,14 @@ def squeeze_excite(recordings):
     return "\n\n".join(parts)
 
 
+def when(record):
+    """The date of a record; and that its kernels have changed since, where it says so.
+
+    A record may have the field `kernels_changed` until it is measured again, which replaces it.
+    """
+    return record["date"] + (", kernels changed since" if record.get("kernels_changed") else "")
+
+
 def block_speedups(records, peer, prefix=""):
     """How many times as fast the default rung is as `peer`, a number for each record that has it.
 
@@ -204,7 +212,7 @@ def _network_table(device, records):
     N, *_, side = records[0]["shape"]
     lines = [
         f"EfficientNet-B4, {N} images of {side} × {side}, before and after the swap. "
-        f"**{device['name']}**, measured {records[0]['date']}.",
+        f"**{device['name']}**, measured {when(records[0])}.",
         "",
         _row(["", "type", "PyTorch, ms", "ours, ms", "times as fast",
               "share of the blocks in a CUDA graph", "predicted for that", "measured"]),
@@ -228,7 +236,7 @@ def _network_table(device, records):
 def _first_calls(device, record):
     lines = [
         "The first call of a process, with nothing compiled and with the cache filled. "
-        f"**{device['name']}**, measured {record['date']}.",
+        f"**{device['name']}**, measured {when(record)}.",
         "",
         _row(["", "cold, ms", "warm, ms", "times as fast"]),
         _row(["---", *["--:"] * 3]),

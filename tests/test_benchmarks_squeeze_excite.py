@@ -323,13 +323,14 @@ def test_bench_squeeze_excite_on_a_gpu(monkeypatch):
 #: reached so far, a little below what was measured; the aim is 2.75 and 1.5 against PyTorch eager,
 #: 1.5 against torch.compile.
 REACHED = {
-    ("forward", "PyTorch eager", "on the device"): (1.5, 0.8),
-    ("forward", "PyTorch eager", "as seen from Python"): (1.9, 1.0),
-    ("both", "PyTorch eager", "on the device"): (1.85, 1.1),
-    ("both", "PyTorch eager", "as seen from Python"): (1.4, 1.0),
-    ("forward", "torch.compile", "on the device"): (0.9, 0.5),
-    ("forward", "torch.compile", "as seen from Python"): (2.4, 1.0),
-    ("both", "torch.compile", "on the device"): (1.05, 0.55),
+    ("forward", "PyTorch eager", "on the device"): (1.95, 1.4),
+    ("forward", "PyTorch eager", "as seen from Python"): (2.3, 1.4),
+    ("both", "PyTorch eager", "on the device"): (2.4, 1.65),
+    # At one size, where the quartiles of both overlap, 0.95 was measured.
+    ("both", "PyTorch eager", "as seen from Python"): (1.5, 0.9),
+    ("forward", "torch.compile", "on the device"): (1.15, 0.9),
+    ("forward", "torch.compile", "as seen from Python"): (3.2, 1.5),
+    ("both", "torch.compile", "on the device"): (1.4, 1.0),
     ("both", "torch.compile", "as seen from Python"): (2.2, 1.8),
 }
 CLOCKS = {"on the device": "", "as seen from Python": "python_"}
@@ -353,9 +354,9 @@ def broken_promises(records):
                 if not saved["ours"] <= saved["PyTorch eager"]:
                     yield f"{record['shape']} {record['dtype']} saves more than PyTorch"
     for record in bench.find({"records": records}, name=profile.NAME):
-        (ours,) = [row for row in record["rows"] if row["label"] == "fused"]
-        if not ours["sizes_of_x"] <= 2.4:
-            yield f"{record['shape']} {record['dtype']} moves {ours['sizes_of_x']} sizes of x"
+        for ours in [row for row in record["rows"] if row["label"] in ("fused", "auto")]:
+            if not ours["sizes_of_x"] <= 2.4:
+                yield f"{record['shape']} {record['dtype']} moves {ours['sizes_of_x']} sizes of x"
 
 
 def test_recorded_squeeze_excite_keeps_what_the_course_promises():
@@ -396,8 +397,8 @@ def test_a_broken_promise_is_seen():
     assert list(broken_promises([made_up(), moved])) == []
     assert list(broken_promises([made_up(eager=13.0)])) == [
         "both, PyTorch eager, as seen from Python: 1.30 in the mean"]  # fmt: skip
-    assert list(broken_promises([made_up(eager=1000.0), made_up(eager=9.0)])) == [
-        "both, PyTorch eager, as seen from Python: 0.90 at least"]  # fmt: skip
+    assert list(broken_promises([made_up(eager=1000.0), made_up(eager=8.0)])) == [
+        "both, PyTorch eager, as seen from Python: 0.80 at least"]  # fmt: skip
     assert list(broken_promises([made_up(compiled=10.0)])) == [
         "both, torch.compile, on the device: 1.00 in the mean"]  # fmt: skip
     assert list(broken_promises([made_up(saved=11)])) == [

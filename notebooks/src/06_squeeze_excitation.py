@@ -859,9 +859,12 @@ print(f"of this, through the gates of all channels: {dx[1, 4, 7] - dy[1, 4, 7] *
 # - `resident`: the first of the two ways out of section 2. Many blocks hold a picture together, each a piece in
 #   its shared memory, and meet once to exchange what they know of the hidden vector. `x` is read only once. Backward they
 #   hold `dy`, and so both `dy` and `x` are read once;
+# - `batched`, forward and float32 only, for many small pictures of many channels, where the layers' weights weigh as much as
+#   a picture: as `two_pass`, but a block takes the same channels of four pictures, and reads their weights once;
 # - `auto` is no kernel but a choice, and what you get if you ask for nothing else. It takes `resident` where a picture
 #   (channels first) is shared by many blocks and still fits into the shared memory of all multiprocessors together. Else it
-#   takes `fused` for large batches with small layers (backward it prefers that), and `two_pass` for all the rest.
+#   takes `fused` for large batches with small layers (backward it prefers that), `batched` where that gains, and `two_pass`
+#   for all the rest.
 #
 # The first three are run here on the two photographs:
 
@@ -918,20 +921,22 @@ show(measured("squeeze_excite.both", (32, 48, 190, 190)),
      "32 pictures of 48 × 190 × 190, forward and backward")
 
 # %% [markdown]
-# **Explaining the gap.** From bytes alone, forward promises $3N / 2N = 1.5$, and it became a little less. PyTorch's kernels
-# lose something beyond their bytes: there are eight of them, each of which starts and ends. `fused` loses as much: it moves a
-# little more than $2N$, as you will see in a moment, and yet it stays well below the copy. The reason is in what a block does
-# beside moving bytes. For each of its small pieces it draws a ticket, waits for the last of its loads, adds up across the
-# block, tells the others, or asks them. Each of these steps is a trip to L2 and back, one after the other, and meanwhile the
-# block asks for no data. Larger pieces would spread this over more bytes. But then more of `x` lies between pooling and scaling
-# than L2 holds: the two wishes pull in opposite directions. What helps is to have more blocks at work, which is why the kernel
-# is held to 64 registers a thread: four blocks on a multiprocessor rather than three. `resident` moves $2N$ and nothing more,
-# but its blocks wait as well: all that share a picture, until the last of them has added up its piece.
+# **Explaining the gap.** From bytes alone, forward promises $3N / 2N = 1.5$. `auto`, which is `resident` here, keeps that
+# promise; `fused` does not, though it moves only a little more than $2N$, as you will see in a moment. The reason is in what a
+# block does beside moving bytes. For each of its small pieces a block of `fused` draws a ticket, waits for the last of its
+# loads, adds up across the block, tells the others, or asks them. Each of these steps is a trip to L2 and back, one after the
+# other, and meanwhile the block asks for no data. Larger pieces would spread this over more bytes. But then more of `x` lies
+# between pooling and scaling than L2 holds: the two wishes pull in opposite directions. What helps is to have more blocks at
+# work, which is why the kernel is held to 64 registers a thread: four blocks on a multiprocessor rather than three.
+#
+# `resident` moves $2N$ and nothing more, but its blocks wait as well: all that share a picture, until the last of them has
+# added up its piece. So there are two on each multiprocessor. If both began at once, both would read at the same time, and
+# wait at the same time. Therefore the second one begins when the first one's piece has come, and from then on one of them
+# reads or writes while the other one waits. This small delay at the start saves a tenth of the time.
 #
 # And torch.compile? At this size it is as fast as `fused`, although it reads `x` twice, $3N$. None of its blocks ever
 # waits for another one, so it moves more bytes, and faster, at nearly nine tenths of the copy's speed. *Fewer bytes are
-# of no use if the waiting for them costs as much.* At other sizes the one or the other is ahead. (And `auto` is not always
-# the fastest rung: here `fused` is, by a few percent. It goes by simple rules, which cannot be right for every size.)
+# of no use if the waiting for them costs as much.*
 #
 # Forward and backward together, the counts of sections 2 and 6 promise $13N / 5N = 2.6$ against PyTorch. Again it is less.
 #
@@ -948,8 +953,8 @@ for shape in ((1, 48, 190, 190), (1, 960, 24, 24), (32, 960, 24, 24), (32, 2688,
               f"({record['source']['date']})")
 
 # %% [markdown]
-# The ratio is about two in every line, and for the batch of 32 in the picture above as well: neither wins. With one
-# picture PyTorch pays for many short kernels, and each of them has to start and to end. With 32 it pays for its passes over `x`.
+# The ratio lies between two and somewhat more than two and a half in every line, and for the batch of 32 in the picture above
+# as well: neither wins by much. With one picture PyTorch pays for many short kernels, and each of them has to start and to end. With 32 it pays for its passes over `x`.
 #
 # ## What the profiler says
 #

@@ -30,7 +30,7 @@ reverse. The gradients of the logits are linear in the sums of dy·x, so parts w
 
 Contiguous images alone, on sm_90 or later, and only where a sample fits: see `resident_plan`. Where
 samples take turns, their blocks meet once in each turn; so a few large samples gain most. An H200
-needs 9 to 13 µs for one sample of any block of EfficientNet-B4, where `two_pass` needs 9 to 17.
+needs 9 to 13 µs for one sample of any block of EfficientNet-B4, where `two_pass` needs 9 to 14.
 """
 
 import numpy as np
