@@ -65,6 +65,12 @@ def test_tables_write_every_number():
     assert [text.get_text() for text in figure.axes[0].texts] == ["1.00", "-0.25"]
 
 
+def test_tables_write_integers_as_such():
+    figure = plot.tables([np.array([[3, -12]])], ["counts"])
+    assert [text.get_text() for text in figure.axes[0].texts] == ["3", "-12"]
+    assert "counts: 3 -12" in figure.alt
+
+
 def test_thread_map_of_teams():
     figure = plot.thread_map(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1]), group="team")
     assert "by the team" in figure.alt

@@ -202,7 +202,8 @@ def tables(numbers, titles, *, xlabel="column", ylabel="row", title="", alt=None
     """Draw small tables of numbers side by side, each cell with its number, dark where it is large.
 
     Args:
-        numbers: list of arrays `(n_rows, n_cols)` of one shape, 12 columns at most.
+        numbers: list of arrays `(n_rows, n_cols)` of one shape, 12 columns at most; integers are
+            written as such, others with two decimals.
         titles: one heading per table.
         xlabel, ylabel: what columns and rows are.
         title: heading of the whole.
@@ -211,15 +212,19 @@ def tables(numbers, titles, *, xlabel="column", ylabel="row", title="", alt=None
     Raises:
         ValueError: no tables, tables of different or wrong shapes, or as many titles.
     """
-    numbers = [np.asarray(each, dtype=np.float64) for each in numbers]
+    numbers = [np.asarray(each) for each in numbers]
     shapes = {each.shape for each in numbers}
     if len(shapes) != 1 or len(next(iter(shapes))) != 2 or not 0 < next(iter(shapes))[1] <= 12:
         raise ValueError(f"tables needs arrays (n_rows, 1 to 12) of one shape, not {shapes or ''}")
     if len(titles) != len(numbers):
         raise ValueError(f"{len(numbers)} tables but {len(titles)} titles")
     n_rows, n_cols = numbers[0].shape
+
+    def written(value):
+        return str(value) if isinstance(value, np.integer) else f"{value:.2f}"
+
     alt = alt or "; ".join(
-        f"{name}: " + ", ".join(" ".join(f"{x:.2f}" for x in row) for row in each)
+        f"{name}: " + ", ".join(" ".join(map(written, row)) for row in each)
         for name, each in zip(titles, numbers, strict=True)
     )
     figure = Picture(0.42 * n_rows + 1.3 + (0.3 if title else 0), alt)
@@ -230,7 +235,7 @@ def tables(numbers, titles, *, xlabel="column", ylabel="row", title="", alt=None
             # The sign is in the number; the shade tells its size.
             shade = SIZES(abs(value) / most)
             axes.add_patch(Rectangle((col - 0.5, row - 0.5), 1, 1, facecolor=shade, edgecolor=INK))
-            axes.text(col, row, f"{value:.2f}", ha="center", va="center", fontsize=10,
+            axes.text(col, row, written(value), ha="center", va="center", fontsize=10,
                       color=ink_on(shade))
         axes.set(xlim=(-0.5, n_cols - 0.5), ylim=(n_rows - 0.5, -0.5), xlabel=xlabel,
                  ylabel=ylabel, xticks=range(n_cols), yticks=range(n_rows))

@@ -342,7 +342,7 @@ print(f"{'… in TF32':15} relative error {error(y):.0e}")
 def rates(record, title):
     if record is None:
         return None
-    rows = [row | {"label": f"{row['label']}, {row['tflops']:.0f} TFLOP/s, error {row['error']:.0e}"}
+    rows = [row | {"label": f"{row['label']}, {row['tflops']:.1f} TFLOP/s, error {row['error']:.0e}"}
             for row in record["rows"]]
     return plot.durations(rows, title=title, **record["source"])
 
@@ -464,7 +464,7 @@ hint("max_pool")
 # element at most?
 
 # %%
-covered = np.zeros((9, 9))
+covered = np.zeros((9, 9), int)
 for oh in range(4):
     for ow in range(4):
         covered[2 * oh : 2 * oh + 3, 2 * ow : 2 * ow + 3] += 1
