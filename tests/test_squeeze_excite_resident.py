@@ -234,18 +234,25 @@ def test_random_images(shape, R, dtype, wide, activation, gate, seed):
         check(dy, x, weights, activation, gate)
 
 
+def beside(x):
+    """A copy of `x` that begins three elements behind a boundary."""
+    memory = torch.full((x.numel() + 3,), math.nan, dtype=x.dtype, device=PLACE)
+    return memory[3:].view(x.shape).copy_(x)
+
+
 @every_dtype
 def test_images_that_begin_beside_a_boundary(few_blocks, dtype):
-    _, x, weights = inputs((2, 5, 7, 9), 3, dtype)
-    memory = torch.zeros(x.numel() + 3, dtype=dtype, device=PLACE)
-    beside = memory[3:].view(x.shape)
-    beside.copy_(x)
-    options = {"activation": "silu", "gate": "sigmoid", "variant": "resident"}
-    aligned = se.forward(x, *weights, **options)
-    out = torch.full_like(memory, math.nan)[3:].view(x.shape)
-    for made in ({}, {"out": out}):
-        y = se.forward(beside, *weights, **options, **made)
-        for one, other in zip(y, aligned, strict=True):
+    dy, x, weights = inputs((2, 5, 7, 9), 3, dtype)
+    aligned = se.forward(x, *weights, variant="resident")
+    layers, saved = (weights[0], weights[2]), aligned[1:]
+    gradients = se.backward(dy, x, *layers, *saved, variant="resident")
+    for out in (lambda: None, lambda: beside(x)):
+        found = se.forward(beside(x), *weights, variant="resident", out=out())
+        pairs = [*zip(found, aligned, strict=True)]
+        for one, other in ((beside(dy), x), (dy, beside(x)), (beside(dy), beside(x))):
+            found = se.backward(one, other, *layers, *saved, variant="resident", out=out())
+            pairs += zip(found, gradients, strict=True)
+        for one, other in pairs:
             assert_close(one, double(other), np.abs(double(other)) + 1, "beside")
 
 
