@@ -242,6 +242,14 @@ def test_else_contiguous_weights_are_laid_out(small_tiles, dtype):
         assert clusters(launches)[0][0] == "transpose_kernel" and torch.equal(dx, expected)
 
 
+def test_contiguous_weights_are_laid_out_once():
+    """Also where they are offered to `halo` first, which has no plan for groups."""
+    x, weight, _ = case((1, 8, 5, 5), (8, 4, 3, 3), layout=LAYOUTS[1])
+    with recorded() as launches:
+        conv2d.forward(x, weight.contiguous(), groups=2, variant="tensor_core")
+    assert [name for name, _ in clusters(launches)].count("transpose_kernel") == 1
+
+
 @pytest.mark.parametrize("last", [False, True])
 def test_every_way_to_share_chunks_and_taps(small_tiles, last):
     """Also twice the same, bit for bit, and nothing that the sanitizer finds."""

@@ -158,22 +158,22 @@ def _launch_halo(gather, problem, source, weight, bias, result, precision):
     mode = halo_plan.mode_of(source, precision, n_terms)
     chosen = gather, source.dtype.itemsize, mode, chip_of(source)
     aligned = not problem.channels_last or not arrays.address_of(source) % VECTOR_BYTES
-    plan, last, as_given = None, problem.channels_last, is_as_given(weight, problem)
-    if not as_given:
-        weight = formatted(weight, problem)
-    if halo_small.takes(problem, source, None if as_given else weight):
+    last, as_given = problem.channels_last, is_as_given(weight, problem)
+    lies = weight if not last or arrays.is_channels_last(weight) else None  # else it is copied
+    plan, kernels = None, halo_plan
+    if halo_small.takes(problem, source, lies):
         plan = halo_small.planned(*chosen, last, last and not as_given)
-    if as_given and (plan is None or plan.source != "by_element"):
-        weight = formatted(weight, problem)
     if plan is None and aligned:
-        for kernels in (warpgroup_plan, warpgroup_mixed_plan):
-            if found := kernels.planned(*chosen):
-                kernels.run(gather, found, problem, source, weight, bias, result)
-                return True
-    plan = plan or halo_plan.planned(*chosen)
+        for kernels in (warpgroup_plan, warpgroup_mixed_plan, halo_plan):
+            if plan := kernels.planned(*chosen):
+                break
     if plan is None or not aligned:
         return False
-    halo_plan.run(gather, plan, problem, source, weight, bias, result, mode)
+    # Only now: where there is no plan, the caller lays the weights out.
+    if kernels is not halo_plan or plan.source != "by_element":
+        weight = formatted(weight, problem)
+    more = (mode,) if kernels is halo_plan else ()
+    kernels.run(gather, plan, problem, source, weight, bias, result, *more)
     return True
 
 
