@@ -115,16 +115,15 @@ def test_lesson_2_measures_the_suspects_that_its_exercise_shows():
         assert fingerprint(measured) == fingerprint(shown)
 
 
+def which(record):
+    return record["name"], record["dtype"], *record["shape"]
+
+
 def test_no_record_is_older_than_its_kernel_unless_it_says_so():
     found = list(recorded_kernels())
     assert found, "nothing is recorded"
-    stale, said = (
-        {(r["name"], r["dtype"], *r["shape"]) for r, digest in found if test(r, digest)}
-        for test in (
-            lambda r, digest: r["kernel_hash"] != digest,
-            lambda r, digest: r.get("kernels_changed", False),
-        )
-    )
+    stale = {which(r) for r, digest in found if r["kernel_hash"] != digest}
+    said = {which(r) for r, _ in found if r.get("kernels_changed")}
     fresh = "measure again: python -m course_lib bench … --record"
     assert stale == said, f"{fresh}; stale: {stale - said}; not stale, but said so: {said - stale}"
 

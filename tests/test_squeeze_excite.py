@@ -316,6 +316,22 @@ def test_planes_of_whole_vectors(dtype, shape):
     check(*inputs(shape, 4, dtype), "two_pass")
 
 
+@pytest.fixture
+def coarse_cuts(monkeypatch):
+    """A block for all planes of a sample, so that a warp has more of them than it sums at once."""
+    monkeypatch.setattr(two_pass, "CUT", two_pass.CUT._replace(least_bytes=1 << 20))
+
+
+@every_dtype
+def test_short_planes_in_several_turns(coarse_cuts, dtype):
+    arguments = inputs((1, 200, 12, 12), 4, dtype)
+    check(*arguments, "two_pass")
+    if SIMULATED:
+        with simulator.sanitize() as report:
+            run(*arguments, "two_pass")
+        assert not report.findings, report
+
+
 NETWORK = [
     (48, 190, 12), (24, 190, 6), (144, 95, 6), (192, 95, 8), (192, 48, 8), (336, 48, 14),
     (336, 24, 14), (672, 24, 28), (960, 24, 40), (960, 12, 40), (1632, 12, 68), (2688, 12, 112),

@@ -69,10 +69,12 @@ DEFAULT = "auto"
 LARGE = {"forward": 64 << 20, "backward": 32 << 20}
 SMALL_LAYERS = 2_000
 _RUNGS = {"separate": separate, "two_pass": two_pass, "fused": fused}
-#: `resident` and `batched` are not for every image: no rungs of the ladder that takes all.
-_FORWARD = {name: rung.forward for name, rung in (*_RUNGS.items(), ("resident", resident))}
-_FORWARD["batched"] = batched.forward
-_BACKWARD = {name: rung.backward for name, rung in (*_RUNGS.items(), ("resident", resident))}
+#: Not for every image: no rungs of the ladder that takes all.
+_FOR_SOME = {"resident": resident, "batched": batched}
+_FORWARD, _BACKWARD = (
+    {name: getattr(rung, way) for name, rung in (_RUNGS | _FOR_SOME).items() if hasattr(rung, way)}
+    for way in ("forward", "backward")
+)
 #: Rung -> every kernel it may launch.
 VARIANTS = {name: rung.FORWARD for name, rung in _RUNGS.items()}
 BACKWARD_VARIANTS = {
