@@ -226,20 +226,21 @@ def holding(dtype):
 
 
 def batching(dtype):
-    """Squeeze and excitation by the rung `batched`."""
+    """Squeeze and excitation by the rung `batched`: with planes held, and with all read twice."""
     from course_lib.kernels import squeeze_excite
-    from course_lib.kernels.squeeze_excite import batched
+    from course_lib.kernels.squeeze_excite import batched, resident_plan
 
-    if dtype != torch.float32:
+    if torch.cuda.get_device_capability() < resident_plan.CAPABILITY:
         return
-    for shape, R in HELD:
-        C = shape[1]
-        weights = [torch.randn(s) for s in ((R, C), (R,), (C, R), (C,))]
-        for start in (0, 1):
-            size = torch.Size(shape).numel() + start
-            x, y = (torch.randn(size)[start:].view(shape) for _ in range(2))
-            with launched(*batched.FORWARD):
-                yield from squeeze_excite.forward(x, *weights, variant="batched", out=y)
+    for weight_dtype in dict.fromkeys((dtype, torch.float32)):
+        for shape, R in HELD:
+            C = shape[1]
+            weights = [torch.randn(s).to(weight_dtype) for s in ((R, C), (R,), (C, R), (C,))]
+            for start in (0, 1):
+                size = torch.Size(shape).numel() + start
+                x, y = (torch.randn(size).to(dtype)[start:].view(shape) for _ in range(2))
+                with launched(*batched.FORWARD):
+                    yield from squeeze_excite.forward(x, *weights, variant="batched", out=y)
 
 
 #: With each dtype, and with none.

@@ -67,12 +67,12 @@ SPILLS |= {
     for label, *_ in squeeze_excite.specialisations() if " fused, planes" in label
     for chip in CHIPS
 }  # fmt: skip
-# What sums planes of `two_pass` and `batched` is compiled for three blocks on a multiprocessor: 80
+# What sums planes of `two_pass` is compiled for three blocks on a multiprocessor: 80
 # registers, which on the older chips leave none for some bounds that are read once for a plane.
 SPILLS |= {
     (label, chip): 64
     for label, *_ in squeeze_excite.specialisations()
-    if any(f", {name}, " in label for name in ("pool_planes", "dlogit_planes", "pool_batch"))
+    if any(f", {name}, " in label for name in ("pool_planes", "dlogit_planes"))
     for chip in CHIPS[:-1]
 }  # fmt: skip
 # `resident` backward is compiled for 128 registers, so that two blocks fit on a multiprocessor. Two

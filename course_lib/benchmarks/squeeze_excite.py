@@ -165,6 +165,7 @@ def kernel_hashes():
         for layout in FORMATS
     }
     every = [kernel for rung in kernels.VARIANTS.values() for kernel in rung]
+    every += kernels.resident.FORWARD + kernels.batched.FORWARD
     return today | {PROFILE: bench.kernel_hash(every)}
 
 

@@ -147,19 +147,18 @@ def default_for(problem, direction, room):
 
     room  of the device, from `resident_plan.room_of`
     """
+    if direction == "forward" and batched.worthwhile(problem, room):
+        return "batched"
     fits = resident_plan.worthwhile(problem, direction, room)
     large = resident_plan.bytes_of(problem) >= LARGE[direction] and not problem.channels_last
     takes_fused = large and problem.C * problem.R <= SMALL_LAYERS
     if fits and not (takes_fused and direction == "backward"):
         return "resident"
-    if direction == "forward" and batched.worthwhile(problem):
-        return "batched"
     return "fused" if takes_fused else "two_pass"
 
 
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
-    yield from batched.specialisations()
     for dtype in DTYPES:
         yield from weights.specialisations(dtype)
         for weight_dtype in dict.fromkeys((dtype, "float32")):
@@ -167,3 +166,4 @@ def specialisations():
             yield from two_pass.specialisations(dtype, weight_dtype)
             yield from fused.specialisations(dtype, weight_dtype)
             yield from resident.specialisations(dtype, weight_dtype)
+            yield from batched.specialisations(dtype, weight_dtype)

@@ -1,17 +1,23 @@
-"""The rung `batched`: blocks that take the same channels of several samples.
+"""The rung `batched`: one kernel whose blocks have the same channels of several samples.
 
-Where the small layers are large, their weights weigh as much as a sample's image, and `two_pass`
-reads them anew for each sample. Here
+Where the small layers are large, their weights weigh as much as a sample's image, and a block that
+has one sample (`two_pass`, `resident`) reads them for that one alone. Here a block has `group`
+channels of SAMPLES samples, a *batch*, and reads their weights once. All blocks run at the same
+time, and hold what they can of the images in shared memory, as in `resident`; what is left they
+read twice, the second time from the L2 cache, where the images are not much larger than that.
 
-1. a block sums `group` channels of SAMPLES samples, and writes what their means add to the hidden
-   layer of each sample: a *slot* (`dense`). It reads its columns of weight1 once;
-2. a small kernel adds the slots up, of which there are many: the hidden layer;
-3. a block finds the gates of `group` channels of SAMPLES samples, and scales them. It reads its
-   rows of weight2 once, and goes through the images in reverse, as that of `two_pass`.
+Each block
 
-Slots lie as (group, sample, R). Forward alone, and contiguous float32 images alone: those of 16
-bits are half as large, and `two_pass` is no slower there. An H200 needs 54 µs for 32 samples of the
-last block of EfficientNet-B4, where `two_pass` needs 57, and 36 rather than 37 for that before.
+1. begins to copy its first `n_held` planes to shared memory, and sums the others meanwhile;
+2. sums what has come, and writes what the means add to the hidden layers of its samples: a *slot*
+   (`dense`);
+3. counts itself, and waits until all blocks of the batch have done so (`turns`);
+4. adds the slots up, finds the gates of its channels, and writes y.
+
+As for `resident`, the launch is cooperative, and the next kernel gets ready when this one ends.
+
+Forward, and contiguous images, alone. An H200 needs TODO µs for 32 samples of the last block of
+EfficientNet-B4, where `two_pass` needs 57.
 """
 
 import functools
@@ -20,39 +26,57 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.softmax.rows import MAX_WIDTH
 from course_lib.kernels.squeeze_excite import planes
-from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE, QUAD, WARP, in_vectors, quotient
+from course_lib.kernels.squeeze_excite.dense import (
+    BLOCK_SIZE,
+    CHUNK,
+    QUAD,
+    WARP,
+    in_vectors,
+    quotient,
+    sum_slots,
+)
 from course_lib.kernels.squeeze_excite.formulas import ZERO, activate, gate_of
 from course_lib.kernels.squeeze_excite.operands import boundaries, scale_of, workspace
 from course_lib.kernels.squeeze_excite.plan import LANES, ceil_div
 from course_lib.kernels.squeeze_excite.planes import PARTIALS
+from course_lib.kernels.squeeze_excite.resident_plan import (
+    BLOCKS,
+    MEASURED_BYTES,
+    RESERVED_BYTES,
+    room_of,
+)
+from course_lib.kernels.squeeze_excite.turns import leave, meet
 from course_lib.kernels.squeeze_excite.two_pass import aligned
+from course_lib.runtime.counters import counters
 from course_lib.runtime.intrinsics import (
     FULL_MASK,
     VECTOR_BYTES,
     allow_next_kernel,
     load,
     load_vector,
+    vector_width,
     wait_for_previous_kernel,
 )
 from course_lib.runtime.launch import launch
+from course_lib.runtime.shared import copy_async, dynamic_shared, wait_for_copies
+from course_lib.runtime.streaming import store_vector_once
 
 SAMPLES = 4  # of a block
-PER_SAMPLE = BLOCK_SIZE // SAMPLES  # threads
-WARPS_PER_SAMPLE = PER_SAMPLE // WARP
 TEAM = 8  # lanes that share a row of weights: two for each sample
-GRAIN, MOST_CHANNELS = 8, 64  # of a block: it has a multiple of the one, and no more than the other
+MOST_CHANNELS = 256  # of a block
+MOST_HIDDEN = CHUNK // SAMPLES  # channels of the hidden layer
 MOST_VALUES = SAMPLES * MOST_CHANNELS
-CHUNK = 256  # hidden numbers of a sample that are worked on at a time
-ACTS = SAMPLES * CHUNK
-COLUMNS = 16  # of a block that adds slots up
-SLOTS = 8  # in flight per thread
-BLOCKS = 3  # on a multiprocessor
-N_BLOCKS = 132 * BLOCKS  # that run at the same time on the largest chip of today
-#: `auto` takes this rung for float32 images of so many samples or more, with C·R no less than
-#: LARGE_LAYERS and planes of no more than 3·R pixels: it gains where both layers' weights weigh
-#: nearly as much as a sample's image. Measured on an H200.
-MANY_SAMPLES, LARGE_LAYERS = 32, 100_000
+PER_THREAD = max(MOST_VALUES, CHUNK) // BLOCK_SIZE
+WARPS = BLOCK_SIZE // WARP
+HELD_UNROLL = 2  # vectors in flight per thread: shared memory answers soon
+#: Bytes of shared memory of a block beside the planes that it holds.
+STATIC_BYTES = 4 * (MOST_VALUES + PARTIALS)
+#: `auto` takes this rung where N, and N·C·R, times the bytes of an element are so large, and planes
+#: have no more than PIXELS·R pixels: there the weights that `two_pass` reads for each sample count.
+#: Measured on an H200 at 8 to 64 samples of the last blocks of EfficientNet-B4.
+MANY_SAMPLES, LARGE_LAYERS, PIXELS = 64, 4_800_000, 20
 
 
 @cuda.jit(device=True)
@@ -74,20 +98,19 @@ def layer_of_samples(n_rows_at_once, n_cols_at_once):
     n_at_once = n_rows_at_once * n_cols_at_once
 
     @cuda.jit(device=True)
-    def layer(out, place, step, weight, length, row, n_rows, col, n_cols, vectors, stride, n,
-              added, aligned):  # fmt: skip
-        """out[place + s·step + i] = Σ weight[row + i, col + j] · vectors[s·stride + j], for s < n.
+    def layer(out, place, step, weight, length, row, n_rows, col, n_cols, vectors, stride, aligned):
+        """out[place + s·step + i] = Σ weight[row + i, col + j] · vectors[s·stride + j].
 
-        Over j < n_cols, for i < n_rows; `vectors` is shared, and has SAMPLES of them. Otherwise
-        as `dense.by_rows`.
+        For s < SAMPLES, over j < n_cols, for i < n_rows; `vectors` is shared. Otherwise as
+        `dense.by_rows`.
         """
-        values = cuda.local.array((n_at_once, QUAD), np.float32)
+        values = cuda.local.array((n_at_once, MAX_WIDTH), np.float32)
         factors = cuda.local.array(QUAD, np.float32)
         totals = cuda.local.array((n_rows_at_once, SAMPLES), np.float32)
         tid = np.int64(cuda.threadIdx.x)
         rank, team, n_teams = tid & (TEAM - 1), tid // TEAM, BLOCK_SIZE // TEAM
         whole = in_vectors(weight, col, n_cols, aligned)
-        width = QUAD if whole else 1
+        width = vector_width(weight) if whole else 1
         i = team
         while i - team < n_rows:  # all threads of a warp go on for as long as one of them must
             for r in range(n_rows_at_once):
@@ -109,11 +132,12 @@ def layer_of_samples(n_rows_at_once, n_cols_at_once):
                     if there < n_cols:
                         for s in range(SAMPLES):
                             if whole:
-                                load_vector(factors, vectors, s * stride + there)
-                                for k in range(QUAD):
-                                    for r in range(n_rows_at_once):
-                                        value = values[r * n_cols_at_once + q, k]
-                                        totals[r, s] += value * factors[k]
+                                for part in range(vector_width(weight) // QUAD):
+                                    load_vector(factors, vectors, s * stride + there + part * QUAD)
+                                    for k in range(QUAD):
+                                        for r in range(n_rows_at_once):
+                                            value = values[r * n_cols_at_once + q, part * QUAD + k]
+                                            totals[r, s] += value * factors[k]
                             else:
                                 for r in range(n_rows_at_once):
                                     value = values[r * n_cols_at_once + q, 0]
@@ -126,200 +150,220 @@ def layer_of_samples(n_rows_at_once, n_cols_at_once):
                     totals[r, s] = sum_of_pair(one, other, rank, 4)
                 total = sum_of_pair(totals[r, 0], totals[r, 1], rank, 2)
                 total += cuda.shfl_xor_sync(FULL_MASK, total, 1)
-                s, here = rank >> 1, i + r * n_teams
-                if rank & 1 == 0 and s < n and here < n_rows:
-                    there = place + s * step + here
-                    out[there] = out[there] + total if added else total
+                here = i + r * n_teams
+                if rank & 1 == 0 and here < n_rows:
+                    out[place + (rank >> 1) * step + here] = total
             i += n_rows_at_once * n_teams
 
     return layer
 
 
-first_layer = layer_of_samples(2, 1)
-second_layer = layer_of_samples(1, 2)
+first_layer = layer_of_samples(4, 1)
+second_layer = layer_of_samples(3, 2)
 
 
 @cuda.jit(device=True)
-def place_of_block(block, N, C, n_groups, group):
-    """(first sample, samples, group, first channel, channels) of block `block`."""
+def held_of(s, n_held, n_mine):
+    """How many of the block's planes of its sample `s` it holds: they come first."""
+    return min(max(n_held - s * n_mine, 0), n_mine)
+
+
+@cuda.jit(device=True)
+def fetch_planes(held, place, x, start, count):
+    """Begin to copy x[start : start + count] to `held`, from `place` on; whole vectors."""
+    i = np.int64(cuda.threadIdx.x) * vector_width(x)
+    while i < count:
+        copy_async(held, place + i, x, start + i)
+        i += cuda.blockDim.x * vector_width(x)
+
+
+@cuda.jit(device=True)
+def scale_held_planes(held, place, y, start, count, factors, plane, multiplier):
+    """y[start : start + count] = what is held from `place` on times the planes' factors."""
+    width = vector_width(y)
+    values = cuda.local.array((HELD_UNROLL, MAX_WIDTH), np.float32)
+    stride = np.int64(cuda.blockDim.x) * width
+    i = np.int64(cuda.threadIdx.x) * width
+    while i < count:
+        for u in range(HELD_UNROLL):
+            here = i + u * stride
+            if here < count:
+                load_vector(values[u], held, place + here)
+                factor = factors[plane + planes.plane_of(here, 0, multiplier)]
+                for k in range(width):
+                    values[u, k] *= factor
+                store_vector_once(y, start + here, values[u])
+        i += HELD_UNROLL * stride
+
+
+@cuda.jit(launch_bounds=(BLOCK_SIZE, BLOCKS))
+def batch_kernel(
+    x, weight1, bias1, weight2, bias2, y, mean, hidden, logit, slots, counters,
+    N, n_pixels, C, R, scale, activation, gate, aligned1, aligned2,
+    n_groups, group, n_held, team, multiplier, offset, vectors,
+):  # fmt: skip
+    if vector_width(x) == 0:  # never; but that it is written makes the launch a cooperative one
+        cuda.cg.this_grid()
+    values = cuda.shared.array(MOST_VALUES, np.float32, alignment=VECTOR_BYTES)
+    totals = cuda.shared.array(PARTIALS, np.float32, alignment=VECTOR_BYTES)
+    biases1 = cuda.local.array(PER_THREAD, np.float32)
+    biases2 = cuda.local.array(PER_THREAD, np.float32)
+    held = dynamic_shared(x)
+    tid, block = np.int64(cuda.threadIdx.x), np.int64(cuda.blockIdx.x)
+    warp = tid // WARP
     batch = quotient(block, n_groups)
     g = block - batch * n_groups
     n, c = batch * SAMPLES, g * group
-    return n, min(SAMPLES, N - n), g, c, min(group, C - c)
-
-
-@cuda.jit(launch_bounds=(BLOCK_SIZE, BLOCKS))
-def pool_batch_kernel(
-    x, weight1, mean, slots, N, n_pixels, C, R, scale, aligned, n_groups, group, team, offset
-):  # fmt: skip
-    allow_next_kernel()
+    n_samples, n_mine = min(SAMPLES, N - n), min(group, C - c)
     wait_for_previous_kernel()
-    values = cuda.shared.array(MOST_VALUES, np.float32, alignment=VECTOR_BYTES)
-    partials = cuda.shared.array(PARTIALS, np.float32)
-    tid, block = np.int64(cuda.threadIdx.x), np.int64(cuda.blockIdx.x)
-    n, n_samples, g, c, n_mine = place_of_block(block, N, C, n_groups, group)
-    count, warp = n_samples * n_mine, tid // WARP
-    s = quotient(warp, WARPS_PER_SAMPLE)
-    if s < n_samples:
-        planes.sum_by_warps(
-            values, s * n_mine, x, x, (n + s) * C + c, n_mine, n_pixels, offset, True, team,
-            partials, warp - s * WARPS_PER_SAMPLE, WARPS_PER_SAMPLE,
-        )  # fmt: skip
+    for s in range(n_samples):
+        first, count = (n + s) * C + c, held_of(s, n_held, n_mine)
+        fetch_planes(held, s * n_mine * n_pixels, x, first * n_pixels, count * n_pixels)
+    for s in range(n_samples):
+        first, count = (n + s) * C + c, held_of(s, n_held, n_mine)
+        if count < n_mine:
+            planes.sum_by_warps(
+                values, s * n_mine + count, x, x, first + count, n_mine - count, n_pixels, offset,
+                True, team, totals, warp, WARPS,
+            )  # fmt: skip
+    wait_for_copies()
     cuda.syncthreads()
-    if tid < SAMPLES * n_mine:
-        if tid < count:
-            values[tid] *= scale
-            s = quotient(tid, n_mine)
-            mean[(n + s) * C + c + tid - s * n_mine] = values[tid]
+    if n_held > 0:
+        planes.sum_by_warps(values, 0, held, held, 0, min(n_held, n_samples * n_mine), n_pixels, 0,
+                            True, team, totals, warp, WARPS)  # fmt: skip
+        cuda.syncthreads()
+    i = tid
+    while i < SAMPLES * n_mine:
+        s = quotient(i, n_mine)
+        if s < n_samples:
+            values[i] *= scale
+            mean[(n + s) * C + c + i - s * n_mine] = values[i]
         else:
-            values[tid] = ZERO
+            values[i] = ZERO
+        i += BLOCK_SIZE
     cuda.syncthreads()
-    first_layer(slots, (g * N + n) * R, R, weight1, C, 0, R, c, n_mine, values, n_mine, n_samples,
-                False, aligned)  # fmt: skip
-
-
-@cuda.jit
-def hidden_kernel(slots, bias1, hidden, n_groups, N, R):
-    # A thread adds up every n-th slot of one number, a block those of COLUMNS numbers.
+    first_layer(slots, block * SAMPLES * R, R, weight1, C, 0, R, c, n_mine, values, n_mine,
+                aligned1)  # fmt: skip
+    for u in range(PER_THREAD):  # they come while the block waits
+        i = min(tid + u * BLOCK_SIZE, SAMPLES * R - 1)
+        biases1[u] = load(bias1, i - quotient(i, R) * R)
+        i = min(tid + u * BLOCK_SIZE, SAMPLES * n_mine - 1)
+        biases2[u] = load(bias2, c + i - quotient(i, n_mine) * n_mine)
+    counted = meet(counters, batch, n_groups)
+    sum_slots(totals, slots, batch, n_groups, SAMPLES * R, 0, SAMPLES * R)
+    for u in range(PER_THREAD):
+        i = tid + u * BLOCK_SIZE
+        if i < SAMPLES * R:
+            h = totals[i] + biases1[u]
+            if g == 0 and i < n_samples * R:
+                hidden[n * R + i] = h
+            totals[i] = activate(h, activation)
+    cuda.syncthreads()
+    second_layer(values, 0, n_mine, weight2, R, c, n_mine, 0, R, totals, R, aligned2)
+    cuda.syncthreads()
+    for u in range(PER_THREAD):
+        i = tid + u * BLOCK_SIZE
+        if i < n_samples * n_mine:
+            s = quotient(i, n_mine)
+            z = values[i] + biases2[u]
+            logit[(n + s) * C + c + i - s * n_mine] = z
+            values[i] = gate_of(z, gate)
+    cuda.syncthreads()
+    for s in range(n_samples):  # first what may be lost from the cache
+        count = held_of(s, n_held, n_mine)
+        start = ((n + s) * C + c) * n_pixels
+        if count < n_mine:
+            planes.scale_share(
+                x, y, start + count * n_pixels, start + n_mine * n_pixels, offset, vectors, values,
+                values, s * n_mine + count, n_pixels, multiplier, tid, BLOCK_SIZE,
+            )  # fmt: skip
+    for s in range(n_samples):
+        first, count = (n + s) * C + c, held_of(s, n_held, n_mine)
+        scale_held_planes(held, s * n_mine * n_pixels, y, first * n_pixels, count * n_pixels,
+                          values, s * n_mine, multiplier)  # fmt: skip
+    leave(counters, batch, n_groups, counted)
     allow_next_kernel()
-    wait_for_previous_kernel()
-    partial = cuda.shared.array(BLOCK_SIZE, np.float32)
-    values = cuda.local.array(SLOTS, np.float32)
-    tid, n_numbers = np.int64(cuda.threadIdx.x), N * R
-    i, slot = np.int64(cuda.blockIdx.x) * COLUMNS + tid % COLUMNS, tid // COLUMNS
-    step = BLOCK_SIZE // COLUMNS
-    here = min(i, n_numbers - 1)
-    total, bias = ZERO, load(bias1, here % R)
-    while slot < n_groups:
-        for u in range(SLOTS):
-            values[u] = slots[min(slot + u * step, n_groups - 1) * n_numbers + here]
-        for u in range(SLOTS):
-            total += values[u] if slot + u * step < n_groups else ZERO
-        slot += SLOTS * step
-    partial[tid] = total
-    cuda.syncthreads()
-    half = BLOCK_SIZE // 2
-    while half >= COLUMNS:
-        if tid < half:
-            partial[tid] += partial[tid + half]
-        cuda.syncthreads()
-        half //= 2
-    if tid < COLUMNS and i < n_numbers:
-        hidden[i] = partial[tid] + bias
 
 
-@cuda.jit(launch_bounds=(BLOCK_SIZE, BLOCKS))
-def scale_batch_kernel(
-    x, hidden, weight2, bias2, y, logit, N, n_pixels, C, R, activation, gate, aligned,
-    n_groups, group, multiplier, offset, vectors,
-):  # fmt: skip
-    allow_next_kernel()
-    wait_for_previous_kernel()
-    factors = cuda.shared.array(MOST_VALUES, np.float32)
-    acts = cuda.shared.array(ACTS, np.float32, alignment=VECTOR_BYTES)
-    tid, block = np.int64(cuda.threadIdx.x), np.int64(cuda.gridDim.x - 1 - cuda.blockIdx.x)
-    n, n_samples, _, c, n_mine = place_of_block(block, N, C, n_groups, group)
-    s, rank = tid // PER_SAMPLE, tid & (PER_SAMPLE - 1)
-    mine = quotient(tid, n_mine)
-    if mine < n_samples:
-        factors[tid] = load(bias2, c + tid - mine * n_mine)
-    first = 0
-    while first < R:
-        count = min(CHUNK, R - first)
-        i = rank
-        while i < count:
-            h = ZERO
-            if s < n_samples:
-                h = activate(hidden[(n + s) * R + first + i], activation)
-            acts[s * CHUNK + i] = h
-            i += PER_SAMPLE
-        cuda.syncthreads()
-        second_layer(factors, 0, n_mine, weight2, R, c, n_mine, first, count, acts, CHUNK,
-                     n_samples, True, aligned)  # fmt: skip
-        cuda.syncthreads()
-        first += CHUNK
-    if mine < n_samples:
-        z = factors[tid]
-        logit[(n + mine) * C + c + tid - mine * n_mine] = z
-        factors[tid] = gate_of(z, gate)
-    cuda.syncthreads()
-    start = ((n + s) * C + c) * n_pixels
-    stop = start + (n_mine * n_pixels if s < n_samples else 0)
-    planes.scale_share(x, y, start, stop, offset, vectors, factors, factors, s * n_mine, n_pixels,
-                       multiplier, rank, PER_SAMPLE)  # fmt: skip
-
-
-FORWARD = (pool_batch_kernel, hidden_kernel, scale_batch_kernel)
+FORWARD = (batch_kernel,)
 
 
 class Plan(NamedTuple):
     """SAMPLES samples are cut into n_groups of `group` channels, a block for each.
 
-    `team` lanes sum a plane; for `multiplier`, see `planes.plane_of`.
+    A block holds `n_held` planes, as long as they are whole vectors. `team` lanes sum a plane; for
+    `multiplier`, see `planes.plane_of`.
     """
 
     n_groups: int
     group: int
+    n_held: int
     team: int
     multiplier: int
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_of(problem):
-    """The `Plan` for images with a pixel at least, or None where it can't be."""
-    N, C, n_pixels, _, channels_last, *_, itemsize = problem
-    if channels_last or itemsize != np.dtype(np.float32).itemsize:
+def plan_of(problem, n_multiprocessors, shared_bytes):
+    """The `Plan` for images with a pixel at least, or None where it can't be.
+
+    That is for channels-last images, for more than MOST_HIDDEN hidden channels, and for so many
+    samples that not all of their blocks could run at the same time.
+    """
+    N, C, n_pixels, R, channels_last, *_, itemsize = problem
+    budget = (shared_bytes + RESERVED_BYTES) // BLOCKS - RESERVED_BYTES - STATIC_BYTES
+    most_groups = BLOCKS * n_multiprocessors // ceil_div(N, SAMPLES)
+    if channels_last or not 0 < R <= MOST_HIDDEN or budget < 0 or most_groups == 0:
         return None
-    # All blocks run at once: those that had to wait would find the memory idle around them.
-    group = ceil_div(C, max(1, N_BLOCKS // ceil_div(N, SAMPLES)))
-    group = min(ceil_div(group, GRAIN) * GRAIN, MOST_CHANNELS, C)
+    width = VECTOR_BYTES // itemsize
+    group = min(ceil_div(ceil_div(C, most_groups), width) * width, C)
     # `plane_of` wants elements of a block times pixels of a plane below 2³².
-    group = max(1, min(group, (2**32 - 1) // n_pixels**2))
+    if group > MOST_CHANNELS or (group > 1 and group * n_pixels**2 >= 2**32):
+        return None
     team = LANES[0]
-    while team < LANES[1] and team * 6 < ceil_div(n_pixels, QUAD):
+    while team < LANES[1] and team * 6 < ceil_div(n_pixels, width):
         team *= 2
+    n_held = 0 if n_pixels % width else min(budget // (n_pixels * itemsize), SAMPLES * group)
     multiplier = ceil_div(2**32, n_pixels) if group > 1 else 0
-    return Plan(ceil_div(C, group), group, team, multiplier)
+    return Plan(ceil_div(C, group), group, n_held, team, multiplier)
 
 
-def worthwhile(problem):
-    """Whether `auto` takes this rung where it doesn't take `resident`."""
-    large = problem.C * problem.R >= LARGE_LAYERS and problem.n_pixels <= 3 * problem.R
-    return large and problem.N >= MANY_SAMPLES and plan_of(problem) is not None
+def worthwhile(problem, room):
+    """Whether `auto` takes this rung, on a device of this `resident_plan.room_of`."""
+    N, C, n_pixels, R, *_, itemsize = problem
+    if room[1] < MEASURED_BYTES or plan_of(problem, *room) is None:
+        return False
+    large = itemsize * N * C * R >= LARGE_LAYERS and n_pixels <= PIXELS * R
+    return large and itemsize * N >= MANY_SAMPLES
 
 
 def forward(problem, x, weight1, bias1, weight2, bias2, y, mean, hidden, logit):
     """Fill y, mean, hidden and logit. Raises ValueError where there is no `Plan`."""
-    plan = plan_of(problem)
+    plan = plan_of(problem, *room_of(x))
     if plan is None:
-        raise ValueError("batched takes contiguous float32 images; use variant='auto'")
-    n_groups, group, team, multiplier = plan
-    N, R, n_blocks = problem.N, problem.R, ceil_div(problem.N, SAMPLES) * n_groups
-    sizes = N, problem.n_pixels, problem.C, R
+        raise ValueError(
+            "batched takes contiguous images, of no more samples and channels than all blocks have "
+            f"room for, 1 to {MOST_HIDDEN} hidden channels, and a GPU of compute capability 9.0 or "
+            "more; use variant='auto'"
+        )
+    N, R = problem.N, problem.R
     offset, vectors = boundaries(problem, x, y)
-    slots = workspace((n_groups, N, R), mean)
+    n_held = plan.n_held if vectors and offset == 0 else 0
+    n_batches = ceil_div(N, SAMPLES)
+    slots = workspace((n_batches, plan.n_groups, SAMPLES * R), mean)
     launch(
-        pool_batch_kernel, n_blocks, BLOCK_SIZE,
-        x, weight1, mean, slots, *sizes, scale_of(problem), aligned(weight1, problem.C),
-        n_groups, group, team, offset, flat=True, overlap=True,
-    )  # fmt: skip
-    launch(
-        hidden_kernel, ceil_div(N * R, COLUMNS), BLOCK_SIZE,
-        slots, bias1, hidden, n_groups, N, R, flat=True, overlap=True,
-    )  # fmt: skip
-    launch(
-        scale_batch_kernel, n_blocks, BLOCK_SIZE,
-        x, hidden, weight2, bias2, y, logit, *sizes, problem.activation, problem.gate,
-        aligned(weight2, R), n_groups, group, multiplier, offset, vectors, flat=True, overlap=True,
+        batch_kernel, n_batches * plan.n_groups, BLOCK_SIZE,
+        x, weight1, bias1, weight2, bias2, y, mean, hidden, logit, slots,
+        counters(n_batches, mean), N, problem.n_pixels, problem.C, R, scale_of(problem),
+        problem.activation, problem.gate, aligned(weight1, problem.C), aligned(weight2, R),
+        *plan._replace(n_held=n_held), offset, vectors,
+        shared_bytes=n_held * problem.n_pixels * problem.itemsize, flat=True, overlap=True,
     )  # fmt: skip
 
 
-def specialisations():
-    """(label, kernel, argument types): one for each kernel."""
-    array, sizes = ("float32", 1), ["int64"] * 4
-    first = [*[array] * 4, *sizes, "float32", "boolean", *["int64"] * 4]
-    second = [*[array] * 3, *["int64"] * 3]
-    third = [*[array] * 6, *sizes, "int64", "int64", "boolean", *["int64"] * 4, "boolean"]
-    for kernel, types in zip(FORWARD, (first, second, third), strict=True):
-        name = kernel.py_func.__name__.removesuffix("_kernel")
-        yield f"squeeze_excite.forward batched, {name}, float32", kernel, types
+def specialisations(dtype, weight_dtype):
+    """(label, kernel, argument types) for images of `dtype` and weights of `weight_dtype`."""
+    image, weight, sums = (dtype, 1), (weight_dtype, 1), ("float32", 1)
+    types = [image, *[weight] * 4, image, *[sums] * 4, ("int32", 1), *["int64"] * 4, "float32"]
+    types += ["int64", "int64", "boolean", "boolean", *["int64"] * 6, "boolean"]
+    label = f"squeeze_excite.forward batched, {dtype} with {weight_dtype} weights"
+    yield label, batch_kernel, types

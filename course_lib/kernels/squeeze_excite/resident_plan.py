@@ -21,9 +21,10 @@ LINE_BYTES = 128
 WASTE = 1.25  # times its fair share that a block may have for the sake of whole planes
 BLOCKS = 2  # on a multiprocessor: one computes while the other one waits
 #: `auto` takes this rung from SMALL bytes of images on, where a sample has ENOUGH_BLOCKS or more
-#: for elements of so many bytes, and C·R is no more than SMALL_LAYERS: blocks read each other's
-#: slots, and the weights. Measured on an H200, against the better of `two_pass` and `fused`.
-SMALL, SMALL_LAYERS = 256 << 10, 120_000
+#: for elements of so many bytes, and the small layers are no larger than SMALL_LAYERS, which counts
+#: N·C·R forward and C·R backward: the blocks of each sample read each other's slots, and the
+#: weights. Measured on an H200, against the better of `two_pass` and `fused`.
+SMALL, SMALL_LAYERS = 256 << 10, {"forward": 1_250_000, "backward": 120_000}
 ENOUGH_BLOCKS = {"forward": {4: 24, 2: 28}, "backward": {4: 8, 2: 28}}
 #: Of shared memory for a block, on the chips that were measured: `auto` takes it nowhere else.
 MEASURED_BYTES = 227 << 10
@@ -139,7 +140,8 @@ def worthwhile(problem, direction, room):
     """Whether `auto` takes this rung "forward" or "backward", on a device of this `room_of`."""
     if bytes_of(problem) < SMALL or room[1] < MEASURED_BYTES:
         return False
+    layers = problem.C * problem.R * (problem.N if direction == "forward" else 1)
     plan = plan_of(problem, *room)
-    if plan is None or problem.C * problem.R > SMALL_LAYERS:
+    if plan is None or layers > SMALL_LAYERS[direction]:
         return False
     return plan.n_blocks >= ENOUGH_BLOCKS[direction][problem.itemsize]
