@@ -859,12 +859,13 @@ print(f"of this, through the gates of all channels: {dx[1, 4, 7] - dy[1, 4, 7] *
 # - `resident`: the first of the two ways out of section 2. Many blocks hold a picture together, each a piece in
 #   its shared memory, and meet once to exchange what they know of the hidden vector. `x` is read only once. Backward they
 #   hold `dy`, and so both `dy` and `x` are read once;
-# - `batched`, forward and float32 only, for many small pictures of many channels, where the layers' weights weigh as much as
-#   a picture: as `two_pass`, but a block takes the same channels of four pictures, and reads their weights once;
-# - `auto` is no kernel but a choice, and what you get if you ask for nothing else. It takes `resident` where a picture
-#   (channels first) is shared by many blocks and still fits into the shared memory of all multiprocessors together. Else it
-#   takes `fused` for large batches with small layers (backward it prefers that), `batched` where that gains, and `two_pass`
-#   for all the rest.
+# - `batched`, forward only, for many small pictures of many channels, where the layers' weights weigh as much as a picture:
+#   a block takes the same channels of four pictures, and reads their weights once. As much of `x` as fits stays in shared
+#   memory, as in `resident`; the rest is read a second time, from L2 with luck;
+# - `auto` is no kernel but a choice, and what you get if you ask for nothing else. It takes `batched` where the weights are
+#   that heavy, and `resident` where a picture (channels first) is shared by many blocks and still fits into the shared
+#   memory of all multiprocessors together. Else it takes `fused` for large batches with small layers (backward it prefers
+#   that), and `two_pass` for all the rest.
 #
 # The first three are run here on the two photographs:
 

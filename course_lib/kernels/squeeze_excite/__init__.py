@@ -30,14 +30,14 @@ rung       what it launches                                      forward moves  
            memory between its sum and its scaling: all
            multiprocessors hold a few samples together.
            Contiguous images of which one fits
-`batched`  as `two_pass`, but blocks have several samples, and    3·n·s            —
-           read their weights once; between the two a small
-           kernel for the hidden layer. Contiguous float32 images
+`batched`  one kernel whose blocks have several samples, and     2·n·s to 3·n·s   —
+           read their weights once. What of x fits stays in
+           shared memory. Contiguous images
 ========== ===================================================== ================ ================
 
-`auto` takes `resident` where it fits and the small layers are small, `fused` where the images are
-larger than the cache and the small layers very small (backward it comes first), `batched` forward
-where samples are many and the small layers large, and `two_pass` elsewhere.
+`auto` takes `batched` forward where samples are many and the small layers large, else `resident`
+where it fits and the small layers are small, `fused` where the images are larger than the cache and
+the small layers very small (backward it comes before `resident`), and `two_pass` elsewhere.
 
 All rungs save the same three arrays for the backward pass, float32: mean (N, C), hidden (N, R) and
 logit (N, C). Sums are taken in a fixed order: two runs agree bit for bit. Images without a pixel
