@@ -201,6 +201,18 @@ def products_by_wgmma(dtype):
                     yield from gradients
 
 
+def squeezed(dtype):
+    """(images, memory for results, weights) of each size in HELD, on a boundary and beside one."""
+    for weight_dtype in dict.fromkeys((dtype, torch.float32)):
+        for shape, R in HELD:
+            C = shape[1]
+            weights = [torch.randn(s).to(weight_dtype) for s in ((R, C), (R,), (C, R), (C,))]
+            for start in (0, 1):
+                size = torch.Size(shape).numel() + start
+                x, y = (torch.randn(size).to(dtype)[start:].view(shape) for _ in range(2))
+                yield x, y, weights
+
+
 def holding(dtype):
     """Squeeze and excitation by the rung `resident`, which the other rungs' part leaves out."""
     from course_lib.kernels import squeeze_excite
@@ -208,39 +220,27 @@ def holding(dtype):
 
     if torch.cuda.get_device_capability() < resident_plan.CAPABILITY:
         return
-    for weight_dtype in dict.fromkeys((dtype, torch.float32)):
-        for shape, R in HELD:
-            C = shape[1]
-            weights = [torch.randn(s).to(weight_dtype) for s in ((R, C), (R,), (C, R), (C,))]
-            for start in (0, 1):
-                size = torch.Size(shape).numel() + start
-                x, y = (torch.randn(size).to(dtype)[start:].view(shape) for _ in range(2))
-                with launched(*resident.FORWARD):
-                    found = squeeze_excite.forward(x, *weights, variant="resident", out=y)
-                yield from found
-                _, *saved = found
-                with launched(*resident.BACKWARD):
-                    yield from squeeze_excite.backward(
-                        y, x, weights[0], weights[2], *saved, variant="resident"
-                    )
+    for x, y, weights in squeezed(dtype):
+        with launched(*resident.FORWARD):
+            found = squeeze_excite.forward(x, *weights, variant="resident", out=y)
+        yield from found
+        _, *saved = found
+        with launched(*resident.BACKWARD):
+            yield from squeeze_excite.backward(
+                y, x, weights[0], weights[2], *saved, variant="resident"
+            )
 
 
 def batching(dtype):
-    """Squeeze and excitation by the rung `batched`: with planes held, and with all read twice."""
+    """The same by the rung `batched`."""
     from course_lib.kernels import squeeze_excite
     from course_lib.kernels.squeeze_excite import batched, resident_plan
 
     if torch.cuda.get_device_capability() < resident_plan.CAPABILITY:
         return
-    for weight_dtype in dict.fromkeys((dtype, torch.float32)):
-        for shape, R in HELD:
-            C = shape[1]
-            weights = [torch.randn(s).to(weight_dtype) for s in ((R, C), (R,), (C, R), (C,))]
-            for start in (0, 1):
-                size = torch.Size(shape).numel() + start
-                x, y = (torch.randn(size).to(dtype)[start:].view(shape) for _ in range(2))
-                with launched(*batched.FORWARD):
-                    yield from squeeze_excite.forward(x, *weights, variant="batched", out=y)
+    for x, y, weights in squeezed(dtype):
+        with launched(*batched.FORWARD):
+            yield from squeeze_excite.forward(x, *weights, variant="batched", out=y)
 
 
 #: With each dtype, and with none.

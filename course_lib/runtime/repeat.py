@@ -6,7 +6,10 @@ kernels for it. What is noted of a run is every launch, and every array that it 
 and the workspace between launches. A repetition makes the results, one piece of memory for all of
 the workspace, and starts the launches. Arrays of the workspace that no two launches need at the
 same time have the same place in it: launches of a stream follow one another, also those that get
-ready before (`launch`'s `overlap`), since they wait before they touch memory.
+ready before (`launch`'s `overlap`), since they wait before they touch memory. For the same reason
+the workspace can be given back as soon as the launches that need it are started. So a run is cut in
+parts where nothing of the workspace is needed on both sides and results may take its place, if that
+saves memory worth a call of the allocator: gradients of a convolution, say, one after the other.
 
 Remembered under: dtype, shape, strides and device of each array, all other arguments, the stream
 and the thread. Repeated are only calls with PyTorch tensors that begin on a 16-byte boundary, and
@@ -28,6 +31,7 @@ from course_lib.runtime.intrinsics import VECTOR_BYTES
 MOST_REMEMBERED = 4096  # runs of one launcher; past it, all are forgotten
 TRIES = 3  # to note a run: the first may have filled counters, or made what the others will use
 APART = 512  # bytes: the boundaries on which pieces of the workspace begin, as PyTorch's arrays do
+WORTH = 64 << 10  # bytes that a part of its own must save
 #: What PyTorch may do while a run is noted.
 MAKING = {"empty", "empty_strided", "new_empty", "empty_like", "new_empty_strided"}
 LOOKING = {"view", "_unsafe_view", "slice", "select", "detach", "permute", "alias", "as_strided",
@@ -133,7 +137,7 @@ def _watch_class():
 
 
 class _Stretch(NamedTuple):
-    """Memory that a run knows: an argument's, a result's, or a piece of the workspace."""
+    """Memory that a run knows: an argument's, a result's, or a piece of a part's workspace."""
 
     start: int
     end: int
@@ -141,27 +145,76 @@ class _Stretch(NamedTuple):
     offset: int  # in bytes from that address
 
 
-def _memory(inputs, results, made, launches):
-    """(the `_Stretch`es of a run, bytes of its workspace); None if a result was not made by it.
+class _Part(NamedTuple):
+    """Launches `first` to `end` of a run, and what is made for them."""
 
-    The addresses of a repetition are those of the inputs, of the results, of the workspace.
+    first: int
+    end: int
+    n_bytes: int  # of the workspace
+    offsets: dict  # {piece of the workspace: its offset}
+    results: tuple  # the positions of those that these launches need first
+
+
+def _memory(inputs, results, made, launches):
+    """(the `_Stretch`es of a run, its `_Part`s); None if a result was not made by it.
+
+    The addresses of a repetition are those of the inputs, of the results, of each part's workspace.
     """
     stretches = [_stretch(x, base) for base, x in enumerate(inputs) if x is not None]
     whole = {(x.data_ptr(), _bytes(x)) for x in made}
-    own, workspace = set(), len(inputs) + len(results)
+    own, needed = set(), []
     for base, x in enumerate(results, len(inputs)):
         if x.numel() and (x.data_ptr(), _bytes(x)) not in whole:
             return None
         own.add(x.data_ptr())
+        needed.append((_bytes(x), (_times(x, launches) or (0, 0))[0]))
         stretches.append(_stretch(x, base))
     times, sizes = {}, {}
     for x in made:
         if x.numel() and x.data_ptr() not in own and (found := _times(x, launches)):
-            piece = _stretch(x, workspace)
+            piece = _stretch(x, 0)
             times[piece], sizes[piece] = found, -(-_bytes(x) // APART) * APART
-    offsets = _offsets(sizes, times)
-    stretches += [piece._replace(offset=offset) for piece, offset in offsets.items()]
-    return stretches, max((offset + sizes[piece] for piece, offset in offsets.items()), default=0)
+    parts = _parts(len(launches), sizes, times, needed)
+    for base, part in enumerate(parts, len(inputs) + len(results)):
+        stretches += [
+            piece._replace(base=base, offset=offset) for piece, offset in part.offsets.items()
+        ]
+    return stretches, parts
+
+
+def _parts(n_launches, sizes, times, results):
+    """The `_Part`s of a run.
+
+    sizes    {piece of the workspace: bytes}
+    times    {piece: (first launch that uses it, last one)}
+    results  (bytes, first launch that uses it) of each
+    """
+    cuts = (
+        n for n in range(1, n_launches)
+        if not any(first < n <= last for first, last in times.values())
+    )  # fmt: skip
+    parts = []
+    for first, end in reversed([*itertools.pairwise((0, *cuts, n_launches))]):
+        mine = {piece: size for piece, size in sizes.items() if first <= times[piece][0] < end}
+        offsets = _offsets(mine, times)
+        n_bytes = max((offset + sizes[piece] for piece, offset in offsets.items()), default=0)
+        needed = tuple(
+            i for i, (_, since) in enumerate(results) if first <= since < end or not n_launches
+        )
+        after = parts[-1] if parts else None
+        if after and _saved(n_bytes, after, results) < WORTH:
+            parts[-1] = _Part(
+                first, after.end, max(n_bytes, after.n_bytes), offsets | after.offsets,
+                needed + after.results,
+            )  # fmt: skip
+        else:
+            parts.append(_Part(first, end, n_bytes, offsets, needed))
+    return parts[::-1]
+
+
+def _saved(n_bytes, after, results):
+    """Bytes that are saved if a workspace of `n_bytes` is given back before the part `after`."""
+    return min(n_bytes - after.n_bytes, sum(results[i][0] for i in after.results))
 
 
 def _stretch(x, base):
@@ -205,7 +258,7 @@ def _repetition(launches, memory, results, several):
     graphs have their own.
     """
     torch = sys.modules["torch"]
-    stretches, n_bytes = memory
+    stretches, parts = memory
     steps, others = [], []
     for kernel, grid, block, args, options in launches:
         places = []
@@ -219,22 +272,30 @@ def _repetition(launches, memory, results, several):
     looks = [(tuple(x.shape), tuple(x.stride()), x.dtype) for x in results]
     device, capturing = results[0].device, torch.cuda.is_current_stream_capturing
     empty, byte, kept = torch.empty_strided, torch.uint8, tuple(others)
+    nowhere = [0] * (len(results) + len(parts))
+    schedule = [
+        (place, part.n_bytes, [(i, *looks[i]) for i in part.results], steps[part.first : part.end])
+        for place, part in enumerate(parts, len(results))
+    ]
 
     def repeat(addresses):
         if kept and capturing():
             return None
-        found = [
-            empty(shape, strides, dtype=dtype, device=device) for shape, strides, dtype in looks
-        ]
-        addresses += [x.data_ptr() for x in found]
-        if n_bytes:
-            space = empty((n_bytes,), (1,), dtype=byte, device=device)
-            addresses.append(space.data_ptr())
-        for launch, places in steps:
-            launch([
-                offset if base is None else addresses[base] + offset for base, offset in places
-            ])  # fmt: skip
-        return tuple(found) if several else found[0]
+        made, n_inputs = [None] * len(looks), len(addresses)
+        addresses += nowhere
+        for place, n_bytes, needed, launches in schedule:
+            for i, shape, strides, dtype in needed:
+                x = made[i] = empty(shape, strides, dtype=dtype, device=device)
+                addresses[n_inputs + i] = x.data_ptr()
+            if n_bytes:
+                space = empty((n_bytes,), (1,), dtype=byte, device=device)
+                addresses[n_inputs + place] = space.data_ptr()
+            for launch, places in launches:
+                launch([
+                    offset if base is None else addresses[base] + offset for base, offset in places
+                ])  # fmt: skip
+            space = None  # what is made next may lie there: launches follow one another
+        return tuple(made) if several else made[0]
 
     return repeat
 
