@@ -358,6 +358,7 @@ def test_operators_say_the_same_when_repeated(layout):
         x = tensor(4, 16, 12, 12).to(memory_format=layout).requires_grad_()
         rows = tensor(40, 64).requires_grad_()
         conv = torch_conv.weight, torch_conv.bias
+        labels = torch.randint(64, (40,), device=PLACE)
         for ours, theirs, inputs in (
             (functools.partial(ops.conv2d, weight=conv[0], bias=conv[1], padding=1), torch_conv,
              (x, *conv)),
@@ -367,6 +368,8 @@ def test_operators_say_the_same_when_repeated(layout):
              (x, *block.parameters())),
             (lambda x: ops.linear(x, linear.weight, linear.bias), linear,
              (rows, linear.weight, linear.bias)),
+            (lambda x, labels=labels: ops.cross_entropy(x, labels),
+             lambda x, labels=labels: torch.nn.functional.cross_entropy(x, labels), (rows,)),
         ):  # fmt: skip
             y, expected = ours(inputs[0]), theirs(inputs[0])
             torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-3)

@@ -5,10 +5,12 @@ import torch.nn.functional as F
 
 from course_lib.kernels import cross_entropy as kernels
 from course_lib.ops.registration import Operator, as_float32, require_floating_point
+from course_lib.runtime.repeat import repeated
 
 _OPTIONS = "Tensor? weight, int ignore_index, str reduction, float label_smoothing"
 
 
+@repeated(3)
 def _kernel(logits, target, weight, ignore_index, reduction, label_smoothing):
     _require_one_dtype(logits, target, weight)
     return kernels.forward(
@@ -17,6 +19,7 @@ def _kernel(logits, target, weight, ignore_index, reduction, label_smoothing):
     )  # fmt: skip
 
 
+@repeated(6)
 def _backward_kernel(
     grad_output, logits, target, stats, normaliser, weight, ignore_index, reduction, label_smoothing
 ):
