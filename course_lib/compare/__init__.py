@@ -56,11 +56,14 @@ def compare(name, shape, *, variant=None, dtype="float32", direction="forward", 
     with _running_in(place) as on_gpu:
         inputs = _inputs(found, shape, dtype, seed, "cuda" if on_gpu else "cpu")
         try:
-            if not on_gpu:
-                _warn_if_long(found, shape, dtype, chosen, warn)
             bar = contextlib.nullcontext() if on_gpu else simulator.options(progress=progress)
-            with bar, _poisoned_memory():
-                ours = found.ours(*inputs.values(), variant=chosen)
+            # Poisoning comes first: for it PyTorch imports its compiler, which takes seconds, and
+            # is no place to be when the warning has just invited a Ctrl-C.
+            with _poisoned_memory():
+                if not on_gpu:
+                    _warn_if_long(found, shape, dtype, chosen, warn)
+                with bar:
+                    ours = found.ours(*inputs.values(), variant=chosen)
         except (ValueError, arrays.ArrayError) as error:  # such as a row too long for this variant
             raise UsageError(f"{name} {direction} of {_times(shape)}: {error}") from error
         peer = found.peer(*inputs.values())
