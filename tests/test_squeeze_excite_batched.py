@@ -17,7 +17,15 @@ from test_squeeze_excite import (
     safe,
     sizes,
 )
-from test_squeeze_excite_resident import H200, NETWORK, beside, problem, run_compiler
+from test_squeeze_excite_resident import (
+    COMPILED,
+    H200,
+    NETWORK,
+    beside,
+    problem,
+    registers,
+    run_compiler,
+)
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import squeeze_excite as se
@@ -103,9 +111,10 @@ def test_what_it_cannot_take_is_refused(monkeypatch):
         ((2, 8, 3, 3), 2, "channels_last"), ((2, 3, 2, 2), 300, "contiguous"),
         ((1200, 1, 1, 1), 1, "contiguous"),
     ):  # fmt: skip
-        dy, x, weights = inputs(shape, R, layout=layout)
+        _, x, weights = inputs(shape, R, layout=layout)
         with refused:
             forward(x, weights)
+    dy, x, weights = inputs((1, 2, 2, 2), 1)
     _, *saved = se.forward(x, *weights)
     with pytest.raises(ValueError, match="unknown variant 'batched'"):
         se.backward(dy, x, weights[0], weights[2], *saved, variant="batched")
@@ -138,24 +147,12 @@ def test_auto_takes_it_for_many_samples_and_large_layers():
 def test_as_many_blocks_fit_as_are_launched(tmp_path):
     """The driver refuses more than run at once: compiled for sm_90, with or without a GPU."""
     pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macOS)")
-    found = run_compiler(REGISTERS, tmp_path).split()
-    assert len(found) == 15
-    assert max(map(int, found[::3])) * BLOCK_SIZE * resident_plan.BLOCKS <= 1 << 16
-    assert set(found[1::3]) == {"True"}  # cooperative
-    assert max(map(int, found[2::3])) <= batched.STATIC_BYTES + resident_plan.RESERVED_BYTES
-
-
-REGISTERS = """
-from course_lib.kernels.squeeze_excite import batched
-from course_lib.runtime.compiler import compile_kernel
-from course_lib.runtime.launch import array_type, numba_type
-for dtype in ("float32", "float16", "bfloat16"):
-    for weight_dtype in dict.fromkeys((dtype, "float32")):
-        for _, kernel, types in batched.specialisations(dtype, weight_dtype):
-            types = [array_type(*t) if isinstance(t, tuple) else numba_type(t) for t in types]
-            found = compile_kernel(kernel, types, (9, 0))
-            print(found.registers, found.cooperative, found.shared_bytes)
-"""
+    cooperative, shared_bytes = run_compiler(COMPILED.format(rung="batched"), tmp_path).split()
+    assert cooperative == "True"
+    assert int(shared_bytes) <= batched.STATIC_BYTES + resident_plan.RESERVED_BYTES
+    needed = registers("forward batched")
+    assert len(needed) == 5
+    assert max(needed) * BLOCK_SIZE * resident_plan.BLOCKS <= 1 << 16
 
 
 # ------------------------------------------------------------------------ against float64
