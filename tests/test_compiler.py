@@ -315,6 +315,28 @@ print(found["stack_bytes"] >= 400)
     assert out.split() == ["True", "True"]
 
 
+def test_compiling_keeps_no_array_of_the_launcher(tmp_path):
+    out = run(
+        """
+import gc, itertools, weakref
+import numpy as np
+from course_lib.kernels import max_pool2d
+from course_lib.runtime.compiler import compile_kernel
+from course_lib.runtime.launch import array_type, numba_type
+def launcher(kernel, types):
+    workspace = np.zeros(8)
+    compile_kernel(kernel, types, (9, 0))
+    return weakref.ref(workspace)
+gc.disable()
+for _, kernel, parts in itertools.islice(max_pool2d.specialisations(), 3):
+    types = [array_type(*p) if isinstance(p, tuple) else numba_type(p) for p in parts]
+    print(launcher(kernel, types)() is None)
+""",
+        tmp_path,
+    )
+    assert out.split() == ["True"] * 3
+
+
 CHANGING = """
 import sys, types
 sys.path.insert(0, sys.argv[1])

@@ -15,6 +15,7 @@ import json
 import struct
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 
@@ -149,11 +150,7 @@ def _prepare(kernel, argtypes, cc):
 
 def _compile(kernel, argtypes, cc, key):
     with _lock:
-        library, name = _prepare(kernel, argtypes, cc)
-        library.needs_cudadevrt = library.use_cooperative
-        target = _target(library, cc)
-        cubin = bytes(library.get_cubin(cc=target).code)
-        text = library.get_asm_str(cc=target)  # made on the way to the cubin, and kept
+        library, name, cubin, text = _without_callers(_machine_code, kernel, argtypes, cc)
     compiled = Compiled(
         name=name,
         cubin=cubin,
@@ -164,6 +161,25 @@ def _compile(kernel, argtypes, cc, key):
         key=key,
     )
     return compiled, text
+
+
+def _without_callers(function, *args):
+    """``function(*args)``, on a thread of its own.
+
+    numba keeps errors that it has caught, with the frames that they came through, and Python those
+    that called these: with every array of a launcher, until garbage is collected. A thread has no
+    callers. Ctrl-C waits until it ends.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function, *args).result()
+
+
+def _machine_code(kernel, argtypes, cc):
+    library, name = _prepare(kernel, argtypes, cc)
+    library.needs_cudadevrt = library.use_cooperative
+    target = _target(library, cc)
+    cubin = bytes(library.get_cubin(cc=target).code)
+    return library, name, cubin, library.get_asm_str(cc=target)  # the text is kept from before
 
 
 def ptx(kernel, argtypes, cc):
