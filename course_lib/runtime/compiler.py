@@ -175,11 +175,13 @@ def _without_callers(function, *args):
 
 
 def _machine_code(kernel, argtypes, cc):
+    """(numba's library, the kernel's name in it, machine code, PTX text)."""
     library, name = _prepare(kernel, argtypes, cc)
     library.needs_cudadevrt = library.use_cooperative
     target = _target(library, cc)
     cubin = bytes(library.get_cubin(cc=target).code)
-    return library, name, cubin, library.get_asm_str(cc=target)  # the text is kept from before
+    text = library.get_asm_str(cc=target)  # made on the way to the cubin, and kept
+    return library, name, cubin, text
 
 
 def ptx(kernel, argtypes, cc):
