@@ -321,7 +321,8 @@ def test_bench_squeeze_excite_on_a_gpu(monkeypatch):
 
 #: (direction, peer, clock) -> the least geometric mean of speed-ups, and the least of all. What was
 #: reached so far, a little below what was measured; the aim is 2.75 and 1.5 against PyTorch eager,
-#: 1.5 against torch.compile. Python's share varies with the host: the last were 2.28 to 2.43, 1.62 to 1.86.
+#: 1.5 against torch.compile. Python's share varies with the host: the last row was 2.28 to 2.43,
+#: 1.62 to 1.86.
 REACHED = {
     ("forward", "PyTorch eager", "on the device"): (2.0, 1.5),
     ("forward", "PyTorch eager", "as seen from Python"): (2.5, 1.5),
