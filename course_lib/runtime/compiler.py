@@ -149,8 +149,20 @@ def _prepare(kernel, argtypes, cc):
 
 
 def _compile(kernel, argtypes, cc, key):
-    with _lock:
-        library, name, cubin, text = _without_callers(_machine_code, kernel, argtypes, cc)
+    # On a thread of its own, which has no callers: numba keeps errors that it has caught, with the
+    # frames that they came through, and Python those that called these. So every array of a
+    # launcher would stay until garbage is collected. Ctrl-C waits until the thread ends.
+    with _lock, ThreadPoolExecutor(1) as thread:
+        return thread.submit(_compiled, kernel, argtypes, cc, key).result()
+
+
+def _compiled(kernel, argtypes, cc, key):
+    """(`Compiled`, PTX text)."""
+    library, name = _prepare(kernel, argtypes, cc)
+    library.needs_cudadevrt = library.use_cooperative
+    target = _target(library, cc)
+    cubin = bytes(library.get_cubin(cc=target).code)
+    text = library.get_asm_str(cc=target)  # made on the way to the cubin, and kept
     compiled = Compiled(
         name=name,
         cubin=cubin,
@@ -161,27 +173,6 @@ def _compile(kernel, argtypes, cc, key):
         key=key,
     )
     return compiled, text
-
-
-def _without_callers(function, *args):
-    """``function(*args)``, on a thread of its own.
-
-    numba keeps errors that it has caught, with the frames that they came through, and Python those
-    that called these: with every array of a launcher, until garbage is collected. A thread has no
-    callers. Ctrl-C waits until it ends.
-    """
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(function, *args).result()
-
-
-def _machine_code(kernel, argtypes, cc):
-    """(numba's library, the kernel's name in it, machine code, PTX text)."""
-    library, name = _prepare(kernel, argtypes, cc)
-    library.needs_cudadevrt = library.use_cooperative
-    target = _target(library, cc)
-    cubin = bytes(library.get_cubin(cc=target).code)
-    text = library.get_asm_str(cc=target)  # made on the way to the cubin, and kept
-    return library, name, cubin, text
 
 
 def ptx(kernel, argtypes, cc):
