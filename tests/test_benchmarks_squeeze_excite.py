@@ -321,17 +321,16 @@ def test_bench_squeeze_excite_on_a_gpu(monkeypatch):
 
 #: (direction, peer, clock) -> the least geometric mean of speed-ups, and the least of all. What was
 #: reached so far, a little below what was measured; the aim is 2.75 and 1.5 against PyTorch eager,
-#: 1.5 against torch.compile. Python's share varies with the host: the last row was 2.28 to 2.43,
-#: 1.62 to 1.86.
+#: 1.5 against torch.compile. What Python sees varies with the host.
 REACHED = {
     ("forward", "PyTorch eager", "on the device"): (2.0, 1.5),
     ("forward", "PyTorch eager", "as seen from Python"): (2.5, 1.5),
-    ("both", "PyTorch eager", "on the device"): (2.4, 1.75),
-    ("both", "PyTorch eager", "as seen from Python"): (1.5, 1.0),
+    ("both", "PyTorch eager", "on the device"): (2.4, 1.8),
+    ("both", "PyTorch eager", "as seen from Python"): (1.5, 1.1),
     ("forward", "torch.compile", "on the device"): (1.2, 1.0),
-    ("forward", "torch.compile", "as seen from Python"): (3.2, 1.2),
+    ("forward", "torch.compile", "as seen from Python"): (3.2, 1.3),
     ("both", "torch.compile", "on the device"): (1.4, 1.0),
-    ("both", "torch.compile", "as seen from Python"): (2.2, 1.5),
+    ("both", "torch.compile", "as seen from Python"): (2.2, 1.6),
 }
 CLOCKS = {"on the device": "", "as seen from Python": "python_"}
 
