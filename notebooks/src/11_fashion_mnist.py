@@ -522,7 +522,7 @@ throughput("inference", ".tf32")
 # %% [markdown]
 # (**Inference** is the forward pass alone, of a trained network. `train.GraphInference` captures one graph for each batch size.)
 #
-# **Explaining the gap.** Where the two curves of captured graphs run above the others, the distance is launches, and Python. Our modules, trained through autograd, are the slowest until batches become very large: each of their operators is a Python function, and
+# **Explaining the gap.** Where the two curves of captured graphs run above the others, the distance is launches, and Python. Our modules, trained through autograd, are the slowest everywhere but with 1,024 pictures in float32: each of their operators is a Python function, and
 # PyTorch's are C++. In float32 a step takes them two to three milliseconds, with one picture or with 1,024: it is the host that needs them, and not the chip. Without gradients the network of the course does not call them one by one. It runs all their kernels together, and remembers how (`runtime.repeat`), so that little Python is left.
 #
 # Between the two captured curves the kernels decide. For a batch of 1 both have a few dozen launches that each take about as long as a launch takes; but ours stand on two branches, and the next one gets ready while the last one ends. From a batch of 8 on, ours gain from what this network lets them know: the first convolution has a
