@@ -17,14 +17,7 @@ from test_squeeze_excite import (
     safe,
     sizes,
 )
-from test_squeeze_excite_resident import (
-    COMPILED,
-    H200,
-    NETWORK,
-    beside,
-    problem,
-    run_compiler,
-)
+from test_squeeze_excite_resident import COMPILED, H200, NETWORK, beside, problem, run_compiler
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import squeeze_excite as se
