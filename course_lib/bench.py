@@ -57,6 +57,8 @@ def device_times(candidates, *, calls=20, rounds=30):
     """
     import torch
 
+    if device.count() == 0:
+        raise device.DeviceError(f"{device.why_no_gpu()}; device_times measures on one")
     if not isinstance(calls, dict):
         calls = dict.fromkeys(candidates, calls)
     graphs = {label: _capture(function, calls[label]) for label, function in candidates.items()}
@@ -139,6 +141,8 @@ def loop_times(candidates, *, calls=50, rounds=20):
     """
     import torch
 
+    if device.count() == 0:
+        raise device.DeviceError(f"{device.why_no_gpu()}; device_times measures on one")
     if not isinstance(calls, dict):
         calls = dict.fromkeys(candidates, calls)
     samples = {label: [] for label in candidates}

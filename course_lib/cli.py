@@ -14,12 +14,13 @@ import sys
 from pathlib import Path
 
 import course_lib
+from course_lib.runtime.cache import CacheError
 
 BENCHMARKS = (
-    "activation", "conv2d", "cross_entropy", "efficientnet", "fashion_mnist",
+    "activation", "conv2d", "conv_transpose2d", "cross_entropy", "efficientnet", "fashion_mnist",
     "fashion_mnist_training", "fused_softmax", "global_avg_pool", "host", "kernel_cache", "launch",
-    "layers", "lesson_01", "lesson_02", "lesson_04", "lesson_09", "linear", "softmax",
-    "squeeze_excite",
+    "layers", "lesson_01", "lesson_02", "lesson_04", "lesson_09", "linear", "replace_layers",
+    "segmentation_loss", "softmax", "squeeze_excite",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
@@ -68,13 +69,21 @@ def main(arguments=None):
     command = commands.add_parser("train", help="train a network, with checkpoints")
     command.set_defaults(command=train)
     tasks = command.add_subparsers(dest="task", required=True, metavar="task")
-    _training_options(tasks.add_parser("fashion-mnist", help="clothes, with our layers alone"),
-                      "folder of its four files (default: downloaded)")  # fmt: skip
+    clothes = tasks.add_parser("fashion-mnist", help="clothes, with our kernels alone")
+    _training_options(clothes, "folder of its four files (default: downloaded)", "tf32")
+    clothes.add_argument(
+        "--modules", action="store_const", const="modules", dest="trainer",
+        help="train through autograd, not in a captured graph (on a GPU; as bfloat16 does)",
+    )  # fmt: skip
     leaves = tasks.add_parser("leaves", help="sick and healthy leaves")
     _training_options(leaves, "folder or zip of images (default: drawn ones)")
     leaves.add_argument("--model", help="efficientnet_b4 (default on a GPU), small_se_net, …")
     leaves.add_argument("--image-size", type=int, help="height and width of the images")
     leaves.add_argument("--validation-fraction", type=float, default=0.2, help="(default: 0.2)")
+
+    sar = tasks.add_parser("sar", help="water in radar images, by the U-Net on NumPy or a GPU")
+    sar.add_argument("--config", type=Path, metavar="FILE", help="YAML: the run's settings")
+    _run_options(sar)
 
     command = commands.add_parser("readme", help="write the README's measured results again")
     command.set_defaults(command=readme)
@@ -88,25 +97,37 @@ def main(arguments=None):
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
         return INTERRUPTED
+    except CacheError as error:
+        print(f"python -m course_lib: {error}", file=sys.stderr)
+        return WRONG_USAGE
 
 
-def _training_options(task, data):
-    """The options that all tasks of `train` have; `data` says what --data is."""
+def _training_options(task, data, *precisions):
+    """The options that all tasks of `train` have; `data` says what --data is.
+
+    precisions  what this task computes in beside those that all do
+    """
+    precisions = ("float32", "bfloat16", *precisions)
     task.add_argument("--data", type=Path, help=data)
-    task.add_argument("--output", type=Path, help="folder for checkpoint, history and curves")
-    task.add_argument("--resume", action="store_true", help="go on with the run in --output")
-    task.add_argument("--evaluate", type=Path, metavar="CHECKPOINT", help="only evaluate this")
+    _run_options(task)
     task.add_argument("--epochs", type=int, help="how often each image is seen")
     task.add_argument("--batch-size", type=int, help="images in a step")
     task.add_argument("--lr", type=float, dest="learning_rate", help="highest learning rate")
     task.add_argument("--seed", type=int, default=0, help="of all random numbers (default: 0)")
-    task.add_argument("--precision", choices=("float32", "bfloat16"), help="(default: float32)")
+    task.add_argument("--precision", choices=precisions, help="(default: float32)")
     task.add_argument("--checkpoint-steps", type=int, help="steps between (default: an epoch)")
     task.add_argument("--device", help="such as cuda:1 or cpu (default: a GPU, if there is one)")
     task.add_argument(
         "--no-cuda-kernels", action="store_false", dest="use_cuda_kernels",
         help="PyTorch's operators instead of ours",
     )  # fmt: skip
+
+
+def _run_options(task):
+    """Where a run is kept, and whether it goes on or is only looked at."""
+    task.add_argument("--output", type=Path, help="folder for checkpoint, history and pictures")
+    task.add_argument("--resume", action="store_true", help="go on with the run in --output")
+    task.add_argument("--evaluate", type=Path, metavar="CHECKPOINT", help="only evaluate this")
 
 
 def shape(text):
@@ -152,6 +173,11 @@ def compare(options):
     both = options.direction == "both"
     right = True
     try:
+        if not both and options.direction not in comparing.DIRECTIONS:
+            known = ", ".join((*comparing.DIRECTIONS, "both"))
+            raise comparing.UsageError(
+                f"there is no direction {options.direction!r}; there are {known}"
+            )
         for direction in comparing.DIRECTIONS if both else (options.direction,):
             found = comparing.compare(
                 options.operation, options.shape, variant=options.variant, dtype=options.dtype,
@@ -257,8 +283,6 @@ def train(options):
 
     from course_lib.train import command
 
-    if options.output is None:
-        options.output = ROOT / "data" / "runs" / options.task
     options.downloads = ROOT / "data"
     return command.run(options, tqdm)
 

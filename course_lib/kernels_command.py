@@ -302,13 +302,13 @@ def find_one(name):
 
 
 def ptx(row):
-    """The PTX that this kernel was made from, under a heading."""
-    return f"{_heading(row)}\n{cache.machine_code(row.path)[1]}"
+    """The PTX that this kernel was made from, under a heading; NotFound where it is damaged."""
+    return f"{_heading(row)}\n{_machine_code(row)[1]}"
 
 
 def sass(row):
     """The machine instructions of this kernel, under a heading; NotFound without a disassembler."""
-    cubin, _ = cache.machine_code(row.path)
+    cubin, _ = _machine_code(row)
     failures = []
     for tool in disassemblers():
         with tempfile.TemporaryDirectory() as folder:
@@ -326,6 +326,13 @@ def sass(row):
         "installed packages. Both come with NVIDIA's CUDA toolkit and with Triton: "
         "pip install triton"
     )
+
+
+def _machine_code(row):
+    try:
+        return cache.machine_code(row.path)
+    except ValueError as error:
+        raise NotFound(str(error)) from None
 
 
 def _heading(row):

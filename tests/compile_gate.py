@@ -1,13 +1,14 @@
 """What every kernel becomes on each chip, compiled without a GPU and written down.
 
     python tests/compile_gate.py          compile what is new or changed, and write it down
-    python tests/compile_gate.py --all    compile everything again (a quarter of an hour)
+    python tests/compile_gate.py --all    compile everything again (half an hour)
 
 To compile everything takes too long for each run of the tests, and a kernel that nobody changed
-becomes what it became before. So `compiled/<module>.json` holds the registers, stack and float64
-instructions of every specialisation for every chip, under a key: a hash of everything the kernel's
-source reaches, its argument types, its options, and of what compiles it. The tests hold all of it
-to the limits, and compile what these files don't know, and a few that they do.
+becomes what it became before. So `compiled/<module>.json` holds the registers, stack, shared memory
+and float64 instructions of every specialisation for the chips that may run it, under a key: a hash
+of everything the kernel's source reaches, its argument types, its options, and of what compiles it.
+The tests hold all of it to the limits, and compile what these files don't know, and a few that they
+do. A chip that was added to the list later may be lacking for a while; the tests know how often.
 """
 
 import argparse
@@ -26,14 +27,31 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE / "compiled"
-CHIPS = [(7, 5), (8, 0), (9, 0)]
+HOPPER = (9, 0)
+#: What kernels are compiled for: T4, A100, A10 and RTX 30, L4 and RTX 40, H100 and H200.
+CHIPS = [(7, 5), (8, 0), (8, 6), (8, 9), HOPPER]
+#: B200, and RTX 50: of each kernel the first specialisation alone is compiled for them.
+SAMPLED_CHIPS = [(10, 0), (12, 0)]
 MODULES = (
     "activation", "global_avg_pool", "softmax", "cross_entropy", "softmax_dropout",
     "bn_relu_softmax", "squeeze_excite", "conv2d", "max_pool2d", "batch_norm", "optimizers",
-    "linear", "batches", "dropout",
+    "linear", "batches", "dropout", "conv_transpose2d", "dice", "upsample",
 )  # fmt: skip
-#: Made for the last of the chips alone: the launcher refuses the others, or the first of them.
-LAST_ALONE = "linear tensor_core|conv2d.*(tensor|channels-last|halo|pixel_sums) "
+#: (labels, from which chip on the launchers choose such a kernel, up to which). Whatever needs no
+#: more than a chip has runs on later ones too, but for `wgmma`: PTX has it for sm_90a alone, and on
+#: later chips the launchers go back to `mma.sync`.
+NEEDS = [
+    (re.compile(labels), since, until)
+    for labels, since, until in (
+        (r"^linear tensor_core ", (8, 0), None),
+        (r"^conv2d\.(halo|pixel_sums|(gather|dweight) tensor) ", (8, 0), None),
+        (r"^conv2d\.(forward|dx|dweight) channels-last ", (8, 0), None),
+        # These work in clusters of blocks.
+        (r"^conv2d\.halo .* by_|^conv2d\.pixel_sums .* together ", HOPPER, None),
+        (r"^squeeze_excite\.\w+ (resident|batched), ", HOPPER, None),
+        (r"\bwarpgroup ", HOPPER, HOPPER),
+    )
+]
 #: So many may be new or changed for all of them to be compiled; else one for each kernel is.
 FEW = 24
 #: Of what is known, one in so many is compiled again, to see that the records tell the truth.
@@ -46,6 +64,7 @@ class Case(NamedTuple):
     module: str
     label: str
     kernel: str
+    chips: list  # that it is compiled for
     key: str
 
 
@@ -54,11 +73,22 @@ class Found(NamedTuple):
 
     registers: int
     stack_bytes: int
+    shared_bytes: int  # None where it was compiled before they were written down
     doubles: list
 
 
-def chips_of(case):
-    return CHIPS[-1:] if re.search(LAST_ALONE, case.label) else CHIPS
+def runs_on(label, chip):
+    """Whether the launchers may choose what has this label on a chip."""
+    return all(
+        since <= chip and (until is None or chip <= until)
+        for labels, since, until in NEEDS if labels.search(label)
+    )  # fmt: skip
+
+
+def chips_for(label, sampled):
+    """What a specialisation is compiled for."""
+    chips = CHIPS + SAMPLED_CHIPS if sampled else CHIPS
+    return [chip for chip in chips if runs_on(label, chip)]
 
 
 # ---- what is known ----------------------------------------------------------------------------
@@ -68,9 +98,8 @@ def load(folder=RECORDS):
     """{label: (key, {chip: Found})} of all that is written down."""
     known = {}
     for path in sorted(folder.glob("*.json")):
-        for label, (key, *rows) in json.loads(path.read_text(encoding="utf-8")).items():
-            chips = CHIPS[-len(rows) :]
-            known[label] = key, {chip: Found(*r) for chip, r in zip(chips, rows, strict=True)}
+        for label, (key, rows) in json.loads(path.read_text(encoding="utf-8")).items():
+            known[label] = key, {_chip_of(name): Found(*row) for name, row in rows.items()}
     return known
 
 
@@ -82,37 +111,57 @@ def save(cases, known, folder=RECORDS):
         for case in cases:
             if case.module == module and is_known(case, known):
                 key, found = known[case.label]
-                row = json.dumps([key, *(found[chip] for chip in chips_of(case))])
+                chips = [chip for chip in case.chips if chip in found]
+                row = json.dumps([key, {_name_of(chip): found[chip] for chip in chips}])
                 lines.append(f"{json.dumps(case.label, ensure_ascii=False)}: {row}")
         text = "{\n" + ",\n".join(lines) + "\n}\n"
         (folder / f"{module}.json").write_text(text, encoding="utf-8")
 
 
+def _name_of(chip):
+    return ".".join(map(str, chip))
+
+
+def _chip_of(name):
+    return tuple(map(int, name.split(".")))
+
+
 def is_known(case, known):
-    """Whether `case` was compiled as it is today."""
+    """Whether `case` was compiled as it is today, for some chip at least."""
     return case.label in known and known[case.label][0] == case.key
+
+
+def lacking(case, known):
+    """The chips that `case`, as it is today, was not compiled for."""
+    found = known[case.label][1] if is_known(case, known) else {}
+    return [chip for chip in case.chips if chip not in found]
 
 
 def choose(cases, known, everything=False):
     """[(case, chips)]: what a run of the tests compiles."""
     if everything:
-        return [(case, chips_of(case)) for case in cases]
+        return [(case, case.chips) for case in cases]
     new = [case for case in cases if not is_known(case, known)]
     if len(new) <= FEW:
-        chosen = [(case, chips_of(case)) for case in new]
+        chosen = [(case, case.chips) for case in new]
     else:
         of_kernel = {}
         for case in new:
             of_kernel.setdefault(case.kernel, []).append(case)
         chosen = []
         for number, same in enumerate(of_kernel.values()):
-            # For the last chip and, in turns, for an older one; in turns also what it is made for.
-            case = same[number // 2 % len(same)]
-            chips = [CHIPS[number % 2], CHIPS[-1]]
-            chosen.append((case, [chip for chip in chips if chip in chips_of(case)]))
+            # For Hopper and, in turns, for another; in turns also what it is made for.
+            case = same[number // len(CHIPS) % len(same)]
+            others = [chip for chip in case.chips if chip != HOPPER]
+            turn = [others[number % len(others)]] if others else []
+            chosen.append((case, turn + [HOPPER]))
     # Which these are, nobody chooses, and a kernel that changes puts others in their place.
-    spot = [c for c in cases if is_known(c, known) and int(c.key, 16) % SPOT == 0]
-    return chosen + [(case, CHIPS[-1:]) for case in spot]
+    spot = []
+    for case in cases:
+        drawn, rest = divmod(int(case.key, 16), SPOT)
+        if is_known(case, known) and rest == 0:
+            spot.append((case, [case.chips[drawn % len(case.chips)]]))
+    return chosen + spot
 
 
 # ---- compiling, which needs the real numba.cuda -----------------------------------------------
@@ -126,19 +175,22 @@ def list_cases():
     from course_lib.runtime.launch import array_type, numba_type
 
     with_what = [fingerprint(survey), *_versions()]
-    cases, numbers, digest_of = [], {}, functools.cache(fingerprint)
+    cases, numbers, functions, digest_of = [], {}, set(), functools.cache(fingerprint)
     for name in MODULES:
         module = importlib.import_module(f"course_lib.kernels.{name}")
         for label, kernel, parts in module.specialisations():
             types = [array_type(*p) if isinstance(p, tuple) else numba_type(p) for p in parts]
             options = sorted((name, repr(value)) for name, value in kernel.targetoptions.items())
             number = numbers.setdefault(id(kernel), len(numbers))
-            case = Case(name, label, f"{number} {kernel.py_func.__name__}", "")
-            facts = [digest_of(kernel), list(map(str, types)), options, chips_of(case), with_what]
+            function = kernel.py_func.__module__, kernel.py_func.__qualname__
+            chips = chips_for(label, function not in functions)
+            functions.add(function)
+            facts = [digest_of(kernel), list(map(str, types)), options, with_what]
             digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
             assert label not in _compilable, f"two specialisations are called {label}"
             _compilable[label] = kernel, types
-            cases.append(case._replace(key=digest[:16]))
+            named = f"{number} {kernel.py_func.__name__}"
+            cases.append(Case(name, label, named, chips, digest[:16]))
     return cases
 
 
@@ -155,7 +207,7 @@ def compile_case(label, chips):
 
     try:
         return {
-            chip: Found(facts["registers"], facts["stack_bytes"], re.findall(r"\S+\.f64\S*", text))
+            chip: Found(**facts, doubles=re.findall(r"\S+\.f64\S*", text))
             for chip, facts, text in compiler.survey(*_compilable[label], chips)
         }
     except Exception as error:
@@ -165,22 +217,25 @@ def compile_case(label, chips):
 
 def compile_new(cases, known, everything, jobs):
     """Add to `known` what isn't in it yet, or all, in `jobs` processes."""
-    new = [case for case in cases if everything or not is_known(case, known)]
-    print(f"{len(new)} of {len(cases)} to compile")
+    new = [(case, case.chips if everything else lacking(case, known)) for case in cases]
+    # What nobody has seen compiled comes first, then what lacks a chip.
+    new = sorted(((c, chips) for c, chips in new if chips), key=lambda row: is_known(row[0], known))
+    print(f"{len(new)} of {len(cases)} to compile, {sum(len(chips) for _, chips in new)} times")
     began = time.monotonic()
     # A forked process has imported everything, and has the kernels, which can't be sent.
     fork = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=fork) as pool:
-        futures = {pool.submit(compile_case, case.label, chips_of(case)): case for case in new}
-        for i, future in enumerate(concurrent.futures.as_completed(futures), 1):
-            case = futures[future]
-            try:
-                known[case.label] = case.key, future.result()
-            except Exception:
-                pool.shutdown(cancel_futures=True)
-                raise
-            if i % 20 == 0 or i == len(new):
-                print(f"{i:5} in {time.monotonic() - began:.0f} s")
+        futures = {pool.submit(compile_case, case.label, chips): case for case, chips in new}
+        try:
+            for i, future in enumerate(concurrent.futures.as_completed(futures), 1):
+                case = futures[future]
+                before = known[case.label][1] if is_known(case, known) else {}
+                known[case.label] = case.key, before | future.result()
+                if i % 20 == 0 or i == len(new):
+                    print(f"{i:5} in {time.monotonic() - began:.0f} s", flush=True)
+        except BaseException:  # Ctrl-C too: what waits is not compiled, what is done is kept
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def main():

@@ -5,6 +5,7 @@ import copy
 import torch
 
 from course_lib import nn
+from course_lib.nn.fused import Fused
 
 OUTPUT, GRADIENT = 1e-5, 1e-4  # what ‖a − b‖ / ‖b‖ may be
 
@@ -45,8 +46,8 @@ def apart(found, expected):
 def compare(model, x, n_swapped):
     """Swap a copy's blocks; (difference of the output, the worst of a gradient, its name)."""
     swapped = copy.deepcopy(model)
-    replacement = nn.replace_squeeze_excitation(swapped)
-    assert (len(replacement), replacement.left) == (n_swapped, []), replacement.left
+    replacement = nn.replace_layers(swapped, types=[Fused])
+    assert (len(replacement.replaced), replacement.left) == (n_swapped, []), replacement.left
     before, after = model.state_dict(), swapped.state_dict()
     assert list(before) == list(after)
     assert all(torch.equal(after[key], before[key]) for key in before)

@@ -1,10 +1,12 @@
-"""ReLU, sigmoid and swish: every rung, both directions, against float64."""
+"""Activations: every rung, both directions, against float64."""
 
+import functools
 import math
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +21,14 @@ VARIANTS = list(activation.relu.VARIANTS)
 TOLERANCE = {torch.float32: 6e-7, torch.float16: 6e-4, torch.bfloat16: 4.5e-3}
 # … and half the smallest float16; in float32, e⁻ˣ overflows where the result is below 1e-36.
 FLOOR = {torch.float32: 1e-36, torch.float16: 3e-8, torch.bfloat16: 1e-36}
+
+#: How much a rounding of x, or of what goes into an exponential, is magnified in y.
+CONDITION = {"gelu": lambda x: 1 + x * x, "gelu_tanh": lambda x: 1 + np.abs(x) ** 3}
+#: PyTorch's names.
+PEERS = {
+    "swish": F.silu, "hard_sigmoid": F.hardsigmoid, "hard_swish": F.hardswish,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+}  # fmt: skip
 
 every_case = pytest.mark.parametrize("variant", VARIANTS)
 every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
@@ -47,11 +57,13 @@ def assert_close(actual, expected, magnitude=None):
 
 
 def check_forward(operation, y, x):
-    assert_close(y, truth(operation, x))
+    expected = truth(operation, x)
+    condition = CONDITION.get(operation.name, np.ones_like)(double(x))
+    assert_close(y, expected, np.abs(expected) * condition)
 
 
 def check_backward(operation, dx, dy, saved):
-    # Swish's gradient is a difference of terms that cancel near x = -1.28.
+    # A gradient from x is a sum of terms that cancel: swish's near x = -1.28.
     terms = np.abs(double(dy)) * (1 + np.abs(double(saved))) if operation.saves == "x" else None
     assert_close(dx, truth(operation, dy, saved), terms)
 
@@ -85,12 +97,47 @@ def test_random_shapes(operation, variant, shape, dtype, scale, offset, seed):
 @every_operation
 @every_case
 def test_special_values(operation, variant):
-    values = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 88.0, -87.0, 1e4, -1e4]
-    x = torch.tensor(values, device=PLACE)
-    ours = operation.forward(x, variant=variant)
-    theirs = getattr(torch, "silu" if operation.name == "swish" else operation.name, None)
-    theirs = (theirs or torch.nn.functional.silu)(x)
-    assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-44, equal_nan=True)
+    values = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 88.0, -87.0, 1e4, -1e4, 3.0,
+              -3.0, 6.0, 2.9999998, -2.9999998, -13.5]  # fmt: skip
+    x = torch.tensor(values, device=PLACE, requires_grad=True)
+    peer = PEERS.get(operation.name) or getattr(F, operation.name)
+    ours = operation.forward(x.detach(), variant=variant)
+    # One at a time: on a CPU, PyTorch's GELU of several numbers says NaN for inf, of one, inf.
+    theirs = torch.cat([peer(each) for each in x.split(1)])
+    assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-6 if "gelu" in operation.name else 1e-44,
+                          equal_nan=True)  # fmt: skip
+    saved = x.detach() if operation.saves == "x" else ours
+    dx = operation.backward(torch.full_like(ours, 2), saved, variant=variant)
+    expected = torch.autograd.grad(theirs, x, torch.full_like(ours, 2))[0]
+    assert torch.allclose(dx, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_gelu_keeps_its_digits_below_zero():
+    """Where 1 + erf has few left: 30 % of them at -5."""
+    x = torch.linspace(-12, -2, 101, device=PLACE)
+    error = np.abs(double(activation.gelu.forward(x)) / truth(activation.gelu, x) - 1)
+    assert error.max() < 2e-5 < np.abs(double(F.gelu(x)) / truth(activation.gelu, x) - 1).max()
+
+
+def test_each_slope_has_kernels_of_its_own():
+    x, dy = torch.randn(2, 70, device=PLACE)
+    for slope in (0.2, 0.0, 1.5, -0.5):
+        operation = activation.leaky_relu_of(slope)
+        assert operation is activation.leaky_relu_of(slope)
+        leaf = x.clone().requires_grad_()
+        expected = F.leaky_relu(leaf, slope)
+        assert torch.equal(operation.forward(x), expected)
+        dx = operation.backward(dy, x)
+        assert torch.equal(dx, torch.autograd.grad(expected, leaf, dy)[0])
+
+
+@every_operation
+@every_case
+def test_out_may_be_the_input(operation, variant):
+    for x in (torch.randn(203, device=PLACE), torch.randn(50, device=PLACE)[3:]):
+        expected = operation.forward(x, variant=variant)
+        assert operation.forward(x, variant=variant, out=x) is x
+        assert torch.equal(x, expected)
 
 
 @every_operation

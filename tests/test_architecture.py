@@ -19,12 +19,15 @@ FLOORS = {
     "runtime": {"course_lib", "simulator"},
     "course_lib": {"simulator", "runtime"},
     "kernels": {"course_lib", "simulator", "runtime"},
+    "backend": {"course_lib", "runtime"},
+    "autograd": {"backend", "kernels"},
     "ops": {"course_lib", "simulator", "runtime", "kernels"},
     "nn": {"course_lib", "runtime", "kernels", "ops"},
     "optim": {"course_lib", "runtime", "kernels", "ops"},
     "models": {"course_lib", "runtime", "kernels", "ops", "nn", "optim"},
     "train": {
         "course_lib", "runtime", "kernels", "ops", "nn", "optim", "models", "data", "plot",
+        "backend", "autograd",
     },
     "bench": {"course_lib", "runtime"},
     "benchmarks": {
@@ -53,7 +56,10 @@ OUTSIDE = {
     "results_table": set(),
 }
 #: What these must not import, wherever in the file.
-FORBIDDEN = {"kernels": {"torch", "torchvision"}, "runtime": {"torchvision"}}
+FORBIDDEN = {
+    "kernels": {"torch", "torchvision"}, "autograd": {"torch", "torchvision"},
+    "runtime": {"torchvision"},
+}  # fmt: skip
 
 
 def part_of(path):

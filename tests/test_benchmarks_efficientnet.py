@@ -187,17 +187,17 @@ def test_settings_are_put_back(on_the_cpu, monkeypatch):
 
 
 def test_a_network_that_says_something_else_is_not_timed(on_the_cpu, monkeypatch):
-    replace = benchmark.nn.replace_squeeze_excitation
+    swap = benchmark.swap_blocks
 
     def wrong(model):
-        swapped = replace(model)
+        n_swapped = swap(model)
         model[3].fc2.bias.data += 0.1
-        return swapped
+        return n_swapped
 
-    monkeypatch.setattr(benchmark.nn, "replace_squeeze_excitation", wrong)
+    monkeypatch.setattr(benchmark, "swap_blocks", wrong)
     with pytest.raises(AssertionError, match="outputs are wrong, so nothing is timed"):
         benchmark.run()
-    monkeypatch.setattr(benchmark.nn, "replace_squeeze_excitation", lambda model: [])
+    monkeypatch.setattr(benchmark, "swap_blocks", lambda model: 0)
     with pytest.raises(AssertionError, match="only 0 of 2 blocks were swapped"):
         benchmark.run()
 

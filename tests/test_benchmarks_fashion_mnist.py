@@ -1,11 +1,14 @@
 """The benchmarks of the Fashion-MNIST network: what they check, time and record, without a GPU."""
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from course_lib import SIMULATED, bench, benchmarks
 from course_lib.benchmarks import fashion_mnist as benchmark
+from course_lib.benchmarks import fashion_mnist_command as whole_command
 from course_lib.benchmarks import fashion_mnist_parts as parts
 from course_lib.benchmarks import fashion_mnist_training as training
 from course_lib.data import DataError
@@ -139,6 +142,58 @@ def test_wrong_logits_are_not_timed(on_the_cpu, monkeypatch):
         benchmark.inference("float32", 2)
 
 
+# --------------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def small_command(monkeypatch):
+    monkeypatch.setattr(whole_command, "PLACE", "cpu")
+    monkeypatch.setattr(whole_command, "OPTIONS", ("--device", "cpu", "--no-cuda-kernels"))
+    for name, value in dict(N_TRAIN=32, N_TEST=8, EPOCHS=2, BATCH_SIZE=16).items():
+        monkeypatch.setattr(whole_command, name, value)
+
+
+@pytest.mark.timeout(300)
+def test_the_command_is_timed_beside_pytorchs_script(small_command, tmp_path, monkeypatch):
+    # What is measured is what was run: lines that come a known time apart.
+    made = []
+    monkeypatch.setattr(whole_command, "_seconds", lambda line: made.append(line) or (
+        0.5 if "course_lib" in line else 2.0
+    ))  # fmt: skip
+    record = whole_command.measure("float32", 2, "a hash", "bench")
+    assert [row["label"] for row in record["rows"]] == [whole_command.OURS, whole_command.PEER]
+    ours, peer = record["rows"]
+    assert (ours["microseconds"], peer["microseconds"]) == (250_000, 1_000_000)  # of two steps
+    assert ours["images_per_second"] == 64 and record["speedup"] == 4
+    assert (record["name"], record["shape"][0]) == (whole_command.NAME, 16)
+    assert "64 images/s" in benchmarks.table([record])
+    assert len(made) == 4 and made[0][2:5] == ["course_lib", "train", "fashion-mnist"]
+
+
+@pytest.mark.timeout(300)
+def test_both_sides_run_as_processes_and_save(small_command, tmp_path):
+    images = whole_command._write_set(tmp_path)
+    for make, files in (
+        (whole_command._command, {"checkpoint.pt", "history.json", "history.png"}),
+        (whole_command._script, {"checkpoint.pt", "history.json"}),
+    ):
+        output = tmp_path / make.__name__
+        assert 0 < whole_command._seconds(make(images, output, "float32")) < 100
+        assert {path.name for path in output.iterdir()} == files
+    for script in ("print('epoch 1')", "raise SystemExit('wrong')"):  # too few lines; no success
+        with pytest.raises(RuntimeError, match="(?s)-c .* failed:"):
+            whole_command._seconds([sys.executable, "-c", script])
+
+
+def test_the_command_is_timed_with_its_batch_size_alone(monkeypatch):
+    monkeypatch.setattr(benchmark, "_measure", lambda *case: [case])
+    monkeypatch.setattr(whole_command, "measure", lambda *case: case)
+    both = "float32", "tf32"
+    assert len(benchmark.run(batches=(1, 8), rounds=9)) == 4
+    found = benchmark.run(batches=(32,), rounds=9)
+    assert [case[:2] for case in found[2:]] == [(precision, 5) for precision in both]
+
+
 # ------------------------------------------------------------------------------ training
 
 
@@ -183,12 +238,14 @@ def test_the_images_must_be_named_and_be_there(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_bench_fashion_mnist_on_a_gpu():
     for record in benchmark.run(batches=(32,), rounds=3):
         rows = {row["label"]: row for row in record["rows"]}
         assert all(row["microseconds"] > 0 for row in rows.values())
-        if not record["name"].startswith(parts.NAME):
+        if record["name"].startswith(whole_command.NAME):
+            assert record["speedup"] >= 5
+        elif not record["name"].startswith(parts.NAME):
             assert set(rows) == set(LABELS) and rows["ours, captured"]["peak_bytes"] > 0
     (record,) = training.run(data_folder=None, seeds=(0,), epochs=2)
     assert min(record["accuracy"].values()) > 0.8

@@ -1,4 +1,5 @@
-"""A learner's first minutes: `make lab`, a real browser, and the first lesson run to its end.
+"""A learner's first minutes: `make lab`, a real browser, a mistake, and the first lesson run to its
+end.
 
 The lesson runs in a copy of the course, so that nothing here changes a tracked file. Set
 COURSE_SCREENSHOTS to a folder to keep the pictures this test takes.
@@ -31,6 +32,25 @@ SECONDS = 1000  # Playwright counts in milliseconds
 
 pytestmark = pytest.mark.timeout(420)
 
+#: The first exercise of lesson 1, typed by a learner: past the end first, and then as it should be.
+ANSWER = """@cuda.jit
+def relu(x, y):
+    i = cuda.grid(1)
+    if i {} x.size:
+        y[i] = max(x[i], np.float32(0))
+
+
+check("relu", relu)"""
+CELL = """async (index) => {
+    const notebook = window.jupyterapp.shell.currentWidget.content;
+    await notebook.scrollToItem(index, 'smart');
+    return notebook.widgets[index].node;
+}"""
+HAS_RUN = """([index, before]) => {
+    const { model } = window.jupyterapp.shell.currentWidget.content.widgets[index];
+    return model.executionState === 'idle' && ![before, null].includes(model.executionCount);
+}"""
+READY = "async () => await window.jupyterapp.shell.currentWidget.context.sessionContext.ready"
 RUN_ALL = """async () => {
     const app = window.jupyterapp;
     await app.shell.currentWidget.context.sessionContext.ready;
@@ -163,6 +183,38 @@ def test_make_lab_opens_the_first_notebook_and_nothing_else(lab, page, screensho
     listed = page.locator(".jp-DirListing-itemName").all_inner_texts()
     assert "00_start_here.ipynb" in listed and "solutions" in listed
     assert "src" not in listed and "build.py" not in listed
+
+
+def type_and_run(page, index, text=None):
+    """Replace the source of a cell by `text` and press Shift+Enter; the texts then shown below."""
+    cell = page.evaluate_handle(CELL, index).as_element()
+    cell.query_selector(".cm-content").click()
+    if text is not None:
+        page.keyboard.press("Control+A")
+        page.keyboard.insert_text(text)
+    before = page.evaluate(OUTPUTS)[index]["count"]
+    page.keyboard.press("Shift+Enter")
+    page.wait_for_function(HAS_RUN, arg=[index, before], timeout=60 * SECONDS)
+    page.evaluate(CELL, index)
+    return [output.inner_text() for output in cell.query_selector_all(".jp-OutputArea-output")]
+
+
+def test_a_wrong_answer_and_then_the_right_one(lab, page, screenshots):
+    open_notebook(page, lab.replace("00_start_here", "01_threads_and_memory"))
+    page.evaluate(READY)
+    sources = [cell["source"] for cell in page.evaluate(OUTPUTS)]
+    (imports,) = (i for i, text in enumerate(sources) if "from course_lib.teach import" in text)
+    (exercise,) = (i for i, text in enumerate(sources) if 'check("relu", relu)' in text)
+    assert type_and_run(page, imports) == []
+
+    (wrong,) = type_and_run(page, exercise, ANSWER.format("<="))
+    page.screenshot(path=screenshots / "wrong_answer.png")
+    assert wrong.startswith("CheckFailed relu: out-of-bounds in line 5, `y[i] = max(x[i], ")
+    assert "reads `x[1]` on line 5, but `x` has 1 element" in wrong and "Traceback" not in wrong
+
+    (right,) = type_and_run(page, exercise, ANSWER.format("<"))
+    page.screenshot(path=screenshots / "right_answer.png")
+    assert right.startswith("✓ relu — ")
 
 
 def test_the_first_lesson_runs_from_end_to_end(lab, page, screenshots):

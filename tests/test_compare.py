@@ -173,6 +173,7 @@ def test_the_report_names_the_worst_element():
     ({"direction": "sideways"}, "there are forward, backward"),
     ({"dtype": "float64"}, "softmax takes float32, float16, bfloat16"),
     ({"place": "tpu"}, "there are gpu, simulator"),
+    ({"shape": ()}, "softmax needs a shape, such as 4 x 5"),
     ({"tolerance": -1.0}, "from 0 on"),
     ({"tolerance": float("nan")}, "from 0 on"),
     ({"name": "global_avg_pool"}, "N x C x H x W"),
@@ -238,6 +239,7 @@ def test_a_shape_that_is_none(text, capsys):
     (["softmax", "--shape", "3x4", "--variant", "fast"], "no variant 'fast'; there are naive"),
     (["softmax", "--shape", "3x4", "--tolerance", "-1"], "from 0 on"),
     (["swish", "--shape", "3x4", "--dtype", "int8"], "takes float32"),
+    (["softmax", "--shape", "3x4", "--direction", "up"], "there are forward, backward, both"),
 ])
 def test_bad_arguments_end_with_2(arguments, said, capsys):
     assert cli.main(["compare", *arguments]) == 2

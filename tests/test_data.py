@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from course_lib import data
+from course_lib.data import layouts
 
 
 def picture(seed, size=(20, 16), mode="RGB", form="PNG"):
@@ -120,6 +121,70 @@ def test_the_middle_square_is_kept(tmp_path):
     assert (found["rust/a.png"] == 200).all()
 
 
+def split(root, held="val"):
+    by_folder(root / "train")
+    fill(root, [f"{held}/{name}/{i}.png" for name in ("healthy", "rust") for i in range(3)])
+    return root
+
+
+@pytest.mark.parametrize("held", ["val", "valid", "Validation", "test"])
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_set_that_is_split_keeps_its_split(tmp_path, held, pack):
+    root = split(tmp_path / "set", held)
+    root = zipped(root, tmp_path / "set.zip", "inner/") if pack else root
+    part, rest = (data.leaves(root, image_size=4, train=train) for train in (True, False))
+    assert part.classes == rest.classes == ("healthy", "rust")
+    assert torch.bincount(part.labels).tolist() == [10, 10]
+    assert torch.bincount(rest.labels).tolist() == [3, 3]
+    assert all(name.startswith("train/") for name in part.names)
+    assert all(name.startswith(f"{held}/") for name in rest.names)
+
+
+def test_of_several_parts_the_validation_part_is_taken(tmp_path):
+    root = split(tmp_path)
+    (root / "test").mkdir()
+    rest = data.leaves(root, image_size=4, train=False)
+    assert {name.split("/")[0] for name in rest.names} == {"val"}
+
+
+def test_parts_that_do_not_fit_are_refused(tmp_path):
+    root = split(tmp_path)
+    fill(root, ["val/mould/1.png"])
+    refused(root, "the folders train and val", "train holds healthy, rust", "holds healthy, mould,")
+    (root / "train" / "mould").mkdir()
+    refused(root, "'mould'", "no image to train on")
+    (root / "val" / "mould" / "1.png").unlink()
+    fill(root, ["train/mould/1.png"])
+    refused(root, "'mould'", "no image to validate with")
+
+
+def test_links_that_lead_round_count_once(tmp_path):
+    root = by_folder(tmp_path / "set")
+    before = data.leaves(root, image_size=4).digest()
+    (root / "healthy" / "round").symlink_to("..")
+    (root / "healthy" / "itself").symlink_to(".")
+    (root / "healthy" / "other").symlink_to("../rust")
+    assert data.leaves(root, image_size=4).digest() == before
+    (root / "also").symlink_to("rust")
+    refused(root, root / "rust", "leads to a folder that is in the set already")
+    (root / "also").unlink()
+    fill(tmp_path, ["elsewhere/1.png", "elsewhere/2.png"])
+    (root / "linked").symlink_to(tmp_path / "elsewhere")  # another's images are welcome
+    assert data.leaves(root, image_size=4).classes == ("healthy", "linked", "rust")
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_member_that_is_in_a_zip_twice_counts_once(tmp_path):
+    root = by_folder(tmp_path / "set")
+    packed = zipped(root, tmp_path / "set.zip")
+    (root / "rust" / "1.png").write_bytes(picture(99))
+    with zipfile.ZipFile(packed, "a") as archive:
+        archive.write(root / "rust" / "1.png", "rust/1.png")
+    for train in (True, False):
+        one, other = (data.leaves(place, image_size=8, train=train) for place in (root, packed))
+        assert one.digest() == other.digest()  # the later member, as unpacking leaves it
+
+
 # --------------------------------------------------------------------------- the split
 
 
@@ -216,6 +281,57 @@ def test_a_spoilt_image_is_named(tmp_path, spoil, pack):
     for file in root.glob("rust/[0-4].png"):  # some in either part
         file.write_bytes(spoil(file.read_bytes()))
     refused(zipped(root, tmp_path / "set.zip") if pack else root, "rust/", "Replace it")
+
+
+def marked(packed, offsets, value):
+    """The zip with a byte of every member's two headers changed."""
+    content = bytearray(packed.read_bytes())
+    for mark, offset in zip((b"PK\3\4", b"PK\1\2"), offsets, strict=True):
+        at = content.find(mark)
+        while at >= 0:
+            content[at + offset] = value
+            at = content.find(mark, at + 4)
+    packed.write_bytes(content)
+    return packed
+
+
+@pytest.mark.parametrize("offsets, value", [((6, 8), 1), ((8, 10), 9)])  # encrypted; Deflate64
+@pytest.mark.parametrize("make", [by_folder, by_table])
+def test_a_zip_that_cannot_be_unpacked_here(tmp_path, offsets, value, make):
+    packed = zipped(make(tmp_path / "set"), tmp_path / "set.zip")
+    refused(marked(packed, offsets, value), "set.zip/", "cannot be unpacked here", "unpack the zip")
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_file_larger_than_any_image_is_not_read(tmp_path, pack, monkeypatch):
+    root = by_folder(tmp_path / "set")
+    with open(root / "rust" / "0.png", "wb") as file:
+        file.truncate(1 << 20)
+    packed = tmp_path / "set.zip"
+    if pack:
+        with zipfile.ZipFile(zipped(root, packed), "a", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("rust/00.png", bytes(1 << 20))
+    monkeypatch.setattr(layouts, "LARGEST", (1 << 20) - 1)
+    for train in (True, False):
+        with pytest.raises(data.DataError, match="0.png has 1,048,576 bytes, more than any image"):
+            data.leaves(packed if pack else root, image_size=8, train=train)
+            data.leaves(packed if pack else root, image_size=8, train=not train)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    root = by_folder(tmp_path / "set")
+    (root / "rust" / "gone.png").symlink_to("nowhere")
+    refused(root, "gone.png", "is no file, or a link to none")
+    (root / "rust" / "gone.png").unlink()
+    os.mkfifo(root / "rust" / "pipe.png")
+    refused(root, "pipe.png", "is no file, or a link to none")
+    refused(root / "rust" / "pipe.png", "neither a folder nor a whole zip")
+
+
+@pytest.mark.parametrize("size", [100_000_000, 10**30])
+def test_images_for_which_there_is_no_room(tmp_path, size):
+    with pytest.raises(data.DataError, match="GB of memory: choose a smaller image_size"):
+        data.leaves(by_folder(tmp_path), image_size=size)
 
 
 def test_a_zip_with_a_changed_byte(tmp_path):

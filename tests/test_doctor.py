@@ -23,11 +23,13 @@ PACKAGES = {
     "numpy": "2.4.6",
     "greenlet": "3.5.6",
     "ml_dtypes": "0.6.0",
+    "array-api-compat": "1.16.0",
     "matplotlib": "3.11.2",
     "jupyterlab": "4.6.6",
     "ipykernel": "7.4.0",
     "jupytext": "1.19.6",
     "nbval": "0.11.0",
+    "pyyaml": "6.0.3",
     "tqdm": "4.70.1",
 }
 NO_GPU = doctor.Facts(

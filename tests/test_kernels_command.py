@@ -1,10 +1,14 @@
 """What was compiled: the list, PTX and SASS, what is told apart, and what is deleted."""
 
+import hashlib
+import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,6 +240,101 @@ def test_a_damaged_file_is_listed_as_such(copied, capsys):
         cache.machine_code(path)
     run(COMPILE, copied.parent)
     assert {row.source for row in kernels_command.rows()} == {kernels_command.CURRENT}
+
+
+@pytest.mark.parametrize("head", [
+    {"cubin_bytes": 3}, {"module": None}, {"module": 7}, {"file": ["a"]}, {"argtypes": [1]},
+    {"compute_capability": [9]}, {"registers": "many"}, {"cubin_bytes": 1 << 40}, None,
+])
+def test_a_foreign_file_does_not_hide_the_others(copied, head):
+    path = min(copied.iterdir())
+    known, cubin = cache.load(path)
+    foreign = {} if head is None else (head if head.keys() == {"cubin_bytes"} else known | head)
+    text = json.dumps(foreign).encode()
+    body = struct.pack("<I", len(text)) + text + cubin
+    path.write_bytes(hashlib.sha256(body).digest() + body)
+    sources = [row.source for row in kernels_command.rows()]
+    assert sorted(sources) == [kernels_command.CURRENT] * 2 + [kernels_command.DAMAGED]
+    assert cache.load(path) is None
+
+
+def test_ptx_that_is_none_is_said(copied, capsys):
+    path = min(copied.iterdir())
+    head, cubin = cache.load(path)
+    text = json.dumps(head).encode()
+    body = struct.pack("<I", len(text)) + text + cubin + b"not packed"
+    path.write_bytes(hashlib.sha256(body).digest() + body)
+    assert kernels("--ptx", path.stem) == 2
+    assert "is gone or damaged" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------- whose folder it is
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+def test_a_folder_that_others_may_write_to_is_refused(copied, mode, capsys):
+    path = min(copied.iterdir())
+    head, cubin = cache.load(path)
+    copied.chmod(mode)
+    for use in (lambda: cache.load(path), lambda: cache.machine_code(path), cache.entries,
+                lambda: cache.save(path, head, cubin, "")):  # fmt: skip
+        with pytest.raises(cache.CacheError, match=f"others .mode {mode:o}.*kernels --clear"):
+            use()
+    assert kernels() == 2
+    said = capsys.readouterr().err
+    assert f"run chmod go-w {copied}, or name another folder in COURSE_LIB_CACHE" in said
+    assert kernels("--clear") == 0 and not list(copied.glob("*.kernel"))
+    copied.chmod(0o755)
+    assert kernels() == 0
+
+
+def test_a_folder_of_another_users_is_refused(copied, monkeypatch):
+    path = min(copied.iterdir())
+    if os.geteuid() == 0:
+        os.chown(copied, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(cache.CacheError, match="belongs to another user .number "):
+        cache.load(path)
+
+
+def test_a_new_folder_is_the_users_alone(copied, tmp_path):
+    path = min(copied.iterdir())
+    head, cubin = cache.load(path)
+    before = os.umask(0o002)
+    try:
+        cache.save(tmp_path / "new" / "kernels" / path.name, head, cubin, "")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new" / "kernels").stat().st_mode & 0o777 == 0o700
+    assert cache.load(tmp_path / "new" / "kernels" / path.name) == (head, cubin)
+
+
+HOMELESS = """
+import os, pwd, sys
+def unknown(uid):
+    raise KeyError(uid)
+pwd.getpwuid = unknown
+from course_lib import cli
+from course_lib.runtime import cache
+from course_lib.teach import record
+print(cache.cache_folder())
+record.path()
+sys.exit(cli.main(["kernels"]))
+"""
+
+
+def test_no_home_is_needed(tmp_path):
+    dropped = ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "COURSE_LIB_PROGRESS")
+    environment = {name: value for name, value in os.environ.items() if name not in dropped}
+    environment.pop(cache.CACHE_VARIABLE, None)
+    environment |= {"TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", HOMELESS], cwd=ROOT, env=environment,
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    own = tmp_path / f"course_lib-{os.getuid()}"
+    assert Path(done.stdout.splitlines()[0]).is_relative_to(own)
+    assert f"No compiled kernel in {own}" in done.stdout
 
 
 # ------------------------------------------------------------------------- PTX and SASS

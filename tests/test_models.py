@@ -14,7 +14,7 @@ from tensors import PLACE, randn
 
 from course_lib import models, nn
 from course_lib.models import creating
-from course_lib.nn.squeeze_excitation import Fused
+from course_lib.nn.fused import Fused
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_options_go_to_the_network():
         ("small_senet", 5, ValueError, "the most like it: small_se_net"),
         ("timm/seresnet5", 5, ValueError, "the most like it: .*seresnet50"),
         ("tf_efficientnet_b4.nobody", 5, ValueError, "like it: tf_efficientnet_b4, "),
-        ("?", 5, ValueError, r"there is no network '\?'$"),
+        ("?", 5, ValueError, r"there is no network '\?'; there are small_se_net, .*vit_b_16"),
         (None, 5, TypeError, "name must be a string, not a NoneType"),
         ("small_se_net", 0, ValueError, "num_classes must be a whole number from 1 on, not 0"),
         ("small_se_net", 2.0, ValueError, "from 1 on, not 2.0"),
@@ -164,7 +164,8 @@ from course_lib import models, nn
 from drop_in import GRADIENT, OUTPUT, compare, prepared
 torch.manual_seed(5)
 model = torchvision.models.mobilenet_v3_small()
-assert len(nn.replace_squeeze_excitation(model)) == 9 and "timm" not in sys.modules
+blocks = nn.replace_layers(model, types=[torchvision.ops.SqueezeExcitation]).replaced
+assert len(blocks) == 9 and "timm" not in sys.modules
 for name, n_blocks in (
     ("mobilenet_v3_large", 8), ("regnet_y_400mf", 16), ("efficientnet_b4", 32),
     ("tf_efficientnet_b4_ns", 32), ("seresnet18", 8), ("legacy_seresnet18", 8),
@@ -210,7 +211,7 @@ def b4(name, x, num_classes=5, **options):
 
 def swapped_copy(model):
     model = copy.deepcopy(model)
-    assert len(nn.replace_squeeze_excitation(model)) == 32
+    assert len(nn.replace_layers(model, types=[Fused]).replaced) == 32
     return model
 
 

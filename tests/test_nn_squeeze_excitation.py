@@ -14,6 +14,7 @@ from torch import nn as torch_nn
 from torch.nn.utils import prune
 
 from course_lib import nn
+from course_lib.nn.fused import Fused
 
 SE = torchvision.ops.SqueezeExcitation
 FORMATS = [torch.contiguous_format, torch.channels_last]
@@ -174,14 +175,11 @@ def test_swap_and_restore(kind):
     original, expected = type(block), passes(model, x)
     state = copy.deepcopy(model.state_dict())
 
-    swapped = nn.replace_squeeze_excitation(model)
+    swapped = nn.replace_layers(model, types=[Fused])
     now = model.state_dict()
     assert list(state) == list(now) and all(torch.equal(state[key], now[key]) for key in state)
-    (entry,) = swapped
-    assert swapped.left == []
-    assert (entry.name, entry.channels) == ("3", 8)
-    assert entry.kind == f"{original.__module__}.{original.__qualname__}"
-    assert entry.activation in ("silu", "relu") and entry.gate in ("sigmoid", "hard_sigmoid")
+    assert [(name, kind) for name, _, kind in swapped.replaced] == [("3", original)]
+    assert swapped.replaced[0].module is block and swapped.left == []
     assert type(block) is not original and isinstance(block, original)
     near(passes(model, x), expected)
     assert len(called) == 2
@@ -190,8 +188,8 @@ def test_swap_and_restore(kind):
         for (name, thing), (other, same) in zip(before, now, strict=True):
             assert name == other and thing is same
 
-    assert nn.restore_squeeze_excitation(model) == ["3"]
-    assert type(block) is original and nn.restore_squeeze_excitation(model) == []
+    swapped.restore()
+    assert type(block) is original
     assert all(torch.equal(a, b) for a, b in zip(passes(model, x), expected, strict=True))
 
 
@@ -207,32 +205,9 @@ def test_the_kernels_run(monkeypatch):
     model = network(make("torchvision"))
     passes(model, randn(1, 3, 6, 6))
     assert launched == []
-    nn.replace_squeeze_excitation(model)
+    nn.replace_layers(model, types=[SE])
     passes(model, randn(1, 3, 6, 6))
     assert launched == ["forward", "backward"]
-
-
-def test_the_record_restores_what_it_swapped():
-    model = torch_nn.ModuleList([make("torchvision"), make("torchvision mobilenet")])
-    first = nn.replace_squeeze_excitation(model[0])
-    second = nn.replace_squeeze_excitation(model)
-    assert [entry.name for entry in first] == [""]  # the model itself
-    assert [entry.name for entry in second] == ["1"]
-    assert [(each.name, each.reason) for each in second.left] == [
-        ("0", "it runs our kernels already")
-    ]
-    second.restore()
-    second.restore()
-    assert type(model[1]) is SE and type(model[0]) is not SE
-    first.restore()
-    assert type(model[0]) is SE
-
-
-def test_a_block_with_two_names_is_swapped_once():
-    block = make("torchvision")
-    model = torch_nn.Sequential(block, torch_nn.ReLU(), block)
-    assert [entry.name for entry in nn.replace_squeeze_excitation(model)] == ["0"]
-    assert type(model[2]) is not SE
 
 
 def left_alone():
@@ -245,6 +220,23 @@ def left_alone():
 
     patched, hooked, strided, biasless = (SE(8, 4) for _ in range(4))
     patched.forward = lambda input: input
+
+    class Own(torch_nn.Module):
+        """Squeeze and excitation as many write it."""
+
+        def __init__(self):
+            super().__init__()
+            self.avg_pool = torch_nn.AdaptiveAvgPool2d(1)
+            self.fc = torch_nn.Sequential(
+                torch_nn.Linear(8, 2), torch_nn.ReLU(), torch_nn.Linear(2, 8), torch_nn.Sigmoid()
+            )
+
+    class SELayer(torch_nn.Module):
+        """The same, by functions."""
+
+        def __init__(self):
+            super().__init__()
+            self.squeeze, self.excite = torch_nn.Conv2d(8, 2, 1), torch_nn.Conv2d(2, 8, 1)
     hooked.fc1.register_forward_hook(lambda *_: None)
     strided.fc1.stride = (2, 2)
     biasless.fc2.bias = None
@@ -264,6 +256,8 @@ def left_alone():
         (SEModule(8, norm_layer=torch_nn.BatchNorm2d), "it has a BatchNorm2d between its layers"),
         (EffectiveSEModule(8), "it has another formula"),
         (SqueezeExciteCl(8), "it takes images N·H·W·C"),
+        (Own(), "it looks like squeeze and excitation, but course_lib.nn has nothing for Own"),
+        (SELayer(), "it looks like squeeze and excitation, but course_lib.nn has nothing for SEL"),
     ]
 
 
@@ -271,21 +265,16 @@ def test_what_is_left_alone_and_why():
     import re
 
     cases = left_alone()
-    model = torch_nn.Sequential(*(block for block, _ in cases), SE(8, 4))
+    others = torch_nn.Linear(8, 2), torch_nn.Sequential(torch_nn.Conv2d(8, 8, 1), torch_nn.ReLU())
+    model = torch_nn.Sequential(*(block for block, _ in cases), SE(8, 4), *others)
     classes = [type(block) for block in model]
-    swapped = nn.replace_squeeze_excitation(model)
-    assert [entry.name for entry in swapped] == [str(len(cases))]
+    swapped = nn.replace_layers(model, types=[Fused])
+    assert [entry.name for entry in swapped.replaced] == [str(len(cases))]
     assert [each.name for each in swapped.left] == [str(i) for i in range(len(cases))]
     for each, (_, words) in zip(swapped.left, cases, strict=True):
         assert re.search(words, each.reason, re.DOTALL), each
-    assert [type(block) for block in model][:-1] == classes[:-1]
-
-
-@pytest.mark.parametrize("function", [nn.replace_squeeze_excitation, nn.restore_squeeze_excitation])
-def test_only_modules_are_taken(function):
-    assert function(torch_nn.Linear(2, 2)) == []
-    with pytest.raises(TypeError, match="model must be a torch.nn.Module, not a dict"):
-        function({})
+    del classes[len(cases)], model[len(cases)]
+    assert [type(block) for block in model] == classes
 
 
 # ── who else has a say ───────────────────────────────────────────────────────────────────────────
@@ -296,7 +285,7 @@ def pair(request):
     """(the network as it was, a swapped copy)."""
     model = network(make(request.param))
     swapped = copy.deepcopy(model)
-    assert len(nn.replace_squeeze_excitation(swapped)) == 1
+    assert len(nn.replace_layers(swapped, types=[Fused]).replaced) == 1
     return model, swapped
 
 
@@ -308,7 +297,7 @@ def test_an_optimiser_goes_on(pair):
         optimiser = torch.optim.SGD(each.parameters(), lr=0.05, momentum=0.9)
         for step in range(3):
             if swap and step == 1:
-                nn.replace_squeeze_excitation(each)
+                nn.replace_layers(each, types=[Fused])
             optimiser.zero_grad()
             each(x).square().sum().backward()
             optimiser.step()
@@ -330,8 +319,6 @@ def test_copies_and_pickles(pair):
     ):
         assert type(other[3]) is type(swapped[3])
         assert all(torch.equal(a, b) for a, b in zip(passes(other, x), expected, strict=True))
-        assert nn.restore_squeeze_excitation(other) == ["3"]
-    assert type(swapped[3]) is not type(other[3])
 
 
 @pytest.mark.parametrize("memory_format", FORMATS, ids=["contiguous", "channels_last"])
@@ -398,9 +385,9 @@ def test_a_compiled_network_sees_the_swap():
     model, x = network(make("torchvision")), randn(2, 3, 8, 8)
     compiled = torch.compile(model, backend=backend)
     expected = compiled(x)
-    nn.replace_squeeze_excitation(compiled)
+    swapped = nn.replace_layers(compiled, types=[SE])
     near([compiled(x)], [expected])
-    nn.restore_squeeze_excitation(compiled)
+    swapped.restore()
     near([compiled(x)], [expected])
     ours = ["course_lib.squeeze_excite.default" in each for each in targets]
     assert ours == [False, True, False]
@@ -438,8 +425,7 @@ def test_distributed_data_parallel(pair, backend, tmp_path):
     try:
         parallel = torch_nn.parallel.DistributedDataParallel(swapped)
         parallel(x).square().sum().backward()
-        assert [entry.name for entry in nn.replace_squeeze_excitation(parallel)] == []
-        assert nn.restore_squeeze_excitation(parallel) == ["module.3"]
+        assert nn.replace_layers(parallel, types=[Fused]).replaced == []
     finally:
         torch.distributed.destroy_process_group()
     near([p.grad for p in swapped.parameters()], [p.grad for p in expected.parameters()], 2e-5)

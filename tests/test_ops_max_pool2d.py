@@ -97,15 +97,9 @@ def test_second_gradients_are_refused():
         dx.sum().backward()
 
 
-def test_errors_name_what_was_expected():
+def test_integers_are_refused():
     with pytest.raises(NotImplementedError, match='"max_pool2d" not implemented for'):
         ops.max_pool2d(torch.ones(1, 1, 4, 4, device=PLACE).int(), 2)
-    with pytest.raises(TypeError, match=r"x must have 4 dimensions, not shape \(4, 4\)"):
-        ops.max_pool2d(randn(4, 4), 2)
-    with pytest.raises(ValueError, match="padding must be at most half"):
-        ops.max_pool2d(randn(1, 1, 4, 4), 2, padding=2)
-    with pytest.raises(ValueError, match="kernel_size must be one or two ints"):
-        ops.max_pool2d(randn(1, 1, 4, 4), (2, 2, 2))
 
 
 @every_option

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tensors import PLACE, close, randn
 
 from course_lib import nn, ops
@@ -107,7 +108,6 @@ def raised(function, *args):
         ((torch.ones(()), 1), "expected to be in range of [-1, 0], but got 1"),
         ((torch.ones(3), 1.0), ""),
         ((torch.ones(3), True), ""),
-        ((torch.ones(3), None), ""),
     ],
 )
 def test_errors_are_those_of_pytorch(name, args, words):
@@ -116,9 +116,19 @@ def test_errors_are_those_of_pytorch(name, args, words):
         (getattr(ops, name), args[2] if len(args) > 2 else None),
         (lambda x, dim, dtype: getattr(torch, name)(x, dim, dtype=dtype), (*args, None)[2]),
     ))  # fmt: skip
-    # Some versions of PyTorch, 2.11 among them, take None for the name of an axis.
-    assert type(ours) is (TypeError if args[1] is None else type(theirs))
+    assert type(ours) is type(theirs)
     assert words in str(ours) and words in str(theirs)
+
+
+@every_operator
+@pytest.mark.parametrize("n_dims", range(5))
+def test_without_an_axis_it_is_that_of_torch_nn_functional(name, n_dims):
+    x = randn(tuple(range(2, 2 + n_dims)))
+    with pytest.warns(UserWarning, match=f"Implicit dimension choice for {name}") as told:
+        y = getattr(ops, name)(x, None)
+    assert [warning.filename for warning in told] == [__file__]
+    with pytest.warns(UserWarning, match="Implicit dimension"):
+        close(y, getattr(F, name)(x))
 
 
 @every_operator

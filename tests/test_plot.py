@@ -293,3 +293,16 @@ def test_tensor_layout_numbers_elements_in_memory_order():
 def test_senseless_input_is_refused_with_a_reason(draw, message):
     with pytest.raises(ValueError, match=message):
         draw()
+
+
+@pytest.mark.parametrize("call, name", [
+    (lambda: plot.curves([1, 2], [[1, 2]], xlabel="x", ylabel="y"), "series"),
+    (lambda: plot.channel_gates([[0.5, 0.5]], ["a"]), "gates"),
+    (lambda: plot.access_order([[0, 1]], row_bytes=8), "patterns"),
+    (lambda: plot.fragments([[0, 1]]), "matrices"),
+    (lambda: plot.histograms([[0, 1]], xlabel="x"), "counts"),
+    (lambda: plot.shares([("a", 1)]), "wholes"),
+])
+def test_a_list_where_a_dict_is_wanted_is_named(call, name):
+    with pytest.raises(TypeError, match=f"{name} must be a dict from labels to values, not a list"):
+        call()

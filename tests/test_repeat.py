@@ -113,6 +113,20 @@ def test_a_run_of_several_launches_and_workspace_is_repeated():
     assert first.data_ptr() != second.data_ptr()
 
 
+def test_other_looks_are_checked_anew_after_right_ones():
+    def checked(x, y, factor):
+        arrays.require(y, "y", shape=x.shape, dtypes=("float32",))
+        return two_results(x, y, factor)
+
+    launcher = made(checked)
+    assert thoughts(launcher, *((tensor(5, 7), tensor(5, 7)) for _ in range(3))) == 1
+    for wrong in (tensor(5, 8), tensor(7, 5), tensor(35), tensor(5, 7).double()):
+        for _ in range(2):
+            with pytest.raises(arrays.ArrayError, match="y must"):
+                launcher(tensor(5, 7), wrong, 3.0)
+    assert thoughts(launcher, (tensor(5, 7), tensor(5, 7))) == 0
+
+
 def test_the_results_lie_as_the_launcher_laid_them():
     launcher = made(two_results)
     shape = 2, 3, 4, 5

@@ -29,7 +29,7 @@ from course_lib.teach import (
     suspects,
     use,
 )
-from course_lib.teach.deadline import TimeUp, deadline
+from course_lib.teach.deadline import AGAIN_SECONDS, TimeUp, deadline
 from course_lib.teach.exercise import EXACT, Case, Exercise, Tolerance, case, exercises
 from course_lib.teach.fences import FENCE, FencedArray
 from course_lib.teach.late_torch import warm_up
@@ -599,6 +599,22 @@ def test_deadline_leaves_the_alarm_clock_alone():
     with pytest.raises(TimeUp), deadline(0.05):
         spin()
     assert before == (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0)
+
+
+def test_a_deadline_lets_the_code_inside_clean_up():
+    def burn(seconds):
+        begin = time.process_time()
+        while time.process_time() - begin < seconds:
+            pass
+
+    restored = []
+    with pytest.raises(TimeUp), deadline(0.02):
+        try:
+            burn(10)
+        finally:
+            burn(3 * AGAIN_SECONDS)
+            restored.append(True)
+    assert restored == [True]
 
 
 def test_deadlines_nest():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torchvision.transforms.functional import to_tensor
 
 from course_lib import cli, data, models, plot, train
 from course_lib.train import classifier, leaves, loop, randomness
@@ -182,8 +183,44 @@ def test_accuracy_of_nothing_is_refused():
     images = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
     with pytest.raises(ValueError, match="3 and 2 came"):
         train.evaluate_accuracy(linear(), images, torch.zeros(2))
+    with pytest.raises(ValueError, match="3 and 0 came"):
+        train.evaluate_accuracy(linear(), images)
     with pytest.raises(ValueError, match="0 and 0 came"):
         train.evaluate_accuracy(linear(), images[:0], torch.zeros(0))
+
+
+class Items(list):
+    """A data set as torchvision's are: nothing but a length and items."""
+
+
+def test_accuracy_on_a_data_set_is_that_on_its_tensors():
+    images = torch.randint(0, 256, (7, 3, 8, 8), dtype=torch.uint8)
+    model, labels = linear().train(), torch.tensor([0, 1, 2, 3, 4, 0, 1])
+    expected = train.evaluate_accuracy(model, images, labels)
+    pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]
+    for kind in (images, pictures, list(map(to_tensor, pictures))):
+        items = Items(zip(kind, labels.tolist(), strict=True))
+        assert train.evaluate_accuracy(model, items, batch_size=3) == expected
+    assert model.training
+    seen = []
+    model.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    train.evaluate_accuracy(model, Items([(to_tensor(pictures[0]), labels[0])]))
+    torch.testing.assert_close(seen[0], classifier.scale(images[:1]), atol=1e-6, rtol=0)
+    grey = Items([(Image.new("L", (24, 8), 255), 2)])
+    train.evaluate_accuracy(model, grey)
+    assert torch.equal(seen[1], torch.ones(1, 1, 8, 24))
+
+
+@pytest.mark.parametrize("items, words", [
+    ([], "the data set has no images"),
+    ([(torch.full((3, 8, 8), -1.0), 0)], "from 0 to 1 as ToTensor makes them; not torch.float32"),
+    ([(torch.zeros(3, 8, 8, dtype=torch.int64), 0)], "must be bytes, or numbers from 0 to 1"),
+    ([(torch.zeros(3, 8, 8), 0), (torch.zeros(3, 8, 9), 0)], "images of one shape are needed"),
+    ([("a path", 0)], "must be tensors or PIL's"),
+])
+def test_data_sets_of_something_else_are_refused(items, words):
+    with pytest.raises(ValueError, match=words):
+        train.evaluate_accuracy(linear(), Items(items))
 
 
 def test_scaling_makes_bytes_numbers_from_minus_1_to_1():

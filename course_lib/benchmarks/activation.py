@@ -18,11 +18,29 @@ _FORWARD_PEERS = {
     "relu": lambda x, out: torch.clamp_min(x, 0, out=out),
     "sigmoid": lambda x, out: torch.sigmoid(x, out=out),
     "swish": lambda x, out: _aten.silu.out(x, out=out),
+    "relu6": lambda x, out: _aten.hardtanh.out(x, 0, 6, out=out),
+    "leaky_relu": lambda x, out: _aten.leaky_relu.out(x, 0.01, out=out),
+    "hard_sigmoid": lambda x, out: _aten.hardsigmoid.out(x, out=out),
+    "hard_swish": lambda x, out: _aten.hardswish.out(x, out=out),
+    "gelu": lambda x, out: _aten.gelu.out(x, out=out),
+    "gelu_tanh": lambda x, out: _aten.gelu.out(x, approximate="tanh", out=out),
 }
 _BACKWARD_PEERS = {
     "relu": lambda dy, y, out: _aten.threshold_backward.grad_input(dy, y, 0, grad_input=out),
     "sigmoid": lambda dy, y, out: _aten.sigmoid_backward.grad_input(dy, y, grad_input=out),
     "swish": lambda dy, x, out: _aten.silu_backward.grad_input(dy, x, grad_input=out),
+    "relu6": lambda dy, y, out: _aten.hardtanh_backward.grad_input(dy, y, 0, 6, grad_input=out),
+    "leaky_relu": lambda dy, x, out: _aten.leaky_relu_backward.grad_input(
+        dy, x, 0.01, False, grad_input=out
+    ),
+    "hard_sigmoid": lambda dy, x, out: _aten.hardsigmoid_backward.grad_input(
+        dy, x, grad_input=out
+    ),
+    "hard_swish": lambda dy, x, out: _aten.hardswish_backward.out(dy, x, out=out),
+    "gelu": lambda dy, x, out: _aten.gelu_backward.grad_input(dy, x, grad_input=out),
+    "gelu_tanh": lambda dy, x, out: _aten.gelu_backward.grad_input(
+        dy, x, approximate="tanh", grad_input=out
+    ),
 }
 SAMPLE = 1 << 20  # elements checked at each end of an array
 # The largest error allowed before anything is timed, relative to the largest |y|. PyTorch's own is

@@ -92,6 +92,9 @@ def _pass(name, shape, dtype, direction):
     operation = OPERATIONS[name]
     if direction not in DIRECTIONS:
         raise UsageError(f"there is no direction {direction!r}; there are {', '.join(DIRECTIONS)}")
+    if not shape:
+        example = _times((4, 5, 6, 7)[: operation.n_dims])
+        raise UsageError(f"{name} needs a shape, such as {example}")
     if dtype not in operation.dtypes:
         raise UsageError(f"{name} takes {', '.join(operation.dtypes)}; not {dtype!r}")
     if operation.n_dims not in (None, len(shape)):
@@ -110,7 +113,9 @@ def _running_in(place):
         raise UsageError(f"there is no device {place!r}; there are {', '.join(PLACES)}")
     if place == "gpu" and SIMULATED:
         asked = f"{device.SIMULATOR_VARIABLE}=1 asks for the simulator"
-        raise UsageError(asked if device.count() else "there is no NVIDIA GPU here")
+        raise UsageError(asked if device.count() else device.why_no_gpu())
+    if place is None and not SIMULATED and device.count() == 0:
+        raise UsageError(device.why_no_gpu())
     if SIMULATED or place == "simulator":
         with launch.in_simulator():
             yield False

@@ -83,6 +83,23 @@ OPERATIONS = {
     ),
     "sigmoid": _elementwise(activation.sigmoid, torch.sigmoid, _aten.sigmoid_backward),
     "swish": _elementwise(activation.swish, _aten.silu, _aten.silu_backward),
+    "relu6": _elementwise(
+        activation.relu6, lambda x: _aten.hardtanh(x, 0, 6),
+        lambda dy, y: _aten.hardtanh_backward(dy, y, 0, 6),
+    ),
+    "leaky_relu": _elementwise(
+        activation.leaky_relu, _aten.leaky_relu,
+        lambda dy, x: _aten.leaky_relu_backward(dy, x, 0.01, False),
+    ),
+    "hard_sigmoid": _elementwise(
+        activation.hard_sigmoid, _aten.hardsigmoid, _aten.hardsigmoid_backward
+    ),
+    "hard_swish": _elementwise(activation.hard_swish, _aten.hardswish, _aten.hardswish_backward),
+    "gelu": _elementwise(activation.gelu, _aten.gelu, _aten.gelu_backward),
+    "gelu_tanh": _elementwise(
+        activation.gelu_tanh, lambda x: _aten.gelu(x, approximate="tanh"),
+        lambda dy, x: _aten.gelu_backward(dy, x, approximate="tanh"),
+    ),
     "cross_entropy": fused.cross_entropy_operation(),
     "softmax_dropout": fused.softmax_dropout_operation(),
     "bn_relu_softmax": fused.bn_relu_softmax_operation(),

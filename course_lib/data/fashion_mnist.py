@@ -16,6 +16,7 @@ CLASSES = drawn_clothes.CLASSES
 SIDE = 28
 #: Where a set may lie below the folder that is named; the last is where torchvision puts it.
 FOLDERS = ("", "raw", "FashionMNIST/raw")
+LARGEST = 1 << 30  # bytes of a file, unpacked: twenty times the real set's
 PARTS = {True: "train", False: "t10k"}
 
 
@@ -68,7 +69,7 @@ def _folder_of(root, download):
 
 def _file(folder, name):
     for path in (folder / f"{name}.gz", folder / name):
-        if path.exists():
+        if path.is_file():
             return path
     raise DataError(f"{folder} lacks {name} or {name}.gz: fetch the set again.")
 
@@ -76,14 +77,16 @@ def _file(folder, name):
 def _read(path, n_dims):
     """The bytes of an IDX file: a header that tells type, dimensions and sizes, and the numbers."""
     damaged = DataError(f"{path} is no whole IDX file of bytes: fetch it again.")
+    start = 4 + 4 * n_dims
     try:
-        content = path.read_bytes()
-        content = gzip.decompress(content) if path.suffix == ".gz" else content
-        zeros, kind, dims, *sizes = struct.unpack_from(f">HBB{n_dims}I", content)
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            zeros, kind, dims, *sizes = struct.unpack(f">HBB{n_dims}I", file.read(start))
+            n = math.prod(sizes)
+            if (zeros, kind, dims) != (0, 8, n_dims) or n > LARGEST:  # 8: unsigned bytes
+                raise damaged
+            content = file.read(n + 1)  # no more, whatever it unpacks to
     except (OSError, EOFError, struct.error, zlib.error) as error:
         raise damaged from error
-    n = math.prod(sizes)
-    start = 4 + 4 * n_dims
-    if (zeros, kind, dims) != (0, 8, n_dims) or len(content) != start + n:  # 8: unsigned bytes
+    if len(content) != n:
         raise damaged
-    return np.frombuffer(content, np.uint8, offset=start).reshape(sizes).copy()
+    return np.frombuffer(content, np.uint8).reshape(sizes).copy()

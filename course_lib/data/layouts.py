@@ -1,26 +1,34 @@
 """Where the images of a data set are, and of which class each is.
 
-Two layouts are known, in a folder or in a zip of one:
+Three layouts are known, in a folder or in a zip of one:
 
 * cassava's, as Kaggle ships it: `train.csv` with the columns `image_id` and `label`, the images in
   `train_images`, and perhaps the classes' names in `label_num_to_disease_map.json`;
-* one folder for each class, as `torchvision.datasets.ImageFolder` reads it.
+* one folder for each class, as `torchvision.datasets.ImageFolder` reads it;
+* two such folders, `train` and `val` (or `valid`, `validation`, `test`): the set's own split.
+
+What is in a folder twice, by a link or as a second member of that name, counts once.
 """
 
 import csv
 import io
 import json
 import zipfile
+import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 TABLE, IMAGES = "train.csv", "train_images"
 CLASS_NAMES = "label_num_to_disease_map.json"
 COLUMNS = ("image_id", "label")
+#: The folders of a set that is split already; of several to validate with, the first is taken.
+TRAINING, VALIDATION = "train", ("val", "valid", "validation", "test")
+LARGEST = 1 << 28  # bytes of one file: no photograph has as many
 EXPECTED = (
     f"Expected a folder (or a zip of one) that holds {TABLE} beside {IMAGES}, or one folder of "
-    "images for each class."
+    f"images for each class, or folders {TRAINING} and {VALIDATION[0]} of such folders."
 )
 
 
@@ -28,26 +36,75 @@ class DataError(ValueError):
     """A data set that cannot be used; the message names the file and what to do."""
 
 
-def find(root):
-    """(class names, [(name, label, file)]) of the data set at `root`, in order of the names.
+class Found(NamedTuple):
+    """What `find` found: class names, [(name, label, file)] in order of the names, and the split.
 
-    A name is the file's path under `root`, the same in a folder and in a zip of it; a file has
-    `read_bytes`.
+    held  the names that the set itself keeps for validation, or None where it has no split
     """
+
+    classes: list
+    items: list
+    held: frozenset | None
+
+
+def find(root):
+    """`Found` of the data set at `root`.
+
+    A name is the file's path under `root`, the same in a folder and in a zip of it; `content`
+    reads a file.
+    """
+    try:
+        found = _find(root)
+    except OSError as error:
+        raise DataError(f"{root} cannot be read ({error}).") from error
+    for label, name in enumerate(found.classes):
+        _require_enough(root, name, [item[0] for item in found.items if item[1] == label], found)
+    return found
+
+
+def _find(root):
     top = _below_wrappers(_open(Path(root).expanduser()))
+    held = None
     if (top / TABLE).is_file():
-        classes, found = _by_table(top)
+        classes, items = _by_table(top)
+    elif (parts := _parts(top)) is not None:
+        classes, items, held = _by_parts(top, *parts, root)
     else:
-        classes, found = _by_folder(top, root)
-    for label, name in enumerate(classes):
-        members = [item[0] for item in found if item[1] == label]
-        if len(members) < 2:
-            held = f"only {members[0]}" if members else "no image"
+        classes, items = _by_folder(top, root)
+    return Found(classes, sorted(items, key=lambda item: item[0]), held)
+
+
+def _require_enough(root, name, members, found):
+    if found.held is not None:
+        n_held = sum(member in found.held for member in members)
+        if not 0 < n_held < len(members):
+            part = "train on" if n_held else "validate with"
             raise DataError(
-                f"The class {name!r} of {root} has {held}. It needs two images at least, one to "
-                "train on and one to validate with: add images, or remove the class."
+                f"The class {name!r} of {root} has no image to {part}: add some, or remove it."
             )
-    return classes, sorted(found, key=lambda item: item[0])
+    elif len(members) < 2:
+        held = f"only {members[0]}" if members else "no image"
+        raise DataError(
+            f"The class {name!r} of {root} has {held}. It needs two images at least, one to "
+            "train on and one to validate with: add images, or remove the class."
+        )
+
+
+def content(file):
+    """The bytes of `file`, one of those that `find` returns."""
+    size = file.root.getinfo(file.at).file_size if _zipped(file) else file.stat().st_size
+    if size > LARGEST:
+        raise DataError(f"{file} has {size:,} bytes, more than any image: remove it.")
+    try:
+        return file.read_bytes()
+    except (NotImplementedError, RuntimeError) as error:  # Deflate64 and the like; encrypted
+        raise DataError(
+            f"{file} cannot be unpacked here ({error}): unpack the zip, and name the folder."
+        ) from None
+
+
+def _zipped(file):
+    return isinstance(file, zipfile.Path)
 
 
 def _open(root):
@@ -55,9 +112,12 @@ def _open(root):
         return root
     if not root.exists():
         raise DataError(f"There is no {root}. {EXPECTED}")
-    if not zipfile.is_zipfile(root):
+    if not root.is_file() or not zipfile.is_zipfile(root):
         raise DataError(f"{root} is neither a folder nor a whole zip file. {EXPECTED}")
-    return zipfile.Path(root)
+    try:
+        return zipfile.Path(root)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+        raise DataError(f"{root} is no whole zip file ({error}). {EXPECTED}") from None
 
 
 def _below_wrappers(top):
@@ -77,15 +137,60 @@ def _folders(folder):
     return sorted(wanted, key=lambda item: item.name)
 
 
-def _images(folder, prefix):
-    """(name, file) of every image in `folder` and the folders in it."""
-    for item in folder.iterdir():
+def _images(folder, prefix, seen):
+    """(name, file) of every image in `folder` and the folders in it.
+
+    seen  the real paths of folders that are looked through: links may lead to one again, and round
+    """
+    for item in sorted(folder.iterdir(), key=lambda item: item.name):
         if item.name.startswith("."):
             continue
         if item.is_dir():
-            yield from _images(item, f"{prefix}/{item.name}")
+            if (real := _real(item)) not in seen:
+                seen.add(real)
+                yield from _images(item, f"{prefix}/{item.name}", seen)
         elif item.name.lower().endswith(IMG_EXTENSIONS):
+            if not item.is_file():
+                raise DataError(f"{item} is no file, or a link to none: remove it.")
             yield f"{prefix}/{item.name}", item
+
+
+def _real(folder):
+    return str(folder if _zipped(folder) else folder.resolve())
+
+
+def _parts(top):
+    """The folders (to train on, to validate with) of a set that is split already, or None."""
+    folders = {folder.name.lower(): folder for folder in _folders(top)}
+    known = {TRAINING, *VALIDATION}
+    if TRAINING not in folders or len(folders) < 2 or not folders.keys() <= known:
+        return None
+    held = next(folders[name] for name in VALIDATION if name in folders)
+    return folders[TRAINING], held
+
+
+def _by_parts(top, training, held, root):
+    classes = [folder.name for folder in _folders(training)]
+    others = [folder.name for folder in _folders(held)]
+    if len(classes) < 2 or classes != others:
+        raise DataError(
+            f"{root} has the folders {training.name} and {held.name}, so both must hold the same "
+            f"folders, one for each class: {_listed(training, classes)}, and "
+            f"{_listed(held, others)}."
+        )
+    seen = {_real(part) for part in (top, training, held)}
+    items = [
+        (f"{part.name}/{name}", label, file)
+        for part in (training, held)
+        for name, label, file in _by_classes(_folders(part), seen)
+    ]
+    held_names = frozenset(item[0] for item in items if item[0].startswith(f"{held.name}/"))
+    return classes, items, held_names
+
+
+def _listed(folder, names):
+    several = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+    return f"{folder.name} holds {several or 'none'}"
 
 
 def _by_folder(top, root):
@@ -94,12 +199,21 @@ def _by_folder(top, root):
         raise DataError(f"{root} holds no folder of images. {EXPECTED}")
     if len(folders) == 1:
         raise DataError(f"{root} holds one class only, {folders[0].name!r}. {EXPECTED}")
-    found = [
-        (name, label, file)
+    return [folder.name for folder in folders], list(_by_classes(folders, {_real(top)}))
+
+
+def _by_classes(folders, seen):
+    """(name, label, file) of the images in `folders`, one for each class."""
+    for folder in folders:
+        if (real := _real(folder)) in seen:
+            raise DataError(f"{folder} leads to a folder that is in the set already: remove it.")
+        seen.add(real)
+    found = {  # by their names: a zip may have several members of one
+        name: (name, label, file)
         for label, folder in enumerate(folders)
-        for name, file in _images(folder, folder.name)
-    ]
-    return [folder.name for folder in folders], found
+        for name, file in _images(folder, folder.name, seen)
+    }
+    return found.values()
 
 
 def _by_table(top):
@@ -123,7 +237,7 @@ def _by_table(top):
             number = int(label)
         except (TypeError, ValueError):
             raise DataError(f"{place}: the label must be a whole number, not {label!r}.") from None
-        if name not in present:
+        if name not in present or not present[name].is_file():
             raise DataError(f"{place} names {name!r}, which {images} does not hold: add the file.")
         if name in found:
             raise DataError(f"{place} names {name!r} a second time: keep one of the two lines.")
@@ -159,6 +273,8 @@ def _class_names(file):
 
 def _text(file):
     try:
-        return file.read_bytes().decode("utf-8-sig")
+        return content(file).decode("utf-8-sig")
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise DataError(f"{file} is damaged ({error}): put back a good copy.") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not UTF-8 text ({error}): save it as UTF-8.") from None

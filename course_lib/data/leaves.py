@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from . import generated, layouts
-from .layouts import DataError
+from .layouts import DataError, Found
 
 #: What PIL and zipfile raise for a file that is cut short, spoilt, or something else altogether.
 UNREADABLE = (
@@ -56,11 +56,12 @@ def leaves(root=None, *, image_size=64, train=True, validation_fraction=0.2, see
     """The training part of a leaf-disease set, or with `train=False` its validation part.
 
     root                 a folder, or a zip of one: cassava's `train.csv` + `train_images`, or one
-                         folder of images for each class. None: a small set of five classes, drawn
-                         by this module, the same on every machine
+                         folder of images for each class, or folders `train` and `val` of such
+                         folders. None: a small set of five classes, drawn by this module, the
+                         same on every machine
     image_size           the images' height and width: the middle square of each image, scaled
-    validation_fraction  what part of each class is for validation
-    seed                 of the split: it and a file's name alone say which part the file is in
+    validation_fraction  what part of each class is for validation, where no `val` says so
+    seed                 of that split: it and a file's name alone say which part the file is in
     progress             called as tqdm is, around the images being read
 
     Images are decoded once and kept as bytes: 21,000 of 224 x 224 take 3.2 GB.
@@ -74,12 +75,12 @@ def leaves(root=None, *, image_size=64, train=True, validation_fraction=0.2, see
             f"validation_fraction must be between 0 and 1, such as 0.2; not {validation_fraction!r}"
         )
     if root is None:
-        classes, found, read = generated.CLASSES, generated.items(), generated.draw
+        found, read = Found(generated.CLASSES, generated.items(), None), generated.draw
     else:
-        classes, found = layouts.find(root)
-        read = _read
+        found, read = layouts.find(root), _read
     chosen = _chosen(found, train, validation_fraction, seed)
-    names, labels, files = zip(*(item for item in found if item[0] in chosen), strict=True)
+    names, labels, files = zip(*(item for item in found.items if item[0] in chosen), strict=True)
+    _require_room(len(found.items), image_size)
     images = torch.empty((len(names), 3, image_size, image_size), dtype=torch.uint8)
     # Decoding gives up the interpreter's lock, so threads share the work.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -88,7 +89,7 @@ def leaves(root=None, *, image_size=64, train=True, validation_fraction=0.2, see
             made = progress(made, total=len(files), unit=" images", leave=False)
         for place, image in zip(images, made, strict=True):
             place.copy_(image)
-    return LeafImages(images, torch.tensor(labels), tuple(classes), names)
+    return LeafImages(images, torch.tensor(labels), tuple(found.classes), names)
 
 
 def _chosen(found, train, fraction, seed):
@@ -97,8 +98,10 @@ def _chosen(found, train, fraction, seed):
     Within each class, names are ordered by a hash of them and the seed. So the split depends on
     no library's random numbers, and a file that is added moves hardly any other.
     """
+    if found.held is not None:
+        return {item[0] for item in found.items if (item[0] in found.held) != train}
     classes = {}
-    for name, label, _ in found:
+    for name, label, _ in found.items:
         classes.setdefault(label, []).append(name)
     chosen = set()
     for names in classes.values():
@@ -108,11 +111,31 @@ def _chosen(found, train, fraction, seed):
     return chosen
 
 
+def _require_room(n, image_size):
+    """Raise DataError where `n` images cannot be held in this machine's memory."""
+    needed, here = n * 3 * image_size**2, _memory()
+    if needed > here:
+        raise DataError(
+            f"{n} images of {image_size} × {image_size} take {needed / 1e9:,.1f} GB, and this "
+            f"machine has {here / 1e9:,.1f} GB of memory: choose a smaller image_size."
+        )
+
+
+def _memory():
+    """Bytes of memory that this machine has; more than any has where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 60
+
+
 def _read(file, image_size):
     """The image in `file` as uint8 (3, image_size, image_size)."""
     try:
-        with Image.open(io.BytesIO(file.read_bytes())) as opened:
+        with Image.open(io.BytesIO(layouts.content(file))) as opened:
             image = pil_to_tensor(ImageOps.exif_transpose(opened).convert("RGB"))
+    except DataError:
+        raise
     except UNREADABLE as error:
         raise DataError(
             f"{file} is no whole image ({error}). Replace it by a good copy, or remove it."

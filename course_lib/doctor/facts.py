@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from course_lib.runtime import device
+from course_lib.runtime.home import home
 
 #: What must be installed; a test keeps it in step with pyproject.toml.
 REQUIREMENTS = {
@@ -23,11 +24,13 @@ REQUIREMENTS = {
     "numpy": ">=2,<2.5",
     "greenlet": ">=3.1",
     "ml_dtypes": ">=0.5",
+    "array-api-compat": ">=1.12",
     "matplotlib": ">=3.9",
     "jupyterlab": ">=4.2",
     "ipykernel": ">=6.29",
     "jupytext": ">=1.16",
     "nbval": ">=0.11",
+    "pyyaml": ">=6",
     "tqdm": ">=4.66",
 }
 #: The parts of the CUDA toolkit that compile and link a kernel, and the packages they come in.
@@ -115,7 +118,7 @@ def installed_version(package):
 def _short(executable):
     # Relative where it lies in the project, and with ~ below the home folder: shorter to read,
     # right to type, and a notebook that is stored with it tells nothing of whose machine it was.
-    for folder, sign in ((ROOT, Path()), (Path.home(), Path("~"))):
+    for folder, sign in ((ROOT, Path()), (home(), Path("~"))):
         if Path(executable).is_relative_to(folder):
             return str(sign / Path(executable).relative_to(folder))
     return executable

@@ -1,4 +1,4 @@
-"""ReLU, sigmoid and swish, forward and backward: y = f(x) for every element.
+"""Activations, forward and backward: y = f(x) for every element.
 
 Any shape; float32, float16 or bfloat16 in and out, float32 in between. With `n` elements of `s`
 bytes the forward pass must move 2·n·s bytes (read x, write y), the backward pass 3·n·s (read dy and
@@ -13,18 +13,29 @@ rung            what a thread does                                      launch
 `vectorised`    16 bytes at a time (4 float32 or 8 half-width elements) a thread per 16 bytes
 =============== ======================================================= ===========================
 
-============= ===================== ============================ ==========
-operation     y                     dx                           saved
-============= ===================== ============================ ==========
-`relu`        max(x, 0)             dy where y > 0, else 0       y
-`sigmoid`     σ(x) = 1/(1 + e⁻ˣ)    dy·y·(1 − y)                 y
-`swish`       x·σ(x)                dy·σ(x)·(1 + x·(1 − σ(x)))   x
-============= ===================== ============================ ==========
+============== ============================ ================================================ =====
+operation      y                            dx                                               saved
+============== ============================ ================================================ =====
+`relu`         max(x, 0)                    dy where y > 0, else 0                           y
+`relu6`        min(max(x, 0), 6)            dy where 0 < y < 6, else 0                       y
+`leaky_relu`   x where x > 0, else slope·x  dy where x > 0, else slope·dy                    x
+`sigmoid`      σ(x) = 1/(1 + e⁻ˣ)           dy·y·(1 − y)                                     y
+`swish`        x·σ(x)                       dy·σ(x)·(1 + x·(1 − σ(x)))                       x
+`hard_sigmoid` min(max(x + 3, 0), 6)/6      dy/6 where −3 < x < 3, else 0                    x
+`hard_swish`   x·hard_sigmoid(x)            dy·(x/3 + ½) where −3 < x < 3; dy above, 0 below x
+`gelu`         x·Φ(x)                       dy·(Φ(x) + x·φ(x))                               x
+`gelu_tanh`    x·σ(2u)                      dy·σ(2u)·(1 + 2x·u'·(1 − σ(2u)))                 x
+============== ============================ ================================================ =====
 
-As in PyTorch, ReLU passes NaN through, and σ(±inf) is exactly 1 or 0. Swish is SiLU (Ramachandran,
-Zoph and Le, 2017). Derivations: notebook 01.
+Φ and φ are the normal distribution and its density; u = √(2/π)·(x + 0.044715·x³), and σ(2u) is
+(1 + tanh u)/2. As in PyTorch, what is piecewise linear passes NaN through, and σ(±inf) is exactly 1
+or 0. Φ(x) comes from erfc(−x/√2)/2, which keeps its digits where 1 + erf loses them, below zero.
+Of leaky ReLU, whose y tells the sign of x as well unless its slope is negative, either may be
+saved. Swish is SiLU (Ramachandran, Zoph and Le, 2017); GELU: Hendrycks and Gimpel (2016); the hard
+forms: Howard et al., MobileNetV3 (2019). Derivations: notebook 01.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -43,6 +54,7 @@ from course_lib.runtime.intrinsics import (
     wait_for_previous_kernel,
 )
 from course_lib.runtime.launch import launch
+from course_lib.runtime.outputs import elementwise_output
 
 BLOCK_SIZE = 256
 GRID_STRIDE_BLOCKS = 132 * 8  # fills the largest chip of today
@@ -50,6 +62,13 @@ DTYPES = ("float32", "float16", "bfloat16")
 DEFAULT = "vectorised"
 MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 ZERO, ONE = np.float32(0), np.float32(1)
+HALF, THREE, SIX = np.float32(0.5), np.float32(3), np.float32(6)
+THIRD, SIXTH = np.float32(1 / 3), np.float32(1 / 6)
+ROOT_HALF = np.float32(math.sqrt(0.5))
+DENSITY = np.float32(1 / math.sqrt(2 * math.pi))  # of the normal distribution, at 0
+# GELU by tanh: 2u = x·(LINEAR + CUBIC·x²).
+LINEAR = np.float32(2 * math.sqrt(2 / math.pi))
+CUBIC = np.float32(2 * math.sqrt(2 / math.pi) * 0.044715)
 
 
 @cuda.jit(device=True)
@@ -81,6 +100,62 @@ def swish_value(x):
 def swish_gradient(dy, x):
     s = sigmoid_value(x)
     return dy * s * (ONE + x * (ONE - s))
+
+
+@cuda.jit(device=True)
+def relu6_value(x):
+    y = ZERO if x <= ZERO else x
+    return SIX if y >= SIX else y
+
+
+@cuda.jit(device=True)
+def relu6_gradient(dy, y):
+    return ZERO if y <= ZERO or y >= SIX else dy
+
+
+@cuda.jit(device=True)
+def hard_sigmoid_value(x):
+    return relu6_value(x + THREE) * SIXTH
+
+
+@cuda.jit(device=True)
+def hard_sigmoid_gradient(dy, x):
+    return dy * SIXTH if -THREE < x and x < THREE else ZERO
+
+
+@cuda.jit(device=True)
+def hard_swish_value(x):
+    return x * hard_sigmoid_value(x)
+
+
+@cuda.jit(device=True)
+def hard_swish_gradient(dy, x):
+    if x <= -THREE:
+        return ZERO
+    return dy * (x * THIRD + HALF) if x < THREE else dy
+
+
+@cuda.jit(device=True)
+def gelu_value(x):
+    return x * (HALF * math.erfc(-x * ROOT_HALF))
+
+
+@cuda.jit(device=True)
+def gelu_gradient(dy, x):
+    return dy * (HALF * math.erfc(-x * ROOT_HALF) + x * DENSITY * math.exp(-HALF * x * x))
+
+
+@cuda.jit(device=True)
+def gelu_tanh_value(x):
+    return x * sigmoid_value(x * (LINEAR + CUBIC * x * x))
+
+
+@cuda.jit(device=True)
+def gelu_tanh_gradient(dy, x):
+    twice_u = x * (LINEAR + CUBIC * x * x)
+    # 1 − σ(2u) as σ(−2u): the difference has few digits left where x is large.
+    slope = (LINEAR + THREE * CUBIC * x * x) * sigmoid_value(-twice_u)
+    return dy * sigmoid_value(twice_u) * (ONE + x * slope)
 
 
 def _forward_kernels(function):
@@ -183,8 +258,8 @@ class Activation:
     def forward(self, x, *, variant=DEFAULT, out=None):
         """y = f(x), of the shape, dtype, device and memory layout of `x`.
 
-        `out`, if given, receives y. Raises ArrayError for a wrong dtype, shape or device and
-        ValueError for an unknown variant. An `x` with gaps in memory is copied first.
+        `out`, if given, receives y; it may be `x`. Raises ArrayError for a wrong dtype, shape or
+        device and ValueError for an unknown variant. An `x` with gaps in memory is copied first.
         """
         arrays.require(x, "x", dtypes=DTYPES)
         x = arrays.dense(x)
@@ -205,14 +280,8 @@ def _run(variants, variant, inputs, out):
     if variant not in variants:
         raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
     model = inputs[-1]
-    result = arrays.empty_like(model) if out is None else out
-    if out is not None:
-        dtype = arrays.dtype_name(model)
-        arrays.require(out, "out", shape=model.shape, dtypes=(dtype,), writable=True)
-        if not arrays.same_layout(out, model):
-            raise arrays.ArrayError(
-                f"out has strides {arrays.strides_of(out)}, but x has {arrays.strides_of(model)}"
-            )
+    names = ("x",) if len(inputs) == 1 else ("dy", "saved")
+    result = elementwise_output(out, model, dict(zip(names, inputs, strict=True)))
     if n := arrays.size_of(model):
         operands = (*inputs, result)
         if variant == "naive":
@@ -251,7 +320,36 @@ def _split(n, operands):
 relu = Activation("relu", "y", relu_value, relu_gradient)
 sigmoid = Activation("sigmoid", "y", sigmoid_value, sigmoid_gradient)
 swish = Activation("swish", "x", swish_value, swish_gradient)
-OPERATIONS = {operation.name: operation for operation in (relu, sigmoid, swish)}
+relu6 = Activation("relu6", "y", relu6_value, relu6_gradient)
+hard_sigmoid = Activation("hard_sigmoid", "x", hard_sigmoid_value, hard_sigmoid_gradient)
+hard_swish = Activation("hard_swish", "x", hard_swish_value, hard_swish_gradient)
+gelu = Activation("gelu", "x", gelu_value, gelu_gradient)
+gelu_tanh = Activation("gelu_tanh", "x", gelu_tanh_value, gelu_tanh_gradient)
+
+
+@functools.cache
+def leaky_relu_of(negative_slope):
+    """Leaky ReLU of this slope. It is a constant of the network, and so of the kernels."""
+    slope = np.float32(negative_slope)
+
+    @cuda.jit(device=True)
+    def leaky_relu_value(x):
+        return x if x > ZERO else x * slope
+
+    @cuda.jit(device=True)
+    def leaky_relu_gradient(dy, x):
+        return dy if x > ZERO else dy * slope
+
+    return Activation("leaky_relu", "x", leaky_relu_value, leaky_relu_gradient)
+
+
+leaky_relu = leaky_relu_of(0.01)
+OPERATIONS = {
+    operation.name: operation
+    for operation in (
+        relu, sigmoid, swish, relu6, leaky_relu, hard_sigmoid, hard_swish, gelu, gelu_tanh,
+    )
+}  # fmt: skip
 
 
 def specialisations():

@@ -34,6 +34,7 @@ from course_lib.runtime.intrinsics import (
     wait_for_previous_kernel,
 )
 from course_lib.runtime.launch import launch
+from course_lib.runtime.outputs import elementwise_output
 from course_lib.runtime.philox import philox_four
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -84,21 +85,16 @@ def forward(x, p, seed, offset, *, variant=DEFAULT, out=None):
     seed, offset  Python ints that fix the mask: `seed` modulo 2⁶⁴; `offset` at least 0, and less
                   than 2⁶³ together with the number of elements
 
-    `out`, if given, receives y. An `x` with gaps in memory is copied first. Raises ArrayError for a
-    wrong dtype, shape or device, TypeError or ValueError for a wrong p, seed or offset, ValueError
-    for an unknown variant.
+    `out`, if given, receives y; it may be `x`. An `x` with gaps in memory is copied first. Raises
+    ArrayError for a wrong dtype, shape or device, TypeError or ValueError for a wrong p, seed or
+    offset, ValueError for an unknown variant.
     """
     arrays.require(x, "x", dtypes=DTYPES)
     if variant not in VARIANTS:
         raise ValueError(f"unknown variant {variant!r}; there are {', '.join(VARIANTS)}")
     x = arrays.dense(x)
     numbers = _generator_arguments(p, seed, offset, arrays.size_of(x))
-    y = arrays.empty_like(x) if out is None else out
-    arrays.require(y, "out", shape=x.shape, dtypes=(arrays.dtype_name(x),), writable=True)
-    if not arrays.same_layout(y, x):
-        raise arrays.ArrayError(
-            f"out has strides {arrays.strides_of(y)}, but x has {arrays.strides_of(x)}"
-        )
+    y = elementwise_output(out, x, dict(x=x))
     if n := arrays.size_of(x):
         together = arrays.address_of(x) | arrays.address_of(y)
         whole = together % VECTOR_BYTES == 0 and numbers[2] % GROUP == 0

@@ -44,6 +44,7 @@ from course_lib.runtime.intrinsics import (
     warp_sum,
 )
 from course_lib.runtime.launch import launch
+from course_lib.runtime.outputs import output
 
 BLOCK_SIZE = 256
 DTYPES = ("float32", "float16", "bfloat16")
@@ -262,10 +263,8 @@ def forward(x, *, variant=DEFAULT, out=None):
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
     _check_variant(variant, VARIANTS)
     N, C, H, W = x.shape
-    y = arrays.empty((N, C), like=x) if out is None else out
-    arrays.require(y, "out", shape=(N, C), dtypes={arrays.dtype_name(x), "float32"}, writable=True)
-    if not arrays.is_contiguous_array(y):
-        raise arrays.ArrayError(f"out must be contiguous; its strides are {arrays.strides_of(y)}")
+    dtypes = dict.fromkeys((arrays.dtype_name(x), "float32"))
+    y = output(out, (N, C), like=x, dtypes=dtypes, reads=dict(x=x))
     if N * C == 0:
         return y
     n_cols = H * W
@@ -331,12 +330,7 @@ def backward(dy, size, *, channels_last=False, variant=DEFAULT, out=None):
     _check_variant(variant, BACKWARD_VARIANTS)
     H, W = size
     shape = (*dy.shape, H, W)
-    dx = arrays.empty(shape, like=dy, channels_last=channels_last) if out is None else out
-    arrays.require(dx, "out", shape=shape, dtypes=(arrays.dtype_name(dy),), writable=True)
-    expected = arrays.is_channels_last(dx) if channels_last else arrays.is_contiguous_array(dx)
-    if not expected:
-        wanted = "channels-last" if channels_last else "contiguous"
-        raise arrays.ArrayError(f"out must be {wanted}; its strides are {arrays.strides_of(dx)}")
+    dx = output(out, shape, like=dy, channels_last=channels_last, reads=dict(dy=dy))
     if math.prod(shape) == 0:
         return dx
     dy = arrays.contiguous(dy)

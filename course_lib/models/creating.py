@@ -9,8 +9,8 @@ import torchvision
 
 from course_lib import SIMULATED
 from course_lib.models.small import SmallSENet
-from course_lib.nn import SqueezeExcitation, replace_squeeze_excitation
-from course_lib.nn.squeeze_excitation import Fused
+from course_lib.nn import SqueezeExcitation, replace_layers
+from course_lib.nn.fused import Fused
 from course_lib.ops.registration import simulate_on_cpu
 
 _log = logging.getLogger("course_lib.models")
@@ -43,7 +43,7 @@ def create_model(name, num_classes, use_cuda_kernels=True, *, pretrained=False, 
         model = _of_torchvision(name, num_classes, pretrained, options)
     else:
         model = _of_timm(name, num_classes, pretrained, options)
-    left = replace_squeeze_excitation(model).left if use_cuda_kernels else []
+    left = replace_layers(model, types=[Fused]).left if use_cuda_kernels else []
     _say(f"{name}: {_path(model, use_cuda_kernels, left)}")
     return model
 
@@ -91,9 +91,11 @@ def _torchvision_names():
 
 
 def _unknown(name, remark, more=()):
-    names = dict.fromkeys(["small_se_net", *_torchvision_names(), *more])
-    near = difflib.get_close_matches(name.removeprefix("timm/"), names, n=5)
-    like = f"; the most like it: {', '.join(near)}" if near else ""
+    names = ["small_se_net", *_torchvision_names()]
+    near = difflib.get_close_matches(name.removeprefix("timm/"), dict.fromkeys([*names, *more]), 5)
+    like = f"; the most like it: {', '.join(near)}"
+    if not near:
+        like = f"; there are {', '.join(names)}" + (f", and {len(more)} of timm's" if more else "")
     return ValueError(f"there is no network {name!r}{like}{remark}")
 
 

@@ -1,41 +1,62 @@
-"""ReLU, SiLU and sigmoid on our kernels."""
+"""Activations on our kernels, elementwise. With `inplace` they write over their input."""
 
 from torch import nn
 
 from course_lib import ops
+from course_lib.nn.layer import Layer
 
 
-class _Activation(nn.Module):
-    def __init__(self, inplace=False):
-        super().__init__()
-        self.inplace = inplace
+class ReLU(Layer, nn.ReLU):
+    """As `torch.nn.ReLU`: max(x, 0)."""
 
-    def forward(self, x):
-        if not self.inplace:
-            return self.operator(x)
-        # The gradient needs what x held, so this keeps torch.nn's contract but saves no memory.
-        return x.copy_(self.operator(x.clone()))
-
-    def extra_repr(self):
-        return "inplace=True" if self.inplace else ""
+    def forward(self, input):
+        return ops.relu(input, self.inplace)
 
 
-class ReLU(_Activation):
-    """As `torch.nn.ReLU`: max(x, 0), elementwise."""
+class ReLU6(Layer, nn.ReLU6):
+    """As `torch.nn.ReLU6`: min(max(x, 0), 6)."""
 
-    operator = staticmethod(ops.relu)
-
-
-class SiLU(_Activation):
-    """As `torch.nn.SiLU`, also called swish: x·sigmoid(x), elementwise."""
-
-    operator = staticmethod(ops.swish)
+    def forward(self, input):
+        return ops.relu6(input, self.inplace)
 
 
-class Sigmoid(_Activation):
-    """As `torch.nn.Sigmoid`: 1/(1 + e⁻ˣ), elementwise."""
+class LeakyReLU(Layer, nn.LeakyReLU):
+    """As `torch.nn.LeakyReLU`: x where x > 0, else negative_slope·x."""
 
-    operator = staticmethod(ops.sigmoid)
+    def forward(self, input):
+        return ops.leaky_relu(input, self.negative_slope, self.inplace)
 
-    def __init__(self):
-        super().__init__()
+
+class Sigmoid(Layer, nn.Sigmoid):
+    """As `torch.nn.Sigmoid`: 1/(1 + e⁻ˣ)."""
+
+    def forward(self, input):
+        return ops.sigmoid(input)
+
+
+class SiLU(Layer, nn.SiLU):
+    """As `torch.nn.SiLU`, also called swish: x·sigmoid(x)."""
+
+    def forward(self, input):
+        return ops.silu(input, self.inplace)
+
+
+class Hardsigmoid(Layer, nn.Hardsigmoid):
+    """As `torch.nn.Hardsigmoid`: min(max(x + 3, 0), 6)/6."""
+
+    def forward(self, input):
+        return ops.hardsigmoid(input, self.inplace)
+
+
+class Hardswish(Layer, nn.Hardswish):
+    """As `torch.nn.Hardswish`: x·hardsigmoid(x)."""
+
+    def forward(self, input):
+        return ops.hardswish(input, self.inplace)
+
+
+class GELU(Layer, nn.GELU):
+    """As `torch.nn.GELU`: x·Φ(x) with the normal distribution Φ, or near it by tanh."""
+
+    def forward(self, input):
+        return ops.gelu(input, approximate=self.approximate)

@@ -3,9 +3,10 @@
 from torch import nn
 
 from course_lib import ops
+from course_lib.nn.layer import Layer
 
 
-class BatchNorm2d(nn.BatchNorm2d):
+class BatchNorm2d(Layer, nn.BatchNorm2d):
     """As `torch.nn.BatchNorm2d`, running statistics and state_dict included."""
 
     def forward(self, input):

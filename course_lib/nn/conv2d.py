@@ -4,9 +4,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from course_lib import ops
+from course_lib.nn.layer import Layer
 
 
-class Conv2d(nn.Conv2d):
+class Conv2d(Layer, nn.Conv2d):
     """As `torch.nn.Conv2d`: parameters, padding ("same", "valid", any mode) and state_dicts."""
 
     def _conv_forward(self, input, weight, bias):

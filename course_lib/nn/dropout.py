@@ -3,9 +3,10 @@
 from torch import nn
 
 from course_lib import ops
+from course_lib.nn.layer import Layer
 
 
-class Dropout(nn.Dropout):
+class Dropout(Layer, nn.Dropout):
     """As `torch.nn.Dropout`, with masks of our own generator."""
 
     def forward(self, input):

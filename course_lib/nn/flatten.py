@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from course_lib.nn.layer import Layer
 
-class Flatten(nn.Flatten):
+
+class Flatten(Layer, nn.Flatten):
     """As `torch.nn.Flatten`: a view wherever the memory layout allows it."""

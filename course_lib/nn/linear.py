@@ -3,9 +3,10 @@
 from torch import nn
 
 from course_lib import ops
+from course_lib.nn.layer import Layer
 
 
-class Linear(nn.Linear):
+class Linear(Layer, nn.Linear):
     """As `torch.nn.Linear`: y = x·weightᵀ + bias."""
 
     def forward(self, input):

@@ -3,9 +3,10 @@
 from torch import nn
 
 from course_lib import ops
+from course_lib.nn.layer import Layer
 
 
-class CrossEntropyLoss(nn.CrossEntropyLoss):
+class CrossEntropyLoss(Layer, nn.CrossEntropyLoss):
     """As `torch.nn.CrossEntropyLoss`: softmax and cross-entropy in one."""
 
     def forward(self, input, target):

@@ -1,142 +1,242 @@
 """Our kernels in a network that is there already, and PyTorch's operators back again."""
 
+import re
 import sys
 from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
 
-from course_lib.nn.squeeze_excitation import ACTIVATIONS, GATES, Fused, fault_of
+from course_lib.nn import activation, pooling, softmax
+from course_lib.nn.batch_norm import BatchNorm2d
+from course_lib.nn.conv2d import Conv2d
+from course_lib.nn.conv_transpose2d import ConvTranspose2d
+from course_lib.nn.dropout import Dropout
+from course_lib.nn.flatten import Flatten
+from course_lib.nn.fused import Fused
+from course_lib.nn.layer import Layer
+from course_lib.nn.linear import Linear
+from course_lib.nn.loss import CrossEntropyLoss
+from course_lib.nn.upsample import Upsample
+
+#: PyTorch's class of a layer -> the class that takes its place.
+LAYERS = {
+    getattr(nn, kind.__name__): kind
+    for kind in (
+        Conv2d, ConvTranspose2d, Upsample, BatchNorm2d, Linear, Dropout, Flatten, CrossEntropyLoss,
+        pooling.MaxPool2d, pooling.AdaptiveAvgPool2d, softmax.Softmax, softmax.LogSoftmax,
+        activation.ReLU, activation.ReLU6, activation.LeakyReLU, activation.Sigmoid,
+        activation.SiLU, activation.Hardsigmoid, activation.Hardswish, activation.GELU,
+    )
+}  # fmt: skip
+#: They compute nothing, or nothing but what is inside of them.
+_NO_LAYERS = (nn.Identity, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList,
+              nn.ParameterDict)  # fmt: skip
+_CALLED_SO = re.compile(r"squeeze|excit|^SE(?![a-z])|SE(Block|Layer|Module|Net)?$", re.IGNORECASE)
 
 
-class Swapped(NamedTuple):
-    """A block that runs our kernels now; `kind` is the class it was made as."""
+class Replaced(NamedTuple):
+    """A layer that runs our kernels now; `kind` is the class it was of."""
 
     name: str
-    kind: str
-    channels: int
-    squeeze_channels: int
-    activation: str
-    gate: str
+    module: nn.Module
+    kind: type
 
 
 class Left(NamedTuple):
-    """A squeeze-and-excitation block that stays as it is, and why."""
+    """A layer that stays as it is, and why."""
 
     name: str
-    kind: str
+    module: nn.Module
     reason: str
 
 
-class Replacement(list):
-    """The `Swapped` blocks, in the order of `model.named_modules()`; `left` are the others."""
+class Replacement:
+    """What `replace_layers` did.
 
-    def __init__(self, pairs, left):
-        super().__init__(_described(name, block) for name, block in pairs)
-        self.left = left
-        self._blocks = [block for _, block in pairs]
+    replaced  [(name, module, kind)]: the layers that run our kernels, and the classes they were of
+    left      [(name, module, reason)]: the layers that stay as they are
+
+    Both in the order of `model.named_modules()`.
+    """
+
+    def __init__(self, replaced, left):
+        self.replaced, self.left = replaced, left
+        self._classes = [type(each.module) for each in replaced]
+
+    def __repr__(self):
+        return f"<Replacement: {len(self.replaced)} layers replaced, {len(self.left)} left>"
 
     def restore(self):
-        """Put back the blocks that were swapped; those that are back already stay so."""
-        _turn({block: type(block).original for block in self._blocks if isinstance(block, Fused)})
+        """Give each layer its own class again; those that have it already stay so.
+
+        RuntimeError, and nothing is changed, if somebody has given one a third class since.
+        """
+        swapped = [
+            (each, ours) for each, ours in zip(self.replaced, self._classes, strict=True)
+            if type(each.module) is not each.kind
+        ]  # fmt: skip
+        for each, ours in swapped:
+            if type(each.module) is not ours:
+                raise RuntimeError(
+                    f"{each.name!r} was made a {ours.__name__} of course_lib, but is a "
+                    f"{type(each.module).__name__} now: take back what changed it, then restore"
+                )
+        _turn([(each.module, each.kind) for each, _ in swapped])
 
 
-def replace_squeeze_excitation(model):
-    """Let every squeeze-and-excitation block in `model` run our kernels, in place.
+def replace_layers(model, types=None):
+    """Let the layers of `model` run our kernels, in place. Returns a `Replacement`.
 
-    Takes torchvision's blocks (EfficientNet, MobileNetV3, RegNet) and timm's (those, SE-ResNet and
-    more); timm need not be installed. The block stays the same object, with the same children,
-    parameters, hooks and names, so that optimisers, checkpoints and wrappers go on as before: only
-    its class changes, to a subclass of what it was. See `Fused` for what is not called any more.
-    What torch.compile has compiled before, this network or others, is compiled again.
+    model  any `torch.nn.Module`, or a single layer
+    types  a list of classes, PyTorch's or ours: only layers of these, as [torch.nn.Conv2d].
+           None: every layer that there is a class for in `course_lib.nn`
 
-    Returns a `Replacement`: a list of (name, kind, channels, squeeze_channels, activation, gate),
-    whose `left` lists as (name, kind, reason) the blocks that our kernels can't take the place of,
-    and whose `restore()` puts all back, as `restore_squeeze_excitation` does.
+    Each layer stays the same object, with the same parameters, buffers, hooks, mode and names, so
+    that optimisers, checkpoints and wrappers go on as before: only its class changes, to ours,
+    which is a subclass of it. Squeeze-and-excitation blocks of torchvision and timm (which need not
+    be installed) are layers too: one operator takes the place of all their parts, see `Fused`. What
+    torch.compile has compiled before, this network or others, is compiled again.
+
+    The `Replacement` says which were `replaced`, and which were `left` and why: subclasses, which
+    may compute something else; layers that are parametrised, not initialised yet, or whose options
+    or weights our kernels don't take; and without `types` all modules without children that
+    `course_lib.nn` has nothing for. What a `forward` computes by functions, as `F.relu(x)` or
+    `x + y`, is no layer: it stays PyTorch's, and is not listed. `restore()` puts all back.
+
+    Dropout draws other masks than PyTorch would. On a GPU our layers take float32, float16 and
+    bfloat16: float64 raises an error when they are called. Raises TypeError if `model` is no
+    module or `types` no list of classes, ValueError for a class that we have no layer for.
     """
-    _require_module(model)
-    blocks, others = _known_blocks(model)
-    pairs, left = [], []
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not a {type(model).__name__}")
+    if types is not None:
+        _require_classes(types)
+    blocks, refused = _blocks_of_libraries(model, types or ())
+    ours = LAYERS | blocks
+    wanted = {*ours, *refused, Fused} if types is None else _wanted(types, ours, refused)
+    replaced, left, parts = [], [], set()
     for name, module in model.named_modules():
-        kind = next(
-            (kind for kind in type(module).__mro__ if kind in blocks or kind in others), None
-        )
-        if kind is None:
+        if isinstance(module, Layer) or module in parts:
             continue
-        reason = others.get(kind) or _reason(module, kind, blocks[kind])
-        if reason is None:
-            pairs.append((name, module))
+        kinds = type(module).__mro__
+        kind = next((kind for kind in kinds if kind in ours or kind in refused), None)
+        if kind is None:
+            reason = _reason_of_others(module, types is None, Fused in wanted)
+        elif kind not in wanted:
+            continue
         else:
-            left.append(Left(name, _name_of(kind), reason))
-    _turn({module: blocks[type(module)] for _, module in pairs})
-    return Replacement(pairs, left)
-
-
-def restore_squeeze_excitation(model):
-    """Give every block of `model` that was swapped its own class again. Returns their names."""
-    _require_module(model)
-    swapped = {
-        name: module for name, module in model.named_modules()
-        if isinstance(module, Fused) and module.original is not None
-    }  # fmt: skip
-    _turn({module: module.original for module in swapped.values()})
-    return list(swapped)
+            reason = refused.get(kind) or _reason(module, kind, ours[kind])
+            if reason is None:
+                replaced.append(Replaced(name, module, kind))
+        if reason is not None:
+            left.append(Left(name, module, reason))
+            if kind in LAYERS or _is_quantised(module):
+                parts.update(module.modules())  # what it keeps in there is no layer of the network
+    _turn([(each.module, ours[each.kind]) for each in replaced])
+    return Replacement(replaced, left)
 
 
 def _turn(classes):
-    """Give each module its new class.
+    """Give each module, of [(module, class)], its new class: all of them, or none.
 
     What torch.compile has compiled is compiled again when it is next called: some versions of
     PyTorch do not look whether a module inside a network is still of the class that it was.
     """
-    for module, kind in classes.items():
-        module.__class__ = kind
+    before = [(module, type(module)) for module, _ in classes]
+    try:
+        for module, kind in classes:
+            module.__class__ = kind
+    except BaseException:
+        for module, kind in before:
+            module.__class__ = kind
+        raise
     if classes and "torch._dynamo" in sys.modules:
         torch.compiler.reset()
 
 
-def _require_module(model):
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not a {type(model).__name__}")
-
-
-def _known_blocks(model):
+def _blocks_of_libraries(model, types):
     """({class: the class that takes its place}, {class: why it is left}) of libraries in use."""
     classes = {kind for module in model.modules() for kind in type(module).__mro__}
-    libraries = {kind.__module__.partition(".")[0] for kind in classes}
+    libraries = {kind.__module__.partition(".")[0] for kind in classes.union(types)}
     blocks, left = {}, {}
     if "torchvision" in libraries:
-        from course_lib.nn import torchvision_blocks
+        from course_lib.nn import squeeze_excitation
 
-        blocks, left = blocks | torchvision_blocks.BLOCKS, left | torchvision_blocks.LEFT
+        blocks |= squeeze_excitation.BLOCKS
     if "timm" in libraries:
         from course_lib.nn import timm_blocks
 
-        blocks, left = blocks | timm_blocks.BLOCKS, left | timm_blocks.LEFT
+        blocks, left = blocks | timm_blocks.BLOCKS, timm_blocks.LEFT
     return blocks, left
 
 
-def _reason(module, kind, fused):
-    """Why `module`, a `kind`, can't become a `fused`; or None."""
-    if isinstance(module, Fused):
-        return "it runs our kernels already"
+def _require_classes(types):
+    if isinstance(types, type) or not all(isinstance(kind, type) for kind in types):
+        raise TypeError(f"types must be a list of classes, as [torch.nn.Conv2d], not {types!r}")
+
+
+def _wanted(types, ours, refused):
+    """The classes to look for; `Fused` among them if squeeze and excitation is."""
+    found = set()
+    for kind in types:
+        mine = {each for each in ours if issubclass(each, kind) or issubclass(ours[each], kind)}
+        mine |= {kind} & refused.keys()
+        if issubclass(kind, Fused) or any(issubclass(ours.get(k, Fused), Fused) for k in mine):
+            mine |= {Fused, *refused}
+        if not mine:
+            names = ", ".join(each.__name__ for each in LAYERS)
+            raise ValueError(
+                f"course_lib.nn has no layer for a {kind.__module__}.{kind.__qualname__}; it has "
+                f"SqueezeExcitation, {names}"
+            )
+        found |= mine
+    return found
+
+
+def _reason(module, kind, ours):
+    """Why `module`, a `kind`, can't become one of `ours`; or None."""
+    if isinstance(module, LazyModuleMixin):
+        return "it is not initialised yet: give the network a batch first"
+    if parametrize.is_parametrized(module):
+        return "it is parametrised: replace layers first, and parametrise them then"
     if type(module) is not kind:
         return f"it is a {type(module).__name__}, which may compute something else"
     if "forward" in vars(module):
         return "its forward is one of its own"
-    for name, child in module.named_children():
-        if child._forward_hooks or child._forward_pre_hooks:
-            return f"{name} has hooks, which would not be called"
-    return fused.fault_beyond_parts(module) or fault_of(module, fused.parts)
+    for name, tensor in module.named_parameters(recurse=False):
+        if type(tensor) is not nn.Parameter:
+            return f"its {name} is a {type(tensor).__name__}, which our kernels can't read"
+    return ours.fault(module)
 
 
-def _described(name, block):
-    first, activation, _, gate = (getattr(block, part) for part in block.parts)
-    return Swapped(
-        name, _name_of(block.original), first.in_channels, first.out_channels,
-        ACTIVATIONS[type(activation)], GATES[type(gate)],
-    )  # fmt: skip
+def _reason_of_others(module, every, blocks):
+    """What to say of a module that is of no class we know: why it is left; None for nothing."""
+    if isinstance(module, _NO_LAYERS):
+        return None
+    if blocks and _squeezes_and_excites(module):
+        return (
+            "it looks like squeeze and excitation, but course_lib.nn has nothing for "
+            f"{type(module).__name__} as a whole: its layers are replaced one by one"
+        )
+    if every and (next(module.children(), None) is None or _is_quantised(module)):
+        return f"course_lib.nn has nothing for {type(module).__name__}"
+    return None
 
 
-def _name_of(kind):
-    return f"{kind.__module__}.{kind.__qualname__}"
+def _is_quantised(module):
+    return type(module).__module__.startswith("torch.ao.")
+
+
+def _squeezes_and_excites(module):
+    """Whether somebody's own class seems to be squeeze and excitation: C channels to R to C."""
+    dense = [layer for layer in module.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+    if len(dense) != 2:
+        return False
+    (c, r), (r_again, c_again) = (tuple(layer.weight.shape[1::-1]) for layer in dense)
+    pools = any(isinstance(part, nn.AdaptiveAvgPool2d) for part in module.modules())
+    return (c, r) == (c_again, r_again) and (
+        pools or _CALLED_SO.search(type(module).__name__) is not None
+    )

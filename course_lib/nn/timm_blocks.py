@@ -4,7 +4,7 @@ from timm.layers import activations, activations_me, squeeze_excite
 from timm.models import _efficientnet_blocks, senet
 from torch import nn
 
-from course_lib.nn.squeeze_excitation import ACTIVATIONS, GATES, Fused
+from course_lib.nn.fused import ACTIVATIONS, GATES, Fused
 
 ACTIVATIONS |= {activations.Swish: "silu", activations_me.SwishMe: "silu"}
 GATES |= {
@@ -17,14 +17,12 @@ GATES |= {
 class FusedSqueezeExcite(Fused, _efficientnet_blocks.SqueezeExcite):
     """Of EfficientNet, MobileNetV3 and their kin."""
 
-    original = _efficientnet_blocks.SqueezeExcite
     parts = ("conv_reduce", "act1", "conv_expand", "gate")
 
 
 class FusedSEModule(Fused, squeeze_excite.SEModule):
     """Of SE-ResNet, RegNet and most others; ``timm.layers.SqueezeExcite`` is the same class."""
 
-    original = squeeze_excite.SEModule
     parts = ("fc1", "act", "fc2", "gate")
 
     @staticmethod
@@ -39,13 +37,14 @@ class FusedSEModule(Fused, squeeze_excite.SEModule):
 class FusedLegacySEModule(Fused, senet.SEModule):
     """Of the networks that timm calls ``legacy_``."""
 
-    original = senet.SEModule
     parts = ("fc1", "relu", "fc2", "sigmoid")
 
 
 #: Class of a block -> the class that takes its place.
 BLOCKS = {
-    fused.original: fused for fused in (FusedSqueezeExcite, FusedSEModule, FusedLegacySEModule)
+    _efficientnet_blocks.SqueezeExcite: FusedSqueezeExcite,
+    squeeze_excite.SEModule: FusedSEModule,
+    senet.SEModule: FusedLegacySEModule,
 }
 #: Class of a block that is left as it is -> why.
 LEFT = {

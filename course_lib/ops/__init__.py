@@ -1,33 +1,62 @@
 """The kernels as PyTorch operators: ``torch.ops.course_lib.*``, and as functions of this module.
 
 How they are registered, and which tensors go where: `registration`. Gradients of gradients are
-refused with an error, not approximated.
+refused with an error, not approximated. torch.fx records each call as a node (`tracing`), and
+`torch.utils.flop_counter` counts what PyTorch's own would take (`flops`).
 """
 
-from course_lib.ops.activation import relu, sigmoid, swish
+from course_lib.ops import flops
+from course_lib.ops.activation import (
+    gelu,
+    hardsigmoid,
+    hardswish,
+    leaky_relu,
+    relu,
+    relu6,
+    sigmoid,
+    silu,
+)
 from course_lib.ops.batch_norm import batch_norm
 from course_lib.ops.conv2d import conv2d
+from course_lib.ops.conv_transpose2d import conv_transpose2d
 from course_lib.ops.cross_entropy import cross_entropy
+from course_lib.ops.dice import dice_loss
 from course_lib.ops.dropout import dropout
 from course_lib.ops.fused_softmax import bn_relu_softmax, softmax_dropout
+from course_lib.ops.global_avg_pool import global_avg_pool
 from course_lib.ops.linear import linear
 from course_lib.ops.max_pool2d import max_pool2d
 from course_lib.ops.softmax import log_softmax, softmax
 from course_lib.ops.squeeze_excite import squeeze_excite
+from course_lib.ops.tracing import traceable
+from course_lib.ops.upsample import interpolate
 
 __all__ = [
     "batch_norm",
     "bn_relu_softmax",
     "conv2d",
+    "conv_transpose2d",
     "cross_entropy",
+    "dice_loss",
     "dropout",
+    "gelu",
+    "global_avg_pool",
+    "hardsigmoid",
+    "hardswish",
+    "interpolate",
+    "leaky_relu",
     "linear",
     "log_softmax",
     "max_pool2d",
     "relu",
+    "relu6",
     "sigmoid",
+    "silu",
     "softmax",
     "softmax_dropout",
     "squeeze_excite",
-    "swish",
 ]
+
+flops.register()
+for _name in __all__:
+    globals()[_name] = traceable(globals()[_name])

@@ -1,11 +1,50 @@
 """Batch normalisation as operators of PyTorch: one for training, one for inference."""
 
+import math
+
 import torch
 
 from course_lib.kernels import batch_norm as kernels
+from course_lib.ops.checks import number, of_sums, require, require_elements, require_tensor
 from course_lib.ops.registration import Operator, require_floating_point
 
 _AXES = (0, 2, 3)
+
+
+def _check(x, weight, bias, running_mean, running_var, eps):
+    require_floating_point("batch_norm", x.dtype, torch.float64)
+    require(x, "input", n_dims=4)
+    given = dict(running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+    for name, tensor in given.items():
+        require_elements(tensor, name, x.shape[1])
+        require(tensor, name, dtypes=(x.dtype, of_sums(x.dtype)))
+    if (running_mean is None) != (running_var is None):
+        raise ValueError("running_mean and running_var must either both be None or neither be None")
+    if eps < 0:
+        raise ValueError(f"batch_norm eps must be non-negative, but got {eps}")
+
+
+def _check_training(x, weight, bias, running_mean, running_var, momentum, eps, relu):
+    _check(x, weight, bias, running_mean, running_var, eps)
+    if x.shape[0] * x.shape[2] * x.shape[3] == 1:
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {x.shape}"
+        )
+
+
+def _check_inference(x, weight, bias, running_mean, running_var, eps, relu):
+    _check(x, weight, bias, running_mean, running_var, eps)
+
+
+def _check_backward(grad_output, x, weight, mean, rstd, y, training):
+    require(x, "input", n_dims=4)
+    for name, image in (("grad_output", grad_output), ("y", y)):
+        require(image, name, shape=x.shape, dtypes=(x.dtype,))
+    require_elements(weight, "weight", x.shape[1])
+    require(weight, "weight", dtypes=(x.dtype, of_sums(x.dtype)))
+    for name, statistic in (("mean", mean), ("rstd", rstd)):
+        require_elements(statistic, name, x.shape[1])
+        require(statistic, name, dtypes=(of_sums(x.dtype),))
 
 
 def _kernel(x, weight, bias, running_mean, running_var, momentum, eps, relu):
@@ -20,17 +59,20 @@ def _kernel(x, weight, bias, running_mean, running_var, momentum, eps, relu):
 
 
 def _by_torch(x, weight, bias, running_mean, running_var, momentum, eps, relu):
+    if x.numel() == 0:
+        y, *statistics = _fake(x)
+        return y, *(each.zero_() for each in statistics)
     y, mean, rstd = torch.native_batch_norm(
         x, weight, bias, running_mean, running_var, True, momentum, eps
     )
     y = y.relu() if relu else y
-    return y.contiguous(memory_format=_memory_format(x)), mean, rstd
+    sums = of_sums(x.dtype)  # PyTorch's are of the dtype of weight
+    return y.contiguous(memory_format=_memory_format(x)), mean.to(sums), rstd.to(sums)
 
 
 def _fake(x, *_):
     y = torch.empty_like(x, memory_format=_memory_format(x))
-    stats = torch.float64 if x.dtype is torch.float64 else torch.float32
-    return y, *(x.new_empty((x.shape[1],), dtype=stats) for _ in range(2))
+    return y, *(x.new_empty((x.shape[1],), dtype=of_sums(x.dtype)) for _ in range(2))
 
 
 def _memory_format(x):
@@ -108,7 +150,7 @@ def _backward_by_torch(grad_output, x, weight, mean, rstd, y, training):
     x_hat = (x.to(exact) - mean) * rstd
     dweight, dbias = (dy * x_hat).sum(_AXES), dy.sum(_AXES)
     if training:
-        n = max(1, x.numel() // x.shape[1])
+        n = max(1, x.shape[0] * x.shape[2] * x.shape[3])
         dy = dy - (dbias[:, None, None] + x_hat * dweight[:, None, None]) / n
     dx = dy * (rstd if weight is None else rstd * weight[:, None, None])
     dx = dx.to(x.dtype).contiguous(memory_format=_memory_format(x))
@@ -128,6 +170,7 @@ _backward = Operator(
     kernel=_backward_kernel,
     on_cpu=_backward_by_torch,
     fake=_fake_backward,
+    check=_check_backward,
     title="BatchNormBackward",
 )
 _training = Operator(
@@ -137,6 +180,7 @@ _training = Operator(
     kernel=_kernel,
     on_cpu=_by_torch,
     fake=_fake,
+    check=_check_training,
     save=_save,
     gradient=_gradient,
     title="BatchNorm",
@@ -148,6 +192,7 @@ _inference = Operator(
     kernel=_kernel_inference,
     on_cpu=_inference_by_torch,
     fake=lambda x, *_: torch.empty_like(x, memory_format=_memory_format(x)),
+    check=_check_inference,
     save=_save_inference,
     gradient=_inference_gradient,
     title="BatchNormInference",
@@ -168,30 +213,32 @@ def batch_norm(
 ):
     """Batch normalisation over all axes but the second, as `torch.nn.functional.batch_norm`.
 
-    input                      (N, C, …) of up to four dimensions; float32, float16 or bfloat16
+    input                      (N, C, …), contiguous or channels-last; float32, float16 or bfloat16
     weight, bias               (C,), float32 or input's dtype, or None
     running_mean, running_var  (C,), likewise; with `training` they may be None, and are moved by
                                `momentum` towards the batch's, in place
     relu                       max(y, 0) in the same pass, beyond what PyTorch's does
 
     Gradients are of input, weight and bias, in inference too; two runs agree bit for bit. Raises
-    TypeError for a wrong shape or dtype, ValueError for a batch of one value a channel, and
-    RuntimeError for second gradients and for gradients of the statistics. Notebook 10.
+    RuntimeError for a wrong shape, dtype or device, for second gradients and for gradients of the
+    statistics, ValueError for a negative eps and for a batch of one value a channel. Notebook 10.
     """
-    shape = input.shape
-    if input.dim() not in (2, 3, 4):
-        raise TypeError(f"input must have 2 to 4 dimensions, not shape {tuple(shape)}")
-    x = input if input.dim() == 4 else input.reshape(*shape, *[1] * (4 - input.dim()))
+    require_tensor(input, "input")
+    shape, eps = input.shape, number(eps, "eps")
+    if input.dim() < 2:
+        raise RuntimeError(f"input must have at least 2 dimensions, not shape {tuple(shape)}")
+    x = input if input.dim() == 4 else input.reshape(*shape[:2], math.prod(shape[2:]), 1)
     if training:
-        if input.numel() == shape[1]:
+        if eps <= 0:
+            raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
+        if shape[0] * math.prod(shape[2:]) == 1:
             raise ValueError(
                 f"Expected more than 1 value per channel when training, got input size {shape}"
             )
-        y, _, _ = _training(
-            x, weight, bias, running_mean, running_var, float(momentum), float(eps), relu
-        )
+        momentum = number(momentum, "momentum")
+        y, _, _ = _training(x, weight, bias, running_mean, running_var, momentum, eps, relu)
     else:
         if running_mean is None or running_var is None:
-            raise ValueError("Expected running_mean and running_var to be defined, training=False")
-        y = _inference(x, weight, bias, running_mean, running_var, float(eps), relu)
+            raise RuntimeError("running_mean and running_var must be defined in evaluation mode")
+        y = _inference(x, weight, bias, running_mean, running_var, eps, relu)
     return y if input.dim() == 4 else y.reshape(shape)

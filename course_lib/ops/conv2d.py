@@ -5,11 +5,82 @@ import torch.nn.functional as F
 
 from course_lib.kernels import conv2d as kernels
 from course_lib.ops import precision
+from course_lib.ops.checks import pair, require, require_tensor, whole
 from course_lib.ops.registration import Operator, require_floating_point
 from course_lib.runtime.repeat import repeated
 
 _aten = torch.ops.aten
 _OPTIONS = "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups"
+
+
+def _check(x, weight, bias, stride, padding, dilation, groups):
+    _y_shape(x, weight, stride, padding, dilation, groups)
+    check_types(x, weight, bias, weight.shape[0])
+
+
+def check_types(x, weight, bias, n_filters):
+    """RuntimeError for a bias of another size than `n_filters`, and unless all have x's dtype."""
+    if bias is not None and tuple(bias.shape) != (n_filters,):
+        raise RuntimeError(
+            f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional with "
+            f"{n_filters} elements, but got bias of size {list(bias.shape)} instead"
+        )
+    for tensor, name in ((weight, "weight"), (bias, "bias")):
+        if tensor is not None and tensor.dtype != x.dtype:
+            raise RuntimeError(
+                f"Input type ({x.dtype}) and {name} type ({tensor.dtype}) should be the same"
+            )
+
+
+def _check_backward(grad_output, x, weight, stride, padding, dilation, groups, needs):
+    _check(x, weight, None, stride, padding, dilation, groups)
+    shape = _y_shape(x, weight, stride, padding, dilation, groups)
+    require(grad_output, "grad_output", shape=shape, dtypes=(x.dtype,))
+    if len(needs) != 3:
+        raise RuntimeError(f"needs must say of three gradients whether they are, not {needs}")
+
+
+def _y_shape(x, weight, stride, padding, dilation, groups):
+    """(N, K, P, Q); RuntimeError where there is no such convolution."""
+    check_options("conv2d", x, weight, stride, padding, dilation, groups)
+    N, C, *size = x.shape
+    K, per_group, *taps = weight.shape
+    if C != per_group * groups:
+        raise RuntimeError(
+            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input"
+            f"{list(x.shape)} to have {per_group * groups} channels, but got {C} channels instead"
+        )
+    if K % groups or min(taps) < 1:
+        raise RuntimeError(
+            f"expected weight to have filters of at least 1 × 1, and a multiple of groups={groups} "
+            f"of them, but got weight of size {list(weight.shape)}"
+        )
+    padded = [n + 2 * pad for n, pad in zip(size, padding, strict=True)]
+    reach = [step * (n - 1) + 1 for n, step in zip(taps, dilation, strict=True)]
+    if padded[0] < reach[0] or padded[1] < reach[1]:
+        raise RuntimeError(
+            f"Calculated padded input size per channel: ({padded[0]} x {padded[1]}). Kernel size: "
+            f"({reach[0]} x {reach[1]}). Kernel size can't be greater than actual input size"
+        )
+    fits = zip(padded, reach, stride, strict=True)
+    return N, K, *((room - span) // step + 1 for room, span, step in fits)
+
+
+def check_options(name, x, weight, stride, padding, dilation, groups):
+    """RuntimeError for another rank than four, and for numbers that are too small."""
+    if x.dim() != 4:
+        raise RuntimeError(
+            f"Expected 3D (unbatched) or 4D (batched) input to {name}, but got input of size: "
+            f"{list(x.shape)}"
+        )
+    require(weight, "weight", n_dims=4)
+    for option, values, least in (
+        ("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1),
+        ("groups", (groups,), 1),
+    ):  # fmt: skip
+        if any(value < least for value in values):
+            kind = "non-positive" if least else "negative"
+            raise RuntimeError(f"{kind} {option} is not supported: {list(values)}")
 
 
 def _kernel(x, weight, bias, stride, padding, dilation, groups):
@@ -74,8 +145,7 @@ def _empty(x, shape):
 
 
 def _fake(x, weight, bias, stride, padding, dilation, groups):
-    y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)  # raises, and finds the shape
-    return _empty(x, y.shape)
+    return _empty(x, _y_shape(x, weight, stride, padding, dilation, groups))
 
 
 def _fake_backward(grad_output, x, weight, stride, padding, dilation, groups, needs):
@@ -130,6 +200,7 @@ _backward = Operator(
     kernel=_backward_kernel,
     on_cpu=_backward_by_torch,
     fake=_fake_backward,
+    check=_check_backward,
     title="Conv2dBackward",
 )
 _conv2d = Operator(
@@ -138,6 +209,7 @@ _conv2d = Operator(
     kernel=_kernel,
     on_cpu=_by_torch,
     fake=_fake,
+    check=_check,
     save=_save,
     gradient=_gradient,
     title="Conv2d",
@@ -156,23 +228,18 @@ def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     padding   an int, a pair, "valid" or "same"; stride, dilation: an int or a pair
 
     All three tensors have gradients; second gradients raise RuntimeError. float32 is rounded to
-    TF32 where ``torch.backends.cudnn.conv.fp32_precision`` lets PyTorch's own do so. On a GPU,
-    sizes that do not go together raise ArrayError, a TypeError, or ValueError. Lessons 08 and 09.
+    TF32 where ``torch.backends.cudnn.conv.fp32_precision`` lets PyTorch's own do so. Raises
+    RuntimeError for sizes, dtypes and options that do not go together, TypeError for options that
+    are no ints, NotImplementedError for other dtypes. Lessons 08 and 09.
     """
-    stride, dilation = _pair(stride), _pair(dilation)
+    require_tensor(input, "input")
+    stride, dilation = pair(stride, "stride"), pair(dilation, "dilation")
     if isinstance(padding, str):
         input, padding = _padded(input, weight, stride, padding, dilation)
-    options = stride, _pair(padding), dilation, groups
+    options = stride, pair(padding, "padding"), dilation, whole(groups, "groups")
     if input.dim() == 3:
         return _conv2d(input[None], weight, bias, *options)[0]
     return _conv2d(input, weight, bias, *options)
-
-
-def _pair(value):
-    if isinstance(value, int):
-        return [value, value]
-    value = list(value)
-    return value * 2 if len(value) == 1 else value
 
 
 def _padded(input, weight, stride, padding, dilation):
@@ -183,6 +250,8 @@ def _padded(input, weight, stride, padding, dilation):
         raise RuntimeError(f"Invalid padding string: '{padding}'; there are 'valid' and 'same'")
     if any(step != 1 for step in stride):
         raise RuntimeError("padding='same' is not supported for strided convolutions")
+    require_tensor(weight, "weight")
+    require(weight, "weight", n_dims=4)
     total = [d * (size - 1) for d, size in zip(dilation, weight.shape[2:], strict=True)]
     odd_h, odd_w = (each % 2 for each in total)
     if odd_h or odd_w:

@@ -2,17 +2,45 @@
 
 import torch
 import torch.nn.functional as F
+from torch.nn import _reduction
 
 from course_lib.kernels import cross_entropy as kernels
+from course_lib.ops.checks import number, require, require_tensor, whole
 from course_lib.ops.registration import Operator, as_float32, require_floating_point
 from course_lib.runtime.repeat import repeated
 
 _OPTIONS = "Tensor? weight, int ignore_index, str reduction, float label_smoothing"
 
 
+def _check_rows(logits, target, weight, ignore_index, reduction, label_smoothing):
+    """What the operator takes: rows or images of logits, and targets that need no conversion."""
+    if logits.dim() < 2 or target.is_floating_point():
+        require(logits, "logits", n_dims=2)
+    _check(logits, target, weight, ignore_index, reduction, label_smoothing)
+    if not target.is_floating_point():
+        require(target, "target", shape=_without_classes(logits), dtypes=(torch.int64,))
+    for name, tensor in (("weight", weight), ("target of probabilities", target)):
+        wrong = tensor is not None and tensor.is_floating_point() and tensor.dtype != logits.dtype
+        if wrong:
+            raise RuntimeError(
+                f"expected scalar type {logits.dtype} but found {tensor.dtype}: {name} must have "
+                "input's dtype"
+            )
+
+
+def _check_backward(grad_output, logits, target, stats, normaliser, *options):
+    _check_rows(logits, target, *options)
+    _, _, reduction, _ = options
+    shape = _without_classes(logits) if reduction == "none" else ()
+    require(grad_output, "grad_output", shape=shape, dtypes=(logits.dtype,))
+    for name, saved, like in zip(
+        ("stats", "normaliser"), (stats, normaliser), _fake_saved(logits), strict=True
+    ):
+        require(saved, name, shape=like.shape, dtypes=(like.dtype,))
+
+
 @repeated(3)
 def _kernel(logits, target, weight, ignore_index, reduction, label_smoothing):
-    _require_one_dtype(logits, target, weight)
     return kernels.forward(
         logits, target, weight=weight, ignore_index=ignore_index, reduction=reduction,
         label_smoothing=label_smoothing,
@@ -30,7 +58,6 @@ def _backward_kernel(
 
 
 def _by_torch(logits, target, weight, ignore_index, reduction, label_smoothing):
-    _require_one_dtype(logits, target, weight)
     loss = F.cross_entropy(
         logits, target, weight=weight, ignore_index=ignore_index, reduction=reduction,
         label_smoothing=label_smoothing,
@@ -43,15 +70,15 @@ def _backward_by_torch(
     grad_output, logits, target, stats, normaliser, weight, ignore_index, reduction, label_smoothing
 ):
     """loss_i = −Σ_c t_ic log p_ic, so dlogits_ic = (p_ic Σ_k t_ik − t_ic)·dloss_i."""
-    n_rows, n_classes = logits.shape
+    n_rows, n_classes = logits.numel() // logits.shape[1], logits.shape[1]
     if soft := target.is_floating_point():
         shares = target
     else:
         counts = target != ignore_index
-        shares = F.one_hot(target.where(counts, 0), n_classes).to(logits.dtype)
+        shares = F.one_hot(target.where(counts, 0), n_classes).movedim(-1, 1).to(logits.dtype)
     shares = shares * (1 - label_smoothing) + label_smoothing / n_classes
     if weight is not None:
-        shares = shares * weight
+        shares = shares * weight.reshape(-1, *[1] * (logits.dim() - 2))
     if not soft:
         shares = shares * counts[:, None]
     if reduction == "mean":
@@ -61,12 +88,16 @@ def _backward_by_torch(
                 target.where(counts, 0)]  # fmt: skip
             total = (each * counts).sum()
         grad_output = grad_output / total
-    upstream = grad_output.reshape(-1, 1)
-    return (torch.softmax(logits, -1) * shares.sum(-1, keepdim=True) - shares) * upstream
+    upstream = grad_output if reduction != "none" else grad_output[:, None]
+    return (torch.softmax(logits, 1) * shares.sum(1, keepdim=True) - shares) * upstream
+
+
+def _without_classes(logits):
+    return logits.shape[0], *logits.shape[2:]
 
 
 def _fake_saved(logits):
-    n_rows = logits.shape[0]
+    n_rows = logits.shape[0] if logits.dim() == 2 else 0
     return (
         logits.new_empty((n_rows, kernels.N_STATS), dtype=torch.float32),
         logits.new_empty((1,), dtype=torch.float32),
@@ -74,8 +105,7 @@ def _fake_saved(logits):
 
 
 def _fake(logits, target, weight, ignore_index, reduction, label_smoothing):
-    _require_one_dtype(logits, target, weight)
-    shape = (logits.shape[0],) if reduction == "none" else ()
+    shape = _without_classes(logits) if reduction == "none" else ()
     return logits.new_empty(shape), *_fake_saved(logits)
 
 
@@ -114,6 +144,7 @@ _backward = Operator(
     kernel=_backward_kernel,
     on_cpu=_backward_by_torch,
     fake=_fake_backward,
+    check=_check_backward,
     title="CrossEntropyBackward",
 )
 _cross_entropy = Operator(
@@ -122,6 +153,7 @@ _cross_entropy = Operator(
     kernel=_kernel,
     on_cpu=_by_torch,
     fake=_fake,
+    check=_check_rows,
     save=_save,
     gradient=_gradient,
     title="CrossEntropy",
@@ -130,35 +162,54 @@ _cross_entropy = Operator(
 
 
 def cross_entropy(
-    input, target, weight=None, ignore_index=-100, reduction="mean", label_smoothing=0.0
+    input,
+    target,
+    weight=None,
+    size_average=None,
+    ignore_index=-100,
+    reduce=None,
+    reduction="mean",
+    label_smoothing=0.0,
 ):
     """Cross-entropy of logits and targets, as `torch.nn.functional.cross_entropy`.
 
     input   logits (C,), (N, C) or (N, C, d1, …); float32, float16 or bfloat16. Of more than two
-            dimensions they are copied, because the kernels take the classes of a row side by side
+            dimensions they are read as they lie, contiguous or channels-last; for probabilities
+            as targets they are copied, because those kernels take a row's classes side by side
     target  class indices, int64 or uint8, of input's shape without C; or probabilities of input's
             own shape and dtype
     weight  (C,), of input's dtype: what each class counts
 
-    `ignore_index`, `reduction` and `label_smoothing` as in PyTorch, and so are the errors, but for
-    two: an index out of range makes the loss NaN (PyTorch stops the GPU), and probabilities of
-    another dtype are refused. Only `input` has a gradient; second gradients raise RuntimeError.
+    All other arguments as in PyTorch (`size_average` and `reduce`, with a warning, stand for a
+    `reduction`), and so are the errors, but for three: on a GPU an index out of range makes the
+    loss NaN (PyTorch stops the GPU), and probabilities of another dtype and a negative smoothing
+    are refused. Only `input` has a gradient; second gradients raise RuntimeError.
     Under autocast all is float32, for which the logits are copied. Notebook 05.
     """
-    for name, tensor in (("input", input), ("target", target), ("weight", weight)):
-        if not isinstance(tensor, torch.Tensor) and (tensor is not None or name != "weight"):
-            raise TypeError(f"{name} must be Tensor, not {type(tensor).__name__}")
+    require_tensor(input, "input")
+    require_tensor(target, "target")
+    if weight is not None:
+        require_tensor(weight, "weight")
     require_floating_point("cross_entropy", input.dtype, torch.float64)
+    if size_average is not None or reduce is not None:
+        reduction = _reduction.legacy_get_string(size_average, reduce)
+    ignore_index = whole(ignore_index, "ignore_index")
+    label_smoothing = number(label_smoothing, "label_smoothing")
     n_classes = _check(input, target, weight, ignore_index, reduction, label_smoothing)
     soft = target.is_floating_point()
     shape = input.shape[:-1] if input.dim() < 3 else (input.shape[0], *input.shape[2:])
-    if input.dim() != 2:
+    if input.dim() < 2 or input.dim() > 2 and (soft or _has_classes_last(input)):
         input, target = _as_rows(input, n_classes), _as_rows(target, n_classes, soft)
     if target.dtype is torch.uint8:
         target = target.long()
-    options = weight, ignore_index, reduction, float(label_smoothing)
+    options = weight, ignore_index, reduction, label_smoothing
     loss, _, _ = _cross_entropy(input, target, *options)
-    return loss.reshape(shape) if reduction == "none" and len(shape) != 1 else loss
+    return loss.reshape(shape) if reduction == "none" else loss
+
+
+def _has_classes_last(x):
+    """Whether the classes lie side by side in memory, so that rows need no copy."""
+    return not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
 
 
 def _as_rows(x, n_classes, has_classes=True):
@@ -212,14 +263,4 @@ def _check_indices(input, target):
             raise ValueError(
                 f"Expected input batch_size ({n_rows}) to match target batch_size "
                 f"({target.numel()})."
-            )
-
-
-def _require_one_dtype(logits, target, weight):
-    for name, tensor in (("weight", weight), ("target of probabilities", target)):
-        wrong = tensor is not None and tensor.is_floating_point() and tensor.dtype != logits.dtype
-        if wrong:
-            raise RuntimeError(
-                f"expected scalar type {logits.dtype} but found {tensor.dtype}: {name} must have "
-                "input's dtype"
             )

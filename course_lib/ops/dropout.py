@@ -3,6 +3,7 @@
 import torch
 
 from course_lib.kernels import dropout as kernels
+from course_lib.ops.checks import require
 from course_lib.ops.registration import Operator, require_floating_point
 from course_lib.runtime.arrays import is_dense
 
@@ -23,6 +24,27 @@ def _draw(x):
     seed, offset = generator.initial_seed(), generator.get_offset()
     generator.set_offset(offset + -(-x.numel() // 8) * 8)  # counts by eight, as the kernels do
     return seed - (seed >> 63 << 64), offset  # a tensor holds signed numbers
+
+
+def _check(x, p):
+    require_probability(p)
+
+
+def _check_backward(grad_output, drawn, p):
+    require_probability(p)
+    require_drawn(drawn)
+
+
+def require_probability(p):
+    if not 0 <= p <= 1:  # NaN is refused too
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+
+
+def require_drawn(drawn):
+    """RuntimeError unless `drawn` is a (seed, offset) as `_draw` gives it."""
+    require(drawn, "drawn", shape=(2,), dtypes=(torch.int64,))
+    if drawn.device.type not in ("cpu", "meta"):
+        raise RuntimeError(f"drawn must be on the CPU, not on {drawn.device}")
 
 
 def _kernel(x, p):
@@ -86,6 +108,8 @@ _backward = Operator(
     kernel=_backward_kernel,
     on_cpu=_backward_by_torch,
     fake=lambda grad_output, drawn, p: torch.empty_like(grad_output),
+    check=_check_backward,
+    on_host=("drawn",),
     title="DropoutBackward",
 )
 _dropout = Operator(
@@ -94,6 +118,7 @@ _dropout = Operator(
     kernel=_kernel,
     on_cpu=_by_torch,
     fake=lambda x, p: (_like(x), torch.empty(2, dtype=torch.int64, device="cpu")),
+    check=_check,
     save=_save,
     gradient=_gradient,
     title="Dropout",
@@ -113,8 +138,7 @@ def dropout(input, p=0.5, training=True, inplace=False):
     RuntimeError for second gradients and while a CUDA graph is being captured, whose replays would
     all drop the same.
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    require_probability(p)
     if not training or p == 0:
         return input
     if inplace:

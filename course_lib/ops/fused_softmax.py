@@ -6,6 +6,8 @@ import torch
 
 from course_lib.kernels import bn_relu_softmax as bn_kernels
 from course_lib.kernels import softmax_dropout as dropout_kernels
+from course_lib.ops.checks import of_sums, require
+from course_lib.ops.dropout import require_drawn, require_probability
 from course_lib.ops.registration import Operator, as_float32, require_floating_point
 from course_lib.ops.softmax import along, softmax
 
@@ -28,6 +30,17 @@ def _draw(x):
     seed, offset = generator.initial_seed(), generator.get_offset()
     generator.set_offset(offset + -(-x.numel() // 8) * 8)  # counts by eight, as the kernels do
     return seed - (seed >> 63 << 64), offset  # a tensor holds signed numbers
+
+
+def _check_dropout(x, p):
+    require_probability(p)
+
+
+def _check_dropout_backward(grad_output, x, stats, drawn, p):
+    require_probability(p)
+    require(grad_output, "grad_output", shape=x.shape, dtypes=(x.dtype,))
+    require(stats, "stats", shape=(math.prod(x.shape[:-1]), 2), dtypes=(torch.float32,))
+    require_drawn(drawn)
 
 
 def _dropout_kernel(x, p):
@@ -93,6 +106,8 @@ _dropout_backward = Operator(
     kernel=_dropout_backward_kernel,
     on_cpu=_dropout_backward_by_torch,
     fake=lambda grad_output, x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
+    check=_check_dropout_backward,
+    on_host=("drawn",),
     title="SoftmaxDropoutBackward",
 )
 _dropout = Operator(
@@ -101,6 +116,7 @@ _dropout = Operator(
     kernel=_dropout_kernel,
     on_cpu=_dropout_by_torch,
     fake=_fake_dropout,
+    check=_check_dropout,
     save=_save_dropout,
     gradient=_dropout_gradient,
     title="SoftmaxDropout",
@@ -124,8 +140,7 @@ def softmax_dropout(x, p=0.5, training=True, dim=-1):
     IndexError and NotImplementedError as `softmax` does, and RuntimeError for second gradients and
     while a CUDA graph is being captured, whose replays would all drop the same. Notebook 05.
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    require_probability(p)
     if not training:
         return softmax(x, dim)
     return along(lambda x: _dropout(x, float(p))[0], dim, x)
@@ -134,6 +149,30 @@ def softmax_dropout(x, p=0.5, training=True, dim=-1):
 # ── batch normalisation and ReLU ─────────────────────────────────────────────────────────────────
 
 _PARAMETERS = "Tensor running_mean, Tensor running_var, Tensor weight, Tensor bias, float eps"
+
+
+def _check_bn(x, running_mean, running_var, weight, bias, eps):
+    if x.dim() != 2:
+        raise TypeError(f"x must have 2 dimensions, not shape {tuple(x.shape)}")
+    allowed = (x.dtype, of_sums(x.dtype))
+    given = dict(running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+    for name, tensor in given.items():
+        if tuple(tensor.shape) != tuple(x.shape[1:]):
+            raise TypeError(
+                f"{name} must have shape {tuple(x.shape[1:])}, not {tuple(tensor.shape)}"
+            )
+        if tensor.dtype not in allowed:
+            wanted = " or ".join(dict.fromkeys(map(str, allowed)))
+            raise TypeError(f"{name} must be {wanted}, not {tensor.dtype}")
+        allowed = (tensor.dtype,)
+    if not eps >= 0:
+        raise ValueError(f"eps must be at least 0, not {eps!r}")
+
+
+def _check_bn_backward(grad_output, y, x, *parameters):
+    _check_bn(x, *parameters)
+    for name, image in (("grad_output", grad_output), ("y", y)):
+        require(image, name, shape=x.shape, dtypes=(x.dtype,))
 
 
 def _bn_kernel(x, running_mean, running_var, weight, bias, eps):
@@ -195,6 +234,7 @@ _bn_backward = Operator(
     kernel=_bn_backward_kernel,
     on_cpu=_bn_backward_by_torch,
     fake=_fake_bn_backward,
+    check=_check_bn_backward,
     title="BnReluSoftmaxBackward",
 )
 _bn_relu_softmax = Operator(
@@ -203,6 +243,7 @@ _bn_relu_softmax = Operator(
     kernel=_bn_kernel,
     on_cpu=_bn_by_torch,
     fake=lambda x, *_: torch.empty_like(x, memory_format=torch.contiguous_format),
+    check=_check_bn,
     save=_save_bn,
     gradient=_bn_gradient,
     title="BnReluSoftmax",

@@ -7,8 +7,29 @@ import torch.nn.functional as F
 
 from course_lib.kernels import linear as kernels
 from course_lib.ops import precision
+from course_lib.ops.checks import require
 from course_lib.ops.registration import Operator, require_floating_point
 from course_lib.runtime.repeat import repeated
+
+
+def _check(input, weight, bias):
+    require(weight, "weight", n_dims=2)
+    n_out, n_in = weight.shape
+    if input.dim() == 0 or input.shape[-1] != n_in:
+        raise RuntimeError(
+            f"input must have {n_in} features in its last dimension, as weight has, not shape "
+            f"{tuple(input.shape)}"
+        )
+    require(bias, "bias", shape=(n_out,))
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.dtype != input.dtype:
+            raise RuntimeError(f"{name} must be {input.dtype}, as input is, not {tensor.dtype}")
+
+
+def _check_backward(grad_output, input, weight, needs):
+    _check(input, weight, None)
+    shape = (*input.shape[:-1], weight.shape[0])
+    require(grad_output, "grad_output", shape=shape, dtypes=(input.dtype,))
 
 
 def _kernel(input, weight, bias):
@@ -17,6 +38,7 @@ def _kernel(input, weight, bias):
 
 @repeated(3)
 def _forward(input, weight, bias, exactness):
+    require_floating_point("linear", input.dtype)
     return kernels.forward(input, weight, bias, precision=exactness)
 
 
@@ -92,6 +114,7 @@ _backward = Operator(
     kernel=_backward_kernel,
     on_cpu=_backward_by_torch,
     fake=_fake_backward,
+    check=_check_backward,
     title="LinearBackward",
 )
 _linear = Operator(
@@ -100,6 +123,7 @@ _linear = Operator(
     kernel=_kernel,
     on_cpu=F.linear,
     fake=_fake,
+    check=_check,
     save=_save,
     gradient=_gradient,
     title="Linear",
@@ -113,33 +137,11 @@ def linear(input, weight, bias=None):
 
     input   (..., I); float32, float16 or bfloat16, on a CPU float64 too
     weight  (O, I), of input's dtype
-    bias    (O,), of input's dtype, or None
+    bias    (O,), of input's dtype, or None; nothing is broadcast
 
     float32 is computed as such unless ``torch.backends.cuda.matmul`` allows TF32. Autocast converts
     all three to its dtype. What is not contiguous is copied first. Raises RuntimeError for shapes
     or dtypes that do not go together and for second gradients, NotImplementedError for other
     dtypes. Notebook 10.
     """
-    _check(input, weight, bias)
     return _linear(input, weight, bias)
-
-
-def _check(input, weight, bias):
-    """Raise what PyTorch raises for arguments that do not go together."""
-    require_floating_point("linear", input.dtype, torch.float64)
-    if weight.dim() != 2:
-        raise RuntimeError(
-            f"weight must have 2 dimensions, (O, I), not shape {tuple(weight.shape)}"
-        )
-    n_out, n_in = weight.shape
-    if input.dim() == 0 or input.shape[-1] != n_in:
-        raise RuntimeError(
-            f"input must have {n_in} features in its last dimension, as weight has, not shape "
-            f"{tuple(input.shape)}"
-        )
-    if bias is not None and tuple(bias.shape) != (n_out,):
-        raise RuntimeError(f"bias must have shape {(n_out,)}, not {tuple(bias.shape)}")
-    if not torch._C._is_any_autocast_enabled():
-        for name, tensor in (("weight", weight), ("bias", bias)):
-            if tensor is not None and tensor.dtype != input.dtype:
-                raise RuntimeError(f"{name} must be {input.dtype}, as input is, not {tensor.dtype}")

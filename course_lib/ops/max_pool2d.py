@@ -4,12 +4,58 @@ import torch
 
 from course_lib.kernels import max_pool2d as kernels
 from course_lib.kernels.max_pool2d.window import output_size
+from course_lib.ops.checks import pair, require, require_tensor
 from course_lib.ops.registration import Operator, require_floating_point, simulate_on_cpu
 from course_lib.runtime.repeat import repeated
 
 _aten = torch.ops.aten
 _OPTIONS = "int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode"
 _INDEX_DTYPES = {"int64": torch.int64, "uint8": torch.uint8}
+
+
+def _check(x, kernel_size, stride, padding, dilation, ceil_mode, index_dtype):
+    if x.dtype is torch.bool or x.is_complex():
+        require_floating_point("max_pool2d", x.dtype)
+    if x.dim() != 4 or 0 in x.shape[1:]:
+        raise RuntimeError(
+            "Expected 3D or 4D (batch mode) tensor with optional 0 dim batch size for input, but "
+            f"got: {list(x.shape)}"
+        )
+    _y_shape(x.shape, kernel_size, stride, padding, dilation, ceil_mode)
+    if index_dtype not in _INDEX_DTYPES:
+        raise ValueError(f"indices must be {' or '.join(_INDEX_DTYPES)}, not {index_dtype!r}")
+
+
+def _check_backward(grad_output, indices, size, *options):
+    if len(size) != 4:
+        raise RuntimeError(f"size must be that of the input, N·C·H·W, not {list(size)}")
+    require(grad_output, "grad_output", shape=_y_shape(size, *options))
+    require(indices, "indices", shape=grad_output.shape, dtypes=_INDEX_DTYPES.values())
+
+
+def _y_shape(shape, kernel_size, stride, padding, dilation, ceil_mode):
+    """(N, C, OH, OW); RuntimeError where there are no such windows."""
+    for name, options, least in (
+        ("kernel size", kernel_size, 1), ("stride", stride, 1), ("pad", padding, 0),
+        ("dilation", dilation, 1),
+    ):  # fmt: skip
+        if min(options) < least:
+            wanted = "greater than zero" if least else "non-negative"
+            raise RuntimeError(f"{name} should be {wanted}, but got {list(options)}")
+    for pad, size in zip(padding, kernel_size, strict=True):
+        if 2 * pad > size:
+            raise RuntimeError(
+                "pad should be smaller than or equal to half of kernel size, but got "
+                f"pad={pad}, kernel_size={size}"
+            )
+    options = zip(shape[2:], kernel_size, stride, padding, dilation, strict=True)
+    found = (*shape[:2], *(output_size(*numbers, ceil_mode) for numbers in options))
+    if min(found[2:]) < 1:
+        raise RuntimeError(
+            f"Given input size: {list(shape[1:])}. Calculated output size: {list(found[1:])}. "
+            "Output size is too small"
+        )
+    return found
 
 
 def _options(kernel_size, stride, padding, dilation, ceil_mode):
@@ -25,8 +71,9 @@ def _kernel(x, *options):
 
 @repeated(1)
 def _forward(x, *options):
-    *options, index_dtype = options
     require_floating_point("max_pool2d", x.dtype)
+    _check(x, *options)  # PyTorch refuses some empty images that kernels take
+    *options, index_dtype = options
     return kernels.forward(x, **_options(*options), index_dtype=index_dtype)
 
 
@@ -52,6 +99,9 @@ def _by_torch(x, *options):
 
 def _backward_by_torch(grad_output, indices, size, *options):
     _require_int64(str(indices.dtype).removeprefix("torch."))
+    H, W = size[2:]
+    if indices.numel() and not -1 <= indices.amin() <= indices.amax() < H * W:
+        raise RuntimeError(f"indices must be of the {H}·{W} positions of a plane, or -1")
     like = grad_output.new_empty(size).contiguous(memory_format=_memory_format(indices))
     return _aten.max_pool2d_with_indices_backward(grad_output, like, *options, indices)
 
@@ -69,8 +119,7 @@ def _memory_format(x):
 
 
 def _fake(x, kernel_size, stride, padding, dilation, ceil_mode, index_dtype):
-    options = zip(x.shape[2:], kernel_size, stride, padding, dilation, strict=True)
-    shape = (*x.shape[:2], *(output_size(*numbers, ceil_mode) for numbers in options))
+    shape = _y_shape(x.shape, kernel_size, stride, padding, dilation, ceil_mode)
     format, dtype = _memory_format(x), _INDEX_DTYPES[index_dtype]
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=format)
     return y, torch.empty_like(y, dtype=dtype)
@@ -102,6 +151,7 @@ _backward = Operator(
     kernel=_backward_kernel,
     on_cpu=_backward_by_torch,
     fake=_fake_backward,
+    check=_check_backward,
     title="MaxPool2dBackward",
 )
 _max_pool2d = Operator(
@@ -110,6 +160,7 @@ _max_pool2d = Operator(
     kernel=_kernel,
     on_cpu=_by_torch,
     fake=_fake,
+    check=_check,
     save=_save,
     gradient=_gradient,
     title="MaxPool2d",
@@ -126,12 +177,15 @@ def max_pool2d(
 
     With `return_indices` the result is a pair: the indices are int64, in the plane, as PyTorch's.
     Without, they are kept for the backward pass in a byte each, where a window has at most 256
-    positions. Two runs of the backward pass agree bit for bit. Raises TypeError for a wrong rank,
-    ValueError for options that do not fit, and RuntimeError for second gradients. Notebook 10.
+    positions. Two runs of the backward pass agree bit for bit. Raises RuntimeError for a wrong
+    rank, for options that do not fit and for second gradients, TypeError for options that are no
+    ints, NotImplementedError for other dtypes. Notebook 10.
     """
-    kernel_size = _pair(kernel_size, "kernel_size")
-    stride = kernel_size if stride is None or stride == [] else _pair(stride, "stride")
-    padding, dilation = _pair(padding, "padding"), _pair(dilation, "dilation")
+    require_tensor(input, "input")
+    kernel_size = pair(kernel_size, "kernel_size")
+    empty = stride is None or (isinstance(stride, (tuple, list)) and not stride)
+    stride = kernel_size if empty else pair(stride, "stride")
+    padding, dilation = pair(padding, "padding"), pair(dilation, "dilation")
     compact = input.is_cuda or (simulate_on_cpu and input.is_cpu)
     compact = compact and not return_indices and kernel_size[0] * kernel_size[1] <= 256
     x = input.unsqueeze(0) if input.dim() == 3 else input
@@ -141,12 +195,3 @@ def max_pool2d(
     if input.dim() == 3:
         y, indices = y.squeeze(0), indices.squeeze(0)
     return (y, indices) if return_indices else y
-
-
-def _pair(value, name):
-    if isinstance(value, int):
-        return value, value
-    both = tuple(value)
-    if len(both) not in (1, 2):
-        raise ValueError(f"{name} must be one or two ints, not {value!r}")
-    return both if len(both) == 2 else both * 2

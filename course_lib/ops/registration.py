@@ -8,6 +8,11 @@ implementation for each kind of tensor:
 * on the CPU and on MPS, PyTorch's own operator, so that a network runs without an NVIDIA GPU;
 * on the CPU under ``COURSE_LIB_SIMULATOR=1``, our kernels in the simulator.
 
+What does not go together is refused before anything runs, with PyTorch's own type of error: also
+where the implementation by PyTorch is an inner function that no longer looks (`torch.native_…`
+writes past the end of what is too short). Launchers of kernels look for themselves, once for each
+kind of call where they are `repeated`; `check` then only says in PyTorch's words what they refused.
+
 PyTorch's dispatcher takes longer to call an operator written in Python than a GPU takes for a small
 one. It is there for those who want a say in the call: torch.compile, vmap, autocast, modes,
 subclasses of Tensor. Where there is nobody of them, `Operator.__call__` calls the implementation
@@ -21,6 +26,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
+from course_lib.ops import checks
 from course_lib.runtime.device import SIMULATOR_VARIABLE
 
 _C = torch._C
@@ -77,6 +83,9 @@ class Operator:
     kernel    the implementation on our kernels
     on_cpu    the implementation by PyTorch, for MPS too
     fake      shapes, dtypes and devices of the results, computed from such
+    check     check(*inputs) raises what PyTorch raises for inputs that do not go together; without
+              it they may be of any shape. That they are on one device is always checked
+    on_host   names of the tensors that are on the CPU wherever the others are
     save      save(ctx, inputs, outputs) keeps what the gradient needs
     gradient  gradient(ctx, *grad_outputs) returns a gradient, or None, for each input; without it
               the operator is itself a gradient, and differentiating it again is refused
@@ -88,18 +97,22 @@ class Operator:
     """
 
     def __init__(
-        self, name, schema, *, kernel, on_cpu, fake, title, save=None, gradient=None, autocast=None,
-        vmap=None, tags=(),
+        self, name, schema, *, kernel, on_cpu, fake, title, check=None, on_host=(),
+        save=None, gradient=None, autocast=None, vmap=None, tags=(),
     ):  # fmt: skip
-        self.name, self.kernel = name, kernel
+        self.name, self._check, self._on_host = name, check, on_host
+        self.kernel = self._explained(kernel)
         _library.define(f"{name}{schema}", tags=tags)
-        _library.impl(name, kernel, "CUDA")
-        _library.impl(name, kernel if simulate_on_cpu else on_cpu, "CPU")
-        _library.impl(name, on_cpu, "MPS")
-        torch.library.register_fake(f"course_lib::{name}", fake, lib=_library)
         self.overload = getattr(torch.ops.course_lib, name).default
         arguments = self.overload._schema.arguments
         self.tensors = slice(sum("Tensor" in str(argument.type) for argument in arguments))
+        self._names = [argument.name for argument in arguments[self.tensors]]
+        self._needed = [a.name for a in arguments[self.tensors] if str(a.type) == "Tensor"]
+        on_cpu = self._checked(on_cpu)
+        _library.impl(name, self.kernel, "CUDA")
+        _library.impl(name, self.kernel if simulate_on_cpu else on_cpu, "CPU")
+        _library.impl(name, on_cpu, "MPS")
+        torch.library.register_fake(f"course_lib::{name}", self._checked(fake), lib=_library)
         self._function = _autograd_function(title, save, gradient or self._refuse)
         # Function.apply sees to functorch; where `dispatcher_is_idle` there is none.
         self._record = super(torch.autograd.Function, self._function).apply
@@ -121,6 +134,36 @@ class Operator:
         if records and torch.is_grad_enabled():
             return self._record(self.kernel, *inputs)
         return self.kernel(*inputs)
+
+    def _explained(self, kernel):
+        """`kernel`, which raises what PyTorch would where `check` refuses the same inputs."""
+
+        def call(*inputs):
+            try:
+                return kernel(*inputs)
+            except Exception:
+                try:
+                    self._require(inputs)
+                except Exception as same:
+                    raise same from None
+                raise
+
+        return call
+
+    def _checked(self, implementation):
+        def call(*inputs):
+            self._require(inputs)
+            return implementation(*inputs)
+
+        return call
+
+    def _require(self, inputs):
+        tensors = dict(zip(self._names, inputs, strict=False))
+        for name in self._needed:
+            checks.require_tensor(tensors[name], name)
+        checks.require_one_device({k: x for k, x in tensors.items() if k not in self._on_host})
+        if self._check is not None:
+            self._check(*inputs)
 
     def _register_autocast(self, device_type, converted):
         key = "Autocast" + device_type.upper()

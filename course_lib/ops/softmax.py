@@ -1,11 +1,17 @@
 """Softmax and log-softmax as operators of PyTorch."""
 
 import operator
+import warnings
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from course_lib.kernels import softmax as kernels
+from course_lib.kernels.softmax import strided
+from course_lib.kernels.softmax.columns import seen_from
+from course_lib.ops.checks import require, whole
 from course_lib.ops.registration import Operator, require_floating_point
+from course_lib.runtime.repeat import repeated
 
 _aten = torch.ops.aten
 
@@ -21,10 +27,28 @@ def _register(operation, on_cpu, backward_on_cpu):
         require_floating_point(name, x.dtype)
         if dim == -1:
             return operation.forward(x)
+        dim = _wrapped(dim, x.dim())
+        if strided_takes(x, dim):
+            return forward_along(x, dim)
         return along(operation.forward, dim, x)
 
-    def fake(x, dim, dtype):
+    @repeated(1)
+    def forward_along(x, dim):
+        return operation.forward_along(x, dim)
+
+    @repeated(2)
+    def backward_along(dy, y, dim):
+        return operation.backward_along(dy, y, dim)
+
+    def check(x, dim, dtype):
+        require_floating_point(name, dtype or x.dtype, torch.float64)
         _wrapped(dim, x.dim())
+
+    def check_backward(grad_output, y, dim, input_dtype):
+        _wrapped(dim, y.dim())
+        require(grad_output, "grad_output", shape=y.shape, dtypes=(y.dtype,))
+
+    def fake(x, dim, dtype):
         dtype = dtype or x.dtype
         if x.device.type == "cuda":
             require_floating_point(name, dtype)
@@ -42,6 +66,8 @@ def _register(operation, on_cpu, backward_on_cpu):
     def backward_kernel(grad_output, y, dim, input_dtype):
         if dim == -1:
             dx = operation.backward(grad_output, y)
+        elif strided_takes(y, dim := _wrapped(dim, y.dim())):
+            dx = backward_along(grad_output, y, dim)
         else:
             dx = along(operation.backward, dim, grad_output, y)
         return dx if dx.dtype is input_dtype else dx.to(input_dtype)
@@ -58,6 +84,7 @@ def _register(operation, on_cpu, backward_on_cpu):
         kernel=backward_kernel,
         on_cpu=by_torch,
         fake=fake_backward,
+        check=check_backward,
         title=f"{title}Backward",
         vmap=lambda info, in_dims, *inputs: _vmapped(backward.overload, 2, info, in_dims, inputs),
     )
@@ -67,6 +94,7 @@ def _register(operation, on_cpu, backward_on_cpu):
         kernel=kernel,
         on_cpu=on_cpu,
         fake=fake,
+        check=check,
         save=save,
         gradient=gradient,
         title=title,
@@ -81,13 +109,6 @@ def _autocast_dtype(x):
     return torch.float32 if x.is_floating_point() and x.dtype is not torch.float64 else None
 
 
-def _index(dim):
-    """`dim` as an int; TypeError for True and False too, as PyTorch's."""
-    if isinstance(dim, bool):
-        raise TypeError("dim must be an int, not a bool")
-    return operator.index(dim)
-
-
 def _wrapped(dim, n_dims):
     """`dim` counted from the front; IndexError as PyTorch's where there is no such dimension."""
     n = max(n_dims, 1)  # a 0-d tensor takes dim 0 and -1
@@ -98,11 +119,19 @@ def _wrapped(dim, n_dims):
     return dim % n
 
 
+def strided_takes(x, dim):
+    """Whether the rung `strided` is the one for axis `dim`, counted from the front, of `x`."""
+    if dim >= x.dim() - 1 or not x.numel():
+        return False
+    n_columns, length, step = seen_from(x.shape, dim)
+    return step > 1 and strided.takes(n_columns, length)
+
+
 def along(launcher, dim, *tensors):
     """`launcher`, which works along the last axis, along axis `dim`; the result contiguous.
 
     Where `dim` isn't the last axis, that takes a copy of each tensor and one of the result, so
-    that rows lie in one piece. PyTorch has a kernel for such rows and needs none.
+    that rows lie in one piece.
     """
     n_dims = tensors[0].dim()
     dim = _wrapped(dim, n_dims)
@@ -140,19 +169,43 @@ _log_softmax = _register(
 )
 
 
+def _dim(name, x, dim):
+    """`dim` as an int; for None the axis that torch.nn.functional takes, with its warning."""
+    if dim is not None:
+        return whole(dim, "dim")
+    if not is_dynamo_compiling():
+        warnings.warn(
+            f"Implicit dimension choice for {name} has been deprecated. Change the call to include "
+            "dim=X as an argument.",
+            stacklevel=4,  # the line that calls softmax
+        )
+    return 0 if x.dim() in (0, 1, 3) else 1
+
+
+def _dtype(dtype):
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be torch.dtype, not {type(dtype).__name__}")
+    return dtype
+
+
 def softmax(x, dim=-1, dtype=None):
     """exp(x) / Σ exp(x), the sum along `dim`, as `torch.softmax`; the result is contiguous.
 
     x      float32, float16 or bfloat16, any shape, 0-d and empty included
-    dim    the axis of the sum, from either end. The last costs one launch; another, copies too
+    dim    the axis of the sum, from either end. It costs one launch; an axis that is long beside
+           all others, and not the last, copies too. None is 0 for 0, 1 or 3 dimensions, else 1,
+           with a warning, as in torch.nn.functional
     dtype  what to convert `x` to first (another launch); the result's dtype
 
-    On a GPU, autocast makes it float32. Raises IndexError where there is no axis `dim`, and
-    NotImplementedError for another dtype. Second gradients raise RuntimeError. Notebooks 03, 04.
+    On a GPU, autocast makes it float32. Raises IndexError where there is no axis `dim`, TypeError
+    where it is no int, and NotImplementedError for another dtype. Second gradients raise
+    RuntimeError. Notebooks 03, 04.
     """
-    return _softmax(x, dim if type(dim) is int else _index(dim), dtype)
+    dim = dim if type(dim) is int else _dim("softmax", x, dim)
+    return _softmax(x, dim, dtype if dtype is None else _dtype(dtype))
 
 
 def log_softmax(x, dim=-1, dtype=None):
     """x − log Σ exp(x), the sum along `dim`, as `torch.log_softmax`. All else as in `softmax`."""
-    return _log_softmax(x, dim if type(dim) is int else _index(dim), dtype)
+    dim = dim if type(dim) is int else _dim("log_softmax", x, dim)
+    return _log_softmax(x, dim, dtype if dtype is None else _dtype(dtype))

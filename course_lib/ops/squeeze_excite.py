@@ -7,6 +7,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from course_lib.kernels import squeeze_excite as kernels
+from course_lib.ops.checks import of_sums, require
 from course_lib.ops.registration import Operator, require_floating_point
 from course_lib.runtime.repeat import repeated
 
@@ -41,8 +42,10 @@ class _Unconverted(Operator):
     def __init__(self, name, schema, *, kernel, without_gradient=None, **options):
         same = dict.fromkeys(map(str.lower, _DEVICES), lambda *inputs: inputs)
         super().__init__(name, schema, kernel=kernel, autocast=same, **options)
-        record, self.kernel = self._record, without_gradient or kernel
-        self._record = lambda _, *inputs: record(kernel, *inputs)
+        record, full = self._record, self.kernel
+        self._record = lambda _, *inputs: record(full, *inputs)
+        if without_gradient is not None:
+            self.kernel = self._explained(without_gradient)
 
     def __call__(self, *inputs):
         if is_dynamo_compiling() or not _C._is_any_autocast_enabled():
@@ -71,8 +74,7 @@ def _backward_kernel(grad_output, x, weight1, weight2, mean, hidden, logit, acti
 
 
 def _by_torch(x, weight1, bias1, weight2, bias2, activation, gate):
-    _check(x, weight1, bias1, weight2, bias2, activation, gate)
-    dtype = _sums_dtype(x)
+    dtype = of_sums(x.dtype)
     weight1, bias1, weight2, bias2 = (
         tensor.to(dtype) for tensor in (weight1.flatten(1), bias1, weight2.flatten(1), bias2)
     )
@@ -103,11 +105,6 @@ def _backward_by_torch(grad_output, x, weight1, weight2, mean, hidden, logit, ac
     return dx.to(x.dtype, memory_format=_memory_format(x)), *gradients
 
 
-def _sums_dtype(x):
-    """Of what is computed in between: float32, but for float64, which only a CPU takes."""
-    return torch.promote_types(x.dtype, torch.float32)
-
-
 def _memory_format(x):
     """Channels-last where `x` is that and nothing else, contiguous for all others."""
     if not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
@@ -116,9 +113,8 @@ def _memory_format(x):
 
 
 def _fake(x, weight1, bias1, weight2, bias2, activation, gate):
-    _check(x, weight1, bias1, weight2, bias2, activation, gate)
     N, C, R = *x.shape[:2], weight1.shape[0]
-    sums = (x.new_empty((N, size), dtype=_sums_dtype(x)) for size in (C, R, C))
+    sums = (x.new_empty((N, size), dtype=of_sums(x.dtype)) for size in (C, R, C))
     return torch.empty_like(x, memory_format=_memory_format(x)), *sums
 
 
@@ -148,6 +144,8 @@ def _check(x, weight1, bias1, weight2, bias2, activation, gate):
         ("weight2", weight2, (C, R)),
         ("bias2", bias2, (C,)),
     ):
+        if tensor is None:  # the backward pass needs no bias
+            continue
         found = tuple(tensor.shape)
         if found != shape and (len(shape) == 1 or found != (*shape, 1, 1)):
             raise TypeError(f"{name} must have shape {shape}, not {found}")
@@ -155,6 +153,15 @@ def _check(x, weight1, bias1, weight2, bias2, activation, gate):
         if tensor.dtype not in dtypes:
             wanted = " or ".join(dict.fromkeys(map(str, dtypes)))
             raise TypeError(f"{name} must be {wanted}, not {tensor.dtype}")
+
+
+def _check_backward(grad_output, x, weight1, weight2, mean, hidden, logit, activation, gate):
+    R = weight1.shape[0] if weight1.dim() else 0
+    _check(x, weight1, None, weight2, None, activation, gate)
+    require(grad_output, "grad_output", shape=x.shape, dtypes=(x.dtype,))
+    for name, saved, n in (("mean", mean, x.shape[1]), ("hidden", hidden, R),
+                           ("logit", logit, x.shape[1])):  # fmt: skip
+        require(saved, name, shape=(x.shape[0], n), dtypes=(of_sums(x.dtype),))
 
 
 def _save(ctx, inputs, outputs):
@@ -179,6 +186,7 @@ _backward = _Unconverted(
     kernel=_backward_kernel,
     on_cpu=_backward_by_torch,
     fake=_fake_backward,
+    check=_check_backward,
     title="SqueezeExciteBackward",
 )
 _squeeze_excite = _Unconverted(
@@ -189,6 +197,7 @@ _squeeze_excite = _Unconverted(
     without_gradient=_kernel_of_y,
     on_cpu=_by_torch,
     fake=_fake,
+    check=_check,
     save=_save,
     gradient=_gradient,
     title="SqueezeExcite",

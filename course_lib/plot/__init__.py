@@ -18,6 +18,7 @@ from .memory import access_order, tensor_layout, thread_map
 from .networks import confusion, fragments, losses
 from .picture import Picture
 from .reduction import histograms, interleaving, run_to_run, tree
+from .segmentation import segmentation
 from .shares import shares
 from .softmax import butterfly, one_pass, passes, probabilities
 from .speed import durations, ladder, roofline, sweep, timeline
@@ -54,6 +55,7 @@ __all__ = [
     "roofline",
     "run_to_run",
     "shared_row",
+    "segmentation",
     "shares",
     "speedups",
     "stalls",

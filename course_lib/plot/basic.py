@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .picture import WIDTH_INCHES, Picture
+from .picture import WIDTH_INCHES, Picture, require_dict
 
 LINES = (
     {"color": "#1f5f99", "linestyle": "-", "marker": "o"},
@@ -74,6 +74,7 @@ def curves(x, series, *, xlabel, ylabel, title="", log=False, alt=None):
     Raises:
         ValueError: no points, no series, too many, or one of another length than `x`.
     """
+    require_dict("series", series)
     x = np.asarray(x)
     series = {label: np.asarray(y) for label, y in series.items()}
     if x.size == 0 or not series:

@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from .picture import INK, OURS, PAPER, PEER, Picture, ink_on
+from .picture import INK, OURS, PAPER, PEER, Picture, ink_on, require_dict
 
 #: What an access is: colour, hatch and the letter in its box. Told apart by all three.
 ACCESSES = {
@@ -36,6 +36,7 @@ def channel_gates(gates, names, *, ylabel="gate (0 shuts a channel, 1 leaves it)
     Raises:
         ValueError: no pictures, or too many, or not a number for each channel.
     """
+    require_dict("gates", gates)
     gates = {name: np.asarray(own, dtype=np.float64) for name, own in gates.items()}
     if not 0 < len(gates) <= len(HATCHES):
         raise ValueError(f"channel_gates needs 1 to {len(HATCHES)} pictures, not {len(gates)}")
@@ -78,6 +79,7 @@ def cache_walk(walks, *, title="", alt=None):
     Raises:
         ValueError: no walks, an empty one, one too long to be drawn, or an unknown access.
     """
+    require_dict("walks", walks)
     walks = {heading: list(steps) for heading, steps in walks.items()}
     if not walks or not all(walks.values()):
         raise ValueError("cache_walk needs at least one walk, and a step in each")
@@ -132,6 +134,7 @@ def work_items(schedules, *, unit="steps", title="", alt=None):
     Raises:
         ValueError: no schedules, an empty one, an unknown kind, or a span that ends too early.
     """
+    require_dict("schedules", schedules)
     schedules = {heading: list(spans) for heading, spans in schedules.items()}
     if not schedules or not all(schedules.values()):
         raise ValueError("work_items needs at least one schedule, and a span in each")

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from .picture import INK, LIMIT, OURS, PAPER, PEER, Picture, caption, ink_on
+from .picture import INK, LIMIT, OURS, PAPER, PEER, Picture, caption, ink_on, require_dict
 
 PADDED = "#e6e6e6"
 #: Of windows: told apart by dashes as well as by colour.
@@ -134,6 +134,7 @@ def arithmetic(rows, limits, *, title="", device="", date="", alt=None):
     Raises:
         ValueError: no rows, too many limits, or a number that is not positive.
     """
+    require_dict("limits", limits)
     rows = list(rows)
     if not rows or len(limits) > len(LIMIT_DASHES):
         raise ValueError(f"arithmetic needs rows, and {len(LIMIT_DASHES)} limits at most")
@@ -205,6 +206,7 @@ def asked(kernels, *, unit="sizes of x", title="", alt=None):
     Raises:
         ValueError: no kernels, one that asks for nothing, or a negative amount.
     """
+    require_dict("kernels", kernels)
     amounts = [amount for parts in kernels.values() for *_, amount in parts]
     if not kernels or not all(kernels.values()) or min(amounts) < 0 or not max(amounts) > 0:
         raise ValueError(f"asked needs kernels that ask for something, not {kernels}")

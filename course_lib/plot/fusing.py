@@ -3,7 +3,7 @@
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from .picture import INK, LIMIT, PAPER, PEER, Picture
+from .picture import INK, LIMIT, PAPER, PEER, Picture, require_dict
 
 READ, WRITE = "#cfe3f5", PEER
 
@@ -21,6 +21,7 @@ def arrays_moved(chains, *, title="", alt=None):
     Raises:
         ValueError: no chains, an empty one, or a kernel that moves a negative number of arrays.
     """
+    require_dict("chains", chains)
     if not chains or not all(chains.values()):
         raise ValueError("arrays_moved needs at least one chain, and a kernel in each")
     moved = [each for kernels in chains.values() for _, *both in kernels for each in both]

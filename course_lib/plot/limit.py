@@ -5,7 +5,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from .picture import INK, LIMIT, OURS, PAPER, PEER, Picture, caption, ink_on
+from .picture import INK, LIMIT, OURS, PAPER, PEER, Picture, caption, ink_on, require_dict
 
 WAIT, WORK = "#cfe3f5", "#1f5f99"
 #: One style for each size and number of loads: told apart by shape and fill as well as by colour.
@@ -31,6 +31,7 @@ def loads_in_time(batches, n_loads, *, latency, work, unit="ns", title="", alt=N
     Raises:
         ValueError: no batches, or one that does not divide `n_loads`.
     """
+    require_dict("batches", batches)
     if not batches or any(batch < 1 or n_loads % batch for batch in batches.values()):
         raise ValueError(f"loads_in_time needs batches that divide {n_loads}, not {batches}")
     ends = {name: n_loads // b * latency + n_loads * work for name, b in batches.items()}
@@ -132,6 +133,7 @@ def stalls(rows, reasons, *, title="", device="", date="", alt=None):
     Raises:
         ValueError: no rows, or no reasons, or more than six.
     """
+    require_dict("reasons", reasons)
     rows = list(rows)
     if not rows or not 0 < len(reasons) <= len(SHADES):
         raise ValueError(f"stalls needs rows, and one to {len(SHADES)} reasons")

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
-from .picture import INK, LIMIT, OURS, PAPER, WIDTH_INCHES, Picture, ink_on
+from .picture import INK, LIMIT, OURS, PAPER, WIDTH_INCHES, Picture, ink_on, require_dict
 
 # Neighbours in this list differ in lightness as well as in hue, so they differ in grey too.
 BLOCK_COLOURS = (
@@ -162,6 +162,7 @@ def access_order(
     Raises:
         ValueError: no pattern, an empty one, a negative address, or sizes that do not divide.
     """
+    require_dict("patterns", patterns)
     patterns = {name: np.atleast_2d(np.asarray(steps)) for name, steps in patterns.items()}
     if not patterns:
         raise ValueError("access_order needs at least one pattern")

@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from .picture import INK, PAPER, Picture, caption, ink_on
+from .picture import INK, PAPER, Picture, caption, ink_on, require_dict
 
 SHADES = ("#ffffff", "#cfe0f0", "#f3c581", "#8fb4d6")
 STYLES = (
@@ -28,6 +28,7 @@ def fragments(matrices, *, lane=None, title="", alt=None):
     Raises:
         ValueError: no matrices, or one of a wrong shape.
     """
+    require_dict("matrices", matrices)
     if not matrices:
         raise ValueError("fragments needs at least one matrix")
     for name, (lanes, registers) in matrices.items():

@@ -1,6 +1,7 @@
 """The figure class and the style that all pictures share."""
 
 import io
+from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -46,6 +47,13 @@ class Picture(Figure):
             metadata={"image/png": {"alt": self.alt, "width": width, "height": height}},
             raw=True,
         )
+
+
+def require_dict(name, value):
+    """TypeError where `value`, the argument called `name`, is no dict from labels to values."""
+    if not isinstance(value, Mapping):
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be a dict from labels to values, not a {kind}")
 
 
 def ink_on(colour):

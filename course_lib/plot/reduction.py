@@ -5,7 +5,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from .basic import LINES
 from .memory import BLOCK_COLOURS, UNTOUCHED
-from .picture import INK, LIMIT, OURS, PAPER, WIDTH_INCHES, Picture, caption, ink_on
+from .picture import INK, LIMIT, OURS, PAPER, WIDTH_INCHES, Picture, caption, ink_on, require_dict
 
 MAX_TREE = 32  # more cells in a line are too narrow for their numbers
 ACTIONS = ("read", "compute", "write")
@@ -23,6 +23,7 @@ def histograms(counts, *, xlabel, ylabel="count", title="", alt=None):
     Raises:
         ValueError: nothing to draw, or histograms of different lengths.
     """
+    require_dict("counts", counts)
     counts = {name: np.asarray(numbers) for name, numbers in counts.items()}
     lengths = {numbers.shape for numbers in counts.values()}
     if len(lengths) != 1 or len(next(iter(lengths))) != 1 or (0,) in lengths:
@@ -206,6 +207,7 @@ def run_to_run(sums, exact, *, ylabel="sum − exact sum (no unit)", title="", d
     Raises:
         ValueError: no runs, or more than four labels.
     """
+    require_dict("sums", sums)
     sums = {label: np.asarray(values, dtype=np.float64) for label, values in sums.items()}
     if not sums or len(sums) > len(LINES) or min(values.size for values in sums.values()) == 0:
         raise ValueError(f"run_to_run needs one to {len(LINES)} labels, each with its runs")

@@ -2,7 +2,7 @@
 
 from matplotlib.patches import Rectangle
 
-from .picture import INK, OURS, PAPER, Picture, caption, ink_on
+from .picture import INK, OURS, PAPER, Picture, caption, ink_on, require_dict
 
 _SHADES = ("#e3e7ec", "#c3cbd5", "#a3aebb", "#f0f2f5", "#d4dae2", "#b4bdc9")
 _HATCHES = ("", "..", "\\\\", "--", "xx")
@@ -21,6 +21,7 @@ def shares(wholes, *, highlight="", xlabel="share (%)", title="", device="", dat
     Raises:
         ValueError: nothing to draw, a negative amount, or a whole of nothing.
     """
+    require_dict("wholes", wholes)
     if not wholes or not all(wholes.values()):
         raise ValueError("shares needs at least one whole, and a part in each")
     percent = {label: _percent(label, parts) for label, parts in wholes.items()}

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.patches import Rectangle
 
-from .picture import INK, LIMIT, OURS, PAPER, PEER, Picture, ink_on
+from .picture import INK, LIMIT, OURS, PAPER, PEER, Picture, ink_on, require_dict
 
 MAX_LANES = 16  # more in a line are too narrow for their numbers
 MAX_STEPS = 12
@@ -91,6 +91,7 @@ def passes(traces, n_bytes, *, title="", alt=None):
     Raises:
         ValueError: no traces, one without an access to global memory, or a size that is 0.
     """
+    require_dict("traces", traces)
     found = {
         label: sorted((site for site in trace.sites if site.space == "global"),
                       key=lambda site: (site.line, site.op == "store"))

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from .picture import INK, LIMIT, OURS, PAPER, PEER, Picture, caption, ink_on
+from .picture import INK, LIMIT, OURS, PAPER, PEER, Picture, caption, ink_on, require_dict
 
 _SHADES = (OURS, "#8db8de", "#e3eef8", PEER)  # dark to light; hatches tell them apart as well
 _HATCHES = ("", "///", "...", "xx")
@@ -28,6 +28,7 @@ def speedups(sizes, series, *, goal=None, ylabel="times as fast as PyTorch", tit
         ValueError: no sizes, no series or too many, one of another length, a number that is not
             positive.
     """
+    require_dict("series", series)
     sizes = [str(size) for size in sizes]
     if not sizes or not 0 < len(series) <= len(_SHADES):
         raise ValueError(f"speedups needs sizes and 1 to {len(_SHADES)} series, not {len(sizes)} "
@@ -80,6 +81,7 @@ def step_times(bars, *, highlight, unit="ms", title="", device="", date="", alt=
     Raises:
         ValueError: nothing to draw, or a negative time.
     """
+    require_dict("bars", bars)
     if not bars or not all(bars.values()):
         raise ValueError("step_times needs at least one bar, and a group in each")
     if min(time for groups in bars.values() for time in groups.values()) < 0:

@@ -5,9 +5,21 @@ follow PyTorch in what -inf, inf and NaN give. Imports NumPy only.
 """
 
 from .basic import (
+    gelu,
+    gelu_backward,
+    gelu_tanh,
+    gelu_tanh_backward,
     global_avg_pool,
     global_avg_pool_backward,
+    hard_sigmoid,
+    hard_sigmoid_backward,
+    hard_swish,
+    hard_swish_backward,
+    leaky_relu,
+    leaky_relu_backward,
     relu,
+    relu6,
+    relu6_backward,
     relu_backward,
     sigmoid,
     sigmoid_backward,
@@ -16,7 +28,9 @@ from .basic import (
 )
 from .batch_norm import batch_norm, batch_norm_backward, batch_norm_running
 from .conv2d import conv2d, conv2d_backward
+from .conv_transpose2d import conv_transpose2d, conv_transpose2d_backward
 from .cross_entropy import cross_entropy, cross_entropy_backward
+from .dice import dice_loss, dice_loss_backward
 from .fused_softmax import (
     bn_relu_softmax,
     bn_relu_softmax_backward,
@@ -29,6 +43,7 @@ from .max_pool2d import max_pool2d, max_pool2d_backward
 from .optimizers import adam, sgd
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 from .squeeze_excite import squeeze_excite, squeeze_excite_backward
+from .upsample import upsample, upsample_backward
 
 __all__ = [
     "adam",
@@ -39,11 +54,25 @@ __all__ = [
     "bn_relu_softmax_backward",
     "conv2d",
     "conv2d_backward",
+    "conv_transpose2d",
+    "conv_transpose2d_backward",
     "cross_entropy",
     "cross_entropy_backward",
+    "dice_loss",
+    "dice_loss_backward",
     "dropout_mask",
+    "gelu",
+    "gelu_backward",
+    "gelu_tanh",
+    "gelu_tanh_backward",
     "global_avg_pool",
     "global_avg_pool_backward",
+    "hard_sigmoid",
+    "hard_sigmoid_backward",
+    "hard_swish",
+    "hard_swish_backward",
+    "leaky_relu",
+    "leaky_relu_backward",
     "linear",
     "linear_backward",
     "log_softmax",
@@ -51,6 +80,8 @@ __all__ = [
     "max_pool2d",
     "max_pool2d_backward",
     "relu",
+    "relu6",
+    "relu6_backward",
     "relu_backward",
     "sgd",
     "sigmoid",
@@ -63,4 +94,6 @@ __all__ = [
     "squeeze_excite_backward",
     "swish",
     "swish_backward",
+    "upsample",
+    "upsample_backward",
 ]

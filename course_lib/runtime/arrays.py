@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from course_lib.runtime import device
+
 
 class ArrayError(TypeError):
     """An array is of a kind, dtype, shape or device the launcher can't take."""
@@ -41,6 +43,7 @@ def describe(array, name="array"):
     """The `Description` of a GPU array. ArrayError says what to do with a CPU one."""
     if is_tensor(array):
         if array.device.type != "cuda":
+            _require_gpu()
             raise ArrayError(
                 f"{name} is a PyTorch tensor on {array.device}, but the kernel runs on the GPU: "
                 f'pass {name}.to("cuda")'
@@ -56,6 +59,7 @@ def describe(array, name="array"):
         )
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is None:
+        _require_gpu()
         hint = "pass cuda.to_device(array)" if isinstance(array, np.ndarray) else "pass an array"
         raise ArrayError(
             f"{name} is a {type(array).__module__}.{type(array).__name__}, which is not in the "
@@ -73,6 +77,12 @@ def describe(array, name="array"):
         read_only=read_only,
         device=_device_of(array),
     )
+
+
+def _require_gpu():
+    """Before somebody is told to move an array to a GPU: is there one?"""
+    if device.count() == 0:
+        raise ArrayError(device.why_no_gpu())
 
 
 def _row_major(shape, itemsize):
@@ -116,15 +126,20 @@ def empty(shape, *, like, dtype=None, channels_last=False):
     """An array of `shape`, of the library and device of `like`, not initialised.
 
     dtype          a name such as "float32"; that of `like` by default
-    channels_last  lay out an N·C·H·W shape as N·H·W·C in memory
+    channels_last  lay out an N·C·H·W shape as N·H·W·C in memory. A tensor is then made so, as
+                   PyTorch makes it: no view, which autograd wouldn't let anyone write to
     """
-    if channels_last:
-        N, C, H, W = shape
-        inner = empty((N, H, W, C), like=like, dtype=dtype)
-        return inner.permute(0, 3, 1, 2) if is_tensor(inner) else inner.transpose((0, 3, 1, 2))
     if is_tensor(like):
         torch = sys.modules["torch"]
-        return like.new_empty(shape, dtype=getattr(torch, dtype) if dtype else None)
+        dtype = getattr(torch, dtype) if dtype else like.dtype
+        if not channels_last:
+            return like.new_empty(shape, dtype=dtype)
+        return torch.empty(
+            shape, dtype=dtype, device=like.device, memory_format=torch.channels_last
+        )
+    if channels_last:
+        N, C, H, W = shape
+        return empty((N, H, W, C), like=like, dtype=dtype).transpose((0, 3, 1, 2))
     if isinstance(like, np.ndarray):
         return np.empty(shape, dtype or like.dtype)
     if hasattr(like, "copy_to_host"):

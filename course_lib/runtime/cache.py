@@ -4,6 +4,9 @@ A file is named by its kernel's key. It holds, in this order, a SHA-256 of all t
 length of the head, the head (JSON: what the kernel is), the machine code, and the compressed PTX
 that it was made from. A file appears whole or not at all, and one that is cut short or damaged
 counts as none. Nothing here needs a GPU or numba.
+
+Who may write here decides what the GPU runs in the user's name, so a folder that others may write
+to is refused.
 """
 
 import contextlib
@@ -11,12 +14,15 @@ import hashlib
 import json
 import os
 import re
+import stat
 import struct
 import tempfile
 import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+
+from course_lib.runtime.home import home
 
 #: Environment variable naming the folder that holds compiled kernels.
 CACHE_VARIABLE = "COURSE_LIB_CACHE"
@@ -27,6 +33,16 @@ _OURS = re.compile(r"[0-9a-f]{64}\.kernel")
 _UNFINISHED = re.compile(r"[0-9a-f]{64}\.[A-Za-z0-9_]+\.unfinished")
 _WRITING_TAKES = 60  # seconds, at the very most: an unfinished file that is older was abandoned
 _DIGEST = 32
+#: What the head of every file of this layout says, and of which type.
+_HEAD = {
+    "name": str, "registers": int, "stack_bytes": int, "shared_bytes": int, "cooperative": bool,
+    "signature": str, "compute_capability": list, "key": str, "module": str, "qualname": str,
+    "argtypes": list, "options": list, "cubin_bytes": int,
+}  # fmt: skip
+
+
+class CacheError(RuntimeError):
+    """A folder of compiled kernels that is not the user's alone; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +64,7 @@ def cache_folder():
     """The folder of compiled kernels: ``COURSE_LIB_CACHE`` or the user's cache folder."""
     if folder := os.environ.get(CACHE_VARIABLE):
         return Path(folder)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = os.environ.get("XDG_CACHE_HOME") or home() / ".cache"
     return Path(base) / "course_lib" / "kernels"
 
 
@@ -57,15 +73,38 @@ def path_of(key):
     return cache_folder() / f"{key}.kernel"
 
 
+def require_own(folder):
+    """Raise CacheError where somebody else may write to `folder`; it need not be there yet."""
+    if not hasattr(os, "geteuid"):  # Windows: users' folders are their own there
+        return
+    try:
+        facts = os.stat(folder)
+    except OSError:
+        return
+    if facts.st_uid not in (os.geteuid(), 0):
+        why, cure = f"belongs to another user (number {facts.st_uid})", ""
+    elif facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        why = f"may be written to by others (mode {stat.S_IMODE(facts.st_mode):o})"
+        cure = f"empty it (python -m course_lib kernels --clear) and run chmod go-w {folder}, or "
+    else:
+        return
+    raise CacheError(
+        f"The folder of compiled kernels {folder} {why}, who could so choose what your GPU runs: "
+        f"{cure}name another folder in {CACHE_VARIABLE}."
+    )
+
+
 def save(path, head, cubin, ptx):
     """Keep a kernel at `path`: `head` (a dict that JSON can hold), machine code, PTX text.
 
-    A folder that can't be written costs speed, not correctness: then nothing is kept.
+    A folder that can't be written costs speed, not correctness: then nothing is kept. Raises
+    CacheError, as `load` and `machine_code` do, for a folder that is not the user's alone.
     """
+    require_own(path.parent)
     text = json.dumps(head | {"cubin_bytes": len(cubin)}).encode()
     body = struct.pack("<I", len(text)) + text + cubin + zlib.compress(ptx.encode())
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Under another name first, so that a reader never sees half a file.
         handle, temporary = tempfile.mkstemp(".unfinished", f"{path.stem}.", path.parent)
         try:
@@ -92,10 +131,14 @@ def machine_code(path):
         raise ValueError(f"{path} is gone or damaged")
     head, rest = found
     length = head["cubin_bytes"]
-    return rest[:length], zlib.decompress(rest[length:]).decode()
+    try:
+        return rest[:length], zlib.decompress(rest[length:]).decode()
+    except (zlib.error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is gone or damaged") from error
 
 
 def _read(path):
+    require_own(path.parent)
     try:
         data = path.read_bytes()
     except OSError:
@@ -105,16 +148,31 @@ def _read(path):
         return None
     try:
         (length,) = struct.unpack_from("<I", body, 0)
-        head = json.loads(body[4 : 4 + length])
-        head["cubin_bytes"]
-    except (struct.error, ValueError, KeyError, TypeError):  # whole, but of another layout
+        head, rest = json.loads(body[4 : 4 + length]), body[4 + length :]
+    except (struct.error, ValueError, RecursionError):  # whole, but of another layout
         return None
-    return head, body[4 + length :]
+    return (head, rest) if _is_head(head) and head["cubin_bytes"] <= len(rest) else None
+
+
+def _is_head(head):
+    """Whether `head` says what a kernel's does, so that who reads it need not ask again."""
+    return (
+        isinstance(head, dict)
+        and all(isinstance(head.get(name), kind) for name, kind in _HEAD.items())
+        and isinstance(head.get("file", 0), str | None)
+        and list(map(type, head["compute_capability"])) == [int, int]
+        and all(isinstance(text, str) for text in head["argtypes"])
+        and head["cubin_bytes"] >= 0
+    )
 
 
 def entries():
-    """Every `Entry` of the cache, damaged ones too. Leaves out what goes while it looks."""
+    """Every `Entry` of the cache, damaged ones too. Leaves out what goes while it looks.
+
+    Raises CacheError for a folder that is not the user's alone.
+    """
     found = []
+    require_own(cache_folder())
     for path in _ours(_OURS):
         with contextlib.suppress(OSError):
             facts = path.stat()

@@ -91,10 +91,26 @@ def use_simulator():
     return count() == 0 if value == "" else value == "1"
 
 
+def why_no_gpu():
+    """Why kernels can't run on a GPU here, and the cure, as a sentence; None where they can."""
+    if count() == 0:
+        if os.environ.get(SIMULATOR_VARIABLE) == "0":
+            return (
+                "there is no NVIDIA GPU here, and "
+                f"{SIMULATOR_VARIABLE}=0 keeps kernels from the simulator: unset it"
+            )
+        return "there is no NVIDIA GPU here"
+    if os.environ.get(SIMULATOR_VARIABLE) == "1":
+        return f"{SIMULATOR_VARIABLE}=1 asks for the simulator: unset it"
+    return None
+
+
 @functools.cache
 def properties(index=0):
     """The `Properties` of GPU `index`; DeviceError where there is no such GPU."""
     if not 0 <= index < count():
+        if index == 0 and (reason := why_no_gpu()) is not None:
+            raise DeviceError(reason)
         raise DeviceError(f"no GPU {index} here: the CUDA driver reports {count()}")
     handle = ctypes.c_int()
     driver().cuDeviceGet(ctypes.byref(handle), index)

@@ -14,18 +14,20 @@ can do together, for which numba.cuda has no names.
 Where it differs from a GPU:
 
 - Threads take turns, and switch only where they wait. A race shows in the result only under
-  another `order`; memory is sequentially consistent, so a missing fence shows nowhere. `sanitize`
-  finds both all the same.
+  another `order`, a lost update under "interleaved"; memory is sequentially consistent, so a
+  missing fence shows nowhere. `sanitize` finds all of them.
 - A negative index raises OutOfBounds. On a GPU numba takes a signed one from the array's end.
-- Arithmetic has NumPy's types. numba widens `int32 + 1` to 64 bits and makes `acc = 0.0` and a
-  Python float argument float64; here integers of NumPy wrap, and Python numbers adapt to the other
-  operand. A Python integer that does not fit a NumPy type raises OverflowError.
+- Arithmetic has the types and values of the compiled kernel (`arithmetic` lists three exceptions).
+  But numba gives a variable one type over all rounds of a loop and both sides of an `if`; here it
+  has that of the value it holds. `lint` tells the types it gives. Functions whose source cannot be
+  found, and bfloat16, have NumPy's types.
 - `math` and libdevice round correctly where a GPU is within an ulp or two; the fast forms are as
   exact as the others.
 - A shuffle that reads a lane which takes no part gives a NaN or garbage, never a likely value.
 - Shared, local and device memory start as NaNs or 0xCD bytes.
 - A function whose source cannot be found runs as it stands, in a greenlet per thread: slower, and
-  an endless loop that touches no array is ended by Ctrl-C alone.
+  an endless loop that touches no array is ended by Ctrl-C alone. `sanitize`, `trace` and the order
+  "interleaved" refuse it, because they cannot see what it does.
 """
 
 from . import cluster, postponed

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from . import errors
-from .guards import poison
+from .guards import poison, records
 
 
 class DeviceArray:
@@ -33,6 +33,13 @@ class DeviceArray:
     flags = property(lambda self: {"C_CONTIGUOUS": self._array.flags.c_contiguous,
                                    "F_CONTIGUOUS": self._array.flags.f_contiguous})
     T = property(lambda self: self.transpose())
+
+    @property
+    def __cuda_array_interface__(self):
+        """What libraries tell each other about device memory. The address is one of the host's."""
+        interface = dict(self._array.__array_interface__)
+        contiguous = self._array.flags.c_contiguous
+        return interface | {"version": 3, "strides": None if contiguous else self._array.strides}
 
     def copy_to_host(self, ary=None, stream=0):
         """A host copy, written into `ary` if given (same shape and dtype)."""
@@ -212,8 +219,8 @@ def kernel_argument(value, position, kernel):
     TypeError for what a GPU kernel cannot take: lists, dictionaries, strings and so on.
     """
     kind = type(value)
-    if kind is np.ndarray:
-        return value if value.dtype.names is None else record_array(value)
+    if kind is np.ndarray and not value.dtype.hasobject:
+        return records(value)
     if kind is DeviceArray:
         return kernel_argument(value._array, position, kernel)
     if value is None or isinstance(value, enum.Enum):
@@ -224,7 +231,11 @@ def kernel_argument(value, position, kernel):
     if isinstance(value, _SCALARS):
         return value
     if isinstance(value, np.ndarray):
-        return record_array(value) if value.dtype.names else value.view(np.ndarray)
+        if value.dtype.hasobject:
+            raise TypeError(f"argument {position} of {kernel} is an array of Python objects "
+                            f"(dtype {value.dtype}), which a kernel cannot take. Give it an array "
+                            "of numbers, for example of dtype np.float32")
+        return records(value) if value.dtype.names else value.view(np.ndarray)
     if isinstance(value, tuple):
         parts = [kernel_argument(part, position, kernel) for part in value]
         return kind(*parts) if hasattr(value, "_fields") else tuple(parts)
@@ -234,11 +245,6 @@ def kernel_argument(value, position, kernel):
         return getattr(value, "kernel_value", value)
     raise TypeError(f"argument {position} of {kernel} is a {kind.__name__}, which a kernel cannot "
                     f"take. Give it a NumPy array, a device array, a number or a tuple of those")
-
-
-def record_array(array):
-    """A structured array whose records also give their fields as attributes."""
-    return array.view(np.dtype((np.record, array.dtype)), np.recarray)
 
 
 def check_launchable(value):

@@ -10,13 +10,13 @@ from operator import index as as_int
 
 import numpy as np
 
-from . import errors, guards
+from . import arithmetic, errors, guards
 from .cluster_checks import ClusterChecks
 from .collisions import Collisions
-from .execution import Execution, elements, is_view
+from .execution import Execution, elements, is_view, part_of
 from .observe import Watched
 from .ordering import Ordering
-from .shadow import INITIAL, SITE_MASK, THREAD_AT, Shadow
+from .shadow import INITIAL, ONE_CLOCK, SITE_MASK, THREAD_AT, Shadow
 from .verdicts import Verdicts
 from .waits import Waits
 
@@ -98,6 +98,8 @@ class Checking(ClusterChecks, Collisions, Ordering, Waits, Verdicts, Execution):
         return array[i, j]
 
     def load(self, thread, number, array, index):
+        if index.__class__ is str:
+            return self.load_named(thread, number, array, index)
         if array.__class__ is not Watched:
             return self.load_elsewhere(thread, number, array, index)
         if is_view(array, index):
@@ -115,7 +117,7 @@ class Checking(ClusterChecks, Collisions, Ordering, Waits, Verdicts, Execution):
         """A part of an array, which is not read yet; garbage if it lies outside."""
         try:
             guards.check_index(array, index)
-            return array[index]
+            return part_of(array, index)
         except IndexError:
             self.outside(thread, number, array, index)
         inside = tuple(0 if isinstance(part, (int, np.integer)) else part
@@ -157,7 +159,10 @@ class Checking(ClusterChecks, Collisions, Ordering, Waits, Verdicts, Execution):
             written[place] = stamp + number
         else:
             self.note_write(thread, number, array, place, i, value)
-        array[i] = value
+        try:
+            array[i] = value
+        except OverflowError:
+            arithmetic.store(array, i, value)
 
     def store2(self, thread, number, value, array, i, j):
         try:
@@ -177,19 +182,26 @@ class Checking(ClusterChecks, Collisions, Ordering, Waits, Verdicts, Execution):
             written[place] = stamp + number
         else:
             self.note_write(thread, number, array, place, (i, j), value)
-        array[i, j] = value
+        try:
+            array[i, j] = value
+        except OverflowError:
+            arithmetic.store(array, (i, j), value)
 
     def store(self, thread, number, value, array, index):
+        if index.__class__ is str:
+            self.store_named(thread, number, value, array, index)
+            return
+        value = self.whole(thread, number, value)
         if array.__class__ is not Watched:
             guards.check_index(array, index)
-            array[index] = value
+            arithmetic.store(array, index, value)
             return
         places = self.places(thread, number, array, index)
         if places is None:
             return
         for place in places:
             self.note_write(thread, number, array, place, index, value)
-        array[index] = value
+        arithmetic.store(array, index, value)
 
     def relaxed_load(self, thread, number, array, index):
         if array.__class__ is Watched and not is_view(array, index):
@@ -211,7 +223,8 @@ class Checking(ClusterChecks, Collisions, Ordering, Waits, Verdicts, Execution):
                 return
             for offset in offsets:
                 shadow = self.shadow_of(array)
-                self.release(thread, shadow, offset // shadow.granule)
+                self.release(thread, shadow, offset // shadow.granule, whole=True)
+            thread.stamp += ONE_CLOCK
 
     def load_many(self, thread, number, array, index, count):
         return [self.load1(thread, number, array, index + k) for k in range(count)]
@@ -258,7 +271,7 @@ class Checking(ClusterChecks, Collisions, Ordering, Waits, Verdicts, Execution):
             return None
         granule = shadow.granule
         if size == granule:
-            if array.ndim <= 2 and not array.memory.dynamic:
+            if array.ndim <= 2 and not array.memory.dynamic and array.dtype.names is None:
                 self.prepare(array, shadow)
             return [offset // granule for offset in offsets]
         return [place for offset in offsets

@@ -36,7 +36,7 @@ class ClusterChecks:
             block.readers.clear()
             if group and block.live < len(block.threads):
                 self.exited_before(block, group)
-            if any(thread.at != group[0].at for thread in group):
+            if any(thread.where != group[0].where for thread in group):
                 self.different_barriers(block, group)
         waiting = [thread for group in threads for thread in group]
         for block, group in zip(cluster.blocks, threads, strict=True):

@@ -1,5 +1,6 @@
 """Collisions: an access compared with those before it, where one comparison did not settle it."""
 
+from .resolve import cast
 from .shadow import (
     EPOCH_AT,
     INITIAL,
@@ -91,7 +92,7 @@ class Collisions:
     def writes_the_same(array, index, value):
         """True if the element holds `value` already, so that it does not matter who writes it."""
         try:
-            return bool(array[index] == array.dtype.type(value))
+            return bool(array[index] == cast(array.dtype.type)(value))
         except (TypeError, ValueError):
             return False
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from . import engine, guards
+from . import arithmetic, engine, guards
 from .atomics import atomic
 from .mathlib import math as gpu_math
 from .primitives import Dim3, Index, LaneId, Namespace, Primitive
@@ -129,7 +129,7 @@ def _load(array, index):
 def _store(array, index, value):
     """A store with a cache hint; the hint does nothing."""
     guards.check_index(array, index)
-    array[index] = value
+    arithmetic.store(array, index, value)
 
 
 def _pure(name, impl, **more):

@@ -32,6 +32,15 @@ BARRIER = _Wait("cuda.syncthreads()")
 SPIN = _Wait("a loop that waits for memory to change")
 
 
+def pause(block, thread, op):
+    """Handler of PAUSE."""
+    block.spinning.append(thread)
+
+
+#: What a thread yields before a store if the order is "interleaved": all others have a turn.
+PAUSE = (pause,)
+
+
 class Thread:
     """One CUDA thread: its indices, its block, and how to resume it."""
 
@@ -78,7 +87,7 @@ class Block:
         self.launch = launch
         self.dx, self.dy, self.dz = launch.block_dim
         self.gx, self.gy, self.gz = launch.grid_dim
-        self.patience = PATIENCE
+        self.patience = 0 if launch.order == "interleaved" else PATIENCE
         self.cluster = None
         self.move(index)
 

@@ -47,3 +47,7 @@ class Unreachable(SimulatorError):
     def __init__(self, message, exited=None):
         super().__init__(message)
         self.exited = exited
+
+
+class SourceMissing(SimulatorError):
+    """A function that is to be watched has no source, so that its accesses cannot be seen."""

@@ -1,16 +1,16 @@
-"""Carrying out what an observed kernel does, and telling the observers.
+"""Carrying out what an observed kernel does.
 
 Rewritten code of the observed flavour calls `_t.o.load1(_t, number, x, i)` and its kin, where
 `_t.o` is an `Execution`. `number` is the place of the site in `launch.sites`.
 """
 
-import contextlib
 import math
 
 import numpy as np
 
-from . import engine, errors, guards
+from . import arithmetic, guards
 from .cluster import elsewhere
+from .implicit import Implicit
 from .observe import Memory, Watched, watch
 from .primitives import Primitive
 
@@ -55,7 +55,7 @@ def all_elements(view):
     return offsets.tolist()
 
 
-class Execution:
+class Execution(Implicit):
     """Carries out every action of an observed launch. This one checks bounds and raises."""
 
     def __init__(self, launch):
@@ -65,8 +65,16 @@ class Execution:
 
     def load(self, thread, number, array, index):
         """`array[index]`."""
+        if index.__class__ is str:
+            return self.load_named(thread, number, array, index)
         guards.check_index(array, index)
-        return array[index]
+        return part_of(array, index)
+
+    def load_named(self, thread, number, array, name):
+        """`array["name"]`, where `array` is a record, or an array of records, or neither."""
+        if isinstance(array, np.ndarray) and name in (array.dtype.names or ()):
+            return self.field(thread, number, array, name)
+        return array[name]
 
     def load1(self, thread, number, array, i):
         """`array[i]`."""
@@ -78,8 +86,18 @@ class Execution:
 
     def store(self, thread, number, value, array, index):
         """`array[index] = value`."""
+        if index.__class__ is str:
+            self.store_named(thread, number, value, array, index)
+            return
         guards.check_index(array, index)
-        array[index] = value
+        arithmetic.store(array, index, self.whole(thread, number, value))
+
+    def store_named(self, thread, number, value, array, name):
+        """`array["name"] = value`."""
+        if isinstance(array, np.ndarray):
+            self.store_field(thread, number, value, array, name)
+        else:
+            arithmetic.store(array, name, value)
 
     def store1(self, thread, number, value, array, i):
         """`array[i] = value`."""
@@ -134,11 +152,7 @@ class Execution:
                                 owner=block)
             array = block.watched[key] = watch(array, memory)
             array.declared = number
-            self.shared_declared(thread, number, array)
         return array
-
-    def shared_declared(self, thread, number, array):
-        """The first thread of the block has met a declaration."""
 
     def local(self, thread, number, name, shape, dtype, alignment=None):
         """A thread's own array."""
@@ -147,10 +161,24 @@ class Execution:
 
     # -- waiting, and everything else ------------------------------------------------------------
 
-    def wait(self, thread, number, operation):
-        """The operation that the thread is going to wait for."""
-        thread.at = number
+    def wait(self, thread, number, operation, rounds=()):
+        """The operation that the thread is going to wait for, in which rounds of the loops around.
+        """
+        thread.at, thread.where = number, (number, rounds, thread.calls)
         return operation
+
+    @staticmethod
+    def enter_call(thread, number, rounds=()):
+        """A device function that may wait is going to be called."""
+        before = thread.calls
+        thread.calls = number, rounds, before
+        return before
+
+    @staticmethod
+    def leave_call(thread, before, result):
+        """It has returned."""
+        thread.calls = before
+        return result
 
     def fence(self, thread, number, scope):
         """Order this thread's accesses before against those after."""
@@ -162,6 +190,9 @@ class Execution:
     def loop(self, thread, number, iterable):
         """What a `for` loop goes over."""
         return iterable
+
+    def endless_poll(self, thread, number, array):
+        """A loop begins that a compiler may turn into a jump to itself; it waits for `array`."""
 
     def returning(self, thread, number):
         """A `return` of the kernel itself."""
@@ -217,202 +248,23 @@ class Execution:
         return False
 
 
-def _name_of(operation):
-    return getattr(operation, "__name__", "")
-
-
-class Reporting(Execution):
-    """Tells observers what happens, then lets another Execution carry it out."""
-
-    def __init__(self, launch, observers, inner):
-        super().__init__(launch)
-        self.inner = inner
-        for hook in ("load", "store", "atomic", "barrier", "barrier_release", "warp_op",
-                     "warp_release", "cluster_barrier", "cluster_release", "grid_barrier",
-                     "grid_release", "fence", "branch", "exit", "shared_declaration",
-                     "block_start", "block_end", "launch", "launch_end"):
-            found = [getattr(observer, f"on_{hook}") for observer in observers
-                     if hasattr(observer, f"on_{hook}")]
-            setattr(self, f"on_{hook}", found)
-        # What nobody listens to goes straight to what carries it out.
-        for hooks, names in ((self.on_load, LOADS), (self.on_store, STORES),
-                             (self.on_branch, ("branch", "loop"))):
-            if not hooks:
-                for name in names:
-                    setattr(self, name, getattr(inner, name))
-
-    def touch(self, hooks, thread, number, array, index, count=None):
-        """Tell of an access, unless it is outside or only makes a view of the array."""
-        if not hooks or array.__class__ is not Watched:
-            return
-        try:
-            offsets, size = elements(array, index)
-        except (IndexError, TypeError):
-            return
-        if count is not None:
-            offsets, size = offsets[:1], size * count
-        site = self.launch.sites[number]
-        for offset in offsets:
-            for hook in hooks:
-                hook(thread, site, array.memory, offset, size)
-
-    def load(self, thread, number, array, index):
-        if not is_view(array, index):
-            self.touch(self.on_load, thread, number, array, index)
-        return self.inner.load(thread, number, array, index)
-
-    def store(self, thread, number, value, array, index):
-        self.touch(self.on_store, thread, number, array, index)
-        self.inner.store(thread, number, value, array, index)
-
-    def store1(self, thread, number, value, array, i):
-        self.touch(self.on_store, thread, number, array, i)
-        self.inner.store1(thread, number, value, array, i)
-
-    def store2(self, thread, number, value, array, i, j):
-        self.touch(self.on_store, thread, number, array, (i, j))
-        self.inner.store2(thread, number, value, array, i, j)
-
-    def atomic(self, thread, number, operation, array, *args):
-        first = (0,) * array.ndim if _name_of(operation) == "_compare_and_swap" else args[0]
-        self.touch(self.on_atomic, thread, number, array, first)
-        return self.inner.atomic(thread, number, operation, array, *args)
-
-    def relaxed_load(self, thread, number, array, index):
-        if not is_view(array, index):
-            self.touch(self.on_load, thread, number, array, index)
-        return self.inner.relaxed_load(thread, number, array, index)
-
-    def relaxed_store(self, thread, number, array, index, value):
-        self.touch(self.on_store, thread, number, array, index)
-        self.inner.relaxed_store(thread, number, array, index, value)
-
-    def load_cluster(self, thread, number, array, i, rank):
-        with contextlib.suppress(errors.Unreachable):  # for whoever carries it out to say
-            self.touch(self.on_load, thread, number, elsewhere(thread, array, rank), i)
-        return self.inner.load_cluster(thread, number, array, i, rank)
-
-    def load_many(self, thread, number, array, index, count):
-        self.touch(self.on_load, thread, number, array, index, count)
-        return self.inner.load_many(thread, number, array, index, count)
-
-    def store_many(self, thread, number, array, index, values):
-        self.touch(self.on_store, thread, number, array, index, len(values))
-        self.inner.store_many(thread, number, array, index, values)
-
-    def shared(self, thread, number, name, key, shape, dtype, alignment=None):
-        is_new = key not in thread.b.watched
-        array = self.inner.shared(thread, number, name, key, shape, dtype, alignment)
-        if is_new:
-            for hook in self.on_shared_declaration:
-                hook(thread, self.launch.sites[number], array.memory)
-        return array
-
-    def local(self, thread, number, name, shape, dtype, alignment=None):
-        return self.inner.local(thread, number, name, shape, dtype, alignment)
-
-    def wait(self, thread, number, operation):
-        site = self.launch.sites[number]
-        handler = operation if operation is engine.BARRIER else operation[0] if (
-            type(operation) is tuple) else None
-        if handler is engine.BARRIER or handler is engine.vote_at_barrier:
-            for hook in self.on_barrier:
-                hook(thread, site)
-        elif handler is engine.warp_operation:
-            kind = site.text.partition("(")[0].rpartition(".")[2]
-            for hook in self.on_warp_op:
-                hook(thread, site, kind, operation[2])
-        elif handler is engine.wait_for_cluster:
-            for hook in self.on_cluster_barrier:
-                hook(thread, site)
-        elif handler is engine.wait_for_grid:
-            for hook in self.on_grid_barrier:
-                hook(thread, site)
-        return self.inner.wait(thread, number, operation)
-
-    def fence(self, thread, number, scope):
-        for hook in self.on_fence:
-            hook(thread, self.launch.sites[number], scope)
-        self.inner.fence(thread, number, scope)
-
-    def branch(self, thread, number, condition):
-        taken = bool(condition)
-        for hook in self.on_branch:
-            hook(thread, self.launch.sites[number], taken)
-        return condition
-
-    def loop(self, thread, number, iterable):
-        site = self.launch.sites[number]
-        for value in iterable:
-            for hook in self.on_branch:
-                hook(thread, site, True)
-            yield value
-        for hook in self.on_branch:
-            hook(thread, site, False)
-
-    def returning(self, thread, number):
-        self.inner.returning(thread, number)
-
-    def launch_start(self):
-        for hook in self.on_launch:
-            hook(self.launch)
-        self.inner.launch_start()
-
-    def launch_end(self):
-        self.inner.launch_end()
-        for hook in self.on_launch_end:
-            hook(self.launch)
-
-    def block_start(self, block):
-        for hook in self.on_block_start:
-            hook(block)
-        self.inner.block_start(block)
-
-    def block_end(self, block):
-        self.inner.block_end(block)
-        for hook in self.on_block_end:
-            hook(block)
-
-    def barrier_released(self, block, threads):
-        for hook in self.on_barrier_release:
-            hook(block, threads)
-        self.inner.barrier_released(block, threads)
-
-    def warp_released(self, block, group):
-        for hook in self.on_warp_release:
-            hook(block, [entry[0] for entry in group.values()])
-        self.inner.warp_released(block, group)
-
-    def cluster_released(self, cluster, threads):
-        for hook in self.on_cluster_release:
-            hook([thread for group in threads for thread in group])
-        self.inner.cluster_released(cluster, threads)
-
-    def grid_released(self, threads):
-        for hook in self.on_grid_release:
-            hook(threads)
-        self.inner.grid_released(threads)
-
-    def exited(self, thread):
-        for hook in self.on_exit:
-            hook(thread)
-        self.inner.exited(thread)
-
-    def stuck(self, block):
-        return self.inner.stuck(block)
-
-    def absorbs(self, error):
-        return self.inner.absorbs(error)
-
-
 def is_view(array, index):
-    """True if `array[index]` is no element but another array."""
+    """True if `array[index]` is no element but another array, or a record, read by its fields."""
     if not isinstance(array, np.ndarray):
         return False
+    if array.dtype.names is not None or index.__class__ is str:
+        return True
     if type(index) is not tuple:
         return array.ndim > 1 or isinstance(index, slice) or index is Ellipsis
     return len(index) < array.ndim or any(
         isinstance(part, slice) or part is Ellipsis for part in index)
+
+
+def part_of(array, index):
+    """`array[index]`; of an array of records, the record as a view in the same memory."""
+    if array.__class__ is not Watched or array.dtype.names is None:
+        return array[index]
+    return array[(*index, ...) if type(index) is tuple else (index, ...)]
 
 
 def fence_scope(primitive):

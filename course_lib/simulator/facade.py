@@ -118,6 +118,15 @@ def _register_jitable(*args, **kwargs):
     return args[0] if len(args) == 1 and not kwargs else lambda function: function
 
 
+def _vectorizers():
+    def refuse(*args, **kwargs):
+        raise NotImplementedError(
+            "vectorize and guvectorize with target='cuda' are not supported by the simulator: "
+            "write a kernel with cuda.jit, or leave target out to run on the CPU")
+
+    return _plain_module("vectorizers", CUDAVectorize=refuse, CUDAGUFuncVectorize=refuse)
+
+
 def _libdevice():
     from . import libdevice
 
@@ -133,6 +142,7 @@ _makers = {
     "api": lambda: cuda,
     "random": _from_package("random"),
     "libdevice": _libdevice,
+    "vectorizers": _vectorizers,
     "cg": lambda: _plain_module("cg", this_grid=cooperative.this_grid,
                                 GridGroup=cooperative.GridGroup),
     "fp16": lambda: _plain_module("fp16", **half.fp16_names()),

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 KINDS = ("race", "race-between-blocks", "uninitialised-read", "out-of-bounds",
          "barrier-divergence", "barrier-mismatch", "exited-before-barrier",
-         "shuffle-inactive-lane", "shared-aliasing", "read-after-exit", "deadlock")
+         "shuffle-inactive-lane", "shared-aliasing", "read-after-exit", "deadlock",
+         "endless-poll")
 
 
 @dataclass

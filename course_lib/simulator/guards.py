@@ -1,11 +1,10 @@
 """Small functions that rewritten kernels call: index checks, shared arrays, loop budgets."""
 
-import math
 import sys
 
 import numpy as np
 
-from . import errors
+from . import arithmetic, errors
 from .resolve import as_dtype
 
 #: Static shared memory a block may declare, and all it may have with the dynamic part (sm_90).
@@ -41,29 +40,9 @@ def refuse_index(array, index, axis):
     return index
 
 
-def gpu_max(first, second):
-    """max of two values; a NaN loses against a number, as on a GPU."""
-    return first if first >= second or second != second else second
-
-
-def gpu_min(first, second):
-    """min of two values; a NaN loses against a number, as on a GPU."""
-    return first if first <= second or second != second else second
-
-
-def divide(first, second):
-    """first / second; a division by zero gives an infinity or a NaN, as on a GPU."""
-    try:
-        return first / second
-    except ZeroDivisionError:
-        if first == 0 or first != first or isinstance(first, complex):
-            return math.nan
-        return math.copysign(math.inf, first) * math.copysign(1.0, second)
-
-
 def gpu_extremum(function):
     """`max` or `min` for functions without source: two values as on a GPU, else as in Python."""
-    two = gpu_max if function is max else gpu_min
+    two = arithmetic.extrema[function]
 
     def call(*values, **options):
         return two(*values) if len(values) == 2 and not options else function(*values, **options)
@@ -88,11 +67,18 @@ def poisoned(shape, dtype):
     key = shape if type(shape) is tuple else (shape,), dtype
     template = _templates.get(key)
     if template is None:
-        template = np.empty(key[0], key[1])
+        template = records(np.empty(key[0], key[1]))
         poison(template)
         if template.nbytes <= 1 << 16 and len(_templates) < 512:
             _templates[key] = template
     return template.copy()
+
+
+def records(array):
+    """`array`; if it is one of records, they also give their fields as attributes."""
+    if array.dtype.names is None:
+        return array
+    return array.view(np.dtype((np.record, array.dtype)), np.recarray)
 
 
 def poison(array):
@@ -151,7 +137,8 @@ def _make_shared(block, shape, dtype):
         if block.dynamic is None:
             block.dynamic = np.full(dynamic_bytes, _POISON_BYTE, np.uint8)
             poison(block.dynamic[: dynamic_bytes // dtype.itemsize * dtype.itemsize].view(dtype))
-        return block.dynamic[: dynamic_bytes // dtype.itemsize * dtype.itemsize].view(dtype)
+        whole = dynamic_bytes // dtype.itemsize * dtype.itemsize
+        return records(block.dynamic[:whole].view(dtype))
     array = poisoned(shape, dtype)
     _charge(block, array.nbytes)
     return array
@@ -195,7 +182,7 @@ def write_elements(array, index, values):
     """Store `values` from `index` on. On a GPU this is one wide store."""
     check_index(array, index)
     for k, value in enumerate(values):
-        array[index + k] = value
+        arithmetic.store(array, index + k, value)
 
 
 def group_sync(thread, group):

@@ -3,6 +3,7 @@
 import importlib.abc
 import importlib.machinery
 import sys
+import types
 
 from . import errors, facade
 
@@ -53,10 +54,26 @@ def install():
     present = sys.modules.get(_PREFIX)
     if present is not None and present is not facade.cuda:
         raise errors.SimulatorError(
-            "the real numba.cuda is already imported, so the simulator cannot take its place. "
-            "Restart Python and import course_lib before numba.cuda")
+            "the real numba.cuda is already imported" + _by_whom(present) + ", so the simulator "
+            "cannot take its place. Restart Python and import course_lib before that")
     if not is_installed():
         sys.meta_path.insert(0, _finder)
+
+
+def _by_whom(real):
+    """", by …": the modules that hold the real numba.cuda, or something of it, by name."""
+    def is_of_it(value):
+        if isinstance(value, types.ModuleType):
+            name = value.__dict__.get("__name__")
+        else:
+            name = value.__module__ if isinstance(value, (type, types.FunctionType)) else None
+        return value is real or isinstance(name, str) and f"{name}.".startswith(f"{_PREFIX}.")
+
+    holders = sorted(
+        name for name, module in [*sys.modules.items()]
+        if name.partition(".")[0] not in ("numba", "numba_cuda", "course_lib")
+        and any(is_of_it(value) for value in [*getattr(module, "__dict__", {}).values()]))
+    return f", by {', '.join(holders)}" if holders else ""
 
 
 def uninstall():

@@ -3,8 +3,10 @@
 import functools
 import inspect
 import numbers
+import os
 import threading
 import types
+import warnings
 from dataclasses import replace
 
 from . import errors
@@ -12,17 +14,28 @@ from .arrays import kernel_argument
 from .cluster import check_size
 from .engine import resident_blocks
 from .guards import SHARED_LIMIT
+from .kinds import kind_of_value
 from .launching import Launch
 from .observe import current_observers
 from .options import check_order, current_options
 from .program import build_program
 from .report import trim
+from .signatures import (
+    argument_types,
+    check_options,
+    chosen,
+    fingerprint,
+    launch_bound,
+    type_of,
+)
+from .tracebacks import shows_user_lines
 
 MAX_THREADS = 1024
 BLOCK_LIMITS = (1024, 1024, 64)
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 
 _build_lock = threading.RLock()
+_user_facing = shows_user_lines(os.path.dirname(__file__))
 
 
 def dimensions(value, what, limits):
@@ -66,10 +79,18 @@ class Kernel:
         self.device = device
         self.signatures = list(signatures)
         self.targetoptions = dict(options or {})
+        check_options(self.targetoptions)
         self.extensions = list(self.targetoptions.get("extensions") or ())
+        self.launch_bound = launch_bound(self.targetoptions.get("launch_bounds"))
+        self._argument_types = [argument_types(each, device) for each in self.signatures]
+        #: The versions that a compiler would have made: types of the arguments -> version.
+        self.overloads = {each: _Overload(function) for each in self._argument_types}
+        self._launched = {}  # what decides the types of some arguments -> those types
         self._programs = {}
+        self._told = set()
         functools.update_wrapper(self, function)
 
+    @_user_facing
     def __getitem__(self, configuration):
         if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 5:
             raise errors.LaunchError(
@@ -86,6 +107,7 @@ class Kernel:
         configured.cluster = check_size(cluster or 1, configured.griddim)
         return configured
 
+    @_user_facing
     def __call__(self, *args, **kwargs):
         from .primitives import current_thread
 
@@ -102,13 +124,40 @@ class Kernel:
             raise ValueError(f"Can't create ForAll with negative task count: {ntasks}")
         return ForAll(self, ntasks, tpb, stream, sharedmem)
 
-    def program(self, flavour=None):
-        """The rebuilt kernel; built again if a global it uses has changed."""
-        program = self._programs.get(flavour)
+    def program(self, flavour=None, kinds=(), interleaved=False):
+        """The rebuilt kernel for arguments of these kinds; built again if a global it uses has
+        changed.
+        """
+        key = flavour, kinds, interleaved
+        program = self._programs.get(key)
         if program is None or program.is_stale():
+            if program is not None:
+                self._warn_of_changes(program)
             with _build_lock:
-                program = self._programs[flavour] = build_program(self.py_func, flavour)
+                program = self._programs[key] = build_program(self.py_func, *key)
         return program
+
+    def _warn_of_changes(self, program):
+        """Say once of each global that a GPU keeps the value it had at the first launch."""
+        for name, old, new in program.changes():
+            if name not in self._told:
+                self._told.add(name)
+                warnings.warn(
+                    f"{self.__name__} uses {name}, which was {shown(old)} at its first launch and "
+                    f"is {shown(new)} now. A GPU would keep the old value, as it is compiled in; "
+                    f"the simulator takes the new one. Decorate the kernel again, or pass the "
+                    f"value as an argument", stacklevel=5)
+
+    def _typed(self, values, name):
+        """The arguments as a compiled version takes them; the version is noted in `overloads`."""
+        if self._argument_types:
+            return chosen(self._argument_types, values, name)[1]
+        key = tuple(map(fingerprint, values))
+        if key not in self._launched:
+            self._launched[key] = tuple(map(type_of, values))
+        # Looked up each time: a version may have been noted and the mapping emptied.
+        self.overloads.setdefault(self._launched[key], _Overload(self.py_func))
+        return values
 
     def launch(self, grid, block, args, shared_bytes=0, options=None, cluster=1):
         """Run the kernel on a grid. See `Configured`."""
@@ -120,6 +169,10 @@ class Kernel:
             raise errors.LaunchError(f"{shared_bytes:,} bytes of dynamic shared memory: the limit "
                                      f"is {SHARED_LIMIT:,}")
         name = getattr(self.py_func, "__name__", "kernel")
+        threads = block[0] * block[1] * block[2]
+        if self.launch_bound is not None and threads > self.launch_bound:
+            raise errors.LaunchError(f"a block of {block} has {threads:,} threads: launch_bounds "
+                                     f"of {name} allows {self.launch_bound:,}")
         check_arguments(self.py_func, args, name)
         afterwards = []
         for extension in self.extensions:
@@ -127,6 +180,7 @@ class Kernel:
                     for value in args]
         values = [kernel_argument(value, position, name)
                   for position, value in enumerate(args, start=1)]
+        values = self._typed(values, name)
         launch = self.prepared(grid, block, values, int(shared_bytes),
                                options or current_options(), name, cluster)
         try:
@@ -140,36 +194,32 @@ class Kernel:
         raise failure
 
     def prepared(self, grid, block, values, shared_bytes, options, name, cluster):
-        """The Launch: an observed one inside `sanitize()` and `trace()`."""
-        observers = current_observers()
-        if not observers:
-            return Launch(self.program(), grid, block, values, shared_bytes, options, name,
-                          cluster)
+        """The Launch: an observed one inside `sanitize()` and `trace()`, and if interleaved."""
+        observers, interleaved = current_observers(), options.order == "interleaved"
+        kinds = tuple(map(kind_of_value, values))
+        if not observers and not interleaved:
+            return Launch(self.program(None, kinds), grid, block, values, shared_bytes, options,
+                          name, cluster)
         from .observed_engine import ObservedLaunch
 
         branches = any(observer.wants_branches for observer in observers)
         flavour = "traced" if any(observer.wants_loops for observer in observers) else (
             "branches" if branches else "observed")
-        program = self.program(flavour)
+        program = self.program(flavour, kinds, interleaved)
         return ObservedLaunch(program, grid, block, values, shared_bytes, options, name,
                               cluster, observers)
 
     # What numba's dispatcher offers beyond launching. Nothing is compiled here, so there is
     # nothing to specialise or to disable.
 
-    @property
-    def overloads(self):
-        """A mapping from any signature to an object that knows cooperative launch sizes."""
-        return _Overloads()
-
     def specialize(self, *args):
         """This kernel: the simulator has one version for all types."""
         return self
 
     def compile(self, signature):
-        """Check that the kernel can be rebuilt."""
+        """Check that the kernel can be rebuilt; the version is noted in `overloads`."""
         self.program()
-        return _Overload()
+        return self.overloads.setdefault(argument_types(signature), _Overload(self.py_func))
 
     def compile_device(self, args, return_type=None):
         """Check that the function can be rebuilt."""
@@ -204,15 +254,15 @@ for _name in ("inspect_asm", "inspect_llvm", "inspect_llvm_cfg", "inspect_lto_pt
 
 
 class _Overload:
+    def __init__(self, function):
+        #: Whether the kernel itself asks for its grid; what device functions do is not looked at.
+        code = getattr(function, "__code__", None)
+        self.cooperative = code is not None and "this_grid" in code.co_names
+
     def max_cooperative_grid_blocks(self, blockdim, dynsmemsize=0):
         """Blocks that fit on the simulated GPU at once, for a grid barrier to work."""
         _, block = launch_dimensions(1, blockdim)
         return resident_blocks(block)
-
-
-class _Overloads(dict):
-    def __missing__(self, key):
-        return _Overload()
 
 
 class Configured:
@@ -223,6 +273,7 @@ class Configured:
         self.griddim, self.blockdim = launch_dimensions(grid, block)
         self.stream, self.sharedmem, self.cluster = stream, shared_bytes, 1
 
+    @_user_facing
     def __call__(self, *args):
         self.kernel.launch(self.griddim, self.blockdim, args, self.sharedmem,
                            cluster=self.cluster)
@@ -235,10 +286,17 @@ class ForAll:
         self.kernel, self.ntasks, self.tpb = kernel, ntasks, tpb or 256
         self.stream, self.sharedmem = stream, sharedmem
 
+    @_user_facing
     def __call__(self, *args):
         if self.ntasks:
             grid = -(-self.ntasks // self.tpb)
             self.kernel[grid, self.tpb, self.stream, self.sharedmem](*args)
+
+
+def shown(value):
+    """A value in a warning: a function or a large array is not shown in full."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def check_arguments(function, args, name):
@@ -250,19 +308,22 @@ def check_arguments(function, args, name):
         most = max(most, len(args))
     if not least <= len(args) <= most:
         wanted = str(most) if least == most else f"{least} to {most}"
-        raise TypeError(f"{name} takes {wanted} arguments; {len(args)} were given")
+        given = f"{len(args)} {'was' if len(args) == 1 else 'were'} given"
+        raise TypeError(f"{name} takes {wanted} arguments; {given}")
 
 
 def jit(func_or_sig=None, device=False, **options):
     """`numba.cuda.jit` for the simulator.
 
     Takes the same arguments: a function, a signature, a list of signatures, or keywords alone.
-    Signatures and compiler options are kept but do nothing: the simulator does not compile.
+    Of the compiler's options `launch_bounds` alone does something: a larger block is refused.
 
     Raises
     ------
-    NotImplementedError for `link=` with files: compiled code cannot run here.
+    NotImplementedError for `link=` with files: compiled code cannot run here. TypeError for an
+    option that there is not, and for a kernel's signature that returns something.
     """
+    check_options(options)
     if options.get("link"):
         raise NotImplementedError("the simulator cannot link PTX, CUDA C++ or object files")
     if isinstance(func_or_sig, types.FunctionType):
@@ -282,6 +343,7 @@ def jit(func_or_sig=None, device=False, **options):
     return decorate
 
 
+@_user_facing
 def run(kernel, grid, block, *args, shared=0, order=None, cluster=1):
     """Run any kernel object in the simulator, on arrays in place.
 
@@ -293,7 +355,7 @@ def run(kernel, grid, block, *args, shared=0, order=None, cluster=1):
     args : NumPy arrays, torch CPU tensors, device arrays of the simulator, numbers, tuples
     shared : int
         Bytes of dynamic shared memory.
-    order : "forward", "reverse", "random" or None
+    order : one of `options`' orders, or None
         Overrides `options` for this launch.
     cluster : int
         How many consecutive blocks in x make a cluster: 1 to 8, a divisor of the grid's x.

@@ -2,27 +2,31 @@
 
 from . import errors
 from .engine import Block, Thread
-from .execution import Execution, Reporting, aligned
+from .execution import Execution, aligned
 from .launching import Launch
 from .observe import watch_arguments
 from .report import annotate
+from .reporting import Reporting
 
 
 class ObservedThread(Thread):
     """A thread that knows its Execution, `o`; observers may set further attributes.
 
     `at` is the number of the site it last waited at, `left_at` that of the `return` it took,
-    `caller` that of the intrinsic's call it is in.
+    `caller` that of the intrinsic's call it is in. `calls` are the calls of device functions around
+    it, innermost first: (number of the site, rounds of the loops around, calls outside); `where` is
+    the same of the site it last waited at.
     """
 
     # The second line is the sanitizer's.
-    __slots__ = ("o", "at", "left_at", "caller",
+    __slots__ = ("o", "at", "left_at", "caller", "calls", "where",
                  "stamp", "floor", "low", "many", "slot", "known", "told", "pending", "__dict__")
 
     def __init__(self, tx, ty, tz, tid, block):
         super().__init__(tx, ty, tz, tid, block)
         self.o = block.o
         self.at = self.left_at = self.caller = 0
+        self.calls = self.where = ()
 
 
 class ObservedBlock(Block):

@@ -7,16 +7,21 @@ import ast
 import itertools
 
 from . import engine
+from .analysis import literal
+from .barrier_rewrite import BarrierRounds
 from .execution import fence_scope
+from .implicit_rewrite import ImplicitAccesses, is_element
 from .observe import ObservedSite
+from .polls import endless_poll
 from .primitives import Primitive
 from .resolve import is_twin
 from .rewrite import Emitter
+from .subscripts import loaded
 from .tree import THREAD, chain
 from .tree import name as _name
 
 
-class ObservedEmitter(Emitter):
+class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
     """Rewrites one function for observers."""
 
     def __init__(self, unit, program, tree):
@@ -27,6 +32,7 @@ class ObservedEmitter(Emitter):
         self.polled = _polled(tree, self.facts)
         self.released = self.stores_after_fences(tree)
         self.target_name = ""
+        self.rounds = []  # names that count the rounds of the loops around that have a barrier
 
     # -- sites -----------------------------------------------------------------------------------
 
@@ -92,12 +98,24 @@ class ObservedEmitter(Emitter):
         if isinstance(index, ast.Tuple):
             parts = [self.visit_index(part) for part in index.elts]
             return ast.copy_location(ast.Tuple(parts, ast.Load()), index)
-        return self.visit(index)
+        return self.index(index)
+
+    def held(self, value):
+        """`value`, kept while the other threads have a turn, if the order is "interleaved"."""
+        if not self.program.interleaved or self.is_twin:
+            return value
+        pause = super().wait(self.bind(engine.PAUSE, "pause"), value)
+        both = ast.Tuple([value, pause], ast.Load())
+        kept = ast.Subscript(both, ast.Constant(0), ast.Load())
+        return ast.fix_missing_locations(ast.copy_location(kept, value))
 
     def store(self, target, value):
-        """The statement that stores the expression `value` into a subscript."""
+        """The statement that stores the expression `value` into a subscript or a field."""
+        if isinstance(target, ast.Attribute):
+            return self.store_field(target, value)
         relaxed = id(target) in self.released
         number = self.number(target, "store", ast.unparse(target.value), relaxed)
+        value = self.held(value)
         if relaxed:
             index, array = self.visit_index(target.slice), self.visit(target.value)
             return ast.copy_location(
@@ -113,11 +131,13 @@ class ObservedEmitter(Emitter):
         target = node.targets[0]
         if isinstance(target, ast.Name):
             self.target_name = target.id
-        if (
+        paired = (
             isinstance(target, ast.Tuple)
             and isinstance(node.value, ast.Tuple)
             and (len(target.elts) == len(node.value.elts))
-        ):
+        )
+        unpacked = None if paired else self.unpacked_number(node)
+        if paired:
             for place, part in enumerate(target.elts):
                 self.target_name = part.id if isinstance(part, ast.Name) else ""
                 node.value.elts[place] = self.visit(node.value.elts[place])
@@ -125,44 +145,16 @@ class ObservedEmitter(Emitter):
         else:
             value = self.visit(node.value)
         self.target_name = ""
-        if not any(
-            isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store)
-            for goal in node.targets
-            for part in ast.walk(goal)
-        ):
-            node.targets = [self.visit(goal) for goal in node.targets]
+        if len(node.targets) == 1 and is_element(target):
+            return self.store(target, value)
+        if all(isinstance(goal, ast.Name) for goal in node.targets):
             node.value = value
             return node
-        if len(node.targets) == 1 and isinstance(target, ast.Subscript):
-            return self.store(target, value)
         statements = []
-        kept = self.keep(value, statements)
+        kept = self.keep(value, statements) if len(node.targets) > 1 else value
         for goal in node.targets:
-            self.unpack(goal, kept, statements)
+            self.unpack(goal, kept, statements, unpacked)
         return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
-
-    def unpack(self, goal, value, statements):
-        """Assign the expression `value` to `goal`; subscripts in it are stored from names."""
-        if isinstance(goal, ast.Subscript):
-            statements.append(self.store(goal, value))
-            return
-        stores = []
-
-        def replaced(part):
-            if isinstance(part, (ast.Tuple, ast.List)):
-                part.elts = [replaced(element) for element in part.elts]
-            elif isinstance(part, ast.Starred):
-                part.value = replaced(part.value)
-            elif isinstance(part, ast.Subscript):
-                name = self.temporary()
-                stores.append((part, name))
-                return ast.copy_location(ast.Name(name, ast.Store()), part)
-            else:
-                return self.visit(part)
-            return part
-
-        statements.append(ast.Assign([replaced(goal)], value))
-        statements += [self.store(part, _name(name)) for part, name in stores]
 
     def visit_AnnAssign(self, node):
         if node.value is not None:
@@ -171,6 +163,8 @@ class ObservedEmitter(Emitter):
 
     def visit_AugAssign(self, node):
         target = node.target
+        if isinstance(target, ast.Attribute):
+            return self.update_field(node)
         if not isinstance(target, ast.Subscript):
             return super().visit_AugAssign(node)
         statements = []
@@ -185,12 +179,11 @@ class ObservedEmitter(Emitter):
         old = self.act(f"load{suffix}", self.number(target, "load", text), array, *parts, at=target)
         # Python finds the old value before it works out the new operand.
         old = self.keep(old, statements)
+        kinds = self.kinds(loaded(target)), self.kinds(node.value)
         right = self.visit(node.value)
-        value = (
-            self.divide(old, right, node)
-            if isinstance(node.op, ast.Div)
-            else (ast.BinOp(old, node.op, right))
-        )
+        value = self.operation(node.op, old, kinds[0], right, kinds[1], node, literal(node.value),
+                               in_place=True)
+        value = self.held(ast.copy_location(value, node))
         store = self.act(
             f"store{suffix}", self.number(target, "store", text), value, array, *parts, at=target
         )
@@ -207,9 +200,11 @@ class ObservedEmitter(Emitter):
                         isinstance(before, ast.Expr)
                         and isinstance(before.value, ast.Call)
                         and (fence_scope(self.static(before.value.func)) is not None)
-                        and (isinstance(after, ast.Assign))
                     ):
-                        found |= {id(target) for target in after.targets}
+                        if isinstance(after, ast.Assign):
+                            found |= {id(target) for target in after.targets}
+                        elif isinstance(after, ast.Expr):
+                            found.add(id(after.value))  # a store with a cache hint
         return found
 
     # -- calls -----------------------------------------------------------------------------------
@@ -237,7 +232,9 @@ class ObservedEmitter(Emitter):
     def access_call(self, node, primitive):
         """An atomic, a load or store with a hint, or a vector access."""
         array = ast.unparse(node.args[0]) if node.args else ""
-        relaxed = primitive.access in ("load", "store")
+        hinted = primitive.access in ("load", "store")
+        # To a compiler a hint makes no difference. A twin's are made to be raced, if it says so.
+        relaxed = hinted and (self.is_twin or id(node) in self.polled | self.released)
         kind = {"load_many": "load", "load_cluster": "load", "store_many": "store"}.get(
             primitive.access, primitive.access
         )
@@ -248,13 +245,23 @@ class ObservedEmitter(Emitter):
         if primitive.access == "atomic":
             operation = self.bind(primitive.impl, primitive.safe_name)
             return self.act("atomic", number, operation, *arguments, at=node)
+        if primitive.access == "store":
+            array, index, value = arguments[0], arguments[1], self.held(arguments[2])
+            arguments = [array, index, value] if relaxed else [value, array, index]
         method = primitive.access if not relaxed else f"relaxed_{primitive.access}"
         return self.act(method, number, *arguments, at=node)
 
     def device_call(self, node, function):
-        callee = self.program.unit(function)
-        if not is_twin(callee.function) or self.is_twin:
+        callee = self.program.unit(function, self.argument_kinds(node))
+        if self.is_twin:
             return super().device_call(node, function)
+        if not is_twin(callee.function):
+            number = self.number(node, "call")
+            call = super().device_call(node, function)
+            if not callee.blocking:
+                return call
+            before = self.act("enter_call", number, *self.counted(), at=node)
+            return self.act("leave_call", before, call, at=node)
         relaxed = getattr(callee.function, "relaxed", False)
         number = self.number(node, "call", relaxed=relaxed)
         before = self.act("calling", number, at=node)
@@ -271,7 +278,9 @@ class ObservedEmitter(Emitter):
             if name.startswith("cuda.syncthreads")
             else ({"grid.sync": "grid", "simulator.cluster.sync": "cluster"}.get(name, "warp"))
         )
-        return super().wait(self.act("wait", self.number(node, kind), operation, at=node), node)
+        rounds = () if kind == "warp" else self.counted()
+        act = self.act("wait", self.number(node, kind), operation, *rounds, at=node)
+        return super().wait(act, node)
 
     # -- branches --------------------------------------------------------------------------------
 
@@ -281,14 +290,27 @@ class ObservedEmitter(Emitter):
             return self.act("branch", number, self.visit(node.test), at=node.test)
         return self.visit(node.test)
 
+    def visit_While(self, node):
+        reads = [] if self.is_twin else endless_poll(node, self.static)
+        if not reads:
+            return self.count_rounds(node, super().visit_While)
+        array = getattr(reads[0], "value", None)
+        text = ast.unparse(array) if array is not None else ""
+        number = self.number(reads[0], "load", text, id(reads[0]) in self.polled)
+        array = _name(array.id) if isinstance(array, ast.Name) else ast.Constant(None)
+        told = ast.Expr(self.act("endless_poll", number, array, at=reads[0]))
+        made = super().visit_While(node)
+        return [ast.copy_location(told, node), *(made if isinstance(made, list) else [made])]
+
     def visit_If(self, node):
         node.test = self.condition(node)
         node.body, node.orelse = self.statements(node.body), self.statements(node.orelse)
         return node
 
     def visit_IfExp(self, node):
+        decided = self.kinds.decided(node.test)
         node.test = self.condition(node)
-        node.body, node.orelse = self.visit(node.body), self.visit(node.orelse)
+        node.body, node.orelse = self.branches(node, decided)
         return node
 
     def statements(self, body):
@@ -309,10 +331,11 @@ class ObservedEmitter(Emitter):
             iterable, watched = node.iter, self.program.branches and not self.is_twin
             # Before the visit, which may change the expression that the site shows.
             number = self.number(iterable, "branch") if watched else None
-            node.target, node.iter = self.visit(node.target), self.visit(iterable)
+            node.iter, first = self.gone_over(node)
             if watched:
                 node.iter = self.act("loop", number, node.iter, at=iterable)
             node.body, node.orelse = self.statements(node.body), self.statements(node.orelse)
+            node.body[:0] = first
             return node
         return super().generic_visit(node)
 
@@ -355,5 +378,9 @@ def _polled(tree, facts):
             ):
                 waited.append(node.value)
         for expression in waited:
-            found |= {id(part) for part in ast.walk(expression) if isinstance(part, ast.Subscript)}
+            found |= {
+                id(part)
+                for part in ast.walk(expression)
+                if isinstance(part, (ast.Subscript, ast.Call))
+            }
     return found

@@ -1,9 +1,9 @@
 """Happens-before: which accesses are in order, and what orders them.
 
 Two accesses of different threads to one byte, at least one of them a write and not both *relaxed*,
-race unless one comes before the other. Relaxed are atomics, loads with a cache hint or in the
-condition of a loop that waits, stores with a cache hint or right after a fence. Before each other
-come:
+race unless one comes before the other. Relaxed are atomics, loads in the condition of a loop that
+waits, stores right after a fence; but two plain stores race, relaxed or not. A cache hint makes no
+difference. Before each other come:
 
 - in one block, what lies on different sides of a block barrier that both threads passed;
 - among the lanes of its mask, what lies on different sides of a warp operation or syncwarp;
@@ -11,7 +11,8 @@ come:
 - in the whole grid, what lies on different sides of a grid barrier;
 - what a thread did before a fence and then a relaxed write, and what another thread does after it
   has seen that write (or a later atomic there) with a relaxed read and passed a fence or a block
-  barrier. `threadfence_block` reaches threads of its own block alone;
+  barrier; of a plain store, the store itself too. `threadfence_block` reaches threads of its own
+  block alone;
 - and whatever follows from these together.
 
 Two plain writes of the same value race harmlessly, and are no finding.
@@ -42,11 +43,13 @@ class Ordering:
         """Before the first block."""
         self.blocks_seen = [None]  # by the number in a stamp: the block's index
         self.first_after_grid = 0
+        # Else blocks run one after another, and only their own barriers order anything.
         self.precise = any(site is not None and (
                                site.kind in ("warp", "fence", "grid")
                                or site.kind == "call" and site.relaxed)  # fences inside
-                           for site in self.launch.sites) or (
-            self.launch.program.greenlets or self.launch.cluster > 1)
+                           for site in self.launch.sites) or self.uses_flags or (
+            self.launch.program.greenlets or self.launch.program.interleaved
+            or self.launch.cluster > 1)
 
     def number_block(self, block):
         """Give a block, or a block after a grid barrier, its number in stamps."""
@@ -168,9 +171,14 @@ class Ordering:
                     thread.pending = learn(thread.pending, told[reach])
 
     @staticmethod
-    def release(thread, shadow, place):
-        """A relaxed write: whoever reads it can learn what was done before the last fence."""
+    def release(thread, shadow, place, whole=False):
+        """A relaxed write: whoever reads it can learn what was done before the last fence.
+
+        Of a plain store (`whole`), that it was made, too: the next one may then follow it.
+        """
         if thread.told:
             told = shadow.released.setdefault(place, {})
+            stamp = thread.stamp
+            store = {thread_key(stamp): (stamp >> CLOCK_AT & CLOCK_MASK) + 1} if whole else None
             for reach, known in thread.told.items():
-                told[reach] = learn(told.get(reach), known)
+                told[reach] = learn(learn(told.get(reach), known), store)

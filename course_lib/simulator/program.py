@@ -2,10 +2,11 @@
 
 import builtins
 import functools
+import os
 import threading
 import types
 
-from . import engine, guards
+from . import engine, errors, guards
 from .checked import checked
 from .mathlib import math as gpu_math
 from .primitives import Index, LaneId, Namespace, Primitive, current_thread
@@ -15,10 +16,10 @@ from .source import function_tree, returns_value
 
 
 class Unit:
-    """One function of a program: the user's function and its rebuilt copy."""
+    """One function of a program, for arguments of some kinds, and its rebuilt copy."""
 
-    def __init__(self, function, number):
-        self.function, self.number = function, number
+    def __init__(self, function, number, kinds=()):
+        self.function, self.number, self.kinds = function, number, kinds
         self.name = function.__qualname__
         self.filename = function.__code__.co_filename
         self.safe_name = function.__name__ if function.__name__.isidentifier() else "anonymous"
@@ -34,6 +35,12 @@ class Unit:
         self.defaults = function.__defaults__ and tuple(map(_mapped_value, function.__defaults__))
         self.kwdefaults = function.__kwdefaults__ and {
             name: _mapped_value(value) for name, value in function.__kwdefaults__.items()}
+
+    def parameter_kinds(self):
+        """name -> kind (see `kinds`) of the parameters that the unit is made for."""
+        arguments = self.tree.args
+        names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+        return dict(zip(names, self.kinds, strict=False))
 
     def site_at(self, code, lasti):
         """The `Site` of the instruction at byte `lasti` of `code`, or None."""
@@ -54,16 +61,16 @@ class Program:
     ----------
     plain : bool
         True if no thread ever waits: `function(thread, *args)` runs one thread to its end.
-    flavour : str or None
+    flavour, interleaved
         See `build_program`.
     greenlets : bool
         True if threads are greenlets: some function has no source, or is only known when called.
     """
 
-    def __init__(self, function, greenlets=False, flavour=None):
-        self.root = function
+    def __init__(self, function, greenlets=False, flavour=None, kinds=(), interleaved=False):
+        self.root, self.kinds = function, kinds
         self.greenlets = greenlets
-        self.flavour = flavour
+        self.flavour, self.interleaved = flavour, interleaved
         self.branches = flavour in ("branches", "traced")
         #: The `observe.ObservedSite`s by number; 0 stands for none.
         self.observed_sites, self.observed_numbers = [None], {}
@@ -74,7 +81,7 @@ class Program:
 
     def build(self):
         """Rewrite until it is settled which functions wait."""
-        root = self.unit(self.root)
+        root = self.unit(self.root, self.kinds)
         if root.tree is not None and returns_value(root.tree):
             raise TypeError(f"{root.name}: a kernel returns a value, which a GPU cannot hand "
                             f"back. Write it into an array")
@@ -132,12 +139,14 @@ class Program:
 
         return ObservedEmitter
 
-    def unit(self, function):
-        """The unit of `function`, made on first use."""
-        unit = self.units.get(function)
+    def unit(self, function, kinds=()):
+        """The unit of `function` for arguments of these kinds, made on first use."""
+        unit = self.units.get((function, kinds))
         if unit is None:
-            unit = self.units[function] = Unit(function, len(self.units))
+            unit = self.units[function, kinds] = Unit(function, len(self.units), kinds)
             if unit.tree is None:
+                if self.flavour is not None:
+                    raise errors.SourceMissing(without_source(unit))
                 self.rebuild(unit)
         return unit
 
@@ -202,7 +211,7 @@ class Program:
 
     def invoke(self, thread, function, args, kwargs):
         """Run a device function met while the kernel runs."""
-        unit = self.units.get(function)
+        unit = self.units.get((function, ()))
         if unit is None or unit.callable is None:
             with self.lock:
                 unit = self.unit(function)
@@ -211,9 +220,24 @@ class Program:
             return unit.callable(*args, **kwargs)
         return unit.callable(thread, *args, **kwargs)
 
+    def changes(self):
+        """(name, value it had, value it has) of each global and closure variable that changed."""
+        return [change for unit in self.units.values() for change in unit.scope.changes()]
+
     def is_stale(self):
         """True if a global that some function uses has changed since the program was built."""
         return any(unit.scope.is_stale() for unit in self.units.values())
+
+
+def without_source(unit):
+    """Why a function cannot be watched, and what to do about it."""
+    if os.path.exists(unit.filename):
+        return (f"{unit.name} cannot be watched: {unit.filename} has changed since the function "
+                f"was made from it, so its accesses cannot be told. Import it again, or restart "
+                f"Python")
+    return (f"{unit.name} cannot be watched: Python keeps no source of it (it was made by exec, or "
+            f"typed into a plain prompt or standard input), so its accesses cannot be told. Put "
+            f"{unit.name} into a file or a notebook cell")
 
 
 def _global_names(code):
@@ -232,13 +256,14 @@ def _checking(function):
     return call
 
 
-def build_program(function, flavour=None):
+def build_program(function, flavour=None, kinds=(), interleaved=False):
     """The program of kernel `function`: generators where possible, else greenlets.
 
-    `flavour` is None, "observed", "branches" to have branches observed too, or "traced" to have
-    loops and calls marked as well.
+    `kinds` are those of the arguments (see `kinds`). `flavour` is None, "observed", "branches" to
+    have branches observed too, or "traced" to have loops and calls marked as well. If
+    `interleaved`, threads hand over before each store.
     """
     try:
-        return Program(function, flavour=flavour)
+        return Program(function, False, flavour, kinds, interleaved)
     except NeedsGreenlets:
-        return Program(function, greenlets=True, flavour=flavour)
+        return Program(function, True, flavour, kinds, interleaved)

@@ -128,10 +128,10 @@ class RaceSentences:
 
     @property
     def uses_flags(self):
-        """True if the kernel passes data between blocks: by loops that wait, by fences, or by
-        atomics whose answer it uses.
+        """True if the kernel passes data between blocks: by loops that wait, or by atomics whose
+        answer it uses.
         """
-        return any(site.relaxed or site.kind == "fence" or site.kind == "atomic"
+        return any(site.relaxed and site.kind != "store" or site.kind == "atomic"
                    and not site.source.startswith("cuda.atomic.") for site in self.known_sites)
 
     @property
@@ -144,7 +144,15 @@ class RaceSentences:
 
 def _place(site):
     """Where a site stands; the load and the store of one `x[i] += …` stand at one place."""
-    return site.filename, site.line, site.col
+    return site.filename, site.line, site.col, site.end_line, site.end_col
+
+
+def made_to_meet(one, other):
+    """True if neither needs an order: an atomic, or what waits for it or tells it something.
+
+    Two plain stores do, whatever fences stand before them: one of the values is lost.
+    """
+    return is_relaxed(one) and is_relaxed(other) and not one.kind == other.kind == "store"
 
 
 def is_relaxed(site):

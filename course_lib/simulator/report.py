@@ -8,10 +8,6 @@ from . import errors
 from .resolve import is_twin
 
 _PACKAGE = os.path.dirname(__file__) + os.sep
-_HINTS = {
-    OverflowError: "NumPy refuses a Python integer that its type cannot hold; a GPU would wrap it. "
-                   "Convert first, for example with np.uint32(value & 0xFFFFFFFF).",
-}
 
 
 def place(thread):
@@ -53,9 +49,6 @@ def annotate(error, thread):
         better = _out_of_bounds(error, thread)
         if better is not None:
             return better
-    for kind, hint in _HINTS.items():
-        if isinstance(error, kind):
-            error.add_note(hint)
     error.add_note(f"raised in {place(thread)}")
     return error
 
@@ -171,6 +164,9 @@ def _ranges(numbers):
     return ", ".join(parts)
 
 
+_OF_ONE = {"have": "has", "wait": "waits", "go": "goes", "run": "runs"}
+
+
 def describe_waiting(blocks, most=8):
     """One line per group of threads: block, numbers, what they wait for, where."""
     lines = []
@@ -181,12 +177,15 @@ def describe_waiting(blocks, most=8):
                 key = "have exited"
             else:
                 what = block.waiting_for(thread)
-                where = position(thread)
-                at = f" at {where[0]}:{where[1]}" if where else ""
-                key = f"{what}{at}"
+                at = position(thread)
+                key = f"{what} at {where(*at[:2])}" if at else what
             waiting.setdefault(key, []).append(thread.tid)
         for key, numbers in waiting.items():
-            lines.append(f"  block {block.index}: threads {_ranges(numbers)} {key}")
+            who = f"threads {_ranges(numbers)} {key}"
+            if len(numbers) == 1:
+                verb, _, rest = key.partition(" ")
+                who = f"thread {numbers[0]} {_OF_ONE[verb]} {rest}".rstrip()
+            lines.append(f"  block {block.index}: {who}")
     if len(blocks) > most:
         lines.append(f"  and {len(blocks) - most} more blocks")
     return "\n".join(lines)

@@ -277,6 +277,14 @@ class Scope:
             self.seen[base, name] = value
         return value
 
+    def changes(self):
+        """(name, value it had, value it has) of what stands for another object than before."""
+        for key, old in self.seen.items():
+            name = key if type(key) is str else f"{key[0].__name__}.{key[1]}"
+            new = self._peek(key) if type(key) is str else getattr(*key, UNRESOLVED)
+            if new is not old and UNRESOLVED not in (new, old):
+                yield name, old, new
+
     def is_stale(self):
         """True if a name now stands for another object than when it was looked up."""
         for key, value in self.seen.items():

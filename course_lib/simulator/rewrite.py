@@ -10,11 +10,14 @@ import builtins
 
 from . import engine, guards
 from .analysis import Facts, literal
+from .arithmetic_rewrite import Arithmetic
+from .inference import Kinds
+from .kinds import general
 from .lists import find_lists
 from .primitives import Index, LaneId, Primitive
 from .resolve import UNRESOLVED, Device, cast, foldable, mapped, scalar_type
 from .sites import Site, position
-from .subscripts import Subscripts, may_divide_python_numbers
+from .subscripts import Subscripts
 from .tree import THREAD, chain, copied
 from .tree import name as _name
 
@@ -23,7 +26,7 @@ class NeedsGreenlets(Exception):
     """The function waits, or calls something unknown, where a generator could not follow."""
 
 
-class Emitter(Subscripts, ast.NodeTransformer):
+class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
     """Rewrites one function. One instance per function and flavour."""
 
     def __init__(self, unit, program, tree):
@@ -31,8 +34,9 @@ class Emitter(Subscripts, ast.NodeTransformer):
         self.greenlets = program.greenlets
         self.scope = unit.scope
         self.namespace = unit.namespace
-        self.locals = _bound_names(tree)
+        self.locals = bound_names(tree)
         self.facts = Facts(tree, self.meaning)
+        self.kinds = Kinds(tree, self.static, unit.parameter_kinds())
         self.lists = find_lists(tree, self.static, self.facts)
         self.sites = {}
         self.blocking = False
@@ -45,20 +49,7 @@ class Emitter(Subscripts, ast.NodeTransformer):
 
     def static(self, node):
         """What a Name or a chain of attributes stands for, or UNRESOLVED."""
-        if isinstance(node, ast.Name):
-            if node.id in self.locals:
-                return UNRESOLVED
-            value = self.scope.raw(node.id)
-            return value if value is UNRESOLVED else mapped(value)
-        if isinstance(node, ast.Attribute):
-            base = self.static(node.value)
-            if base is UNRESOLVED or not foldable(base):
-                return UNRESOLVED
-            if isinstance(base, Index):
-                return (base, node.attr) if node.attr in ("x", "y", "z") else UNRESOLVED
-            value = self.scope.attribute(base, node.attr)
-            return value if value is UNRESOLVED else mapped(value)
-        return UNRESOLVED
+        return static_value(node, self.scope, self.locals)
 
     def meaning(self, node):
         """For `Facts`: what matters about a name."""
@@ -122,9 +113,13 @@ class Emitter(Subscripts, ast.NodeTransformer):
             return self.primitive_call(node, value)
         if isinstance(value, Device):
             return self.device_call(node, value.function)
-        if (value is min or value is max) and len(node.args) == 2 and not node.keywords and not any(
+        if (value is min or value is max) and len(node.args) > 1 and not node.keywords and not any(
                 isinstance(a, ast.Starred) for a in node.args):
             return self.extremum(node, value)
+        if value in (int, float, abs, round, pow):
+            converted = self.conversion_call(node, value)
+            if converted is not None:
+                return converted
         kind = scalar_type(value) if isinstance(value, type) and value not in (
             int, float, bool, complex) else None
         if kind is not None:
@@ -147,11 +142,16 @@ class Emitter(Subscripts, ast.NodeTransformer):
         """A call whose target is only known when it happens."""
         function = node.func
         if isinstance(function, ast.Attribute):
-            node = self.generic_visit(node)
             if function.attr == "sync" and not node.args and not node.keywords:
                 return self.wait(ast.Call(self.bind(guards.group_sync, "group_sync"),
-                                          [_name(THREAD), node.func.value], []), node)
-            return node
+                                          [_name(THREAD), self.visit(function.value)], []), node)
+            return self.method_call(node)
+        if isinstance(function, ast.Subscript) and isinstance(
+                self.static(function.value), Device):
+            name = ast.unparse(function.value)
+            raise TypeError(f"{ast.unparse(function)}(...) is launched inside a kernel, and only "
+                            f"the host launches kernels. Make {name} a device function, "
+                            f"@cuda.jit(device=True), and call it: {name}(...)")
         if isinstance(function, ast.Name) and function.id not in self.locals:
             return self.generic_visit(node)  # an undefined name: Python will say so
         if not self.greenlets:
@@ -161,8 +161,12 @@ class Emitter(Subscripts, ast.NodeTransformer):
                         [_name(THREAD), node.func, *node.args], node.keywords)
         return ast.copy_location(call, node)
 
+    def method_call(self, node):
+        """A call of a method of something that is known only when it happens."""
+        return self.generic_visit(node)
+
     def device_call(self, node, function):
-        unit = self.program.unit(function)
+        unit = self.program.unit(function, self.argument_kinds(node))
         self.arguments_of(node)
         if unit.tree is None:
             if unit.needs_thread and not self.greenlets:
@@ -175,6 +179,12 @@ class Emitter(Subscripts, ast.NodeTransformer):
             self.may_wait(unit.name)
             return ast.copy_location(ast.YieldFrom(call), node)
         return call
+
+    def argument_kinds(self, node):
+        """What is known of the arguments of a call, for a copy of the function made for them."""
+        if node.keywords or any(isinstance(part, ast.Starred) for part in node.args):
+            return ()
+        return tuple(general(self.kinds(part)) for part in node.args)
 
     def bind_unit(self, unit):
         name = f"_f{unit.number}_{unit.safe_name}"
@@ -253,34 +263,6 @@ class Emitter(Subscripts, ast.NodeTransformer):
                         [_name(THREAD), key, *node.args], node.keywords)
         return ast.fix_missing_locations(ast.copy_location(call, node))
 
-    def extremum(self, node, function):
-        """min and max of two values: as on a GPU, a NaN loses against a number."""
-        self.arguments_of(node)
-        if not self.walrus:
-            helper = guards.gpu_max if function is max else guards.gpu_min
-            node.func = self.bind(helper, function.__name__)
-            return ast.fix_missing_locations(ast.copy_location(node, node))
-        first, second = self.temporary(), self.temporary()
-        comparison = ast.GtE() if function is max else ast.LtE()
-        test = ast.BoolOp(ast.Or(), [
-            ast.Compare(ast.NamedExpr(ast.Name(first, ast.Store()), node.args[0]), [comparison],
-                        [ast.NamedExpr(ast.Name(second, ast.Store()), node.args[1])]),
-            ast.Compare(_name(second), [ast.NotEq()], [_name(second)])])
-        result = ast.IfExp(test, _name(first), _name(second))
-        return ast.fix_missing_locations(ast.copy_location(result, node))
-
-    # -- arithmetic ----------------------------------------------------------------------------
-
-    def visit_BinOp(self, node):
-        if isinstance(node.op, ast.Div) and may_divide_python_numbers(node.right):
-            return self.divide(self.visit(node.left), self.visit(node.right), node)
-        return self.generic_visit(node)
-
-    def divide(self, left, right, node):
-        """left / right, where two Python numbers would raise on a division by zero."""
-        call = ast.Call(self.bind(guards.divide, "divide"), [left, right], [])
-        return ast.fix_missing_locations(ast.copy_location(call, node))
-
     # -- loops ---------------------------------------------------------------------------------
 
     def visit_While(self, node):
@@ -339,7 +321,29 @@ class Emitter(Subscripts, ast.NodeTransformer):
     visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
 
 
-def _bound_names(tree):
+def static_value(node, scope, bound):
+    """What a Name or a chain of attributes stands for in a function, or UNRESOLVED.
+
+    `scope` is the function's `resolve.Scope`, `bound` its `bound_names`.
+    """
+    if isinstance(node, ast.Name):
+        if node.id in bound:
+            return UNRESOLVED
+        value = scope.raw(node.id)
+        return value if value is UNRESOLVED else mapped(value)
+    if isinstance(node, ast.Attribute):
+        base = static_value(node.value, scope, bound)
+        if base is UNRESOLVED or not foldable(base):
+            return UNRESOLVED
+        if isinstance(base, Index):
+            return (base, node.attr) if node.attr in ("x", "y", "z") else UNRESOLVED
+        value = scope.attribute(base, node.attr)
+        return value if value is UNRESOLVED else mapped(value)
+    return UNRESOLVED
+
+
+def bound_names(tree):
+    """The names that a function binds itself."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):

@@ -10,20 +10,23 @@ launch that cannot go on ends. What counts as in order is told in `ordering`. Fu
 - Out of bounds is any index below 0 or past the end, negative ones included.
 - Reading shared or local memory that nobody has written is an uninitialised read. Global memory is
   the host's affair.
-- At a block barrier all threads must wait on the same line (else barrier-divergence); none may
+- At a barrier all threads of a block must wait on the same line, in the same calls of functions and
+  the same rounds of the loops around (else barrier-divergence); none may
   have run past it to the kernel's end (barrier-mismatch), or have returned early out of a warp
   whose other threads wait (exited-before-barrier). Whole warps may leave: the hardware counts
   them out.
+- A grid barrier counts every thread of the grid: no warp may have left, no block may skip it.
+- A loop that waits for memory must make the compiler read it again: by an atomic or volatile read,
+  or by a store, atomic, fence, barrier, warp operation or sleep in the loop (else endless-poll).
 - A shuffle may read only from a lane that takes part, and every lane that its mask names must come
   unless it returned early (shuffle-inactive-lane).
-- Shared memory declared twice on one line is one array to numba's own simulator; views of dynamic
-  shared memory overlap unless they are sliced apart: reading through one what was last written
-  through another is shared-aliasing.
+- Views of dynamic shared memory overlap unless they are sliced apart: reading through one what was
+  last written through another is shared-aliasing.
 - A barrier of a cluster counts as one of each of its blocks, and no block may run to its end
   without it (barrier-mismatch). A block's shared memory is gone when the block has exited: another
   block's read of it must be known to be over (read-after-exit).
 - One run shows one order of threads and one input: what did not happen is not found. A function
-  whose source cannot be found is not watched.
+  whose source cannot be found cannot be watched: a launch that needs it raises SourceMissing.
 """
 
 import contextlib

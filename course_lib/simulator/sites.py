@@ -42,7 +42,10 @@ def _evaluate(node, frame, default=None):
 
 
 def is_pure(node):
-    return not any(isinstance(part, (ast.Call, ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await))
+    """True if a rewritten expression may be evaluated again; arithmetic may."""
+    return not any(isinstance(part, (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await))
+                   or isinstance(part, ast.Call) and not (
+                       isinstance(part.func, ast.Name) and "_number_" in part.func.id)
                    for part in ast.walk(node))
 
 

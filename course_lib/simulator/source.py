@@ -4,15 +4,15 @@ import ast
 import copy
 import functools
 import inspect
+import linecache
 import types
 
 
 @functools.lru_cache(maxsize=512)
 def _tree(code, filename):  # code objects are equal whatever their files are
     """The tree of the function compiled to `code`, or None. Line and column numbers are real."""
-    try:
-        lines, first = inspect.getsourcelines(code)
-    except (OSError, TypeError, IndexError, SyntaxError):
+    lines, first = _lines(code)
+    if lines is None:
         return None
     text = "".join(lines)
     indented = text[:1] in " \t"
@@ -31,6 +31,18 @@ def _tree(code, filename):  # code objects are equal whatever their files are
         if found is not None and _matches(found, code):
             return found
     return None
+
+
+def _lines(code):
+    """(lines of the function compiled to `code`, number of the first), or (None, 0)."""
+    try:
+        return inspect.getsourcelines(code)
+    except (OSError, TypeError, IndexError, SyntaxError):
+        pass
+    # From 3.13 on, Python keeps what was typed at its prompt, by code object.
+    kept = getattr(linecache, "_getlines_from_code", lambda code: ())(code)
+    first = code.co_firstlineno
+    return (inspect.getblock(kept[first - 1:]), first) if kept else (None, 0)
 
 
 def _as_function(node):

@@ -2,7 +2,8 @@
 
 import ast
 
-from . import guards
+from . import arithmetic, guards
+from .analysis import literal
 from .sites import Site, is_pure, position
 from .tree import THREAD
 from .tree import name as _name
@@ -35,7 +36,7 @@ class Subscripts:
         emitted = []
         for axis, (part, guard) in enumerate(zip(parts, guarded, strict=True)):
             plain = not guard and not isinstance(part, (ast.Slice, ast.Starred))
-            value = self.visit(part)
+            value = self.index(part)
             if guard:
                 value, shown = self.guard(value, part, again, axis, node)
             else:
@@ -62,7 +63,7 @@ class Subscripts:
         for axis, part in enumerate(parts):
             if axis:
                 row = ast.copy_location(ast.Subscript(row, index, ast.Load()), node)
-            index = self.visit(part)
+            index = self.index(part)
             if self.needs_guard(part):
                 index, shown = self.guard(index, part, node.value, axis, node)
             else:
@@ -71,8 +72,10 @@ class Subscripts:
         self.sites[position(node)] = site
         return row, index, site
 
-    def element_value(self, array, value):
-        """`value` converted to the element type of an array kept as lists."""
+    def element_value(self, array, value, kind=None):
+        """`value`, of a known kind or None, as an element of an array kept as lists."""
+        if kind is array.scalar:
+            return value
         name = self.temporary()
         store = ast.NamedExpr(ast.Name(name, ast.Store()), value)
         test = ast.Compare(ast.Attribute(store, "__class__", ast.Load()), [ast.Is()],
@@ -91,31 +94,64 @@ class Subscripts:
         target = node.targets[0]
         if isinstance(target, ast.Name) and target.id in self.lists:
             return self.list_declaration(node, self.lists[target.id])
-        if not any(self.list_target(part) for goal in node.targets for part in (
-                goal.elts if isinstance(goal, ast.Tuple) else [goal])):
+        goals = [part for goal in node.targets for part in (
+            goal.elts if isinstance(goal, (ast.Tuple, ast.List)) else [goal])]
+        if not any(isinstance(part, (ast.Subscript, ast.Attribute)) for part in goals):
             return self.generic_visit(node)
         if len(node.targets) > 1:
             return self.chained_store(node)
-        node.value = self.visit(node.value)
+        if isinstance(target, (ast.Subscript, ast.Attribute)):
+            return self.store(target, self.visit(node.value), self.kinds(node.value), node)
+        return self.unpacked_store(node, target)
+
+    def store(self, target, value, kind, at):
+        """The statement, or statements, that store the expression `value` in a subscript or in a
+        field of a record.
+        """
+        if isinstance(target, ast.Attribute):
+            call = self.called(arithmetic.store_field, at, self.visit(target.value),
+                               ast.Constant(target.attr), value)
+            return ast.copy_location(ast.Expr(call), at)
         array = self.list_target(target)
         if array is not None:
-            node.value = self.element_value(array, node.value)
-        else:
-            for place, part in enumerate(target.elts):
-                array = self.list_target(part)
-                if array is not None:
-                    node.value.elts[place] = self.element_value(array, node.value.elts[place])
-        node.targets = [self.visit(target)]
-        return node
+            value = self.element_value(array, value, kind)
+            return ast.copy_location(ast.Assign([self.visit(target)], value), at)
+        into = self.kinds(target.value)
+        return self.stored(self.visit(target), value, into, kind, at)
+
+    def unpacked_store(self, node, target):
+        """a[i], b[i] = value: all values first, then the stores from left to right."""
+        together = isinstance(node.value, (ast.Tuple, ast.List)) and len(node.value.elts) == len(
+            target.elts) and not any(isinstance(part, ast.Starred)
+                                     for part in (*target.elts, *node.value.elts))
+        kinds = [self.kinds(part) for part in node.value.elts] if together else (
+            [None] * len(target.elts))
+        value, stores, goals = self.visit(node.value), [], []
+        for part, kind in zip(target.elts, kinds, strict=True):
+            if isinstance(part, (ast.Subscript, ast.Attribute)):
+                name = self.temporary()
+                stores.append((part, name, kind))
+                part = ast.copy_location(ast.Name(name, ast.Store()), part)
+            else:
+                part = self.visit(part)
+            goals.append(part)
+        goal = ast.copy_location(ast.Tuple(goals, ast.Store()), target)
+        statements = [ast.Assign([goal], value)]
+        for part, name, kind in stores:
+            made = self.store(part, ast.copy_location(_name(name), part), kind, node)
+            statements += made if isinstance(made, list) else [made]
+        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
 
     def chained_store(self, node):
         """a = s[i] = value: evaluate once, then store from left to right."""
-        name = self.temporary()
-        first = ast.Assign([ast.Name(name, ast.Store())], self.visit(node.value))
-        statements = [first]
+        name, kind = self.temporary(), self.kinds(node.value)
+        statements = [ast.Assign([ast.Name(name, ast.Store())], self.visit(node.value))]
         for target in node.targets:
-            statements.append(self.visit_Assign(ast.copy_location(
-                ast.Assign([target], ast.copy_location(_name(name), node)), node)))
+            value = ast.copy_location(_name(name), node)
+            element = isinstance(target, (ast.Subscript, ast.Attribute))
+            made = self.store(target, value, kind, node) if element else self.visit_Assign(
+                ast.copy_location(ast.Assign([target], value), node))
+            statements += made if isinstance(made, list) else [made]
         return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
 
     def list_declaration(self, node, array):
@@ -138,9 +174,12 @@ class Subscripts:
                 index.id in _stored_names(node.value)):
             index = self.keep(index, statements)
         old = ast.copy_location(ast.Subscript(row, index, ast.Load()), node.target)
-        value = ast.copy_location(ast.BinOp(old, node.op, self.visit(node.value)), node)
+        kinds = self.kinds(loaded(node.target)), self.kinds(node.value)
+        value = self.operation(node.op, old, kinds[0], self.visit(node.value), kinds[1], node,
+                               literal(node.value))
         target = ast.copy_location(ast.Subscript(row, index, ast.Store()), node.target)
-        store = ast.Assign([target], self.element_value(array, value))
+        store = ast.Assign([target], self.element_value(
+            array, value, self.kinds.operation(node.op, *kinds)))
         statements.append(store)
         return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
 
@@ -182,28 +221,51 @@ class Subscripts:
         return ast.copy_location(result, node), _name(name)
 
     def visit_AugAssign(self, node):
-        array = self.list_target(node.target)
+        target, array = node.target, self.list_target(node.target)
         if array is not None:
             return self.update_list(node, array)
-        if isinstance(node.op, ast.Div) and isinstance(node.target, ast.Name) and (
-                may_divide_python_numbers(node.value)):
-            old = ast.copy_location(_name(node.target.id), node.target)
-            quotient = self.divide(old, self.visit(node.value), node)
-            return ast.copy_location(ast.Assign([node.target], quotient), node)
-        if isinstance(node.target, ast.Subscript):
-            node.target = self.visit_Subscript(node.target, kind="update")
-        else:
-            node.target = self.visit(node.target)
-        node.value = self.visit(node.value)
-        return node
+        value_kind = self.kinds(node.value)
+        if isinstance(target, ast.Name):
+            old = ast.copy_location(_name(target.id), target)
+            kinds = self.kinds.names.get(target.id), value_kind
+            value = self.operation(node.op, old, kinds[0], self.visit(node.value), kinds[1], node,
+                                   literal(node.value), in_place=True)
+            return ast.copy_location(ast.Assign([target], value), node)
+        if isinstance(target, ast.Attribute):
+            statements = []
+            owner = self.keep(self.visit(target.value), statements)
+            old = ast.copy_location(ast.Attribute(owner, target.attr, ast.Load()), target)
+            value = self.operation(node.op, old, None, self.visit(node.value), value_kind, node,
+                                   in_place=True)
+            statements.append(ast.Expr(self.called(
+                arithmetic.store_field, node, owner, ast.Constant(target.attr), value)))
+            return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
+        return self.update_array(node)
+
+    def update_array(self, node):
+        """x[i] += value: the result is converted to the element type, as a store converts it."""
+        target, array = node.target, self.kinds(node.target.value)
+        kinds = self.kinds(loaded(target)), self.kinds(node.value)
+        emitted = self.visit_Subscript(target, kind="update")
+        if self.updates_plainly(array, node.op, kinds[1]) or any(
+                isinstance(part, ast.Slice) for part in ast.walk(emitted.slice)):
+            node.target, node.value = emitted, self.visit(node.value)
+            return node
+        statements = []
+        emitted.value = self.keep(emitted.value, statements)
+        emitted.slice = self.keep(emitted.slice, statements)
+        old = ast.copy_location(ast.Subscript(emitted.value, emitted.slice, ast.Load()), target)
+        value = self.operation(node.op, old, kinds[0], self.visit(node.value), kinds[1], node,
+                               literal(node.value), in_place=True)
+        statements += self.stored(emitted, value, array, self.kinds.operation(node.op, *kinds),
+                                  node)
+        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
+
+
+def loaded(target):
+    """The expression that reads what the statement writes."""
+    return ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target)
 
 
 def _stored_names(node):
     return {part.target.id for part in ast.walk(node) if isinstance(part, ast.NamedExpr)}
-
-
-def may_divide_python_numbers(divisor):
-    """True unless `divisor` is a constant other than 0, or certainly one of NumPy's numbers."""
-    if isinstance(divisor, ast.Constant):
-        return not divisor.value
-    return not isinstance(divisor, ast.Subscript)

@@ -8,7 +8,7 @@ Counts are of the accesses in the Python source. A compiler may merge some, keep
 registers or hoist loads out of loops; and a GPU serves some of the sectors from its caches. The
 counts agree with Nsight Compute's where the compiler keeps the accesses
 (`python -m course_lib.benchmarks.tracer`). Local arrays are not counted: they live in registers.
-Nor are accesses in functions whose source cannot be found.
+A launch that needs a function whose source cannot be found raises SourceMissing.
 """
 
 import contextlib

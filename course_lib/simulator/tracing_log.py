@@ -96,6 +96,8 @@ class Tracing(Untraced):
             return None
         first = (array.memory.address + array.start) | (
             size_code(array.itemsize, self.sizes) << ADDRESS_BITS)
+        if array.dtype.names is not None:
+            return first  # a record is read by its fields
         if array.ndim == 1:
             array.one = first, *array.strides
         elif array.ndim == 2:
@@ -138,13 +140,14 @@ class Tracing(Untraced):
 
     def load(self, thread, number, array, index):
         value = super().load(thread, number, array, index)
-        if not isinstance(value, np.ndarray):
+        if not (isinstance(value, np.ndarray) or index.__class__ is str):
             self.touch(thread, number, 0, array, index)
         return value
 
     def store(self, thread, number, value, array, index):
         super().store(thread, number, value, array, index)
-        self.touch(thread, number, _STORE, array, index)
+        if index.__class__ is not str:
+            self.touch(thread, number, _STORE, array, index)
 
     def atomic(self, thread, number, operation, array, *args):
         index = args[0]

@@ -31,7 +31,7 @@ class TracingEmitter(ObservedEmitter):
         return [enter, *(made if isinstance(made, list) else [made]), leave]
 
     def device_call(self, node, function):
-        callee = self.program.unit(function)
+        callee = self.program.unit(function, self.argument_kinds(node))
         if self.is_twin or is_twin(callee.function) or callee.tree is None:
             return super().device_call(node, function)
         number = self.number(node, "call")

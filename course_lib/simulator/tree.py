@@ -20,13 +20,24 @@ def chain(text):
 
 
 def copied(node):
-    """A copy of a tree, in a quarter of the time of `copy.deepcopy`; contexts are shared."""
-    new = node.__class__.__new__(node.__class__)
-    fields = new.__dict__
-    for field, value in node.__dict__.items():
+    """A copy of a tree, in a quarter of the time of `copy.deepcopy`; contexts are shared.
+
+    Only what belongs to the grammar is copied. Others leave marks on nodes: IPython's tracebacks
+    give each its `parent`, the operators and contexts too, which all trees of a process share.
+    """
+    kind = node.__class__
+    new = kind.__new__(kind)
+    found, fields = node.__dict__, new.__dict__
+    for field in kind._fields:
+        if field not in found:
+            continue
+        value = found[field]
         if value.__class__ is list:
             value = [copied(each) if isinstance(each, ast.AST) else each for each in value]
         elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
             value = copied(value)
         fields[field] = value
+    for attribute in kind._attributes:
+        if attribute in found:
+            fields[attribute] = found[attribute]
     return new

@@ -1,11 +1,16 @@
 """The sanitizer's sentences about memory: races, reads of nothing, indices outside, aliasing."""
 
+import re
+
 import numpy as np
 
 from .findings import Finding, element_text, index_of, name_of
-from .races import RaceSentences, is_relaxed
+from .races import RaceSentences, made_to_meet
 from .report import is_outside
 from .shadow import BLOCK_AT, THREAD_AT, THREAD_MASK, site_of
+
+#: `s`, `x.field`, `rows[i]`: what may stand before an index in a sentence.
+_NAMES_AN_ARRAY = re.compile(r"[^\W\d][\w.]*(\[[^()]*\][\w.]*)?$")
 
 
 class Verdicts(RaceSentences):
@@ -37,7 +42,9 @@ class Verdicts(RaceSentences):
     def element(self, number, memory, index):
         """`s[0]` as the source calls it."""
         site = self.sites[number]
-        name = site.array if site.array.isidentifier() else memory.name
+        if index.__class__ is tuple and not index:
+            return site.text  # the field of a record
+        name = site.array if _NAMES_AN_ARRAY.match(site.array) else memory.name
         return element_text(name, index)
 
     # -- races -----------------------------------------------------------------------------------
@@ -46,7 +53,7 @@ class Verdicts(RaceSentences):
         """Two accesses that nothing orders; `what` tells read or write, the earlier one first."""
         self.acting = thread
         then, now = self.sites[site_of(stamp)], self.sites[number]
-        if is_relaxed(then) and is_relaxed(now):
+        if made_to_meet(then, now):
             return
         same_block = stamp >> BLOCK_AT == thread.slot
         kind = "race" if same_block else "race-between-blocks"
@@ -161,22 +168,6 @@ class Verdicts(RaceSentences):
         self.report((mine.number, its.number), "shared-aliasing", max(
             mine, its, key=lambda s: s.line), (name,), thread.b.index, sentence,
             (its.line, mine.line))
-
-    def shared_declared(self, thread, number, array):
-        """Two declarations on one line are one array to numba's own simulator."""
-        site = self.sites[number]
-        if array.memory.dynamic:
-            return
-        others = [other for other in thread.b.watched.values() if other.declared != number]
-        for other in others:
-            its = self.sites[other.declared]
-            if other.memory.dynamic or (its.filename, its.line) != (site.filename, site.line):
-                continue
-            self.report((number, its.number), "shared-aliasing", site, (), thread.b.index,
-                        f"two shared arrays, `{its.array or 'one'}` and "
-                        f"`{site.array or 'another'}`, are declared on line {site.line}, which is "
-                        f"one and the same array to numba's own simulator; give each a line of "
-                        f"its own")
 
 
 class Pair(tuple):

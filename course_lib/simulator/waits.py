@@ -3,6 +3,8 @@
 import ast
 import linecache
 
+import numpy as np
+
 from . import errors
 from .findings import Finding, listed, name_of, plural, threads_text
 from .report import position
@@ -20,37 +22,51 @@ class Waits:
     def barrier_released(self, block, threads):
         if block.live < len(block.threads):
             self.exited_before(block, threads)
-        first = threads[0].at
-        if any(thread.at != first for thread in threads):
+        first = threads[0].where
+        if any(thread.where != first for thread in threads):
             self.different_barriers(block, threads)
         self.pass_barrier(threads)
 
     def different_barriers(self, block, threads):
-        """Threads wait at barriers on different lines."""
+        """Threads wait at barriers on different lines, in different rounds, or calls."""
         groups = {}
         for thread in threads:
-            groups.setdefault(thread.at, []).append(thread)
-        (one, here), (two, there) = sorted(groups.items(),
-                                           key=lambda item: self.sites[item[0]].line)[:2]
-        first, second = self.sites[one], self.sites[two]
-        place = f"line {second.line}" if second.line != first.line else "the same line"
+            groups.setdefault(thread.where, []).append(thread)
+        (one, here), (two, there) = sorted(
+            groups.items(), key=lambda item: [(self.sites[number].line, rounds)
+                                              for number, rounds in _path(item[0])])[:2]
+        # The outermost place where they part.
+        (first, mine), (second, its) = next(
+            pair for pair in zip(_path(one), _path(two), strict=False) if pair[0] != pair[1])
+        barrier, first, second = self.sites[one[0]], self.sites[first], self.sites[second]
+        who, others = threads_text(self.names(here)), threads_text(self.names(there))
+        cure = "every thread of a block must reach the same barrier, so take it out of the branch"
 
         def sentence():
-            return (f"{threads_text(self.names(here))} wait{_s(here)} at the barrier on line "
-                    f"{first.line} while {threads_text(self.names(there))} "
-                    f"wait{_s(there)} at the one on {place}; every thread of a block must reach "
-                    f"the same barrier, so take it out of the branch")
+            if first is second:
+                return (f"{who} wait{_s(here)} at the barrier on line {barrier.line} in round "
+                        f"{_shown(mine)} of the loop while {others} wait{_s(there)} there in round "
+                        f"{_shown(its)}; every thread of a block must reach it in the same rounds, "
+                        f"so take it out of the branch")
+            if "call" in (first.kind, second.kind):
+                return (f"{who} wait{_s(here)} at the barrier that line {first.line} leads to "
+                        f"while {others} wait{_s(there)} at the one that line {second.line} leads "
+                        f"to; {cure}")
+            place = f"line {second.line}" if second.line != first.line else "the same line"
+            return (f"{who} wait{_s(here)} at the barrier on line {first.line} while {others} "
+                    f"wait{_s(there)} at the one on {place}; {cure}")
 
-        self.report((one, two), "barrier-divergence", first,
+        self.report((first.number, second.number), "barrier-divergence", first,
                     self.names([here[0], there[0]]), block.index, sentence,
                     (first.line, second.line))
 
-    def exited_before(self, block, threads):
-        """Some threads have exited, and others wait."""
+    def exited_before(self, block, threads, whole=False):
+        """Some threads have exited, and others wait; `whole` if not even whole warps may leave."""
         gone = [thread for thread in block.threads if thread.resume is None]
         waiting = {thread.tid // 32 for thread in threads}
         site = self.sites[threads[0].at]
-        left = [thread for thread in gone if thread.left_at and thread.tid // 32 in waiting]
+        left = [thread for thread in gone
+                if thread.left_at and (whole or thread.tid // 32 in waiting)]
         past = [thread for thread in gone if not thread.left_at]
         if left:
             place = self.sites[left[0].left_at]
@@ -150,10 +166,51 @@ class Waits:
     # -- the grid, fences, the end ---------------------------------------------------------------
 
     def grid_released(self, threads):
+        blocks = {}
+        for thread in threads:
+            blocks.setdefault(thread.b, []).append(thread)
+        for block, group in blocks.items():
+            if block.live < len(block.threads):
+                self.exited_before(block, group, whole=True)
+            if any(thread.where != group[0].where for thread in group):
+                self.different_barriers(block, group)
+        came = {block.index for block in blocks}
+        missing = next((index for index in np.ndindex(*reversed(self.launch.grid_dim))
+                        if index[::-1] not in came), None)
+        if missing is not None:
+            self.block_skips_grid(missing[::-1], threads[0])
         self.pass_grid(threads)
+
+    def block_skips_grid(self, index, waiting):
+        """A block has run to its end while others wait for the whole grid."""
+        site = self.sites[waiting.at]
+
+        def sentence():
+            dims = self.launch.grid_dim
+            return (f"no thread of block {name_of(index, dims)} reaches the grid barrier on line "
+                    f"{site.line} that block {name_of(waiting.b.index, dims)} waits at; every "
+                    f"thread of the grid must reach it, and equally often, so take it out of the "
+                    f"branch or loop")
+
+        self.report((site.number, "grid"), "barrier-mismatch", site, self.names([waiting]),
+                    waiting.b.index, sentence)
 
     def fence(self, thread, number, scope):
         self.pass_fence(thread, scope)
+
+    def endless_poll(self, thread, number, array):
+        memory = getattr(array, "memory", None)
+        if array is not None and (memory is None or memory.space == "local"):
+            return
+        site = self.sites[number]
+
+        def sentence():
+            return (f"the loop waits for `{site.text}` on line {site.line}, and nothing in it "
+                    f"makes the compiler read that again: it reads once, and then the loop jumps "
+                    f"to itself for ever; ask with an atomic that adds 0")
+
+        self.report((number,), "endless-poll", site, (self.thread_name(thread.index),),
+                    thread.b.index, sentence)
 
     def absorbs(self, error):
         if isinstance(error, errors.Deadlock):
@@ -232,6 +289,20 @@ def _line_of(error):
             found = traceback.tb_lineno, traceback.tb_frame.f_code.co_filename
         traceback = traceback.tb_next
     return found
+
+
+def _path(where):
+    """[(number of the site, rounds of the loops around)] of the calls around a wait, and of it."""
+    path = []
+    while where:
+        number, rounds, where = where
+        path.append((number, rounds))
+    return path[::-1]
+
+
+def _shown(rounds):
+    """Rounds of nested loops, outermost first."""
+    return ", ".join(map(str, rounds))
 
 
 def _s(threads):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from course_lib.teach.fences import poison, same_bits
+from course_lib.teach.fences import SMALL, poison, same_bits
 from course_lib.teach.influence import influence
 from course_lib.teach.running import Attempt, Failure, Run, Simulator, attempt_case, close
 
@@ -63,7 +63,7 @@ def reads_output(attempt: Attempt, failure: Failure) -> str | None:
     if other is None:
         return None
     first, second = failure.run.got[failure.array], other.got[failure.array]
-    changed = ~same_bits(first, second) & ~_holds_poison(first, second)
+    changed = ~same_bits(first, second) & ~_holds_poison(first, second, failure.run.poison)
     if (changed & failure.wrong).any():
         return f"the result depends on what {failure.array} held before: it is read, not only set"
     return None
@@ -256,7 +256,7 @@ def _with_other_poison(attempt: Attempt, failure: Failure) -> Run | None:
     run = failure.run
     if not isinstance(run.engine, Simulator) or run.exercise.start is not None:
         return None
-    again = Run(run.exercise, run.case, run.engine, second_poison=True)
+    again = Run(run.exercise, run.case, run.engine, SMALL)
     again.execute(attempt.obj)
     return again
 
@@ -266,11 +266,12 @@ def _unwritten(attempt: Attempt, failure: Failure) -> np.ndarray | None:
     other = _with_other_poison(attempt, failure)
     if other is None:
         return None
-    mask = _holds_poison(failure.run.got[failure.array], other.got[failure.array])
+    got = failure.run.got[failure.array], other.got[failure.array]
+    mask = _holds_poison(*got, failure.run.poison)
     return mask if mask.any() else None
 
 
-def _holds_poison(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def _holds_poison(first: np.ndarray, second: np.ndarray, which: int) -> np.ndarray:
     """Return where the outputs of two runs still hold what each of them started with."""
-    marks = [np.full_like(first, poison(first.dtype, second=which)) for which in (False, True)]
+    marks = [np.full_like(first, poison(first.dtype, kind)) for kind in (which, SMALL)]
     return same_bits(first, marks[0]) & same_bits(second, marks[1])

@@ -20,6 +20,7 @@ from course_lib.teach import record
 from course_lib.teach.causes import likely_cause
 from course_lib.teach.compiling import compile_for_gpu, prepare_compiler
 from course_lib.teach.deadline import TimeUp, deadline
+from course_lib.teach.display import user_facing
 from course_lib.teach.exercise import Exercise, find, python_function
 from course_lib.teach.report import CheckFailed, describe
 from course_lib.teach.running import Attempt, Failure, Gpu, Run, Simulator, attempt_case
@@ -35,6 +36,7 @@ TIME_LIMIT = 1.8
 _passed: dict[str, object] = {}
 
 
+@user_facing
 def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
     """Check the learner's kernel or launcher `obj` against the exercise `name`.
 
@@ -84,6 +86,7 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
         print(f"  note      {note}")
 
 
+@user_facing
 def use(name: str, obj: Callable) -> Callable:
     """Return `obj` if it passed its last check in this session, else the course's solution.
 

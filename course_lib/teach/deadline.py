@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 
-# An exception that is raised inside a garbage collector's callback is lost, so it rings again: so
-# much later that the code that cleans up after the first ring is through.
+# An exception that is raised inside a garbage collector's callback is lost, so it rings again.
 AGAIN_SECONDS = 0.05
 
 
@@ -34,8 +34,12 @@ def deadline(seconds: float) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _by_signal(seconds: float) -> Iterator[None]:
+    running = True
+
     def ring(_signal, _frame):
-        raise TimeUp
+        # What cleans up after the first ring, and after the code inside, is left to its end.
+        if running and not isinstance(sys.exception(), TimeUp):
+            raise TimeUp
 
     # Another timer than SIGALRM's, which tests and servers like to have for themselves.
     before_handler = signal.signal(signal.SIGVTALRM, ring)
@@ -46,6 +50,7 @@ def _by_signal(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
+        running = False
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before_handler)
         if before_delay:

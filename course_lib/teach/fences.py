@@ -19,18 +19,23 @@ FENCE = 64
 _LOUD = {"f": 5.5e4, "i": 0x5A, "u": 0x5A, "b": True}
 
 
-def poison(dtype: np.dtype, second: bool = False) -> np.generic:
+#: The kinds of poison: one that spreads, one to compare with it, and one that wins in `max`.
+NAN, SMALL, HUGE = range(3)
+
+
+def poison(dtype: np.dtype, which: int = NAN) -> np.generic:
     """Return what an unwritten element of `dtype` holds.
 
-    The second poison differs from the first. An element that still holds the first in one run,
-    and the second in another, was certainly not written.
+    The poisons differ. An element that still holds one of them in one run, and another in another,
+    was certainly not written.
     """
     dtype = np.dtype(dtype)
     if dtype.kind in "iu":
-        return dtype.type(0x6B if second else 0x3D)
+        return dtype.type((0x3D, 0x6B, 0x7E)[which])
     if dtype.kind == "b":
-        return dtype.type(second)
-    return dtype.type(-777.0 if second else np.nan)
+        return dtype.type(which == SMALL)
+    huge = 6e4 if dtype == np.float16 else 1e30
+    return dtype.type((np.nan, -777.0, huge)[which])
 
 
 class FencedArray:
@@ -79,13 +84,13 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def poisoned_allocation(second: bool) -> Iterator[None]:
+def poisoned_allocation(which: int) -> Iterator[None]:
     """Let `np.empty` and `np.empty_like` return poison, for launchers that allocate themselves."""
     empty, empty_like = np.empty, np.empty_like
 
     def poisoned(array: np.ndarray) -> np.ndarray:
         if array.dtype.kind in "fiub":
-            array[...] = poison(array.dtype, second)
+            array[...] = poison(array.dtype, which)
         return array
 
     np.empty = lambda *args, **kwargs: poisoned(empty(*args, **kwargs))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import html
 
 from course_lib.teach import record
-from course_lib.teach.display import show_rich
+from course_lib.teach.display import show_rich, user_facing
 from course_lib.teach.exercise import exercises, find
 
 
+@user_facing
 def hint(name: str) -> None:
     """Show the next hint for an exercise: a nudge, then the idea, then nearly the code.
 
@@ -37,6 +38,7 @@ def _titled(title: str, text: str) -> str:
     return f"**{title}**" + ("\n\n" if text.startswith("```") else " ") + text
 
 
+@user_facing
 def solution(name: str) -> None:
     """Show the finished code of an exercise.
 
@@ -47,6 +49,7 @@ def solution(name: str) -> None:
     show_rich(source, markdown=f"```python\n{source}\n```")
 
 
+@user_facing
 def progress(*, reset: str | None = None, sure: bool = False) -> None:
     """Show which exercises are solved, and when, with the hints used.
 

@@ -24,6 +24,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from course_lib.runtime.home import home
+
 FORMAT = 1
 
 #: Seconds to wait for another notebook to finish its own update, which takes milliseconds.
@@ -46,11 +48,11 @@ def path() -> Path:
     if (project / "pyproject.toml").exists() and os.access(project, os.W_OK):
         return project / "progress.json"
     if sys.platform == "win32":
-        data = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+        data = Path(os.environ.get("LOCALAPPDATA", home() / "AppData" / "Local"))
     elif sys.platform == "darwin":
-        data = Path.home() / "Library" / "Application Support"
+        data = home() / "Library" / "Application Support"
     else:
-        data = Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share"))
+        data = Path(os.environ.get("XDG_DATA_HOME", home() / ".local" / "share"))
     return data / "course_lib" / "progress.json"
 
 

@@ -15,7 +15,14 @@ from course_lib.runtime.launch import in_simulator
 from course_lib.simulator.observe import observing_with
 from course_lib.teach.deadline import TimeUp
 from course_lib.teach.exercise import Case, Exercise
-from course_lib.teach.fences import FencedArray, poison, poisoned_allocation, same_bits
+from course_lib.teach.fences import (
+    HUGE,
+    NAN,
+    FencedArray,
+    poison,
+    poisoned_allocation,
+    same_bits,
+)
 from course_lib.teach.writers import Writers
 
 #: Loop iterations without any thread finishing, after which a launch counts as endless. Cases have
@@ -180,7 +187,7 @@ class Run:
     exercise: Exercise
     case: Case
     engine: Simulator | Gpu
-    second_poison: bool = False
+    poison: int = NAN
     arrays: dict[str, FencedArray] = field(default_factory=dict)
     expected: dict[str, np.ndarray] = field(default_factory=dict)
     got: dict[str, object] = field(default_factory=dict)
@@ -196,7 +203,7 @@ class Run:
         if self.exercise.kind == "kernel":
             for name, values in self.expected.items():
                 dtype, start = self.exercise.output_dtype(self.case, name), self.exercise.start
-                fill = poison(dtype, self.second_poison) if start is None else dtype.type(start)
+                fill = poison(dtype, self.poison) if start is None else dtype.type(start)
                 self.arrays[name] = FencedArray(values.shape, dtype, fill)
         for name, array in self.arrays.items():
             self._given[name] = self.engine.prepare(array)
@@ -214,7 +221,7 @@ class Run:
     def execute(self, obj: Callable) -> None:
         """Run the learner's object and collect the outputs. Lets its errors through."""
         exercise = self.exercise
-        with self.engine.active(self), poisoned_allocation(self.second_poison):
+        with self.engine.active(self), poisoned_allocation(self.poison):
             if exercise.call is not None:
                 returned = exercise.call(obj, self)
             elif exercise.kind == "kernel":
@@ -244,7 +251,8 @@ def _to_numpy(value):
 
 def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failure | None:
     """Run the object once and return what is wrong, None if nothing is."""
-    run = Run(attempt.exercise, case, engine)
+    # A NaN that the kernel reads from its output is lost in `max`; a huge number is not.
+    run = Run(attempt.exercise, case, engine, HUGE if engine.order == "reverse" else NAN)
     try:
         run.execute(attempt.obj)
         failure = _judge(run)

@@ -7,11 +7,12 @@ is in it, so that reading one runs no code.
 
 import contextlib
 import os
-import pickle
 import zipfile
 from pathlib import Path
 
 import torch
+
+from .folder import FolderError, reason
 
 FORMAT = 1
 #: What every checkpoint holds; `settings` says what the run was asked to do.
@@ -36,7 +37,10 @@ def save(path, *, settings, step, history, state):
 
 
 def write_whole(path, write):
-    """Call `write(file)` and have what it wrote at `path`, all of it or nothing."""
+    """Call `write(file)` and have what it wrote at `path`, all of it or nothing.
+
+    Raises FolderError where it cannot be written; what was at `path` before stays there.
+    """
     # Always the same name, so that runs that were killed leave one such file at most.
     part = path.with_name(f"{path.name}.part")
     try:
@@ -45,8 +49,15 @@ def write_whole(path, write):
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        # Ending its file, PyTorch hides what stopped it behind an error of its own.
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        if isinstance(cause, OSError):
+            raise FolderError(_not_written(path, cause)) from error
+        if isinstance(cause, KeyboardInterrupt):
+            raise cause from None
         raise
     with contextlib.suppress(OSError):  # not every file system can do this to a folder
         folder = os.open(path.parent, os.O_RDONLY)
@@ -54,6 +65,14 @@ def write_whole(path, write):
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _not_written(path, error):
+    before = f"the {path.name} before it is whole" if path.exists() else "there is none yet"
+    return (
+        f"{path.name} cannot be written to the folder {path.parent} ({reason(error)}): {before}. "
+        "Make room there, and go on with --resume (in a program, resume=True)."
+    )
 
 
 def load(path):
@@ -68,9 +87,11 @@ def load(path):
     try:
         _check_sums(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError, KeyError) as error:
-        raise damaged from error
-    except zipfile.BadZipFile as error:
+    except PermissionError as error:
+        raise CheckpointError(f"{path} cannot be read ({reason(error)}).") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever the readers of a foreign file stumble over
         raise damaged from error
     if not isinstance(content, dict) or "format" not in content:
         raise damaged
@@ -79,9 +100,50 @@ def load(path):
             f"{path} has format {content['format']}; this version of the course reads {FORMAT}. "
             "Use the version that wrote it, or start a new run in another folder."
         )
-    if content.keys() != set(KEYS):
+    if content.keys() != set(KEYS) or not _of_the_right_kinds(content):
         raise damaged
     return content
+
+
+def load_of(task, path, known):
+    """As `load`, of a run on `task` whose settings hold the names in `known`, each of its type."""
+    kept = load(path)
+    settings = kept["settings"]
+    if settings.get("task") != task:
+        raise CheckpointError(
+            f"{path} is of a run on {settings.get('task')}, not on {task}: name another."
+        )
+    for name, kind in known.items():
+        if not isinstance(settings.get(name), kind):
+            raise CheckpointError(
+                f"{path} has {settings.get(name)!r} for its {name}, which no run has: put back a "
+                "good copy, or train again."
+            )
+    return kept
+
+
+def load_weights(path, model, kept):
+    """Load the weights of `kept`, the checkpoint at `path`, into `model`."""
+    weights = kept["state"].get("model")
+    try:
+        model.load_state_dict(weights)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} does not hold the weights of its network ({error}): put back a good copy, or "
+            "train again."
+        ) from error
+
+
+def _of_the_right_kinds(content):
+    history = content["history"]
+    return (
+        isinstance(content["settings"], dict)
+        and isinstance(content["state"], dict)
+        and type(content["step"]) is int
+        and content["step"] >= 0
+        and isinstance(history, list)
+        and all(isinstance(entry, dict) for entry in history)
+    )
 
 
 def _check_sums(path):

@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch.nn.functional import cross_entropy
+from torchvision.transforms.v2.functional import pil_to_tensor
 
 from .randomness import permutation, seed_of
 
@@ -140,12 +141,55 @@ def predict(model, images, *, precision="float32", batch_size=128):
         model.train(training)
 
 
-def evaluate_accuracy(model, images, labels, *, precision="float32", batch_size=128):
-    """The share of `images`, uint8 (N, C, H, W) or (N, H, W), that the network knows rightly."""
-    if len(images) != len(labels) or len(images) == 0:
-        raise ValueError(f"one label for each image, please: {len(images)} and {len(labels)} came")
+def evaluate_accuracy(model, images, labels=None, *, precision="float32", batch_size=128):
+    """The share of images that the network knows rightly.
+
+    images  uint8 (N, C, H, W) or (N, H, W), with `labels`, int64 (N,); or, without them, a data set
+            of (image, label) as torchvision's: PIL images, uint8 tensors, or float tensors from 0
+            to 1 as `ToTensor` makes them, which are scaled as bytes are
+
+    Raises ValueError for no images, for another number of labels, and for images of a data set that
+    are none of these or not all of one shape.
+    """
+    if labels is None and not isinstance(images, torch.Tensor):
+        return _accuracy_on(images, model, precision, batch_size)
+    n_labels = 0 if labels is None else len(labels)
+    if len(images) != n_labels or len(images) == 0:
+        raise ValueError(f"one label for each image, please: {len(images)} and {n_labels} came")
     found = predict(model, images, precision=precision, batch_size=batch_size).argmax(1)
     return (found == labels.to(found.device)).sum().item() / len(labels)
+
+
+def _accuracy_on(dataset, model, precision, batch_size):
+    n, right = len(dataset), 0
+    if n == 0:
+        raise ValueError("the data set has no images")
+    for start in range(0, n, batch_size):
+        pairs = [dataset[i] for i in range(start, min(start + batch_size, n))]
+        images = [_ready(image) for image, _ in pairs]
+        if len(shapes := {tuple(image.shape) for image in images}) > 1:
+            raise ValueError(f"images of one shape are needed, and there are {sorted(shapes)}")
+        found = predict(model, torch.stack(images), precision=precision).argmax(1).cpu()
+        right += (found == torch.tensor([int(label) for _, label in pairs])).sum().item()
+    return right / n
+
+
+def _ready(image):
+    """An image of a data set as numbers from -1 to 1, float32 (C, H, W)."""
+    if not isinstance(image, torch.Tensor):
+        try:
+            image = pil_to_tensor(image)
+        except TypeError as error:
+            raise ValueError(f"a data set's images must be tensors or PIL's: {error}") from None
+    image = image.unsqueeze(0) if image.dim() == 2 else image
+    if image.dtype == torch.uint8:
+        return scale(image[None])[0]
+    if not image.is_floating_point() or image.min() < 0 or image.max() > 1:
+        raise ValueError(
+            "a data set's images must be bytes, or numbers from 0 to 1 as ToTensor makes them; not "
+            f"{image.dtype} from {image.min().item():.3g} to {image.max().item():.3g}"
+        )
+    return image.float() * 2 - 1
 
 
 def accuracy_by_class(model, part, *, precision="float32"):

@@ -1,13 +1,15 @@
 """`python -m course_lib train TASK`: train, go on after a stop, or evaluate."""
 
+import functools
 import sys
 from collections import namedtuple
 
 from course_lib import data, device
+from course_lib.backend import BackendError
 
-from . import fashion_mnist, leaves, loop
+from . import fashion_mnist, leaves, loop, memory, sar
 from .checkpoint import CheckpointError
-from .classifier import accuracy_by_class, evaluate_accuracy
+from .classifier import PRECISIONS, accuracy_by_class, evaluate_accuracy
 
 WRONG_USAGE, FAILED, INTERRUPTED = 2, 1, 130  # exit statuses, as a shell knows them
 Part = namedtuple("Part", "images labels classes")
@@ -17,7 +19,9 @@ SETTINGS = {
         "model", "image_size", "epochs", "batch_size", "learning_rate", "precision",
         "checkpoint_steps", "validation_fraction",
     ),
-    "fashion-mnist": ("epochs", "batch_size", "learning_rate", "precision", "checkpoint_steps"),
+    "fashion-mnist": (
+        "epochs", "batch_size", "learning_rate", "precision", "checkpoint_steps", "trainer",
+    ),
 }  # fmt: skip
 
 
@@ -27,32 +31,41 @@ def run(options, progress):
     `options.downloads` is the folder for sets that are downloaded.
     """
     try:
-        if device.count() == 0 or options.device == "cpu":
+        if options.task != "sar" and (device.count() == 0 or options.device == "cpu"):
             print("No GPU is used: PyTorch's operators run on the CPU.", file=sys.stderr)
         if options.evaluate:
-            return EVALUATE[options.task](options, progress)
+            with memory.explained({}):
+                return EVALUATE[options.task](options, progress)
         return _train(options, progress)
-    except (data.DataError, CheckpointError, ValueError) as error:
+    except (data.DataError, CheckpointError, ValueError, BackendError) as error:
         print(f"python -m course_lib train {options.task}: {error}", file=sys.stderr)
         return WRONG_USAGE
-    except loop.TrainingError as error:
+    except (loop.TrainingError, OSError) as error:
         print(f"python -m course_lib train {options.task}: {error}", file=sys.stderr)
         return FAILED
 
 
 def _train(options, progress):
-    output = options.output
-    names = SETTINGS[options.task]
+    if options.task == "sar":
+        options.settings = sar.read_settings(options.config)
+        options.output = options.output or options.settings.checkpoint_dir
+    output = options.output = options.output or options.downloads / "runs" / options.task
+    names = SETTINGS.get(options.task, ())
     given = {key: value for key in names if (value := getattr(options, key)) is not None}
+    if options.task != "sar":  # whose file of settings says all that
+        given |= {
+            "seed": options.seed, "device_name": options.device,
+            "use_cuda_kernels": options.use_cuda_kernels,
+        }  # fmt: skip
     if options.resume and output.is_dir() and not (output / loop.CHECKPOINT).exists():
         print(f"{output} has no checkpoint yet: the run starts from its beginning.")
     on_terminal = sys.stderr.isatty()
     try:
         _, history = TRAIN[options.task](
-            options, output=output, resume=options.resume, seed=options.seed,
-            device_name=options.device, use_cuda_kernels=options.use_cuda_kernels, **given,
+            options, output=output, resume=options.resume, **given,
             progress=progress if on_terminal else None,
             report=None if on_terminal else lambda entry: print(loop.sentence(entry), flush=True),
+            say=functools.partial(progress.write, file=sys.stderr),
         )  # fmt: skip
     except KeyboardInterrupt:
         there = (output / loop.CHECKPOINT).exists()
@@ -101,7 +114,7 @@ def _evaluate_fashion_mnist(options, progress):
 
 
 def _tell(model, part, settings, name_of_part):
-    precision = settings["precision"]
+    precision = settings["precision"] if settings["precision"] in PRECISIONS else "float32"
     shares = accuracy_by_class(model, part, precision=precision)
     width = max(map(len, shares))
     for name, share in shares.items():
@@ -111,5 +124,17 @@ def _tell(model, part, settings, name_of_part):
     return 0
 
 
-TRAIN = {"leaves": _train_leaves, "fashion-mnist": _train_fashion_mnist}
-EVALUATE = {"leaves": _evaluate_leaves, "fashion-mnist": _evaluate_fashion_mnist}
+def _train_sar(options, **settings):
+    return sar.train_sar(options.settings, **settings)
+
+
+def _evaluate_sar(options, progress):
+    for name, value in sar.evaluate(options.evaluate, sar.read_settings(options.config)).items():
+        print(f"{name.replace('_', ' '):20}  {value:.4f}")
+    return 0
+
+
+TRAIN = {"leaves": _train_leaves, "fashion-mnist": _train_fashion_mnist, "sar": _train_sar}
+EVALUATE = {
+    "leaves": _evaluate_leaves, "fashion-mnist": _evaluate_fashion_mnist, "sar": _evaluate_sar,
+}  # fmt: skip

@@ -169,9 +169,17 @@ class GraphTrainer:
     def load_state_dict(self, state):
         """Go on where `state` was taken."""
         self.model.load_state_dict(state["model"])
-        with torch.no_grad():
-            for name in NAMES:
-                for buffer, kept in zip(self.buffers[name], state["buffers"][name], strict=True):
-                    buffer.copy_(kept)
-            for name in ("step", "losses", "right"):
-                getattr(self, name).copy_(state[name])
+        for name in NAMES:
+            for buffer, kept in zip(self.buffers[name], state["buffers"][name], strict=True):
+                _restore(buffer, kept)
+        for name in ("step", "losses", "right"):
+            _restore(getattr(self, name), state[name])
+
+
+def _restore(tensor, kept):
+    if kept.shape != tensor.shape or kept.dtype != tensor.dtype:  # `copy_` would spread it out
+        raise ValueError(
+            f"{kept.dtype} {tuple(kept.shape)} is kept, where {tensor.dtype} "
+            f"{tuple(tensor.shape)} should be"
+        )
+    tensor.copy_(kept)

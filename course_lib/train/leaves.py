@@ -4,14 +4,13 @@ model, history = train_leaves(epochs=12)
 """
 
 import re
-from pathlib import Path
 
 import torch
 from torchvision.transforms import v2
 
 from course_lib import data, device, models
 
-from . import checkpoint, loop
+from . import checkpoint, loop, memory
 from .classifier import PRECISIONS, Classifier
 from .randomness import repeatable, seed_of
 
@@ -45,7 +44,7 @@ AUGMENTATIONS = {
 def train_leaves(
     model=None, root=None, *, image_size=None, epochs=None, batch_size=None, learning_rate=None,
     seed=0, validation_fraction=0.2, precision="float32", use_cuda_kernels=True, device_name=None,
-    output=None, resume=False, checkpoint_steps=None, progress=None, report=None,
+    output=None, resume=False, checkpoint_steps=None, progress=None, report=None, say=None,
 ):  # fmt: skip
     """Train on a leaf-disease set; (model, history).
 
@@ -59,11 +58,12 @@ def train_leaves(
     precision         "float32", or "bfloat16": autocast
     use_cuda_kernels  as in `models.create_model`
     device_name       such as "cuda:0" or "cpu"; None: a GPU if there is one
-    output, resume, checkpoint_steps, progress, report
-                      as in `loop.fit`
+    output, resume, checkpoint_steps, progress, report, say
+                      as in `loop.fit`; `say` is also told the network, and each class's images
 
     The history is a list of one dict for each epoch: epoch, loss, accuracy, validation_loss,
-    validation_accuracy. The model comes back on its device, in evaluation mode.
+    validation_accuracy. The model comes back on its device, in evaluation mode. Raises ValueError
+    for options that cannot be used, `data.DataError` for such a set, and what `loop.fit` raises.
     """
     place = choose_device(device_name, precision)
     if model is None:
@@ -82,13 +82,15 @@ def train_leaves(
     _require_sensible(settings)
     if output is not None:
         loop.require_room(output, resume)  # before the images are read
-        Path(output).mkdir(parents=True, exist_ok=True)
     training, validation = read_parts(root, settings, progress)
+    if say is not None:
+        say(f"{name} on {place}, images of {settings['image_size']} pixels.")
+        say(counts(training, validation))
     settings |= {
         "classes": list(training.classes),
         "images": f"{training.digest()} {validation.digest()}",
     }
-    with repeatable(place):
+    with repeatable(place), memory.explained(settings):
         if isinstance(model, str):
             model = create(settings, place)
         task = Classifier(
@@ -99,11 +101,16 @@ def train_leaves(
         )  # fmt: skip
         history = loop.fit(
             task, settings, output=output, resume=resume, checkpoint_steps=checkpoint_steps,
-            progress=progress, report=report,
+            progress=progress, report=report, say=say,
         )  # fmt: skip
     return model.eval(), history
 
 
+#: What a checkpoint must say for its network and images to be had again.
+SETTINGS = {
+    "model": str, "image_size": int, "seed": int, "validation_fraction": float, "precision": str,
+    "use_cuda_kernels": bool, "classes": list, "images": str,
+}  # fmt: skip
 TASK = ("epochs", "batch_size", "learning_rate", "seed", "precision")
 
 
@@ -112,12 +119,8 @@ def load_leaves(path, root=None, *, device_name=None, progress=None):
 
     root  where the set lies now; its images must be those that the run was made with
     """
-    kept = checkpoint.load(path)
+    kept = checkpoint.load_of("leaves", path, SETTINGS)
     settings = kept["settings"]
-    if settings.get("task") != "leaves":
-        raise checkpoint.CheckpointError(
-            f"{path} is of a run on {settings.get('task')}, not on leaves: name another."
-        )
     place = choose_device(device_name, settings["precision"])
     validation = data.leaves(root, train=False, **_split(settings), progress=progress)
     if validation.digest() not in settings["images"]:
@@ -127,14 +130,14 @@ def load_leaves(path, root=None, *, device_name=None, progress=None):
         )
     with repeatable(place):
         model = create(settings, place)
-    model.load_state_dict(kept["state"]["model"])
+    checkpoint.load_weights(path, model, kept)
     return model.eval(), validation, settings
 
 
-def choose_device(name, precision):
+def choose_device(name, precision, known=tuple(PRECISIONS)):
     """The torch device called `name`, or the best one here, that can compute in `precision`."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be {' or '.join(PRECISIONS)}, not {precision!r}")
+    if precision not in known:
+        raise ValueError(f"precision must be {' or '.join(known)}, not {precision!r}")
     name = name or device.best(("cuda", "cpu"))
     found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
     if not found:
@@ -142,10 +145,10 @@ def choose_device(name, precision):
     if name != "cpu" and int(found[1] or 0) >= device.count():
         raise ValueError(f"there is no {name} here: the CUDA driver reports {device.count()} GPUs")
     place = torch.device(name)
-    if name != "cpu" and precision == "bfloat16":
+    if name != "cpu" and precision != "float32":
         if torch.cuda.get_device_capability(place) < (8, 0):
             chip = torch.cuda.get_device_name(place)
-            raise ValueError(f"{chip} has no bfloat16: choose float32")
+            raise ValueError(f"{chip} has no {precision}: choose float32")
     return place
 
 
@@ -155,6 +158,18 @@ def read_parts(root, settings, progress=None):
         data.leaves(root, train=train, **_split(settings), progress=progress)
         for train in (True, False)
     ]
+
+
+def counts(training, validation):
+    """How many images of each class there are to train on and to validate with, as a sentence."""
+    pairs = [
+        f"{name} {(training.labels == label).sum()} + {(validation.labels == label).sum()}"
+        for label, name in enumerate(training.classes)
+    ]
+    return (
+        f"{len(pairs)} classes, {len(training)} images to train on + {len(validation)} to validate "
+        f"with: {', '.join(pairs)}."
+    )
 
 
 def create(settings, place):

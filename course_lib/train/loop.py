@@ -12,24 +12,27 @@ Everything random in `train_step(step)` must follow from the run's seed and `ste
 `randomness`). Then a run needs no generator's state to be resumed exactly.
 """
 
+import contextlib
 import json
 import math
 from pathlib import Path
 
+import torch
+
 from course_lib import plot
 
-from . import checkpoint
+from . import checkpoint, folder, memory
+from .memory import TrainingError
+from .timing import Estimate
 
+__all__ = ["TrainingError", "fit", "require_room", "save_history", "sentence"]
 CHECKPOINT, HISTORY, CURVES = "checkpoint.pt", "history.json", "history.png"
 
 
-class TrainingError(RuntimeError):
-    """Training that cannot go on, and why."""
-
-
 def fit(
-    task, settings, *, output=None, resume=False, checkpoint_steps=None, progress=None, report=None
-):
+    task, settings, *, output=None, resume=False, checkpoint_steps=None, progress=None, report=None,
+    say=None, earlier=None,
+):  # fmt: skip
     """Train `task` to its last epoch; the history: a list of one dict for each epoch.
 
     settings          what decides the result, a dict of plain values; kept in the checkpoint
@@ -38,19 +41,33 @@ def fit(
     checkpoint_steps  steps from one checkpoint to the next; None: one epoch
     progress          called as tqdm is
     report            called with each epoch's dict when the epoch has ended
+    say               called with a sentence once it is known how long training takes
+    earlier           settings that earlier versions' checkpoints do not name, and what they were
+
+    One run at a time may write to the folder. Raises CheckpointError, TrainingError, and
+    `folder.FolderError` where the folder cannot be written to; the last checkpoint stays whole.
     """
     if checkpoint_steps is not None and checkpoint_steps < 1:
         raise ValueError(f"checkpoint_steps must be 1 or more, not {checkpoint_steps}")
+    with contextlib.ExitStack() as stack:
+        if output is not None:
+            output = Path(output)
+            _require_fitting(output, resume)
+            stack.enter_context(folder.held(output))
+            _require_fitting(output, resume)  # another run may have ended here meanwhile
+        stack.enter_context(memory.explained(settings))
+        return _fit(task, settings, output, checkpoint_steps, progress, report, say, earlier or {})
+
+
+def _fit(task, settings, output, checkpoint_steps, progress, report, say, earlier):
     step, history = 0, []
     if output is not None:
-        output = Path(output)
-        require_room(output, resume)
-        output.mkdir(parents=True, exist_ok=True)
         path = output / CHECKPOINT
         if path.exists():
             kept = checkpoint.load(path)
-            checkpoint.require_same(path, kept["settings"], settings)
+            checkpoint.require_same(path, earlier | kept["settings"], settings)
             step, history = kept["step"], kept["history"]
+            _require_whole(path, task, step, history)
             _load(path, task, kept["state"])
 
     def keep():
@@ -61,10 +78,12 @@ def fit(
 
     total = task.epochs * task.steps_per_epoch
     bar = progress(total=total, initial=step, unit=" steps") if progress is not None else None
+    estimate = Estimate(task, total - step, say)
     try:
         while step < total:
             task.train_step(step)
             step += 1
+            estimate.step()
             if bar is not None:
                 bar.update()
             ended = step % task.steps_per_epoch == 0
@@ -88,8 +107,16 @@ def fit(
 
 
 def require_room(output, resume):
-    """Raise CheckpointError where `output` is not what `resume` takes it for."""
-    output = Path(output)
+    """Raise, before long work begins, what `fit` would raise about the folder `output`.
+
+    That is CheckpointError where it is not what `resume` takes it for, and `folder.FolderError`.
+    """
+    _require_fitting(Path(output), resume)
+    with folder.held(output):
+        pass
+
+
+def _require_fitting(output, resume):
     if output.exists() and not output.is_dir():
         raise checkpoint.CheckpointError(f"{output} is a file: name a folder for the run.")
     if resume and not output.is_dir():
@@ -119,10 +146,22 @@ def sentence(entry):
     return f"epoch {entry['epoch']}: {', '.join(told)}"
 
 
+def _require_whole(path, task, step, history):
+    """Raise CheckpointError unless `step` and `history` are those of one run of `task`."""
+    epochs, total = step // task.steps_per_epoch, task.epochs * task.steps_per_epoch
+    if step > total or [entry.get("epoch") for entry in history] != list(range(1, epochs + 1)):
+        raise checkpoint.CheckpointError(
+            f"{path} is of step {step} and has {len(history)} epochs, as no run of {total} steps "
+            "has. Put back a good copy, or start a new run in another folder."
+        )
+
+
 def _load(path, task, state):
     try:
         task.load_state_dict(state)
-    except (RuntimeError, KeyError, ValueError) as error:
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise checkpoint.CheckpointError(
             f"{path} does not fit this network ({error}). Name the network it was made with, or "
             "start a new run in another folder."

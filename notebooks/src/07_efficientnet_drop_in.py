@@ -538,17 +538,18 @@ print(f"state_dict of {len(after)} tensors: same names, same order, same bits: {
 # %% [markdown]
 # ### The course's way
 #
-# The course has this as a function for everybody, `nn.replace_squeeze_excitation(model)`. It
-# takes a shorter way than you did. It leaves the block where it is and changes its *class*. So
-# all that anybody holds stays valid, hooks as well as a reference to the block itself. It also
-# knows the blocks of other families of networks, and says why if it left one alone. `restore()`
-# goes back.
+# The course has this as a function for everybody, `nn.replace_layers(model)`. It takes a shorter
+# way than you did. It leaves the block where it is and changes its *class*. So all that anybody
+# holds stays valid, hooks as well as a reference to the block itself. It knows the blocks of other
+# families of networks, too, and every other layer that the course has kernels for; `types` says
+# which of them you want. What it left alone, it lists with the reason. `restore()` goes back.
 
 # %%
 model = models.create_model("efficientnet_b4", num_classes=5, use_cuda_kernels=False).to(device)
-swapped = nn.replace_squeeze_excitation(model)
-print(*swapped[:2], sep="\n")
-print(f"{len(swapped)} swapped, {len(swapped.left)} left alone")
+swapped = nn.replace_layers(model, types=[SqueezeExcitation])
+for name, block, kind in swapped.replaced[:2]:
+    print(f"{name}: {block.fc1.in_channels} channels, a {kind.__qualname__} of {kind.__module__}")
+print(f"{len(swapped.replaced)} swapped, {len(swapped.left)} left alone")
 swapped.restore()
 print("torchvision's again:", sum(type(m) is SqueezeExcitation for m in model.modules()))
 
@@ -570,16 +571,17 @@ pictures = torch.randn(2, 3, size, size, device=device)
 torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 found = []
 part.eval()  # no chance in it: dropout and the like are off
-for replace in (nn.replace_squeeze_excitation, nn.restore_squeeze_excitation):
-    names = replace(part)
+swapped = nn.replace_layers(part, types=[SqueezeExcitation])
+for _ in ("ours", "theirs"):
     y = part(pictures)
     found.append((y.detach(), torch.autograd.grad((y * y).sum(), list(part.parameters()))))
+    swapped.restore()
 
 # %%
 (y, gradients), (y_theirs, gradients_theirs) = found
 errors = [((a - b).norm() / b.norm()).item()
           for a, b in zip(gradients, gradients_theirs, strict=True)]
-print(f"{len(names)} blocks. Output: relative difference below 1e-5:",
+print(f"{len(swapped.replaced)} blocks. Output: relative difference below 1e-5:",
       ((y - y_theirs).norm() / y_theirs.norm()).item() < 1e-5)
 print(f"{len(errors)} gradients: the largest relative difference is below 1e-4:", max(errors) < 1e-4)
 
@@ -649,9 +651,9 @@ print("yours:  ", dlogit.copy_to_host().round(4))
 # %%
 for name in ("mobilenet_v3_small", "regnet_y_400mf", "efficientnet_v2_s"):
     other = torchvision.models.get_model(name)
-    found = nn.replace_squeeze_excitation(other)
-    kinds = sorted({(each.activation, each.gate) for each in found})
-    print(f"{name:20} {len(found):3} blocks swapped, {kinds}")
+    found = nn.replace_layers(other, types=[SqueezeExcitation]).replaced
+    kinds = sorted({str((each.module.activation, each.module.scale_activation)) for each in found})
+    print(f"{name:20} {len(found):3} blocks swapped, {' '.join(kinds)}")
 
 # %% [markdown]
 # Another good place for a break.

@@ -153,6 +153,14 @@ def relu_added(x, y):
         y[i] += max(x[i], ZERO)
 
 
+@wrong("relu", "depends on what y held before")
+@cuda.jit
+def relu_hides_a_nan(x, y):
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i] = max(y[i], max(x[i], ZERO))
+
+
 @wrong("relu", "race-between-blocks")
 @cuda.jit
 def relu_into_the_neighbour(x, y):

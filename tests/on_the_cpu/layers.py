@@ -2,14 +2,17 @@ import torch
 import torch.nn.functional as F
 
 from course_lib import ops, optim
-from course_lib.kernels import batch_norm, max_pool2d, optimizers
+from course_lib.kernels import batch_norm, global_avg_pool, max_pool2d, optimizers
 
 
 def refuse(*args, **options):
     raise SystemExit("our kernel was launched")
 
 
-for module in (max_pool2d, batch_norm, batch_norm.vectorised, optimizers, optimizers.table):
+for module in (
+    max_pool2d, batch_norm, batch_norm.vectorised, optimizers, optimizers.table, global_avg_pool,
+    global_avg_pool.nhwc,
+):  # fmt: skip
     assert module.launch
     module.launch = refuse
 
@@ -24,6 +27,7 @@ def same(ours, theirs, *leaves):
 for dtype in (torch.float32, torch.float64):
     x = torch.randn(2, 3, 7, 7, dtype=dtype, requires_grad=True)
     same(ops.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 3, 2, 1), x)
+    same(ops.global_avg_pool(x), F.adaptive_avg_pool2d(x, 1), x)
     w, b = (torch.randn(3, dtype=dtype, requires_grad=True) for _ in range(2))
     for training in (True, False):
         pairs = [(torch.zeros(3, dtype=dtype), torch.ones(3, dtype=dtype)) for _ in range(2)]

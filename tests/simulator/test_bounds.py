@@ -235,16 +235,6 @@ def test_other_exceptions_keep_their_traceback(jit):
         assert [frame.name for frame in frames][-2] == "kernel"
 
 
-def test_overflow_is_explained():
-    @cuda.jit
-    def kernel(x):
-        x[0] = x[1] * 2**40
-
-    with pytest.raises(OverflowError) as caught:
-        kernel[1, 1](np.ones(2, np.int32))
-    assert any("would wrap" in note for note in caught.value.__notes__)
-
-
 def test_the_next_launch_works(jit):
     @jit
     def kernel(x, n):

@@ -183,9 +183,10 @@ def test_reduce(size):
 
 def test_kernel_objects():
     assert double.py_func.__name__ == double.__name__ == "double"
-    assert double.overloads["anything"].max_cooperative_grid_blocks(256) == 132 * 8
     assert double.specialize(1) is double and "kernel double" in repr(double)
-    double.compile("void(float64[:])")
+    version = double.compile("void(float64[:])")
+    assert version in double.overloads.values()
+    assert version.max_cooperative_grid_blocks(256) == 132 * 8
     configured = double.configure(1, 4, 0, 16)
     assert (configured.griddim, configured.blockdim, configured.sharedmem) == (
         (1, 1, 1), (4, 1, 1), 16)

@@ -216,7 +216,7 @@ def test_interrupt(path):
             "generators": "while x[0] < 10**9: x[0] = x[0]; cuda.syncthreads()",
             "greenlets": "while x[0] < 10**9: x[0] = x[0]; cuda.syncthreads()"}[path]
     program = textwrap.dedent(f"""
-        import linecache, signal, numpy as np
+        import linecache, signal, numba, numpy as np
         from course_lib.simulator import cuda
         signal.signal(signal.SIGINT, signal.default_int_handler)  # off in a background job
         source = '''

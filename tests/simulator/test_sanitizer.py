@@ -1,6 +1,7 @@
 """The sanitizer's report, its rules one by one, and what it leaves alone."""
 
 import ctypes
+import linecache
 import math
 
 import ml_dtypes
@@ -9,6 +10,7 @@ import pytest
 
 from course_lib import simulator
 from course_lib.simulator import cuda, real
+from course_lib.simulator.errors import SourceMissing
 from course_lib.simulator.observe import Observer, observing, observing_with
 
 
@@ -265,13 +267,65 @@ def test_a_generator_expression_and_chained_stores_are_watched():
     assert not alone
 
 
-def test_functions_without_source_run_unwatched(jit):
+@pytest.mark.parametrize("watch", [simulator.sanitize, simulator.trace])
+def test_a_kernel_without_source_is_refused_by_name(jit, watch):
     def kernel(x):
         x[0] = cuda.threadIdx.x
         cuda.syncthreads()
 
-    report = sanitized(jit(kernel), 1, 2, np.full(1, -1))
-    assert report.kinds() == ([] if jit.path == "greenlets" else ["race"])
+    made = jit(kernel)
+    made[1, 2](np.zeros(1))  # a plain launch runs it
+    if jit.path == "greenlets":
+        with pytest.raises(SourceMissing, match="kernel cannot be watched.* into a file or a note"):
+            with watch():
+                made[1, 2](np.zeros(1))
+    else:
+        with watch() as seen:
+            made[1, 2](np.zeros(1))
+        assert len(seen.sites if watch is simulator.trace else seen.findings) == 1
+
+
+def test_a_device_function_without_source_is_refused_by_name():
+    space = {}
+    exec("def hidden(x):\n    x[0] = 1", space)
+    hidden = cuda.jit(device=True)(space["hidden"])
+
+    @cuda.jit
+    def called(x):
+        hidden(x)
+
+    @cuda.jit
+    def passed_on(x, choose):
+        function = hidden if choose else None
+        function(x)
+
+    for kernel, arguments in ((called, ()), (passed_on, (1,))):
+        x = np.zeros(1)
+        kernel[1, 1](x, *arguments)
+        assert x[0] == 1
+        with pytest.raises(SourceMissing, match="hidden cannot be watched"):
+            sanitized(kernel, 1, 1, x, *arguments)
+
+
+def test_a_file_that_has_changed_since_is_told_apart(tmp_path):
+    path = tmp_path / "edited.py"
+    path.write_text("def kernel(x):\n    x[0] = 1\n")
+    space = {}
+    exec(compile(path.read_text(), str(path), "exec"), space)
+    path.write_text("def kernel(x):\n    x[0] = 2.5 * x[1]\n")
+    with pytest.raises(SourceMissing, match="has changed since"):
+        sanitized(cuda.jit(space["kernel"]), 1, 1, np.zeros(2))
+
+
+def test_what_is_typed_at_the_prompt_of_newer_pythons_is_watched(monkeypatch):
+    text = "\n@cuda.jit\ndef kernel(x):\n    x[0] = cuda.threadIdx.x\n"
+    space = {"cuda": cuda}
+    exec(compile(text, "<python-input-3>", "exec"), space)
+    codes = {space["kernel"].py_func.__code__: text.splitlines(keepends=True)}
+    monkeypatch.setattr(linecache, "_getlines_from_code", lambda code: codes.get(code, []),
+                        raising=False)
+    (finding,) = sanitized(space["kernel"], 1, 2, np.full(1, -1))
+    assert (finding.kind, finding.line) == ("race", 4)
 
 
 def test_observers_see_every_event_once():
@@ -476,7 +530,7 @@ def test_a_flag_stored_after_a_fence_and_waited_for_is_no_race():
             flag[0] = 1
         else:
             while flag[0] == 0:
-                pass
+                cuda.nanosleep(np.uint32(20))
             cuda.threadfence()
             out[0] = data[0]
 
@@ -487,7 +541,7 @@ def test_a_flag_stored_after_a_fence_and_waited_for_is_no_race():
             flag[0] = 1
         else:
             while flag[0] == 0:
-                pass
+                cuda.nanosleep(np.uint32(20))
             out[0] = data[0]
 
     for order in ("forward", "reverse"):

@@ -41,6 +41,7 @@ import math
 from course_lib.kernels.batch_norm import ladder, merging, pixels, planes_kernels, vectorised, walk
 from course_lib.runtime import arrays
 from course_lib.runtime.launch import launch
+from course_lib.runtime.outputs import output
 
 DTYPES = ("float32", "float16", "bfloat16")
 DEFAULT = "vectorised"
@@ -86,14 +87,17 @@ def forward(
     out                        receives y; it must have x's memory format
 
     An `x` that is neither contiguous nor channels-last is copied first. Raises ArrayError for a
-    wrong rank, dtype, shape or device, ValueError for an unknown variant, one of two running
-    statistics, and a batch of fewer than two values a channel.
+    wrong rank, dtype, shape or device, ValueError for an unknown variant, a negative eps, one
+    of two running statistics, and a batch of fewer than two values a channel.
     """
     _check_variant(variant, VARIANTS)
-    x, channels_last, C, P, count = _check(x, weight, bias, running_mean, running_var)
-    if count == 1 and C:
+    x, channels_last, C, P, count = _check(
+        x, weight, bias, running_mean, running_var, eps
+    )
+    if count == 1:
         raise ValueError(f"a variance needs two values a channel, but x has shape {tuple(x.shape)}")
-    y = _output(x, out, channels_last)
+    reads = dict(x=x, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+    y = output(out, x.shape, like=x, channels_last=channels_last, reads=reads)
     mean, rstd = (arrays.empty((C,), like=x, dtype="float32") for _ in range(2))
     if count * C == 0:
         return y, mean, rstd
@@ -120,10 +124,13 @@ def inference(
 ):
     """y with the running statistics; arguments and errors as in `forward`."""
     _check_variant(variant, INFERENCE_VARIANTS)
-    x, channels_last, C, P, count = _check(x, weight, bias, running_mean, running_var)
+    x, channels_last, C, P, count = _check(
+        x, weight, bias, running_mean, running_var, eps
+    )
     if running_mean is None:
         raise ValueError("inference needs running_mean and running_var")
-    y = _output(x, out, channels_last)
+    reads = dict(x=x, weight=weight, bias=bias, running_mean=running_mean, running_var=running_var)
+    y = output(out, x.shape, like=x, channels_last=channels_last, reads=reads)
     if count * C == 0:
         return y
     affine = (*_affine(weight, bias, running_mean), bool(relu), running_mean, running_var)
@@ -153,7 +160,7 @@ def backward(
     Raises as `forward` does.
     """
     _check_variant(variant, BACKWARD_VARIANTS)
-    x, channels_last, C, P, count = _check(x, weight, None, None, None)
+    x, channels_last, C, P, count = _check(x, weight, None, None, None, 0)
     dtype = arrays.dtype_name(x)
     arrays.require(dy, "dy", shape=x.shape, dtypes=(dtype,))
     for name, array in (("mean", mean), ("rstd", rstd)):
@@ -164,7 +171,8 @@ def backward(
         arrays.require(y, "y", shape=x.shape, dtypes=(dtype,))
     dy = arrays.laid_out_like(dy, x)
     y = arrays.laid_out_like(y, x) if relu else x
-    dx = _output(x, out, channels_last)
+    reads = dict(dy=dy, x=x, weight=weight, mean=mean, rstd=rstd, y=y)
+    dx = output(out, x.shape, like=x, channels_last=channels_last, reads=reads)
     of_weight = "float32" if weight is None else arrays.dtype_name(weight)
     dweight, dbias = (arrays.empty((C,), like=x, dtype=of_weight) for _ in range(2))
     if count * C == 0:
@@ -211,7 +219,7 @@ def _affine(weight, bias, unused):
     )
 
 
-def _check(x, weight, bias, running_mean, running_var):
+def _check(x, weight, bias, running_mean, running_var, eps):
     """(x as the kernels take it, whether that is channels-last, C, pixels, values a channel)."""
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
     N, C, H, W = x.shape
@@ -228,21 +236,13 @@ def _check(x, weight, bias, running_mean, running_var):
             )
     if (running_mean is None) != (running_var is None):
         raise ValueError("running_mean and running_var must be given together, or neither")
+    if eps < 0:
+        raise ValueError(f"eps must be at least 0, not {eps}")
     if arrays.is_contiguous_array(x):
         return x, False, C, H * W, N * H * W
     if arrays.is_channels_last(x):
         return x, True, C, H * W, N * H * W
     return arrays.contiguous(x), False, C, H * W, N * H * W
-
-
-def _output(x, out, channels_last):
-    if out is None:
-        return arrays.empty(tuple(x.shape), like=x, channels_last=channels_last)
-    arrays.require(out, "out", shape=x.shape, dtypes=(arrays.dtype_name(x),), writable=True)
-    if not (arrays.is_channels_last(out) if channels_last else arrays.is_contiguous_array(out)):
-        wanted = "channels-last" if channels_last else "contiguous"
-        raise arrays.ArrayError(f"out must be {wanted}; its strides are {arrays.strides_of(out)}")
-    return out
 
 
 def _check_variant(variant, variants):

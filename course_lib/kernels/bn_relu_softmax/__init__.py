@@ -42,6 +42,7 @@ from course_lib.kernels.softmax.direction import on_boundaries
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.launch import chip_of, launch
+from course_lib.runtime.outputs import output
 
 DTYPES = ("float32", "float16", "bfloat16")
 DEFAULT = "registers"
@@ -94,7 +95,9 @@ def forward(x, mean, var, weight, bias, *, eps=1e-5, variant=DEFAULT, out=None):
     parameters = _checked(x, mean, var, weight, bias, eps)
     _check_variant(variant, VARIANTS)
     x = arrays.contiguous(x)
-    y = _result(out, x)
+    names = "mean", "var", "weight", "bias"
+    reads = dict(zip(("x", *names), (x, *parameters), strict=True))
+    y = output(out, x.shape, like=x, reads=reads)
     n_rows, n_cols = x.shape
     if n_rows * n_cols == 0:
         return y
@@ -124,7 +127,9 @@ def backward(dy, y, x, mean, var, weight, bias, *, eps=1e-5, variant=DEFAULT, ou
         arrays.require(array, name, shape=x.shape, dtypes=(arrays.dtype_name(x),))
     _check_variant(variant, BACKWARD_VARIANTS)
     inputs = tuple(arrays.contiguous(array) for array in (dy, y, x))
-    dx = _result(out, x)
+    names = "dy", "y", "x", "mean", "var", "weight", "bias"
+    reads = dict(zip(names, (*inputs, *parameters), strict=True))
+    dx = output(out, x.shape, like=x, reads=reads)
     dweight, dbias = (arrays.empty(tuple(weight.shape), like=weight) for _ in range(2))
     n_rows, n_cols = x.shape
     if n_cols == 0:
@@ -186,16 +191,6 @@ def _checked(x, mean, var, weight, bias, eps):
 def _check_variant(variant, variants):
     if variant not in variants:
         raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
-
-
-def _result(out, model):
-    shape = tuple(model.shape)
-    if out is None:
-        return arrays.empty(shape, like=model)
-    arrays.require(out, "out", shape=shape, dtypes=(arrays.dtype_name(model),), writable=True)
-    if not arrays.is_contiguous_array(out):
-        raise arrays.ArrayError(f"out must be contiguous; its strides are {arrays.strides_of(out)}")
-    return out
 
 
 def row_limit(direction, vectors, chip):

@@ -45,9 +45,10 @@ Sums are taken in a fixed order: two runs agree bit for bit.
 import functools
 
 from course_lib.kernels.conv2d import few_channels_plan, gathering, launching
-from course_lib.kernels.conv2d.problem import checked, empty, formatted, result
+from course_lib.kernels.conv2d.problem import checked, empty, formatted
 from course_lib.runtime import arrays
 from course_lib.runtime.launch import chip_of
+from course_lib.runtime.outputs import output
 
 DEFAULT = "auto"  # the rung that `default_variant` names
 MOST_THREADS = 256  # of a block, for any kernel
@@ -82,7 +83,8 @@ def forward(
         arrays.require(bias, "bias", shape=(problem.K,), dtypes=(arrays.dtype_name(x),))
         bias = arrays.contiguous(bias)
     problem = _format_of(out, problem)
-    y = result(out, problem.y_shape, x, problem)
+    reads = dict(x=x, weight=weight, bias=bias)
+    y = output(out, problem.y_shape, like=x, channels_last=problem.channels_last, reads=reads)
     if arrays.size_of(y):
         variant = _chosen(variant, problem, x)
         if variant != "tensor_core":  # which can read some weights as they lie

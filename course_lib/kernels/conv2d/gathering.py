@@ -141,15 +141,15 @@ def launch_forward(variant, problem, x, weight, bias, y, precision):
     _launch(variant, problem, forward_arguments(problem), operands, exact, False)
 
 
-def launch_dx(variant, problem, dy, weight, dx, precision):
-    """dx, gathered from dy."""
+def launch_dx(variant, problem, dy, weight, dx, precision, bias=None):
+    """dx, gathered from dy; and `bias` added, which a transposed convolution may have."""
     check(variant, problem, dy)
     if variant == "tensor_core":
         gather = halo_plan.dx_of(problem)
-        if _launch_halo(gather, problem, dy, weight, None, dx, precision):
+        if _launch_halo(gather, problem, dy, weight, bias, dx, precision):
             return
     exact = is_exact(dy, precision)
-    _launch(variant, problem, dx_arguments(problem), (dy, weight, None, dx), exact, True)
+    _launch(variant, problem, dx_arguments(problem), (dy, weight, bias, dx), exact, True)
 
 
 def _launch_halo(gather, problem, source, weight, bias, result, precision):

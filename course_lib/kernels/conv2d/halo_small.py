@@ -2,7 +2,8 @@
 
 Its weights are read as they lie, so that no launch has to arrange them; in the forward pass also
 contiguous ones, where that costs less than to lay them out. Its tiles are smaller, and the chunks
-and taps of each are dealt out to a cluster of blocks.
+and taps of each are dealt out to a cluster of blocks. Chips before 9.0 have none: there `halo`
+takes small convolutions as it takes others.
 """
 
 import functools

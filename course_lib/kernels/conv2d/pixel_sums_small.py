@@ -1,6 +1,7 @@
 """How `pixel_sums` takes a small convolution: dweight, and dbias with it, in one launch.
 
-The blocks that share the pixels of a tile are a cluster, and add up what they have found.
+The blocks that share the pixels of a tile are a cluster, and add up what they have found. Chips
+before 9.0 have none: there `pixel_sums` takes small convolutions as it takes others.
 """
 
 import functools

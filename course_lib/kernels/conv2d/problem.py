@@ -1,12 +1,12 @@
 """What is convolved with what: sizes and options as plain numbers, and arrays made ready."""
 
 import functools
-import operator
 from typing import NamedTuple
 
 import numpy as np
 
 from course_lib.kernels.conv2d import formats
+from course_lib.kernels.options import hashable, pair, whole
 from course_lib.runtime import arrays
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -59,10 +59,10 @@ class Problem(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def problem_of(x_shape, weight_shape, stride, padding, dilation, groups, channels_last):
     """The `Problem` of a call; ArrayError or ValueError where the arguments do not go together."""
-    stride = _pair(stride, "stride", 1)
-    padding = _pair(padding, "padding", 0)
-    dilation = _pair(dilation, "dilation", 1)
-    groups = _whole(groups, "groups", 1)
+    stride = pair(stride, "stride", 1)
+    padding = pair(padding, "padding", 0)
+    dilation = pair(dilation, "dilation", 1)
+    groups = whole(groups, "groups", 1)
     N, C, H, W = x_shape
     K, per_group, R, S = weight_shape
     for count, what in ((C, f"x has {C} channels"), (K, f"weight has {K} output channels")):
@@ -90,24 +90,6 @@ def problem_of(x_shape, weight_shape, stride, padding, dilation, groups, channel
     return Problem(*numbers, channels_last)
 
 
-def _whole(value, name, least):
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be an int or a pair of ints, not {value!r}") from None
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
-    return value
-
-
-def _pair(value, name, least):
-    if not isinstance(value, (tuple, list)):
-        return (_whole(value, name, least),) * 2
-    if len(value) != 2:
-        raise ValueError(f"{name} must be an int or a pair of ints, not {value!r}")
-    return tuple(_whole(each, name, least) for each in value)
-
-
 def checked(x, weight, stride, padding, dilation, groups, precision):
     """(problem, x): checked, and x as kernels take it.
 
@@ -120,13 +102,9 @@ def checked(x, weight, stride, padding, dilation, groups, precision):
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; there are {', '.join(PRECISIONS)}")
     channels_last = arrays.is_channels_last(x) and not arrays.is_contiguous_array(x)
-    options = (_hashable(option) for option in (stride, padding, dilation))
+    options = (hashable(option) for option in (stride, padding, dilation))
     problem = problem_of(tuple(x.shape), tuple(weight.shape), *options, groups, channels_last)
     return problem, formatted(x, problem)
-
-
-def _hashable(option):
-    return tuple(option) if isinstance(option, list) else option
 
 
 def formatted(array, problem):
@@ -150,16 +128,3 @@ def empty(shape, like, problem, dtype=None):
     """A new array of the problem's memory format, of the dtype of `like` unless one is named."""
     last = problem.channels_last
     return arrays.empty(tuple(shape), like=like, dtype=dtype, channels_last=last)
-
-
-def result(out, shape, like, problem):
-    """`out`, checked, or a new array in its place."""
-    if out is None:
-        return empty(shape, like, problem)
-    arrays.require(out, "out", shape=shape, dtypes=(arrays.dtype_name(like),), writable=True)
-    if not (
-        arrays.is_channels_last(out) if problem.channels_last else arrays.is_contiguous_array(out)
-    ):
-        wanted = "channels-last" if problem.channels_last else "contiguous"
-        raise arrays.ArrayError(f"out must be {wanted}; its strides are {arrays.strides_of(out)}")
-    return out

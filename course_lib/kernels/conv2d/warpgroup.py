@@ -17,7 +17,8 @@ next tile, so that nothing waits for a tile's first bytes.
 
 One barrier for each step. A warpgroup leaves one product on its way, so behind the barrier of step
 t all have done with step t − 2: its weights' buffer is the next that copies go to. Strides of 1
-alone; compute capability 9.0 alone.
+alone; compute capability 9.0 alone: earlier chips, and later ones, which have no `wgmma`, take
+`halo`.
 """
 
 import numpy as np

@@ -17,6 +17,8 @@ step t − 1: its weights' buffer is the next that copies go to.
 The sums take most registers, and a compiler keeps in the others every address that does not change,
 until they are too few. So the parts outside of the loop over taps find theirs from a 0 that it does
 not know: it lies in shared memory, behind the origins.
+
+Compute capability 9.0 alone, as `warpgroup`: `halo` takes these passes elsewhere.
 """
 
 import numpy as np

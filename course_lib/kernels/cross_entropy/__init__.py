@@ -18,6 +18,9 @@ rung         forward                               backward
 `vectorised` some lanes or a block for each row,   the same; several blocks for each row where
              16 bytes at a time, several loads in  there are few
              flight; one pass
+`strided`    for logits (N, C, d1, …) alone: a     the same; the maximum and the sum are made
+             thread for 16 bytes of neighbouring   again, nothing is kept between the two. Over
+             pixels' classes; one pass             16 classes (8 in 16 bits) are read twice
 ============ ===================================== ============================================
 
 Targets are class indices or probabilities, with class weights, label smoothing, an index to ignore
@@ -38,7 +41,7 @@ Sums are taken in a fixed order: two runs agree bit for bit. Online pass: Milako
 import math
 import operator
 
-from course_lib.kernels.cross_entropy import backward_kernels, forward_kernels
+from course_lib.kernels.cross_entropy import backward_kernels, forward_kernels, strided
 from course_lib.kernels.cross_entropy.forward_kernels import (
     BLOCK_SIZE,
     FINISH_BLOCK_SIZE,
@@ -53,10 +56,12 @@ from course_lib.kernels.cross_entropy.targets import KINDS
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.launch import launch
+from course_lib.runtime.outputs import output
 
 DTYPES = ("float32", "float16", "bfloat16")
 REDUCTIONS = ("mean", "sum", "none")
-DEFAULT = "vectorised"
+DEFAULT = "vectorised"  # of logits (n_rows, n_classes); of others the only rung is STRIDED
+STRIDED = "strided"
 ENOUGH_THREADS = 132 * 512  # keep the largest chip of today busy
 LANES_UP_TO = 512  # vectors of a row that one warp's lanes read at most
 PER_LANE, PER_THREAD = 4, 16  # vectors of a row that a lane, a thread of a block, reads about
@@ -86,34 +91,54 @@ def forward(
 ):
     """(loss, stats, normaliser): the loss, and what `backward` needs to know of the forward pass.
 
-    logits           (n_rows, n_classes), at least one class
-    target           class indices, int64 (n_rows,), or probabilities of logits' dtype and shape
+    logits           (n_rows, n_classes), at least one class; or (N, C, d1, …), whose rows are the
+                     N·d1·… pixels: these take the rung `strided`
+    target           class indices, int64 (n_rows,) or (N, d1, …); or probabilities of logits' dtype
+                     and shape, for logits of two dimensions alone
     weight           (n_classes,), of logits' dtype: what each class counts
     ignore_index     rows with this index count nothing; for indices only
     label_smoothing  from 0 to 1: how much of the target is spread evenly over the classes
     reduction        "mean" (by weight, where rows have class indices), "sum" or "none"
 
-    The loss has logits' dtype, shape () or without a reduction (n_rows,). `stats`, float32
-    (n_rows, 4), has a row's largest logit m, Σ exp(x − m), the sum of its target and its weight in
-    the mean; an ignored row has zeros. The first two stay apart because their log-sum-exp, rounded,
-    would lose the gradient's last digits where logits are large. `normaliser`, float32 (1,), is
-    what the sum of the losses was divided by. The mean over nothing is NaN, as in PyTorch.
+    The loss has logits' dtype, shape () or without a reduction that of class indices. `stats`,
+    float32 (n_rows, 4), has a row's largest logit m, Σ exp(x − m), the sum of its target and its
+    weight in the mean; an ignored row has zeros. The first two stay apart because their
+    log-sum-exp, rounded, would lose the gradient's last digits where logits are large. `strided`
+    keeps none: its stats are (0, 4). `normaliser`, float32 (1,), is what the sum of the losses was
+    divided by. The mean over nothing is NaN, as in PyTorch.
 
     Raises ArrayError for a wrong dtype, shape or device, ValueError for any other wrong argument.
     Arrays that are not contiguous are copied first.
     """
+    variant = _chosen(variant, logits)
     n_rows, n_classes = _check_logits(logits)
     kind = _check_target(target, logits, ignore_index)
     _check_options(logits, weight, label_smoothing, reduction, variant, VARIANTS)
     kind, numbers = _numbers(kind, n_classes, ignore_index, label_smoothing)
     logits, target, weight = _contiguous(logits, target, weight)
     dtype = arrays.dtype_name(logits)
-    loss = arrays.empty((n_rows,) if reduction == "none" else (), like=logits)
-    stats = arrays.empty((n_rows, N_STATS), like=logits, dtype="float32")
+    shape = _target_shape(logits) if reduction == "none" else ()
+    loss = arrays.empty(shape, like=logits)
+    n_kept = 0 if variant == STRIDED else n_rows
+    stats = arrays.empty((n_kept, N_STATS), like=logits, dtype="float32")
     normaliser = arrays.empty((1,), like=logits, dtype="float32")
     in_place = reduction == "none" and dtype == "float32"
-    losses = loss if in_place else arrays.empty((n_rows,), like=logits, dtype="float32")
-    if n_rows:
+    if variant == STRIDED and reduction != "none":
+        n_losses = strided.n_blocks_of(logits)
+    else:
+        n_losses = n_rows
+    losses = loss if in_place else arrays.empty((n_losses,), like=logits, dtype="float32")
+    weights, weight_step = stats, N_STATS
+    if variant == STRIDED:  # which writes no weights where they are not summed
+        weights, weight_step = losses, 1
+        if reduction != "none":
+            weights = arrays.empty((n_losses,), like=logits, dtype="float32")
+    if n_rows and variant == STRIDED:
+        strided.launch_forward(
+            kind, logits, target, _weights(weight, logits), losses, weights, numbers,
+            reduction != "none",
+        )  # fmt: skip
+    elif n_rows:
         operands = (logits, target, *_weights(weight, logits), stats, losses, *numbers)
         kernel = FORWARD_KERNELS[kind][variant]
         if variant == "vectorised":
@@ -129,7 +154,8 @@ def forward(
     if reduction == "none":
         _launch_round(losses, loss, normaliser)
     else:
-        _launch_finish(losses, stats, loss, normaliser, MEAN if reduction == "mean" else SUM)
+        mode = MEAN if reduction == "mean" else SUM
+        _launch_finish(losses, weights, weight_step, loss, normaliser, mode)
     return loss, stats, normaliser
 
 
@@ -141,8 +167,7 @@ def _launch_round(losses, loss, normaliser):
     )  # fmt: skip
 
 
-def _launch_finish(losses, stats, loss, normaliser, mode):
-    weights, step = stats, N_STATS
+def _launch_finish(losses, weights, step, loss, normaliser, mode):
     n = arrays.size_of(losses)
     while n > ROWS_PER_SUM:
         n_blocks = math.ceil(n / ROWS_PER_SUM)
@@ -175,29 +200,33 @@ def backward(
     """dlogits, of the shape, dtype and device of `logits`, contiguous.
 
     `dloss` has the loss's shape and dtype, `stats` and `normaliser` come from `forward`, and the
-    rest is what `forward` was given. `out`, if given, receives dlogits; it must not be `logits`.
+    rest is what `forward` was given. `out`, if given, receives dlogits.
     Raises as `forward` does.
     """
+    variant = _chosen(variant, logits)
     n_rows, n_classes = _check_logits(logits)
     kind = _check_target(target, logits, ignore_index)
     _check_options(logits, weight, label_smoothing, reduction, variant, BACKWARD_VARIANTS)
     shape, dtype = tuple(logits.shape), arrays.dtype_name(logits)
-    dloss_shape = (n_rows,) if reduction == "none" else ()
+    dloss_shape = _target_shape(logits) if reduction == "none" else ()
     arrays.require(dloss, "dloss", shape=dloss_shape, dtypes=(dtype,))
-    arrays.require(stats, "stats", shape=(n_rows, N_STATS), dtypes=("float32",))
+    n_kept = 0 if variant == STRIDED else n_rows
+    arrays.require(stats, "stats", shape=(n_kept, N_STATS), dtypes=("float32",))
     arrays.require(normaliser, "normaliser", shape=(1,), dtypes=("float32",))
-    dlogits = arrays.empty(shape, like=logits) if out is None else out
-    arrays.require(dlogits, "out", shape=shape, dtypes=(dtype,), writable=True)
-    if not arrays.is_contiguous_array(dlogits):
-        raise arrays.ArrayError(
-            f"out must be contiguous; its strides are {arrays.strides_of(dlogits)}"
-        )
+    dloss, stats, logits, target, weight = _contiguous(dloss, stats, logits, target, weight)
+    reads = dict(
+        dloss=dloss, logits=logits, target=target, stats=stats, normaliser=normaliser, weight=weight
+    )
+    dlogits = output(out, shape, like=logits, reads=reads)
     if n_rows == 0:
         return dlogits
-    if out is not None and arrays.address_of(dlogits) == arrays.address_of(logits):
-        raise arrays.ArrayError("out must not be logits: threads read them while others write out")
     kind, numbers = _numbers(kind, n_classes, ignore_index, label_smoothing)
-    dloss, stats, logits, target, weight = _contiguous(dloss, stats, logits, target, weight)
+    if variant == STRIDED:
+        strided.launch_backward(
+            kind, dloss, int(reduction == "none"), logits, target, _weights(weight, logits),
+            normaliser, dlogits, numbers,
+        )  # fmt: skip
+        return dlogits
     operands = (
         dloss, int(reduction == "none"), logits, target, *_weights(weight, logits), stats,
         normaliser, dlogits, *numbers,
@@ -265,12 +294,31 @@ def _contiguous(*operands):
     return tuple(None if array is None else arrays.contiguous(array) for array in operands)
 
 
+def _chosen(variant, logits):
+    """The rung, where it is the one that logits of more than two dimensions have."""
+    n_dims = len(getattr(logits, "shape", ()))
+    if n_dims > 2 and variant in (DEFAULT, STRIDED):
+        return STRIDED
+    if n_dims > 2 and variant in VARIANTS:
+        raise ValueError(f"variant {variant!r} takes logits of two dimensions, not {n_dims}")
+    return variant
+
+
+def _target_shape(logits):
+    """The shape of class indices."""
+    N, _, *others = logits.shape
+    return (N, *others)
+
+
 def _check_logits(logits):
-    arrays.require(logits, "logits", dtypes=DTYPES, n_dims=2)
-    n_rows, n_classes = logits.shape
-    if n_classes == 0:
-        raise arrays.ArrayError(f"logits need a class at least, but have shape {(n_rows, 0)}")
-    return n_rows, n_classes
+    """(number of rows, of classes)."""
+    arrays.require(logits, "logits", dtypes=DTYPES)
+    shape = tuple(logits.shape)
+    if len(shape) < 2:
+        raise arrays.ArrayError(f"logits must have 2 dimensions at least, not shape {shape}")
+    if shape[1] == 0:
+        raise arrays.ArrayError(f"logits need a class at least, but have shape {shape}")
+    return math.prod(_target_shape(logits)), shape[1]
 
 
 def _check_target(target, logits, ignore_index):
@@ -278,9 +326,14 @@ def _check_target(target, logits, ignore_index):
     dtype = arrays.dtype_name(logits)
     arrays.require(target, "target", dtypes=("int64", dtype))
     if arrays.dtype_name(target) == "int64":
-        arrays.require(target, "target of class indices", shape=(logits.shape[0],))
+        arrays.require(target, "target of class indices", shape=_target_shape(logits))
         return "indices"
     arrays.require(target, "target of probabilities", shape=logits.shape)
+    if len(logits.shape) > 2:
+        raise arrays.ArrayError(
+            "target of probabilities goes with logits of two dimensions, not shape "
+            f"{tuple(logits.shape)}: move the classes to the end, and make it (n_rows, n_classes)"
+        )
     if ignore_index >= 0:
         raise ValueError(f"ignore_index={ignore_index} means nothing for class probabilities")
     return "probabilities"
@@ -294,12 +347,13 @@ def _check_options(logits, weight, label_smoothing, reduction, variant, variants
         raise ValueError(f"label_smoothing must be from 0 to 1, not {label_smoothing}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"unknown reduction {reduction!r}; there are {', '.join(REDUCTIONS)}")
-    if variant not in variants:
+    if variant not in variants and (variant != STRIDED or len(logits.shape) == 2):
         raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
 
 
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
+    yield from strided.specialisations(DTYPES)
     row = ("float32", 1)
     for dtype in DTYPES:
         array = (dtype, 1)

@@ -25,7 +25,8 @@ rung             what a thread does                                      reads o
                  in shared memory: `warpgroup`)                          (N/64, M/128)
 ================ ======================================================= ===================
 
-`tensor_core` needs sm_80. Its float32 is as exact as float32: see `fragments`.
+`tensor_core` needs sm_80, and `vectorised` runs before it. Its float32 is as exact as float32: see
+`fragments`. `wgmma` is of 9.0 alone: on all other chips, later ones included, it is `mma.sync`.
 
 Sums are taken in a fixed order: two runs agree bit for bit.
 """
@@ -204,7 +205,7 @@ def chosen(variant, array):
         return BEFORE_TENSOR_CORES
     raise ValueError(
         f"variant {variant!r} needs compute capability {needed[0]}.{needed[1]}, and this GPU has "
-        f"{capability[0]}.{capability[1]}"
+        f"{capability[0]}.{capability[1]}: use {BEFORE_TENSOR_CORES!r}"
     )
 
 

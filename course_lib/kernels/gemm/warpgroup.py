@@ -11,7 +11,8 @@ leaves one product on its way, so behind the barrier of tile t all have done wit
 buffer is the next that copies go to. What comes through registers is stored before the next
 barrier, where some may still be at tile t − 2, and goes to the buffer of the one before.
 
-float32 is rounded to TF32 (`fragments`). Compute capability 9.0 alone. `warpgroup_plan` tells which
+float32 is rounded to TF32 (`fragments`). Compute capability 9.0 alone: 10.0 and 12.0 have no
+`wgmma`, and there as on 8.0 `tensor_core` takes these products. `warpgroup_plan` tells which
 products, and which tiles.
 """
 

@@ -17,6 +17,7 @@ Derivation: notebook 10.
 from course_lib.kernels import gemm
 from course_lib.kernels.gemm.columns import sum_columns
 from course_lib.runtime import arrays
+from course_lib.runtime.outputs import output
 
 DTYPES, VARIANTS, DEFAULT = gemm.DTYPES, gemm.VARIANTS, gemm.DEFAULT
 ACTIVATIONS = ("none", "relu")
@@ -46,12 +47,10 @@ def forward(
         arrays.require(bias, "bias", shape=(n_out,), dtypes=(dtype,))
         bias = arrays.contiguous(bias)
     shape = (*x.shape[:-1], n_out)
-    y = arrays.empty(shape, like=x) if out is None else out
-    arrays.require(y, "out", shape=shape, dtypes=(dtype,), writable=True)
-    if not arrays.is_contiguous_array(y):
-        raise arrays.ArrayError(f"out must be contiguous; its strides are {arrays.strides_of(y)}")
+    x, weight = arrays.contiguous(x), arrays.contiguous(weight)
+    y = output(out, shape, like=x, reads=dict(x=x, weight=weight, bias=bias))
     return gemm.multiply(
-        arrays.contiguous(x), arrays.contiguous(weight), y, n_rows, n_out, n_in, bias=bias,
+        x, weight, y, n_rows, n_out, n_in, bias=bias,
         relu=activation == "relu", precision=precision, variant=variant,
     )  # fmt: skip
 

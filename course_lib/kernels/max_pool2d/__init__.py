@@ -41,6 +41,7 @@ from course_lib.kernels.max_pool2d import bands, ladder, vectorised
 from course_lib.kernels.max_pool2d.window import window_of
 from course_lib.runtime import arrays
 from course_lib.runtime.launch import launch
+from course_lib.runtime.outputs import output
 
 DTYPES = ("float32", "float16", "bfloat16")
 INDEX_DTYPES = ("int32", "int64", "uint8")
@@ -90,9 +91,7 @@ def forward(
     _check_indices(index_dtype, window, relu)
     x, channels_last = _laid_out(x)
     shape = (N, C, window.OH, window.OW)
-    y = arrays.empty(shape, like=x, channels_last=channels_last) if out is None else out
-    if out is not None:
-        _check_out(y, shape, arrays.dtype_name(x), channels_last)
+    y = output(out, shape, like=x, channels_last=channels_last, reads=dict(x=x))
     indices = arrays.empty(shape, like=x, dtype=index_dtype, channels_last=channels_last)
     if N * C:
         images = x, y, indices
@@ -132,9 +131,8 @@ def backward(
     _check_indices(arrays.dtype_name(indices), window)
     indices, channels_last = _laid_out(indices)
     dy = _like(indices, dy, channels_last)
-    dx = arrays.empty(shape, like=dy, channels_last=channels_last) if out is None else out
-    if out is not None:
-        _check_out(dx, shape, arrays.dtype_name(dy), channels_last)
+    reads = dict(dy=dy, indices=indices)
+    dx = output(out, shape, like=dy, channels_last=channels_last, reads=reads)
     if N * C * H * W:
         images = dy, indices, dx
         if variant != "vectorised" or not vectorised.backward(images, window, channels_last):
@@ -177,13 +175,6 @@ def _like(indices, dy, channels_last):
     else:
         copy[...] = dy
     return copy
-
-
-def _check_out(out, shape, dtype, channels_last):
-    arrays.require(out, "out", shape=shape, dtypes=(dtype,), writable=True)
-    if not (arrays.is_channels_last(out) if channels_last else arrays.is_contiguous_array(out)):
-        wanted = "channels-last" if channels_last else "contiguous"
-        raise arrays.ArrayError(f"out must be {wanted}; its strides are {arrays.strides_of(out)}")
 
 
 def _check_indices(dtype, window, relu=False):

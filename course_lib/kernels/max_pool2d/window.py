@@ -7,6 +7,8 @@ PH rows and PW columns of -inf lie before and behind the image.
 import functools
 from typing import NamedTuple
 
+from course_lib.kernels.options import hashable, pair
+
 
 class Window(NamedTuple):
     """A layer's options, and with them the sizes of the image (H, W) and of the output (OH, OW)."""
@@ -25,16 +27,6 @@ class Window(NamedTuple):
     DW: int
 
 
-def pair(value, name, least):
-    """`value`, an int or a pair of them, as a pair; ValueError unless both are at least `least`."""
-    both = (value, value) if isinstance(value, int) else tuple(value)
-    if len(both) == 1:
-        both *= 2
-    if len(both) != 2 or not all(isinstance(v, int) for v in both) or min(both) < least:
-        raise ValueError(f"{name} must be one or two ints of at least {least}, not {value!r}")
-    return both
-
-
 def output_size(n, kernel, stride, padding, dilation, ceil_mode):
     """How many windows fit n rows or columns; the numbers may be torch's symbolic ones."""
     room = n + 2 * padding - dilation * (kernel - 1) - 1
@@ -49,13 +41,10 @@ def window_of(size, kernel_size, stride, padding, dilation, ceil_mode):
 
     `stride` None or empty is kernel_size, as in PyTorch.
     """
-    stride = kernel_size if stride is None or stride == () or stride == [] else stride
-    options = (_hashable(v) for v in (kernel_size, stride, padding, dilation))
+    empty = stride is None or (isinstance(stride, (tuple, list)) and not stride)
+    stride = kernel_size if empty else stride
+    options = (hashable(v) for v in (kernel_size, stride, padding, dilation))
     return _window_of(tuple(size), *options, bool(ceil_mode))
-
-
-def _hashable(value):
-    return value if isinstance(value, int) else tuple(value)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -66,10 +55,8 @@ def _window_of(size, kernel_size, stride, padding, dilation, ceil_mode):
     found = []
     for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True):
         reach = d * (k - 1) + 1
-        if 2 * p > reach:
-            raise ValueError(
-                f"padding must be at most half of what a window spans, {reach} here, not {p}"
-            )
+        if 2 * p > k:
+            raise ValueError(f"padding must be at most half of kernel_size, {k} here, not {p}")
         n_out = output_size(n, k, s, p, d, ceil_mode)
         if n_out < 1:
             raise ValueError(

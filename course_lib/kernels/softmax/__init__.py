@@ -20,6 +20,11 @@ rung        a row is worked on by                             reads of x, then o
             length                                            shared memory
 =========== ================================================= ===================== ===============
 
+Along another axis than the last, numbers of a row are far apart in memory, and neighbouring rows
+side by side. There `forward_along` and `backward_along` take the rung `strided`: a thread takes 16
+bytes of neighbouring rows, so that memory is read in order. Up to 16 numbers of each are held in
+registers and read once; longer rows are read twice (3·n·s / 5·n·s).
+
 By default a row goes to `registers` if a block's registers can hold it, else to `split`. Clusters
 need compute capability 9.0.
 
@@ -33,10 +38,13 @@ Maximum and sum in one pass: Milakov and Gimelshein, Online normalizer calculati
 
 import math
 
+from course_lib.kernels.softmax import strided
+from course_lib.kernels.softmax.columns import seen_from
 from course_lib.kernels.softmax.direction import backward_direction, forward_direction
 from course_lib.kernels.softmax.formulas import LOG_SOFTMAX, SOFTMAX
 from course_lib.kernels.softmax.plan import ROW_LIMIT
 from course_lib.runtime import arrays
+from course_lib.runtime.outputs import output
 from course_lib.runtime.replay import replayed
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -51,6 +59,8 @@ class Softmax:
     def __init__(self, formulas):
         self.name = formulas.name
         self._forward, self._backward = forward_direction(formulas), backward_direction(formulas)
+        self._forward_strided = strided.forward_strided(formulas)
+        self._backward_strided = strided.backward_strided(formulas)
         self.VARIANTS = self._forward.VARIANTS
         self.BACKWARD_VARIANTS = self._backward.VARIANTS
 
@@ -73,20 +83,45 @@ class Softmax:
         inputs = arrays.contiguous(dy), arrays.contiguous(y)
         return _run(self._backward, variant, inputs, out)
 
+    def forward_along(self, x, axis, *, out=None):
+        """As `forward`, along axis `axis` of `x`, counted from the front; by the rung `strided`."""
+        arrays.require(x, "x", dtypes=DTYPES)
+        return _run_along(self._forward_strided, axis, (arrays.contiguous(x),), out)
+
+    def backward_along(self, dy, y, axis, *, out=None):
+        """As `backward`, along axis `axis`, counted from the front; by the rung `strided`."""
+        arrays.require(y, "y", dtypes=DTYPES)
+        arrays.require(dy, "dy", shape=y.shape, dtypes=(arrays.dtype_name(y),))
+        inputs = arrays.contiguous(dy), arrays.contiguous(y)
+        return _run_along(self._backward_strided, axis, inputs, out)
+
+
+def _result(out, inputs):
+    names = ("x",) if len(inputs) == 1 else ("dy", "y")
+    # One of them may be `out` itself: the thread that writes an element has read it before.
+    reads = {
+        name: array for name, array in zip(names, inputs, strict=True)
+        if out is None or arrays.address_of(array) != arrays.address_of(out)
+    }  # fmt: skip
+    return output(out, inputs[0].shape, like=inputs[0], reads=reads)
+
+
+def _run_along(direction, axis, inputs, out):
+    shape = tuple(inputs[0].shape)
+    if not 0 <= axis < len(shape):
+        raise ValueError(f"an array of shape {shape} has no axis {axis}")
+    result = _result(out, inputs)
+    if math.prod(shape):
+        direction.launch(*seen_from(shape, axis), (*inputs, result))
+    return result
+
 
 def _run(direction, variant, inputs, out):
     if variant != DEFAULT and variant not in direction.VARIANTS:
         known = ", ".join(direction.VARIANTS)
         raise ValueError(f"unknown variant {variant!r}; there are {known}, and {DEFAULT}")
     shape = tuple(inputs[0].shape)
-    result = arrays.empty(shape, like=inputs[0]) if out is None else out
-    if out is not None:
-        dtype = arrays.dtype_name(inputs[0])
-        arrays.require(out, "out", shape=shape, dtypes=(dtype,), writable=True)
-        if not arrays.is_contiguous_array(out):
-            raise arrays.ArrayError(
-                f"out must be contiguous; its strides are {arrays.strides_of(out)}"
-            )
+    result = _result(out, inputs)
     n_elements = math.prod(shape)
     if n_elements:
         n_cols = shape[-1] if shape else 1
@@ -109,7 +144,11 @@ OPERATIONS = {operation.name: operation for operation in (softmax, log_softmax)}
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
     for operation in OPERATIONS.values():
-        for n_inputs, direction in enumerate((operation._forward, operation._backward), start=1):
-            for label, kernel, types in direction.specialisations(n_inputs, DTYPES):
-                name = "forward" if n_inputs == 1 else "backward"
-                yield f"{operation.name}.{name} {label}", kernel, types
+        for n_inputs, *directions in (
+            (1, operation._forward, operation._forward_strided),
+            (2, operation._backward, operation._backward_strided),
+        ):
+            name = "forward" if n_inputs == 1 else "backward"
+            for direction in directions:
+                for label, kernel, types in direction.specialisations(n_inputs, DTYPES):
+                    yield f"{operation.name}.{name} {label}", kernel, types

@@ -42,6 +42,7 @@ from course_lib.kernels.softmax.plan import MOST_VALUES, SLOTS, usable_slots
 from course_lib.kernels.softmax_dropout import ladder, registers
 from course_lib.runtime import arrays
 from course_lib.runtime.launch import launch
+from course_lib.runtime.outputs import output
 from course_lib.runtime.philox import key_of
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -86,7 +87,7 @@ def forward(x, p, seed, offset, *, variant=DEFAULT, out=None):
     numbers = _generator_arguments(p, seed, offset, arrays.size_of(x))
     n_rows, n_cols = _rows_of(x)
     stats = arrays.empty((n_rows, 2), like=x, dtype="float32")
-    z = _result(out, x)
+    z = output(out, x.shape, like=x, reads=dict(x=x))
     if n_rows * n_cols:
         _run(VARIANTS, variant, _forward, (x, z, stats), n_rows, n_cols, numbers)
     return z, stats
@@ -104,7 +105,7 @@ def backward(dz, x, stats, p, seed, offset, *, variant=DEFAULT, out=None):
     _check_variant(variant, BACKWARD_VARIANTS)
     dz, x, stats = arrays.contiguous(dz), arrays.contiguous(x), arrays.contiguous(stats)
     numbers = _generator_arguments(p, seed, offset, arrays.size_of(x))
-    dx = _result(out, x)
+    dx = output(out, x.shape, like=x, reads=dict(dz=dz, x=x, stats=stats))
     if n_rows * n_cols:
         operands = (dz, x, stats, dx)
         _run(BACKWARD_VARIANTS, variant, _backward, operands, n_rows, n_cols, numbers)
@@ -119,16 +120,6 @@ def _check_variant(variant, variants):
 def _rows_of(x):
     n_cols = x.shape[-1] if len(x.shape) else 1
     return (arrays.size_of(x) // n_cols if n_cols else math.prod(x.shape[:-1])), n_cols
-
-
-def _result(out, model):
-    shape = tuple(model.shape)
-    if out is None:
-        return arrays.empty(shape, like=model)
-    arrays.require(out, "out", shape=shape, dtypes=(arrays.dtype_name(model),), writable=True)
-    if not arrays.is_contiguous_array(out):
-        raise arrays.ArrayError(f"out must be contiguous; its strides are {arrays.strides_of(out)}")
-    return out
 
 
 def _generator_arguments(p, seed, offset, n_elements):

@@ -2,6 +2,7 @@
 
 from course_lib.kernels.squeeze_excite.problem import DTYPES, problem_of
 from course_lib.runtime import arrays
+from course_lib.runtime.outputs import output
 
 
 def checked_forward(x, weight1, bias1, weight2, bias2, activation, gate, out):
@@ -15,7 +16,9 @@ def checked_forward(x, weight1, bias1, weight2, bias2, activation, gate, out):
     inputs = (x, *(arrays.contiguous(array) for array in (weight1, bias1, weight2, bias2)))
     N, C = problem.N, problem.C
     saved = (arrays.empty((N, n), like=x, dtype="float32") for n in (C, R, C))
-    return problem, inputs, (_result(out, x, channels_last), *saved)
+    reads = dict(zip(("x", "weight1", "bias1", "weight2", "bias2"), inputs, strict=True))
+    y = output(out, x.shape, like=x, channels_last=channels_last, reads=reads)
+    return problem, inputs, (y, *saved)
 
 
 def checked_backward(dy, x, weight1, weight2, mean, hidden, logit, activation, gate, out):
@@ -32,7 +35,10 @@ def checked_backward(dy, x, weight1, weight2, mean, hidden, logit, activation, g
     inputs = (arrays.laid_out_like(dy, x), x, *small)
     shapes = tuple(weight1.shape), (R,), tuple(weight2.shape), (C,)
     gradients = tuple(arrays.empty(shape, like=weight1) for shape in shapes)
-    return problem, inputs, _result(out, x, channels_last), gradients
+    names = "dy", "x", "weight1", "weight2", "mean", "hidden", "logit"
+    reads = dict(zip(names, inputs, strict=True))
+    dx = output(out, x.shape, like=x, channels_last=channels_last, reads=reads)
+    return problem, inputs, dx, gradients
 
 
 def _laid_out(x):
@@ -62,13 +68,3 @@ def _check_weights(weight1, weight2, x):
             f"weight2 must have shape {(C, R)} or {(C, R, 1, 1)}, not {tuple(weight2.shape)}"
         )
     return R
-
-
-def _result(out, x, channels_last):
-    if out is None:
-        return arrays.empty_like(x)
-    arrays.require(out, "out", shape=x.shape, dtypes=(arrays.dtype_name(x),), writable=True)
-    if not (arrays.is_channels_last(out) if channels_last else arrays.is_contiguous_array(out)):
-        wanted = "channels-last" if channels_last else "contiguous"
-        raise arrays.ArrayError(f"out must be {wanted}; its strides are {arrays.strides_of(out)}")
-    return out

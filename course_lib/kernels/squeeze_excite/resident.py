@@ -28,9 +28,11 @@ other one computes: a tenth of the time, for the large images of a batch of 32.
 Backward it holds dy instead, multiplies it with x as that comes by, and takes the layers in
 reverse. The gradients of the logits are linear in the sums of dy·x, so parts will do there too.
 
-Contiguous images alone, on sm_90 or later, and only where a sample fits: see `resident_plan`. Where
-samples take turns, their blocks meet once in each turn; so a few large samples gain most. An H200
-needs 9 to 13 µs for one sample of any block of EfficientNet-B4, where `two_pass` needs 9 to 14.
+Contiguous images alone, on sm_90 or later, and only where a sample fits: see `resident_plan`.
+Elsewhere "auto" takes `two_pass` or `fused`, as on chips whose blocks have less shared memory.
+Where samples take turns, their blocks meet once in each turn; so a few large samples gain most. An
+H200 needs 9 to 13 µs for one sample of any block of EfficientNet-B4, where `two_pass` needs 9 to
+14.
 """
 
 import numpy as np

@@ -6,8 +6,22 @@ numba.cuda, so that a GPU and NVIDIA's compute-sanitizer can judge it too:
 clusters alone, for which numba.cuda has no names, run in the simulator only.
 """
 
-from . import block_races, bounds, clean_blocks, clean_grids, clusters, shared_races, waiting
+from . import (
+    block_races,
+    bounds,
+    clean_blocks,
+    clean_grids,
+    clusters,
+    implicit,
+    meetings,
+    polls,
+    publishing,
+    records,
+    shared_races,
+    waiting,
+)
 from .case import CASES, Case, Outcome, run, run_on_gpu
 
 __all__ = ["CASES", "Case", "Outcome", "block_races", "bounds", "clean_blocks", "clean_grids",
-           "clusters", "run", "run_on_gpu", "shared_races", "waiting"]
+           "clusters", "implicit", "meetings", "polls", "publishing", "records", "run",
+           "run_on_gpu", "shared_races", "waiting"]

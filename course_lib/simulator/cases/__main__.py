@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from ..options import ORDERS
 from . import CASES, run, run_on_gpu
 
 
@@ -30,7 +31,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m course_lib.simulator.cases",
                                      description=__doc__)
     parser.add_argument("names", nargs="*", help="cases to run (default: all)")
-    parser.add_argument("--order", default="forward", help="forward, reverse or random")
+    parser.add_argument("--order", default="forward", choices=ORDERS)
     parser.add_argument("--gpu", metavar="NAME", help="launch this case on the GPU instead")
     parser.add_argument("--tools", action="store_true",
                         help="list which tool of compute-sanitizer can see each planted bug")

@@ -101,17 +101,6 @@ def histogram_not_zeroed(x, y):
         y[tid] = bins[tid]
 
 
-@planted("shared-aliasing", 1, N, floats(N, N),
-         reason="compiled code keeps the two arrays apart: numba's simulator does not")
-@cuda.jit
-def two_arrays_on_one_line(x, y):
-    tid = cuda.threadIdx.x
-    one, two = cuda.shared.array(N, float32), cuda.shared.array(N, float32)  # BUG: one array
-    one[tid] = x[tid]
-    two[tid] = 2 * x[tid]
-    y[tid] = one[tid] + two[tid]
-
-
 @planted("shared-aliasing", 1, N, floats(N, N), shared=8 * N,
          reason="every access is in bounds and in order; only the values are wrong")
 @cuda.jit

@@ -246,3 +246,15 @@ def votes_at_barriers(x, y):
     if tid == 0:
         y[0] = count
         y[1] = flags[N - 1]
+
+
+@correct(1, N, floats(N, N))
+@cuda.jit
+def two_arrays_on_one_line(x, y):
+    """They are two, whatever numba's own simulator makes of it."""
+    tid = cuda.threadIdx.x
+    one, two = cuda.shared.array(N, float32), cuda.shared.array(N, float32)
+    one[tid] = x[tid]
+    two[tid] = 2 * x[tid]
+    cuda.syncthreads()
+    y[tid] = one[N - 1 - tid] + two[tid]

@@ -1,0 +1,177 @@
+"""Whole networks on a GPU, before and after `nn.replace_layers` lets our kernels run all layers.
+
+A training step (forward, loss, backward, SGD with momentum) of 32 images of 224 × 224, in float32
+(TF32 allowed) and in bfloat16 by autocast, contiguous and channels-last, beside PyTorch eager and
+torch.compile of the same network, in turns. Before anything is timed, a step's gradients, in
+float32 without TF32, all together, may be twice as far from float64 as PyTorch's own; both errors
+are kept in the record.
+"""
+
+import copy
+import functools
+
+import torch
+import torchvision
+
+from course_lib import bench
+from course_lib.benchmarks import efficientnet
+from course_lib.benchmarks.squeeze_excite import FORMATS
+from course_lib.kernels import activation, batch_norm, conv2d, global_avg_pool, linear, max_pool2d
+from course_lib.nn import replace_layers
+
+SHAPE = (32, 3, 224, 224)
+CHECKED = 8  # images of them that the check takes: float64 needs memory
+DTYPES = ("float32", "bfloat16")
+N_CLASSES = 1000
+NETWORKS = {
+    name: functools.partial(torchvision.models.get_model, name, num_classes=N_CLASSES)
+    for name in ("resnet50", "mobilenet_v2")
+}
+COMMAND = "python -m course_lib bench replace_layers --record"
+DEVICE = "cuda"
+EAGER, COMPILED, OURS = "PyTorch eager", "torch.compile", "ours"
+ALLOWED = 2  # times PyTorch's own error
+
+
+def run(*, names=None, dtypes=DTYPES, rounds=8, progress=lambda cases: cases):
+    """Check, then time, each network and type. Returns a record of each.
+
+    Of `names`, as ["resnet50"], only these networks.
+    """
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    cases = [
+        (name, dtype) for name in NETWORKS if names is None or name in names for dtype in dtypes
+    ]
+
+    def measured():
+        errors = {}
+        for name, dtype in progress(cases):
+            if name not in errors:
+                cudnn.allow_tf32 = matmul.allow_tf32 = False
+                errors[name] = check(name)
+            cudnn.benchmark = cudnn.allow_tf32 = matmul.allow_tf32 = True
+            yield _measure(name, dtype, rounds) | {"gradient_errors": errors[name]}
+
+    try:
+        return bench.collected(measured())
+    finally:
+        cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+def check(name):
+    """{who: how far all gradients together are from float64}; AssertionError if ours are too far.
+
+    Also if a layer stays PyTorch's.
+    """
+    theirs = without_chance(NETWORKS[name]()).to(DEVICE)
+    ours, exact = copy.deepcopy(theirs), copy.deepcopy(theirs).double()
+    if left := replace_layers(ours).left:
+        raise AssertionError(f"layers of {name} stay PyTorch's, so it is not timed: {left}")
+    x = torch.randn(CHECKED, *SHAPE[1:], device=DEVICE)
+    target = torch.randint(N_CLASSES, (CHECKED,), device=DEVICE)
+    true = gradients(exact, x.double(), target)
+    del exact
+    errors = {}
+    for who, model in ((EAGER, theirs), (OURS, ours)):
+        error = (gradients(model, x, target) - true).norm() / true.norm()
+        errors[who] = float(f"{error.item():.3e}")
+    if not errors[OURS] <= ALLOWED * errors[EAGER]:
+        raise AssertionError(f"the gradients of {name} are wrong, so it is not timed: {errors}")
+    return errors
+
+
+def without_chance(model):
+    """`model`, whose dropout drops nothing: ours and PyTorch's would drop different elements."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def gradients(model, x, target):
+    """The gradients of all parameters, one after another, in float64."""
+    loss = torch.nn.functional.cross_entropy(model(x), target)
+    found = torch.autograd.grad(loss, list(model.parameters()))
+    return torch.cat([gradient.double().flatten() for gradient in found])
+
+
+class Training:
+    """A network, its optimiser and a batch, in one layout."""
+
+    def __init__(self, model, dtype, layout, who):
+        model = model.to(DEVICE, memory_format=FORMATS[layout]).train()
+        if who == OURS:
+            replace_layers(model)
+        self.model = _compiled(model) if who == COMPILED else model
+        self.autocast, self.kind = dtype != "float32", getattr(torch, dtype)
+        self.x = torch.randn(SHAPE, device=DEVICE).to(memory_format=FORMATS[layout])
+        self.target = torch.randint(N_CLASSES, SHAPE[:1], device=DEVICE)
+        self.optimiser = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    def step(self):
+        """One step of training."""
+        self.optimiser.zero_grad(set_to_none=True)
+        with torch.autocast(DEVICE, self.kind, enabled=self.autocast):
+            outputs = self.model(self.x)
+        torch.nn.functional.cross_entropy(outputs.float(), self.target).backward()
+        self.optimiser.step()
+
+
+def _compiled(model):
+    return torch.compile(model)
+
+
+def _measure(name, dtype, rounds):
+    torch.compiler.reset()  # or it gives up after a few networks, and runs them eagerly
+    model = NETWORKS[name]()
+    steps = {
+        (who, layout): Training(copy.deepcopy(model), dtype, layout, who).step
+        for who in (OURS, EAGER, COMPILED)  # ours first: the swap makes others compile again
+        for layout in FORMATS
+    }
+    device, host = efficientnet.times(steps, rounds)
+    best = {who: min(FORMATS, key=lambda layout: device[who, layout].microseconds)
+            for who in (OURS, EAGER, COMPILED)}  # fmt: skip
+    in_order = sorted(steps, key=lambda case: best[case[0]] != case[1])
+    rows = [_row(case, best, device[case], host[case]) for case in in_order]
+    record = bench.host_record(
+        f"replace_layers.{name}", SHAPE, dtype, rows, kernel_hash(), COMMAND
+    )  # fmt: skip
+    ours, eager, compiled = (device[who, best[who]].microseconds for who in best)
+    return record | {
+        "default": OURS, "layouts": best, "tf32": True, "autocast": dtype != "float32",
+        "ratio": round(eager / ours, 4), "ratio_to_compiled": round(compiled / ours, 4),
+    }  # fmt: skip
+
+
+def _row(case, best, device, host):
+    who, layout = case
+    return {
+        "label": who if best[who] == layout else f"{who}, {layout}",
+        "kind": "ours" if who == OURS else "peer",
+        "microseconds": round(device.microseconds, 1),
+        "quartiles": [round(quartile, 1) for quartile in device.quartiles],
+        "python_microseconds": round(host.microseconds, 1),
+        "python_quartiles": [round(quartile, 1) for quartile in host.quartiles],
+        "images_per_second": round(SHAPE[0] / host.microseconds * 1e6, 1),
+    }
+
+
+@functools.cache
+def kernel_hash():
+    """Of all kernels that may take part."""
+    found = {
+        id(kernel): kernel
+        for module in (conv2d, batch_norm, max_pool2d, global_avg_pool, linear)
+        for _, kernel, _ in module.specialisations()
+    }
+    for operation in (activation.relu, activation.relu6):
+        for table in (operation.VARIANTS, operation.BACKWARD_VARIANTS):
+            found[id(table)] = table[activation.DEFAULT]
+    return bench.kernel_hash(found.values())
+
+
+def kernel_hashes():
+    """{record name: hash of our kernels that take part}."""
+    return {f"replace_layers.{name}": kernel_hash() for name in NETWORKS}

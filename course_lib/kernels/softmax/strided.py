@@ -1,0 +1,227 @@
+"""The rung `strided`: along an axis that is not the last, without a transposed copy.
+
+A thread takes some neighbouring columns (see `columns`). Short ones it holds in registers, so that
+each number is read once; of longer ones it makes the maximum and the sum in one pass, some numbers
+of each column at a time, and reads them again for the result.
+"""
+
+import math
+
+import numpy as np
+
+from course_lib import cuda
+from course_lib.kernels.softmax.columns import (
+    BLOCK_SIZE,
+    MAX_WIDTH,
+    access,
+    fit_vectors,
+    start_of,
+    width_of,
+)
+from course_lib.kernels.softmax.formulas import exponential
+from course_lib.kernels.softmax.rows import ZERO
+from course_lib.runtime.intrinsics import (
+    LOWEST,
+    allow_next_kernel,
+    vector_width,
+    wait_for_previous_kernel,
+)
+from course_lib.runtime.launch import launch
+
+#: Numbers of each column that a thread may hold, and of all its columns and arrays together.
+SLOTS, MOST_VALUES = (4, 8, 16), 128
+STREAM_SLOTS = 4  # numbers of each column that are read at a time, where they are not held
+#: So many columns for each number of one keep a chip busy; with fewer a copy costs less.
+COLUMNS_FOR_EACH = 64
+
+
+def forward_kernels(formulas, n_slots, vectors):
+    """(kernel that holds a column, kernel that streams it), with `n_slots` numbers at a time."""
+    keep, row_factor, finish = formulas.keep, formulas.row_factor, formulas.finish
+    width_of_thread, load_some, store_one = access(vectors)
+
+    @cuda.jit
+    def held_kernel(x, y, n_columns, length, step):
+        allow_next_kernel()
+        wait_for_previous_kernel()
+        values = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
+        width, digits = width_of_thread(x), vector_width(x)
+        column = np.int64(cuda.grid(1)) * width
+        if column < n_columns:
+            start = start_of(column, length, step)
+            load_some(values, n_slots, x, start, step, 0, length, LOWEST)
+            for k in range(width):
+                m, total = LOWEST, ZERO
+                for c in range(n_slots):
+                    m = max(m, values[c, k])
+                for c in range(n_slots):
+                    difference = values[c, k] - m
+                    e = exponential(difference, digits)
+                    total += e
+                    values[c, k] = keep(difference, e)
+                factor = row_factor(total)
+                for c in range(n_slots):
+                    values[c, k] = finish(values[c, k], factor)
+            for c in range(n_slots):
+                if c < length:
+                    store_one(y, start + c * step, values[c])
+
+    @cuda.jit
+    def streamed_kernel(x, y, n_columns, length, step):
+        allow_next_kernel()
+        wait_for_previous_kernel()
+        values = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
+        m = cuda.local.array(MAX_WIDTH, np.float32)
+        s = cuda.local.array(MAX_WIDTH, np.float32)
+        width, digits = width_of_thread(x), vector_width(x)
+        column = np.int64(cuda.grid(1)) * width
+        if column < n_columns:
+            start = start_of(column, length, step)
+            for k in range(width):
+                m[k], s[k] = LOWEST, ZERO
+            for first in range(0, length, n_slots):
+                load_some(values, n_slots, x, start, step, first, length, LOWEST)
+                for k in range(width):
+                    m[k], s[k] = add_online(values, n_slots, k, m[k], s[k], digits)
+            for k in range(width):
+                s[k] = row_factor(s[k])
+            for first in range(0, length, n_slots):
+                load_some(values, n_slots, x, start, step, first, length, LOWEST)
+                for c in range(n_slots):
+                    for k in range(width):
+                        difference = values[c, k] - m[k]
+                        kept = keep(difference, exponential(difference, digits))
+                        values[c, k] = finish(kept, s[k])
+                    if first + c < length:
+                        store_one(y, start + (first + c) * step, values[c])
+
+    return held_kernel, streamed_kernel
+
+
+@cuda.jit(device=True)
+def add_online(values, n_slots, k, m, s, digits):
+    """The pair (m, s) with n_slots numbers of column k added to it: one correction for all."""
+    largest = m
+    for c in range(n_slots):
+        largest = max(largest, values[c, k])
+    pivot = largest if largest > LOWEST else ZERO  # -inf - -inf would be NaN
+    added = ZERO
+    for c in range(n_slots):
+        added += exponential(values[c, k] - pivot, digits)
+    return largest, s * exponential(m - pivot, digits) + added
+
+
+def backward_kernels(formulas, n_slots, vectors):
+    """(kernel that holds a column, kernel that streams it) of dx = f'(dy, y)."""
+    term, gradient = formulas.term, formulas.gradient
+    width_of_thread, load_some, store_one = access(vectors)
+
+    @cuda.jit
+    def held_kernel(dy, y, dx, n_columns, length, step):
+        allow_next_kernel()
+        wait_for_previous_kernel()
+        upstream = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
+        values = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
+        width = width_of_thread(dy)
+        column = np.int64(cuda.grid(1)) * width
+        if column < n_columns:
+            start = start_of(column, length, step)
+            load_some(upstream, n_slots, dy, start, step, 0, length, ZERO)
+            load_some(values, n_slots, y, start, step, 0, length, ZERO)
+            for k in range(width):
+                total = ZERO
+                for c in range(n_slots):
+                    total += term(upstream[c, k], values[c, k])
+                for c in range(n_slots):
+                    upstream[c, k] = gradient(upstream[c, k], values[c, k], total)
+            for c in range(n_slots):
+                if c < length:
+                    store_one(dx, start + c * step, upstream[c])
+
+    @cuda.jit
+    def streamed_kernel(dy, y, dx, n_columns, length, step):
+        allow_next_kernel()
+        wait_for_previous_kernel()
+        upstream = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
+        values = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
+        totals = cuda.local.array(MAX_WIDTH, np.float32)
+        width = width_of_thread(dy)
+        column = np.int64(cuda.grid(1)) * width
+        if column < n_columns:
+            start = start_of(column, length, step)
+            for k in range(width):
+                totals[k] = ZERO
+            for first in range(0, length, n_slots):
+                load_some(upstream, n_slots, dy, start, step, first, length, ZERO)
+                load_some(values, n_slots, y, start, step, first, length, ZERO)
+                for k in range(width):
+                    added = ZERO
+                    for c in range(n_slots):
+                        added += term(upstream[c, k], values[c, k])
+                    totals[k] += added
+            for first in range(0, length, n_slots):
+                load_some(upstream, n_slots, dy, start, step, first, length, ZERO)
+                load_some(values, n_slots, y, start, step, first, length, ZERO)
+                for c in range(n_slots):
+                    for k in range(width):
+                        upstream[c, k] = gradient(upstream[c, k], values[c, k], totals[k])
+                    if first + c < length:
+                        store_one(dx, start + (first + c) * step, upstream[c])
+
+    return held_kernel, streamed_kernel
+
+
+class Strided:
+    """One direction of one operation, along any axis but the last."""
+
+    def __init__(self, kernels_of, formulas):
+        #: Whether by vectors -> numbers held (None: streamed) -> kernel.
+        self.kernels = {}
+        for vectors in (True, False):
+            held = {n: kernels_of(formulas, n, vectors)[0] for n in SLOTS}
+            streamed = kernels_of(formulas, STREAM_SLOTS, vectors)[1]
+            self.kernels[vectors] = held | {None: streamed}
+
+    def launch(self, n_columns, length, step, operands):
+        """`operands`: the inputs and last the result, all contiguous. Nothing may be empty."""
+        vectors = fit_vectors(step, operands)
+        width, n_arrays = width_of(operands[0], vectors), len(operands) - 1
+        n_blocks = math.ceil(n_columns / (width * BLOCK_SIZE))
+        launch(
+            self.kernels[vectors][slots_for(length, width * n_arrays)], n_blocks, BLOCK_SIZE,
+            *operands, n_columns, length, step, flat=True, overlap=True,
+        )  # fmt: skip
+
+    def specialisations(self, n_inputs, dtypes):
+        """(label, kernel, argument types) of all that `launch` compiles; arrays as (dtype, 1)."""
+        for dtype in dtypes:
+            types = [(dtype, 1)] * (n_inputs + 1) + ["int64"] * 3
+            for vectors, kernels in self.kernels.items():
+                width = (4 if dtype == "float32" else 8) if vectors else 1
+                how = "vectors" if vectors else "elements"
+                for n_slots, kernel in kernels.items():
+                    if n_slots is None:
+                        yield f"strided, streamed, {how}, {dtype}", kernel, types
+                    elif n_slots * width * n_inputs <= MOST_VALUES:
+                        yield f"strided, {n_slots} held, {how}, {dtype}", kernel, types
+
+
+def slots_for(length, each, most=MOST_VALUES):
+    """The least of SLOTS that hold a column of `length`, with `each` values for a number of it.
+
+    None if there is none, or if they would be more than `most` values.
+    """
+    return next((n for n in SLOTS if length <= n and n * each <= most), None)
+
+
+def takes(n_columns, length):
+    """Whether this is the way for so many columns of `length`, rather than a transposed copy."""
+    return length <= SLOTS[1] or n_columns >= COLUMNS_FOR_EACH * length
+
+
+def forward_strided(formulas):
+    return Strided(forward_kernels, formulas)
+
+
+def backward_strided(formulas):
+    return Strided(backward_kernels, formulas)

@@ -1,0 +1,164 @@
+"""Images made larger (or smaller): nearest and bilinear, as `torch.nn.functional.interpolate`.
+
+x is (N, C, H, W), contiguous or channels-last, and y (N, C, P, Q) of the same format; float32,
+float16 or bfloat16 in and out, float32 in between. Both passes must move x and y once, which for
+twice the size is 5/4 of y; with a handful of FLOPs for each element memory is the limit.
+
+============ ======================================================================================
+rung         what it does
+============ ======================================================================================
+`direct`     forward a thread for each element of y; backward a thread for each element of dx, which
+             reads what took of it: no atomics, and a fixed order
+`vectorised` forward a thread for 16 bytes of y: neighbours in a row, whose pixels of x come from the
+             cache, or channels-last some channels of a pixel, which x gives by 16 bytes too; where
+             rows or channels are no whole vectors, as `direct`. Backward as `direct`
+============ ======================================================================================
+
+A NaN or infinity reaches what PyTorch lets it reach. Two runs agree bit for bit.
+"""  # noqa: E501
+
+import math
+import operator
+from typing import NamedTuple
+
+import numpy as np
+
+from course_lib.kernels.conv2d.problem import MOST, formatted
+from course_lib.kernels.upsample import kernels
+from course_lib.runtime import arrays
+from course_lib.runtime.intrinsics import VECTOR_BYTES
+from course_lib.runtime.launch import launch
+from course_lib.runtime.outputs import output
+
+DTYPES = ("float32", "float16", "bfloat16")
+MODES = ("nearest", "bilinear")
+DEFAULT = "vectorised"
+_FORWARD = {mode: kernels.forward_kernels(mode == "bilinear") for mode in MODES}
+_BACKWARD = {mode: kernels.backward_kernel(mode == "bilinear") for mode in MODES}
+#: Rung -> every kernel it may launch.
+VARIANTS = {
+    "direct": tuple(direct for direct, _ in _FORWARD.values()),
+    "vectorised": tuple(kernel for pair in _FORWARD.values() for kernel in pair),
+}
+BACKWARD_VARIANTS = {"direct": tuple(_BACKWARD.values())}
+
+
+class Format(NamedTuple):
+    """How images lie in memory."""
+
+    channels_last: bool
+
+
+def forward(
+    x, size, *, mode="nearest", align_corners=False, scale_factor=None, variant=DEFAULT, out=None
+):
+    """y (N, C, P, Q) of x (N, C, H, W), with `size` = (P, Q).
+
+    mode           "nearest" or "bilinear"
+    align_corners  of bilinear: whether the corners' centres, not their corners, fall together
+    scale_factor   a pair of numbers, if x's pixels are to be 1/scale_factor of y's apart, rather
+                   than H/P and W/Q; without effect where corners are aligned
+    out            receives y; of x's memory format and dtype
+
+    Raises ArrayError for a wrong dtype, shape or device, ValueError for a wrong option.
+    """
+    _check_variant(variant, VARIANTS)
+    arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
+    layout = Format(arrays.is_channels_last(x) and not arrays.is_contiguous_array(x))
+    N, C, H, W = x.shape
+    size = _size(size, (C, H, W))
+    aligned, ratios = _ratios((H, W), size, mode, align_corners, scale_factor)
+    x = formatted(x, layout)
+    last = layout.channels_last
+    y = output(out, (N, C, *size), like=x, channels_last=last, reads=dict(x=x))
+    n = arrays.size_of(y)
+    if n:
+        width = VECTOR_BYTES // x.dtype.itemsize
+        direct, vectorised = _FORWARD[mode]
+        whole = (C if last else size[1]) % width == 0
+        boundaries = arrays.address_of(y) | (arrays.address_of(x) if last else 0)
+        kernel, each = direct, 1
+        if variant == "vectorised" and whole and not boundaries % VECTOR_BYTES:
+            kernel, each = vectorised, width
+        numbers = *map(np.int32, (C, H, W, *size)), *ratios, aligned, last
+        _launch(kernel, n // each, x, y, *numbers)
+    return y
+
+
+def backward(
+    dy, shape, *, mode="nearest", align_corners=False, scale_factor=None, variant="direct", out=None
+):
+    """dx of `shape` (N, C, H, W), from dy (N, C, P, Q) and what `forward` was given.
+
+    `out`, if given, receives dx; of dy's memory format and dtype. Raises as `forward` does.
+    """
+    _check_variant(variant, BACKWARD_VARIANTS)
+    arrays.require(dy, "dy", dtypes=DTYPES, n_dims=4)
+    if len(shape) != 4 or tuple(shape[:2]) != tuple(dy.shape[:2]):
+        raise arrays.ArrayError(f"dy of shape {tuple(dy.shape)} is not of an x of {tuple(shape)}")
+    N, C, H, W = shape
+    size = _size(tuple(dy.shape[2:]), (C, H, W))
+    layout = Format(arrays.is_channels_last(dy) and not arrays.is_contiguous_array(dy))
+    aligned, ratios = _ratios((H, W), size, mode, align_corners, scale_factor)
+    dy = formatted(dy, layout)
+    last = layout.channels_last
+    dx = output(out, (N, C, H, W), like=dy, channels_last=last, reads=dict(dy=dy))
+    if arrays.size_of(dx):
+        numbers = *map(np.int32, (C, H, W, *size)), *ratios, aligned, last
+        _launch(_BACKWARD[mode], arrays.size_of(dx), dy, dx, *numbers)
+    return dx
+
+
+def _launch(kernel, n_threads, *arguments):
+    n_blocks = math.ceil(n_threads / kernels.BLOCK_SIZE)
+    launch(kernel, n_blocks, kernels.BLOCK_SIZE, *arguments, flat=True, overlap=True)
+
+
+def _check_variant(variant, variants):
+    if variant not in variants:
+        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
+
+
+def _size(size, x_sizes):
+    """(P, Q) as ints; an error where a size is not from 1 on."""
+    try:
+        P, Q = map(operator.index, size)
+    except (TypeError, ValueError):
+        raise ValueError(f"size must be a pair of ints, not {size!r}") from None
+    if min(P, Q, *x_sizes) < 1:
+        raise arrays.ArrayError(
+            f"sizes must be from 1 on: x has (C, H, W) = {tuple(x_sizes)}, y is to have {(P, Q)}"
+        )
+    if max(P * Q, x_sizes[1] * x_sizes[2], x_sizes[0]) > MOST:
+        raise arrays.ArrayError(f"planes must have fewer than 2**31 pixels, not {(P, Q)}")
+    return P, Q
+
+
+def _ratios(sizes, new_sizes, mode, align_corners, scale_factor):
+    """(whether corners are aligned, x's pixels for one of y's along either axis)."""
+    if mode not in MODES:
+        raise ValueError(f"unknown mode {mode!r}; there are {', '.join(MODES)}")
+    if mode == "nearest":
+        align_corners = False
+    factors = (None, None) if scale_factor is None else tuple(scale_factor)
+    if len(factors) != 2 or any(f is not None and not 0 < f < math.inf for f in factors):
+        raise ValueError(f"scale_factor must be a pair of numbers above 0, not {scale_factor!r}")
+    found = []
+    for n, n_new, factor in zip(sizes, new_sizes, factors, strict=True):
+        if align_corners:
+            ratio = np.float32(n - 1) / np.float32(n_new - 1) if n_new > 1 else 0.0
+        else:
+            ratio = np.float32(n) / np.float32(n_new) if factor is None else 1 / factor
+        found.append(np.float32(ratio))
+    return bool(align_corners), found
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
+    numbers = ["int32"] * 5 + ["float32"] * 2 + ["boolean"] * 2
+    for mode in MODES:
+        for dtype in DTYPES:
+            types = [(dtype, 1)] * 2 + numbers
+            for variant, kernel in zip(("direct", "vectorised"), _FORWARD[mode], strict=True):
+                yield f"upsample forward {variant}, {mode} {dtype}", kernel, types
+            yield f"upsample backward, {mode} {dtype}", _BACKWARD[mode], types

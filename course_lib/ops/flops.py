@@ -1,0 +1,66 @@
+"""How many FLOPs `torch.utils.flop_counter.FlopCounterMode` counts: as many as of PyTorch's own.
+
+They are those of convolutions and products; what it counts for PyTorch's convolutions, it counts
+for ours, by its own formulas.
+"""
+
+import math
+
+import torch
+from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+_aten = torch.ops.aten
+
+
+def _conv2d(x, weight, bias, stride, padding, dilation, groups, *, out_val):
+    options = stride, padding, dilation, False, [0, 0], groups
+    return flop_registry[_aten.convolution](x, weight, bias, *options, out_val=out_val)
+
+
+def _conv2d_backward(dy, x, weight, stride, padding, dilation, groups, needs, *, out_val):
+    options = stride, padding, dilation, False, [0, 0], groups, needs
+    return flop_registry[_aten.convolution_backward](
+        dy, x, weight, None, *options, out_val=out_val
+    )  # fmt: skip
+
+
+def _conv_transpose2d(
+    x, weight, bias, stride, padding, output_padding, groups, dilation, *, out_val
+):  # fmt: skip
+    options = stride, padding, dilation, True, output_padding, groups
+    return flop_registry[_aten.convolution](x, weight, bias, *options, out_val=out_val)
+
+
+def _conv_transpose2d_backward(
+    dy, x, weight, stride, padding, output_padding, groups, dilation, needs, *, out_val
+):  # fmt: skip
+    options = stride, padding, dilation, True, output_padding, groups, needs
+    return flop_registry[_aten.convolution_backward](
+        dy, x, weight, None, *options, out_val=out_val
+    )  # fmt: skip
+
+
+def _linear(input, weight, bias, *, out_val):
+    return 2 * out_val.numel() * weight.shape[1]
+
+
+def _linear_backward(dy, input, weight, needs, *, out_val):
+    return 2 * dy.numel() * weight.shape[1] * sum(needs[:2])
+
+
+def _squeeze_excite(x, weight1, *_, out_val):
+    return 2 * 2 * x.shape[0] * math.prod(weight1.shape)
+
+
+def _squeeze_excite_backward(dy, x, weight1, *_, out_val):
+    return 2 * _squeeze_excite(x, weight1, out_val=out_val)
+
+
+def register():
+    """Tell PyTorch, once the operators are there."""
+    for formula in (
+        _conv2d, _conv2d_backward, _conv_transpose2d, _conv_transpose2d_backward, _linear,
+        _linear_backward, _squeeze_excite, _squeeze_excite_backward,
+    ):  # fmt: skip
+        operator = getattr(torch.ops.course_lib, formula.__name__.removeprefix("_"))
+        register_flop_formula(operator, get_raw=True)(formula)

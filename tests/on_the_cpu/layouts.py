@@ -1,0 +1,3 @@
+import layouts
+
+assert list(layouts.faults()) == []

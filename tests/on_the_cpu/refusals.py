@@ -1,0 +1,3 @@
+import refusals
+
+assert list(refusals.faults()) == []

@@ -1,0 +1,494 @@
+"""What PyTorch's public functions refuse, and what they just take: cases for all of ours.
+
+The same table holds where operators run PyTorch (a script in `on_the_cpu`), where they run our
+kernels in the simulator, and on tensors without memory, which torch.compile sees.
+"""
+
+import math
+import warnings
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from course_lib import ops
+from course_lib.ops.registration import simulate_on_cpu
+
+IN_PLACE = "relu", "relu6", "leaky_relu", "silu", "hardsigmoid", "hardswish"
+ELEMENTWISE = (*IN_PLACE, "sigmoid", "gelu")
+#: In the simulator, as on a GPU: what kernels do not take.
+ONLY_ON_THE_CPU = "integers", "double"
+
+
+def ones(*shape, **options):
+    return torch.ones(shape, **options)
+
+
+def images(*shape):
+    n = math.prod(shape)
+    return torch.linspace(-2, 3, n).reshape(shape)
+
+
+X, W = images(2, 4, 6, 6), images(6, 4, 3, 3) / 100
+ROWS, LABELS = images(3, 5), torch.tensor([0, 4, 1])
+STATISTICS = torch.zeros(4), torch.ones(4)
+
+
+def cases():
+    """(function's name, label, positional arguments, options)."""
+    for label, args, options in (
+        ("as it should be", (X, *STATISTICS, ones(4), ones(4)), {}),
+        ("training", (X, *STATISTICS, ones(4), ones(4), True), {}),
+        ("no statistics", (X, None, None), dict(training=True)),
+        ("channels", (X, ones(8), ones(8)), {}),
+        ("channels in training", (X, ones(8), ones(8)), dict(training=True)),
+        ("fewer of running_var", (X, ones(4), ones(3)), dict(training=True)),
+        ("one of the statistics", (X, ones(4), None), dict(training=True)),
+        ("the other one", (X, None, ones(4)), dict(training=True)),
+        ("no statistics in inference", (X, None, None), {}),
+        ("weight", (X, *STATISTICS, ones(8)), {}),
+        ("bias", (X, *STATISTICS, ones(4), ones(3)), dict(training=True)),
+        ("rank of a statistic", (X, ones(4, 1), ones(4)), {}),
+        ("double weight", (X, *STATISTICS, ones(4).double()), {}),
+        ("half weight", (X, *STATISTICS, ones(4).half()), {}),
+        ("double statistics", (X, ones(4).double(), ones(4).double()), {}),
+        ("negative eps", (X, *STATISTICS), dict(eps=-1.0)),
+        ("negative eps in training", (X, *STATISTICS), dict(training=True, eps=-1e-5)),
+        ("eps of 0", (X, *STATISTICS), dict(eps=0.0)),
+        ("one value a channel", (X[:1, :, :1, :1], *STATISTICS), dict(training=True)),
+        ("one row", (images(1, 4), *STATISTICS), dict(training=True)),
+        ("one dimension", (images(4), *STATISTICS), {}),
+        ("a number", (images(), *STATISTICS), {}),
+        ("integers", (X.long(), *STATISTICS), {}),
+        ("momentum", (X, *STATISTICS), dict(training=True, momentum="a")),
+        ("no momentum", (X, *STATISTICS), dict(training=True, momentum=None)),
+        ("NumPy's numbers", (X, *STATISTICS), dict(eps=np.float64(0.1), momentum=np.float32(0.5))),
+        ("meta statistics", (X, ones(4, device="meta"), ones(4, device="meta")), {}),
+        ("two dimensions", (images(5, 4), *STATISTICS), dict(training=True)),
+        ("five dimensions", (images(2, 4, 2, 3, 2), *STATISTICS), dict(training=True)),
+        ("no image", (images(0, 4, 2, 2), *STATISTICS), {}),
+        ("no image in training", (images(0, 4, 2, 2), *STATISTICS), dict(training=True)),
+        ("no rows", (images(2, 4, 0, 2), *STATISTICS), dict(training=True)),
+        ("no channels", (images(2, 0, 2, 2), ones(0), ones(0)), dict(training=True)),
+    ):
+        yield "batch_norm", label, args, options
+
+    for label, args, options in (
+        ("as it should be", (X, W, ones(6)), {}),
+        ("all options", (X, W[:, :2], ones(6), (2, 1), (1, 0), (1, 2), 2), {}),
+        ("an image", (X[0], W), {}),
+        ("channels", (images(2, 5, 6, 6), W), {}),
+        ("two dimensions", (images(6, 6), W), {}),
+        ("five dimensions", (images(1, 2, 4, 6, 6), W), {}),
+        ("rank of weight", (X, images(6, 4, 3)), {}),
+        ("no weight", (X, None), {}),
+        ("no array", (X.numpy(), W), {}),
+        ("bias", (X, W, ones(8)), {}),
+        ("rank of bias", (X, W, ones(6, 1)), {}),
+        ("double weight", (X, W.double()), {}),
+        ("double bias", (X, W, ones(6).double()), {}),
+        ("mixed integers", (X.long(), W), {}),
+        ("integers", (X.long(), W.long()), {}),
+        ("double", (X.double(), W.double()), {}),
+        ("stride 0", (X, W), dict(stride=0)),
+        ("stride below 0", (X, W), dict(stride=(1, -1))),
+        ("three strides", (X, W), dict(stride=(1, 1, 1))),
+        ("no strides", (X, W), dict(stride=())),
+        ("a fraction", (X, W), dict(stride=1.5)),
+        ("None", (X, W), dict(stride=None)),
+        ("True", (X, W), dict(stride=True)),
+        ("padding below 0", (X, W), dict(padding=-1)),
+        ("three paddings", (X, W), dict(padding=(1, 1, 1))),
+        ("unknown padding", (X, W), dict(padding="all")),
+        ("same with strides", (X, W), dict(padding="same", stride=2)),
+        ("same", (X, W), dict(padding="same")),
+        ("dilation 0", (X, W), dict(dilation=0)),
+        ("dilation too large", (X, W), dict(dilation=4)),
+        ("groups 0", (X, W), dict(groups=0)),
+        ("groups below 0", (X, W), dict(groups=-1)),
+        ("groups that do not fit", (X, W), dict(groups=2)),
+        ("groups that do not divide", (images(1, 6, 3, 3), images(4, 2, 3, 3)), dict(groups=3)),
+        ("fraction of groups", (X, W), dict(groups=1.0)),
+        ("filter too large", (X[..., :2], W), {}),
+        ("no rows", (images(2, 4, 0, 6), W), {}),
+        ("no image", (images(0, 4, 6, 6), W), {}),
+        ("NumPy's int", (X, W), dict(stride=np.int64(2), groups=np.int32(1))),
+        ("NumPy's ints", (X, W), dict(padding=(np.int64(2), 1), dilation=[np.int8(1)])),
+        ("one of a pair", (X, W), dict(stride=(2,))),
+    ):
+        yield "conv2d", label, args, options
+
+    weight = images(4, 3, 3, 3) / 100
+    for label, args, options in (
+        ("as it should be", (X, weight, ones(3)), {}),
+        ("all options", (X, weight[:, :2], ones(4), (2, 3), (1, 0), (1, 2), 2, 2), {}),
+        ("an image", (X[0], weight), {}),
+        ("channels", (images(2, 5, 6, 6), weight), {}),
+        ("two dimensions", (images(6, 6), weight), {}),
+        ("no weight", (X, None), {}),
+        ("no array", (X.numpy(), weight), {}),
+        ("bias", (X, weight, ones(4)), {}),
+        ("double weight", (X, weight.double()), {}),
+        ("stride 0", (X, weight), dict(stride=0)),
+        ("padding below 0", (X, weight), dict(padding=-1)),
+        ("a word", (X, weight), dict(padding="same")),
+        ("three strides", (X, weight), dict(stride=(1, 1, 1))),
+        ("dilation 0", (X, weight), dict(dilation=0)),
+        ("groups 0", (X, weight), dict(groups=0)),
+        ("groups that do not divide", (X, weight), dict(groups=3)),
+        ("output_padding below 0", (X, weight), dict(output_padding=-1)),
+        ("output_padding too large", (X, weight), dict(output_padding=1)),
+        ("padding too large", (X, weight), dict(padding=5)),
+        ("no image", (images(0, 4, 6, 6), weight), {}),
+        ("NumPy's ints", (X, weight), dict(stride=np.int64(2), output_padding=(np.int8(1), 0))),
+    ):
+        yield "conv_transpose2d", label, args, options
+
+    for name in ELEMENTWISE:
+        for label, args, options in (
+            ("as it should be", (X,), {}),
+            ("a number", (images(),), {}),
+            ("nothing", (images(0, 3),), {}),
+            ("None", (None,), {}),
+            ("an array", (X.numpy(),), {}),
+        ):
+            yield name, label, args, options
+
+    for label, args, options in (
+        ("as it should be", (ROWS, images(2, 5), ones(2)), {}),
+        ("features", (ROWS, images(2, 4)), {}),
+        ("rank of weight", (ROWS, images(1, 2, 5)), {}),
+        ("a number", (images(), images(2, 5)), {}),
+        ("bias", (ROWS, images(2, 5), ones(3)), {}),
+        ("double weight", (ROWS, images(2, 5).double()), {}),
+        ("double bias", (ROWS, images(2, 5), ones(2).double()), {}),
+        ("integers", (ROWS.long(), images(2, 5).long()), {}),
+        ("no weight", (ROWS, None), {}),
+        ("meta bias", (ROWS, images(2, 5), ones(2, device="meta")), {}),
+        ("one row", (ROWS[0], images(2, 5)), {}),
+        ("no rows", (images(0, 5), images(2, 5), ones(2)), {}),
+        ("no features", (images(3, 0), images(2, 0), ones(2)), {}),
+        ("no results", (ROWS, images(0, 5)), {}),
+        ("four dimensions", (images(2, 1, 3, 5), images(2, 5)), {}),
+    ):
+        yield "linear", label, args, options
+
+    for label, args, options in (
+        ("as it should be", (X, 3, 2, 1), {}),
+        ("ceil_mode", (X, 3, 2, 0, 1, True), {}),
+        ("ceil_mode over the end", (X, 2, 3, 1, 1, True), {}),
+        ("ceil_mode, odd", (images(1, 1, 7, 5), (3, 2), (2, 3), 1, 1, True), {}),
+        ("an image", (X[0], 2), {}),
+        ("indices", (X, 2), dict(return_indices=True)),
+        ("no stride", (X, 2, []), {}),
+        ("size 0", (X, 0), {}),
+        ("size below 0", (X, -1), {}),
+        ("three sizes", (X, (2, 2, 2)), {}),
+        ("no sizes", (X, ()), {}),
+        ("None", (X, None), {}),
+        ("a fraction", (X, 2.0), {}),
+        ("True", (X, True), {}),
+        ("stride 0", (X, 2, 0), {}),
+        ("stride below 0", (X, 2, -1), {}),
+        ("three strides", (X, 2, (1, 1, 1)), {}),
+        ("padding below 0", (X, 2, 2, -1), {}),
+        ("padding too large", (X, 2, 2, 2), {}),
+        ("padding too large for one", (X, (4, 2), 2, 2), {}),
+        ("three paddings", (X, 2, 2, (0, 0, 0)), {}),
+        ("padding beside dilation", (X, 2, 1, 2, 3), {}),
+        ("dilation 0", (X, 2, 2, 0, 0), {}),
+        ("dilation below 0", (X, 2, 2, 0, -1), {}),
+        ("window too large", (X, 9), {}),
+        ("two dimensions", (X[0, 0], 2), {}),
+        ("five dimensions", (X[None], 2), {}),
+        ("booleans", (X.bool(), 2), {}),
+        ("integers", (X.long(), 2), {}),
+        ("no image", (images(0, 4, 6, 6), 2), {}),
+        ("no channels", (images(2, 0, 6, 6), 2), {}),
+        ("no rows", (images(2, 4, 0, 6), 2), {}),
+        ("NumPy's int", (X, np.int64(2), np.int32(1), np.int8(1)), {}),
+        ("NumPy's ints", (X, (np.int64(3), 2)), dict(dilation=[np.int64(1)])),
+    ):
+        yield "max_pool2d", label, args, options
+
+    for name in ("softmax", "log_softmax"):
+        for label, args, options in (
+            ("as it should be", (X, 1), {}),
+            ("from the end", (X, -3), {}),
+            ("no such axis", (X, 4), {}),
+            ("nor from the end", (X, -5), {}),
+            ("of a number", (images(), 1), {}),
+            ("a number", (images(), 0), {}),
+            ("None", (X, None), {}),
+            ("a fraction", (X, 1.0), {}),
+            ("True", (X, True), {}),
+            ("a name", (X, "N"), {}),
+            ("NumPy's int", (X, np.int64(1)), {}),
+            ("double", (X, 1), dict(dtype=torch.float64)),
+            ("a type of integers", (X, 1), dict(dtype=torch.int64)),
+            ("no type", (X, 1), dict(dtype="float")),
+            ("of integers", (X.long(), 1), {}),
+            ("no rows", (images(0, 5), 1), {}),
+            ("no columns", (images(3, 0), 1), {}),
+            ("no columns before rows", (images(0, 3), 0), {}),
+        ):
+            yield name, label, args, options
+
+    for label, args, options in (
+        ("all", (X, 1.0), {}),
+        ("none", (X, 0.0), {}),
+        ("not in training", (X, 0.5, False), {}),
+        ("below 0", (X, -0.1), {}),
+        ("above 1", (X, 1.1), {}),
+        ("above 1 in inference", (X, 1.1, False), {}),
+        ("None", (X, None), {}),
+        ("a word", (X, "a"), {}),
+        ("of a leaf in place", (images(3).requires_grad_(), 0.5, True, True), {}),
+        ("of integers", (X.long(), 0.5), {}),
+        ("no rows", (images(0, 4), 0.5), {}),
+    ):
+        yield "dropout", label, args, options
+
+    shares = torch.softmax(images(3, 5), 1)
+    for label, args, options in (
+        ("as it should be", (ROWS, LABELS, ones(5) / 2), dict(label_smoothing=0.1)),
+        ("in PyTorch's order", (ROWS, LABELS, None, None, 4, None, "sum", 0.5), {}),
+        ("no reduction", (ROWS, LABELS), dict(reduction="none")),
+        ("probabilities", (ROWS, shares), {}),
+        ("probabilities above 1", (ROWS, shares * 3), {}),
+        ("weights below 0", (ROWS, LABELS, -ones(5)), {}),
+        ("size_average", (ROWS, LABELS), dict(size_average=False)),
+        ("reduce", (ROWS, LABELS), dict(reduce=False)),
+        ("an index", (ROWS[0], LABELS[1]), {}),
+        ("images", (images(2, 5, 3), torch.zeros(2, 3, dtype=torch.int64)), {}),
+        ("an index outside", (ROWS, torch.tensor([0, 5, 1])), {}),
+        ("an index outside, before", (ROWS, torch.tensor([0, -1, 1])), {}),
+        ("ignored", (ROWS, torch.tensor([0, 7, 1])), dict(ignore_index=7)),
+        ("all ignored", (ROWS, torch.tensor([-100] * 3)), {}),
+        ("ignoring in probabilities", (ROWS, shares), dict(ignore_index=1)),
+        ("fraction of an index", (ROWS, LABELS), dict(ignore_index=1.0)),
+        ("NumPy's int", (ROWS, LABELS), dict(ignore_index=np.int64(4))),
+        ("batch", (ROWS, LABELS[:2]), {}),
+        ("rank of target", (ROWS, LABELS[:, None]), {}),
+        ("int32", (ROWS, LABELS.int()), {}),
+        ("booleans", (ROWS, LABELS.bool()), {}),
+        ("weights", (ROWS, LABELS, ones(4)), {}),
+        ("rank of weight", (ROWS, LABELS, ones(5, 1)), {}),
+        ("double weight", (ROWS, LABELS, ones(5).double()), {}),
+        ("classes of probabilities", (ROWS, shares[:, :4]), {}),
+        ("smoothing above 1", (ROWS, LABELS), dict(label_smoothing=1.5)),
+        ("smoothing by a word", (ROWS, LABELS), dict(label_smoothing="a")),
+        ("reduction", (ROWS, LABELS), dict(reduction="all")),
+        ("no reduction named", (ROWS, LABELS), dict(reduction=None)),
+        ("integers", (ROWS.long(), LABELS), {}),
+        ("no target", (ROWS, None), {}),
+        ("a number", (images(), LABELS[0]), {}),
+        ("meta target", (ROWS, LABELS.to("meta")), {}),
+        ("no rows", (images(0, 5), LABELS[:0]), {}),
+        ("no rows to add", (images(0, 5), LABELS[:0]), dict(reduction="sum")),
+        ("no rows, no reduction", (images(0, 5), LABELS[:0]), dict(reduction="none")),
+        ("no pixels", (images(2, 5, 0), torch.zeros(2, 0, dtype=torch.int64)), {}),
+    ):
+        yield "cross_entropy", label, args, options
+
+
+def _several(results):
+    return results if isinstance(results, tuple) else (results,)
+
+
+def outcome(function, args, options):
+    """What `function` returns for copies of the arguments; or the exception that it raises."""
+    args = [x.clone() if torch.is_tensor(x) and not x.requires_grad else x for x in args]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function(*args, **options), args
+    except Exception as error:
+        return error, args
+
+
+def fault(name, label, args, options):
+    """Where our function and PyTorch's part, as a sentence; None where they agree."""
+    theirs, their_args = outcome(getattr(F, name), args, options)
+    ours, our_args = outcome(getattr(ops, name), args, options)
+    if simulate_on_cpu and label in ONLY_ON_THE_CPU:
+        return None if isinstance(ours, NotImplementedError) else f"took it: {ours!r}"
+    if simulate_on_cpu and name == "cross_entropy" and "outside" in label:
+        return None if ours.isnan() else f"PyTorch says {theirs}; ours is {ours}, not NaN"
+    if isinstance(theirs, Exception):
+        allowed = (type(theirs), *DOCUMENTED.get((name, label), ()))
+        if isinstance(ours, allowed) and not isinstance(ours, AttributeError):
+            return None
+        return f"PyTorch raises {theirs!r}; ours: {ours!r}"
+    if isinstance(ours, Exception):
+        return f"PyTorch takes it; ours raises {ours!r}"
+    pairs = (*zip(_several(ours), _several(theirs), strict=True),
+             *zip(our_args, their_args, strict=True))  # fmt: skip
+    for found, expected in pairs:
+        if torch.is_tensor(found) and found.device.type != "meta":
+            try:
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+            except AssertionError as error:
+                return str(error)
+    return None
+
+
+#: What ours raises instead, where PyTorch's type says less.
+DOCUMENTED = {
+    **{(name, "an array"): (RuntimeError,) for name in ELEMENTWISE},  # PyTorch's dispatcher's
+    ("sigmoid", "None"): (TypeError,),
+    ("dropout", "of integers"): (NotImplementedError, TypeError),
+}
+
+
+def fault_without_memory(name, label, args, options):
+    """The same of tensors on the device "meta": whether they are refused where real ones are."""
+    if "outside" in label or (name, label) == ("dropout", "of integers"):
+        return None
+    theirs, _ = outcome(getattr(F, name), args, options)
+    bare = [x.to("meta") if torch.is_tensor(x) and not x.requires_grad else x for x in args]
+    if any(torch.is_tensor(x) and x.device.type == "meta" for x in args):
+        return None
+    ours, _ = outcome(getattr(ops, name), bare, options)
+    if isinstance(theirs, Exception):
+        refused = isinstance(ours, (type(theirs), *DOCUMENTED.get((name, label), ())))
+        return None if refused else f"PyTorch raises {theirs!r}; ours without memory: {ours!r}"
+    if isinstance(ours, Exception):
+        return f"PyTorch takes it; ours without memory raises {ours!r}"
+    for found, expected in zip(_several(ours), _several(theirs), strict=True):
+        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            return f"without memory {found.shape}, {found.dtype}; {expected.shape} with"
+    return None
+
+
+# ── the operators themselves, called directly ────────────────────────────────────────────────────
+
+
+class _Calls(TorchDispatchMode):
+    """Keeps the first call of each operator of ours."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "course_lib":
+            kept = [x.detach().clone() if torch.is_tensor(x) else x for x in args]
+            self.found.setdefault(function, kept)
+        return function(*args, **(kwargs or {}))
+
+
+def calls():
+    """{operator: arguments that it takes}, of all that there are."""
+    x, rows = X.clone().requires_grad_(), ROWS.clone().requires_grad_()
+    four, statistics = ones(4).requires_grad_(), [s.clone() for s in STATISTICS]
+    five = [ones(5) for _ in range(4)]
+    weights = images(3, 4) / 9, ones(3), images(4, 3) / 9, ones(4)
+    with _Calls() as seen:
+        for y in (
+            ops.batch_norm(x, *statistics, four, four, True),
+            ops.batch_norm(x, *statistics, four, four),
+            ops.conv2d(x, W.clone().requires_grad_(), ones(6).requires_grad_()),
+            ops.conv_transpose2d(x, images(4, 3, 2, 2).requires_grad_(), ones(3).requires_grad_()),
+            ops.interpolate(x, 4),
+            ops.dice_loss(x, X[:, 0].long().clamp(0, 3), ones(4)),
+            ops.linear(rows, images(2, 5).requires_grad_(), ones(2).requires_grad_()),
+            ops.max_pool2d(x, 2),
+            ops.softmax(rows),
+            ops.log_softmax(rows),
+            ops.cross_entropy(rows, LABELS, ones(5)),
+            ops.dropout(rows),
+            ops.softmax_dropout(rows),
+            ops.bn_relu_softmax(rows, *five),
+            ops.squeeze_excite(x, *weights),
+            ops.global_avg_pool(x),
+            *(getattr(ops, name)(x) for name in ELEMENTWISE),
+            *(getattr(ops, name)(x + 0, inplace=True) for name in IN_PLACE),
+            ops.gelu(x, approximate="tanh"),
+        ):
+            y.sum().backward()
+    return seen.found
+
+
+#: (operator, argument): the changes below that leave a call as right as it was.
+ALL = {"another rank", "longer", "shorter", "none", "wider", "double"}
+RIGHT = {(name, "x"): ALL for name in ("softmax", "log_softmax", "dropout", "softmax_dropout")}
+RIGHT |= {(name, "x"): ALL for name in (*ELEMENTWISE, "gelu_tanh", *(f"{n}_" for n in IN_PLACE))}
+RIGHT |= {
+    (name, argument): {"longer", "shorter", "none"}
+    for name, argument in (
+        ("batch_norm", "x"), ("batch_norm_inference", "x"), ("conv2d", "weight"), ("conv2d", "x"),
+        ("linear", "weight"), ("bn_relu_softmax", "x"), ("conv_transpose2d", "x"),
+    )
+}  # fmt: skip
+RIGHT |= {
+    ("dropout_backward", "grad_output"): ALL | {"elsewhere"},
+    ("linear", "input"): {"another rank", "longer", "shorter", "none"},
+    ("max_pool2d", "x"): ALL - {"another rank"},
+    ("max_pool2d_backward", "grad_output"): {"double"},
+    ("global_avg_pool", "x"): ALL - {"another rank"},
+    ("global_avg_pool_backward", "grad_output"): {"double"},
+    ("upsample", "x"): ALL - {"another rank"},
+    ("upsample_backward", "grad_output"): {"double"},
+    ("squeeze_excite", "x"): {"longer", "shorter", "none", "double"},
+}
+
+
+def changes(x):
+    """{what is different: `x` so changed}."""
+    changed = {"None": None, "a list": x.tolist(), "another rank": x[None]}
+    changed["double"] = x.double() if x.is_floating_point() else x.float()
+    changed["elsewhere"] = x.to("meta")
+    if x.dim():
+        changed |= {"longer": torch.cat((x, x)), "shorter": x[:-1], "none": x[:0]}
+    if x.dim() > 1:
+        changed["wider"] = torch.cat((x, x), 1)
+    return changed
+
+
+def faults_of_operator(operator, args, device):
+    """What is not refused of calls in which one tensor is changed, as sentences.
+
+    args    a right call's
+    device  "cpu", or "meta", which all of a call's tensors are then moved to
+    """
+    name, arguments = operator._schema.name.removeprefix("course_lib::"), operator._schema.arguments
+    for i, (argument, x) in enumerate(zip(arguments, args, strict=True)):
+        for what, other in changes(x).items() if torch.is_tensor(x) else ():
+            optional = what == "None" and str(argument.type) == "Optional[Tensor]"
+            moved = what == "elsewhere" and (device == "meta" or argument.name == "drawn")
+            if optional or moved or what in RIGHT.get((name, argument.name), ()):
+                continue
+            given = [*args[:i], other, *args[i + 1 :]]
+            given = [y.clone() if torch.is_tensor(y) else y for y in given]
+            if device == "meta":
+                given = [
+                    y.to("meta") if torch.is_tensor(y) and each.name != "drawn" else y
+                    for y, each in zip(given, arguments, strict=True)
+                ]
+            alone = what == "elsewhere" and sum(map(torch.is_tensor, args)) == 1
+            try:
+                operator(*given)
+            except (RuntimeError, TypeError, ValueError) as error:
+                if "INTERNAL" in str(error):
+                    yield f"{name}, {argument.name} {what}, on {device}: {error!r}"
+            else:
+                if not alone:
+                    yield f"{name} takes {argument.name} {what}, on {device}"
+
+
+def faults():
+    """Every fault of every case and operator, as sentences."""
+    for row in cases():
+        for look in (fault, fault_without_memory):
+            if found := look(*row):
+                yield f"{row[0]}, {row[1]}: {found}"
+    right = calls()
+    called = {operator._schema.name for operator in right}
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("course_lib::") and name not in called:
+            yield f"{name} is never called"
+    for operator, args in right.items():
+        for device in ("cpu", "meta"):
+            yield from faults_of_operator(operator, args, device)

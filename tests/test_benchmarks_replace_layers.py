@@ -1,0 +1,110 @@
+"""The benchmark of whole networks by our layers, without a GPU."""
+
+import pytest
+import torch
+from test_benchmarks_efficientnet import Event
+from torch import nn
+
+from course_lib import SIMULATED, benchmarks
+from course_lib.benchmarks import efficientnet
+from course_lib.benchmarks import replace_layers as benchmark
+from course_lib.nn.layer import Layer
+
+
+def network():
+    """What stands in for ResNet-50: a layer of every kind that it has."""
+    torch.manual_seed(2)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.5), nn.Linear(4, 5),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """Let the benchmark run a small network without a GPU, and nothing be compiled."""
+    if not SIMULATED:
+        pytest.skip("about machines without a GPU")
+    for name, value in dict(
+        DEVICE="cpu", SHAPE=(3, 3, 5, 5), CHECKED=3, N_CLASSES=5, NETWORKS={"small": network},
+        _compiled=lambda model: model,
+    ).items():  # fmt: skip
+        monkeypatch.setattr(benchmark, name, value)
+    monkeypatch.setattr(efficientnet, "WARM_UP", 0)
+    monkeypatch.setattr(efficientnet, "_event", Event)
+    monkeypatch.setattr(efficientnet, "_synchronize", lambda: None)
+
+
+def test_all_are_timed_in_both_layouts(on_the_cpu):
+    found = benchmark.run(rounds=2)
+    assert [(record["name"], record["dtype"]) for record in found] == [
+        ("replace_layers.small", "float32"), ("replace_layers.small", "bfloat16")
+    ]  # fmt: skip
+    other = {"contiguous": "channels-last", "channels-last": "contiguous"}
+    for record in found:
+        rows, best = {row["label"]: row for row in record["rows"]}, record["layouts"]
+        assert list(best) == ["ours", "PyTorch eager", "torch.compile"]
+        assert list(rows) == [*best, *(f"{who}, {other[best[who]]}" for who in best)]
+        assert all(rows[who]["microseconds"] <= rows[f"{who}, {other[best[who]]}"]["microseconds"]
+                   for who in best)  # fmt: skip
+        assert [row["kind"] for row in record["rows"]] == ["ours", "peer", "peer"] * 2
+        ratio = rows["PyTorch eager"]["microseconds"] / rows["ours"]["microseconds"]
+        assert record["ratio"] == pytest.approx(ratio, abs=1e-3)
+        errors = record["gradient_errors"]
+        assert 0 < errors["ours"] <= 2 * errors["PyTorch eager"] < 1e-4
+        assert record["kernel_hash"] == benchmark.kernel_hash()
+    assert "replace_layers.small 3x3x5x5 float32: ours " in benchmarks.table(found)
+
+
+def test_who_runs_what(on_the_cpu):
+    kinds = {
+        who: {isinstance(module, Layer) for module in
+              benchmark.Training(network(), "float32", "contiguous", who).model}
+        for who in (benchmark.OURS, benchmark.EAGER)
+    }  # fmt: skip
+    assert kinds == {benchmark.OURS: {True}, benchmark.EAGER: {False}}
+
+
+def test_wrong_gradients_are_not_timed(on_the_cpu, monkeypatch):
+    replace = benchmark.replace_layers
+
+    def wrong(model):
+        swapped = replace(model)
+        model[6].weight.register_hook(lambda gradient: gradient * 1.001)
+        return swapped
+
+    monkeypatch.setattr(benchmark, "replace_layers", wrong)
+    with pytest.raises(AssertionError, match="gradients of small are wrong, so it is not timed"):
+        benchmark.run(rounds=2)
+
+
+def test_a_network_with_layers_that_stay_is_not_timed(on_the_cpu, monkeypatch):
+    monkeypatch.setattr(benchmark, "NETWORKS", {"small": lambda: network().append(nn.Tanh())})
+    with pytest.raises(AssertionError, match="layers of small stay PyTorch's, so it is not timed"):
+        benchmark.run(rounds=2)
+
+
+def test_settings_are_put_back(on_the_cpu, monkeypatch):
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    monkeypatch.setattr(benchmark, "_measure", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        benchmark.run(rounds=2)
+    assert (cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32) == before
+
+
+def test_the_networks_have_no_layer_that_stays():
+    with torch.device("meta"):
+        for make in benchmark.NETWORKS.values():
+            assert benchmark.replace_layers(make()).left == []
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(600)
+def test_bench_replace_layers_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(benchmark, "SHAPE", (4, 3, 96, 96))
+    monkeypatch.setattr(benchmark, "CHECKED", 4)
+    for record in benchmark.run(dtypes=["float32"], rounds=2):
+        errors = record["gradient_errors"]
+        assert 0 < errors["ours"] <= 2 * errors["PyTorch eager"]
+        assert all(row["microseconds"] > 0 for row in record["rows"])

@@ -1,0 +1,321 @@
+"""What the launchers ask of each chip, with its properties given from outside and without a GPU.
+
+Operations are called on drawn shapes as on a T4, an A100 and so on. Their launches are noted and
+not run: no block asks for more shared memory or more threads than the chip has, no cluster is too
+large, and no kernel is chosen where it was not compiled for. What a chip lacks is refused in words.
+"""
+
+import contextlib
+from typing import NamedTuple
+from unittest import mock
+
+import compile_gate
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_compiler import specialisations
+
+from course_lib.kernels import (
+    activation,
+    batch_norm,
+    bn_relu_softmax,
+    conv2d,
+    conv_transpose2d,
+    cross_entropy,
+    dice,
+    dropout,
+    global_avg_pool,
+    linear,
+    max_pool2d,
+    optimizers,
+    softmax,
+    softmax_dropout,
+    squeeze_excite,
+    upsample,
+)
+from course_lib.kernels.squeeze_excite import resident_plan
+from course_lib.runtime import launch as launching
+from course_lib.runtime.specialisation import most_blocks_in_cluster
+
+
+class Chip(NamedTuple):
+    """`shared_bytes` are what a block may have, as the driver says it."""
+
+    name: str
+    capability: tuple
+    shared_bytes: int
+    multiprocessors: int
+
+
+CHIPS = (
+    Chip("T4", (7, 5), 64 << 10, 40),
+    Chip("A100", (8, 0), 163 << 10, 108),
+    Chip("A10", (8, 6), 99 << 10, 72),
+    Chip("L4", (8, 9), 99 << 10, 58),
+    Chip("H100", (9, 0), 227 << 10, 132),
+    Chip("B200", (10, 0), 227 << 10, 148),
+    Chip("RTX 5090", (12, 0), 99 << 10, 170),
+)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MOST = 1 << 26  # elements of a drawn tensor, whose memory nobody touches
+
+
+@contextlib.contextmanager
+def pretended(chip):
+    """In this block launches are those of this chip, and only noted: gives the list of them."""
+    with (
+        launching.in_simulator(),
+        mock.patch.object(launching, "SIMULATED_CHIP", (chip.capability, chip.shared_bytes)),
+        mock.patch.object(resident_plan, "SIMULATED_MULTIPROCESSORS", chip.multiprocessors),
+        mock.patch.object(launching, "_simulate"),
+        launching.recorded() as launches,
+    ):
+        yield launches
+
+
+@pytest.fixture(scope="module")
+def made_for():
+    """{kernel: its labels} of all that is compiled, and {label: {chip: what it became}}."""
+    labels = {}
+    for name in compile_gate.MODULES:
+        for label, kernel, _ in specialisations(name):
+            labels.setdefault(kernel, []).append(label)
+    return labels, {label: found for label, (_, found) in compile_gate.load().items()}
+
+
+def faults(chip, launches, made_for):
+    """What is wrong with these launches on the chip, in words."""
+    labels, known = made_for
+    for kernel, _, block, _, options in launches:
+        names = [name for name in labels[kernel] if compile_gate.runs_on(name, chip.capability)]
+        if not names:
+            yield f"{labels[kernel][0]} is not made for {chip.name}"
+        dynamic = options.get("shared_bytes", 0)
+        # Fixed arrays count as well; for a chip that was not compiled for, as on Hopper.
+        found = [known[name] for name in names if name in known]
+        fixed = [f.get(chip.capability, f.get(compile_gate.HOPPER)) for f in found]
+        n_bytes = dynamic + max((f.shared_bytes or 0 for f in fixed if f), default=0)
+        if n_bytes > chip.shared_bytes:
+            yield f"{names} takes {n_bytes:,} bytes on {chip.name}, which has {chip.shared_bytes:,}"
+        block = block if isinstance(block, tuple) else (block,)
+        n_threads = torch.Size(block).numel()
+        if not 0 < n_threads <= 1024:
+            yield f"{names} has blocks of {block} on {chip.name}"
+        if options.get("cluster", 1) > most_blocks_in_cluster(chip.capability):
+            yield f"{names} has clusters of {options['cluster']} on {chip.name}"
+
+
+# ---- one call of each operation, on a shape that is drawn ---------------------------------------
+
+
+def sizes(most):
+    """1 … most, small ones as often as large ones, multiples of 8 as often as others."""
+    powers = st.integers(0, most.bit_length() - 1)
+    near = st.builds(lambda p, part: min(most, (1 << p) + part % (1 << p)), powers, st.integers(0))
+    return near | near.map(lambda n: min(most, -(-n // 8) * 8))
+
+
+def images(draw, channels=None):
+    """An (N, C, H, W) tensor, contiguous or channels-last."""
+    C = draw(sizes(2048)) if channels is None else channels
+    H, W = draw(sizes(256)), draw(sizes(256))
+    N = draw(sizes(max(1, min(1024, MOST // (C * H * W)))))
+    return empty(draw, N, C, H, W)
+
+
+def empty(draw, *shape):
+    last = len(shape) == 4 and draw(st.booleans())
+    kind = torch.channels_last if last else torch.contiguous_format
+    return torch.empty(shape, dtype=draw(st.sampled_from(DTYPES)), memory_format=kind)
+
+
+def rows(draw, most=1 << 20):
+    n_cols = draw(sizes(most))
+    return empty(draw, draw(sizes(max(1, min(4096, MOST // n_cols)))), n_cols)
+
+
+def activations(draw):
+    x, found = rows(draw), activation.OPERATIONS["relu"]
+    found.backward(x, found.forward(x))
+
+
+def pooling(draw):
+    x = images(draw)
+    y = global_avg_pool.forward(x)
+    global_avg_pool.backward(y, x.shape[2:])
+
+
+def softmaxes(draw):
+    found = softmax.OPERATIONS[draw(st.sampled_from(sorted(softmax.OPERATIONS)))]
+    x = rows(draw)
+    found.backward(x, found.forward(x))
+
+
+def softmaxes_with_dropout(draw):
+    x = rows(draw)
+    z, stats = softmax_dropout.forward(x, 0.5, 1, 0)[:2]
+    softmax_dropout.backward(z, x, stats, 0.5, 1, 0)
+
+
+def dropouts(draw):
+    dropout.forward(rows(draw), 0.5, 1, 0)
+
+
+def normalised_softmaxes(draw):
+    x = rows(draw, 1 << 17)
+    parameters = [torch.empty(x.shape[1]) for _ in range(4)]
+    y = bn_relu_softmax.forward(x, *parameters)
+    bn_relu_softmax.backward(y, y, x, *parameters)
+
+
+def cross_entropies(draw):
+    logits = rows(draw)
+    target = torch.zeros(logits.shape[0], dtype=torch.int64)
+    loss, stats, normaliser = cross_entropy.forward(logits, target)
+    cross_entropy.backward(loss, logits, target, stats, normaliser)
+
+
+def batch_norms(draw):
+    x = images(draw)
+    if x.numel() == x.shape[1]:  # no variance
+        x = x.new_empty(2, *x.shape[1:])
+    parameters = [torch.empty(x.shape[1]) for _ in range(4)]
+    batch_norm.inference(x, *parameters)
+    y, mean, rstd = batch_norm.forward(x, *parameters)[:3]
+    batch_norm.backward(y, x, parameters[0], mean, rstd)
+
+
+def max_pooling(draw):
+    x = images(draw)
+    size = draw(st.integers(1, min(7, *x.shape[2:])))
+    window = dict(stride=draw(st.integers(1, 3)), padding=draw(st.integers(0, size // 2)))
+    y, indices = max_pool2d.forward(x, size, **window)
+    max_pool2d.backward(y, indices, x.shape, size, **window)
+
+
+def linears(draw):
+    n_in, n_out = draw(sizes(8192)), draw(sizes(8192))
+    x = empty(draw, draw(sizes(8192)), n_in)
+    weight, bias = torch.empty(n_out, n_in, dtype=x.dtype), torch.empty(n_out, dtype=x.dtype)
+    options = dict(precision=draw(st.sampled_from(("float32", "tf32"))))
+    linear.backward(linear.forward(x, weight, bias, **options), x, weight, **options)
+
+
+def optimisers(draw):
+    parameters = [torch.zeros(draw(sizes(1 << 12)), dtype=draw(st.sampled_from(DTYPES)))]
+    optimizers.sgd(parameters, parameters, lr=0.1)
+    moments, steps = [torch.zeros_like(parameters[0])], [torch.zeros(())]
+    optimizers.adam(parameters, parameters, moments, moments, steps, lr=0.1)
+
+
+def convolutions(draw):
+    groups = draw(st.sampled_from((1, 1, 1, 2, 8)))
+    C, K = groups * draw(sizes(512)), groups * draw(sizes(512))
+    if first := draw(st.sampled_from((0, 0, 3, 5, 7))):  # a network's first layer
+        C, groups = draw(st.integers(1, 4)), 1
+    x = images(draw, C)
+    R, S = (first or draw(st.integers(1, min(11, 1 + size))) for size in x.shape[2:])
+    weight = torch.empty(K, C // groups, R, S, dtype=x.dtype)
+    options = dict(
+        stride=draw(st.integers(1, 3)), padding=(R // 2 + 1, S // 2 + 1), groups=groups,
+        precision=draw(st.sampled_from(("float32", "tf32"))),
+    )  # fmt: skip
+    y = conv2d.forward(x, weight, torch.empty(K, dtype=x.dtype), **options)
+    conv2d.backward(y, x, weight, **options)
+
+
+def transposed_convolutions(draw):
+    groups = draw(st.sampled_from((1, 1, 1, 2, 8)))
+    C, K = groups * draw(sizes(512)), groups * draw(sizes(512))
+    x = empty(draw, draw(sizes(64)), C, draw(sizes(64)), draw(sizes(64)))
+    R, S = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    weight = torch.empty(C, K // groups, R, S, dtype=x.dtype)
+    options = dict(
+        stride=draw(st.integers(1, 3)), padding=((R - 1) // 2, (S - 1) // 2), groups=groups,
+        precision=draw(st.sampled_from(("float32", "tf32"))),
+    )  # fmt: skip
+    y = conv_transpose2d.forward(x, weight, torch.empty(K, dtype=x.dtype), **options)
+    conv_transpose2d.backward(y, x, weight, **options)
+
+
+def dice_losses(draw):
+    logits = images(draw)
+    target = torch.zeros(logits.shape[0], *logits.shape[2:], dtype=torch.int64)
+    loss, factors = dice.forward(logits, target)
+    dice.backward(loss, logits, target, factors)
+
+
+def upsampling(draw):
+    x = images(draw)
+    options = dict(mode=draw(st.sampled_from(upsample.MODES)), align_corners=draw(st.booleans()))
+    y = upsample.forward(x, (draw(sizes(256)), draw(sizes(256))), **options)
+    upsample.backward(y, tuple(x.shape), **options)
+
+
+def squeezing_and_exciting(draw):
+    x = images(draw)
+    R, dtype = draw(sizes(128)), draw(st.sampled_from((x.dtype, torch.float32)))
+    weights = [torch.empty(shape, dtype=dtype) for shape in ((R, x.shape[1]), (R,))]
+    weights += [torch.empty(shape, dtype=dtype) for shape in ((x.shape[1], R), (x.shape[1],))]
+    variant = draw(st.sampled_from(("auto", "auto", "two_pass", "fused", "resident", "batched")))
+    both = variant if variant != "batched" else "auto"
+    try:
+        y, *saved = squeeze_excite.forward(x, *weights, variant=variant)
+        squeeze_excite.backward(y, x, weights[0], weights[2], *saved, variant=both)
+    except ValueError as error:
+        assert variant in ("resident", "batched") and "use variant='auto'" in str(error)
+
+
+OPERATIONS = (
+    activations, pooling, softmaxes, softmaxes_with_dropout, dropouts, normalised_softmaxes,
+    cross_entropies, dice_losses, batch_norms, max_pooling, linears, optimisers, convolutions,
+    transposed_convolutions, squeezing_and_exciting, upsampling,
+)  # fmt: skip
+#: Launched in blocks of a fixed size, without shared memory that a launcher could choose.
+LEFT_OUT = {"batches"}
+
+
+def test_every_operation_is_called():
+    called = {module.__name__.rpartition(".")[2] for module in (
+        activation, batch_norm, bn_relu_softmax, conv2d, conv_transpose2d, cross_entropy, dice,
+        dropout, global_avg_pool, linear, max_pool2d, optimizers, softmax, softmax_dropout,
+        squeeze_excite, upsample,
+    )}  # fmt: skip
+    assert called | LEFT_OUT == set(compile_gate.MODULES)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+def test_no_launch_asks_for_more_than_the_chip_has(operation, made_for):
+    @settings(max_examples=40, deadline=None)
+    @given(st.data())
+    def check(data):
+        drawn = []
+
+        def draw(strategy):
+            drawn.append(data.draw(strategy))
+            return drawn[-1]
+
+        for chip in CHIPS:
+            with pretended(chip) as launches:
+                operation(draw)
+            assert not list(faults(chip, launches, made_for))
+            again = iter(drawn)
+            draw = lambda strategy, again=again: next(again)  # noqa: E731 - the same for all chips
+
+    check()
+
+
+@pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.name)
+def test_hopper_alone_multiplies_by_warpgroups(chip):
+    """What an instruction of Hopper does there, others do by an older one, later chips as well."""
+    x, weight = (torch.empty(4096, 4096, dtype=torch.float16) for _ in range(2))
+    with pretended(chip) as launches:
+        linear.forward(x, weight)
+    ((kernel, *_),) = launches
+    older = "vectorised_kernel" if chip.capability < (8, 0) else "tensor_core_kernel"
+    expected = "warpgroup_kernel" if chip.name == "H100" else older
+    assert kernel.py_func.__name__ == expected
+    if chip.name == "T4":
+        with pretended(chip), pytest.raises(ValueError, match="8.0, and this.* use 'vectorised'"):
+            linear.forward(x, weight, variant="tensor_core")

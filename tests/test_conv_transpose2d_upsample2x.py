@@ -1,0 +1,182 @@
+"""The rung `upsample2x` of transposed convolution, against float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from course_lib import SIMULATED, reference, simulator
+from course_lib.kernels import conv_transpose2d
+from course_lib.kernels.conv_transpose2d import upsample2x
+from course_lib.runtime.launch import recorded
+
+PLACE = "cpu" if SIMULATED else "cuda"
+ROUNDING = {torch.float32: 1e-7, torch.float16: 5e-4, torch.bfloat16: 4e-3}
+NCHW, NHWC = LAYOUTS = (torch.contiguous_format, torch.channels_last)
+every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=("nchw", "nhwc"))
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(6)
+
+
+def double(tensor):
+    return None if tensor is None else tensor.detach().double().cpu().numpy()
+
+
+def case(N, C, H, W, K, dtype=torch.float32, layout=NCHW, biased=True):
+    x, weight = (
+        torch.randn(shape).to(PLACE, dtype, memory_format=layout)
+        for shape in ((N, C, H, W), (C, K, 2, 2))
+    )
+    return x, weight, torch.randn(K).to(PLACE, dtype) if biased else None
+
+
+def forward(x, weight, bias, **options):
+    return conv_transpose2d.forward(x, weight, bias, stride=2, variant="upsample2x", **options)
+
+
+def check(x, weight, bias, *, precision="float32", out=None):
+    y = forward(x, weight, bias, precision=precision, out=out)
+    arguments = [double(tensor) for tensor in (x, weight, bias)]
+    expected = reference.conv_transpose2d(*arguments, stride=2)
+    sizes = [None if array is None else np.abs(array) for array in arguments]
+    terms = reference.conv_transpose2d(*sizes, stride=2)
+    exact = 1e-6 if precision == "float32" else 2**-10
+    limit = ROUNDING[y.dtype] * np.abs(expected) + exact * terms + 1e-7
+    assert (np.abs(double(y) - expected) <= limit).all()
+    return y
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    N=st.integers(1, 3),
+    C=st.integers(1, 5),
+    size=st.sampled_from([(2, 4), (4, 2), (8, 1), (1, 8), (8, 3), (3, 8), (5, 8)]),
+    K=st.integers(1, 5),
+    biased=st.booleans(),
+    dtype=st.sampled_from(list(ROUNDING)),
+    layout=st.sampled_from(LAYOUTS),
+    seed=st.integers(0, 2**31),
+)
+def test_random_cases(N, C, size, K, biased, dtype, layout, seed):
+    torch.manual_seed(seed)
+    if layout is NHWC:  # whole vectors of channels
+        C, K = 8 * C, 8 * K
+    if dtype is not torch.float32:
+        K *= 2
+    check(*case(N, C, *size, K, dtype, layout, biased))
+
+
+@every_layout
+@pytest.mark.parametrize("dtype, precision", [
+    (torch.float32, "float32"), (torch.float32, "tf32"), (torch.bfloat16, "float32"),
+])  # fmt: skip
+def test_several_tiles_each_way(layout, dtype, precision):
+    """More pixels and columns than a block takes, and more channels than a step."""
+    check(*case(1, 72, 9, 8, 24, dtype, layout), precision=precision)
+
+
+@every_layout
+def test_the_large_tile(layout, monkeypatch):
+    monkeypatch.setattr(upsample2x, "LARGE_FROM", 1)
+    check(*case(1, 16, 17, 8, 40, torch.bfloat16, layout))
+
+
+@every_layout
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_out_is_part_of_a_concatenation(layout, dtype):
+    x, weight, bias = case(2, 8, 4, 4, 8, dtype, layout)
+    expected = check(x, weight, bias)
+    for first in (8, 3):  # on boundaries of 16 bytes, and off
+        room = torch.full((2, 17, 8, 8), 7.0, device=PLACE, dtype=dtype)
+        room = room.contiguous(memory_format=layout)
+        out = room[:, first : first + 8]
+        assert forward(x, weight, bias, out=out) is out and torch.equal(out, expected)
+        assert (room[:, :first] == 7).all() and (room[:, first + 8 :] == 7).all()
+
+
+@every_layout
+@pytest.mark.parametrize("dtype", list(ROUNDING), ids=str)
+def test_y_is_written_by_sixteen_bytes(layout, dtype):
+    """Whole sectors, each of them once; and x read by the copies that shared memory is for."""
+    x, weight, bias = case(1, 8, 4, 16, 16, dtype, layout)
+    with simulator.trace() as trace:
+        y = forward(x, weight, bias)
+    stores = [s for s in trace.sites if s.op == "store" and s.space == "global"]
+    assert {site.size for site in stores} == {16}
+    assert sum(site.sectors for site in stores) == y.numel() * y.itemsize // 32
+
+
+def test_rows_that_vectors_do_not_fill():
+    """Pixels of a thread's 16 bytes may lie in two rows of the image."""
+    for W, H in ((1, 8), (3, 8), (5, 8)):
+        check(*case(1, 4, H, W, 4))
+        check(*case(1, 4, H, W, 4, torch.float16))
+
+
+@every_layout
+def test_sanitizer_finds_nothing(layout):
+    x, weight, bias = case(1, 8, 3, 8, 8, torch.bfloat16, layout)
+    with simulator.sanitize() as report:
+        forward(x, weight, bias)
+    assert not report, str(report)
+
+
+def test_not_a_number_stays_where_it_is():
+    x, weight, bias = case(1, 8, 4, 4, 8, torch.bfloat16)
+    x[0, 1, 0, 0], x[0, 2, 3, 3] = math.nan, math.inf
+    y = forward(x, weight, bias)
+    wrong = ~y.isfinite()
+    assert wrong[:, :, :2, :2].all() and wrong[:, :, 6:, 6:].all() and wrong.sum() == 64
+
+
+def test_one_launch_and_the_same_bits():
+    tensors = case(1, 8, 4, 4, 8)
+    with recorded() as launches:
+        first = forward(*tensors)
+    assert [kernel.py_func.__name__ for kernel, *_ in launches] == ["upsample2x_kernel"]
+    assert torch.equal(first, forward(*tensors))
+
+
+@pytest.mark.parametrize("shape, options, message", [
+    ((4, 4, 3, 3), dict(stride=2), "filters of 2 × 2 with stride 2"),
+    ((4, 4, 2, 2), dict(stride=1), "filters of 2 × 2 with stride 2"),
+    ((4, 4, 2, 2), dict(stride=2, padding=1), "filters of 2 × 2 with stride 2"),
+    ((4, 4, 2, 2), dict(stride=2, output_padding=1), "filters of 2 × 2 with stride 2"),
+    ((4, 2, 2, 2), dict(stride=2, groups=2), "without padding, dilation and groups"),
+])  # fmt: skip
+def test_what_it_does_not_take_it_refuses(shape, options, message):
+    x, weight = torch.randn(1, 4, 4, 4, device=PLACE), torch.randn(shape, device=PLACE)
+    with pytest.raises(ValueError, match=f"'upsample2x' takes .*{message}.*use 'conv_gradient'"):
+        conv_transpose2d.forward(x, weight, variant="upsample2x", **options)
+
+
+def test_sizes_and_memory_that_vectors_need():
+    x, weight, _ = case(1, 4, 3, 3, 4)
+    with pytest.raises(ValueError, match="images whose pixels, and 4·K, are multiples of 4"):
+        forward(x, weight, None)
+    x, weight, _ = case(1, 6, 2, 4, 8, layout=NHWC)
+    with pytest.raises(ValueError, match="channels-last images whose channels are multiples of 4"):
+        forward(x, weight, None)
+    x, weight, _ = case(1, 4, 2, 4, 4)
+    moved = torch.empty(x.numel() + 1, device=PLACE)[1:].view(x.shape).copy_(x)
+    with pytest.raises(ValueError, match="arrays that begin on boundaries of 16 bytes"):
+        forward(moved, weight, None)
+    y = conv_transpose2d.forward(moved, weight, stride=2)  # the default takes another
+    torch.testing.assert_close(y, forward(x, weight, None), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype, precision", [
+    (torch.float32, "float32"), (torch.float32, "tf32"), (torch.bfloat16, "float32"),
+    (torch.float16, "float32"),
+])  # fmt: skip
+@every_layout
+@pytest.mark.parametrize("sizes", [(2, 128, 64, 64, 64), (8, 64, 33, 40, 32), (1, 1024, 8, 8, 512)])
+def test_sizes_of_networks(dtype, precision, layout, sizes):
+    check(*case(*sizes, dtype, layout), precision=precision)

@@ -1,0 +1,20 @@
+"""What PyTorch refuses our operators refuse, what it takes they take, and results lie as its do.
+
+All by our kernels; scripts in `on_the_cpu` prove the same where operators run PyTorch.
+"""
+
+import layouts
+import pytest
+import refusals
+
+from course_lib import SIMULATED
+
+pytestmark = pytest.mark.skipif(not SIMULATED, reason="the cases are tensors on the CPU")
+
+
+def test_every_case_and_every_operator():
+    assert list(refusals.faults()) == []
+
+
+def test_results_lie_in_memory_as_pytorchs_and_may_be_written_to():
+    assert list(layouts.faults()) == []
