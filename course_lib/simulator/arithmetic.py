@@ -196,6 +196,8 @@ def _binary(symbol, first, second, fallback):
         compute = _ON_FLOATS[symbol]
     if one == "boolean" and symbol in "&|^":
         return lambda a, b: bool(compute(bool(a), bool(b)))
+    if one == other == "int64" and _uint64 not in (first, second):
+        return _on_whole(compute, first is second is int, symbol in COMPARISONS)
     one, other = _converter(one, _OPERAND), _converter(other, _OPERAND)
     finish = _converter(result, _RESULT)
     if result == "float64" and symbol in ("+", "-", "*", "/"):
@@ -203,6 +205,18 @@ def _binary(symbol, first, second, fallback):
     if symbol in COMPARISONS:
         return lambda a, b: compute(one(a), other(b))
     return lambda a, b: finish(compute(one(a), other(b)))
+
+
+def _on_whole(compute, are_int, compares):
+    """`compute` for two numbers whose values an int64 holds; the most frequent of all."""
+    if compares:
+        return compute if are_int else lambda a, b: compute(int(a), int(b))
+
+    def of_int(a, b):
+        value = compute(a, b)
+        return value if LOWEST <= value <= HIGHEST else wrapped(value)
+
+    return of_int if are_int else lambda a, b: of_int(int(a), int(b))
 
 
 def _refuse(symbol, names):
@@ -268,11 +282,17 @@ def _convert_to_common(kind, other):
 def _make_binary(symbol, fallback):
     known = {}
     plain = _REAL if symbol in ("+", "-", "*", *COMPARISONS) else frozenset()
+    plain |= {int} if symbol in COMPARISONS else frozenset()
+    on_int = _ON_INTEGERS[symbol] if symbol in ("+", "-", "*", "//", "%", "<<", ">>") else None
 
     def operate(a, b):
         kind, other = a.__class__, b.__class__
-        if kind is other and kind in plain:
-            return fallback(a, b)
+        if kind is other:
+            if kind in plain:
+                return fallback(a, b)
+            if kind is int and on_int is not None:
+                value = on_int(a, b)
+                return value if LOWEST <= value <= HIGHEST else wrapped(value)
         found = known.get((kind, other))
         if found is None:
             found = known[kind, other] = _binary(symbol, kind, other, fallback)
