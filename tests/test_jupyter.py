@@ -22,8 +22,10 @@ SECONDS = 60  # for one cell
 ABSURD = re.compile(r"(course_lib/.*|/ast|/contextlib)\.py|ipykernel_\d|Unexpected exc|\b1 were")
 
 START = """
+from unittest.mock import patch
 import numpy as np
 from course_lib import cuda, simulator
+from course_lib.teach import checking
 from course_lib.teach import check, hint, progress, solution
 
 x = np.arange(-8, 8, dtype=np.float32)
@@ -165,7 +167,8 @@ MISTAKES = {
     "a solution of nothing": ("solution('rleu')", "UnknownExercise", "did you mean 'relu'?"),
     "progress of nothing": ("progress(reset='rleu')", "UnknownExercise", "did you mean 'relu'?"),
     "a check interrupted": (
-        "check('column_sum', spinning)", "KeyboardInterrupt", "check('column_sum', spinning)"),
+        "with patch.object(checking, 'TIME_LIMIT', 1_000):\n    check('column_sum', spinning)",
+        "KeyboardInterrupt", "check('column_sum', spinning)"),
     # Not ours at all.
     "a colon forgotten": ("@cuda.jit\ndef f(x, y)\n    y[0] = 1", "SyntaxError", "expected ':'"),
     "a division by zero": ("1 / 0", "ZeroDivisionError", "division by zero"),
@@ -174,7 +177,6 @@ MISTAKES = {
         "np.linalg.inv(np.zeros((2, 2)))", "LinAlgError", "Singular matrix"),
 }  # fmt: skip
 
-#: Stopped by hand long before its check's time is up.
 SPINNING = """
 @cuda.jit
 def spinning(x, y):
