@@ -263,7 +263,7 @@ class Session:
             content = message["content"]
             if message["msg_type"] == "stream":
                 shown.append(content["text"])
-                if "running\n" in content["text"]:
+                if "running" in content["text"]:  # its end of line may come by itself
                     self.manager.interrupt_kernel()
             elif message["msg_type"] == "error":
                 error = content["ename"]

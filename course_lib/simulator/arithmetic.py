@@ -7,9 +7,11 @@ operands is worked out once (`number_types`) and kept.
 An int64 is a Python int here, a float64 a Python float, as both are fastest; other numbers are
 NumPy's. What is no number (an array, a vector, a bfloat16) is left to Python's operator.
 
-Three things have no result of their own on a GPU: a shift by 64 bits or more (here it shifts all
+Four things have no result of their own on a GPU: a shift by 64 bits or more (here it shifts all
 bits out, as the hardware's instruction does), a float too large for the integer it is converted to
-(here the nearest integer, and 0 for a NaN), and an integer power above 65,536 that overflows.
+(here the nearest integer, and 0 for a NaN), an integer power above 65,536 that overflows, and what
+follows from an int64 that overflowed: the compiler may take it that none does, so that
+`abs(2**63 - 1 + i)` may come out negative (here every one wraps).
 """
 
 import math
@@ -196,7 +198,7 @@ def _binary(symbol, first, second, fallback):
         compute = _ON_FLOATS[symbol]
     if one == "boolean" and symbol in "&|^":
         return lambda a, b: bool(compute(bool(a), bool(b)))
-    if one == other == "int64" and _uint64 not in (first, second):
+    if one == other == "int64" and result != "float64" and _uint64 not in (first, second):
         return _on_whole(compute, first is second is int, symbol in COMPARISONS)
     one, other = _converter(one, _OPERAND), _converter(other, _OPERAND)
     finish = _converter(result, _RESULT)

@@ -302,8 +302,6 @@ class Kinds:
     def _constant(self, node):
         """The number that a literal or a global name stands for, or UNRESOLVED."""
         value = folded(node)
-        if value is UNRESOLVED and isinstance(node, ast.Constant) and isinstance(node.value, bool):
-            return node.value
         if value is UNRESOLVED and isinstance(node, (ast.Name, ast.Attribute)):
             value = self.static(node)
         return value if type(value) in (bool, int, float) else UNRESOLVED
@@ -349,10 +347,10 @@ class Kinds:
             return _LENGTH
         if len(node.args) == 1 and not node.keywords:
             argument = self._of(node.args[0])
-            if value in (int, float, abs):
+            if value in (int, float, abs, round):
                 if argument is _NOTHING or not is_number(argument):
                     return argument if argument is _NOTHING else None
-                if argument.__class__ is Whole and value is not float:
+                if value is not round and argument.__class__ is Whole and value is not float:
                     return Whole(min(63, argument.bits + (value is abs)))
                 found = signature(value.__name__, name_of(argument))
                 return None if found is None else kind_of_name(found[1])

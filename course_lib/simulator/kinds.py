@@ -80,7 +80,10 @@ def name_of(kind):
 def folded(node):
     """The value of an expression of literals, which Python computes before numba sees it."""
     if isinstance(node, ast.Constant):
-        return node.value if type(node.value) in (int, float) else UNRESOLVED
+        return node.value if type(node.value) in (bool, int, float) else UNRESOLVED
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        value = folded(node.operand)
+        return value if value is UNRESOLVED else not value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Invert)):
         operands = [folded(node.operand)]
     elif isinstance(node, ast.BinOp):
