@@ -10,16 +10,19 @@ from . import engine, errors, guards
 from .checked import checked
 from .mathlib import math as gpu_math
 from .primitives import Index, LaneId, Namespace, Primitive, current_thread
-from .resolve import UNRESOLVED, Device, Scope, is_foreign_module, mapped
+from .resolve import UNRESOLVED, Device, Scope, is_foreign_module, is_twin, mapped
 from .rewrite import Emitter, NeedsGreenlets, emit
 from .source import function_tree, returns_value
 
 
 class Unit:
-    """One function of a program, for arguments of some kinds, and its rebuilt copy."""
+    """One function of a program, for arguments of some kinds, and its rebuilt copy.
 
-    def __init__(self, function, number, kinds=()):
-        self.function, self.number, self.kinds = function, number, kinds
+    A twin of an intrinsic, and what it calls, is Python: its arithmetic stays as written.
+    """
+
+    def __init__(self, function, number, kinds=(), in_twin=False):
+        self.function, self.number, self.kinds, self.in_twin = function, number, kinds, in_twin
         self.name = function.__qualname__
         self.filename = function.__code__.co_filename
         self.safe_name = function.__name__ if function.__name__.isidentifier() else "anonymous"
@@ -139,11 +142,13 @@ class Program:
 
         return ObservedEmitter
 
-    def unit(self, function, kinds=()):
+    def unit(self, function, kinds=(), in_twin=False):
         """The unit of `function` for arguments of these kinds, made on first use."""
-        unit = self.units.get((function, kinds))
+        in_twin = in_twin or is_twin(function)
+        key = function, () if in_twin else kinds, in_twin
+        unit = self.units.get(key)
         if unit is None:
-            unit = self.units[function, kinds] = Unit(function, len(self.units), kinds)
+            unit = self.units[key] = Unit(function, len(self.units), *key[1:])
             if unit.tree is None:
                 if self.flavour is not None:
                     raise errors.SourceMissing(without_source(unit))
@@ -211,7 +216,7 @@ class Program:
 
     def invoke(self, thread, function, args, kwargs):
         """Run a device function met while the kernel runs."""
-        unit = self.units.get((function, ()))
+        unit = self.units.get((function, (), is_twin(function)))
         if unit is None or unit.callable is None:
             with self.lock:
                 unit = self.unit(function)

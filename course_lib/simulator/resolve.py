@@ -45,6 +45,7 @@ _SCALARS = {
 }
 
 _twins = {}
+_twin_functions = set()
 _casts = {}
 
 
@@ -64,11 +65,12 @@ def register_twin(real_object, python_function):
         raise TypeError(f"a twin must be a Python function; got {type(python_function).__name__}")
     # The object is kept with its id, so that the id cannot be given to another object.
     _twins[id(real_object)] = (real_object, function)
+    _twin_functions.add(function)
 
 
 def is_twin(function):
     """True for a Python function that stands for an intrinsic."""
-    return any(function is twin for _, twin in _twins.values())
+    return function in _twin_functions
 
 
 class Device:

@@ -22,6 +22,10 @@ from .tree import THREAD, chain, copied
 from .tree import name as _name
 
 
+#: what a twin does as Python does it
+_COUNTED = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Constant)
+
+
 class NeedsGreenlets(Exception):
     """The function waits, or calls something unknown, where a generator could not follow."""
 
@@ -44,6 +48,11 @@ class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
         self.walrus = True
         self.counter = 0
         self.parameters = {argument.arg for argument in tree.args.args}
+
+    def visit(self, node):
+        if self.unit.in_twin and isinstance(node, _COUNTED):
+            return self.generic_visit(node)
+        return super().visit(node)
 
     # -- names ---------------------------------------------------------------------------------
 
@@ -113,6 +122,8 @@ class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
             return self.primitive_call(node, value)
         if isinstance(value, Device):
             return self.device_call(node, value.function)
+        if self.unit.in_twin:
+            return self.library_call(node, value)
         if (value is min or value is max) and len(node.args) > 1 and not node.keywords and not any(
                 isinstance(a, ast.Starred) for a in node.args):
             return self.extremum(node, value)
@@ -126,6 +137,10 @@ class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
             value = cast(kind)
         elif hasattr(value, "device_call"):
             value = value.device_call
+        return self.library_call(node, value)
+
+    def library_call(self, node, value):
+        """A call of something that is no device code."""
         self.arguments_of(node)
         if value is getattr(builtins, getattr(node.func, "id", ""), None):
             return node
@@ -166,7 +181,7 @@ class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
         return self.generic_visit(node)
 
     def device_call(self, node, function):
-        unit = self.program.unit(function, self.argument_kinds(node))
+        unit = self.program.unit(function, self.argument_kinds(node), self.unit.in_twin)
         self.arguments_of(node)
         if unit.tree is None:
             if unit.needs_thread and not self.greenlets:

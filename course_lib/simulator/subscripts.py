@@ -226,6 +226,8 @@ class Subscripts:
             return self.update_list(node, array)
         value_kind = self.kinds(node.value)
         if isinstance(target, ast.Name):
+            if self.unit.in_twin:
+                return self.generic_visit(node)
             old = ast.copy_location(_name(target.id), target)
             kinds = self.kinds.names.get(target.id), value_kind
             value = self.operation(node.op, old, kinds[0], self.visit(node.value), kinds[1], node,
