@@ -21,7 +21,6 @@ from .subscripts import Subscripts
 from .tree import THREAD, chain, copied
 from .tree import name as _name
 
-
 #: what a twin does as Python does it
 _COUNTED = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Constant)
 
