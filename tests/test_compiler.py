@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import warnings
@@ -29,6 +30,7 @@ from course_lib.kernels import (
     upsample,
 )
 from course_lib.kernels.softmax import columns, plan
+from course_lib.kernels.squeeze_excite import batched, resident_plan
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macOS)")
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,6 +112,9 @@ SPILLS |= {
     for chip in ALL_CHIPS if chip[0] == 8
 }  # fmt: skip
 
+#: Kernels whose blocks wait for one another.
+WAITING = re.compile(r"^squeeze_excite\.\w+ (resident|batched), ")
+
 
 def most_threads(label, chip):
     """Threads of the largest block that the kernel of this label is launched with."""
@@ -169,7 +174,7 @@ def gate():
 
 def assert_within_limits(label, found):
     """`found` is {chip: Found}."""
-    for chip, (registers, stack_bytes, _, doubles) in found.items():
+    for chip, (registers, stack_bytes, shared_bytes, doubles) in found.items():
         n_threads = most_threads(label, chip)
         assert registers > 0
         assert allotted_registers(registers, n_threads) <= PARTITION_REGISTERS, (
@@ -179,6 +184,12 @@ def assert_within_limits(label, found):
             f"{label} for {chip}: {stack_bytes} bytes spilled per thread"
         )
         assert not doubles, f"{label} for {chip} computes in float64: {doubles[:3]}"
+        if rung := WAITING.search(label):
+            # These wait for one another, and the driver refuses more than run at once.
+            assert registers * n_threads * resident_plan.BLOCKS <= PARTITIONS * PARTITION_REGISTERS
+            if rung[1] == "batched":
+                most = batched.STATIC_BYTES + resident_plan.RESERVED_BYTES
+                assert shared_bytes is None or shared_bytes <= most, (label, chip)
 
 
 @pytest.mark.timeout(3600 if EVERYTHING else 900)

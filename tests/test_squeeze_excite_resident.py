@@ -1,9 +1,6 @@
 """The rung `resident` of squeeze and excitation: what fits where, and its results in float64."""
 
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -124,41 +121,6 @@ def test_old_chips_are_refused(monkeypatch):
     assert (
         se.default_for(problem(1, *NETWORK[0]), "forward", resident_plan.room_of(x)) == "two_pass"
     )
-
-
-def test_as_many_blocks_fit_as_are_launched(tmp_path):
-    """The driver refuses more than run at once: compiled for sm_90, with or without a GPU."""
-    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macOS)")
-    found = run_compiler(COMPILED.format(rung="resident"), tmp_path).split()
-    assert len(found) == 30
-    assert max(map(int, found[::3])) * resident.BLOCK_SIZE * resident_plan.BLOCKS <= 1 << 16
-    assert set(found[1::3]) == {"True"}  # cooperative
-
-
-COMPILED = """
-from course_lib.kernels.squeeze_excite import {rung}
-from course_lib.runtime.compiler import compile_kernel
-from course_lib.runtime.launch import array_type, numba_type
-for dtype in ("float32", "float16", "bfloat16"):
-    for weight_dtype in dict.fromkeys((dtype, "float32")):
-        for _, kernel, types in {rung}.specialisations(dtype, weight_dtype):
-            types = [array_type(*t) if isinstance(t, tuple) else numba_type(t) for t in types]
-            found = compile_kernel(kernel, types, (9, 0))
-            print(found.registers, found.cooperative, found.shared_bytes)
-"""
-
-
-def run_compiler(code, tmp_path):
-    """What `code` prints with the real numba.cuda."""
-    environment = os.environ | {
-        "COURSE_LIB_SIMULATOR": "0", "COURSE_LIB_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
-    if "PYTHONPATH" in os.environ:
-        environment["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 def test_what_does_not_fit_is_refused():

@@ -9,11 +9,13 @@ import hashlib
 import inspect
 import textwrap
 import types
+import weakref
 
 from course_lib.runtime import twins
 
 # Their versions are part of the cache key, so their sources need not be.
 _LIBRARIES = {"numba", "numba_cuda", "llvmlite", "numpy", "math", "builtins", "cuda", "ml_dtypes"}
+_known = weakref.WeakKeyDictionary()
 
 
 def fingerprint(function):
@@ -42,8 +44,8 @@ def _visit(function, parts, visited):
         parts.append(f"see {visited[function]}")
         return
     visited[function] = len(visited)
-    parts.append(_text(function))
-    names, attributes = _names(function.__code__)
+    text, names, attributes = _facts(function)
+    parts.append(text)
     for name in sorted(names & function.__globals__.keys()):
         _note(name, function.__globals__[name], attributes, parts, visited)
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -58,7 +60,7 @@ def _note(name, value, attributes, parts, visited):
     if twin is not None:
         # An intrinsic is machine code on a GPU and its twin in the simulator: take both.
         digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-        parts += [f"{name} = intrinsic", *digests, _text(twin)]
+        parts += [f"{name} = intrinsic", *digests, _facts(twin)[0]]
     elif inner is not None and _is_ours(module):
         parts.append(f"{name} = {inner.__qualname__}")
         _visit(inner, parts, visited)
@@ -91,6 +93,13 @@ def _holds_functions(values):
 def _is_ours(module):
     outside = module.partition(".")[0] in _LIBRARIES
     return bool(module) and not outside and not module.startswith("course_lib.simulator")
+
+
+def _facts(function):
+    """(text, names, attributes) of a function, found once: its file may be edited later."""
+    if function not in _known:
+        _known[function] = _text(function), *_names(function.__code__)
+    return _known[function]
 
 
 def _names(code):
