@@ -12,6 +12,7 @@ import pytest
 
 from course_lib import doctor
 from course_lib.doctor.problems import within
+from course_lib.runtime import cache
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -181,6 +182,13 @@ WRONG = {
         "numba.cuda was imported before course_lib",
         "import course_lib  # first, in a new session",
     ),
+    "others may write to the cache": (
+        GPU,
+        {"cache_folder": "/c", "cache_fault": ("may be written to by others (mode 777)",
+                                               "chmod go-w /c")},
+        "the folder of compiled kernels /c may be written to by others (mode 777)",
+        "chmod go-w /c",
+    ),
     "no such choice": (
         GPU,
         {"variables": {"COURSE_LIB_SIMULATOR": "yes"}},
@@ -257,6 +265,15 @@ def test_requirements_are_those_of_the_project():
         found[name] = bounds.strip()
     assert found == doctor.REQUIREMENTS
     assert found.keys() == PACKAGES.keys()
+
+
+def test_the_cache_that_others_may_write_to_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("COURSE_LIB_CACHE", str(tmp_path))
+    tmp_path.chmod(0o777)
+    found = cache.fault(cache.cache_folder())
+    assert found == ("may be written to by others (mode 777)", f"chmod go-w {tmp_path}")
+    tmp_path.chmod(0o700)
+    assert cache.fault(cache.cache_folder()) is None
 
 
 def test_facts_about_this_machine():

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from course_lib.runtime import device
+from course_lib.runtime import cache, device
 from course_lib.runtime.home import home
 
 #: What must be installed; a test keeps it in step with pyproject.toml.
@@ -70,6 +70,8 @@ class Facts:
     mps: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     real_cuda_imported: bool = False  # numba.cuda came before course_lib could choose
+    cache_folder: str = ""
+    cache_fault: tuple[str, str] | None = None  # as `runtime.cache.fault` tells it
 
     @property
     def simulated(self):
@@ -104,6 +106,8 @@ def collect():
         mps=mps,
         variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
         real_cuda_imported=_real_cuda_imported(),
+        cache_folder=str(cache.cache_folder()),
+        cache_fault=cache.fault(cache.cache_folder()),
     )
 
 

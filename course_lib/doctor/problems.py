@@ -30,6 +30,7 @@ def diagnose(facts):
     problems += _import_problems(facts, known={problem.subject for problem in problems})
     problems += _cuda_problems(facts)
     problems += _choice_problems(facts)
+    problems += _cache_problems(facts)
     return problems
 
 
@@ -165,3 +166,11 @@ def _choice_problems(facts):
         what = "numba.cuda was imported before course_lib, which needs to put its simulator there"
         problems.append(Problem("choice", what, "import course_lib  # first, in a new session"))
     return problems
+
+
+def _cache_problems(facts):
+    if facts.cache_fault is None:
+        return []
+    fault, command = facts.cache_fault
+    what = f"the folder of compiled kernels {facts.cache_folder} {fault}"
+    return [Problem("cache", what, command)]

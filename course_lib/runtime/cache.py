@@ -73,21 +73,34 @@ def path_of(key):
     return cache_folder() / f"{key}.kernel"
 
 
-def require_own(folder):
-    """Raise CacheError where somebody else may write to `folder`; it need not be there yet."""
+def fault(folder):
+    """What lets somebody else write to `folder`, as (what is so, command that mends it), or None.
+
+    The folder need not be there yet.
+    """
     if not hasattr(os, "geteuid"):  # Windows: users' folders are their own there
-        return
+        return None
     try:
         facts = os.stat(folder)
     except OSError:
-        return
+        return None
     if facts.st_uid not in (os.geteuid(), 0):
-        why, cure = f"belongs to another user (number {facts.st_uid})", ""
-    elif facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        why = f"may be written to by others (mode {stat.S_IMODE(facts.st_mode):o})"
-        cure = f"empty it (python -m course_lib kernels --clear) and run chmod go-w {folder}, or "
-    else:
+        owner = f"belongs to another user (number {facts.st_uid})"
+        return owner, f"export {CACHE_VARIABLE}=~/.course_lib_kernels"
+    if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        mode = f"may be written to by others (mode {stat.S_IMODE(facts.st_mode):o})"
+        return mode, f"chmod go-w {folder}"
+    return None
+
+
+def require_own(folder):
+    """Raise CacheError where somebody else may write to `folder`; it need not be there yet."""
+    if (found := fault(folder)) is None:
         return
+    why, command = found
+    cure = ""
+    if command.startswith("chmod"):
+        cure = f"empty it (python -m course_lib kernels --clear) and run {command}, or "
     raise CacheError(
         f"The folder of compiled kernels {folder} {why}, who could so choose what your GPU runs: "
         f"{cure}name another folder in {CACHE_VARIABLE}."

@@ -65,24 +65,28 @@ def _numbers(words, dtype):
     return np.ascontiguousarray(words).view(dtype).astype(np.float64)
 
 
+def _places(n_rows, row_of, column_of, n_registers):
+    """Where each element of a matrix of 8 columns lies among its lanes' registers, and back."""
+    r = np.arange(n_registers)
+    home = row_of(_GROUP[:, None], r) * 8 + column_of(_MEMBER[:, None], r)
+    place = np.empty(n_rows * 8, np.intp)
+    place[home.ravel()] = np.arange(32 * n_registers)
+    return place.reshape(n_rows, 8), home
+
+
+_A_PLACES, _ = _places(16, lambda g, r: g + 8 * (r % 2), lambda m, r: m + 4 * (r // 2), 4)
+_B_PLACES, _ = _places(8, lambda g, r: g + 0 * r, lambda m, r: m + 4 * r, 2)  # a row is a column
+_ACC_PLACES, _ACC_HOMES = _places(16, lambda g, r: g + 8 * (r // 2), lambda m, r: 2 * m + r % 2, 4)
+
+
 def _product(payloads):
-    dtype = payloads[0][3]
+    acc, a, b, dtypes = zip(*payloads, strict=True)
+    acc = np.array(acc, np.float32).take(_ACC_PLACES).astype(np.float64)
+    a = np.array(a, np.uint32).take(_A_PLACES)
+    b = np.array(b, np.uint32).take(_B_PLACES)
     with np.errstate(invalid="ignore", over="ignore"):
-        a = np.empty((16, 8), np.uint32)
-        b = np.empty((8, 8), np.uint32)  # a row is a column of the matrix
-        acc = np.empty((16, 8), np.float64)
-        shares = [
-            np.array([payload[part] for payload in payloads], kind)
-            for part, kind in enumerate((np.float32, np.uint32, np.uint32))
-        ]
-        for r in range(4):
-            a[_GROUP + 8 * (r % 2), _MEMBER + 4 * (r // 2)] = shares[1][:, r]
-            acc[_GROUP + 8 * (r // 2), 2 * _MEMBER + r % 2] = shares[0][:, r]
-        for r in range(2):
-            b[_GROUP, _MEMBER + 4 * r] = shares[2][:, r]
-        result = (acc + _numbers(a, dtype) @ _numbers(b, dtype).T).astype(np.float32)
-    rows = [result[_GROUP + 8 * (r // 2), 2 * _MEMBER + r % 2] for r in range(4)]
-    return list(zip(*rows, strict=True))
+        acc += _numbers(a, dtypes[0]) @ _numbers(b, dtypes[0]).T
+        return list(acc.astype(np.float32).take(_ACC_HOMES))
 
 
 _multiply_together = simulator.whole_warp("multiply_add", _product)
