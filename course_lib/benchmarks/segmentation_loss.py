@@ -187,10 +187,10 @@ def kernel_hash(loss):
     decide = strided.slots_for, columns.fit_vectors, columns.seen_from
     if loss == "dice":
         kernels = *dice.VARIANTS["fused"], *dice.BACKWARD_VARIANTS["fused"]
-        return bench.kernel_hash((*kernels, *decide, dice.forward, dice.backward))
+        return bench.kernel_hash((*kernels, *decide))
     of = cross_entropy.strided
     kernels = *of.FORWARD.values(), *of.BACKWARD.values(), cross_entropy.finish_kernel
-    return bench.kernel_hash((*kernels, *decide, of.launch_forward, of.launch_backward))
+    return bench.kernel_hash((*kernels, *decide))
 
 
 def kernel_hashes():
