@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -39,6 +40,13 @@ every_dtype = pytest.mark.parametrize("dtype", ROUNDING)
 every_format = pytest.mark.parametrize("layout", FORMATS)
 every_activation = pytest.mark.parametrize("activation", ["silu", "relu"])
 every_gate = pytest.mark.parametrize("gate", ["sigmoid", "hard_sigmoid"])
+
+
+def in_turns(*cases):
+    """(dtype, shape, R) of each: all types on a GPU, and in the simulator one after the other."""
+    if SIMULATED:
+        return [(dtype, *case) for dtype, case in zip(itertools.cycle(ROUNDING), cases)]
+    return [(dtype, *case) for dtype, case in itertools.product(ROUNDING, cases)]
 
 
 def double(tensor):
@@ -210,8 +218,7 @@ def test_random_images(variant, shape, R, dtype, wide, layout, activation, gate,
 
 
 @every_variant
-@every_activation
-@every_gate
+@pytest.mark.parametrize("activation, gate", [("silu", "hard_sigmoid"), ("relu", "sigmoid")])
 @pytest.mark.parametrize("shape, R", [((1, 1, 1, 1), 1), ((3, 9, 1, 1), 5), ((2, 1, 4, 4), 3)])
 def test_one_pixel_one_channel_one_hidden_number(variant, activation, gate, shape, R):
     for layout in FORMATS:
@@ -245,7 +252,7 @@ def test_no_less_accurate_than_pytorch(variant, dtype):
     """Over several draws: the error of a single sum of numbers that cancel is a matter of luck."""
     squares = np.zeros((2, 6))
     for seed in range(DRAWS):
-        dy, x, weights = inputs((3, 40, 12, 12), 10, dtype, seed=seed)
+        dy, x, weights = inputs((2, 24, 9, 9), 6, dtype, seed=seed)
         leaves = [t.clone().requires_grad_() for t in (x, *weights)]
         y = composition(*leaves)
         theirs = y, *torch.autograd.grad(y, leaves, dy)
@@ -301,7 +308,7 @@ def test_planes_in_parts(fine_cuts, dtype, layout):
             check(dy, x, weights, rung.__name__.rpartition(".")[2])
 
 
-@pytest.mark.parametrize("shape", [(2, 7, 13, 14), (1, 20, 7, 7), (3, 33, 1, 9), (2, 6, 20, 20)])
+@pytest.mark.parametrize("shape", [(2, 7, 13, 14), (1, 20, 7, 7), (2, 21, 1, 9), (1, 3, 20, 20)])
 def test_planes_in_groups(fine_cuts, shape):
     for variant in ("two_pass", "fused"):
         check(*inputs(shape, 4), variant)
@@ -326,7 +333,7 @@ def coarse_cuts(monkeypatch):
 def test_short_planes_in_several_turns(coarse_cuts, dtype):
     arguments = inputs((1, 200, 12, 12), 4, dtype)
     check(*arguments, "two_pass")
-    if SIMULATED:
+    if SIMULATED and dtype == torch.float16:
         with simulator.sanitize() as report:
             run(*arguments, "two_pass")
         assert not report.findings, report
