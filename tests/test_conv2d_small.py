@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_conv2d import LAYOUTS, PLACE, ROUNDING, assert_close, case, check, double, truth
 from test_conv2d_halo import CHIP, MODES
+from turns import in_turns
 
 from course_lib import simulator
 from course_lib.kernels import conv2d
@@ -282,10 +283,10 @@ def test_sanitizer_finds_nothing(small_tiles, number):
     assert not report, str(report)
 
 
-@pytest.mark.parametrize("dtype", list(ROUNDING), ids=str)
-@pytest.mark.parametrize("n_splits", [1, 2, 3])
-@pytest.mark.parametrize("last", [False, True])
-def test_dbias_comes_with_dweight(dtype, n_splits, last):
+@pytest.mark.parametrize("dtype, last, n_splits", in_turns(
+    itertools.product(ROUNDING, [False, True]), [1, 2, 3]
+), ids=str)  # fmt: skip
+def test_dbias_comes_with_dweight(dtype, last, n_splits):
     """Channels in two tiles, of which the second is not full."""
     torch.manual_seed(n_splits)
     x, weight, bias = case((2, 8, 9, 9), (72, 8, 1, 1), dtype, LAYOUTS[last])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from test_conv2d import LAYOUTS, PLACE, assert_close, case, double
 from test_conv2d_halo import CHIP, SIZES, round_tf32
 from test_warpgroup import LIMIT, error, has_them, simulated_only
+from turns import in_turns
 
 from course_lib import cuda, simulator
 from course_lib.kernels import conv2d
@@ -251,14 +252,14 @@ def test_runs_agree_bit_for_bit_and_inputs_are_left_alone():
 
 
 @on_hopper
-@pytest.mark.parametrize("dtype, last", [(FLOAT, False), (FLOAT, True), (BRAIN, True)])
-@pytest.mark.parametrize("place, value", [
+@pytest.mark.parametrize("place, value, kind", in_turns([
     ((0, 3, -1, -1), math.nan),  # the end of an image: the next one's padding follows
     ((1, 0, 0, 0), math.nan),  # and its beginning
     ((1, 5, 2, -1), math.inf),  # the end of a line
     ((2, 7, 2, 0), -math.inf),
-])  # fmt: skip
-def test_what_is_no_number_stays_where_it_is(dtype, last, place, value):
+], [(FLOAT, False), (FLOAT, True), (BRAIN, True)]))  # fmt: skip
+def test_what_is_no_number_stays_where_it_is(place, value, kind):
+    dtype, last = kind
     x, weight, bias = case((3, 8, 4, 5), (8, 8, 3, 3), dtype, LAYOUTS[last])
     dy = torch.randn_like(x)
     x[place], dy[place] = value, value

@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib
-import itertools
 import math
 from types import SimpleNamespace
 
@@ -40,13 +39,6 @@ every_dtype = pytest.mark.parametrize("dtype", ROUNDING)
 every_format = pytest.mark.parametrize("layout", FORMATS)
 every_activation = pytest.mark.parametrize("activation", ["silu", "relu"])
 every_gate = pytest.mark.parametrize("gate", ["sigmoid", "hard_sigmoid"])
-
-
-def in_turns(*cases):
-    """(dtype, shape, R) of each: all types on a GPU, and in the simulator one after the other."""
-    if SIMULATED:
-        return [(dtype, *case) for dtype, case in zip(itertools.cycle(ROUNDING), cases)]
-    return [(dtype, *case) for dtype, case in itertools.product(ROUNDING, cases)]
 
 
 def double(tensor):

@@ -13,12 +13,12 @@ from test_squeeze_excite import (
     ROUNDING,
     assert_close,
     double,
-    in_turns,
     inputs,
     run,
     safe,
 )
 from test_squeeze_excite import check as check_passes
+from turns import in_turns
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import squeeze_excite as se
@@ -160,10 +160,10 @@ def test_auto_takes_it_where_it_fits_and_the_small_layers_are_small():
 # ------------------------------------------------------------------------ against float64
 
 
-@pytest.mark.parametrize("dtype, shape, R", in_turns(
+@pytest.mark.parametrize("shape, R, dtype", in_turns((
     ((2, 24, 5, 7), 6), ((1, 3, 9, 11), 2), ((1, 1, 1, 1), 1), ((3, 9, 1, 1), 5), ((9, 2, 1, 3), 3),
     ((5, 40, 4, 4), 12),
-))  # fmt: skip
+), ROUNDING))  # fmt: skip
 def test_images(few_blocks, dtype, shape, R):
     check(*inputs(shape, R, dtype))
 

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from turns import in_turns
 
 from course_lib import SIMULATED, cuda, simulator
 from course_lib.kernels import gemm
@@ -218,9 +219,11 @@ def error(found, expected):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype, shape", KINDS)
-@pytest.mark.parametrize("M, N, K", [(8, 8, 8), (136, 72, 200), (72, 264, 40)])
-def test_a_product_of_matrices(M, N, K, dtype, shape, way):
+@pytest.mark.parametrize("dtype, shape, size", in_turns(
+    KINDS, [(136, 72, 200), (72, 264, 40), (8, 8, 8)]
+))  # fmt: skip
+def test_a_product_of_matrices(dtype, shape, size, way):
+    M, N, K = size
     arrays = tensors(M, N, K, dtype)
     options = VECTORS + (ADD_BIAS + RELU if M == 72 else 0)
     found = multiply(*arrays, options, shape, way)
