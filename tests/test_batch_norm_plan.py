@@ -19,6 +19,7 @@ from batch_norm_checks import (
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from turns import in_turns
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import batch_norm
@@ -74,8 +75,9 @@ def test_plans_are_what_the_kernels_expect(N, C, P, itemsize):
         assert found.n_tiles * found.n_columns * 16 >= C * itemsize
 
 
-@pytest.mark.parametrize("shape", [(6, 3, 5, 5), (1, 2, 13, 17), (2, 3, 20, 12), (2, 1, 1, 1)])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape, dtype", in_turns(
+    [((6, 3, 5, 5),), ((1, 2, 13, 17),), ((2, 3, 20, 12),), ((2, 1, 1, 1),)], DTYPES
+), ids=str)  # fmt: skip
 def test_channels_of_clusters(monkeypatch, shape, dtype):
     N, C, H, W = shape
     x, dy, (weight, bias) = image(shape, dtype), image(shape, dtype), affine(C)

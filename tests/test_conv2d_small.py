@@ -69,7 +69,7 @@ def clusters(launches):
     ]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     N=st.integers(1, 3),
     channels=st.tuples(st.sampled_from([8, 40, 72]), st.sampled_from([8, 40])),
@@ -168,7 +168,7 @@ def test_one_launch_for_each_pass(small_tiles, last):
         assert [name for name, _ in clusters(launches)] == [*(n for n, _ in before), kernel]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     N=st.integers(1, 3),
     channels=st.tuples(st.sampled_from([4, 12, 40, 68]), st.sampled_from([4, 36])),

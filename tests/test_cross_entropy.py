@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from turns import in_turns
 
 from course_lib import SIMULATED, bench, reference, simulator
 from course_lib.benchmarks import cross_entropy as benchmark
@@ -280,8 +281,9 @@ def test_shapes(variant, form, shape):
 
 @every_variant
 @every_form
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("start, own_start", [(0, 0), (1, 1), (3, 3), (0, 2), (1, 0)])
+@pytest.mark.parametrize("start, own_start, dtype", in_turns(
+    [(0, 0), (1, 1), (3, 3), (0, 2), (1, 0)], TOLERANCE
+))  # fmt: skip
 def test_memory_that_starts_anywhere(variant, form, dtype, start, own_start):
     """Rows off the 16-byte boundaries; logits, target and gradient off by different amounts."""
     n_rows, n_classes = 3, 37

@@ -78,7 +78,7 @@ def test_the_byte_for_nowhere_is_no_place_of_another_row(variant):
     check_relu(image((1, 2, 8, 64)) - 8, dict(kernel_size=(1, 64)), variant, "uint8")
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(
     fixed=st.sampled_from(WINDOWS),
     shape=st.tuples(*(st.integers(1, most) for most in (3, 2, 9))),

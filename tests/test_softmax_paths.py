@@ -3,6 +3,7 @@
 import pytest
 import torch
 from softmax_checks import DTYPES, PLACE, check, identical, parts_of_a_row, run
+from turns import in_turns
 
 from course_lib import SIMULATED, simulator
 from course_lib.kernels import softmax
@@ -83,8 +84,7 @@ def test_parts_cover_the_row_and_fit_shared_memory(shared_bytes, clusters, items
 
 
 @both
-@pytest.mark.parametrize("n_parts", [1, 2, 4, 8, None])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n_parts, dtype", in_turns([1, 2, 4, 8, None], DTYPES))
 def test_a_row_in_parts(operation, n_parts, dtype):
     # 600 and 520 columns start on 16-byte boundaries; 603 don't; 8 leave blocks without a part.
     for n_cols, start in ((600, 0), (520, 1), (603, 0), (8, 0), (3, 0)):
