@@ -28,9 +28,9 @@ def render(recordings):
     One table for each device, in it one line for each operation and type: the rung that runs by
     default beside the fastest peer of the same run, at the largest shape measured. The last column
     is the least and the greatest ratio among all its shapes, so that no slow one is left out.
-    Below it, one line for each record of host times. A lesson's own records, a profiler's, and
-    those without a peer, stay there; other parts of the README are drawn by `softmax` and
-    `squeeze_excite`.
+    Below it, whole networks whose layers were replaced, and one line for each record of host
+    times. A lesson's own records, a profiler's, and those without a peer, stay there; other parts
+    of the README are drawn by `softmax` and `squeeze_excite`.
     """
     tables = []
     for recording in recordings:
@@ -44,9 +44,12 @@ def render(recordings):
         ]
         of_device = [record for record in records if "copy_gbps" in record]
         of_host = [record for record in records if "copy_gbps" not in record]
+        whole = [record for record in of_host if record["name"].startswith("replace_layers.")]
         if of_device:
             tables.append(_table(recording["device"], of_device))
-        tables += [_host(record) for record in of_host]
+        if whole:
+            tables.append(_replaced(recording["device"], whole))
+        tables += [_host(record) for record in of_host if record not in whole]
     return "\n\n".join(tables)
 
 
@@ -256,6 +259,27 @@ def _host(record):
     whole = [row for row in record["rows"] if not row["label"].startswith("part: ")]
     times = [f"{row['label']} {row['microseconds']:.1f} µs" for row in whole]
     return f"`{record['name']}`, on the host's clock: {', '.join(times)}."
+
+
+def _replaced(device, records):
+    N, *_, side = records[0]["shape"]
+    lines = [
+        f"A training step of {N} images of {side} × {side}, all layers replaced by ours "
+        f"(`nn.replace_layers`), each side in its faster layout. **{device['name']}**, measured "
+        f"{when(records[0])}.",
+        "",
+        _row(["network", "type", "ours, ms", "PyTorch eager, ms", "torch.compile, ms",
+              "ours ÷ the faster", "error of our gradients ÷ PyTorch's"]),
+        _row(["---", "---", *["--:"] * 5]),
+    ]  # fmt: skip
+    for record in records:
+        ours, *peers = (row["microseconds"] / 1e3 for row in record["rows"][:3])
+        errors = record["gradient_errors"]
+        cells = [record["name"].partition(".")[2], record["dtype"]]
+        cells += [f"{time:.1f}" for time in (ours, *peers)]
+        cells += [f"{ours / min(peers):.2f}", f"{errors['ours'] / errors['PyTorch eager']:.2f}"]
+        lines.append(_row(cells))
+    return "\n".join(lines)
 
 
 def _table(device, records):

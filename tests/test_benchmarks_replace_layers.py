@@ -5,7 +5,7 @@ import torch
 from test_benchmarks_efficientnet import Event
 from torch import nn
 
-from course_lib import SIMULATED, benchmarks
+from course_lib import SIMULATED, benchmarks, results_table
 from course_lib.benchmarks import efficientnet
 from course_lib.benchmarks import replace_layers as benchmark
 from course_lib.nn.layer import Layer
@@ -40,6 +40,8 @@ def test_all_are_timed_in_both_layouts(on_the_cpu):
     assert [(record["name"], record["dtype"]) for record in found] == [
         ("replace_layers.small", "float32"), ("replace_layers.small", "bfloat16")
     ]  # fmt: skip
+    shown = results_table.render([{"device": {"name": "A chip"}, "records": found}])
+    assert "\n| small | float32 | " in shown and "\n| small | bfloat16 | " in shown
     other = {"contiguous": "channels-last", "channels-last": "contiguous"}
     for record in found:
         rows, best = {row["label"]: row for row in record["rows"]}, record["layouts"]
