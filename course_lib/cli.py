@@ -39,11 +39,11 @@ def main(arguments=None):
     command = commands.add_parser("compare", help="ours beside PyTorch and float64, by element")
     command.set_defaults(command=compare)
     command.add_argument("operation", help="what to run, such as softmax")
-    command.add_argument("--shape", type=shape, required=True, help="such as 128x200")
+    command.add_argument("--shape", type=shape, help="such as 128x200 (default: a small one)")
     command.add_argument("--tolerance", type=float, help="error allowed, in units of the scale")
     command.add_argument("--variant", help="the rung of the ladder (default: the best)")
     command.add_argument("--dtype", default="float32", help="float32 (default), float16, bfloat16")
-    command.add_argument("--direction", default="forward", help="forward (default), backward, both")
+    command.add_argument("--direction", default="forward", help="forward, backward, weights, all")
     command.add_argument("--seed", type=int, default=0, help="of the random numbers (default: 0)")
     command.add_argument("--device", help="gpu or simulator (default: gpu, if there is one)")
 
@@ -170,15 +170,16 @@ def compare(options):
     def warn(sentence):
         print(sentence, file=sys.stderr)
 
-    both = options.direction == "both"
-    right = True
+    known = *comparing.DIRECTIONS, "all"
+    right, directions = True, [options.direction]
+    if options.direction == "all" and options.operation in comparing.OPERATIONS:
+        directions = comparing.OPERATIONS[options.operation].passes
     try:
-        if not both and options.direction not in comparing.DIRECTIONS:
-            known = ", ".join((*comparing.DIRECTIONS, "both"))
+        if options.direction not in known:
             raise comparing.UsageError(
-                f"there is no direction {options.direction!r}; there are {known}"
+                f"there is no direction {options.direction!r}; there are {', '.join(known)}"
             )
-        for direction in comparing.DIRECTIONS if both else (options.direction,):
+        for direction in directions:
             found = comparing.compare(
                 options.operation, options.shape, variant=options.variant, dtype=options.dtype,
                 direction=direction, tolerance=options.tolerance, seed=options.seed,

@@ -20,20 +20,19 @@ ROOT = Path(__file__).resolve().parent.parent
 CASES = [
     (name, direction, variant)
     for name, operation in OPERATIONS.items()
-    for direction in compare.DIRECTIONS
-    for variant in getattr(operation, direction).variants
+    for direction, one in operation.passes.items()
+    for variant in one.variants
 ]
-
-
-def shape_for(name):
-    return (2, 3, 5, 7) if OPERATIONS[name].n_dims == 4 else (3, 37)
 
 
 def test_every_ladder_can_be_compared():
     fused = {"cross_entropy", "softmax_dropout", "bn_relu_softmax"}
-    images = {"global_avg_pool", "squeeze_excite"}
-    ladders = {*activation.OPERATIONS, *softmax.OPERATIONS, *fused, *images}
-    assert set(OPERATIONS) == ladders
+    images = {"global_avg_pool", "squeeze_excite", "max_pool2d", "batch_norm", "upsample"}
+    products = {"linear", "conv2d", "depthwise_conv2d", "conv_transpose2d"}
+    trained = {"dropout", "sgd", "adam"}
+    named = {*fused, *images, *products, *trained}
+    assert set(OPERATIONS) == {*activation.OPERATIONS, *softmax.OPERATIONS, *named}
+    assert {name for name in OPERATIONS if OPERATIONS[name].weights} == {*products, "batch_norm"}
 
 
 # ------------------------------------------------------------------- what is compared
@@ -43,7 +42,7 @@ def test_every_ladder_can_be_compared():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_rung_is_right(name, direction, variant, dtype):
     found = compare.compare(
-        name, shape_for(name), direction=direction, variant=variant, dtype=dtype, seed=3
+        name, direction=direction, variant=variant, dtype=dtype, seed=3
     )
     assert found.right, str(found)
     assert found.n_elements > 0 and 0 <= found.ours.scaled <= found.tolerance
@@ -53,16 +52,14 @@ def test_every_rung_is_right(name, direction, variant, dtype):
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_of_the_ladders_is_there_and_has_a_default(name):
-    found = compare.compare(name, shape_for(name))
+    found = compare.compare(name)
     assert "the default" in found.title
-    operation = OPERATIONS[name]
-    for direction in compare.DIRECTIONS:
-        one = getattr(operation, direction)
-        assert one.default(shape_for(name)) in one.variants
+    for one in OPERATIONS[name].passes.values():
+        assert one.default(OPERATIONS[name].example) in one.variants
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (5, 1), (0, 5), (5, 0), (2, 0, 3), (2, 3, 4, 5)])
-@pytest.mark.parametrize("direction", compare.DIRECTIONS)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_odd_shapes(shape, direction):
     for name in ("softmax", "log_softmax", "relu"):
         assert compare.compare(name, shape, direction=direction).right
@@ -77,9 +74,14 @@ def test_rows_without_a_class_are_refused_like_any_bad_shape():
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 5, 1, 1), (0, 3, 4, 4), (2, 3, 0, 4)])
-@pytest.mark.parametrize("direction", compare.DIRECTIONS)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_odd_images(shape, direction):
     assert compare.compare("squeeze_excite", shape, direction=direction).right
+    if shape[2]:
+        for name in ("conv2d", "depthwise_conv2d", "max_pool2d", "upsample", "conv_transpose2d"):
+            assert compare.compare(name, shape, direction=direction).right, name
+            if OPERATIONS[name].weights:
+                assert compare.compare(name, shape, direction="weights").right, name
 
 
 def test_images_without_channels_are_refused_like_any_bad_shape():
@@ -212,18 +214,20 @@ def test_the_command_prints_and_returns_0(capsys):
 
 
 def test_both_directions_and_exit_status_1(capsys):
-    arguments = ["compare", "log_softmax", "--shape", "4x30", "--direction", "both"]
+    arguments = ["compare", "log_softmax", "--shape", "4x30", "--direction", "all"]
     assert cli.main([*arguments, "--tolerance", "1e-12"]) == 1
     said = capsys.readouterr().out
     assert "log_softmax forward" in said and "log_softmax backward" in said and "✗" in said
+    assert cli.main(["compare", "linear", "--direction", "all"]) == 0
+    assert "linear weights of 8 x 50 float32: " in capsys.readouterr().out
 
 
 def test_one_wrong_direction_of_two_is_enough(monkeypatch, capsys):
     with_ours(monkeypatch, "relu", lambda y: y + 1)
-    assert cli.main(["compare", "relu", "--shape", "4x3", "--direction", "both"]) == 1
+    assert cli.main(["compare", "relu", "--shape", "4x3", "--direction", "all"]) == 1
     with_ours(monkeypatch, "relu", lambda dx: dx + 1, "backward")
     monkeypatch.undo()
-    assert cli.main(["compare", "relu", "--shape", "4x3", "--direction", "both"]) == 0
+    assert cli.main(["compare", "relu", "--shape", "4x3", "--direction", "all"]) == 0
 
 
 @pytest.mark.parametrize("text", ["0xabc", "128*200", "", "x", "3x", "-3x4", "3x4.5", "٣x4"])
@@ -239,7 +243,7 @@ def test_a_shape_that_is_none(text, capsys):
     (["softmax", "--shape", "3x4", "--variant", "fast"], "no variant 'fast'; there are naive"),
     (["softmax", "--shape", "3x4", "--tolerance", "-1"], "from 0 on"),
     (["swish", "--shape", "3x4", "--dtype", "int8"], "takes float32"),
-    (["softmax", "--shape", "3x4", "--direction", "up"], "there are forward, backward, both"),
+    (["softmax", "--direction", "up"], "there are forward, backward, weights, all"),
 ])
 def test_bad_arguments_end_with_2(arguments, said, capsys):
     assert cli.main(["compare", *arguments]) == 2

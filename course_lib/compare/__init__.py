@@ -17,11 +17,11 @@ import torch
 from course_lib import SIMULATED, device, simulator
 from course_lib.compare.errors import Comparison
 from course_lib.compare.operations import OPERATIONS
+from course_lib.compare.passes import DIRECTIONS
 from course_lib.runtime import arrays, launch
 
 __all__ = ["DIRECTIONS", "OPERATIONS", "PLACES", "Comparison", "UsageError", "compare"]
 
-DIRECTIONS = ("forward", "backward")
 PLACES = ("gpu", "simulator")
 #: What is allowed by default: about two roundings of the dtype.
 TOLERANCES = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}
@@ -34,16 +34,20 @@ class UsageError(ValueError):
     """What was asked for does not exist; the message says what does."""
 
 
-def compare(name, shape, *, variant=None, dtype="float32", direction="forward", tolerance=None,
+def compare(name, shape=None, *, variant=None, dtype="float32", direction="forward", tolerance=None,
             seed=0, place=None, progress=None, warn=print):
     """Run one pass of operation `name` on random numbers of `shape`. Returns a `Comparison`.
 
+    shape     None: a small one, that of the operation's `example`
+    direction "forward", "backward" to the input, or "weights": backward to the weights
     place     "gpu" or "simulator"; None: where kernels run on this machine
     progress  None, or a function like `tqdm` for the simulator's blocks
     warn      called with a sentence when the simulator will take more than `LONG_SECONDS`
 
     Raises UsageError for what does not exist, or not here.
     """
+    if shape is None and name in OPERATIONS:
+        shape = OPERATIONS[name].example
     found = _pass(name, shape, dtype, direction)
     if variant is not None and variant not in found.variants:
         raise UsageError(
@@ -76,7 +80,7 @@ def compare(name, shape, *, variant=None, dtype="float32", direction="forward", 
         found.scale_in_words,
         resolution=limits.smallest_normal * limits.eps,
     )
-    for rows in _parts([*inputs.values(), ours]):
+    for rows in [slice(0, None)] if found.whole else _parts([*inputs.values(), ours]):
         some = {key: _double(value, rows) for key, value in inputs.items()}
         with np.errstate(all="ignore"):  # a GPU does not warn either
             truth = found.truth(*some.values())
@@ -90,8 +94,9 @@ def _pass(name, shape, dtype, direction):
     if name not in OPERATIONS:
         raise UsageError(f"there is no operation {name!r}; there are {', '.join(OPERATIONS)}")
     operation = OPERATIONS[name]
-    if direction not in DIRECTIONS:
-        raise UsageError(f"there is no direction {direction!r}; there are {', '.join(DIRECTIONS)}")
+    if direction not in operation.passes:
+        known = ", ".join(operation.passes)
+        raise UsageError(f"{name} has no direction {direction!r}; there are {known}")
     if not shape:
         example = _times((4, 5, 6, 7)[: operation.n_dims])
         raise UsageError(f"{name} needs a shape, such as {example}")
@@ -99,7 +104,7 @@ def _pass(name, shape, dtype, direction):
         raise UsageError(f"{name} takes {', '.join(operation.dtypes)}; not {dtype!r}")
     if operation.n_dims not in (None, len(shape)):
         raise UsageError(f"{name} takes {operation.layout}; not {_times(shape)}")
-    return getattr(operation, direction)
+    return operation.passes[direction]
 
 
 def _times(shape):

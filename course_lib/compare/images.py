@@ -45,6 +45,7 @@ def global_avg_pool_operation():
         dtypes=pool.DTYPES,
         n_dims=4,
         layout="images, N x C x H x W",
+        example=(2, 3, 5, 7),
     )
 
 
@@ -109,4 +110,5 @@ def squeeze_excite_operation():
         dtypes=squeeze_excite.DTYPES,
         n_dims=4,
         layout="images, N x C x H x W",
+        example=(2, 3, 5, 7),
     )

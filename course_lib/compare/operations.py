@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from course_lib import reference
-from course_lib.compare import fused, images
+from course_lib.compare import fused, images, layers, training
 from course_lib.compare.passes import Operation, Pass, gradient, largest
 from course_lib.kernels import activation, softmax
 
@@ -105,4 +105,14 @@ OPERATIONS = {
     "bn_relu_softmax": fused.bn_relu_softmax_operation(),
     "global_avg_pool": images.global_avg_pool_operation(),
     "squeeze_excite": images.squeeze_excite_operation(),
+    "linear": layers.linear_operation(),
+    "conv2d": layers.conv2d_operation(depthwise=False),
+    "depthwise_conv2d": layers.conv2d_operation(depthwise=True),
+    "conv_transpose2d": layers.conv_transpose2d_operation(),
+    "max_pool2d": layers.max_pool2d_operation(),
+    "batch_norm": layers.batch_norm_operation(),
+    "upsample": layers.upsample_operation(),
+    "dropout": training.dropout_operation(),
+    "sgd": training.sgd_operation(),
+    "adam": training.adam_operation(),
 }

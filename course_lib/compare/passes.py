@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+DIRECTIONS = ("forward", "backward", "weights")
+
 
 def largest(x):
     """The largest magnitude of each row, for broadcasting."""
@@ -23,6 +25,7 @@ class Pass:
     peer      function(*inputs): PyTorch's result
     truth     function(*inputs): the right result
     scale     function(truth, *inputs): what the error of each element is measured against
+    whole     rows are not independent: everything is compared at once
     """
 
     variants: tuple
@@ -33,17 +36,26 @@ class Pass:
     truth: Callable
     scale: Callable = lambda truth, *inputs: largest(truth)
     scale_in_words: str = "the row's largest |y|"
+    whole: bool = False
 
 
 @dataclass(frozen=True)
 class Operation:
-    """Both passes, the dtypes taken, and what the dimensions of the input mean."""
+    """Its passes, the dtypes taken, and what the dimensions of the input mean."""
 
     forward: Pass
-    backward: Pass
+    backward: Pass | None  # to x
     dtypes: tuple
+    weights: Pass | None = None  # backward, to the weights
     n_dims: int | None = None  # None: any number
     layout: str = "any shape"
+    example: tuple = (8, 50)  # the shape where none is named
+
+    @property
+    def passes(self):
+        """{direction: Pass} of those that there are."""
+        found = {name: getattr(self, name) for name in DIRECTIONS}
+        return {name: each for name, each in found.items() if each is not None}
 
 
 def gradient(x):

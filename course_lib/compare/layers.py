@@ -1,0 +1,273 @@
+"""Layers: products with weights, pooling, normalisation. Weights follow from the input's shape."""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from course_lib import reference
+from course_lib.compare.passes import Operation, Pass, gradient, largest
+from course_lib.kernels import batch_norm, conv2d, conv_transpose2d, linear, max_pool2d, upsample
+
+IMAGES = "images, N x C x H x W"
+TERMS = "the sum of its terms' magnitudes"
+POOL = dict(kernel_size=3, stride=2, padding=1)
+_aten = torch.ops.aten
+
+
+def _random(x, *shapes):
+    """Numbers of these shapes, like x, and always the same; small where many are added up."""
+    generator = torch.Generator().manual_seed(sum(map(math.prod, shapes)))
+    return [
+        (torch.randn(shape, generator=generator) / math.prod(shape[1:]) ** 0.5).to(x)
+        for shape in shapes
+    ]
+
+
+def _product(forward, backward, ours, theirs, variants, default, arrays_of, **facts):
+    """An operation that adds up products: forward, backward to x, and to the weights.
+
+    forward, backward  in float64: y of (x, weight, bias); (dx, dweight, dbias) of (dy, x, weight)
+    ours, theirs       (forward, backward) of tensors alike; ours take `variant`
+    arrays_of          function(x): weight and bias
+    """
+
+    def inputs(x):
+        weight, bias = arrays_of(x)
+        return {"x": x, "weight": weight, "bias": bias}
+
+    def backward_inputs(x):
+        weight, bias = arrays_of(x)
+        return {"dy": gradient(theirs[0](x, weight, bias)), "x": x, "weight": weight}
+
+    def sizes(of, number=slice(None)):
+        return lambda truth, *inputs: of(*map(np.abs, inputs))[number]
+
+    def gradient_of(number):
+        return Pass(
+            variants, default, backward_inputs,
+            ours=lambda *inputs, variant: ours[1](*inputs, variant=variant)[number],
+            peer=lambda *inputs: theirs[1](*inputs)[number],
+            truth=lambda *inputs: backward(*inputs)[number],
+            scale=sizes(backward, number), scale_in_words=TERMS, whole=True,
+        )  # fmt: skip
+
+    return Operation(
+        forward=Pass(
+            variants, default, inputs, ours=ours[0], peer=theirs[0], truth=forward,
+            scale=sizes(forward), scale_in_words=TERMS, whole=True,
+        ),
+        backward=gradient_of(0),
+        weights=gradient_of(1),
+        **facts,
+    )  # fmt: skip
+
+
+def linear_operation():
+    """Half as many outputs as inputs, and one more."""
+
+    def arrays_of(x):
+        n_in = x.shape[-1]
+        return _random(x, (n_in // 2 + 1, n_in), (n_in // 2 + 1,))
+
+    def backward(dy, x, weight):
+        return dy @ weight, dy.flatten(0, -2).mT @ x.flatten(0, -2)
+
+    return _product(
+        reference.linear, reference.linear_backward, (linear.forward, linear.backward),
+        (F.linear, backward), tuple(linear.VARIANTS), lambda shape: linear.DEFAULT, arrays_of,
+        dtypes=linear.DTYPES, layout="rows, … x C", example=(8, 50),
+    )  # fmt: skip
+
+
+def conv2d_operation(depthwise):
+    """3 x 3 filters, padding 1: as many as channels and one more, or `depthwise` one for each."""
+
+    def options(x):
+        return dict(padding=1, groups=x.shape[1] if depthwise else 1)
+
+    def arrays_of(x):
+        C = x.shape[1]
+        K, of = (C, 1) if depthwise else (C + 1, C)
+        return _random(x, (K, of, 3, 3), (K,))
+
+    def peer_backward(dy, x, weight):
+        return torch.nn.grad.conv2d_input(x.shape, weight, dy, **options(x)), (
+            torch.nn.grad.conv2d_weight(x, weight.shape, dy, **options(x)))  # fmt: skip
+
+    def ours(x, *rest, variant):
+        return conv2d.forward(x, *rest, variant=variant, **options(x))
+
+    def ours_backward(dy, x, weight, *, variant):
+        return conv2d.backward(dy, x, weight, variant=variant, **options(x))
+
+    other = ("few_channels",) if depthwise else ("depthwise",)
+    return _product(
+        lambda x, weight, bias: reference.conv2d(x, weight, bias, **options(x)),
+        lambda dy, x, weight: reference.conv2d_backward(dy, x, weight, **options(x)),
+        (ours, ours_backward),
+        (lambda x, weight, bias: F.conv2d(x, weight, bias, **options(x)), peer_backward),
+        (*(rung for rung in conv2d.VARIANTS if rung not in other), conv2d.DEFAULT),
+        lambda shape: conv2d.DEFAULT, arrays_of,
+        dtypes=linear.DTYPES, n_dims=4, layout=IMAGES, example=(2, 3, 9, 11),
+    )  # fmt: skip
+
+
+def conv_transpose2d_operation():
+    """Filters of 2 x 2 with stride 2, half as many as channels: what doubles images in a U-Net."""
+
+    def arrays_of(x):
+        C = x.shape[1]
+        K = max(1, C // 2)
+        return _random(x, (C, K, 2, 2), (K,))
+
+    def peer_backward(dy, x, weight):
+        return _aten.convolution_backward(
+            dy, x, weight, None, [2, 2], [0, 0], [1, 1], True, [0, 0], 1, [True, True, False]
+        )
+
+    kernels = conv_transpose2d
+    return _product(
+        lambda x, weight, bias: reference.conv_transpose2d(x, weight, bias, stride=2),
+        lambda dy, x, weight: reference.conv_transpose2d_backward(dy, x, weight, stride=2),
+        (lambda *inputs, variant: kernels.forward(*inputs, stride=2, variant=variant),
+         lambda *inputs, variant: kernels.backward(*inputs, stride=2, variant=variant)),
+        (lambda x, weight, bias: F.conv_transpose2d(x, weight, bias, stride=2), peer_backward),
+        (*kernels.VARIANTS, kernels.DEFAULT), lambda shape: kernels.DEFAULT, arrays_of,
+        dtypes=linear.DTYPES, n_dims=4, layout=IMAGES, example=(2, 4, 4, 4),
+    )  # fmt: skip
+
+
+def max_pool2d_operation():
+    """Windows of 3 x 3, stride 2, padding 1."""
+
+    def found(x):
+        return F.max_pool2d(x, **POOL, return_indices=True)
+
+    def backward_inputs(x):
+        y, indices = found(x)
+        return {"dy": gradient(y), "indices": indices.int(), "x": x}
+
+    def ours_backward(dy, indices, x, *, variant):
+        return max_pool2d.backward(dy, indices, x.shape, variant=variant, **POOL)
+
+    def peer_backward(dy, indices, x):
+        return _aten.max_pool2d_with_indices_backward(
+            dy, x, [3, 3], [2, 2], [1, 1], [1, 1], False, indices.long()
+        )
+
+    def truth(dy, indices, x):
+        return reference.max_pool2d_backward(dy, indices.astype(np.int64), x.shape)
+
+    return Operation(
+        forward=Pass(
+            tuple(max_pool2d.VARIANTS), lambda shape: max_pool2d.DEFAULT,
+            inputs=lambda x: {"x": x},
+            ours=lambda x, *, variant: max_pool2d.forward(x, variant=variant, **POOL)[0],
+            peer=lambda x: found(x)[0], truth=lambda x: reference.max_pool2d(x, **POOL)[0],
+        ),
+        backward=Pass(
+            tuple(max_pool2d.BACKWARD_VARIANTS), lambda shape: max_pool2d.DEFAULT,
+            backward_inputs, ours_backward, peer_backward, truth,
+            scale=lambda found, dy, indices, x: truth(np.abs(dy), indices, x),
+            scale_in_words=TERMS,
+        ),
+        dtypes=max_pool2d.DTYPES, n_dims=4, layout=IMAGES, example=(2, 3, 9, 11),
+    )  # fmt: skip
+
+
+def batch_norm_operation():
+    """In training: statistics of this batch, weights and biases for each channel."""
+
+    def affine(x):
+        return [each.float() for each in _random(x, (x.shape[1],), (x.shape[1],))]
+
+    def statistics(x):
+        variance, mean = torch.var_mean(x.double(), (0, 2, 3), correction=0)
+        return mean.float(), torch.rsqrt(variance + 1e-5).float()
+
+    def backward_inputs(x):
+        mean, rstd = statistics(x)
+        return {"dy": gradient(x), "x": x, "weight": affine(x)[0], "mean": mean, "rstd": rstd}
+
+    def peer_backward(dy, x, weight, mean, rstd):
+        return _aten.native_batch_norm_backward(
+            dy, x, weight, None, None, mean, rstd, True, 1e-5, [True, True, True]
+        )
+
+    def by_channel(values):
+        return values[:, None, None]
+
+    def gradient_of(number, scale, words):
+        return Pass(
+            tuple(batch_norm.BACKWARD_VARIANTS), lambda shape: batch_norm.DEFAULT,
+            backward_inputs,
+            ours=lambda *inputs, variant: batch_norm.backward(*inputs, variant=variant)[number],
+            peer=lambda *inputs: peer_backward(*inputs)[number],
+            truth=lambda *inputs: reference.batch_norm_backward(*inputs)[number],
+            scale=scale, scale_in_words=words, whole=True,
+        )  # fmt: skip
+
+    def backward_scale(truth, dy, x, weight, mean, rstd):
+        most = np.abs(dy).max(axis=(0, 2, 3), initial=0.0)
+        reach = 1 + np.abs((x - by_channel(mean)) * by_channel(rstd)).max(initial=0.0)
+        return np.broadcast_to(by_channel(most * reach * np.abs(weight) * rstd), truth.shape)
+
+    def weight_scale(truth, dy, x, weight, mean, rstd):
+        return np.abs(dy * (x - by_channel(mean)) * by_channel(rstd)).sum(axis=(0, 2, 3))
+
+    return Operation(
+        forward=Pass(
+            tuple(batch_norm.VARIANTS), lambda shape: batch_norm.DEFAULT,
+            inputs=lambda x: dict(zip(("x", "weight", "bias"), (x, *affine(x)), strict=True)),
+            ours=lambda *inputs, variant: batch_norm.forward(*inputs, variant=variant)[0],
+            peer=lambda x, weight, bias: _aten.native_batch_norm(
+                x, weight, bias, None, None, True, 0.1, 1e-5)[0],
+            truth=lambda *inputs: reference.batch_norm(*inputs)[0],
+            scale=lambda truth, *inputs: np.broadcast_to(
+                by_channel(np.abs(truth).max(axis=(0, 2, 3), initial=0.0)), truth.shape),
+            scale_in_words="the channel's largest |y|", whole=True,
+        ),
+        backward=gradient_of(0, backward_scale, "the channel's largest |dy| · weight / σ"),
+        weights=gradient_of(1, weight_scale, TERMS),
+        dtypes=batch_norm.DTYPES, n_dims=4, layout=IMAGES, example=(4, 3, 6, 5),
+    )  # fmt: skip
+
+
+def upsample_operation():
+    """Twice as high and wide, bilinear."""
+    options = dict(mode="bilinear", align_corners=False)
+
+    def backward_inputs(x):
+        return {"dy": gradient(F.interpolate(x, scale_factor=2, **options)), "x": x}
+
+    def peer_backward(dy, x):
+        size = [2 * n for n in x.shape[2:]]
+        return _aten.upsample_bilinear2d_backward(dy, size, list(x.shape), False, 2.0, 2.0)
+
+    def ours(x, *, variant):
+        return upsample.forward(x, [2 * n for n in x.shape[2:]], variant=variant, **options)
+
+    return Operation(
+        forward=Pass(
+            tuple(upsample.VARIANTS), lambda shape: upsample.DEFAULT, inputs=lambda x: {"x": x},
+            ours=ours, peer=lambda x: F.interpolate(x, scale_factor=2, **options),
+            truth=lambda x: reference.upsample(x, [2 * n for n in x.shape[2:]], **options),
+            scale=lambda truth, x: np.broadcast_to(
+                largest(x.reshape(*x.shape[:2], -1))[..., None], truth.shape),
+            scale_in_words="the plane's largest |x|",
+        ),
+        backward=Pass(
+            tuple(upsample.BACKWARD_VARIANTS), lambda shape: tuple(upsample.BACKWARD_VARIANTS)[-1],
+            backward_inputs,
+            ours=lambda dy, x, *, variant: upsample.backward(
+                dy, x.shape, variant=variant, **options),
+            peer=peer_backward,
+            truth=lambda dy, x: reference.upsample_backward(dy, x.shape, **options),
+            scale=lambda truth, dy, x: reference.upsample_backward(
+                np.abs(dy), x.shape, **options),
+            scale_in_words=TERMS,
+        ),
+        dtypes=upsample.DTYPES, n_dims=4, layout=IMAGES, example=(2, 3, 5, 6),
+    )  # fmt: skip
