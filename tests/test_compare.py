@@ -26,7 +26,7 @@ CASES = [
 
 
 def test_every_ladder_can_be_compared():
-    fused = {"cross_entropy", "softmax_dropout", "bn_relu_softmax"}
+    fused = {"cross_entropy", "softmax_dropout", "bn_relu_softmax", "dice_loss"}
     images = {"global_avg_pool", "squeeze_excite", "max_pool2d", "batch_norm", "upsample"}
     products = {"linear", "conv2d", "depthwise_conv2d", "conv_transpose2d"}
     trained = {"dropout", "sgd", "adam"}

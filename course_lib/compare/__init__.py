@@ -194,4 +194,5 @@ def _double(value, rows):
     """Some rows of a tensor as a float64 array; anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
-    return value[rows].detach().double().cpu().numpy()
+    value = value[rows] if value.ndim else value
+    return value.detach().double().cpu().numpy()

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from course_lib import reference
 from course_lib.compare.passes import Operation, Pass, gradient, largest
-from course_lib.kernels import bn_relu_softmax, cross_entropy, softmax_dropout
+from course_lib.kernels import bn_relu_softmax, cross_entropy, dice, softmax_dropout
 
 DROPPED, SEED = 0.1, 2011  # of softmax_dropout: the probability, and the mask's seed
 
@@ -173,3 +173,51 @@ def bn_relu_softmax_operation():
         n_dims=2,
         layout="rows x features",
     )
+
+
+def dice_loss_operation():
+    """Of images' classes, N x C x H x W: one number, and its gradient to the logits."""
+
+    def forward_inputs(x):
+        generator = torch.Generator().manual_seed(x.numel() + 2)
+        shape = x.shape[0], *x.shape[2:]
+        target = torch.randint(max(1, x.shape[1]), shape, generator=generator)
+        return {"logits": x, "target": target.to(x.device)}
+
+    def peer(logits, target):
+        p = torch.softmax(logits.float(), 1)
+        t = F.one_hot(target, logits.shape[1]).movedim(-1, 1)
+        pixels = 0, *range(2, p.ndim)
+        found = (2 * (p * t).sum(pixels) + 1) / (p.sum(pixels) + t.sum(pixels) + 1)
+        return (1 - found.mean()).to(logits.dtype).reshape(1)
+
+    def ours_backward(dloss, logits, target, *, variant):
+        _, factors = dice.forward(logits, target, variant=variant)
+        return dice.backward(dloss, logits, target, factors, variant=variant)
+
+    def peer_backward(dloss, logits, target):
+        logits = logits.detach().requires_grad_()
+        return torch.autograd.grad(peer(logits, target), logits, dloss.reshape(1))[0]
+
+    def truth(logits, target):
+        return reference.dice_loss(logits, target.astype(int)).reshape(1)
+
+    return Operation(
+        forward=Pass(
+            tuple(dice.VARIANTS), lambda shape: dice.DEFAULT, forward_inputs,
+            ours=lambda *inputs, variant: dice.forward(*inputs, variant=variant)[0].reshape(1),
+            peer=peer, truth=truth,
+            scale=lambda truth, *inputs: np.ones(1), scale_in_words="1", whole=True,
+        ),
+        backward=Pass(
+            tuple(dice.BACKWARD_VARIANTS), lambda shape: dice.DEFAULT,
+            inputs=lambda x: {"dloss": x.new_ones(())} | forward_inputs(x),
+            ours=ours_backward, peer=peer_backward,
+            truth=lambda dloss, logits, target: reference.dice_loss_backward(
+                dloss, logits, target.astype(int)),
+            scale=lambda truth, *inputs: np.full(truth.shape, np.abs(truth).max(initial=0.0)),
+            scale_in_words="the largest |dlogit|", whole=True,
+        ),
+        dtypes=dice.DTYPES, n_dims=4, layout="images of logits, N x C x H x W",
+        example=(2, 3, 5, 7),
+    )  # fmt: skip

@@ -103,6 +103,7 @@ OPERATIONS = {
     "cross_entropy": fused.cross_entropy_operation(),
     "softmax_dropout": fused.softmax_dropout_operation(),
     "bn_relu_softmax": fused.bn_relu_softmax_operation(),
+    "dice_loss": fused.dice_loss_operation(),
     "global_avg_pool": images.global_avg_pool_operation(),
     "squeeze_excite": images.squeeze_excite_operation(),
     "linear": layers.linear_operation(),
