@@ -105,7 +105,7 @@ if device.use_simulator():
 else:
     from numba import cuda
 
-_here = twins.in_use(TWINS, "course_lib.runtime.nvvm")
+_here = twins.in_use(TWINS, "course_lib.runtime.nvvm", {"vector_width": int, "load": np.float32})
 load, store, vector_width = _here["load"], _here["store"], _here["vector_width"]
 load_vector, store_vector = _here["load_vector"], _here["store_vector"]
 fast_exp, fast_reciprocal = _here["fast_exp"], _here["fast_reciprocal"]

@@ -15,12 +15,13 @@ _MACHINE_CODE = f"{_PACKAGE}.nvvm"  # which the other modules of machine code bu
 _known = {}  # module of either half -> (twins by name, files with the machine code)
 
 
-def in_use(twins, machine_code):
+def in_use(twins, machine_code, results=()):
     """Name -> what kernels of this process are to call, for each of `twins`.
 
     twins         name -> Python function of that name with an underscore before it
     machine_code  name of the module that holds numba intrinsics of these names; imported only
                   where the real numba.cuda is in use
+    results       (name, class of what it returns) of some, see `simulator.register_twin`
 
     Either way the simulator learns of the twins: it runs kernels of the real numba.cuda too.
     """
@@ -31,7 +32,7 @@ def in_use(twins, machine_code):
         here = {name: getattr(module, name) for name in twins}
     files = [_file(name) for name in dict.fromkeys((machine_code, _MACHINE_CODE))]
     for name, twin in twins.items():
-        simulator.register_twin(here[name], twin)
+        simulator.register_twin(here[name], twin, dict(results).get(name))
         _known[twin.__module__] = _known[machine_code] = twins, files
     return here
 

@@ -10,6 +10,7 @@ from .kinds import (
     Cells,
     Whole,
     folded,
+    general,
     is_number,
     kind_of_class,
     kind_of_name,
@@ -56,10 +57,12 @@ class Kinds:
         Maps a Name or an Attribute to what it stands for, or UNRESOLVED.
     parameters : dict
         name -> kind, of the arguments that are known
+    result_kind : callable
+        Maps a device function and the kinds of its arguments to the kind of what it returns.
     """
 
-    def __init__(self, function, static, parameters):
-        self.static = static
+    def __init__(self, function, static, parameters, result_kind):
+        self.static, self.result_kind = static, result_kind
         self.bindings = {}
         own = {id(argument) for argument in ast.iter_child_nodes(function.args)}
         for node in ast.walk(function):
@@ -78,6 +81,13 @@ class Kinds:
     def __call__(self, node):
         """The kind of an expression of the function as it was written."""
         kind = self._of(node)
+        return None if kind is _NOTHING else kind
+
+    def of_results(self, values):
+        """The kind of what a function returns, given the expressions behind its `return`s."""
+        kind = _NOTHING
+        for value in values:
+            kind = _joined(kind, self._of(value))
         return None if kind is _NOTHING else kind
 
     # -- names -----------------------------------------------------------------------------------
@@ -339,7 +349,12 @@ class Kinds:
         value = self.static(node.func)
         if isinstance(value, Primitive):
             return self._of_primitive(node, value)
-        if value is UNRESOLVED or isinstance(value, Device):
+        if isinstance(value, Device):
+            kinds = () if node.keywords else tuple(map(self._of, node.args))
+            if _NOTHING in kinds:
+                return _NOTHING
+            return self.result_kind(value.function, tuple(map(general, kinds)))
+        if value is UNRESOLVED:
             return None
         if value in (min, max) and len(node.args) > 1 and not node.keywords:
             return self.common(node.args)

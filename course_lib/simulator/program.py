@@ -8,11 +8,13 @@ import types
 
 from . import engine, errors, guards
 from .checked import checked
+from .inference import Kinds
+from .kinds import kind_of_class
 from .mathlib import math as gpu_math
 from .primitives import Index, LaneId, Namespace, Primitive, current_thread
-from .resolve import UNRESOLVED, Device, Scope, is_foreign_module, is_twin, mapped
-from .rewrite import Emitter, NeedsGreenlets, emit
-from .source import function_tree, returns_value
+from .resolve import UNRESOLVED, Device, Scope, is_foreign_module, is_twin, mapped, twin_result
+from .rewrite import Emitter, NeedsGreenlets, bound_names, emit, static_value
+from .source import function_tree, returned_values, returns_value
 
 
 class Unit:
@@ -41,15 +43,20 @@ class Unit:
 
     def parameter_kinds(self):
         """name -> kind (see `kinds`) of the parameters that the unit is made for."""
-        arguments = self.tree.args
-        names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-        return dict(zip(names, self.kinds, strict=False))
+        return _named(self.tree, self.kinds)
 
     def site_at(self, code, lasti):
         """The `Site` of the instruction at byte `lasti` of `code`, or None."""
         positions = list(code.co_positions())
         line, end_line, col, end_col = positions[lasti // 2]
         return self.sites.get((line, end_line, col, end_col))
+
+
+def _named(tree, kinds):
+    """{parameter: kind} of a function's first parameters."""
+    arguments = tree.args
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    return dict(zip(names, kinds, strict=False))
 
 
 def _mapped_value(value):
@@ -78,6 +85,7 @@ class Program:
         #: The `observe.ObservedSite`s by number; 0 stands for none.
         self.observed_sites, self.observed_numbers = [None], {}
         self.units = {}
+        self.results = {}  # (device function, kinds of its arguments) -> kind
         # Two launches from two Python threads may meet a new function at the same time.
         self.lock = threading.RLock()
         self.build()
@@ -154,6 +162,22 @@ class Program:
                     raise errors.SourceMissing(without_source(unit))
                 self.rebuild(unit)
         return unit
+
+    def result_kind(self, function, kinds):
+        """The kind of what a device function returns for arguments of these kinds, or None."""
+        if is_twin(function):
+            return kind_of_class(twin_result(function))
+        key = function, kinds
+        if key not in self.results:
+            self.results[key] = None  # while it is looked for: the function may call itself
+            tree = function_tree(function)
+            values = None if tree is None else returned_values(tree)
+            if values is not None:
+                scope, bound = Scope(function), bound_names(tree)
+                found = Kinds(tree, lambda node: static_value(node, scope, bound),
+                              _named(tree, kinds), self.result_kind)
+                self.results[key] = found.of_results(values)
+        return self.results[key]
 
     def rebuild(self, unit):
         """A function without source keeps its code; its globals and closure are mapped."""

@@ -45,16 +45,18 @@ _SCALARS = {
 }
 
 _twins = {}
-_twin_functions = set()
+_twin_results = {}  # twin -> the class of what it returns, or None
 _casts = {}
 
 
-def register_twin(real_object, python_function):
+def register_twin(real_object, python_function, result=None):
     """Use `python_function` wherever a rebuilt kernel refers to `real_object`.
 
     Meant for a numba `@intrinsic`, which Python cannot call. The function is treated as a device
     function: it may use `cuda.threadIdx`, barriers and warp operations. If it has an attribute
     `relaxed` that is true, what it accesses is meant to be accessed by others at the same time.
+    `result` is the class of what the function always returns, such as int, for kernels that compute
+    with it to run faster; None: it is found out each time.
 
     Raises
     ------
@@ -65,12 +67,17 @@ def register_twin(real_object, python_function):
         raise TypeError(f"a twin must be a Python function; got {type(python_function).__name__}")
     # The object is kept with its id, so that the id cannot be given to another object.
     _twins[id(real_object)] = (real_object, function)
-    _twin_functions.add(function)
+    _twin_results[function] = result
 
 
 def is_twin(function):
     """True for a Python function that stands for an intrinsic."""
-    return function in _twin_functions
+    return function in _twin_results
+
+
+def twin_result(function):
+    """The class of what a twin returns, or None."""
+    return _twin_results[function]
 
 
 class Device:

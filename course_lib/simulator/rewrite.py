@@ -39,7 +39,7 @@ class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
         self.namespace = unit.namespace
         self.locals = bound_names(tree)
         self.facts = Facts(tree, self.meaning)
-        self.kinds = Kinds(tree, self.static, unit.parameter_kinds())
+        self.kinds = Kinds(tree, self.static, unit.parameter_kinds(), program.result_kind)
         self.lists = find_lists(tree, self.static, self.facts)
         self.sites = {}
         self.blocking = False

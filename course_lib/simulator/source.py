@@ -112,3 +112,26 @@ def returns_value(tree):
         if not isinstance(node, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
             pending += ast.iter_child_nodes(node)
     return False
+
+
+def returned_values(tree):
+    """The expressions that a function returns; None if it may return nothing, or is a generator."""
+    found, pending = [], list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return None
+        if isinstance(node, ast.Return):
+            if node.value is None:
+                return None
+            found.append(node.value)
+        if not isinstance(node, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
+            pending += ast.iter_child_nodes(node)
+    return found if _ends_with_return(tree.body) else None
+
+
+def _ends_with_return(body):
+    last = body[-1] if body else None
+    if isinstance(last, ast.If):
+        return _ends_with_return(last.body) and _ends_with_return(last.orelse)
+    return isinstance(last, ast.Return)
