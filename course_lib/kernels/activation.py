@@ -41,6 +41,7 @@ import math
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
@@ -59,7 +60,6 @@ from course_lib.runtime.outputs import elementwise_output
 BLOCK_SIZE = 256
 GRID_STRIDE_BLOCKS = 132 * 8  # fills the largest chip of today
 DTYPES = ("float32", "float16", "bfloat16")
-DEFAULT = "vectorised"
 MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 ZERO, ONE = np.float32(0), np.float32(1)
 HALF, THREE, SIX = np.float32(0.5), np.float32(3), np.float32(6)
@@ -158,7 +158,7 @@ def gelu_tanh_gradient(dy, x):
     return dy * sigmoid_value(twice_u) * (ONE + x * slope)
 
 
-def _forward_kernels(function):
+def _forward_ladder(function):
     """The rungs of y = function(x), simple to fast. `x` and `y` are one-dimensional."""
 
     @cuda.jit
@@ -194,14 +194,10 @@ def _forward_kernels(function):
             if i < x.shape[0]:
                 store(y, i, function(load(x, i)))
 
-    return {
-        "naive": naive_kernel,
-        "grid_stride": grid_stride_kernel,
-        "vectorised": vectorised_kernel,
-    }
+    return _ladder(naive_kernel, grid_stride_kernel, vectorised_kernel)
 
 
-def _backward_kernels(gradient):
+def _backward_ladder(gradient):
     """The rungs of dx = gradient(dy, saved); all one-dimensional."""
 
     @cuda.jit
@@ -237,11 +233,38 @@ def _backward_kernels(gradient):
             if i < dy.shape[0]:
                 store(dx, i, gradient(load(dy, i), load(saved, i)))
 
-    return {
-        "naive": naive_backward_kernel,
-        "grid_stride": grid_stride_backward_kernel,
-        "vectorised": vectorised_backward_kernel,
+    return _ladder(naive_backward_kernel, grid_stride_backward_kernel, vectorised_backward_kernel)
+
+
+def _ladder(naive_kernel, grid_stride_kernel, vectorised_kernel):
+    launchers = {
+        "naive": (_launch_naive, naive_kernel),
+        "grid_stride": (_launch_grid_stride, grid_stride_kernel),
+        "vectorised": (_launch_vectorised, vectorised_kernel),
     }
+    return Ladder(
+        *(
+            Rung(name, functools.partial(launcher, kernel), (kernel,))
+            for name, (launcher, kernel) in launchers.items()
+        ),
+        auto="vectorised",
+    )
+
+
+def _launch_naive(kernel, n, operands):
+    launch(kernel, _blocks(n), BLOCK_SIZE, *operands, flat=True)
+
+
+def _launch_grid_stride(kernel, n, operands):
+    launch(kernel, min(_blocks(n), GRID_STRIDE_BLOCKS), BLOCK_SIZE, *operands, flat=True)
+
+
+def _launch_vectorised(kernel, n, operands):
+    head, n_vectors = _split(n, operands)
+    n_threads = n - n_vectors * (VECTOR_BYTES // operands[0].dtype.itemsize - 1)
+    launch(
+        kernel, _blocks(n_threads), BLOCK_SIZE, *operands, head, n_vectors, flat=True, overlap=True
+    )
 
 
 class Activation:
@@ -252,10 +275,10 @@ class Activation:
 
     def __init__(self, name, saves, function, gradient):
         self.name, self.saves = name, saves
-        self.VARIANTS = _forward_kernels(function)
-        self.BACKWARD_VARIANTS = _backward_kernels(gradient)
+        self.FORWARD = _forward_ladder(function)
+        self.BACKWARD = _backward_ladder(gradient)
 
-    def forward(self, x, *, variant=DEFAULT, out=None):
+    def forward(self, x, *, variant=AUTO, out=None):
         """y = f(x), of the shape, dtype, device and memory layout of `x`.
 
         `out`, if given, receives y; it may be `x`. Raises ArrayError for a wrong dtype, shape or
@@ -263,9 +286,9 @@ class Activation:
         """
         arrays.require(x, "x", dtypes=DTYPES)
         x = arrays.dense(x)
-        return _run(self.VARIANTS, variant, (x,), out)
+        return _run(self.FORWARD, variant, (x,), out)
 
-    def backward(self, dy, saved, *, variant=DEFAULT, out=None):
+    def backward(self, dy, saved, *, variant=AUTO, out=None):
         """dx from `dy` and the `saved` x or y (see `saves`); shapes and dtypes must agree.
 
         Raises as `forward` does. A `dy` that lies in memory otherwise than `saved` is copied.
@@ -273,29 +296,16 @@ class Activation:
         arrays.require(saved, f"saved {self.saves}", dtypes=DTYPES)
         arrays.require(dy, "dy", shape=saved.shape, dtypes=(arrays.dtype_name(saved),))
         saved = arrays.dense(saved)
-        return _run(self.BACKWARD_VARIANTS, variant, (arrays.laid_out_like(dy, saved), saved), out)
+        return _run(self.BACKWARD, variant, (arrays.laid_out_like(dy, saved), saved), out)
 
 
-def _run(variants, variant, inputs, out):
-    if variant not in variants:
-        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
+def _run(ladder, variant, inputs, out):
     model = inputs[-1]
+    rung = ladder.rung(variant, model)
     names = ("x",) if len(inputs) == 1 else ("dy", "saved")
     result = elementwise_output(out, model, dict(zip(names, inputs, strict=True)))
     if n := arrays.size_of(model):
-        operands = (*inputs, result)
-        if variant == "naive":
-            launch(variants[variant], _blocks(n), BLOCK_SIZE, *operands, flat=True)
-        elif variant == "grid_stride":
-            n_blocks = min(_blocks(n), GRID_STRIDE_BLOCKS)
-            launch(variants[variant], n_blocks, BLOCK_SIZE, *operands, flat=True)
-        else:
-            head, n_vectors = _split(n, operands)
-            n_threads = n - n_vectors * (VECTOR_BYTES // model.dtype.itemsize - 1)
-            launch(
-                variants[variant], _blocks(n_threads), BLOCK_SIZE, *operands, head, n_vectors,
-                flat=True, overlap=True,
-            )  # fmt: skip
+        rung.launch(n, (*inputs, result))
     return result
 
 
@@ -355,10 +365,11 @@ OPERATIONS = {
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
     for name, operation in OPERATIONS.items():
-        for n_arrays, table in ((2, operation.VARIANTS), (3, operation.BACKWARD_VARIANTS)):
-            for variant, kernel in table.items():
+        for direction, n_arrays, ladder in (
+            ("forward", 2, operation.FORWARD), ("backward", 3, operation.BACKWARD),
+        ):  # fmt: skip
+            for variant, rung in ladder.items():
                 for dtype in DTYPES:
-                    direction = "forward" if n_arrays == 2 else "backward"
-                    label = f"{name}.{direction} {variant} {dtype}"
                     split = ["int64"] * 2 if variant == "vectorised" else []
-                    yield label, kernel, [(dtype, 1)] * n_arrays + split
+                    types = [(dtype, 1)] * n_arrays + split
+                    yield f"{name}.{direction} {variant} {dtype}", *rung.kernels, types

@@ -38,6 +38,7 @@ Maximum and sum in one pass: Milakov and Gimelshein, Online normalizer calculati
 
 import math
 
+from course_lib.kernels.operation import AUTO
 from course_lib.kernels.softmax import strided
 from course_lib.kernels.softmax.columns import seen_from
 from course_lib.kernels.softmax.direction import backward_direction, forward_direction
@@ -48,7 +49,6 @@ from course_lib.runtime.outputs import output
 from course_lib.runtime.replay import replayed
 
 DTYPES = ("float32", "float16", "bfloat16")
-DEFAULT = "auto"  # `registers` where the row fits, else `split`
 
 
 class Softmax:
@@ -61,11 +61,10 @@ class Softmax:
         self._forward, self._backward = forward_direction(formulas), backward_direction(formulas)
         self._forward_strided = strided.forward_strided(formulas)
         self._backward_strided = strided.backward_strided(formulas)
-        self.VARIANTS = self._forward.VARIANTS
-        self.BACKWARD_VARIANTS = self._backward.VARIANTS
+        self.FORWARD, self.BACKWARD = self._forward.LADDER, self._backward.LADDER
 
     @replayed
-    def forward(self, x, *, variant=DEFAULT, out=None):
+    def forward(self, x, *, variant=AUTO, out=None):
         """y, of the shape, dtype and device of `x`; contiguous.
 
         `out`, if given, receives y. Raises ArrayError for a wrong dtype, shape or device and
@@ -73,15 +72,15 @@ class Softmax:
         contiguous is copied first, because the kernels take rows one after another.
         """
         arrays.require(x, "x", dtypes=DTYPES)
-        return _run(self._forward, variant, (arrays.contiguous(x),), out)
+        return _run(self.FORWARD, variant, (arrays.contiguous(x),), out)
 
     @replayed
-    def backward(self, dy, y, *, variant=DEFAULT, out=None):
+    def backward(self, dy, y, *, variant=AUTO, out=None):
         """dx from `dy` and forward's output `y`; of one shape and dtype. Raises as `forward`."""
         arrays.require(y, "y", dtypes=DTYPES)
         arrays.require(dy, "dy", shape=y.shape, dtypes=(arrays.dtype_name(y),))
         inputs = arrays.contiguous(dy), arrays.contiguous(y)
-        return _run(self._backward, variant, inputs, out)
+        return _run(self.BACKWARD, variant, inputs, out)
 
     def forward_along(self, x, axis, *, out=None):
         """As `forward`, along axis `axis` of `x`, counted from the front; by the rung `strided`."""
@@ -116,28 +115,26 @@ def _run_along(direction, axis, inputs, out):
     return result
 
 
-def _run(direction, variant, inputs, out):
-    if variant != DEFAULT and variant not in direction.VARIANTS:
-        known = ", ".join(direction.VARIANTS)
-        raise ValueError(f"unknown variant {variant!r}; there are {known}, and {DEFAULT}")
+def _run(ladder, variant, inputs, out):
     shape = tuple(inputs[0].shape)
+    n_cols = shape[-1] if shape else 1
+    rung = ladder.rung(variant, inputs[0], lambda: default_variant(n_cols, len(inputs)))
     result = _result(out, inputs)
-    n_elements = math.prod(shape)
-    if n_elements:
-        n_cols = shape[-1] if shape else 1
-        if variant == DEFAULT:
-            variant = default_variant(n_cols, len(inputs))
-        direction.launch(variant, n_elements // n_cols, n_cols, (*inputs, result))
+    if n_elements := math.prod(shape):
+        rung.launch(n_elements // n_cols, n_cols, (*inputs, result))
     return result
 
 
 def default_variant(n_cols, n_inputs):
-    """The rung that DEFAULT takes for rows of `n_cols`; `n_inputs` is 1 forward, 2 backward."""
+    """The rung that AUTO takes for rows of `n_cols`; `n_inputs` is 1 forward, 2 backward."""
     return "registers" if n_cols <= ROW_LIMIT[n_inputs] else "split"
 
 
 softmax = Softmax(SOFTMAX)
 log_softmax = Softmax(LOG_SOFTMAX)
+FORWARD, BACKWARD, forward, backward = (
+    softmax.FORWARD, softmax.BACKWARD, softmax.forward, softmax.backward,
+)  # fmt: skip
 OPERATIONS = {operation.name: operation for operation in (softmax, log_softmax)}
 
 

@@ -1,5 +1,8 @@
 """All kernels of one direction, forward or backward, and how each rung is launched."""
 
+import functools
+
+from course_lib.kernels.operation import Ladder, Rung
 from course_lib.kernels.softmax import ladder, registers, split, streamed
 from course_lib.kernels.softmax.plan import (
     ROW_LIMIT,
@@ -18,28 +21,27 @@ CLUSTERS_SINCE = (9, 0)
 
 
 class Direction:
-    """`launch` runs a rung on `operands`: the inputs, and last the output, all contiguous."""
+    """One pass: its ladder, and what the rungs launch on `operands`, the inputs and the output.
+
+    Operands are contiguous, and nothing may be empty.
+    """
 
     def __init__(self, ladder_kernels, registers_kernels, split_kernel, streamed_kernels):
-        self.ladder = ladder_kernels
         self.registers = registers_kernels  # slots per thread -> (team kernel, block kernel)
         self.split = split_kernel
         self.streamed = streamed_kernels  # (statistics kernel, finishing kernel)
-        #: Rung -> every kernel it may launch.
-        self.VARIANTS = {name: (kernel,) for name, kernel in ladder_kernels.items()}
-        self.VARIANTS["registers"] = tuple(k for pair in registers_kernels.values() for k in pair)
-        self.VARIANTS["split"] = (split_kernel, *streamed_kernels)
-
-    def launch(self, variant, n_rows, n_cols, operands):
-        """`variant` as in VARIANTS. Nothing may be empty."""
-        if variant == "registers":
-            self._launch_registers(n_rows, n_cols, operands)
-        elif variant == "split":
-            self._launch_split(n_rows, n_cols, operands)
-        else:
-            block = ladder.BLOCK_SIZE
-            n_blocks = -(-n_rows // block) if variant == "naive" else n_rows
-            launch(self.ladder[variant], n_blocks, block, *operands, n_cols, flat=True)
+        of_registers = tuple(kernel for pair in registers_kernels.values() for kernel in pair)
+        self.LADDER = Ladder(
+            *(
+                Rung(name, functools.partial(_launch_by_element, name, kernel), (kernel,))
+                for name, kernel in ladder_kernels.items()
+            ),
+            Rung("registers", self._launch_registers, of_registers, (row_plan, on_boundaries)),
+            Rung(
+                "split", self._launch_split, (split_kernel, *streamed_kernels),
+                (split_plan, stream_plan, on_boundaries),
+            ),
+        )  # fmt: skip
 
     def _launch_registers(self, n_rows, n_cols, operands):
         n_arrays = len(operands) - 1
@@ -90,8 +92,9 @@ class Direction:
             row, numbers = (dtype, 1), ("float32", 1)
             inputs, operands = [row] * n_inputs, [row] * (n_inputs + 1)
             part = ["int64", "int64", "int64", "boolean"]
-            for name, kernel in self.ladder.items():
-                yield f"{name} {dtype}", kernel, [*operands, "int64"]
+            for name, rung in self.LADDER.items():
+                if name not in ("registers", "split"):
+                    yield f"{name} {dtype}", *rung.kernels, [*operands, "int64"]
             itemsize = 4 if dtype == "float32" else 2
             for n_slots in usable_slots(itemsize):
                 team_kernel, block_kernel = self.registers[n_slots]
@@ -105,6 +108,12 @@ class Direction:
             first, second = self.streamed
             yield f"split, statistics, {dtype}", first, [*inputs, numbers, *part]
             yield f"split, finish, {dtype}", second, [*operands, numbers, *part]
+
+
+def _launch_by_element(name, kernel, n_rows, n_cols, operands):
+    block = ladder.BLOCK_SIZE
+    n_blocks = -(-n_rows // block) if name == "naive" else n_rows
+    launch(kernel, n_blocks, block, *operands, n_cols, flat=True)
 
 
 def forward_direction(formulas):
