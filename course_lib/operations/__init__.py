@@ -1,12 +1,14 @@
-"""What can be compared: each operation with a ladder, what PyTorch calls it, and its truth."""
+"""Every operation of the course: its ladders, how it is called, PyTorch's own, and the truth."""
 
 import numpy as np
 import torch
 
 from course_lib import reference
-from course_lib.compare import fused, images, layers, training
-from course_lib.compare.passes import Operation, Pass, gradient, largest
 from course_lib.kernels import activation, softmax
+from course_lib.operations import fused, images, layers, training
+from course_lib.operations.passes import DIRECTIONS, Operation, Pass, gradient, largest
+
+__all__ = ["DIRECTIONS", "OPERATIONS", "Operation", "Pass"]
 
 _aten = torch.ops.aten
 
@@ -16,49 +18,58 @@ def _elementwise(operation, peer, peer_backward):
         return {"dy": gradient(x), operation.saves: x if operation.saves == "x" else peer(x)}
 
     return Operation(
+        activation,
         forward=Pass(
-            tuple(operation.VARIANTS),
-            lambda shape: activation.DEFAULT,
+            operation.FORWARD,
             inputs=lambda x: {"x": x},
             ours=operation.forward,
             peer=peer,
             truth=getattr(reference, operation.name),
+            out=True,
+            in_place=("x",),
         ),
         backward=Pass(
-            tuple(operation.BACKWARD_VARIANTS),
-            lambda shape: activation.DEFAULT,
+            operation.BACKWARD,
             inputs=backward_inputs,
             ours=operation.backward,
             peer=peer_backward,
             truth=getattr(reference, f"{operation.name}_backward"),
             scale=lambda truth, dy, saved: largest(dy),
             scale_in_words="the row's largest |dy|",
+            out=True,
+            in_place=("dy", operation.saves),
         ),
-        dtypes=activation.DTYPES,
     )
 
 
 def _softmax(operation, peer, peer_backward, scale, scale_in_words):
+    def chosen(n_inputs):
+        return lambda shape: softmax.default_variant(shape[-1], n_inputs)
+
     return Operation(
+        softmax,
         forward=Pass(
-            tuple(operation.VARIANTS),
-            lambda shape: softmax.default_variant(shape[-1], 1),
+            operation.FORWARD,
             inputs=lambda x: {"x": x},
             ours=operation.forward,
             peer=lambda x: peer(x, -1),
             truth=getattr(reference, operation.name),
+            chosen=chosen(1),
+            out=True,
+            in_place=("x",),
         ),
         backward=Pass(
-            tuple(operation.BACKWARD_VARIANTS),
-            lambda shape: softmax.default_variant(shape[-1], 2),
+            operation.BACKWARD,
             inputs=lambda x: {"dy": gradient(x), "y": peer(x, -1)},
             ours=operation.backward,
             peer=lambda dy, y: peer_backward(dy, y, -1, y.dtype),
             truth=getattr(reference, f"{operation.name}_backward"),
             scale=scale,
             scale_in_words=scale_in_words,
+            chosen=chosen(2),
+            out=True,
+            in_place=("dy", "y"),
         ),
-        dtypes=softmax.DTYPES,
         layout="any shape, and works along its last axis",
     )
 

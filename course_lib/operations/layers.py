@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from course_lib import reference
-from course_lib.compare.passes import Operation, Pass, gradient, largest
 from course_lib.kernels import batch_norm, conv2d, conv_transpose2d, linear, max_pool2d, upsample
+from course_lib.operations.passes import Operation, Pass, gradient, largest
 
 IMAGES = "images, N x C x H x W"
 TERMS = "the sum of its terms' magnitudes"
@@ -25,12 +25,13 @@ def _random(x, *shapes):
     ]
 
 
-def _product(forward, backward, ours, theirs, variants, default, arrays_of, **facts):
+def _product(module, forward, backward, ours, theirs, arrays_of, rungs=None, **facts):
     """An operation that adds up products: forward, backward to x, and to the weights.
 
     forward, backward  in float64: y of (x, weight, bias); (dx, dweight, dbias) of (dy, x, weight)
-    ours, theirs       (forward, backward) of tensors alike; ours take `variant`
+    ours, theirs       (forward, backward) of tensors alike; ours take `variant`, forward `out` too
     arrays_of          function(x): weight and bias
+    rungs              as in `Pass`
     """
 
     def inputs(x):
@@ -46,7 +47,7 @@ def _product(forward, backward, ours, theirs, variants, default, arrays_of, **fa
 
     def gradient_of(number):
         return Pass(
-            variants, default, backward_inputs,
+            module.BACKWARD, backward_inputs, rungs=rungs,
             ours=lambda *inputs, variant: ours[1](*inputs, variant=variant)[number],
             peer=lambda *inputs: theirs[1](*inputs)[number],
             truth=lambda *inputs: backward(*inputs)[number],
@@ -54,9 +55,10 @@ def _product(forward, backward, ours, theirs, variants, default, arrays_of, **fa
         )  # fmt: skip
 
     return Operation(
+        module,
         forward=Pass(
-            variants, default, inputs, ours=ours[0], peer=theirs[0], truth=forward,
-            scale=sizes(forward), scale_in_words=TERMS, whole=True,
+            module.FORWARD, inputs, ours=ours[0], peer=theirs[0], truth=forward, rungs=rungs,
+            scale=sizes(forward), scale_in_words=TERMS, whole=True, out=True,
         ),
         backward=gradient_of(0),
         weights=gradient_of(1),
@@ -76,8 +78,8 @@ def linear_operation():
 
     return _product(
         reference.linear, reference.linear_backward, (linear.forward, linear.backward),
-        (F.linear, backward), tuple(linear.VARIANTS), lambda shape: linear.DEFAULT, arrays_of,
-        dtypes=linear.DTYPES, layout="rows, … x C", example=(8, 50),
+        (F.linear, backward), linear.FORWARD, arrays_of,
+        layout="rows, … x C", example=(8, 50),
     )  # fmt: skip
 
 
@@ -96,21 +98,20 @@ def conv2d_operation(depthwise):
         return torch.nn.grad.conv2d_input(x.shape, weight, dy, **options(x)), (
             torch.nn.grad.conv2d_weight(x, weight.shape, dy, **options(x)))  # fmt: skip
 
-    def ours(x, *rest, variant):
-        return conv2d.forward(x, *rest, variant=variant, **options(x))
+    def ours(x, *rest, **others):
+        return conv2d.forward(x, *rest, **options(x), **others)
 
     def ours_backward(dy, x, weight, *, variant):
         return conv2d.backward(dy, x, weight, variant=variant, **options(x))
 
     other = ("few_channels",) if depthwise else ("depthwise",)
     return _product(
-        lambda x, weight, bias: reference.conv2d(x, weight, bias, **options(x)),
+        conv2d, lambda x, weight, bias: reference.conv2d(x, weight, bias, **options(x)),
         lambda dy, x, weight: reference.conv2d_backward(dy, x, weight, **options(x)),
         (ours, ours_backward),
         (lambda x, weight, bias: F.conv2d(x, weight, bias, **options(x)), peer_backward),
-        (*(rung for rung in conv2d.VARIANTS if rung not in other), conv2d.DEFAULT),
-        lambda shape: conv2d.DEFAULT, arrays_of,
-        dtypes=linear.DTYPES, n_dims=4, layout=IMAGES, example=(2, 3, 9, 11),
+        arrays_of, tuple(rung for rung in conv2d.FORWARD if rung not in other),
+        n_dims=4, layout=IMAGES, example=(2, 3, 9, 11),
     )  # fmt: skip
 
 
@@ -129,13 +130,12 @@ def conv_transpose2d_operation():
 
     kernels = conv_transpose2d
     return _product(
-        lambda x, weight, bias: reference.conv_transpose2d(x, weight, bias, stride=2),
+        kernels, lambda x, weight, bias: reference.conv_transpose2d(x, weight, bias, stride=2),
         lambda dy, x, weight: reference.conv_transpose2d_backward(dy, x, weight, stride=2),
-        (lambda *inputs, variant: kernels.forward(*inputs, stride=2, variant=variant),
-         lambda *inputs, variant: kernels.backward(*inputs, stride=2, variant=variant)),
+        (lambda *inputs, **options: kernels.forward(*inputs, stride=2, **options),
+         lambda *inputs, **options: kernels.backward(*inputs, stride=2, **options)),
         (lambda x, weight, bias: F.conv_transpose2d(x, weight, bias, stride=2), peer_backward),
-        (*kernels.VARIANTS, kernels.DEFAULT), lambda shape: kernels.DEFAULT, arrays_of,
-        dtypes=linear.DTYPES, n_dims=4, layout=IMAGES, example=(2, 4, 4, 4),
+        arrays_of, n_dims=4, layout=IMAGES, example=(2, 4, 4, 4),
     )  # fmt: skip
 
 
@@ -149,8 +149,8 @@ def max_pool2d_operation():
         y, indices = found(x)
         return {"dy": gradient(y), "indices": indices.int(), "x": x}
 
-    def ours_backward(dy, indices, x, *, variant):
-        return max_pool2d.backward(dy, indices, x.shape, variant=variant, **POOL)
+    def ours_backward(dy, indices, x, **options):
+        return max_pool2d.backward(dy, indices, x.shape, **options, **POOL)
 
     def peer_backward(dy, indices, x):
         return _aten.max_pool2d_with_indices_backward(
@@ -161,19 +161,21 @@ def max_pool2d_operation():
         return reference.max_pool2d_backward(dy, indices.astype(np.int64), x.shape)
 
     return Operation(
+        max_pool2d,
         forward=Pass(
-            tuple(max_pool2d.VARIANTS), lambda shape: max_pool2d.DEFAULT,
+            max_pool2d.FORWARD,
             inputs=lambda x: {"x": x},
-            ours=lambda x, *, variant: max_pool2d.forward(x, variant=variant, **POOL)[0],
+            ours=lambda x, **options: max_pool2d.forward(x, **options, **POOL)[0],
             peer=lambda x: found(x)[0], truth=lambda x: reference.max_pool2d(x, **POOL)[0],
+            out=True,
         ),
         backward=Pass(
-            tuple(max_pool2d.BACKWARD_VARIANTS), lambda shape: max_pool2d.DEFAULT,
+            max_pool2d.BACKWARD,
             backward_inputs, ours_backward, peer_backward, truth,
             scale=lambda found, dy, indices, x: truth(np.abs(dy), indices, x),
-            scale_in_words=TERMS,
+            scale_in_words=TERMS, out=True,
         ),
-        dtypes=max_pool2d.DTYPES, n_dims=4, layout=IMAGES, example=(2, 3, 9, 11),
+        n_dims=4, layout=IMAGES, example=(2, 3, 9, 11),
     )  # fmt: skip
 
 
@@ -182,6 +184,9 @@ def batch_norm_operation():
 
     def affine(x):
         return [each.float() for each in _random(x, (x.shape[1],), (x.shape[1],))]
+
+    def inputs(x):
+        return dict(zip(("x", "weight", "bias"), (x, *affine(x)), strict=True))
 
     def statistics(x):
         variance, mean = torch.var_mean(x.double(), (0, 2, 3), correction=0)
@@ -201,12 +206,11 @@ def batch_norm_operation():
 
     def gradient_of(number, scale, words):
         return Pass(
-            tuple(batch_norm.BACKWARD_VARIANTS), lambda shape: batch_norm.DEFAULT,
-            backward_inputs,
-            ours=lambda *inputs, variant: batch_norm.backward(*inputs, variant=variant)[number],
+            batch_norm.BACKWARD, backward_inputs,
+            ours=lambda *inputs, **options: batch_norm.backward(*inputs, **options)[number],
             peer=lambda *inputs: peer_backward(*inputs)[number],
             truth=lambda *inputs: reference.batch_norm_backward(*inputs)[number],
-            scale=scale, scale_in_words=words, whole=True,
+            scale=scale, scale_in_words=words, whole=True, out=number == 0,
         )  # fmt: skip
 
     def backward_scale(truth, dy, x, weight, mean, rstd):
@@ -217,21 +221,33 @@ def batch_norm_operation():
     def weight_scale(truth, dy, x, weight, mean, rstd):
         return np.abs(dy * (x - by_channel(mean)) * by_channel(rstd)).sum(axis=(0, 2, 3))
 
+    def by_running(x):
+        mean, rstd = statistics(x)
+        return inputs(x) | {"running_mean": mean + 0.1, "running_var": rstd**-2 + 0.1}
+
+    def of_channel(truth, *inputs):
+        most = np.abs(truth).max(axis=(0, 2, 3), initial=0.0)
+        return np.broadcast_to(by_channel(most), truth.shape)
+
     return Operation(
+        batch_norm,
         forward=Pass(
-            tuple(batch_norm.VARIANTS), lambda shape: batch_norm.DEFAULT,
-            inputs=lambda x: dict(zip(("x", "weight", "bias"), (x, *affine(x)), strict=True)),
-            ours=lambda *inputs, variant: batch_norm.forward(*inputs, variant=variant)[0],
+            batch_norm.FORWARD, inputs,
+            ours=lambda *inputs, **options: batch_norm.forward(*inputs, **options)[0],
             peer=lambda x, weight, bias: _aten.native_batch_norm(
                 x, weight, bias, None, None, True, 0.1, 1e-5)[0],
             truth=lambda *inputs: reference.batch_norm(*inputs)[0],
-            scale=lambda truth, *inputs: np.broadcast_to(
-                by_channel(np.abs(truth).max(axis=(0, 2, 3), initial=0.0)), truth.shape),
-            scale_in_words="the channel's largest |y|", whole=True,
+            scale=of_channel, scale_in_words="the channel's largest |y|", whole=True, out=True,
+        ),
+        inference=Pass(
+            batch_norm.INFERENCE, by_running, ours=batch_norm.inference,
+            peer=lambda x, weight, bias, mean, var: F.batch_norm(x, mean, var, weight, bias),
+            truth=reference.batch_norm_inference,
+            scale=of_channel, scale_in_words="the channel's largest |y|", whole=True, out=True,
         ),
         backward=gradient_of(0, backward_scale, "the channel's largest |dy| · weight / σ"),
         weights=gradient_of(1, weight_scale, TERMS),
-        dtypes=batch_norm.DTYPES, n_dims=4, layout=IMAGES, example=(4, 3, 6, 5),
+        n_dims=4, layout=IMAGES, example=(4, 3, 6, 5),
     )  # fmt: skip
 
 
@@ -246,28 +262,28 @@ def upsample_operation():
         size = [2 * n for n in x.shape[2:]]
         return _aten.upsample_bilinear2d_backward(dy, size, list(x.shape), False, 2.0, 2.0)
 
-    def ours(x, *, variant):
-        return upsample.forward(x, [2 * n for n in x.shape[2:]], variant=variant, **options)
+    def ours(x, **others):
+        return upsample.forward(x, [2 * n for n in x.shape[2:]], **options, **others)
 
     return Operation(
+        upsample,
         forward=Pass(
-            tuple(upsample.VARIANTS), lambda shape: upsample.DEFAULT, inputs=lambda x: {"x": x},
+            upsample.FORWARD, inputs=lambda x: {"x": x},
             ours=ours, peer=lambda x: F.interpolate(x, scale_factor=2, **options),
             truth=lambda x: reference.upsample(x, [2 * n for n in x.shape[2:]], **options),
             scale=lambda truth, x: np.broadcast_to(
                 largest(x.reshape(*x.shape[:2], -1))[..., None], truth.shape),
-            scale_in_words="the plane's largest |x|",
+            scale_in_words="the plane's largest |x|", out=True,
         ),
         backward=Pass(
-            tuple(upsample.BACKWARD_VARIANTS), lambda shape: tuple(upsample.BACKWARD_VARIANTS)[-1],
+            upsample.BACKWARD,
             backward_inputs,
-            ours=lambda dy, x, *, variant: upsample.backward(
-                dy, x.shape, variant=variant, **options),
+            ours=lambda dy, x, **others: upsample.backward(dy, x.shape, **options, **others),
             peer=peer_backward,
             truth=lambda dy, x: reference.upsample_backward(dy, x.shape, **options),
             scale=lambda truth, dy, x: reference.upsample_backward(
                 np.abs(dy), x.shape, **options),
-            scale_in_words=TERMS,
+            scale_in_words=TERMS, out=True,
         ),
-        dtypes=upsample.DTYPES, n_dims=4, layout=IMAGES, example=(2, 3, 5, 6),
+        n_dims=4, layout=IMAGES, example=(2, 3, 5, 6),
     )  # fmt: skip

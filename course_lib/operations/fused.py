@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from course_lib import reference
-from course_lib.compare.passes import Operation, Pass, gradient, largest
 from course_lib.kernels import bn_relu_softmax, cross_entropy, dice, softmax_dropout
+from course_lib.operations.passes import Operation, Pass, gradient, largest
 
 DROPPED, SEED = 0.1, 2011  # of softmax_dropout: the probability, and the mask's seed
 
@@ -24,10 +24,10 @@ def cross_entropy_operation():
         inputs = forward_inputs(x)
         return {"dloss": gradient(x.new_empty(x.shape[0]))} | inputs
 
-    def ours_backward(dloss, logits, target, *, variant):
+    def ours_backward(dloss, logits, target, *, variant, out=None):
         _, stats, normaliser = cross_entropy.forward(logits, target, variant=variant, **options)
         return cross_entropy.backward(
-            dloss, logits, target, stats, normaliser, variant=variant, **options
+            dloss, logits, target, stats, normaliser, variant=variant, out=out, **options
         )
 
     def peer_backward(dloss, logits, target):
@@ -39,9 +39,9 @@ def cross_entropy_operation():
         return reference.cross_entropy_backward(dloss, logits, target.astype(int), **options)
 
     return Operation(
+        cross_entropy,
         forward=Pass(
-            tuple(cross_entropy.VARIANTS),
-            lambda shape: cross_entropy.DEFAULT,
+            cross_entropy.FORWARD,
             inputs=forward_inputs,
             ours=lambda *inputs, variant: cross_entropy.forward(
                 *inputs, variant=variant, **options
@@ -54,16 +54,15 @@ def cross_entropy_operation():
             scale_in_words="the row's largest |logit|",
         ),
         backward=Pass(
-            tuple(cross_entropy.BACKWARD_VARIANTS),
-            lambda shape: cross_entropy.DEFAULT,
+            cross_entropy.BACKWARD,
             inputs=backward_inputs,
             ours=ours_backward,
             peer=peer_backward,
             truth=truth_backward,
             scale=lambda truth, dloss, logits, target: np.abs(dloss)[:, None],
             scale_in_words="the row's |dloss|",
+            out=True,
         ),
-        dtypes=cross_entropy.DTYPES,
         n_dims=2,
         layout="logits, rows x classes",
     )
@@ -79,30 +78,30 @@ def softmax_dropout_operation():
     def drop(y, keep):
         return y * keep / (1 - DROPPED)
 
-    def ours(x, keep, *, variant):
-        return softmax_dropout.forward(x, DROPPED, SEED, 0, variant=variant)[0]
+    def ours(x, keep, **options):
+        return softmax_dropout.forward(x, DROPPED, SEED, 0, **options)[0]
 
-    def ours_backward(dz, x, keep, *, variant):
+    def ours_backward(dz, x, keep, **options):
         _, stats = softmax_dropout.forward(x, DROPPED, SEED, 0)
-        return softmax_dropout.backward(dz, x, stats, DROPPED, SEED, 0, variant=variant)
+        return softmax_dropout.backward(dz, x, stats, DROPPED, SEED, 0, **options)
 
     def peer_backward(dz, x, keep):
         y = torch.softmax(x, -1)
         return torch.ops.aten._softmax_backward_data(drop(dz, keep), y, -1, x.dtype)
 
     return Operation(
+        softmax_dropout,
         forward=Pass(
-            tuple(softmax_dropout.VARIANTS),
-            lambda shape: softmax_dropout.DEFAULT,
+            softmax_dropout.FORWARD,
             inputs=lambda x: {"x": x, "keep": keep(x)},
             ours=ours,
             peer=lambda x, keep: drop(torch.softmax(x, -1), keep),
             truth=lambda x, keep: drop(reference.softmax(x), keep),
             scale_in_words="the row's largest |z|",
+            out=True,
         ),
         backward=Pass(
-            tuple(softmax_dropout.BACKWARD_VARIANTS),
-            lambda shape: softmax_dropout.DEFAULT,
+            softmax_dropout.BACKWARD,
             inputs=lambda x: {"dz": gradient(x), "x": x, "keep": keep(x)},
             ours=ours_backward,
             peer=peer_backward,
@@ -111,8 +110,8 @@ def softmax_dropout_operation():
             ),
             scale=lambda truth, dz, x, keep: largest(reference.softmax(x)) * largest(dz),
             scale_in_words="the row's largest |y| · largest |dz|, y before dropout",
+            out=True,
         ),
-        dtypes=softmax_dropout.DTYPES,
         layout="any shape, and works along its last axis",
     )
 
@@ -145,22 +144,20 @@ def bn_relu_softmax_operation():
         return largest(y) * largest(dy) * np.abs(weight / np.sqrt(var))
 
     return Operation(
+        bn_relu_softmax,
         forward=Pass(
-            tuple(bn_relu_softmax.VARIANTS),
-            lambda shape: bn_relu_softmax.DEFAULT,
+            bn_relu_softmax.FORWARD,
             inputs=lambda x: {"x": x},
-            ours=lambda x, *, variant: bn_relu_softmax.forward(
-                x, *statistics(x), variant=variant
-            ),
+            ours=lambda x, **options: bn_relu_softmax.forward(x, *statistics(x), **options),
             peer=peer,
             truth=lambda x: reference.bn_relu_softmax(x, *statistics(x)),
+            out=True,
         ),
         backward=Pass(
-            tuple(bn_relu_softmax.BACKWARD_VARIANTS),
-            lambda shape: bn_relu_softmax.DEFAULT,
+            bn_relu_softmax.BACKWARD,
             inputs=lambda x: {"dy": gradient(x), "y": peer(x), "x": x},
-            ours=lambda *inputs, variant: bn_relu_softmax.backward(
-                *inputs, *statistics(inputs[-1]), variant=variant
+            ours=lambda *inputs, **options: bn_relu_softmax.backward(
+                *inputs, *statistics(inputs[-1]), **options
             )[0],
             peer=peer_backward,
             truth=lambda dy, y, x: reference.bn_relu_softmax_backward(
@@ -168,8 +165,8 @@ def bn_relu_softmax_operation():
             )[0],
             scale=steepness,
             scale_in_words="the row's largest |y| · largest |dy|, times |weight| / √var",
+            out=True,
         ),
-        dtypes=bn_relu_softmax.DTYPES,
         n_dims=2,
         layout="rows x features",
     )
@@ -191,9 +188,9 @@ def dice_loss_operation():
         found = (2 * (p * t).sum(pixels) + 1) / (p.sum(pixels) + t.sum(pixels) + 1)
         return (1 - found.mean()).to(logits.dtype).reshape(1)
 
-    def ours_backward(dloss, logits, target, *, variant):
+    def ours_backward(dloss, logits, target, *, variant, out=None):
         _, factors = dice.forward(logits, target, variant=variant)
-        return dice.backward(dloss, logits, target, factors, variant=variant)
+        return dice.backward(dloss, logits, target, factors, variant=variant, out=out)
 
     def peer_backward(dloss, logits, target):
         logits = logits.detach().requires_grad_()
@@ -203,21 +200,22 @@ def dice_loss_operation():
         return reference.dice_loss(logits, target.astype(int)).reshape(1)
 
     return Operation(
+        dice,
         forward=Pass(
-            tuple(dice.VARIANTS), lambda shape: dice.DEFAULT, forward_inputs,
+            dice.FORWARD, forward_inputs,
             ours=lambda *inputs, variant: dice.forward(*inputs, variant=variant)[0].reshape(1),
             peer=peer, truth=truth,
             scale=lambda truth, *inputs: np.ones(1), scale_in_words="1", whole=True,
         ),
         backward=Pass(
-            tuple(dice.BACKWARD_VARIANTS), lambda shape: dice.DEFAULT,
+            dice.BACKWARD,
             inputs=lambda x: {"dloss": x.new_ones(())} | forward_inputs(x),
             ours=ours_backward, peer=peer_backward,
             truth=lambda dloss, logits, target: reference.dice_loss_backward(
                 dloss, logits, target.astype(int)),
             scale=lambda truth, *inputs: np.full(truth.shape, np.abs(truth).max(initial=0.0)),
-            scale_in_words="the largest |dlogit|", whole=True,
+            scale_in_words="the largest |dlogit|", whole=True, out=True,
         ),
-        dtypes=dice.DTYPES, n_dims=4, layout="images of logits, N x C x H x W",
+        n_dims=4, layout="images of logits, N x C x H x W",
         example=(2, 3, 5, 7),
     )  # fmt: skip

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from course_lib import reference
-from course_lib.compare.passes import Operation, Pass, gradient
 from course_lib.kernels import dropout, optimizers
+from course_lib.operations.passes import Operation, Pass, gradient
 
 P, SEED, OFFSET = 0.3, 1234, 0
 SGD = dict(lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
@@ -25,21 +25,21 @@ def dropout_operation():
 
     def one(name, ours, inputs):
         return Pass(
-            tuple(dropout.VARIANTS), lambda shape: dropout.DEFAULT, inputs,
-            ours=lambda x, *, variant: ours(x, P, SEED, OFFSET, variant=variant),
+            dropout.FORWARD, inputs,
+            ours=lambda x, **options: ours(x, P, SEED, OFFSET, **options),
             peer=masked, truth=truth,
             scale=lambda truth, x: np.abs(x), scale_in_words=f"the element's own |{name}|",
-            whole=True,
+            whole=True, out=True, in_place=(name,),
         )  # fmt: skip
 
     return Operation(
+        dropout,
         forward=one("x", dropout.forward, lambda x: {"x": x}),
         backward=one("dy", dropout.backward, lambda x: {"dy": gradient(x)}),
-        dtypes=dropout.DTYPES,
-    )
+        )
 
 
-def _step(ours, peer, truth, n_states, scale_in_words):
+def _step(ladder, ours, peer, truth, n_states, scale_in_words):
     """One step: forward gives the parameter as it is afterwards; there is no backward."""
 
     def inputs(x):
@@ -47,16 +47,15 @@ def _step(ours, peer, truth, n_states, scale_in_words):
         return {"parameter": x, "gradient": gradient(x), **dict(zip("mv", states, strict=False))}
 
     return Operation(
+        optimizers,
         forward=Pass(
-            tuple(optimizers.VARIANTS), lambda shape: optimizers.DEFAULT, inputs, ours, peer,
-            truth,
+            ladder, inputs, ours, peer, truth,
             # The step as well as the number it is taken from: either may be the larger one.
             scale=lambda truth, parameter, *rest: np.abs(parameter) + np.abs(truth - parameter),
             scale_in_words=scale_in_words,
         ),
         backward=None,
-        dtypes=optimizers.DTYPES,
-    )  # fmt: skip
+        )  # fmt: skip
 
 
 def sgd_operation():
@@ -75,7 +74,7 @@ def sgd_operation():
         return found
 
     return _step(
-        ours, peer, lambda *inputs: reference.sgd(*inputs, **SGD)[0], 1,
+        optimizers.SGD, ours, peer, lambda *inputs: reference.sgd(*inputs, **SGD)[0], 1,
         "|parameter| and the step's length",
     )  # fmt: skip
 
@@ -98,6 +97,6 @@ def adam_operation():
         return found
 
     return _step(
-        ours, peer, lambda *inputs: reference.adam(*inputs, STEPS, **ADAM)[0], 2,
+        optimizers.ADAM, ours, peer, lambda *inputs: reference.adam(*inputs, STEPS, **ADAM)[0], 2,
         "|parameter| and the step's length",
     )  # fmt: skip

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from course_lib import reference
-from course_lib.compare.passes import Operation, Pass, gradient, largest
 from course_lib.kernels import global_avg_pool, squeeze_excite
+from course_lib.operations.passes import Operation, Pass, gradient, largest
 
 SQUEEZE = 4  # channels of x for each number of the hidden layer of squeeze_excite
 
@@ -23,26 +23,26 @@ def global_avg_pool_operation():
         return np.abs(x).sum(axis=(2, 3)) / max(1, x.shape[2] * x.shape[3])
 
     return Operation(
+        pool,
         forward=Pass(
-            tuple(pool.VARIANTS),
-            lambda shape: pool.DEFAULT,
+            pool.FORWARD,
             inputs=lambda x: {"x": x},
             ours=pool.forward,
             peer=lambda x: torch.mean(x, (2, 3)),
             truth=reference.global_avg_pool,
             scale=mean_magnitude,
             scale_in_words="the plane's mean |x|",
+            out=True,
         ),
         backward=Pass(
-            tuple(pool.BACKWARD_VARIANTS),
-            lambda shape: pool.DEFAULT,
+            pool.BACKWARD,
             inputs=lambda x: {"dy": gradient(x.new_empty(x.shape[:2])), "size": x.shape[2:]},
             ours=pool.backward,
             peer=share,
             truth=reference.global_avg_pool_backward,
             scale_in_words="the row's largest |dx|",
+            out=True,
         ),
-        dtypes=pool.DTYPES,
         n_dims=4,
         layout="images, N x C x H x W",
         example=(2, 3, 5, 7),
@@ -78,36 +78,36 @@ def squeeze_excite_operation():
         x = x.detach().requires_grad_()
         return torch.autograd.grad(peer(x), x, dy)[0]
 
-    def ours_backward(dy, x, *, variant):
+    def ours_backward(dy, x, **options):
         weight1, bias1, weight2, bias2 = weights(x)
-        _, *saved = squeeze_excite.forward(x, weight1, bias1, weight2, bias2, variant=variant)
-        return squeeze_excite.backward(dy, x, weight1, weight2, *saved, variant=variant)[0]
+        _, *saved = squeeze_excite.forward(x, weight1, bias1, weight2, bias2)
+        return squeeze_excite.backward(dy, x, weight1, weight2, *saved, **options)[0]
 
     def image_largest(truth, dy, x):
         return largest(truth.reshape(len(truth), -1))[:, :, None, None]
 
     return Operation(
+        squeeze_excite,
         forward=Pass(
-            (*squeeze_excite.VARIANTS, squeeze_excite.DEFAULT),
-            lambda shape: squeeze_excite.DEFAULT,
+            squeeze_excite.FORWARD,
             inputs=lambda x: {"x": x},
-            ours=lambda x, *, variant: squeeze_excite.forward(x, *weights(x), variant=variant)[0],
+            ours=lambda x, **options: squeeze_excite.forward(x, *weights(x), **options)[0],
             peer=peer,
             truth=lambda x: reference.squeeze_excite(x, *weights(x)),
             scale=lambda truth, x: np.abs(x),
             scale_in_words="the element's own |x|",
+            out=True,
         ),
         backward=Pass(
-            (*squeeze_excite.BACKWARD_VARIANTS, squeeze_excite.DEFAULT),
-            lambda shape: squeeze_excite.DEFAULT,
+            squeeze_excite.BACKWARD,
             inputs=lambda x: {"dy": gradient(x), "x": x},
             ours=ours_backward,
             peer=peer_backward,
             truth=lambda dy, x: reference.squeeze_excite_backward(dy, x, *weights(x))[0],
             scale=image_largest,
             scale_in_words="the image's largest |dx|",
+            out=True,
         ),
-        dtypes=squeeze_excite.DTYPES,
         n_dims=4,
         layout="images, N x C x H x W",
         example=(2, 3, 5, 7),
