@@ -20,11 +20,11 @@ IMAGES = [
     ((2, 20, 3, 2), torch.float32),
     ((5, 2, 1, 9), torch.bfloat16),
 ]
-RIGHT = [name for name in batch_norm.VARIANTS if name != "one_pass"]
+RIGHT = [name for name in batch_norm.FORWARD if name != "one_pass"]
 
 every_variant = pytest.mark.parametrize("variant", RIGHT)
-every_backward = pytest.mark.parametrize("variant", batch_norm.BACKWARD_VARIANTS)
-every_inference = pytest.mark.parametrize("variant", batch_norm.INFERENCE_VARIANTS)
+every_backward = pytest.mark.parametrize("variant", batch_norm.BACKWARD)
+every_inference = pytest.mark.parametrize("variant", batch_norm.INFERENCE)
 every_format = pytest.mark.parametrize("layout", FORMATS)
 
 

@@ -106,10 +106,10 @@ def pooling():
             for shape in IMAGES:
                 x = torch.randn(shape).to(dtype, memory_format=layout)
                 last = layout is torch.channels_last
-                for variant in global_avg_pool.VARIANTS:
+                for variant in global_avg_pool.FORWARD:
                     y = global_avg_pool.forward(x, variant=variant)
                     yield y
-                for variant in global_avg_pool.BACKWARD_VARIANTS:
+                for variant in global_avg_pool.BACKWARD:
                     yield global_avg_pool.backward(
                         y, shape[2:], channels_last=last, variant=variant
                     )
@@ -162,7 +162,7 @@ def softmax_with_dropout():
     for dtype in DTYPES:
         for shape in ROWS:
             for start, offset in ((0, 0), (1, 3)):
-                for variant in softmax_dropout.VARIANTS:
+                for variant in softmax_dropout.FORWARD:
                     yield from passes(shape, dtype, start, offset, variant)
         with mock.patch.object(softmax_dropout, "ROW_LIMIT", {1: 0, 2: 0}):
             for n_cols in (3000, 3003):
@@ -179,7 +179,7 @@ def bn_relu_and_softmax():
                     x, dy = (tensor(shape, dtype, start) for _ in range(2))
                     features = [tensor(shape[1:], feature_dtype, start) for _ in range(4)]
                     features[1].abs_()
-                    for variant in bn_relu_softmax.VARIANTS:
+                    for variant in bn_relu_softmax.FORWARD:
                         y = bn_relu_softmax.forward(x, *features, variant=variant)
                         yield y
                         yield bn_relu_softmax.backward(dy, y, x, *features, variant=variant)

@@ -60,13 +60,13 @@ def max_pooling():
 
 def max_pool_passes(max_pool2d, x, options):
     for index_dtype in max_pool2d.INDEX_DTYPES:
-        for variant in max_pool2d.VARIANTS:
+        for variant in max_pool2d.FORWARD:
             for relu in (True, False):
                 y, indices = max_pool2d.forward(
                     x, variant=variant, index_dtype=index_dtype, relu=relu, **options
                 )
                 yield y
-        for variant in max_pool2d.BACKWARD_VARIANTS:
+        for variant in max_pool2d.BACKWARD:
             yield max_pool2d.backward(y, indices, x.shape, variant=variant, **options)
 
 
@@ -153,16 +153,16 @@ def batch_norm_passes(batch_norm, x):
     weight, bias, running_mean, running_var = torch.rand(4, x.shape[1])
     statistics = running_mean, running_var
     for relu in (False, True):
-        for variant in batch_norm.VARIANTS:
+        for variant in batch_norm.FORWARD:
             y, mean, rstd = batch_norm.forward(
                 x, weight, bias, *statistics, relu=relu, variant=variant
             )
             yield y
-        for variant in batch_norm.BACKWARD_VARIANTS:
+        for variant in batch_norm.BACKWARD:
             yield from batch_norm.backward(
                 x, x, weight, mean, rstd, relu=relu, y=y, variant=variant
             )
-        for variant in batch_norm.INFERENCE_VARIANTS:
+        for variant in batch_norm.INFERENCE:
             yield batch_norm.inference(x, weight, bias, *statistics, relu=relu, variant=variant)
 
 
@@ -173,7 +173,7 @@ def dropping():
         for size in SIZES:
             for start in (0, 1):
                 x = torch.randn(size + start).to(dtype)[start:]
-                for variant in dropout.VARIANTS:
+                for variant in dropout.FORWARD:
                     for offset in (0, 3):
                         yield dropout.forward(x, 0.3, 1, offset, variant=variant)
 
@@ -187,7 +187,7 @@ def optimising():
                 [torch.rand(size + start).to(dtype)[start:] for size in SIZES] for _ in range(5)
             ]
             steps = list(torch.zeros(len(SIZES)))
-            for variant in optimizers.VARIANTS:
+            for variant in optimizers.SGD:
                 optimizers.sgd(*lists[:2], lr=0.1, variant=variant)
                 optimizers.sgd(*lists[:3], lr=0.1, momentum=0.9, variant=variant)
                 for peaks in (None, lists[4]):

@@ -84,7 +84,7 @@ def test_inference(variant, layout, relu):
     dtype=st.sampled_from(DTYPES),
     layout=st.sampled_from(list(FORMATS)),
     variant=st.sampled_from(RIGHT),
-    backward=st.sampled_from(list(batch_norm.BACKWARD_VARIANTS)),
+    backward=st.sampled_from(list(batch_norm.BACKWARD)),
     options=st.tuples(*[st.booleans()] * 4),
     own_dtype=st.booleans(),
 )
@@ -132,7 +132,7 @@ def test_finite_differences(variant):
     shape = (2, 3, 3, 2)
     x, dy, (weight, bias) = image(shape), image(shape), affine(3)
     _, mean, rstd = batch_norm.forward(x, weight, bias, eps=EPS, variant=variant)
-    back = variant if variant in batch_norm.BACKWARD_VARIANTS else "block"
+    back = variant if variant in batch_norm.BACKWARD else "block"
     dx, dweight, dbias = batch_norm.backward(dy, x, weight, mean, rstd, variant=back)
     inputs = [double(x), double(weight), double(bias)]
     for which, gradient in enumerate((dx, dweight, dbias)):
@@ -244,14 +244,14 @@ def test_errors_name_what_was_expected():
 def test_the_sanitizer_finds_nothing(monkeypatch, layout):
     x, dy, (weight, bias) = image((3, 8, 4, 5), layout=layout), image((3, 8, 4, 5)), affine(8)
     with simulator.sanitize() as report:
-        for variant in batch_norm.VARIANTS:
+        for variant in batch_norm.FORWARD:
             y, mean, rstd = batch_norm.forward(x, weight, bias, *statistics(8), variant=variant)
-        for variant in batch_norm.BACKWARD_VARIANTS:
+        for variant in batch_norm.BACKWARD:
             batch_norm.backward(dy, x, weight, mean, rstd, relu=True, y=y, variant=variant)
         in_parts(monkeypatch)
         y, mean, rstd = batch_norm.forward(x, weight, bias, *statistics(8))
         batch_norm.backward(dy, x, weight, mean, rstd, relu=True, y=y)
-        for variant in batch_norm.INFERENCE_VARIANTS:
+        for variant in batch_norm.INFERENCE:
             batch_norm.inference(x, weight, bias, *statistics(8), variant=variant)
         walking(monkeypatch, 3)
         batch_norm.forward(x, weight, bias, *statistics(8))

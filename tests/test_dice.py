@@ -238,7 +238,7 @@ def test_each_logit_is_moved_once(dtype):
 def test_errors_name_what_was_expected():
     logits, target, weight = case((2, 5, 3, 4), weighted=True)
     for error, arguments, options, message in (
-        (ValueError, (logits, target), dict(variant="fast"), "unknown variant 'fast'; there is fu"),
+        (ValueError, (logits, target), dict(variant="fast"), "unknown variant 'fast'; there are"),
         (ValueError, (logits, target), dict(smooth=-1), "smooth must be a number from 0 on, not"),
         (ValueError, (logits, target), dict(smooth=NAN), "smooth must be a number from 0 on, not"),
         (ArrayError, (logits.int(), target), {}, "logits must be float32 or float16 or bfloat16"),

@@ -44,7 +44,7 @@ def assert_close(actual, expected, size):
 def check(x, size, **options):
     """Both directions, every rung, against float64."""
     expected = reference.upsample(double(x), size, **options)
-    for variant in upsample.VARIANTS:
+    for variant in upsample.FORWARD:
         y = upsample.forward(x, size, variant=variant, **options)
         # A place is off by float32's rounding of it, which the difference of pixels multiplies.
         off = max(size) * np.abs(double(x)).max()
@@ -164,7 +164,7 @@ def test_sanitizer_finds_nothing(mode, align_corners, layout):
     options = dict(mode=mode, align_corners=align_corners)
     with simulator.sanitize() as report:
         for size in ((7, 8), (2, 3)):
-            for variant in upsample.VARIANTS:
+            for variant in upsample.FORWARD:
                 y = upsample.forward(x, size, variant=variant, **options)
             upsample.backward(y, tuple(x.shape), **options)
     assert not report, str(report)

@@ -123,12 +123,6 @@ def tally_kernel(loss, logits, labels, step, losses, right, n_rows, n_classes, p
         right[place] = found[0]
 
 
-VARIANTS = {
-    "batch": batch_kernel, "count": count_kernel, "normalise": normalise_kernel,
-    "tally": tally_kernel,
-}  # fmt: skip
-
-
 def half_bits_of(n):
     """Bits of each half of the numbers that are permuted: 4 to the power of this is n or more."""
     return max(1, ((n - 1).bit_length() + 1) // 2)

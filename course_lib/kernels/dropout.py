@@ -20,6 +20,7 @@ Element i, in the order of memory, takes number offset + i of the generator: see
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.softmax_dropout import _generator_arguments
 from course_lib.kernels.softmax_dropout.mask import dropped, keep_pair
 from course_lib.runtime import arrays
@@ -38,7 +39,6 @@ from course_lib.runtime.outputs import elementwise_output
 from course_lib.runtime.philox import philox_four
 
 DTYPES = ("float32", "float16", "bfloat16")
-DEFAULT = "vectorised"
 BLOCK_SIZE = 256
 GROUP = 8  # elements that a call of the generator serves
 ZERO = np.float32(0)
@@ -75,10 +75,29 @@ def vectorised_kernel(x, y, scale, threshold, offset, key0, key1):
             store(y, i, dropped(load(x, i), offset + i, scale, threshold, key0, key1))
 
 
-VARIANTS = {"naive": naive_kernel, "vectorised": vectorised_kernel}
+def _launch_naive(n, x, y, numbers):
+    launch(naive_kernel, -(-n // BLOCK_SIZE), BLOCK_SIZE, x, y, *numbers, flat=True)
 
 
-def forward(x, p, seed, offset, *, variant=DEFAULT, out=None):
+def _launch_vectorised(n, x, y, numbers):
+    together, offset = arrays.address_of(x) | arrays.address_of(y), numbers[2]
+    if together % VECTOR_BYTES or offset % GROUP:
+        return _launch_naive(n, x, y, numbers)
+    n_threads = -(-n // GROUP)
+    launch(
+        vectorised_kernel, -(-n_threads // BLOCK_SIZE), BLOCK_SIZE, x, y, *numbers,
+        flat=True, overlap=True,
+    )  # fmt: skip
+
+
+FORWARD = BACKWARD = Ladder(
+    Rung("naive", _launch_naive, (naive_kernel,)),
+    Rung("vectorised", _launch_vectorised, (vectorised_kernel, naive_kernel)),
+    auto="vectorised",
+)
+
+
+def forward(x, p, seed, offset, *, variant=AUTO, out=None):
     """y = dropout(x), of the shape, dtype, device and memory layout of `x`.
 
     p             probability of dropping an element, in [0, 1]
@@ -90,24 +109,16 @@ def forward(x, p, seed, offset, *, variant=DEFAULT, out=None):
     offset, ValueError for an unknown variant.
     """
     arrays.require(x, "x", dtypes=DTYPES)
-    if variant not in VARIANTS:
-        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(VARIANTS)}")
+    rung = FORWARD.rung(variant, x)
     x = arrays.dense(x)
     numbers = _generator_arguments(p, seed, offset, arrays.size_of(x))
     y = elementwise_output(out, x, dict(x=x))
     if n := arrays.size_of(x):
-        together = arrays.address_of(x) | arrays.address_of(y)
-        whole = together % VECTOR_BYTES == 0 and numbers[2] % GROUP == 0
-        name = variant if whole else "naive"
-        n_threads = -(-n // GROUP) if name == "vectorised" else n
-        launch(
-            VARIANTS[name], -(-n_threads // BLOCK_SIZE), BLOCK_SIZE, x, y, *numbers,
-            flat=True, overlap=name == "vectorised",
-        )  # fmt: skip
+        rung.launch(n, x, y, numbers)
     return y
 
 
-def backward(dy, p, seed, offset, *, variant=DEFAULT, out=None):
+def backward(dy, p, seed, offset, *, variant=AUTO, out=None):
     """dx from `dy`, which must lie in memory as forward's x did; the rest as in `forward`."""
     return forward(dy, p, seed, offset, variant=variant, out=out)
 
@@ -115,6 +126,6 @@ def backward(dy, p, seed, offset, *, variant=DEFAULT, out=None):
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
     numbers = ["float32", "uint32", "int64", "uint32", "uint32"]
-    for variant, kernel in VARIANTS.items():
+    for name, kernel in (("naive", naive_kernel), ("vectorised", vectorised_kernel)):
         for dtype in DTYPES:
-            yield f"dropout {variant} {dtype}", kernel, [(dtype, 1), (dtype, 1), *numbers]
+            yield f"dropout {name} {dtype}", kernel, [(dtype, 1), (dtype, 1), *numbers]

@@ -23,12 +23,14 @@ plane) and `vectorised`.
 Sums are taken in a fixed order: two runs agree bit for bit. Derivation: notebook 02.
 """
 
+import functools
 import math
 
 import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels import global_avg_pool_nhwc as nhwc
+from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import (
     FULL_MASK,
@@ -48,7 +50,6 @@ from course_lib.runtime.outputs import output
 
 BLOCK_SIZE = 256
 DTYPES = ("float32", "float16", "bfloat16")
-DEFAULT = "vectorised"
 MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 UNROLL = 4  # vectors in flight per thread
 FEW_PLANES = 132 * 2  # for the largest chip of today
@@ -240,20 +241,7 @@ def vectorised_backward_kernel(dy, dx, plane, n_cols, scale, head, multiplier, s
             plane += 1
 
 
-VARIANTS = {
-    "naive": naive_kernel,
-    "shared": shared_kernel,
-    "warp": warp_kernel,
-    "vectorised": vectorised_block_kernel,
-}
-BACKWARD_VARIANTS = {
-    "naive": naive_backward_kernel,
-    "per_plane": per_plane_backward_kernel,
-    "vectorised": vectorised_backward_kernel,
-}
-
-
-def forward(x, *, variant=DEFAULT, out=None):
+def forward(x, *, variant=AUTO, out=None):
     """y[n, c] = mean of x[n, c, :, :]; x N·C·H·W, contiguous or channels-last, y N·C.
 
     `out`, if given, receives y, and may be float32 whatever x is. The mean of an empty plane is
@@ -261,7 +249,7 @@ def forward(x, *, variant=DEFAULT, out=None):
     ArrayError for a wrong rank, dtype, shape or device, ValueError for an unknown variant.
     """
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
-    _check_variant(variant, VARIANTS)
+    rung = FORWARD.rung(variant, x)
     N, C, H, W = x.shape
     dtypes = dict.fromkeys((arrays.dtype_name(x), "float32"))
     y = output(out, (N, C), like=x, dtypes=dtypes, reads=dict(x=x))
@@ -269,19 +257,41 @@ def forward(x, *, variant=DEFAULT, out=None):
         return y
     n_cols = H * W
     scale = np.float32(1 / n_cols if n_cols else math.nan)
-    if n_cols and arrays.is_channels_last(x) and not arrays.is_contiguous_array(x):
-        nhwc.forward(x, y, scale, variant, finish_kernel)
-        return y
-    x = arrays.contiguous(x)
-    if variant == "vectorised":
-        _launch_vectorised(x, y, n_cols, scale)
-    else:
-        n_blocks = math.ceil(N * C / BLOCK_SIZE) if variant == "naive" else N * C
-        launch(VARIANTS[variant], n_blocks, BLOCK_SIZE, x, y, n_cols, scale, flat=True)
+    last = n_cols > 0 and arrays.is_channels_last(x) and not arrays.is_contiguous_array(x)
+    rung.launch(x if last else arrays.contiguous(x), y, n_cols, scale, last)
     return y
 
 
-def _launch_vectorised(x, y, n_cols, scale):
+def backward(dy, size, *, channels_last=False, variant=AUTO, out=None):
+    """dx[n, c, h, w] = dy[n, c] / (H·W), from `dy` N·C and `size`, the pair (H, W).
+
+    dx is N·C·H·W, of dy's dtype and device, contiguous or `channels_last`. Raises as `forward`.
+    """
+    arrays.require(dy, "dy", dtypes=DTYPES, n_dims=2)
+    rung = BACKWARD.rung(variant, dy)
+    H, W = size
+    shape = (*dy.shape, H, W)
+    dx = output(out, shape, like=dy, channels_last=channels_last, reads=dict(dy=dy))
+    if math.prod(shape) == 0:
+        return dx
+    last = channels_last and not arrays.is_contiguous_array(dx)
+    rung.launch(arrays.contiguous(dy), dx, H * W, np.float32(1 / (H * W)), last)
+    return dx
+
+
+# What the rungs launch, on channels-last images where `last` says so.
+
+
+def _launch_by_element(kernel, planes_of_block, of_channels_last, x, y, n_cols, scale, last):
+    if last:
+        return of_channels_last(x, y, n_cols, scale)
+    n_blocks = math.ceil(arrays.size_of(y) / planes_of_block)
+    launch(kernel, n_blocks, BLOCK_SIZE, x, y, n_cols, scale, flat=True)
+
+
+def _launch_vectorised(x, y, n_cols, scale, last):
+    if last:
+        return nhwc.launch_vectorised(x, y, n_cols, scale, finish_kernel)
     n_planes, itemsize = arrays.size_of(y), x.dtype.itemsize
     offset = arrays.address_of(x) % VECTOR_BYTES // itemsize
     team, n_splits = plan(n_planes, n_cols * itemsize)
@@ -321,35 +331,25 @@ def plan(n_planes, n_bytes):
     return team, max(1, n_splits) if team > 32 else 1
 
 
-def backward(dy, size, *, channels_last=False, variant=DEFAULT, out=None):
-    """dx[n, c, h, w] = dy[n, c] / (H·W), from `dy` N·C and `size`, the pair (H, W).
-
-    dx is N·C·H·W, of dy's dtype and device, contiguous or `channels_last`. Raises as `forward`.
-    """
-    arrays.require(dy, "dy", dtypes=DTYPES, n_dims=2)
-    _check_variant(variant, BACKWARD_VARIANTS)
-    H, W = size
-    shape = (*dy.shape, H, W)
-    dx = output(out, shape, like=dy, channels_last=channels_last, reads=dict(dy=dy))
-    if math.prod(shape) == 0:
-        return dx
-    dy = arrays.contiguous(dy)
-    n_cols, n_planes = H * W, arrays.size_of(dy)
-    scale = np.float32(1 / n_cols)
-    if channels_last and not arrays.is_contiguous_array(dx):
-        nhwc.backward(dy, dx, scale, variant)
-    elif variant == "vectorised" and n_cols >= MAX_WIDTH:
-        _launch_vectorised_backward(dy, dx, n_cols, scale)
-    elif variant == "vectorised":  # 16 bytes may span more than two planes: element by element
-        n_blocks = math.ceil(n_planes * n_cols / BLOCK_SIZE)
-        launch(naive_backward_kernel, n_blocks, BLOCK_SIZE, dy, dx, n_cols, scale, flat=True)
-    else:
-        n_blocks = math.ceil(n_planes * n_cols / BLOCK_SIZE) if variant == "naive" else n_planes
-        launch(BACKWARD_VARIANTS[variant], n_blocks, BLOCK_SIZE, dy, dx, n_cols, scale, flat=True)
-    return dx
+def _launch_naive_backward(dy, dx, n_cols, scale, last):
+    if last:
+        return nhwc.launch_naive_backward(dy, dx, n_cols, scale)
+    n_blocks = math.ceil(arrays.size_of(dy) * n_cols / BLOCK_SIZE)
+    launch(naive_backward_kernel, n_blocks, BLOCK_SIZE, dy, dx, n_cols, scale, flat=True)
 
 
-def _launch_vectorised_backward(dy, dx, n_cols, scale):
+def _launch_per_plane_backward(dy, dx, n_cols, scale, last):
+    if last:
+        return nhwc.launch_per_plane_backward(dy, dx, n_cols, scale)
+    n_planes = arrays.size_of(dy)
+    launch(per_plane_backward_kernel, n_planes, BLOCK_SIZE, dy, dx, n_cols, scale, flat=True)
+
+
+def _launch_vectorised_backward(dy, dx, n_cols, scale, last):
+    if last:
+        return nhwc.launch_vectorised_backward(dy, dx, n_cols, scale)
+    if n_cols < MAX_WIDTH:  # 16 bytes may span more than two planes: element by element
+        return _launch_naive_backward(dy, dx, n_cols, scale, last)
     width = VECTOR_BYTES // dx.dtype.itemsize
     shift = (n_cols - 1).bit_length()
     multiplier = ((1 << 32) * ((1 << shift) - n_cols)) // n_cols + 1
@@ -368,16 +368,41 @@ def _launch_vectorised_backward(dy, dx, n_cols, scale):
         )  # fmt: skip
 
 
-def _check_variant(variant, variants):
-    if variant not in variants:
-        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
+def _by_element(name, kernel, planes_of_block, of_channels_last, other_kernel):
+    launcher = functools.partial(_launch_by_element, kernel, planes_of_block, of_channels_last)
+    return Rung(name, launcher, (kernel, other_kernel))
+
+
+FORWARD = Ladder(
+    _by_element("naive", naive_kernel, BLOCK_SIZE, nhwc.launch_naive, nhwc.naive_kernel),
+    _by_element("shared", shared_kernel, 1, nhwc.launch_shared, nhwc.shared_kernel),
+    _by_element("warp", warp_kernel, 1, nhwc.launch_warp, nhwc.warp_kernel),
+    Rung(
+        "vectorised", _launch_vectorised,
+        (vectorised_team_kernel, vectorised_block_kernel, nhwc.vectorised_kernel, nhwc.warp_kernel,
+         finish_kernel), (plan, nhwc.plan, nhwc.aligned),
+    ),
+    auto="vectorised",
+)  # fmt: skip
+BACKWARD = Ladder(
+    Rung("naive", _launch_naive_backward, (naive_backward_kernel, nhwc.naive_backward_kernel)),
+    Rung("per_plane", _launch_per_plane_backward,
+         (per_plane_backward_kernel, nhwc.per_plane_backward_kernel)),
+    Rung(
+        "vectorised", _launch_vectorised_backward,
+        (vectorised_backward_kernel, naive_backward_kernel, nhwc.vectorised_backward_kernel,
+         nhwc.per_plane_backward_kernel), (nhwc.plan, nhwc.aligned),
+    ),
+    auto="vectorised",
+)  # fmt: skip
 
 
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
     for dtype in DTYPES:
         image, sums, common = (dtype, 1), ("float32", 1), ["int64", "float32"]
-        rows = [(f"forward {name}", VARIANTS[name], []) for name in ("naive", "shared", "warp")]
+        rows = [("forward naive", naive_kernel, []), ("forward shared", shared_kernel, [])]
+        rows += [("forward warp", warp_kernel, [])]
         rows += [("forward vectorised, team", vectorised_team_kernel, ["int64"] * 2)]
         rows += [("forward vectorised, block", vectorised_block_kernel, ["int64"] * 2)]
         rows += [("backward naive", naive_backward_kernel, [])]

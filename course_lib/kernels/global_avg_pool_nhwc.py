@@ -183,26 +183,25 @@ def vectorised_backward_kernel(dy, dx, n_pixels, C, scale, n_columns, length):
             pixel += n_rows
 
 
-VARIANTS = {"naive": naive_kernel, "shared": shared_kernel, "warp": warp_kernel}
-BACKWARD_VARIANTS = {"naive": naive_backward_kernel, "per_plane": per_plane_backward_kernel}
+def launch_naive(x, y, n_pixels, scale):
+    C, n_blocks = x.shape[1], math.ceil(arrays.size_of(y) / BLOCK_SIZE)
+    launch(naive_kernel, n_blocks, BLOCK_SIZE, x, y, n_pixels, C, scale, flat=True)
 
 
-def forward(x, y, scale, variant, finish_kernel):
-    """Launch `variant` on a channels-last `x`; `finish_kernel` adds up partial sums."""
-    N, C, H, W = x.shape
-    if variant == "vectorised" and _aligned(x, C):
-        _launch_vectorised(x, y, scale, finish_kernel)
-        return
-    variant = "warp" if variant == "vectorised" else variant
-    grids = {
-        "naive": math.ceil(N * C / BLOCK_SIZE),
-        "shared": (math.ceil(C / CHANNELS), N),
-        "warp": (math.ceil(C / (BLOCK_SIZE // 32 * SECTOR)), N),
-    }
-    launch(VARIANTS[variant], grids[variant], BLOCK_SIZE, x, y, H * W, C, scale, flat=True)
+def launch_shared(x, y, n_pixels, scale):
+    N, C = x.shape[:2]
+    grid = (math.ceil(C / CHANNELS), N)
+    launch(shared_kernel, grid, BLOCK_SIZE, x, y, n_pixels, C, scale, flat=True)
 
 
-def _aligned(array, C):
+def launch_warp(x, y, n_pixels, scale):
+    N, C = x.shape[:2]
+    grid = (math.ceil(C / (BLOCK_SIZE // 32 * SECTOR)), N)
+    launch(warp_kernel, grid, BLOCK_SIZE, x, y, n_pixels, C, scale, flat=True)
+
+
+def aligned(array, C):
+    """Whether every pixel begins on a 16-byte boundary."""
     whole = C * array.dtype.itemsize % VECTOR_BYTES == 0
     return whole and arrays.address_of(array) % VECTOR_BYTES == 0
 
@@ -224,9 +223,12 @@ def plan(total_columns, N, n_pixels, least=8):
     return (math.ceil(n_pixels / length), n_tiles, N), n_columns, length
 
 
-def _launch_vectorised(x, y, scale, finish_kernel):
-    N, C, H, W = x.shape
-    grid, n_columns, length = plan(C * x.dtype.itemsize // VECTOR_BYTES, N, H * W)
+def launch_vectorised(x, y, n_pixels, scale, finish_kernel):
+    """By `warp` where pixels aren't aligned; `finish_kernel` adds up partial sums."""
+    N, C = x.shape[:2]
+    if not aligned(x, C):
+        return launch_warp(x, y, n_pixels, scale)
+    grid, n_columns, length = plan(C * x.dtype.itemsize // VECTOR_BYTES, N, n_pixels)
     n_parts = grid[0]
     partial, factor = y, scale
     if n_parts > 1:
@@ -234,7 +236,7 @@ def _launch_vectorised(x, y, scale, finish_kernel):
         factor = np.float32(1)
     launch(
         vectorised_kernel, grid, BLOCK_SIZE,
-        x, partial, H * W, C, factor, n_columns, length, flat=True, overlap=True,
+        x, partial, n_pixels, C, factor, n_columns, length, flat=True, overlap=True,
     )  # fmt: skip
     if n_parts > 1:
         launch(
@@ -243,33 +245,37 @@ def _launch_vectorised(x, y, scale, finish_kernel):
         )  # fmt: skip
 
 
-def backward(dy, dx, scale, variant):
-    """Launch `variant` to fill a channels-last `dx`."""
-    N, C, H, W = dx.shape
-    if variant == "vectorised" and _aligned(dx, C) and _aligned(dy, C):
-        grid, n_columns, length = plan(C * dx.dtype.itemsize // VECTOR_BYTES, N, H * W, least=2)
-        launch(
-            vectorised_backward_kernel, grid, BLOCK_SIZE,
-            dy, dx, H * W, C, scale, n_columns, length, flat=True, overlap=True,
-        )  # fmt: skip
-        return
-    variant = "per_plane" if variant == "vectorised" else variant
-    grids = {
-        "naive": math.ceil(N * C * H * W / BLOCK_SIZE),
-        "per_plane": (math.ceil(C / CHANNELS), N),
-    }
-    kernel = BACKWARD_VARIANTS[variant]
-    launch(kernel, grids[variant], BLOCK_SIZE, dy, dx, H * W, C, scale, flat=True)
+def launch_naive_backward(dy, dx, n_pixels, scale):
+    C, n_blocks = dx.shape[1], math.ceil(arrays.size_of(dx) / BLOCK_SIZE)
+    launch(naive_backward_kernel, n_blocks, BLOCK_SIZE, dy, dx, n_pixels, C, scale, flat=True)
+
+
+def launch_per_plane_backward(dy, dx, n_pixels, scale):
+    N, C = dx.shape[:2]
+    grid = (math.ceil(C / CHANNELS), N)
+    launch(per_plane_backward_kernel, grid, BLOCK_SIZE, dy, dx, n_pixels, C, scale, flat=True)
+
+
+def launch_vectorised_backward(dy, dx, n_pixels, scale):
+    """By `per_plane` where pixels aren't aligned."""
+    N, C = dx.shape[:2]
+    if not (aligned(dx, C) and aligned(dy, C)):
+        return launch_per_plane_backward(dy, dx, n_pixels, scale)
+    grid, n_columns, length = plan(C * dx.dtype.itemsize // VECTOR_BYTES, N, n_pixels, least=2)
+    launch(
+        vectorised_backward_kernel, grid, BLOCK_SIZE,
+        dy, dx, n_pixels, C, scale, n_columns, length, flat=True, overlap=True,
+    )  # fmt: skip
 
 
 def specialisations(dtype):
     """(name, kernel, argument types) of all that is compiled for images of `dtype`."""
     image, sums = (dtype, 1), ("float32", 1)
     common, plan = ["int64", "int64", "float32"], ["int64", "int64"]
-    for name, kernel in VARIANTS.items():
+    for name, kernel in (("naive", naive_kernel), ("shared", shared_kernel), ("warp", warp_kernel)):
         yield f"forward {name}", kernel, [image, image, *common]
     yield "forward vectorised", vectorised_kernel, [image, image, *common, *plan]
     yield "forward vectorised, in parts", vectorised_kernel, [image, sums, *common, *plan]
-    for name, kernel in BACKWARD_VARIANTS.items():
-        yield f"backward {name}", kernel, [image, image, *common]
+    yield "backward naive", naive_backward_kernel, [image, image, *common]
+    yield "backward per_plane", per_plane_backward_kernel, [image, image, *common]
     yield "backward vectorised", vectorised_backward_kernel, [image, image, *common, *plan]

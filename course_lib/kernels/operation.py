@@ -48,6 +48,10 @@ class Ladder(Mapping):
         self.auto = (auto,) if isinstance(auto, str) else tuple(auto)
         for name in self.auto:
             self[name]  # there is such a rung
+        #: What runs on every chip, which is most of what is asked for: found by one look-up.
+        self._everywhere = {rung.name: rung for rung in rungs if rung.needs <= EVERY_CHIP}
+        if self.auto and self.auto[0] in self._everywhere:
+            self._everywhere[AUTO] = self[self.auto[0]]
 
     def __getitem__(self, name):
         return self._rungs[name]
@@ -76,10 +80,12 @@ class Ladder(Mapping):
 
         Raises ValueError for a variant that there is not, or that this chip can't run.
         """
+        if (found := self._everywhere.get(variant)) is not None:
+            return found
         self.require(variant)
         if variant != AUTO:
             found = self[variant]
-            if found.needs > EVERY_CHIP and (has := chip_of(array)[0]) < found.needs:
+            if (has := chip_of(array)[0]) < found.needs:
                 needed, has = (".".join(map(str, number)) for number in (found.needs, has))
                 can = [name for name, rung in self.items() if rung.needs <= chip_of(array)[0]]
                 raise ValueError(

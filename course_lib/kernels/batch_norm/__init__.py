@@ -36,33 +36,67 @@ Sources: S. Ioffe and C. Szegedy (2015); Welford (1962); Chan, Golub and LeVeque
 notebook 10.
 """
 
-import math
-
-from course_lib.kernels.batch_norm import ladder, merging, pixels, planes_kernels, vectorised, walk
+from course_lib.kernels.batch_norm import (
+    ladder,
+    merging,
+    pixels,
+    plan,
+    planes_kernels,
+    vectorised,
+    walk,
+)
+from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime import arrays
-from course_lib.runtime.launch import launch
 from course_lib.runtime.outputs import output
 
 DTYPES = ("float32", "float16", "bfloat16")
-DEFAULT = "vectorised"
-BLOCK_SIZE = 256
 MOST_THREADS = 512  # of a block of any rung
 
-VARIANTS = {
-    "naive": ladder.naive_kernel,
-    "one_pass": ladder.one_pass_kernel,
-    "welford": ladder.welford_kernel,
-    "vectorised": planes_kernels.channel_kernel,
-}
-INFERENCE_VARIANTS = {
-    "naive": ladder.inference_kernel,
-    "vectorised": planes_kernels.normalise_kernel,
-}
-BACKWARD_VARIANTS = {
-    "naive": ladder.naive_backward_kernel,
-    "block": ladder.block_backward_kernel,
-    "vectorised": planes_kernels.channel_backward_kernel,
-}
+_planned = plan.plan_planes, plan.plan_pass, plan.plan_pixels, vectorised.whole_vectors
+FORWARD = Ladder(
+    Rung("naive", ladder.launch_naive, (ladder.naive_kernel,), (ladder.channel_a_thread,)),
+    Rung("one_pass", ladder.launch_one_pass, (ladder.one_pass_kernel,), (ladder.channel_a_block,)),
+    Rung("welford", ladder.launch_welford, (ladder.welford_kernel,), (ladder.channel_a_block,)),
+    Rung(
+        "vectorised", vectorised.forward,
+        (
+            planes_kernels.channel_kernel, walk.walk_kernel, planes_kernels.statistics_kernel,
+            merging.statistics_merge_kernel, planes_kernels.normalise_kernel,
+            pixels.pixel_statistics_kernel, pixels.pixel_normalise_kernel, ladder.welford_kernel,
+        ),
+        (*_planned, plan.plan_walk, walk.is_worth_it, ladder.channel_a_block),
+    ),
+    auto="vectorised",
+)  # fmt: skip
+INFERENCE = Ladder(
+    Rung("naive", ladder.launch_inference, (ladder.inference_kernel,)),
+    Rung(
+        "vectorised", vectorised.inference,
+        (planes_kernels.normalise_kernel, pixels.pixel_normalise_kernel, ladder.inference_kernel),
+        (plan.plan_pass, plan.plan_pixels, vectorised.whole_vectors),
+    ),
+    auto="vectorised",
+)  # fmt: skip
+BACKWARD = Ladder(
+    Rung(
+        "naive", ladder.launch_naive_backward, (ladder.naive_backward_kernel,),
+        (ladder.channel_a_thread,),
+    ),
+    Rung(
+        "block", ladder.launch_block_backward, (ladder.block_backward_kernel,),
+        (ladder.channel_a_block,),
+    ),
+    Rung(
+        "vectorised", vectorised.backward,
+        (
+            planes_kernels.channel_backward_kernel, planes_kernels.sums_kernel,
+            merging.sums_merge_kernel, planes_kernels.gradient_kernel,
+            pixels.pixel_sums_kernel, pixels.pixel_gradient_kernel, ladder.block_backward_kernel,
+        ),
+        (*_planned, ladder.channel_a_block),
+    ),
+    auto="vectorised",
+)  # fmt: skip
 
 
 def forward(
@@ -75,7 +109,7 @@ def forward(
     momentum=0.1,
     eps=1e-5,
     relu=False,
-    variant=DEFAULT,
+    variant=AUTO,
     out=None,
 ):
     """(y, mean, rstd) of a batch in training; the last two are float32, for `backward`.
@@ -90,7 +124,7 @@ def forward(
     wrong rank, dtype, shape or device, ValueError for an unknown variant, a negative eps, one
     of two running statistics, and a batch of fewer than two values a channel.
     """
-    _check_variant(variant, VARIANTS)
+    rung = FORWARD.rung(variant, x)
     x, channels_last, C, P, count = _check(
         x, weight, bias, running_mean, running_var, eps
     )
@@ -103,27 +137,18 @@ def forward(
         return y, mean, rstd
     tracked = running_mean is not None
     running = (running_mean, running_var) if tracked else (mean, rstd)
-    affine = _affine(weight, bias, mean)
+    affine = *_affine(weight, bias, mean), bool(relu)
     numbers = tracked, float(momentum), float(eps)
-    if variant == "vectorised" and not channels_last:
-        vectorised.planes_forward(x, y, C, P, affine, relu, mean, rstd, running, numbers)
-    elif variant == "vectorised" and vectorised.whole_vectors(C, x, y):
-        vectorised.pixels_forward(x, y, C, affine, relu, mean, rstd, running, numbers)
-    else:
-        name = "welford" if variant == "vectorised" else variant
-        launch(
-            VARIANTS[name], *_blocks(name, C, count),
-            x, y, C, P, count, *_steps(C, P, channels_last), *affine, bool(relu), mean, rstd,
-            *running, *numbers, flat=True,
-        )  # fmt: skip
+    sizes = C, P, count, channels_last
+    rung.launch(x, y, sizes, affine, mean, rstd, running, numbers)
     return y, mean, rstd
 
 
 def inference(
-    x, weight, bias, running_mean, running_var, *, eps=1e-5, relu=False, variant=DEFAULT, out=None
+    x, weight, bias, running_mean, running_var, *, eps=1e-5, relu=False, variant=AUTO, out=None
 ):
     """y with the running statistics; arguments and errors as in `forward`."""
-    _check_variant(variant, INFERENCE_VARIANTS)
+    rung = INFERENCE.rung(variant, x)
     x, channels_last, C, P, count = _check(
         x, weight, bias, running_mean, running_var, eps
     )
@@ -134,20 +159,12 @@ def inference(
     if count * C == 0:
         return y
     affine = (*_affine(weight, bias, running_mean), bool(relu), running_mean, running_var)
-    if variant == "vectorised" and not channels_last:
-        vectorised.planes_inference(x, y, C, P, affine, float(eps))
-    elif variant == "vectorised" and vectorised.whole_vectors(C, x, y):
-        vectorised.pixels_inference(x, y, C, affine, float(eps))
-    else:
-        launch(
-            ladder.inference_kernel, math.ceil(count * C / BLOCK_SIZE), BLOCK_SIZE,
-            x, y, C, P, _steps(C, P, channels_last)[0], *affine, float(eps), flat=True,
-        )  # fmt: skip
+    rung.launch(x, y, (C, P, count, channels_last), affine, float(eps))
     return y
 
 
 def backward(
-    dy, x, weight, mean, rstd, *, relu=False, y=None, training=True, variant=DEFAULT, out=None
+    dy, x, weight, mean, rstd, *, relu=False, y=None, training=True, variant=AUTO, out=None
 ):
     """(dx, dweight, dbias), of x's dtype the first, of weight's (or float32) the others.
 
@@ -159,7 +176,7 @@ def backward(
 
     Raises as `forward` does.
     """
-    _check_variant(variant, BACKWARD_VARIANTS)
+    rung = BACKWARD.rung(variant, x)
     x, channels_last, C, P, count = _check(x, weight, None, None, None, 0)
     dtype = arrays.dtype_name(x)
     arrays.require(dy, "dy", shape=x.shape, dtypes=(dtype,))
@@ -183,30 +200,9 @@ def backward(
     mean, rstd = arrays.contiguous(mean), arrays.contiguous(rstd)
     scale, _, has_weight, _ = _affine(weight, None, mean)
     options = scale, has_weight, bool(relu), mean, rstd
-    if variant == "vectorised" and not channels_last:
-        vectorised.planes_backward(images, C, P, count, options, dweight, dbias, bool(training))
-    elif variant == "vectorised" and vectorised.whole_vectors(C, *images):
-        vectorised.pixels_backward(images, C, count, options, dweight, dbias, bool(training))
-    else:
-        name = "block" if variant == "vectorised" else variant
-        launch(
-            BACKWARD_VARIANTS[name], *_blocks(name, C, count),
-            *images, C, P, count, *_steps(C, P, channels_last), *options, dweight, dbias,
-            bool(training), flat=True,
-        )  # fmt: skip
+    sizes = C, P, count, channels_last
+    rung.launch(images, sizes, options, dweight, dbias, bool(training))
     return dx, dweight, dbias
-
-
-def _blocks(variant, C, count):
-    """Blocks, and threads of a block, of the rungs that move one element at a time."""
-    if variant == "naive":
-        return math.ceil(C / BLOCK_SIZE), BLOCK_SIZE
-    return C, min(BLOCK_SIZE, 32 * math.ceil(count / 32))
-
-
-def _steps(C, P, channels_last):
-    """From a channel to the next in memory, and from a pixel to the next."""
-    return (1, C) if channels_last else (P, 1)
 
 
 def _affine(weight, bias, unused):
@@ -245,11 +241,6 @@ def _check(x, weight, bias, running_mean, running_var, eps):
     return arrays.contiguous(x), False, C, H * W, N * H * W
 
 
-def _check_variant(variant, variants):
-    if variant not in variants:
-        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
-
-
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
     row, counted, flag, number = ("float32", 1), ("int32", 1), "boolean", "float32"
@@ -260,7 +251,7 @@ def specialisations():
         training = [row] * 4 + [flag, number, number]
         gradients = [row, row, flag]
         rows = [
-            (f"forward {name}", VARIANTS[name], [x] * 2, "ladder", affine + training)
+            (f"forward {name}", *FORWARD[name].kernels, [x] * 2, "ladder", affine + training)
             for name in ("naive", "one_pass", "welford")
         ]
         fixed = [*affine, row, row, flag, number]

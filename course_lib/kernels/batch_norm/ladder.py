@@ -4,6 +4,9 @@ A channel's element (n, pixel) lies at n·C·P + c·channel_step + pixel·pixel_
 image; `steps` of the kernels are these two. `count` is N·P.
 """
 
+import functools
+import math
+
 import numpy as np
 
 from course_lib import cuda
@@ -18,6 +21,9 @@ from course_lib.kernels.batch_norm.moments import (
     with_one,
 )
 from course_lib.runtime.intrinsics import block_sum, load, store
+from course_lib.runtime.launch import launch
+
+BLOCK_SIZE = 256
 
 
 @cuda.jit(device=True)
@@ -197,3 +203,57 @@ def block_backward_kernel(
         dy, x, y, dx, c, C, P, count, channel_step, pixel_step, tid, cuda.blockDim.x, mean, factor,
         total * share, product * rstd * rstd * share, relu,
     )  # fmt: skip
+
+
+def channel_a_thread(C, count):
+    """Blocks, and threads of a block, where a thread takes a channel."""
+    return math.ceil(C / BLOCK_SIZE), BLOCK_SIZE
+
+
+def channel_a_block(C, count):
+    """The same where a block takes one."""
+    return C, min(BLOCK_SIZE, 32 * math.ceil(count / 32))
+
+
+def _steps(C, P, channels_last):
+    """From a channel to the next in memory, and from a pixel to the next."""
+    return (1, C) if channels_last else (P, 1)
+
+
+def _launch_forward(kernel, blocks_of, x, y, sizes, affine, mean, rstd, running, numbers):
+    C, P, count, channels_last = sizes
+    launch(
+        kernel, *blocks_of(C, count), x, y, C, P, count, *_steps(C, P, channels_last), *affine,
+        mean, rstd, *running, *numbers, flat=True,
+    )  # fmt: skip
+
+
+def launch_inference(x, y, sizes, affine, eps):
+    C, P, count, channels_last = sizes
+    launch(
+        inference_kernel, math.ceil(count * C / BLOCK_SIZE), BLOCK_SIZE,
+        x, y, C, P, _steps(C, P, channels_last)[0], *affine, eps, flat=True,
+    )  # fmt: skip
+
+
+def _launch_backward(kernel, blocks_of, images, sizes, options, dweight, dbias, training):
+    C, P, count, channels_last = sizes
+    launch(
+        kernel, *blocks_of(C, count), *images, C, P, count, *_steps(C, P, channels_last), *options,
+        dweight, dbias, training, flat=True,
+    )  # fmt: skip
+
+
+launch_naive, launch_one_pass, launch_welford = (
+    functools.partial(_launch_forward, kernel, blocks_of)
+    for kernel, blocks_of in (
+        (naive_kernel, channel_a_thread), (one_pass_kernel, channel_a_block),
+        (welford_kernel, channel_a_block),
+    )
+)  # fmt: skip
+launch_naive_backward, launch_block_backward = (
+    functools.partial(_launch_backward, kernel, blocks_of)
+    for kernel, blocks_of in (
+        (naive_backward_kernel, channel_a_thread), (block_backward_kernel, channel_a_block),
+    )
+)  # fmt: skip

@@ -1,11 +1,12 @@
 """Launching the rung `vectorised` of batch normalisation: which kernels, and how many blocks.
 
-`affine` and `options` are what the kernels take of weight and bias, in their order.
+`sizes` are C, P, count and whether images are channels-last, as in `ladder`; `affine` and `options`
+are what the kernels take of weight, bias, ReLU and statistics, in their order.
 """
 
 import math
 
-from course_lib.kernels.batch_norm import merging, pixels, planes_kernels, walk
+from course_lib.kernels.batch_norm import ladder, merging, pixels, planes_kernels, walk
 from course_lib.kernels.batch_norm.plan import (
     CLUSTER,
     plan_pass,
@@ -20,36 +21,41 @@ from course_lib.runtime.launch import chip_of, launch
 CLUSTERS_SINCE = (9, 0)  # compute capability; and an L2 cache that is worth a walk
 
 
-def planes_forward(x, y, C, P, affine, relu, mean, rstd, running, numbers):
-    total = arrays.size_of(x) // C
-    plan, then = _plans(x, total // P, C, P)
+def forward(x, y, sizes, affine, mean, rstd, running, numbers):
+    """Of contiguous images; `_pixels_forward` takes channels-last ones."""
+    C, P, count, channels_last = sizes
+    if channels_last:
+        return _pixels_forward(x, y, sizes, affine, mean, rstd, running, numbers)
+    plan, then = _plans(x, count // P, C, P)
     start = offset(x, y)
     if plan.cluster:
         launch(
             planes_kernels.channel_kernel, C * plan.cluster, plan.block,
-            x, y, C, P, total, plan.length, plan.team, start, *affine, bool(relu), mean, rstd,
-            *running, *numbers, flat=True, overlap=True, cluster=plan.cluster,
+            x, y, C, P, count, plan.length, plan.team, start, *affine, mean, rstd, *running,
+            *numbers, flat=True, overlap=True, cluster=plan.cluster,
         )  # fmt: skip
         return
     if walked := _walk(x, C, P):
-        walk.forward(x, y, C, P, walked, start, affine, relu, mean, rstd, running, numbers)
+        walk.forward(x, y, C, P, walked, start, affine, mean, rstd, running, numbers)
         return
     partial = arrays.empty((3, plan.n_parts, C), like=x, dtype="float32")
     share = plan.length, plan.n_parts, plan.team
     launch(
         planes_kernels.statistics_kernel, C * plan.n_parts, plan.block,
-        x, partial, C, P, total, *share, offset(x), flat=True, overlap=True,
+        x, partial, C, P, count, *share, offset(x), flat=True, overlap=True,
     )  # fmt: skip
     _merge_statistics(partial, C, plan.n_parts, mean, rstd, running, numbers)
     launch(
         planes_kernels.normalise_kernel, C * then.n_parts, then.block,
-        x, y, C, P, total, then.length, then.n_parts, then.team, start, *affine,
-        bool(relu), mean, rstd, False, 0.0, flat=True, overlap=True,
+        x, y, C, P, count, then.length, then.n_parts, then.team, start, *affine, mean, rstd,
+        False, 0.0, flat=True, overlap=True,
     )  # fmt: skip
 
 
-def pixels_forward(x, y, C, affine, relu, mean, rstd, running, numbers):
-    n_rows = arrays.size_of(x) // C
+def _pixels_forward(x, y, sizes, affine, mean, rstd, running, numbers):
+    C, _, n_rows, _ = sizes
+    if not whole_vectors(C, x, y):
+        return ladder.launch_welford(x, y, sizes, affine, mean, rstd, running, numbers)
     plan, then = (plan_pixels(n_rows, C, x.dtype.itemsize, merged) for merged in (True, False))
     grid, share = _tiles(plan, C, n_rows)
     partial = arrays.empty((3, plan.n_parts, C), like=x, dtype="float32")
@@ -61,7 +67,7 @@ def pixels_forward(x, y, C, affine, relu, mean, rstd, running, numbers):
     grid, share = _tiles(then, C, n_rows)
     launch(
         pixels.pixel_normalise_kernel, grid, pixels.BLOCK_SIZE,
-        x, y, *share, *affine, bool(relu), mean, rstd, False, 0.0, flat=True, overlap=True,
+        x, y, *share, *affine, mean, rstd, False, 0.0, flat=True, overlap=True,
     )  # fmt: skip
 
 
@@ -72,7 +78,11 @@ def _merge_statistics(partial, C, n_parts, mean, rstd, running, numbers):
     )  # fmt: skip
 
 
-def planes_backward(images, C, P, count, options, dweight, dbias, training):
+def backward(images, sizes, options, dweight, dbias, training):
+    """As `forward`; `images` are dy, x, y and dx."""
+    C, P, count, channels_last = sizes
+    if channels_last:
+        return _pixels_backward(images, sizes, options, dweight, dbias, training)
     dy, x, y, _ = images
     plan, then = _plans(x, count // P, C, P)
     start = offset(*images)
@@ -99,7 +109,10 @@ def planes_backward(images, C, P, count, options, dweight, dbias, training):
     )  # fmt: skip
 
 
-def pixels_backward(images, C, n_rows, options, dweight, dbias, training):
+def _pixels_backward(images, sizes, options, dweight, dbias, training):
+    C, _, n_rows, _ = sizes
+    if not whole_vectors(C, *images):
+        return ladder.launch_block_backward(images, sizes, options, dweight, dbias, training)
     dy, x, y, _ = images
     plan, then = (plan_pixels(n_rows, C, x.dtype.itemsize, merged) for merged in (True, False))
     grid, share = _tiles(plan, C, n_rows)
@@ -159,8 +172,11 @@ def whole_vectors(C, *images):
     return C * images[0].dtype.itemsize % VECTOR_BYTES == 0 and offset(*images) == 0
 
 
-def planes_inference(x, y, C, P, affine, eps):
-    count = arrays.size_of(x) // C
+def inference(x, y, sizes, affine, eps):
+    """As `forward`."""
+    C, P, count, channels_last = sizes
+    if channels_last:
+        return _pixels_inference(x, y, sizes, affine, eps)
     plan = plan_pass(count // P, C, P, x.dtype.itemsize)
     launch(
         planes_kernels.normalise_kernel, C * plan.n_parts, plan.block,
@@ -169,8 +185,10 @@ def planes_inference(x, y, C, P, affine, eps):
     )  # fmt: skip
 
 
-def pixels_inference(x, y, C, affine, eps):
-    n_rows = arrays.size_of(x) // C
+def _pixels_inference(x, y, sizes, affine, eps):
+    C, _, n_rows, _ = sizes
+    if not whole_vectors(C, x, y):
+        return ladder.launch_inference(x, y, sizes, affine, eps)
     grid, share = _tiles(plan_pixels(n_rows, C, x.dtype.itemsize, False), C, n_rows)
     launch(
         pixels.pixel_normalise_kernel, grid, pixels.BLOCK_SIZE,

@@ -98,12 +98,12 @@ def is_worth_it(plan, C, n_bytes):
     return n_bytes <= MOST_BYTES and C * plan.n_parts >= ENOUGH * LEAD
 
 
-def forward(x, y, C, P, plan, start, affine, relu, mean, rstd, running, numbers):
+def forward(x, y, C, P, plan, start, affine, mean, rstd, running, numbers):
     n_tasks = C * plan.n_parts
     partial = arrays.empty((n_tasks, 3), like=mean)
     share = plan.length, plan.n_parts, plan.team, min(n_tasks, plan.n_parts + LEAD)
     launch(
         walk_kernel, 2 * n_tasks, plan.block,
         x, y, partial, counters.counters(READY + C, mean), C, P, arrays.size_of(x) // C, *share,
-        start, *affine, bool(relu), mean, rstd, *running, *numbers, flat=True, overlap=True,
+        start, *affine, mean, rstd, *running, *numbers, flat=True, overlap=True,
     )  # fmt: skip

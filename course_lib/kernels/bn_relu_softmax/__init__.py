@@ -34,9 +34,12 @@ gradient at 0 is 0.
 Batch normalisation: Ioffe and Szegedy (2015). Derivation: notebook 05.
 """
 
+import functools
+
 import numpy as np
 
 from course_lib.kernels.bn_relu_softmax import features, ladder, registers
+from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.row_teams import WHOLE_BLOCK
 from course_lib.kernels.softmax.direction import on_boundaries
 from course_lib.runtime import arrays
@@ -45,7 +48,6 @@ from course_lib.runtime.launch import chip_of, launch
 from course_lib.runtime.outputs import output
 
 DTYPES = ("float32", "float16", "bfloat16")
-DEFAULT = "registers"
 SLOTS = (1, 2)
 CHOICES = tuple((n_slots, vectors) for n_slots in SLOTS for vectors in (True, False))
 MOST_VALUES = 8  # numbers of each array that a thread holds: two rows forward, three rows backward
@@ -67,21 +69,9 @@ STATIC_SHARED_BYTES = 2048  # more than any kernel here has beside the table of 
 #: (slots per thread, whether rows begin on 16-byte boundaries) -> kernel.
 _forward = {(n, vectors): registers.forward_kernel(n, vectors) for n, vectors in CHOICES}
 _backward = {(n, vectors): registers.backward_kernel(n, vectors) for n, vectors in CHOICES}
-_sums = (features.column_sums_kernel, features.finish_kernel)
-#: Rung -> every kernel it may launch.
-VARIANTS = {
-    "naive": (ladder.naive_kernel,),
-    "online": (ladder.online_kernel,),
-    "registers": (*_forward.values(), ladder.online_kernel),
-}
-BACKWARD_VARIANTS = {
-    "naive": (ladder.naive_backward_kernel, *_sums),
-    "online": (ladder.online_backward_kernel, *_sums),
-    "registers": (*_backward.values(), ladder.online_backward_kernel, *_sums),
-}
 
 
-def forward(x, mean, var, weight, bias, *, eps=1e-5, variant=DEFAULT, out=None):
+def forward(x, mean, var, weight, bias, *, eps=1e-5, variant=AUTO, out=None):
     """y = softmax(relu(batch_norm(x))), of the shape, dtype and device of `x`; contiguous.
 
     x                        (N, C)
@@ -93,30 +83,18 @@ def forward(x, mean, var, weight, bias, *, eps=1e-5, variant=DEFAULT, out=None):
     first, because the kernels take rows one after another.
     """
     parameters = _checked(x, mean, var, weight, bias, eps)
-    _check_variant(variant, VARIANTS)
+    rung = FORWARD.rung(variant, x)
     x = arrays.contiguous(x)
     names = "mean", "var", "weight", "bias"
     reads = dict(zip(("x", *names), (x, *parameters), strict=True))
     y = output(out, x.shape, like=x, reads=reads)
     n_rows, n_cols = x.shape
-    if n_rows * n_cols == 0:
-        return y
-    operands = (x, y, *parameters, np.float32(eps))
-    vectors = on_boundaries(n_cols, (x, y))
-    if variant == "registers" and (found := plan("forward", x, vectors, *chip_of(x))):
-        n_slots, team_bits, n_threads, n_shared, shared_bytes = found
-        launch(
-            _forward[n_slots, vectors], _n_blocks(n_rows, n_threads, n_shared),
-            n_threads, *operands, n_rows, n_cols, team_bits, n_shared,
-            shared_bytes=shared_bytes, flat=True, overlap=True,
-        )  # fmt: skip
-        return y
-    kernel = ladder.naive_kernel if variant == "naive" else ladder.online_kernel
-    launch(kernel, _ladder_blocks(variant, n_rows), ladder.BLOCK_SIZE, *operands, n_cols, flat=True)
+    if n_rows * n_cols:
+        rung.launch((x, y, *parameters, np.float32(eps)), n_rows, n_cols)
     return y
 
 
-def backward(dy, y, x, mean, var, weight, bias, *, eps=1e-5, variant=DEFAULT, out=None):
+def backward(dy, y, x, mean, var, weight, bias, *, eps=1e-5, variant=AUTO, out=None):
     """(dx, dweight, dbias), from `dy`, forward's output `y`, and what forward was given.
 
     dx has shape and dtype of x, dweight and dbias those of weight. `out`, if given, receives dx.
@@ -125,7 +103,7 @@ def backward(dy, y, x, mean, var, weight, bias, *, eps=1e-5, variant=DEFAULT, ou
     parameters = _checked(x, mean, var, weight, bias, eps)
     for array, name in ((dy, "dy"), (y, "y")):
         arrays.require(array, name, shape=x.shape, dtypes=(arrays.dtype_name(x),))
-    _check_variant(variant, BACKWARD_VARIANTS)
+    rung = BACKWARD.rung(variant, x)
     inputs = tuple(arrays.contiguous(array) for array in (dy, y, x))
     names = "dy", "y", "x", "mean", "var", "weight", "bias"
     reads = dict(zip(names, (*inputs, *parameters), strict=True))
@@ -134,45 +112,16 @@ def backward(dy, y, x, mean, var, weight, bias, *, eps=1e-5, variant=DEFAULT, ou
     n_rows, n_cols = x.shape
     if n_cols == 0:
         return dx, dweight, dbias
-    operands, eps = (*inputs, *parameters), np.float32(eps)
-    vectors = on_boundaries(n_cols, (*inputs, dx))
+    eps = np.float32(eps)
     if n_rows == 0:
         partial, n_parts = _partial_sums(dx, 1, n_cols), 0
-    elif variant == "registers" and (found := plan("backward", x, vectors, *chip_of(x))):
-        n_slots, team_bits, n_threads, n_shared, shared_bytes = found
-        n_parts = _n_blocks(n_rows, n_threads, n_shared)
-        partial = _partial_sums(dx, n_parts, n_cols)
-        launch(
-            _backward[n_slots, vectors], n_parts, n_threads,
-            *operands, dx, partial, eps, n_rows, n_cols, team_bits, n_shared,
-            shared_bytes=shared_bytes, flat=True, overlap=True,
-        )  # fmt: skip
     else:
-        partial, n_parts = _backward_by_element(variant, operands, dx, eps, n_rows, n_cols)
+        partial, n_parts = rung.launch((*inputs, *parameters), dx, eps, n_rows, n_cols)
     launch(
         features.finish_kernel, -(-2 * n_cols // 32), features.FINISH_BLOCK_SIZE,
         partial, parameters[1], dweight, dbias, eps, n_parts, n_cols, flat=True, overlap=True,
     )  # fmt: skip
     return dx, dweight, dbias
-
-
-def _backward_by_element(variant, operands, dx, eps, n_rows, n_cols):
-    totals = arrays.empty((n_rows,), like=dx, dtype="float32")
-    naive = variant == "naive"
-    launch(
-        ladder.naive_backward_kernel if naive else ladder.online_backward_kernel,
-        _ladder_blocks(variant, n_rows), ladder.BLOCK_SIZE, *operands, dx, totals, eps, n_cols,
-        flat=True,
-    )  # fmt: skip
-    n_column_blocks = -(-n_cols // features.COLUMNS_BLOCK_SIZE)
-    most_parts = max(1, ENOUGH_THREADS // (n_column_blocks * features.COLUMNS_BLOCK_SIZE))
-    n_parts = min(most_parts, -(-n_rows // ROWS_PER_PART))
-    partial = _partial_sums(dx, n_parts, n_cols)
-    launch(
-        features.column_sums_kernel, n_parts * n_column_blocks, features.COLUMNS_BLOCK_SIZE,
-        *operands, totals, partial, eps, n_rows, n_cols, n_parts, flat=True,
-    )  # fmt: skip
-    return partial, n_parts
 
 
 def _checked(x, mean, var, weight, bias, eps):
@@ -186,11 +135,6 @@ def _checked(x, mean, var, weight, bias, eps):
     if not eps >= 0:
         raise ValueError(f"eps must be at least 0, not {eps!r}")
     return tuple(arrays.contiguous(array) for array in parameters)
-
-
-def _check_variant(variant, variants):
-    if variant not in variants:
-        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
 
 
 def row_limit(direction, vectors, chip):
@@ -230,12 +174,93 @@ def _n_blocks(n_rows, n_threads, n_shared):
     return min(-(-n_rows // n_shared), max(1, enough // n_threads))
 
 
-def _ladder_blocks(variant, n_rows):
-    return -(-n_rows // ladder.BLOCK_SIZE) if variant == "naive" else n_rows
-
-
 def _partial_sums(model, n_parts, n_cols):
     return arrays.empty((n_parts, 2, n_cols), like=model, dtype="float32")
+
+
+def _launch_by_element(kernel, rows_of_block, operands, n_rows, n_cols):
+    n_blocks = -(-n_rows // rows_of_block)
+    launch(kernel, n_blocks, ladder.BLOCK_SIZE, *operands, n_cols, flat=True)
+
+
+_launch_naive = functools.partial(_launch_by_element, ladder.naive_kernel, ladder.BLOCK_SIZE)
+_launch_online = functools.partial(_launch_by_element, ladder.online_kernel, 1)
+
+
+def _launch_registers(operands, n_rows, n_cols):
+    x, y, *_ = operands
+    vectors = on_boundaries(n_cols, (x, y))
+    if (found := plan("forward", x, vectors, *chip_of(x))) is None:
+        return _launch_online(operands, n_rows, n_cols)
+    n_slots, team_bits, n_threads, n_shared, shared_bytes = found
+    launch(
+        _forward[n_slots, vectors], _n_blocks(n_rows, n_threads, n_shared), n_threads,
+        *operands, n_rows, n_cols, team_bits, n_shared,
+        shared_bytes=shared_bytes, flat=True, overlap=True,
+    )  # fmt: skip
+
+
+# Backward, each returns (partial sums, how many parts) for `finish_kernel`.
+
+
+def _launch_by_element_backward(kernel, rows_of_block, operands, dx, eps, n_rows, n_cols):
+    totals = arrays.empty((n_rows,), like=dx, dtype="float32")
+    n_blocks = -(-n_rows // rows_of_block)
+    launch(kernel, n_blocks, ladder.BLOCK_SIZE, *operands, dx, totals, eps, n_cols, flat=True)
+    n_column_blocks = -(-n_cols // features.COLUMNS_BLOCK_SIZE)
+    most_parts = max(1, ENOUGH_THREADS // (n_column_blocks * features.COLUMNS_BLOCK_SIZE))
+    n_parts = min(most_parts, -(-n_rows // ROWS_PER_PART))
+    partial = _partial_sums(dx, n_parts, n_cols)
+    launch(
+        features.column_sums_kernel, n_parts * n_column_blocks, features.COLUMNS_BLOCK_SIZE,
+        *operands, totals, partial, eps, n_rows, n_cols, n_parts, flat=True,
+    )  # fmt: skip
+    return partial, n_parts
+
+
+_launch_naive_backward = functools.partial(
+    _launch_by_element_backward, ladder.naive_backward_kernel, ladder.BLOCK_SIZE
+)
+_launch_online_backward = functools.partial(
+    _launch_by_element_backward, ladder.online_backward_kernel, 1
+)
+
+
+def _launch_registers_backward(operands, dx, eps, n_rows, n_cols):
+    dy, y, x, *_ = operands
+    vectors = on_boundaries(n_cols, (dy, y, x, dx))
+    if (found := plan("backward", x, vectors, *chip_of(x))) is None:
+        return _launch_online_backward(operands, dx, eps, n_rows, n_cols)
+    n_slots, team_bits, n_threads, n_shared, shared_bytes = found
+    n_parts = _n_blocks(n_rows, n_threads, n_shared)
+    partial = _partial_sums(dx, n_parts, n_cols)
+    launch(
+        _backward[n_slots, vectors], n_parts, n_threads,
+        *operands, dx, partial, eps, n_rows, n_cols, team_bits, n_shared,
+        shared_bytes=shared_bytes, flat=True, overlap=True,
+    )  # fmt: skip
+    return partial, n_parts
+
+
+_decides = plan, on_boundaries, _n_blocks
+_sums = features.column_sums_kernel, features.finish_kernel
+FORWARD = Ladder(
+    Rung("naive", _launch_naive, (ladder.naive_kernel,)),
+    Rung("online", _launch_online, (ladder.online_kernel,)),
+    Rung(
+        "registers", _launch_registers, (*_forward.values(), ladder.online_kernel), _decides
+    ),
+    auto="registers",
+)  # fmt: skip
+BACKWARD = Ladder(
+    Rung("naive", _launch_naive_backward, (ladder.naive_backward_kernel, *_sums)),
+    Rung("online", _launch_online_backward, (ladder.online_backward_kernel, *_sums)),
+    Rung(
+        "registers", _launch_registers_backward,
+        (*_backward.values(), ladder.online_backward_kernel, *_sums), _decides,
+    ),
+    auto="registers",
+)  # fmt: skip
 
 
 def specialisations():
@@ -259,8 +284,10 @@ def _specialisations(dtype, other):
             label = f"bn_relu_softmax.forward registers, {n_slots} slots, {kind}, {suffix}"
             yield label, kernel, [*operands, *place]
     inputs = [row, row, row, *[feature] * 4]
-    for name in ("naive", "online"):
-        kernel, types = BACKWARD_VARIANTS[name][0], [*inputs, row, sums, "float32", "int64"]
+    for kernel, name in (
+        (ladder.naive_backward_kernel, "naive"), (ladder.online_backward_kernel, "online"),
+    ):  # fmt: skip
+        types = [*inputs, row, sums, "float32", "int64"]
         yield f"bn_relu_softmax.backward {name} {suffix}", kernel, types
     for (n_slots, vectors), kernel in _backward.items():
         if n_slots * width <= MOST_VALUES:

@@ -35,6 +35,7 @@ import math
 import operator
 
 from course_lib.kernels.dice import gradients, sums
+from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.softmax.columns import fit_vectors, seen_from, width_of
 from course_lib.kernels.softmax.strided import SLOTS, STREAM_SLOTS, slots_for
 from course_lib.runtime import arrays
@@ -42,7 +43,6 @@ from course_lib.runtime.launch import launch
 from course_lib.runtime.outputs import require_apart
 
 DTYPES = ("float32", "float16", "bfloat16")
-DEFAULT = "fused"
 #: Numbers that a thread may hold: its pixels of each class, and in forward the class's three sums.
 MOST_FORWARD, MOST_BACKWARD = 112, 64
 PIXELS_OF_A_THREAD = 4  # times its width, if there are enough pixels for the blocks below
@@ -56,9 +56,6 @@ for _vectors in (True, False):
         BACKWARD_KERNELS[_vectors, _n] = gradients.backward_kernels_of(_n, _vectors)[0]
     FORWARD_KERNELS[_vectors, None] = sums.streamed_kernel_of(STREAM_SLOTS, _vectors)
     BACKWARD_KERNELS[_vectors, None] = gradients.backward_kernels_of(STREAM_SLOTS, _vectors)[1]
-#: Rung -> every kernel it may launch.
-VARIANTS = {"fused": (*FORWARD_KERNELS.values(), sums.totals_kernel, sums.loss_kernel)}
-BACKWARD_VARIANTS = {"fused": tuple(BACKWARD_KERNELS.values())}
 
 
 def forward(
@@ -70,7 +67,7 @@ def forward(
     smooth=1.0,
     dice_weight=1.0,
     cross_entropy_weight=0.0,
-    variant=DEFAULT,
+    variant=AUTO,
 ):
     """(loss, factors): the loss, and what `backward` needs to know of the forward pass.
 
@@ -86,33 +83,15 @@ def forward(
     The loss has logits' dtype and shape (), factors are float32 (2·C + 1,). Raises ArrayError for a
     wrong dtype, shape or device, ValueError for any other wrong argument.
     """
-    _check(logits, target, weight, smooth, variant, VARIANTS)
-    logits, (n_columns, n_classes, step) = _as_columns(logits)
-    target, weight, weighted = _ready(target, weight, logits)
+    rung = FORWARD.rung(variant, logits)
+    _check(logits, target, weight, smooth)
+    logits, columns = _as_columns(logits)
+    n_classes = columns[1]
+    targets = _ready(target, weight, logits)
     loss = arrays.empty((), like=logits)
     factors = arrays.empty((2 * n_classes + 1,), like=logits, dtype="float32")
-    totals = arrays.empty((3 * n_classes + 2,), like=logits, dtype="float32")
-    vectors = fit_vectors(step, (logits,))
-    width = width_of(logits, vectors)
-    held = slots_for(n_classes, width + 3, MOST_FORWARD)
-    n_blocks = max(1, min(MOST_BLOCKS, math.ceil(
-        n_columns / (sums.BLOCK_SIZE * width * PIXELS_OF_A_THREAD)
-    )))  # fmt: skip
-    n_parts = 0
-    if n_columns:
-        n_parts = n_blocks if held else n_blocks * sums.N_WARPS
-    partial = arrays.empty((arrays.size_of(totals) * n_parts,), like=logits, dtype="float32")
-    if n_columns:
-        _launch(
-            FORWARD_KERNELS[vectors, held], n_blocks,
-            logits, target, weight, weighted, partial, n_columns, n_classes, step,
-            operator.index(ignore_index),
-        )  # fmt: skip
-    _launch(sums.totals_kernel, arrays.size_of(totals), partial, totals, n_parts)
-    _launch(
-        sums.loss_kernel, 1, totals, loss, factors, n_classes, float(smooth), float(dice_weight),
-        float(cross_entropy_weight),
-    )  # fmt: skip
+    numbers = float(smooth), float(dice_weight), float(cross_entropy_weight)
+    rung.launch(logits, columns, targets, operator.index(ignore_index), numbers, loss, factors)
     return loss, factors
 
 
@@ -124,7 +103,7 @@ def backward(
     *,
     weight=None,
     ignore_index=-100,
-    variant=DEFAULT,
+    variant=AUTO,
     out=None,
 ):
     """dlogits, of the shape and dtype of `logits`, and lying in memory as they do.
@@ -132,13 +111,14 @@ def backward(
     `dloss` has the loss's dtype and shape (), `factors` come from `forward`, and the rest is what
     `forward` was given. `out`, if given, receives dlogits. Raises as `forward` does.
     """
-    _check(logits, target, weight, 0.0, variant, BACKWARD_VARIANTS)
+    rung = BACKWARD.rung(variant, logits)
+    _check(logits, target, weight, 0.0)
     dtype = arrays.dtype_name(logits)
     arrays.require(dloss, "dloss", shape=(), dtypes=(dtype,))
     n_factors = 2 * logits.shape[1] + 1
     arrays.require(factors, "factors", shape=(n_factors,), dtypes=("float32",))
-    logits, (n_columns, n_classes, step) = _as_columns(logits)
-    target, weight, weighted = _ready(target, weight, logits)
+    logits, columns = _as_columns(logits)
+    targets = _ready(target, weight, logits)
     dlogits = arrays.empty_like(logits) if out is None else out
     if out is not None:
         arrays.require(out, "out", shape=tuple(logits.shape), dtypes=(dtype,), writable=True)
@@ -147,17 +127,12 @@ def backward(
                 f"out has strides {arrays.strides_of(out)}, but logits have "
                 f"{arrays.strides_of(logits)}"
             )
+        target, weights, weighted = targets
         reads = dict(dloss=dloss, logits=logits, target=target, factors=factors)
-        require_apart(out, reads | dict(weight=weight if weighted else None))
-    if n_columns:
-        vectors = fit_vectors(step, (logits, dlogits))
-        width = width_of(logits, vectors)
-        held = slots_for(n_classes, width, MOST_BACKWARD)
-        _launch(
-            BACKWARD_KERNELS[vectors, held], math.ceil(n_columns / (sums.BLOCK_SIZE * width)),
-            dloss, logits, target, weight, weighted, factors, dlogits, n_columns, n_classes, step,
-            operator.index(ignore_index),
-        )  # fmt: skip
+        require_apart(out, reads | dict(weight=weights if weighted else None))
+    if columns[0]:
+        ignored = operator.index(ignore_index)
+        rung.launch(dloss, logits, columns, targets, ignored, factors, dlogits)
     return dlogits
 
 
@@ -180,9 +155,7 @@ def _ready(target, weight, logits):
     return arrays.contiguous(target), arrays.contiguous(weight) if weighted else logits, weighted
 
 
-def _check(logits, target, weight, smooth, variant, variants):
-    if variant not in variants:
-        raise ValueError(f"unknown variant {variant!r}; there is {', '.join(variants)}")
+def _check(logits, target, weight, smooth):
     arrays.require(logits, "logits", dtypes=DTYPES)
     shape = tuple(logits.shape)
     if len(shape) < 2 or shape[1] == 0:
@@ -196,8 +169,60 @@ def _check(logits, target, weight, smooth, variant, variants):
         raise ValueError(f"smooth must be a number from 0 on, not {smooth}")
 
 
-def _launch(kernel, n_blocks, *arguments):
-    launch(kernel, n_blocks, sums.BLOCK_SIZE, *arguments, flat=True, overlap=True)
+# `targets` are the target, the weights and whether there are any.
+
+
+def _launch_forward(logits, columns, targets, ignored, numbers, loss, factors):
+    n_columns, n_classes, step = columns
+    totals = arrays.empty((3 * n_classes + 2,), like=logits, dtype="float32")
+    vectors = fit_vectors(step, (logits,))
+    width = width_of(logits, vectors)
+    held = slots_for(n_classes, width + 3, MOST_FORWARD)
+    n_blocks = max(1, min(MOST_BLOCKS, math.ceil(
+        n_columns / (sums.BLOCK_SIZE * width * PIXELS_OF_A_THREAD)
+    )))  # fmt: skip
+    n_parts = 0
+    if n_columns:
+        n_parts = n_blocks if held else n_blocks * sums.N_WARPS
+    partial = arrays.empty((arrays.size_of(totals) * n_parts,), like=logits, dtype="float32")
+    if n_columns:
+        launch(
+            FORWARD_KERNELS[vectors, held], n_blocks, sums.BLOCK_SIZE,
+            logits, *targets, partial, *columns, ignored, flat=True, overlap=True,
+        )  # fmt: skip
+    launch(
+        sums.totals_kernel, arrays.size_of(totals), sums.BLOCK_SIZE, partial, totals, n_parts,
+        flat=True, overlap=True,
+    )  # fmt: skip
+    launch(
+        sums.loss_kernel, 1, sums.BLOCK_SIZE, totals, loss, factors, n_classes, *numbers,
+        flat=True, overlap=True,
+    )  # fmt: skip
+
+
+def _launch_backward(dloss, logits, columns, targets, ignored, factors, dlogits):
+    n_columns, n_classes, step = columns
+    vectors = fit_vectors(step, (logits, dlogits))
+    width = width_of(logits, vectors)
+    held = slots_for(n_classes, width, MOST_BACKWARD)
+    launch(
+        BACKWARD_KERNELS[vectors, held], math.ceil(n_columns / (sums.BLOCK_SIZE * width)),
+        sums.BLOCK_SIZE, dloss, logits, *targets, factors, dlogits, *columns, ignored,
+        flat=True, overlap=True,
+    )  # fmt: skip
+
+
+_decides = fit_vectors, width_of, slots_for
+FORWARD = Ladder(
+    Rung(
+        "fused", _launch_forward,
+        (*FORWARD_KERNELS.values(), sums.totals_kernel, sums.loss_kernel), _decides,
+    ),
+    auto="fused",
+)  # fmt: skip
+BACKWARD = Ladder(
+    Rung("fused", _launch_backward, tuple(BACKWARD_KERNELS.values()), _decides), auto="fused"
+)
 
 
 def specialisations():

@@ -35,29 +35,50 @@ dilated window that steps over all of a small image has the maximum -inf and pas
 Derivation: notebook 10.
 """
 
-import math
-
-from course_lib.kernels.max_pool2d import bands, ladder, vectorised
+from course_lib.kernels.max_pool2d import ladder, launching, plan, vectorised
 from course_lib.kernels.max_pool2d.window import window_of
+from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime import arrays
-from course_lib.runtime.launch import launch
 from course_lib.runtime.outputs import output
 
 DTYPES = ("float32", "float16", "bfloat16")
 INDEX_DTYPES = ("int32", "int64", "uint8")
-DEFAULT = "vectorised"
-BLOCK_SIZE = MOST_THREADS = 256
+MOST_THREADS = 256  # of a block of any rung
 
-VARIANTS = {
-    "naive": ladder.naive_kernel,
-    "rows": ladder.rows_kernel,
-    "vectorised": bands.FORWARD_KERNELS[None],
-}
-BACKWARD_VARIANTS = {
-    "naive": ladder.naive_backward_kernel,
-    "rows": ladder.rows_backward_kernel,
-    "vectorised": bands.BACKWARD_KERNELS[False],
-}
+
+def _kernels_of(direction):
+    """Every kernel of the rung `vectorised`, once."""
+    rows = [row for dtype in DTYPES for row in vectorised.kernels(direction, dtype)]
+    return tuple(dict.fromkeys(kernel for _, kernel, _ in rows))
+
+
+FORWARD = Ladder(
+    Rung("naive", launching.launch_naive, (ladder.naive_kernel, ladder.relu_kernel)),
+    Rung(
+        "rows", launching.launch_rows, (ladder.rows_kernel, ladder.relu_kernel),
+        (launching.row_a_block,),
+    ),
+    Rung(
+        "vectorised", vectorised.forward,
+        (*_kernels_of("forward"), ladder.rows_kernel, ladder.relu_kernel),
+        (plan.plan_forward, plan.plan_forward_patches, plan.forward_tall, launching.row_a_block),
+    ),
+    auto="vectorised",
+)  # fmt: skip
+BACKWARD = Ladder(
+    Rung("naive", launching.launch_naive_backward, (ladder.naive_backward_kernel,)),
+    Rung(
+        "rows", launching.launch_rows_backward, (ladder.rows_backward_kernel,),
+        (launching.row_a_block,),
+    ),
+    Rung(
+        "vectorised", vectorised.backward,
+        (*_kernels_of("backward"), ladder.rows_backward_kernel),
+        (plan.plan_backward, plan.plan_backward_patches, plan.backward_tall,
+         launching.row_a_block),
+    ),
+    auto="vectorised",
+)  # fmt: skip
 
 
 def forward(
@@ -70,7 +91,7 @@ def forward(
     ceil_mode=False,
     index_dtype="int32",
     relu=False,
-    variant=DEFAULT,
+    variant=AUTO,
     out=None,
 ):
     """(y, indices) of x, N·C·H·W; the options are those of `torch.nn.functional.max_pool2d`.
@@ -84,7 +105,7 @@ def forward(
     don't fit.
     """
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
-    _check_variant(variant, VARIANTS)
+    rung = FORWARD.rung(variant, x)
     relu = bool(relu)  # or it would be a number to the kernels
     N, C, H, W = x.shape
     window = window_of((H, W), kernel_size, stride, padding, dilation, ceil_mode)
@@ -94,10 +115,7 @@ def forward(
     y = output(out, shape, like=x, channels_last=channels_last, reads=dict(x=x))
     indices = arrays.empty(shape, like=x, dtype=index_dtype, channels_last=channels_last)
     if N * C:
-        images = x, y, indices
-        if variant != "vectorised" or not vectorised.forward(images, window, channels_last, relu):
-            _launch_ladder(VARIANTS, variant, images, channels_last, window, y, indices)
-            vectorised.apply_relu(y, indices, relu)
+        rung.launch((x, y, indices), window, channels_last, relu)
     return y, indices
 
 
@@ -111,7 +129,7 @@ def backward(
     padding=0,
     dilation=1,
     ceil_mode=False,
-    variant=DEFAULT,
+    variant=AUTO,
     out=None,
 ):
     """dx of `shape`, N·C·H·W, from dy and what `forward` was given and found.
@@ -120,7 +138,7 @@ def backward(
     `out`, if given, receives dx. Raises as `forward` does.
     """
     arrays.require(dy, "dy", dtypes=DTYPES, n_dims=4)
-    _check_variant(variant, BACKWARD_VARIANTS)
+    rung = BACKWARD.rung(variant, dy)
     shape = tuple(shape)
     if len(shape) != 4:
         raise ValueError(f"shape must be that of the input, N·C·H·W, not {shape}")
@@ -134,26 +152,8 @@ def backward(
     reads = dict(dy=dy, indices=indices)
     dx = output(out, shape, like=dy, channels_last=channels_last, reads=reads)
     if N * C * H * W:
-        images = dy, indices, dx
-        if variant != "vectorised" or not vectorised.backward(images, window, channels_last):
-            _launch_ladder(BACKWARD_VARIANTS, variant, images, channels_last, window, dx, indices)
+        rung.launch((dy, indices, dx), window, channels_last)
     return dx
-
-
-def _launch_ladder(variants, variant, images, channels_last, window, result, indices):
-    N, C, height, width = result.shape
-    inner = C if channels_last else 1
-    if variant == "naive":
-        kernel, block = variants["naive"], BLOCK_SIZE
-        n_blocks = math.ceil(arrays.size_of(result) / BLOCK_SIZE)
-    else:
-        kernel, n_blocks = variants["rows"], N * C // inner * height
-        block = min(BLOCK_SIZE, 32 * math.ceil(width * inner / 32))
-    launch(kernel, n_blocks, block, *images, inner, _in_plane(indices), *window, flat=True)
-
-
-def _in_plane(indices):
-    return arrays.dtype_name(indices) != "uint8"
 
 
 def _laid_out(x):
@@ -186,23 +186,18 @@ def _check_indices(dtype, window, relu=False):
         raise ValueError(f"planes of {window.H}×{window.W} need indices of int64, not int32")
 
 
-def _check_variant(variant, variants):
-    if variant not in variants:
-        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
-
-
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
     flag, sizes = "boolean", ["int64"] * 12
     for dtype in DTYPES:
         image, indices = (dtype, 1), ("uint8", 1)
-        for direction, variants, arrays_ in (
-            ("forward", VARIANTS, [image, image, indices]),
-            ("backward", BACKWARD_VARIANTS, [image, indices, image]),
+        for direction, rungs, arrays_ in (
+            ("forward", FORWARD, [image, image, indices]),
+            ("backward", BACKWARD, [image, indices, image]),
         ):
             for name in ("naive", "rows"):
                 types = [*arrays_, "int64", flag, *sizes]
-                yield f"max_pool2d {direction} {name} {dtype}", variants[name], types
+                yield f"max_pool2d {direction} {name} {dtype}", rungs[name].kernels[0], types
             if direction == "forward":
                 types = [image, indices, "int64"]
                 yield f"max_pool2d forward ReLU {dtype}", ladder.relu_kernel, types

@@ -1,6 +1,6 @@
 """Which kernel does the work of the rung `vectorised`, and how it is launched.
 
-`forward` and `backward` return False where none of them can, and `rows` must.
+Where none of them can, it is `rows`.
 """
 
 import math
@@ -8,20 +8,20 @@ import math
 from course_lib.kernels.max_pool2d import (
     bands,
     columns,
-    ladder,
+    launching,
     patches,
     pixel_patches,
     pixels,
     plan,
 )
-from course_lib.kernels.max_pool2d.fixed import NOWHERE, WINDOWS, Fixed
+from course_lib.kernels.max_pool2d.fixed import WINDOWS, Fixed
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.launch import launch
 
 
 def forward(images, window, channels_last, relu):
-    """Launch it; `images` are x, y and the indices."""
+    """The launch of the rung; `images` are x, y and the indices."""
     x, y, indices = images
     n_planes, itemsize = x.shape[0] * x.shape[1], x.dtype.itemsize
     fixed = _fixed(window, indices)
@@ -30,38 +30,29 @@ def forward(images, window, channels_last, relu):
             pixel_patches.forward_kernel, images, fixed, window, plan.forward_tall, window.OH,
             window.OW, relu,
         ):  # fmt: skip
-            return True
-        launched = _launch_pixels(pixels.pixel_kernel, images, (x, y), indices, window, y)
-        return launched and apply_relu(y, indices, relu)
+            return
+        if _launch_pixels(pixels.pixel_kernel, images, (x, y), indices, window, y):
+            return launching.apply_relu(y, indices, relu)
+        return launching.launch_rows(images, window, channels_last, relu)
     if fixed and (p := plan.plan_forward_patches(n_planes, window, itemsize, *_starts(images))):
         kernel = _forward_kernel(fixed, p.across, p.rows, p.aligned)
-        _launch_patches(kernel, images, p, window, relu)
-        return True
+        return _launch_patches(kernel, images, p, window, relu)
     if (b := plan.plan_forward(n_planes, window, itemsize)) is None:
-        return False
+        return launching.launch_rows(images, window, channels_last, relu)
     undilated = window.DH == window.DW == 1
     size = (window.KH, window.KW) if undilated else None
     multiplier = math.ceil(2**bands.SHIFT / window.OH) if b.planes > 1 else 0
     launch(
         bands.FORWARD_KERNELS.get(size, bands.FORWARD_KERNELS[None]), b.n_blocks, plan.BAND_THREADS,
         *images, n_planes, b.planes, b.rows, b.bands, multiplier, b.bits, _offset(x),
-        _in_plane(indices), *window, shared_bytes=_bytes(b.elements, itemsize),
+        launching.in_plane(indices), *window, shared_bytes=_bytes(b.elements, itemsize),
         flat=True, overlap=True,
     )  # fmt: skip
-    return apply_relu(y, indices, relu)
-
-
-def apply_relu(y, indices, relu):
-    """ReLU of what kernels of any window have made, if it is asked for. True."""
-    if relu:
-        n, nowhere = arrays.size_of(y), -1 if _in_plane(indices) else NOWHERE
-        n_blocks = plan.ceil_div(n, plan.RELU_THREADS)
-        launch(ladder.relu_kernel, n_blocks, plan.RELU_THREADS, y, indices, nowhere, flat=True)
-    return True
+    launching.apply_relu(y, indices, relu)
 
 
 def backward(images, window, channels_last):
-    """Launch it; `images` are dy, the indices and dx."""
+    """The launch of the rung; `images` are dy, the indices and dx."""
     dy, indices, dx = images
     n_planes, itemsize = dx.shape[0] * dx.shape[1], dx.dtype.itemsize
     fixed = _fixed(window, indices)
@@ -70,30 +61,30 @@ def backward(images, window, channels_last):
             pixel_patches.backward_kernel, images, fixed, window, plan.backward_tall,
             plan.ceil_div(window.H, fixed.stride), plan.ceil_div(window.W, fixed.stride),
         ):  # fmt: skip
-            return True
-        return _launch_pixels(pixels.pixel_backward_kernel, images, (dy, dx), indices, window, dx)
+            return
+        kernel = pixels.pixel_backward_kernel
+        if not _launch_pixels(kernel, images, (dy, dx), indices, window, dx):
+            launching.launch_rows_backward(images, window, channels_last)
+        return
     if fixed and (p := plan.plan_backward_patches(n_planes, window, itemsize, *_starts(images))):
-        _launch_patches(
-            patches.backward_kernel(fixed, p.across, p.rows, p.aligned), images, p, window
-        )
-        return True
+        kernel = patches.backward_kernel(fixed, p.across, p.rows, p.aligned)
+        return _launch_patches(kernel, images, p, window)
     b, rows_apart, columns_apart = plan.plan_backward(n_planes, window)
     if b is None:
-        return False
+        return launching.launch_rows_backward(images, window, channels_last)
     launch(
         bands.BACKWARD_KERNELS[rows_apart == columns_apart == 1], b.n_blocks, plan.BAND_THREADS,
         *images, n_planes, b.planes, b.rows, b.bands, rows_apart, columns_apart, b.bits,
-        _offset(dx), math.ceil(2**16 / window.KW), _in_plane(indices), *window,
+        _offset(dx), math.ceil(2**16 / window.KW), launching.in_plane(indices), *window,
         shared_bytes=_bytes(b.elements, 4), flat=True, overlap=True,
     )  # fmt: skip
-    return True
 
 
 def _fixed(window, indices):
     """The `Fixed` window that this is, where there are kernels for it; else None."""
     found = Fixed(window.KH, window.SH, window.PH)
     square = found == (window.KW, window.SW, window.PW) and window.DH == window.DW == 1
-    return found if square and found in WINDOWS and not _in_plane(indices) else None
+    return found if square and found in WINDOWS and not launching.in_plane(indices) else None
 
 
 def _forward_kernel(fixed, across, rows, aligned):
@@ -113,7 +104,10 @@ def _launch_patches(kernel, images, p, window, *flags):
 
 
 def _launch_pixel_patches(make, images, fixed, window, tall, height, width, *flags):
-    """`height`×`width` is what an image has windows for; `tall` tells how tall patches may be."""
+    """Launch it and return True; or return False, where it can't.
+
+    `height`×`width` is what an image has windows for; `tall` tells how tall patches may be.
+    """
     N, C, _, _ = images[0].shape
     itemsize, block = images[0].dtype.itemsize, plan.PIXEL_PATCH_THREADS
     tall = tall(fixed, itemsize)
@@ -135,7 +129,7 @@ def _launch_pixel_patches(make, images, fixed, window, tall, height, width, *fla
 
 
 def _launch_pixels(kernel, images, vectors, indices, window, result):
-    """`vectors` are the images that are read or written 16 bytes at a time."""
+    """As `_launch_pixel_patches`; `vectors` are read or written 16 bytes at a time."""
     N, C, height, width = result.shape
     row_bytes = C * result.dtype.itemsize
     if row_bytes % VECTOR_BYTES or any(_starts(vectors)):
@@ -143,14 +137,10 @@ def _launch_pixels(kernel, images, vectors, indices, window, result):
     n_columns = row_bytes // VECTOR_BYTES
     block = min(plan.PIXEL_THREADS, 32 * math.ceil(width * n_columns / 32))
     launch(
-        kernel, N * height, block, *images, C, n_columns, _in_plane(indices), *window,
+        kernel, N * height, block, *images, C, n_columns, launching.in_plane(indices), *window,
         flat=True, overlap=True,
     )  # fmt: skip
     return True
-
-
-def _in_plane(indices):
-    return arrays.dtype_name(indices) != "uint8"
 
 
 def _starts(images):
@@ -168,7 +158,7 @@ def _bytes(n_elements, itemsize):
 
 
 def kernels(direction, dtype):
-    """(label, kernel, types of its numbers) of all that `forward` or `backward` launches."""
+    """(label, kernel, types of its numbers) of all that the rung alone launches."""
     flag, sizes = "boolean", ["int64"] * 12
     itemsize = 4 if dtype == "float32" else 2
     if direction == "forward":

@@ -32,6 +32,7 @@ Loshchilov and Hutter, 2019. Derivation: notebook 10.
 
 import math
 
+from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.optimizers.adam_kernels import (
     adam_fused_kernel,
     adam_naive_kernel,
@@ -43,17 +44,15 @@ from course_lib.kernels.optimizers.table import (
     Table,
     chunks_kernel,
     fill_kernel,
+    plan,
 )
 from course_lib.runtime import arrays
 from course_lib.runtime.launch import launch
 
-__all__ = ["BLOCK_SIZE", "DEFAULT", "DTYPES", "Table", "VARIANTS", "adam", "sgd"]
+__all__ = ["ADAM", "BLOCK_SIZE", "DTYPES", "SGD", "Table", "adam", "sgd"]
 
 DTYPES = ("float32", "float16", "bfloat16")
 MOST_THREADS = BLOCK_SIZE
-DEFAULT = "fused"
-VARIANTS = {"naive": sgd_naive_kernel, "fused": sgd_fused_kernel}
-ADAM_VARIANTS = {"naive": adam_naive_kernel, "fused": adam_fused_kernel}
 
 
 def sgd(
@@ -68,7 +67,7 @@ def sgd(
     nesterov=False,
     maximize=False,
     first_step=False,
-    variant=DEFAULT,
+    variant=AUTO,
     table=None,
     again=False,
 ):
@@ -84,8 +83,8 @@ def sgd(
 
     Raises ArrayError for arrays that do not fit, ValueError for other wrong arguments.
     """
+    rung = SGD.rung(variant, parameters)
     if not again:
-        _check_variant(variant)
         buffers = () if momentum == 0 else (("momentum_buffers", momentum_buffers),)
         _check(parameters, gradients, *buffers)
     numbers = (
@@ -93,26 +92,7 @@ def sgd(
         bool(maximize), bool(first_step),
     )  # fmt: skip
     states = (parameters,) if momentum == 0 else (momentum_buffers,)
-    if variant == "naive":
-        for p, g, b in zip(parameters, gradients, states[0], strict=True):
-            if n := arrays.size_of(p):
-                n_blocks = math.ceil(n / BLOCK_SIZE)
-                unused = arrays.empty((1,), like=p, dtype="float32")
-                launch(
-                    sgd_naive_kernel, n_blocks, BLOCK_SIZE, p, g, b, *_rate(lr, unused), *numbers,
-                    flat=True,
-                )  # fmt: skip
-        return
-    if not again:
-        table = Table() if table is None else table
-        table.prepare(parameters, gradients, states, None)
-    for part in table.parts:
-        like = parameters[part.members[0]]
-        launch(
-            sgd_fused_kernel, part.n_blocks, BLOCK_SIZE,
-            like, part.table, part.chunks, part.length, *_rate(lr, part.unused), *numbers,
-            flat=True, overlap=True,
-        )  # fmt: skip
+    rung.launch(parameters, gradients, states, None, lr, numbers, table, again)
 
 
 def adam(
@@ -129,7 +109,7 @@ def adam(
     weight_decay=0.0,
     decoupled_weight_decay=False,
     maximize=False,
-    variant=DEFAULT,
+    variant=AUTO,
     table=None,
     again=False,
 ):
@@ -143,8 +123,8 @@ def adam(
     The rest is as in `sgd`.
     """
     amsgrad = max_exp_avg_sqs is not None
+    rung = ADAM.rung(variant, parameters)
     if not again:
-        _check_variant(variant)
         named = [("exp_avgs", exp_avgs), ("exp_avg_sqs", exp_avg_sqs)]
         named += [("max_exp_avg_sqs", max_exp_avg_sqs)] if amsgrad else []
         _check(parameters, gradients, *named)
@@ -152,16 +132,43 @@ def adam(
     numbers = _adam_numbers(betas, eps, weight_decay, decoupled_weight_decay, amsgrad, maximize)
     # Where there is no third state, its kernel arguments stand for the second, and are not used.
     states = (exp_avgs, exp_avg_sqs, max_exp_avg_sqs if amsgrad else exp_avg_sqs)
-    if variant == "naive":
-        for p, g, m, v, peak, step in zip(parameters, gradients, *states, steps, strict=True):
-            if n := arrays.size_of(p):
-                n_blocks = math.ceil(n / BLOCK_SIZE)
-                launch(
-                    adam_naive_kernel, n_blocks, BLOCK_SIZE,
-                    p, g, m, v, peak, step, *_rate(lr, step), *numbers, flat=True,
-                )  # fmt: skip
-        _count(steps)
-        return
+    rung.launch(parameters, gradients, states, steps, lr, numbers, table, again)
+
+
+def _launch_sgd_naive(parameters, gradients, states, steps, lr, numbers, table, again):
+    for p, g, b in zip(parameters, gradients, *states, strict=True):
+        if n := arrays.size_of(p):
+            unused = arrays.empty((1,), like=p, dtype="float32")
+            launch(
+                sgd_naive_kernel, math.ceil(n / BLOCK_SIZE), BLOCK_SIZE,
+                p, g, b, *_rate(lr, unused), *numbers, flat=True,
+            )  # fmt: skip
+
+
+def _launch_sgd_fused(parameters, gradients, states, steps, lr, numbers, table, again):
+    if not again:
+        table = Table() if table is None else table
+        table.prepare(parameters, gradients, states, steps)
+    for part in table.parts:
+        like = parameters[part.members[0]]
+        launch(
+            sgd_fused_kernel, part.n_blocks, BLOCK_SIZE,
+            like, part.table, part.chunks, part.length, *_rate(lr, part.unused), *numbers,
+            flat=True, overlap=True,
+        )  # fmt: skip
+
+
+def _launch_adam_naive(parameters, gradients, states, steps, lr, numbers, table, again):
+    for p, g, m, v, peak, step in zip(parameters, gradients, *states, steps, strict=True):
+        if n := arrays.size_of(p):
+            launch(
+                adam_naive_kernel, math.ceil(n / BLOCK_SIZE), BLOCK_SIZE,
+                p, g, m, v, peak, step, *_rate(lr, step), *numbers, flat=True,
+            )  # fmt: skip
+    _count(steps)
+
+
+def _launch_adam_fused(parameters, gradients, states, steps, lr, numbers, table, again):
     if not again:
         table = Table() if table is None else table
         table.prepare(parameters, gradients, states, steps)
@@ -223,11 +230,6 @@ def _check_steps(steps, n):
             raise arrays.ArrayError(f"steps[{i}] must have one element, not {tuple(step.shape)}")
 
 
-def _check_variant(variant):
-    if variant not in VARIANTS:
-        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(VARIANTS)}")
-
-
 def _adam_numbers(betas, eps, weight_decay, decoupled, amsgrad, maximize):
     beta1, beta2 = map(float, betas)
     logs = [math.log(beta) if beta else -math.inf for beta in (beta1, beta2)]
@@ -235,6 +237,21 @@ def _adam_numbers(betas, eps, weight_decay, decoupled, amsgrad, maximize):
         *logs, 1.0 - beta1, beta2, 1.0 - beta2, float(eps), float(weight_decay), bool(decoupled),
         amsgrad, bool(maximize),
     )  # fmt: skip
+
+
+SGD = Ladder(
+    Rung("naive", _launch_sgd_naive, (sgd_naive_kernel,)),
+    Rung("fused", _launch_sgd_fused, (sgd_fused_kernel, fill_kernel, chunks_kernel), (plan,)),
+    auto="fused",
+)
+ADAM = Ladder(
+    Rung("naive", _launch_adam_naive, (adam_naive_kernel, count_kernel)),
+    Rung(
+        "fused", _launch_adam_fused,
+        (adam_fused_kernel, count_kernel, fill_kernel, chunks_kernel), (plan,),
+    ),
+    auto="fused",
+)  # fmt: skip
 
 
 def specialisations():

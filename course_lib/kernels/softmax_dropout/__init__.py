@@ -32,10 +32,12 @@ Dropout: Srivastava et al., Dropout: a simple way to prevent neural networks fro
 (2014). Derivation: notebook 05.
 """
 
+import functools
 import math
 
 import numpy as np
 
+from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.row_teams import WHOLE_BLOCK, share_out
 from course_lib.kernels.softmax.direction import on_boundaries
 from course_lib.kernels.softmax.plan import MOST_VALUES, SLOTS, usable_slots
@@ -46,7 +48,6 @@ from course_lib.runtime.outputs import output
 from course_lib.runtime.philox import key_of
 
 DTYPES = ("float32", "float16", "bfloat16")
-DEFAULT = "registers"
 #: Threads whose registers fit one multiprocessor on any chip, by the number of arrays held …
 MOST_THREADS = {1: 640, 2: 384}
 #: … and elements of a row that fit the registers of one block.
@@ -56,20 +57,9 @@ LONG_BLOCK_SIZE = 512  # … and threads per block
 #: Slots per thread -> (kernel for rows that fit, kernel for longer ones).
 _forward = {n_slots: registers.forward_kernels(n_slots) for n_slots in SLOTS}
 _backward = {n_slots: registers.backward_kernels(n_slots) for n_slots in SLOTS}
-#: Rung -> every kernel it may launch.
-VARIANTS = {
-    "naive": (ladder.naive_kernel,),
-    "online": (ladder.online_kernel,),
-    "registers": tuple(kernel for pair in _forward.values() for kernel in pair),
-}
-BACKWARD_VARIANTS = {
-    "naive": (ladder.naive_backward_kernel,),
-    "online": (ladder.online_backward_kernel,),
-    "registers": tuple(kernel for pair in _backward.values() for kernel in pair),
-}
 
 
-def forward(x, p, seed, offset, *, variant=DEFAULT, out=None):
+def forward(x, p, seed, offset, *, variant=AUTO, out=None):
     """(z, stats): softmax of `x` over its last axis, then dropout; and what `backward` needs.
 
     p             probability of dropping an element, in [0, 1]
@@ -82,18 +72,18 @@ def forward(x, p, seed, offset, *, variant=DEFAULT, out=None):
     contiguous is copied first, because the kernels take rows one after another.
     """
     arrays.require(x, "x", dtypes=DTYPES)
-    _check_variant(variant, VARIANTS)
+    rung = FORWARD.rung(variant, x)
     x = arrays.contiguous(x)
     numbers = _generator_arguments(p, seed, offset, arrays.size_of(x))
     n_rows, n_cols = _rows_of(x)
     stats = arrays.empty((n_rows, 2), like=x, dtype="float32")
     z = output(out, x.shape, like=x, reads=dict(x=x))
     if n_rows * n_cols:
-        _run(VARIANTS, variant, _forward, (x, z, stats), n_rows, n_cols, numbers)
+        rung.launch((x, z, stats), n_rows, n_cols, numbers)
     return z, stats
 
 
-def backward(dz, x, stats, p, seed, offset, *, variant=DEFAULT, out=None):
+def backward(dz, x, stats, p, seed, offset, *, variant=AUTO, out=None):
     """dx from `dz`, the gradient of z, and what `forward` was given and gave.
 
     Raises as `forward` does; dz and x must agree in shape and dtype.
@@ -102,19 +92,13 @@ def backward(dz, x, stats, p, seed, offset, *, variant=DEFAULT, out=None):
     arrays.require(dz, "dz", shape=x.shape, dtypes=(arrays.dtype_name(x),))
     n_rows, n_cols = _rows_of(x)
     arrays.require(stats, "stats", shape=(n_rows, 2), dtypes=("float32",))
-    _check_variant(variant, BACKWARD_VARIANTS)
+    rung = BACKWARD.rung(variant, x)
     dz, x, stats = arrays.contiguous(dz), arrays.contiguous(x), arrays.contiguous(stats)
     numbers = _generator_arguments(p, seed, offset, arrays.size_of(x))
     dx = output(out, x.shape, like=x, reads=dict(dz=dz, x=x, stats=stats))
     if n_rows * n_cols:
-        operands = (dz, x, stats, dx)
-        _run(BACKWARD_VARIANTS, variant, _backward, operands, n_rows, n_cols, numbers)
+        rung.launch((dz, x, stats, dx), n_rows, n_cols, numbers)
     return dx
-
-
-def _check_variant(variant, variants):
-    if variant not in variants:
-        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
 
 
 def _rows_of(x):
@@ -142,12 +126,12 @@ def _generator_arguments(p, seed, offset, n_elements):
     return np.float32(scale), np.uint32(threshold), int(offset), *key_of(seed)
 
 
-def _run(variants, variant, by_slots, operands, n_rows, n_cols, numbers):
-    if variant != "registers":
-        n_blocks = -(-n_rows // ladder.BLOCK_SIZE) if variant == "naive" else n_rows
-        kernel = variants[variant][0]
-        launch(kernel, n_blocks, ladder.BLOCK_SIZE, *operands, n_cols, *numbers, flat=True)
-        return
+def _launch_by_element(kernel, rows_of_block, operands, n_rows, n_cols, numbers):
+    n_blocks = -(-n_rows // rows_of_block)
+    launch(kernel, n_blocks, ladder.BLOCK_SIZE, *operands, n_cols, *numbers, flat=True)
+
+
+def _launch_registers(by_slots, operands, n_rows, n_cols, numbers):
     rows = [operand for i, operand in enumerate(operands) if i != 2]  # all but stats
     vectors = numbers[2] % 8 == 0 and on_boundaries(n_cols, rows)
     found = plan(n_cols, operands[0].dtype.itemsize, len(rows) - 1)
@@ -170,19 +154,40 @@ def plan(n_cols, itemsize, n_held):
     return n_slots, True, team_bits, n_threads, n_shared
 
 
+def _ladder(naive_kernel, online_kernel, by_slots):
+    return Ladder(
+        Rung(
+            "naive", functools.partial(_launch_by_element, naive_kernel, ladder.BLOCK_SIZE),
+            (naive_kernel,),
+        ),
+        Rung(
+            "online", functools.partial(_launch_by_element, online_kernel, 1), (online_kernel,),
+        ),
+        Rung(
+            "registers", functools.partial(_launch_registers, by_slots),
+            tuple(kernel for pair in by_slots.values() for kernel in pair), (plan, on_boundaries),
+        ),
+        auto="registers",
+    )  # fmt: skip
+
+
+FORWARD = _ladder(ladder.naive_kernel, ladder.online_kernel, _forward)
+BACKWARD = _ladder(ladder.naive_backward_kernel, ladder.online_backward_kernel, _backward)
+
+
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
     numbers = ["float32", "uint32", "int64", "uint32", "uint32"]
     for dtype in DTYPES:
         row, stats = (dtype, 1), ("float32", 1)
-        for direction, operands, variants, by_slots in (
-            ("forward", [row, row, stats], VARIANTS, _forward),
-            ("backward", [row, row, stats, row], BACKWARD_VARIANTS, _backward),
+        for direction, operands, rungs, by_slots in (
+            ("forward", [row, row, stats], FORWARD, _forward),
+            ("backward", [row, row, stats, row], BACKWARD, _backward),
         ):
             label = f"softmax_dropout.{direction}"
             for name in ("naive", "online"):
                 types = [*operands, "int64", *numbers]
-                yield f"{label} {name} {dtype}", variants[name][0], types
+                yield f"{label} {name} {dtype}", *rungs[name].kernels, types
             types = [*operands, "int64", "int64", "int64", "boolean", *numbers]
             for n_slots in usable_slots(4 if dtype == "float32" else 2):
                 kernel, long_kernel = by_slots[n_slots]

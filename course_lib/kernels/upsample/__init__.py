@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib.kernels.conv2d.problem import MOST, formatted
+from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.upsample import kernels
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
@@ -32,15 +33,8 @@ from course_lib.runtime.outputs import output
 
 DTYPES = ("float32", "float16", "bfloat16")
 MODES = ("nearest", "bilinear")
-DEFAULT = "vectorised"
 _FORWARD = {mode: kernels.forward_kernels(mode == "bilinear") for mode in MODES}
 _BACKWARD = {mode: kernels.backward_kernel(mode == "bilinear") for mode in MODES}
-#: Rung -> every kernel it may launch.
-VARIANTS = {
-    "direct": tuple(direct for direct, _ in _FORWARD.values()),
-    "vectorised": tuple(kernel for pair in _FORWARD.values() for kernel in pair),
-}
-BACKWARD_VARIANTS = {"direct": tuple(_BACKWARD.values())}
 
 
 class Format(NamedTuple):
@@ -50,7 +44,7 @@ class Format(NamedTuple):
 
 
 def forward(
-    x, size, *, mode="nearest", align_corners=False, scale_factor=None, variant=DEFAULT, out=None
+    x, size, *, mode="nearest", align_corners=False, scale_factor=None, variant=AUTO, out=None
 ):
     """y (N, C, P, Q) of x (N, C, H, W), with `size` = (P, Q).
 
@@ -62,7 +56,7 @@ def forward(
 
     Raises ArrayError for a wrong dtype, shape or device, ValueError for a wrong option.
     """
-    _check_variant(variant, VARIANTS)
+    rung = FORWARD.rung(variant, x)
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
     layout = Format(arrays.is_channels_last(x) and not arrays.is_contiguous_array(x))
     N, C, H, W = x.shape
@@ -71,28 +65,20 @@ def forward(
     x = formatted(x, layout)
     last = layout.channels_last
     y = output(out, (N, C, *size), like=x, channels_last=last, reads=dict(x=x))
-    n = arrays.size_of(y)
-    if n:
-        width = VECTOR_BYTES // x.dtype.itemsize
-        direct, vectorised = _FORWARD[mode]
-        whole = (C if last else size[1]) % width == 0
-        boundaries = arrays.address_of(y) | (arrays.address_of(x) if last else 0)
-        kernel, each = direct, 1
-        if variant == "vectorised" and whole and not boundaries % VECTOR_BYTES:
-            kernel, each = vectorised, width
+    if n := arrays.size_of(y):
         numbers = *map(np.int32, (C, H, W, *size)), *ratios, aligned, last
-        _launch(kernel, n // each, x, y, *numbers)
+        rung.launch(mode, x, y, n, numbers)
     return y
 
 
 def backward(
-    dy, shape, *, mode="nearest", align_corners=False, scale_factor=None, variant="direct", out=None
+    dy, shape, *, mode="nearest", align_corners=False, scale_factor=None, variant=AUTO, out=None
 ):
     """dx of `shape` (N, C, H, W), from dy (N, C, P, Q) and what `forward` was given.
 
     `out`, if given, receives dx; of dy's memory format and dtype. Raises as `forward` does.
     """
-    _check_variant(variant, BACKWARD_VARIANTS)
+    rung = BACKWARD.rung(variant, dy)
     arrays.require(dy, "dy", dtypes=DTYPES, n_dims=4)
     if len(shape) != 4 or tuple(shape[:2]) != tuple(dy.shape[:2]):
         raise arrays.ArrayError(f"dy of shape {tuple(dy.shape)} is not of an x of {tuple(shape)}")
@@ -103,20 +89,43 @@ def backward(
     dy = formatted(dy, layout)
     last = layout.channels_last
     dx = output(out, (N, C, H, W), like=dy, channels_last=last, reads=dict(dy=dy))
-    if arrays.size_of(dx):
+    if n := arrays.size_of(dx):
         numbers = *map(np.int32, (C, H, W, *size)), *ratios, aligned, last
-        _launch(_BACKWARD[mode], arrays.size_of(dx), dy, dx, *numbers)
+        rung.launch(mode, dy, dx, n, numbers)
     return dx
 
 
-def _launch(kernel, n_threads, *arguments):
+def _launch_direct(mode, x, y, n, numbers):
+    _launch_elements(_FORWARD[mode][0], n, x, y, numbers)
+
+
+def _launch_vectorised(mode, x, y, n, numbers):
+    direct, vectorised = _FORWARD[mode]
+    last, width = numbers[-1], VECTOR_BYTES // x.dtype.itemsize
+    side_by_side = y.shape[1] if last else y.shape[3]
+    boundaries = arrays.address_of(y) | (arrays.address_of(x) if last else 0)
+    if side_by_side % width or boundaries % VECTOR_BYTES:
+        return _launch_elements(direct, n, x, y, numbers)
+    _launch_elements(vectorised, n // width, x, y, numbers)
+
+
+def _launch_direct_backward(mode, dy, dx, n, numbers):
+    _launch_elements(_BACKWARD[mode], n, dy, dx, numbers)
+
+
+def _launch_elements(kernel, n_threads, x, y, numbers):
     n_blocks = math.ceil(n_threads / kernels.BLOCK_SIZE)
-    launch(kernel, n_blocks, kernels.BLOCK_SIZE, *arguments, flat=True, overlap=True)
+    launch(kernel, n_blocks, kernels.BLOCK_SIZE, x, y, *numbers, flat=True, overlap=True)
 
 
-def _check_variant(variant, variants):
-    if variant not in variants:
-        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}")
+FORWARD = Ladder(
+    Rung("direct", _launch_direct, tuple(direct for direct, _ in _FORWARD.values())),
+    Rung("vectorised", _launch_vectorised, tuple(k for pair in _FORWARD.values() for k in pair)),
+    auto="vectorised",
+)
+BACKWARD = Ladder(
+    Rung("direct", _launch_direct_backward, tuple(_BACKWARD.values())), auto="direct"
+)
 
 
 def _size(size, x_sizes):
