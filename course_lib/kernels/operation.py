@@ -30,7 +30,8 @@ class Rung:
     """
 
     def __init__(self, name, launch, kernels, decides=(), needs=EVERY_CHIP):
-        self.name, self.launch, self.decides, self.needs = name, launch, decides, needs
+        self.name, self.launch, self.needs = name, launch, needs
+        self.decides = tuple(dict.fromkeys(decides))
         self._kernels = kernels
 
     @functools.cached_property
