@@ -215,7 +215,7 @@ def squeezing_and_exciting(dtype):
                     x, dy, y, dx = (
                         tensor(shape, dtype, start).to(memory_format=layout) for _ in range(4)
                     )
-                    for variant in squeeze_excite.VARIANTS:
+                    for variant in ("separate", "two_pass", "fused"):
                         options = {"variant": variant, "activation": "relu"}
                         yield squeeze_excite.forward(x, *weights, out=y, **options)
                         _, *saved = squeeze_excite.forward(x, *weights, **options)
@@ -246,7 +246,7 @@ def convolutions(dtype):
             groups = options.get("groups", 1)
             few = groups == 1 and (x_shape[1], *weight_shape[2:]) in few_channels_plan.FILTER_SIZES
             fits = {"depthwise": groups == x_shape[1], "few_channels": few}
-            for variant in conv2d.VARIANTS:
+            for variant in conv2d.FORWARD:
                 if fits.get(variant, True):
                     yield from passes(x, weight, variant, **options)
             with mock.patch.object(gathering, "LARGE_FROM", 0):
