@@ -336,7 +336,7 @@ def test_runs_agree_bit_for_bit_and_inputs_are_left_alone():
 
 
 def test_the_sum_over_many_rows_takes_several_blocks(monkeypatch):
-    monkeypatch.setattr(cross_entropy, "ROWS_PER_SUM", 8)
+    monkeypatch.setattr(cross_entropy.finishing, "ROWS_PER_SUM", 8)
     for n_rows in (8, 9, 70):
         logits, target, weight = case("indices", n_rows, 3, weighted=True, ignored=True)
         for reduction in ("mean", "sum"):
