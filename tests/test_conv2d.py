@@ -472,6 +472,11 @@ def test_wrong_arrays_are_named():
         conv2d.backward(x, x, weight)
     with pytest.raises(ArrayError, match=r"out must have shape \(1, 3, 2, 2\)"):
         conv2d.forward(x, weight, out=x)
+    one, filters, _ = case((1, 1, 4, 4), (3, 1, 3, 3))  # of one channel: of either memory format
+    with pytest.raises(ArrayError, match="dy must be an array, not a list"):
+        conv2d.backward([0.0], one, filters)
+    with pytest.raises(ArrayError, match="out must be an array, not a list"):
+        conv2d.forward(one, filters, out=[0.0])
     out = torch.zeros(1, 3, 2, 2, device=PLACE).to(memory_format=torch.channels_last)
     with pytest.raises(ArrayError, match="out must be contiguous; its strides are"):
         conv2d.forward(x, weight, out=out)

@@ -111,9 +111,9 @@ def backward(
     All have x's dtype, dx and dweight x's memory format. Raises as `forward` does.
     """
     problem, x = checked(x, weight, stride, padding, dilation, groups, precision)
-    arrays.require(dy, "dy", shape=problem.y_shape, dtypes=(arrays.dtype_name(x),))
     problem = _format_of(dy, problem)
     rung = DX.rung(variant, x, lambda: default_variant(problem, chip_of(x)[0]))
+    arrays.require(dy, "dy", shape=problem.y_shape, dtypes=(arrays.dtype_name(x),))
     dy = formatted(dy, problem)
     dx = dweight = dbias = None
     if needs[0]:
@@ -143,8 +143,8 @@ def default_variant(problem, capability):
 
 def _format_of(array, problem):
     """`problem` in the memory format of y or dy, where x, of one channel, is of both formats."""
-    if array is None or problem.C != 1 or tuple(array.shape) != problem.y_shape:
-        return problem
+    if problem.C != 1 or tuple(getattr(array, "shape", ())) != problem.y_shape:
+        return problem  # what is no array, or a wrong one, is refused later
     last = arrays.is_channels_last(array) and not arrays.is_contiguous_array(array)
     return problem._replace(channels_last=last)
 
