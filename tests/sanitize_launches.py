@@ -196,7 +196,7 @@ def cross_entropies():
             # Probabilities that start on another boundary, and on the same.
             for target in (indices, logits.clone().softmax(1), logits):
                 for options in ({}, dict(weight=weight, label_smoothing=0.1, reduction="none")):
-                    for variant in cross_entropy.VARIANTS:
+                    for variant in ("naive", "online", "vectorised"):
                         options["variant"] = variant
                         loss, *saved = cross_entropy.forward(logits, target, **options)
                         yield loss
@@ -215,7 +215,7 @@ def squeezing_and_exciting(dtype):
                     x, dy, y, dx = (
                         tensor(shape, dtype, start).to(memory_format=layout) for _ in range(4)
                     )
-                    for variant in squeeze_excite.VARIANTS:
+                    for variant in ("separate", "two_pass", "fused"):
                         options = {"variant": variant, "activation": "relu"}
                         yield squeeze_excite.forward(x, *weights, out=y, **options)
                         _, *saved = squeeze_excite.forward(x, *weights, **options)
@@ -246,7 +246,7 @@ def convolutions(dtype):
             groups = options.get("groups", 1)
             few = groups == 1 and (x_shape[1], *weight_shape[2:]) in few_channels_plan.FILTER_SIZES
             fits = {"depthwise": groups == x_shape[1], "few_channels": few}
-            for variant in conv2d.VARIANTS:
+            for variant in conv2d.FORWARD:
                 if fits.get(variant, True):
                     yield from passes(x, weight, variant, **options)
             with mock.patch.object(gathering, "LARGE_FROM", 0):
@@ -273,7 +273,7 @@ def linears(dtype):
                     yield y
                     yield from linear.backward(y, x, weight, **options)
 
-    for variant in linear.VARIANTS:
+    for variant in linear.FORWARD:
         if variant != "tensor_core":
             yield from passes(variant)
             continue

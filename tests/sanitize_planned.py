@@ -221,11 +221,11 @@ def holding(dtype):
     if torch.cuda.get_device_capability() < resident_plan.CAPABILITY:
         return
     for x, y, weights in squeezed(dtype):
-        with launched(*resident.FORWARD):
+        with launched(*resident.FORWARD_KERNELS):
             found = squeeze_excite.forward(x, *weights, variant="resident", out=y)
         yield from found
         _, *saved = found
-        with launched(*resident.BACKWARD):
+        with launched(*resident.BACKWARD_KERNELS):
             yield from squeeze_excite.backward(
                 y, x, weights[0], weights[2], *saved, variant="resident"
             )
@@ -239,7 +239,7 @@ def batching(dtype):
     if torch.cuda.get_device_capability() < resident_plan.CAPABILITY:
         return
     for x, y, weights in squeezed(dtype):
-        with launched(*batched.FORWARD):
+        with launched(*batched.FORWARD_KERNELS):
             yield from squeeze_excite.forward(x, *weights, variant="batched", out=y)
 
 

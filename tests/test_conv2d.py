@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from course_lib import SIMULATED, reference, simulator
-from course_lib.kernels import conv2d
+from course_lib.kernels import conv2d, operation
 from course_lib.kernels.conv2d import (
     direct,
     gathering,
@@ -37,7 +37,7 @@ LAYOUTS = (torch.contiguous_format, torch.channels_last)
 # What costs the simulator most: a block makes a whole tile of results, however few there are.
 TILES = ["im2col", "implicit_gemm", "tensor_core"]
 # That take any groups, channels and filters; `few_channels` has tests of its own.
-GENERAL = [name for name in conv2d.VARIANTS if name not in ("depthwise", "few_channels")]
+GENERAL = [name for name in conv2d.FORWARD if name not in ("depthwise", "few_channels")]
 every_variant = pytest.mark.parametrize("variant", GENERAL)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=("nchw", "nhwc"))
 
@@ -407,9 +407,9 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_chips_without_tensor_cores_are_told(monkeypatch):
-    monkeypatch.setattr(gathering, "chip_of", lambda array: ((7, 5), 64 << 10))
+    monkeypatch.setattr(operation, "chip_of", lambda array: ((7, 5), 64 << 10))
     x, weight, _ = case((1, 1, 3, 3), (1, 1, 3, 3))
-    with pytest.raises(ValueError, match="needs compute capability 8.0; this GPU has 7.5"):
+    with pytest.raises(ValueError, match="needs compute capability 8.0, and this GPU has 7.5"):
         conv2d.forward(x, weight, variant="tensor_core")
 
 
@@ -472,6 +472,11 @@ def test_wrong_arrays_are_named():
         conv2d.backward(x, x, weight)
     with pytest.raises(ArrayError, match=r"out must have shape \(1, 3, 2, 2\)"):
         conv2d.forward(x, weight, out=x)
+    one, filters, _ = case((1, 1, 4, 4), (3, 1, 3, 3))  # of one channel: of either memory format
+    with pytest.raises(ArrayError, match="dy must be an array, not a list"):
+        conv2d.backward([0.0], one, filters)
+    with pytest.raises(ArrayError, match="out must be an array, not a list"):
+        conv2d.forward(one, filters, out=[0.0])
     out = torch.zeros(1, 3, 2, 2, device=PLACE).to(memory_format=torch.channels_last)
     with pytest.raises(ArrayError, match="out must be contiguous; its strides are"):
         conv2d.forward(x, weight, out=out)

@@ -9,7 +9,7 @@ from course_lib.kernels import conv2d
 
 pytestmark = pytest.mark.gpu
 SIZES = [(32, 64, 128, 64), (32, 128, 128, 56), (64, 256, 256, 28)]  # N, C, K, H
-GENERAL = [name for name in conv2d.VARIANTS if name not in ("depthwise", "few_channels")]
+GENERAL = [name for name in conv2d.FORWARD if name not in ("depthwise", "few_channels")]
 
 
 def tensors(N, C, K, H, dtype=torch.float32, last=False):

@@ -23,7 +23,8 @@ FLOOR = {torch.float32: 1e-36, torch.float16: 6e-8, torch.bfloat16: 1e-36}  # ha
 FORMS = ("indices", "probabilities")
 NAN, INF = math.nan, math.inf
 
-every_variant = pytest.mark.parametrize("variant", cross_entropy.VARIANTS)
+OF_ROWS = [name for name in cross_entropy.FORWARD if name != "strided"]
+every_variant = pytest.mark.parametrize("variant", OF_ROWS)
 every_form = pytest.mark.parametrize("form", FORMS)
 every_option = pytest.mark.parametrize(
     "form, weighted, smoothing, reduction",
@@ -335,7 +336,7 @@ def test_runs_agree_bit_for_bit_and_inputs_are_left_alone():
 
 
 def test_the_sum_over_many_rows_takes_several_blocks(monkeypatch):
-    monkeypatch.setattr(cross_entropy, "ROWS_PER_SUM", 8)
+    monkeypatch.setattr(cross_entropy.finishing, "ROWS_PER_SUM", 8)
     for n_rows in (8, 9, 70):
         logits, target, weight = case("indices", n_rows, 3, weighted=True, ignored=True)
         for reduction in ("mean", "sum"):
@@ -345,12 +346,12 @@ def test_the_sum_over_many_rows_takes_several_blocks(monkeypatch):
 @settings(deadline=None)
 @given(n_rows=st.integers(1, 2**20), n_bytes=st.integers(2, 2**22), together=st.booleans())
 def test_plans_are_what_the_kernels_expect(n_rows, n_bytes, together):
-    team, block = cross_entropy.plan(n_rows, n_bytes, together)
+    team, block = cross_entropy.rows.plan(n_rows, n_bytes, together)
     assert team & (team - 1) == 0 and 32 <= block <= 1024
     # A team that adds up is lanes of one warp or a whole block; otherwise blocks divide it.
     assert team == block or (team <= 32 if together else team % block == 0 or block % team == 0)
     # Where rows are many, nothing is gained by larger teams.
-    assert n_rows < cross_entropy.ENOUGH_THREADS or team <= cross_entropy.MOST_BLOCK
+    assert n_rows < cross_entropy.rows.ENOUGH_THREADS or team <= cross_entropy.rows.MOST_BLOCK
 
 
 def test_what_is_saved():
@@ -375,6 +376,8 @@ def test_errors_name_what_was_expected():
     forward = cross_entropy.forward
     with pytest.raises(ValueError, match="unknown variant 'fast'; there are naive, online"):
         forward(logits, target, variant="fast")
+    with pytest.raises(ValueError, match="'strided' takes logits of more than two dimensions"):
+        forward(logits, target, variant="strided")
     with pytest.raises(ArrayError, match="logits must be float32 or float16 or bfloat16, not int"):
         forward(logits.int(), target)
     with pytest.raises(ArrayError, match="logits must have 2 dimensions"):
@@ -472,7 +475,7 @@ def test_the_benchmark_checks_and_times_every_rung_and_peer(on_the_cpu):
     names = [(record["name"], record["dtype"]) for record in found]
     directions = [f"cross_entropy.{direction}" for direction in ("forward", "backward", "both")]
     assert names == [(name, dtype) for dtype in ("float32", "bfloat16") for name in directions]
-    labels = [*cross_entropy.VARIANTS, "PyTorch eager", "torch.compile"]
+    labels = [*OF_ROWS, "PyTorch eager", "torch.compile"]
     hashes = benchmark.kernel_hashes()
     assert len(set(hashes.values())) == 3
     for record in found:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from course_lib import SIMULATED, simulator
-from course_lib.kernels import gemm
+from course_lib.kernels import gemm, operation
 from course_lib.kernels.gemm import plan
 
 PLACE = "cpu" if SIMULATED else "cuda"
@@ -187,12 +187,13 @@ def test_plans_cover_every_size():
 
 def test_chips_without_tensor_cores_take_another_rung(monkeypatch):
     x = torch.zeros(1, device=PLACE)
-    assert gemm.chosen(None, x) == gemm.DEFAULT
-    monkeypatch.setattr(gemm, "chip_of", lambda array: ((7, 5), 64 << 10))
-    assert gemm.chosen(None, x) == gemm.BEFORE_TENSOR_CORES
-    assert gemm.chosen("naive", x) == "naive"
+    monkeypatch.setattr(operation, "chip_of", lambda array: ((8, 0), 163 << 10))
+    assert gemm.FORWARD.rung("auto", x).name == "tensor_core"
+    monkeypatch.setattr(operation, "chip_of", lambda array: ((7, 5), 64 << 10))
+    assert gemm.FORWARD.rung("auto", x).name == "vectorised"
+    assert gemm.FORWARD.rung("naive", x).name == "naive"
     with pytest.raises(ValueError, match=r"needs compute capability 8.0, and this GPU has 7.5"):
-        gemm.chosen("tensor_core", x)
+        gemm.FORWARD.rung("tensor_core", x)
 
 
 @pytest.mark.skipif(not SIMULATED, reason="the sanitizer works on the simulator")

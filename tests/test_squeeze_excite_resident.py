@@ -21,6 +21,7 @@ from test_squeeze_excite import check as check_passes
 from turns import in_turns
 
 from course_lib import SIMULATED, reference, simulator
+from course_lib.kernels import operation
 from course_lib.kernels import squeeze_excite as se
 from course_lib.kernels.squeeze_excite import resident, resident_plan
 from course_lib.kernels.squeeze_excite.problem import problem_of
@@ -115,9 +116,10 @@ def test_one_block_after_the_other_begins_where_samples_take_turns():
 
 
 def test_old_chips_are_refused(monkeypatch):
-    monkeypatch.setattr(launching, "chip_of", lambda x: ((8, 6), 99 << 10))
+    for module in (launching, operation):
+        monkeypatch.setattr(module, "chip_of", lambda x: ((8, 6), 99 << 10))
     _, x, weights = inputs((1, 8, 3, 3), 2)
-    with pytest.raises(ValueError, match="capability 9.0 or more"):
+    with pytest.raises(ValueError, match="'resident' needs compute capability 9.0.* has 8.6"):
         se.forward(x, *weights, variant="resident")
     assert (
         se.default_for(problem(1, *NETWORK[0]), "forward", resident_plan.room_of(x)) == "two_pass"

@@ -6,8 +6,8 @@ asked for is the one that runs. What compares, measures, compiles or tests kerne
 knows no operation by name.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Mapping
 
 from course_lib.runtime.launch import chip_of
 
@@ -17,23 +17,27 @@ AUTO = "auto"
 EVERY_CHIP = (7, 5)
 
 
-@dataclass(frozen=True)
 class Rung:
     """One way to compute a pass.
 
     name     what `variant` calls it
     launch   host function that launches it; all rungs of a ladder take the same arguments
-    kernels  every kernel that it may launch
+    kernels  every kernel that it may launch: a tuple, or a function that gives it, for rungs of so
+             many kernels that each is made only when it is first launched
     decides  functions that choose kernel, grid, block and shared memory, where they depend on more
              than the number of elements
     needs    the compute capability from which on it runs
     """
 
-    name: str
-    launch: Callable
-    kernels: tuple
-    decides: tuple = ()
-    needs: tuple = EVERY_CHIP
+    def __init__(self, name, launch, kernels, decides=(), needs=EVERY_CHIP):
+        self.name, self.launch, self.needs = name, launch, needs
+        self.decides = tuple(dict.fromkeys(decides))
+        self._kernels = kernels
+
+    @functools.cached_property
+    def kernels(self):
+        found = self._kernels() if callable(self._kernels) else self._kernels
+        return tuple(dict.fromkeys(found))
 
 
 class Ladder(Mapping):

@@ -42,15 +42,14 @@ large for these, `direct`. dbias is a sum for each channel, on all rungs but `fe
 Sums are taken in a fixed order: two runs agree bit for bit.
 """  # noqa: E501
 
-import functools
-
 from course_lib.kernels.conv2d import few_channels_plan, gathering, launching
+from course_lib.kernels.conv2d.ladders import DWEIGHT, DX, FORWARD
 from course_lib.kernels.conv2d.problem import checked, empty, formatted
+from course_lib.kernels.operation import AUTO
 from course_lib.runtime import arrays
 from course_lib.runtime.launch import chip_of
 from course_lib.runtime.outputs import output
 
-DEFAULT = "auto"  # the rung that `default_variant` names
 MOST_THREADS = 256  # of a block, for any kernel
 
 
@@ -64,7 +63,7 @@ def forward(
     dilation=1,
     groups=1,
     precision="float32",
-    variant=DEFAULT,
+    variant=AUTO,
     out=None,
 ):
     """y (N, K, P, Q) of x (N, C, H, W), weight (K, C/groups, R, S) and bias (K,) or None.
@@ -77,7 +76,6 @@ def forward(
     All arrays have x's dtype; y has x's memory format. Raises ArrayError for a wrong dtype, shape
     or device, ValueError for a wrong option.
     """
-    _check_variant(variant)
     problem, x = checked(x, weight, stride, padding, dilation, groups, precision)
     if bias is not None:
         arrays.require(bias, "bias", shape=(problem.K,), dtypes=(arrays.dtype_name(x),))
@@ -85,11 +83,9 @@ def forward(
     problem = _format_of(out, problem)
     reads = dict(x=x, weight=weight, bias=bias)
     y = output(out, problem.y_shape, like=x, channels_last=problem.channels_last, reads=reads)
+    rung = FORWARD.rung(variant, x, lambda: default_variant(problem, chip_of(x)[0]))
     if arrays.size_of(y):
-        variant = _chosen(variant, problem, x)
-        if variant != "tensor_core":  # which can read some weights as they lie
-            weight = formatted(weight, problem)
-        VARIANTS[variant][0](problem, x, weight, bias, y, precision)
+        rung.launch(problem, x, weight, bias, y, precision)
     return y
 
 
@@ -105,7 +101,7 @@ def backward(
     with_bias=True,
     needs=(True, True, True),
     precision="float32",
-    variant=DEFAULT,
+    variant=AUTO,
 ):
     """(dx, dweight, dbias), from dy of y's shape and what `forward` was given.
 
@@ -114,29 +110,28 @@ def backward(
 
     All have x's dtype, dx and dweight x's memory format. Raises as `forward` does.
     """
-    _check_variant(variant)
     problem, x = checked(x, weight, stride, padding, dilation, groups, precision)
-    arrays.require(dy, "dy", shape=problem.y_shape, dtypes=(arrays.dtype_name(x),))
     problem = _format_of(dy, problem)
+    rung = DX.rung(variant, x, lambda: default_variant(problem, chip_of(x)[0]))
+    arrays.require(dy, "dy", shape=problem.y_shape, dtypes=(arrays.dtype_name(x),))
     dy = formatted(dy, problem)
-    _, find_dx, find_dweight = VARIANTS[_chosen(variant, problem, x)]
     dx = dweight = dbias = None
     if needs[0]:
         dx = empty(problem.x_shape, x, problem)
         if arrays.size_of(dx):
-            find_dx(problem, dy, formatted(weight, problem), dx, precision)
+            rung.launch(problem, dy, formatted(weight, problem), dx, precision)
     if needs[1]:
         dweight = empty(problem.weight_shape, x, problem)
     if needs[2] and with_bias:
         dbias = arrays.empty((problem.K,), like=x)
     found = [None if r is None or not arrays.size_of(r) else r for r in (dweight, dbias)]
     if any(each is not None for each in found):
-        find_dweight(problem, dy, x, *found, precision)
+        DWEIGHT[rung.name].launch(problem, dy, x, *found, precision)
     return dx, dweight, dbias
 
 
 def default_variant(problem, capability):
-    """The rung that DEFAULT takes, on a chip of this compute capability."""
+    """The rung that AUTO takes, on a chip of this compute capability."""
     if problem.groups == problem.C > 1:
         return "depthwise"
     if few_channels_plan.fault(problem, capability) is None:
@@ -146,59 +141,12 @@ def default_variant(problem, capability):
     return "tensor_core" if capability >= gathering.TENSOR_CORES_SINCE else "implicit_gemm"
 
 
-def _chosen(variant, problem, x):
-    """The rung, where DEFAULT may have been asked for."""
-    return default_variant(problem, chip_of(x)[0]) if variant == DEFAULT else variant
-
-
-def _check_variant(variant):
-    if variant != DEFAULT and variant not in VARIANTS:
-        known = ", ".join(VARIANTS)
-        raise ValueError(f"unknown variant {variant!r}; there are {known}, and {DEFAULT}")
-
-
 def _format_of(array, problem):
     """`problem` in the memory format of y or dy, where x, of one channel, is of both formats."""
-    if array is None or problem.C != 1 or tuple(array.shape) != problem.y_shape:
-        return problem
+    if problem.C != 1 or tuple(getattr(array, "shape", ())) != problem.y_shape:
+        return problem  # what is no array, or a wrong one, is refused later
     last = arrays.is_channels_last(array) and not arrays.is_contiguous_array(array)
     return problem._replace(channels_last=last)
-
-
-def _rung(forward, dx, dweight):
-    """A rung's launchers, where that of dweight knows nothing of dbias."""
-
-    def both(problem, dy, x, for_weight, for_bias, precision):
-        if for_weight is not None:
-            dweight(problem, dy, x, for_weight, precision)
-        if for_bias is not None:
-            launching.dbias(problem, dy, for_bias)
-
-    return forward, dx, both
-
-
-def _gathered(variant):
-    """The launchers of a rung that gathers factors of a matrix product."""
-    passes = gathering.launch_forward, gathering.launch_dx, launching.gathered_dweight
-    return tuple(functools.partial(run, variant) for run in passes)
-
-
-#: Rung -> (forward, dx, dweight with dbias): launchers of one signature each.
-VARIANTS = {
-    "direct": _rung(launching.direct_forward, launching.direct_dx, launching.direct_dweight),
-    "tiled": _rung(launching.tiled_forward, launching.tiled_dx, launching.tiled_dweight),
-    "im2col": _rung(launching.im2col_forward, launching.im2col_dx, launching.im2col_dweight),
-    "implicit_gemm": _gathered("implicit_gemm"),
-    "tensor_core": _gathered("tensor_core"),
-    "few_channels": (
-        few_channels_plan.launch_forward,
-        few_channels_plan.launch_dx,
-        few_channels_plan.launch_dweight,
-    ),
-    "depthwise": _rung(
-        launching.depthwise_forward, launching.depthwise_dx, launching.depthwise_dweight
-    ),
-}
 
 
 def specialisations():

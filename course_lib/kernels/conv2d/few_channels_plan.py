@@ -17,7 +17,7 @@ from course_lib.kernels.conv2d.few_channels_dweight import (
     finish_kernel,
     staged_size,
 )
-from course_lib.kernels.conv2d.problem import DTYPES
+from course_lib.kernels.conv2d.problem import DTYPES, formatted
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.launch import chip_of, launch
@@ -141,7 +141,7 @@ def forward_kernel_for(C, R, S, last, shape):
 
 def launch_forward(problem, x, weight, bias, y, precision):
     """y = x * weight + bias."""
-    p = problem
+    p, weight = problem, formatted(weight, problem)
     check(p, x)
     shape = shape_for(p, x.dtype.itemsize)
     n_pixels = side_of(p) * shape.per_thread
@@ -227,6 +227,22 @@ def launch_dx(problem, dy, weight, dx, precision):
     check(problem, dy)
     variant = "tensor_core" if chip_of(dy)[0] >= gathering.TENSOR_CORES_SINCE else "implicit_gemm"
     gathering.launch_dx(variant, problem, dy, weight, dx, precision)
+
+
+def _kinds():
+    """(C, R, S), whether channels-last, and `Shape` of all that there are kernels for."""
+    for C, R, S in FILTER_SIZES:
+        for last in (False, True):
+            for itemsize in (4, 2):
+                yield C, R, S, last, shape_of(C * R * S, last, itemsize)
+
+
+def forward_kernels():
+    return [forward_kernel_for(*kind) for kind in _kinds()]
+
+
+def dweight_kernels():
+    return [*(dweight_kernel_for(*kind) for kind in _kinds()), finish_kernel]
 
 
 def specialisations():

@@ -76,15 +76,10 @@ def is_exact(array, precision):
     return precision == "float32" and arrays.dtype_name(array) == "float32"
 
 
-def check(variant, problem, array):
-    """ValueError where a rung can't take the problem, or the chip has not got what it needs."""
+def check(variant, problem):
+    """ValueError where a rung can't take the problem."""
     if found := fault(problem):
         raise ValueError(f"variant {variant!r} takes {found}: use 'direct'")
-    if variant == "tensor_core" and chip_of(array)[0] < TENSOR_CORES_SINCE:
-        raise ValueError(
-            f"variant 'tensor_core' needs compute capability 8.0; this GPU has "
-            f"{'.'.join(map(str, chip_of(array)[0]))}: use 'implicit_gemm'"
-        )
 
 
 #: (rows of the tile, whether for dx) -> (kernel, inner loop, numbers of dynamic shared memory).
@@ -129,21 +124,20 @@ def dx_arguments(problem):
 
 
 def launch_forward(variant, problem, x, weight, bias, y, precision):
-    """y = x * weight + bias. `tensor_core` takes weights of either memory format."""
-    check(variant, problem, x)
+    """y = x * weight + bias. Of `tensor_core`, some kernels read weights of either format."""
+    check(variant, problem)
     if variant == "tensor_core":
         gather = halo_plan.forward_of(problem)
         if _launch_halo(gather, problem, x, weight, bias, y, precision):
             return
-        weight = formatted(weight, problem)
     exact = is_exact(x, precision)
-    operands = x, weight, bias, y
+    operands = x, formatted(weight, problem), bias, y
     _launch(variant, problem, forward_arguments(problem), operands, exact, False)
 
 
 def launch_dx(variant, problem, dy, weight, dx, precision, bias=None):
     """dx, gathered from dy; and `bias` added, which a transposed convolution may have."""
-    check(variant, problem, dy)
+    check(variant, problem)
     if variant == "tensor_core":
         gather = halo_plan.dx_of(problem)
         if _launch_halo(gather, problem, dy, weight, bias, dx, precision):
@@ -207,7 +201,7 @@ def launch_dweight(variant, problem, dy, x, dweight, precision, dbias=None):
     It is where a small convolution gives both in one launch; else it is the caller's to find.
     """
     p = problem
-    check(variant, p, x)
+    check(variant, p)
     if variant == "tensor_core":
         done = _launch_pixel_sums(problem, dy, x, dweight, dbias, precision)
         if done:

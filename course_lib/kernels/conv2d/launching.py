@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from course_lib.kernels.conv2d import depthwise, direct, gathering, im2col, tiled
-from course_lib.kernels.conv2d.problem import DTYPES, empty
+from course_lib.kernels.conv2d.problem import DTYPES, empty, formatted
 from course_lib.kernels.gemm.columns import sum_columns
 from course_lib.runtime import arrays
 from course_lib.runtime.launch import chip_of, launch
@@ -28,6 +28,7 @@ def _optional(bias, weight):
 
 
 def direct_forward(problem, x, weight, bias, y, precision):
+    weight = formatted(weight, problem)
     operands = x, weight, _optional(bias, weight), y, bias is not None
     size = arrays.size_of(y)
     _run(direct.direct_kernel, size, direct.BLOCK_SIZE, *operands, *problem.numbers)
@@ -46,7 +47,7 @@ def direct_dweight(problem, dy, x, dweight, precision):
 # --- tiled ---------------------------------------------------------------------------------------
 
 
-def _spans(problem, array, down, right, n_channels):
+def halo_spans(problem, array, down, right, n_channels):
     """The halo's lines and columns, and its bytes; ValueError where a block can't hold it."""
     p = problem
     spans = [
@@ -69,7 +70,7 @@ def _spans(problem, array, down, right, n_channels):
 def _tiled_gather(problem, arguments, operands):
     source, weight, bias, result = operands
     sizes, down, right, steps, _ = arguments
-    spans, n_bytes = _spans(problem, source, down, right, tiled.CHANNELS)
+    spans, n_bytes = halo_spans(problem, source, down, right, tiled.CHANNELS)
     n_filters, P, Q = sizes[:3]
     n_tiles = problem.N * math.ceil(P / tiled.TILE_H) * math.ceil(Q / tiled.TILE_W)
     n_blocks = n_tiles * math.ceil(n_filters / tiled.FILTERS) * problem.groups
@@ -82,7 +83,8 @@ def _tiled_gather(problem, arguments, operands):
 
 
 def tiled_forward(problem, x, weight, bias, y, precision):
-    _tiled_gather(problem, gathering.forward_arguments(problem), (x, weight, bias, y))
+    operands = x, formatted(weight, problem), bias, y
+    _tiled_gather(problem, gathering.forward_arguments(problem), operands)
 
 
 def tiled_dx(problem, dy, weight, dx, precision):
@@ -92,10 +94,10 @@ def tiled_dx(problem, dy, weight, dx, precision):
 def tiled_dweight(problem, dy, x, dweight, precision):
     p = problem
     _, down, right, *_ = gathering.forward_arguments(p)
-    spans, n_bytes = _spans(p, x, down, right, 1)
+    spans, n_bytes = halo_spans(p, x, down, right, 1)
     n_tiles = p.N * math.ceil(p.P / tiled.TILE_H) * math.ceil(p.Q / tiled.TILE_W)
     n_parts = math.ceil(p.K // p.groups / tiled.FILTERS) * p.groups * (p.C // p.groups)
-    n_splits, length = _split(n_parts, n_tiles, 1)
+    n_splits, length = split_plan(n_parts, n_tiles, 1)
     partial = _partial(dweight, n_splits)
     numbers = np.int32(length), np.int32(n_splits), *map(np.int32, spans)
     _run(
@@ -106,7 +108,7 @@ def tiled_dweight(problem, dy, x, dweight, precision):
         gathering.add_up(partial, dweight, n_splits)
 
 
-def _split(n_blocks, n, least):
+def split_plan(n_blocks, n, least):
     """(parts that `n` things are summed in, things of a part, `least` of them at least)."""
     wanted = max(1, min(math.ceil(ENOUGH_BLOCKS / n_blocks), n // least))
     length = max(1, math.ceil(n / wanted))
@@ -133,6 +135,7 @@ def _check_depthwise(problem):
 
 def depthwise_forward(problem, x, weight, bias, y, precision):
     _check_depthwise(problem)
+    weight = formatted(weight, problem)
     operands = x, weight, _optional(bias, weight), y, bias is not None
     size = arrays.size_of(y)
     _run(depthwise.depthwise_kernel, size, depthwise.BLOCK_SIZE, *operands, *problem.numbers)
@@ -147,7 +150,7 @@ def depthwise_dx(problem, dy, weight, dx, precision):
 def depthwise_dweight(problem, dy, x, dweight, precision):
     _check_depthwise(problem)
     p, block = problem, depthwise.BLOCK_SIZE
-    n_splits, length = _split(p.K, p.N * p.P * p.Q, 4 * block)
+    n_splits, length = split_plan(p.K, p.N * p.P * p.Q, 4 * block)
     partial = _partial(dweight, n_splits)
     _run(
         depthwise.depthwise_dweight_kernel, p.K * n_splits * block, block,
@@ -160,7 +163,7 @@ def depthwise_dweight(problem, dy, x, dweight, precision):
 # --- im2col --------------------------------------------------------------------------------------
 
 
-def _chunks(problem, like, dtype):
+def chunks(problem, like, dtype):
     """Yield (first image, the columns' array, the 1 × 1 convolution) for a few images at a time."""
     p = problem
     n_columns = p.C * p.R * p.S
@@ -182,7 +185,8 @@ def _fill(problem, x, first, columns):
 
 
 def im2col_forward(problem, x, weight, bias, y, precision):
-    for first, columns, part in _chunks(problem, x, arrays.dtype_name(x)):
+    weight = formatted(weight, problem)
+    for first, columns, part in chunks(problem, x, arrays.dtype_name(x)):
         _fill(problem, x, first, columns)
         mine = y[first : first + part.N]
         gathering.launch_forward("implicit_gemm", part, columns, weight, bias, mine, precision)
@@ -190,7 +194,7 @@ def im2col_forward(problem, x, weight, bias, y, precision):
 
 def im2col_dx(problem, dy, weight, dx, precision):
     # The copies of a pixel are added up before they are rounded to 16 bits.
-    for first, columns, part in _chunks(problem, dy, "float32"):
+    for first, columns, part in chunks(problem, dy, "float32"):
         mine = dy[first : first + part.N]
         gathering.launch_dx("implicit_gemm", part, mine, weight, columns, precision)
         size = part.N * problem.C * problem.H * problem.W
@@ -199,9 +203,9 @@ def im2col_dx(problem, dy, weight, dx, precision):
 
 
 def im2col_dweight(problem, dy, x, dweight, precision):
-    chunks = max(1, problem.N)
-    partial, used = arrays.empty((chunks, arrays.size_of(dweight)), like=x, dtype="float32"), 0
-    for first, columns, part in _chunks(problem, x, arrays.dtype_name(x)):
+    most = max(1, problem.N)
+    partial, used = arrays.empty((most, arrays.size_of(dweight)), like=x, dtype="float32"), 0
+    for first, columns, part in chunks(problem, x, arrays.dtype_name(x)):
         _fill(problem, x, first, columns)
         mine = dy[first : first + part.N]
         gathering.launch_dweight("implicit_gemm", part, mine, columns, partial[used], precision)
@@ -218,7 +222,7 @@ def dbias(problem, dy, result):
     if p.channels_last and p.N * p.P * p.Q:
         sum_columns(dy, result, p.N * p.P * p.Q, p.K)
         return
-    n_splits, length = _split(p.K, p.N * p.P * p.Q, 8 * block)
+    n_splits, length = split_plan(p.K, p.N * p.P * p.Q, 8 * block)
     partial = _partial(result, n_splits)
     _run(
         direct.dbias_kernel, p.K * n_splits * block, block,
@@ -226,6 +230,14 @@ def dbias(problem, dy, result):
     )  # fmt: skip
     if partial is not result:
         gathering.add_up(partial, result, n_splits)
+
+
+def with_dbias(find_dweight, problem, dy, x, for_weight, for_bias, precision):
+    """dweight and dbias, unless None, by a rung that finds dweight alone."""
+    if for_weight is not None:
+        find_dweight(problem, dy, x, for_weight, precision)
+    if for_bias is not None:
+        dbias(problem, dy, for_bias)
 
 
 def gathered_dweight(variant, problem, dy, x, for_weight, for_bias, precision):

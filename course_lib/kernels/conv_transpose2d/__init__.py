@@ -34,21 +34,21 @@ input gives NaN. All rungs but `scatter` add up in a fixed order: two runs agree
 Dumoulin and Visin, A guide to convolution arithmetic for deep learning (2016).
 """
 
+import functools
 import math
 
 import numpy as np
 
 from course_lib.kernels import conv2d
-from course_lib.kernels.conv2d import gathering, launching
+from course_lib.kernels.conv2d import gathering, ladders, launching
 from course_lib.kernels.conv2d.problem import empty, formatted
 from course_lib.kernels.conv_transpose2d import direct, upsample2x
 from course_lib.kernels.conv_transpose2d.problem import DTYPES, checked
 from course_lib.kernels.conv_transpose2d.strided import whole_memory
+from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime import arrays
 from course_lib.runtime.launch import chip_of, launch
 from course_lib.runtime.outputs import require_apart
-
-DEFAULT = "auto"  # the rung that `default_variant` names
 
 
 def forward(
@@ -62,7 +62,7 @@ def forward(
     dilation=1,
     groups=1,
     precision="float32",
-    variant=DEFAULT,
+    variant=AUTO,
     out=None,
 ):
     """y (N, K, P, Q) of x (N, C, H, W), weight (C, K/groups, R, S) and bias (K,) or None.
@@ -78,7 +78,6 @@ def forward(
     All arrays have x's dtype; y has x's memory format. Raises ArrayError for a wrong dtype, shape
     or device, ValueError for a wrong option.
     """
-    _check_variant(variant)
     problem, x = checked(x, weight, stride, padding, output_padding, dilation, groups, precision)
     if bias is not None:
         arrays.require(bias, "bias", shape=(problem.K,), dtypes=(arrays.dtype_name(x),))
@@ -88,9 +87,9 @@ def forward(
         dtype = arrays.dtype_name(x)
         arrays.require(out, "out", shape=problem.y_shape, dtypes=(dtype,), writable=True)
         require_apart(out, dict(x=x, weight=weight, bias=bias))
+    rung = FORWARD.rung(variant, x, lambda: default_variant(problem, (x, weight), chip_of(x)[0]))
     if arrays.size_of(y):
-        launcher, _ = VARIANTS[_chosen(variant, problem, (x, weight))]
-        launcher(problem, x, weight, bias, y, precision)
+        rung.launch(problem, x, weight, bias, y, precision)
     return y
 
 
@@ -107,7 +106,7 @@ def backward(
     with_bias=True,
     needs=(True, True, True),
     precision="float32",
-    variant=DEFAULT,
+    variant=AUTO,
 ):
     """(dx, dweight, dbias), from dy of y's shape and what `forward` was given.
 
@@ -116,48 +115,22 @@ def backward(
 
     All have x's dtype, dx and dweight x's memory format. Raises as `forward` does.
     """
-    _check_variant(variant)
     problem, x = checked(x, weight, stride, padding, output_padding, dilation, groups, precision)
     arrays.require(dy, "dy", shape=problem.y_shape, dtypes=(arrays.dtype_name(x),))
-    convolution = problem.convolution
-    _, rung = VARIANTS[_chosen(variant, problem, (x, weight))]
-    dy, weight = formatted(dy, problem), formatted(weight, problem)
-    rung = rung or conv2d.default_variant(convolution, chip_of(x)[0])
-    find_dx, _, find_dweight = conv2d.VARIANTS[rung]
-    dx = dweight = dbias = None
-    if needs[0]:
-        dx = empty(problem.x_shape, x, problem)
-        if arrays.size_of(dx):
-            find_dx(convolution, dy, weight, None, dx, precision)
-    if needs[1]:
-        dweight = empty(problem.weight_shape, x, problem)
-        # What the convolution was given is dy here, and its result's gradient x.
-        find_dweight(convolution, x, dy, dweight, None, precision)
-    if needs[2] and with_bias:
-        dbias = arrays.empty((problem.K,), like=x)
-        launching.dbias(problem, dy, dbias)
+    rung = BACKWARD.rung(variant, x, lambda: default_variant(problem, (x, weight), chip_of(x)[0]))
+    dx = empty(problem.x_shape, x, problem) if needs[0] else None
+    dweight = empty(problem.weight_shape, x, problem) if needs[1] else None
+    dbias = arrays.empty((problem.K,), like=x) if needs[2] and with_bias else None
+    rung.launch(problem, dy, x, weight, dx, dweight, dbias, precision)
     return dx, dweight, dbias
 
 
 def default_variant(problem, operands, capability):
-    """The rung that DEFAULT takes for `operands`, x and weight, on a chip of this capability."""
+    """The rung that AUTO takes for `operands`, x and weight, on a chip of this capability."""
     if upsample2x.fault(problem, operands, capability) is None:
         return "upsample2x"
     depthwise = problem.groups == problem.C == problem.K > 1
     return "gather" if depthwise or gathering.fault(problem.convolution) else "conv_gradient"
-
-
-def _chosen(variant, problem, operands):
-    """The rung, where DEFAULT may have been asked for."""
-    if variant != DEFAULT:
-        return variant
-    return default_variant(problem, operands, chip_of(operands[0])[0])
-
-
-def _check_variant(variant):
-    if variant != DEFAULT and variant not in VARIANTS:
-        known = ", ".join(VARIANTS)
-        raise ValueError(f"unknown variant {variant!r}; there are {known}, and {DEFAULT}")
 
 
 # --- launchers -----------------------------------------------------------------------------------
@@ -223,13 +196,60 @@ def _upsample2x(problem, x, weight, bias, y, precision):
     upsample2x.run(problem, x, formatted(weight, problem), bias, y, precision)
 
 
-#: Rung -> (launcher of forward, rung of `conv2d` for the gradients; None for its default).
-VARIANTS = {
-    "scatter": (_scatter, "direct"),
-    "gather": (_gather, "direct"),
-    "conv_gradient": (_conv_gradient, None),
-    "upsample2x": (_upsample2x, None),
-}
+def _gradients(name, problem, dy, x, weight, dx, dweight, dbias, precision):
+    """Fill each gradient that is not None, by the rung `name` of `conv2d`, or its default."""
+    convolution = problem.convolution
+    dy, weight = formatted(dy, problem), formatted(weight, problem)
+    name = name or conv2d.default_variant(convolution, chip_of(x)[0])
+    if dx is not None and arrays.size_of(dx):
+        conv2d.FORWARD[name].launch(convolution, dy, weight, None, dx, precision)
+    if dweight is not None:
+        # What the convolution was given is dy here, and its result's gradient x.
+        conv2d.DWEIGHT[name].launch(convolution, x, dy, dweight, None, precision)
+    if dbias is not None:
+        launching.dbias(problem, dy, dbias)
+
+
+# --- the rungs -----------------------------------------------------------------------------------
+
+#: Rungs of `conv2d` that its default may be.
+DEFAULTS = "depthwise", "few_channels", "direct", "tensor_core", "implicit_gemm"
+
+
+def _backward(name, by=None):
+    """A rung whose gradients the rung `by` of `conv2d` finds, or without one its default."""
+    names = (by,) if by else DEFAULTS
+    rungs = [ladder[each] for ladder in (conv2d.FORWARD, conv2d.DWEIGHT) for each in names]
+    decides = [function for rung in rungs for function in rung.decides]
+    return Rung(
+        name, functools.partial(_gradients, by),
+        lambda: (*(kernel for rung in rungs for kernel in rung.kernels), *ladders.DBIAS),
+        decides if by else (conv2d.default_variant, *decides),
+    )  # fmt: skip
+
+
+FORWARD = Ladder(
+    Rung(
+        "scatter", _scatter,
+        (direct.start_kernel, direct.scatter_kernel, direct.finish_kernel, *ladders.FORMAT),
+    ),
+    Rung("gather", _gather, (direct.gather_kernel, *ladders.FORMAT)),
+    Rung(
+        "conv_gradient", _conv_gradient,
+        lambda: (*conv2d.DX["tensor_core"].kernels, *conv2d.DX["implicit_gemm"].kernels),
+        conv2d.DX["tensor_core"].decides,
+    ),
+    Rung(
+        "upsample2x", _upsample2x, lambda: (*upsample2x.kernels(), *ladders.FORMAT),
+        (upsample2x.fault, upsample2x.chosen), gathering.TENSOR_CORES_SINCE,
+    ),
+)  # fmt: skip
+BACKWARD = Ladder(
+    _backward("scatter", "direct"),
+    _backward("gather", "direct"),
+    _backward("conv_gradient"),
+    _backward("upsample2x"),
+)
 
 
 def specialisations():

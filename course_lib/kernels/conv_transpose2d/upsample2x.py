@@ -253,10 +253,7 @@ def run(problem, x, weight, bias, y, precision):
     p, itemsize = problem, x.dtype.itemsize
     mode = "narrow" if itemsize == 2 else "tf32" if precision == "tf32" else "split"
     n_images, n_rows = (1, p.N * p.H * p.W) if p.channels_last else (p.N, p.H * p.W)
-    large, small = SHAPES[mode]
-    found = kernel_for(large, itemsize, mode, p.channels_last)
-    if _n_blocks(large, n_images, n_rows, p.K) < LARGE_FROM or found.shared_bytes > chip_of(x)[1]:
-        found = kernel_for(small, itemsize, mode, p.channels_last)
+    found = chosen(p, n_images, n_rows, itemsize, mode, chip_of(x))
     memory, strides = whole_memory(y)
     options = (ADD_BIAS if bias is not None else 0) + (VECTORS if _fits(p, y, strides) else 0)
     x_steps = (p.C, 1) if p.channels_last else (1, n_rows)
@@ -266,6 +263,16 @@ def run(problem, x, weight, bias, y, precision):
         np.int32(p.W), np.int32(p.K), *x_steps, *strides, options,
         shared_bytes=found.shared_bytes, flat=True, overlap=True,
     )  # fmt: skip
+
+
+def chosen(problem, n_images, n_rows, itemsize, mode, chip):
+    """The `Kernel` of the larger tile, where that makes enough blocks and fits; else the other."""
+    large, small = SHAPES[mode]
+    found = kernel_for(large, itemsize, mode, problem.channels_last)
+    if _n_blocks(large, n_images, n_rows, problem.K) >= LARGE_FROM:
+        if found.shared_bytes <= chip[1]:
+            return found
+    return kernel_for(small, itemsize, mode, problem.channels_last)
 
 
 def _n_blocks(shape, n_images, n_rows, K):
@@ -281,6 +288,14 @@ def _fits(problem, y, strides):
         return False  # a thread's pixels may be of two rows
     aligned = not arrays.address_of(y) % VECTOR_BYTES
     return together == 1 and aligned and not any(step % width for step in others)
+
+
+def kernels():
+    """All that there are."""
+    for mode, shapes in SHAPES.items():
+        for shape in shapes:
+            for last in (False, True):
+                yield kernel_for(shape, 2 if mode == "narrow" else 4, mode, last).kernel
 
 
 def specialisations(dtypes):

@@ -11,8 +11,10 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.cross_entropy.forward_kernels import NAN, ONE, ZERO, shift_for
+from course_lib.kernels.cross_entropy import finishing
+from course_lib.kernels.cross_entropy.forward_kernels import N_STATS, NAN, ONE, ZERO, shift_for
 from course_lib.kernels.cross_entropy.targets import IGNORED, INVALID, KINDS
+from course_lib.kernels.operation import Rung
 from course_lib.kernels.softmax.columns import (
     MAX_WIDTH,
     access,
@@ -23,6 +25,7 @@ from course_lib.kernels.softmax.columns import (
 )
 from course_lib.kernels.softmax.formulas import exponential
 from course_lib.kernels.softmax.strided import SLOTS, STREAM_SLOTS, slots_for
+from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,
@@ -241,45 +244,65 @@ def backward_kernels_of(kind, n_slots, vectors):
 
 
 #: (kind of target, whether by vectors, classes at a time or held; None: read twice) -> kernel.
-FORWARD, BACKWARD = {}, {}
+FORWARD_KERNELS, BACKWARD_KERNELS = {}, {}
 for _name in ("indices", "smoothed"):
+    _kind = KINDS[_name]
     for _vectors in HOW:
         for _n in SLOTS:
-            _kind = KINDS[_name]
-            BACKWARD[_name, _vectors, _n] = backward_kernels_of(_kind, _n, _vectors)[0]
+            BACKWARD_KERNELS[_name, _vectors, _n] = backward_kernels_of(_kind, _n, _vectors)[0]
             if _n in FORWARD_SLOTS:
-                FORWARD[_name, _vectors, _n] = forward_kernel_of(_kind, _n, _vectors)
-        BACKWARD[_name, _vectors, None] = backward_kernels_of(_kind, STREAM_SLOTS, _vectors)[1]
+                FORWARD_KERNELS[_name, _vectors, _n] = forward_kernel_of(_kind, _n, _vectors)
+        _, _streamed = backward_kernels_of(_kind, STREAM_SLOTS, _vectors)
+        BACKWARD_KERNELS[_name, _vectors, None] = _streamed
 
 
-def n_blocks_of(logits):
-    """Blocks of the forward kernel, which leave as many sums."""
-    n_columns, _, step = seen_from(tuple(logits.shape), 1)
-    return math.ceil(n_columns / (width_of(logits, fit_vectors(step, (logits,))) * BLOCK_SIZE))
-
-
-def launch_forward(kind, logits, target, weights, losses, pixel_weights, numbers, summed):
-    """Losses of pixels, or sums of blocks. `weights` and `numbers` are as the other rungs' are."""
+def launch_forward(kind, logits, target, weights, numbers, loss, normaliser, reduction):
+    """Fill `loss` and `normaliser`; stats of no row. `weights` and `numbers` as in other rungs."""
     n_columns, n_classes, step = seen_from(tuple(logits.shape), 1)
     vectors = fit_vectors(step, (logits,))
-    n_slots = next((n for n in FORWARD_SLOTS if n_classes <= n), FORWARD_SLOTS[-1])
-    launch(
-        FORWARD[kind, vectors, n_slots], n_blocks_of(logits), BLOCK_SIZE,
-        logits, target, *weights, losses, pixel_weights, n_columns, n_classes, step, *numbers[1:],
-        summed, flat=True, overlap=True,
-    )  # fmt: skip
+    n_blocks = math.ceil(n_columns / (width_of(logits, vectors) * BLOCK_SIZE))
+    summed = reduction != "none"
+    losses = finishing.place_for(n_blocks if summed else n_columns, loss, reduction)
+    # Where losses are not summed, the kernel writes no weights.
+    pixel_weights = arrays.empty((n_blocks,), like=losses) if summed else losses
+    if n_columns:
+        launch(
+            FORWARD_KERNELS[kind, vectors, forward_slots(n_classes)], n_blocks, BLOCK_SIZE,
+            logits, target, *weights, losses, pixel_weights, n_columns, n_classes, step,
+            *numbers[1:], summed, flat=True, overlap=True,
+        )  # fmt: skip
+    finishing.finish(losses, pixel_weights, 1, loss, normaliser, reduction)
+    return arrays.empty((0, N_STATS), like=losses)
 
 
-def launch_backward(kind, dloss, dloss_step, logits, target, weights, normaliser, dlogits, numbers):
+def forward_slots(n_classes):
+    """How many classes are read at a time."""
+    return next((n for n in FORWARD_SLOTS if n_classes <= n), FORWARD_SLOTS[-1])
+
+
+def launch_backward(
+    kind, dloss, dloss_step, logits, target, weights, stats, normaliser, dlogits, numbers
+):
+    """Fill dlogits. There is a pixel at least."""
     n_columns, n_classes, step = seen_from(tuple(logits.shape), 1)
     vectors = fit_vectors(step, (logits, dlogits))
     width = width_of(logits, vectors)
     launch(
-        BACKWARD[kind, vectors, slots_for(n_classes, width, MOST_VALUES)],
+        BACKWARD_KERNELS[kind, vectors, slots_for(n_classes, width, MOST_VALUES)],
         math.ceil(n_columns / (width * BLOCK_SIZE)), BLOCK_SIZE,
         dloss, dloss_step, logits, target, *weights, normaliser, dlogits, n_columns, n_classes,
         step, *numbers[1:], flat=True, overlap=True,
     )  # fmt: skip
+
+
+_DECIDES = seen_from, fit_vectors, width_of
+FORWARD_RUNG = Rung(
+    "strided", launch_forward, (*FORWARD_KERNELS.values(), *finishing.KERNELS),
+    (*_DECIDES, forward_slots),
+)  # fmt: skip
+BACKWARD_RUNG = Rung(
+    "strided", launch_backward, tuple(BACKWARD_KERNELS.values()), (*_DECIDES, slots_for)
+)
 
 
 def specialisations(dtypes):
@@ -288,12 +311,12 @@ def specialisations(dtypes):
     for dtype in dtypes:
         array = (dtype, 1)
         inputs = [array, ("int64", 1), array, "boolean"]
-        for (kind, vectors, n_slots), kernel in FORWARD.items():
+        for (kind, vectors, n_slots), kernel in FORWARD_KERNELS.items():
             label = f"cross_entropy forward strided, {n_slots} at a time"
             types = [*inputs, row, row, *numbers, "boolean"]
             yield f"{label}, {HOW[vectors]}, {kind} {dtype}", kernel, types
         width = 4 if dtype == "float32" else 8
-        for (kind, vectors, n_slots), kernel in BACKWARD.items():
+        for (kind, vectors, n_slots), kernel in BACKWARD_KERNELS.items():
             each = width if vectors else 1
             if n_slots and slots_for(n_slots, each, MOST_VALUES) is None:
                 continue

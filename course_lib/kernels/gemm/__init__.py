@@ -45,16 +45,14 @@ from course_lib.kernels.gemm import (
     warpgroup,
 )
 from course_lib.kernels.gemm.epilogue import ADD_BIAS, CLUSTER, RELU, VECTORS
+from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.launch import chip_of, launch
 
 DTYPES = ("float32", "float16", "bfloat16")
 PRECISIONS = ("float32", "tf32")
-DEFAULT = "tensor_core"  # from sm_80 on; see `chosen`
-BEFORE_TENSOR_CORES = "vectorised"
-#: Compute capability from which on a rung runs, if not from the first.
-NEEDS = {"tensor_core": (8, 0)}
+TENSOR_CORES = (8, 0)  # compute capability from which on `tensor_core` runs
 CLUSTERS = (9, 0)  # from which on a chip has them
 #: How the inputs of the three products of a linear layer come (see `tiles`), and of odd shapes.
 SOURCES = (("by_k", "by_k"), ("by_k", "by_row"), ("by_row", "by_row"), ("any", "any"))
@@ -62,7 +60,7 @@ SOURCES = (("by_k", "by_k"), ("by_k", "by_row"), ("by_row", "by_row"), ("any", "
 
 def multiply(
     a, b, c, M, N, K, *, a_by_k=True, b_by_k=True, bias=None, relu=False, precision="float32",
-    variant=None,
+    variant=AUTO,
 ):  # fmt: skip
     """c[m, n] = Σ a[m, k]·b[n, k] over k (+ bias[n], then ReLU). Returns `c`.
 
@@ -71,66 +69,50 @@ def multiply(
     a_by_k     whether `a` lies as (M, K), k fastest; else as (K, M). `b_by_k`: so for `b`
     precision  of float32 inputs: "float32", or "tf32", which allows a tensor core to round them
                to 10 bits; other rungs take no notice
-    variant    None: the fastest that the chip has
 
     For layers, which have checked their arguments; it allocates what it needs beside them.
     """
-    variant = chosen(variant, c)
-    if M * N == 0:
-        return c
-    a_strides, b_strides = (K, 1) if a_by_k else (1, M), (K, 1) if b_by_k else (1, N)
-    options = (ADD_BIAS if bias is not None else 0) + (RELU if relu else 0)
-    bias = c if bias is None else bias
-    if variant == "tensor_core":
-        boundaries = _on_boundaries(a, K) and _on_boundaries(b, K)
-        if M <= few_rows.ROWS[-1] and a_by_k and b_by_k and boundaries:
-            few_rows.multiply(a, b, bias, c, M, N, K, options)
-            return c
-        sources = _sources(a, a_strides, b, b_strides)
-        mode, chip = _mode(c, precision), chip_of(c)
-        found = warpgroup.chosen(M, N, K, c.dtype.itemsize, mode, sources, chip)
-        if found is not None:
-            options += VECTORS if _on_boundaries(c, N) else 0
-            warpgroup.multiply(found, a, b, bias, c, M, N, K, options)
-            return c
-        _launch_tensor_core(a, b, bias, c, M, N, K, a_strides, b_strides, options, precision)
-        return c
-    operands = (a, b, bias, c, M, N, K, *a_strides, *b_strides, options)
-    if variant == "vectorised":
-        kernel, shared_bytes = vectorised_kernel_for(
-            _sources(a, a_strides, b, b_strides), c.dtype.itemsize
-        )
-        tile, n_threads = (vectorised.TILE, vectorised.TILE), vectorised.N_THREADS
-        more = dict(shared_bytes=shared_bytes, overlap=True)
-    else:
-        kernel, tile, n_threads = _BLOCKS[variant]
-        more = {}
-    n_blocks = math.ceil(M / tile[0]) * math.ceil(N / tile[1])
-    launch(kernel, n_blocks, n_threads, *operands, flat=True, **more)
+    rung = FORWARD.rung(variant, c)
+    if M * N:
+        a_strides, b_strides = (K, 1) if a_by_k else (1, M), (K, 1) if b_by_k else (1, N)
+        options = (ADD_BIAS if bias is not None else 0) + (RELU if relu else 0)
+        bias = c if bias is None else bias
+        operands = (a, b, bias, c, M, N, K, *a_strides, *b_strides, options)
+        rung.launch(operands, a_by_k and b_by_k, precision)
     return c
 
 
-#: Rung -> (kernel, the block's tile of c, its threads).
-_BLOCKS = {
-    "naive": (
-        ladder.naive_kernel, (ladder.NAIVE_M, ladder.NAIVE_N), (ladder.NAIVE_N, ladder.NAIVE_M),
-    ),
-    "tiled": (ladder.tiled_kernel, (ladder.TILE, ladder.TILE), (ladder.TILE, ladder.TILE)),
-    "register_tiled": (
-        ladder.register_tiled_kernel, (ladder.WIDE, ladder.WIDE), ladder.WIDE_THREADS,
-    ),
-}  # fmt: skip
+# --- launchers: of the kernels' operands, of whether both inputs lie by k, and of the precision ---
 
 
-def _mode(c, precision):
-    """How `fragments` are multiplied."""
-    return "narrow" if c.dtype.itemsize == 2 else "tf32" if precision == "tf32" else "split"
+def _launch_by_blocks(kernel, tile, n_threads, operands, by_k, precision):
+    M, N = operands[4:6]
+    n_blocks = math.ceil(M / tile[0]) * math.ceil(N / tile[1])
+    launch(kernel, n_blocks, n_threads, *operands, flat=True)
 
 
-def _launch_tensor_core(a, b, bias, c, M, N, K, a_strides, b_strides, options, precision):
-    itemsize, mode = c.dtype.itemsize, _mode(c, precision)
-    sources = _sources(a, a_strides, b, b_strides)
-    found = planned(M, N, K, itemsize, mode, sources, chip_of(c))
+def _launch_vectorised(operands, by_k, precision):
+    c, M, N = operands[3:6]
+    kernel, shared_bytes = vectorised_kernel_for(_sources(*operands), c.dtype.itemsize)
+    n_blocks = math.ceil(M / vectorised.TILE) * math.ceil(N / vectorised.TILE)
+    launch(
+        kernel, n_blocks, vectorised.N_THREADS, *operands,
+        shared_bytes=shared_bytes, flat=True, overlap=True,
+    )  # fmt: skip
+
+
+def _launch_tensor_core(operands, by_k, precision):
+    a, b, bias, c, M, N, K, *_, options = operands
+    if by_k and few_rows_take(a, b, M, K):
+        few_rows.multiply(a, b, bias, c, M, N, K, options)
+        return
+    itemsize, sources, chip = c.dtype.itemsize, _sources(*operands), chip_of(c)
+    mode = "narrow" if itemsize == 2 else "tf32" if precision == "tf32" else "split"
+    if found := warpgroup.chosen(M, N, K, itemsize, mode, sources, chip):
+        options += VECTORS if _on_boundaries(c, N) else 0
+        warpgroup.multiply(found, a, b, bias, c, M, N, K, options)
+        return
+    found = planned(M, N, K, itemsize, mode, sources, chip)
     kernel, shape, shared_bytes = kernel_for(found.shape, sources, itemsize, mode)
     target, chosen_options = c, options
     cluster = found.n_splits if found.in_cluster else 1
@@ -144,7 +126,7 @@ def _launch_tensor_core(a, b, bias, c, M, N, K, a_strides, b_strides, options, p
         chosen_options += CLUSTER
     n_blocks = tensor_core.n_blocks(shape, M, N) * found.n_splits
     launch(
-        kernel, n_blocks, shape.n_threads, a, b, bias, target, M, N, K, *a_strides, *b_strides,
+        kernel, n_blocks, shape.n_threads, a, b, bias, target, *operands[4:-1],
         chosen_options, found.n_splits, found.length, shared_bytes=shared_bytes, flat=True,
         overlap=True, cluster=cluster,
     )  # fmt: skip
@@ -153,6 +135,11 @@ def _launch_tensor_core(a, b, bias, c, M, N, K, a_strides, b_strides, options, p
             split.finish_kernel, math.ceil(M * N / split.BLOCK_SIZE), split.BLOCK_SIZE,
             target, bias, c, N, found.n_splits, options, flat=True, overlap=True,
         )  # fmt: skip
+
+
+def few_rows_take(a, b, M, K):
+    """Whether `few_rows` takes a product whose inputs lie by k."""
+    return M <= few_rows.ROWS[-1] and _on_boundaries(a, K) and _on_boundaries(b, K)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -178,10 +165,10 @@ def vectorised_kernel_for(sources, itemsize):
     return vectorised.make(sources, itemsize)
 
 
-def _sources(a, a_strides, b, b_strides):
+def _sources(a, b, bias, c, M, N, K, a_m, a_k, b_n, b_k, options):
     """How the inputs get to shared memory (see `tiles`)."""
     found = []
-    for array, (row_stride, k_stride) in ((a, a_strides), (b, b_strides)):
+    for array, row_stride, k_stride in ((a, a_m, a_k), (b, b_n, b_k)):
         if not _on_boundaries(array, max(row_stride, k_stride)):
             return SOURCES[-1]
         found.append("by_k" if k_stride == 1 else "by_row")
@@ -191,22 +178,6 @@ def _sources(a, a_strides, b, b_strides):
 def _on_boundaries(array, length):
     """Whether each of the array's rows of `length` elements begins on a 16-byte boundary."""
     return not (arrays.address_of(array) | length * array.dtype.itemsize) % VECTOR_BYTES
-
-
-def chosen(variant, array):
-    """The rung to run where `array` is; ValueError for one that there is not, or not there."""
-    if variant is not None and variant not in VARIANTS:
-        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(VARIANTS)}")
-    capability, _ = chip_of(array)
-    needed = NEEDS.get(variant or DEFAULT, (0, 0))
-    if capability >= needed:
-        return variant or DEFAULT
-    if variant is None:
-        return BEFORE_TENSOR_CORES
-    raise ValueError(
-        f"variant {variant!r} needs compute capability {needed[0]}.{needed[1]}, and this GPU has "
-        f"{capability[0]}.{capability[1]}: use {BEFORE_TENSOR_CORES!r}"
-    )
 
 
 def check_precision(precision):
@@ -223,15 +194,40 @@ def _tensor_core_kernels():
                 yield mode, sources, kernel_for(shape, sources, 2 if mode == "narrow" else 4, mode)
 
 
-#: Rung -> every kernel it may launch.
-VARIANTS = {
-    **{name: (kernel,) for name, (kernel, *_) in _BLOCKS.items()},
-    "vectorised": tuple(vectorised_kernel_for(s, size)[0] for s in SOURCES for size in (4, 2)),
-    "tensor_core": (
-        *(kernel for *_, (kernel, *_) in _tensor_core_kernels()), split.finish_kernel,
-        *few_rows.KERNELS.values(), *(kernel for *_, (kernel, *_) in warpgroup.kernels()),
+def _kernels_of_tensor_core():
+    yield from (kernel for *_, (kernel, *_) in _tensor_core_kernels())
+    yield split.finish_kernel
+    yield from few_rows.KERNELS.values()
+    yield from (kernel for *_, (kernel, *_) in warpgroup.kernels())
+
+
+def _kernels_of_vectorised():
+    return (vectorised_kernel_for(s, itemsize)[0] for s in SOURCES for itemsize in (4, 2))
+
+
+#: Rung -> (kernel, the block's tile of c, its threads).
+_BLOCKS = {
+    "naive": (
+        ladder.naive_kernel, (ladder.NAIVE_M, ladder.NAIVE_N), (ladder.NAIVE_N, ladder.NAIVE_M),
     ),
-}
+    "tiled": (ladder.tiled_kernel, (ladder.TILE, ladder.TILE), (ladder.TILE, ladder.TILE)),
+    "register_tiled": (
+        ladder.register_tiled_kernel, (ladder.WIDE, ladder.WIDE), ladder.WIDE_THREADS,
+    ),
+}  # fmt: skip
+FORWARD = Ladder(
+    *(
+        Rung(name, functools.partial(_launch_by_blocks, *how), how[:1])
+        for name, how in _BLOCKS.items()
+    ),
+    Rung("vectorised", _launch_vectorised, _kernels_of_vectorised, (_sources,)),
+    Rung(
+        "tensor_core", _launch_tensor_core, _kernels_of_tensor_core,
+        (few_rows_take, _sources, warpgroup.chosen, warpgroup.choose, planned, plan.choose),
+        TENSOR_CORES,
+    ),
+    auto=("tensor_core", "vectorised"),
+)  # fmt: skip
 
 
 def specialisations():

@@ -14,25 +14,27 @@ once more.
 Derivation: notebook 10.
 """
 
+import functools
+
 from course_lib.kernels import gemm
-from course_lib.kernels.gemm.columns import sum_columns
+from course_lib.kernels.gemm import columns
+from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime import arrays
 from course_lib.runtime.outputs import output
 
-DTYPES, VARIANTS, DEFAULT = gemm.DTYPES, gemm.VARIANTS, gemm.DEFAULT
+DTYPES = gemm.DTYPES
 ACTIVATIONS = ("none", "relu")
 MOST_THREADS = 256  # of a block, for any kernel
 
 
 def forward(
-    x, weight, bias=None, *, activation="none", precision="float32", variant=None, out=None
+    x, weight, bias=None, *, activation="none", precision="float32", variant=AUTO, out=None
 ):
     """y = x·weightᵀ + bias, of x's dtype and device, contiguous.
 
     x, weight, bias  (..., I), (O, I), and (O,) or None, of one dtype
     activation       "none", or "relu": y is max(y, 0)
     precision        of float32 inputs: "float32", or "tf32" (see `gemm.multiply`)
-    variant          None: the fastest that the chip has
 
     `out`, if given, receives y. Raises ArrayError for a wrong dtype, shape or device, and
     ValueError for an unknown variant, activation or precision. What is not contiguous is copied
@@ -42,7 +44,7 @@ def forward(
     if activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation {activation!r}; there are {', '.join(ACTIVATIONS)}")
     n_rows, n_in, n_out = _check(x, weight)
-    variant, dtype = gemm.chosen(variant, x), arrays.dtype_name(x)
+    variant, dtype = FORWARD.rung(variant, x).name, arrays.dtype_name(x)
     if bias is not None:
         arrays.require(bias, "bias", shape=(n_out,), dtypes=(dtype,))
         bias = arrays.contiguous(bias)
@@ -57,7 +59,7 @@ def forward(
 
 def backward(
     dy, x, weight, *, with_bias=True, needs=(True, True, True), precision="float32",
-    variant=None,
+    variant=AUTO,
 ):  # fmt: skip
     """(dx, dweight, dbias), of the shapes of x, of weight, and (O,); of one dtype with them.
 
@@ -69,24 +71,41 @@ def backward(
     """
     gemm.check_precision(precision)
     n_rows, n_in, n_out = _check(x, weight)
-    variant, dtype = gemm.chosen(variant, x), arrays.dtype_name(x)
-    arrays.require(dy, "dy", shape=(*x.shape[:-1], n_out), dtypes=(dtype,))
-    dy = arrays.contiguous(dy)
+    rung = BACKWARD.rung(variant, x)
+    arrays.require(dy, "dy", shape=(*x.shape[:-1], n_out), dtypes=(arrays.dtype_name(x),))
+    dx = arrays.empty(tuple(x.shape), like=x) if needs[0] else None
+    dweight = arrays.empty(tuple(weight.shape), like=weight) if needs[1] else None
+    dbias = arrays.empty((n_out,), like=weight) if needs[2] and with_bias else None
+    sizes = n_rows, n_in, n_out
+    rung.launch(sizes, arrays.contiguous(dy), x, weight, dx, dweight, dbias, precision)
+    return dx, dweight, dbias
+
+
+def _launch_backward(variant, sizes, dy, x, weight, dx, dweight, dbias, precision):
+    """Fill each gradient that is not None."""
+    n_rows, n_in, n_out = sizes
     chosen = dict(precision=precision, variant=variant)
-    dx = dweight = dbias = None
-    if needs[0]:
-        dx = arrays.empty(tuple(x.shape), like=x)
+    if dx is not None:
         weight = arrays.contiguous(weight)
         gemm.multiply(dy, weight, dx, n_rows, n_in, n_out, b_by_k=False, **chosen)
-    if needs[1]:
-        dweight = arrays.empty(tuple(weight.shape), like=weight)
+    if dweight is not None:
         x, by_rows = arrays.contiguous(x), dict(a_by_k=False, b_by_k=False)
         gemm.multiply(dy, x, dweight, n_out, n_in, n_rows, **by_rows, **chosen)
-    if needs[2] and with_bias:
-        dbias = arrays.empty((n_out,), like=weight)
-        if n_out:
-            sum_columns(dy, dbias, n_rows, n_out)
-    return dx, dweight, dbias
+    if dbias is not None and n_out:
+        columns.sum_columns(dy, dbias, n_rows, n_out)
+
+
+def _backward_rung(product):
+    """Two of the products, and the sum for dbias."""
+    return Rung(
+        product.name, functools.partial(_launch_backward, product.name),
+        lambda: (*product.kernels, columns.column_sums_kernel), (*product.decides, columns.plan),
+        product.needs,
+    )  # fmt: skip
+
+
+FORWARD = gemm.FORWARD
+BACKWARD = Ladder(*map(_backward_rung, gemm.FORWARD.values()), auto=gemm.FORWARD.auto)
 
 
 def _check(x, weight):

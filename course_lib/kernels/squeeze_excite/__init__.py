@@ -48,9 +48,11 @@ As in PyTorch: a NaN or an infinity anywhere in an image spreads through its mea
 Squeeze and excitation: Hu, Shen and Sun (2018). Derivation: notebook 06.
 """
 
+from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.squeeze_excite import (
     batched,
     fused,
+    plan,
     resident,
     resident_plan,
     separate,
@@ -61,30 +63,49 @@ from course_lib.kernels.squeeze_excite.arguments import (
     checked_backward,
     checked_forward,
 )
+from course_lib.kernels.squeeze_excite.operands import boundaries
 from course_lib.kernels.squeeze_excite.problem import DTYPES
 
-DEFAULT = "auto"
-#: `auto` takes `fused` from so many bytes of contiguous images on, if C·R is no more than that: a
+#: AUTO takes `fused` from so many bytes of contiguous images on, if C·R is no more than that: a
 #: single block does all of a sample's small layers there. Measured on an H200.
 LARGE = {"forward": 64 << 20, "backward": 32 << 20}
 SMALL_LAYERS = 2_000
-_RUNGS = {"separate": separate, "two_pass": two_pass, "fused": fused}
-#: Not for every image: no rungs of the ladder that takes all.
-_FOR_SOME = {"resident": resident, "batched": batched}
-_FORWARD, _BACKWARD = (
-    {name: getattr(rung, way) for name, rung in (_RUNGS | _FOR_SOME).items() if hasattr(rung, way)}
-    for way in ("forward", "backward")
+_CUTS = plan.plan_of, plan.plan_planes, plan.plan_pixels, boundaries
+#: Rung -> its module, what decides, and the compute capability it needs.
+_RUNGS = {
+    "separate": (separate,),
+    "two_pass": (two_pass, (two_pass.cut_of, *_CUTS, two_pass.aligned)),
+    "fused": (fused, _CUTS),
+    "resident": (
+        resident,
+        (resident_plan.plan_of, resident_plan.blocks_that_lead, boundaries, two_pass.aligned),
+        resident_plan.CAPABILITY,
+    ),
+    "batched": (
+        batched, (batched.plan_of, boundaries, two_pass.aligned), resident_plan.CAPABILITY,
+    ),
+}  # fmt: skip
+FORWARD = Ladder(
+    *(
+        Rung(name, module.forward, module.FORWARD_KERNELS, *more)
+        for name, (module, *more) in _RUNGS.items()
+    )
 )
-#: Rung -> every kernel it may launch.
-VARIANTS = {name: rung.FORWARD for name, rung in _RUNGS.items()}
-BACKWARD_VARIANTS = {
-    name: (*rung.BACKWARD, weights.weight_gradients_kernel) for name, rung in _RUNGS.items()
-}
+BACKWARD = Ladder(
+    *(
+        Rung(
+            name, module.backward, (*module.BACKWARD_KERNELS, weights.weight_gradients_kernel),
+            *more,
+        )
+        for name, (module, *more) in _RUNGS.items()
+        if module is not batched
+    )
+)  # fmt: skip
 
 
 def forward(
     x, weight1, bias1, weight2, bias2,
-    *, activation="silu", gate="sigmoid", variant=DEFAULT, out=None,
+    *, activation="silu", gate="sigmoid", variant=AUTO, out=None,
 ):  # fmt: skip
     """(y, mean, hidden, logit): y as `x` in shape, dtype and memory format, the others float32.
 
@@ -99,51 +120,47 @@ def forward(
     of another memory layout is copied to a contiguous one first, because the kernels walk memory in
     one dimension.
     """
-    _check_variant(variant, _FORWARD)
     problem, inputs, results = checked_forward(
         x, weight1, bias1, weight2, bias2, activation, gate, out
     )
+    rung = _rung(FORWARD, variant, problem, "forward", inputs[0])
     if problem.N:
-        _FORWARD[_chosen(variant, problem, "forward", inputs[0])](problem, *inputs, *results)
+        rung.launch(problem, *inputs, *results)
     return results
 
 
 def backward(
     dy, x, weight1, weight2, mean, hidden, logit,
-    *, activation="silu", gate="sigmoid", variant=DEFAULT, out=None,
+    *, activation="silu", gate="sigmoid", variant=AUTO, out=None,
 ):  # fmt: skip
     """(dx, dweight1, dbias1, dweight2, dbias2), from `dy` and what forward was given and returned.
 
     dx has shape, dtype and memory format of x, the others shape and dtype of their weights. `out`,
     if given, receives dx. Raises as `forward` does.
     """
-    _check_variant(variant, _BACKWARD)
     problem, inputs, dx, gradients = checked_backward(
         dy, x, weight1, weight2, mean, hidden, logit, activation, gate, out
     )
+    rung = _rung(BACKWARD, variant, problem, "backward", inputs[0])
     if problem.N:
-        _BACKWARD[_chosen(variant, problem, "backward", inputs[0])](problem, *inputs, dx, gradients)
+        rung.launch(problem, *inputs, dx, gradients)
     else:  # sums of nothing
         mean, hidden, logit = inputs[-3:]
         weights.launch_weight_gradients(problem, logit, hidden, hidden, mean, gradients)
     return dx, *gradients
 
 
-def _check_variant(variant, variants):
-    if variant != "auto" and variant not in variants:
-        raise ValueError(f"unknown variant {variant!r}; there are {', '.join(variants)}, auto")
-
-
-def _chosen(variant, problem, direction, x):
-    if problem.n_pixels == 0:
-        return "separate"
-    if variant == "auto":
-        return default_for(problem, direction, resident_plan.room_of(x))
-    return variant
+def _rung(ladder, variant, problem, direction, x):
+    """The rung to run: of images without a pixel, whatever is asked for, `separate`."""
+    if problem.N and problem.n_pixels:
+        room_of = resident_plan.room_of
+        return ladder.rung(variant, x, lambda: default_for(problem, direction, room_of(x)))
+    ladder.require(variant)
+    return ladder["separate"]
 
 
 def default_for(problem, direction, room):
-    """The rung that `auto` takes for a `Problem`, "forward" or "backward".
+    """The rung that AUTO takes for a `Problem`, "forward" or "backward".
 
     room  of the device, from `resident_plan.room_of`
     """

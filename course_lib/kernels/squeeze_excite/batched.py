@@ -288,7 +288,7 @@ def batch_kernel(
     allow_next_kernel()
 
 
-FORWARD = (batch_kernel,)
+FORWARD_KERNELS = (batch_kernel,)
 
 
 class Plan(NamedTuple):
@@ -345,8 +345,7 @@ def forward(problem, x, weight1, bias1, weight2, bias2, y, mean, hidden, logit):
     if plan is None:
         raise ValueError(
             "batched takes contiguous images, of no more samples and channels than all blocks have "
-            f"room for, 1 to {MOST_HIDDEN} hidden channels, and a GPU of compute capability 9.0 or "
-            "more; use variant='auto'"
+            f"room for, and 1 to {MOST_HIDDEN} hidden channels; use variant='auto'"
         )
     N, R = problem.N, problem.R
     offset, vectors = boundaries(problem, x, y)

@@ -265,8 +265,8 @@ def fused_pixels_backward_kernel(
         leave(counters, n, n_slots, counted)
 
 
-FORWARD = fused_planes_kernel, fused_pixels_kernel
-BACKWARD = fused_planes_backward_kernel, fused_pixels_backward_kernel
+FORWARD_KERNELS = fused_planes_kernel, fused_pixels_kernel
+BACKWARD_KERNELS = fused_planes_backward_kernel, fused_pixels_backward_kernel
 
 
 def forward(problem, x, weight1, bias1, weight2, bias2, y, mean, hidden, logit):
@@ -274,7 +274,7 @@ def forward(problem, x, weight1, bias1, weight2, bias2, y, mean, hidden, logit):
     plan = plan_of(problem, CUT)
     sums = workspace((problem.N, plan.n_parts, problem.C), mean)
     operands = x, weight1, bias1, weight2, bias2, y, mean, hidden, logit, sums
-    _launch(FORWARD, problem, plan, LEAD, (x, y), *operands)
+    _launch(FORWARD_KERNELS, problem, plan, LEAD, (x, y), *operands)
 
 
 def backward(problem, dy, x, weight1, weight2, mean, hidden, logit, dx, gradients):
@@ -285,7 +285,7 @@ def backward(problem, dy, x, weight1, weight2, mean, hidden, logit, dx, gradient
     dmean = workspace((problem.N, problem.C), mean)
     sums = workspace((problem.N, plan.n_parts, problem.C), mean)
     operands = dy, x, weight1, weight2, hidden, logit, dx, dlogit, dhidden, dmean, sums
-    _launch(BACKWARD, problem, plan, BACKWARD_LEAD, (dy, x, dx), *operands)
+    _launch(BACKWARD_KERNELS, problem, plan, BACKWARD_LEAD, (dy, x, dx), *operands)
     launch_weight_gradients(problem, dlogit, hidden, dhidden, mean, gradients)
 
 
@@ -308,5 +308,5 @@ def specialisations(dtype, weight_dtype):
     second = [image, image, weight, weight, sums, sums, image, *[sums] * 3, *rest, *cut, "boolean"]
     suffix = f"{dtype} with {weight_dtype} weights"
     for number, name in enumerate(("planes", "pixels")):
-        yield f"squeeze_excite.forward fused, {name}, {suffix}", FORWARD[number], first
-        yield f"squeeze_excite.backward fused, {name}, {suffix}", BACKWARD[number], second
+        yield f"squeeze_excite.forward fused, {name}, {suffix}", FORWARD_KERNELS[number], first
+        yield f"squeeze_excite.backward fused, {name}, {suffix}", BACKWARD_KERNELS[number], second

@@ -270,8 +270,8 @@ def resident_planes_backward_kernel(
         finish_sums(edges, dlogit, first_n, step, N, n_blocks, rank, share, C, last, n_pixels)
 
 
-FORWARD = (resident_planes_kernel,)
-BACKWARD = (resident_planes_backward_kernel,)
+FORWARD_KERNELS = (resident_planes_kernel,)
+BACKWARD_KERNELS = (resident_planes_backward_kernel,)
 
 
 def forward(problem, x, weight1, bias1, weight2, bias2, y, mean, hidden, logit):
@@ -295,8 +295,7 @@ def _launch(kernel, problem, images, weights, *arrays):
     if plan is None:
         raise ValueError(
             "resident takes contiguous images of which a sample fits into the shared memory of all "
-            f"multiprocessors together, 1 to {CHUNK} hidden channels, and a GPU of compute "
-            "capability 9.0 or more; use variant='auto'"
+            f"multiprocessors together, and 1 to {CHUNK} hidden channels; use variant='auto'"
         )
     like = arrays[-1]
     grid, n_slots = plan.at_once * plan.n_blocks, problem.N * plan.n_blocks
@@ -310,7 +309,7 @@ def _launch(kernel, problem, images, weights, *arrays):
         problem.N, problem.n_pixels, problem.C, problem.R, scale_of(problem),
         problem.activation, problem.gate,
         aligned(weights[0], problem.C), aligned(weights[1], problem.R),
-        kernel in FORWARD and bytes_of(problem) < EARLY, n_leading, *plan[1:],
+        kernel in FORWARD_KERNELS and bytes_of(problem) < EARLY, n_leading, *plan[1:],
         *boundaries(problem, *images),
         shared_bytes=plan.shared_bytes(problem.itemsize), flat=True, overlap=True,
     )  # fmt: skip

@@ -101,11 +101,11 @@ def dx_kernel(dy, logit, dmean, dx, n_pixels, C, channel_step, scale, gate):
         store(dx, i, load(dy, i) * gate_of(logit[j], gate) + dmean[j] * scale)
 
 
-FORWARD = (
+FORWARD_KERNELS = (
     pool.vectorised_team_kernel, pool.vectorised_block_kernel, pool.finish_kernel,
     pool.nhwc.vectorised_kernel, pool.nhwc.warp_kernel, dense_kernel, scale_kernel,
 )  # fmt: skip
-BACKWARD = (dlogit_kernel, dense_backward_kernel, dx_kernel)
+BACKWARD_KERNELS = (dlogit_kernel, dense_backward_kernel, dx_kernel)
 
 
 def forward(problem, x, weight1, bias1, weight2, bias2, y, mean, hidden, logit):

@@ -153,8 +153,8 @@ def dx_pixels_kernel(
     )  # fmt: skip
 
 
-FORWARD = (pool_planes_kernel, scale_planes_kernel, pool_pixels_kernel, scale_pixels_kernel)
-BACKWARD = (dlogit_planes_kernel, dx_planes_kernel, dlogit_pixels_kernel, dx_pixels_kernel)
+FORWARD_KERNELS = (pool_planes_kernel, scale_planes_kernel, pool_pixels_kernel, scale_pixels_kernel)
+BACKWARD_KERNELS = (dlogit_planes_kernel, dx_planes_kernel, dlogit_pixels_kernel, dx_pixels_kernel)
 
 
 def cut_of(problem):
@@ -179,7 +179,7 @@ def aligned(weight, length):
 
 def forward(problem, x, weight1, bias1, weight2, bias2, y, mean, hidden, logit):
     """Fill y, mean, hidden and logit."""
-    pool_kernel, scale_kernel = FORWARD[2:] if problem.channels_last else FORWARD[:2]
+    pool_kernel, scale_kernel = FORWARD_KERNELS[2 * problem.channels_last :][:2]
     plan = cut_of(problem)
     slots, sums = workspaces(problem, plan, mean)
     sizes, cut = (problem.n_pixels, problem.C, problem.R), (*plan, *boundaries(problem, x, y))
@@ -198,7 +198,7 @@ def forward(problem, x, weight1, bias1, weight2, bias2, y, mean, hidden, logit):
 
 def backward(problem, dy, x, weight1, weight2, mean, hidden, logit, dx, gradients):
     """Fill dx and `gradients`: dweight1, dbias1, dweight2, dbias2."""
-    dlogit_kernel, dx_kernel = BACKWARD[2:] if problem.channels_last else BACKWARD[:2]
+    dlogit_kernel, dx_kernel = BACKWARD_KERNELS[2 * problem.channels_last :][:2]
     plan = cut_of(problem)
     dlogit = workspace((problem.N, problem.C), mean)
     dhidden = workspace((problem.N, problem.R), mean)
@@ -228,8 +228,8 @@ def specialisations(dtype, weight_dtype):
     first_back = [image, image, weight, sums, sums, sums, *sizes, "int64", *cut]
     second_back = [image, sums, sums, weight, sums, sums, image, sums, sums]
     second_back += [*sizes, "float32", "int64", "int64", *cut]
-    rows = zip(FORWARD, (first, second) * 2, strict=True)
-    back = zip(BACKWARD, (first_back, second_back) * 2, strict=True)
+    rows = zip(FORWARD_KERNELS, (first, second) * 2, strict=True)
+    back = zip(BACKWARD_KERNELS, (first_back, second_back) * 2, strict=True)
     for direction, found in (("forward", rows), ("backward", back)):
         for kernel, types in found:
             name = kernel.py_func.__name__.removesuffix("_kernel")
