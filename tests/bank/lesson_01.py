@@ -254,8 +254,8 @@ def sigmoid_two_branches(x, y):
 mistake(
     "sigmoid: sigmoid_in_float64",
     r"float64-promotion in line \d+, `y\[i\] = 1\.0 / ",
-    ("ONE / (ONE", "1.0 / (1.0"),
-    of=sigmoid_textbook,
+    ("y[i] = one / (one + e)", "y[i] = 1.0 / (1.0 + e)"),
+    ("else e / (one + e)", "else e / (1.0 + e)"),
 )
 # Infinity divided by infinity, where x is large.
 mistake(
