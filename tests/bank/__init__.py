@@ -2,7 +2,8 @@
 
 A module for each lesson. `@wrong("relu", "never written")` above a kernel says that
 `check("relu", kernel)` must fail with a message in which that pattern (a regular expression)
-occurs. `@right("relu")` says that it must pass.
+occurs. `@right("relu")` says that it must pass. Most wrong kernels are a right one with a few texts
+replaced, which `mistake` (in mistakes.py) enters; those of a make of their own are written out.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,7 @@
 """Lesson 00: negative(x, y), as many threads as pixels."""
 
-from bank import right, wrong
+from bank import right
+from bank.mistakes import mistake
 from course_lib import cuda
 
 OUTSIDE = "out-of-bounds"
@@ -22,74 +23,35 @@ def by_hand(x, y):
     y[row, col] = -x[row, col] + 1
 
 
-@wrong("negative", "the right size and the wrong sign")
-@cuda.jit
-def wrong_way_round(x, y):
-    col, row = cuda.grid(2)
-    y[row, col] = x[row, col] - 1
-
-
-@wrong("negative", OUTSIDE)
-@cuda.jit
-def rows_for_columns(x, y):
-    row, col = cuda.grid(2)
-    y[row, col] = 1 - x[row, col]
-
-
-@wrong("negative", OUTSIDE)
-@cuda.jit
-def written_transposed(x, y):
-    col, row = cuda.grid(2)
-    y[col, row] = 1 - x[row, col]
-
-
-@wrong("negative", r"y\[.*never written")
-@cuda.jit
-def first_block_only(x, y):
-    col, row = cuda.threadIdx.x, cuda.threadIdx.y
-    y[row, col] = 1 - x[row, col]
-
-
-@wrong("negative", "changes its input x")
-@cuda.jit
-def in_place(x, y):
-    col, row = cuda.grid(2)
-    x[row, col] = 1 - x[row, col]
-    y[row, col] = x[row, col]
-
-
-@wrong("negative", "depends on what y held before")
-@cuda.jit
-def subtracts_from_y(x, y):
-    col, row = cuda.grid(2)
-    y[row, col] = y[row, col] - x[row, col]
-
-
-@wrong("negative", r"y\[0, 0\] was never written")
-@cuda.jit
-def nothing_stored(x, y):
-    col, row = cuda.grid(2)
-    value = 1 - x[row, col]
-    value += 0
-
-
-@wrong("negative", "the right values at the wrong places")
-@cuda.jit
-def upside_down(x, y):
-    col, row = cuda.grid(2)
-    y[x.shape[0] - 1 - row, col] = 1 - x[row, col]
-
-
-@wrong("negative", "wrong values in y")
-@cuda.jit
-def for_bytes(x, y):
-    col, row = cuda.grid(2)
-    y[row, col] = 255 - x[row, col]
-
-
-@wrong("negative", OUTSIDE + "|never written")
-@cuda.jit
-def blocks_of_four(x, y):
-    col = cuda.blockIdx.x * 4 + cuda.threadIdx.x
-    row = cuda.blockIdx.y * 4 + cuda.threadIdx.y
-    y[row, col] = 1 - x[row, col]
+mistake(
+    "negative: wrong_way_round",
+    "the right size and the wrong sign",
+    ("np.float32(1) - x[row, col]", "x[row, col] - np.float32(1)"),
+)
+mistake("negative: rows_for_columns", OUTSIDE, ("col, row =", "row, col ="))
+mistake("negative: written_transposed", OUTSIDE, ("y[row, col]", "y[col, row]"))
+mistake(
+    "negative: first_block_only",
+    r"y\[.*never written",
+    ("cuda.grid(2)", "cuda.threadIdx.x, cuda.threadIdx.y"),
+)
+mistake(
+    "negative: in_place", "changes its input x", ("y[row, col] =", "x[row, col] = y[row, col] =")
+)
+mistake(
+    "negative: subtracts_from_y", "depends on what y held before", ("np.float32(1)", "y[row, col]")
+)
+mistake("negative: nothing_stored", r"y\[0, 0\] was never written", ("y[row, col] =", "value ="))
+mistake(
+    "negative: upside_down",
+    "the right values at the wrong places",
+    ("y[row,", "y[x.shape[0] - 1 - row,"),
+)
+mistake("negative: for_bytes", "wrong values in y", ("float32(1)", "float32(255)"))
+mistake(
+    "negative: blocks_of_four",
+    OUTSIDE + "|never written",
+    ("cuda.blockDim.x", "4"),
+    ("cuda.blockDim.y", "4"),
+    of=by_hand,
+)

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from bank import right, wrong
+from bank import right
+from bank.mistakes import mistake
 from course_lib import cuda
 
 #: The words of the sanitizer.
@@ -41,150 +42,57 @@ def relu_by_a_loop(x, y):
         y[i] = max(x[i], ZERO)
 
 
-@wrong("relu", r"out-of-bounds in line \d+, `y\[i\] = max\(x\[i\], ZERO\)`\n.*reads `x\[1\]`")
-@cuda.jit
-def relu_no_guard(x, y):
-    i = cuda.grid(1)
-    y[i] = max(x[i], ZERO)
-
-
-@wrong("relu", OUTSIDE)
-@cuda.jit
-def relu_one_too_many(x, y):
-    i = cuda.grid(1)
-    if i <= x.size:
-        y[i] = max(x[i], ZERO)
-
-
-@wrong("relu", r"y\[0\] was never written")
-@cuda.jit
-def relu_one_too_few(x, y):
-    i = cuda.grid(1)
-    if i < x.size - 1:
-        y[i] = max(x[i], ZERO)
-
-
-@wrong("relu", r"y\[0\] was never written")
-@cuda.jit
-def relu_from_one(x, y):
-    i = cuda.grid(1) + 1
-    if i < x.size:
-        y[i] = max(x[i], ZERO)
-
-
-@wrong("relu", "never written")
-@cuda.jit
-def relu_first_block_only(x, y):
-    i = cuda.threadIdx.x
-    if i < x.size:
-        y[i] = max(x[i], ZERO)
-
-
-@wrong("relu", "never written")
-@cuda.jit
-def relu_blocks_of_32(x, y):
-    i = cuda.blockIdx.x * 32 + cuda.threadIdx.x
-    if i < x.size:
-        y[i] = max(x[i], ZERO)
-
-
-@wrong("relu", "never written")
-@cuda.jit
-def relu_whole_blocks(x, y):
-    i = cuda.grid(1)
-    if i < x.size // cuda.blockDim.x * cuda.blockDim.x:
-        y[i] = max(x[i], ZERO)
-
-
-@wrong("relu", "never written")
-@cuda.jit
-def relu_positive_only(x, y):
-    i = cuda.grid(1)
-    if i < x.size and x[i] > 0:
-        y[i] = x[i]
-
-
-@wrong("relu", "wrong exactly where x is negative")
-@cuda.jit
-def relu_absolute(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i] = abs(x[i])
-
-
-@wrong("relu", "wrong values in y")
-@cuda.jit
-def relu_minimum(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i] = min(x[i], ZERO)
-
-
-@wrong("relu", "wrong exactly where x is negative")
-@cuda.jit
-def relu_leaky(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i] = x[i] if x[i] > 0 else np.float32(0.01) * x[i]
-
-
-@wrong("relu", "wrong values in y")
-@cuda.jit
-def relu_six(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i] = min(max(x[i], ZERO), np.float32(6))
-
-
-@wrong("relu", "changes its input x")
-@cuda.jit
-def relu_in_place(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        x[i] = max(x[i], ZERO)
-        y[i] = x[i]
-
-
-@wrong("relu", "depends on what y held before")
-@cuda.jit
-def relu_added(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i] += max(x[i], ZERO)
-
-
-@wrong("relu", "depends on what y held before")
-@cuda.jit
-def relu_hides_a_nan(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i] = max(y[i], max(x[i], ZERO))
-
-
-@wrong("relu", "race-between-blocks")
-@cuda.jit
-def relu_into_the_neighbour(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i] = max(x[i], ZERO)
-        if i + 1 < x.size:
-            y[i + 1] = 5
-
-
-@wrong("relu", "the right values at the wrong places")
-@cuda.jit
-def relu_backwards(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[x.size - 1 - i] = max(x[i], ZERO)
-
-
-@wrong("relu", OUTSIDE)
-@cuda.jit
-def relu_wrapped(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i - 1] = max(x[i - 1], ZERO)
+mistake(
+    "relu: relu_no_guard",
+    r"out-of-bounds in line \d+, `y\[i\] = max\(x\[i\], np\.float32\(0\)\)`\n.*reads `x\[1\]`",
+    ("    if i < x.size:\n        y[i]", "    y[i]"),
+)
+mistake("relu: relu_one_too_many", OUTSIDE, ("i < x.size", "i <= x.size"))
+mistake("relu: relu_one_too_few", r"y\[0\] was never written", ("x.size", "x.size - 1"))
+mistake("relu: relu_from_one", r"y\[0\] was never written", ("cuda.grid(1)", "cuda.grid(1) + 1"))
+mistake("relu: relu_first_block_only", "never written", ("cuda.grid(1)", "cuda.threadIdx.x"))
+mistake(
+    "relu: relu_blocks_of_32", "never written", ("cuda.blockDim.x", "32"), of=relu_returns_early
+)
+mistake(
+    "relu: relu_whole_blocks",
+    "never written",
+    ("x.size", "x.size // cuda.blockDim.x * cuda.blockDim.x"),
+)
+mistake("relu: relu_positive_only", "never written", ("i < x.size", "i < x.size and x[i] > 0"))
+mistake(
+    "relu: relu_absolute",
+    "wrong exactly where x is negative",
+    ("max(x[i], np.float32(0))", "abs(x[i])"),
+)
+mistake("relu: relu_minimum", "wrong values in y", ("max", "min"))
+mistake(
+    "relu: relu_leaky",
+    "wrong exactly where x is negative",
+    ("else ZERO", "else np.float32(0.01) * x[i]"),
+    of=relu_returns_early,
+)
+mistake(
+    "relu: relu_six",
+    "wrong values in y",
+    ("max(x[i], np.float32(0))", "min(max(x[i], np.float32(0)), np.float32(6))"),
+)
+mistake("relu: relu_in_place", "changes its input x", ("y[i] =", "x[i] = y[i] ="))
+mistake("relu: relu_added", "depends on what y held before", ("y[i] =", "y[i] +="))
+mistake(
+    "relu: relu_hides_a_nan",
+    "depends on what y held before",
+    ("max(x[i], np.float32(0))", "max(y[i], max(x[i], np.float32(0)))"),
+)
+mistake(
+    "relu: relu_into_the_neighbour",
+    "race-between-blocks",
+    ("np.float32(0))\n", "np.float32(0))\n        if i + 1 < x.size:\n            y[i + 1] = 5\n"),
+)
+mistake(
+    "relu: relu_backwards", "the right values at the wrong places", ("y[i]", "y[x.size - 1 - i]")
+)
+mistake("relu: relu_wrapped", OUTSIDE, ("y[i]", "y[i - 1]"), ("x[i]", "x[i - 1]"))
 
 
 # ---- relu_grid_stride(x, y) ------------------------------------------------------------------
@@ -217,81 +125,45 @@ def stride_chapters(x, y):
         y[i] = max(x[i], ZERO)
 
 
-@wrong("relu_grid_stride", r"never written: the launch has 2 threads for 3 elements")
-@cuda.jit
-def stride_no_loop(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i] = max(x[i], ZERO)
-
-
-@wrong("relu_grid_stride", "never written")
-@cuda.jit
-def stride_from_own_block(x, y):
-    for i in range(cuda.threadIdx.x, x.size, cuda.gridsize(1)):
-        y[i] = max(x[i], ZERO)
-
-
-@wrong("relu_grid_stride", "never written")
-@cuda.jit
-def stride_too_long(x, y):
-    for i in range(cuda.grid(1), x.size, cuda.gridsize(1) + 1):
-        y[i] = max(x[i], ZERO)
-
-
-@wrong("relu_grid_stride", "never written")
-@cuda.jit
-def stride_of_64(x, y):
-    for i in range(cuda.grid(1), x.size, 64):
-        y[i] = max(x[i], ZERO)
-
-
-@wrong("relu_grid_stride", "never written")
-@cuda.jit
-def stride_whole_rounds(x, y):
-    rounds = x.size // cuda.gridsize(1)
-    for k in range(rounds):
-        i = cuda.grid(1) + k * cuda.gridsize(1)
-        y[i] = max(x[i], ZERO)
-
-
-@wrong("relu_grid_stride", OUTSIDE)
-@cuda.jit
-def stride_rounds_without_guard(x, y):
-    for k in range(math.ceil(x.size / cuda.gridsize(1))):
-        i = cuda.grid(1) + k * cuda.gridsize(1)
-        y[i] = max(x[i], ZERO)
-
-
-@wrong("relu_grid_stride", r"deadlock in line \d+, `while i < x\.size:`\n.*for ever")
-@cuda.jit
-def stride_stands_still(x, y):
-    i = cuda.grid(1)
-    while i < x.size:
-        y[i] = max(x[i], ZERO)
-
-
-@wrong("relu_grid_stride", "never written")
-@cuda.jit
-def stride_last_missing(x, y):
-    for i in range(cuda.grid(1), x.size - 1, cuda.gridsize(1)):
-        y[i] = max(x[i], ZERO)
-
-
-@wrong("relu_grid_stride", OUTSIDE)
-@cuda.jit
-def stride_one_too_many(x, y):
-    for i in range(cuda.grid(1), x.size + 1, cuda.gridsize(1)):
-        y[i] = max(x[i], ZERO)
-
-
-@wrong("relu_grid_stride", "never written")
-@cuda.jit
-def stride_chapters_rounded_down(x, y):
-    share = x.size // cuda.gridsize(1)
-    first = cuda.grid(1) * share
-    for i in range(first, min(first + share, x.size)):
-        y[i] = max(x[i], ZERO)
+mistake(
+    "relu_grid_stride: stride_no_loop",
+    r"never written: the launch has 2 threads for 3 elements",
+    ("while", "if"),
+    of=stride_while,
+)
+mistake(
+    "relu_grid_stride: stride_from_own_block", "never written", ("cuda.grid(1)", "cuda.threadIdx.x")
+)
+mistake(
+    "relu_grid_stride: stride_too_long",
+    "never written",
+    ("cuda.gridsize(1)", "cuda.gridsize(1) + 1"),
+)
+mistake("relu_grid_stride: stride_of_64", "never written", ("cuda.gridsize(1)", "64"))
+mistake(
+    "relu_grid_stride: stride_whole_rounds",
+    "never written",
+    ("x.size", "x.size // cuda.gridsize(1) * cuda.gridsize(1)"),
+)
+mistake(
+    "relu_grid_stride: stride_rounds_without_guard",
+    OUTSIDE,
+    ("x.size", "math.ceil(x.size / cuda.gridsize(1)) * cuda.gridsize(1)"),
+)
+mistake(
+    "relu_grid_stride: stride_stands_still",
+    r"deadlock in line \d+, `while i < x\.size:`\n.*for ever",
+    ("        i += cuda.gridsize(1)\n", ""),
+    of=stride_while,
+)
+mistake("relu_grid_stride: stride_last_missing", "never written", ("x.size", "x.size - 1"))
+mistake("relu_grid_stride: stride_one_too_many", OUTSIDE, ("x.size", "x.size + 1"))
+mistake(
+    "relu_grid_stride: stride_chapters_rounded_down",
+    "never written",
+    ("math.ceil(x.size / cuda.gridsize(1))", "x.size // cuda.gridsize(1)"),
+    of=stride_chapters,
+)
 
 
 # ---- nchw_index(x, bias, y) ------------------------------------------------------------------
@@ -323,93 +195,28 @@ def nchw_from_the_left(x, bias, y):
         y[n, c, i // W, i % W] = x[n, c, i // W, i % W] + bias[c]
 
 
-@wrong("nchw_index", OUTSIDE)
-@cuda.jit
-def nchw_no_guard(x, bias, y):
-    N, C, H, W = x.shape
-    i = cuda.grid(1)
-    n, c, h, w = i // (C * H * W), i // (H * W) % C, i // W % H, i % W
-    y[n, c, h, w] = x[n, c, h, w] + bias[c]
-
-
-@wrong("nchw_index", "wrong values in y")
-@cuda.jit
-def nchw_bias_of_picture(x, bias, y):
-    N, C, H, W = x.shape
-    i = cuda.grid(1)
-    if i < x.size:
-        n, c, h, w = i // (C * H * W), i // (H * W) % C, i // W % H, i % W
-        y[n, c, h, w] = x[n, c, h, w] + bias[n % C]
-
-
-@wrong("nchw_index", OUTSIDE)
-@cuda.jit
-def nchw_channel_not_wrapped(x, bias, y):
-    N, C, H, W = x.shape
-    i = cuda.grid(1)
-    if i < x.size:
-        n, c, h, w = i // (C * H * W), i // (H * W), i // W % H, i % W
-        y[n, c, h, w] = x[n, c, h, w] + bias[c]
-
-
-@wrong("nchw_index", OUTSIDE + "|never written")
-@cuda.jit
-def nchw_height_for_width(x, bias, y):
-    N, C, H, W = x.shape
-    i = cuda.grid(1)
-    if i < x.size:
-        n, c, h, w = i // (C * H * W), i // (H * W) % C, i // H % W, i % H
-        y[n, c, h, w] = x[n, c, h, w] + bias[c]
-
-
-@wrong("nchw_index", "never written|" + OUTSIDE)
-@cuda.jit
-def nchw_picture_without_channels(x, bias, y):
-    N, C, H, W = x.shape
-    i = cuda.grid(1)
-    if i < x.size:
-        n, c, h, w = i // (H * W) % N, i // (H * W) % C, i // W % H, i % W
-        y[n, c, h, w] = x[n, c, h, w] + bias[c]
-
-
-@wrong("nchw_index", "never written")
-@cuda.jit
-def nchw_one_picture(x, bias, y):
-    N, C, H, W = x.shape
-    i = cuda.grid(1)
-    if i < C * H * W:
-        c, h, w = i // (H * W), i // W % H, i % W
-        y[0, c, h, w] = x[0, c, h, w] + bias[c]
-
-
-@wrong("nchw_index", "every wrong element is that of x, unchanged")
-@cuda.jit
-def nchw_no_bias(x, bias, y):
-    N, C, H, W = x.shape
-    i = cuda.grid(1)
-    if i < x.size:
-        n, c, h, w = i // (C * H * W), i // (H * W) % C, i // W % H, i % W
-        y[n, c, h, w] = x[n, c, h, w]
-
-
-@wrong("nchw_index", "wrong values in y")
-@cuda.jit
-def nchw_first_bias(x, bias, y):
-    N, C, H, W = x.shape
-    i = cuda.grid(1)
-    if i < x.size:
-        n, c, h, w = i // (C * H * W), i // (H * W) % C, i // W % H, i % W
-        y[n, c, h, w] = x[n, c, h, w] + bias[0]
-
-
-@wrong("nchw_index", "wrong values in y")
-@cuda.jit
-def nchw_bias_as_if_channels_last(x, bias, y):
-    N, C, H, W = x.shape
-    i = cuda.grid(1)
-    if i < x.size:
-        n, c, h, w = i // (C * H * W), i // (H * W) % C, i // W % H, i % W
-        y[n, c, h, w] = x[n, c, h, w] + bias[i % C]
+mistake("nchw_index: nchw_no_guard", OUTSIDE, ("i < N * C * H * W", "i >= 0"))
+mistake("nchw_index: nchw_bias_of_picture", "wrong values in y", ("bias[c]", "bias[n % C]"))
+mistake("nchw_index: nchw_channel_not_wrapped", OUTSIDE, ("i // (W * H) % C", "i // (W * H)"))
+mistake(
+    "nchw_index: nchw_height_for_width",
+    OUTSIDE + "|never written",
+    ("w = i % W", "w = i % H"),
+    ("h = i // W % H", "h = i // H % W"),
+)
+mistake(
+    "nchw_index: nchw_picture_without_channels",
+    "never written|" + OUTSIDE,
+    ("i // (W * H * C)", "i // (W * H) % N"),
+)
+mistake("nchw_index: nchw_one_picture", "never written", ("i < N * C * H * W", "i < C * H * W"))
+mistake(
+    "nchw_index: nchw_no_bias", "every wrong element is that of x, unchanged", (" + bias[c]", "")
+)
+mistake("nchw_index: nchw_first_bias", "wrong values in y", ("bias[c]", "bias[0]"))
+mistake(
+    "nchw_index: nchw_bias_as_if_channels_last", "wrong values in y", ("bias[c]", "bias[i % C]")
+)
 
 
 # ---- sigmoid(x, y) ---------------------------------------------------------------------------
@@ -444,78 +251,51 @@ def sigmoid_two_branches(x, y):
             y[i] = e / (ONE + e)
 
 
-@wrong("sigmoid", r"float64-promotion in line \d+, `y\[i\] = 1\.0 / ")
-@cuda.jit
-def sigmoid_in_float64(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        e = math.exp(-abs(x[i]))
-        y[i] = 1.0 / (1.0 + e) if x[i] >= 0 else e / (1.0 + e)
-
-
-@wrong("sigmoid", "NaN was computed from finite inputs")
-@cuda.jit
-def sigmoid_overflows(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        e = math.exp(x[i])
-        y[i] = e / (ONE + e)
-
-
-@wrong("sigmoid", "wrong values in y")
-@cuda.jit
-def sigmoid_mirrored(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i] = ONE / (ONE + math.exp(x[i]))
-
-
-@wrong("sigmoid", "wrong exactly where x is negative")
-@cuda.jit
-def sigmoid_of_size_only(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i] = ONE / (ONE + math.exp(-abs(x[i])))
-
-
-@wrong("sigmoid", "wrong values in y")
-@cuda.jit
-def sigmoid_clipped(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        clipped = min(max(x[i], np.float32(-5)), np.float32(5))
-        y[i] = ONE / (ONE + math.exp(-clipped))
-
-
-@wrong("sigmoid", "wrong values in y")
-@cuda.jit
-def sigmoid_hard(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i] = min(max(x[i] / np.float32(6) + HALF, ZERO), ONE)
-
-
-@wrong("sigmoid", "wrong values in y")
-@cuda.jit
-def sigmoid_tanh(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i] = math.tanh(x[i])
-
-
-@wrong("sigmoid", OUTSIDE)
-@cuda.jit
-def sigmoid_no_guard(x, y):
-    i = cuda.grid(1)
-    y[i] = ONE / (ONE + math.exp(-x[i]))
-
-
-@wrong("sigmoid", "wrong exactly where x is 0")
-@cuda.jit
-def sigmoid_wrong_at_zero(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i] = ONE / (ONE + math.exp(-x[i])) if x[i] != 0 else ZERO
+mistake(
+    "sigmoid: sigmoid_in_float64",
+    r"float64-promotion in line \d+, `y\[i\] = 1\.0 / ",
+    ("y[i] = one / (one + e)", "y[i] = 1.0 / (1.0 + e)"),
+    ("else e / (one + e)", "else e / (1.0 + e)"),
+)
+# Infinity divided by infinity, where x is large.
+mistake(
+    "sigmoid: sigmoid_overflows",
+    "NaN was computed from finite inputs",
+    ("-abs(x[i])", "x[i]"),
+    ("one / (one + e) if x[i] >= 0 else ", ""),
+)
+mistake("sigmoid: sigmoid_mirrored", "wrong values in y", ("-x[i]", "x[i]"), of=sigmoid_textbook)
+mistake(
+    "sigmoid: sigmoid_of_size_only",
+    "wrong exactly where x is negative",
+    ("-x[i]", "-abs(x[i])"),
+    of=sigmoid_textbook,
+)
+mistake(
+    "sigmoid: sigmoid_clipped",
+    "wrong values in y",
+    ("-x[i]", "-min(max(x[i], np.float32(-5)), np.float32(5))"),
+    of=sigmoid_textbook,
+)
+mistake(
+    "sigmoid: sigmoid_hard",
+    "wrong values in y",
+    ("HALF + HALF * math.tanh(HALF * x[i])", "min(max(x[i] / np.float32(6) + HALF, ZERO), ONE)"),
+    of=sigmoid_by_tanh,
+)
+mistake(
+    "sigmoid: sigmoid_tanh",
+    "wrong values in y",
+    ("HALF + HALF * math.tanh(HALF * x[i])", "math.tanh(x[i])"),
+    of=sigmoid_by_tanh,
+)
+mistake("sigmoid: sigmoid_no_guard", OUTSIDE, ("i < x.size", "i >= 0"), of=sigmoid_textbook)
+mistake(
+    "sigmoid: sigmoid_wrong_at_zero",
+    "wrong exactly where x is 0",
+    ("math.exp(-x[i]))", "math.exp(-x[i])) if x[i] != 0 else ZERO"),
+    of=sigmoid_textbook,
+)
 
 
 # ---- swish_backward(dy, x, dx) ---------------------------------------------------------------
@@ -545,86 +325,34 @@ def swish_from_swish(dy, x, dx):
         dx[i] = dy[i] * (y + s * (ONE - y))
 
 
-@wrong("swish_backward", "wrong values in dx")
-@cuda.jit
-def swish_forgets_second_term(dy, x, dx):
-    i = cuda.grid(1)
-    if i < x.size:
-        dx[i] = dy[i] * safe_sigmoid(x[i])
-
-
-@wrong("swish_backward", "wrong values in dx")
-@cuda.jit
-def swish_wrong_sign(dy, x, dx):
-    i = cuda.grid(1)
-    if i < x.size:
-        s = safe_sigmoid(x[i])
-        dx[i] = dy[i] * (s - x[i] * s * (ONE - s))
-
-
-@wrong("swish_backward", "right size and the wrong sign")
-@cuda.jit
-def swish_downhill(dy, x, dx):
-    i = cuda.grid(1)
-    if i < x.size:
-        s = safe_sigmoid(x[i])
-        dx[i] = -dy[i] * (s + x[i] * s * (ONE - s))
-
-
-@wrong("swish_backward", "wrong values in dx")
-@cuda.jit
-def swish_without_dy(dy, x, dx):
-    i = cuda.grid(1)
-    if i < x.size:
-        s = safe_sigmoid(x[i])
-        dx[i] = s + x[i] * s * (ONE - s)
-
-
-@wrong("swish_backward", "NaN was computed from finite inputs")
-@cuda.jit
-def swish_overflows(dy, x, dx):
-    i = cuda.grid(1)
-    if i < x.size:
-        e = math.exp(x[i])
-        s = e / (ONE + e)
-        dx[i] = dy[i] * (s + x[i] * s * (ONE - s))
-
-
-@wrong("swish_backward", "wrong exactly where x is 0")
-@cuda.jit
-def swish_zero_at_zero(dy, x, dx):
-    i = cuda.grid(1)
-    if i < x.size:
-        s = safe_sigmoid(x[i])
-        dx[i] = dy[i] * (s + x[i] * s * (ONE - s)) if x[i] != 0 else ZERO
-
-
-@wrong("swish_backward", "changes its input dy")
-@cuda.jit
-def swish_into_dy(dy, x, dx):
-    i = cuda.grid(1)
-    if i < x.size:
-        s = safe_sigmoid(x[i])
-        dy[i] *= s + x[i] * s * (ONE - s)
-        dx[i] = dy[i]
-
-
-@wrong("swish_backward", "depends on what dx held before")
-@cuda.jit
-def swish_accumulates(dy, x, dx):
-    i = cuda.grid(1)
-    if i < x.size:
-        s = safe_sigmoid(x[i])
-        dx[i] += dy[i] * (s + x[i] * s * (ONE - s))
-
-
-@wrong("swish_backward", "wrong exactly where x is negative")
-@cuda.jit
-def swish_sigmoid_of_size(dy, x, dx):
-    i = cuda.grid(1)
-    if i < x.size:
-        s = ONE / (ONE + math.exp(-abs(x[i])))
-        dx[i] = dy[i] * (s + x[i] * s * (ONE - s))
+mistake(
+    "swish_backward: swish_forgets_second_term",
+    "wrong values in dx",
+    (" + x[i] * s * (one - s)", ""),
+)
+mistake("swish_backward: swish_wrong_sign", "wrong values in dx", ("s + x[i]", "s - x[i]"))
+mistake("swish_backward: swish_downhill", "right size and the wrong sign", ("dy[i]", "-dy[i]"))
+mistake("swish_backward: swish_without_dy", "wrong values in dx", ("dy[i] * ", ""))
+mistake(
+    "swish_backward: swish_overflows",
+    "NaN was computed from finite inputs",
+    ("-abs(x[i])", "x[i]"),
+    ("one / (one + e) if x[i] >= 0 else ", ""),
+)
+mistake(
+    "swish_backward: swish_zero_at_zero",
+    "wrong exactly where x is 0",
+    ("(one - s))", "(one - s)) if x[i] != 0 else np.float32(0)"),
+)
+mistake("swish_backward: swish_into_dy", "changes its input dy", ("dx[i] =", "dy[i] = dx[i] ="))
+mistake(
+    "swish_backward: swish_accumulates", "depends on what dx held before", ("dx[i] =", "dx[i] +=")
+)
+mistake(
+    "swish_backward: swish_sigmoid_of_size",
+    "wrong exactly where x is negative",
+    (" if x[i] >= 0 else e / (one + e)", ""),
+)
 
 
 # ---- column_sum(x, y) ------------------------------------------------------------------------
@@ -651,98 +379,29 @@ def columns_in_place_of_a_total(x, y):
             y[col] += x[row, col]
 
 
-@wrong("column_sum", OUTSIDE + "|never written")
-@cuda.jit
-def columns_as_rows(x, y):
-    row = cuda.grid(1)
-    if row < x.shape[0]:
-        total = ZERO
-        for col in range(x.shape[1]):
-            total += x[row, col]
-        y[row] = total
-
-
-@wrong("column_sum", OUTSIDE)
-@cuda.jit
-def columns_indices_swapped(x, y):
-    n_rows, n_cols = x.shape
-    col = cuda.grid(1)
-    if col < n_cols:
-        total = ZERO
-        for row in range(n_rows):
-            total += x[col, row]
-        y[col] = total
-
-
-@wrong("column_sum", OUTSIDE)
-@cuda.jit
-def columns_no_guard(x, y):
-    col = cuda.grid(1)
-    total = ZERO
-    for row in range(x.shape[0]):
-        total += x[row, col]
-    y[col] = total
-
-
-@wrong("column_sum", "no part")
-@cuda.jit
-def columns_last_row_missing(x, y):
-    col = cuda.grid(1)
-    if col < x.shape[1]:
-        total = ZERO
-        for row in range(x.shape[0] - 1):
-            total += x[row, col]
-        y[col] = total
-
-
-@wrong("column_sum", "no part")
-@cuda.jit
-def columns_first_row_missing(x, y):
-    col = cuda.grid(1)
-    if col < x.shape[1]:
-        total = ZERO
-        for row in range(1, x.shape[0]):
-            total += x[row, col]
-        y[col] = total
-
-
-@wrong("column_sum", "depends on what y held before")
-@cuda.jit
-def columns_never_cleared(x, y):
-    col = cuda.grid(1)
-    if col < x.shape[1]:
-        for row in range(x.shape[0]):
-            y[col] += x[row, col]
-
-
-@wrong("column_sum", "times what it should be")
-@cuda.jit
-def columns_mean(x, y):
-    col = cuda.grid(1)
-    if col < x.shape[1]:
-        total = ZERO
-        for row in range(x.shape[0]):
-            total += x[row, col]
-        y[col] = total / x.shape[0] if x.shape[0] else ZERO
-
-
-@wrong("column_sum", "never written")
-@cuda.jit
-def columns_empty_not_zero(x, y):
-    col = cuda.grid(1)
-    if col < x.shape[1] and x.shape[0] > 0:
-        total = ZERO
-        for row in range(x.shape[0]):
-            total += x[row, col]
-        y[col] = total
-
-
-@wrong("column_sum", "wrong values in y")
-@cuda.jit
-def columns_running_total(x, y):
-    col = cuda.grid(1)
-    if col < x.shape[1]:
-        total = ZERO
-        for row in range(x.shape[0]):
-            total = x[row, col]
-        y[col] = total
+# Thread `col` adds up row number `col`.
+mistake(
+    "column_sum: columns_as_rows",
+    OUTSIDE + "|never written",
+    ("n_rows, n_cols =", "n_cols, n_rows ="),
+    ("x[row, col]", "x[col, row]"),
+)
+mistake("column_sum: columns_indices_swapped", OUTSIDE, ("x[row, col]", "x[col, row]"))
+mistake("column_sum: columns_no_guard", OUTSIDE, ("col < n_cols", "col >= 0"))
+mistake("column_sum: columns_last_row_missing", "no part", ("range(n_rows)", "range(n_rows - 1)"))
+mistake("column_sum: columns_first_row_missing", "no part", ("range(n_rows)", "range(1, n_rows)"))
+mistake(
+    "column_sum: columns_never_cleared",
+    "depends on what y held before",
+    ("        y[col] = 0\n", ""),
+    of=columns_in_place_of_a_total,
+)
+mistake(
+    "column_sum: columns_mean", "times what it should be", ("= total", "= total / max(n_rows, 1)")
+)
+mistake(
+    "column_sum: columns_empty_not_zero",
+    "never written",
+    ("col < n_cols", "col < n_cols and n_rows > 0"),
+)
+mistake("column_sum: columns_running_total", "wrong values in y", ("total +=", "total ="))

@@ -6,6 +6,7 @@ The messages about races, barriers and memory that nobody set are the sanitizer'
 import numpy as np
 
 from bank import right, wrong
+from bank.mistakes import mistake
 from course_lib import cuda
 from course_lib.runtime import intrinsics
 
@@ -60,78 +61,31 @@ def hist_thread_per_level(x, counts):
         counts[level] = count
 
 
-@wrong("histogram", RACE)
-@cuda.jit
-def hist_plain(x, counts):
-    i = cuda.grid(1)
-    if i < x.size:
-        counts[x[i]] += 1
-
-
-@wrong("histogram", RACE)
-@cuda.jit
-def hist_atomic_after_plain_read(x, counts):
-    i = cuda.grid(1)
-    if i < x.size:
-        before = counts[x[i]]
-        cuda.atomic.exch(counts, x[i], before + 1)
-
-
-@wrong("histogram", OUTSIDE)
-@cuda.jit
-def hist_no_guard(x, counts):
-    cuda.atomic.add(counts, x[cuda.grid(1)], 1)
-
-
-@wrong("histogram", OUTSIDE)
-@cuda.jit
-def hist_one_too_many(x, counts):
-    i = cuda.grid(1)
-    if i <= x.size:
-        cuda.atomic.add(counts, x[i], 1)
-
-
-@wrong("histogram", r"x\[64\] has no part")
-@cuda.jit
-def hist_guard_of_counts(x, counts):
-    i = cuda.grid(1)
-    if i < x.size and i < 64:
-        cuda.atomic.add(counts, x[i], 1)
-
-
-@wrong("histogram", "wrong values in counts")
-@cuda.jit
-def hist_counts_places(x, counts):
-    i = cuda.grid(1)
-    if i < x.size:
-        cuda.atomic.add(counts, i % 256, 1)
-
-
-@wrong("histogram", r"counts \d+ times")
-@cuda.jit
-def hist_adds_levels(x, counts):
-    i = cuda.grid(1)
-    if i < x.size:
-        cuda.atomic.add(counts, x[i], x[i])
-
-
-@wrong("histogram", "no part")
-@cuda.jit
-def hist_first_block(x, counts):
-    i = cuda.threadIdx.x
-    if i < x.size:
-        cuda.atomic.add(counts, x[i], 1)
-
-
-@wrong("histogram", RACE)
-@cuda.jit
-def hist_sets_to_zero_first(x, counts):
-    i = cuda.grid(1)
-    if i < 256:
-        counts[i] = 0
-    cuda.syncthreads()
-    if i < x.size:
-        cuda.atomic.add(counts, x[i], 1)
+mistake("histogram: hist_plain", RACE, ("cuda.atomic.add(counts, x[i], 1)", "counts[x[i]] += 1"))
+mistake(
+    "histogram: hist_atomic_after_plain_read",
+    RACE,
+    ("cuda.atomic.add(counts, x[i], 1)", "cuda.atomic.exch(counts, x[i], counts[x[i]] + 1)"),
+)
+mistake("histogram: hist_no_guard", OUTSIDE, ("i < x.size", "i >= 0"))
+mistake("histogram: hist_one_too_many", OUTSIDE, ("i < x.size", "i <= x.size"))
+mistake(
+    "histogram: hist_guard_of_counts",
+    r"x\[64\] has no part",
+    ("i < x.size", "i < x.size and i < 64"),
+)
+mistake("histogram: hist_counts_places", "wrong values in counts", ("x[i]", "i % 256"))
+mistake("histogram: hist_adds_levels", r"counts \d+ times", ("x[i], 1)", "x[i], x[i])"))
+mistake("histogram: hist_first_block", "no part", ("cuda.grid(1)", "cuda.threadIdx.x"))
+# The barrier is one for the block's own threads: other blocks may have counted already.
+mistake(
+    "histogram: hist_sets_to_zero_first",
+    RACE,
+    (
+        "    if i < x.size:\n",
+        "    if i < 256:\n        counts[i] = 0\n    cuda.syncthreads()\n    if i < x.size:\n",
+    ),
+)
 
 
 # ---- histogram_shared(x, counts) -------------------------------------------------------------
@@ -179,126 +133,54 @@ def shared_first_thread_zeroes(x, counts):
             cuda.atomic.add(counts, level, mine[level])
 
 
-@wrong("histogram_shared", RACE)
-@cuda.jit
-def shared_no_barrier_after_zero(x, counts):
-    mine = cuda.shared.array(256, np.int32)
-    for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):
-        mine[level] = 0
-    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        cuda.atomic.add(mine, x[i], 1)
-    cuda.syncthreads()
-    for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):
-        cuda.atomic.add(counts, level, mine[level])
-
-
-@wrong("histogram_shared", RACE)
-@cuda.jit
-def shared_no_barrier_before_merge(x, counts):
-    mine = cuda.shared.array(256, np.int32)
-    for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):
-        mine[level] = 0
-    cuda.syncthreads()
-    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        cuda.atomic.add(mine, x[i], 1)
-    for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):
-        cuda.atomic.add(counts, level, mine[level])
-
-
-@wrong("histogram_shared", "uninitialised-read")
-@cuda.jit
-def shared_never_zeroed(x, counts):
-    mine = cuda.shared.array(256, np.int32)
-    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        cuda.atomic.add(mine, x[i], 1)
-    cuda.syncthreads()
-    for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):
-        cuda.atomic.add(counts, level, mine[level])
-
-
-@wrong("histogram_shared", "uninitialised-read")
-@cuda.jit
-def shared_zeroed_by_threads_only(x, counts):
-    # Right for blocks of 256 threads, and the smaller ones leave levels unset.
-    mine = cuda.shared.array(256, np.int32)
-    if cuda.threadIdx.x < 256:
-        mine[cuda.threadIdx.x] = 0
-    cuda.syncthreads()
-    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        cuda.atomic.add(mine, x[i], 1)
-    cuda.syncthreads()
-    for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):
-        cuda.atomic.add(counts, level, mine[level])
-
-
-@wrong("histogram_shared", RACE)
-@cuda.jit
-def shared_plain_count(x, counts):
-    mine = cuda.shared.array(256, np.int32)
-    for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):
-        mine[level] = 0
-    cuda.syncthreads()
-    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        mine[x[i]] += 1
-    cuda.syncthreads()
-    for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):
-        cuda.atomic.add(counts, level, mine[level])
-
-
-@wrong("histogram_shared", RACE)
-@cuda.jit
-def shared_plain_merge(x, counts):
-    mine = cuda.shared.array(256, np.int32)
-    for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):
-        mine[level] = 0
-    cuda.syncthreads()
-    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        cuda.atomic.add(mine, x[i], 1)
-    cuda.syncthreads()
-    for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):
-        counts[level] += mine[level]
-
-
-@wrong("histogram_shared", "times what it should be")
-@cuda.jit
-def shared_everyone_merges_everything(x, counts):
-    mine = cuda.shared.array(256, np.int32)
-    for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):
-        mine[level] = 0
-    cuda.syncthreads()
-    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        cuda.atomic.add(mine, x[i], 1)
-    cuda.syncthreads()
-    for level in range(256):
-        cuda.atomic.add(counts, level, mine[level])
-
-
-@wrong("histogram_shared", OUTSIDE)
-@cuda.jit
-def shared_255_counters(x, counts):
-    mine = cuda.shared.array(255, np.int32)
-    for level in range(cuda.threadIdx.x, 255, cuda.blockDim.x):
-        mine[level] = 0
-    cuda.syncthreads()
-    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        cuda.atomic.add(mine, x[i], 1)
-    cuda.syncthreads()
-    for level in range(cuda.threadIdx.x, 255, cuda.blockDim.x):
-        cuda.atomic.add(counts, level, mine[level])
-
-
-@wrong("histogram_shared", "barrier-(mismatch|divergence)|race")
-@cuda.jit
-def shared_barrier_in_the_loop(x, counts):
-    mine = cuda.shared.array(256, np.int32)
-    for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):
-        mine[level] = 0
-    cuda.syncthreads()
-    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        cuda.atomic.add(mine, x[i], 1)
-        cuda.syncthreads()
-    for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):
-        cuda.atomic.add(counts, level, mine[level])
+mistake(
+    "histogram_shared: shared_no_barrier_after_zero",
+    RACE,
+    ("= 0\n    cuda.syncthreads()\n", "= 0\n"),
+)
+mistake(
+    "histogram_shared: shared_no_barrier_before_merge",
+    RACE,
+    ("x[i], 1)\n    cuda.syncthreads()\n", "x[i], 1)\n"),
+)
+mistake("histogram_shared: shared_never_zeroed", "uninitialised-read", ("mine[level] = 0", "pass"))
+# Right for blocks of 256 threads, and the smaller ones leave levels unset.
+mistake(
+    "histogram_shared: shared_zeroed_by_threads_only",
+    "uninitialised-read",
+    (
+        "for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):\n        mine[level] = 0",
+        "if cuda.threadIdx.x < 256:\n        mine[cuda.threadIdx.x] = 0",
+    ),
+)
+mistake(
+    "histogram_shared: shared_plain_count",
+    RACE,
+    ("cuda.atomic.add(mine, x[i], 1)", "mine[x[i]] += 1"),
+)
+mistake(
+    "histogram_shared: shared_plain_merge",
+    RACE,
+    ("cuda.atomic.add(counts, level, mine[level])", "counts[level] += mine[level]"),
+)
+mistake(
+    "histogram_shared: shared_everyone_merges_everything",
+    "times what it should be",
+    ("range(cuda.threadIdx.x, 256, cuda.blockDim.x):\n        cuda", "range(256):\n        cuda"),
+)
+mistake(
+    "histogram_shared: shared_255_counters",
+    OUTSIDE,
+    ("array(256,", "array(255,"),
+    ("range(256)", "range(255)"),
+    ("threadIdx.x, 256,", "threadIdx.x, 255,"),
+    of=shared_first_thread_zeroes,
+)
+mistake(
+    "histogram_shared: shared_barrier_in_the_loop",
+    "barrier-(mismatch|divergence)|race",
+    ("x[i], 1)\n    cuda.syncthreads()", "x[i], 1)\n        cuda.syncthreads()"),
+)
 
 
 # ---- block_sum(x, y) -------------------------------------------------------------------------
@@ -382,187 +264,47 @@ def tree_one_thread_does_all(x, y):
         y[cuda.blockIdx.x] = total
 
 
-@wrong("block_sum", RACE)
-@cuda.jit
-def tree_no_first_barrier(x, y):
-    partial = cuda.shared.array(256, np.float32)
-    t, n = cuda.threadIdx.x, cuda.blockDim.x
-    total = ZERO
-    for col in range(t, x.shape[1], n):
-        total += x[cuda.blockIdx.x, col]
-    partial[t] = total
-    step = n // 2
-    while step > 0:
-        if t < step:
-            partial[t] += partial[t + step]
-        cuda.syncthreads()
-        step //= 2
-    if t == 0:
-        y[cuda.blockIdx.x] = partial[0]
-
-
-@wrong("block_sum", RACE)
-@cuda.jit
-def tree_no_barrier_between_rounds(x, y):
-    partial = cuda.shared.array(256, np.float32)
-    t, n = cuda.threadIdx.x, cuda.blockDim.x
-    total = ZERO
-    for col in range(t, x.shape[1], n):
-        total += x[cuda.blockIdx.x, col]
-    partial[t] = total
-    cuda.syncthreads()
-    step = n // 2
-    while step > 0:
-        if t < step:
-            partial[t] += partial[t + step]
-        step //= 2
-    if t == 0:
-        y[cuda.blockIdx.x] = partial[0]
-
-
-@wrong("block_sum", "barrier-(mismatch|divergence)|exited-before-barrier")
-@cuda.jit
-def tree_barrier_inside_if(x, y):
-    partial = cuda.shared.array(256, np.float32)
-    t, n = cuda.threadIdx.x, cuda.blockDim.x
-    total = ZERO
-    for col in range(t, x.shape[1], n):
-        total += x[cuda.blockIdx.x, col]
-    partial[t] = total
-    cuda.syncthreads()
-    step = n // 2
-    while step > 0:
-        if t < step:
-            partial[t] += partial[t + step]
-            cuda.syncthreads()
-        step //= 2
-    if t == 0:
-        y[cuda.blockIdx.x] = partial[0]
-
-
-@wrong("block_sum", "barrier-(mismatch|divergence)|exited-before-barrier")
-@cuda.jit
-def tree_leaves_early(x, y):
-    partial = cuda.shared.array(256, np.float32)
-    t, n = cuda.threadIdx.x, cuda.blockDim.x
-    if t >= x.shape[1]:
-        return
-    total = ZERO
-    for col in range(t, x.shape[1], n):
-        total += x[cuda.blockIdx.x, col]
-    partial[t] = total
-    cuda.syncthreads()
-    if t == 0:
-        total = ZERO
-        for k in range(min(n, x.shape[1])):
-            total += partial[k]
-        y[cuda.blockIdx.x] = total
-
-
-@wrong("block_sum", OUTSIDE)
-@cuda.jit
-def tree_reads_past_the_row(x, y):
-    partial = cuda.shared.array(256, np.float32)
-    t, n = cuda.threadIdx.x, cuda.blockDim.x
-    partial[t] = x[cuda.blockIdx.x, t]
-    cuda.syncthreads()
-    step = n // 2
-    while step > 0:
-        if t < step:
-            partial[t] += partial[t + step]
-        cuda.syncthreads()
-        step //= 2
-    if t == 0:
-        y[cuda.blockIdx.x] = partial[0]
-
-
-@wrong("block_sum", "uninitialised-read")
-@cuda.jit
-def tree_unset_tail(x, y):
-    partial = cuda.shared.array(256, np.float32)
-    t, n = cuda.threadIdx.x, cuda.blockDim.x
-    if t < x.shape[1]:
-        total = ZERO
-        for col in range(t, x.shape[1], n):
-            total += x[cuda.blockIdx.x, col]
-        partial[t] = total
-    cuda.syncthreads()
-    step = n // 2
-    while step > 0:
-        if t < step:
-            partial[t] += partial[t + step]
-        cuda.syncthreads()
-        step //= 2
-    if t == 0:
-        y[cuda.blockIdx.x] = partial[0]
-
-
-@wrong("block_sum", "uninitialised-read")
-@cuda.jit
-def tree_for_128_threads(x, y):
-    partial = cuda.shared.array(256, np.float32)
-    t = cuda.threadIdx.x
-    total = ZERO
-    for col in range(t, x.shape[1], cuda.blockDim.x):
-        total += x[cuda.blockIdx.x, col]
-    partial[t] = total
-    cuda.syncthreads()
-    step = 64
-    while step > 0:
-        if t < step:
-            partial[t] += partial[t + step]
-        cuda.syncthreads()
-        step //= 2
-    if t == 0:
-        y[cuda.blockIdx.x] = partial[0]
-
-
-@wrong("block_sum", r"x\[0, 32\] to x\[0, 63\] have no part")
-@cuda.jit
-def tree_first_warp_only(x, y):
-    total = ZERO
-    for col in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
-        total += x[cuda.blockIdx.x, col]
-    total = intrinsics.warp_sum(total)
-    if cuda.threadIdx.x == 0:
-        y[cuda.blockIdx.x] = total
-
-
-@wrong("block_sum", "no part")
-@cuda.jit
-def tree_one_round_short(x, y):
-    partial = cuda.shared.array(256, np.float32)
-    t, n = cuda.threadIdx.x, cuda.blockDim.x
-    total = ZERO
-    for col in range(t, x.shape[1], n):
-        total += x[cuda.blockIdx.x, col]
-    partial[t] = total
-    cuda.syncthreads()
-    step = n // 2
-    while step > 1:
-        if t < step:
-            partial[t] += partial[t + step]
-        cuda.syncthreads()
-        step //= 2
-    if t == 0:
-        y[cuda.blockIdx.x] = partial[0]
-
-
-@wrong("block_sum", "no part")
-@cuda.jit
-def tree_whole_rounds_of_the_row(x, y):
-    partial = cuda.shared.array(256, np.float32)
-    t, n = cuda.threadIdx.x, cuda.blockDim.x
-    total = ZERO
-    for k in range(x.shape[1] // n):
-        total += x[cuda.blockIdx.x, k * n + t]
-    partial[t] = total
-    cuda.syncthreads()
-    if t == 0:
-        total = ZERO
-        for k in range(n):
-            total += partial[k]
-        y[cuda.blockIdx.x] = total
+mistake(
+    "block_sum: tree_no_first_barrier", RACE, ("= total\n    cuda.syncthreads()\n", "= total\n")
+)
+mistake("block_sum: tree_no_barrier_between_rounds", RACE, ("        cuda.syncthreads()\n", ""))
+mistake(
+    "block_sum: tree_barrier_inside_if",
+    "barrier-(mismatch|divergence)|exited-before-barrier",
+    ("        cuda.syncthreads()\n", "            cuda.syncthreads()\n"),
+)
+mistake(
+    "block_sum: tree_leaves_early",
+    "barrier-(mismatch|divergence)|exited-before-barrier",
+    ("cuda.blockDim.x\n", "cuda.blockDim.x\n    if t >= x.shape[1]:\n        return\n"),
+    ("range(n)", "range(min(n, x.shape[1]))"),
+    of=tree_first_thread_adds,
+)
+# Each thread begins with a number of the row, whether there is one for it or not.
+mistake(
+    "block_sum: tree_reads_past_the_row",
+    OUTSIDE,
+    ("total = np.float32(0)", "total = x[row, t]"),
+    ("range(t,", "range(t + cuda.blockDim.x,"),
+)
+mistake(
+    "block_sum: tree_unset_tail",
+    "uninitialised-read",
+    ("    partial[t] = total", "    if t < x.shape[1]:\n        partial[t] = total"),
+)
+mistake("block_sum: tree_for_128_threads", "uninitialised-read", ("cuda.blockDim.x // 2", "64"))
+mistake(
+    "block_sum: tree_first_warp_only",
+    r"x\[0, 32\] to x\[0, 63\] have no part",
+    ("block_sum(total, scratch)", "warp_sum(total)"),
+    of=tree_of_warps,
+)
+mistake("block_sum: tree_one_round_short", "no part", ("step > 0", "step > 1"))
+mistake(
+    "block_sum: tree_whole_rounds_of_the_row",
+    "no part",
+    ("x.shape[1],", "x.shape[1] // cuda.blockDim.x * cuda.blockDim.x,"),
+)
 
 
 @wrong("block_sum", RACE)
@@ -627,140 +369,44 @@ def warp_tree_in_shared(x, y):
         y[row] = partial[t]
 
 
-@wrong("warp_sum", "counts 32 times")
-@cuda.jit
-def warp_up(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        total = ZERO
-        for col in range(lane, x.shape[1], 32):
-            total += x[row, col]
-        step = 16
-        while step > 0:
-            total += cuda.shfl_up_sync(ALL, total, step)
-            step //= 2
-        if lane == 0:
-            y[row] = total
-
-
-@wrong("warp_sum", "no part")
-@cuda.jit
-def warp_from_eight(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        total = ZERO
-        for col in range(lane, x.shape[1], 32):
-            total += x[row, col]
-        step = 8
-        while step > 0:
-            total += cuda.shfl_down_sync(ALL, total, step)
-            step //= 2
-        if lane == 0:
-            y[row] = total
-
-
-@wrong("warp_sum", "shuffle-inactive-lane")
-@cuda.jit
-def warp_shuffle_in_the_guard(x, y):
-    # Lanes without a column leave, and the others still ask them.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0] and lane < x.shape[1]:
-        total = ZERO
-        for col in range(lane, x.shape[1], 32):
-            total += x[row, col]
-        step = 16
-        while step > 0:
-            total += cuda.shfl_down_sync(ALL, total, step)
-            step //= 2
-        if lane == 0:
-            y[row] = total
-
-
-@wrong("warp_sum", "shuffle-inactive-lane")
-@cuda.jit
-def warp_tree_of_lanes(x, y):
-    # A tree needs `if lane < step` in shared memory; with shuffles it silences the givers.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        total = ZERO
-        for col in range(lane, x.shape[1], 32):
-            total += x[row, col]
-        step = 16
-        while step > 0:
-            if lane < step:
-                total += cuda.shfl_down_sync(ALL, total, step)
-            step //= 2
-        if lane == 0:
-            y[row] = total
-
-
-@wrong("warp_sum", OUTSIDE)
-@cuda.jit
-def warp_no_guard(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    total = ZERO
-    for col in range(lane, x.shape[1], 32):
-        total += x[row, col]
-    total = intrinsics.warp_sum(total)
-    if lane == 0:
-        y[row] = total
-
-
-@wrong("warp_sum", OUTSIDE)
-@cuda.jit
-def warp_reads_past_the_row(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        total = intrinsics.warp_sum(x[row, lane])
-        if lane == 0:
-            y[row] = total
-
-
-@wrong("warp_sum", "never written")
-@cuda.jit
-def warp_row_per_block(x, y):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        total = ZERO
-        for col in range(lane, x.shape[1], 32):
-            total += x[row, col]
-        total = intrinsics.warp_sum(total)
-        if cuda.threadIdx.x == 0:
-            y[row] = total
-
-
-@wrong("warp_sum", RACE)
-@cuda.jit
-def warp_every_lane_writes_its_own(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        total = ZERO
-        for col in range(lane, x.shape[1], 32):
-            total += x[row, col]
-        step = 16
-        while step > 0:
-            total += cuda.shfl_down_sync(ALL, total, step)
-            step //= 2
-        y[row] = total
-
-
-@wrong("warp_sum", RACE)
-@cuda.jit
-def warp_tree_without_syncwarp(x, y):
-    partial = cuda.shared.array(256, np.float32)
-    t, row, lane = cuda.threadIdx.x, cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    total = ZERO
-    if row < x.shape[0]:
-        for col in range(lane, x.shape[1], 32):
-            total += x[row, col]
-    partial[t] = total
-    step = 16
-    while step > 0:
-        if lane < step:
-            partial[t] += partial[t + step]
-        step //= 2
-    if lane == 0 and row < x.shape[0]:
-        y[row] = partial[t]
+mistake("warp_sum: warp_up", "counts 32 times", ("shfl_down_sync", "shfl_up_sync"))
+mistake("warp_sum: warp_from_eight", "no part", ("step = 16", "step = 8"))
+# Lanes without a column leave, and the others still ask them.
+mistake(
+    "warp_sum: warp_shuffle_in_the_guard",
+    "shuffle-inactive-lane",
+    ("row < x.shape[0]", "row < x.shape[0] and lane < x.shape[1]"),
+)
+# A tree needs `if lane < step` in shared memory; with shuffles it silences the givers.
+mistake(
+    "warp_sum: warp_tree_of_lanes",
+    "shuffle-inactive-lane",
+    ("total += cuda", "if lane < step:\n                total += cuda"),
+)
+mistake("warp_sum: warp_no_guard", OUTSIDE, ("row < x.shape[0]", "row >= 0"))
+mistake(
+    "warp_sum: warp_reads_past_the_row",
+    OUTSIDE,
+    ("total = np.float32(0)", "total = x[row, lane]"),
+    ("range(lane,", "range(lane + 32,"),
+)
+mistake(
+    "warp_sum: warp_row_per_block",
+    "never written",
+    ("cuda.grid(1) // 32", "cuda.blockIdx.x"),
+    ("lane == 0", "cuda.threadIdx.x == 0"),
+)
+mistake(
+    "warp_sum: warp_every_lane_writes_its_own",
+    RACE,
+    ("        if lane == 0:\n            y", "        y"),
+)
+mistake(
+    "warp_sum: warp_tree_without_syncwarp",
+    RACE,
+    ("        cuda.syncwarp()\n", ""),
+    of=warp_tree_in_shared,
+)
 
 
 # ---- global_avg_pool(x, y) -------------------------------------------------------------------
@@ -814,60 +460,18 @@ def pool_divides_first(x, y):
         y[n, c] = partial[0]
 
 
-@wrong("global_avg_pool", "times what it should be")
-@cuda.jit
-def pool_sum(x, y):
-    N, C, H, W = x.shape
-    scratch = cuda.shared.array(32, np.float32)
-    n, c = cuda.blockIdx.x // C, cuda.blockIdx.x % C
-    total = ZERO
-    for i in range(cuda.threadIdx.x, H * W, cuda.blockDim.x):
-        total += x[n, c, i // W, i % W]
-    total = intrinsics.block_sum(total, scratch)
-    if cuda.threadIdx.x == 0:
-        y[n, c] = total
-
-
-@wrong("global_avg_pool", "counts .* times as much")
-@cuda.jit
-def pool_divides_by_threads(x, y):
-    N, C, H, W = x.shape
-    scratch = cuda.shared.array(32, np.float32)
-    n, c = cuda.blockIdx.x // C, cuda.blockIdx.x % C
-    total = ZERO
-    for i in range(cuda.threadIdx.x, H * W, cuda.blockDim.x):
-        total += x[n, c, i // W, i % W]
-    total = intrinsics.block_sum(total, scratch)
-    if cuda.threadIdx.x == 0:
-        y[n, c] = total / np.float32(cuda.blockDim.x)
-
-
-@wrong("global_avg_pool", OUTSIDE + "|never written")
-@cuda.jit
-def pool_batch_and_channel_swapped(x, y):
-    N, C, H, W = x.shape
-    scratch = cuda.shared.array(32, np.float32)
-    n, c = cuda.blockIdx.x % C, cuda.blockIdx.x // C
-    total = ZERO
-    for i in range(cuda.threadIdx.x, H * W, cuda.blockDim.x):
-        total += x[n, c, i // W, i % W]
-    total = intrinsics.block_sum(total, scratch)
-    if cuda.threadIdx.x == 0:
-        y[n, c] = total / np.float32(H * W)
-
-
-@wrong("global_avg_pool", OUTSIDE)
-@cuda.jit
-def pool_rows_by_height(x, y):
-    N, C, H, W = x.shape
-    scratch = cuda.shared.array(32, np.float32)
-    n, c = cuda.blockIdx.x // C, cuda.blockIdx.x % C
-    total = ZERO
-    for i in range(cuda.threadIdx.x, H * W, cuda.blockDim.x):
-        total += x[n, c, i // H, i % H]
-    total = intrinsics.block_sum(total, scratch)
-    if cuda.threadIdx.x == 0:
-        y[n, c] = total / np.float32(H * W)
+mistake("global_avg_pool: pool_sum", "times what it should be", (" / np.float32(H * W)", ""))
+mistake(
+    "global_avg_pool: pool_divides_by_threads",
+    "counts .* times as much",
+    ("np.float32(H * W)", "np.float32(cuda.blockDim.x)"),
+)
+mistake(
+    "global_avg_pool: pool_batch_and_channel_swapped",
+    OUTSIDE + "|never written",
+    ("n, c, t =", "c, n, t ="),
+)
+mistake("global_avg_pool: pool_rows_by_height", OUTSIDE, ("i // W, i % W", "i // H, i % H"))
 
 
 @wrong("global_avg_pool", RACE)
@@ -903,16 +507,11 @@ def pool_one_shared_total(x, y):
         y[n, c] = total[0] / np.float32(H * W)
 
 
-@wrong("global_avg_pool", "no part")
-@cuda.jit
-def pool_first_round_only(x, y):
-    N, C, H, W = x.shape
-    scratch = cuda.shared.array(32, np.float32)
-    n, c, i = cuda.blockIdx.x // C, cuda.blockIdx.x % C, cuda.threadIdx.x
-    value = x[n, c, i // W, i % W] if i < H * W else ZERO
-    value = intrinsics.block_sum(value, scratch)
-    if i == 0:
-        y[n, c] = value / np.float32(H * W)
+mistake(
+    "global_avg_pool: pool_first_round_only",
+    "no part",
+    ("range(t, H * W,", "range(t, min(H * W, cuda.blockDim.x),"),
+)
 
 
 @wrong("global_avg_pool", "depends on what y held before|race")
@@ -961,75 +560,41 @@ def unpool_through_shared(dy, dx):
         dx[n, c, i // W, i % W] = share[0]
 
 
-@wrong("global_avg_pool_backward", "times what it should be")
-@cuda.jit
-def unpool_no_weight(dy, dx):
-    N, C, H, W = dx.shape
-    n, c = cuda.blockIdx.x // C, cuda.blockIdx.x % C
-    for i in range(cuda.threadIdx.x, H * W, cuda.blockDim.x):
-        dx[n, c, i // W, i % W] = dy[n, c]
-
-
-@wrong("global_avg_pool_backward", "times what it should be")
-@cuda.jit
-def unpool_weight_of_all(dy, dx):
-    N, C, H, W = dx.shape
-    n, c = cuda.blockIdx.x // C, cuda.blockIdx.x % C
-    for i in range(cuda.threadIdx.x, H * W, cuda.blockDim.x):
-        dx[n, c, i // W, i % W] = dy[n, c] / np.float32(dx.size)
-
-
-@wrong("global_avg_pool_backward", OUTSIDE + "|never written")
-@cuda.jit
-def unpool_swapped(dy, dx):
-    N, C, H, W = dx.shape
-    n, c = cuda.blockIdx.x % C, cuda.blockIdx.x // C
-    for i in range(cuda.threadIdx.x, H * W, cuda.blockDim.x):
-        dx[n, c, i // W, i % W] = dy[n, c] / np.float32(H * W)
-
-
-@wrong("global_avg_pool_backward", "never written")
-@cuda.jit
-def unpool_first_round_only(dy, dx):
-    N, C, H, W = dx.shape
-    n, c, i = cuda.blockIdx.x // C, cuda.blockIdx.x % C, cuda.threadIdx.x
-    if i < H * W:
-        dx[n, c, i // W, i % W] = dy[n, c] / np.float32(H * W)
-
-
-@wrong("global_avg_pool_backward", OUTSIDE)
-@cuda.jit
-def unpool_no_guard(dy, dx):
-    N, C, H, W = dx.shape
-    n, c, i = cuda.blockIdx.x // C, cuda.blockIdx.x % C, cuda.threadIdx.x
-    dx[n, c, i // W, i % W] = dy[n, c] / np.float32(H * W)
-
-
-@wrong("global_avg_pool_backward", "never written")
-@cuda.jit
-def unpool_first_pixel(dy, dx):
-    N, C, H, W = dx.shape
-    n, c = cuda.blockIdx.x // C, cuda.blockIdx.x % C
-    if cuda.threadIdx.x == 0:
-        dx[n, c, 0, 0] = dy[n, c] / np.float32(H * W)
-
-
-@wrong("global_avg_pool_backward", "depends on what dx held before")
-@cuda.jit
-def unpool_added(dy, dx):
-    N, C, H, W = dx.shape
-    n, c = cuda.blockIdx.x // C, cuda.blockIdx.x % C
-    for i in range(cuda.threadIdx.x, H * W, cuda.blockDim.x):
-        dx[n, c, i // W, i % W] += dy[n, c] / np.float32(H * W)
-
-
-@wrong("global_avg_pool_backward", RACE)
-@cuda.jit
-def unpool_shared_without_barrier(dy, dx):
-    N, C, H, W = dx.shape
-    share = cuda.shared.array(1, np.float32)
-    n, c = cuda.blockIdx.x // C, cuda.blockIdx.x % C
-    if cuda.threadIdx.x == 0:
-        share[0] = dy[n, c] / np.float32(H * W)
-    for i in range(cuda.threadIdx.x, H * W, cuda.blockDim.x):
-        dx[n, c, i // W, i % W] = share[0]
+mistake(
+    "global_avg_pool_backward: unpool_no_weight",
+    "times what it should be",
+    (" / np.float32(H * W)", ""),
+)
+mistake(
+    "global_avg_pool_backward: unpool_weight_of_all",
+    "times what it should be",
+    ("np.float32(H * W)", "np.float32(dx.size)"),
+)
+mistake(
+    "global_avg_pool_backward: unpool_swapped", OUTSIDE + "|never written", ("n, c =", "c, n =")
+)
+mistake(
+    "global_avg_pool_backward: unpool_first_round_only",
+    "never written",
+    ("x, H * W,", "x, min(H * W, cuda.blockDim.x),"),
+)
+mistake(
+    "global_avg_pool_backward: unpool_no_guard",
+    OUTSIDE,
+    (
+        "for i in range(cuda.threadIdx.x, H * W, cuda.blockDim.x):\n        dx",
+        "i = cuda.threadIdx.x\n    dx",
+    ),
+)
+mistake("global_avg_pool_backward: unpool_first_pixel", "never written", ("x, H * W,", "x, 1,"))
+mistake(
+    "global_avg_pool_backward: unpool_added",
+    "depends on what dx held before",
+    ("= share", "+= share"),
+)
+mistake(
+    "global_avg_pool_backward: unpool_shared_without_barrier",
+    RACE,
+    ("    cuda.syncthreads()\n", ""),
+    of=unpool_through_shared,
+)

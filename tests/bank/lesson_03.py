@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from bank import right, wrong
+from bank.mistakes import mistake
 from course_lib import cuda
 from course_lib.runtime import intrinsics
 from course_lib.runtime.intrinsics import block_max, block_online, block_sum, warp_max, warp_sum
@@ -82,127 +83,39 @@ def naive_through_the_logarithm(x, y):
             y[row, col] = math.exp((x[row, col] - largest) - math.log(total))
 
 
-@wrong("softmax_naive", NAN)
-@cuda.jit
-def naive_no_maximum(x, y):
-    row = cuda.grid(1)
-    if row < x.shape[0]:
-        total = ZERO
-        for col in range(x.shape[1]):
-            total += math.exp(x[row, col])
-        for col in range(x.shape[1]):
-            y[row, col] = math.exp(x[row, col]) / total
-
-
-@wrong("softmax_naive", NAN)
-@cuda.jit
-def naive_maximum_from_zero(x, y):
-    # Right unless a whole row is far below 0.
-    row = cuda.grid(1)
-    if row < x.shape[0]:
-        largest, total = ZERO, ZERO
-        for col in range(x.shape[1]):
-            largest = max(largest, x[row, col])
-        for col in range(x.shape[1]):
-            total += math.exp(x[row, col] - largest)
-        for col in range(x.shape[1]):
-            y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_naive", NAN)
-@cuda.jit
-def naive_subtracts_the_first(x, y):
-    row = cuda.grid(1)
-    if row < x.shape[0] and x.shape[1] > 0:
-        total = ZERO
-        for col in range(x.shape[1]):
-            total += math.exp(x[row, col] - x[row, 0])
-        for col in range(x.shape[1]):
-            y[row, col] = math.exp(x[row, col] - x[row, 0]) / total
-
-
-@wrong("softmax_naive", NAN)
-@cuda.jit
-def naive_subtracts_the_mean(x, y):
-    row = cuda.grid(1)
-    if row < x.shape[0] and x.shape[1] > 0:
-        mean, total = ZERO, ZERO
-        for col in range(x.shape[1]):
-            mean += x[row, col] / np.float32(x.shape[1])
-        for col in range(x.shape[1]):
-            total += math.exp(x[row, col] - mean)
-        for col in range(x.shape[1]):
-            y[row, col] = math.exp(x[row, col] - mean) / total
-
-
-@wrong("softmax_naive", NAN)
-@cuda.jit
-def naive_maximum_without_the_last(x, y):
-    row = cuda.grid(1)
-    if row < x.shape[0]:
-        largest, total = x[row, 0] if x.shape[1] > 0 else ZERO, ZERO
-        for col in range(x.shape[1] - 1):
-            largest = max(largest, x[row, col])
-        for col in range(x.shape[1]):
-            total += math.exp(x[row, col] - largest)
-        for col in range(x.shape[1]):
-            y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_naive", NAN)
-@cuda.jit
-def naive_maximum_in_half_precision(x, y):
-    # 1e4 is a multiple of 8 in half precision, and the largest element is not.
-    row = cuda.grid(1)
-    if row < x.shape[0]:
-        largest, total = MINUS_INF, ZERO
-        for col in range(x.shape[1]):
-            largest = max(largest, x[row, col])
-        shift = np.float32(np.float16(largest * np.float32(4)))  # ends at 65,504
-        for col in range(x.shape[1]):
-            total += math.exp(x[row, col] - shift)
-        for col in range(x.shape[1]):
-            y[row, col] = math.exp(x[row, col] - shift) / total
-
-
-@wrong("softmax_naive", "times what it should be|" + VALUES)
-@cuda.jit
-def naive_never_divides(x, y):
-    row = cuda.grid(1)
-    if row < x.shape[0]:
-        largest = MINUS_INF
-        for col in range(x.shape[1]):
-            largest = max(largest, x[row, col])
-        for col in range(x.shape[1]):
-            y[row, col] = math.exp(x[row, col] - largest)
-
-
-@wrong("softmax_naive", NAN)
-@cuda.jit
-def naive_shifts_only_above(x, y):
-    # The maximum is subtracted in the sum, and forgotten where the result is written.
-    row = cuda.grid(1)
-    if row < x.shape[0]:
-        largest, total = MINUS_INF, ZERO
-        for col in range(x.shape[1]):
-            largest = max(largest, x[row, col])
-        for col in range(x.shape[1]):
-            total += math.exp(x[row, col] - largest)
-        for col in range(x.shape[1]):
-            y[row, col] = math.exp(x[row, col]) / (total * math.exp(largest))
-
-
-@wrong("softmax_naive", OUTSIDE)
-@cuda.jit
-def naive_no_guard(x, y):
-    row = cuda.grid(1)
-    largest, total = MINUS_INF, ZERO
-    for col in range(x.shape[1]):
-        largest = max(largest, x[row, col])
-    for col in range(x.shape[1]):
-        total += math.exp(x[row, col] - largest)
-    for col in range(x.shape[1]):
-        y[row, col] = math.exp(x[row, col] - largest) / total
+mistake("softmax_naive: naive_no_maximum", NAN, (" - largest)\n", ")\n"), (" - largest) /", ") /"))
+# Right unless a whole row is far below 0.
+mistake("softmax_naive: naive_maximum_from_zero", NAN, ("largest = MINUS_INF", "largest = ZERO"))
+mistake("softmax_naive: naive_subtracts_the_first", NAN, ("max(largest, x[row, col])", "x[row, 0]"))
+mistake(
+    "softmax_naive: naive_subtracts_the_mean",
+    NAN,
+    ("largest = MINUS_INF", "largest = ZERO"),
+    ("largest = max(largest, x[row, col])", "largest += x[row, col] / np.float32(n_cols)"),
+)
+mistake(
+    "softmax_naive: naive_maximum_without_the_last",
+    NAN,
+    ("largest = MINUS_INF", "largest = x[row, 0] if n_cols > 0 else ZERO"),
+    ("range(n_cols):\n            largest", "range(n_cols - 1):\n            largest"),
+)
+# In half precision, which ends at 65,504, 1e4 is a multiple of 8, and the largest element is not.
+mistake(
+    "softmax_naive: naive_maximum_in_half_precision",
+    NAN,
+    (
+        "total = np.float32(0)",
+        "total = np.float32(0)\n        largest = np.float32(np.float16(largest * np.float32(4)))",
+    ),
+)
+mistake("softmax_naive: naive_never_divides", "times what it should be|" + VALUES, (" / total", ""))
+# The maximum is subtracted in the sum, and forgotten where the result is written.
+mistake(
+    "softmax_naive: naive_shifts_only_above",
+    NAN,
+    (" - largest) / total", ") / (total * math.exp(largest))"),
+)
+mistake("softmax_naive: naive_no_guard", OUTSIDE, ("row < n_rows", "row >= 0"))
 
 
 @wrong("softmax_naive", OUTSIDE + "|never written")
@@ -219,18 +132,7 @@ def naive_by_columns(x, y):
             y[row, col] = math.exp(x[row, col] - largest) / total
 
 
-@wrong("softmax_naive", "float64")
-@cuda.jit
-def naive_in_float64(x, y):
-    row = cuda.grid(1)
-    if row < x.shape[0]:
-        largest, total = MINUS_INF, 0.0
-        for col in range(x.shape[1]):
-            largest = max(largest, x[row, col])
-        for col in range(x.shape[1]):
-            total += math.exp(x[row, col] - largest)
-        for col in range(x.shape[1]):
-            y[row, col] = math.exp(x[row, col] - largest) / total
+mistake("softmax_naive: naive_in_float64", "float64", ("total = np.float32(0)", "total = 0.0"))
 
 
 # ---- softmax_shared(x, y) --------------------------------------------------------------------
@@ -325,251 +227,83 @@ def shared_one_thread_reduces(x, y):
         y[row, col] = math.exp(x[row, col] - found[0]) / found[1]
 
 
-@wrong("softmax_shared", RACE)
-@cuda.jit
-def shared_no_barrier_between_the_trees(x, y):
-    s = cuda.shared.array(256, np.float32)
-    row, t, n = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-    largest, total = MINUS_INF, ZERO
-    for col in range(t, x.shape[1], n):
-        largest = max(largest, x[row, col])
-    s[t] = largest
-    cuda.syncthreads()
-    step = n // 2
-    while step > 0:
-        if t < step:
-            s[t] = max(s[t], s[t + step])
-        cuda.syncthreads()
-        step //= 2
-    largest = s[0]
-    for col in range(t, x.shape[1], n):
-        total += math.exp(x[row, col] - largest)
-    s[t] = total
-    cuda.syncthreads()
-    step = n // 2
-    while step > 0:
-        if t < step:
-            s[t] += s[t + step]
-        cuda.syncthreads()
-        step //= 2
-    for col in range(t, x.shape[1], n):
-        y[row, col] = math.exp(x[row, col] - largest) / s[0]
-
-
-@wrong("softmax_shared", RACE)
-@cuda.jit
-def shared_no_first_barrier(x, y):
-    s = cuda.shared.array(256, np.float32)
-    scratch = cuda.shared.array(32, np.float32)
-    row, t, n = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-    largest, total = MINUS_INF, ZERO
-    for col in range(t, x.shape[1], n):
-        largest = max(largest, x[row, col])
-    s[t] = largest
-    step = n // 2
-    while step > 0:
-        if t < step:
-            s[t] = max(s[t], s[t + step])
-        cuda.syncthreads()
-        step //= 2
-    largest = s[0]
-    for col in range(t, x.shape[1], n):
-        total += math.exp(x[row, col] - largest)
-    total = block_sum(total, scratch)
-    for col in range(t, x.shape[1], n):
-        y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_shared", RACE)
-@cuda.jit
-def shared_no_barrier_between_rounds(x, y):
-    s = cuda.shared.array(256, np.float32)
-    scratch = cuda.shared.array(32, np.float32)
-    row, t, n = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-    total = ZERO
-    largest = MINUS_INF
-    for col in range(t, x.shape[1], n):
-        largest = max(largest, x[row, col])
-    largest = block_max(largest, scratch)
-    for col in range(t, x.shape[1], n):
-        total += math.exp(x[row, col] - largest)
-    s[t] = total
-    cuda.syncthreads()
-    step = n // 2
-    while step > 0:
-        if t < step:
-            s[t] += s[t + step]
-        step //= 2
-    cuda.syncthreads()
-    for col in range(t, x.shape[1], n):
-        y[row, col] = math.exp(x[row, col] - largest) / s[0]
-
-
-@wrong("softmax_shared", RACE)
-@cuda.jit
-def shared_no_barrier_after_the_sum(x, y):
-    # The last round's barrier is what the division has to wait for.
-    s = cuda.shared.array(256, np.float32)
-    scratch = cuda.shared.array(32, np.float32)
-    row, t, n = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-    largest, total = MINUS_INF, ZERO
-    for col in range(t, x.shape[1], n):
-        largest = max(largest, x[row, col])
-    largest = block_max(largest, scratch)
-    for col in range(t, x.shape[1], n):
-        total += math.exp(x[row, col] - largest)
-    s[t] = total
-    step = n // 2
-    while step > 0:
-        cuda.syncthreads()
-        if t < step:
-            s[t] += s[t + step]
-        step //= 2
-    for col in range(t, x.shape[1], n):
-        y[row, col] = math.exp(x[row, col] - largest) / s[0]
-
-
-@wrong("softmax_shared", "barrier-(mismatch|divergence)|exited-before-barrier|race")
-@cuda.jit
-def shared_barrier_inside_if(x, y):
-    s = cuda.shared.array(256, np.float32)
-    scratch = cuda.shared.array(32, np.float32)
-    row, t, n = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-    largest, total = MINUS_INF, ZERO
-    for col in range(t, x.shape[1], n):
-        largest = max(largest, x[row, col])
-    s[t] = largest
-    cuda.syncthreads()
-    step = n // 2
-    while step > 0:
-        if t < step:
-            s[t] = max(s[t], s[t + step])
-            cuda.syncthreads()
-        step //= 2
-    largest = s[0]
-    for col in range(t, x.shape[1], n):
-        total += math.exp(x[row, col] - largest)
-    total = block_sum(total, scratch)
-    for col in range(t, x.shape[1], n):
-        y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_shared", "barrier-(mismatch|divergence)|exited-before-barrier|inactive-lane")
-@cuda.jit
-def shared_leaves_early(x, y):
-    scratch = cuda.shared.array(32, np.float32)
-    row, t, n = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-    if t >= x.shape[1]:
-        return
-    largest, total = MINUS_INF, ZERO
-    for col in range(t, x.shape[1], n):
-        largest = max(largest, x[row, col])
-    largest = block_max(largest, scratch)
-    for col in range(t, x.shape[1], n):
-        total += math.exp(x[row, col] - largest)
-    total = block_sum(total, scratch)
-    for col in range(t, x.shape[1], n):
-        y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_shared", "uninitialised-read")
-@cuda.jit
-def shared_unset_tail(x, y):
-    s = cuda.shared.array(256, np.float32)
-    scratch = cuda.shared.array(32, np.float32)
-    row, t, n = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-    if t < x.shape[1]:
-        s[t] = x[row, t]
-        for col in range(t, x.shape[1], n):
-            s[t] = max(s[t], x[row, col])
-    cuda.syncthreads()
-    step = n // 2
-    while step > 0:
-        if t < step:
-            s[t] = max(s[t], s[t + step])
-        cuda.syncthreads()
-        step //= 2
-    largest, total = s[0], ZERO
-    for col in range(t, x.shape[1], n):
-        total += math.exp(x[row, col] - largest)
-    total = block_sum(total, scratch)
-    for col in range(t, x.shape[1], n):
-        y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_shared", VALUES)
-@cuda.jit
-def shared_own_sum_only(x, y):
-    # Each thread divides by the sum of its own share.
-    scratch = cuda.shared.array(32, np.float32)
-    row, t, n = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-    largest, total = MINUS_INF, ZERO
-    for col in range(t, x.shape[1], n):
-        largest = max(largest, x[row, col])
-    largest = block_max(largest, scratch)
-    for col in range(t, x.shape[1], n):
-        total += math.exp(x[row, col] - largest)
-    for col in range(t, x.shape[1], n):
-        y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_shared", VALUES)
-@cuda.jit
-def shared_own_maximum(x, y):
-    # Sums of different maxima must not be added as they are.
-    scratch = cuda.shared.array(32, np.float32)
-    row, t, n = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-    own, total = LOWEST, ZERO
-    for col in range(t, x.shape[1], n):
-        own = max(own, x[row, col])
-    for col in range(t, x.shape[1], n):
-        total += math.exp(x[row, col] - own)
-    largest = block_max(own, scratch)
-    total = block_sum(total, scratch)
-    for col in range(t, x.shape[1], n):
-        y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_shared", NAN)
-@cuda.jit
-def shared_no_maximum(x, y):
-    scratch = cuda.shared.array(32, np.float32)
-    row, t, n = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-    total = ZERO
-    for col in range(t, x.shape[1], n):
-        total += math.exp(x[row, col])
-    total = block_sum(total, scratch)
-    for col in range(t, x.shape[1], n):
-        y[row, col] = math.exp(x[row, col]) / total
-
-
-@wrong("softmax_shared", NAN + "|never written|" + VALUES)
-@cuda.jit
-def shared_maximum_of_the_first_warp(x, y):
-    scratch = cuda.shared.array(32, np.float32)
-    row, t, n = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-    largest, total = LOWEST, ZERO
-    for col in range(t, x.shape[1], n):
-        largest = max(largest, x[row, col])
-    largest = warp_max(largest)
-    for col in range(t, x.shape[1], n):
-        total += math.exp(x[row, col] - largest)
-    total = block_sum(total, scratch)
-    for col in range(t, x.shape[1], n):
-        y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_shared", "never written")
-@cuda.jit
-def shared_first_round_only(x, y):
-    scratch = cuda.shared.array(32, np.float32)
-    row, t = cuda.blockIdx.x, cuda.threadIdx.x
-    mine = x[row, t] if t < x.shape[1] else MINUS_INF
-    largest = block_max(mine, scratch)
-    e = math.exp(mine - largest) if t < x.shape[1] else ZERO
-    total = block_sum(e, scratch)
-    if t < x.shape[1]:
-        y[row, t] = e / total
+mistake(
+    "softmax_shared: shared_no_barrier_between_the_trees",
+    RACE,
+    ("    cuda.syncthreads()  # all have read it: s may be used again\n", ""),
+)
+mistake(
+    "softmax_shared: shared_no_first_barrier",
+    RACE,
+    ("s[t] = largest\n    cuda.syncthreads()\n", "s[t] = largest\n"),
+)
+mistake(
+    "softmax_shared: shared_no_barrier_between_rounds",
+    RACE,
+    (
+        "+= s[t + step]\n        cuda.syncthreads()\n        step //= 2\n",
+        "+= s[t + step]\n        step //= 2\n    cuda.syncthreads()\n",
+    ),
+)
+# The barrier after the last round is what the division has to wait for.
+mistake(
+    "softmax_shared: shared_no_barrier_after_the_sum",
+    RACE,
+    (
+        "    cuda.syncthreads()\n    for col in range(t, x.shape[1], n):\n        y",
+        "    for col in range(t, x.shape[1], n):\n        y",
+    ),
+    of=shared_two_arrays,
+)
+mistake(
+    "softmax_shared: shared_barrier_inside_if",
+    "barrier-(mismatch|divergence)|exited-before-barrier|race",
+    ("s[t + step])\n        cuda", "s[t + step])\n            cuda"),
+)
+mistake(
+    "softmax_shared: shared_leaves_early",
+    "barrier-(mismatch|divergence)|exited-before-barrier|inactive-lane",
+    ("cuda.blockDim.x\n", "cuda.blockDim.x\n    if t >= x.shape[1]:\n        return\n"),
+    of=shared_by_shuffles,
+)
+mistake(
+    "softmax_shared: shared_unset_tail",
+    "uninitialised-read",
+    ("    s[t] = largest", "    if t < n_cols:\n        s[t] = largest"),
+)
+# Each thread divides by the sum of its own share.
+mistake(
+    "softmax_shared: shared_own_sum_only",
+    VALUES,
+    ("    total = block_sum(total, scratch)\n", ""),
+    of=shared_by_shuffles,
+)
+# Sums of different maxima must not be added as they are.
+mistake(
+    "softmax_shared: shared_own_maximum",
+    VALUES,
+    ("    largest = block_max(largest, scratch)\n", ""),
+    ("    total = block_sum", "    largest = block_max(largest, scratch)\n    total = block_sum"),
+    of=shared_by_shuffles,
+)
+mistake(
+    "softmax_shared: shared_no_maximum",
+    NAN,
+    (" - largest)\n", ")\n"),
+    (" - largest) /", ") /"),
+    of=shared_by_shuffles,
+)
+mistake(
+    "softmax_shared: shared_maximum_of_the_first_warp",
+    NAN + "|never written|" + VALUES,
+    ("block_max(largest, scratch)", "warp_max(largest)"),
+    of=shared_by_shuffles,
+)
+mistake(
+    "softmax_shared: shared_first_round_only",
+    "never written",
+    ("x.shape[1]", "min(x.shape[1], cuda.blockDim.x)"),
+)
 
 
 # ---- softmax_warp(x, y) ----------------------------------------------------------------------
@@ -652,161 +386,52 @@ def warp_in_shared(x, y):
             y[row, col] = math.exp(x[row, col] - largest) / total
 
 
-@wrong("softmax_warp", VALUES)
-@cuda.jit
-def warp_maximum_in_lane_0_only(x, y):
-    # Down, as for a sum that one lane writes: the other lanes subtract another number.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        largest, total, step = MINUS_INF, ZERO, 16
-        for col in range(lane, x.shape[1], 32):
-            largest = max(largest, x[row, col])
-        while step > 0:
-            largest = max(largest, cuda.shfl_down_sync(ALL, largest, step))
-            step //= 2
-        for col in range(lane, x.shape[1], 32):
-            total += math.exp(x[row, col] - largest)
-        total = warp_sum(total)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_warp", VALUES)
-@cuda.jit
-def warp_sum_in_lane_0_only(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        largest, total, step = LOWEST, ZERO, 16
-        for col in range(lane, x.shape[1], 32):
-            largest = max(largest, x[row, col])
-        largest = warp_max(largest)
-        for col in range(lane, x.shape[1], 32):
-            total += math.exp(x[row, col] - largest)
-        while step > 0:
-            total += cuda.shfl_down_sync(ALL, total, step)
-            step //= 2
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_warp", "shuffle-inactive-lane")
-@cuda.jit
-def warp_shuffle_in_the_guard(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0] and lane < x.shape[1]:
-        largest, total = MINUS_INF, ZERO
-        for col in range(lane, x.shape[1], 32):
-            largest = max(largest, x[row, col])
-        largest = warp_max(largest)
-        for col in range(lane, x.shape[1], 32):
-            total += math.exp(x[row, col] - largest)
-        total = warp_sum(total)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_warp", "shuffle-inactive-lane")
-@cuda.jit
-def warp_shuffle_in_the_loop(x, y):
-    # In the last round of the loop some lanes have no column, and are asked all the same.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        largest, total = LOWEST, ZERO
-        for col in range(lane, x.shape[1], 32):
-            largest = max(largest, warp_max(x[row, col]))
-        for col in range(lane, x.shape[1], 32):
-            total += math.exp(x[row, col] - largest)
-        total = warp_sum(total)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_warp", NAN)
-@cuda.jit
-def warp_maximum_from_zero(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        largest, total = ZERO, ZERO
-        for col in range(lane, x.shape[1], 32):
-            largest = max(largest, x[row, col])
-        largest = warp_max(largest)
-        for col in range(lane, x.shape[1], 32):
-            total += math.exp(x[row, col] - largest)
-        total = warp_sum(total)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_warp", NAN)
-@cuda.jit
-def warp_no_maximum(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        total = ZERO
-        for col in range(lane, x.shape[1], 32):
-            total += math.exp(x[row, col])
-        total = warp_sum(total)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col]) / total
-
-
-@wrong("softmax_warp", OUTSIDE)
-@cuda.jit
-def warp_no_guard(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    largest, total = LOWEST, ZERO
-    for col in range(lane, x.shape[1], 32):
-        largest = max(largest, x[row, col])
-    largest = warp_max(largest)
-    for col in range(lane, x.shape[1], 32):
-        total += math.exp(x[row, col] - largest)
-    total = warp_sum(total)
-    for col in range(lane, x.shape[1], 32):
-        y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_warp", "never written")
-@cuda.jit
-def warp_row_per_block(x, y):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    if row < x.shape[0] and lane < 32:
-        largest, total = LOWEST, ZERO
-        for col in range(lane, x.shape[1], 32):
-            largest = max(largest, x[row, col])
-        largest = warp_max(largest)
-        for col in range(lane, x.shape[1], 32):
-            total += math.exp(x[row, col] - largest)
-        total = warp_sum(total)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - largest) / total
-
-
-@wrong("softmax_warp", OUTSIDE)
-@cuda.jit
-def warp_reads_past_the_row(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        largest = warp_max(x[row, lane])
-        e = math.exp(x[row, lane] - largest)
-        y[row, lane] = e / warp_sum(e)
-
-
-@wrong("softmax_warp", "times what it should be|" + VALUES)
-@cuda.jit
-def warp_sums_twice(x, y):
-    # Six rounds: the last one adds the lane's own sum once more.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        largest, total = LOWEST, ZERO
-        for col in range(lane, x.shape[1], 32):
-            largest = max(largest, x[row, col])
-        largest = warp_max(largest)
-        for col in range(lane, x.shape[1], 32):
-            total += math.exp(x[row, col] - largest)
-        for k in range(6):
-            total += cuda.shfl_xor_sync(ALL, total, (1 << k) % 32)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - largest) / total
+# Down, as for a sum that one lane writes: the other lanes subtract another number.
+mistake(
+    "softmax_warp: warp_maximum_in_lane_0_only",
+    VALUES,
+    ("    largest = cuda.shfl_sync(ALL, largest, 0)\n", ""),
+    of=warp_down_then_broadcast,
+)
+mistake(
+    "softmax_warp: warp_sum_in_lane_0_only",
+    VALUES,
+    ("    total = cuda.shfl_sync(ALL, total, 0)\n", ""),
+    of=warp_down_then_broadcast,
+)
+mistake(
+    "softmax_warp: warp_shuffle_in_the_guard",
+    "shuffle-inactive-lane",
+    ("row < x.shape[0]", "row < x.shape[0] and lane < x.shape[1]"),
+)
+# In the last round of the loop some lanes have no column, and are asked all the same.
+mistake(
+    "softmax_warp: warp_shuffle_in_the_loop",
+    "shuffle-inactive-lane",
+    ("x[row, col])\n        largest = warp_max(largest)\n", "warp_max(x[row, col]))\n"),
+    of=warp_by_the_course,
+)
+mistake("softmax_warp: warp_maximum_from_zero", NAN, ("largest = MINUS_INF", "largest = ZERO"))
+mistake("softmax_warp: warp_no_maximum", NAN, (" - largest)\n", ")\n"), (" - largest) /", ") /"))
+mistake("softmax_warp: warp_no_guard", OUTSIDE, ("row < x.shape[0]", "row >= 0"))
+mistake(
+    "softmax_warp: warp_row_per_block",
+    "never written",
+    ("cuda.grid(1) // 32, cuda.threadIdx.x % 32", "cuda.blockIdx.x, cuda.threadIdx.x"),
+    ("row < x.shape[0]", "row < x.shape[0] and lane < 32"),
+)
+mistake(
+    "softmax_warp: warp_reads_past_the_row",
+    OUTSIDE,
+    ("largest = MINUS_INF", "largest = x[row, lane]"),
+)
+# Six rounds: the last one adds the lane's own sum once more.
+mistake(
+    "softmax_warp: warp_sums_twice",
+    "times what it should be|" + VALUES,
+    ("range(5):\n            total", "range(6):\n            total"),
+    ("total, 1 << k", "total, (1 << k) % 32"),
+)
 
 
 # ---- online_merge(m1, s1, m2, s2, m, s) ------------------------------------------------------
@@ -845,101 +470,63 @@ def merge_from_the_lowest_number(m1, s1, m2, s2, m, s):
         s[i] = s1[i] * math.exp(m1[i] - base) + s2[i] * math.exp(m2[i] - base)
 
 
-@wrong("online_merge", "wrong values in s")
-@cuda.jit
-def merge_adds_as_they_are(m1, s1, m2, s2, m, s):
-    i = cuda.grid(1)
-    if i < m1.size:
-        m[i] = max(m1[i], m2[i])
-        s[i] = s1[i] + s2[i]
-
-
-@wrong("online_merge", "wrong values in s")
-@cuda.jit
-def merge_of_nothing_is_nan(m1, s1, m2, s2, m, s):
-    i = cuda.grid(1)
-    if i < m1.size:
-        m[i] = max(m1[i], m2[i])
-        s[i] = s1[i] * math.exp(m1[i] - m[i]) + s2[i] * math.exp(m2[i] - m[i])
-
-
-@wrong("online_merge", "wrong values in s")
-@cuda.jit
-def merge_scales_the_wrong_way(m1, s1, m2, s2, m, s):
-    i = cuda.grid(1)
-    if i < m1.size:
-        m[i], s[i] = max(m1[i], m2[i]), ZERO
-        if m[i] > MINUS_INF:
-            s[i] = s1[i] * math.exp(m[i] - m1[i]) + s2[i] * math.exp(m[i] - m2[i])
-
-
-@wrong("online_merge", "wrong values in s")
-@cuda.jit
-def merge_scales_the_sum(m1, s1, m2, s2, m, s):
-    i = cuda.grid(1)
-    if i < m1.size:
-        m[i], s[i] = max(m1[i], m2[i]), ZERO
-        if m[i] > MINUS_INF:
-            s[i] = (s1[i] + s2[i]) * math.exp(min(m1[i], m2[i]) - m[i])
-
-
-@wrong("online_merge", "wrong values in s")
-@cuda.jit
-def merge_swaps_the_factors(m1, s1, m2, s2, m, s):
-    i = cuda.grid(1)
-    if i < m1.size:
-        m[i], s[i] = max(m1[i], m2[i]), ZERO
-        if m[i] > MINUS_INF:
-            s[i] = s1[i] * math.exp(m2[i] - m[i]) + s2[i] * math.exp(m1[i] - m[i])
-
-
-@wrong("online_merge", "wrong values in s")
-@cuda.jit
-def merge_without_shift(m1, s1, m2, s2, m, s):
-    # On paper the same: the sum of both without a maximum, brought to the new one. It overflows.
-    i = cuda.grid(1)
-    if i < m1.size:
-        m[i], s[i] = max(m1[i], m2[i]), ZERO
-        if m[i] > MINUS_INF:
-            s[i] = (s1[i] * math.exp(m1[i]) + s2[i] * math.exp(m2[i])) * math.exp(-m[i])
-
-
-@wrong("online_merge", "wrong values in m")
-@cuda.jit
-def merge_takes_the_smaller(m1, s1, m2, s2, m, s):
-    i = cuda.grid(1)
-    if i < m1.size:
-        m[i], s[i] = min(m1[i], m2[i]), ZERO
-        if m[i] > MINUS_INF:
-            s[i] = s1[i] * math.exp(m1[i] - m[i]) + s2[i] * math.exp(m2[i] - m[i])
-
-
-@wrong("online_merge", "wrong values in m|wrong values in s|never written")
-@cuda.jit
-def merge_skips_empty_parts(m1, s1, m2, s2, m, s):
-    # A part without a number is merged by doing nothing, and then nothing is written.
-    i = cuda.grid(1)
-    if i < m1.size and m1[i] > MINUS_INF and m2[i] > MINUS_INF:
-        m[i] = max(m1[i], m2[i])
-        s[i] = s1[i] * math.exp(m1[i] - m[i]) + s2[i] * math.exp(m2[i] - m[i])
-
-
-@wrong("online_merge", "input|m1")
-@cuda.jit
-def merge_in_place(m1, s1, m2, s2, m, s):
-    i = cuda.grid(1)
-    if i < m1.size:
-        m[i], s[i] = max(m1[i], m2[i]), ZERO
-        if m[i] > MINUS_INF:
-            s1[i] *= math.exp(m1[i] - m[i])
-            s[i] = s1[i] + s2[i] * math.exp(m2[i] - m[i])
-
-
-@wrong("online_merge", OUTSIDE)
-@cuda.jit
-def merge_no_guard(m1, s1, m2, s2, m, s):
-    i = cuda.grid(1)
-    m[i], s[i] = intrinsics.online_merge(m1[i], s1[i], m2[i], s2[i])
+mistake(
+    "online_merge: merge_adds_as_they_are",
+    "wrong values in s",
+    (" * math.exp(m1[i] - largest)", ""),
+    (" * math.exp(m2[i] - largest)", ""),
+)
+mistake(
+    "online_merge: merge_of_nothing_is_nan",
+    "wrong values in s",
+    ("max(largest, LOWEST)", "largest"),
+    of=merge_from_the_lowest_number,
+)
+mistake(
+    "online_merge: merge_scales_the_wrong_way",
+    "wrong values in s",
+    ("m1[i] - largest", "largest - m1[i]"),
+    ("m2[i] - largest", "largest - m2[i]"),
+)
+mistake(
+    "online_merge: merge_scales_the_sum",
+    "wrong values in s",
+    (
+        "s1[i] * math.exp(m1[i] - largest) + s2[i] * math.exp(m2[i] - largest)",
+        "(s1[i] + s2[i]) * math.exp(min(m1[i], m2[i]) - largest)",
+    ),
+)
+mistake(
+    "online_merge: merge_swaps_the_factors",
+    "wrong values in s",
+    ("= s1[i] *", "= s2[i] *"),
+    ("+ s2[i] *", "+ s1[i] *"),
+)
+# On paper the same: the sum of both without a maximum, brought to the new one. It overflows.
+mistake(
+    "online_merge: merge_without_shift",
+    "wrong values in s",
+    (
+        "s1[i] * math.exp(m1[i] - largest) + s2[i] * math.exp(m2[i] - largest)",
+        "(s1[i] * math.exp(m1[i]) + s2[i] * math.exp(m2[i])) * math.exp(-largest)",
+    ),
+)
+mistake("online_merge: merge_takes_the_smaller", "wrong values in m", ("max(", "min("))
+# A part without a number is merged by doing nothing, and then nothing is written.
+mistake(
+    "online_merge: merge_skips_empty_parts",
+    "wrong values in m|wrong values in s|never written",
+    ("i < m1.size", "i < m1.size and m1[i] > MINUS_INF and m2[i] > MINUS_INF"),
+)
+mistake(
+    "online_merge: merge_in_place",
+    "input|m1",
+    (
+        "s[i] = s1[i] * math.exp(m1[i] - largest)",
+        "s1[i] *= math.exp(m1[i] - largest)\n            s[i] = s1[i]",
+    ),
+)
+mistake("online_merge: merge_no_guard", OUTSIDE, ("i < m1.size", "i >= 0"))
 
 
 # ---- softmax_online(x, y) --------------------------------------------------------------------
@@ -1004,153 +591,72 @@ def online_in_three_passes(x, y):
             y[row, col] = math.exp(x[row, col] - largest) / total
 
 
-@wrong("softmax_online", VALUES)
-@cuda.jit
-def online_forgets_to_rescale(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = LOWEST, ZERO
-        for col in range(lane, x.shape[1], 32):
-            m = max(m, x[row, col])
-            s += math.exp(x[row, col] - m)
-        m, s = intrinsics.warp_online(m, s)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - m) / s
-
-
-@wrong("softmax_online", VALUES)
-@cuda.jit
-def online_rescales_too_late(x, y):
-    # m is already the new one when the sum is brought to it: the factor is always 1.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = LOWEST, ZERO
-        for col in range(lane, x.shape[1], 32):
-            new = max(m, x[row, col])
-            m = new
-            s = s * math.exp(m - new) + math.exp(x[row, col] - new)
-        m, s = intrinsics.warp_online(m, s)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - m) / s
-
-
-@wrong("softmax_online", NAN + "|" + VALUES)
-@cuda.jit
-def online_rescales_the_wrong_way(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = MINUS_INF, ZERO
-        for col in range(lane, x.shape[1], 32):
-            value = x[row, col]
-            if value > m:
-                s = (s * math.exp(value - m) if m > MINUS_INF else ZERO) + ONE
-                m = value
-            elif value != MINUS_INF:
-                s += math.exp(value - m)
-        m, s = intrinsics.warp_online(m, s)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - m) / s
-
-
-@wrong("softmax_online", NAN)
-@cuda.jit
-def online_masked_numbers_are_nan(x, y):
-    # -inf - -inf: wrong only where a lane's first number is masked.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = MINUS_INF, ZERO
-        for col in range(lane, x.shape[1], 32):
-            new = max(m, x[row, col])
-            s = s * math.exp(m - new) + math.exp(x[row, col] - new)
-            m = new
-        m, s = intrinsics.warp_online(m, s)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - m) / s
-
-
-@wrong("softmax_online", NAN)
-@cuda.jit
-def online_idle_lanes_are_nan(x, y):
-    # Lanes without a number merge (-inf, 0) with (-inf, 0) by the plain formula.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = MINUS_INF, ZERO
-        for col in range(lane, x.shape[1], 32):
-            m, s = intrinsics.online_add(m, s, x[row, col])
-        for k in range(5):
-            m2 = cuda.shfl_xor_sync(ALL, m, 1 << k)
-            s2 = cuda.shfl_xor_sync(ALL, s, 1 << k)
-            new = max(m, m2)
-            s = s * math.exp(m - new) + s2 * math.exp(m2 - new)
-            m = new
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - m) / s
-
-
-@wrong("softmax_online", VALUES)
-@cuda.jit
-def online_merges_lanes_by_adding(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = MINUS_INF, ZERO
-        for col in range(lane, x.shape[1], 32):
-            m, s = intrinsics.online_add(m, s, x[row, col])
-        m, s = warp_max(m), warp_sum(s)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - m) / s
-
-
-@wrong("softmax_online", NAN + "|" + VALUES)
-@cuda.jit
-def online_shuffles_the_merged_maximum(x, y):
-    # The other lane's sum is merged with the maximum that has just been changed.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = LOWEST, ZERO
-        for col in range(lane, x.shape[1], 32):
-            m, s = intrinsics.online_add(m, s, x[row, col])
-        for k in range(5):
-            m = max(m, cuda.shfl_xor_sync(ALL, m, 1 << k))
-            s2 = cuda.shfl_xor_sync(ALL, s, 1 << k)
-            m, s = intrinsics.online_merge(m, s, m, s2)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - m) / s
-
-
-@wrong("softmax_online", VALUES)
-@cuda.jit
-def online_own_pair_only(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = MINUS_INF, ZERO
-        for col in range(lane, x.shape[1], 32):
-            m, s = intrinsics.online_add(m, s, x[row, col])
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - m) / s
-
-
-@wrong("softmax_online", NAN)
-@cuda.jit
-def online_starts_at_zero(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = ZERO, ZERO
-        for col in range(lane, x.shape[1], 32):
-            m, s = intrinsics.online_add(m, s, x[row, col])
-        m, s = intrinsics.warp_online(m, s)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - m) / s
-
-
-@wrong("softmax_online", "shuffle-inactive-lane")
-@cuda.jit
-def online_merges_in_the_loop(x, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = LOWEST, ZERO
-        for col in range(lane, x.shape[1], 32):
-            m, s = intrinsics.online_add(m, s, x[row, col])
-            if col + 32 >= x.shape[1]:
-                m, s = intrinsics.warp_online(m, s)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(x[row, col] - m) / s
+mistake(
+    "softmax_online: online_forgets_to_rescale",
+    VALUES,
+    ("s = s * math.exp(m - value) + ONE", "s += ONE"),
+)
+# m is already the new one when the sum is brought to it: the factor is always 1.
+mistake(
+    "softmax_online: online_rescales_too_late",
+    VALUES,
+    ("new = max(", "m = new = max("),
+    of=online_without_branches,
+)
+mistake(
+    "softmax_online: online_rescales_the_wrong_way",
+    NAN + "|" + VALUES,
+    ("s * math.exp(m - value)", "(s * math.exp(value - m) if m > MINUS_INF else ZERO)"),
+)
+# -inf - -inf: wrong only where a lane's first number is masked.
+mistake(
+    "softmax_online: online_masked_numbers_are_nan",
+    NAN,
+    ("LOWEST", "MINUS_INF"),
+    of=online_without_branches,
+)
+# Lanes without a number merge (-inf, 0) with (-inf, 0) by the plain formula.
+mistake(
+    "softmax_online: online_idle_lanes_are_nan",
+    NAN,
+    (
+        "m, s = intrinsics.online_merge(m, s, m2, s2)",
+        "new = max(m, m2)\n"
+        "            s = s * math.exp(m - new) + s2 * math.exp(m2 - new)\n"
+        "            m = new",
+    ),
+)
+mistake(
+    "softmax_online: online_merges_lanes_by_adding",
+    VALUES,
+    ("intrinsics.warp_online(m, s)", "warp_max(m), warp_sum(s)"),
+    of=online_by_the_course,
+)
+# The other lane's sum is merged with the maximum that has just been changed.
+mistake(
+    "softmax_online: online_shuffles_the_merged_maximum",
+    NAN + "|" + VALUES,
+    (
+        "m2 = cuda.shfl_xor_sync(0xFFFFFFFF, m, 1 << k)",
+        "m = max(m, cuda.shfl_xor_sync(0xFFFFFFFF, m, 1 << k))",
+    ),
+    ("(m, s, m2, s2)", "(m, s, m, s2)"),
+)
+mistake(
+    "softmax_online: online_own_pair_only",
+    VALUES,
+    ("        m, s = intrinsics.warp_online(m, s)\n", ""),
+    of=online_by_the_course,
+)
+mistake(
+    "softmax_online: online_starts_at_zero", NAN, ("m, s = MINUS_INF, ZERO", "m, s = ZERO, ZERO")
+)
+mistake(
+    "softmax_online: online_merges_in_the_loop",
+    "shuffle-inactive-lane",
+    (
+        "        m, s = intrinsics.warp",
+        "            if col + 32 >= x.shape[1]:\n                m, s = intrinsics.warp",
+    ),
+    of=online_by_the_course,
+)
