@@ -1,6 +1,8 @@
 """Lesson 04: loads in flight, softmax in registers and by teams, its gradient, autograd.
 
-The messages about shuffles, races and memory outside an array are the sanitizer's own.
+Nearly all wrong kernels are a right one with one mistake in it, and `mistake` says which text
+stands in place of which. The messages about shuffles, races and memory outside an array are the
+sanitizer's own.
 """
 
 import math
@@ -9,6 +11,7 @@ import numpy as np
 import torch
 
 from bank import right, wrong
+from bank.mistakes import mistake
 from course_lib import cuda
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, warp_sum
 
@@ -40,50 +43,22 @@ def flight_as_numpy(gbps, latency_ns, n_multiprocessors, n_threads):
     return share, share / np.float64(n_threads)
 
 
-@wrong("bytes_in_flight", "wrong values in per_multiprocessor")
-def flight_divides(gbps, latency_ns, n_multiprocessors, n_threads):
-    share = gbps / latency_ns / n_multiprocessors
-    return share, share / n_threads
-
-
-@wrong("bytes_in_flight", "wrong values in per_multiprocessor")
-def flight_of_the_chip(gbps, latency_ns, n_multiprocessors, n_threads):
-    return gbps * latency_ns, gbps * latency_ns / n_threads
-
-
-@wrong("bytes_in_flight", "wrong values in per_thread")
-def flight_thread_of_the_chip(gbps, latency_ns, n_multiprocessors, n_threads):
-    share = gbps * latency_ns / n_multiprocessors
-    return share, gbps * latency_ns / n_threads
-
-
-@wrong("bytes_in_flight", "wrong values in per_multiprocessor")
-def flight_gigabytes_of_bits(gbps, latency_ns, n_multiprocessors, n_threads):
-    share = gbps * latency_ns / n_multiprocessors / 8
-    return share, share / n_threads
-
-
-@wrong("bytes_in_flight", "wrong values in per_multiprocessor")
-def flight_other_way_round(gbps, latency_ns, n_multiprocessors, n_threads):
-    share = gbps * latency_ns / n_multiprocessors
-    return share / n_threads, share
-
-
-@wrong("bytes_in_flight", "wrong values in per_multiprocessor")
-def flight_whole_bytes(gbps, latency_ns, n_multiprocessors, n_threads):
-    share = gbps * latency_ns // n_multiprocessors
-    return share, share / n_threads
-
-
-@wrong("bytes_in_flight", "it returned a float")
-def flight_one_number(gbps, latency_ns, n_multiprocessors, n_threads):
-    return gbps * latency_ns / n_multiprocessors
-
-
-@wrong("bytes_in_flight", "is the return missing")
-def flight_no_return(gbps, latency_ns, n_multiprocessors, n_threads):
-    share = gbps * latency_ns / n_multiprocessors
-    share / n_threads
+mistake("bytes_in_flight: flight_divides", "wrong values in per_multiprocessor",
+        ("gbps * latency_ns", "gbps / latency_ns"))  # fmt: skip
+mistake("bytes_in_flight: flight_of_the_chip", "wrong values in per_multiprocessor",
+        ("whole_chip / n_multiprocessors", "whole_chip"))  # fmt: skip
+mistake("bytes_in_flight: flight_thread_of_the_chip", "wrong values in per_thread",
+        ("per_multiprocessor / n_threads", "whole_chip / n_threads"))  # fmt: skip
+mistake("bytes_in_flight: flight_gigabytes_of_bits", "wrong values in per_multiprocessor",
+        ("gbps * latency_ns", "gbps * latency_ns / 8"))  # fmt: skip
+mistake("bytes_in_flight: flight_other_way_round", "wrong values in per_multiprocessor",
+        ("return per_multiprocessor, per_multiprocessor / n_threads",
+         "return per_multiprocessor / n_threads, per_multiprocessor"))  # fmt: skip
+mistake("bytes_in_flight: flight_whole_bytes", "wrong values in per_multiprocessor",
+        ("whole_chip / n_multiprocessors", "whole_chip // n_multiprocessors"))  # fmt: skip
+mistake("bytes_in_flight: flight_one_number", "it returned a float",
+        (", per_multiprocessor / n_threads", ""))  # fmt: skip
+mistake("bytes_in_flight: flight_no_return", "is the return missing", ("return ", ""))
 
 
 # ---- softmax_registers(x, y, n_cols) ---------------------------------------------------------
@@ -161,262 +136,33 @@ def registers_reciprocal_and_grid_stride(x, y, n_cols):
         start += cuda.gridsize(1) // 32 * n_cols
 
 
-@wrong("softmax_registers", "NaN was computed|overflow")
-@cuda.jit
-def registers_no_maximum(x, y, n_cols):
-    values = cuda.local.array((VECTORS, WIDTH), np.float32)
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    start = row * n_cols
-    if start < x.size:
-        s = ZERO
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] = MINUS_INF
-            if (32 * v + lane) * WIDTH < n_cols:
-                load_vector(values[v], x, start + (32 * v + lane) * WIDTH)
-            for k in range(WIDTH):
-                values[v, k] = math.exp(values[v, k])
-                s += values[v, k]
-        s = warp_sum(s)
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] /= s
-            if (32 * v + lane) * WIDTH < n_cols:
-                store_vector(y, start + (32 * v + lane) * WIDTH, values[v])
-
-
-@wrong("softmax_registers", OUTSIDE)
-@cuda.jit
-def registers_no_end_of_row(x, y, n_cols):
-    values = cuda.local.array((VECTORS, WIDTH), np.float32)
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    start = row * n_cols
-    if start < x.size:
-        m, s = MINUS_INF, ZERO
-        for v in range(VECTORS):
-            load_vector(values[v], x, start + (32 * v + lane) * WIDTH)
-            for k in range(WIDTH):
-                m = max(m, values[v, k])
-        m = warp_max(m)
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] = math.exp(values[v, k] - m)
-                s += values[v, k]
-        s = warp_sum(s)
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] /= s
-            if (32 * v + lane) * WIDTH < n_cols:
-                store_vector(y, start + (32 * v + lane) * WIDTH, values[v])
-
-
-@wrong("softmax_registers", "uninitialised")
-@cuda.jit
-def registers_pieces_never_filled(x, y, n_cols):
-    # What is not there is taken as it lies in the registers.
-    values = cuda.local.array((VECTORS, WIDTH), np.float32)
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    start = row * n_cols
-    if start < x.size:
-        m, s = MINUS_INF, ZERO
-        for v in range(VECTORS):
-            if (32 * v + lane) * WIDTH < n_cols:
-                load_vector(values[v], x, start + (32 * v + lane) * WIDTH)
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                m = max(m, values[v, k])
-        m = warp_max(m)
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] = math.exp(values[v, k] - m)
-                s += values[v, k]
-        s = warp_sum(s)
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] /= s
-            if (32 * v + lane) * WIDTH < n_cols:
-                store_vector(y, start + (32 * v + lane) * WIDTH, values[v])
-
-
-@wrong("softmax_registers", "wrong values in y")
-@cuda.jit
-def registers_padded_with_zero(x, y, n_cols):
-    # exp(0 − m) is not 0, and 0 may be above all numbers of the row.
-    values = cuda.local.array((VECTORS, WIDTH), np.float32)
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    start = row * n_cols
-    if start < x.size:
-        m, s = MINUS_INF, ZERO
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] = ZERO
-            if (32 * v + lane) * WIDTH < n_cols:
-                load_vector(values[v], x, start + (32 * v + lane) * WIDTH)
-            for k in range(WIDTH):
-                m = max(m, values[v, k])
-        m = warp_max(m)
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] = math.exp(values[v, k] - m)
-                s += values[v, k]
-        s = warp_sum(s)
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] /= s
-            if (32 * v + lane) * WIDTH < n_cols:
-                store_vector(y, start + (32 * v + lane) * WIDTH, values[v])
-
-
-@wrong("softmax_registers", "misaligned")
-@cuda.jit
-def registers_steps_of_one(x, y, n_cols):
-    values = cuda.local.array((VECTORS, WIDTH), np.float32)
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    start = row * n_cols
-    if start < x.size:
-        m, s = MINUS_INF, ZERO
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] = MINUS_INF
-            if 32 * v + lane < n_cols:
-                load_vector(values[v], x, start + 32 * v + lane)
-            for k in range(WIDTH):
-                m = max(m, values[v, k])
-        m = warp_max(m)
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] = math.exp(values[v, k] - m)
-                s += values[v, k]
-        s = warp_sum(s)
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] /= s
-            if 32 * v + lane < n_cols:
-                store_vector(y, start + 32 * v + lane, values[v])
-
-
-@wrong("softmax_registers", r"never written|read|wrong values")
-@cuda.jit
-def registers_first_pieces_only(x, y, n_cols):
-    values = cuda.local.array(WIDTH, np.float32)
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    start = row * n_cols
-    if start < x.size:
-        m, s = MINUS_INF, ZERO
-        for k in range(WIDTH):
-            values[k] = MINUS_INF
-        if lane * WIDTH < n_cols:
-            load_vector(values, x, start + lane * WIDTH)
-        for k in range(WIDTH):
-            m = max(m, values[k])
-        m = warp_max(m)
-        for k in range(WIDTH):
-            values[k] = math.exp(values[k] - m)
-            s += values[k]
-        s = warp_sum(s)
-        for k in range(WIDTH):
-            values[k] /= s
-        if lane * WIDTH < n_cols:
-            store_vector(y, start + lane * WIDTH, values)
-
-
-@wrong("softmax_registers", "wrong values in y")
-@cuda.jit
-def registers_own_maximum_only(x, y, n_cols):
-    # Each lane subtracts its own maximum: their sums do not belong together.
-    values = cuda.local.array((VECTORS, WIDTH), np.float32)
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    start = row * n_cols
-    if start < x.size:
-        m, s = LOWEST, ZERO
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] = MINUS_INF
-            if (32 * v + lane) * WIDTH < n_cols:
-                load_vector(values[v], x, start + (32 * v + lane) * WIDTH)
-            for k in range(WIDTH):
-                m = max(m, values[v, k])
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] = math.exp(values[v, k] - m)
-                s += values[v, k]
-        s = warp_sum(s)
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] /= s
-            if (32 * v + lane) * WIDTH < n_cols:
-                store_vector(y, start + (32 * v + lane) * WIDTH, values[v])
-
-
-@wrong("softmax_registers", "wrong values in y")
-@cuda.jit
-def registers_sum_of_a_lane(x, y, n_cols):
-    values = cuda.local.array((VECTORS, WIDTH), np.float32)
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    start = row * n_cols
-    if start < x.size:
-        m, s = MINUS_INF, ZERO
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] = MINUS_INF
-            if (32 * v + lane) * WIDTH < n_cols:
-                load_vector(values[v], x, start + (32 * v + lane) * WIDTH)
-            for k in range(WIDTH):
-                m = max(m, values[v, k])
-        m = warp_max(m)
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] = math.exp(values[v, k] - m)
-                s += values[v, k]
-        for v in range(VECTORS):
-            for k in range(WIDTH):
-                values[v, k] /= s
-            if (32 * v + lane) * WIDTH < n_cols:
-                store_vector(y, start + (32 * v + lane) * WIDTH, values[v])
-
-
-@wrong("softmax_registers", OUTSIDE)
-@cuda.jit
-def registers_no_last_row(x, y, n_cols):
-    values = cuda.local.array((VECTORS, WIDTH), np.float32)
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    start = row * n_cols
-    m, s = MINUS_INF, ZERO
-    for v in range(VECTORS):
-        for k in range(WIDTH):
-            values[v, k] = MINUS_INF
-        if (32 * v + lane) * WIDTH < n_cols:
-            load_vector(values[v], x, start + (32 * v + lane) * WIDTH)
-        for k in range(WIDTH):
-            m = max(m, values[v, k])
-    m = warp_max(m)
-    for v in range(VECTORS):
-        for k in range(WIDTH):
-            values[v, k] = math.exp(values[v, k] - m)
-            s += values[v, k]
-    s = warp_sum(s)
-    for v in range(VECTORS):
-        for k in range(WIDTH):
-            values[v, k] /= s
-        if (32 * v + lane) * WIDTH < n_cols:
-            store_vector(y, start + (32 * v + lane) * WIDTH, values[v])
-
-
-@wrong("softmax_registers", "float64-promotion")
-@cuda.jit
-def registers_in_float64(x, y, n_cols):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    start = row * n_cols
-    if start < x.size:
-        m, s = MINUS_INF, 0.0
-        for col in range(lane, n_cols, 32):
-            m = max(m, x[start + col])
-        m = warp_max(m)
-        for col in range(lane, n_cols, 32):
-            s += math.exp(x[start + col] - m)
-        s = warp_sum(s)
-        for col in range(lane, n_cols, 32):
-            y[start + col] = math.exp(x[start + col] - m) / s
+LOAD = "col = (32 * v + lane) * WIDTH\n            if col < n_cols:\n                load_vector"
+STORE = LOAD.replace("load_vector", "store_vector")
+mistake("softmax_registers: registers_no_maximum", "NaN was computed|overflow",
+        ("math.exp(values[v, k] - m)", "math.exp(values[v, k])"))  # fmt: skip
+mistake("softmax_registers: registers_no_end_of_row", OUTSIDE,
+        (LOAD, LOAD.replace("col < n_cols", "True")))  # fmt: skip
+# What is not there is taken as it lies in the registers.
+mistake("softmax_registers: registers_pieces_never_filled", "uninitialised",
+        ("values[v, k] = MINUS_INF", "pass"))  # fmt: skip
+# exp(0 − m) is not 0, and 0 may be above all numbers of the row.
+mistake("softmax_registers: registers_padded_with_zero", "wrong values in y",
+        ("values[v, k] = MINUS_INF", "values[v, k] = np.float32(0)"))  # fmt: skip
+mistake("softmax_registers: registers_steps_of_one", "misaligned",
+        (LOAD, LOAD.replace("(32 * v + lane) * WIDTH", "32 * v + lane")),
+        (STORE, STORE.replace("(32 * v + lane) * WIDTH", "32 * v + lane")))  # fmt: skip
+# One piece for each lane, however long the row is.
+mistake("softmax_registers: registers_first_pieces_only", r"never written|read|wrong values",
+        ("    values = cuda", "    VECTORS = 1\n    values = cuda"))  # fmt: skip
+# Each lane subtracts its own maximum: their sums do not belong together.
+mistake("softmax_registers: registers_own_maximum_only", "wrong values in y",
+        ("m, s = MINUS_INF", "m, s = np.float32(-3.4e38)"),
+        ("        m = warp_max(m)\n", ""))  # fmt: skip
+mistake("softmax_registers: registers_sum_of_a_lane", "wrong values in y",
+        ("        s = warp_sum(s)\n", ""))  # fmt: skip
+mistake("softmax_registers: registers_no_last_row", OUTSIDE, ("if start < x.size:", "if True:"))
+mistake("softmax_registers: registers_in_float64", "float64-promotion",
+        ("m, s = MINUS_INF, ZERO", "m, s = MINUS_INF, 0.0"), of=registers_three_passes)  # fmt: skip
 
 
 @wrong("softmax_registers", "more than one thread")
@@ -508,147 +254,28 @@ def teams_first_lane_alone(x, y, team):
             y[row, col] = math.exp(x[row, col] - m) / s
 
 
-@wrong("softmax_teams", "shuffle|lanes")
-@cuda.jit
-def teams_without_a_row_leave(x, y, team):
-    row, rank = cuda.grid(1) // team, cuda.grid(1) % team
-    if row < x.shape[0]:
-        m, s = LOWEST, ZERO
-        for col in range(rank, x.shape[1], team):
-            m = max(m, x[row, col])
-        m = max_of(m, team)
-        for col in range(rank, x.shape[1], team):
-            s += math.exp(x[row, col] - m)
-        s = sum_of(s, team)
-        for col in range(rank, x.shape[1], team):
-            y[row, col] = math.exp(x[row, col] - m) / s
-
-
-@wrong("softmax_teams", "wrong values in y")
-@cuda.jit
-def teams_sum_over_the_warp(x, y, team):
-    row, rank = cuda.grid(1) // team, cuda.grid(1) % team
-    n_cols = x.shape[1] if row < x.shape[0] else 0
-    m, s = LOWEST, ZERO
-    for col in range(rank, n_cols, team):
-        m = max(m, x[row, col])
-    m = max_of(m, team)
-    for col in range(rank, n_cols, team):
-        s += math.exp(x[row, col] - m)
-    s = warp_sum(s)
-    for col in range(rank, n_cols, team):
-        y[row, col] = math.exp(x[row, col] - m) / s
-
-
-@wrong("softmax_teams", "NaN was computed")
-@cuda.jit
-def teams_maximum_over_the_warp(x, y, team):
-    # The largest of several rows: a row far below it becomes 0 / 0.
-    row, rank = cuda.grid(1) // team, cuda.grid(1) % team
-    n_cols = x.shape[1] if row < x.shape[0] else 0
-    m, s = LOWEST, ZERO
-    for col in range(rank, n_cols, team):
-        m = max(m, x[row, col])
-    m = warp_max(m)
-    for col in range(rank, n_cols, team):
-        s += math.exp(x[row, col] - m)
-    s = sum_of(s, team)
-    for col in range(rank, n_cols, team):
-        y[row, col] = math.exp(x[row, col] - m) / s
-
-
-@wrong("softmax_teams", "more than one thread")
-@cuda.jit
-def teams_row_of_a_warp(x, y, team):
-    row, rank = cuda.grid(1) // 32, cuda.grid(1) % team
-    n_cols = x.shape[1] if row < x.shape[0] else 0
-    m, s = LOWEST, ZERO
-    for col in range(rank, n_cols, team):
-        m = max(m, x[row, col])
-    m = max_of(m, team)
-    for col in range(rank, n_cols, team):
-        s += math.exp(x[row, col] - m)
-    s = sum_of(s, team)
-    for col in range(rank, n_cols, team):
-        y[row, col] = math.exp(x[row, col] - m) / s
-
-
-@wrong("softmax_teams", "more than one thread|never written|wrong values")
-@cuda.jit
-def teams_row_within_the_block(x, y, team):
-    row, rank = cuda.threadIdx.x // team, cuda.threadIdx.x % team
-    n_cols = x.shape[1] if row < x.shape[0] else 0
-    m, s = LOWEST, ZERO
-    for col in range(rank, n_cols, team):
-        m = max(m, x[row, col])
-    m = max_of(m, team)
-    for col in range(rank, n_cols, team):
-        s += math.exp(x[row, col] - m)
-    s = sum_of(s, team)
-    for col in range(rank, n_cols, team):
-        y[row, col] = math.exp(x[row, col] - m) / s
-
-
-@wrong("softmax_teams", OUTSIDE)
-@cuda.jit
-def teams_no_guard(x, y, team):
-    row, rank = cuda.grid(1) // team, cuda.grid(1) % team
-    m, s = LOWEST, ZERO
-    for col in range(rank, x.shape[1], team):
-        m = max(m, x[row, col])
-    m = max_of(m, team)
-    for col in range(rank, x.shape[1], team):
-        s += math.exp(x[row, col] - m)
-    s = sum_of(s, team)
-    for col in range(rank, x.shape[1], team):
-        y[row, col] = math.exp(x[row, col] - m) / s
-
-
-@wrong("softmax_teams", "NaN was computed|overflow")
-@cuda.jit
-def teams_no_maximum(x, y, team):
-    row, rank = cuda.grid(1) // team, cuda.grid(1) % team
-    n_cols = x.shape[1] if row < x.shape[0] else 0
-    s = ZERO
-    for col in range(rank, n_cols, team):
-        s += math.exp(x[row, col])
-    s = sum_of(s, team)
-    for col in range(rank, n_cols, team):
-        y[row, col] = math.exp(x[row, col]) / s
-
-
-@wrong("softmax_teams", OUTSIDE)
-@cuda.jit
-def teams_no_end_of_row(x, y, team):
-    values = cuda.local.array(SLOTS, np.float32)
-    row, rank = cuda.grid(1) // team, cuda.grid(1) % team
-    m, s = LOWEST, ZERO
-    for k in range(SLOTS):
-        values[k] = x[row, k * team + rank] if row < x.shape[0] else MINUS_INF
-        m = max(m, values[k])
-    m = max_of(m, team)
-    for k in range(SLOTS):
-        s += math.exp(values[k] - m)
-    s = sum_of(s, team)
-    for k in range(SLOTS):
-        if row < x.shape[0] and k * team + rank < x.shape[1]:
-            y[row, k * team + rank] = math.exp(values[k] - m) / s
-
-
-@wrong("softmax_teams", "wrong values in y")
-@cuda.jit
-def teams_half_a_tree(x, y, team):
-    row, rank = cuda.grid(1) // team, cuda.grid(1) % team
-    n_cols = x.shape[1] if row < x.shape[0] else 0
-    m, s = LOWEST, ZERO
-    for col in range(rank, n_cols, team):
-        m = max(m, x[row, col])
-    m = max_of(m, team)
-    for col in range(rank, n_cols, team):
-        s += math.exp(x[row, col] - m)
-    s = sum_of(s, team // 2)
-    for col in range(rank, n_cols, team):
-        y[row, col] = math.exp(x[row, col] - m) / s
+# Not all lanes of a warp take part in its shuffles.
+mistake("softmax_teams: teams_without_a_row_leave", "shuffle|lanes",
+        ("    m = team_max", "    if row < x.shape[0]:\n        m = team_max"),
+        ("    s = team_sum", "    if row < x.shape[0]:\n        s = team_sum"))  # fmt: skip
+mistake("softmax_teams: teams_sum_over_the_warp", "wrong values in y",
+        ("sum_of(s, team)", "warp_sum(s)"), of=teams_two_loops)  # fmt: skip
+# The largest of several rows: a row far below it becomes 0 / 0.
+mistake("softmax_teams: teams_maximum_over_the_warp", "NaN was computed",
+        ("max_of(m, team)", "warp_max(m)"), of=teams_two_loops)  # fmt: skip
+mistake("softmax_teams: teams_row_of_a_warp", "more than one thread",
+        ("thread // team", "thread // 32"), of=teams_two_loops)  # fmt: skip
+mistake("softmax_teams: teams_row_within_the_block",
+        "more than one thread|never written|wrong values",
+        ("cuda.grid(1)", "cuda.threadIdx.x"), of=teams_two_loops)  # fmt: skip
+mistake("softmax_teams: teams_no_guard", OUTSIDE,
+        ("x.shape[1] if row < x.shape[0] else 0", "x.shape[1]"), of=teams_two_loops)  # fmt: skip
+mistake("softmax_teams: teams_no_maximum", "NaN was computed|overflow",
+        ("math.exp(values[k] - m)", "math.exp(values[k])"))  # fmt: skip
+mistake("softmax_teams: teams_no_end_of_row", OUTSIDE,
+        ("x[row, col] if col < n_cols", "x[row, col] if row < x.shape[0]"))  # fmt: skip
+mistake("softmax_teams: teams_half_a_tree", "wrong values in y",
+        ("sum_of(s, team)", "sum_of(s, team // 2)"), of=teams_two_loops)  # fmt: skip
 
 
 # ---- blocks_per_multiprocessor(n_threads, n_registers) ---------------------------------------
@@ -672,62 +299,24 @@ def blocks_in_threads(n_threads, n_registers):
     return int(min(by_registers, 2048 / threads, 32))
 
 
-@wrong("blocks_per_multiprocessor", "wrong values in blocks")
-def blocks_registers_exact(n_threads, n_registers):
-    warps = math.ceil(n_threads / 32)
-    return min(4 * (16384 // (32 * n_registers)) // warps, 64 // warps, 32)
-
-
-@wrong("blocks_per_multiprocessor", "wrong values in blocks")
-def blocks_threads_exact(n_threads, n_registers):
-    per_thread = math.ceil(n_registers / 8) * 8
-    return min(65536 // (n_threads * per_thread), 2048 // n_threads, 32)
-
-
-@wrong("blocks_per_multiprocessor", "wrong values in blocks")
-def blocks_one_pool(n_threads, n_registers):
-    # All 65,536 registers in one heap, not in four parts.
-    warps = math.ceil(n_threads / 32)
-    per_thread = math.ceil(n_registers / 8) * 8
-    return min(65536 // (32 * per_thread) // warps, 64 // warps, 32)
-
-
-@wrong("blocks_per_multiprocessor", "wrong values in blocks")
-def blocks_without_the_third_rule(n_threads, n_registers):
-    warps = math.ceil(n_threads / 32)
-    per_thread = math.ceil(n_registers / 8) * 8
-    return min(4 * (16384 // (32 * per_thread)) // warps, 64 // warps)
-
-
-@wrong("blocks_per_multiprocessor", "wrong values in blocks")
-def blocks_without_registers(n_threads, n_registers):
-    return min(64 // math.ceil(n_threads / 32), 32)
-
-
-@wrong("blocks_per_multiprocessor", "wrong values in blocks")
-def blocks_without_threads(n_threads, n_registers):
-    warps = math.ceil(n_threads / 32)
-    per_thread = math.ceil(n_registers / 8) * 8
-    return min(4 * (16384 // (32 * per_thread)) // warps, 32)
-
-
-@wrong("blocks_per_multiprocessor", "wrong values in blocks")
-def blocks_as_warps(n_threads, n_registers):
-    warps = math.ceil(n_threads / 32)
-    per_thread = math.ceil(n_registers / 8) * 8
-    return warps * min(4 * (16384 // (32 * per_thread)) // warps, 64 // warps, 32)
-
-
-@wrong("blocks_per_multiprocessor", "wrong values in blocks")
-def blocks_not_whole(n_threads, n_registers):
-    warps = math.ceil(n_threads / 32)
-    per_thread = math.ceil(n_registers / 8) * 8
-    return min(4 * (16384 // (32 * per_thread)) / warps, 64 / warps, 32)
-
-
-@wrong("blocks_per_multiprocessor", "is the return missing")
-def blocks_no_return(n_threads, n_registers):
-    min(64 // math.ceil(n_threads / 32), 32)
+mistake("blocks_per_multiprocessor: blocks_registers_exact", "wrong values in blocks",
+        ("math.ceil(n_registers / 8) * 8", "n_registers"))  # fmt: skip
+mistake("blocks_per_multiprocessor: blocks_threads_exact", "wrong values in blocks",
+        ("math.ceil(n_threads / 32)", "n_threads / 32"))  # fmt: skip
+# All 65,536 registers in one heap, not in four parts.
+mistake("blocks_per_multiprocessor: blocks_one_pool", "wrong values in blocks",
+        ("4 * (16384 // (32 * per_thread))", "65536 // (32 * per_thread)"))  # fmt: skip
+mistake("blocks_per_multiprocessor: blocks_without_the_third_rule", "wrong values in blocks",
+        ("64 // n_warps, 32", "64 // n_warps"))  # fmt: skip
+mistake("blocks_per_multiprocessor: blocks_without_registers", "wrong values in blocks",
+        ("room // n_warps, ", ""))  # fmt: skip
+mistake("blocks_per_multiprocessor: blocks_without_threads", "wrong values in blocks",
+        ("64 // n_warps, ", ""))  # fmt: skip
+mistake("blocks_per_multiprocessor: blocks_as_warps", "wrong values in blocks",
+        ("return min", "return n_warps * min"))  # fmt: skip
+mistake("blocks_per_multiprocessor: blocks_not_whole", "wrong values in blocks",
+        ("room // n_warps, 64 // n_warps", "room / n_warps, 64 / n_warps"))  # fmt: skip
+mistake("blocks_per_multiprocessor: blocks_no_return", "is the return missing", ("return ", ""))
 
 
 # ---- softmax_backward(dy, y, dx) -------------------------------------------------------------
@@ -781,127 +370,33 @@ def backward_thread_per_row(dy, y, dx):
             dx[row, col] = y[row, col] * (dy[row, col] - total)
 
 
-@wrong("softmax_backward", "wrong values in dx")
-@cuda.jit
-def backward_diagonal_only(dy, y, dx):
-    # As if each y depended on its own x alone: the sigmoid's derivative.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < y.shape[0]:
-        for col in range(lane, y.shape[1], 32):
-            dx[row, col] = dy[row, col] * y[row, col] * (ONE - y[row, col])
-
-
-@wrong("softmax_backward", "wrong values in dx")
-@cuda.jit
-def backward_without_the_sum(dy, y, dx):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < y.shape[0]:
-        for col in range(lane, y.shape[1], 32):
-            dx[row, col] = y[row, col] * dy[row, col]
-
-
-@wrong("softmax_backward", "wrong values in dx")
-@cuda.jit
-def backward_mean_of_dy(dy, y, dx):
-    # The sum must be weighted by y.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < y.shape[0]:
-        total = ZERO
-        for col in range(lane, y.shape[1], 32):
-            total += dy[row, col]
-        total = warp_sum(total) / np.float32(y.shape[1])
-        for col in range(lane, y.shape[1], 32):
-            dx[row, col] = y[row, col] * (dy[row, col] - total)
-
-
-@wrong("softmax_backward", "wrong values in dx")
-@cuda.jit
-def backward_sum_of_a_lane(dy, y, dx):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < y.shape[0]:
-        total = ZERO
-        for col in range(lane, y.shape[1], 32):
-            total += y[row, col] * dy[row, col]
-        for col in range(lane, y.shape[1], 32):
-            dx[row, col] = y[row, col] * (dy[row, col] - total)
-
-
-@wrong("softmax_backward", "wrong values in dx")
-@cuda.jit
-def backward_sum_in_lane_0_only(dy, y, dx):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < y.shape[0]:
-        total = ZERO
-        for col in range(lane, y.shape[1], 32):
-            total += y[row, col] * dy[row, col]
-        for k in range(5):
-            total += cuda.shfl_down_sync(ALL, total, 16 >> k)
-        for col in range(lane, y.shape[1], 32):
-            dx[row, col] = y[row, col] * (dy[row, col] - total)
-
-
-@wrong("softmax_backward", "wrong sign|wrong values in dx")
-@cuda.jit
-def backward_wrong_sign(dy, y, dx):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < y.shape[0]:
-        total = ZERO
-        for col in range(lane, y.shape[1], 32):
-            total += y[row, col] * dy[row, col]
-        total = warp_sum(total)
-        for col in range(lane, y.shape[1], 32):
-            dx[row, col] = y[row, col] * (total - dy[row, col])
-
-
-@wrong("softmax_backward", "wrong values in dx")
-@cuda.jit
-def backward_y_left_out(dy, y, dx):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < y.shape[0]:
-        total = ZERO
-        for col in range(lane, y.shape[1], 32):
-            total += y[row, col] * dy[row, col]
-        total = warp_sum(total)
-        for col in range(lane, y.shape[1], 32):
-            dx[row, col] = dy[row, col] - y[row, col] * total
-
-
-@wrong("softmax_backward", OUTSIDE)
-@cuda.jit
-def backward_no_guard(dy, y, dx):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    total = ZERO
-    for col in range(lane, y.shape[1], 32):
-        total += y[row, col] * dy[row, col]
-    total = warp_sum(total)
-    for col in range(lane, y.shape[1], 32):
-        dx[row, col] = y[row, col] * (dy[row, col] - total)
-
-
-@wrong("softmax_backward", "changes its input dy")
-@cuda.jit
-def backward_in_place(dy, y, dx):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < y.shape[0]:
-        total = ZERO
-        for col in range(lane, y.shape[1], 32):
-            dy[row, col] *= y[row, col]
-            total += dy[row, col]
-        total = warp_sum(total)
-        for col in range(lane, y.shape[1], 32):
-            dx[row, col] = dy[row, col] - y[row, col] * total
-
-
-@wrong("softmax_backward", "shuffle|lanes")
-@cuda.jit
-def backward_sums_inside_the_loop(dy, y, dx):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < y.shape[0]:
-        total = ZERO
-        for col in range(lane, y.shape[1], 32):
-            total += warp_sum(y[row, col] * dy[row, col])
-        for col in range(lane, y.shape[1], 32):
-            dx[row, col] = y[row, col] * (dy[row, col] - total)
+# As if each y depended on its own x alone: the sigmoid's derivative.
+mistake("softmax_backward: backward_diagonal_only", "wrong values in dx",
+        ("(dy[row, col] - total)", "dy[row, col] * (np.float32(1) - y[row, col])"))  # fmt: skip
+mistake("softmax_backward: backward_without_the_sum", "wrong values in dx",
+        ("(dy[row, col] - total)", "dy[row, col]"))  # fmt: skip
+# The sum must be weighted by y.
+mistake("softmax_backward: backward_mean_of_dy", "wrong values in dx",
+        ("y[row, col] * dy[row, col]", "dy[row, col]"),
+        ("warp_sum(total)", "warp_sum(total) / np.float32(y.shape[1])"))  # fmt: skip
+mistake("softmax_backward: backward_sum_of_a_lane", "wrong values in dx",
+        ("        total = warp_sum(total)\n", ""))  # fmt: skip
+mistake("softmax_backward: backward_sum_in_lane_0_only", "wrong values in dx",
+        ("shfl_xor_sync", "shfl_down_sync"), of=backward_block_of_shuffles)  # fmt: skip
+mistake("softmax_backward: backward_wrong_sign", "wrong sign|wrong values in dx",
+        ("dy[row, col] - total", "total - dy[row, col]"))  # fmt: skip
+mistake("softmax_backward: backward_y_left_out", "wrong values in dx",
+        ("y[row, col] * (dy[row, col] - total)", "dy[row, col] - y[row, col] * total"),
+        )  # fmt: skip
+mistake("softmax_backward: backward_no_guard", OUTSIDE, ("if row < y.shape[0]:", "if True:"))
+mistake("softmax_backward: backward_in_place", "changes its input dy",
+        ("total += y[row, col] * dy[row, col]",
+         "dy[row, col] *= y[row, col]\n            total += dy[row, col]"),
+        ("y[row, col] * (dy[row, col] - total)", "dy[row, col] - y[row, col] * total"),
+        )  # fmt: skip
+mistake("softmax_backward: backward_sums_inside_the_loop", "shuffle|lanes",
+        ("y[row, col] * dy[row, col]", "warp_sum(y[row, col] * dy[row, col])"),
+        ("        total = warp_sum(total)\n", ""))  # fmt: skip
 
 
 # ---- softmax_function(compute_y, compute_dx) -------------------------------------------------
@@ -961,101 +456,31 @@ def function_passes_launchers(compute_y, compute_dx):
     return lambda x: Softmax.apply(x, compute_y, compute_dx)
 
 
-def _function(forward, backward):
-    """An autograd function made of two plain ones."""
-    parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type("Softmax", (torch.autograd.Function,), parts).apply
-
-
-@wrong("softmax_function", "wrong values in dx")
-def function_saves_x(compute_y, compute_dx):
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return compute_y(x)
-
-    return _function(forward, lambda ctx, dy: compute_dx(dy, *ctx.saved_tensors))
-
-
-@wrong("softmax_function", "wrong values in dx")
-def function_swaps_arguments(compute_y, compute_dx):
-    def forward(ctx, x):
-        y = compute_y(x)
-        ctx.save_for_backward(y)
-        return y
-
-    return _function(forward, lambda ctx, dy: compute_dx(*ctx.saved_tensors, dy))
-
-
-@wrong("softmax_function", "wrong values in dx")
-def function_keeps_the_last_y(compute_y, compute_dx):
-    # A variable outside ctx holds one y: that of the latest call.
-    kept = []
-
-    def forward(ctx, x):
-        kept[:] = [compute_y(x)]
-        return kept[0]
-
-    return _function(forward, lambda ctx, dy: compute_dx(dy, kept[0]))
-
-
-@wrong("softmax_function", "not enough|expected|argument|ValueError|TypeError")
-def function_saves_nothing(compute_y, compute_dx):
-    return _function(
-        lambda ctx, x: compute_y(x), lambda ctx, dy: compute_dx(dy, *ctx.saved_tensors)
-    )
-
-
-@wrong("softmax_function", "compute_dx was called 0 times|no gradient")
-def function_returns_no_gradient(compute_y, compute_dx):
-    def forward(ctx, x):
-        y = compute_y(x)
-        ctx.save_for_backward(y)
-        return y
-
-    def backward(ctx, dy):
-        compute_dx(dy, *ctx.saved_tensors)
-
-    return _function(forward, backward)
-
-
-@wrong("softmax_function", "compute_y was called 0 times")
-def function_of_pytorch(compute_y, compute_dx):
-    return lambda x: torch.softmax(x, -1)
-
-
-@wrong("softmax_function", "knows no gradient")
-def function_without_a_class(compute_y, compute_dx):
-    return compute_y
-
-
-@wrong("softmax_function", "compute_dx was called 0 times")
-def function_passes_dy_on(compute_y, compute_dx):
-    return _function(lambda ctx, x: compute_y(x), lambda ctx, dy: dy)
-
-
-@wrong("softmax_function", "wrong values in dx")
-def function_ignores_dy(compute_y, compute_dx):
-    def forward(ctx, x):
-        y = compute_y(x)
-        ctx.save_for_backward(y)
-        return y
-
-    def backward(ctx, dy):
-        (y,) = ctx.saved_tensors
-        return compute_dx(torch.ones_like(y), y)
-
-    return _function(forward, backward)
-
-
-@wrong("softmax_function", "compute_y was called 4 times")
-def function_computes_again(compute_y, compute_dx):
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return compute_y(x)
-
-    return _function(forward, lambda ctx, dy: compute_dx(dy, compute_y(*ctx.saved_tensors)))
-
-
-@wrong("softmax_function", "something to call|NoneType")
-def function_no_return(compute_y, compute_dx):
-    _function(lambda ctx, x: compute_y(x), lambda ctx, dy: dy)
+mistake("softmax_function: function_saves_x", "wrong values in dx",
+        ("save_for_backward(y)", "save_for_backward(x)"))  # fmt: skip
+mistake("softmax_function: function_swaps_arguments", "wrong values in dx",
+        ("compute_dx(dy, *ctx.saved_tensors)", "compute_dx(*ctx.saved_tensors, dy)"))  # fmt: skip
+# A variable outside ctx holds one y: that of the latest call.
+mistake("softmax_function: function_keeps_the_last_y", "wrong values in dx",
+        ("    class", "    kept = []\n\n    class"),
+        ("ctx.save_for_backward(y)", "kept[:] = [y]"), ("*ctx.saved_tensors", "*kept"),
+        )  # fmt: skip
+mistake("softmax_function: function_saves_nothing",
+        "not enough|expected|argument|ValueError|TypeError",
+        ("            ctx.save_for_backward(y)\n", ""))  # fmt: skip
+mistake("softmax_function: function_returns_no_gradient",
+        "compute_dx was called 0 times|no gradient",
+        ("return compute_dx", "compute_dx"))  # fmt: skip
+mistake("softmax_function: function_of_pytorch", "compute_y was called 0 times",
+        ("return Softmax.apply", "return lambda x: torch.softmax(x, -1)"))  # fmt: skip
+mistake("softmax_function: function_without_a_class", "knows no gradient",
+        ("return Softmax.apply", "return compute_y"))  # fmt: skip
+mistake("softmax_function: function_passes_dy_on", "compute_dx was called 0 times",
+        ("compute_dx(dy, *ctx.saved_tensors)", "dy"))  # fmt: skip
+mistake("softmax_function: function_ignores_dy", "wrong values in dx",
+        ("compute_dx(dy,", "compute_dx(torch.ones_like(dy),"))  # fmt: skip
+mistake("softmax_function: function_computes_again", "compute_y was called 4 times",
+        ("save_for_backward(y)", "save_for_backward(x)"),
+        ("*ctx.saved_tensors", "compute_y(*ctx.saved_tensors)"))  # fmt: skip
+mistake("softmax_function: function_no_return", "something to call|NoneType",
+        ("return Softmax.apply", "Softmax.apply"))  # fmt: skip

@@ -1,13 +1,16 @@
 """Lesson 05: what fusing brings, cross-entropy and its gradient, layers before and after softmax.
 
-The messages about shuffles, races and memory outside an array are the sanitizer's own.
+The wrong kernels are a right one with one mistake in it, and `mistake` says which text stands in
+place of which. The messages about shuffles, races and memory outside an array are the sanitizer's
+own.
 """
 
 import math
 
 import numpy as np
 
-from bank import right, wrong
+from bank import right
+from bank.mistakes import mistake
 from course_lib import cuda
 from course_lib.runtime.intrinsics import (
     online_add,
@@ -21,7 +24,6 @@ from course_lib.runtime.philox import philox_four, philox_one
 OUTSIDE = "out-of-bounds"
 ALL = 0xFFFFFFFF
 MINUS_INF = np.float32(-np.inf)
-LOWEST = np.float32(-3.4e38)
 ZERO, ONE = np.float32(0), np.float32(1)
 IGNORED, SLOTS, EPS = -100, 4, np.float32(1e-5)
 TWO_16, ROUND = np.float32(2**16), np.float32(0.5)
@@ -55,76 +57,32 @@ def fusion_by_the_ridge(n, n_operations, flops, gbps, tflops, launch_us):
     return n_operations * time(flops), time(n_operations * flops)
 
 
-@wrong("predict_fusion", "wrong values in chain_us")
-def fusion_adds_memory_and_arithmetic(n, n_operations, flops, gbps, tflops, launch_us):
-    memory, one = 8 * n / (gbps * 1e3), flops * n / (tflops * 1e6)
-    return n_operations * (launch_us + memory + one), launch_us + memory + n_operations * one
-
-
-@wrong("predict_fusion", "wrong values in fused_us")
-def fusion_without_arithmetic(n, n_operations, flops, gbps, tflops, launch_us):
-    memory = 8 * n / (gbps * 1e3)
-    return n_operations * (launch_us + memory), launch_us + memory
-
-
-@wrong("predict_fusion", "wrong values in fused_us")
-def fusion_saves_arithmetic(n, n_operations, flops, gbps, tflops, launch_us):
-    # As if one kernel had the arithmetic of one operation only.
-    one = launch_us + max(8 * n / (gbps * 1e3), flops * n / (tflops * 1e6))
-    return n_operations * one, one
-
-
-@wrong("predict_fusion", "wrong values in chain_us")
-def fusion_one_launch_for_the_chain(n, n_operations, flops, gbps, tflops, launch_us):
-    memory, one = 8 * n / (gbps * 1e3), flops * n / (tflops * 1e6)
-    return launch_us + n_operations * max(memory, one), launch_us + max(memory, n_operations * one)
-
-
-@wrong("predict_fusion", "wrong values in fused_us")
-def fusion_launches_each_operation(n, n_operations, flops, gbps, tflops, launch_us):
-    memory, one = 8 * n / (gbps * 1e3), flops * n / (tflops * 1e6)
-    chain = n_operations * (launch_us + max(memory, one))
-    return chain, n_operations * launch_us + max(memory, n_operations * one)
-
-
-@wrong("predict_fusion", "wrong values in chain_us")
-def fusion_only_reads(n, n_operations, flops, gbps, tflops, launch_us):
-    memory, one = 4 * n / (gbps * 1e3), flops * n / (tflops * 1e6)
-    chain = n_operations * (launch_us + max(memory, one))
-    return chain, launch_us + max(memory, n_operations * one)
-
-
-@wrong("predict_fusion", "wrong values in chain_us")
-def fusion_counts_numbers_for_bytes(n, n_operations, flops, gbps, tflops, launch_us):
-    memory, one = 2 * n / (gbps * 1e3), flops * n / (tflops * 1e6)
-    chain = n_operations * (launch_us + max(memory, one))
-    return chain, launch_us + max(memory, n_operations * one)
-
-
-@wrong("predict_fusion", "wrong values in chain_us")
-def fusion_wrong_unit(n, n_operations, flops, gbps, tflops, launch_us):
-    memory, one = 8 * n / gbps, flops * n / tflops
-    chain = n_operations * (launch_us + max(memory, one))
-    return chain, launch_us + max(memory, n_operations * one)
-
-
-@wrong("predict_fusion", "wrong values in chain_us")
-def fusion_the_smaller_limit(n, n_operations, flops, gbps, tflops, launch_us):
-    memory, one = 8 * n / (gbps * 1e3), flops * n / (tflops * 1e6)
-    chain = n_operations * (launch_us + min(memory, one))
-    return chain, launch_us + min(memory, n_operations * one)
-
-
-@wrong("predict_fusion", "wrong values in chain_us")
-def fusion_other_way_round(n, n_operations, flops, gbps, tflops, launch_us):
-    memory, one = 8 * n / (gbps * 1e3), flops * n / (tflops * 1e6)
-    chain = n_operations * (launch_us + max(memory, one))
-    return launch_us + max(memory, n_operations * one), chain
-
-
-@wrong("predict_fusion", "is the return missing")
-def fusion_no_return(n, n_operations, flops, gbps, tflops, launch_us):
-    n_operations * (launch_us + 8 * n / (gbps * 1e3))
+ONE_LIMIT = "max(memory_us, arithmetic_us)"
+ALL_LIMIT = "max(memory_us, n_operations * arithmetic_us)"
+mistake("predict_fusion: fusion_adds_memory_and_arithmetic", "wrong values in chain_us",
+        (ONE_LIMIT, "memory_us + arithmetic_us"),
+        (ALL_LIMIT, "memory_us + n_operations * arithmetic_us"))  # fmt: skip
+mistake("predict_fusion: fusion_without_arithmetic", "wrong values in fused_us",
+        ("arithmetic_us = flops * n / (tflops * 1e6)", "arithmetic_us = 0"))  # fmt: skip
+# As if one kernel had the arithmetic of one operation only.
+mistake("predict_fusion: fusion_saves_arithmetic", "wrong values in fused_us",
+        (ALL_LIMIT, ONE_LIMIT))  # fmt: skip
+mistake("predict_fusion: fusion_one_launch_for_the_chain", "wrong values in chain_us",
+        ("n_operations * (launch_us + max(memory_us, arithmetic_us))",
+         "launch_us + n_operations * max(memory_us, arithmetic_us)"))  # fmt: skip
+mistake("predict_fusion: fusion_launches_each_operation", "wrong values in fused_us",
+        ("return chain, launch_us", "return chain, n_operations * launch_us"))  # fmt: skip
+mistake("predict_fusion: fusion_only_reads", "wrong values in chain_us", ("8 * n", "4 * n"))
+mistake("predict_fusion: fusion_counts_numbers_for_bytes", "wrong values in chain_us",
+        ("8 * n", "2 * n"))  # fmt: skip
+mistake("predict_fusion: fusion_wrong_unit", "wrong values in chain_us",
+        ("(gbps * 1e3)", "gbps"), ("(tflops * 1e6)", "tflops"))  # fmt: skip
+mistake("predict_fusion: fusion_the_smaller_limit", "wrong values in chain_us",
+        (ONE_LIMIT, ONE_LIMIT.replace("max", "min")),
+        (ALL_LIMIT, ALL_LIMIT.replace("max", "min")))  # fmt: skip
+mistake("predict_fusion: fusion_other_way_round", "wrong values in chain_us",
+        (f"chain, launch_us + {ALL_LIMIT}", f"launch_us + {ALL_LIMIT}, chain"))  # fmt: skip
+mistake("predict_fusion: fusion_no_return", "is the return missing", ("return ", ""))
 
 
 # ---- cross_entropy(logits, target, loss, m, s) -----------------------------------------------
@@ -190,203 +148,39 @@ def entropy_lane_of_the_target(logits, target, loss, m, s):
             loss[row] = ZERO if label == IGNORED else largest - at_label + math.log(total)
 
 
-@wrong("cross_entropy", "wrong values in loss")
-@cuda.jit
-def entropy_no_maximum(logits, target, loss, m, s):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        total = ZERO
-        for col in range(lane, logits.shape[1], 32):
-            total += math.exp(logits[row, col])
-        total = warp_sum(total)
-        if lane == 0:
-            m[row], s[row], loss[row] = ZERO, total, ZERO
-            if target[row] != IGNORED:
-                loss[row] = math.log(total) - logits[row, target[row]]
-
-
-@wrong("cross_entropy", "wrong values in loss")
-@cuda.jit
-def entropy_adds_the_logarithm_first(logits, target, loss, m, s):
-    # m + log s is rounded to the digits of m: at 10,000, three of them are left after the point.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        largest, total = MINUS_INF, ZERO
-        for col in range(lane, logits.shape[1], 32):
-            largest, total = online_add(largest, total, logits[row, col])
-        largest, total = warp_online(largest, total)
-        if lane == 0:
-            m[row], s[row], loss[row] = largest, total, ZERO
-            if target[row] != IGNORED:
-                lse = largest + math.log(total)
-                loss[row] = lse - logits[row, target[row]]
-
-
-@wrong("cross_entropy", OUTSIDE)
-@cuda.jit
-def entropy_ignores_nothing(logits, target, loss, m, s):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        largest, total = MINUS_INF, ZERO
-        for col in range(lane, logits.shape[1], 32):
-            largest, total = online_add(largest, total, logits[row, col])
-        largest, total = warp_online(largest, total)
-        if lane == 0:
-            m[row], s[row] = largest, total
-            loss[row] = (largest - logits[row, target[row]]) + math.log(total)
-
-
-@wrong("cross_entropy", "never written")
-@cuda.jit
-def entropy_ignored_is_not_written(logits, target, loss, m, s):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        largest, total = MINUS_INF, ZERO
-        for col in range(lane, logits.shape[1], 32):
-            largest, total = online_add(largest, total, logits[row, col])
-        largest, total = warp_online(largest, total)
-        if lane == 0:
-            m[row], s[row] = largest, total
-            if target[row] != IGNORED:
-                loss[row] = (largest - logits[row, target[row]]) + math.log(total)
-
-
-@wrong("cross_entropy", "wrong values in loss")
-@cuda.jit
-def entropy_without_the_logarithm(logits, target, loss, m, s):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        largest, total = MINUS_INF, ZERO
-        for col in range(lane, logits.shape[1], 32):
-            largest, total = online_add(largest, total, logits[row, col])
-        largest, total = warp_online(largest, total)
-        if lane == 0:
-            m[row], s[row], loss[row] = largest, total, ZERO
-            if target[row] != IGNORED:
-                loss[row] = largest - logits[row, target[row]] + total
-
-
-@wrong("cross_entropy", "wrong sign")
-@cuda.jit
-def entropy_wrong_sign(logits, target, loss, m, s):
-    # The log-probability, and not minus it.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        largest, total = MINUS_INF, ZERO
-        for col in range(lane, logits.shape[1], 32):
-            largest, total = online_add(largest, total, logits[row, col])
-        largest, total = warp_online(largest, total)
-        if lane == 0:
-            m[row], s[row], loss[row] = largest, total, ZERO
-            if target[row] != IGNORED:
-                loss[row] = logits[row, target[row]] - largest - math.log(total)
-
-
-@wrong("cross_entropy", "wrong values in")
-@cuda.jit
-def entropy_lanes_stay_apart(logits, target, loss, m, s):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        largest, total = MINUS_INF, ZERO
-        for col in range(lane, logits.shape[1], 32):
-            largest, total = online_add(largest, total, logits[row, col])
-        if lane == 0:
-            m[row], s[row], loss[row] = largest, total, ZERO
-            if target[row] != IGNORED:
-                loss[row] = largest - logits[row, target[row]] + math.log(total)
-
-
-@wrong("cross_entropy", "wrong values in loss")
-@cuda.jit
-def entropy_merges_sums_as_they_are(logits, target, loss, m, s):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        largest, total = MINUS_INF, ZERO
-        for col in range(lane, logits.shape[1], 32):
-            largest, total = online_add(largest, total, logits[row, col])
-        largest, total = warp_max(largest), warp_sum(total)
-        if lane == 0:
-            m[row], s[row], loss[row] = largest, total, ZERO
-            if target[row] != IGNORED:
-                loss[row] = largest - logits[row, target[row]] + math.log(total)
-
-
-@wrong("cross_entropy", "wrong values in s")
-@cuda.jit
-def entropy_saves_the_logarithm(logits, target, loss, m, s):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        largest, total = MINUS_INF, ZERO
-        for col in range(lane, logits.shape[1], 32):
-            largest, total = online_add(largest, total, logits[row, col])
-        largest, total = warp_online(largest, total)
-        if lane == 0:
-            m[row], s[row], loss[row] = largest, math.log(total), ZERO
-            if target[row] != IGNORED:
-                loss[row] = largest - logits[row, target[row]] + math.log(total)
-
-
-@wrong("cross_entropy", OUTSIDE)
-@cuda.jit
-def entropy_no_guard(logits, target, loss, m, s):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    largest, total = MINUS_INF, ZERO
-    for col in range(lane, logits.shape[1], 32):
-        largest, total = online_add(largest, total, logits[row, col])
-    largest, total = warp_online(largest, total)
-    if lane == 0:
-        m[row], s[row], loss[row] = largest, total, ZERO
-        if target[row] != IGNORED:
-            loss[row] = largest - logits[row, target[row]] + math.log(total)
-
-
-@wrong("cross_entropy", "shuffle-inactive-lane")
-@cuda.jit
-def entropy_ignored_lanes_stay_away(logits, target, loss, m, s):
-    # Lanes without a column are missing in the shuffles.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0] and lane < logits.shape[1]:
-        largest, total = MINUS_INF, ZERO
-        for col in range(lane, logits.shape[1], 32):
-            largest, total = online_add(largest, total, logits[row, col])
-        largest, total = warp_online(largest, total)
-        if lane == 0:
-            m[row], s[row], loss[row] = largest, total, ZERO
-            if target[row] != IGNORED:
-                loss[row] = largest - logits[row, target[row]] + math.log(total)
-
-
-@wrong("cross_entropy", "race|same work")
-@cuda.jit
-def entropy_all_lanes_write(logits, target, loss, m, s):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        largest, total = MINUS_INF, ZERO
-        for col in range(lane, logits.shape[1], 32):
-            largest, total = online_add(largest, total, logits[row, col])
-        largest, total = warp_online(largest, total)
-        m[row], s[row], loss[row] = largest, total, ZERO
-        if target[row] != IGNORED:
-            loss[row] = largest - logits[row, target[row]] + math.log(total)
-
-
-@wrong("cross_entropy", "wrong values in s|NaN")
-@cuda.jit
-def entropy_masked_is_nan(logits, target, loss, m, s):
-    # The first number of a lane may be minus infinity: -inf - -inf.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        largest, total = MINUS_INF, ZERO
-        for col in range(lane, logits.shape[1], 32):
-            value = logits[row, col]
-            new = max(largest, value)
-            total = total * math.exp(largest - new) + math.exp(value - new)
-            largest = new
-        largest, total = warp_online(largest, total)
-        if lane == 0:
-            m[row], s[row], loss[row] = largest, total, ZERO
-            if target[row] != IGNORED:
-                loss[row] = largest - logits[row, target[row]] + math.log(total)
+LOSS = "(largest - logits[row, target[row]]) + math.log(total)"
+mistake("cross_entropy: entropy_no_maximum", "wrong values in loss",
+        ("largest = warp_max(largest)", "largest = ZERO"), of=entropy_in_two_passes)  # fmt: skip
+# m + log s is rounded to the digits of m: at 10,000, three of them are left after the point.
+mistake("cross_entropy: entropy_adds_the_logarithm_first", "wrong values in loss",
+        (LOSS, "(largest + math.log(total)) - logits[row, target[row]]"))  # fmt: skip
+mistake("cross_entropy: entropy_ignores_nothing", OUTSIDE,
+        ("if target[row] != IGNORED:", "if True:"))  # fmt: skip
+mistake("cross_entropy: entropy_ignored_is_not_written", "never written",
+        ("            loss[row] = ZERO\n", ""))  # fmt: skip
+mistake("cross_entropy: entropy_without_the_logarithm", "wrong values in loss",
+        ("math.log(total)", "total"))  # fmt: skip
+# The log-probability, and not minus it.
+mistake("cross_entropy: entropy_wrong_sign", "wrong sign", (LOSS, f"-({LOSS})"))
+mistake("cross_entropy: entropy_lanes_stay_apart", "wrong values in",
+        ("        largest, total = warp_online(largest, total)\n", ""))  # fmt: skip
+mistake("cross_entropy: entropy_merges_sums_as_they_are", "wrong values in loss",
+        ("warp_online(largest, total)", "warp_max(largest), warp_sum(total)"))  # fmt: skip
+mistake("cross_entropy: entropy_saves_the_logarithm", "wrong values in s",
+        ("s[row] = largest, total", "s[row] = largest, math.log(total)"))  # fmt: skip
+mistake("cross_entropy: entropy_no_guard", OUTSIDE, ("if row < logits.shape[0]:", "if True:"))
+# Lanes without a column are missing in the shuffles.
+mistake("cross_entropy: entropy_ignored_lanes_stay_away", "shuffle-inactive-lane",
+        ("row < logits.shape[0]", "row < logits.shape[0] and lane < logits.shape[1]"),
+        )  # fmt: skip
+mistake("cross_entropy: entropy_all_lanes_write", "race|same work", ("if lane == 0:", "if True:"))
+# The first number of a lane may be minus infinity: -inf - -inf.
+mistake("cross_entropy: entropy_masked_is_nan", "wrong values in s|NaN",
+        ("largest, total = online_add(largest, total, logits[row, col])",
+         "new = max(largest, logits[row, col])\n"
+         "            total *= math.exp(largest - new)\n"
+         "            total += math.exp(logits[row, col] - new)\n"
+         "            largest = new"))  # fmt: skip
 
 
 # ---- cross_entropy_backward(dloss, logits, target, m, s, dlogits) ----------------------------
@@ -435,192 +229,39 @@ def gradient_by_reciprocal(dloss, logits, target, m, s, dlogits):
             col += 32
 
 
-@wrong("cross_entropy_backward", "wrong values in dlogits")
-@cuda.jit
-def gradient_without_one_hot(dloss, logits, target, m, s, dlogits):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        for col in range(lane, logits.shape[1], 32):
-            y = math.exp(logits[row, col] - m[row]) / s[row]
-            dlogits[row, col] = y * dloss[row] if target[row] != IGNORED else ZERO
-
-
-@wrong("cross_entropy_backward", "wrong values in dlogits")
-@cuda.jit
-def gradient_ignores_nothing(dloss, logits, target, m, s, dlogits):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        for col in range(lane, logits.shape[1], 32):
-            dx = math.exp(logits[row, col] - m[row]) / s[row]
-            if col == target[row]:
-                dx -= ONE
-            dlogits[row, col] = dx * dloss[row]
-
-
-@wrong("cross_entropy_backward", "never written")
-@cuda.jit
-def gradient_ignored_is_not_written(dloss, logits, target, m, s, dlogits):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0] and target[row] != IGNORED:
-        for col in range(lane, logits.shape[1], 32):
-            dx = math.exp(logits[row, col] - m[row]) / s[row]
-            if col == target[row]:
-                dx -= ONE
-            dlogits[row, col] = dx * dloss[row]
-
-
-@wrong("cross_entropy_backward", "wrong values in dlogits|times what it should be")
-@cuda.jit
-def gradient_without_dloss(dloss, logits, target, m, s, dlogits):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        for col in range(lane, logits.shape[1], 32):
-            dx = ZERO
-            if target[row] != IGNORED:
-                dx = math.exp(logits[row, col] - m[row]) / s[row]
-                if col == target[row]:
-                    dx -= ONE
-            dlogits[row, col] = dx
-
-
-@wrong("cross_entropy_backward", "wrong values in dlogits|times what it should be")
-@cuda.jit
-def gradient_dloss_of_the_first_row(dloss, logits, target, m, s, dlogits):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        for col in range(lane, logits.shape[1], 32):
-            dx = ZERO
-            if target[row] != IGNORED:
-                dx = math.exp(logits[row, col] - m[row]) / s[row]
-                if col == target[row]:
-                    dx -= ONE
-            dlogits[row, col] = dx * dloss[0]
-
-
-@wrong("cross_entropy_backward", "wrong sign|wrong values in dlogits")
-@cuda.jit
-def gradient_wrong_sign(dloss, logits, target, m, s, dlogits):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        for col in range(lane, logits.shape[1], 32):
-            dx = ZERO
-            if target[row] != IGNORED:
-                dx = -math.exp(logits[row, col] - m[row]) / s[row]
-                if col == target[row]:
-                    dx += ONE
-            dlogits[row, col] = dx * dloss[row]
-
-
-@wrong("cross_entropy_backward", "wrong values in dlogits")
-@cuda.jit
-def gradient_dloss_before_one_hot(dloss, logits, target, m, s, dlogits):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        for col in range(lane, logits.shape[1], 32):
-            dx = ZERO
-            if target[row] != IGNORED:
-                dx = dloss[row] * math.exp(logits[row, col] - m[row]) / s[row]
-                if col == target[row]:
-                    dx -= ONE
-            dlogits[row, col] = dx
-
-
-@wrong("cross_entropy_backward", "NaN was computed|overflow")
-@cuda.jit
-def gradient_no_maximum(dloss, logits, target, m, s, dlogits):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        for col in range(lane, logits.shape[1], 32):
-            dx = ZERO
-            if target[row] != IGNORED:
-                dx = math.exp(logits[row, col]) / (math.exp(m[row]) * s[row])
-                if col == target[row]:
-                    dx -= ONE
-            dlogits[row, col] = dx * dloss[row]
-
-
-@wrong("cross_entropy_backward", "wrong values in dlogits")
-@cuda.jit
-def gradient_not_divided(dloss, logits, target, m, s, dlogits):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        for col in range(lane, logits.shape[1], 32):
-            dx = ZERO
-            if target[row] != IGNORED:
-                dx = math.exp(logits[row, col] - m[row])
-                if col == target[row]:
-                    dx -= ONE
-            dlogits[row, col] = dx * dloss[row]
-
-
-@wrong("cross_entropy_backward", "wrong values in dlogits")
-@cuda.jit
-def gradient_by_rounded_lse(dloss, logits, target, m, s, dlogits):
-    # exp(x - lse): at 10,000 lse has lost three of its digits.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        lse = m[row] + math.log(s[row])
-        for col in range(lane, logits.shape[1], 32):
-            dx = ZERO
-            if target[row] != IGNORED:
-                dx = math.exp(logits[row, col] - lse)
-                if col == target[row]:
-                    dx -= ONE
-            dlogits[row, col] = dx * dloss[row]
-
-
-@wrong("cross_entropy_backward", "wrong values in dlogits")
-@cuda.jit
-def gradient_target_of_a_lane(dloss, logits, target, m, s, dlogits):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        for col in range(lane, logits.shape[1], 32):
-            dx = ZERO
-            if target[row] != IGNORED:
-                dx = math.exp(logits[row, col] - m[row]) / s[row]
-                if lane == target[row]:
-                    dx -= ONE
-            dlogits[row, col] = dx * dloss[row]
-
-
-@wrong("cross_entropy_backward", "never written")
-@cuda.jit
-def gradient_first_round_only(dloss, logits, target, m, s, dlogits):
-    row, col = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0] and col < logits.shape[1]:
-        dx = ZERO
-        if target[row] != IGNORED:
-            dx = math.exp(logits[row, col] - m[row]) / s[row]
-            if col == target[row]:
-                dx -= ONE
-        dlogits[row, col] = dx * dloss[row]
-
-
-@wrong("cross_entropy_backward", OUTSIDE)
-@cuda.jit
-def gradient_no_guard(dloss, logits, target, m, s, dlogits):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    for col in range(lane, logits.shape[1], 32):
-        dx = ZERO
-        if target[row] != IGNORED:
-            dx = math.exp(logits[row, col] - m[row]) / s[row]
-            if col == target[row]:
-                dx -= ONE
-        dlogits[row, col] = dx * dloss[row]
-
-
-@wrong("cross_entropy_backward", "race")
-@cuda.jit
-def gradient_mended_by_another_lane(dloss, logits, target, m, s, dlogits):
-    # Lane 0 mends what another lane writes, and nothing decides who comes first.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < logits.shape[0]:
-        label = target[row]
-        scale = dloss[row] if label != IGNORED else ZERO
-        for col in range(lane, logits.shape[1], 32):
-            dlogits[row, col] = math.exp(logits[row, col] - m[row]) / s[row] * scale
-        if label >= 0 and lane == 0:
-            dlogits[row, label] -= scale
+mistake("cross_entropy_backward: gradient_without_one_hot", "wrong values in dlogits",
+        ("dx -= ONE", "pass"))  # fmt: skip
+mistake("cross_entropy_backward: gradient_ignores_nothing", "wrong values in dlogits",
+        ("if label != IGNORED:", "if True:"))  # fmt: skip
+mistake("cross_entropy_backward: gradient_ignored_is_not_written", "never written",
+        ("row < logits.shape[0]", "row < logits.shape[0] and target[row] != IGNORED"),
+        )  # fmt: skip
+mistake("cross_entropy_backward: gradient_without_dloss",
+        "wrong values in dlogits|times what it should be", ("dx * scale", "dx"))  # fmt: skip
+mistake("cross_entropy_backward: gradient_dloss_of_the_first_row",
+        "wrong values in dlogits|times what it should be", ("dloss[row]", "dloss[0]"))  # fmt: skip
+mistake("cross_entropy_backward: gradient_wrong_sign", "wrong sign|wrong values in dlogits",
+        ("dx * scale", "-dx * scale"))  # fmt: skip
+mistake("cross_entropy_backward: gradient_dloss_before_one_hot", "wrong values in dlogits",
+        ("/ total", "/ total * scale"), ("dx * scale", "dx"))  # fmt: skip
+mistake("cross_entropy_backward: gradient_no_maximum", "NaN was computed|overflow",
+        ("math.exp(logits[row, col] - largest) / total",
+         "math.exp(logits[row, col]) / (math.exp(largest) * total)"))  # fmt: skip
+mistake("cross_entropy_backward: gradient_not_divided", "wrong values in dlogits",
+        (" / total", ""))  # fmt: skip
+# exp(x - lse): at 10,000 lse has lost three of its digits.
+mistake("cross_entropy_backward: gradient_by_rounded_lse", "wrong values in dlogits",
+        ("- largest) / total", "- (largest + math.log(total)))"))  # fmt: skip
+mistake("cross_entropy_backward: gradient_target_of_a_lane", "wrong values in dlogits",
+        ("col == label", "lane == label"))  # fmt: skip
+mistake("cross_entropy_backward: gradient_first_round_only", "never written",
+        ("range(lane, logits.shape[1], 32)", "range(lane, min(logits.shape[1], 32), 32)"),
+        )  # fmt: skip
+mistake("cross_entropy_backward: gradient_no_guard", OUTSIDE,
+        ("if row < logits.shape[0]:", "if True:"))  # fmt: skip
+# Lane 0 changes what another lane writes, and nothing decides who comes first.
+mistake("cross_entropy_backward: gradient_mended_by_another_lane", "race",
+        ("label % 32 == lane", "lane == 0"), of=gradient_mends_the_target)  # fmt: skip
 
 
 # ---- bn_relu_softmax(x, mean, var, weight, bias, y) ------------------------------------------
@@ -686,241 +327,42 @@ def layers_divide_by_the_root(x, mean, var, weight, bias, y):
                 y[row, 32 * k + lane] = math.exp(values[k] - m) / s
 
 
-@wrong("bn_relu_softmax", "wrong values in y")
-@cuda.jit
-def layers_relu_of_what_is_not_there(x, mean, var, weight, bias, y):
-    # ReLU makes 0 of the minus infinity that stands for "no column", and exp of 0 counts.
-    values = cuda.local.array(SLOTS, np.float32)
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = MINUS_INF, ZERO
-        for k in range(SLOTS):
-            col = 32 * k + lane
-            values[k] = MINUS_INF
-            if col < x.shape[1]:
-                scale = weight[col] / math.sqrt(var[col] + EPS)
-                values[k] = (x[row, col] - mean[col]) * scale + bias[col]
-            values[k] = max(values[k], ZERO)
-            m = max(m, values[k])
-        m = warp_max(m)
-        for k in range(SLOTS):
-            values[k] = math.exp(values[k] - m)
-            s += values[k]
-        s = warp_sum(s)
-        for k in range(SLOTS):
-            col = 32 * k + lane
-            if col < x.shape[1]:
-                y[row, col] = values[k] / s
-
-
-@wrong("bn_relu_softmax", "wrong values in y")
-@cuda.jit
-def layers_scale_and_shift(x, mean, var, weight, bias, y):
-    # Right on paper. Where the mean is 5000, two large products are subtracted.
-    values = cuda.local.array(SLOTS, np.float32)
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = MINUS_INF, ZERO
-        for k in range(SLOTS):
-            col = 32 * k + lane
-            values[k] = MINUS_INF
-            if col < x.shape[1]:
-                scale = weight[col] / math.sqrt(var[col] + EPS)
-                shift = bias[col] - mean[col] * scale
-                values[k] = max(x[row, col] * scale + shift, ZERO)
-            m = max(m, values[k])
-        m = warp_max(m)
-        for k in range(SLOTS):
-            values[k] = math.exp(values[k] - m)
-            s += values[k]
-        s = warp_sum(s)
-        for k in range(SLOTS):
-            col = 32 * k + lane
-            if col < x.shape[1]:
-                y[row, col] = values[k] / s
-
-
-@wrong("bn_relu_softmax", "wrong values in y")
-@cuda.jit
-def layers_without_relu(x, mean, var, weight, bias, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = MINUS_INF, ZERO
-        for col in range(lane, x.shape[1], 32):
-            scale = weight[col] / math.sqrt(var[col] + EPS)
-            m, s = online_add(m, s, (x[row, col] - mean[col]) * scale + bias[col])
-        m, s = warp_online(m, s)
-        for col in range(lane, x.shape[1], 32):
-            scale = weight[col] / math.sqrt(var[col] + EPS)
-            y[row, col] = math.exp((x[row, col] - mean[col]) * scale + bias[col] - m) / s
-
-
-@wrong("bn_relu_softmax", "wrong values in y")
-@cuda.jit
-def layers_relu_before_the_bias(x, mean, var, weight, bias, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = MINUS_INF, ZERO
-        for col in range(lane, x.shape[1], 32):
-            scale = weight[col] / math.sqrt(var[col] + EPS)
-            m, s = online_add(m, s, max((x[row, col] - mean[col]) * scale, ZERO) + bias[col])
-        m, s = warp_online(m, s)
-        for col in range(lane, x.shape[1], 32):
-            scale = weight[col] / math.sqrt(var[col] + EPS)
-            z = max((x[row, col] - mean[col]) * scale, ZERO) + bias[col]
-            y[row, col] = math.exp(z - m) / s
-
-
-@wrong("bn_relu_softmax", "wrong values in y")
-@cuda.jit
-def layers_without_eps(x, mean, var, weight, bias, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = MINUS_INF, ZERO
-        for col in range(lane, x.shape[1], 32):
-            scale = weight[col] / math.sqrt(var[col])
-            m, s = online_add(m, s, max((x[row, col] - mean[col]) * scale + bias[col], ZERO))
-        m, s = warp_online(m, s)
-        for col in range(lane, x.shape[1], 32):
-            scale = weight[col] / math.sqrt(var[col])
-            z = max((x[row, col] - mean[col]) * scale + bias[col], ZERO)
-            y[row, col] = math.exp(z - m) / s
-
-
-@wrong("bn_relu_softmax", "wrong values in y")
-@cuda.jit
-def layers_eps_after_the_root(x, mean, var, weight, bias, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = MINUS_INF, ZERO
-        for col in range(lane, x.shape[1], 32):
-            scale = weight[col] / (math.sqrt(var[col]) + EPS)
-            m, s = online_add(m, s, max((x[row, col] - mean[col]) * scale + bias[col], ZERO))
-        m, s = warp_online(m, s)
-        for col in range(lane, x.shape[1], 32):
-            scale = weight[col] / (math.sqrt(var[col]) + EPS)
-            z = max((x[row, col] - mean[col]) * scale + bias[col], ZERO)
-            y[row, col] = math.exp(z - m) / s
-
-
-@wrong("bn_relu_softmax", "wrong values in y")
-@cuda.jit
-def layers_divide_by_the_variance(x, mean, var, weight, bias, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = MINUS_INF, ZERO
-        for col in range(lane, x.shape[1], 32):
-            scale = weight[col] / (var[col] + EPS)
-            m, s = online_add(m, s, max((x[row, col] - mean[col]) * scale + bias[col], ZERO))
-        m, s = warp_online(m, s)
-        for col in range(lane, x.shape[1], 32):
-            scale = weight[col] / (var[col] + EPS)
-            z = max((x[row, col] - mean[col]) * scale + bias[col], ZERO)
-            y[row, col] = math.exp(z - m) / s
-
-
-@wrong("bn_relu_softmax", OUTSIDE + "|wrong values in y")
-@cuda.jit
-def layers_parameters_of_the_row(x, mean, var, weight, bias, y):
-    # A feature is a column, and not a row.
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        scale, m, s = weight[row] / math.sqrt(var[row] + EPS), MINUS_INF, ZERO
-        for col in range(lane, x.shape[1], 32):
-            m, s = online_add(m, s, max((x[row, col] - mean[row]) * scale + bias[row], ZERO))
-        m, s = warp_online(m, s)
-        for col in range(lane, x.shape[1], 32):
-            z = max((x[row, col] - mean[row]) * scale + bias[row], ZERO)
-            y[row, col] = math.exp(z - m) / s
-
-
-@wrong("bn_relu_softmax", "NaN was computed|overflow|wrong values in y")
-@cuda.jit
-def layers_no_maximum(x, mean, var, weight, bias, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        s = ZERO
-        for col in range(lane, x.shape[1], 32):
-            s += math.exp(activation(x, mean, var, weight, bias, row, col))
-        s = warp_sum(s)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(activation(x, mean, var, weight, bias, row, col)) / s
-
-
-@wrong("bn_relu_softmax", "wrong values in y")
-@cuda.jit
-def layers_sum_of_a_lane(x, mean, var, weight, bias, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = ZERO, ZERO
-        for col in range(lane, x.shape[1], 32):
-            m = max(m, activation(x, mean, var, weight, bias, row, col))
-        m = warp_max(m)
-        for col in range(lane, x.shape[1], 32):
-            s += math.exp(activation(x, mean, var, weight, bias, row, col) - m)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(activation(x, mean, var, weight, bias, row, col) - m) / s
-
-
-@wrong("bn_relu_softmax", OUTSIDE)
-@cuda.jit
-def layers_no_end_of_row(x, mean, var, weight, bias, y):
-    values = cuda.local.array(SLOTS, np.float32)
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = MINUS_INF, ZERO
-        for k in range(SLOTS):
-            values[k] = activation(x, mean, var, weight, bias, row, 32 * k + lane)
-            m = max(m, values[k])
-        m = warp_max(m)
-        for k in range(SLOTS):
-            values[k] = math.exp(values[k] - m)
-            s += values[k]
-        s = warp_sum(s)
-        for k in range(SLOTS):
-            if 32 * k + lane < x.shape[1]:
-                y[row, 32 * k + lane] = values[k] / s
-
-
-@wrong("bn_relu_softmax", "shuffle-inactive-lane")
-@cuda.jit
-def layers_shuffle_in_the_guard(x, mean, var, weight, bias, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0] and lane < x.shape[1]:
-        m, s = MINUS_INF, ZERO
-        for col in range(lane, x.shape[1], 32):
-            m, s = online_add(m, s, activation(x, mean, var, weight, bias, row, col))
-        m, s = warp_online(m, s)
-        for col in range(lane, x.shape[1], 32):
-            y[row, col] = math.exp(activation(x, mean, var, weight, bias, row, col) - m) / s
-
-
-@wrong("bn_relu_softmax", OUTSIDE)
-@cuda.jit
-def layers_no_guard(x, mean, var, weight, bias, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    m, s = MINUS_INF, ZERO
-    for col in range(lane, x.shape[1], 32):
-        m, s = online_add(m, s, activation(x, mean, var, weight, bias, row, col))
-    m, s = warp_online(m, s)
-    for col in range(lane, x.shape[1], 32):
-        y[row, col] = math.exp(activation(x, mean, var, weight, bias, row, col) - m) / s
-
-
-@wrong("bn_relu_softmax", "float64")
-@cuda.jit
-def layers_eps_in_float64(x, mean, var, weight, bias, y):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        m, s = MINUS_INF, ZERO
-        for col in range(lane, x.shape[1], 32):
-            scale = weight[col] / math.sqrt(var[col] + 1e-5)
-            m, s = online_add(m, s, max((x[row, col] - mean[col]) * scale + bias[col], ZERO))
-        m, s = warp_online(m, s)
-        for col in range(lane, x.shape[1], 32):
-            scale = weight[col] / math.sqrt(var[col] + 1e-5)
-            z = max((x[row, col] - mean[col]) * scale + bias[col], ZERO)
-            y[row, col] = math.exp(z - m) / s
+NORMAL = "(x[row, col] - mean[col]) * scale + bias[col]"
+# ReLU makes 0 of the minus infinity that stands for "no column", and exp of 0 counts.
+mistake("bn_relu_softmax: layers_relu_of_what_is_not_there", "wrong values in y",
+        (f"max({NORMAL}, ZERO)", NORMAL),
+        ("m = max(m, values[k])",
+         "values[k] = max(values[k], ZERO)\n            m = max(m, values[k])"))  # fmt: skip
+# Right on paper. Where the mean is 5000, two large products are subtracted.
+mistake("bn_relu_softmax: layers_scale_and_shift", "wrong values in y",
+        (NORMAL, "x[row, col] * scale + (bias[col] - mean[col] * scale)"))  # fmt: skip
+mistake("bn_relu_softmax: layers_without_relu", "wrong values in y",
+        (f"max({NORMAL}, ZERO)", NORMAL))  # fmt: skip
+mistake("bn_relu_softmax: layers_relu_before_the_bias", "wrong values in y",
+        (" + bias[col], ZERO)", ", ZERO) + bias[col]"))  # fmt: skip
+mistake("bn_relu_softmax: layers_without_eps", "wrong values in y",
+        ("var[col] + EPS", "var[col]"))  # fmt: skip
+mistake("bn_relu_softmax: layers_eps_after_the_root", "wrong values in y",
+        ("math.sqrt(var[col] + EPS)", "(math.sqrt(var[col]) + EPS)"))  # fmt: skip
+mistake("bn_relu_softmax: layers_divide_by_the_variance", "wrong values in y",
+        ("math.sqrt(var[col] + EPS)", "(var[col] + EPS)"))  # fmt: skip
+# A feature is a column, and not a row.
+mistake("bn_relu_softmax: layers_parameters_of_the_row", OUTSIDE + "|wrong values in y",
+        ("weight[col] / math.sqrt(var[col]", "weight[row] / math.sqrt(var[row]"),
+        (NORMAL, "(x[row, col] - mean[row]) * scale + bias[row]"))  # fmt: skip
+mistake("bn_relu_softmax: layers_no_maximum", "NaN was computed|overflow|wrong values in y",
+        ("math.exp(values[k] - m)", "math.exp(values[k])"))  # fmt: skip
+mistake("bn_relu_softmax: layers_sum_of_a_lane", "wrong values in y",
+        ("        s = warp_sum(s)\n", ""), of=layers_in_three_passes)  # fmt: skip
+mistake("bn_relu_softmax: layers_no_end_of_row", OUTSIDE,
+        ("if col < x.shape[1]:\n                scale", "if True:\n                scale"),
+        )  # fmt: skip
+mistake("bn_relu_softmax: layers_shuffle_in_the_guard", "shuffle-inactive-lane",
+        ("row < x.shape[0]", "row < x.shape[0] and lane < x.shape[1]"),
+        of=layers_online)  # fmt: skip
+mistake("bn_relu_softmax: layers_no_guard", OUTSIDE,
+        ("if row < x.shape[0]:", "if True:"), of=layers_online)  # fmt: skip
+mistake("bn_relu_softmax: layers_eps_in_float64", "float64", ("+ EPS", "+ 1e-5"))
 
 
 # ---- softmax_dropout_backward(dz, x, m, s, p, seed, dx) --------------------------------------
@@ -992,225 +434,47 @@ def dropout_grid_stride(dz, x, m, s, p, seed, dx):
         row += cuda.gridsize(1) // 32
 
 
-@wrong("softmax_dropout_backward", "wrong values in dx")
-@cuda.jit
-def dropout_no_mask(dz, x, m, s, p, seed, dx):
-    row, lane, n_cols = cuda.grid(1) // 32, cuda.threadIdx.x % 32, x.shape[1]
-    if row < x.shape[0]:
-        total = ZERO
-        for col in range(lane, n_cols, 32):
-            total += math.exp(x[row, col] - m[row]) / s[row] * dz[row, col]
-        total = warp_sum(total)
-        for col in range(lane, n_cols, 32):
-            y = math.exp(x[row, col] - m[row]) / s[row]
-            dx[row, col] = y * (dz[row, col] - total)
-
-
-@wrong("softmax_dropout_backward", "wrong values in dx")
-@cuda.jit
-def dropout_mask_after_softmax(dz, x, m, s, p, seed, dx):
-    # In the order of the forward pass: first softmax, then the mask.
-    row, lane, n_cols = cuda.grid(1) // 32, cuda.threadIdx.x % 32, x.shape[1]
-    if row < x.shape[0]:
-        total = ZERO
-        for col in range(lane, n_cols, 32):
-            total += math.exp(x[row, col] - m[row]) / s[row] * dz[row, col]
-        total = warp_sum(total)
-        for col in range(lane, n_cols, 32):
-            dx[row, col] = ZERO
-            if kept(row * n_cols + col, seed, p):
-                y = math.exp(x[row, col] - m[row]) / s[row]
-                dx[row, col] = y * (dz[row, col] - total) / (ONE - p)
-
-
-@wrong("softmax_dropout_backward", "wrong values in dx")
-@cuda.jit
-def dropout_dropped_have_no_gradient(dz, x, m, s, p, seed, dx):
-    # A dropped element still has a part in the sum of its row, and so a gradient.
-    row, lane, n_cols = cuda.grid(1) // 32, cuda.threadIdx.x % 32, x.shape[1]
-    if row < x.shape[0]:
-        factor, total = ONE / (ONE - p), ZERO
-        for col in range(lane, n_cols, 32):
-            if kept(row * n_cols + col, seed, p):
-                total += math.exp(x[row, col] - m[row]) / s[row] * dz[row, col] * factor
-        total = warp_sum(total)
-        for col in range(lane, n_cols, 32):
-            dx[row, col] = ZERO
-            if kept(row * n_cols + col, seed, p):
-                y = math.exp(x[row, col] - m[row]) / s[row]
-                dx[row, col] = y * (dz[row, col] * factor - total)
-
-
-@wrong("softmax_dropout_backward", "wrong values in dx")
-@cuda.jit
-def dropout_sum_without_mask(dz, x, m, s, p, seed, dx):
-    row, lane, n_cols = cuda.grid(1) // 32, cuda.threadIdx.x % 32, x.shape[1]
-    if row < x.shape[0]:
-        factor, total = ONE / (ONE - p), ZERO
-        for col in range(lane, n_cols, 32):
-            total += math.exp(x[row, col] - m[row]) / s[row] * dz[row, col] * factor
-        total = warp_sum(total)
-        for col in range(lane, n_cols, 32):
-            y = math.exp(x[row, col] - m[row]) / s[row]
-            dy = dz[row, col] * factor if kept(row * n_cols + col, seed, p) else ZERO
-            dx[row, col] = y * (dy - total)
-
-
-@wrong("softmax_dropout_backward", "times what it should be|wrong values in dx")
-@cuda.jit
-def dropout_not_scaled(dz, x, m, s, p, seed, dx):
-    row, lane, n_cols = cuda.grid(1) // 32, cuda.threadIdx.x % 32, x.shape[1]
-    if row < x.shape[0]:
-        total = ZERO
-        for col in range(lane, n_cols, 32):
-            if kept(row * n_cols + col, seed, p):
-                total += math.exp(x[row, col] - m[row]) / s[row] * dz[row, col]
-        total = warp_sum(total)
-        for col in range(lane, n_cols, 32):
-            y = math.exp(x[row, col] - m[row]) / s[row]
-            dy = dz[row, col] if kept(row * n_cols + col, seed, p) else ZERO
-            dx[row, col] = y * (dy - total)
-
-
-@wrong("softmax_dropout_backward", "times what it should be|wrong values in dx")
-@cuda.jit
-def dropout_divides_by_p(dz, x, m, s, p, seed, dx):
-    row, lane, n_cols = cuda.grid(1) // 32, cuda.threadIdx.x % 32, x.shape[1]
-    if row < x.shape[0]:
-        factor, total = ONE / max(p, np.float32(1e-3)), ZERO
-        for col in range(lane, n_cols, 32):
-            if kept(row * n_cols + col, seed, p):
-                total += math.exp(x[row, col] - m[row]) / s[row] * dz[row, col] * factor
-        total = warp_sum(total)
-        for col in range(lane, n_cols, 32):
-            y = math.exp(x[row, col] - m[row]) / s[row]
-            dy = dz[row, col] * factor if kept(row * n_cols + col, seed, p) else ZERO
-            dx[row, col] = y * (dy - total)
-
-
-@wrong("softmax_dropout_backward", "wrong values in dx")
-@cuda.jit
-def dropout_other_way_round(dz, x, m, s, p, seed, dx):
-    row, lane, n_cols = cuda.grid(1) // 32, cuda.threadIdx.x % 32, x.shape[1]
-    if row < x.shape[0]:
-        factor, total = ONE / (ONE - p), ZERO
-        for col in range(lane, n_cols, 32):
-            if not kept(row * n_cols + col, seed, p):
-                total += math.exp(x[row, col] - m[row]) / s[row] * dz[row, col] * factor
-        total = warp_sum(total)
-        for col in range(lane, n_cols, 32):
-            y = math.exp(x[row, col] - m[row]) / s[row]
-            dy = ZERO if kept(row * n_cols + col, seed, p) else dz[row, col] * factor
-            dx[row, col] = y * (dy - total)
-
-
-@wrong("softmax_dropout_backward", "wrong values in dx")
-@cuda.jit
-def dropout_mask_of_the_column(dz, x, m, s, p, seed, dx):
-    # All rows get the mask of the first one.
-    row, lane, n_cols = cuda.grid(1) // 32, cuda.threadIdx.x % 32, x.shape[1]
-    if row < x.shape[0]:
-        factor, total = ONE / (ONE - p), ZERO
-        for col in range(lane, n_cols, 32):
-            if kept(col, seed, p):
-                total += math.exp(x[row, col] - m[row]) / s[row] * dz[row, col] * factor
-        total = warp_sum(total)
-        for col in range(lane, n_cols, 32):
-            y = math.exp(x[row, col] - m[row]) / s[row]
-            dy = dz[row, col] * factor if kept(col, seed, p) else ZERO
-            dx[row, col] = y * (dy - total)
-
-
-@wrong("softmax_dropout_backward", "wrong values in dx")
-@cuda.jit
-def dropout_another_mask_each_time(dz, x, m, s, p, seed, dx):
-    # As if a generator went on: the second loop draws other numbers than the first.
-    row, lane, n_cols = cuda.grid(1) // 32, cuda.threadIdx.x % 32, x.shape[1]
-    if row < x.shape[0]:
-        factor, total = ONE / (ONE - p), ZERO
-        for col in range(lane, n_cols, 32):
-            if kept(row * n_cols + col, seed, p):
-                total += math.exp(x[row, col] - m[row]) / s[row] * dz[row, col] * factor
-        total = warp_sum(total)
-        for col in range(lane, n_cols, 32):
-            y = math.exp(x[row, col] - m[row]) / s[row]
-            again = kept(x.size + row * n_cols + col, seed, p)
-            dx[row, col] = y * ((dz[row, col] * factor if again else ZERO) - total)
-
-
-@wrong("softmax_dropout_backward", "wrong values in dx")
-@cuda.jit
-def dropout_sum_of_a_lane(dz, x, m, s, p, seed, dx):
-    row, lane, n_cols = cuda.grid(1) // 32, cuda.threadIdx.x % 32, x.shape[1]
-    if row < x.shape[0]:
-        factor, total = ONE / (ONE - p), ZERO
-        for col in range(lane, n_cols, 32):
-            if kept(row * n_cols + col, seed, p):
-                total += math.exp(x[row, col] - m[row]) / s[row] * dz[row, col] * factor
-        for col in range(lane, n_cols, 32):
-            y = math.exp(x[row, col] - m[row]) / s[row]
-            dy = dz[row, col] * factor if kept(row * n_cols + col, seed, p) else ZERO
-            dx[row, col] = y * (dy - total)
-
-
-@wrong("softmax_dropout_backward", "shuffle")
-@cuda.jit
-def dropout_shuffle_of_the_kept(dz, x, m, s, p, seed, dx):
-    row, lane, n_cols = cuda.grid(1) // 32, cuda.threadIdx.x % 32, x.shape[1]
-    if row < x.shape[0]:
-        factor, total = ONE / (ONE - p), ZERO
-        for col in range(lane, n_cols, 32):
-            if kept(row * n_cols + col, seed, p):
-                y = math.exp(x[row, col] - m[row]) / s[row]
-                total += warp_sum(y * dz[row, col] * factor)
-        for col in range(lane, n_cols, 32):
-            y = math.exp(x[row, col] - m[row]) / s[row]
-            dy = dz[row, col] * factor if kept(row * n_cols + col, seed, p) else ZERO
-            dx[row, col] = y * (dy - total)
-
-
-@wrong("softmax_dropout_backward", "never written")
-@cuda.jit
-def dropout_dropped_are_not_written(dz, x, m, s, p, seed, dx):
-    row, lane, n_cols = cuda.grid(1) // 32, cuda.threadIdx.x % 32, x.shape[1]
-    if row < x.shape[0]:
-        factor, total = ONE / (ONE - p), ZERO
-        for col in range(lane, n_cols, 32):
-            if kept(row * n_cols + col, seed, p):
-                total += math.exp(x[row, col] - m[row]) / s[row] * dz[row, col] * factor
-        total = warp_sum(total)
-        for col in range(lane, n_cols, 32):
-            if kept(row * n_cols + col, seed, p):
-                y = math.exp(x[row, col] - m[row]) / s[row]
-                dx[row, col] = y * (dz[row, col] * factor - total)
-
-
-@wrong("softmax_dropout_backward", OUTSIDE)
-@cuda.jit
-def dropout_no_guard(dz, x, m, s, p, seed, dx):
-    row, lane, n_cols = cuda.grid(1) // 32, cuda.threadIdx.x % 32, x.shape[1]
-    factor, total = ONE / (ONE - p), ZERO
-    for col in range(lane, n_cols, 32):
-        if kept(row * n_cols + col, seed, p):
-            total += math.exp(x[row, col] - m[row]) / s[row] * dz[row, col] * factor
-    total = warp_sum(total)
-    for col in range(lane, n_cols, 32):
-        y = math.exp(x[row, col] - m[row]) / s[row]
-        dy = dz[row, col] * factor if kept(row * n_cols + col, seed, p) else ZERO
-        dx[row, col] = y * (dy - total)
-
-
-@wrong("softmax_dropout_backward", "wrong values in dx|NaN")
-@cuda.jit
-def dropout_y_is_the_exponential(dz, x, m, s, p, seed, dx):
-    row, lane, n_cols = cuda.grid(1) // 32, cuda.threadIdx.x % 32, x.shape[1]
-    if row < x.shape[0]:
-        factor, total = ONE / (ONE - p), ZERO
-        for col in range(lane, n_cols, 32):
-            if kept(row * n_cols + col, seed, p):
-                total += math.exp(x[row, col] - m[row]) * dz[row, col] * factor
-        total = warp_sum(total)
-        for col in range(lane, n_cols, 32):
-            y = math.exp(x[row, col] - m[row])
-            dy = dz[row, col] * factor if kept(row * n_cols + col, seed, p) else ZERO
-            dx[row, col] = y * (dy - total)
+KEPT = "kept(row * n_cols + col, seed, p)"
+FACTOR = "ONE / (ONE - p)"
+mistake("softmax_dropout_backward: dropout_no_mask", "wrong values in dx",
+        (KEPT, "True"), (FACTOR, "ONE"), of=dropout_mask_in_bits)  # fmt: skip
+# In the order of the forward pass: first softmax, then the mask.
+mistake("softmax_dropout_backward: dropout_mask_after_softmax", "wrong values in dx",
+        (f"if {KEPT}:\n                y =", "if True:\n                y ="),
+        ("total += y * dz[row, col] * factor", "total += y * dz[row, col]"),
+        ("dy = ZERO", "dx[row, col] = ZERO"),
+        ("dy = dz[row, col] * factor\n            dx[row, col] = y * (dy - total)",
+         "dx[row, col] = y * (dz[row, col] - total) * factor"))  # fmt: skip
+# A dropped element still has a part in the sum of its row, and so a gradient.
+mistake("softmax_dropout_backward: dropout_dropped_have_no_gradient", "wrong values in dx",
+        ("(dz[row, col] * factor * hot - total)", "(dz[row, col] * factor - total) * hot"),
+        of=dropout_mask_in_bits)  # fmt: skip
+mistake("softmax_dropout_backward: dropout_sum_without_mask", "wrong values in dx",
+        (f"if {KEPT}:\n                y =", "if True:\n                y ="))  # fmt: skip
+mistake("softmax_dropout_backward: dropout_not_scaled",
+        "times what it should be|wrong values in dx", (FACTOR, "ONE"))  # fmt: skip
+mistake("softmax_dropout_backward: dropout_divides_by_p",
+        "times what it should be|wrong values in dx",
+        (FACTOR, "ONE / max(p, np.float32(1e-3))"))  # fmt: skip
+mistake("softmax_dropout_backward: dropout_other_way_round", "wrong values in dx",
+        (f"if {KEPT}:", f"if not {KEPT}:"), of=dropout_mask_in_bits)  # fmt: skip
+# All rows get the mask of the first one.
+mistake("softmax_dropout_backward: dropout_mask_of_the_column", "wrong values in dx",
+        (KEPT, "kept(col, seed, p)"), of=dropout_mask_in_bits)  # fmt: skip
+# As if a generator went on: the second loop draws other numbers than the first.
+mistake("softmax_dropout_backward: dropout_another_mask_each_time", "wrong values in dx",
+        (f"{KEPT}:\n                dy =",
+         "kept(x.size + row * n_cols + col, seed, p):\n                dy ="))  # fmt: skip
+mistake("softmax_dropout_backward: dropout_sum_of_a_lane", "wrong values in dx",
+        ("        total = warp_sum(total)\n", ""))  # fmt: skip
+mistake("softmax_dropout_backward: dropout_shuffle_of_the_kept", "shuffle",
+        ("y * dz[row, col] * factor", "warp_sum(y * dz[row, col] * factor)"),
+        ("        total = warp_sum(total)\n", ""))  # fmt: skip
+# The store has moved into the `if` above it.
+mistake("softmax_dropout_backward: dropout_dropped_are_not_written", "never written",
+        ("            dx[row, col] =", "                dx[row, col] ="))  # fmt: skip
+mistake("softmax_dropout_backward: dropout_no_guard", OUTSIDE,
+        ("if row < x.shape[0]:", "if True:"))  # fmt: skip
+mistake("softmax_dropout_backward: dropout_y_is_the_exponential", "wrong values in dx|NaN",
+        ("(s[row] * (ONE - p))", "(ONE - p)"), ("warp_sum(total) / s[row]", "warp_sum(total)"),
+        of=dropout_grid_stride)  # fmt: skip

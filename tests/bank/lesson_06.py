@@ -6,16 +6,14 @@ so are the right ones. The messages about barriers, races, waiting and memory ou
 the sanitizer's own.
 """
 
-import linecache
 import math
 
 import numpy as np
 
-from bank import right, wrong
+from bank import right
+from bank.mistakes import mistake
 from course_lib import cuda
 from course_lib.runtime.intrinsics import warp_sum
-from course_lib.teach.exercise import exercises
-from course_lib.teach.exercises import lesson_06
 from course_lib.teach.exercises.lesson_06 import (
     pool_group,
     product_sum,
@@ -28,25 +26,6 @@ OUTSIDE = "out-of-bounds"
 ALL = 0xFFFFFFFF
 MOST = 128
 ZERO, ONE = np.float32(0), np.float32(1)
-
-
-def mistake(name, says, *changes):
-    """Enter the solution of an exercise with each `(old, new)` text replaced, where it stands once.
-
-    `name` is the exercise's, a colon, and what the mistake is called.
-    """
-    exercise, _, called = name.partition(": ")
-    text = exercises()[exercise].source().replace(f"def {exercise}(", f"def {called}(")
-    for old, new in changes:
-        if text.count(old) != 1:
-            raise ValueError(f"{called}: {old!r} stands {text.count(old)} times in {exercise}")
-        text = text.replace(old, new)
-    file = f"<{called}>"
-    # Where the simulator, like a debugger, finds the text of code that is in no file.
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    space = dict(vars(lesson_06))
-    exec(compile(text, file, "exec"), space)
-    wrong(exercise, says)(space[called])
 
 
 # ---- squeeze(x, mean) ------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Lesson 07: Amdahl's law, a fake implementation, autograd with five gradients, a swap, a gate.
 
-The messages about shuffles, races and memory outside an array are the sanitizer's own.
+Nearly all wrong kernels are a right one with one mistake in it, and `mistake` says which text
+stands in place of which. The messages about shuffles, races and memory outside an array are the
+sanitizer's own.
 """
 
 import math
@@ -9,6 +11,7 @@ import numpy as np
 import torch
 
 from bank import right, wrong
+from bank.mistakes import mistake
 from course_lib import cuda
 from course_lib.runtime.intrinsics import warp_sum
 
@@ -34,68 +37,30 @@ def amdahl_with_the_rest_as_a_part(shares, speedups):
     return float(parts.sum() / (parts / times).sum()), float(1 / rest)
 
 
-@wrong("amdahl", "wrong values in whole")
-def amdahl_mean_of_speedups(shares, speedups):
-    # Rates are not averaged by time, times are.
-    rest = 1 - shares.sum()
-    return rest + (shares * speedups).sum(), 1 / rest
-
-
-@wrong("amdahl", "wrong values in whole")
-def amdahl_without_the_rest(shares, speedups):
-    rest = 1 - shares.sum()
-    return shares.sum() / max((shares / speedups).sum(), 1e-9), 1 / rest
-
-
-@wrong("amdahl", "wrong values in whole")
-def amdahl_multiplies(shares, speedups):
-    each = 1 / (1 - shares + shares / speedups)
-    return each.prod(), 1 / (1 - shares.sum())
-
-
-@wrong("amdahl", "wrong values in whole")
-def amdahl_time_and_not_ratio(shares, speedups):
-    rest = 1 - shares.sum()
-    return rest + (shares / speedups).sum(), 1 / rest
-
-
-@wrong("amdahl", "wrong values in whole")
-def amdahl_first_part_only(shares, speedups):
-    rest = 1 - shares.sum()
-    if shares.size == 0:
-        return 1.0, 1 / rest
-    return 1 / (1 - shares[0] + shares[0] / speedups[0]), 1 / rest
-
-
-@wrong("amdahl", "wrong values in whole")
-def amdahl_mean_speedup_of_the_sum(shares, speedups):
-    total = shares.sum()
-    mean = speedups.mean() if speedups.size else 1.0
-    return 1 / (1 - total + total / mean), 1 / (1 - total)
-
-
-@wrong("amdahl", "wrong values in whole")
-def amdahl_saves_the_speedup(shares, speedups):
-    # 3 times as fast saves two thirds, and not three.
-    rest = 1 - shares.sum()
-    return 1 / (1 - (shares * (speedups - 1)).sum()), 1 / rest
-
-
-@wrong("amdahl", "wrong values in limit")
-def amdahl_limit_is_the_share(shares, speedups):
-    rest = 1 - shares.sum()
-    return 1 / (rest + (shares / speedups).sum()), 1 / max(shares.sum(), 1e-3)
-
-
-@wrong("amdahl", "wrong values in limit")
-def amdahl_limit_of_the_largest(shares, speedups):
-    rest = 1 - shares.sum()
-    return 1 / (rest + (shares / speedups).sum()), 1 / (1 - shares.max(initial=0.0))
-
-
-@wrong("amdahl", "it returned a float")
-def amdahl_without_the_limit(shares, speedups):
-    return float(1 / (1 - shares.sum() + (shares / speedups).sum()))
+WHOLE = "1 / (rest + (shares / speedups).sum())"
+# Rates are not averaged by time, times are.
+mistake("amdahl: amdahl_mean_of_speedups", "wrong values in whole",
+        (WHOLE, "rest + (shares * speedups).sum()"))  # fmt: skip
+mistake("amdahl: amdahl_without_the_rest", "wrong values in whole",
+        (WHOLE, "shares.sum() / max((shares / speedups).sum(), 1e-9)"))  # fmt: skip
+mistake("amdahl: amdahl_multiplies", "wrong values in whole",
+        (WHOLE, "(1 / (1 - shares + shares / speedups)).prod()"))  # fmt: skip
+mistake("amdahl: amdahl_time_and_not_ratio", "wrong values in whole",
+        (WHOLE, "rest + (shares / speedups).sum()"))  # fmt: skip
+mistake("amdahl: amdahl_first_part_only", "wrong values in whole",
+        (WHOLE, "1 / (1 - shares[:1].sum() + (shares / speedups)[:1].sum())"))  # fmt: skip
+mistake("amdahl: amdahl_mean_speedup_of_the_sum", "wrong values in whole",
+        (WHOLE, "1 / (rest + shares.sum() / (speedups.mean() if speedups.size else 1))"),
+        )  # fmt: skip
+# 3 times as fast saves two thirds, and not three.
+mistake("amdahl: amdahl_saves_the_speedup", "wrong values in whole",
+        (WHOLE, "1 / (1 - (shares * (speedups - 1)).sum())"))  # fmt: skip
+mistake("amdahl: amdahl_limit_is_the_share", "wrong values in limit",
+        ("1 / rest", "1 / max(shares.sum(), 1e-3)"))  # fmt: skip
+mistake("amdahl: amdahl_limit_of_the_largest", "wrong values in limit",
+        ("1 / rest", "1 / (1 - shares.max(initial=0.0))"))  # fmt: skip
+mistake("amdahl: amdahl_without_the_limit", "it returned a float",
+        ("return whole, 1 / rest", "return float(whole)"))  # fmt: skip
 
 
 # ---- describe_block(x, weight1, bias1, weight2, bias2) ---------------------------------------
@@ -118,82 +83,37 @@ def describe_by_computing_shapes(x, weight1, bias1, weight2, bias2):
     return x * torch.ones_like(x), mean, hidden, logit
 
 
-@wrong("describe_block", "y has the strides")
-def describe_always_channels_first(x, weight1, bias1, weight2, bias2):
-    n, c = x.shape[:2]
-    like = {"dtype": torch.float32}
-    r = weight1.shape[0]
-    return x.new_empty(x.shape), *(x.new_empty((n, k), **like) for k in (c, r, c))
-
-
-@wrong("describe_block", "mean has the type torch.(b?)float16")
-def describe_mean_in_the_type_of_x(x, weight1, bias1, weight2, bias2):
-    n, c = x.shape[:2]
-    hidden = x.new_empty((n, weight1.shape[0]), dtype=torch.float32)
-    return torch.empty_like(x), x.new_empty((n, c)), hidden, x.new_empty((n, c)).float()
-
-
-@wrong("describe_block", "the device cpu")
-def describe_on_the_cpu(x, weight1, bias1, weight2, bias2):
-    n, c = x.shape[:2]
-    r = weight1.shape[0]
-    return torch.empty_like(x), torch.empty(n, c), torch.empty(n, r), torch.empty(n, c)
-
-
-@wrong("describe_block", "hidden has the shape")
-def describe_hidden_with_all_channels(x, weight1, bias1, weight2, bias2):
-    return torch.empty_like(x), *(x.new_empty(x.shape[:2], dtype=torch.float32) for _ in range(3))
-
-
-@wrong("describe_block", "mean has the shape")
-def describe_mean_with_places(x, weight1, bias1, weight2, bias2):
-    n, c, r = *x.shape[:2], weight1.shape[0]
-    shapes = (n, c, 1, 1), (n, r, 1, 1), (n, c, 1, 1)
-    return torch.empty_like(x), *(x.new_empty(s, dtype=torch.float32) for s in shapes)
-
-
-@wrong("describe_block", "one tensor is used twice")
-def describe_mean_is_logit(x, weight1, bias1, weight2, bias2):
-    n, c, r = *x.shape[:2], weight1.shape[0]
-    mean = x.new_empty((n, c), dtype=torch.float32)
-    return torch.empty_like(x), mean, x.new_empty((n, r), dtype=torch.float32), mean
-
-
-@wrong("describe_block", "one tensor is used twice")
-def describe_y_is_x(x, weight1, bias1, weight2, bias2):
-    n, c, r = *x.shape[:2], weight1.shape[0]
-    return x, *(x.new_empty((n, k), dtype=torch.float32) for k in (c, r, c))
-
-
-@wrong("describe_block", "it returned a Tensor")
-def describe_y_alone(x, weight1, bias1, weight2, bias2):
-    return torch.empty_like(x)
-
-
-@wrong("describe_block", "it returned 3 values")
-def describe_without_the_mean(x, weight1, bias1, weight2, bias2):
-    n, c, r = *x.shape[:2], weight1.shape[0]
-    return torch.empty_like(x), *(x.new_empty((n, k), dtype=torch.float32) for k in (r, c))
-
-
-@wrong("describe_block", "mean should be a tensor, and is a tuple")
-def describe_shapes_only(x, weight1, bias1, weight2, bias2):
-    n, c, r = *x.shape[:2], weight1.shape[0]
-    return torch.empty_like(x), (n, c), (n, r), (n, c)
-
-
-@wrong("describe_block", "y has the type torch.float32")
-def describe_y_as_float32(x, weight1, bias1, weight2, bias2):
-    n, c, r = *x.shape[:2], weight1.shape[0]
-    y = torch.empty_like(x, dtype=torch.float32)
-    return y, *(x.new_empty((n, k), dtype=torch.float32) for k in (c, r, c))
-
-
-@wrong("describe_block", "NotImplementedError|RuntimeError|ValueError|meta")
-def describe_looks_at_numbers(x, weight1, bias1, weight2, bias2):
-    if x.abs().sum().item() == 0:
-        return None
-    return describe_by_torch(x, weight1, bias1, weight2, bias2)
+MEAN = "x.new_empty((n_images, n_channels), dtype=torch.float32)"
+HIDDEN = "x.new_empty((n_images, n_hidden), dtype=torch.float32)"
+mistake("describe_block: describe_always_channels_first", "y has the strides",
+        ("torch.empty_like(x)", "x.new_empty(x.shape)"))  # fmt: skip
+mistake("describe_block: describe_mean_in_the_type_of_x",
+        "mean has the type torch.(b?)float16",
+        (MEAN, "x.new_empty((n_images, n_channels))"))  # fmt: skip
+mistake("describe_block: describe_on_the_cpu", "the device cpu",
+        (MEAN, "torch.empty(n_images, n_channels)"),
+        (HIDDEN, "torch.empty(n_images, n_hidden)"))  # fmt: skip
+mistake("describe_block: describe_hidden_with_all_channels", "hidden has the shape",
+        (HIDDEN, MEAN))  # fmt: skip
+mistake("describe_block: describe_mean_with_places", "mean has the shape",
+        (MEAN, MEAN.replace("n_channels", "n_channels, 1, 1")),
+        (HIDDEN, HIDDEN.replace("n_hidden", "n_hidden, 1, 1")))  # fmt: skip
+mistake("describe_block: describe_mean_is_logit", "one tensor is used twice",
+        ("torch.empty_like(mean)", "mean"))  # fmt: skip
+mistake("describe_block: describe_y_is_x", "one tensor is used twice",
+        ("torch.empty_like(x)", "x"))  # fmt: skip
+mistake("describe_block: describe_y_alone", "it returned a Tensor",
+        ("return y, mean, hidden, logit", "return y"))  # fmt: skip
+mistake("describe_block: describe_without_the_mean", "it returned 3 values",
+        ("return y, mean, hidden", "return y, hidden"))  # fmt: skip
+mistake("describe_block: describe_shapes_only", "mean should be a tensor, and is a tuple",
+        ("return y, mean, hidden, logit",
+         "return y, *(tuple(each.shape) for each in (mean, hidden, logit))"))  # fmt: skip
+mistake("describe_block: describe_y_as_float32", "y has the type torch.float32",
+        ("torch.empty_like(x)", "torch.empty_like(x, dtype=torch.float32)"))  # fmt: skip
+mistake("describe_block: describe_looks_at_numbers",
+        "NotImplementedError|RuntimeError|ValueError|meta",
+        ("    y =", "    if x.abs().sum().item() == 0:\n        return None\n    y ="))  # fmt: skip
 
 
 # ---- block_function(compute_forward, compute_backward) ---------------------------------------
@@ -203,18 +123,6 @@ def _function(forward, backward):
     """An autograd function made of two plain ones."""
     parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type("Block", (torch.autograd.Function,), parts).apply
-
-
-def _keeping(compute_forward):
-    """A forward pass as it should be."""
-
-    def forward(ctx, x, weight1, bias1, weight2, bias2, gate):
-        y, *saved = compute_forward(x, weight1, bias1, weight2, bias2, gate=gate)
-        ctx.save_for_backward(x, weight1, weight2, *saved)
-        ctx.gate = gate
-        return y
-
-    return forward
 
 
 @right("block_function")
@@ -256,95 +164,49 @@ def function_saves_more(compute_forward, compute_backward):
     return _function(forward, backward)
 
 
-@wrong("block_function", "invalid gradient|wrong values in d")
-def function_weights_before_biases(compute_forward, compute_backward):
-    def backward(ctx, dy):
-        dx, dweight1, dbias1, dweight2, dbias2 = compute_backward(
-            dy.contiguous(), *ctx.saved_tensors, gate=ctx.gate
-        )
-        return dx, dweight1, dweight2, dbias1, dbias2, None
-
-    return _function(_keeping(compute_forward), backward)
-
-
-@wrong("block_function", "invalid gradient|wrong values in dweight")
-def function_swaps_the_weights(compute_forward, compute_backward):
-    def backward(ctx, dy):
-        dx, dweight1, dbias1, dweight2, dbias2 = compute_backward(
-            dy.contiguous(), *ctx.saved_tensors, gate=ctx.gate
-        )
-        return dx, dweight2, dbias1, dweight1, dbias2, None
-
-    return _function(_keeping(compute_forward), backward)
-
-
-@wrong("block_function", "dy.contiguous\\(\\) makes a copy")
-def function_takes_any_dy(compute_forward, compute_backward):
-    def backward(ctx, dy):
-        return *compute_backward(dy, *ctx.saved_tensors, gate=ctx.gate), None
-
-    return _function(_keeping(compute_forward), backward)
-
-
-@wrong("block_function", "incorrect number of gradients|expected 6")
-def function_forgets_the_gate_has_none(compute_forward, compute_backward):
-    def backward(ctx, dy):
-        return compute_backward(dy.contiguous(), *ctx.saved_tensors, gate=ctx.gate)
-
-    return _function(_keeping(compute_forward), backward)
-
-
-@wrong("block_function", "wrong values in dx|wrong values in dweight|invalid gradient")
-def function_keeps_the_last_call(compute_forward, compute_backward):
-    # A variable outside ctx holds what the latest call saved.
-    kept = {}
-
-    def forward(ctx, x, weight1, bias1, weight2, bias2, gate):
-        y, *saved = compute_forward(x, weight1, bias1, weight2, bias2, gate=gate)
-        kept["all"] = x, weight1, weight2, *saved
-        kept["gate"] = gate
-        return y
-
-    def backward(ctx, dy):
-        return *compute_backward(dy.contiguous(), *kept["all"], gate=kept["gate"]), None
-
-    return _function(forward, backward)
-
-
-@wrong("block_function", "changed in place between forward and backward, and nobody noticed")
-def function_keeps_x_in_ctx(compute_forward, compute_backward):
-    def forward(ctx, x, weight1, bias1, weight2, bias2, gate):
-        y, *saved = compute_forward(x, weight1, bias1, weight2, bias2, gate=gate)
-        ctx.kept, ctx.gate = (x, weight1, weight2, *saved), gate
-        return y
-
-    def backward(ctx, dy):
-        return *compute_backward(dy.contiguous(), *ctx.kept, gate=ctx.gate), None
-
-    return _function(forward, backward)
-
-
-@wrong("block_function", "wrong values in d")
-def function_assumes_the_sigmoid(compute_forward, compute_backward):
-    def backward(ctx, dy):
-        found = compute_backward(dy.contiguous(), *ctx.saved_tensors, gate="sigmoid")
-        return *found, None
-
-    return _function(_keeping(compute_forward), backward)
-
-
-@wrong("block_function", "wrong values in y")
-def function_forward_assumes_the_sigmoid(compute_forward, compute_backward):
-    def forward(ctx, x, weight1, bias1, weight2, bias2, gate):
-        y, *saved = compute_forward(x, weight1, bias1, weight2, bias2, gate="sigmoid")
-        ctx.save_for_backward(x, weight1, weight2, *saved)
-        ctx.gate = gate
-        return y
-
-    def backward(ctx, dy):
-        return *compute_backward(dy.contiguous(), *ctx.saved_tensors, gate=ctx.gate), None
-
-    return _function(forward, backward)
+SAVE = "ctx.save_for_backward(x, w1, w2, *saved)"
+FOUND = "found[0], found[1], found[2], found[3]"
+mistake("block_function: function_weights_before_biases", "invalid gradient|wrong values in d",
+        (FOUND, "found[0], found[2], found[1], found[3]"), of=function_saves_more)  # fmt: skip
+mistake("block_function: function_swaps_the_weights", "invalid gradient|wrong values in dweight",
+        (FOUND, "found[2], found[1], found[0], found[3]"), of=function_saves_more)  # fmt: skip
+mistake("block_function: function_takes_any_dy", "dy.contiguous\\(\\) makes a copy",
+        ("dy.contiguous()", "dy"))  # fmt: skip
+mistake("block_function: function_forgets_the_gate_has_none",
+        "incorrect number of gradients|expected 6",
+        ("return *compute_backward", "return compute_backward"), ("), None", ")"))  # fmt: skip
+# A variable outside ctx holds what the latest call saved.
+mistake("block_function: function_keeps_the_last_call",
+        "wrong values in dx|wrong values in dweight|invalid gradient",
+        ("    class", "    kept = []\n\n    class"),
+        (SAVE, "kept[:] = x, w1, w2, *saved"), ("*ctx.saved_tensors", "*kept"))  # fmt: skip
+mistake("block_function: function_keeps_x_in_ctx",
+        "changed in place between forward and backward, and nobody noticed",
+        (SAVE, "ctx.kept = x, w1, w2, *saved"), ("*ctx.saved_tensors", "*ctx.kept"))  # fmt: skip
+mistake("block_function: function_assumes_the_sigmoid", "wrong values in d",
+        ("gate=ctx.gate", 'gate="sigmoid"'))  # fmt: skip
+mistake("block_function: function_forward_assumes_the_sigmoid", "wrong values in y",
+        ("gate=gate", 'gate="sigmoid"'))  # fmt: skip
+mistake("block_function: function_computes_again", "compute_forward was called 4 times",
+        ("ctx.save_for_backward(x, *parameters, *saved)",
+         "ctx.save_for_backward(x, *parameters)"),
+        ("x, weight1, _, weight2, _, *saved = ctx.saved_tensors",
+         "x, weight1, _, weight2, _ = ctx.saved_tensors\n"
+         "        _, *saved = compute_forward(*ctx.saved_tensors, gate=ctx.gate)"),
+        of=function_saves_more)  # fmt: skip
+mistake("block_function: function_returns_all_four", "it gives a tuple",
+        ("return y\n", "return y, *saved\n"),
+        ("backward(ctx, dy)", "backward(ctx, dy, *_)"))  # fmt: skip
+mistake("block_function: function_saves_the_results_only",
+        "takes dy, x, weight1, weight2, mean, hidden, logit",
+        (SAVE, "ctx.save_for_backward(*saved)"))  # fmt: skip
+mistake("block_function: function_saves_in_another_order",
+        "wrong values in d|matmul|mismatch|broadcast|invalid gradient",
+        (SAVE, "ctx.save_for_backward(x, w1, w2, *reversed(saved))"))  # fmt: skip
+mistake("block_function: function_leaves_the_biases_out", "bias1 has no gradient",
+        (FOUND, "found[0], None, found[2], None"), of=function_saves_more)  # fmt: skip
+mistake("block_function: function_no_return", "something to call",
+        ("return SqueezeExcite.apply", "SqueezeExcite.apply"))  # fmt: skip
 
 
 @wrong("block_function", "compute_backward was called 0 times")
@@ -358,80 +220,6 @@ def function_lets_autograd_try(compute_forward, compute_backward):
         return x * gates[gate](logit)[:, :, None, None]
 
     return apply
-
-
-@wrong("block_function", "compute_forward was called 4 times")
-def function_computes_again(compute_forward, compute_backward):
-    def forward(ctx, x, weight1, bias1, weight2, bias2, gate):
-        ctx.save_for_backward(x, weight1, bias1, weight2, bias2)
-        ctx.gate = gate
-        return compute_forward(x, weight1, bias1, weight2, bias2, gate=gate)[0]
-
-    def backward(ctx, dy):
-        x, weight1, bias1, weight2, bias2 = ctx.saved_tensors
-        _, *saved = compute_forward(x, weight1, bias1, weight2, bias2, gate=ctx.gate)
-        found = compute_backward(dy.contiguous(), x, weight1, weight2, *saved, gate=ctx.gate)
-        return *found, None
-
-    return _function(forward, backward)
-
-
-@wrong("block_function", "it gives a tuple")
-def function_returns_all_four(compute_forward, compute_backward):
-    def forward(ctx, x, weight1, bias1, weight2, bias2, gate):
-        y, *saved = compute_forward(x, weight1, bias1, weight2, bias2, gate=gate)
-        ctx.save_for_backward(x, weight1, weight2, *saved)
-        ctx.gate = gate
-        return y, *saved
-
-    def backward(ctx, dy, *_):
-        return *compute_backward(dy.contiguous(), *ctx.saved_tensors, gate=ctx.gate), None
-
-    return _function(forward, backward)
-
-
-@wrong("block_function", "takes dy, x, weight1, weight2, mean, hidden, logit")
-def function_saves_the_results_only(compute_forward, compute_backward):
-    def forward(ctx, x, weight1, bias1, weight2, bias2, gate):
-        y, *saved = compute_forward(x, weight1, bias1, weight2, bias2, gate=gate)
-        ctx.save_for_backward(*saved)
-        ctx.gate = gate
-        return y
-
-    def backward(ctx, dy):
-        return *compute_backward(dy.contiguous(), *ctx.saved_tensors, gate=ctx.gate), None
-
-    return _function(forward, backward)
-
-
-@wrong("block_function", "wrong values in d|matmul|mismatch|broadcast|invalid gradient")
-def function_saves_in_another_order(compute_forward, compute_backward):
-    def forward(ctx, x, weight1, bias1, weight2, bias2, gate):
-        y, mean, hidden, logit = compute_forward(x, weight1, bias1, weight2, bias2, gate=gate)
-        ctx.save_for_backward(x, weight1, weight2, logit, hidden, mean)
-        ctx.gate = gate
-        return y
-
-    def backward(ctx, dy):
-        return *compute_backward(dy.contiguous(), *ctx.saved_tensors, gate=ctx.gate), None
-
-    return _function(forward, backward)
-
-
-@wrong("block_function", "bias1 has no gradient")
-def function_leaves_the_biases_out(compute_forward, compute_backward):
-    def backward(ctx, dy):
-        dx, dweight1, _, dweight2, _ = compute_backward(
-            dy.contiguous(), *ctx.saved_tensors, gate=ctx.gate
-        )
-        return dx, dweight1, None, dweight2, None, None
-
-    return _function(_keeping(compute_forward), backward)
-
-
-@wrong("block_function", "something to call")
-def function_no_return(compute_forward, compute_backward):
-    _function(_keeping(compute_forward), lambda ctx, dy: None)
 
 
 # ---- swap_blocks(model, old_type, make_new) --------------------------------------------------
@@ -471,166 +259,49 @@ def swap_parameters_only(model, old_type, make_new):
     return names
 
 
-def _swapped(model, old_type, make_new, dress):
-    """Swap as one should, but for what `dress(new, old)` does with the new block."""
-    names = [name for name, each in model.named_modules() if isinstance(each, old_type)]
-    for name in names:
-        old = model.get_submodule(name)
-        new = make_new(old)
-        dress(new, old)
-        model.set_submodule(name, new)
-    return names
-
-
-@wrong("swap_blocks", "another Parameter than before the swap")
-def swap_copies_the_weights(model, old_type, make_new):
-    def dress(new, old):
-        new.load_state_dict(old.state_dict())
-        new.train(old.training)
-
-    return _swapped(model, old_type, make_new, dress)
-
-
-@wrong("swap_blocks", "another Parameter than before the swap")
-def swap_keeps_new_weights(model, old_type, make_new):
-    return _swapped(model, old_type, make_new, lambda new, old: new.train(old.training))
-
-
-@wrong("swap_blocks", "fc2.weight is another Parameter")
-def swap_forgets_the_second_layer(model, old_type, make_new):
-    def dress(new, old):
-        new.fc1 = old.fc1
-        new.train(old.training)
-
-    return _swapped(model, old_type, make_new, dress)
-
-
-@wrong("swap_blocks", "bias is another Parameter")
-def swap_forgets_the_biases(model, old_type, make_new):
-    def dress(new, old):
-        new.fc1.weight, new.fc2.weight = old.fc1.weight, old.fc2.weight
-        new.train(old.training)
-
-    return _swapped(model, old_type, make_new, dress)
-
-
-@wrong("swap_blocks", "has training=True after the swap")
-def swap_loses_the_mode(model, old_type, make_new):
-    def dress(new, old):
-        new.fc1, new.fc2 = old.fc1, old.fc2
-
-    return _swapped(model, old_type, make_new, dress)
-
-
-@wrong("swap_blocks", "has training=False after the swap")
-def swap_ends_training(model, old_type, make_new):
-    def dress(new, old):
-        new.fc1, new.fc2 = old.fc1, old.fc2
-        new.eval()
-
-    return _swapped(model, old_type, make_new, dress)
-
-
-@wrong("swap_blocks", "another Parameter|state_dict has changed|size mismatch")
-def swap_crosses_the_layers(model, old_type, make_new):
-    def dress(new, old):
-        new.fc1, new.fc2 = old.fc2, old.fc1
-        new.train(old.training)
-
-    return _swapped(model, old_type, make_new, dress)
-
-
-@wrong("swap_blocks", "is not a new block")
-def swap_only_children(model, old_type, make_new):
-    swapped = []
-    for name, old in model.named_children():
-        if isinstance(old, old_type):
-            new = make_new(old)
-            new.fc1, new.fc2 = old.fc1, old.fc2
-            setattr(model, name, new.train(old.training))
-            swapped.append(name)
-    return swapped
-
-
-@wrong("swap_blocks", "is not a new block")
-def swap_only_the_first(model, old_type, make_new):
-    for name, old in model.named_modules():
-        if isinstance(old, old_type):
-            new = make_new(old)
-            new.fc1, new.fc2 = old.fc1, old.fc2
-            model.set_submodule(name, new.train(old.training))
-            return [name]
-    return []
-
-
-@wrong("swap_blocks", "is not a new block")
-def swap_sets_on_the_model(model, old_type, make_new):
-    names = []
-    for name, old in list(model.named_modules()):
-        if isinstance(old, old_type):
-            new = make_new(old)
-            new.fc1, new.fc2 = old.fc1, old.fc2
-            setattr(model, name, new.train(old.training))
-            names.append(name)
-    return names
-
-
-@wrong("swap_blocks", "is not a new block")
-def swap_changes_a_variable(model, old_type, make_new):
-    names = []
-    for name, module in model.named_modules():
-        if isinstance(module, old_type):
-            new = make_new(module)
-            new.fc1, new.fc2 = module.fc1, module.fc2
-            module = new.train(module.training)
-            names.append(name)
-    return names
-
-
-@wrong("swap_blocks", "was no block, and is not what it was|has no attribute")
-def swap_by_attribute(model, old_type, make_new):
-    names = [name for name, each in model.named_modules() if hasattr(each, "fc1")]
-    for name in names:
-        old = model.get_submodule(name)
-        sizes = old if isinstance(old, old_type) else model.gate
-        new = make_new(sizes)
-        new.fc1, new.fc2 = old.fc1, old.fc2
-        model.set_submodule(name, new.train(old.training))
-    return names
-
-
-@wrong("swap_blocks", "it returned \\[")
-def swap_returns_last_names(model, old_type, make_new):
-    found = swap_parameters_only(model, old_type, make_new)
-    return [name.rpartition(".")[2] for name in found] + [""] * (not found)
-
-
-@wrong("swap_blocks", "it returned \\[")
-def swap_returns_names_backwards(model, old_type, make_new):
-    return swap_parameters_only(model, old_type, make_new)[::-1]
-
-
-@wrong("swap_blocks", "it returned None")
-def swap_returns_nothing(model, old_type, make_new):
-    swap_parameters_only(model, old_type, make_new)
-
-
-@wrong("swap_blocks", "it returned \\[\\]; the blocks")
-def swap_looks_too_late(model, old_type, make_new):
-    new_type = []
-    swap_parameters_only(model, old_type, lambda old: new_type.append(old) or make_new(old))
-    return [name for name, each in model.named_modules() if type(each) is old_type]
-
-
-@wrong("swap_blocks", "requires_grad|has changed|another Parameter|wrong values")
-def swap_mixes_up_the_blocks(model, old_type, make_new):
-    names = [name for name, each in model.named_modules() if isinstance(each, old_type)]
-    olds = [model.get_submodule(name) for name in names]
-    for name, old in zip(names, reversed(olds), strict=True):
-        new = make_new(old)
-        new.fc1, new.fc2 = old.fc1, old.fc2
-        model.set_submodule(name, new.train(model.get_submodule(name).training))
-    return names
+LAYERS = "new.fc1, new.fc2 = old.fc1, old.fc2"
+PUT = "setattr(model.get_submodule(parent), last, new)"
+mistake("swap_blocks: swap_copies_the_weights", "another Parameter than before the swap",
+        (LAYERS, "new.load_state_dict(old.state_dict())"))  # fmt: skip
+mistake("swap_blocks: swap_keeps_new_weights", "another Parameter than before the swap",
+        (LAYERS, ""))  # fmt: skip
+mistake("swap_blocks: swap_forgets_the_second_layer", "fc2.weight is another Parameter",
+        (LAYERS, "new.fc1 = old.fc1"))  # fmt: skip
+mistake("swap_blocks: swap_forgets_the_biases", "bias is another Parameter",
+        (LAYERS, "new.fc1.weight, new.fc2.weight = old.fc1.weight, old.fc2.weight"),
+        )  # fmt: skip
+mistake("swap_blocks: swap_loses_the_mode", "has training=True after the swap",
+        ("new.train(old.training)", ""))  # fmt: skip
+mistake("swap_blocks: swap_ends_training", "has training=False after the swap",
+        ("new.train(old.training)", "new.eval()"))  # fmt: skip
+mistake("swap_blocks: swap_crosses_the_layers",
+        "another Parameter|state_dict has changed|size mismatch",
+        (LAYERS, "new.fc1, new.fc2 = old.fc2, old.fc1"))  # fmt: skip
+mistake("swap_blocks: swap_only_children", "is not a new block",
+        ("named_modules", "named_children"))  # fmt: skip
+mistake("swap_blocks: swap_only_the_first", "is not a new block",
+        ("swapped.append(name)", "return [name]"))  # fmt: skip
+mistake("swap_blocks: swap_sets_on_the_model", "is not a new block",
+        (PUT, "setattr(model, name, new)"))  # fmt: skip
+mistake("swap_blocks: swap_changes_a_variable", "is not a new block", (PUT, "old = new"))
+mistake("swap_blocks: swap_by_attribute", "was no block, and is not what it was|has no attribute",
+        ("if isinstance(old, old_type)", 'if hasattr(old, "fc1")'),
+        ("make_new(old)", "make_new(old if isinstance(old, old_type) else model.gate)"),
+        )  # fmt: skip
+mistake("swap_blocks: swap_returns_last_names", "it returned \\[",
+        ("swapped.append(name)", "swapped.append(last)"))  # fmt: skip
+mistake("swap_blocks: swap_returns_names_backwards", "it returned \\[",
+        ("return swapped", "return swapped[::-1]"))  # fmt: skip
+mistake("swap_blocks: swap_returns_nothing", "it returned None", ("    return swapped\n", ""))
+mistake("swap_blocks: swap_looks_too_late", "it returned \\[\\]; the blocks",
+        ("return swapped",
+         "return [name for name, each in model.named_modules() if isinstance(each, old_type)]"),
+        )  # fmt: skip
+mistake("swap_blocks: swap_mixes_up_the_blocks",
+        "requires_grad|has changed|another Parameter|wrong values",
+        ("swapped = []",
+         "swapped, olds = [], [m for m in model.modules() if isinstance(m, old_type)]"),
+        (LAYERS, "new.fc1, new.fc2 = olds[-1].fc1, olds.pop().fc2"))  # fmt: skip
 
 
 # ---- hard_gate_backward(dy, x, logit, dlogit) ------------------------------------------------
@@ -677,174 +348,39 @@ def hard_gate_last_lane_writes(dy, x, logit, dlogit):
             dlogit[plane] = total * (ONE / SIX) if inside else ZERO
 
 
-@wrong("hard_gate_backward", "wrong values in dlogit")
-@cuda.jit
-def hard_gate_at_the_corners(dy, x, logit, dlogit):
-    # At −3 and at 3 the gradient is 0.
-    plane, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if plane < logit.size:
-        total = ZERO
-        for place in range(lane, x.shape[1], 32):
-            total += dy[plane, place] * x[plane, place]
-        total = warp_sum(total)
-        if lane == 0:
-            inside = -THREE <= logit[plane] and logit[plane] <= THREE
-            dlogit[plane] = total / SIX if inside else ZERO
-
-
-@wrong("hard_gate_backward", "wrong values in dlogit")
-@cuda.jit
-def hard_gate_without_corners(dy, x, logit, dlogit):
-    plane, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if plane < logit.size:
-        total = ZERO
-        for place in range(lane, x.shape[1], 32):
-            total += dy[plane, place] * x[plane, place]
-        total = warp_sum(total)
-        if lane == 0:
-            dlogit[plane] = total / SIX
-
-
-@wrong("hard_gate_backward", "wrong values in dlogit")
-@cuda.jit
-def hard_gate_of_the_sigmoid(dy, x, logit, dlogit):
-    plane, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if plane < logit.size:
-        total = ZERO
-        for place in range(lane, x.shape[1], 32):
-            total += dy[plane, place] * x[plane, place]
-        total = warp_sum(total)
-        if lane == 0:
-            gate = ONE / (ONE + math.exp(-logit[plane]))
-            dlogit[plane] = total * gate * (ONE - gate)
-
-
-@wrong("hard_gate_backward", "6 times what it should be|wrong values in dlogit")
-@cuda.jit
-def hard_gate_slope_one(dy, x, logit, dlogit):
-    plane, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if plane < logit.size:
-        total = ZERO
-        for place in range(lane, x.shape[1], 32):
-            total += dy[plane, place] * x[plane, place]
-        total = warp_sum(total)
-        if lane == 0:
-            dlogit[plane] = total if -THREE < logit[plane] < THREE else ZERO
-
-
-@wrong("hard_gate_backward", "wrong values in dlogit")
-@cuda.jit
-def hard_gate_mean_over_the_plane(dy, x, logit, dlogit):
-    # The gate multiplies every place in full: a sum, and no mean.
-    plane, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if plane < logit.size:
-        total = ZERO
-        for place in range(lane, x.shape[1], 32):
-            total += dy[plane, place] * x[plane, place]
-        total = warp_sum(total) / np.float32(max(x.shape[1], 1))
-        if lane == 0:
-            dlogit[plane] = total / SIX if -THREE < logit[plane] < THREE else ZERO
-
-
-@wrong("hard_gate_backward", "wrong values in dlogit")
-@cuda.jit
-def hard_gate_forgets_x(dy, x, logit, dlogit):
-    plane, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if plane < logit.size:
-        total = ZERO
-        for place in range(lane, x.shape[1], 32):
-            total += dy[plane, place]
-        total = warp_sum(total)
-        if lane == 0:
-            dlogit[plane] = total / SIX if -THREE < logit[plane] < THREE else ZERO
-
-
-@wrong("hard_gate_backward", "wrong values in dlogit")
-@cuda.jit
-def hard_gate_first_round_only(dy, x, logit, dlogit):
-    plane, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if plane < logit.size:
-        total = ZERO
-        if lane < x.shape[1]:
-            total = dy[plane, lane] * x[plane, lane]
-        total = warp_sum(total)
-        if lane == 0:
-            dlogit[plane] = total / SIX if -THREE < logit[plane] < THREE else ZERO
-
-
-@wrong("hard_gate_backward", "wrong values in dlogit")
-@cuda.jit
-def hard_gate_lane_0_alone(dy, x, logit, dlogit):
-    # The shares of the other 31 lanes are never added.
-    plane, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if plane < logit.size:
-        total = ZERO
-        for place in range(lane, x.shape[1], 32):
-            total += dy[plane, place] * x[plane, place]
-        if lane == 0:
-            dlogit[plane] = total / SIX if -THREE < logit[plane] < THREE else ZERO
-
-
-@wrong("hard_gate_backward", OUTSIDE)
-@cuda.jit
-def hard_gate_no_guard(dy, x, logit, dlogit):
-    plane, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    total = ZERO
-    for place in range(lane, x.shape[1], 32):
-        total += dy[plane, place] * x[plane, place]
-    total = warp_sum(total)
-    if lane == 0:
-        dlogit[plane] = total / SIX if -THREE < logit[plane] < THREE else ZERO
-
-
-@wrong("hard_gate_backward", "shuffle|inactive|lane|warp")
-@cuda.jit
-def hard_gate_sum_inside_the_loop(dy, x, logit, dlogit):
-    plane, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if plane < logit.size:
-        total = ZERO
-        for place in range(lane, x.shape[1], 32):
-            total += warp_sum(dy[plane, place] * x[plane, place])
-        if lane == 0:
-            dlogit[plane] = total / SIX if -THREE < logit[plane] < THREE else ZERO
-
-
-@wrong("hard_gate_backward", "never written")
-@cuda.jit
-def hard_gate_writes_inside_only(dy, x, logit, dlogit):
-    plane, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if plane < logit.size:
-        total = ZERO
-        for place in range(lane, x.shape[1], 32):
-            total += dy[plane, place] * x[plane, place]
-        total = warp_sum(total)
-        if lane == 0 and -THREE < logit[plane] and logit[plane] < THREE:
-            dlogit[plane] = total / SIX
-
-
-@wrong("hard_gate_backward", "written by more than one thread|race")
-@cuda.jit
-def hard_gate_every_lane_writes(dy, x, logit, dlogit):
-    plane, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if plane < logit.size:
-        total = ZERO
-        for place in range(lane, x.shape[1], 32):
-            total += dy[plane, place] * x[plane, place]
-        total = warp_sum(total)
-        dlogit[plane] = total / SIX if -THREE < logit[plane] < THREE else ZERO
-
-
-@wrong("hard_gate_backward", "float64")
-@cuda.jit
-def hard_gate_in_float64(dy, x, logit, dlogit):
-    plane, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if plane < logit.size:
-        total = 0.0
-        for place in range(lane, x.shape[1], 32):
-            total += dy[plane, place] * x[plane, place]
-        total = warp_sum(np.float32(total))
-        if lane == 0:
-            dlogit[plane] = total / SIX if -THREE < logit[plane] < THREE else ZERO
+INSIDE = "-THREE < z and z < THREE"
+# At −3 and at 3 the gradient is 0.
+mistake("hard_gate_backward: hard_gate_at_the_corners", "wrong values in dlogit",
+        (INSIDE, "-THREE <= z and z <= THREE"))  # fmt: skip
+mistake("hard_gate_backward: hard_gate_without_corners", "wrong values in dlogit",
+        (f" if {INSIDE} else ZERO", ""))  # fmt: skip
+mistake("hard_gate_backward: hard_gate_of_the_sigmoid", "wrong values in dlogit",
+        ("slope = ONE / SIX if abs(logit[plane]) < THREE else ZERO",
+         "gate = ONE / (ONE + math.exp(-logit[plane]))\n        slope = gate * (ONE - gate)"),
+        of=hard_gate_each_lane_scales)  # fmt: skip
+mistake("hard_gate_backward: hard_gate_slope_one",
+        "6 times what it should be|wrong values in dlogit", ("total / SIX", "total"))  # fmt: skip
+# The gate multiplies every place in full: a sum, and no mean.
+mistake("hard_gate_backward: hard_gate_mean_over_the_plane", "wrong values in dlogit",
+        ("warp_sum(total)", "warp_sum(total) / np.float32(max(x.shape[1], 1))"))  # fmt: skip
+mistake("hard_gate_backward: hard_gate_forgets_x", "wrong values in dlogit",
+        ("dy[plane, place] * x[plane, place]", "dy[plane, place]"))  # fmt: skip
+mistake("hard_gate_backward: hard_gate_first_round_only", "wrong values in dlogit",
+        ("range(lane, x.shape[1], 32)", "range(lane, min(x.shape[1], 32), 32)"))  # fmt: skip
+# The shares of the other 31 lanes are never added.
+mistake("hard_gate_backward: hard_gate_lane_0_alone", "wrong values in dlogit",
+        ("        total = warp_sum(total)\n", ""))  # fmt: skip
+mistake("hard_gate_backward: hard_gate_no_guard", OUTSIDE,
+        ("if plane < logit.size:", "if True:"))  # fmt: skip
+mistake("hard_gate_backward: hard_gate_sum_inside_the_loop", "shuffle|inactive|lane|warp",
+        ("dy[plane, place] * x[plane, place]", "warp_sum(dy[plane, place] * x[plane, place])"),
+        ("        total = warp_sum(total)\n", ""))  # fmt: skip
+mistake("hard_gate_backward: hard_gate_writes_inside_only", "never written",
+        (f"dlogit[plane] = total / SIX if {INSIDE} else ZERO",
+         f"if {INSIDE}:\n                dlogit[plane] = total / SIX"))  # fmt: skip
+mistake("hard_gate_backward: hard_gate_every_lane_writes", "written by more than one thread|race",
+        ("if lane == 0:", "if True:"))  # fmt: skip
+mistake("hard_gate_backward: hard_gate_in_float64", "float64", ("total = ZERO", "total = 0.0"))
 
 
 @wrong("hard_gate_backward", "race")

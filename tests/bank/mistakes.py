@@ -17,11 +17,10 @@ def mistake(name, says, *changes, of=None):
     """
     exercise, _, called = name.partition(": ")
     origin = python_function(exercises()[exercise].solution if of is None else of)
-    text = inspect.getsource(origin)
-    # The text of a right kernel begins with the line that enters it as right.
-    entered = [] if of is None else [(f'@right("{exercise}")\n', "")]
+    # A kernel that the bank has entered as right keeps that line out of the wrong one.
+    text = inspect.getsource(origin).removeprefix(f'@right("{exercise}")\n')
     renamed = (f"def {origin.__name__}(", f"def {called}(")
-    for old, new in (*entered, renamed, *changes):
+    for old, new in (renamed, *changes):
         if text.count(old) != 1:
             raise ValueError(f"{name}: {old!r} stands {text.count(old)} times in {origin.__name__}")
         text = text.replace(old, new)
