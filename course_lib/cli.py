@@ -14,14 +14,9 @@ import sys
 from pathlib import Path
 
 import course_lib
+from course_lib.benchmarks import BENCHMARKS
 from course_lib.runtime.cache import CacheError
 
-BENCHMARKS = (
-    "activation", "conv2d", "conv_transpose2d", "cross_entropy", "efficientnet", "fashion_mnist",
-    "fashion_mnist_training", "fused_softmax", "global_avg_pool", "host", "kernel_cache", "launch",
-    "layers", "lesson_01", "lesson_02", "lesson_04", "lesson_09", "linear", "replace_layers",
-    "segmentation_loss", "softmax", "squeeze_excite",
-)  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
 RESULTS_BEGIN, RESULTS_END = "<!-- results:begin -->", "<!-- results:end -->"

@@ -3,6 +3,13 @@
 import inspect
 from pathlib import Path
 
+BENCHMARKS = (
+    "activation", "conv2d", "conv_transpose2d", "cross_entropy", "efficientnet", "fashion_mnist",
+    "fashion_mnist_training", "fused_softmax", "global_avg_pool", "host", "kernel_cache", "launch",
+    "layers", "lesson_01", "lesson_02", "lesson_04", "lesson_09", "linear", "replace_layers",
+    "segmentation_loss", "softmax", "squeeze_excite",
+)  # fmt: skip
+
 
 def refused(benchmark, wanted):
     """Why the `run` of a benchmark does not take what is `wanted`, as a sentence; None if it does.
