@@ -355,9 +355,10 @@ def _with_launches(record, facts):
 
 
 def as_text(held):
-    """What a file of records holds: JSON with a line for each field, and for each launch."""
+    """What a file of records holds: JSON with a line for each row, each launch, and other field."""
     text = json.dumps(held, indent=1)
-    in_one_line = re.sub(r'\{\s+"kernel": [^{}]*\}', lambda it: json.dumps(json.loads(it[0])), text)
+    flat = r'\{\s+"(?:kernel|label)": [^{}]*\}'
+    in_one_line = re.sub(flat, lambda found: json.dumps(json.loads(found[0])), text)
     return in_one_line + "\n"
 
 

@@ -26,6 +26,7 @@ ROTATED = 50_000  # µs that a replay may take for the sake of walking through a
 LOOP = 4_000  # µs of a loop of calls, as Python sees them
 MOST_CALLS = 60
 LATE = 2_000  # µs of a call from which on its latency is its time
+LATENCIES = 100  # calls that are waited for, one by one
 DRAWN, SEED = 8, 2026  # shapes drawn for each operation, and with which seed
 
 
@@ -159,6 +160,8 @@ def distance(found, expected):
 
 def measure(case, *, rounds=20, device="cuda"):
     """Check, then time, a case. Returns its record."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()  # of the case before
     with case.settings(), torch.no_grad():
         n_sets = bench.buffer_sets(case.n_bytes, most=case.most_sets)
         make = Make(device)
@@ -263,7 +266,7 @@ def _add_latencies(rows, candidates, once):
         label: lambda call=call: call(0)
         for label, call in candidates.items() if once[label] < LATE
     }  # fmt: skip
-    found = bench.call_times(short)
+    found = bench.call_times(short, rounds=LATENCIES)
     for row in rows:
         if row["label"] in found:
             row["latency_microseconds"] = round(found[row["label"]].microseconds, 3)

@@ -95,8 +95,11 @@ def _build(shape, dtype, layout, direction, make, n_sets):
     written = sets[0].planes if forward else sets[0].images
 
     def peers():
-        fused = compiled(lambda one: _out_of_place(one, forward), fullgraph=False)
-        return {EAGER: rotating(eager, sets), COMPILED: rotating(fused, sets)}
+        fused = compiled(functools.partial(_out_of_place, forward=forward))
+        return {
+            EAGER: rotating(eager, sets),
+            COMPILED: rotating(lambda one: fused(one.images, one.planes), sets),
+        }
 
     return Work(
         {
@@ -125,15 +128,14 @@ def _mean(one):
 
 def _spread(one):
     """What autograd runs for mean((2, 3))."""
-    N, C, H, W = one.images.shape
-    return torch.div(one.planes[:, :, None, None].expand(N, C, H, W), H * W, out=one.images)
+    H, W = one.images.shape[2:]
+    return torch.div(one.planes[:, :, None, None].expand_as(one.images), H * W, out=one.images)
 
 
-def _out_of_place(one, forward):
+def _out_of_place(images, planes, forward):
     if forward:
-        return one.images.mean((2, 3))
-    N, C, H, W = one.images.shape
-    return one.planes[:, :, None, None].expand(N, C, H, W) / (H * W)
+        return images.mean((2, 3))
+    return planes[:, :, None, None].expand_as(images) / (images.shape[2] * images.shape[3])
 
 
 def _read(one):

@@ -128,12 +128,12 @@ def _build_pooling(direction, shape, windows, window, dtype, layout, n_bytes, ma
     def peers():
         _, at_64 = _aten.max_pool2d_with_indices(first.x, *pair)
 
-        def eager(one):
+        def eager(x, dy):
             if direction == "forward":
-                return _aten.max_pool2d_with_indices(one.x, *pair)
-            return _aten.max_pool2d_with_indices_backward(one.dy, first.x, *pair, at_64)
+                return _aten.max_pool2d_with_indices(x, *pair)
+            return _aten.max_pool2d_with_indices_backward(dy, first.x, *pair, at_64)
 
-        return {EAGER: rotating(eager, sets), COMPILED: _compiled_pooling(eager, sets)}
+        return _eager_and_compiled(eager, sets)
 
     def right():
         if direction == "forward":
@@ -154,9 +154,13 @@ def _build_pooling(direction, shape, windows, window, dtype, layout, n_bytes, ma
     )  # fmt: skip
 
 
-def _compiled_pooling(eager, sets):
-    fused = compiled(eager, fullgraph=False)
-    return rotating(lambda one: fused(one), sets)
+def _eager_and_compiled(eager, sets):
+    """Peers of a function of x and dy."""
+
+    def peer(function):
+        return rotating(lambda one: function(one.x, one.dy), sets)
+
+    return {EAGER: peer(eager), COMPILED: peer(compiled(eager, fullgraph=False))}
 
 
 # ------------------------------------------------------------------ batch normalisation
@@ -209,22 +213,21 @@ def _build_norm(direction, shape, dtype, layout, n_bytes, make, n_sets):
 
     def peers():
         eager = {
-            "forward": lambda one: _aten.native_batch_norm(
-                one.x, *affine, *running, True, MOMENTUM, EPS
+            "forward": lambda x, dy: _aten.native_batch_norm(
+                x, *affine, *running, True, MOMENTUM, EPS
             ),
-            "backward": lambda one: _aten.native_batch_norm_backward(
-                one.dy, one.x, weight, None, None, mean, rstd, True, EPS, [True] * 3
+            "backward": lambda x, dy: _aten.native_batch_norm_backward(
+                dy, x, weight, None, None, mean, rstd, True, EPS, [True] * 3
             ),
-            "inference": lambda one: _aten.native_batch_norm(
-                one.x, *affine, *fixed, False, MOMENTUM, EPS
+            "inference": lambda x, dy: _aten.native_batch_norm(
+                x, *affine, *fixed, False, MOMENTUM, EPS
             ),
         }[direction]
-        found = {EAGER: rotating(eager, sets)}
+        found = _eager_and_compiled(eager, sets)
         # cuDNN wants weights of the images' dtype.
         if direction != "inference" and dtype == "float32" and _has_cudnn(make.device):
             found[CUDNN] = rotating(_by_cudnn(direction, sets[0].x, affine, running), sets)
-        fused = compiled(eager, fullgraph=False)
-        return found | {COMPILED: rotating(lambda one: fused(one), sets)}
+        return found
 
     def right():
         true = _true_batch_norm(direction, sets[0].x, sets[0].dy, affine, fixed)

@@ -4,6 +4,7 @@ Operations are measured case by case, fixed shapes and drawn ones, and each is s
 programs, whose benchmarks have no cases, come last.
 """
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable
@@ -41,6 +42,7 @@ def pending(held):
                 record = known.get((case.name, case.dtype, case.shape))
                 if (why := _why(record, held["device"])) is not None:
                     found.append(_of_case(case, record, why))
+            found += _beside_cases(module, name, held)
         elif (why := _why_program(module, name, held)) is not None:
             programs.append(Pending(name, why, float("inf"), module.run))
     return sorted(found, key=lambda each: each.seconds) + programs
@@ -51,6 +53,15 @@ def _why(record, facts):
         return "missing"
     stale, why = bench.stale(record, facts)
     return f"stale: {why}" if stale else None
+
+
+def _beside_cases(module, name, held):
+    """Stale records that a benchmark of cases makes beside them, such as the readers' table."""
+    for record in held["records"]:
+        if launches.benchmark_name(record["command"]) == name and "launches" not in record:
+            if (why := _why(record, held["device"])) is not None:
+                run = functools.partial(module.run, names=[record["name"]])
+                yield Pending(record["name"], why, START, run)
 
 
 def _why_program(module, name, held):

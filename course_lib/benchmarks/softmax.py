@@ -120,6 +120,7 @@ def _build(operation, forward, shape, dtype, n_bytes, make, n_sets):
     call = operation.forward if forward else operation.backward
     eager = _EAGER[f"{operation.name}.{'forward' if forward else 'backward'}"]
     default = softmax.default_variant(shape[-1], 1 if forward else 2)
+    log = operation is softmax.log_softmax
 
     def ours(one, rung):
         if rung == "split" and shape[-1] < SHORTEST_SPLIT and rung != default:
@@ -128,7 +129,7 @@ def _build(operation, forward, shape, dtype, n_bytes, make, n_sets):
 
     def peers():
         found = {EAGER: rotating(lambda one: eager(*one.inputs, one.output), sets)}
-        return found | (_forward_peers(operation, sets) if forward else {})
+        return found | _compiled(operation, forward, sets) | (_triton(log, sets) if forward else {})
 
     return Work(
         {
@@ -142,13 +143,17 @@ def _build(operation, forward, shape, dtype, n_bytes, make, n_sets):
     )
 
 
-def _forward_peers(operation, sets):
+def _compiled(operation, forward, sets):
     log = operation is softmax.log_softmax
-    function = torch.log_softmax if log else torch.softmax
+    if forward:
+        function = functools.partial(torch.log_softmax if log else torch.softmax, dim=-1)
+    else:
+        of = _aten._log_softmax_backward_data if log else _aten._softmax_backward_data
+        function = lambda dy, y: of(dy, y, -1, y.dtype)  # noqa: E731
     # Its best of several schedules each; the mode that bears the name also tunes by descent,
     # which takes minutes for all shapes.
-    fused = compiled(lambda x: function(x, -1), mode=None, options={"max_autotune": True})
-    return {COMPILED: rotating(lambda one: fused(*one.inputs), sets)} | _triton(log, sets)
+    fused = compiled(lambda *inputs: function(*inputs), mode=None, options={"max_autotune": True})
+    return {COMPILED: rotating(lambda one: fused(*one.inputs), sets)}
 
 
 def _triton(log, sets):
