@@ -357,9 +357,8 @@ def _with_launches(record, facts):
 def as_text(held):
     """What a file of records holds: JSON with a line for each row, each launch, and other field."""
     text = json.dumps(held, indent=1)
-    flat = r'\{\s+"(?:kernel|label)": [^{}]*\}'
-    in_one_line = re.sub(flat, lambda found: json.dumps(json.loads(found[0])), text)
-    return in_one_line + "\n"
+    flat = r'\{\s+"(?:kernel|label)": [^{}]*\}|(?<="versions": )\{[^{}]*\}|(?<="shape": )\[[^]]*\]'
+    return re.sub(flat, lambda found: json.dumps(json.loads(found[0])), text) + "\n"
 
 
 def identity(record):
