@@ -6,7 +6,9 @@ within every round (interleaved), so that a drifting clock meets them all alike,
 through several sets of buffers, so that a tensor isn't found in the L2 cache by luck.
 
 A record says on what device, with which versions, when, by which command and from which kernel
-sources it was measured; notebooks and README draw from it.
+sources it was measured; notebooks and README draw from it. Records of operations list each launch
+of a call, those of whole programs the hash of their sources: `stale` tells which are older than
+what they measured.
 """
 
 import datetime
@@ -185,14 +187,33 @@ def buffer_sets(n_bytes, *, index=0, most=24):
 
 def row(label, kind, timing, n_bytes, copy):
     """One line of a record. `kind` is "ours" or "peer"; `copy` the Timing of an equal copy."""
+    return plain_row(label, kind, timing) | {
+        "gbps": round(n_bytes / timing.microseconds / 1e3, 1),
+        "percent_of_copy": round(100 * copy.microseconds / timing.microseconds, 1),
+    }
+
+
+def plain_row(label, kind, timing):
+    """One line of a record that is held against no copy."""
     return {
         "label": label,
         "kind": kind,
         "microseconds": round(timing.microseconds, 3),
         "quartiles": [round(q, 3) for q in timing.quartiles],
-        "gbps": round(n_bytes / timing.microseconds / 1e3, 1),
-        "percent_of_copy": round(100 * copy.microseconds / timing.microseconds, 1),
     }
+
+
+def case_record(case, rows, copy):
+    """The record of a `benchmarks.case.Case`; `copy` is the Timing of its limit, if it has one."""
+    found = host_record(case.name, case.shape, case.dtype, rows, None, case.command)
+    del found["kernel_hash"]  # its launches are listed as it is saved
+    found["bytes"] = case.n_bytes
+    if copy is not None:
+        found["copy_microseconds"] = round(copy.microseconds, 3)
+        found["copy_gbps"] = round(case.n_bytes / copy.microseconds / 1e3, 1)
+    if case.flops:
+        found["flops"] = case.flops
+    return found
 
 
 def make_record(name, shape, dtype, n_bytes, copy, rows, kernel_hash, command):
@@ -223,6 +244,24 @@ def kernel_hash(functions):
     """One hash for all kernels and host functions that take part in what is measured."""
     digests = [fingerprint(function) for function in functions]
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def stale(record, facts):
+    """(whether a record is older than what it measured, why in words).
+
+    facts  what `device_facts` said of the device that it was measured on, which need not be here
+
+    A record with launches is stale where one call of a rung would make others there today, or where
+    the PTX of a kernel differs; where that is not known, its source. Others go by their hash.
+    """
+    from course_lib.benchmarks import launches
+
+    if "launches" in record:
+        why = launches.difference(record["launches"], launches.listed(record, facts))
+    else:
+        same = launches.source_hashes()[record["name"]] == record["kernel_hash"]
+        why = None if same else "the sources of its kernels have changed"
+    return why is not None, why
 
 
 def versions():
@@ -261,6 +300,7 @@ def device_facts(index=0):
         "name": found.name,
         "compute_capability": list(found.compute_capability),
         "multiprocessors": found.multiprocessors,
+        "shared_bytes": found.shared_bytes_per_block_optin,
         "l2_bytes": found.l2_bytes,
         "memory_bytes": found.total_bytes,
         "driver_cuda": f"{version[0]}.{version[1]}",
@@ -286,24 +326,43 @@ def results_path(name):
 def save_records(records, *, folder=None, index=0):
     """Add `records` to this device's file; one of the same name, shape and dtype is replaced.
 
+    Records of operations get the launches of their calls.
+
     Returns the file's path. `folder` stands in for data/results.
     """
     facts = device_facts(index)
+    records = [_with_launches(record, facts) for record in records]
     path = results_path(facts["name"])
     if folder is not None:
         path = Path(folder) / path.name
     held = json.loads(path.read_text())["records"] if path.exists() else []
-    fresh = {_identity(record) for record in records}
-    held = [record for record in held if _identity(record) not in fresh] + list(records)
-    held.sort(key=_identity)
+    fresh = {identity(record) for record in records}
+    held = [record for record in held if identity(record) not in fresh] + list(records)
+    held.sort(key=identity)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"device": facts, "records": held}, indent=1) + "\n")
+    temporary.write_text(as_text({"device": facts, "records": held}))
     os.replace(temporary, path)
     return path
 
 
-def _identity(record):
+def _with_launches(record, facts):
+    from course_lib.benchmarks import launches
+
+    if (found := launches.listed(record, facts)) is None:
+        return record
+    return {key: v for key, v in record.items() if key != "kernel_hash"} | {"launches": found}
+
+
+def as_text(held):
+    """What a file of records holds: JSON with a line for each row, each launch, and other field."""
+    text = json.dumps(held, indent=1)
+    flat = r'\{\s+"(?:kernel|label)": [^{}]*\}|(?<="versions": )\{[^{}]*\}|(?<="shape": )\[[^]]*\]'
+    return re.sub(flat, lambda found: json.dumps(json.loads(found[0])), text) + "\n"
+
+
+def identity(record):
+    """What tells a record from others: name, dtype and shape."""
     return record["name"], record["dtype"], record["shape"] and tuple(record["shape"])
 
 

@@ -14,14 +14,9 @@ import sys
 from pathlib import Path
 
 import course_lib
+from course_lib.benchmarks import BENCHMARKS
 from course_lib.runtime.cache import CacheError
 
-BENCHMARKS = (
-    "activation", "conv2d", "conv_transpose2d", "cross_entropy", "efficientnet", "fashion_mnist",
-    "fashion_mnist_training", "fused_softmax", "global_avg_pool", "host", "kernel_cache", "launch",
-    "layers", "lesson_01", "lesson_02", "lesson_04", "lesson_09", "linear", "replace_layers",
-    "segmentation_loss", "softmax", "squeeze_excite",
-)  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
 RESULTS_BEGIN, RESULTS_END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -49,7 +44,14 @@ def main(arguments=None):
 
     command = commands.add_parser("bench", help="measure on this GPU, beside the peers")
     command.set_defaults(command=bench)
-    command.add_argument("what", choices=BENCHMARKS, nargs="+", help="what to measure")
+    command.set_defaults(refuse=command.error)
+    command.add_argument(
+        "what", type=benchmark, nargs="*", help=f"what to measure: {', '.join(BENCHMARKS)}"
+    )
+    command.add_argument(
+        "--all", action="store_true",
+        help="list what is missing or stale; with --record, measure it, cheapest first",
+    )  # fmt: skip
     command.add_argument("--record", action="store_true", help="keep the result in data/results")
     command.add_argument("--rounds", type=int, help="timed rounds (default: 15 to 30)")
     command.add_argument("--shapes", type=shapes, help="only these, such as 128x200,1024x10000")
@@ -142,6 +144,13 @@ def shapes(text):
     return [shape(part) for part in text.split(",")]
 
 
+def benchmark(text):
+    """`text`, which names a benchmark."""
+    if text not in BENCHMARKS:
+        raise argparse.ArgumentTypeError(f"there is no {text!r}; there are {', '.join(BENCHMARKS)}")
+    return text
+
+
 def names(text):
     """The names in `text`, joined by commas."""
     return text.split(",")
@@ -201,12 +210,56 @@ def bench(options):
     """
     from course_lib import device
 
+    if bool(options.what) == options.all:
+        options.refuse("say what to measure, or --all")
+    if options.all and not options.record:
+        return _list_pending()
     if device.count() == 0 or course_lib.SIMULATED:
         print(
             "Speed is measured on a GPU, and kernels run in the simulator here. "
             "What was measured for the course is in data/results."
         )
         return 1
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit is as good as Ctrl-C
+    return _measure_pending() if options.all else _measure_named(options)
+
+
+def _list_pending():
+    from course_lib import bench
+    from course_lib.benchmarks import pending
+
+    held = bench.load_records()
+    if held is None:
+        print("Nothing is recorded yet: everything is missing")
+    else:
+        print(held["device"]["name"], pending.listing(pending.pending(held)), sep="\n")
+    return 0
+
+
+def _measure_pending():
+    from tqdm import tqdm
+
+    from course_lib import bench as measuring
+    from course_lib import benchmarks
+    from course_lib.benchmarks import pending
+
+    facts, measured = measuring.device_facts(), []
+    held = measuring.load_records(facts["name"]) or {"records": []}
+    status = 0
+    try:
+        for each in tqdm(pending.pending(held | {"device": facts})):
+            records = each.measure()
+            measuring.save_records(records)
+            print(benchmarks.table(records))
+            measured += records
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+        print(f"stopped after {len(measured)} records, which are kept", file=sys.stderr)
+    print(benchmarks.losses(measured))
+    return status
+
+
+def _measure_named(options):
     from tqdm import tqdm
 
     from course_lib import bench as measuring
@@ -219,7 +272,6 @@ def bench(options):
         for name in ("rounds", "shapes", "dtypes", "data_folder")
         if (value := getattr(options, name)) is not None
     }
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit is as good as Ctrl-C
     status = 0
     for name in options.what:
         benchmark = importlib.import_module(f"course_lib.benchmarks.{name}")
@@ -242,7 +294,7 @@ def bench(options):
             gc.unfreeze()
         if status and not found:
             return status
-        print(benchmarks.table(found))
+        print(benchmarks.table(found), benchmarks.losses(found), sep="\n")
         if summary := results_table.squeeze_excite(
             [{"device": measuring.device_facts(), "records": found}]
         ):

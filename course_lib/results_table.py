@@ -138,9 +138,9 @@ def squeeze_excite(recordings):
 def when(record):
     """The date of a record; and that its kernels have changed since, where it says so.
 
-    A record may have the field `kernels_changed` until it is measured again, which replaces it.
+    A record may have the field `stale` until it is measured again, which replaces it.
     """
-    return record["date"] + (", kernels changed since" if record.get("kernels_changed") else "")
+    return record["date"] + (", kernels changed since" if record.get("stale") else "")
 
 
 def block_speedups(records, peer, prefix=""):

@@ -2,6 +2,7 @@
 
     python tests/compile_gate.py          compile what is new or changed, and write it down
     python tests/compile_gate.py --all    compile everything again (half an hour)
+    python tests/compile_gate.py --ptx    write down the PTX hashes that Hopper lacks
 
 To compile everything takes too long for each run of the tests, and a kernel that nobody changed
 becomes what it became before. So `compiled/<module>.json` holds the registers, stack, shared memory
@@ -52,6 +53,11 @@ NEEDS = [
         (r"\bwarpgroup ", HOPPER, HOPPER),
     )
 ]
+DOUBLE = re.compile(r"\S+\.f64\S*")
+#: What says nothing of the machine code: comments, where a line came from, and numba's note of each
+#: function, in an order of its own.
+_BESIDE = re.compile(r"//.*|^\s*\.(?:file|loc|section)\b.*|^\.common .*\b_ZN08NumbaEnv.*", re.M)
+_NAME = re.compile(r"\b(?:_Z|_cudapy_)[\w$]+")  # of a function or array, with modules and versions
 #: So many may be new or changed for all of them to be compiled; else one for each kernel is.
 FEW = 24
 #: Of what is known, one in so many is compiled again, to see that the records tell the truth.
@@ -69,12 +75,17 @@ class Case(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a case became on one chip; `doubles` are its float64 instructions."""
+    """What a case became on one chip; `doubles` are its float64 instructions.
+
+    `shared_bytes` and `ptx`, the hash of its PTX, are None where it was compiled before they were
+    written down.
+    """
 
     registers: int
     stack_bytes: int
-    shared_bytes: int  # None where it was compiled before they were written down
+    shared_bytes: int
     doubles: list
+    ptx: str = None
 
 
 def runs_on(label, chip):
@@ -112,7 +123,9 @@ def save(cases, known, folder=RECORDS):
             if case.module == module and is_known(case, known):
                 key, found = known[case.label]
                 chips = [chip for chip in case.chips if chip in found]
-                row = json.dumps([key, {_name_of(chip): found[chip] for chip in chips}])
+                rows = {_name_of(chip): found[chip] for chip in chips}
+                rows = {name: row if row.ptx else row[:-1] for name, row in rows.items()}
+                row = json.dumps([key, rows])
                 lines.append(f"{json.dumps(case.label, ensure_ascii=False)}: {row}")
         text = "{\n" + ",\n".join(lines) + "\n}\n"
         (folder / f"{module}.json").write_text(text, encoding="utf-8")
@@ -171,34 +184,24 @@ _compilable = {}  # by label: kernel and argument types
 
 def list_cases():
     """Every specialisation of every kernel."""
-    from course_lib.runtime.compiler import fingerprint, survey
+    from course_lib.runtime.compiler import case_key, fingerprint, source_key
     from course_lib.runtime.launch import array_type, numba_type
 
-    with_what = [fingerprint(survey), *_versions()]
     cases, numbers, functions, digest_of = [], {}, set(), functools.cache(fingerprint)
     for name in MODULES:
         module = importlib.import_module(f"course_lib.kernels.{name}")
         for label, kernel, parts in module.specialisations():
             types = [array_type(*p) if isinstance(p, tuple) else numba_type(p) for p in parts]
-            options = sorted((name, repr(value)) for name, value in kernel.targetoptions.items())
             number = numbers.setdefault(id(kernel), len(numbers))
             function = kernel.py_func.__module__, kernel.py_func.__qualname__
             chips = chips_for(label, function not in functions)
             functions.add(function)
-            facts = [digest_of(kernel), list(map(str, types)), options, with_what]
-            digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+            key = case_key(source_key(digest_of(kernel), types, kernel.targetoptions))
             assert label not in _compilable, f"two specialisations are called {label}"
             _compilable[label] = kernel, types
             named = f"{number} {kernel.py_func.__name__}"
-            cases.append(Case(name, label, named, chips, digest[:16]))
+            cases.append(Case(name, label, named, chips, key))
     return cases
-
-
-def _versions():
-    from course_lib.runtime import compiler
-
-    python, *libraries = compiler._versions()
-    return [python[:2], *libraries]  # bytecode is the same in all releases of a Python
 
 
 def compile_case(label, chips):
@@ -207,12 +210,21 @@ def compile_case(label, chips):
 
     try:
         return {
-            chip: Found(**facts, doubles=re.findall(r"\S+\.f64\S*", text))
+            chip: Found(**facts, doubles=DOUBLE.findall(text), ptx=ptx_hash(text))
             for chip, facts, text in compiler.survey(*_compilable[label], chips)
         }
     except Exception as error:
         error.add_note(f"while {label} was compiled for {chips}")
         raise
+
+
+def ptx_hash(text):
+    """Hash of what a PTX text does, whatever its functions and arrays are called."""
+    names = {}
+    text = _NAME.sub(lambda found: f"name{names.setdefault(found[0], len(names))}",
+                     _BESIDE.sub("", text))
+    lines = [line.strip() for line in text.splitlines()]
+    return hashlib.sha256("\n".join(filter(None, lines)).encode()).hexdigest()[:16]
 
 
 def compile_new(cases, known, everything, jobs):
@@ -238,9 +250,36 @@ def compile_new(cases, known, everything, jobs):
             raise
 
 
+def hash_ptx(label):
+    """Hash of the PTX for Hopper of the case with that label; nothing is made of it."""
+    from course_lib.runtime import compiler
+
+    return ptx_hash(compiler.ptx(*_compilable[label], HOPPER))
+
+
+def hash_new(cases, known, jobs):
+    """Add to `known` the hash of Hopper's PTX where what is known has none; saved now and then."""
+    new = [
+        case for case in cases
+        if is_known(case, known) and HOPPER in (found := known[case.label][1])
+        if found[HOPPER].ptx is None
+    ]  # fmt: skip
+    fork = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=fork) as pool:
+        for i, (case, digest) in enumerate(
+            zip(new, pool.map(hash_ptx, [case.label for case in new]), strict=True), 1
+        ):
+            found = known[case.label][1]
+            found[HOPPER] = found[HOPPER]._replace(ptx=digest)
+            if i % 20 == 0:
+                print(f"{i:5} of {len(new)}", flush=True)
+                save(cases, known)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--all", action="store_true", help="compile everything again")
+    parser.add_argument("--ptx", action="store_true", help="hash the PTX that Hopper lacks")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--for-tests", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -255,7 +294,10 @@ def main():
         print(json.dumps({"cases": cases, "found": rows}))
     else:
         try:
-            compile_new(cases, known, options.all, options.jobs)
+            if options.ptx:
+                hash_new(cases, known, options.jobs)
+            else:
+                compile_new(cases, known, options.all, options.jobs)
         finally:
             save(cases, known)  # what was compiled before it was interrupted, too
 

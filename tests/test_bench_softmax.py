@@ -1,4 +1,4 @@
-"""The benchmark of softmax: what it checks, times, leaves out; its peer in Triton; `--shapes`."""
+"""The benchmark of softmax: its table for readers, its peer in Triton; `--shapes`."""
 
 import importlib.util
 import os
@@ -7,108 +7,29 @@ import sys
 
 import pytest
 import torch
+from benched import on_the_cpu  # noqa: F401 - a fixture
 
 from course_lib import SIMULATED, bench, benchmarks, cli
 from course_lib.benchmarks import softmax as softmax_benchmark
-from course_lib.kernels import softmax
-
-
-@pytest.fixture
-def on_the_cpu(monkeypatch):
-    """Let the benchmark run without a GPU: on the CPU, with made-up times. Gives the calls."""
-    seen = {}
-
-    def device_times(candidates, *, calls, rounds):
-        for label, candidate in candidates.items():
-            for i in range(3):
-                candidate(i)
-            seen[label] = calls[label] if isinstance(calls, dict) else calls
-        return {label: bench.Timing(10.0 + k, (9.0, 99.0)) for k, label in enumerate(candidates)}
-
-    def call_times(candidates):
-        return {label: (call(), bench.Timing(50.0, (9.0, 99.0)))[1]
-                for label, call in candidates.items()}
-
-    def triton(log, inputs, outputs):
-        peer = torch.log_softmax if log else torch.softmax
-        return {"Triton": lambda i: outputs[i % 3].copy_(peer(*inputs[i % 3], -1))}
-
-    randn = torch.randn
-    monkeypatch.setattr(torch, "randn", lambda *shape, device=None: randn(*shape))
-    monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.clone)
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
-    monkeypatch.setattr(bench, "buffer_sets", lambda n_bytes: 3)
-    monkeypatch.setattr(bench, "device_times", device_times)
-    monkeypatch.setattr(bench, "call_times", call_times)
-    monkeypatch.setattr(softmax_benchmark, "_once", lambda candidate: (candidate(0), 500.0)[1])
-    monkeypatch.setattr(softmax_benchmark, "LOG_SHAPES", [(5, 40)])
-    monkeypatch.setattr(softmax_benchmark, "SHORTEST_SPLIT", 300)
-    monkeypatch.setattr(softmax_benchmark.softmax_table, "SHAPE", (3, 20))
-    monkeypatch.setattr(softmax_benchmark, "_triton", triton)
-    return seen
-
 
 needs_simulator = pytest.mark.skipif(not SIMULATED, reason="about machines without a GPU")
 
 
 @needs_simulator
-def test_bench_softmax_checks_and_times_every_rung_and_peer(on_the_cpu):
-    found = softmax_benchmark.run(shapes=[(5, 40), (2, 300)], dtypes=["float32"])
-    by_name = {(record["name"], *record["shape"]): record for record in found}
-    assert len(found) == 7
-    forward = by_name["softmax.forward", 2, 300]
-    labels = [row["label"] for row in forward["rows"]]
-    assert labels == [*softmax.softmax.VARIANTS, "PyTorch eager", "torch.compile", "Triton"]
-    assert forward["default"] == "registers" and forward["left_out"] == {}
-    assert forward["bytes"] == 2 * 4 * 600
-    assert on_the_cpu["registers"] == 10  # as many calls as fit a replay of 5 ms
-    backward = by_name["log_softmax.backward", 5, 40]
-    assert [row["label"] for row in backward["rows"]][-1] == "PyTorch eager"
-    assert backward["bytes"] == 3 * 4 * 200
-    assert list(backward["left_out"]) == ["split"]
-    table = by_name["softmax.table", 3, 20]
-    assert [row["kind"] for row in table["rows"]] == ["peer", "peer", "ours", "ours"]
-    assert table["rows"][0]["speedup"] == 1.0
-    hashes = softmax_benchmark.kernel_hashes()
-    assert all(record["kernel_hash"] == hashes[record["name"]] for record in found)
-    text = benchmarks.table(found)
-    assert "    without split: it is for rows of 300 elements and more" in text
-    assert "50.00 from Python" in text
-
-
-@needs_simulator
-def test_bench_softmax_leaves_out_what_takes_too_long_and_says_so(on_the_cpu, monkeypatch):
-    monkeypatch.setattr(softmax_benchmark, "_once", lambda candidate: 60_000.0)
-    (found,) = softmax_benchmark.run(names=["softmax.backward"], shapes=[(3, 40)],
-                                     dtypes=["float32"])  # fmt: skip
-    assert [row["label"] for row in found["rows"]] == ["PyTorch eager"]
-    assert found["left_out"]["naive"] == "a call takes 60 ms"
-
-
-@needs_simulator
-@pytest.mark.parametrize("wrong", [
-    lambda y: y.mul_(1.00002),
-    lambda y: y[-1, -1].fill_(0.0),
-    lambda y: y[1].fill_(torch.nan),
-], ids=["a little", "the last element", "a row left out"])
-def test_bench_softmax_times_nothing_wrong(on_the_cpu, monkeypatch, wrong):
-    right = softmax.softmax.forward
-
-    def forward(x, *, variant=softmax.DEFAULT, out=None):
-        y = right(x, variant=variant, out=out)
-        if variant == "warp":
-            wrong(y)
-        return y
-
-    monkeypatch.setattr(softmax.softmax, "forward", forward)
-    with pytest.raises(AssertionError, match="warp .*, so it is not timed"):
-        softmax_benchmark.run(names=["softmax.forward"], shapes=[(3, 40)], dtypes=["float32"])
-    assert not on_the_cpu
+def test_the_readers_table(on_the_cpu, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.clone)
+    monkeypatch.setattr(softmax_benchmark.softmax_table, "SHAPE", (3, 20))
+    found = on_the_cpu(softmax_benchmark, (2, 30), names=["softmax.table"])
+    (record,) = found
+    assert [row["kind"] for row in record["rows"]] == ["peer", "peer", "ours", "ours"]
+    assert record["rows"][0]["speedup"] == 1.0
+    assert record["kernel_hash"] == softmax_benchmark.kernel_hashes()["softmax.table"]
+    assert "50.00 from Python" in benchmarks.table(found)
 
 
 INTERPRETED = """
 import torch
+from benched import on_the_cpu  # noqa: F401 - a fixture
 from course_lib.benchmarks import softmax_triton
 
 for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 8e-3)):
@@ -164,11 +85,6 @@ def test_bench_softmax_on_a_gpu():
     assert backward["name"] == "softmax.backward" and table["name"] == "softmax.table"
     for row in table["rows"]:
         assert 0 < row["microseconds"] <= row["python_microseconds"] * 1.5
-
-
-def test_bench_softmax_refuses_other_shapes():
-    with pytest.raises(ValueError, match="rows, columns"):
-        softmax_benchmark.run(shapes=[(2, 3, 4)])
 
 
 @pytest.mark.parametrize("name, wanted, said", [

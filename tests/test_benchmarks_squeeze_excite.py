@@ -1,64 +1,21 @@
 """The benchmark of squeeze and excitation: its sizes, what it checks, what it times and records."""
 
-import importlib
 import math
 
 import numpy as np
 import pytest
 import torch
 import torchvision
+from benched import on_the_cpu  # noqa: F401 - a fixture
 
-from course_lib import SIMULATED, bench, benchmarks, reference, results_table
+from course_lib import SIMULATED, bench, reference, results_table
 from course_lib.benchmarks import profile_squeeze_excite as profile
 from course_lib.benchmarks import squeeze_excite as benchmark
 from course_lib.benchmarks import squeeze_excite_checks as checks
+from course_lib.benchmarks.case import Make
 from course_lib.kernels import squeeze_excite as kernels
 
-operator = importlib.import_module("course_lib.ops.squeeze_excite")
 SHAPE = (2, 5, 3, 3)
-
-
-def compute_by_torch(monkeypatch):
-    """Let PyTorch compute what the launchers give: they have tests, and are slow when simulated."""
-
-    def forward(*inputs, activation, gate, variant=None, out=None):
-        y, *saved = operator._by_torch(*inputs, activation, gate)
-        return (y if out is None else out.copy_(y)), *saved
-
-    def backward(*inputs, activation, gate, variant=None, out=None):
-        dx, *gradients = operator._backward_by_torch(*inputs, activation, gate)
-        return (dx if out is None else out.copy_(dx)), *gradients
-
-    monkeypatch.setattr(kernels, "forward", forward)
-    monkeypatch.setattr(kernels, "backward", backward)
-
-
-@pytest.fixture
-def on_the_cpu(monkeypatch):
-    """Let the benchmark run without a GPU, with made-up times."""
-    if not SIMULATED:
-        pytest.skip("about machines without a GPU")
-    compute_by_torch(monkeypatch)
-
-    def times(candidates, *, calls, rounds):
-        assert calls.keys() == candidates.keys() and min(calls.values()) >= 1
-        for candidate in candidates.values():
-            for i in range(3):
-                candidate(i)
-        return {label: bench.Timing(10.0, (9.0, 11.0)) for label in candidates}
-
-    allocated = iter(range(0, 10**9, 10**4))
-    monkeypatch.setattr(benchmark, "DEVICE", "cpu")
-    monkeypatch.setattr(benchmark, "_synchronize", lambda: None)
-    monkeypatch.setattr(benchmark, "_allocated", lambda: next(allocated))
-    monkeypatch.setattr(benchmark, "COMPILED", {(SHAPE[0], "float32")})
-    nothing = lambda i: None  # noqa: E731
-    monkeypatch.setattr(benchmark, "copies", lambda *_: dict.fromkeys(("copy", "negate"), nothing))
-    monkeypatch.setattr(torch, "compile", lambda module, **options: module)
-    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
-    monkeypatch.setattr(bench, "buffer_sets", lambda n_bytes, most: 2)
-    monkeypatch.setattr(bench, "device_times", times)
-    monkeypatch.setattr(bench, "loop_times", times)
 
 
 def blocks_of_efficientnet(side):
@@ -91,48 +48,11 @@ def test_the_sizes_are_those_of_the_network():
     assert shapes.issuperset(benchmark.CHANNELS_LAST + benchmark.LADDER)
 
 
-@pytest.mark.parametrize("ladder", [True, False])
-def test_every_rung_module_and_peer_is_checked_and_timed(on_the_cpu, monkeypatch, ladder):
-    monkeypatch.setattr(benchmark, "LADDER", [SHAPE] if ladder else [])
-    rungs = [*(kernels.VARIANTS if ladder else ()), kernels.DEFAULT]
-    found = benchmark.run(shapes=[SHAPE], dtypes=benchmark.DTYPES if ladder else ["bfloat16"])
-    names = [
-        f"squeeze_excite.{direction}{layout}"
-        for _ in range(2 if ladder else 1)
-        for layout in ("", ".channels-last")
-        for direction in ("forward", "both")
-    ]
-    assert [record["name"] for record in found] == names
-    hashes = benchmark.kernel_hashes()
-    assert hashes.keys() == {*names, "squeeze_excite.profile"} and len(set(hashes.values())) == 3
-    for record in found:
-        rows = {row["label"]: row for row in record["rows"]}
-        forward, last = ".forward" in record["name"], record["name"].endswith("last")
-        compiled = record["dtype"] == "float32" and not last
-        other = "contiguous" if last else "channels-last"
-        assert list(rows) == [
-            *rungs, "PyTorch eager", f"PyTorch eager, {other}",
-            *["torch.compile"] * compiled,
-        ]  # fmt: skip
-        seen = {label for label, row in rows.items() if "python_microseconds" in row}
-        assert seen == rows.keys() - set(rungs) | {kernels.DEFAULT}
-        assert record["kernel_hash"] == hashes[record["name"]]
-        size = 4 if record["dtype"] == "float32" else 2
-        assert record["bytes"] == (2 if forward else 5) * math.prod(SHAPE) * size
-        assert record["default"] == kernels.DEFAULT and record["squeeze_channels"] == 1
-        assert ("saved_bytes" in record) is not forward
-        assert (record["compile_seconds"] is not None) is compiled
-        if not forward:
-            saved = 10**4 - math.prod(SHAPE) * size
-            assert record["saved_bytes"] == {"ours": saved, "PyTorch eager": saved}
-    text = benchmarks.table(found)
-    assert "squeeze_excite.both 2x5x3x3 bfloat16: copy" in text and "(10.00 from Python)" in text
-
-
-def test_the_truth_is_the_references(on_the_cpu, monkeypatch):
+def test_the_truth_is_the_references(monkeypatch):
     monkeypatch.setattr(checks, "CHUNK", 100)  # some images at a time
-    block = benchmark.Block((5, 7, 3, 4), "float32", "contiguous", 1)
-    arrays = [t.double().numpy() for t in (block.dy["contiguous"][0], block.x["contiguous"][0])]
+    block = benchmark.Block((5, 7, 3, 4), "float32", "contiguous", 1, Make("cpu"))
+    (one,) = block.sets
+    arrays = [t["contiguous"].double().numpy() for t in (one.dy, one.x)]
     weights = [w.flatten(1).numpy() if w.dim() > 1 else w.numpy() for w in block.weights]
     y = reference.squeeze_excite(arrays[1], *weights)
     gradients = reference.squeeze_excite_backward(*arrays, *weights)
@@ -151,65 +71,6 @@ def test_the_truth_is_the_references(on_the_cpu, monkeypatch):
             expected.check("one", wrong, ours=True)
     with pytest.raises(AssertionError, match="one gave 2 results"):
         expected.check("one", right[:2], ours=True)
-
-
-def test_the_launchers_are_called_as_they_want_to_be(monkeypatch):
-    if not SIMULATED:
-        pytest.skip("about machines without a GPU")
-    monkeypatch.setattr(benchmark, "DEVICE", "cpu")
-    block = benchmark.Block((1, 3, 2, 2), "float32", "contiguous", 1)
-    expected = checks.Expected(block, "both")
-    block.poison()
-    expected.check("separate", block.rung("separate", "both")(0), ours=True)
-
-
-@pytest.mark.parametrize(
-    "which, k",
-    [
-        ("forward", 0),
-        ("backward", 0),
-        ("backward", 1),
-        ("backward", 4),
-    ],
-)
-@pytest.mark.parametrize("change, said", [(1.1, "is wrong"), (math.nan, "left elements")])
-def test_what_is_wrong_is_not_timed(on_the_cpu, monkeypatch, which, k, change, said):
-    original = getattr(kernels, which)
-
-    def wrong(*arguments, **options):
-        results = original(*arguments, **options)
-        results[k].view(-1)[-1] *= change
-        return results
-
-    monkeypatch.setattr(kernels, which, wrong)
-    first = kernels.DEFAULT
-    with pytest.raises(AssertionError, match=f"{first} {said}.*, so it is not timed"):
-        benchmark.run(
-            shapes=[SHAPE], dtypes=["float32"], directions=["both"], layouts=["contiguous"]
-        )
-
-
-def test_a_launcher_that_writes_nothing_is_seen(on_the_cpu, monkeypatch):
-    def lazy(x, *weights, out, **options):
-        return out, None, None, None
-
-    monkeypatch.setattr(kernels, "forward", lazy)
-    with pytest.raises(AssertionError, match="left elements of y unwritten"):
-        benchmark.run(shapes=[SHAPE], dtypes=["float32"], directions=["forward"])
-
-
-def test_a_wrong_peer_is_not_timed(on_the_cpu, monkeypatch):
-    monkeypatch.setattr(torchvision.ops.SqueezeExcitation, "forward", lambda self, x: x.clone())
-    with pytest.raises(AssertionError, match="PyTorch eager is wrong, so it is not timed: y"):
-        benchmark.run(shapes=[SHAPE], dtypes=["bfloat16"], directions=["forward"])
-
-
-def test_settings_are_put_back(on_the_cpu, monkeypatch):
-    before = torch.backends.cudnn.benchmark
-    monkeypatch.setattr(benchmark, "_measure", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        benchmark.run(shapes=[SHAPE])
-    assert torch.backends.cudnn.benchmark is before
 
 
 # --------------------------------------------------------------------- the profiler's table
@@ -278,7 +139,7 @@ def test_profile_that_is_not_what_it_should_be(tmp_path, change, says):
         profile.read(tmp_path / "none.csv", 60 << 20)
 
 
-def test_the_markers_are_where_they_should_be(on_the_cpu, monkeypatch):
+def test_the_markers_are_where_they_should_be(on_the_cpu, monkeypatch):  # noqa: F811
     monkeypatch.setattr(profile, "cases", lambda l2_bytes: [(SHAPE, "float32")])
     monkeypatch.setattr(profile.device, "properties", lambda: type("P", (), {"l2_bytes": 1}))
     seen = []
@@ -291,7 +152,7 @@ def test_the_markers_are_where_they_should_be(on_the_cpu, monkeypatch):
             return lambda i: (seen.append("call"), candidate(i))
 
         monkeypatch.setattr(benchmark.Block, name, noted)
-    profile.launch_all()
+    profile.launch_all("cpu")
     assert seen == ["call", "call", "marker", "call", "marker"] * len(profile.labels())
 
 
@@ -301,19 +162,6 @@ def test_without_a_gpu_the_profile_says_so(capsys):
     if SIMULATED:
         assert profile.main(["--launch"]) == 1
         assert "need one" in capsys.readouterr().out
-
-
-@pytest.mark.gpu
-@pytest.mark.timeout(600)
-def test_bench_squeeze_excite_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(benchmark, "COMPILED", {(2, "float32")})
-    found = benchmark.run(shapes=[(2, 24, 19, 19)], rounds=3)
-    assert len(found) == 8
-    for record in found:
-        for row in record["rows"]:
-            assert 0 < row["microseconds"] < 1e4
-        if record["name"] == "squeeze_excite.both":
-            assert 0 <= record["saved_bytes"]["ours"] <= record["saved_bytes"]["PyTorch eager"]
 
 
 # ------------------------------------------------------------------- what is promised

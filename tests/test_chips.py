@@ -5,10 +5,6 @@ not run: no block asks for more shared memory or more threads than the chip has,
 large, and no kernel is chosen where it was not compiled for. What a chip lacks is refused in words.
 """
 
-import contextlib
-from typing import NamedTuple
-from unittest import mock
-
 import compile_gate
 import pytest
 import torch
@@ -34,19 +30,7 @@ from course_lib.kernels import (
     squeeze_excite,
     upsample,
 )
-from course_lib.kernels.squeeze_excite import resident_plan
-from course_lib.runtime import launch as launching
-from course_lib.runtime.specialisation import most_blocks_in_cluster
-
-
-class Chip(NamedTuple):
-    """`shared_bytes` are what a block may have, as the driver says it."""
-
-    name: str
-    capability: tuple
-    shared_bytes: int
-    multiprocessors: int
-
+from course_lib.runtime.launch import Chip, most_blocks_in_cluster, planning
 
 CHIPS = (
     Chip("T4", (7, 5), 64 << 10, 40),
@@ -59,19 +43,6 @@ CHIPS = (
 )
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOST = 1 << 26  # elements of a drawn tensor, whose memory nobody touches
-
-
-@contextlib.contextmanager
-def pretended(chip):
-    """In this block launches are those of this chip, and only noted: gives the list of them."""
-    with (
-        launching.in_simulator(),
-        mock.patch.object(launching, "SIMULATED_CHIP", (chip.capability, chip.shared_bytes)),
-        mock.patch.object(resident_plan, "SIMULATED_MULTIPROCESSORS", chip.multiprocessors),
-        mock.patch.object(launching, "_simulate"),
-        launching.recorded() as launches,
-    ):
-        yield launches
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +268,7 @@ def test_no_launch_asks_for_more_than_the_chip_has(operation, made_for):
             return drawn[-1]
 
         for chip in CHIPS:
-            with pretended(chip) as launches:
+            with planning(chip) as launches:
                 operation(draw)
             assert not list(faults(chip, launches, made_for))
             again = iter(drawn)
@@ -310,12 +281,12 @@ def test_no_launch_asks_for_more_than_the_chip_has(operation, made_for):
 def test_hopper_alone_multiplies_by_warpgroups(chip):
     """What an instruction of Hopper does there, others do by an older one, later chips as well."""
     x, weight = (torch.empty(4096, 4096, dtype=torch.float16) for _ in range(2))
-    with pretended(chip) as launches:
+    with planning(chip) as launches:
         linear.forward(x, weight)
     ((kernel, *_),) = launches
     older = "vectorised_kernel" if chip.capability < (8, 0) else "tensor_core_kernel"
     expected = "warpgroup_kernel" if chip.name == "H100" else older
     assert kernel.py_func.__name__ == expected
     if chip.name == "T4":
-        with pretended(chip), pytest.raises(ValueError, match="8.0, and this.* use 'vectorised'"):
+        with planning(chip), pytest.raises(ValueError, match="8.0, and this.* use 'vectorised'"):
             linear.forward(x, weight, variant="tensor_core")

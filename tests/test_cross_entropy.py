@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from turns import in_turns
 
-from course_lib import SIMULATED, bench, reference, simulator
-from course_lib.benchmarks import cross_entropy as benchmark
+from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import cross_entropy
 from course_lib.runtime.arrays import ArrayError
 
@@ -446,64 +445,6 @@ def test_the_sanitizer_finds_nothing(variant, form):
             loss, *saved = cross_entropy.forward(logits, target, **options)
             cross_entropy.backward(torch.ones_like(loss), logits, target, *saved, **options)
         assert not report.findings, report.findings
-
-
-@pytest.fixture
-def on_the_cpu(monkeypatch):
-    """Let the benchmark run without a GPU, with made-up times."""
-    if not SIMULATED:
-        pytest.skip("about machines without a GPU")
-
-    def device_times(candidates, *, calls, rounds):
-        for candidate in candidates.values():
-            for i in range(3):
-                candidate(i)
-        return {label: bench.Timing(10.0, (9.0, 11.0)) for label in candidates}
-
-    monkeypatch.setattr(benchmark, "DEVICE", "cpu")
-    monkeypatch.setattr(benchmark, "copies", lambda *_: dict.fromkeys(("copy", "negate"), int))
-    monkeypatch.setattr(benchmark, "_once", lambda candidate: (candidate(0), 500.0)[1])
-    monkeypatch.setattr(benchmark, "peak_memory", lambda *_: {"ours": 1, "PyTorch eager": 3})
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    monkeypatch.setattr(torch.compiler, "reset", lambda: None)
-    monkeypatch.setattr(bench, "buffer_sets", lambda n_bytes: 2)
-    monkeypatch.setattr(bench, "device_times", device_times)
-
-
-def test_the_benchmark_checks_and_times_every_rung_and_peer(on_the_cpu):
-    found = benchmark.run(shapes=[(9, 37)])
-    names = [(record["name"], record["dtype"]) for record in found]
-    directions = [f"cross_entropy.{direction}" for direction in ("forward", "backward", "both")]
-    assert names == [(name, dtype) for dtype in ("float32", "bfloat16") for name in directions]
-    labels = [*OF_ROWS, "PyTorch eager", "torch.compile"]
-    hashes = benchmark.kernel_hashes()
-    assert len(set(hashes.values())) == 3
-    for record in found:
-        assert [row["label"] for row in record["rows"]] == labels
-        assert record["kernel_hash"] == hashes[record["name"]]
-        n_arrays = 1 + directions.index(record["name"])
-        assert record["bytes"] == n_arrays * 9 * 37 * (4 if record["dtype"] == "float32" else 2)
-        assert ("peak_extra_bytes" in record) == (record["name"] == "cross_entropy.both")
-
-
-@pytest.mark.parametrize("spoiled", ["loss", "gradient", "unwritten"])
-def test_the_benchmark_refuses_to_time_what_is_wrong(on_the_cpu, monkeypatch, spoiled):
-    ours = benchmark.ours_forward if spoiled == "loss" else benchmark.ours_backward
-
-    def wrong(buffers, variant):
-        loss, dlogits = ours(buffers, variant)
-        if spoiled == "loss":
-            return loss * 1.00001, dlogits
-        dlogits[3, 5] += NAN if spoiled == "unwritten" else 1e-5
-        return loss, dlogits
-
-    monkeypatch.setattr(benchmark, ours.__name__, wrong)
-    with pytest.raises(AssertionError, match="naive (is wrong|left elements unwritten), so it is"):
-        benchmark.run(shapes=[(9, 37)], dtypes=["float32"])
-    with pytest.raises(
-        ValueError, match=r"a shape is \(rows, classes\), both positive; not \(0, 3"
-    ):
-        benchmark.run(shapes=[(0, 3)])
 
 
 @pytest.mark.gpu

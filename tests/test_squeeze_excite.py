@@ -528,8 +528,10 @@ def repeating(monkeypatch):
         return SimpleNamespace(launch=run)
 
     if SIMULATED:
+        chip, multiprocessors = launching.chip_of(None), launching.multiprocessors_of(None)
         monkeypatch.setattr(launching, "on_gpu", lambda: True)
-        monkeypatch.setattr(launching, "chip_of", lambda array: launching.SIMULATED_CHIP)
+        monkeypatch.setattr(launching, "chip_of", lambda array: chip)
+        monkeypatch.setattr(launching, "multiprocessors_of", lambda array: multiprocessors)
         monkeypatch.setattr(launching, "prepare", prepare)
         monkeypatch.setattr(launching, "tensor_types", {torch.Tensor, torch.nn.Parameter})
         monkeypatch.setattr(launching, "_stream_of", lambda index: 0)

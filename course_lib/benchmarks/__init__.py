@@ -3,6 +3,13 @@
 import inspect
 from pathlib import Path
 
+BENCHMARKS = (
+    "activation", "conv2d", "conv_transpose2d", "cross_entropy", "efficientnet", "fashion_mnist",
+    "fashion_mnist_training", "fused_softmax", "global_avg_pool", "host", "kernel_cache", "launch",
+    "layers", "lesson_01", "lesson_02", "lesson_04", "lesson_09", "linear", "replace_layers",
+    "segmentation_loss", "softmax", "squeeze_excite",
+)  # fmt: skip
+
 
 def refused(benchmark, wanted):
     """Why the `run` of a benchmark does not take what is `wanted`, as a sentence; None if it does.
@@ -39,6 +46,36 @@ def table(records):
         left_out = record.get("left_out", {})
         lines += [f"    without {label}: {why}" for label, why in left_out.items()]
     return "\n".join(lines)
+
+
+def losses(records):
+    """How often the course's choice is slower than the best peer, and where most, as a sentence.
+
+    Slower is what takes more than 3 % longer. "" where nothing stands beside a peer.
+    """
+    found = []
+    for record in records:
+        rows = {
+            kind: [row for row in record["rows"] if row["kind"] == kind]
+            for kind in ("ours", "peer")
+        }
+        chosen = [row for row in rows["ours"] if row["label"] == record.get("default")]
+        if rows["ours"] and rows["peer"]:
+            ours, peer = (
+                min(each, key=lambda row: row["microseconds"])
+                for each in (chosen or rows["ours"], rows["peer"])
+            )
+            found.append((ours["microseconds"] / peer["microseconds"], record, peer["label"]))
+    if not found:
+        return ""
+    n_lost = sum(ratio > 1.03 for ratio, *_ in found)
+    ratio, record, peer = max(found, key=lambda each: each[0])
+    which = f"{record['name']} {'x'.join(map(str, record['shape']))} {record['dtype']}"
+    return (
+        f"Slower than the best peer in {n_lost} of {len(found)} cases "
+        f"({100 * n_lost / len(found):.0f} %); the worst is {which}: "
+        f"{ratio:.2f} times as long as {peer}"
+    )
 
 
 def _value(row):

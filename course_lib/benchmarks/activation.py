@@ -6,11 +6,22 @@ import math
 import numpy as np
 import torch
 
-from course_lib import bench, reference
-from course_lib.benchmarks.limits import copies, fastest_copy
+from course_lib import reference
+from course_lib.benchmarks.case import (
+    COMPILED,
+    EAGER,
+    Case,
+    Work,
+    compiled,
+    copies,
+    judge,
+    rotating,
+    runner,
+    size,
+)  # fmt: skip
 from course_lib.kernels import activation
-from course_lib.runtime.fingerprint import fingerprint
 
+COMMAND = "python -m course_lib bench activation --record"
 SHAPES = [(128, 200), (32, 64, 28, 28), (32, 256, 14, 14), (1024, 10000), (16384, 8192)]
 DTYPES = ("float32", "bfloat16")
 _aten = torch.ops.aten
@@ -48,59 +59,61 @@ SAMPLE = 1 << 20  # elements checked at each end of an array
 _TOLERANCE = {"float32": 1e-6, "bfloat16": 8e-3, "float16": 1e-3}
 
 
-def run(*, names=None, shapes=SHAPES, dtypes=DTYPES, rounds=30, progress=lambda cases: cases):
-    """Check, then time, every activation, direction, shape and dtype. Returns records.
-
-    Of `names`, such as ["relu.forward"], only these.
-    """
-    cases = [
-        (operation, direction, tuple(shape), dtype)
-        for shape in shapes
-        for dtype in dtypes
-        for operation in activation.OPERATIONS.values()
-        for direction in ("forward", "backward")
-        if names is None or f"{operation.name}.{direction}" in names
-    ]
-    return [_measure(*case, rounds) for case in progress(cases)]
+def cases(*, shapes=None, dtypes=None):
+    """Every activation and direction at each shape and dtype."""
+    for shape in map(tuple, shapes or SHAPES):
+        for dtype in dtypes or DTYPES:
+            for operation in activation.OPERATIONS.values():
+                for direction in ("forward", "backward"):
+                    n_arrays = 2 if direction == "forward" else 3
+                    n_bytes = n_arrays * math.prod(shape) * getattr(torch, dtype).itemsize
+                    build = functools.partial(_build, operation, direction, shape, dtype, n_bytes)
+                    yield Case(
+                        f"{operation.name}.{direction}", shape, dtype, COMMAND, n_bytes, build,
+                    )  # fmt: skip
 
 
-def _measure(operation, direction, shape, dtype, rounds):
-    n_inputs = 1 if direction == "forward" else 2
-    n = math.prod(shape)
-    n_bytes = (n_inputs + 1) * n * getattr(torch, dtype).itemsize
-    sets = bench.buffer_sets(n_bytes)
-    inputs = [_inputs(operation, direction, shape, dtype) for _ in range(sets)]
-    outputs = [torch.empty_like(inputs[0][0]) for _ in range(sets)]
-    if direction == "forward":
-        ours, variants = operation.forward, operation.VARIANTS
-        peer, truth = _FORWARD_PEERS[operation.name], getattr(reference, operation.name)
-    else:
-        ours, variants = operation.backward, operation.BACKWARD_VARIANTS
-        peer = _BACKWARD_PEERS[operation.name]
-        truth = getattr(reference, f"{operation.name}_backward")
-    torch.compiler.reset()  # or it gives up after a few functions, and runs them eagerly
-    compiled = torch.compile(functools.partial(_out_of_place, peer), dynamic=False)
-    candidates = {
-        variant: lambda i, variant=variant: ours(
-            *inputs[i % sets], variant=variant, out=outputs[i % sets]
-        )
-        for variant in variants
-    }
-    candidates["PyTorch eager"] = lambda i: peer(*inputs[i % sets], outputs[i % sets])
-    for label, candidate in candidates.items():
-        tolerance = _TOLERANCE[dtype] * (1 if label in variants else 4)
-        _check(label, candidate, inputs[0], outputs[0], truth, tolerance)
-    candidates["torch.compile"] = lambda i: compiled(*inputs[i % sets])
-    candidates |= copies(n_bytes, sets)
-    timings = bench.device_times(candidates, calls=max(20, sets), rounds=rounds)
-    copy = fastest_copy(timings)
-    rows = [
-        bench.row(label, "ours" if label in variants else "peer", timing, n_bytes, copy)
-        for label, timing in timings.items()
-    ]
-    return bench.make_record(
-        f"{operation.name}.{direction}", shape, dtype, n_bytes, copy, rows,
-        fingerprint(variants[activation.DEFAULT]), "python -m course_lib bench activation --record",
+def draw(generator):
+    """A shape that nobody chose."""
+    return size(generator, 1, 4096), size(generator, 32, 16384)
+
+
+class Buffers:
+    """One set of what a call reads and writes."""
+
+    def __init__(self, make, operation, direction, shape, dtype):
+        x = make.normal(*shape, dtype=dtype, scale=3)
+        self.inputs, self.output = (x,), make.empty(*shape, dtype=dtype)
+        if direction == "backward":
+            saved = x if operation.saves == "x" or make.is_empty else operation.forward(x)
+            self.inputs = make.normal(*shape, dtype=dtype), saved
+
+
+def _build(operation, direction, shape, dtype, n_bytes, make, n_sets):
+    sets = [Buffers(make, operation, direction, shape, dtype) for _ in range(n_sets)]
+    forward = direction == "forward"
+    call = operation.forward if forward else operation.backward
+    peer = (_FORWARD_PEERS if forward else _BACKWARD_PEERS)[operation.name]
+    truth = getattr(reference, operation.name + ("" if forward else "_backward"))
+
+    def peers():
+        fused = compiled(functools.partial(_out_of_place, peer), fullgraph=False, mode=None)
+        return {
+            EAGER: rotating(lambda one: peer(*one.inputs, one.output), sets),
+            COMPILED: rotating(lambda one: fused(*one.inputs), sets),
+        }
+
+    return Work(
+        {
+            rung: rotating(
+                lambda one, rung=rung: call(*one.inputs, variant=rung, out=one.output), sets
+            )
+            for rung in (operation.VARIANTS if forward else operation.BACKWARD_VARIANTS)
+        },
+        peers,
+        lambda: functools.partial(_judge, truth, sets[0].inputs, dtype),
+        [sets[0].output],
+        lambda: copies(make, n_bytes, n_sets),
     )  # fmt: skip
 
 
@@ -108,22 +121,15 @@ def _out_of_place(peer, *inputs):
     return peer(*inputs, torch.empty_like(inputs[0]))
 
 
-def _inputs(operation, direction, shape, dtype):
-    x = torch.randn(shape, device="cuda").mul_(3).to(getattr(torch, dtype))
-    if direction == "forward":
-        return (x,)
-    return torch.randn_like(x), x if operation.saves == "x" else operation.forward(x)
-
-
-def _check(label, candidate, inputs, output, truth, tolerance):
-    output.fill_(math.nan)
-    candidate(0)
-    if output.isnan().any():
-        raise AssertionError(f"{label} left elements unwritten, so it is not timed")
+def _judge(truth, inputs, dtype, label, found, is_ours):
+    if found.isnan().any():
+        judge(label, math.nan, 0)
     # Both ends of a long array stand for all of it: float64 on the CPU takes its time.
     for part in (slice(None, SAMPLE), slice(-SAMPLE, None)):
         expected = truth(*(tensor.flatten()[part].double().cpu().numpy() for tensor in inputs))
-        actual = output.flatten()[part].double().cpu().numpy()
+        actual = found.flatten()[part].double().cpu().numpy()
         error = np.abs(actual - expected).max() / np.abs(expected).max()
-        if not error <= tolerance:
-            raise AssertionError(f"{label} is wrong, so it is not timed: error {error:.2e}")
+        judge(label, error, _TOLERANCE[dtype] * (1 if is_ours else 4))
+
+
+run = runner(cases, rounds=30)

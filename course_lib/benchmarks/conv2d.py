@@ -1,4 +1,4 @@
-"""Convolutions on a GPU: ours beside cuDNN, in float32, TF32 and bfloat16.
+"""Convolutions on a GPU: ours beside cuDNN and torch.compile, in float32, TF32 and bfloat16.
 
 Filters of 3 × 3 with padding 1, forward and the gradients of x and weight, each by itself. Every
 candidate is checked against float64 before anything is timed, and its error is kept: what is
@@ -7,16 +7,28 @@ algorithm (benchmark mode), and gets the images in either memory format. Arithme
 these sizes, so rows say TFLOP/s, and the record what the chip could do at most.
 """
 
+import contextlib
 import functools
 import math
-import time
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from course_lib import bench
 from course_lib.benchmarks import peaks
+from course_lib.benchmarks.case import (
+    COMPILED,
+    FORMATS,
+    OTHER,
+    Case,
+    Work,
+    compiled,
+    distance,
+    judge,
+    rotating,
+    runner,
+    size,
+)  # fmt: skip
 from course_lib.kernels import conv2d as kernels
 
 #: (N, C, K, H): images, their channels, filters, height and width.
@@ -24,15 +36,11 @@ SHAPES = [(32, 64, 128, 64), (32, 128, 128, 56), (64, 256, 256, 28)]
 #: Measured with every rung, in float32; the others with the default alone.
 LADDER = [(8, 32, 32, 28)]
 DIRECTIONS = ("forward", "dx", "dweight")
-DTYPES = ("float32", "bfloat16")
 N_DIMS = 4
 TAPS, PADDING = 3, 1
-DEVICE = "cuda"
 COMMAND = "python -m course_lib bench conv2d --record"
 OURS, PEER = "ours", "cuDNN"
-REPLAY = 4_000  # µs that one replay of a captured graph may take
 LONGEST_CALL = 400_000  # µs; a slower rung is left out, and the record says so
-MOST_CALLS = 60
 
 
 class Mode(NamedTuple):
@@ -51,49 +59,70 @@ MODES = (
     Mode("float32", "tf32", "contiguous", ".tf32", "tf32", 1e-3),
     Mode("bfloat16", "float32", "channels-last", ".channels-last", "bfloat16", 6e-3),
 )
-FORMATS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
-OTHER = {"contiguous": "channels-last", "channels-last": "contiguous"}
 
 
-def run(*, shapes=None, dtypes=DTYPES, directions=DIRECTIONS, rounds=10,
-        progress=lambda cases: cases):  # fmt: skip
-    """Check, then time, each case; of `shapes`, (N, C, K, H), alone if given. Returns records."""
-    cases = [
-        (tuple(shape), mode, direction)
-        for shape in (SHAPES + LADDER if shapes is None else shapes)
-        for mode in MODES
-        if mode.dtype in dtypes
-        for direction in directions
-    ]
+def cases(*, shapes=None, dtypes=None):
+    """Each mode and direction at each shape; of `shapes`, (N, C, K, H), alone if given."""
+    for shape in map(tuple, SHAPES + LADDER if shapes is None else shapes):
+        for mode in MODES:
+            if dtypes is None or mode.dtype in dtypes:
+                yield from (_case(shape, mode, direction) for direction in DIRECTIONS)
+
+
+def draw(generator):
+    """A shape that nobody chose."""
+    C, K = (size(generator, 8, 256, 8) for _ in range(2))
+    return size(generator, 1, 64), C, K, size(generator, 7, 64)
+
+
+@contextlib.contextmanager
+def settings(tf32):
+    """cuDNN in benchmark mode, with TF32 or without."""
     cudnn = torch.backends.cudnn
     before = cudnn.allow_tf32, cudnn.benchmark
-    cudnn.benchmark = True
+    cudnn.allow_tf32, cudnn.benchmark = tf32, True
     try:
-        return bench.collected(_measure(*case, rounds) for case in progress(cases))
+        yield
     finally:
         cudnn.allow_tf32, cudnn.benchmark = before
+
+
+def _case(shape, mode, direction):
+    N, C, K, H = shape
+    n_elements = N * C * H * H + K * C * TAPS * TAPS + N * K * H * H
+    return Case(
+        f"conv2d.{direction}{mode.suffix}", shape, mode.dtype, COMMAND,
+        n_elements * getattr(torch, mode.dtype).itemsize,
+        functools.partial(_build, shape, mode, direction),
+        default=OURS, flops=2 * N * K * H * H * C * TAPS * TAPS, longest=LONGEST_CALL,
+        settings=functools.partial(settings, mode.precision == "tf32"),
+        facts={"precision": mode.precision, "layout": mode.layout, "limit": mode.limit},
+    )  # fmt: skip
 
 
 class Buffers:
     """One set of what a convolution and its gradients read: x, weight and dy, in both formats."""
 
-    def __init__(self, shape, dtype):
-        N, C, K, H = shape
-        scale = 1 / math.sqrt(C * TAPS * TAPS)
-        tensors = {
-            "x": torch.randn(N, C, H, H, device=DEVICE),
-            "weight": torch.randn(K, C, TAPS, TAPS, device=DEVICE) * scale,
-            "dy": torch.randn(N, K, H, H, device=DEVICE),
-        }
-        for name, tensor in tensors.items():
-            tensor = tensor.to(getattr(torch, dtype))
-            formats = {k: tensor.contiguous(memory_format=f) for k, f in FORMATS.items()}
+    def __init__(self, make, x, weight, dy, scale, dtype):
+        shapes = {"x": (x, 1), "weight": (weight, scale), "dy": (dy, 1)}
+        for name, (shape, scale) in shapes.items():
+            tensor = make.normal(*shape, dtype=dtype, scale=scale)
+            formats = {k: _laid_out(make, tensor, k, dtype) for k in FORMATS}
             setattr(self, name, formats)
+
+    def all(self, layout):
+        return [self.x[layout], self.weight[layout], self.dy[layout]]
+
+
+def _laid_out(make, tensor, layout, dtype):
+    if make.is_empty:
+        return make.empty(*tensor.shape, dtype=dtype, layout=layout)
+    return tensor.contiguous(memory_format=FORMATS[layout])
 
 
 def ours(buffers, direction, mode, variant):
     """y, dx or dweight, by a rung of ours."""
-    x, weight, dy = (each[mode.layout] for each in (buffers.x, buffers.weight, buffers.dy))
+    x, weight, dy = buffers.all(mode.layout)
     options = {"padding": PADDING, "precision": mode.precision, "variant": variant}
     if direction == "forward":
         return kernels.forward(x, weight, **options)
@@ -114,113 +143,50 @@ def theirs(x, weight, dy, direction):
     )[DIRECTIONS.index(direction) - 1]
 
 
-def error(found, expected):
-    """‖found − expected‖ ÷ ‖expected‖; NaN where an element is."""
-    return ((found.double() - expected).norm() / expected.norm()).item()
-
-
-def _measure(shape, mode, direction, rounds):
-    torch.backends.cudnn.allow_tf32 = mode.precision == "tf32"
+def _build(shape, mode, direction, make, n_sets):
     N, C, K, H = shape
-    itemsize = getattr(torch, mode.dtype).itemsize
-    flops = 2 * N * K * H * H * C * TAPS * TAPS
-    n_bytes = (N * C * H * H + K * C * TAPS * TAPS + N * K * H * H) * itemsize
-    sets = bench.buffer_sets(n_bytes)
-    buffers = [Buffers(shape, mode.dtype) for _ in range(sets)]
-    candidates = _candidates(buffers, shape, direction, mode)
-    first = [each["contiguous"].double() for each in vars(buffers[0]).values()]
-    expected = theirs(*first, direction)
-    found, calls, left_out = {}, {}, {}
-    for label in list(candidates):
-        try:
-            _poison(expected, mode.dtype)
-            found[label] = _checked(label, candidates[label](0), expected, mode.allowed)
-        except ValueError as refusal:  # a rung says what it does not take
-            left_out[label] = str(refusal)
-            del candidates[label]
-            continue
-        microseconds = _once(candidates[label])
-        calls[label] = max(1, min(max(MOST_CALLS, sets), int(REPLAY / microseconds)))
-        if microseconds > LONGEST_CALL and not label.startswith(PEER):
-            left_out[label] = f"a call takes {microseconds / 1e3:,.0f} ms"
-            del candidates[label], calls[label]
-    del expected, first
-    timings = bench.device_times(candidates, calls=calls, rounds=rounds)
-    rows = [_row(label, timing, flops, found[label]) for label, timing in timings.items()]
-    name = f"conv2d.{direction}{mode.suffix}"
-    record = bench.host_record(name, shape, mode.dtype, rows, kernel_hashes()[name], COMMAND)
-    return record | {
-        "default": OURS, "left_out": left_out, "precision": mode.precision, "layout": mode.layout,
-        "flops": flops, "bytes": n_bytes, "limit": mode.limit, "peaks_tflops": _peaks(),
-    }  # fmt: skip
-
-
-def _candidates(buffers, shape, direction, mode):
-    """{label: function(i)}: rungs where the ladder is measured, the default, and cuDNN twice."""
-    sets, variants = len(buffers), {OURS: kernels.DEFAULT}
+    parts = (N, C, H, H), (K, C, TAPS, TAPS), (N, K, H, H), 1 / math.sqrt(C * TAPS * TAPS)
+    sets = [Buffers(make, *parts, mode.dtype) for _ in range(n_sets)]
+    variants = {OURS: kernels.DEFAULT}
     if shape in LADDER and mode is MODES[0]:
         special = "depthwise", "few_channels"
         variants = {rung: rung for rung in kernels.VARIANTS if rung not in special} | variants
-    found = {
-        label: lambda i, variant=variant: ours(buffers[i % sets], direction, mode, variant)
+    return Work(
+        candidates(ours, sets, direction, mode, variants),
+        functools.partial(peers, theirs, sets, direction, mode),
+        functools.partial(right, theirs, sets[0], direction, mode),
+        facts=lambda: {"peaks_tflops": peaks.peaks()},
+    )
+
+
+def candidates(ours, sets, direction, mode, variants):
+    """{label: call(i)} of ours."""
+    return {
+        label: rotating(
+            lambda buffers, variant=variant: ours(buffers, direction, mode, variant), sets
+        )
         for label, variant in variants.items()
     }
-    for layout in (mode.layout, OTHER[mode.layout]):
-        label = PEER if layout == mode.layout else f"{PEER}, {layout}"
-        found[label] = lambda i, layout=layout: theirs(
-            *(each[layout] for each in vars(buffers[i % sets]).values()), direction
-        )
-    return found
 
 
-def _poison(like, dtype):
-    """Fill with NaN the memory that a candidate is given next: another's result may be there."""
-    shape, kind = like.shape, getattr(torch, dtype)
-    spoilt = [torch.full(shape, math.nan, device=DEVICE, dtype=kind) for _ in range(3)]
-    del spoilt
+def peers(theirs, sets, direction, mode):
+    """{label: call(i)} of PyTorch's: in either memory format, and compiled."""
 
+    def peer(function, layout):
+        return rotating(lambda buffers: function(*buffers.all(layout)), sets)
 
-def _checked(label, found, expected, allowed):
-    wrong = error(found, expected)
-    if not wrong <= allowed:
-        raise AssertionError(f"{label} is wrong, so it is not timed: error {wrong:.2e}")
-    return wrong
-
-
-def _row(label, timing, flops, error):
+    eager = functools.partial(theirs, direction=direction)
     return {
-        "label": label,
-        "kind": "peer" if label.startswith(PEER) else "ours",
-        "microseconds": round(timing.microseconds, 3),
-        "quartiles": [round(quartile, 3) for quartile in timing.quartiles],
-        "tflops": round(flops / timing.microseconds / 1e6, 2),
-        "error": float(f"{error:.3e}"),
+        PEER: peer(eager, mode.layout),
+        f"{PEER}, {OTHER[mode.layout]}": peer(eager, OTHER[mode.layout]),
+        COMPILED: peer(compiled(eager), mode.layout),
     }
 
 
-def _once(candidate):
-    """µs that one call takes, roughly."""
-    _synchronize()
-    start = time.perf_counter()
-    candidate(0)
-    _synchronize()
-    return max(1.0, (time.perf_counter() - start) * 1e6)
+def right(theirs, buffers, direction, mode):
+    """What is right on these buffers, as a judge."""
+    expected = theirs(*(each.double() for each in buffers.all("contiguous")), direction)
+    return lambda label, found, _: judge(label, distance(found, expected), mode.allowed)
 
 
-def _synchronize():
-    torch.cuda.synchronize()
-
-
-def _peaks():
-    return peaks.peaks()
-
-
-@functools.cache
-def _hash():
-    functions = {id(kernel): kernel for _, kernel, _ in kernels.specialisations()}
-    return bench.kernel_hash((*functions.values(), kernels.default_variant))
-
-
-def kernel_hashes():
-    """{record name: hash of what it measures, as it is today}."""
-    return {f"conv2d.{way}{mode.suffix}": _hash() for way in DIRECTIONS for mode in MODES}
+run = runner(cases, rounds=10)

@@ -15,8 +15,9 @@ import torchvision
 
 from course_lib import bench
 from course_lib.benchmarks import network_profile
+from course_lib.benchmarks.case import FORMATS
 from course_lib.benchmarks.network_profile import BLOCK
-from course_lib.benchmarks.squeeze_excite import FORMATS, kernel_hash
+from course_lib.benchmarks.squeeze_excite import kernel_hash
 from course_lib.nn import replace_layers
 
 SHAPE = (32, 3, 380, 380)

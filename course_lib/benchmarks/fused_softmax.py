@@ -12,19 +12,27 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from course_lib import bench, reference
-from course_lib.benchmarks.limits import copies, fastest_copy
+from course_lib import reference
+from course_lib.benchmarks.case import (
+    COMPILED,
+    EAGER,
+    Case,
+    Work,
+    compiled,
+    copies,
+    judge,
+    rotating,
+    runner,
+    size,
+)  # fmt: skip
 from course_lib.kernels import bn_relu_softmax, softmax_dropout
 
 SHAPES = [(1024, 1000), (49152, 1024), (16384, 8192)]
 DTYPES = ("float32", "bfloat16")
 N_DIMS = 2
 DIRECTIONS = ("forward", "backward", "both")
-DEVICE = "cuda"
 COMMAND = "python -m course_lib bench fused_softmax --record"
 P, SEED, EPS = 0.1, 2014, 1e-5
-LONGEST_CALL = 50_000  # µs; a slower rung is left out, and the record says so
-REPLAY = 5_000  # µs that one replay of a captured graph may take
 SAMPLE = 64  # rows that are checked, from both ends
 CHUNK = 1 << 24  # elements taken to float64 at once for sums over all rows
 # The largest error allowed before anything is timed, relative to the row's largest result, or to
@@ -44,13 +52,15 @@ class SoftmaxDropout:
     name, module = "softmax_dropout", softmax_dropout
     n_arrays = {"forward": 2, "backward": 3, "both": 5}  # that must be moved
 
-    def __init__(self, shape, dtype):
-        self.x = torch.randn(shape, device=DEVICE).mul_(3).to(dtype)
-        self.dz = torch.randn(shape, device=DEVICE).to(dtype)
+    def __init__(self, make, shape, dtype):
+        self.x = make.normal(*shape, dtype=dtype, scale=3)
+        self.dz = make.normal(*shape, dtype=dtype)
         self.z, self.dx = torch.empty_like(self.x), torch.empty_like(self.x)
+        self.outputs = {"forward": [self.z], "backward": [self.dx], "both": [self.z, self.dx]}
         _, self.stats = softmax_dropout.forward(self.x, P, SEED, 0, out=self.z)
-        self.y = F.softmax(self.x, -1)
-        self.mask = torch.rand(shape, device=DEVICE) >= P
+        if not make.is_empty:
+            self.y = F.softmax(self.x, -1)
+            self.mask = torch.rand(shape, device=make.device) >= P
 
     def ours_forward(self, variant):
         _, self.stats = softmax_dropout.forward(
@@ -116,14 +126,17 @@ class BatchNormReluSoftmax:
     name, module = "bn_relu_softmax", bn_relu_softmax
     n_arrays = {"forward": 2, "backward": 4, "both": 6}
 
-    def __init__(self, shape, dtype):
-        self.x, self.dy = (torch.randn(shape, device=DEVICE).to(dtype) for _ in range(2))
-        mean, weight, bias = (torch.randn(shape[1], device=DEVICE) for _ in range(3))
-        self.parameters = mean, torch.rand(shape[1], device=DEVICE) + 0.5, weight, bias
+    def __init__(self, make, shape, dtype):
+        self.x, self.dy = (make.normal(*shape, dtype=dtype) for _ in range(2))
+        mean, weight, bias = (make.normal(shape[1]) for _ in range(3))
+        self.parameters = mean, make.uniform(shape[1], low=0.5), weight, bias
+        self.y, self.dx = torch.empty_like(self.x), torch.empty_like(self.x)
+        self.outputs = {"forward": [self.y], "backward": [self.dx], "both": [self.y, self.dx]}
+        if make.is_empty:
+            return
         # Where z is nearly 0, rounding would decide what ReLU does.
         z = F.batch_norm(self.x.float(), *self.parameters, eps=EPS)
         self.x[z.abs() < 1e-4] += 0.5
-        self.y, self.dx = torch.empty_like(self.x), torch.empty_like(self.x)
         bn_relu_softmax.forward(self.x, *self.parameters, eps=EPS, out=self.y)
         self.h = F.relu(F.batch_norm(self.x, *self.parameters, eps=EPS))
 
@@ -183,7 +196,7 @@ class BatchNormReluSoftmax:
     def sums(self):
         """Of dweight and dbias, in float64: the sum over all rows, and the size of its terms."""
         mean, var, weight, bias = (p.double() for p in self.parameters)
-        sums = torch.zeros(2, 2, len(mean), dtype=torch.double, device=DEVICE)
+        sums = torch.zeros(2, 2, len(mean), dtype=torch.double, device=self.x.device)
         step = max(1, CHUNK // self.x.shape[1])
         for start in range(0, len(self.x), step):
             x, dy = (t[start : start + step].double() for t in (self.x, self.dy))
@@ -201,126 +214,58 @@ class BatchNormReluSoftmax:
 OPERATIONS = {operation.name: operation for operation in (SoftmaxDropout, BatchNormReluSoftmax)}
 
 
-def run(*, names=None, shapes=SHAPES, dtypes=DTYPES, rounds=20, progress=lambda cases: cases):
-    """Check, then time, each case. Returns records.
-
-    Of `names`, such as ["softmax_dropout.forward"], only these. Raises ValueError for a shape that
-    is not (n_rows, n_cols), both positive.
-    """
-    for shape in shapes:
-        if len(shape) != 2 or not all(shape):
-            raise ValueError(f"a shape is (rows, columns), both positive; not {tuple(shape)}")
-    cases = [
-        (operation, direction, tuple(shape), dtype)
-        for shape in shapes
-        for dtype in dtypes
-        for operation in OPERATIONS.values()
-        for direction in DIRECTIONS
-        if names is None or f"{operation.name}.{direction}" in names
-    ]
-    return [_measure(*case, rounds) for case in progress(cases)]
+def cases(*, shapes=None, dtypes=None):
+    """Both operations in each direction at each shape, (rows, columns), and dtype."""
+    for shape in map(tuple, shapes or SHAPES):
+        for dtype in dtypes or DTYPES:
+            for operation in OPERATIONS.values():
+                for direction in DIRECTIONS:
+                    yield _case(operation, direction, shape, dtype)
 
 
-def kernel_hash(operation, direction):
-    """Of all that the default variant may launch, and of what decides it."""
-    module = operation.module
-    tables = {"forward": [module.VARIANTS], "backward": [module.BACKWARD_VARIANTS]}
-    wanted = tables.get(direction, tables["forward"] + tables["backward"])
-    kernels = [kernel for table in wanted for kernel in table[module.DEFAULT]]
-    return bench.kernel_hash((*kernels, module.plan))
+def draw(generator):
+    """A shape that nobody chose."""
+    n_cols = size(generator, 16, 8192)
+    return size(generator, 16, max(17, (1 << 27) // n_cols)), n_cols
 
 
-def kernel_hashes():
-    """{record name: hash of what it measures, as it is today}."""
-    return {
-        f"{operation.name}.{direction}": kernel_hash(operation, direction)
-        for operation in OPERATIONS.values()
-        for direction in DIRECTIONS
-    }
+def _case(operation, direction, shape, dtype):
+    n_bytes = operation.n_arrays[direction] * math.prod(shape) * getattr(torch, dtype).itemsize
+    build = functools.partial(_build, operation, direction, shape, dtype, n_bytes)
+    name = f"{operation.name}.{direction}"
+    return Case(name, shape, dtype, COMMAND, n_bytes, build, default=operation.module.DEFAULT)
 
 
-def _measure(operation, direction, shape, dtype, rounds):
-    kind = getattr(torch, dtype)
-    n_bytes = operation.n_arrays[direction] * math.prod(shape) * kind.itemsize
-    sets = bench.buffer_sets(n_bytes)
-    buffers = [operation(shape, kind) for _ in range(sets)]
-    ours, left_out = _ours(operation, direction, buffers), {}
-    peers = _peers(operation, direction, buffers)
-    calls = {}
-    for label, candidate in (ours | peers).items():
-        tolerance = (_TOLERANCE if label in ours else _PEER_TOLERANCE)[dtype]
+def _build(operation, direction, shape, dtype, n_bytes, make, n_sets):
+    sets = [operation(make, shape, dtype) for _ in range(n_sets)]
+    function = getattr(operation, f"peer_{direction}")
+
+    def ours(one, rung):
+        if direction == "forward":
+            return one.ours_forward(rung)
+        if direction == "backward":
+            return one.ours_backward(rung)
+        return one.ours_forward(rung)[0], one.ours_backward(rung)[1]
+
+    def peer(function):
+        return rotating(lambda one: function(*one.arguments(direction)), sets)
+
+    def judged(label, found, is_ours):
+        tolerance = (_TOLERANCE if is_ours else _PEER_TOLERANCE)[dtype]
         if label == "naive":
             tolerance += max(shape) * ROUNDING
-        for written in (buffers[0].dx, *([] if direction == "backward" else [_output(buffers[0])])):
-            written.fill_(math.nan)
-        buffers[0].check(label, *candidate(0), label in ours, tolerance)
-        microseconds = _once(candidate)
-        if microseconds > LONGEST_CALL and label in ours:
-            left_out[label] = f"a call takes {microseconds / 1e3:,.0f} ms"
-            del ours[label]
-        calls[label] = max(1, min(max(60, sets), int(REPLAY / microseconds)))
-    candidates = ours | peers | copies(n_bytes, sets)
-    calls |= dict.fromkeys(candidates.keys() - calls.keys(), max(calls.values()))
-    timings = bench.device_times(candidates, calls=calls, rounds=rounds)
-    copy = fastest_copy(timings)
-    rows = [
-        bench.row(label, "ours" if label in ours else "peer", timing, n_bytes, copy)
-        for label, timing in timings.items()
-    ]
-    record = bench.make_record(
-        f"{operation.name}.{direction}", shape, dtype, n_bytes, copy, rows,
-        kernel_hash(operation, direction), COMMAND,
-    )  # fmt: skip
-    return record | {"default": operation.module.DEFAULT, "left_out": left_out}
+        sets[0].check(label, *found, is_ours, tolerance)
 
-
-def _output(buffers):
-    return buffers.z if isinstance(buffers, SoftmaxDropout) else buffers.y
-
-
-def _ours(operation, direction, buffers):
-    def call(one, variant):
-        if direction == "forward":
-            return one.ours_forward(variant)
-        if direction == "backward":
-            return one.ours_backward(variant)
-        return one.ours_forward(variant)[0], one.ours_backward(variant)[1]
-
-    return {
-        variant: lambda i, variant=variant: call(buffers[i % len(buffers)], variant)
-        for variant in operation.module.VARIANTS
-    }
-
-
-def _peers(operation, direction, buffers):
-    function = getattr(operation, f"peer_{direction}")
-    torch.compiler.reset()  # or it gives up after a few functions, and runs them eagerly
-    compiled = torch.compile(
-        function, dynamic=False, fullgraph=True, mode="max-autotune-no-cudagraphs"
+    return Work(
+        {
+            rung: rotating(lambda one, rung=rung: ours(one, rung), sets)
+            for rung in operation.module.VARIANTS
+        },
+        lambda: {EAGER: peer(function), COMPILED: peer(compiled(function))},
+        lambda: judged,
+        sets[0].outputs[direction],
+        lambda: copies(make, n_bytes, n_sets),
     )
-    # Results are kept as long as ours: memory that is written again at once would still be in the
-    # cache.
-    kept = {"PyTorch eager": [None] * len(buffers), "torch.compile": [None] * len(buffers)}
-
-    def call(label, function, i):
-        i %= len(buffers)
-        kept[label][i] = function(*buffers[i].arguments(direction))
-        return kept[label][i]
-
-    return {
-        "PyTorch eager": lambda i: call("PyTorch eager", function, i),
-        "torch.compile": lambda i: call("torch.compile", compiled, i),
-    }
-
-
-def _once(candidate):
-    """µs that one call takes, roughly: the start of a launch counts too."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    candidate(0)
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3
 
 
 def _ends(n_rows):
@@ -342,9 +287,7 @@ def _largest(rows):
 
 
 def _compare(label, found, expected, scale, tolerance):
-    found = _double(found)
-    if np.isnan(found).any():
-        raise AssertionError(f"{label} left elements unwritten, so it is not timed")
-    error = (np.abs(found - expected) / scale).max()
-    if not error <= tolerance:
-        raise AssertionError(f"{label} is wrong, so it is not timed: error {error:.2e}")
+    judge(label, (np.abs(_double(found) - expected) / scale).max(), tolerance)
+
+
+run = runner(cases, rounds=20)

@@ -4,14 +4,26 @@ The limit of the forward pass is a kernel that reads as many bytes and writes no
 backward pass one that fills as many bytes.
 """
 
+import functools
 import math
 
 import numpy as np
 import torch
 
-from course_lib import bench, cuda, reference
+from course_lib import cuda, reference
+from course_lib.benchmarks.case import (
+    COMPILED,
+    EAGER,
+    FORMATS,
+    Case,
+    Work,
+    compiled,
+    judge,
+    rotating,
+    runner,
+    size,
+)  # fmt: skip
 from course_lib.kernels import global_avg_pool as pool
-from course_lib.runtime.fingerprint import fingerprint
 from course_lib.runtime.intrinsics import store
 from course_lib.runtime.launch import launch
 
@@ -23,7 +35,6 @@ PLANES = [
 ]  # fmt: skip
 BATCHES = (1, 8, 32)
 LARGE = [(64, 192, 95, 95), (32, 48, 190, 190)]
-FORMATS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
 DTYPES = ("float32", "bfloat16")
 N_DIMS = 4
 COMMAND = "python -m course_lib bench global_avg_pool --record"
@@ -41,125 +52,121 @@ def read_kernel(x, y, length):
         store(y, 0, total)
 
 
-def run(*, batches=BATCHES, planes=PLANES, large=LARGE, shapes=None, dtypes=DTYPES,
-        formats=FORMATS, directions=("forward", "backward"), rounds=15,
-        progress=lambda cases: cases):
-    """Check, then time, each case: of `shapes`, N·C·H·W, alone if given. Returns records."""
+def cases(*, shapes=None, dtypes=None):
+    """Both layouts and directions at each shape; of `shapes`, N·C·H·W, alone if given."""
     if shapes is None:
-        shapes = [(N, C, side, side) for N in batches for C, side in planes] + list(large)
-    cases = [
-        (direction, shape, dtype, layout)
-        for shape in shapes
-        for dtype in dtypes
-        for layout in formats
-        for direction in directions
-    ]
-    return [_measure(*case, rounds) for case in progress(cases)]
+        shapes = [(N, C, side, side) for N in BATCHES for C, side in PLANES] + LARGE
+    for shape in map(tuple, shapes):
+        for dtype in dtypes or DTYPES:
+            for layout in FORMATS:
+                for direction in ("forward", "backward"):
+                    yield _case(shape, dtype, layout, direction)
 
 
-def _measure(direction, shape, dtype, layout, rounds):
+def draw(generator):
+    """A shape that nobody chose."""
+    H, W = (size(generator, 4, 128) for _ in range(2))
+    return size(generator, 1, 64), size(generator, 8, 2048), H, W
+
+
+def _case(shape, dtype, layout, direction):
     N, C, H, W = shape
-    kind = getattr(torch, dtype)
-    n_bytes = N * C * (H * W + 1) * kind.itemsize
-    sets = bench.buffer_sets(n_bytes)
-    images = [
-        torch.randn(shape, device="cuda").to(kind, memory_format=FORMATS[layout])
-        for _ in range(sets)
-    ]
-    planes = [torch.randn(N, C, device="cuda").to(kind) for _ in range(sets)]
-    measure = _forward if direction == "forward" else _backward
-    candidates, check, limit, kernel = measure(images, planes, layout, sets)
-    ours = [label for label in candidates if label != "PyTorch eager"]
-    for label, candidate in candidates.items():
-        check(label, candidate, _TOLERANCE[dtype] * (1 if label in ours else 4))
-    candidates["limit"] = limit
-    timings = bench.device_times(candidates, calls=max(20, sets), rounds=rounds)
-    least = timings.pop("limit")
-    rows = [
-        bench.row(label, "ours" if label in ours else "peer", timing, n_bytes, least)
-        for label, timing in timings.items()
-    ]
-    name = f"global_avg_pool.{direction}" + ("" if layout == "contiguous" else f".{layout}")
-    record = bench.make_record(
-        name, shape, dtype, n_bytes, least, rows, fingerprint(kernel), COMMAND
+    end = "" if layout == "contiguous" else f".{layout}"
+    return Case(
+        f"global_avg_pool.{direction}{end}", shape, dtype, COMMAND,
+        N * C * (H * W + 1) * getattr(torch, dtype).itemsize,
+        functools.partial(_build, shape, dtype, layout, direction),
+        facts={"limit": "read" if direction == "forward" else "fill"},
+    )  # fmt: skip
+
+
+class Buffers:
+    """One set of images and of what is made of their planes."""
+
+    def __init__(self, make, shape, dtype, layout):
+        self.images = make.normal(*shape, dtype=dtype, layout=layout)
+        self.planes = make.normal(*shape[:2], dtype=dtype)
+
+
+def _build(shape, dtype, layout, direction, make, n_sets):
+    sets = [Buffers(make, shape, dtype, layout) for _ in range(n_sets)]
+    forward, last = direction == "forward", layout != "contiguous"
+    ours, eager, limit = (_forward, _mean, _read) if forward else (_backward, _spread, _fill)
+    written = sets[0].planes if forward else sets[0].images
+
+    def peers():
+        fused = compiled(functools.partial(_out_of_place, forward=forward))
+        return {
+            EAGER: rotating(eager, sets),
+            COMPILED: rotating(lambda one: fused(one.images, one.planes), sets),
+        }
+
+    return Work(
+        {
+            rung: rotating(lambda one, rung=rung: ours(one, last, rung), sets)
+            for rung in (pool.VARIANTS if forward else pool.BACKWARD_VARIANTS)
+        },
+        peers,
+        lambda: functools.partial(_judge, _truth(sets[0], forward), dtype),
+        [written],
+        lambda: {"limit": rotating(limit, sets)},
     )
-    return record | {"limit": "read" if direction == "forward" else "fill"}
 
 
-def _forward(images, planes, layout, sets):
-    candidates = {
-        variant: lambda i, variant=variant: pool.forward(
-            images[i % sets], variant=variant, out=planes[i % sets]
-        )
-        for variant in pool.VARIANTS
-    }
-    candidates["PyTorch eager"] = lambda i: torch.mean(
-        images[i % sets], (2, 3), out=planes[i % sets]
-    )
+def _forward(one, last, rung):
+    return pool.forward(one.images, variant=rung, out=one.planes)
 
-    def check(label, candidate, tolerance):
-        planes[0].fill_(math.nan)
-        candidate(0)
-        if planes[0].isnan().any():
-            raise AssertionError(f"{label} left elements unwritten, so it is not timed")
-        some = _some_planes(images[0])
-        x = images[0].flatten(0, 1)[:some].double().cpu().numpy()[None]
-        expected, actual = reference.global_avg_pool(x)[0], planes[0].flatten()[:some]
-        _compare(label, actual.double().cpu().numpy(), expected, np.abs(x).mean(), tolerance)
 
-    n = images[0].numel()
+def _backward(one, last, rung):
+    sides = one.images.shape[2:]
+    return pool.backward(one.planes, sides, channels_last=last, variant=rung, out=one.images)
+
+
+def _mean(one):
+    return torch.mean(one.images, (2, 3), out=one.planes)
+
+
+def _spread(one):
+    """What autograd runs for mean((2, 3))."""
+    H, W = one.images.shape[2:]
+    return torch.div(one.planes[:, :, None, None].expand_as(one.images), H * W, out=one.images)
+
+
+def _out_of_place(images, planes, forward):
+    if forward:
+        return images.mean((2, 3))
+    return planes[:, :, None, None].expand_as(images) / (images.shape[2] * images.shape[3])
+
+
+def _read(one):
+    n = one.images.numel()
     n_blocks = min(132 * 8, math.ceil(n / 4096))
     length = math.ceil(n / n_blocks / 1024) * 1024
-
-    def limit(i):
-        launch(
-            read_kernel, n_blocks, pool.BLOCK_SIZE, images[i % sets], planes[i % sets], length,
-            flat=True,
-        )  # fmt: skip
-
-    kernel = pool.vectorised_block_kernel
-    if layout != "contiguous":
-        kernel = pool.nhwc.vectorised_kernel
-    return candidates, check, limit, kernel
+    launch(read_kernel, n_blocks, pool.BLOCK_SIZE, one.images, one.planes, length, flat=True)
 
 
-def _backward(images, planes, layout, sets):
-    N, C, H, W = images[0].shape
-    last = layout != "contiguous"
-    candidates = {
-        variant: lambda i, variant=variant: pool.backward(
-            planes[i % sets], (H, W), channels_last=last, variant=variant, out=images[i % sets]
-        )
-        for variant in pool.BACKWARD_VARIANTS
-    }
-    # What autograd runs for mean((2, 3)).
-    candidates["PyTorch eager"] = lambda i: torch.div(
-        planes[i % sets][:, :, None, None].expand(N, C, H, W), H * W, out=images[i % sets]
-    )
-
-    def check(label, candidate, tolerance):
-        images[0].fill_(math.nan)
-        candidate(0)
-        if images[0].isnan().any():
-            raise AssertionError(f"{label} left elements unwritten, so it is not timed")
-        some = _some_planes(images[0])
-        dy = planes[0].flatten()[:some].double().cpu().numpy()
-        expected = reference.global_avg_pool_backward(dy[None], (H, W))[0]
-        actual = images[0].flatten(0, 1)[:some].double().cpu().numpy()
-        _compare(label, actual, expected, np.abs(expected).max(), tolerance)
-
-    def limit(i):
-        images[i % sets].fill_(1)
-
-    kernel = pool.nhwc.vectorised_backward_kernel if last else pool.vectorised_backward_kernel
-    return candidates, check, limit, kernel
+def _fill(one):
+    one.images.fill_(1)
 
 
-def _some_planes(images):
-    return max(1, SAMPLE // math.prod(images.shape[2:]))
+def _truth(one, forward):
+    """(what is right of some planes, the scale of the errors)."""
+    some = max(1, SAMPLE // math.prod(one.images.shape[2:]))
+    if forward:
+        x = one.images.flatten(0, 1)[:some].double().cpu().numpy()[None]
+        return reference.global_avg_pool(x)[0], np.abs(x).mean()
+    dy = one.planes.flatten()[:some].double().cpu().numpy()
+    expected = reference.global_avg_pool_backward(dy[None], tuple(one.images.shape[2:]))[0]
+    return expected, np.abs(expected).max()
 
 
-def _compare(label, actual, expected, scale, tolerance):
+def _judge(truth, dtype, label, found, is_ours):
+    if found.isnan().any():
+        judge(label, math.nan, 0)
+    expected, scale = truth
+    actual = found.flatten(0, 1)[: len(expected)].double().cpu().numpy()
     error = np.abs(actual - expected).max() / scale
-    if not error <= tolerance:  # a NaN fails too
-        raise AssertionError(f"{label} is wrong, so it is not timed: error {error:.2e}")
+    judge(label, error, _TOLERANCE[dtype] * (1 if is_ours else 4))
+
+
+run = runner(cases, rounds=15)

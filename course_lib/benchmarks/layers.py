@@ -11,20 +11,31 @@ optimisers' rows also have the time that a step takes as Python sees it.
 
 import functools
 import math
-import time
 
 import torch
 import torch.nn.functional as F
 
-from course_lib import bench, optim
-from course_lib.benchmarks.limits import copies, fastest_copy
-from course_lib.kernels import batch_norm, max_pool2d, optimizers
+from course_lib import optim
+from course_lib.benchmarks.case import (
+    COMPILED,
+    EAGER,
+    FORMATS,
+    Case,
+    Work,
+    compiled,
+    copies,
+    distance,
+    judge,
+    rotating,
+    runner,
+    size,
+)  # fmt: skip
+from course_lib.kernels import batch_norm, max_pool2d
 
 POOLED = [(64, 64, 224, 224), (32, 64, 26, 26), (32, 128, 11, 11)]
 #: (kernel size, stride, padding) and the end of the record's name.
 WINDOWS = [((2, 2, 0), ""), ((3, 2, 1), ".3x3")]
 NORMALISED = [(128, 128, 112, 112), (32, 64, 26, 26)]
-LAYOUTS = {"": torch.contiguous_format, ".channels-last": torch.channels_last}
 DTYPES = ("float32", "bfloat16")
 #: Shapes of the parameters: many large ones, and those of the Fashion-MNIST network.
 PARAMETERS = [
@@ -36,11 +47,8 @@ OPTIMISERS = {
     "sgd": ("SGD", dict(lr=1e-3, momentum=0.9), 5),
     "adamw": ("AdamW", dict(lr=1e-3), 7),
 }
-DEVICE = "cuda"
 COMMAND = "python -m course_lib bench layers --record"
-EAGER, CUDNN = "PyTorch eager", "cuDNN"
-REPLAY, LOOP = 4_000, 4_000  # µs that a replay of a graph, and a loop of calls, may take
-LONGEST_CALL = 50_000  # µs; a slower rung is left out, and the record says so
+CUDNN, OURS = "cuDNN", "ours"
 EPS, MOMENTUM = 1e-5, 0.1
 #: Errors allowed before anything is timed: ‖found − true‖ ÷ ‖true‖.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
@@ -49,149 +57,205 @@ SAMPLE = 2  # images, or channels, that are checked, from both ends
 _aten = torch.ops.aten
 
 
-def run(*, names=None, dtypes=DTYPES, rounds=10, progress=lambda cases: cases):
-    """Check, then time, each case. Of `names`, as ["max_pool2d", "sgd"], only these operations."""
-    cases = []
-    for dtype in dtypes:
-        for end, layout in LAYOUTS.items():
-            for shape in POOLED:
-                for window, of_window in WINDOWS:
-                    suffix = f"{of_window}{end}"
-                    cases.append(("max_pool2d", _pooling, shape, window, dtype, layout, suffix))
-            cases += [
-                ("batch_norm", _normalising, shape, dtype, layout, end) for shape in NORMALISED
-            ]
-    if "float32" in dtypes:
-        cases += [(name, _updating, name, shapes) for name in OPTIMISERS for shapes in PARAMETERS]
+def cases(*, shapes=None, dtypes=None):
+    """Pooling, batch normalisation and optimisers; of `shapes`, N·C·H·W, the former two alone."""
+    images = None if shapes is None else [tuple(shape) for shape in shapes if len(shape) == 4]
+    for dtype in dtypes or DTYPES:
+        for layout in FORMATS:
+            for shape in POOLED if images is None else images:
+                for window, end in WINDOWS:
+                    yield from _pooling_cases(shape, window, end, dtype, layout)
+            for shape in NORMALISED if images is None else images:
+                for direction in NORM_ARRAYS:
+                    yield _norm_case(direction, shape, dtype, layout)
+    if "float32" in (dtypes or DTYPES):
+        for name in OPTIMISERS:
+            for parameters in PARAMETERS:
+                if shapes is None or (sum(map(math.prod, parameters)),) in map(tuple, shapes):
+                    yield _step_case(name, parameters)
 
-    def measured():
-        for operation, measure, *case in progress(cases):
-            if names is None or operation in names:
-                yield from measure(*case, rounds)
-                _empty_cache()
 
-    with torch.no_grad():
-        return bench.collected(measured())
+def draw(generator):
+    """A shape that nobody chose."""
+    H, W = (size(generator, 8, 128) for _ in range(2))
+    return size(generator, 1, 64), size(generator, 8, 512), H, W
+
+
+def _suffix(layout):
+    return "" if layout == "contiguous" else f".{layout}"
 
 
 # ------------------------------------------------------------------------------- pooling
 
 
-def _pooling(shape, window, dtype, layout, suffix, rounds):
+def _pooling_cases(shape, window, end, dtype, layout):
     kernel_size, stride, padding = window
+    N, C, *sides = shape
+    if min(sides) + 2 * padding < kernel_size:
+        return
+    itemsize = getattr(torch, dtype).itemsize
+    windows = [(side + 2 * padding - kernel_size) // stride + 1 for side in sides]
+    n_bytes = math.prod(shape) * itemsize + N * C * math.prod(windows) * (itemsize + 1)
+    for direction in ("forward", "backward"):
+        yield Case(
+            f"max_pool2d.{direction}{end}{_suffix(layout)}", shape, dtype, COMMAND, n_bytes,
+            functools.partial(_build_pooling, direction, shape, windows, window, dtype, layout,
+                              n_bytes), default=max_pool2d.DEFAULT,
+        )  # fmt: skip
+
+
+class Pooled:
+    """One set of images, and of gradients by what pooling makes of them."""
+
+    def __init__(self, make, shape, windows, dtype, layout):
+        self.x = make.normal(*shape, dtype=dtype, layout=layout)
+        self.dy = make.normal(*shape[:2], *windows, dtype=dtype, layout=layout)
+
+
+def _build_pooling(direction, shape, windows, window, dtype, layout, n_bytes, make, n_sets):
+    sets = [Pooled(make, shape, windows, dtype, layout) for _ in range(n_sets)]
+    first, (kernel_size, stride, padding) = sets[0], window
     options = dict(stride=stride, padding=padding)
-    x_bytes = math.prod(shape) * getattr(torch, dtype).itemsize
-    sets = bench.buffer_sets(x_bytes)
-    x = [_randn(shape, dtype, layout) for _ in range(sets)]
-    y, at = max_pool2d.forward(x[0], kernel_size, index_dtype="uint8", **options)
-    by_eager, at_64 = F.max_pool2d(x[0], kernel_size, **options, return_indices=True)
-    _equal("max_pool2d", y, by_eager)
-    dy = [_randn(y.shape, dtype, layout) for _ in range(sets)]
-    n_bytes = x_bytes + y.nbytes + at.nbytes
     pair = [kernel_size] * 2, [stride] * 2, [padding] * 2, [1, 1], False
+    _, at = max_pool2d.forward(first.x, kernel_size, index_dtype="uint8", **options)
 
-    def ours(i, variant):
-        return max_pool2d.forward(
-            x[i % sets], kernel_size, index_dtype="uint8", variant=variant, **options
+    def ours(one, rung):
+        if direction == "forward":
+            chosen = dict(index_dtype="uint8", variant=rung, **options)
+            return max_pool2d.forward(one.x, kernel_size, **chosen)
+        return max_pool2d.backward(one.dy, at, shape, kernel_size, variant=rung, **options)
+
+    def peers():
+        _, at_64 = _aten.max_pool2d_with_indices(first.x, *pair)
+
+        def eager(x, dy):
+            if direction == "forward":
+                return _aten.max_pool2d_with_indices(x, *pair)
+            return _aten.max_pool2d_with_indices_backward(dy, first.x, *pair, at_64)
+
+        return _eager_and_compiled(eager, sets)
+
+    def right():
+        if direction == "forward":
+            by_eager, _ = _aten.max_pool2d_with_indices(first.x, *pair)
+            return lambda label, found, _: _equal(label, found[0], by_eager)
+        part = slice(0, SAMPLE)
+        images = first.x[part].double()
+        _, at_64 = _aten.max_pool2d_with_indices(images, *pair)
+        true = _aten.max_pool2d_with_indices_backward(
+            first.dy[part].double(), images, *pair, at_64
         )
+        return lambda label, found, _: _close(label, found[part], true, dtype)
 
-    def ours_backward(i, variant):
-        return max_pool2d.backward(dy[i % sets], at, shape, kernel_size, variant=variant, **options)
+    rungs = max_pool2d.VARIANTS if direction == "forward" else max_pool2d.BACKWARD_VARIANTS
+    return Work(
+        {rung: rotating(lambda one, rung=rung: ours(one, rung), sets) for rung in rungs},
+        peers, right, limit=lambda: copies(make, n_bytes, n_sets),
+    )  # fmt: skip
 
-    forward = {name: functools.partial(ours, variant=name) for name in max_pool2d.VARIANTS}
-    backward = {
-        name: functools.partial(ours_backward, variant=name)
-        for name in max_pool2d.BACKWARD_VARIANTS
-    }
-    of_eager = _aten.max_pool2d_with_indices(x[0], *pair)[1]
-    peers = (
-        lambda i: _aten.max_pool2d_with_indices(x[i % sets], *pair),
-        lambda i: _aten.max_pool2d_with_indices_backward(dy[i % sets], x[0], *pair, of_eager),
-    )
-    part = slice(0, SAMPLE)
-    true = _aten.max_pool2d_with_indices_backward(
-        dy[0][part].double(), x[0][part].double(), *pair, at_64[part]
-    )
-    for name, candidate in backward.items():
-        _close(f"{name} of max_pool2d.backward", candidate(0)[part], true, dtype)
-    for name, candidate in forward.items():
-        _equal(f"{name} of max_pool2d.forward", candidate(0)[0], by_eager)
-    del by_eager, at_64, true
-    for direction, ours_, peer in zip(
-        ("forward", "backward"), (forward, backward), peers, strict=True
-    ):
-        name = f"max_pool2d.{direction}{suffix}"
-        default = max_pool2d.DEFAULT
-        yield _record(name, shape, dtype, n_bytes, sets, ours_, {EAGER: peer}, default, rounds)
+
+def _eager_and_compiled(eager, sets):
+    """Peers of a function of x and dy."""
+
+    def peer(function):
+        return rotating(lambda one: function(one.x, one.dy), sets)
+
+    return {EAGER: peer(eager), COMPILED: peer(compiled(eager, fullgraph=False))}
 
 
 # ------------------------------------------------------------------ batch normalisation
 
+#: Arrays of the images' size that must be moved, by direction.
+NORM_ARRAYS = {"forward": 3, "backward": 5, "inference": 2}
 
-def _normalising(shape, dtype, layout, suffix, rounds):
+
+def _norm_case(direction, shape, dtype, layout):
+    n_bytes = NORM_ARRAYS[direction] * math.prod(shape) * getattr(torch, dtype).itemsize
+    build = functools.partial(_build_norm, direction, shape, dtype, layout, n_bytes)
+    name = f"batch_norm.{direction}{_suffix(layout)}"
+    return Case(name, shape, dtype, COMMAND, n_bytes, build, default=batch_norm.DEFAULT)
+
+
+class Normalised:
+    """One set of images and of gradients, and what belongs to the channels, which sets share."""
+
+    def __init__(self, make, shape, dtype, layout, channels):
+        self.x, self.dy = (
+            make.normal(*shape, dtype=dtype, layout=layout, shift=0.2) for _ in range(2)
+        )
+        self.channels = channels
+
+
+def _build_norm(direction, shape, dtype, layout, n_bytes, make, n_sets):
     C = shape[1]
-    x_bytes = math.prod(shape) * getattr(torch, dtype).itemsize
-    sets = bench.buffer_sets(x_bytes)
-    x, dy = ([_randn(shape, dtype, layout).add_(0.2) for _ in range(sets)] for _ in range(2))
-    weight, bias, running_var = (torch.rand(C, device=DEVICE) + 0.5 for _ in range(3))
-    running_mean = torch.randn(C, device=DEVICE)
-    affine, running = (weight, bias), (running_mean, running_var)
-    native = _aten.native_batch_norm, _aten.native_batch_norm_backward
-    settings = True, MOMENTUM, EPS
+    weight, bias, var = (make.uniform(C, low=0.5) for _ in range(3))
+    affine, running = (weight, bias), (make.normal(C), var)
+    fixed = running if make.is_empty else tuple(tensor.clone() for tensor in running)
+    sets = [Normalised(make, shape, dtype, layout, affine) for _ in range(n_sets)]
     # What the backward passes take: the statistics of the first set.
-    _, mean, rstd = batch_norm.forward(x[0], *affine)
-    beside_cudnn = _has_cudnn() and dtype == "float32"  # it wants weights of the images' dtype
-    _, *of_cudnn = _cudnn(x[0], affine, _copies(running)) if beside_cudnn else (None,)
-    fixed = _copies(running)
+    _, mean, rstd = batch_norm.forward(sets[0].x, *affine)
+    rungs, ours = {
+        "forward": (
+            batch_norm.VARIANTS,
+            lambda one, rung: batch_norm.forward(one.x, *affine, *running, variant=rung),
+        ),
+        "backward": (
+            batch_norm.BACKWARD_VARIANTS,
+            lambda one, rung: batch_norm.backward(
+                one.dy, one.x, weight, mean, rstd, variant=rung
+            ),
+        ),
+        "inference": (
+            batch_norm.INFERENCE_VARIANTS,
+            lambda one, rung: (batch_norm.inference(one.x, *affine, *fixed, variant=rung),),
+        ),
+    }[direction]
 
-    def forward(i, variant):
-        return batch_norm.forward(x[i % sets], *affine, *running, variant=variant)
+    def peers():
+        eager = {
+            "forward": lambda x, dy: _aten.native_batch_norm(
+                x, *affine, *running, True, MOMENTUM, EPS
+            ),
+            "backward": lambda x, dy: _aten.native_batch_norm_backward(
+                dy, x, weight, None, None, mean, rstd, True, EPS, [True] * 3
+            ),
+            "inference": lambda x, dy: _aten.native_batch_norm(
+                x, *affine, *fixed, False, MOMENTUM, EPS
+            ),
+        }[direction]
+        found = _eager_and_compiled(eager, sets)
+        # cuDNN wants weights of the images' dtype.
+        if direction != "inference" and dtype == "float32" and _has_cudnn(make.device):
+            found[CUDNN] = rotating(_by_cudnn(direction, sets[0].x, affine, running), sets)
+        return found
 
-    def backward(i, variant):
-        return batch_norm.backward(dy[i % sets], x[i % sets], weight, mean, rstd, variant=variant)
+    def right():
+        true = _true_batch_norm(direction, sets[0].x, sets[0].dy, affine, fixed)
 
-    def inference(i, variant):
-        return (batch_norm.inference(x[i % sets], *affine, *fixed, variant=variant),)
+        def judged(label, found, _):
+            for part, expected in zip(found, true, strict=False):
+                _close(label, _ends(part), expected, dtype)
 
-    def native_backward(i):
-        return native[1](
-            dy[i % sets], x[i % sets], weight, None, None, mean, rstd, True, EPS, [True] * 3
-        )
+        return judged
 
-    def cudnn_backward(i):
-        saved_mean, saved_rstd, reserve = of_cudnn
-        return _aten.cudnn_batch_norm_backward(
-            x[i % sets], dy[i % sets], weight, None, None, saved_mean, saved_rstd, EPS, reserve
-        )
-
-    ways = {
-        "forward": (forward, batch_norm.VARIANTS, 3, {
-            EAGER: lambda i: native[0](x[i % sets], *affine, *running, *settings),
-            CUDNN: lambda i: _cudnn(x[i % sets], affine, running),
-        }),
-        "backward": (backward, batch_norm.BACKWARD_VARIANTS, 5, {
-            EAGER: native_backward, CUDNN: cudnn_backward,
-        }),
-        "inference": (inference, batch_norm.INFERENCE_VARIANTS, 2, {
-            EAGER: lambda i: native[0](x[i % sets], *affine, *fixed, False, MOMENTUM, EPS),
-        }),
-    }  # fmt: skip
-    for direction, (function, variants, n_arrays, peers) in ways.items():
-        if not beside_cudnn:
-            peers.pop(CUDNN, None)
-        ours = {name: functools.partial(function, variant=name) for name in variants}
-        name = f"batch_norm.{direction}{suffix}"
-        true = _true_batch_norm(direction, x[0], dy[0], affine, fixed)
-        for label, candidate in (ours | peers).items():
-            for found, expected in zip(candidate(0), true, strict=False):
-                _close(f"{label} of {name}", _ends(found), expected, dtype)
-        yield _record(
-            name, shape, dtype, n_arrays * x_bytes, sets, ours, peers, batch_norm.DEFAULT, rounds
-        )
+    return Work(
+        {rung: rotating(lambda one, rung=rung: ours(one, rung), sets) for rung in rungs},
+        peers, right, limit=lambda: copies(make, n_bytes, n_sets),
+    )  # fmt: skip
 
 
-def _has_cudnn():
-    return torch.backends.cudnn.is_available() and DEVICE == "cuda"
+def _by_cudnn(direction, x, affine, running):
+    if direction == "forward":
+        return lambda one: _cudnn(one.x, affine, running)
+    weight, _ = affine
+    _, mean, rstd, reserve = _cudnn(x, affine, tuple(tensor.clone() for tensor in running))
+    return lambda one: _aten.cudnn_batch_norm_backward(
+        one.x, one.dy, weight, None, None, mean, rstd, EPS, reserve
+    )
+
+
+def _has_cudnn(device):
+    return torch.backends.cudnn.is_available() and device.type == "cuda"
 
 
 def _cudnn(x, affine, running):
@@ -224,79 +288,68 @@ def _ends(tensor):
 # ---------------------------------------------------------------------------- optimisers
 
 
-def _updating(name, shapes, rounds):
-    kind, options, n_arrays = OPTIMISERS[name]
+def _step_case(name, shapes):
     n_elements = sum(map(math.prod, shapes))
-    start = [torch.randn(shape, device=DEVICE) for shape in shapes]
-    gradients = [torch.randn(shape, device=DEVICE) for shape in shapes]
+    n_bytes = OPTIMISERS[name][2] * 4 * n_elements
+    return Case(
+        f"{name}.step", (n_elements,), "float32", COMMAND, n_bytes,
+        functools.partial(_build_step, name, shapes, n_bytes), default=OURS,
+        facts={"n_tensors": len(shapes)},
+    )  # fmt: skip
+
+
+def _build_step(name, shapes, n_bytes, make, n_sets):
+    kind, options, _ = OPTIMISERS[name]
+    start, gradients = ([make.normal(*shape) for shape in shapes] for _ in range(2))
 
     def optimiser(classes, **more):
-        parameters = [torch.nn.Parameter(p.clone()) for p in start]
+        parameters = [
+            torch.nn.Parameter(p if make.is_empty else p.clone()) for p in start
+        ]  # fmt: skip
         for p, gradient in zip(parameters, gradients, strict=True):
             p.grad = gradient
-        if name != "sgd" and DEVICE == "cuda":
+        if name != "sgd" and make.device.type == "cuda":
             more["capturable"] = True  # or a graph can't hold it
-        made = getattr(classes, kind)(parameters, **options, **more)
-        made.step()  # makes the states
-        return made
+        return getattr(classes, kind)(parameters, **options, **more)
 
-    steps = {
-        "ours": optimiser(optim),
-        "PyTorch foreach": optimiser(torch.optim, foreach=True),
-        "PyTorch fused": optimiser(torch.optim, fused=True),
-    }
-    first, *others = (made.param_groups[0]["params"] for made in steps.values())
-    for label, found in zip(list(steps)[1:], others, strict=True):
-        for p, q in zip(first, found, strict=True):
-            _close(f"ours of {name}.step, beside {label}", p, q.double(), "float32")
-    candidates = {label: lambda i, made=made: made.step() for label, made in steps.items()}
-    n_bytes = n_arrays * 4 * n_elements
-    record = _record(
-        f"{name}.step", (n_elements,), "float32", n_bytes, 1,
-        {"ours": candidates.pop("ours")}, candidates, "ours", rounds,
+    made = optimiser(optim)
+    theirs = {}
+
+    def ours(i):
+        if not make.is_empty:
+            return made.step()
+        for group in made.param_groups:  # also where `step` would leave CPU tensors to PyTorch
+            made._step_group(group)
+
+    if make.is_empty:
+        for p in made.param_groups[0]["params"]:  # or PyTorch fills them with zeros
+            states = made._names(made.param_groups[0])
+            made.state[p] = {state: torch.empty_like(p) for state in states}
+            made.state[p]["step"] = torch.zeros(())
+    ours(0)  # makes the states, and the tables of addresses
+
+    def peers():
+        for label in ("foreach", "fused"):
+            theirs[f"PyTorch {label}"] = optimiser(torch.optim, **{label: True})
+        for other in theirs.values():
+            other.step()
+        first = [p.double() for p in made.param_groups[0]["params"]]
+        for label, other in theirs.items():
+            for p, q in zip(first, other.param_groups[0]["params"], strict=True):
+                error = distance(q, p)
+                judge(f"ours of {name}.step, beside {label},", error, TOLERANCE["float32"])
+        return {label: lambda i, other=other: other.step() for label, other in theirs.items()}
+
+    return Work(
+        {OURS: ours}, peers, lambda: lambda label, found, is_ours: None,
+        limit=lambda: copies(make, n_bytes, n_sets),
+        python=lambda: {OURS: ours} | {
+            label: lambda i, other=other: other.step() for label, other in theirs.items()
+        },
     )  # fmt: skip
-    python = {label: (lambda i, made=made: made.step()) for label, made in steps.items()}
-    calls = {label: max(3, min(100, int(LOOP / _once(each)))) for label, each in python.items()}
-    seen = bench.loop_times(python, calls=calls, rounds=rounds)
-    for row in record["rows"]:
-        timing = seen[row["label"]]
-        row["python_microseconds"] = round(timing.microseconds, 3)
-        row["python_quartiles"] = [round(quartile, 3) for quartile in timing.quartiles]
-    return [record | {"n_tensors": len(shapes)}]
 
 
 # ------------------------------------------------------------------------- what all share
-
-
-def _record(name, shape, dtype, n_bytes, sets, ours, peers, default, rounds):
-    # A copy of its own buffers, half of what is moved each, in as many sets.
-    candidates = ours | peers | copies(n_bytes, min(sets, bench.buffer_sets(n_bytes)))
-    once = {label: _once(candidate) for label, candidate in candidates.items()}
-    slow = [label for label in ours if once[label] > LONGEST_CALL and label != default]
-    left_out = {label: f"a call takes {once[label] / 1e3:,.0f} ms" for label in slow}
-    candidates = {label: each for label, each in candidates.items() if label not in slow}
-    calls = {
-        label: max(1, min(max(60, sets), int(REPLAY / once[label]))) for label in candidates
-    }  # fmt: skip
-    timings = bench.device_times(candidates, calls=calls, rounds=rounds)
-    copy = fastest_copy(timings)
-    rows = [
-        bench.row(label, "ours" if label in ours else "peer", timing, n_bytes, copy)
-        for label, timing in timings.items()
-    ]
-    record = bench.make_record(
-        name, shape, dtype, n_bytes, copy, rows, kernel_hashes()[name], COMMAND
-    )
-    return record | {"default": default, "left_out": left_out}
-
-
-def _randn(shape, dtype, layout):
-    found = torch.randn(tuple(shape), device=DEVICE).to(getattr(torch, dtype))
-    return found.contiguous(memory_format=layout)
-
-
-def _copies(tensors):
-    return tuple(tensor.clone() for tensor in tensors)
 
 
 def _equal(label, found, expected):
@@ -305,43 +358,8 @@ def _equal(label, found, expected):
 
 
 def _close(label, found, expected, dtype):
-    error = ((found.double() - expected).norm() / expected.norm()).item()
-    allowed = max(OF_NAIVE, TOLERANCE[dtype]) if label.startswith("naive ") else TOLERANCE[dtype]
-    if not error <= allowed:
-        raise AssertionError(f"{label} is wrong, so it is not timed: error {error:.2e}")
+    allowed = max(OF_NAIVE, TOLERANCE[dtype]) if label == "naive" else TOLERANCE[dtype]
+    judge(label, distance(found, expected), allowed)
 
 
-def _once(candidate):
-    """µs that one call takes, roughly: the host's work counts too."""
-    _synchronize()
-    start = time.perf_counter()
-    candidate(0)
-    _synchronize()
-    return max(1.0, (time.perf_counter() - start) * 1e6)
-
-
-def _synchronize():
-    torch.cuda.synchronize()
-
-
-def _empty_cache():
-    torch.cuda.empty_cache()
-
-
-@functools.cache
-def _hash_of(module):
-    functions = {id(kernel): kernel for _, kernel, _ in module.specialisations()}
-    return bench.kernel_hash(functions.values())
-
-
-def kernel_hashes():
-    """{record name: hash of what it measures, as it is today}."""
-    pool, norm, steps = map(_hash_of, (max_pool2d, batch_norm, optimizers))
-    found = {}
-    for layout in LAYOUTS:
-        for direction in ("forward", "backward"):
-            for _, window in WINDOWS:
-                found[f"max_pool2d.{direction}{window}{layout}"] = pool
-            found[f"batch_norm.{direction}{layout}"] = norm
-        found[f"batch_norm.inference{layout}"] = norm
-    return found | {f"{name}.step": steps for name in OPTIMISERS}
+run = runner(cases, rounds=10)

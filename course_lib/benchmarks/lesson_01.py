@@ -85,6 +85,14 @@ def timing_traps(*, n=2**26, repeats=7):
     )
 
 
+def kernel_hashes():
+    """{record name: hash of what it measures, as it is today}."""
+    return {
+        "lesson_01.copy_order": fingerprint(copy_by_columns),
+        "lesson_01.timing_traps": fingerprint(_new_relu()),
+    }
+
+
 def _new_relu():
     @cuda.jit
     def relu(x, y):

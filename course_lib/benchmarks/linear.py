@@ -6,15 +6,25 @@ by split TF32 is to be as exact as cuBLAS with TF32 switched off. Arithmetic is 
 products, so rows say TFLOP/s, and the record what the chip could do at most.
 """
 
+import contextlib
 import functools
 import math
-import time
 
 import torch
 import torch.nn.functional as F
 
-from course_lib import bench
 from course_lib.benchmarks import peaks
+from course_lib.benchmarks.case import (
+    COMPILED,
+    Case,
+    Work,
+    compiled,
+    distance,
+    judge,
+    rotating,
+    runner,
+    size,
+)  # fmt: skip
 from course_lib.kernels import gemm
 from course_lib.kernels import linear as kernels
 
@@ -32,44 +42,62 @@ PRECISIONS = {
 }  # fmt: skip
 DIRECTIONS = ("forward", "backward")
 N_DIMS = 3
-DEVICE = "cuda"
 COMMAND = "python -m course_lib bench linear --record"
 PEER = "cuBLAS"
-REPLAY = 4_000  # µs that one replay of a captured graph may take
 LONGEST_CALL = 400_000  # µs; a slower rung is left out, and the record says so
-MOST_CALLS = 60
 #: Errors allowed before anything is timed: ‖found − true‖ ÷ ‖true‖, float64 being true.
 TOLERANCE = {"float32": 1e-5, "tf32": 1e-3, "bfloat16": 6e-3, "float16": 8e-4}
 
 
-def run(*, shapes=SHAPES, dtypes=DTYPES, directions=DIRECTIONS, rounds=10,
-        progress=lambda cases: cases):  # fmt: skip
-    """Check, then time, each case; of `shapes`, (M, I, O), alone. Returns records."""
-    cases = [
-        (tuple(shape), dtype, precision, suffix, direction)
-        for shape in shapes
-        for dtype in dtypes
-        for precision, suffix in PRECISIONS[dtype]
-        for direction in directions
-    ]
+def cases(*, shapes=None, dtypes=None):
+    """Each precision and direction at each shape; of `shapes`, (M, I, O), alone if given."""
+    for shape in map(tuple, shapes or SHAPES):
+        for dtype in dtypes or DTYPES:
+            for precision, suffix in PRECISIONS[dtype]:
+                for direction in DIRECTIONS:
+                    yield _case(shape, dtype, precision, suffix, direction)
+
+
+def draw(generator):
+    """A shape that nobody chose."""
+    return size(generator, 1, 4096), size(generator, 16, 4096, 8), size(generator, 8, 4096, 2)
+
+
+@contextlib.contextmanager
+def settings(tf32):
+    """cuBLAS with TF32 or without."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
     try:
-        return bench.collected(_measure(*case, rounds) for case in progress(cases))
+        yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+def _case(shape, dtype, precision, suffix, direction):
+    M, n_in, n_out = shape
+    n_products = 1 if direction == "forward" else 2
+    n_elements = (M * n_in + n_out * n_in + M * n_out) * n_products
+    default = gemm.chosen(None, torch.empty(0))
+    return Case(
+        f"linear.{direction}{suffix}", shape, dtype, COMMAND,
+        n_elements * getattr(torch, dtype).itemsize,
+        functools.partial(_build, shape, dtype, precision, direction, default),
+        default=default, flops=2 * M * n_in * n_out * n_products, longest=LONGEST_CALL,
+        settings=functools.partial(settings, precision == "tf32"), facts={"precision": precision},
+    )  # fmt: skip
 
 
 class Buffers:
     """One set of what a layer reads: x, weight, bias and dy."""
 
-    def __init__(self, shape, dtype):
+    def __init__(self, make, shape, dtype):
         M, n_in, n_out = shape
-        kind = getattr(torch, dtype)
-        self.x = torch.randn(M, n_in, device=DEVICE).to(kind)
-        self.weight = (torch.randn(n_out, n_in, device=DEVICE) / math.sqrt(n_in)).to(kind)
-        self.bias = torch.randn(n_out, device=DEVICE).to(kind)
-        self.dy = torch.randn(M, n_out, device=DEVICE).to(kind)
+        self.x = make.normal(M, n_in, dtype=dtype)
+        self.weight = make.normal(n_out, n_in, dtype=dtype, scale=1 / math.sqrt(n_in))
+        self.bias = make.normal(n_out, dtype=dtype)
+        self.dy = make.normal(M, n_out, dtype=dtype)
 
 
 def ours(buffers, direction, precision, variant=None):
@@ -80,121 +108,40 @@ def ours(buffers, direction, precision, variant=None):
     return list(kernels.backward(buffers.dy, buffers.x, buffers.weight, **chosen))
 
 
-def theirs(buffers, direction):
+def theirs(x, weight, bias, dy, direction):
     """The same by PyTorch, whose matrix products are cuBLAS's."""
     if direction == "forward":
-        return [F.linear(buffers.x, buffers.weight, buffers.bias)]
-    dy = buffers.dy
-    return [dy @ buffers.weight, dy.t() @ buffers.x, dy.sum(0)]
+        return [F.linear(x, weight, bias)]
+    return [dy @ weight, dy.t() @ x, dy.sum(0)]
 
 
-def truth(buffers, direction):
-    """The same in float64."""
-    double = Buffers.__new__(Buffers)
-    for name, tensor in vars(buffers).items():
-        setattr(double, name, tensor.double())
-    return theirs(double, direction)
+def _build(shape, dtype, precision, direction, default, make, n_sets):
+    sets = [Buffers(make, shape, dtype) for _ in range(n_sets)]
+    variants = [default]
+    if shape in LADDER and (dtype, precision, direction) == ("float32", "float32", "forward"):
+        known = list(kernels.VARIANTS)
+        variants = known[: known.index(default) + 1]
+    eager = functools.partial(theirs, direction=direction)
 
+    def call(function):
+        return rotating(lambda one: function(*vars(one).values()), sets)
 
-def errors(found, expected):
-    """‖found − expected‖ ÷ ‖expected‖ of each; NaN where an element is."""
-    pairs = zip(found, expected, strict=True)
-    return [((a.double() - b).norm() / b.norm()).item() for a, b in pairs]
-
-
-def _measure(shape, dtype, precision, suffix, direction, rounds):
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    M, n_in, n_out = shape
-    itemsize = getattr(torch, dtype).itemsize
-    n_products = 1 if direction == "forward" else 2
-    flops = 2 * M * n_in * n_out * n_products
-    n_bytes = (M * n_in + n_out * n_in + M * n_out) * itemsize * n_products
-    sets = bench.buffer_sets(n_bytes)
-    buffers = [Buffers(shape, dtype) for _ in range(sets)]
-    candidates, left_out = {}, {}
-    for variant in _variants(shape, dtype, precision, direction):
-        candidates[variant] = lambda i, variant=variant: ours(
-            buffers[i % sets], direction, precision, variant
+    def right():
+        expected = eager(*(tensor.double() for tensor in vars(sets[0]).values()))
+        allowed = TOLERANCE[precision if dtype == "float32" else dtype]
+        return lambda label, found, _: max(
+            judge(label, distance(a, b), allowed) for a, b in zip(found, expected, strict=True)
         )
-    candidates[PEER] = lambda i: theirs(buffers[i % sets], direction)
-    expected, found, calls = truth(buffers[0], direction), {}, {}
-    allowed = TOLERANCE[precision if dtype == "float32" else dtype]
-    for label in list(candidates):
-        found[label] = max(_checked(label, candidates[label](0), expected, allowed))
-        microseconds = _once(candidates[label])
-        calls[label] = max(1, min(max(MOST_CALLS, sets), int(REPLAY / microseconds)))
-        if microseconds > LONGEST_CALL and label != PEER:
-            left_out[label] = f"a call takes {microseconds / 1e3:,.0f} ms"
-            del candidates[label], calls[label]
-    del expected
-    timings = bench.device_times(candidates, calls=calls, rounds=rounds)
-    rows = [_row(label, timing, flops, found[label]) for label, timing in timings.items()]
-    name = f"linear.{direction}{suffix}"
-    record = bench.host_record(name, shape, dtype, rows, kernel_hashes()[name], COMMAND)
-    return record | {
-        "default": _default(buffers[0].x), "left_out": left_out, "precision": precision,
-        "flops": flops, "bytes": n_bytes, "peaks_tflops": _peaks(),
-    }  # fmt: skip
+
+    return Work(
+        {
+            rung: rotating(lambda one, rung=rung: ours(one, direction, precision, rung), sets)
+            for rung in variants
+        },
+        lambda: {PEER: call(eager), COMPILED: call(compiled(eager))},
+        right,
+        facts=lambda: {"peaks_tflops": peaks.peaks()},
+    )  # fmt: skip
 
 
-def _variants(shape, dtype, precision, direction):
-    default = _default(torch.empty(0, device=DEVICE))
-    if shape not in LADDER or (dtype, precision, direction) != ("float32", "float32", "forward"):
-        return [default]
-    known = list(kernels.VARIANTS)
-    return known[: known.index(default) + 1]
-
-
-def _default(x):
-    return gemm.chosen(None, x)
-
-
-def _checked(label, found, expected, allowed):
-    wrong = errors(found, expected)
-    if not all(error <= allowed for error in wrong):
-        told = ", ".join(f"{error:.2e}" for error in wrong)
-        raise AssertionError(f"{label} is wrong, so it is not timed: errors {told}")
-    return wrong
-
-
-def _row(label, timing, flops, error):
-    return {
-        "label": label,
-        "kind": "peer" if label == PEER else "ours",
-        "microseconds": round(timing.microseconds, 3),
-        "quartiles": [round(quartile, 3) for quartile in timing.quartiles],
-        "tflops": round(flops / timing.microseconds / 1e6, 2),
-        "error": float(f"{error:.3e}"),
-    }
-
-
-def _once(candidate):
-    """µs that one call takes, roughly."""
-    _synchronize()
-    start = time.perf_counter()
-    candidate(0)
-    _synchronize()
-    return max(1.0, (time.perf_counter() - start) * 1e6)
-
-
-def _synchronize():
-    torch.cuda.synchronize()
-
-
-def _peaks():
-    return peaks.peaks()
-
-
-@functools.cache
-def _hash():
-    unused = gemm.few_rows.KERNELS.values()  # none of SHAPES has so few
-    functions = {
-        id(kernel): kernel for _, kernel, _ in kernels.specialisations() if kernel not in unused
-    }
-    return bench.kernel_hash((*functions.values(), gemm.plan.choose))
-
-
-def kernel_hashes():
-    """{record name: hash of what it measures, as it is today}."""
-    suffixes = dict.fromkeys(suffix for each in PRECISIONS.values() for _, suffix in each)
-    return {f"linear.{way}{suffix}": _hash() for way in DIRECTIONS for suffix in suffixes}
+run = runner(cases, rounds=10)

@@ -26,6 +26,7 @@ import torch
 
 from course_lib import bench, cuda
 from course_lib.benchmarks import squeeze_excite as benchmark
+from course_lib.benchmarks.case import EAGER, Make
 from course_lib.benchmarks.profile_softmax import UNITS
 from course_lib.kernels import squeeze_excite as kernels
 from course_lib.runtime import device
@@ -66,16 +67,17 @@ def _size(shape, dtype):
 
 def labels():
     """Of the candidates, in the order in which they are called."""
-    return [*kernels.VARIANTS, kernels.DEFAULT, benchmark.EAGER]
+    return [*kernels.VARIANTS, kernels.DEFAULT, EAGER]
 
 
-def launch_all():
+def launch_all(place="cuda"):
     """Call every candidate in every case, between markers."""
-    x = torch.empty(1, device=benchmark.DEVICE)
+    make = Make(place)
+    x = make.empty(1)
     for shape, dtype in cases(device.properties().l2_bytes):
-        block = benchmark.Block(shape, dtype, "contiguous", 1)
+        block = benchmark.Block(shape, dtype, "contiguous", 1, make)
         for label in labels():
-            if label == benchmark.EAGER:
+            if label == EAGER:
                 candidate = block.module(block.theirs, "forward", "contiguous")
             else:
                 candidate = block.rung(label, "forward")
@@ -85,7 +87,8 @@ def launch_all():
             candidate(0)
             launch(segment_marker_kernel, 1, 1, x)
         del block, candidate
-    benchmark._synchronize()
+    if make.device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def read(path, l2_bytes):
@@ -148,7 +151,7 @@ def _row(label, segment, factors, n_bytes):
     moved = sums["dram_read_bytes"] + sums["dram_write_bytes"]
     return {
         "label": label,
-        "kind": "peer" if label == benchmark.EAGER else "ours",
+        "kind": "peer" if label == EAGER else "ours",
         "kernels": len(segment),
         "microseconds": round(sums.pop("nanoseconds") / 1e3, 3),
         **{field: round(value) for field, value in sums.items()},

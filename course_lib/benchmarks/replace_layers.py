@@ -15,7 +15,7 @@ import torchvision
 
 from course_lib import bench
 from course_lib.benchmarks import efficientnet
-from course_lib.benchmarks.squeeze_excite import FORMATS
+from course_lib.benchmarks.case import FORMATS
 from course_lib.kernels import activation, batch_norm, conv2d, global_avg_pool, linear, max_pool2d
 from course_lib.nn import replace_layers
 

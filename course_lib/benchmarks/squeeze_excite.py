@@ -4,10 +4,12 @@ Forward, and forward with backward, at the twelve sizes that EfficientNet-B4 has
 380 × 380, in batches of 1, 8 and 32. Two times that are never mixed: the device's own, from replays
 of a graph, and what Python sees of a loop of calls, until the last result is there. Every rung, the
 module and the peers are checked against float64 before anything is timed. The peer is torchvision's
-module in both memory formats, of which the faster counts, and by torch.compile where `COMPILED`
-names it: compiling takes longer than measuring.
+module in both memory formats, of which the faster counts, and by torch.compile where
+`WITH_COMPILER` names it: compiling takes longer than measuring.
 """
 
+import contextlib
+import functools
 import math
 import time
 
@@ -16,7 +18,19 @@ import torchvision
 
 from course_lib import bench, nn
 from course_lib.benchmarks import squeeze_excite_checks as checks
-from course_lib.benchmarks.limits import copies, fastest_copy
+from course_lib.benchmarks.case import (
+    COMPILED,
+    EAGER,
+    FORMATS,
+    OTHER,
+    Case,
+    Work,
+    compiled,
+    copies,
+    rotating,
+    runner,
+    size,
+)  # fmt: skip
 from course_lib.kernels import squeeze_excite as kernels
 
 #: (C, H = W, R) of the blocks of EfficientNet-B4 (Tan and Le, 2019), from its input to its output.
@@ -32,44 +46,52 @@ CHANNELS_LAST = [(32, 48, 190, 190), (32, 336, 48, 48), (32, 2688, 12, 12)]
 #: Measured with every rung; the others with the default alone.
 LADDER = [(1, 960, 24, 24), (32, 48, 190, 190), (32, 960, 24, 24), (32, 2688, 12, 12)]
 #: (batch, dtype) of which torch.compile is a peer.
-COMPILED = {(1, "float32"), (32, "float32"), (32, "bfloat16")}
-FORMATS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
-OTHER = {"contiguous": "channels-last", "channels-last": "contiguous"}
+WITH_COMPILER = {(1, "float32"), (32, "float32"), (32, "bfloat16")}
 N_ARRAYS = {"forward": 2, "both": 5}  # of x's size that must be moved
 N_DIMS = 4
-DEVICE = "cuda"
 COMMAND = "python -m course_lib bench squeeze_excite --record"
 PROFILE = "squeeze_excite.profile"  # what `profile_squeeze_excite` records
-OURS, EAGER, COMPILE = "ours", "PyTorch eager", "torch.compile"
-REPLAY, LOOP = 2_000, 4_000  # µs that a replay of a graph, and a loop of calls, may take
+OURS = "ours"
 MOST_SETS = 128  # the smallest of these sizes outgrows the L2 cache even so
 
 
-def run(*, shapes=None, dtypes=DTYPES, directions=DIRECTIONS, layouts=tuple(FORMATS), rounds=6,
-        progress=lambda cases: cases):  # fmt: skip
-    """Check, then time, each case: of `shapes`, N·C·H·W, alone if given. Returns records."""
+def cases(*, shapes=None, dtypes=None):
+    """Both directions and layouts at each size: of `shapes`, N·C·H·W, alone if given."""
+    last = CHANNELS_LAST if shapes is None else shapes
     if shapes is None:
         shapes = [(N, C, side, side) for N in BATCHES for C, side, _ in SIZES]
-        last = CHANNELS_LAST
-    else:
-        last = shapes
-    cases = [
-        (tuple(shape), dtype, layout)
-        for shape in shapes
-        for dtype in dtypes
-        for layout in layouts
-        if layout == "contiguous" or shape in last
-    ]
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+    for shape in map(tuple, shapes):
+        for dtype in dtypes or DTYPES:
+            for layout in FORMATS:
+                if layout == "contiguous" or shape in map(tuple, last):
+                    for direction in DIRECTIONS:
+                        yield _case(shape, dtype, layout, direction)
+
+
+def draw(generator):
+    """A shape that nobody chose."""
+    side = size(generator, 7, 112)
+    return size(generator, 1, 32), size(generator, 16, 1024, 8), side, side
+
+
+@contextlib.contextmanager
+def settings():
+    """cuDNN searches for its fastest algorithm."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
     try:
-        return bench.collected(
-            record
-            for case in progress(cases)
-            for record in _measure(*case, directions, rounds)
-        )  # fmt: skip
+        yield
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+def _case(shape, dtype, layout, direction):
+    n_bytes = N_ARRAYS[direction] * math.prod(shape) * getattr(torch, dtype).itemsize
+    return Case(
+        _name(direction, layout), shape, dtype, COMMAND, n_bytes,
+        functools.partial(_build, shape, dtype, layout, direction, n_bytes),
+        default=kernels.DEFAULT, most_sets=MOST_SETS, settings=settings,
+        facts={"squeeze_channels": squeeze_channels(shape[1], shape[2])},
+    )  # fmt: skip
 
 
 def squeeze_channels(C, side):
@@ -79,68 +101,79 @@ def squeeze_channels(C, side):
 
 
 class Block:
-    """One size in one dtype and layout: the modules of both sides, and sets of buffers.
+    """One size in one dtype and layout: weights, sets of buffers, and the modules of both sides.
 
     Candidates take the number of a buffer set, and give [y] or [y, dx, dweight1, …].
     """
 
-    def __init__(self, shape, dtype, layout, sets):
+    def __init__(self, shape, dtype, layout, n_sets, make):
+        self.make = make
+        self.shape, self.dtype, self.layout = shape, dtype, layout
+        self.sets = [Buffers(make, shape, dtype, layout) for _ in range(n_sets)]
         C, R = shape[1], squeeze_channels(shape[1], shape[2])
-        kind = getattr(torch, dtype)
-        self.theirs = torchvision.ops.SqueezeExcitation(C, R, torch.nn.SiLU).to(DEVICE, kind)
-        self.ours = nn.SqueezeExcitation(C, R, torch.nn.SiLU).to(DEVICE, kind)
-        self.ours.load_state_dict(self.theirs.state_dict())
-        self.weights = [p.detach() for p in _parameters(self.theirs)]
-        self.shape, self.dtype, self.layout, self.sets = shape, dtype, layout, sets
-        images = [torch.randn(shape, device=DEVICE).add_(0.2).to(kind) for _ in range(sets)]
-        gradients = [torch.randn(shape, device=DEVICE).to(kind) for _ in range(sets)]
-        self.x, self.dy = (
-            {name: [t.contiguous(memory_format=FORMATS[name]) for t in tensors] for name in FORMATS}
-            for tensors in (images, gradients)
-        )
-        self.y, self.dx = ([torch.empty_like(x) for x in self.x[layout]] for _ in range(2))
+        if make.is_empty:
+            parts = (R, C, 1, 1), (R,), (C, R, 1, 1), (C,)
+            self.weights = [torch.empty(part, dtype=getattr(torch, dtype)) for part in parts]
+        else:
+            self.weights = [p.detach() for p in _parameters(self.theirs)]
 
-    def poison(self):
-        """Fill with NaN what candidates write, and the memory that they are given next."""
-        for tensor in (self.y[0], self.dx[0], *(torch.empty_like(self.y[0]) for _ in range(2))):
-            tensor.fill_(math.nan)
+    @functools.cached_property
+    def theirs(self):
+        C, R = self.shape[1], squeeze_channels(self.shape[1], self.shape[2])
+        made = torchvision.ops.SqueezeExcitation(C, R, torch.nn.SiLU)
+        return made.to(self.make.device, getattr(torch, self.dtype))
+
+    @functools.cached_property
+    def ours(self):
+        C, R = self.shape[1], squeeze_channels(self.shape[1], self.shape[2])
+        made = nn.SqueezeExcitation(C, R, torch.nn.SiLU)
+        made = made.to(self.make.device, getattr(torch, self.dtype))
+        made.load_state_dict(self.theirs.state_dict())
+        return made
 
     def rung(self, variant, direction):
         """A rung's launchers, without autograd."""
-        x, dy = self.x[self.layout], self.dy[self.layout]
         dense = self.weights[0], self.weights[2]
+        options = {"variant": variant, "activation": "silu", "gate": "sigmoid"}
 
-        def candidate(i):
-            i %= self.sets
-            options = {"variant": variant, "activation": "silu", "gate": "sigmoid"}
-            y, *saved = kernels.forward(x[i], *self.weights, **options, out=self.y[i])
+        def call(one):
+            x, dy = one.x[self.layout], one.dy[self.layout]
+            y, *saved = kernels.forward(x, *self.weights, **options, out=one.y)
             if direction == "forward":
                 return [y]
-            return [y, *kernels.backward(dy[i], x[i], *dense, *saved, **options, out=self.dx[i])]
+            return [y, *kernels.backward(dy, x, *dense, *saved, **options, out=one.dx)]
 
-        return candidate
+        return rotating(call, self.sets)
 
     def module(self, module, direction, layout):
-        """A module, with autograd for the gradients.
+        """A module, with autograd for the gradients."""
+        parameters = _parameters(module)
 
-        It keeps its results as long as there are sets: memory that is written again at once would
-        still be in the cache.
-        """
-        x, dy, parameters = self.x[layout], self.dy[layout], _parameters(module)
-        kept = [None] * self.sets
-
-        def candidate(i):
-            i %= self.sets
+        def call(one):
+            x, dy = one.x[layout], one.dy[layout]
             if direction == "forward":
                 with torch.no_grad():
-                    kept[i] = [module(x[i])]
-                return kept[i]
-            leaf = x[i].detach().requires_grad_()
-            y = module(leaf)
-            kept[i] = [y.detach(), *torch.autograd.grad(y, [leaf, *parameters], dy[i])]
-            return kept[i]
+                    return [module(x)]
+            leaf = x.detach().requires_grad_()
+            with torch.enable_grad():
+                y = module(leaf)
+            return [y.detach(), *torch.autograd.grad(y, [leaf, *parameters], dy)]
 
-        return candidate
+        return rotating(call, self.sets)
+
+
+class Buffers:
+    """One set of images and gradients, in both formats, and of what the kernels write."""
+
+    def __init__(self, make, shape, dtype, layout):
+        for name, shift in (("x", 0.2), ("dy", 0)):
+            tensor = make.normal(*shape, dtype=dtype, layout=layout, shift=shift)
+            formats = {layout: tensor}
+            if not make.is_empty:
+                other = OTHER[layout]
+                formats[other] = tensor.contiguous(memory_format=FORMATS[other])
+            setattr(self, name, formats)
+        self.y, self.dx = (torch.empty_like(self.x[layout]) for _ in range(2))
 
 
 def _parameters(module):
@@ -158,124 +191,68 @@ def kernel_hash(direction):
 
 
 def kernel_hashes():
-    """{record name: hash of what it measures, as it is today}."""
-    today = {
-        _name(direction, layout): kernel_hash(direction)
-        for direction in DIRECTIONS
-        for layout in FORMATS
-    }
+    """{record name: hash of what it measures, as it is today}, of the profiler's record."""
     every = [kernel for rung in kernels.VARIANTS.values() for kernel in rung]
     every += kernels.resident.FORWARD + kernels.batched.FORWARD
-    return today | {PROFILE: bench.kernel_hash(every)}
+    return {PROFILE: bench.kernel_hash(every)}
 
 
 def _name(direction, layout):
     return f"squeeze_excite.{direction}" + ("" if layout == "contiguous" else f".{layout}")
 
 
-def _measure(shape, dtype, layout, directions, rounds):
-    n_bytes = math.prod(shape) * getattr(torch, dtype).itemsize
-    sets = bench.buffer_sets(2 * n_bytes, most=MOST_SETS)
-    block = Block(shape, dtype, layout, sets)
-    compiled = None
-    if (shape[0], dtype) in COMPILED and layout == "contiguous":
-        torch.compiler.reset()  # or it gives up after a few sizes, and runs them eagerly
-        compiled = torch.compile(block.theirs, dynamic=False, fullgraph=True)
-    for direction in directions:
-        yield _direction(block, compiled, direction, N_ARRAYS[direction] * n_bytes, rounds)
+def _build(shape, dtype, layout, direction, n_bytes, make, n_sets):
+    block = Block(shape, dtype, layout, n_sets, make)
+    variants = [*kernels.VARIANTS] if shape in LADDER else []
+    facts, theirs = {"compile_seconds": None, "tf32": torch.backends.cudnn.allow_tf32}, {}
 
+    def peers():
+        other = OTHER[layout]
+        theirs[EAGER] = block.module(block.theirs, direction, layout)
+        theirs[f"{EAGER}, {other}"] = block.module(block.theirs, direction, other)
+        if (shape[0], dtype) in WITH_COMPILER and layout == "contiguous":
+            fused = compiled(block.theirs, mode=None)
+            theirs[COMPILED] = block.module(fused, direction, layout)
+            start = time.perf_counter()
+            theirs[COMPILED](0)
+            facts["compile_seconds"] = round(time.perf_counter() - start, 1)
+        return theirs
 
-def _direction(block, compiled, direction, n_bytes, rounds):
-    """The record of one direction."""
-    variants = [*kernels.VARIANTS] if block.shape in LADDER else []
-    variants.append(kernels.DEFAULT)
-    rungs = {variant: block.rung(variant, direction) for variant in variants}
-    peers = {
-        EAGER: block.module(block.theirs, direction, block.layout),
-        f"{EAGER}, {OTHER[block.layout]}": block.module(
-            block.theirs, direction, OTHER[block.layout]
-        ),
-    }
-    if compiled is not None:
-        peers[COMPILE] = block.module(compiled, direction, block.layout)
-    module = {OURS: block.module(block.ours, direction, block.layout)}
-    expected, seconds = checks.Expected(block, direction), None
-    for label, candidate in (rungs | module | peers).items():
-        block.poison()
-        start = time.perf_counter()
-        found = candidate(0)
-        if label == COMPILE:
-            seconds = round(time.perf_counter() - start, 1)
-        expected.check(label, found, ours=label not in peers)
-    device, copy = _device_times(rungs | peers, n_bytes, block.sets, rounds)
-    python = _python_times(module | peers, rounds)
-    rows = []
-    for label, timing in device.items():
-        seen = python.get(OURS if label == kernels.DEFAULT else label)
-        row = bench.row(label, "ours" if label in rungs else "peer", timing, n_bytes, copy)
-        rows.append(row | _seen(seen))
-    record = bench.make_record(
-        _name(direction, block.layout), block.shape, block.dtype, n_bytes, copy, rows,
-        kernel_hash(direction), COMMAND,
-    )  # fmt: skip
-    record |= {"default": kernels.DEFAULT, "squeeze_channels": block.weights[0].shape[0]}
-    record |= {"compile_seconds": seconds, "tf32": torch.backends.cudnn.allow_tf32}
-    if direction == "both":
-        record["saved_bytes"] = {
-            OURS: saved_bytes(block.ours, block), EAGER: saved_bytes(block.theirs, block)
-        }  # fmt: skip
-    return record
+    def right():
+        expected = checks.Expected(block, direction)
+        module = block.module(block.ours, direction, layout)
+        expected.check(OURS, module(0), ours=True)
+        return lambda label, found, is_ours: expected.check(label, found, ours=is_ours)
 
+    def more():
+        if direction == "forward":
+            return facts
+        saved = {OURS: saved_bytes(block.ours, block), EAGER: saved_bytes(block.theirs, block)}
+        return facts | {"saved_bytes": saved}
 
-def _device_times(candidates, n_bytes, sets, rounds):
-    """({label: Timing}, that of the copy)."""
-    candidates = candidates | copies(n_bytes, sets)
-    calls = {
-        label: max(sets, min(60, int(REPLAY / _once(candidate))))
-        for label, candidate in candidates.items()
-    }
-    timings = bench.device_times(candidates, calls=calls, rounds=rounds)
-    return timings, fastest_copy(timings)
-
-
-def _python_times(candidates, rounds):
-    calls = {
-        label: max(3, min(100, int(LOOP / _once(candidate))))
-        for label, candidate in candidates.items()
-    }
-    return bench.loop_times(candidates, calls=calls, rounds=rounds)
-
-
-def _seen(timing):
-    """The fields of a row that say what Python sees; none where that is not timed."""
-    if timing is None:
-        return {}
-    return {
-        "python_microseconds": round(timing.microseconds, 3),
-        "python_quartiles": [round(quartile, 3) for quartile in timing.quartiles],
-    }
-
-
-def _once(candidate):
-    """µs that one call takes, roughly: the host's work counts too."""
-    _synchronize()
-    start = time.perf_counter()
-    candidate(0)
-    _synchronize()
-    return max(1.0, (time.perf_counter() - start) * 1e6)
+    return Work(
+        {rung: block.rung(rung, direction) for rung in (*variants, kernels.DEFAULT)},
+        peers,
+        right,
+        [block.sets[0].y, block.sets[0].dx],
+        lambda: copies(make, n_bytes, n_sets),
+        # The module that chooses the default rung is what Python sees of it.
+        lambda: {kernels.DEFAULT: block.module(block.ours, direction, layout)} | theirs,
+        more,
+    )
 
 
 def saved_bytes(module, block):
     """Bytes that a call with autograd leaves allocated beside its result, until backward."""
-    leaf = block.x[block.layout][0].detach().requires_grad_()
+    leaf = block.sets[0].x[block.layout].detach().requires_grad_()
     before = _allocated()
-    y = module(leaf)
+    with torch.enable_grad():
+        y = module(leaf)
     return _allocated() - before - y.nbytes
-
-
-def _synchronize():
-    torch.cuda.synchronize()
 
 
 def _allocated():
     return torch.cuda.memory_allocated()
+
+
+run = runner(cases, rounds=6)

@@ -22,7 +22,7 @@ class Expected:
 
     def __init__(self, block, direction):
         self.dtype, self.both = block.dtype, direction == "both"
-        self.x, self.dy = block.x[block.layout][0], block.dy[block.layout][0]
+        self.x, self.dy = (each[block.layout] for each in (block.sets[0].x, block.sets[0].dy))
         weight1, bias1, weight2, bias2 = (w.flatten(1).double() if w.dim() > 1 else w.double()
                                           for w in block.weights)  # fmt: skip
         P = self.x[0, 0].numel()

@@ -137,6 +137,11 @@ def records(rows):
     return found
 
 
+def kernel_hashes():
+    """{record name: hash of what it measures, as it is today}."""
+    return {f"tracer.{pattern.name}": fingerprint(pattern.kernel) for pattern in PATTERNS}
+
+
 def save(found, device_name):
     """Put records into the file of a device that already has one, or of the GPU here."""
     path = bench.results_path(device_name)

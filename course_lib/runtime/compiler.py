@@ -24,9 +24,16 @@ from course_lib.runtime.cache import CACHE_VARIABLE, cache_folder
 from course_lib.runtime.fingerprint import fingerprint
 
 __all__ = [
-    "CACHE_VARIABLE", "Compiled", "cache_folder", "cache_key", "compile_kernel", "is_current",
-    "ptx", "survey",
+    "CACHE_VARIABLE", "Compiled", "cache_folder", "cache_key", "case_key", "compile_kernel",
+    "is_current", "ptx", "source_key", "survey",
 ]  # fmt: skip
+
+# What numba-cuda adds to the options that a kernel was given, and the simulator does not.
+_OPTIONS = {
+    "debug": 0, "lineinfo": False, "opt": True, "link": (), "fastmath": False, "device": False,
+    "inline": "never", "forceinline": False, "extensions": [], "launch_bounds": None, "lto": True,
+    "shared_memory_carveout": None,
+}  # fmt: skip
 
 _lock = threading.RLock()
 
@@ -63,6 +70,30 @@ def is_current(head, digest):
     """
     wanted = _key(digest, head["argtypes"], head["compute_capability"], head["options"])
     return wanted == head["key"]
+
+
+def source_key(digest, argtypes, options):
+    """What a specialisation is made of, the same on a GPU and in the simulator.
+
+    digest    the `fingerprint` of the kernel
+    argtypes  numba's types, or their names (`launch.type_names`)
+    options   the kernel's `targetoptions`
+    """
+    options = sorted((name, repr(value)) for name, value in (_OPTIONS | options).items())
+    return [digest, _texts(argtypes), options]
+
+
+def case_key(source):
+    """The name of a specialisation, from its `source_key` and from what compiles it here."""
+    facts = [*source, _compiled_by()]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _compiled_by():
+    python, *libraries = _versions()
+    # Bytecode is the same in all releases of a Python.
+    return [fingerprint(survey), python[:2], *libraries]
 
 
 def _key(digest, argtypes, cc, options):

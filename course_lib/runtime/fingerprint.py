@@ -1,12 +1,15 @@
 """A hash of everything a kernel's source reaches.
 
 A kernel changes when its own text changes, or that of a device function, intrinsic or constant
-it uses, however far down. `fingerprint` walks them all.
+it uses, however far down. `fingerprint` walks them all, and says so where it meets what it can't
+follow: a digest that leaves out something would call a changed kernel the same.
 """
 
 import dis
+import functools
 import hashlib
 import inspect
+import sys
 import textwrap
 import types
 import weakref
@@ -15,6 +18,9 @@ from course_lib.runtime import twins
 
 # Their versions are part of the cache key, so their sources need not be.
 _LIBRARIES = {"numba", "numba_cuda", "llvmlite", "numpy", "math", "builtins", "cuda", "ml_dtypes"}
+# Their functions are followed, but not what their classes and tables hold.
+_OUTSIDE = _LIBRARIES | sys.stdlib_module_names | {"torch"}
+_CACHE = type(functools.cache(lambda: None))
 _known = weakref.WeakKeyDictionary()
 
 
@@ -22,16 +28,22 @@ def fingerprint(function):
     """Hex digest of the source of `function` and of all it refers to, transitively.
 
     Takes a Python function or anything that wraps one: a `@cuda.jit` kernel or device function,
-    a simulated kernel, a numba `@intrinsic`. Library modules count by name, constants by value.
-    The digest is the same on a GPU and in the simulator.
+    a simulated kernel, a numba `@intrinsic`. Library modules count by name, constants by value,
+    dicts, lists and tuples by what they hold, `functools.partial` and `functools.cache` by what
+    they wrap, classes by their text and their methods. The digest is the same on a GPU and in the
+    simulator. Raises TypeError for what a function reaches and this can't follow.
     """
-    parts = []
-    _visit(_unwrap(function), parts, {})
+    inner, parts = _unwrap(function), []
+    if inner is None:
+        raise TypeError(f"{function!r} is no function, and none is found in it")
+    _visit(inner, parts, {})
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _unwrap(thing):
-    """The Python function inside a kernel, device function or intrinsic, or None."""
+    """The Python function inside a kernel, device function, intrinsic or cache, or None."""
+    if isinstance(thing, _CACHE) and not _is_outside(thing.__module__):
+        return _unwrap(thing.__wrapped__)
     for name in ("py_func", "_defn"):
         inner = getattr(thing, name, None)
         if isinstance(inner, types.FunctionType):
@@ -66,7 +78,10 @@ def _note(name, value, attributes, parts, visited):
         _visit(inner, parts, visited)
     elif isinstance(value, types.ModuleType):
         if _is_ours(value.__name__):
+            outside = _is_outside(value.__name__)
             for attribute in sorted(attributes & vars(value).keys()):
+                if outside and isinstance(vars(value)[attribute], (dict, list, set)):
+                    continue  # sys.modules, say: what is in it is not of the source
                 _note(f"{name}.{attribute}", vars(value)[attribute], attributes, parts, visited)
     elif isinstance(value, tuple) and _holds_functions(value):
         # Its repr tells where in memory the functions are, and nothing of what they do.
@@ -77,10 +92,52 @@ def _note(name, value, attributes, parts, visited):
                 _note(label, part, attributes, parts, visited)
             else:
                 parts.append(f"{label} = {part!r}")
-    elif isinstance(value, (int, float, complex, str, bytes, tuple, frozenset, type(None))):
+    elif isinstance(value, (int, float, complex, str, bytes, tuple, type(None))):
         parts.append(f"{name} = {value!r}")
+    elif isinstance(value, (set, frozenset)):
+        parts.append(f"{name} = {sorted(map(repr, value))}")
     elif hasattr(value, "dtype") and hasattr(value, "tobytes"):
         parts.append(f"{name} = {hashlib.sha256(value.tobytes()).hexdigest()}")
+    elif isinstance(value, (dict, list)):
+        parts.append(f"{name} = {type(value).__name__} of {len(value)}")
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            _note(f"{name}[{key!r}]", part, attributes, parts, visited)
+    elif isinstance(value, functools.partial):
+        parts.append(f"{name} = partial")
+        _note(f"{name}.func", value.func, attributes, parts, visited)
+        _note(f"{name}.args", list(value.args), attributes, parts, visited)
+        _note(f"{name}.keywords", value.keywords, attributes, parts, visited)
+    elif isinstance(value, type) and not _is_outside(value.__module__):
+        _visit_class(name, value, parts, visited)
+    elif not _is_outside(getattr(value, "__module__", None) or type(value).__module__):
+        raise TypeError(
+            f"a fingerprint can't follow {name}, a {type(value).__module__}."
+            f"{type(value).__qualname__}; it follows functions, classes, numbers, text, arrays, "
+            "and what dicts, lists, tuples, caches and partials hold of them"
+        )
+
+
+def _visit_class(name, kind, parts, visited):
+    parts.append(f"{name} = class {kind.__qualname__}")
+    if kind in visited:
+        parts.append(f"see {visited[kind]}")
+        return
+    visited[kind] = len(visited)
+    for base in kind.__mro__[1:]:
+        if not _is_outside(base.__module__):
+            _visit_class(base.__qualname__, base, parts, visited)
+    for label, member in vars(kind).items():
+        member = getattr(member, "fget", None) or getattr(member, "__func__", member)
+        inner = _unwrap(member)
+        if inner is None:
+            continue
+        if inner.__module__ == kind.__module__:  # else made by a decorator or a base
+            parts.append(f"{label} = {inner.__qualname__}")
+            _visit(inner, parts, visited)
+    try:
+        parts.append(textwrap.dedent(inspect.getsource(kind)))
+    except (OSError, TypeError):
+        parts.append(repr(getattr(kind, "__annotations__", {})))
 
 
 def _holds_functions(values):
@@ -93,6 +150,10 @@ def _holds_functions(values):
 def _is_ours(module):
     outside = module.partition(".")[0] in _LIBRARIES
     return bool(module) and not outside and not module.startswith("course_lib.simulator")
+
+
+def _is_outside(module):
+    return module.partition(".")[0] in _OUTSIDE or module.startswith("course_lib.simulator")
 
 
 def _facts(function):

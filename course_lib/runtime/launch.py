@@ -13,6 +13,7 @@ import contextlib
 import math
 import sys
 from threading import get_ident
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,12 +28,23 @@ from course_lib.runtime.specialisation import (
 )
 
 __all__ = [
-    "ArrayError", "LaunchError", "in_simulator", "launch", "most_blocks_in_cluster", "prepare",
-    "recorded",
+    "ArrayError", "Chip", "LaunchError", "chip_of", "in_simulator", "launch",
+    "most_blocks_in_cluster", "multiprocessors_of", "planning", "prepare", "recorded",
 ]  # fmt: skip
 
+
+class Chip(NamedTuple):
+    """What launchers decide by; `shared_bytes` are what a block may have, as the driver says it."""
+
+    name: str
+    capability: tuple
+    shared_bytes: int
+    multiprocessors: int
+
+
 _simulated = device.use_simulator()
-SIMULATED_CHIP = (9, 0), 227 << 10
+_chip = Chip("simulator", (9, 0), 227 << 10, 8)  # few, as every block takes the simulator time
+_planning = False  # launches are noted, and none is run
 MOST_BLOCKS_IN_CLUSTER = 16
 MOST_PREPARED = 4096  # launches remembered; past it, all are prepared again
 _specialisations = {}
@@ -58,6 +70,8 @@ _SCALARS = {
     np.float32: ("float32", "f"),
     np.float64: ("float64", "d"),
 }
+
+_NAMES = {"boolean": "bool", "bfloat16": "__nv_bfloat16"}  # of types that numba calls otherwise
 
 
 def launch(kernel, grid, block, *args, shared_bytes=0, flat=False, overlap=False, cluster=1):
@@ -189,12 +203,35 @@ def on_gpu():
 def chip_of(array):
     """(compute capability, bytes of shared memory a block may have) where launches on `array` run.
 
-    In the simulator, those of the chip that it stands for.
+    In the simulator, those of the chip that it stands for; while `planning`, of the given one.
     """
     if not on_gpu():
-        return SIMULATED_CHIP
+        return _chip.capability, _chip.shared_bytes
     found = device.properties(arrays.describe(array).device)
     return found.compute_capability, found.shared_bytes_per_block_optin
+
+
+def multiprocessors_of(array):
+    """How many multiprocessors run launches on `array`, found as in `chip_of`."""
+    if not on_gpu():
+        return _chip.multiprocessors
+    return device.properties(arrays.describe(array).device).multiprocessors
+
+
+@contextlib.contextmanager
+def planning(chip):
+    """Launches in this block are those that `chip` would get, and none is run.
+
+    Gives the list of them, as `recorded` does. Arrays are CPU arrays, whose memory nobody touches:
+    ``torch.empty`` will do. Holds for all threads, but only this one's launches are listed.
+    """
+    global _chip, _planning
+    before, _chip, _planning = (_chip, _planning), chip, True
+    try:
+        with in_simulator(), recorded() as launches:
+            yield launches
+    finally:
+        _chip, _planning = before
 
 
 def _prepare(key, args):
@@ -261,6 +298,20 @@ def _require_dense(array):
         )
 
 
+def type_names(args, flat=False):
+    """What numba calls the types of a launch's arguments, found without numba."""
+    return [_type_name(arg, flat) for arg in args]
+
+
+def _type_name(arg, flat):
+    if type(arg) in _SCALARS:
+        return _NAMES.get(name := _SCALARS[type(arg)][0], name)
+    dtype = str(arg.dtype).removeprefix("torch.")
+    contiguous = flat or arrays.is_contiguous(arg.shape, arrays.strides_of(arg), 1)
+    n_dims = 1 if flat else len(arg.shape)
+    return f"array({_NAMES.get(dtype, dtype)}, {n_dims}d, {'C' if contiguous else 'A'})"
+
+
 def numba_type(name):
     """numba's type for a dtype name such as "float32" or "bfloat16" (or a torch dtype)."""
     from numba.cuda import types
@@ -283,6 +334,8 @@ def array_type(dtype, n_dims=1, contiguous=True, *, read_only=False):
 def _simulate(kernel, grid, block, args, shared_bytes, flat, cluster):
     grid, block = _three(grid, "grid"), _three(block, "block")
     _check_cluster(cluster, grid)
+    if _planning:
+        return
     ready = [_simulator_argument(arg, flat) for arg in args]
     simulator.run(kernel, grid, block, *ready, shared=shared_bytes, cluster=cluster)
 

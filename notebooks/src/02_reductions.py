@@ -972,8 +972,8 @@ print(f"So it takes {ladder['bytes'] / ladder['copy_gbps'] / 1e3:,.0f} µs at be
 if not SIMULATED:
     from course_lib.benchmarks import global_avg_pool as measure
 
-    ladder = measure.run(batches=(), large=[tuple(ladder["shape"])], dtypes=["float32"],
-                         formats=["contiguous"], directions=["forward"])[0]
+    ladder = measure.run(shapes=[ladder["shape"]], dtypes=["float32"],
+                         layouts=["contiguous"], directions=["forward"])[0]
 plot.ladder(ladder["rows"], ladder["copy_gbps"], limit="reading alone",
             title=f"Global average pooling, {n_planes:,} planes of {H} × {W}",
             device=device, date=ladder["date"])

@@ -6,12 +6,9 @@ Plain numbers, from plain numbers.
 import functools
 from typing import NamedTuple
 
-import numpy as np
-
 from course_lib.kernels.softmax.rows import MAX_WIDTH
 from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE, CHUNK, MOST_CHANNELS, TOTALS
 from course_lib.kernels.squeeze_excite.plan import LANES, ceil_div
-from course_lib.runtime import arrays, device
 from course_lib.runtime import launch as launching
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
@@ -31,7 +28,6 @@ MEASURED_BYTES = 227 << 10
 #: Older chips have fewer instructions for what the kernel does, and it needs more registers there
 #: than BLOCKS blocks may have.
 CAPABILITY = 9, 0
-SIMULATED_MULTIPROCESSORS = 8  # there, every block more takes time
 #: Bytes of shared memory of a block beside its run: the arrays of the kernel, and what the chip
 #: takes for itself of each block's.
 STATIC_BYTES = 4 * (MOST_CHANNELS + TOTALS + KEPT)
@@ -64,9 +60,7 @@ def room_of(x):
     capability, shared_bytes = launching.chip_of(x)
     if tuple(capability) < CAPABILITY:
         return 1, 0
-    if isinstance(x, np.ndarray) or (arrays.is_tensor(x) and not x.is_cuda):
-        return SIMULATED_MULTIPROCESSORS, shared_bytes
-    return device.properties(arrays.describe(x).device).multiprocessors, shared_bytes
+    return launching.multiprocessors_of(x), shared_bytes
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,0 +1,149 @@
+"""What a record's calls launch: listed on the chip that it was measured on, without one.
+
+A launch is {kernel, source, ptx, grid, block, cluster, shared_bytes, overlap, scalars}: `source`
+hashes all that the kernel's specialisation is made of, and `ptx` the PTX that it becomes, where
+tests/compile_gate.py has written that down (else None).
+"""
+
+import functools
+import hashlib
+import importlib
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from course_lib.benchmarks import BENCHMARKS
+from course_lib.benchmarks.case import Make
+from course_lib.runtime import compiler
+from course_lib.runtime.fingerprint import fingerprint
+from course_lib.runtime.launch import Chip, planning, type_names
+
+_SCALARS = int, float, np.generic
+COMPILED = Path(__file__).resolve().parents[2] / "tests" / "compiled"
+
+
+def chip_of(facts):
+    """The `Chip` of a device, as `bench.device_facts` describes it."""
+    capability = tuple(facts["compute_capability"])
+    return Chip(facts["name"], capability, facts["shared_bytes"], facts["multiprocessors"])
+
+
+def listed(record, facts):
+    """{label: [launch]} of one call of each row of ours; None for what is no operation's record."""
+    case = case_of(record)
+    if case is None:
+        return None
+    chip, found = chip_of(facts), {}
+    with planning(chip) as launches, torch.no_grad():
+        calls = case.build(Make("cpu", empty=True), 1).ours
+        for label in [row["label"] for row in record["rows"] if row["kind"] == "ours"]:
+            before = len(launches)
+            try:
+                calls.get(label, _no_such_rung)(0)
+            except ValueError as refusal:  # a rung that is no more, or does not take this size
+                found[label] = str(refusal)
+            else:
+                found[label] = [_described(*each, chip.capability) for each in launches[before:]]
+    return found
+
+
+def case_of(record):
+    """The `Case` of an operation's record, at whatever shape; None of a whole program's."""
+    benchmark = benchmark_name(record["command"])
+    if benchmark not in BENCHMARKS:
+        return None
+    benchmark = importlib.import_module(f"course_lib.benchmarks.{benchmark}")
+    if not hasattr(benchmark, "cases"):
+        return None
+    name = record["name"].removesuffix(".drawn")
+    cases = benchmark.cases(shapes=[tuple(record["shape"])], dtypes=[record["dtype"]])
+    return next((case for case in cases if case.name == name), None)
+
+
+def benchmark_name(command):
+    """What `bench` was told to measure by the command of a record."""
+    return command.removeprefix("python -m course_lib bench ").partition(" ")[0]
+
+
+def _no_such_rung(i):
+    raise ValueError("there is no such rung")
+
+
+def _described(kernel, grid, block, args, options, capability):
+    source = compiler.source_key(
+        fingerprint_of(kernel), type_names(args, options["flat"]), kernel.targetoptions
+    )
+    function = kernel.py_func
+    return {
+        "kernel": f"{function.__module__}:{function.__qualname__}",
+        "source": hashlib.sha256(json.dumps(source).encode()).hexdigest()[:16],
+        "ptx": _ptx_hashes(capability).get(compiler.case_key(source)),
+        "grid": _sizes(grid),
+        "block": _sizes(block),
+        "cluster": options["cluster"],
+        "shared_bytes": options["shared_bytes"],
+        "overlap": options["overlap"],
+        "scalars": [_number(arg) for arg in args if isinstance(arg, _SCALARS)],
+    }
+
+
+fingerprint_of = functools.lru_cache(maxsize=None)(fingerprint)
+
+
+@functools.cache
+def _ptx_hashes(capability):
+    """{key of a specialisation: hash of its PTX} of what the compile gate knows for a chip."""
+    name, found = ".".join(map(str, capability)), {}
+    for path in COMPILED.glob("*.json"):
+        for key, rows in json.loads(path.read_text(encoding="utf-8")).values():
+            if len(row := rows.get(name, ())) > 4:
+                found[key] = row[4]
+    return found
+
+
+def _sizes(sizes):
+    return list(map(int, sizes)) if isinstance(sizes, tuple) else [int(sizes)]
+
+
+def _number(scalar):
+    number = scalar.item() if hasattr(scalar, "item") else scalar
+    return number if not isinstance(number, float) or math.isfinite(number) else str(number)
+
+
+@functools.cache
+def source_hashes():
+    """{record name: hash of the sources that it measures, as they are today}, of whole programs."""
+    found = {}
+    for name in (*BENCHMARKS, "tracer"):
+        module = importlib.import_module(f"course_lib.benchmarks.{name}")
+        found |= getattr(module, "kernel_hashes", dict)()
+    return found
+
+
+def difference(recorded, today):
+    """Why launches that were `recorded` are not those of `today`, in words; None if they are."""
+    if recorded.keys() != today.keys():
+        return "other rungs are timed"
+    for label, launches in recorded.items():
+        if isinstance(today[label], str):
+            return f"{label} is refused: {today[label]}"
+        if len(launches) != len(today[label]):
+            return f"{label} makes {len(today[label])} launches, not {len(launches)}"
+        for before, now in zip(launches, today[label], strict=True):
+            if found := _changed(before, now):
+                return f"{label}: {found}"
+    return None
+
+
+def _changed(before, now):
+    for field in before.keys() - {"source", "ptx"}:
+        if before[field] != now[field]:
+            return f"{before['kernel']} has another {field}: {now[field]}, not {before[field]}"
+    if before["ptx"] and now["ptx"]:
+        return f"{now['kernel']} has other PTX" if before["ptx"] != now["ptx"] else None
+    if before["source"] != now["source"]:
+        return f"{now['kernel']} has another source, and its PTX is not known"
+    return None

@@ -1,0 +1,140 @@
+"""A record is stale where today's plan would launch otherwise: each operation, by one constant."""
+
+import copy
+import functools
+import importlib
+import sys
+
+import pytest
+
+from course_lib import bench
+from course_lib.benchmarks import launches
+
+HELD = bench.load_records("NVIDIA H200")
+LISTED = [record for record in HELD["records"] if "launches" in record]
+CACHE = type(functools.cache(lambda: None))
+#: (module of kernels, deciding constant, another value, the names of the records that this makes
+#: stale: one size of each at least).
+DECIDING = [
+    ("activation", "BLOCK_SIZE", 128, {
+        f"{name}.{way}" for name in ("relu", "sigmoid", "swish") for way in ("forward", "backward")
+    }),
+    ("global_avg_pool", "FEW_PLANES", 100, {"global_avg_pool.forward"}),
+    ("softmax.plan", "SPLIT_THREADS", {1: 1024, 2: 1024}, {
+        "softmax.forward", "log_softmax.forward",
+    }),
+    ("cross_entropy", "PER_THREAD", 8, {
+        "cross_entropy.forward", "cross_entropy.backward", "cross_entropy.both",
+    }),
+    ("dice", "PIXELS_OF_A_THREAD", 2, {
+        "segmentation_loss.dice.forward", "segmentation_loss.dice.both",
+    }),
+    ("softmax.plan", "FEW_THREADS", 64, {
+        "softmax.forward", "softmax.backward",
+        "softmax_dropout.forward", "softmax_dropout.backward", "softmax_dropout.both",
+    }),
+    ("bn_relu_softmax", "FEW_THREADS", {"forward": 64, "backward": 64}, {
+        "bn_relu_softmax.backward", "bn_relu_softmax.both",
+    }),
+    ("squeeze_excite.batched", "LARGE_LAYERS", 5_000_000, {
+        "squeeze_excite.forward", "squeeze_excite.both",
+    }),
+    ("gemm.warpgroup_plan", "LEAST_TILES", 200, {
+        "linear.forward", "linear.backward", "linear.backward.tf32",
+    }),
+    ("conv2d.warpgroup_mixed_plan", "SPEED", 0.5, {"conv2d.forward", "conv2d.dx"}),
+    ("conv_transpose2d.upsample2x", "LARGE_FROM", 1 << 20, {
+        f"conv_transpose2d.forward{end}" for end in ("", ".tf32", ".channels-last")
+    }),
+    ("max_pool2d.plan", "PATCH_THREADS", (128, 128), {
+        f"max_pool2d.{way}{end}" for way in ("forward", "backward") for end in ("", ".3x3")
+    }),
+    ("batch_norm.plan", "PASS_ROWS", 4, {
+        f"batch_norm.{way}.channels-last" for way in ("forward", "backward", "inference")
+    }),
+    ("optimizers.table", "MOST_TILES", 4, {"sgd.step", "adamw.step"}),
+]  # fmt: skip
+
+
+def forget_plans():
+    """Planners remember what they have found."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("course_lib.kernels"):
+            for found in [value for value in vars(module).values() if isinstance(value, CACHE)]:
+                found.cache_clear()
+
+
+@pytest.fixture
+def changed(monkeypatch):
+    """change(module, constant, value), until the test ends."""
+
+    def change(module, constant, value):
+        module = importlib.import_module(f"course_lib.kernels.{module}")
+        assert getattr(module, constant) != value
+        monkeypatch.setattr(module, constant, value)
+        forget_plans()
+
+    yield change
+    monkeypatch.undo()
+    forget_plans()
+
+
+@pytest.mark.parametrize("row", DECIDING, ids=lambda row: ".".join(row[:2]))
+def test_a_deciding_constant_makes_stale_what_it_decides(row, changed):
+    *constant, expected = row
+    others = {record["name"]: record for record in LISTED}  # one of each, the largest
+    asked = [r for r in LISTED if r["name"] in expected or r is others[r["name"]]]
+    changed(*constant)
+    assert {r["name"] for r in asked if bench.stale(r, HELD["device"])[0]} == expected
+
+
+def record(name="relu.forward"):
+    return copy.deepcopy(next(r for r in LISTED if r["name"] == name))
+
+
+def why(found):
+    stale, reason = bench.stale(found, HELD["device"])
+    assert stale == (reason is not None)
+    return reason
+
+
+@pytest.mark.parametrize("field, value", [
+    ("kernel", "course_lib.kernels.activation:other"), ("grid", [7]), ("block", [7]),
+    ("cluster", 2), ("shared_bytes", 16), ("overlap", None), ("scalars", [1.5]),
+])  # fmt: skip
+def test_a_launch_that_differs_makes_a_record_stale(field, value):
+    found = record()
+    assert why(found) is None
+    found["launches"]["vectorised"][0][field] = value
+    assert why(found).startswith("vectorised: ")
+    assert f"another {field}" in why(found)
+
+
+def test_the_number_of_launches_and_the_rungs_count():
+    found = record()
+    found["launches"]["naive"] *= 2
+    assert why(found) == "naive makes 1 launches, not 2"
+    found["rows"][0]["label"] = "no such rung"
+    found["launches"] = {"no such rung" if k == "naive" else k: v
+                         for k, v in found["launches"].items()}  # fmt: skip
+    assert why(found).startswith("no such rung is refused: ")
+    del found["launches"]["no such rung"]
+    assert why(found) == "other rungs are timed"
+
+
+def test_ptx_decides_where_it_is_known_and_else_the_source(monkeypatch):
+    found = record()
+    (launch,) = found["launches"]["vectorised"]
+    assert launch["ptx"] is not None, "tests/compiled knows what is recorded"
+    launch["source"] = "another, of a comment"
+    assert why(found) is None
+    launch["ptx"] = "another"
+    assert why(found).endswith("has other PTX")
+    monkeypatch.setattr(launches, "_ptx_hashes", lambda capability: {})
+    assert why(found).endswith("has another source, and its PTX is not known")
+
+
+def test_other_chips_get_other_launches():
+    found = record("squeeze_excite.forward")
+    smaller = HELD["device"] | {"compute_capability": [8, 0], "shared_bytes": 163 << 10}
+    assert bench.stale(found, smaller)[0]
