@@ -41,15 +41,15 @@ def cell(source, output, *, marked=(), title="", alt=None, width_inches=9.0, hei
     step = size * 1.42 / 72  # inches from line to line
     printed = [part for line in output.strip().split("\n")
                for part in textwrap.wrap(line, int(across / 0.97)) or [""]]
-    needed = (len(lines) + len(printed) + 2.2) * step + (0.34 if title else 0) + 0.1
+    needed = (len(lines) + len(printed) + 2.2) * step + (0.22 if title else 0) + 0.1
     height = height_inches or needed
     figure = Picture(height, alt, width_inches=width_inches)
     figure.set_layout_engine("none")
     page = _Page(figure, width_inches, height, margin, size, step)
     if title:
-        figure.text(margin / width_inches, 1 - 0.22 / height, title, fontweight="bold",
-                    fontsize=size * 1.25, va="center", color=INK)
-        page.y -= 0.34
+        figure.text(margin / width_inches, 1 - 0.05 / height, title, fontweight="bold",
+                    fontsize=9.5 if width_inches < 5 else 12, va="top", color=INK)
+        page.y -= 0.22
     page.box(len(lines))
     for number, (text, parts) in enumerate(zip(lines, _parts(source.strip("\n")), strict=True), 1):
         page.line(text, parts, number if marked else None, number in marked, gutter)

@@ -41,7 +41,7 @@ def ratios(groups, *, title="", device="", date="", alt=None):
     low, high = min(0.8, *every) / 1.25, max(1.25, *every) * 1.25
     ticks = [tick for tick in _TICKS if low <= tick <= high]
     axes.set(xscale="log", xlim=(low, high), ylim=(len(groups) - 0.4, -0.6),
-             xlabel="our time ÷ the fastest peer's (each step doubles it, or more)")
+             xlabel="our time ÷ the fastest peer's, on a logarithmic axis")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.grid(axis="x", alpha=0.35)

@@ -1,7 +1,7 @@
 """README.md, RESULTS.md and docs/: what in them is generated, and whether it is in step.
 
-A part between `<!-- name:begin -->` and `<!-- name:end -->` is generated; `PARTS` says from what.
-RESULTS.md is generated as a whole, and so are the pictures in docs/pictures.
+A part between `<!-- name:begin -->` and `<!-- name:end -->` is generated; `Project.parts` says from
+what. RESULTS.md is generated as a whole, and so are the pictures in docs/pictures.
 """
 
 import json

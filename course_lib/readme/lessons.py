@@ -5,6 +5,8 @@ import re
 
 from course_lib.readme.places import ROOT
 
+ROOM = 125  # letters of a goal: two lines of the table
+
 
 def lessons():
     """Of each lesson: (number, title, file name, what one can do afterwards, minutes)."""
@@ -16,11 +18,20 @@ def lessons():
 def table():
     """The map as a Markdown table, and how long all of it takes."""
     found = list(lessons())
-    lines = ["| | lesson | afterwards you can | minutes |", "|---|---|---|--:|"]
+    lines = ["| lesson | afterwards you can, among other things | minutes |", "|---|---|--:|"]
     for number, title, name, goal, minutes in found:
-        lines.append(f"| {number} | [{title}](notebooks/{name}) | {goal} | {minutes} |")
+        link = f"[{number} · {title}](notebooks/{name})"
+        lines.append(f"| {link} | {_first_of(goal)} | {minutes} |")
     hours = round(sum(minutes for *_, minutes in found) / 60)
     return "\n".join(lines) + f"\n\n{len(found)} lessons, about {hours} hours in all."
+
+
+def _first_of(goal):
+    """The first parts of a goal: as many as there is room for."""
+    first, *others = goal.split(", ")
+    while others and len(first) + len(others[0]) + 2 <= ROOM:
+        first = f"{first}, {others.pop(0)}"
+    return first
 
 
 def _read(name, text):

@@ -93,7 +93,7 @@ def _exercise():
             break
     else:
         raise LookupError(f"{EXERCISE_NOTEBOOK} has no exercise {EXERCISE}")
-    title = "You write a kernel"
+    title = "Your kernel is checked"
     source = re.sub(r"\n\n+", "\n\n", source)
     alt = (f"An exercise of lesson 2: the kernel {EXERCISE}, which adds to counts with an atomic, "
            f"and its check: {_plain(printed)}")

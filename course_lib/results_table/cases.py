@@ -3,6 +3,8 @@
 import statistics
 from dataclasses import dataclass
 
+from .markdown import percent
+
 #: Records that are no such comparison, or repeat one: their own parts of the page show them.
 APART = {
     "softmax.table", "softmax.profile", "squeeze_excite.profile", "kernel_cache.first_call",
@@ -30,6 +32,11 @@ def when(record):
 def size(shape):
     """A shape in words: "128 × 200"."""
     return " × ".join(f"{n:,}" for n in shape)
+
+
+def compact(shape):
+    """A shape for a table, where it is not broken: "128×200"."""
+    return "×".join(f"{n:,}" for n in shape)
 
 
 def rows_of(record, kind):
@@ -130,7 +137,7 @@ def verdict(found):
     names = " and ".join(f"`{group[0].operation}`" for group in reversed(large))
     text = (
         f"Ours takes less time than the fastest peer in {len(found) - len(lost)} of {len(found)} "
-        f"recorded cases and more in {len(lost)}, by over {100 * (SLOWER - 1):.0f} % in {clear}."
+        f"recorded cases and more in {len(lost)}, by over {percent(SLOWER - 1)} in {clear}."
     )
     if rest:
         won = sum(case.ratio <= 1 for case in rest)

@@ -1,4 +1,9 @@
-"""Rows of Markdown tables."""
+"""What Markdown pages are made of."""
+
+
+def percent(share, digits=0):
+    """A share, such as 0.12, in words that no line ends in: "12 %"."""
+    return f"{100 * share:.{digits}f}\N{NO-BREAK SPACE}%"
 
 
 def row(cells):

@@ -1,7 +1,7 @@
 """Whole networks: EfficientNet-B4, networks of our layers alone, Fashion-MNIST; first calls."""
 
 from .cases import rows_of, when
-from .markdown import table
+from .markdown import percent, table
 
 
 def efficientnet(records):
@@ -15,7 +15,7 @@ def efficientnet(records):
         law, explained = record.get("amdahl"), [""] * 3
         if law:
             explained = [
-                f"{100 * law['share']:.1f} %", f"{law['predicted_ratio']:.3f}",
+                percent(law['share'], 1), f"{law['predicted_ratio']:.3f}",
                 f"{law['measured_ratio']:.3f}",
             ]  # fmt: skip
         name = {"step": "training step"}.get(record["name"].partition(".")[2], "inference")
@@ -119,7 +119,7 @@ def _accuracy(records):
     (record,), lines = found, []
     for label, accuracy in record["accuracy"].items():
         seconds = [row["microseconds"] / 1e6 for row in record["rows"] if row["label"] == label]
-        lines.append([label, len(seconds), f"{100 * accuracy:.2f} %",
+        lines.append([label, len(seconds), percent(accuracy, 2),
                       f"{sorted(seconds)[len(seconds) // 2]:.1f}"])  # fmt: skip
     columns = {"": "---", "seeds": "--:", "mean accuracy": "--:", "seconds": "--:"}
     return (

@@ -2,21 +2,20 @@
 
 import statistics
 
-from .cases import by_operation, losses, size, when
-from .markdown import folded, table
+from .cases import by_operation, compact, losses, when
+from .markdown import folded, percent, table
 
 _OVERVIEW = {
-    "operation": "---", "cases": "--:", "slower": "--:", "median": "--:", "best": "--:",
-    "worst": "--:", "the worst is": "---", "measured": "---",
+    "operation": "---", "cases": "--:", "slower": "--:", "share": "--:", "median": "--:",
+    "best": "--:", "worst": "--:", "the worst is": "---",
 }  # fmt: skip
 _GROUPS = {
-    "record": "---", "type": "---", "cases": "--:", "slower": "--:", "time ÷ peer's": "--:",
-    "largest": "---", "ours": "---", "µs": "--:", "rate": "---", "fastest peer": "---",
-    "its µs": "--:",
+    "record": "---", "type": "---", "slower": "--:", "ratio": "--:", "largest": "---",
+    "ours, µs": "--:", "peer, µs": "--:", "peer": "---", "our rate": "--:",
 }  # fmt: skip
 _LOST = {
-    "record": "---", "type": "---", "shape": "---", "ours, µs": "--:", "fastest peer": "---",
-    "its µs": "--:", "time ÷ peer's": "--:",
+    "record": "---", "type": "---", "shape": "---", "ours, µs": "--:", "peer, µs": "--:",
+    "peer": "---", "ratio": "--:",
 }  # fmt: skip
 
 
@@ -26,12 +25,12 @@ def overview(found):
     for operation, group in by_operation(found).items():
         ratios = [case.ratio for case in group]
         worst = max(group, key=lambda case: case.ratio)
-        named = f"`{worst.name}`, {size(worst.record['shape'])}, {worst.record['dtype']}"
+        named = f"`{worst.name}`, {compact(worst.record['shape'])}, {worst.record['dtype']}"
         lost = len(losses(group))
         lines.append([
             f"[{operation}](#{anchor(operation)})", len(group),
-            f"{lost} ({100 * lost / len(group):.0f} %)", f"{statistics.median(ratios):.2f}",
-            f"{min(ratios):.2f}", f"{max(ratios):.2f}", named, _measured(group),
+            lost, percent(lost / len(group)), f"{statistics.median(ratios):.2f}",
+            f"{min(ratios):.2f}", f"{max(ratios):.2f}", named,
         ])  # fmt: skip
     return table(_OVERVIEW, lines)
 
@@ -50,15 +49,19 @@ def section(operation, group):
         said += f"; the worst takes {worst.ratio:.2f} times as long"
     peers = sorted({row["label"].partition(",")[0] for case in group
                     for row in case.record["rows"] if row["kind"] == "peer"})  # fmt: skip
-    text = [f"## {operation}", f"{said}. Peers: {', '.join(peers)}. Measured {_measured(group)}."]
+    ours = ", ".join(dict.fromkeys(f"`{case.ours['label']}`" for case in group))
+    text = [
+        f"## {operation}",
+        f"{said}. Ours: {ours}. Peers: {', '.join(peers)}. Measured {_measured(group)}.",
+    ]
     text.append(table(_GROUPS, [_line(each) for each in _split(group)]))
     if lost:
         lines = [
-            [f"`{case.name}`", case.record["dtype"], size(case.record["shape"]),
-             _time(case.ours), case.peer["label"], _time(case.peer), f"{case.ratio:.2f}"]
+            [f"`{case.name}`", case.record["dtype"], compact(case.record["shape"]),
+             _time(case.ours), _time(case.peer), case.peer["label"], f"{case.ratio:.2f}"]
             for case in lost
         ]  # fmt: skip
-        text.append(folded(f"The {len(lost)} slower cases", table(_LOST, lines)))
+        text.append(folded(f"Slower cases: {len(lost)}", table(_LOST, lines)))
     if absent := _left_out(group):
         text.append(absent)
     return "\n\n".join(text)
@@ -76,11 +79,12 @@ def _line(group):
     largest, ratios = max(group, key=lambda case: case.work), [case.ratio for case in group]
     between = f"{min(ratios):.2f}"
     if len(ratios) > 1:
-        between += f" to {max(ratios):.2f}"
+        between += f"\N{NO-BREAK SPACE}–\N{NO-BREAK SPACE}{max(ratios):.2f}"
+    ours, peer = largest.ours, largest.peer
     return [
-        f"`{largest.name}`", largest.record["dtype"], len(group), len(losses(group)), between,
-        size(largest.record["shape"]), largest.ours["label"], _time(largest.ours),
-        _rate(largest.ours), largest.peer["label"], _time(largest.peer),
+        f"`{largest.name}`", largest.record["dtype"], f"{len(losses(group))} of {len(group)}",
+        between, compact(largest.record["shape"]), _time(ours), _time(peer), peer["label"],
+        _rate(ours),
     ]  # fmt: skip
 
 
@@ -90,9 +94,9 @@ def _time(row):
 
 
 def _rate(row):
-    """What a row reaches, in the unit that it is measured in."""
+    """What a row reaches, in the unit that it is measured in; in brackets, of the limit."""
     if "percent_of_copy" in row:
-        return f"{row['gbps']:,.0f} GB/s, {row['percent_of_copy']:.0f} % of the limit"
+        return f"{row['gbps']:,.0f} GB/s ({percent(row['percent_of_copy'] / 100)})"
     if "tflops" in row:
         return f"{row['tflops']:.3g} TFLOP/s"
     if "images_per_second" in row:

@@ -1,7 +1,7 @@
 """What guides to CUDA extensions promise, beside what was recorded here, and why they differ."""
 
 from .cases import rows_of
-from .markdown import table
+from .markdown import percent, table
 from .squeeze_excite import block_speedups, mean
 
 _COLUMNS = {"what": "---", "guides promise": "---", "recorded here": "---", "why": "---"}
@@ -70,11 +70,11 @@ def _training(records):
         law = record["amdahl"]
         yield [
             f"EfficientNet-B4, a training step, {record['dtype']}", "15 to 30 % faster",
-            f"{100 * (record['ratio'] - 1):.0f} % faster; in a CUDA graph "
-            f"{100 * (law['measured_ratio'] - 1):.0f} %",
-            f"the blocks are {100 * law['share']:.0f} % of the time; Amdahl's law predicts "
-            f"{100 * (law['predicted_ratio'] - 1):.0f} %, and an infinitely fast block would bring "
-            f"{100 * (law['limit_ratio'] - 1):.0f} %",
+            f"{percent(record['ratio'] - 1)} faster; in a CUDA graph "
+            f"{percent(law['measured_ratio'] - 1)}",
+            f"the blocks are {percent(law['share'])} of the time; Amdahl's law predicts "
+            f"{percent(law['predicted_ratio'] - 1)}, and an infinitely fast block would bring "
+            f"{percent(law['limit_ratio'] - 1)}",
         ]  # fmt: skip
 
 
@@ -116,6 +116,6 @@ def _clothes(records):
                "the peak of a first step, weights included and images not"]  # fmt: skip
     for record in _named(records, "fashion_mnist.runs"):
         accuracies = record["accuracy"].items()
-        found = [f"{label} {100 * accuracy:.2f} %" for label, accuracy in accuracies]
+        found = [f"{label} {percent(accuracy, 2)}" for label, accuracy in accuracies]
         yield [f"Fashion-MNIST, accuracy after {record['epochs']} epochs", "88 to 91 %",
                "; ".join(found), "the same network and recipe"]
