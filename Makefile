@@ -56,5 +56,5 @@ notebooks: setup  ## build the notebooks from notebooks/src
 compiled: setup  ## compile kernels that changed, and write down what they became
 	$(BIN)/python tests/compile_gate.py
 
-readme: setup  ## write the generated parts of README.md again
+readme: setup  ## write README, RESULTS and docs again from the records
 	$(BIN)/python -m course_lib readme

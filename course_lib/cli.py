@@ -19,7 +19,6 @@ from course_lib.runtime.cache import CacheError
 
 ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
-RESULTS_BEGIN, RESULTS_END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
 def main(arguments=None):
@@ -87,7 +86,7 @@ def main(arguments=None):
     sar.add_argument("--config", type=Path, metavar="FILE", help="YAML: the run's settings")
     _run_options(sar)
 
-    command = commands.add_parser("readme", help="write the README's measured results again")
+    command = commands.add_parser("readme", help="write README, RESULTS and docs again")
     command.set_defaults(command=readme)
     command.add_argument("--check", action="store_true", help="only say whether it is in step")
 
@@ -295,9 +294,7 @@ def _measure_named(options):
         if status and not found:
             return status
         print(benchmarks.table(found), benchmarks.losses(found), sep="\n")
-        if summary := results_table.squeeze_excite(
-            [{"device": measuring.device_facts(), "records": found}]
-        ):
+        if summary := results_table.summary(found):
             print(f"\n{summary}")
         if options.plot:
             benchmarks.save_plots(found, measuring.device_facts(), options.plot)
@@ -341,85 +338,15 @@ def train(options):
 
 
 def readme(options):
-    """Exit status 1 when `--check` was asked for and the README is out of step."""
-    path = ROOT / "README.md"
-    before = path.read_text(encoding="utf-8")
-    recordings = _recordings()
-    after = with_results(before, recordings)
-    if not options.check:
-        _draw_ladders(recordings)
-    if before == after:
-        print("README.md is in step with data/results.")
+    """Exit status 1 when `--check` was asked for and something is out of step."""
+    from course_lib import readme as documents
+
+    late = documents.run(check=options.check)
+    if not late:
+        print("README.md, RESULTS.md, docs and their pictures are in step with data/results.")
         return 0
     if options.check:
-        print("README.md is out of step with data/results: run `make readme`.")
+        print(f"Out of step with data/results: {', '.join(late)}. Run `make readme`.")
         return 1
-    path.write_text(after, encoding="utf-8")
-    print("README.md is written again from data/results.")
+    print(f"Written again: {', '.join(late)}.")
     return 0
-
-
-def with_results(text, recordings):
-    """`text` with what stands between its pairs of marks drawn from `recordings`."""
-    from course_lib import results_table
-
-    parts = {
-        "results": results_table.render,
-        "softmax": softmax_part,
-        "squeeze-excite": lambda found: results_table.squeeze_excite(found) or "Not measured yet.",
-    }
-    for name, render in parts.items():
-        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-        if begin in text:
-            head, rest = text.split(begin)
-            _, tail = rest.split(end)
-            text = f"{head}{begin}\n{render(recordings)}\n{end}{tail}"
-    return text
-
-
-def softmax_part(recordings):
-    """The part of the README on softmax: its ladder as a picture, and its tables."""
-    from course_lib import results_table
-
-    if _softmax_record(recordings) is None:
-        return results_table.softmax(recordings) or "Not measured yet."
-    picture = (
-        "![Bars of GB/s: every rung of softmax beside PyTorch, torch.compile and Triton, and the "
-        "limit set by a\ncopy](data/softmax.png)"
-    )
-    return f"{picture}\n\n{results_table.softmax(recordings)}"
-
-
-def _draw_ladders(recordings):
-    """The README's pictures, of the first device: swish at its largest size, and softmax."""
-    from course_lib import bench
-
-    found = bench.find(recordings[0], name="swish.forward", dtype="float32")
-    _draw_ladder(recordings, max(found, key=lambda record: record["bytes"]), "ladder.png")
-    if record := _softmax_record(recordings):
-        _draw_ladder(recordings, record, "softmax.png")
-
-
-def _draw_ladder(recordings, record, file_name):
-    from course_lib.benchmarks import pictures
-
-    shape = " × ".join(f"{size:,}" for size in record["shape"])
-    title = f"{record['name'].partition('.')[0]} of {shape} {record['dtype']} numbers"
-    figure = pictures.ladder(record, recordings[0]["device"]["name"], title=title)
-    figure.savefig(ROOT / "data" / file_name)
-
-
-def _softmax_record(recordings):
-    """The record of softmax that the README shows, or None where it is not measured yet."""
-    from course_lib import bench, results_table
-
-    wanted = {"name": "softmax.forward", "dtype": "float32", "shape": results_table.SOFTMAX_SHAPE}
-    found = bench.find(recordings[0], **wanted) if recordings else []
-    return found[0] if found else None
-
-
-def _recordings():
-    from course_lib import bench
-
-    names = sorted(path.stem for path in (ROOT / "data" / "results").glob("*.json"))
-    return [bench.load_records(name) for name in names]

@@ -36,6 +36,9 @@ FLOORS = {
     },
     "teach": {"course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot"},
     "compare": {"course_lib", "simulator", "runtime", "kernels", "reference"},
+    "readme": {
+        "course_lib", "simulator", "plot", "results_table", "benchmarks", "compare",
+    },
     "kernels_command": {"course_lib", "runtime", "kernels"},
     "doctor": {"runtime"},
     "__main__": {"cli"},

@@ -62,7 +62,7 @@ def test_calls_and_parts(clock):
     assert list(parts.values()) == [2.0, 1.5, 2.0, 1.5, 1.0, 3.0]
     assert np.isclose(sum(parts.values()), rows["nn.Softmax, recorded"]["microseconds"])
     recording = {"device": {"name": "A chip"}, "records": [record]}
-    assert "`softmax.host`, on the host's clock: torch.nn.Softmax 6.0 µs" in results_table.render(
+    assert "`softmax.host`, on the host's clock: torch.nn.Softmax 6.0 µs" in results_table.page(
         [recording]
     )
 

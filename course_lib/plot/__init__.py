@@ -9,6 +9,7 @@ what colour says is also said by lightness, by hatching or by a number.
 
 from .access import access_map, bank_map
 from .basic import curves, images
+from .cell import cell
 from .channels import cache_walk, channel_gates, work_items
 from .convolution import arithmetic, asked, grids, windows
 from .fusing import arrays_moved
@@ -17,6 +18,7 @@ from .limit import in_flight, loads_in_time, shared_row, stalls, tables, times
 from .memory import access_order, tensor_layout, thread_map
 from .networks import confusion, fragments, losses
 from .picture import Picture
+from .ratios import ratios
 from .reduction import histograms, interleaving, run_to_run, tree
 from .segmentation import segmentation
 from .shares import shares
@@ -35,6 +37,7 @@ __all__ = [
     "butterfly",
     "bytes_moved",
     "cache_walk",
+    "cell",
     "channel_gates",
     "confusion",
     "curves",
@@ -52,6 +55,7 @@ __all__ = [
     "one_pass",
     "passes",
     "probabilities",
+    "ratios",
     "roofline",
     "run_to_run",
     "shared_row",

@@ -16,13 +16,15 @@ SECTOR_BYTES = 32
 BANKS = 32
 LANES = 32
 MOST_SITES = 4
+NARROW_INCHES = 5  # below, letters are smaller and fewer
 MOST_SECTORS = 40  # in one panel: more make the cells too narrow to see
 #: From light to dark, so that lanes keep their order in grey.
 LANE_COLOURS = LinearSegmentedColormap.from_list("lanes", ["#d6e8f7", "#6ba3d0", "#0f3557"])
 _COUNTS = {1: "one", 2: "two", 3: "three", 4: "four"}
 
 
-def access_map(trace, site=None, *, steps=None, title="", alt=None):
+def access_map(trace, site=None, *, steps=None, title="", alt=None, width_inches=WIDTH_INCHES,
+               height_inches=None):
     """Draw which elements of global memory the lanes of a warp touch, request after request.
 
     Each line is one request: what the 32 lanes of a warp ask for at once. Each outlined box is a
@@ -36,22 +38,26 @@ def access_map(trace, site=None, *, steps=None, title="", alt=None):
             more than two sites.
         title: heading of the picture.
         alt: alternative text; by default the sectors per request of every site.
+        width_inches, height_inches: of the picture; by default as high as its panels need.
 
     Raises:
         ValueError: the trace has no such site.
     """
     sites = _chosen(trace, site, "global", lambda s: -s.sectors)
     steps = steps or (8 if len(sites) <= 2 else 4)
-    panels = [_AccessPanel(s, steps) for s in sites]
+    panels = [_AccessPanel(s, steps, width_inches) for s in sites]
     alt = alt or "Addresses of a warp. " + " ".join(f"{p.heading}: {p.verdict}." for p in panels)
     heights = [0.3 * len(panel.rows) + 0.95 for panel in panels]
-    figure = Picture(sum(heights) + 0.5 + (0.3 if title else 0), alt)
+    height = height_inches or sum(heights) + 0.5 + (0.3 if title else 0)
+    figure = Picture(height, alt, width_inches=width_inches)
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for panel, place in zip(panels, axes, strict=True):
         panel.draw(place)
-    _lane_legend(figure, [(SENT, "sent, but nobody asked")])
-    if title:
+    _lane_legend(figure, [(SENT, "sent, but nobody asked")], width_inches)
+    if title and width_inches > NARROW_INCHES:
         figure.suptitle(title, fontweight="bold")
+    elif title:
+        figure.suptitle(title, fontweight="bold", fontsize=9.5, x=0.035, ha="left")
     return figure
 
 
@@ -109,8 +115,8 @@ def _number(value):
 class _AccessPanel:
     """One site of an access map: which requests and which sectors are drawn, and what to say."""
 
-    def __init__(self, site, steps):
-        self.site = site
+    def __init__(self, site, steps, width_inches):
+        self.site, self.width_inches = site, width_inches
         self.heading = _heading(site)
         self.rows = _first_requests(site, steps)
         self.per_sector = max(1, SECTOR_BYTES // site.itemsize)
@@ -131,7 +137,7 @@ class _AccessPanel:
 
     def draw(self, axes):
         site, canvas = self.site, np.full((len(self.rows), self.width, 3), to_rgb(PAPER))
-        side = (WIDTH_INCHES - 1.6) / self.width * 72  # points
+        side = (self.width_inches - 1.6) / self.width * 72  # points
         numbered = side > 4.4 * 2  # all lanes or none
         for line, row in enumerate(self.rows):
             for sector, left in self.left.items():
@@ -151,11 +157,14 @@ class _AccessPanel:
                                          edgecolor=LIMIT, linewidth=1.3, zorder=4))
         axes.imshow(canvas, aspect="auto", interpolation="nearest")
         axes.set_ylim(len(self.rows) - 0.5, -0.5)
-        axes.set_yticks(range(len(self.rows)), self.labels(), fontsize=8)
+        small = 0 if self.width_inches > NARROW_INCHES else 2  # points less
+        axes.set_yticks(range(len(self.rows)), self.labels(), fontsize=8 - small / 2)
         ticks = self.ticks()
-        axes.set_xticks([left for left, _ in ticks], [text for _, text in ticks], fontsize=8)
-        axes.set_xlabel(f"element of {site.array} (its place in memory)", fontsize=9)
-        axes.set_title(f"{self.heading}\n{self.verdict}", loc="left", fontsize=10)
+        axes.set_xticks([left for left, _ in ticks], [text for _, text in ticks],
+                        fontsize=8 - small / 2)
+        axes.set_xlabel(f"element of {site.array} (its place in memory)", fontsize=9 - small)
+        verdict = self.verdict.replace("; ", ";\n") if small else self.verdict
+        axes.set_title(f"{self.heading}\n{verdict}", loc="left", fontsize=10 - small)
         for edge in ("top", "right", "left"):
             axes.spines[edge].set_visible(False)
 
@@ -186,7 +195,8 @@ class _AccessPanel:
     def ticks(self):
         """(column, index of the element there) for the starts of some sectors."""
         sectors = list(self.left)
-        every = max(1, -(-len(sectors) // 9))
+        most = 9 if self.width_inches > NARROW_INCHES else 4
+        every = max(1, -(-len(sectors) // most))
         found = []
         for sector in sectors[::every]:
             index = (sector * SECTOR_BYTES - self.site.base) // self.site.itemsize
@@ -271,13 +281,15 @@ class _BankPanel:
         axes.set_title(f"{self.heading}\n{self.verdict}", loc="left", fontsize=10)
 
 
-def _lane_legend(figure, extra):
-    lanes = [0, 10, 21, 31]
+def _lane_legend(figure, extra, width_inches=WIDTH_INCHES):
+    lanes = [0, 10, 21, 31] if width_inches > NARROW_INCHES else [0, 31]
     handles = [Rectangle((0, 0), 1, 1, facecolor=LANE_COLOURS(lane / (LANES - 1)), edgecolor=INK,
                          linewidth=0.5) for lane in lanes]
     labels = [f"lane {lane}" for lane in lanes]
     for colour, label in extra:
         handles.append(Rectangle((0, 0), 1, 1, facecolor=colour, edgecolor=LIMIT))
         labels.append(label)
+    wide = width_inches > NARROW_INCHES
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False,
-                  fontsize=9)
+                  fontsize=9 if wide else 6.5, columnspacing=None if wide else 0.9,
+                  handlelength=None if wide else 1.2)

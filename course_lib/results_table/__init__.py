@@ -1,0 +1,12 @@
+"""Recorded measurements as text: RESULTS.md and what other pages quote. Take data, return text."""
+
+from .cases import Case, by_operation, cases, conditions, losses, verdict, when
+from .page import page, summary
+from .promises import promises
+from .softmax import SHAPE as SOFTMAX_SHAPE
+from .squeeze_excite import block_speedups
+
+__all__ = [
+    "SOFTMAX_SHAPE", "Case", "block_speedups", "by_operation", "cases", "conditions", "losses",
+    "page", "promises", "summary", "verdict", "when",
+]  # fmt: skip
