@@ -106,6 +106,7 @@ def softmax_dropout_operation():
             truth=lambda x, keep: drop(reference.softmax(x), keep),
             scale_in_words="the row's largest |z|",
             out=True,
+            unread=("keep",),
         ),
         backward=Pass(
             softmax_dropout.BACKWARD,
@@ -118,6 +119,7 @@ def softmax_dropout_operation():
             scale=lambda truth, dz, x, keep: largest(reference.softmax(x)) * largest(dz),
             scale_in_words="the row's largest |y| · largest |dz|, y before dropout",
             out=True,
+            unread=("keep",),
         ),
         layout="any shape, and works along its last axis",
     )

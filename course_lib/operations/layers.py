@@ -176,7 +176,7 @@ def max_pool2d_operation():
             max_pool2d.BACKWARD,
             backward_inputs, ours_backward, peer_backward, truth,
             scale=lambda found, dy, indices, x: truth(np.abs(dy), indices, x),
-            scale_in_words=TERMS, out=True,
+            scale_in_words=TERMS, out=True, unread=("x",),
         ),
         n_dims=4, layout=IMAGES, example=(2, 3, 9, 11),
     )  # fmt: skip
@@ -287,7 +287,7 @@ def upsample_operation():
             truth=lambda dy, x: reference.upsample_backward(dy, x.shape, **options),
             scale=lambda truth, dy, x: reference.upsample_backward(
                 np.abs(dy), x.shape, **options),
-            scale_in_words=TERMS, out=True,
+            scale_in_words=TERMS, out=True, unread=("x",),
         ),
         n_dims=4, layout=IMAGES, example=(2, 3, 5, 6),
     )  # fmt: skip

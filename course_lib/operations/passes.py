@@ -37,6 +37,7 @@ class Pass:
     rungs    names of the rungs that take such inputs; None: all
     out      `ours` takes `out` too, which receives the result
     in_place names of the inputs that `out` may be
+    unread   names of the inputs whose elements `ours` doesn't take: for peer and truth alone
     """
 
     ladder: Ladder
@@ -51,6 +52,7 @@ class Pass:
     rungs: tuple | None = None
     out: bool = False
     in_place: tuple = ()
+    unread: tuple = ()
 
     @property
     def variants(self):
