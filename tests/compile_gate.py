@@ -33,11 +33,6 @@ HOPPER = (9, 0)
 CHIPS = [(7, 5), (8, 0), (8, 6), (8, 9), HOPPER]
 #: B200, and RTX 50: of each kernel the first specialisation alone is compiled for them.
 SAMPLED_CHIPS = [(10, 0), (12, 0)]
-MODULES = (
-    "activation", "global_avg_pool", "softmax", "cross_entropy", "softmax_dropout",
-    "bn_relu_softmax", "squeeze_excite", "conv2d", "max_pool2d", "batch_norm", "optimizers",
-    "linear", "batches", "dropout", "conv_transpose2d", "dice", "upsample",
-)  # fmt: skip
 #: (labels, from which chip on the launchers choose such a kernel, up to which). Whatever needs no
 #: more than a chip has runs on later ones too, but for `wgmma`: PTX has it for sm_90a alone, and on
 #: later chips the launchers go back to `mma.sync`.
@@ -102,6 +97,15 @@ def chips_for(label, sampled):
     return [chip for chip in chips if runs_on(label, chip)]
 
 
+@functools.cache
+def modules():
+    """Names of the modules whose kernels are compiled: each operation's, and what draws batches."""
+    from course_lib.operations import OPERATIONS
+
+    of_operations = [operation.module.__name__ for operation in OPERATIONS.values()]
+    return (*dict.fromkeys(name.rpartition(".")[2] for name in of_operations), "batches")
+
+
 # ---- what is known ----------------------------------------------------------------------------
 
 
@@ -117,7 +121,7 @@ def load(folder=RECORDS):
 def save(cases, known, folder=RECORDS):
     """Write down what is known of `cases`: a file for each module, a line for each case."""
     folder.mkdir(exist_ok=True)
-    for module in MODULES:
+    for module in modules():
         lines = []
         for case in cases:
             if case.module == module and is_known(case, known):
@@ -188,7 +192,7 @@ def list_cases():
     from course_lib.runtime.launch import array_type, numba_type
 
     cases, numbers, functions, digest_of = [], {}, set(), functools.cache(fingerprint)
-    for name in MODULES:
+    for name in modules():
         module = importlib.import_module(f"course_lib.kernels.{name}")
         for label, kernel, parts in module.specialisations():
             types = [array_type(*p) if isinstance(p, tuple) else numba_type(p) for p in parts]

@@ -88,7 +88,7 @@ def activations():
     from course_lib.kernels import activation
 
     for operation in activation.OPERATIONS.values():
-        for variant in operation.VARIANTS:
+        for variant in operation.FORWARD:
             for dtype in DTYPES:
                 for size in SIZES:
                     for start in (0, 1):
@@ -131,9 +131,9 @@ def softmax_passes(operation, shape, dtype, start, variants=None):
     """Both directions of `operation`, by all its variants or those named."""
     # With `out` every call decides anew how to launch.
     x, dy, y, dx = (tensor(shape, dtype, start) for _ in range(4))
-    for variant in variants or operation.VARIANTS:
+    for variant in variants or operation.FORWARD:
         yield operation.forward(x, variant=variant, out=y)
-    for variant in variants or operation.BACKWARD_VARIANTS:
+    for variant in variants or operation.BACKWARD:
         yield operation.backward(dy, y, variant=variant, out=dx)
 
 

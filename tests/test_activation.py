@@ -16,7 +16,7 @@ from course_lib.runtime.arrays import ArrayError
 
 PLACE = "cpu" if SIMULATED else "cuda"
 OPERATIONS = list(activation.OPERATIONS.values())
-VARIANTS = list(activation.relu.VARIANTS)
+VARIANTS = list(activation.relu.FORWARD)
 # Half a unit in the last place of the output, and a few units of float32 arithmetic …
 TOLERANCE = {torch.float32: 6e-7, torch.float16: 6e-4, torch.bfloat16: 4.5e-3}
 # … and half the smallest float16; in float32, e⁻ˣ overflows where the result is below 1e-36.

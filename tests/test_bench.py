@@ -284,7 +284,7 @@ def test_a_hash_tells_every_kernel_and_every_plan():
     def plan():
         return 1
 
-    kernel = activation.relu.VARIANTS["naive"]
+    (kernel,) = activation.relu.FORWARD["naive"].kernels
     assert bench.kernel_hash([kernel]) == bench.kernel_hash((kernel,))
     assert bench.kernel_hash([kernel]) != bench.kernel_hash([kernel, plan])
 
@@ -314,7 +314,7 @@ def test_rows_of_several_lengths_are_drawn_over_their_length(tmp_path):
 def test_the_ladder_says_what_is_new_on_each_rung():
     noted = pictures.NOTES["softmax"]
     for operation in softmax.OPERATIONS.values():
-        assert list(noted) == list(operation.VARIANTS)
+        assert list(noted) == list(operation.FORWARD)
     figure = pictures.ladder(softmax_record(), "NVIDIA Test 9")
     words = [text.get_text() for text in figure.axes[0].texts]
     assert noted["naive"] in words and noted["registers"] in words

@@ -23,7 +23,7 @@ DECIDING = [
     ("softmax.plan", "SPLIT_THREADS", {1: 1024, 2: 1024}, {
         "softmax.forward", "log_softmax.forward",
     }),
-    ("cross_entropy", "PER_THREAD", 8, {
+    ("cross_entropy.rows", "PER_THREAD", 8, {
         "cross_entropy.forward", "cross_entropy.backward", "cross_entropy.both",
     }),
     ("dice", "PIXELS_OF_A_THREAD", 2, {
@@ -99,7 +99,7 @@ def why(found):
 
 
 @pytest.mark.parametrize("field, value", [
-    ("kernel", "course_lib.kernels.activation:other"), ("grid", [7]), ("block", [7]),
+    ("grid", [7]), ("block", [7]),
     ("cluster", 2), ("shared_bytes", 16), ("overlap", None), ("scalars", [1.5]),
 ])  # fmt: skip
 def test_a_launch_that_differs_makes_a_record_stale(field, value):
@@ -108,6 +108,15 @@ def test_a_launch_that_differs_makes_a_record_stale(field, value):
     found["launches"]["vectorised"][0][field] = value
     assert why(found).startswith("vectorised: ")
     assert f"another {field}" in why(found)
+
+
+def test_another_kernel_makes_a_record_stale_and_another_place_of_it_does_not():
+    found = record()
+    (launch,) = found["launches"]["vectorised"]
+    launch["kernel"] = "course_lib.kernels.elsewhere:make.<locals>.vectorised_kernel"
+    assert why(found) is None
+    launch["kernel"] = "course_lib.kernels.activation:other"
+    assert why(found).endswith("is launched, not course_lib.kernels.activation:other")
 
 
 def test_the_number_of_launches_and_the_rungs_count():

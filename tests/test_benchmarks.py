@@ -29,6 +29,7 @@ from course_lib.benchmarks import (
     softmax,
     squeeze_excite,
 )
+from course_lib.kernels.operation import Ladder
 
 EAGER, COMPILED = "PyTorch eager", "torch.compile"
 H200 = {
@@ -172,7 +173,7 @@ def test_a_peer_that_does_not_drop_is_not_timed(on_the_cpu, monkeypatch):  # noq
         fused_softmax.SoftmaxDropout, "peer_forward", staticmethod(lambda x: (x.softmax(-1), ()))
     )
     ours = fused_softmax.SoftmaxDropout.module
-    monkeypatch.setattr(ours, "VARIANTS", {"registers": ours.VARIANTS["registers"]})
+    monkeypatch.setattr(ours, "FORWARD", Ladder(ours.FORWARD["registers"], auto="registers"))
     with pytest.raises(AssertionError, match="PyTorch eager keeps 100.0%, so it is not timed"):
         on_the_cpu(fused_softmax, (9, 370), names=["softmax_dropout.forward"], dtypes=["float32"])
 

@@ -3,7 +3,10 @@
 Operations are called on drawn shapes as on a T4, an A100 and so on. Their launches are noted and
 not run: no block asks for more shared memory or more threads than the chip has, no cluster is too
 large, and no kernel is chosen where it was not compiled for. What a chip lacks is refused in words.
+And whatever a rung launches is among the kernels that it names.
 """
+
+import contextlib
 
 import compile_gate
 import pytest
@@ -30,7 +33,8 @@ from course_lib.kernels import (
     squeeze_excite,
     upsample,
 )
-from course_lib.runtime.launch import Chip, most_blocks_in_cluster, planning
+from course_lib.operations import OPERATIONS as KNOWN
+from course_lib.runtime.launch import Chip, most_blocks_in_cluster, planning, recorded
 
 CHIPS = (
     Chip("T4", (7, 5), 64 << 10, 40),
@@ -49,7 +53,7 @@ MOST = 1 << 26  # elements of a drawn tensor, whose memory nobody touches
 def made_for():
     """{kernel: its labels} of all that is compiled, and {label: {chip: what it became}}."""
     labels = {}
-    for name in compile_gate.MODULES:
+    for name in compile_gate.modules():
         for label, kernel, _ in specialisations(name):
             labels.setdefault(kernel, []).append(label)
     return labels, {label: found for label, (_, found) in compile_gate.load().items()}
@@ -75,6 +79,90 @@ def faults(chip, launches, made_for):
             yield f"{names} has blocks of {block} on {chip.name}"
         if options.get("cluster", 1) > most_blocks_in_cluster(chip.capability):
             yield f"{names} has clusters of {options['cluster']} on {chip.name}"
+
+
+# ---- what rungs launch, and what they name ------------------------------------------------------
+
+#: {id of a ladder: [(its name, operation, pass) of those that climb it]}
+LADDERS = {}
+for _name, _operation in KNOWN.items():
+    for _direction, _pass in _operation.passes.items():
+        of_ladder = LADDERS.setdefault(id(_pass.ladder), [])
+        of_ladder.append((f"{_name}.{_direction}", _operation, _pass))
+#: Of inputs, by dimensions: odd ones, and what tensor cores, large blocks and clusters are for.
+SHAPES = {
+    2: [(2, 8), (3, 50), (64, 64), (300, 520), (4, 9000), (2, 40_000)],
+    4: [(2, 3, 9, 11), (2, 4, 1, 5), (3, 16, 16, 16), (2, 64, 28, 28), (40, 96, 7, 7),
+        (2, 5, 40, 70), (1, 2, 300, 150)],
+}  # fmt: skip
+
+
+class Watch:
+    """Which rungs were launched; and that each launch is of a kernel that its rung names."""
+
+    def __init__(self):
+        self.rungs, self.now = set(), set()  # at all, and in the call that is planned
+
+    def around(self, rung):
+        """`rung.launch`, watched."""
+        launch = rung.launch
+
+        def watched(*args, **options):
+            with recorded() as launches:
+                found = launch(*args, **options)
+            self.now.add(rung)
+            require_named(launches, [rung])
+            return found
+
+        return watched
+
+    @contextlib.contextmanager
+    def planning(self, chip):
+        """As `launch.planning`; what a function launches beside its rungs, one of them names."""
+        self.now = set()
+        with planning(chip) as launches:
+            yield launches
+        self.rungs |= self.now
+        require_named(launches, self.now)
+
+
+def require_named(launches, rungs):
+    unnamed = {kernel for kernel, *_ in launches}.difference(*(rung.kernels for rung in rungs))
+    unnamed = [f"{k.py_func.__module__}.{k.py_func.__qualname__}" for k in unnamed]
+    assert not unnamed, f"{[rung.name for rung in rungs]} launch {unnamed}, and do not name it"
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    found = Watch()
+    for (_, _, one), *_ in LADDERS.values():
+        for rung in one.ladder.values():
+            monkeypatch.setattr(rung, "launch", found.around(rung))
+    return found
+
+
+@pytest.mark.parametrize("climbing", LADDERS.values(), ids=lambda climbing: climbing[0][0])
+def test_a_rung_names_every_kernel_that_it_launches(climbing, watch):
+    for _, operation, one in climbing:
+        for inputs in inputs_of(operation, one):
+            for chip in CHIPS[:2] + CHIPS[4:5]:
+                for variant in one.variants:
+                    with contextlib.suppress(ValueError), watch.planning(chip):  # or it is refused
+                        one.ours(*inputs, variant=variant)
+    ladder = climbing[0][2].ladder
+    assert [name for name, rung in ladder.items() if rung not in watch.rungs] == []
+
+
+def inputs_of(operation, one):
+    """What `one`, a pass, takes: of each shape and dtype, images in both memory formats."""
+    for shape in SHAPES[operation.n_dims or 2]:
+        if operation.module is linear and shape[-1] > 1000:
+            continue  # its weights would be too many
+        for dtype in operation.dtypes:
+            x = torch.randn(shape).to(getattr(torch, dtype))
+            yield one.inputs(x).values()
+            if len(shape) == 4:
+                yield one.inputs(x.contiguous(memory_format=torch.channels_last)).values()
 
 
 # ---- one call of each operation, on a shape that is drawn ---------------------------------------
@@ -235,7 +323,8 @@ def squeezing_and_exciting(draw):
         y, *saved = squeeze_excite.forward(x, *weights, variant=variant)
         squeeze_excite.backward(y, x, weights[0], weights[2], *saved, variant=both)
     except ValueError as error:
-        assert variant in ("resident", "batched") and "use variant='auto'" in str(error)
+        refused = "needs compute capability 9.0", "use variant='auto'"
+        assert variant in ("resident", "batched") and any(text in str(error) for text in refused)
 
 
 OPERATIONS = (
@@ -253,11 +342,11 @@ def test_every_operation_is_called():
         dropout, global_avg_pool, linear, max_pool2d, optimizers, softmax, softmax_dropout,
         squeeze_excite, upsample,
     )}  # fmt: skip
-    assert called | LEFT_OUT == set(compile_gate.MODULES)
+    assert called | LEFT_OUT == set(compile_gate.modules())
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
-def test_no_launch_asks_for_more_than_the_chip_has(operation, made_for):
+def test_no_launch_asks_for_more_than_the_chip_has(operation, made_for, watch):
     @settings(max_examples=40, deadline=None)
     @given(st.data())
     def check(data):
@@ -268,7 +357,7 @@ def test_no_launch_asks_for_more_than_the_chip_has(operation, made_for):
             return drawn[-1]
 
         for chip in CHIPS:
-            with planning(chip) as launches:
+            with watch.planning(chip) as launches:
                 operation(draw)
             assert not list(faults(chip, launches, made_for))
             again = iter(drawn)
@@ -288,5 +377,6 @@ def test_hopper_alone_multiplies_by_warpgroups(chip):
     expected = "warpgroup_kernel" if chip.name == "H100" else older
     assert kernel.py_func.__name__ == expected
     if chip.name == "T4":
-        with planning(chip), pytest.raises(ValueError, match="8.0, and this.* use 'vectorised'"):
+        refusal = "needs .* 8.0, and this GPU has 7.5: use one of .*, vectorised"
+        with planning(chip), pytest.raises(ValueError, match=refusal):
             linear.forward(x, weight, variant="tensor_core")

@@ -9,7 +9,7 @@ from course_lib.kernels.softmax import plan
 from course_lib.runtime import device
 
 OPERATIONS = list(softmax.OPERATIONS.values())
-VARIANTS = list(softmax.softmax.VARIANTS)
+VARIANTS = list(softmax.FORWARD)
 SHAPES = [
     (128, 200), (128, 1000), (1024, 10000), (49152, 512), (16384, 1024), (8192, 4096), (256, 50304),
     (64, 131072),
@@ -17,7 +17,7 @@ SHAPES = [
 
 pytestmark = pytest.mark.gpu
 both = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-every_variant = pytest.mark.parametrize("variant", [softmax.DEFAULT, *VARIANTS])
+every_variant = pytest.mark.parametrize("variant", ["auto", *VARIANTS])
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
@@ -96,22 +96,22 @@ def test_more_than_2_to_the_31_elements(operation, variant, n_cols):
     y = operation.forward(x, variant=variant)
     assert identical(y[-3:], operation.forward(x[-3:].clone(), variant=variant))
     assert identical(y[:1], operation.forward(x[:1].clone(), variant=variant))
-    if variant in operation.BACKWARD_VARIANTS:
+    if variant in operation.BACKWARD:
         dx = operation.backward(x, y, variant=variant)
         assert identical(dx[-3:], operation.backward(x[-3:].clone(), y[-3:].clone(),
                                                      variant=variant))  # fmt: skip
 
 
 # Teams of lanes, a block, a cluster, parts that are streamed.
-LENGTHS = {softmax.DEFAULT: (200, 3000, 60_000, 600_000), "split": (200, 60_000, 600_000)}
+LENGTHS = {"auto": (200, 3000, 60_000, 600_000), "split": (200, 60_000, 600_000)}
 CASES = [(variant, n) for variant in VARIANTS for n in LENGTHS.get(variant, (200, 3000))]
-CASES += [(softmax.DEFAULT, n) for n in LENGTHS[softmax.DEFAULT]]
+CASES += [("auto", n) for n in LENGTHS["auto"]]
 
 
 def calls(operation, variant, n_cols):
     """() -> results of both directions, for `variant` and rows of `n_cols`."""
     x, dy = randn(32, n_cols), randn(32, n_cols, seed=1)
-    backward = variant in (*operation.BACKWARD_VARIANTS, softmax.DEFAULT)
+    backward = variant in (*operation.BACKWARD, "auto")
 
     def call():
         y = operation.forward(x, variant=variant)

@@ -23,7 +23,7 @@ both = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: op
 class Along:
     """The operation along `axis`, as one along the last axis of arrays with that axis last."""
 
-    BACKWARD_VARIANTS = ()
+    BACKWARD = ()
 
     def __init__(self, operation, axis):
         self.operation, self.axis, self.name = operation, axis, operation.name

@@ -108,7 +108,7 @@ def _build(operation, direction, shape, dtype, n_bytes, make, n_sets):
             rung: rotating(
                 lambda one, rung=rung: call(*one.inputs, variant=rung, out=one.output), sets
             )
-            for rung in (operation.VARIANTS if forward else operation.BACKWARD_VARIANTS)
+            for rung in (operation.FORWARD if forward else operation.BACKWARD)
         },
         peers,
         lambda: functools.partial(_judge, truth, sets[0].inputs, dtype),

@@ -30,6 +30,7 @@ from course_lib.benchmarks.case import (
     size,
 )  # fmt: skip
 from course_lib.kernels import conv2d as kernels
+from course_lib.kernels.operation import AUTO
 
 #: (N, C, K, H): images, their channels, filters, height and width.
 SHAPES = [(32, 64, 128, 64), (32, 128, 128, 56), (64, 256, 256, 28)]
@@ -147,10 +148,10 @@ def _build(shape, mode, direction, make, n_sets):
     N, C, K, H = shape
     parts = (N, C, H, H), (K, C, TAPS, TAPS), (N, K, H, H), 1 / math.sqrt(C * TAPS * TAPS)
     sets = [Buffers(make, *parts, mode.dtype) for _ in range(n_sets)]
-    variants = {OURS: kernels.DEFAULT}
+    variants = {OURS: AUTO}
     if shape in LADDER and mode is MODES[0]:
         special = "depthwise", "few_channels"
-        variants = {rung: rung for rung in kernels.VARIANTS if rung not in special} | variants
+        variants = {rung: rung for rung in kernels.FORWARD if rung not in special} | variants
     return Work(
         candidates(ours, sets, direction, mode, variants),
         functools.partial(peers, theirs, sets, direction, mode),

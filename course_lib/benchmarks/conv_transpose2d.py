@@ -17,6 +17,7 @@ from course_lib.benchmarks import conv2d
 from course_lib.benchmarks.case import Case, Work, copies, runner, size
 from course_lib.benchmarks.conv2d import DIRECTIONS, MODES, OURS
 from course_lib.kernels import conv_transpose2d as kernels
+from course_lib.kernels.operation import AUTO
 
 #: (N, C, K, H): images, their channels, those of the result, height and width.
 SHAPES = [(8, 128, 64, 128), (8, 256, 128, 64), (8, 512, 256, 32), (8, 1024, 512, 16)]
@@ -85,9 +86,9 @@ def _build(shape, mode, direction, n_bytes, make, n_sets):
     N, C, K, H = shape
     parts = (N, C, H, H), (C, K, SIDE, SIDE), (N, K, SIDE * H, SIDE * H), 1 / math.sqrt(C)
     sets = [conv2d.Buffers(make, *parts, mode.dtype) for _ in range(n_sets)]
-    variants = {OURS: kernels.DEFAULT}
+    variants = {OURS: AUTO}
     if shape in LADDER and mode is MODES[0]:
-        variants = {rung: rung for rung in kernels.VARIANTS} | variants
+        variants = {rung: rung for rung in kernels.FORWARD} | variants
     return Work(
         conv2d.candidates(ours, sets, direction, mode, variants),
         functools.partial(conv2d.peers, theirs, sets, direction, mode),

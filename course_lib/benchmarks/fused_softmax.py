@@ -233,7 +233,8 @@ def _case(operation, direction, shape, dtype):
     n_bytes = operation.n_arrays[direction] * math.prod(shape) * getattr(torch, dtype).itemsize
     build = functools.partial(_build, operation, direction, shape, dtype, n_bytes)
     name = f"{operation.name}.{direction}"
-    return Case(name, shape, dtype, COMMAND, n_bytes, build, default=operation.module.DEFAULT)
+    default = operation.module.FORWARD.auto[0]
+    return Case(name, shape, dtype, COMMAND, n_bytes, build, default=default)
 
 
 def _build(operation, direction, shape, dtype, n_bytes, make, n_sets):
@@ -259,7 +260,7 @@ def _build(operation, direction, shape, dtype, n_bytes, make, n_sets):
     return Work(
         {
             rung: rotating(lambda one, rung=rung: ours(one, rung), sets)
-            for rung in operation.module.VARIANTS
+            for rung in operation.module.FORWARD
         },
         lambda: {EAGER: peer(function), COMPILED: peer(compiled(function))},
         lambda: judged,

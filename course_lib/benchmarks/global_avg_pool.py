@@ -104,7 +104,7 @@ def _build(shape, dtype, layout, direction, make, n_sets):
     return Work(
         {
             rung: rotating(lambda one, rung=rung: ours(one, last, rung), sets)
-            for rung in (pool.VARIANTS if forward else pool.BACKWARD_VARIANTS)
+            for rung in (pool.FORWARD if forward else pool.BACKWARD)
         },
         peers,
         lambda: functools.partial(_judge, _truth(sets[0], forward), dtype),

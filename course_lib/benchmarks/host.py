@@ -114,5 +114,5 @@ def kernel_hashes():
         PreparedLaunch.launch,
     )  # fmt: skip
     # By their text: what they refer to differs between a GPU and the simulator.
-    texts = [bench.kernel_hash(softmax.VARIANTS["registers"]), *map(inspect.getsource, host)]
+    texts = [bench.kernel_hash(softmax.FORWARD["registers"].kernels), *map(inspect.getsource, host)]
     return {NAME: hashlib.sha256("\n".join(texts).encode()).hexdigest()}

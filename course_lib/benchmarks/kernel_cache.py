@@ -96,9 +96,8 @@ def _record(samples):
 
 def kernel_hashes():
     """{name of the record: hash of the kernels compiled, and of what keeps and finds them}."""
-    kernels = [
-        *squeeze_excite.VARIANTS["two_pass"], *softmax.VARIANTS["registers"],
-    ]  # fmt: skip
+    rungs = squeeze_excite.FORWARD["two_pass"], softmax.FORWARD["registers"]
+    kernels = [kernel for rung in rungs for kernel in rung.kernels]
     # By their text: what they refer to differs between a GPU and the simulator.
     host = map(inspect.getsource, (compiler.compile_kernel, cache.save, cache.load, cache._read))
     texts = [bench.kernel_hash(kernels), *host]

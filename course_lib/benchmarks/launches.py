@@ -139,7 +139,9 @@ def difference(recorded, today):
 
 
 def _changed(before, now):
-    for field in before.keys() - {"source", "ptx"}:
+    if _name(before) != _name(now):
+        return f"{now['kernel']} is launched, not {before['kernel']}"
+    for field in before.keys() - {"kernel", "source", "ptx"}:
         if before[field] != now[field]:
             return f"{before['kernel']} has another {field}: {now[field]}, not {before[field]}"
     if before["ptx"] and now["ptx"]:
@@ -147,3 +149,8 @@ def _changed(before, now):
     if before["source"] != now["source"]:
         return f"{now['kernel']} has another source, and its PTX is not known"
     return None
+
+
+def _name(launch):
+    """What its kernel is called; not where it is made, which changes nothing that it does."""
+    return launch["kernel"].rpartition(":")[2].rpartition(".")[2]

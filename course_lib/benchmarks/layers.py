@@ -100,7 +100,7 @@ def _pooling_cases(shape, window, end, dtype, layout):
         yield Case(
             f"max_pool2d.{direction}{end}{_suffix(layout)}", shape, dtype, COMMAND, n_bytes,
             functools.partial(_build_pooling, direction, shape, windows, window, dtype, layout,
-                              n_bytes), default=max_pool2d.DEFAULT,
+                              n_bytes), default=_ladder(max_pool2d, direction).auto[0],
         )  # fmt: skip
 
 
@@ -147,10 +147,9 @@ def _build_pooling(direction, shape, windows, window, dtype, layout, n_bytes, ma
         )
         return lambda label, found, _: _close(label, found[part], true, dtype)
 
-    rungs = max_pool2d.VARIANTS if direction == "forward" else max_pool2d.BACKWARD_VARIANTS
     return Work(
-        {rung: rotating(lambda one, rung=rung: ours(one, rung), sets) for rung in rungs},
-        peers, right, limit=lambda: copies(make, n_bytes, n_sets),
+        _by_rung(max_pool2d, direction, ours, sets), peers, right,
+        limit=lambda: copies(make, n_bytes, n_sets),
     )  # fmt: skip
 
 
@@ -173,7 +172,8 @@ def _norm_case(direction, shape, dtype, layout):
     n_bytes = NORM_ARRAYS[direction] * math.prod(shape) * getattr(torch, dtype).itemsize
     build = functools.partial(_build_norm, direction, shape, dtype, layout, n_bytes)
     name = f"batch_norm.{direction}{_suffix(layout)}"
-    return Case(name, shape, dtype, COMMAND, n_bytes, build, default=batch_norm.DEFAULT)
+    default = _ladder(batch_norm, direction).auto[0]
+    return Case(name, shape, dtype, COMMAND, n_bytes, build, default=default)
 
 
 class Normalised:
@@ -194,20 +194,13 @@ def _build_norm(direction, shape, dtype, layout, n_bytes, make, n_sets):
     sets = [Normalised(make, shape, dtype, layout, affine) for _ in range(n_sets)]
     # What the backward passes take: the statistics of the first set.
     _, mean, rstd = batch_norm.forward(sets[0].x, *affine)
-    rungs, ours = {
-        "forward": (
-            batch_norm.VARIANTS,
-            lambda one, rung: batch_norm.forward(one.x, *affine, *running, variant=rung),
+    ours = {
+        "forward": lambda one, rung: batch_norm.forward(one.x, *affine, *running, variant=rung),
+        "backward": lambda one, rung: batch_norm.backward(
+            one.dy, one.x, weight, mean, rstd, variant=rung
         ),
-        "backward": (
-            batch_norm.BACKWARD_VARIANTS,
-            lambda one, rung: batch_norm.backward(
-                one.dy, one.x, weight, mean, rstd, variant=rung
-            ),
-        ),
-        "inference": (
-            batch_norm.INFERENCE_VARIANTS,
-            lambda one, rung: (batch_norm.inference(one.x, *affine, *fixed, variant=rung),),
+        "inference": lambda one, rung: (
+            batch_norm.inference(one.x, *affine, *fixed, variant=rung),
         ),
     }[direction]
 
@@ -239,8 +232,8 @@ def _build_norm(direction, shape, dtype, layout, n_bytes, make, n_sets):
         return judged
 
     return Work(
-        {rung: rotating(lambda one, rung=rung: ours(one, rung), sets) for rung in rungs},
-        peers, right, limit=lambda: copies(make, n_bytes, n_sets),
+        _by_rung(batch_norm, direction, ours, sets), peers, right,
+        limit=lambda: copies(make, n_bytes, n_sets),
     )  # fmt: skip
 
 
@@ -350,6 +343,18 @@ def _build_step(name, shapes, n_bytes, make, n_sets):
 
 
 # ------------------------------------------------------------------------- what all share
+
+
+def _ladder(operation, direction):
+    return getattr(operation, direction.upper())
+
+
+def _by_rung(operation, direction, ours, sets):
+    """{rung: call(i)} of ours(one, rung)."""
+    return {
+        rung: rotating(lambda one, rung=rung: ours(one, rung), sets)
+        for rung in _ladder(operation, direction)
+    }
 
 
 def _equal(label, found, expected):

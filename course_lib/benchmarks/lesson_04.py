@@ -354,13 +354,13 @@ def _host_record(name, shape, dtype, rows):
 
 def kernel_hashes():
     """{name of a record: hash of the kernels measured}, the profiler's record among them."""
-    rungs = [kernel for rung in softmax.VARIANTS.values() for kernel in rung]
+    rungs = softmax.FORWARD.kernels
     measured = {
         "lesson_04.latency": [chase_kernel],
         "lesson_04.in_flight": [narrow_reader_kernel, *READERS.values()],
         "lesson_04.steps": [held_narrow_kernel, held_wide_kernel, *rungs],
         "lesson_04.teams": [teams_kernel, *rungs],
-        "lesson_04.graphs": softmax.VARIANTS["registers"],
+        "lesson_04.graphs": softmax.FORWARD["registers"].kernels,
         profile_softmax.NAME: rungs,
     }
     return {name: bench.kernel_hash(kernels) for name, kernels in measured.items()}

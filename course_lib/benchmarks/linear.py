@@ -25,8 +25,8 @@ from course_lib.benchmarks.case import (
     runner,
     size,
 )  # fmt: skip
-from course_lib.kernels import gemm
 from course_lib.kernels import linear as kernels
+from course_lib.kernels.operation import AUTO
 
 #: (M, I, O): rows, numbers in, numbers out. The last four are the network's, batch 32 and 1024.
 SHAPES = [
@@ -79,7 +79,7 @@ def _case(shape, dtype, precision, suffix, direction):
     M, n_in, n_out = shape
     n_products = 1 if direction == "forward" else 2
     n_elements = (M * n_in + n_out * n_in + M * n_out) * n_products
-    default = gemm.chosen(None, torch.empty(0))
+    default = kernels.FORWARD.rung(AUTO, torch.empty(0)).name
     return Case(
         f"linear.{direction}{suffix}", shape, dtype, COMMAND,
         n_elements * getattr(torch, dtype).itemsize,
@@ -100,7 +100,7 @@ class Buffers:
         self.dy = make.normal(M, n_out, dtype=dtype)
 
 
-def ours(buffers, direction, precision, variant=None):
+def ours(buffers, direction, precision, variant):
     """[y], or [dx, dweight, dbias], by a rung of ours."""
     chosen = dict(precision=precision, variant=variant)
     if direction == "forward":
@@ -119,7 +119,7 @@ def _build(shape, dtype, precision, direction, default, make, n_sets):
     sets = [Buffers(make, shape, dtype) for _ in range(n_sets)]
     variants = [default]
     if shape in LADDER and (dtype, precision, direction) == ("float32", "float32", "forward"):
-        known = list(kernels.VARIANTS)
+        known = list(kernels.FORWARD)
         variants = known[: known.index(default) + 1]
     eager = functools.partial(theirs, direction=direction)
 

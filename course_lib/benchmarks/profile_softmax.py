@@ -69,7 +69,7 @@ def launch():
     rng = np.random.default_rng(0)
     x = cuda.to_device(rng.standard_normal(SHAPE, dtype=np.float32))
     y = cuda.device_array(SHAPE, np.float32)  # numba's arrays: nothing but softmax is launched
-    for variant in softmax.VARIANTS:
+    for variant in softmax.FORWARD:
         softmax.forward(x, variant=variant, out=y)
     torch.softmax(torch.as_tensor(x, device="cuda"), -1)
     cuda.synchronize()
@@ -96,15 +96,15 @@ def read(path):
             raise ValueError(f"{path} has two kernels of {label}, and one is expected")
         if label is not None:
             found[label] = _row(label, kernel, units)
-    if missing := [label for label in (*softmax.VARIANTS, PEER) if label not in found]:
+    if missing := [label for label in (*softmax.FORWARD, PEER) if label not in found]:
         raise ValueError(f"{path} has no kernel of {', '.join(missing)}")
-    return [found[label] for label in (*softmax.VARIANTS, PEER)]
+    return [found[label] for label in (*softmax.FORWARD, PEER)]
 
 
 def _label(text):
     """The rung that ncu's name of a kernel belongs to, None if it is no softmax."""
-    for variant, kernels in softmax.VARIANTS.items():
-        for kernel in kernels:
+    for variant, rung in softmax.FORWARD.items():
+        for kernel in rung.kernels:
             name = kernel.py_func.__name__
             # Demangled or not: numba's names end in a code of their own.
             if re.search(rf"(?<![A-Za-z_]){name}(?![A-Za-z0-9_])", text) or (
@@ -144,7 +144,7 @@ def _derived(row):
 
 def record(rows):
     """The record "softmax.profile"."""
-    digest = bench.kernel_hash([kernel for rung in softmax.VARIANTS.values() for kernel in rung])
+    digest = bench.kernel_hash(softmax.FORWARD.kernels)
     return bench.host_record(NAME, SHAPE, "float32", rows, digest, COMMAND)
 
 

@@ -28,7 +28,7 @@ from course_lib import bench, cuda
 from course_lib.benchmarks import squeeze_excite as benchmark
 from course_lib.benchmarks.case import EAGER, Make
 from course_lib.benchmarks.profile_softmax import UNITS
-from course_lib.kernels import squeeze_excite as kernels
+from course_lib.kernels.operation import AUTO
 from course_lib.runtime import device
 from course_lib.runtime.launch import launch
 
@@ -67,7 +67,7 @@ def _size(shape, dtype):
 
 def labels():
     """Of the candidates, in the order in which they are called."""
-    return [*kernels.VARIANTS, kernels.DEFAULT, EAGER]
+    return [*benchmark.EVERY_SIZE, AUTO, EAGER]
 
 
 def launch_all(place="cuda"):
@@ -164,7 +164,7 @@ def records(found):
     digest = benchmark.kernel_hashes()[NAME]
     return [
         bench.host_record(NAME, shape, dtype, rows, digest, COMMAND)
-        | {"bytes": _size(shape, dtype), "default": kernels.DEFAULT}
+        | {"bytes": _size(shape, dtype), "default": AUTO}
         for (shape, dtype), rows in found.items()
     ]
 

@@ -167,8 +167,9 @@ def kernel_hash():
         for _, kernel, _ in module.specialisations()
     }
     for operation in (activation.relu, activation.relu6):
-        for table in (operation.VARIANTS, operation.BACKWARD_VARIANTS):
-            found[id(table)] = table[activation.DEFAULT]
+        for ladder in (operation.FORWARD, operation.BACKWARD):
+            (chosen,) = ladder.auto
+            found |= {id(kernel): kernel for kernel in ladder[chosen].kernels}
     return bench.kernel_hash(found.values())
 
 

@@ -134,7 +134,7 @@ def _build(operation, forward, shape, dtype, n_bytes, make, n_sets):
     return Work(
         {
             rung: rotating(lambda one, rung=rung: ours(one, rung), sets)
-            for rung in (operation.VARIANTS if forward else operation.BACKWARD_VARIANTS)
+            for rung in (operation.FORWARD if forward else operation.BACKWARD)
         },
         peers,
         lambda: functools.partial(_judge, _expected(operation, forward, sets[0].inputs), dtype),

@@ -32,6 +32,7 @@ from course_lib.benchmarks.case import (
     size,
 )  # fmt: skip
 from course_lib.kernels import squeeze_excite as kernels
+from course_lib.kernels.operation import AUTO
 
 #: (C, H = W, R) of the blocks of EfficientNet-B4 (Tan and Le, 2019), from its input to its output.
 SIZES = [
@@ -43,7 +44,9 @@ DTYPES = ("float32", "bfloat16")
 DIRECTIONS = ("forward", "both")
 #: Measured with channels-last images too.
 CHANNELS_LAST = [(32, 48, 190, 190), (32, 336, 48, 48), (32, 2688, 12, 12)]
-#: Measured with every rung; the others with the default alone.
+#: The rungs that take images of any size.
+EVERY_SIZE = "separate", "two_pass", "fused"
+#: Measured with these rungs too; the others with what AUTO takes alone.
 LADDER = [(1, 960, 24, 24), (32, 48, 190, 190), (32, 960, 24, 24), (32, 2688, 12, 12)]
 #: (batch, dtype) of which torch.compile is a peer.
 WITH_COMPILER = {(1, "float32"), (32, "float32"), (32, "bfloat16")}
@@ -89,7 +92,7 @@ def _case(shape, dtype, layout, direction):
     return Case(
         _name(direction, layout), shape, dtype, COMMAND, n_bytes,
         functools.partial(_build, shape, dtype, layout, direction, n_bytes),
-        default=kernels.DEFAULT, most_sets=MOST_SETS, settings=settings,
+        default=AUTO, most_sets=MOST_SETS, settings=settings,
         facts={"squeeze_channels": squeeze_channels(shape[1], shape[2])},
     )  # fmt: skip
 
@@ -182,19 +185,14 @@ def _parameters(module):
 
 def kernel_hash(direction):
     """Of all that the default rung may launch: it is one of these, by size."""
-    found = [kernel for rung in ("two_pass", "fused") for kernel in kernels.VARIANTS[rung]]
-    found += kernels.resident.FORWARD + kernels.batched.FORWARD
-    if direction == "both":
-        found += kernels.BACKWARD_VARIANTS["two_pass"] + kernels.BACKWARD_VARIANTS["fused"]
-        found += kernels.resident.BACKWARD
-    return bench.kernel_hash(dict.fromkeys(found))
+    ladders = [kernels.FORWARD, kernels.BACKWARD][: 1 + (direction == "both")]
+    rungs = [ladder[name] for ladder in ladders for name in ladder if name != "separate"]
+    return bench.kernel_hash(dict.fromkeys(kernel for rung in rungs for kernel in rung.kernels))
 
 
 def kernel_hashes():
     """{record name: hash of what it measures, as it is today}, of the profiler's record."""
-    every = [kernel for rung in kernels.VARIANTS.values() for kernel in rung]
-    every += kernels.resident.FORWARD + kernels.batched.FORWARD
-    return {PROFILE: bench.kernel_hash(every)}
+    return {PROFILE: bench.kernel_hash(kernels.FORWARD.kernels)}
 
 
 def _name(direction, layout):
@@ -203,7 +201,7 @@ def _name(direction, layout):
 
 def _build(shape, dtype, layout, direction, n_bytes, make, n_sets):
     block = Block(shape, dtype, layout, n_sets, make)
-    variants = [*kernels.VARIANTS] if shape in LADDER else []
+    variants = EVERY_SIZE if shape in LADDER else ()
     facts, theirs = {"compile_seconds": None, "tf32": torch.backends.cudnn.allow_tf32}, {}
 
     def peers():
@@ -231,13 +229,13 @@ def _build(shape, dtype, layout, direction, n_bytes, make, n_sets):
         return facts | {"saved_bytes": saved}
 
     return Work(
-        {rung: block.rung(rung, direction) for rung in (*variants, kernels.DEFAULT)},
+        {rung: block.rung(rung, direction) for rung in (*variants, AUTO)},
         peers,
         right,
         [block.sets[0].y, block.sets[0].dx],
         lambda: copies(make, n_bytes, n_sets),
         # The module that chooses the default rung is what Python sees of it.
-        lambda: {kernels.DEFAULT: block.module(block.ours, direction, layout)} | theirs,
+        lambda: {AUTO: block.module(block.ours, direction, layout)} | theirs,
         more,
     )
 
