@@ -35,9 +35,9 @@ def main(arguments=None):
     command.add_argument("operation", help="what to run, such as softmax")
     command.add_argument("--shape", type=shape, help="such as 128x200 (default: a small one)")
     command.add_argument("--tolerance", type=float, help="error allowed, in units of the scale")
-    command.add_argument("--variant", help="the rung of the ladder (default: the best)")
+    command.add_argument("--variant", default="auto", help="the rung of the ladder (default: auto)")
     command.add_argument("--dtype", default="float32", help="float32 (default), float16, bfloat16")
-    command.add_argument("--direction", default="forward", help="forward, backward, weights, all")
+    command.add_argument("--direction", default="forward", help="forward, inference, backward, weights, all")
     command.add_argument("--seed", type=int, default=0, help="of the random numbers (default: 0)")
     command.add_argument("--device", help="gpu or simulator (default: gpu, if there is one)")
 

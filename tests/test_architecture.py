@@ -35,7 +35,8 @@ FLOORS = {
         "optim", "models", "train", "data",
     },
     "teach": {"course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot"},
-    "compare": {"course_lib", "simulator", "runtime", "kernels", "reference"},
+    "operations": {"course_lib", "kernels", "reference"},
+    "compare": {"course_lib", "simulator", "runtime", "kernels", "operations"},
     "readme": {
         "course_lib", "simulator", "plot", "results_table", "benchmarks", "compare",
     },

@@ -1,6 +1,8 @@
 """`compare`: what it lets pass, what it catches, and what the command says and returns."""
 
 import dataclasses
+import importlib
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -11,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from course_lib import SIMULATED, cli, compare
+from course_lib import SIMULATED, cli, compare, kernels
 from course_lib.compare import OPERATIONS
 from course_lib.compare.errors import Comparison, Errors
-from course_lib.kernels import activation, softmax
+from course_lib.kernels.operation import AUTO, Ladder
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = [
@@ -25,14 +27,34 @@ CASES = [
 ]
 
 
-def test_every_ladder_can_be_compared():
-    fused = {"cross_entropy", "softmax_dropout", "bn_relu_softmax", "dice_loss"}
-    images = {"global_avg_pool", "squeeze_excite", "max_pool2d", "batch_norm", "upsample"}
-    products = {"linear", "conv2d", "depthwise_conv2d", "conv_transpose2d"}
-    trained = {"dropout", "sgd", "adam"}
-    named = {*fused, *images, *products, *trained}
-    assert set(OPERATIONS) == {*activation.OPERATIONS, *softmax.OPERATIONS, *named}
-    assert {name for name in OPERATIONS if OPERATIONS[name].weights} == {*products, "batch_norm"}
+def ladders():
+    """(where, ladder) of every one that a module of kernels, or an object in it, has."""
+    found = {}
+    for info in pkgutil.walk_packages(kernels.__path__, "course_lib.kernels."):
+        for owner in (module := importlib.import_module(info.name), *vars(module).values()):
+            if owner is module or type(owner).__module__.startswith("course_lib.kernels."):
+                found |= {
+                    id(each): (f"{info.name}.{name}", each)
+                    for name, each in getattr(owner, "__dict__", {}).items()
+                    if isinstance(each, Ladder)
+                }
+    return list(found.values())
+
+
+def test_every_rung_of_every_ladder_can_be_compared():
+    tried = {
+        (id(one.ladder), variant)
+        for operation in OPERATIONS.values()
+        for one in operation.passes.values()
+        for variant in one.variants
+    }
+    found = ladders()
+    assert len(found) > 30
+    missing = [
+        (where, rung)
+        for where, ladder in found for rung in ladder if (id(ladder), rung) not in tried
+    ]  # fmt: skip
+    assert missing == []
 
 
 # ------------------------------------------------------------------- what is compared
@@ -55,7 +77,7 @@ def test_every_operation_of_the_ladders_is_there_and_has_a_default(name):
     found = compare.compare(name)
     assert "the default" in found.title
     for one in OPERATIONS[name].passes.values():
-        assert one.default(OPERATIONS[name].example) in one.variants
+        assert one.default(OPERATIONS[name].example) in (AUTO, *one.variants)
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (5, 1), (0, 5), (5, 0), (2, 0, 3), (2, 3, 4, 5)])
@@ -243,7 +265,7 @@ def test_a_shape_that_is_none(text, capsys):
     (["softmax", "--shape", "3x4", "--variant", "fast"], "no variant 'fast'; there are naive"),
     (["softmax", "--shape", "3x4", "--tolerance", "-1"], "from 0 on"),
     (["swish", "--shape", "3x4", "--dtype", "int8"], "takes float32"),
-    (["softmax", "--direction", "up"], "there are forward, backward, weights, all"),
+    (["softmax", "--direction", "up"], "there are forward, inference, backward, weights, all"),
 ])
 def test_bad_arguments_end_with_2(arguments, said, capsys):
     assert cli.main(["compare", *arguments]) == 2

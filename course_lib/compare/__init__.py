@@ -16,8 +16,8 @@ import torch
 
 from course_lib import SIMULATED, device, simulator
 from course_lib.compare.errors import Comparison
-from course_lib.compare.operations import OPERATIONS
-from course_lib.compare.passes import DIRECTIONS
+from course_lib.kernels.operation import AUTO
+from course_lib.operations import DIRECTIONS, OPERATIONS
 from course_lib.runtime import arrays, launch
 
 __all__ = ["DIRECTIONS", "OPERATIONS", "PLACES", "Comparison", "UsageError", "compare"]
@@ -34,7 +34,7 @@ class UsageError(ValueError):
     """What was asked for does not exist; the message says what does."""
 
 
-def compare(name, shape=None, *, variant=None, dtype="float32", direction="forward", tolerance=None,
+def compare(name, shape=None, *, variant=AUTO, dtype="float32", direction="forward", tolerance=None,
             seed=0, place=None, progress=None, warn=print):
     """Run one pass of operation `name` on random numbers of `shape`. Returns a `Comparison`.
 
@@ -49,14 +49,15 @@ def compare(name, shape=None, *, variant=None, dtype="float32", direction="forwa
     if shape is None and name in OPERATIONS:
         shape = OPERATIONS[name].example
     found = _pass(name, shape, dtype, direction)
-    if variant is not None and variant not in found.variants:
+    if variant not in (AUTO, *found.variants):
         raise UsageError(
-            f"{name} {direction} has no variant {variant!r}; there are {', '.join(found.variants)}"
+            f"{name} {direction} has no variant {variant!r}; "
+            f"there are {', '.join(found.variants)}, and {AUTO!r}"
         )
     tolerance = TOLERANCES[dtype] if tolerance is None else tolerance
     if not 0 <= tolerance < math.inf:
         raise UsageError(f"a tolerance is a number from 0 on, not {tolerance}")
-    chosen = variant or found.default(shape)
+    chosen = found.default(shape) if variant == AUTO else variant
     with _running_in(place) as on_gpu:
         inputs = _inputs(found, shape, dtype, seed, "cuda" if on_gpu else "cpu")
         try:
@@ -72,7 +73,7 @@ def compare(name, shape=None, *, variant=None, dtype="float32", direction="forwa
             raise UsageError(f"{name} {direction} of {_times(shape)}: {error}") from error
         peer = found.peer(*inputs.values())
         where = f"on the GPU ({torch.cuda.get_device_name()})" if on_gpu else "in the simulator"
-    default = "" if variant else ", the default"
+    default = ", the default" if variant == AUTO else ""
     limits = torch.finfo(ours.dtype)
     result = Comparison(
         f"{name} {direction} of {_times(shape)} {dtype}: variant {chosen}{default}, {where}",

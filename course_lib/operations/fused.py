@@ -11,18 +11,22 @@ from course_lib.operations.passes import Operation, Pass, gradient, largest
 DROPPED, SEED = 0.1, 2011  # of softmax_dropout: the probability, and the mask's seed
 
 
-def cross_entropy_operation():
-    """With class indices, and a loss for each row: no sum hides an error."""
+def cross_entropy_operation(images):
+    """With class indices, and a loss for each row, or pixel of `images`: no sum hides an error."""
     options = {"reduction": "none"}
+    of_images = tuple(rung for rung in cross_entropy.FORWARD if rung == "strided")
+    rungs = tuple(rung for rung in cross_entropy.FORWARD if (rung in of_images) == images)
+
+    def losses(x):
+        return x.shape[0], *x.shape[2:]
 
     def forward_inputs(x):
         generator = torch.Generator().manual_seed(x.numel() + 2)
-        target = torch.randint(max(1, x.shape[1]), x.shape[:1], generator=generator)
+        target = torch.randint(max(1, x.shape[1]), losses(x), generator=generator)
         return {"logits": x, "target": target.to(x.device)}
 
     def backward_inputs(x):
-        inputs = forward_inputs(x)
-        return {"dloss": gradient(x.new_empty(x.shape[0]))} | inputs
+        return {"dloss": gradient(x.new_empty(losses(x)))} | forward_inputs(x)
 
     def ours_backward(dloss, logits, target, *, variant, out=None):
         _, stats, normaliser = cross_entropy.forward(logits, target, variant=variant, **options)
@@ -50,8 +54,9 @@ def cross_entropy_operation():
             truth=lambda logits, target: reference.cross_entropy(
                 logits, target.astype(int), **options
             ),
-            scale=lambda truth, logits, target: largest(logits)[:, 0],
-            scale_in_words="the row's largest |logit|",
+            scale=lambda truth, logits, target: np.abs(logits).max(axis=1, initial=0.0),
+            scale_in_words=f"the {'pixel' if images else 'row'}'s largest |logit|",
+            rungs=rungs,
         ),
         backward=Pass(
             cross_entropy.BACKWARD,
@@ -60,11 +65,13 @@ def cross_entropy_operation():
             peer=peer_backward,
             truth=truth_backward,
             scale=lambda truth, dloss, logits, target: np.abs(dloss)[:, None],
-            scale_in_words="the row's |dloss|",
+            scale_in_words=f"the {'pixel' if images else 'row'}'s |dloss|",
+            rungs=rungs,
             out=True,
         ),
-        n_dims=2,
-        layout="logits, rows x classes",
+        n_dims=4 if images else 2,
+        layout="images of logits, N x C x H x W" if images else "logits, rows x classes",
+        example=(2, 3, 5, 7) if images else (8, 50),
     )
 
 

@@ -25,14 +25,16 @@ def _random(x, *shapes):
     ]
 
 
-def _product(module, forward, backward, ours, theirs, arrays_of, rungs=None, **facts):
+def _product(module, ladders, truths, ours, theirs, arrays_of, rungs=None, **facts):
     """An operation that adds up products: forward, backward to x, and to the weights.
 
-    forward, backward  in float64: y of (x, weight, bias); (dx, dweight, dbias) of (dy, x, weight)
-    ours, theirs       (forward, backward) of tensors alike; ours take `variant`, forward `out` too
-    arrays_of          function(x): weight and bias
-    rungs              as in `Pass`
+    ladders       of forward, of dx and of dweight
+    truths        in float64: y of (x, weight, bias); (dx, dweight, …) of (dy, x, weight)
+    ours, theirs  (forward, backward) of tensors alike; ours take `variant`, forward `out` too
+    arrays_of     function(x): weight and bias
+    rungs         as in `Pass`
     """
+    (forward, dx, dweight), (truth, backward) = ladders, truths
 
     def inputs(x):
         weight, bias = arrays_of(x)
@@ -42,26 +44,25 @@ def _product(module, forward, backward, ours, theirs, arrays_of, rungs=None, **f
         weight, bias = arrays_of(x)
         return {"dy": gradient(theirs[0](x, weight, bias)), "x": x, "weight": weight}
 
-    def sizes(of, number=slice(None)):
-        return lambda truth, *inputs: of(*map(np.abs, inputs))[number]
-
-    def gradient_of(number):
+    def gradient_of(number, ladder):
         return Pass(
-            module.BACKWARD, backward_inputs, rungs=rungs,
+            ladder, backward_inputs, rungs=rungs,
             ours=lambda *inputs, variant: ours[1](*inputs, variant=variant)[number],
             peer=lambda *inputs: theirs[1](*inputs)[number],
             truth=lambda *inputs: backward(*inputs)[number],
-            scale=sizes(backward, number), scale_in_words=TERMS, whole=True,
+            scale=lambda truth, *inputs: backward(*map(np.abs, inputs))[number],
+            scale_in_words=TERMS, whole=True,
         )  # fmt: skip
 
     return Operation(
         module,
         forward=Pass(
-            module.FORWARD, inputs, ours=ours[0], peer=theirs[0], truth=forward, rungs=rungs,
-            scale=sizes(forward), scale_in_words=TERMS, whole=True, out=True,
+            forward, inputs, ours=ours[0], peer=theirs[0], truth=truth, rungs=rungs,
+            scale=lambda found, *inputs: truth(*map(np.abs, inputs)),
+            scale_in_words=TERMS, whole=True, out=True,
         ),
-        backward=gradient_of(0),
-        weights=gradient_of(1),
+        backward=gradient_of(0, dx),
+        weights=gradient_of(1, dweight),
         **facts,
     )  # fmt: skip
 
@@ -77,9 +78,9 @@ def linear_operation():
         return dy @ weight, dy.flatten(0, -2).mT @ x.flatten(0, -2)
 
     return _product(
-        reference.linear, reference.linear_backward, (linear.forward, linear.backward),
-        (F.linear, backward), linear.FORWARD, arrays_of,
-        layout="rows, … x C", example=(8, 50),
+        linear, (linear.FORWARD, linear.BACKWARD, linear.BACKWARD),
+        (reference.linear, reference.linear_backward), (linear.forward, linear.backward),
+        (F.linear, backward), arrays_of, layout="rows, … x C", example=(8, 50),
     )  # fmt: skip
 
 
@@ -106,8 +107,9 @@ def conv2d_operation(depthwise):
 
     other = ("few_channels",) if depthwise else ("depthwise",)
     return _product(
-        conv2d, lambda x, weight, bias: reference.conv2d(x, weight, bias, **options(x)),
-        lambda dy, x, weight: reference.conv2d_backward(dy, x, weight, **options(x)),
+        conv2d, (conv2d.FORWARD, conv2d.DX, conv2d.DWEIGHT),
+        (lambda x, weight, bias: reference.conv2d(x, weight, bias, **options(x)),
+         lambda dy, x, weight: reference.conv2d_backward(dy, x, weight, **options(x))),
         (ours, ours_backward),
         (lambda x, weight, bias: F.conv2d(x, weight, bias, **options(x)), peer_backward),
         arrays_of, tuple(rung for rung in conv2d.FORWARD if rung not in other),
@@ -130,8 +132,9 @@ def conv_transpose2d_operation():
 
     kernels = conv_transpose2d
     return _product(
-        kernels, lambda x, weight, bias: reference.conv_transpose2d(x, weight, bias, stride=2),
-        lambda dy, x, weight: reference.conv_transpose2d_backward(dy, x, weight, stride=2),
+        kernels, (kernels.FORWARD, kernels.BACKWARD, kernels.BACKWARD),
+        (lambda x, weight, bias: reference.conv_transpose2d(x, weight, bias, stride=2),
+         lambda dy, x, weight: reference.conv_transpose2d_backward(dy, x, weight, stride=2)),
         (lambda *inputs, **options: kernels.forward(*inputs, stride=2, **options),
          lambda *inputs, **options: kernels.backward(*inputs, stride=2, **options)),
         (lambda x, weight, bias: F.conv_transpose2d(x, weight, bias, stride=2), peer_backward),
@@ -242,7 +245,8 @@ def batch_norm_operation():
         inference=Pass(
             batch_norm.INFERENCE, by_running, ours=batch_norm.inference,
             peer=lambda x, weight, bias, mean, var: F.batch_norm(x, mean, var, weight, bias),
-            truth=reference.batch_norm_inference,
+            truth=lambda x, weight, bias, mean, var: reference.batch_norm(
+                x, weight, bias, mean=mean, var=var)[0],
             scale=of_channel, scale_in_words="the channel's largest |y|", whole=True, out=True,
         ),
         backward=gradient_of(0, backward_scale, "the channel's largest |dy| · weight / σ"),

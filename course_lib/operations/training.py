@@ -36,7 +36,7 @@ def dropout_operation():
         dropout,
         forward=one("x", dropout.forward, lambda x: {"x": x}),
         backward=one("dy", dropout.backward, lambda x: {"dy": gradient(x)}),
-        )
+    )
 
 
 def _step(ladder, ours, peer, truth, n_states, scale_in_words):
@@ -55,7 +55,7 @@ def _step(ladder, ours, peer, truth, n_states, scale_in_words):
             scale_in_words=scale_in_words,
         ),
         backward=None,
-        )  # fmt: skip
+    )  # fmt: skip
 
 
 def sgd_operation():

@@ -31,17 +31,27 @@ class _Target:
         self.shares = np.tile(spread * weight, (n_rows, 1)) if label_smoothing else None
 
 
+def _rows(logits, target):
+    """A row for each pixel, where logits are (N, C, d1, …) and class indices (N, d1, …)."""
+    if logits.ndim == 2:
+        return logits, target
+    return np.moveaxis(logits, 1, -1).reshape(-1, logits.shape[1]), np.reshape(target, -1)
+
+
 def cross_entropy(
     logits, target, *, weight=None, ignore_index=-100, label_smoothing=0.0, reduction="mean"
 ):
     """Σ q·(lse − x) over the classes of each row of `logits` (n_rows, n_classes), reduced.
 
+    logits  also (N, C, d1, …), with class indices (N, d1, …): each pixel is a row
     target  class indices (n_rows,) or probabilities (n_rows, n_classes); q is made of them, of
             the class weights (n_classes,) and of the smoothing
 
     The loss of a row with an index out of range is NaN; that of an ignored row is 0.
     """
     (logits,) = double(logits)
+    shape = logits.shape[:1] + logits.shape[2:]
+    logits, target = _rows(logits, target)
     wanted = _Target(*logits.shape, target, weight, ignore_index, label_smoothing)
     with np.errstate(invalid="ignore", divide="ignore"):
         y, losses = log_softmax(logits), np.zeros(len(logits))
@@ -51,7 +61,7 @@ def cross_entropy(
             losses -= wanted.on_label * y[np.arange(len(y)), wanted.labels]
         losses = np.where(wanted.ignored, 0.0, losses)
         if reduction == "none":
-            return losses
+            return losses.reshape(shape)
         return losses.sum() / (wanted.weights.sum() if reduction == "mean" else 1.0)
 
 
@@ -63,6 +73,8 @@ def cross_entropy_backward(
     The gradient of an ignored row is 0, that of a row with an index out of range NaN.
     """
     dloss, logits = double(dloss, logits)
+    pixels = logits.shape[:1] + logits.shape[2:] + logits.shape[1:2]
+    logits, target = _rows(logits, target)
     wanted = _Target(*logits.shape, target, weight, ignore_index, label_smoothing)
     q = np.zeros(logits.shape) if wanted.shares is None else wanted.shares.copy()
     if wanted.labels is not None:
@@ -71,4 +83,5 @@ def cross_entropy_backward(
         scale = dloss / (wanted.weights.sum() if reduction == "mean" else 1.0)
         dlogits = np.reshape(scale, (-1, 1)) * (softmax(logits) * q.sum(axis=1, keepdims=True) - q)
     broken = np.isnan(wanted.weights)[:, None]
-    return np.where(wanted.ignored[:, None], 0.0, np.where(broken, np.nan, dlogits))
+    dlogits = np.where(wanted.ignored[:, None], 0.0, np.where(broken, np.nan, dlogits))
+    return np.moveaxis(dlogits.reshape(pixels), -1, 1)
