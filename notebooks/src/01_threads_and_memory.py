@@ -764,14 +764,15 @@ plot.curves(x, {"swish": reference.swish(x), "your gradient": dx}, xlabel="x (no
 # - `vectorised`: as before, but a thread loads and stores **four** neighbouring numbers by a single
 #   instruction of 16 bytes. The sectors are the same, with a quarter of the requests.
 #
-# They are in `course_lib/kernels/activation.py`, with sigmoid, swish and all gradients. Run
-# them here:
+# They are in `course_lib/kernels/activation.py`, with sigmoid, swish and all gradients. `relu.FORWARD` is
+# the ladder, and `variant` names the rung to run. With `variant="auto"`, or without `variant`, the course
+# chooses. Run all three here:
 
 # %%
 from course_lib.kernels import activation
 
 x = np.random.default_rng(0).normal(size=1000).astype(np.float32)
-for variant in activation.relu.VARIANTS:
+for variant in activation.relu.FORWARD:
     y = activation.relu.forward(cuda.to_device(x), variant=variant).copy_to_host()
     print(f"{variant:12} right: {np.array_equal(y, reference.relu(x))}")
 

@@ -259,7 +259,7 @@ plot.passes({"batch norm, ReLU": chain_trace, "yours": fused_trace}, x.nbytes,
 # %%
 from course_lib.kernels import bn_relu_softmax as fused
 
-for variant in fused.VARIANTS:
+for variant in fused.FORWARD:
     arrays = (cuda.to_device(each) for each in (x, mean, var, weight, bias))
     found = fused.forward(*arrays, variant=variant).copy_to_host()
     error = np.abs(found - reference.bn_relu_softmax(x, mean, var, weight, bias)).max()
@@ -739,7 +739,7 @@ with simulator.trace() as t:
     backward[2, 128](dz, x, m, s, p, seed, dx)
 loads = [site for site in t.sites if site.space == "global" and site.op == "load"]
 print("your kernel reads", ", ".join(sorted({site.array for site in loads})))
-for variant in course_dropout.VARIANTS:
+for variant in course_dropout.FORWARD:
     other, _ = course_dropout.forward(cuda.to_device(x), 0.3, seed, 0, variant=variant)
     print(f"{variant:10} drops the same: {np.array_equal(other.copy_to_host() == 0, z == 0)}")
 

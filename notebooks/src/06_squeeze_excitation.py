@@ -861,19 +861,20 @@ print(f"of this, through the gates of all channels: {dx[1, 4, 7] - dy[1, 4, 7] *
 #   hold `dy`, and so both `dy` and `x` are read once;
 # - `batched`, forward only, for many small pictures of many channels, where the layers' weights weigh as much as a picture:
 #   a block takes the same channels of four pictures, and reads their weights once. As much of `x` as fits stays in shared
-#   memory, as in `resident`; the rest is read a second time, from L2 with luck;
-# - `auto` is no kernel but a choice, and what you get if you ask for nothing else. It takes `batched` where the weights are
-#   that heavy, and `resident` where a picture (channels first) is shared by many blocks and still fits into the shared
-#   memory of all multiprocessors together. Else it takes `fused` for large batches with small layers (backward it prefers
-#   that), and `two_pass` for all the rest.
+#   memory, as in `resident`; the rest is read a second time, from L2 with luck.
 #
-# The first three are run here on the two photographs:
+# `variant="auto"`, which is what you get if you ask for nothing else, is no kernel but a choice. It takes `batched` where the
+# weights are that heavy, and `resident` where a picture (channels first) is shared by many blocks and still fits into the
+# shared memory of all multiprocessors together. Else it takes `fused` for large batches with small layers (backward it
+# prefers that), and `two_pass` for all the rest.
+#
+# All five run here on the two photographs:
 
 # %%
 from course_lib.kernels import squeeze_excite as course_block
 
 layers = [cuda.to_device(each) for each in (weight1, bias1, weight2, bias2)]
-for variant in course_block.VARIANTS:
+for variant in course_block.FORWARD:
     found, *_ = course_block.forward(cuda.to_device(x), *layers, variant=variant)
     print(f"{variant:10} largest difference from torchvision "
           f"{abs(found.copy_to_host() - theirs).max():.0e}")

@@ -649,25 +649,25 @@ print(f"TF32: {error(convolve(*high)):.0e}; three products: {error(three):.0e}")
 #
 # Three products on tensor cores, and about as exact as float32 (whose own rounding is about 1e-7). A
 # third of eight times is still more than twice as fast as float32. This is called **split TF32**,
-# and the course's rung `tensor_core`, the default for most layers, does this with float32. (For long
-# sums it does a little better; see section 8.)
+# and the course's rung `tensor_core`, which `variant="auto"` takes for most layers, does this with
+# float32. (For long sums it does a little better; see section 8.)
 #
 # All rungs of `course_lib/kernels/conv2d`, on a corner of our example. You know all of them but
 # `few_channels`. It is made for first layers, with one to four channels, for which memory is the
-# limit, and uses no tensor cores. Our corner has one channel, so here it is the default, and nothing
-# is rounded to TF32 even if that is allowed:
+# limit, and uses no tensor cores. Our corner has one channel, so `variant="auto"` takes it here, and
+# nothing is rounded to TF32 even if that is allowed:
 
 # %%
 from course_lib.kernels import conv2d
 
 x, weight = np.ascontiguousarray(x[:, :1, :6, :6]), np.ascontiguousarray(weight[:, :1])
 expected, corner = convolve(x, weight), (cuda.to_device(x), cuda.to_device(weight))
-for variant in conv2d.VARIANTS:
+for variant in conv2d.FORWARD:
     if variant != "depthwise":  # for groups of one channel only
         y = conv2d.forward(*corner, padding=1, variant=variant).copy_to_host()
         print(f"{variant:14} error {error(y):.0e}")
-y = conv2d.forward(*corner, padding=1, precision="tf32").copy_to_host()
-print(f"by default, with TF32 allowed: error {error(y):.0e}")
+y = conv2d.forward(*corner, padding=1, variant="auto", precision="tf32").copy_to_host()
+print(f"{'auto':14} error {error(y):.0e}, with TF32 allowed")
 
 # %% [markdown]
 # ## 8 · Measured

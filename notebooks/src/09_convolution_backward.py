@@ -341,9 +341,9 @@ ways and plot.durations(ways["rows"], title="The gradient of x: the same product
 # On an H200 the ratio is 1.15. That is little, for 288 atomics in the place of each write. For one
 # thing, the atomics of a warp go to neighbouring pixels here, and a thread need not wait for them,
 # since it does not ask for the old value. For another, gather is no good kernel yet. Like scatter, it
-# loads two numbers for each product. The course's default rung does the same layer more than ten times
-# as fast (section 7), and it gathers. But look at the bits: after scatter, most numbers of dx have
-# others in the second run.
+# loads two numbers for each product. The rung that `variant="auto"` takes does the same layer more than
+# ten times as fast (section 7), and it gathers. But look at the bits: after scatter, most numbers of dx
+# have others in the second run.
 #
 # As a rule: **who owns the result should collect it.** Scatter is for cases in which nobody can say
 # who has read him (where the places come out of the data, as in a histogram).
@@ -517,8 +517,9 @@ for which, place in ((0, (0, 0, 0, 0)), (0, (1, 2, 4, 5)), (1, (3, 1, 0, 2)), (2
 # (A convolution is linear in x, in the weights and in the bias, so a finite difference has no error
 # but that of rounding.)
 #
-# And the third way, the course's rungs, on a small piece. (`few_channels` is made for the first layer
-# of a network, where pictures have one to four channels.)
+# And the third way, the course's rungs, on a small piece. The ladders of the two large gradients,
+# `conv2d.DX` and `conv2d.DWEIGHT`, have rungs of the same names, and `variant` is for both.
+# (`few_channels` is made for the first layer of a network, where pictures have one to four channels.)
 
 # %%
 from course_lib.kernels import conv2d
@@ -526,7 +527,7 @@ from course_lib.kernels import conv2d
 small = [np.ascontiguousarray(each) for each in (dy[:1, :, :2, :2], x[:1, :1, :4, :4], weight[:, :1])]
 options = dict(stride=STRIDE, padding=PADDING)
 double = reference.conv2d_backward(*small, **options)
-for variant in conv2d.VARIANTS:
+for variant in conv2d.DX:
     if variant != "depthwise":
         found = conv2d.backward(*map(cuda.to_device, small), variant=variant, **options)
         errors = [abs(each.copy_to_host() - one).max() for each, one in zip(found, double, strict=True)]
