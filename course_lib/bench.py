@@ -6,9 +6,8 @@ within every round (interleaved), so that a drifting clock meets them all alike,
 through several sets of buffers, so that a tensor isn't found in the L2 cache by luck.
 
 A record says on what device, with which versions, when, by which command and from which kernel
-sources it was measured; notebooks and README draw from it. Records of operations list each launch
-of a call, those of whole programs the hash of their sources: `stale` tells which are older than
-what they measured.
+sources it was measured; notebooks and README draw from it. What `benchmarks.launches` saves lists
+each launch of an operation's call too, and tells which records are older than what they measured.
 """
 
 import datetime
@@ -246,24 +245,6 @@ def kernel_hash(functions):
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
-def stale(record, facts):
-    """(whether a record is older than what it measured, why in words).
-
-    facts  what `device_facts` said of the device that it was measured on, which need not be here
-
-    A record with launches is stale where one call of a rung would make others there today, or where
-    the PTX of a kernel differs; where that is not known, its source. Others go by their hash.
-    """
-    from course_lib.benchmarks import launches
-
-    if "launches" in record:
-        why = launches.difference(record["launches"], launches.listed(record, facts))
-    else:
-        same = launches.source_hashes()[record["name"]] == record["kernel_hash"]
-        why = None if same else "the sources of its kernels have changed"
-    return why is not None, why
-
-
 def versions():
     """Versions of everything that bears on a measurement."""
     found = {"python": platform.python_version()}
@@ -326,12 +307,9 @@ def results_path(name):
 def save_records(records, *, folder=None, index=0):
     """Add `records` to this device's file; one of the same name, shape and dtype is replaced.
 
-    Records of operations get the launches of their calls.
-
     Returns the file's path. `folder` stands in for data/results.
     """
     facts = device_facts(index)
-    records = [_with_launches(record, facts) for record in records]
     path = results_path(facts["name"])
     if folder is not None:
         path = Path(folder) / path.name
@@ -344,14 +322,6 @@ def save_records(records, *, folder=None, index=0):
     temporary.write_text(as_text({"device": facts, "records": held}))
     os.replace(temporary, path)
     return path
-
-
-def _with_launches(record, facts):
-    from course_lib.benchmarks import launches
-
-    if (found := launches.listed(record, facts)) is None:
-        return record
-    return {key: v for key, v in record.items() if key != "kernel_hash"} | {"launches": found}
 
 
 def as_text(held):

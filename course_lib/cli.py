@@ -37,7 +37,9 @@ def main(arguments=None):
     command.add_argument("--tolerance", type=float, help="error allowed, in units of the scale")
     command.add_argument("--variant", default="auto", help="the rung of the ladder (default: auto)")
     command.add_argument("--dtype", default="float32", help="float32 (default), float16, bfloat16")
-    command.add_argument("--direction", default="forward", help="forward, inference, backward, weights, all")
+    command.add_argument(
+        "--direction", default="forward", help="forward, inference, backward, weights, all"
+    )
     command.add_argument("--seed", type=int, default=0, help="of the random numbers (default: 0)")
     command.add_argument("--device", help="gpu or simulator (default: gpu, if there is one)")
 
@@ -240,7 +242,7 @@ def _measure_pending():
 
     from course_lib import bench as measuring
     from course_lib import benchmarks
-    from course_lib.benchmarks import pending
+    from course_lib.benchmarks import launches, pending
 
     facts, measured = measuring.device_facts(), []
     held = measuring.load_records(facts["name"]) or {"records": []}
@@ -248,7 +250,7 @@ def _measure_pending():
     try:
         for each in tqdm(pending.pending(held | {"device": facts})):
             records = each.measure()
-            measuring.save_records(records)
+            launches.save(records)
             print(benchmarks.table(records))
             measured += records
     except KeyboardInterrupt:
@@ -263,6 +265,7 @@ def _measure_named(options):
 
     from course_lib import bench as measuring
     from course_lib import benchmarks, results_table
+    from course_lib.benchmarks import launches
     from course_lib.data import DataError
 
     options.data_folder = options.data
@@ -299,7 +302,7 @@ def _measure_named(options):
         if options.plot:
             benchmarks.save_plots(found, measuring.device_facts(), options.plot)
         if options.record:
-            print(f"Recorded in {measuring.save_records(found)}")
+            print(f"Recorded in {launches.save(found)}")
         if status:
             break
     return status

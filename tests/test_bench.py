@@ -7,7 +7,7 @@ import pytest
 
 from course_lib import bench, benchmarks
 from course_lib.benchmarks import launch as launch_benchmark
-from course_lib.benchmarks import lesson_02, pictures
+from course_lib.benchmarks import launches, lesson_02, pictures
 from course_lib.benchmarks import softmax as softmax_benchmark
 from course_lib.kernels import activation, softmax
 from course_lib.runtime.fingerprint import fingerprint
@@ -39,15 +39,15 @@ def test_a_row_states_rate_and_share_of_the_copy():
 
 def test_records_replace_their_like_and_keep_the_rest(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "device_facts", lambda index=0: DEVICE)
-    path = bench.save_records([record(), record("swish.forward")], folder=tmp_path)
+    path = launches.save([record(), record("swish.forward")], folder=tmp_path)
     assert path.name == "nvidia-test-9.json"
-    bench.save_records([record(microseconds=30.0), record(shape=(7,))], folder=tmp_path)
+    launches.save([record(microseconds=30.0), record(shape=(7,))], folder=tmp_path)
     held = json.loads(path.read_text())
     assert held["device"] == DEVICE
     assert len(held["records"]) == 3
     (mine,) = bench.find(held, name="relu.forward", shape=(4, 5))
     assert mine["rows"][0]["microseconds"] == 30.0
-    assert "kernel_hash" not in mine and not bench.stale(mine, DEVICE)[0]
+    assert "kernel_hash" not in mine and not launches.stale(mine, DEVICE)[0]
     lines = path.read_text().splitlines()
     assert sum('"kernel": ' in line and '"scalars": ' in line for line in lines) == 3
     assert bench.find(held, name="relu.forward", dtype="float16") == []
@@ -100,7 +100,7 @@ def test_no_record_is_older_than_its_kernel_unless_it_says_so():
         held = json.loads(path.read_text())
         for found in held["records"]:
             assert ("kernel_hash" in found) != ("launches" in found)
-            if bench.stale(found, held["device"])[0]:
+            if launches.stale(found, held["device"])[0]:
                 stale.add(which(found))
             if found.get("stale"):
                 said.add(which(found))

@@ -85,7 +85,7 @@ def test_a_deciding_constant_makes_stale_what_it_decides(row, changed):
     others = {record["name"]: record for record in LISTED}  # one of each, the largest
     asked = [r for r in LISTED if r["name"] in expected or r is others[r["name"]]]
     changed(*constant)
-    assert {r["name"] for r in asked if bench.stale(r, HELD["device"])[0]} == expected
+    assert {r["name"] for r in asked if launches.stale(r, HELD["device"])[0]} == expected
 
 
 def record(name="relu.forward"):
@@ -93,7 +93,7 @@ def record(name="relu.forward"):
 
 
 def why(found):
-    stale, reason = bench.stale(found, HELD["device"])
+    stale, reason = launches.stale(found, HELD["device"])
     assert stale == (reason is not None)
     return reason
 
@@ -146,4 +146,4 @@ def test_ptx_decides_where_it_is_known_and_else_the_source(monkeypatch):
 def test_other_chips_get_other_launches():
     found = record("squeeze_excite.forward")
     smaller = HELD["device"] | {"compute_capability": [8, 0], "shared_bytes": 163 << 10}
-    assert bench.stale(found, smaller)[0]
+    assert launches.stale(found, smaller)[0]

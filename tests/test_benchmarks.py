@@ -263,7 +263,7 @@ def test_all_saves_each_record_at_once_and_can_be_stopped(monkeypatch, capsys):
     monkeypatch.setattr(course_lib, "SIMULATED", False)
     monkeypatch.setattr(bench, "device_facts", lambda: H200)
     monkeypatch.setattr(bench, "load_records", lambda name: None)
-    monkeypatch.setattr(bench, "save_records", saved.append)
+    monkeypatch.setattr(launches, "save", saved.append)
     monkeypatch.setattr(benchmarks, "BENCHMARKS", ("linear",))
     monkeypatch.setattr(pending.one, "measure", measured)
     monkeypatch.setattr(signal, "signal", lambda *_: None)

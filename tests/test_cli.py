@@ -56,7 +56,7 @@ FORWARD, BACKWARD = (
 
 def test_a_benchmark_that_is_stopped_keeps_what_it_has_measured(monkeypatch, capsys):
     from course_lib import bench, device
-    from course_lib.benchmarks import host, launch, linear
+    from course_lib.benchmarks import host, launch, launches, linear
 
     def measured():
         yield FORWARD
@@ -67,8 +67,7 @@ def test_a_benchmark_that_is_stopped_keeps_what_it_has_measured(monkeypatch, cap
     kept, empty, before = [], [], signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(device, "count", lambda: 1)
     monkeypatch.setattr(course_lib, "SIMULATED", False)
-    monkeypatch.setattr(bench, "device_facts", lambda: {"name": "NVIDIA H200"})
-    monkeypatch.setattr(bench, "save_records", lambda records: kept.append(records) or "a file")
+    monkeypatch.setattr(launches, "save", lambda records: kept.append(records) or "a file")
     monkeypatch.setattr(host, "run", lambda *, progress=list: empty)  # the next ones go on
     monkeypatch.setattr(launch, "run", lambda *, progress=list: bench.collected(measured()))
     monkeypatch.setattr(linear, "run", lambda *, progress=list: pytest.fail("not stopped"))

@@ -1,4 +1,5 @@
-"""What a record's calls launch: listed on the chip that it was measured on, without one.
+"""What a record's calls launch, listed on the chip that it was measured on without one; and so,
+whether a record is older than what it measured.
 
 A launch is {kernel, source, ptx, grid, block, cluster, shared_bytes, overlap, scalars}: `source`
 hashes all that the kernel's specialisation is made of, and `ptx` the PTX that it becomes, where
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from course_lib import bench
 from course_lib.benchmarks import BENCHMARKS
 from course_lib.benchmarks.case import Make
 from course_lib.runtime import compiler
@@ -23,6 +25,35 @@ from course_lib.runtime.launch import Chip, planning, type_names
 
 _SCALARS = int, float, np.generic
 COMPILED = Path(__file__).resolve().parents[2] / "tests" / "compiled"
+
+
+def save(records, *, folder=None):
+    """`bench.save_records`, operations' records with the launches of their calls; the file."""
+    facts = bench.device_facts()
+    return bench.save_records([_bound(record, facts) for record in records], folder=folder)
+
+
+def _bound(record, facts):
+    if (found := listed(record, facts)) is None:
+        return record
+    return {key: v for key, v in record.items() if key != "kernel_hash"} | {"launches": found}
+
+
+def stale(record, facts):
+    """(whether a record is older than what it measured, why in words).
+
+    facts  what `bench.device_facts` said of the device that it was measured on, which need not be
+           here
+
+    A record with launches is stale where one call of a rung would make others there today, or where
+    the PTX of a kernel differs; where that is not known, its source. Others go by their hash.
+    """
+    if "launches" in record:
+        why = difference(record["launches"], listed(record, facts))
+    else:
+        same = source_hashes()[record["name"]] == record["kernel_hash"]
+        why = None if same else "the sources of its kernels have changed"
+    return why is not None, why
 
 
 def chip_of(facts):

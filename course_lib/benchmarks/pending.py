@@ -51,7 +51,7 @@ def pending(held):
 def _why(record, facts):
     if record is None:
         return "missing"
-    stale, why = bench.stale(record, facts)
+    stale, why = launches.stale(record, facts)
     return f"stale: {why}" if stale else None
 
 
