@@ -51,26 +51,26 @@ OPERATIONS = {
     conv2d: ((1, 2, 3, 4), None, "conv2d", "forward", None),
     conv_transpose2d: ((1, 4, 2, 2), None, "conv_transpose2d", "forward", None),
 }
-every = pytest.mark.parametrize("benchmark", OPERATIONS, ids=lambda module: module.__name__)
+every = pytest.mark.parametrize("module", OPERATIONS, ids=lambda module: module.__name__)
 
 
-def small(monkeypatch, benchmark):
+def small(monkeypatch, module):
     """(shape, names) of a benchmark, with every rung where it has a ladder."""
-    shape, names, *_ = OPERATIONS[benchmark]
-    if hasattr(benchmark, "LADDER"):
-        monkeypatch.setattr(benchmark, "LADDER", [shape])
-    if benchmark is squeeze_excite:
-        monkeypatch.setattr(benchmark, "WITH_COMPILER", {(shape[0], "float32")})
-        monkeypatch.setattr(benchmark, "_allocated", lambda: 0)
+    shape, names, *_ = OPERATIONS[module]
+    if hasattr(module, "LADDER"):
+        monkeypatch.setattr(module, "LADDER", [shape])
+    if module is squeeze_excite:
+        monkeypatch.setattr(module, "WITH_COMPILER", {(shape[0], "float32")})
+        monkeypatch.setattr(module, "_allocated", lambda: 0)
     return shape, names
 
 
 @every
-def test_every_rung_and_peer_is_checked_and_timed(on_the_cpu, monkeypatch, benchmark):  # noqa: F811
-    shape, names = small(monkeypatch, benchmark)
-    dtypes = ["float32", "bfloat16"] if benchmark in (activation, conv2d) else ["float32"]
-    found = on_the_cpu(benchmark, shape, names=names, dtypes=dtypes)
-    wanted = {c.name for c in case.chosen(benchmark.cases(shapes=[shape], dtypes=dtypes), names)}
+def test_every_rung_and_peer_is_checked_and_timed(on_the_cpu, monkeypatch, module):  # noqa: F811
+    shape, names = small(monkeypatch, module)
+    dtypes = ["float32", "bfloat16"] if module in (activation, conv2d) else ["float32"]
+    found = on_the_cpu(module, shape, names=names, dtypes=dtypes)
+    wanted = {c.name for c in case.chosen(module.cases(shapes=[shape], dtypes=dtypes), names)}
     assert {record["name"] for record in found} == wanted
     for record in found:
         rows = {row["label"]: row for row in record["rows"]}
@@ -78,7 +78,7 @@ def test_every_rung_and_peer_is_checked_and_timed(on_the_cpu, monkeypatch, bench
         assert record.get("default", "naive") in rows and record["bytes"] > 0
         assert all(row["latency_microseconds"] == 50 for row in rows.values())
         assert COMPILED in rows or "channels-last" in record["name"]
-        assert ("copy_gbps" in record) != (benchmark in (conv2d, linear))
+        assert ("copy_gbps" in record) != (module in (conv2d, linear))
         if "flops" in record:
             assert all(0 <= row["error"] < 1e-2 and "tflops" in row for row in rows.values())
         assert launches.listed(record, H200).keys() == {
@@ -89,14 +89,14 @@ def test_every_rung_and_peer_is_checked_and_timed(on_the_cpu, monkeypatch, bench
 
 @every
 @pytest.mark.parametrize("change, words", [(1.5, "is wrong"), (math.nan, "left elements")])
-def test_what_is_wrong_is_not_timed(on_the_cpu, monkeypatch, benchmark, change, words):  # noqa: F811
-    shape, names = small(monkeypatch, benchmark)
-    *_, path, function, which = OPERATIONS[benchmark]
+def test_what_is_wrong_is_not_timed(on_the_cpu, monkeypatch, module, change, words):  # noqa: F811
+    shape, names = small(monkeypatch, module)
+    *_, path, function, which = OPERATIONS[module]
     name, *more = path.split(".")
-    module = importlib.import_module(f"course_lib.kernels.{name}")
+    kernels = importlib.import_module(f"course_lib.kernels.{name}")
     for each in more:
-        module = getattr(module, each)
-    right = getattr(module, function)
+        kernels = getattr(kernels, each)
+    right = getattr(kernels, function)
 
     def wrong(*arguments, **options):
         found = right(*arguments, **options)
@@ -104,12 +104,12 @@ def test_what_is_wrong_is_not_timed(on_the_cpu, monkeypatch, benchmark, change, 
         part.view(-1)[-1:].mul_(change).add_(1e-2) if part.dim() else part.mul_(change)
         return found
 
-    monkeypatch.setattr(module, function, wrong)
+    monkeypatch.setattr(kernels, function, wrong)
     monkeypatch.setattr(bench, "device_times", lambda *_, **__: pytest.fail("timed"))
-    of_it = [c.name for c in benchmark.cases(shapes=[shape]) if name in c.name or more]
+    of_it = [c.name for c in module.cases(shapes=[shape]) if name in c.name or more]
     of_it = [n for n in of_it if function in n or "both" in n] or of_it
     with pytest.raises(AssertionError, match=f"{words}.*, so it is not timed"):
-        on_the_cpu(benchmark, shape, names=of_it, dtypes=["float32"])
+        on_the_cpu(module, shape, names=of_it, dtypes=["float32"])
 
 
 def test_optimisers_take_a_step_beside_pytorchs(on_the_cpu, monkeypatch):  # noqa: F811
@@ -195,13 +195,13 @@ def test_scattered_and_gathered(on_the_cpu, monkeypatch):  # noqa: F811
 
 
 @every
-def test_drawn_shapes_are_the_same_each_time_and_told_apart(benchmark):
-    found = list(case.drawn(benchmark))
-    assert [c.shape for c in found] == [c.shape for c in case.drawn(benchmark)]
+def test_drawn_shapes_are_the_same_each_time_and_told_apart(module):
+    found = list(case.drawn(module))
+    assert [c.shape for c in found] == [c.shape for c in case.drawn(module)]
     assert len({c.shape for c in found}) >= 6
     assert all(c.name.endswith(".drawn") and c.facts["drawn"] == case.SEED for c in found)
     assert all(0 < c.n_bytes < 4 << 30 for c in found)
-    fixed = {c.shape for c in benchmark.cases()}
+    fixed = {c.shape for c in module.cases()}
     assert not fixed & {c.shape for c in found}
 
 
@@ -277,7 +277,7 @@ def test_all_saves_each_record_at_once_and_can_be_stopped(monkeypatch, capsys):
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
 @every
-def test_on_a_gpu(benchmark):
-    shape, names, *_ = OPERATIONS[benchmark]
-    for record in benchmark.run(shapes=[shape], names=names, rounds=3):
+def test_on_a_gpu(module):
+    shape, names, *_ = OPERATIONS[module]
+    for record in module.run(shapes=[shape], names=names, rounds=3):
         assert all(0 < row["microseconds"] < 1e5 for row in record["rows"])

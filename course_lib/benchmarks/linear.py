@@ -27,6 +27,7 @@ from course_lib.benchmarks.case import (
 )  # fmt: skip
 from course_lib.kernels import linear as kernels
 from course_lib.kernels.operation import AUTO
+from course_lib.runtime.launch import on_gpu
 
 #: (M, I, O): rows, numbers in, numbers out. The last four are the network's, batch 32 and 1024.
 SHAPES = [
@@ -79,7 +80,8 @@ def _case(shape, dtype, precision, suffix, direction):
     M, n_in, n_out = shape
     n_products = 1 if direction == "forward" else 2
     n_elements = (M * n_in + n_out * n_in + M * n_out) * n_products
-    default = kernels.FORWARD.rung(AUTO, torch.empty(0)).name
+    here = torch.empty(0, device="cuda" if on_gpu() else "cpu")
+    default = kernels.FORWARD.rung(AUTO, here).name
     return Case(
         f"linear.{direction}{suffix}", shape, dtype, COMMAND,
         n_elements * getattr(torch, dtype).itemsize,
