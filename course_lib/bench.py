@@ -299,29 +299,44 @@ def _driver_release():
 
 
 def results_path(name):
-    """Where the records of the device called `name` are kept."""
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return RESULTS_FOLDER / f"{slug}.json"
+    """The folder of what was measured on the device called `name`.
 
-
-def save_records(records, *, folder=None, index=0):
-    """Add `records` to this device's file; one of the same name, shape and dtype is replaced.
-
-    Returns the file's path. `folder` stands in for data/results.
+    It holds device.json, which tells what the device is, and a file of records for each operation.
     """
-    facts = device_facts(index)
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return RESULTS_FOLDER / slug
+
+
+def save_records(records, *, facts=None, folder=None):
+    """Add `records` to a device's folder; one of the same name, shape and dtype is replaced.
+
+    facts   what `device_facts` said of the device; None: of this one
+    folder  stands in for data/results
+
+    Returns the folder's path.
+    """
+    facts = facts or device_facts()
     path = results_path(facts["name"])
     if folder is not None:
         path = Path(folder) / path.name
-    held = json.loads(path.read_text())["records"] if path.exists() else []
-    fresh = {identity(record) for record in records}
-    held = [record for record in held if identity(record) not in fresh] + list(records)
-    held.sort(key=identity)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(as_text({"device": facts, "records": held}))
-    os.replace(temporary, path)
+    path.mkdir(parents=True, exist_ok=True)
+    fresh = {}
+    for record in records:
+        fresh.setdefault(record["name"].partition(".")[0], {})[identity(record)] = record
+    for operation, found in fresh.items():
+        file = path / f"{operation}.json"
+        held = json.loads(file.read_text()) if file.exists() else []
+        held = [record for record in held if identity(record) not in found] + [*found.values()]
+        held.sort(key=identity)
+        _write(file, held)
+    _write(path / "device.json", facts)
     return path
+
+
+def _write(file, held):
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(as_text(held))
+    os.replace(temporary, file)
 
 
 def as_text(held):
@@ -343,12 +358,20 @@ def load_records(name=None):
     is among them, else the first.
     """
     if name is not None:
-        path = results_path(name)
-        return json.loads(path.read_text()) if path.exists() else None
+        return _loaded(results_path(name))
     if device.count() and (here := load_records(device.properties().name)):
         return here
-    paths = sorted(RESULTS_FOLDER.glob("*.json"))
-    return json.loads(paths[0].read_text()) if paths else None
+    paths = sorted(RESULTS_FOLDER.glob("*/device.json"))
+    return _loaded(paths[0].parent) if paths else None
+
+
+def _loaded(folder):
+    path = folder / "device.json"
+    if not path.exists():
+        return None
+    files = [file for file in sorted(folder.glob("*.json")) if file != path]
+    records = [record for file in files for record in json.loads(file.read_text())]
+    return {"device": json.loads(path.read_text()), "records": records}
 
 
 def find(records, **wanted):

@@ -67,7 +67,7 @@ def test_no_lock_file_and_no_data():
     names = tracked()
     assert "uv.lock" not in names
     data = {name for name in names if name.startswith("data/")} - {"data/README.md"}
-    assert all(re.fullmatch(r"data/results/[\w.-]+\.json", name) for name in data)
+    assert all(re.fullmatch(r"data/results/[\w-]+/\w+\.json", name) for name in data)
 
 
 def test_continuous_integration_runs_what_everybody_runs():

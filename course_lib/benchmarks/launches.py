@@ -28,9 +28,10 @@ COMPILED = Path(__file__).resolve().parents[2] / "tests" / "compiled"
 
 
 def save(records, *, folder=None):
-    """`bench.save_records`, operations' records with the launches of their calls; the file."""
+    """`bench.save_records`, operations' records with the launches of their calls."""
     facts = bench.device_facts()
-    return bench.save_records([_bound(record, facts) for record in records], folder=folder)
+    records = [_bound(record, facts) for record in records]
+    return bench.save_records(records, facts=facts, folder=folder)
 
 
 def _bound(record, facts):

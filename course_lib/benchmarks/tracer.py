@@ -18,8 +18,6 @@ that come from other traffic. Without arguments, the tracer's counts alone are p
 
 import argparse
 import csv
-import json
-import os
 import re
 import sys
 
@@ -143,18 +141,9 @@ def kernel_hashes():
 
 
 def save(found, device_name):
-    """Put records into the file of a device that already has one, or of the GPU here."""
-    path = bench.results_path(device_name)
-    if not path.exists():
-        return bench.save_records(found)
-    held = json.loads(path.read_text(encoding="utf-8"))
-    names = {record["name"] for record in found}
-    held["records"] = [r for r in held["records"] if r["name"] not in names] + found
-    held["records"].sort(key=lambda r: (r["name"], r["dtype"], r["shape"] and tuple(r["shape"])))
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
-    return path
+    """Keep records of a device that already has some, or of the GPU here."""
+    held = bench.load_records(device_name)
+    return bench.save_records(found, facts=held and held["device"])
 
 
 def main(arguments=None):
