@@ -358,20 +358,23 @@ def load_records(name=None):
     is among them, else the first.
     """
     if name is not None:
-        return _loaded(results_path(name))
+        folder = results_path(name)
+        return _loaded(folder) if (folder / "device.json").exists() else None
     if device.count() and (here := load_records(device.properties().name)):
         return here
-    paths = sorted(RESULTS_FOLDER.glob("*/device.json"))
-    return _loaded(paths[0].parent) if paths else None
+    return next(iter(recordings()), None)
+
+
+def recordings():
+    """What `load_records` gives, of every device that something is recorded of."""
+    return [_loaded(path.parent) for path in sorted(RESULTS_FOLDER.glob("*/device.json"))]
 
 
 def _loaded(folder):
-    path = folder / "device.json"
-    if not path.exists():
-        return None
-    files = [file for file in sorted(folder.glob("*.json")) if file != path]
+    facts = folder / "device.json"
+    files = [file for file in sorted(folder.glob("*.json")) if file != facts]
     records = [record for file in files for record in json.loads(file.read_text())]
-    return {"device": json.loads(path.read_text()), "records": records}
+    return {"device": json.loads(facts.read_text()), "records": records}
 
 
 def find(records, **wanted):

@@ -38,7 +38,7 @@ FLOORS = {
     "operations": {"course_lib", "kernels", "reference"},
     "compare": {"course_lib", "simulator", "runtime", "kernels", "operations"},
     "readme": {
-        "course_lib", "simulator", "plot", "results_table", "benchmarks", "compare",
+        "course_lib", "simulator", "plot", "results_table", "bench", "benchmarks", "compare",
     },
     "kernels_command": {"course_lib", "runtime", "kernels"},
     "doctor": {"runtime"},

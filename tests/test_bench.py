@@ -1,7 +1,6 @@
 """Records of measurements: how they are kept, and that none is older than its kernel."""
 
 import copy
-import json
 
 import pytest
 
@@ -80,10 +79,9 @@ def test_buffers_outgrow_the_cache(monkeypatch):
 
 def recorded():
     """(record, what its device is) of all that is recorded."""
-    for path in sorted(bench.RESULTS_FOLDER.glob("*/device.json")):
-        facts = json.loads(path.read_text())
-        for found in bench.load_records(facts["name"])["records"]:
-            yield found, facts
+    for held in bench.recordings():
+        for found in held["records"]:
+            yield found, held["device"]
 
 
 def test_lesson_2_measures_the_suspects_that_its_exercise_shows():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from course_lib import backend, cli, readme
+from course_lib import backend, bench, cli, readme
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -191,6 +191,13 @@ def test_everything_is_what_the_command_generates(project):
     for name, (before, after) in project.documents().items():
         assert before == after, f"{name} is out of step: run `make readme`"
     assert [d.name for d in project.drawings if not d.is_drawn()] == []
+
+
+def test_what_is_recorded_is_on_every_page_that_draws_from_it(project):
+    assert project.recordings == bench.recordings() != []
+    for name, (_, after) in project.documents().items():
+        assert "Not measured yet." not in after, name
+    assert {"results", "softmax"} <= {drawing.path.stem for drawing in project.of_records}
 
 
 def test_the_command_says_what_is_out_of_step(project, monkeypatch, capsys):

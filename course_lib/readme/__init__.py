@@ -4,10 +4,9 @@ A part between `<!-- name:begin -->` and `<!-- name:end -->` is generated; `Proj
 what. RESULTS.md is generated as a whole, and so are the pictures in docs/pictures.
 """
 
-import json
 import re
 
-from course_lib import results_table
+from course_lib import bench, results_table
 from course_lib.readme import lessons, pictures
 from course_lib.readme.places import FOLDER, ROOT
 
@@ -20,7 +19,7 @@ class Project:
 
     def __init__(self, recordings=None):
         """recordings: of the devices, as `bench.load_records` returns them; default: all kept."""
-        self.recordings = _recordings() if recordings is None else recordings
+        self.recordings = bench.recordings() if recordings is None else recordings
         self.triptych = pictures.triptych()
         self.of_records = pictures.of_records(self.recordings)
 
@@ -96,11 +95,6 @@ def run(*, check=False):
             path.unlink()
     pngs = [drawing.path for drawing in stale] + unused
     return late + [path.relative_to(ROOT).as_posix() for path in pngs]
-
-
-def _recordings():
-    paths = sorted((ROOT / "data" / "results").glob("*.json"))
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def _joined(render, recordings):
