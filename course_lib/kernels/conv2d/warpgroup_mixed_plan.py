@@ -57,7 +57,7 @@ def plan_of(gather, shape, chip):
     if n_turns < 1:
         return None
     share = math.ceil(n_positions / lines / n_turns) * lines
-    n_bytes = warpgroup_mixed.shared_bytes(shape, n_positions)
+    n_bytes = warpgroup_mixed.shared_bytes(shape, n_positions) + warpgroup_plan.RESERVED_BYTES
     whole = (g.N + 1) * grid_h * grid_w + n_positions
     if n_positions > warpgroup_mixed.MOST_POSITIONS or n_bytes > chip[1]:
         return None

@@ -17,6 +17,7 @@ ONLY = (9, 0)  # compute capability
 MODES = ("tf32", "narrow")
 MULTIPROCESSORS = 132  # of the largest chip of today
 KERNEL_TYPES = ["int32"] * 20  # of the kernel's numbers
+RESERVED_BYTES = 1024  # of a block's shared memory, on Hopper: a kernel counts them as its own
 MOST = 2**31 - 1  # positions, and pixels of all images: they are counted in 32 bits
 
 
@@ -89,7 +90,7 @@ def plan_of(gather, shape, itemsize, chip):
     if n_turns < 1:
         return None
     share = math.ceil(n_positions / lines / n_turns) * lines
-    n_bytes = warpgroup.shared_bytes(shape, n_positions)
+    n_bytes = warpgroup.shared_bytes(shape, n_positions) + RESERVED_BYTES
     whole = (g.N + 1) * grid_h * grid_w + n_positions
     if n_positions > warpgroup.MOST_POSITIONS or n_bytes > chip[1]:
         return None
