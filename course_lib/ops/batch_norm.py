@@ -7,6 +7,7 @@ import torch
 from course_lib.kernels import batch_norm as kernels
 from course_lib.ops.checks import number, of_sums, require, require_elements, require_tensor
 from course_lib.ops.registration import Operator, require_floating_point
+from course_lib.runtime.repeat import repeated
 
 _AXES = (0, 2, 3)
 
@@ -48,14 +49,19 @@ def _check_backward(grad_output, x, weight, mean, rstd, y, training):
 
 
 def _kernel(x, weight, bias, running_mean, running_var, momentum, eps, relu):
-    require_floating_point("batch_norm", x.dtype)
-    found = kernels.forward(
-        x, weight, bias, running_mean, running_var, momentum=momentum, eps=eps, relu=relu
-    )
+    found = _forward(x, weight, bias, running_mean, running_var, momentum, eps, relu)
     if running_mean is not None:
         # PyTorch doesn't see what a kernel writes; it checks that where gradients depend on it.
         torch.autograd.graph.increment_version((running_mean, running_var))
     return found
+
+
+@repeated(5)
+def _forward(x, weight, bias, running_mean, running_var, momentum, eps, relu):
+    require_floating_point("batch_norm", x.dtype)
+    return kernels.forward(
+        x, weight, bias, running_mean, running_var, momentum=momentum, eps=eps, relu=relu
+    )
 
 
 def _by_torch(x, weight, bias, running_mean, running_var, momentum, eps, relu):
@@ -106,6 +112,7 @@ def _given(gradients, weight, bias_dtype):
     )
 
 
+@repeated(5)
 def _kernel_inference(x, weight, bias, running_mean, running_var, eps, relu):
     require_floating_point("batch_norm", x.dtype)
     return kernels.inference(x, weight, bias, running_mean, running_var, eps=eps, relu=relu)
@@ -136,6 +143,7 @@ def _inference_gradient(ctx, grad_output):
     return *_given(gradients, weight, ctx.bias_dtype), *[None] * 4
 
 
+@repeated(6)
 def _backward_kernel(grad_output, x, weight, mean, rstd, y, training):
     return kernels.backward(
         grad_output, x, weight, mean, rstd, relu=y is not None, y=y, training=training

@@ -87,6 +87,8 @@ def _backward_kernel(
     grad_output, x, weight, stride, padding, output_padding, groups, dilation, needs
 ):
     options = tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation)
+    # Of a concatenation's gradient it is a slice: what copies it can't be repeated, all else can.
+    grad_output = grad_output.contiguous(memory_format=_memory_format(x))
     return _gradients(grad_output, x, weight, *options, tuple(needs), precision.of_convolutions())
 
 
