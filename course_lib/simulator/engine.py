@@ -17,7 +17,7 @@ FULL_MASK = 0xFFFFFFFF
 #: A loop that may be waiting for another thread lets others run once in so many iterations.
 SPIN_STRIDE = 16
 #: How often a block's spinning threads are tried again before other blocks get a turn.
-PATIENCE = 256
+PATIENCE = 16
 
 
 class _Wait:
