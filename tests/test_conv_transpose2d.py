@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from course_lib import SIMULATED, reference, simulator
+from course_lib import SIMULATED, cuda, reference, simulator
 from course_lib.kernels import conv_transpose2d
 from course_lib.kernels.conv_transpose2d.problem import problem_of
 from course_lib.runtime.arrays import ArrayError
@@ -181,6 +181,15 @@ def test_gradients_are_those_of_the_sum(x_shape, weight_shape, options):
 
 @every_case
 @pytest.mark.parametrize("layout", LAYOUTS, ids=("nchw", "nhwc"))
+@pytest.mark.parametrize("variant", CHEAP)
+def test_device_arrays_of_numba(variant):
+    random = np.random.default_rng(0)
+    x, weight = (random.normal(size=s).astype("f4") for s in ((1, 2, 3, 2), (2, 1, 2, 2)))
+    given = map(cuda.to_device, (x, weight))
+    y = conv_transpose2d.forward(*given, stride=2, variant=variant).copy_to_host()
+    np.testing.assert_allclose(y, truth(x, weight, stride=2), atol=1e-6)
+
+
 @every_variant
 def test_every_option(variant, layout, x_shape, weight_shape, options):
     groups = options.get("groups", 1)

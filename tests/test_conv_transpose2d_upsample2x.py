@@ -81,10 +81,66 @@ def test_several_tiles_each_way(layout, dtype, precision):
     check(*case(1, 72, 9, 8, 24, dtype, layout), precision=precision)
 
 
-@every_layout
-def test_the_large_tile(layout, monkeypatch):
+@pytest.mark.parametrize("layout, dtype", [(NCHW, torch.bfloat16), (NHWC, torch.float32)])
+def test_the_large_tile(layout, dtype, monkeypatch):
     monkeypatch.setattr(upsample2x, "LARGE_FROM", 1)
-    check(*case(1, 16, 17, 8, 40, torch.bfloat16, layout))
+    check(*case(1, 16, 17, 8, 40, dtype, layout))
+
+
+def gradients(x, weight, dy, **options):
+    """(dx, dweight, None), the first checked, and the names of the kernels that were launched."""
+    with recorded() as launches:
+        found = conv_transpose2d.backward(
+            dy, x, weight, stride=2, with_bias=False, variant="upsample2x", **options
+        )
+    given = [double(tensor) for tensor in (dy, x, weight)]
+    expected, terms = (
+        reference.conv_transpose2d_backward(*arrays, stride=2)[0]
+        for arrays in (given, [np.abs(array) for array in given])
+    )
+    exact = 1e-6 if options.get("precision") != "tf32" else 2**-10
+    limit = ROUNDING[x.dtype] * np.abs(expected) + exact * terms + 1e-7
+    assert (np.abs(double(found[0]) - expected) <= limit).all()
+    return found, [kernel.py_func.__name__ for kernel, *_ in launches]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sizes", [(1, 8, 3, 5, 8), (3, 136, 4, 6, 24), (2, 16, 9, 8, 40)])
+def test_channels_last_halves_by_warpgroups(sizes, dtype):
+    """More pixels, channels of x and channels of y than a tile has, and fewer."""
+    N, C, H, W, K = sizes
+    x, weight, bias = case(N, C, H, W, K, dtype, NHWC)
+    with recorded() as launches:
+        y = check(x, weight, bias)
+    assert [kernel.py_func.__name__ for kernel, *_ in launches] == ["upsample2x_warpgroup_kernel"]
+    (dx, *_), names = gradients(x, weight, torch.randn_like(y), needs=(True, False, False))
+    assert names == ["upsample2x_dx_kernel"] and dx.is_contiguous(memory_format=NHWC)
+    room = torch.full((N, 2 * K, 2 * H, 2 * W), 7.0, device=PLACE, dtype=dtype)
+    room = room.contiguous(memory_format=NHWC)
+    forward(x, weight, bias, out=room[:, K:])  # its half of a concatenation
+    assert torch.equal(room[:, K:], y) and (room[:, :K] == 7).all()
+
+
+@pytest.mark.parametrize("dtype, precision", [
+    (torch.float32, "float32"), (torch.float32, "tf32"), (torch.bfloat16, "float32"),
+])  # fmt: skip
+@pytest.mark.parametrize("sizes", [(2, 72, 5, 8, 24), (3, 5, 1, 16, 4)])
+def test_dx_of_contiguous_images_from_packed_dy(sizes, dtype, precision):
+    N, C, H, W, K = sizes
+    x, weight, _ = case(*sizes, dtype)
+    dy = torch.randn((N, K, 2 * H, 2 * W), device=PLACE).to(dtype)
+    _, names = gradients(x, weight, dy, needs=(True, False, False), precision=precision)
+    assert names[0] == "pack_kernel" and len(names) >= 1 + N
+
+
+def test_dx_of_what_neither_takes():
+    """Widths that 16 bytes don't divide, and float32 channels-last: by the convolution."""
+    for sizes, layout in (((1, 4, 4, 3, 4), NCHW), ((1, 8, 3, 4, 8), NHWC)):
+        x, weight, _ = case(*sizes, layout=layout)
+        N, _, H, W, K = sizes
+        dy = torch.randn((N, K, 2 * H, 2 * W), device=PLACE)
+        _, names = gradients(x, weight, dy)
+        assert not {"pack_kernel", "upsample2x_dx_kernel"} & set(names)
 
 
 @every_layout
@@ -123,7 +179,8 @@ def test_rows_that_vectors_do_not_fill():
 def test_sanitizer_finds_nothing(layout):
     x, weight, bias = case(1, 8, 3, 8, 8, torch.bfloat16, layout)
     with simulator.sanitize() as report:
-        forward(x, weight, bias)
+        y = forward(x, weight, bias)
+        conv_transpose2d.backward(y, x, weight, stride=2, needs=(True, False, False))
     assert not report, str(report)
 
 

@@ -24,7 +24,8 @@ rung            what it does
 
 The gradients are a convolution's, too: dx is that convolution of dy, dweight its dweight with x and
 dy in each other's place, dbias a sum for each channel. `scatter` and `gather` take `conv2d`'s rung
-`direct` for them, the others its default.
+`direct` for them, the others its default. `upsample2x` finds dx as a product of matrices instead,
+where it can: channels-last 16-bit images by warpgroups on Hopper, contiguous ones from packed dy.
 
 By default what `upsample2x` takes goes there, depthwise ones to `gather`, and all others to
 `conv_gradient`, but for filters and images too large for it: these go to `gather`, too.
@@ -210,21 +211,33 @@ def _gradients(name, problem, dy, x, weight, dx, dweight, dbias, precision):
         launching.dbias(problem, dy, dbias)
 
 
+def _upsample2x_gradients(problem, dy, x, weight, dx, dweight, dbias, precision):
+    dy, weight = formatted(dy, problem), formatted(weight, problem)
+    if dx is not None and (find := upsample2x.finds_dx(problem, dy, weight, dx)):
+        find(problem, dy, weight, dx, precision)
+        dx = None
+    _gradients(None, problem, dy, x, weight, dx, dweight, dbias, precision)
+
+
 # --- the rungs -----------------------------------------------------------------------------------
 
 #: Rungs of `conv2d` that its default may be.
 DEFAULTS = "depthwise", "few_channels", "direct", "tensor_core", "implicit_gemm"
 
 
-def _backward(name, by=None):
-    """A rung whose gradients the rung `by` of `conv2d` finds, or without one its default."""
+def _backward(name, by=None, launch=None, more=tuple, deciding=()):
+    """A rung whose gradients the rung `by` of `conv2d` finds, or without one its default.
+
+    launch          in place of `_gradients`
+    more, deciding  the kernels that it may launch beside, and what chooses them
+    """
     names = (by,) if by else DEFAULTS
     rungs = [ladder[each] for ladder in (conv2d.FORWARD, conv2d.DWEIGHT) for each in names]
     decides = [function for rung in rungs for function in rung.decides]
     return Rung(
-        name, functools.partial(_gradients, by),
-        lambda: (*(kernel for rung in rungs for kernel in rung.kernels), *ladders.DBIAS),
-        decides if by else (conv2d.default_variant, *decides),
+        name, launch or functools.partial(_gradients, by),
+        lambda: (*(kernel for rung in rungs for kernel in rung.kernels), *ladders.DBIAS, *more()),
+        decides if by else (conv2d.default_variant, *decides, *deciding),
     )  # fmt: skip
 
 
@@ -241,15 +254,18 @@ FORWARD = Ladder(
     ),
     Rung(
         "upsample2x", _upsample2x, lambda: (*upsample2x.kernels(), *ladders.FORMAT),
-        (upsample2x.fault, upsample2x.chosen), gathering.TENSOR_CORES_SINCE,
+        upsample2x.DECIDE_Y, gathering.TENSOR_CORES_SINCE,
     ),
 )  # fmt: skip
 BACKWARD = Ladder(
     _backward("scatter", "direct"),
     _backward("gather", "direct"),
     _backward("conv_gradient"),
-    _backward("upsample2x"),
-)
+    _backward(
+        "upsample2x", launch=_upsample2x_gradients,
+        more=upsample2x.dx_kernels, deciding=upsample2x.DECIDE_DX,
+    ),
+)  # fmt: skip
 
 
 def specialisations():

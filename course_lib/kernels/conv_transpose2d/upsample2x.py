@@ -23,7 +23,9 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels import gemm
 from course_lib.kernels.conv2d.places import divided
+from course_lib.kernels.conv_transpose2d import packed, warpgroups
 from course_lib.kernels.conv_transpose2d.strided import whole_memory
 from course_lib.kernels.gemm import fragments
 from course_lib.kernels.gemm.results import SUMS_PADDING, results
@@ -255,7 +257,11 @@ def run(problem, x, weight, bias, y, precision):
     n_images, n_rows = (1, p.N * p.H * p.W) if p.channels_last else (p.N, p.H * p.W)
     found = chosen(p, n_images, n_rows, itemsize, mode, chip_of(x))
     memory, strides = whole_memory(y)
-    options = (ADD_BIAS if bias is not None else 0) + (VECTORS if _fits(p, y, strides) else 0)
+    fits = _fits(p, y, strides)
+    if fits and warpgroups.fault(p, (x, weight, y), chip_of(x)[0]) is None:
+        warpgroups.forward(p, x, weight, bias, memory, strides)
+        return
+    options = (ADD_BIAS if bias is not None else 0) + (VECTORS if fits else 0)
     x_steps = (p.C, 1) if p.channels_last else (1, n_rows)
     launch(
         found.kernel, _n_blocks(found.shape, n_images, n_rows, p.K), found.shape.n_threads,
@@ -263,6 +269,22 @@ def run(problem, x, weight, bias, y, precision):
         np.int32(p.W), np.int32(p.K), *x_steps, *strides, options,
         shared_bytes=found.shared_bytes, flat=True, overlap=True,
     )  # fmt: skip
+
+
+def finds_dx(problem, dy, weight, dx):
+    """find(problem, dy, weight, dx, precision) of what takes the problem; None where nothing does.
+    """
+    capability = chip_of(dy)[0]
+    if fault(problem, (dx, weight), capability) is not None:
+        return None
+    if warpgroups.fault(problem, (dy, weight, dx), capability) is None:
+        return warpgroups.backward
+    return packed.backward if packed.fault(problem, (dy, weight, dx)) is None else None
+
+
+def dx_kernels():
+    """All that these launch."""
+    return *warpgroups.dx_kernels(), packed.pack_kernel, *gemm.FORWARD[gemm.FORWARD.auto[0]].kernels
 
 
 def chosen(problem, n_images, n_rows, itemsize, mode, chip):
@@ -273,6 +295,11 @@ def chosen(problem, n_images, n_rows, itemsize, mode, chip):
         if found.shared_bytes <= chip[1]:
             return found
     return kernel_for(small, itemsize, mode, problem.channels_last)
+
+
+#: What chooses a kernel for y, and for dx.
+DECIDE_Y = fault, chosen, warpgroups.fault
+DECIDE_DX = fault, finds_dx, warpgroups.fault, packed.fault
 
 
 def _n_blocks(shape, n_images, n_rows, K):
@@ -296,6 +323,7 @@ def kernels():
         for shape in shapes:
             for last in (False, True):
                 yield kernel_for(shape, 2 if mode == "narrow" else 4, mode, last).kernel
+    yield from warpgroups.forward_kernels()
 
 
 def specialisations(dtypes):
@@ -308,3 +336,5 @@ def specialisations(dtypes):
                     name = f"upsample2x {mode} {shape.m}x{shape.n} {layout} {dtype}"
                     numbers = ["int64"] * 2 + ["int32"] * 3 + ["int64"] * 7
                     yield name, kernel, [(dtype, 1)] * 4 + numbers
+    yield from warpgroups.specialisations(dtypes)
+    yield from packed.specialisations(dtypes)

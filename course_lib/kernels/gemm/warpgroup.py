@@ -80,25 +80,33 @@ def place_of_block(M, N, tile_m, tile_n, rows_of_band):
     return row * tile_m, col * tile_n
 
 
-def _kernel(shape, sources, itemsize):
-    TILE_M, TILE_N, N_STAGES, N_THREADS = shape.m, shape.n, shape.n_stages, shape.n_threads
-    TILE_K, N_SUMS = ROW_BYTES // itemsize, TILE_N // 2
-    A_SIZE, STAGE, GROUP = TILE_M * TILE_K, (TILE_M + TILE_N) * TILE_K, ROWS * TILE_K
+def by_row_flags(sources, itemsize):
+    """Which of the tiles lie by rows, as `multiply_tiles` takes it; float32 are turned on the way.
+    """
+    if itemsize == 4:
+        return 0
+    return sum(
+        flag for source, flag in zip(sources, (A_BY_ROW, B_BY_ROW), strict=True)
+        if source == "by_row"
+    )  # fmt: skip
+
+
+def product_of(shape, tiles, by_row, itemsize):
+    """multiply(acc, cache, a, b, of_a, of_b, K, mine): acc += this warpgroup's rows of a times b.
+
+    tiles   of a and of b, as `swizzled.tile` makes them; `of_a` and `of_b` are what their `first`
+            gave
+    by_row  as `by_row_flags` gives it
+    mine    where in a tile of a the warpgroup's rows begin, in elements
+    """
+    TILE_M, TILE_N, N_STAGES = shape.m, shape.n, shape.n_stages
+    TILE_K, BY_ROW = ROW_BYTES // itemsize, by_row
+    A_SIZE, STAGE = TILE_M * TILE_K, (TILE_M + TILE_N) * TILE_K
     END, AHEAD = N_STAGES * STAGE, N_STAGES - 2
-    a_tile, b_tile = (
-        tile(rows, itemsize, N_THREADS, source)
-        for rows, source in zip((TILE_M, TILE_N), sources, strict=True)
-    )
+    a_tile, b_tile = tiles
     N_A, N_VECTORS = a_tile.n_vectors, a_tile.n_vectors + b_tile.n_vectors
-    first_a, load_a, store_a, copy_a = a_tile[:4]
-    first_b, load_b, store_b, copy_b = b_tile[:4]
-    BY_ROW = 0
-    if itemsize == 2:
-        BY_ROW = (A_BY_ROW if sources[0] == "by_row" else 0) + (
-            B_BY_ROW if sources[1] == "by_row" else 0
-        )
-    BAND = BAND_ROWS // TILE_M
-    collect, write = sums_of(TILE_M, TILE_N, N_THREADS)
+    _, load_a, store_a, copy_a = a_tile[:4]
+    _, load_b, store_b, copy_b = b_tile[:4]
 
     @cuda.jit(device=True)
     def multiply_rounded(acc, cache, a, b, of_a, of_b, K, mine):
@@ -139,7 +147,19 @@ def _kernel(shape, sources, itemsize):
             to = to + STAGE if to + STAGE < END else 0
         wait_for_groups_but(0)
 
-    multiply = multiply_rounded if itemsize == 4 else multiply_copied
+    return multiply_rounded if itemsize == 4 else multiply_copied
+
+
+def _kernel(shape, sources, itemsize):
+    TILE_M, TILE_N, N_THREADS = shape.m, shape.n, shape.n_threads
+    N_SUMS, GROUP, BAND = TILE_N // 2, ROWS * (ROW_BYTES // itemsize), BAND_ROWS // TILE_M
+    tiles = [
+        tile(rows, itemsize, N_THREADS, source)
+        for rows, source in zip((TILE_M, TILE_N), sources, strict=True)
+    ]
+    first_a, first_b = (each.first for each in tiles)
+    multiply = product_of(shape, tiles, by_row_flags(sources, itemsize), itemsize)
+    collect, write = sums_of(TILE_M, TILE_N, N_THREADS)
 
     @cuda.jit(launch_bounds=(N_THREADS, 1))
     def warpgroup_kernel(a, b, bias, c, M, N, K, options):
