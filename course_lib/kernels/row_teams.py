@@ -9,11 +9,13 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.softmax.plan import row_plan
 from course_lib.kernels.softmax.rows import (
+    ZERO,
     block_max_once,
     block_sum_once,
     team_max,
     team_sum,
 )
+from course_lib.runtime.intrinsics import warp_sum
 
 WHOLE_BLOCK = 31  # as `team_bits`: more than any team of lanes
 
@@ -46,6 +48,24 @@ def row_sum(value, team_bits, scratch):
     if team_bits == WHOLE_BLOCK:
         return block_sum_once(value, scratch)
     return team_sum(value, 1 << team_bits)
+
+
+@cuda.jit(device=True)
+def row_sums(first, second, team_bits, scratch, place):
+    """Two sums at once, at one barrier. `scratch` has 64 float32 from `place` on that nothing else
+    uses; otherwise as `row_max`."""
+    if team_bits == WHOLE_BLOCK:
+        lane_id, warp_id = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
+        first, second = warp_sum(first), warp_sum(second)
+        if lane_id == 0:
+            scratch[np.uint64(place + warp_id)] = first
+            scratch[np.uint64(place + 32 + warp_id)] = second
+        cuda.syncthreads()
+        inside = lane_id < cuda.blockDim.x >> 5
+        first = scratch[np.uint64(place + lane_id)] if inside else ZERO
+        second = scratch[np.uint64(place + 32 + lane_id)] if inside else ZERO
+        return warp_sum(first), warp_sum(second)
+    return team_sum(first, 1 << team_bits), team_sum(second, 1 << team_bits)
 
 
 def share_out(n_cols, itemsize, n_arrays):

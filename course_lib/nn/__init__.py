@@ -21,6 +21,7 @@ from course_lib.nn.conv_transpose2d import ConvTranspose2d
 from course_lib.nn.dice import DiceLoss
 from course_lib.nn.dropout import Dropout
 from course_lib.nn.flatten import Flatten
+from course_lib.nn.layer_norm import LayerNorm
 from course_lib.nn.linear import Linear
 from course_lib.nn.loss import CrossEntropyLoss
 from course_lib.nn.pooling import AdaptiveAvgPool2d, MaxPool2d
@@ -40,6 +41,7 @@ __all__ = [
     "GELU",
     "Hardsigmoid",
     "Hardswish",
+    "LayerNorm",
     "LeakyReLU",
     "Linear",
     "LogSoftmax",

@@ -10,6 +10,10 @@ class BatchNorm2d(Layer, nn.BatchNorm2d):
     """As `torch.nn.BatchNorm2d`, running statistics and state_dict included."""
 
     def forward(self, input):
+        return self.normalised(input)
+
+    def normalised(self, input, relu=False):
+        """What `forward` returns; with `relu` its max(y, 0), in the same pass."""
         self._check_input_dim(input)
         tracked = self.training and self.track_running_stats
         momentum = 0.0 if self.momentum is None else self.momentum
@@ -22,4 +26,5 @@ class BatchNorm2d(Layer, nn.BatchNorm2d):
         return ops.batch_norm(
             input, self.running_mean if keeps else None, self.running_var if keeps else None,
             self.weight, self.bias, self.training or not has_statistics, momentum, self.eps,
+            relu=relu,
         )  # fmt: skip

@@ -17,6 +17,7 @@ from course_lib.nn.dropout import Dropout
 from course_lib.nn.flatten import Flatten
 from course_lib.nn.fused import Fused
 from course_lib.nn.layer import Layer
+from course_lib.nn.layer_norm import LayerNorm
 from course_lib.nn.linear import Linear
 from course_lib.nn.loss import CrossEntropyLoss
 from course_lib.nn.upsample import Upsample
@@ -25,10 +26,11 @@ from course_lib.nn.upsample import Upsample
 LAYERS = {
     getattr(nn, kind.__name__): kind
     for kind in (
-        Conv2d, ConvTranspose2d, Upsample, BatchNorm2d, Linear, Dropout, Flatten, CrossEntropyLoss,
-        pooling.MaxPool2d, pooling.AdaptiveAvgPool2d, softmax.Softmax, softmax.LogSoftmax,
-        activation.ReLU, activation.ReLU6, activation.LeakyReLU, activation.Sigmoid,
-        activation.SiLU, activation.Hardsigmoid, activation.Hardswish, activation.GELU,
+        Conv2d, ConvTranspose2d, Upsample, BatchNorm2d, LayerNorm, Linear, Dropout, Flatten,
+        CrossEntropyLoss, pooling.MaxPool2d, pooling.AdaptiveAvgPool2d, softmax.Softmax,
+        softmax.LogSoftmax, activation.ReLU, activation.ReLU6, activation.LeakyReLU,
+        activation.Sigmoid, activation.SiLU, activation.Hardsigmoid, activation.Hardswish,
+        activation.GELU,
     )
 }  # fmt: skip
 #: They compute nothing, or nothing but what is inside of them.

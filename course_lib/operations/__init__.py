@@ -124,6 +124,7 @@ OPERATIONS = {
     "conv_transpose2d": layers.conv_transpose2d_operation(),
     "max_pool2d": layers.max_pool2d_operation(),
     "batch_norm": layers.batch_norm_operation(),
+    "layer_norm": layers.layer_norm_operation(),
     "upsample": layers.upsample_operation(),
     "dropout": training.dropout_operation(),
     "sgd": training.sgd_operation(),

@@ -7,7 +7,15 @@ import torch
 import torch.nn.functional as F
 
 from course_lib import reference
-from course_lib.kernels import batch_norm, conv2d, conv_transpose2d, linear, max_pool2d, upsample
+from course_lib.kernels import (
+    batch_norm,
+    conv2d,
+    conv_transpose2d,
+    layer_norm,
+    linear,
+    max_pool2d,
+    upsample,
+)
 from course_lib.operations.passes import Operation, Pass, gradient, largest
 
 IMAGES = "images, N x C x H x W"
@@ -252,6 +260,79 @@ def batch_norm_operation():
         backward=gradient_of(0, backward_scale, "the channel's largest |dy| · weight / σ"),
         weights=gradient_of(1, weight_scale, TERMS),
         n_dims=4, layout=IMAGES, example=(4, 3, 6, 5),
+    )  # fmt: skip
+
+
+def layer_norm_operation():
+    """Weights and biases for each column, of x's dtype."""
+
+    def affine(x):
+        return _random(x, (x.shape[-1],), (x.shape[-1],))
+
+    def inputs(x):
+        return dict(zip(("x", "weight", "bias"), (x, *affine(x)), strict=True))
+
+    def backward_inputs(x):
+        mean = x.double().mean(-1)
+        rstd = torch.rsqrt((x - mean[..., None]).square().mean(-1) + 1e-5)
+        statistics = {"mean": mean.float(), "rstd": rstd.float()}
+        return {"dy": gradient(x), "x": x, "weight": affine(x)[0]} | statistics
+
+    def peer_backward(dy, x, weight, mean, rstd):
+        of_rows = (each[..., None] for each in (mean, rstd))
+        # On a CPU weights go with the statistics, which are float32.
+        given = weight.float() if x.device.type == "cpu" else weight
+        dx, *sums = _aten.native_layer_norm_backward(
+            dy, x, list(x.shape[-1:]), *of_rows, given, torch.zeros_like(given), [True] * 3
+        )
+        return dx, *(each.to(weight.dtype) for each in sums)
+
+    def forward_scale(truth, x, weight, bias):
+        _, mean, rstd = reference.layer_norm(x)
+        far = np.abs(mean * rstd)[..., None]  # what x has lost to a mean far from zero
+        return largest(truth) + far * largest(weight)
+
+    def magnitudes(dy, x, weight, mean, rstd):
+        """Of x̂, and of g = dy·weight."""
+        return np.abs((x - mean[..., None]) * rstd[..., None]), np.abs(dy * weight)
+
+    def backward_scale(truth, *inputs):
+        x_hat, g = magnitudes(*inputs)
+        share = x_hat.mean(axis=-1, keepdims=True) if x_hat.size else x_hat
+        return inputs[-1][..., None] * largest(g) * (1 + largest(x_hat) * share)
+
+    def weight_scale(truth, *inputs):
+        rows = tuple(range(inputs[0].ndim - 1))
+        return (np.abs(inputs[0]) * magnitudes(*inputs)[0]).sum(axis=rows)
+
+    def gradient_of(number, scale, words, **facts):
+        return Pass(
+            layer_norm.BACKWARD, backward_inputs,
+            ours=lambda *inputs, **options: layer_norm.backward(*inputs, **options)[number],
+            peer=lambda *inputs: peer_backward(*inputs)[number],
+            truth=lambda *inputs: reference.layer_norm_backward(*inputs)[number],
+            scale=scale, scale_in_words=words, whole=True, **facts,
+        )  # fmt: skip
+
+    return Operation(
+        layer_norm,
+        forward=Pass(
+            layer_norm.FORWARD, inputs,
+            ours=lambda *inputs, **options: layer_norm.forward(*inputs, **options)[0],
+            peer=lambda x, weight, bias: F.layer_norm(x, x.shape[-1:], weight, bias),
+            truth=lambda *inputs: reference.layer_norm(*inputs)[0],
+            scale=forward_scale, whole=True,
+            scale_in_words="the row's largest |y|, and |mean| / σ · the largest |weight|",
+            chosen=lambda shape: layer_norm.default_variant("forward", shape[-1]),
+            out=True, in_place=("x",),
+        ),
+        backward=gradient_of(
+            0, backward_scale,
+            "the row's largest |g| · (1 + largest |x̂| · mean |x̂|) / σ, g = dy · weight",
+            out=True, in_place=("dy", "x"),
+        ),
+        weights=gradient_of(1, weight_scale, TERMS),
+        layout="any shape, and works along its last axis",
     )  # fmt: skip
 
 

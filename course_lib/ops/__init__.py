@@ -24,6 +24,7 @@ from course_lib.ops.dice import dice_loss
 from course_lib.ops.dropout import dropout
 from course_lib.ops.fused_softmax import bn_relu_softmax, softmax_dropout
 from course_lib.ops.global_avg_pool import global_avg_pool
+from course_lib.ops.layer_norm import layer_norm
 from course_lib.ops.linear import linear
 from course_lib.ops.max_pool2d import max_pool2d
 from course_lib.ops.softmax import log_softmax, softmax
@@ -44,6 +45,7 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "interpolate",
+    "layer_norm",
     "leaky_relu",
     "linear",
     "log_softmax",

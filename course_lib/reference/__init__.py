@@ -38,6 +38,7 @@ from .fused_softmax import (
     softmax_dropout,
     softmax_dropout_backward,
 )
+from .layer_norm import layer_norm, layer_norm_backward
 from .linear import linear, linear_backward
 from .max_pool2d import max_pool2d, max_pool2d_backward
 from .optimizers import adam, sgd
@@ -71,6 +72,8 @@ __all__ = [
     "hard_sigmoid_backward",
     "hard_swish",
     "hard_swish_backward",
+    "layer_norm",
+    "layer_norm_backward",
     "leaky_relu",
     "leaky_relu_backward",
     "linear",
