@@ -52,7 +52,7 @@ def run(*, rounds=20):
     python = bench.call_times(from_python)
     rows = [_row(label, device, python) for label in from_python]
     record = bench.host_record("softmax.table", SHAPE, "float32", rows, kernel_hash(), COMMAND)
-    return [record | {"cpu": _cpu_name(), "cpu_threads": torch.get_num_threads()}]
+    return [record | {"cpu": cpu_name(), "cpu_threads": torch.get_num_threads()}]
 
 
 def kernel_hash():
@@ -92,7 +92,7 @@ def _cpu_time(function, rounds=300):
     return bench.Timing.of(samples)
 
 
-def _cpu_name():
+def cpu_name():
     try:
         with open("/proc/cpuinfo") as lines:
             names = [line.partition(":")[2].strip() for line in lines if "model name" in line]

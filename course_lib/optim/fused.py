@@ -186,7 +186,8 @@ class Fused:
         for p in parameters:
             state = self.state[p]
             tensor = state[name]
-            if not (p.is_contiguous() and tensor.is_contiguous()):
+            is_plain = p.is_contiguous() and tensor.is_contiguous()
+            if tensor.dim() and not is_plain:  # a count of steps has no layout
                 tensor = state[name] = laid_out_like(tensor, p)
             found.append(tensor)
         return found

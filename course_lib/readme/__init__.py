@@ -36,6 +36,9 @@ class Project:
             "results": self._results,
             "operations": _operations,
             "promises": lambda: _joined(results_table.promises, self.recordings),
+            "tape": lambda: _joined(
+                lambda recording: results_table.beside_numpy(recording["records"]), self.recordings
+            ),
         }
 
     def documents(self):

@@ -5,8 +5,9 @@ from .page import page, summary
 from .promises import promises
 from .softmax import SHAPE as SOFTMAX_SHAPE
 from .squeeze_excite import block_speedups
+from .unet import beside_numpy
 
 __all__ = [
-    "SOFTMAX_SHAPE", "Case", "block_speedups", "by_operation", "cases", "conditions", "losses",
-    "page", "promises", "summary", "verdict", "when",
+    "SOFTMAX_SHAPE", "Case", "beside_numpy", "block_speedups", "by_operation", "cases",
+    "conditions", "losses", "page", "promises", "summary", "verdict", "when",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ APART = {
     "softmax.table", "softmax.profile", "squeeze_excite.profile", "kernel_cache.first_call",
     "launch.host", "softmax.host", "fashion_mnist.parts", "fashion_mnist.parts.tf32",
     "fashion_mnist.command", "fashion_mnist.command.tf32", "fashion_mnist.runs",
+    "unet.kernels", "unet.tape", "unet.prefetch", "unet.shares", "unet.folds",
 }  # fmt: skip
 #: What whole networks are called, by the first part of their records' names, or the first two.
 NETWORKS = {
@@ -17,6 +18,7 @@ NETWORKS = {
     "fashion_mnist": "Fashion-MNIST network",
     "replace_layers.mobilenet_v2": "MobileNetV2, all layers ours",
     "replace_layers.resnet50": "ResNet-50, all layers ours",
+    "unet": "U-Net",
 }
 SLOWER = 1.03  # times as long as the peer: what counts as slower, not as noise
 

@@ -1,6 +1,6 @@
 """RESULTS.md: every recorded operation, with what it loses."""
 
-from . import networks, softmax, squeeze_excite
+from . import networks, softmax, squeeze_excite, unet
 from .cases import by_operation, cases, conditions, is_lesson, verdict
 from .operations import overview, section
 
@@ -46,6 +46,7 @@ def _device(recording, pictures):
     for operation, group in by_operation(found).items():
         yield section(operation, group)
         yield "\n\n".join(filter(None, _more(group[0], records, pictures)))
+    yield _titled("U-Net on the tape", unet.tape(records))
     yield _titled("Host times", networks.host(records))
     yield _titled("First calls", networks.first_calls(records))
     yield _titled("Elsewhere", _elsewhere(records))
@@ -67,6 +68,9 @@ def _more(case, records, pictures):
     elif operation == "replace_layers":
         same = [record for record in records if record["name"] == case.name]
         yield networks.replaced(same)
+    elif operation == "unet":
+        yield unet.training(records)
+        yield unet.kernels(records)
 
 
 def _titled(heading, text):

@@ -7,6 +7,7 @@ from .graph_inference import GraphInference
 from .graph_trainer import GraphTrainer
 from .leaves import load_leaves, train_leaves
 from .loop import TrainingError, fit
+from .weights import export_onnx, load_weights, save_weights
 
 __all__ = [
     "CheckpointError",
@@ -15,10 +16,13 @@ __all__ = [
     "TrainingError",
     "accuracy_by_class",
     "evaluate_accuracy",
+    "export_onnx",
     "fit",
     "load_fashion_mnist",
     "load_leaves",
+    "load_weights",
     "predict",
+    "save_weights",
     "train_fashion_mnist",
     "train_leaves",
 ]

@@ -14,7 +14,7 @@ from course_lib import data, plot
 from course_lib.autograd import UNet
 from course_lib.backend import set_backend
 
-from . import checkpoint, loop
+from . import checkpoint, loop, memory
 from . import config as config_file
 from .config import at_least
 from .segmentation import Segmentation
@@ -95,27 +95,30 @@ def train_sar(
     scenes = load(settings)
     require_fitting(settings, scenes)
     train, validation = data.sar.split(scenes, settings.train_ratio, settings.seed)
-    model = create(settings)
     tell(f"Device: {backend.description}")
-    tell(f"Model: {model}")
-    tell(facts(train, validation))
-    if scenes.classes == WATER_OR_NOT:
-        threshold, _ = data.sar.best_threshold(train)
-        found = data.sar.threshold_iou(validation, threshold)
-        tell(f"To beat: the best threshold on {scenes.bands[0]} finds water with IoU {found:.4f}")
-    task = Segmentation(
-        model, train.images, train.labels, (validation.images, validation.labels),
-        epochs=settings.num_epochs, batch_size=settings.batch_size,
-        learning_rate=settings.learning_rate, seed=settings.seed,
-        loss_function=settings.loss_function, precision=settings.precision,
-        augment=data.sar.augmented if settings.augment else None,
-    )  # fmt: skip
-    history = loop.fit(
-        task, kept_settings(settings, scenes), output=output, resume=resume,
-        progress=progress, report=report, say=say,
-    )  # fmt: skip
-    if output is not None:
-        draw(task, validation, output)
+    with memory.explained(kept_settings(settings, scenes)):
+        model = create(settings)
+        tell(f"Model: {model}")
+        tell(facts(train, validation))
+        if scenes.classes == WATER_OR_NOT:
+            threshold, _ = data.sar.best_threshold(train)
+            found = data.sar.threshold_iou(validation, threshold)
+            tell(
+                f"To beat: the best threshold on {scenes.bands[0]} finds water with IoU {found:.4f}"
+            )
+        task = Segmentation(
+            model, train.images, train.labels, (validation.images, validation.labels),
+            epochs=settings.num_epochs, batch_size=settings.batch_size,
+            learning_rate=settings.learning_rate, seed=settings.seed,
+            loss_function=settings.loss_function, precision=settings.precision,
+            augment=data.sar.augmented if settings.augment else None,
+        )  # fmt: skip
+        history = loop.fit(
+            task, kept_settings(settings, scenes), output=output, resume=resume,
+            progress=progress, report=report, say=say,
+        )  # fmt: skip
+        if output is not None:
+            draw(task, validation, output)
     return model.eval(), history
 
 

@@ -61,10 +61,10 @@ class Segmentation:
     def train_step(self, step):
         """Train on batch number `step`, counted from the start of the run."""
         if self._coming[0] != step:
-            self._coming = step, self.backend.prefetch(self._batches(step))
+            self._coming = step, self.backend.prefetch(self.batches(step))
         images, labels = next(self._coming[1])
         self._coming = step + 1, self._coming[1]
-        self.optimizer.lr = self._learning_rate(step)
+        self.optimizer.lr = self.rate(step)
         self.optimizer.zero_grad()
         loss = self.loss(self._logits(images), labels, self.weight)
         self.scaler.scale(loss).backward()
@@ -149,8 +149,8 @@ class Segmentation:
         x = ag.tensor(self.backend.xp.astype(images, self.dtype, copy=False))
         return ag.cast(self.model(x), self.backend.dtype("float32"))
 
-    def _batches(self, step):
-        """Yield (images, labels) of batch number `step`, and of all that follow."""
+    def batches(self, step=0):
+        """Yield (images, labels) of batch number `step`, and of all that follow, in NumPy."""
         order = None, None
         for number in range(step, self.epochs * self.steps_per_epoch):
             epoch, batch = divmod(number, self.steps_per_epoch)
@@ -166,8 +166,8 @@ class Segmentation:
                 images, labels = (np.stack(each) for each in zip(*pairs, strict=True))
             yield images, labels
 
-    def _learning_rate(self, step):
-        """Falls from its highest to 0 along a cosine."""
+    def rate(self, step):
+        """The learning rate of a step: it falls from its highest to 0 along a cosine."""
         share = step / max(1, self.epochs * self.steps_per_epoch)
         return self.learning_rate * (1 + math.cos(math.pi * share)) / 2
 

@@ -15,7 +15,7 @@ NETWORKS = {
     "mobilenet_v2": (set(), "features.2"),
     "mobilenet_v3_small": (set(), "features.1.block.1"),
     "efficientnet_b0": ({"StochasticDepth"}, "features.2.0.block.2"),
-    "convnext_tiny": ({"StochasticDepth", "LayerNorm2d", "LayerNorm", "Permute"}, "features.0"),
+    "convnext_tiny": ({"StochasticDepth", "LayerNorm2d", "Permute"}, "features.0"),
 }
 
 

@@ -1,0 +1,299 @@
+"""The U-Net for PyTorch: its twins, on the tape and in plain PyTorch, and weights that move.
+
+`on_the_cpu/unet.py` compares the three at every size; here our module runs our kernels.
+"""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from course_lib import SIMULATED, backend, models, nn, ops, optim, train
+from course_lib import autograd as ag
+from course_lib.kernels import conv2d, conv_transpose2d
+from course_lib.train import CheckpointError, weights
+from course_lib.train.folder import FolderError
+
+
+@pytest.fixture(autouse=True)
+def on_numpy():
+    backend.set_backend(False, library="numpy")
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def cheap_rungs(monkeypatch):
+    """The simulator is slow: the rungs that it takes least time for."""
+    if SIMULATED:
+        monkeypatch.setattr(conv2d, "default_variant", lambda *_: "tiled")
+        monkeypatch.setattr(conv_transpose2d, "default_variant", lambda *_: "gather")
+
+
+def tape_of(depth=2, use_batchnorm=True, channels=4, seed=0):
+    random = np.random.default_rng(seed)
+    return ag.UNet(2, 2, depth, channels, use_batchnorm, random=random)
+
+
+def losses_on_the_tape(model, x, target, steps, lr):
+    optimizer, losses = ag.Adam(model.parameters(), lr=lr), []
+    here = backend.get_backend()
+    x, target = here.to_device(x), here.to_device(target)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = ag.weighted_cross_entropy(model(ag.tensor(x)), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def losses_of_the_module(model, x, target, steps, lr):
+    place = next(model.parameters()).device
+    optimizer, losses = optim.Adam(model.parameters(), lr=lr), []
+    x, target = torch.from_numpy(x).to(place), torch.from_numpy(target).to(place)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = ops.cross_entropy(model(x), target, ignore_index=-1)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def batch(n, size, seed=1):
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((n, 2, *size)).astype(np.float32)
+    target = random.integers(-1, 2, (n, *size))
+    return x, target
+
+
+def test_two_steps_on_our_kernels_are_numpys(cheap_rungs):
+    tape = tape_of()
+    model = models.UNet.of_weights(tape.state_dict()).to("cpu" if SIMULATED else "cuda")
+    data = batch(1, (16, 16))
+    expected = losses_on_the_tape(tape, *data, 2, 1e-3)
+    found = losses_of_the_module(model, *data, 2, 1e-3)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert expected[1] < expected[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("library", ["torch", "cupy", "module"])
+@pytest.mark.parametrize("depth, size, use_batchnorm", [(2, (32, 32), True), (3, (29, 35), True),
+                                                        (2, (32, 48), False)])  # fmt: skip
+def test_twenty_steps_on_a_gpu_are_numpys(library, depth, size, use_batchnorm):
+    if library == "cupy":
+        pytest.importorskip("cupy", reason="CuPy is not installed: pip install cupy-cuda13x")
+    data = batch(4, size)
+    tape = tape_of(depth, use_batchnorm)
+    state = tape.state_dict()
+    expected = losses_on_the_tape(tape, *data, 20, 1e-3)
+    if library == "module":
+        found = losses_of_the_module(models.UNet.of_weights(state).cuda(), *data, 20, 1e-3)
+    else:
+        backend.set_backend(library=library)
+        tape = tape_of(depth, use_batchnorm)
+        found = losses_on_the_tape(tape, *data, 20, 1e-3)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert expected[-1] < expected[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(32, 32), (29, 35)])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_gpu_is_as_exact_as_float64(size, memory_format):
+    x, target = batch(2, size)
+    state = tape_of(3, channels=16).state_dict()
+    found = []
+    for layers, dtype in ((nn, torch.float32), (torch.nn, torch.float64)):
+        model = models.UNet.of_weights(state, layers=layers).to("cuda", dtype)
+        model = model.to(memory_format=memory_format)
+        images = torch.from_numpy(x).to("cuda", dtype).contiguous(memory_format=memory_format)
+        logits = model(images)
+        loss = F.cross_entropy(logits, torch.from_numpy(target).cuda(), ignore_index=-1)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        whole = torch.cat([g.double().flatten() for g in gradients])
+        found.append((logits.double(), loss.double(), whole))
+    for ours, truth in zip(*found, strict=True):
+        assert torch.linalg.norm(ours - truth) <= 1e-3 * torch.linalg.norm(truth)
+
+
+def test_one_class_two_kinds_of_layers():
+    kinds = []
+    for layers in (nn, torch.nn):
+        torch.manual_seed(3)
+        kinds.append(models.UNet(3, 5, 2, 4, layers=layers))
+    ours, twin = (model.state_dict() for model in kinds)
+    assert list(ours) == list(twin) and all(torch.equal(ours[name], twin[name]) for name in ours)
+    assert [name for name in ours if "num_batches" not in name] == list(
+        ag.UNet(3, 5, 2, 4).state_dict()
+    )
+    assert not [m for m in kinds[1].modules() if isinstance(m, nn.layer.Layer)]
+    replacement = nn.replace_layers(kinds[1])
+    assert not replacement.left
+    leaves = [[type(m) for m in model.modules() if not next(m.children(), None)]
+              for model in kinds]  # fmt: skip
+    assert leaves[0] == leaves[1] and len(replacement.replaced) == len(leaves[0])
+
+
+@pytest.mark.parametrize("make", [models.UNet, lambda **o: models.UNet(layers=torch.nn, **o)],
+                         ids=["ours", "torch"])  # fmt: skip
+def test_wrong_calls(make):
+    for depth in (1, 6):
+        with pytest.raises(ValueError, match=f"depth must be from 2 to 5, not {depth}"):
+            make(depth=depth)
+    model = make(depth=3, initial_channels=2)
+    for shape in ((1, 3, 16, 16), (2, 16, 16), (1, 2, 16, 7)):
+        with pytest.raises(ValueError, match=r"expects \(N, 2, H, W\) of at least 8 pixels each"):
+            model(torch.zeros(shape))
+    with pytest.raises(ValueError, match="not the weights of a U-Net"):
+        models.UNet.of_weights(torch.nn.Conv2d(2, 2, 3).state_dict())
+
+
+def test_state_dicts_fit_each_other():
+    tape, module = tape_of(), models.UNet(2, 2, 2, 4)
+    module.load_state_dict(tape.state_dict())
+    tape_of(seed=1).load_state_dict(module.state_dict())
+    for name, value in tape.state_dict().items():
+        assert np.array_equal(value, module.state_dict()[name].numpy())
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        models.UNet(2, 2, 2, 5).load_state_dict(tape.state_dict())
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def drawn(model):
+    """`model` with statistics of its own, so that every number counts."""
+    random = np.random.default_rng(9)
+    state = models.arrays_of(model)
+    for name, value in state.items():
+        state[name] = np.asarray(random.uniform(0.5, 2, value.shape) * 3, value.dtype)
+    models.load_arrays(model, state)
+    return model
+
+
+KINDS = {
+    "tape": tape_of,
+    "ours": lambda **o: models.UNet(2, 2, 2, 4, **o),
+    "torch": lambda **o: models.UNet(2, 2, 2, 4, layers=torch.nn, **o),
+}
+
+
+@pytest.mark.parametrize("use_batchnorm", [True, False])
+def test_every_kind_reads_what_every_kind_writes(tmp_path, use_batchnorm):
+    path = tmp_path / "weights.npz"
+    for make in KINDS.values():
+        model = drawn(make(use_batchnorm=use_batchnorm))
+        train.save_weights(path, model)
+        assert [p.name for p in tmp_path.iterdir()] == ["weights.npz"]
+        written = models.arrays_of(model)
+        for other in KINDS.values():
+            found = models.arrays_of(train.load_weights(path, other(use_batchnorm=use_batchnorm)))
+            for name in found.keys() & written.keys():
+                assert np.array_equal(found[name], written[name]), name
+            assert {*found} ^ {*written} <= {n for n in (*found, *written) if "num_batch" in n}
+            if "down.0.steps.1.num_batches_tracked" in found.keys() - written.keys():
+                assert found["down.0.steps.1.num_batches_tracked"] == 0
+
+
+def test_other_dtypes_are_rounded(tmp_path):
+    path = tmp_path / "weights.npz"
+    model = drawn(KINDS["torch"]()).bfloat16()
+    train.save_weights(path, model)
+    found = train.load_weights(path, KINDS["ours"]().double())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value.double(), found.state_dict()[name].double())
+    assert found.head.weight.dtype is torch.float64
+
+
+def test_files_that_cannot_be_used_change_nothing(tmp_path):
+    path = tmp_path / "weights.npz"
+    train.save_weights(path, tape_of())
+    good, state = path.read_bytes(), tape_of().state_dict()
+
+    def of(state):
+        np.savez(path, **state)
+        return path.read_bytes()
+
+    missing = of({k: v for k, v in state.items() if k != "head.bias"})
+    unknown = of(state | {"tail.bias": np.zeros(2)})
+    misshapen = of(state | {"head.bias": np.zeros(3)})
+    words_instead = of(state | {"head.bias": np.array(["a", "b"])})
+    np.save(path.with_suffix(".npy"), np.zeros(3))
+    turned = bytearray(good)
+    turned[len(good) // 2] ^= 1
+    for content, words in (
+        (good[: len(good) // 2], "no whole file of weights"), (bytes(turned), "no whole file"),
+        (b"", "no whole file"), (b"weights", "no whole file"),
+        (path.with_suffix(".npy").read_bytes(), "no whole file .*not a zip file"),
+        (of({"a": np.array([{}], object)}), "no whole file"),
+        (missing, r"another network: missing: \['head.bias'\]; unknown: \[\]"),
+        (unknown, r"another network: missing: \[\]; unknown: \['tail.bias'\]"),
+        (misshapen, r"head.bias must have shape \(2,\), not \(3,\)"),
+        (words_instead, "head.bias must be of numbers, not of <U1"),
+    ):  # fmt: skip
+        path.write_bytes(content)
+        for make in KINDS.values():
+            model = make()
+            before = models.arrays_of(model)
+            before = {name: value.copy() for name, value in before.items()}
+            with pytest.raises(CheckpointError, match=f"weights.npz.*{words}"):
+                train.load_weights(path, model)
+            after = models.arrays_of(model)
+            assert all(np.array_equal(before[name], after[name]) for name in after)
+    with pytest.raises(CheckpointError, match="There is no file of weights"):
+        train.load_weights(tmp_path / "other.npz", tape_of())
+
+
+def test_files_are_written_whole(tmp_path, monkeypatch):
+    path = tmp_path / "weights.npz"
+    train.save_weights(path, tape_of())
+    before = path.read_bytes()
+
+    def full(file, **_):
+        file.write(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(weights.np, "savez", full)
+    with pytest.raises(FolderError, match="weights.npz .*No space left"):
+        train.save_weights(path, tape_of(seed=5))
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == [path.name]
+    for wrong in (tmp_path, tmp_path / "no" / "weights.npz"):
+        with pytest.raises(FolderError, match="cannot be written"):
+            train.save_weights(wrong, tape_of())
+
+
+# ── ONNX ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_onnx_finds_the_same(tmp_path):
+    pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+    reference = pytest.importorskip("onnx.reference", reason="the extra onnx is not installed")
+    path, model = tmp_path / "unet.onnx", tape_of()
+    x, _ = batch(3, (9, 14))
+    model(ag.tensor(x))  # statistics that are not those of the start
+    train.export_onnx(path, model, (9, 14))
+    with ag.no_grad():
+        expected = model.eval()(ag.tensor(x)).data
+    for images in (x, x[:1]):
+        (found,) = reference.ReferenceEvaluator(str(path)).run(["logits"], {"images": images})
+        np.testing.assert_allclose(found, expected[: len(images)], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="at least 4 pixels"):
+        train.export_onnx(path, model, (3, 14))
+    with pytest.raises(ValueError, match="not the weights of a U-Net"):
+        train.export_onnx(path, torch.nn.Linear(2, 2))
+
+
+def test_without_the_extra_its_name_is_told(tmp_path, monkeypatch):
+    for name in ("onnx", "onnxscript"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    find = weights.importlib.util.find_spec
+    monkeypatch.setattr(
+        weights.importlib.util, "find_spec", lambda n: None if n == "onnxscript" else find(n)
+    )
+    with pytest.raises(ImportError, match=r"onnxscript must be .*pip install --editable '.\[onnx"):
+        train.export_onnx(tmp_path / "unet.onnx", tape_of())
+    assert not list(tmp_path.iterdir())
