@@ -223,6 +223,7 @@ def run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
             "PYTHONPATH": os.pathsep.join([str(ROOT), *_path_of(os.environ)]),
             "SOURCE_DATE_EPOCH": "1767225600",  # 2026-01-01
         }
+        environment.pop("COURSE_DATA", None)  # nobody's own data in what is stored
         client = NotebookClient(
             notebook,
             timeout=CELL_TIMEOUT,

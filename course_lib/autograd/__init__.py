@@ -6,7 +6,7 @@ images. The same lines run on NumPy, and on a GPU with the kernels of the course
 
 from . import functions
 from .functions import cast, concat, exp, log, mean, relu
-from .layers import BatchNorm2D, Conv2D, MaxPool2D, Module, ReLU, TransposeConv2D
+from .layers import BatchNorm2D, Conv2D, MaxPool2D, Module, ReLU, TransposeConv2D, replacing
 from .losses import combined_loss, dice_loss, focal_loss, weighted_cross_entropy
 from .metrics import calculate_class_weights, confusion_matrix, dice_coefficient, iou_score
 from .optim import SGD, Adam
@@ -42,6 +42,7 @@ __all__ = [
     "mean",
     "no_grad",
     "relu",
+    "replacing",
     "tensor",
     "weighted_cross_entropy",
 ]

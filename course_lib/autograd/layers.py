@@ -11,6 +11,7 @@ On a GPU, and in the simulator, layers launch the kernels of the course; on the 
 `on_numpy`, which has the same functions.
 """
 
+import contextlib
 import functools
 import math
 from types import SimpleNamespace
@@ -22,6 +23,9 @@ from course_lib.backend import get_array_module, get_backend
 from . import on_numpy
 from .functions import cast
 from .tape import Function, Tensor
+
+#: What layers compute with, by name; see `operations`.
+OPERATIONS = ("batch_norm", "conv2d", "conv_transpose2d", "max_pool2d", "relu")
 
 
 class Module:
@@ -260,10 +264,34 @@ class ReLU(Layer):
         return operations().relu.backward(dy, self.y)
 
 
+_replaced = {}  # operation -> what `replacing` has put in its place
+
+
 def operations():
     """What layers call on the backend in force: `on_numpy`, or kernels of the same names."""
     backend = get_backend()
-    return _kernels(backend.on_gpu) if backend.kernels else on_numpy
+    found = _kernels(backend.on_gpu) if backend.kernels else on_numpy
+    return SimpleNamespace(**(vars(found) | _replaced)) if _replaced else found
+
+
+@contextlib.contextmanager
+def replacing(**others):
+    """Within this block layers call these objects in place of the operations of their names.
+
+    relu, conv2d, conv_transpose2d, max_pool2d, batch_norm
+        objects with `forward` and `backward` (and batch_norm with `inference`), which take and
+        return what those of `on_numpy` do
+
+    Blocks may be nested. Raises ValueError for a name that no layer calls.
+    """
+    if unknown := sorted(others.keys() - OPERATIONS):
+        raise ValueError(f"layers call {', '.join(OPERATIONS)}; not {', '.join(unknown)}")
+    global _replaced
+    before, _replaced = _replaced, _replaced | others
+    try:
+        yield
+    finally:
+        _replaced = before
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from .shares import shares
 from .softmax import butterfly, one_pass, passes, probabilities
 from .speed import durations, ladder, roofline, sweep, timeline
 from .squeeze_excite import bytes_moved, speedups, step_times
+from .tape import tape
 
 __all__ = [
     "Picture",
@@ -66,6 +67,7 @@ __all__ = [
     "step_times",
     "sweep",
     "tables",
+    "tape",
     "tensor_layout",
     "thread_map",
     "timeline",

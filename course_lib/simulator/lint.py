@@ -145,7 +145,7 @@ class _Shipment:
                 "options": {name: options[name] for name in _OPTIONS if options.get(name)}}
         self.functions.append(spec)
         spec["defaults"] = [self.value(value) for value in function.__defaults__ or ()]
-        for name in sorted(_globals(function.__code__)):
+        for name in sorted(global_names(function.__code__)):
             if name in function.__globals__:
                 spec["globals"][name] = self.value(function.__globals__[name])
         spec["closure"] = [self.value(cell.cell_contents) for cell in function.__closure__ or ()]
@@ -171,13 +171,13 @@ class _Shipment:
                             f"that compiles: {error}") from None
 
 
-def _globals(code):
+def global_names(code):
     """The names that a function looks up outside itself."""
     names = {instruction.argval for instruction in dis.get_instructions(code)
              if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= _globals(constant)
+            names |= global_names(constant)
     return names
 
 

@@ -19,6 +19,8 @@ def where(filename, lineno):
     """'kernel.py:4', or 'line 4 of the cell' for what was typed into a notebook."""
     if "ipykernel_" in filename or filename.startswith("<ipython-input"):
         return f"line {lineno} of the cell"  # the file name is made up and says nothing
+    if filename.startswith("<your "):  # what a lesson has kept of another one
+        return f"line {lineno} of {filename[1:-1]}"
     return f"{filename}:{lineno}"
 
 

@@ -4,7 +4,9 @@
 
 `check("relu", relu)` runs your own kernel on many inputs and says what is wrong;
 `hint("relu")` helps a little more each time; `solution("relu")` shows the finished code;
-`progress()` draws what you have solved; `use("relu", relu)` is your kernel once it has passed.
+`progress()` draws what you have solved; `use("relu", relu)` is your kernel once it has passed, and
+`use("relu")`, in whichever lesson, the one of yours that passed last. A `Scoreboard` launches such
+kernels, and counts by whose a network runs.
 """
 
 from course_lib.teach.checking import check, use
@@ -13,11 +15,13 @@ from course_lib.teach.display import in_notebook
 from course_lib.teach.exercise import UnknownExercise
 from course_lib.teach.help import hint, progress, solution
 from course_lib.teach.report import CheckFailed
+from course_lib.teach.scoreboard import Scoreboard
 from course_lib.teach.todo import TODO
 
 __all__ = [
     "TODO",
     "CheckFailed",
+    "Scoreboard",
     "UnknownExercise",
     "check",
     "hint",

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from course_lib.teach import record
+from course_lib.teach import kept, record
 from course_lib.teach.causes import likely_cause
 from course_lib.teach.compiling import compile_for_gpu, prepare_compiler
 from course_lib.teach.deadline import TimeUp, deadline
@@ -33,7 +33,7 @@ ORDERS = ("forward", "reverse", "random")
 #: fast machine; a slow one must not call them endless, as loops in kernels are counted besides.
 TIME_LIMIT = 6.0
 
-#: The objects that passed their last check in this session, by exercise.
+#: The objects that passed their last check in this session, by exercise; None where it failed.
 _passed: dict[str, object] = {}
 
 
@@ -55,7 +55,7 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
     UnknownExercise: there is no exercise called `name`.
     """
     exercise = find(name)
-    _passed.pop(name, None)
+    _passed[name] = None
     if contains_todo(obj):
         message = f"{name}: not solved yet. Put your code in place of TODO; hint({name!r}) helps."
         if os.environ.get("COURSE_LIB_STRICT") == "1":
@@ -67,38 +67,67 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
         return
     _require_kind(exercise, obj)
     prepare_compiler()
-    if seed is None:
-        seed = _new_seed()
-    cases = sorted(exercise.cases(np.random.default_rng(seed)), key=lambda case: case.size)
-    attempt = Attempt(exercise, obj, cases, seed)
     record.update(name, _count_attempt)
-    for stage in STAGES:
-        failure = stage(attempt)
-        if failure is not None:
-            # Finding the cause runs the kernel again, and a race may end differently each time.
-            with contextlib.suppress(TimeUp), deadline(TIME_LIMIT):
-                failure.cause = failure.cause or likely_cause(attempt, failure)
-            # The learner's own line is in the message; the frames of the check are of no use.
-            raise CheckFailed(describe(attempt, failure)) from None
+    attempt = _attempt(exercise, obj, _new_seed() if seed is None else seed)
+    failure = _first_failure(attempt)
+    if failure is not None:
+        kept.drop(exercise, obj)
+        # Finding the cause runs the kernel again, and a race may end differently each time.
+        with contextlib.suppress(TimeUp), deadline(TIME_LIMIT):
+            failure.cause = failure.cause or likely_cause(attempt, failure)
+        # The learner's own line is in the message; the frames of the check are of no use.
+        raise CheckFailed(describe(attempt, failure)) from None
     _passed[name] = obj
-    record.update(name, lambda entry: entry.setdefault("solved", record.today()))
+    attempt.notes += kept.keep(exercise, obj)
     print(f"✓ {name} — {_account(attempt)}")
     for note in attempt.notes:
         print(f"  note      {note}")
 
 
 @user_facing
-def use(name: str, obj: Callable) -> Callable:
-    """Return `obj` if it passed its last check in this session, else the course's solution.
+def use(name: str, obj: Callable | None = None) -> Callable:
+    """Return the learner's own kernel or function if it has passed its check, else the course's.
 
-    Prints one line saying which, so that the cells below an exercise work either way.
+    With `obj`: that one, if it is what passed. Without: the one that passed last, in whichever
+    lesson and session that was. Prints one line saying which, so that the cells below work either
+    way. Solved notebooks (`COURSE_LIB_STRICT=1`) take nothing that was kept.
+
+    Raises UnknownExercise when there is no exercise called `name`.
     """
     exercise = find(name)
-    if name in _passed and _passed[name] is obj:
+    passed = _passed.get(name)
+    if passed is not None and (obj is None or obj is passed):
         print(f"Using your {name}.")
-        return obj
-    print(f"Using the course's {name}, since yours has not passed check({name!r}, ...) yet.")
-    return exercise.solution
+        return passed
+    found, words = kept.take(exercise, obj, name in _passed, _whats_wrong)
+    print(words)
+    return exercise.solution if found is None else found
+
+
+def _attempt(exercise: Exercise, obj: Callable, seed: int) -> Attempt:
+    cases = sorted(exercise.cases(np.random.default_rng(seed)), key=lambda case: case.size)
+    return Attempt(exercise, obj, cases, seed)
+
+
+def _first_failure(attempt: Attempt) -> Failure | None:
+    for stage in STAGES:
+        failure = stage(attempt)
+        if failure is not None:
+            return failure
+    return None
+
+
+def _whats_wrong(exercise: Exercise, obj: Callable) -> str:
+    """Check `obj` without a word; return "" if it passes, else what is wrong, in one line."""
+    try:
+        if contains_todo(obj):
+            return "it still holds TODO"
+        _require_kind(exercise, obj)
+        attempt = _attempt(exercise, obj, _new_seed())
+        failure = _first_failure(attempt)
+    except TypeError as error:
+        return str(error)
+    return "" if failure is None else describe(attempt, failure).splitlines()[0]
 
 
 def _account(attempt: Attempt) -> str:

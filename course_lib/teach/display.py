@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import linecache
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import course_lib
@@ -35,6 +37,32 @@ def show_rich(text: str, *, markdown: str | None = None, html: str | None = None
     if html is not None:
         bundle["text/html"] = html
     display(bundle, raw=True)
+
+
+def show_table(header: Sequence[str], rows: Sequence[Sequence[str]], summary: str) -> None:
+    """Show a table with a line below it: in a notebook as HTML, as text elsewhere."""
+    text, page = _as_text(header, rows), _as_html(header, rows)
+    show_rich(f"{text}\n{summary}", html=f"{page}<p>{html.escape(summary, quote=False)}</p>")
+
+
+def _as_text(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (header, *rows)
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def _as_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    def line(tag: str, row: Sequence[str]) -> str:
+        style = ' style="text-align:left"'
+        cells = "".join(f"<{tag}{style}>{html.escape(str(cell))}</{tag}>" for cell in row)
+        return f"<tr>{cells}</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return f"<table><thead>{line('th', header)}</thead><tbody>{body}</tbody></table>"
 
 
 def quote(file: str, line: int) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import html
-
 from course_lib.teach import record
-from course_lib.teach.display import show_rich, user_facing
+from course_lib.teach.display import show_rich, show_table, user_facing
 from course_lib.teach.exercise import exercises, find
 
 
@@ -72,7 +70,7 @@ def progress(*, reset: str | None = None, sure: bool = False) -> None:
     rows = _rows()
     solved = sum(row[3].startswith("✓") for row in rows)
     summary = f"{solved} of {len(rows)} exercises solved"
-    show_rich(f"{_as_text(rows)}\n{summary}", html=f"{_as_html(rows)}<p>{summary}</p>")
+    show_table(_HEADER, rows, summary)
 
 
 _HEADER = ("lesson", "exercise", "title", "state", "date", "hints")
@@ -95,23 +93,3 @@ def _rows() -> list[tuple[str, ...]]:
             helped += ", solution"
         rows.append((exercise.lesson, exercise.name, exercise.title, state, date, helped))
     return rows
-
-
-def _as_text(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(_HEADER, *rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (_HEADER, *rows)
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
-
-
-def _as_html(rows: list[tuple[str, ...]]) -> str:
-    def line(tag: str, row: tuple[str, ...]) -> str:
-        style = ' style="text-align:left"'
-        cells = "".join(f"<{tag}{style}>{html.escape(str(cell))}</{tag}>" for cell in row)
-        return f"<tr>{cells}</tr>"
-
-    body = "".join(line("td", row) for row in rows)
-    return f"<table><thead>{line('th', _HEADER)}</thead><tbody>{body}</tbody></table>"

@@ -28,6 +28,8 @@ def influence(attempt: Attempt, failure: Failure, name: str) -> np.ndarray | Non
     run, x = failure.run, np.asarray(failure.run.case.inputs[name])
     if not isinstance(run.engine, Simulator) or x.ndim == 0 or not 0 < x.size <= MOST:
         return None  # a plain number says how large something is: it has no part in a sum
+    if run.exercise.kind == "function" and x.dtype.kind != "f":
+        return None  # nor has an integer, where nothing is counted: it may be a place, or a choice
     before = {key: np.asarray(run.got[key], np.float64) for key in run.expected}
     if not all(np.isfinite(each).all() for each in before.values()) or not _linear(run, name):
         return None

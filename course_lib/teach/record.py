@@ -31,8 +31,14 @@ FORMAT = 1
 #: Seconds to wait for another notebook to finish its own update, which takes milliseconds.
 LOCK_TIMEOUT = 2.0
 
+#: What an entry may hold, and how its kinds are called.
+_KINDS = {
+    "tried": str, "solved": str, "attempts": int, "hints": int, "solution_seen": bool, "kept": dict,
+}  # fmt: skip
+_IN_WORDS = {str: "text", int: "a count", bool: "true or false", dict: "an object"}
+
 _unsaved: dict[str, dict] = {}
-_told: set[Path] = set()
+_told: set = set()
 
 
 class _LeftAlone(Exception):
@@ -67,8 +73,8 @@ def today() -> str:
 def load() -> dict[str, dict]:
     """Return what is recorded of each exercise, by name.
 
-    Each entry may hold `tried` and `solved` (dates), `attempts` and `hints` (counts) and
-    `solution_seen` (true).
+    Each entry may hold `tried` and `solved` (dates), `attempts` and `hints` (counts),
+    `solution_seen` (true) and `kept` (see `course_lib.teach.kept`).
     """
     try:
         recorded = _read(path())
@@ -166,7 +172,24 @@ def _parse(data: bytes) -> dict[str, dict]:
         raise ValueError("it is not a progress record")
     if not all(isinstance(entry, dict) for entry in entries.values()):
         raise ValueError("an entry is not an object")
+    for name, entry in entries.items():
+        _drop_what_is_odd(name, entry)
     return entries
+
+
+def _drop_what_is_odd(name: str, entry: dict) -> None:
+    """Take out what somebody has written by hand and nobody could count or show; say so once."""
+    for field, kind in _KINDS.items():
+        value = entry.get(field)
+        if value is None or type(value) is kind and not (kind is int and value < 0):
+            continue
+        del entry[field]
+        if (path(), name, field) not in _told:
+            _told.add((path(), name, field))
+            print(
+                f"The progress record has {field!r} of {name} as {value!r}, "
+                f"which is not {_IN_WORDS[kind]}: it is left out."
+            )
 
 
 def _write(file: Path, entries: dict[str, dict]) -> None:

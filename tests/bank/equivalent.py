@@ -8,6 +8,8 @@ _MAX_TWICE = "some elements are compared twice, which changes no maximum"
 _SAME_WARPS = "a block has few warps, and they are whole: both divisions count as many"
 _ANY_LANE = "all 32 lanes have the sum, or have been waited for, so any one of them may do it"
 _OTHER_BUTTERFLY = "2, 3, 5, 9 and 17 bring every lane to every other one exactly once as well"
+_MORE_THREADS = "the kernels that it launches have a guard, so that more threads do no harm"
+_CHANGED_OVER = "as many threads in other blocks: right, and slower on a GPU"
 _OTHER_THREADS = "rows and columns of threads changed over: right, with worse access"
 
 #: (exercise, name of the mutant): why it is right.
@@ -121,4 +123,19 @@ EQUIVALENT = {
         "after the barrier any one thread may add up, and thread 1 always exists"
     ),
     ("conv2d_dbias", "change constant: 32 → 31, again, again"): _SAME_WARPS,
+    ("transposed_by_dx", "shift index: conv2d_dx[blocks(y.size), BLOCK] → "
+     "conv2d_dx[blocks(y.size) + 1, BLOCK]"): _MORE_THREADS,
+    ("transposed_by_dx", "shift index: conv2d_dx[blocks(y.size), BLOCK] → "
+     "conv2d_dx[blocks(y.size), BLOCK + 1]"): _MORE_THREADS,
+    ("transposed_by_dx", "swap indices: conv2d_dx[blocks(y.size), BLOCK] → "
+     "conv2d_dx[BLOCK, blocks(y.size)]"): _CHANGED_OVER,
+    ("transposed_backward", "shift index: conv2d_direct[blocks(dx.size), BLOCK] → "
+     "conv2d_direct[blocks(dx.size) + 1, BLOCK]"): _MORE_THREADS,
+    ("transposed_backward", "shift index: conv2d_direct[blocks(dx.size), BLOCK] → "
+     "conv2d_direct[blocks(dx.size), BLOCK + 1]"): _MORE_THREADS,
+    ("transposed_backward", "swap indices: conv2d_direct[blocks(dx.size), BLOCK] → "
+     "conv2d_direct[BLOCK, blocks(dx.size)]"): _CHANGED_OVER,
+    ("transposed_backward", "shift index: conv2d_dweight[blocks(32 * dweight.size), BLOCK] → "
+     "conv2d_dweight[blocks(32 * dweight.size) + 1, BLOCK]"): _MORE_THREADS,
+    ("transposed_backward", "change constant: 32 → 33"): _MORE_THREADS,
 }  # fmt: skip

@@ -5,15 +5,20 @@
 | pick_batch | images, labels, order, first, x, y; a block per image | bytes become a batch |
 | pool_relu | x of (planes, H, W), y of half the size; any launch | two layers in one kernel |
 | linear_relu | x of (M, I), weight of (O, I), bias, y; a warp per result | dense and activation |
+| pool_relu_backward | dy, x, y, k, dx; any launch | two layers back, and the first of equals |
+| backward_chain | dlogits, kept, weights, back | the whole network backwards |
 | sgd_nesterov | p, g, v, rate, momentum, decay, new_p, new_v; any launch | the step of the recipe |
 | confusion | logits of (N, classes), labels, counts, all 0; any launch | whom is taken for whom |
 
 Arrays are float32 but for images (uint8), labels and order (int64) and counts (int32).
+`backward_chain` starts no kernels itself: the check gives it gradients of layers made with NumPy.
 """
+
+from types import SimpleNamespace
 
 import numpy as np
 
-from course_lib import cuda
+from course_lib import cuda, reference
 from course_lib.runtime.intrinsics import warp_sum
 from course_lib.teach.cases import numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
@@ -188,6 +193,241 @@ LINEAR_RELU = Exercise(
         "and 0; one lane writes.",
         "```python\nfor k in range(lane, x.shape[1], 32):\n    total += x[warp // n_out, k] * ...\n"
         "total = warp_sum(total) + ...\nif lane == 0:\n    y[...] = max(..., ZERO)\n```",
+    ),
+)
+
+
+# ---- pool_relu_backward ----------------------------------------------------------------------
+
+
+@cuda.jit
+def pool_relu_backward(dy, x, y, k, dx):
+    H, W = x.shape[1:]
+    for i in range(cuda.grid(1), dx.size, cuda.gridsize(1)):
+        plane, h, w = i // (H * W), i // W % H, i % W
+        p, q, gradient = h // k, w // k, ZERO
+        if p < y.shape[1] and q < y.shape[2] and y[plane, p, q] > ZERO:
+            first = k * k
+            for j in range(k * k - 1, -1, -1):
+                if x[plane, p * k + j // k, q * k + j % k] == y[plane, p, q]:
+                    first = j
+            if first == h % k * k + w % k:
+                gradient = dy[plane, p, q]
+        dx[plane, h, w] = gradient
+
+
+def _pooled(x, k):
+    """Return the largest of each window, or 0, and where it was."""
+    y, at = reference.max_pool2d(x[None], k)
+    return np.maximum(y, 0)[0], at[0]
+
+
+def _pool_relu_inputs(rng, shape, k):
+    """Return dy, x and y. A window's maximum stands there twice, another one is exactly 0."""
+    n, H, W = shape
+    x = numbers(rng, shape, 1.0, 0.9)
+    windows = [
+        (plane, slice(p * k, p * k + k), slice(q * k, q * k + k))
+        for plane, p, q in np.ndindex(n, H // k, W // k)
+    ]
+    for window in windows:  # a network's outputs are 0 half the time; here, few may be equal
+        x[window] += max(0, ONE + rng.random(dtype=np.float32) - x[window].max())
+    if len(windows) > 2:
+        x[windows[1]] -= x[windows[1]].max()
+        x[windows[-1]] -= x[windows[-1]].max() + ONE
+    if windows and k > 1:
+        x[windows[0]][-1, 0] = x[windows[0]][0, 1] = x[windows[0]].max() + ONE
+    y = _pooled(x, k)[0].astype(np.float32)
+    return {"dy": numbers(rng, y.shape, 1.0, 2.0), "x": x, "y": y, "k": np.int64(k)}
+
+
+def _pool_relu_gradient(dy, x, y, k):
+    if x.size == 0:
+        return np.zeros_like(x)
+    at = _pooled(x, int(k))[1]
+    return reference.max_pool2d_backward((dy * (y > 0))[None], at[None], x[None].shape)[0]
+
+
+def _pool_relu_backward_cases(rng):
+    launches = [
+        ((1, 1, 1), 1, 1, 32),
+        ((1, 2, 2), 2, 1, 32),
+        ((0, 4, 2), 2, 1, 32),
+        ((1, 3, 2), 2, 2, 1),
+        ((2, 2, 3), 1, 1, 32),
+        ((2, 4, 4), 2, 1, 32),
+        ((2, 5, 7), 2, 2, 16),
+        ((1, 7, 8), 3, 1, 33),
+        ((3, 4, 6), 2, 2, 32),
+        ((4, 3, 5), 1, 3, 32),
+    ]
+    return [
+        case(grid, block, **_pool_relu_inputs(rng, shape, k)) for shape, k, grid, block in launches
+    ]
+
+
+POOL_RELU_BACKWARD = Exercise(
+    name="pool_relu_backward",
+    title="Back through ReLU and pooling at once",
+    solution=pool_relu_backward,
+    reference=_pool_relu_gradient,
+    cases=_pool_relu_backward_cases,
+    tolerance=EXACT,
+    outputs=("dx",),
+    dtype=np.float32,
+    call=lambda kernel, run: run.launch(kernel, run.dy, run.x, run.y, run.k, run.dx),
+    once=True,
+    forbids=("float64-promotion",),
+    hints=(
+        "A thread has one element of x. Which window does it lie in, is there such a window, and "
+        "has the window's result come from this element?",
+        "The window is (h // k, w // k), if y has that row and column. If its y is 0, nothing goes "
+        "back. Else its `dy` goes to the first of its elements that equals y, row by row. Walk "
+        "through the k · k places from the last one to the first: the last hit is the first place.",
+        "```python\nfor j in range(k * k - 1, -1, -1):\n"
+        "    if x[plane, p * k + j // k, q * k + j % k] == ...:\n        first = j\n"
+        "if first == h % k * k + ...:\n    gradient = ...\n```",
+    ),
+)
+
+
+# ---- backward_chain --------------------------------------------------------------------------
+
+
+def backward_chain(dlogits, kept, weights, back):
+    x, a, c, d, e, g = kept
+    conv1, conv2, fc1, fc2 = weights
+    dg, *d_fc2 = back.linear(dlogits, g, fc2)
+    de, *d_fc1 = back.linear(back.relu(dg, g), e.reshape(len(e), -1), fc1)
+    dd = back.pool_relu(de.reshape(e.shape), d, e)
+    dc, *d_conv2 = back.conv(dd, c, conv2)
+    da = back.pool_relu(dc, a, c)
+    _, *d_conv1 = back.conv(da, x, conv1, needs_dx=False)
+    return *d_conv1, *d_conv2, *d_fc1, *d_fc2
+
+
+_LAYERS = ("conv1", "conv2", "fc1", "fc2")
+_PARAMETERS = tuple(f"{layer}_{kind}" for layer in _LAYERS for kind in ("weight", "bias"))
+
+
+def _logits(x, conv1, bias1, conv2, bias2, fc1, bias3, fc2, bias4):
+    """Return the logits, and what the backward pass needs of the way there."""
+    a = reference.conv2d(x, conv1, bias1)
+    c = np.maximum(reference.max_pool2d(a, 2)[0], 0)
+    d = reference.conv2d(c, conv2, bias2)
+    e = np.maximum(reference.max_pool2d(d, 2)[0], 0)
+    g = reference.linear(e.reshape(len(e), -1), fc1, bias3, activation="relu")
+    return reference.linear(g, fc2, bias4), (x, a, c, d, e, g)
+
+
+def _chain_reference(dlogits, x, *parameters):
+    conv1, _, conv2, _, fc1, _, fc2, _ = parameters
+    _, (x, a, c, d, e, g) = _logits(x, *parameters)
+    dg, *d_fc2 = reference.linear_backward(dlogits, g, fc2)
+    de, *d_fc1 = reference.linear_backward(dg * (g > 0), e.reshape(len(e), -1), fc1)
+    dc, *d_conv2 = reference.conv2d_backward(_unpooled(de.reshape(e.shape), d, e), c, conv2)
+    _, *d_conv1 = reference.conv2d_backward(_unpooled(dc, a, c), x, conv1)
+    return *d_conv1, *d_conv2, *d_fc1, *d_fc2
+
+
+def _unpooled(dy, x, y):
+    return reference.max_pool2d_backward(dy * (y > 0), reference.max_pool2d(x, 2)[1], x.shape)
+
+
+def _require(name, **shapes):
+    """Raise ValueError unless both of two arrays have one shape."""
+    (one, first), (other, second) = shapes.items()
+    if first != second:
+        raise ValueError(
+            f"back.{name}: {one} has shape {first} and {other} {second}, which must be the same"
+        )
+
+
+def _conv_back(dy, x, weight, needs_dx=True):
+    sizes = [n - taps + 1 for n, taps in zip(x.shape[2:], weight.shape[2:], strict=True)]
+    _require("conv", dy=dy.shape, the_result=(len(x), len(weight), *sizes))
+    dx, dweight, dbias = reference.conv2d_backward(dy, x, weight)
+    return dx if needs_dx else None, dweight, dbias
+
+
+def _linear_back(dy, x, weight):
+    _require("linear", dy=dy.shape, the_result=(len(x), len(weight)))
+    _require("linear", x=x.shape, the_input=(len(x), weight.shape[1]))
+    return reference.linear_backward(dy, x, weight)
+
+
+def _relu_back(dy, y):
+    _require("relu", dy=dy.shape, y=y.shape)
+    return dy * (y > 0)
+
+
+def _pool_back(dy, x, y):
+    _require("pool_relu", dy=dy.shape, y=y.shape)
+    _require("pool_relu", y=y.shape, the_result=(*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2))
+    return _unpooled(dy, x, y)
+
+
+_BACK = SimpleNamespace(
+    conv=_conv_back, linear=_linear_back, relu=_relu_back, pool_relu=_pool_back
+)
+
+
+def _run_chain(function, run):
+    """Call it with layers made with NumPy, on a forward pass of the case's network."""
+    exact = {name: np.asarray(value, np.float64) for name, value in run.case.inputs.items()}
+    _, kept = _logits(exact["x"], *(exact[name] for name in _PARAMETERS))
+    weights = [exact[f"{layer}_weight"] for layer in _LAYERS]
+    return function(exact["dlogits"], kept, weights, _BACK)
+
+
+def _chain_cases(rng):
+    networks = [
+        (1, 10, 10, (1, 2, 3, 4)),
+        (2, 10, 10, (1, 1, 1, 2)),
+        (1, 10, 11, (2, 1, 2, 3)),
+        (2, 11, 10, (1, 2, 3, 2)),
+        (3, 10, 14, (2, 3, 2, 4)),
+        (1, 14, 10, (3, 2, 4, 3)),
+        (2, 13, 12, (2, 2, 5, 2)),
+        (4, 10, 10, (1, 3, 3, 5)),
+    ]
+    found = []
+    for n, H, W, (first, second, hidden, classes) in networks:
+        flat = second * ((H - 2) // 2 // 2 - 1) * ((W - 2) // 2 // 2 - 1)
+        shapes = (
+            (first, 1, 3, 3), first, (second, first, 3, 3), second, (hidden, flat), hidden,
+            (classes, hidden), classes,
+        )  # fmt: skip
+        inputs = {"dlogits": numbers(rng, (n, classes), 1.0, 0.8), "x": numbers(rng, (n, 1, H, W))}
+        for name, shape in zip(_PARAMETERS, shapes, strict=True):
+            inputs[name] = numbers(rng, shape, 0.3, 0.25)
+        found.append(case(1, 1, **inputs))
+    return found
+
+
+BACKWARD_CHAIN = Exercise(
+    name="backward_chain",
+    title="The whole network backwards",
+    solution=backward_chain,
+    kind="function",
+    reference=_chain_reference,
+    cases=_chain_cases,
+    tolerance=Tolerance(1e-9, 1e-9, "the same sums in another order, in float64", scaled=True),
+    outputs=tuple(f"d{name}" for name in _PARAMETERS),
+    dtype=np.float64,
+    call=_run_chain,
+    primal=lambda x, *parameters: _logits(x, *parameters)[0],
+    hints=(
+        "Write the forward pass on a sheet of paper, a line for each layer: x → conv1 → a → pool "
+        "and ReLU → c → … Then read it from below. Each layer wants the gradient of what it made, "
+        "and what it was given.",
+        "The last linear layer made the logits of `g`. Before it, a ReLU made `g`; before that, a "
+        "linear layer was given `e`, as rows: `e.reshape(len(e), -1)`. What comes back from there "
+        "has rows as well, and pooling wants the shape of `e`.",
+        "```python\ndg, *d_fc2 = back.linear(dlogits, g, fc2)\n"
+        "de, *d_fc1 = back.linear(back.relu(dg, g), ..., fc1)\n"
+        "dd = back.pool_relu(de.reshape(...), d, e)\ndc, *d_conv2 = back.conv(dd, ..., conv2)\n"
+        "...\nreturn *d_conv1, *d_conv2, *d_fc1, *d_fc2\n```",
     ),
 )
 
