@@ -38,13 +38,15 @@ CALLS = {
     "batch_norm of rows": lambda f, x: f.batch_norm(
         x.flatten(2), torch.zeros(x.shape[1]), torch.ones(x.shape[1])
     ),
+    "layer_norm": lambda f, x: f.layer_norm(x, x.shape[3:], torch.ones(x.shape[3:])),
+    "layer_norm of planes": lambda f, x: f.layer_norm(x, x.shape[2:]),
     "linear": lambda f, x: f.linear(x, torch.linspace(-1, 1, 3 * x.shape[3]).reshape(3, -1)),
     "cross_entropy": lambda f, x: f.cross_entropy(
         x, torch.zeros((x.shape[0], *x.shape[2:]), dtype=torch.int64), reduction="none"
     ),
 }
 #: What our functions give another shape after the operator: in-place operations take that.
-RESHAPED = "batch_norm of rows", "cross_entropy"
+RESHAPED = "batch_norm of rows", "layer_norm of planes", "cross_entropy"
 #: Of three dimensions, results that lie as the argument does; PyTorch's are contiguous.
 LAID_OUT_LIKE_X = "batch_norm of rows", "conv2d of images"
 

@@ -75,6 +75,36 @@ def cases():
         yield "batch_norm", label, args, options
 
     for label, args, options in (
+        ("as it should be", (ROWS, (5,), ones(5), ones(5)), {}),
+        ("two axes", (X, [6, 6], images(6, 6), ones(6, 6)), dict(eps=0.1)),
+        ("no bias", (ROWS, (5,), ones(5)), {}),
+        ("no weight", (ROWS, (5,), None, ones(5)), {}),
+        ("other columns", (ROWS, (4,)), {}),
+        ("too many axes", (ROWS, (3, 3, 5)), {}),
+        ("no axes", (ROWS, ()), {}),
+        ("a number of columns", (ROWS, 5), {}),
+        ("a fraction", (ROWS, (5.0,)), {}),
+        ("no shape", (ROWS, None), {}),
+        ("short weight", (ROWS, (5,), ones(4)), {}),
+        ("long bias", (ROWS, (5,), None, ones(6)), {}),
+        ("rank of weight", (ROWS, (5,), ones(1, 5)), {}),
+        ("double weight", (ROWS, (5,), ones(5).double()), {}),
+        ("half weight", (ROWS, (5,), ones(5).half()), {}),
+        ("half bias", (ROWS, (5,), ones(5), ones(5).half()), {}),
+        ("half input", (ROWS.half(), (5,), ones(5), ones(5)), {}),
+        ("a list as weight", (ROWS, (5,), [1.0] * 5), {}),
+        ("no tensor", (ROWS.numpy(), (5,)), {}),
+        ("integers", (ROWS.long(), (5,)), {}),
+        ("double", (ROWS.double(), (5,), ones(5).double()), {}),
+        ("a number", (images(), (1,)), {}),
+        ("eps", (ROWS, (5,)), dict(eps="a")),
+        ("meta weight", (ROWS, (5,), ones(5, device="meta")), {}),
+        ("no rows", (images(0, 5), (5,), ones(5)), {}),
+        ("no columns", (images(3, 0), (0,)), {}),
+    ):
+        yield "layer_norm", label, args, options
+
+    for label, args, options in (
         ("as it should be", (X, W, ones(6)), {}),
         ("all options", (X, W[:, :2], ones(6), (2, 1), (1, 0), (1, 2), 2), {}),
         ("an image", (X[0], W), {}),
@@ -393,6 +423,7 @@ def calls():
             ops.conv_transpose2d(x, images(4, 3, 2, 2).requires_grad_(), ones(3).requires_grad_()),
             ops.interpolate(x, 4),
             ops.dice_loss(x, X[:, 0].long().clamp(0, 3), ones(4)),
+            ops.layer_norm(rows, (5,), ones(5).requires_grad_(), ones(5).requires_grad_()),
             ops.linear(rows, images(2, 5).requires_grad_(), ones(2).requires_grad_()),
             ops.max_pool2d(x, 2),
             ops.softmax(rows),
@@ -424,6 +455,7 @@ RIGHT |= {
 }  # fmt: skip
 RIGHT |= {
     ("dropout_backward", "grad_output"): ALL | {"elsewhere"},
+    ("layer_norm", "x"): {"another rank", "longer", "shorter", "none"},
     ("linear", "input"): {"another rank", "longer", "shorter", "none"},
     ("max_pool2d", "x"): ALL - {"another rank"},
     ("max_pool2d_backward", "grad_output"): {"double"},

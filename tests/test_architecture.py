@@ -32,9 +32,12 @@ FLOORS = {
     "bench": {"course_lib", "runtime"},
     "benchmarks": {
         "course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot", "ops", "nn",
-        "optim", "models", "train", "data",
+        "optim", "models", "train", "data", "backend", "autograd",
     },
-    "teach": {"course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot"},
+    "teach": {
+        "course_lib", "simulator", "runtime", "kernels", "reference", "bench", "plot", "backend",
+        "autograd",
+    },
     "operations": {"course_lib", "kernels", "reference"},
     "compare": {"course_lib", "simulator", "runtime", "kernels", "operations"},
     "readme": {

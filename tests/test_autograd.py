@@ -162,6 +162,24 @@ def test_gradients_are_added_up_over_several_calls():
     assert x.grad.tolist() == [5, 5, 5] and x.grad.dtype == np.float32
 
 
+class Step(Function):
+    """1 where x is positive, else 0: flat, so that nobody learns from it."""
+
+    def forward(self, x):
+        return (x > 0).astype(x.dtype)
+
+    def backward(self, dy):
+        return None
+
+
+def test_a_function_may_have_no_gradient():
+    x = ag.tensor(np.ones(3, np.float32), requires_grad=True)
+    Step()(x * 2.0).sum().backward()
+    assert x.grad is None
+    (x * 3.0 + Step()(x * 2.0)).sum().backward()
+    assert x.grad.tolist() == [3, 3, 3]
+
+
 def test_two_tensors_never_share_one_gradient():
     a, b = (ag.tensor(np.ones(2, np.float32), requires_grad=True) for _ in range(2))
     (a + b).sum().backward()

@@ -1,5 +1,6 @@
 """Compilation without a GPU: every kernel for every chip, and the cache on disk."""
 
+import functools
 import importlib
 import inspect
 import json
@@ -116,8 +117,21 @@ SPILLS |= {
 WAITING = re.compile(r"^squeeze_excite\.\w+ (resident|batched), ")
 
 
+@functools.cache
+def modules_own_limits():
+    """{module: its `most_threads(label, chip)`} of the modules that have one."""
+    found = {name: importlib.import_module(f"course_lib.kernels.{name}")
+             for name in compile_gate.modules()}  # fmt: skip
+    return {
+        name: module.most_threads for name, module in found.items()
+        if hasattr(module, "most_threads")
+    }  # fmt: skip
+
+
 def most_threads(label, chip):
     """Threads of the largest block that the kernel of this label is launched with."""
+    if (its_own := modules_own_limits().get(re.match(r"\w+", label)[0])) is not None:
+        return its_own(label, chip)
     direction = "backward" if ".backward" in label else "forward"
     n_arrays = 1 + (direction == "backward")
     if label.startswith("softmax_dropout.") and "registers" in label:

@@ -137,24 +137,6 @@ def test_small_network_in_both_passes():
         assert output <= OUTPUT and gradient <= GRADIENT, (output, gradient, name)
 
 
-def test_a_small_network_learns():
-    """Which of four quarters is the bright one."""
-    model = models.create_model("small_se_net", 4).to(PLACE)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    target = torch.arange(4, device=PLACE)
-    x = randn(4, 3, 16, 16) * 0.1
-    for image, quarter in zip(x, target.tolist(), strict=True):
-        image[:, quarter // 2 * 8 :][:, :8, quarter % 2 * 8 :][..., :8] += 1
-    losses = []
-    for _ in range(6):
-        optimiser.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x), target)
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] / 2, losses
-
-
 def test_whole_networks_without_a_gpu():
     """Drop-in proof on PyTorch's operators, which a CPU takes where nothing is simulated."""
     code = """
@@ -167,9 +149,8 @@ model = torchvision.models.mobilenet_v3_small()
 blocks = nn.replace_layers(model, types=[torchvision.ops.SqueezeExcitation]).replaced
 assert len(blocks) == 9 and "timm" not in sys.modules
 for name, n_blocks in (
-    ("mobilenet_v3_large", 8), ("regnet_y_400mf", 16), ("efficientnet_b4", 32),
-    ("tf_efficientnet_b4_ns", 32), ("seresnet18", 8), ("legacy_seresnet18", 8),
-    ("timm/regnety_002", 13), ("timm/mobilenetv3_small_100", 9),
+    ("regnet_y_400mf", 16), ("efficientnet_b4", 32), ("tf_efficientnet_b0_ns", 16),
+    ("legacy_seresnet18", 8), ("timm/regnety_002", 13), ("timm/mobilenetv3_small_100", 9),
 ):
     model = models.create_model(name, 5, use_cuda_kernels=False)
     x = torch.randn(2, 3, 48, 48)

@@ -172,7 +172,7 @@ LEFT = {
     "there are kernels for the modes nearest and bilinear, not for bicubic": lambda: (
         torch_nn.Upsample(scale_factor=2, mode="bicubic")
     ),
-    "course_lib.nn has nothing for LayerNorm": lambda: torch_nn.LayerNorm(3),
+    "course_lib.nn has nothing for GroupNorm": lambda: torch_nn.GroupNorm(1, 3),
     "course_lib.nn has nothing for OwnNorm": OwnNorm,
     "course_lib.nn has nothing for Linear": lambda: torch.ao.nn.quantized.dynamic.Linear(2, 2),
     "it is a Linear, which may compute": lambda: torch.ao.nn.qat.Linear(
@@ -265,6 +265,7 @@ def test_a_class_swap_is_all_it_takes(kind):
     arguments = {
         "Conv2d": (3, 4, 3), "ConvTranspose2d": (3, 4, 3), "Linear": (3, 4), "BatchNorm2d": (3,),
         "MaxPool2d": (2,), "AdaptiveAvgPool2d": (1,), "Softmax": (1,), "LogSoftmax": (1,),
+        "LayerNorm": (3,),
     }.get(kind.__name__, ())  # fmt: skip
     ours, theirs = LAYERS[kind](*arguments), kind(*arguments)
     assert vars(ours).keys() == vars(theirs).keys() and repr(ours) == repr(theirs)

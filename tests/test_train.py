@@ -40,13 +40,14 @@ def short(model=None, **options):
 
 def test_the_small_network_learns_the_drawn_leaves():
     model, history = train.train_leaves(
-        "small_se_net", epochs=10, use_cuda_kernels=False, device_name="cpu"
-    )
+        "small_se_net", image_size=32, epochs=8, batch_size=16,
+        use_cuda_kernels=False, device_name="cpu",
+    )  # fmt: skip
     assert isinstance(model, models.SmallSENet) and not model.training
     assert [entry["epoch"] for entry in history] == list(range(1, len(history) + 1))
-    assert history[-1]["validation_accuracy"] >= 0.6
+    assert history[-1]["validation_accuracy"] >= 0.5  # by mean colour: < 0.45
     assert history[-1]["loss"] < 0.8 * history[0]["loss"]
-    held = data.leaves(train=False)
+    held = data.leaves(image_size=32, train=False)
     accuracy = train.evaluate_accuracy(model, held.images, held.labels)
     assert accuracy == history[-1]["validation_accuracy"]
     shares = train.accuracy_by_class(model, held)

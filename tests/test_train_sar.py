@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sar_files import tile_file
 
-from course_lib import backend, plot
+from course_lib import autograd as ag
+from course_lib import backend, cli, plot
 from course_lib.train import checkpoint, sar
 from course_lib.train.sar import SarSettings, train_sar
 
@@ -41,7 +43,7 @@ def command(*options, folder, **environment):
     return done.returncode, done.stdout, done.stderr
 
 
-def test_as_a_command(tmp_path):
+def test_as_a_command(tmp_path, capsys):
     config, output = tmp_path / "sar.yaml", tmp_path / "run"
     config.write_text(TEXT)
     status, out, err = command("--config", config, "--output", output, folder=tmp_path)
@@ -55,9 +57,20 @@ def test_as_a_command(tmp_path):
     assert [entry["epoch"] for entry in history] == [1, 2, 3]
     assert history[-1]["loss"] < history[0]["loss"]
     assert {"checkpoint.pt", "history.png", "masks.png"} <= {p.name for p in output.iterdir()}
-    status, out, err = command("--evaluate", output / "checkpoint.pt", folder=tmp_path)
-    assert status == 0, err
-    assert f"{history[-1]['validation_iou']:.4f}" in out
+    assert cli.main(["train", "sar", "--evaluate", str(output / "checkpoint.pt")]) == 0
+    assert f"{history[-1]['validation_iou']:.4f}" in capsys.readouterr().out
+
+
+def test_a_network_beats_the_best_threshold():
+    """Small, so that it takes seconds; 64 scenes of 64×64 and 16 channels reach 0.75."""
+    told = []
+    settings = SarSettings(
+        use_cuda=False, depth=2, initial_channels=8, image_size=32, num_synthetic_samples=48,
+        batch_size=4, num_epochs=10, learning_rate=5e-3,
+    )  # fmt: skip
+    _, history = train_sar(settings, tell=told.append)
+    to_beat = float(told[-1].rpartition(" ")[2])
+    assert to_beat > 0.4 and history[-1]["iou_1"] > to_beat + 0.03
 
 
 @pytest.mark.parametrize("text, words", [
@@ -72,7 +85,7 @@ def test_as_a_command(tmp_path):
     ("train_ratio: 1.0\nuse_cuda: false\n", "train_ratio"),
 ])
 def test_what_is_wrong_is_one_sentence(tmp_path, text, words, capsys):
-    from course_lib import cli, device
+    from course_lib import device
 
     if "true" in text and device.count():
         pytest.skip("there is a GPU here")
@@ -82,6 +95,51 @@ def test_what_is_wrong_is_one_sentence(tmp_path, text, words, capsys):
     err = capsys.readouterr().err
     assert status == 2 and words in err and "Traceback" not in err and err.count("\n") == 1
     assert not (output / "checkpoint.pt").exists()
+
+
+def test_files_that_are_wrong_are_one_sentence(tmp_path, capsys):
+    tiles, config, output = tmp_path / "t.npz", tmp_path / "sar.yaml", tmp_path / "run"
+    config.write_text(f"use_cuda: false\nimage_size: 8\ndata_dir: {tiles}\n")
+    masks = np.zeros((4, 8, 8), np.int8)
+    masks[2, 3, 5] = 7
+    whole = tile_file(tiles).read_bytes()
+    for content, words in (
+        (whole[: len(whole) // 2], ["t.npz"]),
+        (tile_file(tiles, masks=masks).read_bytes(), ["t.npz", "7"]),
+    ):
+        tiles.write_bytes(content)
+        status = cli.main(["train", "sar", "--config", str(config), "--output", str(output)])
+        err = capsys.readouterr().err
+        assert status == 2 and all(word in err for word in words), err
+        assert "Traceback" not in err and err.count("\n") == 1
+        assert not (output / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize("place", ["__init__", "forward"])
+@pytest.mark.parametrize("kind", [MemoryError, torch.cuda.OutOfMemoryError])
+def test_out_of_memory_loses_nothing(tmp_path, monkeypatch, capsys, place, kind):
+    config, output = tmp_path / "sar.yaml", tmp_path / "run"
+    config.write_text(TEXT)
+    arguments = ["train", "sar", "--config", str(config), "--output", str(output)]
+    calls, real = [], getattr(ag.UNet, place)
+    last = 0 if place == "__init__" else 5  # steps, validation and steps again: the second epoch
+
+    def full(*inputs, **options):
+        calls.append(1)
+        if len(calls) > last:
+            raise kind("out of memory")
+        return real(*inputs, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ag.UNet, place, full)
+        assert cli.main(arguments) == 1
+    err = capsys.readouterr().err
+    assert "There is not enough memory" in err and "batch size (it is 4)" in err
+    assert "Traceback" not in err
+    assert (output / "checkpoint.pt").exists() == (place == "forward")
+    assert cli.main([*arguments, "--resume"]) == 0
+    _, history = train_sar(SMALL, tell=str)
+    assert json.loads((output / "history.json").read_text()) == history
 
 
 def weights_of(model):
@@ -149,6 +207,53 @@ def test_a_gpu_finds_the_losses_that_numpy_finds(library, monkeypatch):
         _, history = train_sar(settings, tell=str)
         losses[name] = [entry["loss"] for entry in history]
     np.testing.assert_allclose(losses["numpy"], losses[library], rtol=1e-4)
+
+
+def first_losses(library, make, steps=20, size=(32, 40)):
+    """The losses of the first steps, on as many batches, of one network."""
+    here, random = backend.set_backend(library=library), np.random.default_rng(1)
+    model = ag.UNet(2, 2, depth=2, initial_channels=8)
+    optimizer, losses = make(model.parameters()), []
+    for _ in range(steps):
+        x = here.to_device(random.standard_normal((4, 2, *size), dtype=np.float32))
+        target = here.to_device(random.integers(-1, 2, (4, *size)))
+        optimizer.zero_grad()
+        loss = ag.combined_loss(model(ag.tensor(x)), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+@pytest.mark.parametrize("make", [lambda p: ag.Adam(p, lr=1e-3),
+                                  lambda p: ag.SGD(p, lr=1e-3, momentum=0.9)],
+                         ids=["Adam", "SGD"])  # fmt: skip
+def test_the_first_20_steps_are_numpys(library, make):
+    if library == "cupy":
+        pytest.importorskip("cupy")
+    losses = [first_losses(name, make) for name in ("numpy", library)]
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_is_full_is_one_sentence(tmp_path, capsys):
+    config, output = tmp_path / "sar.yaml", tmp_path / "run"
+    before = torch.cuda.get_per_process_memory_fraction()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.01)
+    config.write_text(TEXT.replace("false", "true").replace(
+        "initial_channels: 4", "initial_channels: 512"))  # fmt: skip
+    try:
+        arguments = ["train", "sar", "--config", str(config), "--output", str(output)]
+        assert cli.main(arguments) == 1
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before)
+    err = capsys.readouterr().err
+    assert "There is not enough memory (" in err and "more were asked for" in err
+    config.write_text(TEXT.replace("false", "true"))
+    assert cli.main(arguments) == 0  # the process, and its GPU, go on
 
 
 @pytest.mark.gpu

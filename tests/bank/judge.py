@@ -18,7 +18,7 @@ from mutants import mutants
 
 import bank
 from bank.equivalent import EQUIVALENT
-from course_lib.teach import CheckFailed, check, checking
+from course_lib.teach import CheckFailed, causes, check, checking, report
 from course_lib.teach.exercise import exercises
 
 for _file in sorted(Path(__file__).parent.glob("lesson_*.py")):
@@ -61,9 +61,20 @@ def rows(exercise: str) -> Iterator[Row]:
         yield judge_right(exercise, kernel)
 
 
-def judge_wrong(exercise: str, kernel, says: str) -> Row:
-    """Check a kernel that must be rejected with a message in which `says` is found."""
-    seconds, message, _ = _checked(exercise, kernel)
+def judge_wrong(exercise: str, kernel, says: str, thorough: bool = True) -> Row:
+    """Check a kernel that must be rejected with a message in which `says` is found.
+
+    To look for the cause takes longer than the verdict: where `says` is found in the message
+    without it, only those who are `thorough` wait for it.
+    """
+
+    def needed_cause(attempt, failure):
+        if not thorough and re.search(says, report.describe(attempt, failure)):
+            return None
+        return causes.likely_cause(attempt, failure)
+
+    with mock.patch.object(checking, "likely_cause", needed_cause):
+        seconds, message, _ = _checked(exercise, kernel)
     outcome = "missed"
     if message:
         outcome = "rejected" if re.search(says, message) else "cause"

@@ -1,7 +1,7 @@
 """Lesson 00: negative(x, y), as many threads as pixels."""
 
 from bank import right
-from bank.mistakes import mistake
+from bank.mistakes import mistakes
 from course_lib import cuda
 
 OUTSIDE = "out-of-bounds"
@@ -23,35 +23,17 @@ def by_hand(x, y):
     y[row, col] = -x[row, col] + 1
 
 
-mistake(
-    "negative: wrong_way_round",
-    "the right size and the wrong sign",
-    ("np.float32(1) - x[row, col]", "x[row, col] - np.float32(1)"),
-)
-mistake("negative: rows_for_columns", OUTSIDE, ("col, row =", "row, col ="))
-mistake("negative: written_transposed", OUTSIDE, ("y[row, col]", "y[col, row]"))
-mistake(
-    "negative: first_block_only",
-    r"y\[.*never written",
-    ("cuda.grid(2)", "cuda.threadIdx.x, cuda.threadIdx.y"),
-)
-mistake(
-    "negative: in_place", "changes its input x", ("y[row, col] =", "x[row, col] = y[row, col] =")
-)
-mistake(
-    "negative: subtracts_from_y", "depends on what y held before", ("np.float32(1)", "y[row, col]")
-)
-mistake("negative: nothing_stored", r"y\[0, 0\] was never written", ("y[row, col] =", "value ="))
-mistake(
-    "negative: upside_down",
-    "the right values at the wrong places",
-    ("y[row,", "y[x.shape[0] - 1 - row,"),
-)
-mistake("negative: for_bytes", "wrong values in y", ("float32(1)", "float32(255)"))
-mistake(
-    "negative: blocks_of_four",
-    OUTSIDE + "|never written",
-    ("cuda.blockDim.x", "4"),
-    ("cuda.blockDim.y", "4"),
-    of=by_hand,
-)
+mistakes("negative",
+    ("wrong_way_round", "the right size and the wrong sign", "np.float32(1) - x[row, col]",
+     "x[row, col] - np.float32(1)"),
+    ("rows_for_columns", OUTSIDE, "col, row =", "row, col ="),
+    ("written_transposed", OUTSIDE, "y[row, col]", "y[col, row]"),
+    ("first_block_only", r"y\[.*never written", "cuda.grid(2)",
+     "cuda.threadIdx.x, cuda.threadIdx.y"),
+    ("in_place", "changes its input x", "y[row, col] =", "x[row, col] = y[row, col] ="),
+    ("subtracts_from_y", "depends on what y held before", "np.float32(1)", "y[row, col]"),
+    ("nothing_stored", r"y\[0, 0\] was never written", "y[row, col] =", "value ="),
+    ("upside_down", "the right values at the wrong places", "y[row,", "y[x.shape[0] - 1 - row,"),
+    ("for_bytes", "wrong values in y", "float32(1)", "float32(255)"),
+    ("blocks_of_four", OUTSIDE + "|never written", by_hand, "cuda.blockDim.x", "4",
+     "cuda.blockDim.y", "4"))

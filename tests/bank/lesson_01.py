@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from bank import right
-from bank.mistakes import mistake
+from bank.mistakes import mistakes
 from course_lib import cuda
 
 #: The words of the sanitizer.
@@ -42,57 +42,31 @@ def relu_by_a_loop(x, y):
         y[i] = max(x[i], ZERO)
 
 
-mistake(
-    "relu: relu_no_guard",
-    r"out-of-bounds in line \d+, `y\[i\] = max\(x\[i\], np\.float32\(0\)\)`\n.*reads `x\[1\]`",
-    ("    if i < x.size:\n        y[i]", "    y[i]"),
-)
-mistake("relu: relu_one_too_many", OUTSIDE, ("i < x.size", "i <= x.size"))
-mistake("relu: relu_one_too_few", r"y\[0\] was never written", ("x.size", "x.size - 1"))
-mistake("relu: relu_from_one", r"y\[0\] was never written", ("cuda.grid(1)", "cuda.grid(1) + 1"))
-mistake("relu: relu_first_block_only", "never written", ("cuda.grid(1)", "cuda.threadIdx.x"))
-mistake(
-    "relu: relu_blocks_of_32", "never written", ("cuda.blockDim.x", "32"), of=relu_returns_early
-)
-mistake(
-    "relu: relu_whole_blocks",
-    "never written",
-    ("x.size", "x.size // cuda.blockDim.x * cuda.blockDim.x"),
-)
-mistake("relu: relu_positive_only", "never written", ("i < x.size", "i < x.size and x[i] > 0"))
-mistake(
-    "relu: relu_absolute",
-    "wrong exactly where x is negative",
-    ("max(x[i], np.float32(0))", "abs(x[i])"),
-)
-mistake("relu: relu_minimum", "wrong values in y", ("max", "min"))
-mistake(
-    "relu: relu_leaky",
-    "wrong exactly where x is negative",
-    ("else ZERO", "else np.float32(0.01) * x[i]"),
-    of=relu_returns_early,
-)
-mistake(
-    "relu: relu_six",
-    "wrong values in y",
-    ("max(x[i], np.float32(0))", "min(max(x[i], np.float32(0)), np.float32(6))"),
-)
-mistake("relu: relu_in_place", "changes its input x", ("y[i] =", "x[i] = y[i] ="))
-mistake("relu: relu_added", "depends on what y held before", ("y[i] =", "y[i] +="))
-mistake(
-    "relu: relu_hides_a_nan",
-    "depends on what y held before",
-    ("max(x[i], np.float32(0))", "max(y[i], max(x[i], np.float32(0)))"),
-)
-mistake(
-    "relu: relu_into_the_neighbour",
-    "race-between-blocks",
-    ("np.float32(0))\n", "np.float32(0))\n        if i + 1 < x.size:\n            y[i + 1] = 5\n"),
-)
-mistake(
-    "relu: relu_backwards", "the right values at the wrong places", ("y[i]", "y[x.size - 1 - i]")
-)
-mistake("relu: relu_wrapped", OUTSIDE, ("y[i]", "y[i - 1]"), ("x[i]", "x[i - 1]"))
+mistakes("relu",
+    ("relu_no_guard",
+     r"out-of-bounds in line \d+, `y\[i\] = max\(x\[i\], np\.float32\(0\)\)`\n.*reads `x\[1\]`",
+     "    if i < x.size:\n        y[i]", "    y[i]"),
+    ("relu_one_too_many", OUTSIDE, "i < x.size", "i <= x.size"),
+    ("relu_one_too_few", r"y\[0\] was never written", "x.size", "x.size - 1"),
+    ("relu_from_one", r"y\[0\] was never written", "cuda.grid(1)", "cuda.grid(1) + 1"),
+    ("relu_first_block_only", "never written", "cuda.grid(1)", "cuda.threadIdx.x"),
+    ("relu_blocks_of_32", "never written", relu_returns_early, "cuda.blockDim.x", "32"),
+    ("relu_whole_blocks", "never written", "x.size", "x.size // cuda.blockDim.x * cuda.blockDim.x"),
+    ("relu_positive_only", "never written", "i < x.size", "i < x.size and x[i] > 0"),
+    ("relu_absolute", "wrong exactly where x is negative", "max(x[i], np.float32(0))", "abs(x[i])"),
+    ("relu_minimum", "wrong values in y", "max", "min"),
+    ("relu_leaky", "wrong exactly where x is negative", relu_returns_early, "else ZERO",
+     "else np.float32(0.01) * x[i]"),
+    ("relu_six", "wrong values in y", "max(x[i], np.float32(0))",
+     "min(max(x[i], np.float32(0)), np.float32(6))"),
+    ("relu_in_place", "changes its input x", "y[i] =", "x[i] = y[i] ="),
+    ("relu_added", "depends on what y held before", "y[i] =", "y[i] +="),
+    ("relu_hides_a_nan", "depends on what y held before", "max(x[i], np.float32(0))",
+     "max(y[i], max(x[i], np.float32(0)))"),
+    ("relu_into_the_neighbour", "race-between-blocks", "np.float32(0))\n",
+     "np.float32(0))\n        if i + 1 < x.size:\n            y[i + 1] = 5\n"),
+    ("relu_backwards", "the right values at the wrong places", "y[i]", "y[x.size - 1 - i]"),
+    ("relu_wrapped", OUTSIDE, "y[i]", "y[i - 1]", "x[i]", "x[i - 1]"))
 
 
 # ---- relu_grid_stride(x, y) ------------------------------------------------------------------
@@ -125,45 +99,22 @@ def stride_chapters(x, y):
         y[i] = max(x[i], ZERO)
 
 
-mistake(
-    "relu_grid_stride: stride_no_loop",
-    r"never written: the launch has 2 threads for 3 elements",
-    ("while", "if"),
-    of=stride_while,
-)
-mistake(
-    "relu_grid_stride: stride_from_own_block", "never written", ("cuda.grid(1)", "cuda.threadIdx.x")
-)
-mistake(
-    "relu_grid_stride: stride_too_long",
-    "never written",
-    ("cuda.gridsize(1)", "cuda.gridsize(1) + 1"),
-)
-mistake("relu_grid_stride: stride_of_64", "never written", ("cuda.gridsize(1)", "64"))
-mistake(
-    "relu_grid_stride: stride_whole_rounds",
-    "never written",
-    ("x.size", "x.size // cuda.gridsize(1) * cuda.gridsize(1)"),
-)
-mistake(
-    "relu_grid_stride: stride_rounds_without_guard",
-    OUTSIDE,
-    ("x.size", "math.ceil(x.size / cuda.gridsize(1)) * cuda.gridsize(1)"),
-)
-mistake(
-    "relu_grid_stride: stride_stands_still",
-    r"deadlock in line \d+, `while i < x\.size:`\n.*for ever",
-    ("        i += cuda.gridsize(1)\n", ""),
-    of=stride_while,
-)
-mistake("relu_grid_stride: stride_last_missing", "never written", ("x.size", "x.size - 1"))
-mistake("relu_grid_stride: stride_one_too_many", OUTSIDE, ("x.size", "x.size + 1"))
-mistake(
-    "relu_grid_stride: stride_chapters_rounded_down",
-    "never written",
-    ("math.ceil(x.size / cuda.gridsize(1))", "x.size // cuda.gridsize(1)"),
-    of=stride_chapters,
-)
+mistakes("relu_grid_stride",
+    ("stride_no_loop", r"never written: the launch has 2 threads for 3 elements", stride_while,
+     "while", "if"),
+    ("stride_from_own_block", "never written", "cuda.grid(1)", "cuda.threadIdx.x"),
+    ("stride_too_long", "never written", "cuda.gridsize(1)", "cuda.gridsize(1) + 1"),
+    ("stride_of_64", "never written", "cuda.gridsize(1)", "64"),
+    ("stride_whole_rounds", "never written", "x.size",
+     "x.size // cuda.gridsize(1) * cuda.gridsize(1)"),
+    ("stride_rounds_without_guard", OUTSIDE, "x.size",
+     "math.ceil(x.size / cuda.gridsize(1)) * cuda.gridsize(1)"),
+    ("stride_stands_still", r"deadlock in line \d+, `while i < x\.size:`\n.*for ever", stride_while,
+     "        i += cuda.gridsize(1)\n", ""),
+    ("stride_last_missing", "never written", "x.size", "x.size - 1"),
+    ("stride_one_too_many", OUTSIDE, "x.size", "x.size + 1"),
+    ("stride_chapters_rounded_down", "never written", stride_chapters,
+     "math.ceil(x.size / cuda.gridsize(1))", "x.size // cuda.gridsize(1)"))
 
 
 # ---- nchw_index(x, bias, y) ------------------------------------------------------------------
@@ -195,28 +146,18 @@ def nchw_from_the_left(x, bias, y):
         y[n, c, i // W, i % W] = x[n, c, i // W, i % W] + bias[c]
 
 
-mistake("nchw_index: nchw_no_guard", OUTSIDE, ("i < N * C * H * W", "i >= 0"))
-mistake("nchw_index: nchw_bias_of_picture", "wrong values in y", ("bias[c]", "bias[n % C]"))
-mistake("nchw_index: nchw_channel_not_wrapped", OUTSIDE, ("i // (W * H) % C", "i // (W * H)"))
-mistake(
-    "nchw_index: nchw_height_for_width",
-    OUTSIDE + "|never written",
-    ("w = i % W", "w = i % H"),
-    ("h = i // W % H", "h = i // H % W"),
-)
-mistake(
-    "nchw_index: nchw_picture_without_channels",
-    "never written|" + OUTSIDE,
-    ("i // (W * H * C)", "i // (W * H) % N"),
-)
-mistake("nchw_index: nchw_one_picture", "never written", ("i < N * C * H * W", "i < C * H * W"))
-mistake(
-    "nchw_index: nchw_no_bias", "every wrong element is that of x, unchanged", (" + bias[c]", "")
-)
-mistake("nchw_index: nchw_first_bias", "wrong values in y", ("bias[c]", "bias[0]"))
-mistake(
-    "nchw_index: nchw_bias_as_if_channels_last", "wrong values in y", ("bias[c]", "bias[i % C]")
-)
+mistakes("nchw_index",
+    ("nchw_no_guard", OUTSIDE, "i < N * C * H * W", "i >= 0"),
+    ("nchw_bias_of_picture", "wrong values in y", "bias[c]", "bias[n % C]"),
+    ("nchw_channel_not_wrapped", OUTSIDE, "i // (W * H) % C", "i // (W * H)"),
+    ("nchw_height_for_width", OUTSIDE + "|never written", "w = i % W", "w = i % H",
+     "h = i // W % H", "h = i // H % W"),
+    ("nchw_picture_without_channels", "never written|" + OUTSIDE, "i // (W * H * C)",
+     "i // (W * H) % N"),
+    ("nchw_one_picture", "never written", "i < N * C * H * W", "i < C * H * W"),
+    ("nchw_no_bias", "every wrong element is that of x, unchanged", " + bias[c]", ""),
+    ("nchw_first_bias", "wrong values in y", "bias[c]", "bias[0]"),
+    ("nchw_bias_as_if_channels_last", "wrong values in y", "bias[c]", "bias[i % C]"))
 
 
 # ---- sigmoid(x, y) ---------------------------------------------------------------------------
@@ -251,51 +192,25 @@ def sigmoid_two_branches(x, y):
             y[i] = e / (ONE + e)
 
 
-mistake(
-    "sigmoid: sigmoid_in_float64",
-    r"float64-promotion in line \d+, `y\[i\] = 1\.0 / ",
-    ("y[i] = one / (one + e)", "y[i] = 1.0 / (1.0 + e)"),
-    ("else e / (one + e)", "else e / (1.0 + e)"),
-)
-# Infinity divided by infinity, where x is large.
-mistake(
-    "sigmoid: sigmoid_overflows",
-    "NaN was computed from finite inputs",
-    ("-abs(x[i])", "x[i]"),
-    ("one / (one + e) if x[i] >= 0 else ", ""),
-)
-mistake("sigmoid: sigmoid_mirrored", "wrong values in y", ("-x[i]", "x[i]"), of=sigmoid_textbook)
-mistake(
-    "sigmoid: sigmoid_of_size_only",
-    "wrong exactly where x is negative",
-    ("-x[i]", "-abs(x[i])"),
-    of=sigmoid_textbook,
-)
-mistake(
-    "sigmoid: sigmoid_clipped",
-    "wrong values in y",
-    ("-x[i]", "-min(max(x[i], np.float32(-5)), np.float32(5))"),
-    of=sigmoid_textbook,
-)
-mistake(
-    "sigmoid: sigmoid_hard",
-    "wrong values in y",
-    ("HALF + HALF * math.tanh(HALF * x[i])", "min(max(x[i] / np.float32(6) + HALF, ZERO), ONE)"),
-    of=sigmoid_by_tanh,
-)
-mistake(
-    "sigmoid: sigmoid_tanh",
-    "wrong values in y",
-    ("HALF + HALF * math.tanh(HALF * x[i])", "math.tanh(x[i])"),
-    of=sigmoid_by_tanh,
-)
-mistake("sigmoid: sigmoid_no_guard", OUTSIDE, ("i < x.size", "i >= 0"), of=sigmoid_textbook)
-mistake(
-    "sigmoid: sigmoid_wrong_at_zero",
-    "wrong exactly where x is 0",
-    ("math.exp(-x[i]))", "math.exp(-x[i])) if x[i] != 0 else ZERO"),
-    of=sigmoid_textbook,
-)
+mistakes("sigmoid",
+    ("sigmoid_in_float64", r"float64-promotion in line \d+, `y\[i\] = 1\.0 / ",
+     "y[i] = one / (one + e)", "y[i] = 1.0 / (1.0 + e)", "else e / (one + e)",
+     "else e / (1.0 + e)"),
+    # Infinity divided by infinity, where x is large.
+    ("sigmoid_overflows", "NaN was computed from finite inputs", "-abs(x[i])", "x[i]",
+     "one / (one + e) if x[i] >= 0 else ", ""),
+    ("sigmoid_mirrored", "wrong values in y", sigmoid_textbook, "-x[i]", "x[i]"),
+    ("sigmoid_of_size_only", "wrong exactly where x is negative", sigmoid_textbook, "-x[i]",
+     "-abs(x[i])"),
+    ("sigmoid_clipped", "wrong values in y", sigmoid_textbook, "-x[i]",
+     "-min(max(x[i], np.float32(-5)), np.float32(5))"),
+    ("sigmoid_hard", "wrong values in y", sigmoid_by_tanh, "HALF + HALF * math.tanh(HALF * x[i])",
+     "min(max(x[i] / np.float32(6) + HALF, ZERO), ONE)"),
+    ("sigmoid_tanh", "wrong values in y", sigmoid_by_tanh, "HALF + HALF * math.tanh(HALF * x[i])",
+     "math.tanh(x[i])"),
+    ("sigmoid_no_guard", OUTSIDE, sigmoid_textbook, "i < x.size", "i >= 0"),
+    ("sigmoid_wrong_at_zero", "wrong exactly where x is 0", sigmoid_textbook, "math.exp(-x[i]))",
+     "math.exp(-x[i])) if x[i] != 0 else ZERO"))
 
 
 # ---- swish_backward(dy, x, dx) ---------------------------------------------------------------
@@ -325,34 +240,19 @@ def swish_from_swish(dy, x, dx):
         dx[i] = dy[i] * (y + s * (ONE - y))
 
 
-mistake(
-    "swish_backward: swish_forgets_second_term",
-    "wrong values in dx",
-    (" + x[i] * s * (one - s)", ""),
-)
-mistake("swish_backward: swish_wrong_sign", "wrong values in dx", ("s + x[i]", "s - x[i]"))
-mistake("swish_backward: swish_downhill", "right size and the wrong sign", ("dy[i]", "-dy[i]"))
-mistake("swish_backward: swish_without_dy", "wrong values in dx", ("dy[i] * ", ""))
-mistake(
-    "swish_backward: swish_overflows",
-    "NaN was computed from finite inputs",
-    ("-abs(x[i])", "x[i]"),
-    ("one / (one + e) if x[i] >= 0 else ", ""),
-)
-mistake(
-    "swish_backward: swish_zero_at_zero",
-    "wrong exactly where x is 0",
-    ("(one - s))", "(one - s)) if x[i] != 0 else np.float32(0)"),
-)
-mistake("swish_backward: swish_into_dy", "changes its input dy", ("dx[i] =", "dy[i] = dx[i] ="))
-mistake(
-    "swish_backward: swish_accumulates", "depends on what dx held before", ("dx[i] =", "dx[i] +=")
-)
-mistake(
-    "swish_backward: swish_sigmoid_of_size",
-    "wrong exactly where x is negative",
-    (" if x[i] >= 0 else e / (one + e)", ""),
-)
+mistakes("swish_backward",
+    ("swish_forgets_second_term", "wrong values in dx", " + x[i] * s * (one - s)", ""),
+    ("swish_wrong_sign", "wrong values in dx", "s + x[i]", "s - x[i]"),
+    ("swish_downhill", "right size and the wrong sign", "dy[i]", "-dy[i]"),
+    ("swish_without_dy", "wrong values in dx", "dy[i] * ", ""),
+    ("swish_overflows", "NaN was computed from finite inputs", "-abs(x[i])", "x[i]",
+     "one / (one + e) if x[i] >= 0 else ", ""),
+    ("swish_zero_at_zero", "wrong exactly where x is 0", "(one - s))",
+     "(one - s)) if x[i] != 0 else np.float32(0)"),
+    ("swish_into_dy", "changes its input dy", "dx[i] =", "dy[i] = dx[i] ="),
+    ("swish_accumulates", "depends on what dx held before", "dx[i] =", "dx[i] +="),
+    ("swish_sigmoid_of_size", "wrong exactly where x is negative",
+     " if x[i] >= 0 else e / (one + e)", ""))
 
 
 # ---- column_sum(x, y) ------------------------------------------------------------------------
@@ -379,29 +279,16 @@ def columns_in_place_of_a_total(x, y):
             y[col] += x[row, col]
 
 
-# Thread `col` adds up row number `col`.
-mistake(
-    "column_sum: columns_as_rows",
-    OUTSIDE + "|never written",
-    ("n_rows, n_cols =", "n_cols, n_rows ="),
-    ("x[row, col]", "x[col, row]"),
-)
-mistake("column_sum: columns_indices_swapped", OUTSIDE, ("x[row, col]", "x[col, row]"))
-mistake("column_sum: columns_no_guard", OUTSIDE, ("col < n_cols", "col >= 0"))
-mistake("column_sum: columns_last_row_missing", "no part", ("range(n_rows)", "range(n_rows - 1)"))
-mistake("column_sum: columns_first_row_missing", "no part", ("range(n_rows)", "range(1, n_rows)"))
-mistake(
-    "column_sum: columns_never_cleared",
-    "depends on what y held before",
-    ("        y[col] = 0\n", ""),
-    of=columns_in_place_of_a_total,
-)
-mistake(
-    "column_sum: columns_mean", "times what it should be", ("= total", "= total / max(n_rows, 1)")
-)
-mistake(
-    "column_sum: columns_empty_not_zero",
-    "never written",
-    ("col < n_cols", "col < n_cols and n_rows > 0"),
-)
-mistake("column_sum: columns_running_total", "wrong values in y", ("total +=", "total ="))
+mistakes("column_sum",
+    # Thread `col` adds up row number `col`.
+    ("columns_as_rows", OUTSIDE + "|never written", "n_rows, n_cols =", "n_cols, n_rows =",
+     "x[row, col]", "x[col, row]"),
+    ("columns_indices_swapped", OUTSIDE, "x[row, col]", "x[col, row]"),
+    ("columns_no_guard", OUTSIDE, "col < n_cols", "col >= 0"),
+    ("columns_last_row_missing", "no part", "range(n_rows)", "range(n_rows - 1)"),
+    ("columns_first_row_missing", "no part", "range(n_rows)", "range(1, n_rows)"),
+    ("columns_never_cleared", "depends on what y held before", columns_in_place_of_a_total,
+     "        y[col] = 0\n", ""),
+    ("columns_mean", "times what it should be", "= total", "= total / max(n_rows, 1)"),
+    ("columns_empty_not_zero", "never written", "col < n_cols", "col < n_cols and n_rows > 0"),
+    ("columns_running_total", "wrong values in y", "total +=", "total ="))

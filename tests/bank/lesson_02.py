@@ -6,7 +6,7 @@ The messages about races, barriers and memory that nobody set are the sanitizer'
 import numpy as np
 
 from bank import right, wrong
-from bank.mistakes import mistake
+from bank.mistakes import mistakes
 from course_lib import cuda
 from course_lib.runtime import intrinsics
 
@@ -61,31 +61,19 @@ def hist_thread_per_level(x, counts):
         counts[level] = count
 
 
-mistake("histogram: hist_plain", RACE, ("cuda.atomic.add(counts, x[i], 1)", "counts[x[i]] += 1"))
-mistake(
-    "histogram: hist_atomic_after_plain_read",
-    RACE,
-    ("cuda.atomic.add(counts, x[i], 1)", "cuda.atomic.exch(counts, x[i], counts[x[i]] + 1)"),
-)
-mistake("histogram: hist_no_guard", OUTSIDE, ("i < x.size", "i >= 0"))
-mistake("histogram: hist_one_too_many", OUTSIDE, ("i < x.size", "i <= x.size"))
-mistake(
-    "histogram: hist_guard_of_counts",
-    r"x\[64\] has no part",
-    ("i < x.size", "i < x.size and i < 64"),
-)
-mistake("histogram: hist_counts_places", "wrong values in counts", ("x[i]", "i % 256"))
-mistake("histogram: hist_adds_levels", r"counts \d+ times", ("x[i], 1)", "x[i], x[i])"))
-mistake("histogram: hist_first_block", "no part", ("cuda.grid(1)", "cuda.threadIdx.x"))
-# The barrier is one for the block's own threads: other blocks may have counted already.
-mistake(
-    "histogram: hist_sets_to_zero_first",
-    RACE,
-    (
-        "    if i < x.size:\n",
-        "    if i < 256:\n        counts[i] = 0\n    cuda.syncthreads()\n    if i < x.size:\n",
-    ),
-)
+mistakes("histogram",
+    ("hist_plain", RACE, "cuda.atomic.add(counts, x[i], 1)", "counts[x[i]] += 1"),
+    ("hist_atomic_after_plain_read", RACE, "cuda.atomic.add(counts, x[i], 1)",
+     "cuda.atomic.exch(counts, x[i], counts[x[i]] + 1)"),
+    ("hist_no_guard", OUTSIDE, "i < x.size", "i >= 0"),
+    ("hist_one_too_many", OUTSIDE, "i < x.size", "i <= x.size"),
+    ("hist_guard_of_counts", r"x\[64\] has no part", "i < x.size", "i < x.size and i < 64"),
+    ("hist_counts_places", "wrong values in counts", "x[i]", "i % 256"),
+    ("hist_adds_levels", r"counts \d+ times", "x[i], 1)", "x[i], x[i])"),
+    ("hist_first_block", "no part", "cuda.grid(1)", "cuda.threadIdx.x"),
+    # The barrier is one for the block's own threads: other blocks may have counted already.
+    ("hist_sets_to_zero_first", RACE, "    if i < x.size:\n",
+     "    if i < 256:\n        counts[i] = 0\n    cuda.syncthreads()\n    if i < x.size:\n"))
 
 
 # ---- histogram_shared(x, counts) -------------------------------------------------------------
@@ -133,54 +121,23 @@ def shared_first_thread_zeroes(x, counts):
             cuda.atomic.add(counts, level, mine[level])
 
 
-mistake(
-    "histogram_shared: shared_no_barrier_after_zero",
-    RACE,
-    ("= 0\n    cuda.syncthreads()\n", "= 0\n"),
-)
-mistake(
-    "histogram_shared: shared_no_barrier_before_merge",
-    RACE,
-    ("x[i], 1)\n    cuda.syncthreads()\n", "x[i], 1)\n"),
-)
-mistake("histogram_shared: shared_never_zeroed", "uninitialised-read", ("mine[level] = 0", "pass"))
-# Right for blocks of 256 threads, and the smaller ones leave levels unset.
-mistake(
-    "histogram_shared: shared_zeroed_by_threads_only",
-    "uninitialised-read",
-    (
-        "for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):\n        mine[level] = 0",
-        "if cuda.threadIdx.x < 256:\n        mine[cuda.threadIdx.x] = 0",
-    ),
-)
-mistake(
-    "histogram_shared: shared_plain_count",
-    RACE,
-    ("cuda.atomic.add(mine, x[i], 1)", "mine[x[i]] += 1"),
-)
-mistake(
-    "histogram_shared: shared_plain_merge",
-    RACE,
-    ("cuda.atomic.add(counts, level, mine[level])", "counts[level] += mine[level]"),
-)
-mistake(
-    "histogram_shared: shared_everyone_merges_everything",
-    "times what it should be",
-    ("range(cuda.threadIdx.x, 256, cuda.blockDim.x):\n        cuda", "range(256):\n        cuda"),
-)
-mistake(
-    "histogram_shared: shared_255_counters",
-    OUTSIDE,
-    ("array(256,", "array(255,"),
-    ("range(256)", "range(255)"),
-    ("threadIdx.x, 256,", "threadIdx.x, 255,"),
-    of=shared_first_thread_zeroes,
-)
-mistake(
-    "histogram_shared: shared_barrier_in_the_loop",
-    "barrier-(mismatch|divergence)|race",
-    ("x[i], 1)\n    cuda.syncthreads()", "x[i], 1)\n        cuda.syncthreads()"),
-)
+mistakes("histogram_shared",
+    ("shared_no_barrier_after_zero", RACE, "= 0\n    cuda.syncthreads()\n", "= 0\n"),
+    ("shared_no_barrier_before_merge", RACE, "x[i], 1)\n    cuda.syncthreads()\n", "x[i], 1)\n"),
+    ("shared_never_zeroed", "uninitialised-read", "mine[level] = 0", "pass"),
+    # Right for blocks of 256 threads, and the smaller ones leave levels unset.
+    ("shared_zeroed_by_threads_only", "uninitialised-read",
+     "for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):\n        mine[level] = 0",
+     "if cuda.threadIdx.x < 256:\n        mine[cuda.threadIdx.x] = 0"),
+    ("shared_plain_count", RACE, "cuda.atomic.add(mine, x[i], 1)", "mine[x[i]] += 1"),
+    ("shared_plain_merge", RACE, "cuda.atomic.add(counts, level, mine[level])",
+     "counts[level] += mine[level]"),
+    ("shared_everyone_merges_everything", "times what it should be",
+     "range(cuda.threadIdx.x, 256, cuda.blockDim.x):\n        cuda", "range(256):\n        cuda"),
+    ("shared_255_counters", OUTSIDE, shared_first_thread_zeroes, "array(256,", "array(255,",
+     "range(256)", "range(255)", "threadIdx.x, 256,", "threadIdx.x, 255,"),
+    ("shared_barrier_in_the_loop", "barrier-(mismatch|divergence)|race",
+     "x[i], 1)\n    cuda.syncthreads()", "x[i], 1)\n        cuda.syncthreads()"))
 
 
 # ---- block_sum(x, y) -------------------------------------------------------------------------
@@ -264,47 +221,26 @@ def tree_one_thread_does_all(x, y):
         y[cuda.blockIdx.x] = total
 
 
-mistake(
-    "block_sum: tree_no_first_barrier", RACE, ("= total\n    cuda.syncthreads()\n", "= total\n")
-)
-mistake("block_sum: tree_no_barrier_between_rounds", RACE, ("        cuda.syncthreads()\n", ""))
-mistake(
-    "block_sum: tree_barrier_inside_if",
-    "barrier-(mismatch|divergence)|exited-before-barrier",
-    ("        cuda.syncthreads()\n", "            cuda.syncthreads()\n"),
-)
-mistake(
-    "block_sum: tree_leaves_early",
-    "barrier-(mismatch|divergence)|exited-before-barrier",
-    ("cuda.blockDim.x\n", "cuda.blockDim.x\n    if t >= x.shape[1]:\n        return\n"),
-    ("range(n)", "range(min(n, x.shape[1]))"),
-    of=tree_first_thread_adds,
-)
-# Each thread begins with a number of the row, whether there is one for it or not.
-mistake(
-    "block_sum: tree_reads_past_the_row",
-    OUTSIDE,
-    ("total = np.float32(0)", "total = x[row, t]"),
-    ("range(t,", "range(t + cuda.blockDim.x,"),
-)
-mistake(
-    "block_sum: tree_unset_tail",
-    "uninitialised-read",
-    ("    partial[t] = total", "    if t < x.shape[1]:\n        partial[t] = total"),
-)
-mistake("block_sum: tree_for_128_threads", "uninitialised-read", ("cuda.blockDim.x // 2", "64"))
-mistake(
-    "block_sum: tree_first_warp_only",
-    r"x\[0, 32\] to x\[0, 63\] have no part",
-    ("block_sum(total, scratch)", "warp_sum(total)"),
-    of=tree_of_warps,
-)
-mistake("block_sum: tree_one_round_short", "no part", ("step > 0", "step > 1"))
-mistake(
-    "block_sum: tree_whole_rounds_of_the_row",
-    "no part",
-    ("x.shape[1],", "x.shape[1] // cuda.blockDim.x * cuda.blockDim.x,"),
-)
+mistakes("block_sum",
+    ("tree_no_first_barrier", RACE, "= total\n    cuda.syncthreads()\n", "= total\n"),
+    ("tree_no_barrier_between_rounds", RACE, "        cuda.syncthreads()\n", ""),
+    ("tree_barrier_inside_if", "barrier-(mismatch|divergence)|exited-before-barrier",
+     "        cuda.syncthreads()\n", "            cuda.syncthreads()\n"),
+    ("tree_leaves_early", "barrier-(mismatch|divergence)|exited-before-barrier",
+     tree_first_thread_adds, "cuda.blockDim.x\n",
+     "cuda.blockDim.x\n    if t >= x.shape[1]:\n        return\n", "range(n)",
+     "range(min(n, x.shape[1]))"),
+    # Each thread begins with a number of the row, whether there is one for it or not.
+    ("tree_reads_past_the_row", OUTSIDE, "total = np.float32(0)", "total = x[row, t]", "range(t,",
+     "range(t + cuda.blockDim.x,"),
+    ("tree_unset_tail", "uninitialised-read", "    partial[t] = total",
+     "    if t < x.shape[1]:\n        partial[t] = total"),
+    ("tree_for_128_threads", "uninitialised-read", "cuda.blockDim.x // 2", "64"),
+    ("tree_first_warp_only", r"x\[0, 32\] to x\[0, 63\] have no part", tree_of_warps,
+     "block_sum(total, scratch)", "warp_sum(total)"),
+    ("tree_one_round_short", "no part", "step > 0", "step > 1"),
+    ("tree_whole_rounds_of_the_row", "no part", "x.shape[1],",
+     "x.shape[1] // cuda.blockDim.x * cuda.blockDim.x,"))
 
 
 @wrong("block_sum", RACE)
@@ -369,44 +305,22 @@ def warp_tree_in_shared(x, y):
         y[row] = partial[t]
 
 
-mistake("warp_sum: warp_up", "counts 32 times", ("shfl_down_sync", "shfl_up_sync"))
-mistake("warp_sum: warp_from_eight", "no part", ("step = 16", "step = 8"))
-# Lanes without a column leave, and the others still ask them.
-mistake(
-    "warp_sum: warp_shuffle_in_the_guard",
-    "shuffle-inactive-lane",
-    ("row < x.shape[0]", "row < x.shape[0] and lane < x.shape[1]"),
-)
-# A tree needs `if lane < step` in shared memory; with shuffles it silences the givers.
-mistake(
-    "warp_sum: warp_tree_of_lanes",
-    "shuffle-inactive-lane",
-    ("total += cuda", "if lane < step:\n                total += cuda"),
-)
-mistake("warp_sum: warp_no_guard", OUTSIDE, ("row < x.shape[0]", "row >= 0"))
-mistake(
-    "warp_sum: warp_reads_past_the_row",
-    OUTSIDE,
-    ("total = np.float32(0)", "total = x[row, lane]"),
-    ("range(lane,", "range(lane + 32,"),
-)
-mistake(
-    "warp_sum: warp_row_per_block",
-    "never written",
-    ("cuda.grid(1) // 32", "cuda.blockIdx.x"),
-    ("lane == 0", "cuda.threadIdx.x == 0"),
-)
-mistake(
-    "warp_sum: warp_every_lane_writes_its_own",
-    RACE,
-    ("        if lane == 0:\n            y", "        y"),
-)
-mistake(
-    "warp_sum: warp_tree_without_syncwarp",
-    RACE,
-    ("        cuda.syncwarp()\n", ""),
-    of=warp_tree_in_shared,
-)
+mistakes("warp_sum",
+    ("warp_up", "counts 32 times", "shfl_down_sync", "shfl_up_sync"),
+    ("warp_from_eight", "no part", "step = 16", "step = 8"),
+    # Lanes without a column leave, and the others still ask them.
+    ("warp_shuffle_in_the_guard", "shuffle-inactive-lane", "row < x.shape[0]",
+     "row < x.shape[0] and lane < x.shape[1]"),
+    # A tree needs `if lane < step` in shared memory; with shuffles it silences the givers.
+    ("warp_tree_of_lanes", "shuffle-inactive-lane", "total += cuda",
+     "if lane < step:\n                total += cuda"),
+    ("warp_no_guard", OUTSIDE, "row < x.shape[0]", "row >= 0"),
+    ("warp_reads_past_the_row", OUTSIDE, "total = np.float32(0)", "total = x[row, lane]",
+     "range(lane,", "range(lane + 32,"),
+    ("warp_row_per_block", "never written", "cuda.grid(1) // 32", "cuda.blockIdx.x", "lane == 0",
+     "cuda.threadIdx.x == 0"),
+    ("warp_every_lane_writes_its_own", RACE, "        if lane == 0:\n            y", "        y"),
+    ("warp_tree_without_syncwarp", RACE, warp_tree_in_shared, "        cuda.syncwarp()\n", ""))
 
 
 # ---- global_avg_pool(x, y) -------------------------------------------------------------------
@@ -460,18 +374,12 @@ def pool_divides_first(x, y):
         y[n, c] = partial[0]
 
 
-mistake("global_avg_pool: pool_sum", "times what it should be", (" / np.float32(H * W)", ""))
-mistake(
-    "global_avg_pool: pool_divides_by_threads",
-    "counts .* times as much",
-    ("np.float32(H * W)", "np.float32(cuda.blockDim.x)"),
-)
-mistake(
-    "global_avg_pool: pool_batch_and_channel_swapped",
-    OUTSIDE + "|never written",
-    ("n, c, t =", "c, n, t ="),
-)
-mistake("global_avg_pool: pool_rows_by_height", OUTSIDE, ("i // W, i % W", "i // H, i % H"))
+mistakes("global_avg_pool",
+    ("pool_sum", "times what it should be", " / np.float32(H * W)", ""),
+    ("pool_divides_by_threads", "counts .* times as much", "np.float32(H * W)",
+     "np.float32(cuda.blockDim.x)"),
+    ("pool_batch_and_channel_swapped", OUTSIDE + "|never written", "n, c, t =", "c, n, t ="),
+    ("pool_rows_by_height", OUTSIDE, "i // W, i % W", "i // H, i % H"))
 
 
 @wrong("global_avg_pool", RACE)
@@ -507,11 +415,9 @@ def pool_one_shared_total(x, y):
         y[n, c] = total[0] / np.float32(H * W)
 
 
-mistake(
-    "global_avg_pool: pool_first_round_only",
-    "no part",
-    ("range(t, H * W,", "range(t, min(H * W, cuda.blockDim.x),"),
-)
+mistakes("global_avg_pool",
+    ("pool_first_round_only", "no part", "range(t, H * W,",
+     "range(t, min(H * W, cuda.blockDim.x),"))
 
 
 @wrong("global_avg_pool", "depends on what y held before|race")
@@ -560,41 +466,14 @@ def unpool_through_shared(dy, dx):
         dx[n, c, i // W, i % W] = share[0]
 
 
-mistake(
-    "global_avg_pool_backward: unpool_no_weight",
-    "times what it should be",
-    (" / np.float32(H * W)", ""),
-)
-mistake(
-    "global_avg_pool_backward: unpool_weight_of_all",
-    "times what it should be",
-    ("np.float32(H * W)", "np.float32(dx.size)"),
-)
-mistake(
-    "global_avg_pool_backward: unpool_swapped", OUTSIDE + "|never written", ("n, c =", "c, n =")
-)
-mistake(
-    "global_avg_pool_backward: unpool_first_round_only",
-    "never written",
-    ("x, H * W,", "x, min(H * W, cuda.blockDim.x),"),
-)
-mistake(
-    "global_avg_pool_backward: unpool_no_guard",
-    OUTSIDE,
-    (
-        "for i in range(cuda.threadIdx.x, H * W, cuda.blockDim.x):\n        dx",
-        "i = cuda.threadIdx.x\n    dx",
-    ),
-)
-mistake("global_avg_pool_backward: unpool_first_pixel", "never written", ("x, H * W,", "x, 1,"))
-mistake(
-    "global_avg_pool_backward: unpool_added",
-    "depends on what dx held before",
-    ("= share", "+= share"),
-)
-mistake(
-    "global_avg_pool_backward: unpool_shared_without_barrier",
-    RACE,
-    ("    cuda.syncthreads()\n", ""),
-    of=unpool_through_shared,
-)
+mistakes("global_avg_pool_backward",
+    ("unpool_no_weight", "times what it should be", " / np.float32(H * W)", ""),
+    ("unpool_weight_of_all", "times what it should be", "np.float32(H * W)", "np.float32(dx.size)"),
+    ("unpool_swapped", OUTSIDE + "|never written", "n, c =", "c, n ="),
+    ("unpool_first_round_only", "never written", "x, H * W,", "x, min(H * W, cuda.blockDim.x),"),
+    ("unpool_no_guard", OUTSIDE,
+     "for i in range(cuda.threadIdx.x, H * W, cuda.blockDim.x):\n        dx",
+     "i = cuda.threadIdx.x\n    dx"),
+    ("unpool_first_pixel", "never written", "x, H * W,", "x, 1,"),
+    ("unpool_added", "depends on what dx held before", "= share", "+= share"),
+    ("unpool_shared_without_barrier", RACE, unpool_through_shared, "    cuda.syncthreads()\n", ""))

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from bank import right, wrong
-from bank.mistakes import mistake
+from bank.mistakes import mistakes
 from course_lib import cuda
 from course_lib.runtime import intrinsics
 from course_lib.runtime.intrinsics import block_max, block_online, block_sum, warp_max, warp_sum
@@ -83,39 +83,23 @@ def naive_through_the_logarithm(x, y):
             y[row, col] = math.exp((x[row, col] - largest) - math.log(total))
 
 
-mistake("softmax_naive: naive_no_maximum", NAN, (" - largest)\n", ")\n"), (" - largest) /", ") /"))
-# Right unless a whole row is far below 0.
-mistake("softmax_naive: naive_maximum_from_zero", NAN, ("largest = MINUS_INF", "largest = ZERO"))
-mistake("softmax_naive: naive_subtracts_the_first", NAN, ("max(largest, x[row, col])", "x[row, 0]"))
-mistake(
-    "softmax_naive: naive_subtracts_the_mean",
-    NAN,
-    ("largest = MINUS_INF", "largest = ZERO"),
-    ("largest = max(largest, x[row, col])", "largest += x[row, col] / np.float32(n_cols)"),
-)
-mistake(
-    "softmax_naive: naive_maximum_without_the_last",
-    NAN,
-    ("largest = MINUS_INF", "largest = x[row, 0] if n_cols > 0 else ZERO"),
-    ("range(n_cols):\n            largest", "range(n_cols - 1):\n            largest"),
-)
-# In half precision, which ends at 65,504, 1e4 is a multiple of 8, and the largest element is not.
-mistake(
-    "softmax_naive: naive_maximum_in_half_precision",
-    NAN,
-    (
-        "total = np.float32(0)",
-        "total = np.float32(0)\n        largest = np.float32(np.float16(largest * np.float32(4)))",
-    ),
-)
-mistake("softmax_naive: naive_never_divides", "times what it should be|" + VALUES, (" / total", ""))
-# The maximum is subtracted in the sum, and forgotten where the result is written.
-mistake(
-    "softmax_naive: naive_shifts_only_above",
-    NAN,
-    (" - largest) / total", ") / (total * math.exp(largest))"),
-)
-mistake("softmax_naive: naive_no_guard", OUTSIDE, ("row < n_rows", "row >= 0"))
+mistakes("softmax_naive",
+    ("naive_no_maximum", NAN, " - largest)\n", ")\n", " - largest) /", ") /"),
+    # Right unless a whole row is far below 0.
+    ("naive_maximum_from_zero", NAN, "largest = MINUS_INF", "largest = ZERO"),
+    ("naive_subtracts_the_first", NAN, "max(largest, x[row, col])", "x[row, 0]"),
+    ("naive_subtracts_the_mean", NAN, "largest = MINUS_INF", "largest = ZERO",
+     "largest = max(largest, x[row, col])", "largest += x[row, col] / np.float32(n_cols)"),
+    ("naive_maximum_without_the_last", NAN, "largest = MINUS_INF",
+     "largest = x[row, 0] if n_cols > 0 else ZERO", "range(n_cols):\n            largest",
+     "range(n_cols - 1):\n            largest"),
+    # In half precision, which ends at 65,504, 1e4 is a multiple of 8; the largest element is not.
+    ("naive_maximum_in_half_precision", NAN, "total = np.float32(0)",
+     "total = np.float32(0)\n        largest = np.float32(np.float16(largest * np.float32(4)))"),
+    ("naive_never_divides", "times what it should be|" + VALUES, " / total", ""),
+    # The maximum is subtracted in the sum, and forgotten where the result is written.
+    ("naive_shifts_only_above", NAN, " - largest) / total", ") / (total * math.exp(largest))"),
+    ("naive_no_guard", OUTSIDE, "row < n_rows", "row >= 0"))
 
 
 @wrong("softmax_naive", OUTSIDE + "|never written")
@@ -132,7 +116,8 @@ def naive_by_columns(x, y):
             y[row, col] = math.exp(x[row, col] - largest) / total
 
 
-mistake("softmax_naive: naive_in_float64", "float64", ("total = np.float32(0)", "total = 0.0"))
+mistakes("softmax_naive",
+    ("naive_in_float64", "float64", "total = np.float32(0)", "total = 0.0"))
 
 
 # ---- softmax_shared(x, y) --------------------------------------------------------------------
@@ -227,83 +212,36 @@ def shared_one_thread_reduces(x, y):
         y[row, col] = math.exp(x[row, col] - found[0]) / found[1]
 
 
-mistake(
-    "softmax_shared: shared_no_barrier_between_the_trees",
-    RACE,
-    ("    cuda.syncthreads()  # all have read it: s may be used again\n", ""),
-)
-mistake(
-    "softmax_shared: shared_no_first_barrier",
-    RACE,
-    ("s[t] = largest\n    cuda.syncthreads()\n", "s[t] = largest\n"),
-)
-mistake(
-    "softmax_shared: shared_no_barrier_between_rounds",
-    RACE,
-    (
-        "+= s[t + step]\n        cuda.syncthreads()\n        step //= 2\n",
-        "+= s[t + step]\n        step //= 2\n    cuda.syncthreads()\n",
-    ),
-)
-# The barrier after the last round is what the division has to wait for.
-mistake(
-    "softmax_shared: shared_no_barrier_after_the_sum",
-    RACE,
-    (
-        "    cuda.syncthreads()\n    for col in range(t, x.shape[1], n):\n        y",
-        "    for col in range(t, x.shape[1], n):\n        y",
-    ),
-    of=shared_two_arrays,
-)
-mistake(
-    "softmax_shared: shared_barrier_inside_if",
-    "barrier-(mismatch|divergence)|exited-before-barrier|race",
-    ("s[t + step])\n        cuda", "s[t + step])\n            cuda"),
-)
-mistake(
-    "softmax_shared: shared_leaves_early",
-    "barrier-(mismatch|divergence)|exited-before-barrier|inactive-lane",
-    ("cuda.blockDim.x\n", "cuda.blockDim.x\n    if t >= x.shape[1]:\n        return\n"),
-    of=shared_by_shuffles,
-)
-mistake(
-    "softmax_shared: shared_unset_tail",
-    "uninitialised-read",
-    ("    s[t] = largest", "    if t < n_cols:\n        s[t] = largest"),
-)
-# Each thread divides by the sum of its own share.
-mistake(
-    "softmax_shared: shared_own_sum_only",
-    VALUES,
-    ("    total = block_sum(total, scratch)\n", ""),
-    of=shared_by_shuffles,
-)
-# Sums of different maxima must not be added as they are.
-mistake(
-    "softmax_shared: shared_own_maximum",
-    VALUES,
-    ("    largest = block_max(largest, scratch)\n", ""),
-    ("    total = block_sum", "    largest = block_max(largest, scratch)\n    total = block_sum"),
-    of=shared_by_shuffles,
-)
-mistake(
-    "softmax_shared: shared_no_maximum",
-    NAN,
-    (" - largest)\n", ")\n"),
-    (" - largest) /", ") /"),
-    of=shared_by_shuffles,
-)
-mistake(
-    "softmax_shared: shared_maximum_of_the_first_warp",
-    NAN + "|never written|" + VALUES,
-    ("block_max(largest, scratch)", "warp_max(largest)"),
-    of=shared_by_shuffles,
-)
-mistake(
-    "softmax_shared: shared_first_round_only",
-    "never written",
-    ("x.shape[1]", "min(x.shape[1], cuda.blockDim.x)"),
-)
+mistakes("softmax_shared",
+    ("shared_no_barrier_between_the_trees", RACE,
+     "    cuda.syncthreads()  # all have read it: s may be used again\n", ""),
+    ("shared_no_first_barrier", RACE, "s[t] = largest\n    cuda.syncthreads()\n",
+     "s[t] = largest\n"),
+    ("shared_no_barrier_between_rounds", RACE,
+     "+= s[t + step]\n        cuda.syncthreads()\n        step //= 2\n",
+     "+= s[t + step]\n        step //= 2\n    cuda.syncthreads()\n"),
+    # The barrier after the last round is what the division has to wait for.
+    ("shared_no_barrier_after_the_sum", RACE, shared_two_arrays,
+     "    cuda.syncthreads()\n    for col in range(t, x.shape[1], n):\n        y",
+     "    for col in range(t, x.shape[1], n):\n        y"),
+    ("shared_barrier_inside_if", "barrier-(mismatch|divergence)|exited-before-barrier|race",
+     "s[t + step])\n        cuda", "s[t + step])\n            cuda"),
+    ("shared_leaves_early", "barrier-(mismatch|divergence)|exited-before-barrier|inactive-lane",
+     shared_by_shuffles, "cuda.blockDim.x\n",
+     "cuda.blockDim.x\n    if t >= x.shape[1]:\n        return\n"),
+    ("shared_unset_tail", "uninitialised-read", "    s[t] = largest",
+     "    if t < n_cols:\n        s[t] = largest"),
+    # Each thread divides by the sum of its own share.
+    ("shared_own_sum_only", VALUES, shared_by_shuffles, "    total = block_sum(total, scratch)\n",
+     ""),
+    # Sums of different maxima must not be added as they are.
+    ("shared_own_maximum", VALUES, shared_by_shuffles,
+     "    largest = block_max(largest, scratch)\n", "", "    total = block_sum",
+     "    largest = block_max(largest, scratch)\n    total = block_sum"),
+    ("shared_no_maximum", NAN, shared_by_shuffles, " - largest)\n", ")\n", " - largest) /", ") /"),
+    ("shared_maximum_of_the_first_warp", NAN + "|never written|" + VALUES, shared_by_shuffles,
+     "block_max(largest, scratch)", "warp_max(largest)"),
+    ("shared_first_round_only", "never written", "x.shape[1]", "min(x.shape[1], cuda.blockDim.x)"))
 
 
 # ---- softmax_warp(x, y) ----------------------------------------------------------------------
@@ -386,52 +324,26 @@ def warp_in_shared(x, y):
             y[row, col] = math.exp(x[row, col] - largest) / total
 
 
-# Down, as for a sum that one lane writes: the other lanes subtract another number.
-mistake(
-    "softmax_warp: warp_maximum_in_lane_0_only",
-    VALUES,
-    ("    largest = cuda.shfl_sync(ALL, largest, 0)\n", ""),
-    of=warp_down_then_broadcast,
-)
-mistake(
-    "softmax_warp: warp_sum_in_lane_0_only",
-    VALUES,
-    ("    total = cuda.shfl_sync(ALL, total, 0)\n", ""),
-    of=warp_down_then_broadcast,
-)
-mistake(
-    "softmax_warp: warp_shuffle_in_the_guard",
-    "shuffle-inactive-lane",
-    ("row < x.shape[0]", "row < x.shape[0] and lane < x.shape[1]"),
-)
-# In the last round of the loop some lanes have no column, and are asked all the same.
-mistake(
-    "softmax_warp: warp_shuffle_in_the_loop",
-    "shuffle-inactive-lane",
-    ("x[row, col])\n        largest = warp_max(largest)\n", "warp_max(x[row, col]))\n"),
-    of=warp_by_the_course,
-)
-mistake("softmax_warp: warp_maximum_from_zero", NAN, ("largest = MINUS_INF", "largest = ZERO"))
-mistake("softmax_warp: warp_no_maximum", NAN, (" - largest)\n", ")\n"), (" - largest) /", ") /"))
-mistake("softmax_warp: warp_no_guard", OUTSIDE, ("row < x.shape[0]", "row >= 0"))
-mistake(
-    "softmax_warp: warp_row_per_block",
-    "never written",
-    ("cuda.grid(1) // 32, cuda.threadIdx.x % 32", "cuda.blockIdx.x, cuda.threadIdx.x"),
-    ("row < x.shape[0]", "row < x.shape[0] and lane < 32"),
-)
-mistake(
-    "softmax_warp: warp_reads_past_the_row",
-    OUTSIDE,
-    ("largest = MINUS_INF", "largest = x[row, lane]"),
-)
-# Six rounds: the last one adds the lane's own sum once more.
-mistake(
-    "softmax_warp: warp_sums_twice",
-    "times what it should be|" + VALUES,
-    ("range(5):\n            total", "range(6):\n            total"),
-    ("total, 1 << k", "total, (1 << k) % 32"),
-)
+mistakes("softmax_warp",
+    # Down, as for a sum that one lane writes: the other lanes subtract another number.
+    ("warp_maximum_in_lane_0_only", VALUES, warp_down_then_broadcast,
+     "    largest = cuda.shfl_sync(ALL, largest, 0)\n", ""),
+    ("warp_sum_in_lane_0_only", VALUES, warp_down_then_broadcast,
+     "    total = cuda.shfl_sync(ALL, total, 0)\n", ""),
+    ("warp_shuffle_in_the_guard", "shuffle-inactive-lane", "row < x.shape[0]",
+     "row < x.shape[0] and lane < x.shape[1]"),
+    # In the last round of the loop some lanes have no column, and are asked all the same.
+    ("warp_shuffle_in_the_loop", "shuffle-inactive-lane", warp_by_the_course,
+     "x[row, col])\n        largest = warp_max(largest)\n", "warp_max(x[row, col]))\n"),
+    ("warp_maximum_from_zero", NAN, "largest = MINUS_INF", "largest = ZERO"),
+    ("warp_no_maximum", NAN, " - largest)\n", ")\n", " - largest) /", ") /"),
+    ("warp_no_guard", OUTSIDE, "row < x.shape[0]", "row >= 0"),
+    ("warp_row_per_block", "never written", "cuda.grid(1) // 32, cuda.threadIdx.x % 32",
+     "cuda.blockIdx.x, cuda.threadIdx.x", "row < x.shape[0]", "row < x.shape[0] and lane < 32"),
+    ("warp_reads_past_the_row", OUTSIDE, "largest = MINUS_INF", "largest = x[row, lane]"),
+    # Six rounds: the last one adds the lane's own sum once more.
+    ("warp_sums_twice", "times what it should be|" + VALUES, "range(5):\n            total",
+     "range(6):\n            total", "total, 1 << k", "total, (1 << k) % 32"))
 
 
 # ---- online_merge(m1, s1, m2, s2, m, s) ------------------------------------------------------
@@ -470,63 +382,29 @@ def merge_from_the_lowest_number(m1, s1, m2, s2, m, s):
         s[i] = s1[i] * math.exp(m1[i] - base) + s2[i] * math.exp(m2[i] - base)
 
 
-mistake(
-    "online_merge: merge_adds_as_they_are",
-    "wrong values in s",
-    (" * math.exp(m1[i] - largest)", ""),
-    (" * math.exp(m2[i] - largest)", ""),
-)
-mistake(
-    "online_merge: merge_of_nothing_is_nan",
-    "wrong values in s",
-    ("max(largest, LOWEST)", "largest"),
-    of=merge_from_the_lowest_number,
-)
-mistake(
-    "online_merge: merge_scales_the_wrong_way",
-    "wrong values in s",
-    ("m1[i] - largest", "largest - m1[i]"),
-    ("m2[i] - largest", "largest - m2[i]"),
-)
-mistake(
-    "online_merge: merge_scales_the_sum",
-    "wrong values in s",
-    (
-        "s1[i] * math.exp(m1[i] - largest) + s2[i] * math.exp(m2[i] - largest)",
-        "(s1[i] + s2[i]) * math.exp(min(m1[i], m2[i]) - largest)",
-    ),
-)
-mistake(
-    "online_merge: merge_swaps_the_factors",
-    "wrong values in s",
-    ("= s1[i] *", "= s2[i] *"),
-    ("+ s2[i] *", "+ s1[i] *"),
-)
-# On paper the same: the sum of both without a maximum, brought to the new one. It overflows.
-mistake(
-    "online_merge: merge_without_shift",
-    "wrong values in s",
-    (
-        "s1[i] * math.exp(m1[i] - largest) + s2[i] * math.exp(m2[i] - largest)",
-        "(s1[i] * math.exp(m1[i]) + s2[i] * math.exp(m2[i])) * math.exp(-largest)",
-    ),
-)
-mistake("online_merge: merge_takes_the_smaller", "wrong values in m", ("max(", "min("))
-# A part without a number is merged by doing nothing, and then nothing is written.
-mistake(
-    "online_merge: merge_skips_empty_parts",
-    "wrong values in m|wrong values in s|never written",
-    ("i < m1.size", "i < m1.size and m1[i] > MINUS_INF and m2[i] > MINUS_INF"),
-)
-mistake(
-    "online_merge: merge_in_place",
-    "input|m1",
-    (
-        "s[i] = s1[i] * math.exp(m1[i] - largest)",
-        "s1[i] *= math.exp(m1[i] - largest)\n            s[i] = s1[i]",
-    ),
-)
-mistake("online_merge: merge_no_guard", OUTSIDE, ("i < m1.size", "i >= 0"))
+mistakes("online_merge",
+    ("merge_adds_as_they_are", "wrong values in s", " * math.exp(m1[i] - largest)", "",
+     " * math.exp(m2[i] - largest)", ""),
+    ("merge_of_nothing_is_nan", "wrong values in s", merge_from_the_lowest_number,
+     "max(largest, LOWEST)", "largest"),
+    ("merge_scales_the_wrong_way", "wrong values in s", "m1[i] - largest", "largest - m1[i]",
+     "m2[i] - largest", "largest - m2[i]"),
+    ("merge_scales_the_sum", "wrong values in s",
+     "s1[i] * math.exp(m1[i] - largest) + s2[i] * math.exp(m2[i] - largest)",
+     "(s1[i] + s2[i]) * math.exp(min(m1[i], m2[i]) - largest)"),
+    ("merge_swaps_the_factors", "wrong values in s", "= s1[i] *", "= s2[i] *", "+ s2[i] *",
+     "+ s1[i] *"),
+    # On paper the same: the sum of both without a maximum, brought to the new one. It overflows.
+    ("merge_without_shift", "wrong values in s",
+     "s1[i] * math.exp(m1[i] - largest) + s2[i] * math.exp(m2[i] - largest)",
+     "(s1[i] * math.exp(m1[i]) + s2[i] * math.exp(m2[i])) * math.exp(-largest)"),
+    ("merge_takes_the_smaller", "wrong values in m", "max(", "min("),
+    # A part without a number is merged by doing nothing, and then nothing is written.
+    ("merge_skips_empty_parts", "wrong values in m|wrong values in s|never written", "i < m1.size",
+     "i < m1.size and m1[i] > MINUS_INF and m2[i] > MINUS_INF"),
+    ("merge_in_place", "input|m1", "s[i] = s1[i] * math.exp(m1[i] - largest)",
+     "s1[i] *= math.exp(m1[i] - largest)\n            s[i] = s1[i]"),
+    ("merge_no_guard", OUTSIDE, "i < m1.size", "i >= 0"))
 
 
 # ---- softmax_online(x, y) --------------------------------------------------------------------
@@ -591,72 +469,28 @@ def online_in_three_passes(x, y):
             y[row, col] = math.exp(x[row, col] - largest) / total
 
 
-mistake(
-    "softmax_online: online_forgets_to_rescale",
-    VALUES,
-    ("s = s * math.exp(m - value) + ONE", "s += ONE"),
-)
-# m is already the new one when the sum is brought to it: the factor is always 1.
-mistake(
-    "softmax_online: online_rescales_too_late",
-    VALUES,
-    ("new = max(", "m = new = max("),
-    of=online_without_branches,
-)
-mistake(
-    "softmax_online: online_rescales_the_wrong_way",
-    NAN + "|" + VALUES,
-    ("s * math.exp(m - value)", "(s * math.exp(value - m) if m > MINUS_INF else ZERO)"),
-)
-# -inf - -inf: wrong only where a lane's first number is masked.
-mistake(
-    "softmax_online: online_masked_numbers_are_nan",
-    NAN,
-    ("LOWEST", "MINUS_INF"),
-    of=online_without_branches,
-)
-# Lanes without a number merge (-inf, 0) with (-inf, 0) by the plain formula.
-mistake(
-    "softmax_online: online_idle_lanes_are_nan",
-    NAN,
-    (
-        "m, s = intrinsics.online_merge(m, s, m2, s2)",
-        "new = max(m, m2)\n"
-        "            s = s * math.exp(m - new) + s2 * math.exp(m2 - new)\n"
-        "            m = new",
-    ),
-)
-mistake(
-    "softmax_online: online_merges_lanes_by_adding",
-    VALUES,
-    ("intrinsics.warp_online(m, s)", "warp_max(m), warp_sum(s)"),
-    of=online_by_the_course,
-)
-# The other lane's sum is merged with the maximum that has just been changed.
-mistake(
-    "softmax_online: online_shuffles_the_merged_maximum",
-    NAN + "|" + VALUES,
-    (
-        "m2 = cuda.shfl_xor_sync(0xFFFFFFFF, m, 1 << k)",
-        "m = max(m, cuda.shfl_xor_sync(0xFFFFFFFF, m, 1 << k))",
-    ),
-    ("(m, s, m2, s2)", "(m, s, m, s2)"),
-)
-mistake(
-    "softmax_online: online_own_pair_only",
-    VALUES,
-    ("        m, s = intrinsics.warp_online(m, s)\n", ""),
-    of=online_by_the_course,
-)
-mistake(
-    "softmax_online: online_starts_at_zero", NAN, ("m, s = MINUS_INF, ZERO", "m, s = ZERO, ZERO")
-)
-mistake(
-    "softmax_online: online_merges_in_the_loop",
-    "shuffle-inactive-lane",
-    (
-        "        m, s = intrinsics.warp",
-        "            if col + 32 >= x.shape[1]:\n                m, s = intrinsics.warp",
-    ),
-    of=online_by_the_course,
-)
+mistakes("softmax_online",
+    ("online_forgets_to_rescale", VALUES, "s = s * math.exp(m - value) + ONE", "s += ONE"),
+    # m is already the new one when the sum is brought to it: the factor is always 1.
+    ("online_rescales_too_late", VALUES, online_without_branches, "new = max(", "m = new = max("),
+    ("online_rescales_the_wrong_way", NAN + "|" + VALUES, "s * math.exp(m - value)",
+     "(s * math.exp(value - m) if m > MINUS_INF else ZERO)"),
+    # -inf - -inf: wrong only where a lane's first number is masked.
+    ("online_masked_numbers_are_nan", NAN, online_without_branches, "LOWEST", "MINUS_INF"),
+    # Lanes without a number merge (-inf, 0) with (-inf, 0) by the plain formula.
+    ("online_idle_lanes_are_nan", NAN, "m, s = intrinsics.online_merge(m, s, m2, s2)",
+     "new = max(m, m2)\n"
+     "            s = s * math.exp(m - new) + s2 * math.exp(m2 - new)\n"
+     "            m = new"),
+    ("online_merges_lanes_by_adding", VALUES, online_by_the_course, "intrinsics.warp_online(m, s)",
+     "warp_max(m), warp_sum(s)"),
+    # The other lane's sum is merged with the maximum that has just been changed.
+    ("online_shuffles_the_merged_maximum", NAN + "|" + VALUES,
+     "m2 = cuda.shfl_xor_sync(0xFFFFFFFF, m, 1 << k)",
+     "m = max(m, cuda.shfl_xor_sync(0xFFFFFFFF, m, 1 << k))", "(m, s, m2, s2)", "(m, s, m, s2)"),
+    ("online_own_pair_only", VALUES, online_by_the_course,
+     "        m, s = intrinsics.warp_online(m, s)\n", ""),
+    ("online_starts_at_zero", NAN, "m, s = MINUS_INF, ZERO", "m, s = ZERO, ZERO"),
+    ("online_merges_in_the_loop", "shuffle-inactive-lane", online_by_the_course,
+     "        m, s = intrinsics.warp",
+     "            if col + 32 >= x.shape[1]:\n                m, s = intrinsics.warp"))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bank import right, wrong
-from bank.mistakes import mistake
+from bank.mistakes import mistakes
 from course_lib import cuda
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, warp_sum
 
@@ -43,22 +43,22 @@ def flight_as_numpy(gbps, latency_ns, n_multiprocessors, n_threads):
     return share, share / np.float64(n_threads)
 
 
-mistake("bytes_in_flight: flight_divides", "wrong values in per_multiprocessor",
-        ("gbps * latency_ns", "gbps / latency_ns"))  # fmt: skip
-mistake("bytes_in_flight: flight_of_the_chip", "wrong values in per_multiprocessor",
-        ("whole_chip / n_multiprocessors", "whole_chip"))  # fmt: skip
-mistake("bytes_in_flight: flight_thread_of_the_chip", "wrong values in per_thread",
-        ("per_multiprocessor / n_threads", "whole_chip / n_threads"))  # fmt: skip
-mistake("bytes_in_flight: flight_gigabytes_of_bits", "wrong values in per_multiprocessor",
-        ("gbps * latency_ns", "gbps * latency_ns / 8"))  # fmt: skip
-mistake("bytes_in_flight: flight_other_way_round", "wrong values in per_multiprocessor",
-        ("return per_multiprocessor, per_multiprocessor / n_threads",
-         "return per_multiprocessor / n_threads, per_multiprocessor"))  # fmt: skip
-mistake("bytes_in_flight: flight_whole_bytes", "wrong values in per_multiprocessor",
-        ("whole_chip / n_multiprocessors", "whole_chip // n_multiprocessors"))  # fmt: skip
-mistake("bytes_in_flight: flight_one_number", "it returned a float",
-        (", per_multiprocessor / n_threads", ""))  # fmt: skip
-mistake("bytes_in_flight: flight_no_return", "is the return missing", ("return ", ""))
+mistakes("bytes_in_flight",
+    ("flight_divides", "wrong values in per_multiprocessor", "gbps * latency_ns",
+     "gbps / latency_ns"),
+    ("flight_of_the_chip", "wrong values in per_multiprocessor", "whole_chip / n_multiprocessors",
+     "whole_chip"),
+    ("flight_thread_of_the_chip", "wrong values in per_thread", "per_multiprocessor / n_threads",
+     "whole_chip / n_threads"),
+    ("flight_gigabytes_of_bits", "wrong values in per_multiprocessor", "gbps * latency_ns",
+     "gbps * latency_ns / 8"),
+    ("flight_other_way_round", "wrong values in per_multiprocessor",
+     "return per_multiprocessor, per_multiprocessor / n_threads",
+     "return per_multiprocessor / n_threads, per_multiprocessor"),
+    ("flight_whole_bytes", "wrong values in per_multiprocessor", "whole_chip / n_multiprocessors",
+     "whole_chip // n_multiprocessors"),
+    ("flight_one_number", "it returned a float", ", per_multiprocessor / n_threads", ""),
+    ("flight_no_return", "is the return missing", "return ", ""))
 
 
 # ---- softmax_registers(x, y, n_cols) ---------------------------------------------------------
@@ -138,31 +138,28 @@ def registers_reciprocal_and_grid_stride(x, y, n_cols):
 
 LOAD = "col = (32 * v + lane) * WIDTH\n            if col < n_cols:\n                load_vector"
 STORE = LOAD.replace("load_vector", "store_vector")
-mistake("softmax_registers: registers_no_maximum", "NaN was computed|overflow",
-        ("math.exp(values[v, k] - m)", "math.exp(values[v, k])"))  # fmt: skip
-mistake("softmax_registers: registers_no_end_of_row", OUTSIDE,
-        (LOAD, LOAD.replace("col < n_cols", "True")))  # fmt: skip
-# What is not there is taken as it lies in the registers.
-mistake("softmax_registers: registers_pieces_never_filled", "uninitialised",
-        ("values[v, k] = MINUS_INF", "pass"))  # fmt: skip
-# exp(0 − m) is not 0, and 0 may be above all numbers of the row.
-mistake("softmax_registers: registers_padded_with_zero", "wrong values in y",
-        ("values[v, k] = MINUS_INF", "values[v, k] = np.float32(0)"))  # fmt: skip
-mistake("softmax_registers: registers_steps_of_one", "misaligned",
-        (LOAD, LOAD.replace("(32 * v + lane) * WIDTH", "32 * v + lane")),
-        (STORE, STORE.replace("(32 * v + lane) * WIDTH", "32 * v + lane")))  # fmt: skip
-# One piece for each lane, however long the row is.
-mistake("softmax_registers: registers_first_pieces_only", r"never written|read|wrong values",
-        ("    values = cuda", "    VECTORS = 1\n    values = cuda"))  # fmt: skip
-# Each lane subtracts its own maximum: their sums do not belong together.
-mistake("softmax_registers: registers_own_maximum_only", "wrong values in y",
-        ("m, s = MINUS_INF", "m, s = np.float32(-3.4e38)"),
-        ("        m = warp_max(m)\n", ""))  # fmt: skip
-mistake("softmax_registers: registers_sum_of_a_lane", "wrong values in y",
-        ("        s = warp_sum(s)\n", ""))  # fmt: skip
-mistake("softmax_registers: registers_no_last_row", OUTSIDE, ("if start < x.size:", "if True:"))
-mistake("softmax_registers: registers_in_float64", "float64-promotion",
-        ("m, s = MINUS_INF, ZERO", "m, s = MINUS_INF, 0.0"), of=registers_three_passes)  # fmt: skip
+mistakes("softmax_registers",
+    ("registers_no_maximum", "NaN was computed|overflow", "math.exp(values[v, k] - m)",
+     "math.exp(values[v, k])"),
+    ("registers_no_end_of_row", OUTSIDE, LOAD, LOAD.replace("col < n_cols", "True")),
+    # What is not there is taken as it lies in the registers.
+    ("registers_pieces_never_filled", "uninitialised", "values[v, k] = MINUS_INF", "pass"),
+    # exp(0 − m) is not 0, and 0 may be above all numbers of the row.
+    ("registers_padded_with_zero", "wrong values in y", "values[v, k] = MINUS_INF",
+     "values[v, k] = np.float32(0)"),
+    ("registers_steps_of_one", "misaligned", LOAD,
+     LOAD.replace("(32 * v + lane) * WIDTH", "32 * v + lane"), STORE,
+     STORE.replace("(32 * v + lane) * WIDTH", "32 * v + lane")),
+    # One piece for each lane, however long the row is.
+    ("registers_first_pieces_only", r"never written|read|wrong values", "    values = cuda",
+     "    VECTORS = 1\n    values = cuda"),
+    # Each lane subtracts its own maximum: their sums do not belong together.
+    ("registers_own_maximum_only", "wrong values in y", "m, s = MINUS_INF",
+     "m, s = np.float32(-3.4e38)", "        m = warp_max(m)\n", ""),
+    ("registers_sum_of_a_lane", "wrong values in y", "        s = warp_sum(s)\n", ""),
+    ("registers_no_last_row", OUTSIDE, "if start < x.size:", "if True:"),
+    ("registers_in_float64", "float64-promotion", registers_three_passes, "m, s = MINUS_INF, ZERO",
+     "m, s = MINUS_INF, 0.0"))
 
 
 @wrong("softmax_registers", "more than one thread")
@@ -254,28 +251,28 @@ def teams_first_lane_alone(x, y, team):
             y[row, col] = math.exp(x[row, col] - m) / s
 
 
-# Not all lanes of a warp take part in its shuffles.
-mistake("softmax_teams: teams_without_a_row_leave", "shuffle|lanes",
-        ("    m = team_max", "    if row < x.shape[0]:\n        m = team_max"),
-        ("    s = team_sum", "    if row < x.shape[0]:\n        s = team_sum"))  # fmt: skip
-mistake("softmax_teams: teams_sum_over_the_warp", "wrong values in y",
-        ("sum_of(s, team)", "warp_sum(s)"), of=teams_two_loops)  # fmt: skip
-# The largest of several rows: a row far below it becomes 0 / 0.
-mistake("softmax_teams: teams_maximum_over_the_warp", "NaN was computed",
-        ("max_of(m, team)", "warp_max(m)"), of=teams_two_loops)  # fmt: skip
-mistake("softmax_teams: teams_row_of_a_warp", "more than one thread",
-        ("thread // team", "thread // 32"), of=teams_two_loops)  # fmt: skip
-mistake("softmax_teams: teams_row_within_the_block",
-        "more than one thread|never written|wrong values",
-        ("cuda.grid(1)", "cuda.threadIdx.x"), of=teams_two_loops)  # fmt: skip
-mistake("softmax_teams: teams_no_guard", OUTSIDE,
-        ("x.shape[1] if row < x.shape[0] else 0", "x.shape[1]"), of=teams_two_loops)  # fmt: skip
-mistake("softmax_teams: teams_no_maximum", "NaN was computed|overflow",
-        ("math.exp(values[k] - m)", "math.exp(values[k])"))  # fmt: skip
-mistake("softmax_teams: teams_no_end_of_row", OUTSIDE,
-        ("x[row, col] if col < n_cols", "x[row, col] if row < x.shape[0]"))  # fmt: skip
-mistake("softmax_teams: teams_half_a_tree", "wrong values in y",
-        ("sum_of(s, team)", "sum_of(s, team // 2)"), of=teams_two_loops)  # fmt: skip
+mistakes("softmax_teams",
+    # Not all lanes of a warp take part in its shuffles.
+    ("teams_without_a_row_leave", "shuffle|lanes", "    m = team_max",
+     "    if row < x.shape[0]:\n        m = team_max", "    s = team_sum",
+     "    if row < x.shape[0]:\n        s = team_sum"),
+    ("teams_sum_over_the_warp", "wrong values in y", teams_two_loops, "sum_of(s, team)",
+     "warp_sum(s)"),
+    # The largest of several rows: a row far below it becomes 0 / 0.
+    ("teams_maximum_over_the_warp", "NaN was computed", teams_two_loops, "max_of(m, team)",
+     "warp_max(m)"),
+    ("teams_row_of_a_warp", "more than one thread", teams_two_loops, "thread // team",
+     "thread // 32"),
+    ("teams_row_within_the_block", "more than one thread|never written|wrong values",
+     teams_two_loops, "cuda.grid(1)", "cuda.threadIdx.x"),
+    ("teams_no_guard", OUTSIDE, teams_two_loops, "x.shape[1] if row < x.shape[0] else 0",
+     "x.shape[1]"),
+    ("teams_no_maximum", "NaN was computed|overflow", "math.exp(values[k] - m)",
+     "math.exp(values[k])"),
+    ("teams_no_end_of_row", OUTSIDE, "x[row, col] if col < n_cols",
+     "x[row, col] if row < x.shape[0]"),
+    ("teams_half_a_tree", "wrong values in y", teams_two_loops, "sum_of(s, team)",
+     "sum_of(s, team // 2)"))
 
 
 # ---- blocks_per_multiprocessor(n_threads, n_registers) ---------------------------------------
@@ -299,24 +296,22 @@ def blocks_in_threads(n_threads, n_registers):
     return int(min(by_registers, 2048 / threads, 32))
 
 
-mistake("blocks_per_multiprocessor: blocks_registers_exact", "wrong values in blocks",
-        ("math.ceil(n_registers / 8) * 8", "n_registers"))  # fmt: skip
-mistake("blocks_per_multiprocessor: blocks_threads_exact", "wrong values in blocks",
-        ("math.ceil(n_threads / 32)", "n_threads / 32"))  # fmt: skip
-# All 65,536 registers in one heap, not in four parts.
-mistake("blocks_per_multiprocessor: blocks_one_pool", "wrong values in blocks",
-        ("4 * (16384 // (32 * per_thread))", "65536 // (32 * per_thread)"))  # fmt: skip
-mistake("blocks_per_multiprocessor: blocks_without_the_third_rule", "wrong values in blocks",
-        ("64 // n_warps, 32", "64 // n_warps"))  # fmt: skip
-mistake("blocks_per_multiprocessor: blocks_without_registers", "wrong values in blocks",
-        ("room // n_warps, ", ""))  # fmt: skip
-mistake("blocks_per_multiprocessor: blocks_without_threads", "wrong values in blocks",
-        ("64 // n_warps, ", ""))  # fmt: skip
-mistake("blocks_per_multiprocessor: blocks_as_warps", "wrong values in blocks",
-        ("return min", "return n_warps * min"))  # fmt: skip
-mistake("blocks_per_multiprocessor: blocks_not_whole", "wrong values in blocks",
-        ("room // n_warps, 64 // n_warps", "room / n_warps, 64 / n_warps"))  # fmt: skip
-mistake("blocks_per_multiprocessor: blocks_no_return", "is the return missing", ("return ", ""))
+mistakes("blocks_per_multiprocessor",
+    ("blocks_registers_exact", "wrong values in blocks", "math.ceil(n_registers / 8) * 8",
+     "n_registers"),
+    ("blocks_threads_exact", "wrong values in blocks", "math.ceil(n_threads / 32)",
+     "n_threads / 32"),
+    # All 65,536 registers in one heap, not in four parts.
+    ("blocks_one_pool", "wrong values in blocks", "4 * (16384 // (32 * per_thread))",
+     "65536 // (32 * per_thread)"),
+    ("blocks_without_the_third_rule", "wrong values in blocks", "64 // n_warps, 32",
+     "64 // n_warps"),
+    ("blocks_without_registers", "wrong values in blocks", "room // n_warps, ", ""),
+    ("blocks_without_threads", "wrong values in blocks", "64 // n_warps, ", ""),
+    ("blocks_as_warps", "wrong values in blocks", "return min", "return n_warps * min"),
+    ("blocks_not_whole", "wrong values in blocks", "room // n_warps, 64 // n_warps",
+     "room / n_warps, 64 / n_warps"),
+    ("blocks_no_return", "is the return missing", "return ", ""))
 
 
 # ---- softmax_backward(dy, y, dx) -------------------------------------------------------------
@@ -370,33 +365,27 @@ def backward_thread_per_row(dy, y, dx):
             dx[row, col] = y[row, col] * (dy[row, col] - total)
 
 
-# As if each y depended on its own x alone: the sigmoid's derivative.
-mistake("softmax_backward: backward_diagonal_only", "wrong values in dx",
-        ("(dy[row, col] - total)", "dy[row, col] * (np.float32(1) - y[row, col])"))  # fmt: skip
-mistake("softmax_backward: backward_without_the_sum", "wrong values in dx",
-        ("(dy[row, col] - total)", "dy[row, col]"))  # fmt: skip
-# The sum must be weighted by y.
-mistake("softmax_backward: backward_mean_of_dy", "wrong values in dx",
-        ("y[row, col] * dy[row, col]", "dy[row, col]"),
-        ("warp_sum(total)", "warp_sum(total) / np.float32(y.shape[1])"))  # fmt: skip
-mistake("softmax_backward: backward_sum_of_a_lane", "wrong values in dx",
-        ("        total = warp_sum(total)\n", ""))  # fmt: skip
-mistake("softmax_backward: backward_sum_in_lane_0_only", "wrong values in dx",
-        ("shfl_xor_sync", "shfl_down_sync"), of=backward_block_of_shuffles)  # fmt: skip
-mistake("softmax_backward: backward_wrong_sign", "wrong sign|wrong values in dx",
-        ("dy[row, col] - total", "total - dy[row, col]"))  # fmt: skip
-mistake("softmax_backward: backward_y_left_out", "wrong values in dx",
-        ("y[row, col] * (dy[row, col] - total)", "dy[row, col] - y[row, col] * total"),
-        )  # fmt: skip
-mistake("softmax_backward: backward_no_guard", OUTSIDE, ("if row < y.shape[0]:", "if True:"))
-mistake("softmax_backward: backward_in_place", "changes its input dy",
-        ("total += y[row, col] * dy[row, col]",
-         "dy[row, col] *= y[row, col]\n            total += dy[row, col]"),
-        ("y[row, col] * (dy[row, col] - total)", "dy[row, col] - y[row, col] * total"),
-        )  # fmt: skip
-mistake("softmax_backward: backward_sums_inside_the_loop", "shuffle|lanes",
-        ("y[row, col] * dy[row, col]", "warp_sum(y[row, col] * dy[row, col])"),
-        ("        total = warp_sum(total)\n", ""))  # fmt: skip
+mistakes("softmax_backward",
+    # As if each y depended on its own x alone: the sigmoid's derivative.
+    ("backward_diagonal_only", "wrong values in dx", "(dy[row, col] - total)",
+     "dy[row, col] * (np.float32(1) - y[row, col])"),
+    ("backward_without_the_sum", "wrong values in dx", "(dy[row, col] - total)", "dy[row, col]"),
+    # The sum must be weighted by y.
+    ("backward_mean_of_dy", "wrong values in dx", "y[row, col] * dy[row, col]", "dy[row, col]",
+     "warp_sum(total)", "warp_sum(total) / np.float32(y.shape[1])"),
+    ("backward_sum_of_a_lane", "wrong values in dx", "        total = warp_sum(total)\n", ""),
+    ("backward_sum_in_lane_0_only", "wrong values in dx", backward_block_of_shuffles,
+     "shfl_xor_sync", "shfl_down_sync"),
+    ("backward_wrong_sign", "wrong sign|wrong values in dx", "dy[row, col] - total",
+     "total - dy[row, col]"),
+    ("backward_y_left_out", "wrong values in dx", "y[row, col] * (dy[row, col] - total)",
+     "dy[row, col] - y[row, col] * total"),
+    ("backward_no_guard", OUTSIDE, "if row < y.shape[0]:", "if True:"),
+    ("backward_in_place", "changes its input dy", "total += y[row, col] * dy[row, col]",
+     "dy[row, col] *= y[row, col]\n            total += dy[row, col]",
+     "y[row, col] * (dy[row, col] - total)", "dy[row, col] - y[row, col] * total"),
+    ("backward_sums_inside_the_loop", "shuffle|lanes", "y[row, col] * dy[row, col]",
+     "warp_sum(y[row, col] * dy[row, col])", "        total = warp_sum(total)\n", ""))
 
 
 # ---- softmax_function(compute_y, compute_dx) -------------------------------------------------
@@ -456,31 +445,24 @@ def function_passes_launchers(compute_y, compute_dx):
     return lambda x: Softmax.apply(x, compute_y, compute_dx)
 
 
-mistake("softmax_function: function_saves_x", "wrong values in dx",
-        ("save_for_backward(y)", "save_for_backward(x)"))  # fmt: skip
-mistake("softmax_function: function_swaps_arguments", "wrong values in dx",
-        ("compute_dx(dy, *ctx.saved_tensors)", "compute_dx(*ctx.saved_tensors, dy)"))  # fmt: skip
-# A variable outside ctx holds one y: that of the latest call.
-mistake("softmax_function: function_keeps_the_last_y", "wrong values in dx",
-        ("    class", "    kept = []\n\n    class"),
-        ("ctx.save_for_backward(y)", "kept[:] = [y]"), ("*ctx.saved_tensors", "*kept"),
-        )  # fmt: skip
-mistake("softmax_function: function_saves_nothing",
-        "not enough|expected|argument|ValueError|TypeError",
-        ("            ctx.save_for_backward(y)\n", ""))  # fmt: skip
-mistake("softmax_function: function_returns_no_gradient",
-        "compute_dx was called 0 times|no gradient",
-        ("return compute_dx", "compute_dx"))  # fmt: skip
-mistake("softmax_function: function_of_pytorch", "compute_y was called 0 times",
-        ("return Softmax.apply", "return lambda x: torch.softmax(x, -1)"))  # fmt: skip
-mistake("softmax_function: function_without_a_class", "knows no gradient",
-        ("return Softmax.apply", "return compute_y"))  # fmt: skip
-mistake("softmax_function: function_passes_dy_on", "compute_dx was called 0 times",
-        ("compute_dx(dy, *ctx.saved_tensors)", "dy"))  # fmt: skip
-mistake("softmax_function: function_ignores_dy", "wrong values in dx",
-        ("compute_dx(dy,", "compute_dx(torch.ones_like(dy),"))  # fmt: skip
-mistake("softmax_function: function_computes_again", "compute_y was called 4 times",
-        ("save_for_backward(y)", "save_for_backward(x)"),
-        ("*ctx.saved_tensors", "compute_y(*ctx.saved_tensors)"))  # fmt: skip
-mistake("softmax_function: function_no_return", "something to call|NoneType",
-        ("return Softmax.apply", "Softmax.apply"))  # fmt: skip
+mistakes("softmax_function",
+    ("function_saves_x", "wrong values in dx", "save_for_backward(y)", "save_for_backward(x)"),
+    ("function_swaps_arguments", "wrong values in dx", "compute_dx(dy, *ctx.saved_tensors)",
+     "compute_dx(*ctx.saved_tensors, dy)"),
+    # A variable outside ctx holds one y: that of the latest call.
+    ("function_keeps_the_last_y", "wrong values in dx", "    class", "    kept = []\n\n    class",
+     "ctx.save_for_backward(y)", "kept[:] = [y]", "*ctx.saved_tensors", "*kept"),
+    ("function_saves_nothing", "not enough|expected|argument|ValueError|TypeError",
+     "            ctx.save_for_backward(y)\n", ""),
+    ("function_returns_no_gradient", "compute_dx was called 0 times|no gradient",
+     "return compute_dx", "compute_dx"),
+    ("function_of_pytorch", "compute_y was called 0 times", "return Softmax.apply",
+     "return lambda x: torch.softmax(x, -1)"),
+    ("function_without_a_class", "knows no gradient", "return Softmax.apply", "return compute_y"),
+    ("function_passes_dy_on", "compute_dx was called 0 times", "compute_dx(dy, *ctx.saved_tensors)",
+     "dy"),
+    ("function_ignores_dy", "wrong values in dx", "compute_dx(dy,",
+     "compute_dx(torch.ones_like(dy),"),
+    ("function_computes_again", "compute_y was called 4 times", "save_for_backward(y)",
+     "save_for_backward(x)", "*ctx.saved_tensors", "compute_y(*ctx.saved_tensors)"),
+    ("function_no_return", "something to call|NoneType", "return Softmax.apply", "Softmax.apply"))

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from bank import right
-from bank.mistakes import mistake
+from bank.mistakes import mistakes
 from course_lib import cuda
 from course_lib.runtime.intrinsics import (
     online_add,
@@ -59,30 +59,27 @@ def fusion_by_the_ridge(n, n_operations, flops, gbps, tflops, launch_us):
 
 ONE_LIMIT = "max(memory_us, arithmetic_us)"
 ALL_LIMIT = "max(memory_us, n_operations * arithmetic_us)"
-mistake("predict_fusion: fusion_adds_memory_and_arithmetic", "wrong values in chain_us",
-        (ONE_LIMIT, "memory_us + arithmetic_us"),
-        (ALL_LIMIT, "memory_us + n_operations * arithmetic_us"))  # fmt: skip
-mistake("predict_fusion: fusion_without_arithmetic", "wrong values in fused_us",
-        ("arithmetic_us = flops * n / (tflops * 1e6)", "arithmetic_us = 0"))  # fmt: skip
-# As if one kernel had the arithmetic of one operation only.
-mistake("predict_fusion: fusion_saves_arithmetic", "wrong values in fused_us",
-        (ALL_LIMIT, ONE_LIMIT))  # fmt: skip
-mistake("predict_fusion: fusion_one_launch_for_the_chain", "wrong values in chain_us",
-        ("n_operations * (launch_us + max(memory_us, arithmetic_us))",
-         "launch_us + n_operations * max(memory_us, arithmetic_us)"))  # fmt: skip
-mistake("predict_fusion: fusion_launches_each_operation", "wrong values in fused_us",
-        ("return chain, launch_us", "return chain, n_operations * launch_us"))  # fmt: skip
-mistake("predict_fusion: fusion_only_reads", "wrong values in chain_us", ("8 * n", "4 * n"))
-mistake("predict_fusion: fusion_counts_numbers_for_bytes", "wrong values in chain_us",
-        ("8 * n", "2 * n"))  # fmt: skip
-mistake("predict_fusion: fusion_wrong_unit", "wrong values in chain_us",
-        ("(gbps * 1e3)", "gbps"), ("(tflops * 1e6)", "tflops"))  # fmt: skip
-mistake("predict_fusion: fusion_the_smaller_limit", "wrong values in chain_us",
-        (ONE_LIMIT, ONE_LIMIT.replace("max", "min")),
-        (ALL_LIMIT, ALL_LIMIT.replace("max", "min")))  # fmt: skip
-mistake("predict_fusion: fusion_other_way_round", "wrong values in chain_us",
-        (f"chain, launch_us + {ALL_LIMIT}", f"launch_us + {ALL_LIMIT}, chain"))  # fmt: skip
-mistake("predict_fusion: fusion_no_return", "is the return missing", ("return ", ""))
+mistakes("predict_fusion",
+    ("fusion_adds_memory_and_arithmetic", "wrong values in chain_us", ONE_LIMIT,
+     "memory_us + arithmetic_us", ALL_LIMIT, "memory_us + n_operations * arithmetic_us"),
+    ("fusion_without_arithmetic", "wrong values in fused_us",
+     "arithmetic_us = flops * n / (tflops * 1e6)", "arithmetic_us = 0"),
+    # As if one kernel had the arithmetic of one operation only.
+    ("fusion_saves_arithmetic", "wrong values in fused_us", ALL_LIMIT, ONE_LIMIT),
+    ("fusion_one_launch_for_the_chain", "wrong values in chain_us",
+     "n_operations * (launch_us + max(memory_us, arithmetic_us))",
+     "launch_us + n_operations * max(memory_us, arithmetic_us)"),
+    ("fusion_launches_each_operation", "wrong values in fused_us", "return chain, launch_us",
+     "return chain, n_operations * launch_us"),
+    ("fusion_only_reads", "wrong values in chain_us", "8 * n", "4 * n"),
+    ("fusion_counts_numbers_for_bytes", "wrong values in chain_us", "8 * n", "2 * n"),
+    ("fusion_wrong_unit", "wrong values in chain_us", "(gbps * 1e3)", "gbps", "(tflops * 1e6)",
+     "tflops"),
+    ("fusion_the_smaller_limit", "wrong values in chain_us", ONE_LIMIT,
+     ONE_LIMIT.replace("max", "min"), ALL_LIMIT, ALL_LIMIT.replace("max", "min")),
+    ("fusion_other_way_round", "wrong values in chain_us", f"chain, launch_us + {ALL_LIMIT}",
+     f"launch_us + {ALL_LIMIT}, chain"),
+    ("fusion_no_return", "is the return missing", "return ", ""))
 
 
 # ---- cross_entropy(logits, target, loss, m, s) -----------------------------------------------
@@ -149,38 +146,35 @@ def entropy_lane_of_the_target(logits, target, loss, m, s):
 
 
 LOSS = "(largest - logits[row, target[row]]) + math.log(total)"
-mistake("cross_entropy: entropy_no_maximum", "wrong values in loss",
-        ("largest = warp_max(largest)", "largest = ZERO"), of=entropy_in_two_passes)  # fmt: skip
-# m + log s is rounded to the digits of m: at 10,000, three of them are left after the point.
-mistake("cross_entropy: entropy_adds_the_logarithm_first", "wrong values in loss",
-        (LOSS, "(largest + math.log(total)) - logits[row, target[row]]"))  # fmt: skip
-mistake("cross_entropy: entropy_ignores_nothing", OUTSIDE,
-        ("if target[row] != IGNORED:", "if True:"))  # fmt: skip
-mistake("cross_entropy: entropy_ignored_is_not_written", "never written",
-        ("            loss[row] = ZERO\n", ""))  # fmt: skip
-mistake("cross_entropy: entropy_without_the_logarithm", "wrong values in loss",
-        ("math.log(total)", "total"))  # fmt: skip
-# The log-probability, and not minus it.
-mistake("cross_entropy: entropy_wrong_sign", "wrong sign", (LOSS, f"-({LOSS})"))
-mistake("cross_entropy: entropy_lanes_stay_apart", "wrong values in",
-        ("        largest, total = warp_online(largest, total)\n", ""))  # fmt: skip
-mistake("cross_entropy: entropy_merges_sums_as_they_are", "wrong values in loss",
-        ("warp_online(largest, total)", "warp_max(largest), warp_sum(total)"))  # fmt: skip
-mistake("cross_entropy: entropy_saves_the_logarithm", "wrong values in s",
-        ("s[row] = largest, total", "s[row] = largest, math.log(total)"))  # fmt: skip
-mistake("cross_entropy: entropy_no_guard", OUTSIDE, ("if row < logits.shape[0]:", "if True:"))
-# Lanes without a column are missing in the shuffles.
-mistake("cross_entropy: entropy_ignored_lanes_stay_away", "shuffle-inactive-lane",
-        ("row < logits.shape[0]", "row < logits.shape[0] and lane < logits.shape[1]"),
-        )  # fmt: skip
-mistake("cross_entropy: entropy_all_lanes_write", "race|same work", ("if lane == 0:", "if True:"))
-# The first number of a lane may be minus infinity: -inf - -inf.
-mistake("cross_entropy: entropy_masked_is_nan", "wrong values in s|NaN",
-        ("largest, total = online_add(largest, total, logits[row, col])",
-         "new = max(largest, logits[row, col])\n"
-         "            total *= math.exp(largest - new)\n"
-         "            total += math.exp(logits[row, col] - new)\n"
-         "            largest = new"))  # fmt: skip
+mistakes("cross_entropy",
+    ("entropy_no_maximum", "wrong values in loss", entropy_in_two_passes,
+     "largest = warp_max(largest)", "largest = ZERO"),
+    # m + log s is rounded to the digits of m: at 10,000, three of them are left after the point.
+    ("entropy_adds_the_logarithm_first", "wrong values in loss", LOSS,
+     "(largest + math.log(total)) - logits[row, target[row]]"),
+    ("entropy_ignores_nothing", OUTSIDE, "if target[row] != IGNORED:", "if True:"),
+    ("entropy_ignored_is_not_written", "never written", "            loss[row] = ZERO\n", ""),
+    ("entropy_without_the_logarithm", "wrong values in loss", "math.log(total)", "total"),
+    # The log-probability, and not minus it.
+    ("entropy_wrong_sign", "wrong sign", LOSS, f"-({LOSS})"),
+    ("entropy_lanes_stay_apart", "wrong values in",
+     "        largest, total = warp_online(largest, total)\n", ""),
+    ("entropy_merges_sums_as_they_are", "wrong values in loss", "warp_online(largest, total)",
+     "warp_max(largest), warp_sum(total)"),
+    ("entropy_saves_the_logarithm", "wrong values in s", "s[row] = largest, total",
+     "s[row] = largest, math.log(total)"),
+    ("entropy_no_guard", OUTSIDE, "if row < logits.shape[0]:", "if True:"),
+    # Lanes without a column are missing in the shuffles.
+    ("entropy_ignored_lanes_stay_away", "shuffle-inactive-lane", "row < logits.shape[0]",
+     "row < logits.shape[0] and lane < logits.shape[1]"),
+    ("entropy_all_lanes_write", "race|same work", "if lane == 0:", "if True:"),
+    # The first number of a lane may be minus infinity: -inf - -inf.
+    ("entropy_masked_is_nan", "wrong values in s|NaN",
+     "largest, total = online_add(largest, total, logits[row, col])",
+     "new = max(largest, logits[row, col])\n"
+     "            total *= math.exp(largest - new)\n"
+     "            total += math.exp(logits[row, col] - new)\n"
+     "            largest = new"))
 
 
 # ---- cross_entropy_backward(dloss, logits, target, m, s, dlogits) ----------------------------
@@ -229,39 +223,32 @@ def gradient_by_reciprocal(dloss, logits, target, m, s, dlogits):
             col += 32
 
 
-mistake("cross_entropy_backward: gradient_without_one_hot", "wrong values in dlogits",
-        ("dx -= ONE", "pass"))  # fmt: skip
-mistake("cross_entropy_backward: gradient_ignores_nothing", "wrong values in dlogits",
-        ("if label != IGNORED:", "if True:"))  # fmt: skip
-mistake("cross_entropy_backward: gradient_ignored_is_not_written", "never written",
-        ("row < logits.shape[0]", "row < logits.shape[0] and target[row] != IGNORED"),
-        )  # fmt: skip
-mistake("cross_entropy_backward: gradient_without_dloss",
-        "wrong values in dlogits|times what it should be", ("dx * scale", "dx"))  # fmt: skip
-mistake("cross_entropy_backward: gradient_dloss_of_the_first_row",
-        "wrong values in dlogits|times what it should be", ("dloss[row]", "dloss[0]"))  # fmt: skip
-mistake("cross_entropy_backward: gradient_wrong_sign", "wrong sign|wrong values in dlogits",
-        ("dx * scale", "-dx * scale"))  # fmt: skip
-mistake("cross_entropy_backward: gradient_dloss_before_one_hot", "wrong values in dlogits",
-        ("/ total", "/ total * scale"), ("dx * scale", "dx"))  # fmt: skip
-mistake("cross_entropy_backward: gradient_no_maximum", "NaN was computed|overflow",
-        ("math.exp(logits[row, col] - largest) / total",
-         "math.exp(logits[row, col]) / (math.exp(largest) * total)"))  # fmt: skip
-mistake("cross_entropy_backward: gradient_not_divided", "wrong values in dlogits",
-        (" / total", ""))  # fmt: skip
-# exp(x - lse): at 10,000 lse has lost three of its digits.
-mistake("cross_entropy_backward: gradient_by_rounded_lse", "wrong values in dlogits",
-        ("- largest) / total", "- (largest + math.log(total)))"))  # fmt: skip
-mistake("cross_entropy_backward: gradient_target_of_a_lane", "wrong values in dlogits",
-        ("col == label", "lane == label"))  # fmt: skip
-mistake("cross_entropy_backward: gradient_first_round_only", "never written",
-        ("range(lane, logits.shape[1], 32)", "range(lane, min(logits.shape[1], 32), 32)"),
-        )  # fmt: skip
-mistake("cross_entropy_backward: gradient_no_guard", OUTSIDE,
-        ("if row < logits.shape[0]:", "if True:"))  # fmt: skip
-# Lane 0 changes what another lane writes, and nothing decides who comes first.
-mistake("cross_entropy_backward: gradient_mended_by_another_lane", "race",
-        ("label % 32 == lane", "lane == 0"), of=gradient_mends_the_target)  # fmt: skip
+mistakes("cross_entropy_backward",
+    ("gradient_without_one_hot", "wrong values in dlogits", "dx -= ONE", "pass"),
+    ("gradient_ignores_nothing", "wrong values in dlogits", "if label != IGNORED:", "if True:"),
+    ("gradient_ignored_is_not_written", "never written", "row < logits.shape[0]",
+     "row < logits.shape[0] and target[row] != IGNORED"),
+    ("gradient_without_dloss", "wrong values in dlogits|times what it should be", "dx * scale",
+     "dx"),
+    ("gradient_dloss_of_the_first_row", "wrong values in dlogits|times what it should be",
+     "dloss[row]", "dloss[0]"),
+    ("gradient_wrong_sign", "wrong sign|wrong values in dlogits", "dx * scale", "-dx * scale"),
+    ("gradient_dloss_before_one_hot", "wrong values in dlogits", "/ total", "/ total * scale",
+     "dx * scale", "dx"),
+    ("gradient_no_maximum", "NaN was computed|overflow",
+     "math.exp(logits[row, col] - largest) / total",
+     "math.exp(logits[row, col]) / (math.exp(largest) * total)"),
+    ("gradient_not_divided", "wrong values in dlogits", " / total", ""),
+    # exp(x - lse): at 10,000 lse has lost three of its digits.
+    ("gradient_by_rounded_lse", "wrong values in dlogits", "- largest) / total",
+     "- (largest + math.log(total)))"),
+    ("gradient_target_of_a_lane", "wrong values in dlogits", "col == label", "lane == label"),
+    ("gradient_first_round_only", "never written", "range(lane, logits.shape[1], 32)",
+     "range(lane, min(logits.shape[1], 32), 32)"),
+    ("gradient_no_guard", OUTSIDE, "if row < logits.shape[0]:", "if True:"),
+    # Lane 0 changes what another lane writes, and nothing decides who comes first.
+    ("gradient_mended_by_another_lane", "race", gradient_mends_the_target, "label % 32 == lane",
+     "lane == 0"))
 
 
 # ---- bn_relu_softmax(x, mean, var, weight, bias, y) ------------------------------------------
@@ -328,41 +315,36 @@ def layers_divide_by_the_root(x, mean, var, weight, bias, y):
 
 
 NORMAL = "(x[row, col] - mean[col]) * scale + bias[col]"
-# ReLU makes 0 of the minus infinity that stands for "no column", and exp of 0 counts.
-mistake("bn_relu_softmax: layers_relu_of_what_is_not_there", "wrong values in y",
-        (f"max({NORMAL}, ZERO)", NORMAL),
-        ("m = max(m, values[k])",
-         "values[k] = max(values[k], ZERO)\n            m = max(m, values[k])"))  # fmt: skip
-# Right on paper. Where the mean is 5000, two large products are subtracted.
-mistake("bn_relu_softmax: layers_scale_and_shift", "wrong values in y",
-        (NORMAL, "x[row, col] * scale + (bias[col] - mean[col] * scale)"))  # fmt: skip
-mistake("bn_relu_softmax: layers_without_relu", "wrong values in y",
-        (f"max({NORMAL}, ZERO)", NORMAL))  # fmt: skip
-mistake("bn_relu_softmax: layers_relu_before_the_bias", "wrong values in y",
-        (" + bias[col], ZERO)", ", ZERO) + bias[col]"))  # fmt: skip
-mistake("bn_relu_softmax: layers_without_eps", "wrong values in y",
-        ("var[col] + EPS", "var[col]"))  # fmt: skip
-mistake("bn_relu_softmax: layers_eps_after_the_root", "wrong values in y",
-        ("math.sqrt(var[col] + EPS)", "(math.sqrt(var[col]) + EPS)"))  # fmt: skip
-mistake("bn_relu_softmax: layers_divide_by_the_variance", "wrong values in y",
-        ("math.sqrt(var[col] + EPS)", "(var[col] + EPS)"))  # fmt: skip
-# A feature is a column, and not a row.
-mistake("bn_relu_softmax: layers_parameters_of_the_row", OUTSIDE + "|wrong values in y",
-        ("weight[col] / math.sqrt(var[col]", "weight[row] / math.sqrt(var[row]"),
-        (NORMAL, "(x[row, col] - mean[row]) * scale + bias[row]"))  # fmt: skip
-mistake("bn_relu_softmax: layers_no_maximum", "NaN was computed|overflow|wrong values in y",
-        ("math.exp(values[k] - m)", "math.exp(values[k])"))  # fmt: skip
-mistake("bn_relu_softmax: layers_sum_of_a_lane", "wrong values in y",
-        ("        s = warp_sum(s)\n", ""), of=layers_in_three_passes)  # fmt: skip
-mistake("bn_relu_softmax: layers_no_end_of_row", OUTSIDE,
-        ("if col < x.shape[1]:\n                scale", "if True:\n                scale"),
-        )  # fmt: skip
-mistake("bn_relu_softmax: layers_shuffle_in_the_guard", "shuffle-inactive-lane",
-        ("row < x.shape[0]", "row < x.shape[0] and lane < x.shape[1]"),
-        of=layers_online)  # fmt: skip
-mistake("bn_relu_softmax: layers_no_guard", OUTSIDE,
-        ("if row < x.shape[0]:", "if True:"), of=layers_online)  # fmt: skip
-mistake("bn_relu_softmax: layers_eps_in_float64", "float64", ("+ EPS", "+ 1e-5"))
+mistakes("bn_relu_softmax",
+    # ReLU makes 0 of the minus infinity that stands for "no column", and exp of 0 counts.
+    ("layers_relu_of_what_is_not_there", "wrong values in y", f"max({NORMAL}, ZERO)", NORMAL,
+     "m = max(m, values[k])",
+     "values[k] = max(values[k], ZERO)\n            m = max(m, values[k])"),
+    # Right on paper. Where the mean is 5000, two large products are subtracted.
+    ("layers_scale_and_shift", "wrong values in y", NORMAL,
+     "x[row, col] * scale + (bias[col] - mean[col] * scale)"),
+    ("layers_without_relu", "wrong values in y", f"max({NORMAL}, ZERO)", NORMAL),
+    ("layers_relu_before_the_bias", "wrong values in y", " + bias[col], ZERO)",
+     ", ZERO) + bias[col]"),
+    ("layers_without_eps", "wrong values in y", "var[col] + EPS", "var[col]"),
+    ("layers_eps_after_the_root", "wrong values in y", "math.sqrt(var[col] + EPS)",
+     "(math.sqrt(var[col]) + EPS)"),
+    ("layers_divide_by_the_variance", "wrong values in y", "math.sqrt(var[col] + EPS)",
+     "(var[col] + EPS)"),
+    # A feature is a column, and not a row.
+    ("layers_parameters_of_the_row", OUTSIDE + "|wrong values in y",
+     "weight[col] / math.sqrt(var[col]", "weight[row] / math.sqrt(var[row]", NORMAL,
+     "(x[row, col] - mean[row]) * scale + bias[row]"),
+    ("layers_no_maximum", "NaN was computed|overflow|wrong values in y", "math.exp(values[k] - m)",
+     "math.exp(values[k])"),
+    ("layers_sum_of_a_lane", "wrong values in y", layers_in_three_passes,
+     "        s = warp_sum(s)\n", ""),
+    ("layers_no_end_of_row", OUTSIDE, "if col < x.shape[1]:\n                scale",
+     "if True:\n                scale"),
+    ("layers_shuffle_in_the_guard", "shuffle-inactive-lane", layers_online, "row < x.shape[0]",
+     "row < x.shape[0] and lane < x.shape[1]"),
+    ("layers_no_guard", OUTSIDE, layers_online, "if row < x.shape[0]:", "if True:"),
+    ("layers_eps_in_float64", "float64", "+ EPS", "+ 1e-5"))
 
 
 # ---- softmax_dropout_backward(dz, x, m, s, p, seed, dx) --------------------------------------
@@ -436,45 +418,36 @@ def dropout_grid_stride(dz, x, m, s, p, seed, dx):
 
 KEPT = "kept(row * n_cols + col, seed, p)"
 FACTOR = "ONE / (ONE - p)"
-mistake("softmax_dropout_backward: dropout_no_mask", "wrong values in dx",
-        (KEPT, "True"), (FACTOR, "ONE"), of=dropout_mask_in_bits)  # fmt: skip
-# In the order of the forward pass: first softmax, then the mask.
-mistake("softmax_dropout_backward: dropout_mask_after_softmax", "wrong values in dx",
-        (f"if {KEPT}:\n                y =", "if True:\n                y ="),
-        ("total += y * dz[row, col] * factor", "total += y * dz[row, col]"),
-        ("dy = ZERO", "dx[row, col] = ZERO"),
-        ("dy = dz[row, col] * factor\n            dx[row, col] = y * (dy - total)",
-         "dx[row, col] = y * (dz[row, col] - total) * factor"))  # fmt: skip
-# A dropped element still has a part in the sum of its row, and so a gradient.
-mistake("softmax_dropout_backward: dropout_dropped_have_no_gradient", "wrong values in dx",
-        ("(dz[row, col] * factor * hot - total)", "(dz[row, col] * factor - total) * hot"),
-        of=dropout_mask_in_bits)  # fmt: skip
-mistake("softmax_dropout_backward: dropout_sum_without_mask", "wrong values in dx",
-        (f"if {KEPT}:\n                y =", "if True:\n                y ="))  # fmt: skip
-mistake("softmax_dropout_backward: dropout_not_scaled",
-        "times what it should be|wrong values in dx", (FACTOR, "ONE"))  # fmt: skip
-mistake("softmax_dropout_backward: dropout_divides_by_p",
-        "times what it should be|wrong values in dx",
-        (FACTOR, "ONE / max(p, np.float32(1e-3))"))  # fmt: skip
-mistake("softmax_dropout_backward: dropout_other_way_round", "wrong values in dx",
-        (f"if {KEPT}:", f"if not {KEPT}:"), of=dropout_mask_in_bits)  # fmt: skip
-# All rows get the mask of the first one.
-mistake("softmax_dropout_backward: dropout_mask_of_the_column", "wrong values in dx",
-        (KEPT, "kept(col, seed, p)"), of=dropout_mask_in_bits)  # fmt: skip
-# As if a generator went on: the second loop draws other numbers than the first.
-mistake("softmax_dropout_backward: dropout_another_mask_each_time", "wrong values in dx",
-        (f"{KEPT}:\n                dy =",
-         "kept(x.size + row * n_cols + col, seed, p):\n                dy ="))  # fmt: skip
-mistake("softmax_dropout_backward: dropout_sum_of_a_lane", "wrong values in dx",
-        ("        total = warp_sum(total)\n", ""))  # fmt: skip
-mistake("softmax_dropout_backward: dropout_shuffle_of_the_kept", "shuffle",
-        ("y * dz[row, col] * factor", "warp_sum(y * dz[row, col] * factor)"),
-        ("        total = warp_sum(total)\n", ""))  # fmt: skip
-# The store has moved into the `if` above it.
-mistake("softmax_dropout_backward: dropout_dropped_are_not_written", "never written",
-        ("            dx[row, col] =", "                dx[row, col] ="))  # fmt: skip
-mistake("softmax_dropout_backward: dropout_no_guard", OUTSIDE,
-        ("if row < x.shape[0]:", "if True:"))  # fmt: skip
-mistake("softmax_dropout_backward: dropout_y_is_the_exponential", "wrong values in dx|NaN",
-        ("(s[row] * (ONE - p))", "(ONE - p)"), ("warp_sum(total) / s[row]", "warp_sum(total)"),
-        of=dropout_grid_stride)  # fmt: skip
+mistakes("softmax_dropout_backward",
+    ("dropout_no_mask", "wrong values in dx", dropout_mask_in_bits, KEPT, "True", FACTOR, "ONE"),
+    # In the order of the forward pass: first softmax, then the mask.
+    ("dropout_mask_after_softmax", "wrong values in dx", f"if {KEPT}:\n                y =",
+     "if True:\n                y =", "total += y * dz[row, col] * factor",
+     "total += y * dz[row, col]", "dy = ZERO", "dx[row, col] = ZERO",
+     "dy = dz[row, col] * factor\n            dx[row, col] = y * (dy - total)",
+     "dx[row, col] = y * (dz[row, col] - total) * factor"),
+    # A dropped element still has a part in the sum of its row, and so a gradient.
+    ("dropout_dropped_have_no_gradient", "wrong values in dx", dropout_mask_in_bits,
+     "(dz[row, col] * factor * hot - total)", "(dz[row, col] * factor - total) * hot"),
+    ("dropout_sum_without_mask", "wrong values in dx", f"if {KEPT}:\n                y =",
+     "if True:\n                y ="),
+    ("dropout_not_scaled", "times what it should be|wrong values in dx", FACTOR, "ONE"),
+    ("dropout_divides_by_p", "times what it should be|wrong values in dx", FACTOR,
+     "ONE / max(p, np.float32(1e-3))"),
+    ("dropout_other_way_round", "wrong values in dx", dropout_mask_in_bits, f"if {KEPT}:",
+     f"if not {KEPT}:"),
+    # All rows get the mask of the first one.
+    ("dropout_mask_of_the_column", "wrong values in dx", dropout_mask_in_bits, KEPT,
+     "kept(col, seed, p)"),
+    # As if a generator went on: the second loop draws other numbers than the first.
+    ("dropout_another_mask_each_time", "wrong values in dx", f"{KEPT}:\n                dy =",
+     "kept(x.size + row * n_cols + col, seed, p):\n                dy ="),
+    ("dropout_sum_of_a_lane", "wrong values in dx", "        total = warp_sum(total)\n", ""),
+    ("dropout_shuffle_of_the_kept", "shuffle", "y * dz[row, col] * factor",
+     "warp_sum(y * dz[row, col] * factor)", "        total = warp_sum(total)\n", ""),
+    # The store has moved into the `if` above it.
+    ("dropout_dropped_are_not_written", "never written", "            dx[row, col] =",
+     "                dx[row, col] ="),
+    ("dropout_no_guard", OUTSIDE, "if row < x.shape[0]:", "if True:"),
+    ("dropout_y_is_the_exponential", "wrong values in dx|NaN", dropout_grid_stride,
+     "(s[row] * (ONE - p))", "(ONE - p)", "warp_sum(total) / s[row]", "warp_sum(total)"))

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from bank import right
-from bank.mistakes import mistake
+from bank.mistakes import mistakes
 from course_lib import cuda
 from course_lib.runtime.intrinsics import warp_sum
 from course_lib.teach.exercises.lesson_06 import (
@@ -67,38 +67,24 @@ def squeeze_by_halves(x, mean):
         mean[n, c] = partial[t]
 
 
-mistake("squeeze: squeeze_no_barrier", "race", ("    cuda.syncthreads()\n", ""))
-mistake("squeeze: squeeze_reads_past_the_channels", OUTSIDE, ("if c < C:", "if c <= C:"))
-mistake("squeeze: squeeze_writes_past_the_channels", OUTSIDE, ("warp == 0 and c < C", "warp == 0"))
-mistake("squeeze: squeeze_does_not_divide", "times what it should be", (" / np.float32(P)", ""))
-mistake(
-    "squeeze: squeeze_divides_by_the_channels", "wrong values in mean", ("float32(P)", "float32(C)")
-)
-mistake(
-    "squeeze: squeeze_every_warp_reads_all", "times what it should be|counts",
-    ("range(warp, P, n_warps)", "range(P)"),
-)  # fmt: skip
-mistake("squeeze: squeeze_channels_first", OUTSIDE, ("x[n, p, c]", "x[n, c, p]"))
-mistake(
-    "squeeze: squeeze_one_warp_counts", "no part in the result",
-    ("for k in range(n_warps):", "for k in range(1):"),
-)  # fmt: skip
-mistake(
-    "squeeze: squeeze_barrier_for_some", "barrier",
-    ("    partial[warp, lane] = total\n    cuda.syncthreads()\n",
+mistakes("squeeze",
+    ("squeeze_no_barrier", "race", "    cuda.syncthreads()\n", ""),
+    ("squeeze_reads_past_the_channels", OUTSIDE, "if c < C:", "if c <= C:"),
+    ("squeeze_writes_past_the_channels", OUTSIDE, "warp == 0 and c < C", "warp == 0"),
+    ("squeeze_does_not_divide", "times what it should be", " / np.float32(P)", ""),
+    ("squeeze_divides_by_the_channels", "wrong values in mean", "float32(P)", "float32(C)"),
+    ("squeeze_every_warp_reads_all", "times what it should be|counts", "range(warp, P, n_warps)",
+     "range(P)"),
+    ("squeeze_channels_first", OUTSIDE, "x[n, p, c]", "x[n, c, p]"),
+    ("squeeze_one_warp_counts", "no part in the result", "for k in range(n_warps):",
+     "for k in range(1):"),
+    ("squeeze_barrier_for_some", "barrier",
+     "    partial[warp, lane] = total\n    cuda.syncthreads()\n",
      "    if c < C:\n        partial[warp, lane] = total\n        cuda.syncthreads()\n"),
-)  # fmt: skip
-mistake("squeeze: squeeze_all_warps_write", "race|same work", ("warp == 0 and c < C", "c < C"))
-mistake(
-    "squeeze: squeeze_first_32_channels", "race|never written",
-    ("32 * cuda.blockIdx.y + lane", "lane"),
-)  # fmt: skip
-mistake("squeeze: squeeze_in_float64", "float64-promotion", ("total / np.float32(P)", "total / P"))
-mistake(
-    "squeeze: squeeze_adds_up_a_row",
-    "wrong values|uninit",
-    ("partial[k, lane]", "partial[lane % 8, k]"),
-)
+    ("squeeze_all_warps_write", "race|same work", "warp == 0 and c < C", "c < C"),
+    ("squeeze_first_32_channels", "race|never written", "32 * cuda.blockIdx.y + lane", "lane"),
+    ("squeeze_in_float64", "float64-promotion", "total / np.float32(P)", "total / P"),
+    ("squeeze_adds_up_a_row", "wrong values|uninit", "partial[k, lane]", "partial[lane % 8, k]"))
 
 
 # ---- excite(mean, weight1, bias1, weight2, bias2, hidden, gate) ------------------------------
@@ -148,43 +134,28 @@ def excite_without_shared_memory(mean, weight1, bias1, weight2, bias2, hidden, g
 
 
 FIRST = "    for r in range(cuda.threadIdx.x, R, cuda.blockDim.x):\n"
-mistake("excite: excite_no_barrier", "race|uninitialised", ("    cuda.syncthreads()\n", ""))
-mistake("excite: excite_no_activation", "wrong values in gate", ("total * sigmoid(total)", "total"))
-mistake(
-    "excite: excite_relu", "wrong values in gate", ("total * sigmoid(total)", "max(total, ZERO)")
-)
-mistake(
-    "excite: excite_sigmoid_for_swish", "wrong values in gate",
-    ("total * sigmoid(total)", "sigmoid(total)"),
-)  # fmt: skip
-mistake(
-    "excite: excite_keeps_the_activated", "wrong values in hidden",
-    ("hidden[n, r] = total\n", "hidden[n, r] = total * sigmoid(total)\n"),
-)  # fmt: skip
-mistake("excite: excite_no_first_bias", "wrong values in hidden", ("bias1[r]", "ZERO"))
-mistake("excite: excite_no_second_bias", "wrong values in gate", ("bias2[c]", "ZERO"))
-mistake("excite: excite_first_weights_turned", OUTSIDE, ("weight1[r, c]", "weight1[c, r]"))
-mistake("excite: excite_second_weights_turned", OUTSIDE, ("weight2[c, r]", "weight2[r, c]"))
-mistake(
-    "excite: excite_a_thread_per_hidden_number", "uninitialised|never written",
-    (FIRST, "    r = cuda.threadIdx.x\n    if r < R:\n"),
-)  # fmt: skip
-mistake("excite: excite_first_picture_only", "wrong values in hidden", ("mean[n, c]", "mean[0, c]"))
-mistake("excite: excite_no_gate", "wrong values in gate", ("= sigmoid(total)", "= total"))
-mistake("excite: excite_swapped_lengths", OUTSIDE, ("R, C = cuda", "C, R = cuda"))
-mistake(
-    "excite: excite_barrier_in_the_loop", "barrier",
-    ("    cuda.syncthreads()\n", "        cuda.syncthreads()\n"),
-)  # fmt: skip
-mistake(
-    "excite: excite_all_threads_the_same", "race|same work",
-    (FIRST, "    for r in range(R):\n"),
-)  # fmt: skip
-mistake(
-    "excite: excite_in_float64",
-    "float64-promotion",
-    ("= sigmoid(total)", "= 1.0 / (1.0 + math.exp(-total))"),
-)
+mistakes("excite",
+    ("excite_no_barrier", "race|uninitialised", "    cuda.syncthreads()\n", ""),
+    ("excite_no_activation", "wrong values in gate", "total * sigmoid(total)", "total"),
+    ("excite_relu", "wrong values in gate", "total * sigmoid(total)", "max(total, ZERO)"),
+    ("excite_sigmoid_for_swish", "wrong values in gate", "total * sigmoid(total)",
+     "sigmoid(total)"),
+    ("excite_keeps_the_activated", "wrong values in hidden", "hidden[n, r] = total\n",
+     "hidden[n, r] = total * sigmoid(total)\n"),
+    ("excite_no_first_bias", "wrong values in hidden", "bias1[r]", "ZERO"),
+    ("excite_no_second_bias", "wrong values in gate", "bias2[c]", "ZERO"),
+    ("excite_first_weights_turned", OUTSIDE, "weight1[r, c]", "weight1[c, r]"),
+    ("excite_second_weights_turned", OUTSIDE, "weight2[c, r]", "weight2[r, c]"),
+    ("excite_a_thread_per_hidden_number", "uninitialised|never written", FIRST,
+     "    r = cuda.threadIdx.x\n    if r < R:\n"),
+    ("excite_first_picture_only", "wrong values in hidden", "mean[n, c]", "mean[0, c]"),
+    ("excite_no_gate", "wrong values in gate", "= sigmoid(total)", "= total"),
+    ("excite_swapped_lengths", OUTSIDE, "R, C = cuda", "C, R = cuda"),
+    ("excite_barrier_in_the_loop", "barrier", "    cuda.syncthreads()\n",
+     "        cuda.syncthreads()\n"),
+    ("excite_all_threads_the_same", "race|same work", FIRST, "    for r in range(R):\n"),
+    ("excite_in_float64", "float64-promotion", "= sigmoid(total)",
+     "= 1.0 / (1.0 + math.exp(-total))"))
 
 
 # ---- scale_channels(x, gate, y, n_pixels, channels_last) -------------------------------------
@@ -220,53 +191,24 @@ def scale_plane_by_plane(x, gate, y, n_pixels, channels_last):
 
 LOOP = "    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):\n"
 INDEX = "i % C if channels_last else i // n_pixels % C"
-mistake(
-    "scale_channels: scale_other_layout", "wrong values in y",
-    (INDEX, "i // n_pixels % C if channels_last else i % C"),
-)  # fmt: skip
-mistake(
-    "scale_channels: scale_channels_first_only", "wrong values in y", (INDEX, "i // n_pixels % C")
-)
-mistake("scale_channels: scale_channels_last_only", "wrong values in y", (INDEX, "i % C"))
-mistake(
-    "scale_channels: scale_forgets_other_pictures", OUTSIDE, ("i // n_pixels % C", "i // n_pixels")
-)
-mistake("scale_channels: scale_picture_of_one_pixel", OUTSIDE, ("i // (C * n_pixels)", "i // C"))
-mistake(
-    "scale_channels: scale_picture_of_one_channel",
-    OUTSIDE,
-    ("i // (C * n_pixels)", "i // n_pixels"),
-)
-mistake(
-    "scale_channels: scale_first_picture_only", "wrong values in y", ("gate[n, c]", "gate[0, c]")
-)
-mistake("scale_channels: scale_gates_turned", OUTSIDE, ("gate[n, c]", "gate[c, n]"))
-mistake(
-    "scale_channels: scale_twice",
-    "wrong values in y",
-    ("* gate[n, c]", "* gate[n, c] * gate[n, c]"),
-)
-mistake(
-    "scale_channels: scale_no_guard",
-    OUTSIDE,
-    (LOOP, "    for i in range(cuda.grid(1), cuda.grid(1) + 1):\n"),
-)
-mistake(
-    "scale_channels: scale_one_element_each", "never written",
-    (LOOP, "    for i in range(cuda.grid(1), min(x.size, cuda.grid(1) + 1)):\n"),
-)  # fmt: skip
-mistake(
-    "scale_channels: scale_every_block_the_same", "race|same work",
-    (LOOP, "    for i in range(cuda.threadIdx.x, x.size, cuda.blockDim.x):\n"),
-)  # fmt: skip
-mistake(
-    "scale_channels: scale_in_place",
-    "changes its input",
-    ("y[i] = x[i] * gate[n, c]", "x[i] *= gate[n, c]"),
-)
-mistake(
-    "scale_channels: scale_gives_the_gate", "wrong values in y", ("x[i] * gate[n, c]", "gate[n, c]")
-)
+mistakes("scale_channels",
+    ("scale_other_layout", "wrong values in y", INDEX,
+     "i // n_pixels % C if channels_last else i % C"),
+    ("scale_channels_first_only", "wrong values in y", INDEX, "i // n_pixels % C"),
+    ("scale_channels_last_only", "wrong values in y", INDEX, "i % C"),
+    ("scale_forgets_other_pictures", OUTSIDE, "i // n_pixels % C", "i // n_pixels"),
+    ("scale_picture_of_one_pixel", OUTSIDE, "i // (C * n_pixels)", "i // C"),
+    ("scale_picture_of_one_channel", OUTSIDE, "i // (C * n_pixels)", "i // n_pixels"),
+    ("scale_first_picture_only", "wrong values in y", "gate[n, c]", "gate[0, c]"),
+    ("scale_gates_turned", OUTSIDE, "gate[n, c]", "gate[c, n]"),
+    ("scale_twice", "wrong values in y", "* gate[n, c]", "* gate[n, c] * gate[n, c]"),
+    ("scale_no_guard", OUTSIDE, LOOP, "    for i in range(cuda.grid(1), cuda.grid(1) + 1):\n"),
+    ("scale_one_element_each", "never written", LOOP,
+     "    for i in range(cuda.grid(1), min(x.size, cuda.grid(1) + 1)):\n"),
+    ("scale_every_block_the_same", "race|same work", LOOP,
+     "    for i in range(cuda.threadIdx.x, x.size, cuda.blockDim.x):\n"),
+    ("scale_in_place", "changes its input", "y[i] = x[i] * gate[n, c]", "x[i] *= gate[n, c]"),
+    ("scale_gives_the_gate", "wrong values in y", "x[i] * gate[n, c]", "gate[n, c]"))
 
 
 # ---- squeeze_excite_fused(x, weight1, bias1, weight2, bias2, done, partial, y) ---------------
@@ -319,46 +261,27 @@ WAIT = "                while cuda.atomic.add(done, n, 0) < G:\n"
 ANNOUNCE = "            if lane == 0:\n                cuda.threadfence()\n"
 POOL = "            pool_group(x, weight1, partial, n, k)\n"
 FUSED = "squeeze_excite_fused: fused_"
-mistake(
-    FUSED + "no_fence_before_announcing", "fence",
-    (ANNOUNCE, "            if lane == 0:\n"),
-)  # fmt: skip
-mistake(FUSED + "one_lane_in_a_hurry", "race", (POOL + "            cuda.syncwarp()\n", POOL))
-mistake(FUSED + "does_not_wait", "race|uninitialised", (WAIT, "                while False:\n"))
-mistake(
-    FUSED + "only_one_lane_waits", "race|uninitialised",
-    ("            cuda.syncwarp()\n            scale_group", "            scale_group"),
-)  # fmt: skip
-mistake(FUSED + "waits_for_one_group", "race|uninitialised", (WAIT, WAIT.replace("< G", "< 1")))
-mistake(FUSED + "waits_for_too_many", "deadlock", (WAIT, WAIT.replace("< G", "< 2 * G")))
-mistake(
-    FUSED + "counts_without_atomic", "race|deadlock",
-    ("cuda.atomic.add(done, n, 1)", "done[n] += 1"),
-)  # fmt: skip
-mistake(
-    FUSED + "every_lane_announces", "race",
-    (ANNOUNCE + "    ", "            cuda.threadfence()\n"),
-)  # fmt: skip
-mistake(FUSED + "announces_picture_0", "race|deadlock", ("add(done, n, 1)", "add(done, 0, 1)"))
-mistake(FUSED + "never_announces", "deadlock", ("cuda.atomic.add(done, n, 1)", "pass"))
-mistake(FUSED + "scales_first", "deadlock", (PLACE, PLACE + "\n        k = (k + G) % (2 * G)"))
-mistake(FUSED + "last_picture_first", "deadlock", (PLACE, "n, k = item % N, 2 * G - 1 - item // N"))
-mistake(
-    FUSED + "announces_before_it_pools", "race",
-    (POOL, ""), ("add(done, n, 1)\n", "add(done, n, 1)\n" + POOL),
-)  # fmt: skip
-mistake(FUSED + "scales_the_wrong_group", "never written|wrong values in y", ("n, k - G)", "n, k)"))
-mistake(
-    FUSED + "half_of_the_items",
-    "never written|wrong values in y",
-    ("2 * N * G, cuda", "N * G, cuda"),
-)
-mistake(
-    FUSED + "every_block_does_all",
-    "race|same work",
-    ("range(cuda.blockIdx.x,", "range("),
-    (", cuda.gridDim.x)", ")"),
-)
+mistakes("squeeze_excite_fused",
+    ("fused_no_fence_before_announcing", "fence", ANNOUNCE, "            if lane == 0:\n"),
+    ("fused_one_lane_in_a_hurry", "race", POOL + "            cuda.syncwarp()\n", POOL),
+    ("fused_does_not_wait", "race|uninitialised", WAIT, "                while False:\n"),
+    ("fused_only_one_lane_waits", "race|uninitialised",
+     "            cuda.syncwarp()\n            scale_group", "            scale_group"),
+    ("fused_waits_for_one_group", "race|uninitialised", WAIT, WAIT.replace("< G", "< 1")),
+    ("fused_waits_for_too_many", "deadlock", WAIT, WAIT.replace("< G", "< 2 * G")),
+    ("fused_counts_without_atomic", "race|deadlock", "cuda.atomic.add(done, n, 1)", "done[n] += 1"),
+    ("fused_every_lane_announces", "race", ANNOUNCE + "    ", "            cuda.threadfence()\n"),
+    ("fused_announces_picture_0", "race|deadlock", "add(done, n, 1)", "add(done, 0, 1)"),
+    ("fused_never_announces", "deadlock", "cuda.atomic.add(done, n, 1)", "pass"),
+    ("fused_scales_first", "deadlock", PLACE, PLACE + "\n        k = (k + G) % (2 * G)"),
+    ("fused_last_picture_first", "deadlock", PLACE, "n, k = item % N, 2 * G - 1 - item // N"),
+    ("fused_announces_before_it_pools", "race", POOL, "", "add(done, n, 1)\n",
+     "add(done, n, 1)\n" + POOL),
+    ("fused_scales_the_wrong_group", "never written|wrong values in y", "n, k - G)", "n, k)"),
+    ("fused_half_of_the_items", "never written|wrong values in y", "2 * N * G, cuda",
+     "N * G, cuda"),
+    ("fused_every_block_does_all", "race|same work", "range(cuda.blockIdx.x,", "range(",
+     ", cuda.gridDim.x)", ")"))
 
 
 # ---- squeeze_excite_backward(dy, x, weight1, weight2, hidden, gate, dx, dbias1, dbias2) ------
@@ -423,33 +346,24 @@ def backward_thread_per_pixel(dy, x, weight1, weight2, hidden, gate, dx, dbias1,
 BACK = "squeeze_excite_backward: backward_"
 SLOPE = "total * gate[n, c] * (ONE - gate[n, c])"
 SCALED = "dx[n, c, p] = dy[n, c, p] * gate[n, c] +"
-mistake(BACK + "without_the_gate", "wrong values in dx", (SCALED, "dx[n, c, p] = dy[n, c, p] +"))
-mistake(BACK + "without_the_mean", "wrong values in dx", (" + dmean / np.float32(P)", ""))
-mistake(BACK + "mean_not_divided", "wrong values in dx", ("dmean / np.float32(P)", "dmean"))
-mistake(BACK + "no_slope_of_the_gate", "wrong values in dx", (SLOPE, "total"))
-mistake(BACK + "half_a_slope_of_the_gate", "wrong values in dx", (SLOPE, "total * gate[n, c]"))
-mistake(BACK + "no_slope_of_swish", "wrong values in dx", ("* swish_slope(hidden[n, r])", ""))
-mistake(BACK + "sigmoid_for_the_slope", "wrong values in dx", ("swish_slope(hid", "sigmoid(hid"))
-mistake(BACK + "forgets_x", "wrong values in dx", ("sum(dy, x, n, c)", "sum(dy, dy, n, c)"))
-mistake(BACK + "first_picture_only", "wrong values in dx", ("sum(dy, x, n, c)", "sum(dy, x, 0, c)"))
-mistake(BACK + "all_lanes_write", "race|same work", ("if lane == 0:", "if lane >= 0:"))
-mistake(
-    BACK + "one_lane_adds_up", "shuffle-inactive-lane",
-    ("        total = product_sum(dy, x, n, c)\n        if lane == 0:\n",
+mistakes("squeeze_excite_backward",
+    ("backward_without_the_gate", "wrong values in dx", SCALED, "dx[n, c, p] = dy[n, c, p] +"),
+    ("backward_without_the_mean", "wrong values in dx", " + dmean / np.float32(P)", ""),
+    ("backward_mean_not_divided", "wrong values in dx", "dmean / np.float32(P)", "dmean"),
+    ("backward_no_slope_of_the_gate", "wrong values in dx", SLOPE, "total"),
+    ("backward_half_a_slope_of_the_gate", "wrong values in dx", SLOPE, "total * gate[n, c]"),
+    ("backward_no_slope_of_swish", "wrong values in dx", "* swish_slope(hidden[n, r])", ""),
+    ("backward_sigmoid_for_the_slope", "wrong values in dx", "swish_slope(hid", "sigmoid(hid"),
+    ("backward_forgets_x", "wrong values in dx", "sum(dy, x, n, c)", "sum(dy, dy, n, c)"),
+    ("backward_first_picture_only", "wrong values in dx", "sum(dy, x, n, c)", "sum(dy, x, 0, c)"),
+    ("backward_all_lanes_write", "race|same work", "if lane == 0:", "if lane >= 0:"),
+    ("backward_one_lane_adds_up", "shuffle-inactive-lane",
+     "        total = product_sum(dy, x, n, c)\n        if lane == 0:\n",
      "        if lane == 0:\n            total = product_sum(dy, x, n, c)\n"),
-)  # fmt: skip
-mistake(
-    BACK + "no_first_barrier", "race",
-    ("    cuda.syncthreads()\n    for r in", "    for r in"),
-)  # fmt: skip
-mistake(
-    BACK + "no_second_barrier", "race",
-    ("    cuda.syncthreads()\n    for c in", "    for c in"),
-)  # fmt: skip
-mistake(BACK + "second_weights_turned", OUTSIDE, ("weight2[c, r]", "weight2[r, c]"))
-mistake(BACK + "first_weights_turned", OUTSIDE, ("weight1[r, c]", "weight1[c, r]"))
-mistake(
-    BACK + "sums_the_wrong_layer", "wrong values in dx",
-    ("weight1[r, c] * dbias1[n, r]", "dbias1[n, r]"),
-)  # fmt: skip
-mistake(BACK + "in_float64", "float64-promotion", ("dmean / np.float32(P)", "dmean / P"))
+    ("backward_no_first_barrier", "race", "    cuda.syncthreads()\n    for r in", "    for r in"),
+    ("backward_no_second_barrier", "race", "    cuda.syncthreads()\n    for c in", "    for c in"),
+    ("backward_second_weights_turned", OUTSIDE, "weight2[c, r]", "weight2[r, c]"),
+    ("backward_first_weights_turned", OUTSIDE, "weight1[r, c]", "weight1[c, r]"),
+    ("backward_sums_the_wrong_layer", "wrong values in dx", "weight1[r, c] * dbias1[n, r]",
+     "dbias1[n, r]"),
+    ("backward_in_float64", "float64-promotion", "dmean / np.float32(P)", "dmean / P"))

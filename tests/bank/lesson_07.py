@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bank import right, wrong
-from bank.mistakes import mistake
+from bank.mistakes import mistakes
 from course_lib import cuda
 from course_lib.runtime.intrinsics import warp_sum
 
@@ -38,29 +38,28 @@ def amdahl_with_the_rest_as_a_part(shares, speedups):
 
 
 WHOLE = "1 / (rest + (shares / speedups).sum())"
-# Rates are not averaged by time, times are.
-mistake("amdahl: amdahl_mean_of_speedups", "wrong values in whole",
-        (WHOLE, "rest + (shares * speedups).sum()"))  # fmt: skip
-mistake("amdahl: amdahl_without_the_rest", "wrong values in whole",
-        (WHOLE, "shares.sum() / max((shares / speedups).sum(), 1e-9)"))  # fmt: skip
-mistake("amdahl: amdahl_multiplies", "wrong values in whole",
-        (WHOLE, "(1 / (1 - shares + shares / speedups)).prod()"))  # fmt: skip
-mistake("amdahl: amdahl_time_and_not_ratio", "wrong values in whole",
-        (WHOLE, "rest + (shares / speedups).sum()"))  # fmt: skip
-mistake("amdahl: amdahl_first_part_only", "wrong values in whole",
-        (WHOLE, "1 / (1 - shares[:1].sum() + (shares / speedups)[:1].sum())"))  # fmt: skip
-mistake("amdahl: amdahl_mean_speedup_of_the_sum", "wrong values in whole",
-        (WHOLE, "1 / (rest + shares.sum() / (speedups.mean() if speedups.size else 1))"),
-        )  # fmt: skip
-# 3 times as fast saves two thirds, and not three.
-mistake("amdahl: amdahl_saves_the_speedup", "wrong values in whole",
-        (WHOLE, "1 / (1 - (shares * (speedups - 1)).sum())"))  # fmt: skip
-mistake("amdahl: amdahl_limit_is_the_share", "wrong values in limit",
-        ("1 / rest", "1 / max(shares.sum(), 1e-3)"))  # fmt: skip
-mistake("amdahl: amdahl_limit_of_the_largest", "wrong values in limit",
-        ("1 / rest", "1 / (1 - shares.max(initial=0.0))"))  # fmt: skip
-mistake("amdahl: amdahl_without_the_limit", "it returned a float",
-        ("return whole, 1 / rest", "return float(whole)"))  # fmt: skip
+mistakes("amdahl",
+    # Rates are not averaged by time, times are.
+    ("amdahl_mean_of_speedups", "wrong values in whole", WHOLE, "rest + (shares * speedups).sum()"),
+    ("amdahl_without_the_rest", "wrong values in whole", WHOLE,
+     "shares.sum() / max((shares / speedups).sum(), 1e-9)"),
+    ("amdahl_multiplies", "wrong values in whole", WHOLE,
+     "(1 / (1 - shares + shares / speedups)).prod()"),
+    ("amdahl_time_and_not_ratio", "wrong values in whole", WHOLE,
+     "rest + (shares / speedups).sum()"),
+    ("amdahl_first_part_only", "wrong values in whole", WHOLE,
+     "1 / (1 - shares[:1].sum() + (shares / speedups)[:1].sum())"),
+    ("amdahl_mean_speedup_of_the_sum", "wrong values in whole", WHOLE,
+     "1 / (rest + shares.sum() / (speedups.mean() if speedups.size else 1))"),
+    # 3 times as fast saves two thirds, and not three.
+    ("amdahl_saves_the_speedup", "wrong values in whole", WHOLE,
+     "1 / (1 - (shares * (speedups - 1)).sum())"),
+    ("amdahl_limit_is_the_share", "wrong values in limit", "1 / rest",
+     "1 / max(shares.sum(), 1e-3)"),
+    ("amdahl_limit_of_the_largest", "wrong values in limit", "1 / rest",
+     "1 / (1 - shares.max(initial=0.0))"),
+    ("amdahl_without_the_limit", "it returned a float", "return whole, 1 / rest",
+     "return float(whole)"))
 
 
 # ---- describe_block(x, weight1, bias1, weight2, bias2) ---------------------------------------
@@ -85,35 +84,29 @@ def describe_by_computing_shapes(x, weight1, bias1, weight2, bias2):
 
 MEAN = "x.new_empty((n_images, n_channels), dtype=torch.float32)"
 HIDDEN = "x.new_empty((n_images, n_hidden), dtype=torch.float32)"
-mistake("describe_block: describe_always_channels_first", "y has the strides",
-        ("torch.empty_like(x)", "x.new_empty(x.shape)"))  # fmt: skip
-mistake("describe_block: describe_mean_in_the_type_of_x",
-        "mean has the type torch.(b?)float16",
-        (MEAN, "x.new_empty((n_images, n_channels))"))  # fmt: skip
-mistake("describe_block: describe_on_the_cpu", "the device cpu",
-        (MEAN, "torch.empty(n_images, n_channels)"),
-        (HIDDEN, "torch.empty(n_images, n_hidden)"))  # fmt: skip
-mistake("describe_block: describe_hidden_with_all_channels", "hidden has the shape",
-        (HIDDEN, MEAN))  # fmt: skip
-mistake("describe_block: describe_mean_with_places", "mean has the shape",
-        (MEAN, MEAN.replace("n_channels", "n_channels, 1, 1")),
-        (HIDDEN, HIDDEN.replace("n_hidden", "n_hidden, 1, 1")))  # fmt: skip
-mistake("describe_block: describe_mean_is_logit", "one tensor is used twice",
-        ("torch.empty_like(mean)", "mean"))  # fmt: skip
-mistake("describe_block: describe_y_is_x", "one tensor is used twice",
-        ("torch.empty_like(x)", "x"))  # fmt: skip
-mistake("describe_block: describe_y_alone", "it returned a Tensor",
-        ("return y, mean, hidden, logit", "return y"))  # fmt: skip
-mistake("describe_block: describe_without_the_mean", "it returned 3 values",
-        ("return y, mean, hidden", "return y, hidden"))  # fmt: skip
-mistake("describe_block: describe_shapes_only", "mean should be a tensor, and is a tuple",
-        ("return y, mean, hidden, logit",
-         "return y, *(tuple(each.shape) for each in (mean, hidden, logit))"))  # fmt: skip
-mistake("describe_block: describe_y_as_float32", "y has the type torch.float32",
-        ("torch.empty_like(x)", "torch.empty_like(x, dtype=torch.float32)"))  # fmt: skip
-mistake("describe_block: describe_looks_at_numbers",
-        "NotImplementedError|RuntimeError|ValueError|meta",
-        ("    y =", "    if x.abs().sum().item() == 0:\n        return None\n    y ="))  # fmt: skip
+mistakes("describe_block",
+    ("describe_always_channels_first", "y has the strides", "torch.empty_like(x)",
+     "x.new_empty(x.shape)"),
+    ("describe_mean_in_the_type_of_x", "mean has the type torch.(b?)float16", MEAN,
+     "x.new_empty((n_images, n_channels))"),
+    ("describe_on_the_cpu", "the device cpu", MEAN, "torch.empty(n_images, n_channels)", HIDDEN,
+     "torch.empty(n_images, n_hidden)"),
+    ("describe_hidden_with_all_channels", "hidden has the shape", HIDDEN, MEAN),
+    ("describe_mean_with_places", "mean has the shape", MEAN,
+     MEAN.replace("n_channels", "n_channels, 1, 1"), HIDDEN,
+     HIDDEN.replace("n_hidden", "n_hidden, 1, 1")),
+    ("describe_mean_is_logit", "one tensor is used twice", "torch.empty_like(mean)", "mean"),
+    ("describe_y_is_x", "one tensor is used twice", "torch.empty_like(x)", "x"),
+    ("describe_y_alone", "it returned a Tensor", "return y, mean, hidden, logit", "return y"),
+    ("describe_without_the_mean", "it returned 3 values", "return y, mean, hidden",
+     "return y, hidden"),
+    ("describe_shapes_only", "mean should be a tensor, and is a tuple",
+     "return y, mean, hidden, logit",
+     "return y, *(tuple(each.shape) for each in (mean, hidden, logit))"),
+    ("describe_y_as_float32", "y has the type torch.float32", "torch.empty_like(x)",
+     "torch.empty_like(x, dtype=torch.float32)"),
+    ("describe_looks_at_numbers", "NotImplementedError|RuntimeError|ValueError|meta", "    y =",
+     "    if x.abs().sum().item() == 0:\n        return None\n    y ="))
 
 
 # ---- block_function(compute_forward, compute_backward) ---------------------------------------
@@ -166,47 +159,38 @@ def function_saves_more(compute_forward, compute_backward):
 
 SAVE = "ctx.save_for_backward(x, w1, w2, *saved)"
 FOUND = "found[0], found[1], found[2], found[3]"
-mistake("block_function: function_weights_before_biases", "invalid gradient|wrong values in d",
-        (FOUND, "found[0], found[2], found[1], found[3]"), of=function_saves_more)  # fmt: skip
-mistake("block_function: function_swaps_the_weights", "invalid gradient|wrong values in dweight",
-        (FOUND, "found[2], found[1], found[0], found[3]"), of=function_saves_more)  # fmt: skip
-mistake("block_function: function_takes_any_dy", "dy.contiguous\\(\\) makes a copy",
-        ("dy.contiguous()", "dy"))  # fmt: skip
-mistake("block_function: function_forgets_the_gate_has_none",
-        "incorrect number of gradients|expected 6",
-        ("return *compute_backward", "return compute_backward"), ("), None", ")"))  # fmt: skip
-# A variable outside ctx holds what the latest call saved.
-mistake("block_function: function_keeps_the_last_call",
-        "wrong values in dx|wrong values in dweight|invalid gradient",
-        ("    class", "    kept = []\n\n    class"),
-        (SAVE, "kept[:] = x, w1, w2, *saved"), ("*ctx.saved_tensors", "*kept"))  # fmt: skip
-mistake("block_function: function_keeps_x_in_ctx",
-        "changed in place between forward and backward, and nobody noticed",
-        (SAVE, "ctx.kept = x, w1, w2, *saved"), ("*ctx.saved_tensors", "*ctx.kept"))  # fmt: skip
-mistake("block_function: function_assumes_the_sigmoid", "wrong values in d",
-        ("gate=ctx.gate", 'gate="sigmoid"'))  # fmt: skip
-mistake("block_function: function_forward_assumes_the_sigmoid", "wrong values in y",
-        ("gate=gate", 'gate="sigmoid"'))  # fmt: skip
-mistake("block_function: function_computes_again", "compute_forward was called 4 times",
-        ("ctx.save_for_backward(x, *parameters, *saved)",
-         "ctx.save_for_backward(x, *parameters)"),
-        ("x, weight1, _, weight2, _, *saved = ctx.saved_tensors",
-         "x, weight1, _, weight2, _ = ctx.saved_tensors\n"
-         "        _, *saved = compute_forward(*ctx.saved_tensors, gate=ctx.gate)"),
-        of=function_saves_more)  # fmt: skip
-mistake("block_function: function_returns_all_four", "it gives a tuple",
-        ("return y\n", "return y, *saved\n"),
-        ("backward(ctx, dy)", "backward(ctx, dy, *_)"))  # fmt: skip
-mistake("block_function: function_saves_the_results_only",
-        "takes dy, x, weight1, weight2, mean, hidden, logit",
-        (SAVE, "ctx.save_for_backward(*saved)"))  # fmt: skip
-mistake("block_function: function_saves_in_another_order",
-        "wrong values in d|matmul|mismatch|broadcast|invalid gradient",
-        (SAVE, "ctx.save_for_backward(x, w1, w2, *reversed(saved))"))  # fmt: skip
-mistake("block_function: function_leaves_the_biases_out", "bias1 has no gradient",
-        (FOUND, "found[0], None, found[2], None"), of=function_saves_more)  # fmt: skip
-mistake("block_function: function_no_return", "something to call",
-        ("return SqueezeExcite.apply", "SqueezeExcite.apply"))  # fmt: skip
+mistakes("block_function",
+    ("function_weights_before_biases", "invalid gradient|wrong values in d", function_saves_more,
+     FOUND, "found[0], found[2], found[1], found[3]"),
+    ("function_swaps_the_weights", "invalid gradient|wrong values in dweight", function_saves_more,
+     FOUND, "found[2], found[1], found[0], found[3]"),
+    ("function_takes_any_dy", "dy.contiguous\\(\\) makes a copy", "dy.contiguous()", "dy"),
+    ("function_forgets_the_gate_has_none", "incorrect number of gradients|expected 6",
+     "return *compute_backward", "return compute_backward", "), None", ")"),
+    # A variable outside ctx holds what the latest call saved.
+    ("function_keeps_the_last_call", "wrong values in dx|wrong values in dweight|invalid gradient",
+     "    class", "    kept = []\n\n    class", SAVE, "kept[:] = x, w1, w2, *saved",
+     "*ctx.saved_tensors", "*kept"),
+    ("function_keeps_x_in_ctx", "changed in place between forward and backward, and nobody noticed",
+     SAVE, "ctx.kept = x, w1, w2, *saved", "*ctx.saved_tensors", "*ctx.kept"),
+    ("function_assumes_the_sigmoid", "wrong values in d", "gate=ctx.gate", 'gate="sigmoid"'),
+    ("function_forward_assumes_the_sigmoid", "wrong values in y", "gate=gate", 'gate="sigmoid"'),
+    ("function_computes_again", "compute_forward was called 4 times", function_saves_more,
+     "ctx.save_for_backward(x, *parameters, *saved)", "ctx.save_for_backward(x, *parameters)",
+     "x, weight1, _, weight2, _, *saved = ctx.saved_tensors",
+     "x, weight1, _, weight2, _ = ctx.saved_tensors\n"
+     "        _, *saved = compute_forward(*ctx.saved_tensors, gate=ctx.gate)"),
+    ("function_returns_all_four", "it gives a tuple", "return y\n", "return y, *saved\n",
+     "backward(ctx, dy)", "backward(ctx, dy, *_)"),
+    ("function_saves_the_results_only", "takes dy, x, weight1, weight2, mean, hidden, logit", SAVE,
+     "ctx.save_for_backward(*saved)"),
+    ("function_saves_in_another_order",
+     "wrong values in d|matmul|mismatch|broadcast|invalid gradient", SAVE,
+     "ctx.save_for_backward(x, w1, w2, *reversed(saved))"),
+    ("function_leaves_the_biases_out", "bias1 has no gradient", function_saves_more, FOUND,
+     "found[0], None, found[2], None"),
+    ("function_no_return", "something to call", "return SqueezeExcite.apply",
+     "SqueezeExcite.apply"))
 
 
 @wrong("block_function", "compute_backward was called 0 times")
@@ -261,47 +245,34 @@ def swap_parameters_only(model, old_type, make_new):
 
 LAYERS = "new.fc1, new.fc2 = old.fc1, old.fc2"
 PUT = "setattr(model.get_submodule(parent), last, new)"
-mistake("swap_blocks: swap_copies_the_weights", "another Parameter than before the swap",
-        (LAYERS, "new.load_state_dict(old.state_dict())"))  # fmt: skip
-mistake("swap_blocks: swap_keeps_new_weights", "another Parameter than before the swap",
-        (LAYERS, ""))  # fmt: skip
-mistake("swap_blocks: swap_forgets_the_second_layer", "fc2.weight is another Parameter",
-        (LAYERS, "new.fc1 = old.fc1"))  # fmt: skip
-mistake("swap_blocks: swap_forgets_the_biases", "bias is another Parameter",
-        (LAYERS, "new.fc1.weight, new.fc2.weight = old.fc1.weight, old.fc2.weight"),
-        )  # fmt: skip
-mistake("swap_blocks: swap_loses_the_mode", "has training=True after the swap",
-        ("new.train(old.training)", ""))  # fmt: skip
-mistake("swap_blocks: swap_ends_training", "has training=False after the swap",
-        ("new.train(old.training)", "new.eval()"))  # fmt: skip
-mistake("swap_blocks: swap_crosses_the_layers",
-        "another Parameter|state_dict has changed|size mismatch",
-        (LAYERS, "new.fc1, new.fc2 = old.fc2, old.fc1"))  # fmt: skip
-mistake("swap_blocks: swap_only_children", "is not a new block",
-        ("named_modules", "named_children"))  # fmt: skip
-mistake("swap_blocks: swap_only_the_first", "is not a new block",
-        ("swapped.append(name)", "return [name]"))  # fmt: skip
-mistake("swap_blocks: swap_sets_on_the_model", "is not a new block",
-        (PUT, "setattr(model, name, new)"))  # fmt: skip
-mistake("swap_blocks: swap_changes_a_variable", "is not a new block", (PUT, "old = new"))
-mistake("swap_blocks: swap_by_attribute", "was no block, and is not what it was|has no attribute",
-        ("if isinstance(old, old_type)", 'if hasattr(old, "fc1")'),
-        ("make_new(old)", "make_new(old if isinstance(old, old_type) else model.gate)"),
-        )  # fmt: skip
-mistake("swap_blocks: swap_returns_last_names", "it returned \\[",
-        ("swapped.append(name)", "swapped.append(last)"))  # fmt: skip
-mistake("swap_blocks: swap_returns_names_backwards", "it returned \\[",
-        ("return swapped", "return swapped[::-1]"))  # fmt: skip
-mistake("swap_blocks: swap_returns_nothing", "it returned None", ("    return swapped\n", ""))
-mistake("swap_blocks: swap_looks_too_late", "it returned \\[\\]; the blocks",
-        ("return swapped",
-         "return [name for name, each in model.named_modules() if isinstance(each, old_type)]"),
-        )  # fmt: skip
-mistake("swap_blocks: swap_mixes_up_the_blocks",
-        "requires_grad|has changed|another Parameter|wrong values",
-        ("swapped = []",
-         "swapped, olds = [], [m for m in model.modules() if isinstance(m, old_type)]"),
-        (LAYERS, "new.fc1, new.fc2 = olds[-1].fc1, olds.pop().fc2"))  # fmt: skip
+mistakes("swap_blocks",
+    ("swap_copies_the_weights", "another Parameter than before the swap", LAYERS,
+     "new.load_state_dict(old.state_dict())"),
+    ("swap_keeps_new_weights", "another Parameter than before the swap", LAYERS, ""),
+    ("swap_forgets_the_second_layer", "fc2.weight is another Parameter", LAYERS,
+     "new.fc1 = old.fc1"),
+    ("swap_forgets_the_biases", "bias is another Parameter", LAYERS,
+     "new.fc1.weight, new.fc2.weight = old.fc1.weight, old.fc2.weight"),
+    ("swap_loses_the_mode", "has training=True after the swap", "new.train(old.training)", ""),
+    ("swap_ends_training", "has training=False after the swap", "new.train(old.training)",
+     "new.eval()"),
+    ("swap_crosses_the_layers", "another Parameter|state_dict has changed|size mismatch", LAYERS,
+     "new.fc1, new.fc2 = old.fc2, old.fc1"),
+    ("swap_only_children", "is not a new block", "named_modules", "named_children"),
+    ("swap_only_the_first", "is not a new block", "swapped.append(name)", "return [name]"),
+    ("swap_sets_on_the_model", "is not a new block", PUT, "setattr(model, name, new)"),
+    ("swap_changes_a_variable", "is not a new block", PUT, "old = new"),
+    ("swap_by_attribute", "was no block, and is not what it was|has no attribute",
+     "if isinstance(old, old_type)", 'if hasattr(old, "fc1")', "make_new(old)",
+     "make_new(old if isinstance(old, old_type) else model.gate)"),
+    ("swap_returns_last_names", "it returned \\[", "swapped.append(name)", "swapped.append(last)"),
+    ("swap_returns_names_backwards", "it returned \\[", "return swapped", "return swapped[::-1]"),
+    ("swap_returns_nothing", "it returned None", "    return swapped\n", ""),
+    ("swap_looks_too_late", "it returned \\[\\]; the blocks", "return swapped",
+     "return [name for name, each in model.named_modules() if isinstance(each, old_type)]"),
+    ("swap_mixes_up_the_blocks", "requires_grad|has changed|another Parameter|wrong values",
+     "swapped = []", "swapped, olds = [], [m for m in model.modules() if isinstance(m, old_type)]",
+     LAYERS, "new.fc1, new.fc2 = olds[-1].fc1, olds.pop().fc2"))
 
 
 # ---- hard_gate_backward(dy, x, logit, dlogit) ------------------------------------------------
@@ -349,38 +320,34 @@ def hard_gate_last_lane_writes(dy, x, logit, dlogit):
 
 
 INSIDE = "-THREE < z and z < THREE"
-# At −3 and at 3 the gradient is 0.
-mistake("hard_gate_backward: hard_gate_at_the_corners", "wrong values in dlogit",
-        (INSIDE, "-THREE <= z and z <= THREE"))  # fmt: skip
-mistake("hard_gate_backward: hard_gate_without_corners", "wrong values in dlogit",
-        (f" if {INSIDE} else ZERO", ""))  # fmt: skip
-mistake("hard_gate_backward: hard_gate_of_the_sigmoid", "wrong values in dlogit",
-        ("slope = ONE / SIX if abs(logit[plane]) < THREE else ZERO",
-         "gate = ONE / (ONE + math.exp(-logit[plane]))\n        slope = gate * (ONE - gate)"),
-        of=hard_gate_each_lane_scales)  # fmt: skip
-mistake("hard_gate_backward: hard_gate_slope_one",
-        "6 times what it should be|wrong values in dlogit", ("total / SIX", "total"))  # fmt: skip
-# The gate multiplies every place in full: a sum, and no mean.
-mistake("hard_gate_backward: hard_gate_mean_over_the_plane", "wrong values in dlogit",
-        ("warp_sum(total)", "warp_sum(total) / np.float32(max(x.shape[1], 1))"))  # fmt: skip
-mistake("hard_gate_backward: hard_gate_forgets_x", "wrong values in dlogit",
-        ("dy[plane, place] * x[plane, place]", "dy[plane, place]"))  # fmt: skip
-mistake("hard_gate_backward: hard_gate_first_round_only", "wrong values in dlogit",
-        ("range(lane, x.shape[1], 32)", "range(lane, min(x.shape[1], 32), 32)"))  # fmt: skip
-# The shares of the other 31 lanes are never added.
-mistake("hard_gate_backward: hard_gate_lane_0_alone", "wrong values in dlogit",
-        ("        total = warp_sum(total)\n", ""))  # fmt: skip
-mistake("hard_gate_backward: hard_gate_no_guard", OUTSIDE,
-        ("if plane < logit.size:", "if True:"))  # fmt: skip
-mistake("hard_gate_backward: hard_gate_sum_inside_the_loop", "shuffle|inactive|lane|warp",
-        ("dy[plane, place] * x[plane, place]", "warp_sum(dy[plane, place] * x[plane, place])"),
-        ("        total = warp_sum(total)\n", ""))  # fmt: skip
-mistake("hard_gate_backward: hard_gate_writes_inside_only", "never written",
-        (f"dlogit[plane] = total / SIX if {INSIDE} else ZERO",
-         f"if {INSIDE}:\n                dlogit[plane] = total / SIX"))  # fmt: skip
-mistake("hard_gate_backward: hard_gate_every_lane_writes", "written by more than one thread|race",
-        ("if lane == 0:", "if True:"))  # fmt: skip
-mistake("hard_gate_backward: hard_gate_in_float64", "float64", ("total = ZERO", "total = 0.0"))
+mistakes("hard_gate_backward",
+    # At −3 and at 3 the gradient is 0.
+    ("hard_gate_at_the_corners", "wrong values in dlogit", INSIDE, "-THREE <= z and z <= THREE"),
+    ("hard_gate_without_corners", "wrong values in dlogit", f" if {INSIDE} else ZERO", ""),
+    ("hard_gate_of_the_sigmoid", "wrong values in dlogit", hard_gate_each_lane_scales,
+     "slope = ONE / SIX if abs(logit[plane]) < THREE else ZERO",
+     "gate = ONE / (ONE + math.exp(-logit[plane]))\n        slope = gate * (ONE - gate)"),
+    ("hard_gate_slope_one", "6 times what it should be|wrong values in dlogit", "total / SIX",
+     "total"),
+    # The gate multiplies every place in full: a sum, and no mean.
+    ("hard_gate_mean_over_the_plane", "wrong values in dlogit", "warp_sum(total)",
+     "warp_sum(total) / np.float32(max(x.shape[1], 1))"),
+    ("hard_gate_forgets_x", "wrong values in dlogit", "dy[plane, place] * x[plane, place]",
+     "dy[plane, place]"),
+    ("hard_gate_first_round_only", "wrong values in dlogit", "range(lane, x.shape[1], 32)",
+     "range(lane, min(x.shape[1], 32), 32)"),
+    # The shares of the other 31 lanes are never added.
+    ("hard_gate_lane_0_alone", "wrong values in dlogit", "        total = warp_sum(total)\n", ""),
+    ("hard_gate_no_guard", OUTSIDE, "if plane < logit.size:", "if True:"),
+    ("hard_gate_sum_inside_the_loop", "shuffle|inactive|lane|warp",
+     "dy[plane, place] * x[plane, place]", "warp_sum(dy[plane, place] * x[plane, place])",
+     "        total = warp_sum(total)\n", ""),
+    ("hard_gate_writes_inside_only", "never written",
+     f"dlogit[plane] = total / SIX if {INSIDE} else ZERO",
+     f"if {INSIDE}:\n                dlogit[plane] = total / SIX"),
+    ("hard_gate_every_lane_writes", "written by more than one thread|race", "if lane == 0:",
+     "if True:"),
+    ("hard_gate_in_float64", "float64", "total = ZERO", "total = 0.0"))
 
 
 @wrong("hard_gate_backward", "race")

@@ -8,7 +8,7 @@ outside an array are the sanitizer's own.
 import numpy as np
 
 from bank import right, wrong
-from bank.mistakes import mistake
+from bank.mistakes import mistakes
 from course_lib import cuda
 
 OUTSIDE = "out-of-bounds|negative"
@@ -32,16 +32,17 @@ def size_by_walking(size, taps, stride, padding, dilation):
     return count
 
 
-mistake("output_size: size_without_the_first", VALUES, (" // stride + 1", " // stride"))
-mistake("output_size: size_pads_one_side", VALUES, ("2 * padding", "padding"))
-mistake("output_size: size_no_dilation", VALUES, ("dilation * (taps - 1) + 1", "taps"))
-mistake("output_size: size_dilates_all_taps", VALUES, ("(taps - 1) + 1", "taps"))
-mistake("output_size: size_adds_before_it_divides", VALUES, (" // stride + 1", " + 1) // stride"),
-        ("return (", "return (("))  # fmt: skip
-mistake("output_size: size_is_no_whole_number", "should be int64|float", ("//", "/"))
-mistake("output_size: size_no_stride", VALUES, (" // stride", ""))
-mistake("output_size: size_rounds_up", VALUES,
-        ("// stride + 1", "+ stride - 1) // stride + 1"), ("return (", "return (("))  # fmt: skip
+mistakes("output_size",
+    ("size_without_the_first", VALUES, " // stride + 1", " // stride"),
+    ("size_pads_one_side", VALUES, "2 * padding", "padding"),
+    ("size_no_dilation", VALUES, "dilation * (taps - 1) + 1", "taps"),
+    ("size_dilates_all_taps", VALUES, "(taps - 1) + 1", "taps"),
+    ("size_adds_before_it_divides", VALUES, " // stride + 1", " + 1) // stride", "return (",
+     "return (("),
+    ("size_is_no_whole_number", "should be int64|float", "//", "/"),
+    ("size_no_stride", VALUES, " // stride", ""),
+    ("size_rounds_up", VALUES, "// stride + 1", "+ stride - 1) // stride + 1", "return (",
+     "return (("))
 
 
 # ---- conv2d_direct(x, weight, bias, y, stride, padding) ---------------------------------------
@@ -86,31 +87,26 @@ def direct_from_end_to_end(x, weight, bias, y, stride, padding):
         y[n, k, p, q] = bias[k] + total
 
 
-mistake("conv2d_direct: direct_no_guard", OUTSIDE, ("i < y.size", "i >= 0"))
-mistake("conv2d_direct: direct_no_padding", VALUES + "|" + OUTSIDE,
-        ("p * stride - padding + r", "p * stride + r"))  # fmt: skip
-mistake("conv2d_direct: direct_no_stride", VALUES, ("p * stride - padding + r", "p - padding + r"))
-mistake("conv2d_direct: direct_reads_above", OUTSIDE, ("h >= 0 and ", ""))
-mistake("conv2d_direct: direct_reads_to_the_left", OUTSIDE, (" and w >= 0", ""))
-mistake("conv2d_direct: direct_reads_below", OUTSIDE, ("h < H", "h <= H"))
-mistake("conv2d_direct: direct_reads_to_the_right", OUTSIDE, (" and w < W", ""))
-mistake("conv2d_direct: direct_turned_filter", VALUES,
-        ("weight[k, c, r, s]", "weight[k, c, R - 1 - r, S - 1 - s]"))  # fmt: skip
-mistake("conv2d_direct: direct_filter_on_its_side", OUTSIDE,
-        ("weight[k, c, r, s]", "weight[k, c, s, r]"))  # fmt: skip
-mistake("conv2d_direct: direct_channels_for_filters", OUTSIDE,
-        ("weight[k, c, r, s]", "weight[c, k, r, s]"))  # fmt: skip
-mistake("conv2d_direct: direct_no_bias", VALUES, ("total = bias[k]", "total = ZERO"))
-mistake("conv2d_direct: direct_bias_for_each_tap", VALUES,
-        ("total += x[", "total += bias[k] + x["))  # fmt: skip
-mistake("conv2d_direct: direct_first_channel_only", VALUES, ("range(C)", "range(1)"))
-mistake("conv2d_direct: direct_first_picture_only", VALUES, ("x[n, c, h, w]", "x[0, c, h, w]"))
-mistake("conv2d_direct: direct_last_tap_only", VALUES, ("total += x[", "total = x["))
-mistake("conv2d_direct: direct_rows_of_P", VALUES + "|" + OUTSIDE + "|never written",
-        ("i // Q % P, i % Q", "i // P % Q, i % P"))  # fmt: skip
-mistake("conv2d_direct: direct_forgets_the_channels", OUTSIDE, ("i // (P * Q) % K", "i // (P * Q)"))
-mistake("conv2d_direct: direct_in_float64", "float64-promotion", ("total = bias[k]",
-        "total = bias[k] + 0.0"))  # fmt: skip
+mistakes("conv2d_direct",
+    ("direct_no_guard", OUTSIDE, "i < y.size", "i >= 0"),
+    ("direct_no_padding", VALUES + "|" + OUTSIDE, "p * stride - padding + r", "p * stride + r"),
+    ("direct_no_stride", VALUES, "p * stride - padding + r", "p - padding + r"),
+    ("direct_reads_above", OUTSIDE, "h >= 0 and ", ""),
+    ("direct_reads_to_the_left", OUTSIDE, " and w >= 0", ""),
+    ("direct_reads_below", OUTSIDE, "h < H", "h <= H"),
+    ("direct_reads_to_the_right", OUTSIDE, " and w < W", ""),
+    ("direct_turned_filter", VALUES, "weight[k, c, r, s]", "weight[k, c, R - 1 - r, S - 1 - s]"),
+    ("direct_filter_on_its_side", OUTSIDE, "weight[k, c, r, s]", "weight[k, c, s, r]"),
+    ("direct_channels_for_filters", OUTSIDE, "weight[k, c, r, s]", "weight[c, k, r, s]"),
+    ("direct_no_bias", VALUES, "total = bias[k]", "total = ZERO"),
+    ("direct_bias_for_each_tap", VALUES, "total += x[", "total += bias[k] + x["),
+    ("direct_first_channel_only", VALUES, "range(C)", "range(1)"),
+    ("direct_first_picture_only", VALUES, "x[n, c, h, w]", "x[0, c, h, w]"),
+    ("direct_last_tap_only", VALUES, "total += x[", "total = x["),
+    ("direct_rows_of_P", VALUES + "|" + OUTSIDE + "|never written", "i // Q % P, i % Q",
+     "i // P % Q, i % P"),
+    ("direct_forgets_the_channels", OUTSIDE, "i // (P * Q) % K", "i // (P * Q)"),
+    ("direct_in_float64", "float64-promotion", "total = bias[k]", "total = bias[k] + 0.0"))
 
 
 # ---- convolution_work(N, C, K, H, R, groups) --------------------------------------------------
@@ -129,20 +125,17 @@ def work_as_a_matrix_product(N, C, K, H, R, groups):
     return flops, 4 * (N * C * H * H + groups * rows * terms + K * columns)
 
 
-mistake("convolution_work: work_products_only", "wrong values in flops", ("2 * N", "N"))
-mistake("convolution_work: work_one_tap", "wrong values in flops", ("* R * R\n", "\n"))  # fmt: skip
-mistake("convolution_work: work_all_channels", "wrong values in flops",
-        ("H * H * (C // groups)", "H * H * C"))  # fmt: skip
-mistake("convolution_work: work_no_weights", "wrong values in n_bytes",
-        (" + K * (C // groups) * R * R", ""))  # fmt: skip
-mistake("convolution_work: work_numbers_for_bytes", "wrong values in n_bytes", ("4 * n", "n"))
-mistake("convolution_work: work_large_weights", "wrong values in n_bytes",
-        ("+ K * (C // groups)", "+ K * C"))  # fmt: skip
-mistake("convolution_work: work_result_like_x", "wrong values in n_bytes",
-        ("N * K * H * H\n", "N * C * H * H\n"))  # fmt: skip
-mistake("convolution_work: work_other_way_round", "wrong values in flops",
-        ("return flops, 4 * n_numbers", "return 4 * n_numbers, flops"))  # fmt: skip
-mistake("convolution_work: work_no_return", "is the return missing", ("return flops", "flops"))
+mistakes("convolution_work",
+    ("work_products_only", "wrong values in flops", "2 * N", "N"),
+    ("work_one_tap", "wrong values in flops", "* R * R\n", "\n"),
+    ("work_all_channels", "wrong values in flops", "H * H * (C // groups)", "H * H * C"),
+    ("work_no_weights", "wrong values in n_bytes", " + K * (C // groups) * R * R", ""),
+    ("work_numbers_for_bytes", "wrong values in n_bytes", "4 * n", "n"),
+    ("work_large_weights", "wrong values in n_bytes", "+ K * (C // groups)", "+ K * C"),
+    ("work_result_like_x", "wrong values in n_bytes", "N * K * H * H\n", "N * C * H * H\n"),
+    ("work_other_way_round", "wrong values in flops", "return flops, 4 * n_numbers",
+     "return 4 * n_numbers, flops"),
+    ("work_no_return", "is the return missing", "return flops", "flops"))
 
 
 # ---- conv2d_tiled(x, weight, y) ---------------------------------------------------------------
@@ -202,40 +195,29 @@ def tiled_keeps_its_weights(x, weight, y):
 
 PIXELS = "range(t, HALO * HALO, TILE * TILE)"
 BARRIER = "        cuda.syncthreads()\n"
-mistake("conv2d_tiled: tiled_no_first_barrier", "race|uninitialised",
-        (BARRIER + "        for r", "        for r"))  # fmt: skip
-mistake("conv2d_tiled: tiled_no_second_barrier", "race",
-        (BARRIER + "    if top", "    if top"))  # fmt: skip
-mistake("conv2d_tiled: tiled_no_halo_above", VALUES, ("top - 1 + i", "top + i"))
-mistake("conv2d_tiled: tiled_no_halo_to_the_left", VALUES, ("left - 1 + i", "left + i"))
-mistake("conv2d_tiled: tiled_one_pixel_each", "uninitialised",
-        (PIXELS, "range(t, TILE * TILE, TILE * TILE)"))  # fmt: skip
-mistake("conv2d_tiled: tiled_rows_of_eight", OUTSIDE + "|uninitialised|race",
-        ("halo[i // HALO, i % HALO]", "halo[i // TILE, i % TILE]"))  # fmt: skip
-mistake("conv2d_tiled: tiled_reads_outside", OUTSIDE,
-        ("x[n, c, h, w] if inside else ZERO", "x[n, c, h, w]"))  # fmt: skip
-mistake("conv2d_tiled: tiled_leaves_the_edge", "uninitialised",
-        ("            halo[i // HALO, i % HALO] = x[n, c, h, w] if inside else ZERO\n",
-         "            if inside:\n                halo[i // HALO, i % HALO] = x[n, c, h, w]\n")
-        )  # fmt: skip
-mistake("conv2d_tiled: tiled_writes_outside", OUTSIDE,
-        ("top + row < H and left + col < W", "top + row < H"))  # fmt: skip
-mistake("conv2d_tiled: tiled_barrier_for_some", "barrier",
-        (BARRIER + "        for r", "        if left + col < W:\n            cuda.syncthreads()\n"
-         "        for r"))  # fmt: skip
-mistake("conv2d_tiled: tiled_leaves_early", "barrier|exit",
-        ("    for c in range(C):\n", "    if top + row >= H:\n        return\n"
-         "    for c in range(C):\n"))  # fmt: skip
-mistake("conv2d_tiled: tiled_last_channel_only", VALUES, ("total += halo", "total = halo"))
-mistake("conv2d_tiled: tiled_middle_of_the_halo", VALUES,
-        ("halo[row + r, col + s]", "halo[row + 1, col + 1]"))  # fmt: skip
-mistake("conv2d_tiled: tiled_turned_filter", VALUES,
-        ("weight[k, c, r, s]", "weight[k, c, 2 - r, 2 - s]"))  # fmt: skip
-mistake("conv2d_tiled: tiled_one_tile_for_all", VALUES + "|race|never written",
-        ("TILE * cuda.blockIdx.x", "0"))  # fmt: skip
-mistake("conv2d_tiled: tiled_pictures_for_filters", OUTSIDE,
-        ("cuda.blockIdx.z // K, cuda.blockIdx.z % K", "cuda.blockIdx.z % K, cuda.blockIdx.z // K")
-        )  # fmt: skip
+mistakes("conv2d_tiled",
+    ("tiled_no_first_barrier", "race|uninitialised", BARRIER + "        for r", "        for r"),
+    ("tiled_no_second_barrier", "race", BARRIER + "    if top", "    if top"),
+    ("tiled_no_halo_above", VALUES, "top - 1 + i", "top + i"),
+    ("tiled_no_halo_to_the_left", VALUES, "left - 1 + i", "left + i"),
+    ("tiled_one_pixel_each", "uninitialised", PIXELS, "range(t, TILE * TILE, TILE * TILE)"),
+    ("tiled_rows_of_eight", OUTSIDE + "|uninitialised|race", "halo[i // HALO, i % HALO]",
+     "halo[i // TILE, i % TILE]"),
+    ("tiled_reads_outside", OUTSIDE, "x[n, c, h, w] if inside else ZERO", "x[n, c, h, w]"),
+    ("tiled_leaves_the_edge", "uninitialised",
+     "            halo[i // HALO, i % HALO] = x[n, c, h, w] if inside else ZERO\n",
+     "            if inside:\n                halo[i // HALO, i % HALO] = x[n, c, h, w]\n"),
+    ("tiled_writes_outside", OUTSIDE, "top + row < H and left + col < W", "top + row < H"),
+    ("tiled_barrier_for_some", "barrier", BARRIER + "        for r",
+     "        if left + col < W:\n            cuda.syncthreads()\n        for r"),
+    ("tiled_leaves_early", "barrier|exit", "    for c in range(C):\n",
+     "    if top + row >= H:\n        return\n    for c in range(C):\n"),
+    ("tiled_last_channel_only", VALUES, "total += halo", "total = halo"),
+    ("tiled_middle_of_the_halo", VALUES, "halo[row + r, col + s]", "halo[row + 1, col + 1]"),
+    ("tiled_turned_filter", VALUES, "weight[k, c, r, s]", "weight[k, c, 2 - r, 2 - s]"),
+    ("tiled_one_tile_for_all", VALUES + "|race|never written", "TILE * cuda.blockIdx.x", "0"),
+    ("tiled_pictures_for_filters", OUTSIDE, "cuda.blockIdx.z // K, cuda.blockIdx.z % K",
+     "cuda.blockIdx.z % K, cuda.blockIdx.z // K"))
 
 
 # ---- im2col(x, columns, R, S, P, Q, stride, padding) ------------------------------------------
@@ -270,24 +252,22 @@ def im2col_down_the_columns(x, columns, R, S, P, Q, stride, padding):
         columns[term, pixel] = ZERO if outside else x[n, c, h, w]
 
 
-mistake("im2col: im2col_no_guard", OUTSIDE, ("i < columns.size", "i >= 0"))
-mistake("im2col: im2col_reads_outside", OUTSIDE, (" if inside else ZERO", ""))
-mistake("im2col: im2col_leaves_the_edge", "never written",
-        ("        columns[term, pixel] = x[n, c, h, w] if inside else ZERO\n",
-         "        if inside:\n            columns[term, pixel] = x[n, c, h, w]\n"))  # fmt: skip
-mistake("im2col: im2col_taps_on_their_side", VALUES,
-        ("term // S % R, term % S", "term % R, term // R % S"))  # fmt: skip
-mistake("im2col: im2col_no_padding", VALUES, ("p * stride - padding + r", "p * stride + r"))
-mistake("im2col: im2col_no_stride", VALUES, ("q * stride - padding + s", "q - padding + s"))
-mistake("im2col: im2col_pixels_of_one_picture", OUTSIDE + "|" + VALUES,
-        ("pixel // Q % P", "pixel // Q"))  # fmt: skip
-mistake("im2col: im2col_first_picture_only", VALUES, ("x[n, c, h, w]", "x[0, c, h, w]"))
-mistake("im2col: im2col_first_channel_only", VALUES, ("x[n, c, h, w]", "x[n, 0, h, w]"))
-mistake("im2col: im2col_channels_of_R", VALUES + "|" + OUTSIDE, ("term // (R * S)", "term // R"))
-mistake("im2col: im2col_turned_filter", VALUES, ("- padding + r", "- padding + R - 1 - r"))
-mistake("im2col: im2col_transposed", OUTSIDE,
-        ("columns[term, pixel] =", "columns[pixel, term] ="))  # fmt: skip
-mistake("im2col: im2col_width_for_height", OUTSIDE + "|" + VALUES, ("h < H", "h < W"))
+mistakes("im2col",
+    ("im2col_no_guard", OUTSIDE, "i < columns.size", "i >= 0"),
+    ("im2col_reads_outside", OUTSIDE, " if inside else ZERO", ""),
+    ("im2col_leaves_the_edge", "never written",
+     "        columns[term, pixel] = x[n, c, h, w] if inside else ZERO\n",
+     "        if inside:\n            columns[term, pixel] = x[n, c, h, w]\n"),
+    ("im2col_taps_on_their_side", VALUES, "term // S % R, term % S", "term % R, term // R % S"),
+    ("im2col_no_padding", VALUES, "p * stride - padding + r", "p * stride + r"),
+    ("im2col_no_stride", VALUES, "q * stride - padding + s", "q - padding + s"),
+    ("im2col_pixels_of_one_picture", OUTSIDE + "|" + VALUES, "pixel // Q % P", "pixel // Q"),
+    ("im2col_first_picture_only", VALUES, "x[n, c, h, w]", "x[0, c, h, w]"),
+    ("im2col_first_channel_only", VALUES, "x[n, c, h, w]", "x[n, 0, h, w]"),
+    ("im2col_channels_of_R", VALUES + "|" + OUTSIDE, "term // (R * S)", "term // R"),
+    ("im2col_turned_filter", VALUES, "- padding + r", "- padding + R - 1 - r"),
+    ("im2col_transposed", OUTSIDE, "columns[term, pixel] =", "columns[pixel, term] ="),
+    ("im2col_width_for_height", OUTSIDE + "|" + VALUES, "h < H", "h < W"))
 
 
 # ---- implicit_gemm(x, weight, y, R, S, stride, padding) ---------------------------------------
@@ -337,34 +317,25 @@ def implicit_without_tiles(x, weight, y, R, S, stride, padding):
         y[n, k, p, q] = total
 
 
-mistake("implicit_gemm: implicit_no_first_barrier", "race|uninitialised",
-        (BARRIER + "        for j", "        for j"))  # fmt: skip
-mistake("implicit_gemm: implicit_no_second_barrier", "race",
-        (BARRIER + "    if k", "    if k"))  # fmt: skip
-mistake("implicit_gemm: implicit_reads_behind_the_last_term", OUTSIDE,
-        (" and term < n_terms", ""))  # fmt: skip
-mistake("implicit_gemm: implicit_reads_behind_the_last_picture", OUTSIDE,
-        ("if n < N and term", "if term"))  # fmt: skip
-mistake("implicit_gemm: implicit_reads_behind_the_last_filter", OUTSIDE,
-        ("known = k < K and first", "known = first"))  # fmt: skip
-mistake("implicit_gemm: implicit_reads_beside_the_picture", OUTSIDE,
-        (" and inside else", " else"))  # fmt: skip
-mistake("implicit_gemm: implicit_term_of_the_column", VALUES + "|race|" + OUTSIDE,
-        ("term = first + row", "term = first + col"))  # fmt: skip
-mistake("implicit_gemm: implicit_first_terms_only", VALUES + "|" + OUTSIDE,
-        ("term = first + row", "term = row"))  # fmt: skip
-mistake("implicit_gemm: implicit_tile_transposed", VALUES, ("b[j, col]", "b[col, j]"))
-mistake("implicit_gemm: implicit_last_eight_only", VALUES, ("total += a", "total = a"))
-mistake("implicit_gemm: implicit_writes_behind_the_filters", OUTSIDE,
-        ("if k < K and n < N", "if n < N"))  # fmt: skip
-mistake("implicit_gemm: implicit_writes_behind_the_pictures", OUTSIDE,
-        ("if k < K and n < N", "if k < K"))  # fmt: skip
-mistake("implicit_gemm: implicit_leaves_early", "barrier|exit",
-        ("    for first", "    if n >= N:\n        return\n    for first"))  # fmt: skip
-mistake("implicit_gemm: implicit_no_padding", VALUES,
-        ("p * stride - padding + r", "p * stride + r"))  # fmt: skip
-mistake("implicit_gemm: implicit_taps_on_their_side", VALUES + "|" + OUTSIDE,
-        ("term // S % R, term % S", "term % R, term // R % S"))  # fmt: skip
+mistakes("implicit_gemm",
+    ("implicit_no_first_barrier", "race|uninitialised", BARRIER + "        for j", "        for j"),
+    ("implicit_no_second_barrier", "race", BARRIER + "    if k", "    if k"),
+    ("implicit_reads_behind_the_last_term", OUTSIDE, " and term < n_terms", ""),
+    ("implicit_reads_behind_the_last_picture", OUTSIDE, "if n < N and term", "if term"),
+    ("implicit_reads_behind_the_last_filter", OUTSIDE, "known = k < K and first", "known = first"),
+    ("implicit_reads_beside_the_picture", OUTSIDE, " and inside else", " else"),
+    ("implicit_term_of_the_column", VALUES + "|race|" + OUTSIDE, "term = first + row",
+     "term = first + col"),
+    ("implicit_first_terms_only", VALUES + "|" + OUTSIDE, "term = first + row", "term = row"),
+    ("implicit_tile_transposed", VALUES, "b[j, col]", "b[col, j]"),
+    ("implicit_last_eight_only", VALUES, "total += a", "total = a"),
+    ("implicit_writes_behind_the_filters", OUTSIDE, "if k < K and n < N", "if n < N"),
+    ("implicit_writes_behind_the_pictures", OUTSIDE, "if k < K and n < N", "if k < K"),
+    ("implicit_leaves_early", "barrier|exit", "    for first",
+     "    if n >= N:\n        return\n    for first"),
+    ("implicit_no_padding", VALUES, "p * stride - padding + r", "p * stride + r"),
+    ("implicit_taps_on_their_side", VALUES + "|" + OUTSIDE, "term // S % R, term % S",
+     "term % R, term // R % S"))
 
 
 @wrong("implicit_gemm", OUTSIDE)

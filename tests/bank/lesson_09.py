@@ -8,7 +8,7 @@ about races and memory outside an array are the sanitizer's own.
 import numpy as np
 
 from bank import right, wrong
-from bank.mistakes import mistake
+from bank.mistakes import mistakes
 from course_lib import cuda
 from course_lib.runtime.intrinsics import warp_sum
 
@@ -40,26 +40,22 @@ def spread_by_indices(dy, weight, H, W, stride, padding):
     return spread, np.ascontiguousarray(np.moveaxis(weight, 0, 1)[..., ::-1, ::-1])
 
 
-mistake("dx_as_convolution: spread_not_turned", "wrong values in turned|expected",
-        ("[:, :, ::-1, ::-1]", ""))  # fmt: skip
-mistake("dx_as_convolution: spread_rows_turned_only", "wrong values in turned",
-        ("::-1, ::-1]", "::-1]"))  # fmt: skip
-mistake("dx_as_convolution: spread_not_transposed", "turned has shape", (".swapaxes(0, 1)", ""))
-mistake("dx_as_convolution: spread_filters_on_their_side", "turned", ("swapaxes(0, 1)",
-        "transpose(1, 0, 3, 2)"))  # fmt: skip
-mistake("dx_as_convolution: spread_too_small", "spread has shape|broadcast", ("H + R - 1", "H"))
-mistake("dx_as_convolution: spread_starts_at_once", "wrong values in spread|broadcast",
-        ("top, left = R - 1 - padding, S - 1 - padding", "top, left = 0, 0"))  # fmt: skip
-mistake("dx_as_convolution: spread_padding_added", "wrong values in spread|broadcast",
-        ("R - 1 - padding", "R - 1 + padding"))  # fmt: skip
-mistake("dx_as_convolution: spread_without_padding", "wrong values in spread|broadcast",
-        ("R - 1 - padding", "R - 1"))  # fmt: skip
-mistake("dx_as_convolution: spread_not_spread", "wrong values in spread|broadcast",
-        ("top : top + stride * P : stride", "top : top + P"))  # fmt: skip
-mistake("dx_as_convolution: spread_in_float64", "spread is float64",
-        (", dtype=dy.dtype", ""))  # fmt: skip
-mistake("dx_as_convolution: spread_no_return", "is the return missing",
-        ("    return spread, weight", "    spread, weight"))  # fmt: skip
+mistakes("dx_as_convolution",
+    ("spread_not_turned", "wrong values in turned|expected", "[:, :, ::-1, ::-1]", ""),
+    ("spread_rows_turned_only", "wrong values in turned", "::-1, ::-1]", "::-1]"),
+    ("spread_not_transposed", "turned has shape", ".swapaxes(0, 1)", ""),
+    ("spread_filters_on_their_side", "turned", "swapaxes(0, 1)", "transpose(1, 0, 3, 2)"),
+    ("spread_too_small", "spread has shape|broadcast", "H + R - 1", "H"),
+    ("spread_starts_at_once", "wrong values in spread|broadcast",
+     "top, left = R - 1 - padding, S - 1 - padding", "top, left = 0, 0"),
+    ("spread_padding_added", "wrong values in spread|broadcast", "R - 1 - padding",
+     "R - 1 + padding"),
+    ("spread_without_padding", "wrong values in spread|broadcast", "R - 1 - padding", "R - 1"),
+    ("spread_not_spread", "wrong values in spread|broadcast", "top : top + stride * P : stride",
+     "top : top + P"),
+    ("spread_in_float64", "spread is float64", ", dtype=dy.dtype", ""),
+    ("spread_no_return", "is the return missing", "    return spread, weight",
+     "    spread, weight"))
 
 
 # ---- conv2d_dx(dy, weight, dx, stride, padding) -----------------------------------------------
@@ -121,26 +117,24 @@ def dx_scattered(dy, weight, dx, stride, padding):
 
 
 MET = "down % stride == 0 and right % stride == 0"
-mistake("conv2d_dx: dx_no_guard", OUTSIDE, ("i < dx.size", "i >= 0"))
-mistake("conv2d_dx: dx_like_forward", VALUES + "|" + OUTSIDE,
-        ("h + padding - r, w + padding - s", "h - padding + r, w - padding + s"))  # fmt: skip
-mistake("conv2d_dx: dx_no_remainder", VALUES, (MET, "stride > 0"))
-mistake("conv2d_dx: dx_remainder_of_rows_only", VALUES, (" and right % stride == 0", ""))
-mistake("conv2d_dx: dx_no_padding", VALUES, ("h + padding - r", "h - r"))
-mistake("conv2d_dx: dx_stride_multiplied", VALUES + "|" + OUTSIDE,
-        ("down // stride", "down * stride"))  # fmt: skip
-mistake("conv2d_dx: dx_reads_above", OUTSIDE, ("met and p >= 0 and", "met and"))
-mistake("conv2d_dx: dx_reads_to_the_right", OUTSIDE, (" and q < Q", ""))
-mistake("conv2d_dx: dx_reads_below", OUTSIDE, ("p < P", "p <= P"))
-mistake("conv2d_dx: dx_turned_twice", VALUES, ("weight[k, c, r, s]",
-        "weight[k, c, R - 1 - r, S - 1 - s]"))  # fmt: skip
-mistake("conv2d_dx: dx_not_transposed", OUTSIDE, ("weight[k, c, r, s]", "weight[c, k, r, s]"))
-mistake("conv2d_dx: dx_first_filter_only", VALUES, ("range(K)", "range(1)"))
-mistake("conv2d_dx: dx_last_term_only", VALUES, ("total += dy", "total = dy"))
-mistake("conv2d_dx: dx_first_picture_only", VALUES, ("dy[n, k, p, q]", "dy[0, k, p, q]"))
-mistake("conv2d_dx: dx_rows_of_dy", VALUES + "|" + OUTSIDE,
-        ("C, H, W = dx.shape[1:]", "C, W, H = dx.shape[1:]"))  # fmt: skip
-mistake("conv2d_dx: dx_in_float64", "float64-promotion", ("total = ZERO", "total = 0.0"))
+mistakes("conv2d_dx",
+    ("dx_no_guard", OUTSIDE, "i < dx.size", "i >= 0"),
+    ("dx_like_forward", VALUES + "|" + OUTSIDE, "h + padding - r, w + padding - s",
+     "h - padding + r, w - padding + s"),
+    ("dx_no_remainder", VALUES, MET, "stride > 0"),
+    ("dx_remainder_of_rows_only", VALUES, " and right % stride == 0", ""),
+    ("dx_no_padding", VALUES, "h + padding - r", "h - r"),
+    ("dx_stride_multiplied", VALUES + "|" + OUTSIDE, "down // stride", "down * stride"),
+    ("dx_reads_above", OUTSIDE, "met and p >= 0 and", "met and"),
+    ("dx_reads_to_the_right", OUTSIDE, " and q < Q", ""),
+    ("dx_reads_below", OUTSIDE, "p < P", "p <= P"),
+    ("dx_turned_twice", VALUES, "weight[k, c, r, s]", "weight[k, c, R - 1 - r, S - 1 - s]"),
+    ("dx_not_transposed", OUTSIDE, "weight[k, c, r, s]", "weight[c, k, r, s]"),
+    ("dx_first_filter_only", VALUES, "range(K)", "range(1)"),
+    ("dx_last_term_only", VALUES, "total += dy", "total = dy"),
+    ("dx_first_picture_only", VALUES, "dy[n, k, p, q]", "dy[0, k, p, q]"),
+    ("dx_rows_of_dy", VALUES + "|" + OUTSIDE, "C, H, W = dx.shape[1:]", "C, W, H = dx.shape[1:]"),
+    ("dx_in_float64", "float64-promotion", "total = ZERO", "total = 0.0"))
 
 
 # ---- conv2d_dweight(dy, x, dweight, stride, padding) ------------------------------------------
@@ -202,32 +196,28 @@ def dweight_with_atomics(dy, x, dweight, stride, padding):
                 cuda.atomic.add(dweight, (k, c, r, s), dy[n, k, p, q] * x[n, c, h, w])
 
 
-mistake("conv2d_dweight: dweight_no_guard", OUTSIDE, ("i < dweight.size", "i >= 0"))
-mistake("conv2d_dweight: dweight_no_sum_of_lanes", VALUES,
-        ("        total = warp_sum(total)\n", ""))  # fmt: skip
-mistake("conv2d_dweight: dweight_first_32_pixels", VALUES,
-        ("range(lane, N * P * Q, 32)", "range(lane, min(32, N * P * Q), 32)"))  # fmt: skip
-mistake("conv2d_dweight: dweight_every_lane_reads_all", VALUES,
-        ("range(lane, N * P * Q, 32)", "range(N * P * Q)"))  # fmt: skip
-mistake("conv2d_dweight: dweight_one_picture", VALUES, ("N * P * Q", "P * Q"))
-mistake("conv2d_dweight: dweight_turned", VALUES,
-        ("- padding + r", "- padding + R - 1 - r"))  # fmt: skip
-mistake("conv2d_dweight: dweight_like_dx", VALUES,
-        ("p * stride - padding + r, q * stride - padding + s",
-         "p * stride + padding - r, q * stride + padding - s"))  # fmt: skip
-mistake("conv2d_dweight: dweight_no_stride", VALUES, ("p * stride - padding", "p - padding"))
-mistake("conv2d_dweight: dweight_reads_above", OUTSIDE, ("if h >= 0 and ", "if "))
-mistake("conv2d_dweight: dweight_reads_below", OUTSIDE, ("h < H", "h <= H"))
-mistake("conv2d_dweight: dweight_reads_to_the_right", OUTSIDE, (" and w < W", ""))
-mistake("conv2d_dweight: dweight_filters_for_channels", OUTSIDE + "|" + VALUES,
-        ("dy[n, k, p, q] * x[n, c, h, w]", "dy[n, c, p, q] * x[n, k, h, w]"))  # fmt: skip
-mistake("conv2d_dweight: dweight_last_product_only", VALUES, ("total += dy", "total = dy"))
-mistake("conv2d_dweight: dweight_without_x", VALUES, (" * x[n, c, h, w]", ""))
-mistake("conv2d_dweight: dweight_rows_of_P", OUTSIDE + "|" + VALUES,
-        ("pixel // Q % P, pixel % Q", "pixel // P % Q, pixel % P"))  # fmt: skip
-mistake("conv2d_dweight: dweight_some_lanes_at_the_shuffle", "lane|shuffle",
-        ("        total = warp_sum(total)\n",
-         "        if lane < N * P * Q:\n            total = warp_sum(total)\n"))  # fmt: skip
+mistakes("conv2d_dweight",
+    ("dweight_no_guard", OUTSIDE, "i < dweight.size", "i >= 0"),
+    ("dweight_no_sum_of_lanes", VALUES, "        total = warp_sum(total)\n", ""),
+    ("dweight_first_32_pixels", VALUES, "range(lane, N * P * Q, 32)",
+     "range(lane, min(32, N * P * Q), 32)"),
+    ("dweight_every_lane_reads_all", VALUES, "range(lane, N * P * Q, 32)", "range(N * P * Q)"),
+    ("dweight_one_picture", VALUES, "N * P * Q", "P * Q"),
+    ("dweight_turned", VALUES, "- padding + r", "- padding + R - 1 - r"),
+    ("dweight_like_dx", VALUES, "p * stride - padding + r, q * stride - padding + s",
+     "p * stride + padding - r, q * stride + padding - s"),
+    ("dweight_no_stride", VALUES, "p * stride - padding", "p - padding"),
+    ("dweight_reads_above", OUTSIDE, "if h >= 0 and ", "if "),
+    ("dweight_reads_below", OUTSIDE, "h < H", "h <= H"),
+    ("dweight_reads_to_the_right", OUTSIDE, " and w < W", ""),
+    ("dweight_filters_for_channels", OUTSIDE + "|" + VALUES, "dy[n, k, p, q] * x[n, c, h, w]",
+     "dy[n, c, p, q] * x[n, k, h, w]"),
+    ("dweight_last_product_only", VALUES, "total += dy", "total = dy"),
+    ("dweight_without_x", VALUES, " * x[n, c, h, w]", ""),
+    ("dweight_rows_of_P", OUTSIDE + "|" + VALUES, "pixel // Q % P, pixel % Q",
+     "pixel // P % Q, pixel % P"),
+    ("dweight_some_lanes_at_the_shuffle", "lane|shuffle", "        total = warp_sum(total)\n",
+     "        if lane < N * P * Q:\n            total = warp_sum(total)\n"))
 
 
 # ---- conv2d_dbias(dy, dbias) ------------------------------------------------------------------
@@ -278,26 +268,23 @@ def dbias_with_atomics(dy, dbias):
         cuda.atomic.add(dbias, k, dy[pixel // (P * Q), k, pixel // Q % P, pixel % Q])
 
 
-mistake("conv2d_dbias: dbias_no_barrier", "race|uninitialised", ("    cuda.syncthreads()\n", ""))
-mistake("conv2d_dbias: dbias_first_warp_only", VALUES + "|no part",
-        ("range(cuda.blockDim.x // 32)", "range(1)"))  # fmt: skip
-mistake("conv2d_dbias: dbias_all_eight_warps", "uninitialised",
-        ("range(cuda.blockDim.x // 32)", "range(8)"))  # fmt: skip
-mistake("conv2d_dbias: dbias_one_picture", VALUES, ("N * P * Q", "P * Q"))
-mistake("conv2d_dbias: dbias_one_number_each", VALUES,
-        ("range(t, N * P * Q, cuda.blockDim.x)", "range(t, min(t + 1, N * P * Q))"))  # fmt: skip
-mistake("conv2d_dbias: dbias_picture_for_channel", OUTSIDE + "|" + VALUES,
-        ("dy[pixel // (P * Q), k, ", "dy[k, pixel // (P * Q), "))  # fmt: skip
-mistake("conv2d_dbias: dbias_first_picture_again", VALUES, ("dy[pixel // (P * Q), k", "dy[0, k"))
-mistake("conv2d_dbias: dbias_first_channel_only", VALUES, (", k, pixel", ", 0, pixel"))
-mistake("conv2d_dbias: dbias_mean", VALUES,
-        ("dbias[k] = total", "dbias[k] = total / np.float32(max(N * P * Q, 1))"))  # fmt: skip
-mistake("conv2d_dbias: dbias_no_sum_of_lanes", VALUES, ("    total = warp_sum(total)\n", ""))
-mistake("conv2d_dbias: dbias_every_thread_reads_all", VALUES + "|times what",
-        ("range(t, N * P * Q, cuda.blockDim.x)", "range(N * P * Q)"))  # fmt: skip
-mistake("conv2d_dbias: dbias_counts_the_first_warp_twice", VALUES,
-        ("    if t == 0:\n        total = ZERO\n", "    if t == 0:\n"))  # fmt: skip
-mistake("conv2d_dbias: dbias_rows_of_P", OUTSIDE + "|" + VALUES,
-        ("pixel // Q % P, pixel % Q", "pixel // P % Q, pixel % P"))  # fmt: skip
-mistake("conv2d_dbias: dbias_in_float64", "float64-promotion",
-        ("cuda.threadIdx.x, ZERO", "cuda.threadIdx.x, 0.0"))  # fmt: skip
+mistakes("conv2d_dbias",
+    ("dbias_no_barrier", "race|uninitialised", "    cuda.syncthreads()\n", ""),
+    ("dbias_first_warp_only", VALUES + "|no part", "range(cuda.blockDim.x // 32)", "range(1)"),
+    ("dbias_all_eight_warps", "uninitialised", "range(cuda.blockDim.x // 32)", "range(8)"),
+    ("dbias_one_picture", VALUES, "N * P * Q", "P * Q"),
+    ("dbias_one_number_each", VALUES, "range(t, N * P * Q, cuda.blockDim.x)",
+     "range(t, min(t + 1, N * P * Q))"),
+    ("dbias_picture_for_channel", OUTSIDE + "|" + VALUES, "dy[pixel // (P * Q), k, ",
+     "dy[k, pixel // (P * Q), "),
+    ("dbias_first_picture_again", VALUES, "dy[pixel // (P * Q), k", "dy[0, k"),
+    ("dbias_first_channel_only", VALUES, ", k, pixel", ", 0, pixel"),
+    ("dbias_mean", VALUES, "dbias[k] = total", "dbias[k] = total / np.float32(max(N * P * Q, 1))"),
+    ("dbias_no_sum_of_lanes", VALUES, "    total = warp_sum(total)\n", ""),
+    ("dbias_every_thread_reads_all", VALUES + "|times what", "range(t, N * P * Q, cuda.blockDim.x)",
+     "range(N * P * Q)"),
+    ("dbias_counts_the_first_warp_twice", VALUES, "    if t == 0:\n        total = ZERO\n",
+     "    if t == 0:\n"),
+    ("dbias_rows_of_P", OUTSIDE + "|" + VALUES, "pixel // Q % P, pixel % Q",
+     "pixel // P % Q, pixel % P"),
+    ("dbias_in_float64", "float64-promotion", "cuda.threadIdx.x, ZERO", "cuda.threadIdx.x, 0.0"))

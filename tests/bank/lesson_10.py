@@ -11,7 +11,7 @@ import numpy as np
 
 from bank import right, wrong
 from bank.equivalent import EQUIVALENT
-from bank.mistakes import mistake
+from bank.mistakes import mistakes
 from course_lib import cuda
 from course_lib.runtime.matrix import load_word, multiply_add
 
@@ -67,26 +67,24 @@ def matmul_with_an_array_of_sums(a, b, c):
 
 FIRST = "        cuda.syncthreads()\n        for k in range(DEPTH):\n"
 LAST = "            s11 += a1 * b1\n        cuda.syncthreads()\n"
-mistake("matmul_registers: matmul_no_first_barrier", RACE,
-        (FIRST, "        for k in range(DEPTH):\n"))  # fmt: skip
-mistake("matmul_registers: matmul_no_last_barrier", RACE, (LAST, "            s11 += a1 * b1\n"))
-mistake("matmul_registers: matmul_no_end_of_k", OUTSIDE,
-        ("row + i < M and k < K", "row + i < M"))  # fmt: skip
-mistake("matmul_registers: matmul_no_end_of_a", OUTSIDE, ("row + i < M and k < K", "k < K"))
-mistake("matmul_registers: matmul_no_end_of_b", OUTSIDE, ("line + i < N and k < K", "k < K"))
-mistake("matmul_registers: matmul_b_by_the_wrong_row", VALUES + "|never|out-of-bounds",
-        ("cuda.blockIdx.x + ty  #", "cuda.blockIdx.x + tx  #"))  # fmt: skip
-mistake("matmul_registers: matmul_sums_swapped", VALUES, ("s01 += a0 * b1", "s01 += a1 * b0"))
-mistake("matmul_registers: matmul_one_sum_forgotten", VALUES, ("            s10 += a1 * b0\n", ""))
-mistake("matmul_registers: matmul_first_slice_only", VALUES, ("range(0, K, DEPTH)", "range(0, 1)"))
-mistake("matmul_registers: matmul_a_quarter", "never written",
-        ("    store(c, row + SIDE, col + SIDE, s11)\n", ""))  # fmt: skip
-mistake("matmul_registers: matmul_half_of_the_tile", "uninitialised|wrong",
-        ("range(0, TILE, SIDE)", "range(0, SIDE, SIDE)"))  # fmt: skip
-mistake("matmul_registers: matmul_of_a_and_b_untransposed", VALUES + "|out-of-bounds",
-        ("sb[ty + i, tx] = b", "sb[tx + i, ty] = b"))  # fmt: skip
-mistake("matmul_registers: matmul_in_float64", "float64-promotion",
-        ("s00 = s01 = s10 = s11 = ZERO", "s00 = s01 = s10 = s11 = 0.0"))  # fmt: skip
+mistakes("matmul_registers",
+    ("matmul_no_first_barrier", RACE, FIRST, "        for k in range(DEPTH):\n"),
+    ("matmul_no_last_barrier", RACE, LAST, "            s11 += a1 * b1\n"),
+    ("matmul_no_end_of_k", OUTSIDE, "row + i < M and k < K", "row + i < M"),
+    ("matmul_no_end_of_a", OUTSIDE, "row + i < M and k < K", "k < K"),
+    ("matmul_no_end_of_b", OUTSIDE, "line + i < N and k < K", "k < K"),
+    ("matmul_b_by_the_wrong_row", VALUES + "|never|out-of-bounds", "cuda.blockIdx.x + ty  #",
+     "cuda.blockIdx.x + tx  #"),
+    ("matmul_sums_swapped", VALUES, "s01 += a0 * b1", "s01 += a1 * b0"),
+    ("matmul_one_sum_forgotten", VALUES, "            s10 += a1 * b0\n", ""),
+    ("matmul_first_slice_only", VALUES, "range(0, K, DEPTH)", "range(0, 1)"),
+    ("matmul_a_quarter", "never written", "    store(c, row + SIDE, col + SIDE, s11)\n", ""),
+    ("matmul_half_of_the_tile", "uninitialised|wrong", "range(0, TILE, SIDE)",
+     "range(0, SIDE, SIDE)"),
+    ("matmul_of_a_and_b_untransposed", VALUES + "|out-of-bounds", "sb[ty + i, tx] = b",
+     "sb[tx + i, ty] = b"),
+    ("matmul_in_float64", "float64-promotion", "s00 = s01 = s10 = s11 = ZERO",
+     "s00 = s01 = s10 = s11 = 0.0"))
 
 
 # ---- mma_tile(a, b, K, c) --------------------------------------------------------------------
@@ -120,30 +118,24 @@ def mma_without_a_tensor_core(a, b, K, c):
         c[i // 8, i % 8] = total
 
 
-mistake("mma_tile: mma_groups_of_eight", VALUES + "|out-of-bounds",
-        ("cuda.threadIdx.x // 4, cuda.threadIdx.x % 4",
-         "cuda.threadIdx.x // 8, cuda.threadIdx.x % 8"))  # fmt: skip
-mistake("mma_tile: mma_rows_and_columns_swapped", VALUES,
-        ("ra[1] = load_word(a, (g + 8) * K + k + t)", "ra[1] = load_word(a, g * K + k + t + 4)"),
-        ("ra[2] = load_word(a, g * K + k + t + 4)", "ra[2] = load_word(a, (g + 8) * K + k + t)"),
-        )  # fmt: skip
-mistake("mma_tile: mma_first_slice_again_and_again", VALUES,
-        ("ra[0] = load_word(a, g * K + k + t)", "ra[0] = load_word(a, g * K + t)"))  # fmt: skip
-mistake("mma_tile: mma_b_as_rows_of_four", VALUES,
-        ("rb[1] = load_word(b, g * K + k + t + 4)", "rb[1] = load_word(b, g * K + k + t)"),
-        )  # fmt: skip
-mistake("mma_tile: mma_sums_not_started", "uninitialised", ("        acc[i] = ZERO\n",
-        "        pass\n"))  # fmt: skip
-mistake("mma_tile: mma_result_by_lanes", VALUES + "|race|out-of-bounds|never",
-        ("c[g, 2 * t + 1]", "c[g, t + 4]"), ("c[g, 2 * t]", "c[g, t]"))  # fmt: skip
-mistake("mma_tile: mma_lower_half_forgotten", "never written",
-        ("    c[g + 8, 2 * t] = acc[2]\n", ""))  # fmt: skip
-mistake("mma_tile: mma_result_turned", VALUES + "|out-of-bounds",
-        ("c[g + 8, 2 * t + 1] = acc[3]", "c[g + 8, 2 * t + 1] = acc[2]"))  # fmt: skip
-mistake("mma_tile: mma_steps_of_four", VALUES + "|out-of-bounds",
-        ("range(0, K, 8)", "range(0, K, 4)"))  # fmt: skip
-mistake("mma_tile: mma_a_for_b", VALUES + "|out-of-bounds",
-        ("rb[0] = load_word(b,", "rb[0] = load_word(a,"))  # fmt: skip
+mistakes("mma_tile",
+    ("mma_groups_of_eight", VALUES + "|out-of-bounds",
+     "cuda.threadIdx.x // 4, cuda.threadIdx.x % 4", "cuda.threadIdx.x // 8, cuda.threadIdx.x % 8"),
+    ("mma_rows_and_columns_swapped", VALUES, "ra[1] = load_word(a, (g + 8) * K + k + t)",
+     "ra[1] = load_word(a, g * K + k + t + 4)", "ra[2] = load_word(a, g * K + k + t + 4)",
+     "ra[2] = load_word(a, (g + 8) * K + k + t)"),
+    ("mma_first_slice_again_and_again", VALUES, "ra[0] = load_word(a, g * K + k + t)",
+     "ra[0] = load_word(a, g * K + t)"),
+    ("mma_b_as_rows_of_four", VALUES, "rb[1] = load_word(b, g * K + k + t + 4)",
+     "rb[1] = load_word(b, g * K + k + t)"),
+    ("mma_sums_not_started", "uninitialised", "        acc[i] = ZERO\n", "        pass\n"),
+    ("mma_result_by_lanes", VALUES + "|race|out-of-bounds|never", "c[g, 2 * t + 1]", "c[g, t + 4]",
+     "c[g, 2 * t]", "c[g, t]"),
+    ("mma_lower_half_forgotten", "never written", "    c[g + 8, 2 * t] = acc[2]\n", ""),
+    ("mma_result_turned", VALUES + "|out-of-bounds", "c[g + 8, 2 * t + 1] = acc[3]",
+     "c[g + 8, 2 * t + 1] = acc[2]"),
+    ("mma_steps_of_four", VALUES + "|out-of-bounds", "range(0, K, 8)", "range(0, K, 4)"),
+    ("mma_a_for_b", VALUES + "|out-of-bounds", "rb[0] = load_word(b,", "rb[0] = load_word(a,"))
 
 
 # ---- channel_moments(x, mean, variance) ------------------------------------------------------
@@ -201,32 +193,29 @@ def moments_in_one_pass(x, mean, variance):
         mean[c], variance[c] = s / n, q / n - (s / n) * (s / n)
 
 
-mistake("channel_moments: moments_old_mean_twice", VALUES,
-        ("m2 += delta * (value - m)", "m2 += delta * delta"))  # fmt: skip
-mistake("channel_moments: moments_new_mean_twice", VALUES,
-        ("m2 += delta * (value - m)", "m2 += (value - m) * (value - m)"))  # fmt: skip
-mistake("channel_moments: moments_no_distance_between_parts", "wrong values in variance",
-        (" + delta * delta * n * other / (n + other)", ""))  # fmt: skip
-mistake("channel_moments: moments_plain_mean_of_means", VALUES,
-        ("means[t] += delta * other / (n + other)", "means[t] += delta / np.float32(2)"),
-        )  # fmt: skip
-mistake("channel_moments: moments_no_barrier", "race|uninitialised|no part",
-        ("    counts[t], means[t], squares[t] = n, m, m2\n    cuda.syncthreads()\n",
-         "    counts[t], means[t], squares[t] = n, m, m2\n"))  # fmt: skip
-mistake("channel_moments: moments_no_barrier_in_the_tree", "race|no part",
-        ("        cuda.syncthreads()\n        step //= 2\n", "        step //= 2\n"))  # fmt: skip
-mistake("channel_moments: moments_of_empty_threads", "wrong values|NaN|division",
-        (" and counts[t + step] > ZERO", ""))  # fmt: skip
-mistake("channel_moments: moments_unbiased", "wrong values|NaN",
-        ("squares[0] / counts[0]", "squares[0] / (counts[0] - ONE)"))  # fmt: skip
-mistake("channel_moments: moments_counts_not_merged", VALUES + "|no part|times",
-        ("            counts[t] = n + other\n", ""))  # fmt: skip
-mistake("channel_moments: moments_of_the_first_picture", VALUES + "|no part",
-        ("x.shape[0] * P", "P"))  # fmt: skip
-mistake("channel_moments: moments_pictures_and_channels_swapped", OUTSIDE + "|wrong",
-        ("x[i // P, c, i % P]", "x[c, i // P, i % P]"))  # fmt: skip
-mistake("channel_moments: moments_of_the_lower_half", VALUES + "|no part",
-        ("step = cuda.blockDim.x // 2", "step = cuda.blockDim.x // 4"))  # fmt: skip
+mistakes("channel_moments",
+    ("moments_old_mean_twice", VALUES, "m2 += delta * (value - m)", "m2 += delta * delta"),
+    ("moments_new_mean_twice", VALUES, "m2 += delta * (value - m)",
+     "m2 += (value - m) * (value - m)"),
+    ("moments_no_distance_between_parts", "wrong values in variance",
+     " + delta * delta * n * other / (n + other)", ""),
+    ("moments_plain_mean_of_means", VALUES, "means[t] += delta * other / (n + other)",
+     "means[t] += delta / np.float32(2)"),
+    ("moments_no_barrier", "race|uninitialised|no part",
+     "    counts[t], means[t], squares[t] = n, m, m2\n    cuda.syncthreads()\n",
+     "    counts[t], means[t], squares[t] = n, m, m2\n"),
+    ("moments_no_barrier_in_the_tree", "race|no part",
+     "        cuda.syncthreads()\n        step //= 2\n", "        step //= 2\n"),
+    ("moments_of_empty_threads", "wrong values|NaN|division", " and counts[t + step] > ZERO", ""),
+    ("moments_unbiased", "wrong values|NaN", "squares[0] / counts[0]",
+     "squares[0] / (counts[0] - ONE)"),
+    ("moments_counts_not_merged", VALUES + "|no part|times", "            counts[t] = n + other\n",
+     ""),
+    ("moments_of_the_first_picture", VALUES + "|no part", "x.shape[0] * P", "P"),
+    ("moments_pictures_and_channels_swapped", OUTSIDE + "|wrong", "x[i // P, c, i % P]",
+     "x[c, i // P, i % P]"),
+    ("moments_of_the_lower_half", VALUES + "|no part", "step = cuda.blockDim.x // 2",
+     "step = cuda.blockDim.x // 4"))
 
 
 # ---- max_pool(x, k, stride, y, at) -----------------------------------------------------------
@@ -264,25 +253,23 @@ def pool_by_place(x, k, stride, y, at):
         at[plane, oh, ow] = where
 
 
-mistake("max_pool: pool_no_guard", OUTSIDE, ("if i < y.size:", "if i >= 0:"))
-mistake("max_pool: pool_one_too_many", OUTSIDE, ("i < y.size", "i <= y.size"))
-mistake("max_pool: pool_starts_at_zero", VALUES,
-        ("best, where = x[plane, oh * stride, ow * stride],", "best, where = ZERO,"))  # fmt: skip
-mistake("max_pool: pool_last_of_equals", "wrong values in at", ("> best", ">= best"))
-mistake("max_pool: pool_smallest", VALUES, ("> best", "< best"))
-mistake("max_pool: pool_stride_is_the_window", OUTSIDE + "|wrong",
-        ("range(oh * stride, oh * stride + k)", "range(oh * k, oh * k + k)"))  # fmt: skip
-mistake("max_pool: pool_place_by_columns", "wrong values in at", ("h * W + w\n", "w * H + h\n"))
-mistake("max_pool: pool_place_in_the_window", "wrong values in at",
-        ("h * W + w\n", "(h - oh * stride) * k + w - ow * stride\n"))  # fmt: skip
-mistake("max_pool: pool_place_never_moves", "wrong values in at",
-        ("best, where = x[plane, h, w], h * W + w", "best = x[plane, h, w]"))  # fmt: skip
-mistake("max_pool: pool_first_plane_only", VALUES,
-        ("if x[plane, h, w] > best", "if x[0, h, w] > best"))  # fmt: skip
-mistake("max_pool: pool_window_too_small", VALUES + "|no part",
-        ("ow * stride + k)", "ow * stride + k - 1)"))  # fmt: skip
-mistake("max_pool: pool_forgets_the_places", "never written",
-        ("        at[plane, oh, ow] = where\n", ""))  # fmt: skip
+mistakes("max_pool",
+    ("pool_no_guard", OUTSIDE, "if i < y.size:", "if i >= 0:"),
+    ("pool_one_too_many", OUTSIDE, "i < y.size", "i <= y.size"),
+    ("pool_starts_at_zero", VALUES, "best, where = x[plane, oh * stride, ow * stride],",
+     "best, where = ZERO,"),
+    ("pool_last_of_equals", "wrong values in at", "> best", ">= best"),
+    ("pool_smallest", VALUES, "> best", "< best"),
+    ("pool_stride_is_the_window", OUTSIDE + "|wrong", "range(oh * stride, oh * stride + k)",
+     "range(oh * k, oh * k + k)"),
+    ("pool_place_by_columns", "wrong values in at", "h * W + w\n", "w * H + h\n"),
+    ("pool_place_in_the_window", "wrong values in at", "h * W + w\n",
+     "(h - oh * stride) * k + w - ow * stride\n"),
+    ("pool_place_never_moves", "wrong values in at", "best, where = x[plane, h, w], h * W + w",
+     "best = x[plane, h, w]"),
+    ("pool_first_plane_only", VALUES, "if x[plane, h, w] > best", "if x[0, h, w] > best"),
+    ("pool_window_too_small", VALUES + "|no part", "ow * stride + k)", "ow * stride + k - 1)"),
+    ("pool_forgets_the_places", "never written", "        at[plane, oh, ow] = where\n", ""))
 
 
 # ---- max_pool_backward(dy, at, k, stride, dx) ------------------------------------------------
@@ -333,30 +320,26 @@ def pool_backward_scatters(dy, at, k, stride, dx):
         dx[plane, where // W, where % W] += dy[plane, oh, ow]
 
 
-mistake("max_pool_backward: pool_backward_no_guard", OUTSIDE, ("if i < dx.size:", "if i >= 0:"))
-mistake("max_pool_backward: pool_backward_one_window_only", VALUES + "|no part",
-        ("                    total += dy[plane, oh, ow]\n",
-         "                    total = dy[plane, oh, ow]\n"))  # fmt: skip
-mistake("max_pool_backward: pool_backward_all_windows_that_cover", VALUES,
-        ("if at[plane, oh, ow] == h * W + w:", "if at[plane, oh, ow] >= 0:"))  # fmt: skip
-mistake("max_pool_backward: pool_backward_place_by_columns", VALUES,
-        ("== h * W + w", "== w * H + h"))  # fmt: skip
-mistake("max_pool_backward: pool_backward_no_last_window", OUTSIDE,
-        ("min(OH, h // stride + 1)", "h // stride + 1"))  # fmt: skip
-mistake("max_pool_backward: pool_backward_first_window_below_zero", OUTSIDE,
-        ("max(0, (w - k) // stride + 1)", "(w - k) // stride + 1"))  # fmt: skip
-mistake("max_pool_backward: pool_backward_misses_the_first_window", VALUES + "|no part",
-        ("range(max(0, (h - k) // stride + 1)", "range(max(0, (h - k) // stride + 2)"),
-        )  # fmt: skip
-mistake("max_pool_backward: pool_backward_misses_the_last_window", VALUES + "|no part",
-        ("min(OW, w // stride + 1)", "min(OW, w // stride)"))  # fmt: skip
-mistake("max_pool_backward: pool_backward_shares_the_gradient", VALUES,
-        ("total += dy[plane, oh, ow]", "total += dy[plane, oh, ow] / np.float32(k * k)"),
-        )  # fmt: skip
-mistake("max_pool_backward: pool_backward_of_the_first_plane", VALUES,
-        ("total += dy[plane, oh, ow]", "total += dy[0, oh, ow]"))  # fmt: skip
-mistake("max_pool_backward: pool_backward_in_float64", "float64-promotion",
-        ("total = ZERO", "total = 0.0"))  # fmt: skip
+mistakes("max_pool_backward",
+    ("pool_backward_no_guard", OUTSIDE, "if i < dx.size:", "if i >= 0:"),
+    ("pool_backward_one_window_only", VALUES + "|no part",
+     "                    total += dy[plane, oh, ow]\n",
+     "                    total = dy[plane, oh, ow]\n"),
+    ("pool_backward_all_windows_that_cover", VALUES, "if at[plane, oh, ow] == h * W + w:",
+     "if at[plane, oh, ow] >= 0:"),
+    ("pool_backward_place_by_columns", VALUES, "== h * W + w", "== w * H + h"),
+    ("pool_backward_no_last_window", OUTSIDE, "min(OH, h // stride + 1)", "h // stride + 1"),
+    ("pool_backward_first_window_below_zero", OUTSIDE, "max(0, (w - k) // stride + 1)",
+     "(w - k) // stride + 1"),
+    ("pool_backward_misses_the_first_window", VALUES + "|no part",
+     "range(max(0, (h - k) // stride + 1)", "range(max(0, (h - k) // stride + 2)"),
+    ("pool_backward_misses_the_last_window", VALUES + "|no part", "min(OW, w // stride + 1)",
+     "min(OW, w // stride)"),
+    ("pool_backward_shares_the_gradient", VALUES, "total += dy[plane, oh, ow]",
+     "total += dy[plane, oh, ow] / np.float32(k * k)"),
+    ("pool_backward_of_the_first_plane", VALUES, "total += dy[plane, oh, ow]",
+     "total += dy[0, oh, ow]"),
+    ("pool_backward_in_float64", "float64-promotion", "total = ZERO", "total = 0.0"))
 
 
 # ---- adam_step(p, g, m, v, step, rate, new_p, new_m, new_v) ----------------------------------
@@ -392,34 +375,28 @@ def adam_one_thread_at_a_time(p, g, m, v, step, rate, new_p, new_m, new_v):
         i += cuda.gridsize(1)
 
 
-mistake("adam_step: adam_uphill", "wrong values in new_p", ("p[i] - rate", "p[i] + rate"))
-mistake("adam_step: adam_no_first_correction", "wrong values in new_p",
-        ("(new_m[i] / correction1)", "new_m[i]"))  # fmt: skip
-mistake("adam_step: adam_no_second_correction", "wrong values in new_p",
-        ("new_v[i] / correction2", "new_v[i]"))  # fmt: skip
-mistake("adam_step: adam_no_root", "wrong values in new_p",
-        ("math.sqrt(new_v[i] / correction2)", "new_v[i] / correction2"))  # fmt: skip
-mistake("adam_step: adam_old_mean", "wrong values in new_p", ("(new_m[i] / ", "(m[i] / "))
-mistake("adam_step: adam_old_square", "wrong values in new_p|NaN|inf",
-        ("math.sqrt(new_v[i]", "math.sqrt(v[i]"))  # fmt: skip
-mistake("adam_step: adam_gradient_not_squared", VALUES,
-        ("(ONE - beta2) * g[i] * g[i]", "(ONE - beta2) * g[i]"))  # fmt: skip
-mistake("adam_step: adam_weights_swapped", VALUES,
-        ("beta1 * m[i] + (ONE - beta1) * g[i]", "(ONE - beta1) * m[i] + beta1 * g[i]"))  # fmt: skip
-mistake("adam_step: adam_betas_swapped", VALUES,
-        ("beta1, beta2 = np.float32(0.9), np.float32(0.999)",
-         "beta2, beta1 = np.float32(0.9), np.float32(0.999)"))  # fmt: skip
-mistake("adam_step: adam_sums_up", VALUES,
-        ("beta1 * m[i] + (ONE - beta1) * g[i]", "beta1 * m[i] + g[i]"))  # fmt: skip
-mistake("adam_step: adam_first_block_only", "never written|same|race",
-        ("range(cuda.grid(1), p.size, cuda.gridsize(1))",
-         "range(cuda.threadIdx.x, min(32, p.size), 32)"))  # fmt: skip
-mistake("adam_step: adam_no_loop", "never written",
-        ("range(cuda.grid(1), p.size, cuda.gridsize(1))",
-         "range(cuda.grid(1), min(cuda.grid(1) + 1, p.size))"))  # fmt: skip
-mistake("adam_step: adam_in_float64", "float64-promotion", ("np.float32(1e-8)", "1e-8"))
-mistake("adam_step: adam_step_not_counted", "wrong values in new_p",
-        ("ONE - math.pow(beta1, np.float32(step))", "ONE - beta1"))  # fmt: skip
+mistakes("adam_step",
+    ("adam_uphill", "wrong values in new_p", "p[i] - rate", "p[i] + rate"),
+    ("adam_no_first_correction", "wrong values in new_p", "(new_m[i] / correction1)", "new_m[i]"),
+    ("adam_no_second_correction", "wrong values in new_p", "new_v[i] / correction2", "new_v[i]"),
+    ("adam_no_root", "wrong values in new_p", "math.sqrt(new_v[i] / correction2)",
+     "new_v[i] / correction2"),
+    ("adam_old_mean", "wrong values in new_p", "(new_m[i] / ", "(m[i] / "),
+    ("adam_old_square", "wrong values in new_p|NaN|inf", "math.sqrt(new_v[i]", "math.sqrt(v[i]"),
+    ("adam_gradient_not_squared", VALUES, "(ONE - beta2) * g[i] * g[i]", "(ONE - beta2) * g[i]"),
+    ("adam_weights_swapped", VALUES, "beta1 * m[i] + (ONE - beta1) * g[i]",
+     "(ONE - beta1) * m[i] + beta1 * g[i]"),
+    ("adam_betas_swapped", VALUES, "beta1, beta2 = np.float32(0.9), np.float32(0.999)",
+     "beta2, beta1 = np.float32(0.9), np.float32(0.999)"),
+    ("adam_sums_up", VALUES, "beta1 * m[i] + (ONE - beta1) * g[i]", "beta1 * m[i] + g[i]"),
+    ("adam_first_block_only", "never written|same|race",
+     "range(cuda.grid(1), p.size, cuda.gridsize(1))",
+     "range(cuda.threadIdx.x, min(32, p.size), 32)"),
+    ("adam_no_loop", "never written", "range(cuda.grid(1), p.size, cuda.gridsize(1))",
+     "range(cuda.grid(1), min(cuda.grid(1) + 1, p.size))"),
+    ("adam_in_float64", "float64-promotion", "np.float32(1e-8)", "1e-8"),
+    ("adam_step_not_counted", "wrong values in new_p", "ONE - math.pow(beta1, np.float32(step))",
+     "ONE - beta1"))
 
 
 # ---- mutants that are right as well ----------------------------------------------------------

@@ -8,25 +8,29 @@ from bank import wrong
 from course_lib.teach.exercise import exercises, python_function
 
 
-def mistake(name, says, *changes, of=None):
-    """Enter the solution of an exercise with each `(old, new)` text replaced, where it stands once.
+def mistakes(exercise, *entries):
+    """Enter wrong kernels: `(name, says, old, new, …)`, or `(name, says, of, old, new, …)`.
 
-    `name` is the exercise's, a colon, and what the mistake is called; `says` a pattern of the
-    message that it must get. With `of`, a right kernel of the same exercise is changed in place of
-    the solution.
+    Each is the solution of the exercise, or the right kernel `of`, with every text `old`, which
+    stands there once, replaced by the `new` after it. `says` is a pattern of the message that it
+    must get.
     """
-    exercise, _, called = name.partition(": ")
-    origin = python_function(exercises()[exercise].solution if of is None else of)
+    for called, says, *changes in entries:
+        origin = exercises()[exercise].solution if len(changes) % 2 == 0 else changes.pop(0)
+        wrong(exercise, says)(_changed(exercise, called, python_function(origin), changes))
+
+
+def _changed(exercise, called, origin, changes):
     # A kernel that the bank has entered as right keeps that line out of the wrong one.
     text = inspect.getsource(origin).removeprefix(f'@right("{exercise}")\n')
-    renamed = (f"def {origin.__name__}(", f"def {called}(")
-    for old, new in (renamed, *changes):
+    changes = [f"def {origin.__name__}(", f"def {called}(", *changes]
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
         if text.count(old) != 1:
-            raise ValueError(f"{name}: {old!r} stands {text.count(old)} times in {origin.__name__}")
+            raise ValueError(f"{called}: {old!r} stands {text.count(old)}× in {origin.__name__}")
         text = text.replace(old, new)
-    file = f"<{name}>"
+    file = f"<{exercise}: {called}>"
     # Where the simulator, like a debugger, finds the text of code that is in no file.
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     space = dict(vars(sys.modules[origin.__module__]))
     exec(compile(text, file, "exec"), space)
-    wrong(exercise, says)(space[called])
+    return space[called]

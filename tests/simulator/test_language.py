@@ -38,19 +38,6 @@ def test_indices(jit):
     assert (out[..., 4] == tid % 32 + 3200).all()
 
 
-def test_one_and_two_dimensional_grids(jit):
-    @jit
-    def kernel(out):
-        i = cuda.grid(1)
-        j = cuda.grid(2)
-        if i < cuda.gridsize(1):
-            out[i] = j[0] - i
-
-    out = np.ones(8, np.int64)
-    kernel[2, 4](out)
-    assert (out == 0).all()
-
-
 def test_index_objects_as_values(jit):
     @jit
     def kernel(out):
@@ -112,43 +99,6 @@ def test_device_functions_with_barriers(jit):
     assert out.tolist() == list(range(1, 33))
 
 
-def test_recursion(jit):
-    @jit(device=True)
-    def factorial(n):
-        if n < 2:
-            return 1
-        return n * factorial(n - 1)
-
-    @jit
-    def kernel(out):
-        out[cuda.grid(1)] = factorial(cuda.grid(1))
-
-    out = np.zeros(6)
-    kernel[1, 6](out)
-    assert out.tolist() == [1, 1, 2, 6, 24, 120]
-
-
-def test_device_function_as_argument(jit):
-    @jit(device=True)
-    def double(x):
-        return 2 * x
-
-    @jit(device=True)
-    def from_neighbour(x):
-        return cuda.shfl_xor_sync(0xFFFFFFFF, x, 1)
-
-    @jit
-    def kernel(function, out):
-        i = cuda.grid(1)
-        out[i] = function(i)
-
-    out = np.zeros(4)
-    kernel[1, 4](double, out)
-    assert out.tolist() == [0, 2, 4, 6]
-    kernel[1, 4](from_neighbour, out)
-    assert out.tolist() == [1, 0, 3, 2]
-
-
 def test_device_functions_out_of_a_list():
     @cuda.jit(device=True)
     def one(x):
@@ -186,14 +136,6 @@ def test_nested_functions_and_comprehensions():
     out = np.zeros(4)
     kernel[1, 4](np.arange(4.0), out)
     assert out.tolist() == [1, 2, 5, 10]
-
-
-def test_lambda_kernels():
-    kernel = cuda.jit(lambda out: cuda.atomic.add(out, 0, cuda.threadIdx.x))
-    out = np.zeros(1, np.int32)
-    # A lambda returns its value, which a kernel may not: numba refuses it, and so do we.
-    with pytest.raises(TypeError, match="return"):
-        kernel[1, 4](out)
 
 
 def test_a_kernel_may_not_return_a_value():
@@ -264,20 +206,6 @@ def test_source_that_no_longer_matches(tmp_path):
     assert out[0] == 1
 
 
-@pytest.mark.parametrize("decorate", [
-    cuda.jit, cuda.jit(), cuda.jit("void(float64[:])"), cuda.jit(["void(float64[:])"]),
-    cuda.jit(fastmath=True, debug=False, opt=True, lineinfo=True, inline="never", cache=True,
-             max_registers=32),
-], ids=["bare", "empty", "signature", "signatures", "options"])
-def test_forms_of_the_decorator(decorate):
-    def kernel(out):
-        out[0] = 1
-
-    out = np.zeros(1)
-    decorate(kernel)[1, 1](out)
-    assert out[0] == 1
-
-
 def test_linking_is_refused():
     with pytest.raises(NotImplementedError, match="link"):
         cuda.jit(link=["code.ptx"])
@@ -312,25 +240,6 @@ def test_numba_types_cast():
     out = np.zeros(5)
     kernel[1, 1](out)
     assert out.tolist() == [44, -2**31, 2, np.float32(1) / np.float32(3), 2**32 - 1]
-
-
-def test_stepping_slices_and_records():
-    record = np.dtype([("value", np.float32), ("count", np.int32)])
-
-    @cuda.jit
-    def kernel(x, records):
-        i = cuda.grid(1)
-        row = x[i, ::2]
-        row[1] = 9
-        records[i].value = row[0]
-        records[i]["count"] = i
-
-    x = np.arange(12.0).reshape(3, 4)
-    records = np.zeros(3, record)
-    kernel[1, 3](x, records)
-    assert x[:, 2].tolist() == [9, 9, 9]
-    assert records["value"].tolist() == [0, 4, 8]
-    assert records["count"].tolist() == [0, 1, 2]
 
 
 def test_expressions_are_evaluated_once_and_in_order():
@@ -404,15 +313,6 @@ def test_twins():
     assert out.tolist() == [1, 0, 3, 2]
     with pytest.raises(TypeError, match="twin"):
         simulator.register_twin(intrinsic, 3)
-
-
-def test_undefined_names_are_named():
-    @cuda.jit
-    def kernel(out):
-        out[0] = no_such_name  # noqa: F821
-
-    with pytest.raises(NameError, match="no_such_name"):
-        kernel[1, 1](np.zeros(1))
 
 
 def test_walrus_and_conditional_expressions():

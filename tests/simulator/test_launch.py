@@ -126,16 +126,6 @@ def test_bfloat16_arithmetic_rounds():
     assert out[0] == 256
 
 
-def test_hints_copy_or_not():
-    @cuda.jit
-    def kernel(a, b, c):
-        a[0] = b[0] = c[0] = 1
-
-    a, b, c = np.zeros((3, 1))
-    kernel[1, 1](cuda.In(a), cuda.Out(b), cuda.InOut(c))
-    assert (a[0], b[0], c[0]) == (0, 1, 1)
-
-
 def test_argument_extensions():
     class Wrapped:
         def __init__(self, array):
@@ -156,22 +146,6 @@ def test_argument_extensions():
 
     kernel[1, 1](Wrapped(np.zeros(1)), 3)
     assert done == [3]
-
-
-def test_forall():
-    @cuda.jit
-    def kernel(x):
-        i = cuda.grid(1)
-        if i < x.size:
-            x[i] += 1
-
-    x = np.zeros(1000)
-    kernel.forall(x.size)(x)
-    kernel.forall(x.size, 32, 0, 0)(x)
-    kernel.forall(0)(x)
-    assert (x == 2).all()
-    with pytest.raises(ValueError, match="negative"):
-        kernel.forall(-1)
 
 
 def test_python_threads():

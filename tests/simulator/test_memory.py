@@ -3,10 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from course_lib import simulator
 from course_lib.simulator import LaunchError, cuda
 
 BIG = 48 * 1024
@@ -122,23 +119,6 @@ def test_arrays_that_are_passed_on_stay_arrays():
     assert out[0] == 18
 
 
-def test_dynamic_shared_memory(jit):
-    @jit
-    def kernel(out):
-        floats = cuda.shared.array(0, np.float32)
-        ints = cuda.shared.array(shape=0, dtype=np.int32)
-        tid = cuda.threadIdx.x
-        floats[tid] = 1
-        cuda.syncthreads()
-        out[tid, 0] = ints[3 - tid]
-        out[tid, 1] = floats.size
-
-    out = np.zeros((4, 2), np.int64)
-    kernel[1, 4, 0, 64](out)
-    assert (out[:, 0] == np.float32(1).view(np.int32)).all()
-    assert (out[:, 1] == 16).all()
-
-
 def test_static_shared_memory_has_a_limit(jit):
     @jit
     def fits():
@@ -179,100 +159,6 @@ def test_shapes_must_be_integers():
 
     with pytest.raises(LaunchError, match="shape"):
         kernel[1, 1](2.5)
-
-
-def test_constant_memory(jit):
-    table = np.array([3, 1, 2])
-
-    @jit
-    def kernel(out):
-        constant = cuda.const.array_like(table)
-        out[cuda.grid(1)] = constant[cuda.grid(1)]
-
-    out = np.zeros(3)
-    kernel[1, 3](out)
-    assert out.tolist() == [3, 1, 2]
-
-
-@pytest.mark.parametrize("name, start, value, expected", [
-    ("add", 5, 3, 8), ("sub", 5, 3, 2), ("and_", 6, 3, 2), ("or_", 6, 3, 7), ("xor", 6, 3, 5),
-    ("exch", 6, 3, 3), ("max", 6, 9, 9), ("max", 6, 3, 6), ("min", 6, 3, 3), ("min", 6, 9, 6),
-    ("inc", 5, 7, 6), ("inc", 7, 7, 0), ("inc", 9, 7, 0), ("dec", 5, 7, 4), ("dec", 0, 7, 7),
-    ("dec", 9, 7, 7),
-])
-@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.uint64])
-def test_atomics(jit, name, start, value, expected, dtype):
-    operation = getattr(cuda.atomic, name)
-
-    @jit
-    def kernel(x, old):
-        old[0] = operation(x, 1, value)
-
-    x, old = np.full(2, start, dtype), np.zeros(1)
-    kernel[1, 1](x, old)
-    assert (x[1], old[0], x[0]) == (expected, start, start)
-
-
-def test_float_atomics_and_nans():
-    nan = np.nan
-
-    @cuda.jit
-    def kernel(x):
-        cuda.atomic.nanmax(x, 0, 1.0)
-        cuda.atomic.nanmin(x, 1, 1.0)
-        cuda.atomic.nanmax(x, 2, nan)
-        cuda.atomic.add(x, (3,), 0.5)
-        cuda.atomic.max(x, 4, -2.0)
-
-    x = np.array([nan, nan, 2, 1, -3], np.float32)
-    kernel[1, 1](x)
-    assert x.tolist() == [1, 1, 2, 1.5, -2]
-
-
-def test_integer_atomics_wrap():
-    @cuda.jit
-    def kernel(x):
-        cuda.atomic.add(x, 0, 2**31 - 1)
-        cuda.atomic.add(x, 0, 1)
-
-    x = np.zeros(1, np.int32)
-    kernel[1, 1](x)
-    assert x[0] == -2**31
-
-
-def test_compare_and_swap():
-    @cuda.jit
-    def kernel(x, old):
-        old[0] = cuda.atomic.cas(x, 1, 5, 9)
-        old[1] = cuda.atomic.cas(x, 1, 5, 7)
-        old[2] = cuda.atomic.compare_and_swap(x, 1, 2)
-
-    x, old = np.array([1, 5]), np.zeros(3)
-    kernel[1, 1](x, old)
-    assert x.tolist() == [2, 9] and old.tolist() == [5, 9, 1]
-
-
-@given(st.lists(st.integers(0, 15), min_size=1, max_size=200))
-@settings(max_examples=20, deadline=None)
-def test_histogram(values):
-    x, counts = np.array(values), np.zeros(16, np.int32)
-    with simulator.options(order="random"):
-        histogram[-(-x.size // 32), 32](x, counts)
-    assert (counts == np.bincount(x, minlength=16)).all()
-
-
-@cuda.jit
-def histogram(x, counts):
-    own = cuda.shared.array(16, np.int32)
-    if cuda.threadIdx.x < 16:
-        own[cuda.threadIdx.x] = 0
-    cuda.syncthreads()
-    i = cuda.grid(1)
-    if i < x.size:
-        cuda.atomic.add(own, x[i], 1)
-    cuda.syncthreads()
-    if cuda.threadIdx.x < 16:
-        cuda.atomic.add(counts, cuda.threadIdx.x, own[cuda.threadIdx.x])
 
 
 def test_cache_hints():

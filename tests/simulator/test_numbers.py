@@ -120,22 +120,6 @@ def test_min_and_max_drop_a_nan(jit, first, second, larger, smaller):
     np.testing.assert_equal(out[:2], np.array([larger, smaller], np.float32))
 
 
-def test_bits(jit):
-    @jit
-    def kernel(x, out):
-        out[0], out[1], out[2] = cuda.popc(x[0]), cuda.clz(x[0]), cuda.ffs(x[0])
-        out[3], out[4] = cuda.brev(x[0]), cuda.selp(x[0] > 5, 3, 4)
-        out[5], out[6], out[7] = cuda.ffs(x[1]), cuda.clz(x[1]), cuda.popc(x[2])
-
-    for dtype, bits in ((np.int32, 32), (np.uint32, 32), (np.int64, 64), (np.uint64, 64)):
-        x, out = np.array([0b1011000, 0, -1 if dtype in (np.int32, np.int64) else 2**bits - 1],
-                          dtype), np.zeros(8, np.int64)
-        kernel[1, 1](x, out)
-        assert out[:3].tolist() == [3, bits - 7, 4]
-        assert int(out[3]) % 2**bits == 0b0001101 << (bits - 7)
-        assert out[4:].tolist() == [3, 0, bits, bits]
-
-
 def test_fused_multiply_add_and_roots():
     a = np.float32(1 + 2**-12)
     fused = compute(cuda.fma.impl, a, a, np.float32(-1))
@@ -146,23 +130,6 @@ def test_fused_multiply_add_and_roots():
 
 
 # -- libdevice ---------------------------------------------------------------------------------
-
-
-def test_libdevice_in_a_kernel(jit):
-    @jit
-    def kernel(x, out):
-        i = cuda.grid(1)
-        sine, cosine = libdevice.sincosf(x[i])
-        out[i, 0] = sine
-        out[i, 1] = cosine
-        out[i, 2] = libdevice.fast_expf(x[i])
-        out[i, 3] = libdevice.rsqrtf(x[i])
-
-    x = np.array([0.5, 1, 2], np.float32)
-    out = np.zeros((3, 4), np.float32)
-    kernel[1, 3](x, out)
-    np.testing.assert_allclose(out, np.stack([np.sin(x), np.cos(x), np.exp(x), x ** -0.5], 1),
-                               rtol=1e-6)
 
 
 SCIENCE = {  # name: value, result to ten digits (NIST Digital Library, or arithmetic)
@@ -260,21 +227,6 @@ def test_rounding_square_roots_and_conversions():
 # -- 16-bit floats -----------------------------------------------------------------------------
 
 
-def test_fp16(jit):
-    @jit
-    def kernel(a, out):
-        out[0] = fp16.hadd(a[0], a[1])
-        out[1] = fp16.hfma(a[0], a[1], a[2])
-        out[2] = fp16.hmax(a[0], a[3])
-        out[3] = fp16.hexp(a[0])
-        out[4] = fp16.heq(a[0], a[0])
-        out[5] = cuda.fp16.hdiv(a[0], a[1])
-
-    a, out = np.array([1.5, 3, 2048, NAN], np.float16), np.zeros(6, np.float16)
-    kernel[1, 1](a, out)
-    assert out.tolist() == [4.5, np.float16(2052.5), 1.5, np.float16(math.exp(1.5)), 1, 0.5]
-
-
 def test_bf16():
     bfloat16 = cuda.types.bfloat16
 
@@ -303,28 +255,6 @@ def test_half_conversions():
     assert names["__hadd_sat"](0.75, 0.75) == 1 and names["__hfma_relu"](1, -2, 1) == 0
 
 
-# -- vectors -----------------------------------------------------------------------------------
-
-
-def test_vector_types(jit):
-    float4, int2, uint8x3 = cuda.float4, cuda.int2, cuda.uint8x3
-
-    @jit
-    def kernel(out):
-        pair = int2(1, 2.7)
-        four = float4(pair.x, 0.1, cuda.float32x2(7, 8))
-        three = uint8x3(255, 256, -1)
-        out[0], out[1], out[2], out[3] = four.x, four.y, four.z, four.w
-        out[4], out[5], out[6], out[7] = pair.y, three.x, three.y, three.z
-
-    out = np.zeros(8)
-    kernel[1, 1](out)
-    assert out.tolist() == [1, np.float32(0.1), 7, 8, 2, 255, 0, 255]
-    assert cuda.double3 is cuda.float64x3 and cuda.uchar4 is cuda.uint8x4
-    with pytest.raises(TypeError, match="4 elements; 3"):
-        float4(1, 2, 3)
-    with pytest.raises(AttributeError, match="cannot be changed"):
-        int2(1, 2).x = 3
 
 
 # -- random numbers ----------------------------------------------------------------------------

@@ -190,11 +190,6 @@ def test_small_index_types_do_not_wrap():
     assert y.sum() == 3 and y[202, 200] == 1
 
 
-def test_a_missing_barrier_is_a_race_and_not_also_an_uninitialised_read():
-    report = sanitized(racing, 1, 64, np.ones(64, np.float32), np.zeros(64, np.float32))
-    assert report.kinds() == ["race"]
-
-
 def test_one_atomic_does_not_make_the_others_order_it():
     """Only the writer's last access is atomic: the plain one before it still races."""
     @cuda.jit

@@ -2,29 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from course_lib import simulator
 from course_lib.simulator import Deadlock, SimulatorError, cuda
 
 FULL = 0xFFFFFFFF
-
-
-def test_barrier(jit):
-    @jit
-    def kernel(x):
-        s = cuda.shared.array(64, np.int32)
-        tid = cuda.threadIdx.x
-        for step in range(4):
-            s[tid] = x[tid] + step
-            cuda.syncthreads()
-            x[tid] = s[63 - tid]
-            cuda.syncthreads()
-
-    x = np.arange(64)
-    kernel[1, 64](x)
-    assert (x == np.arange(64) + 6).all()
 
 
 def test_exited_threads_do_not_count(jit):
@@ -85,26 +67,6 @@ def test_shuffle_from_an_absent_lane_is_undefined():
     assert (out[:8] == 1).all() and np.isnan(out[8:]).all()
 
 
-def test_masks(jit):
-    @jit
-    def kernel(out):
-        lane = cuda.laneid
-        if lane < 8:
-            out[lane] = cuda.shfl_xor_sync(0xFF, lane, 1)
-            cuda.syncwarp(0xFF)
-        elif lane % 2:
-            out[lane] = cuda.ballot_sync(0xAAAAAA00, lane > 16)
-        else:
-            out[lane] = cuda.any_sync(0x55555500, lane == 10)
-
-    out = np.zeros(32, np.int64)
-    kernel[1, 32](out)
-    lanes = np.arange(32)
-    assert (out[:8] == lanes[:8] ^ 1).all()
-    assert (out[9::2] == sum(1 << lane for lane in range(17, 32, 2))).all()
-    assert (out[8::2] == 1).all()
-
-
 def test_votes_and_matches(jit):
     @jit
     def kernel(out):
@@ -129,20 +91,6 @@ def test_votes_and_matches(jit):
     assert (out[:, 9] == (1 << lane) - 1).all()
 
 
-def test_activemask(jit):
-    @jit
-    def kernel(out):
-        lane = cuda.laneid
-        if lane % 2:
-            out[lane] = cuda.activemask()
-        else:
-            out[lane] = cuda.activemask()
-
-    out = np.zeros(32, np.int64)
-    kernel[1, 32](out)
-    assert (out[1::2] == 0xAAAAAAAA).all() and (out[::2] == 0x55555555).all()
-
-
 def test_a_lane_outside_its_own_mask():
     @cuda.jit
     def kernel():
@@ -150,31 +98,6 @@ def test_a_lane_outside_its_own_mask():
 
     with pytest.raises(SimulatorError, match="lane 1 calls it with mask 0x00000001"):
         kernel[1, 2]()
-
-
-@given(width=st.integers(1, 64), seed=st.integers(0, 99))
-@settings(max_examples=20, deadline=None)
-def test_warp_sum_of_any_block_size(width, seed):
-    x = np.random.default_rng(seed).integers(-9, 9, width)
-    out = np.zeros(1, np.int64)
-    with simulator.options(order="random", seed=seed):
-        warp_sum[1, width](x, out)
-    assert out[0] == x.sum()
-
-
-@cuda.jit
-def warp_sum(x, out):
-    tid = cuda.threadIdx.x
-    lanes = min(32, x.size - tid // 32 * 32)
-    value = x[tid]
-    step = 16
-    while step:
-        other = cuda.shfl_down_sync(FULL, value, step)
-        if cuda.laneid + step < lanes:
-            value += other
-        step //= 2
-    if cuda.laneid == 0:
-        cuda.atomic.add(out, 0, value)
 
 
 def test_grid_sync_across_blocks(jit):
@@ -270,21 +193,6 @@ def test_spin_lock(jit, order):
     with simulator.options(order=order):
         kernel[3, 40](lock, total)
     assert total[0] == 120
-
-
-def test_spin_in_a_for_loop():
-    @cuda.jit
-    def kernel(lock, out):
-        for _ in range(100_000):
-            if cuda.atomic.compare_and_swap(lock, 0, 1) == 0:
-                cuda.nanosleep(1)
-                out[0] += 1
-                cuda.atomic.exch(lock, 0, 0)
-                break
-
-    out = np.zeros(1)
-    kernel[2, 8](np.zeros(1, np.int32), out)
-    assert out[0] == 16
 
 
 def test_deadlock_names_the_lines():
@@ -414,4 +322,4 @@ def test_bad_options():
     with pytest.raises(ValueError, match="max_steps"), simulator.options(max_steps=0):
         pass
     with pytest.raises(ValueError, match="order"):
-        simulator.run(warp_sum, 1, 1, np.zeros(1), np.zeros(1), order="up")
+        simulator.run(print, 1, 1, order="up")

@@ -11,42 +11,6 @@ FULL_MASK = 0xFFFFFFFF
 
 
 @cuda.jit
-def histogram_global_kernel(x, bins):
-    i = cuda.grid(1)
-    if i < x.size:
-        cuda.atomic.add(bins, x[i], 1)
-
-
-@case
-def histogram_global_atomics(rng):
-    x = rng.integers(0, BINS, 777).astype(np.int32)
-    bins = np.zeros(BINS, np.int32)
-    plan = Plan([Launch(histogram_global_kernel, blocks_for(777, 64), 64, (x, bins))])
-    return plan.expect(bins, np.bincount(x, minlength=BINS))
-
-
-@cuda.jit
-def histogram_shared_kernel(x, bins):
-    counts = cuda.shared.array(BINS, int32)
-    for b in range(cuda.threadIdx.x, BINS, cuda.blockDim.x):
-        counts[b] = 0
-    cuda.syncthreads()
-    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
-        cuda.atomic.add(counts, x[i], 1)
-    cuda.syncthreads()
-    for b in range(cuda.threadIdx.x, BINS, cuda.blockDim.x):
-        cuda.atomic.add(bins, b, counts[b])
-
-
-@case
-def histogram_shared_atomics(rng):
-    x = rng.integers(0, BINS, 1777).astype(np.int32)
-    bins = np.zeros(BINS, np.int32)
-    plan = Plan([Launch(histogram_shared_kernel, 5, 16, (x, bins))])
-    return plan.expect(bins, np.bincount(x, minlength=BINS))
-
-
-@cuda.jit
 def histogram_per_warp_kernel(x, bins):
     """A row of counters per warp, added up at the end: less contention."""
     counts = cuda.shared.array((4, BINS), uint32)
@@ -118,73 +82,6 @@ def ballot_aggregated_atomics(rng):
     plan = Plan([Launch(ballot_aggregated_kernel, blocks_for(333, 96), 96, (x, kept, count))])
     wanted = np.sort(np.where(x % 3 == 0, x, -1))
     return plan.expect(kept, wanted, transform=np.sort).expect(count, [(x % 3 == 0).sum()])
-
-
-@cuda.jit
-def float_extremes_kernel(x, largest, smallest, first):
-    i = cuda.grid(1)
-    if i < x.size:
-        cuda.atomic.max(largest, 0, x[i])
-        cuda.atomic.min(smallest, 0, x[i])
-        cuda.atomic.cas(first, 0, -1, i)
-
-
-@case
-def float_atomic_max_min_cas(rng):
-    x = (100 * rng.standard_normal(333)).astype(np.float32)
-    largest, smallest = np.array([-np.inf], np.float32), np.array([np.inf], np.float32)
-    first = np.full(1, -1, np.int64)
-    plan = Plan([Launch(float_extremes_kernel, 6, 64, (x, largest, smallest, first))])
-    plan.expect(first, True, transform=lambda first: 0 <= first[0] < 333)
-    return plan.expect(largest, [x.max()]).expect(smallest, [x.min()])
-
-
-@cuda.jit
-def nan_extremes_kernel(x, largest, smallest):
-    i = cuda.grid(1)
-    if i < x.size:
-        cuda.atomic.nanmax(largest, 0, x[i])
-        cuda.atomic.nanmin(smallest, 0, x[i])
-
-
-@case
-def float_atomic_nanmax_nanmin(rng):
-    x = rng.standard_normal(129)
-    x[rng.integers(0, 129, 40)] = np.nan
-    largest, smallest = np.full(1, -np.inf), np.full(1, np.inf)
-    plan = Plan([Launch(nan_extremes_kernel, 3, 64, (x, largest, smallest))])
-    return plan.expect(largest, [np.nanmax(x)]).expect(smallest, [np.nanmin(x)])
-
-
-@cuda.jit
-def integer_atomics_kernel(x, result, wrapped, table):
-    i = cuda.grid(1)
-    if i < x.size:
-        cuda.atomic.and_(result, 0, x[i])
-        cuda.atomic.or_(result, 1, x[i])
-        cuda.atomic.xor(result, 2, x[i])
-        cuda.atomic.sub(result, 3, x[i])
-        cuda.atomic.max(result, 4, x[i])
-        cuda.atomic.min(result, 5, x[i])
-        cuda.atomic.inc(wrapped, 0, uint32(6))
-        cuda.atomic.dec(wrapped, 1, uint32(4))
-        cuda.atomic.add(table, (i % 3, i % 5), x[i])
-        cuda.atomic.exch(result, 6, x[i])
-
-
-@case
-def integer_atomics(rng):
-    x = (rng.integers(0, 1 << 20, 211) | 5).astype(np.int64)
-    result = np.array([-1, 0, 0, 0, -(2**62), 2**62, 0], np.int64)
-    wrapped, table = np.zeros(2, np.uint32), np.zeros((3, 5), np.int64)
-    i = np.arange(211)
-    sums = np.zeros((3, 5), np.int64)
-    np.add.at(sums, (i % 3, i % 5), x)
-    folds = [np.bitwise_and.reduce(x), np.bitwise_or.reduce(x), np.bitwise_xor.reduce(x)]
-    plan = Plan([Launch(integer_atomics_kernel, 4, 64, (x, result, wrapped, table))])
-    plan.expect(result, [*folds, -x.sum(), x.max(), x.min()], transform=lambda r: r[:6])
-    plan.expect(result, True, transform=lambda r: r[6] in x)
-    return plan.expect(table, sums).expect(wrapped, [211 % 7, (5 - 211 % 5) % 5])
 
 
 @cuda.jit

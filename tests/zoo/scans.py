@@ -1,7 +1,7 @@
 """Prefix sums: within a warp, a block and a grid; and what is built on them."""
 
 import numpy as np
-from numba import float32, int32
+from numba import int32
 
 from course_lib import cuda
 from zoo.plan import Launch, Plan, blocks_for, case
@@ -9,35 +9,6 @@ from zoo.plan import Launch, Plan, blocks_for, case
 BLOCK_SIZE = 128
 ELEMENTS = 2 * BLOCK_SIZE  # of one block of the Blelloch scan
 FULL_MASK = 0xFFFFFFFF
-
-
-@cuda.jit
-def hillis_steele_kernel(x, y):
-    """Inclusive scan of one block, in two buffers, so that one barrier per step is enough."""
-    buffers = cuda.shared.array((2, BLOCK_SIZE), float32)
-    tid = cuda.threadIdx.x
-    buffers[0, tid] = x[tid] if tid < x.size else float32(0)
-    cuda.syncthreads()
-    source = 0
-    offset = 1
-    while offset < BLOCK_SIZE:
-        if tid >= offset:
-            buffers[1 - source, tid] = buffers[source, tid] + buffers[source, tid - offset]
-        else:
-            buffers[1 - source, tid] = buffers[source, tid]
-        source = 1 - source
-        cuda.syncthreads()
-        offset *= 2
-    if tid < x.size:
-        y[tid] = buffers[source, tid]
-
-
-@case
-def inclusive_scan_hillis_steele(rng):
-    x = rng.standard_normal(117).astype(np.float32)
-    y = np.full_like(x, np.nan)
-    plan = Plan([Launch(hillis_steele_kernel, 1, BLOCK_SIZE, (x, y))])
-    return plan.expect(y, np.cumsum(x, dtype=np.float64), 1e-5)
 
 
 @cuda.jit
@@ -88,15 +59,6 @@ def add_offsets_kernel(y, offsets):
 
 
 @case
-def exclusive_scan_blelloch(rng):
-    x = rng.integers(-50, 50, 201).astype(np.int32)
-    y = np.full_like(x, -1)
-    totals = np.zeros(1, np.int32)
-    plan = Plan([Launch(blelloch_kernel, 1, BLOCK_SIZE, (x, y, totals))])
-    return plan.expect(y, np.cumsum(x) - x).expect(totals, [x.sum()])
-
-
-@case
 def exclusive_scan_three_phases(rng):
     x = rng.integers(-50, 50, 1501).astype(np.int32)
     y = np.full_like(x, -1)
@@ -143,24 +105,6 @@ def block_inclusive_scan(value, warp_totals):
     if warp_id > 0:
         value += warp_totals[warp_id - 1]
     return value
-
-
-@cuda.jit
-def shuffle_scan_kernel(x, y):
-    warp_totals = cuda.shared.array(32, int32)
-    tid = cuda.threadIdx.x
-    value = x[tid] if tid < x.size else int32(0)
-    value = block_inclusive_scan(value, warp_totals)
-    if tid < y.size:
-        y[tid] = value
-
-
-@case
-def inclusive_scan_warp_shuffle(rng):
-    x = rng.integers(-50, 50, 251).astype(np.int32)
-    y = np.full_like(x, -1)
-    plan = Plan([Launch(shuffle_scan_kernel, 1, 256, (x, y))])
-    return plan.expect(y, np.cumsum(x))
 
 
 NOT_READY, HAS_TOTAL, HAS_PREFIX = 0, 1, 2
@@ -219,32 +163,3 @@ def inclusive_scan_look_back(rng):
     arguments = (x, y, ticket, state, totals, prefixes)
     plan = Plan([Launch(look_back_kernel, blocks, BLOCK_SIZE, arguments)])
     return plan.expect(y, np.cumsum(x)).expect(prefixes, x.sum(), transform=lambda p: p[-1])
-
-
-@cuda.jit
-def compact_kernel(x, kept, count):
-    """Keep the positive elements: places within a block by scan, among blocks by an atomic."""
-    warp_totals = cuda.shared.array(32, int32)
-    shared_base = cuda.shared.array(1, int32)
-    i = cuda.grid(1)
-    tid = cuda.threadIdx.x
-    keep = int32(0)
-    if i < x.size:
-        if x[i] > 0:
-            keep = int32(1)
-    place = block_inclusive_scan(keep, warp_totals)
-    if tid == cuda.blockDim.x - 1:
-        shared_base[0] = cuda.atomic.add(count, 0, place)
-    cuda.syncthreads()
-    if keep:
-        kept[shared_base[0] + place - 1] = x[i]
-
-
-@case
-def stream_compaction(rng):
-    x = rng.permutation(np.arange(-300, 401)).astype(np.float32)
-    kept = np.full_like(x, -7)
-    count = np.zeros(1, np.int32)
-    plan = Plan([Launch(compact_kernel, blocks_for(x.size, 96), 96, (x, kept, count))])
-    plan.expect(count, [400])
-    return plan.expect(kept, np.r_[np.full(301, -7), np.arange(1, 401)], transform=np.sort)

@@ -1,46 +1,14 @@
 """Sorting inside one block."""
 
 import numpy as np
-from numba import float32, int32
+from numba import int32
 
 from course_lib import cuda
 from zoo.plan import Launch, Plan, case
 from zoo.scans import block_inclusive_scan
 
-BITONIC_SIZE = 128
 ODD_EVEN_SIZE = 64
 RADIX_SIZE = 96
-
-
-@cuda.jit
-def bitonic_kernel(x):
-    keys = cuda.shared.array(BITONIC_SIZE, float32)
-    tid = cuda.threadIdx.x
-    keys[tid] = x[tid] if tid < x.size else float32(np.inf)
-    cuda.syncthreads()
-    run = 2
-    while run <= BITONIC_SIZE:
-        stride = run // 2
-        while stride > 0:
-            partner = tid ^ stride
-            if partner > tid:
-                ascending = (tid & run) == 0
-                if (keys[tid] > keys[partner]) == ascending:
-                    kept = keys[tid]
-                    keys[tid] = keys[partner]
-                    keys[partner] = kept
-            cuda.syncthreads()
-            stride //= 2
-        run *= 2
-    if tid < x.size:
-        x[tid] = keys[tid]
-
-
-@case
-def bitonic_sort(rng):
-    x = rng.standard_normal(101).astype(np.float32)
-    plan = Plan([Launch(bitonic_kernel, 1, BITONIC_SIZE, (x,))])
-    return plan.expect(x, np.sort(x))
 
 
 @cuda.jit

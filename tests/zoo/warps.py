@@ -53,57 +53,6 @@ def shuffle_in_half_warps(rng):
 
 
 @cuda.jit
-def votes_kernel(x, result):
-    tid = cuda.threadIdx.x
-    warp_id = tid // 32
-    value = x[tid]
-    every = cuda.all_sync(FULL_MASK, value > 0)
-    some = cuda.any_sync(FULL_MASK, value > 3)
-    equal = cuda.eq_sync(FULL_MASK, value > -100)
-    mask, same = cuda.match_all_sync(FULL_MASK, value)
-    if cuda.laneid == 0:
-        result[warp_id, 0] = 1 if every else 0
-        result[warp_id, 1] = 1 if some else 0
-        result[warp_id, 2] = 1 if equal else 0
-        result[warp_id, 3] = 1 if same else 0
-        result[warp_id, 4] = 0 if mask == 0 else 1
-
-
-@case
-def warp_votes(rng):
-    x = rng.integers(-3, 4, 128).astype(np.int32)
-    x[:32] = rng.integers(1, 9, 32)
-    x[40] = 7
-    x[64:96] = 2
-    result = np.full((4, 5), -1, np.int32)
-    rows = x.reshape(4, 32)
-    same = (rows == rows[:, :1]).all(axis=1)
-    wanted = [(rows > 0).all(axis=1), (rows > 3).any(axis=1), np.ones(4), same, same]
-    plan = Plan([Launch(votes_kernel, 1, 128, (x, result))])
-    return plan.expect(result, np.stack(wanted, axis=1))
-
-
-@cuda.jit
-def block_votes_kernel(x, result):
-    tid = cuda.threadIdx.x
-    count = cuda.syncthreads_count(1 if x[tid] > 0 else 0)
-    every = cuda.syncthreads_and(1 if x[tid] > -10 else 0)
-    some = cuda.syncthreads_or(1 if x[tid] > 8 else 0)
-    if tid == 0:
-        result[0] = count
-        result[1] = 1 if every else 0
-        result[2] = 1 if some else 0
-
-
-@case
-def block_votes(rng):
-    x = rng.integers(-9, 9, 77).astype(np.int32)
-    result = np.full(3, -1, np.int32)
-    plan = Plan([Launch(block_votes_kernel, 1, 77, (x, result))])
-    return plan.expect(result, [(x > 0).sum(), 1, (x > 8).any()])
-
-
-@cuda.jit
 def warp_matvec_kernel(matrix, x, y):
     """`syncwarp` orders the shared memory of one warp; no block barrier is needed."""
     shared = cuda.shared.array((2, 32), float32)
