@@ -179,8 +179,6 @@ def test_gradients_are_those_of_the_sum(x_shape, weight_shape, options):
             assert (sides[0] - sides[1]) / 2e-3 == pytest.approx(gradient[place], abs=1e-8)
 
 
-@every_case
-@pytest.mark.parametrize("layout", LAYOUTS, ids=("nchw", "nhwc"))
 @pytest.mark.parametrize("variant", CHEAP)
 def test_device_arrays_of_numba(variant):
     random = np.random.default_rng(0)
@@ -190,6 +188,8 @@ def test_device_arrays_of_numba(variant):
     np.testing.assert_allclose(y, truth(x, weight, stride=2), atol=1e-6)
 
 
+@every_case
+@pytest.mark.parametrize("layout", LAYOUTS, ids=("nchw", "nhwc"))
 @every_variant
 def test_every_option(variant, layout, x_shape, weight_shape, options):
     groups = options.get("groups", 1)
