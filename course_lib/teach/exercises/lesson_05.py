@@ -23,6 +23,7 @@ from course_lib.runtime.intrinsics import online_add, warp_max, warp_online, war
 from course_lib.runtime.philox import philox_one
 from course_lib.teach.cases import numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
+from course_lib.teach.plain import pair_of
 
 IGNORED = -100  # a target that means: this row counts nothing
 EPS = np.float32(1e-5)
@@ -72,14 +73,6 @@ def _fusion_cases(rng):
     ]  # fmt: skip
 
 
-def _pair_of(function, run):
-    """Call a function of plain numbers that returns two of them."""
-    found = function(*(value.item() for value in run.case.inputs.values()))
-    if not isinstance(found, tuple):
-        return found
-    return tuple(np.float64(each) if isinstance(each, int | float) else each for each in found)
-
-
 PREDICT_FUSION = Exercise(
     name="predict_fusion",
     title="What fusing will bring",
@@ -90,7 +83,7 @@ PREDICT_FUSION = Exercise(
     tolerance=Tolerance(1e-9, 0.0, "a handful of products and sums of float64 numbers"),
     outputs=("chain_us", "fused_us"),
     dtype=np.float64,
-    call=_pair_of,
+    call=pair_of,
     hints=(
         "Time one kernel of the chain first. It has to move its bytes and to do its arithmetic, "
         "both at the same time. Which of the two decides how long it takes?",

@@ -18,6 +18,7 @@ import numpy as np
 from course_lib import cuda, reference
 from course_lib.teach.cases import numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
+from course_lib.teach.plain import number_of, pair_of
 
 ZERO = np.float32(0)
 TILE = 8  # rows and columns of a tile: a block has 64 threads
@@ -57,12 +58,6 @@ def _size_cases(rng):
     return [case(1, 1, **dict(zip(names, map(np.int64, each), strict=True))) for each in windows]
 
 
-def _number_of(function, run):
-    """Call a function of plain numbers that returns a whole one."""
-    found = function(*(value.item() for value in run.case.inputs.values()))
-    return np.int64(found) if type(found) is int else found
-
-
 OUTPUT_SIZE = Exercise(
     name="output_size",
     title="How large is the result?",
@@ -73,7 +68,7 @@ OUTPUT_SIZE = Exercise(
     tolerance=EXACT,
     outputs=("P",),
     dtype=np.int64,
-    call=_number_of,
+    call=number_of,
     hints=(
         "Take paper: 7 pixels, 3 taps. Draw the first place of the window and the last one. Over "
         "how many pixels does it move from the one to the other?",
@@ -217,14 +212,6 @@ def _work_cases(rng):
     return [case(1, 1, **dict(zip(names, map(np.int64, each), strict=True))) for each in layers]
 
 
-def _pair_of(function, run):
-    """Call a function of plain numbers that returns two of them."""
-    found = function(*(value.item() for value in run.case.inputs.values()))
-    if not isinstance(found, tuple):
-        return found
-    return tuple(np.float64(each) if isinstance(each, int | float) else each for each in found)
-
-
 CONVOLUTION_WORK = Exercise(
     name="convolution_work",
     title="FLOPs and bytes of a convolution",
@@ -235,7 +222,7 @@ CONVOLUTION_WORK = Exercise(
     tolerance=Tolerance(1e-12, 0.0, "products of whole numbers"),
     outputs=("flops", "n_bytes"),
     dtype=np.float64,
-    call=_pair_of,
+    call=pair_of,
     hints=(
         "How many numbers has y? How many products does each of them take, and how many "
         "operations is a product that is added up?",

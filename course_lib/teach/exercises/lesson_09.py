@@ -18,6 +18,7 @@ from course_lib.runtime.intrinsics import warp_sum
 from course_lib.teach.cases import numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.exercises.lesson_08 import output_size
+from course_lib.teach.plain import with_plain_numbers
 
 ZERO = np.float32(0)
 
@@ -91,13 +92,6 @@ def _spread_reference(dy, weight, H, W, stride, padding):
     return spread, turned
 
 
-def _with_plain_numbers(function, run):
-    """Call it with the options as Python's numbers, as the notebook does."""
-    arrays = [run.dy, run.weight]
-    options = [run.case.inputs[name].item() for name in ("H", "W", "stride", "padding")]
-    return function(*arrays, *options)
-
-
 DX_AS_CONVOLUTION = Exercise(
     name="dx_as_convolution",
     title="The gradient as a convolution",
@@ -108,7 +102,9 @@ DX_AS_CONVOLUTION = Exercise(
     tolerance=EXACT,
     outputs=("spread", "turned"),
     dtype=np.float32,
-    call=_with_plain_numbers,
+    call=lambda function, run: with_plain_numbers(
+        function, run, "dy", "weight", "H", "W", "stride", "padding"
+    ),
     hints=(
         "Take one pixel of x, a filter of 3 taps, stride 1, padding 1. Which results have read "
         "it, and by which tap each? Write the taps down from left to right.",

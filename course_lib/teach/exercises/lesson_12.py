@@ -25,6 +25,7 @@ from course_lib.teach.choices import OUTCOMES, choose, outcome
 from course_lib.teach.exercise import Exercise, Tolerance, case
 from course_lib.teach.float64 import without_float64
 from course_lib.teach.late_torch import warm_up
+from course_lib.teach.plain import pair_of
 from course_lib.teach.tapes import (
     backward_on_both_kinds,
     needed,
@@ -521,14 +522,6 @@ def _transfer_cases(rng):
     ]  # fmt: skip
 
 
-def _pair_of(function, run):
-    """Call a function of plain numbers that returns two of them."""
-    found = function(*(value.item() for value in run.case.inputs.values()))
-    if not isinstance(found, tuple):
-        return found
-    return tuple(np.float64(each) if isinstance(each, int | float) else each for each in found)
-
-
 PREDICT_TRANSFERS = Exercise(
     name="predict_transfers",
     title="What copying costs, and what hides it",
@@ -539,7 +532,7 @@ PREDICT_TRANSFERS = Exercise(
     tolerance=Tolerance(1e-9, 0.0, "a handful of products and sums of float64 numbers"),
     outputs=("one_by_one_ms", "overlapped_ms"),
     dtype=np.float64,
-    call=_pair_of,
+    call=pair_of,
     hints=(
         "Draw three batches on two lines, one for copying and one for computing. What stands "
         "alone at the left, what at the right, and what happens at the same time in between?",

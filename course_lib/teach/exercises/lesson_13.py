@@ -20,6 +20,7 @@ from course_lib.teach.cases import numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.exercises.lesson_08 import conv2d_direct
 from course_lib.teach.exercises.lesson_09 import conv2d_dweight, conv2d_dx
+from course_lib.teach.plain import number_of, with_plain_numbers
 
 ZERO = np.float32(0)
 BLOCK = 64
@@ -235,12 +236,6 @@ def _size_cases(rng):
     return [case(1, 1, **dict(zip(names, map(np.int64, each), strict=True))) for each in problems]
 
 
-def _number_of(function, run):
-    """Call a function of plain numbers that returns a whole one."""
-    found = function(*(value.item() for value in run.case.inputs.values()))
-    return np.int64(found) if type(found) is int else found
-
-
 TRANSPOSED_SIZE = Exercise(
     name="transposed_size",
     title="How large does it get?",
@@ -251,7 +246,7 @@ TRANSPOSED_SIZE = Exercise(
     tolerance=EXACT,
     outputs=("P",),
     dtype=np.int64,
-    call=_number_of,
+    call=number_of,
     hints=(
         "Take paper: 3 pixels, patches of 3 taps, stride 2. Draw the patches below each other. "
         "Where does the last one begin, and where does it end?",
@@ -286,14 +281,6 @@ def _by_dx_cases(rng):
     return [case(1, 1, **_inputs(rng, *problem)) for problem in _LAUNCHES]
 
 
-def _with_plain_numbers(function, run, *names):
-    """Call it with arrays as they are and numbers as Python's, as the notebook does."""
-    inputs = run.case.inputs
-    return function(
-        *(getattr(run, name) if np.ndim(inputs[name]) else inputs[name].item() for name in names)
-    )
-
-
 TRANSPOSED_BY_DX = Exercise(
     name="transposed_by_dx",
     title="Transposed convolution, by an old kernel",
@@ -303,7 +290,7 @@ TRANSPOSED_BY_DX = Exercise(
     cases=_by_dx_cases,
     tolerance=SUMS,
     dtype=np.float32,
-    call=lambda function, run: _with_plain_numbers(
+    call=lambda function, run: with_plain_numbers(
         function, run, "x", "weight", "stride", "padding", "output_padding"
     ),
     hints=(
@@ -370,7 +357,7 @@ TRANSPOSED_BACKWARD = Exercise(
     tolerance=SUMS,
     outputs=("dx", "dweight"),
     dtype=np.float32,
-    call=lambda function, run: _with_plain_numbers(
+    call=lambda function, run: with_plain_numbers(
         function, run, "dy", "x", "weight", "stride", "padding"
     ),
     primal=_transposed,
