@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from course_lib import SIMULATED, bench, benchmarks
 from course_lib.benchmarks import efficientnet as benchmark
-from course_lib.benchmarks import network_profile
+from course_lib.benchmarks import gpu, network_profile
 from course_lib.benchmarks.network_profile import BLOCK
 from course_lib.kernels import squeeze_excite
 
@@ -155,7 +155,7 @@ def on_the_cpu(monkeypatch):
     monkeypatch.setattr(benchmark, "WARM_UP", 1)
     monkeypatch.setattr(benchmark, "network", network)
     monkeypatch.setattr(benchmark, "_event", Event)
-    monkeypatch.setattr(benchmark, "_synchronize", lambda: None)
+    monkeypatch.setattr(gpu, "synchronize", lambda: None)
     monkeypatch.setattr(bench, "device_times", by_the_clock)
     monkeypatch.setattr(network_profile, "groups", lambda step, blocks: (step(), next(shares))[1])
 

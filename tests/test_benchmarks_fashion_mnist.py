@@ -11,6 +11,7 @@ from course_lib.benchmarks import fashion_mnist as benchmark
 from course_lib.benchmarks import fashion_mnist_command as whole_command
 from course_lib.benchmarks import fashion_mnist_parts as parts
 from course_lib.benchmarks import fashion_mnist_training as training
+from course_lib.benchmarks import gpu
 from course_lib.data import DataError
 from course_lib.kernels import conv2d, linear, max_pool2d
 
@@ -75,13 +76,13 @@ def on_the_cpu(monkeypatch):
     compute_by_torch(monkeypatch)
     for each in (benchmark, parts):
         monkeypatch.setattr(each, "DEVICE", "cpu")
-        monkeypatch.setattr(each, "_synchronize", lambda: None)
         monkeypatch.setattr(each, "_once", lambda candidate: 1e6)
     peak = iter(range(0, 10**9, 10**3))
-    monkeypatch.setattr(benchmark, "_allocated", lambda: 0)
-    monkeypatch.setattr(benchmark, "_peak", lambda: next(peak))
-    monkeypatch.setattr(benchmark, "_reset_peak", lambda: None)
-    monkeypatch.setattr(benchmark, "_collect", lambda: None)
+    monkeypatch.setattr(gpu, "synchronize", lambda: None)
+    monkeypatch.setattr(gpu, "allocated", lambda: 0)
+    monkeypatch.setattr(gpu, "peak", lambda: next(peak))
+    monkeypatch.setattr(gpu, "reset_peak", lambda: None)
+    monkeypatch.setattr(gpu, "collect", lambda: None)
     monkeypatch.setattr(benchmark, "WIDTHS", WIDTHS)
     monkeypatch.setattr(benchmark, "N_IMAGES", 8)
     monkeypatch.setattr(benchmark, "_captured_eager", lambda model, x: lambda: model(x))

@@ -6,7 +6,7 @@ from test_benchmarks_efficientnet import Event
 from torch import nn
 
 from course_lib import SIMULATED, benchmarks, results_table
-from course_lib.benchmarks import efficientnet
+from course_lib.benchmarks import efficientnet, gpu
 from course_lib.benchmarks import replace_layers as benchmark
 from course_lib.nn.layer import Layer
 
@@ -32,7 +32,7 @@ def on_the_cpu(monkeypatch):
         monkeypatch.setattr(benchmark, name, value)
     monkeypatch.setattr(efficientnet, "WARM_UP", 0)
     monkeypatch.setattr(efficientnet, "_event", Event)
-    monkeypatch.setattr(efficientnet, "_synchronize", lambda: None)
+    monkeypatch.setattr(gpu, "synchronize", lambda: None)
 
 
 def test_all_are_timed_in_both_layouts(on_the_cpu):

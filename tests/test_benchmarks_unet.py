@@ -10,6 +10,7 @@ from test_benchmarks_efficientnet import Event
 
 from course_lib import SIMULATED, bench, benchmarks, data, results_table
 from course_lib import autograd as ag
+from course_lib.benchmarks import gpu
 from course_lib.benchmarks import sar_folds as folds
 from course_lib.benchmarks import unet as benchmark
 from course_lib.benchmarks import unet_kernels as kernels
@@ -46,16 +47,20 @@ def on_the_cpu(monkeypatch):
     for name, value in dict(
         DEVICE="cpu", SHAPES=((2, 2, 8, 8), (1, 2, 8, 8)), TAPE_SHAPE=(2, 2, 8, 8), DEPTH=2,
         CHANNELS=2, nn=torch.nn, ops=torch.nn.functional,
-        optim=torch.optim, _synchronize=lambda: None, _allocated=lambda: 0, _peak=lambda: 1000,
-        _reset_peak=lambda: None, _collect=lambda: None, _captured=lambda step: step,
-        _compiled=lambda model: model, network_hash=lambda: "a hash",
+        optim=torch.optim, _captured=lambda step: step, _compiled=lambda model: model,
+        network_hash=lambda: "a hash",
     ).items():  # fmt: skip
         monkeypatch.setattr(benchmark, name, value)
     for name, value in dict(
         LIBRARY="numpy", CASES=((2, 1, 10), (3, 2, 40)), _event=Event, _sleep=lambda: None,
-        _synchronize=lambda: None, BATCHES=2, _device_events=lambda call: call() or EVENTS,
+        BATCHES=2, _device_events=lambda call: call() or EVENTS,
     ).items():  # fmt: skip
         monkeypatch.setattr(tape, name, value)
+    for name, value in dict(
+        synchronize=lambda: None, collect=lambda: None, reset_peak=lambda: None,
+        allocated=lambda: 0, peak=lambda: 1000,
+    ).items():  # fmt: skip
+        monkeypatch.setattr(gpu, name, value)
     monkeypatch.setattr(kernels, "device_events", lambda step, steps: step() or EVENTS)
     monkeypatch.setattr(bench, "loop_times", times)
 

@@ -14,7 +14,7 @@ import torch
 import torchvision
 
 from course_lib import bench
-from course_lib.benchmarks import network_profile
+from course_lib.benchmarks import gpu, network_profile
 from course_lib.benchmarks.case import FORMATS
 from course_lib.benchmarks.network_profile import BLOCK
 from course_lib.benchmarks.squeeze_excite import kernel_hash
@@ -138,12 +138,12 @@ def times(functions, rounds):
     for turn in range(WARM_UP + rounds):
         for label, function in functions.items():
             start, end = _event(), _event()
-            _synchronize()
+            gpu.synchronize()
             begun = time.perf_counter()
             start.record()
             function()
             end.record()
-            _synchronize()
+            gpu.synchronize()
             elapsed = time.perf_counter() - begun
             if turn >= WARM_UP:
                 device[label].append(start.elapsed_time(end) * 1e3)
@@ -237,7 +237,3 @@ def kernel_hashes():
 
 def _event():
     return torch.cuda.Event(enable_timing=True)
-
-
-def _synchronize():
-    torch.cuda.synchronize()

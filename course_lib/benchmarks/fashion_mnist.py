@@ -14,7 +14,6 @@ same logits.
 """
 
 import functools
-import gc
 import time
 
 import torch
@@ -23,6 +22,7 @@ import torch.nn.functional as F
 from course_lib import bench, models, nn, ops, optim
 from course_lib.benchmarks import fashion_mnist_command as whole_command
 from course_lib.benchmarks import fashion_mnist_parts as parts
+from course_lib.benchmarks import gpu
 from course_lib.kernels import (
     activation,
     batches,
@@ -79,7 +79,7 @@ def _records(cases, batches, precisions, rounds, progress):
 
 
 def _measure(precision, batch, rounds):
-    allow_tf32(precision == "tf32")
+    gpu.allow_tf32(precision == "tf32")
     for name, steps in ((TRAINING, training), (INFERENCE, inference)):
         candidates, memory = steps(precision, batch)
         functions = {label: lambda i, each=each: each() for label, each in candidates.items()}
@@ -93,15 +93,10 @@ def _measure(precision, batch, rounds):
         record = bench.host_record(name, shape, "float32", rows, kernel_hashes()[name], COMMAND)
         yield record | {"default": CAPTURED, "precision": precision}
         del candidates, functions
-        _collect()
+        gpu.collect()
     if batch in parts.BATCHES:
         yield parts.measure(precision, batch, WIDTHS, rounds, kernel_hashes(), COMMAND)
-        _collect()
-
-
-def allow_tf32(allowed):
-    """Whether PyTorch may use TF32 in convolutions and matrix products."""
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
+        gpu.collect()
 
 
 def _row(label, timing, batch, memory):
@@ -155,12 +150,12 @@ def training(precision, batch):
 
 def _made(make, images, labels, x, y, batch):
     """(a step, what `make` made beside it, bytes at the peak of a step)."""
-    _collect()
-    before = _allocated()
+    gpu.collect()
+    before = gpu.allocated()
     step, made = make(images, labels, x, y, batch)
     step()
-    _synchronize()
-    return step, made, _peak() - before
+    gpu.synchronize()
+    return step, made, gpu.peak() - before
 
 
 def _ours_captured(images, labels, _x, _y, batch, *, precision, state):
@@ -170,7 +165,7 @@ def _ours_captured(images, labels, _x, _y, batch, *, precision, state):
         learning_rate=LEARNING_RATE, seed=0, weight_decay=WEIGHT_DECAY, precision=precision,
         warm_up=0.0, **RECIPE,
     )  # fmt: skip
-    _reset_peak()
+    gpu.reset_peak()
     return lambda: trainer.train_step(0), trainer
 
 
@@ -194,8 +189,8 @@ def _autograd(_images, _labels, x, y, _batch, *, precision, state, layers, captu
         _same(label, _parameters(model), expected, precision)
         for _ in range(3):  # cuDNN tries its algorithms, which takes memory
             step()
-        _synchronize()
-        _reset_peak()
+        gpu.synchronize()
+        gpu.reset_peak()
     return step, None
 
 
@@ -210,8 +205,8 @@ def _captured_step(step, model, optimizer, state, label, expected, precision):
             step()
     torch.cuda.current_stream().wait_stream(stream)
     optimizer.zero_grad(set_to_none=True)
-    _collect()
-    _reset_peak()
+    gpu.collect()
+    gpu.reset_peak()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
@@ -284,12 +279,12 @@ def inference(precision, batch):
     }
     candidates, memory = {}, {}
     for label, (layers, captured, last) in found.items():
-        _collect()
-        before = _allocated()
+        gpu.collect()
+        before = gpu.allocated()
         infer = _inference(x, state, layers, captured, last, precision)
         logits = infer()
-        _synchronize()
-        memory[label] = max(_peak() - before, 0)
+        gpu.synchronize()
+        memory[label] = max(gpu.peak() - before, 0)
         error = ((logits.double() - expected).norm() / expected.norm()).item()
         if not error <= OF_LOGITS[precision]:
             raise AssertionError(
@@ -306,7 +301,7 @@ def _inference(x, state, layers, captured, last, precision):
     x = x.contiguous(memory_format=form)
     if captured and layers is nn:
         infer = GraphInference(model, precision=precision)
-        _reset_peak()
+        gpu.reset_peak()
         infer(x)  # what is captured has memory of its own
         return lambda: infer(x)
 
@@ -318,13 +313,13 @@ def _inference(x, state, layers, captured, last, precision):
         return _captured_eager(model, x)
     for _ in range(3):  # cuDNN tries its algorithms, which takes memory
         eager()
-    _reset_peak()
+    gpu.reset_peak()
     return eager
 
 
 def _captured_eager(model, x):
     """The model in a CUDA graph: a copy to where it reads, and a replay, as ours does."""
-    _synchronize()
+    gpu.synchronize()
     images = x.clone()
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.no_grad():
@@ -333,8 +328,8 @@ def _captured_eager(model, x):
             for _ in range(3):
                 model(images)
         torch.cuda.current_stream().wait_stream(stream)
-        _collect()
-        _reset_peak()
+        gpu.collect()
+        gpu.reset_peak()
         with torch.cuda.graph(graph):
             logits = model(images)
 
@@ -351,33 +346,11 @@ def _captured_eager(model, x):
 
 def _once(function):
     """µs that one call takes, roughly."""
-    _synchronize()
+    gpu.synchronize()
     start = time.perf_counter()
     function(0)
-    _synchronize()
+    gpu.synchronize()
     return max(1.0, (time.perf_counter() - start) * 1e6)
-
-
-def _synchronize():
-    torch.cuda.synchronize()
-
-
-def _collect():
-    """Give back what nobody holds any longer."""
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def _allocated():
-    return torch.cuda.memory_allocated()
-
-
-def _reset_peak():
-    torch.cuda.reset_peak_memory_stats()
-
-
-def _peak():
-    return torch.cuda.max_memory_allocated()
 
 
 #: How labels begin of activations that other networks have.

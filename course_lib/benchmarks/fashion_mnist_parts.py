@@ -11,6 +11,7 @@ import time
 import torch
 
 from course_lib import bench, models
+from course_lib.benchmarks import gpu
 from course_lib.kernels import activation, batches, conv2d, cross_entropy, linear, max_pool2d
 from course_lib.models import fashion_mnist_pass
 from course_lib.train import GraphTrainer
@@ -120,12 +121,8 @@ def parts_of(trainer):
 
 def _once(candidate):
     """µs that one call takes, roughly."""
-    _synchronize()
+    gpu.synchronize()
     start = time.perf_counter()
     candidate(0)
-    _synchronize()
+    gpu.synchronize()
     return max(1.0, (time.perf_counter() - start) * 1e6)
-
-
-def _synchronize():
-    torch.cuda.synchronize()

@@ -17,7 +17,6 @@ go on.
 """
 
 import functools
-import gc
 import statistics
 import sys
 import time
@@ -27,6 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from course_lib import bench, models, nn, ops, optim
+from course_lib.benchmarks import gpu
 from course_lib.benchmarks import unet_kernels as kernels_of
 from course_lib.benchmarks import unet_tape as tape
 from course_lib.benchmarks.case import COMPILED, EAGER, FORMATS
@@ -87,7 +87,7 @@ def run(*, names=None, shapes=None, dtypes=None, rounds=6, progress=lambda cases
             except Exception:
                 traceback.print_exc(file=sys.stderr)
                 failed.append(name)
-            _collect()
+            gpu.collect()
     except KeyboardInterrupt:
         raise bench.Stopped(found) from None
     finally:
@@ -119,7 +119,7 @@ def measure(precision, shape, checked, rounds, command, kernel_hash):
     """The record of training steps of one shape in one precision."""
     dtype, end, layouts, bar = PRECISIONS[precision]
     errors = checked(precision)
-    allow_tf32(precision == "tf32")
+    gpu.allow_tf32(precision == "tf32")
     state = first_weights()
     steps, memory, left_out = {}, {}, {}
 
@@ -130,7 +130,7 @@ def measure(precision, shape, checked, rounds, command, kernel_hash):
             if needed:
                 raise
             left_out[label] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        _collect()
+        gpu.collect()
 
     for layout in layouts:
         add(_label(OURS, layout), needed=True, layers=nn, layout=layout)
@@ -162,7 +162,7 @@ def measure(precision, shape, checked, rounds, command, kernel_hash):
 def taken_apart(precision, rounds, command, kernel_hash):
     """The record of what kernels a step of each side launches, and how long they take."""
     dtype, _, layouts, _ = PRECISIONS[precision]
-    allow_tf32(precision == "tf32")
+    gpu.allow_tf32(precision == "tf32")
     state = first_weights()
     steps = {
         who: Training(state, precision, SHAPES[0], layers=layers, layout=layouts[-1])
@@ -176,11 +176,6 @@ def _label(who, layout):
     return who if layout == "contiguous" else f"{who}, {layout}"
 
 
-def allow_tf32(allowed):
-    """Whether PyTorch, and our layers, may use TF32 in convolutions and matrix products."""
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
-
-
 def check(precision):
     """{who: how far all gradients together are from float64}; AssertionError if ours are too far.
 
@@ -188,7 +183,7 @@ def check(precision):
     """
     shape, (*_, layouts, _) = (CHECKED, *SHAPES[0][1:]), PRECISIONS[precision]
     state, kinds, found = first_weights(), {OURS: nn, EAGER: torch.nn}, {}
-    allow_tf32(precision == "tf32")
+    gpu.allow_tf32(precision == "tf32")
     for who, layers in kinds.items():
         step = Training(state, precision, shape, layers=layers, layout=layouts[-1])
         found[who] = step.gradients()
@@ -257,18 +252,18 @@ class Training:
 
 def _made(make, *arguments, **options):
     """(a function that makes a step, bytes at the peak of a step, its weights included)."""
-    _collect()
-    before = _allocated()
+    gpu.collect()
+    before = gpu.allocated()
     step = make(*arguments, **options)
     if step.is_captured:
-        return _captured(step), _peak() - before
+        return _captured(step), gpu.peak() - before
     for _ in range(3):  # kernels are compiled, and cuDNN tries its algorithms, which takes memory
         step()
-    _synchronize()
-    _reset_peak()
+    gpu.synchronize()
+    gpu.reset_peak()
     step()
-    _synchronize()
-    return step, _peak() - before
+    gpu.synchronize()
+    return step, gpu.peak() - before
 
 
 def _captured(step):
@@ -280,8 +275,8 @@ def _captured(step):
             step()
     torch.cuda.current_stream().wait_stream(stream)
     step.optimizer.zero_grad(set_to_none=True)  # captured so, each replay writes gradients anew
-    _collect()
-    _reset_peak()
+    gpu.collect()
+    gpu.reset_peak()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step.forward_and_on()
@@ -305,34 +300,12 @@ def _once(step):
     """µs that a step takes, roughly: the median of three."""
     samples = []
     for _ in range(3):
-        _synchronize()
+        gpu.synchronize()
         start = time.perf_counter()
         step()
-        _synchronize()
+        gpu.synchronize()
         samples.append((time.perf_counter() - start) * 1e6)
     return max(1.0, statistics.median(samples))
-
-
-def _synchronize():
-    torch.cuda.synchronize()
-
-
-def _collect():
-    """Give back what nobody holds any longer."""
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def _allocated():
-    return torch.cuda.memory_allocated()
-
-
-def _reset_peak():
-    torch.cuda.reset_peak_memory_stats()
-
-
-def _peak():
-    return torch.cuda.max_memory_allocated()
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from course_lib import autograd as ag
 from course_lib import bench
 from course_lib.autograd import functions, layers, losses
 from course_lib.backend import get_backend, set_backend
-from course_lib.benchmarks import unet_kernels
+from course_lib.benchmarks import gpu, unet_kernels
 from course_lib.benchmarks.softmax_table import cpu_name
 
 TAPE, PREFETCH, SHARES = NAMES = "unet.tape", "unet.prefetch", "unet.shares"
@@ -209,13 +209,13 @@ def _taken_apart(step):
                 for way in ("forward", "backward"):
                     stack.enter_context(_marked(kind, way, (label, way), marks))
         stack.enter_context(_marked(type(step.optimizer), "step", (ADAM, "forward"), marks))
-        _synchronize()
+        gpu.synchronize()
         _sleep()
         start, end = _event(), _event()
         start.record()
         step()
         end.record()
-        _synchronize()
+        gpu.synchronize()
     parts = {}
     for key, first, last in marks:
         parts[key] = parts.get(key, 0.0) + first.elapsed_time(last) * 1e3
@@ -254,10 +254,6 @@ def _event():
 
 def _sleep():
     torch.cuda._sleep(SLEEP)
-
-
-def _synchronize():
-    torch.cuda.synchronize()
 
 
 def _once(step, here):

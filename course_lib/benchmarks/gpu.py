@@ -1,0 +1,36 @@
+"""What whole networks are timed with on a GPU: waiting for it, its memory, its precision."""
+
+import gc
+
+import torch
+
+
+def synchronize():
+    """Wait until the GPU has done all it was given."""
+    torch.cuda.synchronize()
+
+
+def collect():
+    """Give back what nobody holds any longer."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def allocated():
+    """Bytes of the GPU's memory that are held now."""
+    return torch.cuda.memory_allocated()
+
+
+def reset_peak():
+    """Let `peak` begin anew."""
+    torch.cuda.reset_peak_memory_stats()
+
+
+def peak():
+    """The most bytes that were held at a time since `reset_peak`."""
+    return torch.cuda.max_memory_allocated()
+
+
+def allow_tf32(allowed):
+    """Whether PyTorch, and our layers, may use TF32 in convolutions and matrix products."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
