@@ -45,7 +45,7 @@ DECIDING = [
     }),
     ("conv2d.warpgroup_mixed_plan", "SPEED", 0.5, {"conv2d.forward", "conv2d.dx"}),
     ("conv_transpose2d.upsample2x", "LARGE_FROM", 1 << 20, {
-        f"conv_transpose2d.forward{end}" for end in ("", ".tf32", ".channels-last")
+        f"conv_transpose2d.forward{end}" for end in ("", ".tf32")
     }),
     ("max_pool2d.plan", "PATCH_THREADS", (128, 128), {
         f"max_pool2d.{way}{end}" for way in ("forward", "backward") for end in ("", ".3x3")

@@ -38,7 +38,7 @@ from course_lib.runtime.launch import launch
 
 BLOCK_SIZE = 128
 MOST_VALUES = 64  # logits that a thread of backward may hold
-FORWARD_SLOTS = SLOTS[:2]  # classes that are read at a time
+FORWARD_SLOTS = (2, 4, 8)  # classes that are read at a time
 HOW = {True: "vectors", False: "elements"}  # how pixels are read
 
 
@@ -248,10 +248,10 @@ FORWARD_KERNELS, BACKWARD_KERNELS = {}, {}
 for _name in ("indices", "smoothed"):
     _kind = KINDS[_name]
     for _vectors in HOW:
+        for _n in FORWARD_SLOTS:
+            FORWARD_KERNELS[_name, _vectors, _n] = forward_kernel_of(_kind, _n, _vectors)
         for _n in SLOTS:
             BACKWARD_KERNELS[_name, _vectors, _n] = backward_kernels_of(_kind, _n, _vectors)[0]
-            if _n in FORWARD_SLOTS:
-                FORWARD_KERNELS[_name, _vectors, _n] = forward_kernel_of(_kind, _n, _vectors)
         _, _streamed = backward_kernels_of(_kind, STREAM_SLOTS, _vectors)
         BACKWARD_KERNELS[_name, _vectors, None] = _streamed
 

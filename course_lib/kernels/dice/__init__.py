@@ -21,7 +21,8 @@ rung     forward                                        backward
          warp, then for all; one pass
 ======== ============================================== =========================================
 
-Up to 16 classes (8 in 16 bits) are held in registers; more are read twice, by kernels of their own.
+Up to 16 classes (8 in 16 bits) are held in registers; forward holds up to 24, a pixel a thread. More
+are read twice, by kernels of their own.
 Classes that are the last axis in memory (channels-last) are read as they lie, a pixel a thread.
 
 An empty class, which no pixel has, has dice smooth/(Σ p + smooth); without `smooth`, and where no
@@ -37,7 +38,7 @@ import operator
 from course_lib.kernels.dice import gradients, sums
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.softmax.columns import fit_vectors, seen_from, width_of
-from course_lib.kernels.softmax.strided import SLOTS, STREAM_SLOTS, slots_for
+from course_lib.kernels.softmax.strided import STREAM_SLOTS, slots_for
 from course_lib.runtime import arrays
 from course_lib.runtime.launch import launch
 from course_lib.runtime.outputs import require_apart
@@ -45,14 +46,16 @@ from course_lib.runtime.outputs import require_apart
 DTYPES = ("float32", "float16", "bfloat16")
 #: Numbers that a thread may hold: its pixels of each class, and in forward the class's three sums.
 MOST_FORWARD, MOST_BACKWARD = 112, 64
-PIXELS_OF_A_THREAD = 4  # times its width, if there are enough pixels for the blocks below
-MOST_BLOCKS = 1 << 14
+FORWARD_SLOTS, BACKWARD_SLOTS = (2, 4, 8, 16, 24), (4, 8, 16)  # classes that a thread may hold
+PIXELS_OF_A_THREAD = 4  # times its width, and more where there are pixels for more blocks than
+MOST_BLOCKS = 1 << 12
 
 #: (whether by vectors, classes held; None: read twice) -> kernel.
 FORWARD_KERNELS, BACKWARD_KERNELS = {}, {}
 for _vectors in (True, False):
-    for _n in SLOTS:
+    for _n in FORWARD_SLOTS:
         FORWARD_KERNELS[_vectors, _n] = sums.held_kernel_of(_n, _vectors)
+    for _n in BACKWARD_SLOTS:
         BACKWARD_KERNELS[_vectors, _n] = gradients.backward_kernels_of(_n, _vectors)[0]
     FORWARD_KERNELS[_vectors, None] = sums.streamed_kernel_of(STREAM_SLOTS, _vectors)
     BACKWARD_KERNELS[_vectors, None] = gradients.backward_kernels_of(STREAM_SLOTS, _vectors)[1]
@@ -175,9 +178,7 @@ def _check(logits, target, weight, smooth):
 def _launch_forward(logits, columns, targets, ignored, numbers, loss, factors):
     n_columns, n_classes, step = columns
     totals = arrays.empty((3 * n_classes + 2,), like=logits, dtype="float32")
-    vectors = fit_vectors(step, (logits,))
-    width = width_of(logits, vectors)
-    held = slots_for(n_classes, width + 3, MOST_FORWARD)
+    vectors, width, held = forward_way(logits, n_classes, step)
     n_blocks = max(1, min(MOST_BLOCKS, math.ceil(
         n_columns / (sums.BLOCK_SIZE * width * PIXELS_OF_A_THREAD)
     )))  # fmt: skip
@@ -200,11 +201,26 @@ def _launch_forward(logits, columns, targets, ignored, numbers, loss, factors):
     )  # fmt: skip
 
 
+def forward_way(logits, n_classes, step):
+    """(whether by vectors, pixels side by side, classes that are held; None: read twice).
+
+    Reading a pixel at a time costs less than reading all twice.
+    """
+    ways = [False]
+    if fit_vectors(step, (logits,)):
+        ways = [True, False]
+    for vectors in ways:
+        width = width_of(logits, vectors)
+        if held := slots_for(n_classes, width + 3, MOST_FORWARD, FORWARD_SLOTS):
+            return vectors, width, held
+    return ways[0], width_of(logits, ways[0]), None
+
+
 def _launch_backward(dloss, logits, columns, targets, ignored, factors, dlogits):
     n_columns, n_classes, step = columns
     vectors = fit_vectors(step, (logits, dlogits))
     width = width_of(logits, vectors)
-    held = slots_for(n_classes, width, MOST_BACKWARD)
+    held = slots_for(n_classes, width, MOST_BACKWARD, BACKWARD_SLOTS)
     launch(
         BACKWARD_KERNELS[vectors, held], math.ceil(n_columns / (sums.BLOCK_SIZE * width)),
         sums.BLOCK_SIZE, dloss, logits, *targets, factors, dlogits, *columns, ignored,
@@ -212,7 +228,7 @@ def _launch_backward(dloss, logits, columns, targets, ignored, factors, dlogits)
     )  # fmt: skip
 
 
-_decides = fit_vectors, width_of, slots_for
+_decides = forward_way, fit_vectors, width_of, slots_for
 FORWARD = Ladder(
     Rung(
         "fused", _launch_forward,
@@ -235,14 +251,14 @@ def specialisations():
         types = [row, array, row, "int64", *["float32"] * 3]
         yield f"dice loss {dtype}", sums.loss_kernel, types
         tables = (
-            ("forward", FORWARD_KERNELS, 3, MOST_FORWARD, [*inputs, row, *pixels]),
-            ("backward", BACKWARD_KERNELS, 0, MOST_BACKWARD,
+            ("forward", FORWARD_KERNELS, 3, MOST_FORWARD, FORWARD_SLOTS, [*inputs, row, *pixels]),
+            ("backward", BACKWARD_KERNELS, 0, MOST_BACKWARD, BACKWARD_SLOTS,
              [array, *inputs, row, array, *pixels]),
         )  # fmt: skip
-        for name, kernels, more, most, types in tables:
+        for name, kernels, more, most, slots, types in tables:
             for (vectors, held), kernel in kernels.items():
                 width = (4 if dtype == "float32" else 8) if vectors else 1
-                if held and slots_for(held, width + more, most) is None:
+                if held and slots_for(held, width + more, most, slots) is None:
                     continue
                 label = f"{held} held" if held else "streamed"
                 how = "vectors" if vectors else "elements"

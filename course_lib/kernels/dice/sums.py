@@ -14,7 +14,7 @@ from course_lib import cuda
 from course_lib.kernels.cross_entropy.forward_kernels import NAN, ONE, ZERO
 from course_lib.kernels.cross_entropy.targets import IGNORED, INVALID, index_label
 from course_lib.kernels.softmax.columns import MAX_WIDTH, access, start_of
-from course_lib.kernels.softmax.formulas import exponential
+from course_lib.kernels.softmax.formulas import SOFTMAX, exponential
 from course_lib.kernels.softmax.strided import add_online
 from course_lib.runtime.intrinsics import (
     LOWEST,
@@ -30,13 +30,13 @@ from course_lib.runtime.intrinsics import (
 BLOCK_SIZE = 128
 N_WARPS = BLOCK_SIZE // 32
 TWO = np.float32(2)
+reciprocal = SOFTMAX.row_factor
 
 
 @cuda.jit(device=True)
-def pixel_loss(logits, start, k, step, label, m, total, weight, weighted):
-    """(loss, weight) of pixel k in the cross-entropy, by its maximum m and Σ exp(x − m)."""
+def pixel_loss(x, label, m, total, weight, weighted):
+    """(loss, weight) of a pixel in the cross-entropy: its label's logit x, maximum, Σ exp(x − m)."""
     pixel_weight = load(weight, label) if weighted else ONE
-    x = load(logits, start + k + label * step)
     return pixel_weight * (m - x + math.log(total)), pixel_weight
 
 
@@ -64,6 +64,7 @@ def held_kernel_of(n_slots, vectors):
         both = cuda.local.array(n_slots, np.float32)
         alone = cuda.local.array(n_slots, np.float32)
         count = cuda.local.array(n_slots, np.float32)
+        labels = cuda.local.array(MAX_WIDTH, np.int32)
         loss, pixel_weight = ZERO, ZERO
         width, digits = width_of_thread(logits), vector_width(logits)
         for c in range(n_slots):
@@ -71,27 +72,28 @@ def held_kernel_of(n_slots, vectors):
         column = np.int64(cuda.grid(1)) * width
         while column < n_columns:
             start = start_of(column, n_classes, step)
+            for k in range(width):  # first, so that they are on their way beside the logits
+                labels[k] = index_label(target, column + k, n_classes, ignore_index)
             load_some(values, n_slots, logits, start, step, 0, n_classes, LOWEST)
             for k in range(width):
-                label = index_label(target, column + k, n_classes, ignore_index)
+                label = labels[k]
                 if label == INVALID:
                     alone[0] = NAN
                 if label >= 0:
-                    m, total = LOWEST, ZERO
+                    m, total, x = LOWEST, ZERO, ZERO
                     for c in range(n_slots):
                         m = max(m, values[c, k])
+                        x = values[c, k] if c == label else x
                     for c in range(n_slots):
                         values[c, k] = exponential(values[c, k] - m, digits)
                         total += values[c, k]
-                    factor = ONE / total
+                    factor = reciprocal(total)
                     for c in range(n_slots):
                         p = values[c, k] * factor
                         alone[c] += p
                         both[c] += p if c == label else ZERO
                         count[c] += ONE if c == label else ZERO
-                    found, found_weight = pixel_loss(
-                        logits, start, k, step, label, m, total, weight, weighted
-                    )
+                    found, found_weight = pixel_loss(x, label, m, total, weight, weighted)
                     loss += found
                     pixel_weight += found_weight
             column += np.int64(cuda.gridsize(1)) * width
@@ -157,9 +159,8 @@ def streamed_kernel_of(n_slots, vectors):
                     m[k], s[k] = add_online(values, n_slots, k, m[k], s[k], digits)
             for k in range(width):
                 if labels[k] >= 0:
-                    found, found_weight = pixel_loss(
-                        logits, start, k, step, labels[k], m[k], s[k], weight, weighted
-                    )
+                    x = load(logits, start + k + labels[k] * step)
+                    found, found_weight = pixel_loss(x, labels[k], m[k], s[k], weight, weighted)
                     loss += found
                     pixel_weight += found_weight
             for first in range(0, n_classes, n_slots):

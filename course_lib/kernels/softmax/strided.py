@@ -206,12 +206,12 @@ class Strided:
                         yield f"strided, {n_slots} held, {how}, {dtype}", kernel, types
 
 
-def slots_for(length, each, most=MOST_VALUES):
-    """The least of SLOTS that hold a column of `length`, with `each` values for a number of it.
+def slots_for(length, each, most=MOST_VALUES, slots=SLOTS):
+    """The least of `slots` that hold a column of `length`, with `each` values for a number of it.
 
     None if there is none, or if they would be more than `most` values.
     """
-    return next((n for n in SLOTS if length <= n and n * each <= most), None)
+    return next((n for n in slots if length <= n and n * each <= most), None)
 
 
 def takes(n_columns, length):
