@@ -31,7 +31,7 @@ class Classifier:
         precision="float32", augment=None,
     ):  # fmt: skip
         self.model, self.device = model, next(model.parameters()).device
-        self.images, self.labels = images.to(self.device), labels.to(self.device)
+        self.images, self.labels = self._placed(images), labels.to(self.device)
         self.validation = tuple(part.to(self.device) for part in validation)
         self.epochs, self.seed, self.augment = epochs, seed, augment
         self.learning_rate, self.warm_up = learning_rate, warm_up
@@ -60,6 +60,9 @@ class Classifier:
         torch.manual_seed(seed_of(self.seed, "step", step))  # dropout's, stochastic depth's
         loss, right = self._learn(images, labels, step)
         self.totals += torch.stack([loss.detach().to(self.totals.dtype), right])
+
+    def _placed(self, images):
+        return images.to(self.device)
 
     def _inputs(self, step):
         """(images as bytes, labels) of a step."""

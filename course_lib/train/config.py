@@ -5,6 +5,7 @@ A task's settings are a frozen dataclass. Its annotations say what a value may b
 the least value, made with `at_least`.
 """
 
+import argparse
 import dataclasses
 import types
 import typing
@@ -20,6 +21,49 @@ class ConfigError(ValueError):
 def at_least(least, default):
     """A dataclass field whose value is `least` or more."""
     return dataclasses.field(default=default, metadata={"at_least": least})
+
+
+def option(default, told, least=None):
+    """A dataclass field that is an option of a command, too; `told` says what it is for."""
+    metadata = {"help": told} | ({} if least is None else {"at_least": least})
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def add_options(parser, settings):
+    """Give `parser`, argparse's, an option for each field of the dataclass `settings`.
+
+    One that is not given is None. Values are held to what a file of settings is held to.
+    """
+    for field in dataclasses.fields(settings):
+        name = f"--{field.name.replace('_', '-')}"
+        told = field.metadata["help"]
+        if "(" not in told and field.default is not None and not isinstance(field.default, bool):
+            told += f" (default: {field.default})"
+        hints = typing.get_type_hints(settings)[field.name]
+        if bool in (hints, *typing.get_args(hints)):
+            parser.add_argument(name, action=argparse.BooleanOptionalAction, help=told)
+        else:
+            parser.add_argument(name, type=_of_text(settings, field.name), help=told)
+
+
+def _of_text(settings, key):
+    hints = typing.get_type_hints(settings)[key]
+    kinds = typing.get_args(hints) if isinstance(hints, types.UnionType) else (hints,)
+    plain = any(kind in (str, Path) or typing.get_origin(kind) is typing.Literal for kind in kinds)
+
+    def value(text):
+        try:
+            return converted(settings, key, text if plain else yaml.safe_load(text))
+        except (ConfigError, yaml.YAMLError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return value
+
+
+def given(options, settings):
+    """{field: value} of the dataclass `settings` for the options that were given."""
+    names = (field.name for field in dataclasses.fields(settings))
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
 def read(path, settings):

@@ -1,0 +1,181 @@
+"""Training a classifier of photographs: a `Classifier` whose batches are made on the device."""
+
+import contextlib
+import time
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from . import augmenting
+from .classifier import Classifier, predict
+from .device import autocast
+from .randomness import permutation
+from .schedules import SCHEDULES
+
+
+class ImageClassifier(Classifier):
+    """A network, its optimiser and its images: as `Classifier`, and with what follows.
+
+    network         what computes the model's logits: the model, or what is compiled of it
+    keep_on_device  the training images lie on the network's device; else each batch crosses over
+    padding         black pixels around an image from which it is cropped at random, after a flip at
+                    random; None: images stay as they are
+    mixup, cutmix   alpha of each one's beta distribution; 0: neither
+    schedule        one of `SCHEDULES`; `warm_up` is the share of the steps in which the rate rises
+    accumulate      parts that a batch is computed in, one after the other, for less memory: the
+                    gradients are the whole batch's, but batch norms see a part at a time
+    clip            the largest norm of all gradients together; None: any
+    ema             decay of an average of the weights, which is then what is evaluated; None: none
+    channels_last   images and weights lie channels-last in memory
+    precision       one of `device.DTYPES`; in float16, losses are scaled
+    """
+
+    def __init__(
+        self, model, training, validation, *, epochs, batch_size, learning_rate, seed,
+        optimizer=None, weight_decay=0.05, loss=cross_entropy, label_smoothing=0.0, warm_up=0.0,
+        precision="float32", network=None, keep_on_device=True, padding=8, mixup=0.0, cutmix=0.0,
+        schedule="cosine", accumulate=1, clip=None, ema=None, channels_last=False,
+    ):  # fmt: skip
+        place = next(model.parameters()).device
+        self.keep_on_device = keep_on_device
+        if channels_last:
+            model.to(memory_format=torch.channels_last)
+        super().__init__(
+            model, training.images, training.labels, (validation.images, validation.labels),
+            epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, seed=seed,
+            optimizer=optimizer, weight_decay=weight_decay, loss=loss,
+            label_smoothing=label_smoothing, warm_up=warm_up, precision=precision,
+        )  # fmt: skip
+        self.network, self.padding, self.mixing = network or model, padding, (mixup, cutmix)
+        self.schedule, self.accumulate, self.clip = SCHEDULES[schedule], accumulate, clip
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.prepare = augmenting.Normalise(place, memory_format=layout)
+        self.scaler = torch.amp.GradScaler(place.type, enabled=precision == "float16")
+        self.average = None
+        if ema is not None:
+            self.average = AveragedModel(
+                model, multi_avg_fn=get_ema_multi_avg_fn(ema), use_buffers=True
+            )
+        self._draws = None
+        self._since, self._seen, self.speed = None, 0, None
+
+    def train_step(self, step):
+        """Train on batch number `step`, counted from the start of the run."""
+        if self._since is None:
+            self._since, self._seen = time.perf_counter(), 0
+        super().train_step(step)
+        self._seen += self.batch_size
+
+    def end_epoch(self):
+        """As `Classifier`'s, and the weights of a network that integrates pathways.
+
+        `speed` then is how many images were trained on in a second, validation aside.
+        """
+        self.totals.tolist()  # which waits for the device
+        if self._since is not None:
+            self.speed = self._seen / (time.perf_counter() - self._since)
+        entry = super().end_epoch() | self._integration()
+        self._since = None
+        return entry
+
+    def state_dict(self):
+        """Everything that the next steps depend on, beside their numbers."""
+        state = super().state_dict() | {"scaler": self.scaler.state_dict()}
+        return state if self.average is None else state | {"average": self.average.state_dict()}
+
+    def load_state_dict(self, state):
+        """Go on where `state` was taken."""
+        super().load_state_dict(state)
+        self.scaler.load_state_dict(state["scaler"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+
+    @property
+    def evaluated(self):
+        """The network that is evaluated: the average, where there is one."""
+        return self.network if self.average is None else self.average.module
+
+    def _predict_validation(self):
+        return self.predict(self.validation[0])
+
+    def predict(self, images):
+        """The float32 logits of the network that is evaluated, for uint8 (N, 3, H, W)."""
+        return predict(
+            self.evaluated, images, precision=self.precision, batch_size=self.batch_size,
+            prepare=self.prepare,
+        )  # fmt: skip
+
+    def _placed(self, images):
+        return super()._placed(images) if self.keep_on_device else _pinned(images, self.device)
+
+    def _inputs(self, step):
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        if self._order[0] != epoch:
+            # All of an epoch crosses over at once: the host waits for no step.
+            order = permutation(len(self.images), self.seed, "order", epoch)
+            self._order = epoch, order.to(self.images.device), order.to(self.device)
+            if self.padding is not None:
+                draws = augmenting.drawn(
+                    len(order), self.padding, self.seed, "augment", epoch
+                )  # fmt: skip
+                self._draws = draws.to(self.device)
+        part = slice(batch * self.batch_size, (batch + 1) * self.batch_size)
+        images = self.images[self._order[1][part]].to(self.device, non_blocking=True)
+        if self.padding is not None:
+            images = augmenting.cropped_and_flipped(images, self._draws[part], self.padding)
+        return images, self.labels[self._order[2][part]]
+
+    def _learn(self, images, labels, step):
+        mix = augmenting.mixing(*self.mixing, self.seed, "mixing", step)
+        x, share = augmenting.mixed(self.prepare(images), *mix)
+        partners = labels.roll(1)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, right = 0.0, 0
+        for part in self._parts(len(x)):
+            with autocast(self.device, self.precision):
+                logits = self.network(x[part])
+            found = self._loss(logits.float(), labels[part], partners[part], share)
+            found = found * (len(logits) / len(x))
+            self.scaler.scale(found).backward()
+            loss = loss + found.detach()
+            right = right + (logits.detach().argmax(1) == labels[part]).sum()
+        if self.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        return loss, right
+
+    def _parts(self, n):
+        size = -(-n // self.accumulate)
+        return [slice(first, first + size) for first in range(0, n, size)]
+
+    def _loss(self, logits, labels, partners, share):
+        loss = self.loss(logits, labels, label_smoothing=self.label_smoothing)
+        if share == 1:
+            return loss
+        other = self.loss(logits, partners, label_smoothing=self.label_smoothing)
+        return share * loss + (1 - share) * other
+
+    def _learning_rate(self, step):
+        total = self.epochs * self.steps_per_epoch
+        return self.learning_rate * self.schedule(step, total, round(self.warm_up * total))
+
+    def _integration(self):
+        """{"integration_1_colour": weight, …} of a network that weighs its pathways; else empty."""
+        weights = getattr(self.model, "get_integration_weights", dict)()
+        return {
+            f"integration_{place}_{name}": float(weight)
+            for place, of_place in weights.items()
+            for name, weight in of_place.items()
+        }
+
+
+def _pinned(images, place):
+    """`images` on the host, from where a GPU can fetch them by itself."""
+    with contextlib.suppress(RuntimeError):  # where the system locks no more memory
+        return images.pin_memory() if place.type == "cuda" else images
+    return images
