@@ -71,7 +71,9 @@ def main(arguments=None):
 
     command = commands.add_parser("train", help="train a network, with checkpoints")
     command.set_defaults(command=train)
-    tasks = command.add_subparsers(dest="task", required=True, metavar="task")
+    tasks = command.add_subparsers(
+        dest="task", required=True, metavar="task", parser_class=_LateParser
+    )
     clothes = tasks.add_parser("fashion-mnist", help="clothes, with our kernels alone")
     _training_options(clothes, "folder of its four files (default: downloaded)", "tf32")
     clothes.add_argument(
@@ -88,6 +90,9 @@ def main(arguments=None):
     sar.add_argument("--config", type=Path, metavar="FILE", help="YAML: the run's settings")
     _run_options(sar)
 
+    images = tasks.add_parser("images", help="photographs of any kind, on any device")
+    images.late = _image_options
+
     command = commands.add_parser("readme", help="write README, RESULTS and docs again")
     command.set_defaults(command=readme)
     command.add_argument("--check", action="store_true", help="only say whether it is in step")
@@ -103,6 +108,30 @@ def main(arguments=None):
     except CacheError as error:
         print(f"python -m course_lib: {error}", file=sys.stderr)
         return WRONG_USAGE
+
+
+class _LateParser(argparse.ArgumentParser):
+    """A parser whose options are found when it is asked for: `late(parser)` adds them."""
+
+    late = None
+
+    def parse_known_args(self, args=None, namespace=None):
+        if self.late is not None:
+            late, self.late = self.late, None
+            late(self)
+        return super().parse_known_args(args, namespace)
+
+
+def _image_options(task):
+    """The options of `train images` are the keys of its settings."""
+    if course_lib.start_error is not None:
+        raise course_lib.start_error
+    from course_lib.train.config import add_options
+    from course_lib.train.image_settings import ImageSettings
+
+    task.add_argument("--config", type=Path, metavar="FILE", help="YAML: the run's settings")
+    _run_options(task)
+    add_options(task, ImageSettings)
 
 
 def _training_options(task, data, *precisions):

@@ -188,14 +188,21 @@ def checkpointed(model):
     `memory_efficient`, as torchvision's DenseNet has. Raises ValueError for a network without one.
     """
     if hasattr(model, "set_grad_checkpointing"):
-        model.set_grad_checkpointing(True)
+        try:
+            model.set_grad_checkpointing(True)
+        except (AssertionError, NotImplementedError) as error:  # timm's, of networks without
+            raise ValueError(f"{_no_switch(model)} ({error})") from None
         return model
     switched = [m for m in model.modules() if isinstance(getattr(m, "memory_efficient", 0), bool)]
     if not switched:
-        raise ValueError(
-            f"{type(model).__name__} has no switch for gradient checkpointing: leave it off, or "
-            "choose another network, such as continuous_integration"
-        )
+        raise ValueError(_no_switch(model))
     for module in switched:
         module.memory_efficient = True
     return model
+
+
+def _no_switch(model):
+    return (
+        f"{type(model).__name__} has no switch for gradient checkpointing: leave it off, or choose "
+        "another network, such as continuous_integration"
+    )
