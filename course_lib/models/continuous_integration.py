@@ -96,10 +96,7 @@ class ContinuousIntegrationModel(torch.nn.Module):
         """
         who = f"ContinuousIntegrationModel of depth {self.depth}"
         require_images(colour, who, 3, least=2 ** (len(self.colour) - 2))
-        if brightness is None:
-            brightness = brightness_of(colour)
-        else:
-            _require_beside(brightness, colour)
+        brightness = _brightness_beside(colour, brightness)
         dtype = self._mixed_dtype()
         if dtype is None:
             return self._logits(colour, brightness)
@@ -140,7 +137,7 @@ class ContinuousIntegrationModel(torch.nn.Module):
     @property
     def device(self):
         """Where the parameters are."""
-        return self.integrations["pooled"].scalars.device
+        return next(self.parameters()).device
 
     def set_grad_checkpointing(self, enable=True):
         """Sets `memory_efficient`, by the name that timm's networks have for it."""
@@ -243,7 +240,11 @@ def _require_one_of(name, value, known):
 
 
 @torch.fx.wrap
-def _require_beside(brightness, colour):
+def _brightness_beside(colour, brightness):
+    """`brightness` if it fits `colour`, or of `colour` if it is None. A node of its own, because
+    torch.fx does not know which."""
+    if brightness is None:
+        return brightness_of(colour)
     wanted = (colour.shape[0], 1, *colour.shape[2:])
     if tuple(brightness.shape) != wanted:
         raise ValueError(
@@ -256,3 +257,4 @@ def _require_beside(brightness, colour):
                 f"brightness must have colour's {name}, {getattr(colour, name)}, not "
                 f"{getattr(brightness, name)}"
             )
+    return brightness

@@ -61,15 +61,13 @@ def _contexts(module):
 
 @contextlib.contextmanager
 def _statistics_at_rest(module):
-    """Batch norms that train go on normalising by the batch, and leave their statistics alone."""
-    norms = [
-        layer for layer in module.modules()
-        if isinstance(layer, _BatchNorm) and layer.training and layer.track_running_stats
-    ]  # fmt: skip
+    """Batch norms go on normalising by the batch, and move their statistics by nothing at all."""
+    norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     try:
         for norm in norms:
-            norm.track_running_stats = False
+            norm.momentum, norm.num_batches_tracked = 0.0, None
         yield
     finally:
-        for norm in norms:
-            norm.track_running_stats = True
+        for norm, (momentum, count) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count
