@@ -75,7 +75,9 @@ class ImageClassifier(Classifier):
         self.totals.tolist()  # which waits for the device
         if self._since is not None:
             self.speed = self._seen / (time.perf_counter() - self._since)
-        entry = super().end_epoch() | self._integration()
+        entry = super().end_epoch()
+        if hasattr(self.model, "get_integration_weights"):
+            entry["integration_weights"] = self.model.get_integration_weights()
         self._since = None
         return entry
 
@@ -163,15 +165,6 @@ class ImageClassifier(Classifier):
     def _learning_rate(self, step):
         total = self.epochs * self.steps_per_epoch
         return self.learning_rate * self.schedule(step, total, round(self.warm_up * total))
-
-    def _integration(self):
-        """{"integration_1_colour": weight, …} of a network that weighs its pathways; else empty."""
-        weights = getattr(self.model, "get_integration_weights", dict)()
-        return {
-            f"integration_{place}_{name}": float(weight)
-            for place, of_place in weights.items()
-            for name, weight in of_place.items()
-        }
 
 
 def _pinned(images, place):

@@ -70,7 +70,7 @@ def train_images(
             tell(line)
         if place.type == "cuda":
             tell(f"Peak memory: {torch.cuda.max_memory_allocated(place) / 1e9:.2f} GB.")
-    if output is not None and any(name.startswith("integration_") for name in history[0]):
+    if output is not None and "integration_weights" in history[0]:
         picture = plot.integration_weights(history).png()
         checkpoint.write_whole(output / INTEGRATION, lambda file: file.write(picture))
     model = task.model if task.average is None else task.average.module
@@ -145,18 +145,18 @@ def kept_settings(settings, training, validation):
 def create(settings, n_classes, image_size):
     """The network of `settings` with its first weights, the same on every device."""
     torch.manual_seed(seed_of(settings.seed, "weights"))
-    layers = nn if settings.kernels == "ours" else torch.nn
+    ours, options = settings.kernels == "ours", {}
     if settings.model == "tiny_cnn":
-        return models.TinyImageNetCNN(n_classes, image_size=image_size, layers=layers)
-    if settings.model == "resnet18_small":
-        return models.resnet18_small(n_classes, layers=layers)
+        options = {"image_size": image_size}
     if settings.model == "continuous_integration":
-        return models.ContinuousIntegrationModel(
-            n_classes, settings.depth, settings.base_channels, enable_mixed_precision=False,
-            memory_efficient=False, integration_points=settings.integration_points, layers=layers,
-        )  # fmt: skip
-    model = models.create_model(settings.model, n_classes, settings.kernels == "ours")
-    if settings.kernels == "ours":
+        options = {
+            "depth": settings.depth, "base_channels": settings.base_channels,
+            "integration_points": settings.integration_points,
+            "enable_mixed_precision": False,  # the run's own precision says it
+            "memory_efficient": False,  # `device.checkpointed` turns it on
+        }  # fmt: skip
+    model = models.create_model(settings.model, n_classes, ours, **options)
+    if ours:
         nn.replace_layers(model)
     return model
 

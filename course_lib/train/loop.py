@@ -4,7 +4,8 @@ A task is whatever knows how to train: `Classifier` in this package is one. It h
 
     epochs, steps_per_epoch
     train_step(step)     train on batch number `step`, counted from the start of the run
-    end_epoch()          -> dict of numbers about the epoch that has ended, "loss" among them
+    end_epoch()          -> dict of numbers about the epoch that has ended, "loss" among them, and
+                         perhaps of dicts of such, which are kept and not told
     state_dict()         everything that the next steps depend on, beside their numbers
     load_state_dict(state)
 
@@ -160,7 +161,7 @@ def sentence(entry):
     """An epoch of the history in words."""
     told = (
         _told(name.replace("_", " "), value) for name, value in entry.items()
-        if name != "epoch" and not name.startswith("integration_")
+        if name != "epoch" and not isinstance(value, dict)
     )  # fmt: skip
     return f"epoch {entry['epoch']}: {', '.join(told)}"
 
@@ -219,7 +220,7 @@ def load_state(path, task, state):
 
 def _require_finite(entry):
     for name, value in entry.items():
-        if not math.isfinite(value):
+        if not isinstance(value, dict) and not math.isfinite(value):
             raise TrainingError(
                 f"In epoch {entry['epoch']} the {name.replace('_', ' ')} is {value}: start again "
                 "with a lower learning rate."
