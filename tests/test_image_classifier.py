@@ -126,7 +126,8 @@ def test_one_cycle_is_pytorchs():
         assert schedules.one_cycle(step, 100, 30) == pytest.approx(wanted, abs=1e-6), step
         optimizer.step()
         theirs.step()
-    assert schedules.one_cycle(0, 100, 0) == 1 / 25 and schedules.one_cycle(30, 100, 0) == 1
+    assert schedules.one_cycle(0, 100, 0) == pytest.approx(1 / 25)
+    assert schedules.one_cycle(30, 100, 0) == 1
 
 
 @pytest.mark.parametrize("name", schedules.SCHEDULES)
@@ -216,7 +217,8 @@ def test_clipping_takes_the_scale_off_first():
         made.train_step(0)
     moved = weights(plain) - before
     assert moved.norm() > 0
-    torch.testing.assert_close(weights(scaled) - before, moved, rtol=0, atol=0.02 * moved.abs().max())
+    error = (weights(scaled) - before - moved).abs().max()
+    assert error < 0.02 * moved.abs().max()
 
 
 def test_images_that_stay_on_the_host_train_alike():

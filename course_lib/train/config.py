@@ -39,16 +39,14 @@ def add_options(parser, settings):
         told = field.metadata["help"]
         if "(" not in told and field.default is not None and not isinstance(field.default, bool):
             told += f" (default: {field.default})"
-        hints = typing.get_type_hints(settings)[field.name]
-        if bool in (hints, *typing.get_args(hints)):
+        if bool in _kinds(typing.get_type_hints(settings)[field.name]):
             parser.add_argument(name, action=argparse.BooleanOptionalAction, help=told)
         else:
             parser.add_argument(name, type=_of_text(settings, field.name), help=told)
 
 
 def _of_text(settings, key):
-    hints = typing.get_type_hints(settings)[key]
-    kinds = typing.get_args(hints) if isinstance(hints, types.UnionType) else (hints,)
+    kinds = _kinds(typing.get_type_hints(settings)[key])
     plain = any(kind in (str, Path) or typing.get_origin(kind) is typing.Literal for kind in kinds)
 
     def value(text):
@@ -104,7 +102,7 @@ def converted(settings, key, value):
     """`value` as field `key` of the dataclass `settings` wants it; raises ConfigError."""
     wanted = typing.get_type_hints(settings)[key]
     field = next(f for f in dataclasses.fields(settings) if f.name == key)
-    kinds = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
+    kinds = _kinds(wanted)
     for kind in kinds:
         found = _as_kind(value, kind)
         if found is not _NO:
@@ -119,6 +117,12 @@ def converted(settings, key, value):
 
 
 _NO = object()
+
+
+def _kinds(wanted):
+    """The kinds of which a value may be one."""
+    union = typing.get_origin(wanted) in (types.UnionType, typing.Union)
+    return typing.get_args(wanted) if union else (wanted,)
 
 
 def _as_kind(value, kind):
