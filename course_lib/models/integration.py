@@ -29,7 +29,8 @@ class Integration(torch.nn.Module):
     and the convolutions' weights with their batch norms in them. These constants are computed anew
     after any change of a weight or a statistic, of a layer, of device or dtype, after a forward
     pass with gradients, and after `train` or `eval`. What PyTorch does not count (writing through
-    `.data`, its fused optimisers, replays of a captured graph) is seen from the latter only.
+    `.data`, its fused optimisers, replays of a captured graph) is seen from the latter only. A
+    CUDA graph captures the whole computation, and so sees every change by itself.
     """
 
     def __init__(self, channels, c_before, stride, normalise, layers):
@@ -68,11 +69,18 @@ class Integration(torch.nn.Module):
         """
         if type(x) is not torch.Tensor or is_compiling():
             return None
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
         if self.training or torch.is_grad_enabled() or _has_any_global_hook():
             self._constants = None
-        elif self._constants is None or not self._constants.hold():
-            self._constants = Constants.of(self, (self.mlp, self.carry), self.weights)
-        return None if self._constants is None else self._constants.value
+            return None
+        constants = self._constants
+        if constants is None or not constants.hold():
+            constants = Constants.of(self, (self.mlp, self.carry), self.weights)
+            if x.is_cuda:  # the next call may be on another stream
+                torch.cuda.current_stream(x.device).synchronize()
+            self._constants = constants
+        return None if constants is None else constants.value
 
     def train(self, mode=True):
         self._constants = None
