@@ -3,8 +3,8 @@
 from .checkpoint import CheckpointError
 from .classifier import accuracy_by_class, evaluate_accuracy, predict
 from .fashion_mnist import load_fashion_mnist, train_fashion_mnist
+from .fashion_mnist_graph import FashionMNISTPass
 from .graph_inference import GraphInference
-from .graph_trainer import GraphTrainer
 from .leaves import load_leaves, train_leaves
 from .loop import TrainingError, fit
 from .weights import export_onnx, load_weights, save_weights
@@ -12,7 +12,7 @@ from .weights import export_onnx, load_weights, save_weights
 __all__ = [
     "CheckpointError",
     "GraphInference",
-    "GraphTrainer",
+    "FashionMNISTPass",
     "TrainingError",
     "accuracy_by_class",
     "evaluate_accuracy",

@@ -22,7 +22,7 @@ from .randomness import seed_of
 BATCH_OF_PREDICTIONS = 500
 
 
-class GraphTrainer:
+class FashionMNISTPass:
     """A task for `loop.fit` that trains the weights of a `models.FashionMNISTCNN`.
 
     model           where the first weights come from and the trained ones go to; on a GPU, or, to
