@@ -353,8 +353,11 @@ def _once(function):
     return max(1.0, (time.perf_counter() - start) * 1e6)
 
 
-#: How labels begin of activations that other networks have.
-ELSEWHERE = "relu6.", "leaky_relu.", "gelu.", "gelu_tanh.", "hard_sigmoid.", "hard_swish."
+#: How labels begin of activations that other networks have, and of steps with a GradScaler.
+ELSEWHERE = (
+    "relu6.", "leaky_relu.", "gelu.", "gelu_tanh.", "hard_sigmoid.", "hard_swish.",
+    optimizers.STOPPABLE,
+)  # fmt: skip
 
 
 @functools.cache

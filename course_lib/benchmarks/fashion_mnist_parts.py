@@ -1,7 +1,7 @@
 """Where a training step of the Fashion-MNIST network goes: the GPU's time for each of its launches.
 
-Every part of `train.FashionMNISTPass`'s step is replayed by itself, on its own tensors. The sum may be
-more than the step takes as a whole, where the next kernel's blocks start while the last ones of
+Every part of `train.FashionMNISTPass`'s step is replayed by itself, on its own tensors. The sum may
+be more than the step takes as a whole, where the next kernel's blocks start while the last ones of
 this one end, and some run beside others; or less, since a part that is replayed by itself finds its
 inputs in the L2 cache. The record has both.
 """
