@@ -1,7 +1,6 @@
 """Dropout as an operator of PyTorch."""
 
 import contextlib
-import contextvars
 
 import torch
 
@@ -15,21 +14,24 @@ from course_lib.runtime.arrays import is_dense
 # one is captured, a seed is drawn on the GPU instead, by PyTorch's generator, which every replay
 # moves on; and `drawn` is that seed, of one element, where x is.
 
-_on_device = contextvars.ContextVar("seeds are drawn on the device", default=False)
+# How many blocks want that now. One number for all threads, because a backward pass that computes
+# its forward pass again does so in a thread of autograd's.
+_wanted = 0
 
 
 @contextlib.contextmanager
 def seeds_on_device():
     """Dropout in this block draws as in a captured CUDA graph: the same masks, captured or not."""
-    token = _on_device.set(True)
+    global _wanted
+    _wanted += 1
     try:
         yield
     finally:
-        _on_device.reset(token)
+        _wanted -= 1
 
 
 def _draws_on_device(x):
-    return _on_device.get() or x.is_cuda and torch.cuda.is_current_stream_capturing()
+    return _wanted > 0 or x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _seed_on(device):
