@@ -1,8 +1,8 @@
 """A captured trainer for any network: a whole step of training in one CUDA graph.
 
 A step of a small network keeps the host busier than the GPU: autograd, the layers and the optimiser
-start hundreds of kernels one by one. Captured once, they are started together. Forward and backward
-pass, gradient scaling, clipping, the optimiser, dropout and running statistics are all in the graph.
+start hundreds of kernels one by one. Captured once, they are started together: forward and backward
+pass, gradient scaling, clipping, the optimiser's step, dropout and running statistics.
 What changes from step to step it finds in the GPU's memory: the batch, the learning rates, where
 the random numbers stand, and whether a gradient has become infinite.
 """
@@ -112,7 +112,7 @@ class GraphTrainer:
         is at fault, for a step that cannot be captured. Then no step has been made.
         """
         inputs, targets = _listed(x, "x"), _listed(y, "y")
-        self._require_fitting(inputs, targets)
+        looks = self._require_fitting(inputs, targets)
         if self.rates.set(self.steps):
             self.graphs.clear()  # which hold the rate as a plain number
         kept = self._captured(inputs, targets)
@@ -123,7 +123,7 @@ class GraphTrainer:
                 mine.copy_(given, non_blocking=True)
             kept.graph.replay()
             loss, self.measured = kept.loss, kept.measured
-        self.steps += 1
+        self.steps, self.looks = self.steps + 1, looks
         return loss
 
     @torch.no_grad()
@@ -134,7 +134,7 @@ class GraphTrainer:
         `measure` found, a tensor, or None}. Raises ValueError for no samples.
         """
         modes = [(module, module.training) for module in self.model.modules()]
-        n, total, measured = 0, 0.0, None
+        n, losses, measured = [], [], None
         self.model.eval()
         try:
             with arithmetic(self.train_step.precision):
@@ -142,14 +142,16 @@ class GraphTrainer:
                     inputs, targets = _listed(x, "x"), _listed(y, "y")
                     _require_on(self.device, inputs, targets)
                     loss, found = self.train_step.of(inputs, targets)
-                    n, total = n + len(inputs[0]), total + loss.double() * len(inputs[0])
+                    n.append(len(inputs[0]))
+                    losses.append(loss)
                     measured = found if measured is None else measured + found
         finally:
             for module, training in modes:
                 module.training = training
-        if n == 0:
+        if sum(n) == 0:
             raise ValueError("there are no samples to evaluate on")
-        return {"loss": float(total) / n, "samples": n, "measured": measured}
+        mean = torch.stack(losses).cpu().double() @ torch.tensor(n).double() / sum(n)
+        return {"loss": mean.item(), "samples": sum(n), "measured": measured}
 
     def recapture(self):
         """Give up the graphs: each size of batch is captured anew."""
@@ -183,27 +185,33 @@ class GraphTrainer:
     # ---- how a step is made ----------------------------------------------------------------
 
     def _uncaptured(self, inputs, targets):
-        looks = _looks(inputs, targets)
-        if looks in self.seen and self.train_step.began:
-            return self._on_stream(inputs, targets)
+        looks, step = _looks(inputs, targets), self.train_step
         # The first time, what goes wrong is most often the network's fault: all is put back.
-        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
-        state = random_state(self.device)
+        first = not (step.began and looks in self.seen)
+        before = self._moved_by_forward() if first else None
         try:
             found = self._on_stream(inputs, targets)
         except BaseException as error:
-            failed = memory.is_about_memory(error)
-            self.train_step.forget()
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
-            set_random_state(state, self.device)
-            if failed:
+            step.forget()
+            if first:
+                self._put_back(before)
+            if memory.is_about_memory(error):
                 self._tell(error, inputs)
             raise
-        if self.train_step.began:
+        if step.began:
             self.seen.add(looks)
         return found
+
+    def _moved_by_forward(self):
+        """What a forward pass changes: copies of the buffers, and where the generators stand."""
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        return buffers, random_state(self.device)
+
+    @torch.no_grad()
+    def _put_back(self, before):
+        for buffer, kept in zip(self.model.buffers(), before[0], strict=True):
+            buffer.copy_(kept)
+        set_random_state(before[1], self.device)
 
     def _on_stream(self, inputs, targets):
         """On the stream that is captured later, where autograd will look for what it knows."""
@@ -269,12 +277,10 @@ class GraphTrainer:
                         f"x has {n} samples, and {name} also a tensor of {tuple(tensor.shape)}"
                     )
         looks = [(t.dtype, tuple(t.shape[1:]), t.dim()) for t in (*inputs, *targets)]
-        if self.looks is None:
-            self.looks = looks
-        if looks != self.looks:
-            raise ValueError(
-                f"samples must be {_said(self.looks)}, as at first, not {_said(looks)}"
-            )
+        if self.looks not in (None, looks):
+            told = f"{_said(self.looks)}, as at first, not {_said(looks)}"
+            raise ValueError(f"samples must be {told}")
+        return looks
 
     def _require_same(self, state):
         lacking = [name for name in STATE if name not in state]
@@ -287,9 +293,8 @@ class GraphTrainer:
             if getattr(mine.get(name), "shape", None) != getattr(theirs.get(name), "shape", None)
         ]  # fmt: skip
         if names:
-            raise ValueError(
-                f"the state is of another model: {', '.join(sorted(names)[:5])} differ"
-            )
+            told = ", ".join(sorted(names)[:5])
+            raise ValueError(f"the state is of another model: {told} differ")
         if len(state["rates"]) != len(self.optimizer.param_groups):
             raise ValueError(
                 f"the state is of an optimiser of {len(state['rates'])} groups, not of "
@@ -363,7 +368,7 @@ def _why(error):
     place = traceback.extract_tb(first.__traceback__)[-1]
     reason = str(first).strip().partition("\n")[0]
     return (
-        f"a CUDA graph cannot hold this step, because of {place.filename}, line {place.lineno}, in "
-        f"{place.name}: `{place.line}` ({reason}). What reads a number from the GPU, or prints one, "
-        "waits for it: leave it out of the step, or train with capture=False. No step was made"
+        f"a CUDA graph cannot hold this step, because of {place.filename}, line {place.lineno}, "
+        f"in {place.name}: `{place.line}` ({reason}). What reads a number from the GPU, or prints "
+        "one, waits for it: leave it out, or train with capture=False. No step was made"
     )
