@@ -464,7 +464,7 @@ def check_resuming(small, folder, **options):
     options = fixed | dict(trainer="captured") | options
     whole, history = train.train_fashion_mnist(*given, **options)
     with pytest.MonkeyPatch.context() as patch:
-        killed_at(patch, training.GraphTrainer, options["epochs"] * 3 // 2 + 1)
+        killed_at(patch, training.FashionMNISTPass, options["epochs"] * 3 // 2 + 1)
         with pytest.raises(Killed):
             train.train_fashion_mnist(*given, **options, output=folder)
     del options["trainer"]  # it goes on as it was begun

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from course_lib.data import DecodedImages
-from course_lib.train import augmenting, schedules
-from course_lib.train.image_classifier import ImageClassifier
+from course_lib.train import augmenting
+from course_lib.train.image_classifier import SCHEDULES, ImageClassifier
 
 
 def part(n=24, size=8, seed=0):
@@ -116,27 +116,24 @@ def test_without_augmentation_images_stay_as_they_are():
 # --------------------------------------------------------------------------- schedules
 
 
-def test_one_cycle_is_pytorchs():
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    theirs = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=1.0, total_steps=101, pct_start=31 / 101, final_div_factor=1e8
-    )
-    for step in range(100):
-        wanted = optimizer.param_groups[0]["lr"]
-        assert schedules.one_cycle(step, 100, 30) == pytest.approx(wanted, abs=1e-6), step
-        optimizer.step()
-        theirs.step()
-    assert schedules.one_cycle(0, 100, 0) == pytest.approx(1 / 25)
-    assert schedules.one_cycle(30, 100, 0) == 1
-
-
-@pytest.mark.parametrize("name", schedules.SCHEDULES)
-def test_the_rate_rises_to_its_highest(name):
-    rates = [schedules.SCHEDULES[name](step, 40, 10) for step in range(40)]
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_rate_rises_to_its_highest_in_the_steps_that_are_told(name):
+    schedule = SCHEDULES[name](40, 10)
+    rates = [schedule(step) for step in range(40)]
     assert max(rates) == 1 and min(rates) > 0 and rates[:10] == sorted(rates[:10])
-    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[9] == 1 and rates[10:] == sorted(rates[10:], reverse=True)
     assert (rates[-1] < 0.01) == (name != "constant")
-    assert schedules.SCHEDULES[name](0, 1, 0) > 0  # a run of one step
+    assert SCHEDULES[name](1, 0)(0) > 0  # a run of one step
+
+
+def test_the_rate_reaches_the_optimiser():
+    made = task(schedule="cosine", warm_up=0.5)  # 6 steps, 3 of which warm up
+    rates = []
+    for step in range(6):
+        made.train_step(step)
+        rates.append(float(made.optimizer.param_groups[0]["lr"]))
+    wanted = [1e-2 * SCHEDULES["cosine"](6, 3)(step) for step in range(6)]
+    assert rates == pytest.approx(wanted) and rates[0] == pytest.approx(1e-2 / 3)
 
 
 # ---------------------------------------------------------------------------- switches
@@ -197,21 +194,21 @@ def test_float16_scales_its_losses_and_lowers_the_scale_after_an_overflow():
     made = task(linear(), precision="float16")
     seen = []
     made.model.register_forward_hook(lambda _, given, found: seen.append(found.dtype))
-    made.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**7)
+    made.trainer.train_step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**7)
     before = weights(made)
     made.train_step(0)
-    assert seen == [torch.float16] and made.scaler.get_scale() == 2.0**7
+    assert seen == [torch.float16] and made.trainer.scaler.get_scale() == 2.0**7
     assert not torch.equal(weights(made), before)
     before = weights(made)
-    made.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**100)
+    made.trainer.train_step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**100)
     made.train_step(1)
-    assert torch.equal(weights(made), before) and made.scaler.get_scale() == 2.0**99
-    assert not task(linear(), precision="bfloat16").scaler.is_enabled()
+    assert torch.equal(weights(made), before) and made.trainer.scaler.get_scale() == 2.0**99
+    assert not task(linear(), precision="bfloat16").trainer.scaler.is_enabled()
 
 
 def test_clipping_takes_the_scale_off_first():
     scaled, plain = (task(linear(), precision=p, clip=1e-3) for p in ("float16", "float32"))
-    scaled.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**7)
+    scaled.trainer.train_step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**7)
     before = weights(plain)
     for made in (scaled, plain):
         made.train_step(0)

@@ -11,7 +11,7 @@ from torch import nn
 
 from course_lib import models
 from course_lib.runtime import device as here
-from course_lib.train import device, randomness
+from course_lib.train import device, randomness, step
 
 CPU, MPS, CUDA = torch.device("cpu"), torch.device("mps"), torch.device("cuda", 0)
 
@@ -82,11 +82,11 @@ def switches():
 
 
 @pytest.mark.parametrize("options, wanted", [
-    ({"tf32": True, "deterministic": False}, ("tf32", "tf32", True, False, False)),
-    ({"tf32": False, "deterministic": False}, ("ieee", "ieee", True, False, False)),
-    ({"tf32": False, "deterministic": False, "benchmark": False},
+    ({"precision": "tf32", "deterministic": False}, ("tf32", "tf32", True, False, False)),
+    ({"precision": "float32", "deterministic": False}, ("ieee", "ieee", True, False, False)),
+    ({"precision": "float32", "deterministic": False, "benchmark": False},
      ("ieee", "ieee", False, False, False)),
-    ({"tf32": True, "deterministic": True}, ("tf32", "tf32", False, True, True)),
+    ({"precision": "tf32", "deterministic": True}, ("tf32", "tf32", False, True, True)),
 ])
 def test_switches_are_set_and_set_back(options, wanted):
     before = switches()
@@ -143,7 +143,7 @@ def test_deterministic_refuses_what_is_not():
 def test_autocast_changes_the_dtype_of_products(precision, dtype):
     layer, seen = nn.Linear(4, 3), []
     layer.register_forward_hook(lambda _, given, found: seen.append(found.dtype))
-    with device.autocast(CPU, precision):
+    with step.autocast(CPU, precision):
         layer(torch.ones(2, 4))
     assert seen == [dtype]
 

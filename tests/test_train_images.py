@@ -369,10 +369,12 @@ def test_switches_reach_the_task(root, monkeypatch):
     monkeypatch.setattr(device, "compiled", compiled)
     task = made(monkeypatch, root, compile=True, enable_mixed_precision=True, grad_accum_steps=2)
     assert calls == [((3, 3, 16, 16), "bfloat16")] and task.network[0] is task.model
-    assert task.precision == "bfloat16" and task.accumulate == 2
+    assert task.trainer.train_step.precision == "bfloat16"
+    assert task.trainer.train_step.accumulate == 2 and task.precision == "bfloat16"
     task = made(monkeypatch, root, channels_last=True, clip_grad=0.5, schedule="one_cycle")
     assert task.model.features[0].weight.is_contiguous(memory_format=torch.channels_last)
-    assert task.clip == 0.5 and task.schedule.__name__ == "one_cycle" and task.average is not None
+    assert task.trainer.train_step.max_norm == 0.5 and task.average is not None
+    assert task.trainer.rates.schedule(0) == pytest.approx(1 / 25)  # where one_cycle begins
     model = "continuous_integration"
     for on in (False, True):
         task = made(monkeypatch, root, model=model, enable_gradient_checkpointing=on)
@@ -393,10 +395,10 @@ def test_switches_reach_pytorch(monkeypatch):
     settings = ImageSettings(precision="tf32", deterministic=True, memory_fraction=0.5)
     images.settled(settings, torch.device("cuda"))
     images.settled(ImageSettings(cudnn_benchmark=False, precision="float32"), torch.device("cuda"))
-    assert seen == [
-        {"tf32": True, "benchmark": True, "deterministic": True, "memory_fraction": 0.5},
-        {"tf32": False, "benchmark": False, "deterministic": False, "memory_fraction": None},
+    assert [list(options.values()) for options in seen] == [
+        ["tf32", True, True, 0.5], ["float32", False, False, None]
     ]
+    assert list(seen[0]) == ["precision", "benchmark", "deterministic", "memory_fraction"]
 
 
 def test_on_apples_gpu_by_a_stand_in(monkeypatch):

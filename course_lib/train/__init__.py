@@ -1,16 +1,19 @@
 """Training loops, with checkpoints that a killed run goes on from, bit for bit."""
 
+from . import schedules
 from .checkpoint import CheckpointError
 from .classifier import accuracy_by_class, evaluate_accuracy, predict
 from .fashion_mnist import load_fashion_mnist, train_fashion_mnist
+from .fashion_mnist_graph import FashionMNISTPass
 from .graph_inference import GraphInference
-from .graph_trainer import GraphTrainer
+from .graph_trainer import GraphTrainer, right_answers
 from .leaves import load_leaves, train_leaves
 from .loop import TrainingError, fit
 from .weights import export_onnx, load_weights, save_weights
 
 __all__ = [
     "CheckpointError",
+    "FashionMNISTPass",
     "GraphInference",
     "GraphTrainer",
     "TrainingError",
@@ -22,7 +25,9 @@ __all__ = [
     "load_leaves",
     "load_weights",
     "predict",
+    "right_answers",
     "save_weights",
+    "schedules",
     "train_fashion_mnist",
     "train_leaves",
 ]

@@ -6,8 +6,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from .device import autocast, sums_dtype
+from .device import sums_dtype
 from .randomness import permutation, seed_of
+from .step import autocast
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

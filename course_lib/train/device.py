@@ -1,8 +1,8 @@
 """On what a run computes, and how: one policy for all that trains.
 
-`choose` finds the device, `settled` sets PyTorch up for it, `autocast` is the context in which a
-network computes, `compiled` and `checkpointed` change how it does. What concerns MPS follows
-PyTorch's documentation and is tested with stand-ins: no Apple hardware has run it.
+`choose` finds the device, `settled` sets PyTorch up for it, `compiled` and `checkpointed` change
+how a network computes (in which arithmetic, `step` says). What concerns MPS follows PyTorch's
+documentation and is tested with stand-ins: no Apple hardware has run it.
 """
 
 import contextlib
@@ -14,17 +14,13 @@ import torch
 from course_lib import device
 
 from .randomness import repeatable
+from .step import PRECISIONS, arithmetic, autocast
 
-#: Precisions, and the dtype of a network's products. TF32 is float32 with shorter factors.
-DTYPES = {
-    "float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}  # fmt: skip
 ORDER = "mps", "cuda", "cpu"
 AMPERE = 8, 0  # the first compute capability with TF32 and bfloat16
 
 
-def choose(name, precision="float32", known=tuple(DTYPES)):
+def choose(name, precision="float32", known=PRECISIONS):
     """The torch device called `name` that can compute in `precision`, one of those `known`.
 
     name  "mps", "cuda", "cuda:1", "cpu"; None or "auto": the first of MPS, CUDA and the CPU that is
@@ -66,22 +62,16 @@ def half_of(place):
     return "float16" if place.type == "mps" else "bfloat16"
 
 
-def autocast(place, precision):
-    """The context in which a network computes in `precision`."""
-    dtype = DTYPES[precision]
-    return torch.autocast(place.type, dtype=dtype, enabled=dtype != torch.float32)
-
-
 def sums_dtype(place):
     """The widest floating dtype on `place`: MPS has no float64."""
     return torch.float32 if place.type == "mps" else torch.float64
 
 
 @contextlib.contextmanager
-def settled(place, *, tf32=None, deterministic=True, benchmark=True, memory_fraction=None):
+def settled(place, *, precision=None, deterministic=True, benchmark=True, memory_fraction=None):
     """PyTorch set up for a run on `place`; afterwards it, and its generators, are as before.
 
-    tf32             whether products of float32 may take TF32; None: as it is set
+    precision        float32 or tf32: how float32 is rounded in products; else as it is set
     deterministic    every run computes the same bits
     benchmark        cuDNN tries its algorithms and takes the fastest; not if deterministic
     memory_fraction  the share of the GPU's memory that this process may take; None: all
@@ -89,8 +79,7 @@ def settled(place, *, tf32=None, deterministic=True, benchmark=True, memory_frac
     Raises ValueError where a memory fraction is asked of a CPU.
     """
     with contextlib.ExitStack() as stack:
-        if tf32 is not None:
-            stack.enter_context(_tf32(tf32))
+        stack.enter_context(arithmetic(precision))
         if memory_fraction is not None:
             stack.enter_context(_memory_limited(place, memory_fraction))
         if deterministic:
@@ -99,20 +88,6 @@ def settled(place, *, tf32=None, deterministic=True, benchmark=True, memory_frac
             stack.enter_context(_benchmarked(benchmark))
             stack.enter_context(torch.random.fork_rng([place] if place.type == "cuda" else []))
         yield
-
-
-@contextlib.contextmanager
-def _tf32(allowed):
-    # The new interface alone: PyTorch refuses to read what was set through both.
-    backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv
-    before = [backend.fp32_precision for backend in backends]
-    for backend in backends:
-        backend.fp32_precision = "tf32" if allowed else "ieee"
-    try:
-        yield
-    finally:
-        for backend, found in zip(backends, before, strict=True):
-            backend.fp32_precision = found
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from course_lib.ops.registration import simulate_on_cpu
 
 from . import checkpoint, device, loop, memory
 from .classifier import PRECISIONS, Classifier
-from .graph_trainer import GraphTrainer
+from .fashion_mnist_graph import FashionMNISTPass
 from .randomness import seed_of
 
 CAPTURED, MODULES = "captured", "modules"
@@ -43,10 +43,10 @@ def train_fashion_mnist(
     precision         "float32", "tf32" or "bfloat16" (autocast)
     use_cuda_kernels  False: PyTorch's layers, loss and optimiser, from the same first weights and
                       with the same batches
-    trainer           "captured": our kernels alone, a step in one CUDA graph (`GraphTrainer`), in
-                      float32 or tf32; "modules": our layers through autograd, in float32 or
-                      bfloat16. None: captured, on a GPU and where it has the precision; a resumed
-                      run goes on as it was begun
+    trainer           "captured": our kernels alone, a step in one CUDA graph
+                      (`FashionMNISTPass`), in float32 or tf32; "modules": our layers through
+                      autograd, in float32 or bfloat16. None: captured, on a GPU and where it has
+                      the precision; a resumed run goes on as it was begun
     device_name       such as "cuda:0" or "cpu"; None: a GPU if there is one. Without a GPU, our
                       layers run PyTorch's CPU operators
     output, resume, checkpoint_steps, progress, report, say
@@ -143,7 +143,7 @@ def _context(trainer, place):
 
 
 def _by_graph(model, images, labels, validation, settings):
-    return GraphTrainer(
+    return FashionMNISTPass(
         model, images, labels, validation, momentum=MOMENTUM, nesterov=True,
         weight_decay=WEIGHT_DECAY, **{key: settings[key] for key in OPTIONS},
     )  # fmt: skip

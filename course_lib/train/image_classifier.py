@@ -7,11 +7,19 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from . import augmenting
+from . import augmenting, schedules
 from .classifier import Classifier, predict
-from .device import autocast
-from .randomness import permutation
-from .schedules import SCHEDULES
+from .graph_trainer import GraphTrainer
+from .randomness import permutation, seed_of
+
+#: The learning rate's way: made from the steps in all, and those in which it rises.
+SCHEDULES = {
+    "cosine": lambda total, rise: schedules.cosine(total, warm_up=rise),
+    "one_cycle": lambda total, rise: schedules.one_cycle(
+        total, **({"rise": rise / total} if rise else {})
+    ),
+    "constant": lambda total, rise: schedules.cosine(total, warm_up=rise, least=1.0),
+}  # fmt: skip
 
 
 class ImageClassifier(Classifier):
@@ -28,7 +36,8 @@ class ImageClassifier(Classifier):
     clip            the largest norm of all gradients together; None: any
     ema             decay of an average of the weights, which is then what is evaluated; None: none
     channels_last   images and weights lie channels-last in memory
-    precision       one of `device.DTYPES`; in float16, losses are scaled
+    precision       one of `step.PRECISIONS`; in float16, losses are scaled
+    capture         a step is one CUDA graph; a step is `GraphTrainer`'s either way
     """
 
     def __init__(
@@ -36,6 +45,7 @@ class ImageClassifier(Classifier):
         optimizer=None, weight_decay=0.05, loss=cross_entropy, label_smoothing=0.0, warm_up=0.0,
         precision="float32", network=None, keep_on_device=True, padding=8, mixup=0.0, cutmix=0.0,
         schedule="cosine", accumulate=1, clip=None, ema=None, channels_last=False,
+        capture=False,
     ):  # fmt: skip
         place = next(model.parameters()).device
         self.keep_on_device = keep_on_device
@@ -48,10 +58,14 @@ class ImageClassifier(Classifier):
             label_smoothing=label_smoothing, warm_up=warm_up, precision=precision,
         )  # fmt: skip
         self.network, self.padding, self.mixing = network or model, padding, (mixup, cutmix)
-        self.schedule, self.accumulate, self.clip = SCHEDULES[schedule], accumulate, clip
         layout = torch.channels_last if channels_last else torch.contiguous_format
         self.prepare = augmenting.Normalise(place, memory_format=layout)
-        self.scaler = torch.amp.GradScaler(place.type, enabled=precision == "float16")
+        total = epochs * self.steps_per_epoch
+        self.trainer = GraphTrainer(
+            self.network, self.optimizer, self._loss, precision=precision,
+            schedule=SCHEDULES[schedule](total, round(warm_up * total)), max_norm=clip,
+            accumulate=accumulate, measure=_right, capture=capture,
+        )  # fmt: skip
         self.average = None
         if ema is not None:
             self.average = AveragedModel(
@@ -64,7 +78,17 @@ class ImageClassifier(Classifier):
         """Train on batch number `step`, counted from the start of the run."""
         if self._since is None:
             self._since, self._seen = time.perf_counter(), 0
-        super().train_step(step)
+        images, labels = self._inputs(step)
+        mix = augmenting.mixing(*self.mixing, self.seed, "mixing", step)
+        x, share = augmenting.mixed(self.prepare(images), *mix)
+        torch.manual_seed(seed_of(self.seed, "step", step))  # dropout's, stochastic depth's
+        targets = (labels,)
+        if any(self.mixing):  # every step then looks alike, mixed or not
+            targets = labels, labels.roll(1), torch.full((), share, device=self.device)
+        loss = self.trainer(x, targets)
+        self.totals += torch.stack([loss.to(self.totals.dtype), self.trainer.measured])
+        if self.average is not None:
+            self.average.update_parameters(self.model)
         self._seen += self.batch_size
 
     def end_epoch(self):
@@ -83,13 +107,17 @@ class ImageClassifier(Classifier):
 
     def state_dict(self):
         """Everything that the next steps depend on, beside their numbers."""
-        state = super().state_dict() | {"scaler": self.scaler.state_dict()}
+        state = self.trainer.state_dict() | {
+            "model": self.model.state_dict(), "totals": self.totals
+        }  # fmt: skip
         return state if self.average is None else state | {"average": self.average.state_dict()}
 
     def load_state_dict(self, state):
         """Go on where `state` was taken."""
-        super().load_state_dict(state)
-        self.scaler.load_state_dict(state["scaler"])
+        before = "" if self.network is self.model else "_orig_mod."  # as a compiled network has it
+        model = {f"{before}{name}": tensor for name, tensor in state["model"].items()}
+        self.trainer.load_state_dict(state | {"model": model})
+        self.totals.copy_(state["totals"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
 
@@ -128,43 +156,16 @@ class ImageClassifier(Classifier):
             images = augmenting.cropped_and_flipped(images, self._draws[part], self.padding)
         return images, self.labels[self._order[2][part]]
 
-    def _learn(self, images, labels, step):
-        mix = augmenting.mixing(*self.mixing, self.seed, "mixing", step)
-        x, share = augmenting.mixed(self.prepare(images), *mix)
-        partners = labels.roll(1)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss, right = 0.0, 0
-        for part in self._parts(len(x)):
-            with autocast(self.device, self.precision):
-                logits = self.network(x[part])
-            found = self._loss(logits.float(), labels[part], partners[part], share)
-            found = found * (len(logits) / len(x))
-            self.scaler.scale(found).backward()
-            loss = loss + found.detach()
-            right = right + (logits.detach().argmax(1) == labels[part]).sum()
-        if self.clip is not None:
-            self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        if self.average is not None:
-            self.average.update_parameters(self.model)
-        return loss, right
-
-    def _parts(self, n):
-        size = -(-n // self.accumulate)
-        return [slice(first, first + size) for first in range(0, n, size)]
-
-    def _loss(self, logits, labels, partners, share):
+    def _loss(self, logits, labels, partners=None, share=None):
         loss = self.loss(logits, labels, label_smoothing=self.label_smoothing)
-        if share == 1:
+        if partners is None:
             return loss
         other = self.loss(logits, partners, label_smoothing=self.label_smoothing)
         return share * loss + (1 - share) * other
 
-    def _learning_rate(self, step):
-        total = self.epochs * self.steps_per_epoch
-        return self.learning_rate * self.schedule(step, total, round(self.warm_up * total))
+
+def _right(logits, labels, *others):
+    return (logits.argmax(1) == labels).sum()
 
 
 def _pinned(images, place):

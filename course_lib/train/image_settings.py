@@ -47,7 +47,7 @@ class ImageSettings:
     deterministic: bool = option(False, "the same bits in every run, on a GPU too")
     kernels: Literal["ours", "torch"] | None = option(
         None, "whose layers, loss and optimiser: ours (default on an NVIDIA GPU) or torch")
-    capture: bool | None = option(None, "a step in one CUDA graph")
+    capture: bool | None = option(None, "a step in one CUDA graph (default on an NVIDIA GPU)")
     profile: bool = option(False, "keep a trace of some steps, and a table of where time goes")
 
     epochs: int = option(20, "how often each image is seen", 1)

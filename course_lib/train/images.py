@@ -87,23 +87,18 @@ def decided(settings):
     if precision == "tf32" and place.type != "cuda":
         raise ValueError(f"tf32 needs an NVIDIA GPU, and this run is on {place}: choose float32")
     on_gpu = place.type == "cuda" and not SIMULATED
-    if settings.capture:
-        require_capturable(settings, place)
+    if settings.capture and not on_gpu:
+        raise ValueError(f"capture needs an NVIDIA GPU, and this run is on {place}: leave it out")
     kernels = settings.kernels or ("ours" if on_gpu else "torch")
-    return dataclasses.replace(
-        settings, precision=precision, kernels=kernels, capture=bool(settings.capture),
-    ), place  # fmt: skip
-
-
-def require_capturable(settings, place):
-    """ValueError unless a step can be captured in a CUDA graph."""
-    raise ValueError(f"capture needs an NVIDIA GPU, and this run is on {place}: leave it out")
+    capture = on_gpu if settings.capture is None else settings.capture
+    settled = {"precision": precision, "kernels": kernels, "capture": capture}
+    return dataclasses.replace(settings, **settled), place
 
 
 def settled(settings, place):
     """The context of a run: on a CPU, results are the same in every run anyway."""
     return device.settled(
-        place, tf32=settings.precision == "tf32", benchmark=settings.cudnn_benchmark,
+        place, precision=settings.precision, benchmark=settings.cudnn_benchmark,
         deterministic=settings.deterministic or place.type == "cpu",
         memory_fraction=settings.memory_fraction,
     )  # fmt: skip
@@ -188,7 +183,7 @@ def make_task(settings, place, training, validation, say):
         padding=settings.padding if settings.augment else None, mixup=settings.mixup,
         cutmix=settings.cutmix, schedule=settings.schedule, accumulate=settings.grad_accum_steps,
         clip=settings.clip_grad, ema=settings.model_ema_decay if settings.model_ema else None,
-        channels_last=settings.channels_last,
+        channels_last=settings.channels_last, capture=settings.capture,
     )  # fmt: skip
 
 
@@ -198,6 +193,8 @@ def optimizer_of(settings, place):
     library, options = optim if ours else torch.optim, {}
     if not ours and place.type == "cuda":
         options["fused"] = True
+        if settings.optimizer != "sgd":
+            options["capturable"] = True
     if settings.optimizer == "sgd":
         momentum = settings.momentum
         return lambda groups, lr: library.SGD(

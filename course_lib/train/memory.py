@@ -23,13 +23,13 @@ def explained(settings):
     except TrainingError:
         raise
     except (MemoryError, RuntimeError) as error:
-        if not _is_about_memory(error):
+        if not is_about_memory(error):
             raise
         # `from None`: the error's frames hold the tensors that fill the memory.
         raise TrainingError(sentence(str(error), settings)) from None
 
 
-def _is_about_memory(error):
+def is_about_memory(error):
     known = MemoryError, torch.cuda.OutOfMemoryError
     return isinstance(error, known) or _ON_CPU.search(str(error)) is not None
 
