@@ -7,6 +7,8 @@ from .fashion_mnist import load_fashion_mnist, train_fashion_mnist
 from .fashion_mnist_graph import FashionMNISTPass
 from .graph_inference import GraphInference
 from .graph_trainer import GraphTrainer, right_answers
+from .image_settings import ImageSettings
+from .images import load_images, train_images
 from .leaves import load_leaves, train_leaves
 from .loop import TrainingError, fit
 from .weights import export_onnx, load_weights, save_weights
@@ -16,12 +18,14 @@ __all__ = [
     "FashionMNISTPass",
     "GraphInference",
     "GraphTrainer",
+    "ImageSettings",
     "TrainingError",
     "accuracy_by_class",
     "evaluate_accuracy",
     "export_onnx",
     "fit",
     "load_fashion_mnist",
+    "load_images",
     "load_leaves",
     "load_weights",
     "predict",
@@ -29,5 +33,6 @@ __all__ = [
     "save_weights",
     "schedules",
     "train_fashion_mnist",
+    "train_images",
     "train_leaves",
 ]

@@ -110,12 +110,13 @@ def _memory_limited(place, fraction):
         torch.mps.set_per_process_memory_fraction(fraction)  # which cannot be asked for
         yield
         return
-    before = torch.cuda.get_per_process_memory_fraction(place)
-    torch.cuda.set_per_process_memory_fraction(fraction, place)
+    index = torch.cuda.current_device() if place.index is None else place.index
+    before = torch.cuda.get_per_process_memory_fraction(index)
+    torch.cuda.set_per_process_memory_fraction(fraction, index)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(before, place)
+        torch.cuda.set_per_process_memory_fraction(before, index)
 
 
 def compiled(model, example, *, precision="float32", say=None, **options):

@@ -1,6 +1,5 @@
 """Training a classifier of photographs: a `Classifier` whose batches are made on the device."""
 
-import contextlib
 import time
 
 import torch
@@ -137,7 +136,7 @@ class ImageClassifier(Classifier):
         )  # fmt: skip
 
     def _placed(self, images):
-        return super()._placed(images) if self.keep_on_device else _pinned(images, self.device)
+        return super()._placed(images) if self.keep_on_device else images
 
     def _inputs(self, step):
         epoch, batch = divmod(step, self.steps_per_epoch)
@@ -166,10 +165,3 @@ class ImageClassifier(Classifier):
 
 def _right(logits, labels, *others):
     return (logits.argmax(1) == labels).sum()
-
-
-def _pinned(images, place):
-    """`images` on the host, from where a GPU can fetch them by itself."""
-    with contextlib.suppress(RuntimeError):  # where the system locks no more memory
-        return images.pin_memory() if place.type == "cuda" else images
-    return images
