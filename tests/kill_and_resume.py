@@ -2,8 +2,9 @@
 
     python tests/kill_and_resume.py FOLDER --kills 3 -- --model efficientnet_b0 --epochs 4
 
-trains `leaves`, or what ``--task`` names, twice with the options after ``--``: once undisturbed into FOLDER/whole, once into
-FOLDER/killed, where it is killed and resumed. The two must end with the same bits.
+trains `leaves`, or what ``--task`` names, twice with the options after ``--``: once undisturbed
+into FOLDER/whole, once into FOLDER/killed, where it is killed and resumed. The two must end with the
+same bits.
 """
 
 import argparse
@@ -98,8 +99,8 @@ def main():
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     asked = parser.parse_args(words[:end])
-    found = prove(asked.folder, words[end + 1 :], kills=asked.kills, seed=asked.seed,
-                  task=asked.task)  # fmt: skip
+    how = dict(kills=asked.kills, seed=asked.seed, task=asked.task)
+    found = prove(asked.folder, words[end + 1 :], **how)
     print("\n".join(found) or "Bit-identical: weights, optimiser, history.")
     return 1 if found else 0
 

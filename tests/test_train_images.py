@@ -401,6 +401,19 @@ def test_switches_reach_pytorch(monkeypatch):
     assert list(seen[0]) == ["precision", "benchmark", "deterministic", "memory_fraction"]
 
 
+def test_switches_reach_the_set(root, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(images.data, "images", lambda root, **options: seen.append((root, options)))
+    images.read(ImageSettings(
+        data="set", num_workers=3, prefetch_factor=5, load_subset=0.5, cache=tmp_path, seed=9,
+        image_size=20, validation_fraction=0.3, download=True,
+    ), "downloads")  # fmt: skip
+    assert seen == [("set", {
+        "workers": 3, "prefetch": 5, "subset": 0.5, "cache": tmp_path, "seed": 9, "image_size": 20,
+        "validation_fraction": 0.3, "download": True, "downloads": "downloads", "progress": None,
+    })]  # fmt: skip
+
+
 def test_on_apples_gpu_by_a_stand_in(monkeypatch):
     monkeypatch.setattr(here, "_mps_available", lambda: True)
     settings, place = images.decided(ImageSettings(enable_mixed_precision=True))
@@ -442,10 +455,21 @@ def test_a_gpu_trains_and_resumes_to_the_same_bits(root, tmp_path, kernels):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("capture", [False, None])
+def test_a_gpu_captures_steps_unless_told_not_to(root, monkeypatch, capture):
+    task = made(monkeypatch, root, device="cuda", capture=capture)
+    for step in range(3):
+        task.train_step(step)
+    assert bool(task.trainer.graphs) == (capture is None)
+
+
+@pytest.mark.gpu
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("options", [
     {"precision": "bfloat16", "channels_last": True}, {"precision": "float16", "clip_grad": 1.0},
     {"precision": "tf32", "compile": True, "kernels": "torch"}, {"memory_fraction": 0.5},
+    {"capture": False, "kernels": "torch"}, {"optimizer": "sgd", "grad_accum_steps": 2},
+    {"model": "continuous_integration", "enable_gradient_checkpointing": True},
 ])
 def test_a_gpu_learns_with_each_switch(root, options):
     settings = dict(device="cuda", epochs=6, model_ema=False, mixup=0.0, cutmix=0.0)
