@@ -3,8 +3,8 @@
     python tests/kill_and_resume.py FOLDER --kills 3 -- --model efficientnet_b0 --epochs 4
 
 trains `leaves`, or what ``--task`` names, twice with the options after ``--``: once undisturbed
-into FOLDER/whole, once into FOLDER/killed, where it is killed and resumed. The two must end with the
-same bits.
+into FOLDER/whole, once into FOLDER/killed, where it is killed and resumed. The two must end with
+the same bits.
 """
 
 import argparse
