@@ -25,8 +25,12 @@ def test_tiny_imagenet_as_it_is_published(tmp_path):
     for name, label in zip(held.names, held.labels.tolist(), strict=True):
         assert told[name.removeprefix("val/")] == label
     packed = zipped(root, tmp_path / "set.zip")
-    for one, other in zip(data.images(packed, image_size=16), (training, held), strict=True):
-        assert one.digest() == other.digest()
+    cached = {"cache": tmp_path / "cache"}
+    for options in ({}, {"workers": 2}, cached, cached):
+        for one, other in zip(
+            data.images(packed, image_size=16, **options), (training, held), strict=True
+        ):
+            assert one.digest() == other.digest()
     leaf = data.leaves(root, image_size=16)  # one reader of layouts for all
     assert leaf.digest() == training.digest()
 

@@ -34,7 +34,8 @@ def images(
     downloads, download  the folder that holds CIFAR-100, and whether torchvision may fetch it there
     cache                a folder that keeps the decoded images for the next time, as one file
     workers, prefetch    processes that decode, and how many chunks of 256 images each makes ahead;
-                         None: one for each core, where there are more than a few images
+                         None: one for each core, where there are more than a few images. What is in
+                         a zip is decoded by threads
     progress             called as tqdm is, around the images being read
 
     Raises ValueError for sizes and shares that cannot be, and DataError, which names the file and
@@ -55,21 +56,19 @@ def images(
     held = decoded.chosen(found, False, validation_fraction, seed)
     found = _subset(found, held, subset, seed)
     decoded.require_room(len(found.items), size)
+    # Those to train on come first, so that each part is a view of what is decoded.
+    items = sorted(found.items, key=lambda item: item[0] in held)
+    n_training = sum(name not in held for name, _, _ in items)
 
     def make():
-        files = [file for _, _, file in found.items]
-        return _decoded(files, size, read, workers, prefetch, progress)
+        return _decoded([file for _, _, file in items], size, read, workers, prefetch, progress)
 
-    kept = make() if cache is None else _cached(Path(cache), found, size, make)
-    labels = torch.tensor([label for _, label, _ in found.items])
-    names = [name for name, _, _ in found.items]
-    parts = []
-    for train in (True, False):
-        rows = torch.tensor([i for i, name in enumerate(names) if (name in held) != train])
-        parts.append(DecodedImages(
-            kept[rows], labels[rows], tuple(found.classes), tuple(names[i] for i in rows.tolist())
-        ))  # fmt: skip
-    return tuple(parts)
+    pixels = make() if cache is None else _cached(Path(cache), found.classes, items, size, make)
+    names, labels, _ = zip(*items, strict=True)
+    return tuple(
+        DecodedImages(pixels[part], torch.tensor(labels[part]), tuple(found.classes), names[part])
+        for part in (slice(n_training), slice(n_training, None))
+    )
 
 
 def _require_subset(subset):
@@ -107,20 +106,21 @@ def _subset(found, held, subset, seed):
 def _decoded(files, size, read, workers, prefetch, progress):
     if workers is None:
         workers = 0 if len(files) <= FEW else os.cpu_count()
-    if workers == 0:
+    # Processes would share one place in a zip's file, and read what is another's.
+    if workers == 0 or layouts.zipped(files[0]):
         return decoded.decoded(files, size, read, progress=progress)
     return decoded.decoded_by_processes(
         files, size, read, workers=workers, prefetch=prefetch, progress=progress
     )
 
 
-def _cached(folder, found, size, make):
+def _cached(folder, classes, items, size, make):
     """What `make` makes, kept in `folder`; or what it once made of the same files."""
-    path = folder / f"images-{size}-{_facts(found)}.npy"
+    path = folder / f"images-{size}-{_facts(classes, items)}.npy"
     try:
         if path.is_file():
             kept = np.load(path, allow_pickle=False)
-            if kept.shape == (len(found.items), 3, size, size) and kept.dtype == np.uint8:
+            if kept.shape == (len(items), 3, size, size) and kept.dtype == np.uint8:
                 return torch.from_numpy(kept)
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError, EOFError) as error:
@@ -139,10 +139,10 @@ def _cached(folder, found, size, make):
     return kept
 
 
-def _facts(found):
+def _facts(classes, items):
     """A hash of the files' names, sizes and times: another file, or a changed one, has another."""
-    content = hashlib.sha256(repr(found.classes).encode())
-    for name, label, file in found.items:
+    content = hashlib.sha256(repr(classes).encode())
+    for name, label, file in items:
         facts = ()
         if isinstance(file, Path):
             status = file.stat()

@@ -65,11 +65,14 @@ def _train(options, progress):
     if options.resume and output.is_dir() and not (output / loop.CHECKPOINT).exists():
         print(f"{output} has no checkpoint yet: the run starts from its beginning.")
     on_terminal = sys.stderr.isatty()
+    report = functools.partial(_report, print if not on_terminal else progress.write)
+    if on_terminal and options.task != "images":
+        report = None  # the bar says it all, but for images in a second
     try:
         _, history = TRAIN[options.task](
             options, output=output, resume=options.resume, **given,
             progress=progress if on_terminal else None,
-            report=None if on_terminal else lambda entry: print(loop.sentence(entry), flush=True),
+            report=report,
             say=functools.partial(progress.write, file=sys.stderr),
         )  # fmt: skip
     except KeyboardInterrupt:
@@ -87,6 +90,11 @@ def _train(options, progress):
             "says: the same command goes on."
         )
     return 0
+
+
+def _report(write, entry):
+    write(loop.sentence(entry))
+    sys.stdout.flush()
 
 
 def _train_leaves(options, **settings):
