@@ -148,7 +148,7 @@ def _training_options(task, data, *precisions):
     task.add_argument("--seed", type=int, default=0, help="of all random numbers (default: 0)")
     task.add_argument("--precision", choices=precisions, help="(default: float32)")
     task.add_argument("--checkpoint-steps", type=int, help="steps between (default: an epoch)")
-    task.add_argument("--device", help="such as cuda:1 or cpu (default: a GPU, if there is one)")
+    task.add_argument("--device", help="such as cuda:1, mps or cpu (default: a GPU if any)")
     task.add_argument(
         "--no-cuda-kernels", action="store_false", dest="use_cuda_kernels",
         help="PyTorch's operators instead of ours",

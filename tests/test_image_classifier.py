@@ -159,20 +159,30 @@ def test_clipping_bounds_the_gradients():
 
 
 def test_the_average_of_the_weights_differs_and_is_evaluated():
-    made, plain = trained(ema=0.5), trained()
+    made, plain = trained(ema=0.2), trained()
     average = torch.cat([p.flatten() for p in made.average.module.parameters()])
     assert torch.equal(weights(made), weights(plain))  # training is left alone
     assert not torch.equal(average, weights(made))
-    expected = None
-    for step in range(1, 4):  # by hand
-        now = weights(trained(step))
-        expected = now if expected is None else 0.5 * expected + 0.5 * now
+    expected = torch.cat([p.detach().flatten() for p in network().parameters()])
+    for step, decay in ((1, 1 / 10), (2, 2 / 11), (3, 0.2)):  # by hand
+        expected = decay * expected + (1 - decay) * weights(trained(step))
     torch.testing.assert_close(average, expected)
     images = part(9, seed=1).images
     with torch.no_grad():
         wanted = made.average.module(made.prepare(images))
     torch.testing.assert_close(made.predict(images), wanted)
     assert made.end_epoch()["validation_loss"] != plain.end_epoch()["validation_loss"]
+
+
+def test_the_average_has_running_statistics_and_counts():
+    model = nn.Sequential(nn.BatchNorm2d(3), network())
+    made = task(model, ema=0.0)
+    for step in range(2):
+        made.train_step(step)
+    for mine, theirs in zip(made.average.module.buffers(), model.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert made.average.module[0].num_batches_tracked == 2
+    assert not any(p.requires_grad for p in made.average.module.parameters())
 
 
 def test_channels_last_reaches_weights_and_images():
@@ -261,3 +271,32 @@ def test_a_state_is_all_that_the_next_steps_need(options):
             each.train_step(step)
     assert torch.equal(weights(made), weights(other)) and torch.equal(made.totals, other.totals)
     assert made.end_epoch() == other.end_epoch()
+
+
+class Named(nn.Module):
+    """A network that is no list of layers, and so has no length."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def test_a_compiled_network_trains_and_goes_on_as_the_model_does():
+    def compiled():
+        model = Named()
+        return task(model, network=torch.compile(model, backend="eager"), ema=0.5)
+
+    made, plain = compiled(), task(Named(), ema=0.5)
+    for each in (made, plain):
+        each.train_step(0)
+    kept = made.state_dict()
+    assert kept["model"].keys() == plain.state_dict()["model"].keys()  # those of the model itself
+    other = compiled()
+    other.load_state_dict(copy.deepcopy(kept))
+    for each in (made, plain, other):
+        each.train_step(1)
+    assert torch.equal(weights(made), weights(other))
+    torch.testing.assert_close(weights(made), weights(plain))

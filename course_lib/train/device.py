@@ -131,8 +131,8 @@ def compiled(model, example, *, precision="float32", say=None, **options):
     state = copy.deepcopy(model.state_dict())
     gradients = [p.grad for p in model.parameters()]
     training = model.training
-    found = torch.compile(model, **options)
     try:
+        found = torch.compile(model, **options)
         for p in model.parameters():
             p.grad = None
         with autocast(example.device, precision):

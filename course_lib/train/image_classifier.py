@@ -4,9 +4,9 @@ import time
 
 import torch
 from torch.nn.functional import cross_entropy
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from . import augmenting, schedules
+from .average import Average
 from .classifier import Classifier, predict
 from .graph_trainer import GraphTrainer
 from .randomness import permutation, seed_of
@@ -33,7 +33,7 @@ class ImageClassifier(Classifier):
     accumulate      parts that a batch is computed in, one after the other, for less memory: the
                     gradients are the whole batch's, but batch norms see a part at a time
     clip            the largest norm of all gradients together; None: any
-    ema             decay of an average of the weights, which is then what is evaluated; None: none
+    ema             decay of an `Average` of the weights, which is then what is evaluated
     channels_last   images and weights lie channels-last in memory
     precision       one of `step.PRECISIONS`; in float16, losses are scaled
     capture         a step is one CUDA graph; a step is `GraphTrainer`'s either way
@@ -56,7 +56,8 @@ class ImageClassifier(Classifier):
             optimizer=optimizer, weight_decay=weight_decay, loss=loss,
             label_smoothing=label_smoothing, warm_up=warm_up, precision=precision,
         )  # fmt: skip
-        self.network, self.padding, self.mixing = network or model, padding, (mixup, cutmix)
+        self.network = model if network is None else network
+        self.padding, self.mixing = padding, (mixup, cutmix)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         self.prepare = augmenting.Normalise(place, memory_format=layout)
         total = epochs * self.steps_per_epoch
@@ -65,11 +66,7 @@ class ImageClassifier(Classifier):
             schedule=SCHEDULES[schedule](total, round(warm_up * total)), max_norm=clip,
             accumulate=accumulate, measure=_right, capture=capture,
         )  # fmt: skip
-        self.average = None
-        if ema is not None:
-            self.average = AveragedModel(
-                model, multi_avg_fn=get_ema_multi_avg_fn(ema), use_buffers=True
-            )
+        self.average = None if ema is None else Average(model, ema)
         self._draws = None
         self._since, self._seen, self.speed = None, 0, None
 
@@ -87,7 +84,7 @@ class ImageClassifier(Classifier):
         loss = self.trainer(x, targets)
         self.totals += torch.stack([loss.to(self.totals.dtype), self.trainer.measured])
         if self.average is not None:
-            self.average.update_parameters(self.model)
+            self.average.update()
         self._seen += self.batch_size
 
     def end_epoch(self):
