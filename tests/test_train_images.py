@@ -1,61 +1,22 @@
 """`train images` as a user starts it: what it tells, keeps, goes on from, and refuses."""
 
-import contextlib
 import dataclasses
 import json
-import multiprocessing
-import os
-import random
-import signal
-import time
 
 import pytest
 import torch
+from image_runs import OPTIONS, at_step, command, made
 from image_sets import NUMBERS, class_folders, tiny_imagenet
-from kill_and_resume import differences
 
-from course_lib import cli, models, train
+from course_lib import cli
 from course_lib.runtime import device as here
-from course_lib.train import checkpoint, config, device, image_classifier, images, loop
+from course_lib.train import checkpoint, config, device, images
 from course_lib.train.image_settings import ImageSettings
-
-OPTIONS = ["--device", "cpu", "--image-size", "16", "--batch-size", "6", "--padding", "1"]
-#: What makes resuming hard: an average, running statistics, dropout, and random mixing.
-SMALL = ImageSettings(
-    device="cpu", image_size=16, batch_size=6, epochs=4, padding=1, mixup=0.2, cutmix=1.0,
-    model_ema=True, model_ema_decay=0.9, checkpoint_steps=1,
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return tiny_imagenet(tmp_path_factory.mktemp("sets") / "tiny-imagenet-200", train=8)
-
-
-@pytest.fixture(scope="module")
-def whole(root, tmp_path_factory):
-    """The folder of a run that was left alone."""
-    folder = tmp_path_factory.mktemp("whole")
-    with one_thread():
-        run(root, folder)
-    return folder
-
-
-@contextlib.contextmanager
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def run(root, output=None, resume=False, **options):
-    settings = dataclasses.replace(SMALL, data=str(root), **options)
-    return images.train_images(settings, output=output, resume=resume, tell=str)
-
-
-def command(root, *words):
-    return cli.main(["train", "images", *OPTIONS, "--data", str(root), *map(str, words)])
 
 
 # ----------------------------------------------------------------- what is told and kept
@@ -133,133 +94,6 @@ def test_a_profile_is_kept(root, tmp_path, capsys):
     )
     images.train_images(one_step, output=tmp_path / "short", tell=str)
     assert (tmp_path / "short" / "trace.json").exists()
-
-
-# ------------------------------------------------------------------------------ going on
-
-
-class Stop(Exception):
-    pass
-
-
-def at_step(monkeypatch, number, act):
-    """Let `act()` run within training step `number`, counted from the start of the process."""
-    left, step = [number], image_classifier.ImageClassifier.train_step
-
-    def train_step(self, n):
-        left[0] -= 1
-        if left[0] == -1:
-            act()
-        step(self, n)
-
-    monkeypatch.setattr(image_classifier.ImageClassifier, "train_step", train_step)
-
-
-def stop():
-    raise Stop
-
-
-def test_a_stopped_run_ends_with_the_same_bits(root, whole, tmp_path, monkeypatch):
-    with one_thread():
-        with monkeypatch.context() as patch, pytest.raises(Stop):
-            at_step(patch, 6, stop)
-            run(root, tmp_path)
-        assert checkpoint.load(tmp_path / "checkpoint.pt")["step"] == 6
-        run(root, tmp_path, resume=True)
-    assert differences(whole / "checkpoint.pt", tmp_path / "checkpoint.pt") == []
-
-
-def _train_in_a_process(root, folder):
-    torch.set_num_threads(1)
-    run(root, folder, resume=folder.exists())
-
-
-@pytest.mark.timeout(120)
-def test_a_killed_run_ends_with_the_same_bits(root, whole, tmp_path):
-    folder, chance, killed = tmp_path / "run", random.Random(), 0
-    fork = multiprocessing.get_context("fork")
-    deadline = time.monotonic() + 90
-    while True:
-        process = fork.Process(target=_train_in_a_process, args=(root, folder))
-        process.start()
-        before = _steps_done(folder)
-        while process.is_alive() and _steps_done(folder) < before + 4:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-        time.sleep(chance.uniform(0, 0.05))
-        process.kill()
-        process.join()
-        if process.exitcode == 0:
-            break
-        killed += 1
-    assert killed >= 1
-    assert differences(whole / "checkpoint.pt", folder / "checkpoint.pt") == []
-
-
-def _steps_done(folder):
-    path = folder / "checkpoint.pt"
-    return checkpoint.load(path)["step"] if path.exists() else 0
-
-
-def test_ctrl_c_keeps_the_step_in_hand(root, tmp_path, monkeypatch, capsys):
-    words = "--epochs", 2, "--output", tmp_path / "run"
-    with monkeypatch.context() as patch:
-        at_step(patch, 2, lambda: os.kill(os.getpid(), signal.SIGINT))
-        assert command(root, *words) == 130
-    assert "the last checkpoint is whole. To go on, add --resume" in capsys.readouterr().err
-    assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["step"] == 3  # of 4 in an epoch
-    assert command(root, *words, "--resume") == 0
-    assert command(root, "--epochs", 2, "--output", tmp_path / "other") == 0
-    found = [tmp_path / name / "checkpoint.pt" for name in ("run", "other")]
-    assert differences(*found) == []
-
-
-def test_a_second_ctrl_c_interrupts_at_once():
-    with pytest.raises(KeyboardInterrupt), loop._put_off() as asked:
-        signal.raise_signal(signal.SIGINT)
-        assert asked
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("it goes on")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_max_minutes_stops_after_an_epoch_and_the_same_command_goes_on(
-    root, whole, tmp_path, monkeypatch, capsys
-):
-    clock, step = [0.0], image_classifier.ImageClassifier.train_step
-
-    def slow(self, number):
-        clock[0] += 15.0  # four steps: a minute for an epoch
-        step(self, number)
-
-    monkeypatch.setattr(image_classifier.ImageClassifier, "train_step", slow)
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    words = ["--epochs", 4, "--mixup", 0.2, "--cutmix", 1.0, "--model-ema", "--model-ema-decay",
-             0.9, "--max-minutes", 2.5, "--output", tmp_path / "run"]  # fmt: skip
-    with one_thread():
-        assert command(root, *words) == 0
-        assert "Stopped after epoch 2 of 4, as max_minutes says" in capsys.readouterr().out
-        assert checkpoint.load(tmp_path / "run" / "checkpoint.pt")["step"] == 8
-        assert command(root, *words) == 0
-        assert "Stopped" not in capsys.readouterr().out
-        assert command(root, *words) == 0  # of a run that has ended
-    assert differences(whole / "checkpoint.pt", tmp_path / "run" / "checkpoint.pt") == []
-
-
-def test_another_runs_checkpoint_is_refused(root, whole, tmp_path):
-    before = (whole / "checkpoint.pt").read_bytes()
-    for other, words in (
-        ({"mixup": 0.5}, "mixup was 0.2, and is now 0.5"), ({"load_subset": 2.0}, "load_subset"),
-    ):  # fmt: skip
-        with pytest.raises(train.CheckpointError, match=words):
-            run(root, whole, resume=True, **other)
-    with pytest.raises(train.CheckpointError, match="was trained with other images"):
-        images.load_images(whole / "checkpoint.pt", device_name="cpu")
-    assert (whole / "checkpoint.pt").read_bytes() == before
-    task, part, _ = images.load_images(whole / "checkpoint.pt", str(root), device_name="cpu")
-    history = json.loads((whole / "history.json").read_text())
-    right = (task.predict(part.images).argmax(1) == part.labels).double().mean()
-    assert right == history[-1]["validation_accuracy"]
 
 
 # ------------------------------------------------------------------ settings and switches
@@ -351,14 +185,6 @@ def test_out_of_memory_says_what_to_reduce(root, tmp_path, capsys, monkeypatch):
     assert checkpoint.load(output / "checkpoint.pt")["step"] == 4
 
 
-def made(monkeypatch, root, **options):
-    """The task of a run with these settings."""
-    settings = dataclasses.replace(SMALL, data=str(root), **options)
-    settings, place = images.decided(settings)
-    training, held = images.read(settings)
-    return images.make_task(settings, place, training, held, None)
-
-
 def test_switches_reach_the_task(root, monkeypatch):
     calls = []
 
@@ -367,21 +193,21 @@ def test_switches_reach_the_task(root, monkeypatch):
         return torch.nn.Sequential(model)
 
     monkeypatch.setattr(device, "compiled", compiled)
-    task = made(monkeypatch, root, compile=True, enable_mixed_precision=True, grad_accum_steps=2)
+    task = made(root, compile=True, enable_mixed_precision=True, grad_accum_steps=2)
     assert calls == [((3, 3, 16, 16), "bfloat16")] and task.network[0] is task.model
     assert task.trainer.train_step.precision == "bfloat16"
     assert task.trainer.train_step.accumulate == 2 and task.precision == "bfloat16"
-    task = made(monkeypatch, root, channels_last=True, clip_grad=0.5, schedule="one_cycle")
+    task = made(root, channels_last=True, clip_grad=0.5, schedule="one_cycle")
     assert task.model.features[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert task.trainer.train_step.max_norm == 0.5 and task.average is not None
     assert task.trainer.rates.schedule(0) == pytest.approx(1 / 25)  # where one_cycle begins
     model = "continuous_integration"
     for on in (False, True):
-        task = made(monkeypatch, root, model=model, enable_gradient_checkpointing=on)
+        task = made(root, model=model, enable_gradient_checkpointing=on)
         assert task.model.memory_efficient is on and not task.model.enable_mixed_precision
     for name, kind in (("sgd", "SGD"), ("adam", "Adam"), ("adamw", "AdamW")):
         for kernels, library in (("torch", "torch.optim"), ("ours", "course_lib.optim")):
-            task = made(monkeypatch, root, optimizer=name, kernels=kernels)
+            task = made(root, optimizer=name, kernels=kernels)
             found = type(task.optimizer)
             assert found.__name__ == kind and found.__module__.startswith(library)
             assert type(task.model.features[0]).__module__.startswith(
@@ -437,41 +263,3 @@ def test_every_key_is_an_option_with_help(capsys):
     for field in dataclasses.fields(ImageSettings):
         assert f"--{field.name.replace('_', '-')} " in told or f"--{field.name}" in told
     assert config.converted(ImageSettings, "load_subset", 20) == 20.0
-    assert models.TinyImageNetCNN  # the default network is there
-
-
-@pytest.mark.gpu
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("kernels", ["ours", "torch"])
-def test_a_gpu_trains_and_resumes_to_the_same_bits(root, tmp_path, kernels):
-    options = dict(device="cuda", deterministic=True, kernels=kernels, epochs=2)
-    _, history = run(root, tmp_path / "whole", **options)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
-        at_step(patch, 5, stop)
-        run(root, tmp_path / "stopped", **options)
-    run(root, tmp_path / "stopped", resume=True, **options)
-    found = [tmp_path / name / "checkpoint.pt" for name in ("whole", "stopped")]
-    assert differences(*found) == [] and len(history) == 2
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("capture", [False, None])
-def test_a_gpu_captures_steps_unless_told_not_to(root, monkeypatch, capture):
-    task = made(monkeypatch, root, device="cuda", capture=capture)
-    for step in range(3):
-        task.train_step(step)
-    assert bool(task.trainer.graphs) == (capture is None)
-
-
-@pytest.mark.gpu
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("options", [
-    {"precision": "bfloat16", "channels_last": True}, {"precision": "float16", "clip_grad": 1.0},
-    {"precision": "tf32", "compile": True, "kernels": "torch"}, {"memory_fraction": 0.5},
-    {"capture": False, "kernels": "torch"}, {"optimizer": "sgd", "grad_accum_steps": 2},
-    {"model": "continuous_integration", "enable_gradient_checkpointing": True},
-])
-def test_a_gpu_learns_with_each_switch(root, options):
-    settings = dict(device="cuda", epochs=6, model_ema=False, mixup=0.0, cutmix=0.0)
-    _, history = run(root, **settings | options)
-    assert history[-1]["loss"] < history[0]["loss"]
