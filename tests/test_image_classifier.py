@@ -77,30 +77,50 @@ def test_draws_reach_every_place_and_follow_from_their_place_alone():
     assert not torch.equal(augmenting.drawn(4000, 8, 0, "augment", 4), draws)
 
 
-def test_mixup_and_cutmix_mix_images_and_labels_alike():
-    x = torch.arange(4.0)[:, None, None, None].expand(4, 3, 8, 8)
+def test_mixup_and_cutmix_mix_images_as_they_say():
+    x = torch.arange(1.0, 5.0)[:, None, None, None].expand(4, 3, 8, 6)
     before = x.roll(1, 0)
-    found, share = augmenting.mixed(x, "mixup", 0.25, (0, 0))
+    found = augmenting.mixed(x, torch.tensor([[0.25, 0.25, 0, 0, 0, 0]]).expand(4, 6))
     torch.testing.assert_close(found, 0.25 * x + 0.75 * before)
-    assert share == 0.25
-    found, share = augmenting.mixed(x, "cutmix", 0.75, (0.5, 0.99))
-    own = (found == x)[1, 0].double().mean().item()
-    assert share == own and 0.75 < share < 1  # part of the box lies outside
-    assert torch.equal(found[1, 0].unique(), torch.tensor([0.0, 1.0]))
-    assert augmenting.mixed(x, None, 1.0, (0, 0))[0] is x
-    kinds = {augmenting.mixing(0.2, 1.0, 0, step)[0] for step in range(20)}
-    assert kinds == {"mixup", "cutmix"}
-    assert {augmenting.mixing(0.2, 0, 0, step)[0] for step in range(9)} == {"mixup"}
-    assert augmenting.mixing(0, 0, 0, 1)[0] is None
+    box = [0.75, 1.0, 2, 5, 1, 5]  # 12 of 48 pixels
+    found = augmenting.mixed(x, torch.tensor([box]).expand(4, 6))
+    wanted = x.clone()
+    wanted[:, :, 2:5, 1:5] = before[:, :, 2:5, 1:5]
+    assert torch.equal(found, wanted)
+    each = torch.tensor([box, [1, 1, 0, 0, 0, 0], box, box])  # each image has its own
+    assert torch.equal(augmenting.mixed(x, each)[1], x[1])
+
+
+def test_what_is_mixed_follows_from_its_place_and_the_label_from_the_area():
+    both = [augmenting.mixing(0.2, 1.0, (8, 6), 0, step) for step in range(60)]
+    assert both == [augmenting.mixing(0.2, 1.0, (8, 6), 0, step) for step in range(60)]
+    mixups, cutmixes = ([m for m in both if (m[1] == 1.0) == cut] for cut in (False, True))
+    assert len(mixups) > 10 and len(cutmixes) > 10
+    assert all(0 <= m[0] == m[1] < 1 and m[2:] == [0] * 4 for m in mixups)
+    for own, _, top, bottom, left, right in cutmixes:
+        assert 0 <= top <= bottom <= 8 and 0 <= left <= right <= 6
+        assert own == 1 - (bottom - top) * (right - left) / 48
+    assert all(m[1] < 1 for m in (augmenting.mixing(1.0, 0, (8, 8), s) for s in range(20)))
+    assert all(m[1] == 1 for m in (augmenting.mixing(0, 1.0, (8, 8), s) for s in range(20)))
 
 
 def test_the_loss_of_a_mixed_batch_has_both_labels():
     made = task(mixup=1.0, label_smoothing=0.1)
     logits, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
     wanted = nn.functional.one_hot(labels, 3) * 0.3 + nn.functional.one_hot(labels.roll(1), 3) * 0.7
-    found = made._loss(logits, labels, labels.roll(1), 0.3)
+    found = made._loss(logits, labels, torch.tensor([[0.3, 0, 0, 0, 0, 0]]).expand(4, 6))
     torch.testing.assert_close(found, cross_entropy(logits, wanted, label_smoothing=0.1))
-    assert not torch.equal(weights(trained(mixup=1.0)), weights(trained()))
+
+
+@pytest.mark.parametrize("options", [{"mixup": 1.0}, {"cutmix": 1.0}])
+def test_a_step_mixes_what_the_network_sees(options):
+    made, seen = task(padding=None, **options), []
+    made.network.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    (images, _, mix), (labels, same) = made._inputs(0)
+    made.train_step(0)
+    assert torch.equal(seen[0], augmenting.mixed(made.prepare(images), mix))
+    assert not torch.equal(seen[0], made.prepare(images)) and torch.equal(mix, same)
+    assert len(labels) == len(mix) == 8
 
 
 def test_without_augmentation_images_stay_as_they_are():

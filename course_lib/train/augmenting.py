@@ -56,8 +56,8 @@ def cropped_and_flipped(images, draws, padding):
     return images[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def mixing(mixup, cutmix, *place):
-    """("mixup" or "cutmix" or None, how much of an image stays, a random box's corner from 0 to 1).
+def mixing(mixup, cutmix, size, *place):
+    """How a batch of images of `size` is mixed: six numbers, as `mixed` takes them.
 
     mixup, cutmix  the alpha of each one's beta distribution; 0: it is not used. With both, a batch
                    takes one or the other, as often
@@ -65,33 +65,46 @@ def mixing(mixup, cutmix, *place):
     Zhang et al., "mixup: Beyond Empirical Risk Minimization" (2017); Yun et al., "CutMix" (2019).
     """
     chance = random.Random(seed_of(*place))
-    kinds = [name for name, alpha in (("mixup", mixup), ("cutmix", cutmix)) if alpha]
-    if not kinds:
-        return None, 1.0, (0.0, 0.0)
-    kind = chance.choice(kinds)
+    kind = chance.choice([name for name, alpha in (("mixup", mixup), ("cutmix", cutmix)) if alpha])
     alpha = mixup if kind == "mixup" else cutmix
-    return kind, chance.betavariate(alpha, alpha), (chance.random(), chance.random())
-
-
-def mixed(x, kind, share, corner):
-    """(x (N, C, H, W) with a part of each image from the one before it, what is left of its own).
-
-    The partners of the labels are ``labels.roll(1)``.
-    """
-    if kind is None:
-        return x, 1.0
-    other = x.roll(1, 0)
+    share, corner = chance.betavariate(alpha, alpha), (chance.random(), chance.random())
     if kind == "mixup":
-        return x.lerp(other, 1 - share), share
-    height, width = x.shape[2:]
+        return [share, share, 0, 0, 0, 0]
     side = (1 - share) ** 0.5  # a box of 1 − share of the area, its middle anywhere
-    top, bottom = _edges(corner[0], side, height)
-    left, right = _edges(corner[1], side, width)
-    x = x.clone()
-    x[:, :, top:bottom, left:right] = other[:, :, top:bottom, left:right]
-    return x, 1 - (bottom - top) * (right - left) / (height * width)
+    top, bottom = _edges(corner[0], side, size[0])
+    left, right = _edges(corner[1], side, size[1])
+    own = 1 - (bottom - top) * (right - left) / (size[0] * size[1])
+    return [own, 1.0, top, bottom, left, right]
 
 
 def _edges(middle, side, length):
     middle, half = int(middle * length), int(side * length) // 2
     return max(0, middle - half), min(length, middle + half)
+
+
+def mixed(x, mix):
+    """x (N, C, H, W) with a part of each image from the one before it.
+
+    mix  float32 (N, 6): the share of an image's own label (its partner's is ``labels.roll(1)``),
+         the weight of its own pixels, and, in pixels, the top, bottom, left and right of a box in
+         which all are the other's
+    """
+    weight, top, bottom, left, right = mix[:, 1:, None].unbind(1)
+    rows, columns = (torch.arange(length, device=x.device) for length in x.shape[2:])
+    down, across = (rows >= top) & (rows < bottom), (columns >= left) & (columns < right)
+    inside = down[:, :, None] & across[:, None, :]
+    weight = weight[:, :, None] * ~inside
+    return torch.lerp(x.roll(1, 0), x, weight[:, None])
+
+
+class FromBytes(torch.nn.Module):
+    """A network that takes bytes, and what is drawn for them: they are cropped, flipped, normalised
+    and mixed on the device, and in the CUDA graph where a step is captured."""
+
+    def __init__(self, network, prepare, padding):
+        super().__init__()
+        self.network, self.prepare, self.padding = network, prepare, padding
+
+    def forward(self, images, draws, mix=None):
+        x = self.prepare(cropped_and_flipped(images, draws, self.padding))
+        return self.network(x if mix is None else mixed(x, mix))

@@ -31,7 +31,8 @@ class ImageClassifier(Classifier):
     mixup, cutmix   alpha of each one's beta distribution; 0: neither
     schedule        one of `SCHEDULES`; `warm_up` is the share of the steps in which the rate rises
     accumulate      parts that a batch is computed in, one after the other, for less memory: the
-                    gradients are the whole batch's, but batch norms see a part at a time
+                    gradients are the whole batch's, but batch norms see a part at a time, and
+                    images are mixed with others of their part
     clip            the largest norm of all gradients together; None: any
     ema             decay of an `Average` of the weights, which is then what is evaluated
     channels_last   images and weights lie channels-last in memory
@@ -57,17 +58,18 @@ class ImageClassifier(Classifier):
             label_smoothing=label_smoothing, warm_up=warm_up, precision=precision,
         )  # fmt: skip
         self.network = model if network is None else network
-        self.padding, self.mixing = padding, (mixup, cutmix)
+        self.augmented, self.padding = padding is not None, padding or 0
+        self.mixing = mixup, cutmix
         layout = torch.channels_last if channels_last else torch.contiguous_format
         self.prepare = augmenting.Normalise(place, memory_format=layout)
         total = epochs * self.steps_per_epoch
         self.trainer = GraphTrainer(
-            self.network, self.optimizer, self._loss, precision=precision,
+            augmenting.FromBytes(self.network, self.prepare, self.padding), self.optimizer,
+            self._loss, precision=precision,
             schedule=SCHEDULES[schedule](total, round(warm_up * total)), max_norm=clip,
             accumulate=accumulate, measure=_right, capture=capture,
         )  # fmt: skip
         self.average = None if ema is None else Average(model, ema)
-        self._draws = None
         self._since, self._seen, self.speed = None, 0, None
 
     def train_step(self, step):
@@ -75,13 +77,8 @@ class ImageClassifier(Classifier):
         if self._since is None:
             self._since, self._seen = time.perf_counter(), 0
         images, labels = self._inputs(step)
-        mix = augmenting.mixing(*self.mixing, self.seed, "mixing", step)
-        x, share = augmenting.mixed(self.prepare(images), *mix)
         torch.manual_seed(seed_of(self.seed, "step", step))  # dropout's, stochastic depth's
-        targets = (labels,)
-        if any(self.mixing):  # every step then looks alike, mixed or not
-            targets = labels, labels.roll(1), torch.full((), share, device=self.device)
-        loss = self.trainer(x, targets)
+        loss = self.trainer(images, labels)
         self.totals += torch.stack([loss.to(self.totals.dtype), self.trainer.measured])
         if self.average is not None:
             self.average.update()
@@ -110,7 +107,8 @@ class ImageClassifier(Classifier):
 
     def load_state_dict(self, state):
         """Go on where `state` was taken."""
-        before = "" if self.network is self.model else "_orig_mod."  # as a compiled network has it
+        # The names as in what the trainer calls, which may be compiled.
+        before = "network." if self.network is self.model else "network._orig_mod."
         model = {f"{before}{name}": tensor for name, tensor in state["model"].items()}
         self.trainer.load_state_dict(state | {"model": model})
         self.totals.copy_(state["totals"])
@@ -136,27 +134,42 @@ class ImageClassifier(Classifier):
         return super()._placed(images) if self.keep_on_device else images
 
     def _inputs(self, step):
+        """(bytes and what is drawn for them, labels and what is drawn for them) of a step."""
         epoch, batch = divmod(step, self.steps_per_epoch)
         if self._order[0] != epoch:
-            # All of an epoch crosses over at once: the host waits for no step.
-            order = permutation(len(self.images), self.seed, "order", epoch)
-            self._order = epoch, order.to(self.images.device), order.to(self.device)
-            if self.padding is not None:
-                draws = augmenting.drawn(
-                    len(order), self.padding, self.seed, "augment", epoch
-                )  # fmt: skip
-                self._draws = draws.to(self.device)
+            self._order = epoch, *self._drawn(epoch)
         part = slice(batch * self.batch_size, (batch + 1) * self.batch_size)
-        images = self.images[self._order[1][part]].to(self.device, non_blocking=True)
-        if self.padding is not None:
-            images = augmenting.cropped_and_flipped(images, self._draws[part], self.padding)
-        return images, self.labels[self._order[2][part]]
+        _, rows, here, draws, mixes = self._order
+        images = self.images[rows[part]].to(self.device, non_blocking=True)
+        inputs, targets = (images, draws[part]), (self.labels[here[part]],)
+        if mixes is not None:
+            mix = mixes[batch].expand(self.batch_size, -1)
+            inputs, targets = (*inputs, mix), (*targets, mix)
+        return inputs, targets
 
-    def _loss(self, logits, labels, partners=None, share=None):
+    def _drawn(self, epoch):
+        """All that is random in an epoch's batches. It crosses over at once: the host waits for no
+        step."""
+        order = permutation(len(self.images), self.seed, "order", epoch)
+        draws = torch.zeros(len(order), 3, dtype=torch.int64)
+        if self.augmented:
+            draws = augmenting.drawn(len(order), self.padding, self.seed, "augment", epoch)
+        mixes = None
+        if any(self.mixing):
+            size, first = self.images.shape[2:], epoch * self.steps_per_epoch
+            mixes = torch.tensor([
+                augmenting.mixing(*self.mixing, size, self.seed, "mixing", step)
+                for step in range(first, first + self.steps_per_epoch)
+            ], device=self.device)  # fmt: skip
+        place = self.device
+        return order.to(self.images.device), order.to(place), draws.to(place), mixes
+
+    def _loss(self, logits, labels, mix=None):
         loss = self.loss(logits, labels, label_smoothing=self.label_smoothing)
-        if partners is None:
+        if mix is None:
             return loss
-        other = self.loss(logits, partners, label_smoothing=self.label_smoothing)
+        share = mix[0, 0]
+        other = self.loss(logits, labels.roll(1), label_smoothing=self.label_smoothing)
         return share * loss + (1 - share) * other
 
 
