@@ -173,7 +173,8 @@ def test_a_gpu_captures_steps_unless_told_not_to(root, capture):
 @pytest.mark.parametrize("options", [
     {"precision": "bfloat16", "channels_last": True}, {"precision": "float16", "clip_grad": 1.0},
     {"precision": "tf32", "compile": True, "kernels": "torch"}, {"memory_fraction": 0.5},
-    {"capture": False, "kernels": "torch"}, {"optimizer": "sgd", "grad_accum_steps": 2},
+    {"optimizer": "sgd", "learning_rate": 0.01, "grad_accum_steps": 2},
+    {"capture": False, "kernels": "torch"}, {"mixup": 0.2, "cutmix": 1.0, "model_ema": True},
     {"model": "continuous_integration", "enable_gradient_checkpointing": True},
 ])
 def test_a_gpu_learns_with_each_switch(root, options):
