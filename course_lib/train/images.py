@@ -157,7 +157,7 @@ def create(settings, n_classes, image_size):
 
 
 def make_task(settings, place, training, validation, say):
-    """The task for `loop.fit`: the one place where a trainer is chosen."""
+    """The task for `loop.fit`, whose steps are `GraphTrainer`'s, captured or not."""
     image_size = training.images.shape[-1]
     model = create(settings, len(training.classes), image_size).to(place)
     if settings.enable_gradient_checkpointing:
