@@ -184,6 +184,22 @@ def test_a_spoilt_cache_is_told(tmp_path):
         data.images(root, image_size=8, cache=cache)
 
 
+def test_many_images_are_decoded_by_all_cores(tmp_path, monkeypatch):
+    root, asked, real = tiny_imagenet(tmp_path), [], decoded.decoded_by_processes
+
+    def spy(*given, workers, **options):
+        asked.append(workers)
+        return real(*given, workers=1, **options)
+
+    monkeypatch.setattr(decoded, "decoded_by_processes", spy)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(48), raising=False)
+    data.images(root, image_size=8)
+    assert asked == []  # so few that threads are faster
+    monkeypatch.setitem(data.images.__globals__, "FEW", 5)
+    data.images(root, image_size=8)
+    assert asked == [32]
+
+
 class Cifar:
     """What `torchvision.datasets.CIFAR100` gives."""
 

@@ -14,6 +14,7 @@ from .layouts import DataError, Found
 from .leaves import require_sensible
 
 CIFAR100 = "cifar100"
+MOST_WORKERS = 32  # which read faster than any disk
 FEW = 4 * decoded.CHUNK  # images that take less time than to start processes
 
 
@@ -105,13 +106,18 @@ def _subset(found, held, subset, seed):
 
 def _decoded(files, size, read, workers, prefetch, progress):
     if workers is None:
-        workers = 0 if len(files) <= FEW else os.cpu_count()
+        workers = 0 if len(files) <= FEW else min(_cores(), MOST_WORKERS)
     # Processes would share one place in a zip's file, and read what is another's.
     if workers == 0 or layouts.zipped(files[0]):
         return decoded.decoded(files, size, read, progress=progress)
     return decoded.decoded_by_processes(
         files, size, read, workers=workers, prefetch=prefetch, progress=progress
     )
+
+
+def _cores():
+    """The cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _cached(folder, classes, items, size, make):
