@@ -56,18 +56,23 @@ def recomputed(module, *inputs):
 
 
 def _contexts(module):
-    return contextlib.nullcontext(), _statistics_at_rest(module)
+    return contextlib.nullcontext(), _StatisticsAtRest(module)
 
 
-@contextlib.contextmanager
-def _statistics_at_rest(module):
-    """Batch norms go on normalising by the batch, and move their statistics by nothing at all."""
-    norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
-    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-    try:
-        for norm in norms:
+class _StatisticsAtRest:
+    """Batch norms go on normalising by the batch, and move their statistics by nothing at all.
+
+    It is entered once for each backward pass, so more than once where a graph is retained.
+    """
+
+    def __init__(self, module):
+        self._norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+
+    def __enter__(self):
+        self._before = [(norm.momentum, norm.num_batches_tracked) for norm in self._norms]
+        for norm in self._norms:
             norm.momentum, norm.num_batches_tracked = 0.0, None
-        yield
-    finally:
-        for norm, (momentum, count) in zip(norms, before, strict=True):
+
+    def __exit__(self, *_):
+        for norm, (momentum, count) in zip(self._norms, self._before, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, count
