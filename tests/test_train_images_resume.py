@@ -71,6 +71,7 @@ def test_a_killed_run_ends_with_the_same_bits(root, whole, tmp_path):
         process.join()
         if process.exitcode == 0:
             break
+        assert process.exitcode == -signal.SIGKILL
         killed += 1
     assert killed >= 1
     assert differences(whole / "checkpoint.pt", folder / "checkpoint.pt") == []
