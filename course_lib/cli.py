@@ -71,7 +71,9 @@ def main(arguments=None):
 
     command = commands.add_parser("train", help="train a network, with checkpoints")
     command.set_defaults(command=train)
-    tasks = command.add_subparsers(dest="task", required=True, metavar="task")
+    tasks = command.add_subparsers(
+        dest="task", required=True, metavar="task", parser_class=_LateParser
+    )
     clothes = tasks.add_parser("fashion-mnist", help="clothes, with our kernels alone")
     _training_options(clothes, "folder of its four files (default: downloaded)", "tf32")
     clothes.add_argument(
@@ -87,6 +89,9 @@ def main(arguments=None):
     sar = tasks.add_parser("sar", help="water in radar images, by the U-Net on NumPy or a GPU")
     sar.add_argument("--config", type=Path, metavar="FILE", help="YAML: the run's settings")
     _run_options(sar)
+
+    images = tasks.add_parser("images", help="photographs of any kind, on any device")
+    images.late = _image_options
 
     command = commands.add_parser("readme", help="write README, RESULTS and docs again")
     command.set_defaults(command=readme)
@@ -105,6 +110,30 @@ def main(arguments=None):
         return WRONG_USAGE
 
 
+class _LateParser(argparse.ArgumentParser):
+    """A parser whose options are found when it is asked for: `late(parser)` adds them."""
+
+    late = None
+
+    def parse_known_args(self, args=None, namespace=None):
+        if self.late is not None:
+            late, self.late = self.late, None
+            late(self)
+        return super().parse_known_args(args, namespace)
+
+
+def _image_options(task):
+    """The options of `train images` are the keys of its settings."""
+    if course_lib.start_error is not None:
+        raise course_lib.start_error
+    from course_lib.train.config import add_options
+    from course_lib.train.image_settings import ImageSettings
+
+    task.add_argument("--config", type=Path, metavar="FILE", help="YAML: the run's settings")
+    _run_options(task)
+    add_options(task, ImageSettings)
+
+
 def _training_options(task, data, *precisions):
     """The options that all tasks of `train` have; `data` says what --data is.
 
@@ -119,7 +148,7 @@ def _training_options(task, data, *precisions):
     task.add_argument("--seed", type=int, default=0, help="of all random numbers (default: 0)")
     task.add_argument("--precision", choices=precisions, help="(default: float32)")
     task.add_argument("--checkpoint-steps", type=int, help="steps between (default: an epoch)")
-    task.add_argument("--device", help="such as cuda:1 or cpu (default: a GPU, if there is one)")
+    task.add_argument("--device", help="such as cuda:1, mps or cpu (default: a GPU if any)")
     task.add_argument(
         "--no-cuda-kernels", action="store_false", dest="use_cuda_kernels",
         help="PyTorch's operators instead of ours",

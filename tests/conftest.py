@@ -99,6 +99,15 @@ def _gpu_memory(request):
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _autograd_before_compilers():
+    """Autograd sets itself up before torch.compile does: afterwards it would start threads, and
+    tests that fork could not use it in their children."""
+    import torch
+
+    torch.ones((), requires_grad=True).backward()
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _progress_of_tests(tmp_path_factory):
     """Tests solve exercises too; what they record is not what a learner solved."""
     before = os.environ.get("COURSE_LIB_PROGRESS")

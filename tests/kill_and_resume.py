@@ -2,8 +2,9 @@
 
     python tests/kill_and_resume.py FOLDER --kills 3 -- --model efficientnet_b0 --epochs 4
 
-trains `leaves` twice with the options after ``--``: once undisturbed into FOLDER/whole, once into
-FOLDER/killed, where it is killed and resumed. The two must end with the same bits.
+trains `leaves`, or what ``--task`` names, twice with the options after ``--``: once undisturbed
+into FOLDER/whole, once into FOLDER/killed, where it is killed and resumed. The two must end with
+the same bits.
 """
 
 import argparse
@@ -47,11 +48,11 @@ def _differences(one, other, place):
         yield place
 
 
-def prove(folder, options, *, kills, seed=0):
+def prove(folder, options, *, kills, seed=0, task="leaves"):
     """Train twice as above; the differences, none if all is well."""
     chance = random.Random(seed)
     whole, killed = folder / "whole", folder / "killed"
-    command = [sys.executable, "-m", "course_lib", "train", "leaves", *options, "--output"]
+    command = [sys.executable, "-m", "course_lib", "train", task, *options, "--output"]
     start = time.monotonic()
     process = subprocess.Popen([*command, whole])
     began = _wait_for(process, whole) - start
@@ -91,13 +92,15 @@ def _wait_for(process, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="an empty one, or one that is not there yet")
+    parser.add_argument("--task", default="leaves", help="of train (default: leaves)")
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
-    # Those after -- are for `train leaves`; argparse would give them to FOLDER.
+    # Those after -- are for `train`; argparse would give them to FOLDER.
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     asked = parser.parse_args(words[:end])
-    found = prove(asked.folder, words[end + 1 :], kills=asked.kills, seed=asked.seed)
+    how = dict(kills=asked.kills, seed=asked.seed, task=asked.task)
+    found = prove(asked.folder, words[end + 1 :], **how)
     print("\n".join(found) or "Bit-identical: weights, optimiser, history.")
     return 1 if found else 0
 

@@ -1,5 +1,6 @@
 """Dropout: kernels against the float64 mask; operator and module against PyTorch's contract."""
 
+import importlib
 import math
 
 import numpy as np
@@ -10,6 +11,9 @@ from tensors import PLACE, randn
 from course_lib import SIMULATED, nn, ops, reference, simulator
 from course_lib.kernels import dropout
 from course_lib.runtime.arrays import ArrayError
+
+# `ops.dropout` is the function.
+dropout_operator = importlib.import_module("course_lib.ops.dropout")
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 every_variant = pytest.mark.parametrize("variant", dropout.FORWARD)
@@ -129,11 +133,56 @@ def test_vmap_is_refused():
         torch.vmap(lambda x: ops.dropout(x, 0.5))(randn(3, 4))
 
 
+@every_variant
+@pytest.mark.parametrize("seed", [0, 1234567, -1, -(2**63), 2**63 - 1])
+def test_a_seed_on_the_device_gives_the_same_mask(variant, seed):
+    x, on_device = randn(300), torch.tensor([seed], device=PLACE)
+    for offset in (0, 13):
+        found = dropout.forward(x, 0.4, on_device, offset, variant=variant)
+        assert torch.equal(found, dropout.forward(x, 0.4, seed, offset, variant=variant))
+    for wrong in (on_device.int(), on_device.repeat(2)):
+        with pytest.raises(ArrayError, match="seed must"):
+            dropout.forward(x, 0.4, wrong, 0, variant=variant)
+
+
+def test_seeds_on_the_device_are_drawn_by_the_generator():
+    x = randn(200).requires_grad_()
+    with dropout_operator.seeds_on_device():
+        torch.manual_seed(3)
+        y, other = ops.dropout(x, 0.5), ops.dropout(x, 0.5)
+        torch.manual_seed(3)
+        assert torch.equal(y, ops.dropout(x, 0.5)) and not torch.equal(y, other)
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    torch.testing.assert_close(dx * x, y)
+    drawn = torch.ops.course_lib.dropout(x, 0.5)[1]
+    assert drawn.shape == (2,)  # as before
+
+
 @pytest.mark.gpu
-def test_capturing_is_refused():
-    x = torch.ones(8, device="cuda")
-    with (
-        pytest.raises(RuntimeError, match="dropout can't be captured in a CUDA graph"),
-        torch.cuda.graph(torch.cuda.CUDAGraph()),
-    ):
-        ops.dropout(x)
+def test_each_replay_of_a_graph_draws_anew():
+    x = torch.ones(4000, device="cuda", requires_grad=True)
+
+    def step():
+        y = ops.dropout(x, 0.25)
+        return y.detach(), torch.autograd.grad(y.sum(), x)[0]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, dx = step()
+    found = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        for _ in range(2):
+            graph.replay()
+            found.append(y.clone())
+            assert torch.equal(dx, y)  # x is all ones
+    assert not torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
+    torch.manual_seed(7)
+    with dropout_operator.seeds_on_device():
+        assert torch.equal(step()[0], found[0])

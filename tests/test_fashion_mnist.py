@@ -373,7 +373,7 @@ def test_arrays_are_no_tensors():
     "options, words",
     [({"epochs": 0}, "epochs must be"), ({"batch_size": 1.5}, "batch_size must be a whole"),
      ({"learning_rate": -1}, "learning_rate must be above 0"), ({"precision": "int8"}, "precision"),
-     ({"device_name": "tpu"}, "the device must be cpu, cuda")],
+     ({"device_name": "tpu"}, "the device must be auto, mps, cpu, cuda")],
 )  # fmt: skip
 def test_senseless_options(options, words):
     with pytest.raises(ValueError, match=words):
@@ -464,7 +464,7 @@ def check_resuming(small, folder, **options):
     options = fixed | dict(trainer="captured") | options
     whole, history = train.train_fashion_mnist(*given, **options)
     with pytest.MonkeyPatch.context() as patch:
-        killed_at(patch, training.GraphTrainer, options["epochs"] * 3 // 2 + 1)
+        killed_at(patch, training.FashionMNISTPass, options["epochs"] * 3 // 2 + 1)
         with pytest.raises(Killed):
             train.train_fashion_mnist(*given, **options, output=folder)
     del options["trainer"]  # it goes on as it was begun

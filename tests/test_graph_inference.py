@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_graph_trainer import NoArithmetic, first_rungs, networks  # noqa: F401
+from test_fashion_mnist_graph import NoArithmetic, first_rungs, networks  # noqa: F401
 
 from course_lib import SIMULATED
 from course_lib.train import GraphInference

@@ -33,6 +33,9 @@ def n_fused(model):
     ("name", "library", "n_blocks"),
     [
         ("small_se_net", "course_lib", 2),
+        ("tiny_cnn", "course_lib", 0),
+        ("resnet18_small", "course_lib", 0),
+        ("continuous_integration", "course_lib", 0),
         ("mobilenet_v3_small", "torchvision", 9),
         ("regnet_y_400mf", "torchvision", 16),
         ("timm/efficientnet_b0", "timm", 16),
@@ -57,6 +60,7 @@ def test_networks_of_every_library(name, library, n_blocks):
 def test_options_go_to_the_network():
     assert models.create_model("mobilenet_v3_small", 3, dropout=0.7).classifier[2].p == 0.7
     assert models.create_model("seresnet18", 3, drop_rate=0.6).drop_rate == 0.6
+    assert len(models.create_model("continuous_integration", 3, depth="deep").integrations) == 5
     with pytest.raises(TypeError, match="width"):
         models.create_model("small_se_net", 3, width=2)
 
@@ -94,11 +98,13 @@ def test_the_path_is_said_once(caplog, monkeypatch):
     model = models.create_model("timm/resnet18", 3)
     assert n_fused(model) == 0
     where = "CUDA kernels on a GPU" if PLACE == "cuda" else "kernels in the simulator"
+    models.create_model("tiny_cnn", 5)
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == 3 and all(record.levelno == logging.WARNING for record in caplog.records)
+    assert len(lines) == 4 and all(record.levelno == logging.WARNING for record in caplog.records)
     assert where in lines[0]
     assert lines[1] == "small_se_net: PyTorch's operators, as asked"
     assert lines[2].endswith("the network has no squeeze and excitation")
+    assert where in lines[3] and lines[3].startswith("tiny_cnn: every layer runs")
 
 
 def test_pretrained_weights_but_for_the_last_layer(monkeypatch):

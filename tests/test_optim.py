@@ -3,6 +3,7 @@
 import copy
 import inspect
 import itertools
+import math
 import pickle
 
 import pytest
@@ -354,3 +355,81 @@ def test_in_a_captured_graph(ours, theirs, options):
             q.grad = w
         other.step()
         same(found, copies)
+
+
+# ------------------------------------------------------------------ with a GradScaler
+
+
+def scaled_steps(optimiser, found, losses, clip=None):
+    """One step for each of `losses`, as a user writes it; the scaler."""
+    scaler = torch.amp.GradScaler(PLACE, init_scale=64.0, growth_interval=2)
+    for factor in losses:
+        optimiser.zero_grad()
+        loss = sum(((p.float() - 0.3) ** 2).sum() for p in found) * factor
+        scaler.scale(loss).backward()
+        if clip:
+            scaler.unscale_(optimiser)
+            torch.nn.utils.clip_grad_norm_(found, clip)
+        scaler.step(optimiser)
+        scaler.update()
+    return scaler
+
+
+@every_optimiser
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_scaler_stops_steps_as_pytorchs(ours, theirs, options, clip):
+    mine, yours = (found := parameters()), twins(found)
+    pair = ours(mine, **options), theirs(yours, **options)
+    # The very first step is stopped too: what it would have made is made by the second.
+    losses = [math.inf, 1.0, 2.0, math.inf, math.nan, 0.5]
+    ends = [
+        scaled_steps(optimiser, p, losses, clip)
+        for optimiser, p in zip(pair, (mine, yours), strict=True)
+    ]
+    same(mine, yours)
+    assert ends[0].state_dict() == ends[1].state_dict()
+    for p, q in zip(mine, yours, strict=True):
+        a, b = pair[0].state[p], pair[1].state[q]
+        for name in b:
+            torch.testing.assert_close(torch.as_tensor(a[name]).float().cpu(),
+                                       torch.as_tensor(b[name]).float().cpu(),
+                                       rtol=2e-6, atol=2e-6)  # fmt: skip
+
+
+@every_optimiser
+def test_a_step_that_is_stopped_changes_nothing_and_the_host_does_not_look(
+    ours, theirs, options, monkeypatch
+):
+    found = parameters(torch.bfloat16)
+    optimiser = ours(found, **options)
+    assert optimiser._step_supports_amp_scaling
+    give_gradients(found)
+    optimiser.step()
+    before = copy.deepcopy((found, optimiser.state_dict()["state"]))
+    give_gradients(found)
+    optimiser.grad_scale, optimiser.found_inf = torch.tensor(4.0).to(PLACE), torch.ones(1).to(PLACE)
+    for name in ("item", "__bool__", "__float__", "tolist"):
+        monkeypatch.setattr(torch.Tensor, name, lambda *_: pytest.fail("the host waits"))
+    gradient = found[0].grad.clone()
+    optimiser.step()
+    monkeypatch.undo()
+    for p, q in zip(found, before[0], strict=True):
+        assert torch.equal(p, q)
+    states = optimiser.state_dict()["state"].values()
+    for state, old in zip(states, before[1].values(), strict=True):
+        assert all(torch.equal(state[name], old[name]) for name in old if old[name] is not None)
+    assert torch.equal(found[0].grad, gradient / 4)  # unscaled, as by PyTorch's
+    optimiser.found_inf = torch.zeros(1).to(PLACE)
+    optimiser.step()
+    assert not torch.equal(found[0], before[0][0])
+
+
+def test_what_stops_a_step_is_one_float32():
+    found = parameters()
+    give_gradients(found)
+    for wrong in (torch.zeros(2), torch.zeros(1, dtype=torch.float64)):
+        with pytest.raises(optimizers.arrays.ArrayError, match="found_inf must"):
+            optimizers.sgd(
+                [p.detach() for p in found], [p.grad for p in found], lr=0.1,
+                found_inf=wrong.to(PLACE),
+            )  # fmt: skip

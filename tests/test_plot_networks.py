@@ -42,3 +42,29 @@ def test_the_commonest_mistake_is_told():
     assert plot.confusion([[0]], ["nothing"]).alt.startswith("0.0% of 0")
     with pytest.raises(ValueError, match="2 names need as many rows and columns"):
         plot.confusion([[1]], ["shirt", "coat"])
+
+
+def weighed(epoch, colour, points=("stage1", "pooled")):
+    three = {"colour": colour, "brightness": 0.8 - colour, "integrated": 0.2}
+    return {"epoch": epoch, "integration_weights": dict.fromkeys(points, three)}
+
+
+def test_weights_of_each_point_have_a_panel():
+    figure = plot.integration_weights([weighed(1, 0.4), weighed(2, 0.5)], title="weighed")
+    assert [axes.get_title("left") for axes in figure.axes] == ["stage1", "pooled"]
+    for axes in figure.axes:
+        assert [list(line.get_ydata())[-1] for line in axes.lines] == pytest.approx([0.5, 0.3, 0.2])
+        assert len({line.get_linestyle() for line in axes.lines}) == 3 and axes.get_xlabel()
+    assert "share" in figure.axes[0].get_ylabel()
+    assert figure.alt.startswith("Weights from epoch 1 to 2: stage1: colour from 0.40 to 0.50, ")
+    five = [*(f"stage{i}" for i in range(1, 5)), "pooled"]
+    panels = plot.integration_weights([weighed(7, 0.4, five)]).axes
+    assert [bool(axes.get_xlabel()) for axes in panels] == [False, False, True, True, True, False]
+    for wrong, words in (
+        ([], "at least one epoch"),
+        ([{"epoch": 3}], "epoch 3 has no integration_weights"),
+        ([weighed(1, 0.4), weighed(2, 0.4, ["pooled"])], "epoch 2 has weights of .*'pooled'"),
+        ([{"epoch": 1, "integration_weights": {"a": {}}}], "1 to 4 weights"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            plot.integration_weights(wrong)

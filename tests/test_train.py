@@ -271,7 +271,8 @@ def test_an_epoch_in_words():
     ({"precision": "float16"}, "precision must be float32 or bfloat16"),
     ({"checkpoint_steps": 0}, "checkpoint_steps must be 1 or more"),
     ({"model": "efficientnet_b99"}, "efficientnet_b99"),
-    ({"device_name": "mps"}, "cpu, cuda, or a GPU by number"),
+    ({"device_name": "tpu"}, "cpu, cuda, or a GPU by number"),
+    ({"device_name": "mps"}, "there is no mps here"),
     ({"device_name": "cuda:99"}, "there is no cuda:99 here"),
 ])
 def test_senseless_options(options, words):

@@ -1,7 +1,7 @@
 """Images per second of the Fashion-MNIST network: ours, and PyTorch at its best.
 
 Training steps and inference, in batches from 1 to 1024, in float32 and with TF32 allowed. Ours:
-plain modules through autograd, and captured graphs of our kernels alone (`train.GraphTrainer`,
+plain modules through autograd, and captured graphs of our kernels alone (`train.FashionMNISTPass`,
 which also picks the batch and normalises it; `train.GraphInference`). PyTorch's: the same network
 and recipe, eager and captured in a CUDA graph, with cuDNN's best algorithms, a fused optimiser,
 gradients set to None, and in both memory formats. Times are what Python sees of a loop of calls,
@@ -33,7 +33,7 @@ from course_lib.kernels import (
     max_pool2d,
     optimizers,
 )
-from course_lib.train import GraphInference, GraphTrainer
+from course_lib.train import FashionMNISTPass, GraphInference
 
 BATCHES = (1, 8, 32, 64, 256, 1024)
 PRECISIONS = {"float32": "", "tf32": ".tf32"}  # end of the record's name
@@ -160,7 +160,7 @@ def _made(make, images, labels, x, y, batch):
 
 def _ours_captured(images, labels, _x, _y, batch, *, precision, state):
     model = _network(nn, state)
-    trainer = GraphTrainer(
+    trainer = FashionMNISTPass(
         model, images, labels, (images[:1], labels[:1]), epochs=1, batch_size=batch,
         learning_rate=LEARNING_RATE, seed=0, weight_decay=WEIGHT_DECAY, precision=precision,
         warm_up=0.0, **RECIPE,
@@ -353,8 +353,11 @@ def _once(function):
     return max(1.0, (time.perf_counter() - start) * 1e6)
 
 
-#: How labels begin of activations that other networks have.
-ELSEWHERE = "relu6.", "leaky_relu.", "gelu.", "gelu_tanh.", "hard_sigmoid.", "hard_swish."
+#: How labels begin of activations that other networks have, and of steps with a GradScaler.
+ELSEWHERE = (
+    "relu6.", "leaky_relu.", "gelu.", "gelu_tanh.", "hard_sigmoid.", "hard_swish.",
+    optimizers.STOPPABLE,
+)  # fmt: skip
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Where a training step of the Fashion-MNIST network goes: the GPU's time for each of its launches.
 
-Every part of `train.GraphTrainer`'s step is replayed by itself, on its own tensors. The sum may be
-more than the step takes as a whole, where the next kernel's blocks start while the last ones of
+Every part of `train.FashionMNISTPass`'s step is replayed by itself, on its own tensors. The sum may
+be more than the step takes as a whole, where the next kernel's blocks start while the last ones of
 this one end, and some run beside others; or less, since a part that is replayed by itself finds its
 inputs in the L2 cache. The record has both.
 """
@@ -14,7 +14,7 @@ from course_lib import bench, models
 from course_lib.benchmarks import gpu
 from course_lib.kernels import activation, batches, conv2d, cross_entropy, linear, max_pool2d
 from course_lib.models import fashion_mnist_pass
-from course_lib.train import GraphTrainer
+from course_lib.train import FashionMNISTPass
 
 BATCHES = (32, 1024)
 NAME = "fashion_mnist.parts"
@@ -56,7 +56,7 @@ def made(precision, batch, widths):
     images = torch.randint(0, 256, (max(N_IMAGES, batch), 28, 28), dtype=torch.uint8)
     labels = torch.randint(0, 10, (len(images),))
     model = models.FashionMNISTCNN(widths=widths).to(DEVICE)
-    return GraphTrainer(
+    return FashionMNISTPass(
         model, images, labels, (images[:1], labels[:1]), epochs=1, batch_size=batch,
         learning_rate=0.01, seed=0, precision=precision,
     )  # fmt: skip

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from course_lib import bench, data, ops, optim
 from course_lib.benchmarks.fashion_mnist import network_hash
-from course_lib.train import GraphTrainer, fashion_mnist, fit, predict
+from course_lib.train import FashionMNISTPass, fashion_mnist, fit, predict
 from course_lib.train.classifier import Classifier
 from course_lib.train.randomness import repeatable
 
@@ -69,7 +69,7 @@ def runs_of(data_folder, seed, epochs, with_confusion):
 
 
 def captured(train, test, epochs, seed):
-    """(model, history, losses of all steps) by `GraphTrainer`."""
+    """(model, history, losses of all steps) by `FashionMNISTPass`."""
     settings = {"seed": seed, "use_cuda_kernels": True}
     model = fashion_mnist.create(settings).to(DEVICE)
     task = Watched(
@@ -81,7 +81,7 @@ def captured(train, test, epochs, seed):
     return model.eval(), history, task.found
 
 
-class Watched(GraphTrainer):
+class Watched(FashionMNISTPass):
     """A trainer that keeps the losses of all its steps."""
 
     def end_epoch(self):

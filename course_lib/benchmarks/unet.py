@@ -313,7 +313,10 @@ def network_hash():
     """Of every kernel that either network may launch."""
     modules = conv2d, conv_transpose2d, batch_norm, max_pool2d, cross_entropy, optimizers
     found = {
-        id(kernel): kernel for module in modules for _, kernel, _ in module.specialisations()
+        id(kernel): kernel
+        for module in modules
+        for label, kernel, _ in module.specialisations()
+        if not label.startswith(optimizers.STOPPABLE)
     }
     for ladder in (activation.relu.FORWARD, activation.relu.BACKWARD):
         (chosen,) = ladder.auto

@@ -1,13 +1,19 @@
 """Data sets, as tensors that a network can train on.
 
-`leaves` reads a leaf-disease set from a folder or a zip, `fashion_mnist` Fashion-MNIST; or either
-draws a small set of its own. `sar` does so for radar scenes, as NumPy arrays.
+`images` reads class folders, Tiny-ImageNet and CIFAR-100, `leaves` a leaf-disease set,
+`fashion_mnist` Fashion-MNIST; each draws a small set of its own where none is named. `sar` does so
+for radar scenes, as NumPy arrays.
 """
 
 from . import sar
+from .decoded import DecodedImages
 from .fashion_mnist import CLASSES as FASHION_CLASSES
 from .fashion_mnist import fashion_mnist
+from .images import images
 from .layouts import DataError
 from .leaves import LeafImages, leaves
 
-__all__ = ["FASHION_CLASSES", "DataError", "LeafImages", "fashion_mnist", "leaves", "sar"]
+__all__ = [
+    "FASHION_CLASSES", "DataError", "DecodedImages", "LeafImages", "fashion_mnist", "images",
+    "leaves", "sar",
+]  # fmt: skip

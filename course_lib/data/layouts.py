@@ -1,11 +1,13 @@
 """Where the images of a data set are, and of which class each is.
 
-Three layouts are known, in a folder or in a zip of one:
+Four layouts are known, in a folder or in a zip of one:
 
 * cassava's, as Kaggle ships it: `train.csv` with the columns `image_id` and `label`, the images in
   `train_images`, and perhaps the classes' names in `label_num_to_disease_map.json`;
 * one folder for each class, as `torchvision.datasets.ImageFolder` reads it;
-* two such folders, `train` and `val` (or `valid`, `validation`, `test`): the set's own split.
+* two such folders, `train` and `val` (or `valid`, `validation`, `test`): the set's own split;
+* Tiny-ImageNet's: `train` is such a folder, and `val` has all its images in `images`, the class of
+  each in `val_annotations.txt`; `words.txt` may say what classes are called.
 
 What is in a folder twice, by a link or as a second member of that name, counts once.
 """
@@ -25,6 +27,8 @@ CLASS_NAMES = "label_num_to_disease_map.json"
 COLUMNS = ("image_id", "label")
 #: The folders of a set that is split already; of several to validate with, the first is taken.
 TRAINING, VALIDATION = "train", ("val", "valid", "validation", "test")
+#: Tiny-ImageNet's files: its classes go by numbers of WordNet's, such as n01443537.
+ANNOTATIONS, ANNOTATED, WORDS = "val_annotations.txt", "images", "words.txt"
 LARGEST = 1 << 28  # bytes of one file: no photograph has as many
 EXPECTED = (
     f"Expected a folder (or a zip of one) that holds {TABLE} beside {IMAGES}, or one folder of "
@@ -57,8 +61,11 @@ def find(root):
         found = _find(root)
     except OSError as error:
         raise DataError(f"{root} cannot be read ({error}).") from error
-    for label, name in enumerate(found.classes):
-        _require_enough(root, name, [item[0] for item in found.items if item[1] == label], found)
+    members = [[] for _ in found.classes]
+    for name, label, _ in found.items:
+        members[label].append(name)
+    for name, of_class in zip(found.classes, members, strict=True):
+        _require_enough(root, name, of_class, found)
     return found
 
 
@@ -68,7 +75,8 @@ def _find(root):
     if (top / TABLE).is_file():
         classes, items = _by_table(top)
     elif (parts := _parts(top)) is not None:
-        classes, items, held = _by_parts(top, *parts, root)
+        split = _by_annotations if _annotated(parts[1]) else _by_parts
+        classes, items, held = split(top, *parts, root)
     else:
         classes, items = _by_folder(top, root)
     return Found(classes, sorted(items, key=lambda item: item[0]), held)
@@ -92,7 +100,7 @@ def _require_enough(root, name, members, found):
 
 def content(file):
     """The bytes of `file`, one of those that `find` returns."""
-    size = file.root.getinfo(file.at).file_size if _zipped(file) else file.stat().st_size
+    size = file.root.getinfo(file.at).file_size if zipped(file) else file.stat().st_size
     if size > LARGEST:
         raise DataError(f"{file} has {size:,} bytes, more than any image: remove it.")
     try:
@@ -103,7 +111,7 @@ def content(file):
         ) from None
 
 
-def _zipped(file):
+def zipped(file):
     return isinstance(file, zipfile.Path)
 
 
@@ -156,7 +164,7 @@ def _images(folder, prefix, seen):
 
 
 def _real(folder):
-    return str(folder if _zipped(folder) else folder.resolve())
+    return str(folder if zipped(folder) else folder.resolve())
 
 
 def _parts(top):
@@ -186,6 +194,68 @@ def _by_parts(top, training, held, root):
     ]
     held_names = frozenset(item[0] for item in items if item[0].startswith(f"{held.name}/"))
     return classes, items, held_names
+
+
+def _annotated(held):
+    """Whether the folder to validate with is one of Tiny-ImageNet's, whole or not."""
+    there = [folder.name for folder in _folders(held)]
+    return (held / ANNOTATIONS).is_file() or there == [ANNOTATED]
+
+
+def _by_annotations(top, training, held, root):
+    table, images = held / ANNOTATIONS, held / ANNOTATED
+    if not table.is_file():
+        raise DataError(f"{images} has no {ANNOTATIONS} beside it, which tells classes: add it.")
+    if not images.is_dir():
+        raise DataError(f"{table} has no folder {ANNOTATED} beside it: unpack the images there.")
+    folders = _folders(training)
+    numbers = [folder.name for folder in folders]
+    if len(numbers) < 2:
+        raise DataError(f"{training} must hold a folder for each of two classes or more.")
+    seen = {_real(part) for part in (top, training, held)}
+    items = [
+        (f"{training.name}/{name}", label, file) for name, label, file in _by_classes(folders, seen)
+    ]
+    present = {item.name: item for item in images.iterdir()}
+    labels, held_names = {name: label for label, name in enumerate(numbers)}, {}
+    for line, text in enumerate(_text(table).splitlines(), 1):
+        name, _, rest = text.partition("\t")
+        number, place = rest.partition("\t")[0].strip(), f"{table}, line {line}"
+        if not text.strip():
+            continue
+        if number not in labels:
+            raise DataError(
+                f"{place} names the class {number!r}, of which {training} has no folder: mend the "
+                "line, or add the images to train on."
+            )
+        if name not in present:
+            raise DataError(f"{place} names {name!r}, which {images} does not hold: add the file.")
+        if name in held_names:
+            raise DataError(f"{place} names {name!r} a second time: keep one of the two lines.")
+        held_names[name] = f"{held.name}/{name}"
+        items.append((held_names[name], labels[number], present[name]))
+    left = sorted(
+        name for name in present.keys() - held_names if name.lower().endswith(IMG_EXTENSIONS)
+    )
+    if left:
+        raise DataError(f"{table} has no line for {left[0]}, which {images} holds: add its class.")
+    words = _words(top / WORDS)
+    classes = [words.get(number, number) for number in numbers]
+    if len(set(classes)) < len(classes):  # two kinds of crane: only their numbers differ
+        twice = {name for name in classes if classes.count(name) > 1}
+        classes = [
+            f"{name} ({number})" if name in twice else name
+            for name, number in zip(classes, numbers, strict=True)
+        ]
+    return classes, items, frozenset(held_names.values())
+
+
+def _words(file):
+    """{WordNet's number: the first of its words}, empty where the file is not there."""
+    if not file.is_file():
+        return {}
+    pairs = (line.split("\t") for line in _text(file).splitlines())
+    return {pair[0]: pair[1].split(",")[0].strip() for pair in pairs if len(pair) == 2}
 
 
 def _listed(folder, names):

@@ -14,7 +14,8 @@ rung         a thread does
 ============ =====================================================================================
 
 Element i, in the order of memory, takes number offset + i of the generator: see
-`softmax_dropout.mask`. Source: N. Srivastava and others (2014).
+`softmax_dropout.mask`. The seed may lie in the GPU's memory, where a captured CUDA graph finds
+another one at each replay. Source: N. Srivastava and others (2014).
 """
 
 import numpy as np
@@ -75,33 +76,71 @@ def vectorised_kernel(x, y, scale, threshold, offset, key0, key1):
             store(y, i, dropped(load(x, i), offset + i, scale, threshold, key0, key1))
 
 
-def _launch_naive(n, x, y, numbers):
-    launch(naive_kernel, -(-n // BLOCK_SIZE), BLOCK_SIZE, x, y, *numbers, flat=True)
+naive_step = cuda.jit(device=True)(naive_kernel.py_func)
+vectorised_step = cuda.jit(device=True)(vectorised_kernel.py_func)
 
 
-def _launch_vectorised(n, x, y, numbers):
+@cuda.jit(device=True)
+def words_of(seed):
+    """The two words of the key that a seed gives, int64; as `philox.key_of`."""
+    return np.uint32(seed & 0xFFFFFFFF), np.uint32((seed >> 32) & 0xFFFFFFFF)
+
+
+@cuda.jit
+def naive_seeded_kernel(x, y, scale, threshold, offset, seed):
+    key0, key1 = words_of(seed[0])
+    naive_step(x, y, scale, threshold, offset, key0, key1)
+
+
+@cuda.jit
+def vectorised_seeded_kernel(x, y, scale, threshold, offset, seed):
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    key0, key1 = words_of(seed[0])
+    vectorised_step(x, y, scale, threshold, offset, key0, key1)
+
+
+#: Each kernel's twin that reads the seed itself.
+SEEDED = {naive_kernel: naive_seeded_kernel, vectorised_kernel: vectorised_seeded_kernel}
+
+
+def _launch_naive(n, x, y, numbers, seed):
+    kernel, numbers = _seeded(naive_kernel, numbers, seed)
+    launch(kernel, -(-n // BLOCK_SIZE), BLOCK_SIZE, x, y, *numbers, flat=True)
+
+
+def _launch_vectorised(n, x, y, numbers, seed):
     together, offset = arrays.address_of(x) | arrays.address_of(y), numbers[2]
     if together % VECTOR_BYTES or offset % GROUP:
-        return _launch_naive(n, x, y, numbers)
+        return _launch_naive(n, x, y, numbers, seed)
     n_threads = -(-n // GROUP)
+    kernel, numbers = _seeded(vectorised_kernel, numbers, seed)
     launch(
-        vectorised_kernel, -(-n_threads // BLOCK_SIZE), BLOCK_SIZE, x, y, *numbers,
-        flat=True, overlap=True,
-    )  # fmt: skip
+        kernel, -(-n_threads // BLOCK_SIZE), BLOCK_SIZE, x, y, *numbers, flat=True, overlap=True
+    )
+
+
+def _seeded(kernel, numbers, seed):
+    """(the kernel to launch, its arguments after x and y)."""
+    return (kernel, numbers) if seed is None else (SEEDED[kernel], (*numbers[:3], seed))
 
 
 FORWARD = BACKWARD = Ladder(
-    Rung("naive", _launch_naive, (naive_kernel,)),
-    Rung("vectorised", _launch_vectorised, (vectorised_kernel, naive_kernel)),
+    Rung("naive", _launch_naive, (naive_kernel, naive_seeded_kernel)),
+    Rung(
+        "vectorised", _launch_vectorised,
+        (vectorised_kernel, naive_kernel, *SEEDED.values()),
+    ),
     auto="vectorised",
-)
+)  # fmt: skip
 
 
 def forward(x, p, seed, offset, *, variant=AUTO, out=None):
     """y = dropout(x), of the shape, dtype, device and memory layout of `x`.
 
     p             probability of dropping an element, in [0, 1]
-    seed, offset  Python ints that fix the mask: `seed` modulo 2⁶⁴; `offset` at least 0, and less
+    seed, offset  Python ints that fix the mask: `seed` modulo 2⁶⁴, or an int64 array of one
+                  element on x's device, read when the kernel runs; `offset` at least 0, and less
                   than 2⁶³ together with the number of elements
 
     `out`, if given, receives y; it may be `x`. An `x` with gaps in memory is copied first. Raises
@@ -111,10 +150,14 @@ def forward(x, p, seed, offset, *, variant=AUTO, out=None):
     arrays.require(x, "x", dtypes=DTYPES)
     rung = FORWARD.rung(variant, x)
     x = arrays.dense(x)
+    on_device = seed if hasattr(seed, "shape") else None
+    if on_device is not None:
+        arrays.require(seed, "seed", shape=(1,), dtypes=("int64",))
+        seed = 0
     numbers = _generator_arguments(p, seed, offset, arrays.size_of(x))
     y = elementwise_output(out, x, dict(x=x))
     if n := arrays.size_of(x):
-        rung.launch(n, x, y, numbers)
+        rung.launch(n, x, y, numbers, on_device)
     return y
 
 
@@ -128,4 +171,7 @@ def specialisations():
     numbers = ["float32", "uint32", "int64", "uint32", "uint32"]
     for name, kernel in (("naive", naive_kernel), ("vectorised", vectorised_kernel)):
         for dtype in DTYPES:
-            yield f"dropout {name} {dtype}", kernel, [(dtype, 1), (dtype, 1), *numbers]
+            x = dtype, 1
+            yield f"dropout {name} {dtype}", kernel, [x, x, *numbers]
+            types = [x, x, *numbers[:3], ("int64", 1)]
+            yield f"dropout {name} seeded {dtype}", SEEDED[kernel], types

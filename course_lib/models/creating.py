@@ -7,26 +7,38 @@ import logging
 import torch
 import torchvision
 
-from course_lib import SIMULATED
+from course_lib import SIMULATED, nn
+from course_lib.models.continuous_integration import ContinuousIntegrationModel
+from course_lib.models.resnet import resnet18_small
 from course_lib.models.small import SmallSENet
+from course_lib.models.tiny_imagenet import TinyImageNetCNN
 from course_lib.nn import SqueezeExcitation, replace_layers
 from course_lib.nn.fused import Fused
 from course_lib.ops.registration import simulate_on_cpu
 
 _log = logging.getLogger("course_lib.models")
 _said = set()
+#: Networks of the course that run on layers of ours, all of them.
+_WHOLE = {
+    "tiny_cnn": TinyImageNetCNN,
+    "resnet18_small": resnet18_small,
+    "continuous_integration": ContinuousIntegrationModel,
+}
+_OWN = ("small_se_net", *_WHOLE)
 
 
 def create_model(name, num_classes, use_cuda_kernels=True, *, pretrained=False, **options):
     """The network called `name`, on the CPU, with `num_classes` outputs and random weights.
 
-    name              "small_se_net", for small images; a classifier of torchvision, as
+    name              of the course, for small images: "small_se_net", "tiny_cnn",
+                      "resnet18_small", "continuous_integration"; a classifier of torchvision, as
                       "efficientnet_b4", "mobilenet_v3_large", "regnet_y_8gf"; or else of timm, if
                       that is installed, as "tf_efficientnet_b4_ns", "seresnet50". "timm/…" is
                       timm's where both have one of that name
-    use_cuda_kernels  let squeeze and excitation run our kernels, for tensors on an NVIDIA GPU. On a
-                      CPU and on MPS the same network runs PyTorch's operators. False: it does so on
-                      a GPU too. Parameters and their names are the same either way
+    use_cuda_kernels  let squeeze and excitation, and each layer of the last three of the course,
+                      run our kernels, for tensors on an NVIDIA GPU. On a CPU and on MPS the same
+                      network runs PyTorch's operators. False: it does so on a GPU too. Parameters
+                      and their names are the same either way
     pretrained        download weights; those of the last layer only fit the classes they are for
     options           for the network itself: ``dropout=0.4``, ``drop_path_rate=0.2``
 
@@ -37,20 +49,22 @@ def create_model(name, num_classes, use_cuda_kernels=True, *, pretrained=False, 
         raise ValueError(f"num_classes must be a whole number from 1 on, not {num_classes!r}")
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, not a {type(name).__name__}")
-    if name == "small_se_net":
-        model = _small(num_classes, use_cuda_kernels, pretrained, options)
+    if name in _OWN:
+        model = _of_the_course(name, num_classes, use_cuda_kernels, pretrained, options)
     elif name in _torchvision_names():
         model = _of_torchvision(name, num_classes, pretrained, options)
     else:
         model = _of_timm(name, num_classes, pretrained, options)
     left = replace_layers(model, types=[Fused]).left if use_cuda_kernels else []
-    _say(f"{name}: {_path(model, use_cuda_kernels, left)}")
+    _say(f"{name}: {_path(model, name in _WHOLE, use_cuda_kernels, left)}")
     return model
 
 
-def _small(num_classes, use_cuda_kernels, pretrained, options):
+def _of_the_course(name, num_classes, use_cuda_kernels, pretrained, options):
     if pretrained:
-        raise ValueError("small_se_net has no pretrained weights")
+        raise ValueError(f"{name} has no pretrained weights")
+    if name in _WHOLE:
+        return _WHOLE[name](num_classes, layers=nn if use_cuda_kernels else torch.nn, **options)
     block = SqueezeExcitation if use_cuda_kernels else torchvision.ops.SqueezeExcitation
     return SmallSENet(num_classes, block=block, **options)
 
@@ -91,7 +105,7 @@ def _torchvision_names():
 
 
 def _unknown(name, remark, more=()):
-    names = ["small_se_net", *_torchvision_names()]
+    names = [*_OWN, *_torchvision_names()]
     near = difflib.get_close_matches(name.removeprefix("timm/"), dict.fromkeys([*names, *more]), 5)
     like = f"; the most like it: {', '.join(near)}"
     if not near:
@@ -99,18 +113,21 @@ def _unknown(name, remark, more=()):
     return ValueError(f"there is no network {name!r}{like}{remark}")
 
 
-def _path(model, use_cuda_kernels, left):
-    """What the squeeze and excitation of `model` runs, as the end of a sentence."""
+def _path(model, is_whole, use_cuda_kernels, left):
+    """What the squeeze and excitation of `model` runs, or, if it `is_whole`, each of its layers:
+    the end of a sentence."""
     if not use_cuda_kernels:
         return "PyTorch's operators, as asked"
-    if not left and not any(isinstance(module, Fused) for module in model.modules()):
+    what = "every layer" if is_whole else "squeeze and excitation"
+    has_blocks = left or any(isinstance(module, Fused) for module in model.modules())
+    if not is_whole and not has_blocks:
         return "PyTorch's operators: the network has no squeeze and excitation"
     if torch.cuda.is_available() and not SIMULATED:
-        path = "squeeze and excitation runs course_lib's CUDA kernels on a GPU"
+        path = f"{what} runs course_lib's CUDA kernels on a GPU"
     elif simulate_on_cpu:
-        path = "squeeze and excitation runs course_lib's kernels in the simulator, which is slow"
+        path = f"{what} runs course_lib's kernels in the simulator, which is slow"
     else:
-        path = "squeeze and excitation runs PyTorch's operators: there is no NVIDIA GPU here"
+        path = f"{what} runs PyTorch's operators: there is no NVIDIA GPU here"
     reasons = ", ".join(sorted({each.reason for each in left}))
     return path + (f"; {len(left)} blocks stay PyTorch's, because {reasons}" if left else "")
 

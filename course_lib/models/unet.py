@@ -7,47 +7,12 @@ and shapes, so that weights move from any one to any other (`train.save_weights`
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.nn.modules.module import _has_any_global_hook
 
 from course_lib import nn
+from course_lib.models.steps import Steps, require_images
 from course_lib.models.weights import load_arrays
 
-
-class Steps(torch.nn.Sequential):
-    """Layers one after another; our batch norm and a ReLU behind it in one pass over memory.
-
-    The two are called one by one where somebody has hooked or changed one of them, and where
-    torch.fx traces, whose graph has a node for each layer.
-    """
-
-    def forward(self, x):
-        layers, i = list(self), 0
-        while i < len(layers):
-            together = i + 1 < len(layers) and _is_one_pass(*layers[i : i + 2], x)
-            x = layers[i].normalised(x, relu=True) if together else layers[i](x)
-            i += 2 if together else 1
-        return x
-
-
-def _is_one_pass(norm, relu, x):
-    return (
-        type(norm) is nn.BatchNorm2d
-        and type(relu) is nn.ReLU
-        and isinstance(x, torch.Tensor)
-        and not any(_is_changed(layer) for layer in (norm, relu))
-        and not _has_any_global_hook()
-    )
-
-
-def _is_changed(layer):
-    """Whether calling `layer` does more than its class's `forward`."""
-    return bool(
-        layer._forward_hooks
-        or layer._forward_pre_hooks
-        or layer._backward_hooks
-        or layer._backward_pre_hooks
-        or "forward" in vars(layer)
-    )
+torch.fx.wrap("require_images")
 
 
 class DoubleConv(torch.nn.Module):
@@ -129,7 +94,7 @@ class UNet(torch.nn.Module):
         return super().load_state_dict(state_dict, strict, assign)
 
     def forward(self, x):
-        require_images(x, self.in_channels, self.depth)
+        require_images(x, f"UNet of depth {self.depth}", self.in_channels, 2**self.depth)
         skips = []
         for down in self.down[:-1]:
             skips.append(down(x))
@@ -140,22 +105,12 @@ class UNet(torch.nn.Module):
         return self.head(x)
 
 
-# Nodes of their own in a graph of torch.fx, because what they do depends on shapes.
-
-
-@torch.fx.wrap
-def require_images(x, in_channels, depth):
-    """ValueError unless `x` is what a U-Net of so many channels and so deep takes."""
-    if x.dim() != 4 or x.shape[1] != in_channels or min(x.shape[2:]) < 2**depth:
-        raise ValueError(
-            f"UNet of depth {depth} expects (N, {in_channels}, H, W) of at least {2**depth} "
-            f"pixels each way, not {tuple(x.shape)}"
-        )
-
-
 @torch.fx.wrap
 def _beside(skip, x):
-    """Both in one tensor, `x` behind; it is padded with zeros to the height and width of `skip`."""
+    """Both in one tensor, `x` behind; it is padded with zeros to the height and width of `skip`.
+
+    A node of its own in a graph of torch.fx, because what it does depends on shapes.
+    """
     more = [n - m for n, m in zip(skip.shape[2:], x.shape[2:], strict=True)]
     if any(more):
         x = F.pad(x, (0, more[1], 0, more[0]))

@@ -1,5 +1,7 @@
 """Dropout as an operator of PyTorch."""
 
+import contextlib
+
 import torch
 
 from course_lib.kernels import dropout as kernels
@@ -8,18 +10,38 @@ from course_lib.ops.registration import Operator, require_floating_point
 from course_lib.runtime.arrays import is_dense
 
 # What fixes the mask is drawn inside of the operator, when it runs, and goes to the backward pass
-# as a tensor on the CPU: as in `fused_softmax`.
+# as a tensor on the CPU: as in `fused_softmax`. A CUDA graph would keep these very numbers. While
+# one is captured, a seed is drawn on the GPU instead, by PyTorch's generator, which every replay
+# moves on; and `drawn` is that seed, of one element, where x is.
+
+# How many blocks want that now. One number for all threads, because a backward pass that computes
+# its forward pass again does so in a thread of autograd's.
+_wanted = 0
+
+
+@contextlib.contextmanager
+def seeds_on_device():
+    """Dropout in this block draws as in a captured CUDA graph: the same masks, captured or not."""
+    global _wanted
+    _wanted += 1
+    try:
+        yield
+    finally:
+        _wanted -= 1
+
+
+def _draws_on_device(x):
+    return _wanted > 0 or x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _seed_on(device):
+    return torch.randint(-(2**63), 2**63 - 1, (1,), device=device)
 
 
 def _draw(x):
     """(seed, offset) for a mask for `x`, from PyTorch's generator of its device, which moves on."""
     if not x.is_cuda:
         return int(torch.randint(-(2**63), 2**63 - 1, ())), 0
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "dropout can't be captured in a CUDA graph: each replay would drop the same elements. "
-            "Leave it out of the graph, or use torch.nn.functional.dropout"
-        )
     generator = torch.cuda.default_generators[x.get_device()]
     seed, offset = generator.initial_seed(), generator.get_offset()
     generator.set_offset(offset + -(-x.numel() // 8) * 8)  # counts by eight, as the kernels do
@@ -32,7 +54,12 @@ def _check(x, p):
 
 def _check_backward(grad_output, drawn, p):
     require_probability(p)
-    require_drawn(drawn)
+    if drawn.numel() == 1:  # a seed that was drawn on the device
+        require(drawn, "drawn", shape=(1,), dtypes=(torch.int64,))
+        if drawn.device != grad_output.device:
+            raise RuntimeError(f"drawn is on {drawn.device}, and not on {grad_output.device}")
+    else:
+        require_drawn(drawn)
 
 
 def require_probability(p):
@@ -49,11 +76,16 @@ def require_drawn(drawn):
 
 def _kernel(x, p):
     require_floating_point("dropout", x.dtype)
+    if _draws_on_device(x):
+        seed = _seed_on(x.device)
+        return kernels.forward(x, p, seed, 0), seed
     seed, offset = _draw(x)
     return kernels.forward(x, p, seed, offset), torch.tensor((seed, offset))
 
 
 def _backward_kernel(grad_output, drawn, p):
+    if drawn.numel() == 1:
+        return kernels.backward(grad_output, p, drawn, 0)
     return kernels.backward(grad_output, p, *drawn.tolist())
 
 
@@ -134,9 +166,9 @@ def dropout(input, p=0.5, training=True, inplace=False):
 
     The mask is fixed by the state of PyTorch's generator of input's device, so `torch.manual_seed`
     and `torch.utils.checkpoint` hold it fast; it is another one than PyTorch would draw, and `p` is
-    rounded to a multiple of 2⁻¹⁶. No mask is stored. Raises ValueError for a `p` out of range, and
-    RuntimeError for second gradients and while a CUDA graph is being captured, whose replays would
-    all drop the same.
+    rounded to a multiple of 2⁻¹⁶. No mask is stored. In a captured CUDA graph every replay draws
+    anew: one small launch more. Raises ValueError for a `p` out of range, and RuntimeError for
+    second gradients.
     """
     require_probability(p)
     if not training or p == 0:

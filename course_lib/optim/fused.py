@@ -23,11 +23,17 @@ class Fused:
 
     The class says what PyTorch's is (`theirs`) and how parameters are updated (`_kind`, `_update`).
     On the CPU and on MPS, a step is PyTorch's own.
+
+    A GradScaler leaves two numbers on the optimiser, as on PyTorch's fused ones: `grad_scale`, by
+    which gradients are then divided, and `found_inf`, which stops the step where it is not 0. Both
+    are read on the GPU, so that the host need not wait and a captured CUDA graph may hold the step.
     """
 
     theirs = None
-    # PyTorch's fused optimisers take over a GradScaler's unscaling. Ours leave it to the scaler.
-    _step_supports_amp_scaling = property(lambda self: False, lambda self, value: None)
+    # Whether a GradScaler leaves its numbers here. On the CPU, it looks at them itself.
+    _step_supports_amp_scaling = property(
+        lambda self: self._on_our_kernels(), lambda self, value: None
+    )
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -72,6 +78,10 @@ class Fused:
                 parameters.append(p)
                 gradients.append(gradient)
         strided = all([gradient.layout is torch.strided for gradient in gradients])
+        scale = self._of_scaler("grad_scale")
+        if strided and gradients and scale is not None:
+            with torch.no_grad():
+                torch._foreach_div_(gradients, scale.to(gradients[0].device))
         if not (strided and self._step_again(group, parameters, gradients)):
             self._step_anew(group, parameters, gradients)
 
@@ -162,6 +172,8 @@ class Fused:
 
     def _run(self, seen, group, parameters, gradients, states, **options):
         p = parameters[0]
+        if (found_inf := self._of_scaler("found_inf")) is not None:
+            options["found_inf"] = found_inf.to(p.device)
         if _is_captured(p):
             self._known()[1].append(seen)  # whose table the graph reads
         launcher = functools.partial(self._launch, group, parameters, gradients, states, **options)
@@ -172,6 +184,10 @@ class Fused:
     def _known(self):
         """({key: what was `Seen`}, those that graphs need, as long as there is this optimiser)."""
         return self.__dict__.setdefault("_tables", ({}, []))
+
+    def _of_scaler(self, name):
+        """A number that a GradScaler has left; None without one, which also asks for it."""
+        return self.__dict__.get(name)
 
     def _refuse_capture(self, p):
         if p.is_cuda and torch.cuda.is_current_stream_capturing():

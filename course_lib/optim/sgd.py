@@ -32,6 +32,11 @@ class SGD(Fused, torch.optim.SGD):
         if not kind[0]:
             super()._update(group, kind, parameters, gradients)
             return
+        # The host may wait for the GPU here: a first step is never captured. And a buffer that no
+        # step has filled must not be there for the next one.
+        found_inf = self._of_scaler("found_inf")
+        if found_inf is not None and found_inf.item() != 0:
+            return
         buffers = [torch.empty_like(p, requires_grad=False) for p in parameters]
         self._run_new(group, parameters, gradients, [buffers], first_step=True)
         for p, buffer in zip(parameters, buffers, strict=True):

@@ -13,7 +13,7 @@ from .cell import cell
 from .channels import cache_walk, channel_gates, work_items
 from .convolution import arithmetic, asked, grids, windows
 from .fusing import arrays_moved
-from .learning import learning_curves
+from .learning import integration_weights, learning_curves
 from .limit import in_flight, loads_in_time, shared_row, stalls, tables, times
 from .memory import access_order, tensor_layout, thread_map
 from .networks import confusion, fragments, losses
@@ -48,6 +48,7 @@ __all__ = [
     "histograms",
     "images",
     "in_flight",
+    "integration_weights",
     "interleaving",
     "ladder",
     "learning_curves",

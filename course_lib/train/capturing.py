@@ -15,13 +15,15 @@ def capture(graph, **options):
     """As `torch.cuda.graph`, but no garbage is collected meanwhile.
 
     A graph that nobody holds any more may be found just then, and its end would end the capture.
+    The current stream is the same afterwards, also where capturing failed.
     """
-    enabled = gc.isenabled()
+    enabled, stream = gc.isenabled(), torch.cuda.current_stream()
     gc.disable()
     try:
         with torch.cuda.graph(graph, **options):
             yield
     finally:
+        torch.cuda.set_stream(stream)
         if enabled:
             gc.enable()
 

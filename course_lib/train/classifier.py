@@ -6,7 +6,9 @@ import torch
 from torch.nn.functional import cross_entropy
 from torchvision.transforms.v2.functional import pil_to_tensor
 
+from .device import sums_dtype
 from .randomness import permutation, seed_of
+from .step import autocast
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -30,7 +32,7 @@ class Classifier:
         precision="float32", augment=None,
     ):  # fmt: skip
         self.model, self.device = model, next(model.parameters()).device
-        self.images, self.labels = images.to(self.device), labels.to(self.device)
+        self.images, self.labels = self._placed(images), labels.to(self.device)
         self.validation = tuple(part.to(self.device) for part in validation)
         self.epochs, self.seed, self.augment = epochs, seed, augment
         self.learning_rate, self.warm_up = learning_rate, warm_up
@@ -47,41 +49,54 @@ class Classifier:
         self.optimizer = make(groups, learning_rate)
         # Sums of the losses and of right answers in this epoch. They stay on the device: to read
         # them at every step would make the host wait for it.
-        self.totals = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self.totals = torch.zeros(2, dtype=sums_dtype(self.device), device=self.device)
         self._order = None, None
         model.train()
 
     def train_step(self, step):
         """Train on batch number `step`, counted from the start of the run."""
+        images, labels = self._inputs(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate(step)
+        torch.manual_seed(seed_of(self.seed, "step", step))  # dropout's, stochastic depth's
+        loss, right = self._learn(images, labels, step)
+        self.totals += torch.stack([loss.detach().to(self.totals.dtype), right])
+
+    def _placed(self, images):
+        return images.to(self.device)
+
+    def _inputs(self, step):
+        """(images as bytes, labels) of a step."""
         epoch, batch = divmod(step, self.steps_per_epoch)
         if self._order[0] != epoch:
             self._order = epoch, permutation(len(self.images), self.seed, "order", epoch)
         rows = self._order[1][batch * self.batch_size :][: self.batch_size]
-        images, labels = self._batch(rows, epoch), self.labels[rows.to(self.device)]
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._learning_rate(step)
-        torch.manual_seed(seed_of(self.seed, "step", step))  # dropout's, stochastic depth's
+        return self._batch(rows, epoch), self.labels[rows.to(self.device)]
+
+    def _learn(self, images, labels, step):
+        """Change the weights; (the loss, how many answers were right), on the device."""
         with autocast(self.device, self.precision):
             logits = self.model(scale(images))
         loss = self.loss(logits.float(), labels, label_smoothing=self.label_smoothing)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
-        right = (logits.detach().argmax(1) == labels).sum()
-        self.totals += torch.stack([loss.detach().double(), right])
+        return loss, (logits.detach().argmax(1) == labels).sum()
 
     def end_epoch(self):
         """Loss and accuracy of the epoch's training batches and of the validation images."""
         loss, right = self.totals.tolist()
         self.totals.zero_()
-        logits = predict(self.model, self.validation[0], precision=self.precision)
-        labels = self.validation[1]
+        logits, labels = self._predict_validation(), self.validation[1]
         return {
             "loss": loss / self.steps_per_epoch,
             "accuracy": right / (self.steps_per_epoch * self.batch_size),
             "validation_loss": cross_entropy(logits, labels).item(),
             "validation_accuracy": (logits.argmax(1) == labels).sum().item() / len(labels),
         }
+
+    def _predict_validation(self):
+        return predict(self.model, self.validation[0], precision=self.precision)
 
     def state_dict(self):
         """Everything that the next steps depend on, beside their numbers."""
@@ -115,12 +130,6 @@ class Classifier:
         return self.learning_rate * (1 + math.cos(math.pi * (step - rise) / (total - rise))) / 2
 
 
-def autocast(device, precision):
-    """The context in which a network computes in `precision`."""
-    dtype = PRECISIONS[precision]
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
-
-
 def scale(images):
     """Bytes (N, C, H, W) or (N, H, W) as the numbers from -1 to 1 that networks are trained on."""
     images = images.unsqueeze(1) if images.dim() == 3 else images
@@ -128,14 +137,17 @@ def scale(images):
 
 
 @torch.no_grad()
-def predict(model, images, *, precision="float32", batch_size=128):
-    """The network's float32 logits (N, classes) for `images`, in evaluation mode."""
+def predict(model, images, *, precision="float32", batch_size=128, prepare=scale):
+    """The network's float32 logits (N, classes) for `images`, in evaluation mode.
+
+    prepare  makes of bytes what the network takes
+    """
     device, training = next(model.parameters()).device, model.training
     model.eval()
     try:
         with autocast(device, precision):
             return torch.cat(
-                [model(scale(part.to(device))).float() for part in images.split(batch_size)]
+                [model(prepare(part.to(device))).float() for part in images.split(batch_size)]
             )
     finally:
         model.train(training)

@@ -1,5 +1,6 @@
 """`python -m course_lib train TASK`: train, go on after a stop, or evaluate."""
 
+import dataclasses
 import functools
 import sys
 from collections import namedtuple
@@ -7,9 +8,10 @@ from collections import namedtuple
 from course_lib import data, device
 from course_lib.backend import BackendError
 
-from . import fashion_mnist, leaves, loop, memory, sar
+from . import config, fashion_mnist, image_settings, images, leaves, loop, memory, sar
 from .checkpoint import CheckpointError
 from .classifier import PRECISIONS, accuracy_by_class, evaluate_accuracy
+from .device import ORDER
 
 WRONG_USAGE, FAILED, INTERRUPTED = 2, 1, 130  # exit statuses, as a shell knows them
 Part = namedtuple("Part", "images labels classes")
@@ -31,7 +33,7 @@ def run(options, progress):
     `options.downloads` is the folder for sets that are downloaded.
     """
     try:
-        if options.task != "sar" and (device.count() == 0 or options.device == "cpu"):
+        if options.task in SETTINGS and "cpu" in (options.device, device.best(ORDER)):
             print("No GPU is used: PyTorch's operators run on the CPU.", file=sys.stderr)
         if options.evaluate:
             with memory.explained({}):
@@ -49,10 +51,13 @@ def _train(options, progress):
     if options.task == "sar":
         options.settings = sar.read_settings(options.config)
         options.output = options.output or options.settings.checkpoint_dir
+    if options.task == "images":
+        options.settings = _image_settings(options)
+        options.output = options.output or options.settings.checkpoint_dir
     output = options.output = options.output or options.downloads / "runs" / options.task
     names = SETTINGS.get(options.task, ())
     given = {key: value for key in names if (value := getattr(options, key)) is not None}
-    if options.task != "sar":  # whose file of settings says all that
+    if options.task in SETTINGS:  # the others' own settings say all that
         given |= {
             "seed": options.seed, "device_name": options.device,
             "use_cuda_kernels": options.use_cuda_kernels,
@@ -60,11 +65,14 @@ def _train(options, progress):
     if options.resume and output.is_dir() and not (output / loop.CHECKPOINT).exists():
         print(f"{output} has no checkpoint yet: the run starts from its beginning.")
     on_terminal = sys.stderr.isatty()
+    report = functools.partial(_report, print if not on_terminal else progress.write)
+    if on_terminal and options.task != "images":
+        report = None  # the bar says it all, but for images in a second
     try:
         _, history = TRAIN[options.task](
             options, output=output, resume=options.resume, **given,
             progress=progress if on_terminal else None,
-            report=None if on_terminal else lambda entry: print(loop.sentence(entry), flush=True),
+            report=report,
             say=functools.partial(progress.write, file=sys.stderr),
         )  # fmt: skip
     except KeyboardInterrupt:
@@ -76,7 +84,17 @@ def _train(options, progress):
         )
         return INTERRUPTED
     print(f"{loop.sentence(history[-1])}. Kept in {output}.")
+    if options.task == "images" and len(history) < options.settings.epochs:
+        print(
+            f"Stopped after epoch {len(history)} of {options.settings.epochs}, as max_minutes "
+            "says: the same command goes on."
+        )
     return 0
+
+
+def _report(write, entry):
+    write(loop.sentence(entry))
+    sys.stdout.flush()
 
 
 def _train_leaves(options, **settings):
@@ -134,7 +152,35 @@ def _evaluate_sar(options, progress):
     return 0
 
 
-TRAIN = {"leaves": _train_leaves, "fashion-mnist": _train_fashion_mnist, "sar": _train_sar}
+def _image_settings(options):
+    """The settings of the YAML file in --config, and over them those of the command line."""
+    kind = image_settings.ImageSettings
+    settings = config.read(options.config, kind) if options.config else kind()
+    return dataclasses.replace(settings, **config.given(options, kind))
+
+
+def _train_images(options, **settings):
+    return images.train_images(options.settings, downloads=options.downloads, **settings)
+
+
+def _evaluate_images(options, progress):
+    settings = _image_settings(options)
+    task, part, _ = images.load_images(
+        options.evaluate, settings.data, device_name=settings.device, cache=settings.cache,
+        downloads=options.downloads, progress=progress if sys.stderr.isatty() else None,
+    )  # fmt: skip
+    found = task.predict(part.images).argmax(1).cpu() == part.labels
+    for line in images.worst_classes(task, part, len(part.classes)):
+        print(line)
+    print(f"{found.double().mean():.1%} of {len(part)} validation images.")
+    return 0
+
+
+TRAIN = {
+    "leaves": _train_leaves, "fashion-mnist": _train_fashion_mnist, "sar": _train_sar,
+    "images": _train_images,
+}  # fmt: skip
 EVALUATE = {
     "leaves": _evaluate_leaves, "fashion-mnist": _evaluate_fashion_mnist, "sar": _evaluate_sar,
+    "images": _evaluate_images,
 }  # fmt: skip

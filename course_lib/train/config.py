@@ -5,6 +5,7 @@ A task's settings are a frozen dataclass. Its annotations say what a value may b
 the least value, made with `at_least`.
 """
 
+import argparse
 import dataclasses
 import types
 import typing
@@ -20,6 +21,47 @@ class ConfigError(ValueError):
 def at_least(least, default):
     """A dataclass field whose value is `least` or more."""
     return dataclasses.field(default=default, metadata={"at_least": least})
+
+
+def option(default, told, least=None):
+    """A dataclass field that is an option of a command, too; `told` says what it is for."""
+    metadata = {"help": told} | ({} if least is None else {"at_least": least})
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def add_options(parser, settings):
+    """Give `parser`, argparse's, an option for each field of the dataclass `settings`.
+
+    One that is not given is None. Values are held to what a file of settings is held to.
+    """
+    for field in dataclasses.fields(settings):
+        name = f"--{field.name.replace('_', '-')}"
+        told = field.metadata["help"]
+        if "(" not in told and field.default is not None and not isinstance(field.default, bool):
+            told += f" (default: {field.default})"
+        if bool in _kinds(typing.get_type_hints(settings)[field.name]):
+            parser.add_argument(name, action=argparse.BooleanOptionalAction, help=told)
+        else:
+            parser.add_argument(name, type=_of_text(settings, field.name), help=told)
+
+
+def _of_text(settings, key):
+    kinds = _kinds(typing.get_type_hints(settings)[key])
+    plain = any(kind in (str, Path) or typing.get_origin(kind) is typing.Literal for kind in kinds)
+
+    def value(text):
+        try:
+            return converted(settings, key, text if plain else yaml.safe_load(text))
+        except (ConfigError, yaml.YAMLError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return value
+
+
+def given(options, settings):
+    """{field: value} of the dataclass `settings` for the options that were given."""
+    names = (field.name for field in dataclasses.fields(settings))
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
 
 
 def read(path, settings):
@@ -60,7 +102,7 @@ def converted(settings, key, value):
     """`value` as field `key` of the dataclass `settings` wants it; raises ConfigError."""
     wanted = typing.get_type_hints(settings)[key]
     field = next(f for f in dataclasses.fields(settings) if f.name == key)
-    kinds = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
+    kinds = _kinds(wanted)
     for kind in kinds:
         found = _as_kind(value, kind)
         if found is not _NO:
@@ -75,6 +117,12 @@ def converted(settings, key, value):
 
 
 _NO = object()
+
+
+def _kinds(wanted):
+    """The kinds of which a value may be one."""
+    union = typing.get_origin(wanted) in (types.UnionType, typing.Union)
+    return typing.get_args(wanted) if union else (wanted,)
 
 
 def _as_kind(value, kind):

@@ -13,11 +13,10 @@ from torch.nn.functional import cross_entropy
 from course_lib import SIMULATED, models, nn, ops, optim
 from course_lib.ops.registration import simulate_on_cpu
 
-from . import checkpoint, loop, memory
+from . import checkpoint, device, loop, memory
 from .classifier import PRECISIONS, Classifier
-from .graph_trainer import GraphTrainer
-from .leaves import choose_device
-from .randomness import repeatable, seed_of
+from .fashion_mnist_graph import FashionMNISTPass
+from .randomness import seed_of
 
 CAPTURED, MODULES = "captured", "modules"
 #: In what each trainer computes. For modules, PyTorch's own switches allow TF32.
@@ -44,10 +43,10 @@ def train_fashion_mnist(
     precision         "float32", "tf32" or "bfloat16" (autocast)
     use_cuda_kernels  False: PyTorch's layers, loss and optimiser, from the same first weights and
                       with the same batches
-    trainer           "captured": our kernels alone, a step in one CUDA graph (`GraphTrainer`), in
-                      float32 or tf32; "modules": our layers through autograd, in float32 or
-                      bfloat16. None: captured, on a GPU and where it has the precision; a resumed
-                      run goes on as it was begun
+    trainer           "captured": our kernels alone, a step in one CUDA graph
+                      (`FashionMNISTPass`), in float32 or tf32; "modules": our layers through
+                      autograd, in float32 or bfloat16. None: captured, on a GPU and where it has
+                      the precision; a resumed run goes on as it was begun
     device_name       such as "cuda:0" or "cpu"; None: a GPU if there is one. Without a GPU, our
                       layers run PyTorch's CPU operators
     output, resume, checkpoint_steps, progress, report, say
@@ -59,7 +58,7 @@ def train_fashion_mnist(
     options that cannot be used, TypeError for images or labels that are no tensors, and what
     `loop.fit` raises.
     """
-    place = choose_device(device_name, precision, KNOWN)
+    place = device.choose(device_name, precision, KNOWN)
     parts = (train_images, train_labels, "train"), (test_images, test_labels, "test")
     for images, labels, name in parts:
         _require(images, labels, name)
@@ -137,14 +136,14 @@ def _context(trainer, place):
     """What a trainer works in: our kernels are repeatable by themselves, PyTorch's are told to."""
     with contextlib.ExitStack() as stack:
         if trainer == MODULES:
-            stack.enter_context(repeatable(place))
+            stack.enter_context(device.settled(place))
         elif place.type == "cuda":  # a graph is captured on the current device's streams
             stack.enter_context(torch.cuda.device(place))
         yield
 
 
 def _by_graph(model, images, labels, validation, settings):
-    return GraphTrainer(
+    return FashionMNISTPass(
         model, images, labels, validation, momentum=MOMENTUM, nesterov=True,
         weight_decay=WEIGHT_DECAY, **{key: settings[key] for key in OPTIONS},
     )  # fmt: skip
@@ -167,7 +166,7 @@ def load_fashion_mnist(path, *, device_name=None):
     """(model, settings) of the checkpoint at `path` of a run on Fashion-MNIST."""
     kept = checkpoint.load_of("fashion-mnist", path, SETTINGS)
     settings = kept["settings"]
-    model = create(settings).to(choose_device(device_name, settings["precision"], KNOWN))
+    model = create(settings).to(device.choose(device_name, settings["precision"], KNOWN))
     checkpoint.load_weights(path, model, kept)
     return model.eval(), settings
 

@@ -1,185 +1,374 @@
-"""Fashion-MNIST trained by our kernels alone: no autograd, no arithmetic of PyTorch's.
+"""A captured trainer for any network: a whole step of training in one CUDA graph.
 
-The kernels call each other, and the set lies on the GPU, where a kernel picks each batch. A step is
-captured in one CUDA graph: the host starts it for each step, and looks at the results once an
-epoch. Where the gradients lie turns out as the graph is captured, and is told the optimiser then,
-once for all steps. What no other layer waits for, the gradients of weights and biases, stands on a
-branch of its own and runs beside the rest. PyTorch only holds the memory.
+A step of a small network keeps the host busier than the GPU: autograd, the layers and the optimiser
+start hundreds of kernels one by one. Captured once, they are started together: forward and backward
+pass, gradient scaling, clipping, the optimiser's step, dropout and running statistics.
+What changes from step to step it finds in the GPU's memory: the batch, the learning rates, where
+the random numbers stand, and whether a gradient has become infinite.
 """
 
-import contextlib
+import gc
+import traceback
+from typing import NamedTuple
 
 import torch
 
-from course_lib.kernels import batches, cross_entropy
-from course_lib.kernels.optimizers import Table, sgd
-from course_lib.models.fashion_mnist_pass import NAMES, backward, forward, weights_of
+from course_lib.kernels.optimizers.table import filled_later
 from course_lib.runtime import device
 
-from .capturing import Branch, capture
-from .randomness import seed_of
+from . import memory
+from .capturing import capture as captured
+from .randomness import random_state, set_random_state
+from .rates import Rates, takes_tensors
+from .step import PRECISIONS, Step, arithmetic, scaler_for, why_not_captured
 
-BATCH_OF_PREDICTIONS = 500
+MOST_GRAPHS = 4
+STATE = "model", "optimizer", "scaler", "steps", "rates", "random"
+
+
+class Captured(NamedTuple):
+    """A step's graph, and where it reads and writes."""
+
+    graph: object
+    inputs: list
+    targets: list
+    loss: object
+    measured: object
 
 
 class GraphTrainer:
-    """A task for `loop.fit` that trains the weights of a `models.FashionMNISTCNN`.
+    """``loss = GraphTrainer(model, optimizer, loss)(x, y)`` makes a step of training.
 
-    model           where the first weights come from and the trained ones go to; on a GPU, or, to
-                    see it work without one, on the CPU under ``COURSE_LIB_SIMULATOR=1``. Its
-                    `conv2.weight` is laid out channels-last in memory
-    images, labels  what to train on: uint8 (N, 28, 28), and int64 (N,)
-    validation      (images, labels) to validate with after each epoch
-    learning_rate   the highest: it rises in the first tenth of the steps, then falls to 0
-    precision       "float32", or "tf32" for matrix products
+    model        in training mode, of layers of ours or of PyTorch's; all of it on one device
+    optimizer    of `course_lib.optim`, or one of `torch.optim` that can be captured: with
+                 ``capturable=True``, or SGD; for float16 and for a schedule with ``fused=True``
+    loss         loss(output, target) -> a tensor of one number; 16-bit outputs come as float32
+    precision    "float32", "tf32", or "bfloat16" and "float16" by autocast
+    schedule     a function of the step's number (`train.schedules`), times each group's rate
+    max_norm     to which the norm of all gradients together is clipped
+    accumulate   parts into which a batch is divided for forward and backward pass; their gradients
+                 are added up as of one batch. Batch normalisation sees parts
+    scaler       a `torch.amp.GradScaler`; None: one for float16, none else
+    measure      measure(output, target) -> a tensor, summed over the parts of a batch, such as
+                 `right_answers`; found in `measured` after each step
+    capture      False: the very same step, started kernel by kernel. None: captured on a GPU
+    most_graphs  sizes of batches that are captured; further ones are not
+
+    The first batch of each size is trained on without a graph, which makes the optimiser's states
+    and loads the kernels; the second is captured. Capturing runs nothing: each step is made once.
+    A graph holds what the network did then: after ``model.eval()`` on a part of it, or after a
+    parameter has come to lie elsewhere, call `recapture`. Dropout draws its seeds from the device's
+    generator, captured or not. Raises ValueError for what does not go together.
     """
 
     def __init__(
-        self, model, images, labels, validation, *, epochs, batch_size, learning_rate, seed,
-        momentum=0.9, nesterov=True, weight_decay=5e-4, warm_up=0.1, precision="float32",
+        self, model, optimizer, loss, *, precision="float32", schedule=None, max_norm=None,
+        accumulate=1, scaler=None, measure=None, capture=None, most_graphs=MOST_GRAPHS,
     ):  # fmt: skip
-        self.model, self.device = model, next(model.parameters()).device
-        self.images, self.labels = (t.to(self.device).contiguous() for t in (images, labels))
-        self.validation = tuple(t.to(self.device).contiguous() for t in validation)
-        self.epochs, self.batch_size = epochs, min(batch_size, len(images))
-        self.steps_per_epoch = len(images) // self.batch_size
-        total = epochs * self.steps_per_epoch
-        self.schedule = dict(
-            seed=seed_of(seed, "order"), highest=learning_rate,
-            rise=max(1, round(warm_up * total)), total=total,
+        self.device = _device_of(model, optimizer)
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision must be {', '.join(PRECISIONS)}, not {precision!r}")
+        _require_whole("accumulate", accumulate, 1)
+        _require_whole("most_graphs", most_graphs, 1)
+        if max_norm is not None and not max_norm > 0:
+            raise ValueError(f"max_norm must be above 0, not {max_norm!r}")
+        on_gpu = self.device.type == "cuda"
+        self.capture = on_gpu and device.count() > 0 if capture is None else bool(capture)
+        if self.capture and not on_gpu:
+            raise ValueError(f"a CUDA graph needs a GPU, and the model is on {self.device}")
+        scaler = scaler_for(self.device, precision, scaler)
+        if self.capture:
+            fault = why_not_captured(optimizer, scaler.is_enabled(), schedule is not None)
+            if fault is not None:
+                raise ValueError(f"{fault}; or train with capture=False")
+        self.model, self.optimizer, self.most_graphs = model, optimizer, most_graphs
+        self.rates = Rates(optimizer, schedule, self.device, on_gpu and takes_tensors(optimizer))
+        self.train_step = Step(
+            model, optimizer, loss, precision=precision, scaler=scaler, max_norm=max_norm,
+            accumulate=accumulate, measure=measure,
         )  # fmt: skip
-        self.options = dict(momentum=momentum, nesterov=nesterov), weight_decay
-        self.precision = precision
-        self.layers = weights_of(model)
-        self.buffers = {
-            name: tuple(torch.zeros_like(p) for p in pair) for name, pair in self.layers.items()
-        }
-        self.tables = Table(), Table()
-        self._make_room()
-        self.graph = None
+        self.steps, self.measured = 0, None
+        self.graphs, self.seen, self.pool = {}, set(), None
+        self.stream = torch.cuda.Stream(self.device) if self.capture else None
+        self.looks = None  # of the samples: shapes without their number, and dtypes
 
-    def _make_room(self):
-        def room(*shape, dtype=torch.float32):
-            return torch.zeros(shape, dtype=dtype, device=self.device)
+    @property
+    def scaler(self):
+        """The `torch.amp.GradScaler`."""
+        return self.train_step.scaler
 
-        self.x = room(self.batch_size, 1, 28, 28)
-        self.y = room(self.batch_size, dtype=torch.int64)
-        self.step, self.rate = room(1, dtype=torch.int64), room(1)
-        self.losses = room(self.steps_per_epoch)
-        self.right = room(self.steps_per_epoch, dtype=torch.int32)
-        self.one = torch.ones((), device=self.device)
+    def __call__(self, x, y):
+        return self.step(x, y)
 
-    def train_step(self, step):
-        """Train on the batch that belongs to `step`, which must be the next one."""
-        if self.device.type != "cuda":
-            self._step()
-            return
-        if self.graph is None:
-            self._capture()
-        self.graph.replay()
+    def step(self, x, y):
+        """One step of training on a batch; its loss, a float32 tensor on the device.
 
-    def _capture(self):
-        """Note a step's launches in a graph. Nothing runs, so that no step is made twice."""
-        if not device.count():
-            raise RuntimeError("a CUDA graph needs a GPU")
-        # The graph's launches read the tables where they lie. What is in them can come later.
-        self._fill_tables(self.layers)
-        graph, beside = torch.cuda.CUDAGraph(), Branch()
-        with capture(graph):
-            gradients = self._gradients(beside)
-            beside.join()
-            self._update(gradients, beside, filled=True)
-            beside.join()
-        self._fill_tables(gradients)
-        self.graph, self.captured = graph, gradients  # whose memory the graph reads
+        x, y  a tensor, or a tuple of several: the model is called as ``model(*x)`` and the loss as
+              ``loss(output, *y)``. On the model's device
 
-    def _fill_tables(self, gradients):
-        for kind, table in enumerate(self.tables):
-            parameters, of_these, buffers = self._lists(gradients, kind)
-            states = buffers if self.options[0]["momentum"] else parameters
-            table.prepare(parameters, of_these, [states], None)
+        On a GPU the loss, and `measured`, lie where the next step writes: `clone` what must last.
+        Raises ValueError for a batch on another device, or whose samples look otherwise than those
+        of the first; TrainingError where memory does not suffice; RuntimeError, with the line that
+        is at fault, for a step that cannot be captured. Then no step has been made.
+        """
+        inputs, targets = _listed(x, "x"), _listed(y, "y")
+        looks = self._require_fitting(inputs, targets)
+        if self.rates.set(self.steps):
+            self.graphs.clear()  # which hold the rate as a plain number
+        kept = self._captured(inputs, targets)
+        if kept is None:
+            loss, self.measured = self._uncaptured(inputs, targets)
+        else:
+            for mine, given in zip(kept.inputs + kept.targets, inputs + targets, strict=True):
+                mine.copy_(given, non_blocking=True)
+            kept.graph.replay()
+            loss, self.measured = kept.loss, kept.measured
+        self.steps, self.looks = self.steps + 1, looks
+        return loss
 
-    def _step(self):
-        self._update(self._gradients())
+    @torch.no_grad()
+    def evaluate(self, batches):
+        """What the model makes of `batches` of (x, y), in evaluation mode and without a step.
 
-    def _gradients(self, beside=contextlib.nullcontext):
-        """{layer: (gradient of its weight, of its bias)} of the next batch."""
-        batches.next_batch(
-            self.images, self.labels, self.step, self.rate, self.x, self.y, **self.schedule
-        )
-        logits, kept = forward(self.layers, self.x, precision=self.precision)
-        loss, stats, normaliser = cross_entropy.forward(logits, self.y)
-        with beside(loss):
-            batches.tally(loss, logits, self.y, self.step, self.losses, self.right)
-        d = cross_entropy.backward(self.one, logits, self.y, stats, normaliser)
-        return backward(self.layers, d, kept, precision=self.precision, beside=beside)
+        {"loss": the mean over all samples, "samples": how many, "measured": the sum of what
+        `measure` found, a tensor, or None}. Raises ValueError for no samples.
+        """
+        modes = [(module, module.training) for module in self.model.modules()]
+        n, losses, measured = [], [], None
+        self.model.eval()
+        try:
+            with arithmetic(self.train_step.precision):
+                for x, y in batches:
+                    inputs, targets = _listed(x, "x"), _listed(y, "y")
+                    _require_on(self.device, inputs, targets)
+                    loss, found = self.train_step.of(inputs, targets)
+                    n.append(len(inputs[0]))
+                    losses.append(loss)
+                    measured = found if measured is None else measured + found
+        finally:
+            for module, training in modes:
+                module.training = training
+        if sum(n) == 0:
+            raise ValueError("there are no samples to evaluate on")
+        mean = torch.stack(losses).cpu().double() @ torch.tensor(n).double() / sum(n)
+        return {"loss": mean.item(), "samples": sum(n), "measured": measured}
 
-    def _update(self, gradients, beside=contextlib.nullcontext, filled=False):
-        def update(kind, weight_decay):
-            sgd(
-                *self._lists(gradients, kind), lr=self.rate, weight_decay=weight_decay,
-                table=self.tables[kind], again=filled, **options,
-            )  # fmt: skip
-
-        # Weights are pulled towards 0, biases are not.
-        options, of_weights = self.options
-        with beside(self.rate):
-            update(1, 0.0)
-        update(0, of_weights)
-
-    def _lists(self, gradients, kind):
-        """(parameters, gradients, momentum buffers): of the weights (kind 0), of the biases (1)."""
-        return [
-            [each[name][kind] for name in NAMES] for each in (self.layers, gradients, self.buffers)
-        ]
-
-    def predict(self, images):
-        """float32 logits (N, 10) for uint8 images (N, 28, 28); our kernels alone, too."""
-        n = len(images)
-        logits = torch.empty((n, self.layers["fc2"][0].shape[0]), device=self.device)
-        for first in range(0, n, BATCH_OF_PREDICTIONS):
-            part = images[first : first + BATCH_OF_PREDICTIONS]
-            x = torch.empty((len(part), 1, 28, 28), device=self.device)
-            batches.normalise(part, x)
-            found = logits[first : first + len(part)]
-            forward(self.layers, x, precision=self.precision, out=found)
-        return logits
-
-    def end_epoch(self):
-        """Loss and accuracy of the epoch's training batches and of the validation images."""
-        logits = self.predict(self.validation[0])
-        labels = self.validation[1]
-        loss, *_ = cross_entropy.forward(logits, labels)
-        losses, right = (t.cpu().numpy().astype("float64") for t in (self.losses, self.right))
-        found = logits.cpu().numpy().argmax(1) == labels.cpu().numpy()
-        return {
-            "loss": losses.mean().item(),
-            "accuracy": right.sum().item() / (self.steps_per_epoch * self.batch_size),
-            "validation_loss": loss.item(),
-            "validation_accuracy": found.mean().item(),
-        }
+    def recapture(self):
+        """Give up the graphs: each size of batch is captured anew."""
+        self.graphs.clear()
+        self.seen.clear()
+        self.train_step.began = False
 
     def state_dict(self):
-        """Everything that the next steps depend on, beside their numbers."""
-        return {
-            "model": self.model.state_dict(), "buffers": self.buffers, "step": self.step,
-            "losses": self.losses, "right": self.right,
-        }  # fmt: skip
+        """Everything that the next steps depend on, so that a resumed run makes the same ones."""
+        optimizer, rates = self.optimizer.state_dict(), self.rates.of_groups()
+        groups = zip(optimizer["param_groups"], rates, strict=True)
+        optimizer["param_groups"] = [group | {"lr": rate} for group, rate in groups]
+        found = (
+            self.model.state_dict(), optimizer, self.scaler.state_dict(), self.steps, rates,
+            random_state(self.device),
+        )  # fmt: skip
+        return dict(zip(STATE, found, strict=True))
 
     def load_state_dict(self, state):
-        """Go on where `state` was taken."""
+        """Go on where `state` was taken. Raises ValueError for another model's, and changes nothing
+        then."""
+        self._require_same(state)
+        self.optimizer.load_state_dict(state["optimizer"])
         self.model.load_state_dict(state["model"])
-        for name in NAMES:
-            for buffer, kept in zip(self.buffers[name], state["buffers"][name], strict=True):
-                _restore(buffer, kept)
-        for name in ("step", "losses", "right"):
-            _restore(getattr(self, name), state[name])
+        self.scaler.load_state_dict(state["scaler"])
+        self.rates.restore(state["rates"])
+        self.steps = state["steps"]
+        set_random_state(state["random"], self.device)
+        self.recapture()  # the optimiser's states are new tensors
+
+    # ---- how a step is made ----------------------------------------------------------------
+
+    def _uncaptured(self, inputs, targets):
+        looks, step = _looks(inputs, targets), self.train_step
+        # The first time, what goes wrong is most often the network's fault: all is put back.
+        first = not (step.began and looks in self.seen)
+        before = self._moved_by_forward() if first else None
+        try:
+            found = self._on_stream(inputs, targets)
+        except BaseException as error:
+            step.forget()
+            if first:
+                self._put_back(before)
+            if memory.is_about_memory(error):
+                self._tell(error, inputs)
+            raise
+        if step.began:
+            self.seen.add(looks)
+        return found
+
+    def _moved_by_forward(self):
+        """What a forward pass changes: copies of the buffers, and where the generators stand."""
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        return buffers, random_state(self.device)
+
+    @torch.no_grad()
+    def _put_back(self, before):
+        for buffer, kept in zip(self.model.buffers(), before[0], strict=True):
+            buffer.copy_(kept)
+        set_random_state(before[1], self.device)
+
+    def _on_stream(self, inputs, targets):
+        """On the stream that is captured later, where autograd will look for what it knows."""
+        if self.stream is None:
+            return self.train_step(inputs, targets)
+        current = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            found = self.train_step(inputs, targets)
+        current.wait_stream(self.stream)
+        return found
+
+    def _captured(self, inputs, targets):
+        """The graph for such a batch; None where it is to be trained on without."""
+        if not self.capture:
+            return None
+        looks = _looks(inputs, targets)
+        kept = self.graphs.get(looks)
+        if kept is None and looks in self.seen and len(self.graphs) < self.most_graphs:
+            kept = self.graphs[looks] = self._note(inputs, targets)
+        return kept
+
+    def _note(self, inputs, targets):
+        """Note a step's launches in a graph. Nothing runs."""
+        inputs, targets = ([t.detach().clone() for t in given] for given in (inputs, targets))
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        if self.pool is None:
+            self.pool = torch.cuda.graph_pool_handle()
+        # Other threads, such as those that load images, may wait for the GPU meanwhile.
+        options = dict(pool=self.pool, stream=self.stream, capture_error_mode="thread_local")
+        try:
+            with torch.cuda.device(self.device), filled_later(), captured(graph, **options):
+                loss, measured = self.train_step(inputs, targets)
+        except BaseException as error:
+            self.train_step.forget()
+            told = None if memory.is_about_memory(error) else _why(error)
+            if told is None:
+                self._tell(error, inputs)
+            if not isinstance(error, Exception):
+                raise
+            raise RuntimeError(told) from error
+        return Captured(graph, inputs, targets, loss, measured)
+
+    def _tell(self, error, inputs):
+        """Raise TrainingError about memory."""
+        told = memory.sentence(str(error), {"batch_size": len(inputs[0])})
+        traceback.clear_frames(error.__traceback__)  # which hold the tensors that fill the memory
+        gc.collect()
+        raise memory.TrainingError(told) from None
+
+    # ---- what is refused -------------------------------------------------------------------
+
+    def _require_fitting(self, inputs, targets):
+        _require_on(self.device, inputs, targets)
+        n = len(inputs[0])
+        if n == 0:
+            raise ValueError("the batch is empty")
+        for name, tensors in (("x", inputs), ("y", targets)):
+            for tensor in tensors:
+                if tensor.dim() and len(tensor) != n:
+                    raise ValueError(
+                        f"x has {n} samples, and {name} also a tensor of {tuple(tensor.shape)}"
+                    )
+        looks = [(t.dtype, tuple(t.shape[1:]), t.dim()) for t in (*inputs, *targets)]
+        if self.looks not in (None, looks):
+            told = f"{_said(self.looks)}, as at first, not {_said(looks)}"
+            raise ValueError(f"samples must be {told}")
+        return looks
+
+    def _require_same(self, state):
+        lacking = [name for name in STATE if name not in state]
+        if lacking:
+            raise ValueError(f"the state lacks {', '.join(lacking)}: it is no GraphTrainer's")
+        mine = self.model.state_dict()
+        theirs = state["model"]
+        names = [
+            name for name in mine.keys() | theirs.keys()
+            if getattr(mine.get(name), "shape", None) != getattr(theirs.get(name), "shape", None)
+        ]  # fmt: skip
+        if names:
+            told = ", ".join(sorted(names)[:5])
+            raise ValueError(f"the state is of another model: {told} differ")
+        if len(state["rates"]) != len(self.optimizer.param_groups):
+            raise ValueError(
+                f"the state is of an optimiser of {len(state['rates'])} groups, not of "
+                f"{len(self.optimizer.param_groups)}"
+            )
+        if bool(state["scaler"]) != self.scaler.is_enabled():
+            scaled = "was" if state["scaler"] else "was not"
+            raise ValueError(f"the state {scaled} of a run with scaled gradients, unlike this one")
 
 
-def _restore(tensor, kept):
-    if kept.shape != tensor.shape or kept.dtype != tensor.dtype:  # `copy_` would spread it out
-        raise ValueError(
-            f"{kept.dtype} {tuple(kept.shape)} is kept, where {tensor.dtype} "
-            f"{tuple(tensor.shape)} should be"
-        )
-    tensor.copy_(kept)
+def right_answers(output, labels):
+    """How many of the logits (N, classes) are largest at their label; to `measure`."""
+    return (output.argmax(1) == labels).sum()
+
+
+def _device_of(model, optimizer):
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    if not tensors:
+        raise ValueError("the model has no parameters")
+    places = {tensor.device for tensor in tensors.values()}
+    if len(places) > 1:
+        told = ", ".join(sorted(map(str, places)))
+        raise ValueError(f"the model must lie on one device, and lies on {told}")
+    (place,) = places
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.device != place:
+                raise ValueError(
+                    f"the model is on {place}, and its optimiser has parameters on {p.device}: "
+                    "make the optimiser after model.to(…)"
+                )
+    return place
+
+
+def _listed(given, name):
+    tensors = list(given) if isinstance(given, (tuple, list)) else [given]
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} must be a tensor or a tuple of them, not {type(tensor)}")
+    if not tensors or name == "x" and tensors[0].dim() == 0:
+        raise ValueError(f"{name} must have samples")
+    return tensors
+
+
+def _require_on(place, inputs, targets):
+    for name, tensors in (("x", inputs), ("y", targets)):
+        for tensor in tensors:
+            if tensor.device != place:
+                raise ValueError(f"{name} is on {tensor.device}, and the model on {place}")
+
+
+def _looks(inputs, targets):
+    return tuple((t.dtype, t.shape, t.stride()) for t in (*inputs, *targets))
+
+
+def _said(looks):
+    return ", ".join(f"{dtype} {shape}".removeprefix("torch.") for dtype, shape, _ in looks)
+
+
+def _require_whole(name, number, least):
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise ValueError(f"{name} must be a whole number, {least} or more; not {number!r}")
+
+
+def _why(error):
+    """What to say of an error while a step was captured: the line that it comes from."""
+    # Where a capture is spoilt, its end raises another error.
+    first = error
+    while first.__context__ is not None:
+        first = first.__context__
+    place = traceback.extract_tb(first.__traceback__)[-1]
+    reason = str(first).strip().partition("\n")[0]
+    return (
+        f"a CUDA graph cannot hold this step, because of {place.filename}, line {place.lineno}, "
+        f"in {place.name}: `{place.line}` ({reason}). What reads a number from the GPU, or prints "
+        "one, waits for it: leave it out, or train with capture=False. No step was made"
+    )

@@ -3,17 +3,16 @@
 model, history = train_leaves(epochs=12)
 """
 
-import re
-
 import torch
 from torchvision.transforms import v2
 
-from course_lib import data, device, models
+from course_lib import data, models
 
-from . import checkpoint, loop, memory
+from . import checkpoint, device, loop, memory
 from .classifier import PRECISIONS, Classifier
-from .randomness import repeatable, seed_of
+from .randomness import seed_of
 
+KNOWN = tuple(PRECISIONS)
 #: What each network is trained with where nothing else is asked for.
 DEFAULTS = {
     "small_se_net": {
@@ -57,7 +56,7 @@ def train_leaves(
     seed              of the split, the first weights, the order and the augmentation
     precision         "float32", or "bfloat16": autocast
     use_cuda_kernels  as in `models.create_model`
-    device_name       such as "cuda:0" or "cpu"; None: a GPU if there is one
+    device_name       such as "cuda:0", "mps" or "cpu"; None: a GPU if there is one
     output, resume, checkpoint_steps, progress, report, say
                       as in `loop.fit`; `say` is also told the network, and each class's images
 
@@ -65,7 +64,7 @@ def train_leaves(
     validation_accuracy. The model comes back on its device, in evaluation mode. Raises ValueError
     for options that cannot be used, `data.DataError` for such a set, and what `loop.fit` raises.
     """
-    place = choose_device(device_name, precision)
+    place = device.choose(device_name, precision, KNOWN)
     if model is None:
         model = "efficientnet_b4" if place.type == "cuda" else "small_se_net"
     name = model if isinstance(model, str) else type(model).__name__
@@ -90,7 +89,7 @@ def train_leaves(
         "classes": list(training.classes),
         "images": f"{training.digest()} {validation.digest()}",
     }
-    with repeatable(place), memory.explained(settings):
+    with device.settled(place), memory.explained(settings):
         if isinstance(model, str):
             model = create(settings, place)
         task = Classifier(
@@ -121,35 +120,17 @@ def load_leaves(path, root=None, *, device_name=None, progress=None):
     """
     kept = checkpoint.load_of("leaves", path, SETTINGS)
     settings = kept["settings"]
-    place = choose_device(device_name, settings["precision"])
+    place = device.choose(device_name, settings["precision"], KNOWN)
     validation = data.leaves(root, train=False, **_split(settings), progress=progress)
     if validation.digest() not in settings["images"]:
         raise checkpoint.CheckpointError(
             f"{path} was trained with other images than those of {root or 'the drawn set'}: name "
             "the set that it was made with."
         )
-    with repeatable(place):
+    with device.settled(place):
         model = create(settings, place)
     checkpoint.load_weights(path, model, kept)
     return model.eval(), validation, settings
-
-
-def choose_device(name, precision, known=tuple(PRECISIONS)):
-    """The torch device called `name`, or the best one here, that can compute in `precision`."""
-    if precision not in known:
-        raise ValueError(f"precision must be {' or '.join(known)}, not {precision!r}")
-    name = name or device.best(("cuda", "cpu"))
-    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
-    if not found:
-        raise ValueError(f"the device must be cpu, cuda, or a GPU by number (cuda:1); not {name!r}")
-    if name != "cpu" and int(found[1] or 0) >= device.count():
-        raise ValueError(f"there is no {name} here: the CUDA driver reports {device.count()} GPUs")
-    place = torch.device(name)
-    if name != "cpu" and precision != "float32":
-        if torch.cuda.get_device_capability(place) < (8, 0):
-            chip = torch.cuda.get_device_name(place)
-            raise ValueError(f"{chip} has no {precision}: choose float32")
-    return place
 
 
 def read_parts(root, settings, progress=None):

@@ -4,7 +4,8 @@ A task is whatever knows how to train: `Classifier` in this package is one. It h
 
     epochs, steps_per_epoch
     train_step(step)     train on batch number `step`, counted from the start of the run
-    end_epoch()          -> dict of numbers about the epoch that has ended, "loss" among them
+    end_epoch()          -> dict of numbers about the epoch that has ended, "loss" among them, and
+                         perhaps of dicts of such, which are kept and not told
     state_dict()         everything that the next steps depend on, beside their numbers
     load_state_dict(state)
 
@@ -15,6 +16,9 @@ Everything random in `train_step(step)` must follow from the run's seed and `ste
 import contextlib
 import json
 import math
+import signal
+import threading
+import time
 from pathlib import Path
 
 import torch
@@ -31,7 +35,7 @@ CHECKPOINT, HISTORY, CURVES = "checkpoint.pt", "history.json", "history.png"
 
 def fit(
     task, settings, *, output=None, resume=False, checkpoint_steps=None, progress=None, report=None,
-    say=None, earlier=None,
+    say=None, earlier=None, until=None,
 ):  # fmt: skip
     """Train `task` to its last epoch; the history: a list of one dict for each epoch.
 
@@ -43,9 +47,13 @@ def fit(
     report            called with each epoch's dict when the epoch has ended
     say               called with a sentence once it is known how long training takes
     earlier           settings that earlier versions' checkpoints do not name, and what they were
+    until             of `time.monotonic`, in seconds: no epoch begins that would end later, judged
+                      by the longest before it; the run can go on from its checkpoint
 
-    One run at a time may write to the folder. Raises CheckpointError, TrainingError, and
-    `folder.FolderError` where the folder cannot be written to; the last checkpoint stays whole.
+    Ctrl-C ends a run after the step in hand, with a checkpoint, and comes out as KeyboardInterrupt;
+    a second one ends it at once. One run at a time may write to the folder. Raises CheckpointError,
+    TrainingError, and `folder.FolderError` where the folder cannot be written to; the last
+    checkpoint stays whole.
     """
     if checkpoint_steps is not None and checkpoint_steps < 1:
         raise ValueError(f"checkpoint_steps must be 1 or more, not {checkpoint_steps}")
@@ -56,10 +64,12 @@ def fit(
             stack.enter_context(folder.held(output))
             _require_fitting(output, resume)  # another run may have ended here meanwhile
         stack.enter_context(memory.explained(settings))
-        return _fit(task, settings, output, checkpoint_steps, progress, report, say, earlier or {})
+        return _fit(
+            task, settings, output, checkpoint_steps, progress, report, say, earlier or {}, until
+        )  # fmt: skip
 
 
-def _fit(task, settings, output, checkpoint_steps, progress, report, say, earlier):
+def _fit(task, settings, output, checkpoint_steps, progress, report, say, earlier, until):
     step, history = 0, []
     if output is not None:
         path = output / CHECKPOINT
@@ -68,7 +78,7 @@ def _fit(task, settings, output, checkpoint_steps, progress, report, say, earlie
             checkpoint.require_same(path, earlier | kept["settings"], settings)
             step, history = kept["step"], kept["history"]
             _require_whole(path, task, step, history)
-            _load(path, task, kept["state"])
+            load_state(path, task, kept["state"])
 
     def keep():
         if output is not None:
@@ -79,9 +89,11 @@ def _fit(task, settings, output, checkpoint_steps, progress, report, say, earlie
     total = task.epochs * task.steps_per_epoch
     bar = progress(total=total, initial=step, unit=" steps") if progress is not None else None
     estimate = Estimate(task, total - step, say)
+    begin, longest = time.monotonic(), 0.0
     try:
         while step < total:
-            task.train_step(step)
+            with _put_off() as interrupted:
+                task.train_step(step)
             step += 1
             estimate.step()
             if bar is not None:
@@ -94,8 +106,17 @@ def _fit(task, settings, output, checkpoint_steps, progress, report, say, earlie
                     bar.set_postfix_str(sentence(history[-1]))
                 if report is not None:
                     report(history[-1])
-            if step == total or (step % checkpoint_steps == 0 if checkpoint_steps else ended):
+            if ended and until is not None:
+                now = time.monotonic()
+                begin, longest = now, max(longest, now - begin)
+            stopped = ended and until is not None and now + longest > until
+            due = step % checkpoint_steps == 0 if checkpoint_steps else ended
+            if step == total or due or stopped or interrupted:
                 keep()
+            if interrupted:
+                raise KeyboardInterrupt
+            if stopped:
+                break
     finally:
         if bar is not None:
             bar.close()
@@ -139,11 +160,39 @@ def save_history(output, history):
 def sentence(entry):
     """An epoch of the history in words."""
     told = (
-        f"{name.replace('_', ' ')} {value:.1%}" if "accuracy" in name
-        else f"{name.replace('_', ' ')} {value:.4f}"
-        for name, value in entry.items() if name != "epoch"
+        _told(name.replace("_", " "), value) for name, value in entry.items()
+        if name != "epoch" and not isinstance(value, dict)
     )  # fmt: skip
     return f"epoch {entry['epoch']}: {', '.join(told)}"
+
+
+def _told(name, value):
+    if name == "images per second":
+        return f"{value:,.0f} images/s"
+    return f"{name} {value:.1%}" if "accuracy" in name else f"{name} {value:.4f}"
+
+
+@contextlib.contextmanager
+def _put_off():
+    """A list that Ctrl-C writes to, instead of interrupting; a second Ctrl-C does interrupt."""
+    asked = []
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or (
+        threading.current_thread() is not threading.main_thread()
+    ):
+        yield asked
+        return
+
+    def note(number, frame):
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _require_whole(path, task, step, history):
@@ -156,7 +205,8 @@ def _require_whole(path, task, step, history):
         )
 
 
-def _load(path, task, state):
+def load_state(path, task, state):
+    """Let `task` go on where the checkpoint at `path` was taken; CheckpointError if it can't."""
     try:
         task.load_state_dict(state)
     except torch.cuda.OutOfMemoryError:
@@ -170,7 +220,7 @@ def _load(path, task, state):
 
 def _require_finite(entry):
     for name, value in entry.items():
-        if not math.isfinite(value):
+        if not isinstance(value, dict) and not math.isfinite(value):
             raise TrainingError(
                 f"In epoch {entry['epoch']} the {name.replace('_', ' ')} is {value}: start again "
                 "with a lower learning rate."

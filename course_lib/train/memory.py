@@ -23,13 +23,13 @@ def explained(settings):
     except TrainingError:
         raise
     except (MemoryError, RuntimeError) as error:
-        if not _is_about_memory(error):
+        if not is_about_memory(error):
             raise
         # `from None`: the error's frames hold the tensors that fill the memory.
         raise TrainingError(sentence(str(error), settings)) from None
 
 
-def _is_about_memory(error):
+def is_about_memory(error):
     known = MemoryError, torch.cuda.OutOfMemoryError
     return isinstance(error, known) or _ON_CPU.search(str(error)) is not None
 
@@ -46,6 +46,10 @@ def sentence(message, settings):
         if settings.get(name, 0) > least
     ]
     reduce = f"choose a smaller {' or '.join(cures)}" if cures else "choose a smaller network"
+    if "grad_accum_steps" in settings:
+        reduce += f", more grad_accum_steps (it is {settings['grad_accum_steps']})"
+    if settings.get("enable_gradient_checkpointing") is False:
+        reduce += ", enable_gradient_checkpointing where the network has it"
     if settings.get("precision") == "float32" and free:
         reduce += ", or bfloat16"
     if free:

@@ -41,3 +41,18 @@ def repeatable(device):
         finally:
             cudnn.benchmark, cudnn.deterministic, deterministic.fill_uninitialized_memory = before
             torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+def random_state(device):
+    """{"cpu": …, "cuda": …}: where PyTorch's generators of the CPU and of a GPU `device` stand."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state, device):
+    """Let the generators go on where `random_state` found them."""
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

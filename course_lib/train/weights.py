@@ -87,7 +87,8 @@ def export_onnx(path, model, image_size=(128, 128), *, opset=18):
     twin = models.UNet.of_weights(state, layers=torch.nn).float().eval()
     # Two images: of one alone, the exporter takes the number to be fixed.
     images = torch.zeros(2, twin.in_channels, *image_size)
-    models.unet.require_images(images, twin.in_channels, twin.depth)
+    who, least = f"UNet of depth {twin.depth}", 2**twin.depth
+    models.steps.require_images(images, who, twin.in_channels, least)
     program = torch.onnx.export(
         twin, (images,), dynamo=True, input_names=["images"], output_names=["logits"],
         opset_version=opset, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False,

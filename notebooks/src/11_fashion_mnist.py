@@ -601,7 +601,7 @@ show_confusion(runs)
 # %% [markdown]
 # ## 4 · The pure path
 #
-# How long does a step take? Count its launches. The step of `train.GraphTrainer` is the one of section 2: one kernel is launched after the other, there is no autograd and no arithmetic of PyTorch's at all. Here
+# How long does a step take? Count its launches. The step of `train.FashionMNISTPass` is the one of section 2: one kernel is launched after the other, there is no autograd and no arithmetic of PyTorch's at all. Here
 # its launches are noted while it runs in the simulator, with a single picture and a network of one channel. (Some more fill the optimiser's table of
 # addresses, see lesson 10. We leave them out.)
 
@@ -609,8 +609,8 @@ show_confusion(runs)
 torch.manual_seed(0)
 place = "cpu" if SIMULATED else "cuda"
 narrow = models.FashionMNISTCNN(widths=(1, 1, 2)).to(place)
-trainer = train.GraphTrainer(narrow, train_images[:8], train_labels[:8], (test_images[:2], test_labels[:2]),
-                             epochs=1, batch_size=1, learning_rate=0.05, seed=0)
+trainer = train.FashionMNISTPass(narrow, train_images[:8], train_labels[:8], (test_images[:2], test_labels[:2]),
+                                 epochs=1, batch_size=1, learning_rate=0.05, seed=0)
 with launches_of() as launches:
     trainer._step()
 kernels = [kernel.__name__ for kernel, *_ in launches]
@@ -640,7 +640,7 @@ plot.curves(steps, {"learning rate": rate}, xlabel="step", ylabel="learning rate
             title="The learning rate of a run of 1,000 steps")
 
 # %% [markdown]
-# Without a GPU there is no graph to capture, and `GraphTrainer` runs its kernels one after another in the simulator. Does it learn as well as the way through autograd? The record has three runs of each on the real pictures, with the same first weights
+# Without a GPU there is no graph to capture, and `FashionMNISTPass` runs its kernels one after another in the simulator. Does it learn as well as the way through autograd? The record has three runs of each on the real pictures, with the same first weights
 # for each seed. **Predict** whether the curves lie on top of each other.
 
 # %%

@@ -26,7 +26,8 @@ place (Adam's within 4) of itself or of its step, whichever is larger, of PyTorc
 
 The learning rate may be a float32 array of one element, and Adam's counts of steps are arrays: both
 are read from the GPU's memory as a step runs, so that a captured CUDA graph goes on counting, and
-its learning rate can change from one replay to the next. Adam: Kingma and Ba, 2015; AdamW:
+its learning rate can change from one replay to the next. So may be what stops a step (`found_inf`,
+see `guarded.py`). Adam: Kingma and Ba, 2015; AdamW:
 Loshchilov and Hutter, 2019. Derivation: notebook 10.
 """
 
@@ -38,6 +39,7 @@ from course_lib.kernels.optimizers.adam_kernels import (
     adam_naive_kernel,
     count_kernel,
 )
+from course_lib.kernels.optimizers.guarded import GUARDED, guarded
 from course_lib.kernels.optimizers.sgd_kernels import sgd_fused_kernel, sgd_naive_kernel
 from course_lib.kernels.optimizers.table import (
     BLOCK_SIZE,
@@ -53,6 +55,7 @@ __all__ = ["ADAM", "BLOCK_SIZE", "DTYPES", "SGD", "Table", "adam", "sgd"]
 
 DTYPES = ("float32", "float16", "bfloat16")
 MOST_THREADS = BLOCK_SIZE
+STOPPABLE = "optimizers guarded "  # how the labels begin of kernels that `found_inf` can stop
 
 
 def sgd(
@@ -70,6 +73,7 @@ def sgd(
     variant=AUTO,
     table=None,
     again=False,
+    found_inf=None,
 ):
     """One step of `torch.optim.SGD`, in place.
 
@@ -80,6 +84,7 @@ def sgd(
     table                  a `Table` that the caller keeps from one step to the next; without one,
                            the addresses are written down anew each time
     again                  the table holds these very arrays already: nothing is checked
+    found_inf              a float32 array of one element: where it is not 0, nothing is changed
 
     Raises ArrayError for arrays that do not fit, ValueError for other wrong arguments.
     """
@@ -87,12 +92,13 @@ def sgd(
     if not again:
         buffers = () if momentum == 0 else (("momentum_buffers", momentum_buffers),)
         _check(parameters, gradients, *buffers)
+    _check_found(found_inf)
     numbers = (
         float(momentum), 1.0 - float(dampening), float(weight_decay), bool(nesterov),
         bool(maximize), bool(first_step),
     )  # fmt: skip
     states = (parameters,) if momentum == 0 else (momentum_buffers,)
-    rung.launch(parameters, gradients, states, None, lr, numbers, table, again)
+    rung.launch(parameters, gradients, states, None, lr, numbers, table, again, found_inf)
 
 
 def adam(
@@ -112,6 +118,7 @@ def adam(
     variant=AUTO,
     table=None,
     again=False,
+    found_inf=None,
 ):
     """One step of `torch.optim.Adam`, in place; of AdamW with `decoupled_weight_decay`.
 
@@ -129,63 +136,69 @@ def adam(
         named += [("max_exp_avg_sqs", max_exp_avg_sqs)] if amsgrad else []
         _check(parameters, gradients, *named)
         _check_steps(steps, len(parameters))
+    _check_found(found_inf)
     numbers = _adam_numbers(betas, eps, weight_decay, decoupled_weight_decay, amsgrad, maximize)
     # Where there is no third state, its kernel arguments stand for the second, and are not used.
     states = (exp_avgs, exp_avg_sqs, max_exp_avg_sqs if amsgrad else exp_avg_sqs)
-    rung.launch(parameters, gradients, states, steps, lr, numbers, table, again)
+    rung.launch(parameters, gradients, states, steps, lr, numbers, table, again, found_inf)
 
 
-def _launch_sgd_naive(parameters, gradients, states, steps, lr, numbers, table, again):
+def _launch_sgd_naive(parameters, gradients, states, steps, lr, numbers, table, again, found_inf):
+    kernel, found = guarded(sgd_naive_kernel, found_inf)
     for p, g, b in zip(parameters, gradients, *states, strict=True):
         if n := arrays.size_of(p):
             unused = arrays.empty((1,), like=p, dtype="float32")
             launch(
-                sgd_naive_kernel, math.ceil(n / BLOCK_SIZE), BLOCK_SIZE,
-                p, g, b, *_rate(lr, unused), *numbers, flat=True,
+                kernel, math.ceil(n / BLOCK_SIZE), BLOCK_SIZE,
+                *found, p, g, b, *_rate(lr, unused), *numbers, flat=True,
             )  # fmt: skip
 
 
-def _launch_sgd_fused(parameters, gradients, states, steps, lr, numbers, table, again):
+def _launch_sgd_fused(parameters, gradients, states, steps, lr, numbers, table, again, found_inf):
+    kernel, found = guarded(sgd_fused_kernel, found_inf)
     if not again:
         table = Table() if table is None else table
         table.prepare(parameters, gradients, states, steps)
     for part in table.parts:
         like = parameters[part.members[0]]
         launch(
-            sgd_fused_kernel, part.n_blocks, BLOCK_SIZE,
-            like, part.table, part.chunks, part.length, *_rate(lr, part.unused), *numbers,
+            kernel, part.n_blocks, BLOCK_SIZE,
+            *found, like, part.table, part.chunks, part.length, *_rate(lr, part.unused), *numbers,
             flat=True, overlap=True,
         )  # fmt: skip
 
 
-def _launch_adam_naive(parameters, gradients, states, steps, lr, numbers, table, again):
+def _launch_adam_naive(parameters, gradients, states, steps, lr, numbers, table, again, found_inf):
+    kernel, found = guarded(adam_naive_kernel, found_inf)
     for p, g, m, v, peak, step in zip(parameters, gradients, *states, steps, strict=True):
         if n := arrays.size_of(p):
             launch(
-                adam_naive_kernel, math.ceil(n / BLOCK_SIZE), BLOCK_SIZE,
-                p, g, m, v, peak, step, *_rate(lr, step), *numbers, flat=True,
+                kernel, math.ceil(n / BLOCK_SIZE), BLOCK_SIZE,
+                *found, p, g, m, v, peak, step, *_rate(lr, step), *numbers, flat=True,
             )  # fmt: skip
-    _count(steps)
+    _count(steps, found_inf)
 
 
-def _launch_adam_fused(parameters, gradients, states, steps, lr, numbers, table, again):
+def _launch_adam_fused(parameters, gradients, states, steps, lr, numbers, table, again, found_inf):
+    kernel, found = guarded(adam_fused_kernel, found_inf)
     if not again:
         table = Table() if table is None else table
         table.prepare(parameters, gradients, states, steps)
     if not table.parts:
-        _count(steps)  # of nothing but empty parameters
+        _count(steps, found_inf)  # of nothing but empty parameters
     for part in table.parts:
         like = parameters[part.members[0]]
         launch(
-            adam_fused_kernel, part.n_blocks, BLOCK_SIZE,
-            like, part.table, part.chunks, part.ticket, part.length, part.n_rows, part.n_steps,
-            *_rate(lr, part.unused), *numbers, flat=True, overlap=True,
+            kernel, part.n_blocks, BLOCK_SIZE,
+            *found, like, part.table, part.chunks, part.ticket, part.length, part.n_rows,
+            part.n_steps, *_rate(lr, part.unused), *numbers, flat=True, overlap=True,
         )  # fmt: skip
 
 
-def _count(steps):
+def _count(steps, found_inf):
+    kernel, found = guarded(count_kernel, found_inf)
     for step in {arrays.address_of(step): step for step in steps}.values():
-        launch(count_kernel, 1, 1, step, flat=True)
+        launch(kernel, 1, 1, *found, step, flat=True)
 
 
 def _rate(lr, unused):
@@ -196,6 +209,15 @@ def _rate(lr, unused):
     if arrays.size_of(lr) != 1:
         raise arrays.ArrayError(f"lr must have one element, not shape {tuple(lr.shape)}")
     return lr, True, 0.0
+
+
+def _check_found(found_inf):
+    if found_inf is not None:
+        arrays.require(found_inf, "found_inf", dtypes=("float32",))
+        if arrays.size_of(found_inf) != 1:
+            raise arrays.ArrayError(
+                f"found_inf must have one element, not shape {tuple(found_inf.shape)}"
+            )
 
 
 def _check(parameters, gradients, *states):
@@ -239,16 +261,24 @@ def _adam_numbers(betas, eps, weight_decay, decoupled, amsgrad, maximize):
     )  # fmt: skip
 
 
+def _with_twins(*kernels):
+    """These kernels, and their twins that `found_inf` can stop."""
+    return (*kernels, *(GUARDED[kernel] for kernel in kernels))
+
+
 SGD = Ladder(
-    Rung("naive", _launch_sgd_naive, (sgd_naive_kernel,)),
-    Rung("fused", _launch_sgd_fused, (sgd_fused_kernel, fill_kernel, chunks_kernel), (plan,)),
+    Rung("naive", _launch_sgd_naive, _with_twins(sgd_naive_kernel)),
+    Rung(
+        "fused", _launch_sgd_fused,
+        (*_with_twins(sgd_fused_kernel), fill_kernel, chunks_kernel), (plan,),
+    ),
     auto="fused",
-)
+)  # fmt: skip
 ADAM = Ladder(
-    Rung("naive", _launch_adam_naive, (adam_naive_kernel, count_kernel)),
+    Rung("naive", _launch_adam_naive, _with_twins(adam_naive_kernel, count_kernel)),
     Rung(
         "fused", _launch_adam_fused,
-        (adam_fused_kernel, count_kernel, fill_kernel, chunks_kernel), (plan,),
+        (*_with_twins(adam_fused_kernel, count_kernel), fill_kernel, chunks_kernel), (plan,),
     ),
     auto="fused",
 )  # fmt: skip
@@ -260,15 +290,22 @@ def specialisations():
     lr = [rate, "boolean", "float32"]
     sgd_numbers = [*lr, *["float32"] * 3, *["boolean"] * 3]
     adam_numbers = [*lr, *["float32"] * 7, *["boolean"] * 3]
+    steps = []
     for dtype in DTYPES:
         x = (dtype, 1)
-        yield f"optimizers sgd naive {dtype}", sgd_naive_kernel, [x] * 3 + sgd_numbers
-        yield f"optimizers adam naive {dtype}", adam_naive_kernel, [x] * 5 + [rate] + adam_numbers
-        types = [x, table, table, "int64", *sgd_numbers]
-        yield f"optimizers sgd fused {dtype}", sgd_fused_kernel, types
-        types = [x, table, table, ticket, *["int64"] * 3, *adam_numbers]
-        yield f"optimizers adam fused {dtype}", adam_fused_kernel, types
-    yield "optimizers adam count", count_kernel, [rate]
+        steps += [
+            (f"sgd naive {dtype}", sgd_naive_kernel, [x] * 3 + sgd_numbers),
+            (f"adam naive {dtype}", adam_naive_kernel, [x] * 5 + [rate] + adam_numbers),
+            (f"sgd fused {dtype}", sgd_fused_kernel, [x, table, table, "int64", *sgd_numbers]),
+            (
+                f"adam fused {dtype}", adam_fused_kernel,
+                [x, table, table, ticket, *["int64"] * 3, *adam_numbers],
+            ),
+        ]  # fmt: skip
+    steps.append(("adam count", count_kernel, [rate]))
+    for label, kernel, types in steps:
+        yield f"optimizers {label}", kernel, types
+        yield f"{STOPPABLE}{label}", GUARDED[kernel], [rate, *types]
     for dtype in ("int64", "uint32"):
         yield f"optimizers table fill {dtype}", fill_kernel, [(dtype, 1)] + ["int64"] * 19
     yield "optimizers table chunks", chunks_kernel, [table, table, "int64"]

@@ -8,8 +8,10 @@ CUDA graph that is being captured can hold it. It is filled once, and again wher
 new one; gradients often come to lie elsewhere.
 """
 
+import contextlib
 import math
 from dataclasses import dataclass
+from threading import get_ident
 
 import numpy as np
 
@@ -141,7 +143,7 @@ class Table:
             firsts = np.cumsum([0, *(math.ceil(size / part.length) for size in part.sizes)])
             _put(part.table, SIZE, ROW, part.sizes)
             _put(part.table, FIRST_BLOCK, ROW, firsts[:-1].tolist())
-            launch(chunks_kernel, part.n_rows, BLOCK_SIZE, part.table, part.chunks, part.length)
+            _fill(chunks_kernel, part.n_rows, BLOCK_SIZE, part.table, part.chunks, part.length)
             _put(part.ticket, 0, 1, [0])
         # Parts may have a count in common, so none may count before all have read.
         if has_steps and part is self.parts[-1] and before[-1] != addresses[-1]:
@@ -177,4 +179,33 @@ def _put(table, start, stride, values):
     for first in range(0, len(values), AT_ONCE):
         some = list(values[first : first + AT_ONCE])
         padded = some + [0] * (AT_ONCE - len(some))
-        launch(fill_kernel, 1, 32, table, start + first * stride, stride, len(some), *padded)
+        _fill(fill_kernel, 1, 32, table, start + first * stride, stride, len(some), *padded)
+
+
+_waiting = {}  # thread -> the launches that `filled_later` keeps back
+
+
+def _fill(*launched):
+    waiting = _waiting.get(get_ident())
+    if waiting is None:
+        launch(*launched)
+    else:
+        waiting.append(launched)
+
+
+@contextlib.contextmanager
+def filled_later():
+    """Tables that are prepared in this block, by this thread, are filled as it ends.
+
+    For a block that captures a CUDA graph: the graph then holds none of these launches, and reads
+    what is there when it is replayed. Where the block raises, nothing is filled.
+    """
+    before, _waiting[get_ident()] = _waiting.get(get_ident()), (kept := [])
+    try:
+        yield
+    finally:
+        del _waiting[get_ident()]
+        if before is not None:
+            _waiting[get_ident()] = before
+    for launched in kept:
+        _fill(*launched)

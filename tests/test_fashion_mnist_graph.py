@@ -15,10 +15,10 @@ from course_lib.kernels.optimizers.table import fill_kernel
 from course_lib.reference.batches import batch_order
 from course_lib.runtime.arrays import ArrayError
 from course_lib.runtime.launch import recorded
-from course_lib.train import graph_trainer
+from course_lib.train import fashion_mnist_graph
 from course_lib.train.classifier import Classifier
 from course_lib.train.fashion_mnist import sgd_of
-from course_lib.train.graph_trainer import GraphTrainer
+from course_lib.train.fashion_mnist_graph import FashionMNISTPass
 from course_lib.train.randomness import seed_of
 
 PLACE = "cpu" if SIMULATED else "cuda"
@@ -105,7 +105,7 @@ def trainer(model, n=8, **options):
     images, labels = data.fashion_mnist()
     test = tuple(t[:3] for t in data.fashion_mnist(train=False))
     given = dict(epochs=2, batch_size=2, learning_rate=0.1, seed=5) | options
-    return GraphTrainer(model, images[:n], labels[:n], test, **given)
+    return FashionMNISTPass(model, images[:n], labels[:n], test, **given)
 
 
 def networks():
@@ -222,7 +222,7 @@ def test_the_drawn_clothes_are_learnt_as_with_autograd():
     test = data.fashion_mnist(train=False)
     options = dict(epochs=2, batch_size=32, learning_rate=0.05, seed=0)
     recipe = functools.partial(Classifier, optimizer=sgd_of(True))
-    for kind in (GraphTrainer, recipe):
+    for kind in (FashionMNISTPass, recipe):
         torch.manual_seed(0)
         task = kind(models.FashionMNISTCNN().cuda(), images, labels, test, **options)
         for epoch in range(2):
@@ -235,4 +235,4 @@ def test_the_drawn_clothes_are_learnt_as_with_autograd():
 def test_without_a_gpu_nothing_is_captured():
     if SIMULATED:
         with pytest.raises(RuntimeError, match="a CUDA graph needs a GPU"):
-            graph_trainer.GraphTrainer._capture(None)
+            fashion_mnist_graph.FashionMNISTPass._capture(None)

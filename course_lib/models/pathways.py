@@ -1,0 +1,78 @@
+"""How two pathways of a network run beside each other, and how little of them is kept.
+
+Nothing here has parameters, and nothing changes a result: streams and recomputation are about time
+and memory alone.
+"""
+
+import contextlib
+import functools
+
+import torch
+from torch.compiler import is_compiling
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+
+def both(first, second, x, y, parallel=True):
+    """(first(x), second(y)) for two modules that know nothing of each other.
+
+    parallel  run them at the same time where x is on a GPU: the second has a stream of its own,
+              which starts after all that the caller's stream has been given, and which that stream
+              waits for at the end. So a CUDA graph that captures the one captures both; autograd
+              runs each backward pass where its forward pass ran. On a CPU, and where torch.compile
+              or torch.fx traces, one runs after the other, as without it.
+    """
+    if not (parallel and type(x) is torch.Tensor and x.is_cuda) or is_compiling():
+        return first(x), second(y)
+    here, beside = torch.cuda.current_stream(x.device), _stream(x.device.index)
+    beside.wait_stream(here)
+    y.record_stream(beside)  # its memory is not another's before `beside` has read it
+    try:
+        with torch.cuda.stream(beside):
+            there = second(y)
+        result = first(x)
+    finally:
+        here.wait_stream(beside)  # after an error, too: a captured graph must end on one stream
+    there.record_stream(here)
+    return result, there
+
+
+@functools.cache
+def _stream(index):
+    return torch.cuda.Stream(index)
+
+
+def recomputed(module, *inputs):
+    """module(*inputs). Of what it computes inside, the backward pass gets nothing: it computes it
+    again from the inputs, by `torch.utils.checkpoint`.
+
+    The module must draw no random numbers. Its batch norms move their running statistics once, in
+    the forward pass.
+    """
+    options = dict(use_reentrant=False, preserve_rng_state=False)
+    if not is_compiling():  # which knows what a batch norm writes, and does not write it again
+        options["context_fn"] = functools.partial(_contexts, module)
+    return checkpoint(module, *inputs, **options)
+
+
+def _contexts(module):
+    return contextlib.nullcontext(), _StatisticsAtRest(module)
+
+
+class _StatisticsAtRest:
+    """Batch norms go on normalising by the batch, and move their statistics by nothing at all.
+
+    It is entered once for each backward pass, so more than once where a graph is retained.
+    """
+
+    def __init__(self, module):
+        self._norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+
+    def __enter__(self):
+        self._before = [(norm.momentum, norm.num_batches_tracked) for norm in self._norms]
+        for norm in self._norms:
+            norm.momentum, norm.num_batches_tracked = 0.0, None
+
+    def __exit__(self, *_):
+        for norm, (momentum, count) in zip(self._norms, self._before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count

@@ -1,0 +1,544 @@
+"""The networks for images: what they promise beside numbers, which `on_the_cpu/images.py` compares.
+
+On PyTorch's layers, where the simulator would only take time.
+"""
+
+import copy
+import functools
+import itertools
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+import two_processes
+from tensors import PLACE, randn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from course_lib import SIMULATED, models, nn
+from course_lib.kernels import conv2d
+from course_lib.models import continuous_integration, pathways
+from course_lib.models.continuous_integration import DEPTHS, INTEGRATION_POINTS, brightness_of
+
+POINTS = list(itertools.product(DEPTHS, INTEGRATION_POINTS))
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(5)
+
+
+def two_pathways(depth="shallow", *, num_classes=5, base_channels=4, layers=torch.nn, **options):
+    return models.ContinuousIntegrationModel(
+        num_classes, depth, base_channels, layers=layers, **options
+    )
+
+
+# ── on our kernels ───────────────────────────────────────────────────────────────────────────────
+
+
+def one_step(make, x, target):
+    """(loss, gradients, statistics) of a network of `make` with our layers, then PyTorch's."""
+    for layers in (nn, torch.nn):
+        torch.manual_seed(1)
+        model = make(layers=layers, dropout=0.0).to(PLACE)
+        model.enable_mixed_precision = False
+        loss = F.cross_entropy(model(x), target)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        yield loss.detach(), gradients, [b.float() for b in model.buffers()]
+
+
+def test_one_step_on_our_kernels_is_pytorchs(monkeypatch):
+    """Recomputed, too: what our kernels write to statistics, they write once."""
+    if SIMULATED:  # which is slow: the rung that it takes least time for
+        monkeypatch.setattr(conv2d, "default_variant", lambda *_: "tiled")
+    make = functools.partial(two_pathways, base_channels=1, integration_points="early")
+    ours, theirs = one_step(make, randn(2, 3, 4, 4), torch.tensor([0, 2], device=PLACE))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "make",
+    [
+        models.TinyImageNetCNN,
+        lambda dropout, **o: models.resnet18_small(**o),
+        functools.partial(two_pathways, "deep", base_channels=16),
+    ],
+    ids=["tiny_cnn", "resnet18_small", "two pathways"],
+)
+def test_one_step_at_full_size_on_our_kernels_is_pytorchs(make):
+    ours, theirs = one_step(make, randn(8, 3, 64, 64), torch.arange(8, device=PLACE) % 5)
+    torch.testing.assert_close(ours[0], theirs[0], rtol=1e-4, atol=1e-5)
+    norm = torch.linalg.vector_norm
+    for found, expected in zip(ours[1] + tuple(ours[2]), theirs[1] + tuple(theirs[2]), strict=True):
+        assert norm(found - expected) <= 5e-3 * norm(expected) + 1e-5
+
+
+# ── Tiny-ImageNet ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_tiny_imagenet_as_it_stands():
+    model = models.TinyImageNetCNN(layers=torch.nn).eval()
+    assert sum(p.numel() for p in model.parameters()) == 4_390_888
+    assert model.classifier[1].weight.shape == (512, 8192)
+    x = torch.randn(2, 3, 64, 64)
+    logits, probabilities = model(x), model.probabilities(x)
+    assert logits.shape == (2, 200)
+    torch.testing.assert_close(probabilities, logits.softmax(1))
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(2))
+    assert type(models.TinyImageNetCNN().softmax) is nn.Softmax
+
+
+def test_a_softmax_before_the_loss_is_a_fault():
+    """A network that is sure and right keeps most of its loss; others get next to no gradient."""
+    n, right, wrong = 200, 3, 7
+
+    def loss_and_gradient(favourite, height, doubled):
+        logits = torch.zeros(1, n).index_fill_(1, torch.tensor(favourite), height)
+        logits.requires_grad_()
+        loss = F.cross_entropy(logits.softmax(1) if doubled else logits, torch.tensor([right]))
+        loss.backward()
+        return loss.item(), logits.grad.norm().item()
+
+    floor = math.log(1 + (n - 1) / math.e)
+    assert floor == pytest.approx(4.31, abs=0.01)
+    assert loss_and_gradient(right, 30.0, True)[0] == pytest.approx(floor, abs=1e-5)
+    assert loss_and_gradient(right, 30.0, False)[0] == pytest.approx(0, abs=1e-5)
+    for height in (0.0, 12.0):  # at the start, and sure of another class
+        doubled, once = (loss_and_gradient(wrong, height, each) for each in (True, False))
+        assert floor < doubled[0] and doubled[1] < 0.01 * once[1]
+
+
+# ── two pathways ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("depth", "points"), POINTS)
+def test_every_parameter_learns(depth, points):
+    """So DistributedDataParallel waits for none in vain; with and without recomputation."""
+    model = two_pathways(depth, integration_points=points, dropout=0.0)
+    model.memory_efficient = points != "early"
+    logits = model(torch.randn(4, 3, 16, 16))
+    assert logits.shape == (4, 5)
+    F.cross_entropy(logits, torch.tensor([0, 1, 2, 4])).backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert without == []
+
+
+def test_where_maps_are_integrated():
+    found = {each: list(two_pathways(each[0], integration_points=each[1]).integrations)
+             for each in POINTS}  # fmt: skip
+    assert all(points[-1] == "pooled" for points in found.values())
+    assert len({(depth, *points) for (depth, _), points in found.items()}) == len(POINTS)
+    assert found["deep", "all"] == ["stage1", "stage2", "stage3", "stage4", "pooled"]
+    assert found["medium", "middle"] == ["stage2", "pooled"] and found["medium", "late"] == [
+        "pooled"
+    ]
+    blocks = [len(stage) for stage in two_pathways("deep").colour[1:]]
+    widths = [stage[0].conv1.out_channels for stage in two_pathways("deep").brightness[1:]]
+    assert blocks == [2, 3, 4, 2] and widths == [8, 16, 32, 64]
+
+
+def test_weights_and_contributions():
+    model = two_pathways()
+    first = torch.tensor([0.5, 0.5, 0.0]).softmax(0).tolist()
+    weights = model.get_integration_weights()
+    assert list(weights) == ["stage1", "stage2", "pooled"]
+    for each in weights.values():
+        assert list(each) == ["colour", "brightness", "integrated"]
+        assert list(each.values()) == pytest.approx(first)
+    assert model.get_pathway_contributions()["colour"] == pytest.approx(0.5)
+    only_colour, only_integrated, only_pathways = (40, 0, 0), (0, 0, 40), (0, 0, -40)
+    scalars = dict(stage1=only_colour, stage2=only_integrated, pooled=only_pathways)
+    with torch.no_grad():
+        for name, three in scalars.items():
+            model.integrations[name].scalars.copy_(torch.tensor(three))
+    assert model.get_pathway_contributions() == pytest.approx({"colour": 0.5, "brightness": 0.5})
+    with torch.no_grad():
+        model.integrations["pooled"].scalars.zero_()
+    found = model.get_pathway_contributions()
+    assert found == pytest.approx({"colour": 2 / 3, "brightness": 1 / 3})
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    F.cross_entropy(model(torch.randn(4, 3, 16, 16)), torch.tensor([0, 1, 2, 4])).backward()
+    optimizer.step()
+    assert model.get_integration_weights() != weights  # learned
+
+
+def test_memory_usage_counts_bytes():
+    model = two_pathways()
+    found = model.get_memory_usage()
+    n = sum(p.numel() for p in model.parameters())
+    assert found["parameters"] == 4 * n and found["gradients"] == 0 and found["buffers"] > 0
+    model(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert model.get_memory_usage()["gradients"] == 4 * n
+    assert model.double().get_memory_usage()["parameters"] == 8 * n
+    assert model.device == torch.device("cpu") and model.to("meta").device.type == "meta"
+
+
+def test_brightness_given_or_computed():
+    model = two_pathways().eval()
+    images = torch.rand(2, 3, 9, 7)
+    luma = images[:, :1] * 0.299 + images[:, 1:2] * 0.587 + images[:, 2:] * 0.114
+    torch.testing.assert_close(brightness_of(images), luma)
+    torch.testing.assert_close(brightness_of(torch.ones(1, 3, 2, 2)), torch.ones(1, 1, 2, 2))
+    assert torch.equal(model(images), model(images, brightness_of(images)))
+    assert not torch.equal(model(images), model(images, torch.zeros(2, 1, 9, 7)))
+
+
+WRONG = [
+    (torch.zeros(2, 1, 16, 16), None, r"deep expects \(N, 3, H, W\) of at least 8 pixels each way, "
+     r"not \(2, 1, 16, 16\)"),
+    (torch.zeros(2, 3, 16, 7), None, r"at least 8 pixels each way, not \(2, 3, 16, 7\)"),
+    (torch.zeros(3, 16, 16), None, r"not \(3, 16, 16\)"),
+    (torch.zeros(2, 3, 16, 16), torch.zeros(2, 1, 8, 8), r"brightness must be \(2, 1, 16, 16\), as "
+     r"colour is \(2, 3, 16, 16\), not \(2, 1, 8, 8\)"),
+    (torch.zeros(2, 3, 16, 16), torch.zeros(2, 3, 16, 16), r"must be \(2, 1, 16, 16\)"),
+    (torch.zeros(2, 3, 16, 16), torch.zeros(2, 1, 16, 16).double(), "dtype, torch.float32, not "
+     "torch.float64"),
+    (torch.zeros(2, 3, 16, 16), torch.zeros(2, 1, 16, 16, device="meta"), "device, cpu, not meta"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("colour", "brightness", "words"), WRONG)
+def test_wrong_images(colour, brightness, words):
+    with pytest.raises(ValueError, match=words):
+        two_pathways("deep")(colour, brightness)
+
+
+def test_wrong_networks():
+    for options, words in (
+        (dict(depth="flat"), "depth must be one of shallow, medium, deep, not 'flat'"),
+        (dict(integration_points="end"), "one of early, middle, late, all, not 'end'"),
+        (dict(base_channels=0), "base_channels must be a whole number from 1 on, not 0"),
+        (dict(num_classes=2.5), "num_classes must be a whole number from 1 on, not 2.5"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            two_pathways(**options)
+    with pytest.raises(ValueError, match=r"expects \(N, 3, 64, 64\), not \(2, 3, 32, 32\)"):
+        models.TinyImageNetCNN(layers=torch.nn)(torch.zeros(2, 3, 32, 32))
+    with pytest.raises(ValueError, match="image_size must be at least 8"):
+        models.TinyImageNetCNN(image_size=7)
+    with pytest.raises(ValueError, match=r"resnet18_small expects .*8 pixels.*not \(2, 3, 4, 4\)"):
+        models.resnet18_small(5, widths=(2, 2, 2, 2), layers=torch.nn)(torch.zeros(2, 3, 4, 4))
+
+
+def test_one_image_of_the_smallest_size_can_be_learned_from():
+    """As the last batch of a set may be: means over planes have no statistics of a batch."""
+    for points in INTEGRATION_POINTS:
+        model = two_pathways("medium", integration_points=points)
+        model(torch.randn(1, 3, 8, 8)).sum().backward()
+        assert torch.isfinite(model.integrations["pooled"].scalars.grad).all()
+
+
+# ── gradient checkpointing ───────────────────────────────────────────────────────────────────────
+
+
+def kept_bytes(model, x):
+    """(bytes that autograd keeps for the backward pass, beside weights; the logits)."""
+    seen = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers(), x)}
+    total = 0
+
+    def pack(tensor):
+        nonlocal total
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            total += storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        logits = model(x)
+    return total, logits
+
+
+def test_recomputing_keeps_less_and_changes_nothing():
+    x, target, found = torch.randn(4, 3, 32, 32), torch.arange(4), []
+    model = two_pathways("medium", dropout=0.5)
+    for enable in (False, True):
+        other = copy.deepcopy(model)
+        other.set_grad_checkpointing(enable)
+        torch.manual_seed(8)
+        kept, logits = kept_bytes(other, x)
+        loss = F.cross_entropy(logits, target)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        gradients = [p.grad for p in other.parameters()]
+        found.append((kept, logits, gradients, other.state_dict()))
+    (kept, *expected), (kept_less, *others) = found
+    assert kept_less < 0.5 * kept
+    torch.testing.assert_close(others, expected, rtol=0, atol=0)  # statistics, and their counts
+    assert found[1][3]["colour.0.1.num_batches_tracked"] == 1
+
+
+def test_an_error_in_recomputation_leaves_batch_norms_as_they_were():
+    class Fails(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.calls = torch.nn.BatchNorm2d(2), 0
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == 2:
+                raise KeyboardInterrupt
+            return self.norm(x).exp()
+
+    module = Fails()
+    y = pathways.recomputed(module, torch.randn(2, 2, 3, 3))
+    with pytest.raises(KeyboardInterrupt):
+        y.sum().backward()
+    assert module.norm.momentum == 0.1 and module.norm.num_batches_tracked == 1
+
+
+# ── constants in eval mode ───────────────────────────────────────────────────────────────────────
+
+
+class Counted(TorchDispatchMode):
+    """Counts how often the three weights are computed, and how often a batch norm runs."""
+
+    def __enter__(self):
+        self.softmax = self.norms = 0
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.softmax += "softmax" in str(function)
+        self.norms += "batch_norm" in str(function)
+        return function(*args, **(kwargs or {}))
+
+
+def runs(model, x):
+    """(softmaxes, batch norms) of a forward pass without gradients."""
+    with torch.no_grad(), Counted() as counted:
+        model(x)
+    return counted.softmax, counted.norms
+
+
+def plain(model, x):
+    """What `model` computes where nothing is folded."""
+    return copy.deepcopy(model)(x).detach()
+
+
+def test_constants_are_used_and_go_with_the_weights():
+    model, x = two_pathways("shallow").train(), torch.randn(4, 3, 8, 8)
+    model(x)  # statistics of its own
+    model.eval()
+    point = model.integrations["stage2"]
+
+    def step(kind, **options):
+        model(x).sum().backward()
+        kind(model.parameters(), 0.1, **options).step()
+
+    def replace_layer():
+        point.mlp[1] = copy.deepcopy(point.mlp[1])
+        point.mlp[1].weight.data.mul_(3)
+
+    def edit():
+        point.mlp[0].weight.add_(0.1)
+
+    def edit_data():
+        point.scalars.data.add_(torch.tensor([0.0, 1.0, 0.0]))
+        model.eval()
+
+    def move(to):
+        return lambda: model.to(to)
+
+    state = copy.deepcopy(model.state_dict())
+    larger = {k: v * 1.5 if v.is_floating_point() else v for k, v in state.items()}
+    changes = {
+        "edited": torch.no_grad()(edit),
+        "edited in inference mode": torch.inference_mode()(edit),
+        "statistics edited": lambda: point.mlp[1].running_var.mul_(2),
+        "stepped": lambda: step(torch.optim.SGD),
+        "stepped by Adam": lambda: step(torch.optim.Adam),
+        "stepped by fused Adam": lambda: step(torch.optim.Adam, fused=True),
+        "loaded": lambda: model.load_state_dict(state),
+        "assigned": lambda: model.load_state_dict(larger, assign=True),
+        "layer replaced": replace_layer,
+        "data edited, then eval": edit_data,
+        "given other data": lambda: setattr(point.scalars, "data", torch.tensor([3.0, 0.0, 1.0])),
+        "trained": lambda: model.train()(x) if model.train() else None,
+        "float64 and back": lambda: (move(torch.float64)(), move(torch.float32)()),
+    }
+    n_norms = runs(model, x)[1]
+    everywhere = sum(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules())
+    assert n_norms == everywhere - 5  # two of each of two points, and one that carries
+    for name, change in changes.items():
+        assert runs(model, x)[0] == 0, name  # those of before are used
+        before = plain(model, x)
+        change()
+        model.eval() if model.training else None
+        with torch.no_grad(), Counted() as counted:
+            found = model(x)
+        assert counted.softmax >= 1, name
+        expected = plain(model, x)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        if name != "float64 and back":
+            assert not torch.allclose(before, expected, rtol=1e-3), name
+
+
+def test_constants_are_left_where_they_would_be_missed():
+    model, x = two_pathways().eval(), torch.randn(2, 3, 8, 8)
+    with Counted() as counted:
+        logits = model(x)
+    logits.sum().backward()  # gradients of the scalars need the softmax
+    assert counted.softmax == 3 and all(p.grad is not None for p in model.parameters())
+    assert runs(model, x)[0] == 3 and runs(model, x)[0] == 0
+    copied = copy.deepcopy(model)
+    assert all(point._constants is None for point in copied.integrations.values())
+    assert runs(copied, x)[0] == 3 and runs(model, x)[0] == 0
+    model.integrations["stage1"].mlp[1].train()  # statistics of each batch
+    assert runs(model, x)[0] == 1 and runs(model, x)[0] == 1
+    model.eval()
+    seen = []
+    model.integrations["stage1"].mlp[0].register_forward_hook(lambda *_: seen.append(1))
+    runs(model, x), runs(model, x)
+    assert seen == [1, 1]
+    with torch.inference_mode():
+        made_there = two_pathways().eval()
+    assert runs(made_there, x)[0] == 3 and runs(made_there, x)[0] == 3  # no changes are counted
+
+
+def test_mixed_precision_changes_what_is_multiplied_in(monkeypatch):
+    """On a GPU. Here the choice of dtype is a stand-in's."""
+    monkeypatch.setattr(continuous_integration, "mixed_dtype", lambda device: torch.bfloat16)
+    model, x, seen = two_pathways(), torch.randn(2, 3, 8, 8), []
+    model.colour[1][0].conv2.register_forward_hook(lambda *args: seen.append(args[2].dtype))
+    assert model(x).dtype is torch.float32
+    model.enable_mixed_precision = False
+    model(x)
+    with torch.autocast("cpu", torch.float16):
+        model.enable_mixed_precision = True
+        assert model(x).dtype is torch.float16  # the caller's goes before
+    assert seen == [torch.bfloat16, torch.float32, torch.float16]
+
+
+def test_mixed_precision_is_what_the_device_has(monkeypatch):
+    assert continuous_integration.mixed_dtype(torch.device("cpu")) is None
+    gpu, capability = torch.device("cuda"), [(8, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
+    assert continuous_integration.mixed_dtype(gpu) is torch.bfloat16
+    capability[0] = (7, 5)
+    assert continuous_integration.mixed_dtype(gpu) is None  # gradients would need a scaler
+    with torch.no_grad():
+        assert continuous_integration.mixed_dtype(gpu) is torch.float16
+
+
+# ── several processes, and a GPU ─────────────────────────────────────────────────────────────────
+
+
+def test_two_processes_are_one(tmp_path):
+    """DistributedDataParallel, beside one process that averages the gradients of both halves."""
+    environment = {k: v for k, v in os.environ.items() if k != "COURSE_LIB_SIMULATOR"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    script = [sys.executable, two_processes.__file__]
+    started = [
+        subprocess.Popen([*script, str(rank), str(tmp_path)], env=environment) for rank in range(2)
+    ]
+    try:
+        expected = {
+            name: two_processes.by_one(model)
+            for name, model in two_processes.networks(layers=torch.nn).items()
+        }
+        assert [process.wait(timeout=100) for process in started] == [0, 0]
+    finally:
+        for process in started:
+            process.kill()
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    for name, state in expected.items():
+        torch.testing.assert_close(first[name], state, rtol=1e-4, atol=1e-5)
+        differ = [key for key in state if not torch.equal(first[name][key], second[name][key])]
+        assert differ and all("running" in key for key in differ)  # of its own half
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("memory_efficient", [False, True])
+def test_two_streams_give_the_bits_of_one(memory_efficient):
+    """Also from a captured graph."""
+    x, target, found = randn(8, 3, 32, 32), torch.arange(8, device=PLACE) % 5, {}
+    model = two_pathways("medium", base_channels=8, dropout=0.0, layers=nn).to(PLACE)
+    model.memory_efficient = memory_efficient
+    parameters, state = list(model.parameters()), copy.deepcopy(model.state_dict())
+
+    def step():
+        logits = model(x)
+        return logits, torch.autograd.grad(F.cross_entropy(logits, target), parameters)
+
+    for parallel in (False, True):
+        model.parallel_pathways = parallel
+        model.load_state_dict(state)
+        found[parallel] = step()
+    model.load_state_dict(state)
+    warm = torch.cuda.Stream()
+    warm.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm):
+        step()
+    torch.cuda.current_stream().wait_stream(warm)
+    model.load_state_dict(state)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found["captured"] = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    for other in (True, "captured"):
+        torch.testing.assert_close(found[other], found[False], rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_a_captured_graph_has_no_constants_that_could_be_dropped():
+    model = two_pathways("medium", base_channels=8, layers=nn).to(PLACE).eval()
+    x = randn(4, 3, 32, 32)
+    model.enable_mixed_precision = False
+    model(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = model(x)
+    for change in (0.0, 3.0):
+        for point in model.integrations.values():
+            point.scalars[0].add_(change)
+        graph.replay()
+        torch.testing.assert_close(logits, model(x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_pathways_overlap():
+    """In a graph, where no host makes one wait until the other is done."""
+    model = two_pathways("medium", base_channels=32, layers=nn).to(PLACE).eval()
+    x = randn(8, 3, 64, 64)
+
+    def overlaps(parallel):
+        model.parallel_pathways = parallel
+        model(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            model(x)
+        graph.replay()
+        torch.cuda.synchronize()
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profile:
+            graph.replay()
+            torch.cuda.synchronize()
+        spans = sorted(
+            (event.time_range.start, event.time_range.end) for event in profile.events()
+            if event.device_type == torch.autograd.DeviceType.CUDA
+        )  # fmt: skip
+        assert len(spans) > 20
+        return sum(later[0] < earlier[1] for earlier, later in itertools.pairwise(spans))
+
+    with torch.no_grad():
+        assert overlaps(True) > overlaps(False) + 3
+
+
+@pytest.mark.gpu
+def test_recomputing_lowers_the_peak():
+    model = two_pathways("medium", base_channels=32, layers=nn).to(PLACE)
+    x, peaks = randn(32, 3, 64, 64), []
+    for enable in (True, False, True):  # the first compiles
+        model.memory_efficient = enable
+        torch.cuda.reset_peak_memory_stats()
+        before = model.get_memory_usage()["allocated"]
+        model(x).sum().backward()
+        peaks.append(model.get_memory_usage()["peak"] - before)
+    assert peaks[2] < 0.7 * peaks[1]
