@@ -54,8 +54,10 @@ def cross_entropy_operation(images):
             truth=lambda logits, target: reference.cross_entropy(
                 logits, target.astype(int), **options
             ),
-            scale=lambda truth, logits, target: np.abs(logits).max(axis=1, initial=0.0),
-            scale_in_words=f"the {'pixel' if images else 'row'}'s largest |logit|",
+            scale=lambda truth, logits, target: np.maximum(
+                np.abs(logits).max(axis=1, initial=0.0), np.abs(truth)
+            ),
+            scale_in_words=f"the {'pixel' if images else 'row'}'s largest |logit|, or |loss|",
             rungs=rungs,
         ),
         backward=Pass(

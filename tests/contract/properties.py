@@ -1,0 +1,256 @@
+"""The promises that every rung keeps, each a function that raises `Broken` where it does not."""
+
+import functools
+
+import numpy as np
+import torch
+from contract import exceptions
+from contract.cases import double, ordered, truth_of
+from contract.memory import (
+    Fenced,
+    channels_last,
+    expanded,
+    same_bits,
+    shifted,
+    sliced,
+    transposed,
+)
+
+from course_lib import SIMULATED, simulator
+from course_lib.compare import TOLERANCES
+from course_lib.compare.errors import Comparison
+from course_lib.runtime.arrays import ArrayError
+
+NONFINITE = {"NaN": np.nan, "inf": np.inf, "-inf": -np.inf}
+
+
+class Broken(AssertionError):
+    """A promise is not kept: `property` is its name, the message says how."""
+
+    def __init__(self, name, how):
+        super().__init__(f"{name}: {how}")
+        self.property = name
+
+
+def require(right, name, how):
+    if not right:
+        raise Broken(name, how)
+
+
+class Held:
+    """One subject held to the contract: its first result, made once, and what was proved."""
+
+    def __init__(self, subject):
+        self.subject, self.of_pass = subject, subject.of_pass
+        self.lean = exceptions.lean(subject)
+
+    @functools.cached_property
+    def inputs(self):
+        return self.subject.inputs(self.subject.shapes[0])
+
+    @functools.cached_property
+    def result(self):
+        return self.run(self.inputs)
+
+    def run(self, inputs, order="forward", changed=(), **options):
+        """The result for `inputs`, which stay as they are, but those named in `changed`."""
+        tensors = {k: v for k, v in inputs.items() if torch.is_tensor(v) and k not in changed}
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
+        with ordered(order):
+            found = self.subject.call(inputs, **options)
+        for name, tensor in tensors.items():
+            require(same_bits(tensor, before[name]), "unchanged", f"{name} was written to")
+        return found
+
+    def moved(self, how, inputs=None):
+        """The inputs that are read, laid out by `how`; the others as they are."""
+        inputs = self.inputs if inputs is None else inputs
+        read = self.subject.read(inputs)
+        return inputs | {name: how(tensor) for name, tensor in read.items()}
+
+    def near_truth(self, name, inputs, found):
+        truth, scale = truth_of(self.subject, inputs)
+        require(tuple(found.shape) == truth.shape, name, f"{found.shape} for {truth.shape}")
+        limits = torch.finfo(found.dtype)
+        compared = Comparison(
+            self.subject.label, TOLERANCES[self.subject.dtype], self.of_pass.scale_in_words,
+            resolution=limits.smallest_normal * limits.eps,
+        )  # fmt: skip
+        doubles = {key: double(value) for key, value in inputs.items()}
+        with np.errstate(all="ignore"):
+            compared.add(0, doubles, double(found), truth, truth, scale)
+        require(compared.right, name, f"\n{compared}")
+
+
+def truth(held):
+    """Within the dtype's rounding of float64, at several shapes and spreads."""
+    held.near_truth("truth", held.inputs, held.result)
+    require(held.result.dtype == getattr(torch, held.subject.dtype), "truth", "another dtype")
+    for draw, shape in enumerate(held.subject.shapes[1:], 1):
+        if not held.lean:
+            inputs = held.subject.inputs(shape, draw)
+            held.near_truth("truth", inputs, held.run(inputs))
+
+
+def unchanged(held):
+    """Inputs are as they were; each run looks."""
+    held.run(held.inputs) if not held.lean else held.result
+
+
+def views(held):
+    """Transposed and sliced inputs give the bits of contiguous ones, and so do expanded ones.
+
+    Where vectors find no boundary, sums may be taken in another order: no further from the truth.
+    """
+    for how in (transposed, sliced):
+        found = held.run(held.moved(how))
+        require(same_bits(found, held.result), "views", f"{how.__name__} inputs give other bits")
+    held.near_truth("views", held.inputs, held.run(held.moved(shifted)))
+    alike = held.moved(expanded)
+    copies = held.moved(torch.Tensor.contiguous, alike)
+    if not held.of_pass.unread:
+        require(same_bits(held.run(alike), held.run(copies)), "views",
+                "expanded inputs give other bits")  # fmt: skip
+
+
+def formats(held):
+    """Channels-last images give the same values."""
+    shape = held.subject.shapes[0]
+    inputs = held.inputs if len(shape) == 4 else held.subject.inputs((2, 3, 2, 5))
+    held.near_truth("formats", inputs, held.run(held.moved(channels_last, inputs)))
+
+
+def nonfinite(held):
+    """NaN and infinities come out where the truth has them, or PyTorch."""
+    places = [("all", NONFINITE)] if held.lean else [(k, {k: v}) for k, v in NONFINITE.items()]
+    for label, values in places:
+        inputs = dict(held.inputs)
+        (name, x), *_ = held.subject.read(inputs).items()
+        if not x.is_floating_point() or not x.ndim:
+            name, x = list(held.subject.read(inputs).items())[1]
+        x = x.clone()
+        for number, value in enumerate(values.values()):
+            x.flatten()[(number * x.numel()) // len(values) + 1] = value
+        inputs[name] = x
+        found = double(held.run(inputs))
+        rounded = torch.from_numpy(truth_of(held.subject, inputs)[0]).to(held.result.dtype)
+        allowed = double(rounded), double(held.of_pass.peer(*inputs.values()))
+        require(any(map(functools.partial(same_kinds, found), allowed)), "nonfinite",
+                f"{label} in {name}: {found}\nfor {allowed[0]}")  # fmt: skip
+
+
+def same_kinds(a, b):
+    """Whether NaN, inf and −inf are in the same places."""
+    return all(np.array_equal(kind(a), kind(b)) for kind in (np.isnan, np.isposinf, np.isneginf))
+
+
+def empty(held):
+    """Without rows, or without an image, the result is the truth's: empty, or sums of nothing."""
+    inputs = held.subject.inputs((0, *held.subject.shapes[0][1:]))
+    held.near_truth("empty", inputs, held.run(inputs))
+
+
+def out(held):
+    """`out` is filled, returned, and nothing beside it is touched, wherever it may lie."""
+    fenced = Fenced(held.result)
+    found = held.run(held.inputs, out=fenced.out)
+    _require_written(held, fenced, found)
+    _strided_out(held)
+    _shared_out(held)
+
+
+def _require_written(held, fenced, found):
+    require(found is fenced.out, "out", "another tensor is returned")
+    require(fenced.intact, "out", "memory beside it is written")
+    require(same_bits(found, held.result), "out", "it has other bits")
+
+
+def _strided_out(held):
+    """One with gaps is filled and no more, or refused by name and left alone."""
+    fenced = Fenced(held.result, spread=True)
+    try:
+        found = held.run(held.inputs, out=fenced.out)
+    except ArrayError as error:
+        require("out" in str(error) and "stride" in str(error), "out", f"unclear: {error}")
+        require(fenced.untouched, "out", "refused, and written to")
+        return
+    _require_written(held, fenced, found)
+
+
+def _shared_out(held):
+    """In place where that is promised; else memory that is read is refused and left alone."""
+    for name, tensor in held.subject.read(held.inputs).items():
+        if tensor.shape != held.result.shape or tensor.dtype != held.result.dtype:
+            continue
+        memory = tensor.new_empty(tensor.numel() + 1)
+        itself, beside = memory[:-1].view(tensor.shape), memory[1:].view(tensor.shape)
+        for place, written in (("itself", itself), ("beside", beside)):
+            itself.copy_(tensor)
+            before = memory.clone()
+            inputs = held.inputs | {name: itself}
+            try:
+                found = held.run(inputs, out=written, changed=(name,))
+            except ArrayError as error:
+                require("share" in str(error), "out", f"unclear: {error}")
+                promised = place == "itself" and name in held.of_pass.in_place
+                require(not promised, "out", f"{name} is refused, in place")
+                require(same_bits(memory, before), "out", f"{name} refused, and written to")
+            else:
+                require(found is written, "out", f"{name} {place}: another tensor is returned")
+                require(same_bits(found, held.result), "out", f"{name} {place}: other bits")
+
+
+def bits(held):
+    """The same bits again, and whatever the order that threads run in."""
+    for order in ("forward", "reverse", "random"):
+        found = held.run(held.inputs, order)
+        require(same_bits(found, held.result), "bits", f"others in the order {order}")
+
+
+def sanitizer(held):
+    """The sanitizer finds no race, no read of what nobody wrote, nothing outside an array."""
+    with simulator.sanitize() as report:
+        held.run(held.inputs)
+    require(not report.findings, "sanitizer", str(report))
+
+
+def together(held):
+    """`views`, `out` and `bits` by one run, for rungs whose blocks take long; or which is broken."""
+    fenced = Fenced(held.result) if held.of_pass.out else None
+    given = {"out": fenced.out} if fenced else {}
+    found = held.run(held.moved(sliced), "reverse", **given)
+    if fenced:
+        require(found is fenced.out, "out", "another tensor is returned")
+        require(fenced.intact, "out", "memory beside it is written")
+    if same_bits(found, held.result):
+        if fenced:
+            _strided_out(held)
+        return
+    for one in (bits, views, out) if fenced else (bits, views):
+        one(held)
+    raise Broken("bits", "other bits, now and then")
+
+
+def applies(name, held):
+    """Whether the pass promises such a thing at all."""
+    of_images = held.subject.operation.n_dims in (4, None)
+    return {"out": held.of_pass.out, "formats": of_images, "sanitizer": SIMULATED}.get(name, True)
+
+
+PROPERTIES = (
+    truth, unchanged, views, formats, nonfinite, empty, out, bits, sanitizer,
+)  # fmt: skip
+BY_NAME = {each.__name__: each for each in PROPERTIES}
+
+
+def hold(held, names=tuple(BY_NAME)):
+    """Hold a subject to the properties named; yields the name of each that is proved."""
+    names = [name for name in names if applies(name, held) and not exceptions.of(held, name)]
+    joint = {"views", "out", "bits"} & set(names) if held.lean else set()
+    for name in names:
+        if name not in joint:
+            BY_NAME[name](held)
+            yield name
+    if joint:
+        together(held)
+        yield from joint
