@@ -21,6 +21,7 @@ from course_lib.compare import TOLERANCES
 from course_lib.compare.errors import Comparison
 from course_lib.runtime.arrays import ArrayError
 
+STEP = 1e-5  # of finite differences
 NONFINITE = {"NaN": np.nan, "inf": np.inf, "-inf": -np.inf}
 
 
@@ -231,26 +232,113 @@ def together(held):
     raise Broken("bits", "other bits, now and then")
 
 
+def refused(held):
+    """Wrong inputs raise an error that says what came; so does a rung that there is not."""
+    found = _error(held, held.inputs, variant="no such rung")
+    expected = ("no such rung", *held.of_pass.ladder)
+    require(all(name in found for name in expected), "refused", f"an unknown rung: {found}")
+    for name, tensor in held.subject.read(held.inputs).items():
+        if not tensor.is_floating_point():
+            wrong = {"float32": tensor.float()}
+        else:
+            wrong = {"float64": tensor.double(), "meta": tensor.to("meta")}
+        for axis in range(tensor.ndim):
+            longer = torch.cat((tensor, tensor.narrow(axis, 0, 1)), axis)
+            if _truth_refuses(held, held.inputs | {name: longer}):
+                wrong[str(tuple(longer.shape))] = longer
+        for came, other in wrong.items():
+            said = _error(held, held.inputs | {name: other})
+            require(came in said, "refused", f"{name} of {came}: {said}")
+    if held.of_pass.out:
+        out = held.result.new_empty(*held.result.shape, 2)
+        for came, wrong in ((str(tuple(out.shape)), out), ("float64", held.result.double())):
+            said = _error(held, held.inputs, out=wrong)
+            require("out" in said and came in said, "refused", f"out of {came}: {said}")
+
+
+def _error(held, inputs, variant=None, **options):
+    """What is said when these are refused."""
+    try:
+        held.of_pass.ours(*inputs.values(), variant=variant or held.subject.rung, **options)
+    except (ArrayError, ValueError) as error:
+        return str(error)
+    raise Broken("refused", f"taken: {[getattr(v, 'shape', v) for v in inputs.values()]}")
+
+
+def _truth_refuses(held, inputs):
+    """Whether NumPy can't work on such shapes together."""
+    try:
+        truth_of(held.subject, inputs)
+    except (ValueError, IndexError):
+        return True
+    return False
+
+
+def gradients(operation, direction):
+    """The float64 truth of a backward pass is what finite differences of the forward one give."""
+    forward, backward = operation.forward, operation.passes[direction]
+    generator = torch.Generator().manual_seed(5)
+    shape = (2, 3) if operation.n_dims in (None, 2) else (2, 4, 3, 3)
+    x = torch.randn(shape, generator=generator)  # float64 from here on
+    given = [double(value) for value in forward.inputs(x).values()]
+    saved = [double(value) for value in backward.inputs(x).values()]
+    found, at = backward.truth(*saved), 0 if direction == "backward" else 1
+    expected = np.empty_like(given[at])
+    for place in np.ndindex(expected.shape):
+        ends = []
+        for step in (-STEP, STEP):
+            moved = given[at].copy()
+            moved[place] += step
+            ends.append((saved[0] * forward.truth(*given[:at], moved, *given[at + 1 :])).sum())
+        expected[place] = (ends[1] - ends[0]) / (2 * STEP)
+    error = np.abs(found - expected).max() / max(1e-3, np.abs(expected).max())
+    require(error < 1e-5, "gradients", f"{error:.1e} from finite differences")
+
+
 def applies(name, held):
     """Whether the pass promises such a thing at all."""
     of_images = held.subject.operation.n_dims in (4, None)
-    return {"out": held.of_pass.out, "formats": of_images, "sanitizer": SIMULATED}.get(name, True)
+    watched = SIMULATED and not held.lean
+    return {"out": held.of_pass.out, "formats": of_images, "sanitizer": watched}.get(name, True)
 
 
 PROPERTIES = (
-    truth, unchanged, views, formats, nonfinite, empty, out, bits, sanitizer,
+    truth, unchanged, views, formats, nonfinite, empty, out, bits, sanitizer, refused,
 )  # fmt: skip
 BY_NAME = {each.__name__: each for each in PROPERTIES}
 
 
 def hold(held, names=tuple(BY_NAME)):
     """Hold a subject to the properties named; yields the name of each that is proved."""
-    names = [name for name in names if applies(name, held) and not exceptions.of(held, name)]
+    names = [name for name in names if applies(name, held)]
+    excepted = [name for name in names if exceptions.of(held.subject, name)]
     joint = {"views", "out", "bits"} & set(names) if held.lean else set()
     for name in names:
-        if name not in joint:
-            BY_NAME[name](held)
+        if name in excepted:
+            _still_broken(held, name)
+        elif name not in joint:
+            _try(held, name, BY_NAME[name])
             yield name
     if joint:
-        together(held)
-        yield from joint
+        _try(held, "views", together)
+        yield from sorted(joint)
+
+
+def _try(held, name, function):
+    try:
+        function(held)
+    except Broken:
+        raise
+    except Exception as error:
+        raise Broken(name, repr(error)) from error
+
+
+def _still_broken(held, name):
+    """Fail unless the property is broken as the exception to it says."""
+    exception = exceptions.of(held.subject, name)
+    try:
+        _try(held, name, BY_NAME[name])
+    except Broken as error:
+        require(exception.says in str(error), name, f"not as excepted, but: {error}")
+    else:
+        raise Broken(name, f"no exception is needed: {exception}")
