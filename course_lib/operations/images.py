@@ -80,7 +80,8 @@ def squeeze_excite_operation():
 
     def ours_backward(dy, x, **options):
         weight1, bias1, weight2, bias2 = weights(x)
-        _, *saved = squeeze_excite.forward(x, weight1, bias1, weight2, bias2)
+        affine = weight1, bias1, weight2, bias2
+        _, *saved = squeeze_excite.forward(x, *affine, variant="separate")
         return squeeze_excite.backward(dy, x, weight1, weight2, *saved, **options)[0]
 
     def image_largest(truth, dy, x):
