@@ -61,7 +61,7 @@ def _product(module, ladders, truths, ours, theirs, arrays_of, rungs=None, **fac
             peer=lambda *inputs: theirs[1](*inputs)[number],
             truth=lambda *inputs: backward(*inputs)[number],
             scale=lambda truth, *inputs: backward(*map(np.abs, inputs))[number],
-            scale_in_words=TERMS, whole=True,
+            scale_in_words=TERMS, whole=True, unread=("weight" if number else "x",),
         )  # fmt: skip
 
     return Operation(

@@ -82,16 +82,17 @@ class Held:
         return inputs | {name: how(tensor) for name, tensor in read.items()}
 
     def near_truth(self, name, inputs, found):
-        truth, scale = truth_of(self.subject, inputs)
-        require(tuple(found.shape) == truth.shape, name, f"{found.shape} for {truth.shape}")
-        limits = torch.finfo(found.dtype)
+        self.near(name, double(found), *truth_of(self.subject, inputs), inputs)
+
+    def near(self, name, found, truth, scale, inputs):
+        require(found.shape == truth.shape, name, f"{found.shape} for {truth.shape}")
+        limits = torch.finfo(self.result.dtype)
         compared = Comparison(
             self.subject.label, TOLERANCES[self.subject.dtype], self.of_pass.scale_in_words,
             resolution=limits.smallest_normal * limits.eps,
         )  # fmt: skip
-        doubles = {key: double(value) for key, value in inputs.items()}
         with np.errstate(all="ignore"):
-            compared.add(0, doubles, double(found), truth, truth, scale)
+            compared.add(0, {k: double(v) for k, v in inputs.items()}, found, truth, truth, scale)
         require(compared.right, name, f"\n{compared}")
 
 
@@ -122,10 +123,9 @@ def views(held):
 def _other_views(held):
     """Where vectors find no boundary sums may go in another order: no further from the truth."""
     held.near_truth("views", held.inputs, held.run(held.moved(shifted)))
-    if not held.of_pass.unread:
-        alike = held.moved(expanded)
-        found = held.run(alike), held.run(held.moved(torch.Tensor.contiguous, alike))
-        require(same_bits(*found), "views", "expanded inputs give other bits")
+    alike = held.moved(expanded)
+    found = held.run(alike), held.run(held.moved(torch.Tensor.contiguous, alike))
+    require(same_bits(*found), "views", "expanded inputs give other bits")
 
 
 def formats(held):
@@ -141,28 +141,56 @@ def formats(held):
 
 def nonfinite(held):
     """NaN and infinities come out where the truth has them, or PyTorch does in float32."""
-    nan, *infinities = NONFINITE
     if exceptions.of(held.subject, "nonfinite"):
-        places = {"NaN": (nan,), "infinities": infinities}
+        places = {"NaN": NONFINITE[:1], "infinities": NONFINITE[1:]}
     elif held.lean or not held.of_pass.whole:
         places = {"all": NONFINITE}  # in rows of their own
     else:
         places = {str(value): (value,) for value in NONFINITE}
     for label, values in places.items():
-        numbers = {k: v for k, v in held.subject.read(held.inputs).items()
-                   if v.is_floating_point()}  # fmt: skip
-        name = max(numbers, key=lambda name: numbers[name].numel())
-        x = numbers[name].clone()
-        for number, value in enumerate(values):
-            x.view(-1)[number * x.numel() // len(values) + 1] = value
-        inputs = held.inputs | {name: x}
-        found, expected = double(held.run(inputs)), truth_of(held.subject, inputs)[0]
-        wide = [v.float() if torch.is_tensor(v) and v.is_floating_point() else v
-                for v in inputs.values()]  # fmt: skip
-        allowed = [torch.from_numpy(expected), held.of_pass.peer(*wide)]
-        allowed = [double(each.to(held.result.dtype)) for each in allowed]
-        require(any(same_kinds(found, each) for each in allowed), "nonfinite",
-                f"{label} in {name}: {found}\nfor {allowed[0]}")  # fmt: skip
+        inputs = _with(values, held)
+        _same_kinds(held, "nonfinite", label, inputs, held.run(inputs))
+
+
+def _with(values, held):
+    """The inputs, with these numbers at places far apart in the largest of them."""
+    numbers = {k: v for k, v in held.subject.read(held.inputs).items() if v.is_floating_point()}
+    name = max(numbers, key=lambda name: numbers[name].numel())
+    x = numbers[name].clone()
+    for number, value in enumerate(values):
+        x.view(-1)[number * x.numel() // len(values) + 1] = value
+    return held.inputs | {name: x}
+
+
+def _same_kinds(held, name, label, inputs, found):
+    """Require NaN, inf and −inf where they should be; returns float64 (found, expected)."""
+    wide = [v.float() if torch.is_tensor(v) and v.is_floating_point() else v
+            for v in inputs.values()]  # fmt: skip
+    allowed = torch.from_numpy(truth_of(held.subject, inputs)[0]), held.of_pass.peer(*wide)
+    allowed = [double(each.to(held.result.dtype)) for each in allowed]
+    found = double(found)
+    for expected in allowed:
+        if same_kinds(found, expected):
+            return found, expected
+    raise Broken(name, f"{label} in {tuple(inputs)[0]}: {found}\nfor {allowed[0]}")
+
+
+def formats_nonfinite(held):
+    """`formats` and `nonfinite` by one run where they may, for rungs whose blocks take long."""
+    excepted = exceptions.of(held.subject, "nonfinite")
+    inputs = _with(NONFINITE[: 1 if excepted else 2], held)
+    try:
+        found = held.run(held.moved(channels_last, inputs))
+    except ValueError:  # channels-last images of other shapes only
+        formats(held)
+        return excepted or nonfinite(held)
+    found, _ = _same_kinds(held, "nonfinite", "NaN and inf", inputs, found)
+    # The numbers that nothing infinite went into are those of the inputs without it.
+    finite = np.isfinite(found)
+    if not finite.any():
+        return formats(held)
+    truth, scale = truth_of(held.subject, held.inputs)
+    held.near("formats", np.where(finite, found, truth), truth, scale, held.inputs)
 
 
 def same_kinds(a, b):
@@ -328,7 +356,7 @@ def gradients(operation, direction):
 
 def applies(name, held):
     """Whether the pass promises such a thing at all."""
-    of_images = held.subject.operation.n_dims in (4, None)
+    of_images = held.subject.operation.n_dims in ((4,) if held.lean else (4, None))
     watched = SIMULATED and not held.lean
     return {"out": held.of_pass.out, "formats": of_images, "sanitizer": watched}.get(name, True)
 
@@ -343,17 +371,22 @@ def hold(held, names=tuple(BY_NAME)):
     """Hold a subject to the properties named; yields the name of each that is proved."""
     names = [name for name in names if applies(name, held)]
     excepted = [name for name in names if exceptions.of(held.subject, name)]
-    joint = {"views", "out", "bits"} & set(names) - set(excepted)
-    joint = joint if len(joint) > 1 else set()
+    together_held = [(together, {"views", "out", "bits"})]
+    if held.lean and len(held.shapes) > 1:
+        together_held.append((formats_nonfinite, {"formats", "nonfinite"}))
+    proved = []
+    for function, joint in together_held:
+        joint = joint & set(names) - set(excepted)
+        if len(joint) > 1 or (function is formats_nonfinite and joint and "nonfinite" in excepted):
+            _try(held, min(joint), function)
+            proved += sorted(joint)
+    yield from proved
     for name in names:
         if name in excepted:
             _still_broken(held, name)
-        elif name not in joint:
+        elif name not in proved:
             _try(held, name, BY_NAME[name])
             yield name
-    if joint:
-        _try(held, "views", together)
-        yield from sorted(joint)
 
 
 def _try(held, name, function):
