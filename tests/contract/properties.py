@@ -142,7 +142,7 @@ def formats(held):
 def nonfinite(held):
     """NaN and infinities come out where the truth has them, or PyTorch does in float32."""
     if exceptions.of(held.subject, "nonfinite"):
-        places = {"NaN": NONFINITE[:1], "infinities": NONFINITE[1:]}
+        places = {"NaN": NONFINITE[:1], "infinities": NONFINITE[1:2]}
     elif held.lean or not held.of_pass.whole:
         places = {"all": NONFINITE}  # in rows of their own
     else:
@@ -307,7 +307,9 @@ def refused(held):
                 wrong[str(longer.shape[axis])] = longer
         for came, other in wrong.items():
             said = _error(held, held.inputs | {name: other})
-            require(came in said, "refused", f"{name} of {came}: {said}")
+            shapes = [str(tuple(each.shape)) for each in read.values()]
+            require(any(each in said for each in (came, *shapes)), "refused",
+                    f"{name} of {came}: {said}")  # fmt: skip
     if held.of_pass.out:
         out = held.result.new_empty(*held.result.shape, 2)
         for came, wrong in ((str(tuple(out.shape)), out), ("float64", held.result.double())):
@@ -376,6 +378,8 @@ def hold(held, names=tuple(BY_NAME)):
         together_held.append((formats_nonfinite, {"formats", "nonfinite"}))
     proved = []
     for function, joint in together_held:
+        if function is together and joint & set(excepted):
+            continue
         joint = joint & set(names) - set(excepted)
         if len(joint) > 1 or (function is formats_nonfinite and joint and "nonfinite" in excepted):
             _try(held, min(joint), function)
