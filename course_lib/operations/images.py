@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from course_lib import reference
 from course_lib.kernels import global_avg_pool, squeeze_excite
-from course_lib.operations.passes import Operation, Pass, gradient, largest
+from course_lib.operations.passes import Operation, Pass, gradient
 
 SQUEEZE = 4  # channels of x for each number of the hidden layer of squeeze_excite
 

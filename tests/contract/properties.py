@@ -315,6 +315,10 @@ def refused(held):
         for came, wrong in ((str(tuple(out.shape)), out), ("float64", held.result.double())):
             said = _error(held, held.inputs, out=wrong)
             require("out" in said and came in said, "refused", f"out of {came}: {said}")
+        if held.result.numel() > 1:
+            alike = held.result.new_empty(1).expand(held.result.shape)
+            said = _error(held, held.inputs, out=alike)
+            require("out" in said, "refused", f"out of one element many times: {said}")
 
 
 def _error(held, inputs, variant=None, **options):
