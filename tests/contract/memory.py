@@ -61,13 +61,14 @@ class Fenced:
     """Memory for a result, full of NaN, with canaries before and after.
 
     like    a tensor: dtype, device and the layout of the result
-    spread  the result's axis of most elements takes every second place; canaries lie between
+    spread  the last axis takes every second place; canaries lie between
+    start   elements by which the result begins off any boundary
     """
 
-    def __init__(self, like, spread=False):
-        n = like.numel()
-        self.memory = like.new_full((2 * FENCE + n * (2 if spread else 1),), CANARY)
-        inner = self.memory[FENCE : len(self.memory) - FENCE]
+    def __init__(self, like, spread=False, start=0):
+        n = like.numel() * (2 if spread else 1)
+        self.memory = like.new_full((2 * FENCE + start + n,), CANARY)
+        inner = self.memory[FENCE + start :][:n]
         if spread:
             self.out = inner.view(*like.shape, 2)[..., 0] if like.ndim else inner[:1].view(())
         else:
