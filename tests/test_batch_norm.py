@@ -127,43 +127,6 @@ def test_one_pass_is_right_for_a_small_mean():
     check_forward(image((2, 8, 5, 5), mean=0.1), *affine(8), "one_pass")
 
 
-@every_variant
-def test_finite_differences(variant):
-    shape = (2, 3, 3, 2)
-    x, dy, (weight, bias) = image(shape), image(shape), affine(3)
-    _, mean, rstd = batch_norm.forward(x, weight, bias, eps=EPS, variant=variant)
-    back = variant if variant in batch_norm.BACKWARD else "block"
-    dx, dweight, dbias = batch_norm.backward(dy, x, weight, mean, rstd, variant=back)
-    inputs = [double(x), double(weight), double(bias)]
-    for which, gradient in enumerate((dx, dweight, dbias)):
-        for index in list(np.ndindex(*gradient.shape))[::5]:
-            ends = []
-            for step in (1e-4, -1e-4):
-                moved = [array.copy() for array in inputs]
-                moved[which][index] += step
-                ends.append((reference.batch_norm(*moved, eps=EPS)[0] * double(dy)).sum())
-            slope = (ends[0] - ends[1]) / 2e-4
-            assert abs(slope - gradient[index].item()) < 2e-5 * max(1, abs(slope))
-
-
-@every_variant
-def test_memory_that_starts_anywhere_and_other_layouts(variant):
-    weight, bias = affine(3)
-    for start in (1, 2, 3):
-        memory = torch.randn(2 * 3 * 5 * 6 + start, device=PLACE)
-        x = memory[start:].view(2, 3, 5, 6)
-        filled = torch.full((180 + 8,), 7.0, device=PLACE)
-        out = filled[4 - start : 184 - start].view(2, 3, 5, 6)
-        y, mean, rstd = check_forward(x, weight, bias, variant, out=out)
-        assert y is out
-        assert filled[: 4 - start].eq(7).all() and filled[184 - start :].eq(7).all()
-        check_backward(out.clone(), x, weight, mean, rstd, "vectorised")
-    x = torch.randn(4, 3, 6, 8, device=PLACE)
-    for view in (x[:, :, ::2], x.transpose(2, 3), x[:1].expand(4, 3, 6, 8)):
-        y, _, _ = check_forward(view, weight, bias, variant)
-        assert y.is_contiguous()
-
-
 @every_format
 def test_gradients_of_another_memory_format(layout):
     x, (weight, bias) = image((2, 8, 4, 4), layout=layout), affine(8)
