@@ -228,6 +228,26 @@ def test_rows_and_channels_that_fill_no_tile(variant, layout):
     check(variant, *case((1, 2, 5, 12), (66, 2, 2, 1), layout=layout), padding=(1, 0))
 
 
+@every_variant_somehow
+def test_memory_that_starts_anywhere(variant, layout):
+    """Arrays off the 16-byte boundaries; nothing before or behind the result is written."""
+
+    def moved(tensor, by):
+        room = torch.full((by + tensor.numel() + 9,), 7.0, device=PLACE)
+        strides = torch.empty(tensor.shape).to(memory_format=layout).stride()
+        view = room[by : by + tensor.numel()].as_strided(tensor.shape, strides, by)
+        view.copy_(tensor)
+        return room, view
+
+    x, weight, bias = case((2, 4, 5, 5), (8, 4, 3, 3), layout=layout)
+    (_, x), (_, weight), (_, bias) = moved(x, 1), moved(weight, 3), (None, bias)
+    check(variant, x, weight, bias, padding=1)
+    room, out = moved(torch.full((2, 8, 5, 5), math.nan), 2)
+    y = conv2d.forward(x, weight, bias, padding=1, variant=variant, out=out)
+    assert y is out and (room[:2] == 7).all() and (room[-7:] == 7).all()
+    assert torch.equal(y, conv2d.forward(x, weight, bias, padding=1, variant=variant))
+
+
 @pytest.mark.parametrize("variant", ["direct"])  # rungs are given what was copied
 def test_strided_arguments_and_a_weight_of_the_other_format(variant):
     x, weight, bias = case((2, 4, 5, 6), (6, 4, 3, 3))
