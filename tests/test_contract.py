@@ -4,7 +4,8 @@ import pytest
 import torch
 from contract import exceptions, planted
 from contract.cases import subjects
-from contract.properties import Broken, Held, gradients, hold
+from contract.held import Broken, Held
+from contract.properties import gradients, hold
 
 from course_lib import SIMULATED
 from course_lib.operations import OPERATIONS

@@ -16,11 +16,11 @@ from course_lib.operations import OPERATIONS
 from course_lib.operations.passes import Operation, Pass
 
 #: Shapes by the number of dimensions, small because each thread takes the simulator time: the first
-#: is that of all properties; then more columns than a warp has lanes, and one row; an image of one
-#: channel, and more channels than one.
-SHAPES = {2: ((3, 5), (2, 70), (1, 9)), 4: ((2, 2, 3, 4), (3, 1, 5, 9), (1, 5, 4, 3))}
+#: is that of all properties; then more columns than a warp has lanes, and one column; images of one
+#: channel, and of several.
+SHAPES = {2: ((3, 5), (2, 70), (7, 1)), 4: ((2, 2, 3, 4), (3, 1, 5, 9), (1, 5, 4, 3))}
 #: How each draw lies: (spread, shift).
-SPREADS = ((3.0, 0.5), (0.02, 0.0), (12.0, -1.0))
+SPREADS = ((3.0, 0.5), (0.02, 0.0), (30.0, -1.0))
 
 
 @dataclass(frozen=True)
