@@ -19,14 +19,6 @@ from course_lib.compare.errors import Comparison, Errors
 from course_lib.kernels.operation import AUTO, Ladder
 
 ROOT = Path(__file__).resolve().parent.parent
-CASES = [
-    (name, direction, variant)
-    for name, operation in OPERATIONS.items()
-    for direction, one in operation.passes.items()
-    for variant in one.variants
-]
-
-
 def ladders():
     """(where, ladder) of every one that a module of kernels, or an object in it, has."""
     found = {}
