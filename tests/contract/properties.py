@@ -147,15 +147,15 @@ def _require_written(held, fenced, found):
 
 
 def _strided_out(held):
-    """One with gaps is filled and no more, or refused by name and left alone."""
-    fenced = Fenced(held.result, spread=True)
-    try:
-        found = held.run(held.inputs, out=fenced.out)
-    except ArrayError as error:
-        require("out" in str(error) and "stride" in str(error), "out", f"unclear: {error}")
-        require(fenced.untouched, "out", "refused, and written to")
-        return
-    _require_written(held, fenced, found)
+    """One with gaps, or turned, is filled and no more; or refused by name and left alone."""
+    for fenced in (Fenced(held.result, spread=True), Fenced(transposed(held.result))):
+        try:
+            found = held.run(held.inputs, out=fenced.out)
+        except ArrayError as error:
+            require("out" in str(error) and "stride" in str(error), "out", f"unclear: {error}")
+            require(fenced.untouched, "out", "refused, and written to")
+        else:
+            _require_written(held, fenced, found)
 
 
 def _shared_out(held):
