@@ -177,8 +177,6 @@ def test_errors_name_what_was_expected():
     x, (weight, bias), running = image((2, 3, 4, 4)), affine(3), statistics(3)
     with pytest.raises(ArrayError, match=r"x must have 4 dimensions, not shape \(3, 4, 4\)"):
         batch_norm.forward(x[0])
-    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
-        batch_norm.forward(x.double())
     with pytest.raises(ArrayError, match=r"weight must have shape \(3,\), not \(4,\)"):
         batch_norm.forward(x, torch.ones(4, device=PLACE))
     with pytest.raises(ArrayError, match="bias must be float32, not float16"):
@@ -187,10 +185,6 @@ def test_errors_name_what_was_expected():
         batch_norm.forward(x, weight, bias, running[0])
     with pytest.raises(ArrayError, match="running_mean must be contiguous"):
         batch_norm.forward(x, None, None, torch.ones(6, device=PLACE)[::2], running[1])
-    with pytest.raises(ValueError, match="unknown variant 'tree'; there are naive, one_pass"):
-        batch_norm.forward(x, variant="tree")
-    with pytest.raises(ArrayError, match="out must be contiguous"):
-        batch_norm.forward(x, out=image((2, 3, 4, 4), layout="channels_last"))
     with pytest.raises(ValueError, match="inference needs running_mean and running_var"):
         batch_norm.inference(x, weight, bias, None, None)
     y, mean, rstd = batch_norm.forward(x, relu=True)
