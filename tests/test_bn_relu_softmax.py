@@ -241,16 +241,10 @@ def test_errors_name_what_was_expected():
     x, dy, parameters = inputs(4, 5, torch.float32)
     mean, var, weight, bias = parameters
     y = bn_relu_softmax.forward(x, *parameters)
-    with pytest.raises(ValueError, match="unknown variant 'fast'; there are naive, online, reg"):
-        bn_relu_softmax.forward(x, *parameters, variant="fast")
-    with pytest.raises(ValueError, match="unknown variant 'fast'"):
-        bn_relu_softmax.backward(dy, y, x, *parameters, variant="fast")
     with pytest.raises(ValueError, match="eps must be at least 0, not -1"):
         bn_relu_softmax.forward(x, *parameters, eps=-1)
     with pytest.raises(ArrayError, match=r"x must have 2 dimensions, not shape \(5,\)"):
         bn_relu_softmax.forward(x[0], *parameters)
-    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not int64"):
-        bn_relu_softmax.forward(x.long(), *parameters)
     with pytest.raises(ArrayError, match=r"var must have shape \(5,\), not \(4,\)"):
         bn_relu_softmax.forward(x, mean, var[:4], weight, bias)
     with pytest.raises(ArrayError, match="mean must be float32, not float16"):
@@ -263,8 +257,6 @@ def test_errors_name_what_was_expected():
         bn_relu_softmax.backward(dy.t(), y, x, *parameters)
     with pytest.raises(ArrayError, match="y must be float32, not float16"):
         bn_relu_softmax.backward(dy, y.half(), x, *parameters)
-    with pytest.raises(ArrayError, match="out must be contiguous"):
-        bn_relu_softmax.forward(x, *parameters, out=torch.empty(5, 4, device=PLACE).t())
 
 
 @pytest.mark.skipif(not SIMULATED, reason="NumPy arrays are for the simulator")
