@@ -452,22 +452,16 @@ def test_wrong_arrays_are_named():
     x, weight, bias = case((1, 2, 4, 4), (3, 2, 3, 3))
     with pytest.raises(ArrayError, match="weight must be float32, not float16"):
         conv2d.forward(x, weight.half())
-    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
-        conv2d.forward(x.double(), weight.double())
     with pytest.raises(ArrayError, match=r"bias must have shape \(3,\), not \(2,\)"):
         conv2d.forward(x, weight, bias[:2])
     with pytest.raises(ArrayError, match=r"dy must have shape \(1, 3, 2, 2\)"):
         conv2d.backward(x, x, weight)
-    with pytest.raises(ArrayError, match=r"out must have shape \(1, 3, 2, 2\)"):
-        conv2d.forward(x, weight, out=x)
     one, filters, _ = case((1, 1, 4, 4), (3, 1, 3, 3))  # of one channel: of either memory format
     with pytest.raises(ArrayError, match="dy must be an array, not a list"):
         conv2d.backward([0.0], one, filters)
     with pytest.raises(ArrayError, match="out must be an array, not a list"):
         conv2d.forward(one, filters, out=[0.0])
     out = torch.zeros(1, 3, 2, 2, device=PLACE).to(memory_format=torch.channels_last)
-    with pytest.raises(ArrayError, match="out must be contiguous; its strides are"):
-        conv2d.forward(x, weight, out=out)
     last = x.to(memory_format=torch.channels_last)
     with pytest.raises(ArrayError, match="out must be channels-last; its strides are"):
         conv2d.forward(last, weight, out=out.contiguous())
