@@ -177,14 +177,8 @@ def test_wrong_types():
         linear.forward(x, weight.half(), bias)
     with pytest.raises(ArrayError, match="bias must be float32, not float16"):
         linear.forward(x, weight, bias.half())
-    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
-        linear.forward(x.double(), weight, bias)
     with pytest.raises(ArrayError, match=r"dy must have shape \(2, 4\)"):
         linear.backward(dy[:1], x, weight)
-    with pytest.raises(ArrayError, match="out must be contiguous"):
-        linear.forward(x, weight, out=torch.empty(4, 2, device=PLACE).t())
-    with pytest.raises(ArrayError, match=r"out must have shape \(2, 4\)"):
-        linear.forward(x, weight, out=torch.empty(2, 3, device=PLACE))
 
 
 @every_variant
