@@ -200,10 +200,6 @@ def test_gradient_by_finite_differences():
 def test_errors_name_what_was_expected():
     x = torch.randn(4, 5, device=PLACE)
     z, stats = softmax_dropout.forward(x, 0.5, 0, 0)
-    with pytest.raises(ValueError, match="unknown variant 'fast'; there are naive, online, reg"):
-        softmax_dropout.forward(x, 0.5, 0, 0, variant="fast")
-    with pytest.raises(ValueError, match="unknown variant 'fast'"):
-        softmax_dropout.backward(x, x, stats, 0.5, 0, 0, variant="fast")
     for wrong in (-0.1, 1.5, math.nan):
         with pytest.raises(ValueError, match="p must be a probability between 0 and 1, not"):
             softmax_dropout.forward(x, wrong, 0, 0)
@@ -216,12 +212,6 @@ def test_errors_name_what_was_expected():
     for wrong in (-1, 2**63 - 20):
         with pytest.raises(ValueError, match="offset must be at least 0, and less than 2"):
             softmax_dropout.forward(x, 0.5, 0, wrong)
-    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not int64"):
-        softmax_dropout.forward(x.long(), 0.5, 0, 0)
-    with pytest.raises(ArrayError, match=r"out must have shape \(4, 5\), not \(5, 4\)"):
-        softmax_dropout.forward(x, 0.5, 0, 0, out=torch.empty(5, 4, device=PLACE))
-    with pytest.raises(ArrayError, match="out must be contiguous"):
-        softmax_dropout.forward(x, 0.5, 0, 0, out=torch.empty(5, 4, device=PLACE).t())
     with pytest.raises(ArrayError, match="dz must be float32, not float16"):
         softmax_dropout.backward(x.half(), x, stats, 0.5, 0, 0)
     with pytest.raises(ArrayError, match=r"stats must have shape \(4, 2\), not \(2, 4\)"):
