@@ -334,7 +334,12 @@ def _try(held, name, function):
 
 
 def _still_broken(held, name):
-    """Fail unless the property is broken as the exception to it says."""
+    """Fail unless the property is broken as the exception to it says.
+
+    On a GPU atomics may come in one order by chance: there, nothing is asked.
+    """
+    if not SIMULATED:
+        return
     exception = exceptions.of(held.subject, name)
     try:
         _try(held, name, BY_NAME[name])
