@@ -58,6 +58,19 @@ def test_a_planted_mistake_is_rejected(fault, record_property):
     record_property("rejected", fault)
 
 
+#: What runs that prove several properties at once see, and even the few of `exceptions.LEAN`.
+JOINT = [fault for fault, name in planted.MISTAKES.items() if name in ("views", "out", "bits")]
+SEEN_BY_FEW = [fault for fault in JOINT if fault != "out may lie in what is read"]
+
+
+@pytest.mark.parametrize(
+    "fault, lean", [(fault, False) for fault in JOINT] + [(fault, True) for fault in SEEN_BY_FEW]
+)
+def test_a_planted_mistake_is_rejected_by_joint_runs(fault, lean):
+    with pytest.raises(Broken):
+        list(hold(Held(planted.planted(fault), lean), ("views", "out", "bits")))
+
+
 @pytest.mark.parametrize("fault", planted.WRONG_TRUTHS)
 def test_a_wrong_truth_is_rejected(fault, record_property):
     with pytest.raises(Broken, match="gradients"):

@@ -26,11 +26,14 @@ def require(right, name, how):
 
 
 class Held:
-    """One subject held to the contract: its first result, made once, and what was proved."""
+    """One subject held to the contract, and its first result, made once.
 
-    def __init__(self, subject):
+    lean  whether runs are few, as for the rungs of `exceptions.LEAN`; None: if it is one of them
+    """
+
+    def __init__(self, subject, lean=None):
         self.subject, self.of_pass = subject, subject.of_pass
-        self.lean = exceptions.lean(subject)
+        self.lean = exceptions.lean(subject) if lean is None else lean
 
     @functools.cached_property
     def first(self):
