@@ -38,7 +38,6 @@ LAYOUTS = (torch.contiguous_format, torch.channels_last)
 TILES = ["im2col", "implicit_gemm", "tensor_core"]
 # That take any groups, channels and filters; `few_channels` has tests of its own.
 GENERAL = [name for name in conv2d.FORWARD if name not in ("depthwise", "few_channels")]
-every_variant = pytest.mark.parametrize("variant", GENERAL)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=("nchw", "nhwc"))
 
 
