@@ -232,7 +232,8 @@ def dice_loss_operation():
             ours=ours_backward, peer=peer_backward,
             truth=lambda dloss, logits, target: reference.dice_loss_backward(
                 dloss, logits, target.astype(int)),
-            scale=steepness, scale_in_words="the pixel's largest p · the largest |dloss/dp|", whole=True, out=True,
+            scale=steepness, whole=True, out=True,
+            scale_in_words="the pixel's largest p · the largest |dloss/dp|",
         ),
         n_dims=4, layout="images of logits, N x C x H x W",
         example=(2, 3, 5, 7),
