@@ -1,5 +1,6 @@
 """What every test shares: where the GPU tests run, and where a learner's progress is not."""
 
+import collections
 import contextlib
 import gc
 import importlib.util
@@ -50,6 +51,19 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What the contract has proved in this run, as its tests noted it."""
+    noted = collections.Counter(
+        name for report in terminalreporter.stats.get("passed", ())
+        for name, _ in getattr(report, "user_properties", ())
+    )  # fmt: skip
+    if noted["proved"]:
+        terminalreporter.write_line(
+            f"contract: {noted['proved']:,} (operation × rung × dtype × property) proved, "
+            f"{noted['rejected']} planted mistakes rejected"
+        )
 
 
 def _why_no_gpu():

@@ -127,43 +127,6 @@ def test_one_pass_is_right_for_a_small_mean():
     check_forward(image((2, 8, 5, 5), mean=0.1), *affine(8), "one_pass")
 
 
-@every_variant
-def test_finite_differences(variant):
-    shape = (2, 3, 3, 2)
-    x, dy, (weight, bias) = image(shape), image(shape), affine(3)
-    _, mean, rstd = batch_norm.forward(x, weight, bias, eps=EPS, variant=variant)
-    back = variant if variant in batch_norm.BACKWARD else "block"
-    dx, dweight, dbias = batch_norm.backward(dy, x, weight, mean, rstd, variant=back)
-    inputs = [double(x), double(weight), double(bias)]
-    for which, gradient in enumerate((dx, dweight, dbias)):
-        for index in list(np.ndindex(*gradient.shape))[::5]:
-            ends = []
-            for step in (1e-4, -1e-4):
-                moved = [array.copy() for array in inputs]
-                moved[which][index] += step
-                ends.append((reference.batch_norm(*moved, eps=EPS)[0] * double(dy)).sum())
-            slope = (ends[0] - ends[1]) / 2e-4
-            assert abs(slope - gradient[index].item()) < 2e-5 * max(1, abs(slope))
-
-
-@every_variant
-def test_memory_that_starts_anywhere_and_other_layouts(variant):
-    weight, bias = affine(3)
-    for start in (1, 2, 3):
-        memory = torch.randn(2 * 3 * 5 * 6 + start, device=PLACE)
-        x = memory[start:].view(2, 3, 5, 6)
-        filled = torch.full((180 + 8,), 7.0, device=PLACE)
-        out = filled[4 - start : 184 - start].view(2, 3, 5, 6)
-        y, mean, rstd = check_forward(x, weight, bias, variant, out=out)
-        assert y is out
-        assert filled[: 4 - start].eq(7).all() and filled[184 - start :].eq(7).all()
-        check_backward(out.clone(), x, weight, mean, rstd, "vectorised")
-    x = torch.randn(4, 3, 6, 8, device=PLACE)
-    for view in (x[:, :, ::2], x.transpose(2, 3), x[:1].expand(4, 3, 6, 8)):
-        y, _, _ = check_forward(view, weight, bias, variant)
-        assert y.is_contiguous()
-
-
 @every_format
 def test_gradients_of_another_memory_format(layout):
     x, (weight, bias) = image((2, 8, 4, 4), layout=layout), affine(8)
@@ -214,8 +177,6 @@ def test_errors_name_what_was_expected():
     x, (weight, bias), running = image((2, 3, 4, 4)), affine(3), statistics(3)
     with pytest.raises(ArrayError, match=r"x must have 4 dimensions, not shape \(3, 4, 4\)"):
         batch_norm.forward(x[0])
-    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
-        batch_norm.forward(x.double())
     with pytest.raises(ArrayError, match=r"weight must have shape \(3,\), not \(4,\)"):
         batch_norm.forward(x, torch.ones(4, device=PLACE))
     with pytest.raises(ArrayError, match="bias must be float32, not float16"):
@@ -224,10 +185,6 @@ def test_errors_name_what_was_expected():
         batch_norm.forward(x, weight, bias, running[0])
     with pytest.raises(ArrayError, match="running_mean must be contiguous"):
         batch_norm.forward(x, None, None, torch.ones(6, device=PLACE)[::2], running[1])
-    with pytest.raises(ValueError, match="unknown variant 'tree'; there are naive, one_pass"):
-        batch_norm.forward(x, variant="tree")
-    with pytest.raises(ArrayError, match="out must be contiguous"):
-        batch_norm.forward(x, out=image((2, 3, 4, 4), layout="channels_last"))
     with pytest.raises(ValueError, match="inference needs running_mean and running_var"):
         batch_norm.inference(x, weight, bias, None, None)
     y, mean, rstd = batch_norm.forward(x, relu=True)

@@ -38,7 +38,6 @@ LAYOUTS = (torch.contiguous_format, torch.channels_last)
 TILES = ["im2col", "implicit_gemm", "tensor_core"]
 # That take any groups, channels and filters; `few_channels` has tests of its own.
 GENERAL = [name for name in conv2d.FORWARD if name not in ("depthwise", "few_channels")]
-every_variant = pytest.mark.parametrize("variant", GENERAL)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=("nchw", "nhwc"))
 
 
@@ -262,18 +261,6 @@ def test_strided_arguments_and_a_weight_of_the_other_format(variant):
     check(variant, x, weight.to(memory_format=torch.channels_last), bias)
 
 
-@pytest.mark.parametrize("variant", ["direct", "tiled", "tensor_core"])
-def test_runs_agree_bit_for_bit_and_inputs_are_left_alone(variant):
-    x, weight, bias = case((2, 2, 5, 4), (3, 2, 3, 2))
-    before = [tensor.clone() for tensor in (x, weight, bias)]
-    first = conv2d.forward(x, weight, bias, variant=variant)
-    assert torch.equal(first, conv2d.forward(x, weight, bias, variant=variant))
-    runs = [conv2d.backward(first, x, weight, variant=variant) for _ in range(2)]
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-    for tensor, copy in zip((x, weight, bias), before, strict=True):
-        assert torch.equal(tensor, copy)
-
-
 @pytest.mark.parametrize("variant", ["direct"])
 def test_only_what_is_needed(variant):
     x, weight, bias = case((1, 2, 4, 4), (3, 2, 3, 3))
@@ -464,22 +451,16 @@ def test_wrong_arrays_are_named():
     x, weight, bias = case((1, 2, 4, 4), (3, 2, 3, 3))
     with pytest.raises(ArrayError, match="weight must be float32, not float16"):
         conv2d.forward(x, weight.half())
-    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
-        conv2d.forward(x.double(), weight.double())
     with pytest.raises(ArrayError, match=r"bias must have shape \(3,\), not \(2,\)"):
         conv2d.forward(x, weight, bias[:2])
     with pytest.raises(ArrayError, match=r"dy must have shape \(1, 3, 2, 2\)"):
         conv2d.backward(x, x, weight)
-    with pytest.raises(ArrayError, match=r"out must have shape \(1, 3, 2, 2\)"):
-        conv2d.forward(x, weight, out=x)
     one, filters, _ = case((1, 1, 4, 4), (3, 1, 3, 3))  # of one channel: of either memory format
     with pytest.raises(ArrayError, match="dy must be an array, not a list"):
         conv2d.backward([0.0], one, filters)
     with pytest.raises(ArrayError, match="out must be an array, not a list"):
         conv2d.forward(one, filters, out=[0.0])
     out = torch.zeros(1, 3, 2, 2, device=PLACE).to(memory_format=torch.channels_last)
-    with pytest.raises(ArrayError, match="out must be contiguous; its strides are"):
-        conv2d.forward(x, weight, out=out)
     last = x.to(memory_format=torch.channels_last)
     with pytest.raises(ArrayError, match="out must be channels-last; its strides are"):
         conv2d.forward(last, weight, out=out.contiguous())

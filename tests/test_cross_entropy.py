@@ -324,16 +324,6 @@ def test_strided_arguments(form):
     assert torch.equal(dlogits, whole)
 
 
-def test_runs_agree_bit_for_bit_and_inputs_are_left_alone():
-    logits, target, weight = case("indices", 40, 130, weighted=True)
-    before = [tensor.clone() for tensor in (logits, target, weight)]
-    runs = [cross_entropy.forward(logits, target, weight=weight) for _ in range(3)]
-    for run in runs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
-    cross_entropy.backward(torch.ones((), device=PLACE), logits, target, *runs[0][1:])
-    assert all(torch.equal(a, b) for a, b in zip(before, (logits, target, weight), strict=True))
-
-
 def test_the_sum_over_many_rows_takes_several_blocks(monkeypatch):
     monkeypatch.setattr(cross_entropy.finishing, "ROWS_PER_SUM", 8)
     for n_rows in (8, 9, 70):
@@ -373,8 +363,6 @@ def test_what_is_saved():
 def test_errors_name_what_was_expected():
     logits, target, weight = case("indices", 4, 5, weighted=True)
     forward = cross_entropy.forward
-    with pytest.raises(ValueError, match="unknown variant 'fast'; there are naive, online"):
-        forward(logits, target, variant="fast")
     with pytest.raises(ValueError, match="'strided' takes logits of more than two dimensions"):
         forward(logits, target, variant="strided")
     with pytest.raises(ArrayError, match="logits must be float32 or float16 or bfloat16, not int"):
@@ -411,12 +399,8 @@ def test_errors_name_what_was_expected():
         cross_entropy.backward(loss.half(), *saved)
     with pytest.raises(ArrayError, match=r"stats must have shape \(4, 4\)"):
         cross_entropy.backward(loss, logits, target, stats[:, 0], normaliser)
-    with pytest.raises(ArrayError, match=r"out must have shape \(4, 5\)"):
-        cross_entropy.backward(loss, *saved, out=torch.empty(5, 4, device=PLACE))
     with pytest.raises(ArrayError, match="out and logits share memory"):
         cross_entropy.backward(loss, *saved, out=logits)
-    with pytest.raises(ArrayError, match="out must be contiguous; its strides are"):
-        cross_entropy.backward(loss, *saved, out=torch.empty(5, 4, device=PLACE).t())
 
 
 @pytest.mark.skipif(not SIMULATED, reason="NumPy arrays are for the simulator")

@@ -88,22 +88,6 @@ def test_random_cases(variant, shape, dtype, bias, activation, seed):
     check_backward(dy, x, weight, variant=variant)
 
 
-def test_gradient_is_that_of_the_layer():
-    """Finite differences of the truth, whose gradients the kernels are held to."""
-    rng, step = np.random.default_rng(1), 1e-5
-    operands = [rng.normal(size=shape) for shape in ((3, 4), (2, 4), (2,))]
-    dy = rng.normal(size=(3, 2))
-    analytic = reference.linear_backward(dy, *operands[:2])
-    for position, gradient in enumerate(analytic):
-        for i in np.ndindex(gradient.shape):
-            sides = []
-            for sign in (1, -1):
-                moved = [operand.copy() for operand in operands]
-                moved[position][i] += sign * step
-                sides.append((dy * reference.linear(*moved)).sum())
-            assert abs((sides[0] - sides[1]) / (2 * step) - gradient[i]) < 1e-8
-
-
 @every_variant
 def test_against_pytorch(variant):
     x, weight, bias, dy = case(5, 9, 7)
@@ -128,13 +112,6 @@ def test_any_number_of_dimensions(shape):
     check_backward(torch.randn(y.shape).to(PLACE), x, weight)
 
 
-def test_what_is_not_contiguous():
-    x, weight = torch.randn(6, 10, device=PLACE).t(), torch.randn(8, 12, device=PLACE)[::2, ::2]
-    bias = torch.randn(8, device=PLACE)[::2]
-    check_forward(x, weight, bias)
-    check_backward(torch.randn(1, 4, device=PLACE).expand(10, 4), x, weight)
-
-
 @every_variant
 def test_special_values_as_in_pytorch(variant):
     x = torch.tensor([[1.0, INF, 2.0], [-INF, 0.0, 1.0], [NAN, 1.0, 1.0], [3e38, 3e38, 0.0]])
@@ -147,17 +124,6 @@ def test_special_values_as_in_pytorch(variant):
         x.to(PLACE), weight.to(PLACE), bias.to(PLACE), activation="relu", variant=variant
     )  # fmt: skip
     torch.testing.assert_close(y.cpu(), torch.relu(expected), equal_nan=True)
-
-
-@every_variant
-def test_numbers_stay_within_the_arrays(variant):
-    """Neighbours of the result in memory keep what they hold."""
-    x, weight, bias, _ = case(7, 5, 9)
-    around = torch.full((9, 9), 7.0, device=PLACE)
-    y = around[1:8]
-    assert linear.forward(x, weight, bias, variant=variant, out=y) is y
-    assert (around[0] == 7).all() and (around[8] == 7).all()
-    assert torch.equal(y, linear.forward(x, weight, bias, variant=variant))
 
 
 def test_only_what_is_needed():
@@ -211,14 +177,8 @@ def test_wrong_types():
         linear.forward(x, weight.half(), bias)
     with pytest.raises(ArrayError, match="bias must be float32, not float16"):
         linear.forward(x, weight, bias.half())
-    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
-        linear.forward(x.double(), weight, bias)
     with pytest.raises(ArrayError, match=r"dy must have shape \(2, 4\)"):
         linear.backward(dy[:1], x, weight)
-    with pytest.raises(ArrayError, match="out must be contiguous"):
-        linear.forward(x, weight, out=torch.empty(4, 2, device=PLACE).t())
-    with pytest.raises(ArrayError, match=r"out must have shape \(2, 4\)"):
-        linear.forward(x, weight, out=torch.empty(2, 3, device=PLACE))
 
 
 @every_variant

@@ -85,39 +85,12 @@ def test_gradients_that_are_not_finite(operation, variant):
 
 @both
 @every_variant
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_views_and_slices(operation, variant, dtype):
-    buffer = randn(8 * 16 + 8, dtype=dtype, seed=5)
-    whole = randn(8, 16, dtype=dtype, seed=6)
-    for start in (1, 5):  # of x alone, and of y alone
-        x = buffer[start : start + 128].view(8, 16)
-        check(operation, x, whole, variant)
-        check(operation, whole, x, variant, start)
-    x = buffer[:128].view(8, 16)
-    for view in (x.t(), x[:, ::2], x[::3, 1:14], x[:1].expand(3, 16), x.view(2, 4, 16).mT):
-        assert not view.is_contiguous()
-        check(operation, view, randn(*view.shape, dtype=dtype), variant)
-
-
-@both
-@every_variant
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (2, 0, 3), (3, 2, 0)])
 def test_nothing_to_do(operation, variant, shape):
     x = torch.zeros(shape, device=PLACE)
     assert operation.forward(x, variant=variant).shape == x.shape
     if variant in operation.BACKWARD:
         assert operation.backward(x, x, variant=variant).shape == x.shape
-
-
-@both
-@every_variant
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_two_runs_agree_bit_for_bit(operation, variant, dtype):
-    x, dy = randn(3, 777, dtype=dtype), randn(3, 777, dtype=dtype, seed=1)
-    first, second = (operation.forward(x, variant=variant) for _ in range(2))
-    assert identical(first, second)
-    if variant in operation.BACKWARD:
-        assert identical(*(operation.backward(dy, first, variant=variant) for _ in range(2)))
 
 
 @both
@@ -160,43 +133,8 @@ def test_numpy_arrays_in_the_simulator(operation):
 
 @both
 def test_errors_name_what_was_expected(operation):
-    x = randn(4, 5)
-    forward, backward = operation.forward, operation.backward
-    with pytest.raises(ValueError, match="unknown variant 'fast'; there are naive, .* split, and"):
-        forward(x, variant="fast")
-    with pytest.raises(ValueError, match="unknown variant 'online'; there are naive, shared, warp"):
-        backward(x, x, variant="online")
-    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not int64"):
-        forward(x.long())
-    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
-        forward(x.double())
-    with pytest.raises(ArrayError, match=r"out must have shape \(4, 5\), not \(5, 4\)"):
-        forward(x, out=x.new_empty(5, 4))
-    with pytest.raises(ArrayError, match="out must be float32, not float16"):
-        forward(x, out=x.half())
-    with pytest.raises(ArrayError, match=r"out must be contiguous; its strides are \(1, 4\)"):
-        forward(x, out=x.new_empty(5, 4).t())
+    x, backward = randn(4, 5), operation.backward
     with pytest.raises(ArrayError, match="dy must be float32, not bfloat16"):
         backward(x.bfloat16(), x)
     with pytest.raises(ArrayError, match=r"dy must have shape \(4, 5\), not \(4, 1\)"):
         backward(x[:, :1], x)
-    with pytest.raises(ArrayError, match="y must be float32 or float16 or bfloat16, not int32"):
-        backward(x, x.int())
-    with pytest.raises(ArrayError, match="out must have shape"):
-        backward(x, x, out=x.new_empty(20))
-
-
-@both
-@every_variant
-def test_out_may_be_an_input(operation, variant):
-    # Every element is read before it is written, by the thread that writes it.
-    x, dy = randn(3, 70), randn(3, 70, seed=1)
-    y = operation.forward(x, variant=variant)
-    assert identical(operation.forward(x.clone(), variant=variant), y)
-    copy = x.clone()
-    assert identical(operation.forward(copy, variant=variant, out=copy), y)
-    if variant in operation.BACKWARD:
-        dx = operation.backward(dy, y, variant=variant)
-        for i in range(2):
-            inputs = [dy.clone(), y.clone()]
-            assert identical(operation.backward(*inputs, variant=variant, out=inputs[i]), dx)

@@ -468,10 +468,6 @@ def test_errors_name_what_was_expected():
     weight1, bias1, weight2, bias2 = weights
     y, *saved = se.forward(x, *weights)
     back = (weight1, weight2, *saved)
-    with pytest.raises(ValueError, match="unknown variant 'fast'; there are separate, two_pass"):
-        se.forward(x, *weights, variant="fast")
-    with pytest.raises(ValueError, match="unknown variant 'fast'"):
-        se.backward(dy, x, *back, variant="fast")
     with pytest.raises(ValueError, match="unknown activation 'gelu'; there are silu, relu"):
         se.forward(x, *weights, activation="gelu")
     with pytest.raises(ValueError, match="unknown gate 'tanh'; there are sigmoid, hard_sigmoid"):
@@ -480,8 +476,6 @@ def test_errors_name_what_was_expected():
         se.forward(x[0], *weights)
     with pytest.raises(ArrayError, match="x must have a channel at least"):
         se.forward(x[:, :0], *weights)
-    with pytest.raises(ArrayError, match="x must be float32 or float16 or bfloat16, not float64"):
-        se.forward(x.double(), *weights)
     with pytest.raises(ArrayError, match=r"weight1 must have shape \(R, 6\) or \(R, 6, 1, 1\)"):
         se.forward(x, weight1[:, :5], bias1, weight2, bias2)
     with pytest.raises(ArrayError, match=r"weight2 must have shape \(6, 3\) or \(6, 3, 1, 1\), no"):
@@ -494,8 +488,6 @@ def test_errors_name_what_was_expected():
         se.forward(x.half(), weight1.half(), bias1, weight2, bias2)
     with pytest.raises(ArrayError, match="bias2 must be an array, not a NoneType"):
         se.forward(x, weight1, bias1, weight2, None)
-    with pytest.raises(ArrayError, match="out must be contiguous"):
-        se.forward(x, *weights, out=torch.empty_like(x, memory_format=torch.channels_last))
     with pytest.raises(ArrayError, match=r"dy must have shape \(2, 6, 4, 5\), not \(2, 6, 5, 4\)"):
         se.backward(dy.transpose(2, 3), x, *back)
     with pytest.raises(ArrayError, match=r"hidden must have shape \(2, 3\), not \(2, 6\)"):

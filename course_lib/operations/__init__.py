@@ -13,7 +13,7 @@ __all__ = ["DIRECTIONS", "OPERATIONS", "Operation", "Pass"]
 _aten = torch.ops.aten
 
 
-def _elementwise(operation, peer, peer_backward):
+def _elementwise(operation, peer, peer_backward, **forward_scale):
     def backward_inputs(x):
         return {"dy": gradient(x), operation.saves: x if operation.saves == "x" else peer(x)}
 
@@ -27,6 +27,7 @@ def _elementwise(operation, peer, peer_backward):
             truth=getattr(reference, operation.name),
             out=True,
             in_place=("x",),
+            **forward_scale,
         ),
         backward=Pass(
             operation.BACKWARD,
@@ -40,6 +41,17 @@ def _elementwise(operation, peer, peer_backward):
             in_place=("dy", operation.saves),
         ),
     )
+
+
+def _tail(power):
+    """Scale of x·Φ(x): below 0, Φ's relative error is x's times |x|^power, and Φ underflows."""
+
+    def scale(truth, x):
+        steep = 1 + np.abs(np.minimum(x, 0)) ** power
+        return largest(np.abs(truth) * steep + np.abs(x) * 2.0**-106)
+
+    words = f"the row's largest |y| · (1 + |x|^{power} where x < 0), and 2⁻¹⁰⁶ · |x|"
+    return dict(scale=scale, scale_in_words=words)
 
 
 def _softmax(operation, peer, peer_backward, scale, scale_in_words):
@@ -106,10 +118,10 @@ OPERATIONS = {
         activation.hard_sigmoid, _aten.hardsigmoid, _aten.hardsigmoid_backward
     ),
     "hard_swish": _elementwise(activation.hard_swish, _aten.hardswish, _aten.hardswish_backward),
-    "gelu": _elementwise(activation.gelu, _aten.gelu, _aten.gelu_backward),
+    "gelu": _elementwise(activation.gelu, _aten.gelu, _aten.gelu_backward, **_tail(2)),
     "gelu_tanh": _elementwise(
         activation.gelu_tanh, lambda x: _aten.gelu(x, approximate="tanh"),
-        lambda dy, x: _aten.gelu_backward(dy, x, approximate="tanh"),
+        lambda dy, x: _aten.gelu_backward(dy, x, approximate="tanh"), **_tail(3),
     ),
     "cross_entropy": fused.cross_entropy_operation(images=False),
     "pixel_cross_entropy": fused.cross_entropy_operation(images=True),

@@ -54,8 +54,10 @@ def cross_entropy_operation(images):
             truth=lambda logits, target: reference.cross_entropy(
                 logits, target.astype(int), **options
             ),
-            scale=lambda truth, logits, target: np.abs(logits).max(axis=1, initial=0.0),
-            scale_in_words=f"the {'pixel' if images else 'row'}'s largest |logit|",
+            scale=lambda truth, logits, target: np.maximum(
+                np.abs(logits).max(axis=1, initial=0.0), np.abs(truth)
+            ),
+            scale_in_words=f"the {'pixel' if images else 'row'}'s largest |logit|, or |loss|",
             rungs=rungs,
         ),
         backward=Pass(
@@ -89,7 +91,7 @@ def softmax_dropout_operation():
         return softmax_dropout.forward(x, DROPPED, SEED, 0, **options)[0]
 
     def ours_backward(dz, x, keep, **options):
-        _, stats = softmax_dropout.forward(x, DROPPED, SEED, 0)
+        _, stats = softmax_dropout.forward(x, DROPPED, SEED, 0, variant="naive")
         return softmax_dropout.backward(dz, x, stats, DROPPED, SEED, 0, **options)
 
     def peer_backward(dz, x, keep):
@@ -208,6 +210,14 @@ def dice_loss_operation():
     def truth(logits, target):
         return reference.dice_loss(logits, target.astype(int)).reshape(1)
 
+    def steepness(truth, dloss, logits, target):
+        """The pixel's largest p, times the largest derivative of the loss by any p."""
+        p, pixels = reference.softmax(np.moveaxis(logits, 1, -1)), tuple(range(logits.ndim - 1))
+        counts = [np.sum(target == c) for c in range(logits.shape[1])]
+        smallest = (p.sum(axis=pixels) + counts + 1).min(initial=np.inf)
+        most = np.moveaxis(largest(p), -1, 1) * 3 / (max(1, len(counts)) * smallest)
+        return np.broadcast_to(most, truth.shape)
+
     return Operation(
         dice,
         forward=Pass(
@@ -222,8 +232,8 @@ def dice_loss_operation():
             ours=ours_backward, peer=peer_backward,
             truth=lambda dloss, logits, target: reference.dice_loss_backward(
                 dloss, logits, target.astype(int)),
-            scale=lambda truth, *inputs: np.full(truth.shape, np.abs(truth).max(initial=0.0)),
-            scale_in_words="the largest |dlogit|", whole=True, out=True,
+            scale=steepness, whole=True, out=True,
+            scale_in_words="the pixel's largest p · the largest |dloss/dp|",
         ),
         n_dims=4, layout="images of logits, N x C x H x W",
         example=(2, 3, 5, 7),

@@ -38,7 +38,8 @@ def _product(module, ladders, truths, ours, theirs, arrays_of, rungs=None, **fac
 
     ladders       of forward, of dx and of dweight
     truths        in float64: y of (x, weight, bias); (dx, dweight, …) of (dy, x, weight)
-    ours, theirs  (forward, backward) of tensors alike; ours take `variant`, forward `out` too
+    ours, theirs  (forward, backward) of tensors alike; ours take `variant`, forward `out` too, and
+                  backward `needs`
     arrays_of     function(x): weight and bias
     rungs         as in `Pass`
     """
@@ -53,13 +54,14 @@ def _product(module, ladders, truths, ours, theirs, arrays_of, rungs=None, **fac
         return {"dy": gradient(theirs[0](x, weight, bias)), "x": x, "weight": weight}
 
     def gradient_of(number, ladder):
+        needs = tuple(which == number for which in range(3))
         return Pass(
             ladder, backward_inputs, rungs=rungs,
-            ours=lambda *inputs, variant: ours[1](*inputs, variant=variant)[number],
+            ours=lambda *inputs, variant: ours[1](*inputs, variant=variant, needs=needs)[number],
             peer=lambda *inputs: theirs[1](*inputs)[number],
             truth=lambda *inputs: backward(*inputs)[number],
             scale=lambda truth, *inputs: backward(*map(np.abs, inputs))[number],
-            scale_in_words=TERMS, whole=True,
+            scale_in_words=TERMS, whole=True, unread=("weight" if number else "x",),
         )  # fmt: skip
 
     return Operation(
@@ -110,8 +112,8 @@ def conv2d_operation(depthwise):
     def ours(x, *rest, **others):
         return conv2d.forward(x, *rest, **options(x), **others)
 
-    def ours_backward(dy, x, weight, *, variant):
-        return conv2d.backward(dy, x, weight, variant=variant, **options(x))
+    def ours_backward(dy, x, weight, **others):
+        return conv2d.backward(dy, x, weight, **options(x), **others)
 
     other = ("few_channels",) if depthwise else ("depthwise",)
     return _product(
@@ -356,8 +358,7 @@ def upsample_operation():
             upsample.FORWARD, inputs=lambda x: {"x": x},
             ours=ours, peer=lambda x: F.interpolate(x, scale_factor=2, **options),
             truth=lambda x: reference.upsample(x, [2 * n for n in x.shape[2:]], **options),
-            scale=lambda truth, x: np.broadcast_to(
-                largest(x.reshape(*x.shape[:2], -1))[..., None], truth.shape),
+            scale=lambda truth, x: np.abs(x).max(axis=(2, 3), keepdims=True, initial=0.0),
             scale_in_words="the plane's largest |x|", out=True,
         ),
         backward=Pass(

@@ -18,10 +18,10 @@ def dropout_operation():
 
     def masked(x):
         mask = torch.from_numpy(reference.dropout_mask(tuple(x.shape), P, SEED, OFFSET))
-        return torch.where(mask.to(x.device), x / (1 - P), torch.zeros_like(x))
+        return x * mask.to(x.device) / (1 - P)
 
     def truth(x):
-        return np.where(reference.dropout_mask(x.shape, P, SEED, OFFSET), x / (1 - P), 0.0)
+        return x * reference.dropout_mask(x.shape, P, SEED, OFFSET) / (1 - P)
 
     def one(name, ours, inputs):
         return Pass(

@@ -44,7 +44,8 @@ def max_pool2d_backward(dy, indices, shape):
     N, C, H, W = shape
     dx = np.zeros((N * C, H * W))
     planes = np.arange(N * C)[:, None]
-    np.add.at(dx, (planes, np.asarray(indices).reshape(N * C, -1)), dy.reshape(N * C, -1))
+    windows = N * C, dy.shape[2] * dy.shape[3]
+    np.add.at(dx, (planes, np.asarray(indices).reshape(windows)), dy.reshape(windows))
     return dx.reshape(shape)
 
 

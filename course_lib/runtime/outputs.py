@@ -81,7 +81,7 @@ def _stretch(array):
     """(address of the first byte, address behind the last)."""
     shape, strides = tuple(array.shape), arrays.strides_of(array)
     address = arrays.address_of(array)
-    if 0 in shape:
+    if 0 in shape or not address:  # nothing, or a tensor without memory: the launch refuses it
         return address, address
     steps = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
     itemsize = array.dtype.itemsize

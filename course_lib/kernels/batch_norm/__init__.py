@@ -150,7 +150,7 @@ def inference(
     """y with the running statistics; arguments and errors as in `forward`."""
     rung = INFERENCE.rung(variant, x)
     x, channels_last, C, P, count = _check(
-        x, weight, bias, running_mean, running_var, eps
+        x, weight, bias, running_mean, running_var, eps, moved=False
     )
     if running_mean is None:
         raise ValueError("inference needs running_mean and running_var")
@@ -158,6 +158,7 @@ def inference(
     y = output(out, x.shape, like=x, channels_last=channels_last, reads=reads)
     if count * C == 0:
         return y
+    running_mean, running_var = map(arrays.contiguous, (running_mean, running_var))
     affine = (*_affine(weight, bias, running_mean), bool(relu), running_mean, running_var)
     rung.launch(x, y, (C, P, count, channels_last), affine, float(eps))
     return y
@@ -215,8 +216,11 @@ def _affine(weight, bias, unused):
     )
 
 
-def _check(x, weight, bias, running_mean, running_var, eps):
-    """(x as the kernels take it, whether that is channels-last, C, pixels, values a channel)."""
+def _check(x, weight, bias, running_mean, running_var, eps, moved=True):
+    """(x as the kernels take it, whether that is channels-last, C, pixels, values a channel).
+
+    moved  whether the running statistics will be written to
+    """
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
     N, C, H, W = x.shape
     allowed = dict.fromkeys(("float32", arrays.dtype_name(x)))
@@ -224,7 +228,7 @@ def _check(x, weight, bias, running_mean, running_var, eps):
     for name, array in given.items():
         if array is None:
             continue
-        running = name.startswith("running")
+        running = moved and name.startswith("running")
         arrays.require(array, name, shape=(C,), dtypes=allowed, writable=running)
         if running and not arrays.is_contiguous_array(array):
             raise arrays.ArrayError(

@@ -192,9 +192,10 @@ def _conv_gradient(problem, x, weight, bias, y, precision):
 
 
 def _upsample2x(problem, x, weight, bias, y, precision):
+    weight = formatted(weight, problem)
     if found := upsample2x.fault(problem, (x, weight), chip_of(x)[0]):
         raise ValueError(f"variant 'upsample2x' takes {found}: use 'conv_gradient'")
-    upsample2x.run(problem, x, formatted(weight, problem), bias, y, precision)
+    upsample2x.run(problem, x, weight, bias, y, precision)
 
 
 def _gradients(name, problem, dy, x, weight, dx, dweight, dbias, precision):

@@ -21,8 +21,8 @@ rung     forward                                        backward
          warp, then for all; one pass
 ======== ============================================== =========================================
 
-Up to 16 classes (8 in 16 bits) are held in registers; forward holds up to 24, a pixel a thread. More
-are read twice, by kernels of their own.
+Up to 16 classes (8 in 16 bits) are held in registers, and in forward up to 24, a pixel a thread.
+More are read twice, by kernels of their own.
 Classes that are the last axis in memory (channels-last) are read as they lie, a pixel a thread.
 
 An empty class, which no pixel has, has dice smooth/(Σ p + smooth); without `smooth`, and where no

@@ -35,7 +35,7 @@ reciprocal = SOFTMAX.row_factor
 
 @cuda.jit(device=True)
 def pixel_loss(x, label, m, total, weight, weighted):
-    """(loss, weight) of a pixel in the cross-entropy: its label's logit x, maximum, Σ exp(x − m)."""
+    """(loss, weight) of a pixel in the cross-entropy: x is its logit, total Σ exp(x − m)."""
     pixel_weight = load(weight, label) if weighted else ONE
     return pixel_weight * (m - x + math.log(total)), pixel_weight
 

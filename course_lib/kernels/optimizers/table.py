@@ -155,9 +155,10 @@ class Table:
 def _address_of(array):
     found = arrays.address_of(array)
     if found == 0 and arrays.size_of(array):
+        where = getattr(array, "device", "the host")
         raise arrays.ArrayError(
-            f"a {type(array).__name__} has no address to put into a table: pass PyTorch tensors or "
-            "NumPy arrays"
+            f"a {type(array).__name__} on {where} has no address to put into a table: pass PyTorch "
+            "tensors or NumPy arrays"
         )
     if _lies_on_a_gpu(array) and not on_gpu():
         raise arrays.ArrayError(
