@@ -112,7 +112,8 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         for name in ("grad_scale", "found_inf"):
             vars(self.optimizer).pop(name, None)
-        self.scaler._per_optimizer_states.clear()
+        if self.scaler.is_enabled():
+            self.scaler._per_optimizer_states.clear()
 
 
 @contextlib.contextmanager
