@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tensors import PLACE
+from test_fashion_mnist_graph import first_rungs  # noqa: F401
 
 from course_lib import nn, ops, optim, train
 from course_lib.train import GraphTrainer, memory, schedules
@@ -40,6 +41,7 @@ def convolutions(layers):
     )  # fmt: skip
 
 
+pytestmark = pytest.mark.usefixtures("first_rungs")
 NETWORKS = {three_layers: (6,), convolutions: (1, 6, 6)}
 networks = pytest.mark.parametrize("make", NETWORKS)
 
