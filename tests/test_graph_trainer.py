@@ -12,6 +12,7 @@ from test_fashion_mnist_graph import first_rungs  # noqa: F401
 
 from course_lib import nn, ops, optim, train
 from course_lib.train import GraphTrainer, memory, schedules
+from course_lib.train.randomness import repeatable
 from course_lib.train.step import Step, why_not_captured
 
 OURS, TORCHS = (nn, ops.cross_entropy, optim), (torch.nn, F.cross_entropy, torch.optim)
@@ -141,7 +142,8 @@ def test_steps_with_infinite_gradients_are_left_out(kind, optimisers):
 def trained_whole_and_in_parts(tmp_path, layers, optimisers, loss_of):
     def begun():
         model = made(convolutions, layers)
-        optimizer = optimisers.AdamW(model.parameters(), lr=0.01)
+        options = {} if optimisers is optim else dict(fused=True, capturable=PLACE == "cuda")
+        optimizer = optimisers.AdamW(model.parameters(), lr=0.01, **options)
         scaler = torch.amp.GradScaler(PLACE, init_scale=4.0, growth_interval=2)
         return GraphTrainer(
             model, optimizer, loss_of, schedule=schedules.one_cycle(8), scaler=scaler
@@ -169,9 +171,8 @@ def trained_whole_and_in_parts(tmp_path, layers, optimisers, loss_of):
 @sides
 def test_a_run_is_resumed_to_the_same_bits(side, tmp_path):
     layers, loss_of, optimisers = side
-    if PLACE == "cuda" and side is TORCHS:
-        pytest.skip("PyTorch's convolutions are not repeatable unless told to be")
-    trained_whole_and_in_parts(tmp_path, layers, optimisers, loss_of)
+    with repeatable(torch.device(PLACE)):  # PyTorch's convolutions must be told
+        trained_whole_and_in_parts(tmp_path, layers, optimisers, loss_of)
 
 
 def test_a_state_of_another_run_is_refused_and_nothing_is_lost():
