@@ -1,13 +1,15 @@
 """Images per second of the Fashion-MNIST network: ours, and PyTorch at its best.
 
 Training steps and inference, in batches from 1 to 1024, in float32 and with TF32 allowed. Ours:
-plain modules through autograd, and captured graphs of our kernels alone (`train.FashionMNISTPass`,
-which also picks the batch and normalises it; `train.GraphInference`). PyTorch's: the same network
-and recipe, eager and captured in a CUDA graph, with cuDNN's best algorithms, a fused optimiser,
-gradients set to None, and in both memory formats. Times are what Python sees of a loop of calls,
-whichever takes longer, the host or the GPU; candidates take turns. Memory is what a candidate's
-first step or call has allocated at its peak, its weights included and the images not. With batches
-of 32, `train fashion-mnist` itself is timed too (`fashion_mnist_command`).
+plain modules through autograd; the same, captured by the trainer of any network
+(`train.GraphTrainer`, which copies the batch to where it reads); and captured graphs of our kernels
+alone (`train.FashionMNISTPass`, which also picks the batch and normalises it;
+`train.GraphInference`). PyTorch's: the same network and recipe, eager and captured in a CUDA graph,
+with cuDNN's best algorithms, a fused optimiser, gradients set to None, and in both memory formats.
+Times are what Python sees of a loop of calls, whichever takes longer, the host or the GPU;
+candidates take turns. Memory is what a candidate's first step or call has allocated at its peak,
+its weights included and the images not. With batches of 32, `train fashion-mnist` itself is timed
+too (`fashion_mnist_command`).
 
 Before anything is timed, one step of each must end with the same parameters, and inference with the
 same logits.
@@ -33,12 +35,13 @@ from course_lib.kernels import (
     max_pool2d,
     optimizers,
 )
-from course_lib.train import FashionMNISTPass, GraphInference
+from course_lib.train import FashionMNISTPass, GraphInference, GraphTrainer
 
 BATCHES = (1, 8, 32, 64, 256, 1024)
 PRECISIONS = {"float32": "", "tf32": ".tf32"}  # end of the record's name
 TRAINING, INFERENCE = "fashion_mnist.training", "fashion_mnist.inference"
 MODULES, CAPTURED = "ours, modules", "ours, captured"
+ANY = "ours, any network captured"  # by `train.GraphTrainer`, from the modules
 EAGER, CAPTURED_EAGER = "PyTorch eager", "PyTorch captured"
 LAST = ", channels-last"
 RECIPE = dict(momentum=0.9, nesterov=True)
@@ -102,7 +105,7 @@ def _measure(precision, batch, rounds):
 def _row(label, timing, batch, memory):
     return {
         "label": label,
-        "kind": "ours" if label in (MODULES, CAPTURED) else "peer",
+        "kind": "ours" if label in (MODULES, CAPTURED, ANY) else "peer",
         "microseconds": round(timing.microseconds, 3),
         "quartiles": [round(quartile, 3) for quartile in timing.quartiles],
         "images_per_second": round(batch / timing.microseconds * 1e6, 1),
@@ -133,6 +136,7 @@ def training(precision, batch):
     rate = trainer.rate.item()
     expected = _one_step(x, y, state, rate)
     _same(CAPTURED, _parameters(trainer.model), expected, precision)
+    add(ANY, functools.partial(_any_captured, rate=rate, expected=expected))
     for label, layers, captured, last in (
         (MODULES, nn, False, False),
         (EAGER, torch.nn, False, False),
@@ -167,6 +171,19 @@ def _ours_captured(images, labels, _x, _y, batch, *, precision, state):
     )  # fmt: skip
     gpu.reset_peak()
     return lambda: trainer.train_step(0), trainer
+
+
+def _any_captured(_images, _labels, x, y, _batch, *, precision, state, rate, expected):
+    model = _network(nn, state)
+    trainer = GraphTrainer(
+        model, _optimizer(model, True, rate), ops.cross_entropy, precision=precision
+    )
+    trainer(x, y)
+    _same(ANY, _parameters(model), expected, precision)
+    gpu.collect()
+    gpu.reset_peak()
+    trainer(x, y)  # is captured
+    return lambda: trainer(x, y), None
 
 
 def _autograd(_images, _labels, x, y, _batch, *, precision, state, layers, captured, last, rate,
