@@ -228,9 +228,9 @@ def first_losses(library, make, seed, dtype=np.float32, steps=20, size=(32, 40))
 
 
 OPTIMIZERS = [lambda p: ag.Adam(p, lr=1e-3), lambda p: ag.SGD(p, lr=1e-3, momentum=0.9)]
-#: Where no number that ReLU cuts off lies within a rounding of zero. Of seeds 0 to 5 these are
-#: half: at the others even NumPy's float32 leaves its own float64, by up to 2e-4, as Adam makes a whole
-#: step of any gradient, however small.
+#: Where no number that ReLU cuts off lies within a rounding of zero: half of seeds 0 to 5. At the
+#: others even NumPy's float32 leaves its own float64, by up to 2e-4, as Adam makes a whole step of
+#: any gradient, however small.
 SEEDS = [2, 3, 5]
 every_optimizer = pytest.mark.parametrize("make", OPTIMIZERS, ids=["Adam", "SGD"])
 

@@ -244,7 +244,10 @@ class GraphTrainer:
         # Other threads, such as those that load images, may wait for the GPU meanwhile.
         options = dict(pool=self.pool, stream=self.stream, capture_error_mode="thread_local")
         try:
-            with torch.cuda.device(self.device), filled_later(), captured(graph, **options):
+            with (
+                torch.cuda.device(self.device), filled_later(self.train_step.parameters),
+                captured(graph, **options),
+            ):  # fmt: skip
                 loss, measured = self.train_step(inputs, targets)
         except BaseException as error:
             self.train_step.forget()

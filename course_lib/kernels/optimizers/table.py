@@ -9,6 +9,7 @@ new one; gradients often come to lie elsewhere.
 """
 
 import contextlib
+import functools
 import math
 from dataclasses import dataclass
 from threading import get_ident
@@ -118,16 +119,18 @@ class Table:
             length = plan(sum(sizes), like.dtype.itemsize)
             n_blocks = sum(math.ceil(size / length) for size in sizes)
             numbers = len(members) * ROW + len(parameters)
+            later = _waiting.get(get_ident())
+            empty = functools.partial(arrays.empty, like=like) if later is None else later.empty
             parts.append(
                 Part(
                     members,
                     sizes,
                     length,
                     n_blocks,
-                    table=arrays.empty((numbers,), like=like, dtype="int64"),
-                    chunks=arrays.empty((2 * n_blocks,), like=like, dtype="int64"),
-                    ticket=arrays.empty((1,), like=like, dtype="uint32"),
-                    unused=arrays.empty((1,), like=like, dtype="float32"),
+                    table=empty((numbers,), dtype="int64"),
+                    chunks=empty((2 * n_blocks,), dtype="int64"),
+                    ticket=empty((1,), dtype="uint32"),
+                    unused=empty((1,), dtype="float32"),
                 )  # fmt: skip
             )
         self.parts = tuple(parts)
@@ -183,30 +186,55 @@ def _put(table, start, stride, values):
         _fill(fill_kernel, 1, 32, table, start + first * stride, stride, len(some), *padded)
 
 
-_waiting = {}  # thread -> the launches that `filled_later` keeps back
+_waiting = {}  # thread -> the `_Later` of its `filled_later`
+
+
+class _Later:
+    """Memory for the tables of one update, taken beforehand, and the launches that fill them."""
+
+    def __init__(self, parameters):
+        n = len(parameters)
+        n_blocks = n + sum(map(arrays.size_of, parameters)) // (BLOCK_SIZE * UNROLL * 4)
+        sizes = {"int64": (ROW + 3) * n + 2 * n_blocks, "uint32": n, "float32": n}
+        self.free = {
+            dtype: arrays.empty((size,), like=parameters[0], dtype=dtype)
+            for dtype, size in sizes.items()
+        }
+        self.launches = []
+
+    def empty(self, shape, dtype):
+        (n,) = shape
+        if arrays.size_of(self.free[dtype]) < n:
+            raise RuntimeError("there is room for the tables of one update of the parameters")
+        found, self.free[dtype] = self.free[dtype][:n], self.free[dtype][n:]
+        return found
 
 
 def _fill(*launched):
-    waiting = _waiting.get(get_ident())
-    if waiting is None:
+    later = _waiting.get(get_ident())
+    if later is None:
         launch(*launched)
     else:
-        waiting.append(launched)
+        later.launches.append(launched)
 
 
 @contextlib.contextmanager
-def filled_later():
+def filled_later(parameters):
     """Tables that are prepared in this block, by this thread, are filled as it ends.
 
+    parameters  those that the block updates, once; at least one
+
     For a block that captures a CUDA graph: the graph then holds none of these launches, and reads
-    what is there when it is replayed. Where the block raises, nothing is filled.
+    what is there when it is replayed. So the tables lie in memory that was taken before the block:
+    what is allocated while a graph is captured, the graph's earlier kernels may write into. Where
+    the block raises, nothing is filled.
     """
-    before, _waiting[get_ident()] = _waiting.get(get_ident()), (kept := [])
+    before, _waiting[get_ident()] = _waiting.get(get_ident()), (later := _Later(parameters))
     try:
         yield
     finally:
         del _waiting[get_ident()]
         if before is not None:
             _waiting[get_ident()] = before
-    for launched in kept:
+    for launched in later.launches:
         _fill(*launched)
