@@ -10,6 +10,7 @@ from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import optimizers
 from course_lib.kernels.optimizers import table as tables
 from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.launch import recorded
 
 PLACE = "cpu" if SIMULATED else "cuda"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -349,3 +350,19 @@ def test_large_parameters_as_pytorch():
         theirs.step()
     for p, q in zip(parameters, twins, strict=True):
         torch.testing.assert_close(p, q.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_table_is_filled_after_a_graph_has_been_captured():
+    (p, g), table = [tensors() for _ in range(2)], optimizers.Table()
+    expected = [a - 0.5 * b for a, b in zip(p, g, strict=True)]
+    with recorded() as launches, tables.filled_later():
+        table.prepare(p, g, (p,), None)
+        assert not launches
+    assert launches
+    optimizers.sgd(p, g, lr=0.5, table=table, again=True)
+    for found, value in zip(p, expected, strict=True):
+        torch.testing.assert_close(found, value)
+    with recorded() as launches, pytest.raises(MemoryError), tables.filled_later():
+        optimizers.Table().prepare(p, g, (p,), None)
+        raise MemoryError
+    assert not launches
