@@ -209,15 +209,13 @@ def test_a_gpu_finds_the_losses_that_numpy_finds(library, monkeypatch):
     np.testing.assert_allclose(losses["numpy"], losses[library], rtol=1e-4)
 
 
-def first_losses(library, make, seed, dtype=np.float32, steps=20, size=(32, 40)):
+def first_losses(library, seed, steps=20, size=(32, 40)):
     """The losses of the first steps, on as many batches, of one network."""
     here, random = backend.set_backend(library=library), np.random.default_rng(seed)
     model = ag.UNet(2, 2, depth=2, initial_channels=8, random=np.random.default_rng(seed))
-    for parameter in model.parameters() if dtype is np.float64 else ():
-        parameter.data = parameter.data.astype(dtype)
-    optimizer, losses = make(model.parameters()), []
+    optimizer, losses = ag.SGD(model.parameters(), lr=1e-3, momentum=0.9), []
     for _ in range(steps):
-        x = here.to_device(random.standard_normal((4, 2, *size), dtype=np.float32).astype(dtype))
+        x = here.to_device(random.standard_normal((4, 2, *size), dtype=np.float32))
         target = here.to_device(random.integers(-1, 2, (4, *size)))
         optimizer.zero_grad()
         loss = ag.combined_loss(model(ag.tensor(x)), target)
@@ -227,29 +225,18 @@ def first_losses(library, make, seed, dtype=np.float32, steps=20, size=(32, 40))
     return losses
 
 
-OPTIMIZERS = [lambda p: ag.Adam(p, lr=1e-3), lambda p: ag.SGD(p, lr=1e-3, momentum=0.9)]
-#: Where no number that ReLU cuts off lies within a rounding of zero: half of seeds 0 to 5. At the
-#: others even NumPy's float32 leaves its own float64, by up to 2e-4, as Adam makes a whole step of
-#: any gradient, however small.
-SEEDS = [2, 3, 5]
-every_optimizer = pytest.mark.parametrize("make", OPTIMIZERS, ids=["Adam", "SGD"])
-
-
-def test_rounding_alone_does_not_move_the_first_20_steps():
-    adam, _ = OPTIMIZERS
-    for seed in SEEDS:
-        double = first_losses("numpy", adam, seed, dtype=np.float64)
-        np.testing.assert_allclose(first_losses("numpy", adam, seed), double, rtol=1e-6)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("library", ["torch", "cupy"])
-@every_optimizer
-def test_the_first_20_steps_are_numpys(library, make):
+def test_the_first_20_steps_are_numpys(library):
+    """Of noise, by SGD; above, drawn scenes are learned by Adam.
+
+    Adam makes a whole step of any gradient, however small. So where a number that ReLU cuts off
+    lies within a rounding of zero, even NumPy's float32 leaves its float64, by up to 6e-4 of noise.
+    """
     if library == "cupy":
         pytest.importorskip("cupy")
-    for seed in SEEDS:
-        losses = [first_losses(name, make, seed) for name in ("numpy", library)]
+    for seed in range(3):
+        losses = [first_losses(name, seed) for name in ("numpy", library)]
         np.testing.assert_allclose(*losses, rtol=1e-4)
 
 

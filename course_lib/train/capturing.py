@@ -15,17 +15,29 @@ def capture(graph, **options):
     """As `torch.cuda.graph`, but no garbage is collected meanwhile.
 
     A graph that nobody holds any more may be found just then, and its end would end the capture.
-    The current stream is the same afterwards, also where capturing failed.
+    What would wait for the GPU raises before it does: a capture that is spoilt leaves PyTorch's
+    generator and allocator unusable. The current stream is the same afterwards, also where
+    capturing failed.
     """
     enabled, stream = gc.isenabled(), torch.cuda.current_stream()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, **options):
+        with torch.cuda.graph(graph, **options), _nobody_waits():
             yield
     finally:
         torch.cuda.set_stream(stream)
         if enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def _nobody_waits():
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class Branch:
