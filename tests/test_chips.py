@@ -311,7 +311,9 @@ def dice_losses(draw):
 def upsampling(draw):
     x = images(draw)
     options = dict(mode=draw(st.sampled_from(upsample.MODES)), align_corners=draw(st.booleans()))
-    y = upsample.forward(x, (draw(sizes(256)), draw(sizes(256))), **options)
+    most = max(1, MOST // (x.shape[0] * x.shape[1]))  # pixels of an image that memory holds
+    H = draw(sizes(min(256, most)))
+    y = upsample.forward(x, (H, draw(sizes(max(1, min(256, most // H))))), **options)
     upsample.backward(y, tuple(x.shape), **options)
 
 
