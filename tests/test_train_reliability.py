@@ -146,11 +146,13 @@ def test_ctrl_c_while_a_checkpoint_is_written(clothes, begun, whole, tmp_path):
     (begun / "checkpoint.pt.part").symlink_to(tmp_path / "slow")
     reader = os.open(tmp_path / "slow", os.O_RDONLY | os.O_NONBLOCK)
     process = start(words(clothes, begun, "--resume"), tmp_path / "said")
-    waiting = bytearray(4)
-    while struct.unpack("i", waiting)[0] < 1 << 15:
+    waiting, before_that = bytearray(4), -1
+    # Until it waits itself: bytes that are on their way would be written as the file is closed.
+    while (written := struct.unpack("i", waiting)[0]) < 1 << 15 or written != before_that:
         assert process.is_alive()
+        before_that = written
+        time.sleep(0.2)
         fcntl.ioctl(reader, termios.FIONREAD, waiting)
-        time.sleep(0.01)
     os.kill(process.pid, signal.SIGINT)
     process.join(60)
     os.close(reader)
