@@ -355,14 +355,20 @@ def test_large_parameters_as_pytorch():
 def test_a_table_is_filled_after_a_graph_has_been_captured():
     (p, g), table = [tensors() for _ in range(2)], optimizers.Table()
     expected = [a - 0.5 * b for a, b in zip(p, g, strict=True)]
-    with recorded() as launches, tables.filled_later():
+    with recorded() as launches, tables.filled_later(p) as memory:
+        free = memory["int64"]
         table.prepare(p, g, (p,), None)
         assert not launches
+        # The graph's own kernels may write into what is allocated meanwhile.
+        assert table.parts[0].table.data_ptr() == free.data_ptr()
+        with pytest.raises(RuntimeError, match="one update of the parameters"):
+            for _ in range(9):
+                optimizers.Table().prepare(p, g, (p,), None)
     assert launches
     optimizers.sgd(p, g, lr=0.5, table=table, again=True)
     for found, value in zip(p, expected, strict=True):
         torch.testing.assert_close(found, value)
-    with recorded() as launches, pytest.raises(MemoryError), tables.filled_later():
+    with recorded() as launches, pytest.raises(MemoryError), tables.filled_later(p):
         optimizers.Table().prepare(p, g, (p,), None)
         raise MemoryError
     assert not launches

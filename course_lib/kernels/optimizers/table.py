@@ -227,11 +227,11 @@ def filled_later(parameters):
     For a block that captures a CUDA graph: the graph then holds none of these launches, and reads
     what is there when it is replayed. So the tables lie in memory that was taken before the block:
     what is allocated while a graph is captured, the graph's earlier kernels may write into. Where
-    the block raises, nothing is filled.
+    the block raises, nothing is filled. Gives what memory is left, by dtype.
     """
     before, _waiting[get_ident()] = _waiting.get(get_ident()), (later := _Later(parameters))
     try:
-        yield
+        yield later.free
     finally:
         del _waiting[get_ident()]
         if before is not None:
