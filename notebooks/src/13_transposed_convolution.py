@@ -755,6 +755,44 @@ plot.images(shown, ["a new picture", "water", "found with skips", "found without
 # convolutions in each block.
 
 # %% [markdown]
+# ### Your functions carry it
+#
+# A layer of the tape asks by name for the operation that it needs, and `autograd.replacing` puts
+# another in its place. So all ways up can go through your `transposed_by_dx`, and back through your
+# `transposed_backward`, which launch the kernels of lessons 8 and 9 in the simulator. One step on a
+# quarter of a picture. **Predict:** will loss and gradients be the same, bit by bit?
+
+# %%
+forth = use("transposed_by_dx", transposed_by_dx)
+back = use("transposed_backward", transposed_backward)
+
+
+class YourTransposed:
+    def forward(x, weight, bias, *, stride, padding):
+        return forth(x, weight, stride, padding, 0) + bias[:, None, None]
+
+    def backward(dy, x, weight, *, stride, padding, with_bias, needs):
+        return *back(dy, x, weight, stride, padding), dy.sum(axis=(0, 2, 3))
+
+# %%
+def one_step(network):
+    logits = network(autograd.tensor(images[:1, :, :16, :16]))
+    loss = autograd.combined_loss(logits, labels[:1, :16, :16])
+    loss.backward()
+    return float(loss.data), np.concatenate([p.grad.ravel() for p in network.parameters()])
+
+
+loss, gradients = one_step(Network(True))
+with autograd.replacing(conv_transpose2d=YourTransposed):
+    your_loss, your_gradients = one_step(Network(True))
+print(f"loss {loss:.6f} by NumPy, {your_loss:.6f} by your functions")
+print(f"{your_gradients.size:,} gradients, largest difference {abs(your_gradients - gradients).max():.0e}")
+
+# %% [markdown]
+# Not bit by bit: the sums are the same, but not their order. Lesson 14 lets your kernels do the
+# convolutions, too.
+
+# %% [markdown]
 # ## 7 · Where are the work and the memory?
 #
 # The U-Net of the course: depth 4, two 3 × 3 convolutions in each block, and channels that double
@@ -880,17 +918,18 @@ plot.ratios(dict(sorted(groups.items())), title="Transposed convolution: every r
             device=recorded["device"]["name"]) if groups else print("Nothing is recorded yet.")
 
 # %% [markdown]
-# **Explaining the gap.** When this lesson was written, we won in float32, forward and for dweight,
-# and lost everywhere else, for dx in TF32 by up to 18 times. Each has its reason.
+# **Explaining the gap.** In float32 we win, forward and for dweight. With channels last, in
+# bfloat16, we lose a little everywhere, and in TF32 most. Each has its reason.
 #
 # - *Forward, float32*: `upsample2x` reads x once, multiplies on tensor cores with each number in
 #   two parts (lesson 8), and stores by 16 bytes. cuDNN's way computes a gradient of a convolution,
 #   for any filter and stride.
 # - *dx* is a convolution of 2 × 2 taps with stride 2. Its windows do not overlap, so it is
-#   *nothing but* a product of matrices. But our fast convolution kernels are made for stride 1, as
-#   lesson 8's layers have it. What is left for stride 2 is the general implicit GEMM: it fetches
-#   every number by itself, 4 bytes at a time, from where a table says that the tap meets it. The
-#   record notes what was launched:
+#   *nothing but* a product of matrices. The general implicit GEMM, which served here at first,
+#   fetched every number by itself, 4 bytes at a time, from where a table says that the tap meets
+#   it. Now a kernel writes dy once more, packed so that what a pixel multiplies lies together, and
+#   a matrix kernel takes one picture after another. The record of the worst case notes what was
+#   launched, and how fast each way is:
 
 # %%
 for record in bench.find(recorded, name=worst[1], shape=worst[2]):
@@ -900,20 +939,18 @@ for record in bench.find(recorded, name=worst[1], shape=worst[2]):
         print(f"{row['label']:22}{row['microseconds']:8.1f} µs{row['tflops']:8.1f} TFLOP/s, error {row['error']:.0e}")
 
 # %% [markdown]
-# - *dx in TF32*: 505 µs against 28, at the bottom of the U-Net (8 pictures, 1,024 channels of 16 ×
-#   16). cuDNN does it at 305 TFLOP/s, with channels last. There the terms of a sum, the channels,
-#   lie side by side, so that 16 bytes are fetched at once, and tensor cores take them from shared
-#   memory. Ours makes 17 TFLOP/s: the tensor cores wait for numbers that come one by one. TF32
-#   makes the arithmetic eight times as fast, and arithmetic was not what our kernel waited for, so
-#   it gains little. *The slower the rest, the less a faster unit helps* (Amdahl's law, lesson 7).
-# - *The other losses*, by 1.1 to 4 times, have one thing in common: cuDNN's best time is with
-#   channels last. Then all terms of a sum lie side by side, and its kernels for the newest tensor
-#   cores (`wgmma`, lesson 8) take them as they are. In TF32 ours get pictures as PyTorch makes
-#   them. In bfloat16 both have channels last, and cuDNN's kernels are simply better.
+# - *TF32, at the bottom of the U-Net*: there a picture has few places and many channels, so each
+#   of our products is small. A launch for each picture cannot fill the GPU, and the next one
+#   starts when it has ended. cuDNN makes one product of all pictures. With channels last the terms
+#   of a sum lie side by side, so that it need not pack, and tensor cores take them from shared
+#   memory as they are. TF32 makes the arithmetic eight times as fast, and arithmetic was not what
+#   we waited for. *The slower the rest, the less a faster unit helps* (Amdahl's law, lesson 7).
+# - *The other losses* have one thing in common: cuDNN's best time is with channels last, and its
+#   kernels for the newest tensor cores (`wgmma`, lesson 8) are better. In TF32 ours get pictures
+#   as PyTorch makes them. In bfloat16 both have channels last, and ours use `wgmma`, too.
 #
-# What would fix it is known: a kernel for this one shape, as `upsample2x` is for forward. A warp
-# would read rows of dy, which are pairs of taps side by side, and multiply by the weight as a
-# matrix. A benchmark that shows a factor of 18 is worth more than one that leaves the case out.
+# What would fix the worst is known: one launch for all pictures, by `wgmma` as in bfloat16. A
+# benchmark that shows such a factor is worth more than one that leaves the case out.
 
 # %% [markdown]
 # ## What the profiler says
