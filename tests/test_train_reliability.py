@@ -163,6 +163,37 @@ def test_ctrl_c_while_a_checkpoint_is_written(clothes, begun, whole, tmp_path):
     goes_on(clothes, begun, whole)
 
 
+def test_what_is_still_to_be_written_does_not_hold_up_ctrl_c(tmp_path):
+    """Neither what waits in a buffer nor what the writer adds to end its file."""
+    os.mkfifo(tmp_path / "slow")
+    (tmp_path / "file.part").symlink_to(tmp_path / "slow")
+    reader = os.open(tmp_path / "slow", os.O_RDONLY | os.O_NONBLOCK)
+
+    def write(file):
+        file.write(b"begin")
+        try:
+            file.write(bytes(1 << 20))
+        finally:
+            file.write(b"end")
+
+    interrupts = []
+
+    def interrupt(number, frame):
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3, 2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.write_whole(tmp_path / "file", write)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        os.close(reader)
+    assert len(interrupts) == 1
+
+
 # ------------------------------------------------------------------- spoilt checkpoints
 
 

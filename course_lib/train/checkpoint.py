@@ -6,6 +6,7 @@ is in it, so that reading one runs no code.
 """
 
 import contextlib
+import io
 import os
 import zipfile
 from pathlib import Path
@@ -44,7 +45,7 @@ def write_whole(path, write):
     # Always the same name, so that runs that were killed leave one such file at most.
     part = path.with_name(f"{path.name}.part")
     try:
-        with open(part, "wb") as file:
+        with _File(open(part, "wb", buffering=0)) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -52,8 +53,10 @@ def write_whole(path, write):
     except BaseException as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        # Ending its file, PyTorch hides what stopped it behind an error of its own.
-        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        # Ending its file, PyTorch hides what stopped it behind errors of its own.
+        cause = error
+        while isinstance(cause, (RuntimeError, ValueError)) and cause.__context__ is not None:
+            cause = cause.__context__
         if isinstance(cause, OSError):
             raise FolderError(_not_written(path, cause)) from error
         if isinstance(cause, KeyboardInterrupt):
@@ -65,6 +68,17 @@ def write_whole(path, write):
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+class _File(io.BufferedWriter):
+    """Closed where writing is broken off: to end it would wait again for a disk that hangs."""
+
+    def write(self, data):
+        try:
+            return super().write(data)
+        except BaseException:
+            self.raw.close()
+            raise
 
 
 def _not_written(path, error):
