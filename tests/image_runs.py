@@ -1,9 +1,6 @@
 """Short runs of `train images`, whole and stopped."""
 
-import contextlib
 import dataclasses
-
-import torch
 
 from course_lib import cli
 from course_lib.train import image_classifier, images
@@ -32,14 +29,6 @@ def made(root, **options):
     settings, place = images.decided(settings)
     training, held = images.read(settings)
     return images.make_task(settings, place, training, held, None)
-
-
-@contextlib.contextmanager
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def at_step(monkeypatch, number, act):

@@ -1,17 +1,15 @@
 """`train images` that is stopped, however, goes on to the same bits; and what only a GPU shows."""
 
 import json
-import multiprocessing
 import os
-import random
 import signal
 import time
 
 import pytest
-import torch
-from image_runs import at_step, command, made, one_thread, run
+from image_runs import at_step, command, made, run
 from image_sets import tiny_imagenet
 from kill_and_resume import differences
+from stopped_runs import killed_until_done, one_thread
 
 from course_lib import train
 from course_lib.train import checkpoint, image_classifier, images, loop
@@ -49,37 +47,11 @@ def test_a_stopped_run_ends_with_the_same_bits(root, whole, tmp_path, monkeypatc
     assert differences(whole / "checkpoint.pt", tmp_path / "checkpoint.pt") == []
 
 
-def _train_in_a_process(root, folder):
-    torch.set_num_threads(1)
-    run(root, folder, resume=folder.exists())
-
-
 @pytest.mark.timeout(120)
 def test_a_killed_run_ends_with_the_same_bits(root, whole, tmp_path):
-    folder, chance, killed = tmp_path / "run", random.Random(), 0
-    fork = multiprocessing.get_context("fork")
-    deadline = time.monotonic() + 90
-    while True:
-        process = fork.Process(target=_train_in_a_process, args=(root, folder))
-        process.start()
-        before = _steps_done(folder)
-        while process.is_alive() and _steps_done(folder) < before + 4:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-        time.sleep(chance.uniform(0, 0.05))
-        process.kill()
-        process.join()
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL
-        killed += 1
-    assert killed >= 1
+    folder = tmp_path / "run"
+    assert killed_until_done(lambda resume: run(root, folder, resume=resume), folder) >= 1
     assert differences(whole / "checkpoint.pt", folder / "checkpoint.pt") == []
-
-
-def _steps_done(folder):
-    path = folder / "checkpoint.pt"
-    return checkpoint.load(path)["step"] if path.exists() else 0
 
 
 def test_ctrl_c_keeps_the_step_in_hand(root, tmp_path, monkeypatch, capsys):

@@ -1,16 +1,12 @@
 """A run that is stopped, however, goes on to the same bits; what is spoilt is refused by name."""
 
-import contextlib
 import functools
 import json
-import multiprocessing
-import random
-import signal
-import time
 
 import pytest
 import torch
 from kill_and_resume import differences, prove
+from stopped_runs import killed_until_done, one_thread
 from torch import nn
 
 from course_lib import cli, data, train
@@ -54,14 +50,6 @@ def whole(tmp_path_factory):
     return folder
 
 
-@contextlib.contextmanager
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Stop(Exception):
     pass
 
@@ -97,39 +85,13 @@ def test_a_stopped_run_ends_with_the_same_bits(whole, tmp_path, monkeypatch, ste
     assert (whole / "history.json").read_text() == (tmp_path / "history.json").read_text()
 
 
-def _train_in_a_process(folder):
-    torch.set_num_threads(1)
-    run(folder, resume=folder.exists(), checkpoint_steps=1)
-
-
 @pytest.mark.timeout(120)
 def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path):
-    folder, chance, killed = tmp_path / "run", random.Random(), 0
-    fork = multiprocessing.get_context("fork")  # a process without a second import of torch
-    deadline = time.monotonic() + 90
-    while True:
-        process = fork.Process(target=_train_in_a_process, args=(folder,))
-        process.start()
-        # Once it has gone further than before, at a moment that may lie anywhere in a step.
-        before = _steps_done(folder)
-        while process.is_alive() and _steps_done(folder) < before + 4:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-        time.sleep(chance.uniform(0, 0.05))
-        process.kill()
-        process.join()
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL
-        killed += 1
-    assert killed >= 2
+    folder = tmp_path / "run"
+    train = functools.partial(run, folder, checkpoint_steps=1)
+    assert killed_until_done(lambda resume: train(resume=resume), folder) >= 2
     assert differences(whole / "checkpoint.pt", folder / "checkpoint.pt") == []
     assert not list(folder.glob("*.part"))
-
-
-def _steps_done(folder):
-    path = folder / "checkpoint.pt"
-    return checkpoint.load(path)["step"] if path.exists() else 0
 
 
 def test_the_comparison_sees_a_single_bit(whole, tmp_path):
