@@ -15,9 +15,9 @@ def capture(graph, **options):
     """As `torch.cuda.graph`, but no garbage is collected meanwhile.
 
     A graph that nobody holds any more may be found just then, and its end would end the capture.
-    What would wait for the GPU raises before it does: a capture that is spoilt leaves PyTorch's
-    generator and allocator unusable. The current stream is the same afterwards, also where
-    capturing failed.
+    What would wait for the GPU, in any thread, raises before it does: a capture that is spoilt
+    leaves PyTorch's generator and allocator unusable. The current stream is the same afterwards,
+    also where capturing failed.
     """
     enabled, stream = gc.isenabled(), torch.cuda.current_stream()
     gc.disable()
