@@ -1,16 +1,16 @@
 """Training a classifier of images, whichever: a task for `loop.fit`."""
 
-import math
 
 import torch
 from torch.nn.functional import cross_entropy
 from torchvision.transforms.v2.functional import pil_to_tensor
 
+from . import schedules
 from .device import sums_dtype
 from .randomness import permutation, seed_of
 from .step import autocast
 
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PRECISIONS = "float32", "bfloat16"  # that `step` knows and `Classifier` trains in
 
 
 class Classifier:
@@ -125,9 +125,7 @@ class Classifier:
     def _learning_rate(self, step):
         total = self.epochs * self.steps_per_epoch
         rise = max(1, round(self.warm_up * total))
-        if step < rise:
-            return self.learning_rate * (step + 1) / rise
-        return self.learning_rate * (1 + math.cos(math.pi * (step - rise) / (total - rise))) / 2
+        return self.learning_rate * schedules.cosine(total, warm_up=rise)(step)
 
 
 def scale(images):

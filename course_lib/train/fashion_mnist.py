@@ -20,7 +20,7 @@ from .randomness import seed_of
 
 CAPTURED, MODULES = "captured", "modules"
 #: In what each trainer computes. For modules, PyTorch's own switches allow TF32.
-TRAINERS = {CAPTURED: ("float32", "tf32"), MODULES: tuple(PRECISIONS)}
+TRAINERS = {CAPTURED: ("float32", "tf32"), MODULES: PRECISIONS}
 KNOWN = tuple(dict.fromkeys(sum(TRAINERS.values(), ())))
 EARLIER = {"trainer": MODULES}  # what checkpoints were made by that do not say it
 #: What a checkpoint must say for its network to be had again.

@@ -20,6 +20,7 @@ from . import memory
 from .capturing import capture as captured
 from .randomness import random_state, set_random_state
 from .rates import Rates, takes_tensors
+from .schedules import require_whole
 from .step import PRECISIONS, Step, arithmetic, scaler_for, why_not_captured
 
 MOST_GRAPHS = 4
@@ -68,8 +69,8 @@ class GraphTrainer:
         self.device = _device_of(model, optimizer)
         if precision not in PRECISIONS:
             raise ValueError(f"precision must be {', '.join(PRECISIONS)}, not {precision!r}")
-        _require_whole("accumulate", accumulate, 1)
-        _require_whole("most_graphs", most_graphs, 1)
+        require_whole("accumulate", accumulate, 1)
+        require_whole("most_graphs", most_graphs, 1)
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"max_norm must be above 0, not {max_norm!r}")
         on_gpu = self.device.type == "cuda"
@@ -241,7 +242,7 @@ class GraphTrainer:
         graph = torch.cuda.CUDAGraph()
         if self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
-        # Other threads, such as those that load images, may wait for the GPU meanwhile.
+        # Other threads, such as those that load images, may allocate memory meanwhile.
         options = dict(pool=self.pool, stream=self.stream, capture_error_mode="thread_local")
         try:
             with (
@@ -355,11 +356,6 @@ def _looks(inputs, targets):
 
 def _said(looks):
     return ", ".join(f"{dtype} {shape}".removeprefix("torch.") for dtype, shape, _ in looks)
-
-
-def _require_whole(name, number, least):
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise ValueError(f"{name} must be a whole number, {least} or more; not {number!r}")
 
 
 def _why(error):

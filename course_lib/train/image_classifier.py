@@ -17,7 +17,7 @@ SCHEDULES = {
     "one_cycle": lambda total, rise: schedules.one_cycle(
         total, **({"rise": rise / total} if rise else {})
     ),
-    "constant": lambda total, rise: schedules.cosine(total, warm_up=rise, least=1.0),
+    "constant": lambda total, rise: schedules.constant(warm_up=rise),
 }  # fmt: skip
 
 

@@ -12,7 +12,6 @@ from . import checkpoint, device, loop, memory
 from .classifier import PRECISIONS, Classifier
 from .randomness import seed_of
 
-KNOWN = tuple(PRECISIONS)
 #: What each network is trained with where nothing else is asked for.
 DEFAULTS = {
     "small_se_net": {
@@ -64,7 +63,7 @@ def train_leaves(
     validation_accuracy. The model comes back on its device, in evaluation mode. Raises ValueError
     for options that cannot be used, `data.DataError` for such a set, and what `loop.fit` raises.
     """
-    place = device.choose(device_name, precision, KNOWN)
+    place = device.choose(device_name, precision, PRECISIONS)
     if model is None:
         model = "efficientnet_b4" if place.type == "cuda" else "small_se_net"
     name = model if isinstance(model, str) else type(model).__name__
@@ -120,7 +119,7 @@ def load_leaves(path, root=None, *, device_name=None, progress=None):
     """
     kept = checkpoint.load_of("leaves", path, SETTINGS)
     settings = kept["settings"]
-    place = device.choose(device_name, settings["precision"], KNOWN)
+    place = device.choose(device_name, settings["precision"], PRECISIONS)
     validation = data.leaves(root, train=False, **_split(settings), progress=progress)
     if validation.digest() not in settings["images"]:
         raise checkpoint.CheckpointError(

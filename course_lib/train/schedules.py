@@ -7,9 +7,10 @@ that each group of parameters begins with. Any such function will do.
 import math
 
 
-def constant():
-    """1 at every step."""
-    return lambda step: 1.0
+def constant(*, warm_up=0):
+    """1 at every step, after `warm_up` steps in which it rises."""
+    require_whole("warm_up", warm_up, 0)
+    return lambda step: min(1.0, (step + 1) / warm_up) if warm_up else 1.0
 
 
 def cosine(total_steps, *, warm_up=0, least=0.0):
@@ -18,8 +19,8 @@ def cosine(total_steps, *, warm_up=0, least=0.0):
     At `total_steps` it has reached `least`, and stays there. Raises ValueError for numbers that do
     not go together.
     """
-    _require_whole("total_steps", total_steps, 1)
-    _require_whole("warm_up", warm_up, 0)
+    require_whole("total_steps", total_steps, 1)
+    require_whole("warm_up", warm_up, 0)
     if warm_up > total_steps:
         raise ValueError(f"warm_up must be at most the {total_steps} steps in all, not {warm_up}")
     _require_share("least", least)
@@ -40,7 +41,7 @@ def one_cycle(total_steps, *, rise=0.3, first=1 / 25, last=1e-4):
     Source: L. Smith and N. Topin, "Super-convergence" (2018). Raises ValueError for numbers that do
     not go together.
     """
-    _require_whole("total_steps", total_steps, 1)
+    require_whole("total_steps", total_steps, 1)
     for name, share in (("rise", rise), ("first", first), ("last", last)):
         _require_share(name, share)
     top, end = rise * total_steps - 1, total_steps - 1
@@ -58,7 +59,8 @@ def _between(start, end, share):
     return end + (start - end) * (1 + math.cos(math.pi * min(1.0, share))) / 2
 
 
-def _require_whole(name, number, least):
+def require_whole(name, number, least):
+    """Raise ValueError unless `number` is a whole number, `least` or more."""
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
         raise ValueError(f"{name} must be a whole number, {least} or more; not {number!r}")
 

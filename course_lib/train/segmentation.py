@@ -8,6 +8,7 @@ import torch
 from course_lib import autograd as ag
 from course_lib.backend import get_backend
 
+from . import schedules
 from .randomness import permutation
 
 LOSSES = {
@@ -168,8 +169,8 @@ class Segmentation:
 
     def rate(self, step):
         """The learning rate of a step: it falls from its highest to 0 along a cosine."""
-        share = step / max(1, self.epochs * self.steps_per_epoch)
-        return self.learning_rate * (1 + math.cos(math.pi * share)) / 2
+        total = max(1, self.epochs * self.steps_per_epoch)
+        return self.learning_rate * schedules.cosine(total)(step)
 
 
 def _mean(values):
