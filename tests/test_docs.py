@@ -230,7 +230,7 @@ def test_without_records_pages_say_so():
 def test_readme_is_short_and_its_pictures_are_small(project):
     assert len(TEXTS["README.md"].splitlines()) <= 140
     for drawing in project.drawings:
-        assert drawing.path.stat().st_size < 140_000, drawing.name  # a row for each operation
+        assert drawing.path.stat().st_size < 120_000, drawing.name
         assert drawing.alt and "\n" not in drawing.alt and '"' not in drawing.alt
     shown = "".join(TEXTS.values())
     for drawing in project.drawings:

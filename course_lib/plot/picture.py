@@ -27,13 +27,13 @@ class Picture(Figure):
         FigureCanvasAgg(self)  # not pyplot's: pyplot would show the figure a second time
         self.alt = alt
 
-    def png(self):
-        """The picture as the bytes of a PNG file of 256 colours, the same in every run."""
+    def png(self, colours=256):
+        """The picture as the bytes of a PNG file of so many colours, the same in every run."""
         full, small = io.BytesIO(), io.BytesIO()
         self.savefig(full, format="png", dpi=STORED_DPI)
-        # Notebooks are kept in git with their pictures: 256 colours are a third of the bytes.
+        # Notebooks are kept in git with their pictures: few colours are a third of the bytes.
         picture = Image.open(full).convert("RGB")
-        picture = picture.quantize(256, dither=Image.Dither.NONE)
+        picture = picture.quantize(colours, dither=Image.Dither.NONE)
         picture.save(small, format="png", optimize=True)
         return small.getvalue()
 

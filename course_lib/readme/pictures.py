@@ -31,6 +31,7 @@ def every_second(x, y):
     if i < y.size:
         y[i] = x[2 * i]
 """
+COLOURS = 128  # of a picture; README loads them all
 _FACTS, _ALT = "Drawn from", "Description"  # what a PNG says of itself
 
 
@@ -68,7 +69,7 @@ class Drawing:
         said.add_text(_FACTS, self.digest)
         said.add_itxt(_ALT, self.alt)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with Image.open(io.BytesIO(self.draw().png())) as picture:
+        with Image.open(io.BytesIO(self.draw().png(colours=COLOURS))) as picture:
             picture.save(self.path, pnginfo=said, optimize=True)
 
 
