@@ -142,7 +142,7 @@ def test_constants_are_used_and_go_with_the_weights():
     }
     n_norms = runs(model, x)[1]
     everywhere = sum(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules())
-    assert n_norms == everywhere - 5  # two of each of two points, and one that carries
+    assert n_norms == everywhere - 4  # two of each of two points
     for name, change in changes.items():
         assert runs(model, x)[0] == 0, name  # those of before are used
         before = plain(model, x)

@@ -21,8 +21,10 @@ class Integration(torch.nn.Module):
     channels   of colour and brightness, (N, channels, H, W)
     c_before   channels of what was integrated before, (N, c_before, H·stride, W·stride), where H
                and W are rounded up; a 1×1 convolution carries it here if shapes differ
-    normalise  batch norm behind each convolution. Without it each has a bias: where planes have one
-               pixel, a batch of one image has no statistics
+    normalise  batch norm behind each convolution of `mlp`. Without it each has a bias: where planes
+               have one pixel, a batch of one image has no statistics. `carry` has none: it would
+               take away again what the integration before has added to whole channels, whose
+               biases would then learn nothing
     layers     whose layers: `course_lib.nn` or `torch.nn`
 
     In eval mode and without gradients, what depends on weights alone is computed once: the softmax,
@@ -37,14 +39,14 @@ class Integration(torch.nn.Module):
         super().__init__()
         self.scalars = torch.nn.Parameter(torch.tensor(FIRST_SCALARS))
 
-        def convolution(c_in, step=1):
+        def convolution(c_in):
             if not normalise:
-                return [layers.Conv2d(c_in, channels, 1, step)]
+                return [layers.Conv2d(c_in, channels, 1)]
             norm = layers.BatchNorm2d(channels)
-            return [layers.Conv2d(c_in, channels, 1, step, bias=False), norm]
+            return [layers.Conv2d(c_in, channels, 1, bias=False), norm]
 
         differs = stride != 1 or c_before != channels
-        self.carry = Steps(*(convolution(c_before, stride) if differs else []))
+        self.carry = Steps(*([layers.Conv2d(c_before, channels, 1, stride)] if differs else []))
         self.mlp = Steps(*convolution(2 * channels), layers.ReLU(), *convolution(channels))
         self._constants = None
 
