@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import gc
 import importlib.util
 import os
@@ -86,6 +87,19 @@ def _float32():
     yield
     for backend, allowed in zip(backends, before, strict=True):
         backend.allow_tf32 = allowed
+
+
+@pytest.fixture
+def first_rungs(monkeypatch):
+    """In the simulator, which is slow, convolutions and linear layers take their simplest rungs."""
+    if os.environ.get(device.SIMULATOR_VARIABLE) != "1":
+        return
+    from course_lib.kernels import conv2d, linear
+
+    for module, variant in ((conv2d, "direct"), (linear, "naive")):
+        for name in ("forward", "backward"):
+            simple = functools.partial(getattr(module, name), variant=variant)
+            monkeypatch.setattr(module, name, simple)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ import torch
 from torch.nn import functional as F
 
 from course_lib import SIMULATED, cli, data, models, nn, ops, optim, train
-from course_lib.kernels import conv2d, linear
 from course_lib.models import fashion_mnist as network
 from course_lib.models import fashion_mnist_pass
 from course_lib.runtime import launch as launching
@@ -142,16 +141,6 @@ def test_the_network_and_its_twin():
     theirs.load_state_dict(models.FashionMNISTCNN().state_dict())
     for name in ("conv1", "conv2", "pool", "relu", "flatten", "fc1", "fc2"):
         assert type(getattr(ours, name)).__module__.startswith(nn.__name__)
-
-
-@pytest.fixture
-def first_rungs(monkeypatch):
-    """The simplest rungs: the simulator is slow."""
-    if SIMULATED:
-        for module, variant in ((conv2d, "direct"), (linear, "naive")):
-            for name in ("forward", "backward"):
-                simple = functools.partial(getattr(module, name), variant=variant)
-                monkeypatch.setattr(module, name, simple)
 
 
 def test_steps_on_our_kernels_are_pytorchs_and_the_loss_falls(first_rungs):

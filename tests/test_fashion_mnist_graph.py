@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib import SIMULATED, data, models
-from course_lib.kernels import batches, conv2d, linear
+from course_lib.kernels import batches
 from course_lib.kernels.optimizers.sgd_kernels import sgd_fused_kernel
 from course_lib.kernels.optimizers.table import fill_kernel
 from course_lib.reference.batches import batch_order
@@ -21,18 +21,9 @@ from course_lib.train.fashion_mnist import sgd_of
 from course_lib.train.fashion_mnist_graph import FashionMNISTPass
 from course_lib.train.randomness import seed_of
 
+pytestmark = pytest.mark.usefixtures("first_rungs")
 PLACE = "cpu" if SIMULATED else "cuda"
 WIDTHS = (2, 3, 8) if SIMULATED else (64, 128, 256)
-
-
-@pytest.fixture(autouse=True)
-def first_rungs(monkeypatch):
-    """The simplest rungs: the simulator is slow."""
-    if SIMULATED:
-        for module, variant in ((conv2d, "direct"), (linear, "naive")):
-            for name in ("forward", "backward"):
-                simple = functools.partial(getattr(module, name), variant=variant)
-                monkeypatch.setattr(module, name, simple)
 
 
 # ----------------------------------------------------------------------------- batches

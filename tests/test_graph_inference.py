@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from test_fashion_mnist_graph import NoArithmetic, first_rungs, networks  # noqa: F401
+from test_fashion_mnist_graph import NoArithmetic, networks
 
 from course_lib import SIMULATED
 from course_lib.train import GraphInference
 
+pytestmark = pytest.mark.usefixtures("first_rungs")
 PLACE = "cpu" if SIMULATED else "cuda"
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tensors import PLACE
-from test_fashion_mnist_graph import first_rungs  # noqa: F401
 
 from course_lib import nn, ops, optim, train
 from course_lib.train import GraphTrainer, memory, schedules
