@@ -282,7 +282,8 @@ def test_two_streams_give_the_bits_of_one(memory_efficient):
 
     def step():
         logits = model(x)
-        return logits, torch.autograd.grad(F.cross_entropy(logits, target), parameters)
+        gradients = torch.autograd.grad(F.cross_entropy(logits, target), parameters)
+        return logits.detach(), gradients  # a kept graph would keep the stream it was made on
 
     for parallel in (False, True):
         model.parallel_pathways = parallel
