@@ -1,7 +1,7 @@
 """Tiny-ImageNet trained to the end by `train images`: three networks, and the guide's own recipe.
 
 `guide` is the recipe that guides to this set give: three seeds, on our layers and on PyTorch's.
-Each further name in `RECIPES` is one run. Runs of one network take turns on the GPU, in a process
+Each further name in `RECIPES` is one run, on our layers but for resnet18_small. Runs of one network take turns on the GPU, in a process
 each; what is trained lies in data/runs, so a command that was stopped goes on where it was. The
 record keeps each run's history, and the weights with which the two pathways are integrated.
 Needs the real images: ``--data FOLDER``.
@@ -37,10 +37,16 @@ RECIPES = {
     for seed in SEEDS
     for whose, kernels in (("ours", "ours"), ("PyTorch", "torch"))
 } | {
-    "tiny_cnn": GOOD | {"model": "tiny_cnn", "learning_rate": 0.05, "epochs": 60},
+    "tiny_cnn": GOOD | {"model": "tiny_cnn", "learning_rate": 0.05, "epochs": 100},
     "tiny_cnn, mixed": GOOD
     | {"model": "tiny_cnn", "learning_rate": 0.05, "epochs": 100, "mixup": 0.2, "cutmix": 1.0},
-    "resnet18_small": GOOD | {"model": "resnet18_small", "learning_rate": 0.2, "epochs": 50},
+    "tiny_cnn, AdamW": GOOD
+    | {
+        "model": "tiny_cnn", "optimizer": "adamw", "learning_rate": 3e-4, "weight_decay": 0.05,
+        "epochs": 60,
+    },
+    "resnet18_small": GOOD
+    | {"model": "resnet18_small", "learning_rate": 0.2, "epochs": 50, "kernels": "torch"},
     "continuous_integration": GOOD
     | {
         "model": "continuous_integration", "depth": "medium", "base_channels": 32,
