@@ -1,9 +1,10 @@
 """Tiny-ImageNet trained to the end by `train images`: three networks, and the guide's own recipe.
 
 `guide` is the recipe that guides to this set give: three seeds, on our layers and on PyTorch's.
-Each further name in `RECIPES` is one run, on our layers but for resnet18_small. Runs of one network take turns on the GPU, in a process
-each; what is trained lies in data/runs, so a command that was stopped goes on where it was. The
-record keeps each run's history, and the weights with which the two pathways are integrated.
+Each further name in `RECIPES` is one run, on our layers but for resnet18_small. Runs take turns on
+the GPU, in a process each; what is trained lies in data/runs, so a command that was stopped goes on
+where it was. The record keeps each run's history, and the weights with which two pathways are
+integrated.
 Needs the real images: ``--data FOLDER``.
 """
 

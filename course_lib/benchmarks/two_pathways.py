@@ -195,7 +195,7 @@ def batch():
 def check():
     """{precision: {who: how far all gradients together are from float64}} of the networks.
 
-    AssertionError where ours are more than `ALLOWED` times as far as PyTorch's own, and than `SMALL`.
+    AssertionError where ours are off by more than `SMALL`, and `ALLOWED` times what PyTorch's are.
     """
     true = gradients(torch.nn, F.cross_entropy, "float32", torch.float64)
     errors = {}

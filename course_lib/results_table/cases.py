@@ -11,6 +11,7 @@ APART = {
     "launch.host", "softmax.host", "fashion_mnist.parts", "fashion_mnist.parts.tf32",
     "fashion_mnist.command", "fashion_mnist.command.tf32", "fashion_mnist.runs",
     "unet.kernels", "unet.tape", "unet.prefetch", "unet.shares", "unet.folds",
+    "tiny_imagenet.softmax", "tiny_imagenet.runs",
 }  # fmt: skip
 #: What whole networks are called, by the first part of their records' names, or the first two.
 NETWORKS = {
@@ -18,6 +19,8 @@ NETWORKS = {
     "fashion_mnist": "Fashion-MNIST network",
     "replace_layers.mobilenet_v2": "MobileNetV2, all layers ours",
     "replace_layers.resnet50": "ResNet-50, all layers ours",
+    "tiny_imagenet": "Tiny-ImageNet network",
+    "two_pathways": "Two pathways",
     "unet": "U-Net",
 }
 SLOWER = 1.03  # times as long as the peer: what counts as slower, not as noise

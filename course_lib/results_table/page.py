@@ -1,6 +1,6 @@
 """RESULTS.md: every recorded operation, with what it loses."""
 
-from . import networks, softmax, squeeze_excite, unet
+from . import images, networks, softmax, squeeze_excite, unet
 from .cases import by_operation, cases, conditions, is_lesson, verdict
 from .operations import overview, section
 
@@ -68,6 +68,11 @@ def _more(case, records, pictures):
     elif operation == "replace_layers":
         same = [record for record in records if record["name"] == case.name]
         yield networks.replaced(same)
+    elif operation == "tiny_imagenet":
+        yield images.softmax_shares(records)
+        yield images.runs(records)
+    elif operation == "two_pathways":
+        yield images.switches(r for r in records if r["name"].startswith("two_pathways."))
     elif operation == "unet":
         yield unet.training(records)
         yield unet.kernels(records)

@@ -1,0 +1,149 @@
+"""The benchmarks of networks for photographs: what they check, time and record, without a GPU."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from course_lib import SIMULATED, bench, data, results_table
+from course_lib.benchmarks import gpu, unet_kernels
+from course_lib.benchmarks import tiny_imagenet as steps
+from course_lib.benchmarks import tiny_imagenet_runs as runs
+from course_lib.benchmarks import two_pathways as pathways
+
+EVENTS = [("cudapy::softmax::online", 0, 3), ("cudapy::conv2d::tiled", 3, 10)]
+SHAPE = (2, 3, 16, 16)
+
+
+def times(candidates, *, calls, rounds):
+    for candidate in candidates.values():
+        candidate(0)
+    return {
+        label: bench.Timing(20.0 if "captured" in label else 50.0, (19.0, 21.0))
+        for label in candidates
+    }
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    """Let the benchmarks run tiny networks on PyTorch's layers, without a GPU or its times."""
+    if not SIMULATED:
+        pytest.skip("about machines without a GPU")
+    for module in (steps, pathways):
+        for name, value in dict(
+            DEVICE="cpu", network_hash=lambda: "a hash", nn=torch.nn, ops=torch.nn.functional
+        ).items():
+            monkeypatch.setattr(module, name, value)
+        # Nothing is captured or compiled, and what is ours is PyTorch's.
+        monkeypatch.setattr(module, "WAYS", {
+            label: {k: v for k, v in way.items() if k not in ("capture", "captured", "compiled")}
+            | ({"kernels": "torch"} if "kernels" in way else {})
+            for label, way in module.WAYS.items()
+        })  # fmt: skip
+    monkeypatch.setattr(pathways, "optim", torch.optim)
+    monkeypatch.setattr(pathways, "SHAPE", SHAPE)
+    for name, value in dict(CHANNELS=2, N_CLASSES=5).items():
+        monkeypatch.setattr(pathways, name, value)
+    for name, value in dict(BATCH_SIZE=2, SIDE=16, N_IMAGES=8, N_CLASSES=5).items():
+        monkeypatch.setattr(steps, name, value)
+    monkeypatch.setattr(steps.program.device, "compiled", lambda model, *_, **__: model)
+    monkeypatch.setattr(unet_kernels, "device_events", lambda call, n: call() or EVENTS)
+    for name, value in dict(
+        synchronize=lambda: None, collect=lambda: None, reset_peak=lambda: None,
+        allocated=lambda: 0, peak=lambda: 1000,
+    ).items():  # fmt: skip
+        monkeypatch.setattr(gpu, name, value)
+    monkeypatch.setattr(bench, "loop_times", times)
+
+
+def page(records):
+    return results_table.page([{"device": {"name": "A chip"}, "records": records}])
+
+
+def test_steps_and_the_share_of_softmax():
+    found = steps.run(rounds=2)
+    assert [(each["name"], each["dtype"]) for each in found] == [
+        ("tiny_imagenet.training", "float32"), ("tiny_imagenet.training.tf32", "float32"),
+        ("tiny_imagenet.training", "bfloat16"), ("tiny_imagenet.softmax", "float32"),
+    ]  # fmt: skip
+    assert {each["name"] for each in found} == steps.kernel_hashes().keys()
+    for record in found[:3]:
+        assert record["default"] == "ours, captured" and record["ratio"] == 1
+        row = record["rows"][0]
+        assert row["images_per_second"] == 100_000 and row["peak_bytes"] == 1000
+        assert record["gradient_errors"]["ours"] == record["gradient_errors"]["PyTorch eager"]
+    assert [row["share"] for row in found[3]["rows"]] == [0.3, 0.3]
+    text = page(found)
+    assert "## Tiny-ImageNet network" in text and "softmax in inference: 30.00\xa0% of" in text
+
+
+def test_wrong_gradients_are_not_timed(monkeypatch):
+    def wrong(layers, loss, x, target, precision):
+        sign = 1 if x.dtype == torch.float64 or loss is not ours else -1
+        return sign * real(layers, loss, x, target, precision)
+
+    def ours(*inputs):
+        return torch.nn.functional.cross_entropy(*inputs)
+
+    real = steps.gradients
+    monkeypatch.setattr(steps, "gradients", wrong)
+    monkeypatch.setattr(steps, "ops", type("Ours", (), {"cross_entropy": staticmethod(ours)}))
+    with pytest.raises(AssertionError, match="gradients are wrong, so nothing is timed"):
+        steps.run(rounds=2)
+
+
+def test_each_switch_of_two_pathways():
+    before = torch.backends.cudnn.benchmark
+    training, forward = pathways.run(rounds=2)
+    assert torch.backends.cudnn.benchmark == before
+    assert training["name"] == pathways.TRAINING and forward["name"] == pathways.FORWARD
+    for record in (training, forward):
+        assert [row["label"] for row in record["rows"]] == list(pathways.WAYS)
+        assert record["ratio"] == 2.5 and record["left_out"] == {}
+        assert record["default"] == "ours, captured" and record["fastest"] == "PyTorch, captured"
+    text = page([training])
+    assert "## Two pathways" in text and "the fastest: PyTorch, captured, 2.50 times" in text
+    assert "| PyTorch, checkpointing | 0.05 | 40,000 | 1.00 | 0.00 |" in text
+
+
+def test_a_switch_that_fails_is_told(monkeypatch):
+    real = pathways.network
+
+    def failing(layers, checkpointing=False, parallel=False):
+        if parallel:
+            raise RuntimeError("no streams")
+        return real(layers, checkpointing, parallel)
+
+    monkeypatch.setattr(pathways, "network", failing)
+    record = pathways.run(rounds=2)[0]
+    assert record["left_out"]["PyTorch, pathways in parallel"] == "RuntimeError: no streams"
+    assert "PyTorch, pathways in parallel failed: RuntimeError: no streams" in page([record])
+
+
+def test_runs_go_on_where_they_were_stopped(tmp_path, monkeypatch):
+    small = {"epochs": 1, "batch_size": 100, "kernels": "torch", "image_size": 8}
+    recipe = runs.RECIPES["tiny_cnn"] | small | {"precision": "float32", "warm_up_epochs": 0.0}
+    train = runs.train_images
+
+    def on_drawn_leaves(settings, **options):
+        return train(dataclasses.replace(settings, data=None), **options)
+
+    monkeypatch.setattr(runs, "train_images", on_drawn_leaves)
+    monkeypatch.setattr(runs, "FOLDER", tmp_path)
+    monkeypatch.setattr(runs, "network_hash", lambda: "a hash")
+    row = runs.row_of("guide, ours, seed 0", recipe, tmp_path)
+    assert runs.row_of("guide, ours, seed 0", recipe, tmp_path) == row
+    assert len(row["history"]) == 1 and row["microseconds"] > 0
+    second = row | {"label": "guide, ours, seed 1", "accuracy": row["accuracy"] + 0.02}
+    record = runs.record_of([row, second])
+    assert record["guide"]["ours"]["standard_error"] == 0.01
+    assert record["guide"]["ours"]["accuracy"] == pytest.approx(row["accuracy"] + 0.01)
+    text = results_table.images.runs([record])
+    assert "sgd 0.05, batch 100, float32, decay 0.0005" in text
+
+
+def test_every_recipe_is_a_run_that_there_is():
+    for recipe in runs.RECIPES.values():
+        runs.ImageSettings(**recipe)
+    with pytest.raises(data.DataError):
+        runs.run(data_folder="/nowhere")
