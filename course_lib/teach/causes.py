@@ -237,6 +237,7 @@ CAUSES = {
     "raised": (),
     "endless": (),
     "returned": (),
+    "reads": (),
     "twice": (in_vain,),
 }
 
