@@ -49,9 +49,9 @@ class Failure:
     """The first thing that went wrong, with what is known about it.
 
     `problem` is one of "finding" (the sanitizer's), "raised", "endless", "outside", "input",
-    "returned", "values", "twice" (two threads write an element, in vain), "reads" (a block reads an
-    input too often), "compile" (numba cannot) and "forbidden" (the compiler's finding). The sanitizer's goes first: what else is wrong may
-    follow from it, and is then in `also`.
+    "returned", "values", "twice" (two threads write an element, in vain), "reads" (a block reads
+    an input too often), "compile" (numba cannot) and "forbidden" (the compiler's finding). The
+    sanitizer's goes first: what else is wrong may follow from it, and is then in `also`.
     """
 
     problem: str
@@ -69,9 +69,9 @@ class Failure:
 class Simulator:
     """Runs kernels in the simulator, with the threads of a block in a given order.
 
-    With `sanitized`, under the sanitizer: `findings` are what it found in the last run, and
-    `twice` is an element that two threads wrote, `too_many` an input that a block read too often, if
-    that was to be looked for.
+    With `sanitized`, under the sanitizer: `findings` are what it found in the last run. Where that
+    is to be looked for, `twice` is an element that two threads wrote, and `too_many` an input that
+    a block read too often.
     """
 
     simulated = True

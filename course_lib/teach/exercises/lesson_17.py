@@ -2,8 +2,8 @@
 
 | exercise | it gets | what is new |
 |---|---|---|
-| brightness | x of any layout, flat, and its three steps; any launch | one kernel for every layout |
-| integrate | three scalars, three maps of (n,); any launch | weights that a block shares |
+| brightness | x of any layout, flat, and its three steps | one kernel for every layout |
+| integrate | three scalars, three maps of (n,) | weights that a block shares |
 
 Arrays are float32. `weight` is (3,). In `integrate` and back, maps are flat: a number of a map is
 one place of one channel of one image.
