@@ -238,6 +238,7 @@ CAUSES = {
     "endless": (),
     "returned": (),
     "reads": (),
+    "bits": (),
     "twice": (in_vain,),
 }
 

@@ -50,8 +50,9 @@ class Failure:
 
     `problem` is one of "finding" (the sanitizer's), "raised", "endless", "outside", "input",
     "returned", "values", "twice" (two threads write an element, in vain), "reads" (a block reads
-    an input too often), "compile" (numba cannot) and "forbidden" (the compiler's finding). The
-    sanitizer's goes first: what else is wrong may follow from it, and is then in `also`.
+    an input too often), "bits" (they depend on the order of the threads), "compile" (numba cannot)
+    and "forbidden" (the compiler's finding). The sanitizer's goes first: what else is wrong may
+    follow from it, and is then in `also`.
     """
 
     problem: str
@@ -69,15 +70,16 @@ class Failure:
 class Simulator:
     """Runs kernels in the simulator, with the threads of a block in a given order.
 
-    With `sanitized`, under the sanitizer: `findings` are what it found in the last run. Where that
-    is to be looked for, `twice` is an element that two threads wrote, and `too_many` an input that
-    a block read too often.
+    `got` are the outputs of the last run. With `sanitized`, under the sanitizer: `findings` are
+    what it found. Where that is to be looked for, `twice` is an element that two threads wrote, and
+    `too_many` an input that a block read too often.
     """
 
     simulated = True
 
     def __init__(self, order: str, seed: int, sanitized: bool = False):
         self.order, self.seed, self.sanitized = order, seed, sanitized
+        self.got = {}
         self.findings, self.twice, self.too_many = [], None, None
 
     def prepare(self, array: FencedArray):
@@ -262,6 +264,7 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
     run = Run(attempt.exercise, case, engine, HUGE if engine.order == "reverse" else NAN)
     try:
         run.execute(attempt.obj)
+        engine.got = run.got
         failure = _judge(run)
     except TimeUp as error:
         failure = Failure("endless", run, error=error)
@@ -277,6 +280,22 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
         name, text = engine.too_many
         return Failure("reads", run, array=name, text=text)
     return failure
+
+
+def other_bits(attempt: Attempt, case: Case, engine: Simulator, before: Simulator):
+    """Return the failure of outputs that have other bits than `before`, in another order."""
+    for name, got in engine.got.items():
+        differ = ~same_bits(got, before.got[name])
+        if differ.any():
+            index = _first(differ)
+            place = f"{name}[{', '.join(map(str, index))}]"
+            text = (
+                f"the bits of {place} depend on the order in which the threads come: {got[index]} "
+                f"in {engine.order} order, {before.got[name][index]} in {before.order} order"
+            )
+            run = Run(attempt.exercise, case, engine)
+            return Failure("bits", run, array=name, index=index, text=text)
+    return None
 
 
 def _telling(findings: Sequence):
