@@ -158,8 +158,8 @@ plot.access_map(traces["channels last"], loads[0], steps=3,
 
 # %% [markdown]
 # 4 and 12. Channels first, each sector is asked for once. Channels last, three times, for a third of it each
-# time: the second and third time it still is in the cache, so memory sends it once, and it only costs requests.
-# Pictures with a fourth number are a quarter slower in any case.
+# time. The second and third time it still is in the cache: memory sends it once, and the rest costs the cache's time.
+# With a fourth number beside each pixel, a third more bytes are moved, in any case.
 
 # %% [markdown]
 # ## 2 · Where they meet
@@ -236,7 +236,7 @@ print(f"one kernel: {kernel_bytes:.1f} bytes for each number; five kernels: {pro
 #
 # Read the bracket. The sum is the mean of the three $g$, by weight. A step of training goes *against* the
 # gradient; so a pathway gains weight if more of it would lower the loss by more than the mean of all does.
-# **Predict:** what is the sum of the three $ds_k$? And what happens to a pathway whose weight is nearly 0?
+# **Predict:** what is the sum of the three $ds_k$? And how large is $ds_k$ of a pathway whose weight is nearly 0?
 #
 # ### Exercise: back to three maps, and to three weights
 #
@@ -382,10 +382,12 @@ def scenes(world, n, seed):
 
 
 worlds = {"night": night, "shade": shade}
-shown = {name: scenes(world, 2, 5)[0] for name, world in worlds.items()}
+shown = {name: scenes(world, 2, 9)[0] for name, world in worlds.items()}
 pictures = [p for two in shown.values() for each in two for p in (np.clip(each, 0, 1), each @ LUMA)]
 plot.images(pictures, [f"{name}, {kind}" for name in worlds for _ in "12" for kind in ("seen", "brightness")],
-            vmin=0, vmax=1, title="By night the brightness tells, in the shade the colour")
+            vmin=0, vmax=1, title="By night the brightness tells, in the shade the colour",
+            alt="By night: shapes drowned in coloured dots, and plain in the brightness. In the shade: coloured "
+                "shapes, which are hardly to be seen in the brightness")
 
 # %% [markdown]
 # Your kernel makes the brightness of all images, as they come, channels last. The network is small: two convolutions
@@ -466,7 +468,7 @@ unseen = {name: drawn(world, 120, 2) for name, world in worlds.items()}
 for name, (network, weights) in found.items():
     print(f"{name}: {right(network, *unseen[name]):.0%} of new images are right; weights "
           f"colour {weights[-1][0]:.2f}, brightness {weights[-1][1]:.2f}, integrated {weights[-1][2]:.2f}")
-print(f"{len(made)} launches, all of them of your kernels")
+print(f"{len(made)} launches of brightness, integrate and integrate_backward")
 
 # %%
 names = "colour", "brightness", "integrated"
@@ -476,7 +478,8 @@ history = [{"epoch": epoch, "integration_weights": {
 plot.integration_weights(history, title="The same network learns to trust another pathway in each world")
 
 # %% [markdown]
-# Nobody has told it. (*Integrated* is half of the bad one, so it goes too.)
+# Nobody has told it. For each batch, your three sums said which pathway would have lowered the loss more. (*Integrated*
+# is half of the bad pathway, so it goes too.)
 #
 # ### What a weight says, and what it does not
 #
@@ -512,7 +515,11 @@ torch.manual_seed(0)
 network = models.ContinuousIntegrationModel(3, "medium", base_channels=8, layers=torch.nn)
 for floor, weights in network.get_integration_weights().items():
     print(floor, {name: round(w, 3) for name, w in weights.items()})
-print(network.get_pathway_contributions())
+print({name: round(share, 3) for name, share in network.get_pathway_contributions().items()})
+
+# %% [markdown]
+# Half: everything is alike on both sides. In the first world above, colour's share would be that of its weight, and half of
+# *integrated*'s.
 
 # %% [markdown]
 # ## 5 · What weights alone decide
@@ -570,7 +577,7 @@ with torch.no_grad():
 print(f"largest difference {(two_layers - one_layer).abs().max():.0e}, the largest number is {two_layers.abs().max():.1f}")
 
 # %% [markdown]
-# Not the same bits, as the products are rounded in another order; and half of the bytes.
+# Not the same bits, since other numbers are rounded. And one pass over the maps instead of two.
 #
 # ### A cache that knows when it is wrong
 #
@@ -813,6 +820,12 @@ print(x.copy_to_host())
 #
 # 1 and 3 are what everybody thinks of. 2 and 4 are forgotten: PyTorch gives memory away again as soon as Python has let go of a tensor, and it takes for granted that only
 # the stream that made it still uses it. **Predict** which of the four a test finds that only looks at results.
+#
+# <details><summary>Answer</summary>
+#
+# Without 1 or 3 it may find wrong numbers, if it is lucky with the times. Without 2 or 4 it finds nothing, unless somebody asks for memory of that very size at the
+# wrong moment. So tests look at what was *ordered*: a profiler's time line shows what overlaps and what waits.
+# </details>
 
 # %% [markdown]
 # ## 8 · Memory: keep, or compute again
@@ -919,7 +932,8 @@ for name, way in {"all kept": lambda stage, x: stage(x), "checkpointing": recomp
 
 # %% [markdown]
 # What is kept agrees to the byte. The peak lies above: while a stage goes backwards, there are *gradients* of its maps as well, and the weights' gradients. A prediction that leaves something out should
-# say so. Still, the peak has nearly halved, and nearly all of what is left is the one stage with the most inside. **Predict** what cutting that stage in two would do.
+# say so. Still, the peak has nearly halved, and nearly all of what is left is the one stage with the most inside. (Cut that stage in two, and
+# the peak falls nearly to that of the next largest.)
 #
 # One trap: batch norm moves its running statistics in each forward pass. Computed again, it would move them *twice*. The course's `recomputed` lets them rest in the second pass; `torch.utils.checkpoint` alone does not.
 
