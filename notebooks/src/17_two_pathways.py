@@ -932,7 +932,7 @@ for name, way in {"all kept": lambda stage, x: stage(x), "checkpointing": recomp
 
 # %% [markdown]
 # What is kept agrees to the byte. The peak lies above: while a stage goes backwards, there are *gradients* of its maps as well, and the weights' gradients. A prediction that leaves something out should
-# say so. Still, the peak has nearly halved, and nearly all of what is left is the one stage with the most inside. (Cut that stage in two, and
+# say so. Still, the peak has nearly halved, and most of what is left is the one stage with the most inside. (Cut that stage in two, and
 # the peak falls nearly to that of the next largest.)
 #
 # One trap: batch norm moves its running statistics in each forward pass. Computed again, it would move them *twice*. The course's `recomputed` lets them rest in the second pass; `torch.utils.checkpoint` alone does not.
