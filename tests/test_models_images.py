@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ from tensors import PLACE, randn
 
 from course_lib import SIMULATED, models, nn
 from course_lib.kernels import conv2d
+from course_lib.models import pathways
 from course_lib.models.continuous_integration import DEPTHS, INTEGRATION_POINTS, brightness_of
 
 POINTS = list(itertools.product(DEPTHS, INTEGRATION_POINTS))
@@ -225,9 +227,21 @@ def test_wrong_networks():
         (dict(integration_points="end"), "one of early, middle, late, all, not 'end'"),
         (dict(base_channels=0), "base_channels must be a whole number from 1 on, not 0"),
         (dict(num_classes=2.5), "num_classes must be a whole number from 1 on, not 2.5"),
+        (dict(num_classes=True), "num_classes must be a whole number from 1 on, not True"),
     ):
         with pytest.raises(ValueError, match=words):
             two_pathways(**options)
+    for network, n in ((models.TinyImageNetCNN, 3), (models.resnet18_small, 4)):
+        for classes in (0, -3, 2.0, "5", None):
+            words = f"num_classes must be a whole number from 1 on, not {classes!r}"
+            with pytest.raises(ValueError, match=words):
+                network(classes)
+        for widths in ((8,) * (n - 1), (8,) * (n + 1), (0, *(8,) * (n - 1)), 8):
+            words = f"widths must be {n} whole numbers from 1 on, not {widths!r}"
+            with pytest.raises(ValueError, match=re.escape(words)):
+                network(5, widths=widths)
+    with pytest.raises(ValueError, match="hidden must be a whole number from 1 on, not 0"):
+        models.TinyImageNetCNN(hidden=0)
     with pytest.raises(ValueError, match=r"expects \(N, 3, 64, 64\), not \(2, 3, 32, 32\)"):
         models.TinyImageNetCNN(layers=torch.nn)(torch.zeros(2, 3, 32, 32))
     with pytest.raises(ValueError, match="image_size must be at least 8"):
@@ -303,6 +317,31 @@ def test_two_streams_give_the_bits_of_one(memory_efficient):
     torch.cuda.synchronize()
     for other in (True, "captured"):
         torch.testing.assert_close(found[other], found[False], rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+def test_streams_wait_for_what_crosses_them_and_hold_its_memory(monkeypatch):
+    recorded, cycles = [], 50_000_000  # tens of milliseconds
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda x, stream: recorded.append((x.data_ptr(), stream))
+    )
+
+    def late_double(y):
+        torch.cuda._sleep(cycles)
+        return y * 2
+
+    here, x, y = torch.cuda.current_stream(), randn(4), torch.zeros(4, device=PLACE)
+    late_double(y)  # both streams have done so once
+    pathways.both(lambda x: x + 1, late_double, x, y)
+    torch.cuda.synchronize()
+    recorded.clear()
+    torch.cuda._sleep(cycles)
+    y.fill_(3)
+    _, there = pathways.both(lambda x: x + 1, late_double, x, y)
+    assert there.tolist() == [6.0] * 4
+    (first, beside), last = recorded
+    assert first == y.data_ptr() and beside != here
+    assert last == (there.data_ptr(), here)
 
 
 @pytest.mark.gpu

@@ -179,6 +179,42 @@ def test_constants_are_left_where_they_would_be_missed():
     assert runs(made_there, x)[0] == 3 and runs(made_there, x)[0] == 3  # no changes are counted
 
 
+def test_constants_are_those_of_one_network_under_vmap():
+    networks, x = [two_pathways("medium").eval() for _ in range(2)], torch.randn(2, 3, 16, 16)
+    parameters, buffers = torch.func.stack_module_state(networks)
+    one = copy.deepcopy(networks[0])
+
+    def of(parameters, buffers):
+        return torch.func.functional_call(one, (parameters, buffers), (x,))
+
+    with torch.no_grad():
+        expected = [network(x) for network in networks]
+        for _ in range(2):  # without constants, and with those of the last line
+            torch.testing.assert_close(torch.vmap(of)(parameters, buffers), torch.stack(expected))
+            torch.testing.assert_close(torch.vmap(one)(torch.stack([x, -x]))[0], expected[0])
+            torch.testing.assert_close(one(x), expected[0])
+
+
+def test_function_transforms_pass_through_what_is_kept_alone():
+    model, x = two_pathways(dropout=0.0).eval(), torch.randn(2, 3, 8, 8)
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).sum()
+
+    model.set_grad_checkpointing(True)
+    expected = torch.autograd.grad(model(x).sum(), list(parameters.values()))
+    of_all, of_each = torch.func.grad(loss), torch.vmap(torch.func.grad(loss), (None, 0))
+    for transform, images in ((of_all, x), (of_each, x[:, None])):
+        with pytest.raises(RuntimeError, match="computed again: set memory_efficient = False"):
+            transform(parameters, images)
+    model.set_grad_checkpointing(False)
+    found, of_each = of_all(parameters, x), of_each(parameters, x[:, None])
+    for name, wanted in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(of_each[name].sum(0), wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_mixed_precision_changes_what_is_multiplied_in(monkeypatch):
     """On a GPU. Here the choice of dtype is a stand-in's."""
     monkeypatch.setattr(continuous_integration, "mixed_dtype", lambda device: torch.bfloat16)

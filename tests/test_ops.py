@@ -178,6 +178,26 @@ def test_in_place(name, look):
 
 
 @every_form
+@pytest.mark.filterwarnings("error")  # one sample after another would be said to be slow
+def test_vmap(name):
+    x, found = torch.randn(2, 3, 4, device=PLACE, requires_grad=True), []
+    for function in (getattr(ops, name), PEERS[name]):
+        for axis in (0, 1):
+            for inplace in (False, True):
+
+                def of(t, function=function, inplace=inplace):
+                    return function(t * 2, inplace=inplace)
+
+                y = torch.vmap(of, axis, axis)(x)
+                found.append((y, torch.autograd.grad((y * y).sum(), x)[0]))
+    for ours, theirs in zip(found[:4], found[4:], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    y = x.detach().clone()
+    torch.vmap(lambda t: getattr(ops, name)(t, inplace=True))(y)
+    torch.testing.assert_close(y, PEERS[name](x.detach()), rtol=1e-5, atol=1e-5)
+
+
+@every_form
 def test_in_place_makes_nothing_beside_what_the_gradient_needs(name, monkeypatch):
     """As PyTorch: nothing without a gradient; a copy of x where that needs x, and not y."""
     x, copies = torch.randn(50, device=PLACE), []

@@ -6,7 +6,7 @@ from course_lib import nn
 from course_lib.models.integration import NAMES, Integration
 from course_lib.models.pathways import both, recomputed
 from course_lib.models.resnet import BasicBlock, start_convolutions
-from course_lib.models.steps import Steps, require_images
+from course_lib.models.steps import Steps, require_counts, require_images
 
 torch.fx.wrap("require_images")
 
@@ -56,9 +56,7 @@ class ContinuousIntegrationModel(torch.nn.Module):
     ):  # fmt: skip
         _require_one_of("depth", depth, DEPTHS)
         _require_one_of("integration_points", integration_points, INTEGRATION_POINTS)
-        for name, n in (("num_classes", num_classes), ("base_channels", base_channels)):
-            if not isinstance(n, int) or n < 1:
-                raise ValueError(f"{name} must be a whole number from 1 on, not {n!r}")
+        require_counts(num_classes=num_classes, base_channels=base_channels)
         super().__init__()
         self.depth, self.integration_points = depth, integration_points
         self.enable_mixed_precision = enable_mixed_precision

@@ -11,6 +11,7 @@ from course_lib import SIMULATED, nn
 from course_lib.models.continuous_integration import ContinuousIntegrationModel
 from course_lib.models.resnet import resnet18_small
 from course_lib.models.small import SmallSENet
+from course_lib.models.steps import require_counts
 from course_lib.models.tiny_imagenet import TinyImageNetCNN
 from course_lib.nn import SqueezeExcitation, replace_layers
 from course_lib.nn.fused import Fused
@@ -45,8 +46,7 @@ def create_model(name, num_classes, use_cuda_kernels=True, *, pretrained=False, 
     A line of the log says, once for each network, which of these it runs. Raises ValueError for an
     unknown name, with those most like it, and for `num_classes` below 1.
     """
-    if not isinstance(num_classes, int) or num_classes < 1:
-        raise ValueError(f"num_classes must be a whole number from 1 on, not {num_classes!r}")
+    require_counts(num_classes=num_classes)
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, not a {type(name).__name__}")
     if name in _OWN:

@@ -71,6 +71,8 @@ class Integration(torch.nn.Module):
         """
         if type(x) is not torch.Tensor or is_compiling():
             return None
+        if torch._C._are_functorch_transforms_active():  # whose tensors are those of many networks
+            return None
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
         if self.training or torch.is_grad_enabled() or _has_any_global_hook():

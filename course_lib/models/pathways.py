@@ -47,8 +47,13 @@ def recomputed(module, *inputs):
     again from the inputs, by `torch.utils.checkpoint`.
 
     The module must draw no random numbers. Its batch norms move their running statistics once, in
-    the forward pass.
+    the forward pass. Raises RuntimeError where autograd's hooks are disabled, as torch.func does.
     """
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+        raise RuntimeError(
+            "torch.func (grad, vjp, jacrev ...) can't go through what is computed again: set "
+            "memory_efficient = False, or use backward or torch.autograd.grad"
+        )
     options = dict(use_reentrant=False, preserve_rng_state=False)
     if not is_compiling():  # which knows what a batch norm writes, and does not write it again
         options["context_fn"] = functools.partial(_contexts, module)

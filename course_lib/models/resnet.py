@@ -6,7 +6,7 @@ Its parameters have the names that torchvision gives them.
 import torch
 
 from course_lib import nn
-from course_lib.models.steps import normalised_relu, require_images
+from course_lib.models.steps import normalised_relu, require_counts, require_images, require_widths
 
 torch.fx.wrap("require_images")
 
@@ -77,6 +77,9 @@ def resnet18_small(num_classes=200, *, widths=(64, 128, 256, 512), layers=nn):
 
     11,271,432 parameters for 200 classes. Its state_dict fits a ``torchvision.models.resnet18``
     whose `conv1` is ``Conv2d(3, 64, 3, padding=1, bias=False)`` and whose `maxpool` is an
-    `Identity`; both compute the same. Raises ValueError for images of another shape.
+    `Identity`; both compute the same. Raises ValueError for images of another shape, and for
+    numbers that are no counts.
     """
+    require_counts(num_classes=num_classes)
+    require_widths(widths, 4)
     return ResNet18Small(num_classes, widths, layers)

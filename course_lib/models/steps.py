@@ -1,4 +1,6 @@
-"""What networks share: batch norm and ReLU in one pass, and a look at the images first."""
+"""What networks share: batch norm and ReLU in one pass, and a look at what they are given."""
+
+from numbers import Integral
 
 import torch
 from torch.nn.modules.module import _has_any_global_hook
@@ -46,6 +48,24 @@ def is_changed(layer):
         or layer._backward_pre_hooks
         or "forward" in vars(layer)
     )
+
+
+def require_counts(**counts):
+    """ValueError unless each is a whole number from 1 on."""
+    for name, n in counts.items():
+        if not _is_count(n):
+            raise ValueError(f"{name} must be a whole number from 1 on, not {n!r}")
+
+
+def require_widths(widths, n):
+    """ValueError unless `widths` are `n` whole numbers from 1 on."""
+    is_list = isinstance(widths, list | tuple)
+    if not is_list or len(widths) != n or not all(map(_is_count, widths)):
+        raise ValueError(f"widths must be {n} whole numbers from 1 on, not {widths!r}")
+
+
+def _is_count(n):
+    return isinstance(n, Integral) and not isinstance(n, bool) and n >= 1
 
 
 def require_images(x, who, channels, least=1, size=None):

@@ -3,7 +3,7 @@
 import torch
 
 from course_lib import nn
-from course_lib.models.steps import Steps, require_images
+from course_lib.models.steps import Steps, require_counts, require_images, require_widths
 
 torch.fx.wrap("require_images")
 
@@ -24,13 +24,16 @@ class TinyImageNetCNN(torch.nn.Module):
     softmax before it would be a fault: a loss of numbers from 0 to 1 can't fall below
     log(1 + (num_classes − 1)/e), 4.31 for 200 classes, and its gradients are many times smaller.
 
-    Raises ValueError for images of another shape, and for an image_size below 8.
+    Raises ValueError for images of another shape, for an image_size below 8, and for numbers that
+    are no counts.
     """
 
     def __init__(
         self, num_classes=200, *, widths=(32, 64, 128), hidden=512, dropout=0.5, image_size=64,
         layers=nn,
     ):  # fmt: skip
+        require_counts(num_classes=num_classes, hidden=hidden, image_size=image_size)
+        require_widths(widths, 3)
         if image_size < 8:
             raise ValueError(f"image_size must be at least 8, which is halved thrice: {image_size}")
         super().__init__()

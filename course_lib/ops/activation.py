@@ -97,6 +97,13 @@ def _register(
     def by_torch_in_place(x, *options):
         in_place_on_cpu(x, *options)  # and, as the schema says, nothing is returned
 
+    def mapped(info, in_dims, x, *options):  # elementwise: all samples at once
+        return out_of_place(x, *options), in_dims[0]
+
+    def mapped_in_place(info, in_dims, x, *options):
+        in_place(x, *options)
+        return None, None
+
     def save(ctx, inputs, y):
         x, *ctx.options = inputs
         ctx.save_for_backward(y if out_of_y else x)
@@ -123,6 +130,7 @@ def _register(
         save=save,
         gradient=gradient,
         title=title,
+        vmap=mapped,
     )
     in_place = in_place_on_cpu and _InPlace(
         f"{name}_",
@@ -132,6 +140,7 @@ def _register(
         fake=lambda x, *options: None,
         gradient=gradient,
         title=title,
+        vmap=mapped_in_place,
         needs_x=needs_x or (lambda: not out_of_y),
     )
     return out_of_place, in_place

@@ -237,6 +237,8 @@ CAUSES = {
     "raised": (),
     "endless": (),
     "returned": (),
+    "reads": (),
+    "bits": (),
     "twice": (in_vain,),
 }
 

@@ -97,6 +97,9 @@ class Exercise:
         left out.
     once: whether each element of the outputs is one thread's business, so that a kernel in which
         several threads do the same work over and over is refused although its result is right.
+    reads: how often each block need read an input, by its name: a kernel that reads it more often
+        is refused although its result is right.
+    reproducible: whether the outputs must have the same bits in every order of the threads.
     forbids: what the compiler must not find, such as "float64-promotion"; see `simulator.lint`.
     call: `call(obj, run)` runs the object once. A `Run` holds the case's arrays as attributes and
         `run.launch(kernel, *arguments)`. The default gives a kernel the inputs and then the
@@ -118,6 +121,8 @@ class Exercise:
     dtype: np.dtype | dict[str, np.dtype] | None = None
     start: float | None = None
     once: bool = False
+    reads: dict[str, int] | None = None
+    reproducible: bool = False
     forbids: tuple[str, ...] = ()
     call: Callable | None = None
     primal: Callable | None = None

@@ -64,7 +64,7 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
         place = f"{element(failure.array, failure.index)} is written by more than one thread"
         who = f"{_thread(*first)}, then {_thread(*second)}"
         return f"{place}, in line {site.line}, `{site.source}`\n{_line('by', who)}"
-    if failure.problem in ("returned", "compile"):
+    if failure.problem in ("returned", "compile", "reads", "bits"):
         return failure.text
     if isinstance(failure.error, SimulatorError):
         return _simulators_words(attempt, failure.error)

@@ -23,6 +23,7 @@ from course_lib.teach.fences import (
     poisoned_allocation,
     same_bits,
 )
+from course_lib.teach.readers import Readers
 from course_lib.teach.writers import Writers
 
 #: Loop iterations without any thread finishing, after which a launch counts as endless. Cases have
@@ -48,7 +49,8 @@ class Failure:
     """The first thing that went wrong, with what is known about it.
 
     `problem` is one of "finding" (the sanitizer's), "raised", "endless", "outside", "input",
-    "returned", "values", "twice" (two threads write an element, in vain), "compile" (numba cannot)
+    "returned", "values", "twice" (two threads write an element, in vain), "reads" (a block reads
+    an input too often), "bits" (they depend on the order of the threads), "compile" (numba cannot)
     and "forbidden" (the compiler's finding). The sanitizer's goes first: what else is wrong may
     follow from it, and is then in `also`.
     """
@@ -68,15 +70,17 @@ class Failure:
 class Simulator:
     """Runs kernels in the simulator, with the threads of a block in a given order.
 
-    With `sanitized`, under the sanitizer: `findings` are what it found in the last run, and
-    `twice` is an element that two threads wrote, if that was to be looked for.
+    `got` are the outputs of the last run. With `sanitized`, under the sanitizer: `findings` are
+    what it found. Where that is to be looked for, `twice` is an element that two threads wrote, and
+    `too_many` an input that a block read too often.
     """
 
     simulated = True
 
     def __init__(self, order: str, seed: int, sanitized: bool = False):
         self.order, self.seed, self.sanitized = order, seed, sanitized
-        self.findings, self.twice = [], None
+        self.got = {}
+        self.findings, self.twice, self.too_many = [], None, None
 
     def prepare(self, array: FencedArray):
         """Return the array that a kernel is given."""
@@ -104,9 +108,14 @@ class Simulator:
             if self.sanitized and run.exercise.once:
                 outputs = {name: run.arrays[name] for name in run.exercise.outputs}
                 writers = stack.enter_context(observing_with(Writers(outputs)))
+            if self.sanitized and run.exercise.reads:
+                inputs = {name: run.arrays[name] for name in run.exercise.reads}
+                readers = stack.enter_context(observing_with(Readers(inputs, run.exercise.reads)))
             yield
             if self.sanitized and run.exercise.once:
                 self.twice = writers.twice
+            if self.sanitized and run.exercise.reads:
+                self.too_many = readers.too_many
 
 
 class Gpu:
@@ -114,7 +123,7 @@ class Gpu:
 
     simulated = False
     order = "forward"
-    findings, twice = (), None
+    findings, twice, too_many = (), None, None
 
     @staticmethod
     def available() -> bool:
@@ -255,6 +264,7 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
     run = Run(attempt.exercise, case, engine, HUGE if engine.order == "reverse" else NAN)
     try:
         run.execute(attempt.obj)
+        engine.got = run.got
         failure = _judge(run)
     except TimeUp as error:
         failure = Failure("endless", run, error=error)
@@ -266,7 +276,26 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
         name, place, *_ = engine.twice
         index = np.unravel_index(place, run.arrays[name].shape)
         return Failure("twice", run, array=name, index=tuple(map(int, index)))
+    if failure is None and engine.too_many:
+        name, text = engine.too_many
+        return Failure("reads", run, array=name, text=text)
     return failure
+
+
+def other_bits(attempt: Attempt, case: Case, engine: Simulator, before: Simulator):
+    """Return the failure of outputs that have other bits than `before`, in another order."""
+    for name, got in engine.got.items():
+        differ = ~same_bits(got, before.got[name])
+        if differ.any():
+            index = _first(differ)
+            place = f"{name}[{', '.join(map(str, index))}]"
+            text = (
+                f"the bits of {place} depend on the order in which the threads come: {got[index]} "
+                f"in {engine.order} order, {before.got[name][index]} in {before.order} order"
+            )
+            run = Run(attempt.exercise, case, engine)
+            return Failure("bits", run, array=name, index=index, text=text)
+    return None
 
 
 def _telling(findings: Sequence):
