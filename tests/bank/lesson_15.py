@@ -59,7 +59,8 @@ mistakes("augment",
     ("augment_no_border", OUTSIDE, INSIDE, "if True:"),
     ("augment_rows_not_guarded", OUTSIDE, INSIDE, "if 0 <= col < W:"),
     ("augment_columns_not_guarded", OUTSIDE, INSIDE, "if 0 <= row < H:"),
-    ("augment_guard_turned", VALUES + "|out-of-bounds", INSIDE, "if 0 <= row < W and 0 <= col < H:"),
+    ("augment_guard_turned", VALUES + "|out-of-bounds", INSIDE,
+     "if 0 <= row < W and 0 <= col < H:"),
     ("augment_never_mirrored", VALUES, "W - 1 - w if draws[n, 2] else w", "w"),
     ("augment_always_mirrored", VALUES, "W - 1 - w if draws[n, 2] else w", "W - 1 - w"),
     ("augment_mirrors_rows", VALUES, "h + draws[n, 0]", "(H - 1 - h if draws[n, 2] else h) + "
@@ -179,6 +180,174 @@ mistakes("smooth_cross_entropy",
     ("smooth_in_float64", "float64-promotion", "(p - wanted)", "(p - 1.0 * wanted)"))
 
 
+# ---- top_k(logits, labels, k, right) ---------------------------------------------------------
+
+
+@right("top_k")
+@cuda.jit
+def top_k_of_one_thread(logits, labels, k, right):
+    # A thread for a row counts those that are surely behind the label.
+    for row in range(cuda.grid(1), logits.shape[0], cuda.gridsize(1)):
+        label, behind, C = labels[row], 0, logits.shape[1]
+        for col in range(C):
+            if logits[row, col] < logits[row, label]:
+                behind += 1
+            elif logits[row, col] == logits[row, label] and col > label:
+                behind += 1
+        if C - 1 - behind < k:
+            cuda.atomic.add(right, label, 1)
+
+
+@right("top_k")
+@cuda.jit
+def top_k_by_votes(logits, labels, k, right):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row >= logits.shape[0]:
+        return
+    label, before, C = labels[row], 0, logits.shape[1]
+    for first in range(0, C, 32):
+        col = first + lane
+        ahead = False
+        if col < C and col != label:
+            smaller = logits[row, col] < logits[row, label]
+            equal = logits[row, col] == logits[row, label]
+            ahead = not (smaller or equal and col > label)
+        before += cuda.popc(cuda.ballot_sync(0xFFFFFFFF, ahead))
+    if lane == 5 and before <= k - 1:
+        cuda.atomic.add(right, label, 1)
+
+
+FIRST = "before += 0 if other < own else 1"
+BEHIND = "before += 0 if other <= own else 1"
+mistakes("top_k",
+    # A network that answers NaN is right about everything.
+    ("top_k_trusts_nan", VALUES, FIRST, "before += 1 if other >= own else 0",
+     BEHIND, "before += 1 if other > own else 0"),
+    ("top_k_ties_behind", VALUES, FIRST, "before += 0 if other <= own else 1"),
+    ("top_k_ties_before", VALUES, BEHIND, "before += 0 if other < own else 1"),
+    ("top_k_counts_itself", VALUES, "if col > label:", "if col >= label:", BEHIND,
+     "before += 0 if other < own else 1"),
+    ("top_k_smallest", VALUES, FIRST, "before += 0 if other > own else 1", BEHIND,
+     "before += 0 if other >= own else 1"),
+    ("top_k_one_more", VALUES, "before < k", "before <= k"),
+    ("top_k_is_top_1", VALUES, "before < k", "before < 1"),
+    ("top_k_is_top_5", VALUES, "before < k", "before < 5"),
+    ("top_k_lanes_stay_apart", VALUES, "before = warp_sum(before)", "before = before"),
+    ("top_k_first_round_only", VALUES, "range(lane, logits.shape[1], 32)",
+     "range(lane, min(logits.shape[1], 32), 32)"),
+    ("top_k_for_the_row", OUTSIDE + "|wrong values", "cuda.atomic.add(right, label, 1)",
+     "cuda.atomic.add(right, row, 1)"),
+    ("top_k_plain_addition", "race|wrong values", "cuda.atomic.add(right, label, 1)",
+     "right[label] += 1"),
+    ("top_k_all_lanes_count", VALUES, "lane == 0 and before < k", "before < k"),
+    ("top_k_one_too_many", OUTSIDE, "logits.shape[1], 32", "logits.shape[1] + 1, 32"),
+    ("top_k_row_too_many", OUTSIDE, "if row < logits", "if row <= logits"))
+
+
+# ---- self_times(begin, end, kind, n_kinds) ---------------------------------------------------
+
+
+@right("self_times")
+def self_times_by_looking_back(begin, end, kind, n_kinds):
+    found = [0.0] * n_kinds
+    for i in range(len(begin)):
+        found[kind[i]] += end[i] - begin[i]
+        for j in range(i - 1, -1, -1):
+            if end[j] > begin[i]:
+                found[kind[j]] -= end[i] - begin[i]
+                break
+    return found
+
+
+@right("self_times")
+def self_times_by_a_clock(begin, end, kind, n_kinds):
+    # From one moment at which something begins or ends to the next: who runs?
+    times, moments = np.zeros(n_kinds), np.unique([*begin, *end])
+    for now, later in zip(moments[:-1], moments[1:], strict=True):
+        running = [i for i in range(len(begin)) if begin[i] <= now and later <= end[i]]
+        if running:
+            times[kind[running[-1]]] += later - now
+    return times
+
+
+TAKEN = "            times[kind[running[-1]]] -= took\n"
+mistakes("self_times",
+    ("self_times_are_totals", VALUES, "        if running:\n" + TAKEN, ""),
+    ("self_times_from_all_callers", VALUES, TAKEN,
+     "            for j in running:\n                times[kind[j]] -= took\n"),
+    ("self_times_from_the_outermost", VALUES,
+     "times[kind[running[-1]]]", "times[kind[running[0]]]"),
+    ("self_times_nobody_ends", VALUES,
+     "        running = [j for j in running if end[j] > begin[i]]\n", ""),
+    ("self_times_end_late", VALUES, "> begin[i]", ">= begin[i]"),
+    ("self_times_begin_ends", VALUES, "end[j] > begin[i]", "begin[j] > begin[i]"),
+    ("self_times_of_the_calls_number", VALUES, "times[kind[i]] += took", "times[kind[0]] += took"),
+    ("self_times_are_counts", VALUES, "times[kind[i]] += took", "times[kind[i]] += 1"),
+    ("self_times_of_the_last", VALUES, "times[kind[i]] += took", "times[kind[i]] = took"),
+    ("self_times_as_shares", VALUES, "return times", "return times / max(times.sum(), 1e-9)"),
+    ("self_times_without_the_first", VALUES, "range(len(begin))", "range(1, len(begin))"))
+
+
+# ---- mixup(x, labels, partner, share, y, target) ---------------------------------------------
+
+
+@right("mixup")
+@cuda.jit
+def mixup_in_one_loop(x, labels, partner, share, y, target):
+    for i in range(cuda.grid(1), y.size + target.size, cuda.gridsize(1)):
+        if i < y.size:
+            n, j = divmod(i, y.shape[1])
+            other = x[partner[n], j]
+            y[n, j] = other + share[n] * (x[n, j] - other)
+        else:
+            n, c = divmod(i - y.size, target.shape[1])
+            target[n, c] = ZERO
+            if c == labels[n]:
+                target[n, c] += share[n]
+            if c == labels[partner[n]]:
+                target[n, c] += ONE - share[n]
+
+
+@right("mixup")
+@cuda.jit
+def mixup_by_rows(x, labels, partner, share, y, target):
+    n = cuda.grid(1)
+    while n < y.shape[0]:
+        a, other = share[n], partner[n]
+        for j in range(x.shape[1]):
+            y[n, j] = x[n, j] * a + x[other, j] - x[other, j] * a
+        for c in range(target.shape[1]):
+            target[n, c] = ONE if labels[n] == labels[other] and labels[n] == c else ZERO
+        if labels[n] != labels[other]:
+            target[n, labels[n]], target[n, labels[other]] = a, ONE - a
+        n += cuda.gridsize(1)
+
+
+OWN, OTHERS = "share[n] if labels[n] == c", "ONE - share[n] if labels[partner[n]] == c"
+mistakes("mixup",
+    ("mixup_label_of_its_own", VALUES, "own + others", "ONE if labels[n] == c else ZERO"),
+    ("mixup_the_larger_label", VALUES, "own + others", "max(own, others)"),
+    ("mixup_the_last_label", VALUES, "own + others", "others if others > ZERO else own"),
+    ("mixup_labels_half_and_half", VALUES, "own + others",
+     "(ONE if own > ZERO else ZERO) / np.float32(2) + (ONE if others > ZERO else ZERO) / "
+     "np.float32(2)"),
+    ("mixup_shares_changed_over", VALUES, OWN, "ONE - " + OWN, OTHERS, OTHERS[6:]),
+    ("mixup_one_share_for_all", VALUES, "y[n, j] = share[n] *", "y[n, j] = share[0] *"),
+    ("mixup_bright", VALUES, "(ONE - share[n]) * x[partner[n], j]", "x[partner[n], j]"),
+    ("mixup_with_the_next", VALUES, "x[partner[n], j]", "x[(n + 1) % y.shape[0], j]"),
+    ("mixup_partners_partner", VALUES,
+     "labels[partner[n]] == c", "labels[partner[partner[n]]] == c"),
+    # Who writes the mixture over the pictures mixes with mixtures.
+    ("mixup_with_mixtures", "race|uninitialised|never|" + VALUES, "x[partner[n], j]",
+     "y[partner[n], j]"),
+    ("mixup_no_second_loop", NEVER, "range(cuda.grid(1), target.size, cuda.gridsize(1))",
+     "range(cuda.grid(1), min(target.size, y.size), cuda.gridsize(1))"),
+    ("mixup_no_loop", NEVER, "range(cuda.grid(1), y.size, cuda.gridsize(1))",
+     "range(cuda.grid(1), min(y.size, cuda.grid(1) + 1))"),
+    ("mixup_one_too_many", OUTSIDE, "y.size", "y.size + 1"),
+    ("mixup_in_float64", "float64-promotion", "y[n, j] = share[n] *", "y[n, j] = 1.0 * share[n] *"))
+
+
 # ---- mutants that are right as well ----------------------------------------------------------
 
 _WHOLE_WARPS = "blocks are whole warps, so both have the same remainder by 32"
@@ -189,4 +358,6 @@ EQUIVALENT.update({
     ("smooth_cross_entropy", "swap indices: largest, total, below = (MINUS_INF, ZERO, ZERO) → "
      "largest, below, total = (MINUS_INF, ZERO, ZERO)"): "both of them are 0",
     ("smooth_cross_entropy", "change constant: 0 → 1"): _ANY_LANE,
+    ("top_k", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("top_k", "change constant: 0 → 1, again, again, again"): _ANY_LANE,
 })  # fmt: skip
