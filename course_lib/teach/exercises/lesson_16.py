@@ -34,10 +34,8 @@ def pick_device(wanted, find_mps, find_cuda):
         raise ValueError(f"the device must be auto, mps, cuda or cpu, not {wanted!r}")
     if wanted in (None, "auto", "mps") and find_mps():
         return "mps", "float16"
-    if wanted in (None, "auto", "cuda"):
-        capability = find_cuda()
-        if capability is not None:
-            return "cuda", "bfloat16" if capability >= (8, 0) else "float16"
+    if wanted in (None, "auto", "cuda") and (capability := find_cuda()) is not None:
+        return "cuda", "bfloat16" if capability >= (8, 0) else "float16"
     if wanted in ("mps", "cuda"):
         raise ValueError(f"there is no {wanted} here")
     return "cpu", "bfloat16"
@@ -134,9 +132,8 @@ PICK_DEVICE = Exercise(
         "and mps. Then the same with `find_cuda()`. Whoever named one of the two and comes past "
         "both has asked for what is not here: a ValueError that names it. The rest is the CPU.",
         '```python\nif wanted in (None, "auto", "mps") and find_mps():\n    return ...\n'
-        'if wanted in (None, "auto", "cuda"):\n    capability = find_cuda()\n'
-        "    if capability is not None:\n"
-        '        return "cuda", "bfloat16" if capability >= ... else "float16"\n'
+        'if wanted in (None, "auto", "cuda") and (capability := find_cuda()) is not None:\n'
+        '    return "cuda", "bfloat16" if capability >= ... else "float16"\n'
         'if wanted in ("mps", "cuda"):\n    raise ValueError(...)\n```',
     ),
 )
