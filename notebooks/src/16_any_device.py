@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 
 from course_lib import bench, cuda, data, models, plot, results_table, train
 from course_lib.train.average import Average
-from course_lib.train.step import PRECISIONS, why_not_captured
+from course_lib.train.step import why_not_captured
 
 # %%
 from course_lib.runtime.intrinsics import block_sum
@@ -195,7 +195,7 @@ for name, dtype, label in (("unet.training", "float32", "float32"), ("unet.train
         print(f"{label:9} {best['images_per_second']:6,.0f} pictures a second ({best['label']})")
 
 # %% [markdown]
-# The product gains a factor of ten and more, the network far less: Amdahl again. Batch norm, ReLU and pooling do not use tensor cores; they move bytes. From
+# From float32 to bfloat16 the product gains a factor of more than ten, the network one of about four: Amdahl again. Batch norm, ReLU and pooling do not use tensor cores; they move bytes. From
 # TF32 they gain nothing, from bfloat16 a half. In PyTorch these are two switches. TF32 is one for products of float32, and so may be turned on
 # for a whole program. **Autocast** makes convolutions and products take 16-bit copies of their inputs, while weights, sums and the
 # loss stay float32: **mixed precision**.
@@ -318,7 +318,7 @@ plot.curves(range(60), {"scale": trace}, xlabel="step", ylabel="scale: 2 to the 
             title=f"It climbs until it falls: {skipped} of 60 steps are left out")
 
 # %% [markdown]
-# With an interval of 2,000, one step in a thousand or so is left out. `torch.amp.GradScaler` does what your two kernels do, and by default it asks the host to look at
+# With an interval of 2,000, about one step in 2,000 is left out. `torch.amp.GradScaler` does what your two kernels do, and by default it asks the host to look at
 # `found`; with a fused optimiser it doesn't.
 #
 # A good place for a break.
@@ -361,7 +361,7 @@ print(f"parameters, gradients, Adam: {weights / 1e6:.0f} MB; activations {activa
 # The inputs of the blocks are a quarter of all; while one block is computed again, its own activations are there as well: about a half in all. One more forward pass makes 4 thirds of the work.
 # </details>
 #
-# Here it is on a network of the course that has two pathways of residual blocks (`continuous_integration` for the command; lesson 17 is about it):
+# Here it is on a network of the course that has two pathways of residual blocks (the command's `--model continuous_integration`):
 
 # %%
 two = models.ContinuousIntegrationModel(5, "medium", 8, enable_mixed_precision=False, memory_efficient=False, layers=nn, dropout=0.0)
@@ -413,7 +413,7 @@ for batch_norm in ("on its own batch", "held still"):
     print(f"batch norm {batch_norm:16}: they differ by {(in_parts - at_once).norm() / at_once.norm():.0e} of their length")
 
 # %% [markdown]
-# The same but for rounding, *except* for batch norm: it takes mean and variance of the part that it sees. Accumulation gives you the gradient of a large batch and the statistics of a small one. (In layer norm and group norm
+# Held still, the same but for rounding. On its own batch, not at all: batch norm takes mean and variance of the part that it sees. Accumulation gives you the gradient of a large batch and the statistics of a small one. (In layer norm and group norm
 # each picture has its own statistics, and nothing changes.)
 #
 # ## 5 · Steadier
@@ -488,7 +488,8 @@ check("ema", ema)
 hint("ema")
 
 # %% [markdown]
-# What is it good for? A network with a rather high learning rate, whose weights jump; after each epoch both are tested, the weights and their average.
+# What is it good for? The learning rate of this network does not fall, so its weights jump to the end. After each epoch both are tested, the weights and
+# their average. **Predict:** which is better after two epochs, and which in the end?
 
 # %%
 @torch.no_grad()
@@ -497,7 +498,7 @@ def known(model):
 
 
 model, curve = network(), {"weights": [], "their average": []}
-optimizer, average = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9), Average(model, 0.98)
+optimizer, average = torch.optim.Adam(model.parameters(), lr=2e-3), Average(model, 0.98)
 for epoch in range(16):
     model.train()
     for rows in torch.randperm(400).split(20):
@@ -514,9 +515,12 @@ mixing[2, 256](weight, old, np.array([n]), np.float32(0.98), mine)
 average.update()
 new = torch.cat([p.flatten()[:50] for p in average.module.parameters()]).numpy()
 print(f"one more step, by your kernel and by the course's: they differ by {abs(mine - new).max():.0e}")
-plot.curves(range(1, 17), curve, xlabel="epoch", ylabel="unseen pictures that are known (%)", title="The average lags behind, and is steadier")
+plot.curves(range(1, 17), curve, xlabel="epoch", ylabel="unseen pictures that are known (%)", title="In the end the average is steadier, and better")
 
 # %% [markdown]
+# At first they are alike: the share that is kept is small, and the average forgets. Later the weights win or lose ten points from one epoch to the next, and
+# the average hardly any. (A learning rate that falls to 0 does much of the same work. Many use both.)
+#
 # A good place for a break.
 
 # %% [markdown]
@@ -553,7 +557,7 @@ def broken(graph, inputs):
 
 model, example = network(), torch.zeros(4, 3, 32, 32)
 for compiler in (broken, "eager"):
-    result = train.device.compiled(model, example, say=lambda told: print(told[:60], "…"), backend=compiler)
+    result = train.device.compiled(model, example, say=print, backend=compiler)
     print("the model itself" if result is model else "a compiled one")
 
 # %% [markdown]
@@ -610,8 +614,8 @@ plot.curves([record["shape"][0] for record in captured], rate, xlabel="batch", y
 # | option | time of a step | memory | what is learned |
 # |---|---|---|---|
 # | `--precision tf32` | less, where products are large | the same | the same but for noise |
-# | `--precision bfloat16` | less | nearly half of the activations | the same but for noise |
-# | `--precision float16` | as bfloat16 | as bfloat16 | the same, with a scaler |
+# | `--precision bfloat16` | less | a third to a half less of the activations | the same but for noise |
+# | `--precision float16` | like bfloat16 | like bfloat16 | the same, with a scaler |
 # | `--channels-last` | less with tensor cores; else either way | the same | the same |
 # | `--enable-gradient-checkpointing` | up to a third more | much less | the same bits |
 # | `--grad-accum-steps 4` | a little more | a quarter of the activations | the same, but for batch norm |
@@ -638,13 +642,15 @@ for name, options in {"float32": {}, "channels-last": {"channels_last": True}, "
     print(f"{name:14} {32 / one_step(**options):7,.0f} pictures a second on {place}")
 
 # %%
-for precision in PRECISIONS:
-    with train.step.autocast(torch.device("cpu"), precision if precision != "float16" else "bfloat16"):
-        n_bytes = kept_bytes(whole, torch.zeros(8, 3, 64, 64)) / 8
-    print(f"{precision:9} {n_bytes / 1e6:.2f} MB are kept for each picture")
+for name in ("float32", "bfloat16"):
+    with train.step.autocast(torch.device("cpu"), name):
+        n_bytes = kept_bytes(whole, torch.zeros(32, 3, 64, 64)) / 32
+    print(f"{name:9} {n_bytes / 1e6:.2f} MB are kept for each picture of a batch of 32")
 
 # %% [markdown]
-# A CPU may well be *slower* in bfloat16: not every one has instructions for it, and copies cost time. A lever is no law. And on the GPU of the records:
+# Not half. With 16 bits there are copies of the weights to keep as well, and max pooling's places (int64!) do not shrink.
+#
+# And time: a CPU may well be *slower* in bfloat16. Not every one has instructions for it, and copies cost time. A lever is no law. On the GPU of the records:
 
 # %%
 def show_levers(found):
@@ -669,7 +675,7 @@ show_levers(measured("images.levers"))
 #
 # ## Where the real libraries go further
 #
-# - **Hugging Face Accelerate** and **PyTorch Lightning** have all these levers as options, and several GPUs (lesson 17's sequel will).
+# - **Hugging Face Accelerate** and **PyTorch Lightning** have all these levers as options, and several GPUs.
 # - **NVIDIA Transformer Engine** trains in 8 bits (FP8 has 4 or 5 bits of exponent): each tensor has a scale of its own, which finds itself much as yours does.
 # - **DeepSpeed** and **FSDP** spread the 16 bytes of each parameter over GPUs, or move them to the host.
 # - **torch.utils.checkpoint** recomputes what you wrap in it; with a *policy* it keeps what is expensive and recomputes what is cheap.
