@@ -56,7 +56,7 @@ print("records are of an", records["device"]["name"])
 # The photographs are not part of this course. Whoever has them, in a folder `tiny-imagenet-200` within the
 # folder that the environment variable `COURSE_DATA` names, sees ten of their classes below. Everybody
 # else gets leaves that the course *draws*: 500 in colour, healthy or with one of four diseases, the same on
-# every machine. Every cell is the same for both.
+# every machine. Every cell is the same for both, but with photographs all of them take some minutes.
 
 # %%
 folder = Path(os.environ.get("COURSE_DATA", "")) / "tiny-imagenet-200"
@@ -202,10 +202,16 @@ for site in trace.sites:
 prepare = train.augmenting.Normalise("cpu")
 
 
+def small(outputs, dropout=0.5):
+    """A small network of PyTorch's layers, with the same first weights each time."""
+    torch.manual_seed(0)
+    return models.TinyImageNetCNN(
+        outputs, widths=(16, 32, 64), hidden=128, image_size=SIDE, dropout=dropout, layers=nn)
+
+# %%
 def trained(softmax_first, outputs=200, epochs=6, batch=20):
     """The losses of all steps, and the size of the first gradient."""
-    torch.manual_seed(0)
-    model, losses = models.TinyImageNetCNN(outputs, widths=(16, 32, 64), hidden=128, image_size=SIDE, layers=nn), []
+    model, losses = small(outputs), []
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for rows in torch.cat([torch.randperm(len(training)) for _ in range(epochs)]).split(batch):
         logits = model(prepare(training.images[rows]))
@@ -225,8 +231,8 @@ def step_of(optimizer, loss):
 
 right_way, right_gradient = trained(False)
 twice, twice_gradient = trained(True)
-plot.curves(range(len(twice)), {"cross-entropy of logits": right_way, "softmax before it": twice},
-            xlabel="step", ylabel="cross-entropy as it was computed", title="200 outputs: one of the two does not learn")
+plot.curves(range(len(twice)), {"cross-entropy of logits": right_way, "softmax before it": twice}, xlabel="step",
+            ylabel="cross-entropy as it was computed", title="200 outputs: one of the two does not learn")
 
 # %% [markdown]
 # One falls; the other is stuck at once, near the $\ln 200 = 5.3$ of a guess. Nothing is broken: the loss is
@@ -283,7 +289,7 @@ def smooth_cross_entropy(logits, target, smoothing, loss, dlogits):
     if row < N:
         largest, total, below = MINUS_INF, ZERO, ZERO
         TODO  # 1. maximum and sum of the row
-        TODO  # 2. once more through the row: what is wanted of a class? The gradient; this lane's part of the loss
+        TODO  # 2. once more through the row: what is wanted, the gradient, this lane's part of the loss
         if lane == 0:
             loss[row] = TODO
 
@@ -319,7 +325,7 @@ print(f"largest difference from PyTorch: loss {abs(loss.mean() - value.item()):.
 # Now we train. What trains is what the command `python -m course_lib train images` starts: an `ImageClassifier`, which keeps the
 # bytes on the device, draws for each epoch who is moved and mirrored, and makes the pictures ready there.
 #
-# To see what augmentation is for, take few pictures: twenty of each class, without dropout, forty times each. One network sees them as
+# To see what augmentation is for, take few pictures: twenty of each class, without dropout, thirty times each. One network sees them as
 # they are, another one moved by up to four pixels, and mirrored. **Predict** for both: what share of the pictures they
 # have learned from do they know in the end, and of those they have never seen?
 
@@ -332,27 +338,27 @@ part = replace(training, images=training.images[few], labels=training.labels[few
 
 
 def learned(images, epochs, dropout, **options):
-    """(task, history) of a small network; PyTorch's layers."""
-    torch.manual_seed(0)
-    model = models.TinyImageNetCNN(len(names), widths=(16, 32, 64), hidden=128, image_size=SIDE, dropout=dropout, layers=nn)
+    """(task, history) of a small network."""
     task = train.image_classifier.ImageClassifier(
-        model, images, held, epochs=epochs, batch_size=20, learning_rate=2e-3, seed=0, weight_decay=0.0,
+        small(len(names), dropout), images, held, epochs=epochs, batch_size=20, learning_rate=2e-3, seed=0, weight_decay=0.0,
         optimizer=lambda groups, lr: torch.optim.Adam(groups, lr=lr), **options)
     return task, train.fit(task, {})
 
 # %%
-_, as_they_are = learned(part, epochs=40, dropout=0.0, padding=None)
-_, augmented = learned(part, epochs=40, dropout=0.0, padding=4)
-plot.curves(range(1, 41), {f"{who}, {which}": [100 * entry[key] for entry in history]
+_, as_they_are = learned(part, epochs=30, dropout=0.0, padding=None)
+_, augmented = learned(part, epochs=30, dropout=0.0, padding=4)
+plot.curves(range(1, 31), {f"{who}, {which}": [100 * entry[key] for entry in history]
                            for who, history in (("as they are", as_they_are), ("augmented", augmented))
                            for which, key in (("learned from", "accuracy"), ("unseen", "validation_accuracy"))},
-            xlabel="epoch", ylabel="pictures that it knows (%)", title=f"{len(few)} pictures, forty times each")
+            xlabel="epoch", ylabel="pictures that it knows (%)", title=f"{len(few)} pictures, thirty times each")
 
 # %% [markdown]
 # Without augmentation the network soon knows every picture it has learned from, and the unseen ones no better than before: it has learned them *by
 # heart* (**overfitting**). With it, no picture comes twice, and there is nothing to learn by heart. The gap between the two
 # curves of a network is the thing to look at: where there is none, neither augmentation nor smoothing has anything to cure,
 # and both only slow the learning down.
+#
+# (Ten classes of real photographs are harder: from two hundred pictures little can be learned either way, and thirty rounds of moved ones are too few.)
 #
 # With all training pictures, and dropout, the gap is small. And how fast is it? **Throughput** counts *pictures*: those of all steps of
 # an epoch, divided by its seconds. (Programs that print the batches of a second as "FPS" look worse the larger their
@@ -373,7 +379,8 @@ print(f"{task.speed:,.0f} pictures a second on this machine")
 def show_training(found):
     for record in found:
         rates = ", ".join(f"{r['label']} {r['images_per_second']:,.0f}" for r in record["rows"])
-        print(f"{record['dtype']}, batch {record['shape'][0]}, pictures a second: {rates} ({record['source']['device']})")
+        print(f"{record['dtype']}, batch {record['shape'][0]}, pictures a second: {rates} "
+              f"({record['source']['device']})")
 
 
 show_training(measured("tiny_imagenet.training"))
@@ -585,8 +592,8 @@ for name, t in sorted(found.items(), key=lambda item: -item[1])[:8]:
 print(f"softmax and its gradient: {sum(t for n, t in found.items() if 'softmax' in n) / sum(found.values()):.2%}")
 
 # %% [markdown]
-# The largest may be a surprise: `aten::mm` is the linear layer. Its four million weights and their gradient cost as much for eight pictures as for hundreds, and
-# with a batch of 128 convolutions come first. Softmax takes far less than one percent, on a CPU too. `--profile` makes the command keep
+# Is `aten::mm` among the first? That is the linear layer: its four million weights are read, and their gradient is written, as often for eight pictures as for
+# 128, of which convolutions would take most. Softmax takes far less than one percent, on a CPU too. `--profile` makes the command keep
 # such a table, and a trace that can be looked through in a browser (Perfetto).
 
 # %% [markdown]
@@ -631,7 +638,7 @@ plot.images(list(mixed.reshape(4, SIDE, SIDE, 3)), titles, title="What a network
 # **Predict:** which of the two cures does more for the network of section 4?
 
 # %%
-_, with_mixup = learned(part, epochs=40, dropout=0.0, padding=None, mixup=0.4)
+_, with_mixup = learned(part, epochs=30, dropout=0.0, padding=None, mixup=0.4)
 for name, history in (("as they are", as_they_are), ("MixUp", with_mixup), ("moved and mirrored", augmented)):
     print(f"{name:20} learned from {history[-1]['accuracy']:5.0%}, unseen {history[-1]['validation_accuracy']:5.0%}, "
           f"loss of the unseen {history[-1]['validation_loss']:.2f}")

@@ -22,12 +22,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from course_lib import bench, cuda, data, models, plot, results_table, train
-from course_lib.train.average import Average
-from course_lib.train.step import why_not_captured
 
 # %%
 from course_lib.runtime.intrinsics import block_sum
 from course_lib.teach import TODO, check, hint, progress, use
+from course_lib.train.average import Average
+from course_lib.train.step import why_not_captured
 
 ZERO, ONE, INF, TINY = np.float32(0), np.float32(1), np.float32(np.inf), np.float32(1e-6)
 NEW, EXPONENT = np.float32(10), 0x7F800000
@@ -81,7 +81,8 @@ hint("pick_device")
 
 # %%
 pick = use("pick_device", pick_device)
-machines = {"a Mac": (True, None), "an H200": (False, (9, 0)), "a Turing card": (False, (7, 5)), "a laptop": (False, None)}
+machines = {"a Mac": (True, None), "an H200": (False, (9, 0)), "a Turing card": (False, (7, 5)),
+            "a laptop": (False, None)}
 for name, (mps, capability) in machines.items():
     print(f"{name:14}", *pick("auto", lambda mps=mps: mps, lambda capability=capability: capability))
 
@@ -156,7 +157,8 @@ x = rng.normal(0, 1, 4096).astype(np.float32)
 same = (rounded(x, 7) == torch.tensor(x).bfloat16().float().numpy()).all()
 print("bfloat16 as PyTorch rounds it:", "the same bits" if same else "other bits")
 for name, kept in (("TF32", 10), ("bfloat16", 7)):
-    print(f"{name:9} largest change {abs(rounded(x, kept) / x - 1).max():.5f}, 2^-{kept + 1} is {2.0 ** -(kept + 1):.5f}")
+    print(f"{name:9} largest change {abs(rounded(x, kept) / x - 1).max():.5f}, "
+          f"2^-{kept + 1} is {2.0 ** -(kept + 1):.5f}")
 
 # %% [markdown]
 # A carry raises the exponent by one and leaves a mantissa of 0: that is the next power of two, as it should be. Past the largest number
@@ -235,7 +237,8 @@ for layer in (model.features[4], model.features[8]):  # of what the second and t
 step(model, optimizer, rows)
 g = torch.cat(gradients).abs()
 g = g[g > 0]
-print(f"{len(g):,} gradients above 0, half of them below {g.median():.0e}; in float16 {(g.half() == 0).float().mean():.1%} are 0")
+print(f"{len(g):,} gradients that are not 0, half of them below {g.median():.0e}; "
+      f"in float16 {(g.half() == 0).float().mean():.1%} are 0")
 
 # %% [markdown]
 # They are gone, and everything behind them in the network learns nothing from them. (Others are *nearly* gone: near the end of the range a float16 has
@@ -306,7 +309,7 @@ scale, good = np.array([2.0**16], dtype=np.float32), np.zeros(1, dtype=np.int32)
 some, trace, skipped = g[:: len(g) // 200].numpy(), [], 0
 for number in range(60):
     growing = 4.0 ** (6 * math.sin(number / 60 * math.pi))
-    loud = (torch.tensor(some) * growing * scale[0]).half().float().numpy()  # as a backward pass in float16 leaves them
+    loud = (torch.tensor(some) * growing * scale[0]).half().float().numpy()  # as float16 leaves them
     y, found = np.zeros_like(loud), np.zeros(1, dtype=np.int32)
     divide[1, 256](loud, scale, y, found)
     trace.append(math.log2(scale[0]))
@@ -364,7 +367,7 @@ print(f"parameters, gradients, Adam: {weights / 1e6:.0f} MB; activations {activa
 # Here it is on a network of the course that has two pathways of residual blocks (the command's `--model continuous_integration`):
 
 # %%
-two = models.ContinuousIntegrationModel(5, "medium", 8, enable_mixed_precision=False, memory_efficient=False, layers=nn, dropout=0.0)
+two = models.ContinuousIntegrationModel(5, "medium", 8, enable_mixed_precision=False, dropout=0.0, layers=nn)
 pictures, found = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0)), {}
 for recompute in (False, True):
     two.memory_efficient = recompute
@@ -386,7 +389,8 @@ def seconds(function, times=3):
 
 for recompute in (False, True):
     two.memory_efficient = recompute
-    print(f"computed again: {str(recompute):5} {seconds(lambda: two(pictures).square().mean().backward()) * 1e3:.0f} ms")
+    took = seconds(lambda: two(pictures).square().mean().backward())
+    print(f"computed again: {str(recompute):5} {took * 1e3:.0f} ms")
 
 # %% [markdown]
 # (The count is of what lies there when the forward pass has ended; on the way back one block at a time comes on top.) The gradients are the same bits, since the same is computed
@@ -405,12 +409,13 @@ def gradient(model, parts):
         (loss * len(rows) / 20).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
-
+# %%
 for batch_norm in ("on its own batch", "held still"):
     model = network(dropout=0.0)
     model.train(batch_norm != "held still")
     at_once, in_parts = gradient(model, 20), gradient(model, 8)
-    print(f"batch norm {batch_norm:16}: they differ by {(in_parts - at_once).norm() / at_once.norm():.0e} of their length")
+    share = (in_parts - at_once).norm() / at_once.norm()
+    print(f"batch norm {batch_norm:16}: they differ by {share:.0e} of their length")
 
 # %% [markdown]
 # Held still, the same but for rounding. On its own batch, not at all: batch norm takes mean and variance of the part that it sees. Accumulation gives you the gradient of a large batch and the statistics of a small one. (In layer norm and group norm
@@ -460,7 +465,8 @@ use("clip", clip)[4, 256](long, squares, np.float32(1), short)
 theirs = nn.Parameter(torch.zeros(3000))
 theirs.grad = torch.tensor(long)
 norm = nn.utils.clip_grad_norm_([theirs], 1.0)
-print(f"norm {norm:.1f}, then {np.linalg.norm(short):.6f}; from PyTorch's {abs(short - theirs.grad.numpy()).max():.0e}")
+print(f"norm {norm:.1f}, then {np.linalg.norm(short):.6f}; "
+      f"from PyTorch's {abs(short - theirs.grad.numpy()).max():.0e}")
 
 # %% [markdown]
 # With float16, in which order? The limit means the *true* gradients: first unscale, then clip, then look at `found`, and step. Whoever clips first, clips gradients that are 65,536 times too long, and makes
@@ -515,7 +521,8 @@ mixing[2, 256](weight, old, np.array([n]), np.float32(0.98), mine)
 average.update()
 new = torch.cat([p.flatten()[:50] for p in average.module.parameters()]).numpy()
 print(f"one more step, by your kernel and by the course's: they differ by {abs(mine - new).max():.0e}")
-plot.curves(range(1, 17), curve, xlabel="epoch", ylabel="unseen pictures that are known (%)", title="In the end the average is steadier, and better")
+plot.curves(range(1, 17), curve, xlabel="epoch", ylabel="unseen pictures that are known (%)",
+            title="In the end the average is steadier, and better")
 
 # %% [markdown]
 # At first they are alike: the share that is kept is small, and the average forgets. Later the weights win or lose ten points from one epoch to the next, and
@@ -544,7 +551,8 @@ from PIL import Image
 pixels, file = training.images[0].permute(1, 2, 0).numpy(), io.BytesIO()
 Image.fromarray(pixels).resize((64, 64)).save(file, "JPEG")
 decode = seconds(lambda: np.asarray(Image.open(io.BytesIO(file.getvalue()))), times=200)
-print(f"to decode one picture takes a core of this machine {decode * 1e6:.0f} µs, {128 * decode * 1e3:.0f} ms for a batch")
+print(f"to decode one picture takes a core of this machine {decode * 1e6:.0f} µs, "
+      f"{128 * decode * 1e3:.0f} ms for a batch")
 
 # %% [markdown]
 # **torch.compile** fuses operators and removes Python. It needs a compiler for the device, and not every machine and every operator has one. So it is *probed*: the course compiles a network for one batch, forward and backward, and throws the
@@ -585,9 +593,9 @@ for compiler in (broken, "eager"):
 # %%
 parameters = [nn.Parameter(torch.zeros(2))]
 for optimizer in (torch.optim.SGD(parameters, lr=0.1), torch.optim.Adam(parameters), torch.optim.Adagrad(parameters)):
-    for what, scaled, scheduled in (("plain", False, False), ("with a scaler", True, False), ("with a schedule", False, True)):
+    for what, scaled, scheduled in (("plain", 0, 0), ("with a scaler", 1, 0), ("with a schedule", 0, 1)):
         told = why_not_captured(optimizer, scaled, scheduled) or "can be captured"
-        print(f"{type(optimizer).__name__:8} {what:16}", told.split(": ")[0].replace("torch.optim.", "").split(".")[-1])
+        print(f"{type(optimizer).__name__:8} {what:16}", told.split(": ")[0].split(".")[-1])
 
 # %% [markdown]
 # What does it bring? Lesson 11's network, by pictures a second, modules against one graph:
@@ -631,7 +639,8 @@ def one_step(precision="float32", parts=1, channels_last=False):
     layout = torch.channels_last if channels_last else torch.contiguous_format
     model = models.TinyImageNetCNN(layers=nn).to(place, memory_format=layout)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    trainer = train.GraphTrainer(model, optimizer, cross_entropy, precision=precision, accumulate=parts, capture=False)
+    trainer = train.GraphTrainer(
+        model, optimizer, cross_entropy, precision=precision, accumulate=parts, capture=False)
     x = torch.randn(32, 3, 64, 64, device=place).contiguous(memory_format=layout)
     y = torch.randint(200, (32,), device=place)
     return seconds(lambda: float(trainer(x, y)))
@@ -655,9 +664,11 @@ for name in ("float32", "bfloat16"):
 # %%
 def show_levers(found):
     for record in found:
-        print(f"{record['model']}, batch {record['shape'][0]}, {record['source']['device']}, {record['source']['date']}")
+        source = record["source"]
+        print(f"{record['model']}, batch {record['shape'][0]}, {source['device']}, {source['date']}")
         for row in record["rows"]:
-            print(f"  {row['label']:32} {row['images_per_second']:9,.0f} pictures a second, {row['peak_bytes'] / 1e9:5.2f} GB")
+            print(f"  {row['label']:32} {row['images_per_second']:9,.0f} pictures a second, "
+                  f"{row['peak_bytes'] / 1e9:5.2f} GB")
 
 
 show_levers(measured("images.levers"))
