@@ -9,6 +9,7 @@ is worked out afterwards, by the functions of `course_lib.teach.causes`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import os
 import random
@@ -74,7 +75,7 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
         kept.drop(exercise, obj)
         # Finding the cause runs the kernel again, and a race may end differently each time.
         with contextlib.suppress(TimeUp), deadline(TIME_LIMIT):
-            failure.cause = failure.cause or likely_cause(attempt, failure)
+            failure.cause = failure.cause or likely_cause(_of_small_cases(attempt), failure)
         # The learner's own line is in the message; the frames of the check are of no use.
         raise CheckFailed(describe(attempt, failure)) from None
     _passed[name] = obj
@@ -107,6 +108,12 @@ def use(name: str, obj: Callable | None = None) -> Callable:
 def _attempt(exercise: Exercise, obj: Callable, seed: int) -> Attempt:
     cases = sorted(exercise.cases(np.random.default_rng(seed)), key=lambda case: case.size)
     return Attempt(exercise, obj, cases, seed)
+
+
+def _of_small_cases(attempt: Attempt) -> Attempt:
+    """Return the attempt without its largest case, which would take too long to look into."""
+    small = [case for case in attempt.cases if case is not attempt.largest]
+    return dataclasses.replace(attempt, cases=small)
 
 
 def _first_failure(attempt: Attempt) -> Failure | None:

@@ -37,6 +37,7 @@ class Tolerance:
         scale = 1.0
         if self.scaled:
             scale = max((float(np.abs(x).max()) for x in inputs if x.size), default=0.0)
+        expected = np.where(np.isfinite(expected), expected, 0.0)  # what is infinite is exact
         return self.relative * np.abs(expected) + self.absolute * scale
 
 

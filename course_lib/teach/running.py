@@ -42,6 +42,11 @@ class Attempt:
     notes: list[str] = field(default_factory=list)
     compiled: bool = False
 
+    @property
+    def largest(self) -> Case:
+        """The case with the most elements."""
+        return max(self.cases, key=lambda case: case.size[1:])
+
 
 @dataclass
 class Failure:

@@ -20,7 +20,7 @@ import numpy as np
 from course_lib import cuda, reference
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, warp_sum
 from course_lib.runtime.launch import launch
-from course_lib.teach.cases import numbers
+from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.late_torch import torch, warm_up
 
@@ -59,6 +59,8 @@ def _flight_cases(rng):
         (100, 1000, 7, 32),
         (1555, 500, 108, 1),
         (3350, 700, 114, 512),
+        tuple(drawn(rng, 1000, 9000) for _ in range(4)),
+        tuple(drawn(rng, 100, 900) for _ in range(4)),
     ]
     return [
         case(
@@ -141,9 +143,15 @@ def softmax_registers(x, y, n_cols):
 
 def _scores(rng, shape, kind):
     """Return rows in which it shows when the maximum is missing, wrong, or that of another row."""
-    scale, offset = {"spread": (8, 0), "high": (1, 1e4), "low": (1, -1e4)}.get(kind, (1, 0))
+    if kind == "lowest":  # as low as float32 goes: of each row only the largest is left
+        return (-3.3e38 * rng.random(shape)).astype(np.float32)
+    scale, offset = {
+        "spread": (8, 0), "high": (1, 1e4), "low": (6, -1e5), "flat": (1e-6, 0)
+    }.get(kind, (1, 0))  # fmt: skip
     x = numbers(rng, shape, scale, offset)
     n_rows, n_cols = shape
+    if kind == "rows":  # no two rows alike: with the maximum of another one, exp is 0 or infinite
+        x += (500 * rng.permutation(n_rows)[:, None]).astype(np.float32)
     if kind == "spike":
         # One element far above the others, in each row at another place, the last one first.
         for row in range(n_rows):
@@ -165,6 +173,8 @@ def _registers_cases(rng):
         ((1, 132), "spike", 1, 32),
         ((3, 100), "spike", 2, 64),
         ((1, 256), "high", 1, 32),
+        ((2, 12), "lowest", 1, 128),
+        ((drawn(rng, 9, 12), 4 * drawn(rng, 35, 63)), "rows", 1, 512),
     ]
     return [
         case(grid, block, x=_scores(rng, shape, kind).ravel(), n_cols=np.int64(shape[1]))
@@ -239,6 +249,7 @@ def softmax_teams(x, y, team):
 
 
 def _teams_cases(rng):
+    team = 2 ** drawn(rng, 2, 3)
     launches = [
         ((0, 3), "plain", 4, 1, 32),
         ((1, 1), "high", 1, 1, 32),
@@ -251,7 +262,10 @@ def _teams_cases(rng):
         ((3, 33), "high", 16, 2, 32),
         ((5, 64), "low", 8, 1, 64),
         ((3, 70), "spike", 32, 1, 96),
-        ((2, 256), "plain", 32, 1, 64),
+        ((2, 256), "flat", 32, 1, 64),
+        ((3, 11), "lowest", 2, 1, 32),
+        ((drawn(rng, 40, 60), team * drawn(rng, 5, 7) + drawn(rng, 0, 3)), "rows", team, 1,
+         32 * (8 + team)),
     ]
     return [
         case(grid, block, x=_scores(rng, shape, kind), team=np.int64(team))
@@ -304,6 +318,10 @@ def _occupancy_cases(rng):
         (1024, 64), (1024, 65), (512, 128), (96, 52), (96, 255), (640, 48), (672, 41), (160, 21),
     ]  # fmt: skip
     shift = int(rng.integers(0, 2))  # a register more or less within the same eight
+    few = drawn(rng, 9, 24)  # registers: what decides are the warps, and they come whole
+    launches += [(32 * drawn(rng, 3, 9) + drawn(rng, 1, 6), few), (drawn(rng, 33, 60), few + 1)]
+    launches += [(drawn(rng, 65, 999), drawn(rng, 26, 64)), (1023, drawn(rng, 57, 63))]
+    launches.append((drawn(rng, 800, 1024), drawn(rng, 500, 900)))  # not even one
     return [
         case(1, 1, n_threads=np.int64(t), n_registers=np.int64(r - shift if r % 8 == 0 else r))
         for t, r in launches
@@ -360,6 +378,7 @@ def _backward_cases(rng):
         ((2, 64), "plain", 1, 96),
         ((5, 40), "spread", 2, 96),
         ((1, 260), "plain", 1, 32),
+        ((drawn(rng, 9, 12), drawn(rng, 97, 130)), "rows", 1, 512),
     ]
     return [case(grid, block, **_gradients(rng, *each)) for *each, grid, block in launches]
 
@@ -517,6 +536,7 @@ def _gradient(dy, y):
 def _function_cases(rng):
     warm_up()
     shapes = [(1, 1), (1, 2), (2, 1), (0, 3), (2, 3), (3, 2), (1, 9), (5, 4), (7, 11)]
+    shapes.append((drawn(rng, 9, 30), drawn(rng, 17, 30)))
     return [
         case(1, 32, x=_scores(rng, shape, "spread"), dy=numbers(rng, shape, 2.0, 3.0))
         for shape in shapes
