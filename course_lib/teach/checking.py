@@ -26,6 +26,7 @@ from course_lib.teach.exercise import Exercise, find, python_function
 from course_lib.teach.report import CheckFailed, describe
 from course_lib.teach.running import Attempt, Failure, Gpu, Run, Simulator, attempt_case
 from course_lib.teach.todo import contains_todo
+from course_lib.teach.work import count_work
 
 #: Thread orders every case runs in. A result that depends on the order is a race.
 ORDERS = ("forward", "reverse", "random")
@@ -239,4 +240,4 @@ def _require_kind(exercise: Exercise, obj: object) -> None:
 
 
 #: What a check does, in order. What only reads the code goes before what runs it on the GPU.
-STAGES = (run_in_simulator, compile_for_gpu, run_on_gpu)
+STAGES = (run_in_simulator, count_work, compile_for_gpu, run_on_gpu)

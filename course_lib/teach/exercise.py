@@ -98,6 +98,8 @@ class Exercise:
         left out.
     once: whether each element of the outputs is one thread's business, so that a kernel in which
         several threads do the same work over and over is refused although its result is right.
+    about: what the answer is to do beside its result, as `course_lib.teach.work` counts it: spare
+        readings of an array, use shuffles, do without atomics.
     forbids: what the compiler must not find, such as "float64-promotion"; see `simulator.lint`.
     call: `call(obj, run)` runs the object once. A `Run` holds the case's arrays as attributes and
         `run.launch(kernel, *arguments)`. The default gives a kernel the inputs and then the
@@ -119,6 +121,7 @@ class Exercise:
     dtype: np.dtype | dict[str, np.dtype] | None = None
     start: float | None = None
     once: bool = False
+    about: tuple[object, ...] = ()
     forbids: tuple[str, ...] = ()
     call: Callable | None = None
     primal: Callable | None = None

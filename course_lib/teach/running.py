@@ -12,7 +12,7 @@ import numpy as np
 import course_lib
 from course_lib import simulator
 from course_lib.runtime.launch import in_simulator
-from course_lib.simulator.observe import observing_with
+from course_lib.simulator.observe import Observer, observing_with
 from course_lib.teach.deadline import TimeUp
 from course_lib.teach.exercise import Case, Exercise
 from course_lib.teach.fences import (
@@ -53,9 +53,10 @@ class Failure:
     """The first thing that went wrong, with what is known about it.
 
     `problem` is one of "finding" (the sanitizer's), "raised", "endless", "outside", "input",
-    "returned", "values", "twice" (two threads write an element, in vain), "compile" (numba cannot)
-    and "forbidden" (the compiler's finding). The sanitizer's goes first: what else is wrong may
-    follow from it, and is then in `also`.
+    "returned" (`text` says what is wrong with what came, or with how it was made), "values",
+    "twice" (two threads write an element, in vain), "compile" (numba cannot) and "forbidden" (the
+    compiler's finding). The sanitizer's goes first: what else is wrong may follow from it, and is
+    then in `also`.
     """
 
     problem: str
@@ -82,6 +83,7 @@ class Simulator:
     def __init__(self, order: str, seed: int, sanitized: bool = False):
         self.order, self.seed, self.sanitized = order, seed, sanitized
         self.findings, self.twice = [], None
+        self.observer: Observer | None = None  # one more that watches the launches
 
     def prepare(self, array: FencedArray):
         """Return the array that a kernel is given."""
@@ -103,6 +105,8 @@ class Simulator:
             if not course_lib.SIMULATED:
                 stack.enter_context(_real_kernels_simulated())
                 stack.enter_context(in_simulator())
+            if self.observer is not None:
+                stack.enter_context(observing_with(self.observer))
             if self.sanitized:
                 report = stack.enter_context(simulator.sanitize())
                 self.findings = report.findings

@@ -44,6 +44,7 @@ NEGATIVE = Exercise(
     solution=negative,
     reference=lambda x: 1 - x,
     cases=_negative_cases,
+    once=True,
     tolerance=Tolerance(0.0, 1e-7, "one subtraction, rounded once to float32"),
     hints=(
         "There is no loop to write. A thread handles one pixel, and `row` and `col` already say "

@@ -38,6 +38,7 @@ RELU = Exercise(
     solution=relu,
     reference=reference.relu,
     cases=_relu_cases,
+    once=True,
     tolerance=EXACT,
     hints=(
         "Blocks come whole: 100 elements in blocks of 32 need four blocks, which are 128 threads. "
@@ -120,6 +121,7 @@ NCHW_INDEX = Exercise(
     solution=nchw_index,
     reference=lambda x, bias: x + bias[:, None, None],
     cases=_nchw_cases,
+    once=True,
     tolerance=Tolerance(1e-6, 1e-6, "one addition, rounded once to float32"),
     hints=(
         "The last index changes fastest: neighbours in memory differ in `w`. After `W` of them, "
@@ -170,6 +172,7 @@ COLUMN_SUM = Exercise(
     solution=column_sum,
     reference=lambda x: x.sum(axis=0),
     cases=_column_cases,
+    once=True,
     tolerance=Tolerance(3e-6, 5e-6, "each of up to 90 additions rounds to float32", scaled=True),
     hints=(
         "One thread owns one column and adds up what is in it. How many threads are needed: "
@@ -192,9 +195,8 @@ def sigmoid(x, y):
 
 
 def _sigmoid_cases(rng):
-    # Between -103 and -89 exp(-x) is infinite and the result is not 0, but small.
     ends = [-np.inf, np.inf, 1, 2, 3, 4]
-    small = [[-1e4, 1e4], [-89.0, 89.0, 0.0, -0.0], -rng.uniform(90, 100, 3), ends]
+    small = [[-1e4, 1e4], [-89.0, 89.0, 0.0, -0.0], ends]
     return [case(1, 8, x=np.array(x, np.float32)) for x in small] + [
         case(grid, block, x=_scaled(rng, n, k)) for k, (n, grid, block) in enumerate(guarded(rng))
     ]
@@ -212,9 +214,8 @@ SIGMOID = Exercise(
     solution=sigmoid,
     reference=reference.sigmoid,
     cases=_sigmoid_cases,
-    tolerance=Tolerance(
-        3e-6, 1e-44, "a few float32 roundings; numbers below 1e-38 have fewer digits"
-    ),
+    once=True,
+    tolerance=Tolerance(2e-6, 1.2e-7, "a few float32 roundings of numbers near 1"),
     forbids=("float64-promotion",),
     hints=(
         "In float32, `exp` overflows to infinity from about 89 on. Which step of your formula "
@@ -245,8 +246,10 @@ def _swish_cases(rng):
 
 
 def _finite(x):
-    """Return `x` with 3.3e38 for an infinity: there swish has no derivative."""
-    return np.clip(x, np.float32(-3.3e38), np.float32(3.3e38))
+    """Return `x` without infinities, where swish has no derivative, and without numbers so large
+    that 1 is lost beside them, as it is in y + s · (1 − y).
+    """
+    return np.clip(x, np.float32(-3.3e38), np.float32(1e6))
 
 
 SWISH_BACKWARD = Exercise(
@@ -255,6 +258,7 @@ SWISH_BACKWARD = Exercise(
     solution=swish_backward,
     reference=reference.swish_backward,
     cases=_swish_cases,
+    once=True,
     tolerance=Tolerance(1e-5, 1e-5, "1 - s loses digits in float32 when s is near 1"),
     outputs=("dx",),
     primal=reference.swish,

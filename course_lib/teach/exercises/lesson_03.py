@@ -21,6 +21,7 @@ from course_lib import cuda, reference
 from course_lib.runtime import intrinsics
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
+from course_lib.teach.work import Spares, Uses
 
 MINUS_INF = np.float32(-np.inf)
 ZERO, ONE = np.float32(0), np.float32(1)
@@ -106,6 +107,7 @@ SOFTMAX_NAIVE = Exercise(
     cases=_naive_cases,
     tolerance=_SOFTMAX,
     once=True,
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "`exp` of a large number is infinite. Subtract a number from the whole row first, so that "
@@ -198,6 +200,7 @@ SOFTMAX_SHARED = Exercise(
     cases=_shared_cases,
     tolerance=_SOFTMAX,
     once=True,
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "Two trees, one after the other, in the same memory. The second one overwrites `s[0]`. Who "
@@ -258,6 +261,7 @@ SOFTMAX_WARP = Exercise(
     cases=_warp_cases,
     tolerance=_SOFTMAX,
     once=True,
+    about=(Spares("x"), Uses("shuffles", point=False)),
     forbids=("float64-promotion",),
     hints=(
         "With `shfl_down_sync` only lane 0 has the result in the end. Here all lanes need the "
@@ -332,6 +336,7 @@ ONLINE_MERGE = Exercise(
     solution=online_merge,
     reference=_merge_reference,
     cases=_merge_cases,
+    once=True,
     tolerance=Tolerance(
         5e-6, 0.0, "the difference of two maxima is rounded, then exp, two products and a sum are"
     ),
@@ -376,6 +381,7 @@ SOFTMAX_ONLINE = Exercise(
     cases=_warp_cases,
     tolerance=_SOFTMAX,
     once=True,
+    about=(Spares("x", point=True),),
     forbids=("float64-promotion",),
     hints=(
         "A single number `x` is a part of its own: its maximum is `x`, its sum is 1. So reading "

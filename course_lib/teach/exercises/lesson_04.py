@@ -23,6 +23,7 @@ from course_lib.runtime.launch import launch
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.late_torch import torch, warm_up
+from course_lib.teach.work import Spares
 
 WIDTH = 4  # float32 numbers in 16 bytes
 VECTORS = 2  # 16-byte pieces of a row that each lane holds
@@ -191,6 +192,7 @@ SOFTMAX_REGISTERS = Exercise(
     tolerance=_SOFTMAX,
     call=lambda kernel, run: run.launch(kernel, run.x, run.y, run.n_cols),
     once=True,
+    about=(Spares("x", point=True), Spares("x", point=True, pieces=True)),
     forbids=("float64-promotion",),
     hints=(
         "A lane takes the 16-byte pieces `lane`, `lane + 32`, `lane + 64`, … of its row. With "
@@ -282,6 +284,7 @@ SOFTMAX_TEAMS = Exercise(
     tolerance=_SOFTMAX,
     call=lambda kernel, run: run.launch(kernel, run.x, run.y, run.team),
     once=True,
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "Number all threads of the launch: the first `team` of them have row 0, the next `team` "
@@ -403,6 +406,7 @@ SOFTMAX_BACKWARD = Exercise(
     call=lambda kernel, run: run.launch(kernel, run.dy, run.y, run.dx),
     once=True,
     primal=lambda y, x: reference.softmax(x),
+    about=(Spares("y"), Spares("dy")),
     forbids=("float64-promotion",),
     hints=(
         "The formula has a sum over the row in it, and each element needs that sum. So there are "

@@ -24,6 +24,7 @@ from course_lib.runtime.philox import philox_one
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
 from course_lib.teach.plain import pair_of
+from course_lib.teach.work import Spares
 
 IGNORED = -100  # a target that means: this row counts nothing
 EPS = np.float32(1e-5)
@@ -211,6 +212,7 @@ CROSS_ENTROPY = Exercise(
     outputs=("loss", "m", "s"),
     dtype=np.float32,
     once=True,
+    about=(Spares("logits"),),
     forbids=("float64-promotion",),
     hints=(
         "Only two numbers of a row are needed, and lesson 3 finds both in one pass. Then the loss "
@@ -370,6 +372,7 @@ BN_RELU_SOFTMAX = Exercise(
         1e-4, 1e-30, "z is rounded, by 1e-5 where it is 100, and exp turns that into a factor"
     ),
     once=True,
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "It is `softmax_registers` of lesson 4 with a little arithmetic between the load and the "
@@ -448,7 +451,7 @@ def _dropout_cases(rng):
         ((3, 31), "below", rng.uniform(0.05, 0.15), 2, 64),
         ((2, 40), "spread", 0.75, 1, 96),
         ((1, 70), "flat", 0.5, 1, 32),
-        ((drawn(rng, 9, 10), drawn(rng, 65, 90)), "rows", rng.uniform(0.3, 0.9), 1, 320),
+        ((drawn(rng, 5, 6), drawn(rng, 65, 80)), "rows", rng.uniform(0.3, 0.9), 1, 256),
     ]
     return [case(grid, block, **_dropout_inputs(rng, *each)) for *each, grid, block in launches]
 

@@ -21,6 +21,7 @@ from course_lib import cuda, simulator
 from course_lib.runtime.intrinsics import warp_sum
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
+from course_lib.teach.work import Spares, Uses
 
 MOST = 128  # hidden numbers
 ALL = 0xFFFFFFFF
@@ -77,6 +78,7 @@ SQUEEZE = Exercise(
     tolerance=Tolerance(0.0, 1e-6, "float32 rounds each of a few dozen additions", scaled=True),
     outputs=("mean",),
     once=True,
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "Which numbers lie beside each other in memory? Those of one pixel, channel after channel. "
@@ -168,6 +170,7 @@ EXCITE = Exercise(
     ),
     outputs=("hidden", "gate"),
     once=True,
+    about=(Uses("shared memory", point=False),),
     forbids=("float64-promotion",),
     hints=(
         "The second layer needs every number of the first. Who has written them, and where can all "
@@ -355,6 +358,7 @@ SQUEEZE_EXCITE_FUSED = Exercise(
     dtype=np.float32,
     call=_with_counters,
     once=True,
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "Three questions. Which picture has item 17, if each has 2 G items? When may others know "
@@ -467,6 +471,7 @@ SQUEEZE_EXCITE_BACKWARD = Exercise(
     primal=lambda x, weight1, bias1, weight2, bias2, hidden, gate: _block_reference(
         x, weight1, bias1, weight2, bias2
     ),
+    about=(Spares("dy"),),
     forbids=("float64-promotion",),
     hints=(
         "Go backwards: scale, second layer, swish, first layer, mean. What each step hands on is "

@@ -27,6 +27,7 @@ from course_lib.teach.blocks import (
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
 from course_lib.teach.late_torch import torch, warm_up
+from course_lib.teach.work import Spares
 
 ZERO, THREE, SIX = np.float32(0), np.float32(3), np.float32(6)
 
@@ -395,6 +396,7 @@ HARD_GATE_BACKWARD = Exercise(
     call=lambda kernel, run: run.launch(kernel, run.dy, run.x, run.logit, run.dlogit),
     once=True,
     primal=lambda x, logit: x * np.clip((logit[:, None] + 3) / 6, 0, 1),
+    about=(Spares("dy"),),
     forbids=("float64-promotion",),
     hints=(
         "The gate of a plane multiplies all its numbers. So all of them have a say in how the "

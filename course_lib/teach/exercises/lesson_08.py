@@ -19,6 +19,7 @@ from course_lib import cuda, reference
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.plain import number_of, pair_of
+from course_lib.teach.work import Spares, Uses
 
 ZERO = np.float32(0)
 TILE = 8  # rows and columns of a tile: a block has 64 threads
@@ -301,6 +302,7 @@ CONV2D_TILED = Exercise(
     tolerance=SUMS,
     dtype=np.float32,
     once=True,
+    about=(Uses("shared memory"), Spares("x", point=True)),
     forbids=("float64-promotion",),
     hints=(
         "The block needs 100 pixels and has 64 threads. Which pixel of the picture is the upper "
@@ -480,6 +482,7 @@ IMPLICIT_GEMM = Exercise(
         kernel, run.x, run.weight, run.y, run.R, run.S, run.stride, run.padding
     ),
     once=True,
+    about=(Uses("shared memory", point=False),),
     forbids=("float64-promotion",),
     hints=(
         "`b[row, col]` is element (first + row, pixel) of the matrix that im2col would have "

@@ -19,6 +19,7 @@ from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.exercises.lesson_08 import output_size
 from course_lib.teach.plain import with_plain_numbers
+from course_lib.teach.work import Spares
 
 ZERO = np.float32(0)
 
@@ -259,6 +260,7 @@ CONV2D_DWEIGHT = Exercise(
     ),
     once=True,
     primal=_forward,
+    about=(Spares("dy"),),
     forbids=("float64-promotion",),
     hints=(
         "A weight takes part in every result of its filter, once. With which pixel of x has it "
@@ -320,6 +322,7 @@ CONV2D_DBIAS = Exercise(
     outputs=("dbias",),
     dtype=np.float32,
     once=True,
+    about=(Spares("dy"),),
     forbids=("float64-promotion",),
     hints=(
         "The bias of channel k was added to each result of channel k, in all pictures. What is "

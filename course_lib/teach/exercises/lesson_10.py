@@ -20,6 +20,7 @@ from course_lib import cuda, reference
 from course_lib.runtime.matrix import load_word, multiply_add
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
+from course_lib.teach.work import Avoids, Spares, Uses
 
 ZERO, ONE = np.float32(0), np.float32(1)
 SIDE, TILE, DEPTH = 4, 8, 4  # threads along a tile's edge, numbers along it, numbers of k at once
@@ -85,6 +86,7 @@ MATMUL_REGISTERS = Exercise(
     tolerance=Tolerance(1e-6, 1e-5, "float32 rounds sums of up to 23 products"),
     outputs=("c",),
     once=True,
+    about=(Uses("shared memory", point=False),),
     forbids=("float64-promotion",),
     hints=(
         "A thread has rows `ty` and `ty + SIDE` of the tile of a, and rows `tx` and `tx + SIDE` of "
@@ -146,6 +148,7 @@ MMA_TILE = Exercise(
     dtype=np.float32,
     call=lambda kernel, run: run.launch(kernel, run.a, run.b, run.K, run.c),
     once=True,
+    about=(Uses("the tensor core"),),
     forbids=("float64-promotion",),
     hints=(
         "Look at the picture of the fragments. Lane 6 has g = 1 and t = 2. Which four numbers of a "
@@ -219,6 +222,7 @@ CHANNEL_MOMENTS = Exercise(
         2e-5, 1e-6, "float32 rounds a mean as large as the largest input", scaled=True
     ),
     outputs=("mean", "variance"),
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "What Welford adds is two distances: from the old mean, and from the new one. And two "
@@ -365,6 +369,7 @@ MAX_POOL_BACKWARD = Exercise(
     dtype=np.float32,
     call=lambda kernel, run: run.launch(kernel, run.dy, run.at, run.k, run.stride, run.dx),
     once=True,
+    about=(Avoids("atomics"),),
     forbids=("float64-promotion",),
     hints=(
         "A thread for each element of x, not of y. Which windows cover row h? The last of them "

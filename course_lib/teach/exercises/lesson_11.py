@@ -22,6 +22,7 @@ from course_lib import cuda, reference
 from course_lib.runtime.intrinsics import warp_sum
 from course_lib.teach.cases import drawn, extremes, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
+from course_lib.teach.work import Spares
 
 ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 SCALE = np.float32(1 / 127.5)
@@ -190,6 +191,7 @@ LINEAR_RELU = Exercise(
     cases=_linear_cases,
     tolerance=Tolerance(1e-6, 2e-5, "float32 rounds sums of up to 200 products"),
     once=True,
+    about=(Spares("x"), Spares("weight")),
     forbids=("float64-promotion",),
     hints=(
         "A warp has one result: row `warp // n_out`, column `warp % n_out`. Its 32 lanes share a "

@@ -21,6 +21,7 @@ from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.exercises.lesson_08 import conv2d_direct
 from course_lib.teach.exercises.lesson_09 import conv2d_dweight, conv2d_dx
 from course_lib.teach.plain import number_of, with_plain_numbers
+from course_lib.teach.work import Launches
 
 ZERO = np.float32(0)
 BLOCK = 64
@@ -295,6 +296,7 @@ TRANSPOSED_BY_DX = Exercise(
     call=lambda function, run: with_plain_numbers(
         function, run, "x", "weight", "stride", "padding", "output_padding"
     ),
+    about=(Launches(),),
     hints=(
         "`conv2d_dx(dy, weight, dx, stride, padding)` gets what came out of a convolution, and "
         "fills an array as large as what went in. Which of our two arrays is the small one?",
@@ -366,6 +368,7 @@ TRANSPOSED_BACKWARD = Exercise(
         function, run, "dy", "x", "weight", "stride", "padding"
     ),
     primal=_transposed,
+    about=(Launches(),),
     hints=(
         "Forward was a multiplication by a transposed matrix. What does one multiply by on the "
         "way back, and which kernel of lesson 8 does that?",
