@@ -17,12 +17,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from course_lib.simulator.kernel import Kernel
 from course_lib.teach import kept, record
 from course_lib.teach.causes import likely_cause
 from course_lib.teach.compiling import compile_for_gpu, prepare_compiler
 from course_lib.teach.deadline import TimeUp, deadline
 from course_lib.teach.display import user_facing
 from course_lib.teach.exercise import Exercise, find, python_function
+from course_lib.teach.fences import same_bits
 from course_lib.teach.report import CheckFailed, describe
 from course_lib.teach.running import Attempt, Failure, Gpu, Run, Simulator, attempt_case
 from course_lib.teach.todo import contains_todo
@@ -155,14 +157,29 @@ def run_in_simulator(attempt: Attempt) -> Failure | None:
     try:
         with deadline(TIME_LIMIT):
             for case in attempt.cases:
+                first = {}
                 for order in orders:
                     engine = Simulator(order, attempt.seed, sanitized=True)
                     failure = attempt_case(attempt, case, engine)
                     if failure is not None:
                         return failure
+                    first = first or engine.got
+                    if text := _other_bits(attempt, first, engine):
+                        return Failure("returned", Run(attempt.exercise, case, engine), text=text)
     except TimeUp as error:  # between two runs
         return Failure("endless", Run(attempt.exercise, case, engine), error=error)
     return None
+
+
+def _other_bits(attempt: Attempt, first: dict[str, np.ndarray], engine: Simulator) -> str:
+    """Return what to say where the order of threads has changed a bit, and must not."""
+    for name, value in first.items() if attempt.exercise.repeatable else ():
+        if not same_bits(value, engine.got[name]).all():
+            return (
+                f"{name} is right, but its last bits depend on the order in which threads run: "
+                "terms are added in an order that nobody has fixed, as by atomics"
+            )
+    return ""
 
 
 def run_on_gpu(attempt: Attempt) -> Failure | None:
@@ -227,6 +244,8 @@ def _require_kind(exercise: Exercise, obj: object) -> None:
         raise TypeError(f"{passed}; it got a value of type {type(obj).__name__}")
     if exercise.kind == "kernel" and function is obj:
         raise TypeError(f"{passed}; it got a plain function: is @cuda.jit missing above it?")
+    if exercise.kind == "kernel" and type(obj) not in (type(exercise.solution), Kernel):
+        raise TypeError(f"{passed}; it got a {type(obj).__name__} of its own making")
     if exercise.kind == "launcher" and function is not obj:
         raise TypeError(f"{passed}; it got a kernel: pass the function that launches it")
     if exercise.kind == "function" and function is not obj:

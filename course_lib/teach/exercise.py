@@ -100,6 +100,7 @@ class Exercise:
         several threads do the same work over and over is refused although its result is right.
     about: what the answer is to do beside its result, as `course_lib.teach.work` counts it: spare
         readings of an array, use shuffles, do without atomics.
+    repeatable: whether the same bits must come in whatever order the threads run.
     forbids: what the compiler must not find, such as "float64-promotion"; see `simulator.lint`.
     call: `call(obj, run)` runs the object once. A `Run` holds the case's arrays as attributes and
         `run.launch(kernel, *arguments)`. The default gives a kernel the inputs and then the
@@ -122,6 +123,7 @@ class Exercise:
     start: float | None = None
     once: bool = False
     about: tuple[object, ...] = ()
+    repeatable: bool = False
     forbids: tuple[str, ...] = ()
     call: Callable | None = None
     primal: Callable | None = None

@@ -74,15 +74,16 @@ class Failure:
 class Simulator:
     """Runs kernels in the simulator, with the threads of a block in a given order.
 
-    With `sanitized`, under the sanitizer: `findings` are what it found in the last run, and
-    `twice` is an element that two threads wrote, if that was to be looked for.
+    With `sanitized`, under the sanitizer: `findings` are what it found in the last run, `twice` is
+    an element that two threads wrote, if that was to be looked for, and `borrowed` an input that
+    was written. `got` are the outputs of the last run that was right.
     """
 
     simulated = True
 
     def __init__(self, order: str, seed: int, sanitized: bool = False):
         self.order, self.seed, self.sanitized = order, seed, sanitized
-        self.findings, self.twice = [], None
+        self.findings, self.twice, self.borrowed, self.got = [], None, None, {}
         self.observer: Observer | None = None  # one more that watches the launches
 
     def prepare(self, array: FencedArray):
@@ -110,12 +111,13 @@ class Simulator:
             if self.sanitized:
                 report = stack.enter_context(simulator.sanitize())
                 self.findings = report.findings
-            if self.sanitized and run.exercise.once:
-                outputs = {name: run.arrays[name] for name in run.exercise.outputs}
-                writers = stack.enter_context(observing_with(Writers(outputs)))
+                inputs = {n: array for n, array in run.arrays.items() if n in run.case.inputs}
+                outputs = {n: array for n, array in run.arrays.items() if n not in inputs}
+                writers = stack.enter_context(observing_with(Writers(outputs, inputs)))
             yield
-            if self.sanitized and run.exercise.once:
-                self.twice = writers.twice
+            if self.sanitized:
+                self.twice = writers.twice if run.exercise.once else None
+                self.borrowed = writers.borrowed
 
 
 class Gpu:
@@ -123,7 +125,7 @@ class Gpu:
 
     simulated = False
     order = "forward"
-    findings, twice = (), None
+    findings, twice, borrowed, got = (), None, None, {}
 
     @staticmethod
     def available() -> bool:
@@ -242,7 +244,7 @@ class Run:
         if exercise.kind == "kernel":
             self.got = {name: self.arrays[name].view for name in exercise.outputs}
         else:
-            values = returned if isinstance(returned, tuple) else (returned,)
+            values = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
             if len(values) == len(exercise.outputs):
                 self.got = dict(zip(exercise.outputs, map(_to_numpy, values), strict=True))
             else:
@@ -275,6 +277,12 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
         name, place, *_ = engine.twice
         index = np.unravel_index(place, run.arrays[name].shape)
         return Failure("twice", run, array=name, index=tuple(map(int, index)))
+    if failure is None and engine.borrowed:
+        name, site = engine.borrowed
+        text = f"it writes to its input {name}, which others may read meanwhile, in line "
+        return Failure("returned", run, text=f"{text}{site.line}, `{site.source}`")
+    if failure is None:
+        engine.got = {name: np.copy(value) for name, value in run.got.items()}
     return failure
 
 

@@ -158,8 +158,8 @@ mistakes("softmax_registers",
      "m, s = np.float32(-3.4e38)", "        m = warp_max(m)\n", ""),
     ("registers_sum_of_a_lane", "wrong values in y", "        s = warp_sum(s)\n", ""),
     ("registers_no_last_row", OUTSIDE, "if start < x.size:", "if True:"),
-    ("registers_in_float64", "float64-promotion", registers_reciprocal_and_grid_stride, "m, s = LOWEST, ZERO",
-     "m, s = LOWEST, 0.0"))
+    ("registers_in_float64", "float64-promotion", registers_reciprocal_and_grid_stride,
+     "m, s = LOWEST, ZERO", "m, s = LOWEST, 0.0"))
 
 
 @wrong("softmax_registers", "more than one thread")

@@ -20,6 +20,7 @@ import numpy as np
 from course_lib import cuda, reference
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, warp_sum
 from course_lib.runtime.launch import launch
+from course_lib.teach.blocks import require_any_order
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.late_torch import torch, warm_up
@@ -77,9 +78,9 @@ def _numbers_of(function, run):
     """Call a function of plain numbers, and return its numbers as the check wants them."""
     found = function(*(value.item() for value in run.case.inputs.values()))
     wanted = run.exercise.outputs
-    if len(wanted) > 1 and not isinstance(found, tuple):
+    if len(wanted) > 1 and not isinstance(found, tuple | list):
         return found
-    parts = found if isinstance(found, tuple) else (found,)
+    parts = found if isinstance(found, tuple | list) else (found,)
     dtype = run.exercise.output_dtype(run.case)
     return tuple(
         dtype.type(each) if isinstance(each, int | float | np.number) else each for each in parts
@@ -322,7 +323,7 @@ def _occupancy_cases(rng):
     ]  # fmt: skip
     shift = int(rng.integers(0, 2))  # a register more or less within the same eight
     few = drawn(rng, 9, 24)  # registers: what decides are the warps, and they come whole
-    launches += [(32 * drawn(rng, 3, 9) + drawn(rng, 1, 6), few), (drawn(rng, 33, 60), few + 1)]
+    launches += [(32 * drawn(rng, 3, 5) + drawn(rng, 1, 6), few), (drawn(rng, 33, 60), few + 1)]
     launches += [(drawn(rng, 65, 999), drawn(rng, 26, 64)), (1023, drawn(rng, 57, 63))]
     launches.append((drawn(rng, 800, 1024), drawn(rng, 500, 900)))  # not even one
     return [
@@ -509,6 +510,10 @@ def _train_twice(function, run):
     dx, dx_other = one.grad, other.grad
     if dx is None or dx_other is None:
         raise ValueError("x has no gradient after y.backward(dy): backward returned None")
+    if one.numel() > 6:  # in the smallest cases wrong numbers shall show first
+        calls = ((one,), _tensor(run.dy)), ((other,), torch.ones_like(other))
+        require_any_order(apply, calls, [[dx], [dx_other]])
+        _require_noticed(apply, one)
     return y, y_other, dx, dx_other
 
 
@@ -517,6 +522,23 @@ def _tensor(array):
     if isinstance(array, np.ndarray):
         return torch.from_numpy(array.copy())
     return torch.from_numpy(array.copy_to_host()).to("cuda")
+
+
+def _require_noticed(apply, x):
+    """Raise unless a change of y between the passes is noticed, as PyTorch notices it."""
+    y = apply(x.detach().clone().requires_grad_())
+    y.detach().add_(1)
+    try:
+        y.sum().backward()
+    except RuntimeError as error:
+        if "inplace operation" not in str(error):
+            raise
+    else:
+        raise ValueError(
+            "y was changed in place between forward and backward, and nobody noticed: the "
+            "gradients are wrong without a word. ctx.save_for_backward keeps watch; a tensor in "
+            "any other place, ctx.y for example, is not watched"
+        )
 
 
 def _require_used(launcher, times):

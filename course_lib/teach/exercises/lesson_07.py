@@ -74,7 +74,7 @@ def _nudged(rng, values):
 def _pair_of(function, run):
     """Call a function that returns two numbers, of whatever kind of float."""
     found = function(run.shares, run.speedups)
-    if not isinstance(found, tuple):
+    if not isinstance(found, tuple | list):
         return found
     return tuple(
         np.float64(each) if isinstance(each, int | float | np.number) else each for each in found

@@ -46,7 +46,7 @@ _CONVOLUTIONS = (
     ((1, 2, 4, 5), (2, 3, 2), 2, 1),
     ((1, 1, 7, 4), (2, 2, 3), 3, 1),
     ((2, 3, 3, 4), (2, 1, 3), 2, 0),
-    ((1, 1, 5, 6), (1, 3, 4), 4, 2),
+    ((1, 1, 14, 6), (1, 3, 4), 4, 2),
 )
 
 
@@ -190,6 +190,7 @@ CONV2D_DX = Exercise(
     once=True,
     primal=_forward,
     forbids=("float64-promotion",),
+    repeatable=True,
     hints=(
         "The pixel asks each tap of the filter: is there a result that has met me with you? "
         "Solve h = p · stride − padding + r for p.",
@@ -262,6 +263,7 @@ CONV2D_DWEIGHT = Exercise(
     primal=_forward,
     about=(Spares("dy"),),
     forbids=("float64-promotion",),
+    repeatable=True,
     hints=(
         "A weight takes part in every result of its filter, once. With which pixel of x has it "
         "been multiplied there? It is the very line of the forward pass.",
@@ -324,6 +326,7 @@ CONV2D_DBIAS = Exercise(
     once=True,
     about=(Spares("dy"),),
     forbids=("float64-promotion",),
+    repeatable=True,
     hints=(
         "The bias of channel k was added to each result of channel k, in all pictures. What is "
         "the gradient of a sum's term?",

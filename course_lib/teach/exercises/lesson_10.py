@@ -266,7 +266,7 @@ _POOLED = [
     (2, 5, 6, 3, 2, 1, 64),
     (2, 6, 5, 2, 1, 2, 33),
     (3, 4, 7, 2, 3, 3, 32),
-    (1, 6, 7, 5, 3, 1, 32),
+    (1, 9, 10, 4, 3, 1, 32),
 ]
 
 
@@ -371,6 +371,7 @@ MAX_POOL_BACKWARD = Exercise(
     once=True,
     about=(Avoids("atomics"),),
     forbids=("float64-promotion",),
+    repeatable=True,
     hints=(
         "A thread for each element of x, not of y. Which windows cover row h? The last of them "
         "begins at h or above, the first still reaches h.",

@@ -187,6 +187,7 @@ CONV_TRANSPOSE2D_GATHER = Exercise(
     call=_launched,
     once=True,
     forbids=("float64-promotion",),
+    repeatable=True,
     hints=(
         "The thread owns y[n, k, p, q]. Pixel h has painted row p with tap r if "
         "p = h · stride − padding + r. For which r is there such an h?",
@@ -297,6 +298,7 @@ TRANSPOSED_BY_DX = Exercise(
         function, run, "x", "weight", "stride", "padding", "output_padding"
     ),
     about=(Launches(),),
+    repeatable=True,
     hints=(
         "`conv2d_dx(dy, weight, dx, stride, padding)` gets what came out of a convolution, and "
         "fills an array as large as what went in. Which of our two arrays is the small one?",
@@ -369,6 +371,7 @@ TRANSPOSED_BACKWARD = Exercise(
     ),
     primal=_transposed,
     about=(Launches(),),
+    repeatable=True,
     hints=(
         "Forward was a multiplication by a transposed matrix. What does one multiply by on the "
         "way back, and which kernel of lesson 8 does that?",
@@ -458,6 +461,7 @@ UPSAMPLE_INTO = Exercise(
     call=lambda kernel, run: run.launch(kernel, run.x, run.weight, run.joined, run.first),
     once=True,
     forbids=("float64-promotion",),
+    repeatable=True,
     hints=(
         "With 2 × 2 taps and stride 2, patches neither overlap nor leave gaps. Which single pixel "
         "of x, and which single tap, has painted (p, q)?",

@@ -81,7 +81,7 @@ def _multilook_cases(rng):
         ((14, 7), 7, "strong", 1, 2),
         ((13, 22), 2, "edge", 1, 16),
         ((24, 34), 1, "gaps", 1, 256),
-        ((drawn(rng, 31, 39), drawn(rng, 41, 49)), drawn(rng, 2, 4), "gaps", 1, 288),
+        ((drawn(rng, 31, 39), drawn(rng, 41, 49)), drawn(rng, 2, 3), "gaps", 1, 288),
     ]
     return [
         case(grid, block, power=_power(rng, shape, kind), n=np.int64(n))
