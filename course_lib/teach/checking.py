@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import io
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -37,6 +38,9 @@ ORDERS = ("forward", "reverse", "random")
 #: fast machine; a slow one must not call them endless, as loops in kernels are counted besides.
 TIME_LIMIT = 6.0
 
+#: Lines shown of what the learner's code prints during a check.
+MOST_PRINTED = 8
+
 #: The objects that passed their last check in this session, by exercise; None where it failed.
 _passed: dict[str, object] = {}
 
@@ -59,7 +63,8 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
     UnknownExercise: there is no exercise called `name`.
     """
     exercise = find(name)
-    _passed[name] = None
+    _passed.pop(name, None)
+    _passed[name] = None  # the last one in the dictionary
     if contains_todo(obj):
         message = f"{name}: not solved yet. Put your code in place of TODO; hint({name!r}) helps."
         if os.environ.get("COURSE_LIB_STRICT") == "1":
@@ -73,11 +78,13 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
     prepare_compiler()
     record.update(name, _count_attempt)
     attempt = _attempt(exercise, obj, _new_seed() if seed is None else seed)
-    failure = _first_failure(attempt)
+    with _printing_little():
+        failure = _first_failure(attempt)
     if failure is not None:
         kept.drop(exercise, obj)
         # Finding the cause runs the kernel again, and a race may end differently each time.
-        with contextlib.suppress(TimeUp), deadline(TIME_LIMIT):
+        silent = contextlib.redirect_stdout(io.StringIO())
+        with contextlib.suppress(TimeUp), deadline(TIME_LIMIT), silent:
             failure.cause = failure.cause or likely_cause(_of_small_cases(attempt), failure)
         # The learner's own line is in the message; the frames of the check are of no use.
         raise CheckFailed(describe(attempt, failure)) from None
@@ -86,6 +93,22 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
     print(f"✓ {name} — {_account(attempt)}")
     for note in attempt.notes:
         print(f"  note      {note}")
+
+
+@contextlib.contextmanager
+def _printing_little() -> Iterator[None]:
+    """Show a few lines of what the learner's code prints inside; each thread prints its own."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        lines = printed.getvalue().splitlines()
+        for line in lines[:MOST_PRINTED]:
+            print(line)
+        if len(lines) > MOST_PRINTED:
+            more = len(lines) - MOST_PRINTED
+            print(f"… and {more:,} more lines that your code printed while it was checked")
 
 
 @user_facing
@@ -106,6 +129,11 @@ def use(name: str, obj: Callable | None = None) -> Callable:
     found, words = kept.take(exercise, obj, name in _passed, _whats_wrong)
     print(words)
     return exercise.solution if found is None else found
+
+
+def lesson_of_session() -> str | None:
+    """Return the lesson of the last check in this session, "01"; None before the first."""
+    return find(next(reversed(_passed))).lesson if _passed else None
 
 
 def _attempt(exercise: Exercise, obj: Callable, seed: int) -> Attempt:

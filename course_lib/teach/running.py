@@ -244,7 +244,8 @@ class Run:
         if exercise.kind == "kernel":
             self.got = {name: self.arrays[name].view for name in exercise.outputs}
         else:
-            values = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+            several = (tuple, list) if len(exercise.outputs) > 1 else tuple
+            values = tuple(returned) if isinstance(returned, several) else (returned,)
             if len(values) == len(exercise.outputs):
                 self.got = dict(zip(exercise.outputs, map(_to_numpy, values), strict=True))
             else:

@@ -17,7 +17,7 @@ from course_lib.teach.fences import FencedArray
 from course_lib.teach.running import Attempt, Failure, Run, Simulator
 
 #: How much more a kernel may read than the lesson's before it is told, and before it is refused.
-MORE, TOO_MUCH = 1.25, 4.0
+MORE, TOO_MUCH = 1.25, 16.0
 
 _TIMES = {1: "once", 2: "twice", 3: "three times", 4: "four times"}
 
