@@ -280,7 +280,7 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
         return Failure("twice", run, array=name, index=tuple(map(int, index)))
     if failure is None and engine.borrowed:
         name, site = engine.borrowed
-        text = f"it writes to its input {name}, which others may read meanwhile, in line "
+        text = f"it changes its input {name}, which others may read meanwhile, in line "
         return Failure("returned", run, text=f"{text}{site.line}, `{site.source}`")
     if failure is None:
         engine.got = {name: np.copy(value) for name, value in run.got.items()}

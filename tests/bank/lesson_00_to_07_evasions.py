@@ -15,7 +15,7 @@ from course_lib import cuda
 OUTSIDE, UNWRITTEN, VALUES = "out-of-bounds", "never written", "wrong values in"
 NAN = "NaN was computed|" + VALUES
 SERIAL, TWICE = "writes everything", "more than one thread"
-BORROWED = "writes to its input x, .* line"
+BORROWED = "changes its input x, .* line"
 
 # ---- lesson 0 --------------------------------------------------------------------------------
 
