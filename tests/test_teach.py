@@ -91,8 +91,11 @@ def test_solution_passes_within_two_seconds(name, a_kernel_has_run, capsys):
 
 
 KERNELS = [name for name, exercise in exercises().items() if exercise.kind != "answer"]
-#: Inputs that follow from the others, and hold counts: of no pixels all are 0.
-COUNTED = {"dice_gradient": ("sums",)}
+#: Inputs that follow from the others: of no pixels all are 0, beside a large number a sum is 1.
+COUNTED = {
+    "dice_gradient": ("sums",), "cross_entropy_backward": ("s",),
+    "softmax_dropout_backward": ("s",),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -100,19 +103,21 @@ def test_cases_are_many_and_only_their_values_are_random(name):
     exercise = exercises()[name]
     one, other = (exercise.cases(np.random.default_rng(seed)) for seed in (1, 2))
     assert len(one) >= 8
-    for a, b in zip(one, other, strict=True):
-        assert (a.grid, a.block) == (b.grid, b.block)
-        assert {k: np.shape(v) for k, v in a.inputs.items()} == {
-            k: np.shape(v) for k, v in b.inputs.items()
-        }
+    alike = [_launch(a) == _launch(b) for a, b in zip(one, other, strict=True)]
+    assert alike.count(False) <= 2  # those whose size is drawn, the largest among them
+    for a in one:
         assert a.threads <= 1024
-        for value in exercise.expected(a).values():  # -inf is the maximum of no numbers
-            assert (np.isfinite(value) | np.isneginf(value)).all()
+        for value in exercise.expected(a).values():
+            assert not np.isnan(value).any()
         for argument, x in a.inputs.items():
             if x.dtype.kind == "f" and argument not in COUNTED.get(name, ()):
-                # Two zeros are equal, masked elements are, and a few that were rounded at 1e4.
+                # Two zeros are equal, masked elements are, and a few that were rounded at 1e5.
                 finite = x[np.isfinite(x)]
-                assert np.unique(finite).size >= 0.95 * finite.size - 1
+                assert np.unique(finite).size >= 0.9 * finite.size - 1
+
+
+def _launch(case):
+    return case.grid, case.block, {key: np.shape(value) for key, value in case.inputs.items()}
 
 
 @pytest.mark.parametrize("name", exercises())
@@ -133,6 +138,8 @@ def test_backward_reference_agrees_with_finite_differences(name):
     exercise, step = exercises()[name], 1e-6
     for each in exercise.cases(np.random.default_rng(3)):
         dy, *inputs = (np.asarray(x, np.float64) for x in each.inputs.values())
+        if sum(x.size for x in inputs) > 400:  # each element moves by itself
+            continue
         names = list(each.inputs)[1:]
         if not all(x.size for x in (dy, *inputs)) or max(np.abs(x).max() for x in inputs) > 100:
             continue
@@ -387,7 +394,7 @@ def in_flight(gbps, latency_ns, n_multiprocessors, n_threads):
 
 def test_function_is_accepted(capsys):
     check("bytes_in_flight", in_flight)
-    assert capsys.readouterr().out == "✓ bytes_in_flight — 8 cases\n"
+    assert capsys.readouterr().out == "✓ bytes_in_flight — 10 cases\n"
 
 
 def test_function_is_told_what_it_was_given():

@@ -174,6 +174,7 @@ class Kernel:
             raise errors.LaunchError(f"a block of {block} has {threads:,} threads: launch_bounds "
                                      f"of {name} allows {self.launch_bound:,}")
         check_arguments(self.py_func, args, name)
+        args = (*args, *_defaults_after(self.py_func, len(args)))
         afterwards = []
         for extension in self.extensions:
             args = [extension.prepare_args(None, value, stream=0, retr=afterwards)[1]
@@ -297,6 +298,12 @@ def shown(value):
     """A value in a warning: a function or a large array is not shown in full."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _defaults_after(function, n_given):
+    """The default values of the parameters after the first `n_given`."""
+    missing = function.__code__.co_argcount - n_given
+    return function.__defaults__[-missing:] if missing > 0 else ()
 
 
 def check_arguments(function, args, name):

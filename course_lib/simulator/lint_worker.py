@@ -45,13 +45,14 @@ class Builder:
             marshal.loads(spec["code"]), {"__name__": spec["module"], "__builtins__": __builtins__},
             spec["name"], None, tuple(cells))
         plain.__module__, plain.__qualname__ = spec["module"], spec["qualname"]
+        # A dispatcher looks at them when it is made.
+        plain.__defaults__ = tuple(map(self.value, spec["defaults"])) or None
         made = plain
         if spec["kind"] is not None:
             made = self.cuda.jit(device=spec["kind"] == "device", lineinfo=True,
                                  **spec["options"])(plain)
             self.dispatchers.append(made)
         self.made[number] = made  # before its globals: functions may call each other
-        plain.__defaults__ = tuple(map(self.value, spec["defaults"])) or None
         for name, value in spec["globals"].items():
             try:
                 plain.__globals__[name] = self.value(value)

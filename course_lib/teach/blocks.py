@@ -22,12 +22,13 @@ _TYPES = ("float32", "float16", "bfloat16")
 
 
 def describe(function, run):
-    """Call it with tensors that have no numbers; return the bytes of what it describes."""
+    """Call it with tensors whose numbers do not count; return the bytes of what it describes."""
     n, c, h, w, r, kind, last = (int(value) for value in run.case.inputs.values())
-    x = torch.empty(n, c, h, w, dtype=getattr(torch, _TYPES[kind]), device="meta")
+    device = ("cpu", "meta")[(n + r) % 2]  # what it describes is where x is
+    x = torch.empty(n, c, h, w, dtype=getattr(torch, _TYPES[kind]), device=device)
     if last:
         x = x.to(memory_format=torch.channels_last)
-    weights = [torch.empty(shape, device="meta") for shape in ((r, c), (r,), (c, r), (c,))]
+    weights = [torch.empty(shape, device=device) for shape in ((r, c), (r,), (c, r), (c,))]
     found = function(x, *weights)
     _require_described(found, x, r, weights)
     return np.float64(sum(each.numel() * each.element_size() for each in found))
@@ -36,8 +37,9 @@ def describe(function, run):
 def _require_described(found, x, r, weights):
     """Raise unless four tensors of their own, of the right shape, type, device and strides."""
     names = "y", "mean", "hidden", "logit"
-    if not isinstance(found, tuple) or len(found) != 4:
-        what = f"{len(found)} values" if isinstance(found, tuple) else f"a {type(found).__name__}"
+    if not isinstance(found, tuple | list) or len(found) != 4:
+        several = isinstance(found, tuple | list)
+        what = f"{len(found)} values" if several else f"a {type(found).__name__}"
         raise ValueError(f"it should return {', '.join(names)}; it returned {what}")
     n, c = x.shape[:2]
     shapes = tuple(x.shape), (n, c), (n, r), (n, c)
@@ -146,7 +148,10 @@ def train_block(function, run):
     for name, leaf in zip((*names, *names), (*one, *other), strict=True):
         if leaf.grad is None:
             raise ValueError(f"{name} has no gradient after y.backward(dy)")
-    if len(run.x) > 1:  # in the smallest cases wrong numbers shall show first
+    if 1 < len(run.x) < 4:  # in the smallest cases wrong numbers shall show first
+        dy = torch.from_numpy(run.dy.copy())
+        calls = ((*one, gate), dy), ((*other, second), torch.ones_like(dy))
+        require_any_order(apply, calls, [[leaf.grad for leaf in each] for each in (one, other)])
         _require_noticed(apply, one, gate)
     return y, y_other, *(each.grad for each in (*one, *other))
 
@@ -165,22 +170,53 @@ def _not_contiguous(dy):
 
 
 def _require_noticed(apply, leaves, gate):
-    """Raise unless a change of x between the passes is noticed, as PyTorch notices it."""
-    x, *parameters = (leaf.detach().clone().requires_grad_() for leaf in leaves)
-    changed = x * 1
-    y = apply(changed, *parameters, gate)
-    changed.add_(1)
-    try:
-        y.sum().backward()
-    except RuntimeError as error:
-        if "inplace operation" not in str(error):
-            raise
-    else:
-        raise ValueError(
-            "x was changed in place between forward and backward, and nobody noticed: the "
-            "gradients are wrong without a word. ctx.save_for_backward keeps watch; a tensor in "
-            "any other place, ctx.x for example, is not watched"
-        )
+    """Raise unless a change of a tensor between the passes is noticed, as PyTorch notices it."""
+    for place, name in ((0, "x"), (1, "weight1"), (3, "weight2")):
+        tensors = [leaf.detach().clone().requires_grad_() * 1 for leaf in leaves]
+        y = apply(*tensors, gate)
+        tensors[place].add_(1)
+        try:
+            y.sum().backward()
+        except RuntimeError as error:
+            if "inplace operation" not in str(error):
+                raise
+        else:
+            raise ValueError(
+                f"{name} was changed in place between forward and backward, and nobody noticed: "
+                "the gradients are wrong without a word. ctx.save_for_backward keeps watch; a "
+                f"tensor in any other place, ctx.{name} for example, is not watched"
+            )
+
+
+def require_any_order(apply, calls, gradients):
+    """Raise unless the passes find the same when they go back in the order they came, or twice.
+
+    `calls` are the arguments of two calls and the dy of each; `gradients` what was found when the
+    other of the two went back first.
+    """
+    leaves, results = [], []
+    for arguments, _ in calls:
+        own = [a.detach().clone().requires_grad_() if _is_leaf(a) else a for a in arguments]
+        leaves.append([a for a in own if _is_leaf(a)])
+        results.append(apply(*own))
+    for y, (_, dy) in reversed(list(zip(results, calls, strict=True))):
+        kept = y.detach().clone()
+        y.backward(dy, retain_graph=True)
+        y.backward(dy)  # as PyTorch allows: the gradients are added to those of the first time
+        if not torch.equal(kept, y.detach()):
+            raise ValueError("the way back changes y in place, which others may need still")
+    for own, before in zip(leaves, gradients, strict=True):
+        for leaf, gradient in zip(own, before, strict=True):
+            if not torch.allclose(leaf.grad, 2 * gradient, rtol=1e-4, atol=1e-6):
+                raise ValueError(
+                    "two calls went back in the other order, each twice (retain_graph=True), and "
+                    "the gradients were not those of before: what a call saves belongs into its "
+                    "own ctx, and backward must not change it"
+                )
+
+
+def _is_leaf(argument):
+    return isinstance(argument, torch.Tensor)
 
 
 # ---- a network with blocks -------------------------------------------------------------------

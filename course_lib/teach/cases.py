@@ -33,6 +33,25 @@ def with_zeros(rng: np.random.Generator, values: np.ndarray) -> np.ndarray:
     return values
 
 
+def extremes(rng: np.random.Generator, values: np.ndarray) -> np.ndarray:
+    """Return `values` with both infinities and numbers near float32's largest, at random places."""
+    if values.size >= 8:
+        places = rng.choice(values.size, 4, replace=False)
+        huge = 3e38 + 3e37 * rng.random()
+        values.flat[places] = np.inf, -np.inf, huge, -huge
+    return values
+
+
+def drawn(rng: np.random.Generator, least: int, most: int) -> int:
+    """Return a size that nobody can have fixed: from `least` to `most`."""
+    return int(rng.integers(least, most + 1))
+
+
+def guarded(rng: np.random.Generator) -> list[tuple[int, int, int]]:
+    """Return launches of a guarded kernel as (n, grid, block), the last one large and drawn."""
+    return [*GUARDED, (drawn(rng, 530, 1000), 2, 512)]
+
+
 #: Launches of a guarded kernel on n elements, as (n, grid, block): nothing to do, one element, one
 #: thread per element exactly, and more threads than elements in the last block or in most of them.
 GUARDED = (

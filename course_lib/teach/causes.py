@@ -237,8 +237,6 @@ CAUSES = {
     "raised": (),
     "endless": (),
     "returned": (),
-    "reads": (),
-    "bits": (),
     "twice": (in_vain,),
 }
 

@@ -9,19 +9,23 @@ is worked out afterwards, by the functions of `course_lib.teach.causes`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
+import io
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from course_lib.simulator.kernel import Kernel
 from course_lib.teach import kept, record
 from course_lib.teach.causes import likely_cause
 from course_lib.teach.compiling import compile_for_gpu, prepare_compiler
 from course_lib.teach.deadline import TimeUp, deadline
 from course_lib.teach.display import user_facing
 from course_lib.teach.exercise import Exercise, find, python_function
+from course_lib.teach.fences import same_bits
 from course_lib.teach.report import CheckFailed, describe
 from course_lib.teach.running import (
     Attempt,
@@ -30,9 +34,9 @@ from course_lib.teach.running import (
     Run,
     Simulator,
     attempt_case,
-    other_bits,
 )
 from course_lib.teach.todo import contains_todo
+from course_lib.teach.work import count_work
 
 #: Thread orders every case runs in. A result that depends on the order is a race.
 ORDERS = ("forward", "reverse", "random")
@@ -40,6 +44,9 @@ ORDERS = ("forward", "reverse", "random")
 #: Seconds after which a kernel that is still running is stopped. Right ones take well under 1 on a
 #: fast machine; a slow one must not call them endless, as loops in kernels are counted besides.
 TIME_LIMIT = 6.0
+
+#: Lines shown of what the learner's code prints during a check.
+MOST_PRINTED = 8
 
 #: The objects that passed their last check in this session, by exercise; None where it failed.
 _passed: dict[str, object] = {}
@@ -63,7 +70,8 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
     UnknownExercise: there is no exercise called `name`.
     """
     exercise = find(name)
-    _passed[name] = None
+    _passed.pop(name, None)
+    _passed[name] = None  # the last one in the dictionary
     if contains_todo(obj):
         message = f"{name}: not solved yet. Put your code in place of TODO; hint({name!r}) helps."
         if os.environ.get("COURSE_LIB_STRICT") == "1":
@@ -77,12 +85,14 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
     prepare_compiler()
     record.update(name, _count_attempt)
     attempt = _attempt(exercise, obj, _new_seed() if seed is None else seed)
-    failure = _first_failure(attempt)
+    with _printing_little():
+        failure = _first_failure(attempt)
     if failure is not None:
         kept.drop(exercise, obj)
         # Finding the cause runs the kernel again, and a race may end differently each time.
-        with contextlib.suppress(TimeUp), deadline(TIME_LIMIT):
-            failure.cause = failure.cause or likely_cause(attempt, failure)
+        silent = contextlib.redirect_stdout(io.StringIO())
+        with contextlib.suppress(TimeUp), deadline(TIME_LIMIT), silent:
+            failure.cause = failure.cause or likely_cause(_of_small_cases(attempt), failure)
         # The learner's own line is in the message; the frames of the check are of no use.
         raise CheckFailed(describe(attempt, failure)) from None
     _passed[name] = obj
@@ -90,6 +100,22 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
     print(f"✓ {name} — {_account(attempt)}")
     for note in attempt.notes:
         print(f"  note      {note}")
+
+
+@contextlib.contextmanager
+def _printing_little() -> Iterator[None]:
+    """Show a few lines of what the learner's code prints inside; each thread prints its own."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        lines = printed.getvalue().splitlines()
+        for line in lines[:MOST_PRINTED]:
+            print(line)
+        if len(lines) > MOST_PRINTED:
+            more = len(lines) - MOST_PRINTED
+            print(f"… and {more:,} more lines that your code printed while it was checked")
 
 
 @user_facing
@@ -112,9 +138,20 @@ def use(name: str, obj: Callable | None = None) -> Callable:
     return exercise.solution if found is None else found
 
 
+def lesson_of_session() -> str | None:
+    """Return the lesson of the last check in this session, "01"; None before the first."""
+    return find(next(reversed(_passed))).lesson if _passed else None
+
+
 def _attempt(exercise: Exercise, obj: Callable, seed: int) -> Attempt:
     cases = sorted(exercise.cases(np.random.default_rng(seed)), key=lambda case: case.size)
     return Attempt(exercise, obj, cases, seed)
+
+
+def _of_small_cases(attempt: Attempt) -> Attempt:
+    """Return the attempt without its largest case, which would take too long to look into."""
+    small = [case for case in attempt.cases if case is not attempt.largest]
+    return dataclasses.replace(attempt, cases=small)
 
 
 def _first_failure(attempt: Attempt) -> Failure | None:
@@ -155,18 +192,29 @@ def run_in_simulator(attempt: Attempt) -> Failure | None:
     try:
         with deadline(TIME_LIMIT):
             for case in attempt.cases:
-                first = None
+                first = {}
                 for order in orders:
                     engine = Simulator(order, attempt.seed, sanitized=True)
                     failure = attempt_case(attempt, case, engine)
-                    if failure is None and attempt.exercise.reproducible and first is not None:
-                        failure = other_bits(attempt, case, engine, first)
                     if failure is not None:
                         return failure
-                    first = first or engine
+                    first = first or engine.got
+                    if text := _other_bits(attempt, first, engine):
+                        return Failure("returned", Run(attempt.exercise, case, engine), text=text)
     except TimeUp as error:  # between two runs
         return Failure("endless", Run(attempt.exercise, case, engine), error=error)
     return None
+
+
+def _other_bits(attempt: Attempt, first: dict[str, np.ndarray], engine: Simulator) -> str:
+    """Return what to say where the order of threads has changed a bit, and must not."""
+    for name, value in first.items() if attempt.exercise.repeatable else ():
+        if not same_bits(value, engine.got[name]).all():
+            return (
+                f"{name} is right, but its last bits depend on the order in which threads run: "
+                "terms are added in an order that nobody has fixed, as by atomics"
+            )
+    return ""
 
 
 def run_on_gpu(attempt: Attempt) -> Failure | None:
@@ -231,6 +279,8 @@ def _require_kind(exercise: Exercise, obj: object) -> None:
         raise TypeError(f"{passed}; it got a value of type {type(obj).__name__}")
     if exercise.kind == "kernel" and function is obj:
         raise TypeError(f"{passed}; it got a plain function: is @cuda.jit missing above it?")
+    if exercise.kind == "kernel" and type(obj) not in (type(exercise.solution), Kernel):
+        raise TypeError(f"{passed}; it got a {type(obj).__name__} of its own making")
     if exercise.kind == "launcher" and function is not obj:
         raise TypeError(f"{passed}; it got a kernel: pass the function that launches it")
     if exercise.kind == "function" and function is not obj:
@@ -244,4 +294,4 @@ def _require_kind(exercise: Exercise, obj: object) -> None:
 
 
 #: What a check does, in order. What only reads the code goes before what runs it on the GPU.
-STAGES = (run_in_simulator, compile_for_gpu, run_on_gpu)
+STAGES = (run_in_simulator, count_work, compile_for_gpu, run_on_gpu)

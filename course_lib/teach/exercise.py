@@ -37,6 +37,7 @@ class Tolerance:
         scale = 1.0
         if self.scaled:
             scale = max((float(np.abs(x).max()) for x in inputs if x.size), default=0.0)
+        expected = np.where(np.isfinite(expected), expected, 0.0)  # what is infinite is exact
         return self.relative * np.abs(expected) + self.absolute * scale
 
 
@@ -97,9 +98,9 @@ class Exercise:
         left out.
     once: whether each element of the outputs is one thread's business, so that a kernel in which
         several threads do the same work over and over is refused although its result is right.
-    reads: how often each block need read an input, by its name: a kernel that reads it more often
-        is refused although its result is right.
-    reproducible: whether the outputs must have the same bits in every order of the threads.
+    about: what the answer is to do beside its result, as `course_lib.teach.work` counts it: spare
+        readings of an array, use shuffles, do without atomics.
+    repeatable: whether the same bits must come in whatever order the threads run.
     forbids: what the compiler must not find, such as "float64-promotion"; see `simulator.lint`.
     call: `call(obj, run)` runs the object once. A `Run` holds the case's arrays as attributes and
         `run.launch(kernel, *arguments)`. The default gives a kernel the inputs and then the
@@ -121,8 +122,8 @@ class Exercise:
     dtype: np.dtype | dict[str, np.dtype] | None = None
     start: float | None = None
     once: bool = False
-    reads: dict[str, int] | None = None
-    reproducible: bool = False
+    about: tuple[object, ...] = ()
+    repeatable: bool = False
     forbids: tuple[str, ...] = ()
     call: Callable | None = None
     primal: Callable | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from course_lib.teach import record
+from course_lib.teach.checking import lesson_of_session
 from course_lib.teach.display import show_rich, show_table, user_facing
 from course_lib.teach.exercise import exercises, find
 
@@ -26,9 +27,12 @@ def hint(name: str) -> None:
         parts = [_titled(f"Hint {seen + 1} of {len(hints)}.", hints[seen])]
         left = len(hints) - seen - 1
         parts.append(f"{left} left." if left else f"That was the last: see `solution({name!r})`.")
-    markdown = "\n\n".join(parts)
-    text = markdown.replace("**", "").replace("```python\n", "").replace("\n```", "")
-    show_rich(text, markdown=markdown)
+    plain = "\n\n".join(parts)
+    text = plain.replace("**", "").replace("```python\n", "").replace("\n```", "")
+    # In a notebook it is behind a click: who runs cell after cell has not asked for it.
+    title = "All hints" if seen == len(hints) else f"Hint {seen + 1} of {len(hints)}"
+    folded = f"<details><summary>{title}: click to read</summary>\n\n{plain}\n\n</details>"
+    show_rich(text, markdown=folded)
 
 
 def _titled(title: str, text: str) -> str:
@@ -48,8 +52,13 @@ def solution(name: str) -> None:
 
 
 @user_facing
-def progress(*, reset: str | None = None, sure: bool = False) -> None:
+def progress(
+    lesson: int | str | None = None, *, reset: str | None = None, sure: bool = False
+) -> None:
     """Show which exercises are solved, and when, with the hints used.
+
+    Those of one `lesson`, 3 for example, or of "all"; left out, those of the lesson that was
+    checked last in this session.
 
     `reset="relu"` forgets what is recorded of that exercise. `reset="all"` forgets everything,
     and wants `sure=True` as well.
@@ -68,9 +77,20 @@ def progress(*, reset: str | None = None, sure: bool = False) -> None:
     elif reset is not None:
         record.forget(find(reset).name)
     rows = _rows()
-    solved = sum(row[3].startswith("✓") for row in rows)
-    summary = f"{solved} of {len(rows)} exercises solved"
-    show_table(_HEADER, rows, summary)
+    wanted = lesson_of_session() if lesson is None else lesson
+    if wanted is None or wanted == "all":
+        shown, here = rows, ""
+    else:
+        number = f"{int(wanted):02}"
+        shown = [row for row in rows if row[0] == number]
+        here = f"Lesson {int(number)}: {_solved(shown)} of {len(shown)}. In all, "
+    total = f"{_solved(rows)} of {len(rows)} exercises solved"
+    more = "." if shown is rows else "; progress('all') shows them."
+    show_table(_HEADER, shown, f"{here}{total}{more}")
+
+
+def _solved(rows: list[tuple[str, ...]]) -> int:
+    return sum(row[3].startswith("✓") for row in rows)
 
 
 _HEADER = ("lesson", "exercise", "title", "state", "date", "hints")

@@ -62,6 +62,8 @@ def take(
             return obj, f"Using your {name}."
         earlier = f" An earlier one has: use({name!r}) takes it." if _has_text(entry) else ""
         why = f"since yours has not passed check({name!r}, ...) yet"
+        if entry.get("solved"):
+            why = f"since what passed on {entry['solved']} is not this one: check it again"
         return None, f"Using the course's {name}, {why}.{earlier}"
     trouble = _trouble(exercise, entry, check)
     if trouble:

@@ -18,7 +18,7 @@ def number_of(function: Callable, run: Run) -> object:
 def pair_of(function: Callable, run: Run) -> object:
     """Call a function of numbers that returns two of them."""
     found = function(*_numbers(run))
-    if not isinstance(found, tuple):
+    if not isinstance(found, tuple | list):
         return found
     return tuple(np.float64(each) if isinstance(each, int | float) else each for each in found)
 

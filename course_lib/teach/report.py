@@ -48,7 +48,7 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
         place = f"line {finding.line}, `{finding.source}`"
         cause, _, cure = finding.message.partition("; ")
         lines = [f"{finding.kind} in {place}", _line("cause", cause)]
-        return "\n".join(lines + [_line("mend", cure)] * bool(cure))
+        return "\n".join(lines + [_line("fix", cure)] * bool(cure))
     if failure.problem == "forbidden":
         finding = failure.finding
         place = f"line {finding.line}, `{finding.source}`"
@@ -64,7 +64,7 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
         place = f"{element(failure.array, failure.index)} is written by more than one thread"
         who = f"{_thread(*first)}, then {_thread(*second)}"
         return f"{place}, in line {site.line}, `{site.source}`\n{_line('by', who)}"
-    if failure.problem in ("returned", "compile", "reads", "bits"):
+    if failure.problem in ("returned", "compile"):
         return failure.text
     if isinstance(failure.error, SimulatorError):
         return _simulators_words(attempt, failure.error)

@@ -12,7 +12,7 @@ import numpy as np
 import course_lib
 from course_lib import simulator
 from course_lib.runtime.launch import in_simulator
-from course_lib.simulator.observe import observing_with
+from course_lib.simulator.observe import Observer, observing_with
 from course_lib.teach.deadline import TimeUp
 from course_lib.teach.exercise import Case, Exercise
 from course_lib.teach.fences import (
@@ -23,7 +23,6 @@ from course_lib.teach.fences import (
     poisoned_allocation,
     same_bits,
 )
-from course_lib.teach.readers import Readers
 from course_lib.teach.writers import Writers
 
 #: Loop iterations without any thread finishing, after which a launch counts as endless. Cases have
@@ -43,16 +42,21 @@ class Attempt:
     notes: list[str] = field(default_factory=list)
     compiled: bool = False
 
+    @property
+    def largest(self) -> Case:
+        """The case with the most elements."""
+        return max(self.cases, key=lambda case: case.size[1:])
+
 
 @dataclass
 class Failure:
     """The first thing that went wrong, with what is known about it.
 
     `problem` is one of "finding" (the sanitizer's), "raised", "endless", "outside", "input",
-    "returned", "values", "twice" (two threads write an element, in vain), "reads" (a block reads
-    an input too often), "bits" (they depend on the order of the threads), "compile" (numba cannot)
-    and "forbidden" (the compiler's finding). The sanitizer's goes first: what else is wrong may
-    follow from it, and is then in `also`.
+    "returned" (`text` says what is wrong with what came, or with how it was made), "values",
+    "twice" (two threads write an element, in vain), "compile" (numba cannot) and "forbidden" (the
+    compiler's finding). The sanitizer's goes first: what else is wrong may follow from it, and is
+    then in `also`.
     """
 
     problem: str
@@ -70,17 +74,17 @@ class Failure:
 class Simulator:
     """Runs kernels in the simulator, with the threads of a block in a given order.
 
-    `got` are the outputs of the last run. With `sanitized`, under the sanitizer: `findings` are
-    what it found. Where that is to be looked for, `twice` is an element that two threads wrote, and
-    `too_many` an input that a block read too often.
+    With `sanitized`, under the sanitizer: `findings` are what it found in the last run, `twice` is
+    an element that two threads wrote, if that was to be looked for, and `borrowed` an input that
+    was written. `got` are the outputs of the last run that was right.
     """
 
     simulated = True
 
     def __init__(self, order: str, seed: int, sanitized: bool = False):
         self.order, self.seed, self.sanitized = order, seed, sanitized
-        self.got = {}
-        self.findings, self.twice, self.too_many = [], None, None
+        self.findings, self.twice, self.borrowed, self.got = [], None, None, {}
+        self.observer: Observer | None = None  # one more that watches the launches
 
     def prepare(self, array: FencedArray):
         """Return the array that a kernel is given."""
@@ -102,20 +106,18 @@ class Simulator:
             if not course_lib.SIMULATED:
                 stack.enter_context(_real_kernels_simulated())
                 stack.enter_context(in_simulator())
+            if self.observer is not None:
+                stack.enter_context(observing_with(self.observer))
             if self.sanitized:
                 report = stack.enter_context(simulator.sanitize())
                 self.findings = report.findings
-            if self.sanitized and run.exercise.once:
-                outputs = {name: run.arrays[name] for name in run.exercise.outputs}
-                writers = stack.enter_context(observing_with(Writers(outputs)))
-            if self.sanitized and run.exercise.reads:
-                inputs = {name: run.arrays[name] for name in run.exercise.reads}
-                readers = stack.enter_context(observing_with(Readers(inputs, run.exercise.reads)))
+                inputs = {n: array for n, array in run.arrays.items() if n in run.case.inputs}
+                outputs = {n: array for n, array in run.arrays.items() if n not in inputs}
+                writers = stack.enter_context(observing_with(Writers(outputs, inputs)))
             yield
-            if self.sanitized and run.exercise.once:
-                self.twice = writers.twice
-            if self.sanitized and run.exercise.reads:
-                self.too_many = readers.too_many
+            if self.sanitized:
+                self.twice = writers.twice if run.exercise.once else None
+                self.borrowed = writers.borrowed
 
 
 class Gpu:
@@ -123,7 +125,7 @@ class Gpu:
 
     simulated = False
     order = "forward"
-    findings, twice, too_many = (), None, None
+    findings, twice, borrowed, got = (), None, None, {}
 
     @staticmethod
     def available() -> bool:
@@ -242,7 +244,8 @@ class Run:
         if exercise.kind == "kernel":
             self.got = {name: self.arrays[name].view for name in exercise.outputs}
         else:
-            values = returned if isinstance(returned, tuple) else (returned,)
+            several = (tuple, list) if len(exercise.outputs) > 1 else tuple
+            values = tuple(returned) if isinstance(returned, several) else (returned,)
             if len(values) == len(exercise.outputs):
                 self.got = dict(zip(exercise.outputs, map(_to_numpy, values), strict=True))
             else:
@@ -276,26 +279,13 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
         name, place, *_ = engine.twice
         index = np.unravel_index(place, run.arrays[name].shape)
         return Failure("twice", run, array=name, index=tuple(map(int, index)))
-    if failure is None and engine.too_many:
-        name, text = engine.too_many
-        return Failure("reads", run, array=name, text=text)
+    if failure is None and engine.borrowed:
+        name, site = engine.borrowed
+        text = f"it changes its input {name}, which others may read meanwhile, in line "
+        return Failure("returned", run, text=f"{text}{site.line}, `{site.source}`")
+    if failure is None:
+        engine.got = {name: np.copy(value) for name, value in run.got.items()}
     return failure
-
-
-def other_bits(attempt: Attempt, case: Case, engine: Simulator, before: Simulator):
-    """Return the failure of outputs that have other bits than `before`, in another order."""
-    for name, got in engine.got.items():
-        differ = ~same_bits(got, before.got[name])
-        if differ.any():
-            index = _first(differ)
-            place = f"{name}[{', '.join(map(str, index))}]"
-            text = (
-                f"the bits of {place} depend on the order in which the threads come: {got[index]} "
-                f"in {engine.order} order, {before.got[name][index]} in {before.order} order"
-            )
-            run = Run(attempt.exercise, case, engine)
-            return Failure("bits", run, array=name, index=index, text=text)
-    return None
 
 
 def _telling(findings: Sequence):

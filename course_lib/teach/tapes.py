@@ -53,7 +53,7 @@ def on_both_kinds(function, *arguments):
 
 
 def _several(found):
-    return found if isinstance(found, tuple) else (found,)
+    return tuple(found) if isinstance(found, tuple | list) else (found,)
 
 
 def backward_on_both_kinds(function, run):
@@ -347,7 +347,22 @@ def put_on_the_tape(function, run):
                 f"{launcher.name} was called {launcher.calls} times in 3 forward and 2 backward "
                 f"passes, and should have been called {wanted} times"
             )
+    _require_other_order(own, run, [x.grad for x in tensors])
     return results[0].data, results[1].data, tensors[0].grad, tensors[1].grad
+
+
+def _require_other_order(own, run, gradients):
+    """Walk back from two more results, the first one first; the gradients must be the same."""
+    tensors = [Tensor(a, True) for a in (run.x.copy(), run.x_other.copy())]
+    results = [own(x) for x in tensors]
+    for y, dy in zip(results, (run.dy, run.dy_other), strict=True):
+        y.backward(dy)
+    for x, before in zip(tensors, gradients, strict=True):
+        if x.grad is None or not np.array_equal(x.grad, before):
+            raise ValueError(
+                "two calls went back in the order they came, and the gradients were not those of "
+                "before: each call on tensors has a copy of the function, self, for what it keeps"
+            )
 
 
 def _require_own(given, wanted, others):

@@ -1,4 +1,4 @@
-"""Which threads write an element of the output: for exercises where one is enough."""
+"""Which threads write an element of the output, and whether any writes an input."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ class Writers(Observer):
     ----------
     twice: (name of the array, flat index, a thread, another, site), None while there is none. A
         thread is named by its block's index and its own.
+    borrowed: (name of the array, site) of the first write to an input, None while there is none:
+        it is one even if the old number is put back later.
     """
 
-    def __init__(self, outputs: dict[str, FencedArray]):
-        self.twice = None
+    def __init__(self, outputs: dict[str, FencedArray], inputs: dict[str, FencedArray]):
+        self.twice = self.borrowed = None
         self._names = {pointer(a.view): (n, a.view.itemsize) for n, a in outputs.items() if a.size}
+        self._inputs = {pointer(a.view): n for n, a in inputs.items() if a.size}
         self._written = {}
 
     def on_store(self, thread, site, memory, offset, size):
         """Note who writes; an observer's hook."""
+        self._note_input(site, memory)
         name, itemsize = self._names.get(memory.base, (None, 1))
         if name is None or self.twice is not None:
             return
@@ -29,3 +33,11 @@ class Writers(Observer):
         first = self._written.setdefault((name, offset // itemsize), me)
         if first != me:
             self.twice = name, offset // itemsize, first, me, site
+
+    def on_atomic(self, thread, site, memory, offset, size):
+        """Note an input that is added to; several threads may add to an output."""
+        self._note_input(site, memory)
+
+    def _note_input(self, site, memory):
+        if self.borrowed is None and memory.base in self._inputs:
+            self.borrowed = self._inputs[memory.base], site

@@ -237,8 +237,10 @@ except CheckFailed as failed:
     print(failed)
 
 # %% [markdown]
-# Read it line by line. It names the launch with the smallest input that goes wrong, then the first
-# wrong element, what was expected there, and what your kernel wrote instead. (We caught the error
+# Read it line by line. `launch` is the launch with the smallest input that goes wrong; then come the
+# first wrong element, what was `expected` there, and what your kernel wrote instead, `got`. Where it
+# is known, `cause` says why, and `fix` what helps. `result` says whether the numbers were right in
+# spite of a fault, and the line at `again` repeats the check with the very same inputs. (We caught the error
 # with `try` so that the notebook could go on. You need not: an uncaught one shows the same text.)
 #
 # ### Exercise: the negative

@@ -532,10 +532,10 @@ def sum_neighbours(x, y):
 
 # %%
 rows = np.random.default_rng(0).normal(size=(4, 512)).astype(np.float32)
-y = np.zeros(4, dtype=np.float32)
+row_sums = np.zeros(4, dtype=np.float32)
 with simulator.trace() as t:
-    sum_neighbours[4, 256](rows, y)
-print("right:", np.allclose(y, rows.sum(axis=1), atol=1e-4))
+    sum_neighbours[4, 256](rows, row_sums)
+print("right:", np.allclose(row_sums, rows.sum(axis=1), atol=1e-4))
 loads = next(site for site in t.sites if site.source == "s[i + step]")
 plot.bank_map(t, loads, title="The worst request of the tree")
 
@@ -594,7 +594,7 @@ hint("block_sum")
 # %%
 kernel = use("block_sum", block_sum)
 with simulator.trace() as t:
-    kernel[4, 256](rows, y)
+    kernel[4, 256](rows, row_sums)
 plot.bank_map(t)
 
 # %% [markdown]
@@ -687,7 +687,7 @@ plot.ladder(ladder["rows"], ladder["copy_gbps"], title="131,072 row sums, 512 nu
 # nothing. A warp of the last kernel asks for 16 numbers per lane, and then it needs just five
 # shuffles and no barrier.
 #
-# Lesson 1 said: ask for much at a time. This one adds: **measure before you mend.** Where shared
+# Lesson 1 said: ask for much at a time. This one adds: **measure before you fix.** Where shared
 # memory is what a kernel is busy with, as it will be for matrices, conflicts cost what the map
 # says.
 
@@ -925,14 +925,14 @@ hint("global_avg_pool_backward")
 # %%
 forward = use("global_avg_pool", global_avg_pool)
 backward = use("global_avg_pool_backward", global_avg_pool_backward)
-x = np.random.default_rng(2).normal(size=(2, 3, 4, 5)).astype(np.float32)
+planes = np.random.default_rng(2).normal(size=(2, 3, 4, 5)).astype(np.float32)
 dy = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.float32)
-y, changed, dx = np.zeros_like(dy), np.zeros_like(dy), np.zeros_like(x)
-forward[6, 32](x, y)
+means, changed, dx = np.zeros_like(dy), np.zeros_like(dy), np.zeros_like(planes)
+forward[6, 32](planes, means)
 backward[6, 32](dy, dx)
-x[1, 2, 3, 4] += 0.5
-forward[6, 32](x, changed)
-print(f"brute force {(dy * (changed - y)).sum() / 0.5:.4f}, gradient {dx[1, 2, 3, 4]:.4f}")
+planes[1, 2, 3, 4] += 0.5
+forward[6, 32](planes, changed)
+print(f"brute force {(dy * (changed - means)).sum() / 0.5:.4f}, gradient {dx[1, 2, 3, 4]:.4f}")
 
 # %% [markdown]
 # (A step of 0.5 is huge, but the mean is a straight line, so any step is right.)
@@ -953,8 +953,8 @@ from course_lib import reference
 from course_lib.kernels import global_avg_pool as pool
 
 for variant in pool.FORWARD:
-    y = pool.forward(cuda.to_device(x), variant=variant).copy_to_host()
-    print(f"{variant:12} right: {np.allclose(y, reference.global_avg_pool(x), atol=1e-6)}")
+    result = pool.forward(cuda.to_device(planes), variant=variant).copy_to_host()
+    print(f"{variant:12} right: {np.allclose(result, reference.global_avg_pool(planes), atol=1e-6)}")
 
 # %% [markdown]
 # **Predict** the time for the shape below. Pooling reads nearly everything and writes nearly

@@ -175,9 +175,9 @@ plot.probabilities([y, reference.softmax(x)], ["your kernel", "NumPy, 64 bits"],
 # %%
 inf = np.inf
 masked = np.array([[1, 2, -inf, 3], [-inf, -inf, 0, -inf], [-inf] * 4], dtype=np.float32)
-y = np.zeros_like(masked)
-kernel[1, 32](masked, y)
-print(y.round(3))
+shares = np.zeros_like(masked)
+kernel[1, 32](masked, shares)
+print(shares.round(3))
 
 # %% [markdown]
 # In the last row *everything* is masked. Its maximum is $-\infty$, and $-\infty - (-\infty)$ is not
@@ -214,9 +214,9 @@ hint("count_the_bytes")
 
 # %%
 rows = np.random.default_rng(0).normal(size=(64, 256)).astype(np.float32)
-y = np.zeros_like(rows)
+shares_of_rows = np.zeros_like(rows)
 with simulator.trace() as naive_trace:
-    kernel[2, 32](rows, y)
+    kernel[2, 32](rows, shares_of_rows)
 plot.passes({"naive": naive_trace}, rows.nbytes, title="Three readings and one writing")
 
 # %% [markdown]
@@ -236,7 +236,7 @@ print(f"writing: {writes.sectors_per_request:.0f} sectors per request")
 # %% [markdown]
 # 32 neighbouring threads read 32 different rows, so each request touches 32 sectors, and of each
 # sector's eight numbers one is wanted. This kernel has two faults, then: too many passes, and a bad
-# order. We mend the order first, since a factor of eight is worth more than a factor of two.
+# order. We fix the order first, since a factor of eight is worth more than a factor of two.
 
 # %% [markdown]
 # A good place for a break. Next, a block shares a row.
@@ -271,11 +271,11 @@ def sum_of_exponentials(x, found):
     found[t] = total
 
 # %%
-x = np.linspace(-9, -2, 64, dtype=np.float32)
-print("the right sum is", np.exp(x - x.max()).sum().round(3))
+falling = np.linspace(-9, -2, 64, dtype=np.float32)
+print("the right sum is", np.exp(falling - falling.max()).sum().round(3))
 for order in ("forward", "reverse"):
     found = np.zeros(64, dtype=np.float32)
-    simulator.run(sum_of_exponentials, 1, 64, x, found, order=order)
+    simulator.run(sum_of_exponentials, 1, 64, falling, found, order=order)
     print(f"{order}: all 64 threads found", sorted({round(float(each), 3) for each in found}))
 
 # %% [markdown]
@@ -286,7 +286,7 @@ for order in ("forward", "reverse"):
 
 # %%
 with simulator.sanitize() as report:
-    sum_of_exponentials[1, 64](x, found)
+    sum_of_exponentials[1, 64](falling, found)
 for finding in report.findings[:1]:
     print(f"{finding.kind}, line {finding.line}: {finding.source}")
     print(textwrap.fill(finding.message, 90))
@@ -335,8 +335,8 @@ hint("softmax_shared")
 # %%
 kernel = use("softmax_shared", softmax_shared)
 with simulator.trace() as shared_trace:
-    kernel[64, 64](rows, y)
-print("right:", np.allclose(y, reference.softmax(rows), atol=1e-6))
+    kernel[64, 64](rows, shares_of_rows)
+print("right:", np.allclose(shares_of_rows, reference.softmax(rows), atol=1e-6))
 reads = next(site for site in shared_trace.sites if site.op == "load" and site.space == "global")
 plot.access_map(shared_trace, reads, steps=4, title="One block per row: the first reading")
 
@@ -421,7 +421,7 @@ hint("softmax_warp")
 # %%
 kernel = use("softmax_warp", softmax_warp)
 with simulator.trace() as warp_trace:
-    kernel[16, 128](rows, y)
+    kernel[16, 128](rows, shares_of_rows)
 reads = next(site for site in warp_trace.sites if site.op == "load")
 plot.access_map(warp_trace, reads, steps=4, title="One warp per row: the first reading")
 
@@ -664,8 +664,8 @@ hint("softmax_online")
 # %%
 kernel = use("softmax_online", softmax_online)
 with simulator.trace() as online_trace:
-    kernel[16, 128](rows, y)
-print("right:", np.allclose(y, reference.softmax(rows), atol=1e-6))
+    kernel[16, 128](rows, shares_of_rows)
+print("right:", np.allclose(shares_of_rows, reference.softmax(rows), atol=1e-6))
 traces = {"naive": naive_trace, "shared": shared_trace, "warp": warp_trace}
 plot.passes(traces | {"online": online_trace}, rows.nbytes, title="Bytes that are asked for")
 
@@ -680,8 +680,8 @@ from course_lib.kernels.softmax import softmax
 
 RUNGS = ("naive", "shared", "warp", "online")
 for variant in RUNGS:
-    y = softmax.forward(cuda.to_device(rows), variant=variant).copy_to_host()
-    print(f"{variant:8} largest error {np.abs(y - reference.softmax(rows)).max():.1e}")
+    result = softmax.forward(cuda.to_device(rows), variant=variant).copy_to_host()
+    print(f"{variant:8} largest error {np.abs(result - reference.softmax(rows)).max():.1e}")
 
 # %% [markdown]
 # **Predict** with bytes alone: `warp` asks for four sizes of the array and `online` for three. How
@@ -722,8 +722,8 @@ equal = np.zeros((1, 4096), dtype=np.float16)
 ones = np.exp(equal[0] - equal[0].max())  # 4,096 times 1, in float16
 total = np.add.accumulate(ones)[-1]  # 1 + 1 + 1 + …, each sum rounded to float16
 print("the sum in float16:  ", int(total), "  so y =", 1 / float(total))
-y = softmax.forward(cuda.to_device(equal), variant="online").copy_to_host()
-print("the course's kernel:         so y =", float(y[0, 0]), "  in", y.dtype)
+result = softmax.forward(cuda.to_device(equal), variant="online").copy_to_host()
+print("the course's kernel:         so y =", float(result[0, 0]), "  in", result.dtype)
 print("what is right, 1 / 4096:         ", 1 / 4096)
 
 # %% [markdown]

@@ -958,7 +958,7 @@ graphs and plot.times(graphs["rows"], title="A hundred softmaxes of 128 × 200",
 # About 16. Below that intensity memory is the limit, above it arithmetic. Drawn with two logarithmic
 # axes these limits look like a roof, hence the name **roofline**, and the place where they meet
 # is called the ridge. No kernel can be above the roof. Where each
-# rung stands tells what to mend: *further to the right* are kernels that move fewer bytes for their
+# rung stands tells what to fix: *further to the right* are kernels that move fewer bytes for their
 # work, *further up* are kernels that are faster.
 
 # %%

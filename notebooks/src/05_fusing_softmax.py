@@ -822,12 +822,11 @@ plot.curves(np.log10(work), {"three kernels": np.array(gains)},
 # function of lesson 4?
 
 # %%
-from course_lib.teach.exercises.lesson_04 import blocks_per_multiprocessor
-
+blocks = use("blocks_per_multiprocessor")
 print("arrays held  registers  threads  KB held on each multiprocessor")
 for arrays in range(1, 9):
     registers = 24 + 16 * arrays
-    threads = 256 * blocks_per_multiprocessor(256, registers)
+    threads = 256 * blocks(256, registers)
     print(f"{arrays:11}{registers:11}{threads:9,}{threads * arrays * 16 * 4 / 1024:12,.0f}")
 
 # %% [markdown]

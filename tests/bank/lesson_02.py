@@ -79,7 +79,7 @@ mistakes("histogram",
 # ---- histogram_shared(x, counts) -------------------------------------------------------------
 
 
-@right("histogram_shared")
+@wrong("histogram_shared", "made without shared memory")
 @cuda.jit
 def shared_straight_to_global(x, counts):
     for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
@@ -285,10 +285,10 @@ def warp_by_the_course(x, y):
             y[row] = total
 
 
-@right("warp_sum")
+@wrong("warp_sum", "made without shuffles")
 @cuda.jit
 def warp_tree_in_shared(x, y):
-    partial = cuda.shared.array(256, np.float32)
+    partial = cuda.shared.array(1024, np.float32)
     t, row, lane = cuda.threadIdx.x, cuda.grid(1) // 32, cuda.threadIdx.x % 32
     total = ZERO
     if row < x.shape[0]:
@@ -320,7 +320,8 @@ mistakes("warp_sum",
     ("warp_row_per_block", "never written", "cuda.grid(1) // 32", "cuda.blockIdx.x", "lane == 0",
      "cuda.threadIdx.x == 0"),
     ("warp_every_lane_writes_its_own", RACE, "        if lane == 0:\n            y", "        y"),
-    ("warp_tree_without_syncwarp", RACE, warp_tree_in_shared, "        cuda.syncwarp()\n", ""))
+    ("warp_tree_without_syncwarp", RACE, warp_tree_in_shared, "        cuda.syncwarp()\n", ""),
+    ("warp_tree_for_256_threads", OUTSIDE, warp_tree_in_shared, "1024", "256"))
 
 
 # ---- global_avg_pool(x, y) -------------------------------------------------------------------

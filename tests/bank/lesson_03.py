@@ -303,7 +303,7 @@ def warp_online_of_the_course(x, y):
 @right("softmax_warp")
 @cuda.jit
 def warp_in_shared(x, y):
-    s = cuda.shared.array(128, np.float32)
+    s = cuda.shared.array(1024, np.float32)
     t, row, lane = cuda.threadIdx.x, cuda.grid(1) // 32, cuda.threadIdx.x % 32
     if row < x.shape[0]:
         largest, total, first = MINUS_INF, ZERO, t - lane
@@ -325,6 +325,7 @@ def warp_in_shared(x, y):
 
 
 mistakes("softmax_warp",
+    ("warp_shared_for_128_threads", OUTSIDE, warp_in_shared, "1024", "128"),
     # Down, as for a sum that one lane writes: the other lanes subtract another number.
     ("warp_maximum_in_lane_0_only", VALUES, warp_down_then_broadcast,
      "    largest = cuda.shfl_sync(ALL, largest, 0)\n", ""),
@@ -453,7 +454,7 @@ def online_without_branches(x, y):
             y[row, col] = math.exp(x[row, col] - largest) * factor
 
 
-@right("softmax_online")
+@wrong("softmax_online", "x is read three times; the lesson's way reads it twice")
 @cuda.jit
 def online_in_three_passes(x, y):
     row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32

@@ -64,7 +64,7 @@ mistakes("bytes_in_flight",
 # ---- softmax_registers(x, y, n_cols) ---------------------------------------------------------
 
 
-@right("softmax_registers")
+@wrong("softmax_registers", r"x is read in \d+ pieces")
 @cuda.jit
 def registers_element_by_element(x, y, n_cols):
     # The same sharing out, four loads of 4 bytes in place of one of 16.
@@ -89,7 +89,7 @@ def registers_element_by_element(x, y, n_cols):
                     y[row * n_cols + col] = math.exp(values[v, k] - m) / s
 
 
-@right("softmax_registers")
+@wrong("softmax_registers", "x is read three times")
 @cuda.jit
 def registers_three_passes(x, y, n_cols):
     # Lesson 3's rung: right, and slow.
@@ -158,8 +158,8 @@ mistakes("softmax_registers",
      "m, s = np.float32(-3.4e38)", "        m = warp_max(m)\n", ""),
     ("registers_sum_of_a_lane", "wrong values in y", "        s = warp_sum(s)\n", ""),
     ("registers_no_last_row", OUTSIDE, "if start < x.size:", "if True:"),
-    ("registers_in_float64", "float64-promotion", registers_three_passes, "m, s = MINUS_INF, ZERO",
-     "m, s = MINUS_INF, 0.0"))
+    ("registers_in_float64", "float64-promotion", registers_reciprocal_and_grid_stride,
+     "m, s = LOWEST, ZERO", "m, s = LOWEST, 0.0"))
 
 
 @wrong("softmax_registers", "more than one thread")

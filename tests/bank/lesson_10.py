@@ -108,7 +108,7 @@ def mma_in_a_loop(a, b, K, c):
         c[g + 8 * (r // 2), 2 * t + r % 2] = acc[r]
 
 
-@right("mma_tile")
+@wrong("mma_tile", "made without the tensor core")
 @cuda.jit
 def mma_without_a_tensor_core(a, b, K, c):
     for i in range(cuda.threadIdx.x, 128, 32):

@@ -30,7 +30,7 @@ def pick_by_dividing(images, labels, order, first, x, y):
         y[cuda.blockIdx.x] = labels[source]
 
 
-@right("pick_batch")
+@wrong("pick_batch", "only 4 of 1024 threads write")
 @cuda.jit
 def pick_by_one_thread(images, labels, order, first, x, y):
     b = cuda.blockIdx.x
@@ -153,7 +153,7 @@ mistakes("linear_relu",
     ("linear_rows_and_results_swapped", OUTSIDE + "|wrong",
      "x[warp // n_out, k] * weight[warp % n_out, k]",
      "x[warp % n_out, k] * weight[warp // n_out, k]"),
-    ("linear_every_thread_its_own_result", "wrong|never|out-of-bounds|same|race",
+    ("linear_every_thread_its_own_result", "shuffle-inactive-lane",
      "warp, lane = cuda.grid(1) // 32,", "warp, lane = cuda.grid(1),"),
     ("linear_in_float64", "float64-promotion", "n_out, total = y.shape[1], ZERO",
      "n_out, total = y.shape[1], 0.0"))

@@ -111,7 +111,7 @@ def integrate_by_the_last_thread(scalars, colour, brightness, integrated, y):
         y[i] = found + weight[0] * weight[3] * colour[i]
 
 
-@wrong("integrate", "reads scalars")
+@wrong("integrate", "scalars is read")
 @cuda.jit
 def integrate_reads_for_every_number(scalars, colour, brightness, integrated, y):
     for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
@@ -130,7 +130,7 @@ mistakes("integrate",
     ("integrate_not_divided", VALUES, QUOTIENTS, "a, b, c"),
     ("integrate_mean", VALUES, QUOTIENTS, "total / total / np.float32(3), "
      "total / total / np.float32(3), total / total / np.float32(3)"),
-    ("integrate_by_every_thread", "reads scalars|race", "    if cuda.threadIdx.x == 0:",
+    ("integrate_by_every_thread", "scalars is read|race", "    if cuda.threadIdx.x == 0:",
      "    if True:"),
     ("integrate_sum_of_two", VALUES, "total = a + b + c", "total = a + b"),
     ("integrate_pathways_changed_over", VALUES, "weight[0] * colour[i] + weight[1] * brightness",
@@ -197,7 +197,7 @@ def backward_in_four_loops(
             partial[cuda.blockIdx.x, k] = total
 
 
-@wrong("integrate_backward", "bits of partial")
+@wrong("integrate_backward", "partial is right, but its last bits")
 @cuda.jit
 def backward_with_atomics(
     dy, weight, colour, brightness, integrated, dcolour, dbrightness, dintegrated, partial

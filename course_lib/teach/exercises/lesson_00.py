@@ -8,6 +8,7 @@
 import numpy as np
 
 from course_lib import cuda
+from course_lib.teach.cases import drawn
 from course_lib.teach.exercise import Exercise, Tolerance, case
 
 
@@ -29,6 +30,7 @@ def _negative_cases(rng):
         ((2, 2), (3, 5)),
         ((3, 2), (8, 4)),
         ((2, 2), (8, 8)),
+        ((1, 2), (drawn(rng, 26, 31), drawn(rng, 15, 16))),
     ]
     return [
         case(grid, block, x=rng.beta(1, 2, (grid[1] * block[1], grid[0] * block[0])).astype("f4"))
@@ -42,6 +44,7 @@ NEGATIVE = Exercise(
     solution=negative,
     reference=lambda x: 1 - x,
     cases=_negative_cases,
+    once=True,
     tolerance=Tolerance(0.0, 1e-7, "one subtraction, rounded once to float32"),
     hints=(
         "There is no loop to write. A thread handles one pixel, and `row` and `col` already say "

@@ -19,8 +19,9 @@ import numpy as np
 
 from course_lib import cuda, reference
 from course_lib.runtime import intrinsics
-from course_lib.teach.cases import numbers
+from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
+from course_lib.teach.work import Spares, Uses
 
 MINUS_INF = np.float32(-np.inf)
 ZERO, ONE = np.float32(0), np.float32(1)
@@ -41,9 +42,13 @@ def _scores(rng, shape, kind):
     """Return rows in which it shows when the maximum is missing, wrong, or that of another row."""
     if kind == "spread":
         return numbers(rng, shape, 8.0)
-    offset = {"above": 1e4, "below": -1e4}.get(kind, 0.0)
-    x = numbers(rng, shape, 4.0 if offset else 1.0, offset)
+    if kind == "lowest":  # as low as float32 goes: of each row only the largest is left
+        return (-3.3e38 * rng.random(shape)).astype(np.float32)
+    offset = {"above": 1e4, "below": -1e5}.get(kind, 0.0)
+    x = numbers(rng, shape, {"flat": 1e-6}.get(kind, 4.0 if offset else 1.0), offset)
     n_rows, n_cols = shape
+    if kind == "rows":  # no two rows alike: with the maximum of another one, exp is 0 or infinite
+        x += (500 * rng.permutation(n_rows)[:, None]).astype(np.float32)
     if kind == "spike":
         for row in range(n_rows):
             x[row, _PEAKS[row] % n_cols] += 200 + 10 * row
@@ -84,10 +89,12 @@ def _naive_cases(rng):
         ((3, 4), "plain", 1, 8),
         ((8, 10), "spike", 1, 8),
         ((5, 9), "spread", 3, 2),
-        ((33, 3), "plain", 2, 32),
+        ((33, 3), "rows", 2, 32),
         ((9, 20), "above", 2, 8),
         ((10, 17), "masked", 3, 4),
-        ((2, 130), "plain", 1, 32),
+        ((2, 130), "flat", 1, 32),
+        ((4, 6), "lowest", 1, 8),
+        ((drawn(rng, 257, 310), 3), "rows", 1, 320),
     ]
     return _score_cases(rng, launches)
 
@@ -100,6 +107,7 @@ SOFTMAX_NAIVE = Exercise(
     cases=_naive_cases,
     tolerance=_SOFTMAX,
     once=True,
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "`exp` of a large number is infinite. Subtract a number from the whole row first, so that "
@@ -176,8 +184,10 @@ def _shared_cases(rng):
         ((1, 64), "below", 1, 64),
         ((2, 100), "spread", 2, 64),
         ((8, 70), "spike", 8, 64),
-        ((1, 129), "plain", 1, 128),
+        ((1, 129), "flat", 1, 128),
         ((1, 300), "above", 1, 256),
+        ((3, 9), "lowest", 3, 32),
+        ((2, drawn(rng, 530, 700)), "rows", 2, 256),
     ]
     return _score_cases(rng, launches)
 
@@ -190,6 +200,7 @@ SOFTMAX_SHARED = Exercise(
     cases=_shared_cases,
     tolerance=_SOFTMAX,
     once=True,
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "Two trees, one after the other, in the same memory. The second one overwrites `s[0]`. Who "
@@ -232,9 +243,12 @@ def _warp_cases(rng):
         ((1, 33), "spread", 1, 32),
         ((2, 40), "masked", 1, 64),
         ((1, 64), "below", 2, 32),
-        ((5, 31), "plain", 2, 96),
+        ((5, 31), "rows", 2, 96),
         ((8, 70), "spike", 2, 128),
         ((1, 200), "above", 1, 32),
+        ((2, 19), "lowest", 1, 64),
+        ((3, 7), "flat", 1, 128),
+        ((drawn(rng, 9, 11), drawn(rng, 97, 130)), "rows", 1, 512),
     ]
     return _score_cases(rng, launches)
 
@@ -247,6 +261,7 @@ SOFTMAX_WARP = Exercise(
     cases=_warp_cases,
     tolerance=_SOFTMAX,
     once=True,
+    about=(Spares("x"), Uses("shuffles", point=False)),
     forbids=("float64-promotion",),
     hints=(
         "With `shfl_down_sync` only lane 0 has the result in the end. Here all lanes need the "
@@ -290,6 +305,7 @@ def _merge_cases(rng):
             (33, 2, 32),
             (64, 2, 32),
             (97, 7, 16),
+            (drawn(rng, 530, 700), 2, 512),
         ]
     ]
 
@@ -305,6 +321,9 @@ def _pairs(rng, n):
     m1[place % 8 == 3] += np.float32(300)  # the smaller one vanishes
     m2[place % 8 == 6] += np.float32(300)
     m2[place % 8 == 5] = m1[place % 8 == 5]
+    for m in (m1, m2):  # as low as float32 goes: in one of them, or in both
+        m[place % 48 == 10] = -3e38
+    m1[place % 48 == 15] = -3.3e38
     for m, s, without in ((m1, s1, (4, 9)), (m2, s2, (4, 20))):
         m[np.isin(place % 48, without)] = -np.inf
         s[np.isin(place % 48, without)] = 0
@@ -317,6 +336,7 @@ ONLINE_MERGE = Exercise(
     solution=online_merge,
     reference=_merge_reference,
     cases=_merge_cases,
+    once=True,
     tolerance=Tolerance(
         5e-6, 0.0, "the difference of two maxima is rounded, then exp, two products and a sum are"
     ),
@@ -361,6 +381,7 @@ SOFTMAX_ONLINE = Exercise(
     cases=_warp_cases,
     tolerance=_SOFTMAX,
     once=True,
+    about=(Spares("x", point=True),),
     forbids=("float64-promotion",),
     hints=(
         "A single number `x` is a part of its own: its maximum is `x`, its sum is 1. So reading "

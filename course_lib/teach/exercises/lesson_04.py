@@ -20,9 +20,11 @@ import numpy as np
 from course_lib import cuda, reference
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, warp_sum
 from course_lib.runtime.launch import launch
-from course_lib.teach.cases import numbers
+from course_lib.teach.blocks import require_any_order
+from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.late_torch import torch, warm_up
+from course_lib.teach.work import Spares
 
 WIDTH = 4  # float32 numbers in 16 bytes
 VECTORS = 2  # 16-byte pieces of a row that each lane holds
@@ -59,6 +61,8 @@ def _flight_cases(rng):
         (100, 1000, 7, 32),
         (1555, 500, 108, 1),
         (3350, 700, 114, 512),
+        tuple(drawn(rng, 1000, 9000) for _ in range(4)),
+        tuple(drawn(rng, 100, 900) for _ in range(4)),
     ]
     return [
         case(
@@ -74,9 +78,9 @@ def _numbers_of(function, run):
     """Call a function of plain numbers, and return its numbers as the check wants them."""
     found = function(*(value.item() for value in run.case.inputs.values()))
     wanted = run.exercise.outputs
-    if len(wanted) > 1 and not isinstance(found, tuple):
+    if len(wanted) > 1 and not isinstance(found, tuple | list):
         return found
-    parts = found if isinstance(found, tuple) else (found,)
+    parts = found if isinstance(found, tuple | list) else (found,)
     dtype = run.exercise.output_dtype(run.case)
     return tuple(
         dtype.type(each) if isinstance(each, int | float | np.number) else each for each in parts
@@ -141,9 +145,15 @@ def softmax_registers(x, y, n_cols):
 
 def _scores(rng, shape, kind):
     """Return rows in which it shows when the maximum is missing, wrong, or that of another row."""
-    scale, offset = {"spread": (8, 0), "high": (1, 1e4), "low": (1, -1e4)}.get(kind, (1, 0))
+    if kind == "lowest":  # as low as float32 goes: of each row only the largest is left
+        return (-3.3e38 * rng.random(shape)).astype(np.float32)
+    scale, offset = {
+        "spread": (8, 0), "high": (1, 1e4), "low": (6, -1e5), "flat": (1e-6, 0)
+    }.get(kind, (1, 0))  # fmt: skip
     x = numbers(rng, shape, scale, offset)
     n_rows, n_cols = shape
+    if kind == "rows":  # no two rows alike: with the maximum of another one, exp is 0 or infinite
+        x += (500 * rng.permutation(n_rows)[:, None]).astype(np.float32)
     if kind == "spike":
         # One element far above the others, in each row at another place, the last one first.
         for row in range(n_rows):
@@ -165,6 +175,8 @@ def _registers_cases(rng):
         ((1, 132), "spike", 1, 32),
         ((3, 100), "spike", 2, 64),
         ((1, 256), "high", 1, 32),
+        ((2, 12), "lowest", 1, 128),
+        ((drawn(rng, 9, 12), 4 * drawn(rng, 35, 63)), "rows", 1, 512),
     ]
     return [
         case(grid, block, x=_scores(rng, shape, kind).ravel(), n_cols=np.int64(shape[1]))
@@ -181,6 +193,7 @@ SOFTMAX_REGISTERS = Exercise(
     tolerance=_SOFTMAX,
     call=lambda kernel, run: run.launch(kernel, run.x, run.y, run.n_cols),
     once=True,
+    about=(Spares("x", point=True), Spares("x", point=True, pieces=True)),
     forbids=("float64-promotion",),
     hints=(
         "A lane takes the 16-byte pieces `lane`, `lane + 32`, `lane + 64`, … of its row. With "
@@ -239,6 +252,7 @@ def softmax_teams(x, y, team):
 
 
 def _teams_cases(rng):
+    team = 2 ** drawn(rng, 2, 3)
     launches = [
         ((0, 3), "plain", 4, 1, 32),
         ((1, 1), "high", 1, 1, 32),
@@ -251,7 +265,10 @@ def _teams_cases(rng):
         ((3, 33), "high", 16, 2, 32),
         ((5, 64), "low", 8, 1, 64),
         ((3, 70), "spike", 32, 1, 96),
-        ((2, 256), "plain", 32, 1, 64),
+        ((2, 256), "flat", 32, 1, 64),
+        ((3, 11), "lowest", 2, 1, 32),
+        ((drawn(rng, 40, 60), team * drawn(rng, 5, 7) + drawn(rng, 0, 3)), "rows", team, 1,
+         32 * (8 + team)),
     ]
     return [
         case(grid, block, x=_scores(rng, shape, kind), team=np.int64(team))
@@ -268,6 +285,7 @@ SOFTMAX_TEAMS = Exercise(
     tolerance=_SOFTMAX,
     call=lambda kernel, run: run.launch(kernel, run.x, run.y, run.team),
     once=True,
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "Number all threads of the launch: the first `team` of them have row 0, the next `team` "
@@ -304,6 +322,10 @@ def _occupancy_cases(rng):
         (1024, 64), (1024, 65), (512, 128), (96, 52), (96, 255), (640, 48), (672, 41), (160, 21),
     ]  # fmt: skip
     shift = int(rng.integers(0, 2))  # a register more or less within the same eight
+    few = drawn(rng, 9, 24)  # registers: what decides are the warps, and they come whole
+    launches += [(32 * drawn(rng, 3, 5) + drawn(rng, 1, 6), few), (drawn(rng, 33, 60), few + 1)]
+    launches += [(drawn(rng, 65, 999), drawn(rng, 26, 64)), (1023, drawn(rng, 57, 63))]
+    launches.append((drawn(rng, 800, 1024), drawn(rng, 500, 900)))  # not even one
     return [
         case(1, 1, n_threads=np.int64(t), n_registers=np.int64(r - shift if r % 8 == 0 else r))
         for t, r in launches
@@ -360,6 +382,7 @@ def _backward_cases(rng):
         ((2, 64), "plain", 1, 96),
         ((5, 40), "spread", 2, 96),
         ((1, 260), "plain", 1, 32),
+        ((drawn(rng, 9, 12), drawn(rng, 97, 130)), "rows", 1, 512),
     ]
     return [case(grid, block, **_gradients(rng, *each)) for *each, grid, block in launches]
 
@@ -384,6 +407,7 @@ SOFTMAX_BACKWARD = Exercise(
     call=lambda kernel, run: run.launch(kernel, run.dy, run.y, run.dx),
     once=True,
     primal=lambda y, x: reference.softmax(x),
+    about=(Spares("y"), Spares("dy")),
     forbids=("float64-promotion",),
     hints=(
         "The formula has a sum over the row in it, and each element needs that sum. So there are "
@@ -486,6 +510,10 @@ def _train_twice(function, run):
     dx, dx_other = one.grad, other.grad
     if dx is None or dx_other is None:
         raise ValueError("x has no gradient after y.backward(dy): backward returned None")
+    if one.numel() > 6:  # in the smallest cases wrong numbers shall show first
+        calls = ((one,), _tensor(run.dy)), ((other,), torch.ones_like(other))
+        require_any_order(apply, calls, [[dx], [dx_other]])
+        _require_noticed(apply, one)
     return y, y_other, dx, dx_other
 
 
@@ -494,6 +522,23 @@ def _tensor(array):
     if isinstance(array, np.ndarray):
         return torch.from_numpy(array.copy())
     return torch.from_numpy(array.copy_to_host()).to("cuda")
+
+
+def _require_noticed(apply, x):
+    """Raise unless a change of y between the passes is noticed, as PyTorch notices it."""
+    y = apply(x.detach().clone().requires_grad_())
+    y.detach().add_(1)
+    try:
+        y.sum().backward()
+    except RuntimeError as error:
+        if "inplace operation" not in str(error):
+            raise
+    else:
+        raise ValueError(
+            "y was changed in place between forward and backward, and nobody noticed: the "
+            "gradients are wrong without a word. ctx.save_for_backward keeps watch; a tensor in "
+            "any other place, ctx.y for example, is not watched"
+        )
 
 
 def _require_used(launcher, times):
@@ -517,6 +562,7 @@ def _gradient(dy, y):
 def _function_cases(rng):
     warm_up()
     shapes = [(1, 1), (1, 2), (2, 1), (0, 3), (2, 3), (3, 2), (1, 9), (5, 4), (7, 11)]
+    shapes.append((drawn(rng, 9, 30), drawn(rng, 17, 30)))
     return [
         case(1, 32, x=_scores(rng, shape, "spread"), dy=numbers(rng, shape, 2.0, 3.0))
         for shape in shapes

@@ -21,9 +21,10 @@ from course_lib import cuda, reference
 from course_lib.reference.fused_softmax import random_numbers
 from course_lib.runtime.intrinsics import online_add, warp_max, warp_online, warp_sum
 from course_lib.runtime.philox import philox_one
-from course_lib.teach.cases import numbers
+from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
 from course_lib.teach.plain import pair_of
+from course_lib.teach.work import Spares
 
 IGNORED = -100  # a target that means: this row counts nothing
 EPS = np.float32(1e-5)
@@ -61,12 +62,15 @@ def _fusion_cases(rng):
         (33_000_000, 4, 60, 4000, 60, 3),
         (5_000_000, 1, 1000, 900, 14, 5),
         (7_000_000, 6, 20, 320, 8, 4),
+        (drawn(rng, 10**6, 10**7), drawn(rng, 7, 12), drawn(rng, 2, 9), 500, 70, 6),
+        (drawn(rng, 10**8, 10**9), drawn(rng, 7, 12), drawn(rng, 900, 2000), 4000, 50, 1),
     ]
     return [
         case(
             1, 1,
             n=np.int64(n), n_operations=np.int64(k), flops=np.int64(flops),
-            gbps=np.float64(gbps * (1 + rng.random() / 8)), tflops=np.float64(tflops),
+            gbps=np.float64(gbps * (1 + rng.random() / 8)),
+            tflops=np.float64(tflops * (1 + rng.random() / 8)),
             launch_us=np.float64(launch + rng.random() / 8),
         )
         for n, k, flops, gbps, tflops, launch in chains
@@ -120,9 +124,15 @@ _PEAKS = (0, -1, 32, 7, 21)
 
 def _logits(rng, shape, kind):
     """Return rows in which it shows when the maximum is missing, wrong, or that of another row."""
-    scale, offset = {"spread": (8, 0), "above": (4, 1e4), "below": (4, -1e4)}.get(kind, (1, 0))
+    scale, offset = {
+        "spread": (8, 0), "above": (4, 1e4), "below": (6, -1e5), "flat": (1e-6, 0)
+    }.get(kind, (1, 0))  # fmt: skip
     logits = numbers(rng, shape, scale, offset)
     n_rows, n_cols = shape
+    if kind == "rows":  # no two rows alike, and one class so far above that exp of others is 0
+        logits += (500 * rng.permutation(n_rows)[:, None]).astype(np.float32)
+        peaks = np.arange(0, n_rows, 2), rng.integers(0, n_cols, (n_rows + 1) // 2)
+        logits[peaks] += 120 + 100 * rng.random(len(peaks[0]), np.float32)
     if kind == "spike":
         for row in range(n_rows):
             logits[row, _PEAKS[row % len(_PEAKS)] % n_cols] += 6 + 1.5 * row
@@ -133,7 +143,7 @@ def _targets(rng, logits, kind):
     """Return a class per row, the first and the last among them, and mask others."""
     n_rows, n_cols = logits.shape
     target = rng.integers(0, n_cols, n_rows)
-    target[: n_rows // 2] = n_cols - 1
+    target[: n_rows // 2][:2] = n_cols - 1
     target[n_rows // 2 :][:1] = 0
     if kind == "masked":
         mask = rng.random(logits.shape) < 0.4
@@ -162,14 +172,20 @@ _ROWS = [
     ((3, 7), "above", 2, 64),
     ((5, 70), "spike", 2, 96),
     ((4, 64), "below", 1, 128),
-    ((1, 200), "above", 1, 32),
+    ((1, 200), "flat", 1, 32),
+    ((4, 9), "rows", 1, 128),
 ]
+
+
+def _rows(rng):
+    """Return the launches above, and one that is larger than all of them and drawn."""
+    return [*_ROWS, ((drawn(rng, 9, 12), drawn(rng, 257, 300)), "rows", 1, 512)]
 
 
 def _cross_entropy_cases(rng):
     return [
         case(grid, block, **_cross_entropy_inputs(rng, shape, kind))
-        for shape, kind, grid, block in _ROWS
+        for shape, kind, grid, block in _rows(rng)
     ]
 
 
@@ -196,6 +212,7 @@ CROSS_ENTROPY = Exercise(
     outputs=("loss", "m", "s"),
     dtype=np.float32,
     once=True,
+    about=(Spares("logits"),),
     forbids=("float64-promotion",),
     hints=(
         "Only two numbers of a row are needed, and lesson 3 finds both in one pass. Then the loss "
@@ -237,7 +254,7 @@ def _cross_entropy_gradients(rng, shape, kind):
 def _cross_entropy_backward_cases(rng):
     return [
         case(grid, block, **_cross_entropy_gradients(rng, shape, kind))
-        for shape, kind, grid, block in _ROWS
+        for shape, kind, grid, block in _rows(rng)
     ]
 
 
@@ -335,6 +352,7 @@ def _bn_cases(rng):
         ((2, 64), "below", 1, 64),
         ((3, 97), "wide", 3, 32),
         ((1, 128), "plain", 1, 32),
+        ((drawn(rng, 10, 14), drawn(rng, 97, 127)), "plain", 1, 512),
     ]
     return [case(grid, block, **_bn_inputs(rng, *each)) for *each, grid, block in launches]
 
@@ -354,6 +372,7 @@ BN_RELU_SOFTMAX = Exercise(
         1e-4, 1e-30, "z is rounded, by 1e-5 where it is 100, and exp turns that into a factor"
     ),
     once=True,
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "It is `softmax_registers` of lesson 4 with a little arithmetic between the load and the "
@@ -417,21 +436,22 @@ def _dropout_inputs(rng, shape, kind, p):
     m, s = _pair(x.astype(np.float64))
     return {
         "dz": numbers(rng, shape, 2.0, 3.0), "x": x, "m": m.astype(np.float32),
-        "s": s.astype(np.float32), "p": np.float32(p), "seed": np.int64(rng.integers(1, 90)),
+        "s": s.astype(np.float32), "p": np.float32(p), "seed": np.int64(rng.integers(1, 2**32)),
     }  # fmt: skip
 
 
 def _dropout_cases(rng):
     launches = [
         ((0, 3), "plain", 0.5, 1, 32),
-        ((1, 1), "plain", 0.25, 1, 32),
+        ((1, 1), "plain", rng.uniform(0.2, 0.3), 1, 32),
         ((1, 5), "plain", 0.0, 1, 64),
         ((2, 3), "above", 0.5, 1, 64),
         ((3, 10), "spread", 0.25, 1, 96),
         ((2, 33), "masked", 0.5, 2, 32),
-        ((3, 31), "below", 0.1, 2, 64),
+        ((3, 31), "below", rng.uniform(0.05, 0.15), 2, 64),
         ((2, 40), "spread", 0.75, 1, 96),
-        ((1, 70), "plain", 0.5, 1, 32),
+        ((1, 70), "flat", 0.5, 1, 32),
+        ((drawn(rng, 5, 6), drawn(rng, 65, 80)), "rows", rng.uniform(0.3, 0.9), 1, 256),
     ]
     return [case(grid, block, **_dropout_inputs(rng, *each)) for *each, grid, block in launches]
 

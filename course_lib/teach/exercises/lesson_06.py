@@ -19,8 +19,9 @@ import numpy as np
 
 from course_lib import cuda, simulator
 from course_lib.runtime.intrinsics import warp_sum
-from course_lib.teach.cases import numbers
+from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
+from course_lib.teach.work import Spares, Uses
 
 MOST = 128  # hidden numbers
 ALL = 0xFFFFFFFF
@@ -60,9 +61,10 @@ def _squeeze_cases(rng):
         ((1, 11, 33), (1, 2), 128),
         ((2, 20, 5), (2, 1), 256),
         ((1, 3, 70), (1, 3), 64),
+        ((1, drawn(rng, 65, 80), drawn(rng, 65, 90)), (1, 3), 256),
     ]
     return [
-        case(grid, block, x=numbers(rng, shape, 1.0, (0.0, 30.0)[k % 2]))
+        case(grid, block, x=numbers(rng, shape, *((1.0, 0.0), (1.0, 30.0), (1e-6, 0.0))[k % 3]))
         for k, (shape, grid, block) in enumerate(launches)
     ]
 
@@ -76,6 +78,7 @@ SQUEEZE = Exercise(
     tolerance=Tolerance(0.0, 1e-6, "float32 rounds each of a few dozen additions", scaled=True),
     outputs=("mean",),
     once=True,
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "Which numbers lie beside each other in memory? Those of one pixel, channel after channel. "
@@ -148,6 +151,7 @@ def _excite_cases(rng):
         ((1, 70, 2), 64),
         ((1, 3, 40), 32),
         ((1, 9, 33), 96),
+        ((1, drawn(rng, 9, 11), drawn(rng, 97, 128)), 288),
     ]
     return [
         case(n, block, mean=numbers(rng, (n, C), 2.0, 1.0), **_layers(rng, C, R))
@@ -166,6 +170,7 @@ EXCITE = Exercise(
     ),
     outputs=("hidden", "gate"),
     once=True,
+    about=(Uses("shared memory", point=False),),
     forbids=("float64-promotion",),
     hints=(
         "The second layer needs every number of the first. Who has written them, and where can all "
@@ -203,6 +208,7 @@ def _scale_cases(rng):
         ((2, 7, 5), False, 2, 32),
         ((3, 4, 7), True, 1, 96),
         ((3, 5, 8), False, 4, 32),
+        ((2, drawn(rng, 9, 12), drawn(rng, 30, 40)), bool(rng.integers(2)), 1, 320),
     ]
     return [
         case(
@@ -309,6 +315,7 @@ def _fused_cases(rng):
         ((1, 3, 4, 2), 2, 3),
         ((3, 2, 1, 1), 2, 2),
         ((2, 2, 33, 3), 2, 3),
+        ((2, drawn(rng, 5, 7), drawn(rng, 35, 45), drawn(rng, 17, 31)), drawn(rng, 3, 4), 3),
     ]
     return [
         case(
@@ -351,6 +358,7 @@ SQUEEZE_EXCITE_FUSED = Exercise(
     dtype=np.float32,
     call=_with_counters,
     once=True,
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "Three questions. Which picture has item 17, if each has 2 G items? When may others know "
@@ -431,6 +439,7 @@ def _backward_cases(rng):
         ((2, 2, 5, 3), 32),
         ((1, 3, 33, 2), 96),
         ((1, 1, 2, 70), 64),
+        ((1, drawn(rng, 9, 11), drawn(rng, 35, 50), drawn(rng, 33, 40)), 256),
     ]
     return [case(shape[0], block, **_backward_inputs(rng, shape)) for shape, block in launches]
 
@@ -462,6 +471,7 @@ SQUEEZE_EXCITE_BACKWARD = Exercise(
     primal=lambda x, weight1, bias1, weight2, bias2, hidden, gate: _block_reference(
         x, weight1, bias1, weight2, bias2
     ),
+    about=(Spares("dy"),),
     forbids=("float64-promotion",),
     hints=(
         "Go backwards: scale, second layer, swish, first layer, mean. What each step hands on is "

@@ -24,9 +24,10 @@ from course_lib.teach.blocks import (
     swap_and_run,
     train_block,
 )
-from course_lib.teach.cases import numbers
+from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
 from course_lib.teach.late_torch import torch, warm_up
+from course_lib.teach.work import Spares
 
 ZERO, THREE, SIX = np.float32(0), np.float32(3), np.float32(6)
 
@@ -47,6 +48,7 @@ def _amdahl_reference(shares, speedups):
 
 
 def _amdahl_cases(rng):
+    many = drawn(rng, 20, 30)
     parts = [
         ([], []),
         ([0.0], [7.0]),
@@ -56,6 +58,7 @@ def _amdahl_cases(rng):
         ([0.3, 0.2], [3.0, 1.5]),
         ([0.1, 0.6, 0.05], [4.0, 1.1, 0.8]),
         (list(rng.dirichlet([1.0] * 13)[:12]), list(rng.uniform(1.5, 8.0, 12))),
+        ((rng.dirichlet([1.0] * (many + 1))[:many]), rng.uniform(0.5, 8.0, many)),
     ]
     return [
         case(1, 1, shares=_nudged(rng, shares), speedups=_nudged(rng, speedups))
@@ -71,7 +74,7 @@ def _nudged(rng, values):
 def _pair_of(function, run):
     """Call a function that returns two numbers, of whatever kind of float."""
     found = function(run.shares, run.speedups)
-    if not isinstance(found, tuple):
+    if not isinstance(found, tuple | list):
         return found
     return tuple(
         np.float64(each) if isinstance(each, int | float | np.number) else each for each in found
@@ -129,10 +132,12 @@ def _describe_cases(rng):
         (2, 5, 7, 3, 4, 2, 1),
         (1, 16, 5, 5, 4, 0, 1),
         (4, 8, 9, 9, 8, 1, 0),
+        (drawn(rng, 5, 9), 2 * drawn(rng, 9, 20), drawn(rng, 9, 20), drawn(rng, 21, 30),
+         drawn(rng, 9, 17), drawn(rng, 0, 2), drawn(rng, 0, 1)),
     ]
     names = ("n", "c", "h", "w", "r", "kind", "channels_last")
     return [
-        case(1, 1, **{key: np.int64(value) for key, value in zip(names, each, strict=True)})
+        case(1, 1, **dict(zip(names, (*map(np.int64, each[:-1]), np.bool_(each[-1])), strict=True)))
         for each in ((n, c, h + shift * (n > 3), *rest) for n, c, h, *rest in launches)
     ]
 
@@ -213,6 +218,7 @@ def _block_cases(rng):
         ((4, 3, 5, 4), 6, "hard_sigmoid"),
         ((1, 7, 2, 5), 3, "sigmoid"),
         ((2, 2, 6, 1), 5, "hard_sigmoid"),
+        ((3, drawn(rng, 9, 17), 4, drawn(rng, 7, 9)), drawn(rng, 5, 8), "hard_sigmoid"),
     ]
     return [
         case(
@@ -290,6 +296,7 @@ def _swap_cases(rng):
         (1, (3, 2, 1, 4), 5),
         (2, (1, 5, 2, 1), 1),
         (4, (1, 2, 3, 3), 2),
+        (3, (drawn(rng, 4, 6), 6, drawn(rng, 5, 7), 4), drawn(rng, 3, 5)),
     ]:
         inputs = [_block_inputs(rng, shape, n_hidden) for _ in range(n_blocks)]
         sizes = (n_hidden, shape[1]), (n_hidden,), (shape[1], n_hidden), (shape[1],)
@@ -358,6 +365,7 @@ def _hard_cases(rng):
         ((3, 64), 2, 64),
         ((1, 100), 1, 32),
         ((6, 35), 2, 128),
+        ((drawn(rng, 10, 14), drawn(rng, 70, 90)), 1, 512),
     ]
     cases = [
         case(
@@ -388,6 +396,7 @@ HARD_GATE_BACKWARD = Exercise(
     call=lambda kernel, run: run.launch(kernel, run.dy, run.x, run.logit, run.dlogit),
     once=True,
     primal=lambda x, logit: x * np.clip((logit[:, None] + 3) / 6, 0, 1),
+    about=(Spares("dy"),),
     forbids=("float64-promotion",),
     hints=(
         "The gate of a plane multiplies all its numbers. So all of them have a say in how the "

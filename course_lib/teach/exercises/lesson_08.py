@@ -16,9 +16,10 @@ filters of 3 × 3, stride 1 and padding 1.
 import numpy as np
 
 from course_lib import cuda, reference
-from course_lib.teach.cases import numbers
+from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.plain import number_of, pair_of
+from course_lib.teach.work import Spares, Uses
 
 ZERO = np.float32(0)
 TILE = 8  # rows and columns of a tile: a block has 64 threads
@@ -53,6 +54,8 @@ def _size_cases(rng):
         (380, 3, 2, 1, 1),
         (3, 5, 1, 1, 1),
         (4, 3, 5, 4, 3),
+        *((drawn(rng, 50, 90), *(drawn(rng, 2, 6) for _ in range(4))) for _ in range(2)),
+        (drawn(rng, 5000, 9000), *(drawn(rng, 7, 12) for _ in range(4))),
     ]
     names = "size", "taps", "stride", "padding", "dilation"
     return [case(1, 1, **dict(zip(names, map(np.int64, each), strict=True))) for each in windows]
@@ -112,7 +115,15 @@ _CONVOLUTIONS = (
     ((1, 2, 5, 4), (3, 3, 2), 2, 1),
     ((2, 3, 4, 3), (2, 2, 3), 1, 2),
     ((1, 1, 7, 5), (2, 1, 3), 3, 1),
+    ((1, 1, 5, 6), (1, 3, 4), 4, 3),
 )
+
+
+def _convolutions(rng):
+    """Return the problems above, one whose options are drawn, and one of a drawn size as well."""
+    options = drawn(rng, 1, 4), drawn(rng, 0, 4)
+    large = (2, 2, drawn(rng, 8, 9), drawn(rng, 10, 11)), (3, 3, 2), 1, drawn(rng, 1, 2)
+    return [*_CONVOLUTIONS, ((1, 2, 6, 5), (2, 4, 3), *options), large]
 
 
 def _convolution(rng, x_shape, filters, stride, padding):
@@ -133,11 +144,10 @@ def _blocks(n_threads, block):
 
 def _direct_cases(rng):
     found = []
-    for number, (shape, filters, stride, padding) in enumerate(_CONVOLUTIONS):
-        inputs = _convolution(rng, shape, filters, stride, padding)
-        block = (32, 1, 8, 64)[number % 4]
-        n_threads = int(np.prod(_y_shape(shape, filters, stride, padding)))
-        found.append(case(_blocks(n_threads, block), block, **inputs))
+    for number, problem in enumerate(_convolutions(rng)):
+        n_threads = int(np.prod(_y_shape(*problem)))
+        block = 512 if n_threads > 300 else (32, 1, 8, 64)[number % 4]
+        found.append(case(_blocks(n_threads, block), block, **_convolution(rng, *problem)))
     return found
 
 
@@ -207,6 +217,8 @@ def _work_cases(rng):
         (1, 16, 32, 7, 5, 4),
         (3, 10, 20, 9, 1, 1),
         (4, 6, 12, 8, 7, 6),
+        *((drawn(rng, 20, 99), g * drawn(rng, 9, 30), g * drawn(rng, 9, 30), drawn(rng, 50, 99),
+           drawn(rng, 4, 9), g) for g in (drawn(rng, 2, 3), drawn(rng, 4, 9))),
     ]
     names = "N", "C", "K", "H", "R", "groups"
     return [case(1, 1, **dict(zip(names, map(np.int64, each), strict=True))) for each in layers]
@@ -271,6 +283,7 @@ def _tiled_cases(rng):
         ((1, 1, 9, 3), 1),
         ((1, 1, 8, 10), 1),
         ((1, 2, 1, 5), 1),
+        ((1, 2, drawn(rng, 17, 20), drawn(rng, 17, 22)), 1),
     ]
     found = []
     for shape, K in sizes:
@@ -289,6 +302,7 @@ CONV2D_TILED = Exercise(
     tolerance=SUMS,
     dtype=np.float32,
     once=True,
+    about=(Uses("shared memory"), Spares("x", point=True)),
     forbids=("float64-promotion",),
     hints=(
         "The block needs 100 pixels and has 64 threads. Which pixel of the picture is the upper "
@@ -330,19 +344,24 @@ _COLUMNS = (
     ((2, 2, 5, 4), (1, 3, 2), 2, 1),
     ((1, 1, 7, 5), (1, 1, 3), 3, 1),
     ((1, 2, 1, 4), (1, 1, 2), 2, 0),
+    ((1, 1, 5, 6), (1, 3, 4), 4, 3),
 )
 
 
 def _im2col_cases(rng):
     found = []
-    for number, problem in enumerate(_COLUMNS):
+    options = drawn(rng, 1, 4), drawn(rng, 0, 4)
+    large = (1, 2, drawn(rng, 8, 9), drawn(rng, 8, 9)), (1, 3, 2), 1, 0
+    problems = *_COLUMNS, ((1, 2, 6, 5), (1, drawn(rng, 2, 4), drawn(rng, 2, 5)), *options), large
+    for number, problem in enumerate(problems):
         shape, (_, R, S), stride, padding = problem
         N, _, P, Q = _y_shape(*problem)
-        block = (32, 8, 64)[number % 3]
+        block = 256 if problem is large else (32, 8, 64)[number % 3]
+        grid = 3 if problem is large else _blocks(shape[1] * R * S * N * P * Q, block)
         sizes = {"R": R, "S": S, "P": P, "Q": Q, "stride": stride, "padding": padding}
         found.append(
             case(
-                _blocks(shape[1] * R * S * N * P * Q, block), block,
+                grid, block,
                 x=numbers(rng, shape, 1.5, 1.0),
                 **{name: np.int64(value) for name, value in sizes.items()},
             )
@@ -428,7 +447,10 @@ _PRODUCTS = (
 
 def _implicit_cases(rng):
     found = []
-    for problem in _PRODUCTS:
+    filters = 2, drawn(rng, 2, 4), drawn(rng, 2, 4)
+    drawn_options = (1, 2, 4, 5), filters, drawn(rng, 1, 4), drawn(rng, 0, 4)
+    large = (2, 2, drawn(rng, 5, 6), 7), (drawn(rng, 9, 12), 3, 2), 2, 3
+    for problem in (*_PRODUCTS, drawn_options, large):
         shape, (K, R, S), stride, padding = problem
         N, _, P, Q = _y_shape(*problem)
         inputs = _convolution(rng, *problem)
@@ -460,6 +482,7 @@ IMPLICIT_GEMM = Exercise(
         kernel, run.x, run.weight, run.y, run.R, run.S, run.stride, run.padding
     ),
     once=True,
+    about=(Uses("shared memory", point=False),),
     forbids=("float64-promotion",),
     hints=(
         "`b[row, col]` is element (first + row, pixel) of the matrix that im2col would have "

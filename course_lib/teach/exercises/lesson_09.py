@@ -15,10 +15,11 @@ import numpy as np
 
 from course_lib import cuda, reference
 from course_lib.runtime.intrinsics import warp_sum
-from course_lib.teach.cases import numbers
+from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.exercises.lesson_08 import output_size
 from course_lib.teach.plain import with_plain_numbers
+from course_lib.teach.work import Spares
 
 ZERO = np.float32(0)
 
@@ -45,7 +46,15 @@ _CONVOLUTIONS = (
     ((1, 2, 4, 5), (2, 3, 2), 2, 1),
     ((1, 1, 7, 4), (2, 2, 3), 3, 1),
     ((2, 3, 3, 4), (2, 1, 3), 2, 0),
+    ((1, 1, 14, 6), (1, 3, 4), 4, 2),
 )
+
+
+def _convolutions(rng):
+    """Return the problems above, one whose options are drawn, and one of a drawn size as well."""
+    options = drawn(rng, 1, 4), drawn(rng, 0, 2)
+    large = (2, 2, drawn(rng, 10, 11), drawn(rng, 12, 13)), (2, 3, 2), drawn(rng, 1, 2), 1
+    return [*_CONVOLUTIONS, ((1, 2, 6, 5), (2, 4, 3), *options), large]
 
 
 def _dy_shape(shape, filters, stride, padding):
@@ -71,7 +80,7 @@ def _inputs(rng, shape, filters, stride, padding):
 def _spread_cases(rng):
     found = []
     # A 1 × 1 filter has no room for padding: the window would see nothing but zeros.
-    for shape, filters, stride, padding in _CONVOLUTIONS:
+    for shape, filters, stride, padding in _convolutions(rng):
         if padding >= min(filters[1:]):
             continue
         given = _inputs(rng, shape, filters, stride, padding)
@@ -148,9 +157,10 @@ def _blocks(n_threads, block):
 
 def _dx_cases(rng):
     found = []
-    for number, problem in enumerate(_CONVOLUTIONS):
-        block = (32, 1, 8, 64)[number % 4]
-        grid = _blocks(int(np.prod(problem[0])), block)
+    for number, problem in enumerate(_convolutions(rng)):
+        n_threads = int(np.prod(problem[0]))
+        block = 320 if n_threads > 300 else (32, 1, 8, 64)[number % 4]
+        grid = _blocks(n_threads, block)
         found.append(case(grid, block, **_inputs(rng, *problem)))
     return found
 
@@ -180,6 +190,7 @@ CONV2D_DX = Exercise(
     once=True,
     primal=_forward,
     forbids=("float64-promotion",),
+    repeatable=True,
     hints=(
         "The pixel asks each tap of the filter: is there a result that has met me with you? "
         "Solve h = p · stride − padding + r for p.",
@@ -224,11 +235,14 @@ def _dweight_cases(rng):
         ((1, 2, 4, 5), (1, 2, 2), 2, 1),
         ((2, 1, 5, 7), (1, 2, 1), 1, 0),
         ((1, 1, 4, 2), (2, 2, 2), 2, 0),
+        ((1, 1, 5, 6), (1, 3, 2), 4, 3),
+        ((1, 1, 6, 5), (2, 2, 1), drawn(rng, 1, 4), drawn(rng, 0, 3)),
+        ((3, 2, drawn(rng, 6, 7), drawn(rng, 7, 9)), (2, 2, 2), drawn(rng, 1, 2), 1),
     )
     found = []
     for number, problem in enumerate(problems):
         (_, C, _, _), (K, R, S) = problem[:2]
-        block = (32, 64, 96)[number % 3]
+        block = 512 if K * C * R * S == 16 else (32, 64, 96)[number % 3]
         found.append(case(_blocks(32 * K * C * R * S, block), block, **_inputs(rng, *problem)))
     return found
 
@@ -247,7 +261,9 @@ CONV2D_DWEIGHT = Exercise(
     ),
     once=True,
     primal=_forward,
+    about=(Spares("dy"),),
     forbids=("float64-promotion",),
+    repeatable=True,
     hints=(
         "A weight takes part in every result of its filter, once. With which pixel of x has it "
         "been multiplied there? It is the very line of the forward pass.",
@@ -293,6 +309,7 @@ def _dbias_cases(rng):
         ((2, 3, 6, 4), 32),
         ((2, 1, 9, 15), 256),
         ((1, 1, 5, 1), 32),
+        ((3, 3, drawn(rng, 9, 11), drawn(rng, 17, 19)), 256),
     ]
     return [case(shape[1], block, dy=numbers(rng, shape, 1.5, 1.0)) for shape, block in launches]
 
@@ -307,7 +324,9 @@ CONV2D_DBIAS = Exercise(
     outputs=("dbias",),
     dtype=np.float32,
     once=True,
+    about=(Spares("dy"),),
     forbids=("float64-promotion",),
+    repeatable=True,
     hints=(
         "The bias of channel k was added to each result of channel k, in all pictures. What is "
         "the gradient of a sum's term?",

@@ -18,8 +18,9 @@ import numpy as np
 
 from course_lib import cuda, reference
 from course_lib.runtime.matrix import load_word, multiply_add
-from course_lib.teach.cases import numbers
+from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
+from course_lib.teach.work import Avoids, Spares, Uses
 
 ZERO, ONE = np.float32(0), np.float32(1)
 SIDE, TILE, DEPTH = 4, 8, 4  # threads along a tile's edge, numbers along it, numbers of k at once
@@ -67,6 +68,7 @@ def store(c, row, col, value):
 def _matmul_cases(rng):
     sizes = [
         (1, 1, 1), (2, 3, 0), (2, 3, 3), (5, 2, 2), (3, 9, 1), (8, 8, 4), (4, 6, 5), (10, 7, 9),
+        (drawn(rng, 17, 23), drawn(rng, 17, 23), drawn(rng, 17, 23)),
     ]  # fmt: skip
     return [
         case((-(-n // TILE), -(-m // TILE)), (SIDE, SIDE), a=numbers(rng, (m, k), 1.0, 0.7),
@@ -81,9 +83,10 @@ MATMUL_REGISTERS = Exercise(
     solution=matmul_registers,
     reference=lambda a, b: a @ b.T,
     cases=_matmul_cases,
-    tolerance=Tolerance(1e-6, 1e-5, "float32 rounds sums of up to 17 products"),
+    tolerance=Tolerance(1e-6, 1e-5, "float32 rounds sums of up to 23 products"),
     outputs=("c",),
     once=True,
+    about=(Uses("shared memory", point=False),),
     forbids=("float64-promotion",),
     hints=(
         "A thread has rows `ty` and `ty + SIDE` of the tile of a, and rows `tx` and `tx + SIDE` of "
@@ -130,7 +133,7 @@ def _ten_bits(rng, n):
 def _mma_cases(rng):
     return [
         case(1, 32, a=_ten_bits(rng, 16 * k), b=_ten_bits(rng, 8 * k), K=np.int64(k))
-        for k in (8, 16, 0, 8, 16, 8, 16, 8)
+        for k in (8, 16, 0, 24, 32, 48, 72, 8 * drawn(rng, 13, 20))
     ]
 
 
@@ -140,11 +143,12 @@ MMA_TILE = Exercise(
     solution=mma_tile,
     reference=lambda a, b, K: a.reshape(16, K) @ b.reshape(8, K).T,
     cases=_mma_cases,
-    tolerance=Tolerance(1e-6, 1e-4, "sums of up to 16 products, rounded to float32"),
+    tolerance=Tolerance(1e-6, 1e-4, "sums of up to 160 products, rounded to float32"),
     outputs=("c",),
     dtype=np.float32,
     call=lambda kernel, run: run.launch(kernel, run.a, run.b, run.K, run.c),
     once=True,
+    about=(Uses("the tensor core"),),
     forbids=("float64-promotion",),
     hints=(
         "Look at the picture of the fragments. Lane 6 has g = 1 and t = 2. Which four numbers of a "
@@ -200,6 +204,7 @@ def _moments_cases(rng):
         ((1, 1, 70), 64, 1e4),
         ((5, 1, 40), 128, 1e4),
         ((2, 1, 150), 256, 100.0),
+        ((3, 2, drawn(rng, 120, 200)), 256, -1e4),
     ]
     return [
         case(shape[1], block, x=numbers(rng, shape, 1.0, offset))
@@ -217,6 +222,7 @@ CHANNEL_MOMENTS = Exercise(
         2e-5, 1e-6, "float32 rounds a mean as large as the largest input", scaled=True
     ),
     outputs=("mean", "variance"),
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "What Welford adds is two distances: from the old mean, and from the new one. And two "
@@ -260,18 +266,22 @@ _POOLED = [
     (2, 5, 6, 3, 2, 1, 64),
     (2, 6, 5, 2, 1, 2, 33),
     (3, 4, 7, 2, 3, 3, 32),
+    (3, 9, 10, 4, 3, 1, 32),
 ]
 
 
-def _outputs_of(H, W, k, stride):
-    return (H - k) // stride + 1, (W - k) // stride + 1
+def _pools(rng):
+    """Return the problems above, one whose options are drawn, and one of a drawn size as well."""
+    large = 2, drawn(rng, 17, 19), drawn(rng, 19, 21), drawn(rng, 2, 3), drawn(rng, 1, 2), 2, 512
+    return [*_POOLED, (2, 7, 8, drawn(rng, 1, 5), drawn(rng, 1, 4), 4, 33), large]
 
 
 def _ties(rng, shape):
     # Negative numbers, most of them, and two equal maxima: the first is the maximum's place.
     x = numbers(rng, shape, 2.0, -6.0)
+    x[1::2] *= np.float32(1e37)  # every second plane as low as float32 goes, and as high
     if x.size > 1:
-        x[0, 0, :2] = x.max() + ONE
+        x[0, 0, :2] = x[0].max() + ONE
     return x
 
 
@@ -283,7 +293,7 @@ def _pool_reference(x, k, stride):
 def _pool_cases(rng):
     return [
         case(grid, block, x=_ties(rng, (n, H, W)), k=np.int64(k), stride=np.int64(stride))
-        for n, H, W, k, stride, grid, block in _POOLED
+        for n, H, W, k, stride, grid, block in _pools(rng)
     ]
 
 
@@ -330,7 +340,7 @@ def max_pool_backward(dy, at, k, stride, dx):
 
 def _pool_backward_cases(rng):
     found = []
-    for n, H, W, k, stride, _, block in _POOLED:
+    for n, H, W, k, stride, _, block in _pools(rng):
         x = _ties(rng, (n, H, W))
         at = _pool_reference(x, k, stride)[1].astype(np.int32)
         grid = max(1, -(-n * H * W // block))
@@ -359,7 +369,9 @@ MAX_POOL_BACKWARD = Exercise(
     dtype=np.float32,
     call=lambda kernel, run: run.launch(kernel, run.dy, run.at, run.k, run.stride, run.dx),
     once=True,
+    about=(Avoids("atomics"),),
     forbids=("float64-promotion",),
+    repeatable=True,
     hints=(
         "A thread for each element of x, not of y. Which windows cover row h? The last of them "
         "begins at h or above, the first still reaches h.",
@@ -405,13 +417,14 @@ def _adam_cases(rng):
         (40, 10, 2, 32, 1.0),
         (70, 100, 1, 64, 1.0),
         (65, 4, 3, 32, 1.0),
+        (drawn(rng, 530, 700), drawn(rng, 5, 50), 1, 288, 1.0),
     ]
     return [
         case(
             grid, block, p=numbers(rng, n, 1.0, 0.5), g=numbers(rng, n, size, 0.8 * size),
             m=numbers(rng, n, 0.5 * size, 0.2 * size),
             v=np.abs(numbers(rng, n, 0.5)) * np.float32(1 if size == 1 else size * size / 1000),
-            step=np.int64(step), rate=np.float32(0.01),
+            step=np.int64(step), rate=np.float32(rng.uniform(0.003, 0.03)),
         )
         for n, step, grid, block, size in launches
     ]  # fmt: skip

@@ -20,8 +20,9 @@ import numpy as np
 
 from course_lib import cuda, reference
 from course_lib.runtime.intrinsics import warp_sum
-from course_lib.teach.cases import numbers
+from course_lib.teach.cases import drawn, extremes, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
+from course_lib.teach.work import Spares
 
 ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 SCALE = np.float32(1 / 127.5)
@@ -54,11 +55,12 @@ def _pick_cases(rng):
         (5, 40, 2, 3, 64),
         (7, 50, 1, 6, 16),
         (12, 70, 5, 7, 33),
+        (drawn(rng, 17, 25), drawn(rng, 265, 400), drawn(rng, 3, 4), drawn(rng, 8, 12), 256),
     ]
     return [
         case(
             batch, block, images=rng.integers(0, 256, (n, pixels)).astype(np.uint8),
-            labels=rng.integers(0, 10, n), order=rng.permutation(n), first=np.int64(first),
+            labels=rng.integers(0, 1000, n), order=rng.permutation(n), first=np.int64(first),
             batch=np.int64(batch),
         )
         for n, pixels, batch, first, block in sizes
@@ -120,8 +122,12 @@ def _pool_relu_cases(rng):
         ((2, 5, 7), 2, 4),
         ((2, 11, 6), 1, 33),
         ((4, 6, 8), 2, 32),
+        ((5, drawn(rng, 22, 24), drawn(rng, 23, 27)), 1, 288),
     ]
-    return [case(grid, block, x=numbers(rng, shape, 1.0, -0.7)) for shape, grid, block in launches]
+    return [
+        case(grid, block, x=extremes(rng, numbers(rng, shape, *((1.0, -0.7), (1e-6, 0.0))[k % 2])))
+        for k, (shape, grid, block) in enumerate(launches)
+    ]
 
 
 POOL_RELU = Exercise(
@@ -168,6 +174,7 @@ def _linear_cases(rng):
         ((1, 70, 5), 3, 96),
         ((2, 8, 1), 1, 64),
         ((4, 40, 3), 4, 96),
+        ((drawn(rng, 3, 4), drawn(rng, 140, 200), 5), 2, 480),
     ]
     return [
         case(grid, block, x=numbers(rng, (m, i), 1.0, 0.5), weight=numbers(rng, (o, i), 0.4, 0.2),
@@ -182,8 +189,9 @@ LINEAR_RELU = Exercise(
     solution=linear_relu,
     reference=lambda x, weight, bias: np.maximum(x @ weight.T + bias, 0),
     cases=_linear_cases,
-    tolerance=Tolerance(1e-6, 2e-5, "float32 rounds sums of up to 70 products"),
+    tolerance=Tolerance(1e-6, 2e-5, "float32 rounds sums of up to 200 products"),
     once=True,
+    about=(Spares("x"), Spares("weight")),
     forbids=("float64-promotion",),
     hints=(
         "A warp has one result: row `warp // n_out`, column `warp % n_out`. Its 32 lanes share a "
@@ -260,6 +268,8 @@ def _pool_relu_backward_cases(rng):
         ((1, 7, 8), 3, 1, 33),
         ((3, 4, 6), 2, 2, 32),
         ((4, 3, 5), 1, 3, 32),
+        ((1, 9, 11), drawn(rng, 2, 5), 1, 48),
+        ((3, drawn(rng, 10, 12), drawn(rng, 17, 19)), drawn(rng, 2, 3), 1, 288),
     ]
     return [
         case(grid, block, **_pool_relu_inputs(rng, shape, k)) for shape, k, grid, block in launches
@@ -390,6 +400,7 @@ def _chain_cases(rng):
         (1, 14, 10, (3, 2, 4, 3)),
         (2, 13, 12, (2, 2, 5, 2)),
         (4, 10, 10, (1, 3, 3, 5)),
+        (drawn(rng, 5, 6), 14, 15, (3, drawn(rng, 4, 5), 7, 6)),
     ]
     found = []
     for n, H, W, (first, second, hidden, classes) in networks:
@@ -460,12 +471,13 @@ def _sgd_cases(rng):
         (40, 2, 16),
         (65, 3, 32),
         (70, 1, 64),
+        (drawn(rng, 530, 900), 1, 288),
     ]
     return [
         case(
             grid, block, p=numbers(rng, n, 1.0, 0.5), g=numbers(rng, n, 1.0, 0.8),
-            v=numbers(rng, n, 0.5, 0.2), rate=np.float32(0.05), momentum=np.float32(0.9),
-            decay=np.float32(0.02),
+            v=numbers(rng, n, 0.5, 0.2), rate=np.float32(rng.uniform(0.01, 0.3)),
+            momentum=np.float32(rng.uniform(0.5, 0.95)), decay=np.float32(rng.uniform(0.01, 0.1)),
         )
         for n, grid, block in launches
     ]  # fmt: skip
@@ -531,11 +543,13 @@ def _confusion_cases(rng):
         ((33, 4), 2, 32),
         ((9, 5), 1, 32),
         ((70, 10), 1, 64),
+        ((drawn(rng, 400, 600), 3), 1, 288),
+        ((9, drawn(rng, 70, 80)), 1, 32),
     ]
     return [
-        case(grid, block, logits=_tied(numbers(rng, (n, classes), 2.0, -5.0)),
-             labels=rng.integers(0, classes, n))
-        for (n, classes), grid, block in launches
+        case(grid, block, logits=_tied(numbers(rng, shape, *((2.0, -5.0), (600.0, -1e5))[k % 2])),
+             labels=rng.integers(0, shape[1], shape[0]))
+        for k, (shape, grid, block) in enumerate(launches)
     ]  # fmt: skip
 
 

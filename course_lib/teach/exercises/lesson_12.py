@@ -20,7 +20,7 @@ import numpy as np
 
 from course_lib.autograd import Function
 from course_lib.backend import get_array_module
-from course_lib.teach.cases import numbers
+from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.choices import OUTCOMES, choose, outcome
 from course_lib.teach.exercise import Exercise, Tolerance, case
 from course_lib.teach.float64 import without_float64
@@ -130,6 +130,7 @@ def _error_cases(rng):
         (1, 1, 1, "int64"), (1, 2, 2, "uint8"), (2, 3, 1, "int64"), (3, 1, 4, "int32"),
         (5, 16, 3, "int64"), (8, 7, 10, "uint8"), (33, 20, 5, "int64"), (4, 90, 2, "int16"),
         (70, 65, 12, "int64"),
+        (drawn(rng, 90, 150), drawn(rng, 66, 90), drawn(rng, 5, 20), "int64"),
     ]  # fmt: skip
     return [
         case(
@@ -148,7 +149,7 @@ WEIGHTED_ERROR = Exercise(
     kind="function",
     reference=_error_reference,
     cases=_error_cases,
-    tolerance=Tolerance(1e-5, 1e-5, "float32 rounds sums of up to 90 products", scaled=False),
+    tolerance=Tolerance(1e-5, 1e-5, "float32 rounds sums of up to 90 products"),
     outputs=("error",),
     dtype=np.float32,
     call=without_float64,
@@ -176,7 +177,7 @@ def _product_cases(rng):
     warm_up()
     sizes = [
         (1, 1, 1), (2, 2, 2), (1, 3, 2), (3, 1, 2), (2, 3, 1), (4, 4, 4), (0, 2, 3), (2, 5, 0),
-        (5, 7, 3), (17, 20, 9),
+        (5, 7, 3), (17, 20, 9), tuple(drawn(rng, 21, 40) for _ in range(3)),
     ]  # fmt: skip
     return [
         case(
@@ -196,7 +197,7 @@ MATMUL_BACKWARD = Exercise(
         np.einsum("nm,km->nk", dy, b), np.einsum("nk,nm->km", a, dy)
     ),
     cases=_product_cases,
-    tolerance=Tolerance(1e-5, 2e-5, "float32 rounds sums of up to 20 products", scaled=True),
+    tolerance=Tolerance(1e-5, 2e-5, "float32 rounds sums of up to 40 products", scaled=True),
     outputs=("da", "db"),
     dtype=np.float32,
     call=backward_on_both_kinds,
@@ -240,6 +241,7 @@ def _summed_cases(rng):
         ((2, 3), (1, 3)), ((2, 3), (1, 1)), ((3, 3), (3,)), ((3, 3), (3, 1)), ((1, 4), (1, 1)),
         ((2, 1, 3), (1, 3)), ((4, 2, 3), ()), ((4, 2, 3), (2, 1)), ((0, 3), (0, 1)),
         ((2, 3, 4, 5), (3, 1, 1)), ((6, 5, 1, 7), (1, 5, 1, 1)), ((2, 2, 2, 2), (2, 1, 2)),
+        ((drawn(rng, 5, 9), 6, drawn(rng, 7, 9)), (6, 1)),
     ]  # fmt: skip
     return [
         case(1, 1, dy=numbers(rng, dy, 1.0, 0.8, (np.float32, np.float64)[place % 3 == 1]),
@@ -312,7 +314,7 @@ def _tape_inputs(rng):
     """Yield (needs, made_from) of every tape above, and of two drawn ones."""
     for needs, made_from in _TAPES.values():
         yield np.array(needs, np.int64), np.array(made_from, np.int64).reshape(-1, 2)
-    for n_leaves, n_results in ((3, 9), (4, 16)):
+    for n_leaves, n_results in ((3, 9), (4, 16), (5, drawn(rng, 75, 99))):
         # Each result is made from the one before and from any earlier tensor, or from none.
         rows = [
             (n_leaves + i - 1 if i else 0, int(rng.integers(-1, n_leaves + i)))
@@ -447,6 +449,7 @@ def _softmax_reference(x, dy, x_other, dy_other):
 
 def _softmax_cases(rng):
     shapes = [(1, 1), (1, 2), (2, 3), (3, 1), (0, 4), (4, 4), (2, 7), (5, 33), (1, 100)]
+    shapes.append((drawn(rng, 5, 9), drawn(rng, 40, 90)))
     return [
         case(1, 1, **{
             name: numbers(rng, shape, 1.0, offset)
@@ -511,6 +514,8 @@ def _transfer_cases(rng):
         (10, 50_000_000, 25, 0.5),
         (100, 308_000_000, 55, 4.0),
         (1875, 100_352, 25, 0.13),
+        (drawn(rng, 2000, 3000), drawn(rng, 10**8, 10**9), 12, 9.0),
+        (drawn(rng, 20, 30), drawn(rng, 10**7, 10**8), 55, 0.3),
     ]
     return [
         case(

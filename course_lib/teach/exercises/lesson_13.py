@@ -16,11 +16,12 @@ Arrays are float32: x and dx of (N, C, H, W), weight and dweight of (C, K, R, S)
 import numpy as np
 
 from course_lib import cuda, reference
-from course_lib.teach.cases import numbers
+from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.exercises.lesson_08 import conv2d_direct
 from course_lib.teach.exercises.lesson_09 import conv2d_dweight, conv2d_dx
 from course_lib.teach.plain import number_of, with_plain_numbers
+from course_lib.teach.work import Launches
 
 ZERO = np.float32(0)
 BLOCK = 64
@@ -51,7 +52,7 @@ def conv_transpose2d_scatter(x, weight, y, stride, padding):
 
 
 #: ((N, C, H, W), (K, R, S), stride, padding, output_padding): each size of its own, small first.
-#: Patches overlap, touch, and leave gaps; the last one is larger than any array of a fixed size.
+#: Patches overlap, touch, and leave gaps.
 _PROBLEMS = (
     ((1, 1, 1, 1), (1, 1, 1), 1, 0, 0),
     ((0, 1, 2, 1), (2, 2, 1), 1, 0, 0),
@@ -62,19 +63,19 @@ _PROBLEMS = (
     ((1, 3, 2, 4), (2, 2, 3), 1, 1, 0),
     ((2, 2, 4, 3), (3, 3, 4), 2, 2, 1),
     ((1, 1, 3, 2), (2, 5, 3), 4, 1, 3),
-    ((1, 1, 9, 8), (2, 3, 3), 2, 1, 1),
+    ((1, 1, 4, 5), (1, 3, 4), 3, 1, 1),
 )
 
 #: One more, (N, C, H, W) and (K, R, S), whose stride (1 to 4) and paddings are drawn.
 _DRAWN = ((1, 2, 3, 4), (2, 4, 3))
-_LARGEST_DRAWN = 2 * (2 * 4 + 4) * (3 * 4 + 3)  # elements of its y
 
 
 def _problems(rng):
-    """Yield the problems, and one with a stride and paddings that nobody chose."""
+    """Yield the problems, one whose options are drawn, and one of a drawn size as well."""
     yield from _PROBLEMS
-    stride = int(rng.integers(1, 5))
-    yield *_DRAWN, stride, int(rng.integers(0, 2)), int(rng.integers(0, stride))
+    stride = drawn(rng, 1, 4)
+    yield *_DRAWN, stride, drawn(rng, 0, 1), drawn(rng, 0, stride - 1)
+    yield (1, 2, drawn(rng, 8, 9), drawn(rng, 9, 10)), (2, 3, 2), 2, drawn(rng, 0, 1), 1
 
 
 def _inputs(rng, shape, filters, stride, padding, output_padding):
@@ -105,8 +106,9 @@ def _transposed(x, weight, stride, padding, output_padding):
 def _scatter_cases(rng):
     found = []
     for number, problem in enumerate(_problems(rng)):
-        block = (32, 1, 8, 64)[number % 4]
-        grid = max(1, -(-int(np.prod(problem[0])) // block))
+        n_threads = int(np.prod(problem[0]))
+        block = 256 if n_threads > 100 else (32, 1, 8, 64)[number % 4]
+        grid = max(1, -(-n_threads // block))
         found.append(case(grid, block, **_inputs(rng, *problem)))
     return found
 
@@ -167,9 +169,8 @@ def conv_transpose2d_gather(x, weight, y, stride, padding):
 def _gather_cases(rng):
     found = []
     for number, problem in enumerate(_problems(rng)):
-        block = (32, 1, 8, 64)[number % 4]
-        drawn = number == len(_PROBLEMS)
-        n_threads = _LARGEST_DRAWN if drawn else int(np.prod(_y_shape(*problem)))
+        n_threads = int(np.prod(_y_shape(*problem)))
+        block = 512 if n_threads > 500 else (32, 1, 8, 64)[number % 4]
         grid = max(1, -(-n_threads // block))
         found.append(case(grid, block, **_inputs(rng, *problem)))
     return found
@@ -186,6 +187,7 @@ CONV_TRANSPOSE2D_GATHER = Exercise(
     call=_launched,
     once=True,
     forbids=("float64-promotion",),
+    repeatable=True,
     hints=(
         "The thread owns y[n, k, p, q]. Pixel h has painted row p with tap r if "
         "p = h · stride − padding + r. For which r is there such an h?",
@@ -229,9 +231,10 @@ def _size_cases(rng):
         (16, 2, 2, 0, 1),
         (130, 7, 5, 3, 4),
     ]
-    stride = int(rng.integers(2, 9))
-    drawn = int(rng.integers(2, 300)), int(rng.integers(5, 9)), stride
-    problems.append((*drawn, int(rng.integers(0, 3)), int(rng.integers(0, stride))))
+    stride = drawn(rng, 2, 8)
+    sizes = drawn(rng, 2, 299), drawn(rng, 5, 8), stride
+    problems.append((*sizes, drawn(rng, 0, 2), drawn(rng, 0, stride - 1)))
+    problems.append((drawn(rng, 2000, 4000), drawn(rng, 9, 20), 9, drawn(rng, 3, 4), 8))
     names = "size", "taps", "stride", "padding", "output_padding"
     return [case(1, 1, **dict(zip(names, map(np.int64, each), strict=True))) for each in problems]
 
@@ -278,7 +281,8 @@ _LAUNCHES = (
 
 
 def _by_dx_cases(rng):
-    return [case(1, 1, **_inputs(rng, *problem)) for problem in _LAUNCHES]
+    *_, options, large = _problems(rng)
+    return [case(1, 1, **_inputs(rng, *problem)) for problem in (*_LAUNCHES, options, large)]
 
 
 TRANSPOSED_BY_DX = Exercise(
@@ -293,6 +297,8 @@ TRANSPOSED_BY_DX = Exercise(
     call=lambda function, run: with_plain_numbers(
         function, run, "x", "weight", "stride", "padding", "output_padding"
     ),
+    about=(Launches(),),
+    repeatable=True,
     hints=(
         "`conv2d_dx(dy, weight, dx, stride, padding)` gets what came out of a convolution, and "
         "fills an array as large as what went in. Which of our two arrays is the small one?",
@@ -326,7 +332,7 @@ _BACKWARD = (
     ((2, 1, 2, 3), (3, 1, 2), 3, 0, 2),
     ((1, 3, 2, 4), (2, 2, 1), 1, 0, 0),
     ((2, 2, 3, 2), (1, 2, 2), 2, 0, 1),
-    ((1, 1, 3, 2), (1, 4, 2), 4, 1, 3),
+    ((1, 1, 3, 2), (1, 4, 2), 4, 2, 3),
     ((2, 2, 4, 4), (1, 1, 2), 3, 0, 0),
     ((1, 1, 2, 3), (11, 3, 1), 2, 1, 1),
 )
@@ -334,7 +340,10 @@ _BACKWARD = (
 
 def _backward_cases(rng):
     found = []
-    for problem in _BACKWARD:
+    stride = drawn(rng, 1, 4)
+    options = (1, 1, 3, 2), (1, 2, 3), stride, drawn(rng, 0, 1), drawn(rng, 0, stride - 1)
+    large = (2, 1, drawn(rng, 7, 8), drawn(rng, 8, 9)), (1, 2, 2), 2, 0, 1
+    for problem in (*_BACKWARD, options, large):
         inputs = _inputs(rng, *problem)
         dy = numbers(rng, _y_shape(*problem), 1.5, 1.0)
         found.append(case(1, 1, dy=dy, **inputs))
@@ -361,6 +370,8 @@ TRANSPOSED_BACKWARD = Exercise(
         function, run, "dy", "x", "weight", "stride", "padding"
     ),
     primal=_transposed,
+    about=(Launches(),),
+    repeatable=True,
     hints=(
         "Forward was a multiplication by a transposed matrix. What does one multiply by on the "
         "way back, and which kernel of lesson 8 does that?",
@@ -403,17 +414,20 @@ _JOINED = (
     ((2, 2, 3, 2), 3, 6, 3, 1, 1),
     ((1, 4, 2, 5), 2, 5, 2, 0, 1),
     ((2, 3, 5, 4), 2, 4, 2, 1, 0),
-    ((1, 2, 8, 9), 2, 4, 2, 1, 1),
+    ((1, 2, 4, 5), 2, 4, 2, 1, 1),
 )
 HELD = np.float32(7)  # by the concatenation before the launch
 
 
 def _joined_cases(rng):
     found = []
-    for number, (shape, K, channels, first, below, beside) in enumerate(_JOINED):
+    K, after = drawn(rng, 1, 2), drawn(rng, 0, 2)
+    first = drawn(rng, 1, 5)
+    large = (1, 3, drawn(rng, 8, 10), drawn(rng, 11, 12)), K, first + K + after, first, 1, 1
+    for number, (shape, K, channels, first, below, beside) in enumerate((*_JOINED, large)):
         N, C, H, W = shape
         P, Q = 2 * H + below, 2 * W + beside
-        block = (32, 1, 8, 64)[number % 4]
+        block = 512 if N * K * P * Q > 350 else (32, 1, 8, 64)[number % 4]
         sizes = {"first": first, "channels": channels, "P": P, "Q": Q}
         found.append(
             case(
@@ -447,6 +461,7 @@ UPSAMPLE_INTO = Exercise(
     call=lambda kernel, run: run.launch(kernel, run.x, run.weight, run.joined, run.first),
     once=True,
     forbids=("float64-promotion",),
+    repeatable=True,
     hints=(
         "With 2 × 2 taps and stride 2, patches neither overlap nor leave gaps. Which single pixel "
         "of x, and which single tap, has painted (p, q)?",

@@ -19,7 +19,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.runtime.intrinsics import block_sum
-from course_lib.teach.cases import numbers
+from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
 
 NO_DATA = -1
@@ -81,6 +81,7 @@ def _multilook_cases(rng):
         ((14, 7), 7, "strong", 1, 2),
         ((13, 22), 2, "edge", 1, 16),
         ((24, 34), 1, "gaps", 1, 256),
+        ((drawn(rng, 31, 39), drawn(rng, 41, 49)), drawn(rng, 2, 3), "gaps", 1, 288),
     ]
     return [
         case(grid, block, power=_power(rng, shape, kind), n=np.int64(n))
@@ -152,8 +153,9 @@ def _prepare_cases(rng):
         (2, 64, "clipped", 2, 32),
         (1, 70, "gaps", 2, 64),
         (2, 33, "extreme", 2, 32),
-        (2, 100, "lost", 2, 96),
+        (2, 100, "lost", 3, 96),
         (2, 300, "gaps", 2, 256),
+        (3, drawn(rng, 530, 600), "gaps", 2, drawn(rng, 10, 16) * 32),
     ]
     return [
         case(grid, block, **_prepare_inputs(rng, bands, n, kind), blocks=np.int64(grid),
@@ -257,8 +259,8 @@ def _iou_cases(rng):
         (45, 4, "absent", 33),
         (70, 2, "perfect", 96),
         (90, 2, "rare", 64),
-        (60, 5, "plain", 7),
-        (1100, 2, "plain", 512),
+        (60, drawn(rng, 5, 9), "plain", 7),
+        (drawn(rng, 1400, 1900), 2, "plain", 512),
         (1100, 1, "plain", 1024),
     ]
     return [
@@ -400,6 +402,7 @@ def _dice_sums_cases(rng):
         ((1, 2, 70), "flat", 32),
         ((2, 2, 40), "ignored", 64),
         ((2, 1, 160), "ignored", 288),
+        ((2, 2, drawn(rng, 280, 320)), "ignored", 512),
     ]
     return [
         case(shape[1], block, **_segmented(rng, shape, kind)) for shape, kind, block in launches
@@ -482,6 +485,7 @@ def _dice_gradient_cases(rng):
         ((1, 3, 20), "flat", 1, 64),
         ((3, 5, 11), "ignored", 2, 32),
         ((2, 3, 140), "ignored", 2, 256),
+        ((1, 3, drawn(rng, 370, 480)), "above", 1, 512),
     ]
     return [
         case(grid, block, **_dice_gradient_inputs(rng, shape, kind))

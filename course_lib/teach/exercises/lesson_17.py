@@ -23,6 +23,7 @@ from course_lib.runtime.intrinsics import block_sum
 from course_lib.teach.cases import numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
 from course_lib.teach.plain import with_plain_numbers
+from course_lib.teach.work import Spares
 
 ZERO = np.float32(0)
 HUGE = np.float32(1e38)  # three of them still are a number
@@ -222,7 +223,7 @@ INTEGRATE = Exercise(
     ),
     dtype=np.float32,
     once=True,
-    reads={"scalars": 3},
+    about=(Spares("scalars", point=True),),
     forbids=("float64-promotion",),
     hints=(
         "The three weights are the same for every number of the maps. Who computes them, where "
@@ -315,7 +316,7 @@ INTEGRATE_BACKWARD = Exercise(
         run.dbrightness, run.dintegrated, run.partial,
     ),
     once=True,
-    reproducible=True,
+    repeatable=True,
     forbids=("float64-promotion",),
     hints=(
         "Two questions, in one loop. What is the slope of y with respect to one number of a map? "

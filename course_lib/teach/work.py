@@ -1,0 +1,219 @@
+"""What a kernel does beside its result: who works, and what the exercise is about.
+
+A result may be right and the exercise missed: one thread has done everything, or the histogram in
+shared memory is none. So the largest case runs once more, with the learner's kernel and with the
+lesson's, and what both did is counted and compared. The lesson's own kernel is the measure: no
+number stands in an exercise.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from course_lib.simulator.observe import Observer, pointer
+from course_lib.teach.exercise import Exercise
+from course_lib.teach.fences import FencedArray
+from course_lib.teach.running import Attempt, Failure, Run, Simulator
+
+#: How much more a kernel may read than the lesson's before it is told, and before it is refused.
+MORE, TOO_MUCH = 1.25, 16.0
+
+_TIMES = {1: "once", 2: "twice", 3: "three times", 4: "four times"}
+
+
+@dataclass(frozen=True)
+class Spares:
+    """The exercise is about reading an array seldom: `readings` per element, or `pieces`.
+
+    With `point`, a kernel that reads more than the lesson's is refused; else it is told so.
+    """
+
+    array: str
+    point: bool = False
+    pieces: bool = False
+
+    def objection(self, mine: Work, lessons: Work) -> tuple[str, bool]:
+        """Return what to say, "" if nothing, and whether it is a failure."""
+        if self.pieces:
+            one, other = mine.pieces[self.array], lessons.pieces[self.array]
+            text = f"{self.array} is read in {one} pieces; the lesson's way reads it in {other}"
+        else:
+            one, other = mine.readings(self.array), lessons.readings(self.array)
+            text = f"{self.array} is read {_times(one)}; the lesson's way reads it {_times(other)}"
+        if one <= MORE * other:
+            return "", False
+        return text, self.point or one > TOO_MUCH * other
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The exercise is about `what`: "shuffles", "shared memory", "the tensor core"."""
+
+    what: str
+    point: bool = True
+
+    def objection(self, mine: Work, lessons: Work) -> tuple[str, bool]:
+        """Return what to say, "" if nothing, and whether it is a failure."""
+        if 2 * mine.uses[self.what] >= lessons.uses[self.what]:
+            return "", False
+        often = "without" if not mine.uses[self.what] else "with hardly any use of"
+        return f"it is made {often} {self.what}, which this exercise is about", self.point
+
+
+@dataclass(frozen=True)
+class Avoids:
+    """The exercise is about doing without `what`: "atomics"."""
+
+    what: str
+
+    def objection(self, mine: Work, lessons: Work) -> tuple[str, bool]:
+        """Return what to say, "" if nothing, and whether it is a failure."""
+        if mine.uses[self.what] <= lessons.uses[self.what]:
+            return "", False
+        return f"it is made with {self.what}, and this exercise is about doing without", True
+
+
+class Launches:
+    """The exercise is about launching kernels, and not about what NumPy can do."""
+
+    def objection(self, mine: Work, lessons: Work) -> tuple[str, bool]:
+        """Return what to say, "" if nothing, and whether it is a failure."""
+        return ("", False) if mine.launched else ("no kernel was launched to make it", True)
+
+
+class Shares:
+    """Every exercise is about sharing the work among threads.
+
+    It is refused when not even one thread writes for each second warp that does in the lesson's:
+    then one thread has done what all should. When fewer than half as many threads work, it is told.
+    """
+
+    def objection(self, mine: Work, lessons: Work) -> tuple[str, bool]:
+        """Return what to say, "" if nothing, and whether it is a failure."""
+        few, warps = len(mine.writers), len({_warp(each) for each in lessons.writers})
+        if 2 * few < warps or few == 1 < warps:
+            number = f"only {few} of {mine.threads} threads write" if few > 1 else (
+                f"one of {mine.threads} threads writes everything"
+            )
+            return f"{number}: the threads should share the work", True
+        for verb, found, usual in (
+            ("write", mine.writers, lessons.writers),
+            ("read", mine.readers, lessons.readers),
+        ):
+            if 2 * len(found) < len(usual):
+                return (
+                    f"{len(found)} of {mine.threads} threads {verb}; the lesson's way, "
+                    f"{len(usual)} do"
+                ), False
+        return "", False
+
+
+def _warp(thread: tuple) -> tuple:
+    block, number = thread
+    return block, number // 32
+
+
+def _times(count: float) -> str:
+    rounded = round(count, 1)
+    return _TIMES.get(rounded, f"{rounded:g} times")
+
+
+class Work(Observer):
+    """Counts what launches do.
+
+    Attributes
+    ----------
+    launched: names of the kernels that were launched.
+    threads: how many threads were, in all.
+    readers, writers: the threads that read an input, that write an output, each as its block's
+        index and its number in the block.
+    pieces: how many loads there were of each array, by name; a vector is one.
+    uses: how often "shuffles", "shared memory", "atomics" and "the tensor core" were used.
+    """
+
+    def __init__(self, arrays: dict[str, FencedArray], outputs: tuple[str, ...]):
+        self.launched, self.threads = [], 0
+        self.readers, self.writers = set(), set()
+        self.pieces, self.uses, self._bytes = Counter(), Counter(), Counter()
+        self._names = {pointer(a.view): name for name, a in arrays.items() if a.size}
+        self._sizes = {name: a.view.nbytes for name, a in arrays.items()}
+        self._outputs = outputs
+        self._last = {}
+
+    def readings(self, name: str) -> float:
+        """How often each element of an array was read, on average."""
+        return self._bytes[name] / max(self._sizes.get(name, 0), 1)
+
+    def on_launch(self, launch):
+        """An observer's hook, as the others."""
+        self.launched.append(launch.name)
+        count = 1
+        for n in (*launch.grid_dim, *launch.block_dim):
+            count *= n
+        self.threads += count
+
+    def on_load(self, thread, site, memory, offset, size):
+        """Count a load. A compiler merges what a thread reads twice without another in between."""
+        if memory.space == "shared":
+            self.uses["shared memory"] += 1
+            return
+        name, me = self._names.get(memory.base), (thread.b.index, thread.tid)
+        if name is None or self._last.get((name, me)) == offset:
+            return
+        self._last[name, me] = offset
+        self._bytes[name] += size
+        self.pieces[name] += 1
+        if name not in self._outputs:
+            self.readers.add(me)
+
+    def on_store(self, thread, site, memory, offset, size):
+        """Count a store."""
+        if memory.space == "shared":
+            self.uses["shared memory"] += 1
+        elif self._names.get(memory.base) in self._outputs:
+            self.writers.add((thread.b.index, thread.tid))
+
+    def on_atomic(self, thread, site, memory, offset, size):
+        """Count an atomic, which is a store as well."""
+        if memory.space != "shared":
+            self.uses["atomics"] += 1
+        self.on_store(thread, site, memory, offset, size)
+
+    def on_warp_op(self, thread, site, kind, mask):
+        """Count an operation of a warp."""
+        if kind.startswith("shfl"):
+            self.uses["shuffles"] += 1
+        elif "multiply" in kind:
+            self.uses["the tensor core"] += 1
+
+def count_work(attempt: Attempt) -> Failure | None:
+    """Compare what the learner's object does with what the lesson's does, on the largest case.
+
+    Fails where one thread does the work of all, or the point of the exercise is missed. What is
+    only worth telling is noted in `attempt`.
+    """
+    exercise = attempt.exercise
+    if exercise.kind == "function":
+        return None
+    run, mine = _counted(attempt, attempt.obj)
+    _, lessons = _counted(attempt, exercise.solution)
+    for each in (*exercise.about, Shares()):
+        text, fails = each.objection(mine, lessons)
+        if fails:
+            return Failure("returned", run, text=f"the result is right, but {text}")
+        if text:
+            attempt.notes.append(f"right, but {text}")
+    return None
+
+
+def _counted(attempt: Attempt, obj) -> tuple[Run, Work]:
+    engine = Simulator("forward", attempt.seed)
+    run = Run(attempt.exercise, attempt.largest, engine)
+    work = engine.observer = Work(run.arrays, _outputs(attempt.exercise))
+    run.execute(obj)
+    return run, work
+
+
+def _outputs(exercise: Exercise) -> tuple[str, ...]:
+    return exercise.outputs if exercise.kind == "kernel" else ()
