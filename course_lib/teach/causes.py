@@ -1,27 +1,50 @@
-"""Why a result is wrong, said only where the evidence is certain.
+"""What is seen of a wrong result, and why it is wrong: said only where the evidence is certain.
 
-Each function in `CAUSES` looks at one failure, and at further runs of the same case where that
-settles the question, and returns a sentence or None. The first that speaks is believed. None of
-them knows the exercises or the usual mistakes: what they say was seen in the run.
+Each function in `OBSERVATIONS` looks at one failure, and at further runs of the same case where
+that settles the question, and returns a sentence or None. The first that speaks is believed. None
+of them knows the exercises or the usual mistakes: what they say was seen in the run. The cause is
+found by experiment, in `course_lib.teach.mutation`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+
 import numpy as np
 
+from course_lib.teach import mutation
+from course_lib.teach.deadline import TimeUp, deadline
 from course_lib.teach.fences import SMALL, poison, same_bits
 from course_lib.teach.influence import influence
 from course_lib.teach.running import Attempt, Failure, Run, Simulator, attempt_case, close
 
+#: Seconds of the processor for what is seen; the experiment has its own limits.
+LOOKING = 0.4
 
-def likely_cause(attempt: Attempt, failure: Failure) -> str:
-    """Return a sentence on why the case failed, empty if the evidence doesn't tell."""
+#: Whose cause is looked for. The sanitizer's other findings tell theirs.
+SOUGHT = ("values", "outside", "twice", "raised")
+
+
+def explain(attempt: Attempt, failure: Failure) -> None:
+    """Note in `failure` what is seen, and the cause where an experiment shows it; in 2 seconds."""
+    # Every experiment runs the kernel again, and a race may end differently each time.
+    with contextlib.redirect_stdout(io.StringIO()):  # what it prints has been seen
+        with contextlib.suppress(TimeUp), deadline(LOOKING):
+            failure.seen = observed(attempt, failure)
+        outside = failure.problem == "finding" and failure.finding.kind == "out-of-bounds"
+        if (failure.problem in SOUGHT or outside) and failure.run.engine.simulated:
+            failure.cause = mutation.cause(attempt, failure)
+
+
+def observed(attempt: Attempt, failure: Failure) -> str:
+    """Return a sentence on what is seen of the failure, empty if nothing is certain."""
     largest = _largest(attempt, failure)
-    for cause in CAUSES[failure.problem]:
-        sentence = cause(attempt, failure)
+    for look in OBSERVATIONS[failure.problem]:
+        sentence = look(attempt, failure)
         if sentence:
             return sentence
-        if largest is not failure and (sentence := cause(attempt, largest)):
+        if largest is not failure and (sentence := look(attempt, largest)):
             name, x = next(iter(largest.run.case.inputs.items()))
             return f"{sentence} (seen with {name} of shape {np.shape(x)})"
     return ""
@@ -213,8 +236,8 @@ def in_vain(attempt: Attempt, failure: Failure) -> str:
     )
 
 
-#: For each problem, what may explain it, the surest first.
-CAUSES = {
+#: For each problem, what may be seen of it, the surest first.
+OBSERVATIONS = {
     "values": (
         # First, since adding 0 to what was there looks like not writing.
         reads_output,

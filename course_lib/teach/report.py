@@ -35,6 +35,8 @@ def describe(attempt: Attempt, failure: Failure) -> str:
         after = run.arrays[failure.array].view[failure.index]
         lines.append(_line("was", f"{element(failure.array, failure.index)} = {number(before)}"))
         lines.append(_line("became", f"{element(failure.array, failure.index)} = {number(after)}"))
+    if failure.seen:
+        lines.append(_line("seen", failure.seen))
     if failure.cause:
         lines.append(_line("cause", failure.cause))
     lines.append(_line("again", f"check({exercise.name!r}, ..., seed={attempt.seed})"))
@@ -46,9 +48,10 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
     if failure.problem == "finding":
         finding = failure.finding
         place = f"line {finding.line}, `{finding.source}`"
-        cause, _, cure = finding.message.partition("; ")
-        lines = [f"{finding.kind} in {place}", _line("cause", cause)]
-        return "\n".join(lines + [_line("mend", cure)] * bool(cure))
+        seen, _, cure = finding.message.partition("; ")
+        lines = [f"{finding.kind} in {place}", _line("seen", seen)]
+        # What the experiment finds is surer than what often helps.
+        return "\n".join(lines + [_line("fix", cure)] * bool(cure and not failure.cause))
     if failure.problem == "forbidden":
         finding = failure.finding
         place = f"line {finding.line}, `{finding.source}`"

@@ -62,6 +62,7 @@ class Failure:
     array: str = ""
     index: tuple[int, ...] = ()
     wrong: np.ndarray | None = None
+    seen: str = ""
     cause: str = ""
 
 
@@ -74,8 +75,11 @@ class Simulator:
 
     simulated = True
 
-    def __init__(self, order: str, seed: int, sanitized: bool = False):
+    def __init__(
+        self, order: str, seed: int, sanitized: bool = False, max_steps: int = MAX_STEPS
+    ):
         self.order, self.seed, self.sanitized = order, seed, sanitized
+        self.max_steps = max_steps
         self.findings, self.twice = [], None
 
     def prepare(self, array: FencedArray):
@@ -93,7 +97,9 @@ class Simulator:
     def active(self, run: Run) -> Iterator[None]:
         """Let every launch inside, also those of a launcher, happen in this simulator."""
         with contextlib.ExitStack() as stack:
-            options = simulator.options(order=self.order, seed=self.seed, max_steps=MAX_STEPS)
+            options = simulator.options(
+                order=self.order, seed=self.seed, max_steps=self.max_steps
+            )
             stack.enter_context(options)
             if not course_lib.SIMULATED:
                 stack.enter_context(_real_kernels_simulated())
@@ -181,7 +187,8 @@ class Run:
     Attributes
     ----------
     arrays: the fenced arrays, by name: inputs, and for a kernel the outputs.
-    expected, got: the outputs by name; `got` is complete once `execute` has returned.
+    expected, got: the outputs by name; `got` is complete once `execute` has returned. `expected`
+        is worked out unless it is given.
     """
 
     exercise: Exercise
@@ -189,11 +196,12 @@ class Run:
     engine: Simulator | Gpu
     poison: int = NAN
     arrays: dict[str, FencedArray] = field(default_factory=dict)
-    expected: dict[str, np.ndarray] = field(default_factory=dict)
+    expected: dict[str, np.ndarray] | None = None
     got: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self):
-        self.expected = self.exercise.expected(self.case)
+        if self.expected is None:
+            self.expected = self.exercise.expected(self.case)
         self._given = {}
         for name, value in self.case.inputs.items():
             if np.ndim(value):
@@ -255,7 +263,7 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
     run = Run(attempt.exercise, case, engine, HUGE if engine.order == "reverse" else NAN)
     try:
         run.execute(attempt.obj)
-        failure = _judge(run)
+        failure = judge(run)
     except TimeUp as error:
         failure = Failure("endless", run, error=error)
     except Exception as error:  # whatever the learner's code raises is the finding
@@ -279,7 +287,8 @@ def _telling(findings: Sequence):
     return first
 
 
-def _judge(run: Run) -> Failure | None:
+def judge(run: Run) -> Failure | None:
+    """Return what is wrong with what a run left, None if nothing is."""
     for name, array in run.arrays.items():
         index = array.broken_at()
         if index is not None:

@@ -1,0 +1,92 @@
+"""Where the mistake is in the learner's own code: where undoing it makes every case right.
+
+Once it is known which change makes a right kernel behave like the learner's, the opposite is done
+to the learner's kernel. That it then passes every case proves the place.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from course_lib.teach.deadline import TimeUp
+from course_lib.teach.mutation.changes import EVERY, Change, built, changes, changes_alike, parsed
+from course_lib.teach.mutation.lines import lines_of, patched, written
+from course_lib.teach.mutation.matching import STEPS
+from course_lib.teach.running import Attempt, Simulator, attempt_case
+
+#: Operators that undo what others do; those that are not named undo what they do themselves.
+UNDONE_BY = {
+    "drop_operand": ("other_factor", "change_operator"),
+    "other_factor": ("drop_operand",),
+    "change_operator": ("change_operator", "sum_for_product"),
+    "sum_for_product": ("change_operator", "sum_for_product"),
+    "negate": ("negate", "relax"),
+    "move_over_loop": ("move_over_loop", "reorder"),
+    "index_zero": ("other_name", "shift_index"),
+    "swap_dimension": ("swap_dimension", "other_name"),
+    "drop_statement": (),
+    "drop_guard": (),
+    "drop_barrier": (),
+}
+
+
+def place(attempt: Attempt, found: Iterable[Change]) -> int | None:
+    """Return the number of the line in which one of the changes can be undone; None if unknown."""
+    found = list(found)
+    own = parsed(attempt.obj)
+    for change in found:
+        for text, line in _patches(own, change):
+            if passes(attempt, text):
+                return line
+    names = {name for each in found for name in UNDONE_BY.get(each.operator, (each.operator,))}
+    operators = [each for each in EVERY if each.__name__ in names]
+    if not operators:
+        return None
+    for undo in (*changes(attempt.obj, operators), *changes_alike(attempt.obj, operators)):
+        if passes(attempt, undo.text):
+            return _line_of(undo)
+    return None
+
+
+def passes(attempt: Attempt, text: str) -> bool:
+    """Tell whether the learner's object, with this text, is right on every case."""
+    try:
+        again = Attempt(attempt.exercise, built(text, attempt.obj), attempt.cases, attempt.seed)
+    except (SyntaxError, NameError):
+        return False
+    fresh = attempt.exercise.cases(np.random.default_rng([attempt.seed, 2]))
+    for case in (*attempt.cases, max(fresh, key=lambda case: case.size[1:])):
+        for order in ("forward", "reverse"):
+            engine = Simulator(order, attempt.seed, sanitized=True, max_steps=STEPS)
+            failure = attempt_case(again, case, engine)
+            if failure is not None:
+                if isinstance(failure.error, TimeUp):
+                    raise failure.error
+                return False
+    return True
+
+
+def _patches(own: ast.Module, change: Change) -> Iterator[tuple[str, int]]:
+    """Yield the learner's text as it is after the opposite of the change, and the line."""
+    wrong = lines_of(ast.parse(change.text).body[0])
+    right = lines_of(change.tree.body[0])
+    function = own.body[0]
+    outcome = patched(lines_of(function), wrong, right)
+    if outcome is not None and outcome[1]:
+        lines, numbers = outcome
+        head = ast.unparse(function).splitlines()
+        end = next(k for k, line in enumerate(head) if line.startswith("def "))
+        yield written("\n".join(head[: end + 1]), lines), numbers[0]
+
+
+def _line_of(change: Change) -> int:
+    """Return the number of the first line that a change is about."""
+    tree: ast.AST | list = change.tree
+    line = 0
+    for step in change.places[0][0]:
+        tree = tree[step] if isinstance(step, int) else getattr(tree, step)
+        line = getattr(tree, "lineno", line)
+    return line
