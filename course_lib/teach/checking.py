@@ -71,7 +71,7 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
     failure = _first_failure(attempt)
     if failure is not None:
         kept.drop(exercise, obj)
-        explain(attempt, failure)
+        failure = explain(attempt, failure)
         # The learner's own line is in the message; the frames of the check are of no use.
         raise CheckFailed(describe(attempt, failure)) from None
     _passed[name] = obj

@@ -20,12 +20,16 @@ class Writers(Observer):
         self._names = {pointer(a.view): (n, a.view.itemsize) for n, a in outputs.items() if a.size}
         self._written = {}
 
+    def wrote(self, name: str, place: int) -> bool:
+        """Tell whether any thread wrote that element of that output."""
+        return (name, place) in self._written
+
     def on_store(self, thread, site, memory, offset, size):
         """Note who writes; an observer's hook."""
         name, itemsize = self._names.get(memory.base, (None, 1))
-        if name is None or self.twice is not None:
+        if name is None:
             return
         me = thread.b.index, thread.index
         first = self._written.setdefault((name, offset // itemsize), me)
-        if first != me:
+        if first != me and self.twice is None:
             self.twice = name, offset // itemsize, first, me, site

@@ -73,8 +73,7 @@ def judge_wrong(exercise: str, kernel, says: str, thorough: bool = True) -> Row:
 
         if thorough or not found():
             failure.seen = causes.observed(attempt, failure)
-        if not found():
-            causes.explain(attempt, failure)
+        return failure if found() else causes.explain(attempt, failure)
 
     with mock.patch.object(checking, "explain", needed_cause):
         seconds, message, _ = _checked(exercise, kernel)
@@ -103,7 +102,7 @@ def judge_mutant(exercise: str, mutant) -> Row:
     patience = 4 if equivalent else 1
     stages = checking.STAGES[:1] if equivalent else checking.STAGES
     with (
-        mock.patch.object(checking, "explain", lambda *_: None),
+        mock.patch.object(checking, "explain", lambda _, failure: failure),
         mock.patch.object(checking, "STAGES", stages),
     ):
         seconds, message, _ = _checked(exercise, mutant.build(), patience)

@@ -156,7 +156,7 @@ mistakes("cross_entropy",
     ("entropy_ignored_is_not_written", "never written", "            loss[row] = ZERO\n", ""),
     ("entropy_without_the_logarithm", "wrong values in loss", "math.log(total)", "total"),
     # The log-probability, and not minus it.
-    ("entropy_wrong_sign", "wrong sign", LOSS, f"-({LOSS})"),
+    ("entropy_wrong_sign", "a minus sign too much", LOSS, f"-({LOSS})"),
     ("entropy_lanes_stay_apart", "wrong values in",
      "        largest, total = warp_online(largest, total)\n", ""),
     ("entropy_merges_sums_as_they_are", "wrong values in loss", "warp_online(largest, total)",

@@ -101,7 +101,7 @@ def _judged(exercise: str, name: str, kernel, operator: str | None) -> Told | No
     limited = functools.partial(mutation.cause, operators=others)
     begin = time.process_time()
     with mock.patch.object(causes.mutation, "cause", limited):
-        causes.explain(attempt, failure)
+        failure = causes.explain(attempt, failure)
     seconds = verdict, time.process_time() - begin
     kind = _kind(failure, _differing(kernel, right))
     return Told(f"{exercise}, {name}", kind, seconds, describe(attempt, failure))

@@ -20,7 +20,7 @@ from course_lib.teach.mutation.repair import place
 from course_lib.teach.running import Attempt, Failure
 
 #: Seconds of the processor to look for changes that match, and for the line after that.
-MATCHING, REPAIR = 1.2, 0.5
+MATCHING, REPAIR = 1.1, 0.4
 
 
 def cause(attempt: Attempt, failure: Failure, operators=EVERY) -> str:
