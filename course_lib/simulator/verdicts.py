@@ -139,12 +139,12 @@ class Verdicts(RaceSentences):
             place = element_text(text, index)
             length = f"axis {axis} of `{text}` has" if len(array.shape) > 1 else f"`{text}` has"
             count = f"{text}.shape[{axis}]" if len(array.shape) > 1 else f"{text}.size"
-            mend = ""
+            mend = "look at how this index is computed"
             if self.lacks_guard(thread, parts, text, array.shape):
-                mend = f"; guard it: only where the index is below {count} (here {size})"
+                mend = f"guard it: only where the index is below {count} (here {size})"
             return (f"thread {name} of block {name_of(thread.b.index, self.launch.grid_dim)} "
                     f"{verb} `{place}` on line {site.line}, but {length} {size} "
-                    f"element{'s' if size != 1 else ''}{mend}")
+                    f"element{'s' if size != 1 else ''}; {mend}")
 
         self.report((number,), "out-of-bounds", site, (name,), thread.b.index, sentence)
 

@@ -6,6 +6,7 @@ A `Change` puts something else at one place, or the same edit at all places that
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import inspect
 import itertools
@@ -132,6 +133,18 @@ def built(text: str, original: Callable) -> Callable:
     space = {"cuda": course_lib.cuda, **function.__globals__, **around}
     exec(compile(text, file, "exec"), space)
     return space[function.__name__]
+
+
+@contextlib.contextmanager
+def forgotten() -> Iterator[None]:
+    """Forget the text of all that is built inside, which would only fill the memory."""
+    before = set(linecache.cache)
+    try:
+        yield
+    finally:
+        for file in set(linecache.cache) - before:
+            if file.startswith("<mutant "):
+                del linecache.cache[file]
 
 
 def _edits(tree, frame, operators):

@@ -57,41 +57,56 @@ def patched(
     """
     home = _aligned(wrong, own)
     names = _translation(wrong, own, home)
-    result = {k: line for k, line in enumerate(own)}
-    added: dict[int, list[Line]] = {}
+    deeper = [0] * len(own)
+    gone: set[int] = set()
+    added: dict[int, list[Line]] = {}  # what comes behind which own line; -1: at the top
     concerned: list[int] = []
     texts = [each.text for each in wrong], [each.text for each in right]
+    behind = -1
     for tag, i, j, k, m in difflib.SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
+        places = [home[n] for n in range(i, j) if n in home]
         if tag == "equal":
             for one, other in zip(range(i, j), range(k, m), strict=True):
-                deeper = right[other].depth - wrong[one].depth
-                if deeper and (at := home.get(one)) is not None:
-                    result[at] = replace(result[at], depth=result[at].depth + deeper)
+                if one in home:
+                    # Own lines before it, which the wrong one lacks, move with it.
+                    for place in range(behind + 1, home[one] + 1):
+                        deeper[place] = right[other].depth - wrong[one].depth
+                    behind = home[one]
             continue
-        places = [home[n] for n in range(i, j) if n in home]
         if len(places) < j - i:
             return None
-        before = [home[n] for n in range(i) if n in home]
-        # Behind the line that it follows in the wrong one; -1: at the top.
-        anchor = min(places) if places else before[-1] if before else -1
-        shift = _shift(wrong, own, home, i)
-        for place in places:
-            del result[place]
+        shift = _shift(wrong, own, home, i if places else i - 1)
         new = [Line(r.depth + shift, _translated(r.text, names)) for r in right[k:m]]
+        anchor = min(places) if places else behind
         added.setdefault(anchor, []).extend(new)
-        numbers = [own[n].number for n in places] or [own[max(anchor, 0)].number]
-        concerned += numbers
+        gone.update(places)
+        if places:
+            concerned += _changed(own, places, new)
+            behind = max(places)
+        else:
+            opens = new[-1].text.endswith(":") and behind + 1 < len(own)
+            concerned.append(own[behind + 1 if opens else max(behind, 0)].number)
     merged = list(added.get(-1, []))
-    for n in range(len(own)):
-        if n in result:
-            merged.append(result[n])
+    for n, line in enumerate(own):
+        if n not in gone:
+            merged.append(replace(line, depth=line.depth + deeper[n]))
         merged += added.get(n, [])
     return merged, concerned
 
 
-def _shift(wrong, own, home, place) -> int:
-    """Return how much deeper own lines are than the wrong ones at this place."""
-    for n in (*range(place, len(wrong)), *range(place - 1, -1, -1)):
+def _changed(own: list[Line], places: list[int], new: list[Line]) -> list[int]:
+    """Return the numbers of the own lines that become others: some may be what they should be."""
+    same = len(places) == len(new)
+    return [
+        own[place].number
+        for k, place in enumerate(places)
+        if not same or own[place].text != new[k].text
+    ]
+
+
+def _shift(wrong: list[Line], own: list[Line], home: dict[int, int], place: int) -> int:
+    """Return how much deeper own lines are than the wrong ones at this place, or before it."""
+    for n in range(place, -1, -1):
         if n in home:
             return own[home[n]].depth - wrong[n].depth
     return 0

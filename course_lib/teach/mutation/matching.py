@@ -17,7 +17,7 @@ import numpy as np
 from course_lib.teach.deadline import TimeUp
 from course_lib.teach.exercise import Case
 from course_lib.teach.fences import NAN, SMALL
-from course_lib.teach.running import Attempt, Run, Simulator, judge
+from course_lib.teach.running import Attempt, Failure, Run, Simulator, judge
 
 #: Loop iterations after which a changed kernel counts as endless: right ones take a few hundred.
 STEPS = 10_000
@@ -28,12 +28,16 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What a run did: the outputs, or the kind of error that ended it, and the findings."""
+    """What a run did: the outputs, or the kind of error that ended it, and the findings.
+
+    It is `telling` if it is wrong in more than numbers that overflow, as many wrong ones do alike.
+    """
 
     outputs: dict[str, np.ndarray]
     error: str
     findings: tuple
     right: bool
+    telling: bool
 
     def same(self, other: Behaviour, run: Run) -> bool:
         """Tell whether two runs on one case did the same."""
@@ -66,14 +70,15 @@ class Experiment:
             obj = build()
         except SyntaxError:  # such a change makes no kernel
             return False
-        wrong = False
+        wrong = telling = False
         for number in range(len(self.trials)):
             other, _ = self._behaviour(obj, number)
             own, run = self._learners(number)
             wrong |= not other.right
+            telling |= other.telling
             if not other.same(own, run) or not wrong:
                 return False  # a right one that is near enough is no cause
-        return True
+        return telling
 
     def _learners(self, number: int):
         if number not in self._own:
@@ -86,17 +91,25 @@ class Experiment:
         key = number // 2
         run = Run(self.attempt.exercise, case, engine, poison, expected=self._expected.get(key))
         self._expected[key] = run.expected
-        error, right = "", False
+        error, right, telling = "", False, True
         try:
             with warnings.catch_warnings(action="ignore"):  # nobody asked for what is tried
                 run.execute(obj)
-            right = not engine.findings and not engine.twice and judge(run) is None
+            problem = judge(run)
+            right = not engine.findings and not engine.twice and problem is None
+            if right or problem and problem.problem == "values" and not engine.findings:
+                telling = not right and _is_telling(run, problem)
         except TimeUp:
             raise
         except Exception as raised:  # whatever it raises, the other must raise as well
             error = type(raised).__name__
         outputs = {n: v for n, v in run.got.items() if isinstance(v, np.ndarray | np.generic)}
-        return Behaviour(outputs, error, _found(engine), right), run
+        return Behaviour(outputs, error, _found(engine), right, telling), run
+
+
+def _is_telling(run: Run, problem: Failure) -> bool:
+    got = run.got[problem.array]
+    return got.dtype.kind != "f" or bool(np.isfinite(got[problem.wrong]).any())
 
 
 def _found(engine: Simulator) -> tuple:

@@ -7,6 +7,7 @@ to the learner's kernel. That it then passes every case proves the place.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -17,38 +18,52 @@ from course_lib.teach.mutation.lines import lines_of, patched, written
 from course_lib.teach.mutation.matching import STEPS
 from course_lib.teach.running import Attempt, Simulator, attempt_case
 
-#: Operators that undo what others do; those that are not named undo what they do themselves.
-UNDONE_BY = {
-    "drop_operand": ("other_factor", "change_operator"),
-    "other_factor": ("drop_operand",),
-    "change_operator": ("change_operator", "sum_for_product"),
-    "sum_for_product": ("change_operator", "sum_for_product"),
-    "negate": ("negate", "relax"),
-    "move_over_loop": ("move_over_loop", "reorder"),
-    "index_zero": ("other_name", "shift_index"),
-    "swap_dimension": ("swap_dimension", "other_name"),
-    "drop_statement": (),
-    "drop_guard": (),
-    "drop_barrier": (),
-}
+#: What turns the words for a change into those for its opposite.
+_OPPOSITES = (
+    (r"with (?:a )?(.+) in place of (.+)", r"with \2 in place of \1"),
+    (r"(.+) one too large", r"\1 one too small"),
+    (r"(.+) one too small", r"\1 one too large"),
+    (r"(.+) one too early", r"\1 one too late"),
+    (r"(.+) one too late", r"\1 one too early"),
+    ("divided once too often by a size", "without one of its divisions"),
+    ("with a size too much as a factor", "without one of its factors"),
+    ("without one of its divisions", "divided once too often by a size"),
+    ("without one of its factors", "with a size too much as a factor"),
+    ("without a minus sign", "with a minus sign too much"),
+    ("with a minus sign too much", "without a minus sign"),
+)
 
 
 def place(attempt: Attempt, found: Iterable[Change]) -> int | None:
-    """Return the number of the line in which one of the changes can be undone; None if unknown."""
+    """Return the number of the line in which one of the changes can be undone; None if unknown.
+
+    First the learner's code takes over what the change does away with, line for line; then what is
+    told in the opposite words is tried everywhere.
+    """
     found = list(found)
     own = parsed(attempt.obj)
     for change in found:
         for text, line in _patches(own, change):
             if passes(attempt, text):
                 return line
-    names = {name for each in found for name in UNDONE_BY.get(each.operator, (each.operator,))}
-    operators = [each for each in EVERY if each.__name__ in names]
-    if not operators:
-        return None
-    for undo in (*changes(attempt.obj, operators), *changes_alike(attempt.obj, operators)):
-        if passes(attempt, undo.text):
+    wanted = {opposite(change.words) for change in found}
+    for undo in (*changes(attempt.obj, EVERY), *changes_alike(attempt.obj, EVERY)):
+        if _bare(undo.words) in wanted and passes(attempt, undo.text):
             return _line_of(undo)
     return None
+
+
+def opposite(words: str) -> str:
+    """Return the words for what undoes a change; the same where it undoes itself."""
+    words = _bare(words)
+    for pattern, other in _OPPOSITES:
+        if re.fullmatch(pattern, words):
+            return re.sub(pattern, other, words)
+    return words
+
+
+def _bare(words: str) -> str:
+    return words.partition(", at all ")[0]
 
 
 def passes(attempt: Attempt, text: str) -> bool:

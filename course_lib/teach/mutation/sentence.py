@@ -1,7 +1,8 @@
 """The sentence: what would make a right kernel behave like the learner's, and in which line it is.
 
 A cause is named only if all changes that reproduce the learner's behaviour are told in the same
-words, or if one of them makes the learner's very code, up to names. Time is short: the changes that
+words, or if one of them makes the learner's very code, up to names; and only with the line in which
+undoing it makes every case right. Time is short: the changes that
 bring the solution nearest to the learner's code come first, and when the time is up, what was not
 tried has no say.
 """
@@ -13,7 +14,14 @@ import contextlib
 from course_lib.teach.deadline import TimeUp, deadline
 from course_lib.teach.display import quote
 from course_lib.teach.exercise import python_function
-from course_lib.teach.mutation.changes import EVERY, Change, changes, changes_alike, parsed
+from course_lib.teach.mutation.changes import (
+    EVERY,
+    Change,
+    changes,
+    changes_alike,
+    forgotten,
+    parsed,
+)
 from course_lib.teach.mutation.likeness import nearest_first, same_code
 from course_lib.teach.mutation.matching import Experiment
 from course_lib.teach.mutation.repair import place
@@ -29,16 +37,15 @@ def cause(attempt: Attempt, failure: Failure, operators=EVERY) -> str:
         own = parsed(attempt.obj)
     except (OSError, SyntaxError):  # without its source there is nothing to compare
         return ""
-    found = _matching(attempt, failure, own, operators)
-    words = {change.words for change in found}
-    if len(words) != 1:
+    with forgotten():
+        found = _matching(attempt, failure, own, operators)
+        words = {change.words for change in found}
+        line = _place(attempt, found) if len(words) == 1 else None
+    if line is None:
         return ""
     what = "code" if attempt.exercise.kind == "launcher" else attempt.exercise.kind
-    sentence = f"your {what} behaves exactly like the right one {words.pop()}"
-    line = _place(attempt, found)
-    if line is None:
-        return sentence
-    return f"{sentence}; {quote(python_function(attempt.obj).__code__.co_filename, line)}"
+    where = quote(python_function(attempt.obj).__code__.co_filename, line)
+    return f"your {what} behaves exactly like the right one {words.pop()}; {where}"
 
 
 def _matching(attempt: Attempt, failure: Failure, own, operators) -> list[Change]:
