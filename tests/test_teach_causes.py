@@ -9,6 +9,7 @@ import pytest
 from bank import messages
 
 from course_lib import cuda
+from course_lib.runtime.intrinsics import warp_sum
 from course_lib.teach import CheckFailed, causes, check, checking, mutation
 from course_lib.teach.exercise import exercises
 from course_lib.teach.mutation import sentence
@@ -230,3 +231,34 @@ def test_every_operator_finds_something():
 def test_messages_of_a_sample_are_never_false(name):
     found = [each for each in map(messages._judged, *messages._subjects(name, 2)) if each]
     assert found and all(each.kind != "false" for each in found), found
+
+
+# ---- lines -----------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def helper(x, i):
+    return x[i + 1]
+
+
+@cuda.jit
+def calls_helper(x, y):
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i] = max(helper(x, i), ZERO)
+
+
+@cuda.jit
+def shuffles_inside_a_guard(x, y):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < x.shape[0] and lane < min(16, x.shape[1]):
+        y[row] = warp_sum(x[row, lane])
+
+
+def test_a_line_of_another_function_is_told_with_its_name():
+    assert re.search(r"out-of-bounds in line \d+ of helper, `return", told("relu", calls_helper))
+
+
+def test_a_line_of_the_course_is_told_as_the_line_that_calls_it():
+    message = told("warp_sum", shuffles_inside_a_guard)
+    assert re.search(r"in line \d+, `y\[row\] = warp_sum\(x\[row, lane\]\)`, in warp_sum", message)

@@ -11,6 +11,7 @@ from course_lib.simulator import SimulatorError
 from course_lib.teach.causes import element
 from course_lib.teach.display import quote
 from course_lib.teach.exercise import python_function
+from course_lib.teach.places import where
 from course_lib.teach.running import Attempt, Failure, Run
 
 
@@ -47,15 +48,15 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
     on = "" if failure.run.engine.simulated else " (on the GPU; the simulator found it right)"
     if failure.problem == "finding":
         finding = failure.finding
-        place = f"line {finding.line}, `{finding.source}`"
+        place = where(attempt.obj, finding.filename, finding.line)
         seen, _, cure = finding.message.partition("; ")
-        lines = [f"{finding.kind} in {place}", _line("seen", seen)]
+        lines = [f"{finding.kind}{place}", _line("seen", seen)]
         # What the experiment finds is surer than what often helps.
         return "\n".join(lines + [_line("fix", cure)] * bool(cure and not failure.cause))
     if failure.problem == "forbidden":
         finding = failure.finding
-        place = f"line {finding.line}, `{finding.source}`"
-        return f"{finding.kind} in {place}\n{_line('cause', finding.message)}"
+        place = where(attempt.obj, finding.filename, finding.line)
+        return f"{finding.kind}{place}\n{_line('cause', finding.message)}"
     if failure.problem == "values":
         return f"wrong values in {failure.array}{on}"
     if failure.problem == "outside":
@@ -66,15 +67,16 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
         _, _, first, second, site = failure.run.engine.twice
         place = f"{element(failure.array, failure.index)} is written by more than one thread"
         who = f"{_thread(*first)}, then {_thread(*second)}"
-        return f"{place}, in line {site.line}, `{site.source}`\n{_line('by', who)}"
+        in_line = where(attempt.obj, site.filename, site.line)
+        return f"{place},{in_line}\n{_line('by', who)}"
     if failure.problem in ("returned", "compile"):
         return failure.text
     if isinstance(failure.error, SimulatorError):
         return _simulators_words(attempt, failure.error)
-    where = _learners_line(attempt, failure.error)
+    line = _learners_line(attempt, failure.error)
     if failure.problem == "endless":
-        return f"stopped, because it did not end{where}"
-    return f"{type(failure.error).__name__}{where}: {failure.error}"
+        return f"stopped, because it did not end{line}"
+    return f"{type(failure.error).__name__}{line}: {failure.error}"
 
 
 def _launch(run: Run) -> list[str]:
@@ -116,8 +118,8 @@ def _values(failure: Failure) -> list[str]:
         lines.append(_line("where", ", ".join(same_place)))
     difference = abs(float(got[index]) - float(expected[index]))
     with np.errstate(invalid="ignore"):
-        far = np.abs(got.astype(np.float64) - expected) > 1e-3 * np.abs(expected)
-    if not failure.cause and not (far & failure.wrong).any():
+        near = np.abs(got.astype(np.float64) - expected) <= 1e-3 * np.abs(expected)
+    if not failure.cause and near[failure.wrong].all():
         reason = run.exercise.tolerance.reason
         lines.append(_line("off by", f"{difference:.2g}, more than rounding explains: {reason}"))
     return lines
@@ -174,7 +176,7 @@ def _learners_line(attempt: Attempt, error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         # What a launcher launches may be in another cell.
         if frame.filename == own or "ipykernel_" in frame.filename:
-            return f" in {quote(frame.filename, frame.lineno)}"
+            return where(attempt.obj, frame.filename, frame.lineno)
     return ""
 
 
