@@ -233,6 +233,55 @@ def test_messages_of_a_sample_are_never_false(name):
     assert found and all(each.kind != "false" for each in found), found
 
 
+# ---- what is told beside the cause -----------------------------------------------------------
+
+
+@cuda.jit
+def both_wrong(logits, target, loss, m, s):
+    row = cuda.blockIdx.x * (cuda.blockDim.x // 32) + cuda.threadIdx.x // 32
+    if row < logits.shape[0] and cuda.threadIdx.x % 32 == 0:
+        m[row] = logits[row, 0] + ONE
+        s[row] = ZERO
+        loss[row] = m[row]
+
+
+def test_the_first_wrong_array_is_the_first_that_is_stored():
+    assert "wrong values in m" in told("cross_entropy", both_wrong)
+
+
+def test_inputs_that_the_kernel_is_not_given_are_not_shown():
+    wrong = next(c for c in changes(exercises()["conv2d_dx"].solution, OPERATORS)
+                 if c.operator == "drop_operand").build()  # fmt: skip
+    assert "x" in exercises()["conv2d_dx"].cases(np.random.default_rng(1))[0].inputs
+    assert not re.search(r"^  x  |x\[0, 0, 0, 0\] =", told("conv2d_dx", wrong).replace("dx[", "d["),
+                         re.MULTILINE)
+
+
+@cuda.jit
+def almost(x, y):
+    """A wrong sign where the number is small, and one input has a share of 0.743."""
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i] = x[i] * np.float32(0.743) if x[i] > 0 else -x[i]
+
+
+def test_only_factors_that_mean_something_are_told():
+    message = told("relu", almost)
+    assert "0.743" not in message and "off by" not in message
+
+
+@cuda.jit
+def adds_nothing(x, y):
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i] += max(x[i], ZERO)
+
+
+def test_what_is_added_to_is_read_and_not_left_out():
+    message = told("relu", adds_nothing)
+    assert "never written" not in message and "`+=` in place of `=`" in message
+
+
 # ---- lines -----------------------------------------------------------------------------------
 
 

@@ -273,8 +273,8 @@ def wrote_outside(attempt: Attempt, failure: Failure) -> str | None:
 def in_vain(attempt: Attempt, failure: Failure) -> str:
     """Several threads wrote the same value to one element."""
     return (
-        "the result is right, but the same work is done several times: the threads should share "
-        "the elements"
+        "the result is right, but several threads do the same work for this element, and one "
+        "would do"
     )
 
 

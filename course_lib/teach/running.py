@@ -23,7 +23,7 @@ from course_lib.teach.fences import (
     poisoned_allocation,
     same_bits,
 )
-from course_lib.teach.writers import Writers
+from course_lib.teach.writers import Writers, stored_in_order
 
 #: Loop iterations without any thread finishing, after which a launch counts as endless. Cases have
 #: a few hundred elements, so that right kernels stay far below.
@@ -263,7 +263,7 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
     run = Run(attempt.exercise, case, engine, HUGE if engine.order == "reverse" else NAN)
     try:
         run.execute(attempt.obj)
-        failure = judge(run)
+        failure = _first_written(attempt, run, judge(run))
     except TimeUp as error:
         failure = Failure("endless", run, error=error)
     except Exception as error:  # whatever the learner's code raises is the finding
@@ -274,6 +274,20 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
         name, place, *_ = engine.twice
         index = np.unravel_index(place, run.arrays[name].shape)
         return Failure("twice", run, array=name, index=tuple(map(int, index)))
+    return failure
+
+
+def _first_written(attempt: Attempt, run: Run, failure: Failure | None) -> Failure | None:
+    """Return how the first wrong output fails, in the order in which the kernel stores them.
+
+    What is wrong in later ones often follows.
+    """
+    if failure is None or failure.problem != "values" or run.exercise.kind != "kernel":
+        return failure
+    for name in stored_in_order(attempt.obj, run.exercise.parameters):
+        found = _judge_output(run, name, run.expected[name]) if name in run.expected else None
+        if found is not None:
+            return found
     return failure
 
 
@@ -299,11 +313,8 @@ def judge(run: Run) -> Failure | None:
         changed = ~same_bits(run.arrays[name].view, value)
         if changed.any():
             return Failure("input", run, array=name, index=_first(changed), wrong=changed)
-    for name, expected in run.expected.items():
-        failure = _judge_output(run, name, expected)
-        if failure is not None:
-            return failure
-    return None
+    found = (_judge_output(run, *each) for each in run.expected.items())
+    return next((failure for failure in found if failure is not None), None)
 
 
 def _judge_output(run: Run, name: str, expected: np.ndarray) -> Failure | None:

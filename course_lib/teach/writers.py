@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Callable, Sequence
+
 from course_lib.simulator.observe import Observer, pointer
+from course_lib.simulator.source import function_tree
+from course_lib.teach.exercise import python_function
 from course_lib.teach.fences import FencedArray
 
 
@@ -33,3 +38,21 @@ class Writers(Observer):
         first = self._written.setdefault((name, offset // itemsize), me)
         if first != me and self.twice is None:
             self.twice = name, offset // itemsize, first, me, site
+
+
+def stored_in_order(kernel: Callable, parameters: Sequence[str]) -> list[str]:
+    """Return which of the parameters a kernel stores into, in the order of the lines that do.
+
+    `parameters` are the exercise's names for them; the kernel may have its own.
+    """
+    tree = function_tree(python_function(kernel))
+    if tree is None:
+        return []
+    names = dict(zip((each.arg for each in tree.args.args), parameters, strict=False))
+    lines: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            name = names.get(getattr(node.value, "id", ""))
+            if name is not None:
+                lines[name] = min(node.lineno, lines.get(name, node.lineno))
+    return sorted(lines, key=lines.get)
