@@ -110,10 +110,10 @@ def _judged(exercise: str, name: str, kernel, operator: str | None) -> Told | No
 def _kind(failure, differing: dict[int, str]) -> str:
     """Return how good it is, where the lines that differ are known, and what they should be."""
     if failure.cause:
-        found = re.search(r"; line (\d+),", failure.cause)
-        if not found:
-            return "nothing" if failure.problem != "finding" else "line"
-        return "both" if int(found[1]) in differing else "false"
+        small, line = re.search(r"(a small change in|;) line (\d+),", failure.cause).groups()
+        if int(line) not in differing:
+            return "false"
+        return "both" if small == ";" else "line"
     finding = failure.finding
     if finding is None:
         line = _line_of_error(failure)

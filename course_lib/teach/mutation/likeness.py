@@ -53,17 +53,19 @@ def _canonical(tree: ast.Module) -> list[str]:
         numbers.setdefault(name, len(numbers))
     found = []
     for node in function.body:
-        node = _ShortRange().visit(copy.deepcopy(node))
+        node = _Shortened().visit(copy.deepcopy(node))
         for token in _TOKEN.findall(ast.unparse(node)):
             found.append(f"${numbers.setdefault(token, len(numbers))}" if token in own else token)
     return found
 
 
-class _ShortRange(ast.NodeTransformer):
-    """Writes `range(0, n, 1)` as `range(n)`."""
+class _Shortened(ast.NodeTransformer):
+    """Writes `range(0, n, 1)` as `range(n)`, and `np.float32(1)` as `1`."""
 
     def visit_Call(self, node):
         self.generic_visit(node)
+        if called(node) == "float32" and isinstance(node.args[0], ast.Constant):
+            return node.args[0]
         if called(node) == "range" and len(node.args) > 1:
             begin, stop, step = map(ast.unparse, range_parts(node))
             if (begin, step) == ("0", "1"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -17,6 +16,9 @@ from course_lib.teach.mutation.changes import EVERY, Change, built, changes, cha
 from course_lib.teach.mutation.lines import lines_of, patched, written
 from course_lib.teach.mutation.matching import STEPS
 from course_lib.teach.running import Attempt, Simulator, attempt_case
+
+#: How many changes are undone that agree on no words: each takes its time.
+MOST = 4
 
 #: What turns the words for a change into those for its opposite.
 _OPPOSITES = (
@@ -34,23 +36,29 @@ _OPPOSITES = (
 )
 
 
-def place(attempt: Attempt, found: Iterable[Change]) -> int | None:
+def place(attempt: Attempt, found: list[Change]) -> int | None:
     """Return the number of the line in which one of the changes can be undone; None if unknown.
 
     First the learner's code takes over what the change does away with, line for line; then what is
     told in the opposite words is tried everywhere.
     """
-    found = list(found)
     own = parsed(attempt.obj)
     for change in found:
-        for text, line in _patches(own, change):
-            if passes(attempt, text):
-                return line
+        line = _patched_in(attempt, own, change)
+        if line is not None:
+            return line
     wanted = {opposite(change.words) for change in found}
     for undo in (*changes(attempt.obj, EVERY), *changes_alike(attempt.obj, EVERY)):
         if _bare(undo.words) in wanted and passes(attempt, undo.text):
             return _line_of(undo)
     return None
+
+
+def place_of_all(attempt: Attempt, found: list[Change]) -> int | None:
+    """Return the number of the line in which each of the changes is undone, if it is the same."""
+    own = parsed(attempt.obj)
+    lines = {_patched_in(attempt, own, change) for change in found[:MOST]}
+    return lines.pop() if len(lines) == 1 else None
 
 
 def opposite(words: str) -> str:
@@ -84,8 +92,11 @@ def passes(attempt: Attempt, text: str) -> bool:
     return True
 
 
-def _patches(own: ast.Module, change: Change) -> Iterator[tuple[str, int]]:
-    """Yield the learner's text as it is after the opposite of the change, and the line."""
+def _patched_in(attempt: Attempt, own: ast.Module, change: Change) -> int | None:
+    """Return the line in which the learner's code takes over the opposite of the change.
+
+    None if it can't, or if it is not right after that.
+    """
     wrong = lines_of(ast.parse(change.text).body[0])
     right = lines_of(change.tree.body[0])
     function = own.body[0]
@@ -94,7 +105,9 @@ def _patches(own: ast.Module, change: Change) -> Iterator[tuple[str, int]]:
         lines, numbers = outcome
         head = ast.unparse(function).splitlines()
         end = next(k for k, line in enumerate(head) if line.startswith("def "))
-        yield written("\n".join(head[: end + 1]), lines), numbers[0]
+        if passes(attempt, written("\n".join(head[: end + 1]), lines)):
+            return numbers[0]
+    return None
 
 
 def _line_of(change: Change) -> int:

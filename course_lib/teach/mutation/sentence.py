@@ -2,9 +2,10 @@
 
 A cause is named only if all changes that reproduce the learner's behaviour are told in the same
 words, or if one of them makes the learner's very code, up to names; and only with the line in which
-undoing it makes every case right. Time is short: the changes that
-bring the solution nearest to the learner's code come first, and when the time is up, what was not
-tried has no say.
+undoing it makes every case right. Where they agree on the line alone, no more than that is told.
+
+Time is short: the changes that bring the solution nearest to the learner's code come first, and
+when the time is up, what was not tried has no say.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from course_lib.teach.mutation.changes import (
 )
 from course_lib.teach.mutation.likeness import nearest_first, same_code
 from course_lib.teach.mutation.matching import Experiment
-from course_lib.teach.mutation.repair import place
+from course_lib.teach.mutation.repair import place, place_of_all
 from course_lib.teach.running import Attempt, Failure
 
 #: Seconds of the processor to look for changes that match, and for the line after that.
@@ -40,11 +41,13 @@ def cause(attempt: Attempt, failure: Failure, operators=EVERY) -> str:
     with forgotten():
         found = _matching(attempt, failure, own, operators)
         words = {change.words for change in found}
-        line = _place(attempt, found) if len(words) == 1 else None
+        line = _place(attempt, found, place if len(words) == 1 else place_of_all)
     if line is None:
         return ""
-    what = "code" if attempt.exercise.kind == "launcher" else attempt.exercise.kind
     where = quote(python_function(attempt.obj).__code__.co_filename, line)
+    if len(words) > 1:
+        return f"a small change in {where}, makes every case right"
+    what = "code" if attempt.exercise.kind == "launcher" else attempt.exercise.kind
     return f"your {what} behaves exactly like the right one {words.pop()}; {where}"
 
 
@@ -65,7 +68,7 @@ def _matching(attempt: Attempt, failure: Failure, own, operators) -> list[Change
     return found
 
 
-def _place(attempt: Attempt, found: list[Change]) -> int | None:
+def _place(attempt: Attempt, found: list[Change], look) -> int | None:
     with contextlib.suppress(TimeUp), deadline(REPAIR):
-        return place(attempt, found)
+        return look(attempt, found)
     return None
