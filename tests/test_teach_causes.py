@@ -12,11 +12,13 @@ from course_lib import cuda
 from course_lib.runtime.intrinsics import warp_sum
 from course_lib.teach import CheckFailed, causes, check, checking, mutation
 from course_lib.teach.exercise import exercises
+from course_lib.teach.influence import influence
 from course_lib.teach.mutation import sentence
 from course_lib.teach.mutation.changes import EVERY, changes, changes_alike
 from course_lib.teach.mutation.edits import OPERATORS
 from course_lib.teach.mutation.lines import Line, patched
 from course_lib.teach.mutation.repair import opposite
+from course_lib.teach.running import Failure, Run, Simulator
 
 ZERO, ONE = np.float32(0), np.float32(1)
 
@@ -280,6 +282,19 @@ def adds_nothing(x, y):
 def test_what_is_added_to_is_read_and_not_left_out():
     message = told("relu", adds_nothing)
     assert "never written" not in message and "`+=` in place of `=`" in message
+
+
+def test_integers_that_are_places_are_left_alone():
+    """One more than the last place is none: the reference refuses it, and nothing is said."""
+    exercise = exercises()["max_pool_backward"]
+    attempt = checking._attempt(exercise, exercise.solution, 1)
+    case = next(each for each in attempt.cases if 0 < each.size[1] < 20)
+    run = Run(exercise, case, Simulator("forward", 1))
+    run.execute(exercise.solution)
+    places = [name for name, x in case.inputs.items() if np.ndim(x) and x.dtype.kind == "i"]
+    assert places
+    for name in places:
+        assert influence(attempt, Failure("values", run), name) is None
 
 
 # ---- lines -----------------------------------------------------------------------------------

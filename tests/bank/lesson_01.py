@@ -65,7 +65,7 @@ mistakes("relu",
      "max(y[i], max(x[i], np.float32(0)))"),
     ("relu_into_the_neighbour", "race-between-blocks", "np.float32(0))\n",
      "np.float32(0))\n        if i + 1 < x.size:\n            y[i + 1] = 5\n"),
-    ("relu_backwards", "the right values at the wrong places", "y[i]", "y[x.size - 1 - i]"),
+    ("relu_backwards", r"a small change in line \d+, `y\[x\.size", "y[i]", "y[x.size - 1 - i]"),
     ("relu_wrapped", OUTSIDE, "y[i]", "y[i - 1]", "x[i]", "x[i - 1]"))
 
 
