@@ -15,9 +15,9 @@ import bank
 import pytest
 from bank.equivalent import EQUIVALENT
 from bank.judge import judge_mutant, judge_right, judge_wrong
-from mutants import mutants
 
 from course_lib.teach.exercise import exercises
+from course_lib.teach.mutation.mutants import mutants
 
 KERNELS = [name for name, exercise in exercises().items() if exercise.kind != "answer"]
 ALL = os.environ.get("COURSE_LIB_BANK") == "all"

@@ -20,6 +20,7 @@ from course_lib.teach import (
     TODO,
     CheckFailed,
     UnknownExercise,
+    causes,
     check,
     checking,
     hint,
@@ -563,7 +564,7 @@ def test_write_past_the_end_is_seen(monkeypatch):
     monkeypatch.setattr(checking.Simulator, "launch", writes_past_the_end)
     failure = attempt_case(attempt, cases[0], checking.Simulator("forward", 0))
     assert failure.problem == "outside" and failure.index == (3,)
-    assert "past the end of y, which has 3 elements" in checking.likely_cause(attempt, failure)
+    assert "past the end of y, which has 3 elements" in causes.observed(attempt, failure)
 
 
 def test_nan_never_passes():

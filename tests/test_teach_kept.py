@@ -349,7 +349,7 @@ def test_one_that_fails_after_all_is_not_kept(capsys, restart, monkeypatch):
     check("relu", relu)
     failing = checking.STAGES[0]
     with monkeypatch.context() as patch:
-        patch.setattr(checking, "likely_cause", lambda *_: None)
+        patch.setattr(checking, "explain", lambda _, failure: failure)
         patch.setattr(checking, "_first_failure", lambda attempt: failing(
             checking._attempt(attempt.exercise, wrong_relu, attempt.seed)))  # fmt: skip
         with pytest.raises(CheckFailed):

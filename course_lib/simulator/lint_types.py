@@ -9,6 +9,8 @@ _SYMBOLS = {
     operator.lt: "<", operator.le: "<=", operator.gt: ">", operator.ge: ">=", operator.eq: "==",
     operator.ne: "!=",
 }
+#: How tightly an operator binds; those that are not named bind least.
+_BINDS = {"<<": 1, ">>": 1, "+": 2, "-": 2, "*": 3, "/": 3, "//": 3, "%": 3, "**": 5}
 _WIDENING = {"+", "-", "*", "<<", "**"}
 _CARRIES_UPWARDS = {"+", "-", "*", "&", "|", "^"}
 
@@ -81,8 +83,9 @@ class Typed:
         inner = depth - 1
         match node.op:
             case "binop" | "inplace_binop":
-                return (f"{self.text(node.lhs, inner)} {self.symbol(node)} "
-                        f"{self.text(node.rhs, inner)}")
+                binds = _BINDS.get(self.symbol(node), 0)
+                return (f"{self.operand(node.lhs, inner, binds)} {self.symbol(node)} "
+                        f"{self.operand(node.rhs, inner, binds + 1)}")
             case "getitem" | "static_getitem" | "typed_getitem":
                 index = node.index_var if node.op == "static_getitem" else node.index
                 shown = self.text(index, inner) if isinstance(index, ir.Var) else repr(index)
@@ -100,6 +103,16 @@ class Typed:
                 sign = "-" if node.fn in (operator.neg, "-") else ""
                 return f"{sign}{self.text(node.value, inner)}"
         return "…"
+
+    def operand(self, node, depth, binds):
+        """A value as part of an operation that binds that much, in brackets where it binds less."""
+        shown = self.text(node, depth)
+        if isinstance(node, self.ir.Var) and node.name.startswith("$"):
+            values = self.definitions.get(node.name, ())
+            inner = values[0] if len(values) == 1 else None
+            if isinstance(inner, self.ir.Expr) and inner.op in ("binop", "inplace_binop"):
+                return f"({shown})" if _BINDS.get(self.symbol(inner), 0) < binds else shown
+        return shown
 
     def symbol(self, expression):
         """The operator of a binop, or ""."""
@@ -130,6 +143,31 @@ class Typed:
                 message = self.promotion(expression, operands)
                 if message:
                     yield statement.loc.line, message
+
+    def suspects(self):
+        """`promotions` where every operand is float64 already, as in a sum that goes round.
+
+        What brings float64 in is then a constant or an integer among them.
+        """
+        types = self.types
+        for statement in self.assignments:
+            expression = statement.value
+            if not isinstance(expression, self.ir.Expr) or expression.op not in (
+                    "binop", "inplace_binop") or expression not in self.calltypes:
+                continue
+            operands = [expression.lhs, expression.rhs]
+            kinds = [self.kind(operand) for operand in operands]
+            if types.float64 not in kinds:
+                continue
+            text = self.text(expression)
+            both = list(zip(operands, kinds, strict=True))
+            reasons = [self.cause(operand) for operand, kind in both if kind == types.float64]
+            reasons += [
+                f"float32 with the integer `{name}` gives float64. Write np.float32({name})"
+                for name in (self.text(operand) for operand, kind in both
+                             if isinstance(kind, types.Integer))]
+            if reason := next(filter(None, reasons), None):
+                yield statement.loc.line, f"`{text}` is computed in float64: {reason}"
 
     def is_builtin(self, call):
         """False for device functions, and for conversions such as np.float64(x): they are meant."""

@@ -151,13 +151,16 @@ def lint(request):
     annotations = [(typed.type_annotation, kernel.py_func)]
     annotations += [(result.type_annotation, device.py_func) for device in builder.dispatchers
                     for result in device.overloads.values() if device is not kernel]
-    doubles, promotions, found = double_lines(ptx), [], []
+    doubles, promotions, suspects, found = double_lines(ptx), [], [], []
     for annotation, function in annotations:
         filename, looking = function.__code__.co_filename, Typed(
             annotation, function is kernel.py_func)
         promotions += [("float64-promotion", filename, *rest) for rest in looking.promotions()]
+        suspects += [("float64-promotion", filename, *rest) for rest in looking.suspects()]
         found += [("integer-width", filename, *rest) for rest in looking.widenings()]
     promotions = in_machine_code(promotions, doubles)
+    # A comparison with a whole number is blamed last: it changes no result.
+    promotions.sort(key=lambda each: bool(_COMPARES.match(each[-1])))
     meant = any(Typed(annotation).asks_for_float64() for annotation, _ in annotations)
     if doubles and not promotions and not meant:
         code = kernel.py_func.__code__
@@ -165,6 +168,8 @@ def lint(request):
         promotions = [("float64-promotion", filename, code.co_firstlineno, _ARGUMENT.format(name))
                       for name, kind in zip(code.co_varnames, argument_types, strict=False)
                       if str(kind) == "float64"]
+    if doubles and not promotions and not meant:
+        promotions = in_machine_code(suspects, doubles)
     if doubles and not promotions and not meant:
         promotions = [("float64-promotion", filename, line, _UNEXPLAINED)
                       for base, line in sorted(doubles) if base == os.path.basename(filename)]
@@ -179,6 +184,7 @@ def lint(request):
     return list(dict.fromkeys(found))
 
 
+_COMPARES = re.compile(r"`[^`]* ([<>]=?|[=!]=) [^`]*` is computed")
 _ARGUMENT = ("the argument `{0}` is a Python float, which is float64, and so is what is computed "
              "with it. Pass np.float32({0}), or convert it so in the kernel")
 _UNEXPLAINED = ("the machine code of this line computes in float64, and nothing asks for it by "

@@ -42,7 +42,8 @@ def _unary(name):
         except ValueError:
             result = _pole(name, float(x))
         except TypeError:
-            raise TypeError(f"math.{name} takes one number; got {kind.__name__}") from None
+            got = "a whole array" if issubclass(kind, np.ndarray) else kind.__name__
+            raise TypeError(f"math.{name} takes one number; got {got}") from None
         return kind(result) if kind in _KEEP else result
 
     compute.__name__ = compute.__qualname__ = name

@@ -123,3 +123,6 @@ class Namespace:
 
     def __repr__(self):
         return f"<{self.__name__}>"
+
+    def __getattr__(self, name):
+        raise AttributeError(f"{self.__dict__.get('__name__')} has no {name}", name=name, obj=self)

@@ -58,7 +58,9 @@ class RaceSentences:
         """What mends a race of a line with itself."""
         loop = self.loop_around(site, site)
         if loop and not any(loop[0] <= line <= loop[1] for line in self.barrier_lines(site)):
-            return f"put {barrier} into the loop, after line {site.line}"
+            branch = self.branch_around(site, loop[0])
+            outside = f" and outside the `if` of line {branch}" if branch else ""
+            return f"put {barrier} into the loop, after line {site.line}{outside}"
         return f"read it into a name first, put {barrier} between, then write"
 
     def race_between(self, sides, element, one_cluster):
@@ -119,6 +121,14 @@ class RaceSentences:
                  for loop in ast.walk(unit.tree) if isinstance(loop, (ast.For, ast.While))
                  and loop.lineno <= low and high <= loop.end_lineno]
         return max(loops, default=None)
+
+    def branch_around(self, site, below):
+        """The line of the outermost `if` around a site that begins below a line; None if none."""
+        found = [node.lineno for unit in self.launch.program.units.values()
+                 if unit.tree is not None and unit.filename == site.filename
+                 for node in ast.walk(unit.tree) if isinstance(node, ast.If)
+                 and below < node.lineno < site.line <= node.end_lineno]
+        return min(found, default=None)
 
     def is_update(self, site, other):
         """True if both are parts of one `x[i] += …`."""

@@ -138,15 +138,32 @@ class Verdicts(RaceSentences):
                 site.kind, "uses")
             place = element_text(text, index)
             length = f"axis {axis} of `{text}` has" if len(array.shape) > 1 else f"`{text}` has"
-            if part < 0:
-                mend = "keep the index from going below 0"
-            else:
-                mend = f"guard it: only where the index is below {size}"
+            count = f"{text}.shape[{axis}]" if len(array.shape) > 1 else f"{text}.size"
+            mend = "look at how this index is computed"
+            if self.lacks_guard(thread, parts, text, array.shape):
+                mend = f"guard it: only where the index is below {count} (here {size})"
             return (f"thread {name} of block {name_of(thread.b.index, self.launch.grid_dim)} "
                     f"{verb} `{place}` on line {site.line}, but {length} {size} "
                     f"element{'s' if size != 1 else ''}; {mend}")
 
         self.report((number,), "out-of-bounds", site, (name,), thread.b.index, sentence)
+
+    def lacks_guard(self, thread, parts, text, shape):
+        """True if an argument's indices are the thread's numbers, one for each, and reach its end.
+
+        Then there are more threads than elements, and a guard is missing. Any other index may be a
+        wrong formula, which a guard would only hide.
+        """
+        code = self.launch.program.root.__code__
+        if text not in code.co_varnames[:code.co_argcount]:
+            return False
+        own = [(b * n + t, blocks * n) for b, n, t, blocks in zip(
+            thread.b.index, self.launch.block_dim, thread.index, self.launch.grid_dim,
+            strict=True) if blocks * n > 1]
+        return len(own) == len(parts) == len(shape) and any(
+            all(p == number and threads >= n
+                for p, (number, threads), n in zip(parts, order, shape, strict=True))
+            for order in (own, own[::-1]))
 
     def check_aliasing(self, thread, number, array, place, index):
         """Dynamic memory read through another declaration than it was written through."""

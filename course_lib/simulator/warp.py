@@ -68,7 +68,7 @@ def _shuffle_primitive(name, source, text):
     def shuffle(thread, mask, value, operand):
         return _operation(thread, f"cuda.{name}", compute, mask, (value, int(operand)))
 
-    shuffle.__doc__ = text
+    shuffle.__doc__, shuffle.__qualname__ = text, f"cuda.{name}"  # as errors name it
     return Primitive(f"cuda.{name}", shuffle, "blocking")
 
 
@@ -94,7 +94,7 @@ def _vote_primitive(name, answer, text):
     def vote(thread, mask, predicate):
         return _operation(thread, f"cuda.{name}", compute, mask, bool(predicate))
 
-    vote.__doc__ = text
+    vote.__doc__, vote.__qualname__ = text, f"cuda.{name}"
     return Primitive(f"cuda.{name}", vote, "blocking")
 
 

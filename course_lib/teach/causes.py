@@ -1,34 +1,63 @@
-"""Why a result is wrong, said only where the evidence is certain.
+"""What is seen of a wrong result, and why it is wrong: said only where the evidence is certain.
 
-Each function in `CAUSES` looks at one failure, and at further runs of the same case where that
-settles the question, and returns a sentence or None. The first that speaks is believed. None of
-them knows the exercises or the usual mistakes: what they say was seen in the run.
+Each function in `OBSERVATIONS` looks at one failure, and at further runs of the same case where
+that settles the question, and returns a sentence or None. The first that speaks is believed. None
+of them knows the exercises or the usual mistakes: what they say was seen in the run. The cause is
+found by experiment, in `course_lib.teach.mutation`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+
 import numpy as np
 
-from course_lib.teach.fences import SMALL, poison, same_bits
-from course_lib.teach.influence import influence
+from course_lib.simulator.observe import observing_with
+from course_lib.teach import mutation
+from course_lib.teach.deadline import TimeUp, deadline
+from course_lib.teach.fences import FAINT, poison, same_bits
+from course_lib.teach.influence import MOST, influence
 from course_lib.teach.running import Attempt, Failure, Run, Simulator, attempt_case, close
+from course_lib.teach.writers import Writers
+
+#: Seconds of the processor for what is seen; the experiment has its own limits.
+LOOKING = 0.4
+
+#: Whose cause is looked for. The sanitizer's other findings tell theirs.
+SOUGHT = ("values", "outside", "twice", "raised")
 
 
-def likely_cause(attempt: Attempt, failure: Failure) -> str:
-    """Return a sentence on why the case failed, empty if the evidence doesn't tell."""
-    largest = _largest(attempt, failure)
-    for cause in CAUSES[failure.problem]:
-        sentence = cause(attempt, failure)
-        if sentence:
+def explain(attempt: Attempt, failure: Failure) -> Failure:
+    """Return the failure with what is seen, and with the cause where an experiment shows it.
+
+    Where the smallest input shows nothing and a larger one does, the failure with that. Takes 2
+    seconds at most.
+    """
+    # Every experiment runs the kernel again, and a race may end differently each time.
+    with contextlib.redirect_stdout(io.StringIO()):  # what it prints has been seen
+        with contextlib.suppress(TimeUp), deadline(LOOKING / 2):
+            failure.seen = observed(attempt, failure)
+        outside = failure.problem == "finding" and failure.finding.kind == "out-of-bounds"
+        if (failure.problem in SOUGHT or outside) and failure.run.engine.simulated:
+            failure.cause = mutation.cause(attempt, failure)
+        if not failure.seen and not failure.cause:
+            with contextlib.suppress(TimeUp), deadline(LOOKING / 2):
+                return _telling_more(attempt, failure)
+    return failure
+
+
+def observed(attempt: Attempt, failure: Failure) -> str:
+    """Return a sentence on what is seen of the failure, empty if nothing is certain."""
+    for look in OBSERVATIONS[failure.problem]:
+        sentence = look(attempt, failure)
+        if sentence and (look not in BY_CHANCE or _seen_again(attempt, failure, look)):
             return sentence
-        if largest is not failure and (sentence := cause(attempt, largest)):
-            name, x = next(iter(largest.run.case.inputs.items()))
-            return f"{sentence} (seen with {name} of shape {np.shape(x)})"
     return ""
 
 
-def _largest(attempt: Attempt, failure: Failure) -> Failure:
-    """Return how the largest case fails: many elements show a pattern that one can't."""
+def _telling_more(attempt: Attempt, failure: Failure) -> Failure:
+    """Return how the largest case fails, if that shows what the smallest doesn't."""
     engine = failure.run.engine
     if not isinstance(engine, Simulator) or failure.problem != "values":
         return failure
@@ -37,8 +66,23 @@ def _largest(attempt: Attempt, failure: Failure) -> Failure:
             break
         other = attempt_case(attempt, case, engine)
         if other is not None and other.problem == "values":
-            return other
+            other.seen = observed(attempt, other)
+            return other if other.seen else failure
     return failure
+
+
+def _seen_again(attempt: Attempt, failure: Failure, look) -> bool:
+    """Tell whether the largest input, drawn afresh, shows the same: few elements may by chance."""
+    if not isinstance(failure.run.engine, Simulator):
+        return False
+    fresh = attempt.exercise.cases(np.random.default_rng([attempt.seed, 3]))
+    for case in sorted(fresh, key=lambda case: case.size[1:], reverse=True):
+        if look is counts_too_much and case.size[1] > MOST:
+            continue  # each element is a launch
+        other = attempt_case(attempt, case, failure.run.engine)
+        if other is not None and other.problem == "values":
+            return look(attempt, other) is not None
+    return False
 
 
 def never_written(attempt: Attempt, failure: Failure) -> str | None:
@@ -47,22 +91,23 @@ def never_written(attempt: Attempt, failure: Failure) -> str | None:
     if unwritten is None:
         return None
     threads, size = failure.run.case.threads, unwritten.size
+    count = f"{threads} thread{'s' * (threads > 1)}"
     where, several = _span(failure.array, unwritten)
     where += " were" if several else " was"
     if threads < size:
         return (
-            f"{where} never written: the launch has {threads} threads for {size} elements, "
+            f"{where} never written: the launch has {count} for {size} elements, "
             "so a thread must handle more than one"
         )
-    return f"{where} never written, in a launch of {threads} thread{'s' * (threads > 1)}"
+    return f"{where} never written, in a launch of {count}"
 
 
 def reads_output(attempt: Attempt, failure: Failure) -> str | None:
     """The result changes with what the output held before the launch."""
-    other = _with_other_poison(attempt, failure)
-    if other is None:
+    found = _with_other_poison(attempt, failure)
+    if found is None:
         return None
-    first, second = failure.run.got[failure.array], other.got[failure.array]
+    first, second = failure.run.got[failure.array], found[0].got[failure.array]
     changed = ~same_bits(first, second) & ~_holds_poison(first, second, failure.run.poison)
     if (changed & failure.wrong).any():
         return f"the result depends on what {failure.array} held before: it is read, not only set"
@@ -102,7 +147,7 @@ def other_places(attempt: Attempt, failure: Failure) -> str | None:
     """The values are right and sit at other indices."""
     name, run = failure.array, failure.run
     expected, got = run.expected[name], run.got[name]
-    if expected.size < 2 or np.unique(expected).size < 2 or np.isnan(got.astype(float)).any():
+    if failure.wrong.sum() < 3 or np.unique(expected).size < 2 or np.isnan(got.astype(float)).any():
         return None
     order_expected = np.argsort(expected, axis=None, kind="stable")
     order_got = np.argsort(got, axis=None, kind="stable")
@@ -140,14 +185,26 @@ def one_factor(attempt: Attempt, failure: Failure) -> str | None:
         return None
     if np.isclose(factor, -1, rtol=1e-5):
         return "every wrong element has the right size and the wrong sign"
-    if attempt.exercise.kind == "function" and not _whole(factor):
-        return None  # a handful of numbers may be off by one factor by chance
-    return f"every wrong element is {factor:.4g} times what it should be"
+    if not _is_count(factor, failure.run):
+        return None
+    return f"every wrong element is {_in_words(factor)} what it should be"
 
 
-def _whole(factor: float) -> bool:
-    """Tell whether a factor, or what it divides by, is a whole number: of elements, say."""
-    return any(np.isclose(each, round(each), rtol=1e-4, atol=0) for each in (factor, 1 / factor))
+def _is_count(factor: float, run: Run) -> bool:
+    """Tell whether a factor, or what it divides by, is a small whole number, or a size."""
+    sizes = {n for x in run.case.inputs.values() for n in (*np.shape(x), np.size(x))}
+    sizes |= {int(np.prod(run.case.block)), run.case.threads}
+    return any(
+        abs(each) > 1.5
+        and np.isclose(each, round(each), rtol=1e-5, atol=0)
+        and (abs(round(each)) <= 4 or round(each) in sizes)
+        for each in (factor, 1 / factor)
+    )
+
+
+def _in_words(factor: float) -> str:
+    """Return a factor that is whole, or divides by what is: "3 times", "1/32 of"."""
+    return f"{round(factor)} times" if abs(factor) > 1 else f"1/{round(1 / factor)} of"
 
 
 def at_zero(attempt: Attempt, failure: Failure) -> str | None:
@@ -173,25 +230,33 @@ def at_negative(attempt: Attempt, failure: Failure) -> str | None:
 
 
 def left_out(attempt: Attempt, failure: Failure) -> str | None:
-    """Inputs without a part in the result, or with too large a part, where the result is linear."""
+    """Inputs without a part in the result, where the result is linear."""
+    for name in failure.run.case.inputs:
+        shares = influence(attempt, failure, name)
+        if shares is not None and (nothing := shares == 0).any():
+            where, several = _span(name, nothing)
+            verb = "have" if several else "has"
+            return f"{where} {verb} no part in the result: another number there changes nothing"
+    return None
+
+
+def counts_too_much(attempt: Attempt, failure: Failure) -> str | None:
+    """Inputs with too large a part in the result, where the result is a sum that counts them."""
+    if attempt.exercise.kind == "function":
+        return None
     for name, x in failure.run.case.inputs.items():
         shares = influence(attempt, failure, name)
         if shares is None:
             continue
-        if (nothing := shares == 0).any():
-            where, several = _span(name, nothing)
-            verb = "have" if several else "has"
-            return f"{where} {verb} no part in the result: another number there changes nothing"
-        if attempt.exercise.kind == "function":
-            continue  # what it computes is no sum that counts elements
         known = shares[np.isfinite(shares)]
         factor = np.median(known) if known.size else 1.0
-        if known.size and abs(factor - 1) > 0.01 and np.allclose(known, factor, rtol=0.01):
-            return f"each element of {name} counts {factor:.3g} times as much as it should"
+        if known.size and np.allclose(known, factor, rtol=0.01) and _is_count(factor, failure.run):
+            return f"each element of {name} counts {_in_words(factor)} what it should"
         twice = shares > 1.5
         if x.shape == failure.wrong.shape and x.dtype.kind == "f":
             continue  # where one makes one, a large share is a wrong formula, and no count
-        if twice.any() and np.allclose(known, np.round(known), atol=0.01):
+        whole = np.allclose(known, np.round(known), atol=0.01) and (known > -0.01).all()
+        if twice.any() and whole:
             place = tuple(np.argwhere(twice)[0])
             return f"{element(name, place)} counts {shares[place]:.0f} times"
     return None
@@ -208,13 +273,13 @@ def wrote_outside(attempt: Attempt, failure: Failure) -> str | None:
 def in_vain(attempt: Attempt, failure: Failure) -> str:
     """Several threads wrote the same value to one element."""
     return (
-        "the result is right, but the same work is done several times: the threads should share "
-        "the elements"
+        "the result is right, but several threads do the same work for this element, and one "
+        "would do"
     )
 
 
-#: For each problem, what may explain it, the surest first.
-CAUSES = {
+#: For each problem, what may be seen of it, the surest first.
+OBSERVATIONS = {
     "values": (
         # First, since adding 0 to what was there looks like not writing.
         reads_output,
@@ -227,6 +292,7 @@ CAUSES = {
         at_zero,
         at_negative,
         left_out,
+        counts_too_much,
     ),
     "outside": (wrote_outside,),
     # The text of these tells the cause itself.
@@ -239,6 +305,10 @@ CAUSES = {
     "returned": (),
     "twice": (in_vain,),
 }
+
+
+#: What a few elements may show by chance: it must be seen on another input, too.
+BY_CHANCE = (other_places, copies_input, one_factor, at_zero, at_negative, counts_too_much)
 
 
 def element(name: str, index: tuple[int, ...]) -> str:
@@ -260,27 +330,33 @@ def _span(name: str, mask: np.ndarray) -> tuple[str, bool]:
     return f"{len(where)} elements from {first} to {last}", True
 
 
-def _with_other_poison(attempt: Attempt, failure: Failure) -> Run | None:
+def _with_other_poison(attempt: Attempt, failure: Failure) -> tuple[Run, Writers] | None:
     """Repeat the run with outputs that start with another number. None if it can't be."""
     run = failure.run
     if not isinstance(run.engine, Simulator) or run.exercise.start is not None:
         return None
-    again = Run(run.exercise, run.case, run.engine, SMALL)
-    again.execute(attempt.obj)
-    return again
+    again = Run(run.exercise, run.case, run.engine, FAINT, expected=run.expected)
+    outputs = [name for name in run.exercise.outputs if name in again.arrays]
+    writers = Writers({name: again.arrays[name] for name in outputs}, {})
+    with observing_with(writers):
+        again.execute(attempt.obj)
+    return again, writers
 
 
 def _unwritten(attempt: Attempt, failure: Failure) -> np.ndarray | None:
     """Return where the output was certainly never written, None if it was everywhere."""
-    other = _with_other_poison(attempt, failure)
-    if other is None:
+    found = _with_other_poison(attempt, failure)
+    if found is None:
         return None
+    other, writers = found
     got = failure.run.got[failure.array], other.got[failure.array]
     mask = _holds_poison(*got, failure.run.poison)
+    for place in np.flatnonzero(mask):
+        mask.flat[place] = not writers.wrote(failure.array, int(place))
     return mask if mask.any() else None
 
 
 def _holds_poison(first: np.ndarray, second: np.ndarray, which: int) -> np.ndarray:
     """Return where the outputs of two runs still hold what each of them started with."""
-    marks = [np.full_like(first, poison(first.dtype, kind)) for kind in (which, SMALL)]
+    marks = [np.full_like(first, poison(first.dtype, kind)) for kind in (which, FAINT)]
     return same_bits(first, marks[0]) & same_bits(second, marks[1])

@@ -3,7 +3,7 @@
 A check is a list of stages (`STAGES`), from the one that can do no harm to the one that could
 kill the session: a wrong kernel is stopped in the simulator and never reaches the GPU. Each stage
 returns the first `Failure` it meets, going from the smallest case to the largest. Why it failed
-is worked out afterwards, by the functions of `course_lib.teach.causes`.
+is worked out afterwards, by `course_lib.teach.causes`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from course_lib.simulator.kernel import Kernel
 from course_lib.teach import kept, record
-from course_lib.teach.causes import likely_cause
+from course_lib.teach.causes import explain
 from course_lib.teach.compiling import compile_for_gpu, prepare_compiler
 from course_lib.teach.deadline import TimeUp, deadline
 from course_lib.teach.display import user_facing
@@ -89,10 +89,7 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
         failure = _first_failure(attempt)
     if failure is not None:
         kept.drop(exercise, obj)
-        # Finding the cause runs the kernel again, and a race may end differently each time.
-        silent = contextlib.redirect_stdout(io.StringIO())
-        with contextlib.suppress(TimeUp), deadline(TIME_LIMIT), silent:
-            failure.cause = failure.cause or likely_cause(_of_small_cases(attempt), failure)
+        failure = explain(_of_small_cases(attempt), failure)
         # The learner's own line is in the message; the frames of the check are of no use.
         raise CheckFailed(describe(attempt, failure)) from None
     _passed[name] = obj

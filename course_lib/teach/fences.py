@@ -19,8 +19,9 @@ FENCE = 64
 _LOUD = {"f": 5.5e4, "i": 0x5A, "u": 0x5A, "b": True}
 
 
-#: The kinds of poison: one that spreads, one to compare with it, and one that wins in `max`.
-NAN, SMALL, HUGE = range(3)
+#: The kinds of poison: one that spreads, one to compare with it, one that wins in `max`, and one
+#: that is lost in a sum.
+NAN, SMALL, HUGE, FAINT = range(4)
 
 
 def poison(dtype: np.dtype, which: int = NAN) -> np.generic:
@@ -31,11 +32,11 @@ def poison(dtype: np.dtype, which: int = NAN) -> np.generic:
     """
     dtype = np.dtype(dtype)
     if dtype.kind in "iu":
-        return dtype.type((0x3D, 0x6B, 0x7E)[which])
+        return dtype.type((0x3D, 0x6B, 0x7E, 0x11)[which])
     if dtype.kind == "b":
         return dtype.type(which == SMALL)
-    huge = 6e4 if dtype == np.float16 else 1e30
-    return dtype.type((np.nan, -777.0, huge)[which])
+    huge, faint = (6e4, 1e-7) if dtype == np.float16 else (1e30, 1e-30)
+    return dtype.type((np.nan, -777.0, huge, -faint)[which])
 
 
 class FencedArray:

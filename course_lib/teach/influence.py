@@ -41,10 +41,10 @@ def influence(attempt: Attempt, failure: Failure, name: str) -> np.ndarray | Non
         else:
             changed[place] ^= x.dtype.type(1)
         case = _changed(run, name, changed)
-        again = Run(run.exercise, case, Simulator(run.engine.order, attempt.seed))
         try:
+            again = Run(run.exercise, case, Simulator(run.engine.order, attempt.seed))
             again.execute(attempt.obj)
-        except OutOfBounds:
+        except (OutOfBounds, IndexError, ValueError):
             return None  # the integers are places, such as a row's class: one more is none
         shares[place] = _share(run, before, again)
     return shares

@@ -11,6 +11,7 @@ from course_lib.simulator import SimulatorError
 from course_lib.teach.causes import element
 from course_lib.teach.display import quote
 from course_lib.teach.exercise import python_function
+from course_lib.teach.places import where
 from course_lib.teach.running import Attempt, Failure, Run
 
 
@@ -35,6 +36,8 @@ def describe(attempt: Attempt, failure: Failure) -> str:
         after = run.arrays[failure.array].view[failure.index]
         lines.append(_line("was", f"{element(failure.array, failure.index)} = {number(before)}"))
         lines.append(_line("became", f"{element(failure.array, failure.index)} = {number(after)}"))
+    if failure.seen:
+        lines.append(_line("seen", failure.seen))
     if failure.cause:
         lines.append(_line("cause", failure.cause))
     lines.append(_line("again", f"check({exercise.name!r}, ..., seed={attempt.seed})"))
@@ -45,14 +48,15 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
     on = "" if failure.run.engine.simulated else " (on the GPU; the simulator found it right)"
     if failure.problem == "finding":
         finding = failure.finding
-        place = f"line {finding.line}, `{finding.source}`"
-        cause, _, cure = finding.message.partition("; ")
-        lines = [f"{finding.kind} in {place}", _line("cause", cause)]
-        return "\n".join(lines + [_line("fix", cure)] * bool(cure))
+        place = where(attempt.obj, finding.filename, finding.line)
+        seen, _, cure = finding.message.partition("; ")
+        lines = [f"{finding.kind}{place}", _line("seen", seen)]
+        # What the experiment finds is surer than what often helps.
+        return "\n".join(lines + [_line("fix", cure)] * bool(cure and not failure.cause))
     if failure.problem == "forbidden":
         finding = failure.finding
-        place = f"line {finding.line}, `{finding.source}`"
-        return f"{finding.kind} in {place}\n{_line('cause', finding.message)}"
+        place = where(attempt.obj, finding.filename, finding.line)
+        return f"{finding.kind}{place}\n{_line('cause', finding.message)}"
     if failure.problem == "values":
         return f"wrong values in {failure.array}{on}"
     if failure.problem == "outside":
@@ -63,15 +67,16 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
         _, _, first, second, site = failure.run.engine.twice
         place = f"{element(failure.array, failure.index)} is written by more than one thread"
         who = f"{_thread(*first)}, then {_thread(*second)}"
-        return f"{place}, in line {site.line}, `{site.source}`\n{_line('by', who)}"
+        in_line = where(attempt.obj, site.filename, site.line)
+        return f"{place},{in_line}\n{_line('by', who)}"
     if failure.problem in ("returned", "compile"):
         return failure.text
     if isinstance(failure.error, SimulatorError):
         return _simulators_words(attempt, failure.error)
-    where = _learners_line(attempt, failure.error)
+    line = _learners_line(attempt, failure.error)
     if failure.problem == "endless":
-        return f"stopped, because it did not end{where}"
-    return f"{type(failure.error).__name__}{where}: {failure.error}"
+        return f"stopped, because it did not end{line}"
+    return f"{type(failure.error).__name__}{line}: {failure.error}"
 
 
 def _launch(run: Run) -> list[str]:
@@ -84,9 +89,15 @@ def _launch(run: Run) -> list[str]:
     if run.engine.order != "forward":
         shown += f", with the threads in {run.engine.order} order"
     lines = [_line("call" if run.exercise.kind == "function" else "launch", shown)]
-    for name, value in case.inputs.items():
-        lines.append(_line(name, _summary(np.asarray(value))))
+    for name in _shown(run):
+        lines.append(_line(name, _summary(np.asarray(case.inputs[name]))))
     return lines
+
+
+def _shown(run: Run) -> list[str]:
+    """Return the names of the inputs that the learner's code gets; all if it calls them else."""
+    given = [name for name in run.case.inputs if name in run.exercise.parameters]
+    return given or list(run.case.inputs)
 
 
 def _values(failure: Failure) -> list[str]:
@@ -99,14 +110,16 @@ def _values(failure: Failure) -> list[str]:
         _line("got", f"{place} = {number(got[index])}"),
     ]
     same_place = [
-        f"{element(other, index)} = {number(value[index])}"
-        for other, value in run.case.inputs.items()
-        if np.shape(value) == got.shape and got.size > 1
+        f"{element(other, index)} = {number(run.case.inputs[other][index])}"
+        for other in _shown(run)
+        if np.shape(run.case.inputs[other]) == got.shape and got.size > 1
     ]
     if same_place:
         lines.append(_line("where", ", ".join(same_place)))
     difference = abs(float(got[index]) - float(expected[index]))
-    if difference <= 0.01 * abs(float(expected[index])):
+    with np.errstate(invalid="ignore"):
+        near = np.abs(got.astype(np.float64) - expected) <= 1e-3 * np.abs(expected)
+    if not failure.cause and near[failure.wrong].all():
         reason = run.exercise.tolerance.reason
         lines.append(_line("off by", f"{difference:.2g}, more than rounding explains: {reason}"))
     return lines
@@ -163,7 +176,7 @@ def _learners_line(attempt: Attempt, error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         # What a launcher launches may be in another cell.
         if frame.filename == own or "ipykernel_" in frame.filename:
-            return f" in {quote(frame.filename, frame.lineno)}"
+            return where(attempt.obj, frame.filename, frame.lineno)
     return ""
 
 

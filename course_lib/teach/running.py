@@ -23,7 +23,7 @@ from course_lib.teach.fences import (
     poisoned_allocation,
     same_bits,
 )
-from course_lib.teach.writers import Writers
+from course_lib.teach.writers import Writers, stored_in_order
 
 #: Loop iterations without any thread finishing, after which a launch counts as endless. Cases have
 #: a few hundred elements, so that right kernels stay far below.
@@ -68,6 +68,7 @@ class Failure:
     array: str = ""
     index: tuple[int, ...] = ()
     wrong: np.ndarray | None = None
+    seen: str = ""
     cause: str = ""
 
 
@@ -81,8 +82,11 @@ class Simulator:
 
     simulated = True
 
-    def __init__(self, order: str, seed: int, sanitized: bool = False):
+    def __init__(
+        self, order: str, seed: int, sanitized: bool = False, max_steps: int = MAX_STEPS
+    ):
         self.order, self.seed, self.sanitized = order, seed, sanitized
+        self.max_steps = max_steps
         self.findings, self.twice, self.borrowed, self.got = [], None, None, {}
         self.observer: Observer | None = None  # one more that watches the launches
 
@@ -101,7 +105,9 @@ class Simulator:
     def active(self, run: Run) -> Iterator[None]:
         """Let every launch inside, also those of a launcher, happen in this simulator."""
         with contextlib.ExitStack() as stack:
-            options = simulator.options(order=self.order, seed=self.seed, max_steps=MAX_STEPS)
+            options = simulator.options(
+                order=self.order, seed=self.seed, max_steps=self.max_steps
+            )
             stack.enter_context(options)
             if not course_lib.SIMULATED:
                 stack.enter_context(_real_kernels_simulated())
@@ -192,7 +198,8 @@ class Run:
     Attributes
     ----------
     arrays: the fenced arrays, by name: inputs, and for a kernel the outputs.
-    expected, got: the outputs by name; `got` is complete once `execute` has returned.
+    expected, got: the outputs by name; `got` is complete once `execute` has returned. `expected`
+        is worked out unless it is given.
     """
 
     exercise: Exercise
@@ -200,11 +207,12 @@ class Run:
     engine: Simulator | Gpu
     poison: int = NAN
     arrays: dict[str, FencedArray] = field(default_factory=dict)
-    expected: dict[str, np.ndarray] = field(default_factory=dict)
+    expected: dict[str, np.ndarray] | None = None
     got: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self):
-        self.expected = self.exercise.expected(self.case)
+        if self.expected is None:
+            self.expected = self.exercise.expected(self.case)
         self._given = {}
         for name, value in self.case.inputs.items():
             if np.ndim(value):
@@ -268,7 +276,7 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
     try:
         run.execute(attempt.obj)
         engine.got = run.got
-        failure = _judge(run)
+        failure = _first_written(attempt, run, judge(run))
     except TimeUp as error:
         failure = Failure("endless", run, error=error)
     except Exception as error:  # whatever the learner's code raises is the finding
@@ -288,6 +296,20 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
     return failure
 
 
+def _first_written(attempt: Attempt, run: Run, failure: Failure | None) -> Failure | None:
+    """Return how the first wrong output fails, in the order in which the kernel stores them.
+
+    What is wrong in later ones often follows.
+    """
+    if failure is None or failure.problem != "values" or run.exercise.kind != "kernel":
+        return failure
+    for name in stored_in_order(attempt.obj, run.exercise.parameters):
+        found = _judge_output(run, name, run.expected[name]) if name in run.expected else None
+        if found is not None:
+            return found
+    return failure
+
+
 def _telling(findings: Sequence):
     """Return the finding to tell: the first, except that a race explains an early read."""
     first = findings[0]
@@ -298,7 +320,8 @@ def _telling(findings: Sequence):
     return first
 
 
-def _judge(run: Run) -> Failure | None:
+def judge(run: Run) -> Failure | None:
+    """Return what is wrong with what a run left, None if nothing is."""
     for name, array in run.arrays.items():
         index = array.broken_at()
         if index is not None:
@@ -309,11 +332,8 @@ def _judge(run: Run) -> Failure | None:
         changed = ~same_bits(run.arrays[name].view, value)
         if changed.any():
             return Failure("input", run, array=name, index=_first(changed), wrong=changed)
-    for name, expected in run.expected.items():
-        failure = _judge_output(run, name, expected)
-        if failure is not None:
-            return failure
-    return None
+    found = (_judge_output(run, *each) for each in run.expected.items())
+    return next((failure for failure in found if failure is not None), None)
 
 
 def _judge_output(run: Run, name: str, expected: np.ndarray) -> Failure | None:

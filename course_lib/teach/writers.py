@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Callable, Sequence
+
 from course_lib.simulator.observe import Observer, pointer
+from course_lib.simulator.source import function_tree
+from course_lib.teach.exercise import python_function
 from course_lib.teach.fences import FencedArray
 
 
@@ -23,15 +28,19 @@ class Writers(Observer):
         self._inputs = {pointer(a.view): n for n, a in inputs.items() if a.size}
         self._written = {}
 
+    def wrote(self, name: str, place: int) -> bool:
+        """Tell whether any thread wrote that element of that output."""
+        return (name, place) in self._written
+
     def on_store(self, thread, site, memory, offset, size):
         """Note who writes; an observer's hook."""
         self._note_input(site, memory)
         name, itemsize = self._names.get(memory.base, (None, 1))
-        if name is None or self.twice is not None:
+        if name is None:
             return
         me = thread.b.index, thread.index
         first = self._written.setdefault((name, offset // itemsize), me)
-        if first != me:
+        if first != me and self.twice is None:
             self.twice = name, offset // itemsize, first, me, site
 
     def on_atomic(self, thread, site, memory, offset, size):
@@ -41,3 +50,20 @@ class Writers(Observer):
     def _note_input(self, site, memory):
         if self.borrowed is None and memory.base in self._inputs:
             self.borrowed = self._inputs[memory.base], site
+
+def stored_in_order(kernel: Callable, parameters: Sequence[str]) -> list[str]:
+    """Return which of the parameters a kernel stores into, in the order of the lines that do.
+
+    `parameters` are the exercise's names for them; the kernel may have its own.
+    """
+    tree = function_tree(python_function(kernel))
+    if tree is None:
+        return []
+    names = dict(zip((each.arg for each in tree.args.args), parameters, strict=False))
+    lines: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            name = names.get(getattr(node.value, "id", ""))
+            if name is not None:
+                lines[name] = min(node.lineno, lines.get(name, node.lineno))
+    return sorted(lines, key=lines.get)

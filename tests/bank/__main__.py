@@ -4,6 +4,8 @@ For every exercise: how many known-wrong kernels are rejected for the right reas
 the mutants of its solution, how many right kernels are accepted, and the seconds of a check. With
 -v also each kernel and the first line of what the check said. Exit status 1 when a wrong one
 passes, a reason is wrong, or a right one fails.
+
+``python tests/bank --messages`` judges what the checks say instead: see messages.py.
 """
 
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent.parent)]
 
+from bank import messages  # noqa: E402
 from bank.judge import own_record, rows  # noqa: E402
 from course_lib.teach.exercise import exercises  # noqa: E402
 
@@ -23,9 +26,13 @@ HEADER = f"{'exercise':<26}{'wrong':>9}{'mutants':>9}{'equal':>7}{'missed':>8}{'
 def main(arguments):
     """Print the table, and return the exit status."""
     verbose = "-v" in arguments
-    names = [each for each in arguments if each != "-v"] or [
+    names = [each for each in arguments if not each.startswith("-")] or [
         name for name, exercise in exercises().items() if exercise.kind != "answer"
     ]
+    for option in arguments:
+        if option.startswith("--messages"):
+            sample = option.partition("=")[2]
+            return messages.table(names, int(sample) if sample else None, verbose)
     bad = []
     print(HEADER)
     for name in names:

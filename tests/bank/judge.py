@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from mutants import mutants
-
 import bank
 from bank.equivalent import EQUIVALENT
 from course_lib.teach import CheckFailed, causes, check, checking, report
 from course_lib.teach.exercise import exercises
+from course_lib.teach.mutation.mutants import mutants
 
 for _file in sorted(Path(__file__).parent.glob("lesson_*.py")):
     importlib.import_module(f"bank.{_file.stem}")
@@ -65,15 +64,18 @@ def judge_wrong(exercise: str, kernel, says: str, thorough: bool = True) -> Row:
     """Check a kernel that must be rejected with a message in which `says` is found.
 
     To look for the cause takes longer than the verdict: where `says` is found in the message
-    without it, only those who are `thorough` wait for it.
+    without it, nobody waits for it, and only those who are `thorough` for what is seen.
     """
 
     def needed_cause(attempt, failure):
-        if not thorough and re.search(says, report.describe(attempt, failure)):
-            return None
-        return causes.likely_cause(attempt, failure)
+        def found():
+            return re.search(says, report.describe(attempt, failure))
 
-    with mock.patch.object(checking, "likely_cause", needed_cause):
+        if thorough or not found():
+            failure.seen = causes.observed(attempt, failure)
+        return failure if found() else causes.explain(attempt, failure)
+
+    with mock.patch.object(checking, "explain", needed_cause):
         seconds, message, _ = _checked(exercise, kernel)
     outcome = "missed"
     if message:
@@ -100,7 +102,7 @@ def judge_mutant(exercise: str, mutant) -> Row:
     patience = 4 if equivalent else 1
     stages = checking.STAGES[:1] if equivalent else checking.STAGES
     with (
-        mock.patch.object(checking, "likely_cause", lambda *_: None),
+        mock.patch.object(checking, "explain", lambda _, failure: failure),
         mock.patch.object(checking, "STAGES", stages),
     ):
         seconds, message, _ = _checked(exercise, mutant.build(), patience)

@@ -24,7 +24,7 @@ def by_hand(x, y):
 
 
 mistakes("negative",
-    ("wrong_way_round", "the right size and the wrong sign", "np.float32(1) - x[row, col]",
+    ("wrong_way_round", "two sides of a `-` the other way round", "np.float32(1) - x[row, col]",
      "x[row, col] - np.float32(1)"),
     ("rows_for_columns", OUTSIDE, "col, row =", "row, col ="),
     ("written_transposed", OUTSIDE, "y[row, col]", "y[col, row]"),

@@ -53,7 +53,7 @@ mistakes("relu",
     ("relu_blocks_of_32", "never written", relu_returns_early, "cuda.blockDim.x", "32"),
     ("relu_whole_blocks", "never written", "x.size", "x.size // cuda.blockDim.x * cuda.blockDim.x"),
     ("relu_positive_only", "never written", "i < x.size", "i < x.size and x[i] > 0"),
-    ("relu_absolute", "wrong exactly where x is negative", "max(x[i], np.float32(0))", "abs(x[i])"),
+    ("relu_absolute", "with abs in place of max", "max(x[i], np.float32(0))", "abs(x[i])"),
     ("relu_minimum", "wrong values in y", "max", "min"),
     ("relu_leaky", "wrong exactly where x is negative", relu_returns_early, "else ZERO",
      "else np.float32(0.01) * x[i]"),
@@ -65,7 +65,7 @@ mistakes("relu",
      "max(y[i], max(x[i], np.float32(0)))"),
     ("relu_into_the_neighbour", "race-between-blocks", "np.float32(0))\n",
      "np.float32(0))\n        if i + 1 < x.size:\n            y[i + 1] = 5\n"),
-    ("relu_backwards", "the right values at the wrong places", "y[i]", "y[x.size - 1 - i]"),
+    ("relu_backwards", r"a small change in line \d+, `y\[x\.size", "y[i]", "y[x.size - 1 - i]"),
     ("relu_wrapped", OUTSIDE, "y[i]", "y[i - 1]", "x[i]", "x[i - 1]"))
 
 
@@ -155,7 +155,7 @@ mistakes("nchw_index",
     ("nchw_picture_without_channels", "never written|" + OUTSIDE, "i // (W * H * C)",
      "i // (W * H) % N"),
     ("nchw_one_picture", "never written", "i < N * C * H * W", "i < C * H * W"),
-    ("nchw_no_bias", "every wrong element is that of x, unchanged", " + bias[c]", ""),
+    ("nchw_no_bias", "without one part of a sum", " + bias[c]", ""),
     ("nchw_first_bias", "wrong values in y", "bias[c]", "bias[0]"),
     ("nchw_bias_as_if_channels_last", "wrong values in y", "bias[c]", "bias[i % C]"))
 
@@ -243,7 +243,7 @@ def swish_from_swish(dy, x, dx):
 mistakes("swish_backward",
     ("swish_forgets_second_term", "wrong values in dx", " + x[i] * s * (one - s)", ""),
     ("swish_wrong_sign", "wrong values in dx", "s + x[i]", "s - x[i]"),
-    ("swish_downhill", "right size and the wrong sign", "dy[i]", "-dy[i]"),
+    ("swish_downhill", "a minus sign too much", "dy[i]", "-dy[i]"),
     ("swish_without_dy", "wrong values in dx", "dy[i] * ", ""),
     ("swish_overflows", "NaN was computed from finite inputs", "-abs(x[i])", "x[i]",
      "one / (one + e) if x[i] >= 0 else ", ""),
@@ -251,7 +251,7 @@ mistakes("swish_backward",
      "(one - s)) if x[i] != 0 else np.float32(0)"),
     ("swish_into_dy", "changes its input dy", "dx[i] =", "dy[i] = dx[i] ="),
     ("swish_accumulates", "depends on what dx held before", "dx[i] =", "dx[i] +="),
-    ("swish_sigmoid_of_size", "wrong exactly where x is negative",
+    ("swish_sigmoid_of_size", "one side of a choice taken always",
      " if x[i] >= 0 else e / (one + e)", ""))
 
 
@@ -289,6 +289,6 @@ mistakes("column_sum",
     ("columns_first_row_missing", "no part", "range(n_rows)", "range(1, n_rows)"),
     ("columns_never_cleared", "depends on what y held before", columns_in_place_of_a_total,
      "        y[col] = 0\n", ""),
-    ("columns_mean", "times what it should be", "= total", "= total / max(n_rows, 1)"),
+    ("columns_mean", "divided once too often by a size", "= total", "= total / max(n_rows, 1)"),
     ("columns_empty_not_zero", "never written", "col < n_cols", "col < n_cols and n_rows > 0"),
     ("columns_running_total", "wrong values in y", "total +=", "total ="))

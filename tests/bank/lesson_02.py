@@ -132,7 +132,7 @@ mistakes("histogram_shared",
     ("shared_plain_count", RACE, "cuda.atomic.add(mine, x[i], 1)", "mine[x[i]] += 1"),
     ("shared_plain_merge", RACE, "cuda.atomic.add(counts, level, mine[level])",
      "counts[level] += mine[level]"),
-    ("shared_everyone_merges_everything", "times what it should be",
+    ("shared_everyone_merges_everything", "counts 32 times what it should",
      "range(cuda.threadIdx.x, 256, cuda.blockDim.x):\n        cuda", "range(256):\n        cuda"),
     ("shared_255_counters", OUTSIDE, shared_first_thread_zeroes, "array(256,", "array(255,",
      "range(256)", "range(255)", "threadIdx.x, 256,", "threadIdx.x, 255,"),
@@ -376,8 +376,8 @@ def pool_divides_first(x, y):
 
 
 mistakes("global_avg_pool",
-    ("pool_sum", "times what it should be", " / np.float32(H * W)", ""),
-    ("pool_divides_by_threads", "counts .* times as much", "np.float32(H * W)",
+    ("pool_sum", "without one of its divisions", " / np.float32(H * W)", ""),
+    ("pool_divides_by_threads", "wrong values in y", "np.float32(H * W)",
      "np.float32(cuda.blockDim.x)"),
     ("pool_batch_and_channel_swapped", OUTSIDE + "|never written", "n, c, t =", "c, n, t ="),
     ("pool_rows_by_height", OUTSIDE, "i // W, i % W", "i // H, i % H"))
@@ -469,7 +469,8 @@ def unpool_through_shared(dy, dx):
 
 mistakes("global_avg_pool_backward",
     ("unpool_no_weight", "times what it should be", " / np.float32(H * W)", ""),
-    ("unpool_weight_of_all", "times what it should be", "np.float32(H * W)", "np.float32(dx.size)"),
+    ("unpool_weight_of_all", "is 1/2 of what it should be", "np.float32(H * W)",
+     "np.float32(dx.size)"),
     ("unpool_swapped", OUTSIDE + "|never written", "n, c =", "c, n ="),
     ("unpool_first_round_only", "never written", "x, H * W,", "x, min(H * W, cuda.blockDim.x),"),
     ("unpool_no_guard", OUTSIDE,

@@ -147,7 +147,7 @@ def entropy_lane_of_the_target(logits, target, loss, m, s):
 
 LOSS = "(largest - logits[row, target[row]]) + math.log(total)"
 mistakes("cross_entropy",
-    ("entropy_no_maximum", "wrong values in loss", entropy_in_two_passes,
+    ("entropy_no_maximum", "wrong values in m", entropy_in_two_passes,
      "largest = warp_max(largest)", "largest = ZERO"),
     # m + log s is rounded to the digits of m: at 10,000, three of them are left after the point.
     ("entropy_adds_the_logarithm_first", "wrong values in loss", LOSS,
@@ -156,10 +156,10 @@ mistakes("cross_entropy",
     ("entropy_ignored_is_not_written", "never written", "            loss[row] = ZERO\n", ""),
     ("entropy_without_the_logarithm", "wrong values in loss", "math.log(total)", "total"),
     # The log-probability, and not minus it.
-    ("entropy_wrong_sign", "wrong sign", LOSS, f"-({LOSS})"),
+    ("entropy_wrong_sign", "a minus sign too much", LOSS, f"-({LOSS})"),
     ("entropy_lanes_stay_apart", "wrong values in",
      "        largest, total = warp_online(largest, total)\n", ""),
-    ("entropy_merges_sums_as_they_are", "wrong values in loss", "warp_online(largest, total)",
+    ("entropy_merges_sums_as_they_are", "wrong values in s", "warp_online(largest, total)",
      "warp_max(largest), warp_sum(total)"),
     ("entropy_saves_the_logarithm", "wrong values in s", "s[row] = largest, total",
      "s[row] = largest, math.log(total)"),

@@ -34,4 +34,6 @@ def _changed(exercise, called, origin, changes):
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     space = dict(vars(sys.modules[origin.__module__]))
     exec(compile(text, file, "exec"), space)
-    return space[called]
+    made = space[called]
+    python_function(made).made_from = origin
+    return made

@@ -92,6 +92,43 @@ def test_float64_is_told_with_its_line_and_what_mends_it(function, line, words):
     assert str(found[0]).startswith(f"line {found[0].line}: float64-promotion: ")
 
 
+def sigmoid(x, y):
+    i = cuda.grid(1)
+    e = math.exp(-abs(x[i]))
+    y[i] = 1.0 / (1.0 + e) if x[i] >= 0 else e
+
+
+def running_mean(x, y):
+    n, m = 0, np.float32(0)
+    for k in range(x.size):
+        n += 1
+        m += (x[k] - m) / n
+    y[0] = m
+
+
+def counted_in_float64(x, y):
+    n = 0.0
+    m = np.float32(0)
+    for k in range(x.size):
+        n += 1
+        m += (x[k] - m) / n
+    y[0] = m
+
+
+def two_sizes(x, y):
+    y[0] = x[0] / (x.size * 2)
+
+
+@pytest.mark.parametrize("function, words", [
+    (sigmoid, "`1.0 + e` is computed in float64: numba makes the constant 1.0 float64"),
+    (running_mean, "/ n` is computed in float64: float32 with the integer `n` gives"),
+    (counted_in_float64, "`n` is float64, because it starts as a Python float"),
+    (two_sizes, "`x[0] / (x.size * 2)` is computed"),
+])
+def test_what_brings_float64_in_is_blamed_first(function, words):
+    assert words in simulator.lint(cuda.jit(function), X, X)[0].message
+
+
 def test_a_python_float_as_argument():
     @cuda.jit
     def scale(x, y, by):

@@ -1,0 +1,10 @@
+"""Why a learner's kernel is wrong, found by experiment: which small mistake makes a right one so?
+
+`edits` are the mistakes, `mutants` makes them in a right kernel; `matching` looks for those that
+behave exactly like the learner's kernel; `repair` undoes them in the learner's own code, which
+shows the line; `sentence` puts the findings into words.
+"""
+
+from course_lib.teach.mutation.sentence import cause
+
+__all__ = ["cause"]
