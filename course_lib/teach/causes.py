@@ -72,11 +72,10 @@ def _telling_more(attempt: Attempt, failure: Failure) -> Failure:
 
 
 def _seen_again(attempt: Attempt, failure: Failure, look) -> bool:
-    """Tell whether the largest input, drawn afresh, shows the same: few elements may by chance."""
+    """Tell whether a large input, drawn afresh, shows the same: few elements may by chance."""
     if not isinstance(failure.run.engine, Simulator):
         return False
-    fresh = attempt.exercise.cases(np.random.default_rng([attempt.seed, 3]))
-    for case in sorted(fresh, key=lambda case: case.size[1:], reverse=True):
+    for case in reversed(mutation.fresh(attempt, 3)):
         if look is counts_too_much and case.size[1] > MOST:
             continue  # each element is a launch
         other = attempt_case(attempt, case, failure.run.engine)

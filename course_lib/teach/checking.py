@@ -89,7 +89,7 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
         failure = _first_failure(attempt)
     if failure is not None:
         kept.drop(exercise, obj)
-        failure = explain(_of_small_cases(attempt), failure)
+        failure = explain(_without_the_largest(attempt, failure), failure)
         # The learner's own line is in the message; the frames of the check are of no use.
         raise CheckFailed(describe(attempt, failure)) from None
     _passed[name] = obj
@@ -145,10 +145,12 @@ def _attempt(exercise: Exercise, obj: Callable, seed: int) -> Attempt:
     return Attempt(exercise, obj, cases, seed)
 
 
-def _of_small_cases(attempt: Attempt) -> Attempt:
-    """Return the attempt without its largest case, which would take too long to look into."""
-    small = [case for case in attempt.cases if case is not attempt.largest]
-    return dataclasses.replace(attempt, cases=small)
+def _without_the_largest(attempt: Attempt, failure: Failure) -> Attempt:
+    """Return the attempt without its largest case, which takes long, unless that is what failed."""
+    kept = [
+        case for case in attempt.cases if case is not attempt.largest or case is failure.run.case
+    ]
+    return dataclasses.replace(attempt, cases=kept)
 
 
 def _first_failure(attempt: Attempt) -> Failure | None:

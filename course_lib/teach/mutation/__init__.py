@@ -5,6 +5,7 @@ behave exactly like the learner's kernel; `repair` undoes them in the learner's 
 shows the line; `sentence` puts the findings into words.
 """
 
+from course_lib.teach.mutation.matching import fresh
 from course_lib.teach.mutation.sentence import cause
 
-__all__ = ["cause"]
+__all__ = ["cause", "fresh"]

@@ -48,14 +48,21 @@ class Behaviour:
         return all(_alike(run, self.outputs[n], other.outputs[n]) for n in self.outputs)
 
 
+def fresh(attempt: Attempt, stream: int) -> list[Case]:
+    """Return other cases of the exercise, from small to large.
+
+    The largest is left out: it is there for the verdict, and takes too long to be run often.
+    """
+    drawn = attempt.exercise.cases(np.random.default_rng([attempt.seed, stream]))
+    return sorted(drawn, key=lambda case: case.size[1:])[:-1]
+
+
 class Experiment:
     """The learner's object on every case, each run once, to compare others with it."""
 
     def __init__(self, attempt: Attempt, failing: Case):
-        self.attempt, exercise = attempt, attempt.exercise
-        fresh = exercise.cases(np.random.default_rng([attempt.seed, 1]))
-        larger = sorted(fresh, key=lambda case: case.size)
-        filled = [case for case in larger if not case.size[0]]
+        self.attempt = attempt
+        filled = [case for case in fresh(attempt, 1) if not case.size[0]]
         rest = [case for case in attempt.cases if case is not failing]
         #: What is run, in this order: most others differ in the first.
         self.trials = [

@@ -9,12 +9,10 @@ from __future__ import annotations
 import ast
 import re
 
-import numpy as np
-
 from course_lib.teach.deadline import TimeUp
 from course_lib.teach.mutation.changes import EVERY, Change, built, changes, changes_alike, parsed
 from course_lib.teach.mutation.lines import lines_of, patched, written
-from course_lib.teach.mutation.matching import STEPS
+from course_lib.teach.mutation.matching import STEPS, fresh
 from course_lib.teach.running import Attempt, Simulator, attempt_case
 
 #: How many changes are undone that agree on no words: each takes its time.
@@ -80,8 +78,7 @@ def passes(attempt: Attempt, text: str) -> bool:
         again = Attempt(attempt.exercise, built(text, attempt.obj), attempt.cases, attempt.seed)
     except (SyntaxError, NameError):
         return False
-    fresh = attempt.exercise.cases(np.random.default_rng([attempt.seed, 2]))
-    for case in (*attempt.cases, max(fresh, key=lambda case: case.size[1:])):
+    for case in (*attempt.cases, fresh(attempt, 2)[-1]):
         for order in ("forward", "reverse"):
             engine = Simulator(order, attempt.seed, sanitized=True, max_steps=STEPS)
             failure = attempt_case(again, case, engine)
