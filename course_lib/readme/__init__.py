@@ -7,6 +7,7 @@ what. RESULTS.md is generated as a whole, and so are the pictures in docs/pictur
 import re
 
 from course_lib import bench, results_table
+from course_lib.benchmarks import BENCHMARKS
 from course_lib.readme import lessons, pictures
 from course_lib.readme.places import FOLDER, ROOT
 
@@ -35,6 +36,7 @@ class Project:
             "lessons": lessons.table,
             "results": self._results,
             "operations": _operations,
+            "benchmarks": _benchmarks,
             "promises": lambda: _joined(results_table.promises, self.recordings),
             "tape": lambda: _joined(
                 lambda recording: results_table.beside_numpy(recording["records"]), self.recordings
@@ -108,3 +110,7 @@ def _operations():
     from course_lib import compare
 
     return ", ".join(f"`{name}`" for name in compare.OPERATIONS) + "."
+
+
+def _benchmarks():
+    return ", ".join(f"`{name}`" for name in BENCHMARKS) + "."
