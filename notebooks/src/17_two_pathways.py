@@ -564,9 +564,9 @@ if run:
     print(f"colour's share in the end: {colour:.2f}")
 
 # %% [markdown]
-# The first floor has hardly moved: so near to the pixels no way of mixing is better than another one. The third has come to prefer brightness, and later
-# floors build on what was integrated before. In the end nearly all weight is on *integrated*, and both pathways come in by way of it: here no
-# evidence is bad, and so none is shut. (And this is one run. What a weight does not say, you have seen above.)
+# The first floor has hardly moved; the second leans on what was integrated before, the third on brightness. On the last nearly all weight is on *integrated*, so that
+# both pathways come in by way of the floors before. In such pictures no evidence is bad, and no pathway is shut. (And this is one run. What a weight does not say, you have seen
+# above.)
 
 # %% [markdown]
 # ## 5 · What weights alone decide
@@ -1003,8 +1003,9 @@ def switches(record, what):
     for label, reason in record["left_out"].items():
         print(f"not measured: {label} ({reason})")
     rows = [row | {"microseconds": row["microseconds"] / 1000} for row in record["rows"].values()]
-    title = f"{what}, {record['depth']}, images {record['shape']}: at best {record['ratio']:.2f} times as fast"
-    return plot.times(rows, xlabel="time of a step (ms)", title=title, **record["source"])
+    n, _, *size = record["shape"]
+    return plot.times(rows, xlabel=f"time of {n} images of {size[0]} × {size[1]} (ms)",
+                      title=f"{what}: {record['ratio']:.2f} times as fast at best", **record["source"])
 
 
 switches(training, "Training")
