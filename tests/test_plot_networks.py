@@ -60,6 +60,8 @@ def test_weights_of_each_point_have_a_panel():
     five = [*(f"stage{i}" for i in range(1, 5)), "pooled"]
     panels = plot.integration_weights([weighed(7, 0.4, five)]).axes
     assert [bool(axes.get_xlabel()) for axes in panels] == [False, False, True, True, True, False]
+    last = plot.integration_weights([weighed(7, 0.4)], device="H200", date="2026").axes[-1]
+    assert last.get_xlabel() == "epoch\nrecorded on H200 (2026)"
     for wrong, words in (
         ([], "at least one epoch"),
         ([{"epoch": 3}], "epoch 3 has no integration_weights"),

@@ -3,7 +3,7 @@
 from matplotlib.ticker import MaxNLocator
 
 from .basic import LINES
-from .picture import Picture
+from .picture import Picture, caption
 
 _PANELS = (("loss", "loss (nats)", 1), ("accuracy", "accuracy (% of images)", 100))
 
@@ -51,7 +51,7 @@ def learning_curves(history, *, title="", alt=None):
     return figure
 
 
-def integration_weights(history, *, title="", alt=None):
+def integration_weights(history, *, title="", device="", date="", alt=None):
     """Draw how a network weighed its two pathways, epoch by epoch, one panel for each point.
 
     Args:
@@ -59,6 +59,7 @@ def integration_weights(history, *, title="", alt=None):
             point a dict from what is weighted to its weight, as
             ``ContinuousIntegrationModel.get_integration_weights()`` returns it.
         title: heading of the whole.
+        device, date: where and when this was recorded, for the line underneath.
         alt: alternative text; by default the first and last weights.
 
     Raises:
@@ -87,12 +88,14 @@ def integration_weights(history, *, title="", alt=None):
         if list(points).index(point) + columns >= len(points):  # nothing below
             axes.set_xlabel("epoch")
             axes.tick_params(labelbottom=True)
+            last = axes
         axes.set_ylim(0, min(1, 1.15 * highest) + 0.02)
         axes.set_xlim(epochs[0] - 0.5, epochs[-1] + 0.5)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.grid(alpha=0.25)
     for axes in grid.flat[len(points):]:
         axes.set_axis_off()
+    caption(last, device, date)
     handles, _ = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
     if title:

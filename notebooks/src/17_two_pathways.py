@@ -13,9 +13,9 @@
 # has introduced streams.
 #
 # **Time:** 100 minutes; there are good places to pause after sections 3 and 5. All cells together
-# run in about a minute without a GPU. Nothing of this lesson was measured on a GPU for the course
-# yet; where a speed matters, you predict it, and on a GPU you can measure it yourself. The words are
-# collected in the [glossary](glossary.md).
+# run in about a minute without a GPU. Where a speed matters, you predict it, and see what was recorded
+# on a GPU; with a GPU of your own you can measure it yourself. The words are collected in the
+# [glossary](glossary.md).
 
 # %%
 import math
@@ -25,14 +25,28 @@ import matplotlib.image
 import numpy as np
 import torch
 
-from course_lib import SIMULATED, cuda, models, plot, simulator
+from course_lib import SIMULATED, bench, cuda, models, plot, results_table, simulator
 from course_lib.models.pathways import recomputed
 from course_lib.runtime.intrinsics import block_sum
 from course_lib.runtime.launch import launch
 from course_lib.runtime.launch import recorded as launches_of
 from course_lib.teach import TODO, check, hint, progress, use
 
+# %%
 ZERO, DEVICE = np.float32(0), "cpu" if SIMULATED else "cuda"
+records = bench.load_records()
+
+
+def measured(name):
+    """What was recorded under this name, by label, and where and when; or None, and a line."""
+    if found := bench.find(records, name=name):
+        rows = {row["label"]: row for row in found[0]["rows"]}
+        source = {"device": records["device"]["name"], "date": results_table.when(found[0])}
+        return found[0] | {"rows": rows, "source": source}
+    return print(f"{name} has not been measured on a GPU yet.")
+
+
+print("records are of an", records["device"]["name"])
 
 # %% [markdown]
 # ## 1 · Brightness and colour
@@ -520,6 +534,39 @@ print({name: round(share, 3) for name, share in network.get_pathway_contribution
 # %% [markdown]
 # Half: everything is alike on both sides. In the first world above, colour's share would be that of its weight, and half of
 # *integrated*'s.
+#
+# ### On real pictures
+#
+# For the course, this network (*medium*, four floors) was trained on Tiny-ImageNet: 100,000 photographs of 200 kinds of things, by day, sharp, in
+# good colours. **Predict** for the first floor, `stage1`, and for the last, `pooled`: which of the three gains weight? And what is colour's share in
+# the end?
+
+# %%
+runs = measured("tiny_imagenet.runs")
+run = runs["rows"]["continuous_integration"] if runs else None
+
+
+def as_recorded():
+    if run is None:
+        return None
+    when = runs["stopped"].get(run["label"], f"after {len(run['history'])} epochs")
+    title = f"Tiny-ImageNet {when}: {run['accuracy']:.1%} of new pictures are right"
+    return plot.integration_weights(run["history"], title=title, **runs["source"])
+
+
+as_recorded()
+
+# %%
+if run:
+    colour = 0.5  # the first floor is given the mean of both
+    for weights in run["history"][-1]["integration_weights"].values():
+        colour = weights["colour"] + weights["integrated"] * colour
+    print(f"colour's share in the end: {colour:.2f}")
+
+# %% [markdown]
+# The first floor has hardly moved; the second leans on what was integrated before, the third on brightness. On the last nearly all weight is on *integrated*, so that
+# both pathways come in by way of the floors before. In such pictures no evidence is bad, and no pathway is shut. (And this is one run. What a weight does not say, you have seen
+# above.)
 
 # %% [markdown]
 # ## 5 · What weights alone decide
@@ -936,6 +983,61 @@ for name, way in {"all kept": lambda stage, x: stage(x), "checkpointing": recomp
 # the peak falls nearly to that of the next largest.)
 #
 # One trap: batch norm moves its running statistics in each forward pass. Computed again, it would move them *twice*. The course's `recomputed` lets them rest in the second pass; `torch.utils.checkpoint` alone does not.
+
+# %% [markdown]
+# ## 9 · Each switch alone, and the fastest together
+#
+# The network has more switches than these: TF32 or bfloat16 instead of float32 (lesson 9), channels last, a captured CUDA graph (lesson 4),
+# `torch.compile`, and our kernels in place of PyTorch's. For the course, each was measured alone and some of them together, for one step of training. **Predict**
+# before you look: which switch alone brings most? Which makes the step *slower*? How much do parallel pathways bring, and what is the
+# price of checkpointing, which by the count above is a third? Are our kernels or PyTorch's the faster ones?
+
+# %%
+training, forward = measured("two_pathways.training"), measured("two_pathways.forward")
+
+
+def switches(record, what):
+    """Each way's time as a bar, the naive program's first; and what could not be measured."""
+    if record is None:
+        return None
+    for label, reason in record["left_out"].items():
+        print(f"not measured: {label} ({reason})")
+    rows = [row | {"microseconds": row["microseconds"] / 1000} for row in record["rows"].values()]
+    n, _, *size = record["shape"]
+    return plot.times(rows, xlabel=f"time of {n} images of {size[0]} × {size[1]} (ms)",
+                      title=f"{what}: {record['ratio']:.2f} times as fast at best", **record["source"])
+
+
+switches(training, "Training")
+
+# %%
+switches(forward, "Forward")
+
+# %% [markdown]
+# A switch alone may bring little, or even cost time, and be a part of the fastest way all the same: half-precision products like channels last, and short kernels
+# need a graph. And ours? In float32 they are about as fast as PyTorch's; in bfloat16 PyTorch, with cuDNN's convolutions, is well ahead. That
+# is a loss, and it is drawn like one. Now the two switches that you predicted:
+
+# %%
+def beside(record, one, other):
+    """What the second way takes of the first one's time, and of its memory."""
+    (t, m), (t2, m2) = ((row["microseconds"], row["peak_bytes"]) for row in map(record["rows"].get, (one, other)))
+    return f"{t2 / t:.2f} of the time, {m2 / m:.2f} of the memory ({m / 1e6:,.0f} → {m2 / 1e6:,.0f} MB)"
+
+
+naive, best = "PyTorch, naive", "bfloat16, channels-last, captured"
+pairs = {"PyTorch, in parallel": (naive, "PyTorch, pathways in parallel"),
+         "the same, captured": (f"PyTorch, {best}", f"PyTorch, {best}, in parallel"),
+         "ours, captured": (f"ours, {best}", f"ours, {best}, in parallel"),
+         "checkpointing": (naive, "PyTorch, checkpointing")}
+for name, record in {"training": training, "forward": forward}.items():
+    for what, pair in pairs.items() if record else ():
+        print(f"{name:9} {what:21} {beside(record, *pair)}")
+
+# %% [markdown]
+# Parallel pathways bring something each time, so eight images leave room on this chip; but a graph has taken a part of the gain already, and with our kernels little is left. Checkpointing saves much of the
+# memory that training takes, and costs a little less than what you counted. In a forward pass without gradients nothing is kept for a backward pass, so that it changes nothing. (What a graph uses while it runs belongs to the graph, and
+# is not in these numbers: compare memory only where both or neither are captured.)
 
 # %% [markdown]
 # ## What the profiler says

@@ -15,12 +15,13 @@ of one channel of one image. `partial` has a row of three for each block.
 """
 
 import math
+from functools import cache
 
 import numpy as np
 
 from course_lib import cuda
 from course_lib.runtime.intrinsics import block_sum
-from course_lib.teach.cases import numbers
+from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
 from course_lib.teach.plain import with_plain_numbers
 from course_lib.teach.work import Spares
@@ -49,13 +50,14 @@ def _brightness_reference(x, step_n, step_c, step_p, weight, n_images, n_pixels)
     return sum(weight[c] * x[n * step_n + c * step_c + p * step_p] for c in range(3))
 
 
-def _steps(N, P, layout):
+def _steps(rng, N, P, layout):
     """(elements in all, step_n, step_c, step_p) of a layout."""
+    more, gap = drawn(rng, 4, 7), drawn(rng, 1, 4)
     return {
         "first": (3 * N * P, 3 * P, P, 1),  # channels first
         "last": (3 * N * P, 3 * P, 1, 3),  # channels last
-        "four": (4 * N * P, 4 * P, 1, 4),  # channels last, and a fourth that nobody reads
-        "gaps": (N * (3 * P + 7), 3 * P + 7, P + 2, 1),  # each plane begins at a round place
+        "more": (more * N * P, more * P, 1, more),  # channels last, and some that nobody reads
+        "gaps": (N * 3 * (P + gap), 3 * (P + gap), P + gap, 1),  # planes begin at round places
         "planes": (3 * N * P, P, N * P, 1),  # all reds, then all greens, then all blues
     }[layout]
 
@@ -73,7 +75,7 @@ def _extremes(rng):
 
 
 def _pixels(rng, N, P, layout, kind):
-    size, *steps = _steps(N, P, layout)
+    size, *steps = _steps(rng, N, P, layout)
     x = np.full(size, np.nan, dtype=np.float32)  # whoever reads a gap, spreads it
     at = _places(N, P, *steps)
     scale = {"faint": 1e-6, "large": 1e6}.get(kind, 1.0)
@@ -97,15 +99,16 @@ def _brightness_cases(rng):
         ((0, 4), "last", "plain", 1, 32),
         ((1, 2), "last", "plain", 1, 32),
         ((2, 3), "first", "plain", 1, 4),
-        ((1, 5), "four", "extreme", 1, 8),
+        ((1, 5), "more", "extreme", 1, 8),
         ((3, 2), "planes", "plain", 2, 32),
         ((2, 7), "gaps", "faint", 1, 32),
         ((3, 9), "last", "large", 2, 8),
         ((2, 16), "first", "extreme", 1, 32),
-        ((2, 33), "four", "plain", 1, 1),
+        ((2, 33), "more", "plain", 1, 1),
         ((1, 70), "last", "extreme", 3, 32),
         ((3, 40), "planes", "plain", 1, 96),
         ((5, 61), "gaps", "plain", 2, 64),
+        ((drawn(rng, 6, 8), drawn(rng, 100, 120)), "more", "plain", 2, 256),
     ]
     return [
         case(grid, block, **_pixels(rng, N, P, layout, kind), n_images=np.int64(N),
@@ -126,6 +129,7 @@ BRIGHTNESS = Exercise(
         kernel, run.x, run.step_n, run.step_c, run.step_p, run.weight, run.y
     ),
     once=True,
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "Forget the layouts. If you stand at an element and want the same pixel of the next "
@@ -207,7 +211,7 @@ def _integrate_cases(rng):
         (65, "plain", 1, 1),
         (97, "faint", 3, 32),
         (150, "extreme", 1, 48),
-        (700, "plain", 2, 96),
+        (drawn(rng, 700, 900), "plain", 2, 288),
     ]
     return [case(grid, block, **_maps(rng, n, kind)) for n, kind, grid, block in launches]
 
@@ -280,7 +284,8 @@ def _integrate_backward_cases(rng):
         (70, "plain", 1, 32),
         (90, "plain", 4, 32),
         (100, "shut", 2, 64),
-        (301, "plain", 1, 288),
+        (150, "large", drawn(rng, 2, 4), 32 * drawn(rng, 1, 3)),
+        (drawn(rng, 301, 400), "plain", 1, 288),
     ]
     return [
         case(grid, block, **_integrate_backward_inputs(rng, n, kind), blocks=np.int64(grid),
@@ -317,6 +322,7 @@ INTEGRATE_BACKWARD = Exercise(
     ),
     once=True,
     repeatable=True,
+    about=(Spares("dy"), Spares("colour"), Spares("brightness"), Spares("integrated")),
     forbids=("float64-promotion",),
     hints=(
         "Two questions, in one loop. What is the slope of y with respect to one number of a map? "
@@ -362,7 +368,8 @@ def _fold_cases(rng):
         ((3, 9), "faint", 4),
         ((2, 33), "wide", 32),
         ((5, 40), "dead", 16),
-        ((7, 130), "plain", 64),
+        ((5, 110), "faint", 64),
+        ((drawn(rng, 3, 4), drawn(rng, 270, 330)), "plain", 256),
     ]
     return [case(K, block, **_norm(rng, K, C, kind)) for (K, C), kind, block in launches]
 
@@ -403,6 +410,7 @@ FOLD_BATCH_NORM = Exercise(
         run.shift,
     ),
     once=True,
+    about=(Spares("weight"),),
     forbids=("float64-promotion",),
     hints=(
         "Write the batch norm's formula, and put the convolution's in place of its x. What stands "
@@ -433,6 +441,7 @@ def two_streams(stream, ms, waits_for, launch_ms):
 def _streams_reference(stream, ms, waits_for, launch_ms):
     """By asking each task when it ends, which asks those before it."""
 
+    @cache
     def end(i):
         before = [j for j in range(i) if stream[j] == stream[i]][-1:]
         before += [waits_for[i]] if waits_for[i] >= 0 else []
@@ -442,6 +451,7 @@ def _streams_reference(stream, ms, waits_for, launch_ms):
 
 
 def _stream_cases(rng):
+    n = drawn(rng, 14, 18)
     tasks = [
         ([], [], 0.0),
         ([0], [-1], 0.0),
@@ -456,6 +466,7 @@ def _stream_cases(rng):
         ([0, 1, 1, 0, 1, 0, 0], [-1, 0, -1, 2, -1, -1, 4], 0.3),
         ([0, 1, 0, 1, 0, 1, 0, 1], [-1, 0, -1, -1, 3, -1, -1, 6], 1.5),
         ([1, 0, 1, 0, 0, 1, 1, 0, 1, 0], [-1, -1, 1, -1, 2, -1, 4, -1, 3, 8], 0.5),
+        (rng.integers(0, 2, n), [int(rng.integers(-1, i)) if i else -1 for i in range(n)], 0.4),
     ]
     return [
         case(
@@ -513,6 +524,7 @@ def _memory_reference(entering, inside):
 
 
 def _memory_cases(rng):
+    n = drawn(rng, 16, 20)
     shapes = [
         ([], []),
         ([5], [0]),
@@ -524,6 +536,7 @@ def _memory_cases(rng):
         ([64, 64, 32, 16, 8], [700, 720, 400, 200, 90]),
         ([1] * 12, [5, 9, 2, 4, 3, 8, 7, 1, 6, 2, 9, 3]),
         ([8, 4, 2, 1, 64], [80, 40, 20, 10, 160]),
+        (rng.integers(1, 40, n), rng.integers(1, 400, n)),
     ]
     return [
         case(1, 1, **{
