@@ -338,7 +338,7 @@ def _scale_reference(found, scale, good, growth, backoff, interval):
 
 def _scale_cases(rng):
     # found, good steps before, interval, exponent of the scale
-    far, later = drawn(rng, 1500, 2500), drawn(rng, 3, 9)
+    far, later = drawn(rng, 2100, 3000), drawn(rng, 3, 9)
     situations = [
         (0, 0, 5, 16, 1, 1),
         (1, 0, 5, 16, 1, 32),
@@ -420,7 +420,7 @@ def _clip_cases(rng):
         (33, 2, 3.0, 2, 16),
         (40, 5, 0.9, 2, 32),
         (70, 7, 0.01, 1, 64),
-        (95, 33, 0.4, 3, 32),
+        (95, drawn(rng, 33, 50), 0.4, 3, 32),
         (drawn(rng, 530, 700), drawn(rng, 5, 20), rng.uniform(0.2, 0.7), 2, 256),
     ]
     found = []
@@ -444,7 +444,7 @@ CLIP = Exercise(
     solution=clip,
     reference=_clip_reference,
     cases=_clip_cases,
-    tolerance=Tolerance(1e-5, 1e-7, "a sum of up to 33 squares, a root, a quotient, a product"),
+    tolerance=Tolerance(1e-5, 1e-7, "a sum of up to 50 squares, a root, a quotient, a product"),
     call=lambda kernel, run: run.launch(kernel, run.g, run.squares, run.max_norm, run.y),
     once=True,
     about=(Spares("g"),),
