@@ -695,12 +695,12 @@ for record in training_levers:
 # %% [markdown]
 # (A captured step is missing there on purpose: its arrays lie in a pool of the graph's own, which PyTorch's counter of the peak does not see.)
 #
-# Levers multiply where they pull at different things. Capture alone brought next to nothing, for in float32 the chip had enough to do. With bfloat16 and channels-last it is what brings most,
-# since now the host is in the way. Channels-last alone made the forward pass *slower*. Checkpointing did what you predicted in section 4. And `torch.compile`, which section 6 probes for good reason,
+# Levers multiply where they pull at different things. Capture alone brought next to nothing, for in float32 the chip had enough to do. With bfloat16 and channels-last it brings ours most,
+# since now the host is in the way. Channels-last alone made training faster, and the forward pass *slower*. Checkpointing did what you predicted in section 4. And `torch.compile`, which section 6 probes for good reason,
 # failed for one of the two.
 #
-# In float32 our captured step is faster than PyTorch's. In bfloat16 it is not, and the step that wins is PyTorch's: there a network is mostly convolutions on tensor cores, and cuDNN's are better at these sizes. Nor do
-# 16 bits help ours as long as Python starts its kernels one by one: they were *slower* than in float32. Who wants the last factor takes cuDNN; who wants to know where it comes from has to look into a profile of both.
+# In float32 our captured step of training is faster than PyTorch's; our forward pass is not. In bfloat16 PyTorch's step wins, and clearly: 16 bits bring its convolutions more than they bring ours. Nor do they
+# help ours at all as long as Python starts the kernels one by one: they were slower than in float32. Who wants the last factor takes cuDNN; who wants to know where it comes from compares the profiles of both.
 
 # %% [markdown]
 # ## What the profiler says
