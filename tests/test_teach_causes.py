@@ -326,3 +326,12 @@ def test_a_line_of_another_function_is_told_with_its_name():
 def test_a_line_of_the_course_is_told_as_the_line_that_calls_it():
     message = told("warp_sum", shuffles_inside_a_guard)
     assert re.search(r"in line \d+, `y\[row\] = warp_sum\(x\[row, lane\]\)`, in warp_sum", message)
+
+
+def test_what_counts_nothing_is_no_count():
+    """A share may be so small that it divides 1 into infinity."""
+    exercise = exercises()["relu"]
+    run = Run(exercise, exercise.cases(np.random.default_rng(1))[-1], Simulator("forward", 1))
+    for factor in (0.0, 1e-320, np.float64(0.0)):
+        assert not causes._is_count(factor, run)
+    assert causes._is_count(0.5, run)

@@ -182,7 +182,10 @@ def times(rows, *, xlabel="time (µs)", title="", device="", date="", alt=None):
         raise ValueError("times needs at least one row")
     if unknown := {row.get("kind", "ours") for row in rows} - {"ours", "peer"}:
         raise ValueError(f"kinds are 'ours' and 'peer' only, not {sorted(unknown)}")
-    alt = alt or f"{xlabel}: " + ", ".join(f"{r['label']} {r['microseconds']:.3g}" for r in rows)
+    texts = [f"{t:,.0f}" if t >= 1000 else f"{t:.3g}" for t in (r["microseconds"] for r in rows)]
+    alt = alt or f"{xlabel}: " + ", ".join(
+        f"{row['label']} {text}" for row, text in zip(rows, texts, strict=True)
+    )
     figure = Picture(0.42 * len(rows) + 1.4, alt)
     axes = figure.subplots()
     most = max(row["microseconds"] for row in rows)
@@ -190,8 +193,7 @@ def times(rows, *, xlabel="time (µs)", title="", device="", date="", alt=None):
         peer = row.get("kind") == "peer"
         axes.barh(place, row["microseconds"], height=0.7, facecolor=PEER if peer else OURS,
                   hatch="///" if peer else None, edgecolor=INK)
-        axes.text(max(row["microseconds"], 0) + 0.012 * most, place, f"{row['microseconds']:.3g}",
-                  va="center")
+        axes.text(max(row["microseconds"], 0) + 0.012 * most, place, texts[place], va="center")
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
     least = min(0, *(row["microseconds"] for row in rows))
     axes.set(ylim=(len(rows) - 0.4, -0.6), xlim=(1.1 * least, 1.12 * most), xlabel=xlabel)

@@ -194,10 +194,10 @@ def _is_count(factor: float, run: Run) -> bool:
     sizes = {n for x in run.case.inputs.values() for n in (*np.shape(x), np.size(x))}
     sizes |= {int(np.prod(run.case.block)), run.case.threads}
     return any(
-        abs(each) > 1.5
+        1.5 < abs(each) < np.inf
         and np.isclose(each, round(each), rtol=1e-5, atol=0)
         and (abs(round(each)) <= 4 or round(each) in sizes)
-        for each in (factor, 1 / factor)
+        for each in ((factor, 1 / factor) if factor else ())
     )
 
 

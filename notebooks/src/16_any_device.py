@@ -187,18 +187,22 @@ for name, dtype, label in (("linear.forward", "float32", "float32"), ("linear.fo
     for record in measured(name, shape=(4096, 4096, 4096), dtype=dtype):
         best = max(record["rows"], key=lambda row: row["tflops"])
         rates[label] = best["tflops"]
-        print(f"{label:9} {best['tflops']:6.1f} TFLOP/s ({best['label']}; {record['source']['device']})")
+        print(f"{label:9} {best['tflops']:6.1f} TFLOP/s, {best['tflops'] / rates['float32']:4.1f} × float32 "
+              f"({best['label']}; {record['source']['device']}, {record['source']['date']})")
 
 # %%
+pictures = {}
 for name, dtype, label in (("unet.training", "float32", "float32"), ("unet.training.tf32", "float32", "TF32"),
                            ("unet.training", "bfloat16", "bfloat16")):
     for record in measured(name, shape=(16, 2, 128, 128), dtype=dtype):
         best = max(record["rows"], key=lambda row: row["images_per_second"])
-        print(f"{label:9} {best['images_per_second']:6,.0f} pictures a second ({best['label']})")
+        pictures[label] = best["images_per_second"]
+        print(f"{label:9} {best['images_per_second']:6,.0f} pictures a second, "
+              f"{best['images_per_second'] / pictures['float32']:3.1f} × float32 ({best['label']})")
 
 # %% [markdown]
-# From float32 to bfloat16 the product gains a factor of more than ten, the network one of about four: Amdahl again. Batch norm, ReLU and pooling do not use tensor cores; they move bytes. From
-# TF32 they gain nothing, from bfloat16 a half. In PyTorch these are two switches. TF32 is one for products of float32, and so may be turned on
+# The network gains much less than the product: Amdahl again. Batch norm, ReLU and pooling do not use tensor cores; they move bytes. From
+# TF32 they gain nothing, from bfloat16 half of their time, since they move half as much. (And whose kernel is the fastest? In float32 ours in both; with fewer bits PyTorch's cuBLAS and cuDNN.) In PyTorch these are two switches. TF32 is one for products of float32, and so may be turned on
 # for a whole program. **Autocast** makes convolutions and products take 16-bit copies of their inputs, while weights, sums and the
 # loss stay float32: **mixed precision**.
 
@@ -627,7 +631,7 @@ plot.curves([record["shape"][0] for record in captured], rate, xlabel="batch", y
 # | `--channels-last` | less with tensor cores; else either way | the same | the same |
 # | `--enable-gradient-checkpointing` | up to a third more | much less | the same bits |
 # | `--grad-accum-steps 4` | a little more | a quarter of the activations | the same, but for batch norm |
-# | `--compile` | less, after a minute | less | the same but for rounding |
+# | `--compile` | less, after a minute, where it works | either way | the same but for rounding |
 # | `--capture` | less, if the host was in the way | a little more | the same |
 # | `--clip-grad`, `--model-ema` | a little more | EMA: 4 bytes for each parameter | steadier |
 # </details>
@@ -659,19 +663,44 @@ for name in ("float32", "bfloat16"):
 # %% [markdown]
 # Not half. With 16 bits there are copies of the weights to keep as well, and max pooling's places (int64!) do not shrink.
 #
-# And time: a CPU may well be *slower* in bfloat16. Not every one has instructions for it, and copies cost time. A lever is no law. On the GPU of the records:
+# And time: a CPU may well be *slower* in bfloat16. Not every one has instructions for it, and copies cost time. A lever is no law.
+#
+# On a GPU the levers were pulled one at a time, and then together: with section 4's network of two pathways, on pictures of 224 × 224 pixels. "In parallel" has its two pathways run side by side
+# ([lesson 17](17_two_pathways.ipynb)). **Predict:** which lever alone brings most in training? Which ones make it *slower*? And who wins in the end, PyTorch's kernels or ours?
 
 # %%
-def show_levers(found):
+def show_levers(found, what):
     for record in found:
-        source = record["source"]
-        print(f"{record['model']}, batch {record['shape'][0]}, {source['device']}, {source['date']}")
-        for row in record["rows"]:
-            print(f"  {row['label']:32} {row['images_per_second']:9,.0f} pictures a second, "
-                  f"{row['peak_bytes'] / 1e9:5.2f} GB")
+        naive, times = record["rows"][0], {row["label"]: row["microseconds"] for row in record["rows"]}
+        print(f"{record['fastest']}: {record['ratio']:.1f} times as fast as {naive['label']}")
+        print(f"{record['default']}, our best: {times[naive['label']] / times[record['default']]:.1f} times")
+        for label, why in record["left_out"].items():
+            print(f"{label} failed: {why}")
+        return plot.times(record["rows"], xlabel=f"time of {what} with {record['shape'][0]} pictures (µs)",
+                          title="Each lever alone, then together", **record["source"])
 
 
-show_levers(measured("images.levers"))
+training_levers = measured("two_pathways.training")
+show_levers(training_levers, "a step of training")
+
+# %%
+show_levers(measured("two_pathways.forward"), "a forward pass")
+
+# %%
+for record in training_levers:
+    for row in record["rows"]:
+        if "captured" not in row["label"]:
+            print(f"{row['label']:44} {row['peak_bytes'] / 1e9:5.2f} GB at the peak of a step")
+
+# %% [markdown]
+# (A captured step is missing there on purpose: its arrays lie in a pool of the graph's own, which PyTorch's counter of the peak does not see.)
+#
+# Levers multiply where they pull at different things. Capture alone brought next to nothing, for in float32 the chip had enough to do. With bfloat16 and channels-last it brings ours most,
+# since now the host is in the way. Channels-last alone made training faster, and the forward pass *slower*. Checkpointing did what you predicted in section 4. And `torch.compile`, which section 6 probes for good reason,
+# failed for one of the two.
+#
+# In float32 our captured step of training is faster than PyTorch's; our forward pass is not. In bfloat16 PyTorch's step wins, and clearly: 16 bits bring its convolutions more than they bring ours. Nor do they
+# help ours at all as long as Python starts the kernels one by one: they were slower than in float32. Who wants the last factor takes cuDNN; who wants to know where it comes from compares the profiles of both.
 
 # %% [markdown]
 # ## What the profiler says

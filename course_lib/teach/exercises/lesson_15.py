@@ -18,8 +18,9 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.runtime.intrinsics import online_add, warp_online, warp_sum
-from course_lib.teach.cases import numbers
+from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
+from course_lib.teach.work import Spares, Uses
 
 ZERO, ONE = np.float32(0), np.float32(1)
 MINUS_INF = np.float32(-np.inf)
@@ -60,10 +61,10 @@ def _augment_cases(rng):
         ((1, 1, 2, 3), 1, 2, 1),
         ((2, 3, 2, 1), 1, 1, 32),
         ((2, 4, 5, 3), 2, 1, 32),
-        ((3, 3, 4, 2), 3, 2, 16),
+        ((3, 3, 4, 2), drawn(rng, 2, 4), 2, 16),
         ((2, 5, 4, 4), 1, 1, 33),
         ((4, 6, 6, 3), 2, 2, 64),
-        ((3, 9, 11, 3), 4, 3, 96),
+        ((2, drawn(rng, 9, 11), drawn(rng, 11, 13), 3), drawn(rng, 3, 5), 2, 256),
     ]
     return [
         case(grid, block, images=rng.integers(1, 256, shape).astype(np.uint8),
@@ -95,6 +96,7 @@ AUGMENT = Exercise(
         kernel, run.images, run.draws, run.padding, run.factor, run.shift, run.x
     ),
     once=True,
+    about=(Spares("images"),),
     forbids=("float64-promotion",),
     hints=(
         "Begin at the result: thread i has one number of x. Which image, channel, row and column "
@@ -154,13 +156,14 @@ _SMOOTH = [
     ((3, 33), "spread", 3, 32),
     ((2, 64), "bottom", 1, 64),
     ((2, 97), "above", 1, 128),
-    ((3, 200), "spread", 1, 96),
+    ((1, 200), "spread", 1, 96),
 ]
 
 
 def _smooth_cases(rng):
+    largest = (drawn(rng, 6, 8), drawn(rng, 65, 90)), "spread", 1, 256
     return [case(grid, block, **_smooth_inputs(rng, shape, kind))
-            for shape, kind, grid, block in _SMOOTH]  # fmt: skip
+            for shape, kind, grid, block in [*_SMOOTH, largest]]  # fmt: skip
 
 
 def _smooth_inputs(rng, shape, kind):
@@ -187,6 +190,8 @@ SMOOTH_CROSS_ENTROPY = Exercise(
         kernel, run.logits, run.target, run.smoothing, run.loss, run.dlogits
     ),
     once=True,
+    about=(Spares("logits"), Uses("shuffles", point=False)),
+    repeatable=True,
     forbids=("float64-promotion",),
     hints=(
         "Maximum and sum of a row are lesson 5's. After them, walk through the row once more: "
@@ -246,15 +251,16 @@ _RANKED = [
     ((4, 33), 5, "below", 2, 64),
     ((6, 40), 4, "ties", 3, 64),
     ((3, 70), 5, "NaN", 3, 32),
-    ((5, 97), 3, "infinite", 5, 32),
-    ((4, 200), 5, "plain", 1, 128),
+    ((4, 97), 3, "infinite", 4, 32),
+    ((2, 200), 5, "plain", 1, 128),
 ]
 
 
 def _top_k_cases(rng):
+    largest = (8, drawn(rng, 65, 90)), drawn(rng, 3, 9), "plain", 1, 256
     return [
         case(grid, block, **_ranked(rng, shape, k, kind), k=np.int64(k))
-        for shape, k, kind, grid, block in _RANKED
+        for shape, k, kind, grid, block in [*_RANKED, largest]
     ]
 
 
@@ -292,6 +298,7 @@ TOP_K = Exercise(
     dtype=np.int32,
     start=0,
     call=lambda kernel, run: run.launch(kernel, run.logits, run.labels, run.k, run.right),
+    about=(Spares("logits"), Uses("shuffles", point=False)),
     hints=(
         "To know whether the label is among the k largest you need not know which the others are. "
         "How many stand before it?",
@@ -336,9 +343,20 @@ def _self_cases(rng):
     # How many calls each call makes, and how many kinds there are.
     trees = [([], 1), ([0], 1), ([1, 0], 2), ([0, 0], 2), ([2, 0, 0], 3), ([1, 1, 0], 2),
              ([2, 1, 0, 0, 1, 0], 3), ([3, 0, 2, 0, 0, 1, 0, 0], 4),
-             ([2, 2, 1, 0, 0, 3, 0, 1, 1, 0, 0, 0, 2, 0, 0], 5)]  # fmt: skip
+             ([2, 2, 1, 0, 0, 3, 0, 1, 1, 0, 0, 0, 2, 0, 0], 5),
+             (_tree(rng, drawn(rng, 22, 40)), drawn(rng, 4, 9))]  # fmt: skip
     return [case(1, 1, **_calls(rng, tree), kind=rng.integers(0, kinds, len(tree)),
                  n_kinds=np.int64(kinds)) for tree, kinds in trees]  # fmt: skip
+
+
+def _tree(rng, n):
+    """Return how many calls each of n calls makes, in the order in which they begin."""
+    made, promised = [], 0
+    for number in range(n):
+        promised = max(promised - 1, 0)  # it was promised, or nobody has called it
+        made.append(int(min(rng.integers(0, 4), n - 1 - number - promised)))
+        promised += made[-1]
+    return made
 
 
 def _calls(rng, tree):
@@ -425,7 +443,8 @@ def _mixup_cases(rng):
         ((4, 2), 7, 1, 32),
         ((5, 9), 3, 2, 16),
         ((6, 12), 10, 2, 33),
-        ((8, 40), 5, 2, 64),
+        ((7, 20), 5, 2, 64),
+        ((8, drawn(rng, 33, 42)), drawn(rng, 5, 9), 1, 256),
     ]
     return [
         case(grid, block, x=numbers(rng, shape, 1.0, 0.5),
@@ -449,6 +468,7 @@ MIXUP = Exercise(
         kernel, run.x, run.labels, run.partner, run.share, run.y, run.target
     ),
     once=True,
+    about=(Spares("x"),),
     forbids=("float64-promotion",),
     hints=(
         "There are two results, of different sizes. A loop for each, both from `cuda.grid(1)` on. "

@@ -18,8 +18,9 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.teach.cases import numbers, spread
+from course_lib.teach.cases import drawn, numbers, spread
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
+from course_lib.teach.work import Spares
 
 ZERO, ONE, INF, TINY = np.float32(0), np.float32(1), np.float32(np.inf), np.float32(1e-6)
 NEW = np.float32(10)
@@ -85,32 +86,34 @@ def _pick(function, run):
 
 
 def _picked_cases(rng):
+    new, old = (drawn(rng, 9, 12), drawn(rng, 0, 6)), (drawn(rng, 5, 6), drawn(rng, 0, 2))
     machines = [
-        ("None", 0, 0),
-        ("None", 0, 9),
-        ("None", 0, 7),
-        ("None", 1, 9),
-        ("None", 1, 0),
-        ("auto", 0, 8),
-        ("auto", 1, 0),
-        ("auto", 0, 0),
-        ("cpu", 1, 9),
-        ("cpu", 0, 0),
-        ("cuda", 1, 8),
-        ("cuda", 1, 7),
-        ("cuda", 0, 0),
-        ("cuda", 1, 0),
-        ("mps", 1, 9),
-        ("mps", 0, 9),
-        ("mps", 0, 0),
-        ("gpu", 1, 9),
-        ("CUDA", 0, 9),
-        ("cuda", 0, 12),
+        ("None", False, (0, 0)),
+        ("None", False, new),
+        ("None", False, (7, 5)),
+        ("None", True, new),
+        ("None", True, (0, 0)),
+        ("auto", False, (8, 0)),
+        ("auto", True, (0, 0)),
+        ("auto", False, (0, 0)),
+        ("cpu", True, new),
+        ("cpu", False, (0, 0)),
+        ("cuda", True, (8, drawn(rng, 6, 9))),
+        ("cuda", True, (7, 5)),
+        ("cuda", False, (0, 0)),
+        ("cuda", True, (0, 0)),
+        ("cuda", False, old),
+        ("mps", True, new),
+        ("mps", False, new),
+        ("mps", False, (0, 0)),
+        ("gpu", True, new),
+        ("CUDA", False, new),
+        ("cuda", False, (12, 0)),
     ]
     return [
-        case(1, 1, wanted=np.str_(wanted), mps=np.int64(mps), major=np.int64(major),
-             minor=np.int64(rng.integers(0, 7) if major == 9 else 5 * (major == 7)))
-        for wanted, mps, major in machines
+        case(1, 1, wanted=np.str_(wanted), mps=np.bool_(mps), major=np.int64(major),
+             minor=np.int64(minor))
+        for wanted, mps, (major, minor) in machines
     ]  # fmt: skip
 
 
@@ -177,8 +180,9 @@ def _round_cases(rng):
         (9, 7, "extreme", 1, 32),
         (20, 2, "plain", 2, 8),
         (33, 10, "extreme", 2, 32),
-        (40, 16, "ties", 1, 64),
+        (40, drawn(rng, 11, 19), "ties", 1, 64),
         (90, 7, "plain", 2, 32),
+        (drawn(rng, 530, 700), drawn(rng, 4, 9), "ties", 2, 256),
     ]
     return [
         case(grid, block, x=_bits(rng, n, kept, kind), kept=np.int64(kept))
@@ -212,6 +216,7 @@ ROUND_BITS = Exercise(
     dtype=np.uint32,
     call=lambda kernel, run: run.launch(kernel, run.x, run.kept, run.y),
     once=True,
+    about=(Spares("x"),),
     hints=(
         "To cut off the last `drop` bits, shift right and left again. That rounds towards 0. What "
         "would you have to add before, so that it rounds to the nearest?",
@@ -246,7 +251,7 @@ def _unscale_cases(rng):
     launches = [
         (1, "plain", 1, 32),
         (0, "plain", 1, 32),
-        (1, "NaN", 1, 32),
+        (1, "NaN", 1, 16),
         (2, "last", 2, 1),
         (5, "minus", 1, 4),
         (6, "plain", 1, 32),
@@ -256,6 +261,7 @@ def _unscale_cases(rng):
         (64, "NaN", 2, 32),
         (70, "plain", 3, 32),
         (90, "last", 1, 64),
+        (drawn(rng, 530, 700), "last", 2, 256),
     ]
     return [
         case(grid, block, g=_scaled(rng, n, kind),
@@ -290,6 +296,7 @@ UNSCALE = Exercise(
     dtype={"y": np.float32, "found": np.int32},
     start=0,
     call=lambda kernel, run: run.launch(kernel, run.g, run.scale, run.y, run.found),
+    about=(Spares("g"),),
     forbids=("float64-promotion",),
     hints=(
         "Each thread divides its gradients. If one is infinite or NaN, it becomes 0, and a flag "
@@ -331,25 +338,26 @@ def _scale_reference(found, scale, good, growth, backoff, interval):
 
 def _scale_cases(rng):
     # found, good steps before, interval, exponent of the scale
+    far, later = drawn(rng, 2100, 3000), drawn(rng, 3, 9)
     situations = [
         (0, 0, 5, 16, 1, 1),
         (1, 0, 5, 16, 1, 32),
-        (0, 4, 5, 10, 1, 32),
-        (0, 3, 5, 12, 2, 32),
-        (1, 4, 5, 8, 1, 32),
+        (0, later, later + 1, 10, 1, 32),
+        (0, later, later + 2, 12, 2, 32),
+        (1, 4, 5, 8, 1, 16),
         (1, 2, 4, 3, 1, 64),
         (0, 0, 1, 15, 1, 32),
         (0, 9, 20, 14, 3, 8),
         (0, 6, 7, 127, 1, 32),  # no larger one
-        (1, 6, 7, 127, 1, 32),
-        (3, 1, 4, 9, 1, 32),
-        (0, 1999, 2000, 16, 1, 32),
+        (1, 6, 7, 127, 2, 64),
+        (3, 1, 4, 9, 1, 96),
+        (0, far - 1, far, 16, 2, 256),
     ]
     return [
         case(grid, block, found=np.array([found], np.int32),
              scale=np.array([2.0**exponent], np.float32), good=np.array([good], np.int32),
-             growth=np.float32(rng.choice([2.0, 4.0])),
-             backoff=np.float32(rng.choice([0.5, 0.25])), interval=np.int64(interval))
+             growth=np.float32(2.0 ** drawn(rng, 1, 4)),
+             backoff=np.float32(0.5 ** drawn(rng, 1, 4)), interval=np.int64(interval))
         for found, good, interval, exponent, grid, block in situations
     ]  # fmt: skip
 
@@ -412,7 +420,8 @@ def _clip_cases(rng):
         (33, 2, 3.0, 2, 16),
         (40, 5, 0.9, 2, 32),
         (70, 7, 0.01, 1, 64),
-        (95, 33, 0.4, 3, 32),
+        (95, drawn(rng, 33, 50), 0.4, 3, 32),
+        (drawn(rng, 530, 700), drawn(rng, 5, 20), rng.uniform(0.2, 0.7), 2, 256),
     ]
     found = []
     for n, parts, share, grid, block in launches:
@@ -435,9 +444,11 @@ CLIP = Exercise(
     solution=clip,
     reference=_clip_reference,
     cases=_clip_cases,
-    tolerance=Tolerance(1e-5, 1e-7, "a sum of up to 33 squares, a root, a quotient, a product"),
+    tolerance=Tolerance(1e-5, 1e-7, "a sum of up to 50 squares, a root, a quotient, a product"),
     call=lambda kernel, run: run.launch(kernel, run.g, run.squares, run.max_norm, run.y),
     once=True,
+    about=(Spares("g"),),
+    repeatable=True,
     forbids=("float64-promotion",),
     hints=(
         "The norm is one number for all gradients of all layers together. You have the sums of "
@@ -478,6 +489,7 @@ def _ema_cases(rng):
         (40, 100_000, 1, 16),
         (65, 12, 3, 32),
         (90, 1000, 1, 64),
+        (drawn(rng, 530, 700), drawn(rng, 20, 60), 2, 256),
     ]
     return [
         case(grid, block, weight=numbers(rng, n, 2.0, 1.5), average=numbers(rng, n, 1.0, -3.0),
@@ -497,6 +509,7 @@ EMA = Exercise(
         kernel, run.weight, run.average, run.steps, run.decay, run.y
     ),
     once=True,
+    about=(Spares("weight"), Spares("average")),
     forbids=("float64-promotion",),
     hints=(
         "First the share of the average that is kept in this step: which of the two numbers is "
