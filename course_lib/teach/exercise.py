@@ -84,8 +84,8 @@ class Exercise:
     solution: the finished kernel or launcher; `solution(name)` shows its source.
     reference: takes the case's inputs by position, arrays as float64, and returns the expected
         output, or a tuple of them in the order of `outputs`.
-    cases: takes a NumPy `Generator` and returns the cases. Their number and shapes must not
-        depend on it: only the values do.
+    cases: takes a NumPy `Generator` and returns the cases. Their number must not depend on it; the
+        values do, the scalars, and the size of the largest case, which exceeds all others.
     hints: three, from a nudge over the idea to nearly the code. Markdown.
     tolerance: an allowed difference that comes with its reason.
     kind: "kernel" for a `@cuda.jit` kernel, "launcher" for a function that starts kernels and
