@@ -273,6 +273,16 @@ def test_only_factors_that_mean_something_are_told():
 
 
 @cuda.jit
+def a_round_and_one_more(x, y):
+    for i in range(cuda.grid(1), min(x.size, cuda.gridsize(1) + 1), cuda.gridsize(1)):
+        y[i] = max(x[i], ZERO)
+
+
+def test_who_handles_more_than_one_element_is_not_told_to():
+    assert "never written, in a launch of" in told("relu_grid_stride", a_round_and_one_more)
+
+
+@cuda.jit
 def adds_nothing(x, y):
     i = cuda.grid(1)
     if i < x.size:
