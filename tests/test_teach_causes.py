@@ -130,11 +130,29 @@ def test_no_cause_is_named_where_nothing_certain_matches(exercise, kernel):
     assert cause_of(exercise, kernel) == ""
 
 
+@cuda.jit
+def all_but_the_first(values, result):
+    """Another form than the solution's: nothing that is done to that one makes it."""
+    me = cuda.threadIdx.x + cuda.blockIdx.x * cuda.blockDim.x
+    if me < values.shape[1]:
+        acc, k = ZERO, values.shape[0] - 1
+        while k > 0:
+            acc += values[k, me]
+            k -= 1
+        result[me] = acc
+
+
+def test_the_only_line_that_can_be_mended_is_told():
+    cause = cause_of("column_sum", all_but_the_first)
+    assert cause.startswith("a small change in line ")
+    assert "`while k > 0:`, makes every case right" in cause
+
+
 def test_changes_that_disagree_name_nothing(monkeypatch):
     found = changes(exercises()["relu"].solution, EVERY)[:2]
     assert found[0].words != found[1].words
     monkeypatch.setattr(sentence, "_matching", lambda *_: found)
-    monkeypatch.setattr(sentence, "_place", lambda *_: 1)
+    monkeypatch.setattr(sentence, "place_of_all", lambda *_: 1)
     attempt = checking._attempt(exercises()["relu"], unguarded, 1)
     assert mutation.cause(attempt, None).startswith("a small change in line 1, ")
 
@@ -143,7 +161,7 @@ def test_a_change_that_cannot_be_undone_names_nothing(monkeypatch):
     found = changes(exercises()["relu"].solution, EVERY)[:1]
     monkeypatch.setattr(sentence, "_matching", lambda *_: found)
     attempt = checking._attempt(exercises()["relu"], of_its_own_make, 1)
-    assert mutation.cause(attempt, None) == ""
+    assert mutation.cause(attempt, checking._first_failure(attempt)) == ""
 
 
 @pytest.mark.parametrize("name", ["implicit_gemm", "walk_back"])
@@ -270,6 +288,16 @@ def almost(x, y):
 def test_only_factors_that_mean_something_are_told():
     message = told("relu", almost)
     assert "0.743" not in message and "off by" not in message
+
+
+@cuda.jit
+def a_round_and_one_more(x, y):
+    for i in range(cuda.grid(1), min(x.size, cuda.gridsize(1) + 1), cuda.gridsize(1)):
+        y[i] = max(x[i], ZERO)
+
+
+def test_who_handles_more_than_one_element_is_not_told_to():
+    assert "never written, in a launch of" in told("relu_grid_stride", a_round_and_one_more)
 
 
 @cuda.jit

@@ -61,7 +61,8 @@ class RaceSentences:
             branch = self.branch_around(site, loop[0])
             outside = f" and outside the `if` of line {branch}" if branch else ""
             return f"put {barrier} into the loop, after line {site.line}{outside}"
-        return f"read it into a name first, put {barrier} between, then write"
+        return (f"if both should run it, read it into a name first, put {barrier} between, "
+                f"then write")
 
     def race_between(self, sides, element, one_cluster):
         """The sentence about threads of two blocks, of one cluster or not."""
@@ -85,8 +86,9 @@ class RaceSentences:
             return (f"{head}{again or lines}, with no barrier of the cluster between; put "
                     f"cluster_sync() {where or 'between them'}")
         if self.uses_flags:
-            return (f"{head}{lines}, and no fence orders them; put cuda.threadfence() between the "
-                    f"write and the flag or lock that tells of it, and one after seeing that")
+            return (f"{head}{lines}, and nothing orders them; let the flag or lock tell of it only "
+                    f"after the writes of all lanes and cuda.threadfence(), and read only when all "
+                    f"have told, after cuda.threadfence() again")
         return (f"{head}{lines}, and blocks run in any order; write into another array, use an "
                 f"atomic, or split the kernel into two launches")
 

@@ -140,7 +140,7 @@ class Verdicts(RaceSentences):
             length = f"axis {axis} of `{text}` has" if len(array.shape) > 1 else f"`{text}` has"
             count = f"{text}.shape[{axis}]" if len(array.shape) > 1 else f"{text}.size"
             mend = "look at how this index is computed"
-            if self.lacks_guard(thread, parts, text, array.shape):
+            if self.lacks_guard(site, thread, parts, text, array.shape):
                 mend = f"guard it: only where the index is below {count} (here {size})"
             return (f"thread {name} of block {name_of(thread.b.index, self.launch.grid_dim)} "
                     f"{verb} `{place}` on line {site.line}, but {length} {size} "
@@ -148,12 +148,14 @@ class Verdicts(RaceSentences):
 
         self.report((number,), "out-of-bounds", site, (name,), thread.b.index, sentence)
 
-    def lacks_guard(self, thread, parts, text, shape):
+    def lacks_guard(self, site, thread, parts, text, shape):
         """True if an argument's indices are the thread's numbers, one for each, and reach its end.
 
         Then there are more threads than elements, and a guard is missing. Any other index may be a
-        wrong formula, which a guard would only hide.
+        wrong formula, which a guard would only hide; so may a single one inside of an `if`.
         """
+        if len(parts) == 1 and self.branch_around(site, 0) is not None:
+            return False
         code = self.launch.program.root.__code__
         if text not in code.co_varnames[:code.co_argcount]:
             return False

@@ -6,6 +6,7 @@ import numpy as np
 OUTCOMES = ("the CPU", "the GPU", "what is missing", "why it does not start", "use_cuda itself")
 
 _VALUES = {"True": True, "False": False, "None": None}
+_NUMBERS = {"0": 0, "1": 1}
 
 
 def outcome(use_cuda, machine):
@@ -48,7 +49,7 @@ class _Machine:
 def choose(function, run):
     """Let it choose, and return the place in OUTCOMES of what came of it."""
     text, machine = str(run.use_cuda), str(run.machine)
-    use_cuda = _VALUES.get(text, text.strip("'"))
+    use_cuda = (_VALUES | _NUMBERS).get(text, text.strip("'"))
     given = _Machine(machine, str(run.missing))
     wanted, error, found = outcome(text, machine), None, None
     try:
@@ -118,7 +119,8 @@ def _object(given, text, wanted, came, found, error):
         )
     if wanted == "use_cuda itself":
         raise ValueError(
-            f"use_cuda={text} is neither True nor False nor None, and it {returned}: a text is "
-            "true in Python, whatever it says"
+            f"use_cuda={text} is neither True nor False nor None, and it {returned}: "
+            + (f"{text} equals {bool(int(text))} in Python, and is not the same thing"
+               if text in _NUMBERS else "a text is true in Python, whatever it says")
         )
     raise ValueError(f"with use_cuda={text} it {returned}, and should have taken {wanted}")

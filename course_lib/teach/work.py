@@ -8,10 +8,11 @@ number stands in an exercise.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from course_lib.simulator.observe import Observer, pointer
+from course_lib.simulator.tracing_counts import SECTOR_BYTES
 from course_lib.teach.exercise import Exercise
 from course_lib.teach.fences import FencedArray
 from course_lib.teach.running import Attempt, Failure, Run, Simulator
@@ -44,6 +45,23 @@ class Spares:
         if one <= MORE * other:
             return "", False
         return text, self.point or one > TOO_MUCH * other
+
+
+@dataclass(frozen=True)
+class Coalesces:
+    """The exercise is about neighbouring lanes that read neighbouring pieces of an array."""
+
+    array: str
+
+    def objection(self, mine: Work, lessons: Work) -> tuple[str, bool]:
+        """Return what to say, "" if nothing, and whether it is a failure."""
+        one, other = mine.sectors(self.array), lessons.sectors(self.array)
+        if one <= MORE * other:
+            return "", False
+        return (
+            f"its requests touch {one} sectors of {self.array}, and those of the lesson's way "
+            f"{other}: neighbouring lanes should read neighbouring pieces"
+        ), True
 
 
 @dataclass(frozen=True)
@@ -140,10 +158,15 @@ class Work(Observer):
         self._sizes = {name: a.view.nbytes for name, a in arrays.items()}
         self._outputs = outputs
         self._last = {}
+        self._rounds, self._touched = Counter(), defaultdict(set)
 
     def readings(self, name: str) -> float:
         """How often each element of an array was read, on average."""
         return self._bytes[name] / max(self._sizes.get(name, 0), 1)
+
+    def sectors(self, name: str) -> int:
+        """How many sectors the requests of the warps touch in an array, in all."""
+        return sum(len(touched) for (of, *_), touched in self._touched.items() if of == name)
 
     def on_launch(self, launch):
         """An observer's hook, as the others."""
@@ -164,6 +187,11 @@ class Work(Observer):
         self._last[name, me] = offset
         self._bytes[name] += size
         self.pieces[name] += 1
+        # The lanes of a warp make one request of what each of them loads there for the nth time.
+        self._rounds[id(site), me] += 1
+        request = name, _warp(me), id(site), self._rounds[id(site), me]
+        first, last = offset // SECTOR_BYTES, (offset + size - 1) // SECTOR_BYTES
+        self._touched[request].update(range(first, last + 1))
         if name not in self._outputs:
             self.readers.add(me)
 

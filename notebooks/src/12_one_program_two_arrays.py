@@ -132,7 +132,8 @@ plot.timeline(orders("nobody asks", False) + orders("loss asked for", True), uni
 # - `False`: the CPU. The GPU must not be touched, not even asked for: that takes a second, and some
 #   of its memory.
 # - `None`: the GPU if there is one, else the CPU.
-# - Anything else is an error that says what it may be. (From a file comes the text `"false"` easily.)
+# - Anything else is an error that says what it may be. (From a file comes the text `"false"` easily,
+#   or a 0.)
 #
 # A GPU that is there and does not start is an error in every case: do not hide it.
 

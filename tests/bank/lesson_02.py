@@ -224,6 +224,8 @@ def tree_one_thread_does_all(x, y):
 mistakes("block_sum",
     ("tree_no_first_barrier", RACE, "= total\n    cuda.syncthreads()\n", "= total\n"),
     ("tree_no_barrier_between_rounds", RACE, "        cuda.syncthreads()\n", ""),
+    # One thread too many adds: a barrier may cure what both should do, and they should not.
+    ("tree_one_thread_too_many", "if both should run it", "if t < step", "if t <= step"),
     ("tree_barrier_inside_if", "barrier-(mismatch|divergence)|exited-before-barrier",
      "        cuda.syncthreads()\n", "            cuda.syncthreads()\n"),
     ("tree_leaves_early", "barrier-(mismatch|divergence)|exited-before-barrier",

@@ -150,6 +150,10 @@ mistakes("softmax_registers",
     ("registers_steps_of_one", "misaligned", LOAD,
      LOAD.replace("(32 * v + lane) * WIDTH", "32 * v + lane"), STORE,
      STORE.replace("(32 * v + lane) * WIDTH", "32 * v + lane")),
+    # Each lane takes a chapter of its own: the same pieces, from twice as many sectors a request.
+    ("registers_in_chapters", "touch \\d+ sectors of x", LOAD,
+     LOAD.replace("32 * v + lane", "VECTORS * lane + v"), STORE,
+     STORE.replace("32 * v + lane", "VECTORS * lane + v")),
     # One piece for each lane, however long the row is.
     ("registers_first_pieces_only", r"never written|read|wrong values", "    values = cuda",
      "    VECTORS = 1\n    values = cuda"),

@@ -145,6 +145,8 @@ mistakes("linear_relu",
     ("linear_bias_of_each_lane", VALUES, "total = warp_sum(total) + bias[warp % n_out]",
      "total = warp_sum(total + bias[warp % n_out])"),
     ("linear_bias_by_row", OUTSIDE + "|wrong", "bias[warp % n_out]", "bias[warp // n_out]"),
+    # No guard is missing, but another index.
+    ("linear_bias_by_lane", "look at how this index", "bias[warp % n_out]", "bias[lane]"),
     ("linear_own_share_only", VALUES + "|no part", "warp_sum(total) + bias", "total + bias"),
     ("linear_first_32_numbers", VALUES + "|no part", "range(lane, x.shape[1], 32)",
      "range(lane, min(32, x.shape[1]), 32)"),

@@ -24,7 +24,7 @@ from course_lib.teach.blocks import require_any_order
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.late_torch import torch, warm_up
-from course_lib.teach.work import Spares
+from course_lib.teach.work import Coalesces, Spares
 
 WIDTH = 4  # float32 numbers in 16 bytes
 VECTORS = 2  # 16-byte pieces of a row that each lane holds
@@ -193,7 +193,7 @@ SOFTMAX_REGISTERS = Exercise(
     tolerance=_SOFTMAX,
     call=lambda kernel, run: run.launch(kernel, run.x, run.y, run.n_cols),
     once=True,
-    about=(Spares("x", point=True), Spares("x", point=True, pieces=True)),
+    about=(Spares("x", point=True), Spares("x", point=True, pieces=True), Coalesces("x")),
     forbids=("float64-promotion",),
     hints=(
         "A lane takes the 16-byte pieces `lane`, `lane + 32`, `lane + 64`, … of its row. With "

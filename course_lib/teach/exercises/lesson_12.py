@@ -41,7 +41,7 @@ from course_lib.teach.tapes import (
 
 
 def choose_backend(use_cuda, missing, start_gpu, start_cpu):
-    if use_cuda not in (None, True, False):
+    if use_cuda is not None and not isinstance(use_cuda, bool):
         raise ValueError(f"use_cuda must be True, False or None, not {use_cuda!r}")
     if use_cuda is False:
         return start_cpu()
@@ -67,6 +67,8 @@ def _choice_cases(rng):
         ("'false'", "has a GPU"),
         ("'no'", "has none"),
         ("'auto'", "has a GPU"),
+        ("0", "has a GPU"),
+        ("1", "has none"),
     ]
     return [
         case(
@@ -93,12 +95,14 @@ CHOOSE_BACKEND = Exercise(
     hints=(
         "Write down the six cases: True, False, None, each with and without a GPU. In which of "
         "them is there an answer that nobody would be surprised by, and in which is there none?",
-        "First refuse what is none of the three, since the text 'false' is true in Python. Then "
-        "False: the CPU, and nothing else is called. Then ask `missing()`, once. Where it says "
-        "something, True raises an error with that sentence in it, and None takes the CPU. "
-        "Catch nothing: a GPU that is there and does not start is an error for the user to see.",
-        "```python\nif use_cuda not in (None, True, False):\n    raise ValueError(...)\n"
-        "if use_cuda is False:\n    return ...\nwhat = missing()\nif what and use_cuda:\n"
+        "First refuse what is none of the three: the text 'false' is true in Python, and 0 equals "
+        "False and is another thing. Then False: the CPU, and nothing else is called. Then ask "
+        "`missing()`, once. Where it says something, True raises an error with that sentence in "
+        "it, and None takes the CPU. Catch nothing: a GPU that is there and does not start is an "
+        "error for the user to see.",
+        "```python\nif use_cuda is not None and not isinstance(use_cuda, bool):\n"
+        "    raise ValueError(...)\nif use_cuda is False:\n    return ...\nwhat = missing()\n"
+        "if what and use_cuda:\n"
         '    raise RuntimeError(f"... {what}")\n...\n```',
     ),
 )

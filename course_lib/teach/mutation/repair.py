@@ -7,9 +7,14 @@ to the learner's kernel. That it then passes every case proves the place.
 from __future__ import annotations
 
 import ast
+import contextlib
+import dataclasses
+import inspect
+import linecache
 import re
 
 from course_lib.teach.deadline import TimeUp
+from course_lib.teach.exercise import Case, python_function
 from course_lib.teach.mutation.changes import EVERY, Change, built, changes, changes_alike, parsed
 from course_lib.teach.mutation.lines import lines_of, patched, written
 from course_lib.teach.mutation.matching import STEPS, fresh
@@ -57,6 +62,32 @@ def place_of_all(attempt: Attempt, found: list[Change]) -> int | None:
     own = parsed(attempt.obj)
     lines = {_patched_in(attempt, own, change) for change in found[:MOST]}
     return lines.pop() if len(lines) == 1 else None
+
+
+def only_place(attempt: Attempt, failing: Case) -> int | None:
+    """Return the number of the only line in which a change makes every case right; None if unknown.
+
+    For code of another form than the solution's, which nothing done to the solution resembles.
+    Lines that the solution has as well, such as those given, are not to blame. What the time does
+    not reach is not tried.
+    """
+    file = python_function(attempt.obj).__code__.co_filename
+    solution = inspect.getsource(python_function(attempt.exercise.solution))
+    right = {_code(line) for line in solution.splitlines()}
+    cases = [failing, *(case for case in attempt.cases if case is not failing)]
+    failing_first, lines = dataclasses.replace(attempt, cases=cases), set()
+    with contextlib.suppress(TimeUp):
+        for change in changes(attempt.obj, EVERY):
+            line = _line_of(change)
+            if _code(linecache.getline(file, line)) not in right:
+                if passes(failing_first, change.text):
+                    lines.add(line)
+    return lines.pop() if len(lines) == 1 else None
+
+
+def _code(line: str) -> str:
+    """Return a line without what is around the code."""
+    return line.partition("  #")[0].strip()
 
 
 def opposite(words: str) -> str:

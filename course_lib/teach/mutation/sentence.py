@@ -2,7 +2,8 @@
 
 A cause is named only if all changes that reproduce the learner's behaviour are told in the same
 words, or if one of them makes the learner's very code, up to names; and only with the line in which
-undoing it makes every case right. Where they agree on the line alone, no more than that is told.
+undoing it makes every case right. Where they agree on the line alone, no more than that is told;
+nor where nothing matches, and a change in one line only makes the learner's code right.
 
 Time is short: the changes that bring the solution nearest to the learner's code come first, and
 when the time is up, what was not tried has no say.
@@ -11,6 +12,7 @@ when the time is up, what was not tried has no say.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 from course_lib.teach.deadline import TimeUp, deadline
 from course_lib.teach.display import quote
@@ -25,11 +27,12 @@ from course_lib.teach.mutation.changes import (
 )
 from course_lib.teach.mutation.likeness import nearest_first, same_code
 from course_lib.teach.mutation.matching import Experiment
-from course_lib.teach.mutation.repair import place, place_of_all
+from course_lib.teach.mutation.repair import only_place, place, place_of_all
 from course_lib.teach.running import Attempt, Failure
 
-#: Seconds of the processor to look for changes that match, and for the line after that.
-MATCHING, REPAIR = 1.1, 0.4
+#: Seconds of the processor to look for changes that match, for the line after that, and for the
+#: line alone where that led nowhere.
+MATCHING, REPAIR, ALONE = 1.1, 0.4, 0.8
 
 
 def cause(attempt: Attempt, failure: Failure, operators=EVERY) -> str:
@@ -41,11 +44,15 @@ def cause(attempt: Attempt, failure: Failure, operators=EVERY) -> str:
     with forgotten():
         found = _matching(attempt, failure, own, operators)
         words = {change.words for change in found}
-        line = _place(attempt, found, place if len(words) == 1 else place_of_all)
+        look = place if len(words) == 1 else place_of_all
+        line = _in_time(REPAIR, lambda: look(attempt, found)) if found else None
+        if line is None:
+            words = set()
+            line = _in_time(ALONE, lambda: only_place(attempt, failure.run.case))
     if line is None:
         return ""
     where = quote(python_function(attempt.obj).__code__.co_filename, line)
-    if len(words) > 1:
+    if len(words) != 1:
         return f"a small change in {where}, makes every case right"
     what = "code" if attempt.exercise.kind == "launcher" else attempt.exercise.kind
     return f"your {what} behaves exactly like the right one {words.pop()}; {where}"
@@ -68,7 +75,7 @@ def _matching(attempt: Attempt, failure: Failure, own, operators) -> list[Change
     return found
 
 
-def _place(attempt: Attempt, found: list[Change], look) -> int | None:
-    with contextlib.suppress(TimeUp), deadline(REPAIR):
-        return look(attempt, found)
+def _in_time(seconds: float, look: Callable[[], int | None]) -> int | None:
+    with contextlib.suppress(TimeUp), deadline(seconds):
+        return look()
     return None
