@@ -6,6 +6,7 @@ _MORE_SHARED = "shared memory that nobody uses does no harm"
 _WHOLE_WARPS = "blocks are whole warps, so both have the same remainder by 32"
 _MAX_TWICE = "some elements are compared twice, which changes no maximum"
 _SAME_WARPS = "a block has few warps, and they are whole: both divisions count as many"
+_BY_ZERO = "v is 0 or 1, and a whole number divided by 0 is 0 in a kernel"
 _ANY_LANE = "all 32 lanes have the sum, or have been waited for, so any one of them may do it"
 _OTHER_BUTTERFLY = "2, 3, 5, 9 and 17 bring every lane to every other one exactly once as well"
 _MORE_THREADS = "the kernels that it launches have a guard, so that more threads do no harm"
@@ -56,6 +57,8 @@ EQUIVALENT = {
     ("blocks_per_multiprocessor", "change constant: 16384 → 16385"): (
         "a warp's registers are a multiple of 256, which goes into both as often"
     ),
+    ("softmax_registers", "change operator: 32 * v → 32 // v"): _BY_ZERO,
+    ("softmax_registers", "change operator: 32 * v → 32 // v, again"): _BY_ZERO,
     ("softmax_registers", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
     ("softmax_teams", "assume launch: cuda.grid(1) → cuda.threadIdx.x, again"): (
         "a block is whole warps, so it begins with the first lane of a team"

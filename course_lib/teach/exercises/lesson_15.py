@@ -279,9 +279,10 @@ def _ranked(rng, shape, k, kind):
             labels[row] = order[min(k - 1 + row % 3, shape[1] - 1)]
         if kind == "ties":  # with the label, at three places
             logits[row, rng.choice(shape[1], min(3, shape[1]))] = logits[row, labels[row]]
-    if kind == "NaN":  # all of one row, the label of another, another's number of the rest
+    if kind == "NaN":  # all of one row, the label of another, and one that pushes a label out
         logits[0], logits[1, labels[1]] = np.nan, np.nan
-        logits[2, (labels[2] + 1) % shape[1]] = np.nan
+        order = np.argsort(-logits[2], kind="stable")
+        labels[2], logits[2, order[-1]] = order[min(k - 1, shape[1] - 2)], np.nan
     if kind == "infinite":
         logits[0, labels[0]], logits[1, labels[1]] = np.inf, -np.inf
         logits[2:4, ::2] = -np.inf
