@@ -278,6 +278,8 @@ def convolutions(draw):
         C, groups = draw(st.integers(1, 4)), 1
     x = images(draw, C)
     R, S = (first or draw(st.integers(1, min(11, 1 + size))) for size in x.shape[2:])
+    places = x.shape[0] * (x.shape[2] + 3) * (x.shape[3] + 3)  # of y at most, which memory holds
+    K = groups * max(1, min(K, MOST // places) // groups)
     weight = torch.empty(K, C // groups, R, S, dtype=x.dtype)
     options = dict(
         stride=draw(st.integers(1, 3)), padding=(R // 2 + 1, S // 2 + 1), groups=groups,

@@ -49,7 +49,8 @@ def recomputed(module, *inputs):
     The module must draw no random numbers. Its batch norms move their running statistics once, in
     the forward pass. Raises RuntimeError where autograd's hooks are disabled, as torch.func does.
     """
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+    # torch.compile can't trace the question.
+    if not is_compiling() and not torch._C._autograd._saved_tensors_hooks_is_enabled():
         raise RuntimeError(
             "torch.func (grad, vjp, jacrev ...) can't go through what is computed again: set "
             "memory_efficient = False, or use backward or torch.autograd.grad"

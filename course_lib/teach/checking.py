@@ -8,13 +8,11 @@ is worked out afterwards, by `course_lib.teach.causes`.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
-import io
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -26,6 +24,7 @@ from course_lib.teach.deadline import TimeUp, deadline
 from course_lib.teach.display import user_facing
 from course_lib.teach.exercise import Exercise, find, python_function
 from course_lib.teach.fences import same_bits
+from course_lib.teach.printing import printing_little
 from course_lib.teach.report import CheckFailed, describe
 from course_lib.teach.running import (
     Attempt,
@@ -45,8 +44,6 @@ ORDERS = ("forward", "reverse", "random")
 #: fast machine; a slow one must not call them endless, as loops in kernels are counted besides.
 TIME_LIMIT = 6.0
 
-#: Lines shown of what the learner's code prints during a check.
-MOST_PRINTED = 8
 
 #: The objects that passed their last check in this session, by exercise; None where it failed.
 _passed: dict[str, object] = {}
@@ -85,7 +82,7 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
     prepare_compiler()
     record.update(name, _count_attempt)
     attempt = _attempt(exercise, obj, _new_seed() if seed is None else seed)
-    with _printing_little():
+    with printing_little():
         failure = _first_failure(attempt)
     if failure is not None:
         kept.drop(exercise, obj)
@@ -97,22 +94,6 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
     print(f"✓ {name} — {_account(attempt)}")
     for note in attempt.notes:
         print(f"  note      {note}")
-
-
-@contextlib.contextmanager
-def _printing_little() -> Iterator[None]:
-    """Show a few lines of what the learner's code prints inside; each thread prints its own."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(printed):
-            yield
-    finally:
-        lines = printed.getvalue().splitlines()
-        for line in lines[:MOST_PRINTED]:
-            print(line)
-        if len(lines) > MOST_PRINTED:
-            more = len(lines) - MOST_PRINTED
-            print(f"… and {more:,} more lines that your code printed while it was checked")
 
 
 @user_facing

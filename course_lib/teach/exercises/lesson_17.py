@@ -45,19 +45,23 @@ def brightness(x, step_n, step_c, step_p, weight, y):
         y[n, p] = total
 
 
+#: Numbers of a pixel, and places between two planes, at most.
+MORE, GAP = 7, 4
+
+
 def _brightness_reference(x, step_n, step_c, step_p, weight, n_images, n_pixels):
     n, p = np.arange(int(n_images))[:, None], np.arange(int(n_pixels))
     return sum(weight[c] * x[n * step_n + c * step_c + p * step_p] for c in range(3))
 
 
 def _steps(rng, N, P, layout):
-    """(elements in all, step_n, step_c, step_p) of a layout."""
-    more, gap = drawn(rng, 4, 7), drawn(rng, 1, 4)
+    """(elements in all, step_n, step_c, step_p) of a layout; how many there are is not drawn."""
+    more, gap = drawn(rng, 4, MORE), drawn(rng, 1, GAP)
     return {
         "first": (3 * N * P, 3 * P, P, 1),  # channels first
         "last": (3 * N * P, 3 * P, 1, 3),  # channels last
-        "more": (more * N * P, more * P, 1, more),  # channels last, and some that nobody reads
-        "gaps": (N * 3 * (P + gap), 3 * (P + gap), P + gap, 1),  # planes begin at round places
+        "more": (MORE * N * P, more * P, 1, more),  # channels last, and some that nobody reads
+        "gaps": (N * 3 * (P + GAP), 3 * (P + gap), P + gap, 1),  # planes begin at round places
         "planes": (3 * N * P, P, N * P, 1),  # all reds, then all greens, then all blues
     }[layout]
 
