@@ -41,7 +41,7 @@ def explain(attempt: Attempt, failure: Failure) -> Failure:
         outside = failure.problem == "finding" and failure.finding.kind == "out-of-bounds"
         if (failure.problem in SOUGHT or outside) and failure.run.engine.simulated:
             failure.cause = mutation.cause(attempt, failure)
-        if not failure.seen and not failure.cause:
+        if not failure.seen and not failure.cause.startswith("your "):  # which says what it is
             with contextlib.suppress(TimeUp), deadline(LOOKING / 2):
                 return _telling_more(attempt, failure)
     return failure
@@ -66,7 +66,7 @@ def _telling_more(attempt: Attempt, failure: Failure) -> Failure:
             break
         other = attempt_case(attempt, case, engine)
         if other is not None and other.problem == "values":
-            other.seen = observed(attempt, other)
+            other.seen, other.cause = observed(attempt, other), failure.cause
             return other if other.seen else failure
     return failure
 
