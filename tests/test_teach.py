@@ -734,6 +734,9 @@ def test_reset(capsys):
     assert record.load() == {}
     with pytest.raises(UnknownExercise):
         progress(reset="relo")
+    for lesson in (99, -1, "relu"):
+        with pytest.raises(ValueError, match="lesson must be 'all' or from 0 to"):
+            progress(lesson)
 
 
 # ---- the progress file -----------------------------------------------------------------------

@@ -63,7 +63,8 @@ def progress(
     `reset="relu"` forgets what is recorded of that exercise. `reset="all"` forgets everything,
     and wants `sure=True` as well.
 
-    Raises UnknownExercise when `reset` names no exercise.
+    Raises UnknownExercise when `reset` names no exercise, and ValueError for a lesson that there is
+    not.
     """
     if reset == "all":
         if not sure:
@@ -81,8 +82,10 @@ def progress(
     if wanted is None or wanted == "all":
         shown, here = rows, ""
     else:
-        number = f"{int(wanted):02}"
+        number = f"{wanted:>02}"
         shown = [row for row in rows if row[0] == number]
+        if not shown:
+            raise ValueError(f"lesson must be 'all' or from 0 to {int(rows[-1][0])}: {lesson!r}")
         here = f"Lesson {int(number)}: {_solved(shown)} of {len(shown)}. In all, "
     total = f"{_solved(rows)} of {len(rows)} exercises solved"
     more = "." if shown is rows else "; progress('all') shows them."
