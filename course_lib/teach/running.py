@@ -275,7 +275,6 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
     run = Run(attempt.exercise, case, engine, HUGE if engine.order == "reverse" else NAN)
     try:
         run.execute(attempt.obj)
-        engine.got = run.got
         failure = _first_written(attempt, run, judge(run))
     except TimeUp as error:
         failure = Failure("endless", run, error=error)
