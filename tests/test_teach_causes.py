@@ -29,6 +29,14 @@ def own_record(tmp_path, monkeypatch):
     monkeypatch.setenv("COURSE_LIB_PROGRESS", str(tmp_path / "progress.json"))
 
 
+@pytest.fixture(autouse=True)
+def patience(request, monkeypatch):
+    """Let a slow machine find what others find in time; one test looks at the time itself."""
+    if "time_for_the_cause" not in request.node.name:
+        for limit in ("MATCHING", "REPAIR", "ALONE"):
+            monkeypatch.setattr(sentence, limit, 10 * getattr(sentence, limit))
+
+
 def told(exercise, kernel):
     with pytest.raises(CheckFailed) as caught:
         check(exercise, kernel, seed=1)

@@ -152,10 +152,14 @@ class Verdicts(RaceSentences):
         """True if an argument's indices are the thread's numbers, one for each, and reach its end.
 
         Then there are more threads than elements, and a guard is missing. Any other index may be a
-        wrong formula, which a guard would only hide; so may a single one inside of an `if`.
+        wrong formula, which a guard would only hide; so may a single one inside of an `if`, or one
+        that another argument has room for: `scale[i]` beside a longer `x[i]`.
         """
-        if len(parts) == 1 and self.branch_around(site, 0) is not None:
-            return False
+        if len(parts) == 1:
+            shapes = [getattr(value, "shape", ()) for value in self.launch.args]
+            if self.branch_around(site, 0) is not None or any(
+                    parts[0] < n for each in shapes for n in each):
+                return False
         code = self.launch.program.root.__code__
         if text not in code.co_varnames[:code.co_argcount]:
             return False

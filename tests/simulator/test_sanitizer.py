@@ -54,6 +54,26 @@ def test_a_finding_says_everything():
     assert str(finding).startswith(f"race, line {finding.line}: threads")
 
 
+@cuda.jit
+def scaled(x, scale, y):
+    i = cuda.grid(1)
+    y[i] = x[i] * scale[i]
+
+
+@pytest.mark.parametrize(
+    "n, sizes, array, words",
+    [
+        (8, (6, 6, 6), "x", "guard it: only where the index is below x.size (here 6)"),
+        # x has room for the thread: `scale[i]` is a wrong index, which a guard would hide.
+        (8, (8, 1, 8), "scale", "look at how this index is computed"),
+    ],
+)
+def test_a_guard_is_advised_only_where_no_array_has_room(n, sizes, array, words):
+    arrays = [np.ones(size, np.float32) for size in sizes]
+    (message,) = (f.message for f in sanitized(scaled, 1, n, *arrays) if f"`{array}[" in f.message)
+    assert message.endswith(words)
+
+
 def test_nothing_found_is_false():
     @cuda.jit
     def kernel(x):

@@ -12,7 +12,8 @@ when the time is up, what was not tried has no say.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 
 from course_lib.teach.deadline import TimeUp, deadline
 from course_lib.teach.display import quote
@@ -41,7 +42,7 @@ def cause(attempt: Attempt, failure: Failure, operators=EVERY) -> str:
         own = parsed(attempt.obj)
     except (OSError, SyntaxError):  # without its source there is nothing to compare
         return ""
-    with forgotten():
+    with forgotten(), _uncollected():
         found = _matching(attempt, failure, own, operators)
         words = {change.words for change in found}
         look = place if len(words) == 1 else place_of_all
@@ -73,6 +74,18 @@ def _matching(attempt: Attempt, failure: Failure, own, operators) -> list[Change
                         return [change]
                     found.append(change)
     return found
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the garbage collector from spending the time on all that a notebook holds."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _in_time(seconds: float, look: Callable[[], int | None]) -> int | None:
