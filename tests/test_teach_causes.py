@@ -33,7 +33,7 @@ def own_record(tmp_path, monkeypatch):
 def patience(request, monkeypatch):
     """Let a slow machine find what others find in time; one test looks at the time itself."""
     if "time_for_the_cause" not in request.node.name:
-        for limit in ("MATCHING", "REPAIR", "ALONE"):
+        for limit in ("GRAFTING", "MATCHING", "REPAIR", "ALONE"):
             monkeypatch.setattr(sentence, limit, 10 * getattr(sentence, limit))
 
 
@@ -150,19 +150,21 @@ def all_but_the_first(values, result):
         result[me] = acc
 
 
-def test_the_only_line_that_can_be_mended_is_told():
+def test_the_only_change_of_the_learners_own_code_is_told():
     cause = cause_of("column_sum", all_but_the_first)
-    assert cause.startswith("a small change in line ")
-    assert "`while k > 0:`, makes every case right" in cause
+    assert cause.startswith("your kernel behaves exactly like the right one with `>` in place of")
+    assert cause.endswith("`while k > 0:`")
 
 
 def test_changes_that_disagree_name_nothing(monkeypatch):
     found = changes(exercises()["relu"].solution, EVERY)[:2]
     assert found[0].words != found[1].words
+    monkeypatch.setattr(sentence, "grafts", lambda *_: ())
     monkeypatch.setattr(sentence, "_matching", lambda *_: found)
     monkeypatch.setattr(sentence, "place_of_all", lambda *_: 1)
     attempt = checking._attempt(exercises()["relu"], unguarded, 1)
-    assert mutation.cause(attempt, None).startswith("a small change in line 1, ")
+    cause = mutation.cause(attempt, checking._first_failure(attempt))
+    assert cause.startswith("a small change in line 1, ")
 
 
 def test_a_change_that_cannot_be_undone_names_nothing(monkeypatch):

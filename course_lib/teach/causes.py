@@ -24,7 +24,7 @@ from course_lib.teach.writers import Writers
 #: Seconds of the processor for what is seen; the experiment has its own limits.
 LOOKING = 0.4
 
-#: Whose cause is looked for. The sanitizer's other findings tell theirs.
+#: Whose cause is looked for by all means. The sanitizer's other findings tell theirs as a rule.
 SOUGHT = ("values", "outside", "twice", "raised")
 
 
@@ -39,8 +39,11 @@ def explain(attempt: Attempt, failure: Failure) -> Failure:
         with contextlib.suppress(TimeUp), deadline(LOOKING / 2):
             failure.seen = observed(attempt, failure)
         outside = failure.problem == "finding" and failure.finding.kind == "out-of-bounds"
-        if (failure.problem in SOUGHT or outside) and failure.run.engine.simulated:
-            failure.cause = mutation.cause(attempt, failure)
+        if failure.run.engine.simulated:
+            if failure.problem in SOUGHT or outside:
+                failure.cause = mutation.cause(attempt, failure)
+            elif failure.problem in ("finding", "endless"):
+                failure.cause = mutation.cause_by_grafts(attempt, failure)
         if not failure.seen and not failure.cause.startswith("your "):  # which says what it is
             with contextlib.suppress(TimeUp), deadline(LOOKING / 2):
                 return _telling_more(attempt, failure)

@@ -13,6 +13,7 @@ seen. "false": a line that is none of them for the cause, or a cure for somethin
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import functools
 import hashlib
@@ -98,9 +99,11 @@ def _judged(exercise: str, name: str, kernel, operator: str | None) -> Told | No
     if failure is None:
         return None
     others = tuple(each for each in EVERY if each.__name__ != operator)
-    limited = functools.partial(mutation.cause, operators=others)
     begin = time.process_time()
-    with mock.patch.object(causes.mutation, "cause", limited):
+    with contextlib.ExitStack() as stack:
+        for search in ("cause", "cause_by_grafts"):
+            limited = functools.partial(getattr(mutation, search), operators=others)
+            stack.enter_context(mock.patch.object(causes.mutation, search, limited))
         failure = causes.explain(attempt, failure)
     seconds = verdict, time.process_time() - begin
     kind = _kind(failure, _differing(kernel, right))

@@ -123,14 +123,19 @@ def parsed(kernel: Callable) -> ast.Module:
     return tree
 
 
-def built(text: str, original: Callable) -> Callable:
-    """Return the function or kernel that `text` defines, with all that `original` knows."""
+def built(text: str, original: Callable, beside: Callable | None = None) -> Callable:
+    """Return the function or kernel that `text` defines, with all that `original` knows.
+
+    What it doesn't know, such as a module, is what `beside` knows by that name.
+    """
     file = f"<mutant {next(_numbers)}>"
     # Where the simulator, like a debugger, finds the text of code that is in no file.
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     function = python_function(original)
     around = inspect.getclosurevars(function).nonlocals
     space = {"cuda": course_lib.cuda, **function.__globals__, **around}
+    if beside is not None:
+        space = {**python_function(beside).__globals__, **space}
     exec(compile(text, file, "exec"), space)
     return space[function.__name__]
 

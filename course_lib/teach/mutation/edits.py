@@ -183,7 +183,7 @@ def loop_once(node, frame):
 
 
 def plain_atomic(node, frame):
-    if isinstance(node, ast.Expr) and is_atomic(node.value):
+    if isinstance(node, ast.Expr) and is_atomic(node.value) and len(node.value.args) == 3:
         array, index, value = node.value.args
         target = ast.Subscript(array, index, ast.Store())
         yield ast.AugAssign(target, ast.Add(), value), "without the atomic operation"
@@ -192,7 +192,7 @@ def plain_atomic(node, frame):
 
 def change_shuffle(node, frame):
     name = called(node)
-    if name.startswith("shfl_"):
+    if name.startswith("shfl_") and len(node.args) == 3:
         for other in ("shfl_down_sync", "shfl_up_sync", "shfl_xor_sync", "shfl_sync"):
             yield with_fields(node, func=with_fields(node.func, attr=other)), f"with cuda.{other}"
         mask, value, offset = node.args

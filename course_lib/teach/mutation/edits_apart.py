@@ -15,6 +15,7 @@ from course_lib.teach.mutation.trees import (
     indices,
     is_atomic,
     is_barrier,
+    is_shape,
     names_in,
     plus,
     with_fields,
@@ -51,7 +52,7 @@ def shift_limit(node, frame):
 
 
 def add_for_set(node, frame):
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript | ast.Name):
         words = "with `+=` in place of `=`"
         yield ast.AugAssign(node.targets[0], ast.Add(), node.value), words
 
@@ -117,6 +118,37 @@ def regroup(node, frame):
             inner = node.left
             right = ast.BinOp(inner.right, node.op, node.right)
             yield ast.BinOp(inner.left, inner.op, right), words
+        if isinstance(node.left, ast.Call):  # f(a - b) / c
+            for k, inner in enumerate(node.left.args):
+                moved = [ast.BinOp(inner, node.op, node.right)]  # -> f((a - b) / c)
+                if isinstance(inner, ast.BinOp):  # -> f(a - b / c)
+                    last = ast.BinOp(inner.right, node.op, node.right)
+                    moved.append(with_fields(inner, right=last))
+                for each in moved:
+                    args = [*node.left.args[:k], each, *node.left.args[k + 1 :]]
+                    yield with_fields(node.left, args=args), words
+
+
+def scale_index(node, frame):
+    """An index, or a part of one, that is counted twice."""
+    if isinstance(node, ast.Subscript) and not is_shape(node.value):
+        for changed, part in indices(node):
+            for inner in (part, *((part.left, part.right) if isinstance(part, ast.BinOp) else ())):
+                if isinstance(inner, ast.Name):
+                    twice = ast.BinOp(ast.Constant(2), ast.Mult(), inner)
+                    new = twice if inner is part else _with_part(part, inner, twice)
+                    words = f"with a factor too much in an index of {frame.array(node.value)}"
+                    yield changed(new), words
+
+
+def _with_part(whole: ast.BinOp, old: ast.expr, new: ast.expr) -> ast.BinOp:
+    side = "left" if whole.left is old else "right"
+    return with_fields(whole, **{side: new})
+
+
+def drop_return(node, frame):
+    if isinstance(node, ast.Return) and node.value is not None:
+        yield [], "without its `return`"
 
 
 def other_factor(node, frame):
@@ -246,9 +278,18 @@ def _exchanged(node, one, other):
     return node
 
 
+def swap_arguments(node, frame):
+    if isinstance(node, ast.Call) and called(node) not in ("range", "max", "min"):
+        for k in range(len(node.args) - 1):
+            args = [*node.args]
+            args[k : k + 2] = args[k + 1], args[k]
+            yield with_fields(node, args=args), "with two arguments swapped"
+
+
 #: What is tried beside `edits.OPERATORS`.
 OPERATORS = (
     index_zero, other_name, shift_limit, add_for_set, change_sign, other_function,
     index_from_the_end, drop_condition, sum_for_product, reverse_operands, regroup,
-    other_factor, move_over_loop, fuse_loops, reorder, exchange_names,
+    other_factor, move_over_loop, fuse_loops, reorder, exchange_names, swap_arguments,
+    scale_index, drop_return,
 )  # fmt: skip

@@ -35,7 +35,9 @@ def _lines(body: list[ast.stmt], depth: int) -> Iterator[Line]:
             continue
         header = copy.copy(node)
         header.body, header.orelse = [ast.Pass()], []
-        yield Line(depth, ast.unparse(header).splitlines()[0], getattr(node, "lineno", 0))
+        *texts, _ = ast.unparse(header).splitlines()
+        for text in texts:  # a function's decorators come before it
+            yield Line(depth, text, getattr(node, "lineno", 0))
         yield from _lines(node.body, depth + 1)
         if getattr(node, "orelse", None):
             yield Line(depth, "else:", getattr(node.orelse[0], "lineno", 0))
@@ -55,8 +57,8 @@ def patched(
     As one merges changes of a text: own lines are aligned with the wrong ones, and take over what
     the right ones have instead, in the names of `own`. None where they can't be aligned.
     """
-    home = _aligned(wrong, own)
-    names = _translation(wrong, own, home)
+    home = aligned(wrong, own)
+    names = translation(wrong, own, home)
     deeper = [0] * len(own)
     gone: set[int] = set()
     added: dict[int, list[Line]] = {}  # what comes behind which own line; -1: at the top
@@ -76,7 +78,7 @@ def patched(
         if len(places) < j - i:
             return None
         shift = _shift(wrong, own, home, i if places else i - 1)
-        new = [Line(r.depth + shift, _translated(r.text, names)) for r in right[k:m]]
+        new = [Line(r.depth + shift, translated(r.text, names)) for r in right[k:m]]
         anchor = min(places) if places else behind
         added.setdefault(anchor, []).extend(new)
         gone.update(places)
@@ -112,7 +114,7 @@ def _shift(wrong: list[Line], own: list[Line], home: dict[int, int], place: int)
     return 0
 
 
-def _aligned(wrong: list[Line], own: list[Line]) -> dict[int, int]:
+def aligned(wrong: list[Line], own: list[Line]) -> dict[int, int]:
     """Return for each wrong line the own line that is most like it, in order: by least cost."""
     a, b = [[_bare(x.text) for x in each] for each in (wrong, own)]
     gains = [[_likeness(x, y) for y in b] for x in a]
@@ -145,7 +147,7 @@ def _bare(text: str) -> Counter:
     return Counter(tokens) + Counter(zip(bare, bare[1:], strict=False))
 
 
-def _translation(wrong: list[Line], own: list[Line], home: dict[int, int]) -> dict[str, str]:
+def translation(wrong: list[Line], own: list[Line], home: dict[int, int]) -> dict[str, str]:
     """Return what own lines call the names of the wrong ones, by the lines that are alike."""
     votes: dict[str, Counter] = {}
     for n, at in home.items():
@@ -159,5 +161,5 @@ def _translation(wrong: list[Line], own: list[Line], home: dict[int, int]) -> di
     return {name: count.most_common(1)[0][0] for name, count in votes.items()}
 
 
-def _translated(text: str, names: dict[str, str]) -> str:
+def translated(text: str, names: dict[str, str]) -> str:
     return _NAME.sub(lambda found: names.get(found[0], found[0]), text)

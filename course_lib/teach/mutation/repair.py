@@ -12,19 +12,22 @@ import dataclasses
 import inspect
 import linecache
 import re
+from collections.abc import Iterable
 
 from course_lib.teach.deadline import TimeUp
 from course_lib.teach.exercise import Case, python_function
 from course_lib.teach.mutation.changes import EVERY, Change, built, changes, changes_alike, parsed
+from course_lib.teach.mutation.likeness import nearest_first
 from course_lib.teach.mutation.lines import lines_of, patched, written
 from course_lib.teach.mutation.matching import STEPS, fresh
-from course_lib.teach.running import Attempt, Simulator, attempt_case
+from course_lib.teach.running import Attempt, Failure, Simulator, attempt_case
 
 #: How many changes are undone that agree on no words: each takes its time.
 MOST = 4
 
 #: What turns the words for a change into those for its opposite.
 _OPPOSITES = (
+    (r"(with one \w+ in place of another)", r"\1"),
     (r"with (?:a )?(.+) in place of (.+)", r"with \2 in place of \1"),
     (r"(.+) one too large", r"\1 one too small"),
     (r"(.+) one too small", r"\1 one too large"),
@@ -33,10 +36,34 @@ _OPPOSITES = (
     ("divided once too often by a size", "without one of its divisions"),
     ("with a size too much as a factor", "without one of its factors"),
     ("without one of its divisions", "divided once too often by a size"),
-    ("without one of its factors", "with a size too much as a factor"),
+    ("without one of its factors", "with a factor too much"),
     ("without a minus sign", "with a minus sign too much"),
     ("with a minus sign too much", "without a minus sign"),
+    ("without the condition of an `if`", "with an `if` too much"),
+    ("without one of its statements", "with a statement too much"),
+    ("with a (factor) too much (in an index of .+)", r"without a \1 \2"),
+    (
+        "with a start set inside the loop, not before it",
+        "with a start set before the loop only, not in each round",
+    ),
+    (
+        "with a start set before the loop only, not in each round",
+        "with a start set inside the loop, not before it",
+    ),
+    (
+        "with what comes after a loop done in each round",
+        "with what each round does done once, after the loop",
+    ),
+    (
+        "with what each round does done once, after the loop",
+        "with what comes after a loop done in each round",
+    ),
+    (r"without (one (?:part|of its) .+|\w+)", r"with \1 too much"),
+    (r"with 0 for an index of (.+)", r"with another index than 0 of \1"),
 )
+
+#: What is undone by doing it again.
+_THEIR_OWN = "swapped$|mixed up$|the other way round$|elsewhere$|in the other order$|its opposite$"
 
 
 def place(attempt: Attempt, found: list[Change]) -> int | None:
@@ -64,25 +91,39 @@ def place_of_all(attempt: Attempt, found: list[Change]) -> int | None:
     return lines.pop() if len(lines) == 1 else None
 
 
-def only_place(attempt: Attempt, failing: Case) -> int | None:
-    """Return the number of the only line in which a change makes every case right; None if unknown.
+def only_place(
+    attempt: Attempt, failure: Failure, operators: Iterable, known: int | None
+) -> tuple[int | None, str]:
+    """Return the number of the only line in which a change makes every case right, and the words.
 
     For code of another form than the solution's, which nothing done to the solution resembles.
     Lines that the solution has as well, such as those given, are not to blame. What the time does
-    not reach is not tried.
+    not reach is not tried: what brings the code nearest to the solution comes first. Where the line
+    is `known`, it is looked for what is wrong there.
     """
     file = python_function(attempt.obj).__code__.co_filename
-    solution = inspect.getsource(python_function(attempt.exercise.solution))
-    right = {_code(line) for line in solution.splitlines()}
-    cases = [failing, *(case for case in attempt.cases if case is not failing)]
-    failing_first, lines = dataclasses.replace(attempt, cases=cases), set()
+    solution = attempt.exercise.solution
+    right = {_code(line) for line in inspect.getsource(python_function(solution)).splitlines()}
+    failing_first = failing_before_others(attempt, failure.run.case)
+    found: dict[int, str] = {}
     with contextlib.suppress(TimeUp):
-        for change in changes(attempt.obj, EVERY):
+        tried = changes(attempt.obj, operators)
+        for change in nearest_first(tried, parsed(solution), attempt.obj):
             line = _line_of(change)
-            if _code(linecache.getline(file, line)) not in right:
+            if line in found or known not in (None, line):
+                continue
+            if line == known or _code(linecache.getline(file, line)) not in right:
                 if passes(failing_first, change.text):
-                    lines.add(line)
-    return lines.pop() if len(lines) == 1 else None
+                    found[line] = reverse(change.words)
+                    if line == known:
+                        break
+    return found.popitem() if len(found) == 1 else (known, "")
+
+
+def failing_before_others(attempt: Attempt, failing: Case) -> Attempt:
+    """Return the attempt with the case that fails before the others, which many don't reach."""
+    cases = [failing, *(case for case in attempt.cases if case is not failing)]
+    return dataclasses.replace(attempt, cases=cases)
 
 
 def _code(line: str) -> str:
@@ -91,12 +132,17 @@ def _code(line: str) -> str:
 
 
 def opposite(words: str) -> str:
-    """Return the words for what undoes a change; the same where it undoes itself."""
+    """Return the words for what undoes a change; the same where it undoes itself, or may."""
+    return reverse(words) or _bare(words)
+
+
+def reverse(words: str) -> str:
+    """Return the words for what is wrong where this change makes it right; "" if it has none."""
     words = _bare(words)
     for pattern, other in _OPPOSITES:
         if re.fullmatch(pattern, words):
             return re.sub(pattern, other, words)
-    return words
+    return words if re.search(_THEIR_OWN, words) else ""
 
 
 def _bare(words: str) -> str:
@@ -106,7 +152,8 @@ def _bare(words: str) -> str:
 def passes(attempt: Attempt, text: str) -> bool:
     """Tell whether the learner's object, with this text, is right on every case."""
     try:
-        again = Attempt(attempt.exercise, built(text, attempt.obj), attempt.cases, attempt.seed)
+        obj = built(text, attempt.obj, attempt.exercise.solution)
+        again = Attempt(attempt.exercise, obj, attempt.cases, attempt.seed)
     except (SyntaxError, NameError):
         return False
     for case in (*attempt.cases, fresh(attempt, 2)[-1]):

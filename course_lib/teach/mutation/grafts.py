@@ -1,0 +1,271 @@
+"""A piece of right code in place of the learner's: where one is enough, what it replaces is wrong.
+
+The learner's lines are aligned with those of the solution. Then one difference at a time is done
+away with, in the learner's names: an expression or a line is replaced, a line put in, taken out, or
+moved. What passes every case after that is right code in the learner's own form, and shows which
+line was not.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from course_lib.teach.mutation.changes import parsed
+from course_lib.teach.mutation.lines import (
+    Line,
+    aligned,
+    lines_of,
+    translated,
+    translation,
+    written,
+)
+from course_lib.teach.mutation.trees import at, paths, replaced
+
+
+@dataclass(frozen=True)
+class Graft:
+    """The learner's code with one difference less, and the number of the line that it is in.
+
+    It is `sure` that the piece belongs there if the lines around it, or what it replaces, are like
+    those in the right code.
+    """
+
+    text: str
+    line: int
+    sure: bool
+
+
+def grafts(learners: ast.Module, solution: Callable) -> Iterator[Graft]:
+    """Yield the learner's code with each one of its differences from the solution undone.
+
+    Whole lines come first, then expressions in them.
+    """
+    function = learners.body[0]
+    own = lines_of(function)
+    head = ast.unparse(function).splitlines()
+    head = "\n".join(head[: 1 + next(k for k, line in enumerate(head) if line.startswith("def "))])
+    seen = set()
+    for form in _forms(parsed(solution).body[0], own):
+        right = lines_of(form)
+        home = aligned(right, own)
+        names = translation(right, own, home)
+        names = {name: names[name] for name in _local(form) & names.keys()}
+        names |= dict(zip(_parameters(form), _parameters(function), strict=False))
+        right = [replace(line, text=translated(line.text, names)) for line in right]
+        for sure, undone in ((True, _with_one_undone), (False, _with_a_piece)):
+            for lines, number in undone(own, right, home):
+                text = written(head, lines)
+                if text not in seen:
+                    seen.add(text)
+                    yield Graft(text, number, sure)
+
+
+def _parameters(function: ast.FunctionDef) -> list[str]:
+    return [each.arg for each in function.args.args]
+
+
+def _local(function: ast.FunctionDef) -> set[str]:
+    """Return the names that a function sets itself."""
+    return {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and _is_store(n)}
+
+
+def _forms(function: ast.FunctionDef, own: list[Line]) -> Iterator[ast.FunctionDef]:
+    """Yield the solution, and the solution without the names that the learner does without."""
+    yield function
+    lines = lines_of(function)
+    missing = set(range(len(lines))) - set(aligned(lines, own))
+    values = {name: value for name, value, n in _set_once(function, lines) if n in missing}
+    if values:
+        yield _Inlined(values).visit(copy.deepcopy(function))
+
+
+def _set_once(function: ast.FunctionDef, lines: list[Line]) -> Iterator[tuple[str, ast.expr, int]]:
+    """Yield each name that is set once, what it is set to, and the number of the line."""
+    stores = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and _is_store(n)]
+    numbers = {line.text: n for n, line in enumerate(lines)}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, text = node.targets[0].id, ast.unparse(node)
+            if stores.count(name) == 1 and "shfl" not in text and "array(" not in text:
+                yield name, node.value, numbers[text]
+
+
+def _is_store(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
+
+
+class _Inlined(ast.NodeTransformer):
+    """Puts what a name is set to in the name's place."""
+
+    def __init__(self, values: dict[str, ast.expr]):
+        self.values = values
+
+    def visit_Name(self, node):
+        value = None if _is_store(node) else self.values.get(node.id)
+        return node if value is None else self.visit(copy.deepcopy(value))
+
+    def visit_Assign(self, node):
+        self.generic_visit(node)
+        target = node.targets[0]
+        return None if isinstance(target, ast.Name) and target.id in self.values else node
+
+
+def _with_one_undone(
+    own: list[Line], right: list[Line], home: dict[int, int]
+) -> Iterator[tuple[list[Line], int]]:
+    """Yield what is right after a line is replaced, moved, put in or taken out; and which it is."""
+    missing, extra = _apart(own, right, home)
+    for n, k in home.items():
+        yield from _put(own, k, right[n].text)
+    for n, k in home.items():
+        shift = _depth(right, own, home, n) - own[k].depth
+        if shift and not _opens(own[k].text):
+            moved = replace(own[k], depth=own[k].depth + shift)
+            yield [*own[:k], moved, *own[k + 1 :]], own[k].number
+    for n in missing:
+        lines, number = _put_in(own, right, home, n)
+        for k in extra:
+            if own[k].text == right[n].text:  # it stands elsewhere
+                yield [each for each in lines if each is not own[k]], own[k].number
+        yield lines, number
+    for k in extra:
+        yield _taken_out(own, k), own[k].number
+    for n, k in home.items():
+        for text in _with_one_piece(own[k].text, right[n].text):
+            yield from _put(own, k, text)
+
+
+def _with_a_piece(
+    own: list[Line], right: list[Line], home: dict[int, int]
+) -> Iterator[tuple[list[Line], int]]:
+    """Yield the same for lines that are unlike, and for pieces that may belong anywhere."""
+    others = [*itertools.product(*_apart(own, right, home))]
+    for n, k in others:
+        if _opens(own[k].text) == _opens(right[n].text):
+            yield from _put(own, k, right[n].text)
+    for n, k in others:
+        for text in _with_one_piece(own[k].text, right[n].text):
+            yield from _put(own, k, text)
+    for k, line in enumerate(own):
+        for text in _wrapped(line.text, own, right):
+            yield from _put(own, k, text)
+
+
+def _apart(own: list[Line], right: list[Line], home: dict[int, int]) -> tuple[list, list]:
+    """Return the numbers of the right lines that the learner lacks, and of those that are extra."""
+    missing = [n for n in range(len(right)) if n not in home]
+    return missing, sorted(set(range(len(own))) - set(home.values()))
+
+
+def _put(own: list[Line], place: int, text: str) -> Iterator[tuple[list[Line], int]]:
+    """Yield the lines with another text for one, and for all like it: some mistakes are copied."""
+    old = own[place]
+    alike = [n for n, line in enumerate(own) if line.text == old.text]
+    for places in ([place], alike):
+        lines = [replace(each, text=text) if n in places else each for n, each in enumerate(own)]
+        yield lines, old.number
+
+
+def _with_one_piece(own: str, right: str) -> Iterator[str]:
+    """Yield a line with one expression of another line of its kind."""
+    if _opens(own) == _opens(right):
+        ours, theirs = _statement(own), _statement(right)
+        for path, new in _differing(ours, theirs):
+            yield replaced(ours, path, new).partition("\n")[0]
+
+
+def _differing(ours: ast.AST, theirs: ast.AST, path: tuple = ()) -> Iterator[tuple]:
+    """Yield where expressions differ, and what stands there instead, from the inside out."""
+    if ast.dump(ours) == ast.dump(theirs):
+        return
+    if type(ours) is type(theirs):
+        for field, value in ast.iter_fields(ours):
+            other = getattr(theirs, field)
+            if isinstance(value, ast.expr) and isinstance(other, ast.expr):
+                yield from _differing(value, other, (*path, field))
+            elif isinstance(value, list) and len(value) == len(other):
+                for k, pair in enumerate(zip(value, other, strict=True)):
+                    if all(isinstance(each, ast.AST) for each in pair):
+                        yield from _differing(*pair, (*path, field, k))
+    if isinstance(ours, ast.expr) and isinstance(theirs, ast.expr):
+        yield path, theirs
+
+
+def _wrapped(text: str, own: list[Line], right: list[Line]) -> Iterator[str]:
+    """Yield a line with an expression in it made part of one that only the right code has."""
+    tree = _statement(text)
+    known = {ast.dump(each) for line in own for each in _expressions(_statement(line.text))}
+    for line in right:
+        for whole in _expressions(_statement(line.text)):
+            if ast.dump(whole) not in known and isinstance(whole, ast.BinOp | ast.Call):
+                parts = set(map(ast.dump, _operands(whole)))
+                for path in paths(tree):
+                    here = at(tree, path)
+                    if isinstance(here, ast.expr) and ast.dump(here) in parts:
+                        yield replaced(tree, path, whole).partition("\n")[0]
+
+
+def _operands(whole: ast.BinOp | ast.Call) -> list[ast.expr]:
+    return [whole.left, whole.right] if isinstance(whole, ast.BinOp) else whole.args
+
+
+def _expressions(tree: ast.AST) -> list[ast.expr]:
+    return [each for each in ast.walk(tree) if isinstance(each, ast.expr)]
+
+
+def _statement(text: str) -> ast.AST:
+    """Return the tree of a line, which may be the first of a block; an empty one for `else:`."""
+    try:
+        return ast.parse(text + (" pass" if _opens(text) else ""))
+    except SyntaxError:
+        return ast.Module([], [])
+
+
+def _opens(text: str) -> bool:
+    return text.endswith(":")
+
+
+def _depth(right: list[Line], own: list[Line], home: dict[int, int], n: int) -> int:
+    """Return how deep line `n` of the right code is in the learner's: as its neighbour is there."""
+    for k in (*range(n - 1, -1, -1), *range(n + 1, len(right))):
+        if k in home:
+            return own[home[k]].depth + right[n].depth - right[k].depth
+    return right[n].depth
+
+
+def _put_in(
+    own: list[Line], right: list[Line], home: dict[int, int], n: int
+) -> tuple[list[Line], int]:
+    """Return the learner's lines with line `n` of the right code put in, and where."""
+    before = [home[k] for k in range(n) if k in home]
+    place = max(before, default=-1) + 1
+    line = Line(_depth(right, own, home, n), right[n].text)
+    below = own[place:]
+    if _opens(line.text):  # what it holds in the right code becomes deeper in the learner's
+        inside = [home[k] for k in _block(right, n) if k in home]
+        last = max(inside, default=place - 1)
+        below = [
+            replace(each, depth=each.depth + (k <= last))
+            for k, each in enumerate(below, start=place)
+        ]
+    number = own[min(place, len(own) - 1)].number
+    return [*own[:place], line, *below], number
+
+
+def _block(lines: list[Line], n: int) -> range:
+    """Return the numbers of the lines inside of line `n`."""
+    end = n + 1
+    while end < len(lines) and lines[end].depth > lines[n].depth:
+        end += 1
+    return range(n + 1, end)
+
+
+def _taken_out(own: list[Line], k: int) -> list[Line]:
+    inside = _block(own, k)
+    return [
+        replace(line, depth=line.depth - (n in inside)) for n, line in enumerate(own) if n != k
+    ]

@@ -1,0 +1,133 @@
+"""What the learner's code does otherwise than the right code made of it, in words.
+
+An edit of the right code that makes the learner's has its words. Where none does, the smallest
+expressions that differ are told by their kind. Names of the right code are not.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator
+
+from course_lib.teach.mutation.changes import built, changes, parsed
+from course_lib.teach.mutation.frame import KINDS, Frame
+from course_lib.teach.mutation.trees import called, names_in
+
+
+def words_for(repaired: str, learners: ast.Module, original: Callable, operators: Iterable) -> str:
+    """Return what is otherwise in the learner's code than in the repaired; "" if that is much."""
+    right = built(repaired, original)
+    text = ast.unparse(learners.body[0])
+    lines = set(map(str.strip, text.splitlines()))
+    for change in changes(right, operators):
+        after = [line.strip() for _, piece in change.pieces() for line in piece.splitlines()]
+        # The whole text is made only where the piece that is changed stands in the learner's.
+        if lines.issuperset(line for line in after if line != "pass") and change.text == text:
+            return change.words
+    tree = parsed(right)
+    frame, right_frame = Frame(learners.body[0]), Frame(tree.body[0])
+    if _without_brackets(tree.body[0]) == _without_brackets(learners.body[0]):
+        return "with its brackets elsewhere"
+    for pair in _apart(tree.body[0], learners.body[0]):
+        if words := _told(*pair, frame, right_frame) or _told_of_many(*pair, learners, frame):
+            return words
+    return ""
+
+
+def _without_brackets(function: ast.AST) -> str:
+    return ast.unparse(function).replace("(", "").replace(")", "")
+
+
+def _apart(right: ast.AST, own: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Yield the expressions and statements around all that differs, from the inside out."""
+    if type(right) is type(own):
+        pairs = []
+        for field, value in ast.iter_fields(right):
+            other = getattr(own, field)
+            several = isinstance(value, list) and len(value) == len(other)
+            pairs += zip(value, other, strict=True) if several else [(value, other)]
+        apart = [pair for pair in pairs if _dumped(pair[0]) != _dumped(pair[1])]
+        if len(apart) == 1 and isinstance(apart[0][0], ast.AST):
+            yield from _apart(*apart[0])
+    if all(isinstance(each, ast.expr | ast.stmt) for each in (right, own)):
+        yield right, own
+
+
+def _dumped(value) -> str:
+    if isinstance(value, list):
+        return repr([_dumped(each) for each in value])
+    return ast.dump(value) if isinstance(value, ast.AST) else repr(value)
+
+
+def _told(right: ast.AST, own: ast.AST, frame: Frame, right_frame: Frame) -> str:
+    """Return the words for one expression or statement in the place of another."""
+    if isinstance(own, ast.Expr) and isinstance(right, ast.Assign | ast.AugAssign | ast.Return):
+        return "with a result that is thrown away" if _holds([right.value], own.value) else ""
+    if isinstance(right, ast.Constant) and isinstance(own, ast.Constant):
+        return "with another number in one place"
+    if isinstance(right, ast.Subscript) and isinstance(own, ast.Subscript):
+        if ast.dump(right.value) == ast.dump(own.value):
+            return f"with another index of {frame.array(own.value)}"
+        if ast.dump(right.slice) == ast.dump(own.slice):
+            return f"with {_one(own.value, frame)} in place of another"
+    if isinstance(right, ast.Call) and _holds(right.args, own):
+        return f"without {_public(right)}"
+    if isinstance(own, ast.Call) and _holds(own.args, right):
+        return f"with {_public(own)} too much"
+    if isinstance(right, ast.BinOp) and _holds((right.left, right.right), own):
+        return "without one part of a formula"
+    if isinstance(own, ast.BinOp) and _holds((own.left, own.right), right):
+        return "with a part too much in a formula"
+    if isinstance(own, ast.Call) and isinstance(right, ast.Call):
+        if _public(own) != _public(right) and "one of its calls" not in _public(own):
+            return f"with {_public(own)} in place of another function"
+    kinds = _one(own, frame), _one(right, right_frame)
+    if kinds[0] == kinds[1] and isinstance(own, ast.Name | ast.Subscript):
+        return f"with {kinds[0]} in place of another"
+    return f"with {kinds[0]} in place of {kinds[1]}" if all(kinds) and kinds[0] != kinds[1] else ""
+
+
+def _told_of_many(right: ast.AST, own: ast.AST, learners: ast.Module, frame: Frame) -> str:
+    """Return the words for a condition, or for a formula with several other names in it."""
+    tests = [n.test for n in ast.walk(learners) if isinstance(n, ast.If | ast.While | ast.IfExp)]
+    if own in tests:
+        return "with another condition"
+    ours, theirs = list(ast.walk(own)), list(ast.walk(right))
+    if list(map(type, ours)) == list(map(type, theirs)):
+        pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if isinstance(a, ast.Name)]
+        kinds = {frame.kinds.get(a.id) for a, b in pairs if a.id != b.id}
+        if len(kinds) == 1 and (kind := kinds.pop()) in KINDS:
+            return f"with {'indices' if kind == 'index' else kind + 's'} in place of others"
+    return ""
+
+
+def _holds(parts, node: ast.expr) -> bool:
+    return any(ast.dump(part) == ast.dump(node) for part in parts)
+
+
+def _one(node: ast.expr, frame: Frame) -> str:
+    """Return what an expression is: "an index", "an element of x", "" if it is none of these."""
+    if isinstance(node, ast.Subscript):
+        return f"an element of {frame.array(node.value)}"
+    if isinstance(node, ast.Name):
+        kind = frame.kinds.get(node.id)
+        if kind == "array" and node.id in frame.parameters:
+            return node.id
+        if kind in KINDS:
+            return f"an {kind}" if kind[0] in "ai" else f"a {kind}"
+    if called(node).startswith(("float", "int")) and len(node.args) == 1:
+        return _one(node.args[0], frame)
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return "a fixed number"
+    if isinstance(node, ast.BinOp):
+        return "a formula"
+    return ""
+
+
+def _public(call: ast.Call) -> str:
+    """Return a function's name if everybody knows it."""
+    text = ast.unparse(call.func)
+    known = text.partition(".")[0] in ("cuda", "math", "np") or text in ("max", "min", "abs", "int")
+    return called(call) if known and not names_in(call.func) - {"cuda", "math", "np", text} else (
+        "one of its calls"
+    )

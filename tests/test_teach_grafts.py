@@ -1,0 +1,169 @@
+"""The mistake found by a piece of right code put in the learner's, whose form is another."""
+
+import ast
+import inspect
+
+import numpy as np
+import pytest
+
+from course_lib import cuda
+from course_lib.teach import CheckFailed, causes, check, checking
+from course_lib.teach.exercise import exercises
+from course_lib.teach.mutation import sentence
+from course_lib.teach.mutation.changes import EVERY, parsed
+from course_lib.teach.mutation.grafts import grafts
+from course_lib.teach.mutation.repair import reverse
+from course_lib.teach.mutation.words import words_for
+
+
+@pytest.fixture(autouse=True)
+def patience(tmp_path, monkeypatch):
+    """Let a slow machine find what others find in time, and keep the progress out of it."""
+    monkeypatch.setenv("COURSE_LIB_PROGRESS", str(tmp_path / "progress.json"))
+    for limit in ("GRAFTING", "MATCHING", "REPAIR", "ALONE"):
+        monkeypatch.setattr(sentence, limit, 10 * getattr(sentence, limit))
+
+
+@cuda.jit
+def not_divided(dy, dx):  # the solution gives the share a name
+    _, channels, rows, cols = dx.shape
+    picture, channel = cuda.blockIdx.x // channels, cuda.blockIdx.x % channels
+    for i in range(cuda.threadIdx.x, rows * cols, cuda.blockDim.x):
+        dx[picture, channel, i // cols, i % cols] = dy[picture, channel]
+
+
+@cuda.jit
+def lanes_for_sums(x, y):  # the solution's loop over the steps is another
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < x.shape[0]:
+        total = np.float32(0)
+        for col in range(lane, x.shape[1], 32):
+            total += x[row, col]
+        for k in range(5):
+            total += cuda.shfl_down_sync(0xFFFFFFFF, lane, 16 >> k)
+        if lane == 0:
+            y[row] = total
+
+
+@cuda.jit
+def asks_for_the_sign(x, y):
+    i = cuda.grid(1)
+    if x[i] > 0:
+        y[i] = max(x[i], np.float32(0))
+
+
+@cuda.jit
+def one_too_many(x, y):
+    partial = cuda.shared.array(256, np.float32)
+    row, t = cuda.blockIdx.x, cuda.threadIdx.x
+    mine = np.float32(0)
+    for col in range(t, x.shape[1], cuda.blockDim.x):
+        mine += x[row, col]
+    partial[t] = mine
+    cuda.syncthreads()
+    half = cuda.blockDim.x // 2
+    while half > 0:
+        if t <= half:
+            partial[t] += partial[t + half]
+        cuda.syncthreads()
+        half //= 2
+    if t == 0:
+        y[row] = partial[0]
+
+
+@pytest.mark.parametrize(
+    "exercise, kernel, words, line",
+    [
+        (
+            "global_avg_pool_backward", not_divided, "without one of its divisions",
+            "dx[picture, channel, i // cols, i % cols] = dy[picture, channel]",
+        ),
+        ("warp_sum", lanes_for_sums, "with one number in place of another", "lane, 16 >> k)"),
+        ("relu", asks_for_the_sign, "with another condition", "if x[i] > 0:"),
+        # A race has a cure as a rule, but not this one: its barrier is where it should be.
+        ("block_sum", one_too_many, "with `<=` in place of `<`", "if t <= half:"),
+    ],
+)  # fmt: skip
+def test_the_mistake_in_code_of_another_form(exercise, kernel, words, line):
+    with pytest.raises(CheckFailed) as caught:
+        check(exercise, kernel, seed=1)
+    (cause,) = (each for each in str(caught.value).splitlines() if each.startswith("  cause"))
+    assert f"behaves exactly like the right one {words}; line " in cause
+    assert line in cause and "fix" not in str(caught.value)
+
+
+def test_what_a_barrier_cures_is_told_as_that():
+    @cuda.jit
+    def without_barrier(x, y):
+        partial = cuda.shared.array(256, np.float32)
+        row, t = cuda.blockIdx.x, cuda.threadIdx.x
+        mine = np.float32(0)
+        for col in range(t, x.shape[1], cuda.blockDim.x):
+            mine += x[row, col]
+        partial[t] = mine
+        step = cuda.blockDim.x // 2
+        while step > 0:
+            if t < step:
+                partial[t] += partial[t + step]
+            cuda.syncthreads()
+            step //= 2
+        if t == 0:
+            y[row] = partial[0]
+
+    with pytest.raises(CheckFailed, match=r"put cuda.syncthreads\(\) between them") as caught:
+        check("block_sum", without_barrier, seed=1)
+    assert "behaves exactly" not in str(caught.value)
+
+
+def test_two_lines_that_would_do_name_none(monkeypatch):
+    attempt = checking._attempt(exercises()["relu"], asks_for_the_sign, 1)
+    failure = checking._first_failure(attempt)
+    (right, *_) = grafts(parsed(asks_for_the_sign), exercises()["relu"].solution)
+    both = [type(right)(exercise_text(attempt), line) for line in (1, 2)]
+    monkeypatch.setattr(sentence, "grafts", lambda *_: both)
+    assert sentence._grafted(attempt, failure, parsed(asks_for_the_sign), EVERY) == (None, "")
+
+
+def exercise_text(attempt):
+    return "".join(inspect.getsource(attempt.exercise.solution.py_func))
+
+
+@pytest.mark.parametrize(
+    "right, own, words",
+    [
+        ("y[i] = x[i] * 2", "y[i] = x[i]", "without the factor 2"),
+        ("y[i] = x[i]", "y[i] = i", "with an index in place of an element of x"),
+        ("y[i] = x[i] + n", "y[i] = x[i] + m", "with one size in place of another"),
+        ("y[i] = x[i] * n / m", "y[i] = x[i] * m / n", "with one size and another"),
+        ("y[i] = x[n * m]", "y[i] = x[m * m * n]", "with another index of x"),
+        ("y[i] = x[i] * 8", "y[i] = x[i] * 32", "with another number in one place"),
+        ("y[i] = abs(x[i]) * n", "y[i] = x[i] * n", "without abs"),
+        ("y[i] = x[i] * n", "y[i] = abs(x[i]) * n", "with abs too much"),
+        ("y[i] = x[i] * n", "y[i] = x[i] * n * m", "too much"),
+        ("y[i] = math.exp(x[i] - n) / m", "y[i] = math.exp(x[i] - n / m)", "brackets elsewhere"),
+        ("y[i] = x[i] - n", "y[i] = y[i] + x[i] * x[i] / m", ""),
+    ],
+)
+def test_what_is_otherwise_is_told(right, own, words):
+    name = lanes_for_sums.py_func.__name__  # the changed text takes its place
+    texts = [
+        f"def {name}(x, y):\n    n, m = x.shape\n    for i in range(n):\n        {line}"
+        for line in (right, own)
+    ]
+    told = words_for(texts[0], ast.parse(texts[1]), lanes_for_sums, EVERY)
+    assert words in told and bool(words) == bool(told)
+
+
+def test_words_of_what_mends_become_those_of_what_is_wrong():
+    assert reverse("with `>=` in place of `>`") == "with `>` in place of `>=`"
+    assert reverse("without the condition of an `if`") == "with an `if` too much"
+    assert reverse("with two indices of x swapped") == "with two indices of x swapped"
+    assert reverse("with a mask that names half the lanes") == ""
+
+
+def test_causes_are_looked_for_in_findings_too(monkeypatch):
+    attempt = checking._attempt(exercises()["block_sum"], one_too_many, 1)
+    failure = checking._first_failure(attempt)
+    assert failure.finding.kind == "race"
+    monkeypatch.setattr(causes.mutation, "cause_by_grafts", lambda *_: "asked")
+    assert causes.explain(attempt, failure).cause == "asked"
