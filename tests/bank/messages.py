@@ -113,10 +113,11 @@ def _judged(exercise: str, name: str, kernel, operator: str | None) -> Told | No
 def _kind(failure, differing: dict[int, str]) -> str:
     """Return how good it is, where the lines that differ are known, and what they should be."""
     if failure.cause:
-        small, line = re.search(r"(a small change in|;) line (\d+),", failure.cause).groups()
+        form = r"(another line in place of|one more before|; it is missing before|;) line (\d+),"
+        before, line = re.search(form, failure.cause).groups()
         if int(line) not in differing:
             return "false"
-        return "both" if small == ";" else "line"
+        return "both" if before.startswith(";") else "line"
     finding = failure.finding
     if finding is None:
         line = _line_of_error(failure)

@@ -31,12 +31,13 @@ class Graft:
     """The learner's code with one difference less, and the number of the line that it is in.
 
     It is `sure` that the piece belongs there if the lines around it, or what it replaces, are like
-    those in the right code.
+    those in the right code. Where it is `missing` from the learner's, it comes before that line.
     """
 
     text: str
     line: int
-    sure: bool
+    sure: bool = True
+    missing: bool = False
 
 
 def grafts(learners: ast.Module, solution: Callable) -> Iterator[Graft]:
@@ -49,19 +50,45 @@ def grafts(learners: ast.Module, solution: Callable) -> Iterator[Graft]:
     head = ast.unparse(function).splitlines()
     head = "\n".join(head[: 1 + next(k for k, line in enumerate(head) if line.startswith("def "))])
     seen = set()
-    for form in _forms(parsed(solution).body[0], own):
-        right = lines_of(form)
-        home = aligned(right, own)
-        names = translation(right, own, home)
-        names = {name: names[name] for name in _local(form) & names.keys()}
-        names |= dict(zip(_parameters(form), _parameters(function), strict=False))
-        right = [replace(line, text=translated(line.text, names)) for line in right]
+    right_function = parsed(solution).body[0]
+    right, home = _beside(right_function, function, own)
+    forms = [(right, home, True)]
+    if values := _set_once(right_function, set(range(len(right))) - home.keys()):
+        without = _Inlined(values).visit(copy.deepcopy(right_function))
+        right, home = _beside(without, function, own)
+        forms.append((right, home, len(home) == len(own)))
+    for right, home, alike in forms:
         for sure, undone in ((True, _with_one_undone), (False, _with_a_piece)):
             for lines, number in undone(own, right, home):
                 text = written(head, lines)
                 if text not in seen:
                     seen.add(text)
-                    yield Graft(text, number, sure)
+                    missing = len(lines) > len(own)
+                    yield Graft(text, number, sure and alike, missing)
+
+
+def _beside(
+    right_function: ast.FunctionDef, function: ast.FunctionDef, own: list[Line]
+) -> tuple[list[Line], dict[int, int]]:
+    """Return the lines of the right code in the learner's names, and which own line each is like.
+
+    Lines are alike that look alike, or set the same name between lines that look alike.
+    """
+    right = lines_of(right_function)
+    home = aligned(right, own)
+    names = translation(right, own, home)
+    names = {name: names[name] for name in _local(right_function) & names.keys()}
+    names |= dict(zip(_parameters(right_function), _parameters(function), strict=False))
+    right = [replace(line, text=translated(line.text, names)) for line in right]
+    for n in range(len(right)):
+        target, sets, _ = right[n].text.partition(" = ")
+        if n not in home and sets:
+            low = max((home[k] for k in home if k < n), default=-1)
+            high = min((home[k] for k in home if k > n), default=len(own))
+            same = [k for k in range(low + 1, high) if own[k].text.startswith(f"{target} = ")]
+            if len(same) == 1:
+                home[n] = same[0]
+    return right, dict(sorted(home.items()))
 
 
 def _parameters(function: ast.FunctionDef) -> list[str]:
@@ -73,25 +100,18 @@ def _local(function: ast.FunctionDef) -> set[str]:
     return {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and _is_store(n)}
 
 
-def _forms(function: ast.FunctionDef, own: list[Line]) -> Iterator[ast.FunctionDef]:
-    """Yield the solution, and the solution without the names that the learner does without."""
-    yield function
-    lines = lines_of(function)
-    missing = set(range(len(lines))) - set(aligned(lines, own))
-    values = {name: value for name, value, n in _set_once(function, lines) if n in missing}
-    if values:
-        yield _Inlined(values).visit(copy.deepcopy(function))
-
-
-def _set_once(function: ast.FunctionDef, lines: list[Line]) -> Iterator[tuple[str, ast.expr, int]]:
-    """Yield each name that is set once, what it is set to, and the number of the line."""
+def _set_once(function: ast.FunctionDef, lines: set[int]) -> dict[str, ast.expr]:
+    """Return what each name that is set only once, in one of the lines, is set to."""
     stores = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and _is_store(n)]
-    numbers = {line.text: n for n, line in enumerate(lines)}
+    numbers = {line.text: n for n, line in enumerate(lines_of(function))}
+    found = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name, text = node.targets[0].id, ast.unparse(node)
             if stores.count(name) == 1 and "shfl" not in text and "array(" not in text:
-                yield name, node.value, numbers[text]
+                if numbers[text] in lines:
+                    found[name] = node.value
+    return found
 
 
 def _is_store(name: ast.Name) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from course_lib.teach.deadline import TimeUp, deadline
@@ -29,7 +30,7 @@ from course_lib.teach.mutation.changes import (
     forgotten,
     parsed,
 )
-from course_lib.teach.mutation.grafts import grafts
+from course_lib.teach.mutation.grafts import Graft, grafts
 from course_lib.teach.mutation.likeness import nearest_first, same_code
 from course_lib.teach.mutation.matching import Experiment
 from course_lib.teach.mutation.repair import (
@@ -56,20 +57,19 @@ def cause(attempt: Attempt, failure: Failure, operators=EVERY) -> str:
     except (OSError, SyntaxError):  # without its source there is nothing to compare
         return ""
     with forgotten(), _uncollected():
-        line, words, sure = _grafted(attempt, failure, own, operators)
-        if not words:
-            other, its_words = _matched(attempt, failure, own, operators)
-            if line is None or line == other:
-                line, words = other, its_words
-        if not words or not sure:
-            known = line if sure else None
+        told = _grafted(attempt, failure, own, operators)
+        if not told.words:
+            line, words = _matched(attempt, failure, own, operators)
+            if told.line in (None, line):
+                told = Told(line, words, sure=line is not None)
+        if not told.words or not told.sure:
+            known = told.line if told.sure else None
             found = _in_time(ALONE, lambda: only_place(attempt, failure, operators, known))
-            other, its_words = found or (None, "")
-            if line is None or line == other:
-                line, words = other, words or its_words
-            elif other is not None:
-                line, words = None, ""
-    return _sentence(attempt, line, words)
+            line, words = found or (None, "")
+            if line is not None:
+                agreed = told.line in (None, line)
+                told = replace(told, line=line, words=told.words or words) if agreed else Told()
+    return _sentence(attempt, told)
 
 
 def cause_by_grafts(attempt: Attempt, failure: Failure, operators=EVERY) -> str:
@@ -79,49 +79,63 @@ def cause_by_grafts(attempt: Attempt, failure: Failure, operators=EVERY) -> str:
     except (OSError, SyntaxError):
         return ""
     with forgotten(), _uncollected():
-        line, words, sure = _grafted(attempt, failure, own, operators)
-    told = words.startswith(("without one of its cuda.sync", "without the atomic"))
-    # A finding has its line, and often a cure.
-    told |= failure.problem == "finding" and not (words and sure)
-    return "" if told else _sentence(attempt, line, words)
-
-
-def _sentence(attempt: Attempt, line: int | None, words: str) -> str:
-    if line is None:
+        told = _grafted(attempt, failure, own, operators)
+    if told.words.startswith(("without one of its cuda.sync", "without the atomic")):
         return ""
-    where = quote(python_function(attempt.obj).__code__.co_filename, line)
-    if not words:
-        return f"a small change in {where}, makes every case right"
+    if failure.problem == "finding" and not (told.words and told.sure):
+        return ""  # a finding has its line, and often a cure
+    return _sentence(attempt, told)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is known: the line, and what is wrong in it; or `missing` before it.
+
+    It is `sure` if what makes it right belongs there.
+    """
+
+    line: int | None = None
+    words: str = ""
+    sure: bool = False
+    missing: bool = False
+
+
+def _sentence(attempt: Attempt, told: Told) -> str:
+    if told.line is None:
+        return ""
+    where = quote(python_function(attempt.obj).__code__.co_filename, told.line)
+    if not told.words:
+        where = f"one more before {where}" if told.missing else f"another line in place of {where}"
+        return f"{where}, makes every case right"
     what = "code" if attempt.exercise.kind == "launcher" else attempt.exercise.kind
-    return f"your {what} behaves exactly like the right one {words}; {where}"
+    where = f"it is missing before {where}" if told.missing else where
+    return f"your {what} behaves exactly like the right one {told.words}; {where}"
 
 
-def _grafted(attempt: Attempt, failure: Failure, own, operators) -> tuple[int | None, str, bool]:
-    """Return the only line that a piece of the solution makes right, what is wrong in it, and
-    whether the piece belongs there.
+def _grafted(attempt: Attempt, failure: Failure, own, operators) -> Told:
+    """Return the only line that a piece of the solution makes right, and what is wrong in it.
 
     Where several lines may be made right in the same words, the last of them.
     """
-    found: dict[bool, dict[int, list[str]]] = {True: {}, False: {}}
+    found: dict[bool, dict[int, list[Graft]]] = {True: {}, False: {}}
     with contextlib.suppress(TimeUp), deadline(GRAFTING):
         failing_first = failing_before_others(attempt, failure.run.case)
         for graft in grafts(own, attempt.exercise.solution):
             if passes(failing_first, graft.text):
-                found[graft.sure].setdefault(graft.line, []).append(graft.text)
+                found[graft.sure].setdefault(graft.line, []).append(graft)
     sure = bool(found[True])
-    told = {
-        line: _in_time(REPAIR, lambda texts=texts: _first_words(texts, own, attempt, operators))
-        for line, texts in found[sure].items()
-    }
-    if len(set(told.values())) != 1:
-        return None, "", False
-    line, words = max(told.items())
-    return (line, words or "", sure) if len(told) == 1 or words else (None, "", False)
+    told = []
+    for line, those in sorted(found[sure].items()):
+        words = _in_time(REPAIR, lambda those=those: _first_words(those, own, attempt, operators))
+        told.append(Told(line, words or "", sure, all(graft.missing for graft in those)))
+    if len({each.words for each in told}) != 1 or len(told) > 1 and not told[0].words:
+        return Told()
+    return told[-1]
 
 
-def _first_words(texts: list[str], own, attempt: Attempt, operators) -> str:
+def _first_words(found: list[Graft], own, attempt: Attempt, operators) -> str:
     """Return the words for the smallest piece that has any."""
-    told = (words_for(text, own, attempt.obj, operators) for text in reversed(texts))
+    told = (words_for(graft.text, own, attempt.obj, operators) for graft in reversed(found))
     return next(filter(None, told), "")
 
 
