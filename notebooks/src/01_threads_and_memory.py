@@ -587,13 +587,55 @@ print("x * np.float32(2) ", kind_of(lambda x: x * np.float32(2)))
 
 # %% [markdown]
 # In NumPy, a plain Python number takes the type of its partner. In numba, `2.0` *is* a float64, and
-# float32 times float64 is float64; an integer has the same effect. The whole rest of a formula is then
-# computed with 64 bits, slowly. It is rounded to 32 bits when it is stored, so the result
-# does not betray it. Now you know why this course writes `np.float32(0)`, or names its constants at
-# the top of a file: `ONE = np.float32(1)`.
+# float32 times float64 is float64; an integer as the partner of a float32 has the same effect. The
+# whole rest of a formula is then computed with 64 bits, slowly. It is rounded to 32 bits when it is
+# stored, so the result does not betray it. Now you know why this course writes `np.float32(0)`, or
+# names its constants at the top of a file: `ONE = np.float32(1)`.
+#
+# (A *comparison* such as `x[i] > 0` is harmless. What comes out of it is true or false, so nothing
+# after it gets wider. And 0 is the same number with 32 bits, so the compiler compares with 32.)
 #
 # (Here `numba.njit` compiled for the CPU, which works on every machine. The rule for types is
 # the same on the GPU. The simulator computes with NumPy's rule, so the very last digits may differ.)
+
+# %% [markdown]
+# ### Which Python works in a kernel
+#
+# A kernel looks like Python, but numba has to translate it for a chip that has none. So a part of
+# Python works there, and the rest does not. Open the list when numba refuses a line of yours.
+#
+# <details><summary>What works, and what does not</summary>
+#
+# In all of these `i` is a whole number, and `v = x[i]` a float32.
+#
+# | works | |
+# |---|---|
+# | `math.exp(v)` | and the rest of `math`; `abs`, `min`, `max` of numbers, too |
+# | `for k in range(4)` | and `while`, `break`, `continue`, `if`, `and`, `or`, `not` |
+# | `pair = (v, i)` | tuples, also taken apart: `a, b = pair` |
+# | `values = cuda.local.array(4, np.float32)` | a few places for one thread; lesson 4 |
+# | `v * TWO` | a number, a tuple or a NumPy array from outside the kernel. Its value is **frozen** when the kernel is compiled. If you change it later, a GPU keeps the old value, and the simulator warns you |
+# | `scale(v)` | a function of yours with `@cuda.jit(device=True)` above it: a *device function* (lesson 3) |
+# | `print("element", i, v)` | texts and numbers. The simulator prints at once, as Python does: `element 1 2.0`. A GPU prints floats with six decimals, `element 1 2.000000`, the threads in any order, and only when somebody waits for the device |
+# | `return` | ends the thread; a kernel returns no value |
+# | `assert v > 0` | compiles, and `raise` does, too. The simulator stops there. On a GPU nobody is told |
+#
+# | does not work | instead |
+# |---|---|
+# | `np.exp(v)` | `math.exp(v)` |
+# | `x.max()` | a loop, or the threads together (lesson 2) |
+# | `f"{v}"` | `print` with several arguments |
+# | `[v, v]` | a tuple, or `cuda.local.array` |
+# | `{"a": v}` | several variables |
+# | `try` and `except` | a guard: ask first |
+# | `np.zeros(4)` | `cuda.local.array`, and a loop that fills it |
+# | `y[:] = x` | one element at a time |
+# | `helper(v)` | plain Python needs `@cuda.jit(device=True)` above it |
+#
+# The simulator runs your kernel *as Python*, so it lets all of the second table pass. `check`
+# compiles your kernel for a GPU as well, where numba-cuda is installed (which it cannot be on macOS),
+# and refuses it there.
+# </details>
 
 # %% [markdown]
 # ## 8 · Activation functions and their gradients
