@@ -114,6 +114,11 @@ def test_the_only_lane_of_a_narrow_sector_is_named(transposed):
     assert all(0 < place - left < 8 for place, left in zip(places, boxes, strict=True))
 
 
+def test_lanes_in_their_order_are_named_by_the_first_and_the_last(transposed):
+    axes = plot.access_map(transposed, "x[row, col]", steps=4).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["0–7", "8–15", "16–23", "24–31"] * 4
+
+
 def test_access_map_outlines_each_sector_that_is_sent(transposed):
     # In the order of the source: the store stands left of the load.
     store, load = plot.access_map(transposed, steps=3).axes

@@ -31,7 +31,7 @@ def access_map(trace, site=None, *, steps=None, verdicts=True, title="", alt=Non
     sector of 32 bytes that is sent for it; the cells inside are elements, coloured by the lane that
     asked for them, pale where nobody did. A store sends nothing back: pale is what shares a sector
     with what was written. Where cells are too narrow for the lanes' numbers, a number stands beside
-    the only lane of a sector.
+    the only lane of a sector, and "0–7" across a sector of lanes in their order.
 
     Args:
         trace: what `simulator.trace()` gave.
@@ -161,7 +161,7 @@ class _AccessPanel:
                     canvas[line, left:left + self.per_sector] = to_rgb(SENT)
             self.pale |= len(cells) < len(self.sent[line]) * self.per_sector
             if not numbered:
-                self.name_lone_lanes(axes, line, cells, side)
+                self.name_lanes(axes, line, cells, side)
             for place, lanes in cells.items():
                 colour = LANE_COLOURS(lanes[0] / (LANES - 1))
                 canvas[line, place] = colour[:3]
@@ -189,20 +189,31 @@ class _AccessPanel:
         for edge in ("top", "right", "left"):
             axes.spines[edge].set_visible(False)
 
-    def name_lone_lanes(self, axes, line, cells, side):
-        """Write the number of a sector's only lane into the pale part beside it."""
+    def name_lanes(self, axes, line, cells, side):
+        """Name the lanes of a sector whose cells are too narrow for a number each.
+
+        The only lane of a sector stands in the pale part beside its cell; lanes in their order
+        are named by the first and the last, across the sector.
+        """
         for sector in self.sent[line]:
             left = self.left[int(sector)]
             inside = [c for c in range(left, left + self.per_sector) if c in cells]
-            lanes = {lane for column in inside for lane in cells[column]}
-            if not inside or len(lanes) > 1:
+            if not inside or any(len(cells[column]) > 1 for column in inside):
                 continue
+            lanes = list(dict.fromkeys(cells[column][0] for column in inside))
+            first, last = lanes[0], lanes[-1]
             before, after = inside[0] - left, left + self.per_sector - 1 - inside[-1]
-            if side * max(before, after) > 7:  # points: room for two digits
+            if len(lanes) == 1 and side * max(before, after) > 6:  # points: room for two digits
                 start = left if before > after else inside[-1] + 1
-                middle = start + (max(before, after) - 1) / 2
-                axes.text(middle, line, str(lanes.pop()), ha="center", va="center", fontsize=6,
-                          color=INK)
+                axes.text(start + (max(before, after) - 1) / 2, line, str(first), ha="center",
+                          va="center", fontsize=5.5, color=INK)
+            step = 1 if last > first else -1
+            text = f"{first}–{last}"
+            if len(lanes) > 1 and lanes == list(range(first, last + step, step)) and (
+                    side * len(inside) > 3.8 * len(text)):
+                middle = LANE_COLOURS(lanes[len(lanes) // 2] / (LANES - 1))[:3]
+                axes.text((inside[0] + inside[-1]) / 2, line, text, ha="center", va="center",
+                          fontsize=6, color=ink_on(middle))
 
     def cells(self, addresses):
         """Column of the canvas -> lanes that ask for that element."""
