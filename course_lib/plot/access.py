@@ -208,12 +208,11 @@ class _AccessPanel:
                 axes.text(start + (max(before, after) - 1) / 2, line, str(first), ha="center",
                           va="center", fontsize=5.5, color=INK)
             step = 1 if last > first else -1
-            text = f"{first}–{last}"
-            if len(lanes) > 1 and lanes == list(range(first, last + step, step)) and (
-                    side * len(inside) > 3.8 * len(text)):
+            room = side * self.per_sector > 16  # points, for "24–31": all sectors or none
+            if len(lanes) > 1 and room and lanes == list(range(first, last + step, step)):
                 middle = LANE_COLOURS(lanes[len(lanes) // 2] / (LANES - 1))[:3]
-                axes.text((inside[0] + inside[-1]) / 2, line, text, ha="center", va="center",
-                          fontsize=6, color=ink_on(middle))
+                axes.text((inside[0] + inside[-1]) / 2, line, f"{first}–{last}", ha="center",
+                          va="center", fontsize=5.5, color=ink_on(middle))
 
     def cells(self, addresses):
         """Column of the canvas -> lanes that ask for that element."""
