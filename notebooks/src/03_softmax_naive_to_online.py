@@ -283,9 +283,9 @@ for order in ("forward", "reverse"):
 
 # %% [markdown]
 # All threads agree, and all are wrong. In another order, they agree on another wrong sum. The first
-# thread that is done with its maximum puts an exponential where the others are still looking for scores. Exponentials
-# are between 0 and 1, these scores are all negative, and so the others take an exponential for the
-# largest score. The sanitizer knows the line:
+# thread that is done with its maximum puts an exponential where the others are still looking for
+# scores. Exponentials are between 0 and 1, these scores are all negative, and so the others take an
+# exponential for the largest score. The sanitizer knows the line:
 
 # %%
 with simulator.sanitize() as report:
@@ -693,7 +693,7 @@ for variant in RUNGS:
 # much faster should `online` be? Then look. The limit is a copy, which reads once and writes once.
 
 # %%
-show_rungs(*RUNGS, fast="online", slow="warp")
+show_rungs(*RUNGS, fast="warp", slow="online")
 
 # %% [markdown]
 # **Explaining the gap.** There are two gaps to explain.
