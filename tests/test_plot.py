@@ -252,6 +252,14 @@ def test_durations_have_no_bars_on_an_axis_without_a_zero():
     assert [line.get_xdata()[0] for line in points] == [row["microseconds"] for row in RUNGS]
 
 
+def test_a_curve_that_ends_has_a_mark_there():
+    series = {"whole": [1, 2, 3], "ends": [1, 2, np.inf]}
+    *_, end = plot.curves([0, 1, 2], series, xlabel="x", ylabel="y").axes[0].lines[:-1]
+    assert (end.get_xdata()[0], end.get_ydata()[0]) == (1, 2) and end.get_markersize() > 10
+    whole = plot.curves([0, 1, 2], {"whole": [1, 2, 3]}, xlabel="x", ylabel="y").axes[0]
+    assert len(whole.lines) == 2, "the curve, and the axis"
+
+
 def test_curves_with_one_logarithmic_axis():
     axes = plot.curves([1, 1000], {"y": [3, 1]}, xlabel="x", ylabel="y", log="x").axes[0]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .picture import WIDTH_INCHES, Picture, require_dict
+from .picture import INK, WIDTH_INCHES, Picture, require_dict
 
 LINES = (
     {"color": "#1f5f99", "linestyle": "-", "marker": "o"},
@@ -65,7 +65,8 @@ def curves(x, series, *, xlabel, ylabel, title="", log=False, alt=None):
 
     Args:
         x: numbers `(n,)`.
-        series: dict from a label to numbers `(n,)`, four at most.
+        series: dict from a label to numbers `(n,)`, four at most. Where one is infinite or NaN it
+            is not drawn; a large mark stands where it ends.
         xlabel, ylabel: what the axes mean, with their units.
         title: heading of the picture.
         log: draw both axes logarithmically; `"x"` draws only the horizontal one so.
@@ -91,6 +92,10 @@ def curves(x, series, *, xlabel, ylabel, title="", log=False, alt=None):
     axes = figure.subplots()
     for (label, y), line in zip(series.items(), LINES, strict=False):
         axes.plot(x, y, label=label, markevery=max(1, x.size // 12), linewidth=2, **line)
+        there = np.flatnonzero(np.isfinite(y))
+        if there.size and there[-1] < y.size - 1:  # other curves may hide where this one ends
+            axes.plot(x[there[-1]], y[there[-1]], markersize=12, markeredgecolor=INK,
+                      **line | {"linestyle": "none"})
     if log not in (False, True, "x"):
         raise ValueError(f'log is True, False or "x", not {log!r}')
     if log:
