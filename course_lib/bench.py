@@ -381,3 +381,9 @@ def find(records, **wanted):
     """The records whose fields equal `wanted`, e.g. ``find(r, name="relu.forward")``."""
     wanted = {key: list(v) if isinstance(v, tuple) else v for key, v in wanted.items()}
     return [r for r in records["records"] if all(r.get(k) == v for k, v in wanted.items())]
+
+
+def times_as_fast(record, fast, slow):
+    """How many times as fast the row labelled `fast` is as the one labelled `slow`."""
+    times = {row["label"]: row["microseconds"] for row in record["rows"]}
+    return times[slow] / times[fast]

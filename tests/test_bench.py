@@ -166,6 +166,13 @@ def test_the_ladder_says_what_is_new_on_each_rung():
     assert noted["naive"] in words and noted["registers"] in words
 
 
+def test_times_as_fast_is_the_ratio_of_the_times():
+    rows = [{"label": "a", "microseconds": 2.0}, {"label": "b", "microseconds": 5.0}]
+    assert bench.times_as_fast({"rows": rows}, "a", "b") == 2.5
+    with pytest.raises(KeyError, match="c"):
+        bench.times_as_fast({"rows": rows}, "a", "c")
+
+
 @pytest.mark.gpu
 def test_device_and_host_times_on_a_gpu():
     import torch

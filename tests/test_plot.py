@@ -215,6 +215,12 @@ def test_ladder_whiskers_are_the_quartiles():
     assert sorted(whisker.get_xdata()) == pytest.approx([2000 * 10 / 12, 2000 * 10 / 9])
 
 
+def test_whiskers_are_explained_where_they_can_be_seen():
+    assert "the middle half of all measurements" in texts(PICTURES["ladder"]())
+    still = [row | {"quartiles": [row["microseconds"]] * 2} for row in RUNGS]
+    assert "middle half" not in texts(plot.ladder(still, 4200.0))
+
+
 def test_a_note_stands_under_its_label():
     figure = PICTURES["ladder, notes"]()
     assert "a thread per row" in texts(figure)
@@ -236,6 +242,28 @@ def test_durations_choose_readable_units():
     written = texts(plot.durations(rows))
     for expected in ("250 ns", "12 µs", "3.4 ms", "2.5 s"):
         assert expected in written
+
+
+def test_durations_have_no_bars_on_an_axis_without_a_zero():
+    axes = PICTURES["durations"]().axes[0]
+    assert axes.get_xscale() == "log" and not axes.patches
+    points = [line for line in axes.lines if line.get_marker() != "None"]
+    assert [line.get_marker() for line in points] == ["o", "o", "s"]
+    assert [line.get_xdata()[0] for line in points] == [row["microseconds"] for row in RUNGS]
+
+
+def test_a_curve_that_ends_has_a_mark_there():
+    series = {"whole": [1, 2, 3], "ends": [1, 2, np.inf]}
+    *_, end = plot.curves([0, 1, 2], series, xlabel="x", ylabel="y").axes[0].lines[:-1]
+    assert (end.get_xdata()[0], end.get_ydata()[0]) == (1, 2) and end.get_markersize() > 10
+    whole = plot.curves([0, 1, 2], {"whole": [1, 2, 3]}, xlabel="x", ylabel="y").axes[0]
+    assert len(whole.lines) == 2, "the curve, and the axis"
+
+
+def test_curves_with_one_logarithmic_axis():
+    axes = plot.curves([1, 1000], {"y": [3, 1]}, xlabel="x", ylabel="y", log="x").axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
+    assert "1,000" in [tick.get_text() for tick in axes.get_xticklabels()]
 
 
 def test_roofline_has_its_ridge_where_both_limits_meet():
@@ -284,6 +312,10 @@ def test_tensor_layout_numbers_elements_in_memory_order():
         (lambda: plot.tensor_layout((10, 10, 10, 10)), "600 at most"),
         (lambda: plot.curves([], {}, xlabel="x", ylabel="y"), "at least one point"),
         (lambda: plot.curves([1], {"y": [1, 2]}, xlabel="x", ylabel="y"), "has shape"),
+        (
+            lambda: plot.curves([1], {"y": [1]}, xlabel="x", ylabel="y", log="y"),
+            'True, False or "x"',
+        ),
         (
             lambda: plot.curves([1], dict.fromkeys("abcde", [1]), xlabel="x", ylabel="y"),
             "too many to tell apart",

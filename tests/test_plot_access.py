@@ -18,6 +18,13 @@ def transpose(x, y):
 
 
 @cuda.jit
+def every_eighth(x):
+    i = cuda.threadIdx.x
+    if x[8 * i] > 2:
+        i += 1
+
+
+@cuda.jit
 def tiles(x, y, z):
     tile = cuda.shared.array((32, 32), np.float32)
     tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
@@ -74,9 +81,42 @@ def test_access_map_says_sectors_in_words(transposed):
     written = texts(figure)
     assert "x[row, col] (load, line" in written and "y[col, row] (store, line" in written
     assert "4 sectors per request; 1,024 bytes asked for, 1,024 moved" in written
-    assert "32 sectors per request; 1,024 bytes asked for, 8,192 moved" in written
+    # Nothing is sent back for a store, and L2 may collect several before memory hears of them.
+    assert "32 sectors per request; 1,024 bytes written, in sectors of 8,192" in written
+    assert "8,192 moved" not in written
     assert "a transpose" in written and "element of x" in written
     assert "4 sectors" in figure.alt and "32 sectors" in figure.alt
+
+
+def test_pale_cells_are_explained_only_where_there_are_any(transposed):
+    def legend(which):
+        return [text.get_text() for text in plot.access_map(transposed, which).legends[0].texts]
+
+    assert legend("x[row, col]") == ["lane 0", "lane 10", "lane 21", "lane 31"]
+    assert legend("y[col, row]")[4:] == ["in the same sector, not written"]
+    strided = trace(every_eighth, 1, 32, np.ones(512, np.float32))
+    shown = [text.get_text() for text in plot.access_map(strided).legends[0].texts]
+    assert shown[4:] == ["sent, but nobody asked"]
+
+
+def test_verdicts_can_be_left_to_the_reader(transposed):
+    figure = plot.access_map(transposed, "y[col, row]", verdicts=False)
+    assert figure.axes[0].get_title(loc="left") == "stores of y"
+    assert "per request" not in texts(figure) and "32 sectors per request" in figure.alt
+
+
+def test_the_only_lane_of_a_narrow_sector_is_named(transposed):
+    """Where cells have no room for numbers, lanes would be told by their shade alone."""
+    axes = plot.access_map(transposed, "y[col, row]", steps=1).axes[0]
+    assert [text.get_text() for text in axes.texts] == [str(lane) for lane in range(32)]
+    places = [text.get_position()[0] for text in axes.texts]
+    boxes = sorted(p.get_x() for p in axes.patches if p.get_linewidth() == 1.3)
+    assert all(0 < place - left < 8 for place, left in zip(places, boxes, strict=True))
+
+
+def test_lanes_in_their_order_are_named_by_the_first_and_the_last(transposed):
+    axes = plot.access_map(transposed, "x[row, col]", steps=4).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["0–7", "8–15", "16–23", "24–31"] * 4
 
 
 def test_access_map_outlines_each_sector_that_is_sent(transposed):

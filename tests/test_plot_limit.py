@@ -65,6 +65,14 @@ def test_tables_write_every_number():
     assert [text.get_text() for text in figure.axes[0].texts] == ["1.00", "-0.25"]
 
 
+def test_tables_tell_above_zero_from_below():
+    figure = plot.tables([np.array([[1.0, -1.0, 0.0]])], ["a"])
+    above, below, zero = (patch.get_facecolor()[:3] for patch in figure.axes[0].patches)
+    assert above[2] > above[0], "blue"
+    assert below[0] > below[2], "orange"
+    assert zero == (1.0, 1.0, 1.0)
+
+
 def test_tables_write_integers_as_such():
     figure = plot.tables([np.array([[3, -12]])], ["counts"])
     assert [text.get_text() for text in figure.axes[0].texts] == ["3", "-12"]
@@ -91,6 +99,21 @@ def test_roofline_labels_do_not_overlap():
     boxes = [Text.get_window_extent(text) for text in named]  # without its line
     assert len(boxes) == 6
     assert all(not a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
+
+
+def test_a_zoomed_roofline_names_its_points_beside_them():
+    points = [{"label": f"k{k}", "intensity": 0.69, "tflops": 2.5 - 0.1 * k} for k in range(6)]
+    figure = plot.roofline(points, 4200, 60, zoom=True)
+    whole, near = figure.axes
+    assert not [text for text in whole.texts if text.get_text().startswith("k")]
+    assert whole.get_xlim()[1] > 60 / 4.2 > near.get_xlim()[1], "the ridge is in one of them"
+    figure.canvas.draw()
+    named = [text for text in near.texts if text.get_text().startswith("k")]
+    boxes = [Text.get_window_extent(text) for text in named]
+    assert len(boxes) == 6
+    assert all(not a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
+    assert all(box.x0 > near.get_window_extent().x1 for box in boxes), "outside"
+    assert max(box.x1 for box in boxes) < figure.bbox.x1, "and on the page"
 
 
 @pytest.mark.parametrize(

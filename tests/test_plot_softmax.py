@@ -71,6 +71,29 @@ def test_passes_count_what_was_asked_for():
     assert {"2", "4"} <= set(texts(figure))
 
 
+def test_each_kernel_may_have_a_least_of_its_own():
+    figure = plot.passes({"two": TWO, "four": THREE}, 40, least={"two": 1, "four": 3})
+    lines = [line.get_xdata()[0] for line in figure.axes[0].lines]
+    assert lines == [1, 3]
+    assert texts(figure).count("the least") == 1
+    assert [line.get_xdata()[0] for line in PICTURES["passes"]().axes[0].lines] == [2, 2]
+
+
+def test_what_is_too_narrow_for_an_outline_is_named_at_the_end():
+    small = [site("load", "target", 1, 0.1), site("store", "loss", 7, 0.1)]
+    figure = plot.passes({"forward": trace(site("load", "x", 2, 40), *small)}, 40)
+    assert "1.01 (the black rest: target, loss)" in texts(figure)
+    assert [text for text in texts(figure) if text.startswith(("read", "write"))] == ["read x"]
+    assert "load of target 0.0025" in figure.alt
+
+
+def test_a_narrow_part_keeps_its_name():
+    narrow = [site("load", name, 1, 4) for name in ("target", "m")]
+    figure = plot.passes({"backward": trace(*narrow, site("load", "logits", 2, 100))}, 40)
+    named = {text.get_text(): text for text in figure.axes[0].texts}
+    assert named["target"].get_rotation() == 90 and "m" in named and "read logits" in named
+
+
 def test_a_butterfly_says_what_lanes_hold():
     figure = PICTURES["butterfly"]()
     assert figure.alt.endswith("after round 2: 4 4 4 4")
@@ -93,6 +116,7 @@ def test_one_pass_tells_the_factor_of_each_new_maximum():
         lambda: plot.passes({}, 40),
         lambda: plot.passes({"none": SimpleNamespace(sites=[])}, 40),
         lambda: plot.passes({"two": TWO}, 0),
+        lambda: plot.passes({"two": TWO}, 40, least={"four": 2}),
         lambda: plot.butterfly(LANES[0]),
         lambda: plot.butterfly(np.zeros((4, 4))),
         lambda: plot.butterfly(np.zeros((2, 17))),

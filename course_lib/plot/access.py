@@ -23,19 +23,23 @@ LANE_COLOURS = LinearSegmentedColormap.from_list("lanes", ["#d6e8f7", "#6ba3d0",
 _COUNTS = {1: "one", 2: "two", 3: "three", 4: "four"}
 
 
-def access_map(trace, site=None, *, steps=None, title="", alt=None, width_inches=WIDTH_INCHES,
-               height_inches=None):
+def access_map(trace, site=None, *, steps=None, verdicts=True, title="", alt=None,
+               width_inches=WIDTH_INCHES, height_inches=None):
     """Draw which elements of global memory the lanes of a warp touch, request after request.
 
     Each line is one request: what the 32 lanes of a warp ask for at once. Each outlined box is a
-    sector of 32 bytes that memory sends for it; the cells inside are elements, coloured by the
-    lane that asked for them, pale where nobody did.
+    sector of 32 bytes that is sent for it; the cells inside are elements, coloured by the lane that
+    asked for them, pale where nobody did. A store sends nothing back: pale is what shares a sector
+    with what was written. Where cells are too narrow for the lanes' numbers, a number stands beside
+    the only lane of a sector, and "0–7" across a sector of lanes in their order.
 
     Args:
         trace: what `simulator.trace()` gave.
         site: one of `trace.sites`, or its source text; by default up to four, most bytes first.
         steps: at most so many requests of each site are drawn; by default 8, or 4 when there are
             more than two sites.
+        verdicts: write the code of each site and the sectors per request above its panel; without,
+            only the array's name, for a reader who is to count.
         title: heading of the picture.
         alt: alternative text; by default the sectors per request of every site.
         width_inches, height_inches: of the picture; by default as high as its panels need.
@@ -45,7 +49,7 @@ def access_map(trace, site=None, *, steps=None, title="", alt=None, width_inches
     """
     sites = _chosen(trace, site, "global", lambda s: -s.sectors)
     steps = steps or (8 if len(sites) <= 2 else 4)
-    panels = [_AccessPanel(s, steps, width_inches) for s in sites]
+    panels = [_AccessPanel(s, steps, width_inches, verdicts) for s in sites]
     alt = alt or "Addresses of a warp. " + " ".join(f"{p.heading}: {p.verdict}." for p in panels)
     heights = [0.3 * len(panel.rows) + 0.95 for panel in panels]
     height = height_inches or sum(heights) + 0.5 + (0.3 if title else 0)
@@ -53,7 +57,12 @@ def access_map(trace, site=None, *, steps=None, title="", alt=None, width_inches
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for panel, place in zip(panels, axes, strict=True):
         panel.draw(place)
-    _lane_legend(figure, [(SENT, "sent, but nobody asked")], width_inches)
+    pale = {panel.site.op for panel in panels if panel.pale}
+    words = [word for op, word in (("load", "sent, but nobody asked"),
+                                   ("store", "in the same sector, not written")) if op in pale]
+    if pale - {"load", "store"}:
+        words.append("in the same sector")
+    _lane_legend(figure, [(SENT, "; ".join(words))] if words else [], width_inches)
     if title and width_inches > NARROW_INCHES:
         figure.suptitle(title, fontweight="bold")
     elif title:
@@ -115,9 +124,10 @@ def _number(value):
 class _AccessPanel:
     """One site of an access map: which requests and which sectors are drawn, and what to say."""
 
-    def __init__(self, site, steps, width_inches):
-        self.site, self.width_inches = site, width_inches
+    def __init__(self, site, steps, width_inches, verdicts):
+        self.site, self.width_inches, self.verdicts = site, width_inches, verdicts
         self.heading = _heading(site)
+        self.pale = False  # known once it is drawn
         self.rows = _first_requests(site, steps)
         self.per_sector = max(1, SECTOR_BYTES // site.itemsize)
         self.sent = [_sectors(site.addresses[row], site.size) for row in self.rows]
@@ -132,24 +142,32 @@ class _AccessPanel:
         self.width = max(self.left.values()) + self.per_sector
         sectors = site.sectors_per_request
         word = "sector" if sectors == 1 else "sectors"
-        self.verdict = (f"{_number(sectors)} {word} per request; {_number(site.bytes)} bytes asked "
-                        f"for, {_number(site.sectors * SECTOR_BYTES)} moved")
+        moved = _number(site.sectors * SECTOR_BYTES)
+        # What memory takes in the end is less than the sectors of all stores: L2 collects them.
+        moved = f"written, in sectors of {moved}" if site.op == "store" else (
+            f"asked for, {moved} moved")
+        self.verdict = f"{_number(sectors)} {word} per request; {_number(site.bytes)} bytes {moved}"
 
     def draw(self, axes):
         site, canvas = self.site, np.full((len(self.rows), self.width, 3), to_rgb(PAPER))
         side = (self.width_inches - 1.6) / self.width * 72  # points
-        numbered = side > 4.4 * 2  # all lanes or none
+        numbered = side > 7.5  # all lanes or none
+        size = min(7.5, 0.72 * side)
         for line, row in enumerate(self.rows):
+            cells = self.cells(site.addresses[row])
             for sector, left in self.left.items():
                 canvas[line, left:left + self.per_sector] = to_rgb(UNTOUCHED)
                 if sector in self.sent[line]:
                     canvas[line, left:left + self.per_sector] = to_rgb(SENT)
-            for place, lanes in self.cells(site.addresses[row]).items():
+            self.pale |= len(cells) < len(self.sent[line]) * self.per_sector
+            if not numbered:
+                self.name_lanes(axes, line, cells, side)
+            for place, lanes in cells.items():
                 colour = LANE_COLOURS(lanes[0] / (LANES - 1))
                 canvas[line, place] = colour[:3]
                 text = str(lanes[0]) if len(lanes) == 1 else f"{len(lanes)} lanes"
                 if numbered if len(lanes) == 1 else side > 4.4 * len(text):
-                    axes.text(place, line, text, ha="center", va="center", fontsize=7.5,
+                    axes.text(place, line, text, ha="center", va="center", fontsize=size,
                               color=ink_on(colour[:3]))
             for sector in self.sent[line]:
                 axes.add_patch(Rectangle((self.left[int(sector)] - 0.5, line - 0.46),
@@ -164,9 +182,37 @@ class _AccessPanel:
                         fontsize=8 - small / 2)
         axes.set_xlabel(f"element of {site.array} (its place in memory)", fontsize=9 - small)
         verdict = self.verdict.replace("; ", ";\n") if small else self.verdict
-        axes.set_title(f"{self.heading}\n{verdict}", loc="left", fontsize=10 - small)
+        heading = f"{self.heading}\n{verdict}"
+        if not self.verdicts:
+            heading = f"{site.op}s of {site.array}"
+        axes.set_title(heading, loc="left", fontsize=10 - small)
         for edge in ("top", "right", "left"):
             axes.spines[edge].set_visible(False)
+
+    def name_lanes(self, axes, line, cells, side):
+        """Name the lanes of a sector whose cells are too narrow for a number each.
+
+        The only lane of a sector stands in the pale part beside its cell; lanes in their order
+        are named by the first and the last, across the sector.
+        """
+        for sector in self.sent[line]:
+            left = self.left[int(sector)]
+            inside = [c for c in range(left, left + self.per_sector) if c in cells]
+            if not inside or any(len(cells[column]) > 1 for column in inside):
+                continue
+            lanes = list(dict.fromkeys(cells[column][0] for column in inside))
+            first, last = lanes[0], lanes[-1]
+            before, after = inside[0] - left, left + self.per_sector - 1 - inside[-1]
+            if len(lanes) == 1 and side * max(before, after) > 6:  # points: room for two digits
+                start = left if before > after else inside[-1] + 1
+                axes.text(start + (max(before, after) - 1) / 2, line, str(first), ha="center",
+                          va="center", fontsize=5.5, color=INK)
+            step = 1 if last > first else -1
+            room = side * self.per_sector > 16  # points, for "24–31": all sectors or none
+            if len(lanes) > 1 and room and lanes == list(range(first, last + step, step)):
+                middle = LANE_COLOURS(lanes[len(lanes) // 2] / (LANES - 1))[:3]
+                axes.text((inside[0] + inside[-1]) / 2, line, f"{first}–{last}", ha="center",
+                          va="center", fontsize=5.5, color=ink_on(middle))
 
     def cells(self, addresses):
         """Column of the canvas -> lanes that ask for that element."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .picture import WIDTH_INCHES, Picture, require_dict
+from .picture import INK, WIDTH_INCHES, Picture, require_dict
 
 LINES = (
     {"color": "#1f5f99", "linestyle": "-", "marker": "o"},
@@ -65,14 +65,16 @@ def curves(x, series, *, xlabel, ylabel, title="", log=False, alt=None):
 
     Args:
         x: numbers `(n,)`.
-        series: dict from a label to numbers `(n,)`, four at most.
+        series: dict from a label to numbers `(n,)`, four at most. Where one is infinite or NaN it
+            is not drawn; a large mark stands where it ends.
         xlabel, ylabel: what the axes mean, with their units.
         title: heading of the picture.
-        log: draw both axes logarithmically.
+        log: draw both axes logarithmically; `"x"` draws only the horizontal one so.
         alt: alternative text; by default the labels with first and last values.
 
     Raises:
-        ValueError: no points, no series, too many, or one of another length than `x`.
+        ValueError: no points, no series, too many, one of another length than `x`, or another
+            `log`.
     """
     require_dict("series", series)
     x = np.asarray(x)
@@ -90,10 +92,20 @@ def curves(x, series, *, xlabel, ylabel, title="", log=False, alt=None):
     axes = figure.subplots()
     for (label, y), line in zip(series.items(), LINES, strict=False):
         axes.plot(x, y, label=label, markevery=max(1, x.size // 12), linewidth=2, **line)
+        there = np.flatnonzero(np.isfinite(y))
+        if there.size and there[-1] < y.size - 1:  # other curves may hide where this one ends
+            axes.plot(x[there[-1]], y[there[-1]], markersize=12, markeredgecolor=INK,
+                      **line | {"linestyle": "none"})
+    if log not in (False, True, "x"):
+        raise ValueError(f'log is True, False or "x", not {log!r}')
     if log:
-        axes.set(xscale="log", yscale="log")
+        axes.set_xscale("log")
+    if log is True:
+        axes.set_yscale("log")
     else:
         axes.axhline(0, color="0.7", linewidth=1, zorder=0)
+    if log == "x":
+        axes.xaxis.set_major_formatter("{x:,.0f}" if x.min() >= 1 else "{x:g}")
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.set_title(title, loc="left", fontweight="bold")
     axes.grid(alpha=0.25)

@@ -13,6 +13,7 @@ MARKS = (
     ("o", PAPER), ("s", "#cfe3f5"), ("^", "#6ba3d0"), ("D", OURS), ("v", INK),
 )  # fmt: skip
 SIZES = LinearSegmentedColormap.from_list("sizes", [PAPER, "#6ba3d0", "#0f3557"])
+BELOW = LinearSegmentedColormap.from_list("below", [PAPER, "#f0a860", "#8f3d0b"])  # zero
 HATCHES = ("", "///", "...", "\\\\\\", "xx", "")
 SHADES = (OURS, "#f3c581", "#cfe3f5", "#e7b0a8", "#d7d9dc", PAPER)
 
@@ -203,7 +204,7 @@ def times(rows, *, xlabel="time (µs)", title="", device="", date="", alt=None):
 
 
 def tables(numbers, titles, *, xlabel="column", ylabel="row", title="", alt=None):
-    """Draw small tables of numbers side by side, each cell with its number, dark where it is large.
+    """Draw small tables of numbers side by side, dark where a number is large, orange below 0.
 
     Args:
         numbers: list of arrays `(n_rows, n_cols)` of one shape, 12 columns at most; integers are
@@ -236,8 +237,8 @@ def tables(numbers, titles, *, xlabel="column", ylabel="row", title="", alt=None
     most = max(np.abs(each).max() for each in numbers) or 1.0
     for axes, each, name in zip(panels, numbers, titles, strict=True):
         for (row, col), value in np.ndenumerate(each):
-            # The sign is in the number; the shade tells its size.
-            shade = SIZES(abs(value) / most)
+            # The shade tells a number's size; blue is above 0, orange below.
+            shade = (BELOW if value < 0 else SIZES)(abs(value) / most)
             axes.add_patch(Rectangle((col - 0.5, row - 0.5), 1, 1, facecolor=shade, edgecolor=INK))
             axes.text(col, row, written(value), ha="center", va="center", fontsize=10,
                       color=ink_on(shade))

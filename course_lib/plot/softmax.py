@@ -2,6 +2,7 @@
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from .picture import INK, LIMIT, OURS, PAPER, PEER, Picture, ink_on, require_dict
@@ -78,18 +79,21 @@ def _nan_runs(table):
                                                                 strict=True))
 
 
-def passes(traces, n_bytes, *, title="", alt=None):
+def passes(traces, n_bytes, *, least=2, title="", alt=None):
     """Draw how often each kernel goes over its arrays: the bytes asked for, line by line.
 
     Args:
         traces: dict from a label to what `simulator.trace()` gave: its `sites` have `op` ("load"
             or "store"), `space`, `array`, `line` and `bytes`.
         n_bytes: the size of one array, the unit of the axis.
+        least: the sizes of the array that must be moved at least, by default one read and one
+            written; or a dict from each label to its own.
         title: heading of the picture.
         alt: alternative text; by default the passes of each kernel.
 
     Raises:
-        ValueError: no traces, one without an access to global memory, or a size that is 0.
+        ValueError: no traces, one without an access to global memory, a size that is 0, or a
+            `least` that lacks a label.
     """
     require_dict("traces", traces)
     found = {
@@ -99,6 +103,8 @@ def passes(traces, n_bytes, *, title="", alt=None):
     }
     if not found or not all(found.values()) or n_bytes <= 0:
         raise ValueError("passes needs traces with accesses to global memory, and a size in bytes")
+    if isinstance(least, dict) and set(least) != set(found):
+        raise ValueError(f"least is given for {sorted(least)}, the traces are {sorted(found)}")
     totals = {label: sum(s.bytes for s in sites) / n_bytes for label, sites in found.items()}
     alt = alt or "Bytes asked for, in sizes of the array: " + "; ".join(
         f"{label} {totals[label]:.3g}, that is " + ", ".join(
@@ -108,27 +114,49 @@ def passes(traces, n_bytes, *, title="", alt=None):
     )
     figure = Picture(0.55 * len(found) + 1.5, alt)
     axes = figure.subplots()
+    most = 1.12 * max(totals.values())
     for place, (label, sites) in enumerate(found.items()):
-        left = 0.0
+        left, slivers = 0.0, []
         for site in sites:
             width = site.bytes / n_bytes
-            style = ({"facecolor": PEER, "hatch": "///"} if site.op == "store" else
-                     {"facecolor": "#cfe3f5"})
-            axes.barh(place, width, left=left, height=0.62, edgecolor=INK, **style)
-            if width > 0.25:
-                axes.text(left + width / 2, place, f"{_VERBS[site.op]} {site.array}", va="center",
-                          ha="center", fontsize=9.5,
-                          bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.2, "alpha": 0.9})
+            if width < 0.015 * most:  # an outline would be all there is to see: see below
+                slivers.append(site)
+                continue
+            _pass(axes, place, left, width, width / most, site.op, site.array)
             left += width
-        axes.text(left + 0.05, place, f"{totals[label]:.3g}", va="center", fontweight="bold")
-    axes.axvline(2, color=LIMIT, linestyle="--", linewidth=2, label="the least: read once, "
-                 "write once")
+        total = f"{totals[label]:.3g}"
+        if slivers:
+            rest = sum(site.bytes for site in slivers) / n_bytes
+            axes.barh(place, rest, left=left, height=0.62, color=INK)
+            names = ", ".join(dict.fromkeys(site.array for site in slivers))
+            total += f" (the black rest: {names})"
+            left += rest
+        axes.text(left + 0.01 * most, place, total, va="center", fontweight="bold")
+        own = least[label] if isinstance(least, dict) else least
+        axes.plot([own, own], [place - 0.44, place + 0.44], color=LIMIT, linestyle="--",
+                  linewidth=2)
+    words = {1: "read once", 2: "read once, write once"}
+    legend = "the least" if isinstance(least, dict) else f"the least: {words.get(least, least)}"
     axes.set_yticks(range(len(found)), list(found))
-    axes.set(ylim=(len(found) - 0.4, -0.6), xlim=(0, max(totals.values()) * 1.12),
+    axes.set(ylim=(len(found) - 0.4, -0.6), xlim=(0, most),
              xlabel="bytes that the threads ask for (sizes of the array)")
     axes.set_title(title, loc="left", fontweight="bold")
-    figure.legend(loc="outside lower center", frameon=False)
+    figure.legend([Line2D([], [], color=LIMIT, linestyle="--", linewidth=2)], [legend],
+                  loc="outside lower center", frameon=False)
     return figure
+
+
+def _pass(axes, place, left, width, share, op, array):
+    """One access as a part of a bar, `share` of the axis wide, with as much text as it has room."""
+    style = {"facecolor": PEER, "hatch": "///"} if op == "store" else {"facecolor": "#cfe3f5"}
+    axes.barh(place, width, left=left, height=0.62, edgecolor=INK, **style)
+    room = share * 80  # characters, roughly
+    upright = len(array) > room
+    text = f"{_VERBS[op]} {array}" if len(array) + 6 <= room else array
+    axes.text(left + width / 2, place, text, va="center", ha="center", rotation=90 * upright,
+              fontsize=7 if upright else 9.5,
+              bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6 if upright else 1.2,
+                    "alpha": 0.9})
 
 
 _VERBS = {"load": "read", "store": "write"}

@@ -33,6 +33,7 @@ def ladder(rows, copy_gbps, *, limit="a copy", title="", device="", date="", alt
     )
     figure = Picture((0.5 if any(row.get("note") for row in rows) else 0.42) * len(rows) + 1.8, alt)
     axes = figure.subplots()
+    widest = 0.0  # of the whiskers, in GB/s
     for place, row in enumerate(rows):
         axes.barh(place, row["gbps"], height=0.7, **_bar_style(row))
         end = row["gbps"]
@@ -40,6 +41,7 @@ def ladder(rows, copy_gbps, *, limit="a copy", title="", device="", date="", alt
             whisker = [row["gbps"] * row["microseconds"] / time for time in row["quartiles"]]
             axes.plot(whisker, [place, place], color=INK, linewidth=1.5, marker="|")
             end = max(end, *whisker)
+            widest = max(widest, abs(whisker[0] - whisker[1]))
         value = f"{row['gbps']:,.0f} ({row['gbps'] / copy_gbps:.0%})"
         axes.text(end + copy_gbps * 0.012, place, value, va="center",
                   bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1})
@@ -48,7 +50,11 @@ def ladder(rows, copy_gbps, *, limit="a copy", title="", device="", date="", alt
     axes.set_xlabel("useful bytes per second (GB/s; in brackets: share of the limit)")
     _name_bars(axes, rows, title)
     line = Line2D([], [], color=LIMIT, linestyle="--", linewidth=2)
-    _legend_of_kinds(figure, rows, [(line, f"limit: {limit}, {copy_gbps:,.0f} GB/s")])
+    more = [(line, f"limit: {limit}, {copy_gbps:,.0f} GB/s")]
+    if widest > 0.004 * axes.get_xlim()[1]:  # else it is a dot, of which nobody asks
+        whisker = Line2D([], [], color=INK, linewidth=1.5, marker="|")
+        more.append((whisker, "the middle half of all measurements"))
+    _legend_of_kinds(figure, rows, more)
     caption(axes, device, date)
     return figure
 
@@ -110,6 +116,8 @@ def sweep(x, rows, *, xlabel, ylabel="share of a copy's bandwidth (%)", title=""
 def durations(rows, *, title="", device="", date="", alt=None):
     """Draw how long things take, on a logarithmic axis: for times that differ a thousandfold.
 
+    Each is a point and no bar: an axis without a 0 has no lengths to compare.
+
     Args:
         rows: list of dicts with `label`, `microseconds` and, where peers are among them, `kind`
             (`"ours"` or `"peer"`).
@@ -128,24 +136,30 @@ def durations(rows, *, title="", device="", date="", alt=None):
     figure = Picture(0.42 * len(rows) + 1.5, alt)
     axes = figure.subplots()
     for place, row in enumerate(rows):
-        axes.barh(place, row["microseconds"], height=0.7, **_bar_style(row))
-        axes.text(row["microseconds"] * 1.15, place, _time_text(row["microseconds"]), va="center")
+        axes.axhline(place, color="0.85", linewidth=1, zorder=0.5)
+        axes.plot(row["microseconds"], place, **_point_style(row))
+        axes.text(row["microseconds"] * 1.25, place, _time_text(row["microseconds"]), va="center",
+                  bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1})
     axes.set(xscale="log", xlim=(min(times) / 5, max(times) * 12),
              xlabel="time (µs; each mark is ten times the one before)")
+    axes.grid(axis="x", alpha=0.3)
     _name_bars(axes, rows, title)
     if any(row.get("kind") == "peer" for row in rows):
-        _legend_of_kinds(figure, rows, [])
+        _legend_of_points(figure)
     caption(axes, device, date)
     return figure
 
 
-def roofline(points, peak_gbps, peak_tflops, *, title="", device="", date="", alt=None):
+def roofline(points, peak_gbps, peak_tflops, *, zoom=False, title="", device="", date="",
+             alt=None):
     """Draw kernels under the roof that bandwidth and arithmetic put over them.
 
     Args:
         points: list of dicts with `label`, `intensity` (FLOP per byte moved), `tflops` (reached)
             and `kind` (`"ours"` or `"peer"`).
         peak_gbps, peak_tflops: the device's limits, in GB/s and in TFLOP/s.
+        zoom: draw beside the whole roof what lies around the points, and name them only there:
+            for points that crowd in a corner.
         title, device, date, alt: as in `ladder`.
 
     Raises:
@@ -162,31 +176,64 @@ def roofline(points, peak_gbps, peak_tflops, *, title="", device="", date="", al
         for point in points
     )
     figure = Picture(4.8, alt)
-    axes = figure.subplots()
+    panels = figure.subplots(1, 2 if zoom else 1, squeeze=False)[0]
+    for axes in panels:
+        _roof(axes, points, peak_gbps, peak_tflops, ridge, narrow=zoom)
+        axes.set(xlabel="arithmetic intensity (FLOP per byte moved)", ylabel="speed (TFLOP/s)")
+        axes.grid(alpha=0.3)
+    if zoom:
+        _zoom(panels[1], points, peak_gbps)
+        panels[0].set_title("the whole roof", fontsize=11)
+        figure.suptitle(title, fontweight="bold")
+    else:
+        _name_points(panels[0], points)
+        panels[0].set_title(title, loc="left", fontweight="bold")
+    if any(point.get("kind") == "peer" for point in points):
+        _legend_of_points(figure)
+    caption(panels[0], device, date)
+    return figure
+
+
+def _roof(axes, points, peak_gbps, peak_tflops, ridge, *, narrow):
+    """The roof, its ridge and the points under it, without their names."""
     reach = [point["intensity"] for point in points] + [ridge]
     x = np.geomspace(min(reach) / 4, max(reach) * 6, 200)
     axes.plot(x, np.minimum(x * peak_gbps / 1000, peak_tflops), color=LIMIT, linewidth=2.5)
     axes.axvline(ridge, color=INK, linestyle=":", linewidth=1)
     for point in points:
-        peer = point.get("kind") == "peer"
-        axes.plot(point["intensity"], point["tflops"], "s" if peer else "o", markersize=9,
-                  color=PEER if peer else OURS, markeredgecolor=INK)
-    axes.annotate(f"memory: {peak_gbps:,.0f} GB/s", (x[60], x[60] * peak_gbps / 1000), color=LIMIT,
-                  xytext=(-10, 4), ha="right", textcoords="offset points")
+        axes.plot(point["intensity"], point["tflops"], **_point_style(point))
+    axes.annotate(f"memory:\n{peak_gbps:,.0f} GB/s" if narrow else f"memory: {peak_gbps:,.0f} GB/s",
+                  (x[60], x[60] * peak_gbps / 1000), color=LIMIT, xytext=(-10, 4), ha="right",
+                  textcoords="offset points")
     axes.text(x[-1], peak_tflops * 1.15, f"arithmetic: {peak_tflops:,.3g} TFLOP/s", color=LIMIT,
               ha="right")
-    axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity (FLOP per byte moved)",
-             ylabel="speed (TFLOP/s)", ylim=(None, peak_tflops * 4))
-    _name_points(axes, points)
-    axes.grid(alpha=0.3)
-    axes.set_title(title, loc="left", fontweight="bold")
-    if any(point.get("kind") == "peer" for point in points):
-        marks = [Line2D([], [], marker=m, color=c, markeredgecolor=INK, linestyle="none")
-                 for m, c in (("o", OURS), ("s", PEER))]
-        figure.legend(marks, ["our kernel", "a library to compare with"],
-                      loc="outside lower center", ncols=2, frameon=False)
-    caption(axes, device, date)
-    return figure
+    axes.set(xscale="log", yscale="log", ylim=(None, peak_tflops * 4))
+
+
+def _zoom(axes, points, peak_gbps):
+    """What lies around the points: under the slope of the roof, with their names at its side."""
+    x, y = ([point[key] for point in points] for key in ("intensity", "tflops"))
+    for text in list(axes.texts):
+        text.remove()
+    axes.set(xlim=(min(x) / 1.5, max(x) * 1.5), title="around the kernels",
+             ylim=(min(y) / 1.6, 1.6 * max(*y, max(x) * peak_gbps / 1000)))
+    axes.title.set_fontsize(11)
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        ticks = [m * 10.0**e for e in range(-6, 7) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
+        axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_ticks([], minor=True)
+    # Names in a column at the right, in the points' order and clear of each other.
+    low, high = np.log(axes.get_ylim())
+    order = sorted(points, key=lambda point: point["tflops"])
+    places = []
+    for point in order:
+        own = (np.log(point["tflops"]) - low) / (high - low)
+        places.append(max(own, places[-1] + 0.065) if places else own)
+    over = max(0.0, places[-1] - 0.97)
+    for point, place in zip(order, places, strict=True):
+        axes.annotate(point["label"], (point["intensity"], point["tflops"]),
+                      xytext=(1.04, place - over), textcoords="axes fraction", va="center",
+                      arrowprops={"arrowstyle": "-", "color": "0.6", "shrinkB": 5})
 
 
 def _name_points(axes, points):
@@ -262,6 +309,19 @@ def _bar_style(row):
     return {"facecolor": OURS, "edgecolor": INK}
 
 
+def _point_style(row):
+    """A point: ours round, peers square."""
+    peer = row.get("kind") == "peer"
+    return {"marker": "s" if peer else "o", "markersize": 9, "color": PEER if peer else OURS,
+            "markeredgecolor": INK, "linestyle": "none"}
+
+
+def _legend_of_points(figure):
+    marks = [Line2D([], [], **_point_style({"kind": kind})) for kind in ("ours", "peer")]
+    figure.legend(marks, ["our kernel", "a library to compare with"],
+                  loc="outside lower center", ncols=2, frameon=False)
+
+
 def _name_bars(axes, rows, title):
     axes.set_yticks(range(len(rows)), [row["label"] for row in rows])
     for place, (row, name) in enumerate(zip(rows, axes.get_yticklabels(), strict=True)):
@@ -282,7 +342,8 @@ def _legend_of_kinds(figure, rows, more):
         if kind in kinds
     ] + more
     handles, labels = zip(*entries, strict=True)
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 3),
+                  frameon=False)
 
 
 def _time_text(microseconds):

@@ -7,6 +7,7 @@ numba-cuda is not installed (it cannot be on macOS) the stage says so once and l
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import threading
 from pathlib import Path
@@ -132,16 +133,38 @@ def _refusal(error: LintError, function) -> str:
     return f"numba cannot compile {where}\n  cause     {_essence(str(error).strip())}"
 
 
+#: Python that works in no kernel: what numba's message has in it, and what to say instead.
+_NO_PYTHON = [
+    (r"exception_match", "try and except do not work in a kernel"),
+    (r"DictType|Numba type of <class 'dict'>", "dicts do not work in a kernel"),
+    (r"type list\(|build_list|\(List\(",
+     "lists do not work in a kernel; tuples do, and cuda.local.array"),
+    (r"Function\(<class 'str'>\)|mod\(Literal\[str\]|printing .* unicode_type",
+     "a kernel cannot make text: give print the numbers themselves"),
+    (r"_ol_array_allocate|>>> (zeros|ones|empty|full)\(|NRT required",
+     "a kernel cannot make arrays, or compute with whole ones; cuda.local.array does for a few"),
+]  # fmt: skip
+
+
 def _essence(text: str) -> str:
-    """Return the one sentence of numba's message that says what is wrong."""
+    """Return the one sentence that says what is wrong: the course's, or else numba's."""
+    for pattern, meaning in _NO_PYTHON:
+        if re.search(pattern, text):
+            return meaning
+    if found := re.search(r"KeyError: <ufunc '(\w+)'>", text):
+        instead = f"; math.{found[1]} works" if hasattr(math, found[1]) else ""
+        return f"np.{found[1]} does not work in a kernel{instead}"
+    if found := re.search(r"global name '(\w+)'.*Numba type of <class 'function'>", text):
+        return f"{found[1]} is plain Python: it needs @cuda.jit(device=True) above it"
     missing = re.search(
-        r"No implementation of function Function\(<\S+ (?:function )?(\S+).*\s*>>> \w+(.*)", text
+        r"No implementation of function Function\(<\S+ (?:function )?([\w.]+).*\s*>>> \w+(.*)", text
     )
     if missing and missing[1] in ("shared.array", "local.array"):
         return f"the shape in cuda.{missing[1]} must be known when the kernel is compiled"
     if missing:
         types = re.sub(r"Literal\[(\w+)\]\([^)]*\)", r"\1", missing[2])
-        return f"numba has no {missing[1]}{types}, for values of these types"
+        name = missing[1].removeprefix("npy_")
+        return f"numba has no {name}{types}, for values of these types"
     lines = [line for line in text.splitlines() if not line.startswith(("Failed in ", "During: "))]
     if text.startswith("Traceback"):
         return [line for line in lines if line.strip()][-1]

@@ -80,8 +80,8 @@ print(f"{picture.size:,} pixels, one after another: {(time.perf_counter() - star
 plot.images([picture, bright], ["before", "after"], vmin=0, vmax=1)
 
 # %% [markdown]
-# A photograph from a telephone has a thousand times as many pixels, so this loop would need a
-# thousand times as long. Where does the time go? Not into difficult work, but into *queueing*:
+# A phone takes photographs with a thousand times as many pixels, and for one of them this loop would
+# need a thousand times as long. Where does the time go? Not into difficult work, but into *queueing*:
 # each pixel waits until the one before it is done.
 
 # %% [markdown]

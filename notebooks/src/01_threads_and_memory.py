@@ -8,7 +8,7 @@
 #
 # **You need** [lesson 0](00_start_here.ipynb): kernel, thread, block, grid, launch.
 #
-# **Time:** 90 minutes; there are good places to pause after sections 4 and 5. All cells together
+# **Time:** 115 minutes; there are good places to pause after sections 4 and 5. All cells together
 # run in less than half a minute in the simulator. On a GPU the speeds are measured on your own
 # machine, otherwise you see recorded ones. The words are collected in the
 # [glossary](glossary.md).
@@ -325,12 +325,16 @@ plot.images(begun, ["by rows, 40 of 128 blocks", "by columns, 40 of 128 blocks"]
 # Three facts about the chip are needed to find out.
 #
 # 1. Threads do not run one by one. 32 threads of a block with consecutive numbers (x counts first)
-#    form a **warp**, and a warp executes one instruction for all of its 32 threads together.
-#    (A single one of them is called a **lane**.)
+#    form a **warp**, and as a rule a warp executes one instruction for all of its 32 threads
+#    together. (A single one of them is called a **lane**.)
 # 2. So when the code says `x[row, col]`, 32 addresses are asked for at once. This is one
 #    **request**.
-# 3. Memory does not send single numbers. It sends **sectors** of 32 bytes, which is eight
-#    float32 numbers that lie side by side. Who wants one of them gets all eight.
+# 3. Memory does not send single numbers. What reaches a multiprocessor comes in **sectors** of 32
+#    bytes, which is eight float32 numbers that lie side by side. Who wants one of them gets all
+#    eight.
+#
+# (Strictly speaking it is a cache on the way, a memory on the chip of which more below, that hands
+# out sectors. The large memory behind it sends a sector at least, and on many chips more at a time.)
 #
 # What a request costs is, above all, the number of different sectors in it. A request that touches
 # as few as possible is called **coalesced** (grown together).
@@ -412,7 +416,7 @@ plot.access_order(patterns, row_bytes=32 * 4, title="One request, 32 float32 num
 #
 # ### Exercise: one thread per column
 #
-# Now use it. `y[col]` shall be the sum of column `col` of `x`. Each thread owns one column and
+# Now use it. `y[col]` should become the sum of column `col` of `x`. Each thread owns one column and
 # walks down its rows.
 #
 # **Predict:** each thread jumps a whole row further with every step of its loop. How many
@@ -499,7 +503,7 @@ plot.durations(rows, title="The same kernel, three times", device=device, date=d
 # Three times the same work, and three quite different times. The first two are traps:
 #
 # 1. **The first launch compiles.** numba translates your Python for this GPU and for these types
-#    when they are needed for the first time. That takes a twentieth of a second or more, once.
+#    when they are needed for the first time. That takes some hundredths of a second or more, once.
 #    Always launch once before you measure. (This is called *warming up*.)
 # 2. **A launch does not wait.** It puts the kernel into the device's queue and returns at once, long
 #    before the work is done. We call that **asynchronous**. The clock was stopped too early. A
@@ -539,7 +543,9 @@ plot.timeline(
 #
 # Now for the question of section 5, by rows against by columns. A longer bar is better: it shows how
 # many bytes were copied per second. The red line is a ready-made copy of the same bytes; section 9 says
-# more about it.
+# more about it. (In such pictures, a thin black line at the end of a bar reaches over the middle half
+# of all measurements: a quarter of them were slower, a quarter faster. Mostly they agree so well that
+# it is too short to be seen.)
 
 # %%
 order, device = bench.find(recorded, name="lesson_01.copy_order")[0], recorded["device"]["name"]
@@ -548,9 +554,10 @@ if not SIMULATED:
 
     order = lesson_01.copy_order(copy_by_rows, copy_by_columns, side=4096)
     device = bench.device_facts()["name"]
+us = {row["label"]: row["microseconds"] for row in order["rows"]}
 plot.ladder(
-    order["rows"], order["copy_gbps"], title="Copying a matrix: the same bytes in two orders",
-    device=device, date=order["date"],
+    order["rows"], order["copy_gbps"], device=device, date=order["date"],
+    title=f"By columns, the same copy takes {us['by columns'] / us['by rows']:.1f} times as long",
 )
 
 # %% [markdown]
@@ -587,13 +594,55 @@ print("x * np.float32(2) ", kind_of(lambda x: x * np.float32(2)))
 
 # %% [markdown]
 # In NumPy, a plain Python number takes the type of its partner. In numba, `2.0` *is* a float64, and
-# float32 times float64 is float64; an integer has the same effect. The whole rest of a formula is then
-# computed with 64 bits, slowly. It is rounded to 32 bits when it is stored, so the result
-# does not betray it. Now you know why this course writes `np.float32(0)`, or names its constants at
-# the top of a file: `ONE = np.float32(1)`.
+# float32 times float64 is float64; an integer as the partner of a float32 has the same effect. The
+# whole rest of a formula is then computed with 64 bits, slowly. It is rounded to 32 bits when it is
+# stored, so the result does not betray it. Now you know why this course writes `np.float32(0)`, or
+# names its constants at the top of a file: `ONE = np.float32(1)`.
+#
+# (A *comparison* such as `x[i] > 0` is harmless. What comes out of it is true or false, so nothing
+# after it gets wider. And 0 is the same number with 32 bits, so the compiler compares with 32.)
 #
 # (Here `numba.njit` compiled for the CPU, which works on every machine. The rule for types is
 # the same on the GPU. The simulator computes with NumPy's rule, so the very last digits may differ.)
+
+# %% [markdown]
+# ### Which Python works in a kernel
+#
+# A kernel looks like Python, but numba has to translate it for a chip that has none. So a part of
+# Python works there, and the rest does not. Open the list when numba refuses a line of yours.
+#
+# <details><summary>What works, and what does not</summary>
+#
+# In all of these `i` is a whole number, and `v = x[i]` a float32.
+#
+# | works | |
+# |---|---|
+# | `math.exp(v)` | and the rest of `math`; `abs`, `min`, `max` of numbers, too |
+# | `for k in range(4)` | and `while`, `break`, `continue`, `if`, `and`, `or`, `not` |
+# | `pair = (v, i)` | tuples, also taken apart: `a, b = pair` |
+# | `values = cuda.local.array(4, np.float32)` | a few places for one thread; lesson 4 |
+# | `v * TWO` | a number, a tuple or a NumPy array from outside the kernel. Its value is **frozen** when the kernel is compiled. If you change it later, a GPU keeps the old value, and the simulator warns you |
+# | `scale(v)` | a function of yours with `@cuda.jit(device=True)` above it: a *device function* (lesson 3) |
+# | `print("element", i, v)` | texts and numbers. The simulator prints at once, as Python does: `element 1 2.0`. A GPU prints floats with six decimals, `element 1 2.000000`, the threads in any order, and only when somebody waits for the device |
+# | `return` | ends the thread; a kernel returns no value |
+# | `assert v > 0` | compiles, and `raise` does, too. The simulator stops there. On a GPU nobody is told |
+#
+# | does not work | instead |
+# |---|---|
+# | `np.exp(v)` | `math.exp(v)` |
+# | `x.max()` | a loop, or the threads together (lesson 2) |
+# | `f"{v}"` | `print` with several arguments |
+# | `[v, v]` | a tuple, or `cuda.local.array` |
+# | `{"a": v}` | several variables |
+# | `try` and `except` | a guard: ask first |
+# | `np.zeros(4)` | `cuda.local.array`, and a loop that fills it |
+# | `y[:] = x` | one element at a time |
+# | `helper(v)` | plain Python needs `@cuda.jit(device=True)` above it |
+#
+# The simulator runs your kernel *as Python*, so it lets all of the second table pass. `check`
+# compiles your kernel for a GPU as well, where numba-cuda is installed (which it cannot be on macOS),
+# and refuses it there.
+# </details>
 
 # %% [markdown]
 # ## 8 · Activation functions and their gradients
@@ -802,9 +851,11 @@ print(f"A copy on this device reaches {ladder['copy_gbps']:,.0f} GB/s.")
 print(f"So a ReLU takes {n_bytes / ladder['copy_gbps'] / 1e3:,.0f} µs at best.")
 
 # %%
+reached = {row["label"]: row["gbps"] / ladder["copy_gbps"] for row in ladder["rows"]}
 plot.ladder(
-    ladder["rows"], ladder["copy_gbps"], title=f"ReLU, {n_elements:,} float32 elements",
-    device=device, date=ladder["date"],
+    ladder["rows"], ladder["copy_gbps"], device=device, date=ladder["date"],
+    title=f"ReLU, {n_elements:,} numbers: from {reached['naive']:.0%} of a copy "
+          f"to {reached['vectorised']:.0%} in three rungs",
 )
 
 # %% [markdown]
@@ -815,13 +866,14 @@ plot.ladder(
 #
 # **Explaining the gap.** All rungs touch the same sectors, so why are they not equally fast? Memory is
 # far away: the answer to a request takes some hundreds of nanoseconds. This delay is its
-# **latency**. Nobody minds it as long as enough other requests are under way meanwhile. How many?
+# **latency**. It does no harm as long as enough other requests are under way meanwhile. How many?
 #
-# Half of the 4,200 GB/s are loads. If an answer takes about 600 ns, then at every moment
-# 2,100 GB/s · 600 ns ≈ 1.3 MB must have been asked for and be on the way. An H200 holds 270,336
-# threads at a time. If each has asked for one number of 4 bytes, that makes 1.1 MB: a little
-# less than needed, even if nobody ever pauses. With 16 bytes each it is 4.3 MB, and the
-# memory never runs out of things to do. The lesson of the ladder: **ask for much at a time.**
+# Half of the 4,200 GB/s are loads. (The other half are stores, for which no thread waits.) If an
+# answer takes about 600 ns, then at every moment 2,100 GB/s · 600 ns ≈ 1.3 MB must have been asked
+# for and be on the way. An H200 holds 270,336 threads at a time, so that is 4.7 bytes for each of
+# them. One number has 4 bytes, a little less than needed, even if nobody ever pauses. With 16 bytes
+# each, more than three times as much is on the way as has to be, and the memory never runs out of
+# things to do. The lesson of the ladder: **ask for much at a time.**
 
 # %% [markdown]
 # ## What the profiler says

@@ -5,9 +5,11 @@
 # once, say what a race is and find it, use barriers, shared memory, atomics and shuffles, read an
 # access map, and write global average pooling, a layer of real networks, with its gradient.
 #
-# **You need** [lesson 1](01_threads_and_memory.ipynb): guard, grid-stride loop, warp, sector.
+# **You need** [lesson 1](01_threads_and_memory.ipynb): guard, grid-stride loop, warp, sector. When
+# numba refuses a line, see there
+# [which Python works in a kernel](01_threads_and_memory.ipynb#Which-Python-works-in-a-kernel).
 #
-# **Time:** 120 minutes; there are good places to pause after sections 3 and 5. All cells together
+# **Time:** 180 minutes; there are good places to pause after sections 3, 5 and 6. All cells together
 # run in less than half a minute in the simulator. On a GPU the speeds are measured on your own
 # machine, otherwise you see recorded ones. The words are collected in the [glossary](glossary.md).
 
@@ -128,7 +130,7 @@ print("counted in the simulator:", counts.sum(), "of", pixels.size)
 # All are there! Do not rejoice. In the simulator, threads take turns, and each one runs on until it
 # has to *wait* for others. Nobody waits in this kernel, so by luck all threads had the lucky order.
 # The line `cuda.syncwarp()` above made the lanes of a warp wait for each other between reading and
-# writing. That is how a GPU runs a warp anyway, and there the short form is just as wrong:
+# writing. That is how a GPU runs a warp as a rule, and there the short form is just as wrong:
 
 # %%
 recorded = bench.load_records()
@@ -140,7 +142,7 @@ print(f"on an {device}, with {ladder['shape'][0]:,} pixels ({date})")
 
 # %% [markdown]
 # With 67 million pixels, so many threads meet that next to nothing is left. And mark this: **a
-# right result is no proof that there is no race.** We shall need a better one, and section 3 has
+# right result is no proof that there is no race.** We will need a better one, and section 3 has
 # it.
 #
 # ### The cure: atomics
@@ -172,11 +174,10 @@ check("histogram", histogram)
 hint("histogram")
 
 # %% [markdown]
-# What is a histogram good for? In lesson 0 we brightened the picture by a square root, because it
-# happened to look good. With a histogram a program can find out by itself. Let each
-# pixel's new brightness be the share of pixels that are not brighter than it: the middle one of all
-# pixels becomes a middle grey. This is called *equalising*, and cameras do it. With
-# wrong counts it goes wrong:
+# What is a histogram good for? Say that somebody wants to print our picture in four tones, black,
+# dark, light and white, and each of them should cover a quarter of the paper. From the histogram a
+# program can tell where to cut: it counts up from the darkest pixels until it has a quarter of all,
+# then a half, then three quarters. With wrong counts it cuts in the wrong places:
 
 # %%
 kernel = use("histogram", histogram)
@@ -184,15 +185,18 @@ wrong, counts = np.zeros((2, 256), dtype=np.int32)
 count_pixels[64, 256](pixels, wrong)
 kernel[64, 256](pixels, counts)
 print("right:", np.array_equal(counts, right))
-share = {name: np.cumsum(c) / c.sum() for name, c in (("wrong", wrong), ("right", counts))}
-plot.images(
-    [picture / 255, share["wrong"][picture], share["right"][picture]],
-    ["as taken", "equalised by wrong counts", "equalised by right counts"], vmin=0, vmax=1,
-)
+prints, titles = [picture / 255], ["as taken"]
+for name, numbers in (("wrong", wrong), ("right", counts)):
+    share = np.cumsum(numbers) / numbers.sum()  # of the pixels that are not brighter
+    tone = np.minimum(4 * share, 3).astype(int)[picture]  # 0, 1, 2 or 3 for each pixel
+    prints.append(tone / 3)
+    titles.append(f"cut by {name} counts: {np.mean(tone == 0):.0%} black")
+plot.images(prints, titles, vmin=0, vmax=1)
 
 # %% [markdown]
-# The right counts bring out the buttons and the folds of the uniform. The wrong counts do not look
-# like a crash or like noise, either. They look like a result. That is why races are feared.
+# The wrong counts do not look like a crash or like noise. They look like a result, and somebody may
+# even like it better. Only, it is not what was asked for: too much of the paper is black. That is why
+# races are feared.
 
 # %% [markdown]
 # ## 2 · Shared memory and barriers
@@ -346,7 +350,9 @@ if not SIMULATED:
 
     ladder = lesson_02.histograms()
     device, date = bench.device_facts()["name"], "just now"
-plot.durations(ladder["rows"], title="A histogram of 67 million pixels", device=device, date=date)
+factor = bench.times_as_fast(ladder, "atomics in shared memory", "atomics")
+plot.durations(ladder["rows"], device=device, date=date,
+               title=f"67 million pixels: atomics in shared memory are {factor:.0f} times as fast")
 
 # %% [markdown]
 # More than a hundred times. With atomics in the device's memory, 67 million additions queue at
@@ -383,7 +389,7 @@ tell(report.findings)
 
 # %% [markdown]
 # It names the line, the threads and the cure. (`check` lets your kernel run under the sanitizer,
-# too. That is where it knows the causes from.)
+# too. The causes that `check` names are what the sanitizer has found.)
 #
 # Next, the histogram in one line, which had counted everything correctly in the simulator:
 
@@ -394,8 +400,7 @@ print(len(report.findings), "findings, of which the first is")
 tell(report.findings[:1])
 
 # %% [markdown]
-# And a kernel that turns a row round, with the guard of lesson 1. **Predict** what is wrong with
-# it:
+# And a kernel that reverses a row, with the guard of lesson 1. **Predict** what is wrong with it:
 
 # %%
 @cuda.jit
@@ -442,7 +447,7 @@ print("found something:", bool(report))
 # %% [markdown]
 # ## 4 · The sum of a row
 #
-# `y[row]` shall be the sum of `x[row, :]`. Lesson 1 had column sums with one thread per column,
+# `y[row]` should become the sum of `x[row, :]`. Lesson 1 had column sums with one thread per column,
 # which went well. For rows, one thread per row is right, and simple, and slow: its 32 neighbours
 # read 32 different rows at the same time, so every request touches 32 sectors. Also, a row of 1,000
 # numbers then takes 1,000 steps, while most of the GPU may have nothing to do.
@@ -604,10 +609,11 @@ plot.bank_map(t)
 #
 # ### Without shared memory: shuffles
 #
-# The last five rounds take place inside one warp. The 32 lanes run together anyway, and they have a
-# direct way to each other: a **shuffle** hands a number from lane to lane, from register to
-# register (a **register** is where a thread keeps its own variables). No shared memory, no bank, no
-# barrier.
+# The last five rounds take place inside one warp. Its 32 lanes have a direct way to each other: a
+# **shuffle** hands a number from lane to lane, from register to register (a **register** is where a
+# thread keeps its own variables). No shared memory, no bank, no barrier: the shuffle itself waits
+# until all its lanes have come. (Lanes need not stay together by themselves. On GPUs since 2017 some
+# may run ahead, and a program that relies on the contrary has a race.)
 #
 # ```python
 # other = cuda.shfl_down_sync(0xFFFFFFFF, total, 16)   # the `total` of the lane 16 further on
@@ -670,8 +676,9 @@ hint("warp_sum")
 ladder = bench.find(recorded, name="lesson_02.row_sum")[0]
 if not SIMULATED:
     ladder = lesson_02.row_sums()
-plot.ladder(ladder["rows"], ladder["copy_gbps"], title="131,072 row sums, 512 numbers each",
-            device=device, date=ladder["date"])
+factor = bench.times_as_fast(ladder, "one warp per row", "tree, halves")
+plot.ladder(ladder["rows"], ladder["copy_gbps"], device=device, date=ladder["date"],
+            title=f"131,072 rows of 512 numbers: a warp is {factor:.1f} times as fast as a tree")
 
 # %% [markdown]
 # **Explaining the gap.** One warp per row wins by far. One thread per row loses, as expected, but not
@@ -781,24 +788,26 @@ for kernel in (suspects.first, suspects.second, suspects.third):
 
 # %% [markdown]
 # An **access map** shows what the lanes of a warp touched: each line is one request, each box with
-# a red frame a sector that was sent for it, and the shade says which lane asked. From the loads of
-# `x` it shows the first eight requests of a single warp (its first eight *steps*); to `y` each warp
-# stores only once, so there it shows a line for each warp. Change `suspect` and run the next cell
-# for all three of them. Look at what *one* request touches.
+# a red frame a sector that was touched. A number and a shade say which lane it was. From the loads of
+# `x` it shows the first two requests of a single warp (its first two *steps*); to `y` each warp
+# stores only once, so there it shows a line for each of two warps. Change `suspect` and run the next
+# cell for all three of them. Look at what *one* request touches, and count its sectors.
 
 # %%
 suspect = suspects.first
 with simulator.trace() as t:
     suspect[1, 256](x, y)
-plot.access_map(t)
+plot.access_map(t, steps=2, verdicts=False)  # without the verdict: that is yours
 
 # %% [markdown]
 # The numbers behind the map are in a table. Its upper half has a line for each access to memory: how
 # many requests there were, how many lanes took part in each, the sectors of each, the bytes that were
 # asked for, and the bytes that were moved. (*Bank ways* are the turns that a request to shared memory
-# takes; there is none here.) The lower half has the conditions and loops: how often a warp came to
-# them, and how often it was **divergent** there, with some lanes going one way and some another. Then
-# the warp has to do both, one after the other.
+# takes; there is none here. The bytes *moved* of a store are those of all sectors that it touches.
+# Memory takes fewer: the L2 cache, which all multiprocessors share, first collects what several stores
+# write into the same sector, as the eight warps do here.) The lower half has the conditions and loops:
+# how often a warp came to them, and how often it was **divergent** there, with some lanes going one way
+# and some another. Then the warp has to do both, one after the other.
 
 # %%
 print(t.table())
@@ -821,12 +830,12 @@ hint("find_the_slow_one")
 # %% tags=["solution-only"]
 with simulator.trace() as t:
     suspects.second[1, 256](x, y)
-plot.access_map(t, t.sites[0], title="The second suspect's loads")
+plot.access_map(t, t.sites[0], steps=2, title="The second suspect's loads")
 
 # %% tags=["solution-only"]
 with simulator.trace() as t:
     suspects.third[1, 256](x, y)
-plot.access_map(t, t.sites[0], title="The third suspect's loads")
+plot.access_map(t, t.sites[0], steps=2, title="The third suspect's loads")
 
 # %% [markdown]
 # Now the clock may speak:
@@ -835,8 +844,9 @@ plot.access_map(t, t.sites[0], title="The third suspect's loads")
 ladder = bench.find(recorded, name="lesson_02.suspects")[0]
 if not SIMULATED:
     ladder = lesson_02.suspects([suspects.first, suspects.second, suspects.third])
-plot.ladder(ladder["rows"], ladder["copy_gbps"], title="The three suspects, 65,536 × 1,024 numbers",
-            device=device, date=ladder["date"])
+factor = bench.times_as_fast(ladder, "first", "second")
+plot.ladder(ladder["rows"], ladder["copy_gbps"], device=device, date=ladder["date"],
+            title=f"65,536 × 1,024 numbers: the slow one takes {factor:.1f} times as long as the first")
 
 # %% [markdown]
 # <details><summary>The case, solved</summary>
@@ -849,6 +859,9 @@ plot.ladder(ladder["rows"], ladder["copy_gbps"], title="The three suspects, 65,5
 # every step. A map shows what the memory has to do, and not all that a kernel does. The code is in
 # <code>course_lib/teach/suspects.py</code>, should you wish to read it now.)
 # </details>
+
+# %% [markdown]
+# A last good place for a break. What remains is a whole layer, forward and backward.
 
 # %% [markdown]
 # ## 7 · Global average pooling
@@ -974,8 +987,9 @@ if not SIMULATED:
 
     ladder = measure.run(shapes=[ladder["shape"]], dtypes=["float32"],
                          layouts=["contiguous"], directions=["forward"])[0]
+factor = bench.times_as_fast(ladder, "vectorised", "shared")
 plot.ladder(ladder["rows"], ladder["copy_gbps"], limit="reading alone",
-            title=f"Global average pooling, {n_planes:,} planes of {H} × {W}",
+            title=f"{n_planes:,} planes of {H} × {W}: vectorised is {factor:.1f} times as fast as shared",
             device=device, date=ladder["date"])
 
 # %% [markdown]
@@ -992,8 +1006,9 @@ plot.ladder(ladder["rows"], ladder["copy_gbps"], limit="reading alone",
 # %%
 pools = bench.find(recorded, name="global_avg_pool.forward", dtype="float32")
 small = [record for record in pools if record["shape"] == [8, 960, 24, 24]]
+factor = bench.times_as_fast(small[0], "vectorised", "shared")
 plot.ladder(small[0]["rows"], small[0]["copy_gbps"], limit="reading alone",
-            title="Global average pooling, 7,680 planes of 24 × 24",
+            title=f"7,680 planes of 24 × 24: vectorised is {factor:.1f} times as fast as shared",
             device=recorded["device"]["name"], date=small[0]["date"])
 
 # %% [markdown]
@@ -1010,8 +1025,9 @@ plot.ladder(small[0]["rows"], small[0]["copy_gbps"], limit="reading alone",
 # %%
 pools = bench.find(recorded, name="global_avg_pool.backward", dtype="float32")
 back = max(pools, key=lambda record: record["bytes"])
+factor = bench.times_as_fast(back, "vectorised", "naive")
 plot.ladder(back["rows"], back["copy_gbps"], limit="writing alone",
-            title="The gradient of global average pooling",
+            title=f"The gradient: vectorised is {factor:.1f} times as fast as naive",
             device=recorded["device"]["name"], date=back["date"])
 
 # %% [markdown]
@@ -1023,9 +1039,9 @@ plot.ladder(back["rows"], back["copy_gbps"], limit="writing alone",
 # %% [markdown]
 # ## What the profiler says
 #
-# You have believed a tracer that runs on a CPU. May one? NVIDIA's profiler, Nsight Compute, counts
-# sectors and bank conflicts in the chip itself. So some twenty small kernels were run both ways, on
-# an H200 and under the tracer. (They are in `course_lib/benchmarks/tracer_patterns.py`.) Here are a
+# You have trusted a tracer that runs on a CPU. Does it count what a chip would count? NVIDIA's
+# profiler, Nsight Compute, counts sectors and bank conflicts in the chip itself. So some twenty small
+# kernels were run both ways, on an H200 and under the tracer. (They are in `course_lib/benchmarks/tracer_patterns.py`.) Here are a
 # few of them. `coalesced` reads neighbours, `stride_2` every second number and `by_column` a matrix
 # down its columns; `shared_stride_2` reads every second word of shared memory. `tile_by_column` has a
 # **tile**, a square piece of a matrix, in shared memory and reads its 32 × 32 numbers column by

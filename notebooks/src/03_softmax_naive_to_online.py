@@ -6,7 +6,9 @@
 # for two reductions, let a warp share a result, and derive and write the *online* softmax, which
 # finds a maximum and a sum that depends on it in a single pass.
 #
-# **You need** [lesson 2](02_reductions.ipynb): barrier, tree, shuffle, sanitizer, access map.
+# **You need** [lesson 2](02_reductions.ipynb): barrier, tree, shuffle, sanitizer, access map. When
+# numba refuses a line:
+# [which Python works in a kernel](01_threads_and_memory.ipynb#Which-Python-works-in-a-kernel).
 #
 # **Time:** 90 minutes; there are good places to pause after sections 3 and 5. All cells together
 # run in less than half a minute in the simulator. On a GPU the speeds are measured on your own
@@ -32,8 +34,9 @@ MINUS_INF = np.float32(-np.inf)
 # that it knows: cat 2.0, dog 1.0, lorry −1.0. (Scores are also called *logits*.) They may be any
 # numbers. What we want are **probabilities**: none of them negative, and their sum is 1.
 #
-# Two steps do it. The exponential function makes every number positive, and a larger one of a
-# larger one. Then divide by the sum. This is **softmax**:
+# Two steps do it. The exponential function makes every score positive, and keeps their order: the
+# larger a score, the larger its exponential. Then each is divided by the sum of all. This is
+# **softmax**:
 #
 # $$ y_i = \frac{e^{x_i}}{\sum_j e^{x_j}} $$
 #
@@ -131,7 +134,7 @@ with np.errstate(all="ignore"):
 # - the largest score itself becomes $e^0 = 1$, so the sum is at least 1: **nothing is divided by
 #   0**. (Terms that underflow are so small that they would not have shown beside the 1.)
 #
-# **Predict:** would it do to subtract some other number, the first of the row, say, or the mean?
+# **Predict:** is any other number as good as the maximum, the first one of the row, say, or the mean?
 #
 # ### Exercise: a softmax that never overflows
 #
@@ -279,10 +282,10 @@ for order in ("forward", "reverse"):
     print(f"{order}: all 64 threads found", sorted({round(float(each), 3) for each in found}))
 
 # %% [markdown]
-# All threads agree, all are wrong, and in another order differently. The first thread that is done
-# with its maximum puts an exponential where the others are still looking for scores. Exponentials
-# are between 0 and 1, these scores are all negative, and so the others take an exponential for the
-# largest score. The sanitizer knows the line:
+# All threads agree, and all are wrong. In another order, they agree on another wrong sum. The first
+# thread that is done with its maximum puts an exponential where the others are still looking for
+# scores. Exponentials are between 0 and 1, these scores are all negative, and so the others take an
+# exponential for the largest score. The sanitizer knows the line:
 
 # %%
 with simulator.sanitize() as report:
@@ -448,16 +451,18 @@ if not SIMULATED:
     device = bench.device_facts()["name"]
 
 # %%
-def show_rungs(*labels, title):
+def show_rungs(*labels, fast, slow):
     if not found:
         print("Softmax has not been recorded on a GPU yet.")
         return None
     rows = [row for row in found[0]["rows"] if row["label"] in labels]
-    date = found[0]["date"]
-    return plot.ladder(rows, found[0]["copy_gbps"], title=title, device=device, date=date)
+    ratio = bench.times_as_fast(found[0], fast, slow)
+    title = f"16,384 rows of 1,024 numbers: {fast} is {ratio:.1f} times as fast as {slow}"
+    return plot.ladder(rows, found[0]["copy_gbps"], title=title, device=device,
+                       date=found[0]["date"])
 
 
-show_rungs("naive", "shared", "warp", title="Softmax of 16,384 rows of 1,024 numbers")
+show_rungs("naive", "shared", "warp", fast="warp", slow="naive")
 
 # %% [markdown]
 # **Explaining the gap.**
@@ -648,7 +653,7 @@ def softmax_online(x, y):
             TODO  # 1. one more number: is it a new maximum, or not?
         for k in range(5):
             m2 = cuda.shfl_xor_sync(0xFFFFFFFF, m, 1 << k)
-            m, s = intrinsics.online_merge(m, s, m2, TODO)  # 2. what does the merge need still?
+            m, s = intrinsics.online_merge(m, s, m2, TODO)  # 2. what else does the merge need?
         for col in range(lane, x.shape[1], 32):
             y[row, col] = math.exp(x[row, col] - m) / s
 
@@ -688,7 +693,7 @@ for variant in RUNGS:
 # much faster should `online` be? Then look. The limit is a copy, which reads once and writes once.
 
 # %%
-show_rungs(*RUNGS, title="Softmax of 16,384 rows of 1,024 numbers")
+show_rungs(*RUNGS, fast="warp", slow="online")
 
 # %% [markdown]
 # **Explaining the gap.** There are two gaps to explain.

@@ -7,10 +7,11 @@
 # read a profiler's report line by line.
 #
 # **You need** [lesson 3](03_softmax_naive_to_online.ipynb): softmax, `online`, bytes asked for.
-# A little PyTorch helps in section 8 (tensors, `loss.backward()`).
+# A little PyTorch helps in section 8 (tensors, `loss.backward()`). When numba refuses a line:
+# [which Python works in a kernel](01_threads_and_memory.ipynb#Which-Python-works-in-a-kernel).
 #
-# **Time:** 120 minutes; there are good places to pause after sections 3, 5 and 7. All cells
-# together run in less than a minute in the simulator. On a GPU the speeds are measured on your own
+# **Time:** 190 minutes, so better not in one go: there are good places to stop after sections 3, 5
+# and 7. All cells together run in less than a minute in the simulator. On a GPU the speeds are measured on your own
 # machine, otherwise you see recorded ones. The words are collected in the [glossary](glossary.md).
 
 # %%
@@ -69,12 +70,13 @@ if ladder:
 
 # %%
 ladder and plot.ladder(rows.values(), ladder["copy_gbps"], **ladder["source"],
-                       title="Softmax, 8,192 rows of 4,096 numbers")
+                       title=f"8,192 rows of 4,096 numbers: online stays at {share:.0%} of a copy")
 
 # %% [markdown]
 # Bytes do not explain it. And even two thirds was a low guess: the 16 KB of a row were read a moment
 # ago, so they mostly come from the cache the second time. So this kernel is not slow because it moves
-# too much. Most of the time, it moves *nothing*. We have to find out what it is waiting for.
+# too much. For most of the time, the memory has next to *nothing* to do for it. (The profiler's report
+# at the end of this lesson says how busy the memory was.) We have to find out why.
 
 # %% [markdown]
 # ## 2 · How much must be under way
@@ -102,18 +104,20 @@ print("five steps from 0 lead to", place[0])
 # %% [markdown]
 # One thread, 20,000 steps, and a chain that leads through memory in no order. If the chain is short,
 # the numbers are soon in a cache. There are two: the **L1** cache in each multiprocessor, and the
-# **L2** cache, which all of them share. **Predict** how many times longer the way to the device's
-# memory is than that to L1.
+# **L2** cache, which all of them share. **Predict** how many times longer a step takes if the answer
+# has to come from the device's memory, and not from L1.
 
 # %%
 latencies = measured("lesson_04.latency")
 waits = latencies["rows"] if latencies else []
 waits = [row | {"microseconds": row["nanoseconds"]} for row in waits]
-waits and plot.times(waits, xlabel="time of one load (ns)", title="How long a thread waits",
-                    **latencies["source"])
+waits and plot.times(waits, xlabel="time of one step of the chain (ns)", **latencies["source"],
+                    title="From one load to the next that depends on it")
 
 # %% [markdown]
-# Meanwhile, a thread could have done some hundred additions.
+# A step is a load *and* the few instructions around it: the loop, and the next address made from the
+# answer. So a hit in L1 is faster than its bar. For the device's memory these instructions hardly
+# count, and in the time of the last bar a thread could have done some hundred additions.
 #
 # ### Little's law
 #
@@ -160,7 +164,8 @@ print(f"per thread:         {per_thread:.1f} bytes")
 # %% [markdown]
 # More than 9 bytes for every thread, at every moment, from 2,048 threads per multiprocessor that
 # never pause. A thread that asks for one number has 4 bytes in flight. **It cannot be enough**, even
-# if it did nothing else.
+# if it did nothing else. (Lesson 1 found 4.7 bytes for the same chip. That was a ReLU, half of whose
+# bytes are stores, for which no thread waits. Here all 4,200 GB/s are loads.)
 #
 # To see the law, here are kernels that only read. Each of their threads asks for one number of 4 bytes,
 # or for 1, 2 or 4 pieces of 16 bytes, waits for all of them, and asks again. They run with few
@@ -175,11 +180,24 @@ reading and waits and plot.in_flight(
 )
 
 # %% [markdown]
-# Neither. A thousand threads with one piece each are about as good as 256 threads with four, as long
-# as the *product* is the same. The red line is nothing but Little's law, drawn with the latency of
+# Neither: what matters most is the *product* of the two. Dots that stand above each other have the
+# same number of bytes in flight, by few threads or by many, and they are not far apart.
+# The red line is nothing but Little's law, drawn with the latency of
 # the lone thread from above. Close to the peak the points fall below it: there requests queue. At
 # 16 KB the H200 reads about 3,600 GB/s, and 16 KB · 132 / 3,600 GB/s are the 600 ns of which we spoke.
 # So it takes rather more than the marked 11 KB to get everything: with 32 KB one is there.
+#
+# But the same product is not quite the same bandwidth. Here are the ways to have 8 or 16 KB in flight:
+
+# %%
+for row in reading["rows"] if reading else []:
+    if row["in_flight"] in (8 * 1024, 16 * 1024):
+        print(f"{row['in_flight'] // 1024:2} KB: {row['label']:28} {row['gbps']:5,.0f} GB/s")
+reading and print("on an {device} ({date})".format(**reading["source"]))
+
+# %% [markdown]
+# More threads with less each are the better way there. A thread that asks for several pieces waits
+# for *all* of them before it asks again, so its early answers lie idle until the last one has come.
 #
 # ### Where `online` pauses
 #
@@ -212,8 +230,14 @@ plot.loads_in_time({"one load, wait, compute": 1, "four loads, wait, compute": 4
 #
 # **Predict:** how many KB is that on one multiprocessor, and how many MB on 132?
 #
-# 256 KB, and 33 MB on the whole chip. That is more than all shared memory together, and the fastest
-# memory there is. A block of 256 threads in which each thread holds 16 numbers holds a row of 4,096.
+# <details><summary>The answer</summary>
+#
+# 65,536 · 4 bytes are 262,144 bytes, that is 256 KB (of 1,024 bytes each). On the whole chip it is 132
+# times as much: 34.6 million bytes, or 34.6 MB. (Counted in MB of 1,024 · 1,024 bytes, which are
+# properly called MiB, it is 33.)
+# </details>
+#
+# It is more than all shared memory together, and the fastest memory there is. A block of 256 threads in which each thread holds 16 numbers holds a row of 4,096.
 # And if it holds the row, then
 #
 # - each thread asks for its 16 numbers at once: **16 times as much in flight**;
@@ -229,7 +253,9 @@ plot.loads_in_time({"one load, wait, compute": 1, "four loads, wait, compute": 4
 # Its elements are in registers **if every index is a constant** once the loops are unrolled, which
 # means written out, round by round: registers have names, not addresses. So the loops over
 # `values` must have constant ends. With `values[i]`, where `i` is known only when the kernel runs, the
-# array goes to *local memory*. In spite of its name, that is a piece of the device's memory, and slow.
+# array goes to *local memory*. In spite of its name, that is a piece of the device's memory. It goes
+# through the caches L1 and L2, so not each access is a long way. But each is a load or a store, which
+# a register does not need, and it takes room in the caches from others.
 #
 # ### 16 bytes at a time
 #
@@ -349,7 +375,7 @@ plot.passes({"yours": t}, rows.nbytes, title="Read once, written once")
 
 # %%
 load = next(site for site in t.sites if site.op == "load" and site.space == "global")
-plot.access_map(t, load, steps=4, title="Loads of 16 bytes: 512 bytes for each request")
+plot.access_map(t, load, steps=2, title="Loads of 16 bytes: 512 bytes for each request")
 
 # %% [markdown]
 # This is all that softmax *must* move. (Does your map show 32 sectors per request, half of each unasked
@@ -364,11 +390,13 @@ plot.access_map(t, load, steps=4, title="Loads of 16 bytes: 512 bytes for each r
 # %%
 steps = measured("lesson_04.steps")
 steps and plot.ladder(steps["rows"], steps["copy_gbps"], **steps["source"],
-                      title="From online to registers, step by step")
+                      title="To hold the row brings most: {:.1f} times as fast".format(
+                          bench.times_as_fast(steps, *(steps["rows"][k]["label"] for k in (1, 0)))))
 
 # %% [markdown]
 # **Explaining the gap.** Holding the row puts 16 loads in flight per thread where there was one.
-# This is by far the greater step. Once 64 bytes per thread are under way, there is
+# (It also spares the second reading, and the arithmetic of the online sum.) This is by far the greater
+# step. Once 64 bytes per thread are under way, there is
 # enough for the memory, and that they come in 4 instructions in place of 16 no longer brings much
 # more *in flight*. It saves instructions, and that helps a little.
 #
@@ -475,7 +503,8 @@ hint("softmax_teams")
 # %%
 teams = measured("lesson_04.teams")
 teams and plot.ladder(teams["rows"], teams["copy_gbps"], **teams["source"],
-                      title="524,288 rows of 64 numbers")
+                      title="524,288 rows of 64: eight lanes are {:.0f} times as fast as a block".format(
+                          bench.times_as_fast(teams, *(teams["rows"][k]["label"] for k in (3, 0)))))
 
 # %% [markdown]
 # **Explaining the gap.** Half the lanes for a row, and each of them has twice as much in flight, and
@@ -532,16 +561,20 @@ hint("blocks_per_multiprocessor")
 # %%
 fitting = use("blocks_per_multiprocessor", blocks_per_multiprocessor)
 registers = np.arange(16, 256)
-resident = {
-    f"blocks of {n} threads": [n * fitting(n, int(r)) for r in registers] for n in (256, 1024)
-}
+resident = {}
+for n, label in ((256, "blocks of 256 threads"), (1024, "blocks of 1,024: no launch above 64")):
+    threads = np.array([n * fitting(n, int(r)) for r in registers], dtype=float)
+    resident[label] = np.where(threads > 0, threads, np.nan)  # not one block fits: a launch fails
 plot.curves(registers, resident, xlabel="registers per thread",
-            ylabel="threads on a multiprocessor", title="Registers against threads")
+            ylabel="threads on a multiprocessor", title="More registers, fewer threads",
+            alt="Threads on a multiprocessor over registers per thread: a falling staircase. Blocks "
+                "of 256 threads: 2,048 threads up to 32 registers, 256 from 129 on. Blocks of 1,024: "
+                "2,048 up to 32, 1,024 up to 64, and above that a launch fails.")
 
 # %% [markdown]
 # A staircase, and its steps are high. With blocks of 1,024 threads, one register too many (33
-# where it was 32) costs half of the threads. And with more than 64 not a single block of that size
-# fits: such a launch fails.
+# where it was 32) costs half of the threads. And where that curve ends, above 64 registers, not a
+# single block of that size fits: such a launch fails.
 #
 # Now put the two together. In flight are *threads × loads × bytes per load*. Say a kernel needs 24
 # registers for itself, and 4 for each piece of 16 bytes under way. **Predict** which of these has the
@@ -571,14 +604,14 @@ for pieces in (0.25, 1, 2, 4, 8, 16):
 # %% [markdown]
 # ## 6 · Rows too long for a block
 #
-# A block has at most 1,024 threads. Of the kernel that holds 32 numbers in each, 896 find registers on
-# every chip, and that is a row of 28,672. A language model
-# has 50,000 or 130,000 words to choose from, which makes rows of as many. What then?
+# A block has at most 1,024 threads. If each of them holds 32 numbers, every chip has registers for a
+# block of 896, and that is a row of 28,672. A language model has 50,000 or 130,000 words to choose
+# from, which makes rows of as many. What then?
 #
 # One could read such a row twice, online. That costs three sizes of the array and not two. But there
 # is more room on the chip. A block may ask for **shared memory** beyond the usual 48 KB, up to 227 KB
-# on an H200, which is room for 58,000 numbers. And there is a way to fill it that is like made for
-# Little's law: an **asynchronous copy** takes 16 bytes from the device's memory straight into
+# on an H200, which is room for 58,000 numbers. And there is a way to fill it that has as much in
+# flight as Little's law can ask for: an **asynchronous copy** takes 16 bytes from the device's memory straight into
 # shared memory, without a stop in a register. The thread only orders it and goes on. So *everything*
 # can be in flight at once, and no register is taken meanwhile. In the end one waits for all copies:
 #
@@ -658,10 +691,13 @@ plot.tables([formula, brute], ["by the formulas", "by finite differences"],
             xlabel="j: which x is changed", ylabel="i: which y reacts", title="The Jacobian")
 
 # %% [markdown]
-# The diagonal is what each score does for itself. All else is negative. **Predict:** what is the
-# sum of each column?
+# The diagonal is what each score does for itself. All else is negative, and orange in the picture.
+# **Predict:** what is the sum of each column?
+#
+# <details><summary>The answer</summary>
 #
 # Zero: the probabilities always sum to 1, so what one gains the others lose.
+# </details>
 #
 # ### Without the table
 #
@@ -734,7 +770,8 @@ print(f"sum of each row of dx:       {dx.sum(axis=1)}")
 # %%
 back = measured("softmax.backward", shape=[8192, 4096], dtype="float32")
 back and plot.ladder(back["rows"], back["copy_gbps"], **back["source"],
-                     title="The gradient, 8,192 rows of 4,096 numbers")
+                     title="8,192 rows of 4,096: registers is {:.1f} times as fast as warp".format(
+                         bench.times_as_fast(back, "registers", "warp")))
 
 # %% [markdown]
 # **Explaining the gap.** What `shared` and `warp` read a second time comes from the cache, but they have
@@ -823,7 +860,7 @@ for function in (lambda x: torch.softmax(x, -1), my_softmax):
 # a single 1 that *looks like* a whole table, all of whose elements are at the same address. numba's
 # kernels take any strides and would be right; those that load 16 bytes at a time would not.)
 #
-# ### What is missing to a real operator
+# ### What a real operator needs besides
 #
 # This works, as long as nobody but Python looks. `torch.compile`, which translates a whole
 # network, cannot look into a launcher of ours; it does not know what comes out. So the course
@@ -869,23 +906,29 @@ print("right:", torch.allclose(scaled(x), torch.softmax(x * 2, -1), atol=1e-6))
 # Take a small softmax: 128 rows of 200 numbers. It moves 205 KB. **Predict** how long this takes the
 # memory, at 4,000 GB/s.
 #
-# A twentieth of a microsecond! No kernel is that fast: to start, to wait for a row once and to end
-# take the GPU a microsecond or two. But before that, *Python* has to ask for it, and that happens on
-# the host:
+# <details><summary>The answer</summary>
+#
+# 204,800 bytes / 4,000 GB/s is 0.05 µs: a twentieth of a microsecond.
+# </details>
+#
+# No kernel is that fast: to start, to wait for a row once and to end take the GPU a microsecond or two.
+# But before that, *Python* has to ask for it, and that happens on the host:
 
 # %%
 host = measured("softmax.host")
-rows = [row for row in host["rows"] if "part: " not in row["label"]] if host else []
+rows = [row | {"label": row["label"].replace(", recorded", ", with autograd")}
+        for row in (host["rows"] if host else []) if "part: " not in row["label"]]
+rows.sort(key=lambda row: row["microseconds"])
 rows and plot.times(rows, xlabel="time until Python may go on (µs)", **host["source"],
-                    title="A call of softmax, 128 × 200 numbers")
+                    title="A call of softmax, 128 × 200 numbers, from quick to slow")
 
 # %% [markdown]
 # (Hatched is PyTorch's own. Of ours, `kernels.softmax` is the launcher alone, `ops.softmax` the operator
 # around it, `nn.Softmax` the module around that; `numba-cuda` is `kernel[grid, block](...)`, numba's
-# own way to launch. *Recorded* means that autograd notes how to come back.)
+# own way to launch. *With autograd* means that autograd notes how to come back.)
 #
 # PyTorch needs less than we do, as all of this is C++ there and Python here. The line
-# `nn.Softmax, recorded` is the sum of these parts:
+# `nn.Softmax, with autograd` is the sum of these parts:
 
 # %%
 rows = [row | {"label": row["label"].removeprefix("part: ")}
@@ -894,7 +937,8 @@ rows and plot.times(rows, xlabel="time (µs)", **host["source"],
                     title="Where the microseconds of nn.Softmax go")
 
 # %% [markdown]
-# - *The driver's launch.* The **driver** is NVIDIA's program that talks to the GPU. Nobody gets by it.
+# - *The driver's launch.* The **driver** is NVIDIA's program that talks to the GPU. Every launch has
+#   to go through it.
 # - *A tensor for y.* PyTorch keeps memory in stock, so this is quick; but it is a Python object, too.
 # - *The prepared launch looked up.* The course's `launch` examines its arguments once for each
 #   combination of shapes and types, and from then on only fills in the addresses.
@@ -937,9 +981,9 @@ graphs and plot.times(graphs["rows"], title="A hundred softmaxes of 128 × 200",
 #
 # **Start early.** Even in a graph there is a pause between two kernels: the second one starts only
 # when the last block of the first has ended and all it wrote can be seen. From the H100 on, there
-# is **programmatic dependent launch**. A kernel says `allow_next_kernel()` and the blocks of the next one
-# may already be brought to the multiprocessors, and get ready. Before they touch memory they call
-# `wait_for_previous_kernel()`. In the first lines of `registers` you find both. For small kernels
+# is **programmatic dependent launch**. The blocks of a kernel say `allow_next_kernel()`. When *all* of
+# them have said it (or have ended), the blocks of the next kernel may already be brought to the
+# multiprocessors, and get ready. Before they touch memory they call `wait_for_previous_kernel()`. In the first lines of `registers` you find both. For small kernels
 # this hides a good part of what a start costs.
 
 # %% [markdown]
@@ -955,7 +999,12 @@ graphs and plot.times(graphs["rows"], title="A hundred softmaxes of 128 × 200",
 # **Predict:** how many FLOPs would a kernel have to do per byte for both limits to be reached at the
 # same time?
 #
-# About 16. Below that intensity memory is the limit, above it arithmetic. Drawn with two logarithmic
+# <details><summary>The answer</summary>
+#
+# 67 / 4.2, about 16.
+# </details>
+#
+# Below that intensity memory is the limit, above it arithmetic. Drawn with two logarithmic
 # axes these limits look like a roof, hence the name **roofline**, and the place where they meet
 # is called the ridge. No kernel can be above the roof. Where each
 # rung stands tells what to fix: *further to the right* are kernels that move fewer bytes for their
@@ -971,7 +1020,7 @@ if ladder and profile:
         {"label": r["label"], "kind": r["kind"], "intensity": FLOPS / moved[r["label"]],
          "tflops": FLOPS / r["microseconds"] / 1e6} for r in ladder["rows"] if r["label"] in moved
     ]
-points and plot.roofline(points, ladder["copy_gbps"], 67, **ladder["source"],
+points and plot.roofline(points, ladder["copy_gbps"], 67, zoom=True, **ladder["source"],
                          title="Every rung of softmax under the roof")
 
 # %% [markdown]
@@ -1026,7 +1075,8 @@ if profile:
 #   that was read again; what lies below it was still in the L2 cache when the kernel ended.
 # - **hits**: the share of requested sectors that the cache had. A high number is no merit in itself.
 #   A kernel that reads everything three times has good hits, and one that reads once has none
-#   in L1. (In L2 a store counts as a hit, so that half of its sectors are.)
+#   in L1. (In L2 every store counts as a hit. Half of the sectors of a kernel that reads once and
+#   writes once are stores, so it has 50 % of hits there without a single useful one.)
 # - **sectors per load, per store**: yours to predict since lesson 1. 4 with loads of 4 bytes, 16 with
 #   loads of 16 bytes, 32 for one thread per row. Part of a request may be switched off at a row's end.
 # - **instructions**, counted per warp. With 16-byte loads and one pass there are far fewer.
@@ -1035,11 +1085,15 @@ if profile:
 #   enough blocks, and since blocks end at different times.
 # - **warps ready to run**: how many warps of a quarter of a multiprocessor could execute their
 #   next instruction, on average. Each quarter executes at most one per cycle. Far less than 1 means
-#   that most of the time *nobody* is ready: all of them wait.
+#   that most of the time *nobody* is ready: all of them wait. Several mean the contrary: warps queue
+#   for their turn. So it is in `shared`, in `warp` and in PyTorch's kernel. They leave the memory
+#   idle for more than half of the time because they execute four or five times as many instructions
+#   as `registers`.
 # - **waiting for …**: how many cycles a warp waits between two of its instructions, and for what. The
 #   profiler calls waiting for memory *long scoreboard*.
 #
-# Here are all causes. *For a result* means: that of the instruction before, which is not ready yet. *For
+# Here are the ten causes that were recorded. (The profiler knows some more, such as waiting for a
+# branch or at a fence.) *For a result* means: that of the instruction before, which is not ready yet. *For
 # a full unit*: the part that computes, or that takes requests, has enough to do for the moment. *For its
 # turn*: the warp could go on, but another one was chosen.
 
@@ -1097,7 +1151,8 @@ for row in profile["rows"] if profile else []:
 # <code>n</code> an argument of the kernel, and it becomes ten times slower. Why?</summary>
 #
 # With an unknown end the loop cannot be unrolled, so <code>values[k]</code> has no fixed register. The
-# array moves to local memory, which is the device's memory. Use a constant end, and a guard inside.
+# array moves to local memory: each access becomes a load or a store, through the caches and, where
+# they are full, to the device's memory. Use a constant end, and a guard inside.
 # </details>
 #
 # <details><summary>3. What is the gradient of log-softmax, <code>y = x − m − log s</code>? Which sum

@@ -48,7 +48,7 @@ NEGATIVE = Exercise(
     tolerance=Tolerance(0.0, 1e-7, "one subtraction, rounded once to float32"),
     hints=(
         "There is no loop to write. A thread handles one pixel, and `row` and `col` already say "
-        "which. What is black, 0, shall become 1, and what is white, 1, shall become 0.",
+        "which. What is black, 0, should become 1, and what is white, 1, should become 0.",
         "The thread reads `x[row, col]`, subtracts it from 1, and writes the result to the same "
         "place in `y`.",
         "```python\ny[row, col] = 1 - ...  # the same place in x\n```",
