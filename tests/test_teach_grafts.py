@@ -125,6 +125,7 @@ def test_two_lines_that_would_do_name_none(monkeypatch):
     changed = right.replace("i < x.size", "i + 1 <= x.size")
     both = [Graft(right, 1), Graft(changed, 2)]
     monkeypatch.setattr(sentence, "grafts", lambda *_: both)
+    monkeypatch.setattr(sentence, "words_for", lambda text, *_: str(text == right))
     told = sentence._grafted(attempt, failure, parsed(asks_for_the_sign), EVERY)
     assert told == sentence.Told()
 
