@@ -12,7 +12,8 @@ LINES = (
 )
 
 
-def images(pictures, titles=None, *, columns=None, vmin=None, vmax=None, title="", alt=None):
+def images(pictures, titles=None, *, columns=None, vmin=None, vmax=None, pixels=True, title="",
+           alt=None):
     """Draw images side by side, in grey or, with a last axis of 3 or 4, in colour.
 
     Args:
@@ -20,6 +21,7 @@ def images(pictures, titles=None, *, columns=None, vmin=None, vmax=None, title="
         titles: one heading per picture; its row and column numbers are in pixels.
         columns: pictures per line, at most 4 by default.
         vmin, vmax: the numbers drawn black and white; by default each grey picture's own extremes.
+        pixels: number rows and columns; False where one looks at what is shown, not at a pixel.
         title: heading of the whole.
         alt: alternative text; by default the titles and sizes.
 
@@ -44,15 +46,19 @@ def images(pictures, titles=None, *, columns=None, vmin=None, vmax=None, title="
         f"{name or 'untitled'} ({picture.shape[1]} × {picture.shape[0]} pixels)"
         for name, picture in zip(titles, pictures, strict=True)
     )
-    panel = min((WIDTH_INCHES / columns - 0.6) * tallest, 4.3)
-    figure = Picture((panel + 0.8) * rows + (0.3 if title else 0), alt)
+    panel = min((WIDTH_INCHES / columns - (0.6 if pixels else 0.1)) * tallest, 4.3)
+    below = 0.8 if pixels else 0.25 + 0.2 * max(name.count("\n") + 1 for name in titles)
+    figure = Picture((panel + below) * rows + (0.3 if title else 0), alt)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, picture, name in zip(grid, pictures, titles, strict=False):
         axes.imshow(picture, cmap="gray", vmin=vmin, vmax=vmax, interpolation="nearest")
         axes.set_title(name, fontsize=11)
-        axes.tick_params(labelsize=8)
-        axes.set_xlabel("column (pixels)", fontsize=8)
-        axes.set_ylabel("row (pixels)", fontsize=8)
+        if pixels:
+            axes.tick_params(labelsize=8)
+            axes.set_xlabel("column (pixels)", fontsize=8)
+            axes.set_ylabel("row (pixels)", fontsize=8)
+        else:
+            axes.set(xticks=[], yticks=[])
     for axes in grid[len(pictures):]:
         axes.set_axis_off()
     if title:
@@ -68,7 +74,7 @@ def curves(x, series, *, xlabel, ylabel, title="", log=False, alt=None):
         series: dict from a label to numbers `(n,)`, four at most.
         xlabel, ylabel: what the axes mean, with their units.
         title: heading of the picture.
-        log: draw both axes logarithmically.
+        log: draw both axes logarithmically; "y" the vertical one alone.
         alt: alternative text; by default the labels with first and last values.
 
     Raises:
@@ -91,7 +97,7 @@ def curves(x, series, *, xlabel, ylabel, title="", log=False, alt=None):
     for (label, y), line in zip(series.items(), LINES, strict=False):
         axes.plot(x, y, label=label, markevery=max(1, x.size // 12), linewidth=2, **line)
     if log:
-        axes.set(xscale="log", yscale="log")
+        axes.set(xscale="linear" if log == "y" else "log", yscale="log")
     else:
         axes.axhline(0, color="0.7", linewidth=1, zorder=0)
     axes.set(xlabel=xlabel, ylabel=ylabel)
