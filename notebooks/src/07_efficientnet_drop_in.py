@@ -1035,9 +1035,9 @@ for row in rows:
 # %% [markdown]
 # You know what *registers* and *shared memory* decide (lesson 4, section 5). The *stack* holds
 # what found no place in registers, in local memory: it should be small or 0. *As built* says that
-# the source is still the one that was compiled. With `--ptx name` it prints the kernel in the
-# GPU's assembly language, with `--sass name` the machine's own instructions, with `--clear` it
-# empties the cache.
+# the source is still the one that was compiled. With `--ptx name` it prints the kernel in PTX, the
+# assembly language of all NVIDIA GPUs, with `--sass name` in SASS, the instructions of this chip,
+# which are made from PTX; with `--clear` it empties the cache.
 #
 # ### When is a compiled kernel out of date?
 #

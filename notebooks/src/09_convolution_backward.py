@@ -445,6 +445,47 @@ plot.access_map(t, next(site for site in t.sites if site.array == "x"), steps=2)
 # - each block writes its own *partial* gradient, and a second, small kernel adds them up in a fixed
 #   order. It costs some memory and a launch, and the bits stay the same. The course's kernels do
 #   this.
+#
+# Both, with your kernel, for eight pictures. A part is a picture here, and its partial gradient is
+# what your kernel makes of that picture alone. (On a GPU all parts would run at the same time.)
+
+# %%
+@cuda.jit
+def add_atomically(partial, dweight):  # a thread for each number of each part
+    i = cuda.grid(1)
+    if i < partial.size:
+        cuda.atomic.add(dweight, i % dweight.size, partial[i // dweight.size, i % dweight.size])
+
+
+@cuda.jit
+def add_in_order(partial, dweight):  # a thread for each weight, which walks through the parts
+    i = cuda.grid(1)
+    if i < dweight.size:
+        total = ZERO
+        for part in range(partial.shape[0]):
+            total += partial[part, i]
+        dweight[i] = total
+
+# %%
+more = np.random.default_rng(1)
+eight_dy, eight_x = (more.normal(size=(8, *each.shape[1:])).astype(f) for each in (dy, x))
+partial = np.zeros((8, weight.size), dtype=f)
+for n in range(8):
+    kernel[54, 64](eight_dy[n : n + 1], eight_x[n : n + 1], partial[n].reshape(weight.shape), STRIDE, PADDING)
+exact = reference.conv2d_backward(eight_dy, eight_x, weight, stride=STRIDE, padding=PADDING)[1].ravel()
+
+# %%
+for adding, n_threads in ((add_atomically, partial.size), (add_in_order, weight.size)):
+    runs = []
+    for seed in range(6):
+        runs.append(np.zeros(weight.size, dtype=f))
+        with simulator.options(order="random", seed=seed):
+            simulator.run(adding, -(-n_threads // 64), 64, partial, runs[-1])
+    print(f"{adding.__name__}: {len({run.tobytes() for run in runs})} different results in 6 runs, "
+          f"largest error {max(abs(run - exact).max() for run in runs):.0e}")
+
+# %% [markdown]
+# The same parts, and the same choice as in section 3: who adds decides whether the bits stay.
 
 # %% [markdown]
 # ## 5 · The gradient of the bias

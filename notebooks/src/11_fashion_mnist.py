@@ -203,7 +203,12 @@ hint("linear_relu")
 # %% [markdown]
 # The forward pass of the narrow network, for the batch that your kernel has picked. Beside it a twin of PyTorch's layers, with the same weights.
 #
-# The last layer is dense too, but has no ReLU. **Predict:** which kernel that you have already could do it? (A picture of a single pixel, with 16 channels, and filters of a single tap …)
+# The last layer is dense too, but has no ReLU. **Predict:** which kernel that you have already could do it?
+#
+# <details><summary>Answer</summary>
+#
+# `conv2d_direct`. A row of 16 numbers is a picture of a single pixel with 16 channels, and each output is a filter of a single tap for each channel: the same sum.
+# </details>
 
 # %%
 board.use("pool_relu", pool_relu)
