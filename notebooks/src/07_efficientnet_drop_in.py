@@ -26,10 +26,8 @@ import torch
 import torchvision
 
 from course_lib import SIMULATED, bench, cuda, data, models, nn, plot, results_table, train
-from course_lib.benchmarks.peaks import peaks_of
 from course_lib.kernels import squeeze_excite
 from course_lib.runtime.intrinsics import warp_sum
-from course_lib.runtime.launch import recorded as launches_of
 from course_lib.teach import TODO, check, hint, progress, use
 
 ZERO, THREE, SIX = np.float32(0), np.float32(3), np.float32(6)
@@ -159,6 +157,8 @@ plot.shares({"FLOPs": by_kind(1), "numbers moved": by_kind(2)},
 # near.) **Predict:** which of the two bars is nearer to the truth?
 
 # %%
+from course_lib.benchmarks.peaks import peaks_of
+
 limits = peaks_of((9, 0), 132, 1_980_000)  # capability, multiprocessors, kHz of an H200
 
 
@@ -442,12 +442,16 @@ hint("block_function")
 # launches:
 
 # %%
+from course_lib.runtime.launch import recorded as launches_of
+
 device = "cpu" if SIMULATED else "cuda"
 my_block = use("block_function", block_function)(squeeze_excite.forward, squeeze_excite.backward)
 torch.manual_seed(0)
 theirs = SqueezeExcitation(12, 3, torch_nn.SiLU).to(device)
 x = torch.randn(2, 12, 7, 7, device=device, requires_grad=True)
 weights = [theirs.fc1.weight, theirs.fc1.bias, theirs.fc2.weight, theirs.fc2.bias]
+
+# %%
 results = []
 for each in (theirs, lambda x: my_block(x, *weights, "sigmoid")):
     with launches_of() as launches:
