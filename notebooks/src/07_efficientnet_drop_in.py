@@ -1017,7 +1017,7 @@ for name, call in zip(("first process", "second process"), calls, strict=True):
 first_calls = measured("kernel_cache.first_call")
 ms = [row | {"microseconds": row["microseconds"] / 1e3} for row in first_calls["rows"]] if first_calls else []
 ms and plot.times(ms, xlabel="time of the first call in a new process (ms)", **first_calls["source"],
-                  title="A full cache saves seconds; without it, the first call compiles")
+                  title="With a full cache, nothing is compiled")
 
 # %% [markdown]
 # ### The list

@@ -353,7 +353,7 @@ def rates(record, title, *kinds):
         return None
     rows = [row | {"label": f"{row['label']} (error {row['error']:.0e})"} for row in record["rows"]]
     ours, cublas = (max(row["tflops"] for row in rows if row["kind"] == kind) for kind in ("ours", "peer"))
-    title += f": ours reaches {ours / cublas:.0%} of cuBLAS's speed"
+    title += f": ours reaches {ours / cublas:.0%} of cuBLAS"
     peaks = {kind: record["peaks_tflops"][kind] for kind in kinds}
     return plot.arithmetic(rows, peaks, title=title, **record["source"])
 
