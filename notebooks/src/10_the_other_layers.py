@@ -388,7 +388,7 @@ rates(measured("linear.forward", (4096, 4096, 4096), "bfloat16"), "The same in b
 # its number away is loaded again at once. (Something can round on the way, and needs no registers: TMA, see the end of the lesson.)
 #
 # With float32's accuracy the dense layer does not use `wgmma`. The convolution of lesson 8 does, with numbers in two parts, and its large layers come
-# to 100 TFLOP/s and more: what a product of float32 matrices could have as well.
+# to 96 to 130 TFLOP/s: what a product of float32 matrices could have as well.
 #
 # And the layers of a small network, where $M$ is the batch? The first linear layer of lesson 11 makes 256 numbers of 3,200, for 32
 # pictures at a time. **Predict** what limits it.
@@ -556,7 +556,7 @@ show(measured("max_pool2d.backward", (64, 64, 224, 224)), "Its gradient")
 
 # %% [markdown]
 # `naive` is what you have written, a thread for each number. `rows` has a block for each row, which saves divisions, and is no faster here.
-# Neither of them is limited by memory: they move what `vectorised` moves, in seven times the time. What they have in common is the walk through the window, which is made for *any* window: loops
+# Neither of them is limited by memory: they move what `vectorised` moves, in seven to eight times the time. What they have in common is the walk through the window, which is made for *any* window: loops
 # whose length is known only when they run, places counted in 64 bits, and at each number a check for the edge, for a NaN, and for which kind of index is wanted.
 # PyTorch's kernel, in its turn, is between the two. Nobody has profiled by which of these `naive` takes three times as long as that.
 #
