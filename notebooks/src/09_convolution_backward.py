@@ -336,7 +336,7 @@ ways = ways_measured()
 for row in ways["rows"] if ways else []:
     print(f"{row['label']:24}{row['microseconds']:9.1f} µs; in a second run {row['differing']:,} "
           f"of {8 * 32 * 28 * 28:,} numbers have other bits")
-ways and plot.times(ways["rows"], title="The gradient of x: gathered is faster, and the same in every run",
+ways and plot.times(ways["rows"], title="The gradient of x: gathered is a little faster, and the same in every run",
                     device=ways["source"][0], date=ways["source"][1])
 
 # %% [markdown]
