@@ -328,7 +328,7 @@ for kind in ("fma", "split", "tf32", "bfloat16"):
 
 # %% [markdown]
 # (That is what the units do in a cycle, times the highest clock, 1.98 GHz. NVIDIA's data sheet of the H200 has the same 67 for float32, but 495 and 990 for
-# TF32 and bfloat16, without "sparsity": the same count at 1.83 GHz. Tensor cores that are busy all the time do not get the highest clock.
+# TF32 and bfloat16, without "sparsity": the same count at 1.83 GHz.
 # The *split* is as exact as float32, at a third of TF32's speed.)
 #
 # Is our kernel's float32 as exact as that? It runs in the simulator, too. These are the rungs of `course_lib/kernels/linear`, each
