@@ -74,11 +74,12 @@ def curves(x, series, *, xlabel, ylabel, title="", log=False, alt=None):
         series: dict from a label to numbers `(n,)`, four at most.
         xlabel, ylabel: what the axes mean, with their units.
         title: heading of the picture.
-        log: draw both axes logarithmically; "y" the vertical one alone.
+        log: draw both axes logarithmically; `"x"` or `"y"` only that one.
         alt: alternative text; by default the labels with first and last values.
 
     Raises:
-        ValueError: no points, no series, too many, or one of another length than `x`.
+        ValueError: no points, no series, too many, one of another length than `x`, or another
+            `log`.
     """
     require_dict("series", series)
     x = np.asarray(x)
@@ -96,8 +97,12 @@ def curves(x, series, *, xlabel, ylabel, title="", log=False, alt=None):
     axes = figure.subplots()
     for (label, y), line in zip(series.items(), LINES, strict=False):
         axes.plot(x, y, label=label, markevery=max(1, x.size // 12), linewidth=2, **line)
-    if log:
-        axes.set(xscale="linear" if log == "y" else "log", yscale="log")
+    if log not in (False, True, "x", "y"):
+        raise ValueError(f'log is True, False, "x" or "y", not {log!r}')
+    if log in (True, "x"):
+        axes.set_xscale("log")
+    if log in (True, "y"):
+        axes.set_yscale("log")
     else:
         axes.axhline(0, color="0.7", linewidth=1, zorder=0)
     axes.set(xlabel=xlabel, ylabel=ylabel)
