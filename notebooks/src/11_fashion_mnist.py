@@ -654,7 +654,7 @@ def show_losses(runs):
         return None
     curves = [(r["label"], np.arange(len(r["losses"])) * r["steps_to_a_point"], r["losses"])
               for r in runs["rows"]]
-    return plot.losses(curves, title="Fashion-MNIST: losses of three runs each", **runs["source"])
+    return plot.losses(curves, title="Fashion-MNIST: three ways to train, three runs of each, learn alike", **runs["source"])
 
 
 show_losses(runs)
