@@ -378,9 +378,32 @@ def _loaded(folder):
 
 
 def find(records, **wanted):
-    """The records whose fields equal `wanted`, e.g. ``find(r, name="relu.forward")``."""
+    """The records whose fields equal `wanted`, e.g. ``find(r, name="relu.forward")``.
+
+    A name that ends in a star stands for all that begin like it: ``name="relu.*"``. Where
+    `COURSE_LIB_READS` names a file, a line is added to it that tells what was looked for and a
+    hash of what was found, so that a stored notebook can be told from one of older records.
+    """
     wanted = {key: list(v) if isinstance(v, tuple) else v for key, v in wanted.items()}
-    return [r for r in records["records"] if all(r.get(k) == v for k, v in wanted.items())]
+    name, exact = wanted.get("name", ""), dict(wanted)
+    if name.endswith("*"):
+        del exact["name"]
+    found = [
+        r
+        for r in records["records"]
+        if r["name"].startswith(name.removesuffix("*"))
+        and all(r.get(k) == v for k, v in exact.items())
+    ]
+    if log := os.environ.get("COURSE_LIB_READS"):
+        line = {"wanted": wanted, "hash": hash_of(found)}
+        with open(log, "a") as file:
+            file.write(json.dumps(line, sort_keys=True) + "\n")
+    return found
+
+
+def hash_of(found):
+    """A short hash of all that records say."""
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def times_as_fast(record, fast, slow):

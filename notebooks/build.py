@@ -23,6 +23,9 @@ What a source may say of a cell, after its `# %%`:
 Stored outputs must be the same in every build. So each notebook is run twice and compared, checks
 draw their inputs from a fixed seed, and progress is dated with a fixed day. A path, a memory
 address, the machine's name, a warning or a picture without a description fails the build.
+
+A solved notebook also keeps, under `records` in its metadata, which recorded measurements its cells
+have looked for, and a hash of what they found. `outdated` compares these with today's records.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ import copy
 import difflib
 import getpass
 import hashlib
+import json
 import os
 import re
 import socket
@@ -215,6 +219,7 @@ def run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         environment = {
             **os.environ,
             "COURSE_LIB_PROGRESS": str(Path(folder) / "progress.json"),
+            "COURSE_LIB_READS": str(Path(folder) / "reads.jsonl"),
             "COURSE_LIB_SEED": "1",
             "COURSE_LIB_SIMULATOR": "1",
             "COURSE_LIB_STRICT": "1",
@@ -237,11 +242,37 @@ def run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         except CellExecutionError as error:
             text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
             raise BuildError(text) from None
-    notebook.metadata = nbformat.from_dict(METADATA)
+        reads = _reads(Path(folder) / "reads.jsonl")
+    notebook.metadata = nbformat.from_dict(METADATA | {"records": reads})
     for cell in notebook.cells:
         if "varies" in tags(cell):
             cell.outputs = [each for each in cell.outputs if "image/png" in each.get("data", {})]
     return notebook
+
+
+def _reads(log: Path) -> dict[str, str]:
+    """Return what the cells have looked for in the records, each with a hash of what was found."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    reads = [json.loads(line) for line in lines]
+    return {json.dumps(each["wanted"], sort_keys=True): each["hash"] for each in reads}
+
+
+def outdated(notebook: nbformat.NotebookNode) -> list[str]:
+    """Return what a solved notebook's cells have looked for in the records, and would find changed.
+
+    The records are those of the first device: a build has no GPU. Raises BuildError for a notebook
+    that does not tell what its cells have looked for.
+    """
+    from course_lib import bench
+
+    if "records" not in notebook.metadata:
+        raise BuildError("it does not tell which records it shows: build it again")
+    records = next(iter(bench.recordings()))
+    return [
+        wanted
+        for wanted, found in notebook.metadata["records"].items()
+        if bench.hash_of(bench.find(records, **json.loads(wanted))) != found
+    ]
 
 
 def _path_of(environment: os._Environ[str]) -> list[str]:
@@ -353,6 +384,7 @@ def in_step(source: Path) -> None:
 
 def _without_outputs(notebook: nbformat.NotebookNode) -> dict:
     bare = copy.deepcopy(dict(notebook))
+    bare["metadata"].pop("records", None)  # what the outputs were made from
     for cell in bare["cells"]:
         cell.pop("outputs", None)
         cell.pop("execution_count", None)

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from course_lib import bench
 from course_lib.teach.exercise import exercises, python_function
 
 nbformat = pytest.importorskip("nbformat")
@@ -108,6 +109,22 @@ def test_solved_notebook_passes_every_check(lesson):
         if "exercise" in cell.metadata:
             printed = "".join(output.get("text", "") for output in cell.outputs)
             assert f"✓ {cell.metadata['exercise']} — " in printed
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_stored_outputs_show_todays_records(lesson):
+    changed = build.outdated(read(build.solved_path(LESSONS[lesson])))
+    assert not changed, f"measured again since: python notebooks/build.py {lesson[:2]}"
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_records_are_read_where_the_build_sees_it(lesson):
+    """`bench.find` notes what was looked for; nobody sees what a cell takes by itself."""
+    for cell in read(build.solved_path(LESSONS[lesson])).cells:
+        if cell.cell_type == "code":
+            for node in ast.walk(ast.parse(cell.source)):
+                if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+                    assert getattr(node.slice, "value", None) != "records", ast.unparse(node)
 
 
 # ---- the builder -----------------------------------------------------------------------------
@@ -263,6 +280,8 @@ def test_build_runs_and_stays_in_step(folder):
         STUB,
         "# %%\nprogress()",
         '# %% tags=["varies"]\nimport time\n\nprint(time.time())',
+        "# %%\nfrom course_lib import bench\n\n"
+        'shown = bench.find(bench.load_records(), name="lesson_09.dx")',
     )
     with pytest.raises(build.BuildError, match="is missing"):
         build.in_step(source)
@@ -272,6 +291,8 @@ def test_build_runs_and_stays_in_step(folder):
     assert solved.cells[1].outputs[0].text.startswith("✓ relu")
     assert "✓ solved" in solved.cells[2].outputs[0].data["text/html"]
     assert solved.cells[3].outputs == []
+    assert list(solved.metadata["records"]) == ['{"name": "lesson_09.dx"}']
+    assert build.outdated(solved) == []
     learner = read(build.learner_path(source))
     assert all(cell.outputs == [] for cell in learner.cells)
     assert "version" not in learner.metadata.language_info
@@ -279,6 +300,33 @@ def test_build_runs_and_stays_in_step(folder):
     source.write_text(source.read_text() + "\n# %%\nprint(2)\n")
     with pytest.raises(build.BuildError, match="out of step"):
         build.in_step(source)
+
+
+def test_a_notebook_is_outdated_when_its_records_change(tmp_path, monkeypatch):
+    def save(**speeds):
+        records = [dict(name=n, dtype="float32", shape=None, gbps=s) for n, s in speeds.items()]
+        facts = {"name": "NVIDIA Test 9"}
+        for name in speeds:
+            (tmp_path / "nvidia-test-9" / f"{name}.json").unlink(missing_ok=True)
+        bench.save_records(records, facts=facts, folder=tmp_path)
+
+    save(relu=20, swish=10)
+    monkeypatch.setattr(bench, "RESULTS_FOLDER", tmp_path)
+    log = tmp_path / "reads.jsonl"
+    with mock.patch.dict(os.environ, COURSE_LIB_READS=str(log)):
+        records = bench.load_records("NVIDIA Test 9")
+        assert len(bench.find(records, name="relu", dtype="float32")) == 1
+        assert len(bench.find(records, name="gelu*")) == 0
+    notebook = nbformat.v4.new_notebook(metadata={"records": build._reads(log)})
+    assert build.outdated(notebook) == []
+    save(swish=11)  # the notebook does not show it
+    assert build.outdated(notebook) == []
+    save(gelu_tanh=5)  # it had looked for one, and would find one now
+    assert build.outdated(notebook) == ['{"name": "gelu*"}']
+    save(relu=21)
+    assert '{"dtype": "float32", "name": "relu"}' in build.outdated(notebook)
+    with pytest.raises(build.BuildError, match="build it again"):
+        build.outdated(nbformat.v4.new_notebook())
 
 
 def test_build_refuses_what_differs_between_runs(folder):

@@ -75,3 +75,10 @@ def test_what_is_asked_for_by_array():
 def test_what_cannot_be_drawn_is_refused(draw, said):
     with pytest.raises(ValueError, match=said):
         draw()
+
+
+def test_bars_without_a_limit_fill_the_axis():
+    figure = plot.arithmetic([{**row, "tflops": row["tflops"] / 10} for row in ROWS], {})
+    (axes,) = figure.axes
+    assert not axes.lines and axes.get_xlim()[1] == pytest.approx(5.5)
+    assert figure.alt == "TFLOP/s: direct 0.2, cuDNN 5"

@@ -44,6 +44,32 @@ def test_the_commonest_mistake_is_told():
         plot.confusion([[1]], ["shirt", "coat"])
 
 
+def test_ratios_share_their_axes_and_tick_the_sizes():
+    series = {"captured": [1.5, 3.0, 2.0], "modules": [0.05, 0.5, 1.1]}
+    panels = {"training": series, "inference": {k: v[::-1] for k, v in series.items()}}
+    figure = plot.relative(panels, [1, 32, 1024], xlabel="batch", ylabel="times as fast",
+                           title="ratios", device="H200", date="2026")  # fmt: skip
+    left, right = figure.axes
+    assert [tick.get_text() for tick in left.get_xticklabels()] == ["1", "32", "1,024"]
+    heights = [tick.get_text() for tick in left.get_yticklabels()]
+    assert heights == ["1/32", "1/16", "1/8", "1/4", "1/2", "1", "2", "4"]
+    assert left.get_ylim() == right.get_ylim() == (1 / 32, 4)
+    lines = left.lines[1:]
+    assert [list(line.get_ydata()) for line in lines] == list(series.values())
+    assert len({line.get_linestyle() for line in lines}) == 2  # told apart without colour
+    assert list(left.lines[0].get_ydata()) == [1, 1]
+    assert "training, modules: 0.05 at 1, 0.50 at 32, 1.10 at 1,024" in figure.alt
+    assert left.get_xlabel() == "batch\nrecorded on H200 (2026)"
+    for wrong, words in (
+        ({}, "same 1 to 4 labels"),
+        ({"a": {"b": [1.0]}, "c": {"d": [1.0]}}, "same 1 to 4 labels"),
+        ({"a": {"b": [1.0, 2.0]}}, "1 ratios"),
+        ({"a": {"b": [0.0]}}, "must be positive"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            plot.relative(wrong, [1], xlabel="batch", ylabel="times as fast")
+
+
 def weighed(epoch, colour, points=("stage1", "pooled")):
     three = {"colour": colour, "brightness": 0.8 - colour, "integrated": 0.2}
     return {"epoch": epoch, "integration_weights": dict.fromkeys(points, three)}

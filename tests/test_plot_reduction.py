@@ -106,3 +106,11 @@ def test_a_ladder_may_have_another_limit_than_a_copy():
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert "limit: reading alone, 4,000 GB/s" in legend
     assert "where reading alone reaches 4,000 GB/s" in figure.alt
+
+
+def test_equal_sums_of_two_labels_do_not_hide_each_other():
+    lines = plot.run_to_run({"one": [1.0, 2.0], "other": [1.0, 2.0]}, 1.0).axes[0].lines[:2]
+    one, other = (line.get_xdata() for line in lines)
+    assert min(abs(one - other)) >= 0.2 and list(np.round(one)) == [1, 2]
+    alone = plot.run_to_run({"one": [1.0, 2.0]}, 1.0).axes[0].lines[0]
+    assert list(alone.get_xdata()) == [1, 2]

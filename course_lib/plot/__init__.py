@@ -16,7 +16,7 @@ from .fusing import arrays_moved
 from .learning import integration_weights, learning_curves
 from .limit import in_flight, loads_in_time, shared_row, stalls, tables, times
 from .memory import access_order, tensor_layout, thread_map
-from .networks import confusion, fragments, losses
+from .networks import confusion, fragments, losses, relative
 from .picture import Picture
 from .ratios import ratios
 from .reduction import histograms, interleaving, run_to_run, tree
@@ -58,6 +58,7 @@ __all__ = [
     "passes",
     "probabilities",
     "ratios",
+    "relative",
     "roofline",
     "run_to_run",
     "shared_row",

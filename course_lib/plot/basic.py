@@ -12,7 +12,8 @@ LINES = (
 )
 
 
-def images(pictures, titles=None, *, columns=None, vmin=None, vmax=None, title="", alt=None):
+def images(pictures, titles=None, *, columns=None, vmin=None, vmax=None, pixels=True, title="",
+           alt=None):
     """Draw images side by side, in grey or, with a last axis of 3 or 4, in colour.
 
     Args:
@@ -20,6 +21,7 @@ def images(pictures, titles=None, *, columns=None, vmin=None, vmax=None, title="
         titles: one heading per picture; its row and column numbers are in pixels.
         columns: pictures per line, at most 4 by default.
         vmin, vmax: the numbers drawn black and white; by default each grey picture's own extremes.
+        pixels: number rows and columns; False where one looks at what is shown, not at a pixel.
         title: heading of the whole.
         alt: alternative text; by default the titles and sizes.
 
@@ -44,15 +46,19 @@ def images(pictures, titles=None, *, columns=None, vmin=None, vmax=None, title="
         f"{name or 'untitled'} ({picture.shape[1]} × {picture.shape[0]} pixels)"
         for name, picture in zip(titles, pictures, strict=True)
     )
-    panel = min((WIDTH_INCHES / columns - 0.6) * tallest, 4.3)
-    figure = Picture((panel + 0.8) * rows + (0.3 if title else 0), alt)
+    panel = min((WIDTH_INCHES / columns - (0.6 if pixels else 0.1)) * tallest, 4.3)
+    below = 0.8 if pixels else 0.25 + 0.2 * max(name.count("\n") + 1 for name in titles)
+    figure = Picture((panel + below) * rows + (0.3 if title else 0), alt)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, picture, name in zip(grid, pictures, titles, strict=False):
         axes.imshow(picture, cmap="gray", vmin=vmin, vmax=vmax, interpolation="nearest")
         axes.set_title(name, fontsize=11)
-        axes.tick_params(labelsize=8)
-        axes.set_xlabel("column (pixels)", fontsize=8)
-        axes.set_ylabel("row (pixels)", fontsize=8)
+        if pixels:
+            axes.tick_params(labelsize=8)
+            axes.set_xlabel("column (pixels)", fontsize=8)
+            axes.set_ylabel("row (pixels)", fontsize=8)
+        else:
+            axes.set(xticks=[], yticks=[])
     for axes in grid[len(pictures):]:
         axes.set_axis_off()
     if title:
@@ -69,7 +75,7 @@ def curves(x, series, *, xlabel, ylabel, title="", log=False, alt=None):
             is not drawn; a large mark stands where it ends.
         xlabel, ylabel: what the axes mean, with their units.
         title: heading of the picture.
-        log: draw both axes logarithmically; `"x"` draws only the horizontal one so.
+        log: draw both axes logarithmically; `"x"` or `"y"` only that one.
         alt: alternative text; by default the labels with first and last values.
 
     Raises:
@@ -96,11 +102,11 @@ def curves(x, series, *, xlabel, ylabel, title="", log=False, alt=None):
         if there.size and there[-1] < y.size - 1:  # other curves may hide where this one ends
             axes.plot(x[there[-1]], y[there[-1]], markersize=12, markeredgecolor=INK,
                       **line | {"linestyle": "none"})
-    if log not in (False, True, "x"):
-        raise ValueError(f'log is True, False or "x", not {log!r}')
-    if log:
+    if log not in (False, True, "x", "y"):
+        raise ValueError(f'log is True, False, "x" or "y", not {log!r}')
+    if log in (True, "x"):
         axes.set_xscale("log")
-    if log is True:
+    if log in (True, "y"):
         axes.set_yscale("log")
     else:
         axes.axhline(0, color="0.7", linewidth=1, zorder=0)

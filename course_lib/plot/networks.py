@@ -1,9 +1,10 @@
-"""Pictures of a network's parts and results: a tensor core's fragments, losses, confusions."""
+"""Pictures of a network's parts and results: fragments, losses, confusions, relative speeds."""
 
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from .picture import INK, PAPER, Picture, caption, ink_on, require_dict
+from .basic import LINES
+from .picture import INK, LIMIT, PAPER, Picture, caption, ink_on, require_dict
 
 SHADES = ("#ffffff", "#cfe0f0", "#f3c581", "#8fb4d6")
 STYLES = (
@@ -144,4 +145,64 @@ def confusion(counts, names, *, title="", device="", date="", alt=None):
     axes.tick_params(length=0)
     axes.set_title(title, loc="left", fontweight="bold")
     caption(axes, device, date)
+    return figure
+
+
+def relative(panels, x, *, xlabel, ylabel, title="", device="", date="", alt=None):
+    """Draw ratios over a size, several panels with the same axes, both logarithmic; 1 is a line.
+
+    Args:
+        panels: dict from a heading to a dict from a label to ratios, as many as `x`; every panel
+            with the same labels, four at most.
+        x: the sizes, positive and rising; each is a tick.
+        xlabel, ylabel: what the axes mean.
+        title, device, date: heading, and where and when it was recorded.
+        alt: alternative text; by default every ratio.
+
+    Raises:
+        ValueError: no panels, other labels than in the first, or a number that is not positive.
+    """
+    require_dict("panels", panels)
+    labels = [list(series) for series in panels.values()]
+    if not panels or labels.count(labels[0]) < len(labels) or not 0 < len(labels[0]) <= len(LINES):
+        raise ValueError(f"relative needs panels with the same 1 to {len(LINES)} labels")
+    ratios = [value for series in panels.values() for each in series.values() for value in each]
+    if any(len(each) != len(x) for series in panels.values() for each in series.values()):
+        raise ValueError(f"each label needs {len(x)} ratios, one for each size")
+    if not min([*ratios, *x]) > 0:
+        raise ValueError("the axes are logarithmic: every number must be positive")
+    alt = alt or f"{ylabel} over {xlabel}: " + "; ".join(
+        f"{name}, {label}: "
+        + ", ".join(f"{y:.2f} at {size:,}" for size, y in zip(x, each, strict=True))
+        for name, series in panels.items()
+        for label, each in series.items()
+    )
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Picture(2.5 * rows + 0.9, alt)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    low = min(0, int(np.floor(np.log2(min(ratios)))))
+    high = max(1, int(np.ceil(np.log2(max(ratios)))))
+    for axes, (name, series) in zip(grid.ravel(), panels.items(), strict=False):
+        axes.axhline(1, color=LIMIT, linestyle="--", linewidth=2, zorder=0.5)
+        for (label, each), line in zip(series.items(), LINES, strict=False):
+            axes.plot(x, each, label=label, linewidth=1.8, **line)
+        axes.set(xscale="log", yscale="log", ylim=(2.0**low, 2.0**high))
+        axes.set_xticks(x, [f"{size:,}" for size in x])
+        names = [f"{2**k}" if k >= 0 else f"1/{2**-k}" for k in range(low, high + 1)]
+        axes.set_yticks([2.0**k for k in range(low, high + 1)], names)
+        axes.minorticks_off()
+        axes.grid(alpha=0.25)
+        axes.set_title(name, loc="left", fontsize=11)
+    for axes in grid.ravel()[len(panels):]:
+        axes.set_axis_off()
+    for axes in grid[-1]:
+        axes.set_xlabel(xlabel)
+    for axes in grid[:, 0]:
+        axes.set_ylabel(ylabel)
+    caption(grid[-1, 0], device, date)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center",
+                  ncols=len(labels[0]), frameon=False)  # fmt: skip
+    if title:
+        figure.suptitle(title, fontweight="bold")
     return figure

@@ -218,9 +218,10 @@ def run_to_run(sums, exact, *, ylabel="sum − exact sum (no unit)", title="", d
     )
     figure = Picture(3.4, alt)
     axes = figure.subplots()
-    for (label, values), line in zip(sums.items(), LINES, strict=False):
+    for number, ((label, values), line) in enumerate(zip(sums.items(), LINES, strict=False)):
         style = line | {"linestyle": "none"}
-        axes.plot(np.arange(1, values.size + 1), values - exact, label=label, markersize=8,
+        aside = 0.2 * (number - (len(sums) - 1) / 2)  # equal sums must not hide each other
+        axes.plot(np.arange(1, values.size + 1) + aside, values - exact, label=label, markersize=8,
                   markeredgecolor=INK, **style)
     axes.axhline(0, color=LIMIT, linestyle="--", linewidth=1.5, label="exact", zorder=0)
     most = max(values.size for values in sums.values())

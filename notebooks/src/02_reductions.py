@@ -1070,7 +1070,7 @@ for name, what in compared.items():
 # And all of the kernels:
 
 # %%
-compared = [record for record in recorded["records"] if record["name"].startswith("tracer.")]
+compared = bench.find(recorded, name="tracer.*")
 unequal = [
     record["name"].removeprefix("tracer.")
     for record in compared

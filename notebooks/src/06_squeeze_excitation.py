@@ -10,7 +10,7 @@
 # [lesson 5](05_fusing_softmax.ipynb) (counting bytes). Of [lesson 4](04_softmax_at_the_limit.ipynb) it
 # helps to remember the caches.
 #
-# **Time:** 90 minutes; there are good places to pause after sections 2 and 5. All cells together
+# **Time:** 150 minutes; there are good places to pause after sections 2 and 5. All cells together
 # run in less than a minute in the simulator. On a GPU the speeds are measured on your own
 # machine, otherwise you see recorded ones, where there are any yet. The words are collected in the
 # [glossary](glossary.md).
@@ -260,7 +260,7 @@ hint("excite")
 # ### Scale
 #
 # The last kernel multiplies. As in lesson 1, it walks through memory from one end to the other, which is always
-# coalesced, and works out from the place `i` in memory which picture and which channel it has got. Take a batch of 2
+# coalesced, and works out from the place `i` in memory which picture and which channel it has. Take a batch of 2
 # pictures of 2 channels with 3 pixels, 12 numbers; **predict** the channel of place 7 in each layout:
 
 # %%
@@ -437,10 +437,12 @@ def scale_group(x, bias1, weight2, bias2, partial, y, n, g):
 # %% [markdown]
 # ## 4 · L2, a second chance
 #
-# All that multiprocessors read and write goes through the **L2 cache**, which they share. What was read lately
-# is still there, unless other things have driven it out since. It has 63 MB on an H200, and it answers more
+# Each multiprocessor has a small L1 cache of its own (lesson 4). What a multiprocessor does not find there, it asks of the
+# **L2 cache**, which all of them share, and all that they write goes there too. What was read lately
+# is still in L2, unless other things have driven it out since. L2 answers more
 # quickly than the memory and delivers more bytes per second. But most important: **what comes from L2 is no traffic
-# on the memory.**
+# on the memory.** (L1 does not help here: it is far too small for a picture, and the block that scales need not be
+# on the multiprocessor that has pooled.)
 #
 # A model of a cache in a few lines: it holds so many pictures (read or written), and if it is full, the one that nobody has
 # touched for the longest time has to go.
@@ -489,12 +491,13 @@ plot.cache_walk({name: walk(order) for name, order in orders.items()},
 # (A real cache is not as simple: it has its own ideas about who has to go, and what is written may be
 # kept for a while or not. But it does reward who comes back soon.)
 #
-# How many pictures fit? Here are some of the blocks of EfficientNet-B4, in float32, and the L2 of the chip
-# on which this course was recorded:
+# How many pictures fit? Here are some of the blocks of EfficientNet-B4, in float32, beside the L2 of your GPU; without
+# one, of the chip on which this course was recorded:
 
 # %%
 recorded = bench.load_records()
 l2_bytes = recorded["device"]["l2_bytes"] if SIMULATED else bench.device_facts()["l2_bytes"]
+print(f"L2 has {l2_bytes / 1e6:.0f} MB")
 for C, side in ((48, 190), (144, 95), (336, 48), (960, 24), (2688, 12)):
     picture = 4 * C * side**2
     print(f"{C:5} channels of {side:3} × {side:3}: {picture / 1e6:5.1f} MB a picture, "
@@ -565,8 +568,10 @@ plot.work_items({"picture by picture": schedule(by_picture), "one picture ahead"
 #
 # ### How to wait
 #
-# Lesson 2 has it all: `done[n]` is a counter in memory, at first 0. **To announce:** all lanes have written
-# their share; then one lane puts a fence, so that everyone sees the share before the announcement, and adds 1
+# Lesson 2 has it all: `done[n]` is a counter in memory, at first 0. **To announce:** first *all* lanes must have written
+# their share. A lane does not know how far the others are; only a `syncwarp` makes it true, since nobody gets past it before
+# all lanes of the warp have come, and what they wrote before it, each of them can read after it. Then one lane puts a fence, so
+# that everyone sees the shares before the announcement, and adds 1
 # to the counter, atomically. **To wait:** one lane looks at the counter until it is $G$; the other lanes wait for
 # that lane; then a fence again (it is in `scale_group`), so that nothing is read before. It looks
 # with an atomic that adds 0, and not with a plain `done[n]`: the compiler may keep that in a register, and
@@ -913,7 +918,8 @@ def show(record, title):
 # 32 pictures of 48 channels with 190 × 190 pixels: 222 MB. **Predict** the ratio of PyTorch's time to that
 # of a kernel which gets `x` from memory only once, from the bytes; and what torch.compile may reach, which fuses neighbouring
 # operations but cannot let blocks wait for each other. (PyTorch calls channels first *contiguous*. A bar says
-# *channels-last* if it is the other layout.)
+# *channels-last* if it is the other layout. The short line at the end of a bar spans the middle half of all rounds of the
+# measurement; where it cannot be seen, the rounds were that much alike.)
 
 # %%
 show(measured("squeeze_excite.forward", (32, 48, 190, 190)), "32 pictures of 48 × 190 × 190, forward")
@@ -923,7 +929,14 @@ show(measured("squeeze_excite.both", (32, 48, 190, 190)),
      "32 pictures of 48 × 190 × 190, forward and backward")
 
 # %% [markdown]
-# **Explaining the gap.** From bytes alone, forward promises $3N / 2N = 1.5$. `auto`, which is `resident` here, keeps that
+# **Explaining the gap.** `separate` moves no more than PyTorch, $3N$ (the profiler below says so), and takes twice as long: it is not
+# memory that it waits for. Its means come from the fast kernel of lesson 2, and 222 MB take no less than 53 µs at the copy's speed; if
+# they take about that, most of its 523 µs are spent in the last kernel, which is like yours: a thread for each number. For a single load of 4 bytes
+# such a thread divides whole numbers three times, to find its picture and its channel, and works out the gate once more, exponential and division. PyTorch
+# has a kernel that finds the gates, once for each channel, before it multiplies, and its multiplication gives several numbers to
+# a thread. In `two_pass` a block works out a gate once for each channel that it has, and moves 16 bytes at a time. *A kernel can be far from every limit and still be slow: by the instructions around its loads.*
+#
+# From bytes alone, forward promises $3N / 2N = 1.5$. `auto`, which is `resident` here, keeps that
 # promise; `fused` does not, though it moves only a little more than $2N$, as you will see in a moment. The reason is in what a
 # block does beside moving bytes. For each of its small pieces a block of `fused` draws a ticket, waits for the last of its
 # loads, adds up across the block, tells the others, or asks them. Each of these steps is a trip to L2 and back, one after the
@@ -934,7 +947,7 @@ show(measured("squeeze_excite.both", (32, 48, 190, 190)),
 # `resident` moves $2N$ and nothing more, but its blocks wait as well: all that share a picture, until the last of them has
 # added up its piece. So there are two on each multiprocessor. If both began at once, both would read at the same time, and
 # wait at the same time. Therefore the second one begins when the first one's piece has come, and from then on one of them
-# reads or writes while the other one waits. This small delay at the start saves a tenth of the time.
+# reads or writes while the other one waits.
 #
 # And torch.compile? At this size it is as fast as `fused`, although it reads `x` twice, $3N$. None of its blocks ever
 # waits for another one, so it moves more bytes, and faster, at nearly nine tenths of the copy's speed. *Fewer bytes are
@@ -975,7 +988,8 @@ else:
     print("Not measured yet: data/results has no record squeeze_excite.profile.")
 
 # %% [markdown]
-# It was. `fused` comes close to 2, and what is above had been driven out of L2 before it was wanted again. Even `two_pass` finds a
+# It was. `fused` comes close to 2. The rest are second readings of pieces that L2 no longer held: other pieces had come in
+# meanwhile. Even `two_pass` finds a
 # little of `x` there. `auto` is `resident` at these sizes, which has no second reading at all.
 #
 # In lesson 4 you learned to look at *bytes in flight*. Look at them here as well, when a kernel has blocks that wait: a block

@@ -11,10 +11,10 @@
 # 6](06_squeeze_excitation.ipynb) (squeeze-and-excitation). The block is described once more
 # below.
 #
-# **Time:** 90 minutes; there are good places to pause after sections 2 and 5. All cells together
-# run in about two minutes in the simulator, most of which a small network takes to learn. On a
-# GPU the proofs of section 4 are done with the whole network there. The words are collected in
-# the [glossary](glossary.md).
+# **Time:** 150 minutes; there are good places to pause after sections 2 and 5. All cells together
+# run in two to four minutes without a GPU, of which a small network takes one or two to learn. On a
+# GPU the proof of section 4 is done with the whole network. The words are collected in the
+# [glossary](glossary.md).
 
 # %%
 import logging
@@ -149,20 +149,27 @@ plot.shares({"FLOPs": by_kind(1), "numbers moved": by_kind(2)},
 # compute anything, and SE is a sixth.
 #
 # Which of the two is right depends on the chip. Lesson 4's roofline tells: each operation takes
-# as long as its *slower* half. An H200 moves 4.2 · 10¹² bytes per second. Its units for products
-# of matrices, which convolutions use, reach some 600 · 10¹² FLOPs per second with bfloat16
-# (numbers of 2 bytes), and 400 · 10¹² with **TF32**, which are float32 numbers of which only the
-# first 11 binary digits are used: PyTorch allows this for convolutions. With all digits it is 50
-# · 10¹². **Predict:** which of the two bars is nearer to the truth?
+# as long as its *slower* half. An H200 moves 4.2 · 10¹² bytes per second, if it copies. Its units
+# for products of matrices, which convolutions use, do at most 1,070 · 10¹² FLOPs per second with
+# bfloat16 (numbers of 2 bytes), and half as many with **TF32**, which are float32 numbers of which
+# only the first 11 binary digits are used: PyTorch allows this for convolutions. With all digits it
+# is 67 · 10¹². (Lesson 10 says where these limits come from. No kernel gets past them, and few get
+# near.) **Predict:** which of the two bars is nearer to the truth?
 
 # %%
+from course_lib.benchmarks.peaks import peaks_of
+
+limits = peaks_of((9, 0), 132, 1_980_000)  # capability, multiprocessors, kHz of an H200
+
+
 def predicted_ms(bytes_per_number, tflops):
     moved, flops = by_kind(2, bytes_per_number / 4.2e9), by_kind(1, 1 / (tflops * 1e9))
     return {kind: max(moved[kind], flops[kind]) for kind in moved}
 
 
-chips = {"bfloat16": predicted_ms(2, 600), "float32, TF32 allowed": predicted_ms(4, 400),
-         "float32, all digits": predicted_ms(4, 50)}
+chips = {"bfloat16": predicted_ms(2, limits["bfloat16"]),
+         "float32, TF32 allowed": predicted_ms(4, limits["tf32"]),
+         "float32, all digits": predicted_ms(4, limits["fma"])}
 plot.shares(chips, highlight="squeeze-and-excitation", xlabel="share of the predicted time (%)",
             title="If every kernel were at its limit")
 
@@ -366,7 +373,7 @@ hint("describe_block")
 # %% [markdown]
 # (Nothing, at first. The fake is believed: the compiled code that follows reads the bytes of the
 # result as numbers of another size. A wrong fake is among the nastiest bugs, and
-# `torch.library.opcheck` compares each fake with the real thing. The course's tests call it.)
+# `torch.library.opcheck` compares each fake with the real thing. You will call it below.)
 #
 # With a fake, one can ask what a network *would* take. What must the largest block of B4 keep for
 # the way back, for 32 pictures?
@@ -431,22 +438,136 @@ hint("block_function")
 
 # %% [markdown]
 # Now around the course's real launchers, beside torchvision's module, with the same weights. On a
-# machine without a GPU the kernels run in the simulator.
+# machine without a GPU the kernels run in the simulator. How can one be sure of that? Count the
+# launches:
 
 # %%
+from course_lib.runtime.launch import recorded as launches_of
+
 device = "cpu" if SIMULATED else "cuda"
 my_block = use("block_function", block_function)(squeeze_excite.forward, squeeze_excite.backward)
 torch.manual_seed(0)
 theirs = SqueezeExcitation(12, 3, torch_nn.SiLU).to(device)
 x = torch.randn(2, 12, 7, 7, device=device, requires_grad=True)
 weights = [theirs.fc1.weight, theirs.fc1.bias, theirs.fc2.weight, theirs.fc2.bias]
+
+# %%
 results = []
-for y in (theirs(x), my_block(x, *weights, "sigmoid")):
-    results.append([y, *torch.autograd.grad((y * y).sum(), [x, *weights])])
+for each in (theirs, lambda x: my_block(x, *weights, "sigmoid")):
+    with launches_of() as launches:
+        y = each(x)
+        results.append([y, *torch.autograd.grad((y * y).sum(), [x, *weights])])
+print(f"launches of the course's kernels: {len(launches)}")
 for name, a, b in zip(("y", "dx", "dW1", "db1", "dW2", "db2"), *results, strict=True):
     print(f"{name:4} relative difference {(a - b).norm() / a.norm():.0e}")
 
 # %% [markdown]
+# ### Registered
+#
+# It works, and it is no operator yet. A Function is Python, and `torch.compile` reads Python: it
+# would walk into the launchers, with tensors that have no numbers. An operator is a closed box,
+# about which PyTorch knows what it was told. `torch.library` makes one. The annotations are its
+# schema, and the fake is yours:
+
+# %%
+from torch import Tensor
+
+
+@torch.library.custom_op("mine::block", mutates_args=())
+def my_operator(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor,
+                gate: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return squeeze_excite.forward(x, w1, b1, w2, b2, gate=gate)
+
+
+@my_operator.register_fake
+def _(x, w1, b1, w2, b2, gate):
+    return describe(x, w1, b1, w2, b2)
+
+
+print(torch.ops.mine.block.default._schema)
+
+# %% [markdown]
+# (`mutates_args=()` promises that no argument is written to.) The gradient runs kernels too, so it
+# needs a box of its own: `torch.compile` reads a gradient as it reads everything else.
+
+# %%
+@torch.library.custom_op("mine::block_backward", mutates_args=())
+def my_backward(dy: Tensor, x: Tensor, w1: Tensor, w2: Tensor, mean: Tensor, hidden: Tensor,
+                logit: Tensor, gate: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return squeeze_excite.backward(dy, x, w1, w2, mean, hidden, logit, gate=gate)
+
+
+@my_backward.register_fake
+def _(dy, x, w1, w2, mean, hidden, logit, gate):
+    db1, db2 = hidden.new_empty(hidden.shape[1]), logit.new_empty(logit.shape[1])
+    return torch.empty_like(x), torch.empty_like(w1), db1, torch.empty_like(w2), db2
+
+# %% [markdown]
+# And the two are tied together, just as in your exercise. What was `forward` there is cut in two:
+# the operator computes, and `keep` saves.
+
+# %%
+def keep(ctx, inputs, output):
+    x, w1, _, w2, _, ctx.gate = inputs
+    ctx.save_for_backward(x, w1, w2, *output[1:])
+
+
+def gradients(ctx, dy, *unused):  # unused: the gradients of mean, hidden and logit
+    return *my_backward(dy, *ctx.saved_tensors, ctx.gate), None
+
+
+my_operator.register_autograd(gradients, setup_context=keep)
+
+# %% [markdown]
+# Is all of it true? `torch.library.opcheck` runs the operator and compares: the schema with what
+# happens to the arguments, the fake with the real results, and what a compiler would make of both
+# passes with what they do by themselves.
+
+# %%
+tiny = [torch.randn(s, device=device, requires_grad=True)
+        for s in ((1, 4, 3, 3), (2, 4), (2,), (4, 2), (4,))]
+with launches_of() as launches:
+    for test, result in torch.library.opcheck(my_operator, (*tiny, "sigmoid")).items():
+        print(f"{test:28} {result}")
+print(f"launches of the course's kernels: {len(launches)}")
+
+# %% [markdown]
+# A fake that says float16 where the operator returns float32, as in the exercise:
+
+# %%
+@torch.library.custom_op("mine::liar", mutates_args=())
+def liar(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+liar.register_fake(lambda x: x.new_empty(x.shape, dtype=torch.float16))
+try:
+    torch.library.opcheck(liar, (torch.ones(3),), test_utils="test_faketensor")
+except Exception as error:
+    print(str(error).partition(" (scroll")[0])
+
+# %% [markdown]
+# Now `torch.compile`. `fullgraph=True` makes it an error if there is anything that it cannot read.
+# (`aot_eager` is its way to read forward and backward without its code generator, which would need
+# a C++ compiler here.) **Predict** the number of launches, forward and backward.
+
+# %%
+@torch.compile(backend="aot_eager", fullgraph=True)
+def compiled(x):
+    return torch.relu(2 * my_operator(x, *weights, "sigmoid")[0])
+
+
+with launches_of() as launches:
+    y = compiled(x)
+    found = torch.autograd.grad(y.sum(), [x, *weights])
+expected = torch.autograd.grad(torch.relu(2 * theirs(x)).sum(), [x, *weights])
+errors = [((a - b).norm() / b.norm()).item() for a, b in zip(found, expected, strict=True)]
+print(f"launches: {len(launches)}; all five gradients within 1e-5 of PyTorch's: {max(errors) < 1e-5}")
+
+# %% [markdown]
+# As many as without it (in the simulator five, two of them forward). The box was carried through as one piece, and
+# what stands around it (the doubling, the ReLU) belongs to the compiler.
+#
 # ### Autocast
 #
 # **Autocast** lets a network with float32 weights compute with 16 bits where that is safe,
@@ -454,31 +575,35 @@ for name, a, b in zip(("y", "dx", "dW1", "db1", "dW2", "db2"), *results, strict=
 # torchvision's block the two dense layers, which are nothing as arithmetic, get four more kernels
 # that only convert.
 #
-# Ours need not be converted. It takes `x` in bfloat16 with weights in float32 and adds in float32
-# anyway. What it has to promise is that `y` has the type that PyTorch's would have:
+# Yours need not be converted. It takes `x` in bfloat16 with weights in float32 and adds in float32
+# anyway; and an operator that has told autocast nothing is left alone by it. What it has to promise
+# is that `y` has the type that PyTorch's would have:
 
 # %%
-block = nn.SqueezeExcitation(12, 3, torch_nn.SiLU).to(device)
-block.load_state_dict(theirs.state_dict())
 half = x.detach().bfloat16()
-with torch.no_grad():
+with torch.no_grad(), launches_of() as launches:
     with torch.autocast(device, dtype=torch.bfloat16):
-        y_theirs, y = theirs(half), block(half)
+        y_theirs, y = theirs(half), my_operator(half, *weights, "sigmoid")[0]
     exact = theirs.double()(half.double())
-for name, each in (("torchvision's", y_theirs), ("ours", y)):
+theirs.float()
+for name, each in (("torchvision's", y_theirs), ("yours", y)):
     print(f"{name:13} {each.dtype}, relative error {(each - exact).norm() / exact.norm():.4f}")
+print(f"launches of the course's kernels: {len(launches)}")
 
 # %% [markdown]
 # (bfloat16 keeps 8 binary digits, so 0.002 is what rounding `y` alone costs.)
 #
 # ## 4 · A module in the place of another
 #
-# `nn.SqueezeExcitation` above took torchvision's weights by `load_state_dict`. That works because
+# The course's module around such an operator is `nn.SqueezeExcitation`. It takes torchvision's
+# weights by `load_state_dict`. That works because
 # its parameters have **the same names and shapes**. The dictionary of all parameters by name is a
 # network's **state_dict**. It is what one saves and publishes, so whoever changes a name breaks
 # everybody's files.
 
 # %%
+block = nn.SqueezeExcitation(12, 3, torch_nn.SiLU).to(device)
+print(block.load_state_dict(theirs.state_dict()))
 for name, tensor in block.state_dict().items():
     print(f"{name:12} {tuple(tensor.shape)}")
 
@@ -556,32 +681,42 @@ print("torchvision's again:", sum(type(m) is SqueezeExcitation for m in model.mo
 # %% [markdown]
 # ### Proof
 #
-# Same outputs, same gradients? On a GPU the cell below runs the whole network. Without one, it
-# runs the first four of its nine stages, with ten SE blocks, as the simulator would take minutes
-# for the rest. (Is it really the simulator? On a CPU the module runs PyTorch's operators, because
-# that is what somebody without a GPU wants. Only if `COURSE_LIB_SIMULATOR=1` was set before the
-# notebook was started does it run our kernels there; the page that is stored with the solutions
-# was made so. The block of section 3, which calls the launchers itself, always runs ours.)
+# Same outputs, same gradients? Your `swap_blocks` now puts *your operator* into the network. On a
+# GPU the cell below runs the whole network. Without one, it runs the first four of its nine stages,
+# with ten SE blocks, in the simulator, which would take minutes for the rest. And since a proof that
+# compares PyTorch with PyTorch looks just like a good one, the launches are counted.
 
 # %%
-part = model.features[:4] if SIMULATED else model
-size = 32 if SIMULATED else 128
+class MyBlock(SqueezeExcitation):  # torchvision's layers and names, and your operator
+    def forward(self, x):
+        weights = [p for layer in (self.fc1, self.fc2) for p in (layer.weight, layer.bias)]
+        return my_operator(x, *weights, "sigmoid")[0]
+
+
+def make_mine(old):
+    return MyBlock(old.fc1.in_channels, old.fc1.out_channels, type(old.activation)).to(device)
+
+# %%
+part = (model.features[:4] if SIMULATED else model).eval()  # no chance in it: no dropout
 torch.manual_seed(1)
-pictures = torch.randn(2, 3, size, size, device=device)
+pictures = torch.randn(2, 3, *((32, 32) if SIMULATED else (128, 128)), device=device)
 torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-found = []
-part.eval()  # no chance in it: dropout and the like are off
-swapped = nn.replace_layers(part, types=[SqueezeExcitation])
-for _ in ("ours", "theirs"):
-    y = part(pictures)
-    found.append((y.detach(), torch.autograd.grad((y * y).sum(), list(part.parameters()))))
-    swapped.restore()
+
+
+def output_and_gradients():
+    with launches_of() as launches:
+        y = part(pictures)
+        found = torch.autograd.grad((y * y).sum(), list(part.parameters()))
+    return y.detach(), found, len(launches)
 
 # %%
-(y, gradients), (y_theirs, gradients_theirs) = found
+y_theirs, gradients_theirs, n_theirs = output_and_gradients()
+swapped = use("swap_blocks", swap_blocks)(part, SqueezeExcitation, make_mine)
+y, gradients_mine, n_mine = output_and_gradients()
 errors = [((a - b).norm() / b.norm()).item()
-          for a, b in zip(gradients, gradients_theirs, strict=True)]
-print(f"{len(swapped.replaced)} blocks. Output: relative difference below 1e-5:",
+          for a, b in zip(gradients_mine, gradients_theirs, strict=True)]
+print(f"{len(swapped)} blocks; launches of the course's kernels: {n_theirs} before, {n_mine} after")
+print("output: relative difference below 1e-5:",
       ((y - y_theirs).norm() / y_theirs.norm()).item() < 1e-5)
 print(f"{len(errors)} gradients: the largest relative difference is below 1e-4:", max(errors) < 1e-4)
 
@@ -589,8 +724,10 @@ print(f"{len(errors)} gradients: the largest relative difference is below 1e-4:"
 # (They are not equal to the last bit, and cannot be: PyTorch adds in another order.)
 #
 # A user need not even know. `models.create_model("efficientnet_b4", num_classes=5)` builds the
-# network and swaps the blocks. Where there is no GPU, the same modules run PyTorch's operators,
-# and it says once which way it took: that is the line in brackets that you have seen above.
+# network and swaps the blocks. Where there is no GPU, the course's own modules run PyTorch's
+# operators, since that is what somebody without a GPU wants of a network. (With
+# `COURSE_LIB_SIMULATOR=1`, set before Python starts, they run our kernels in the simulator.) It says
+# once which way it took: that is the line in brackets that you have seen above.
 #
 # ## 5 · Another family, another gate
 #
@@ -634,6 +771,10 @@ check("hard_gate_backward", hard_gate_backward)
 # %%
 hint("hard_gate_backward")
 
+# %% [markdown]
+# (Why a sum? One gate multiplies a whole plane, so every number of the plane has a say in its
+# gradient.) Beside PyTorch's:
+
 # %%
 kernel = use("hard_gate_backward", hard_gate_backward)
 logit = torch.tensor([-5, -3, -2.9, 0, 1, 3, 5], requires_grad=True)
@@ -664,16 +805,17 @@ for name in ("mobilenet_v3_small", "regnet_y_400mf", "efficientnet_v2_s"):
 # You have written down a guess and computed a prediction. Now the measurement: a training step of
 # B4, 32 pictures of 380 × 380, with bfloat16 autocast and with float32 (TF32 allowed). It was
 # measured in both memory formats. The first two lines are those of the faster one; where a line
-# says *contiguous*, channels come first, else last. The last line is about the same step without
-# Python, and explained below.
+# says *contiguous*, channels come first, else last. Each of ours is compared with PyTorch's in the
+# same format. The last line is about the same step without Python, and explained below.
 
 # %%
 for precision in ("bfloat16", "float32"):
     if step := measured("efficientnet.step", dtype=precision):
         ms = {row["label"]: row["microseconds"] / 1e3 for row in step["rows"]}
         for label, each in ms.items():
-            ratio = ms["PyTorch eager"] / each
-            print(f"{precision:9} {label:29} {each:8.2f} ms, {ratio:.3f} times as fast")
+            same_format = ms["PyTorch eager" + label.removeprefix("ours")] if "ours" in label else 0
+            ratio = f", {same_format / each:.3f} times as fast" if same_format else ""
+            print(f"{precision:9} {label:29} {each:8.2f} ms{ratio}")
         print("{:9} as a CUDA graph: SE {share:.1%} of the step, {block_speedup:.2f} times as fast; by "
               "Amdahl's law {predicted_ratio:.3f}, measured {measured_ratio:.3f}".format("", **step["amdahl"]))
 print(f"predicted: {predicted:.3f}; my guess: {my_guess}")
@@ -730,7 +872,7 @@ print(f"{len(training)} pictures to learn from, {len(validation)} to be tested w
 of_class = [(training.labels == label).nonzero().flatten().tolist() for label in range(5)]
 chosen = [places[i] for i in (0, 1) for places in of_class]  # two of each
 plot.images([training.images[i].permute(1, 2, 0).numpy() for i in chosen],
-            [training.classes[training.labels[i]] for i in chosen], columns=5,
+            [training.classes[training.labels[i]] for i in chosen], columns=5, pixels=False,
             title="Leaves, 64 × 64 pixels")
 
 # %% [markdown]
@@ -740,7 +882,7 @@ plot.images([training.images[i].permute(1, 2, 0).numpy() for i in chosen],
 # each file and a seed, so that it is the same tomorrow.
 #
 # **The network.** B4 needs a GPU. The small network here has a convolution, then two blocks with
-# SE, and 80,000 parameters. It learns within a minute on a CPU. An **epoch** is one pass over all
+# SE, and 80,000 parameters. It learns in a minute or two on two cores of a CPU. An **epoch** is one pass over all
 # training pictures; each time, they are mirrored, turned and recoloured at random
 # (**augmentation**), so that there is more to see than 400 pictures.
 #
@@ -779,7 +921,7 @@ names = validation.classes
 titles = [f"{names[answer[i]]} ({sure[i]:.0%})" + ("" if answer[i] == validation.labels[i]
           else f"\nis {names[validation.labels[i]]}") for i in shown]
 plot.images([validation.images[i].permute(1, 2, 0).numpy() for i in shown], titles,
-            title="Right answers, and wrong ones")
+            pixels=False, title="Right answers, and wrong ones")
 
 # %% [markdown]
 # ### A run that is killed
@@ -873,8 +1015,9 @@ for name, call in zip(("first process", "second process"), calls, strict=True):
 
 # %%
 first_calls = measured("kernel_cache.first_call")
-first_calls and plot.durations(first_calls["rows"], title="The first call in a new process",
-                               **first_calls["source"])
+ms = [row | {"microseconds": row["microseconds"] / 1e3} for row in first_calls["rows"]] if first_calls else []
+ms and plot.times(ms, xlabel="time of the first call in a new process (ms)", **first_calls["source"],
+                  title="With a full cache, nothing is compiled")
 
 # %% [markdown]
 # ### The list
@@ -896,9 +1039,9 @@ for row in rows:
 # %% [markdown]
 # You know what *registers* and *shared memory* decide (lesson 4, section 5). The *stack* holds
 # what found no place in registers, in local memory: it should be small or 0. *As built* says that
-# the source is still the one that was compiled. With `--ptx name` it prints the kernel in the
-# GPU's assembly language, with `--sass name` the machine's own instructions, with `--clear` it
-# empties the cache.
+# the source is still the one that was compiled. With `--ptx name` it prints the kernel in PTX, the
+# assembly language of all NVIDIA GPUs, with `--sass name` in SASS, the instructions of this chip,
+# which are made from PTX; with `--clear` it empties the cache.
 #
 # ### When is a compiled kernel out of date?
 #
@@ -996,6 +1139,6 @@ progress()
 # %% [markdown]
 # ## What comes next
 #
-# Lesson 8: convolution. In the first picture of this lesson, 97 % of the FLOPs were convolutions,
-# and lots of the bytes too. They are the heart of such networks, and the first operation of this
+# Lesson 8: convolution. In the first picture of this lesson, 97 % of the FLOPs were convolutions
+# (90.8 % and 6.6 %, which the picture rounds), and lots of the bytes too. They are the heart of such networks, and the first operation of this
 # course for which arithmetic can be the limit.

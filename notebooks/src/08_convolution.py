@@ -9,7 +9,7 @@
 # **You need** [lesson 2](02_reductions.ipynb) (shared memory, barriers, banks, access maps) and the
 # roofline of [lesson 4](04_softmax_at_the_limit.ipynb).
 #
-# **Time:** 120 minutes; there are good places to pause after sections 3 and 5. All cells together
+# **Time:** 160 minutes; there are good places to pause after sections 3 and 5. All cells together
 # run in less than half a minute in the simulator. On a GPU the speeds are measured on your own
 # machine, otherwise you see recorded ones, where there are any yet. The words are collected in the
 # [glossary](glossary.md).
@@ -564,10 +564,23 @@ kernel, y = use("implicit_gemm", implicit_gemm), np.zeros_like(y)
 with simulator.trace() as implicit_trace:
     kernel[(32, 1), 64](x, weight.reshape(8, 36), y, 3, 3, 1, 1)
 print(f"largest error {abs(y - expected).max():.0e}")
-traces = {"direct": direct_trace, "tiled": tiled_trace, "im2col, alone": im2col_trace,
-          "implicit GEMM": implicit_trace}
-plot.asked({label: asked_for(trace) for label, trace in traces.items()},
-           title="Asked for, from memory; im2col without the product")
+
+# %% [markdown]
+# To compare it with im2col, the product must be counted as well, which NumPy has made for us. The same kernel can make it: for
+# a filter of 1 × 1 the matrix *is* the picture (section 5), so give it `columns` as a picture of 36 channels.
+
+# %%
+product = np.zeros_like(y)
+with simulator.trace() as product_trace:
+    kernel[(32, 1), 64](columns.reshape(1, 36, 16, 16), weight.reshape(8, 36), product, 1, 1, 1, 0)
+print(f"largest error {abs(product - expected).max():.0e}")
+traces = {"direct": direct_trace, "tiled": tiled_trace, "im2col": im2col_trace,
+          "its product": product_trace, "implicit GEMM": implicit_trace}
+found = {label: asked_for(trace) for label, trace in traces.items()}
+found["its product"] = [("columns" if name == "x" else name, *rest) for name, *rest in found["its product"]]
+found["im2col"] += found.pop("its product")
+found = {label.replace("im2col", "im2col and its product"): parts for label, parts in found.items()}
+plot.asked(found, title="Asked for, from memory: the matrix that is made costs 18 times x")
 
 # %% [markdown]
 # (What may be missing: the term, if the last step has fewer than eight; the pixel, if the last tile
@@ -575,7 +588,7 @@ plot.asked({label: asked_for(trace) for label, trace in traces.items()},
 #
 # Each element of the matrix is fetched once for eight filters, and each weight once for eight
 # pixels. That makes 8.3 times x (less than 9, since the padding is not read), and 9 times x for the
-# weights. Nothing is written but y. And it is the *size of the tile* that decides: with tiles of
+# weights. Nothing is written but y. im2col writes the matrix and reads it again, 9 times x each. And it is the *size of the tile* that decides: with tiles of
 # 128 × 128 it would be a sixteenth of that.
 #
 # The access map of `b`, which is im2col's without im2col:
@@ -617,10 +630,11 @@ plot.access_map(implicit_trace, reads, steps=6, title="Elements of a matrix that
 # instruction of a warp, `mma`, multiplies a matrix of 16 × 8 with one of 8 × 8, and adds the
 # product to 16 × 8 sums. On an H200 they can do eight times as many FLOPs as the usual units, or
 # sixteen times with numbers of 16 bits. To use them, a convolution has to be a product of matrices,
-# and you have just made one of it.
+# and you have just turned it into one.
 #
 # There is a price. Tensor cores do not multiply float32 numbers. They take bfloat16, float16, or
-# TF32: float32 without its last 13 binary digits. (The sums are kept in float32.) How much is lost?
+# TF32: float32 without its last 13 binary digits. (The sums have all digits of float32; but a tensor
+# core cuts off what does not fit, where the usual units round.) How much is lost?
 
 # %%
 def tf32(numbers):
@@ -716,32 +730,51 @@ def show(record, title, *limits):
 # runs if no rung is asked for.)
 
 # %%
-show(measured("conv2d.forward", (8, 32, 32, 28)), "8 pictures, 32 channels, 32 filters, 28 × 28, float32", "fma")
+small = measured("conv2d.forward", (8, 32, 32, 28))
+best = max(row["tflops"] for row in small["rows"]) if small else 0
+show(small, "8 pictures, 32 → 32 channels, 28 × 28, float32: the best rate is\n"
+     f"{best / small['peaks_tflops']['fma']:.0%} of the {small['peaks_tflops']['fma']:.0f} TFLOP/s of the float32 units" if small else "")
 
 # %% [markdown]
-# None comes near. One launch, and the way of a number from memory through the sum and back, take
+# None comes near; the limit is far outside of the picture. One launch, and the way of a number from memory through the sum and back, take
 # longer than this arithmetic. And large tiles do not pay here: with tiles of 64 × 64 results, 98
 # blocks have all the work, on 132 multiprocessors, and half of each tile is empty, since there are
 # only 32 filters. So `implicit_gemm` is behind `tiled`. cuDNN is ahead of us.
 #
-# Then the three sizes that the course holds itself to, in float32 accuracy. The limits are what the chip could do at most: with
-# its float32 units, and with split TF32 on its tensor cores. **Predict** for the first what share of a limit a good
-# kernel gets, and whether cuDNN, NVIDIA's library, is behind or ahead.
+# Then the three sizes that the course holds itself to, in float32 accuracy. There are two limits, for two ways to compute. cuDNN,
+# NVIDIA's library, was not allowed TF32 here, so its limit is that of the float32 units. Ours writes each number in two parts, as in
+# section 7, and does the two small products in bfloat16, of which one instruction takes twice as many terms: three products cost
+# as much as two of TF32, so its limit is *half* of TF32's. **Predict** what share of its limit a good kernel gets, and whether cuDNN
+# is behind or ahead. (32 × 64 → 128, 64 × 64 stands for 32 pictures, 64 channels of x, 128 of y, 64 × 64 pixels.)
 
 # %%
 SHAPES = [(32, 64, 128, 64), (32, 128, 128, 56), (64, 256, 256, 28)]
-show(measured("conv2d.forward", SHAPES[0]), "32 pictures, 64 → 128 channels, 64 × 64, float32", "fma", "split")
+
+
+def best_of(record, who):
+    """The fastest row of `who`, in the memory format that suits it best."""
+    N, C, K, H = record["shape"]
+    found = [row for row in record["rows"] if row["label"].startswith(who)]
+    return max(found, key=lambda row: row["tflops"]) | {"label": f"{N} × {C} → {K}, {H} × {H}: {who}"}
 
 # %%
-show(measured("conv2d.forward", SHAPES[1]), "32 pictures, 128 → 128 channels, 56 × 56, float32", "fma", "split")
+def show_sizes(records):
+    if not all(records):
+        return None
+    rows = [best_of(record, who) for record in records for who in ("ours", "cuDNN")]
+    ratios = [ours["tflops"] / cudnn["tflops"] for ours, cudnn in zip(rows[::2], rows[1::2], strict=True)]
+    peaks, (device, date) = records[0]["peaks_tflops"], records[0]["source"]
+    limits = {"float32 units": peaks["fma"], "numbers in two parts": peaks["tf32"] / 2}
+    title = f"float32: ours is {min(ratios):.1f} to {max(ratios):.1f} times as fast as cuDNN"
+    return plot.arithmetic(rows, limits, title=title, device=device, date=date)
 
-# %%
-show(measured("conv2d.forward", SHAPES[2]), "64 pictures, 256 → 256 channels, 28 × 28, float32", "fma", "split")
+
+show_sizes([measured("conv2d.forward", shape) for shape in SHAPES])
 
 # %% [markdown]
-# Now ours is ahead, at all three sizes. A bar may be *above* a limit, and that is no mistake. The
-# roof holds for the FLOPs that are really done. Split TF32 is not done by the float32 units, so
-# their limit is not its limit. cuDNN was not allowed TF32 here, so it keeps to the float32 units,
+# Now ours is ahead, at all three sizes, and reaches a third to a half of its own limit. And a bar may be
+# *above* a limit, which is no mistake. The
+# roof holds for the FLOPs that are really done. cuDNN keeps to the float32 units,
 # and yet at the third size it is above their limit. Most likely it does fewer FLOPs: for filters of
 # 3 × 3 there is a way to need fewer products: **Winograd's** method computes four neighbouring
 # results with 16 products for each channel instead of 36, at the price of more additions (and a
@@ -773,11 +806,8 @@ for name in ("conv2d.forward.tf32", "conv2d.forward.channels-last"):
 #   its factors in registers first. The H100 and the H200 let tensor cores read them straight from
 #   shared memory, by an instruction for four warps at a time (`wgmma`). The course takes it where
 #   the chip has it, in large layers of stride 1, for the forward pass and for dx (lesson 9). It is
-#   what makes float32 so fast above. There each number is in two parts, as in section 7, and the two
-#   small products are done in bfloat16, of which one instruction takes twice as many terms: three
-#   products cost as much as two. (So the limit of this kernel is half of TF32's, not the third that
-#   the pictures show as split TF32.) But somebody has to split all these numbers, and that takes
-#   time as well.
+#   what makes float32 so fast above. But somebody has to split all these numbers into two parts, and
+#   that takes time as well.
 # - *Everybody stores at once.* All multiprocessors begin together, and get to the end of their
 #   tiles together. Then all of them write, and none multiplies.
 # - *The format.* In TF32 cuDNN's numbers above are of images with their channels last, which it
@@ -809,7 +839,7 @@ for label, trace in traces.items():
           f"{sum(s.requests for s in shared):14,}{sum(s.bank_conflicts for s in shared):16,}")
 
 # %% [markdown]
-# Of the complete ones, implicit GEMM has the fewest global loads, and has moved the trouble into
+# (im2col and its product belong together.) Of the complete ones, implicit GEMM has the fewest global loads, and has moved the trouble into
 # the column of shared loads: two for each product of a warp. (The tiled kernel has bank conflicts:
 # the rows of its halo are ten numbers long, so that the four rows which a warp reads meet in some
 # banks.) The rung with 8 × 8 results per thread divides that column by eight. For a kernel that is

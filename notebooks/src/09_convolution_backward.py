@@ -84,8 +84,9 @@ plot.grids([pixel, taps, readers(2, 3, 6, stride=1)],
 # read pixel (2, 3) now, and how many pixel (3, 3).
 
 # %%
-plot.grids([readers(2, 2, 6, stride=2), readers(2, 3, 6, stride=2), readers(3, 3, 6, stride=2)],
-           ["readers of pixel (2, 2)", "of pixel (2, 3)", "of pixel (3, 3)"],
+sorts = [(2, 2), (2, 3), (3, 2), (3, 3)]
+plot.grids([readers(h, w, 6, stride=2) for h, w in sorts],
+           [f"readers of pixel {place}" for place in sorts],
            title="Stride 2: four sorts of pixels; 1, 2, 2 or 4 results have read them")
 
 # %% [markdown]
@@ -309,8 +310,9 @@ for name, trace in (("scatter", scatter_trace), ("gather", gather_trace)):
 # that want the same number queue. In gather, the additions take place in a register, which costs one instruction with the product.
 #
 # (Gather has a price of its own. With a stride of 2, three quarters of its taps meet nobody, and
-# neighbouring pixels have *different* taps that do, so the lanes of a warp are divergent. A good
-# kernel gives a warp pixels of one sort.)
+# neighbouring pixels have *different* taps that do, so the lanes of a warp are divergent. It loads the
+# same numbers in more requests, each for fewer lanes: the table at the end of the lesson counts 1,022 requests
+# against 405. A good kernel gives a warp pixels of one sort.)
 #
 # Measured, a layer of 8 pictures, 32 channels and 32 filters, 28 × 28 pixels. The kernels are the
 # two that you see here. **Predict** the ratio.
@@ -334,8 +336,8 @@ ways = ways_measured()
 for row in ways["rows"] if ways else []:
     print(f"{row['label']:24}{row['microseconds']:9.1f} µs; in a second run {row['differing']:,} "
           f"of {8 * 32 * 28 * 28:,} numbers have other bits")
-ways and plot.durations(ways["rows"], title="The gradient of x: the same products, two ways", device=ways["source"][0],
-                        date=ways["source"][1])
+ways and plot.times(ways["rows"], title="The gradient of x: gathered is a little faster, and the same in every run",
+                    device=ways["source"][0], date=ways["source"][1])
 
 # %% [markdown]
 # On an H200 the ratio is 1.15. That is little, for 288 atomics in the place of each write. For one
@@ -443,6 +445,47 @@ plot.access_map(t, next(site for site in t.sites if site.array == "x"), steps=2)
 # - each block writes its own *partial* gradient, and a second, small kernel adds them up in a fixed
 #   order. It costs some memory and a launch, and the bits stay the same. The course's kernels do
 #   this.
+#
+# Both, with your kernel, for eight pictures. A part is a picture here, and its partial gradient is
+# what your kernel makes of that picture alone. (On a GPU all parts would run at the same time.)
+
+# %%
+@cuda.jit
+def add_atomically(partial, dweight):  # a thread for each number of each part
+    i = cuda.grid(1)
+    if i < partial.size:
+        cuda.atomic.add(dweight, i % dweight.size, partial[i // dweight.size, i % dweight.size])
+
+
+@cuda.jit
+def add_in_order(partial, dweight):  # a thread for each weight, which walks through the parts
+    i = cuda.grid(1)
+    if i < dweight.size:
+        total = ZERO
+        for part in range(partial.shape[0]):
+            total += partial[part, i]
+        dweight[i] = total
+
+# %%
+more = np.random.default_rng(1)
+eight_dy, eight_x = (more.normal(size=(8, *each.shape[1:])).astype(f) for each in (dy, x))
+partial = np.zeros((8, weight.size), dtype=f)
+for n in range(8):
+    kernel[54, 64](eight_dy[n : n + 1], eight_x[n : n + 1], partial[n].reshape(weight.shape), STRIDE, PADDING)
+exact = reference.conv2d_backward(eight_dy, eight_x, weight, stride=STRIDE, padding=PADDING)[1].ravel()
+
+# %%
+for adding, n_threads in ((add_atomically, partial.size), (add_in_order, weight.size)):
+    runs = []
+    for seed in range(6):
+        runs.append(np.zeros(weight.size, dtype=f))
+        with simulator.options(order="random", seed=seed):
+            simulator.run(adding, -(-n_threads // 64), 64, partial, runs[-1])
+    print(f"{adding.__name__}: {len({run.tobytes() for run in runs})} different results in 6 runs, "
+          f"largest error {max(abs(run - exact).max() for run in runs):.0e}")
+
+# %% [markdown]
+# The same parts, and the same choice as in section 3: who adds decides whether the bits stay.
 
 # %% [markdown]
 # ## 5 · The gradient of the bias
@@ -562,15 +605,24 @@ def show(name, shape, title):
     record = measured(name, shape)
     if record is None:
         return print(f"{name} of {' × '.join(map(str, shape))} has not been measured on a GPU yet.")
-    device, date = record["source"]
-    limits = {"float32": record["peaks_tflops"]["fma"]}
-    return plot.arithmetic(record["rows"], limits, title=title, device=device, date=date)
+    (device, date), limit = record["source"], record["peaks_tflops"]["fma"]
+    ours, cudnn = (max(row["tflops"] for row in record["rows"] if row["kind"] == kind) for kind in ("ours", "peer"))
+    title += f"\nours is {ours / cudnn:.1f} times as fast as cuDNN; the float32 units could do {limit:.0f}"
+    return plot.arithmetic(record["rows"], {}, title=title, device=device, date=date)
 
 
 show("conv2d.dx", LADDER, "The gradient of x: 8 pictures, 32 → 32 channels, 28 × 28")
 
 # %%
 show("conv2d.dweight", LADDER, "The gradient of the weights, the same layer")
+
+# %% [markdown]
+# The layer is the one of section 3, and there the simple gather took a quarter of the time that the rung `direct` takes here. Both are a
+# thread for each pixel, with the same products. But look at the loops. In yours the filters are the *innermost* loop, so a thread finds out
+# nine times whether a tap has met its pixel, for all filters at once. In `direct` they are the outermost, as in the formula, and it finds
+# out anew for each of the 32 filters: $32 \cdot (3 + 9) = 384$ times, and each time it divides numbers of 64 bits, for which a GPU
+# needs many instructions. (Nobody has profiled it; this is what one can count in `course_lib/kernels/conv2d/direct.py`.) *What does not
+# depend on the inner loop belongs outside of it.*
 
 # %%
 n_found = 0
@@ -620,6 +672,9 @@ for label, trace in traces.items():
     print(f"{label:14}{sum(s.requests for s in sites):10,}{sum(s.sectors for s in sites):9,}{atomics:20,}{ways:12,}")
 
 # %% [markdown]
+# Gathered and scattered load the same 6,864 numbers, as counted in section 3. Divergent lanes spread the gathered ones over more
+# requests, while the atomics of the scattered ones cost more sectors than all of its loads.
+#
 # In a real report, look for *L2 atomics* (the profiler calls them `red` or `atom`) in a backward
 # kernel that is unexpectedly slow. They are the first thing to look at, most of all where
 # many threads want the same few numbers.

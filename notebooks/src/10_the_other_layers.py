@@ -2,15 +2,15 @@
 # # 10 · The other layers
 #
 # **After this lesson** you can say why a matrix product in registers is faster than one in shared
-# memory, multiply on a tensor core and know which lane holds which number, have TF32's speed with the
-# accuracy of float32, pool and find the way back without atomics, compute a variance that survives large
+# memory, multiply on a tensor core and know which lane holds which number, get the accuracy of float32
+# from tensor cores for three products instead of one, pool and find the way back without atomics, compute a variance that survives large
 # numbers, and write the step that makes a network learn.
 #
 # **You need** [lesson 8](08_convolution.ipynb) (convolution, tiles), [lesson
 # 9](09_convolution_backward.ipynb) (scatter and gather), [lesson 4](04_softmax_at_the_limit.ipynb) (the
 # roofline) and [lesson 5](05_fusing_softmax.ipynb) (batch normalisation).
 #
-# **Time:** 90 minutes; there are good places to pause after sections 2 and 4. All cells together run in
+# **Time:** 190 minutes; there are good places to pause after sections 2 and 4. All cells together run in
 # less than half a minute in the simulator. Where something was measured on a GPU for the course, you see
 # the record; where it was not, the lesson says so. The words are collected in the [glossary](glossary.md).
 
@@ -64,7 +64,8 @@ print("records are of an", records["device"]["name"])
 #
 # That is a product of two matrices, a GEMM (*general matrix multiplication*). Lesson 8 has made a convolution
 # into one. So this is *the* kernel of the trade, and it pays to know its ladder. With $M$ rows, $N$ columns of
-# the result and sums of $K$ products:
+# the result and sums of $K$ products (these are the letters of all libraries; they have nothing to do with the $N$ pictures and $K$
+# filters of lesson 8):
 
 # %%
 def flops(M, N, K):
@@ -120,8 +121,10 @@ for r in (1, 2, 4, 8):
 
 # %% [markdown]
 # With 8 × 8, the 128 multiply-adds of a cycle need 32 numbers from shared memory, which is what it delivers.
-# (The lanes of a warp share many of these loads as well: equal addresses are served at once.) More than 8 × 8 would
-# not fit: 64 sums, 16 numbers and some addresses are a good part of the 255 registers that a thread can have.
+# (The lanes of a warp share many of these loads as well: equal addresses are served at once.) And more than 8 × 8? It
+# would fit: 8 × 16 are 128 sums and 24 numbers, with a few addresses some 155 of the 255 registers that a thread can have. But a
+# multiprocessor has 65,536 registers in all. With 155 for each it has room for 422 threads, with the 90 or so of 8 × 8 for 728
+# (lesson 4), and fewer warps are there to work while others wait.
 #
 # ### Exercise: four sums a thread
 #
@@ -246,7 +249,8 @@ plot.fragments({"A: rows and k": of_a, "B: rows and k": of_b, "C: rows of A, row
 #
 # ### Exercise: one warp, one tile
 #
-# `a` is 16 rows of $K$ numbers and `b` 8 rows of $K$, both flat: row $r$, column $j$ is at `r * K + j`. $K$ is a multiple of 8.
+# `a` is 16 rows of $K$ numbers and `b` 8 rows of $K$, both flat: row $r$, column $j$ is at `r * K + j`. $K$ is a multiple of 8. `c` is
+# not flat: an array of 16 × 8, the row of `a` first, then the row of `b`.
 
 # %% exercise="mma_tile"
 @cuda.jit
@@ -271,7 +275,8 @@ hint("mma_tile")
 # ### The price: TF32
 #
 # The price is the one of lesson 8. A float32 has 8 bits for its exponent (how large) and 23 for its **mantissa** (the digits). The tensor
-# core takes the exponent and only the first *ten* bits of the mantissa: **TF32**. Sums are added up in float32. What does that do to a
+# core takes the exponent and only the first *ten* bits of the mantissa: **TF32**. The sums have all 23 bits, though not the rounding of
+# float32: what does not fit is cut off, of which more below. What does TF32 do to a
 # result? We can round numbers to TF32 ourselves, since we know where the bits are:
 
 # %%
@@ -322,6 +327,10 @@ for kind in ("fma", "split", "tf32", "bfloat16"):
     print(f"{kind:9} {limits[kind]:7.0f} TFLOP/s")
 
 # %% [markdown]
+# (That is what the units do in a cycle, times the highest clock, 1.98 GHz. NVIDIA's data sheet of the H200 has the same 67 for float32, but 495 and 990 for
+# TF32 and bfloat16, without "sparsity": the same count at 1.83 GHz.
+# The *split* is as exact as float32, at a third of TF32's speed.)
+#
 # Is our kernel's float32 as exact as that? It runs in the simulator, too. These are the rungs of `course_lib/kernels/linear`, each
 # with its error on a small product:
 
@@ -339,25 +348,32 @@ print(f"{'… in TF32':15} relative error {error(y):.0e}")
 # NVIDIA's own library of matrix products.
 
 # %%
-def rates(record, title):
+def rates(record, title, *kinds):
     if record is None:
         return None
-    rows = [row | {"label": f"{row['label']}, {row['tflops']:.1f} TFLOP/s, error {row['error']:.0e}"}
-            for row in record["rows"]]
-    return plot.durations(rows, title=title, **record["source"])
+    rows = [row | {"label": f"{row['label']} (error {row['error']:.0e})"} for row in record["rows"]]
+    ours, cublas = (max(row["tflops"] for row in rows if row["kind"] == kind) for kind in ("ours", "peer"))
+    title += f": ours reaches {ours / cublas:.0%} of cuBLAS"
+    peaks = {kind: record["peaks_tflops"][kind] for kind in kinds}
+    return plot.arithmetic(rows, peaks, title=title, **record["source"])
 
 
-rates(measured("linear.forward", (4096, 4096, 4096)), "A product of 4096 × 4096 matrices, float32")
+rates(measured("linear.forward", (4096, 4096, 4096)), "4096 × 4096, float32", "fma", "split")
 
 # %%
-rates(measured("linear.forward.tf32", (4096, 4096, 4096)), "The same in TF32")
+rates(measured("linear.forward.tf32", (4096, 4096, 4096)), "The same in TF32", "tf32")
 
 # %%
-rates(measured("linear.forward", (4096, 4096, 4096), "bfloat16"), "The same in bfloat16")
+rates(measured("linear.forward", (4096, 4096, 4096), "bfloat16"), "The same in bfloat16", "bfloat16")
 
 # %% [markdown]
-# **Explaining the gap.** `naive` waits for memory, `tiled` for shared memory. `register_tiled` and `vectorised` have the
-# limit of normal arithmetic before them, the *fma* of the table above. `tensor_core` in float32 has the limit *split*, and reaches less:
+# One rung of five lies below a tenth of cuBLAS: `naive`, by far.
+#
+# **Explaining the gap.** `naive` waits for memory, `tiled` for shared memory. The limit of `register_tiled` and `vectorised` is
+# normal arithmetic, the *fma* of the table above, and the first of them stays far below it. Its threads have 4 × 4 results each, two multiply-adds for
+# a load; by the count of section 1 shared memory then allows half of the arithmetic, 33 TFLOP/s. And it does one thing at a time: all threads copy, number by
+# number, with a check for the edge at each; a barrier; all multiply; a barrier. While they copy, nobody multiplies. `vectorised` has 8 × 8 results for each thread, copies by 16
+# bytes, and copies ahead. `tensor_core` in float32 has the limit *split*, and reaches less:
 # `mma.sync` comes from an older generation, and gets to roughly two thirds of what the tensor cores of sm_90 can (the H200's generation, also
 # called *Hopper*). And there is work beside the products: to split every number, and to add up the sums of each step with ordinary units, since a
 # tensor core cuts off where float32 rounds. cuBLAS uses no tensor cores for float32, so there its limit is *fma*, and ours is *split*.
@@ -366,12 +382,13 @@ rates(measured("linear.forward", (4096, 4096, 4096), "bfloat16"), "The same in b
 # warps together. They tell it where two tiles lie in shared memory, and it reads the fragments there by itself; only the sums are in
 # registers, dealt out to the lanes as before. And it is asynchronous, like the copies of lesson 4: while it multiplies, the warps fetch the next tiles.
 # In bfloat16, to fetch is to copy. In TF32 it is not: a tensor core does not round, it cuts off the bits that it does not take, so that every
-# product comes out a little too small, which no sum evens out. Between shared memory and `wgmma` nobody can round. So each number comes to a register,
+# product comes out a little too small, which no sum evens out. `wgmma` can take $A$ from registers, where it could be rounded, but $B$ only from
+# shared memory, and on that way nobody rounds. Our kernel has both of them in shared memory. So each number comes to a register,
 # is rounded, and is stored to shared memory. That is the limit now: it takes longer than the multiplying, although a register that has given
 # its number away is loaded again at once. (Something can round on the way, and needs no registers: TMA, see the end of the lesson.)
 #
 # With float32's accuracy the dense layer does not use `wgmma`. The convolution of lesson 8 does, with numbers in two parts, and its large layers come
-# to 100 TFLOP/s and more: what a product of float32 matrices could have as well.
+# to 96 to 130 TFLOP/s: what a product of float32 matrices could have as well.
 #
 # And the layers of a small network, where $M$ is the batch? The first linear layer of lesson 11 makes 256 numbers of 3,200, for 32
 # pictures at a time. **Predict** what limits it.
@@ -380,7 +397,7 @@ rates(measured("linear.forward", (4096, 4096, 4096), "bfloat16"), "The same in b
 M, K, N = 32, 3200, 256
 print(f"{flops(M, N, K) / 1e6:.0f} · 10⁶ FLOPs, {fewest_bytes(M, N, K) / 1e6:.1f} MB: "
       f"{flops(M, N, K) / fewest_bytes(M, N, K):.0f} FLOPs per byte")
-rates(measured("linear.forward", (M, K, N)), f"{M} × {K} times {K} × {N}")
+rates(measured("linear.forward", (M, K, N)), f"{M} × {K} × {N}")
 
 # %% [markdown]
 # 3.7 MB are read in about a microsecond, and the arithmetic takes as long. Here the problem is another one: with tiles of 128 × 128, two blocks would have
@@ -401,7 +418,7 @@ rates(measured("linear.forward", (M, K, N)), f"{M} × {K} times {K} × {N}")
 #
 # **Max pooling** makes a picture smaller. It takes the largest number of each small window, usually 2 × 2, and goes on by a
 # step of the same size, the **stride**. What is small but strong survives, where a mean would dilute it. Here are the edges of our
-# photograph, halved three times in both ways:
+# photograph, halved twice in both ways, and drawn with the same black and white:
 
 # %%
 import matplotlib.cbook
@@ -414,16 +431,19 @@ edges = abs(np.diff(photo, axis=0, append=0)) + abs(np.diff(photo, axis=1, appen
 
 # %%
 def halved(picture, how):
-    for _ in range(3):
+    for _ in range(2):
         h, w = picture.shape
         picture = how(picture.reshape(h // 2, 2, w // 2, 2), axis=(1, 3))
     return picture
 
 
 plot.images([edges, halved(edges, np.mean), halved(edges, np.max)],
-            ["edges", "means", "maxima"], vmin=0, vmax=0.4, title="Three times pooled")
+            ["edges", "means of 4 × 4", "maxima of 4 × 4"], vmin=0, vmax=0.7, pixels=False,
+            title="Pooled twice: in the means thin lines fade, the maxima keep them")
 
 # %% [markdown]
+# Look at the shoulders: a line that is a pixel wide has become faint among the means, and the maxima have it as bright as it was.
+#
 # Backward, only the largest element of a window had any say in the result, so it alone gets the gradient; the others get 0.
 # Where was it? One could look again in the backward pass, and would have to keep and read the large `x` for that. Better
 # to remember: the forward pass writes an **index** beside each maximum. PyTorch's is the place in the plane, `h * W + w`, in 8 bytes. **Predict:** for a window of 2 × 2,
@@ -471,6 +491,8 @@ for oh in range(4):
 plot.tables([covered], ["windows of 3 × 3, stride 2"], title="How many windows cover an element")
 
 # %% [markdown]
+# Four at most, at a corner where windows meet.
+#
 # Window `oh` covers the rows from `oh * stride` to `oh * stride + k - 1`. So row `h` is covered by the windows from `(h - k) // stride + 1` to `h // stride`,
 # as far as there are such windows.
 #
@@ -513,7 +535,7 @@ print("y equal:", np.array_equal(y, theirs.detach()), "  largest difference of d
 # %% [markdown]
 # There is nothing to compute here but comparisons, so memory is the limit. Count the bytes, for float32 and windows of 2 × 2, in sizes of $x$: read 1, write a
 # quarter for `y`, and for indices in 8 bytes *a half*, more than `y` itself. Our layers keep an index in one byte instead, the place in the window.
-# (Two bits would do for it. But a byte is the least that a thread can store.)
+# (Two bits would do for it, since a window of 2 × 2 has four places. But a byte is the least that a thread can store.)
 
 # %%
 def show(record, title):
@@ -534,9 +556,13 @@ show(measured("max_pool2d.backward", (64, 64, 224, 224)), "Its gradient")
 
 # %% [markdown]
 # `naive` is what you have written, a thread for each number. `rows` has a block for each row, which saves divisions, and is no faster here.
+# Neither of them is limited by memory: they move what `vectorised` moves, in seven to eight times the time. What they have in common is the walk through the window, which is made for *any* window: loops
+# whose length is known only when they run, places counted in 64 bits, and at each number a check for the edge, for a NaN, and for which kind of index is wanted.
+# PyTorch's kernel, in its turn, is between the two. Nobody has profiled by which of these `naive` takes three times as long as that.
+#
 # In the rung `vectorised` a thread makes several neighbouring outputs. It reads what they need 16 bytes at a time and keeps it in registers. The
 # window's size is a constant of the kernel, so the loops over it are unrolled, and nothing is divided while it runs. (Windows that no kernel was made
-# for go through shared memory.) PyTorch's kernel has one thread for each output, which loads its window number by number, and writes the long indices.
+# for go through shared memory.) PyTorch's kernel has one thread for each output, which loads its window number by number as well, and writes the long indices.
 
 # %% [markdown]
 # ## 4 · Batch normalisation, and a variance that goes wrong
@@ -551,7 +577,7 @@ show(measured("max_pool2d.backward", (64, 64, 224, 224)), "Its gradient")
 # $$ \sigma^2 = \frac{1}{n} \sum_i x_i^2 - \mu^2 . $$
 #
 # *Mean of the squares minus the square of the mean.* One pass for both sums. Let us normalise a part of our photograph with it, in float32.
-# Then once more after adding 10,000 to every pixel. That changes the mean and nothing else; the normalised picture must be the same.
+# Then once more after adding 30,000 to every pixel. That changes the mean and nothing else; the normalised picture must be the same.
 #
 # **Predict:** is it?
 
@@ -568,20 +594,21 @@ def one_pass(x):
 
 
 part = (photo[60:188, 60:188] * 4).astype(f)
-for offset in (0, 100, 10_000):
+for offset in (0, 100, 30_000):
     moved = part + f(offset)
     print(f"offset {offset:6}: variance {one_pass(moved):9.4f}, "
           f"in float64 {moved.astype(np.float64).var():.4f}")
 
 # %%
-plot.images([normalised(part + f(o), one_pass(part + f(o))) for o in (0, 100, 10_000)],
-            [f"offset {o:,}" for o in (0, 100, 10_000)], vmin=-2, vmax=2,
+plot.images([normalised(part + f(o), one_pass(part + f(o))) for o in (0, 100, 30_000)],
+            [f"offset {o:,}" for o in (0, 100, 30_000)], vmin=-2, vmax=2,
             title="Normalised by the one-pass variance")
 
 # %% [markdown]
-# It goes from right to rubbish. What happened? The squares are about $10^8$. A float32 has 24 bits, so that near $10^8$ it can only hold multiples of 8. The
+# It goes from right to rubbish. What happened? The squares are about $9 \cdot 10^8$. A float32 has 24 bits, so that near $9 \cdot 10^8$ it can only hold multiples of 64. The
 # variance, about 1, is the difference of two such numbers. All of its digits are below what they can hold. This is called **cancellation**:
-# two large, nearly equal numbers are subtracted, and what is left is their rounding. It may even be negative, and then the square root is not a number.
+# two large, nearly equal numbers are subtracted, and what is left is their rounding. Here it is even negative, and the square root of that would not be a number.
+# (`normalised` takes 0 instead. So it divides by $\sqrt{10^{-5}}$ alone, and all that is not quite the mean becomes black or white.)
 
 # %%
 offsets = 10.0 ** np.arange(0, 5.5, 0.5)
@@ -643,12 +670,12 @@ hint("channel_moments")
 
 # %%
 moments, found = use("channel_moments", channel_moments), []
-for offset in (0, 100, 10_000):
+for offset in (0, 100, 30_000):
     mean, variance = np.zeros((2, 1), dtype=f)
     moments[1, 256]((part + f(offset)).reshape(1, 1, -1), mean, variance)
     found.append(normalised(part + f(offset), variance[0]))
     print(f"offset {offset:6}: variance {variance[0]:.4f}")
-plot.images(found, [f"offset {o:,}" for o in (0, 100, 10_000)], vmin=-2, vmax=2,
+plot.images(found, [f"offset {o:,}" for o in (0, 100, 30_000)], vmin=-2, vmax=2,
             title="Normalised by your variance")
 
 # %% [markdown]
@@ -696,8 +723,8 @@ print(f"without the two terms, the difference would be "
 # a picture's result does not depend on who else is in its batch.
 #
 # The course's rungs: `naive` has a thread for each channel, `one_pass` (which is there to be seen going wrong) and `welford` a block for each channel, `vectorised` several blocks. Backward, `block` stands for the two in
-# the middle. `naive` is not in these pictures: with a smaller batch it was already 200 times slower than the next. Training moves $3N$ forward, with $N$ for the size of `x` in
-# bytes, and $5N$ backward. **Predict** what share of a copy's speed a block for each channel can reach, with 128 channels.
+# the middle. `naive` is not in these pictures: 128 channels are 128 threads, on a chip that has room for 270,336. Training moves three times the size of `x` forward,
+# and five times backward. **Predict** what share of a copy's speed a block for each channel can reach, with 128 channels.
 
 # %%
 show(measured("batch_norm.forward", (128, 128, 112, 112)), "Batch normalisation in training, 822 MB")
@@ -707,7 +734,7 @@ show(measured("batch_norm.backward", (128, 128, 112, 112)), "Its gradient")
 
 # %% [markdown]
 # **Explaining the gap.** 128 channels make 128 blocks of 256 threads. That is an eighth of the threads that an H200 has room for, and each of them asks for 4 bytes at a time. By Little's law (lesson 4) they cannot get
-# more than a small share of the bandwidth, by whatever formula. So Welford costs little beside one pass. `vectorised` deals a channel to several blocks, and its threads have several loads of 16 bytes in
+# more than a small share of the bandwidth, by whatever formula: 9 % of the copy's speed, forward and backward. So Welford costs little beside one pass. `vectorised` deals a channel to several blocks, and its threads have several loads of 16 bytes in
 # flight. Each adds up distances from a number near the mean, which needs no division for each value, and then the parts are merged by Chan's formula. Where it can, the second reading comes from the L2 cache. So
 # it may even look faster than a copy.
 #
@@ -787,9 +814,14 @@ def momentum(p, g, step, v):
 plot.curves(range(60), {"SGD": descend(lambda p, g, step: (p - f(0.018) * g,), []),
                         "SGD with momentum": descend(momentum, [zeros]),
                         "Adam": descend(adam, [zeros, zeros])},
-            xlabel="step", ylabel="height above the bottom", title="Three ways down a valley")
+            xlabel="step", ylabel="height above the bottom", log="y",
+            title="Three ways down a valley: momentum and Adam leave SGD behind")
 
 # %% [markdown]
+# After 60 steps momentum is at 0.005, Adam at 0.04 and SGD at 1.5. But look at the way. SGD goes down steadily, by a few percent a step: that is the flat direction.
+# The other two overshoot and swing. For most of the way Adam is the lower one, and a step before the end they were level. What is certain is the distance to SGD. (And
+# all that for these three rates, in this valley.)
+#
 # ### One launch
 #
 # A step of SGD with momentum reads `p`, `g` and `v`, and writes `p` and `v`: five times the size of the weights. For a large network that is all there is to say. Our network

@@ -58,7 +58,7 @@ train_images, train_labels = data.fashion_mnist()
 test_images, test_labels = data.fashion_mnist(train=False)
 names = data.FASHION_CLASSES
 first = [int((train_labels == k).nonzero()[0]) for k in range(10)]
-plot.images([train_images[k] for k in first], names, columns=5, vmin=0, vmax=255,
+plot.images([train_images[k] for k in first], names, columns=5, vmin=0, vmax=255, pixels=False,
             title="One of each class, 28 × 28 bytes")
 
 # %% [markdown]
@@ -155,7 +155,7 @@ def batch_of(step):
 
 x, y = batch_of(0)
 plot.images(list(x.copy_to_host()[:, 0]), [names[k] for k in y.copy_to_host()], columns=4,
-            vmin=-1, vmax=1, title="The first batch")
+            vmin=-1, vmax=1, pixels=False, title="The first batch")
 
 # %% [markdown]
 # ### Forward
@@ -203,7 +203,12 @@ hint("linear_relu")
 # %% [markdown]
 # The forward pass of the narrow network, for the batch that your kernel has picked. Beside it a twin of PyTorch's layers, with the same weights.
 #
-# The last layer is dense too, but has no ReLU. **Predict:** which kernel that you have already could do it? (A picture of a single pixel, with 16 channels, and filters of a single tap …)
+# The last layer is dense too, but has no ReLU. **Predict:** which kernel that you have already could do it?
+#
+# <details><summary>Answer</summary>
+#
+# `conv2d_direct`. A row of 16 numbers is a picture of a single pixel with 16 channels, and each output is a filter of a single tap for each channel: the same sum.
+# </details>
 
 # %%
 board.use("pool_relu", pool_relu)
@@ -649,7 +654,7 @@ def show_losses(runs):
         return None
     curves = [(r["label"], np.arange(len(r["losses"])) * r["steps_to_a_point"], r["losses"])
               for r in runs["rows"]]
-    return plot.losses(curves, title="Fashion-MNIST: losses of three runs each", **runs["source"])
+    return plot.losses(curves, title="Fashion-MNIST: three ways to train, three runs of each, learn alike", **runs["source"])
 
 
 show_losses(runs)
@@ -666,37 +671,47 @@ show_losses(runs)
 # **Predict:** for a batch of 1, which matters more, the kernels or the launches? And for 1,024?
 
 # %%
-def throughput(name, end=""):
-    if not (found := bench.find(records, name=f"fashion_mnist.{name}{end}")):
-        return print(f"fashion_mnist.{name}{end} has not been measured on a GPU yet.")
-    best = {}  # the records are in the order of the batches
-    for record in found:
-        for who in ("ours, captured", "ours, modules", "PyTorch captured", "PyTorch eager"):
-            rates = [r["images_per_second"] for r in record["rows"] if r["label"].startswith(who)]
-            best.setdefault(who, []).append(max(rates))
-    title = f"{name}, {end[1:] or 'float32'}\nrecorded on {records['device']['name']} ({found[0]['date']})"
-    return plot.curves([r["shape"][0] for r in found], best, xlabel="batch", log=True,
-                       ylabel="pictures per second", title=title)
+WHO = ("ours, captured", "ours, modules", "PyTorch eager", "PyTorch captured")
 
 
-throughput("training")
+def best_of(record, who):
+    """Pictures per second, in the memory format that suits best."""
+    return max(row["images_per_second"] for row in record["rows"] if row["label"].startswith(who))
 
 # %%
-throughput("training", ".tf32")
+def ratios(name):
+    """{who: pictures per second, divided by those of PyTorch captured}, for each recorded batch."""
+    speeds = {who: np.array([best_of(r, who) for r in bench.find(records, name=name)]) for who in WHO}
+    captured = speeds.pop("PyTorch captured")
+    return {who: list(speed / captured) for who, speed in speeds.items()}
+
+
+if found := bench.find(records, name="fashion_mnist.training"):
+    panels = {f"{name}, {end[1:].upper() or 'float32'}": ratios(f"fashion_mnist.{name}{end}")
+              for name in ("training", "inference") for end in ("", ".tf32")}
+    source = {"device": records["device"]["name"], "date": results_table.when(found[0])}
 
 # %%
-throughput("inference")
+plot.relative(panels, [record["shape"][0] for record in found], xlabel="batch (pictures)",
+              ylabel="× PyTorch captured", title="Pictures per second, divided by those of PyTorch in a graph",
+              **source) if found else print("fashion_mnist.training has not been measured on a GPU yet.")
+
+# %% [markdown]
+# And the numbers behind it, in float32:
 
 # %%
-throughput("inference", ".tf32")
+for name in ("training", "inference"):
+    for record in bench.find(records, name=f"fashion_mnist.{name}"):
+        speeds = ", ".join(f"{who} {best_of(record, who):,.0f}" for who in WHO)
+        print(f"{name}, batch {record['shape'][0]:5,}, pictures per second: {speeds}")
 
 # %% [markdown]
 # (**Inference** is the forward pass alone, of a trained network. `train.GraphInference` captures one graph for each batch size.)
 #
-# **Explaining the gap.** Where the two curves of captured graphs run above the others, the distance is launches, and Python. Our modules, trained through autograd, are the slowest everywhere but with 1,024 pictures in float32: each of their operators is a Python function, and
+# **Explaining the gap.** Where the captured graphs, ours and the line at 1, are above the others, the distance is launches, and Python. Our modules, trained through autograd, are the slowest everywhere but with 1,024 pictures in float32: each of their operators is a Python function, and
 # PyTorch's are C++. In float32 a step takes them two to three milliseconds, with one picture or with 1,024: it is the host that needs them, and not the chip. Without gradients the network of the course does not call them one by one. It runs all their kernels together, and remembers how (`runtime.repeat`), so that little Python is left.
 #
-# Between the two captured curves the kernels decide. For a batch of 1 both have a few dozen launches that each take about as long as a launch takes; but ours stand on two branches, and the next one gets ready while the last one ends. From a batch of 8 on, ours gain from what this network lets them know: the first convolution has a
+# Between the two captured graphs the kernels decide. For a batch of 1 both have a few dozen launches that each take about as long as a launch takes; but ours stand on two branches, and the next one gets ready while the last one ends. From a batch of 8 on, ours gain from what this network lets them know: the first convolution has a
 # kernel for few channels, pooling and ReLU are one, and images lie channels-last, as the tensor cores read them. What is left is the second convolution and its two gradients. The memory that a step needs at its peak:
 
 # %%

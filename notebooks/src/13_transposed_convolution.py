@@ -905,13 +905,12 @@ show("conv_transpose2d.dweight", "The gradient of the weight, the same level")
 
 # %%
 groups, worst = {}, (0, None, None, None)
-for record in bench.find(recorded):
-    if record["name"].startswith("conv_transpose2d."):
-        ours = min(row["microseconds"] for row in record["rows"] if row["kind"] == "ours")
-        peer = min((row for row in record["rows"] if row["kind"] == "peer"), key=lambda row: row["microseconds"])
-        ratio = ours / peer["microseconds"]
-        groups.setdefault(record["name"].removeprefix("conv_transpose2d."), []).append(ratio)
-        worst = max(worst, (ratio, record["name"], record["shape"], peer["label"]))
+for record in bench.find(recorded, name="conv_transpose2d.*"):
+    ours = min(row["microseconds"] for row in record["rows"] if row["kind"] == "ours")
+    peer = min((row for row in record["rows"] if row["kind"] == "peer"), key=lambda row: row["microseconds"])
+    ratio = ours / peer["microseconds"]
+    groups.setdefault(record["name"].removeprefix("conv_transpose2d."), []).append(ratio)
+    worst = max(worst, (ratio, record["name"], record["shape"], peer["label"]))
 if groups:
     print("{:.1f} times as long: {} of {}, beside {}".format(*worst))
 plot.ratios(dict(sorted(groups.items())), title="Transposed convolution: every recorded case",
