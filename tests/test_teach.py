@@ -497,6 +497,12 @@ def test_answer_is_accepted(capsys, file):
     assert record.load()["find_the_slow_one"]["attempts"] == 2
 
 
+def test_of_several_numbers_the_wrong_ones_are_named():
+    right = exercises()["count_the_bytes"].solution()
+    with pytest.raises(CheckFailed, match="wrong is bytes with two passes$"):
+        check("count_the_bytes", (right[0], right[1] + 4, right[2]))
+
+
 @pytest.mark.parametrize(
     "answer",
     [("first", 32), ("third", 32), ("second", 4), ("second", None), (32, "second")],

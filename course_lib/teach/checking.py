@@ -217,10 +217,14 @@ def _check_answer(exercise: Exercise, obj: object) -> None:
     parts = ", ".join(exercise.outputs)
     if len(given) != len(wanted):
         raise CheckFailed(f"{exercise.name}: the answer has {len(wanted)} parts: {parts}")
-    if not all(map(_same_answer, wanted, given)):
-        # Which part is wrong is not said: it would turn finding into guessing.
+    right = list(map(_same_answer, wanted, given))
+    if not all(right):
         shown = ", ".join(map(str, given))
-        raise CheckFailed(f"{exercise.name}: {shown} is not the answer ({parts})")
+        if any(isinstance(part, str) for part in wanted):
+            # Which part is wrong is not said: it would turn finding into guessing.
+            raise CheckFailed(f"{exercise.name}: {shown} is not the answer ({parts})")
+        wrong = [name for name, ok in zip(exercise.outputs, right, strict=True) if not ok]
+        raise CheckFailed(f"{exercise.name}: {shown}: wrong is {', '.join(wrong)}")
     _passed[exercise.name] = obj
     record.update(exercise.name, lambda entry: entry.setdefault("solved", record.today()))
     print(f"✓ {exercise.name} — found")
