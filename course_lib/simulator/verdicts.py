@@ -153,8 +153,11 @@ class Verdicts(RaceSentences):
 
         Then there are more threads than elements, and a guard is missing. Any other index may be a
         wrong formula, which a guard would only hide; so may a single one inside of an `if`, or one
-        that another argument has room for: `scale[i]` beside a longer `x[i]`.
+        that another argument has room for, `scale[i]` beside a longer `x[i]`; and what a choice
+        guards, `x[i] if i < n else 0`, has its guard.
         """
+        if " if " in site.source and " else " in site.source:
+            return False
         if len(parts) == 1:
             shapes = [getattr(value, "shape", ()) for value in self.launch.args]
             if self.branch_around(site, 0) is not None or any(

@@ -74,6 +74,18 @@ def test_a_guard_is_advised_only_where_no_array_has_room(n, sizes, array, words)
     assert message.endswith(words)
 
 
+@cuda.jit
+def turned(x, y):
+    row, col = cuda.grid(2)
+    y[row, col] = x[col, row] if row < x.shape[0] and col < x.shape[1] else 0
+
+
+def test_a_choice_is_a_guard():
+    x = np.ones((3, 2), np.float32)
+    (message,) = (f.message for f in sanitized(turned, 1, (3, 2), x, x.copy()))
+    assert message.endswith("look at how this index is computed")
+
+
 def test_nothing_found_is_false():
     @cuda.jit
     def kernel(x):

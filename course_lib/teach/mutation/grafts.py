@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -79,7 +80,11 @@ def _beside(
     names = translation(right, own, home)
     names = {name: names[name] for name in _local(right_function) & names.keys()}
     names |= dict(zip(_parameters(right_function), _parameters(function), strict=False))
-    right = [replace(line, text=translated(line.text, names)) for line in right]
+    counters = _counters(right, own, home)
+    right = [
+        replace(line, text=translated(line.text, names | counters.get(n, {})))
+        for n, line in enumerate(right)
+    ]
     for n in range(len(right)):
         target, sets, _ = right[n].text.partition(" = ")
         if n not in home and sets:
@@ -89,6 +94,19 @@ def _beside(
             if len(same) == 1:
                 home[n] = same[0]
     return right, dict(sorted(home.items()))
+
+
+def _counters(
+    right: list[Line], own: list[Line], home: dict[int, int]
+) -> dict[int, dict[str, str]]:
+    """Return what the learner calls the counters of loops, for each line inside: k may be two."""
+    found: dict[int, dict[str, str]] = {}
+    for n, k in home.items():
+        theirs, ours = (re.match(r"for (\w+) in ", each.text) for each in (right[n], own[k]))
+        if theirs and ours:
+            for line in (n, *_block(right, n)):
+                found.setdefault(line, {})[theirs[1]] = ours[1]
+    return found
 
 
 def _parameters(function: ast.FunctionDef) -> list[str]:
