@@ -144,3 +144,16 @@ def _progress_of_tests(tmp_path_factory):
     del os.environ["COURSE_LIB_PROGRESS"]
     if before is not None:
         os.environ["COURSE_LIB_PROGRESS"] = before
+
+
+@pytest.fixture
+def progress_file(tmp_path, monkeypatch):
+    """A progress record of the test's own, empty, and nothing passed yet. Returns its path."""
+    from course_lib.teach import checking, record
+
+    monkeypatch.setenv("COURSE_LIB_PROGRESS", str(tmp_path / "progress.json"))
+    monkeypatch.setattr(record, "_unsaved", {})
+    monkeypatch.setattr(record, "_told", set())
+    monkeypatch.setattr(checking, "_passed", {})
+    monkeypatch.delenv("COURSE_LIB_STRICT", raising=False)
+    return tmp_path / "progress.json"

@@ -1,13 +1,10 @@
-"""The course's own exercises, and how checks, hints and progress behave."""
+"""The course's own exercises, and how a check behaves."""
 
 import gc
-import json
-import math
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -15,40 +12,27 @@ import numpy as np
 import pytest
 import torch  # noqa: F401 - lesson 04 needs it, and importing it is no check's time
 
-from course_lib import cuda, simulator
+from course_lib import cuda
 from course_lib.teach import (
     TODO,
     CheckFailed,
     UnknownExercise,
-    causes,
     check,
     checking,
     hint,
-    progress,
-    record,
     solution,
-    suspects,
-    use,
 )
-from course_lib.teach.deadline import AGAIN_SECONDS, TimeUp, deadline
-from course_lib.teach.exercise import EXACT, Case, Exercise, Tolerance, case, exercises
-from course_lib.teach.fences import FENCE, FencedArray
+from course_lib.teach.deadline import TimeUp, deadline
+from course_lib.teach.exercise import exercises
 from course_lib.teach.late_torch import warm_up
-from course_lib.teach.running import Attempt, Gpu, attempt_case
 from course_lib.teach.todo import contains_todo
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
-def file(tmp_path, monkeypatch):
-    """A progress record of the test's own, empty, and nothing passed yet."""
-    monkeypatch.setenv("COURSE_LIB_PROGRESS", str(tmp_path / "progress.json"))
-    monkeypatch.setattr(record, "_unsaved", {})
-    monkeypatch.setattr(record, "_told", set())
-    monkeypatch.setattr(checking, "_passed", {})
-    monkeypatch.delenv("COURSE_LIB_STRICT", raising=False)
-    return tmp_path / "progress.json"
+def file(progress_file):
+    return progress_file
 
 
 @cuda.jit
@@ -65,7 +49,7 @@ def bad_relu(x, y):
         y[i] = x[i]
 
 
-# ---- the exercises ---------------------------------------------------------------------------
+# ---- the exercises -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +146,7 @@ def test_some_exercise_is_backward():
     assert BACKWARD
 
 
-# ---- check -----------------------------------------------------------------------------------
+# ---- check ---------------------------------------------------------------------------------
 
 
 def test_failure_tells_case_expected_and_got():
@@ -281,7 +265,7 @@ def test_time_that_is_up_between_two_runs_is_told_as_well(monkeypatch, limit):
         gc.enable()
 
 
-# ---- what is no solution ---------------------------------------------------------------------
+# ---- what is no solution -------------------------------------------------------------------
 
 
 @cuda.jit
@@ -386,514 +370,7 @@ def test_unknown_name_gets_near_ones():
             function("relo")
 
 
-# ---- functions that launch nothing -----------------------------------------------------------
-
-
-def in_flight(gbps, latency_ns, n_multiprocessors, n_threads):
-    share = gbps * latency_ns / n_multiprocessors
-    return share, share / n_threads
-
-
-def test_function_is_accepted(capsys):
-    check("bytes_in_flight", in_flight)
-    assert capsys.readouterr().out == "✓ bytes_in_flight — 10 cases\n"
-
-
-def test_function_is_told_what_it_was_given():
-    with pytest.raises(CheckFailed) as caught:
-        check("bytes_in_flight", lambda gbps, ns, chips, threads: (gbps, gbps), seed=3)
-    message = str(caught.value)
-    assert "call      bytes_in_flight(gbps, latency_ns" in message and "launch" not in message
-    assert "expected  per_multiprocessor = " in message and "gbps      " in message
-
-
-def test_function_is_no_kernel():
-    with pytest.raises(TypeError, match="a function for the CPU"):
-        check("bytes_in_flight", good_relu)
-
-
-# ---- launchers -------------------------------------------------------------------------------
-
-
-def launch_relu(x):
-    y = np.empty_like(x)
-    good_relu[max(1, math.ceil(x.size / 64)), 64](x, y)
-    return y
-
-
-@pytest.fixture
-def launcher(monkeypatch):
-    """An exercise whose object is a launcher."""
-    relu = exercises()["relu"]
-    made = Exercise(
-        "launch_relu", "A launcher", launch_relu, relu.reference, relu.cases, relu.hints,
-        EXACT, kind="launcher",
-    )  # fmt: skip
-    monkeypatch.setitem(exercises(), "launch_relu", made)
-    return made
-
-
-def test_launcher_is_accepted(launcher, capsys):
-    check("launch_relu", launch_relu)
-    assert "✓ launch_relu" in capsys.readouterr().out
-
-
-def forgets_return(x):
-    launch_relu(x)
-
-
-def gives_float64(x):
-    return launch_relu(x).astype(np.float64)
-
-
-def gives_row(x):
-    return launch_relu(x)[None]
-
-
-def gives_list(x):
-    return list(launch_relu(x))
-
-
-def one_block_only(x):
-    y = np.empty_like(x)
-    good_relu[1, 64](x, y)
-    return y
-
-
-def own_input(x):
-    good_relu[max(1, math.ceil(x.size / 64)), 64](x, x)
-    return x
-
-
-@pytest.mark.parametrize(
-    "obj, says",
-    [
-        (forgets_return, "is the return missing"),
-        (gives_float64, "y is float64, and should be float32"),
-        (gives_row, r"shape \(1, 1\), and should have \(1,\)"),
-        (gives_list, "returned a list"),
-        (one_block_only, "never written"),
-        (own_input, "changes its input x"),
-    ],
-)
-def test_wrong_launcher(launcher, obj, says):
-    with pytest.raises(CheckFailed, match=says):
-        check("launch_relu", obj)
-
-
-def test_kernel_is_no_launcher(launcher):
-    with pytest.raises(TypeError, match="got a kernel"):
-        check("launch_relu", good_relu)
-
-
-# ---- answers ---------------------------------------------------------------------------------
-
-
-def test_answer_is_accepted(capsys, file):
-    check("find_the_slow_one", exercises()["find_the_slow_one"].solution)
-    name, sectors = exercises()["find_the_slow_one"].solution()
-    check("find_the_slow_one", (f" {name.upper()} ", float(sectors)))  # the answer itself will do
-    assert capsys.readouterr().out.count("✓ find_the_slow_one — found") == 2
-    assert record.load()["find_the_slow_one"]["attempts"] == 2
-
-
-def test_of_several_numbers_the_wrong_ones_are_named():
-    right = exercises()["count_the_bytes"].solution()
-    with pytest.raises(CheckFailed, match="wrong is bytes with two passes$"):
-        check("count_the_bytes", (right[0], right[1] + 4, right[2]))
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [("first", 32), ("third", 32), ("second", 4), ("second", None), (32, "second")],
-)
-def test_wrong_answer_is_refused_and_does_not_tell(answer):
-    right = str(exercises()["find_the_slow_one"].solution())
-    with pytest.raises(CheckFailed, match="is not the answer") as caught:
-        check("find_the_slow_one", lambda: answer)
-    assert right not in str(caught.value)
-    assert "solved" not in record.load()["find_the_slow_one"]
-
-
-def test_the_answer_is_what_the_tracer_finds():
-    x = np.arange(8 * 512, dtype=np.float32).reshape(8, 512) % 7
-    found = {}
-    for name in ("first", "second", "third"):
-        y = np.zeros(8, np.float32)
-        with simulator.trace() as trace:
-            getattr(suspects, name)[2, 128](x, y)
-        np.testing.assert_array_equal(y, x.sum(axis=1))
-        (load,) = (site for site in trace.sites if site.op == "load")
-        found[name] = load.sectors_per_request
-    slow, sectors = exercises()["find_the_slow_one"].solution()
-    assert found.pop(slow) == sectors and set(found.values()) == {4}
-
-
-def test_answer_with_a_part_missing():
-    with pytest.raises(CheckFailed, match="has 2 parts: name, sectors"):
-        check("find_the_slow_one", "second")
-
-
-@pytest.mark.parametrize("answer", [(TODO, TODO), ("second", TODO), lambda: (TODO, TODO)])
-def test_unfinished_answer(answer, capsys):
-    check("find_the_slow_one", answer)
-    assert "not solved yet" in capsys.readouterr().out
-
-
-# ---- arrays and time -------------------------------------------------------------------------
-
-
-def test_fence_tells_where_it_was_hit():
-    array = FencedArray((2, 3), np.float32, np.nan)
-    assert array.broken_at() is None and array.view.shape == (2, 3)
-    array.buffer[FENCE + 6] = 0
-    assert array.broken_at() == 6
-    array.buffer[FENCE - 2] = 0
-    assert array.broken_at() == -2
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "int32", "uint8", "bool"])
-def test_fences_take_every_dtype(dtype):
-    array = FencedArray((3,), dtype, np.zeros(3, dtype))
-    assert array.view.dtype == dtype and array.broken_at() is None
-
-
-def test_write_past_the_end_is_seen(monkeypatch):
-    # The simulator stops such a write itself, a GPU doesn't: write the way a GPU would.
-    def writes_past_the_end(run, kernel, grid, block, x, y):
-        y[...] = np.maximum(x, 0)
-        run_y = y.base if y.base is not None else y
-        run_y[FENCE + y.size] = 1
-
-    exercise = exercises()["relu"]
-    cases = [case(1, 32, x=np.ones(3, np.float32))]
-    attempt = Attempt(exercise, good_relu, cases, 0)
-    monkeypatch.setattr(checking.Simulator, "launch", writes_past_the_end)
-    failure = attempt_case(attempt, cases[0], checking.Simulator("forward", 0))
-    assert failure.problem == "outside" and failure.index == (3,)
-    assert "past the end of y, which has 3 elements" in causes.observed(attempt, failure)
-
-
-def test_nan_never_passes():
-    exercise = exercises()["relu"]
-    tolerance = Tolerance(1e6, 1e6, "anything goes")
-    attempt_case_exercise = Exercise(
-        "any", "t", good_relu, exercise.reference, exercise.cases, exercise.hints, tolerance
-    )
-
-    @cuda.jit
-    def nan(x, y):
-        i = cuda.grid(1)
-        if i < x.size:
-            y[i] = np.float32(math.nan)
-
-    each = case(1, 32, x=np.ones(3, np.float32))
-    attempt = Attempt(attempt_case_exercise, nan, [each], 0)
-    assert attempt_case(attempt, each, checking.Simulator("forward", 0)).problem == "values"
-
-
-def test_gpu_stage_copies_there_and_back():
-    # The steps of the GPU stage, with the simulator's own device arrays.
-    exercise = exercises()["nchw_index"]
-    cases = exercise.cases(np.random.default_rng(0))
-    attempt = Attempt(exercise, exercise.solution, cases, 0)
-    assert all(attempt_case(attempt, each, Gpu()) is None for each in cases)
-
-
-def test_cases_sort_by_size_and_empty_ones_last():
-    sizes = [case(1, 32, x=np.zeros(n)) for n in (0, 5, 1)]
-    assert [each.inputs["x"].size for each in sorted(sizes, key=lambda c: c.size)] == [1, 5, 0]
-    assert Case((2, 3), 4, {}).threads == 24
-
-
-def spin():
-    while True:
-        pass
-
-
-def test_deadline_leaves_the_alarm_clock_alone():
-    before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0
-    with pytest.raises(TimeUp), deadline(0.05):
-        spin()
-    assert before == (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0)
-
-
-def test_a_deadline_lets_the_code_inside_clean_up():
-    def burn(seconds):
-        begin = time.process_time()
-        while time.process_time() - begin < seconds:
-            pass
-
-    restored = []
-    with pytest.raises(TimeUp), deadline(0.02):
-        try:
-            burn(10)
-        finally:
-            burn(3 * AGAIN_SECONDS)
-            restored.append(True)
-    assert restored == [True]
-
-
-def test_deadlines_nest():
-    with pytest.raises(TimeUp), deadline(0.2):
-        with pytest.raises(TimeUp), deadline(0.05):
-            spin()
-        with deadline(60):
-            pass
-        spin()
-    with deadline(0.05):
-        time.sleep(0.1)  # waiting is not working
-
-
-def test_deadline_in_another_thread():
-    result = []
-
-    def work():
-        try:
-            with deadline(0.05):
-                spin()
-        except TimeUp:
-            result.append("stopped")
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(10)
-    assert result == ["stopped"]
-
-
-# ---- use, hint, solution, progress -----------------------------------------------------------
-
-
-def test_use_returns_what_passed_last(capsys):
-    course = exercises()["relu"].solution
-    assert use("relu", good_relu) is course
-    check("relu", good_relu)
-    assert use("relu", good_relu) is good_relu
-    with pytest.raises(CheckFailed):
-        check("relu", bad_relu)
-    assert use("relu", good_relu) is course
-    check("relu", good_relu)
-    check("relu", stub)
-    assert use("relu", stub) is course
-    assert "Using your relu." in capsys.readouterr().out
-
-
-def test_hints_go_on_and_end(capsys):
-    hints = exercises()["relu"].hints
-    for number, left in ((1, "2 left"), (2, "1 left"), (3, "the last")):
-        hint("relu")
-        out = capsys.readouterr().out
-        assert f"Hint {number} of 3." in out and left in out
-        assert record.load()["relu"]["hints"] == number
-    hint("relu")
-    out = capsys.readouterr().out
-    assert "These were all 3" in out and hints[0] in out
-    assert record.load()["relu"]["hints"] == 3
-
-
-def test_solution_shows_its_source_and_is_recorded(capsys):
-    solution("relu")
-    assert capsys.readouterr().out.startswith("@cuda.jit\ndef relu(x, y):\n")
-    assert record.load()["relu"]["solution_seen"] is True
-
-
-def rows(text):
-    return {line.split()[1]: line for line in text.splitlines()[2:-1]}
-
-
-def test_progress_table(capsys, monkeypatch):
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
-    check("relu", good_relu)
-    hint("relu")
-    with pytest.raises(CheckFailed):
-        check("sigmoid", good_relu)
-    capsys.readouterr()
-    progress()
-    out = capsys.readouterr().out
-    assert f"1 of {len(exercises())} exercises solved" in out
-    table = rows(out)
-    assert "✓ solved" in table["relu"] and "1970-01-01" in table["relu"]
-    assert "1 of 3" in table["relu"]
-    assert "tried" in table["sigmoid"] and "not started" in table["column_sum"]
-
-
-def test_solved_stays_solved(monkeypatch):
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
-    check("relu", good_relu)
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
-    with pytest.raises(CheckFailed):
-        check("relu", bad_relu)
-    check("relu", good_relu)
-    entry = record.load()["relu"]
-    assert entry.pop("kept")["name"] == "good_relu"
-    assert entry == {"attempts": 3, "tried": "1970-01-02", "solved": "1970-01-01"}
-
-
-def test_reset(capsys):
-    check("relu", good_relu)
-    hint("sigmoid")
-    progress(reset="relu")
-    assert set(record.load()) == {"sigmoid"}
-    progress(reset="all")
-    assert "sure=True" in capsys.readouterr().out and record.load()
-    progress(reset="all", sure=True)
-    assert record.load() == {}
-    with pytest.raises(UnknownExercise):
-        progress(reset="relo")
-    for lesson in (99, -1, "relu"):
-        with pytest.raises(ValueError, match="lesson must be 'all' or from 0 to"):
-            progress(lesson)
-
-
-# ---- the progress file -----------------------------------------------------------------------
-
-
-def mark(name):
-    record.update(name, lambda entry: entry.update(solved="2026-01-01"))
-
-
-BROKEN = {
-    "empty": b"",
-    "cut short": b'{"course": "course_lib", "format": 1, "exerc',
-    "binary": bytes(range(256)),
-    "another's": b'{"my": "thesis"}',
-    "a list": b"[1, 2]",
-    "deep": b"[" * 100_000,
-    "no entries": b'{"course": "course_lib", "format": 1, "exercises": 3}',
-    "bad entry": b'{"course": "course_lib", "format": 1, "exercises": {"relu": 1}}',
-    "odd version": b'{"course": "course_lib", "format": "x", "exercises": {}}',
-}
-
-
-@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-@pytest.mark.parametrize("first", [record.load, lambda: mark("new")], ids=["read", "write"])
-def test_broken_file_is_moved_aside_and_its_backup_used(file, content, first, capsys):
-    mark("relu")
-    mark("sigmoid")
-    file.write_bytes(content)
-    first()
-    assert "can't be read" in capsys.readouterr().out
-    (aside,) = file.parent.glob("progress.broken-*.json")
-    assert aside.read_bytes() == content
-    # The backup is the version before the last; at most the last change is lost.
-    assert "relu" in record.load()
-    mark("double")
-    assert {"relu", "double"} <= set(json.loads(file.read_text())["exercises"])
-
-
-def test_broken_files_are_all_kept(file):
-    for content in (b"one", b"two"):
-        file.write_bytes(content)
-        record.load()
-    assert {p.read_bytes() for p in file.parent.glob("progress.broken-*")} == {b"one", b"two"}
-
-
-def test_newer_file_is_left_alone(file, capsys):
-    content = b'{"course": "course_lib", "format": 2, "exercises": {}, "more": 1}'
-    file.write_bytes(content)
-    check("relu", good_relu)
-    hint("relu")
-    out = capsys.readouterr().out
-    assert out.count("newer version") == 1
-    assert file.read_bytes() == content and not list(file.parent.glob("*broken*"))
-    assert record.load()["relu"]["hints"] == 1
-
-
-def test_unwritable_place_keeps_progress_in_memory(tmp_path, monkeypatch, capsys):
-    blocker = tmp_path / "a_file"
-    blocker.write_text("")
-    monkeypatch.setenv("COURSE_LIB_PROGRESS", str(blocker / "progress.json"))
-    check("relu", good_relu)
-    hint("relu")
-    out = capsys.readouterr().out
-    assert out.count("only until the kernel stops") == 1
-    assert record.load()["relu"]["hints"] == 1 and "solved" in record.load()["relu"]
-
-
-def test_read_only_file_keeps_what_it_has(file, monkeypatch, capsys):
-    mark("relu")
-    before = file.read_bytes()
-
-    def refuse(*_args, **_options):
-        raise PermissionError(13, "Permission denied")
-
-    # Not by chmod: the tests may run as root, whom it doesn't stop.
-    with monkeypatch.context() as patch:
-        patch.setattr(record.os, "replace", refuse)
-        mark("sigmoid")
-        assert set(record.load()) == {"relu", "sigmoid"}
-        assert "Permission denied" in capsys.readouterr().out
-    assert file.read_bytes() == before
-    assert sorted(p.name for p in file.parent.iterdir() if p.name.startswith(".")) == []
-    mark("column_sum")
-    assert set(json.loads(file.read_text())["exercises"]) == {"relu", "sigmoid", "column_sum"}
-
-
-def test_ctrl_c_while_saving_leaves_the_old_file(file, monkeypatch):
-    mark("relu")
-    before = file.read_bytes()
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(record.os, "fsync", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            mark("sigmoid")
-    assert file.read_bytes() == before
-    mark("sigmoid")
-    assert set(record.load()) == {"relu", "sigmoid"}
-
-
-WRITER = """
-import sys
-sys.path.insert(0, {root!r})
-from course_lib.teach import record
-for number in range({count}):
-    record.update(f"{{sys.argv[1]}}{{number}}", lambda entry: entry.update(hints=1))
-    if number == 0:
-        print("writing", flush=True)
-"""
-
-
-def writer(name, count):
-    code = WRITER.format(root=str(ROOT), count=count)
-    return subprocess.Popen(
-        [sys.executable, "-c", code, name], env=os.environ, stdout=subprocess.PIPE, text=True
-    )
-
-
-def test_two_processes_lose_nothing(file):
-    processes = [writer(name, 40) for name in "ab"]
-    for process in processes:
-        out, _ = process.communicate(timeout=60)
-        assert process.returncode == 0 and "can't be used" not in out
-    assert set(record.load()) == {f"{name}{number}" for name in "ab" for number in range(40)}
-
-
-def test_killed_while_writing(file):
-    mark("relu")
-    for attempt in range(3):
-        process = writer(f"k{attempt}_", 100_000)
-        assert process.stdout.readline() == "writing\n"
-        time.sleep(0.03 * attempt)
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        entries = json.loads(file.read_text())["exercises"]
-        assert "relu" in entries and f"k{attempt}_0" in entries
-    mark("sigmoid")  # the lock died with its owner
-    assert "sigmoid" in json.loads(file.read_text())["exercises"]
-
-
-def test_default_place_is_the_project(monkeypatch):
-    monkeypatch.delenv("COURSE_LIB_PROGRESS")
-    assert record.path() == ROOT / "progress.json"
-    monkeypatch.setattr(record.os, "access", lambda *_: False)
-    assert record.path().parent.name == "course_lib" and ROOT not in record.path().parents
-
-
-# ---- real kernels ----------------------------------------------------------------------------
+# ---- real kernels --------------------------------------------------------------------------
 
 REAL = """
 import course_lib

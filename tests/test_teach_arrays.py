@@ -1,0 +1,153 @@
+"""What a check stands on: fenced arrays, NaN, and the time that code may take."""
+
+import math
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch  # noqa: F401 - lesson 04 needs it, and importing it is no check's time
+
+from course_lib import cuda
+from course_lib.teach import (
+    causes,
+    checking,
+)
+from course_lib.teach.deadline import AGAIN_SECONDS, TimeUp, deadline
+from course_lib.teach.exercise import Case, Exercise, Tolerance, case, exercises
+from course_lib.teach.fences import FENCE, FencedArray
+from course_lib.teach.running import Attempt, Gpu, attempt_case
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def file(progress_file):
+    return progress_file
+
+
+@cuda.jit
+def good_relu(x, y):
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i] = max(x[i], np.float32(0))
+
+
+def test_fence_tells_where_it_was_hit():
+    array = FencedArray((2, 3), np.float32, np.nan)
+    assert array.broken_at() is None and array.view.shape == (2, 3)
+    array.buffer[FENCE + 6] = 0
+    assert array.broken_at() == 6
+    array.buffer[FENCE - 2] = 0
+    assert array.broken_at() == -2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int32", "uint8", "bool"])
+def test_fences_take_every_dtype(dtype):
+    array = FencedArray((3,), dtype, np.zeros(3, dtype))
+    assert array.view.dtype == dtype and array.broken_at() is None
+
+
+def test_write_past_the_end_is_seen(monkeypatch):
+    # The simulator stops such a write itself, a GPU doesn't: write the way a GPU would.
+    def writes_past_the_end(run, kernel, grid, block, x, y):
+        y[...] = np.maximum(x, 0)
+        run_y = y.base if y.base is not None else y
+        run_y[FENCE + y.size] = 1
+
+    exercise = exercises()["relu"]
+    cases = [case(1, 32, x=np.ones(3, np.float32))]
+    attempt = Attempt(exercise, good_relu, cases, 0)
+    monkeypatch.setattr(checking.Simulator, "launch", writes_past_the_end)
+    failure = attempt_case(attempt, cases[0], checking.Simulator("forward", 0))
+    assert failure.problem == "outside" and failure.index == (3,)
+    assert "past the end of y, which has 3 elements" in causes.observed(attempt, failure)
+
+
+def test_nan_never_passes():
+    exercise = exercises()["relu"]
+    tolerance = Tolerance(1e6, 1e6, "anything goes")
+    attempt_case_exercise = Exercise(
+        "any", "t", good_relu, exercise.reference, exercise.cases, exercise.hints, tolerance
+    )
+
+    @cuda.jit
+    def nan(x, y):
+        i = cuda.grid(1)
+        if i < x.size:
+            y[i] = np.float32(math.nan)
+
+    each = case(1, 32, x=np.ones(3, np.float32))
+    attempt = Attempt(attempt_case_exercise, nan, [each], 0)
+    assert attempt_case(attempt, each, checking.Simulator("forward", 0)).problem == "values"
+
+
+def test_gpu_stage_copies_there_and_back():
+    # The steps of the GPU stage, with the simulator's own device arrays.
+    exercise = exercises()["nchw_index"]
+    cases = exercise.cases(np.random.default_rng(0))
+    attempt = Attempt(exercise, exercise.solution, cases, 0)
+    assert all(attempt_case(attempt, each, Gpu()) is None for each in cases)
+
+
+def test_cases_sort_by_size_and_empty_ones_last():
+    sizes = [case(1, 32, x=np.zeros(n)) for n in (0, 5, 1)]
+    assert [each.inputs["x"].size for each in sorted(sizes, key=lambda c: c.size)] == [1, 5, 0]
+    assert Case((2, 3), 4, {}).threads == 24
+
+
+def spin():
+    while True:
+        pass
+
+
+def test_deadline_leaves_the_alarm_clock_alone():
+    before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    with pytest.raises(TimeUp), deadline(0.05):
+        spin()
+    assert before == (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0)
+
+
+def test_a_deadline_lets_the_code_inside_clean_up():
+    def burn(seconds):
+        begin = time.process_time()
+        while time.process_time() - begin < seconds:
+            pass
+
+    restored = []
+    with pytest.raises(TimeUp), deadline(0.02):
+        try:
+            burn(10)
+        finally:
+            burn(3 * AGAIN_SECONDS)
+            restored.append(True)
+    assert restored == [True]
+
+
+def test_deadlines_nest():
+    with pytest.raises(TimeUp), deadline(0.2):
+        with pytest.raises(TimeUp), deadline(0.05):
+            spin()
+        with deadline(60):
+            pass
+        spin()
+    with deadline(0.05):
+        time.sleep(0.1)  # waiting is not working
+
+
+def test_deadline_in_another_thread():
+    result = []
+
+    def work():
+        try:
+            with deadline(0.05):
+                spin()
+        except TimeUp:
+            result.append("stopped")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(10)
+    assert result == ["stopped"]
