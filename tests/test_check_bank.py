@@ -52,6 +52,11 @@ def test_right_is_accepted(exercise, kernel):
     assert row.outcome == "accepted", row.message
 
 
+def test_every_exercise_has_two_right_answers_of_another_make():
+    makes = [exercise for exercise, _ in bank.RIGHT]
+    assert [name for name in KERNELS if makes.count(name) < 2] == []
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_mutants_are_rejected(name):
     by_chance = sorted(MUTANTS[name], key=lambda mutant: hashed(name, mutant.name))

@@ -1,4 +1,4 @@
-"""Answers to lessons 15 and 16 that are right where checks of fixed cases look, and no further.
+"""Answers to lessons 15 to 17 that are right where checks of fixed cases look, and no further.
 
 See lesson_00_to_07_evasions.py.
 """
@@ -53,3 +53,26 @@ mistakes("clip",
 mistakes("ema",
     ("ema_by_one_thread", SERIAL, *all_of("y.size")),
     ("ema_of_90", UNWRITTEN, "cuda.grid(1), y.size,", "cuda.grid(1), min(y.size, 90),"))
+
+# ---- lesson 17 -------------------------------------------------------------------------------
+
+mistakes("brightness",
+    ("brightness_by_one_thread", SERIAL, *all_of("y.size")),
+    ("brightness_of_95", UNWRITTEN, "cuda.grid(1), y.size,", "cuda.grid(1), min(y.size, 95),"),
+    ("brightness_of_small_planes", VALUES, "c * step_c", "c * min(step_c, 64)"))
+mistakes("integrate",
+    ("integrate_by_one_thread", SERIAL, *all_of("y.size")),
+    ("integrate_without_the_largest", VALUES, "top = max(a, max(b, c))", "top = min(a, ZERO)"))
+mistakes("integrate_backward",
+    ("integrate_backward_of_95", VALUES,
+     "cuda.grid(1), dy.size,", "cuda.grid(1), min(dy.size, 95),"))
+mistakes("fold_batch_norm",
+    ("fold_by_one_thread", "only 3 of 768 threads write",
+     "range(cuda.threadIdx.x, weight.shape[1], cuda.blockDim.x)",
+     "range(cuda.threadIdx.x * weight.shape[1], weight.shape[1])"),
+    ("fold_of_32_channels", UNWRITTEN, "cuda.threadIdx.x, weight.shape[1],",
+     "cuda.threadIdx.x, min(weight.shape[1], 32),"))
+mistakes("two_streams",
+    ("two_streams_of_eight_tasks", VALUES, "range(len(ms))", "range(min(len(ms), 8))"))
+mistakes("checkpoint_memory",
+    ("memory_of_six_stages", VALUES, "entering.sum()", "entering[:6].sum()"))
