@@ -127,7 +127,7 @@ def _set_once(function: ast.FunctionDef, lines: set[int]) -> dict[str, ast.expr]
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name, text = node.targets[0].id, ast.unparse(node)
             if stores.count(name) == 1 and "shfl" not in text and "array(" not in text:
-                if numbers[text] in lines:
+                if numbers.get(text) in lines:
                     found[name] = node.value
     return found
 
@@ -158,13 +158,16 @@ def _with_one_undone(
     """Yield what is right after a line is replaced, moved, put in or taken out; and which it is."""
     missing, extra = _apart(own, right, home)
     for n, k in home.items():
-        yield from _put(own, k, right[n].text)
+        if _returns(own[k]) == _returns(right[n]):  # what comes after it would never run
+            yield from _put(own, k, right[n].text)
     for n, k in home.items():
         shift = _depth(right, own, home, n) - own[k].depth
         if shift and not _opens(own[k].text):
             moved = replace(own[k], depth=own[k].depth + shift)
             yield [*own[:k], moved, *own[k + 1 :]], own[k].number
     for n in missing:
+        if _returns(right[n]) and any(map(_returns, own)):
+            continue
         lines, number = _put_in(own, right, home, n)
         for k in extra:
             if own[k].text == right[n].text:  # it stands elsewhere
@@ -183,7 +186,7 @@ def _with_a_piece(
     """Yield the same for lines that are unlike, and for pieces that may belong anywhere."""
     others = [*itertools.product(*_apart(own, right, home))]
     for n, k in others:
-        if _opens(own[k].text) == _opens(right[n].text):
+        if _opens(own[k].text) == _opens(right[n].text) and _returns(own[k]) == _returns(right[n]):
             yield from _put(own, k, right[n].text)
     for n, k in others:
         for text in _with_one_piece(own[k].text, right[n].text):
@@ -265,6 +268,10 @@ def _statement(text: str) -> ast.AST:
 
 def _opens(text: str) -> bool:
     return text.endswith(":")
+
+
+def _returns(line: Line) -> bool:
+    return line.text.startswith("return")
 
 
 def _depth(right: list[Line], own: list[Line], home: dict[int, int], n: int) -> int:
