@@ -141,7 +141,7 @@ def test_two_lines_that_would_do_name_none(monkeypatch):
         ("y[i] = x[i] * 8", "y[i] = x[i] * 32", "with another number in one place"),
         ("y[i] = abs(x[i]) * n", "y[i] = x[i] * n", "without abs"),
         ("y[i] = x[i] * n", "y[i] = abs(x[i]) * n", "with abs too much"),
-        ("y[i] = x[i] * n", "y[i] = x[i] * n * m", "too much"),
+        ("y[i] = x[i] * n", "y[i] = x[i] * n * m", "with a size too much as a factor"),
         ("y[i] = math.exp(x[i] - n) / m", "y[i] = math.exp(x[i] - n / m)", "brackets elsewhere"),
         ("y[i] = x[i] - n", "y[i] = y[i] + x[i] * x[i] / m", ""),
     ],

@@ -13,6 +13,14 @@ from course_lib.teach.mutation.changes import built, changes, parsed
 from course_lib.teach.mutation.frame import KINDS, Frame
 from course_lib.teach.mutation.trees import called, names_in
 
+#: What an operator adds to a formula.
+PARTS = {
+    ast.Add: "one part of a sum",
+    ast.Sub: "one part of a difference",
+    ast.Mult: "one factor",
+    ast.Div: "one division",
+}
+
 
 def words_for(repaired: str, learners: ast.Module, original: Callable, operators: Iterable) -> str:
     """Return what is otherwise in the learner's code than in the repaired; "" if that is much."""
@@ -28,8 +36,12 @@ def words_for(repaired: str, learners: ast.Module, original: Callable, operators
     frame, right_frame = Frame(learners.body[0]), Frame(tree.body[0])
     if _without_brackets(tree.body[0]) == _without_brackets(learners.body[0]):
         return "with its brackets elsewhere"
-    for pair in _apart(tree.body[0], learners.body[0]):
+    pairs = list(_apart(tree.body[0], learners.body[0]))
+    for k, pair in enumerate(pairs):
         if words := _told(*pair, frame, right_frame) or _told_of_many(*pair, learners, frame):
+            around = [own for _, own in pairs[k + 1 :] if isinstance(own, ast.Subscript)]
+            if around and words.endswith(tuple(PARTS.values()) + (" too much",)):
+                words += f" in an index of {frame.array(around[0].value)}"
             return words
     return ""
 
@@ -75,9 +87,9 @@ def _told(right: ast.AST, own: ast.AST, frame: Frame, right_frame: Frame) -> str
     if isinstance(own, ast.Call) and _holds(own.args, right):
         return f"with {_public(own)} too much"
     if isinstance(right, ast.BinOp) and _holds((right.left, right.right), own):
-        return "without one part of a formula"
+        return f"without {PARTS.get(type(right.op), 'one part of a formula')}"
     if isinstance(own, ast.BinOp) and _holds((own.left, own.right), right):
-        return "with a part too much in a formula"
+        return f"with {PARTS.get(type(own.op), 'one part of a formula')} too much"
     if isinstance(own, ast.Call) and isinstance(right, ast.Call):
         if _public(own) != _public(right) and "one of its calls" not in _public(own):
             return f"with {_public(own)} in place of another function"
