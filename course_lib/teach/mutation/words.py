@@ -94,7 +94,7 @@ def _told(right: ast.AST, own: ast.AST, frame: Frame, right_frame: Frame) -> str
         if _public(own) != _public(right) and "one of its calls" not in _public(own):
             return f"with {_public(own)} in place of another function"
     kinds = _one(own, frame), _one(right, right_frame)
-    if kinds[0] == kinds[1] and isinstance(own, ast.Name | ast.Subscript):
+    if kinds[0] and kinds[0] == kinds[1] and isinstance(own, ast.Name | ast.Subscript):
         return f"with {kinds[0]} in place of another"
     return f"with {kinds[0]} in place of {kinds[1]}" if all(kinds) and kinds[0] != kinds[1] else ""
 
