@@ -63,3 +63,74 @@ def test_a_print_that_was_left_in_is_no_finding(capsys):
 def test_what_is_computed_in_float64_beside_a_print_is_still_found():
     message = told("softmax_naive", "total = np.float32(0)", "total = 0.0\n        print(total)")
     assert "float64-promotion" in message and "print" not in message.splitlines()[0]
+
+
+GUARDED = "a[row + i, k] if row + i < M and k < K else "
+
+
+@pytest.mark.parametrize("number", ["0", "0.0"])
+def test_float64_of_a_conditional_expression_is_blamed_on_its_number(number):
+    message = told("matmul_registers", GUARDED + "ZERO", GUARDED + number)
+    assert re.search(r"float64-promotion in line \d+, `sa\[ty \+ i, tx\] = ", message)
+    assert "Write np.float32(0)" in message and "nothing asks for it" not in message
+
+
+# ---- what Python and numba say of kernels that compute with whole arrays ---------------------
+
+
+COLUMNS = "        for col in range(n_cols):\n            "
+LAST = COLUMNS + "y[row, col] = math.exp(x[row, col] - largest) / total"
+FIRST = COLUMNS + "largest = max(largest, x[row, col])"
+SUM = COLUMNS + "total += math.exp(x[row, col] - largest)"
+
+
+def test_an_array_without_its_index_is_named():
+    message = told("adam_step", "beta1 * m[i] + (ONE - beta1) * g[i]",
+                   "beta1 * m + (ONE - beta1) * g")  # fmt: skip
+    assert re.search(r"a whole array in arithmetic in line \d+, `new_m\[i\] = beta1 \* m ", message)
+    assert "`m` is an array" in message and "write `m[i]`" in message
+    assert "IndexError" not in message and "out of range" not in message
+
+
+def test_a_whole_row_in_arithmetic_is_named():
+    message = told("softmax_naive", LAST, "        y[row] = np.exp(x[row] - largest) / total")
+    assert re.search(r"in arithmetic in line \d+, `y\[row\] = np\.exp\(x\[row\]", message)
+    assert "`x[row]` lacks an index" in message and "no arithmetic on whole rows" in message
+    assert "IndexError" not in message
+
+
+def test_an_index_that_is_no_arithmetic_keeps_its_error():
+    message = told("mma_tile", "ra[0] = load_word(a, g * K + k + t)", "ra[0] = a[g, k + t]")
+    assert "too many indices" in message and "whole" not in message
+
+
+@pytest.mark.parametrize(
+    "exercise, old, new, words",
+    [
+        ("softmax_naive", "total += math.exp", "total += np.exp", "write math.exp"),
+        ("adam_step", "math.sqrt(new_v", "np.sqrt(new_v", "write math.sqrt"),
+    ],
+)
+def test_numpys_functions_of_a_number_are_told_their_names_in_math(exercise, old, new, words):
+    message = told(exercise, old, new)
+    assert words in message and "KeyError" not in message and new.split("(")[0] in message
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        (FIRST, "        largest = max(x[row, c] for c in range(n_cols))"),
+        (SUM, "        total = sum(math.exp(x[row, c] - largest) for c in range(n_cols))"),
+    ],
+)
+def test_a_kernel_has_no_generator_expressions(old, new):
+    message = told("softmax_naive", old, new)
+    assert "a kernel has no generator expressions" in message and "write a loop" in message
+    assert f"`{new.strip()}`" in message
+    assert "empty sequence" not in message and "yield" not in message
+
+
+def test_a_kernel_has_no_lists():
+    message = told("softmax_naive", SUM, "        total = sum([math.exp(x[row, c] - largest) "
+                   "for c in range(n_cols)])")  # fmt: skip
+    assert "a kernel has no lists" in message and "append" not in message

@@ -177,6 +177,12 @@ class Typed:
                 line, words = reason
                 yield statement.loc.line, line or statement.loc.line, (
                     words if line else _COMPUTED.format(text, words))
+        for statement in self.statements:
+            if isinstance(statement, (self.ir.SetItem, self.ir.StaticSetItem)):
+                element = getattr(self.typemap[statement.target.name], "dtype", None)
+                if self.is_small(element) and self.kind(statement.value) == types.float64 and (
+                        reason := self.cause(statement.value)) and reason[0]:
+                    yield statement.loc.line, *reason
 
     def prints(self):
         """The lines that print: there float32 becomes float64, as C's printf wants it."""
@@ -236,8 +242,10 @@ class Typed:
         shown = self.text(operand)
         if numbers and len(numbers) == len(roots) and not shown.isidentifier():
             return 0, self.constant(numbers[0], shown)
-        if numbers:
+        if numbers and shown.isidentifier():
             return 0, self.float_start(shown, numbers[0])
+        if numbers:  # of a conditional expression, which has no name
+            return numbers[0].loc.line, self.constant(numbers[0], self.text(numbers[0]))
         found = []
         try:
             self.trace(operand, found, set())
@@ -334,11 +342,11 @@ class Typed:
         """What to say of an integer that a float64 name is given, where the source writes it."""
         name = variable.name.split(".")[0]
         for root in self.roots(variable):
-            if isinstance(root, self.ir.Const) and isinstance(root.value, int) and (
-                    name.isidentifier()):
-                yield root.loc.line, (
-                    f"`{name}` is float64, because it is given the integer {root.value} here and a "
-                    f"float32 elsewhere. Write np.float32({root.value}) here")
+            if isinstance(root, self.ir.Const) and isinstance(root.value, int):
+                what = (f"`{name}` is float64, because it is given the integer {root.value} here "
+                        f"and a float32 elsewhere" if name.isidentifier() else
+                        f"what may be the integer {root.value} or a float32 is float64 to numba")
+                yield root.loc.line, f"{what}. Write np.float32({root.value}) here"
 
     # -- integers --------------------------------------------------------------------------------
 

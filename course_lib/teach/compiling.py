@@ -142,7 +142,29 @@ def _essence(text: str) -> str:
     if missing:
         types = re.sub(r"Literal\[(\w+)\]\([^)]*\)", r"\1", missing[2])
         return f"numba has no {missing[1]}{types}, for values of these types"
+    if ufunc := re.search(r"KeyError: <ufunc '(\w+)'>", text):
+        return _of_one_number(ufunc[1])
+    if "use of yield in a closure" in text:
+        return "a kernel has no generator expressions: write a loop"
+    if "Unknown attribute 'append' of type list" in text:
+        return "a kernel has no lists, and no list comprehensions: write a loop"
     lines = [line for line in text.splitlines() if not line.startswith(("Failed in ", "During: "))]
     if text.startswith("Traceback"):
         return [line for line in lines if line.strip()][-1]
     return lines[0]
+
+
+#: Functions of numbers that numba has for a GPU, under the names that NumPy's have, too.
+_OF_MATH = (
+    "ceil", "copysign", "cos", "cosh", "exp", "expm1", "fabs", "floor", "fmod", "hypot", "isfinite",
+    "isinf", "isnan", "log", "log10", "log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh",
+)  # fmt: skip
+
+
+def _of_one_number(name: str) -> str:
+    """Return what to say of NumPy's function of arrays, called with a number."""
+    if name in _OF_MATH:
+        return f"np.{name} is for arrays; for one number, write math.{name}"
+    if name == "absolute":
+        return "np.abs is for arrays; for one number, write abs"
+    return f"numba has no np.{name} of a number in a kernel"

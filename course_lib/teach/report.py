@@ -12,6 +12,7 @@ from course_lib.teach.causes import element
 from course_lib.teach.display import quote
 from course_lib.teach.exercise import python_function
 from course_lib.teach.places import where
+from course_lib.teach.raised import meaning
 from course_lib.teach.running import Attempt, Failure, Run
 
 
@@ -76,6 +77,9 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
     line = _learners_line(attempt, failure.error)
     if failure.problem == "endless":
         return f"stopped, because it did not end{line}"
+    if told := meaning(python_function(attempt.obj), failure.error):
+        what, seen, fix = told
+        return "\n".join([f"{what}{line}", _line("seen", seen), _line("fix", fix)])
     return f"{type(failure.error).__name__}{line}: {failure.error}"
 
 
