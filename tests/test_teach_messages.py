@@ -134,3 +134,70 @@ def test_a_kernel_has_no_lists():
     message = told("softmax_naive", SUM, "        total = sum([math.exp(x[row, c] - largest) "
                    "for c in range(n_cols)])")  # fmt: skip
     assert "a kernel has no lists" in message and "append" not in message
+
+
+# ---- what the sanitizer sees -----------------------------------------------------------------
+
+
+ADDS = "            s[t] += s[t + step]\n        cuda.syncthreads()\n        step //= 2\n"
+
+
+def test_nan_of_bits_that_are_misread_is_not_called_an_overflow():
+    message = told("mma_tile", "ra[0] = load_word(a, g * K + k + t)", "ra[0] = a[g * K + k + t]")
+    assert re.search("seen +NaN was computed from finite inputs$", message, re.MULTILINE)
+
+
+def test_nan_of_a_quotient_is_still_called_one():
+    message = told("softmax_naive", "range(n_cols):\n            largest",
+                   "range(1, n_cols):\n            largest")  # fmt: skip
+    assert "an intermediate result overflows to infinity, or 0 is divided by 0" in message
+
+
+@pytest.mark.parametrize(
+    "exercise, changes, element",
+    [
+        ("channel_moments", ("t < step and ", ""), "counts"),
+        ("softmax_shared",
+         ("= total\n    cuda.syncthreads()\n    step = cuda.blockDim.x // 2",
+          "= total\n    cuda.syncthreads()\n    step = 128"), "s"),
+    ],
+)  # fmt: skip
+def test_what_no_thread_ever_writes_need_not_be_filled_first(exercise, changes, element):
+    message = told(exercise, *changes)
+    assert re.search(rf"uninitialised-read in line \d+, `.*{element}\[t \+ step\]", message)
+    assert "no thread ever writes it" in message
+    assert "fill it first" not in message and "syncthreads() between" not in message
+
+
+def test_what_is_written_later_is_still_to_be_filled_first():
+    early = "    largest = max(largest, s[t])\n    cuda.syncthreads()\n"
+    message = told("softmax_shared", "    s[t] = largest\n", early + "    s[t] = largest\n")
+    assert "before any thread has written it" in message and "fill it first" in message
+
+
+def test_two_stores_into_one_element_need_no_barrier():
+    message = told("mma_tile", "c[g, 2 * t] =", "c[g, t] =", "c[g, 2 * t + 1]", "c[g, t + 1]")
+    assert re.search(r"race in line \d+, `c\[g, t \+ 1\] = acc\[1\]`", message)
+    assert "two threads write the same element: look at the index" in message
+    assert "barrier" not in message and "syncthreads" not in message
+
+
+def test_a_loop_with_a_barrier_that_never_ends_is_no_deadlock():
+    message = told("softmax_shared", ADDS, ADDS.replace("        step //= 2\n", ""))
+    assert re.search(r"endless loop in line \d+, `while step > 0:`", message)
+    assert "threads 0-31 of block 0 go round the loop" in message and "deadlock" not in message
+
+
+def test_a_loop_of_one_thread_that_never_ends_waits_for_nobody():
+    message = told("softmax_naive", FIRST, "        col = 0\n        while col < n_cols:\n"
+                   "            largest = max(largest, x[row, col])")  # fmt: skip
+    assert re.search(r"endless loop in line \d+, `while col < n_cols:`", message)
+    assert "waits for another" not in message and "deadlock" not in message
+
+
+def test_threads_that_wait_for_an_endless_loop_are_not_in_it():
+    """One thread goes round, the others wait at the barrier below."""
+    message = told("softmax_shared", "    s[t] = largest\n", "    s[t] = largest\n"
+                   "    while t == 0:\n        largest = max(largest, MINUS_INF)\n")  # fmt: skip
+    assert re.search(r"deadlock in line \d+, `while t == 0:`", message)
+    assert "thread 0 of block 0 goes round" in message

@@ -1,4 +1,4 @@
-"""What an error means that Python raised in a kernel: kernels compute with single numbers.
+"""What the text of a kernel tells about an error in it, or about NaN in its result.
 
 The simulator runs a kernel as Python, where NumPy computes with whole arrays, and where generators
 work. A GPU does neither, and what Python says of them is about NumPy, not about the kernel.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 import traceback
-from collections.abc import Iterator
-from types import FrameType
+from collections.abc import Callable, Iterator
+from types import FrameType, FunctionType
 
 import numpy as np
 
+from course_lib.simulator.lint import global_names
 from course_lib.simulator.source import function_tree
+from course_lib.teach.exercise import python_function
 
 #: Functions of Python that a kernel calls with numbers.
 _OF_NUMBERS = ("abs", "float", "int", "max", "min", "round", "sum")
@@ -117,3 +119,41 @@ def _index_of_others(statement: ast.stmt, dimensions: int, frame: FrameType) -> 
             if isinstance(value, np.ndarray) and value.ndim == dimensions:
                 found.add(ast.unparse(node.slice).strip("()"))
     return found.pop() if len(found) == 1 else ""
+
+
+#: What can make NaN of finite numbers, by the names of functions. Products and sums overflow too,
+#: but seldom, and NaN may come from elsewhere: bits that are read as another type, for instance.
+_OVERFLOWS = {"exp", "exp2", "expm1", "pow", "cosh", "sinh"}
+_NOT_OF_NEGATIVES = {"sqrt", "rsqrt", "log", "log2", "log10", "log1p"}
+
+
+def ways_to_nan(obj: Callable) -> str:
+    """Return how a kernel, or what it calls, can make NaN of finite numbers; "" if hardly."""
+    nodes = [node for tree in _trees(python_function(obj), set()) for node in ast.walk(tree)]
+    called = {_name(node.func) for node in nodes if isinstance(node, ast.Call)}
+    signs = {type(n.op) for n in nodes if isinstance(n, ast.BinOp | ast.AugAssign)}
+    ways = []
+    if called & _OVERFLOWS or signs & {ast.Div, ast.Pow}:
+        ways.append("an intermediate result overflows to infinity")
+    if ast.Div in signs:
+        ways.append("0 is divided by 0")
+    if called & _NOT_OF_NEGATIVES:
+        ways.append("a root or logarithm is taken of a negative number")
+    return ", or ".join(ways)
+
+
+def _trees(function: FunctionType, seen: set) -> Iterator[ast.AST]:
+    """Yield the syntax trees of a function and of all that it calls."""
+    if function in seen or not isinstance(function, FunctionType):
+        return
+    seen.add(function)
+    tree = function_tree(function)
+    if tree is not None:
+        yield tree
+    for name in sorted(global_names(function.__code__)):
+        yield from _trees(python_function(function.__globals__.get(name)), seen)
+
+
+def _name(function: ast.expr) -> str:
+    """Return the last part of a function's name: "exp" of math.exp."""
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")

@@ -51,7 +51,7 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
         finding = failure.finding
         place = where(attempt.obj, finding.filename, finding.line)
         seen, _, cure = finding.message.partition("; ")
-        lines = [f"{finding.kind}{place}", _line("seen", seen)]
+        lines = [f"{finding.title or finding.kind}{place}", _line("seen", seen)]
         # What the experiment finds is surer than what often helps.
         return "\n".join(lines + [_line("fix", cure)] * bool(cure and not failure.cause))
     if failure.problem == "forbidden":
