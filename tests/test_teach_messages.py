@@ -75,6 +75,12 @@ def test_float64_of_a_conditional_expression_is_blamed_on_its_number(number):
     assert "Write np.float32(0)" in message and "nothing asks for it" not in message
 
 
+def test_float64_of_a_name_that_is_only_stored_is_blamed_on_its_start():
+    message = told("pool_relu_backward", "h // k, w // k, ZERO", "h // k, w // k, 0.0")
+    assert re.search(r"float64-promotion in line \d+, `p, q, gradient = .*, 0\.0`", message)
+    assert "`gradient` is float64" in message and "nothing asks for it" not in message
+
+
 # ---- what Python and numba say of kernels that compute with whole arrays ---------------------
 
 
@@ -151,6 +157,7 @@ def test_nan_of_a_quotient_is_still_called_one():
     message = told("softmax_naive", "range(n_cols):\n            largest",
                    "range(1, n_cols):\n            largest")  # fmt: skip
     assert "an intermediate result overflows to infinity, or 0 is divided by 0" in message
+    assert "or one infinite number is taken from another" in message  # MINUS_INF is in the kernel
 
 
 @pytest.mark.parametrize(

@@ -180,9 +180,10 @@ class Typed:
         for statement in self.statements:
             if isinstance(statement, (self.ir.SetItem, self.ir.StaticSetItem)):
                 element = getattr(self.typemap[statement.target.name], "dtype", None)
-                if self.is_small(element) and self.kind(statement.value) == types.float64 and (
-                        reason := self.cause(statement.value)) and reason[0]:
-                    yield statement.loc.line, *reason
+                if self.is_small(element) and self.kind(statement.value) == types.float64:
+                    for line, words in self.traced(statement.value):
+                        if line:  # what gave the value its float64, and not the store
+                            yield statement.loc.line, line, words
 
     def prints(self):
         """The lines that print: there float32 becomes float64, as C's printf wants it."""
@@ -246,12 +247,16 @@ class Typed:
             return 0, self.float_start(shown, numbers[0])
         if numbers:  # of a conditional expression, which has no name
             return numbers[0].loc.line, self.constant(numbers[0], self.text(numbers[0]))
+        return next(iter(self.traced(operand)), None)
+
+    def traced(self, operand):
+        """All that `cause` chooses from; nothing where float64 is asked for by name."""
         found = []
         try:
             self.trace(operand, found, set())
         except _MeantError:
-            return None
-        return next(iter(found), None)
+            return []
+        return found
 
     def constant(self, root, shown):
         """What to say of a Python float in the source."""
@@ -276,9 +281,10 @@ class Typed:
             return
         seen.add(variable.name)
         shown = self.text(variable)
-        for root in self.roots(variable) if shown.isidentifier() else ():
+        for root in self.roots(variable):
             if self.number(root) is not None:
-                found.append((root.loc.line, self.float_start(shown, root)))
+                found.append((root.loc.line, self.float_start(shown, root)
+                              if shown.isidentifier() else self.constant(root, self.text(root))))
         for value in self.definitions.get(variable.name, ()):
             self.trace_value(value, found, seen)
 

@@ -137,6 +137,11 @@ def ways_to_nan(obj: Callable) -> str:
         ways.append("an intermediate result overflows to infinity")
     if ast.Div in signs:
         ways.append("0 is divided by 0")
+    if any(isinstance(n, ast.Attribute) and n.attr == "inf" for n in nodes) or any(
+        isinstance(value, float | np.floating) and np.isinf(value)
+        for value in _globals(python_function(obj))
+    ):
+        ways.append("one infinite number is taken from another")
     if called & _NOT_OF_NEGATIVES:
         ways.append("a root or logarithm is taken of a negative number")
     return ", or ".join(ways)
@@ -150,8 +155,13 @@ def _trees(function: FunctionType, seen: set) -> Iterator[ast.AST]:
     tree = function_tree(function)
     if tree is not None:
         yield tree
-    for name in sorted(global_names(function.__code__)):
-        yield from _trees(python_function(function.__globals__.get(name)), seen)
+    for value in _globals(function):
+        yield from _trees(python_function(value), seen)
+
+
+def _globals(function: FunctionType) -> list:
+    """Return what the names stand for that a function looks up outside itself."""
+    return [function.__globals__.get(name) for name in global_names(function.__code__)]
 
 
 def _name(function: ast.expr) -> str:
