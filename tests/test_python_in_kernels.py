@@ -55,7 +55,7 @@ WORKS = {
 
 #: Each line of the second table: a kernel's lines, and what the check says about them.
 REFUSED = {
-    "np.exp(v)": ("y[i] = np.exp(v)", "np.exp does not work in a kernel; math.exp works"),
+    "np.exp(v)": ("y[i] = np.exp(v)", "np.exp is for arrays; for one number, write math.exp"),
     "x.max()": ("y[i] = x.max()", "numba has no max(array(float32"),
     'f"{v}"': ('print(f"{v}")', "a kernel cannot make text"),
     "[v, v]": ("a = [v, v]\ny[i] = a[0]", "lists do not work in a kernel"),

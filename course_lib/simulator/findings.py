@@ -30,6 +30,8 @@ class Finding:
         One sentence: what is wrong and what would mend it.
     kernel : str
     count : int
+    title : str
+        What a headline calls it, where that is not its kind: "endless loop".
     """
 
     kind: str
@@ -42,10 +44,11 @@ class Finding:
     lines: tuple = ()
     kernel: str = ""
     count: int = 1
+    title: str = ""
 
     def __str__(self):
         times = f" ({self.count} times)" if self.count > 1 else ""
-        return f"{self.kind}, line {self.line}: {self.message}{times}"
+        return f"{self.title or self.kind}, line {self.line}: {self.message}{times}"
 
 
 @dataclass

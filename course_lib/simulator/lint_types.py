@@ -13,6 +13,12 @@ _SYMBOLS = {
 _BINDS = {"<<": 1, ">>": 1, "+": 2, "-": 2, "*": 3, "/": 3, "//": 3, "%": 3, "**": 5}
 _WIDENING = {"+", "-", "*", "<<", "**"}
 _CARRIES_UPWARDS = {"+", "-", "*", "&", "|", "^"}
+_COMPUTED = "`{}` is computed in float64: {}"
+_INTEGER = "{} float64. Write np.float32({})"
+
+
+class _MeantError(Exception):
+    """A value is float64 because the source asks for it."""
 
 
 class Typed:
@@ -127,7 +133,9 @@ class Typed:
     # -- float64 ---------------------------------------------------------------------------------
 
     def promotions(self):
-        """(line, message) of each expression that goes from small floats or integers to float64."""
+        """(line, line to tell, message) of each expression that goes from small floats or integers
+        to float64: the line of the expression, and that of what makes it so.
+        """
         for statement in self.assignments:
             expression = statement.value
             if not isinstance(expression, self.ir.Expr) or expression not in self.calltypes:
@@ -140,9 +148,9 @@ class Typed:
                 continue
             signature = self.calltypes[expression]
             if self.types.float64 in (*signature.args, signature.return_type):
-                message = self.promotion(expression, operands)
-                if message:
-                    yield statement.loc.line, message
+                found = self.promotion(expression, operands)
+                if found:
+                    yield statement.loc.line, found[0] or statement.loc.line, found[1]
 
     def suspects(self):
         """`promotions` where every operand is float64 already, as in a sum that goes round.
@@ -162,12 +170,29 @@ class Typed:
             text = self.text(expression)
             both = list(zip(operands, kinds, strict=True))
             reasons = [self.cause(operand) for operand, kind in both if kind == types.float64]
-            reasons += [
-                f"float32 with the integer `{name}` gives float64. Write np.float32({name})"
-                for name in (self.text(operand) for operand, kind in both
-                             if isinstance(kind, types.Integer))]
+            reasons += [(0, _INTEGER.format(f"float32 with the integer `{name}` gives", name))
+                        for name in (self.text(operand) for operand, kind in both
+                                     if isinstance(kind, types.Integer))]
             if reason := next(filter(None, reasons), None):
-                yield statement.loc.line, f"`{text}` is computed in float64: {reason}"
+                line, words = reason
+                yield statement.loc.line, line or statement.loc.line, (
+                    words if line else _COMPUTED.format(text, words))
+        for statement in self.statements:
+            if isinstance(statement, (self.ir.SetItem, self.ir.StaticSetItem)):
+                element = getattr(self.typemap[statement.target.name], "dtype", None)
+                if self.is_small(element) and self.kind(statement.value) == types.float64:
+                    for line, words in self.traced(statement.value):
+                        if line:  # what gave the value its float64, and not the store
+                            yield statement.loc.line, line, words
+
+    def prints(self):
+        """The lines that print: there float32 becomes float64, as C's printf wants it."""
+        ir = self.ir
+        for statement in self.statements:
+            value = getattr(statement, "value", None)
+            if isinstance(statement, ir.Print) or isinstance(value, ir.Expr) and (
+                    value.op == "call" and self.text(value.func) == "print"):
+                yield statement.loc.line
 
     def is_builtin(self, call):
         """False for device functions, and for conversions such as np.float64(x): they are meant."""
@@ -175,10 +200,12 @@ class Typed:
         return not isinstance(found, (self.types.NumberClass, self.types.Dispatcher))
 
     def promotion(self, expression, operands):
-        """What makes an expression float64 and how to mend it; None if its operands were before."""
+        """(line, what makes an expression float64 and how to mend it); None if its operands were
+        before. The line is 0 where it is the expression's own.
+        """
         types = self.types
         kinds = [self.kind(operand) for operand in operands]
-        small = [kind for kind in kinds if kind in (types.float32, types.float16, types.bfloat16)]
+        small = [kind for kind in kinds if self.is_small(kind)]
         text = self.text(expression)
         integers = [operand for operand, kind in zip(operands, kinds, strict=True)
                     if isinstance(kind, types.Integer)]
@@ -187,39 +214,145 @@ class Typed:
                       if kind == types.float64]
             if not small or None in causes:
                 return None
-            return f"`{text}` is computed in float64: {causes[0]}"
+            line, words = causes[0]
+            return line, words if line else _COMPUTED.format(text, words)
         if small and integers:
             name, one = self.text(integers[0]), small[0]
-            return (f"`{text}` is computed in float64: {one} with the integer `{name}` gives "
-                    f"float64. Write np.{one}({name})")
+            return 0, _COMPUTED.format(text, f"{one} with the integer `{name}` gives float64. "
+                                             f"Write np.{one}({name})")
         if len(integers) == len(operands) and operands and self.symbol_or_call(expression):
-            return (f"`{text}` is computed in float64, because its operands are integers. Convert "
-                    f"them first: np.float32({self.text(operands[0])})")
+            return 0, _COMPUTED.format(text, "").removesuffix(": ") + (
+                f", because its operands are integers. Convert them first: "
+                f"np.float32({self.text(operands[0])})")
         return None
+
+    def is_small(self, kind):
+        """True for the types of floats that are smaller than float64."""
+        return kind in (self.types.float32, self.types.float16, self.types.bfloat16)
 
     def symbol_or_call(self, expression):
         return expression.op == "call" or self.symbol(expression) in ("/", "**")
 
     def cause(self, operand):
-        """Why a float64 operand is one, if the kernel's text says so; None if it is meant."""
-        ir, roots = self.ir, self.roots(operand)
+        """(line, why a float64 operand is one), if the kernel's text says so; None if it is meant.
+
+        The line is 0 where the words are about the expression whose operand it is.
+        """
+        roots = self.roots(operand)
         numbers = [root for root in roots if self.number(root) is not None]
         shown = self.text(operand)
         if numbers and len(numbers) == len(roots) and not shown.isidentifier():
-            return (f"numba makes the constant {shown} float64. Write "
-                    f"np.float32({_plain(self.number(numbers[0]), shown)})")
-        if numbers:
-            start, line = self.text(numbers[0]), numbers[0].loc.line
-            return (f"`{shown}` is float64, because it starts as a Python float in line {line}. "
-                    f"Write {shown} = np.float32({_plain(self.number(numbers[0]), start)}) there")
-        for root in roots:
-            if isinstance(root, (ir.Global, ir.FreeVar)):
-                return (f"the global {root.name} = {root.value!r} is float64 to numba. Write "
-                        f"{root.name} = np.float32({root.value!r})")
-            if isinstance(root, ir.Arg):
-                return (f"the argument `{root.name}` is a Python float, which is float64. Pass "
-                        f"np.float32({root.name}), or convert it so in the kernel")
-        return None
+            return 0, self.constant(numbers[0], shown)
+        if numbers and shown.isidentifier():
+            return 0, self.float_start(shown, numbers[0])
+        if numbers:  # of a conditional expression, which has no name
+            return numbers[0].loc.line, self.constant(numbers[0], self.text(numbers[0]))
+        return next(iter(self.traced(operand)), None)
+
+    def traced(self, operand):
+        """All that `cause` chooses from; nothing where float64 is asked for by name."""
+        found = []
+        try:
+            self.trace(operand, found, set())
+        except _MeantError:
+            return []
+        return found
+
+    def constant(self, root, shown):
+        """What to say of a Python float in the source."""
+        return (f"numba makes the constant {shown} float64. Write "
+                f"np.float32({_plain(self.number(root), shown)})")
+
+    def float_start(self, name, root):
+        """What to say of a name that is given a Python float."""
+        start = self.text(root)
+        return (f"`{name}` is float64, because it starts as a Python float in line "
+                f"{root.loc.line}. Write {name} = np.float32("
+                f"{_plain(self.number(root), start)}) there")
+
+    def trace(self, variable, found, seen):
+        """Add to `found` what makes a float64 variable one, as `cause` tells it.
+
+        A name that one of its assignments makes float64 is float64 in all of them, and so is what
+        is computed with it: its start may be a float32 that is not to blame. Raises _MeantError
+        where float64 is asked for by name.
+        """
+        if variable.name in seen:
+            return
+        seen.add(variable.name)
+        shown = self.text(variable)
+        for root in self.roots(variable):
+            if self.number(root) is not None:
+                found.append((root.loc.line, self.float_start(shown, root)
+                              if shown.isidentifier() else self.constant(root, self.text(root))))
+        for value in self.definitions.get(variable.name, ()):
+            self.trace_value(value, found, seen)
+
+    def trace_value(self, value, found, seen):
+        """`trace` of one value that a float64 variable is given."""
+        ir, types = self.ir, self.types
+        if isinstance(value, ir.Var):
+            if self.kind(value) == types.float64:
+                self.trace(value, found, seen)
+            elif isinstance(self.kind(value), types.Integer):
+                found += self.whole_start(value)
+        elif isinstance(value, (ir.Global, ir.FreeVar)):
+            if isinstance(value.value, float):  # np.float32 is none
+                found.append((0, f"the global {value.name} = {value.value!r} is float64 to numba. "
+                                 f"Write {value.name} = np.float32({float(value.value)!r})"))
+        elif isinstance(value, ir.Arg):
+            found.append((0, (
+                f"the argument `{value.name}` is a Python float, which is float64. Pass "
+                f"np.float32({value.name}), or convert it so in the kernel")))
+        elif isinstance(value, ir.Expr):
+            self.trace_expression(value, found, seen)
+
+    def trace_expression(self, value, found, seen):
+        """`trace` of an expression whose value is float64."""
+        types = self.types
+        if value.op == "phi":
+            for each in value.incoming_values:
+                self.trace_value(each, found, seen)
+        elif value.op in ("cast", "unary"):
+            self.trace_value(value.value, found, seen)
+        elif value.op in ("binop", "inplace_binop"):
+            self.trace_operands(value, [value.lhs, value.rhs], found, seen)
+        elif value.op == "call" and self.is_builtin(value):
+            self.trace_operands(value, list(value.args), found, seen)
+        elif value.op == "call" and isinstance(self.typemap[value.func.name], types.NumberClass):
+            raise _MeantError
+        elif value.op in ("getitem", "static_getitem", "typed_getitem") and isinstance(
+                self.typemap[value.value.name], types.Array):
+            raise _MeantError
+
+    def trace_operands(self, expression, operands, found, seen):
+        """`trace` of what an operation takes."""
+        types, text, line = self.types, self.text(expression), expression.loc.line
+        kinds = [self.kind(operand) for operand in operands]
+        for operand, kind in zip(operands, kinds, strict=True):
+            shown = self.text(operand)
+            numbers = [root for root in self.roots(operand) if self.number(root) is not None]
+            if numbers and kind == types.float64 and not shown.isidentifier():
+                found.append((line, _COMPUTED.format(text, self.constant(numbers[0], shown))))
+            elif kind == types.float64:
+                self.trace(operand, found, seen)
+            elif isinstance(kind, types.Integer) and len(operands) > 1:
+                if types.float64 in kinds or any(map(self.is_small, kinds)):
+                    found.append((line, _COMPUTED.format(text, _INTEGER.format(
+                        f"float32 with the integer `{shown}` gives", shown))))
+        if operands and all(isinstance(kind, types.Integer) for kind in kinds):
+            found.append((line, f"`{text}` is float64, because its operands are integers. Convert "
+                                f"them first: np.float32({self.text(operands[0])})"))
+
+    def whole_start(self, variable):
+        """What to say of an integer that a float64 name is given, where the source writes it."""
+        name = variable.name.split(".")[0]
+        for root in self.roots(variable):
+            if isinstance(root, self.ir.Const) and isinstance(root.value, int):
+                what = (f"`{name}` is float64, because it is given the integer {root.value} here "
+                        f"and a float32 elsewhere" if name.isidentifier() else
+                        f"what may be the integer {root.value} or a float32 is float64 to numba")
+                yield root.loc.line, f"{what}. Write np.float32({root.value}) here"
 
     # -- integers --------------------------------------------------------------------------------
 

@@ -157,6 +157,7 @@ def lint(request):
             annotation, function is kernel.py_func)
         promotions += [("float64-promotion", filename, *rest) for rest in looking.promotions()]
         suspects += [("float64-promotion", filename, *rest) for rest in looking.suspects()]
+        doubles -= {(os.path.basename(filename), line) for line in looking.prints()}
         found += [("integer-width", filename, *rest) for rest in looking.widenings()]
     promotions = in_machine_code(promotions, doubles)
     # A comparison with a whole number is blamed last: it changes no result.
@@ -171,7 +172,8 @@ def lint(request):
     if doubles and not promotions and not meant:
         promotions = in_machine_code(suspects, doubles)
     if doubles and not promotions and not meant:
-        promotions = [("float64-promotion", filename, line, _UNEXPLAINED)
+        promotions = [("float64-promotion", filename, line,
+                       _UNEXPLAINED.format("line" if line else "kernel"))
                       for base, line in sorted(doubles) if base == os.path.basename(filename)]
     found += promotions
     code = kernel.py_func.__code__
@@ -187,12 +189,12 @@ def lint(request):
 _COMPARES = re.compile(r"`[^`]* ([<>]=?|[=!]=) [^`]*` is computed")
 _ARGUMENT = ("the argument `{0}` is a Python float, which is float64, and so is what is computed "
              "with it. Pass np.float32({0}), or convert it so in the kernel")
-_UNEXPLAINED = ("the machine code of this line computes in float64, and nothing asks for it by "
+_UNEXPLAINED = ("the machine code of this {} computes in float64, and nothing asks for it by "
                 "name. Give constants and conversions as np.float32")
 
 
 def in_machine_code(promotions, doubles):
-    """Those of the promotions that cost something.
+    """Those of the promotions that cost something, each with the line to tell.
 
     What the compiler could do in float32 after all, such as a comparison, left no float64
     instruction at its line. (If it left some, but none at any of the lines, it has merged
@@ -200,7 +202,8 @@ def in_machine_code(promotions, doubles):
     """
     there = [found for found in promotions
              if (os.path.basename(found[1]), found[2]) in doubles]
-    return there if there or not doubles else promotions
+    kept = there if there or not doubles else promotions
+    return [(kind, filename, line, message) for kind, filename, _, line, message in kept]
 
 
 def place(error):

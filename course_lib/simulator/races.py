@@ -5,6 +5,8 @@ import ast
 from .shadow import THREAD_AT, THREAD_MASK
 
 _LOST = "reads it, changes it and writes it back in both, so that one change is lost; "
+#: No barrier mends this: one of two results is lost, in whichever order they come.
+_SAME_ELEMENT = "two {} write the same element: look at the index"
 
 
 class RaceSentences:
@@ -24,6 +26,8 @@ class RaceSentences:
         if first == second == "write" and site is other:
             return (f"{head}line {site.line} writes it in both, and the last one wins; let one "
                     f"thread write it, give each its own element, or use an atomic")
+        if element.startswith("global ") and site.kind == other.kind == "store":
+            return f"{head}{self.two_stores(site, other)}; {_SAME_ELEMENT.format('threads')}"
         if (site.kind == "atomic") != (other.kind == "atomic"):
             atomic, plain, verb = (site, other, second) if site.kind == "atomic" else (
                 other, site, first)
@@ -76,6 +80,8 @@ class RaceSentences:
         if first == second == "write" and site is other:
             return (f"{head}line {site.line} writes it in both, and the last one wins; give each "
                     f"block its own elements, or use an atomic")
+        if element.startswith("global ") and site.kind == other.kind == "store":
+            return f"{head}{self.two_stores(site, other)}; {_SAME_ELEMENT.format('blocks')}"
         lines = (f"line {site.line} {first}s it in one while it {second}s it in the other"
                  if site.line == other.line else
                  f"line {site.line} {first}s it while line {other.line} {second}s it")
@@ -91,6 +97,14 @@ class RaceSentences:
                     f"have told, after cuda.threadfence() again")
         return (f"{head}{lines}, and blocks run in any order; write into another array, use an "
                 f"atomic, or split the kernel into two launches")
+
+    @staticmethod
+    def two_stores(site, other):
+        """What two lines do that write one element."""
+        if site.line == other.line:
+            return f"line {site.line} writes it twice, once in each, and the last one wins"
+        one, two = sorted((site.line, other.line))
+        return f"line {one} writes it in one and line {two} in the other, and the last one wins"
 
     # -- what the kernel looks like --------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import numpy as np
 from .findings import Finding, element_text, index_of, name_of
 from .races import RaceSentences, made_to_meet
 from .report import is_outside
-from .shadow import BLOCK_AT, THREAD_AT, THREAD_MASK, site_of
+from .shadow import BLOCK_AT, THREAD_AT, THREAD_MASK, UNINITIALISED, site_of
 
 #: `s`, `x.field`, `rows[i]`: what may stand before an index in a sentence.
 _NAMES_AN_ARRAY = re.compile(r"[^\W\d][\w.]*(\[[^()]*\][\w.]*)?$")
@@ -99,22 +99,30 @@ class Verdicts(RaceSentences):
 
     def uninitialised(self, thread, number, memory, place, index):
         """A read of what nobody has written: told at the end, unless it turns out to be a race."""
-        self.unread.setdefault((memory, place), {}).setdefault(number, (thread, index))
+        self.unread.setdefault((memory, place), {}).setdefault(
+            number, (thread, index, memory.shadow.granule))
 
     def tell_unread(self):
         """Report the reads of what nobody had written."""
-        for (memory, _), reads in self.unread.items():
-            for number, (thread, index) in reads.items():
-                self.was_uninitialised(thread, number, memory, index)
+        for (memory, place), reads in self.unread.items():
+            shadow = memory.shadow
+            for number, (thread, index, granule) in reads.items():
+                # With a finer granule since, `place` is another element.
+                never = shadow.granule == granule and shadow.written[place] == UNINITIALISED
+                self.was_uninitialised(thread, number, memory, index, never)
         self.unread.clear()
 
-    def was_uninitialised(self, thread, number, memory, index):
-        """Report one read of what nobody had written."""
+    def was_uninitialised(self, thread, number, memory, index, never):
+        """Report one read of what nobody had written; `never` if nobody has written it since."""
         site, name = self.sites[number], self.thread_name(thread.index)
 
         def sentence():
             start = (f"thread {name} reads {memory.space} "
-                     f"`{self.element(number, memory, index)}` on line {site.line} before ")
+                     f"`{self.element(number, memory, index)}` on line {site.line}")
+            if memory.space == "shared" and never:
+                return (f"{start}, and no thread ever writes it; look at the index there, and at "
+                        f"which elements the block writes")
+            start += " before "
             if memory.space == "shared":
                 barrier = "cuda.syncthreads()" if memory.owner is thread.b else "cluster_sync()"
                 return f"{start}any thread has written it; fill it first, and put {barrier} between"

@@ -233,28 +233,37 @@ class Waits:
             line, filename = _line_of(error)
             self.note("deadlock", filename, line, (), (0, 0, 0), (
                 f"the loop on line {line} never ends in {launch.name}; let every path through it "
-                f"come nearer to its end"))
+                f"come nearer to its end"), _ENDLESS)
             return
         spinning = [thread for thread in waiting
                     if thread in thread.b.spinning or thread in thread.b.ready]
         thread = (spinning or waiting)[0]
         place = self.place_of(thread)
         filename, line = place
-        same = [other for other in waiting if other.b is thread.b
-                and self.place_of(other) == place]
+        title, loop = "", self.loop_of(thread) if spinning else None
+        if loop is not None:
+            same = [other for other in waiting if other.b is thread.b
+                    and not is_held(other) and self.loop_of(other, loop) is loop]
+            flags = self.uses_flags and may_wait(loop)
+            title = "" if flags or any(map(is_held, waiting)) else _ENDLESS
+        else:
+            same = [other for other in waiting if other.b is thread.b
+                    and self.place_of(other) == place]
         names = self.names(same)
         verb = "go" if plural(names) else "goes"
         block = name_of(thread.b.index, launch.grid_dim)
         if spinning:
             message = (f"{threads_text(names)} of block {block} {verb} round the loop on line "
-                       f"{line} for ever; let every round come nearer to its end, and if it waits "
-                       f"for another thread, let that one run and write what it waits for")
+                       f"{line} for ever; let every round come nearer to its end")
+            if not title or may_wait(loop):
+                message += (", and if it waits for another thread, let that one run and write "
+                            "what it waits for")
         else:
             message = (f"{threads_text(names)} of block {block} wait{_s(same)} on line {line} and "
                        f"nobody can let them go on; let all the threads it waits for reach it")
         if "grid" in text and not spinning:
             message += ", in every block"
-        self.note("deadlock", filename, line, tuple(names[:2]), thread.b.index, message)
+        self.note("deadlock", filename, line, tuple(names[:2]), thread.b.index, message, title)
 
     def place_of(self, thread):
         """(file, line) where a thread waits; of the loop, if it goes round one."""
@@ -264,21 +273,48 @@ class Waits:
         filename, line, _ = place
         if thread not in thread.b.spinning and thread not in thread.b.ready:
             return filename, line
-        loops = [loop.lineno for unit in self.launch.program.units.values()
-                 if unit.tree is not None and unit.filename == filename
-                 for loop in ast.walk(unit.tree)
-                 if isinstance(loop, (ast.For, ast.While))
-                 and loop.lineno <= line <= loop.end_lineno]
-        return filename, max(loops, default=line)
+        loop = self.loop_of(thread)
+        return filename, line if loop is None else loop.lineno
 
-    def note(self, kind, filename, line, threads, block, message):
+    def loop_of(self, thread, loop=None):
+        """The innermost loop where a thread is, or `loop` if it is anywhere in that; else None."""
+        place = position(thread)
+        if place is None:
+            return None
+        filename, line, _ = place
+        loops = [each for unit in self.launch.program.units.values()
+                 if unit.tree is not None and unit.filename == filename
+                 for each in ast.walk(unit.tree)
+                 if isinstance(each, (ast.For, ast.While))
+                 and each.lineno <= line <= each.end_lineno]
+        if loop is not None:
+            return loop if any(each is loop for each in loops) else None
+        return max(loops, key=lambda each: each.lineno, default=None)
+
+    def note(self, kind, filename, line, threads, block, message, title=""):
         """A finding at a line that is no site."""
         key = (kind, self.launch.name, filename, line)
         for report in self.reports:
             if not report.again(key):
                 report.add(key, Finding(
                     kind, line, filename, linecache.getline(filename, line).strip(), threads,
-                    name_of(block, self.launch.grid_dim), message, (line,), self.launch.name))
+                    name_of(block, self.launch.grid_dim), message, (line,), self.launch.name,
+                    title=title))
+
+
+#: What a deadlock is called where no thread waits at a barrier.
+_ENDLESS = "endless loop"
+
+
+def is_held(thread):
+    """True if a thread waits at a barrier or a warp operation, and does not go round a loop."""
+    return thread.b.waiting_for(thread).startswith("wait")
+
+
+def may_wait(loop):
+    """True if a loop may wait for what another thread writes, by what its condition looks at."""
+    return isinstance(loop, ast.While) and (isinstance(loop.test, ast.Constant) or any(
+        isinstance(node, (ast.Subscript, ast.Call)) for node in ast.walk(loop.test)))
 
 
 def _line_of(error):

@@ -18,6 +18,7 @@ from course_lib.teach import mutation
 from course_lib.teach.deadline import TimeUp, deadline
 from course_lib.teach.fences import FAINT, poison, same_bits
 from course_lib.teach.influence import MOST, influence
+from course_lib.teach.raised import ways_to_nan
 from course_lib.teach.running import Attempt, Failure, Run, Simulator, attempt_case, close
 from course_lib.teach.writers import Writers
 
@@ -137,10 +138,8 @@ def nan_computed(attempt: Attempt, failure: Failure) -> str | None:
     if not np.isnan(got[failure.index]) or any(np.isnan(x).any() for x in floats):
         return None
     if all(np.isfinite(x).all() for x in floats):
-        return (
-            "NaN was computed from finite inputs: an intermediate result overflows to infinity, "
-            "or 0 is divided by 0"
-        )
+        ways = ways_to_nan(attempt.obj)
+        return f"NaN was computed from finite inputs{': ' * bool(ways)}{ways}"
     return (
         "NaN was computed, and no input is NaN: one infinite number minus another, or divided by "
         "it, 0 times infinity, or 0 divided by 0"

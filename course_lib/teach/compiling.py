@@ -7,7 +7,6 @@ numba-cuda is not installed (it cannot be on macOS) the stage says so once and l
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import threading
 from pathlib import Path
@@ -137,6 +136,9 @@ def _refusal(error: LintError, function) -> str:
 _NO_PYTHON = [
     (r"exception_match", "try and except do not work in a kernel"),
     (r"DictType|Numba type of <class 'dict'>", "dicts do not work in a kernel"),
+    (r"use of yield in a closure", "a kernel has no generator expressions: write a loop"),
+    (r"Unknown attribute 'append' of type list",
+     "a kernel has no lists, and no list comprehensions: write a loop"),
     (r"type list\(|build_list|\(List\(",
      "lists do not work in a kernel; tuples do, and cuda.local.array"),
     (r"Function\(<class 'str'>\)|mod\(Literal\[str\]|printing .* unicode_type",
@@ -151,9 +153,6 @@ def _essence(text: str) -> str:
     for pattern, meaning in _NO_PYTHON:
         if re.search(pattern, text):
             return meaning
-    if found := re.search(r"KeyError: <ufunc '(\w+)'>", text):
-        instead = f"; math.{found[1]} works" if hasattr(math, found[1]) else ""
-        return f"np.{found[1]} does not work in a kernel{instead}"
     if found := re.search(r"global name '(\w+)'.*Numba type of <class 'function'>", text):
         return f"{found[1]} is plain Python: it needs @cuda.jit(device=True) above it"
     missing = re.search(
@@ -165,7 +164,25 @@ def _essence(text: str) -> str:
         types = re.sub(r"Literal\[(\w+)\]\([^)]*\)", r"\1", missing[2])
         name = missing[1].removeprefix("npy_")
         return f"numba has no {name}{types}, for values of these types"
+    if ufunc := re.search(r"KeyError: <ufunc '(\w+)'>", text):
+        return _of_one_number(ufunc[1])
     lines = [line for line in text.splitlines() if not line.startswith(("Failed in ", "During: "))]
     if text.startswith("Traceback"):
         return [line for line in lines if line.strip()][-1]
     return lines[0]
+
+
+#: Functions of numbers that numba has for a GPU, under the names that NumPy's have, too.
+_OF_MATH = (
+    "ceil", "copysign", "cos", "cosh", "exp", "expm1", "fabs", "floor", "fmod", "hypot", "isfinite",
+    "isinf", "isnan", "log", "log10", "log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh",
+)  # fmt: skip
+
+
+def _of_one_number(name: str) -> str:
+    """Return what to say of NumPy's function of arrays, called with a number."""
+    if name in _OF_MATH:
+        return f"np.{name} is for arrays; for one number, write math.{name}"
+    if name == "absolute":
+        return "np.abs is for arrays; for one number, write abs"
+    return f"numba has no np.{name} of a number in a kernel"

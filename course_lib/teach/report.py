@@ -12,6 +12,7 @@ from course_lib.teach.causes import element
 from course_lib.teach.display import quote
 from course_lib.teach.exercise import python_function
 from course_lib.teach.places import where
+from course_lib.teach.raised import meaning
 from course_lib.teach.running import Attempt, Failure, Run
 
 
@@ -50,7 +51,7 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
         finding = failure.finding
         place = where(attempt.obj, finding.filename, finding.line)
         seen, _, cure = finding.message.partition("; ")
-        lines = [f"{finding.kind}{place}", _line("seen", seen)]
+        lines = [f"{finding.title or finding.kind}{place}", _line("seen", seen)]
         # What the experiment finds is surer than what often helps.
         return "\n".join(lines + [_line("fix", cure)] * bool(cure and not failure.cause))
     if failure.problem == "forbidden":
@@ -76,6 +77,9 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
     line = _learners_line(attempt, failure.error)
     if failure.problem == "endless":
         return f"stopped, because it did not end{line}"
+    if told := meaning(python_function(attempt.obj), failure.error):
+        what, seen, fix = told
+        return "\n".join([f"{what}{line}", _line("seen", seen), _line("fix", fix)])
     return f"{type(failure.error).__name__}{line}: {failure.error}"
 
 

@@ -18,10 +18,12 @@ def mistakes(exercise, *entries):
     """
     for called, says, *changes in entries:
         origin = exercises()[exercise].solution if len(changes) % 2 == 0 else changes.pop(0)
-        wrong(exercise, says)(_changed(exercise, called, python_function(origin), changes))
+        wrong(exercise, says)(changed(exercise, called, origin, changes))
 
 
-def _changed(exercise, called, origin, changes):
+def changed(exercise, called, origin, changes):
+    """Return what `origin`, a kernel or function, is with each text replaced by the next one."""
+    origin = python_function(origin)
     # What has entered a kernel into the bank stands in the line above, and stays there.
     text = re.sub(r"^@(right|wrong)\(.*\n", "", inspect.getsource(origin))
     changes = [f"def {origin.__name__}(", f"def {called}(", *changes]

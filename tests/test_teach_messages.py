@@ -1,0 +1,210 @@
+"""Messages of `check` that once misled: each names the learner's own line and what to change."""
+
+import re
+
+import pytest
+from bank.mistakes import changed
+
+from course_lib.teach import CheckFailed, check
+from course_lib.teach.exercise import exercises
+
+
+@pytest.fixture(autouse=True)
+def own_record(tmp_path, monkeypatch):
+    """Keep the developer's progress out of it."""
+    monkeypatch.setenv("COURSE_LIB_PROGRESS", str(tmp_path / "progress.json"))
+
+
+def mistaken(exercise, *changes):
+    """The exercise's solution with every first text replaced by the second, as a learner has it."""
+    return changed(exercise, "mine", exercises()[exercise].solution, changes)
+
+
+def told(exercise, *changes):
+    """The message about the solution with these mistakes."""
+    with pytest.raises(CheckFailed) as caught:
+        check(exercise, mistaken(exercise, *changes), seed=1)
+    return str(caught.value)
+
+
+# ---- float64 ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "exercise, changes, line, words",
+    [
+        ("softmax_online", ("(m - value) + ONE", "(m - value) + 1"), "(m - value) + 1`",
+         "float32 with the integer `1` gives float64. Write np.float32(1)"),
+        ("channel_moments", ("n += ONE", "n += 1"), "n += 1`",
+         "float32 with the integer `1` gives float64. Write np.float32(1)"),
+        ("channel_moments", ("n += ONE", "n += 1.0"), "n += 1.0`",
+         "numba makes the constant 1.0 float64. Write np.float32(1)"),
+        ("softmax_naive", ("total = np.float32(0)", "total = 0"), "total = 0`",
+         "`total` is float64, because it is given the integer 0 here"),
+        ("softmax_online", ("MINUS_INF, ZERO", "MINUS_INF, 0"), "m, s = MINUS_INF, 0`",
+         "`s` is float64, because it is given the integer 0 here"),
+    ],
+)  # fmt: skip
+def test_float64_is_blamed_on_the_literal_in_its_line(exercise, changes, line, words):
+    message = told(exercise, *changes)
+    headline, cause = message.splitlines()[:2]
+    assert "float64-promotion in line " in headline and headline.endswith(line)
+    assert words in cause
+    assert "ZERO" not in cause and "nothing asks for it" not in message
+
+
+def test_a_print_that_was_left_in_is_no_finding(capsys):
+    kernel = mistaken("softmax_naive", "            total += ", "            print(total)\n"
+                      "            total += ")  # fmt: skip
+    check("softmax_naive", kernel, seed=1)
+    assert "✓ softmax_naive" in capsys.readouterr().out
+
+
+def test_what_is_computed_in_float64_beside_a_print_is_still_found():
+    message = told("softmax_naive", "total = np.float32(0)", "total = 0.0\n        print(total)")
+    assert "float64-promotion" in message and "print" not in message.splitlines()[0]
+
+
+GUARDED = "a[row + i, k] if row + i < M and k < K else "
+
+
+@pytest.mark.parametrize("number", ["0", "0.0"])
+def test_float64_of_a_conditional_expression_is_blamed_on_its_number(number):
+    message = told("matmul_registers", GUARDED + "ZERO", GUARDED + number)
+    assert re.search(r"float64-promotion in line \d+, `sa\[ty \+ i, tx\] = ", message)
+    assert "Write np.float32(0)" in message and "nothing asks for it" not in message
+
+
+def test_float64_of_a_name_that_is_only_stored_is_blamed_on_its_start():
+    message = told("pool_relu_backward", "h // k, w // k, ZERO", "h // k, w // k, 0.0")
+    assert re.search(r"float64-promotion in line \d+, `p, q, gradient = .*, 0\.0`", message)
+    assert "`gradient` is float64" in message and "nothing asks for it" not in message
+
+
+# ---- what Python and numba say of kernels that compute with whole arrays ---------------------
+
+
+COLUMNS = "        for col in range(n_cols):\n            "
+LAST = COLUMNS + "y[row, col] = math.exp(x[row, col] - largest) / total"
+FIRST = COLUMNS + "largest = max(largest, x[row, col])"
+SUM = COLUMNS + "total += math.exp(x[row, col] - largest)"
+
+
+def test_an_array_without_its_index_is_named():
+    message = told("adam_step", "beta1 * m[i] + (ONE - beta1) * g[i]",
+                   "beta1 * m + (ONE - beta1) * g")  # fmt: skip
+    assert re.search(r"a whole array in arithmetic in line \d+, `new_m\[i\] = beta1 \* m ", message)
+    assert "`m` is an array" in message and "write `m[i]`" in message
+    assert "IndexError" not in message and "out of range" not in message
+
+
+def test_a_whole_row_in_arithmetic_is_named():
+    message = told("softmax_naive", LAST, "        y[row] = np.exp(x[row] - largest) / total")
+    assert re.search(r"in arithmetic in line \d+, `y\[row\] = np\.exp\(x\[row\]", message)
+    assert "`x[row]` lacks an index" in message and "no arithmetic on whole rows" in message
+    assert "IndexError" not in message
+
+
+def test_an_index_that_is_no_arithmetic_keeps_its_error():
+    message = told("mma_tile", "ra[0] = load_word(a, g * K + k + t)", "ra[0] = a[g, k + t]")
+    assert "too many indices" in message and "whole" not in message
+
+
+@pytest.mark.parametrize(
+    "exercise, old, new, words",
+    [
+        ("softmax_naive", "total += math.exp", "total += np.exp", "write math.exp"),
+        ("adam_step", "math.sqrt(new_v", "np.sqrt(new_v", "write math.sqrt"),
+    ],
+)
+def test_numpys_functions_of_a_number_are_told_their_names_in_math(exercise, old, new, words):
+    message = told(exercise, old, new)
+    assert words in message and "KeyError" not in message and new.split("(")[0] in message
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        (FIRST, "        largest = max(x[row, c] for c in range(n_cols))"),
+        (SUM, "        total = sum(math.exp(x[row, c] - largest) for c in range(n_cols))"),
+    ],
+)
+def test_a_kernel_has_no_generator_expressions(old, new):
+    message = told("softmax_naive", old, new)
+    assert "a kernel has no generator expressions" in message and "write a loop" in message
+    assert f"`{new.strip()}`" in message
+    assert "empty sequence" not in message and "yield" not in message
+
+
+def test_a_kernel_has_no_lists():
+    message = told("softmax_naive", SUM, "        total = sum([math.exp(x[row, c] - largest) "
+                   "for c in range(n_cols)])")  # fmt: skip
+    assert "a kernel has no lists" in message and "append" not in message
+
+
+# ---- what the sanitizer sees -----------------------------------------------------------------
+
+
+ADDS = "            s[t] += s[t + step]\n        cuda.syncthreads()\n        step //= 2\n"
+
+
+def test_nan_of_bits_that_are_misread_is_not_called_an_overflow():
+    message = told("mma_tile", "ra[0] = load_word(a, g * K + k + t)", "ra[0] = a[g * K + k + t]")
+    assert re.search("seen +NaN was computed from finite inputs$", message, re.MULTILINE)
+
+
+def test_nan_of_a_quotient_is_still_called_one():
+    message = told("softmax_naive", "range(n_cols):\n            largest",
+                   "range(1, n_cols):\n            largest")  # fmt: skip
+    assert "an intermediate result overflows to infinity, or 0 is divided by 0" in message
+    assert "or one infinite number is taken from another" in message  # MINUS_INF is in the kernel
+
+
+@pytest.mark.parametrize(
+    "exercise, changes, element",
+    [
+        ("channel_moments", ("t < step and ", ""), "counts"),
+        ("softmax_shared",
+         ("= total\n    cuda.syncthreads()\n    step = cuda.blockDim.x // 2",
+          "= total\n    cuda.syncthreads()\n    step = 128"), "s"),
+    ],
+)  # fmt: skip
+def test_what_no_thread_ever_writes_need_not_be_filled_first(exercise, changes, element):
+    message = told(exercise, *changes)
+    assert re.search(rf"uninitialised-read in line \d+, `.*{element}\[t \+ step\]", message)
+    assert "no thread ever writes it" in message
+    assert "fill it first" not in message and "syncthreads() between" not in message
+
+
+def test_what_is_written_later_is_still_to_be_filled_first():
+    early = "    largest = max(largest, s[t])\n    cuda.syncthreads()\n"
+    message = told("softmax_shared", "    s[t] = largest\n", early + "    s[t] = largest\n")
+    assert "before any thread has written it" in message and "fill it first" in message
+
+
+def test_two_stores_into_one_element_need_no_barrier():
+    message = told("mma_tile", "c[g, 2 * t] =", "c[g, t] =", "c[g, 2 * t + 1]", "c[g, t + 1]")
+    assert re.search(r"race in line \d+, `c\[g, t \+ 1\] = acc\[1\]`", message)
+    assert "two threads write the same element: look at the index" in message
+    assert "barrier" not in message and "syncthreads" not in message
+
+
+def test_a_loop_with_a_barrier_that_never_ends_is_no_deadlock():
+    message = told("softmax_shared", ADDS, ADDS.replace("        step //= 2\n", ""))
+    assert re.search(r"endless loop in line \d+, `while step > 0:`", message)
+    assert "threads 0-31 of block 0 go round the loop" in message and "deadlock" not in message
+
+
+def test_a_loop_of_one_thread_that_never_ends_waits_for_nobody():
+    message = told("softmax_naive", FIRST, "        col = 0\n        while col < n_cols:\n"
+                   "            largest = max(largest, x[row, col])")  # fmt: skip
+    assert re.search(r"endless loop in line \d+, `while col < n_cols:`", message)
+    assert "waits for another" not in message and "deadlock" not in message
+
+
+def test_threads_that_wait_for_an_endless_loop_are_not_in_it():
+    """One thread goes round, the others wait at the barrier below."""
+    message = told("softmax_shared", "    s[t] = largest\n", "    s[t] = largest\n"
+                   "    while t == 0:\n        largest = max(largest, MINUS_INF)\n")  # fmt: skip
+    assert re.search(r"deadlock in line \d+, `while t == 0:`", message)
+    assert "thread 0 of block 0 goes round" in message
