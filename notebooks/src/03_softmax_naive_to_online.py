@@ -10,7 +10,7 @@
 # numba refuses a line:
 # [which Python works in a kernel](01_threads_and_memory.ipynb#Which-Python-works-in-a-kernel).
 #
-# **Time:** 90 minutes; there are good places to pause after sections 3 and 5. All cells together
+# **Time:** 130 minutes; there are good places to pause after sections 3 and 5. All cells together
 # run in less than half a minute in the simulator. On a GPU the speeds are measured on your own
 # machine, otherwise you see recorded ones. The words are collected in the [glossary](glossary.md).
 
@@ -91,10 +91,11 @@ plot.probabilities([y, half], ["float32", "float16"], **tables, vmax=0.5,
                    title="The same scores 25 times, with a number added to each row")
 
 # %% [markdown]
-# All rows should have been alike. Instead, whole rows are `nan`, not a number: at the bottom, where
-# the scores are large, and at the top, where they are small. With **float16**, numbers of 16 bits,
-# only two rows are right. Look also at the row of −20 there. It holds no `nan`, it just says that one
-# class has everything. What happened?
+# All rows should have been alike. Instead, rows are `nan`, not a number: at the bottom, where
+# the scores are large, and at the top, where they are small. Most of them are so as a whole; in one of
+# float32, +90, and one of float16, +10, some places are `nan` and all others 0. With **float16**,
+# numbers of 16 bits, only two rows are right. Look also at the row of −20 there. It holds no `nan`, it
+# just says that one class has everything. What happened?
 
 # %%
 with np.errstate(all="ignore"):
@@ -105,15 +106,20 @@ with np.errstate(all="ignore"):
 
 # %% [markdown]
 # You know the first half from the sigmoid in lesson 1. $e^{89}$ **overflows** in float32: it is
-# infinity, and infinity divided by infinity is `nan`. At the other end, $e^{-104}$ is so small that
+# infinity, and infinity divided by infinity is `nan`. One such score makes the sum of its row
+# infinite. The row's other exponentials may still be finite, and a finite number divided by infinity is
+# 0. Hence the row of zeros and `nan`. At the other end, $e^{-104}$ is so small that
 # it becomes 0. This is called **underflow**. If all terms of a sum are 0, so is the sum, and 0
 # divided by 0 is `nan` as well.
 #
-# | | ends at | so $e^x$ overflows from | and is 0 below |
+# | | ends at | so $e^x$ overflows above | and is 0 below |
 # |---|---|---|---|
-# | float32 | 3.4 · 10³⁸ | x = 88.8 | x = −104 |
-# | float16 | 65,504 | x = 11.1 | x = −17 |
-# | bfloat16 | 3.4 · 10³⁸ | x = 88.8 | x = −93 |
+# | float32 | 3.4 · 10³⁸ | x = 88.72 | x = −103.97 |
+# | float16 | 65,504 | x = 11.09 | x = −17.33 |
+# | bfloat16 | 3.4 · 10³⁸ | x = 88.72 | x = −92.88 |
+#
+# (These are the logarithms of the largest number and of half the smallest one, from which on a result
+# is rounded up to the smallest number, and not down to 0.)
 #
 # **bfloat16** has 16 bits, too, but it spends them differently: as far a reach as float32, and only
 # two to three correct digits. Networks compute with both to save memory. And with
@@ -237,8 +243,9 @@ print(f"reading: {reads.sectors_per_request:.0f} sectors per request")
 print(f"writing: {writes.sectors_per_request:.0f} sectors per request")
 
 # %% [markdown]
-# 32 neighbouring threads read 32 different rows, so each request touches 32 sectors, and of each
-# sector's eight numbers one is wanted. This kernel has two faults, then: too many passes, and a bad
+# (In the picture, the gaps between the sectors stand for what was left out: from one row to the next it is
+# 256 numbers, and only the eight of the sector are drawn.) 32 neighbouring threads read 32 different
+# rows, so each request touches 32 sectors, and of each sector's eight numbers one is wanted. This kernel has two faults, then: too many passes, and a bad
 # order. We fix the order first, since a factor of eight is worth more than a factor of two.
 
 # %% [markdown]
@@ -464,6 +471,11 @@ def show_rungs(*labels, fast, slow):
 
 show_rungs("naive", "shared", "warp", fast="warp", slow="naive")
 
+# %%
+for fast, slow in (("shared", "naive"), ("warp", "shared")) if found else ():
+    ratio = bench.times_as_fast(found[0], fast, slow)
+    print(f"{fast:6} is {ratio:.2f} times as fast as {slow}")
+
 # %% [markdown]
 # **Explaining the gap.**
 #
@@ -471,7 +483,8 @@ show_rungs("naive", "shared", "warp", fast="warp", slow="naive")
 #   the GPU has room for 270,336.
 # - `shared` reads in the right order. But a thread has only four numbers of its row, and for these
 #   it passes 19 barriers.
-# - `warp` gets rid of most of the barriers.
+# - `warp` passes 4 barriers instead of 19, and yet, on the H200, it is hardly faster than `shared`: look
+#   at the second number. So it was not mostly the barriers that took the time.
 #
 # What all three have in common are three readings and one writing. Is that why they are not faster?
 # The row was read just a moment ago, 4 KB of it, so the second and the third reading mostly find it in
@@ -640,7 +653,8 @@ hint("online_merge")
 # something.
 #
 # Mind the masked numbers: if the very first number of a lane is $-\infty$, it is not larger than
-# `m`, and what would `exp(value - m)` be?
+# `m`, and what would `exp(value - m)` be? And write `ONE` where the Python above has a bare 1, or the
+# sum becomes a float64 (lesson 1).
 
 # %% exercise="softmax_online"
 @cuda.jit
@@ -779,7 +793,7 @@ for label, trace in (traces | {"online": online_trace}).items():
 # tests with scores around 0 pass. When does it fail?</summary>
 #
 # When a whole row is far below 0. With scores around −200, 0 stays the maximum, all exponentials
-# underflow to 0, and 0 / 0 is <code>nan</code>. The check has rows near −10,000 for this.
+# underflow to 0, and 0 / 0 is <code>nan</code>. The check has rows near −100,000 for this.
 # </details>
 #
 # <details><summary>2. Mean and variance of a row are also computed by a formula that needs the mean

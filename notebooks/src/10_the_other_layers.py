@@ -397,12 +397,21 @@ rates(measured("linear.forward", (4096, 4096, 4096), "bfloat16"), "The same in b
 M, K, N = 32, 3200, 256
 print(f"{flops(M, N, K) / 1e6:.0f} · 10⁶ FLOPs, {fewest_bytes(M, N, K) / 1e6:.1f} MB: "
       f"{flops(M, N, K) / fewest_bytes(M, N, K):.0f} FLOPs per byte")
-rates(measured("linear.forward", (M, K, N)), f"{M} × {K} × {N}")
+record = measured("linear.forward", (M, K, N))
+rates(record, f"{M} × {K} × {N}")
+
+# %%
+for row in record["rows"] if record else ():
+    print(f"{row['label']}: {row['microseconds']:.1f} µs")
+for each in record["launches"][record["default"]] if record else ():
+    print(f"ours is a launch of {each['grid'][0]} blocks, {each['block'][0]} threads each")
 
 # %% [markdown]
-# 3.7 MB are read in about a microsecond, and the arithmetic takes as long. Here the problem is another one: with tiles of 128 × 128, two blocks would have
+# 3.7 MB are read in about a microsecond, and the arithmetic takes as long. Neither of the two explains a time that is more than ten times as long. Here the problem is another one: with tiles of 128 × 128, two blocks would have
 # all of the work, and 130 multiprocessors none. So the tiles are smaller, and the *sum over k* is dealt out to several blocks, whose results are added at the end. (This is
-# the split-K of lesson 9, also written *split k*. Lesson 6's blocks, which each have a share of a sum, did the same.)
+# the split-K of lesson 9, also written *split k*. Lesson 6's blocks, which each have a share of a sum, did the same.) Even so there are 64 blocks for 132 multiprocessors, so more than half of them have nothing to do. In
+# each block one step comes after the other, ask, wait, multiply, with four warps to fill the waiting; and to start a kernel and to end it takes its time, too. How much of the rest goes to
+# which of these nobody has measured.
 #
 # The gradients of a dense layer are matrix products, too. From the rule "where does an input count, and with which factor":
 #
@@ -452,7 +461,7 @@ plot.images([edges, halved(edges, np.mean), halved(edges, np.max)],
 # ### Exercise: the maximum, and where it was
 #
 # `x` is (planes, H, W): N · C planes. Windows of `k` × `k`, no padding. If several elements are equally large, the *first* counts (all must
-# agree on that, or gradients would differ from library to library).
+# agree on that, or gradients would differ from library to library). That holds for a window of nothing but −∞, too: its place is that of its first element.
 
 # %% exercise="max_pool"
 @cuda.jit
@@ -555,10 +564,10 @@ show(measured("max_pool2d.forward", (64, 64, 224, 224)), "Max pooling, 2 × 2, 8
 show(measured("max_pool2d.backward", (64, 64, 224, 224)), "Its gradient")
 
 # %% [markdown]
-# `naive` is what you have written, a thread for each number. `rows` has a block for each row, which saves divisions, and is no faster here.
-# Neither of them is limited by memory: they move what `vectorised` moves, in seven to eight times the time. What they have in common is the walk through the window, which is made for *any* window: loops
+# `naive` is what you have written, a thread for each number. `rows` has a block for each row, which saves divisions, and is slower here all the same: by a tenth forward, by a third backward.
+# Neither of them is limited by memory: they move what `vectorised` moves, in seven to eight times the time forward, and in 29 and 38 times backward. What they have in common is the walk through the window, which is made for *any* window: loops
 # whose length is known only when they run, places counted in 64 bits, and at each number a check for the edge, for a NaN, and for which kind of index is wanted.
-# PyTorch's kernel, in its turn, is between the two. Nobody has profiled by which of these `naive` takes three times as long as that.
+# PyTorch's kernel, in its turn, is between the two. Nobody has profiled by which of these `naive` takes three to four times as long as that.
 #
 # In the rung `vectorised` a thread makes several neighbouring outputs. It reads what they need 16 bytes at a time and keeps it in registers. The
 # window's size is a constant of the kernel, so the loops over it are unrolled, and nothing is divided while it runs. (Windows that no kernel was made
@@ -779,7 +788,8 @@ check("adam_step", adam_step)
 hint("adam_step")
 
 # %% [markdown]
-# All three in the valley, from the same start; Adam's steps are your kernel's. **Predict** the order after 60 steps.
+# All three in the valley, from the same start; Adam's steps are your kernel's. Each has its own rate: SGD 0.018 (above 0.02 it would jump higher and higher from wall to wall), momentum 0.01, and Adam 0.3.
+# **Predict** the order after 60 steps.
 
 # %%
 slope = np.array([100, 1], dtype=f)
@@ -790,10 +800,11 @@ def height(p):
 
 
 def descend(update, state):
-    p, heights = np.array([0.5, 5.0], dtype=f), []
+    p = np.array([0.5, 5.0], dtype=f)
+    heights = [height(p)]
     for step in range(1, 61):
-        heights.append(height(p))
         p, *state = update(p, slope * p, step, *state)
+        heights.append(height(p))
     return heights
 
 # %%
@@ -811,15 +822,16 @@ def momentum(p, g, step, v):
     return p - f(0.01) * v, v
 
 # %%
-plot.curves(range(60), {"SGD": descend(lambda p, g, step: (p - f(0.018) * g,), []),
-                        "SGD with momentum": descend(momentum, [zeros]),
-                        "Adam": descend(adam, [zeros, zeros])},
-            xlabel="step", ylabel="height above the bottom", log="y",
+ways = {"SGD": descend(lambda p, g, step: (p - f(0.018) * g,), []),
+        "SGD with momentum": descend(momentum, [zeros]), "Adam": descend(adam, [zeros, zeros])}
+for name, heights in ways.items():
+    print(f"{name:18} after 50 steps {heights[50]:.4f}, after 59 {heights[59]:.4f}, after 60 {heights[60]:.4f}")
+plot.curves(range(61), ways, xlabel="steps done", ylabel="height above the bottom", log="y",
             title="Three ways down a valley: momentum and Adam leave SGD behind")
 
 # %% [markdown]
-# After 60 steps momentum is at 0.005, Adam at 0.04 and SGD at 1.5. But look at the way. SGD goes down steadily, by a few percent a step: that is the flat direction.
-# The other two overshoot and swing. For most of the way Adam is the lower one, and a step before the end they were level. What is certain is the distance to SGD. (And
+# After 60 steps the order is momentum, Adam, SGD, and SGD is far behind. But look at the way. SGD goes down steadily, by a few percent a step: that is the flat direction.
+# The other two overshoot and swing. After 50 steps Adam was the lower one, as for most of the way, and from one step to the next the distance between the two changes a lot. What is certain is the distance to SGD. (And
 # all that for these three rates, in this valley.)
 #
 # ### One launch
@@ -827,7 +839,7 @@ plot.curves(range(60), {"SGD": descend(lambda p, g, step: (p - f(0.018) * g,), [
 # A step of SGD with momentum reads `p`, `g` and `v`, and writes `p` and `v`: five times the size of the weights. For a large network that is all there is to say. Our network
 # of lesson 11 has eight arrays of weights and biases, the smallest with ten numbers. A launch for each costs the same few microseconds, whether it has ten numbers to update or a million.
 #
-# So the course's kernel takes them *all in one launch*. A table in the device's memory says of each array where it lies and how long it is, and of each block which part of which array is its own. This is called a
+# So the course's kernel takes them *all in one launch*, once it knows where they lie. A table in the device's memory says of each array where it lies and how long it is, and of each block which part of which array is its own. This is called a
 # **multi-tensor** kernel; PyTorch's `fused=True` is another one.
 
 # %%
@@ -848,7 +860,9 @@ def launches(variant):
 print("launches of the first step and of the next: naive", launches("naive"), " fused", launches("fused"))
 
 # %% [markdown]
-# The first step fills the table. (If an array moves, its entry is written again.) Measured, with the small network and with six arrays of 17 million numbers. In brackets is the time of a call from Python, in which the host has to keep up. (`adamw` is Adam
+# The eight launches of *naive* are the eight arrays. That the first step of *fused* has eight as well is chance: seven small kernels fill the table (the addresses of `p`, of `g` and of `v`, the lengths, each array's first block, each
+# block's part, a counter that is set to 0), and the eighth is the step itself. From then on it is one. `again=True` says that all arrays lie where they lay, so that nobody looks;
+# without it, the host compares the addresses, and what has moved is written again. Measured, with the small network and with six arrays of 17 million numbers. In brackets is the time of a call from Python, in which the host has to keep up. (`adamw` is Adam
 # with weight decay, a small pull of each weight towards 0, of which lesson 11 says more.) *Foreach* is what PyTorch does by default:
 # it goes through all arrays with one kernel for each *operation*, and so reads and writes the numbers several times.
 

@@ -353,8 +353,8 @@ for name, answer in sure.items():
 #
 # ### Exercise: IoU
 #
-# A block for each class. `prediction` and `target` are (n,); pixels whose target is NO_DATA do not
-# count. A class that is nowhere, neither found nor true, gets `absent`: 0/0 has no value, and whoever
+# A block for each class, of any number of threads: one is possible, too. `prediction` and `target` are
+# (n,); pixels whose target is NO_DATA do not count. A class that is nowhere, neither found nor true, gets `absent`: 0/0 has no value, and whoever
 # asks must say what to put there.
 
 # %% exercise="iou"

@@ -408,7 +408,7 @@ show_training(measured("tiny_imagenet.training"))
 #
 # And there is a trap. A network whose weights have become NaN answers NaN for everything, and a comparison with NaN is always false. In a careless
 # kernel nothing is larger than the label's logit then, and the network gets 100 %. So NaN counts as standing *before* the label,
-# and a label whose own logit is NaN has everybody before it.
+# and a label whose own logit is NaN has all C − 1 others before it: its picture is known at k = C, where every picture is, and at no smaller k.
 
 # %% exercise="top_k"
 @cuda.jit
@@ -643,7 +643,8 @@ print(f"softmax and its gradient: {sum(t for n, t in found.items() if 'softmax' 
 #
 # ### Exercise: mix pictures and labels
 #
-# `x` and `y` are (N, P), a picture in each row; row n is mixed with row `partner[n]`. `target` is (N, C). Any number of threads.
+# `x` and `y` are (N, P), a picture in each row; row n is mixed with row `partner[n]`. `share` is (N,), a number for each picture: row n of `y` has
+# `share[n]` of picture n, and the rest of its partner. `target` is (N, C). Any number of threads.
 # **Predict** what `target` is if both pictures are of the same class.
 
 # %% exercise="mixup"

@@ -65,7 +65,8 @@ print("records are of an", records["device"]["name"])
 #
 # ### Exercise: pick a device
 #
-# `wanted` is None, "auto", "mps", "cuda" or "cpu"; refuse anything else with a ValueError that says it. `find_mps()` tells
+# `wanted` is None, "auto", "mps", "cuda" or "cpu". Refuse anything else with a ValueError whose text names what was wanted.
+# A device that was named and is not here is refused in the same way, by a ValueError that names it. `find_mps()` tells
 # whether there is one, `find_cuda()` returns a capability such as (9, 0), or None. Return the device and the 16-bit
 # precision. (The check comes with machines that are made up: you need not own a Mac.)
 

@@ -196,7 +196,8 @@ print("weights", np.round(np.exp(scalars) / np.exp(scalars).sum(), 3))
 #
 # All maps are flat, and any number of threads may come. The softmax is the same for all of them, so *one*
 # thread of each block computes it, and leaves the weights in shared memory. A block reads the scalars once, each of the three.
-# (A scalar may be −∞: that pathway is shut.)
+# (The check counts the readings of all blocks of a launch together: with two blocks each scalar is read twice, once by each.
+# A scalar may be −∞: that pathway is shut.)
 
 # %% exercise="integrate"
 @cuda.jit
@@ -885,6 +886,7 @@ print(x.copy_to_host())
 #
 # `entering[k]` are the bytes of the map that enters stage $k$, `inside[k]` the bytes that its layers keep beside that. Return two numbers: the bytes that are kept without checkpointing, and the *peak* with it. Walk
 # backwards: at stage $k$ all that is inside of it has just been computed again; the stages behind it are done, and have let go of everything; of those before it there is what enters them.
+# With no stage at all, both numbers are 0.
 
 # %% exercise="checkpoint_memory"
 def checkpoint_memory(entering, inside):

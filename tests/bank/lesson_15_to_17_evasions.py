@@ -34,7 +34,7 @@ mistakes("mixup",
 # ---- lesson 16 -------------------------------------------------------------------------------
 
 mistakes("pick_device",
-    ("pick_known_chips_only", VALUES, "capability >= (8, 0)",
+    ("pick_known_chips_only", "\n  expected  ", "capability >= (8, 0)",
      "capability in ((8, 0), (8, 6), (9, 0), (12, 0))"))
 mistakes("round_bits",
     ("round_by_one_thread", SERIAL, *all_of("x.size")),

@@ -60,26 +60,31 @@ KNOWN = ('    if wanted not in (None, "auto", "mps", "cuda", "cpu"):\n'
          '        raise ValueError(f"the device must be auto, mps, cuda or cpu, not {wanted!r}")\n')
 MISSING = ('    if wanted in ("mps", "cuda"):\n'
            '        raise ValueError(f"there is no {wanted} here")\n')
+CHOICE = "\n  expected  "
 mistakes("pick_device",
-    ("pick_falls_back_in_silence", VALUES, MISSING, ""),
-    ("pick_takes_any_name", VALUES, KNOWN, ""),
-    ("pick_does_not_know_auto", "ValueError|wrong values|raised", '(None, "auto", "mps", "cuda", '
+    ("pick_falls_back_in_silence", CHOICE, MISSING, ""),
+    ("pick_takes_any_name", CHOICE, KNOWN, ""),
+    ("pick_does_not_know_auto", CHOICE, '(None, "auto", "mps", "cuda", '
      '"cpu")', '(None, "mps", "cuda", "cpu")'),
-    ("pick_cuda_first", VALUES, 'if wanted in (None, "auto", "mps") and find_mps()',
+    ("pick_cuda_first", CHOICE, 'if wanted in (None, "auto", "mps") and find_mps()',
      'if wanted in (None, "auto", "mps") and not find_cuda() and find_mps()'),
-    ("pick_mps_for_cuda", VALUES, '(None, "auto", "mps") and', '(None, "auto", "mps", "cuda") and'),
-    ("pick_cuda_for_mps", VALUES, '(None, "auto", "cuda") and',
+    ("pick_mps_for_cuda", CHOICE, '(None, "auto", "mps") and', '(None, "auto", "mps", "cuda") and'),
+    ("pick_cuda_for_mps", CHOICE, '(None, "auto", "cuda") and',
      '(None, "auto", "cuda", "mps") and'),
     ("pick_always_asks", "the CPU was asked for by name",
      'if wanted in (None, "auto", "mps") and find_mps()',
      'if find_mps() and wanted in (None, "auto", "mps")'),
-    ("pick_bfloat16_on_old_chips", VALUES, ' if capability >= (8, 0) else "float16"', ""),
-    ("pick_newer_than_ampere_only", VALUES, ">= (8, 0)", ">= (9, 0)"),
-    ("pick_compares_text", VALUES, "capability >= (8, 0)", 'str(capability[0]) >= "8"'),
-    ("pick_bfloat16_on_mps", VALUES, '"mps", "float16"', '"mps", "bfloat16"'),
-    ("pick_float16_on_the_cpu", VALUES, 'return "cpu", "bfloat16"', 'return "cpu", "float16"'),
+    ("pick_bfloat16_on_old_chips", CHOICE, ' if capability >= (8, 0) else "float16"', ""),
+    ("pick_newer_than_ampere_only", CHOICE, ">= (8, 0)", ">= (9, 0)"),
+    ("pick_compares_text", CHOICE, "capability >= (8, 0)", 'str(capability[0]) >= "8"'),
+    ("pick_bfloat16_on_mps", CHOICE, '"mps", "float16"', '"mps", "bfloat16"'),
+    ("pick_float16_on_the_cpu", CHOICE, 'return "cpu", "bfloat16"', 'return "cpu", "float16"'),
     ("pick_device_alone", "not a device and a precision", 'return "mps", "float16"',
-     'return "mps"'))
+     'return "mps"'),
+    ("pick_another_error", CHOICE + "a ValueError that names 'cuda'", 'raise ValueError(f"there',
+     'raise RuntimeError(f"there'),
+    ("pick_error_without_a_name", CHOICE + "a ValueError that names",
+     'cuda or cpu, not {wanted!r}"', 'cuda or cpu"'))
 
 
 # ---- round_bits(x, kept, y) ------------------------------------------------------------------

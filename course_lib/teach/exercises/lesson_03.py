@@ -386,7 +386,7 @@ SOFTMAX_ONLINE = Exercise(
     hints=(
         "A single number `x` is a part of its own: its maximum is `x`, its sum is 1. So reading "
         "one more number is a merge with (x, 1).",
-        "If the number is larger than `m`, the sum is brought to it, `s * exp(m - value)`, 1 is "
+        "If the number is larger than `m`, the sum is brought to it, `s * exp(m - value)`, ONE is "
         "added, and it is the new `m`. If not, `exp(value - m)` is added. Minus infinity adds "
         "nothing: leave it out, since −∞ − (−∞) is not a number.",
         "```python\nif value > m:\n    s = s * math.exp(...) + ONE\n    m = value\n"

@@ -227,8 +227,8 @@ CHANNEL_MOMENTS = Exercise(
     hints=(
         "What Welford adds is two distances: from the old mean, and from the new one. And two "
         "parts with different means: which distance enters their common variance?",
-        "A number: n += 1, delta = value − m, m += delta / n, m2 += delta · (value − m), with the "
-        "*new* m in the last one. Two parts: the mean moves by delta · other / total, and m2 "
+        "A number: n += ONE, delta = value − m, m += delta / n, m2 += delta · (value − m), with "
+        "the *new* m in the last one. Two parts: the mean moves by delta · other / total, and m2 "
         "gets the other's m2 and delta² · n · other / total.",
         "```python\nn += ONE\ndelta = value - m\nm += delta / n\nm2 += delta * ...\n```\n"
         "`squares[t] += squares[t + step] + delta * delta * ... / (n + other)`",
@@ -291,10 +291,14 @@ def _pool_reference(x, k, stride):
 
 
 def _pool_cases(rng):
-    return [
+    found = [
         case(grid, block, x=_ties(rng, (n, H, W)), k=np.int64(k), stride=np.int64(stride))
         for n, H, W, k, stride, grid, block in _pools(rng)
     ]
+    # Windows of nothing but −∞, which no comparison with −∞ tells from no window at all.
+    x = _ties(rng, (2, 4, 6))
+    x[-1, 2:] = -np.inf
+    return [*found, case(1, 48, x=x, k=np.int64(2), stride=np.int64(2))]
 
 
 MAX_POOL = Exercise(
@@ -312,8 +316,8 @@ MAX_POOL = Exercise(
         "Thread i has output i. Which plane, row and column of y is that, and where does its "
         "window begin in x?",
         "The window begins at row `oh * stride`, column `ow * stride`. Start with its first "
-        "element, not with 0: all may be negative. Take another one only if it is *larger*, so "
-        "that of equal ones the first counts. Its place is `h * W + w`.",
+        "element, not with 0 or −∞: all may be negative, or −∞. Take another one only if it is "
+        "*larger*, so that of equal ones the first counts. Its place is `h * W + w`.",
         "```python\nfor h in range(oh * stride, oh * stride + k):\n    for w in ...:\n"
         "        if x[plane, h, w] > best:\n            best, where = ..., h * W + w\n```",
     ),
@@ -448,8 +452,8 @@ ADAM_STEP = Exercise(
     hints=(
         "Each weight has two numbers of its own: a running mean of its gradients, and one of their "
         "squares. New: nine tenths of the old, a tenth of the new.",
-        "m gets (1 − beta1) · g, v gets (1 − beta2) · g². Divide the *new* m by correction1 and "
-        "the new v by correction2. The step is rate · m / (√v + 1e-8), and it goes downhill.",
+        "m gets (ONE − beta1) · g, v gets (ONE − beta2) · g². Divide the *new* m by correction1 "
+        "and the new v by correction2. The step is rate · m / (√v + 1e-8), and it goes downhill.",
         "```python\nnew_m[i] = beta1 * m[i] + (ONE - beta1) * g[i]\nnew_v[i] = ...\n"
         "size = math.sqrt(...) + np.float32(1e-8)\nnew_p[i] = p[i] - rate * ... / size\n```",
     ),

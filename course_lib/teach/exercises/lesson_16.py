@@ -19,6 +19,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.teach.cases import drawn, numbers, spread
+from course_lib.teach.deadline import TimeUp
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.work import Spares
 
@@ -46,6 +47,10 @@ _DEVICES, _HALVES = ("mps", "cuda", "cpu"), ("float16", "bfloat16")
 _REFUSED = (-1.0, -1.0)
 
 
+class WrongChoice(Exception):
+    """What was wanted, and what was done, in words."""
+
+
 def _picked_reference(wanted, mps, major, minor):
     wanted = str(wanted)
     here = {"mps": mps, "cuda": major > 0, "cpu": True}
@@ -57,8 +62,20 @@ def _picked_reference(wanted, mps, major, minor):
     return np.array([_DEVICES.index(found), half], np.float64)
 
 
+def _unlike(run, done):
+    """Return the error that says what should have been `done` instead."""
+    device, half = (int(place) for place in run.expected["choice"])
+    expected = f"a ValueError that names {str(run.wanted)!r}"
+    if device >= 0:
+        expected = repr((_DEVICES[device], _HALVES[half]))
+    cuda = f"CUDA {int(run.major)}.{int(run.minor)}" if run.major else "no CUDA"
+    here = f"{'MPS' if run.mps else 'no MPS'} and {cuda}"
+    return WrongChoice(f"it {done}\n  expected  {expected}\n  machine   {here}")
+
+
 def _pick(function, run):
     """Let it choose on a machine that is made up: the places of what it returns in both lists."""
+    refused = run.expected["choice"][0] < 0
     wanted, asked = None if str(run.wanted) == "None" else str(run.wanted), []
 
     def find_mps():
@@ -71,10 +88,15 @@ def _pick(function, run):
 
     try:
         found = function(wanted, find_mps, find_cuda)
-    except ValueError as error:
-        if wanted is None or wanted not in str(error):
+    except TimeUp:
+        raise
+    except Exception as error:
+        if refused and isinstance(error, ValueError) and wanted in str(error):
+            return np.array(_REFUSED)
+        if not refused and not isinstance(error, ValueError):
             raise
-        return np.array(_REFUSED)
+        done = f"raised {type(error).__name__}: {error}"
+        raise _unlike(run, done).with_traceback(error.__traceback__) from None
     if wanted == "cpu" and asked:
         raise ValueError(f"the CPU was asked for by name, and {asked[0]}() was called all the same")
     if not isinstance(found, tuple) or len(found) != 2:
@@ -82,7 +104,10 @@ def _pick(function, run):
     for value, known in zip(found, (_DEVICES, _HALVES), strict=True):
         if value not in known:
             raise ValueError(f"it returned {value!r}, which is none of {', '.join(known)}")
-    return np.array([_DEVICES.index(found[0]), _HALVES.index(found[1])], np.float64)
+    choice = np.array([_DEVICES.index(found[0]), _HALVES.index(found[1])], np.float64)
+    if not np.array_equal(choice, run.expected["choice"]):
+        raise _unlike(run, f"returned {found!r}")
+    return choice
 
 
 def _picked_cases(rng):
