@@ -2,9 +2,11 @@
 
 import re
 
+import numpy as np
 import pytest
 from bank.mistakes import changed
 
+from course_lib import cuda, simulator
 from course_lib.teach import CheckFailed, check
 from course_lib.teach.exercise import exercises
 
@@ -187,6 +189,22 @@ def test_two_stores_into_one_element_need_no_barrier():
     assert re.search(r"race in line \d+, `c\[g, t \+ 1\] = acc\[1\]`", message)
     assert "two threads write the same element: look at the index" in message
     assert "barrier" not in message and "syncthreads" not in message
+
+
+def test_two_stores_at_a_fixed_place_have_no_wrong_index():
+    @cuda.jit
+    def tells_both(x, found):
+        if x[cuda.grid(1)] > 0:
+            found[0] = 1
+        else:
+            found[0] = 0
+
+    x, found = np.array([1, -1], np.float32), np.zeros(1, np.float32)
+    with simulator.sanitize() as report:
+        tells_both[1, 2](x, found)
+    (finding,) = report
+    assert finding.message.endswith("let threads write one thing there, or none")
+    assert "index" not in finding.message and "barrier" not in finding.message
 
 
 def test_a_loop_with_a_barrier_that_never_ends_is_no_deadlock():

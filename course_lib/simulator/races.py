@@ -1,12 +1,18 @@
 """How a race is told: what happened, and what would mend it."""
 
 import ast
+import re
 
 from .shadow import THREAD_AT, THREAD_MASK
 
 _LOST = "reads it, changes it and writes it back in both, so that one change is lost; "
-#: No barrier mends this: one of two results is lost, in whichever order they come.
-_SAME_ELEMENT = "two {} write the same element: look at the index"
+
+
+def _same_element(site, other, who):
+    """No barrier mends this: one of two results is lost, in whichever order they come."""
+    if all(re.search(r"\[\d+\] *=", each.source) for each in (site, other)):
+        return f"which of the two stays is chance: let {who} write one thing there, or none"
+    return f"two {who} write the same element: look at the index"
 
 
 class RaceSentences:
@@ -27,7 +33,7 @@ class RaceSentences:
             return (f"{head}line {site.line} writes it in both, and the last one wins; let one "
                     f"thread write it, give each its own element, or use an atomic")
         if element.startswith("global ") and site.kind == other.kind == "store":
-            return f"{head}{self.two_stores(site, other)}; {_SAME_ELEMENT.format('threads')}"
+            return f"{head}{self.two_stores(site, other)}; {_same_element(site, other, 'threads')}"
         if (site.kind == "atomic") != (other.kind == "atomic"):
             atomic, plain, verb = (site, other, second) if site.kind == "atomic" else (
                 other, site, first)
@@ -81,7 +87,7 @@ class RaceSentences:
             return (f"{head}line {site.line} writes it in both, and the last one wins; give each "
                     f"block its own elements, or use an atomic")
         if element.startswith("global ") and site.kind == other.kind == "store":
-            return f"{head}{self.two_stores(site, other)}; {_SAME_ELEMENT.format('blocks')}"
+            return f"{head}{self.two_stores(site, other)}; {_same_element(site, other, 'blocks')}"
         lines = (f"line {site.line} {first}s it in one while it {second}s it in the other"
                  if site.line == other.line else
                  f"line {site.line} {first}s it while line {other.line} {second}s it")
