@@ -10,7 +10,7 @@ from course_lib import cuda
 from course_lib.teach import CheckFailed, causes, check, checking
 from course_lib.teach.exercise import exercises
 from course_lib.teach.mutation import sentence
-from course_lib.teach.mutation.changes import EVERY, parsed
+from course_lib.teach.mutation.changes import EVERY, built, parsed
 from course_lib.teach.mutation.grafts import Graft
 from course_lib.teach.mutation.repair import reverse
 from course_lib.teach.mutation.words import words_for
@@ -128,6 +128,45 @@ def test_two_lines_that_would_do_name_none(monkeypatch):
     monkeypatch.setattr(sentence, "words_for", lambda text, *_: str(text == right))
     told = sentence._grafted(attempt, failure, parsed(asks_for_the_sign), EVERY)
     assert told == sentence.Told()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cuda.shfl_xor_sync(total, 1 << k)",
+        "cuda.shfl_xor_sync(0xFFFFFFFF, total, mask=1 << k)",
+        "cuda.shfl_xor_sync()",
+        "cuda.atomic.add(y, row)",
+        "cuda.atomic.add(*y)",
+        "max()",
+        "np.float32()",
+        "range()",
+        "abs",
+        "(lambda: total)()",
+        "[*range(3)][0]",
+        "x[...]",
+        "x[row, :][k]",
+        "-+~k",
+    ],
+)
+def test_no_code_breaks_the_search(call):
+    """The warning that would tell of it is an error in tests."""
+    text = inspect.getsource(lanes_for_sums.py_func).replace(
+        "cuda.shfl_down_sync(0xFFFFFFFF, lane, 16 >> k)", call
+    )
+    assert call in text
+    with pytest.raises(CheckFailed):
+        check("warp_sum", built(text, lanes_for_sums), seed=1)
+
+
+def test_a_search_that_breaks_hides_no_verdict(monkeypatch):
+    def breaks(*_):
+        raise KeyError("broken")
+
+    monkeypatch.setattr(causes.mutation, "cause", breaks)
+    with pytest.warns(UserWarning, match=r"broke off: KeyError\('broken'\)"):
+        with pytest.raises(CheckFailed, match="wrong values in y"):
+            check("warp_sum", lanes_for_sums, seed=1)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from course_lib.teach.mutation.trees import (
     indices,
     is_atomic,
     is_barrier,
+    is_range,
     is_shape,
     plus,
     range_of,
@@ -160,7 +161,7 @@ def _sign_for(node, other):
 
 
 def change_range(node, frame):
-    if not (isinstance(node, ast.Call) and called(node) == "range"):
+    if not is_range(node):
         return
     begin, stop, step = range_parts(node)
     zero, one = ast.Constant(0), ast.Constant(1)

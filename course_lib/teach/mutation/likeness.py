@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from course_lib.teach.mutation.changes import Change, parsed
 from course_lib.teach.mutation.frame import Frame
-from course_lib.teach.mutation.trees import called, range_parts
+from course_lib.teach.mutation.trees import called, is_range, range_parts
 
 _TOKEN = re.compile(r"[A-Za-z_]\w*|\d+\.?\d*|\*\*|//|<=|>=|==|!=|\S")
 _KNOWN = frozenset(
@@ -64,9 +64,9 @@ class _Shortened(ast.NodeTransformer):
 
     def visit_Call(self, node):
         self.generic_visit(node)
-        if called(node) == "float32" and isinstance(node.args[0], ast.Constant):
-            return node.args[0]
-        if called(node) == "range" and len(node.args) > 1:
+        if called(node) == "float32" and len(node.args) == 1:
+            return node.args[0] if isinstance(node.args[0], ast.Constant) else node
+        if is_range(node) and len(node.args) > 1:
             begin, stop, step = map(ast.unparse, range_parts(node))
             if (begin, step) == ("0", "1"):
                 node.args = [ast.parse(stop, mode="eval").body]

@@ -135,7 +135,8 @@ def _grafted(attempt: Attempt, failure: Failure, own, operators) -> Told:
 
 def _first_words(found: list[Graft], own, attempt: Attempt, operators) -> str:
     """Return the words for the smallest piece that has any."""
-    told = (words_for(graft.text, own, attempt.obj, operators) for graft in reversed(found))
+    also = attempt.exercise.solution
+    told = (words_for(graft.text, own, attempt.obj, operators, also) for graft in reversed(found))
     return next(filter(None, told), "")
 
 

@@ -103,8 +103,17 @@ def is_shape(node: ast.AST | None) -> bool:
 
 
 def is_atomic(node: ast.AST) -> bool:
-    """Tell whether it is a call of an atomic operation."""
-    return isinstance(node, ast.Call) and ast.unparse(node.func).startswith("cuda.atomic.")
+    """Tell whether it is a call of an atomic operation, with an array and an index."""
+    return (
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func).startswith("cuda.atomic.")
+        and len(node.args) > 1
+    )
+
+
+def is_range(node: ast.AST) -> bool:
+    """Tell whether it is a call of `range` with one to three numbers."""
+    return called(node) == "range" and 1 <= len(node.args) <= 3
 
 
 def is_barrier(node: ast.AST) -> bool:

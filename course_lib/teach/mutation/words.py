@@ -22,9 +22,15 @@ PARTS = {
 }
 
 
-def words_for(repaired: str, learners: ast.Module, original: Callable, operators: Iterable) -> str:
+def words_for(
+    repaired: str,
+    learners: ast.Module,
+    original: Callable,
+    operators: Iterable,
+    beside: Callable | None = None,
+) -> str:
     """Return what is otherwise in the learner's code than in the repaired; "" if that is much."""
-    right = built(repaired, original)
+    right = built(repaired, original, beside)
     text = ast.unparse(learners.body[0])
     lines = set(map(str.strip, text.splitlines()))
     for change in changes(right, operators):
