@@ -96,23 +96,9 @@ def test_the_mistake_in_code_of_another_form(exercise, kernel, words, line):
 
 
 def test_what_a_barrier_cures_is_told_as_that():
-    @cuda.jit
-    def without_barrier(x, y):
-        partial = cuda.shared.array(256, np.float32)
-        row, t = cuda.blockIdx.x, cuda.threadIdx.x
-        mine = np.float32(0)
-        for col in range(t, x.shape[1], cuda.blockDim.x):
-            mine += x[row, col]
-        partial[t] = mine
-        step = cuda.blockDim.x // 2
-        while step > 0:
-            if t < step:
-                partial[t] += partial[t + step]
-            cuda.syncthreads()
-            step //= 2
-        if t == 0:
-            y[row] = partial[0]
-
+    solution = exercises()["block_sum"].solution
+    barrier = inspect.getsource(solution.py_func).partition("    cuda.syncthreads()\n")
+    without_barrier = built(barrier[0] + barrier[2], solution)
     with pytest.raises(CheckFailed, match=r"put cuda.syncthreads\(\) between them") as caught:
         check("block_sum", without_barrier, seed=1)
     assert "behaves exactly" not in str(caught.value)
@@ -160,7 +146,7 @@ def test_no_code_breaks_the_search(call):
 
 
 def test_a_search_that_breaks_hides_no_verdict(monkeypatch):
-    def breaks(*_):
+    def breaks(*_, **__):
         raise KeyError("broken")
 
     monkeypatch.setattr(causes.mutation, "cause", breaks)
@@ -206,5 +192,5 @@ def test_causes_are_looked_for_in_findings_too(monkeypatch):
     attempt = checking._attempt(exercises()["block_sum"], one_too_many, 1)
     failure = checking._first_failure(attempt)
     assert failure.finding.kind == "race"
-    monkeypatch.setattr(causes.mutation, "cause_by_grafts", lambda *_: "asked")
-    assert causes.explain(attempt, failure).cause == "asked"
+    monkeypatch.setattr(causes.mutation, "cause", lambda *_, thorough: f"thorough: {thorough}")
+    assert causes.explain(attempt, failure).cause == "thorough: False"

@@ -52,11 +52,10 @@ def _cause(attempt: Attempt, failure: Failure) -> str:
     if not failure.run.engine.simulated:
         return ""
     outside = failure.problem == "finding" and failure.finding.kind == "out-of-bounds"
+    thorough = failure.problem in SOUGHT or outside
     try:
-        if failure.problem in SOUGHT or outside:
-            return mutation.cause(attempt, failure)
-        if failure.problem in ("finding", "endless"):
-            return mutation.cause_by_grafts(attempt, failure)
+        if thorough or failure.problem in ("finding", "endless"):
+            return mutation.cause(attempt, failure, thorough=thorough)
     except Exception as error:  # the course's fault, not the learner's: told, and an error in tests
         warnings.warn(f"the search for the cause broke off: {error!r}", stacklevel=2)
     return ""

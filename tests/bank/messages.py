@@ -13,7 +13,6 @@ seen. "false": a line that is none of them for the cause, or a cure for somethin
 from __future__ import annotations
 
 import ast
-import contextlib
 import difflib
 import functools
 import hashlib
@@ -99,11 +98,9 @@ def _judged(exercise: str, name: str, kernel, operator: str | None) -> Told | No
     if failure is None:
         return None
     others = tuple(each for each in EVERY if each.__name__ != operator)
+    limited = functools.partial(mutation.cause, operators=others)
     begin = time.process_time()
-    with contextlib.ExitStack() as stack:
-        for search in ("cause", "cause_by_grafts"):
-            limited = functools.partial(getattr(mutation, search), operators=others)
-            stack.enter_context(mock.patch.object(causes.mutation, search, limited))
+    with mock.patch.object(causes.mutation, "cause", limited):
         failure = causes.explain(attempt, failure)
     seconds = verdict, time.process_time() - begin
     kind = _kind(failure, _differing(kernel, right))

@@ -7,6 +7,6 @@ shows the line; `sentence` puts the findings into words.
 """
 
 from course_lib.teach.mutation.matching import fresh
-from course_lib.teach.mutation.sentence import cause, cause_by_grafts
+from course_lib.teach.mutation.sentence import cause
 
-__all__ = ["cause", "cause_by_grafts", "fresh"]
+__all__ = ["cause", "fresh"]

@@ -50,40 +50,22 @@ Found = TypeVar("Found")
 GRAFTING, MATCHING, REPAIR, ALONE = 0.55, 0.45, 0.15, 0.4
 
 
-def cause(attempt: Attempt, failure: Failure, operators=EVERY) -> str:
-    """Return the sentence, empty if nothing matches or what matches does not agree."""
+def cause(attempt: Attempt, failure: Failure, operators=EVERY, *, thorough: bool = True) -> str:
+    """Return the sentence, empty if nothing matches or what matches does not agree.
+
+    Where the failure tells its cause as a rule, the search need not be `thorough`: pieces of the
+    solution are tried, and what they show is told if it is something else.
+    """
     try:
         own = parsed(attempt.obj)
     except (OSError, SyntaxError):  # without its source there is nothing to compare
         return ""
     with forgotten(), _uncollected():
         told = _grafted(attempt, failure, own, operators)
-        if not told.words:
-            line, words = _matched(attempt, failure, own, operators)
-            if told.line in (None, line):
-                told = Told(line, words, sure=line is not None)
-        if not told.words or not told.sure:
-            known = told.line if told.sure else None
-            found = _in_time(ALONE, lambda: only_place(attempt, failure, operators, known))
-            line, words = found or (None, "")
-            if line is not None:
-                agreed = told.line in (None, line)
-                told = replace(told, line=line, words=told.words or words) if agreed else Told()
-    return _sentence(attempt, told)
-
-
-def cause_by_grafts(attempt: Attempt, failure: Failure, operators=EVERY) -> str:
-    """Return the sentence if a piece of the solution mends it, and it isn't what is told anyhow."""
-    try:
-        own = parsed(attempt.obj)
-    except (OSError, SyntaxError):
-        return ""
-    with forgotten(), _uncollected():
-        told = _grafted(attempt, failure, own, operators)
-    if told.words.startswith(("without one of its cuda.sync", "without the atomic")):
-        return ""
-    if failure.problem == "finding" and not (told.words and told.sure):
-        return ""  # a finding has its line, and often a cure
+        if thorough:
+            told = _looked_further(attempt, failure, own, operators, told)
+        elif _is_told_anyhow(failure, told):
+            told = Told()
     return _sentence(attempt, told)
 
 
@@ -98,6 +80,29 @@ class Told:
     words: str = ""
     sure: bool = False
     missing: bool = False
+
+
+def _looked_further(attempt: Attempt, failure: Failure, own, operators, told: Told) -> Told:
+    """Return what is known after the solution, and then the learner's code, have been changed."""
+    if not told.words:
+        line, words = _matched(attempt, failure, own, operators)
+        if told.line in (None, line):
+            told = Told(line, words, sure=line is not None)
+    if not told.words or not told.sure:
+        known = told.line if told.sure else None
+        found = _in_time(ALONE, lambda: only_place(attempt, failure, operators, known))
+        line, words = found or (None, "")
+        if line is not None:
+            agreed = told.line in (None, line)
+            told = replace(told, line=line, words=told.words or words) if agreed else Told()
+    return told
+
+
+def _is_told_anyhow(failure: Failure, told: Told) -> bool:
+    """Tell whether a finding, which has its line and often a cure, says as much."""
+    if told.words.startswith(("without one of its cuda.sync", "without the atomic")):
+        return True
+    return failure.problem == "finding" and not (told.words and told.sure)
 
 
 def _sentence(attempt: Attempt, told: Told) -> str:
