@@ -24,12 +24,6 @@ ZERO, ONE = np.float32(0), np.float32(1)
 
 
 @pytest.fixture(autouse=True)
-def own_record(tmp_path, monkeypatch):
-    """Keep the developer's progress out of it."""
-    monkeypatch.setenv("COURSE_LIB_PROGRESS", str(tmp_path / "progress.json"))
-
-
-@pytest.fixture(autouse=True)
 def patience(request, monkeypatch):
     """Let a slow machine find what others find in time; one test looks at the time itself."""
     if "time_for_the_cause" not in request.node.name:

@@ -17,9 +17,8 @@ from course_lib.teach.mutation.words import words_for
 
 
 @pytest.fixture(autouse=True)
-def patience(tmp_path, monkeypatch):
-    """Let a slow machine find what others find in time, and keep the progress out of it."""
-    monkeypatch.setenv("COURSE_LIB_PROGRESS", str(tmp_path / "progress.json"))
+def patience(monkeypatch):
+    """Let a slow machine find what others find in time."""
     for limit in ("GRAFTING", "MATCHING", "REPAIR", "ALONE"):
         monkeypatch.setattr(sentence, limit, 10 * getattr(sentence, limit))
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch  # noqa: F401 - lesson 04 needs it, and importing it is no check's time
+from relus import good_relu
 
-from course_lib import cuda, simulator
+from course_lib import simulator
 from course_lib.teach import (
     TODO,
     CheckFailed,
@@ -23,13 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture(autouse=True)
 def file(progress_file):
     return progress_file
-
-
-@cuda.jit
-def good_relu(x, y):
-    i = cuda.grid(1)
-    if i < x.size:
-        y[i] = max(x[i], np.float32(0))
 
 
 # ---- functions that launch nothing ---------------------------------------------------------

@@ -11,12 +11,6 @@ from course_lib.teach import CheckFailed, check
 from course_lib.teach.exercise import exercises
 
 
-@pytest.fixture(autouse=True)
-def own_record(tmp_path, monkeypatch):
-    """Keep the developer's progress out of it."""
-    monkeypatch.setenv("COURSE_LIB_PROGRESS", str(tmp_path / "progress.json"))
-
-
 def mistaken(exercise, *changes):
     """The exercise's solution with every first text replaced by the second, as a learner has it."""
     return changed(exercise, "mine", exercises()[exercise].solution, changes)
