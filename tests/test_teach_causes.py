@@ -29,6 +29,7 @@ def patience(request, monkeypatch):
     if "time_for_the_cause" not in request.node.name:
         for limit in ("GRAFTING", "MATCHING", "REPAIR", "ALONE"):
             monkeypatch.setattr(sentence, limit, 10 * getattr(sentence, limit))
+        monkeypatch.setattr(causes, "LOOKING", 10 * causes.LOOKING)
 
 
 def told(exercise, kernel):

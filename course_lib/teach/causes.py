@@ -16,7 +16,7 @@ import numpy as np
 
 from course_lib.simulator.observe import observing_with
 from course_lib.teach import mutation
-from course_lib.teach.deadline import TimeUp, deadline
+from course_lib.teach.deadline import TimeUp, deadline, uncollected
 from course_lib.teach.fences import FAINT, poison, same_bits
 from course_lib.teach.influence import MOST, influence
 from course_lib.teach.raised import ways_to_nan
@@ -37,7 +37,8 @@ def explain(attempt: Attempt, failure: Failure) -> Failure:
     seconds at most.
     """
     # Every experiment runs the kernel again, and a race may end differently each time.
-    with contextlib.redirect_stdout(io.StringIO()):  # what it prints has been seen
+    # What it prints has been seen.
+    with contextlib.redirect_stdout(io.StringIO()), uncollected():
         with contextlib.suppress(TimeUp), deadline(LOOKING / 2):
             failure.seen = observed(attempt, failure)
         failure.cause = _cause(attempt, failure)

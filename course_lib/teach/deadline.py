@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import signal
 import sys
 import threading
@@ -30,6 +31,18 @@ def deadline(seconds: float) -> contextlib.AbstractContextManager[None]:
     if hasattr(signal, "ITIMER_VIRTUAL") and threading.current_thread() is threading.main_thread():
         return _by_signal(seconds)
     return _by_thread(seconds)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector from spending a short time on all that a notebook holds."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

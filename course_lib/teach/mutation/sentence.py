@@ -14,8 +14,7 @@ when the time is up, what was not tried has no say.
 from __future__ import annotations
 
 import contextlib
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -60,7 +59,7 @@ def cause(attempt: Attempt, failure: Failure, operators=EVERY, *, thorough: bool
         own = parsed(attempt.obj)
     except (OSError, SyntaxError):  # without its source there is nothing to compare
         return ""
-    with forgotten(), _uncollected():
+    with forgotten():
         told = _grafted(attempt, failure, own, operators)
         if thorough:
             told = _looked_further(attempt, failure, own, operators, told)
@@ -169,18 +168,6 @@ def _matching(attempt: Attempt, failure: Failure, own, operators) -> list[Change
                         return [change]
                     found.append(change)
     return found
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector from spending the time on all that a notebook holds."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _in_time(seconds: float, look: Callable[[], Found]) -> Found | None:
