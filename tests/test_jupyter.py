@@ -19,7 +19,8 @@ SECONDS = 60  # for one cell
 
 #: What a notebook never shows: files of the course and those that it calls, the names that cells
 #: are compiled under, and IPython's own trouble with an error.
-ABSURD = re.compile(r"(course_lib/.*|/ast|/contextlib)\.py|ipykernel_\d|Unexpected exc|\b1 were")
+ABSURD = re.compile(r"(course_lib/.*|/ast|/contextlib)\.py|ipykernel_\d|Unexpected exc|\b1 were"
+                    r"|During handling")
 
 START = """
 from unittest.mock import patch
@@ -96,6 +97,10 @@ MISTAKES = {
         "endless loop in f: 100,000 loop iterations passed and no thread finished"),
     "a kernel interrupted": (
         patient(kernel(ENDLESS)), "KeyboardInterrupt", "f[1, 16](x, y)"),
+    "an interrupt while the simulator handles an error": (
+        (UNGUARDED, "with patch('course_lib.simulator.report._out_of_bounds', "
+         "side_effect=KeyboardInterrupt):\n    relu[1, 32](x, y)"),
+        "KeyboardInterrupt", "relu[1, 32](x, y)"),
     # In a launch.
     "too many threads": (
         "f[1, 2048](x, y)", "LaunchError", "blockDim.x is 2,048: the limit is 1,024"),

@@ -57,7 +57,27 @@ def _picture(error, folder):
             line = entry.tb_lineno or entry.tb_frame.f_code.co_firstlineno
             following = types.TracebackType(following, entry.tb_frame, entry.tb_lasti, line)
     shell = sys.modules["IPython"].get_ipython()  # it is who asks for the picture
-    return shell.InteractiveTB.structured_traceback(type(error), error, following)
+    context = error.__context__
+    try:
+        error.__context__ = _users_context(error, folder)
+        return shell.InteractiveTB.structured_traceback(type(error), error, following)
+    finally:
+        error.__context__ = context
+
+
+def _users_context(error, folder):
+    """The error that the user's code was handling when an interrupt struck; any error's own.
+
+    The package and its libraries handle errors that they expect, all the time: that an interrupt
+    struck while they did says nothing to the user.
+    """
+    context = error.__context__
+    while context is not None and not isinstance(error, Exception):
+        handler = context.__traceback__ and context.__traceback__.tb_frame.f_code.co_filename
+        if handler and not handler.startswith((folder, *_LIBRARIES)):
+            break
+        context = context.__context__
+    return context
 
 
 def _users(entries, folder):
