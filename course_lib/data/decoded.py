@@ -1,6 +1,7 @@
 """One part of a set of images, decoded once and kept in memory as bytes."""
 
 import hashlib
+import importlib
 import io
 import os
 import zipfile
@@ -12,8 +13,6 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps  # torchvision brings it along
 from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms import v2
-from torchvision.transforms.v2.functional import pil_to_tensor
 
 from . import layouts
 from .layouts import DataError
@@ -100,6 +99,7 @@ def decoded_by_processes(files, image_size, read, *, workers, prefetch=2, progre
 
     prefetch  how many chunks of 256 images each process makes ahead
     """
+    importlib.import_module("torchvision.transforms.v2")  # once: processes that are forked have it
     images = torch.empty((len(files), 3, image_size, image_size), dtype=torch.uint8)
     bar = progress and progress(total=len(files), unit=" images", leave=False)
     # What is no tensor goes through a pipe, and needs no shared memory, of which containers have
@@ -167,17 +167,19 @@ def read(file, image_size):
 
     Grey, CMYK and palette images become red, green and blue. Raises DataError, with its name.
     """
+    from torchvision.transforms.v2 import functional  # takes seconds, which few programs need spend
+
     try:
         with Image.open(io.BytesIO(layouts.content(file))) as opened:
-            image = pil_to_tensor(_coloured(ImageOps.exif_transpose(opened)))
+            image = functional.pil_to_tensor(_coloured(ImageOps.exif_transpose(opened)))
     except DataError:
         raise
     except UNREADABLE as error:
         raise DataError(
             f"{file} is no whole image ({error}). Replace it by a good copy, or remove it."
         ) from None
-    image = v2.functional.center_crop(image, [min(image.shape[1:])])
-    return v2.functional.resize(image, [image_size, image_size], antialias=True)
+    image = functional.center_crop(image, [min(image.shape[1:])])
+    return functional.resize(image, [image_size, image_size], antialias=True)
 
 
 def _coloured(image):

@@ -20,8 +20,8 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from torchvision.datasets.folder import IMG_EXTENSIONS
-
+#: What torchvision takes for images, too.
+IMAGE_FILES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 TABLE, IMAGES = "train.csv", "train_images"
 CLASS_NAMES = "label_num_to_disease_map.json"
 COLUMNS = ("image_id", "label")
@@ -157,7 +157,7 @@ def _images(folder, prefix, seen):
             if (real := _real(item)) not in seen:
                 seen.add(real)
                 yield from _images(item, f"{prefix}/{item.name}", seen)
-        elif item.name.lower().endswith(IMG_EXTENSIONS):
+        elif item.name.lower().endswith(IMAGE_FILES):
             if not item.is_file():
                 raise DataError(f"{item} is no file, or a link to none: remove it.")
             yield f"{prefix}/{item.name}", item
@@ -235,7 +235,7 @@ def _by_annotations(top, training, held, root):
         held_names[name] = f"{held.name}/{name}"
         items.append((held_names[name], labels[number], present[name]))
     left = sorted(
-        name for name in present.keys() - held_names if name.lower().endswith(IMG_EXTENSIONS)
+        name for name in present.keys() - held_names if name.lower().endswith(IMAGE_FILES)
     )
     if left:
         raise DataError(f"{table} has no line for {left[0]}, which {images} holds: add its class.")
