@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from course_lib import SIMULATED, backend, models, nn, ops, optim, train
 from course_lib import autograd as ag
 from course_lib.kernels import conv2d, conv_transpose2d
+from course_lib.runtime.launch import recorded
 from course_lib.train import CheckpointError, weights
 from course_lib.train.folder import FolderError
 
@@ -118,6 +119,28 @@ def test_a_gpu_is_as_exact_as_float64(size, memory_format):
         found.append((logits.double(), loss.double(), whole))
     for ours, truth in zip(*found, strict=True):
         assert torch.linalg.norm(ours - truth) <= 1e-3 * torch.linalg.norm(truth)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout, dtype", [
+    (torch.contiguous_format, torch.float32), (torch.channels_last, torch.bfloat16),
+])  # fmt: skip
+def test_steps_on_a_gpu_are_repeated(layout, dtype):
+    """From the fifth step on no launcher thinks: Python repeats the launches that it has noted."""
+    model = models.UNet(2, 2, depth=2, initial_channels=16).to("cuda", memory_format=layout)
+    x, target = (torch.from_numpy(each).cuda() for each in batch(2, (64, 64)))
+    x = x.contiguous(memory_format=layout)
+
+    def step():
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss = ops.cross_entropy(model(x), target, ignore_index=-1)
+        return torch.autograd.grad(loss, list(model.parameters()))
+
+    for _ in range(4):
+        step()
+    with recorded() as launches:
+        step()
+    assert [kernel.__name__ for kernel, *_ in launches] == []
 
 
 def test_one_class_two_kinds_of_layers():
