@@ -5,6 +5,7 @@ kernels are told their cause where the verdict would do; with ``COURSE_LIB_BANK=
 as a table, of all mutants, with what each check said: ``python tests/bank -v``.
 """
 
+import functools
 import hashlib
 import os
 import runpy
@@ -23,7 +24,12 @@ from course_lib.teach.mutation.mutants import mutants
 KERNELS = [name for name, exercise in exercises().items() if exercise.kind != "answer"]
 ALL = os.environ.get("COURSE_LIB_BANK") == "all"
 SAMPLE = None if ALL else 16
-MUTANTS = {name: mutants(exercises()[name].solution) for name in KERNELS}
+
+
+@functools.cache
+def mutants_of(name):
+    """The mutants of an exercise's solution, which takes a while to make."""
+    return mutants(exercises()[name].solution)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +67,7 @@ def test_every_exercise_has_two_right_answers_of_another_make():
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_mutants_are_rejected(name):
-    by_chance = sorted(MUTANTS[name], key=lambda mutant: hashed(name, mutant.name))
+    by_chance = sorted(mutants_of(name), key=lambda mutant: hashed(name, mutant.name))
     rows = [judge_mutant(name, mutant) for mutant in by_chance[:SAMPLE]]
     assert [(row.name, row.outcome) for row in rows if not row.good] == []
 
@@ -73,18 +79,18 @@ def test_bank_is_large_enough(name):
 
 
 def test_equivalent_mutants_exist():
-    known = {(name, mutant.name) for name in KERNELS for mutant in MUTANTS[name]}
+    known = {(name, mutant.name) for name in KERNELS for mutant in mutants_of(name)}
     assert set(EQUIVALENT) <= known and all(EQUIVALENT.values())
 
 
 def test_mutants_are_what_they_say():
-    names = [mutant.name for mutant in MUTANTS["block_sum"]]
+    names = [mutant.name for mutant in mutants_of("block_sum")]
     assert sum(name.startswith("drop barrier") for name in names) == 2
     assert sum(name.startswith("drop guard") for name in names) == 2
     assert len(names) == len(set(names)) > 50
-    kinds = {name.partition(":")[0] for each in MUTANTS.values() for name in (m.name for m in each)}
+    kinds = {m.name.partition(":")[0] for name in KERNELS for m in mutants_of(name)}
     assert len(kinds) >= 15  # every operator has found something to change
-    one = next(m for m in MUTANTS["relu"] if m.name.startswith("drop guard"))
+    one = next(m for m in mutants_of("relu") if m.name.startswith("drop guard"))
     assert "if" not in one.text and one.build() is not exercises()["relu"].solution
 
 

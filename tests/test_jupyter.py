@@ -48,11 +48,14 @@ def patient(cell):
     return "with simulator.options(max_steps=10**10):\n    " + cell.replace("\n", "\n    ")
 
 
-def checked(exercise, body):
-    """Two cells, as in a lesson: a wrong answer, and its check."""
+def checked(exercise, body, seconds=None):
+    """Two cells, as in a lesson: a wrong answer, and its check, with `seconds` for its limit."""
     text = f"@cuda.jit\ndef {exercise}(x, y):\n    # wrong\n"
     text += "".join(f"    {line}\n" for line in body.splitlines())
-    return text, f"check({exercise!r}, {exercise})"
+    check = f"check({exercise!r}, {exercise})"
+    if seconds is not None:
+        check = f"with patch.object(checking, 'TIME_LIMIT', {seconds}):\n    {check}"
+    return text, check
 
 
 #: Mistake -> (its cells, the name of the error, what the notebook must say about it).
@@ -145,10 +148,10 @@ MISTAKES = {
         checked("relu", "i = cuda.grid(1)\nwhile i < x.size:\n    y[i] = x[i]"),
         "CheckFailed", "line 5, `while i < x.size:`"),
     "an answer that takes a thousand million steps": (
-        checked("relu", "total = 0\nfor i in range(10**9):\n    total += i"),
+        checked("relu", "total = 0\nfor i in range(10**9):\n    total += i", seconds=0.5),
         "CheckFailed", "relu: stopped, because it did not end in line "),
     "an answer that writes far outside": (
-        checked("relu", "for i in range(-(10**6), 10**6):\n    y[i] = 0"),
+        checked("relu", "for i in range(-(10**6), 10**6):\n    y[i] = 0", seconds=0.5),
         "CheckFailed", "out-of-bounds"),
     "an answer that writes far outside shared memory": (
         checked("block_sum", "s = cuda.shared.array(32, np.float32)\ns[10**12] = 1"),

@@ -17,6 +17,7 @@ from unittest import mock
 import bank
 from bank.equivalent import EQUIVALENT
 from course_lib.teach import CheckFailed, causes, check, checking, report
+from course_lib.teach.deadline import TimeUp, deadline
 from course_lib.teach.exercise import exercises
 from course_lib.teach.mutation.mutants import mutants
 
@@ -25,6 +26,9 @@ for _file in sorted(Path(__file__).parent.glob("lesson_*.py")):
 
 #: Inputs of every check here, so that the table is the same in every run.
 SEED = 1
+
+#: Seconds for what is seen of a failure, as in a check.
+LOOKING = causes.LOOKING / 2
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,8 @@ def judge_wrong(exercise: str, kernel, says: str, thorough: bool = True) -> Row:
     """Check a kernel that must be rejected with a message in which `says` is found.
 
     To look for the cause takes longer than the verdict: where `says` is found in the message
-    without it, nobody waits for it, and only those who are `thorough` for what is seen. Nor does
-    anybody wait long for what never ends.
+    without it, nobody waits for it, and only those who are `thorough` for what is seen, no longer
+    than a learner does. Nor does anybody wait long for what never ends.
     """
     patience = 0.1 if "did not end" in says else 2
 
@@ -73,8 +77,11 @@ def judge_wrong(exercise: str, kernel, says: str, thorough: bool = True) -> Row:
         def found():
             return re.search(says, report.describe(attempt, failure))
 
-        if thorough or not found():
+        if not found():
             failure.seen = causes.observed(attempt, failure)
+        elif thorough:
+            with contextlib.suppress(TimeUp), deadline(LOOKING):
+                failure.seen = causes.observed(attempt, failure)
         return failure if found() else causes.explain(attempt, failure)
 
     with mock.patch.object(checking, "explain", needed_cause):
