@@ -72,8 +72,8 @@ def clusters(launches):
 @settings(max_examples=5, deadline=None)
 @given(
     N=st.integers(1, 3),
-    channels=st.tuples(st.sampled_from([8, 40, 72]), st.sampled_from([8, 40])),
-    size=st.tuples(st.integers(1, 6), st.integers(1, 5)),
+    channels=st.sampled_from([(8, 8), (8, 40), (40, 8), (72, 8)]),
+    size=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     filter_size=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
     dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
@@ -171,8 +171,8 @@ def test_one_launch_for_each_pass(small_tiles, last):
 @settings(max_examples=5, deadline=None)
 @given(
     N=st.integers(1, 3),
-    channels=st.tuples(st.sampled_from([4, 12, 40, 68]), st.sampled_from([4, 36])),
-    size=st.tuples(st.integers(1, 6), st.integers(1, 5)),
+    channels=st.sampled_from([(4, 36), (12, 4), (40, 4), (68, 4)]),
+    size=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     filter_size=st.tuples(st.integers(1, 3), st.integers(2, 3)),
     padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
     stride=st.sampled_from([1, 2]),
@@ -194,9 +194,9 @@ def test_contiguous_weights_are_read_as_they_lie(
     options = dict(padding=padding, stride=stride, variant="tensor_core")
     x, weight, bias = case((N, C, *size), (K, C, *filter_size), layout=LAYOUTS[last])
     bias, given = bias if with_bias else None, weight.contiguous()
-    out = torch.full_like(conv2d.forward(x, weight, bias, **options), torch.nan)
     with prefer(number, "by_k"):
         expected = conv2d.forward(x, weight, bias, **options)
+    out = torch.full_like(expected, torch.nan)
     with prefer(number, "by_element"), recorded() as launches:
         y = conv2d.forward(x, given, bias, out=out, **options)
     before = [] if last else ["transpose_kernel"]  # of the images
@@ -226,21 +226,22 @@ def test_who_reads_contiguous_weights_as_they_lie(monkeypatch):
         assert (found.source, found.n_copies) == ("by_k", 0)
 
 
-@pytest.mark.parametrize("dtype", list(ROUNDING), ids=str)
-def test_else_contiguous_weights_are_laid_out(small_tiles, dtype):
+@pytest.mark.parametrize("variant, dtype", in_turns(
+    ["auto", "direct", "tiled", "im2col", "implicit_gemm", "tensor_core"], ROUNDING
+), ids=str)  # fmt: skip
+def test_else_contiguous_weights_are_laid_out(small_tiles, variant, dtype):
     """By a launch of our own, for forward and dx, on every rung."""
     torch.manual_seed(0)
     x, weight, bias = case((1, 8, 3, 3), (8, 8, 2, 2), dtype, LAYOUTS[1])
-    for variant in ("auto", "direct", "tiled", "im2col", "implicit_gemm", "tensor_core"):
-        expected = conv2d.forward(x, weight, bias, variant=variant)
-        with prefer(0, "by_k"), recorded() as launches:
-            y = conv2d.forward(x, weight.contiguous(), bias, variant=variant)
-        assert clusters(launches)[0][0] == "transpose_kernel" and torch.equal(y, expected)
-        needs = True, False, False
-        expected, *_ = conv2d.backward(y, x, weight, needs=needs, variant=variant)
-        with recorded() as launches:
-            dx, *_ = conv2d.backward(y, x, weight.contiguous(), needs=needs, variant=variant)
-        assert clusters(launches)[0][0] == "transpose_kernel" and torch.equal(dx, expected)
+    expected = conv2d.forward(x, weight, bias, variant=variant)
+    with prefer(0, "by_k"), recorded() as launches:
+        y = conv2d.forward(x, weight.contiguous(), bias, variant=variant)
+    assert clusters(launches)[0][0] == "transpose_kernel" and torch.equal(y, expected)
+    needs = True, False, False
+    expected, *_ = conv2d.backward(y, x, weight, needs=needs, variant=variant)
+    with recorded() as launches:
+        dx, *_ = conv2d.backward(y, x, weight.contiguous(), needs=needs, variant=variant)
+    assert clusters(launches)[0][0] == "transpose_kernel" and torch.equal(dx, expected)
 
 
 def test_contiguous_weights_are_laid_out_once():
@@ -251,10 +252,9 @@ def test_contiguous_weights_are_laid_out_once():
     assert [name for name, _ in clusters(launches)].count("transpose_kernel") == 1
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_every_way_to_share_chunks_and_taps(small_tiles, last):
-    """Also twice the same, bit for bit, and nothing that the sanitizer finds."""
-    x, weight, bias = case((1, 40, 2, 3), (8, 40, 1, 3), layout=LAYOUTS[last])
+def test_every_way_to_share_chunks_and_taps(small_tiles):
+    """Also twice the same, bit for bit."""
+    x, weight, bias = case((1, 40, 1, 2), (8, 40, 1, 3), layout=LAYOUTS[1])
     seen, results = set(), []
     for number in range(4):
         with prefer(number), recorded() as launches:
@@ -270,16 +270,19 @@ def test_every_way_to_share_chunks_and_taps(small_tiles, last):
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_sanitizer_finds_nothing(small_tiles, number):
+    """Two ways to share the work, of which each is taken by two of the four kernels."""
     x, weight, bias = case((1, 40, 2, 2), (8, 40, 1, 2), layout=LAYOUTS[1])
     dy = torch.randn(1, 8, 2, 1, device=PLACE).contiguous(memory_format=LAYOUTS[1])
     dweight, dbias = torch.empty_like(weight), torch.empty_like(bias)
     problem = problem_of(x.shape, weight.shape, 1, 0, 1, 1, True)
     with prefer(number), simulator.sanitize() as report:
-        conv2d.forward(x, weight, bias)
-        with prefer(number, "by_element"):
-            conv2d.forward(x, weight.contiguous(), bias)
-        conv2d.backward(dy, x, weight, needs=(True, False, False))
-        gathering.launch_dweight("tensor_core", problem, dy, x, dweight, "float32", dbias)
+        if number == 1:
+            with prefer(number, "by_element"):
+                conv2d.forward(x, weight.contiguous(), bias)
+            conv2d.backward(dy, x, weight, needs=(True, False, False))
+        else:
+            conv2d.forward(x, weight, bias)
+            gathering.launch_dweight("tensor_core", problem, dy, x, dweight, "float32", dbias)
     assert not report, str(report)
 
 
@@ -289,14 +292,15 @@ def test_sanitizer_finds_nothing(small_tiles, number):
 def test_dbias_comes_with_dweight(dtype, last, n_splits):
     """Channels in two tiles, of which the second is not full."""
     torch.manual_seed(n_splits)
-    x, weight, bias = case((2, 8, 9, 9), (72, 8, 1, 1), dtype, LAYOUTS[last])
-    dy = torch.randn(2, 72, 9, 9).to(PLACE, dtype, memory_format=LAYOUTS[last])
+    x, weight, bias = case((2, 8, 7, 7), (72, 8, 1, 1), dtype, LAYOUTS[last])
+    dy = torch.randn(2, 72, 7, 7).to(PLACE, dtype, memory_format=LAYOUTS[last])
     dweight, dbias = torch.full_like(weight, torch.nan), torch.full_like(bias, torch.nan)
     problem = problem_of(x.shape, weight.shape, 1, 0, 1, 1, last)
     k_size = 128 // dtype.itemsize
-    length = math.ceil(math.ceil(162 / k_size) / n_splits) * k_size
-    plan = pixel_sums_small.Plan(SUMMED, math.ceil(162 / length), length)
-    mode = halo_plan.mode_of(x, "float32", 162)
+    n_pixels = 2 * 7 * 7
+    length = math.ceil(math.ceil(n_pixels / k_size) / n_splits) * k_size
+    plan = pixel_sums_small.Plan(SUMMED, math.ceil(n_pixels / length), length)
+    mode = halo_plan.mode_of(x, "float32", n_pixels)
     pixel_sums_small.run(plan, problem, dy, x, dweight, dbias, mode)
     expected = dy.double().sum((0, 2, 3))
     torch.testing.assert_close(dbias, expected.to(dtype), rtol=1e-2, atol=1e-5)

@@ -124,17 +124,17 @@ def like_y(x, weight, **options):
     # Two chunks of channels, of which the second is not full; tiles across images.
     (SMALL, FLOAT, False, (3, 36, 5, 6), (12, 3, 3), True, dict(padding=1)),
     (PAIR, BRAIN, True, (2, 72, 4, 7), (16, 2, 2), False, dict(padding=1, dilation=(1, 2))),
-    (DEEP, HALF, True, (2, 136, 3, 5), (8, 3, 3), True, dict(padding=1)),  # three chunks
+    (DEEP, HALF, True, (2, 136, 3, 5), (8, 2, 2), True, dict(padding=1)),  # three chunks
     # Filters that are not square, padding by axis, and filters in several parts.
     (SMALL, HALF, False, (1, 8, 7, 3), (72, 3, 1), True, dict(padding=(2, 0))),
     (WIDE, FLOAT, True, (2, 8, 3, 5), (132, 1, 3), True, dict(padding=(0, 1))),
-    (PAIR, BRAIN, True, (1, 8, 9, 9), (136, 3, 2), False, {}),
-    (SMALL, FLOAT, True, (2, 72, 4, 3), (128, 2, 3), False, dict(padding=(0, 1), dilation=(2, 1))),
+    (PAIR, BRAIN, True, (1, 8, 9, 9), (72, 3, 2), False, {}),
+    (SMALL, FLOAT, True, (2, 36, 4, 3), (72, 2, 3), False, dict(padding=(0, 1), dilation=(2, 1))),
     # One line; one column.
     (SMALL, BRAIN, True, (2, 8, 1, 41), (8, 1, 3), True, dict(padding=(0, 1))),
     (DEEP, FLOAT, False, (3, 4, 13, 1), (8, 5, 1), False, dict(padding=(2, 0))),
     # Padding and dilation as far as they go, and none.
-    (DEEP, BRAIN, False, (2, 8, 6, 5), (16, 5, 5), True, dict(padding=2)),
+    (DEEP, BRAIN, False, (1, 8, 6, 5), (16, 5, 5), True, dict(padding=2)),
     (PAIR, FLOAT, False, (2, 8, 9, 7), (8, 3, 3), True, dict(padding=2, dilation=2)),
     (WIDE, HALF, True, (1, 16, 9, 8), (64, 3, 3), True, dict(dilation=(2, 3))),
 ])  # fmt: skip
@@ -172,16 +172,19 @@ def test_any_number_of_columns(last, n_columns):
 
 
 @on_hopper
-@pytest.mark.parametrize("n_blocks", [1, 3, 5, 6, 7])
-def test_fewer_tiles_than_blocks_or_more(n_blocks):
-    """Six tiles, of three parts of the filters."""
+def test_fewer_tiles_than_blocks_or_more():
+    """Six tiles, of three parts of the filters: the same bits by any number; inputs stay."""
     x, weight, bias = case((1, 36, 7, 6), (130, 36, 2, 2), layout=LAYOUTS[1])
+    before = [tensor.clone() for tensor in (x, weight, bias)]
     gather = halo_plan.forward_of(problem_of(x.shape, weight.shape, 1, 0, 1, 1, True))
     assert warpgroup_plan.n_tiles_of(gather, SMALL) == 6
-    with tiles(SMALL, n_blocks), recorded() as launches:
-        check_forward(SMALL, x, weight, bias)
-    kernel = warpgroup_plan.kernel_for(SMALL, 4)
-    assert [grid for found, grid, *_ in launches if found is kernel] == [min(n_blocks, 6)]
+    kernel, results = warpgroup_plan.kernel_for(SMALL, 4), []
+    for n_blocks in (1, 4, 7):
+        with tiles(SMALL, n_blocks), recorded() as launches:
+            results.append(check_forward(SMALL, x, weight, bias))
+        assert [grid for found, grid, *_ in launches if found is kernel] == [min(n_blocks, 6)]
+    assert all(torch.equal(y, results[0]) for y in results)
+    assert all(map(torch.equal, (x, weight, bias), before))
 
 
 @on_hopper
@@ -207,13 +210,13 @@ small = st.integers(0, 2)
 
 
 @on_hopper
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     shape=st.sampled_from([SMALL, PAIR, WIDE, DEEP]),
     dtype=st.sampled_from([FLOAT, BRAIN, HALF]),
     last=st.booleans(),
     N=st.integers(1, 3),
-    vectors=st.tuples(st.sampled_from([1, 2, 9, 10]), st.sampled_from([1, 3, 9, 17])),
+    vectors=st.tuples(st.sampled_from([1, 2, 9]), st.sampled_from([1, 3, 9])),
     size=st.tuples(st.integers(1, 7), st.integers(1, 7)),
     taps=st.sampled_from([(2, 2), (3, 1), (1, 3), (3, 3), (2, 3), (1, 4), (4, 2)]),
     padding=st.tuples(small, small),
@@ -237,18 +240,6 @@ def test_random_cases(
             check_forward(shape, x, weight, bias, **options)
         else:
             check_dx(shape, like_y(x, weight, **options), x, weight, **options)
-
-
-@on_hopper
-def test_runs_agree_bit_for_bit_and_inputs_are_left_alone():
-    x, weight, bias = case((2, 36, 4, 5), (8, 36, 2, 2), layout=LAYOUTS[1])
-    before = [tensor.clone() for tensor in (x, weight, bias)]
-    with tiles(SMALL):
-        y, again = (forward(SMALL, x, weight, bias, padding=1) for _ in range(2))
-        dx = [find_dx(SMALL, y, x, weight, padding=1) for _ in range(2)]
-    assert torch.equal(y, again) and torch.equal(*dx)
-    for tensor, copy in zip((x, weight, bias), before, strict=True):
-        assert torch.equal(tensor, copy)
 
 
 @on_hopper
@@ -280,11 +271,15 @@ def test_what_is_no_number_stays_where_it_is(place, value, kind):
 @simulated_only
 @pytest.mark.parametrize("shape, last", [(PAIR, False), (SMALL, True)])
 def test_the_sanitizer_finds_nothing(shape, last):
-    """Several tiles of several chunks, to each block."""
-    x, weight, bias = case((2, 36, 5, 4), (8, 36, 2, 2), layout=LAYOUTS[last])
+    """Several tiles of several chunks, to each block: forward, and dx of channels-last images."""
+    C, K = (8, 36) if last else (36, 8)
+    x, weight, bias = case((2, C, 5, 4), (K, C, 2, 2), layout=LAYOUTS[last])
+    dy = like_y(x, weight, padding=1)
     with tiles(shape, 1), simulator.sanitize() as report:
-        y = forward(shape, x, weight, bias, padding=1)
-        find_dx(shape, y, x, weight, padding=1)
+        if last:
+            find_dx(shape, dy, x, weight, padding=1)
+        else:
+            forward(shape, x, weight, bias, padding=1)
     assert not report, str(report)
 
 

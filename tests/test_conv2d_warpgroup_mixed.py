@@ -12,8 +12,9 @@ from test_conv2d import LAYOUTS, PLACE, case
 from test_conv2d_halo import CHIP, SIZES
 from test_conv2d_warpgroup import gathers, like_y, on_hopper, to_tf32, true_dx, true_forward
 from test_warpgroup import error, simulated_only
+from turns import in_turns
 
-from course_lib import cuda, simulator
+from course_lib import SIMULATED, cuda, simulator
 from course_lib.kernels import conv2d
 from course_lib.kernels.conv2d import (
     halo_plan,
@@ -133,8 +134,8 @@ def check_dx(shape, dy, x, weight, **options):
 @on_hopper
 @pytest.mark.parametrize("shape, last, x_shape, filters, biased, options", [
     # Two chunks of channels, of which the second is not full; tiles across images.
-    (SMALL, False, (3, 36, 5, 6), (12, 3, 3), True, dict(padding=1)),
-    (PAIR, True, (2, 72, 4, 7), (16, 2, 2), False, dict(padding=1, dilation=(1, 2))),
+    (SMALL, False, (3, 36, 4, 5), (12, 2, 2), True, dict(padding=1)),
+    (PAIR, True, (2, 68, 3, 5), (16, 2, 2), False, dict(padding=1, dilation=(1, 2))),
     # Filters that are not square, padding by axis, and filters in several parts.
     (SMALL, False, (1, 8, 7, 3), (72, 3, 1), True, dict(padding=(2, 0))),
     (WIDE, True, (2, 8, 3, 5), (132, 2, 3), True, dict(padding=(0, 1))),
@@ -143,15 +144,16 @@ def check_dx(shape, dy, x, weight, **options):
     (PAIR, False, (3, 4, 13, 1), (8, 5, 1), False, dict(padding=(2, 0))),
     (FEW, False, (2, 36, 5, 6), (8, 1, 2), True, {}),
     # Padding and dilation as far as they go.
-    (PAIR, False, (2, 8, 9, 7), (8, 3, 3), True, dict(padding=2, dilation=2)),
-    (SMALL, True, (1, 16, 9, 8), (64, 3, 3), True, dict(dilation=(2, 3))),
+    (PAIR, False, (1, 8, 9, 7), (8, 3, 3), True, dict(padding=2, dilation=2)),
+    (SMALL, True, (1, 8, 9, 8), (16, 3, 3), True, dict(dilation=(2, 3))),
 ])  # fmt: skip
 def test_forward_and_dx(shape, last, x_shape, filters, biased, options):
     weight_shape = filters[0], x_shape[1], *filters[1:]
     x, weight, bias = case(x_shape, weight_shape, torch.float32, LAYOUTS[last], biased)
     with tiles(shape):
         check_forward(shape, x, weight, bias, **options)
-        check_dx(shape, like_y(x, weight, **options), x, weight, **options)
+        if shape is not WIDE or not SIMULATED:  # five chunks in wide tiles take long
+            check_dx(shape, like_y(x, weight, **options), x, weight, **options)
 
 
 @on_hopper
@@ -170,28 +172,31 @@ def test_sizes_that_differ(last):
 
 
 @on_hopper
-@pytest.mark.parametrize("n_blocks", [1, 5, 7])
-def test_fewer_tiles_than_blocks_or_more(n_blocks):
-    """Six tiles, of three parts of the filters."""
+def test_fewer_tiles_than_blocks_or_more():
+    """Six tiles, of three parts of the filters: the same bits by any number; inputs stay."""
     x, weight, bias = case((1, 36, 7, 6), (130, 36, 2, 2), layout=LAYOUTS[1])
+    before = [tensor.clone() for tensor in (x, weight, bias)]
     gather = halo_plan.forward_of(problem_of(x.shape, weight.shape, 1, 0, 1, 1, True))
     assert warpgroup_plan.n_tiles_of(gather, SMALL) == 6
-    with tiles(SMALL, n_blocks), recorded() as launches:
-        check_forward(SMALL, x, weight, bias)
-    kernel = warpgroup_mixed_plan.kernel_for(SMALL)
-    assert [grid for found, grid, *_ in launches if found is kernel] == [min(n_blocks, 6)]
+    kernel, results = warpgroup_mixed_plan.kernel_for(SMALL), []
+    for n_blocks in (1, 7):
+        with tiles(SMALL, n_blocks), recorded() as launches:
+            results.append(check_forward(SMALL, x, weight, bias))
+        assert [grid for found, grid, *_ in launches if found is kernel] == [min(n_blocks, 6)]
+    assert all(torch.equal(y, results[0]) for y in results)
+    assert all(map(torch.equal, (x, weight, bias), before))
 
 
 small = st.integers(0, 2)
 
 
 @on_hopper
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     shape=st.sampled_from([SMALL, PAIR, FEW]),
     last=st.booleans(),
     N=st.integers(1, 3),
-    vectors=st.tuples(st.sampled_from([1, 2, 9]), st.sampled_from([1, 3, 17])),
+    vectors=st.tuples(st.sampled_from([1, 9]), st.sampled_from([1, 3, 9])),
     size=st.tuples(st.integers(1, 7), st.integers(1, 7)),
     taps=st.sampled_from([(2, 2), (3, 1), (1, 3), (3, 3), (2, 3), (1, 4)]),
     padding=st.tuples(small, small),
@@ -217,24 +222,11 @@ def test_random_cases(
 
 
 @on_hopper
-def test_runs_agree_bit_for_bit_and_inputs_are_left_alone():
-    x, weight, bias = case((2, 36, 4, 5), (8, 36, 2, 2), layout=LAYOUTS[1])
-    before = [tensor.clone() for tensor in (x, weight, bias)]
-    with tiles(SMALL):
-        y, again = (forward(SMALL, x, weight, bias, padding=1) for _ in range(2))
-        dx = [find_dx(SMALL, y, x, weight, padding=1) for _ in range(2)]
-    assert torch.equal(y, again) and torch.equal(*dx)
-    for tensor, copy in zip((x, weight, bias), before, strict=True):
-        assert torch.equal(tensor, copy)
-
-
-@on_hopper
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("place, value", [
+@pytest.mark.parametrize("place, value, last", in_turns([
     ((0, 3, -1, -1), math.nan),  # the end of an image: the next one's padding follows
     ((1, 5, 2, -1), math.inf),  # the end of a line
-])  # fmt: skip
-def test_what_is_no_number_stays_where_it_is(last, place, value):
+], [False, True]))  # fmt: skip
+def test_what_is_no_number_stays_where_it_is(place, value, last):
     """An infinity has no rest: as in "mixed" elsewhere, what meets it may be NaN."""
     x, weight, bias = case((3, 8, 4, 5), (8, 8, 3, 3), torch.float32, LAYOUTS[last])
     x[place] = value
@@ -252,8 +244,12 @@ def test_what_is_no_number_stays_where_it_is(last, place, value):
 @simulated_only
 @pytest.mark.parametrize("shape, last", [(PAIR, False), (SMALL, True)])
 def test_the_sanitizer_finds_nothing(shape, last):
-    """Several tiles of several chunks, to each block; products as late as they may come."""
-    x, weight, bias = case((2, 36, 5, 4), (8, 36, 2, 2), layout=LAYOUTS[last])
+    """Several tiles of several chunks, to each block; products as late as they may come.
+
+    Forward, and dx of channels-last images.
+    """
+    C, K = (8, 36) if last else (36, 8)
+    x, weight, bias = case((2, C, 5, 4), (K, C, 2, 2), layout=LAYOUTS[last])
     begun = {}
 
     def begin(product):
@@ -274,8 +270,10 @@ def test_the_sanitizer_finds_nothing(shape, last):
         patch.setattr(warpgroup_mixed, "multiply_tiles", begin(multiply_tiles))
         patch.setattr(warpgroup_mixed, "wait_for_products", wait)
         with tiles(shape, 1), simulator.sanitize() as report:
-            y = check_forward(shape, x, weight, bias, padding=1)
-            find_dx(shape, y, x, weight, padding=1)
+            if last:
+                check_dx(shape, like_y(x, weight, padding=1), x, weight, padding=1)
+            else:
+                check_forward(shape, x, weight, bias, padding=1)
     assert begun and not any(begun.values())
     assert not report, str(report)
 

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from turns import in_turns
 
 from course_lib import SIMULATED, simulator
 from course_lib.kernels import gemm, operation
@@ -225,10 +226,12 @@ def test_large_products(mode, dtype, M, N, K):
         assert error <= {"tf32": 5e-4, "narrow": torch.finfo(dtype).eps}[mode]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("M", [1, 2, 3, 4, 7, 8])
-@pytest.mark.parametrize("N, K, relu", [(1, 8, False), (5, 3200, True), (10, 1032, False)])
-def test_few_rows(monkeypatch, dtype, M, N, K, relu):
+@pytest.mark.parametrize("M, N, K, relu, dtype", in_turns(
+    [(2, 1, 8, False), (4, 5, 3200, True), (1, 10, 1032, False), (8, 1, 8, False),
+     (3, 10, 1032, True), (7, 5, 1032, False)],
+    [torch.float32, torch.float16, torch.bfloat16],
+), ids=str)  # fmt: skip
+def test_few_rows(monkeypatch, M, N, K, relu, dtype):
     a, b, *exact = operands(M, N, K, dtype, True, True)
     bias = torch.randn(N).to(PLACE, dtype) if relu else None
     c, again = (torch.full((M, N), np.nan, dtype=dtype, device=PLACE) for _ in range(2))
