@@ -42,7 +42,9 @@ def on_the_cpu(monkeypatch):
         })  # fmt: skip
     monkeypatch.setattr(pathways, "optim", torch.optim)
     monkeypatch.setattr(pathways, "SHAPE", SHAPE)
-    for name, value in dict(CHANNELS=2, N_CLASSES=5).items():
+    # With fewer channels PyTorch 2.15 writes beside its memory, on processors without AVX-512: in
+    # the gradient of a channels-last 1 × 1 convolution of stride 2.
+    for name, value in dict(CHANNELS=8, N_CLASSES=5).items():
         monkeypatch.setattr(pathways, name, value)
     for name, value in dict(BATCH_SIZE=2, SIDE=16, N_IMAGES=8, N_CLASSES=5).items():
         monkeypatch.setattr(steps, name, value)
