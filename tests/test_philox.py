@@ -1,6 +1,7 @@
 """Philox4x32-10: the published answers, and the same bits from kernels and from NumPy."""
 
 import math
+from types import FunctionType
 
 import numpy as np
 import pytest
@@ -53,6 +54,22 @@ def group_kernel(out, group, key0, key1):
         out[4 * i + 3] = n3
 
 
+# What a GPU runs, in the simulator too, where `philox4x32` has a twin in Python's integers.
+as_on_a_gpu = cuda.jit(device=True)(
+    FunctionType(philox.philox4x32.py_func.__code__, philox.__dict__, "as_on_a_gpu")
+)
+
+
+@cuda.jit
+def both_ciphers_kernel(out, c0, c1, c2, c3, key0, key1):
+    n0, n1, n2, n3 = as_on_a_gpu(c0, c1, c2, c3, key0, key1)
+    m0, m1, m2, m3 = philox.philox4x32(c0, c1, c2, c3, key0, key1)
+    out[0] = n0 == m0
+    out[1] = n1 == m1
+    out[2] = n2 == m2
+    out[3] = n3 == m3
+
+
 def words(text):
     return [int(word, 16) for word in text.split()]
 
@@ -73,6 +90,14 @@ def test_published_answers(counter, key, answer):
 @given(counter=st.tuples(*[words32] * 4), key=st.tuples(words32, words32))
 def test_kernel_and_numpy_agree(counter, key):
     assert numbers(counter, key) == reference.philox(counter, key).tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(counter=st.tuples(*[words32] * 4), key=st.tuples(words32, words32))
+def test_the_simulator_draws_what_a_gpu_does(counter, key):
+    out = torch.zeros(4, dtype=torch.bool, device=PLACE)
+    launch(both_ciphers_kernel, 1, 1, out, *map(np.uint32, (*counter, *key)))
+    assert out.all()
 
 
 @settings(max_examples=25, deadline=None)

@@ -43,6 +43,23 @@ def philox4x32(c0, c1, c2, c3, key0, key1):
     return c0, c1, c2, c3
 
 
+def _philox4x32(c0, c1, c2, c3, key0, key1):
+    """`philox4x32` in the simulator, in Python's integers: a tenth of the time of NumPy's."""
+    low = 0xFFFFFFFF
+    multiplier0, multiplier1 = int(MULTIPLIER_0), int(MULTIPLIER_1)
+    weyl0, weyl1 = int(WEYL_0), int(WEYL_1)
+    c0, c1, c2, c3, key0, key1 = int(c0), int(c1), int(c2), int(c3), int(key0), int(key1)
+    for _ in range(N_ROUNDS):
+        product0, product1 = multiplier0 * c0, multiplier1 * c2
+        c0, c1 = product1 >> 32 ^ c1 ^ key0, product1 & low
+        c2, c3 = product0 >> 32 ^ c3 ^ key1, product0 & low
+        key0, key1 = key0 + weyl0 & low, key1 + weyl1 & low
+    return np.uint32(c0), np.uint32(c1), np.uint32(c2), np.uint32(c3)
+
+
+simulator.register_twin(philox4x32, _philox4x32)
+
+
 @cuda.jit(device=True)
 def philox_four(group, key0, key1):
     """The random uint32 numbers of the elements 4·group … 4·group + 3; `group` ≥ 0, int64."""

@@ -402,7 +402,7 @@ def _dice_sums_cases(rng):
         ((1, 2, 70), "flat", 32),
         ((2, 2, 40), "ignored", 64),
         ((2, 1, 160), "ignored", 288),
-        ((2, 2, drawn(rng, 280, 320)), "ignored", 512),
+        ((2, 2, drawn(rng, 280, 320)), "ignored", 256),
     ]
     return [
         case(shape[1], block, **_segmented(rng, shape, kind)) for shape, kind, block in launches
@@ -484,8 +484,8 @@ def _dice_gradient_cases(rng):
         ((2, 4, 9), "below", 3, 7),
         ((1, 3, 20), "flat", 1, 64),
         ((3, 5, 11), "ignored", 2, 32),
-        ((2, 3, 140), "ignored", 2, 256),
-        ((1, 3, drawn(rng, 370, 480)), "above", 1, 512),
+        ((2, 3, 70), "ignored", 2, 96),
+        ((1, 3, drawn(rng, 370, 480)), "above", 2, 256),
     ]
     return [
         case(grid, block, **_dice_gradient_inputs(rng, shape, kind))
