@@ -420,6 +420,10 @@ def calls():
             ops.batch_norm(x, *statistics, four, four, True),
             ops.batch_norm(x, *statistics, four, four),
             ops.conv2d(x, W.clone().requires_grad_(), ones(6).requires_grad_()),
+            ops.conv2d_batch_norm(
+                x, W[:4].clone().requires_grad_(), four, four, *(s.clone() for s in STATISTICS),
+                relu=True,
+            ),
             ops.conv_transpose2d(x, images(4, 3, 2, 2).requires_grad_(), ones(3).requires_grad_()),
             ops.interpolate(x, 4),
             ops.dice_loss(x, X[:, 0].long().clamp(0, 3), ones(4)),
@@ -450,6 +454,7 @@ RIGHT |= {
     (name, argument): {"longer", "shorter", "none"}
     for name, argument in (
         ("batch_norm", "x"), ("batch_norm_inference", "x"), ("conv2d", "weight"), ("conv2d", "x"),
+        ("conv2d_batch_norm", "x"),
         ("linear", "weight"), ("bn_relu_softmax", "x"), ("conv_transpose2d", "x"),
     )
 }  # fmt: skip

@@ -63,6 +63,7 @@ JOINT = [fault for fault, name in planted.MISTAKES.items() if name in ("views", 
 SEEN_BY_FEW = [fault for fault in JOINT if fault != "out may lie in what is read"]
 
 
+@pytest.mark.skipif(not SIMULATED, reason="on a GPU such a mistake may do harm")
 @pytest.mark.parametrize(
     "fault, lean", [(fault, False) for fault in JOINT] + [(fault, True) for fault in SEEN_BY_FEW]
 )

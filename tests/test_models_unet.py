@@ -82,21 +82,25 @@ def test_two_steps_on_our_kernels_are_numpys(cheap_rungs):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("library", ["torch", "cupy", "module"])
-@pytest.mark.parametrize("depth, size, use_batchnorm", [(2, (32, 32), True), (3, (29, 35), True),
-                                                        (2, (32, 48), False)])  # fmt: skip
-def test_twenty_steps_on_a_gpu_are_numpys(library, depth, size, use_batchnorm):
+@pytest.mark.parametrize("depth, size, use_batchnorm, lr", [
+    (2, (32, 32), True, 1e-3), (2, (32, 48), False, 1e-3),
+    # Where planes are of 3 × 4 pixels, 1e-7 of the input becomes 1e-3 of the loss at a rate of
+    # 1e-3, in NumPy too, and 1e-6 at this one.
+    (3, (29, 35), True, 2.5e-4),
+])  # fmt: skip
+def test_twenty_steps_on_a_gpu_are_numpys(library, depth, size, use_batchnorm, lr):
     if library == "cupy":
         pytest.importorskip("cupy", reason="CuPy is not installed: pip install cupy-cuda13x")
     data = batch(4, size)
     tape = tape_of(depth, use_batchnorm)
     state = tape.state_dict()
-    expected = losses_on_the_tape(tape, *data, 20, 1e-3)
+    expected = losses_on_the_tape(tape, *data, 20, lr)
     if library == "module":
-        found = losses_of_the_module(models.UNet.of_weights(state).cuda(), *data, 20, 1e-3)
+        found = losses_of_the_module(models.UNet.of_weights(state).cuda(), *data, 20, lr)
     else:
         backend.set_backend(library=library)
         tape = tape_of(depth, use_batchnorm)
-        found = losses_on_the_tape(tape, *data, 20, 1e-3)
+        found = losses_on_the_tape(tape, *data, 20, lr)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
     assert expected[-1] < expected[0]
 

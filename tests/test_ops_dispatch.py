@@ -25,6 +25,7 @@ def ways(monkeypatch):
     """
     if SIMULATED:
         monkeypatch.setattr(registration, "_direct_keys", registration.plain_keys("CPU"))
+        monkeypatch.setattr(registration, "_direct_type", "cpu")
     taken, inside = [], []
 
     def note(way, function):
@@ -248,6 +249,32 @@ def test_inference_mode_and_no_grad(name):
         assert not getattr(ops, name)(x.requires_grad_()).requires_grad
 
 
+def test_autocast_is_alike_on_both_ways(ways, monkeypatch):
+    x, w = randn(2, 3, 5, 5), randn(4, 3, 3, 3)
+    kernel = importlib.import_module("course_lib.ops.conv2d")._conv2d
+    found, seen = [], []
+    inner = kernel.kernel
+
+    def noted(*inputs):
+        seen.append((inputs[0].dtype, torch.is_autocast_enabled(PLACE)))
+        return inner(*inputs)
+
+    monkeypatch.setattr(kernel, "kernel", noted)
+    for short in (True, False):
+        monkeypatch.setattr(registration, "dispatcher_is_idle", lambda short=short: short)
+        leaves = [each.clone().requires_grad_() for each in (x, w)]
+        with torch.autocast(PLACE, torch.bfloat16):
+            y = ops.conv2d(*leaves, padding=1)
+            assert torch.is_autocast_enabled(PLACE)
+        assert y.dtype is torch.bfloat16 and type(y.grad_fn).__name__ == "Conv2dBackward"
+        found.append((y, *torch.autograd.grad(y.float().sum(), leaves)))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+    assert seen == [(torch.bfloat16, False)]  # the dispatcher holds the operator's own kernel
+    with torch.autocast(PLACE, torch.bfloat16, enabled=False):
+        assert ops.conv2d(x, w).dtype is torch.float32
+
+
 @every_operator
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_autocast(name, dtype, ways):
@@ -257,6 +284,6 @@ def test_autocast(name, dtype, ways):
         y, expected = ours(x), theirs(x, -1)
         close(y, expected)
         close(ours(x, -1, dtype), theirs(x, -1, dtype=dtype))
-    assert ways == ["dispatcher"] * 2
+    assert ways == ["direct"] * 2
     y.sum().backward()
     assert x.grad.dtype == dtype

@@ -172,16 +172,23 @@ def test_one_launch_for_all_parameters_and_what_is_remembered(monkeypatch):
         seen.clear()
         optimiser.step()
         assert seen == [optimizers.adam_fused_kernel]
-    give_gradients(found)  # elsewhere, while the old ones are alive
-    seen.clear()
-    optimiser.step()
-    assert len(seen) > 1
-    for p, gradient in zip(found, kept, strict=True):
-        p.grad = gradient
+    give_gradients(found)  # elsewhere, while the old ones are alive: only their column is written
     seen.clear()
     optimiser.param_groups[0]["lr"] *= 2  # else a GPU's launch is repeated, and not seen here
     optimiser.step()
-    assert seen == [optimizers.adam_fused_kernel]
+    n_dtypes = len({p.dtype for p in found})
+    assert seen == [optimizers.fill_kernel] * n_dtypes + [optimizers.adam_fused_kernel] * n_dtypes
+    assert len(optimiser._tables[0]) == 1
+    for p, gradient in zip(found, kept, strict=True):
+        p.grad = gradient
+    copies = twins(found)
+    other = torch.optim.Adam(copies)
+    other.load_state_dict(copy.deepcopy(optimiser.state_dict()))
+    for p, q in zip(found, copies, strict=True):
+        q.grad = p.grad.clone()
+    optimiser.step()
+    other.step()
+    same(found, copies)
 
 
 @every_optimiser

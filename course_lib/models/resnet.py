@@ -6,7 +6,13 @@ Its parameters have the names that torchvision gives them.
 import torch
 
 from course_lib import nn
-from course_lib.models.steps import normalised_relu, require_counts, require_images, require_widths
+from course_lib.models.steps import (
+    Steps,
+    normalised,
+    require_counts,
+    require_images,
+    require_widths,
+)
 
 torch.fx.wrap("require_images")
 
@@ -23,15 +29,15 @@ class BasicBlock(torch.nn.Module):
         self.bn2 = layers.BatchNorm2d(channels)
         self.downsample = None
         if stride != 1 or in_channels != channels:
-            self.downsample = torch.nn.Sequential(
+            self.downsample = Steps(
                 layers.Conv2d(in_channels, channels, 1, stride, bias=False),
                 layers.BatchNorm2d(channels),
             )
 
     def forward(self, x):
         shortcut = x if self.downsample is None else self.downsample(x)
-        x = normalised_relu(self.bn1, self.relu, self.conv1(x))
-        return self.relu(self.bn2(self.conv2(x)) + shortcut)
+        x = normalised(x, self.conv1, self.bn1, self.relu)
+        return self.relu(normalised(x, self.conv2, self.bn2) + shortcut)
 
 
 class ResNet18Small(torch.nn.Module):
@@ -55,7 +61,7 @@ class ResNet18Small(torch.nn.Module):
 
     def forward(self, x):
         require_images(x, "resnet18_small", 3, least=8)
-        x = normalised_relu(self.bn1, self.relu, self.conv1(x))
+        x = normalised(x, self.conv1, self.bn1, self.relu)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(self.flatten(self.avgpool(x)))
 

@@ -1,4 +1,4 @@
-"""What networks share: batch norm and ReLU in one pass, and a look at what they are given."""
+"""What networks share: layers that are computed at once, and a look at what they are given."""
 
 from numbers import Integral
 
@@ -7,34 +7,53 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from course_lib import nn
 
+_OURS = {nn.Conv2d, nn.BatchNorm2d, nn.ReLU}
+
 
 class Steps(torch.nn.Sequential):
-    """Layers one after another; our batch norm and a ReLU behind it in one pass over memory.
+    """Layers one after another; a convolution, a batch norm and a ReLU behind it at once.
 
-    The two are called one by one where somebody has hooked or changed one of them, and where
-    torch.fx traces, whose graph has a node for each layer.
+    They are called one by one where somebody has hooked or changed one of them, and where torch.fx
+    traces, whose graph has a node for each layer.
     """
 
     def forward(self, x):
         layers, i = list(self), 0
         while i < len(layers):
-            together = i + 1 < len(layers) and _is_one_pass(*layers[i : i + 2], x)
-            x = layers[i].normalised(x, relu=True) if together else layers[i](x)
-            i += 2 if together else 1
+            convolution = layers[i] if type(layers[i]) is nn.Conv2d else None
+            norm, *behind = *layers[i + (convolution is not None) :][:2], None
+            if type(norm) is not nn.BatchNorm2d:
+                x = layers[i](x)
+                i += 1
+                continue
+            relu = behind[0] if type(behind[0]) is nn.ReLU else None
+            x = normalised(x, convolution, norm, relu)
+            i += sum(layer is not None for layer in (convolution, norm, relu))
         return x
 
 
-def normalised_relu(norm, relu, x):
-    """relu(norm(x)), as `Steps` compute it, for networks that hold the two by other names."""
-    return norm.normalised(x, relu=True) if _is_one_pass(norm, relu, x) else relu(norm(x))
+def normalised(x, convolution, norm, relu=None):
+    """relu(norm(convolution(x))), for networks that hold layers by other names than `Steps`.
+
+    convolution, relu  layers or None
+    """
+    if convolution is not None and not _are_plain((convolution, norm), x):
+        x, convolution = convolution(x), None
+    layers = (norm,) if relu is None else (norm, relu)
+    if not _are_plain(layers, x):
+        for layer in layers:
+            x = layer(x)
+        return x
+    if convolution is None:
+        return norm.normalised(x, relu is not None)
+    return norm.normalised_convolution(convolution, x, relu is not None)
 
 
-def _is_one_pass(norm, relu, x):
+def _are_plain(layers, x):
+    """Whether these are layers of ours that do what they are for, and nobody looks between them."""
     return (
-        type(norm) is nn.BatchNorm2d
-        and type(relu) is nn.ReLU
+        all([type(layer) in _OURS and not is_changed(layer) for layer in layers])
         and isinstance(x, torch.Tensor)
-        and not any(is_changed(layer) for layer in (norm, relu))
         and not _has_any_global_hook()
     )
 

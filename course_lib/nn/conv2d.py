@@ -16,3 +16,12 @@ class Conv2d(Layer, nn.Conv2d):
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
         return ops.conv2d(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+
+    def is_alone(self, input):
+        """Whether the layer is our kernels' convolution of four-dimensional `input` and no more."""
+        return (
+            self.bias is None
+            and self.padding_mode == "zeros"
+            and not isinstance(self.padding, str)
+            and input.dim() == 4
+        )

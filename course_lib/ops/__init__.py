@@ -18,6 +18,7 @@ from course_lib.ops.activation import (
 )
 from course_lib.ops.batch_norm import batch_norm
 from course_lib.ops.conv2d import conv2d
+from course_lib.ops.conv2d_batch_norm import conv2d_batch_norm
 from course_lib.ops.conv_transpose2d import conv_transpose2d
 from course_lib.ops.cross_entropy import cross_entropy
 from course_lib.ops.dice import dice_loss
@@ -36,6 +37,7 @@ __all__ = [
     "batch_norm",
     "bn_relu_softmax",
     "conv2d",
+    "conv2d_batch_norm",
     "conv_transpose2d",
     "cross_entropy",
     "dice_loss",

@@ -25,7 +25,7 @@ def _check(x, weight, bias, running_mean, running_var, eps):
         raise ValueError(f"batch_norm eps must be non-negative, but got {eps}")
 
 
-def _check_training(x, weight, bias, running_mean, running_var, momentum, eps, relu):
+def check_training(x, weight, bias, running_mean, running_var, momentum, eps, relu):
     _check(x, weight, bias, running_mean, running_var, eps)
     if x.shape[0] * x.shape[2] * x.shape[3] == 1:
         raise ValueError(
@@ -37,7 +37,7 @@ def _check_inference(x, weight, bias, running_mean, running_var, eps, relu):
     _check(x, weight, bias, running_mean, running_var, eps)
 
 
-def _check_backward(grad_output, x, weight, mean, rstd, y, training):
+def check_backward(grad_output, x, weight, mean, rstd, y, training):
     require(x, "input", n_dims=4)
     for name, image in (("grad_output", grad_output), ("y", y)):
         require(image, name, shape=x.shape, dtypes=(x.dtype,))
@@ -50,10 +50,14 @@ def _check_backward(grad_output, x, weight, mean, rstd, y, training):
 
 def _kernel(x, weight, bias, running_mean, running_var, momentum, eps, relu):
     found = _forward(x, weight, bias, running_mean, running_var, momentum, eps, relu)
-    if running_mean is not None:
-        # PyTorch doesn't see what a kernel writes; it checks that where gradients depend on it.
-        torch.autograd.graph.increment_version((running_mean, running_var))
+    count_writing(running_mean, running_var)
     return found
+
+
+def count_writing(running_mean, running_var):
+    """Tell PyTorch, which doesn't see what a kernel writes, and checks it for gradients."""
+    if running_mean is not None:
+        torch.autograd.graph.increment_version((running_mean, running_var))
 
 
 @repeated(5)
@@ -64,9 +68,9 @@ def _forward(x, weight, bias, running_mean, running_var, momentum, eps, relu):
     )
 
 
-def _by_torch(x, weight, bias, running_mean, running_var, momentum, eps, relu):
+def by_torch(x, weight, bias, running_mean, running_var, momentum, eps, relu):
     if x.numel() == 0:
-        y, *statistics = _fake(x)
+        y, *statistics = fake(x)
         return y, *(each.zero_() for each in statistics)
     y, mean, rstd = torch.native_batch_norm(
         x, weight, bias, running_mean, running_var, True, momentum, eps
@@ -76,7 +80,7 @@ def _by_torch(x, weight, bias, running_mean, running_var, momentum, eps, relu):
     return y.contiguous(memory_format=_memory_format(x)), mean.to(sums), rstd.to(sums)
 
 
-def _fake(x, *_):
+def fake(x, *_):
     y = torch.empty_like(x, memory_format=_memory_format(x))
     return y, *(x.new_empty((x.shape[1],), dtype=of_sums(x.dtype)) for _ in range(2))
 
@@ -99,17 +103,17 @@ def _save(ctx, inputs, outputs):
 def _gradient(ctx, grad_output, *_):
     x, weight, mean, rstd, y = ctx.saved_tensors
     gradients = _backward(grad_output, x, weight, mean, rstd, y, True)
-    return *_given(gradients, weight, ctx.bias_dtype), *[None] * 5
+    return *given(gradients, weight, ctx.bias_dtype), *[None] * 5
 
 
-def _given(gradients, weight, bias_dtype):
+def given(gradients, weight, bias_dtype):
     """The gradients of those of weight and bias that there are."""
     dx, dweight, dbias = gradients
-    return (
-        dx,
-        None if weight is None else dweight,
-        None if bias_dtype is None else dbias.to(bias_dtype),
-    )
+    if bias_dtype is None:
+        dbias = None
+    elif dbias.dtype is not bias_dtype:
+        dbias = dbias.to(bias_dtype)
+    return dx, None if weight is None else dweight, dbias
 
 
 @repeated(5)
@@ -140,7 +144,7 @@ def _inference_gradient(ctx, grad_output):
     exact = torch.promote_types(variance.dtype, torch.float32)
     rstd = torch.rsqrt(variance.to(exact) + ctx.eps)
     gradients = _backward(grad_output, x, weight, mean.to(exact), rstd, y, False)
-    return *_given(gradients, weight, ctx.bias_dtype), *[None] * 4
+    return *given(gradients, weight, ctx.bias_dtype), *[None] * 4
 
 
 @repeated(6)
@@ -150,7 +154,7 @@ def _backward_kernel(grad_output, x, weight, mean, rstd, y, training):
     )
 
 
-def _backward_by_torch(grad_output, x, weight, mean, rstd, y, training):
+def backward_by_torch(grad_output, x, weight, mean, rstd, y, training):
     exact = torch.promote_types(x.dtype, torch.float32)
     dy, of_weight = grad_output.to(exact), mean.dtype if weight is None else weight.dtype
     dy = dy if y is None else dy * (y > 0)
@@ -165,7 +169,7 @@ def _backward_by_torch(grad_output, x, weight, mean, rstd, y, training):
     return dx, dweight.to(of_weight), dbias.to(of_weight)
 
 
-def _fake_backward(grad_output, x, weight, mean, *_):
+def fake_backward(grad_output, x, weight, mean, *_):
     dx = torch.empty_like(x, memory_format=_memory_format(x))
     like = mean if weight is None else weight
     return dx, *(x.new_empty((x.shape[1],), dtype=like.dtype) for _ in range(2))
@@ -176,9 +180,9 @@ _backward = Operator(
     "(Tensor grad_output, Tensor x, Tensor? weight, Tensor mean, Tensor rstd, Tensor? y, "
     "bool training) -> (Tensor, Tensor, Tensor)",
     kernel=_backward_kernel,
-    on_cpu=_backward_by_torch,
-    fake=_fake_backward,
-    check=_check_backward,
+    on_cpu=backward_by_torch,
+    fake=fake_backward,
+    check=check_backward,
     title="BatchNormBackward",
 )
 _training = Operator(
@@ -186,9 +190,9 @@ _training = Operator(
     "(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
     "float momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor)",
     kernel=_kernel,
-    on_cpu=_by_torch,
-    fake=_fake,
-    check=_check_training,
+    on_cpu=by_torch,
+    fake=fake,
+    check=check_training,
     save=_save,
     gradient=_gradient,
     title="BatchNorm",

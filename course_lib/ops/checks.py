@@ -70,6 +70,8 @@ def whole(value, name):
 
 def pair(value, name):
     """`value`, an int or one or two of them, as a pair of ints."""
+    if type(value) is tuple and len(value) == 2 and type(value[0]) is int is type(value[1]):
+        return value
     if not isinstance(value, (tuple, list)):
         return (whole(value, name),) * 2
     if len(value) not in (1, 2):

@@ -10,11 +10,11 @@ from course_lib.ops.registration import Operator, require_floating_point
 from course_lib.runtime.repeat import repeated
 
 _aten = torch.ops.aten
-_OPTIONS = "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups"
+OPTIONS = "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups"
 
 
-def _check(x, weight, bias, stride, padding, dilation, groups):
-    _y_shape(x, weight, stride, padding, dilation, groups)
+def check(x, weight, bias, stride, padding, dilation, groups):
+    y_shape(x, weight, stride, padding, dilation, groups)
     check_types(x, weight, bias, weight.shape[0])
 
 
@@ -32,15 +32,15 @@ def check_types(x, weight, bias, n_filters):
             )
 
 
-def _check_backward(grad_output, x, weight, stride, padding, dilation, groups, needs):
-    _check(x, weight, None, stride, padding, dilation, groups)
-    shape = _y_shape(x, weight, stride, padding, dilation, groups)
+def check_backward(grad_output, x, weight, stride, padding, dilation, groups, needs):
+    check(x, weight, None, stride, padding, dilation, groups)
+    shape = y_shape(x, weight, stride, padding, dilation, groups)
     require(grad_output, "grad_output", shape=shape, dtypes=(x.dtype,))
     if len(needs) != 3:
         raise RuntimeError(f"needs must say of three gradients whether they are, not {needs}")
 
 
-def _y_shape(x, weight, stride, padding, dilation, groups):
+def y_shape(x, weight, stride, padding, dilation, groups):
     """(N, K, P, Q); RuntimeError where there is no such convolution."""
     check_options("conv2d", x, weight, stride, padding, dilation, groups)
     N, C, *size = x.shape
@@ -111,12 +111,12 @@ def _gradients(grad_output, x, weight, stride, padding, dilation, groups, needs,
     return tuple(x.new_empty(0) if gradient is None else gradient for gradient in found)
 
 
-def _by_torch(x, weight, bias, stride, padding, dilation, groups):
+def by_torch(x, weight, bias, stride, padding, dilation, groups):
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     return y.contiguous(memory_format=_memory_format(x))
 
 
-def _backward_by_torch(grad_output, x, weight, stride, padding, dilation, groups, needs):
+def backward_by_torch(grad_output, x, weight, stride, padding, dilation, groups, needs):
     found = _aten.convolution_backward(
         grad_output, x, weight, [weight.shape[0]], stride, padding, dilation, False, [0, 0], groups,
         needs,
@@ -144,11 +144,11 @@ def _empty(x, shape):
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_memory_format(x))
 
 
-def _fake(x, weight, bias, stride, padding, dilation, groups):
-    return _empty(x, _y_shape(x, weight, stride, padding, dilation, groups))
+def fake(x, weight, bias, stride, padding, dilation, groups):
+    return _empty(x, y_shape(x, weight, stride, padding, dilation, groups))
 
 
-def _fake_backward(grad_output, x, weight, stride, padding, dilation, groups, needs):
+def fake_backward(grad_output, x, weight, stride, padding, dilation, groups, needs):
     return (
         _empty(x, x.shape) if needs[0] else x.new_empty(0),
         _empty(x, weight.shape) if needs[1] else x.new_empty(0),
@@ -195,21 +195,21 @@ def _vmap(info, in_dims, x, weight, bias, *options):
 
 _backward = Operator(
     "conv2d_backward",
-    f"(Tensor grad_output, Tensor x, Tensor weight, {_OPTIONS}, bool[] needs) "
+    f"(Tensor grad_output, Tensor x, Tensor weight, {OPTIONS}, bool[] needs) "
     "-> (Tensor, Tensor, Tensor)",
     kernel=_backward_kernel,
-    on_cpu=_backward_by_torch,
-    fake=_fake_backward,
-    check=_check_backward,
+    on_cpu=backward_by_torch,
+    fake=fake_backward,
+    check=check_backward,
     title="Conv2dBackward",
 )
 _conv2d = Operator(
     "conv2d",
-    f"(Tensor x, Tensor weight, Tensor? bias, {_OPTIONS}) -> Tensor",
+    f"(Tensor x, Tensor weight, Tensor? bias, {OPTIONS}) -> Tensor",
     kernel=_kernel,
-    on_cpu=_by_torch,
-    fake=_fake,
-    check=_check,
+    on_cpu=by_torch,
+    fake=fake,
+    check=check,
     save=_save,
     gradient=_gradient,
     title="Conv2d",

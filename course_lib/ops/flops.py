@@ -24,6 +24,15 @@ def _conv2d_backward(dy, x, weight, stride, padding, dilation, groups, needs, *,
     )  # fmt: skip
 
 
+def _conv2d_batch_norm(x, weight, *rest, out_val):
+    return _conv2d(x, weight, None, *rest[4:8], out_val=out_val[0])
+
+
+def _conv2d_batch_norm_backward(dy, x, weight, *rest, out_val):
+    *options, needs = rest[5:]
+    return _conv2d_backward(dy, x, weight, *options, [*needs, False], out_val=out_val[:3])
+
+
 def _conv_transpose2d(
     x, weight, bias, stride, padding, output_padding, groups, dilation, *, out_val
 ):  # fmt: skip
@@ -59,8 +68,9 @@ def _squeeze_excite_backward(dy, x, weight1, *_, out_val):
 def register():
     """Tell PyTorch, once the operators are there."""
     for formula in (
-        _conv2d, _conv2d_backward, _conv_transpose2d, _conv_transpose2d_backward, _linear,
-        _linear_backward, _squeeze_excite, _squeeze_excite_backward,
+        _conv2d, _conv2d_backward, _conv2d_batch_norm, _conv2d_batch_norm_backward,
+        _conv_transpose2d, _conv_transpose2d_backward, _linear, _linear_backward, _squeeze_excite,
+        _squeeze_excite_backward,
     ):  # fmt: skip
         operator = getattr(torch.ops.course_lib, formula.__name__.removeprefix("_"))
         register_flop_formula(operator, get_raw=True)(formula)

@@ -14,12 +14,13 @@ writes past the end of what is too short). Launchers of kernels look for themsel
 kind of call where they are `repeated`; `check` then only says in PyTorch's words what they refused.
 
 PyTorch's dispatcher takes longer to call an operator written in Python than a GPU takes for a small
-one. It is there for those who want a say in the call: torch.compile, vmap, autocast, modes,
-subclasses of Tensor. Where there is nobody of them, `Operator.__call__` calls the implementation
-itself, and records the same node for autograd. (A profiler then shows the kernel alone, without an
-operator around it.) What it costs either way: notebook 04.
+one. It is there for those who want a say in the call: torch.compile, vmap, modes, subclasses of
+Tensor. Where there is nobody of them, `Operator.__call__` calls the implementation itself, after
+what autocast asks for, and records the same node for autograd. (A profiler then shows the kernel
+alone, without an operator around it.) What it costs either way: notebook 04.
 """
 
+import functools
 import os
 
 import torch
@@ -52,26 +53,33 @@ def plain_keys(backend):
     return inference | key("ADInplaceOrView") | key(f"Autograd{backend}"), inference
 
 
-_direct_keys = plain_keys("CUDA")
+
+@functools.cache
+def _autocast_key(device_type):
+    return _C.DispatchKeySet(getattr(_C.DispatchKey, "Autocast" + device_type.upper()))
+
+
+_direct_keys, _direct_type = plain_keys("CUDA"), "cuda"
 
 
 def dispatcher_is_idle():
-    """Whether nobody wants a say in calls on plain tensors, in this thread and now."""
+    """Whether nobody but autocast wants a say in calls on plain tensors, in this thread and now."""
     return not (
         is_dynamo_compiling()  # first: torch.compile stops reading here
         or _C._len_torch_dispatch_stack()  # FakeTensorMode, make_fx, a user's own mode
         or _C._len_torch_function_stack()  # TorchFunctionMode, torch.set_default_device
         or _C._are_functorch_transforms_active()  # vmap, grad, jvp
         or _C._is_tracing()  # torch.jit.trace
-        or _C._is_any_autocast_enabled()
         or forward_ad._current_level >= 0
     )
 
 
 def on_gpu_and_plain(*tensors):
     """Whether kernels may have these tensors as they are: on a GPU, and nobody wants a say."""
-    return dispatcher_is_idle() and all(
-        type(x) in _PLAIN_TYPES and _dispatch_keys(x) in _direct_keys for x in tensors
+    return (
+        dispatcher_is_idle()
+        and not _C._is_any_autocast_enabled()
+        and all(type(x) in _PLAIN_TYPES and _dispatch_keys(x) in _direct_keys for x in tensors)
     )
 
 
@@ -117,7 +125,8 @@ class Operator:
         # Function.apply sees to functorch; where `dispatcher_is_idle` there is none.
         self._record = super(torch.autograd.Function, self._function).apply
         _library.impl(name, self._below_autograd, "Autograd")
-        for device_type, converted in (autocast or {}).items():
+        self._converted = autocast or {}
+        for device_type, converted in self._converted.items():
             self._register_autocast(device_type, converted)
         if vmap is not None:
             torch.library.register_vmap(f"course_lib::{name}", vmap, lib=_library)
@@ -131,9 +140,18 @@ class Operator:
                 records = records or x.requires_grad
             elif x is not None:
                 return self.overload(*inputs)
-        if records and torch.is_grad_enabled():
-            return self._record(self.kernel, *inputs)
-        return self.kernel(*inputs)
+        records = records and torch.is_grad_enabled()
+        if _C._is_any_autocast_enabled() and _C.is_autocast_enabled(_direct_type):
+            return self._autocast_call(inputs, records)
+        return self._record(self.kernel, *inputs) if records else self.kernel(*inputs)
+
+    def _autocast_call(self, inputs, records):
+        converted = self._converted.get(_direct_type)
+        if converted is None:
+            return self._record(self.kernel, *inputs) if records else self.kernel(*inputs)
+        with _C._ExcludeDispatchKeyGuard(_autocast_key(_direct_type)):
+            inputs = converted(*inputs)
+            return self._record(self.kernel, *inputs) if records else self.kernel(*inputs)
 
     def _explained(self, kernel):
         """`kernel`, which raises what PyTorch would where `check` refuses the same inputs."""
@@ -166,14 +184,13 @@ class Operator:
             self._check(*inputs)
 
     def _register_autocast(self, device_type, converted):
-        key = "Autocast" + device_type.upper()
-        below = _C.DispatchKeySet(getattr(_C.DispatchKey, key))
+        below = _autocast_key(device_type)
 
         def convert(*inputs):
             with _C._ExcludeDispatchKeyGuard(below):
                 return self.overload(*converted(*inputs))
 
-        _library.impl(self.name, convert, key)
+        _library.impl(self.name, convert, "Autocast" + device_type.upper())
 
     def _below_autograd(self, *inputs):
         if _C._are_functorch_transforms_active():

@@ -1,9 +1,10 @@
 """What our optimisers have in common: which tensors go where, and what a step remembers.
 
 A step must find every parameter's gradient and states, because any of them may be a new tensor.
-What it need not do again, where all lie and look as in an earlier step, is to check them, and to
-write their addresses into the GPU's memory: what was `Seen` is kept for each set of tensors.
-Gradients that are made anew in every step soon come to lie where earlier ones lay.
+What it need not do again, where all look and parameters and states lie as in an earlier step, is to
+check them, and to write their addresses into the GPU's memory: what was `Seen` is kept for each set
+of tensors. Gradients are made anew in every step, and may lie elsewhere each time: then their
+addresses alone are written again.
 """
 
 import functools
@@ -86,17 +87,24 @@ class Fused:
             self._step_anew(group, parameters, gradients)
 
     def _step_again(self, group, parameters, gradients):
-        """Make the step, if one has been made with these very tensors; whether it has been made."""
+        """Make the step, if one has been made with such tensors; whether it has been made."""
         state = self.state
         try:
-            states = [[state[p][name] for p in parameters] for name in self._names(group)]
+            own = [state[p] for p in parameters]
+            states = [[of_one[name] for of_one in own] for name in self._names(group)]
             key = key_of(parameters, gradients, states)
         except (KeyError, AttributeError):  # a state is missing, or is None
             return False
-        seen = self._known()[0].get(key)
-        if seen is not None:
-            self._run(seen, group, parameters, gradients, states)
-        return seen is not None
+        tables, _ = self._known()
+        seen = tables.get(key)
+        if seen is None:
+            return False
+        if _is_captured(parameters[0]):
+            if seen.addresses != [gradient.data_ptr() for gradient in gradients]:
+                return False
+            del tables[key]  # the graph will read these addresses, whatever later steps write down
+        self._run(seen, group, parameters, gradients, states)
+        return True
 
     @torch.no_grad()
     def _step_anew(self, group, parameters, gradients):
@@ -161,14 +169,16 @@ class Fused:
         self._run_new(group, parameters, gradients, states)
 
     def _run_new(self, group, parameters, gradients, states, **options):
+        if _is_captured(parameters[0]):  # the table is filled as the graph is replayed
+            self._run(Seen(), group, parameters, gradients, states, **options)
+            return
         tables, _ = self._known()
         key = key_of(parameters, gradients, states)
         seen = tables.get(key) or Seen()
         self._run(seen, group, parameters, gradients, states, **options)
-        if not _is_captured(parameters[0]):  # else the table is filled as the graph is replayed
-            if len(tables) >= MOST_TABLES:
-                tables.clear()
-            tables[key] = seen
+        if len(tables) >= MOST_TABLES:
+            tables.clear()
+        tables[key] = seen
 
     def _run(self, seen, group, parameters, gradients, states, **options):
         p = parameters[0]
@@ -177,7 +187,9 @@ class Fused:
         if _is_captured(p):
             self._known()[1].append(seen)  # whose table the graph reads
         launcher = functools.partial(self._launch, group, parameters, gradients, states, **options)
-        seen.run(launcher, (*self._numbers(group), *options.values()), p.get_device())
+        addresses = [gradient.data_ptr() for gradient in gradients]
+        numbers = *self._numbers(group), *options.values()
+        seen.run(launcher, addresses, numbers, p.get_device())
         # PyTorch doesn't see what a kernel writes; it checks that where gradients depend on it.
         torch.autograd.graph.increment_version(parameters)
 
@@ -214,8 +226,8 @@ def _is_captured(p):
 
 
 def key_of(parameters, gradients, states):
-    """Where the tensors lie, and what they look like there."""
-    lists = parameters, gradients, *states
+    """What the tensors look like, and where all but the gradients lie."""
+    lists = parameters, *states
     return (
         *[x.data_ptr() for tensors in lists for x in tensors],
         *[

@@ -14,14 +14,18 @@ class Seen:
 
     def __init__(self):
         self.table, self.filled = optimizers.Table(), False
-        self.numbers = self.launches = None
+        self.addresses = self.numbers = self.launches = None
 
-    def run(self, launcher, numbers, index):
+    def run(self, launcher, addresses, numbers, index):
         """``launcher(table=…, again=…)``, or what it launched with the same numbers before.
 
-        numbers  all that the launches depend on beside the tensors and where they run
-        index    of the tensors' GPU
+        addresses  where the gradients lie now
+        numbers    all that the launches depend on beside the tensors and where they run
+        index      of the tensors' GPU
         """
+        if self.filled and addresses != self.addresses:
+            self.table.move_gradients(addresses)
+        self.addresses = addresses
         stream = launching._stream_of(index) if index >= 0 else 0
         numbers = stream, get_ident(), *numbers
         # A learning rate that is a tensor may hold another number each time.

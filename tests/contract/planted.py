@@ -20,6 +20,7 @@ from course_lib.runtime.intrinsics import load, store
 from course_lib.runtime.launch import launch
 
 THREADS = 32
+N_SUMS = THREADS + 1  # the last is for atomics
 DTYPES = ("float32", "float16", "bfloat16")
 
 #: What is wrong -> the property that rejects it.
@@ -66,7 +67,7 @@ def centring_kernel(fault):
 
     @cuda.jit
     def kernel(x, y, n_cols, shift):
-        sums = cuda.shared.array(THREADS + 1, float32)
+        sums = cuda.shared.array(N_SUMS, float32)
         tid, start = cuda.threadIdx.x, cuda.blockIdx.x * n_cols
         total = float32(0)
         for col in range(tid, n_cols - short, stride):

@@ -43,7 +43,7 @@ def views(held):
     _other_views(held)
     for how in (sliced, transposed):
         found = held.run(held.moved(how))
-        require(same_bits(found, held.result), "views", f"{how.__name__} inputs give other bits")
+        require(held.same(found), "views", f"{how.__name__} inputs give other bits")
 
 
 def _other_views(held):
@@ -68,7 +68,7 @@ def formats(held):
 
 
 def nonfinite(held):
-    """NaN and infinities come out where the truth has them, or PyTorch does in float32."""
+    """NaN and infinities come out where the truth has them, or PyTorch does in float32 anywhere."""
     if exceptions.of(held.subject, "nonfinite"):
         places = {"NaN": NONFINITE[:1], "infinities": NONFINITE[1:2]}
     elif held.lean or not held.of_pass.whole:
@@ -94,7 +94,10 @@ def _same_kinds(held, name, label, inputs, found):
     """Require NaN, inf and −inf where they should be; returns what was found, as float64."""
     wide = [v.float() if torch.is_tensor(v) and v.is_floating_point() else v
             for v in inputs.values()]  # fmt: skip
-    allowed = torch.tensor(truth_of(held.subject, inputs)[0]), held.of_pass.peer(*wide)
+    at_home = [v.cpu() if torch.is_tensor(v) else v for v in wide]
+    allowed = [torch.tensor(truth_of(held.subject, inputs)[0]), held.of_pass.peer(*wide)]
+    if not SIMULATED:  # on a GPU PyTorch may multiply by other algorithms, such as Winograd's
+        allowed.append(held.of_pass.peer(*at_home))
     allowed = [double(each.to(held.result.dtype)) for each in allowed]
     found = double(found)
     require(any(same_kinds(found, each) for each in allowed), name,
@@ -143,7 +146,7 @@ def out(held):
 def _require_written(held, fenced, found):
     require(found is fenced.out, "out", "another tensor is returned")
     require(fenced.intact, "out", "memory beside it is written")
-    require(same_bits(found, held.result), "out", "it has other bits")
+    require(held.same(found), "out", "it has other bits")
 
 
 def _strided_out(held):
@@ -178,14 +181,14 @@ def _shared_out(held):
                 require(same_bits(memory, before), "out", f"{name} refused, and written to")
             else:
                 require(found is written, "out", f"{name} {place}: another tensor is returned")
-                require(same_bits(found, held.result), "out", f"{name} {place}: other bits")
+                require(held.same(found), "out", f"{name} {place}: other bits")
 
 
 def bits(held):
     """The same bits again, and whatever the order that threads run in."""
     for order in ("forward", "reverse", "random"):
         found = held.run(held.inputs, order)
-        require(same_bits(found, held.result), "bits", f"others in the order {order}")
+        require(held.same(found), "bits", f"others in the order {order}")
 
 
 def sanitizer(held):
@@ -203,7 +206,7 @@ def together(held):
     for how, order in ways:
         fenced = Fenced(held.result) if held.of_pass.out and how is sliced else None
         found = held.run(held.moved(how), order, **({"out": fenced.out} if fenced else {}))
-        if not same_bits(found, held.result):
+        if not held.same(found):
             for one in (bits, views, out) if held.of_pass.out else (bits, views):
                 one(held)
             raise Broken("bits", "others, now and then")

@@ -108,6 +108,12 @@ class Table:
             self._addresses = addresses
         return self.parts
 
+    def move_gradients(self, addresses):
+        """Write down where the gradients lie now; all else is as it was prepared."""
+        for part in self.parts:
+            _put(part.table, GRADIENT, ROW, [addresses[i] for i in part.members])
+        self._addresses[1] = addresses
+
     def _lay_out(self, parameters, looks):
         parts = []
         for dtype in dict.fromkeys(dtype for dtype, _ in looks):
