@@ -37,6 +37,7 @@ _library = torch.library.Library("course_lib", "DEF")
 simulate_on_cpu = os.environ.get(SIMULATOR_VARIABLE) == "1"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+_FIRST = slice(1)
 
 
 def plain_keys(backend):
@@ -109,6 +110,7 @@ class Operator:
         save=None, gradient=None, autocast=None, vmap=None, tags=(),
     ):  # fmt: skip
         self.name, self._check, self._on_host = name, check, on_host
+        self._is_gradient = gradient is None
         self.kernel = self._explained(kernel)
         _library.define(f"{name}{schema}", tags=tags)
         self.overload = getattr(torch.ops.course_lib, name).default
@@ -134,13 +136,15 @@ class Operator:
     def __call__(self, *inputs):
         if not dispatcher_is_idle():
             return self.overload(*inputs)
-        records = False
-        for x in inputs[self.tensors]:
+        records, of_gradients = False, torch.is_grad_enabled()
+        # What a gradient is computed from has been looked at on the way forward.
+        looked_at = self.tensors if of_gradients or not self._is_gradient else _FIRST
+        for x in inputs[looked_at]:
             if type(x) in _PLAIN_TYPES and _dispatch_keys(x) in _direct_keys:
                 records = records or x.requires_grad
             elif x is not None:
                 return self.overload(*inputs)
-        records = records and torch.is_grad_enabled()
+        records = records and of_gradients
         if _C._is_any_autocast_enabled() and _C.is_autocast_enabled(_direct_type):
             return self._autocast_call(inputs, records)
         return self._record(self.kernel, *inputs) if records else self.kernel(*inputs)

@@ -158,9 +158,13 @@ class Gpu:
 
     @contextlib.contextmanager
     def active(self, run: Run) -> Iterator[None]:
-        """Launches go to the GPU by themselves, without numba's warnings that they are small."""
+        """Launches go to the GPU by themselves, without numba's warnings that they are small.
+
+        Nor does numba warn that a launcher's own NumPy arrays are copied there and back.
+        """
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*Grid size [0-9]+ will likely result")
+            for what in ("Grid size [0-9]+ will likely result", "Host array used in CUDA kernel"):
+                warnings.filterwarnings("ignore", f".*{what}")
             yield
 
 
