@@ -68,7 +68,6 @@ def check_relu(x, options, variant, index_dtype):
 @every_typed_case
 def test_relu(variant, layout, shape, options, dtype):
     for index_dtype in pool.INDEX_DTYPES:
-        check_relu(image(shape, dtype, layout), options, variant, index_dtype)
         check_relu(special(image(shape, dtype, layout)), options, variant, index_dtype)
 
 
