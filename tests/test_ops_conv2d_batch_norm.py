@@ -4,6 +4,7 @@ import pytest
 import torch
 from tensors import PLACE, randn
 from torch.utils.flop_counter import FlopCounterMode
+from turns import in_turns
 
 from course_lib import SIMULATED, nn, ops
 from course_lib.models.steps import Steps, normalised
@@ -15,6 +16,10 @@ OPTIONS = {
     "all options": dict(stride=(2, 1), padding=(1, 0), dilation=(1, 2)),
     "relu": dict(padding=1, relu=True),
     "numbers": dict(momentum=0.3, eps=0.1, relu=True),
+}
+KINDS = {
+    "float32": (torch.float32, torch.contiguous_format),
+    "bfloat16, channels-last": (torch.bfloat16, torch.channels_last),
 }
 
 
@@ -43,13 +48,10 @@ def results(function, inputs, options):
     return [y, *gradients, *inputs[4:]]
 
 
-@pytest.mark.parametrize("label", OPTIONS)
-@pytest.mark.parametrize("dtype, layout", [
-    (torch.float32, torch.contiguous_format), (torch.bfloat16, torch.channels_last),
-])  # fmt: skip
-def test_both_at_once_are_the_two(label, dtype, layout):
-    found = results(ops.conv2d_batch_norm, given(dtype, layout), OPTIONS[label])
-    expected = results(apart, given(dtype, layout), OPTIONS[label])
+@pytest.mark.parametrize("label, kind", in_turns(OPTIONS, KINDS))
+def test_both_at_once_are_the_two(label, kind):
+    found = results(ops.conv2d_batch_norm, given(*KINDS[kind]), OPTIONS[label])
+    expected = results(apart, given(*KINDS[kind]), OPTIONS[label])
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other) and one.stride() == other.stride()
 
@@ -177,6 +179,26 @@ def test_steps_give_what_the_layers_give(relu):
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
     assert found[0][-1] == 1
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_batch_that_is_refused_is_not_counted(momentum):
+    model = ours(layers())
+    model[1].momentum = momentum
+    for wrong in (randn(2, 4, 5, 5), randn(2, 3, 5, 5).double(), randn(1, 3, 5, 5)[:, :, :0]):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            model(wrong)
+    with pytest.raises(ValueError, match="more than 1 value"):
+        model[1](randn(1, 4, 1, 1))
+    assert model[1].num_batches_tracked == 0 and (model[1].running_mean == 0).all()
+    other = torch.nn.BatchNorm2d(4, momentum=momentum).to(PLACE)
+    for _ in range(3):
+        x = randn(2, 3, 5, 5)
+        model(x)
+        other(model[0](x))
+    assert model[1].num_batches_tracked == 3
+    torch.testing.assert_close(model[1].running_mean, other.running_mean)
+    torch.testing.assert_close(model[1].running_var, other.running_var)
 
 
 def test_named_layers_are_as_steps_are():

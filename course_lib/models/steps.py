@@ -20,15 +20,16 @@ class Steps(torch.nn.Sequential):
     def forward(self, x):
         layers, i = list(self), 0
         while i < len(layers):
-            convolution = layers[i] if type(layers[i]) is nn.Conv2d else None
-            norm, *behind = *layers[i + (convolution is not None) :][:2], None
-            if type(norm) is not nn.BatchNorm2d:
+            ahead = layers[i : i + 3]
+            convolution = ahead.pop(0) if type(ahead[0]) is nn.Conv2d else None
+            norm = ahead.pop(0) if ahead and type(ahead[0]) is nn.BatchNorm2d else None
+            relu = ahead.pop(0) if ahead and type(ahead[0]) is nn.ReLU else None
+            if norm is None:
                 x = layers[i](x)
                 i += 1
-                continue
-            relu = behind[0] if type(behind[0]) is nn.ReLU else None
-            x = normalised(x, convolution, norm, relu)
-            i += sum(layer is not None for layer in (convolution, norm, relu))
+            else:
+                x = normalised(x, convolution, norm, relu)
+                i += 1 + (convolution is not None) + (relu is not None)
         return x
 
 
