@@ -48,6 +48,20 @@ def test_equals_pytorch(shape, bias):
     near(passes(ops.linear, *operands), passes(F.linear, *operands))
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(3, 4), (4,), (2, 0, 4)], ids=str)
+def test_relu_in_the_same_pass(shape, bias):
+    operands = case(*shape, bias=bias)
+    found = passes(lambda *inputs: ops.linear(*inputs, relu=True), *operands)
+    expected = passes(lambda *inputs: F.linear(*inputs).relu(), *operands)
+    near(found, expected)
+    apart = passes(lambda *inputs: ops.relu(ops.linear(*inputs)), *operands)
+    assert all(map(torch.equal, found, apart))
+    with torch.autocast(PLACE, torch.bfloat16):
+        y = ops.linear(*operands, relu=True)
+    assert y.dtype is torch.bfloat16 and (y >= 0).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_narrow_types_against_float64(dtype):
     operands = case(6, 9, dtype=dtype)
@@ -109,11 +123,13 @@ def test_errors(change, error, words):
 def test_opcheck(shape, dtype):
     x, weight, bias = case(*shape, dtype=dtype)
     leaves = [each.clone().requires_grad_() for each in (x, weight, bias)]
-    torch.library.opcheck(LIBRARY.linear.default, tuple(leaves))
-    torch.library.opcheck(LIBRARY.linear.default, (x, weight.requires_grad_(), None))
+    torch.library.opcheck(LIBRARY.linear.default, (*leaves, False))
+    torch.library.opcheck(LIBRARY.linear.default, (x, weight.requires_grad_(), None, True))
     dy = randn(*shape[:-1], 5).to(dtype)
     needs = [False, True, False]
-    torch.library.opcheck(LIBRARY.linear_backward.default, (dy, x, weight.detach(), needs))
+    for y in (None, dy.abs()):
+        given = dy, x, weight.detach(), y, needs
+        torch.library.opcheck(LIBRARY.linear_backward.default, given)
 
 
 def test_second_gradients_and_transforms_are_refused():

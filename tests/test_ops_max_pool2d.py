@@ -47,6 +47,25 @@ def test_values_indices_and_gradients(options, layout, dtype):
     compare(x, **options)
 
 
+@every_option
+def test_relu_in_the_same_pass(options):
+    x = randn(2, 3, 7, 8)
+    x[0, 0, :3, :3] = 0.0
+    x[1, 2, 4:, 4:] = torch.nan
+    x.requires_grad_()
+    found = []
+    for pooled in (
+        ops.max_pool2d(x, **options, relu=True), F.max_pool2d(x, **options).relu(),
+        ops.max_pool2d(x, **options, relu=True, return_indices=True)[0],
+    ):  # fmt: skip
+        dy = torch.linspace(-1, 2, pooled.numel(), device=PLACE).reshape(pooled.shape)
+        found.append((pooled, *torch.autograd.grad(pooled, x, dy)))
+    for ours in (found[0], found[2]):
+        torch.testing.assert_close(ours, found[1], rtol=0, atol=1e-6, equal_nan=True)
+    y, indices = ops.max_pool2d(x, **options, relu=True, return_indices=True)
+    assert torch.equal(indices == -1, y == 0)
+
+
 def test_one_image_without_a_batch_and_other_layouts():
     compare(randn(3, 6, 8), kernel_size=2)
     x = randn(4, 3, 8, 10)
@@ -67,7 +86,7 @@ def test_gradients_that_are_expanded():
 @pytest.mark.parametrize("layout", FORMATS)
 def test_opcheck(index_dtype, shape, layout):
     x = randn(*shape).to(memory_format=FORMATS[layout]).requires_grad_()
-    arguments = (x, (3, 2), (2, 2), (1, 0), (1, 1), True, index_dtype)
+    arguments = (x, (3, 2), (2, 2), (1, 0), (1, 1), True, index_dtype, index_dtype == "uint8")
     torch.library.opcheck(OPERATOR, arguments)
 
 

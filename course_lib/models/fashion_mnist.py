@@ -5,6 +5,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from course_lib import nn
 from course_lib.models import fashion_mnist_pass
+from course_lib.models.steps import rectified
 from course_lib.ops import precision
 from course_lib.ops.registration import on_gpu_and_plain
 
@@ -37,9 +38,9 @@ class FashionMNISTCNN(torch.nn.Module):
         if not torch.is_grad_enabled() and (parameters := self._together(x)) is not None:
             precisions = precision.of_convolutions(), precision.of_products()
             return fashion_mnist_pass.logits(x, *parameters, *precisions)
-        x = self.relu(self.pool(self.conv1(x)))
-        x = self.relu(self.pool(self.conv2(x)))
-        return self.fc2(self.relu(self.fc1(self.flatten(x))))
+        x = rectified(self.conv1(x), self.pool, self.relu)
+        x = rectified(self.conv2(x), self.pool, self.relu)
+        return self.fc2(rectified(self.flatten(x), self.fc1, self.relu))
 
     def _together(self, x):
         """The parameters for `fashion_mnist_pass.logits`; None where layers are to be called."""

@@ -7,11 +7,12 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from course_lib import nn
 
-_OURS = {nn.Conv2d, nn.BatchNorm2d, nn.ReLU}
+_OURS = {nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.MaxPool2d, nn.ReLU}
 
 
 class Steps(torch.nn.Sequential):
-    """Layers one after another; a convolution, a batch norm and a ReLU behind it at once.
+    """Layers one after another; a convolution, its batch norm and their ReLU at once, and so a
+    pooling or a linear layer and its ReLU.
 
     They are called one by one where somebody has hooked or changed one of them, and where torch.fx
     traces, whose graph has a node for each layer.
@@ -24,12 +25,15 @@ class Steps(torch.nn.Sequential):
             convolution = ahead.pop(0) if type(ahead[0]) is nn.Conv2d else None
             norm = ahead.pop(0) if ahead and type(ahead[0]) is nn.BatchNorm2d else None
             relu = ahead.pop(0) if ahead and type(ahead[0]) is nn.ReLU else None
-            if norm is None:
-                x = layers[i](x)
-                i += 1
-            else:
+            if norm is not None:
                 x = normalised(x, convolution, norm, relu)
                 i += 1 + (convolution is not None) + (relu is not None)
+            elif i + 1 < len(layers) and type(layers[i + 1]) is nn.ReLU:
+                x = rectified(x, *layers[i : i + 2])
+                i += 2
+            else:
+                x = layers[i](x)
+                i += 1
         return x
 
 
@@ -48,6 +52,14 @@ def normalised(x, convolution, norm, relu=None):
     if convolution is None:
         return norm.normalised(x, relu is not None)
     return norm.normalised_convolution(convolution, x, relu is not None)
+
+
+def rectified(x, layer, relu):
+    """relu(layer(x)); at once where that is our max pooling or linear layer."""
+    if type(layer) in (nn.MaxPool2d, nn.Linear) and _are_plain((layer, relu), x):
+        if not getattr(layer, "return_indices", False):
+            return layer.rectified(x)
+    return relu(layer(x))
 
 
 def _are_plain(layers, x):

@@ -44,7 +44,7 @@ class TinyImageNetCNN(torch.nn.Module):
             steps += [layers.Conv2d(c_in, c, 3, padding=1, bias=False), layers.BatchNorm2d(c)]
             steps += [layers.ReLU(), layers.MaxPool2d(2)]
         self.features = Steps(*steps)
-        self.classifier = torch.nn.Sequential(
+        self.classifier = Steps(
             layers.Flatten(),
             layers.Linear(widths[-1] * (image_size // 8) ** 2, hidden),
             layers.ReLU(),

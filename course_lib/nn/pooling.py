@@ -10,9 +10,13 @@ class MaxPool2d(Layer, nn.MaxPool2d):
     """As `torch.nn.MaxPool2d`: the largest element of each window."""
 
     def forward(self, input):
+        return self.rectified(input, relu=False)
+
+    def rectified(self, input, relu=True):
+        """What `forward` returns, and its max(y, 0) in the same pass."""
         return ops.max_pool2d(
             input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode,
-            self.return_indices,
+            self.return_indices, relu=relu,
         )  # fmt: skip
 
 

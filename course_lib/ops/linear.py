@@ -5,14 +5,16 @@ import math
 import torch
 import torch.nn.functional as F
 
+from course_lib.kernels import activation
 from course_lib.kernels import linear as kernels
 from course_lib.ops import precision
 from course_lib.ops.checks import require
 from course_lib.ops.registration import Operator, require_floating_point
+from course_lib.runtime import arrays
 from course_lib.runtime.repeat import repeated
 
 
-def _check(input, weight, bias):
+def _check(input, weight, bias, relu=False):
     require(weight, "weight", n_dims=2)
     n_out, n_in = weight.shape
     if input.dim() == 0 or input.shape[-1] != n_in:
@@ -26,33 +28,46 @@ def _check(input, weight, bias):
             raise RuntimeError(f"{name} must be {input.dtype}, as input is, not {tensor.dtype}")
 
 
-def _check_backward(grad_output, input, weight, needs):
+def _check_backward(grad_output, input, weight, y, needs):
     _check(input, weight, None)
     shape = (*input.shape[:-1], weight.shape[0])
-    require(grad_output, "grad_output", shape=shape, dtypes=(input.dtype,))
+    for name, tensor in (("grad_output", grad_output), ("y", y)):
+        require(tensor, name, shape=shape, dtypes=(input.dtype,))
 
 
-def _kernel(input, weight, bias):
-    return _forward(input, weight, bias, precision.of_products())
+def _kernel(input, weight, bias, relu):
+    return _forward(input, weight, bias, relu, precision.of_products())
 
 
 @repeated(3)
-def _forward(input, weight, bias, exactness):
+def _forward(input, weight, bias, relu, exactness):
     require_floating_point("linear", input.dtype)
-    return kernels.forward(input, weight, bias, precision=exactness)
+    return kernels.forward(
+        input, weight, bias, activation="relu" if relu else "none", precision=exactness
+    )
 
 
-def _backward_kernel(grad_output, input, weight, needs):
-    return _gradients(grad_output, input, weight, tuple(needs), precision.of_products())
+def _by_torch(input, weight, bias, relu):
+    y = F.linear(input, weight, bias)
+    return y.relu() if relu else y
 
 
-@repeated(3)
-def _gradients(grad_output, input, weight, needs, exactness):
+def _backward_kernel(grad_output, input, weight, y, needs):
+    return _gradients(grad_output, input, weight, y, tuple(needs), precision.of_products())
+
+
+@repeated(4)
+def _gradients(grad_output, input, weight, y, needs, exactness):
+    if y is not None:
+        # Into memory made here: a launch that a launcher repeats by itself would not be noted.
+        grad_output = activation.relu.backward(grad_output, y, out=arrays.empty_like(y))
     found = kernels.backward(grad_output, input, weight, needs=needs, precision=exactness)
     return tuple(input.new_empty(0) if gradient is None else gradient for gradient in found)
 
 
-def _backward_by_torch(grad_output, input, weight, needs):
+def _backward_by_torch(grad_output, input, weight, y, needs):
+    if y is not None:
+        grad_output = torch.ops.aten.threshold_backward(grad_output, y, 0)
     n_out, n_in = weight.shape
     n_rows = math.prod(input.shape[:-1])
     rows = grad_output.reshape(n_rows, n_out)
@@ -63,11 +78,11 @@ def _backward_by_torch(grad_output, input, weight, needs):
     )
 
 
-def _fake(input, weight, bias):
+def _fake(input, weight, bias, relu):
     return input.new_empty((*input.shape[:-1], weight.shape[0]))
 
 
-def _fake_backward(grad_output, input, weight, needs):
+def _fake_backward(grad_output, input, weight, y, needs):
     shapes = input.shape, weight.shape, weight.shape[:1]
     return tuple(
         input.new_empty(shape if needed else (0,))
@@ -76,41 +91,44 @@ def _fake_backward(grad_output, input, weight, needs):
 
 
 def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:2])
+    input, weight, _, relu = inputs
+    ctx.save_for_backward(input, weight, output if relu else None)
 
 
 def _gradient(ctx, grad_output):
-    needs = list(ctx.needs_input_grad[1:])
+    needs = list(ctx.needs_input_grad[1:4])
     found = _backward(grad_output, *ctx.saved_tensors, needs)
-    return tuple(
-        gradient if needed else None for gradient, needed in zip(found, needs, strict=True)
-    )
+    gradients = (g if needed else None for g, needed in zip(found, needs, strict=True))
+    return *gradients, None
 
 
 def _autocast(device_type):
     def converted(*inputs):
         dtype = torch.get_autocast_dtype(device_type)
-        return tuple(
-            x.to(dtype) if x is not None and x.dtype is not torch.float64 else x for x in inputs
+        *tensors, relu = inputs
+        tensors = (
+            x.to(dtype) if x is not None and x.dtype is not torch.float64 else x for x in tensors
         )
+        return *tensors, relu
 
     return converted
 
 
-def _vmap(info, in_dims, input, weight, bias):
+def _vmap(info, in_dims, input, weight, bias, relu):
     """Samples that share their weights are so many more rows; else one after another."""
     if in_dims[1] is None and in_dims[2] is None:
-        return _linear(input.movedim(in_dims[0], 0), weight, bias), 0
-    inputs = zip((input, weight, bias), in_dims, strict=True)
+        return _linear(input.movedim(in_dims[0], 0), weight, bias, relu), 0
+    inputs = zip((input, weight, bias), in_dims[:3], strict=True)
     samples = [
         [x] * info.batch_size if axis is None else x.unbind(axis) for x, axis in inputs
     ]  # fmt: skip
-    return torch.stack([_linear(*sample) for sample in zip(*samples, strict=True)]), 0
+    return torch.stack([_linear(*sample, relu) for sample in zip(*samples, strict=True)]), 0
 
 
 _backward = Operator(
     "linear_backward",
-    "(Tensor grad_output, Tensor input, Tensor weight, bool[3] needs) -> (Tensor, Tensor, Tensor)",
+    "(Tensor grad_output, Tensor input, Tensor weight, Tensor? y, bool[3] needs) "
+    "-> (Tensor, Tensor, Tensor)",
     kernel=_backward_kernel,
     on_cpu=_backward_by_torch,
     fake=_fake_backward,
@@ -119,9 +137,9 @@ _backward = Operator(
 )
 _linear = Operator(
     "linear",
-    "(Tensor input, Tensor weight, Tensor? bias) -> Tensor",
+    "(Tensor input, Tensor weight, Tensor? bias, bool relu) -> Tensor",
     kernel=_kernel,
-    on_cpu=F.linear,
+    on_cpu=_by_torch,
     fake=_fake,
     check=_check,
     save=_save,
@@ -132,16 +150,17 @@ _linear = Operator(
 )
 
 
-def linear(input, weight, bias=None):
+def linear(input, weight, bias=None, *, relu=False):
     """y = input·weightᵀ + bias, as `torch.nn.functional.linear`.
 
     input   (..., I); float32, float16 or bfloat16, on a CPU float64 too
     weight  (O, I), of input's dtype
     bias    (O,), of input's dtype, or None; nothing is broadcast
+    relu    max(y, 0) in the same pass, beyond what PyTorch's does
 
     float32 is computed as such unless ``torch.backends.cuda.matmul`` allows TF32. Autocast converts
     all three to its dtype. What is not contiguous is copied first. Raises RuntimeError for shapes
     or dtypes that do not go together and for second gradients, NotImplementedError for other
     dtypes. Notebook 10.
     """
-    return _linear(input, weight, bias)
+    return _linear(input, weight, bias, relu)

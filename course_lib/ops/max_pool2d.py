@@ -13,7 +13,7 @@ _OPTIONS = "int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, 
 _INDEX_DTYPES = {"int64": torch.int64, "uint8": torch.uint8}
 
 
-def _check(x, kernel_size, stride, padding, dilation, ceil_mode, index_dtype):
+def _check(x, kernel_size, stride, padding, dilation, ceil_mode, index_dtype, relu):
     if x.dtype is torch.bool or x.is_complex():
         require_floating_point("max_pool2d", x.dtype)
     if x.dim() != 4 or 0 in x.shape[1:]:
@@ -73,8 +73,8 @@ def _kernel(x, *options):
 def _forward(x, *options):
     require_floating_point("max_pool2d", x.dtype)
     _check(x, *options)  # PyTorch refuses some empty images that kernels take
-    *options, index_dtype = options
-    return kernels.forward(x, **_options(*options), index_dtype=index_dtype)
+    *options, index_dtype, relu = options
+    return kernels.forward(x, **_options(*options), index_dtype=index_dtype, relu=relu)
 
 
 def _backward_kernel(grad_output, indices, size, *options):
@@ -91,9 +91,11 @@ def _hashable(option):
 
 
 def _by_torch(x, *options):
-    *options, index_dtype = options
+    *options, index_dtype, relu = options
     _require_int64(index_dtype)
     y, indices = _aten.max_pool2d_with_indices(x, *options)
+    if relu:
+        y, indices = y.relu(), indices.masked_fill(y <= 0, -1)
     return tuple(z.contiguous(memory_format=_memory_format(x)) for z in (y, indices))
 
 
@@ -118,7 +120,7 @@ def _memory_format(x):
     return torch.contiguous_format
 
 
-def _fake(x, kernel_size, stride, padding, dilation, ceil_mode, index_dtype):
+def _fake(x, kernel_size, stride, padding, dilation, ceil_mode, index_dtype, relu):
     shape = _y_shape(x.shape, kernel_size, stride, padding, dilation, ceil_mode)
     format, dtype = _memory_format(x), _INDEX_DTYPES[index_dtype]
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=format)
@@ -133,7 +135,7 @@ def _fake_backward(grad_output, indices, size, *_):
 
 
 def _save(ctx, inputs, outputs):
-    x, *options, _ = inputs
+    x, *options, _, _ = inputs
     _, indices = outputs
     ctx.mark_non_differentiable(indices)
     ctx.save_for_backward(indices)
@@ -142,7 +144,7 @@ def _save(ctx, inputs, outputs):
 
 def _gradient(ctx, grad_output, _):
     (indices,) = ctx.saved_tensors
-    return _backward(grad_output, indices, ctx.size, *ctx.options), *[None] * 6
+    return _backward(grad_output, indices, ctx.size, *ctx.options), *[None] * 7
 
 
 _backward = Operator(
@@ -156,7 +158,7 @@ _backward = Operator(
 )
 _max_pool2d = Operator(
     "max_pool2d",
-    f"(Tensor x, {_OPTIONS}, str index_dtype) -> (Tensor, Tensor)",
+    f"(Tensor x, {_OPTIONS}, str index_dtype, bool relu) -> (Tensor, Tensor)",
     kernel=_kernel,
     on_cpu=_by_torch,
     fake=_fake,
@@ -168,18 +170,20 @@ _max_pool2d = Operator(
 
 
 def max_pool2d(
-    input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
-):
+    input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False,
+    *, relu=False,
+):  # fmt: skip
     """The largest element of each window, as `torch.nn.functional.max_pool2d`.
 
     input  (N, C, H, W) or (C, H, W); float32, float16 or bfloat16, contiguous or channels-last
            (others are copied to contiguous ones)
+    relu   max(y, 0) in the same pass, beyond what PyTorch's does; indices are −1 where that is 0
 
     With `return_indices` the result is a pair: the indices are int64, in the plane, as PyTorch's.
     Without, they are kept for the backward pass in a byte each, where a window has at most 256
-    positions. Two runs of the backward pass agree bit for bit. Raises RuntimeError for a wrong
-    rank, for options that do not fit and for second gradients, TypeError for options that are no
-    ints, NotImplementedError for other dtypes. Notebook 10.
+    positions, 255 with `relu`. Two runs of the backward pass agree bit for bit. Raises RuntimeError
+    for a wrong rank, for options that do not fit and for second gradients, TypeError for options
+    that are no ints, NotImplementedError for other dtypes. Notebook 10.
     """
     require_tensor(input, "input")
     kernel_size = pair(kernel_size, "kernel_size")
@@ -187,11 +191,12 @@ def max_pool2d(
     stride = kernel_size if empty else pair(stride, "stride")
     padding, dilation = pair(padding, "padding"), pair(dilation, "dilation")
     compact = input.is_cuda or (simulate_on_cpu and input.is_cpu)
-    compact = compact and not return_indices and kernel_size[0] * kernel_size[1] <= 256
+    compact = compact and not return_indices and kernel_size[0] * kernel_size[1] <= 256 - relu
     x = input.unsqueeze(0) if input.dim() == 3 else input
     y, indices = _max_pool2d(
-        x, kernel_size, stride, padding, dilation, ceil_mode, "uint8" if compact else "int64"
-    )
+        x, kernel_size, stride, padding, dilation, ceil_mode, "uint8" if compact else "int64",
+        relu,
+    )  # fmt: skip
     if input.dim() == 3:
         y, indices = y.squeeze(0), indices.squeeze(0)
     return (y, indices) if return_indices else y
