@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from course_lib.kernels import conv2d as kernels
 from course_lib.ops import precision
 from course_lib.ops.checks import pair, require, require_tensor, whole
-from course_lib.ops.registration import Operator, require_floating_point
+from course_lib.ops.registration import Operator, in_autocast, require_floating_point
 from course_lib.runtime.repeat import repeated
 
 _aten = torch.ops.aten
@@ -168,18 +168,6 @@ def _gradient(ctx, grad_output):
     return *gradients, None, None, None, None
 
 
-def _autocast(device_type):
-    def converted(x, weight, bias, *options):
-        dtype = torch.get_autocast_dtype(device_type)
-        tensors = (
-            each.to(dtype) if each is not None and each.dtype is not torch.float64 else each
-            for each in (x, weight, bias)
-        )
-        return *tensors, *options
-
-    return converted
-
-
 def _vmap(info, in_dims, x, weight, bias, *options):
     """Samples that share their weights are a larger batch; else one after another."""
     if in_dims[1] is None and in_dims[2] is None:
@@ -213,7 +201,7 @@ _conv2d = Operator(
     save=_save,
     gradient=_gradient,
     title="Conv2d",
-    autocast={"cuda": _autocast("cuda"), "cpu": _autocast("cpu")},
+    autocast=in_autocast(3),
     vmap=_vmap,
 )
 

@@ -57,7 +57,7 @@ from course_lib.ops.conv2d import (
 from course_lib.ops.conv2d import (
     y_shape as conv_y_shape,
 )
-from course_lib.ops.registration import Operator, require_floating_point
+from course_lib.ops.registration import Operator, in_autocast, require_floating_point
 from course_lib.runtime.repeat import repeated
 
 _ARRAYS = "Tensor x, Tensor weight, Tensor? scale, Tensor? shift"
@@ -174,15 +174,6 @@ def _gradient(ctx, grad_output, *_):
     return dx if needs[0] else None, dweight if needs[1] else None, dscale, dshift, *[None] * 9
 
 
-def _autocast(device_type):
-    def converted(x, weight, *rest):
-        dtype = torch.get_autocast_dtype(device_type)
-        both = (each if each.dtype is torch.float64 else each.to(dtype) for each in (x, weight))
-        return *both, *rest
-
-    return converted
-
-
 _backward = Operator(
     "conv2d_batch_norm_backward",
     "(Tensor grad_output, Tensor x, Tensor weight, Tensor images, Tensor? scale, Tensor mean, "
@@ -204,7 +195,7 @@ _training = Operator(
     save=_save,
     gradient=_gradient,
     title="Conv2dBatchNorm",
-    autocast={"cuda": _autocast("cuda"), "cpu": _autocast("cpu")},
+    autocast=in_autocast(2),
 )
 
 

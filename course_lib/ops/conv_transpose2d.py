@@ -7,14 +7,13 @@ from course_lib.kernels import conv_transpose2d as kernels
 from course_lib.ops import precision
 from course_lib.ops.checks import pair, require, require_tensor, whole
 from course_lib.ops.conv2d import (
-    _autocast,
     _empty,
     _like_bias_or_image,
     _memory_format,
     check_options,
     check_types,
 )
-from course_lib.ops.registration import Operator, require_floating_point
+from course_lib.ops.registration import Operator, in_autocast, require_floating_point
 from course_lib.runtime.repeat import repeated
 
 _aten = torch.ops.aten
@@ -182,7 +181,7 @@ _conv_transpose2d = Operator(
     save=_save,
     gradient=_gradient,
     title="ConvTranspose2d",
-    autocast={"cuda": _autocast("cuda"), "cpu": _autocast("cpu")},
+    autocast=in_autocast(3),
     vmap=_vmap,
 )
 

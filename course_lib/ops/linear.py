@@ -9,7 +9,7 @@ from course_lib.kernels import activation
 from course_lib.kernels import linear as kernels
 from course_lib.ops import precision
 from course_lib.ops.checks import require
-from course_lib.ops.registration import Operator, require_floating_point
+from course_lib.ops.registration import Operator, in_autocast, require_floating_point
 from course_lib.runtime import arrays
 from course_lib.runtime.repeat import repeated
 
@@ -102,18 +102,6 @@ def _gradient(ctx, grad_output):
     return *gradients, None
 
 
-def _autocast(device_type):
-    def converted(*inputs):
-        dtype = torch.get_autocast_dtype(device_type)
-        *tensors, relu = inputs
-        tensors = (
-            x.to(dtype) if x is not None and x.dtype is not torch.float64 else x for x in tensors
-        )
-        return *tensors, relu
-
-    return converted
-
-
 def _vmap(info, in_dims, input, weight, bias, relu):
     """Samples that share their weights are so many more rows; else one after another."""
     if in_dims[1] is None and in_dims[2] is None:
@@ -146,7 +134,7 @@ _linear = Operator(
     gradient=_gradient,
     title="Linear",
     vmap=_vmap,
-    autocast={"cuda": _autocast("cuda"), "cpu": _autocast("cpu")},
+    autocast=in_autocast(3),
 )
 
 

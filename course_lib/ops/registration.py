@@ -37,7 +37,6 @@ _library = torch.library.Library("course_lib", "DEF")
 simulate_on_cpu = os.environ.get(SIMULATOR_VARIABLE) == "1"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
-_FIRST = slice(1)
 
 
 def plain_keys(backend):
@@ -110,7 +109,6 @@ class Operator:
         save=None, gradient=None, autocast=None, vmap=None, tags=(),
     ):  # fmt: skip
         self.name, self._check, self._on_host = name, check, on_host
-        self._is_gradient = gradient is None
         self.kernel = self._explained(kernel)
         _library.define(f"{name}{schema}", tags=tags)
         self.overload = getattr(torch.ops.course_lib, name).default
@@ -136,26 +134,20 @@ class Operator:
     def __call__(self, *inputs):
         if not dispatcher_is_idle():
             return self.overload(*inputs)
-        records, of_gradients = False, torch.is_grad_enabled()
-        # What a gradient is computed from has been looked at on the way forward.
-        looked_at = self.tensors if of_gradients or not self._is_gradient else _FIRST
-        for x in inputs[looked_at]:
+        records = False
+        for x in inputs[self.tensors]:
             if type(x) in _PLAIN_TYPES and _dispatch_keys(x) in _direct_keys:
                 records = records or x.requires_grad
             elif x is not None:
                 return self.overload(*inputs)
-        records = records and of_gradients
+        call = self.kernel
+        if records and torch.is_grad_enabled():
+            call = functools.partial(self._record, self.kernel)
         if _C._is_any_autocast_enabled() and _C.is_autocast_enabled(_direct_type):
-            return self._autocast_call(inputs, records)
-        return self._record(self.kernel, *inputs) if records else self.kernel(*inputs)
-
-    def _autocast_call(self, inputs, records):
-        converted = self._converted.get(_direct_type)
-        if converted is None:
-            return self._record(self.kernel, *inputs) if records else self.kernel(*inputs)
-        with _C._ExcludeDispatchKeyGuard(_autocast_key(_direct_type)):
-            inputs = converted(*inputs)
-            return self._record(self.kernel, *inputs) if records else self.kernel(*inputs)
+            if (converted := self._converted.get(_direct_type)) is not None:
+                with _C._ExcludeDispatchKeyGuard(_autocast_key(_direct_type)):
+                    return call(*converted(*inputs))
+        return call(*inputs)
 
     def _explained(self, kernel):
         """`kernel`, which raises what PyTorch would where `check` refuses the same inputs."""
@@ -239,6 +231,22 @@ def require_floating_point(name, dtype, *more):
             f'"{name}" not implemented for {spelling!r}: expected {", ".join(map(str, _FLOATS))}; '
             "convert it first"
         )
+
+
+def in_autocast(n):
+    """`autocast` of an operator whose first `n` arguments are to be of autocast's dtype."""
+
+    def of(device_type):
+        def converted(*inputs):
+            dtype = torch.get_autocast_dtype(device_type)
+            tensors = (
+                x if x is None or x.dtype is torch.float64 else x.to(dtype) for x in inputs[:n]
+            )
+            return *tensors, *inputs[n:]
+
+        return converted
+
+    return {device_type: of(device_type) for device_type in ("cuda", "cpu")}
 
 
 def as_float32(x):

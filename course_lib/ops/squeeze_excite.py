@@ -1,17 +1,12 @@
 """Squeeze and excitation as an operator of PyTorch: pooling, two dense layers, gate and scaling."""
 
-import functools
-import operator
-
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from course_lib.kernels import squeeze_excite as kernels
 from course_lib.ops.checks import of_sums, require
 from course_lib.ops.registration import Operator, require_floating_point
 from course_lib.runtime.repeat import repeated
 
-_C = torch._C
 _aten = torch.ops.aten
 
 #: Name -> (the function, its gradient from (dy, x)): what PyTorch computes with on a CPU.
@@ -25,33 +20,20 @@ _GATES = {
 }
 ACTIVATIONS, GATES = tuple(_ACTIVATIONS), tuple(_GATES)
 
-_DEVICES = ("CUDA", "CPU", "MPS")
-_AUTOCAST = functools.reduce(
-    operator.or_,
-    (_C.DispatchKeySet(getattr(_C.DispatchKey, f"Autocast{name}")) for name in _DEVICES),
-)
-
 
 class _Unconverted(Operator):
     """An operator that sums in float32 whatever it is given: autocast has nothing to convert.
 
-    So autocast is switched off for the call, which then takes the short way like any other. Direct
-    calls that autograd does not record take the kernel `without_gradient`, which gives less.
+    Direct calls that autograd does not record take the kernel `without_gradient`, which gives less.
     """
 
     def __init__(self, name, schema, *, kernel, without_gradient=None, **options):
-        same = dict.fromkeys(map(str.lower, _DEVICES), lambda *inputs: inputs)
+        same = dict.fromkeys(("cuda", "cpu", "mps"), lambda *inputs: inputs)
         super().__init__(name, schema, kernel=kernel, autocast=same, **options)
         record, full = self._record, self.kernel
         self._record = lambda _, *inputs: record(full, *inputs)
         if without_gradient is not None:
             self.kernel = self._explained(without_gradient)
-
-    def __call__(self, *inputs):
-        if is_dynamo_compiling() or not _C._is_any_autocast_enabled():
-            return super().__call__(*inputs)
-        with _C._ExcludeDispatchKeyGuard(_AUTOCAST):
-            return super().__call__(*inputs)
 
 
 @repeated(5)
