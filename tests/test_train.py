@@ -128,7 +128,7 @@ def test_augmentation_follows_from_seed_epoch_and_image_alone(name):
     part = data.leaves(image_size=16)
     task = classifier.Classifier(
         linear(3 * 256), part.images, part.labels, (part.images, part.labels), epochs=2,
-        batch_size=8, learning_rate=1e-2, seed=0, augment=leaves.AUGMENTATIONS[name],
+        batch_size=8, learning_rate=1e-2, seed=0, augment=leaves.augmentation(name),
     )  # fmt: skip
     rows = torch.tensor([5, 9, 300, 17, 60, 61, 62, 63])
     first = task._batch(rows, 0)

@@ -5,7 +5,6 @@ import importlib.util
 import logging
 
 import torch
-import torchvision
 
 from course_lib import SIMULATED, nn
 from course_lib.models.continuous_integration import ContinuousIntegrationModel
@@ -13,7 +12,7 @@ from course_lib.models.resnet import resnet18_small
 from course_lib.models.small import SmallSENet
 from course_lib.models.steps import require_counts
 from course_lib.models.tiny_imagenet import TinyImageNetCNN
-from course_lib.nn import SqueezeExcitation, replace_layers
+from course_lib.nn import replace_layers
 from course_lib.nn.fused import Fused
 from course_lib.ops.registration import simulate_on_cpu
 
@@ -65,14 +64,15 @@ def _of_the_course(name, num_classes, use_cuda_kernels, pretrained, options):
         raise ValueError(f"{name} has no pretrained weights")
     if name in _WHOLE:
         return _WHOLE[name](num_classes, layers=nn if use_cuda_kernels else torch.nn, **options)
-    block = SqueezeExcitation if use_cuda_kernels else torchvision.ops.SqueezeExcitation
+    block = (nn if use_cuda_kernels else _torchvision().ops).SqueezeExcitation
     return SmallSENet(num_classes, block=block, **options)
 
 
 def _of_torchvision(name, num_classes, pretrained, options):
-    model = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **options)
+    models = _torchvision().models
+    model = models.get_model(name, weights=None, num_classes=num_classes, **options)
     if pretrained:
-        weights = torchvision.models.get_model_weights(name).DEFAULT
+        weights = models.get_model_weights(name).DEFAULT
         _load_what_fits(model, weights.get_state_dict(progress=True, check_hash=True))
     return model
 
@@ -100,8 +100,15 @@ def _of_timm(name, num_classes, pretrained, options):
     return timm.create_model(today, pretrained=pretrained, num_classes=num_classes, **options)
 
 
+def _torchvision():
+    import torchvision  # takes as long as torch itself, which networks of the course need not spend
+
+    return torchvision
+
+
 def _torchvision_names():
-    return torchvision.models.list_models(module=torchvision.models)
+    models = _torchvision().models
+    return models.list_models(module=models)
 
 
 def _unknown(name, remark, more=()):

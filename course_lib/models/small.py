@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from course_lib.nn import SqueezeExcitation
+from course_lib import nn as ours
 
 
 class SmallSENet(nn.Module):
@@ -10,13 +10,15 @@ class SmallSENet(nn.Module):
 
     num_classes  of the logits (N, num_classes) that it returns for images (N, 3, H, W); made for
                  64×64 pixels, and takes any number of them
-    block        of squeeze and excitation: `course_lib.nn.SqueezeExcitation`, or torchvision's
+    block        of squeeze and excitation, such as torchvision's; None: `nn.SqueezeExcitation` of
+                 the course
 
     He et al., "Deep Residual Learning for Image Recognition" (2015); Hu, Shen and Sun (2018).
     """
 
-    def __init__(self, num_classes, block=SqueezeExcitation):
+    def __init__(self, num_classes, block=None):
         super().__init__()
+        block = block or ours.SqueezeExcitation
         self.stem = _convolution(3, 24, 3, stride=2)
         self.layers = nn.Sequential(Residual(24, 32, block), Residual(32, 64, block))
         self.pool = nn.AdaptiveAvgPool2d(1)

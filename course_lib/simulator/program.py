@@ -85,6 +85,8 @@ class Program:
         #: The `observe.ObservedSite`s by number; 0 stands for none.
         self.observed_sites, self.observed_numbers = [None], {}
         self.units = {}
+        #: unit -> the functions that were known to wait when its calls of them were written
+        self.emitted = {}
         self.results = {}  # (device function, kinds of its arguments) -> kind
         # Two launches from two Python threads may meet a new function at the same time.
         self.lock = threading.RLock()
@@ -113,15 +115,13 @@ class Program:
             self.start = engine.start_generators(self.function)
 
     def settle(self):
-        """Emit every unit; emit callers again when a function turns out to wait."""
-        emitted = {}
+        """Emit again who calls itself by way of others, when one of them turns out to wait."""
         while True:
-            pending = [unit for unit in self.units.values() if emitted.get(unit) is None
-                       or unit.tree is not None and emitted[unit] != self._waiting(unit)]
+            pending = [unit for unit in self.units.values() if unit not in self.emitted
+                       or unit.tree is not None and self.emitted[unit] != self._waiting(unit)]
             if not pending:
                 break
             for unit in pending:
-                emitted[unit] = self._waiting(unit)
                 self.compile(unit)
         for unit in self.units.values():
             for name, callee in unit.calls.items():
@@ -134,9 +134,10 @@ class Program:
     def compile(self, unit):
         """Make the rebuilt copy of one function."""
         if unit.tree is None:
+            self.emitted[unit] = frozenset()
             self.rebuild(unit)
         else:
-            unit.callable, unit.sites, unit.blocking = emit(unit, self, self.emitter())
+            self.emitted[unit] = emit(unit, self, self.emitter())
 
     def emitter(self):
         """The class that rewrites functions for this flavour."""
@@ -151,7 +152,8 @@ class Program:
         return ObservedEmitter
 
     def unit(self, function, kinds=(), in_twin=False):
-        """The unit of `function` for arguments of these kinds, made on first use."""
+        """The unit of `function` for arguments of these kinds, emitted on first use: before its
+        caller, which must know whether it waits."""
         in_twin = in_twin or is_twin(function)
         key = function, () if in_twin else kinds, in_twin
         unit = self.units.get(key)
@@ -161,6 +163,8 @@ class Program:
                 if self.flavour is not None:
                     raise errors.SourceMissing(without_source(unit))
                 self.rebuild(unit)
+            else:
+                self.compile(unit)
         return unit
 
     def result_kind(self, function, kinds):

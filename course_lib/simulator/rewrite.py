@@ -43,6 +43,7 @@ class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
         self.lists = find_lists(tree, self.static, self.facts)
         self.sites = {}
         self.blocking = False
+        self.waiting = set()  # the functions it calls that wait
         self.depth = 0
         self.walrus = True
         self.counter = 0
@@ -189,6 +190,8 @@ class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
             return node
         call = ast.Call(self.bind_unit(unit), [_name(THREAD), *node.args], node.keywords)
         ast.copy_location(call, node)
+        if unit.blocking:
+            self.waiting.add(unit)
         if unit.blocking and not self.greenlets:
             self.may_wait(unit.name)
             return ast.copy_location(ast.YieldFrom(call), node)
@@ -376,7 +379,7 @@ def bound_names(tree):
 
 
 def emit(unit, program, kind=Emitter):
-    """Rewrite `unit` for `program` with an emitter `kind`: (callable, sites, blocking)."""
+    """Rewrite `unit` for `program` with an emitter `kind`; returns which of its callees wait."""
     tree = copied(unit.tree)
     emitter = kind(unit, program, tree)
     tree.body = [node for statement in tree.body for node in _as_list(emitter.visit(statement))]
@@ -398,7 +401,8 @@ def emit(unit, program, kind=Emitter):
     function.__name__, function.__qualname__ = unit.function.__name__, unit.function.__qualname__
     function.__defaults__ = unit.defaults
     function.__kwdefaults__ = unit.kwdefaults
-    return function, emitter.sites, emitter.blocking
+    unit.callable, unit.sites, unit.blocking = function, emitter.sites, emitter.blocking
+    return emitter.waiting
 
 
 def _as_list(result):

@@ -1,9 +1,7 @@
 """Training a classifier of images, whichever: a task for `loop.fit`."""
 
-
 import torch
 from torch.nn.functional import cross_entropy
-from torchvision.transforms.v2.functional import pil_to_tensor
 
 from . import schedules
 from .device import sums_dtype
@@ -187,6 +185,8 @@ def _accuracy_on(dataset, model, precision, batch_size):
 def _ready(image):
     """An image of a data set as numbers from -1 to 1, float32 (C, H, W)."""
     if not isinstance(image, torch.Tensor):
+        from torchvision.transforms.v2.functional import pil_to_tensor  # which takes long to import
+
         try:
             image = pil_to_tensor(image)
         except TypeError as error:

@@ -4,7 +4,6 @@ model, history = train_leaves(epochs=12)
 """
 
 import torch
-from torchvision.transforms import v2
 
 from course_lib import data, models
 
@@ -24,19 +23,7 @@ DEFAULTS = {
     },
 }  # fmt: skip
 OTHERWISE = DEFAULTS["efficientnet_b4"]
-#: A small network has enough to do with the images as they are; a large one learns them by heart.
-FLIPS = [v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()]
-AUGMENTATIONS = {
-    "flips": v2.Compose(FLIPS),
-    "strong": v2.Compose([
-        *FLIPS,
-        v2.RandomAffine(
-            degrees=30, translate=(0.08, 0.08), scale=(0.85, 1.25), shear=8,
-            interpolation=v2.InterpolationMode.BILINEAR,
-        ),
-        v2.ColorJitter(brightness=0.2, contrast=0.2, saturation=0.2),
-    ]),
-}  # fmt: skip
+AUGMENTATIONS = "flips", "strong"
 
 
 def train_leaves(
@@ -94,7 +81,7 @@ def train_leaves(
         task = Classifier(
             model.to(place), training.images, training.labels,
             (validation.images, validation.labels),
-            augment=AUGMENTATIONS[settings["augmentation"]],
+            augment=augmentation(settings["augmentation"]),
             **{key: settings[key] for key in TASK},
         )  # fmt: skip
         history = loop.fit(
@@ -102,6 +89,25 @@ def train_leaves(
             progress=progress, report=report, say=say,
         )  # fmt: skip
     return model.eval(), history
+
+
+def augmentation(name):
+    """The transform of that name, one of `AUGMENTATIONS`, that changes an image at random.
+
+    A small network has enough to do with the images as they are; a large one learns them by heart.
+    """
+    from torchvision.transforms import v2  # which takes long to import
+
+    transforms = [v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()]
+    if name == "strong":
+        transforms += [
+            v2.RandomAffine(
+                degrees=30, translate=(0.08, 0.08), scale=(0.85, 1.25), shear=8,
+                interpolation=v2.InterpolationMode.BILINEAR,
+            ),
+            v2.ColorJitter(brightness=0.2, contrast=0.2, saturation=0.2),
+        ]  # fmt: skip
+    return v2.Compose(transforms)
 
 
 #: What a checkpoint must say for its network and images to be had again.
