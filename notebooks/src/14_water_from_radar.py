@@ -711,7 +711,7 @@ class YourConvolution:
     forward, backward = staticmethod(conv_forward), staticmethod(conv_backward)
 
 # %% [markdown]
-# A small U-Net, depth 2 and 2 channels, takes three steps on two pieces of 16 × 16 pixels: by your kernels, and
+# A small U-Net, depth 2 and 2 channels, takes two steps on two pieces of 16 × 16 pixels: by your kernels, and
 # by NumPy alone. The first weights are the same. **Predict** how far apart the losses may be, and how many
 # of a step's launches are yours. (It has eleven convolutions, and two transposed ones
 # besides.)
@@ -720,11 +720,11 @@ class YourConvolution:
 piece = prepared.images[16:18, :, :16, :16], prepared.labels[16:18, :16, :16]
 
 
-def three_steps(backend, dice):
+def two_steps(backend, dice):
     x, target = (backend.to_device(np.ascontiguousarray(each)) for each in piece)
     network, losses = ag.UNet(2, 2, depth=2, initial_channels=2), []
     optimizer = ag.SGD(network.parameters(), lr=0.1)
-    for _ in range(3):
+    for _ in range(2):
         optimizer.zero_grad()
         loss = dice(network(tensor(x)), target)
         loss.backward()
@@ -734,14 +734,14 @@ def three_steps(backend, dice):
 
 # %%
 with ag.replacing(conv2d=YourConvolution), launches_of() as made:
-    by_yours = three_steps(set_backend(library="simulator" if SIMULATED else "torch"),
-                           lambda y, target: YourDice()(y, target))
-by_numpy = three_steps(set_backend(library="numpy"), ag.dice_loss)
+    by_yours = two_steps(set_backend(library="simulator" if SIMULATED else "torch"),
+                         lambda y, target: YourDice()(y, target))
+by_numpy = two_steps(set_backend(library="numpy"), ag.dice_loss)
 own = (direct, dx_kernel, dweight_kernel, sums_kernel, gradient_kernel)
 mine = sum(kernel in own for kernel, *_ in made)
 for step, (one, other) in enumerate(zip(by_yours, by_numpy)):
     print(f"step {step}: your kernels {one:.6f}, NumPy {other:.6f}, difference {abs(one - other):.0e}")
-print(f"launches in a step: {len(made) / 3:.0f}, of which {mine / 3:.0f} are yours")
+print(f"launches in a step: {len(made) / 2:.0f}, of which {mine / 2:.0f} are yours")
 
 # %% [markdown]
 # The same losses, by two programs that have no line of arithmetic in common. That is worth more than any single
