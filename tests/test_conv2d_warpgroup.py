@@ -14,7 +14,7 @@ from test_conv2d_halo import CHIP, SIZES, round_tf32
 from test_warpgroup import LIMIT, error, has_them, simulated_only
 from turns import in_turns
 
-from course_lib import cuda, simulator
+from course_lib import SIMULATED, cuda, simulator
 from course_lib.kernels import conv2d
 from course_lib.kernels.conv2d import arranging, halo_plan, halo_small, warpgroup, warpgroup_plan
 from course_lib.kernels.conv2d.problem import problem_of
@@ -119,31 +119,39 @@ def like_y(x, weight, **options):
 # ---- forward and dx ---------------------------------------------------------------------------
 
 
+#: dx is a forward pass of dy: the same kernel, and the simulator takes long. A GPU finds both.
+FORWARD, DX = ("forward",), ("dx",)
+
+
 @on_hopper
-@pytest.mark.parametrize("shape, dtype, last, x_shape, filters, biased, options", [
+@pytest.mark.parametrize("shape, dtype, last, x_shape, filters, biased, options, passes", [
     # Two chunks of channels, of which the second is not full; tiles across images.
-    (SMALL, FLOAT, False, (3, 36, 5, 6), (12, 3, 3), True, dict(padding=1)),
-    (PAIR, BRAIN, True, (2, 72, 4, 7), (16, 2, 2), False, dict(padding=1, dilation=(1, 2))),
-    (DEEP, HALF, True, (2, 136, 3, 5), (8, 2, 2), True, dict(padding=1)),  # three chunks
+    (SMALL, FLOAT, False, (3, 36, 5, 6), (12, 3, 3), True, dict(padding=1), FORWARD),
+    (PAIR, BRAIN, True, (2, 72, 4, 7), (16, 2, 2), False, dict(padding=1, dilation=(1, 2)),
+     FORWARD),
+    (DEEP, HALF, True, (2, 136, 3, 5), (8, 2, 2), True, dict(padding=1), FORWARD),  # three chunks
     # Filters that are not square, padding by axis, and filters in several parts.
-    (SMALL, HALF, False, (1, 8, 7, 3), (72, 3, 1), True, dict(padding=(2, 0))),
-    (WIDE, FLOAT, True, (2, 8, 3, 5), (132, 1, 3), True, dict(padding=(0, 1))),
-    (PAIR, BRAIN, True, (1, 8, 9, 9), (72, 3, 2), False, {}),
-    (SMALL, FLOAT, True, (2, 36, 4, 3), (72, 2, 3), False, dict(padding=(0, 1), dilation=(2, 1))),
+    (SMALL, HALF, False, (1, 8, 7, 3), (72, 3, 1), True, dict(padding=(2, 0)), FORWARD),
+    (WIDE, FLOAT, True, (2, 8, 3, 5), (132, 1, 3), True, dict(padding=(0, 1)), FORWARD),
+    (PAIR, BRAIN, True, (1, 8, 9, 9), (72, 3, 2), False, {}, DX),
+    (SMALL, FLOAT, True, (2, 36, 4, 3), (72, 2, 3), False, dict(padding=(0, 1), dilation=(2, 1)),
+     DX),
     # One line; one column.
-    (SMALL, BRAIN, True, (2, 8, 1, 41), (8, 1, 3), True, dict(padding=(0, 1))),
-    (DEEP, FLOAT, False, (3, 4, 13, 1), (8, 5, 1), False, dict(padding=(2, 0))),
+    (SMALL, BRAIN, True, (2, 8, 1, 41), (8, 1, 3), True, dict(padding=(0, 1)), FORWARD),
+    (DEEP, FLOAT, False, (3, 4, 13, 1), (8, 5, 1), False, dict(padding=(2, 0)), DX),
     # Padding and dilation as far as they go, and none.
-    (DEEP, BRAIN, False, (1, 8, 6, 5), (16, 5, 5), True, dict(padding=2)),
-    (PAIR, FLOAT, False, (2, 8, 9, 7), (8, 3, 3), True, dict(padding=2, dilation=2)),
-    (WIDE, HALF, True, (1, 16, 9, 8), (64, 3, 3), True, dict(dilation=(2, 3))),
+    (DEEP, BRAIN, False, (1, 8, 6, 5), (16, 5, 5), True, dict(padding=2), DX),
+    (PAIR, FLOAT, False, (2, 8, 9, 7), (8, 3, 3), True, dict(padding=2, dilation=2), FORWARD),
+    (WIDE, HALF, True, (1, 16, 9, 8), (64, 3, 3), True, dict(dilation=(2, 3)), DX),
 ])  # fmt: skip
-def test_forward_and_dx(shape, dtype, last, x_shape, filters, biased, options):
+def test_forward_and_dx(shape, dtype, last, x_shape, filters, biased, options, passes):
     weight_shape = filters[0], x_shape[1], *filters[1:]
     x, weight, bias = case(x_shape, weight_shape, dtype, LAYOUTS[last], biased)
     with tiles(shape):
-        check_forward(shape, x, weight, bias, **options)
-        check_dx(shape, like_y(x, weight, **options), x, weight, **options)
+        if "forward" in passes or not SIMULATED:
+            check_forward(shape, x, weight, bias, **options)
+        if "dx" in passes or not SIMULATED:
+            check_dx(shape, like_y(x, weight, **options), x, weight, **options)
 
 
 @on_hopper
@@ -160,9 +168,8 @@ def test_padding_that_no_filter_fills(shape, dtype, last, x_shape, filters, opti
 
 
 @on_hopper
-@pytest.mark.parametrize("n_columns", [1, 31, 65])
-@pytest.mark.parametrize("last", [False, True])
-def test_any_number_of_columns(last, n_columns):
+@pytest.mark.parametrize("n_columns, last", in_turns([1, 31, 65], [False, True]))
+def test_any_number_of_columns(n_columns, last):
     """Forward of so many filters; dx of so many channels."""
     with tiles(SMALL):
         x, weight, bias = case((1, 8, 5, 4), (n_columns, 8, 2, 2), BRAIN, LAYOUTS[last])
@@ -173,44 +180,42 @@ def test_any_number_of_columns(last, n_columns):
 
 @on_hopper
 def test_fewer_tiles_than_blocks_or_more():
-    """Six tiles, of three parts of the filters: the same bits by any number; inputs stay."""
-    x, weight, bias = case((1, 36, 7, 6), (130, 36, 2, 2), layout=LAYOUTS[1])
+    """Four tiles, of two parts of the filters: the same bits by any number; inputs stay."""
+    x, weight, bias = case((1, 8, 7, 6), (66, 8, 2, 2), layout=LAYOUTS[1])
     before = [tensor.clone() for tensor in (x, weight, bias)]
     gather = halo_plan.forward_of(problem_of(x.shape, weight.shape, 1, 0, 1, 1, True))
-    assert warpgroup_plan.n_tiles_of(gather, SMALL) == 6
+    assert warpgroup_plan.n_tiles_of(gather, SMALL) == 4
     kernel, results = warpgroup_plan.kernel_for(SMALL, 4), []
-    for n_blocks in (1, 4, 7):
+    for n_blocks in (1, 3, 5):
         with tiles(SMALL, n_blocks), recorded() as launches:
             results.append(check_forward(SMALL, x, weight, bias))
-        assert [grid for found, grid, *_ in launches if found is kernel] == [min(n_blocks, 6)]
+        assert [grid for found, grid, *_ in launches if found is kernel] == [min(n_blocks, 4)]
     assert all(torch.equal(y, results[0]) for y in results)
     assert all(map(torch.equal, (x, weight, bias), before))
 
 
 @on_hopper
-@pytest.mark.parametrize("dtype", [FLOAT, BRAIN, HALF])
+@pytest.mark.parametrize("dtype", [FLOAT, BRAIN] if SIMULATED else [FLOAT, BRAIN, HALF])
 @pytest.mark.parametrize("last", [False, True])
 def test_a_result_that_begins_anywhere(dtype, last):
     """Off the boundary of a pair; nothing before or behind it is written."""
     x, weight, bias = case((2, 8, 4, 3), (10, 8, 2, 2), dtype, LAYOUTS[last])
     strides = torch.empty(2, 10, 3, 2).to(memory_format=LAYOUTS[last]).stride()
-    found = []
     with tiles(SMALL):
-        for first in (1, 2):
+        expected = check_forward(SMALL, x, weight, bias)
+        for first in (1,) if SIMULATED else (1, 2):
             room = torch.full((first + 120 + 9,), 7.0, dtype=dtype, device=PLACE)
             out = room[first : first + 120].as_strided((2, 10, 3, 2), strides, first)
             out.fill_(math.nan)
-            found.append(forward(SMALL, x, weight, bias, out=out).clone())
+            assert torch.equal(forward(SMALL, x, weight, bias, out=out), expected)
             assert (room[:first] == 7).all() and (room[-9:] == 7).all()
-        assert torch.equal(found[0], check_forward(SMALL, x, weight, bias))
-    assert torch.equal(*found)
 
 
 small = st.integers(0, 2)
 
 
 @on_hopper
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     shape=st.sampled_from([SMALL, PAIR, WIDE, DEEP]),
     dtype=st.sampled_from([FLOAT, BRAIN, HALF]),
@@ -243,17 +248,18 @@ def test_random_cases(
 
 
 @on_hopper
-@pytest.mark.parametrize("place, value, kind", in_turns([
-    ((0, 3, -1, -1), math.nan),  # the end of an image: the next one's padding follows
-    ((1, 0, 0, 0), math.nan),  # and its beginning
-    ((1, 5, 2, -1), math.inf),  # the end of a line
-    ((2, 7, 2, 0), -math.inf),
+@pytest.mark.parametrize("places, kind", in_turns([
+    # The end of an image, whose next one's padding follows; the beginning of a line.
+    ({(0, 3, -1, -1): math.nan, (1, 7, 2, 0): -math.inf},),
+    # The beginning of an image; the end of a line.
+    ({(1, 0, 0, 0): math.nan, (1, 5, 2, -1): math.inf},),
 ], [(FLOAT, False), (FLOAT, True), (BRAIN, True)]))  # fmt: skip
-def test_what_is_no_number_stays_where_it_is(place, value, kind):
+def test_what_is_no_number_stays_where_it_is(places, kind):
     dtype, last = kind
-    x, weight, bias = case((3, 8, 4, 5), (8, 8, 3, 3), dtype, LAYOUTS[last])
+    x, weight, bias = case((2, 8, 4, 4), (8, 8, 3, 3), dtype, LAYOUTS[last])
     dy = torch.randn_like(x)
-    x[place], dy[place] = value, value
+    for place, value in places.items():
+        x[place], dy[place] = value, value
     with tiles(SMALL):
         y = forward(SMALL, x, weight, bias, padding=1)
         dx = find_dx(SMALL, dy, x, weight, padding=1)
@@ -261,7 +267,7 @@ def test_what_is_no_number_stays_where_it_is(place, value, kind):
     expected_dx = true_dx(seen(dy), torch.zeros(x.shape).double(), seen(weight), padding=1)
     for found, wanted in ((y.cpu(), expected), (dx.cpu(), expected_dx)):
         finite = wanted.isfinite()
-        assert not finite.all() and (~finite).any(dim=1).sum() <= 9  # pixels
+        assert not finite.all() and (~finite).any(dim=1).sum() == 4 + 6  # pixels
         assert torch.equal(found.isnan(), wanted.isnan())
         assert torch.equal(found[wanted.isinf()].double(), wanted[wanted.isinf()])
         assert error(found[finite], wanted[finite]) < LIMIT[dtype]
@@ -269,24 +275,18 @@ def test_what_is_no_number_stays_where_it_is(place, value, kind):
 
 @on_hopper
 @simulated_only
-@pytest.mark.parametrize("shape, last", [(PAIR, False), (SMALL, True)])
-def test_the_sanitizer_finds_nothing(shape, last):
-    """Several tiles of several chunks, to each block: forward, and dx of channels-last images."""
-    C, K = (8, 36) if last else (36, 8)
-    x, weight, bias = case((2, C, 5, 4), (K, C, 2, 2), layout=LAYOUTS[last])
+def test_the_sanitizer_finds_nothing():
+    """Several tiles of several chunks to each block: dx of channels-last images."""
+    x, weight, _ = case((2, 8, 5, 4), (36, 8, 2, 2), layout=LAYOUTS[1])
     dy = like_y(x, weight, padding=1)
-    with tiles(shape, 1), simulator.sanitize() as report:
-        if last:
-            find_dx(shape, dy, x, weight, padding=1)
-        else:
-            forward(shape, x, weight, bias, padding=1)
+    with tiles(SMALL, 1), simulator.sanitize() as report:
+        find_dx(SMALL, dy, x, weight, padding=1)
     assert not report, str(report)
 
 
 @on_hopper
 @simulated_only
-@pytest.mark.parametrize("shape, dtype, last", [(SMALL, FLOAT, True), (PAIR, BRAIN, False)])
-def test_products_that_come_as_late_as_they_may(monkeypatch, shape, dtype, last):
+def test_products_that_come_as_late_as_they_may(monkeypatch):
     """The simulator multiplies at once; a GPU need not before it is waited for."""
     begun = {}
 
@@ -301,10 +301,9 @@ def test_products_that_come_as_late_as_they_may(monkeypatch, shape, dtype, last)
     monkeypatch.setattr(warpgroup, "multiply_tiles", begin)
     monkeypatch.setattr(warpgroup, "wait_for_earlier_products", lambda: wait_for_all_but(1))
     monkeypatch.setattr(warpgroup, "wait_for_products", lambda acc, n: wait_for_all_but(0))
-    C = 2 * 128 // dtype.itemsize
-    x, weight, bias = case((2, C, 4, 5), (12, C, 2, 2), dtype, LAYOUTS[last])
-    with tiles(shape, 1), simulator.sanitize() as report:
-        check_forward(shape, x, weight, bias, padding=1)
+    x, weight, bias = case((2, 128, 4, 5), (12, 128, 2, 2), BRAIN)
+    with tiles(PAIR, 1), simulator.sanitize() as report:
+        check_forward(PAIR, x, weight, bias, padding=1)
     assert begun and not any(begun.values())
     assert not report, str(report)
 

@@ -10,7 +10,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_conv2d import LAYOUTS, PLACE, case
 from test_conv2d_halo import CHIP, SIZES
-from test_conv2d_warpgroup import gathers, like_y, on_hopper, to_tf32, true_dx, true_forward
+from test_conv2d_warpgroup import (
+    DX,
+    FORWARD,
+    gathers,
+    like_y,
+    on_hopper,
+    to_tf32,
+    true_dx,
+    true_forward,
+)
 from test_warpgroup import error, simulated_only
 from turns import in_turns
 
@@ -132,27 +141,28 @@ def check_dx(shape, dy, x, weight, **options):
 
 
 @on_hopper
-@pytest.mark.parametrize("shape, last, x_shape, filters, biased, options", [
+@pytest.mark.parametrize("shape, last, x_shape, filters, biased, options, passes", [
     # Two chunks of channels, of which the second is not full; tiles across images.
-    (SMALL, False, (3, 36, 4, 5), (12, 2, 2), True, dict(padding=1)),
-    (PAIR, True, (2, 68, 3, 5), (16, 2, 2), False, dict(padding=1, dilation=(1, 2))),
+    (SMALL, False, (3, 36, 4, 5), (12, 2, 2), True, dict(padding=1), FORWARD),
+    (PAIR, True, (2, 68, 3, 5), (16, 2, 2), False, dict(padding=1, dilation=(1, 2)), FORWARD),
     # Filters that are not square, padding by axis, and filters in several parts.
-    (SMALL, False, (1, 8, 7, 3), (72, 3, 1), True, dict(padding=(2, 0))),
-    (WIDE, True, (2, 8, 3, 5), (132, 2, 3), True, dict(padding=(0, 1))),
+    (SMALL, False, (1, 8, 7, 3), (72, 3, 1), True, dict(padding=(2, 0)), DX),
+    (WIDE, True, (2, 8, 3, 5), (132, 2, 3), True, dict(padding=(0, 1)), FORWARD),
     # One line; one column; two taps.
-    (SMALL, True, (2, 8, 1, 41), (8, 1, 3), True, dict(padding=(0, 1))),
-    (PAIR, False, (3, 4, 13, 1), (8, 5, 1), False, dict(padding=(2, 0))),
-    (FEW, False, (2, 36, 5, 6), (8, 1, 2), True, {}),
+    (SMALL, True, (2, 8, 1, 41), (8, 1, 3), True, dict(padding=(0, 1)), DX),
+    (PAIR, False, (3, 4, 13, 1), (8, 5, 1), False, dict(padding=(2, 0)), DX),
+    (FEW, False, (2, 36, 5, 6), (8, 1, 2), True, {}, FORWARD),
     # Padding and dilation as far as they go.
-    (PAIR, False, (1, 8, 9, 7), (8, 3, 3), True, dict(padding=2, dilation=2)),
-    (SMALL, True, (1, 8, 9, 8), (16, 3, 3), True, dict(dilation=(2, 3))),
+    (PAIR, False, (1, 8, 9, 7), (8, 3, 3), True, dict(padding=2, dilation=2), FORWARD),
+    (SMALL, True, (1, 8, 9, 8), (16, 3, 3), True, dict(dilation=(2, 3)), DX),
 ])  # fmt: skip
-def test_forward_and_dx(shape, last, x_shape, filters, biased, options):
+def test_forward_and_dx(shape, last, x_shape, filters, biased, options, passes):
     weight_shape = filters[0], x_shape[1], *filters[1:]
     x, weight, bias = case(x_shape, weight_shape, torch.float32, LAYOUTS[last], biased)
     with tiles(shape):
-        check_forward(shape, x, weight, bias, **options)
-        if shape is not WIDE or not SIMULATED:  # five chunks in wide tiles take long
+        if "forward" in passes or not SIMULATED:
+            check_forward(shape, x, weight, bias, **options)
+        if "dx" in passes or not SIMULATED:
             check_dx(shape, like_y(x, weight, **options), x, weight, **options)
 
 
@@ -173,16 +183,16 @@ def test_sizes_that_differ(last):
 
 @on_hopper
 def test_fewer_tiles_than_blocks_or_more():
-    """Six tiles, of three parts of the filters: the same bits by any number; inputs stay."""
-    x, weight, bias = case((1, 36, 7, 6), (130, 36, 2, 2), layout=LAYOUTS[1])
+    """Four tiles, of two parts of the filters: the same bits by any number; inputs stay."""
+    x, weight, bias = case((1, 8, 7, 6), (66, 8, 2, 2), layout=LAYOUTS[1])
     before = [tensor.clone() for tensor in (x, weight, bias)]
     gather = halo_plan.forward_of(problem_of(x.shape, weight.shape, 1, 0, 1, 1, True))
-    assert warpgroup_plan.n_tiles_of(gather, SMALL) == 6
+    assert warpgroup_plan.n_tiles_of(gather, SMALL) == 4
     kernel, results = warpgroup_mixed_plan.kernel_for(SMALL), []
-    for n_blocks in (1, 7):
+    for n_blocks in (1, 5):
         with tiles(SMALL, n_blocks), recorded() as launches:
             results.append(check_forward(SMALL, x, weight, bias))
-        assert [grid for found, grid, *_ in launches if found is kernel] == [min(n_blocks, 6)]
+        assert [grid for found, grid, *_ in launches if found is kernel] == [min(n_blocks, 4)]
     assert all(torch.equal(y, results[0]) for y in results)
     assert all(map(torch.equal, (x, weight, bias), before))
 
@@ -191,7 +201,7 @@ small = st.integers(0, 2)
 
 
 @on_hopper
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(
     shape=st.sampled_from([SMALL, PAIR, FEW]),
     last=st.booleans(),
@@ -242,14 +252,14 @@ def test_what_is_no_number_stays_where_it_is(place, value, last):
 
 @on_hopper
 @simulated_only
-@pytest.mark.parametrize("shape, last", [(PAIR, False), (SMALL, True)])
-def test_the_sanitizer_finds_nothing(shape, last):
+@pytest.mark.parametrize("shape, last, width", [(PAIR, False, 2), (FEW, True, 1)])
+def test_the_sanitizer_finds_nothing(shape, last, width):
     """Several tiles of several chunks, to each block; products as late as they may come.
 
     Forward, and dx of channels-last images.
     """
-    C, K = (8, 36) if last else (36, 8)
-    x, weight, bias = case((2, C, 5, 4), (K, C, 2, 2), layout=LAYOUTS[last])
+    (C, K), padding = (8, 36) if last else (36, 8), (width - 1, 1)
+    x, weight, bias = case((2, C, 5, 4), (K, C, width, 2), layout=LAYOUTS[last])
     begun = {}
 
     def begin(product):
@@ -271,9 +281,9 @@ def test_the_sanitizer_finds_nothing(shape, last):
         patch.setattr(warpgroup_mixed, "wait_for_products", wait)
         with tiles(shape, 1), simulator.sanitize() as report:
             if last:
-                check_dx(shape, like_y(x, weight, padding=1), x, weight, padding=1)
+                check_dx(shape, like_y(x, weight, padding=padding), x, weight, padding=padding)
             else:
-                check_forward(shape, x, weight, bias, padding=1)
+                check_forward(shape, x, weight, bias, padding=padding)
     assert begun and not any(begun.values())
     assert not report, str(report)
 
