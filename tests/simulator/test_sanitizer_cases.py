@@ -12,6 +12,7 @@ import pytest
 
 from course_lib import simulator
 from course_lib.simulator.cases import CASES, run
+from course_lib.simulator.cases import __main__ as command
 from course_lib.simulator.cases.case import Outcome, correct, planted
 from course_lib.simulator.findings import KINDS
 
@@ -78,13 +79,9 @@ def test_two_cases_cannot_share_a_name():
         correct(1, 1, lambda: ())(CASES["spin_lock"].kernel)
 
 
-def test_the_command_prints_the_table():
-    environment = dict(os.environ, COURSE_LIB_SIMULATOR="1")
-    done = subprocess.run(
-        [sys.executable, "-m", "course_lib.simulator.cases"], cwd=ROOT, env=environment,
-        capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    rows = done.stdout.splitlines()
+def test_the_command_prints_the_table(capsys):
+    assert command.main([]) == 0
+    rows = capsys.readouterr().out.splitlines()
     assert len(rows) == len(CASES) + 2
     assert rows[-1].endswith("0 judged wrongly")
 

@@ -62,9 +62,18 @@ EXPECTED = {
 }
 
 
+predicted = functools.cache(tracer.predicted)
+
+
+@pytest.fixture
+def known_counts(monkeypatch):
+    """Let each pattern be run once for all that these tests ask of it."""
+    monkeypatch.setattr(tracer, "predicted", predicted)
+
+
 @pytest.mark.parametrize("pattern", [p for p in PATTERNS if p.name in EXPECTED],
                          ids=lambda pattern: pattern.name)
-def test_patterns(pattern):
+def test_patterns(pattern, known_counts):
     requests, load, store, conflicts = EXPECTED[pattern.name]
     counts = tracer.predicted(pattern)
     assert counts["global load requests"] == requests
@@ -342,12 +351,6 @@ def test_the_table():
 
 
 # -- the comparison with Nsight Compute ----------------------------------------------------------
-
-
-@pytest.fixture
-def known_counts(monkeypatch):
-    """Let each pattern be run once for all that these tests ask of it."""
-    monkeypatch.setattr(tracer, "predicted", functools.cache(tracer.predicted))
 
 
 def fake_ncu(path, changes=()):
