@@ -340,3 +340,35 @@ def test_attribute_of_numba_module(monkeypatch):
     out = np.zeros(2)
     kernel[1, 2](out)
     assert (out == np.float32(0.1)).all()
+
+
+@cuda.jit(device=True)
+def _even(n):
+    if n == 0:
+        return 1
+    return _odd(n - 1)
+
+
+@cuda.jit(device=True)
+def _odd(n):
+    cuda.syncthreads()
+    if n == 0:
+        return 0
+    return _even(n - 1)
+
+
+def test_functions_that_call_each_other_and_wait():
+    """Either is written before it is known whether the other waits."""
+    @cuda.jit
+    def kernel(out):
+        cell = cuda.shared.array(4, np.int32)
+        cell[cuda.threadIdx.x] = cuda.threadIdx.x
+        found = 10 * _even(5) + _odd(5)
+        out[cuda.threadIdx.x] = found + cell[3 - cuda.threadIdx.x]
+
+    out = np.zeros(4)
+    kernel[1, 4](out)
+    assert out.tolist() == [4, 3, 2, 1]
+    with simulator.sanitize() as report:
+        kernel[1, 4](out)
+    assert not report, str(report)
