@@ -1,6 +1,7 @@
 """The mistake found by a piece of right code put in the learner's, whose form is another."""
 
 import ast
+import contextlib
 import inspect
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from course_lib import cuda
 from course_lib.teach import CheckFailed, causes, check, checking
 from course_lib.teach.exercise import exercises
-from course_lib.teach.mutation import sentence
+from course_lib.teach.mutation import repair, sentence
 from course_lib.teach.mutation.changes import EVERY, built, parsed
 from course_lib.teach.mutation.grafts import Graft
 from course_lib.teach.mutation.repair import reverse
@@ -134,8 +135,38 @@ def test_two_lines_that_would_do_name_none(monkeypatch):
         "-+~k",
     ],
 )
-def test_no_code_breaks_the_search(call):
-    """The warning that would tell of it is an error in tests."""
+def test_no_code_breaks_the_search(call, monkeypatch):
+    """Every piece and change is made and put into words; few of them need to run for that.
+
+    The warning that would tell of what breaks is an error in tests.
+    """
+    tried = []
+
+    def makes_a_kernel(_, text):
+        tried.append(text)
+        with contextlib.suppress(SyntaxError):
+            return bool(ast.parse(text))
+
+    def is_built(_, build):
+        with contextlib.suppress(SyntaxError):
+            return bool(build())
+
+    monkeypatch.setattr(sentence, "passes", makes_a_kernel)
+    # As if no piece had words, for where one has, the search ends.
+    monkeypatch.setattr(sentence, "words_for", lambda *about: words_for(*about) and "")
+    monkeypatch.setattr(repair, "passes", lambda _, text: tried.append(text))
+    monkeypatch.setattr(sentence.Experiment, "reproduced", is_built)
+    check_warp_sum_with(call)
+    assert len(tried) > 20
+
+
+@pytest.mark.parametrize("call", ["cuda.atomic.add(y, row)", "(lambda: total)()", "x[...]"])
+def test_no_code_breaks_the_search_when_it_runs(call):
+    check_warp_sum_with(call)
+
+
+def check_warp_sum_with(call):
+    """Check a sum that calls this in place of a shuffle, which must be rejected."""
     text = inspect.getsource(lanes_for_sums.py_func).replace(
         "cuda.shfl_down_sync(0xFFFFFFFF, lane, 16 >> k)", call
     )
