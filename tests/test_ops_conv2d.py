@@ -1,5 +1,6 @@
 """Convolution as operator and module: options, layouts, gradients and errors are PyTorch's."""
 
+import itertools
 
 import pytest
 import torch
@@ -70,6 +71,21 @@ def test_groups_and_memory_formats(memory_format):
         found = compare(leaves(*shapes, memory_format=memory_format), groups=groups, padding=1)
         assert found[0].is_contiguous(memory_format=memory_format)
         assert found[1].is_contiguous(memory_format=memory_format)
+
+
+def test_of_one_channel_strides_say_how_the_result_lies():
+    for of_x, of_weight in itertools.product(FORMATS, FORMATS):
+        x, weight = randn(2, 1, 5, 6).to(memory_format=of_x), randn(4, 1, 3, 3)
+        tensors = [x.requires_grad_(), weight.to(memory_format=of_weight).requires_grad_()]
+        found, expected = (passes(f, tensors, padding=1) for f in (ops.conv2d, F.conv2d))
+        last = torch.channels_last in (of_x, of_weight)
+        assert found[0].stride() == expected[0].stride() == ((120, 1, 24, 4) if last else
+                                                             (120, 30, 6, 1))  # fmt: skip
+        for ours, theirs in zip(found, expected, strict=True):
+            close(ours, theirs, scale=64)
+        torch.library.opcheck(OPERATOR, (*tensors, None, [1, 1], [1, 1], [1, 1], 1))
+        options = (torch.ones(4, device=PLACE), None, *[randn(4).abs() for _ in range(2)])
+        assert ops.conv2d_batch_norm(*tensors, *options, padding=1).stride() == found[0].stride()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

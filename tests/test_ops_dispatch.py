@@ -97,6 +97,50 @@ def test_a_dispatch_mode_sees_the_operator(ways):
     assert "course_lib.softmax.default" in mode.seen and ways == ["dispatcher"]
 
 
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_outputs_without_a_gradient_are_not_given_one_of_zeros():
+    x, weight = randn(2, 3, 6, 6).requires_grad_(), randn(4, 3, 3, 3).requires_grad_()
+    running = [randn(4).abs() for _ in range(2)]
+    y = ops.conv2d_batch_norm(x, weight, None, None, *running)
+    y = ops.batch_norm(ops.max_pool2d(y, 2), *running, training=True)
+    loss = ops.cross_entropy(y.flatten(1), torch.tensor([1, 0], device=PLACE))
+    with Seen() as seen:
+        loss.backward()
+    assert x.grad is not None and "conv2d_batch_norm_backward" in seen.names
+    assert not [name for name in seen.names if "zero" in name or "fill" in name], seen.names
+
+
+def test_no_gradient_at_all_is_passed_on():
+    class Nowhere(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            return None
+
+    x = randn(2, 3, 6, 6).requires_grad_()
+    (Nowhere.apply(ops.max_pool2d(x, 2)).sum() + x.sum()).backward()
+    close(x.grad, torch.ones_like(x))
+
+
+def test_a_second_gradient_by_any_output_is_refused():
+    x, weight = randn(1, 2, 4, 4).requires_grad_(), randn(3, 2, 3, 3).requires_grad_()
+    (dweight,) = torch.autograd.grad(ops.conv2d(x, weight).sum(), weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="has no second derivative"):
+        dweight.sum().backward()
+
+
 def test_a_function_mode_sees_the_operator(ways):
     class Functions(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -105,7 +105,7 @@ def _measure(precision, batch, rounds):
 def _row(label, timing, batch, memory):
     return {
         "label": label,
-        "kind": "ours" if label in (MODULES, CAPTURED, ANY) else "peer",
+        "kind": "ours" if label.startswith("ours") else "peer",
         "microseconds": round(timing.microseconds, 3),
         "quartiles": [round(quartile, 3) for quartile in timing.quartiles],
         "images_per_second": round(batch / timing.microseconds * 1e6, 1),
@@ -136,7 +136,11 @@ def training(precision, batch):
     rate = trainer.rate.item()
     expected = _one_step(x, y, state, rate)
     _same(CAPTURED, _parameters(trainer.model), expected, precision)
-    add(ANY, functools.partial(_any_captured, rate=rate, expected=expected))
+    for last in (False, True):
+        add(
+            ANY + LAST * last,
+            functools.partial(_any_captured, rate=rate, expected=expected, last=last),
+        )
     for label, layers, captured, last in (
         (MODULES, nn, False, False),
         (EAGER, torch.nn, False, False),
@@ -173,13 +177,14 @@ def _ours_captured(images, labels, _x, _y, batch, *, precision, state):
     return lambda: trainer.train_step(0), trainer
 
 
-def _any_captured(_images, _labels, x, y, _batch, *, precision, state, rate, expected):
-    model = _network(nn, state)
+def _any_captured(_images, _labels, x, y, _batch, *, precision, state, rate, expected, last):
+    form = torch.channels_last if last else torch.contiguous_format
+    model, x = _network(nn, state).to(memory_format=form), x.to(memory_format=form)
     trainer = GraphTrainer(
         model, _optimizer(model, True, rate), ops.cross_entropy, precision=precision
     )
     trainer(x, y)
-    _same(ANY, _parameters(model), expected, precision)
+    _same(ANY + LAST * last, _parameters(model), expected, precision)
     gpu.collect()
     gpu.reset_peak()
     trainer(x, y)  # is captured

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from course_lib.kernels import conv2d as kernels
-from course_lib.ops import precision
+from course_lib.ops import beside, precision
 from course_lib.ops.checks import pair, require, require_tensor, whole
 from course_lib.ops.registration import Operator, in_autocast, require_floating_point
 from course_lib.runtime.repeat import repeated
@@ -93,13 +93,30 @@ def _forward(x, weight, bias, stride, padding, dilation, groups, exactness):
     require_floating_point("conv2d", x.dtype)
     return kernels.forward(
         x, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups,
-        precision=exactness,
+        precision=exactness, out=room(x, weight, stride, padding, dilation, groups),
     )  # fmt: skip
 
 
+def room(x, weight, *options):
+    """Memory for the result, where kernels would lay it out otherwise than x; else None."""
+    if _format_of_result(x, weight) is _memory_format(x):
+        return None
+    return fake(x, weight, None, *options)
+
+
 def _backward_kernel(grad_output, x, weight, stride, padding, dilation, groups, needs):
-    options = tuple(stride), tuple(padding), tuple(dilation), groups, tuple(needs)
-    return _gradients(grad_output, x, weight, *options, precision.of_convolutions())
+    options = tuple(stride), tuple(padding), tuple(dilation), groups
+    return gradients(grad_output, x, weight, *options, tuple(needs), precision.of_convolutions())
+
+
+def gradients(grad_output, x, weight, stride, padding, dilation, groups, needs, exactness):
+    """(dx, dweight, dbias): what is not needed is empty. Tuples of whole numbers."""
+    options = stride, padding, dilation, groups
+
+    def of(needs):
+        return _gradients(grad_output, x, weight, *options, needs, exactness)
+
+    return beside.gradients(of, needs, x)
 
 
 @repeated(3)
@@ -113,7 +130,7 @@ def _gradients(grad_output, x, weight, stride, padding, dilation, groups, needs,
 
 def by_torch(x, weight, bias, stride, padding, dilation, groups):
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    return y.contiguous(memory_format=_memory_format(x))
+    return y.contiguous(memory_format=_format_of_result(x, weight))
 
 
 def backward_by_torch(grad_output, x, weight, stride, padding, dilation, groups, needs):
@@ -140,12 +157,27 @@ def _memory_format(x):
     return torch.contiguous_format
 
 
-def _empty(x, shape):
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_memory_format(x))
+def _format_of_result(x, weight):
+    """That of x. Images of one channel have both: strides say which is meant, as they do to PyTorch."""
+    if x.shape[1] == 1 and x.is_contiguous(memory_format=torch.channels_last):
+        if _says_channels_last(x) or _says_channels_last(weight):
+            return torch.channels_last
+    return _memory_format(x)
+
+
+def _says_channels_last(x):
+    """Whether ``.to(memory_format=torch.channels_last)`` has been at this tensor of one channel."""
+    return x.shape[1] == x.stride()[1] == 1 and x.shape[2] * x.shape[3] > 1
+
+
+def _empty(x, shape, memory_format=None):
+    memory_format = memory_format or _memory_format(x)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
 
 
 def fake(x, weight, bias, stride, padding, dilation, groups):
-    return _empty(x, y_shape(x, weight, stride, padding, dilation, groups))
+    shape = y_shape(x, weight, stride, padding, dilation, groups)
+    return _empty(x, shape, _format_of_result(x, weight))
 
 
 def fake_backward(grad_output, x, weight, stride, padding, dilation, groups, needs):

@@ -9,7 +9,7 @@ import torch
 
 from course_lib.kernels import batch_norm as normalisation
 from course_lib.kernels import conv2d as convolution
-from course_lib.ops import precision
+from course_lib.ops import beside, precision
 from course_lib.ops.batch_norm import (
     backward_by_torch as norm_backward_by_torch,
 )
@@ -55,6 +55,12 @@ from course_lib.ops.conv2d import (
     fake_backward as conv_fake_backward,
 )
 from course_lib.ops.conv2d import (
+    gradients as conv_gradients,
+)
+from course_lib.ops.conv2d import (
+    room as conv_room,
+)
+from course_lib.ops.conv2d import (
     y_shape as conv_y_shape,
 )
 from course_lib.ops.registration import Operator, in_autocast, require_floating_point
@@ -95,7 +101,7 @@ def _forward(
     require_floating_point("conv2d_batch_norm", x.dtype)
     images = convolution.forward(
         x, weight, None, stride=stride, padding=padding, dilation=dilation, groups=groups,
-        precision=exactness,
+        precision=exactness, out=conv_room(x, weight, stride, padding, dilation, groups),
     )  # fmt: skip
     y, mean, rstd = normalisation.forward(
         images, scale, shift, running_mean, running_var, momentum=momentum, eps=eps, relu=relu
@@ -105,10 +111,18 @@ def _forward(
 
 def _backward_kernel(grad_output, x, weight, images, scale, mean, rstd, y, *rest):
     stride, padding, dilation, groups, needs = rest
-    return _gradients(
-        grad_output, x, weight, images, scale, mean, rstd, y, tuple(stride), tuple(padding),
-        tuple(dilation), groups, tuple(needs), precision.of_convolutions(),
-    )  # fmt: skip
+    options = tuple(stride), tuple(padding), tuple(dilation), groups, tuple(needs)
+    exactness = precision.of_convolutions()
+    if not beside.captured(x):
+        return _gradients(
+            grad_output, x, weight, images, scale, mean, rstd, y, *options, exactness
+        )
+    of_images, *of_norm = normalisation.backward(
+        grad_output, images, scale, mean, rstd, relu=y is not None, y=y
+    )
+    *options, needs = options
+    found = conv_gradients(of_images, x, weight, *options, (*needs, False), exactness)
+    return *found[:2], *of_norm
 
 
 @repeated(8)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from course_lib.kernels import conv_transpose2d as kernels
-from course_lib.ops import precision
+from course_lib.ops import beside, precision
 from course_lib.ops.checks import pair, require, require_tensor, whole
 from course_lib.ops.conv2d import (
     _empty,
@@ -88,7 +88,12 @@ def _backward_kernel(
     options = tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation)
     # Of a concatenation's gradient it is a slice: what copies it can't be repeated, all else can.
     grad_output = grad_output.contiguous(memory_format=_memory_format(x))
-    return _gradients(grad_output, x, weight, *options, tuple(needs), precision.of_convolutions())
+    exactness = precision.of_convolutions()
+
+    def of(needs):
+        return _gradients(grad_output, x, weight, *options, needs, exactness)
+
+    return beside.gradients(of, tuple(needs), x)
 
 
 @repeated(3)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from course_lib.kernels import activation
 from course_lib.kernels import linear as kernels
-from course_lib.ops import precision
+from course_lib.ops import beside, precision
 from course_lib.ops.checks import require
 from course_lib.ops.registration import Operator, in_autocast, require_floating_point
 from course_lib.runtime import arrays
@@ -53,7 +53,14 @@ def _by_torch(input, weight, bias, relu):
 
 
 def _backward_kernel(grad_output, input, weight, y, needs):
-    return _gradients(grad_output, input, weight, y, tuple(needs), precision.of_products())
+    needs, exactness = tuple(needs), precision.of_products()
+    if y is not None and beside.captured(input):  # both wait for it
+        grad_output, y = activation.relu.backward(grad_output, y), None
+
+    def of(needs):
+        return _gradients(grad_output, input, weight, y, needs, exactness)
+
+    return beside.gradients(of, needs, input)
 
 
 @repeated(4)

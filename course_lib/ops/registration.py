@@ -95,8 +95,9 @@ class Operator:
               it they may be of any shape. That they are on one device is always checked
     on_host   names of the tensors that are on the CPU wherever the others are
     save      save(ctx, inputs, outputs) keeps what the gradient needs
-    gradient  gradient(ctx, *grad_outputs) returns a gradient, or None, for each input; without it
-              the operator is itself a gradient, and differentiating it again is refused
+    gradient  gradient(ctx, *grad_outputs) returns a gradient, or None, for each input; what has no
+              gradient itself, as all outputs but the first, has None. Without it the operator is
+              itself a gradient, and differentiating it again is refused
     title     what its node in the graph is called
     autocast  {device type: function of the inputs that returns those to compute with instead}
     vmap      vmap(info, in_dims, *inputs) as `torch.library.register_vmap` takes it; without it
@@ -206,15 +207,22 @@ class Operator:
 
 
 def _autograd_function(title, save, gradient):
-    """The node of autograd's graph. Its first argument is what computes the outputs."""
+    """The node of autograd's graph. Its first argument is what computes the outputs.
+
+    An output without a gradient, such as what only the backward pass reads, is not given one of
+    zeros: autograd would launch a kernel to fill it.
+    """
 
     def forward(ctx, implementation, *inputs):
         outputs = implementation(*inputs)
+        ctx.set_materialize_grads(False)
         if save is not None:
             save(ctx, inputs, outputs)
         return outputs
 
     def backward(ctx, *grad_outputs):
+        if all(each is None for each in grad_outputs):
+            return (None,) * len(ctx.needs_input_grad)
         found = gradient(ctx, *grad_outputs)
         return (None, *found) if isinstance(found, tuple) else (None, found)
 

@@ -150,13 +150,10 @@ def _save(ctx, inputs, outputs):
     x, weight1, _, weight2, _, *ctx.options = inputs
     _, mean, hidden, logit = outputs
     ctx.mark_non_differentiable(mean, hidden, logit)
-    ctx.set_materialize_grads(False)  # else theirs would be filled with zeros, a kernel for each
     ctx.save_for_backward(x, weight1, weight2, mean, hidden, logit)
 
 
 def _gradient(ctx, grad_output, *_):
-    if grad_output is None:
-        return (None,) * 7
     gradients = _backward(grad_output, *ctx.saved_tensors, *ctx.options)
     return *gradients, None, None
 
