@@ -354,20 +354,24 @@ def identity(record):
 def load_records(name=None):
     """{"device": …, "records": […]} of the device called `name`, or of the only one recorded.
 
-    Returns None where nothing is recorded. With several devices and no name: the one here if it
-    is among them, else the first.
+    Returns None where nothing is recorded. With several devices and no name: the one of which most
+    is recorded; the one here if there are records of the same names.
     """
     if name is not None:
         folder = results_path(name)
         return _loaded(folder) if (folder / "device.json").exists() else None
-    if device.count() and (here := load_records(device.properties().name)):
-        return here
-    return next(iter(recordings()), None)
+    every = recordings()
+    if not every or not device.count():
+        return every[0] if every else None
+    here = load_records(device.properties().name)
+    names = [{record["name"] for record in held["records"]} for held in (here, every[0]) if held]
+    return here if here and names[0] >= names[1] else every[0]
 
 
 def recordings():
-    """What `load_records` gives, of every device that something is recorded of."""
-    return [_loaded(path.parent) for path in sorted(RESULTS_FOLDER.glob("*/device.json"))]
+    """What `load_records` gives, of every device that something is recorded of: most first."""
+    found = [_loaded(path.parent) for path in sorted(RESULTS_FOLDER.glob("*/device.json"))]
+    return sorted(found, key=lambda held: -len(held["records"]))
 
 
 def _loaded(folder):

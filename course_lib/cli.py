@@ -257,8 +257,9 @@ def bench(options):
 def _list_pending():
     from course_lib import bench
     from course_lib.benchmarks import pending
+    from course_lib.runtime import device
 
-    held = bench.load_records()
+    held = bench.load_records(device.properties().name if device.count() else None)
     if held is None:
         print("Nothing is recorded yet: everything is missing")
     else:

@@ -52,6 +52,30 @@ def test_records_replace_their_like_and_keep_the_rest(tmp_path, monkeypatch):
     assert bench.find(held, name="relu.forward", dtype="float16") == []
 
 
+def test_of_several_devices_the_fullest_is_shown_unless_the_one_here_has_as_much(
+    tmp_path, monkeypatch
+):
+    fuller = DEVICE | {"name": "NVIDIA Test 10"}
+    assert bench.load_records("NVIDIA Test 9") is None
+    monkeypatch.setattr(bench, "RESULTS_FOLDER", tmp_path)
+    assert bench.load_records() is None
+    here, names = type("P", (), {"name": DEVICE["name"]}), ["relu.forward", "swish.forward"]
+
+    def shown(n):
+        monkeypatch.setattr(bench.device, "count", lambda: n)
+        monkeypatch.setattr(bench.device, "properties", lambda: here)
+        return bench.load_records()["device"]["name"]
+
+    bench.save_records([record(name) for name in names], facts=fuller, folder=tmp_path)
+    assert shown(0) == shown(1) == fuller["name"]  # nothing is recorded here
+    bench.save_records([record(names[0])], facts=DEVICE, folder=tmp_path)
+    assert shown(0) == shown(1) == fuller["name"]
+    bench.save_records([record(names[1])], facts=DEVICE, folder=tmp_path)
+    bench.save_records([record(names[0], shape=(9,))], facts=fuller, folder=tmp_path)
+    assert (shown(0), shown(1)) == (fuller["name"], DEVICE["name"])
+    assert [len(held["records"]) for held in bench.recordings()] == [3, 2]
+
+
 def test_a_broken_file_of_records_is_not_overwritten(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "device_facts", lambda: DEVICE)
     path = tmp_path / "nvidia-test-9" / "relu.json"

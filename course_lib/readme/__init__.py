@@ -37,9 +37,9 @@ class Project:
             "results": self._results,
             "operations": _operations,
             "benchmarks": _benchmarks,
-            "promises": lambda: _joined(results_table.promises, self.recordings),
-            "tape": lambda: _joined(
-                lambda recording: results_table.beside_numpy(recording["records"]), self.recordings
+            "promises": lambda: self._of_the_first(results_table.promises),
+            "tape": lambda: self._of_the_first(
+                lambda recording: results_table.beside_numpy(recording["records"])
             ),
         }
 
@@ -77,10 +77,16 @@ class Project:
     def _results(self):
         links = self._links()
         parts = ["![{1}]({0})".format(*links["results"])] if "results" in links else []
-        for recording in self.recordings:
+        for recording in self.recordings[:1]:
             parts.append(results_table.verdict(results_table.cases(recording["records"])))
             parts.append(results_table.conditions(recording))
+        if others := [recording["device"]["name"] for recording in self.recordings[1:]]:
+            parts[-1] += f" Some of it on an **{'** and an **'.join(others)}**, too: RESULTS.md."
         return "\n\n".join(parts) or "Not measured yet."
+
+    def _of_the_first(self, render):
+        """What is rendered of the device of which most is recorded."""
+        return next(filter(None, map(render, self.recordings[:1])), "Not measured yet.")
 
 
 def run(*, check=False):
@@ -100,10 +106,6 @@ def run(*, check=False):
             path.unlink()
     pngs = [drawing.path for drawing in stale] + unused
     return late + [path.relative_to(ROOT).as_posix() for path in pngs]
-
-
-def _joined(render, recordings):
-    return "\n\n".join(filter(None, map(render, recordings))) or "Not measured yet."
 
 
 def _operations():

@@ -19,7 +19,7 @@ _LOST = {
 }  # fmt: skip
 
 
-def overview(found):
+def overview(found, linked=True):
     """One line for each operation: how many cases, how many of them lost, the worst of all."""
     lines = []
     for operation, group in by_operation(found).items():
@@ -28,7 +28,7 @@ def overview(found):
         named = f"`{worst.name}`, {compact(worst.record['shape'])}, {worst.record['dtype']}"
         lost = len(losses(group))
         lines.append([
-            f"[{operation}](#{anchor(operation)})", len(group),
+            f"[{operation}](#{anchor(operation)})" if linked else operation, len(group),
             lost, percent(lost / len(group)), f"{statistics.median(ratios):.2f}",
             f"{min(ratios):.2f}", f"{max(ratios):.2f}", named,
         ])  # fmt: skip

@@ -24,8 +24,11 @@ def page(recordings, pictures=None):
     pictures  {"results" or "softmax": (path from the page, alternative text)}
     """
     parts, pictures = [_INTRODUCTION], pictures or {}
-    for recording in recordings:
+    for recording in recordings[:1]:
         parts += _device(recording, pictures)
+    for recording in recordings[1:]:  # of each less is recorded than of the one before
+        parts.append(f"# On an {recording['device']['name']}")
+        parts += _device(recording, {}, linked=False)
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -35,14 +38,15 @@ def summary(records):
     return "\n\n".join(filter(None, (render(records) for render in tables)))
 
 
-def _device(recording, pictures):
+def _device(recording, pictures, linked=True):
+    """`linked`: headings are the first of their names, so that links lead to them."""
     records = recording["records"]
     found = cases(records)
     yield conditions(recording)
     if found:
         yield verdict(found)
         yield _picture(pictures, "results")
-        yield overview(found)
+        yield overview(found, linked)
     for operation, group in by_operation(found).items():
         yield section(operation, group)
         yield "\n\n".join(filter(None, _more(group[0], records, pictures)))
