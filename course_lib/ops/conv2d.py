@@ -242,7 +242,8 @@ def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     """Convolution of images with filters, as `torch.nn.functional.conv2d`.
 
     input     (N, C, H, W) or (C, H, W); float32, float16 or bfloat16, on a CPU float64 too.
-              Contiguous or channels-last, and the result the same; in other layouts it is copied
+              The result is channels-last if input or weight is, else contiguous; other layouts
+              are copied
     weight    (K, C/groups, R, S), of input's dtype
     bias      (K,) or None
     padding   an int, a pair, "valid" or "same"; stride, dilation: an int or a pair
@@ -259,7 +260,19 @@ def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     options = stride, pair(padding, "padding"), dilation, whole(groups, "groups")
     if input.dim() == 3:
         return _conv2d(input[None], weight, bias, *options)[0]
-    return _conv2d(input, weight, bias, *options)
+    return _conv2d(as_weight_lies(input, weight), weight, bias, *options)
+
+
+def as_weight_lies(x, weight):
+    """`x`, made channels-last if the weight is that: ``.to(memory_format=…)`` moves a network's
+    weights, and PyTorch lets these say how what it computes lies."""
+    if not isinstance(weight, torch.Tensor) or weight.is_contiguous() or x.dim() != 4:
+        return x
+    if torch._C._are_functorch_transforms_active():  # within which layouts can't be asked for
+        return x
+    if weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last):
+        return x.contiguous(memory_format=torch.channels_last)
+    return x
 
 
 def _padded(input, weight, stride, padding, dilation):

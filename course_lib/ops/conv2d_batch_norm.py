@@ -35,6 +35,7 @@ from course_lib.ops.batch_norm import (
 from course_lib.ops.checks import number, pair, require_tensor, whole
 from course_lib.ops.conv2d import (
     OPTIONS,
+    as_weight_lies,
 )
 from course_lib.ops.conv2d import (
     backward_by_torch as conv_backward_by_torch,
@@ -231,7 +232,7 @@ def conv2d_batch_norm(
     if not (eps := number(eps, "eps")) > 0:
         raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     y, *_ = _training(
-        input, weight, scale, shift, running_mean, running_var, pair(stride, "stride"),
+        as_weight_lies(input, weight), weight, scale, shift, running_mean, running_var, pair(stride, "stride"),
         pair(padding, "padding"), pair(dilation, "dilation"), whole(groups, "groups"),
         number(momentum, "momentum"), eps, bool(relu),
     )  # fmt: skip

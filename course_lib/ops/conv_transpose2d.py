@@ -10,6 +10,7 @@ from course_lib.ops.conv2d import (
     _empty,
     _like_bias_or_image,
     _memory_format,
+    as_weight_lies,
     check_options,
     check_types,
 )
@@ -197,8 +198,8 @@ def conv_transpose2d(
     """Transposed convolution of images, as `torch.nn.functional.conv_transpose2d`.
 
     input           (N, C, H, W) or (C, H, W); float32, float16 or bfloat16, on a CPU float64 too.
-                    Contiguous or channels-last, and the result the same; in other layouts it is
-                    copied
+                    The result is channels-last if input or weight is, else contiguous; other
+                    layouts are copied
     weight          (C, K/groups, R, S), of input's dtype
     bias            (K,) or None
     output_padding  rows and columns more at the result's far sides; like stride, padding and
@@ -216,4 +217,4 @@ def conv_transpose2d(
     )  # fmt: skip
     if input.dim() == 3:
         return _conv_transpose2d(input[None], weight, bias, *options)[0]
-    return _conv_transpose2d(input, weight, bias, *options)
+    return _conv_transpose2d(as_weight_lies(input, weight), weight, bias, *options)
