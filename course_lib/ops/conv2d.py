@@ -158,7 +158,7 @@ def _memory_format(x):
 
 
 def _format_of_result(x, weight):
-    """That of x. Images of one channel have both: strides say which is meant, as they do to PyTorch."""
+    """That of x. Images of one channel have both, and strides say which: so PyTorch reads them."""
     if x.shape[1] == 1 and x.is_contiguous(memory_format=torch.channels_last):
         if _says_channels_last(x) or _says_channels_last(weight):
             return torch.channels_last

@@ -232,8 +232,8 @@ def conv2d_batch_norm(
     if not (eps := number(eps, "eps")) > 0:
         raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
     y, *_ = _training(
-        as_weight_lies(input, weight), weight, scale, shift, running_mean, running_var, pair(stride, "stride"),
-        pair(padding, "padding"), pair(dilation, "dilation"), whole(groups, "groups"),
-        number(momentum, "momentum"), eps, bool(relu),
+        as_weight_lies(input, weight), weight, scale, shift, running_mean, running_var,
+        pair(stride, "stride"), pair(padding, "padding"), pair(dilation, "dilation"),
+        whole(groups, "groups"), number(momentum, "momentum"), eps, bool(relu),
     )  # fmt: skip
     return y
