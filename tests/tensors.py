@@ -5,6 +5,7 @@ import contextlib
 import torch
 
 from course_lib import SIMULATED
+from course_lib.kernels.operation import Ladder
 
 PLACE = "cpu" if SIMULATED else "cuda"
 
@@ -18,6 +19,22 @@ def close(found, expected, scale=1):
     assert found.dtype == expected.dtype and found.shape == expected.shape
     tolerance = 4 * scale * torch.finfo(expected.dtype).eps
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@contextlib.contextmanager
+def choosing(name, *operations):
+    """In this block, `operations` of ``course_lib.kernels`` take the rung called `name`.
+
+    Where the simulator is slow and the test is not about kernels, one that it runs quickly.
+    """
+    ladders = {
+        id(each): each for operation in operations for each in vars(operation).values()
+        if isinstance(each, Ladder) and name in each
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        for ladder in ladders.values():
+            stack.enter_context(ladder.choosing(name))
+        yield
 
 
 @contextlib.contextmanager

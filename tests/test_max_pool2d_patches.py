@@ -130,8 +130,9 @@ def test_windows_of_most_networks(
 def test_which_kernels_take_the_windows_of_most_networks(fixed, layout, dtype):
     options = dict(kernel_size=fixed.kernel, stride=fixed.stride, padding=fixed.padding)
     options["ceil_mode"] = fixed.padding == 0  # so that the output is x's size over the stride
-    x = image((2, 8, 16, 16), dtype, layout)
-    with launch.recorded() as record, planned(ENOUGH_PATCHES=0):
+    x = image((2, 8, 16, 16), dtype, layout).cpu()
+    chip = launch.Chip("H200", (9, 0), 227 << 10, 132)
+    with launch.planning(chip) as record, planned(ENOUGH_PATCHES=0):
         y, indices = pool.forward(x, index_dtype="uint8", **options)
         pool.backward(y, indices, x.shape, **options)
     width = 16 // dtype.itemsize

@@ -168,8 +168,9 @@ def test_vmap():
     close(torch.vmap(ops.cross_entropy)(x, target), torch.vmap(F.cross_entropy)(x, target))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype, reduction", [
+    (torch.float32, "none"), (torch.float16, "mean"), (torch.bfloat16, "none"),
+], ids=str)  # fmt: skip
 def test_opcheck(dtype, reduction):
     x = randn(3, 6, dtype=dtype, requires_grad=True)
     weight = torch.rand(6, device=PLACE).to(dtype)

@@ -6,9 +6,11 @@ asked for is the one that runs. What compares, measures, compiles or tests kerne
 knows no operation by name.
 """
 
+import contextlib
 import functools
 from collections.abc import Mapping
 
+from course_lib.runtime import launch as launching
 from course_lib.runtime.launch import chip_of
 
 #: What `variant` is where nobody asks for a rung.
@@ -56,6 +58,7 @@ class Ladder(Mapping):
         self._everywhere = {rung.name: rung for rung in rungs if rung.needs <= EVERY_CHIP}
         if self.auto and self.auto[0] in self._everywhere:
             self._everywhere[AUTO] = self[self.auto[0]]
+        self._instead = None  # the rung that AUTO takes within `choosing`
 
     def __getitem__(self, name):
         return self._rungs[name]
@@ -77,6 +80,24 @@ class Ladder(Mapping):
             known = ", ".join(self._rungs)
             raise ValueError(f"unknown variant {variant!r}; there are {known}, and {AUTO!r}")
 
+    @contextlib.contextmanager
+    def choosing(self, name):
+        """Within, AUTO takes the rung called `name`, in operators, modules and networks as well.
+
+        For all threads. Raises ValueError for a rung that there is not; one that this chip can't
+        run is refused when it is to run. Noted launches of other choices are not repeated.
+        """
+        self.require(name)
+        before = self._instead, self._everywhere.pop(AUTO, None), launching.choices
+        self._instead = None if name == AUTO else name
+        launching.choices = (*before[2], (id(self), name))
+        try:
+            yield
+        finally:
+            self._instead, everywhere, launching.choices = before
+            if everywhere is not None:
+                self._everywhere[AUTO] = everywhere
+
     def rung(self, variant, array, chosen=None):
         """The rung to run on the chip that `array` is on.
 
@@ -87,6 +108,8 @@ class Ladder(Mapping):
         if (found := self._everywhere.get(variant)) is not None:
             return found
         self.require(variant)
+        if variant == AUTO and self._instead is not None:
+            variant = self._instead
         if variant != AUTO:
             found = self[variant]
             if (has := chip_of(array)[0]) < found.needs:

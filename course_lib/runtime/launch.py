@@ -45,6 +45,7 @@ class Chip(NamedTuple):
 _simulated = device.use_simulator()
 _chip = Chip("simulator", (9, 0), 227 << 10, 8)  # few, as every block takes the simulator time
 _planning = False  # launches are noted, and none is run
+choices = ()  # what ladders were told to choose (`Ladder.choosing`): another, and all decide anew
 MOST_BLOCKS_IN_CLUSTER = 16
 MOST_PREPARED = 4096  # launches remembered; past it, all are prepared again
 _specialisations = {}

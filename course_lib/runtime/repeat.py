@@ -11,12 +11,12 @@ the workspace can be given back as soon as the launches that need it are started
 parts where nothing of the workspace is needed on both sides and results may take its place, if that
 saves memory worth a call of the allocator: gradients of a convolution, say, one after the other.
 
-Remembered under: dtype, shape, strides and device of each array, all other arguments, the stream
-and the thread. Repeated are only calls with PyTorch tensors that begin on a 16-byte boundary, and
-only runs whose arguments lay apart, and in which PyTorch did nothing but make arrays and look at
-them in another shape: while a run is noted, a mode of PyTorch's dispatcher watches. Every other
-call runs the launcher, as do all calls in the simulator. What the launcher computes must not depend
-on what arrays hold.
+Remembered under: dtype, shape, strides and device of each array, all other arguments, the stream,
+the thread and what ladders were told to choose. Repeated are only calls with PyTorch tensors that
+begin on a 16-byte boundary, and only runs whose arguments lay apart, and in which PyTorch did
+nothing but make arrays and look at them in another shape: while a run is noted, a mode of PyTorch's
+dispatcher watches. Every other call runs the launcher, as do all calls in the simulator. What the
+launcher computes must not depend on what arrays hold.
 """
 
 import functools
@@ -51,7 +51,8 @@ def repeated(n_arrays):
             index = _index_of(inputs[0])
             if index < 0:
                 return launcher(*inputs)
-            key, addresses, together = [index, launching._stream_of(index), get_ident()], [], 0
+            key = [index, launching._stream_of(index), get_ident(), launching.choices]
+            addresses, together = [], 0
             for x in inputs[:n_arrays]:
                 if x is None:
                     key.append(None)

@@ -7,10 +7,10 @@ one look-up, one new array, one call of the driver. In a model of many small ope
 (notebook 04).
 
 What a launch is remembered for: the launcher and its variant; dtype, shape and device of each
-input; the stream and the thread. Repeated are only calls with PyTorch tensors that are contiguous
-and begin on a 16-byte boundary, without `out`; what the launcher made must have been one launch on
-the inputs and a result like the last of them. Every other call runs the launcher, as do all calls
-in the simulator.
+input; the stream, the thread and what ladders were told to choose. Repeated are only calls with
+PyTorch tensors that are contiguous and begin on a 16-byte boundary, without `out`; what the
+launcher made must have been one launch on the inputs and a result like the last of them. Every
+other call runs the launcher, as do all calls in the simulator.
 """
 
 import functools
@@ -39,7 +39,10 @@ def replayed(launcher):
         if type(x) not in launching.tensor_types or not x.is_contiguous():
             return launcher(self, *inputs, **choice)
         index, address = x.get_device(), x.data_ptr()
-        key = (self, x.dtype, x.shape, index, launching._stream_of(index), get_ident())
+        key = (
+            self, x.dtype, x.shape, index, launching._stream_of(index), get_ident(),
+            launching.choices,
+        )  # fmt: skip
         addresses, together = [address], address
         if n_inputs > 1:
             for other in inputs[-2::-1]:

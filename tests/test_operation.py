@@ -1,0 +1,82 @@
+"""Ladders told from outside which rung to take."""
+
+import numpy as np
+import pytest
+import torch
+from tensors import PLACE, randn
+
+from course_lib import SIMULATED, ops
+from course_lib.kernels import batch_norm, conv2d, gemm, linear
+from course_lib.kernels.activation import relu
+from course_lib.runtime import launch as launching
+
+
+def launched(function, *inputs):
+    """Names of the kernels that a call launches."""
+    with launching.recorded() as launches:
+        function(*inputs)
+    return [getattr(kernel, "__name__", str(kernel)) for kernel, *_ in launches]
+
+
+def images():
+    return [np.ones(shape, np.float32) for shape in ((1, 2, 4, 4), (3, 2, 3, 3))]
+
+
+def test_auto_takes_the_rung_that_was_chosen():
+    x, weight = images()
+    usual = launched(conv2d.forward, x, weight, None)
+    with conv2d.FORWARD.choosing("tiled"):
+        assert launched(conv2d.forward, x, weight, None) == ["tiled_kernel"]
+        with conv2d.FORWARD.choosing("direct"):
+            assert launched(conv2d.forward, x, weight, None) == ["direct_kernel"]
+            with conv2d.FORWARD.choosing("auto"):
+                assert launched(conv2d.forward, x, weight, None) == usual
+        assert launched(conv2d.forward, x, weight, None) == ["tiled_kernel"]
+    assert launched(conv2d.forward, x, weight, None) == usual != ["direct_kernel"]
+    assert launching.choices == ()
+
+
+def test_the_rung_that_a_caller_names_is_taken_all_the_same():
+    x, weight = images()
+    with conv2d.FORWARD.choosing("tiled"):
+        assert launched(lambda: conv2d.forward(x, weight, None, variant="direct")) == [
+            "direct_kernel"
+        ]
+
+
+def test_a_ladder_that_every_chip_climbs_to_one_rung():
+    x = np.ones(64, np.float32)
+    before = launched(relu.forward, x)
+    with relu.FORWARD.choosing("naive"):
+        assert launched(relu.forward, x) != before
+    assert launched(relu.forward, x) == before
+
+
+def test_after_an_error_the_usual_rung_is_back():
+    with pytest.raises(ZeroDivisionError), linear.FORWARD.choosing("naive"):
+        raise ZeroDivisionError
+    assert launching.choices == () and linear.FORWARD is gemm.FORWARD
+    assert linear.FORWARD.rung("auto", np.ones(1)).name != "naive"
+
+
+def test_a_rung_that_there_is_not_is_refused_by_name():
+    with pytest.raises(ValueError, match="unknown variant 'fastest'; there are .*naive"):
+        with batch_norm.FORWARD.choosing("fastest"):
+            pass
+    assert launching.choices == ()
+
+
+def test_operators_follow_and_what_was_noted_is_not_repeated():
+    """On a GPU, where operators repeat launches that they have noted, above all."""
+    x, weight = randn(2, 4, 8, 8), randn(8, 4, 3, 3)
+    usual = [ops.conv2d(x, weight) for _ in range(4)][-1]
+    with conv2d.FORWARD.choosing("direct"):
+        names = [launched(ops.conv2d, x, weight) for _ in range(4)]
+        found = ops.conv2d(x, weight)
+    assert names[0] == ["direct_kernel"] and (not SIMULATED or names == names[:1] * 4)
+    torch.testing.assert_close(found, usual, rtol=1e-4, atol=1e-4)
+    y, dy = randn(128).relu(), randn(128)
+    leaf = y.clone().requires_grad_()
+    with relu.FORWARD.choosing("naive"), relu.BACKWARD.choosing("naive"):
+        (dx,) = torch.autograd.grad(ops.relu(leaf), leaf, dy)
+    assert dx.device.type == PLACE and torch.equal(dx, dy * (y > 0))
