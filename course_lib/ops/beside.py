@@ -13,13 +13,13 @@ _streams = {}  # (device, stream) -> the stream beside it
 
 
 def gradients(of, needs, like):
-    """What ``of(needs)`` returns: gradients of the input and of its weights, a tuple.
+    """What ``of(needs)`` returns, gradients of the input and of its weights, where `captured`.
 
     of     a function of which of them are wanted, which launches what makes these
     needs  whether each is wanted, that of the input first
     like   a tensor on the device
     """
-    if not (needs[0] and any(needs[1:]) and captured(like)):
+    if not (needs[0] and any(needs[1:])):
         return of(needs)
     current = torch.cuda.current_stream(like.device)
     place = current.device, current.stream_id

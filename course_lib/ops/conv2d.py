@@ -105,13 +105,14 @@ def room(x, weight, *options):
 
 
 def _backward_kernel(grad_output, x, weight, stride, padding, dilation, groups, needs):
-    options = tuple(stride), tuple(padding), tuple(dilation), groups
-    return gradients(grad_output, x, weight, *options, tuple(needs), precision.of_convolutions())
+    options = tuple(stride), tuple(padding), tuple(dilation), groups, tuple(needs)
+    find = captured_gradients if beside.captured(x) else _gradients
+    return find(grad_output, x, weight, *options, precision.of_convolutions())
 
 
-def gradients(grad_output, x, weight, stride, padding, dilation, groups, needs, exactness):
-    """(dx, dweight, dbias): what is not needed is empty. Tuples of whole numbers."""
-    options = stride, padding, dilation, groups
+def captured_gradients(grad_output, x, weight, *rest):
+    """(dx, dweight, dbias) in a graph, side by side: what is not needed is empty."""
+    *options, needs, exactness = rest
 
     def of(needs):
         return _gradients(grad_output, x, weight, *options, needs, exactness)

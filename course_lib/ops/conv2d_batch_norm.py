@@ -44,6 +44,9 @@ from course_lib.ops.conv2d import (
     by_torch as conv_by_torch,
 )
 from course_lib.ops.conv2d import (
+    captured_gradients as conv_gradients,
+)
+from course_lib.ops.conv2d import (
     check as conv_check,
 )
 from course_lib.ops.conv2d import (
@@ -54,9 +57,6 @@ from course_lib.ops.conv2d import (
 )
 from course_lib.ops.conv2d import (
     fake_backward as conv_fake_backward,
-)
-from course_lib.ops.conv2d import (
-    gradients as conv_gradients,
 )
 from course_lib.ops.conv2d import (
     room as conv_room,

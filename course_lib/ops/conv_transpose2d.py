@@ -89,12 +89,14 @@ def _backward_kernel(
     options = tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation)
     # Of a concatenation's gradient it is a slice: what copies it can't be repeated, all else can.
     grad_output = grad_output.contiguous(memory_format=_memory_format(x))
-    exactness = precision.of_convolutions()
+    needs, exactness = tuple(needs), precision.of_convolutions()
+    if not beside.captured(x):
+        return _gradients(grad_output, x, weight, *options, needs, exactness)
 
     def of(needs):
         return _gradients(grad_output, x, weight, *options, needs, exactness)
 
-    return beside.gradients(of, tuple(needs), x)
+    return beside.gradients(of, needs, x)
 
 
 @repeated(3)

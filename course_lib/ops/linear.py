@@ -54,11 +54,13 @@ def _by_torch(input, weight, bias, relu):
 
 def _backward_kernel(grad_output, input, weight, y, needs):
     needs, exactness = tuple(needs), precision.of_products()
-    if y is not None and beside.captured(input):  # both wait for it
-        grad_output, y = activation.relu.backward(grad_output, y), None
+    if not beside.captured(input):
+        return _gradients(grad_output, input, weight, y, needs, exactness)
+    if y is not None:  # both kinds of gradients wait for it
+        grad_output = activation.relu.backward(grad_output, y)
 
     def of(needs):
-        return _gradients(grad_output, input, weight, y, needs, exactness)
+        return _gradients(grad_output, input, weight, None, needs, exactness)
 
     return beside.gradients(of, needs, input)
 
