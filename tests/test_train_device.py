@@ -184,6 +184,7 @@ def test_a_compiler_that_fails_is_told_and_gone_on_without():
     found = device.compiled(model.eval(), torch.randn(4, 6), say=said.append, backend=broken)
     assert found is model and not model.training
     assert len(said) == 1 and "torch.compile does not work here" in said[0]
+    assert "no compiler here" in said[0] and "and more" not in said[0]
     assert "the run goes on without" in said[0] and "\n" not in said[0]
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     model(torch.randn(4, 6))  # and it computes

@@ -211,8 +211,12 @@ class _AccessPanel:
             room = side * self.per_sector > 16  # points, for "24–31": all sectors or none
             if len(lanes) > 1 and room and lanes == list(range(first, last + step, step)):
                 middle = LANE_COLOURS(lanes[len(lanes) // 2] / (LANES - 1))[:3]
+                options = {"color": ink_on(middle)}
+                if len(inside) <= inside[-1] - inside[0]:  # dark and pale cells take turns
+                    options = {"color": INK, "bbox": {"facecolor": PAPER, "edgecolor": "none",
+                                                      "alpha": 0.85, "pad": 0.8}}
                 axes.text((inside[0] + inside[-1]) / 2, line, f"{first}–{last}", ha="center",
-                          va="center", fontsize=5.5, color=ink_on(middle))
+                          va="center", fontsize=5.5, **options)
 
     def cells(self, addresses):
         """Column of the canvas -> lanes that ask for that element."""

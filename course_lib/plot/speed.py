@@ -285,6 +285,9 @@ def timeline(spans, *, unit="µs", title="", device="", date="", alt=None):
                   color=ink_on(shade))
     axes.set_yticks(range(len(actors)), actors)
     axes.set_ylim(len(actors) - 0.5, -0.5)
+    first, last = min(start for _, start, *_ in spans), max(end for _, _, end, _ in spans)
+    if 0 < first <= last - first:  # what came before the first span is part of what happened
+        axes.set_xlim(left=0)
     axes.set_xlabel(f"time ({unit})")
     axes.set_title(title, loc="left", fontweight="bold")
     caption(axes, device, date)

@@ -46,7 +46,7 @@ def influence(attempt: Attempt, failure: Failure, name: str) -> np.ndarray | Non
             again.execute(attempt.obj)
         except (OutOfBounds, IndexError, ValueError):
             return None  # the integers are places, such as a row's class: one more is none
-        shares[place] = _share(run, before, again)
+        shares[place] = _share(run, before, again, counted=x.dtype.kind != "f")
     return shares
 
 
@@ -73,13 +73,19 @@ def _changed(run: Run, name: str, values: np.ndarray) -> Case:
     return dataclasses.replace(run.case, inputs={**run.case.inputs, name: values})
 
 
-def _share(run: Run, before: dict[str, np.ndarray], again: Run) -> float:
-    """Return the change of the result over the change of the reference, where that is largest."""
+def _share(run: Run, before: dict[str, np.ndarray], again: Run, counted: bool) -> float:
+    """Return the change of the result over the change of the reference, where that is largest.
+
+    counted  the input is an integer: what counts it changes by one. All else makes of it what may
+             well come out the same, such as bits that are rounded or a class that there is not
+    """
     for name, expected in run.expected.items():
         if expected.size == 0:
             continue
         wanted = again.expected[name] - expected
         at = np.unravel_index(np.argmax(np.abs(wanted)), wanted.shape)
+        if counted and abs(wanted[at]) != 1:
+            return np.nan
         if abs(wanted[at]) > 1e-4:  # less could be lost in rounding
             moved = np.asarray(again.got[name], np.float64) - before[name]
             # A change somewhere else is no part of this element, and still not nothing.

@@ -110,11 +110,11 @@ def _values(failure: Failure) -> list[str]:
     place = element(name, index)
     lines = [
         _line("wrong", f"{int(failure.wrong.sum())} of {_count(got.size)}, the first is {place}"),
-        _line("expected", f"{place} = {number(got.dtype.type(expected[index]))}"),
-        _line("got", f"{place} = {number(got[index])}"),
+        _line("expected", f"{place} = {_result(got.dtype.type(expected[index]))}"),
+        _line("got", f"{place} = {_result(got[index])}"),
     ]
     same_place = [
-        f"{element(other, index)} = {number(run.case.inputs[other][index])}"
+        f"{element(other, index)} = {_result(run.case.inputs[other][index])}"
         for other in _shown(run)
         if np.shape(run.case.inputs[other]) == got.shape and got.size > 1
     ]
@@ -123,8 +123,8 @@ def _values(failure: Failure) -> list[str]:
     difference = abs(float(got[index]) - float(expected[index]))
     with np.errstate(invalid="ignore"):
         near = np.abs(got.astype(np.float64) - expected) <= 1e-3 * np.abs(expected)
-    if not failure.cause and near[failure.wrong].all():
-        lines.append(_line("off by", f"{difference:.2g}, which is more than rounding makes here"))
+    if got.dtype.kind == "f" and not failure.cause and near[failure.wrong].all():
+        lines.append(_line("off by", f"{difference:.2g}, more than the rounding of right answers"))
     return lines
 
 
@@ -152,6 +152,13 @@ def number(value: np.generic | float) -> str:
     """Return a number with as many digits as its type can tell apart."""
     value = np.asarray(value)[()]
     return str(value)
+
+
+def _result(value: np.generic) -> str:
+    """Return a number of the output's: as for `number`, but the bits of a float32 as such."""
+    if isinstance(value, np.uint32):
+        return f"{int(value):#010x}, the bits of {number(value.view(np.float32))}"
+    return number(value)
 
 
 def _count(elements: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from course_lib.teach.writers import Writers, stored_in_order
 #: Loop iterations without any thread finishing, after which a launch counts as endless. Cases have
 #: a few hundred elements, so that right kernels stay far below.
 MAX_STEPS = 50_000
+RACES = "race", "race-between-blocks"  # kinds of findings
 
 
 @dataclass
@@ -285,7 +287,11 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
     except Exception as error:  # whatever the learner's code raises is the finding
         failure = Failure("raised", run, error=error)
     if engine.findings:
-        return Failure("finding", run, finding=_telling(engine.findings), also=failure)
+        told = _telling(engine.findings)
+        changed = failure.array if failure is not None and failure.problem == "input" else None
+        if changed and told.kind in RACES and re.search(rf"\b{changed}\b", told.message):
+            return failure  # no barrier would mend that
+        return Failure("finding", run, finding=told, also=failure)
     if failure is None and engine.twice:
         name, place, *_ = engine.twice
         index = np.unravel_index(place, run.arrays[name].shape)

@@ -144,9 +144,8 @@ def compiled(model, example, *, precision="float32", say=None, **options):
     except (torch.cuda.OutOfMemoryError, KeyboardInterrupt):
         raise
     except Exception as error:  # whatever compilers stumble over
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if say is not None:
-            say(f"torch.compile does not work here ({first}): the run goes on without.")
+            say(f"torch.compile does not work here ({_said(error)}): the run goes on without.")
         torch._dynamo.reset()
         found = model
     finally:
@@ -155,6 +154,13 @@ def compiled(model, example, *, precision="float32", say=None, **options):
             p.grad = gradient
         model.train(training)
     return found.train(training)
+
+
+def _said(error):
+    """The first line of what an error says; where that only announces the next one, both."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    n = 2 if lines and lines[0].endswith(":") else 1
+    return " ".join(lines[:n]) or type(error).__name__
 
 
 def checkpointed(model):

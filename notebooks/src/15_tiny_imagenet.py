@@ -52,7 +52,8 @@ print("records are of an", records["device"]["name"])
 # photographs each to learn from and 10,000 more to be tested with, in colour, 64 × 64 pixels. It is the
 # smallest set on which people take a network for photographs seriously, and it is a hard one: guides
 # report 35 to 45 % of the test photographs for plain networks like ours, and about 60 % for a ResNet-18.
-# What this course's own runs reached stands in section 5.
+# What this course's own runs reached stands in section 5. One recipe of such a guide (Adam, no augmentation) stays far below what the guide
+# reports, with PyTorch's layers as with ours: it learns its pictures by heart, which is what the rest of the lesson cures.
 #
 # The photographs are not part of this course. Whoever has them, in a folder `tiny-imagenet-200` within the
 # folder that the environment variable `COURSE_DATA` names, sees ten of their classes below. Everybody
@@ -255,7 +256,7 @@ print(f"the first gradient: {right_gradient:.2f} with logits, {twice_gradient:.3
 # $e^1$ and $e^0$ are all that it gets to see: no class can stand out. With 200 classes only a fifth of the way to 0 is
 # open. And the gradient is more than a hundred times as small: it has to pass through both softmaxes, and each of them
 # multiplies by probabilities of about 1/200. What is worse: once the first softmax is sure of one class (of
-# any), its gradient is 0 in float32. That is where the curve lies still. With two classes hardly anything is to
+# any), its gradient is 0 in float32. That is why the curve hardly falls. With two classes hardly anything is to
 # be seen, and this is why the fault lives long: it is small where people test, and ruins what they then train.
 #
 # A rule: **a network ends in logits.** Who wants probabilities takes a softmax *of them*, outside of training.
@@ -354,7 +355,7 @@ plot.curves(range(1, 31), {f"{who}, {which}": [100 * entry[key] for entry in his
             xlabel="epoch", ylabel="pictures that it knows (%)", title=f"{len(few)} pictures, thirty times each")
 
 # %% [markdown]
-# Without augmentation the network soon knows every picture it has learned from, and the unseen ones no better than before: it has learned them *by
+# Without augmentation the network soon knows every picture it has learned from, and the unseen ones long no better: it has learned them *by
 # heart* (**overfitting**). With it, no picture comes twice, and there is nothing to learn by heart. The gap between the two
 # curves of a network is the thing to look at: where there is none, neither augmentation nor smoothing has anything to cure,
 # and both only slow the learning down.
@@ -447,7 +448,7 @@ print(f"a network that answers NaN: {known(1, np.full_like(answers, np.nan)).sum
 #
 # And the real set, with all 200 classes? Each line is a run of the command: its layers, how many epochs, and what share of the pictures it
 # knew in the end, of those that it has learned from and of the 10,000 others. **Predict** from section 4 in which of the runs the first number is
-# far above the second, and in which it is *below*. (`mixed` is MixUp with CutMix: section 7.)
+# far above the second, and in which it is *below*. (`mixed` is MixUp, section 7, with CutMix, which puts a rectangle of one picture into another.)
 
 # %%
 runs = measured("tiny_imagenet.runs")
@@ -501,7 +502,7 @@ for c in np.argsort(per_class, kind="stable")[:5]:
 # rate, at least its bytes divided by the bandwidth, and never less than two microseconds or so, until it is there and gone again.
 
 # %%
-RATE, BANDWIDTH, FLOOR, BATCH = 40e12, 4.0e12, 2.0, 128  # FLOP/s in float32, bytes/s, µs
+RATE, BANDWIDTH, FLOOR, BATCH = 40e12, 4.0e12, 2.0, 128  # of an H200, about: FLOP/s in float32 (lesson 8), bytes/s (lesson 4), µs
 
 
 def least(flops, floats):
@@ -569,11 +570,12 @@ def show_share(found):
 
 for record in measured("tiny_imagenet.training"):
     quickest = min(record["rows"], key=lambda row: row["microseconds"])
-    print(f"predicted {sum(step.values()):.0f} µs; recorded {quickest['microseconds']:,.0f} µs at best ({quickest['label']})")
+    predicted = f"predicted {sum(step.values()):.0f} µs; " if record["precision"] == "float32" else ""
+    print(f"{record['precision']}: {predicted}recorded {quickest['microseconds']:,.0f} µs at best ({quickest['label']})")
 show_share(measured("tiny_imagenet.softmax"))
 
 # %% [markdown]
-# Close, and some of that is luck: real convolutions stay below the arithmetic's rate, kernels that do two things at once move less than the sum says, and choosing and moving
+# In float32, for which the prediction was made, it is close, and some of that is luck: real convolutions stay below the arithmetic's rate, kernels that do two things at once move less than the sum says, and choosing and moving
 # the pictures is not in it. One that is off by a factor of two would have been worth having, too: it says where to look, and that softmax is not the place.
 
 # %% [markdown]
@@ -632,8 +634,8 @@ print(f"softmax and its gradient: {sum(t for n, t in found.items() if 'softmax' 
 
 # %% [markdown]
 # Is `aten::mm` among the first? That is the linear layer: its four million weights are read, and their gradient is written, as often for eight pictures as for
-# 128, of which convolutions would take most. Softmax takes far less than one percent, on a CPU too. `--profile` makes the command keep
-# such a table, and a trace that can be looked through in a browser (Perfetto).
+# 128, of which convolutions would take most. With so few pictures softmax's share is larger than on the GPU, a few percent at most; it is small all the same. (What is printed in red is PyTorch's profiler looking
+# for a GPU.) `--profile` makes the command keep such a table, and a trace that can be looked through in a browser (Perfetto).
 
 # %% [markdown]
 # ## 7 · Two pictures in one

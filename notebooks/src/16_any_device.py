@@ -246,7 +246,7 @@ print(f"{len(g):,} gradients that are not 0, half of them below {g.median():.0e}
       f"in float16 {(g.half() == 0).float().mean():.1%} are 0")
 
 # %% [markdown]
-# They are gone, and everything behind them in the network learns nothing from them. (Others are *nearly* gone: near the end of the range a float16 has
+# Few, here. They are gone all the same, and what is behind them in the network learns nothing from them; deeper networks lose more. (Others are *nearly* gone: near the end of the range a float16 has
 # one or two bits.) The cure is simple. Multiply the **loss** by a large number, the **scale**. The chain rule multiplies every gradient by it. Before
 # the update, divide by it again, in float32. **Predict** which scales will do: too small, and gradients vanish; too large, and …
 
@@ -255,7 +255,7 @@ exponents = np.arange(0, 37, 2)
 scaled = [(g * 2.0**int(k)).half() for k in exponents]
 plot.curves(exponents, {"vanish": [100 * (s == 0).float().mean() for s in scaled],
                         "overflow to infinity": [100 * s.isinf().float().mean() for s in scaled]},
-            xlabel="scale: 2 to the power of", ylabel="share of the gradients (%)",
+            xlabel="scale: 2 to the power of", ylabel="share of the gradients (%)", log="y",
             title="float16 needs a scale from the middle")
 
 # %% [markdown]
@@ -317,12 +317,12 @@ for number in range(60):
     loud = (torch.tensor(some) * growing * scale[0]).half().float().numpy()  # as float16 leaves them
     y, found = np.zeros_like(loud), np.zeros(1, dtype=np.int32)
     divide[1, 256](loud, scale, y, found)
-    trace.append(math.log2(scale[0]))
+    trace.append(scale[0])
     skipped += found[0]
     decide[1, 32](found, scale.copy(), good.copy(), np.float32(2), np.float32(0.5), 5, scale, good)
 
 # %%
-plot.curves(range(60), {"scale": trace}, xlabel="step", ylabel="scale: 2 to the power of",
+plot.curves(range(60), {"scale": trace}, xlabel="step", ylabel="scale", log="y",
             title=f"It climbs until it falls: {skipped} of 60 steps are left out")
 
 # %% [markdown]
@@ -398,7 +398,7 @@ for recompute in (False, True):
     print(f"computed again: {str(recompute):5} {took * 1e3:.0f} ms")
 
 # %% [markdown]
-# (The count is of what lies there when the forward pass has ended; on the way back one block at a time comes on top.) The gradients are the same bits, since the same is computed
+# It takes longer by what a forward pass takes: about a third, where a CPU is not busy with something else. (The count is of what lies there when the forward pass has ended; on the way back one block at a time comes on top.) The gradients are the same bits, since the same is computed
 # twice. Dropout has to draw the same mask again, and a running mean of batch norm must not move twice: a library has to see to that.
 #
 # **Gradient accumulation** computes a batch in parts, one after the other, and adds the gradients up. Only one part's activations are there at a time. The mean of the
@@ -698,7 +698,7 @@ for record in training_levers:
 #
 # Levers multiply where they pull at different things. Capture alone brought next to nothing, for in float32 the chip had enough to do. With bfloat16 and channels-last it brings ours most,
 # since now the host is in the way. Channels-last alone made training faster, and the forward pass *slower*. Checkpointing did what you predicted in section 4. And `torch.compile`, which section 6 probes for good reason,
-# failed for one of the two.
+# failed for the step of training.
 #
 # In float32 our captured step of training is faster than PyTorch's; our forward pass is not. In bfloat16 PyTorch's step wins, and clearly: 16 bits bring its convolutions more than they bring ours. Nor do they
 # help ours at all as long as Python starts the kernels one by one: they were slower than in float32. Who wants the last factor takes cuDNN; who wants to know where it comes from compares the profiles of both.

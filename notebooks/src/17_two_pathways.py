@@ -260,7 +260,7 @@ print(f"one kernel: {kernel_bytes:.1f} bytes for each number; five kernels: {pro
 # `block_sum(value, scratch)` gives all threads of the block the sum (lesson 2).
 #
 # Atomics would be shorter. But the sum of float32 numbers depends on their order, and atomics come in any
-# order: the same training run would give other weights each time. So this check compares *bits*.
+# order: the same training run would give other weights each time. So this check lets the threads come in several orders, and wants the same *bits* of each.
 
 # %% exercise="integrate_backward"
 @cuda.jit

@@ -64,6 +64,12 @@ CHOICE = "\n  expected  "
 mistakes("pick_device",
     ("pick_falls_back_in_silence", CHOICE, MISSING, ""),
     ("pick_takes_any_name", CHOICE, KNOWN, ""),
+    ("pick_takes_parts_of_names", CHOICE, 'wanted not in (None, "auto", "mps", "cuda", "cpu"):',
+     'wanted is not None and wanted not in "auto mps cuda cpu":'),
+    ("pick_takes_longer_names", CHOICE, 'wanted not in (None, "auto", "mps", "cuda", "cpu"):',
+     'wanted and not wanted.startswith(("auto", "mps", "cuda", "cpu")):'),
+    ("pick_takes_no_name_for_none", CHOICE, "if wanted not in (None, ",
+     "if wanted and wanted not in (None, "),
     ("pick_does_not_know_auto", CHOICE, '(None, "auto", "mps", "cuda", '
      '"cpu")', '(None, "mps", "cuda", "cpu")'),
     ("pick_cuda_first", CHOICE, 'if wanted in (None, "auto", "mps") and find_mps()',
@@ -254,7 +260,7 @@ def clip_by_one_comparison(g, squares, max_norm, y):
     norm, i = ZERO, cuda.grid(1)
     for k in range(squares.size - 1, -1, -1):
         norm += squares[k]
-    norm = math.sqrt(norm)
+    norm = math.sqrt(norm) + TINY
     while i < g.size:
         y[i] = g[i]
         if norm > max_norm:
@@ -290,6 +296,8 @@ mistakes("clip",
     ("clip_divides_by_zero", VALUES, FACTOR, "max_norm / max(math.sqrt(total), max_norm) "
      "if total > ZERO else ZERO", "g[i] * factor", "g[i] / math.sqrt(total) * math.sqrt(total) "
      "* factor"),
+    ("clip_without_tiny", VALUES, "(math.sqrt(total) + TINY)", "math.sqrt(total)"),
+    ("clip_tiny_under_the_root", VALUES, "(math.sqrt(total) + TINY)", "math.sqrt(total + TINY)"),
     ("clip_to_one", VALUES, FACTOR, "min(ONE / (math.sqrt(total) + TINY), ONE)"),
     ("clip_norm_of_its_own", VALUES, "        y[i] = g[i] * factor",
      "        y[i] = g[i] * min(max_norm / (abs(g[i]) + TINY), ONE)"),
@@ -326,6 +334,7 @@ KEPT = "min(decay, (ONE + n) / (NEW + n))"
 mistakes("ema",
     ("ema_old_from_the_start", VALUES, KEPT, "decay"),
     ("ema_young_for_ever", VALUES, KEPT, "(ONE + n) / (NEW + n)"),
+    ("ema_old_from_a_hundredth_on", VALUES, KEPT, "(ONE + n) / (NEW + n) if n < 100 else decay"),
     ("ema_takes_the_larger", VALUES, KEPT, "max(decay, (ONE + n) / (NEW + n))"),
     ("ema_by_the_next_step", VALUES, "np.float32(steps[0])", "np.float32(steps[0] + 1)"),
     ("ema_from_zero", VALUES, "(ONE + n)", "n"),
@@ -346,10 +355,4 @@ mistakes("ema",
 
 EQUIVALENT.update({
     ("pick_device", "change constant: 0 → -1"): "no chip has a capability between 7.5 and 8.0",
-    ("clip", "drop operand: math.sqrt(total) + TINY → math.sqrt(total)"): (
-        "a float32 divided by 0 is infinite on a GPU, and the factor is 1"
-    ),
-    ("clip", "change operator: math.sqrt(total) + TINY → math.sqrt(total) - TINY"): (
-        "a millionth more or less of a norm"
-    ),
 })  # fmt: skip

@@ -373,7 +373,8 @@ def _calls(rng, tree):
             # Some begin with what called them, and some when the one before has just ended.
             clock += rng.choice([0.0, rng.uniform(1, 9)])
             one(next(counts))
-        clock += rng.uniform(1, 9)
+        # Some end with the last that they called.
+        clock += rng.choice([0.0, rng.uniform(1, 9)]) if made else rng.uniform(1, 9)
         end[number] = clock
 
     for made in counts:

@@ -26,6 +26,7 @@ from course_lib.teach.work import Spares
 ZERO, ONE, INF, TINY = np.float32(0), np.float32(1), np.float32(np.inf), np.float32(1e-6)
 NEW = np.float32(10)
 EXPONENT = 0x7F800000  # the eight bits of a float32's exponent
+SHORT = object()  # of a case of `clip`: gradients so short that TINY shows
 
 
 # ---- pick_device -----------------------------------------------------------------------------
@@ -133,6 +134,9 @@ def _picked_cases(rng):
         ("mps", False, (0, 0)),
         ("gpu", True, new),
         ("CUDA", False, new),
+        ("cuda:0", True, new),
+        ("cp", False, new),
+        ("", True, (0, 0)),
         ("cuda", False, (12, 0)),
     ]
     return [
@@ -441,6 +445,7 @@ def _clip_cases(rng):
         (3, 2, 0.25, 1, 32),
         (4, 3, 1.5, 2, 1),
         (2, 1, None, 1, 32),
+        (3, 1, SHORT, 1, 32),
         (9, 4, 0.1, 1, 4),
         (33, 2, 3.0, 2, 16),
         (40, 5, 0.9, 2, 32),
@@ -454,6 +459,8 @@ def _clip_cases(rng):
         everything = numbers(rng, n + 3 * parts, 2.0, 1.5).astype(np.float64)
         if share is None:
             everything[:] = 0.0
+        if share is SHORT:  # a norm of three times TINY
+            share, everything = 0.5, everything * (3e-6 / np.linalg.norm(everything))
         squares = np.array([part @ part for part in np.array_split(everything, parts)])
         norm = np.sqrt(squares.sum())
         found.append(case(
@@ -509,6 +516,7 @@ def _ema_cases(rng):
         (0, 3, 1, 32),
         (2, 5, 2, 1),
         (3, 200, 1, 32),
+        (5, 300, 1, 32),
         (7, 1, 1, 4),
         (33, 40, 2, 32),
         (40, 100_000, 1, 16),
@@ -518,7 +526,8 @@ def _ema_cases(rng):
     ]
     return [
         case(grid, block, weight=numbers(rng, n, 2.0, 1.5), average=numbers(rng, n, 1.0, -3.0),
-             steps=np.array([steps]), decay=np.float32(rng.uniform(0.9, 0.99)))
+             steps=np.array([steps]),
+             decay=np.float32(rng.uniform(*((0.998, 0.9995) if steps == 300 else (0.9, 0.99)))))
         for n, steps, grid, block in launches
     ]  # fmt: skip
 
