@@ -319,6 +319,39 @@ def test_what_is_added_to_is_read_and_not_left_out():
     assert "never written" not in message and "`+=` in place of `=`" in message
 
 
+@cuda.jit
+def rounds_ties_up(x, kept, y):
+    drop = 23 - kept
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+        bits = np.int64(x[i])
+        if bits & 0x7F800000 != 0x7F800000:
+            bits = bits + (1 << (drop - 1)) >> drop << drop
+        y[i] = bits
+
+
+def test_bits_that_are_rounded_have_a_part_in_the_result():
+    for seed in range(4):
+        with pytest.raises(CheckFailed) as caught:
+            check("round_bits", rounds_ties_up, seed=seed)
+        assert "no part" not in str(caught.value)
+        assert re.search(r"expected  y\[\d+\] = 0x[0-9a-f]{8}, the bits of ", str(caught.value))
+
+
+@cuda.jit
+def counts_the_step(weight, average, steps, decay, y):
+    kept = min(decay, (1 + steps[0]) / np.float32(10 + steps[0]))
+    for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        y[i] = average[i] + (ONE - kept) * (weight[i] - average[i])
+    if cuda.grid(1) == 0:
+        steps[0] += 1
+
+
+def test_of_an_input_that_is_changed_no_barrier_is_asked_for():
+    """Others may have read it before or not: a race, which no barrier mends."""
+    message = told("ema", counts_the_step)
+    assert "it changes its input steps" in message and "syncthreads" not in message
+
+
 def test_integers_that_are_places_are_left_alone():
     """One more than the last place is none: the reference refuses it, and nothing is said."""
     exercise = exercises()["max_pool_backward"]
