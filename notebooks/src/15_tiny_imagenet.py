@@ -188,7 +188,7 @@ for site in trace.sites:
               f"{site.sectors / site.requests:.1f} sectors each")
 
 # %% [markdown]
-# A warp's 32 floats are four whole sectors. Its 32 bytes lie in 96, so three sectors, of which it uses a third. The
+# Where neighbours write beside each other, a warp's 32 floats are four whole sectors. (If yours go through the channels first, they are six, and one is read.) Its 32 bytes lie in 96, so three sectors, of which it uses a third. The
 # other two channels ask for the same sectors again, and find them in the cache. Memory gives each byte once: 60 KB
 # go through it, 48 of which are written. To read better would save next to nothing.
 

@@ -746,4 +746,4 @@ progress()
 # %% [markdown]
 # ## What comes next
 #
-# Take a run of lesson 15 and pull the levers one at a time, each with a prediction. `docs/commands.md` has all options. Write the prediction down *before*: it is the only way to be surprised.
+# Lesson 17 builds the network of two pathways that section 4 borrowed. Before that, take a run of lesson 15 and pull the levers one at a time, each with a prediction. `docs/commands.md` has all options. Write the prediction down *before*: it is the only way to be surprised.
