@@ -28,26 +28,49 @@ def influence(attempt: Attempt, failure: Failure, name: str) -> np.ndarray | Non
     run, x = failure.run, np.asarray(failure.run.case.inputs[name])
     if not isinstance(run.engine, Simulator) or x.ndim == 0 or not 0 < x.size <= MOST:
         return None  # a plain number says how large something is: it has no part in a sum
-    if run.exercise.kind == "function" and x.dtype.kind != "f":
+    counted = x.dtype.kind != "f"
+    if counted and not _counts(run, x):
         return None  # nor has an integer, where nothing is counted: it may be a place, or a choice
     before = {key: np.asarray(run.got[key], np.float64) for key in run.expected}
     if not all(np.isfinite(each).all() for each in before.values()) or not _linear(run, name):
         return None
     shares = np.full(x.shape, np.nan)
+    step = x.dtype.type(1) if counted else np.float32(1) + abs(x).max()
     for place in np.ndindex(x.shape):
-        changed = x.copy()
-        if x.dtype.kind == "f":
-            changed[place] += np.float32(1) + abs(x).max()
-        else:
-            changed[place] ^= x.dtype.type(1)
-        case = _changed(run, name, changed)
-        try:
-            again = Run(run.exercise, case, Simulator(run.engine.order, attempt.seed))
-            again.execute(attempt.obj)
-        except (OutOfBounds, IndexError, ValueError):
+        again = _again(attempt, run, name, place, step)
+        if again is None:
             return None  # the integers are places, such as a row's class: one more is none
-        shares[place] = _share(run, before, again, counted=x.dtype.kind != "f")
+        shares[place] = _share(run, before, again, counted)
+        if shares[place] == 0 and not counted:
+            # What is compared may move nothing on its way up, and all on its way down.
+            again = _again(attempt, run, name, place, -step)
+            if again is None or any((again.got[key] != before[key]).any() for key in before):
+                shares[place] = np.nan
     return shares
+
+
+def _again(attempt: Attempt, run: Run, name: str, place: tuple[int, ...], step) -> Run | None:
+    """Run it with one element of an input changed by `step`; None for what it can't take."""
+    changed = np.asarray(run.case.inputs[name]).copy()
+    if changed.dtype.kind == "f":
+        changed[place] += step
+    else:
+        changed[place] ^= step
+    case = _changed(run, name, changed)
+    try:
+        again = Run(run.exercise, case, Simulator(run.engine.order, attempt.seed))
+        again.execute(attempt.obj)
+    except (OutOfBounds, IndexError, ValueError):
+        return None
+    return again
+
+
+def _counts(run: Run, x: np.ndarray) -> bool:
+    """Tell whether a result counts the elements of `x`, as a histogram does."""
+    return run.exercise.kind != "function" and any(
+        each.size > 1 and (each >= 0).all() and each.sum() == x.size
+        for each in run.expected.values()
+    )
 
 
 def _linear(run: Run, name: str) -> bool:
@@ -76,8 +99,7 @@ def _changed(run: Run, name: str, values: np.ndarray) -> Case:
 def _share(run: Run, before: dict[str, np.ndarray], again: Run, counted: bool) -> float:
     """Return the change of the result over the change of the reference, where that is largest.
 
-    counted  the input is an integer: what counts it changes by one. All else makes of it what may
-             well come out the same, such as bits that are rounded or a class that there is not
+    counted  the input is an integer: what counts it changes by one
     """
     for name, expected in run.expected.items():
         if expected.size == 0:

@@ -15,6 +15,8 @@ from course_lib.teach.places import where
 from course_lib.teach.raised import meaning
 from course_lib.teach.running import Attempt, Failure, Run
 
+MOST_SHOWN = 24  # numbers of a two-dimensional input, of which a message has all
+
 
 class CheckFailed(AssertionError):
     """The object under check is wrong; the message holds all there is to say."""
@@ -172,6 +174,9 @@ def _summary(value: np.ndarray) -> str:
         shape = _count(value.size)
     else:
         shape = " × ".join(map(str, value.shape))
+    if value.ndim == 2 and 6 < value.size <= MOST_SHOWN:  # a row a line, to reckon with
+        rows = np.array2string(value, separator=", ", max_line_width=200, prefix=" " * 12)
+        return f"{value.dtype}, {shape}:\n{' ' * 12}{rows}"
     if value.size == 0 or (value.ndim > 1 and value.size > 6):
         return f"{value.dtype}, {shape}"
     values = np.array2string(
