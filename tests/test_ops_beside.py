@@ -34,8 +34,10 @@ def told(monkeypatch):
     @contextlib.contextmanager
     def within(stream):
         current.append(stream)
-        yield
-        current.pop()
+        try:
+            yield
+        finally:
+            current.pop()
 
     monkeypatch.setattr(beside, "captured", lambda like: True)
     monkeypatch.setattr(beside, "_streams", {})
@@ -63,6 +65,19 @@ def test_weights_have_a_stream_of_their_own_and_both_join(told):
     with within(Stream("another", told, 7)):  # as of a pathway of its own
         beside.gradients(of, (True, True, True), LIKE)
     assert told[0] == "side 1 waits for another" and told[-1] == "another waits for side 1"
+
+
+def test_after_an_error_the_streams_have_joined(told):
+    told, of, _ = told
+    for fails in ((False, True, True), (True, False, False)):
+        told.clear()
+
+        def failing(needs, fails=fails):
+            return 1 / 0 if needs == fails else of(needs)
+
+        with pytest.raises(ZeroDivisionError):
+            beside.gradients(failing, (True, True, True), LIKE)
+        assert told[-1] == "main waits for side 0"
 
 
 @pytest.mark.parametrize("needs", [(True, False, False), (False, True, True)])

@@ -27,10 +27,12 @@ def gradients(of, needs, like):
     if beside is None:
         beside = _streams[place] = torch.cuda.Stream(like.device)
     beside.wait_stream(current)
-    with torch.cuda.stream(beside):
-        others = of((False, *needs[1:]))
-    first = of((True, *(False for _ in needs[1:])))
-    current.wait_stream(beside)
+    try:
+        with torch.cuda.stream(beside):
+            others = of((False, *needs[1:]))
+        first = of((True, *(False for _ in needs[1:])))
+    finally:
+        current.wait_stream(beside)  # after an error, too: a graph must end on one stream
     return first[0], *others[1:]
 
 

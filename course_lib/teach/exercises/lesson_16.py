@@ -511,24 +511,24 @@ def _ema_reference(weight, average, steps, decay):
 
 
 def _ema_cases(rng):
+    short, long = (0.9, 0.99), (0.998, 0.9995)  # between which the decay is drawn
     launches = [
-        (1, 0, 1, 32),
-        (0, 3, 1, 32),
-        (2, 5, 2, 1),
-        (3, 200, 1, 32),
-        (5, 300, 1, 32),
-        (7, 1, 1, 4),
-        (33, 40, 2, 32),
-        (40, 100_000, 1, 16),
-        (65, 12, 3, 32),
-        (90, 1000, 1, 64),
-        (drawn(rng, 530, 700), drawn(rng, 20, 60), 2, 256),
+        (1, 0, short, 1, 32),
+        (0, 3, short, 1, 32),
+        (2, 5, short, 2, 1),
+        (3, 200, short, 1, 32),
+        (5, 300, long, 1, 32),
+        (7, 1, short, 1, 4),
+        (33, 40, short, 2, 32),
+        (40, 100_000, short, 1, 16),
+        (65, 12, long, 3, 32),
+        (90, 1000, short, 1, 64),
+        (drawn(rng, 530, 700), drawn(rng, 20, 60), short, 2, 256),
     ]
     return [
         case(grid, block, weight=numbers(rng, n, 2.0, 1.5), average=numbers(rng, n, 1.0, -3.0),
-             steps=np.array([steps]),
-             decay=np.float32(rng.uniform(*((0.998, 0.9995) if steps == 300 else (0.9, 0.99)))))
-        for n, steps, grid, block in launches
+             steps=np.array([steps]), decay=np.float32(rng.uniform(*decays)))
+        for n, steps, decays, grid, block in launches
     ]  # fmt: skip
 
 
