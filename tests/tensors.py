@@ -23,16 +23,16 @@ def close(found, expected, scale=1):
 
 @contextlib.contextmanager
 def choosing(name, *operations):
-    """In this block, `operations` of ``course_lib.kernels`` take the rung called `name`.
+    """In this block the simulator gets the rung called `name` of these operations' ladders.
 
-    Where the simulator is slow and the test is not about kernels, one that it runs quickly.
+    One that it runs quickly, for tests that are not about kernels. A GPU takes its own choice.
     """
     ladders = {
         id(each): each for operation in operations for each in vars(operation).values()
         if isinstance(each, Ladder) and name in each
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
-        for ladder in ladders.values():
+        for ladder in ladders.values() if SIMULATED else ():
             stack.enter_context(ladder.choosing(name))
         yield
 

@@ -3,7 +3,6 @@
 On PyTorch's layers, where the simulator would only take time.
 """
 
-import contextlib
 import copy
 import functools
 import itertools
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 import two_processes
 from tensors import PLACE, choosing, randn
 
-from course_lib import SIMULATED, models, nn
+from course_lib import models, nn
 from course_lib.kernels import conv2d
 from course_lib.models import pathways
 from course_lib.models.continuous_integration import DEPTHS, INTEGRATION_POINTS, brightness_of
@@ -55,8 +54,7 @@ def test_one_step_on_our_kernels_is_pytorchs():
     """Recomputed, too: what our kernels write to statistics, they write once."""
     make = functools.partial(two_pathways, base_channels=1, integration_points="early")
     x, target = randn(2, 3, 4, 4), torch.tensor([0, 2], device=PLACE)
-    # The simulator is slow: the rung that it takes least time for.
-    with choosing("tiled", conv2d) if SIMULATED else contextlib.nullcontext():
+    with choosing("tiled", conv2d):
         ours, theirs = (one_step(make, x, target, layers) for layers in (nn, torch.nn))
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
 
