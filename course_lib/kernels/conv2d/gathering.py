@@ -164,7 +164,9 @@ def _launch_halo(gather, problem, source, weight, bias, result, precision):
     if plan is None or not aligned:
         return False
     # Only now: where there is no plan, the caller lays the weights out.
-    if kernels is not halo_plan or plan.source != "by_element":
+    if kernels is halo_plan and plan.source == "by_element":
+        weight = arrays.contiguous(weight)
+    else:
         weight = formatted(weight, problem)
     more = (mode,) if kernels is halo_plan else ()
     kernels.run(gather, plan, problem, source, weight, bias, result, *more)
