@@ -245,7 +245,7 @@ def forward(x, *, variant=AUTO, out=None):
     """y[n, c] = mean of x[n, c, :, :]; x N·C·H·W, contiguous or channels-last, y N·C.
 
     `out`, if given, receives y, and may be float32 whatever x is. The mean of an empty plane is
-    NaN, as in PyTorch. An `x` of another memory layout is copied to a contiguous one first. Raises
+    NaN, as in PyTorch. An `x` of another memory layout is copied first. Raises
     ArrayError for a wrong rank, dtype, shape or device, ValueError for an unknown variant.
     """
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
@@ -257,8 +257,8 @@ def forward(x, *, variant=AUTO, out=None):
         return y
     n_cols = H * W
     scale = np.float32(1 / n_cols if n_cols else math.nan)
-    last = n_cols > 0 and arrays.is_channels_last(x) and not arrays.is_contiguous_array(x)
-    rung.launch(x if last else arrays.contiguous(x), y, n_cols, scale, last)
+    x, last = arrays.as_images(x)
+    rung.launch(x, y, n_cols, scale, last)
     return y
 
 

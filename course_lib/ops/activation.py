@@ -6,7 +6,7 @@ from torch.compiler import is_dynamo_compiling
 from course_lib.kernels import activation
 from course_lib.ops.checks import require, require_tensor
 from course_lib.ops.registration import Operator
-from course_lib.runtime.arrays import is_dense
+from course_lib.runtime.arrays import is_dense, laid_out_like
 from course_lib.runtime.repeat import repeated
 
 _aten = torch.ops.aten
@@ -97,6 +97,9 @@ def _register(
     def by_torch_in_place(x, *options):
         in_place_on_cpu(x, *options)  # and, as the schema says, nothing is returned
 
+    def backward_by_torch(dy, saved, *options):
+        return laid_out_like(backward_on_cpu(dy, saved, *options), torch.empty_like(saved))
+
     def mapped(info, in_dims, x, *options):  # elementwise: all samples at once
         return out_of_place(x, *options), in_dims[0]
 
@@ -116,7 +119,7 @@ def _register(
         f"{name}_backward",
         f"(Tensor grad_output, Tensor saved{typed}) -> Tensor",
         kernel=repeated(2)(lambda dy, saved, *options: kernels_of(*options).backward(dy, saved)),
-        on_cpu=backward_on_cpu,
+        on_cpu=backward_by_torch,
         fake=lambda grad_output, saved, *options: torch.empty_like(saved),
         check=_check_backward,
         title=f"{title}Backward",

@@ -6,6 +6,7 @@ import torch
 
 from course_lib.kernels import batch_norm as kernels
 from course_lib.ops.checks import number, of_sums, require, require_elements, require_tensor
+from course_lib.ops.formats import memory_format
 from course_lib.ops.registration import Operator, require_floating_point
 from course_lib.runtime.repeat import repeated
 
@@ -77,19 +78,12 @@ def by_torch(x, weight, bias, running_mean, running_var, momentum, eps, relu):
     )
     y = y.relu() if relu else y
     sums = of_sums(x.dtype)  # PyTorch's are of the dtype of weight
-    return y.contiguous(memory_format=_memory_format(x)), mean.to(sums), rstd.to(sums)
+    return y.contiguous(memory_format=memory_format(x)), mean.to(sums), rstd.to(sums)
 
 
 def fake(x, *_):
-    y = torch.empty_like(x, memory_format=_memory_format(x))
+    y = torch.empty_like(x, memory_format=memory_format(x))
     return y, *(x.new_empty((x.shape[1],), dtype=of_sums(x.dtype)) for _ in range(2))
-
-
-def _memory_format(x):
-    """Channels-last where `x` is that and nothing else, contiguous for all others."""
-    if not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
-        return torch.channels_last
-    return torch.contiguous_format
 
 
 def _save(ctx, inputs, outputs):
@@ -125,7 +119,7 @@ def _kernel_inference(x, weight, bias, running_mean, running_var, eps, relu):
 def _inference_by_torch(x, weight, bias, running_mean, running_var, eps, relu):
     y, _, _ = torch.native_batch_norm(x, weight, bias, running_mean, running_var, False, 0.0, eps)
     y = y.relu() if relu else y
-    return y.contiguous(memory_format=_memory_format(x))
+    return y.contiguous(memory_format=memory_format(x))
 
 
 def _save_inference(ctx, inputs, y):
@@ -165,12 +159,12 @@ def backward_by_torch(grad_output, x, weight, mean, rstd, y, training):
         n = max(1, x.shape[0] * x.shape[2] * x.shape[3])
         dy = dy - (dbias[:, None, None] + x_hat * dweight[:, None, None]) / n
     dx = dy * (rstd if weight is None else rstd * weight[:, None, None])
-    dx = dx.to(x.dtype).contiguous(memory_format=_memory_format(x))
+    dx = dx.to(x.dtype).contiguous(memory_format=memory_format(x))
     return dx, dweight.to(of_weight), dbias.to(of_weight)
 
 
 def fake_backward(grad_output, x, weight, mean, *_):
-    dx = torch.empty_like(x, memory_format=_memory_format(x))
+    dx = torch.empty_like(x, memory_format=memory_format(x))
     like = mean if weight is None else weight
     return dx, *(x.new_empty((x.shape[1],), dtype=like.dtype) for _ in range(2))
 
@@ -203,7 +197,7 @@ _inference = Operator(
     "bool relu) -> Tensor",
     kernel=_kernel_inference,
     on_cpu=_inference_by_torch,
-    fake=lambda x, *_: torch.empty_like(x, memory_format=_memory_format(x)),
+    fake=lambda x, *_: torch.empty_like(x, memory_format=memory_format(x)),
     check=_check_inference,
     save=_save_inference,
     gradient=_inference_gradient,

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from course_lib.kernels import conv2d as kernels
 from course_lib.ops import beside, precision
 from course_lib.ops.checks import pair, require, require_tensor, whole
+from course_lib.ops.formats import empty, memory_format
 from course_lib.ops.registration import Operator, in_autocast, require_floating_point
 from course_lib.runtime.repeat import repeated
 
@@ -93,15 +94,8 @@ def _forward(x, weight, bias, stride, padding, dilation, groups, exactness):
     require_floating_point("conv2d", x.dtype)
     return kernels.forward(
         x, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups,
-        precision=exactness, out=room(x, weight, stride, padding, dilation, groups),
+        precision=exactness,
     )  # fmt: skip
-
-
-def room(x, weight, *options):
-    """Memory for the result, where kernels would lay it out otherwise than x; else None."""
-    if _format_of_result(x, weight) is _memory_format(x):
-        return None
-    return fake(x, weight, None, *options)
 
 
 def _backward_kernel(grad_output, x, weight, stride, padding, dilation, groups, needs):
@@ -131,7 +125,7 @@ def _gradients(grad_output, x, weight, stride, padding, dilation, groups, needs,
 
 def by_torch(x, weight, bias, stride, padding, dilation, groups):
     y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    return y.contiguous(memory_format=_format_of_result(x, weight))
+    return y.contiguous(memory_format=memory_format(x, weight))
 
 
 def backward_by_torch(grad_output, x, weight, stride, padding, dilation, groups, needs):
@@ -140,51 +134,27 @@ def backward_by_torch(grad_output, x, weight, stride, padding, dilation, groups,
         needs,
     )  # fmt: skip
     return tuple(
-        x.new_empty(0) if gradient is None else _like_bias_or_image(gradient, x)
+        x.new_empty(0) if gradient is None else like_bias_or_image(gradient, x, weight)
         for gradient in found
     )
 
 
-def _like_bias_or_image(gradient, x):
+def like_bias_or_image(gradient, x, weight):
+    """A gradient of PyTorch's as ours lie: bias, or of the format of the result."""
     if gradient.dim() == 1:
         return gradient
-    return gradient.contiguous(memory_format=_memory_format(x))
-
-
-def _memory_format(x):
-    """Channels-last where `x` is that and nothing else, contiguous for all others."""
-    if not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
-        return torch.channels_last
-    return torch.contiguous_format
-
-
-def _format_of_result(x, weight):
-    """That of x. Images of one channel have both, and strides say which: so PyTorch reads them."""
-    if x.shape[1] == 1 and x.is_contiguous(memory_format=torch.channels_last):
-        if _says_channels_last(x) or _says_channels_last(weight):
-            return torch.channels_last
-    return _memory_format(x)
-
-
-def _says_channels_last(x):
-    """Whether ``.to(memory_format=torch.channels_last)`` has been at this tensor of one channel."""
-    return x.shape[1] == x.stride()[1] == 1 and x.shape[2] * x.shape[3] > 1
-
-
-def _empty(x, shape, memory_format=None):
-    memory_format = memory_format or _memory_format(x)
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format)
+    return gradient.contiguous(memory_format=memory_format(x, weight))
 
 
 def fake(x, weight, bias, stride, padding, dilation, groups):
     shape = y_shape(x, weight, stride, padding, dilation, groups)
-    return _empty(x, shape, _format_of_result(x, weight))
+    return empty(shape, x, weight)
 
 
 def fake_backward(grad_output, x, weight, stride, padding, dilation, groups, needs):
     return (
-        _empty(x, x.shape) if needs[0] else x.new_empty(0),
-        _empty(x, weight.shape) if needs[1] else x.new_empty(0),
+        empty(x.shape, x, weight) if needs[0] else x.new_empty(0),
+        empty(weight.shape, x, weight) if needs[1] else x.new_empty(0),
         x.new_empty(weight.shape[:1]) if needs[2] else x.new_empty(0),
     )
 
@@ -266,12 +236,13 @@ def conv2d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
 
 def as_weight_lies(x, weight):
     """`x`, made channels-last if the weight is that: ``.to(memory_format=…)`` moves a network's
-    weights, and PyTorch lets these say how what it computes lies."""
-    if not isinstance(weight, torch.Tensor) or weight.is_contiguous() or x.dim() != 4:
+    weights, and PyTorch lets these say how what it computes lies. Copied here, not by the kernels'
+    launcher, x is copied once for the forward pass and the backward pass."""
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 4 or x.dim() != 4:
         return x
     if torch._C._are_functorch_transforms_active():  # within which layouts can't be asked for
         return x
-    if weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last):
+    if weight.stride()[1] == 1 and memory_format(weight) is torch.channels_last:
         return x.contiguous(memory_format=torch.channels_last)
     return x
 

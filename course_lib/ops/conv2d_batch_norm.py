@@ -59,9 +59,6 @@ from course_lib.ops.conv2d import (
     fake_backward as conv_fake_backward,
 )
 from course_lib.ops.conv2d import (
-    room as conv_room,
-)
-from course_lib.ops.conv2d import (
     y_shape as conv_y_shape,
 )
 from course_lib.ops.registration import Operator, in_autocast, require_floating_point
@@ -102,7 +99,7 @@ def _forward(
     require_floating_point("conv2d_batch_norm", x.dtype)
     images = convolution.forward(
         x, weight, None, stride=stride, padding=padding, dilation=dilation, groups=groups,
-        precision=exactness, out=conv_room(x, weight, stride, padding, dilation, groups),
+        precision=exactness,
     )  # fmt: skip
     y, mean, rstd = normalisation.forward(
         images, scale, shift, running_mean, running_var, momentum=momentum, eps=eps, relu=relu

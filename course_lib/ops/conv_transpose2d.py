@@ -7,13 +7,12 @@ from course_lib.kernels import conv_transpose2d as kernels
 from course_lib.ops import beside, precision
 from course_lib.ops.checks import pair, require, require_tensor, whole
 from course_lib.ops.conv2d import (
-    _empty,
-    _like_bias_or_image,
-    _memory_format,
     as_weight_lies,
     check_options,
     check_types,
+    like_bias_or_image,
 )
+from course_lib.ops.formats import empty, memory_format
 from course_lib.ops.registration import Operator, in_autocast, require_floating_point
 from course_lib.runtime.repeat import repeated
 
@@ -88,7 +87,7 @@ def _backward_kernel(
 ):
     options = tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation)
     # Of a concatenation's gradient it is a slice: what copies it can't be repeated, all else can.
-    grad_output = grad_output.contiguous(memory_format=_memory_format(x))
+    grad_output = grad_output.contiguous(memory_format=memory_format(x, weight))
     needs, exactness = tuple(needs), precision.of_convolutions()
     if not beside.captured(x):
         return _gradients(grad_output, x, weight, *options, needs, exactness)
@@ -112,7 +111,7 @@ def _gradients(
 
 def _by_torch(x, weight, bias, *options):
     y = F.conv_transpose2d(x, weight, bias, *options)
-    return y.contiguous(memory_format=_memory_format(x))
+    return y.contiguous(memory_format=memory_format(x, weight))
 
 
 def _backward_by_torch(
@@ -123,21 +122,21 @@ def _backward_by_torch(
         output_padding, groups, needs,
     )  # fmt: skip
     return tuple(
-        x.new_empty(0) if gradient is None else _like_bias_or_image(gradient, x)
+        x.new_empty(0) if gradient is None else like_bias_or_image(gradient, x, weight)
         for gradient in found
     )
 
 
 def _fake(x, weight, bias, *options):
-    return _empty(x, _y_shape(x, weight, *options))
+    return empty(_y_shape(x, weight, *options), x, weight)
 
 
 def _fake_backward(
     grad_output, x, weight, stride, padding, output_padding, groups, dilation, needs
 ):
     return (
-        _empty(x, x.shape) if needs[0] else x.new_empty(0),
-        _empty(x, weight.shape) if needs[1] else x.new_empty(0),
+        empty(x.shape, x, weight) if needs[0] else x.new_empty(0),
+        empty(weight.shape, x, weight) if needs[1] else x.new_empty(0),
         x.new_empty((weight.shape[1] * groups,)) if needs[2] else x.new_empty(0),
     )
 

@@ -7,7 +7,6 @@ import torch
 from course_lib.kernels import dropout as kernels
 from course_lib.ops.checks import require
 from course_lib.ops.registration import Operator, require_floating_point
-from course_lib.runtime.arrays import is_dense
 
 # What fixes the mask is drawn inside of the operator, when it runs, and goes to the backward pass
 # as a tensor on the CPU: as in `fused_softmax`. A CUDA graph would keep these very numbers. While
@@ -96,18 +95,12 @@ def _by_torch(x, p):
 
 def _backward_by_torch(x, drawn, p):
     generator = torch.Generator().manual_seed(int(drawn[0]))
-    y = _like(x)
+    y = torch.empty_like(x)
     kept = torch.empty(x.numel(), dtype=x.dtype).bernoulli_(1 - p, generator=generator)
     kept = (kept / (1 - p) if p < 1 else kept).to(x.device)
     # In the order of memory, as the kernels count.
     torch.mul(x, kept.as_strided(y.shape, y.stride()), out=y)
     return y
-
-
-def _like(x):
-    """What the result looks like: x, or contiguous where x has gaps."""
-    return torch.empty_like(x) if is_dense(x) else torch.empty(x.shape, dtype=x.dtype,
-                                                               device=x.device)  # fmt: skip
 
 
 def _save(ctx, inputs, outputs):
@@ -149,7 +142,7 @@ _dropout = Operator(
     "(Tensor x, float p) -> (Tensor, Tensor)",
     kernel=_kernel,
     on_cpu=_by_torch,
-    fake=lambda x, p: (_like(x), torch.empty(2, dtype=torch.int64, device="cpu")),
+    fake=lambda x, p: (torch.empty_like(x), torch.empty(2, dtype=torch.int64, device="cpu")),
     check=_check,
     save=_save,
     gradient=_gradient,

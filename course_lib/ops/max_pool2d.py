@@ -5,6 +5,7 @@ import torch
 from course_lib.kernels import max_pool2d as kernels
 from course_lib.kernels.max_pool2d.window import output_size
 from course_lib.ops.checks import pair, require, require_tensor
+from course_lib.ops.formats import memory_format
 from course_lib.ops.registration import Operator, require_floating_point, simulate_on_cpu
 from course_lib.runtime.repeat import repeated
 
@@ -96,7 +97,7 @@ def _by_torch(x, *options):
     y, indices = _aten.max_pool2d_with_indices(x, *options)
     if relu:
         y, indices = y.relu(), indices.masked_fill(y <= 0, -1)
-    return tuple(z.contiguous(memory_format=_memory_format(x)) for z in (y, indices))
+    return tuple(z.contiguous(memory_format=memory_format(x)) for z in (y, indices))
 
 
 def _backward_by_torch(grad_output, indices, size, *options):
@@ -104,7 +105,7 @@ def _backward_by_torch(grad_output, indices, size, *options):
     H, W = size[2:]
     if indices.numel() and not -1 <= indices.amin() <= indices.amax() < H * W:
         raise RuntimeError(f"indices must be of the {H}·{W} positions of a plane, or -1")
-    like = grad_output.new_empty(size).contiguous(memory_format=_memory_format(indices))
+    like = grad_output.new_empty(size).contiguous(memory_format=memory_format(indices))
     return _aten.max_pool2d_with_indices_backward(grad_output, like, *options, indices)
 
 
@@ -113,16 +114,9 @@ def _require_int64(index_dtype):
         raise ValueError(f"PyTorch's own max_pool2d has indices of int64, not {index_dtype}")
 
 
-def _memory_format(x):
-    """Channels-last where `x` is that and nothing else, contiguous for all others."""
-    if not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
-        return torch.channels_last
-    return torch.contiguous_format
-
-
 def _fake(x, kernel_size, stride, padding, dilation, ceil_mode, index_dtype, relu):
     shape = _y_shape(x.shape, kernel_size, stride, padding, dilation, ceil_mode)
-    format, dtype = _memory_format(x), _INDEX_DTYPES[index_dtype]
+    format, dtype = memory_format(x), _INDEX_DTYPES[index_dtype]
     y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=format)
     return y, torch.empty_like(y, dtype=dtype)
 
@@ -130,7 +124,7 @@ def _fake(x, kernel_size, stride, padding, dilation, ceil_mode, index_dtype, rel
 def _fake_backward(grad_output, indices, size, *_):
     return torch.empty(
         size, dtype=grad_output.dtype, device=grad_output.device,
-        memory_format=_memory_format(indices),
+        memory_format=memory_format(indices),
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import torch
 
 from course_lib.kernels import squeeze_excite as kernels
 from course_lib.ops.checks import of_sums, require
+from course_lib.ops.formats import memory_format
 from course_lib.ops.registration import Operator, require_floating_point
 from course_lib.runtime.repeat import repeated
 
@@ -64,7 +65,7 @@ def _by_torch(x, weight1, bias1, weight2, bias2, activation, gate):
     hidden = torch.addmm(bias1, mean, weight1.t())
     logit = torch.addmm(bias2, _ACTIVATIONS[activation][0](hidden), weight2.t())
     y = x * _GATES[gate][0](logit)[:, :, None, None]
-    return y.to(x.dtype, memory_format=_memory_format(x)), mean, hidden, logit
+    return y.to(x.dtype).contiguous(memory_format=memory_format(x)), mean, hidden, logit
 
 
 def _backward_by_torch(grad_output, x, weight1, weight2, mean, hidden, logit, activation, gate):
@@ -84,26 +85,19 @@ def _backward_by_torch(grad_output, x, weight1, weight2, mean, hidden, logit, ac
         (dlogit.t() @ activate(hidden)).to(weight2.dtype).reshape(weight2.shape),
         dlogit.sum(0).to(weight2.dtype),
     )
-    return dx.to(x.dtype, memory_format=_memory_format(x)), *gradients
-
-
-def _memory_format(x):
-    """Channels-last where `x` is that and nothing else, contiguous for all others."""
-    if not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
-        return torch.channels_last
-    return torch.contiguous_format
+    return dx.to(x.dtype).contiguous(memory_format=memory_format(x)), *gradients
 
 
 def _fake(x, weight1, bias1, weight2, bias2, activation, gate):
     N, C, R = *x.shape[:2], weight1.shape[0]
     sums = (x.new_empty((N, size), dtype=of_sums(x.dtype)) for size in (C, R, C))
-    return torch.empty_like(x, memory_format=_memory_format(x)), *sums
+    return torch.empty_like(x, memory_format=memory_format(x)), *sums
 
 
 def _fake_backward(grad_output, x, weight1, weight2, *_):
     R, C = weight1.shape[:2]
     return (
-        torch.empty_like(x, memory_format=_memory_format(x)),
+        torch.empty_like(x, memory_format=memory_format(x)),
         weight1.new_empty(weight1.shape),
         weight1.new_empty((R,)),
         weight2.new_empty(weight2.shape),

@@ -6,7 +6,7 @@ import torch
 
 from course_lib.kernels import upsample as kernels
 from course_lib.ops.checks import require, require_tensor
-from course_lib.ops.conv2d import _empty, _memory_format
+from course_lib.ops.formats import empty, memory_format
 from course_lib.ops.registration import Operator, require_floating_point
 from course_lib.runtime.repeat import repeated
 
@@ -78,7 +78,7 @@ def _by_torch(x, size, factor_h, factor_w, mode, align_corners):
         y = _aten.upsample_nearest2d(x, size, factor_h, factor_w)
     else:
         y = _aten.upsample_bilinear2d(x, size, align_corners, factor_h, factor_w)
-    return y.contiguous(memory_format=_memory_format(x))
+    return y.contiguous(memory_format=memory_format(x))
 
 
 def _backward_by_torch(grad_output, shape, factor_h, factor_w, mode, align_corners):
@@ -89,15 +89,15 @@ def _backward_by_torch(grad_output, shape, factor_h, factor_w, mode, align_corne
         found = _aten.upsample_bilinear2d_backward(
             grad_output, size, shape, align_corners, factor_h, factor_w
         )
-    return found.contiguous(memory_format=_memory_format(grad_output))
+    return found.contiguous(memory_format=memory_format(grad_output))
 
 
 def _fake(x, size, *_):
-    return _empty(x, (*x.shape[:2], *size))
+    return empty((*x.shape[:2], *size), x)
 
 
 def _fake_backward(grad_output, shape, *_):
-    return _empty(grad_output, tuple(shape))
+    return empty(tuple(shape), grad_output)
 
 
 def _save(ctx, inputs, y):

@@ -188,6 +188,20 @@ def is_channels_last(array):
     return is_contiguous((N, H, W, C), (n, h, w, c), 1)
 
 
+def reads_channels_last(array):
+    """Whether PyTorch takes an N·C·H·W array for channels-last, by its strides.
+
+    A slice of a channels-last array is channels-last, too. An array of one channel, or of 1 × 1
+    pixels, may be contiguous and channels-last at once; then the strides say which is meant, as
+    in c10's `is_channels_last_strides_2d`.
+    """
+    N, C, H, W = array.shape
+    n, c, h, w = strides_of(array)
+    if c == 0 or 0 in (N, C, H, W):
+        return False
+    return c * C <= w and w * W <= h and h * H <= n and h * H != c
+
+
 def contiguous(array):
     """`array` itself if it is contiguous, else a copy that is."""
     if is_contiguous_array(array):
@@ -195,6 +209,15 @@ def contiguous(array):
     if is_tensor(array):
         return array.contiguous()
     return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array.copy()
+
+
+def as_images(x):
+    """(images as kernels take them, whether they are channels-last): `x`, or a dense copy."""
+    if not reads_channels_last(x):
+        return contiguous(x), False
+    if is_channels_last(x):
+        return x, True
+    return laid_out_like(x, empty(tuple(x.shape), like=x, channels_last=True)), True
 
 
 def same_layout(a, b):
@@ -238,15 +261,14 @@ def address_of(array):
 
 
 def dense(array):
-    """`array` itself if its elements fill one stretch of memory, else a contiguous copy.
+    """`array` itself if its elements fill one stretch of memory, else a copy that does.
 
-    The copy is made because the elementwise kernels walk memory in one dimension.
+    The copy is made because the elementwise kernels walk memory in one dimension. Its axes keep
+    their order in memory, as those of `empty_like` do.
     """
-    if is_tensor(array):
-        return array if array.is_contiguous() or is_dense(array) else array.contiguous()
     if is_dense(array):
         return array
-    return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array.copy()
+    return laid_out_like(array, empty_like(array))
 
 
 def laid_out_like(array, model):

@@ -50,8 +50,16 @@ EXCEPTIONS = (
         "the mask's numbers are counted in the order of memory",
     ),
     Exception_(
+        r"dropout-.*", "layouts", "beyond it",
+        "the mask's numbers are counted in the order of memory",
+    ),
+    Exception_(
         r"dropout-.*", "formats", "beyond it",
         "the mask's numbers are counted in the order of memory",
+    ),
+    Exception_(
+        r"(sgd|adam)-.*", "layouts", "must lie in memory as parameters[0] does",
+        "a thread takes an element of all of them at one place in memory",
     ),
     Exception_(
         r"(sgd|adam)-.*", "views", "must lie in memory as parameters[0] does",

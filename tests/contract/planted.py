@@ -32,6 +32,7 @@ MISTAKES = {
     "the mean is not taken off": "truth",
     "the input is written to": "unchanged",
     "strides are ignored": "views",
+    "strides are ignored in some layout": "layouts",
     "channels-last images are read as rows": "formats",
     "NaN is swallowed": "nonfinite",
     "infinity becomes the largest number": "nonfinite",
@@ -130,7 +131,7 @@ class Centring:
         arrays.require(x, "x", dtypes=None if fault == "any dtype is taken" else DTYPES)
         self.calls += 1
         images = x.ndim == 4
-        if fault == "strides are ignored" or fault.startswith("channels-last") and images:
+        if fault.startswith("strides are ignored") or fault.startswith("channels-last") and images:
             x = x.as_strided(x.shape, torch.empty(x.shape).stride(), x.storage_offset())
         x = x.movedim(1, -1) if images else x
         x = x if fault == "the input is written to" else arrays.contiguous(x)

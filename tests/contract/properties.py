@@ -1,5 +1,7 @@
 """The promises that every rung keeps, each a function that raises `Broken` where it does not."""
 
+import random
+
 import numpy as np
 import torch
 from contract import exceptions
@@ -14,6 +16,7 @@ from contract.memory import (
     sliced,
     transposed,
 )
+from operands import LAYOUTS
 
 from course_lib import SIMULATED, simulator
 from course_lib.runtime.arrays import ArrayError
@@ -44,6 +47,24 @@ def views(held):
     for how in (sliced, transposed):
         found = held.run(held.moved(how))
         require(held.same(found), "views", f"{how.__name__} inputs give other bits")
+
+
+def layouts(held):
+    """Every operand in a layout of its own, drawn by the subject's name: near the truth."""
+    generator, read = random.Random(held.subject.label), held.subject.read(held.inputs)
+    draws = [generator.sample(list(LAYOUTS), len(read)) for _ in range(1 if held.lean else 3)]
+    if exceptions.of(held.subject, "layouts"):
+        draws = [[name] * len(read) for name in LAYOUTS]
+    for names in draws:
+        inputs = held.inputs | {
+            name: LAYOUTS[layout](x) for (name, x), layout in zip(read.items(), names, strict=True)
+        }
+        try:
+            found = held.run(inputs)
+        except ValueError as refusal:  # of a rung that takes 16 bytes at a time
+            require("use '" in str(refusal), "layouts", f"unclear: {refusal}")
+        else:
+            held.near_truth("layouts", inputs, found)
 
 
 def _other_views(held):
@@ -298,7 +319,7 @@ def applies(name, held):
 
 
 PROPERTIES = (
-    truth, unchanged, views, formats, nonfinite, empty, out, bits, sanitizer, refused,
+    truth, unchanged, views, layouts, formats, nonfinite, empty, out, bits, sanitizer, refused,
 )  # fmt: skip
 BY_NAME = {each.__name__: each for each in PROPERTIES}
 

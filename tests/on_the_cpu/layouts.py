@@ -1,3 +1,5 @@
 import layouts
+import operands
 
 assert list(layouts.faults()) == []
+assert list(operands.faults()) == []

@@ -238,11 +238,7 @@ def _check(x, weight, bias, running_mean, running_var, eps, moved=True):
         raise ValueError("running_mean and running_var must be given together, or neither")
     if eps < 0:
         raise ValueError(f"eps must be at least 0, not {eps}")
-    if arrays.is_contiguous_array(x):
-        return x, False, C, H * W, N * H * W
-    if arrays.is_channels_last(x):
-        return x, True, C, H * W, N * H * W
-    return arrays.contiguous(x), False, C, H * W, N * H * W
+    return *arrays.as_images(x), C, H * W, N * H * W
 
 
 def specialisations():

@@ -1,8 +1,8 @@
 """Two-dimensional convolution: y[n, k, p, q] = b[k] + Σ x[n, c, h, w]·weight[k, c, r, s] over c, r, s.
 
-x is (N, C, H, W), contiguous or channels-last, and y (N, K, P, Q) of the same format; weight is
-(K, C/groups, R, S); h = p·stride − padding + r·dilation, w likewise, and what lies outside x is 0.
-float32, float16 or bfloat16 in and out, summed in float32.
+x is (N, C, H, W), weight (K, C/groups, R, S) and y (N, K, P, Q), channels-last if x or weight is;
+h = p·stride − padding + r·dilation, w likewise, and what lies outside x is 0. float32, float16 or
+bfloat16 in and out, summed in float32.
 
 Forward and each of the gradients of x and weight do 2·N·K·P·Q·(C/groups)·R·S FLOPs, and must move
 x, weight and y once.
@@ -71,16 +71,15 @@ def forward(
     stride, padding, dilation  an int or a pair (height, width)
     groups                     how many parts channels are split into, each convolved on its own
     precision                  "float32", or "tf32" to let rungs on tensor cores round to that
-    out                        receives y; of x's memory format and dtype
+    out                        receives y; of y's memory format and x's dtype
 
-    All arrays have x's dtype; y has x's memory format. Raises ArrayError for a wrong dtype, shape
-    or device, ValueError for a wrong option.
+    All arrays have x's dtype. y is channels-last if x or weight is, else contiguous. Raises
+    ArrayError for a wrong dtype, shape or device, ValueError for a wrong option.
     """
     problem, x = checked(x, weight, stride, padding, dilation, groups, precision)
     if bias is not None:
         arrays.require(bias, "bias", shape=(problem.K,), dtypes=(arrays.dtype_name(x),))
         bias = arrays.contiguous(bias)
-    problem = _format_of(out, problem)
     reads = dict(x=x, weight=weight, bias=bias)
     y = output(out, problem.y_shape, like=x, channels_last=problem.channels_last, reads=reads)
     rung = FORWARD.rung(variant, x, lambda: default_variant(problem, chip_of(x)[0]))
@@ -108,10 +107,9 @@ def backward(
     needs      which of the three are wanted; those that are not are None
     with_bias  whether there was a bias; without one dbias is None
 
-    All have x's dtype, dx and dweight x's memory format. Raises as `forward` does.
+    All have x's dtype, dx and dweight y's memory format. Raises as `forward` does.
     """
     problem, x = checked(x, weight, stride, padding, dilation, groups, precision)
-    problem = _format_of(dy, problem)
     rung = DX.rung(variant, x, lambda: default_variant(problem, chip_of(x)[0]))
     arrays.require(dy, "dy", shape=problem.y_shape, dtypes=(arrays.dtype_name(x),))
     dy = formatted(dy, problem)
@@ -139,14 +137,6 @@ def default_variant(problem, capability):
     if gathering.fault(problem):
         return "direct"
     return "tensor_core" if capability >= gathering.TENSOR_CORES_SINCE else "implicit_gemm"
-
-
-def _format_of(array, problem):
-    """`problem` in the memory format of y or dy, where x, of one channel, is of both formats."""
-    if problem.C != 1 or tuple(getattr(array, "shape", ())) != problem.y_shape:
-        return problem  # what is no array, or a wrong one, is refused later
-    last = arrays.is_channels_last(array) and not arrays.is_contiguous_array(array)
-    return problem._replace(channels_last=last)
 
 
 def specialisations():

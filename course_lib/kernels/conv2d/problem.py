@@ -93,15 +93,15 @@ def problem_of(x_shape, weight_shape, stride, padding, dilation, groups, channel
 def checked(x, weight, stride, padding, dilation, groups, precision):
     """(problem, x): checked, and x as kernels take it.
 
-    The memory format is that of x. An x of neither format is copied to a contiguous one. `weight`
-    is checked, too; who reads it calls `formatted` first: kernels would otherwise need strides for
-    everything.
+    The memory format is channels-last if x or weight is, as in PyTorch. An x of another format is
+    copied. `weight` is checked, too; who reads it calls `formatted` first: kernels would otherwise
+    need strides for everything.
     """
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
     arrays.require(weight, "weight", dtypes=(arrays.dtype_name(x),), n_dims=4)
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; there are {', '.join(PRECISIONS)}")
-    channels_last = arrays.is_channels_last(x) and not arrays.is_contiguous_array(x)
+    channels_last = arrays.reads_channels_last(x) or arrays.reads_channels_last(weight)
     options = (hashable(option) for option in (stride, padding, dilation))
     problem = problem_of(tuple(x.shape), tuple(weight.shape), *options, groups, channels_last)
     return problem, formatted(x, problem)

@@ -76,8 +76,8 @@ def forward(
     out                        receives y; of x's dtype and of any strides, a slice of a larger
                                array too: so y can be written into its part of a concatenation
 
-    All arrays have x's dtype; y has x's memory format. Raises ArrayError for a wrong dtype, shape
-    or device, ValueError for a wrong option.
+    All arrays have x's dtype. y is channels-last if x or weight is, else contiguous. Raises
+    ArrayError for a wrong dtype, shape or device, ValueError for a wrong option.
     """
     problem, x = checked(x, weight, stride, padding, output_padding, dilation, groups, precision)
     if bias is not None:
@@ -114,7 +114,7 @@ def backward(
     needs      which of the three are wanted; those that are not are None
     with_bias  whether there was a bias; without one dbias is None
 
-    All have x's dtype, dx and dweight x's memory format. Raises as `forward` does.
+    All have x's dtype, dx and dweight y's memory format. Raises as `forward` does.
     """
     problem, x = checked(x, weight, stride, padding, output_padding, dilation, groups, precision)
     arrays.require(dy, "dy", shape=problem.y_shape, dtypes=(arrays.dtype_name(x),))

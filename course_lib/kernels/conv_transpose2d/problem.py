@@ -107,14 +107,14 @@ def problem_of(
 def checked(x, weight, stride, padding, output_padding, dilation, groups, precision):
     """(problem, x): checked, and x as kernels take it.
 
-    The memory format is that of x. An x of neither format is copied to a contiguous one. `weight`
-    is checked, too; the launchers format it.
+    The memory format is channels-last if x or weight is, as in PyTorch. An x of another format is
+    copied. `weight` is checked, too; the launchers format it.
     """
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
     arrays.require(weight, "weight", dtypes=(arrays.dtype_name(x),), n_dims=4)
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; there are {', '.join(PRECISIONS)}")
-    channels_last = arrays.is_channels_last(x) and not arrays.is_contiguous_array(x)
+    channels_last = arrays.reads_channels_last(x) or arrays.reads_channels_last(weight)
     options = (hashable(option) for option in (stride, padding, output_padding, dilation))
     problem = problem_of(tuple(x.shape), tuple(weight.shape), *options, groups, channels_last)
     return problem, formatted(x, problem)

@@ -100,7 +100,7 @@ def forward(
     window, of which there may be 256. With `relu`, y is what ReLU makes of it, and where that is 0
     the index points nowhere (-1, or 255 in a byte, and then of 255 at most), so that `backward`
     passes no gradient on, without being told. `out`, if given, receives y; it must have x's memory
-    format. An `x` of another memory layout is copied to a contiguous one first. Raises ArrayError
+    format. An `x` of another memory layout is copied first. Raises ArrayError
     for a wrong rank, dtype, shape or device, ValueError for an unknown variant or options that
     don't fit.
     """
@@ -110,7 +110,7 @@ def forward(
     N, C, H, W = x.shape
     window = window_of((H, W), kernel_size, stride, padding, dilation, ceil_mode)
     _check_indices(index_dtype, window, relu)
-    x, channels_last = _laid_out(x)
+    x, channels_last = arrays.as_images(x)
     shape = (N, C, window.OH, window.OW)
     y = output(out, shape, like=x, channels_last=channels_last, reads=dict(x=x))
     indices = arrays.empty(shape, like=x, dtype=index_dtype, channels_last=channels_last)
@@ -147,22 +147,13 @@ def backward(
     arrays.require(dy, "dy", shape=(N, C, window.OH, window.OW))
     arrays.require(indices, "indices", shape=dy.shape, dtypes=INDEX_DTYPES)
     _check_indices(arrays.dtype_name(indices), window)
-    indices, channels_last = _laid_out(indices)
+    indices, channels_last = arrays.as_images(indices)
     dy = _like(indices, dy, channels_last)
     reads = dict(dy=dy, indices=indices)
     dx = output(out, shape, like=dy, channels_last=channels_last, reads=reads)
     if N * C * H * W:
         rung.launch((dy, indices, dx), window, channels_last)
     return dx
-
-
-def _laid_out(x):
-    """x in a memory format that the kernels know, and whether that is channels-last."""
-    if arrays.is_contiguous_array(x):
-        return x, False
-    if arrays.is_channels_last(x):
-        return x, True
-    return arrays.contiguous(x), False
 
 
 def _like(indices, dy, channels_last):

@@ -117,7 +117,7 @@ def forward(
 
     `out`, if given, receives y. Raises ArrayError for a wrong dtype, shape or device, ValueError
     for an unknown variant, activation or gate, and where `resident` or `batched` can't run. An `x`
-    of another memory layout is copied to a contiguous one first, because the kernels walk memory in
+    of another memory layout is copied first, because the kernels walk memory in
     one dimension.
     """
     problem, inputs, results = checked_forward(

@@ -8,7 +8,7 @@ from course_lib.runtime.outputs import output
 def checked_forward(x, weight1, bias1, weight2, bias2, activation, gate, out):
     """(problem, inputs, results): the arrays as the kernels take them."""
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
-    x, channels_last = _laid_out(x)
+    x, channels_last = arrays.as_images(x)
     R = _check_weights(weight1, weight2, x)
     for bias, name, size in ((bias1, "bias1", R), (bias2, "bias2", x.shape[1])):
         arrays.require(bias, name, shape=(size,), dtypes=(arrays.dtype_name(weight1),))
@@ -25,7 +25,7 @@ def checked_backward(dy, x, weight1, weight2, mean, hidden, logit, activation, g
     """(problem, inputs, dx, gradients): the arrays as the kernels take them."""
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
     arrays.require(dy, "dy", shape=x.shape, dtypes=(arrays.dtype_name(x),))
-    x, channels_last = _laid_out(x)
+    x, channels_last = arrays.as_images(x)
     R = _check_weights(weight1, weight2, x)
     problem = problem_of(tuple(x.shape), R, channels_last, activation, gate, x.dtype.itemsize)
     N, C = problem.N, problem.C
@@ -39,15 +39,6 @@ def checked_backward(dy, x, weight1, weight2, mean, hidden, logit, activation, g
     reads = dict(zip(names, inputs, strict=True))
     dx = output(out, x.shape, like=x, channels_last=channels_last, reads=reads)
     return problem, inputs, dx, gradients
-
-
-def _laid_out(x):
-    """(x as the kernels take it, whether that is channels-last and not contiguous as well)."""
-    if arrays.is_contiguous_array(x):
-        return x, False
-    if arrays.is_channels_last(x):
-        return x, True
-    return arrays.contiguous(x), False
 
 
 def _check_weights(weight1, weight2, x):

@@ -19,11 +19,10 @@ A NaN or infinity reaches what PyTorch lets it reach. Two runs agree bit for bit
 
 import math
 import operator
-from typing import NamedTuple
 
 import numpy as np
 
-from course_lib.kernels.conv2d.problem import MOST, formatted
+from course_lib.kernels.conv2d.problem import MOST
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.upsample import kernels
 from course_lib.runtime import arrays
@@ -35,12 +34,6 @@ DTYPES = ("float32", "float16", "bfloat16")
 MODES = ("nearest", "bilinear")
 _FORWARD = {mode: kernels.forward_kernels(mode == "bilinear") for mode in MODES}
 _BACKWARD = {mode: kernels.backward_kernel(mode == "bilinear") for mode in MODES}
-
-
-class Format(NamedTuple):
-    """How images lie in memory."""
-
-    channels_last: bool
 
 
 def forward(
@@ -58,12 +51,10 @@ def forward(
     """
     rung = FORWARD.rung(variant, x)
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
-    layout = Format(arrays.is_channels_last(x) and not arrays.is_contiguous_array(x))
+    x, last = arrays.as_images(x)
     N, C, H, W = x.shape
     size = _size(size, (C, H, W))
     aligned, ratios = _ratios((H, W), size, mode, align_corners, scale_factor)
-    x = formatted(x, layout)
-    last = layout.channels_last
     y = output(out, (N, C, *size), like=x, channels_last=last, reads=dict(x=x))
     if n := arrays.size_of(y):
         numbers = *map(np.int32, (C, H, W, *size)), *ratios, aligned, last
@@ -84,10 +75,8 @@ def backward(
         raise arrays.ArrayError(f"dy of shape {tuple(dy.shape)} is not of an x of {tuple(shape)}")
     N, C, H, W = shape
     size = _size(tuple(dy.shape[2:]), (C, H, W))
-    layout = Format(arrays.is_channels_last(dy) and not arrays.is_contiguous_array(dy))
+    dy, last = arrays.as_images(dy)
     aligned, ratios = _ratios((H, W), size, mode, align_corners, scale_factor)
-    dy = formatted(dy, layout)
-    last = layout.channels_last
     dx = output(out, (N, C, H, W), like=dy, channels_last=last, reads=dict(dy=dy))
     if n := arrays.size_of(dx):
         numbers = *map(np.int32, (C, H, W, *size)), *ratios, aligned, last
