@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from course_lib import bench
@@ -45,6 +46,11 @@ def calls(notebook, functions):
                     if node.args and isinstance(node.args[0], ast.Constant):
                         found.append((node.func.id, node.args[0].value))
     return found
+
+
+def code_of(notebook):
+    """Return the source of all code cells."""
+    return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
 
 
 def definition(source, name):
@@ -91,6 +97,8 @@ def test_exercises_of_a_lesson(lesson):
     assert {name for _, name in named} <= set(exercises())
     in_cells = {c.metadata["exercise"] for c in notebook.cells if "exercise" in c.metadata}
     checked = {name for function, name in named if function == "check"}
+    imported = re.findall(r"(?m)^from course_lib\.teach import (.*)$", code_of(notebook))
+    assert "solution" in ", ".join(imported).split(", ")  # the last hint names it
     hinted = {name for function, name in named if function == "hint"}
     assert in_cells == own == checked
     assert checked <= hinted
@@ -119,12 +127,32 @@ def test_stored_outputs_show_todays_records(lesson):
 
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_records_are_read_where_the_build_sees_it(lesson):
-    """`bench.find` notes what was looked for; nobody sees what a cell takes by itself."""
+    """`bench.find` notes what was looked for; nobody sees what a cell takes by itself.
+
+    Nor what has changed since a date, which `results_table.when` says.
+    """
     for cell in read(build.solved_path(LESSONS[lesson])).cells:
         if cell.cell_type == "code":
             for node in ast.walk(ast.parse(cell.source)):
                 if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
-                    assert getattr(node.slice, "value", None) != "records", ast.unparse(node)
+                    key = getattr(node.slice, "value", None)
+                    assert key != "records", ast.unparse(node)
+                    assert key != "date" or "['source']" in ast.unparse(node), ast.unparse(node)
+
+
+def test_lesson_13_hands_its_kernels_arrays_without_gaps():
+    """numba copies no others to a GPU; dy is a part of a concatenation's gradient."""
+    cells = read(build.solved_path(LESSONS["13_transposed_convolution"])).cells
+    (cell,) = [cell.source for cell in cells if cell.source.startswith("forth = use(")]
+    handed = []
+    names = {"np": np, "use": lambda name, function: function, "transposed_by_dx": None}
+    names["transposed_backward"] = lambda *arguments: handed.extend(arguments[:3]) or (0, 0)
+    exec(cell, names)
+    dy, x, weight = np.ones((2, 4, 6, 6))[:, 1:3], np.ones((2, 3, 3, 3)), np.ones((3, 2, 2, 2))
+    options = {"stride": 2, "padding": 0, "with_bias": True, "needs": (True,) * 3}
+    names["YourTransposed"].backward(dy, x, weight, **options)
+    assert len(handed) == 3
+    assert all(array.flags.c_contiguous for array in handed)
 
 
 # ---- the builder -----------------------------------------------------------------------------

@@ -222,7 +222,7 @@ plot.thread_map(
 # way round:
 
 # %%
-from course_lib.teach import TODO, CheckFailed, check, hint, progress, use
+from course_lib.teach import TODO, CheckFailed, check, hint, progress, solution, use
 
 
 @cuda.jit

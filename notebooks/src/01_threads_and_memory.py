@@ -19,7 +19,7 @@ import math
 import numpy as np
 
 from course_lib import SIMULATED, cuda, plot, reference, simulator
-from course_lib.teach import TODO, check, hint, progress, use
+from course_lib.teach import TODO, check, hint, progress, solution, use
 
 # %% [markdown]
 # ## 1 · One thread, one element
@@ -461,7 +461,7 @@ hint("column_sum")
 # %%
 import time
 
-from course_lib import bench
+from course_lib import bench, results_table
 
 
 @cuda.jit
@@ -481,7 +481,7 @@ def clocked(label, n_elements, wait):
 # %%
 recorded = bench.load_records()  # what was measured for the course, and on which GPU
 traps = bench.find(recorded, name="lesson_01.timing_traps")[0]
-rows, device, date = traps["rows"], recorded["device"]["name"], traps["date"]
+rows, device, date = traps["rows"], recorded["device"]["name"], results_table.when(traps)
 
 # %% [markdown]
 # Where there is a GPU, the next cell replaces the recorded times with your own. In the simulator it
@@ -556,7 +556,7 @@ if not SIMULATED:
     device = bench.device_facts()["name"]
 us = {row["label"]: row["microseconds"] for row in order["rows"]}
 plot.ladder(
-    order["rows"], order["copy_gbps"], device=device, date=order["date"],
+    order["rows"], order["copy_gbps"], device=device, date=results_table.when(order),
     title=f"By columns, the same copy takes {us['by columns'] / us['by rows']:.1f} times as long",
 )
 
@@ -853,7 +853,7 @@ print(f"So a ReLU takes {n_bytes / ladder['copy_gbps'] / 1e3:,.0f} µs at best."
 # %%
 reached = {row["label"]: row["gbps"] / ladder["copy_gbps"] for row in ladder["rows"]}
 plot.ladder(
-    ladder["rows"], ladder["copy_gbps"], device=device, date=ladder["date"],
+    ladder["rows"], ladder["copy_gbps"], device=device, date=results_table.when(ladder),
     title=f"ReLU, {n_elements:,} numbers: from {reached['naive']:.0%} of a copy "
           f"to {reached['vectorised']:.0%} in three rungs",
 )

@@ -21,8 +21,8 @@ import matplotlib.cbook
 import matplotlib.image
 import numpy as np
 
-from course_lib import SIMULATED, bench, cuda, plot, simulator
-from course_lib.teach import TODO, check, hint, progress, use
+from course_lib import SIMULATED, bench, cuda, plot, results_table, simulator
+from course_lib.teach import TODO, check, hint, progress, solution, use
 
 # %% [markdown]
 # ## 1 · A picture that is counted wrong
@@ -135,7 +135,7 @@ print("counted in the simulator:", counts.sum(), "of", pixels.size)
 # %%
 recorded = bench.load_records()
 ladder = bench.find(recorded, name="lesson_02.histogram")[0]
-device, date = recorded["device"]["name"], ladder["date"]
+device, date = recorded["device"]["name"], results_table.when(ladder)
 for row in ladder["rows"]:
     print(f"{row['label']:26} counted {row['counted_percent']:7.3f} % of the pixels")
 print(f"on an {device}, with {ladder['shape'][0]:,} pixels ({date})")
@@ -677,7 +677,7 @@ ladder = bench.find(recorded, name="lesson_02.row_sum")[0]
 if not SIMULATED:
     ladder = lesson_02.row_sums()
 factor = bench.times_as_fast(ladder, "one warp per row", "tree, halves")
-plot.ladder(ladder["rows"], ladder["copy_gbps"], device=device, date=ladder["date"],
+plot.ladder(ladder["rows"], ladder["copy_gbps"], device=device, date=results_table.when(ladder),
             title=f"131,072 rows of 512 numbers: a warp is {factor:.1f} times as fast as a tree")
 
 # %% [markdown]
@@ -750,7 +750,7 @@ if not SIMULATED:
     float_sums = lesson_02.float_sums()
 plot.run_to_run(
     {row["label"]: row["sums"] for row in float_sums["rows"]}, float_sums["exact"],
-    title="A million numbers, added twelve times", device=device, date=float_sums["date"],
+    title="A million numbers, added twelve times", device=device, date=results_table.when(float_sums),
 )
 
 # %% [markdown]
@@ -845,7 +845,7 @@ ladder = bench.find(recorded, name="lesson_02.suspects")[0]
 if not SIMULATED:
     ladder = lesson_02.suspects([suspects.first, suspects.second, suspects.third])
 factor = bench.times_as_fast(ladder, "first", "second")
-plot.ladder(ladder["rows"], ladder["copy_gbps"], device=device, date=ladder["date"],
+plot.ladder(ladder["rows"], ladder["copy_gbps"], device=device, date=results_table.when(ladder),
             title=f"65,536 × 1,024 numbers: the slow one takes {factor:.1f} times as long as the first")
 
 # %% [markdown]
@@ -990,7 +990,7 @@ if not SIMULATED:
 factor = bench.times_as_fast(ladder, "vectorised", "shared")
 plot.ladder(ladder["rows"], ladder["copy_gbps"], limit="reading alone",
             title=f"{n_planes:,} planes of {H} × {W}: vectorised is {factor:.1f} times as fast as shared",
-            device=device, date=ladder["date"])
+            device=device, date=results_table.when(ladder))
 
 # %% [markdown]
 # **Explaining the gap.**
@@ -1009,7 +1009,7 @@ small = [record for record in pools if record["shape"] == [8, 960, 24, 24]]
 factor = bench.times_as_fast(small[0], "vectorised", "shared")
 plot.ladder(small[0]["rows"], small[0]["copy_gbps"], limit="reading alone",
             title=f"7,680 planes of 24 × 24: vectorised is {factor:.1f} times as fast as shared",
-            device=recorded["device"]["name"], date=small[0]["date"])
+            device=recorded["device"]["name"], date=results_table.when(small[0]))
 
 # %% [markdown]
 # That is section 4 again: two or three numbers per thread, then a tree. A block is too large a team
@@ -1028,7 +1028,7 @@ back = max(pools, key=lambda record: record["bytes"])
 factor = bench.times_as_fast(back, "vectorised", "naive")
 plot.ladder(back["rows"], back["copy_gbps"], limit="writing alone",
             title=f"The gradient: vectorised is {factor:.1f} times as fast as naive",
-            device=recorded["device"]["name"], date=back["date"])
+            device=recorded["device"]["name"], date=results_table.when(back))
 
 # %% [markdown]
 # No barriers here, since no thread needs another one's result. What differs is how a thread finds

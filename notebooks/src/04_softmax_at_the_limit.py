@@ -20,10 +20,10 @@ import math
 import numpy as np
 import torch
 
-from course_lib import SIMULATED, bench, cuda, plot, reference, simulator
+from course_lib import SIMULATED, bench, cuda, plot, reference, results_table, simulator
 from course_lib.kernels.softmax import softmax
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, warp_sum
-from course_lib.teach import TODO, check, hint, progress, use
+from course_lib.teach import TODO, check, hint, progress, solution, use
 
 MINUS_INF = np.float32(-np.inf)
 recorded = bench.load_records()
@@ -44,7 +44,7 @@ def measured(name, **wanted):
     if not found:
         print(f"{name} has not been recorded on a GPU yet.")
         return None
-    return found[0] | {"source": {"device": recorded["device"]["name"], "date": found[0]["date"]}}
+    return found[0] | {"source": {"device": recorded["device"]["name"], "date": results_table.when(found[0])}}
 
 
 print("recorded on an", recorded["device"]["name"])
@@ -648,7 +648,7 @@ print(f"largest error: {np.abs(y - reference.softmax(x)).max():.1e}")
 # %%
 found = bench.find(recorded, name="softmax.forward", dtype="float32")
 print(f"{'rows':>8}{'columns':>9}   share of a copy, on an {recorded['device']['name']} "
-      f"({found[0]['date']})" if found else "softmax.forward has not been recorded on a GPU yet.")
+      f"({results_table.when(found[0])})" if found else "softmax.forward has not been recorded on a GPU yet.")
 for each in found:
     own = {row["label"]: row["percent_of_copy"] for row in each["rows"]}
     best = each.get("default", "registers")

@@ -21,10 +21,10 @@ from functools import cache
 import numpy as np
 import torch
 
-from course_lib import SIMULATED, bench, cuda, ops, plot, reference, simulator
+from course_lib import SIMULATED, bench, cuda, ops, plot, reference, results_table, simulator
 from course_lib.runtime.intrinsics import online_add, warp_max, warp_online, warp_sum
 from course_lib.runtime.philox import philox_one
-from course_lib.teach import TODO, check, hint, progress, use
+from course_lib.teach import TODO, check, hint, progress, solution, use
 
 ZERO, ONE, MINUS_INF = np.float32(0), np.float32(1), np.float32(-np.inf)
 recorded = bench.load_records()
@@ -44,7 +44,7 @@ def measured(name, shape):
         (found,) = module.run(names=[name], shapes=[shape], dtypes=["float32"])
         return found | {"source": {"device": bench.device_facts()["name"], "date": "just now"}}
     if found := bench.find(recorded, name=name, shape=shape, dtype="float32"):
-        source = {"device": recorded["device"]["name"], "date": found[0]["date"]}
+        source = {"device": recorded["device"]["name"], "date": results_table.when(found[0])}
         return found[0] | {"source": source}
     return print(f"{name} of {shape[0]:,} × {shape[1]:,} has not been recorded on a GPU yet.")
 
@@ -784,7 +784,7 @@ for name in ("softmax_dropout.forward", "softmax_dropout.backward"):
         print(f"{name:25}{each['dtype']:9}{each['copy_microseconds'] / own:5.0%} of the copy; "
               f"eager takes {us['PyTorch eager'] / own:.2f} times as long, "
               f"torch.compile {us['torch.compile'] / own:.2f} times")
-        where = f"on an {recorded['device']['name']} ({each['date']})"
+        where = f"on an {recorded['device']['name']} ({results_table.when(each)})"
 print(where)
 
 # %% [markdown]

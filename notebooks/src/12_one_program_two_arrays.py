@@ -9,7 +9,7 @@
 # **You need** [lesson 4](04_softmax_at_the_limit.ipynb), sections 7 and 8 (softmax backwards,
 # vector-Jacobian products), and [lesson 11](11_fashion_mnist.ipynb) (a training step by hand).
 #
-# **Time:** 90 minutes; there are good places to pause after sections 2 and 4. All cells together
+# **Time:** 110 minutes; there are good places to pause after sections 2 and 4. All cells together
 # run in less than half a minute without a GPU. On a GPU the copies of section 5 are measured on
 # your own machine; without one you see what data sheets promise, and the lesson says so. The words
 # are collected in the [glossary](glossary.md).
@@ -27,7 +27,7 @@ from course_lib.autograd import Function, Tensor, tensor
 from course_lib.backend import get_array_module, is_cuda_available, set_backend
 from course_lib.runtime.launch import launch
 from course_lib.runtime.launch import recorded as launches_of
-from course_lib.teach import TODO, check, hint, progress, use
+from course_lib.teach import TODO, check, hint, progress, solution, use
 
 # %% [markdown]
 # ## 1 · Two kinds of array
@@ -712,8 +712,8 @@ for i, name in enumerate(("W", "b", "V")):
 # ## 4 · A kernel on the tape
 #
 # Nothing on the tape asks how `forward` computes. So it may launch a kernel. We take two that you
-# know: softmax with a warp for each row (lesson 3), and its gradient (lesson 4). The course's stand
-# here; to use your own, paste them into the cell and pass them to `check` and to `use`.
+# know: softmax with a warp for each row (lesson 3), and its gradient (lesson 4). `use` takes yours, if
+# they have passed their checks, in whichever lesson that was, else the course's.
 
 # %%
 softmax_kernel = use("softmax_warp", None)
@@ -932,6 +932,25 @@ else:
         print(f"{'pinned  ' if kind else 'pageable'} {bridge_gbps(kind):6.1f} GB/s")
 
 # %% [markdown]
+# And what does it gain in a program? One training step of lesson 14's U-Net was timed on a GPU with its
+# batches in three ways: they lie there already; they come by `prefetch`; each is copied when it is
+# needed. **Predict** the three in pictures a second, from first to last.
+
+# %%
+for record in bench.find(records, name="unet.prefetch"):
+    for row in record["rows"]:
+        print(f"{row['label']:19} {row['images_per_second']:4.0f} pictures a second")
+    print(f"kernels ran during {record['copies_hidden']:.0%} of the time of prefetch's copies "
+          f"({records['device']['name']}, {results_table.when(record)})")
+
+# %% [markdown]
+# `prefetch` gains nothing there; to copy when needed is even a little faster. The model knows copies and
+# kernels, and nothing else. It leaves out the *host*, and this program waits for its host (lesson 14,
+# section 8): whenever a copy is ordered, the GPU has nothing else to do, so there is no kernel to hide it
+# behind. And pinning each batch costs the host time. A copy can be hidden in a program that is limited by
+# its kernels. So find out first what limits yours.
+
+# %% [markdown]
 # ## 6 · The same lines, twice
 #
 # Everything comes together: a network of two layers learns to tell three arms of a spiral apart. Its
@@ -1062,19 +1081,22 @@ def run():
     return (probabilities(backend, data, *weights).log() * tensor(targets)).sum()
 
 
-order = ordered(run())
-spent = {f"{type(result.made_by).__name__}, backward": microseconds(
-    lambda made_by=result.made_by, dy=result.data: made_by.backward(dy))
-         for result in order if result.made_by is not None}
+last, spent = run(), {}
+for result in ordered(last):
+    if result.made_by is not None:
+        name = f"{type(result.made_by).__name__}, backward"
+        us = microseconds(lambda result=result: result.made_by.backward(result.data))
+        spent[name] = spent.get(name, 0) + us  # there are two products of matrices
 
 # %% tags=["varies"]
 for name, us in sorted(spent.items(), key=lambda item: -item[1]):
     print(f"{name:22} {us:6.1f} µs")
-print(f"all of them together   {sum(spent.values()):6.1f} µs; "
-      f"order and walk {microseconds(lambda: walk(ordered(run()), np.float32(1))):.0f} µs with forward")
+whole = microseconds(lambda: walk(ordered(last), np.float32(1)))
+print(f"all of them together   {sum(spent.values()):6.1f} µs; the whole way back, with your order and walk, {whole:.1f} µs")
 
 # %% [markdown]
-# Half of it or more is Python: objects, copies, dicts. On a GPU it is worse, since the kernels take
+# What the whole way back takes beyond its functions is your walk. And much of what the functions take, on arrays as
+# small as these, is Python, too, and NumPy's own start. On a GPU the kernels take
 # less and Python takes the same. In a profiler's timeline this shows as *gaps between kernels*. The
 # recorded training step of lesson 11 with and without them:
 
@@ -1083,7 +1105,8 @@ for step in bench.find(records, name="fashion_mnist.training", shape=(32, 1, 28,
     us = {row["label"]: row["microseconds"] for row in step["rows"]}
     print(f"a batch of 32, recorded on an {records['device']['name']} ({results_table.when(step)}):")
     print(f"module by module from Python {us['ours, modules']:,.0f} µs; "
-          f"the same kernels as a captured graph {us['ours, captured']:.0f} µs")
+          f"the same modules as a captured graph {us['ours, any network captured']:.0f} µs;\n"
+          f"lesson 11's own step, with kernels made for this network, as a graph {us['ours, captured']:.0f} µs")
 
 # %% [markdown]
 # What to look for in such a timeline, in this order: gaps (who waits for whom? An `.item()`? A copy

@@ -12,7 +12,7 @@
 # [lesson 10](10_the_other_layers.ipynb) batch normalisation. [Lesson 12](12_one_program_two_arrays.ipynb)
 # has introduced streams.
 #
-# **Time:** 100 minutes; there are good places to pause after sections 3 and 5. All cells together
+# **Time:** 180 minutes; there are good places to pause after sections 3 and 5. All cells together
 # run in about a minute without a GPU. Where a speed matters, you predict it, and see what was recorded
 # on a GPU; with a GPU of your own you can measure it yourself. The words are collected in the
 # [glossary](glossary.md).
@@ -30,7 +30,7 @@ from course_lib.models.pathways import recomputed
 from course_lib.runtime.intrinsics import block_sum
 from course_lib.runtime.launch import launch
 from course_lib.runtime.launch import recorded as launches_of
-from course_lib.teach import TODO, check, hint, progress, use
+from course_lib.teach import TODO, check, hint, progress, solution, use
 
 # %%
 ZERO, DEVICE = np.float32(0), "cpu" if SIMULATED else "cuda"
@@ -358,8 +358,8 @@ print(f"one kernel: {kernel_bytes:.1f} bytes for each number; nine kernels: {sep
 # Which pathway is better depends on the world. So here are two, and in each of them one kind of evidence is bad.
 # Both show a disc, a square or a diamond, in red, green or blue.
 #
-# - **Night.** Wanted is the *shape*. The camera's colours are noise, as they are in any dark photograph; but the noise
-#   of the three channels cancels out in the brightness.
+# - **Night.** Wanted is the *shape*. The colours are noise, and the brightness has none: what the noise of a pixel
+#   would change in its brightness is taken off again. (A camera's noise at night is in the brightness, too, only smaller.)
 # - **Shade.** Wanted is the *colour*, such as a fruit's. Leaves cast shadows all over it, which change the brightness
 #   of each pixel, and not its colour. All three colours are equally bright.
 
@@ -989,7 +989,7 @@ for name, way in {"all kept": lambda stage, x: stage(x), "checkpointing": recomp
 # %% [markdown]
 # ## 9 · Each switch alone, and the fastest together
 #
-# The network has more switches than these: TF32 or bfloat16 instead of float32 (lesson 9), channels last, a captured CUDA graph (lesson 4),
+# The network has more switches than these: TF32 or bfloat16 instead of float32 (lesson 10), channels last, a captured CUDA graph (lesson 4),
 # `torch.compile`, and our kernels in place of PyTorch's. For the course, each was measured alone and some of them together, for one step of training. **Predict**
 # before you look: which switch alone brings most? Which makes the step *slower*? How much do parallel pathways bring, and what is the
 # price of checkpointing, which by the count above is a third? Are our kernels or PyTorch's the faster ones?
