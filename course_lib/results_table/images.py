@@ -1,6 +1,6 @@
 """Networks for photographs: softmax's share, Tiny-ImageNet trained to the end, two pathways."""
 
-from .cases import when
+from .cases import CAPTURED, when
 from .markdown import percent, table
 
 
@@ -61,11 +61,21 @@ def switches(records):
     return "\n\n".join(map(_switches, records))
 
 
+def _peak(record, row):
+    """GB at the peak of a step; a dash for a captured one that was measured at its replay.
+
+    A graph's pool holds the memory of its step, and PyTorch counts it only while it is captured.
+    """
+    if CAPTURED in row["label"] and record.get("captured_peaks") != "while captured":
+        return "–"
+    return f"{row['peak_bytes'] / 1e9:.2f}"
+
+
 def _switches(record):
     naive = record["rows"][0]
     lines = [
         [row["label"], f"{row['microseconds'] / 1e3:.2f}", f"{row['samples_per_second']:,.0f}",
-         f"{naive['microseconds'] / row['microseconds']:.2f}", f"{row['peak_bytes'] / 1e9:.2f}"]
+         f"{naive['microseconds'] / row['microseconds']:.2f}", _peak(record, row)]
         for row in record["rows"]
     ]  # fmt: skip
     lines += [[label, "–", "–", "–", "–"] for label in record["left_out"]]
