@@ -233,6 +233,7 @@ def test_what_is_missing_or_stale_is_pending_cheapest_first(monkeypatch):
     table = next(r for r in softmaxes if r["name"] == "softmax.table")
     softmaxes[softmaxes.index(table)] = table | {"kernel_hash": "another"}
     found = pending.pending(held(*softmaxes))
+    assert pending.count(held(*softmaxes))[1] == sum(each.why == "missing" for each in found)
     assert {each.label.split()[0] for each in found} == {
         "log_softmax.forward", "log_softmax.backward", "softmax.forward.drawn",
         "softmax.backward.drawn", "softmax.table", "kernel_cache",

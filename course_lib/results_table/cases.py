@@ -181,14 +181,14 @@ def verdict(found):
     names = " and ".join(f"`{group[0].operation}`" for group in reversed(large))
     n_large = len(found) - len(rest)
     text = (
-        f"Ours takes less time than the fastest peer in {len(found) - len(lost)} of {len(found)} "
+        f"Ours takes less time than the fastest peer in {len(found) - len(lost)} of {len(found):,} "
         f"recorded cases and more in {len(lost)}; in {clear} of these it takes over "
         f"{percent(SLOWER - 1)} more."
     )
     if rest:
         won = sum(case.ratio <= 1 for case in rest)
         text += (
-            f" Of the {len(found)} cases, {n_large} are of {names}; ours is faster in {won} of the "
+            f" Of the {len(found):,} cases, {n_large} are of {names}; ours is faster in {won} of the "
             f"other {len(rest)}."
         )
     if lost:
@@ -213,7 +213,7 @@ def conditions(recording):
     if "driver" in device:
         parts.insert(0, f"driver {device['driver']}")
     stale = sum(bool(record.get("stale")) for record in records)
-    changed = f" Kernels changed since in {stale} of {len(records)} records." if stale else ""
+    changed = f" Kernels changed since in {stale} of {len(records):,} records." if stale else ""
     return f"Measured on an **{device['name']}**, {days_of(records)}: {'; '.join(parts)}.{changed}"
 
 
