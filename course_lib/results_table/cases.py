@@ -173,7 +173,9 @@ def losses(found):
 
 
 def verdict(found):
-    """How many of `found` are faster than the fastest peer, and the worst: a paragraph."""
+    """How many of `found` beat their fastest peers, and the worst: a paragraph; "" for none."""
+    if not found:
+        return ""
     lost, groups = losses(found), by_operation(found)
     clear = sum(case.ratio > SLOWER for case in lost)
     large = sorted(groups.values(), key=len)[-2:]
@@ -188,8 +190,8 @@ def verdict(found):
     if rest:
         won = sum(case.ratio <= 1 for case in rest)
         text += (
-            f" Of the {len(found):,} cases, {n_large} are of {names}; ours is faster in {won} of the "
-            f"other {len(rest)}."
+            f" Of the {len(found):,} cases, {n_large} are of {names}; ours is faster in {won} of "
+            f"the other {len(rest)}."
         )
     if lost:
         text += (
