@@ -190,6 +190,7 @@ def test_peaks_of_captured_steps_were_taken_while_captured(how, peak):
               "fastest": "ours, bfloat16, captured", "left_out": {}} | how  # fmt: skip
     text = part(record)
     assert "| PyTorch, naive | 0.01 | 1 | 1.00 | 2.00 |" in text
+    assert ("peaks of captured steps are not recorded" in text) == (peak == "–")
     assert f"| ours, bfloat16, captured | 0.00 | 1 | 3.00 | {peak} |" in text
     assert "| `two_pathways.training` | bfloat16 |" in text
 

@@ -73,10 +73,11 @@ def _peak(record, row):
 
 def _switches(record):
     naive = record["rows"][0]
+    peaks = [_peak(record, row) for row in record["rows"]]
     lines = [
         [row["label"], f"{row['microseconds'] / 1e3:.2f}", f"{row['samples_per_second']:,.0f}",
-         f"{naive['microseconds'] / row['microseconds']:.2f}", _peak(record, row)]
-        for row in record["rows"]
+         f"{naive['microseconds'] / row['microseconds']:.2f}", peak]
+        for row, peak in zip(record["rows"], peaks, strict=True)
     ]  # fmt: skip
     lines += [[label, "–", "–", "–", "–"] for label in record["left_out"]]
     columns = {"switches": "---"} | dict.fromkeys(
@@ -84,10 +85,11 @@ def _switches(record):
     )
     kind = "training step" if record["name"].endswith("training") else "forward pass"
     N, _, height, width = record["shape"]
-    failed = "".join(f" {label} failed: {why}" for label, why in record["left_out"].items())
+    failed = "".join(f" {label} failed: {why}." for label, why in record["left_out"].items())
+    missing = " The peaks of captured steps are not recorded." * ("–" in peaks)
     return (
         f"A {kind} of {N} images of {height} × {width} with their brightness, "
         f"{record['depth']}, {record['channels']} channels, each switch alone, then together; "
-        f"the fastest: {record['fastest']}, {record['ratio']:.2f} times the naive program."
-        f"{failed} Measured {when(record)}.\n\n{table(columns, lines)}"
+        f"the fastest: {record['fastest']}, {record['ratio']:.2f} times as fast as the naive program."
+        f"{failed}{missing} Measured {when(record)}.\n\n{table(columns, lines)}"
     )
