@@ -90,6 +90,6 @@ def _switches(record):
     return (
         f"A {kind} of {N} images of {height} × {width} with their brightness, "
         f"{record['depth']}, {record['channels']} channels, each switch alone, then together; "
-        f"the fastest: {record['fastest']}, {record['ratio']:.2f} times as fast as the naive program."
-        f"{failed}{missing} Measured {when(record)}.\n\n{table(columns, lines)}"
+        f"the fastest: {record['fastest']}, {record['ratio']:.2f} times as fast as the naive "
+        f"program.{failed}{missing} Measured {when(record)}.\n\n{table(columns, lines)}"
     )
