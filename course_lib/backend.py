@@ -241,6 +241,8 @@ def set_backend(use_cuda=None, library=None):
             raise ValueError(f"library={library!r} computes on {where}, but use_cuda={use_cuda}")
         use_cuda = wants_gpu
     missing = _missing() if use_cuda or use_cuda is None else None
+    if use_cuda and missing and library is not None:
+        raise BackendError(f"library={library!r} needs a GPU, but {missing}. 'numpy' needs none.")
     if use_cuda and missing:
         raise BackendError(f"use_cuda is True, but {missing}. use_cuda=False takes the CPU.")
     if use_cuda is None:

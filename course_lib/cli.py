@@ -271,7 +271,7 @@ def _measure_pending():
     from tqdm import tqdm
 
     from course_lib import bench as measuring
-    from course_lib import benchmarks
+    from course_lib import benchmarks, results_table
     from course_lib.benchmarks import launches, pending
 
     facts, measured = measuring.device_facts(), []
@@ -286,7 +286,7 @@ def _measure_pending():
     except KeyboardInterrupt:
         status = INTERRUPTED
         print(f"stopped after {len(measured)} records, which are kept", file=sys.stderr)
-    print(benchmarks.losses(measured))
+    print(results_table.verdict(results_table.cases(measured)))
     return status
 
 
@@ -326,7 +326,8 @@ def _measure_named(options):
             gc.unfreeze()
         if status and not found:
             return status
-        print(benchmarks.table(found), benchmarks.losses(found), sep="\n")
+        print(benchmarks.table(found))
+        print(results_table.verdict(results_table.cases(found)))
         if summary := results_table.summary(found):
             print(f"\n{summary}")
         if options.plot:

@@ -233,6 +233,7 @@ def test_what_is_missing_or_stale_is_pending_cheapest_first(monkeypatch):
     table = next(r for r in softmaxes if r["name"] == "softmax.table")
     softmaxes[softmaxes.index(table)] = table | {"kernel_hash": "another"}
     found = pending.pending(held(*softmaxes))
+    assert pending.count(held(*softmaxes))[1] == sum(each.why == "missing" for each in found)
     assert {each.label.split()[0] for each in found} == {
         "log_softmax.forward", "log_softmax.backward", "softmax.forward.drawn",
         "softmax.backward.drawn", "softmax.table", "kernel_cache",
@@ -257,9 +258,10 @@ def test_all_saves_each_record_at_once_and_can_be_stopped(monkeypatch, capsys):
         if len(saved) == 2:
             raise KeyboardInterrupt
         return dict(name=case.name, shape=case.shape, dtype=case.dtype, rows=[
-            dict(label="ours", kind="ours", microseconds=3.0),
-            dict(label="a peer", kind="peer", microseconds=2.0),
-        ])  # fmt: skip
+            dict(label="ours", kind="ours", microseconds=4.0),
+            dict(label="ours, captured", kind="ours", microseconds=3.0),
+            dict(label="a peer, captured", kind="peer", microseconds=2.0),
+        ], default="ours")  # fmt: skip
 
     monkeypatch.setattr(device, "count", lambda: 1)
     monkeypatch.setattr(course_lib, "SIMULATED", False)
@@ -272,8 +274,8 @@ def test_all_saves_each_record_at_once_and_can_be_stopped(monkeypatch, capsys):
     assert cli.main(["bench", "--all", "--record"]) == 130
     said = capsys.readouterr()
     assert len(saved) == 2 and "stopped after 2 records, which are kept" in said.err
-    assert "Slower than the best peer in 2 of 2 cases (100 %); the worst is linear." in said.out
-    assert "1.50 times as long as a peer" in said.out
+    assert "less time than the fastest peer in 0 of 2 recorded cases and more in 2" in said.out
+    assert "takes 1.5 times as long as a peer, captured" in said.out
 
 
 @pytest.mark.gpu

@@ -100,12 +100,27 @@ def test_each_switch_of_two_pathways():
     assert torch.backends.cudnn.benchmark == before
     assert training["name"] == pathways.TRAINING and forward["name"] == pathways.FORWARD
     for record in (training, forward):
+        assert record["captured_peaks"] == gpu.CAPTURED_PEAKS
         assert [row["label"] for row in record["rows"]] == list(pathways.WAYS)
         assert record["ratio"] == 2.5 and record["left_out"] == {}
         assert record["default"] == "ours, captured" and record["fastest"] == "PyTorch, captured"
     text = page([training])
     assert "## Two pathways" in text and "the fastest: PyTorch, captured, 2.50 times" in text
     assert "| PyTorch, checkpointing | 0.05 | 40,000 | 1.00 | 0.00 |" in text
+
+
+@pytest.mark.parametrize("captured, expected", [(False, 30), (True, 900)])
+def test_the_peak_of_a_captured_step_is_that_of_its_capture(captured, expected, monkeypatch):
+    seen = {"calls": 0, "peak": 0}
+
+    def step():  # the second call is captured: only then its pool counts
+        seen["calls"] += 1
+        of_this = {1: 5000, 2: 900 if captured else 4000}.get(seen["calls"], 5 if captured else 30)
+        seen["peak"] = max(seen["peak"], of_this)
+
+    monkeypatch.setattr(gpu, "reset_peak", lambda: seen.update(peak=0))
+    monkeypatch.setattr(gpu, "peak", lambda: seen["peak"])
+    assert gpu.peak_of(step, captured=captured) == expected
 
 
 def test_a_switch_that_fails_is_told(monkeypatch):

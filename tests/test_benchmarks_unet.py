@@ -338,7 +338,7 @@ def test_folds_as_a_command(small_folds, monkeypatch, capsys):
             folds.main([*options, "--record"])
         assert "there is none here" in capsys.readouterr().err
         assert folds.main(["--data", "x", "--device", "gpu"]) == 2
-        assert "use_cuda is True, but" in capsys.readouterr().err
+        assert "library='torch' needs a GPU, but" in capsys.readouterr().err
 
 
 def test_the_loss_of_the_twin_is_the_tapes():

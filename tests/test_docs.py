@@ -184,6 +184,34 @@ def test_lessons_that_are_named_exist(name):
     assert not linked or {int(link[:2]) for link in linked} == there
 
 
+#: What guides to CUDA C++ extensions name.
+THERE = (
+    "SqueezeExcitationCUDA", "create_model_cuda", "create_model_enhanced", "load_inline",
+    "cudnnSoftmaxForward", "nvprof", "gpu_optimizer.py", "xFormers", "compute-sanitizer",
+)  # fmt: skip
+
+
+def test_names_that_guides_use_are_explained():
+    rows = "\n".join(re.findall(r"^\| (.*?) \|", TEXTS["docs/coming_from.md"], re.MULTILINE))
+    assert [name for name in THERE if name not in rows] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_that_look_into_a_run_see_its_kernels(name):
+    """`train fashion-mnist` captures its steps: a graph is one launch, and one bar of nsys."""
+    for line in TEXTS[name].splitlines():
+        if "course_lib train" in line:
+            assert not line.startswith("CUDA_LAUNCH_BLOCKING") or "--modules" in line, line
+            assert not line.startswith("nsys ") or "--cuda-graph-trace=node" in line, line
+
+
+def test_folders_of_data_are_called_folders():
+    text = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
+    assert all(path.is_dir() for path in (ROOT / "data" / "results").iterdir())
+    for path in re.findall(r"`((?:results|runs)/[^`]*)`", text):
+        assert path.endswith("/"), path
+
+
 # ------------------------------------------------------------------------ are generated
 
 

@@ -102,7 +102,7 @@ def test_the_path_is_said_once(caplog, monkeypatch):
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 4 and all(record.levelno == logging.WARNING for record in caplog.records)
     assert where in lines[0]
-    assert lines[1] == "small_se_net: PyTorch's operators, as asked"
+    assert lines[1] == "small_se_net: PyTorch's operators"
     assert lines[2].endswith("the network has no squeeze and excitation")
     assert where in lines[3] and lines[3].startswith("tiny_cnn: every layer runs")
 

@@ -140,13 +140,59 @@ def test_a_lesson_a_profile_and_what_has_no_peer_are_no_cases():
 def test_the_verdict_counts_what_is_lost():
     found = results_table.cases([FAST, SLOW, WORSE])
     assert plain(results_table.verdict(found)) == (
-        "Ours takes less time than the fastest peer in 1 of 3 recorded cases and more in 2, by "
-        "over 3 % in 2. The worst: `pool.forward` of 1,000,003 bfloat16 takes 3.0 times as long as "
-        "eager."
+        "Ours takes less time than the fastest peer in 1 of 3 recorded cases and more in 2; in 2 "
+        "of these it takes over 3 % more. The worst: `pool.forward` of 1,000,003 bfloat16 takes "
+        "3.0 times as long as eager."
     )
     third = [record("sum.forward", [n], a=1.0, eager=2.0) for n in (1, 2, 3, 4)]
     said = results_table.verdict(results_table.cases([FAST, SLOW, WORSE, *third]))
-    assert "6 of them are `sum` and `relu` alone; of the other 1, ours is faster in 0." in said
+    assert "Of the 7 cases, 6 are of `sum` and `relu`; ours is faster in 0 of the other 1." in said
+
+
+def step(label, time, kind="peer", **facts):
+    return row(label, time, kind=kind) | {"images_per_second": 1e6 / time} | facts
+
+
+UNET = {
+    "name": "unet.training.tf32", "shape": [4, 2, 128, 128], "dtype": "float32",
+    "date": "2026-11-26", "precision": "tf32", "depth": 4, "channels": 64, "ratio": 0.5,
+    "default": "ours", "rows": [
+        step("ours", 2000.0, "ours", peak_bytes=3e9), step("PyTorch eager", 1500.0, peak_bytes=1),
+        step("ours, captured", 400.0, "ours"), step("PyTorch captured", 320.0)],
+}  # fmt: skip
+
+
+def test_a_captured_step_stands_beside_a_captured_one():
+    (case,) = results_table.cases([UNET])
+    assert (case.ours["label"], case.peer["label"]) == ("ours, captured", "PyTorch captured")
+    assert case.ratio == 1.25
+    slow = [each | {"microseconds": 9000.0} if each["label"] == "PyTorch captured" else each
+            for each in UNET["rows"]]  # fmt: skip
+    (case,) = results_table.cases([UNET | {"rows": slow}])
+    assert (case.ours["label"], case.peer["label"]) == ("ours", "PyTorch eager")
+
+
+def test_tables_name_the_arithmetic_that_ran():
+    text = part(UNET)
+    assert "| `unet.training.tf32` | TF32 | 1 of 1 | 1.25 | 4×2×128×128 | 400.0 |" in text
+    assert "| TF32 | 4 | 2.0 | 1.5 | 0.4 | – | 0.3 |" in text
+    assert "4 × 2 × 128 × 128 TF32 takes" in text and "float32" not in text.partition("| op")[2]
+    step32 = STEP | {"dtype": "float32", "tf32": True, "autocast": False}
+    assert "| training step | TF32 |" in part(step32) and "| bfloat16 |" in part(STEP)
+
+
+@pytest.mark.parametrize("how, peak", [({}, "–"), ({"captured_peaks": "while captured"}, "0.05")])
+def test_peaks_of_captured_steps_were_taken_while_captured(how, peak):
+    rows = [step("PyTorch, naive", 9.0, samples_per_second=1, peak_bytes=2e9),
+            step("ours, bfloat16, captured", 3.0, "ours", samples_per_second=1, peak_bytes=5e7)]
+    record = {"name": "two_pathways.training", "shape": [8, 3, 224, 224], "dtype": "float32",
+              "date": "2026-11-26", "depth": "shallow", "channels": 32, "rows": rows, "ratio": 3.0,
+              "fastest": "ours, bfloat16, captured", "left_out": {}} | how  # fmt: skip
+    text = part(record)
+    assert "| PyTorch, naive | 0.01 | 1 | 1.00 | 2.00 |" in text
+    assert ("peaks of captured steps are not recorded" in text) == (peak == "–")
+    assert f"| ours, bfloat16, captured | 0.00 | 1 | 3.00 | {peak} |" in text
+    assert "| `two_pathways.training` | bfloat16 |" in text
 
 
 def test_the_page_shows_each_operation_with_its_losses():
@@ -167,6 +213,16 @@ def test_kernels_that_changed_are_told():
     assert "Measured 2026-11-23, kernels changed since." in part(WORSE | changed)
     assert "first call" in part(CALLS) and "measured 2026-11-22.\n" in part(CALLS)
     assert "2026-11-22, kernels changed since." in part(CALLS | changed)
+
+
+def test_every_date_says_whether_kernels_changed_since():
+    changed = {"stale": True}
+    assert "2026-11-22, kernels changed since." in part(FORWARD, TABLE | changed)
+    assert "2026-11-22, kernels changed since for 1." in part(FORWARD | changed, BACKWARD)
+    text = results_table.promises({"device": DEVICE, "records": [TABLE | changed, block()]})
+    assert "**NVIDIA H200**, 2026-11-22, kernels changed since for 1." in text
+    recording = {"device": DEVICE, "records": [FAST, SLOW | changed]}
+    assert results_table.conditions(recording).endswith("Kernels changed since in 1 of 2 records.")
 
 
 def test_conditions_name_device_driver_and_versions():
@@ -258,7 +314,16 @@ def test_promises_stand_beside_what_was_recorded():
     assert "| softmax of 128 × 200: ours, optimised | about 35 µs" in text
     assert "1.6 µs on the device (12.5 times as fast as the CPU), 14.0 µs from Python (1.4" in text
     assert "3.00 at batch 1, 2.00 at batch 32 (geometric means" in text
+    assert "1 of 2 sizes reach 2.75, the best is 3.00" in text and "8 threads of a CPU" in text
     assert "| 16 % faster; in a CUDA graph 22 % | the blocks are 18 % of the time; Amdahl's" in text
+
+
+def test_what_a_block_keeps_is_told_of_all_sizes():
+    kept = [block("both", dtype="bfloat16") | {"saved_bytes": {"ours": ours, "PyTorch eager": 1e6}}
+            for ours in (1e6, 4e6)]  # fmt: skip
+    text = results_table.promises({"device": DEVICE, "records": kept})
+    assert "1.00 to 4.00 times PyTorch's bytes in bfloat16, 2.00 in the geometric mean" in text
+    assert "; ours at most 4.00 MB |" in text
 
 
 # ---------------------------------------------------------------------------- pictures

@@ -48,36 +48,6 @@ def table(records):
     return "\n".join(lines)
 
 
-def losses(records):
-    """How often the course's choice is slower than the best peer, and where most, as a sentence.
-
-    Slower is what takes more than 3 % longer. "" where nothing stands beside a peer.
-    """
-    found = []
-    for record in records:
-        rows = {
-            kind: [row for row in record["rows"] if row["kind"] == kind]
-            for kind in ("ours", "peer")
-        }
-        chosen = [row for row in rows["ours"] if row["label"] == record.get("default")]
-        if rows["ours"] and rows["peer"]:
-            ours, peer = (
-                min(each, key=lambda row: row["microseconds"])
-                for each in (chosen or rows["ours"], rows["peer"])
-            )
-            found.append((ours["microseconds"] / peer["microseconds"], record, peer["label"]))
-    if not found:
-        return ""
-    n_lost = sum(ratio > 1.03 for ratio, *_ in found)
-    ratio, record, peer = max(found, key=lambda each: each[0])
-    which = f"{record['name']} {'x'.join(map(str, record['shape']))} {record['dtype']}"
-    return (
-        f"Slower than the best peer in {n_lost} of {len(found)} cases "
-        f"({100 * n_lost / len(found):.0f} %); the worst is {which}: "
-        f"{ratio:.2f} times as long as {peer}"
-    )
-
-
 def _value(row):
     share = f" ({row['percent_of_copy']:.0f}% of copy)" if "percent_of_copy" in row else ""
     share += f" ({row['tflops']:.1f} TFLOP/s)" if "tflops" in row else ""

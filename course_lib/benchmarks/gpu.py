@@ -31,6 +31,26 @@ def peak():
     return torch.cuda.max_memory_allocated()
 
 
+#: How `peak_of` takes the peak of a captured step; records without it took that of a replay.
+CAPTURED_PEAKS = "while captured"
+
+
+def peak_of(step, *, captured):
+    """Bytes held at the peak of a step that `step()` makes, once its kernels are there.
+
+    What a captured step allocates lies in its graph's pool, and is counted only while the step is
+    captured: by the second call, as `GraphTrainer` has it.
+    """
+    for _ in range(1 if captured else 4):  # cuDNN tries its algorithms, which takes memory
+        step()
+    synchronize()
+    collect()
+    reset_peak()
+    step()
+    synchronize()
+    return peak()
+
+
 def allow_tf32(allowed):
     """Whether PyTorch, and our layers, may use TF32 in convolutions and matrix products."""
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed

@@ -28,6 +28,23 @@ class Pending(NamedTuple):
     measure: Callable
 
 
+def count(held):
+    """(how many cases of operations there are, how many of them a device has no record of)."""
+    known = {bench.identity(record) for record in held["records"]}
+    cases = [(case.name, case.dtype, case.shape) for _, module in _modules()
+             for case in _cases(module)]  # fmt: skip
+    return len(cases), sum(case not in known for case in cases)
+
+
+def _modules():
+    for name in benchmarks.BENCHMARKS:
+        yield name, importlib.import_module(f"course_lib.benchmarks.{name}")
+
+
+def _cases(module):
+    return (*module.cases(), *one.drawn(module)) if hasattr(module, "cases") else ()
+
+
 def pending(held):
     """The `Pending` of a device, cheapest first.
 
@@ -35,10 +52,9 @@ def pending(held):
     """
     known = {bench.identity(record): record for record in held["records"]}
     found, programs = [], []
-    for name in benchmarks.BENCHMARKS:
-        module = importlib.import_module(f"course_lib.benchmarks.{name}")
-        if hasattr(module, "cases"):
-            for case in (*module.cases(), *one.drawn(module)):
+    for name, module in _modules():
+        if cases := _cases(module):
+            for case in cases:
                 record = known.get((case.name, case.dtype, case.shape))
                 if (why := _why(record, held["device"])) is not None:
                     found.append(_of_case(case, record, why))

@@ -124,7 +124,7 @@ def _path(model, is_whole, use_cuda_kernels, left):
     """What the squeeze and excitation of `model` runs, or, if it `is_whole`, each of its layers:
     the end of a sentence."""
     if not use_cuda_kernels:
-        return "PyTorch's operators, as asked"
+        return "PyTorch's operators"
     what = "every layer" if is_whole else "squeeze and excitation"
     has_blocks = left or any(isinstance(module, Fused) for module in model.modules())
     if not is_whole and not has_blocks:

@@ -7,7 +7,7 @@ what. RESULTS.md is generated as a whole, and so are the pictures in docs/pictur
 import re
 
 from course_lib import bench, results_table
-from course_lib.benchmarks import BENCHMARKS
+from course_lib.benchmarks import BENCHMARKS, pending
 from course_lib.readme import lessons, pictures
 from course_lib.readme.places import FOLDER, ROOT
 
@@ -37,6 +37,7 @@ class Project:
             "results": self._results,
             "operations": _operations,
             "benchmarks": _benchmarks,
+            "pending": lambda: self._of_the_first(_pending),
             "promises": lambda: self._of_the_first(results_table.promises),
             "tape": lambda: self._of_the_first(
                 lambda recording: results_table.beside_numpy(recording["records"])
@@ -112,6 +113,14 @@ def _operations():
     from course_lib import compare
 
     return ", ".join(f"`{name}`" for name in compare.OPERATIONS) + "."
+
+
+def _pending(recording):
+    n_cases, n_missing = pending.count(recording)
+    return (
+        f"Of the {n_cases:,} cases of operations, {n_missing:,} have never been measured on the "
+        f"{recording['device']['name']}: most of them are drawn shapes."
+    )
 
 
 def _benchmarks():

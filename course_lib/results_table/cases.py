@@ -24,6 +24,7 @@ NETWORKS = {
     "unet": "U-Net",
 }
 SLOWER = 1.03  # times as long as the peer: what counts as slower, not as noise
+CAPTURED = "captured"  # in the label of a step that is replayed as one CUDA graph
 
 
 def when(record):
@@ -32,6 +33,21 @@ def when(record):
     A record may have the field `stale` until it is measured again, which replaces it.
     """
     return record["date"] + (", kernels changed since" if record.get("stale") else "")
+
+
+def days_of(records):
+    """The first and the last date of several records."""
+    dates = sorted({record["date"] for record in records})
+    return dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+
+
+def measured(records):
+    """`days_of`, and how many of the kernels have changed since."""
+    stale = sum(bool(record.get("stale")) for record in records)
+    if not stale:
+        return days_of(records)
+    some = f" for {stale}" if stale < len(records) else ""
+    return f"{days_of(records)}, kernels changed since{some}"
 
 
 def size(shape):
@@ -52,6 +68,17 @@ def rows_of(record, kind):
 def is_lesson(record):
     """Whether a record belongs to a lesson or to the tracer's tests, which show it themselves."""
     return record["name"].startswith(("lesson_", "tracer."))
+
+
+def arithmetic(record, label=""):
+    """What the arithmetic of a record, or of its row `label`, was done in."""
+    if record["dtype"] != "float32":
+        return record["dtype"]
+    for precision in ("bfloat16", "TF32"):
+        if precision in label:
+            return precision
+    is_tf32 = "tf32" in (record.get("precision"), *record["name"].split("."))
+    return "TF32" if is_tf32 or record.get("autocast") is False else "float32"
 
 
 @dataclass(frozen=True)
@@ -78,10 +105,17 @@ class Case:
 
     @property
     def ours(self):
-        """The row that runs by default; where none is named, the last, the top rung."""
+        """The row that runs by default; where none is named, the last, the top rung.
+
+        Where peers and ours were captured in a CUDA graph, the fastest of ours that was.
+        """
         ours = rows_of(self.record, "ours")
         named = [row for row in ours if row["label"] == self.record.get("default")]
-        return (named or ours)[-1]
+        chosen = (named or ours)[-1]
+        captured = [row for row in ours if CAPTURED in row["label"]]
+        if CAPTURED in chosen["label"] or CAPTURED not in self.peer["label"] or not captured:
+            return chosen
+        return min(captured, key=lambda row: row["microseconds"])
 
     @property
     def peer(self):
@@ -94,6 +128,11 @@ class Case:
         return self.ours["microseconds"] / self.peer["microseconds"]
 
     @property
+    def arithmetic(self):
+        """The type, or the precision where the numbers are float32 and the arithmetic is not."""
+        return arithmetic(self.record, self.ours["label"])
+
+    @property
     def work(self):
         """What the case must do, to find the largest of several."""
         return self.record.get("flops") or self.record.get("bytes") or self.ours["microseconds"]
@@ -101,7 +140,7 @@ class Case:
     @property
     def title(self):
         """The case in words."""
-        return f"`{self.name}` of {size(self.record['shape'])} {self.record['dtype']}"
+        return f"`{self.name}` of {size(self.record['shape'])} {self.arithmetic}"
 
 
 def cases(records):
@@ -134,21 +173,25 @@ def losses(found):
 
 
 def verdict(found):
-    """How many of `found` are faster than the fastest peer, and the worst: a paragraph."""
+    """How many of `found` beat their fastest peers, and the worst: a paragraph; "" for none."""
+    if not found:
+        return ""
     lost, groups = losses(found), by_operation(found)
     clear = sum(case.ratio > SLOWER for case in lost)
     large = sorted(groups.values(), key=len)[-2:]
     rest = [case for group in groups.values() if group not in large for case in group]
     names = " and ".join(f"`{group[0].operation}`" for group in reversed(large))
+    n_large = len(found) - len(rest)
     text = (
-        f"Ours takes less time than the fastest peer in {len(found) - len(lost)} of {len(found)} "
-        f"recorded cases and more in {len(lost)}, by over {percent(SLOWER - 1)} in {clear}."
+        f"Ours takes less time than the fastest peer in {len(found) - len(lost)} of {len(found):,} "
+        f"recorded cases and more in {len(lost)}; in {clear} of these it takes over "
+        f"{percent(SLOWER - 1)} more."
     )
     if rest:
         won = sum(case.ratio <= 1 for case in rest)
         text += (
-            f" {len(found) - len(rest)} of them are {names} alone; of the other {len(rest)}, ours "
-            f"is faster in {won}."
+            f" Of the {len(found):,} cases, {n_large} are of {names}; ours is faster in {won} of "
+            f"the other {len(rest)}."
         )
     if lost:
         text += (
@@ -161,7 +204,6 @@ def verdict(found):
 def conditions(recording):
     """Where, with what and when the records of one device were made: a sentence."""
     device, records = recording["device"], recording["records"]
-    dates = sorted({record["date"] for record in records})
     versions = {}
     for record in records:
         for name, version in record.get("versions", {}).items():
@@ -172,8 +214,9 @@ def conditions(recording):
              for key, label in told.items() if key in versions]  # fmt: skip
     if "driver" in device:
         parts.insert(0, f"driver {device['driver']}")
-    days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    return f"Measured on an **{device['name']}**, {days}: {'; '.join(parts)}."
+    stale = sum(bool(record.get("stale")) for record in records)
+    changed = f" Kernels changed since in {stale} of {len(records):,} records." if stale else ""
+    return f"Measured on an **{device['name']}**, {days_of(records)}: {'; '.join(parts)}.{changed}"
 
 
 def _version(name, version):

@@ -1,6 +1,6 @@
 """Networks for photographs: softmax's share, Tiny-ImageNet trained to the end, two pathways."""
 
-from .cases import when
+from .cases import CAPTURED, when
 from .markdown import percent, table
 
 
@@ -61,12 +61,23 @@ def switches(records):
     return "\n\n".join(map(_switches, records))
 
 
+def _peak(record, row):
+    """GB at the peak of a step; a dash for a captured one that was measured at its replay.
+
+    A graph's pool holds the memory of its step, and PyTorch counts it only while it is captured.
+    """
+    if CAPTURED in row["label"] and record.get("captured_peaks") != "while captured":
+        return "–"
+    return f"{row['peak_bytes'] / 1e9:.2f}"
+
+
 def _switches(record):
     naive = record["rows"][0]
+    peaks = [_peak(record, row) for row in record["rows"]]
     lines = [
         [row["label"], f"{row['microseconds'] / 1e3:.2f}", f"{row['samples_per_second']:,.0f}",
-         f"{naive['microseconds'] / row['microseconds']:.2f}", f"{row['peak_bytes'] / 1e9:.2f}"]
-        for row in record["rows"]
+         f"{naive['microseconds'] / row['microseconds']:.2f}", peak]
+        for row, peak in zip(record["rows"], peaks, strict=True)
     ]  # fmt: skip
     lines += [[label, "–", "–", "–", "–"] for label in record["left_out"]]
     columns = {"switches": "---"} | dict.fromkeys(
@@ -74,10 +85,11 @@ def _switches(record):
     )
     kind = "training step" if record["name"].endswith("training") else "forward pass"
     N, _, height, width = record["shape"]
-    failed = "".join(f" {label} failed: {why}" for label, why in record["left_out"].items())
+    failed = "".join(f" {label} failed: {why}." for label, why in record["left_out"].items())
+    missing = " The peaks of captured steps are not recorded." * ("–" in peaks)
     return (
         f"A {kind} of {N} images of {height} × {width} with their brightness, "
         f"{record['depth']}, {record['channels']} channels, each switch alone, then together; "
-        f"the fastest: {record['fastest']}, {record['ratio']:.2f} times the naive program."
-        f"{failed} Measured {when(record)}.\n\n{table(columns, lines)}"
+        f"the fastest: {record['fastest']}, {record['ratio']:.2f} times as fast as the naive "
+        f"program.{failed}{missing} Measured {when(record)}.\n\n{table(columns, lines)}"
     )

@@ -1,6 +1,6 @@
 """Whole networks: EfficientNet-B4, networks of our layers alone, Fashion-MNIST; first calls."""
 
-from .cases import rows_of, when
+from .cases import arithmetic, measured, rows_of, when
 from .markdown import percent, table
 
 
@@ -20,14 +20,14 @@ def efficientnet(records):
             ]  # fmt: skip
         name = {"step": "training step"}.get(record["name"].partition(".")[2], "inference")
         times = [f"{before:.1f}", f"{after:.1f}", f"{record['ratio']:.3f}"]
-        lines.append([name, record["dtype"], *times, *explained])
+        lines.append([name, arithmetic(record), *times, *explained])
     N, *_, side = records[0]["shape"]
     columns = {"": "---", "type": "---"} | dict.fromkeys(
         ("PyTorch, ms", "ours, ms", "times as fast", "share of the blocks in a CUDA graph",
          "predicted for that", "measured"), "--:")  # fmt: skip
     return (
         f"EfficientNet-B4, {N} images of {side} × {side}, before and after its squeeze-and-"
-        f"excitation blocks are swapped; measured {when(records[0])}.\n\n{table(columns, lines)}"
+        f"excitation blocks are swapped; measured {measured(records)}.\n\n{table(columns, lines)}"
     )
 
 
@@ -41,7 +41,7 @@ def replaced(records):
         ours, *peers = (row["microseconds"] / 1e3 for row in record["rows"][:3])
         errors = record["gradient_errors"]
         lines.append([
-            record["name"].partition(".")[2], record["dtype"],
+            record["name"].partition(".")[2], arithmetic(record),
             *(f"{time:.1f}" for time in (ours, *peers)), f"{ours / min(peers):.2f}",
             f"{errors['ours'] / errors['PyTorch eager']:.2f}",
         ])  # fmt: skip
@@ -52,7 +52,7 @@ def replaced(records):
     return (
         f"A training step of {N} images of {side} × {side}, all layers replaced by ours "
         "(`nn.replace_layers`), each side in its faster layout; measured "
-        f"{when(records[0])}.\n\n{table(columns, lines)}"
+        f"{measured(records)}.\n\n{table(columns, lines)}"
     )
 
 
@@ -75,7 +75,7 @@ def _throughput(records):
         eager = [row for row in peers if row["label"].startswith("PyTorch eager")][-1]
         ours, modules, peer = rows[record["default"]], rows["ours, modules"], peers[-1]
         lines.append([
-            record["name"].split(".")[1], record["precision"], record["shape"][0],
+            record["name"].split(".")[1], arithmetic(record), record["shape"][0],
             f"{_images(ours):,.0f}", f"{_images(peer):,.0f}",
             f"{_images(ours) / _images(peer):.2f}",
             f"{_images(modules):,.0f}", f"{_images(eager):,.0f}",
@@ -88,7 +88,7 @@ def _throughput(records):
          "PyTorch eager "), "--:")  # fmt: skip
     return (
         "The Fashion-MNIST network in images per second, as Python sees them, and the peak of GPU "
-        f"memory; measured {when(records[0])}.\n\n{table(columns, lines)}"
+        f"memory; measured {measured(records)}.\n\n{table(columns, lines)}"
     )
 
 
@@ -97,18 +97,17 @@ def _images(row):
 
 
 def _command(records):
+    records = [r for r in records if r["name"].startswith("fashion_mnist.command")]
     lines = []
     for record in records:
-        if record["name"].startswith("fashion_mnist.command"):
-            ours, peer = (row["images_per_second"] for row in record["rows"])
-            lines.append(f"{record['precision']} {ours:,.0f} images/s, {ours / peer:.1f} times as "
-                         "fast")  # fmt: skip
-            date = when(record)
+        ours, peer = (row["images_per_second"] for row in record["rows"])
+        lines.append(f"{arithmetic(record)} {ours:,.0f} images/s, {ours / peer:.1f} times as fast")
     if not lines:
         return ""
     return (
         "`train fashion-mnist` as a process of its own, beside an eager PyTorch script that does "
-        f"the same in batches of 32: {'; '.join(lines)}; measured {date}."
+        f"the same in batches of 32: {'; '.join(lines)}; measured "
+        f"{measured(records)}."
     )
 
 

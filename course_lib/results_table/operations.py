@@ -2,7 +2,7 @@
 
 import statistics
 
-from .cases import by_operation, compact, losses, when
+from .cases import by_operation, compact, losses, measured
 from .markdown import folded, percent, table
 
 _OVERVIEW = {
@@ -25,7 +25,7 @@ def overview(found, linked=True):
     for operation, group in by_operation(found).items():
         ratios = [case.ratio for case in group]
         worst = max(group, key=lambda case: case.ratio)
-        named = f"`{worst.name}`, {compact(worst.record['shape'])}, {worst.record['dtype']}"
+        named = f"`{worst.name}`, {compact(worst.record['shape'])}, {worst.arithmetic}"
         lost = len(losses(group))
         lines.append([
             f"[{operation}](#{anchor(operation)})" if linked else operation, len(group),
@@ -44,7 +44,7 @@ def anchor(heading):
 def section(operation, group):
     """What is recorded of one operation, under its heading, with its losses."""
     lost, worst = losses(group), max(group, key=lambda case: case.ratio)
-    said = f"{len(lost)} of {len(group)} cases are slower than the fastest peer"
+    said = f"Ours is slower than the fastest peer in {len(lost)} of {len(group)} cases"
     if lost:
         said += f"; the worst takes {worst.ratio:.2f} times as long"
     peers = sorted({row["label"].partition(",")[0] for case in group
@@ -52,12 +52,13 @@ def section(operation, group):
     ours = ", ".join(dict.fromkeys(f"`{case.ours['label']}`" for case in group))
     text = [
         f"## {operation}",
-        f"{said}. Ours: {ours}. Peers: {', '.join(peers)}. Measured {_measured(group)}.",
+        f"{said}. Ours: {ours}. Peers: {', '.join(peers)}. "
+        f"Measured {measured([case.record for case in group])}.",
     ]
     text.append(table(_GROUPS, [_line(each) for each in _split(group)]))
     if lost:
         lines = [
-            [f"`{case.name}`", case.record["dtype"], compact(case.record["shape"]),
+            [f"`{case.name}`", case.arithmetic, compact(case.record["shape"]),
              _time(case.ours), _time(case.peer), case.peer["label"], f"{case.ratio:.2f}"]
             for case in lost
         ]  # fmt: skip
@@ -71,7 +72,7 @@ def _split(group):
     """The cases of one name and one type together."""
     parts = {}
     for case in group:
-        parts.setdefault((case.name, case.record["dtype"]), []).append(case)
+        parts.setdefault((case.name, case.arithmetic), []).append(case)
     return parts.values()
 
 
@@ -82,7 +83,7 @@ def _line(group):
         between += f"\N{NO-BREAK SPACE}–\N{NO-BREAK SPACE}{max(ratios):.2f}"
     ours, peer = largest.ours, largest.peer
     return [
-        f"`{largest.name}`", largest.record["dtype"], f"{len(losses(group))} of {len(group)}",
+        f"`{largest.name}`", largest.arithmetic, f"{len(losses(group))} of {len(group)}",
         between, compact(largest.record["shape"]), _time(ours), _time(peer), peer["label"],
         _rate(ours),
     ]  # fmt: skip
@@ -102,15 +103,6 @@ def _rate(row):
     if "images_per_second" in row:
         return f"{row['images_per_second']:,.0f} images/s"
     return ""
-
-
-def _measured(group):
-    dates = sorted({case.record["date"] for case in group})
-    days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    stale = sum("," in when(case.record) for case in group)
-    if not stale:
-        return days
-    return f"{days}, kernels changed since" + (f" for {stale}" if stale < len(group) else "")
 
 
 def _left_out(group):

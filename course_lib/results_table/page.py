@@ -10,12 +10,14 @@ _INTRODUCTION = """\
 `make readme` writes this page from `data/results`; nothing in it is typed. A case is one operation,
 type and shape, checked before it is timed. The *ratio* is our time ÷ the fastest peer's. *Ours* is
 what runs by default, the *fastest peer* the fastest of those that stand under each heading, timed
-in the same run; `torch.compile` is not among them everywhere. An operation's time is the device's,
-from a replayed CUDA graph whose inputs change so that they do not lie in the L2 cache; a network's
-is that of whole steps. GB/s counts the bytes that the operation must move, and the limit is a copy
-of as many bytes, or reading or filling them where that is all that is done; in brackets stands the
-share of it that is reached. *Kernels changed since* stands where a kernel, or what chooses it, is
-no longer the one that was measured: a test compares hashes."""
+in the same run; `torch.compile` is not among them everywhere. Where the fastest peer's step was
+captured in a CUDA graph, so is ours. The *type* is that of the arithmetic: TF32 and bfloat16 also
+where the arrays are float32. An operation's time is the device's, from a replayed CUDA graph whose
+inputs change so that they do not lie in the L2 cache; a network's is that of whole steps. GB/s
+counts the bytes that the operation must move, and the limit is a copy of as many bytes, or reading
+or filling them where that is all that is done; in brackets stands the share of it that is reached.
+*Kernels changed since* stands where a kernel, or what chooses it, is no longer the one that was
+measured: a test compares hashes."""
 
 
 def page(recordings, pictures=None):

@@ -1,6 +1,6 @@
 """Softmax, rung by rung: the table that readers know, and the ladder at one large shape."""
 
-from .cases import size
+from .cases import measured, size, when
 from .markdown import table
 
 SHAPE = [8192, 4096]  # large enough that memory is the limit
@@ -24,7 +24,7 @@ def _readers(record):
         lines.append(cells)
     return (
         f"Softmax of {n_rows} rows of {columns} classes, {record['dtype']}; the CPU is an "
-        f"{record['cpu']}, {record['cpu_threads']} of its threads used; measured {record['date']}."
+        f"{record['cpu']}, {record['cpu_threads']} of its threads used; measured {when(record)}."
         "\n\n"
     ) + table({"": "---", "on the device, µs": "--:", "speed-up": "--:",
                "seen from Python, µs": "--:", "speed-up ": "--:"}, lines)  # fmt: skip
@@ -56,6 +56,7 @@ def _ladder(forward, backward):
         lines.append(cells)
     return (
         f"Softmax of {size(forward['shape'])} {forward['dtype']} numbers, rung by rung, where a "
-        f"copy of as many bytes reaches {copies} GB/s; measured {forward['date']}.\n\n"
+        f"copy of as many bytes reaches {copies} GB/s; measured "
+        f"{measured([forward, backward])}.\n\n"
     ) + table({"": "---", "forward, GB/s": "--:", "% of copy": "--:", "backward, GB/s": "--:",
                "% of copy ": "--:"}, lines)  # fmt: skip

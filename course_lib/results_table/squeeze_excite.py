@@ -2,7 +2,7 @@
 
 import math
 
-from .cases import Case, size
+from .cases import Case, measured, size
 from .markdown import table
 
 RECORDS = "squeeze_excite.forward", "squeeze_excite.both"
@@ -56,13 +56,13 @@ def _block_table(records):
                 ratios = block_speedups(group, peer, prefix)
                 cells.append(f"{mean(ratios):.2f} ({min(ratios):.2f})" if ratios else "–")
         lines.append(cells)
-    dates = sorted({record["date"] for record in records})
     columns = {"direction": "---", "batch": "--:", "type": "---", "sizes": "--:"} | dict.fromkeys(
         ("eager, device", "eager, from Python", "torch.compile, device",
          "torch.compile, from Python"), "--:")  # fmt: skip
     return (
         "Squeeze and excitation at the sizes of EfficientNet-B4, how many times as fast as "
-        f"PyTorch: geometric mean, and the least; measured {dates[-1]}.\n\n{table(columns, lines)}"
+        f"PyTorch: geometric mean, and the least; measured {measured(records)}. PyTorch's dense "
+        f"layers, which are convolutions, may use TF32; ours do not.\n\n{table(columns, lines)}"
     )
 
 
@@ -76,5 +76,5 @@ def _moved(records):
     columns = {"x": "---", "type": "---"} | dict.fromkeys(labels, "--:")
     return (
         "Device memory read and written by the forward pass, in sizes of x, as Nsight Compute "
-        f"counts it; measured {records[0]['date']}.\n\n{table(columns, lines)}"
+        f"counts it; measured {measured(records)}.\n\n{table(columns, lines)}"
     )

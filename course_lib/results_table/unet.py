@@ -1,6 +1,6 @@
 """The U-Net: training steps, the tape beside NumPy, hidden copies, shares, and chips left out."""
 
-from .cases import when
+from .cases import arithmetic, measured, when
 from .markdown import percent, table
 
 
@@ -18,7 +18,7 @@ def training(records):
         others = [rows.get(label) for label in ("ours, captured", "torch.compile",
                                                 "PyTorch captured")]  # fmt: skip
         lines.append([
-            record["precision"], record["shape"][0], _ms(ours), _ms(eager), *map(_ms, others),
+            arithmetic(record), record["shape"][0], _ms(ours), _ms(eager), *map(_ms, others),
             f"{ours['images_per_second']:,.0f}", f"{record['ratio']:.2f}",
             *(f"{row['peak_bytes'] / 1e9:.2f}" for row in (ours, eager)),
         ])  # fmt: skip
@@ -31,7 +31,7 @@ def training(records):
         f"A training step (forward, loss, backward, Adam) of images of {side} × {side}, depth "
         f"{records[0]['depth']}, {records[0]['channels']} channels, each side in its faster "
         "layout, bfloat16 channels-last; peaks are of GPU memory, weights included; measured "
-        f"{when(records[0])}.\n\n{table(columns, lines)}"
+        f"{measured(records)}.\n\n{table(columns, lines)}"
     )
 
 
@@ -53,7 +53,7 @@ def _kernels(record):
         ("ours, ms", "share", "PyTorch eager, ms", "share "), "--:"
     )
     return (
-        f"Where the GPU's time in such a step goes, in {record['precision']}, batch "
+        f"Where the GPU's time in such a step goes, in {arithmetic(record)}, batch "
         f"{record['shape'][0]}, by PyTorch's profiler: {ours / 1e3:.1f} ms of kernels, PyTorch "
         f"eager {eager / 1e3:.1f} ms; measured {when(record)}.\n\n{table(columns, lines)}"
     )
@@ -94,7 +94,7 @@ def beside_numpy(records):
     return (
         f"One training step on the learner's own tape, on the GPU and on NumPy ({record['cpu']}, "
         f"{record['cpu_threads']} threads), {record['channels']} channels; measured "
-        f"{when(record)}.\n\n{table(columns, lines)}"
+        f"{measured(records)}.\n\n{table(columns, lines)}"
     )
 
 
