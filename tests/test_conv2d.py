@@ -77,7 +77,7 @@ def check(variant, x, weight, bias, needs=(True, True, True), **options):
     arguments = [double(tensor) for tensor in (x, weight, bias)]
     sizes = [None if array is None else np.abs(array) for array in arguments]
     assert_close(y, truth(*arguments, **options), truth(*sizes, **options))
-    assert y.dtype == x.dtype and laid_out_alike(y, x)
+    assert y.dtype == x.dtype and laid_out_alike(y, x, weight)
     dy = torch.randn(y.shape).to(x)
     found = conv2d.backward(
         dy, x, weight, needs=needs, with_bias=bias is not None, variant=variant, **options
@@ -89,13 +89,12 @@ def check(variant, x, weight, bias, needs=(True, True, True), **options):
         if gradient is not None:
             assert gradient.dtype == x.dtype
             assert_close(gradient, *wanted)
-    assert not needs[0] or laid_out_alike(found[0], x)
+    assert not needs[0] or laid_out_alike(found[0], x, weight)
     return y, *found
 
 
-def laid_out_alike(y, x):
-    last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    return y.is_contiguous(memory_format=LAYOUTS[last])
+def laid_out_alike(y, x, weight):
+    return y.is_contiguous(memory_format=memory_format(x, weight))
 
 
 small = st.integers(1, 3)

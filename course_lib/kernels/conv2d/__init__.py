@@ -73,13 +73,15 @@ def forward(
     precision                  "float32", or "tf32" to let rungs on tensor cores round to that
     out                        receives y; of y's memory format and x's dtype
 
-    All arrays have x's dtype. y is channels-last if x or weight is, else contiguous. Raises
+    All arrays have x's dtype. y is channels-last if x or weight is, else contiguous;
+    of images of one channel, as `out` is. Raises
     ArrayError for a wrong dtype, shape or device, ValueError for a wrong option.
     """
     problem, x = checked(x, weight, stride, padding, dilation, groups, precision)
     if bias is not None:
         arrays.require(bias, "bias", shape=(problem.K,), dtypes=(arrays.dtype_name(x),))
         bias = arrays.contiguous(bias)
+    problem = _format_of(out, problem)
     reads = dict(x=x, weight=weight, bias=bias)
     y = output(out, problem.y_shape, like=x, channels_last=problem.channels_last, reads=reads)
     rung = FORWARD.rung(variant, x, lambda: default_variant(problem, chip_of(x)[0]))
@@ -110,6 +112,7 @@ def backward(
     All have x's dtype, dx and dweight y's memory format. Raises as `forward` does.
     """
     problem, x = checked(x, weight, stride, padding, dilation, groups, precision)
+    problem = _format_of(dy, problem)
     rung = DX.rung(variant, x, lambda: default_variant(problem, chip_of(x)[0]))
     arrays.require(dy, "dy", shape=problem.y_shape, dtypes=(arrays.dtype_name(x),))
     dy = formatted(dy, problem)
@@ -137,6 +140,13 @@ def default_variant(problem, capability):
     if gathering.fault(problem):
         return "direct"
     return "tensor_core" if capability >= gathering.TENSOR_CORES_SINCE else "implicit_gemm"
+
+
+def _format_of(array, problem):
+    """`problem` in the memory format of y or dy, where x, of one channel, is of both formats."""
+    if problem.C != 1 or tuple(getattr(array, "shape", ())) != problem.y_shape:
+        return problem  # what is no array, or a wrong one, is refused later
+    return problem._replace(channels_last=arrays.reads_channels_last(array))
 
 
 def specialisations():
