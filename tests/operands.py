@@ -50,6 +50,10 @@ def _slice_of_channels_last(x):
     return wide[:, :C]
 
 
+def _reversed(x):
+    return x.permute(tuple(reversed(range(x.ndim))))
+
+
 def _swapped(x, a, b):
     return x.transpose(a, b).contiguous().transpose(a, b) if x.ndim > 1 else x
 
@@ -60,9 +64,7 @@ LAYOUTS = {
     "a slice of channels": _slice_of_channels_last,
     "the first two axes swapped": lambda x: _swapped(x, 0, 1),
     "the last two axes swapped": lambda x: _swapped(x, -2, -1),
-    "all axes reversed": lambda x: x.permute(*reversed(range(x.ndim))).contiguous().permute(
-        *reversed(range(x.ndim))
-    ),
+    "all axes reversed": lambda x: _reversed(_reversed(x).contiguous()),
     "a part of the first axis": lambda x: _wide(x, 0),
     "padded rows": lambda x: _wide(x, -1),
     "every second element": _every_second,
