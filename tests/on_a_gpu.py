@@ -21,13 +21,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 STATE, LOG = "on_a_gpu.json", "on_a_gpu.log"
+SLOW = "08_", "09_"  # lessons whose kernels take minutes to compile: they start first
 SHOWN = 6000  # characters of a failed item's output that the log keeps
 
 
 def items():
     """Names of all that is run, in order: solved notebooks, exercise notebooks, test files."""
     for folder in ("notebooks/solutions", "notebooks"):
-        yield from sorted(str(p.relative_to(ROOT)) for p in (ROOT / folder).glob("*.ipynb"))
+        found = sorted(str(p.relative_to(ROOT)) for p in (ROOT / folder).glob("*.ipynb"))
+        yield from sorted(found, key=lambda item: not item.split("/")[-1].startswith(SLOW))
     for path in sorted((ROOT / "tests").glob("**/test_*.py")):
         if wants_gpu(path.read_text()):
             yield str(path.relative_to(ROOT))
@@ -58,7 +60,8 @@ def _hash(*paths, words=""):
 
 def run(item, seconds):
     """{"passed": whether, "seconds": …, "summary": pytest's last line}, and the whole output."""
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
+    # Many processes compile at once: what takes a minute alone may take five.
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--timeout=540"]
     environment = os.environ | {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
     if item.endswith(".ipynb"):
         command += ["--nbval-lax"]

@@ -53,7 +53,8 @@ needs_triton = pytest.mark.skipif(no_triton, reason="Triton is not installed")
 
 @needs_triton
 def test_the_kernel_in_triton_is_softmax():
-    there = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.path.dirname(__file__)}
+    paths = os.pathsep.join([os.path.dirname(__file__), os.environ["PYTHONPATH"]])
+    there = {"TRITON_INTERPRET": "1", "PYTHONPATH": paths}
     done = subprocess.run(
         [sys.executable, "-c", INTERPRETED], env=os.environ | there,
         cwd=bench.RESULTS_FOLDER.parent.parent, capture_output=True, text=True, timeout=120,

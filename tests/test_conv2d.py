@@ -25,6 +25,7 @@ from course_lib.kernels.conv2d import (
     warpgroup_plan,
 )
 from course_lib.kernels.conv2d.problem import problem_of
+from course_lib.ops.formats import memory_format
 from course_lib.runtime.arrays import ArrayError
 from course_lib.runtime.launch import recorded
 

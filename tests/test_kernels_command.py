@@ -455,7 +455,7 @@ while pathlib.Path(sys.argv[1]).exists():  # until it is told to stop
 def test_processes_share_a_cache_that_is_being_emptied(tmp_path, monkeypatch):
     monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "cache"))
     (go := tmp_path / "go").touch()
-    environment = os.environ | {"COURSE_LIB_SIMULATOR": "0", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"COURSE_LIB_SIMULATOR": "0"}
     script = tmp_path / "busy.py"
     script.write_text(BUSY)
     users = [
