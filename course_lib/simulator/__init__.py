@@ -25,9 +25,10 @@ Where it differs from a GPU:
   exact as the others.
 - A shuffle that reads a lane which takes no part gives a NaN or garbage, never a likely value.
 - Shared, local and device memory start as NaNs or 0xCD bytes.
-- A function whose source cannot be found runs as it stands, in a greenlet per thread: slower, and
-  an endless loop that touches no array is ended by Ctrl-C alone. `sanitize`, `trace` and the order
-  "interleaved" refuse it, because they cannot see what it does.
+- A function whose source cannot be found, or has been edited since (a warning says so), runs as it
+  stands, in a greenlet per thread: slower, and an endless loop that touches no array is ended by
+  Ctrl-C alone. `sanitize`, `trace` and the order "interleaved" refuse it, because they cannot see
+  what it does.
 """
 
 from . import cluster, postponed
