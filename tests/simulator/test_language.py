@@ -219,17 +219,17 @@ def test_lambdas_on_one_line(jit):
                  a ** b), "mod": lambda a, b: a % b}
     steps["outer"], steps["scaled"] = scaled(10)
 
-    for name, step in steps.items():
-        step = jit(step, device=True)
-
+    def result(step):
         @jit
         def kernel(out):
             out[0] = step(7, 3)
 
         out = np.zeros(1)
         kernel[1, 1](out)
-        assert out[0] == {"add": 10, "sub": 4, "max": 7, "if": -3, "pow": 343, "mod": 1,
-                          "outer": 100, "scaled": 40}[name]
+        return out[0]
+
+    assert {name: result(jit(step, device=True)) for name, step in steps.items()} == {
+        "add": 10, "sub": 4, "max": 7, "if": -3, "pow": 343, "mod": 1, "outer": 100, "scaled": 40}
     total, most = cuda.reduce(lambda a, b: a + b), cuda.reduce(lambda a, b: max(a, b))
     assert (total(np.arange(5.0)), most(np.arange(5.0))) == (10, 4)
 
