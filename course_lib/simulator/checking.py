@@ -159,10 +159,7 @@ class Checking(ClusterChecks, Collisions, Ordering, Waits, Verdicts, Execution):
             written[place] = stamp + number
         else:
             self.note_write(thread, number, array, place, i, value)
-        try:
-            array[i] = value
-        except OverflowError:
-            arithmetic.store(array, i, value)
+        arithmetic.store(array, i, value)
 
     def store2(self, thread, number, value, array, i, j):
         try:
@@ -182,10 +179,7 @@ class Checking(ClusterChecks, Collisions, Ordering, Waits, Verdicts, Execution):
             written[place] = stamp + number
         else:
             self.note_write(thread, number, array, place, (i, j), value)
-        try:
-            array[i, j] = value
-        except OverflowError:
-            arithmetic.store(array, (i, j), value)
+        arithmetic.store(array, (i, j), value)
 
     def store(self, thread, number, value, array, index):
         if index.__class__ is str:
