@@ -298,7 +298,7 @@ def build_program(function, flavour=None, kinds=(), interleaved=False):
 
     `kinds` are those of the arguments (see `kinds`). `flavour` is None, "observed", "branches" to
     have branches observed too, or "traced" to have loops and calls marked as well. If
-    `interleaved`, threads hand over before each store.
+    `interleaved`, threads hand over before each store and atomic.
     """
     try:
         return Program(function, False, flavour, kinds, interleaved)
