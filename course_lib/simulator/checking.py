@@ -13,6 +13,7 @@ import numpy as np
 from . import arithmetic, errors, guards
 from .cluster_checks import ClusterChecks
 from .collisions import Collisions
+from .copy_checks import CopyChecks
 from .execution import Execution, elements, is_view, part_of
 from .observe import Watched
 from .ordering import Ordering
@@ -21,7 +22,7 @@ from .verdicts import Verdicts
 from .waits import Waits
 
 
-class Checking(ClusterChecks, Collisions, Ordering, Waits, Verdicts, Execution):
+class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts, Execution):
     """One launch under the sanitizer."""
 
     def __init__(self, launch, reports):
