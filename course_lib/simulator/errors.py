@@ -35,7 +35,12 @@ class Deadlock(SimulatorError, RuntimeError):
 
 
 class MaskError(SimulatorError):
-    """A lane calls a warp operation with a mask that leaves it out."""
+    """A lane calls a warp operation with a mask that leaves it out, or without all others.
+
+    `place` is (file, line, function) where lanes wait for others that do not come; else None.
+    """
+
+    place = None
 
 
 class Unreachable(SimulatorError):

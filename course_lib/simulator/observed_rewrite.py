@@ -28,7 +28,7 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
         super().__init__(unit, program, tree)
         self.lists = {}
         self.is_root = unit.function is program.root
-        self.is_twin = is_twin(unit.function)
+        self.is_twin = unit.in_twin
         self.polled = _polled(tree, self.facts, self.changes)
         self.released = self.stores_after_fences(tree)
         self.unused = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -261,9 +261,9 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
         return self.act(method, number, *arguments, at=node)
 
     def device_call(self, node, function):
-        callee = self.program.unit(function, self.argument_kinds(node))
         if self.is_twin:
             return super().device_call(node, function)
+        callee = self.program.unit(function, self.argument_kinds(node))
         if not is_twin(callee.function):
             number = self.number(node, "call")
             call = super().device_call(node, function)
