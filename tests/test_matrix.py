@@ -1,5 +1,6 @@
 """`runtime.matrix`: products of small matrices by a warp, and what brings them there."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -264,6 +265,31 @@ def test_a_warp_must_be_whole(n_threads):
     x, found = torch.zeros(64 * 4), torch.zeros(n_threads, 4, dtype=torch.uint32)
     with pytest.raises(simulator.SimulatorError, match="load_matrices is carried out by all 32"):
         launch(plain_matrices_kernel, 1, n_threads, x, found, 4, shared_bytes=1024)
+
+
+@cuda.jit
+def misplaced_kernel(x, half):
+    tile, words = dynamic_shared(x), cuda.local.array(4, np.uint32)
+    tid = cuda.threadIdx.x
+    for k in range(4):
+        tile[4 * tid + k] = words[k] = 0
+    cuda.syncwarp()
+    if half:
+        if tid < 16:
+            load_matrices(words, 0, tile, 4 * tid)  # half
+    else:
+        load_matrices(words, 0, tile, 4 * tid + 4)  # outside
+
+
+@simulated_only
+@pytest.mark.parametrize("fault, kind", [("half", "shuffle-inactive-lane"),
+                                         ("outside", "out-of-bounds")])
+def test_the_sanitizer_names_the_line_of_the_call(fault, kind):
+    lines, first = inspect.getsourcelines(misplaced_kernel.py_func)
+    line = first + next(k for k, text in enumerate(lines) if f"# {fault}" in text)
+    with simulator.sanitize() as report:
+        launch(misplaced_kernel, 1, 32, torch.zeros(1), fault == "half", shared_bytes=512)
+    assert [(each.kind, each.line, each.filename) for each in report] == [(kind, line, __file__)]
 
 
 @simulated_only

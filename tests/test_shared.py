@@ -1,5 +1,6 @@
 """`runtime.shared`: dynamic shared memory and asynchronous copies, on both sides."""
 
+import inspect
 import json
 
 import numpy as np
@@ -139,6 +140,47 @@ def test_the_sanitizer_sees_a_missing_barrier():
     with simulator.sanitize() as report:
         launch(unshared_kernel, 1, 64, randn(256), torch.empty(64), shared_bytes=1024)
     assert "race" in report.kinds()
+
+
+@cuda.jit
+def reused_kernel(x, y, fault):
+    """Two rounds through one buffer; each `fault` leaves out what keeps them apart."""
+    cache = dynamic_shared(x)
+    tid, n = cuda.threadIdx.x, 4 * cuda.blockDim.x
+    for turn in range(2):
+        copy_async(cache, 4 * tid, x, 4 * tid)  # begin
+        if fault == 1:
+            cache[4 * tid] = 0  # store
+        if fault == 2:
+            x[4 * tid] += 1  # change
+        if fault == 3:
+            cuda.syncthreads()
+            x[(4 * tid + 4) % n] = 0  # others
+        if fault == 4 and turn:
+            y[tid] = cache[4 * tid + 1]  # early
+        if fault == 5:
+            cuda.syncthreads()
+        wait_for_copies()  # wait
+        cuda.syncthreads()
+        y[tid] = cache[(4 * tid + 4) % n]  # use
+        if fault != 5:
+            cuda.syncthreads()
+
+
+@simulated_only
+@pytest.mark.parametrize("fault, lines", [
+    (0, []), (1, ["store", "begin"]), (2, ["change", "begin"]), (3, ["others", "begin", "wait"]),
+    (4, ["early", "begin"]), (5, ["begin", "use"])])
+def test_the_sanitizer_sees_what_meets_a_copy_under_way(fault, lines):
+    text, first = inspect.getsourcelines(reused_kernel.py_func)
+    marks = {line.split("# ")[1].strip(): first + k
+             for k, line in enumerate(text) if "  # " in line}
+    for order in ("forward", "reverse", "random"):
+        with simulator.options(order=order), simulator.sanitize() as report:
+            launch(reused_kernel, 1, 64, randn(256), torch.empty(64), fault, shared_bytes=1024)
+        assert report.kinds() == ["race"] * bool(lines), report
+        assert all(set(each.lines) <= {marks[mark] for mark in lines} for each in report), report
+        assert all(marks[lines[0]] in each.lines for each in report), report
 
 
 @simulated_only

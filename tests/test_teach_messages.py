@@ -95,8 +95,8 @@ def test_an_array_without_its_index_is_named():
 
 
 def test_a_whole_row_in_arithmetic_is_named():
-    message = told("softmax_naive", LAST, "        y[row] = np.exp(x[row] - largest) / total")
-    assert re.search(r"in arithmetic in line \d+, `y\[row\] = np\.exp\(x\[row\]", message)
+    message = told("softmax_naive", LAST, "        y[row] = (x[row] - largest) / total")
+    assert re.search(r"in arithmetic in line \d+, `y\[row\] = \(x\[row\]", message)
     assert "`x[row]` lacks an index" in message and "no arithmetic on whole rows" in message
     assert "IndexError" not in message
 
@@ -127,7 +127,8 @@ def test_numpys_functions_of_a_number_are_told_their_names_in_math(exercise, old
 )
 def test_a_kernel_has_no_generator_expressions(old, new):
     message = told("softmax_naive", old, new)
-    assert "a kernel has no generator expressions" in message and "write a loop" in message
+    assert "a generator expression does not work in a kernel" in message
+    assert "write a loop" in message and "in place of" not in message
     assert f"`{new.strip()}`" in message
     assert "empty sequence" not in message and "yield" not in message
 
@@ -135,7 +136,7 @@ def test_a_kernel_has_no_generator_expressions(old, new):
 def test_a_kernel_has_no_lists():
     message = told("softmax_naive", SUM, "        total = sum([math.exp(x[row, c] - largest) "
                    "for c in range(n_cols)])")  # fmt: skip
-    assert "a kernel has no lists" in message and "append" not in message
+    assert "a list comprehension does not work in a kernel" in message and "append" not in message
 
 
 # ---- what the sanitizer sees -----------------------------------------------------------------
@@ -145,7 +146,7 @@ ADDS = "            s[t] += s[t + step]\n        cuda.syncthreads()\n        ste
 
 
 def test_nan_of_bits_that_are_misread_is_not_called_an_overflow():
-    message = told("mma_tile", "ra[0] = load_word(a, g * K + k + t)", "ra[0] = a[g * K + k + t]")
+    message = told("mma_tile", "ra[0] = load_word(a, g * K + k + t)", "ra[0] = 0x7FFFFFFF")
     assert re.search("seen +NaN was computed from finite inputs$", message, re.MULTILINE)
 
 

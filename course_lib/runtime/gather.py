@@ -23,7 +23,7 @@ from course_lib.runtime import twins
 
 def _gather_async(target, i, source, j, valid):
     value = np.float32(source[j]) if valid else np.float32(0)
-    simulator.postponed.add((target, i, [value]))
+    simulator.postponed.begin(target, i, [value], source, j, 1 if valid else 0)
 
 
 #: Name of an intrinsic -> what it does in the simulator.

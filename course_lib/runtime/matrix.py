@@ -174,12 +174,12 @@ def _copy_part_async(target, i, source, j, n):
         _check_alignment(source, j)
         values = simulator.read_elements(source, j, n)
     values = values + [source.dtype.type(0)] * (width - n)
-    simulator.postponed.add((target, i, values))
+    simulator.postponed.begin(target, i, values, source, j, n)
 
 
 def _copy_one_async(target, i, source, j, present):
     value = source[j] if present else source.dtype.type(0)
-    simulator.postponed.add((target, i, [value]))
+    simulator.postponed.begin(target, i, [value], source, j, 1 if present else 0)
 
 
 #: Name of an intrinsic -> what it does in the simulator.

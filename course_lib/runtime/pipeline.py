@@ -28,23 +28,23 @@ MOST_GROUPS = 7  # that can be left on their way
 
 
 def _end_group():
-    simulator.postponed.add((None, 0, ()))
+    simulator.postponed.add(None)
 
 
 def _wait_for_groups_but(n):
     items = simulator.postponed.take()
     ended = 0
-    for target, _, _ in items:
-        if target is None:
+    for item in items:
+        if item is None:
             ended += 1
     arrived = ended - min(n, MOST_GROUPS)
-    for target, i, values in items:
+    for item in items:
         if arrived <= 0:
-            simulator.postponed.add((target, i, values))
-        elif target is None:
+            simulator.postponed.add(item)
+        elif item is None:
             arrived -= 1
         else:
-            simulator.write_elements(target, i, values)
+            simulator.postponed.finish(item)
 
 
 #: Name of an intrinsic -> what it does in the simulator.

@@ -34,13 +34,14 @@ def _dynamic_shared(like):
 def _copy_async(target, i, source, j):
     _check_alignment(target, i)
     _check_alignment(source, j)
-    values = simulator.read_elements(source, j, VECTOR_BYTES // source.dtype.itemsize)
-    simulator.postponed.add((target, i, values))
+    n = VECTOR_BYTES // source.dtype.itemsize
+    values = simulator.read_elements(source, j, n)
+    simulator.postponed.begin(target, i, values, source, j, n)
 
 
 def _wait_for_copies():
-    for target, i, values in simulator.postponed.take():
-        simulator.write_elements(target, i, values)
+    for copy in simulator.postponed.take():
+        simulator.postponed.finish(copy)
 
 
 #: Name of an intrinsic -> what it does in the simulator.

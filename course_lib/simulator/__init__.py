@@ -21,18 +21,22 @@ Where it differs from a GPU:
   But numba gives a variable one type over all rounds of a loop and both sides of an `if`; here it
   has that of the value it holds. `lint` tells the types it gives. Functions whose source cannot be
   found, and bfloat16, have NumPy's types.
+- Python that no GPU's compiler takes raises NotCompilable where it can be told by its text
+  (`compilable`): lists, dicts, try and except, made text, NumPy's functions, shapes that are no
+  constants. What depends on types is told by `lint` alone.
 - `math` and libdevice round correctly where a GPU is within an ulp or two; the fast forms are as
   exact as the others.
 - A shuffle that reads a lane which takes no part gives a NaN or garbage, never a likely value.
 - Shared, local and device memory start as NaNs or 0xCD bytes.
-- A function whose source cannot be found runs as it stands, in a greenlet per thread: slower, and
-  an endless loop that touches no array is ended by Ctrl-C alone. `sanitize`, `trace` and the order
-  "interleaved" refuse it, because they cannot see what it does.
+- A function whose source cannot be found, or has been edited since (a warning says so), runs as it
+  stands, in a greenlet per thread: slower, and an endless loop that touches no array is ended by
+  Ctrl-C alone. `sanitize`, `trace` and the order "interleaved" refuse it, because they cannot see
+  what it does.
 """
 
 from . import cluster, postponed
 from .device_api import read_elements, write_elements
-from .errors import Deadlock, LaunchError, OutOfBounds, SimulatorError
+from .errors import Deadlock, LaunchError, NotCompilable, OutOfBounds, SimulatorError
 from .facade import cuda
 from .install import install, is_installed, uninstall
 from .kernel import run
@@ -45,7 +49,7 @@ from .sanitizer import sanitize
 from .trace import trace
 from .warp_calls import whole_warp
 
-__all__ = ["Deadlock", "LaunchError", "LintError", "LintUnavailable", "OutOfBounds",
-           "SimulatorError", "cluster", "cuda", "install", "is_installed", "lint", "observing",
-           "options", "postponed", "read_elements", "register_twin", "run", "run_on_copies",
-           "sanitize", "trace", "uninstall", "whole_warp", "write_elements"]
+__all__ = ["Deadlock", "LaunchError", "LintError", "LintUnavailable", "NotCompilable",
+           "OutOfBounds", "SimulatorError", "cluster", "cuda", "install", "is_installed", "lint",
+           "observing", "options", "postponed", "read_elements", "register_twin", "run",
+           "run_on_copies", "sanitize", "trace", "uninstall", "whole_warp", "write_elements"]

@@ -9,9 +9,9 @@ NumPy's. What is no number (an array, a vector, a bfloat16) is left to Python's 
 
 Four things have no result of their own on a GPU: a shift by 64 bits or more (here it shifts all
 bits out, as the hardware's instruction does), a float too large for the integer it is converted to
-(here the nearest integer, and 0 for a NaN), an integer power above 65,536 that overflows, and what
-follows from an int64 that overflowed: the compiler may take it that none does, so that
-`abs(2**63 - 1 + i)` may come out negative (here every one wraps).
+(here what the instruction gives, see `rounding.compiled_integer`), an integer power above 65,536
+that overflows, and what follows from an int64 that overflowed: the compiler may take it that none
+does, so that `abs(2**63 - 1 + i)` may come out negative (here every one wraps).
 """
 
 import math
@@ -21,6 +21,8 @@ import numpy as np
 
 from .mathlib import math as gpu_math
 from .number_types import CLASSES, COMPARISONS, NAMES, OPERATORS, signature, unified
+from .resolve import FLOATS, cast
+from .rounding import compiled_integer
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 _MASK = 2**64 - 1
@@ -133,12 +135,9 @@ _ON_FLOATS = {**OPERATORS, "/": divide, "//": _float_floor_divide, "%": _float_r
 
 def to_integer(value):
     """`int(value)` of a float: cut off, and the nearest int64 where it does not fit."""
-    try:
-        return min(max(int(value), LOWEST), HIGHEST)
-    except OverflowError:
-        return HIGHEST if value > 0 else LOWEST
-    except ValueError:
-        return 0
+    if -9e18 < value < 9e18 and value.__class__ is not np.float16:
+        return int(value)
+    return compiled_integer(value, 64, True)
 
 
 def _signed_of(value):
@@ -159,8 +158,6 @@ def _converter(goal, table):
     if goal in table:
         return table[goal]
     if "int" in goal:
-        from .resolve import cast
-
         return cast(CLASSES[goal])
     return CLASSES[goal]
 
@@ -343,8 +340,18 @@ def like(value, kind):
     return _convert_to_common(value.__class__, kind)(value)
 
 
+def as_element(array, value):
+    """`value`, converted if it is a float and `array` one of integers."""
+    return _cut(array, 0, value) if value.__class__ in FLOATS else value
+
+
 def store(array, index, value):
-    """`array[index] = value`; of an integer that does not fit the lowest bits are stored."""
+    """`array[index] = value`, converted to the element's type as numba converts it.
+
+    Of an integer that does not fit the lowest bits are stored.
+    """
+    if value.__class__ in FLOATS:
+        value = _cut(array, index, value)
     try:
         array[index] = value
     except OverflowError:
@@ -353,6 +360,8 @@ def store(array, index, value):
 
 def store_field(record, name, value):
     """`record.name = value`, likewise."""
+    if value.__class__ in FLOATS:
+        value = _cut(record, name, value)
     try:
         setattr(record, name, value)
     except OverflowError:
@@ -360,12 +369,8 @@ def store_field(record, name, value):
 
 
 def _cut(array, index, value):
-    """An integer as the element type of an array, or of a field of a record, holds it."""
-    from .resolve import cast
-
+    """A number as the element type of an array, or of a field of a record, holds it."""
     dtype = getattr(array, "dtype", None)
     if isinstance(index, str) and dtype is not None and dtype.names:
         dtype = dtype[index].base
-    if dtype is None or dtype.kind not in "iu" or not isinstance(value, (int, np.integer)):
-        raise OverflowError(f"{value!r} cannot be stored as {dtype}")
-    return cast(dtype.type)(value)
+    return value if dtype is None or dtype.kind not in "iu" else cast(dtype.type)(value)

@@ -281,12 +281,13 @@ class Arithmetic:
 
     def fits(self, array, value):
         """True if NumPy stores a value of the kind `value` in an array of the kind `array` as a
-        GPU does: it refuses integers that do not fit, of which a GPU stores the lowest bits.
+        GPU does: it refuses integers that do not fit, of which a GPU stores the lowest bits, and
+        floats that do not fit become anything.
         """
         element = getattr(array, "kind", None)
         if element is not None and not issubclass(element, np.integer):
             return True
-        if value in _FLOATS or value is bool or element is not None and value is element:
+        if value is bool or element is not None and value is element:
             return True
         bits = whole_bits(value)
         if element is None or bits is None:
@@ -308,6 +309,8 @@ class Arithmetic:
         if not is_pure(target.slice):
             target.slice = self.keep(target.slice, statements)
         assign.value = value
+        if whole_bits(kind) is None:
+            assign.value = self.called(arithmetic.as_element, at, copied(target.value), value)
         again = self.called(arithmetic.store, at, copied(target.value), copied(target.slice),
                             value)
         overflow = ast.ExceptHandler(self.bind(OverflowError, "overflow"), None,

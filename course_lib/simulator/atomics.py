@@ -1,25 +1,14 @@
 """Atomic operations. Threads switch only at waits, so each of these is atomic as it stands."""
 
-import numpy as np
-
 from .guards import check_index
 from .primitives import Namespace, Primitive
+from .resolve import cast
 
 
 def _operand(old, value):
     """`value` converted to the type of the element it meets, as a GPU does before it operates."""
     kind = old.__class__
-    if value.__class__ is kind:
-        return value
-    if value.__class__ is int or value.__class__ is float:
-        if isinstance(old, np.integer):
-            value = int(value)
-            bits = old.dtype.itemsize * 8
-            value &= (1 << bits) - 1
-            if old.dtype.kind == "i" and value >> (bits - 1):
-                value -= 1 << bits
-        return kind(value)
-    return old.dtype.type(value)
+    return value if value.__class__ is kind else cast(kind)(value)
 
 
 def _make(name, compute, inline=None, text=None):

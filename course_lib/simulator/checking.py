@@ -13,6 +13,7 @@ import numpy as np
 from . import arithmetic, errors, guards
 from .cluster_checks import ClusterChecks
 from .collisions import Collisions
+from .copy_checks import CopyChecks
 from .execution import Execution, elements, is_view, part_of
 from .observe import Watched
 from .ordering import Ordering
@@ -21,7 +22,7 @@ from .verdicts import Verdicts
 from .waits import Waits
 
 
-class Checking(ClusterChecks, Collisions, Ordering, Waits, Verdicts, Execution):
+class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts, Execution):
     """One launch under the sanitizer."""
 
     def __init__(self, launch, reports):
@@ -159,10 +160,7 @@ class Checking(ClusterChecks, Collisions, Ordering, Waits, Verdicts, Execution):
             written[place] = stamp + number
         else:
             self.note_write(thread, number, array, place, i, value)
-        try:
-            array[i] = value
-        except OverflowError:
-            arithmetic.store(array, i, value)
+        arithmetic.store(array, i, value)
 
     def store2(self, thread, number, value, array, i, j):
         try:
@@ -182,10 +180,7 @@ class Checking(ClusterChecks, Collisions, Ordering, Waits, Verdicts, Execution):
             written[place] = stamp + number
         else:
             self.note_write(thread, number, array, place, (i, j), value)
-        try:
-            array[i, j] = value
-        except OverflowError:
-            arithmetic.store(array, (i, j), value)
+        arithmetic.store(array, (i, j), value)
 
     def store(self, thread, number, value, array, index):
         if index.__class__ is str:

@@ -4,6 +4,7 @@ from .resolve import cast
 from .shadow import (
     EPOCH_AT,
     INITIAL,
+    NEVER,
     SCATTERED,
     SEVERAL,
     THREAD_AT,
@@ -49,7 +50,7 @@ class Collisions:
         if last < SCATTERED and (last >> THREAD_AT & THREAD_MASK) != THREAD_MASK:
             if not self.in_order(thread, last):
                 self.race(thread, number, memory, last, place, index, ("write", now))
-        else:
+        elif not (now == "write" and self.in_order(thread, shadow.newest.get(place, NEVER))):
             for stamp in shadow.writers[place].values():
                 if not self.in_order(thread, stamp):
                     self.race(thread, number, memory, stamp, place, index, ("write", now))
@@ -117,6 +118,7 @@ class Collisions:
             self.race(thread, number, memory, plain, place, index, ("write", "write"))
         self.against_reads(thread, number, memory, shadow, place, index, forget=False)
         key = thread_key(stamp)
+        shadow.newest[place] = stamp if self.sites[number].relaxed else NEVER
         if self.precise or key in writers or is_telling(writers, thread.slot):
             writers[key] = stamp
         if len(writers) == 1 and key in writers:

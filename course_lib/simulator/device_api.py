@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from . import arithmetic, engine, guards
+from . import arithmetic, engine, guards, rounding
 from .atomics import atomic
 from .mathlib import math as gpu_math
 from .primitives import Dim3, Index, LaneId, Namespace, Primitive
@@ -98,12 +98,15 @@ def _selp(predicate, first, second):
     return first if predicate else second
 
 
+#: The types that numba's fma computes with in float32; one of another makes it float64.
+_SINGLE = {bool, np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.float16, np.float32}
+
+
 def _fma(a, b, c):
-    """a * b + c, rounded once for float32; in double precision rounded twice."""
-    kind = np.result_type(a, b, c)
-    if kind == np.float32:
-        return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
-    return a * b + c
+    """a * b + c, rounded once."""
+    if _SINGLE.issuperset((a.__class__, b.__class__, c.__class__)):
+        return rounding.fused(a, b, c)
+    return rounding.arithmetic("fma", float, "rn", a, b, c)
 
 
 def _cbrt(value):

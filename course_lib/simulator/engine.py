@@ -37,7 +37,7 @@ def pause(block, thread, op):
     block.spinning.append(thread)
 
 
-#: What a thread yields before a store if the order is "interleaved": all others have a turn.
+#: What a thread yields before a store or atomic in the order "interleaved": others have a turn.
 PAUSE = (pause,)
 
 

@@ -30,12 +30,25 @@ class LaunchError(SimulatorError, ValueError):
     """A launch that a GPU would refuse: a limit passed, a dimension or an argument missing."""
 
 
+class NotCompilable(SimulatorError, TypeError):
+    """A kernel holds Python that no GPU's compiler takes, at `filename` and `lineno`."""
+
+    def __init__(self, message, filename, lineno):
+        super().__init__(message)
+        self.filename, self.lineno = filename, lineno
+
+
 class Deadlock(SimulatorError, RuntimeError):
     """No thread of a launch can go on, or none has finished within the step budget."""
 
 
 class MaskError(SimulatorError):
-    """A lane calls a warp operation with a mask that leaves it out."""
+    """A lane calls a warp operation with a mask that leaves it out, or without all others.
+
+    `place` is (file, line, function) where lanes wait for others that do not come; else None.
+    """
+
+    place = None
 
 
 class Unreachable(SimulatorError):

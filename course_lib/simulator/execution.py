@@ -12,6 +12,7 @@ from . import arithmetic, guards
 from .cluster import elsewhere
 from .implicit import Implicit
 from .observe import Memory, Watched, watch
+from .postponed import Copy
 from .primitives import Primitive
 
 #: ways to load and to store
@@ -131,6 +132,14 @@ class Execution(Implicit):
     def store_many(self, thread, number, array, index, values):
         """Store `values` from `index` on, as one access."""
         guards.write_elements(array, index, values)
+
+    def begin_copy(self, thread, number, target, i, values, source, j, n):
+        """An asynchronous copy begins (`postponed.begin`)."""
+        thread.postponed.append(Copy(target, i, values, source, j, n))
+
+    def finish_copy(self, thread, number, copy):
+        """The thread has waited for it."""
+        self.store_many(thread, number, copy.target, copy.i, copy.values)
 
     # -- declarations ----------------------------------------------------------------------------
 

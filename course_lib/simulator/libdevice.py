@@ -224,7 +224,8 @@ for _mode in _MODES:
         for _goal, _bits, _signed in (("int", 32, True), ("uint", 32, False), ("ll", 64, True),
                                       ("ull", 64, False)):
             _define(f"{_source}2{_goal}_{_mode}",
-                    lambda x, b=_bits, s=_signed, m=_mode: _to_integer(x, b, s, m),
+                    lambda x, b=_bits, s=_signed, m=_mode, d=_kind is _f64: _to_integer(
+                        x, b, s, m, d),
                     _i32 if _bits == 32 else _i64, _kind)
     for _source, _kind, _mask in (("int", _i32, None), ("uint", _i32, 2**32 - 1),
                                   ("ll", _i64, None), ("ull", _i64, 2**64 - 1)):

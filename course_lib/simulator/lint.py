@@ -37,8 +37,9 @@ _WORKER = Path(__file__).with_name("lint_worker.py")
 # By its path: on the module search path, its folder would hide modules of Python's.
 _START = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
 _OPTIONS = ("fastmath", "max_registers")
-#: Modules below numba.cuda whose functions a kernel may import by name.
-_MODULES = ("random", "libdevice", "cg", "fp16", "bf16")
+#: numba.cuda, and modules below it whose functions a kernel may import by name.
+_NUMBAS = ("numba.cuda", *(f"numba.cuda.{part}" for part in (
+    "random", "libdevice", "cg", "fp16", "bf16")))
 
 
 class LintError(SimulatorError):
@@ -154,7 +155,8 @@ class _Shipment:
     def value(self, value):
         """A description of what a name stands for; see `lint_worker.Builder.value`."""
         if isinstance(value, types.ModuleType):
-            return "module", value.__name__
+            return "module", next((name for name in _NUMBAS if facade.submodule(name) is value),
+                                  value.__name__)
         if place := _intrinsic_place(value):
             return "attribute", *place
         if place := _numba_place(value):
@@ -204,7 +206,7 @@ def _numba_place(value):
     ours = module if isinstance(value, (Kernel, types.FunctionType)) else type(value).__module__
     if not ours.startswith(__package__):
         return None
-    for name in ("numba.cuda", *(f"numba.cuda.{part}" for part in _MODULES)):
+    for name in _NUMBAS:
         for attribute, found in vars(facade.submodule(name)).items():
             if found is value:
                 return name, attribute

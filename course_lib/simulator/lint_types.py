@@ -69,7 +69,8 @@ class Typed:
     def asks_for_float64(self):
         """True if the function converts to float64 by name, or makes an array of it."""
         types = self.types
-        return any(found.dtype == types.float64 for found in self.typemap.values()
+        return any(found.dtype in (types.float64, types.complex128)
+                   for found in self.typemap.values()
                    if isinstance(found, (types.NumberClass, types.Array)))
 
     def text(self, node, depth=4):
@@ -147,6 +148,8 @@ class Typed:
             else:
                 continue
             signature = self.calltypes[expression]
+            if found := self.complex_promotion(expression, operands):
+                yield statement.loc.line, statement.loc.line, found
             if self.types.float64 in (*signature.args, signature.return_type):
                 found = self.promotion(expression, operands)
                 if found:
@@ -224,6 +227,27 @@ class Typed:
             return 0, _COMPUTED.format(text, "").removesuffix(": ") + (
                 f", because its operands are integers. Convert them first: "
                 f"np.float32({self.text(operands[0])})")
+        return None
+
+    def complex_promotion(self, expression, operands):
+        """What makes an expression of complex64 complex128, and how to mend it; or None."""
+        types = self.types
+        kinds = [self.kind(operand) for operand in operands]
+        if types.complex64 not in kinds or self.calltypes[expression].return_type != (
+                types.complex128):
+            return None
+        for operand, kind in zip(operands, kinds, strict=True):
+            text = self.text(operand)
+            if isinstance(kind, types.Integer):
+                words = _INTEGER.format(f"complex64 with the integer `{text}` gives", text)
+            elif kind == types.float64 and (words := self.cause(operand)):
+                words = words[1]
+            elif kind == types.complex128 and all(
+                    isinstance(root, self.ir.Const) for root in self.roots(operand)):
+                words = f"numba makes the constant {text} complex128. Write np.complex64({text})"
+            else:
+                continue
+            return _COMPUTED.format(self.text(expression), words)
         return None
 
     def is_small(self, kind):

@@ -4,6 +4,7 @@
 Requests and answers are pickles, each after its length in 8 bytes, over the standard streams.
 """
 
+import contextlib
 import importlib
 import marshal
 import os
@@ -28,10 +29,10 @@ _F64 = re.compile(r"\.f64\b")
 class Builder:
     """Rebuilds functions and the values they refer to."""
 
-    def __init__(self, functions):
+    def __init__(self, functions, lineinfo):
         from numba import cuda
 
-        self.cuda = cuda
+        self.cuda, self.lineinfo = cuda, lineinfo
         self.functions, self.made, self.dispatchers = functions, {}, []
         self.missing = {}
 
@@ -49,7 +50,7 @@ class Builder:
         plain.__defaults__ = tuple(map(self.value, spec["defaults"])) or None
         made = plain
         if spec["kind"] is not None:
-            made = self.cuda.jit(device=spec["kind"] == "device", lineinfo=True,
+            made = self.cuda.jit(device=spec["kind"] == "device", lineinfo=self.lineinfo,
                                  **spec["options"])(plain)
             self.dispatchers.append(made)
         self.made[number] = made  # before its globals: functions may call each other
@@ -95,9 +96,9 @@ def argument_type(spec):
 # -- compiling -----------------------------------------------------------------------------------
 
 
-def compile_kernel(kernel, argument_types, options):
+def compile_kernel(kernel, argument_types, options, lineinfo):
     """(typed function, PTX, what the assembler said) of a kernel, without a GPU."""
-    from cuda.core import Linker, LinkerOptions
+    from cuda.core import Linker, LinkerOptions, ObjectCode
     from numba.cuda import dispatcher, types
     from numba.cuda.compiler import compile_cuda, kernel_fixup
     from numba.cuda.cudadrv import driver
@@ -106,7 +107,7 @@ def compile_kernel(kernel, argument_types, options):
     dispatcher.get_current_device = lambda: python_types.SimpleNamespace(compute_capability=CHIP)
     registers = options.get("max_registers")
     fastmath = bool(options.get("fastmath"))
-    typed = compile_cuda(kernel.py_func, types.void, argument_types, lineinfo=True,
+    typed = compile_cuda(kernel.py_func, types.void, argument_types, lineinfo=lineinfo,
                          fastmath=fastmath, nvvm_options={"fastmath": fastmath, "opt": 3},
                          cc=CHIP, max_registers=registers)
     library = typed.library
@@ -120,16 +121,31 @@ def compile_kernel(kernel, argument_types, options):
     library.needs_cudadevrt = library.use_cooperative
     linker = driver._Linker(max_registers=registers, cc=CHIP)
     library._link_all(linker, CHIP)
-    talking = Linker(*linker._object_codes, options=LinkerOptions(
+    # numba-cuda compiles this function from CUDA C++ for a launch. It has no part in spills.
+    stubs = [ObjectCode.from_ptx(stub.encode()) for stub in stubs_of(ptx, dispatcher.reshape_funcs)]
+    talking = Linker(*linker._object_codes, *stubs, options=LinkerOptions(
         arch="sm_{}{}".format(*CHIP), verbose=True, max_register_count=registers))
     talking.link("cubin")
     return typed, ptx, talking.get_info_log()
 
 
-def double_lines(ptx):
-    """{(filename, line)} of the instructions that work in float64."""
+def stubs_of(ptx, names):
+    """PTX that defines as empty what a module only declares, of the functions called so."""
+    head = "\n".join(re.findall(r"^\.(?:version|target|address_size).*$", ptx, re.MULTILINE))
+    declared = re.findall(r"^\.extern \.func([^;]*?\b(\w+)\s*\([^;]*?\))\s*;", ptx, re.MULTILINE)
+    return [f"{head}\n.visible .func{text}\n{{\nret;\n}}\n" for text, name in declared
+            if name in names]
+
+
+def double_lines(ptx, code):
+    """{(filename, line)} of the instructions that work in float64.
+
+    Where the PTX tells no lines, all are put down to the first one of the kernel.
+    """
     files = dict(re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', ptx))
     place, found = None, set()
+    if not re.search(r"^\s*\.loc\b", ptx, re.MULTILINE):
+        place = os.path.basename(code.co_filename), code.co_firstlineno
     for line in ptx.splitlines():
         if at := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)", line):
             place = os.path.basename(files.get(at[1], "")), int(at[2])
@@ -141,17 +157,18 @@ def double_lines(ptx):
 # -- findings ------------------------------------------------------------------------------------
 
 
-def lint(request):
+def lint(request, lineinfo=True):
     """The findings of a request: [(kind, filename, line, message)]."""
-    builder = Builder(request["functions"])
+    builder = Builder(request["functions"], lineinfo)
     kernel = builder.function(0)
     argument_types = tuple(map(argument_type, request["arguments"]))
     options = request["functions"][0]["options"]
-    typed, ptx, assembler = compile_kernel(kernel, argument_types, options)
+    typed, ptx, assembler = compile_kernel(kernel, argument_types, options, lineinfo)
     annotations = [(typed.type_annotation, kernel.py_func)]
     annotations += [(result.type_annotation, device.py_func) for device in builder.dispatchers
                     for result in device.overloads.values() if device is not kernel]
-    doubles, promotions, suspects, found = double_lines(ptx), [], [], []
+    doubles = double_lines(ptx, kernel.py_func.__code__)
+    promotions, suspects, found = [], [], []
     for annotation, function in annotations:
         filename, looking = function.__code__.co_filename, Typed(
             annotation, function is kernel.py_func)
@@ -166,9 +183,9 @@ def lint(request):
     if doubles and not promotions and not meant:
         code = kernel.py_func.__code__
         filename = code.co_filename
-        promotions = [("float64-promotion", filename, code.co_firstlineno, _ARGUMENT.format(name))
+        promotions = [("float64-promotion", filename, code.co_firstlineno, words.format(name))
                       for name, kind in zip(code.co_varnames, argument_types, strict=False)
-                      if str(kind) == "float64"]
+                      if (words := _ARGUMENTS.get(str(kind)))]
     if doubles and not promotions and not meant:
         promotions = in_machine_code(suspects, doubles)
     if doubles and not promotions and not meant:
@@ -187,8 +204,10 @@ def lint(request):
 
 
 _COMPARES = re.compile(r"`[^`]* ([<>]=?|[=!]=) [^`]*` is computed")
-_ARGUMENT = ("the argument `{0}` is a Python float, which is float64, and so is what is computed "
-             "with it. Pass np.float32({0}), or convert it so in the kernel")
+_ARGUMENTS = {wide: f"the argument `{{0}}` is a Python {kind}, which is {wide}, and so is what is "
+                    f"computed with it. Pass np.{small}({{0}}), or convert it so in the kernel"
+              for kind, wide, small in (("float", "float64", "float32"),
+                                        ("complex", "complex128", "complex64"))}
 _UNEXPLAINED = ("the machine code of this {} computes in float64, and nothing asks for it by "
                 "name. Give constants and conversions as np.float32")
 
@@ -224,12 +243,18 @@ def place(error):
 def answer(request):
     """("findings", …) or ("error", text)."""
     try:
-        return "findings", lint(request)
+        try:
+            return "findings", lint(request)
+        except Exception:
+            # Some kernels, of large records for instance, compile without lines alone.
+            with contextlib.suppress(Exception):
+                return "findings", lint(request, lineinfo=False)
+            raise
     except Exception as error:
         if type(error).__module__.startswith("numba"):
             text = str(error)
         else:
-            text = "".join(traceback.format_exception(error))
+            text = "".join(traceback.format_exception(error)).replace("\0", "")
         return "error", text.rstrip() + place(error)
 
 

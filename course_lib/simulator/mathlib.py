@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from .primitives import Namespace
+from .rounding import to_integer
 
 _float32 = np.float32
 _INF, _NAN = _math.inf, _math.nan
@@ -99,12 +100,11 @@ def _to_integer(name):
     function = getattr(_math, name)
 
     def compute(x):
-        # numba gives an int64; a NaN or an infinity becomes its smallest value. Only NumPy's
-        # float64 has `__trunc__`, so that Python's float does the work.
-        try:
+        # numba gives an int64. Only NumPy's float64 has `__trunc__`, so that Python's float does
+        # the work.
+        if -9e18 < x < 9e18:
             return function(float(x))
-        except (OverflowError, ValueError):
-            return -(2**63)
+        return to_integer(x, 64, True, "rz")
 
     compute.__name__ = compute.__qualname__ = name
     compute.__doc__ = f"math.{name}(x) as an integer."

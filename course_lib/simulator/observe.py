@@ -116,7 +116,8 @@ class ObservedSite:
     filename, line, col, end_line, end_col
         Where it stands; lines from 1, columns from 0.
     relaxed : bool
-        True for loads that are made to be raced: those a loop waits on, and those with a hint.
+        True for loads that a loop waits on, for stores right after a fence, and for atomics whose
+        answer is used.
     """
 
     number: int

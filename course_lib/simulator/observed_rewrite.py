@@ -28,9 +28,10 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
         super().__init__(unit, program, tree)
         self.lists = {}
         self.is_root = unit.function is program.root
-        self.is_twin = is_twin(unit.function)
-        self.polled = _polled(tree, self.facts)
+        self.is_twin = unit.in_twin
+        self.polled = _polled(tree, self.facts, self.changes)
         self.released = self.stores_after_fences(tree)
+        self.unused = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         self.target_name = ""
         self.rounds = []  # names that count the rounds of the loops around that have a barrier
 
@@ -190,6 +191,12 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
         statements.append(ast.Expr(store))
         return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
 
+    def changes(self, node):
+        """True for a call of an atomic that changes its element whatever is there."""
+        primitive = self.static(node.func) if isinstance(node, ast.Call) and node.args else None
+        return isinstance(primitive, Primitive) and primitive.access == "atomic" and (
+            primitive.inline != "cas")
+
     def stores_after_fences(self, tree):
         """Ids of the targets that are stored to right after a fence: flags and locks let go."""
         found = set()
@@ -234,7 +241,8 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
         array = ast.unparse(node.args[0]) if node.args else ""
         hinted = primitive.access in ("load", "store")
         # To a compiler a hint makes no difference. A twin's are made to be raced, if it says so.
-        relaxed = hinted and (self.is_twin or id(node) in self.polled | self.released)
+        relaxed = hinted and (self.is_twin or id(node) in self.polled | self.released) or (
+            primitive.access == "atomic" and id(node) not in self.unused)
         kind = {"load_many": "load", "load_cluster": "load", "store_many": "store"}.get(
             primitive.access, primitive.access
         )
@@ -244,6 +252,7 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
         arguments = [self.visit(argument) for argument in positional]
         if primitive.access == "atomic":
             operation = self.bind(primitive.impl, primitive.safe_name)
+            arguments[-1:] = map(self.held, arguments[-1:])
             return self.act("atomic", number, operation, *arguments, at=node)
         if primitive.access == "store":
             array, index, value = arguments[0], arguments[1], self.held(arguments[2])
@@ -252,9 +261,9 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
         return self.act(method, number, *arguments, at=node)
 
     def device_call(self, node, function):
-        callee = self.program.unit(function, self.argument_kinds(node))
         if self.is_twin:
             return super().device_call(node, function)
+        callee = self.program.unit(function, self.argument_kinds(node))
         if not is_twin(callee.function):
             number = self.number(node, "call")
             call = super().device_call(node, function)
@@ -360,7 +369,7 @@ def _is_shape(node):
     return isinstance(node, ast.Attribute) and node.attr in ("shape", "strides")
 
 
-def _polled(tree, facts):
+def _polled(tree, facts, changes):
     """Ids of the loads that a loop waits on: they are meant to see another thread's write."""
     found = set()
     for loop in ast.walk(tree):
@@ -368,6 +377,7 @@ def _polled(tree, facts):
             continue
         names = {part.id for part in ast.walk(loop.test) if isinstance(part, ast.Name)}
         waited = [loop.test]
+        counted = {ast.unparse(node.args[0]) for node in ast.walk(loop) if changes(node)}
         for node in ast.walk(loop):
             if isinstance(node, ast.If) and any(isinstance(s, ast.Break) for s in node.body):
                 names |= {part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)}
@@ -381,6 +391,8 @@ def _polled(tree, facts):
             found |= {
                 id(part)
                 for part in ast.walk(expression)
-                if isinstance(part, (ast.Subscript, ast.Call))
+                if isinstance(part, ast.Call)
+                or isinstance(part, ast.Subscript)
+                and ast.unparse(part.value) not in counted
             }
     return found

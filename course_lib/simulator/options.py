@@ -40,10 +40,10 @@ def options(**changes):
     ----------
     order : "forward", "reverse", "random" or "interleaved"
         The order in which threads run between two barriers, and blocks within a grid. A kernel
-        whose result depends on it has a race. "interleaved" is forward, but before each store all
-        other threads of the grid have a turn: between `x[i]` and `x[i] = x[i] + 1` they load too,
-        so that updates which are not atomic lose changes. It is several times slower, keeps all
-        blocks alive at once, and needs the source of every function.
+        whose result depends on it has a race. "interleaved" is forward, but before each store and
+        atomic all other threads of the grid have a turn: between `x[i]` and `x[i] = x[i] + 1` they
+        load too, so that updates which are not atomic lose changes. It is several times slower,
+        keeps all blocks alive at once, and needs the source of every function.
     seed : int
         Seed of the random order.
     max_steps : int

@@ -2,8 +2,8 @@
 
 Two accesses of different threads to one byte, at least one of them a write and not both *relaxed*,
 race unless one comes before the other. Relaxed are atomics, loads in the condition of a loop that
-waits, stores right after a fence; but two plain stores race, relaxed or not. A cache hint makes no
-difference. Before each other come:
+waits, stores right after a fence; but a plain store races with another, and with an atomic, relaxed
+or not. A cache hint makes no difference. Before each other come:
 
 - in one block, what lies on different sides of a block barrier that both threads passed;
 - among the lanes of its mask, what lies on different sides of a warp operation or syncwarp;
@@ -13,9 +13,14 @@ difference. Before each other come:
   has seen that write (or a later atomic there) with a relaxed read and passed a fence or a block
   barrier; of a plain store, the store itself too. `threadfence_block` reaches threads of its own
   block alone;
+- what atomics did to an element before an atomic whose answer a thread uses, and that thread's
+  plain store there: the last block resets the counter that told it so;
 - and whatever follows from these together.
 
-Two plain writes of the same value race harmlessly, and are no finding.
+Two plain writes of the same value race harmlessly, and are no finding. CUDA's memory model is
+stricter in one point: there a store after a fence and the load of a loop that waits for it race as
+well, because both are plain. They are no finding, since numba.cuda has no other loads and stores:
+an aligned element arrives whole, and `polls` tells where the compiler would read only once.
 """
 
 from .shadow import (

@@ -5,6 +5,7 @@ import functools
 import os
 import threading
 import types
+import warnings
 
 from . import engine, errors, guards
 from .checked import checked
@@ -162,6 +163,9 @@ class Program:
             if unit.tree is None:
                 if self.flavour is not None:
                     raise errors.SourceMissing(without_source(unit))
+                if os.path.exists(unit.filename):
+                    warnings.warn(f"{unit.name} runs as it was made: {unit.filename} has changed "
+                                  f"since. Import it again, or restart Python", stacklevel=2)
                 self.rebuild(unit)
             else:
                 self.compile(unit)
@@ -234,8 +238,8 @@ class Program:
 
     def call_dynamic(self, thread, target, *args, **kwargs):
         """Call what a name held at run time. Only in greenlets."""
-        if isinstance(target, Primitive):
-            return target(*args, **kwargs)
+        if isinstance(target, Primitive) or "__unit__" in getattr(target, "__globals__", ()):
+            return target(*args, **kwargs)  # the second: a function inside one that is rebuilt
         target = getattr(target, "device_function", target)
         value = mapped(target)
         if isinstance(value, Device):
@@ -294,7 +298,7 @@ def build_program(function, flavour=None, kinds=(), interleaved=False):
 
     `kinds` are those of the arguments (see `kinds`). `flavour` is None, "observed", "branches" to
     have branches observed too, or "traced" to have loops and calls marked as well. If
-    `interleaved`, threads hand over before each store.
+    `interleaved`, threads hand over before each store and atomic.
     """
     try:
         return Program(function, False, flavour, kinds, interleaved)

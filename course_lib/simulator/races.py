@@ -91,6 +91,11 @@ class RaceSentences:
         lines = (f"line {site.line} {first}s it in one while it {second}s it in the other"
                  if site.line == other.line else
                  f"line {site.line} {first}s it while line {other.line} {second}s it")
+        if site.relaxed and other.relaxed and {site.kind, other.kind} == {"store", "atomic"}:
+            store, atomic = (site, other) if site.kind == "store" else (other, site)
+            return (f"{head}line {store.line} stores to it while line {atomic.line} updates it "
+                    f"atomically, and a store may fall into the middle of an atomic and be lost; "
+                    f"use cuda.atomic.exch on line {store.line}")
         if one_cluster:
             barriers = [site.line for site in self.known_sites
                         if site.number in self.cluster_barriers]
@@ -163,8 +168,7 @@ class RaceSentences:
         """True if the kernel passes data between blocks: by loops that wait, or by atomics whose
         answer it uses.
         """
-        return any(site.relaxed and site.kind != "store" or site.kind == "atomic"
-                   and not site.source.startswith("cuda.atomic.") for site in self.known_sites)
+        return any(site.relaxed and site.kind != "store" for site in self.known_sites)
 
     @property
     def takes_locks(self):
@@ -182,9 +186,11 @@ def _place(site):
 def made_to_meet(one, other):
     """True if neither needs an order: an atomic, or what waits for it or tells it something.
 
-    Two plain stores do, whatever fences stand before them: one of the values is lost.
+    A plain store beside another, or beside an atomic, does, whatever fence stands before it: one
+    of the values is lost.
     """
-    return is_relaxed(one) and is_relaxed(other) and not one.kind == other.kind == "store"
+    return is_relaxed(one) and is_relaxed(other) and not (
+        "store" in (one.kind, other.kind) and {one.kind, other.kind} <= {"store", "atomic"})
 
 
 def is_relaxed(site):

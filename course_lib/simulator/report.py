@@ -5,7 +5,6 @@ import os
 import numpy as np
 
 from . import errors
-from .resolve import is_twin
 
 _PACKAGE = os.path.dirname(__file__) + os.sep
 
@@ -32,7 +31,7 @@ def is_internal(frame):
 def _in_twin(frame):
     """True for a frame of an intrinsic's twin: its place means nothing to the user."""
     unit = frame.f_globals.get("__unit__")
-    return unit is not None and is_twin(unit.function)
+    return unit is not None and unit.in_twin
 
 
 def trim(error):
@@ -153,7 +152,8 @@ def position(thread):
     return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
 
 
-def _ranges(numbers):
+def ranges(numbers):
+    """`0-3, 7`."""
     parts, numbers = [], sorted(numbers)
     start = previous = None
     for number in [*numbers, None]:
@@ -183,7 +183,7 @@ def describe_waiting(blocks, most=8):
                 key = f"{what} at {where(*at[:2])}" if at else what
             waiting.setdefault(key, []).append(thread.tid)
         for key, numbers in waiting.items():
-            who = f"threads {_ranges(numbers)} {key}"
+            who = f"threads {ranges(numbers)} {key}"
             if len(numbers) == 1:
                 verb, _, rest = key.partition(" ")
                 who = f"thread {numbers[0]} {_OF_ONE[verb]} {rest}".rstrip()

@@ -100,6 +100,13 @@ class Reporting(Execution):
         self.touch(self.on_store, thread, number, array, index, len(values))
         self.inner.store_many(thread, number, array, index, values)
 
+    def begin_copy(self, thread, number, *what):
+        self.inner.begin_copy(thread, number, *what)
+
+    def finish_copy(self, thread, number, copy):
+        self.touch(self.on_store, thread, number, copy.target, copy.i, len(copy.values))
+        self.inner.finish_copy(thread, number, copy)
+
     def shared(self, thread, number, name, key, shape, dtype, alignment=None):
         is_new = key not in thread.b.watched
         array = self.inner.shared(thread, number, name, key, shape, dtype, alignment)

@@ -16,9 +16,13 @@ import numpy as np
 
 from . import errors
 from .primitives import Index, Namespace
+from .rounding import compiled_integer
 
 #: Returned when a name or an attribute cannot be told before the kernel runs.
 UNRESOLVED = object()
+
+#: classes of floats
+FLOATS = frozenset([float, np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
 
 _PACKAGE = __package__
 
@@ -125,7 +129,7 @@ def as_dtype(value):
 
 
 def cast(kind):
-    """A call target for `kind(value)` that wraps integers as a GPU does.
+    """A call target for `kind(value)` that wraps integers, and clamps floats, as a GPU does.
 
     NumPy raises where a Python integer does not fit: np.uint32(-1).
     """
@@ -139,18 +143,18 @@ def _make_cast(kind):
     if not issubclass(kind, np.integer):
         return kind
     info = np.iinfo(kind)
-    mask, top = (1 << info.bits) - 1, info.max
+    mask, top, signed = (1 << info.bits) - 1, info.max, info.min < 0
+    lowest, highest = float(info.min), float(top)
 
     def convert(value=0):
+        if value.__class__ in FLOATS and (
+                value.__class__ is np.float16 or not lowest <= value < highest):
+            return kind(compiled_integer(value, info.bits, signed))
         try:
             return kind(value)
         except OverflowError:
-            if value != value or value in (float("inf"), float("-inf")):
-                return kind(0)
             bits = int(value) & mask
             return kind(bits if bits <= top else bits - mask - 1)
-        except ValueError:
-            return kind(0)
 
     convert.__name__ = convert.__qualname__ = kind.__name__
     convert.kind = kind

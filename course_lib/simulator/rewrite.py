@@ -11,6 +11,7 @@ import builtins
 from . import engine, guards
 from .analysis import Facts, literal
 from .arithmetic_rewrite import Arithmetic
+from .compilable import refuse_python
 from .inference import Kinds
 from .kinds import general
 from .lists import find_lists
@@ -382,6 +383,8 @@ def emit(unit, program, kind=Emitter):
     """Rewrite `unit` for `program` with an emitter `kind`; returns which of its callees wait."""
     tree = copied(unit.tree)
     emitter = kind(unit, program, tree)
+    if not unit.in_twin:
+        refuse_python(unit, tree, emitter.static, emitter.kinds, unit.function is program.root)
     tree.body = [node for statement in tree.body for node in _as_list(emitter.visit(statement))]
     parameter = ast.arg(THREAD)
     target = tree.args.posonlyargs or tree.args.args

@@ -71,17 +71,49 @@ def _overflowed(value, kind, mode, largest):
     return kind(math.copysign(math.inf, value))
 
 
-def to_integer(value, bits, signed, mode):
-    """A float as an integer of so many bits, clamped to its range; a NaN gives 0."""
+def to_integer(value, bits, signed, mode, double=False):
+    """A float as an integer of so many bits, clamped to its range (PTX cvt).
+
+    A NaN gives 0; if it is a float64 (`double`) or the integer has 64 bits, the highest bit alone.
+    """
     value = float(value)
     low = -(1 << (bits - 1)) if signed else 0
     high = (1 << (bits - (1 if signed else 0))) - 1
     if math.isnan(value):
-        return 0
+        return 0 if bits < 64 and not double else low or 1 << (bits - 1)
     if math.isinf(value):
         return high if value > 0 else low
     whole = {"rn": round, "rd": math.floor, "ru": math.ceil, "rz": math.trunc}[mode](value)
     return min(max(whole, low), high)
+
+
+def compiled_integer(value, bits, signed):
+    """What numba's `int32(value)` and its kin compile to, for a float `value`.
+
+    It cuts off what follows the point. One of 8 bits is the low half of one of 16. A float16 is
+    rounded to the nearest integer, ties to even.
+    """
+    half = value.__class__ is np.float16
+    wide = bits if half else max(bits, 16)
+    double = value.__class__ in (float, np.float64)
+    whole = to_integer(value, wide, signed, "rn" if half else "rz", double)
+    if wide > bits:
+        whole &= (1 << bits) - 1
+        whole -= (signed and whole >> (bits - 1)) << bits
+    return whole
+
+
+def fused(a, b, c):
+    """a * b + c of float32 numbers, rounded once."""
+    product, addend = float(a) * float(b), float(c)  # the product is exact
+    total = product + addend
+    if math.isfinite(total):
+        back = total - product
+        lost = (product - (total - back)) + (addend - back)
+        # Rounded to odd, so that rounding once more is rounding once.
+        if lost and not np.float64(total).view(np.int64) & 1:
+            total = math.nextafter(total, math.copysign(math.inf, lost))
+    return np.float32(total)
 
 
 def arithmetic(operation, kind, mode, *operands):

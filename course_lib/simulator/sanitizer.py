@@ -25,6 +25,12 @@ launch that cannot go on ends. What counts as in order is told in `ordering`. Fu
 - A barrier of a cluster counts as one of each of its blocks, and no block may run to its end
   without it (barrier-mismatch). A block's shared memory is gone when the block has exited: another
   block's read of it must be known to be over (read-after-exit).
+- A load in the condition of a `while` counts as waiting for another thread, unless the loop adds to
+  that array atomically: then it acts on what may have changed since.
+- Atomics alone never race. An update made of two, a read and an exchange, is found by its result
+  in the order "interleaved".
+- An asynchronous copy (`postponed.begin`) writes its target and reads its source at any time until
+  its thread has waited for it.
 - One run shows one order of threads and one input: what did not happen is not found. A function
   whose source cannot be found cannot be watched: a launch that needs it raises SourceMissing.
 """

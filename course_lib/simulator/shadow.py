@@ -59,6 +59,8 @@ class Shadow:
         granule -> {None or block: known}, what a reader of the atomic there can learn.
     through : dict
         granule -> number of the declaration it was last written through; dynamic memory only.
+    newest : dict
+        granule -> stamp of the last atomic there, if its answer is used.
     plain : dict
         granule -> stamp of the last plain write, where atomics came after it.
     views : list
@@ -66,7 +68,7 @@ class Shadow:
     """
 
     __slots__ = ("granule", "written", "read", "readers", "writers", "released", "through",
-                 "plain", "views")
+                 "plain", "newest", "views")
 
     def __init__(self, memory, granule):
         self.views = []
@@ -78,11 +80,12 @@ class Shadow:
         initial = INITIAL if memory.space == "global" else UNINITIALISED
         self.written, self.read = _filled(count, initial), _filled(count, 0)
         self.readers, self.writers, self.released, self.through = {}, {}, {}, {}
-        self.plain = {}
+        self.plain, self.newest = {}, {}
 
     def dictionaries(self):
         """Everything that is kept by granule for few of them."""
-        return self.readers, self.writers, self.released, self.through, self.plain
+        return (self.readers, self.writers, self.released, self.through, self.plain,
+                self.newest)
 
     def refine(self, memory, granule):
         """Use a smaller granule; what is known is kept."""

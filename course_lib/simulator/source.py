@@ -1,78 +1,104 @@
-"""Find the syntax tree of a function, or say that there is none."""
+"""Find the syntax tree of a function, or say that there is none.
+
+A function's file, or cell, is compiled again. The function's tree is used only if that gives the
+function's own instructions at its own lines and columns: what is read later than it was compiled
+may have been edited since, and several lambdas may stand on one line.
+"""
+
+import __future__
 
 import ast
 import copy
 import functools
 import inspect
 import linecache
+import operator
 import types
+import warnings
+
+#: The flags of code under a `from __future__ import`.
+_FUTURE = functools.reduce(operator.or_, (
+    getattr(__future__, name).compiler_flag for name in __future__.all_feature_names
+    if name != "nested_scopes"))
 
 
 @functools.lru_cache(maxsize=512)
 def _tree(code, filename):  # code objects are equal whatever their files are
     """The tree of the function compiled to `code`, or None. Line and column numbers are real."""
-    lines, first = _lines(code)
-    if lines is None:
+    text = "".join(_lines(code))
+    module, compiled = _parsed(text, code.co_flags & _FUTURE)
+    if not any(_same(code, other) for other in compiled.get(_begin(code), ())):
         return None
-    text = "".join(lines)
-    indented = text[:1] in " \t"
-    try:
-        # An indented function parses as it stands inside a block, which keeps its columns.
-        module = ast.parse("if True:\n" + text if indented else text)
-    except (SyntaxError, ValueError):
-        return None
-    ast.increment_lineno(module, first - (2 if indented else 1))
-    for node in ast.walk(module):
-        found = None
-        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            found = node
-        elif isinstance(node, ast.Lambda) and code.co_name == "<lambda>":
-            found = _as_function(node)
-        if found is not None and _matches(found, code):
-            return found
-    return None
+    nodes = [node for node in ast.walk(module) if _begin(node) == _begin(code)]
+    node = nodes[0] if len(nodes) == 1 else _at_columns(nodes, code)
+    return _as_function(node) if isinstance(node, ast.Lambda) else node
 
 
 def _lines(code):
-    """(lines of the function compiled to `code`, number of the first), or (None, 0)."""
+    """The lines of the file, cell or prompt that `code` was compiled in; none if they are lost."""
     try:
-        return inspect.getsourcelines(code)
+        return inspect.findsource(code)[0]
     except (OSError, TypeError, IndexError, SyntaxError):
-        pass
-    # From 3.13 on, Python keeps what was typed at its prompt, by code object.
-    kept = getattr(linecache, "_getlines_from_code", lambda code: ())(code)
-    first = code.co_firstlineno
-    return (inspect.getblock(kept[first - 1:]), first) if kept else (None, 0)
+        # From 3.13 on, Python keeps what was typed at its prompt, by code object.
+        return getattr(linecache, "_getlines_from_code", lambda code: ())(code)
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(text, flags):
+    """(syntax tree of a text, {where it begins: code objects in it})."""
+    compiled = {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python has given them when the text was imported
+            module = ast.parse(text)
+            # A notebook's cell may await something beside its kernels.
+            pending = [compile(text, "", "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
+                               dont_inherit=True)]
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module([], []), compiled
+    while pending:
+        code = pending.pop()
+        compiled.setdefault(_begin(code), []).append(code)
+        pending += (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return module, compiled
+
+
+def _begin(what):
+    """(name, first line, decorators included) of a code object or of a function's node."""
+    if isinstance(what, types.CodeType):
+        return what.co_name, what.co_firstlineno
+    if isinstance(what, ast.Lambda):
+        return "<lambda>", what.lineno
+    if isinstance(what, ast.FunctionDef):
+        return what.name, min(node.lineno for node in (what, *what.decorator_list))
+    return None
+
+
+def _same(one, other):
+    """True if two code objects have the same instructions at the same lines and columns."""
+    return one == other and list(one.co_positions()) == list(other.co_positions())
+
+
+def _at_columns(nodes, code):
+    """The innermost of `nodes` in whose body most instructions of `code` stand; None if none."""
+    places = [(line, column) for line, _, column, _ in code.co_positions() if column is not None]
+
+    def fit(node):
+        first, last = (node.body, node.body) if isinstance(node, ast.Lambda) else (
+            node.body[0], node.body[-1])
+        start = first.lineno, first.col_offset
+        end = last.end_lineno, last.end_col_offset
+        return sum(start <= place < end for place in places), start
+
+    best = max(nodes, key=fit, default=None)
+    return best if best is not None and fit(best)[0] else None
 
 
 def _as_function(node):
+    extra = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
     body = ast.copy_location(ast.Return(node.body), node.body)
     return ast.copy_location(
-        ast.FunctionDef("<lambda>", node.args, [body], [], None, None, **_type_params()), node)
-
-
-def _type_params():
-    return {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
-
-
-def _matches(node, code):
-    """True if `node` compiles to what `code` does: the file may have changed since."""
-    name = node.name if node.name.isidentifier() else "_lambda"
-    bare = ast.FunctionDef(name, _bare(node.args), node.body, [], None, None, **_type_params())
-    module = ast.fix_missing_locations(ast.Module([ast.copy_location(bare, node)], []))
-    try:
-        compiled = next(constant for constant in compile(module, "", "exec").co_consts
-                        if isinstance(constant, types.CodeType))
-    except (SyntaxError, ValueError, StopIteration):
-        return False
-    return _signature(compiled) == _signature(code)
-
-
-def _signature(code):
-    constants = [constant for constant in code.co_consts
-                 if not isinstance(constant, (types.CodeType, str))]
-    names = {*code.co_names, *code.co_freevars}
-    return code.co_varnames, code.co_cellvars, names, repr(constants)
+        ast.FunctionDef("<lambda>", node.args, [body], [], None, None, **extra), node)
 
 
 def _bare(arguments):

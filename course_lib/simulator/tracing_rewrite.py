@@ -31,8 +31,8 @@ class TracingEmitter(ObservedEmitter):
         return [enter, *(made if isinstance(made, list) else [made]), leave]
 
     def device_call(self, node, function):
-        callee = self.program.unit(function, self.argument_kinds(node))
-        if self.is_twin or is_twin(callee.function) or callee.tree is None:
+        if self.is_twin or is_twin(function) or (
+                self.program.unit(function, self.argument_kinds(node)).tree is None):
             return super().device_call(node, function)
         number = self.number(node, "call")
         entered = self.act("entered", number, at=node)

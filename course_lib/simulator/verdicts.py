@@ -63,8 +63,7 @@ class Verdicts(RaceSentences):
         if unread is not None:
             for reader in (then.number, now.number):
                 unread.pop(reader, None)  # it was written, only too late
-        other = index_of(stamp >> THREAD_AT & THREAD_MASK, self.launch.block_dim)
-        threads = self.thread_name(other), self.thread_name(thread.index)
+        threads = self.thread_name(self.thread_at(stamp)), self.thread_name(thread.index)
         other_block = self.blocks_seen[stamp >> BLOCK_AT]
         blocks = tuple(name_of(b, self.launch.grid_dim)
                        for b in (other_block, thread.b.index))
@@ -84,6 +83,10 @@ class Verdicts(RaceSentences):
         self.report(key, kind, site, (sides[0][2], sides[1][2]),
                     (Pair((sides[0][3], sides[1][3])) if not same_block else thread.b.index),
                     sentence, (sides[0][1].line, sides[1][1].line))
+
+    def thread_at(self, stamp):
+        """The index of the thread of a stamp."""
+        return index_of(stamp >> THREAD_AT & THREAD_MASK, self.launch.block_dim)
 
     @property
     def filename(self):

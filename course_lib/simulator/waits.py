@@ -217,9 +217,13 @@ class Waits:
             self.deadlock(error)
             return True
         if isinstance(error, errors.MaskError):
-            line, filename = _line_of(error)
-            self.note("shuffle-inactive-lane", filename, line, (), (0, 0, 0), (
-                f"{error}; name every lane that makes the call in the mask, itself included"))
+            if error.place:
+                filename, line, _ = error.place
+                words = str(error)
+            else:
+                line, filename = _line_of(error)
+                words = f"{error}; name every lane that makes the call in the mask, itself included"
+            self.note("shuffle-inactive-lane", filename, line, (), (0, 0, 0), words)
             return True
         return False
 

@@ -11,6 +11,7 @@ because what a GPU does then is undefined.
 from . import errors
 from .engine import FULL_MASK, WARP_SIZE, warp_operation
 from .primitives import Primitive
+from .report import position, ranges, where
 
 
 def whole_warp(name, compute):
@@ -18,12 +19,15 @@ def whole_warp(name, compute):
 
     def together(group):
         if len(group) < WARP_SIZE:
-            missing = [lane for lane in range(WARP_SIZE) if lane not in group]
-            block = next(iter(group.values()))[0].b
-            raise errors.MaskError(
+            missing = ranges(lane for lane in range(WARP_SIZE) if lane not in group)
+            thread = next(iter(group.values()))[0]
+            place = position(thread)
+            error = errors.MaskError(
                 f"{name} is carried out by all 32 lanes of a warp, but lanes {missing} take no "
-                f"part; block {block.index}"
-            )
+                f"part; let every lane call it; block {thread.b.index}"
+                + (f", {where(*place[:2])}" if place else ""))
+            error.place = place
+            raise error
         answers = compute([group[lane][1] for lane in range(WARP_SIZE)])
         for lane, answer in enumerate(answers):
             group[lane][0].value = answer

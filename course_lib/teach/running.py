@@ -13,6 +13,7 @@ import numpy as np
 import course_lib
 from course_lib import simulator
 from course_lib.runtime.launch import in_simulator
+from course_lib.simulator.errors import NotCompilable
 from course_lib.simulator.observe import Observer, observing_with
 from course_lib.teach.deadline import TimeUp
 from course_lib.teach.exercise import Case, Exercise
@@ -284,6 +285,8 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
         failure = _first_written(attempt, run, judge(run))
     except TimeUp as error:
         failure = Failure("endless", run, error=error)
+    except NotCompilable as error:  # whatever else stood there would not make it right
+        failure = Failure("compile", run, error=error)
     except Exception as error:  # whatever the learner's code raises is the finding
         failure = Failure("raised", run, error=error)
     if engine.findings:

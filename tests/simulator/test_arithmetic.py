@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -28,7 +29,7 @@ def results(flavour, texts, **values):
     stores = "\n".join(f"    out[{place}] = {text}" for place, text in enumerate(texts))
     kernel = drawn_expressions.compiled_source(
         f"def function(out, {', '.join(values)}):\n{stores}\n", f"<arithmetic {hash(stores)}>",
-        np=np)
+        np=np, math=math)
     out = np.zeros(len(texts), np.int64)
     with flavour():
         cuda.jit(kernel)[1, 1](out, *values.values())
@@ -64,6 +65,64 @@ def test_elements_are_updated_in_the_compiled_type():
             kernel[1, 1](small, wide, out)
         assert small.tolist() == [44, 255, 44, 255, 7, 255, 255]
         assert wide.tolist() == [100, 1] and out.tolist() == [4, 232]
+
+
+TOP, LOW, HIGH = 2**63, -2**63, 2**63 - 1
+#: what `cvt` gave on an H200, as numba's conversions use it
+FLOATS = [1e10, -1e10, math.nan, math.inf, 300.7, -1.5, 2.5]
+CONVERTED = {
+    ("float16", "int8"): [127, -128, 0, 127, 127, -2, 2],
+    ("float16", "uint16"): [65535, 0, 0, 65535, 301, 0, 2],
+    ("float16", "int64"): [HIGH, LOW, LOW, HIGH, 301, -2, 2],
+    ("float32", "int8"): [-1, 0, 0, -1, 44, -1, 2],
+    ("float32", "uint8"): [255, 0, 0, 255, 44, 0, 2],
+    ("float32", "int16"): [32767, -32768, 0, 32767, 300, -1, 2],
+    ("float32", "int32"): [2**31 - 1, -2**31, 0, 2**31 - 1, 300, -1, 2],
+    ("float32", "uint32"): [2**32 - 1, 0, 0, 2**32 - 1, 300, 0, 2],
+    ("float32", "int64"): [10**10, -10**10, LOW, HIGH, 300, -1, 2],
+    ("float32", "uint64"): [10**10, 0, TOP, 2**64 - 1, 300, 0, 2],
+    ("float64", "uint8"): [255, 0, 0, 255, 44, 0, 2],
+    ("float64", "uint16"): [65535, 0, 32768, 65535, 300, 0, 2],
+    ("float64", "int32"): [2**31 - 1, -2**31, -2**31, 2**31 - 1, 300, -1, 2],
+    ("float64", "int64"): [10**10, -10**10, LOW, HIGH, 300, -1, 2],
+}
+
+
+@pytest.mark.parametrize("source, goal", CONVERTED)
+def test_floats_become_integers_as_on_a_gpu(source, goal):
+    """Cut off and clamped, whether converted, stored, added to 0 or exchanged."""
+    kind = getattr(np, goal)
+
+    @cuda.jit
+    def kernel(x, out):
+        i = cuda.grid(1)
+        tile, kept = cuda.shared.array(8, kind), cuda.shared.array(8, kind)
+        tile[i], view = x[i], kept[1:]
+        view[i] = kind(x[i])
+        cuda.atomic.exch(out[0], i, x[i])
+        out[1, i], out[2, i], out[3, i] = x[i], tile[i], view[i]
+        if i == 0:
+            for j in range(x.size):
+                store(out, j, x[j])
+
+    @cuda.jit(device=True)
+    def store(out, j, value):
+        out[4, j] = value
+
+    with np.errstate(over="ignore"):
+        x = np.array(FLOATS).astype(source)
+    for flavour in (simulator.options, simulator.sanitize):
+        out = np.zeros((5, x.size), goal)
+        with flavour():
+            kernel[1, x.size](x, out)
+        assert out.tolist() == [CONVERTED[source, goal]] * 5
+
+
+def test_floors_of_what_no_integer_holds():
+    texts = ["math.floor(v)", "math.ceil(v)", "math.trunc(v)", "int(v)", "round(v)"]
+    for kind in (float, np.float32):
+        for value, whole in ((math.nan, LOW), (math.inf, HIGH), (-math.inf, LOW), (1e30, HIGH)):
+            assert results(simulator.options, texts, v=kind(value)) == [whole] * 5
 
 
 def test_device_functions_get_what_is_passed():

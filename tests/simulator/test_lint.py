@@ -2,6 +2,7 @@
 
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from course_lib import simulator
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_sum
 from course_lib.simulator import cuda
-from course_lib.simulator.lint import _process, prepare
+from course_lib.simulator.lint import _WORKER, ENVIRONMENT, _process, _Shipment, prepare
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macOS)")
 
@@ -244,6 +245,73 @@ def test_parts_of_numba_imported_by_name():
         cuda.atomic.add(y, 0, uniform(states, cuda.grid(1)))
 
     assert simulator.lint(throw, states, np.zeros(1)) == []
+
+
+def test_modules_of_numba_under_another_name():
+    from course_lib.simulator.facade import submodule
+
+    nr = submodule("numba.cuda.random")
+    states = nr.create_xoroshiro128p_states(32, seed=1)
+
+    @cuda.jit
+    def throw(states, y):
+        cuda.atomic.add(y, 0, nr.xoroshiro128p_uniform_float64(states, cuda.grid(1)))
+
+    assert simulator.lint(throw, states, np.zeros(1)) == []
+
+
+def test_what_is_linked_for_a_launch_hides_nothing():
+    @cuda.jit
+    def flattened(x, y):
+        i = cuda.grid(1)
+        y[i] = x.reshape(x.size)[i] * 2.0
+
+    (found,) = simulator.lint(flattened, X.reshape(8, 8), X)
+    assert found.message.startswith("`x.reshape(x.size)[i] * 2.0` is computed in float64")
+
+
+C64, C128 = np.ones(4, np.complex64), np.ones(4, np.complex128)
+
+
+@pytest.mark.parametrize("text, args, words", [
+    ("x[0] * x[1] + abs(x[2])", (C64,), None), ("x[0] * x[1] + 1j", (C128,), None),
+    ("x[0] * np.complex64(1j)", (C64,), None),
+    ("x[0] * 1j", (C64,), "`x[0] * 1j` is computed in float64: numba makes the constant 1j "
+                          "complex128. Write np.complex64(1j)"),
+    ("x[0] * 2.5", (C64,), "np.float32(2.5)"), ("x[0] ** 2", (C64,), "Write np.float32(2)"),
+    ("x[0] * a", (C64, 2j), "`a` is a Python complex, which is complex128"),
+])
+def test_complex_numbers(text, args, words):
+    space = {"np": np}
+    names = "y, x, a" if len(args) > 1 else "y, x"
+    exec(f"def kernel({names}):\n    y[0] = {text}", space)
+    found = simulator.lint(cuda.jit(space["kernel"]), args[0].copy(), *args)
+    assert [words in each.message for each in found] == [True] * (words is not None), found
+
+
+WITHOUT_LINES = """
+import pickle, runpy, sys
+import numba.cuda.compiler as compiler
+plain = compiler.compile_cuda
+def compile_cuda(*args, lineinfo, **options):  # as NVVM fails with large records
+    assert not lineinfo
+    return plain(*args, lineinfo=lineinfo, **options)
+compiler.compile_cuda = compile_cuda
+worker = runpy.run_path(sys.argv[1])
+print(worker["answer"](pickle.load(sys.stdin.buffer)))
+"""
+
+
+def test_a_kernel_that_compiles_without_lines_alone():
+    """Its float64 is still told."""
+    @cuda.jit
+    def half(x, y):
+        y[0] = x[0] * 1.7 + x[1]
+
+    request = pickle.dumps(_Shipment().request(half, (X, X)))
+    done = subprocess.run([sys.executable, "-c", WITHOUT_LINES, _WORKER], input=request,
+                          env=os.environ | ENVIRONMENT, capture_output=True, check=True)
+    assert b"findings" in done.stdout and b"`x[0] * 1.7` is computed in float64" in done.stdout
 
 
 def test_spills():

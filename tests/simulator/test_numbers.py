@@ -125,6 +125,13 @@ def test_fused_multiply_add_and_roots():
     fused = compute(cuda.fma.impl, a, a, np.float32(-1))
     assert fused == np.float32(float(a) * float(a) - 1) != a * a - np.float32(1)
     assert type(fused) is np.float32
+    # By 2**-64 nearer to the lower neighbour: rounded to a float64 first, it would be a tie.
+    x, y, odd = map(np.float32, (1 + 2**-20, 2**-24 - 2**-44, 1 + 2**-23))
+    assert compute(cuda.fma.impl, x, y, odd) == odd
+    assert compute(cuda.fma.impl, np.float32(3e38), np.float32(2), odd) == INF
+    big = 1 + 2.0**-30
+    assert compute(cuda.fma.impl, big, big, -1.0) == 2.0**-29 + 2.0**-60 != big * big - 1
+    assert type(compute(cuda.fma.impl, a, 2.0, a)) is float  # as numba types a bare 2.0
     assert cuda.cbrt.impl(np.float32(27)) == 3 and cuda.rsqrt.impl(np.float32(0.25)) == 2
     assert cuda.rsqrt.impl(np.float32(0)) == INF
 
@@ -211,6 +218,7 @@ def test_rounding_square_roots_and_conversions():
     assert libdevice.dsqrt_rn(2.0) == math.sqrt(2)
     assert libdevice.float2int_rn(2.5) == 2 and libdevice.float2int_ru(2.1) == 3
     assert libdevice.float2int_rz(1e20) == 2**31 - 1 and libdevice.float2int_rz(NAN) == 0
+    assert libdevice.double2int_rz(NAN) == -2**31 and libdevice.float2ll_rz(NAN) == -2**63
     assert libdevice.double2uint_rz(3e9) == 3_000_000_000 - 2**32
     assert libdevice.int2float_rz(2**24 + 3) == 2**24 + 2
     assert libdevice.ull2float_rn(-1) == np.float32(2.0**64)

@@ -280,13 +280,13 @@ def test_a_device_function_is_reported_at_its_own_line():
     assert finding.kernel == "kernel"
 
 
-def test_a_generator_expression_and_chained_stores_are_watched():
+def test_chained_stores_are_watched():
     @cuda.jit
     def kernel(x, y):
         i = cuda.threadIdx.x
         y[i] = z = x[i] + 1
         x[i], y[i] = y[i], z
-        y[i] += sum([x[k] for k in range(3)])
+        y[i] += sum((x[0], x[1], x[2]))
 
     report = sanitized(kernel, 1, 3, np.zeros(3), np.zeros(3))
     assert report.kinds() == ["race"]

@@ -83,17 +83,6 @@ def spin_lock(lock, total):
         cuda.atomic.exch(lock, 0, 0)
 
 
-@correct(6, 1, ints(1, 1))
-@cuda.jit
-def spin_lock_let_go_by_a_store(lock, total):
-    while cuda.atomic.cas(lock, 0, 0, 1) != 0:
-        cuda.nanosleep(uint32(20))
-    cuda.threadfence()
-    total[0] += cuda.blockIdx.x + 1
-    cuda.threadfence()
-    lock[0] = 0
-
-
 @correct(5, 1, ints(1, 1, 5))
 @cuda.jit
 def ticket_lock(tickets, serving, log):
@@ -182,17 +171,37 @@ def flag_after_data(flag, data, out):
 @correct(2, 1, lambda: (*ints(1)(), *floats(1, 1)()))
 @cuda.jit
 def flag_stored_past_the_cache(flag, data, out):
-    """The flag is stored after a fence. Who waits asks with an atomic: of `cuda.ldcv`, as of any
-    other load, the compiler may make one before the loop."""
+    """The flag is stored after a fence, and read again in each round because of the sleep."""
     if cuda.blockIdx.x == 0:
         data[0] = 42
         cuda.threadfence()
         cuda.stwt(flag, 0, int32(1))
     else:
-        while cuda.atomic.add(flag, 0, 0) == 0:
+        while flag[0] == 0:
             cuda.nanosleep(uint32(20))
         cuda.threadfence()
         out[0] = data[0]
+
+
+@correct(4, N, lambda: (*floats(4 * N, 4)(), *ints(1)(), *floats(1)()))
+@cuda.jit
+def last_block_resets_the_counter(x, partial, finished, total):
+    """The last block's own atomic came after those of all others, so that a store may follow it."""
+    is_last = cuda.shared.array(1, int32)
+    tid = cuda.threadIdx.x
+    cuda.atomic.add(partial, cuda.blockIdx.x, x[cuda.grid(1)])
+    cuda.threadfence()
+    cuda.syncthreads()
+    if tid == 0:
+        ticket = cuda.atomic.add(finished, 0, 1)
+        is_last[0] = ticket == cuda.gridDim.x - 1
+    cuda.syncthreads()
+    if is_last[0]:
+        cuda.threadfence()
+        if tid == 1:
+            for block in range(cuda.gridDim.x):
+                total[0] += partial[block]
+            finished[0] = 0
 
 
 @correct(5, 1, lambda: (*ints(1)(), np.zeros(5, np.int32), np.zeros(5, np.int32),

@@ -49,10 +49,9 @@ def tickets_without_atomics(ticket, y):
     cuda.atomic.add(y, mine % 4, 1)
 
 
-@correct(5, 1, ints(1, 1, 5))
+@planted("race-between-blocks", 5, 1, ints(1, 1, 5), reason=GLOBAL_ONLY)
 @cuda.jit
 def served_by_a_store(tickets, serving, log):
-    """Only who is served stores: each store follows the one it waited for."""
     mine = cuda.atomic.add(tickets, 0, 1)
     while cuda.atomic.add(serving, 0, 0) != mine:
         cuda.nanosleep(uint32(10))
@@ -61,7 +60,44 @@ def served_by_a_store(tickets, serving, log):
     if mine > 0:
         log[mine] += log[mine - 1]
     cuda.threadfence()
-    serving[0] = mine + 1
+    serving[0] = mine + 1  # BUG: those who wait write the old number back
+
+
+@planted("race-between-blocks", 6, 1, ints(1, 1), reason=GLOBAL_ONLY)
+@cuda.jit
+def lock_let_go_by_a_store(lock, total):
+    while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+        cuda.nanosleep(uint32(20))
+    cuda.threadfence()
+    total[0] += cuda.blockIdx.x + 1
+    cuda.threadfence()
+    lock[0] = 0  # BUG: atomics are whole only beside other atomics
+
+
+@planted("race-between-blocks", 3, 1, ints(1, 1), reason=GLOBAL_ONLY)
+@cuda.jit
+def lock_let_go_past_the_cache(lock, total):
+    while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+        cuda.nanosleep(uint32(20))
+    cuda.threadfence()
+    total[0] += cuda.blockIdx.x + 1
+    cuda.threadfence()
+    cuda.stwt(lock, 0, int32(0))  # BUG: a hint makes it no atomic
+
+
+@planted("race-between-blocks", 4, 1, ints(1, 1), reason=GLOBAL_ONLY)
+@cuda.jit
+def counter_reset_by_whoever_has_counted(count, y):
+    cuda.threadfence()
+    y[0] = cuda.atomic.add(count, 0, 1) * 0
+    count[0] = 0  # BUG: others may count yet
+
+
+@planted("race-between-blocks", 4, 1, ints(1, 1), reason=GLOBAL_ONLY)
+@cuda.jit
+def counted_while_few(count, y):
+    while count[0] < 3:
+        cuda.atomic.add(count, 0, 1)  # BUG: others have counted since the read
 
 
 @correct(4, 1, ints(3, 3, 1))
@@ -78,17 +114,6 @@ def one_flag_for_each_block(data, flags, total):
                 cuda.nanosleep(uint32(20))
             cuda.threadfence()
             total[0] += data[other]
-
-
-@correct(3, 1, ints(1, 1))
-@cuda.jit
-def lock_let_go_past_the_cache(lock, total):
-    while cuda.atomic.cas(lock, 0, 0, 1) != 0:
-        cuda.nanosleep(uint32(20))
-    cuda.threadfence()
-    total[0] += cuda.blockIdx.x + 1
-    cuda.threadfence()
-    cuda.stwt(lock, 0, int32(0))
 
 
 @correct(2, 1, ints(4, 4))
