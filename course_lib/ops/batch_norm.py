@@ -270,9 +270,12 @@ def batch_norm(
     """
     require_tensor(input, "input")
     shape, eps = input.shape, number(eps, "eps")
-    if input.dim() < 2:
+    if input.dim() < 2 and tuple(shape) != (0,):  # which PyTorch takes
         raise RuntimeError(f"input must have at least 2 dimensions, not shape {tuple(shape)}")
-    x = input if input.dim() == 4 else input.reshape(*shape[:2], math.prod(shape[2:]), 1)
+    if input.dim() == 1:
+        x = input.reshape(0, 0 if running_mean is None else running_mean.numel(), 1, 1)
+    else:
+        x = input if input.dim() == 4 else input.reshape(*shape[:2], math.prod(shape[2:]), 1)
     if training:
         if eps <= 0:
             raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
