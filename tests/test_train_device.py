@@ -6,7 +6,9 @@ MPS is tested with stand-ins: no Apple hardware is here.
 import contextlib
 
 import pytest
+import timm
 import torch
+import torchvision
 from torch import nn
 
 from course_lib import models
@@ -220,6 +222,24 @@ def test_checkpointing_keeps_fewer_bytes_and_gives_the_same_gradients():
     assert bytes_after < 0.5 * bytes_before
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_checkpointing_moves_statistics_once_a_step(library):
+    found = []
+    for wanted in (False, True):
+        torch.manual_seed(3)
+        model = (
+            timm.create_model("densenet121", num_classes=3, growth_rate=4, block_config=(2, 1))
+            if library == "timm"
+            else torchvision.models.DenseNet(4, (2, 1), 8, num_classes=3)
+        )
+        model = device.checkpointed(model) if wanted else model
+        for _ in range(2):
+            model(torch.randn(2, 3, 32, 32)).square().sum().backward()
+        found.append((dict(model.named_buffers()), [p.grad for p in model.parameters()]))
+    assert {int(x) for name, x in found[1][0].items() if "num_batches" in name} == {2}
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def test_a_network_without_the_switch_is_refused():

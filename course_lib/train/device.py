@@ -12,6 +12,7 @@ import re
 import torch
 
 from course_lib import device
+from course_lib.models.pathways import rest_in_backward_passes
 
 from .randomness import repeatable
 from .step import PRECISIONS, arithmetic, autocast
@@ -167,19 +168,22 @@ def checkpointed(model):
     """Let `model` compute its activations again in the backward pass; the model.
 
     It is a network's own switch: `set_grad_checkpointing(True)`, as timm's have, or
-    `memory_efficient`, as torchvision's DenseNet has. Raises ValueError for a network without one.
+    `memory_efficient`, as torchvision's DenseNet has. Running statistics still move once a step.
+    Raises ValueError for a network without a switch.
     """
     if hasattr(model, "set_grad_checkpointing"):
         try:
             model.set_grad_checkpointing(True)
         except (AssertionError, NotImplementedError) as error:  # timm's, of networks without
             raise ValueError(f"{_no_switch(model)} ({error})") from None
-        return model
-    switched = [m for m in model.modules() if isinstance(getattr(m, "memory_efficient", 0), bool)]
-    if not switched:
-        raise ValueError(_no_switch(model))
-    for module in switched:
-        module.memory_efficient = True
+    else:
+        of = [m for m in model.modules() if isinstance(getattr(m, "memory_efficient", 0), bool)]
+        if not of:
+            raise ValueError(_no_switch(model))
+        for module in of:
+            module.memory_efficient = True
+    if not getattr(model, "moves_statistics_once", False):
+        rest_in_backward_passes(model)
     return model
 
 
