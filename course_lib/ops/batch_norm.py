@@ -159,8 +159,9 @@ def _backward_kernel(grad_output, x, weight, mean, rstd, y):
 
 
 def _inference_backward_kernel(grad_output, x, weight, running_mean, running_var, y, eps):
-    rstd = torch.rsqrt(running_var.float() + eps)
-    return _gradients(grad_output, x, weight, running_mean.float(), rstd, y, False)
+    mean, variance = (each.to(of_sums(each.dtype)) for each in (running_mean, running_var))
+    rstd = torch.rsqrt(variance + eps)
+    return _gradients(grad_output, x, weight, mean, rstd, y, False)
 
 
 @repeated(6)
