@@ -29,7 +29,8 @@ def check_training(x, weight, bias, running_mean, running_var, momentum, eps, re
     _check(x, weight, bias, running_mean, running_var, eps)
     if x.shape[0] * x.shape[2] * x.shape[3] == 1:
         raise ValueError(
-            f"Expected more than 1 value per channel when training, got input size {x.shape}"
+            f"Expected more than 1 value per channel when training, got input size {x.shape}: "
+            "give it more images than one, or call eval()"
         )
 
 
@@ -282,7 +283,8 @@ def batch_norm(
             raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
         if shape[0] * math.prod(shape[2:]) == 1:
             raise ValueError(
-                f"Expected more than 1 value per channel when training, got input size {shape}"
+                f"Expected more than 1 value per channel when training, got input size {shape}: "
+                "give it more images than one, or call eval()"
             )
         momentum = number(momentum, "momentum")
         y, _, _ = _training(x, weight, bias, running_mean, running_var, momentum, eps, relu)
