@@ -13,7 +13,8 @@ from torch import nn
 
 from course_lib import models
 from course_lib.runtime import device as here
-from course_lib.train import device, step
+from course_lib.train import device, images, step
+from course_lib.train.image_settings import ImageSettings
 
 CPU, MPS, CUDA = torch.device("cpu"), torch.device("mps"), torch.device("cuda", 0)
 
@@ -70,6 +71,20 @@ def test_precisions_that_a_chip_lacks(monkeypatch):
 
 def test_mps_sums_in_what_it_has():
     assert device.sums_dtype(MPS) == torch.float32 and device.sums_dtype(CUDA) == torch.float64
+
+
+def test_channels_last_is_refused_on_mps_where_its_gradients_are_wrong(monkeypatch):
+    device.require_channels_last(CPU)
+    monkeypatch.setattr(torch, "__version__", "2.14.0")
+    device.require_channels_last(MPS)
+    for version in ("2.11.0", "2.13.1+cpu"):
+        monkeypatch.setattr(torch, "__version__", version)
+        device.require_channels_last(CUDA)
+        with pytest.raises(ValueError, match="leave channels_last out, or install PyTorch 2.14"):
+            device.require_channels_last(MPS)
+    has(monkeypatch, mps=True)
+    with pytest.raises(ValueError, match="leave channels_last out"):
+        images.decided(ImageSettings(device="mps", channels_last=True))
 
 
 # ------------------------------------------------------------------------ what is set up

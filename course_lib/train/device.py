@@ -10,6 +10,7 @@ import copy
 import re
 
 import torch
+from torch.torch_version import TorchVersion
 
 from course_lib import device
 from course_lib.models.pathways import rest_in_backward_passes
@@ -18,6 +19,7 @@ from .randomness import repeatable
 from .step import PRECISIONS, arithmetic, autocast
 
 ORDER = "mps", "cuda", "cpu"
+MENDED = "2.14"  # the first PyTorch with channels-last batch norm right on MPS
 AMPERE = 8, 0  # the first compute capability with TF32 and bfloat16
 
 
@@ -66,6 +68,18 @@ def half_of(place):
 def sums_dtype(place):
     """The widest floating dtype on `place`: MPS has no float64."""
     return torch.float32 if place.type == "mps" else torch.float64
+
+
+def require_channels_last(place):
+    """ValueError where PyTorch's batch norm has wrong gradients of channels-last images.
+
+    On MPS it had: github.com/pytorch/pytorch/issues/175189, mended by pull request 188371.
+    """
+    if place.type == "mps" and TorchVersion(torch.__version__) < MENDED:
+        raise ValueError(
+            f"PyTorch {torch.__version__} has wrong gradients of channels-last images on MPS: "
+            f"leave channels_last out, or install PyTorch {MENDED} or later"
+        )
 
 
 @contextlib.contextmanager
