@@ -375,6 +375,9 @@ def readme(options):
     """Exit status 1 when `--check` was asked for and something is out of step."""
     from course_lib import readme as documents
 
+    if not (ROOT / "README.md").is_file():
+        print("There is no README.md here: this command is for a clone of the course.")
+        return 1
     late = documents.run(check=options.check)
     if not late:
         print("README.md, RESULTS.md, docs and their pictures are in step with data/results.")

@@ -33,6 +33,22 @@ def test_ctrl_c_ends_any_command_with_130(monkeypatch, capsys):
     assert capsys.readouterr().err == "\nStopped.\n"
 
 
+def test_readme_says_that_it_is_for_a_clone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    assert cli.main(["readme", "--check"]) == 1
+    assert "for a clone of the course" in capsys.readouterr().out
+
+
+def test_a_stream_that_cannot_spell_a_check_mark_gets_a_question_mark():
+    done = subprocess.run(
+        [sys.executable, "-m", "course_lib", "compare", "relu", "--shape", "8", "--device",
+         "simulator"],
+        cwd=ROOT, env=os.environ | {"PYTHONIOENCODING": "cp1252"}, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert b"? All 8 elements" in done.stdout
+
+
 def test_every_benchmark_that_is_offered_is_there():
     for name in cli.BENCHMARKS:
         assert (ROOT / "course_lib" / "benchmarks" / f"{name}.py").is_file(), name

@@ -35,6 +35,22 @@ def test_tiny_imagenet_as_it_is_published(tmp_path):
     assert leaf.digest() == training.digest()
 
 
+@pytest.mark.parametrize("emptied", ["removed", "left"])
+def test_tiny_imagenet_with_its_validation_images_moved_into_folders(tmp_path, emptied):
+    root = tiny_imagenet(tmp_path)
+    expected = data.images(root, image_size=8)
+    for line in (root / "val" / "val_annotations.txt").read_text().splitlines():
+        name, number, *_ = line.split("\t")
+        folder = root / "val" / number / "images"
+        folder.mkdir(parents=True, exist_ok=True)
+        (root / "val" / "images" / name).rename(folder / name)
+    if emptied == "removed":
+        (root / "val" / "images").rmdir()
+    for found, one in zip(data.images(root, image_size=8), expected, strict=True):
+        assert found.classes == one.classes
+        assert torch.equal(found.images, one.images) and torch.equal(found.labels, one.labels)
+
+
 def test_classes_of_one_word_are_told_apart(tmp_path):
     root = tiny_imagenet(tmp_path)
     words = (root / "words.txt").read_text().replace("bullfrog", "goldfish")

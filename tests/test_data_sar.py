@@ -194,18 +194,20 @@ def test_pictures_of_any_mode(tmp_path, mode, bands, largest):
 # ---------------------------------------------------------------- no data, units and labels
 
 
-def test_pixels_that_are_not_finite_have_no_data_and_are_counted(tmp_path):
+def test_pixels_that_are_not_finite_or_zero_have_no_data_and_are_counted(tmp_path):
     arrays(tmp_path)
     image = decibels(0)
     image[0, 2, 3], image[1, 4, 5], image[:, 6, 7] = np.nan, np.inf, -np.inf
+    image[:, 8, 0] = image[0, 9, 1] = 0  # beyond the swath in both bands; in one it is a number
     save(tmp_path / "images/a.npy", image)
     scenes = sar.load(tmp_path, image_size=12)
-    assert scenes.not_finite == {"a": 3} and np.isfinite(scenes.images).all()
-    for place in ((2, 3), (4, 5), (6, 7)):
+    assert scenes.not_finite == {"a": 4} and np.isfinite(scenes.images).all()
+    assert scenes.labels[0][9, 1] != -1
+    for place in ((2, 3), (4, 5), (6, 7), (8, 0)):
         assert scenes.labels[0][place] == -1 and not scenes.images[(0, slice(None), *place)].any()
     assert scenes.take([1]).not_finite == {}
     save(tmp_path / "images/a.npy", np.full_like(image, np.nan))
-    refused("images/a.npy", "finite", source=tmp_path)
+    refused("images/a.npy", "no pixel with data", source=tmp_path)
 
 
 def test_units(tmp_path):

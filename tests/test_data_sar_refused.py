@@ -116,7 +116,7 @@ def test_without_the_extra(tmp_path, monkeypatch, package):
     chips(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)
     assert importlib.util.find_spec(package) is None
-    refused("S1Hand.tif", package, ".[sar]", source=tmp_path)
+    refused("S1Hand.tif", package, "pip install tifffile imagecodecs", source=tmp_path)
 
 
 @pytest.fixture(scope="module")

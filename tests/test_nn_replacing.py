@@ -4,6 +4,7 @@ import copy
 import pickle
 
 import pytest
+import timm
 import torch
 import torchvision
 from tensors import PLACE, randn
@@ -128,7 +129,7 @@ def test_a_single_layer_and_one_with_two_names():
     assert [each.name for each in nn.replace_layers(conv).replaced] == [""]
     relu = torch_nn.ReLU()
     swapped = nn.replace_layers(torch_nn.Sequential(relu, torch_nn.Identity(), relu))
-    assert [each.name for each in swapped.replaced] == ["0"] and type(relu) is nn.ReLU
+    assert [each.name for each in swapped.replaced] == ["0", "2"] and type(relu) is nn.ReLU
     swapped.restore()
     assert type(relu) is torch_nn.ReLU
 
@@ -172,6 +173,7 @@ LEFT = {
     "there are kernels for the modes nearest and bilinear, not for bicubic": lambda: (
         torch_nn.Upsample(scale_factor=2, mode="bicubic")
     ),
+    "it is a GELU of timm.layers.activations, which may compute": timm.layers.GELU,
     "course_lib.nn has nothing for GroupNorm": lambda: torch_nn.GroupNorm(1, 3),
     "course_lib.nn has nothing for OwnNorm": OwnNorm,
     "course_lib.nn has nothing for Linear": lambda: torch.ao.nn.quantized.dynamic.Linear(2, 2),

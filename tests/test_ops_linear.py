@@ -79,7 +79,13 @@ def test_what_requires_a_gradient(wanted):
         leaves = [x.detach().clone() for x in operands]
         for i in wanted:
             leaves[i].requires_grad_()
-        y = function(*leaves)
+        kept = set()  # what the backward pass reads, and no more
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, kept=kept: kept.add(x.untyped_storage().nbytes()) or x, lambda x: x
+        ):
+            y = function(*leaves)
+        sizes = [x.numel() * x.element_size() for x in leaves]
+        assert {n for n in kept if n > 8} == {sizes[1 - i] for i in wanted if i < 2}
         assert y.requires_grad == bool(wanted)
         gradients = ()
         if wanted:

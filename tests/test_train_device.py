@@ -6,12 +6,15 @@ MPS is tested with stand-ins: no Apple hardware is here.
 import contextlib
 
 import pytest
+import timm
 import torch
+import torchvision
 from torch import nn
 
 from course_lib import models
 from course_lib.runtime import device as here
-from course_lib.train import device, step
+from course_lib.train import device, images, step
+from course_lib.train.image_settings import ImageSettings
 
 CPU, MPS, CUDA = torch.device("cpu"), torch.device("mps"), torch.device("cuda", 0)
 
@@ -68,6 +71,20 @@ def test_precisions_that_a_chip_lacks(monkeypatch):
 
 def test_mps_sums_in_what_it_has():
     assert device.sums_dtype(MPS) == torch.float32 and device.sums_dtype(CUDA) == torch.float64
+
+
+def test_channels_last_is_refused_on_mps_where_its_gradients_are_wrong(monkeypatch):
+    device.require_channels_last(CPU)
+    monkeypatch.setattr(torch, "__version__", "2.14.0")
+    device.require_channels_last(MPS)
+    for version in ("2.11.0", "2.13.1+cpu"):
+        monkeypatch.setattr(torch, "__version__", version)
+        device.require_channels_last(CUDA)
+        with pytest.raises(ValueError, match="leave channels_last out, or install PyTorch 2.14"):
+            device.require_channels_last(MPS)
+    has(monkeypatch, mps=True)
+    with pytest.raises(ValueError, match="leave channels_last out"):
+        images.decided(ImageSettings(device="mps", channels_last=True))
 
 
 # ------------------------------------------------------------------------ what is set up
@@ -220,6 +237,24 @@ def test_checkpointing_keeps_fewer_bytes_and_gives_the_same_gradients():
     assert bytes_after < 0.5 * bytes_before
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_checkpointing_moves_statistics_once_a_step(library):
+    found = []
+    for wanted in (False, True):
+        torch.manual_seed(3)
+        model = (
+            timm.create_model("densenet121", num_classes=3, growth_rate=4, block_config=(2, 1))
+            if library == "timm"
+            else torchvision.models.DenseNet(4, (2, 1), 8, num_classes=3)
+        )
+        model = device.checkpointed(model) if wanted else model
+        for _ in range(2):
+            model(torch.randn(2, 3, 32, 32)).square().sum().backward()
+        found.append((dict(model.named_buffers()), [p.grad for p in model.parameters()]))
+    assert {int(x) for name, x in found[1][0].items() if "num_batches" in name} == {2}
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def test_a_network_without_the_switch_is_refused():

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sar_files import tile_file
+from sar_files import arrays, save, tile_file
 
 from course_lib import autograd as ag
 from course_lib import backend, cli, plot
@@ -76,7 +76,8 @@ def test_a_network_beats_the_best_threshold():
 @pytest.mark.parametrize("text, words", [
     ("use_cuda: true\n", "use_cuda is True, but there is no NVIDIA driver here"),
     ("depht: 2\n", "line 1: unknown key 'depht'"),
-    ("data_dir: /no/such/folder\n", "/no/such/folder"),
+    ("data_dir: /no/such/folder\n", "There is no /no/such/folder: name a folder of images"),
+    ("unit: watts\n", "unit"),
     ("in_channels: 3\nuse_cuda: false\n", "in_channels is 3, but the scenes have 2"),
     ("num_classes: 5\nuse_cuda: false\n", "num_classes is 5, but the scenes have 2"),
     ("image_size: 2\ndepth: 5\nuse_cuda: false\n", "at least 32 pixels"),
@@ -95,6 +96,14 @@ def test_what_is_wrong_is_one_sentence(tmp_path, text, words, capsys):
     err = capsys.readouterr().err
     assert status == 2 and words in err and "Traceback" not in err and err.count("\n") == 1
     assert not (output / "checkpoint.pt").exists()
+
+
+def test_linear_power_is_trained_on(tmp_path):
+    arrays(tmp_path)
+    for file in (tmp_path / "images").iterdir():
+        save(file, 10 ** (np.load(file).astype(np.float64) / 10))
+    scenes = sar.load(SarSettings(data_dir=tmp_path, unit="power", image_size=12))
+    assert scenes.images.std() < 2 and "unit" not in sar.kept_settings(SMALL, scenes)
 
 
 def test_files_that_are_wrong_are_one_sentence(tmp_path, capsys):

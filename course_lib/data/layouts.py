@@ -179,7 +179,9 @@ def _parts(top):
 
 def _by_parts(top, training, held, root):
     classes = [folder.name for folder in _folders(training)]
-    others = [folder.name for folder in _folders(held)]
+    emptied = held / ANNOTATED if ANNOTATED not in classes else None
+    held_folders = [each for each in _folders(held) if each != emptied or any(each.iterdir())]
+    others = [folder.name for folder in held_folders]
     if len(classes) < 2 or classes != others:
         raise DataError(
             f"{root} has the folders {training.name} and {held.name}, so both must hold the same "
@@ -189,17 +191,20 @@ def _by_parts(top, training, held, root):
     seen = {_real(part) for part in (top, training, held)}
     items = [
         (f"{part.name}/{name}", label, file)
-        for part in (training, held)
-        for name, label, file in _by_classes(_folders(part), seen)
+        for part, folders in ((training, _folders(training)), (held, held_folders))
+        for name, label, file in _by_classes(folders, seen)
     ]
     held_names = frozenset(item[0] for item in items if item[0].startswith(f"{held.name}/"))
-    return classes, items, held_names
+    return _in_words(top, classes), items, held_names
 
 
 def _annotated(held):
-    """Whether the folder to validate with is one of Tiny-ImageNet's, whole or not."""
+    """Whether the folder to validate with is one of Tiny-ImageNet's, whole or not.
+
+    Scripts that move its images into a folder for each class leave the table behind.
+    """
     there = [folder.name for folder in _folders(held)]
-    return (held / ANNOTATIONS).is_file() or there == [ANNOTATED]
+    return there == [ANNOTATED] or not there and (held / ANNOTATIONS).is_file()
 
 
 def _by_annotations(top, training, held, root):
@@ -239,15 +244,20 @@ def _by_annotations(top, training, held, root):
     )
     if left:
         raise DataError(f"{table} has no line for {left[0]}, which {images} holds: add its class.")
+    return _in_words(top, numbers), items, frozenset(held_names.values())
+
+
+def _in_words(top, numbers):
+    """What the classes are called, by `words.txt` where it is there."""
     words = _words(top / WORDS)
     classes = [words.get(number, number) for number in numbers]
-    if len(set(classes)) < len(classes):  # two kinds of crane: only their numbers differ
-        twice = {name for name in classes if classes.count(name) > 1}
-        classes = [
-            f"{name} ({number})" if name in twice else name
-            for name, number in zip(classes, numbers, strict=True)
-        ]
-    return classes, items, frozenset(held_names.values())
+    if len(set(classes)) == len(classes):
+        return classes
+    twice = {name for name in classes if classes.count(name) > 1}  # two kinds of crane
+    return [
+        f"{name} ({number})" if name in twice else name
+        for name, number in zip(classes, numbers, strict=True)
+    ]
 
 
 def _words(file):

@@ -49,6 +49,9 @@ class ContinuousIntegrationModel(torch.nn.Module):
     Raises ValueError for a depth or point that there is not and for numbers out of range.
     """
 
+    #: `recomputed` sees to it: hooks would keep batch norms apart from what follows them.
+    moves_statistics_once = True
+
     def __init__(
         self, num_classes=1000, depth="shallow", base_channels=32, enable_mixed_precision=True,
         memory_efficient=True, integration_points="all", *, dropout=0.2, parallel_pathways=True,

@@ -72,13 +72,50 @@ class _StatisticsAtRest:
     """
 
     def __init__(self, module):
-        self._norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+        self._norms = _norms_of(module)
 
     def __enter__(self):
-        self._before = [(norm.momentum, norm.num_batches_tracked) for norm in self._norms]
         for norm in self._norms:
-            norm.momentum, norm.num_batches_tracked = 0.0, None
+            _rest(norm)
 
     def __exit__(self, *_):
-        for norm, (momentum, count) in zip(self._norms, self._before, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, count
+        for norm in self._norms:
+            _go_on(norm)
+
+
+def rest_in_backward_passes(model):
+    """Let batch norms move their statistics in forward passes alone, whoever computes them again.
+
+    For networks that call `torch.utils.checkpoint` themselves.
+    """
+    for norm in _norms_of(model):
+        norm.register_forward_pre_hook(_before_norm)
+        norm.register_forward_hook(_after_norm, always_call=True)
+
+
+def _before_norm(norm, inputs):
+    if is_compiling():
+        return
+    _go_on(norm)  # what an interrupted pass has left
+    if torch._C._current_graph_task_id() != -1:  # within a backward pass
+        _rest(norm)
+
+
+def _after_norm(norm, inputs, y):
+    if not is_compiling():
+        _go_on(norm)
+
+
+def _norms_of(module):
+    return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+
+
+def _rest(norm):
+    norm._moves_by = norm.momentum, norm.num_batches_tracked
+    norm.momentum, norm.num_batches_tracked = 0.0, None
+
+
+def _go_on(norm):
+    if "_moves_by" in vars(norm):
+        norm.momentum, norm.num_batches_tracked = norm._moves_by
+        del norm._moves_by

@@ -61,7 +61,7 @@ class Replacement:
     replaced  [(name, module, kind)]: the layers that run our kernels, and the classes they were of
     left      [(name, module, reason)]: the layers that stay as they are
 
-    Both in the order of `model.named_modules()`.
+    Both in the order of `model.named_modules()`, a module of two names under each of them.
     """
 
     def __init__(self, replaced, left):
@@ -120,7 +120,7 @@ def replace_layers(model, types=None):
     ours = LAYERS | blocks
     wanted = {*ours, *refused, Fused} if types is None else _wanted(types, ours, refused)
     replaced, left, parts = [], [], set()
-    for name, module in model.named_modules():
+    for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, Layer) or module in parts:
             continue
         kinds = type(module).__mro__
@@ -224,7 +224,10 @@ def _reason_of_others(module, every, blocks):
             f"{type(module).__name__} as a whole: its layers are replaced one by one"
         )
     if every and (next(module.children(), None) is None or _is_quantised(module)):
-        return f"course_lib.nn has nothing for {type(module).__name__}"
+        kind = type(module)
+        if not _is_quantised(module) and kind.__name__ in {each.__name__ for each in LAYERS}:
+            return f"it is a {kind.__name__} of {kind.__module__}, which may compute something else"
+        return f"course_lib.nn has nothing for {kind.__name__}"
     return None
 
 

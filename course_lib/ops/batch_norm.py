@@ -10,7 +10,7 @@ from course_lib.ops.formats import memory_format
 from course_lib.ops.registration import Operator, require_floating_point
 from course_lib.runtime.repeat import repeated
 
-_AXES = (0, 2, 3)
+_aten = torch.ops.aten
 
 
 def _check(x, weight, bias, running_mean, running_var, eps):
@@ -30,7 +30,8 @@ def check_training(x, weight, bias, running_mean, running_var, momentum, eps, re
     _check(x, weight, bias, running_mean, running_var, eps)
     if x.shape[0] * x.shape[2] * x.shape[3] == 1:
         raise ValueError(
-            f"Expected more than 1 value per channel when training, got input size {x.shape}"
+            f"Expected more than 1 value per channel when training, got input size {x.shape}: "
+            "give it more images than one, or call eval()"
         )
 
 
@@ -38,15 +39,24 @@ def _check_inference(x, weight, bias, running_mean, running_var, eps, relu):
     _check(x, weight, bias, running_mean, running_var, eps)
 
 
-def check_backward(grad_output, x, weight, mean, rstd, y, training):
+def check_backward(grad_output, x, weight, mean, rstd, y):
+    _check_gradients(grad_output, x, weight, y)
+    for name, statistic in (("mean", mean), ("rstd", rstd)):
+        require_elements(statistic, name, x.shape[1])
+        require(statistic, name, dtypes=(of_sums(x.dtype),))
+
+
+def _check_inference_backward(grad_output, x, weight, running_mean, running_var, y, eps):
+    _check(x, weight, None, running_mean, running_var, eps)
+    _check_gradients(grad_output, x, weight, y)
+
+
+def _check_gradients(grad_output, x, weight, y):
     require(x, "input", n_dims=4)
     for name, image in (("grad_output", grad_output), ("y", y)):
         require(image, name, shape=x.shape, dtypes=(x.dtype,))
     require_elements(weight, "weight", x.shape[1])
     require(weight, "weight", dtypes=(x.dtype, of_sums(x.dtype)))
-    for name, statistic in (("mean", mean), ("rstd", rstd)):
-        require_elements(statistic, name, x.shape[1])
-        require(statistic, name, dtypes=(of_sums(x.dtype),))
 
 
 def _kernel(x, weight, bias, running_mean, running_var, momentum, eps, relu):
@@ -96,7 +106,7 @@ def _save(ctx, inputs, outputs):
 
 def _gradient(ctx, grad_output, *_):
     x, weight, mean, rstd, y = ctx.saved_tensors
-    gradients = _backward(grad_output, x, weight, mean, rstd, y, True)
+    gradients = _backward(grad_output, x, weight, mean, rstd, y)
     return *given(gradients, weight, ctx.bias_dtype), *[None] * 5
 
 
@@ -135,49 +145,74 @@ def _inference_gradient(ctx, grad_output):
             "statistics, not parameters; detach them"
         )
     x, weight, mean, variance, y = ctx.saved_tensors
-    exact = torch.promote_types(variance.dtype, torch.float32)
-    rstd = torch.rsqrt(variance.to(exact) + ctx.eps)
-    gradients = _backward(grad_output, x, weight, mean.to(exact), rstd, y, False)
+    gradients = _inference_backward(grad_output, x, weight, mean, variance, y, ctx.eps)
     return *given(gradients, weight, ctx.bias_dtype), *[None] * 4
 
 
+def _backward_kernel(grad_output, x, weight, mean, rstd, y):
+    return _gradients(grad_output, x, weight, mean, rstd, y, True)
+
+
+def _inference_backward_kernel(grad_output, x, weight, running_mean, running_var, y, eps):
+    mean, variance = (each.to(of_sums(each.dtype)) for each in (running_mean, running_var))
+    rstd = torch.rsqrt(variance + eps)
+    return _gradients(grad_output, x, weight, mean, rstd, y, False)
+
+
 @repeated(6)
-def _backward_kernel(grad_output, x, weight, mean, rstd, y, training):
+def _gradients(grad_output, x, weight, mean, rstd, y, training):
     return kernels.backward(
         grad_output, x, weight, mean, rstd, relu=y is not None, y=y, training=training
     )
 
 
-def backward_by_torch(grad_output, x, weight, mean, rstd, y, training):
-    exact = torch.promote_types(x.dtype, torch.float32)
-    dy, of_weight = grad_output.to(exact), mean.dtype if weight is None else weight.dtype
-    dy = dy if y is None else dy * (y > 0)
-    mean, rstd = mean[:, None, None], rstd[:, None, None]
-    x_hat = (x.to(exact) - mean) * rstd
-    dweight, dbias = (dy * x_hat).sum(_AXES), dy.sum(_AXES)
-    if training:
-        n = max(1, x.shape[0] * x.shape[2] * x.shape[3])
-        dy = dy - (dbias[:, None, None] + x_hat * dweight[:, None, None]) / n
-    dx = dy * (rstd if weight is None else rstd * weight[:, None, None])
-    dx = dx.to(x.dtype).contiguous(memory_format=memory_format(x))
-    return dx, dweight.to(of_weight), dbias.to(of_weight)
+def backward_by_torch(grad_output, x, weight, mean, rstd, y):
+    return _gradients_by_torch(grad_output, x, weight, y, (None, None, mean, rstd, True, 0.0))
 
 
-def fake_backward(grad_output, x, weight, mean, *_):
+def _inference_backward_by_torch(grad_output, x, weight, running_mean, running_var, y, eps):
+    running = (each.to(of_sums(x.dtype)) for each in (running_mean, running_var))
+    return _gradients_by_torch(grad_output, x, weight, y, (*running, None, None, False, eps))
+
+
+def _gradients_by_torch(grad_output, x, weight, y, statistics):
+    if y is not None:
+        grad_output = _aten.threshold_backward(grad_output, y, 0)
+    if x.numel() == 0:  # PyTorch's own ends the process
+        return tuple(each.zero_() for each in fake_backward(grad_output, x, weight))
+    sums = of_sums(x.dtype)
+    given = (each.contiguous() if torch.is_tensor(each) else each for each in statistics)
+    scale = None if weight is None else weight.to(sums).contiguous()  # PyTorch's reads no strides
+    dx, *features = _aten.native_batch_norm_backward(grad_output, x, scale, *given, [True] * 3)
+    features = (each.to(sums if weight is None else weight.dtype) for each in features)
+    return dx.contiguous(memory_format=memory_format(x)), *features
+
+
+def fake_backward(grad_output, x, weight, *_):
     dx = torch.empty_like(x, memory_format=memory_format(x))
-    like = mean if weight is None else weight
-    return dx, *(x.new_empty((x.shape[1],), dtype=like.dtype) for _ in range(2))
+    dtype = of_sums(x.dtype) if weight is None else weight.dtype
+    return dx, *(x.new_empty((x.shape[1],), dtype=dtype) for _ in range(2))
 
 
 _backward = Operator(
     "batch_norm_backward",
-    "(Tensor grad_output, Tensor x, Tensor? weight, Tensor mean, Tensor rstd, Tensor? y, "
-    "bool training) -> (Tensor, Tensor, Tensor)",
+    "(Tensor grad_output, Tensor x, Tensor? weight, Tensor mean, Tensor rstd, Tensor? y) -> "
+    "(Tensor, Tensor, Tensor)",
     kernel=_backward_kernel,
     on_cpu=backward_by_torch,
     fake=fake_backward,
     check=check_backward,
     title="BatchNormBackward",
+)
+_inference_backward = Operator(
+    "batch_norm_inference_backward",
+    "(Tensor grad_output, Tensor x, Tensor? weight, Tensor running_mean, Tensor running_var, "
+    "Tensor? y, float eps) -> (Tensor, Tensor, Tensor)",
+    kernel=_inference_backward_kernel,
+    on_cpu=_inference_backward_by_torch,
+    fake=fake_backward,
+    check=_check_inference_backward,
+    title="BatchNormInferenceBackward",
 )
 _training = Operator(
     "batch_norm",
@@ -231,15 +266,19 @@ def batch_norm(
     """
     require_tensor(input, "input")
     shape, eps = input.shape, number(eps, "eps")
-    if input.dim() < 2:
+    if input.dim() < 2 and tuple(shape) != (0,):  # which PyTorch takes
         raise RuntimeError(f"input must have at least 2 dimensions, not shape {tuple(shape)}")
-    x = input if input.dim() == 4 else input.reshape(*shape[:2], math.prod(shape[2:]), 1)
+    if input.dim() == 1:
+        x = input.reshape(0, 0 if running_mean is None else running_mean.numel(), 1, 1)
+    else:
+        x = input if input.dim() == 4 else input.reshape(*shape[:2], math.prod(shape[2:]), 1)
     if training:
         if eps <= 0:
             raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
         if shape[0] * math.prod(shape[2:]) == 1:
             raise ValueError(
-                f"Expected more than 1 value per channel when training, got input size {shape}"
+                f"Expected more than 1 value per channel when training, got input size {shape}: "
+                "give it more images than one, or call eval()"
             )
         momentum = number(momentum, "momentum")
         y, _, _ = _training(x, weight, bias, running_mean, running_var, momentum, eps, relu)

@@ -124,11 +124,18 @@ def _gradients(grad_output, x, weight, stride, padding, dilation, groups, needs,
 
 
 def by_torch(x, weight, bias, stride, padding, dilation, groups):
-    y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    if not x.shape[1]:  # of no channels PyTorch makes none
+        y = x.new_zeros(y_shape(x, weight, stride, padding, dilation, groups))
+        y = y if bias is None else y + bias[:, None, None]
+    else:
+        y = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     return y.contiguous(memory_format=memory_format(x, weight))
 
 
 def backward_by_torch(grad_output, x, weight, stride, padding, dilation, groups, needs):
+    if not x.shape[1]:
+        found = torch.zeros_like(x), torch.zeros_like(weight), grad_output.sum((0, 2, 3))
+        return tuple(g if need else x.new_empty(0) for g, need in zip(found, needs, strict=True))
     found = _aten.convolution_backward(
         grad_output, x, weight, [weight.shape[0]], stride, padding, dilation, False, [0, 0], groups,
         needs,

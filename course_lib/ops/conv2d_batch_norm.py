@@ -78,7 +78,7 @@ def _check(x, weight, scale, shift, running_mean, running_var, *rest):
 def _check_backward(grad_output, x, weight, images, scale, mean, rstd, y, *rest):
     *options, needs = rest
     conv_check_backward(images, x, weight, *options, [*needs, False])
-    norm_check_backward(grad_output, images, scale, mean, rstd, y, True)
+    norm_check_backward(grad_output, images, scale, mean, rstd, y)
 
 
 def _kernel(x, weight, scale, shift, running_mean, running_var, *rest):
@@ -150,7 +150,7 @@ def _by_torch(x, weight, scale, shift, running_mean, running_var, *rest):
 
 def _backward_by_torch(grad_output, x, weight, images, scale, mean, rstd, y, *rest):
     *options, needs = rest
-    of_images, *others = norm_backward_by_torch(grad_output, images, scale, mean, rstd, y, True)
+    of_images, *others = norm_backward_by_torch(grad_output, images, scale, mean, rstd, y)
     dx, dweight, _ = conv_backward_by_torch(of_images, x, weight, *options, [*needs, False])
     return dx, dweight, *others
 
@@ -163,7 +163,7 @@ def _fake(x, weight, scale, shift, running_mean, running_var, *rest):
 
 def _fake_backward(grad_output, x, weight, images, scale, mean, rstd, y, *rest):
     *options, needs = rest
-    _, *others = norm_fake_backward(grad_output, images, scale, mean)
+    _, *others = norm_fake_backward(grad_output, images, scale)
     dx, dweight, _ = conv_fake_backward(images, x, weight, *options, [*needs, False])
     return dx, dweight, *others
 

@@ -6,7 +6,12 @@ from torch.nn import _reduction
 
 from course_lib.kernels import cross_entropy as kernels
 from course_lib.ops.checks import number, require, require_tensor, whole
-from course_lib.ops.registration import Operator, as_float32, require_floating_point
+from course_lib.ops.registration import (
+    Operator,
+    as_float32,
+    gradient_by_torch,
+    require_floating_point,
+)
 from course_lib.runtime.repeat import repeated
 
 _OPTIONS = "Tensor? weight, int ignore_index, str reduction, float label_smoothing"
@@ -57,39 +62,26 @@ def _backward_kernel(
     )  # fmt: skip
 
 
-def _by_torch(logits, target, weight, ignore_index, reduction, label_smoothing):
-    loss = F.cross_entropy(
+def _by_torch(logits, target, *options):
+    # What only our backward kernels read are zeros.
+    return _loss_by_torch(logits, target, *options), *map(torch.zeros_like, _fake_saved(logits))
+
+
+def _loss_by_torch(logits, target, weight, ignore_index, reduction, label_smoothing):
+    return F.cross_entropy(
         logits, target, weight=weight, ignore_index=ignore_index, reduction=reduction,
         label_smoothing=label_smoothing,
     )  # fmt: skip
-    # What only our backward kernels read.
-    return loss, *(torch.zeros_like(like) for like in _fake_saved(logits))
 
 
-def _backward_by_torch(
-    grad_output, logits, target, stats, normaliser, weight, ignore_index, reduction, label_smoothing
-):
-    """loss_i = −Σ_c t_ic log p_ic, so dlogits_ic = (p_ic Σ_k t_ik − t_ic)·dloss_i."""
-    n_rows, n_classes = logits.numel() // logits.shape[1], logits.shape[1]
-    if soft := target.is_floating_point():
-        shares = target
-    else:
-        counts = target != ignore_index
-        shares = F.one_hot(target.where(counts, 0), n_classes).movedim(-1, 1).to(logits.dtype)
-    shares = shares * (1 - label_smoothing) + label_smoothing / n_classes
-    if weight is not None:
-        shares = shares * weight.reshape(-1, *[1] * (logits.dim() - 2))
-    if not soft:
-        shares = shares * counts[:, None]
-    if reduction == "mean":
-        total = n_rows
-        if not soft:
-            each = torch.ones_like(target, dtype=logits.dtype) if weight is None else weight[
-                target.where(counts, 0)]  # fmt: skip
-            total = (each * counts).sum()
-        grad_output = grad_output / total
-    upstream = grad_output if reduction != "none" else grad_output[:, None]
-    return (torch.softmax(logits, 1) * shares.sum(1, keepdim=True) - shares) * upstream
+def _backward_by_torch(grad_output, logits, target, stats, normaliser, *options):
+    found = gradient_by_torch(
+        lambda logits: _loss_by_torch(logits, target, *options), logits, grad_output
+    )
+    if not target.is_floating_point():  # PyTorch's of an ignored row is NaN if its logits are
+        _, ignore_index, *_ = options
+        found.masked_fill_((target == ignore_index).unsqueeze(1), 0)
+    return found.contiguous()
 
 
 def _without_classes(logits):

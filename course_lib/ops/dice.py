@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from course_lib.kernels import dice as kernels
-from course_lib.ops.checks import require, require_tensor, whole
+from course_lib.ops.checks import of_sums, require, require_tensor, whole
 from course_lib.ops.registration import Operator, as_float32, require_floating_point
 from course_lib.runtime.repeat import repeated
 
@@ -61,14 +61,16 @@ def _gradient_of_logits(grad_output, logits, target, factors, weight, ignore_ind
 
 
 def _parts(logits, target, ignore_index):
-    """(pixels that count, p, t), with zeros where a pixel does not count."""
+    """(pixels that count, p, t), with zeros where a pixel does not count, whatever its logits."""
     valid = target != ignore_index
     t = F.one_hot(target.where(valid, 0), logits.shape[1]).movedim(-1, 1).to(logits.dtype)
     here = valid.unsqueeze(1)
-    return valid, torch.softmax(logits, 1).where(here, 0), t.where(here, 0)
+    return valid, torch.softmax(logits.where(here, 0), 1).where(here, 0), t.where(here, 0)
 
 
 def _by_torch(logits, target, weight, ignore_index, smooth, dice_weight, cross_entropy_weight):
+    dtype, sums = logits.dtype, of_sums(logits.dtype)
+    logits, weight = logits.to(sums), None if weight is None else weight.to(sums)
     valid, p, t = _parts(logits, target, ignore_index)
     axes = [axis for axis in range(logits.dim()) if axis != 1]
     both, size = (p * t).sum(axes), p.sum(axes) + t.sum(axes) + smooth
@@ -81,20 +83,20 @@ def _by_torch(logits, target, weight, ignore_index, smooth, dice_weight, cross_e
     if cross_entropy_weight and valid.any():
         options = dict(weight=weight, ignore_index=ignore_index, reduction="sum")
         counts = valid if weight is None else weight[target.where(valid, 0)] * valid
-        each = (cross_entropy_weight / counts.sum()).to(logits.dtype).reshape(1)
+        each = (cross_entropy_weight / counts.sum()).to(sums).reshape(1)
         loss = loss + each[0] * F.cross_entropy(logits, target, **options)
-    return loss, torch.cat([2 * share, dice * share, each]).float()
+    return loss.to(dtype), torch.cat([2 * share, dice * share, each]).float()
 
 
 def _backward_by_torch(grad_output, logits, target, factors, weight, ignore_index):
-    n_classes, ones = logits.shape[1], [1] * (logits.dim() - 2)
-    valid, p, t = _parts(logits, target, ignore_index)
-    of_t, of_one, each = factors.to(logits.dtype).split([n_classes, n_classes, 1])
+    n_classes, ones, sums = logits.shape[1], [1] * (logits.dim() - 2), of_sums(logits.dtype)
+    valid, p, t = _parts(logits.to(sums), target, ignore_index)
+    of_t, of_one, each = factors.to(sums).split([n_classes, n_classes, 1])
     by_p = of_one.reshape(-1, *ones) - of_t.reshape(-1, *ones) * t
     found = p * (by_p - (p * by_p).sum(1, keepdim=True))
     counts = valid if weight is None else weight[target.where(valid, 0)] * valid
     found = grad_output * (found + each * counts.unsqueeze(1) * (p - t))
-    return _gradient_like(logits).copy_(found)
+    return _gradient_like(logits).copy_(found.where(valid.unsqueeze(1), 0))
 
 
 def _gradient_like(logits):

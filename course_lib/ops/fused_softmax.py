@@ -11,6 +11,8 @@ from course_lib.ops.dropout import require_drawn, require_probability
 from course_lib.ops.registration import Operator, as_float32, require_floating_point
 from course_lib.ops.softmax import along, softmax
 
+_aten = torch.ops.aten
+
 # ── dropout ──────────────────────────────────────────────────────────────────────────────────────
 # What fixes the mask is drawn inside of the operator, when it runs: drawn outside, torch.compile
 # would keep the numbers of its first call for ever. They go to the backward pass as a tensor on the
@@ -63,7 +65,7 @@ def _dropout_by_torch(x, p):
 def _dropout_backward_by_torch(grad_output, x, stats, drawn, p):
     dy = grad_output * _mask_by_torch(x, p, int(drawn[0]))
     y = torch.softmax(x, -1)
-    return torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype)
+    return _aten._softmax_backward_data(dy, y, -1, y.dtype)
 
 
 def _mask_by_torch(x, p, seed):
@@ -185,26 +187,27 @@ def _bn_backward_kernel(grad_output, y, x, running_mean, running_var, weight, bi
 
 
 def _normalised_by_torch(x, running_mean, running_var, weight, bias, eps):
-    """(x̂, 1/σ, z): normalised, and with weight and bias; float32 at least."""
-    x, mean, var, weight, bias = (
-        as_float32(tensor) for tensor in (x, running_mean, running_var, weight, bias)
-    )
-    rstd = torch.rsqrt(var + eps)
-    x_hat = (x - mean) * rstd
-    return x_hat, rstd, x_hat * weight + bias
+    """What goes into ReLU; float32 at least."""
+    given = map(as_float32, (x, weight, bias, running_mean, running_var))
+    return torch.native_batch_norm(*given, False, 0.0, eps)[0]
 
 
 def _bn_by_torch(x, *parameters):
-    _, _, z = _normalised_by_torch(x, *parameters)
+    z = _normalised_by_torch(x, *parameters)
     return torch.softmax(torch.relu(z), -1).to(x.dtype)
 
 
 def _bn_backward_by_torch(grad_output, y, x, running_mean, running_var, weight, bias, eps):
-    x_hat, rstd, z = _normalised_by_torch(x, running_mean, running_var, weight, bias, eps)
-    dy, y = as_float32(grad_output), as_float32(y)
-    dz = y * (dy - (y * dy).sum(-1, keepdim=True)) * (z > 0)
-    dx = dz * as_float32(weight) * rstd
-    sums = (dz * x_hat).sum(0), dz.sum(0)
+    if x.numel() == 0:  # PyTorch's own ends the process
+        return tuple(map(torch.zeros_like, (x, weight, bias)))
+    z = _normalised_by_torch(x, running_mean, running_var, weight, bias, eps)
+    dy, y, x_exact, *features = map(
+        as_float32, (grad_output, y, x, weight, running_mean, running_var)
+    )
+    dz = _aten.threshold_backward(_aten._softmax_backward_data(dy, y, -1, y.dtype), z, 0)
+    dx, *sums = _aten.native_batch_norm_backward(
+        dz, x_exact, *map(torch.Tensor.contiguous, features), None, None, False, eps, [True] * 3
+    )  # PyTorch's reads no strides of what each feature has
     return dx.to(x.dtype), *(total.to(weight.dtype) for total in sums)
 
 

@@ -79,19 +79,17 @@ def _backward_kernel(grad_output, x, weight, mean, rstd, sums):
 
 
 def _backward_by_torch(grad_output, x, weight, mean, rstd, sums):
-    exact = of_sums(x.dtype)
-    x_hat = (x.to(exact) - mean[..., None]) * rstd[..., None]
-    dy = grad_output.to(exact)
-    g = dy if weight is None else dy * weight
-    n = max(1, x.shape[-1])
-    means = (each.sum(-1, keepdim=True) / n for each in (g, g * x_hat))
-    dx = rstd[..., None] * (g - next(means) - x_hat * next(means))
-    found = [x.new_empty(0)] * 2
-    if sums:
-        rows = (-1, x.shape[-1]) if x.shape[-1] else (0, 0)
-        of_weight = exact if weight is None else weight.dtype
-        found = [each.reshape(rows).sum(0).to(of_weight) for each in (dy * x_hat, dy)]
-    return dx.to(x.dtype).contiguous(), *found
+    exact, shape = of_sums(x.dtype), x.shape[-1:]
+    ones = mean.new_ones(shape)
+    # Of the bias no more than its type is read: any tensor of its shape stands for it.
+    found = _aten.native_layer_norm_backward(
+        grad_output.to(exact), x.to(exact), list(shape), mean[..., None], rstd[..., None],
+        ones if weight is None else weight.to(exact), ones, [True, sums, sums],
+    )  # fmt: skip
+    dx, *features = found
+    of_weight = exact if weight is None else weight.dtype
+    features = (each.to(of_weight) if sums else x.new_empty(0) for each in features)
+    return dx.to(x.dtype).contiguous(), *features
 
 
 def _fake_backward(grad_output, x, weight, mean, rstd, sums):

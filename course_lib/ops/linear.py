@@ -101,7 +101,14 @@ def _fake_backward(grad_output, input, weight, y, needs):
 
 def _save(ctx, inputs, output):
     input, weight, _, relu = inputs
-    ctx.save_for_backward(input, weight, output if relu else None)
+    _, of_input, of_weight, *_ = ctx.needs_input_grad
+    saved = input if of_weight else _shape_of(input), weight if of_input else _shape_of(weight)
+    ctx.save_for_backward(*saved, output if relu else None)
+
+
+def _shape_of(x):
+    """A tensor like `x` that takes no memory, where the backward pass reads no element of it."""
+    return x.new_empty(()).expand(x.shape)
 
 
 def _gradient(ctx, grad_output):

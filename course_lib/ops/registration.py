@@ -60,6 +60,9 @@ def _autocast_key(device_type):
 
 
 _direct_keys, _direct_type = plain_keys("CUDA"), "cuda"
+#: What implementations run without: see `gradient_by_torch`.
+with _C._AutoDispatchBelowAutograd():
+    _autograd_keys = _C._dispatch_tls_local_exclude_set()
 
 
 def dispatcher_is_idle():
@@ -229,6 +232,19 @@ def _autograd_function(title, save, gradient):
     # Made by a call, because what the graph shows is the name that the class is made with.
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(torch.autograd.Function)(title, (torch.autograd.Function,), methods)
+
+
+def gradient_by_torch(function, x, grad_output):
+    """The gradient by `x` that PyTorch's autograd finds for ``function(x)``, in an `on_cpu`.
+
+    Implementations run below autograd; its keys are taken in again, and gradients recorded.
+    """
+    included, excluded = (
+        _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+    )  # fmt: skip
+    with _C._ForceDispatchKeyGuard(included, excluded - _autograd_keys), torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(function(x), x, grad_output)[0]
 
 
 def require_floating_point(name, dtype, *more):

@@ -10,13 +10,16 @@ import copy
 import re
 
 import torch
+from torch.torch_version import TorchVersion
 
 from course_lib import device
+from course_lib.models.pathways import rest_in_backward_passes
 
 from .randomness import repeatable
 from .step import PRECISIONS, arithmetic, autocast
 
 ORDER = "mps", "cuda", "cpu"
+MENDED = "2.14"  # the first PyTorch with channels-last batch norm right on MPS
 AMPERE = 8, 0  # the first compute capability with TF32 and bfloat16
 
 
@@ -65,6 +68,18 @@ def half_of(place):
 def sums_dtype(place):
     """The widest floating dtype on `place`: MPS has no float64."""
     return torch.float32 if place.type == "mps" else torch.float64
+
+
+def require_channels_last(place):
+    """ValueError where PyTorch's batch norm has wrong gradients of channels-last images.
+
+    On MPS it had: github.com/pytorch/pytorch/issues/175189, mended by pull request 188371.
+    """
+    if place.type == "mps" and TorchVersion(torch.__version__) < MENDED:
+        raise ValueError(
+            f"PyTorch {torch.__version__} has wrong gradients of channels-last images on MPS: "
+            f"leave channels_last out, or install PyTorch {MENDED} or later"
+        )
 
 
 @contextlib.contextmanager
@@ -167,19 +182,22 @@ def checkpointed(model):
     """Let `model` compute its activations again in the backward pass; the model.
 
     It is a network's own switch: `set_grad_checkpointing(True)`, as timm's have, or
-    `memory_efficient`, as torchvision's DenseNet has. Raises ValueError for a network without one.
+    `memory_efficient`, as torchvision's DenseNet has. Running statistics still move once a step.
+    Raises ValueError for a network without a switch.
     """
     if hasattr(model, "set_grad_checkpointing"):
         try:
             model.set_grad_checkpointing(True)
         except (AssertionError, NotImplementedError) as error:  # timm's, of networks without
             raise ValueError(f"{_no_switch(model)} ({error})") from None
-        return model
-    switched = [m for m in model.modules() if isinstance(getattr(m, "memory_efficient", 0), bool)]
-    if not switched:
-        raise ValueError(_no_switch(model))
-    for module in switched:
-        module.memory_efficient = True
+    else:
+        of = [m for m in model.modules() if isinstance(getattr(m, "memory_efficient", 0), bool)]
+        if not of:
+            raise ValueError(_no_switch(model))
+        for module in of:
+            module.memory_efficient = True
+    if not getattr(model, "moves_statistics_once", False):
+        rest_in_backward_passes(model)
     return model
 
 

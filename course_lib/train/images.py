@@ -89,6 +89,8 @@ def decided(settings):
     on_gpu = place.type == "cuda" and not SIMULATED
     if settings.capture and not on_gpu:
         raise ValueError(f"capture needs an NVIDIA GPU, and this run is on {place}: leave it out")
+    if settings.channels_last:
+        device.require_channels_last(place)
     kernels = settings.kernels or ("ours" if on_gpu else "torch")
     capture = on_gpu if settings.capture is None else settings.capture
     settled = {"precision": precision, "kernels": kernels, "capture": capture}

@@ -42,6 +42,7 @@ class SarSettings:
     augment                flips and quarter turns, drawn anew in each epoch
     normalize              scale decibels to about −1 … 1; see `data.sar`
     data_dir               a folder or file as `data.sar` reads them; null: drawn scenes
+    unit                   of its numbers: decibels, power, grey or as_is; null: as their type tells
     use_synthetic_data     true: drawn scenes, whatever data_dir says
     num_synthetic_samples  how many
     ignore_label           the label in the files that means "unknown"
@@ -66,6 +67,7 @@ class SarSettings:
     augment: bool = True
     normalize: bool = True
     data_dir: Path | None = None
+    unit: Literal["decibels", "power", "grey", "as_is"] | None = None
     use_synthetic_data: bool = False
     num_synthetic_samples: int = at_least(2, 64)
     ignore_label: int | None = None
@@ -132,7 +134,7 @@ def load(settings):
     return data.sar.load(
         settings.data_dir, image_size=settings.image_size, normalize=settings.normalize,
         ignore_label=settings.ignore_label, label_colours=settings.label_colours,
-        num_classes=settings.num_classes,
+        num_classes=settings.num_classes, unit=settings.unit,
     )  # fmt: skip
 
 
@@ -162,7 +164,7 @@ def facts(train, validation):
         for name, count in zip(train.classes, counts, strict=True)
     )
     bad = sum((train.not_finite | validation.not_finite).values())
-    told = f"; {bad} pixels were NaN or infinite, and count nothing" if bad else ""
+    told = f"; {bad} pixels without data (NaN, infinite or 0 dB) count nothing" if bad else ""
     return f"Data: {len(train)} tiles to train on, {len(validation)} to validate; {shares}{told}"
 
 
@@ -170,7 +172,7 @@ def kept_settings(settings, scenes):
     """What decides the result, in plain values: what a checkpoint is compared by."""
     found = dataclasses.asdict(settings)
     # Where a run is kept, and on what it computes, may change when it goes on.
-    for name in ("checkpoint_dir", "use_cuda", "data_dir", "use_synthetic_data"):
+    for name in ("checkpoint_dir", "use_cuda", "data_dir", "use_synthetic_data", "unit"):
         del found[name]
     return {"task": "sar"} | found | {"images": scenes.digest()}
 

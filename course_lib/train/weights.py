@@ -81,7 +81,7 @@ def export_onnx(path, model, image_size=(128, 128), *, opset=18):
     if missing := [name for name in NEEDED_FOR_ONNX if importlib.util.find_spec(name) is None]:
         raise MissingExtraError(
             f"to export ONNX, {' and '.join(missing)} must be installed: "
-            "pip install --editable '.[onnx]'"
+            f"pip install {' '.join(NEEDED_FOR_ONNX)}"
         )
     state = models.arrays_of(model)
     twin = models.UNet.of_weights(state, layers=torch.nn).float().eval()

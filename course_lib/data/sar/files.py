@@ -83,8 +83,7 @@ def _require_tiff(path):
     for package in ("tifffile", "imagecodecs"):
         if importlib.util.find_spec(package) is None:
             raise DataError(
-                f"{path} needs {package}, which is not installed: install the extra `sar`, as with "
-                "pip install --editable '.[sar]'."
+                f"{path} needs {package}, which is not installed: pip install tifffile imagecodecs."
             )
 
 

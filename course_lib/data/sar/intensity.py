@@ -54,7 +54,10 @@ def bands_first(image, label, image_name, label_name):
 
 
 def prepared(image, unit, normalize, name):
-    """(float32 (C, H, W), bool (H, W)): the image, and where any of its bands is not finite.
+    """(float32 (C, H, W), bool (H, W)): the image, and where there is no data.
+
+    That is where any of its bands is not finite, or where all hold exactly 0 dB: with zeros
+    products fill what lies beyond the swath, and no ground has them.
 
     normalize  False: decibels and grey values 0 … 1 as they are, neither clipped nor scaled
     """
@@ -68,8 +71,13 @@ def prepared(image, unit, normalize, name):
     with np.errstate(over="ignore"):
         image = image.astype(np.float32)
     missing = ~np.isfinite(image).all(axis=0)
+    if unit == "decibels":
+        missing |= (image == 0).all(axis=0)
     if missing.all():
-        raise DataError(f"{name} has no pixel that is finite in every band: remove the scene.")
+        raise DataError(
+            f"{name} has no pixel with data: each is NaN or infinite in a band, or 0 dB in all. "
+            "Remove the scene."
+        )
     image = np.where(missing, np.float32(MEANS[unit]), image)
     return _normalized(image, unit) if normalize else image, missing
 

@@ -37,8 +37,9 @@ def load(
     normalize      clip and scale decibels and grey values as `intensity` tells; False: do not
     progress       called as tqdm is, around the scenes being read
 
-    A pixel that is NaN or infinite in any band has no data and is counted in `not_finite`. All
-    tiles are kept in memory: 400 scenes of two bands and 512 × 512 pixels take 1.7 GB.
+    A pixel that is NaN or infinite in any band, or exactly 0 dB in all, as beyond a swath's edge,
+    has no data and is counted in `not_finite`. All tiles are kept in memory: 400 scenes of two
+    bands and 512 × 512 pixels take 1.7 GB.
 
     Raises DataError, which names the file and what to do, and ValueError for a senseless argument.
     """
@@ -92,6 +93,8 @@ def load(
 
 
 def _stored(path, labels, code):
+    if not path.exists():
+        raise DataError(f"There is no {path}: name a folder of images and labels, or a file.")
     tiles_in = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     if len(tiles_in) != 1 or tiles_in[0].suffix.lower() != ".npz":
         return pairs.source(path, labels, coloured=code.colours is not None)

@@ -19,7 +19,7 @@ class SarScenes:
     places      int64 (n, 2): the row and the column of each tile's first pixel within its scene
     classes     the classes' names
     bands       the bands' names
-    not_finite  {scene: its pixels that were NaN or infinite in some band}, where there are any
+    not_finite  {scene: its pixels that were NaN or infinite in a band, or 0 dB in all}, if any
     """
 
     images: np.ndarray

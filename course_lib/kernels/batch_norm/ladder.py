@@ -18,6 +18,8 @@ from course_lib.kernels.batch_norm.moments import (
     block_moments,
     keep_statistics,
     reciprocal_deviation,
+    shares_of_gradient,
+    through_statistics,
     with_one,
 )
 from course_lib.runtime.intrinsics import block_sum, load, store
@@ -151,7 +153,8 @@ def channel_gradient(
     """dx of every `step`-th element of a channel: factor·(dy − mean_dy − (x − mean)·slope)."""
     for i in range(first, count, step):
         at = place(i, c, C, P, channel_step, pixel_step)
-        value = masked(dy, y, at, relu) - mean_dy - (load(x, at) - mean) * slope
+        value = masked(dy, y, at, relu) - mean_dy
+        value -= through_statistics(load(x, at), mean, slope)
         store(dx, at, factor * value)
 
 
@@ -172,10 +175,10 @@ def naive_backward_kernel(
         store(dweight, c, product * rstd)
         store(dbias, c, total)
         factor = rstd * (load(weight, c) if has_weight else ONE)
-        share = ONE / np.float32(count) if training else ZERO
+        mean_dy, slope = shares_of_gradient(total, product, rstd, count, training)
         channel_gradient(
-            dy, x, y, dx, c, C, P, count, channel_step, pixel_step, 0, 1, mean, factor,
-            total * share, product * rstd * rstd * share, relu,
+            dy, x, y, dx, c, C, P, count, channel_step, pixel_step, 0, 1, mean, factor, mean_dy,
+            slope, relu,
         )  # fmt: skip
 
 
@@ -198,10 +201,10 @@ def block_backward_kernel(
         store(dweight, c, product * rstd)
         store(dbias, c, total)
     factor = rstd * (load(weight, c) if has_weight else ONE)
-    share = ONE / np.float32(count) if training else ZERO
+    mean_dy, slope = shares_of_gradient(total, product, rstd, count, training)
     channel_gradient(
         dy, x, y, dx, c, C, P, count, channel_step, pixel_step, tid, cuda.blockDim.x, mean, factor,
-        total * share, product * rstd * rstd * share, relu,
+        mean_dy, slope, relu,
     )  # fmt: skip
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.batch_norm.moments import (
-    ONE,
     ZERO,
     keep_statistics,
     merged,
+    shares_of_gradient,
     warp_moments,
 )
 from course_lib.runtime.intrinsics import (
@@ -103,8 +103,7 @@ def sums_merge_kernel(partial, C, n_parts, count, rstds, dweight, dbias, terms, 
         rstd = load(rstds, c)
         store(dweight, c, product * rstd)
         store(dbias, c, total)
-        share = ONE / np.float32(count) if training else ZERO
-        terms[c], terms[C + c] = total * share, product * rstd * rstd * share
+        terms[c], terms[C + c] = shares_of_gradient(total, product, rstd, count, training)
 
 
 @cuda.jit(device=True)

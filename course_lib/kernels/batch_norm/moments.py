@@ -19,7 +19,7 @@ import numpy as np
 from course_lib import cuda
 from course_lib.runtime.intrinsics import FULL_MASK, fast_reciprocal, load, store
 
-ZERO, ONE = np.float32(0), np.float32(1)
+ZERO, ONE, INF = np.float32(0), np.float32(1), np.float32(math.inf)
 
 
 @cuda.jit(device=True)
@@ -37,7 +37,14 @@ def merged(count, mean, m2, other_count, other_mean, other_m2):
     total = count + other_count
     share = other_count * fast_reciprocal(max(total, ONE))
     apart = other_mean - mean
-    return total, mean + apart * share, m2 + other_m2 + apart * apart * count * share
+    # Of two factors, so that a large `apart` meets the 0 of an empty triple before it overflows.
+    return total, mean + apart * share, m2 + other_m2 + (apart * count) * (apart * share)
+
+
+@cuda.jit(device=True)
+def less(squares, part):
+    """squares − part, and inf for squares that are too large, not ∞ − ∞."""
+    return squares - part if squares < INF else squares
 
 
 @cuda.jit(device=True)
@@ -49,14 +56,14 @@ def recentred(count, base, total, squares):
     mean = base + total * fast_reciprocal(max(count, ONE))
     apart = mean - base
     rest = total - count * apart  # what rounding left of it
-    return mean, rest, squares - apart * (total + rest)
+    return mean, rest, less(squares, apart * (total + rest))
 
 
 @cuda.jit(device=True)
 def triple_of(count, base, total, squares):
     """The triple of elements of which the sums of x − base and of its square are known."""
     apart = total * fast_reciprocal(max(count, ONE))
-    return count, base + apart, squares - total * apart
+    return count, base + apart, less(squares, total * apart)
 
 
 @cuda.jit(device=True)
@@ -110,6 +117,21 @@ def keep_statistics(
         store(running_mean, c, old_mean + momentum * (mean - old_mean))
         store(running_var, c, old_var + momentum * (m2 / (count - ONE) - old_var))
     return rstd
+
+
+@cuda.jit(device=True)
+def shares_of_gradient(total, product, rstd, count, training):
+    """(mean of dy, mean of dy·(x − mean) over the variance); zeros for constant statistics."""
+    if not training:  # not by a factor of 0: the sums may be infinite or NaN
+        return ZERO, ZERO
+    share = ONE / np.float32(count)
+    return total * share, product * rstd * rstd * share
+
+
+@cuda.jit(device=True)
+def through_statistics(x, mean, slope):
+    """(x − mean)·slope, and 0 for a slope of 0 whatever x is."""
+    return (x - mean) * slope if slope != ZERO else ZERO
 
 
 @cuda.jit(device=True)

@@ -19,6 +19,7 @@ from course_lib.kernels.batch_norm.moments import (
     merged,
     recentred,
     reciprocal_deviation,
+    through_statistics,
     triple_of,
 )
 from course_lib.kernels.batch_norm.planes import MAX_WIDTH, ahead, without_relu
@@ -265,6 +266,7 @@ def row_gradient(dy, x, y, dx, first, row, height, n, C, relu, of):
                     for k in range(width):
                         dys[u, k] = without_relu(dys[u, k], ys[u, k], True)
                 for k in range(width):
-                    xs[u, k] = dys[u, k] * of[1, k] + ((xs[u, k] - of[0, k]) * of[2, k] + of[3, k])
+                    found = through_statistics(xs[u, k], of[0, k], of[2, k])
+                    xs[u, k] = dys[u, k] * of[1, k] + (found + of[3, k])
                 store_vector(dx, place(first, ahead(row, u, height), C), xs[u])
         row = ahead(row, PAIRS, height)

@@ -21,6 +21,7 @@ from course_lib.kernels.batch_norm.moments import (
     ZERO,
     activated,
     recentred,
+    through_statistics,
     triple_of,
 )
 from course_lib.runtime.intrinsics import load, store, store_vector, vector_width
@@ -259,7 +260,8 @@ def plane_gradient(dy, x, y, dx, start, stop, offset, rank, team, mean, factor, 
                     for k in range(width):
                         dys[u, k] = without_relu(dys[u, k], ys[u, k], True)
                 for k in range(width):
-                    xs[u, k] = dys[u, k] * factor + ((xs[u, k] - mean) * slope + shift)
+                    found = through_statistics(xs[u, k], mean, slope)
+                    xs[u, k] = dys[u, k] * factor + (found + shift)
                 at = place(first, ahead(vector, u, team), width)
                 store_vector(dx, at, xs[u])
         vector = ahead(vector, PAIRS, team)
@@ -275,7 +277,8 @@ def scalar_gradient(dy, x, y, dx, start, stop, step, mean, factor, slope, shift,
     i = start
     while i < stop:
         value = without_relu(load(dy, i), load(y, i) if relu else ONE, relu)
-        store(dx, i, value * factor + ((load(x, i) - mean) * slope + shift))
+        found = through_statistics(load(x, i), mean, slope)
+        store(dx, i, value * factor + (found + shift))
         i += step
 
 

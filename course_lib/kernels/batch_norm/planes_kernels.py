@@ -18,6 +18,7 @@ from course_lib.kernels.batch_norm.moments import (
     block_moments,
     keep_statistics,
     reciprocal_deviation,
+    shares_of_gradient,
     warp_moments,
 )
 from course_lib.kernels.batch_norm.planes import (
@@ -161,11 +162,10 @@ def channel_backward_kernel(
     if cuda.threadIdx.x == 0 and begin == 0:
         store(dweight, c, product * rstd)
         store(dbias, c, sum_dy)
-    share = ONE / np.float32(total) if training else ZERO
+    mean_dy, slope = shares_of_gradient(sum_dy, product, rstd, total, training)
     part_gradient(
-        dy, x, y, dx, c, C, P, begin, end, team, offset, mean, factor, sum_dy * share,
-        product * rstd * rstd * share, relu,
-    )  # fmt: skip
+        dy, x, y, dx, c, C, P, begin, end, team, offset, mean, factor, mean_dy, slope, relu
+    )
     cluster_sync()  # others may be reading `mine` until here
 
 

@@ -65,8 +65,8 @@ def forward(
 ):
     """(loss, stats, normaliser): the loss, and what `backward` needs to know of the forward pass.
 
-    logits           (n_rows, n_classes), at least one class; or (N, C, d1, …), whose rows are the
-                     N·d1·… pixels: these take the rung `strided`
+    logits           (n_rows, n_classes), a class at least where there are rows; or (N, C, d1, …),
+                     whose rows are the N·d1·… pixels: these take the rung `strided`
     target           class indices, int64 (n_rows,) or (N, d1, …); or probabilities of logits' dtype
                      and shape, for logits of two dimensions alone
     weight           (n_classes,), of logits' dtype: what each class counts
@@ -166,7 +166,7 @@ def _numbers(kind, n_classes, ignore_index, label_smoothing):
     """The kind of target with smoothing in mind, and the numbers that every kernel takes."""
     if kind == "indices" and label_smoothing > 0:
         kind = "smoothed"
-    keep, spread = 1.0 - label_smoothing, label_smoothing / n_classes
+    keep, spread = 1.0 - label_smoothing, label_smoothing / max(1, n_classes)
     return kind, (n_classes, operator.index(ignore_index), float(keep), float(spread))
 
 
@@ -186,9 +186,10 @@ def _check_logits(logits):
     shape = tuple(logits.shape)
     if len(shape) < 2:
         raise arrays.ArrayError(f"logits must have 2 dimensions at least, not shape {shape}")
-    if shape[1] == 0:
+    n_rows = math.prod(_target_shape(logits))
+    if n_rows and shape[1] == 0:
         raise arrays.ArrayError(f"logits need a class at least, but have shape {shape}")
-    return math.prod(_target_shape(logits)), shape[1]
+    return n_rows, shape[1]
 
 
 def _check_target(target, logits, ignore_index):

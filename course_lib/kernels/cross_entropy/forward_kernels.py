@@ -290,7 +290,8 @@ def finish_kernel(losses, weights, weight_step, loss, normaliser, length, mode):
     total_weight = block_sum(total_weight, scratch)
     if cuda.threadIdx.x == 0:
         if mode == MEAN:
-            total /= total_weight
+            # Of nothing it is NaN, as in PyTorch: smoothing gives rows without weight a loss, too.
+            total = total / total_weight if total_weight != ZERO else NAN
         if mode == SUM:
             total_weight = ONE
         store(loss, block, total)
