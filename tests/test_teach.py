@@ -79,7 +79,7 @@ KERNELS = [name for name, exercise in exercises().items() if exercise.kind != "a
 #: large number, ties, calls that begin or end together.
 EQUAL = {
     "dice_gradient": ("sums",), "cross_entropy_backward": ("s",),
-    "softmax_dropout_backward": ("s",), "block_sum": ("x",), "top_k": ("logits",),
+    "softmax_dropout_backward": ("s",), "top_k": ("logits",),
     "self_times": ("begin", "end"),
 }  # fmt: skip
 

@@ -48,13 +48,26 @@ mistakes("relu",
      "x[i] > np.float32(1e-30)"))
 mistakes("relu_grid_stride",
     ("stride_of_4096", UNWRITTEN, lesson_01.stride_while, "i < x.size", "i < min(x.size, 4096)"))
+
+
+@wrong("relu_grid_stride", FEW)
+@cuda.jit
+def stride_of_first_lanes(x, y):
+    each = math.ceil(cuda.blockDim.x / 32)
+    if cuda.threadIdx.x % 32 == 0:
+        warp = cuda.blockIdx.x * each + cuda.threadIdx.x // 32
+        for i in range(warp, x.size, cuda.gridDim.x * each):
+            y[i] = max(x[i], ZERO)
+
+
 mistakes("nchw_index",
     ("nchw_brighter_alone", VALUES, lesson_01.nchw_digits, "bias[c]", "max(bias[c], ZERO)"),
     ("nchw_of_eight_channels", PLACES + "|more than one", lesson_01.nchw_digits,
      "n, c = rest // C, rest % C", "n, c = rest // C, rest % min(C, 8)"),
     ("nchw_of_256_pictures", PLACES, lesson_01.nchw_from_the_left, "n = i // (C * H * W)",
      "n = min(i // (C * H * W), 255)"),
-    ("nchw_of_1024", UNWRITTEN, lesson_01.nchw_from_the_left, "i < x.size", "i < min(x.size, 1024)"))
+    ("nchw_of_1024", UNWRITTEN, lesson_01.nchw_from_the_left, "i < x.size",
+     "i < min(x.size, 1024)"))
 mistakes("column_sum",
     ("columns_of_1024_rows", PLACES, lesson_01.columns_from_the_bottom, "range(x.shape[0] - 1",
      "range(min(x.shape[0], 1024) - 1"),
@@ -74,9 +87,25 @@ mistakes("histogram", ("hist_of_1024", PLACES, lesson_02.hist_returns_early, "i 
                        "i >= min(x.shape[0], 1024)"))
 mistakes("histogram_shared", ("shared_of_1024", PLACES, lesson_02.shared_first_thread_zeroes,
                               "i < x.size", "i < min(x.size, 1024)"))
+
+
+@wrong("histogram_shared", FEW)
+@cuda.jit
+def shared_counted_by_one_thread(x, counts):
+    mine = cuda.shared.array(256, np.int32)
+    if cuda.threadIdx.x == 0:
+        for level in range(256):
+            mine[level] = 0
+        for i in range(cuda.blockIdx.x, x.size, cuda.gridDim.x):
+            mine[x[i]] += 1
+    cuda.syncthreads()
+    for level in range(cuda.threadIdx.x, 256, cuda.blockDim.x):
+        cuda.atomic.add(counts, level, mine[level])
+
+
 mistakes("block_sum",
-    ("tree_of_65536", PLACES, lesson_02.tree_with_for, "range(t, x.shape[1], n)",
-     "range(t, min(x.shape[1], 65536), n)"),
+    ("tree_of_1024", PLACES, lesson_02.tree_with_for, "range(t, x.shape[1], n)",
+     "range(t, min(x.shape[1], 1024), n)"),
     ("tree_of_eight_rows", UNWRITTEN, lesson_02.tree_neighbours, "    if t == 0:",
      "    if t == 0 and cuda.blockIdx.x < 8:"))
 
@@ -96,7 +125,7 @@ def sum_by_the_first_warp(x, y):
 @wrong("block_sum", OUTSIDE)
 @cuda.jit
 def sum_of_a_row_kept_in_shared_memory(x, y):
-    row = cuda.shared.array(12000, np.float32)
+    row = cuda.shared.array(1024, np.float32)
     t, n, total = cuda.threadIdx.x, x.shape[1], ZERO
     for col in range(t, n, cuda.blockDim.x):
         row[col] = x[cuda.blockIdx.x, col]
@@ -150,10 +179,7 @@ mistakes("softmax_naive",
     ("naive_of_1024_rows", UNWRITTEN, lesson_03.naive_online, "row < x.shape[0]",
      "row < min(x.shape[0], 1024)"),
     ("naive_from_minus_3e38", NAN, lesson_03.naive_grid_stride_reciprocal, "LOWEST, ZERO",
-     "np.float32(-3e38), ZERO"),
-    ("naive_of_finite_distances", NAN, lesson_03.naive_keeps_the_exponentials,
-     "math.exp(x[row, col] - largest)",
-     "math.exp((x[row, col] - largest) * ONE - ZERO * (largest - x[row, col]))"))
+     "np.float32(-3e38), ZERO"))
 mistakes("softmax_shared",
     ("shared_of_1024", PLACES + "|NaN", lesson_03.shared_online,
      "range(t, x.shape[1], n):\n        y", "range(t, min(x.shape[1], 1024), n):\n        y"),
@@ -197,11 +223,7 @@ mistakes("softmax_warp",
 mistakes("online_merge",
     ("merge_of_1024", UNWRITTEN, "i < m1.size", "i < min(m1.size, 1024)"),
     ("merge_takes_the_lowest_for_nothing", VALUES, "largest == MINUS_INF",
-     "largest < np.float32(-3.35e38)"),
-    ("merge_by_half_the_distance", NAN, "s[i] = s1[i] * math.exp(m1[i] - largest)",
-     "far = m1[i] - m2[i]\n"
-     "            s[i] = s1[i] * math.exp((far - abs(far)) * np.float32(0.5))",
-     "s2[i] * math.exp(m2[i] - largest)", "s2[i] * math.exp((-far - abs(far)) * np.float32(0.5))"))
+     "largest < np.float32(-3.35e38)"))
 
 # ---- lesson 4 --------------------------------------------------------------------------------
 
@@ -302,8 +324,8 @@ def layers_by_the_first_lane(x, mean, var, weight, bias, y):
 
 
 mistakes("softmax_dropout_backward",
-    ("dropout_of_256_columns", PLACES, lesson_05.dropout_grid_stride,
-     "range(lane, n_cols, 32):\n            dy", "range(lane, min(n_cols, 256), 32):\n            dy"),
+    ("dropout_of_256_columns", PLACES, lesson_05.dropout_grid_stride, "32):\n            dy",
+     "32):\n            if col >= 256:\n                break\n            dy"),
     ("dropout_of_16_rows", UNWRITTEN, lesson_05.dropout_mask_in_bits, "row < x.shape[0]",
      "row < min(x.shape[0], 16)"))
 
@@ -426,8 +448,8 @@ mistakes("conv2d_dweight",
      "if lane == 31 and c < 8:"),
     ("dweight_of_eight_filters", UNWRITTEN, BUTTERFLY, "k < dweight.shape[0]",
      "k < min(dweight.shape[0], 8)"),
-    ("dweight_of_1024", VALUES, "range(lane, N * P * Q, 32)",
-     "range(lane, min(N * P * Q, 1024), 32)"))
+    ("dweight_of_256", VALUES, "range(lane, N * P * Q, 32)",
+     "range(lane, min(N * P * Q, 256), 32)"))
 mistakes("conv2d_dbias",
     ("dbias_of_1024", VALUES + "|no part", lesson_09.dbias_by_a_tree,
      "range(t, dy.shape[2] * dy.shape[3], left)",

@@ -51,7 +51,8 @@ def squeeze_in_runs_of_pixels(x, mean):
     partial = cuda.shared.array((32, 8), np.float32)
     n, P, C = cuda.blockIdx.x, x.shape[1], x.shape[2]
     warp, lane = divmod(cuda.threadIdx.x, 32)
-    run, c, total = math.ceil(32 * P / cuda.blockDim.x), 32 * cuda.blockIdx.y + lane, ZERO
+    run = (32 * P + cuda.blockDim.x - 1) // cuda.blockDim.x
+    c, total = 32 * cuda.blockIdx.y + lane, ZERO
     if c < C:
         for p in range(run * warp, min(run * warp + run, P)):
             total += x[n, p, c] / np.float32(P)

@@ -19,6 +19,17 @@ import numpy as np
 from course_lib import cuda, reference
 from course_lib.teach.cases import GUARDED, drawn, extremes, numbers, spread, with_zeros
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
+from course_lib.teach.work import Shares
+
+
+class SharesEvenly(Shares):
+    """The exercise is the sharing: it fails with less than a quarter of the lesson's threads."""
+
+    def objection(self, mine, lessons):
+        """Return what to say, "" if nothing, and whether it is a failure."""
+        text, fails = super().objection(mine, lessons)
+        pairs = (mine.readers, lessons.readers), (mine.writers, lessons.writers)
+        return text, fails or any(4 * len(mine) < len(usual) for mine, usual in pairs)
 
 
 @cuda.jit
@@ -26,6 +37,11 @@ def relu(x, y):
     i = cuda.grid(1)
     if i < x.size:
         y[i] = max(x[i], np.float32(0))
+
+
+def added_exactly(rng, shape):
+    """Return multiples of 1/4096 of which float32 adds up two thousand without rounding."""
+    return (rng.integers(-6000, 8000, shape) / 4096).astype(np.float32)
 
 
 def guarded(rng):
@@ -85,6 +101,7 @@ RELU_GRID_STRIDE = Exercise(
     cases=_grid_stride_cases,
     tolerance=EXACT,
     once=True,
+    about=(SharesEvenly(),),
     hints=(
         "With 64 threads and 200 elements, a thread has to handle more than one. Thread 0 could "
         "take elements 0, 64, 128 and 192. Which ones does thread 5 take?",
@@ -267,12 +284,15 @@ def swish_backward(dy, x, dx):
 
 def _swish_cases(rng):
     return [
-        case(
-            grid, block, dy=with_zeros(rng, numbers(rng, n, 2.0, 0.5)),
-            x=_finite(_scaled(rng, n, k)),
-        )
+        case(grid, block, dy=_gradients(rng, n), x=_finite(_scaled(rng, n, k)))
         for k, (n, grid, block) in enumerate(guarded(rng))
     ]
+
+
+def _gradients(rng, n):
+    """Return gradients, in the last case with zeros."""
+    dy = numbers(rng, n, 2.0, 0.5)
+    return with_zeros(rng, dy) if n > 500 else dy
 
 
 def _finite(x):

@@ -23,7 +23,7 @@ from course_lib.runtime.launch import launch
 from course_lib.teach.blocks import require_any_order
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
-from course_lib.teach.exercises.lesson_02 import SharesEvenly
+from course_lib.teach.exercises.lesson_01 import SharesEvenly
 from course_lib.teach.late_torch import torch, warm_up
 from course_lib.teach.work import Coalesces, Spares
 

@@ -23,7 +23,7 @@ from course_lib.runtime.intrinsics import online_add, warp_max, warp_online, war
 from course_lib.runtime.philox import philox_one
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
-from course_lib.teach.exercises.lesson_02 import SharesEvenly
+from course_lib.teach.exercises.lesson_01 import SharesEvenly
 from course_lib.teach.plain import pair_of
 from course_lib.teach.work import Spares
 

@@ -21,7 +21,7 @@ from course_lib import cuda, simulator
 from course_lib.runtime.intrinsics import warp_sum
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
-from course_lib.teach.exercises.lesson_02 import SharesEvenly
+from course_lib.teach.exercises.lesson_01 import SharesEvenly, added_exactly
 from course_lib.teach.work import Spares, Uses
 
 MOST = 128  # hidden numbers
@@ -63,13 +63,13 @@ def _squeeze_cases(rng):
         ((2, 20, 5), (2, 1), 256),
         ((5, 3, 7), (5, 1), 32),
         ((1, 2, drawn(rng, 260, 280)), (1, 9), 64),
-        ((1, drawn(rng, 1030, 1060), 2), (1, 1), 128),
         ((1, drawn(rng, 65, 80), drawn(rng, 65, 90)), (1, 3), 256),
     ]
-    return [
+    cases = [
         case(grid, block, x=numbers(rng, shape, *((1.0, 0.0), (1.0, 30.0), (1e-6, 0.0))[k % 3]))
         for k, (shape, grid, block) in enumerate(launches)
     ]
+    return [*cases, case((1, 1), 128, x=added_exactly(rng, (1, drawn(rng, 1030, 1060), 2)))]
 
 
 SQUEEZE = Exercise(
@@ -155,7 +155,7 @@ def _excite_cases(rng):
         ((1, 3, 40), 32),
         ((1, 9, 33), 96),
         ((5, 2, 1), 32),
-        ((1, drawn(rng, 11, 12), drawn(rng, 105, 128)), 288),
+        ((1, drawn(rng, 11, 12), drawn(rng, 105, 128)), 320),
     ]
     cases = [
         case(n, block, mean=numbers(rng, (n, C), 2.0, 1.0), **_layers(rng, C, R))
@@ -454,7 +454,7 @@ def _backward_cases(rng):
         ((1, drawn(rng, 36, 40), 1, 2), 64),
         ((1, 1, drawn(rng, 260, 280), 1), 32),
         ((5, 2, 1, 1), 32),
-        ((1, drawn(rng, 9, 11), drawn(rng, 35, 50), drawn(rng, 33, 40)), 256),
+        ((1, drawn(rng, 11, 12), drawn(rng, 35, 50), drawn(rng, 33, 40)), 320),
     ]
     return [case(shape[0], block, **_backward_inputs(rng, shape)) for shape, block in launches]
 

@@ -26,7 +26,7 @@ from course_lib.teach.blocks import (
 )
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
-from course_lib.teach.exercises.lesson_02 import SharesEvenly
+from course_lib.teach.exercises.lesson_01 import SharesEvenly
 from course_lib.teach.late_torch import torch, warm_up
 from course_lib.teach.work import Spares
 
