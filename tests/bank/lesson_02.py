@@ -211,7 +211,7 @@ def tree_of_warps(x, y):
         y[cuda.blockIdx.x] = total
 
 
-@right("block_sum")
+@wrong("block_sum", "threads (read|write);")
 @cuda.jit
 def tree_one_thread_does_all(x, y):
     if cuda.threadIdx.x == 0:
@@ -329,7 +329,7 @@ mistakes("warp_sum",
 # ---- global_avg_pool(x, y) -------------------------------------------------------------------
 
 
-@right("global_avg_pool")
+@wrong("global_avg_pool", "threads (read|write);")
 @cuda.jit
 def pool_one_thread(x, y):
     N, C, H, W = x.shape

@@ -20,7 +20,7 @@ VALUES = "wrong values in y"
 ALL = 0xFFFFFFFF
 ZERO, ONE = np.float32(0), np.float32(1)
 MINUS_INF = np.float32(-np.inf)
-LOWEST = np.float32(-3.4e38)
+LOWEST = np.finfo(np.float32).min
 
 # ---- softmax_naive(x, y) ---------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, w
 OUTSIDE = "out-of-bounds"
 ALL = 0xFFFFFFFF
 MINUS_INF = np.float32(-np.inf)
-LOWEST = np.float32(-3.4e38)
+LOWEST = np.finfo(np.float32).min
 ZERO, ONE = np.float32(0), np.float32(1)
 WIDTH, VECTORS, SLOTS = 4, 2, 8
 
@@ -240,7 +240,7 @@ def teams_of_neighbours(x, y, team):
             y[row, rank * SLOTS + k] = math.exp(values[k] - m) * factor
 
 
-@right("softmax_teams")
+@wrong("softmax_teams", "threads (read|write);")
 @cuda.jit
 def teams_first_lane_alone(x, y, team):
     # No shuffles at all: a thread per row, and its team mates look on.

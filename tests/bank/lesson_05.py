@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from bank import right
+from bank import right, wrong
 from bank.mistakes import mistakes
 from course_lib import cuda
 from course_lib.runtime.intrinsics import (
@@ -375,7 +375,7 @@ def dropout_mask_in_bits(dz, x, m, s, p, seed, dx):
             dx[row, col] = y * (dz[row, col] * factor * hot - total)
 
 
-@right("softmax_dropout_backward")
+@wrong("softmax_dropout_backward", "threads (read|write);")
 @cuda.jit
 def dropout_without_philox_one(dz, x, m, s, p, seed, dx):
     # A thread for each row; the generator gives the numbers of eight neighbours by one call.

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from bank import right
+from bank import right, wrong
 from bank.mistakes import mistakes
 from course_lib import cuda
 from course_lib.runtime.intrinsics import warp_sum
@@ -31,7 +31,7 @@ ZERO, ONE = np.float32(0), np.float32(1)
 # ---- squeeze(x, mean) ------------------------------------------------------------------------
 
 
-@right("squeeze")
+@wrong("squeeze", "threads (read|write);")
 @cuda.jit
 def squeeze_by_one_warp(x, mean):
     # The first warp reads all pixels; the others of the block have nothing to do.
@@ -42,6 +42,26 @@ def squeeze_by_one_warp(x, mean):
         for p in range(P):
             total += x[n, p, c]
         mean[n, c] = total / np.float32(P)
+
+
+@right("squeeze")
+@cuda.jit
+def squeeze_in_runs_of_pixels(x, mean):
+    # A warp takes pixels that lie beside each other; the last warp may have fewer.
+    partial = cuda.shared.array((32, 8), np.float32)
+    n, P, C = cuda.blockIdx.x, x.shape[1], x.shape[2]
+    warp, lane = divmod(cuda.threadIdx.x, 32)
+    run = (32 * P + cuda.blockDim.x - 1) // cuda.blockDim.x
+    c, total = 32 * cuda.blockIdx.y + lane, ZERO
+    if c < C:
+        for p in range(run * warp, min(run * warp + run, P)):
+            total += x[n, p, c] / np.float32(P)
+    partial[lane, warp] = total
+    cuda.syncthreads()
+    if cuda.threadIdx.x < 32 and c < C:
+        for other in range(1, cuda.blockDim.x // 32):
+            total += partial[lane, other]
+        mean[n, c] = total
 
 
 @right("squeeze")

@@ -140,7 +140,7 @@ mistakes("conv2d_dx",
 # ---- conv2d_dweight(dy, x, dweight, stride, padding) ------------------------------------------
 
 
-@right("conv2d_dweight")
+@wrong("conv2d_dweight", "threads (read|write);")
 @cuda.jit
 def dweight_by_one_lane(dy, x, dweight, stride, padding):
     # Lane 0 does it all: right, and 31 lanes look on.
@@ -156,6 +156,28 @@ def dweight_by_one_lane(dy, x, dweight, stride, padding):
                     if h >= 0 and w >= 0 and h < x.shape[2] and w < x.shape[3]:
                         total += x[n, c, h, w] * dy[n, k, p, q]
         dweight[k, c, r, s] = total
+
+
+@right("conv2d_dweight")
+@cuda.jit
+def dweight_line_by_line(dy, x, dweight, stride, padding):
+    # The lanes share each line of dy. Left out of it is what meets a pixel beside the picture.
+    i, lane = cuda.grid(1) // 32, cuda.laneid
+    k, c = i // (dweight.size // dweight.shape[0]), i // (dweight.shape[2] * dweight.shape[3])
+    r, s = i // dweight.shape[3] % dweight.shape[2], i % dweight.shape[3]
+    if i < dweight.size:
+        total = ZERO
+        for line in range(x.shape[0] * dy.shape[2]):
+            n, p = divmod(line, dy.shape[2])
+            h = p * stride + r - padding
+            if h >= 0 and h < x.shape[2]:
+                for q in range(lane, dy.shape[3], 32):
+                    w = q * stride + s - padding
+                    if w >= 0 and w < x.shape[3]:
+                        total += x[n, c % x.shape[1], h, w] * dy[n, k, p, q]
+        total = warp_sum(total)
+        if lane == 0:
+            dweight[k, c % x.shape[1], r, s] = total
 
 
 @right("conv2d_dweight")
@@ -223,7 +245,7 @@ mistakes("conv2d_dweight",
 # ---- conv2d_dbias(dy, dbias) ------------------------------------------------------------------
 
 
-@right("conv2d_dbias")
+@wrong("conv2d_dbias", "threads (read|write);")
 @cuda.jit
 def dbias_by_one_warp(dy, dbias):
     N, _, P, Q = dy.shape
@@ -236,6 +258,26 @@ def dbias_by_one_warp(dy, dbias):
         total = warp_sum(total)
     if lane == 0:
         dbias[k] = total
+
+
+@right("conv2d_dbias")
+@cuda.jit
+def dbias_by_a_tree(dy, dbias):
+    # Blocks are whole warps, not powers of two: an odd number in the middle waits for a round.
+    partial = cuda.shared.array(256, np.float32)
+    t, left = cuda.threadIdx.x, cuda.blockDim.x
+    partial[t] = ZERO
+    for place in range(t, dy.shape[2] * dy.shape[3], left):
+        for n in range(dy.shape[0]):
+            partial[t] += dy[n, cuda.blockIdx.x, place // dy.shape[3], place % dy.shape[3]]
+    while left > 1:
+        cuda.syncthreads()
+        half = (left + 1) // 2
+        if t + half < left:
+            partial[t] += partial[t + half]
+        left = half
+    if t == 0:
+        dbias[cuda.blockIdx.x] = partial[0]
 
 
 @right("conv2d_dbias")

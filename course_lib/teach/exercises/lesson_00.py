@@ -30,12 +30,22 @@ def _negative_cases(rng):
         ((2, 2), (3, 5)),
         ((3, 2), (8, 4)),
         ((2, 2), (8, 8)),
-        ((1, 2), (drawn(rng, 26, 31), drawn(rng, 15, 16))),
+        ((1, 2), (drawn(rng, 25, 31), drawn(rng, 9, 12))),
+        ((1, 5), (1, drawn(rng, 206, 215))),  # more than 1,024 rows, and as many columns
+        ((4, 1), (drawn(rng, 340, 380), 1)),
     ]
     return [
-        case(grid, block, x=rng.beta(1, 2, (grid[1] * block[1], grid[0] * block[0])).astype("f4"))
+        case(grid, block, x=_picture(rng, (grid[1] * block[1], grid[0] * block[0])))
         for grid, block in launches
     ]
+
+
+def _picture(rng, shape):
+    """Return a dark picture, in which a pixel is black and one white if it has more than one."""
+    x = rng.beta(1, 2, shape).astype(np.float32)
+    if x.size > 2:
+        x.flat[rng.choice(x.size, 2, replace=False)] = 0, 1
+    return x
 
 
 NEGATIVE = Exercise(

@@ -17,8 +17,19 @@ import math
 import numpy as np
 
 from course_lib import cuda, reference
-from course_lib.teach.cases import GUARDED, drawn, extremes, guarded, numbers, spread, with_zeros
+from course_lib.teach.cases import GUARDED, drawn, extremes, numbers, spread, with_zeros
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
+from course_lib.teach.work import Shares
+
+
+class SharesEvenly(Shares):
+    """The exercise is the sharing: it fails with less than a quarter of the lesson's threads."""
+
+    def objection(self, mine, lessons):
+        """Return what to say, "" if nothing, and whether it is a failure."""
+        text, fails = super().objection(mine, lessons)
+        pairs = (mine.readers, lessons.readers), (mine.writers, lessons.writers)
+        return text, fails or any(4 * len(mine) < len(usual) for mine, usual in pairs)
 
 
 @cuda.jit
@@ -28,8 +39,27 @@ def relu(x, y):
         y[i] = max(x[i], np.float32(0))
 
 
+def added_exactly(rng, shape):
+    """Return multiples of 1/4096 of which float32 adds up two thousand without rounding."""
+    return (rng.integers(-6000, 8000, shape) / 4096).astype(np.float32)
+
+
+def guarded(rng):
+    """Return launches of a guarded kernel as (n, grid, block), the last one large and drawn."""
+    return [*GUARDED, (drawn(rng, 1030, 1500), 3, 512)]
+
+
+def _of_any_size(rng, n):
+    """Return numbers of every size that float32 has, the largest and subnormal ones as well."""
+    x = extremes(rng, spread(rng, n))
+    if n > 30:
+        most = np.finfo(np.float32).max
+        x[rng.choice(n, 4, replace=False)] = 1e-40, -1e-40, most, -most
+    return x
+
+
 def _relu_cases(rng):
-    return [case(grid, block, x=extremes(rng, spread(rng, n))) for n, grid, block in guarded(rng)]
+    return [case(grid, block, x=_of_any_size(rng, n)) for n, grid, block in guarded(rng)]
 
 
 RELU = Exercise(
@@ -59,8 +89,8 @@ def relu_grid_stride(x, y):
 def _grid_stride_cases(rng):
     # Fewer threads than elements: a whole round more, a part of one, several.
     few = [(3, 2, 1), (33, 1, 32), (64, 1, 32), (100, 3, 7), (200, 2, 32), (257, 1, 64)]
-    launches = *GUARDED[:7], *few, (drawn(rng, 600, 1000), 1, 288)
-    return [case(grid, block, x=extremes(rng, spread(rng, n))) for n, grid, block in launches]
+    launches = *GUARDED[:7], *few, (drawn(rng, 4100, 4500), 1, 288)
+    return [case(grid, block, x=_of_any_size(rng, n)) for n, grid, block in launches]
 
 
 RELU_GRID_STRIDE = Exercise(
@@ -71,6 +101,7 @@ RELU_GRID_STRIDE = Exercise(
     cases=_grid_stride_cases,
     tolerance=EXACT,
     once=True,
+    about=(SharesEvenly(),),
     hints=(
         "With 64 threads and 200 elements, a thread has to handle more than one. Thread 0 could "
         "take elements 0, 64, 128 and 192. Which ones does thread 5 take?",
@@ -107,12 +138,24 @@ def _nchw_cases(rng):
         ((1, 3, 7, 6), 4, 48),
         ((4, 2, 2, 4), 2, 32),
         ((3, 5, 2, 7), 7, 32),
-        ((2, 5, drawn(rng, 6, 7), drawn(rng, 9, 12)), 2, 480),
+        # Each of the four lengths by itself is large once.
+        ((drawn(rng, 260, 280), 2, 1, 1), 2, 288),
+        ((1, drawn(rng, 260, 280), 1, 2), 2, 288),
+        ((2, 1, drawn(rng, 260, 280), 1), 2, 288),
+        ((1, 1, 1, drawn(rng, 1030, 1060)), 3, 384),
+        ((2, drawn(rng, 9, 11), drawn(rng, 8, 9), 10), 4, 512),
     ]
     return [
-        case(grid, block, x=numbers(rng, shape), bias=numbers(rng, shape[1], 10.0, 100.0))
+        case(grid, block, x=numbers(rng, shape), bias=_biases(rng, shape[1]))
         for shape, grid, block in launches
     ]
+
+
+def _biases(rng, n):
+    """Return numbers of both signs, far larger than those of x, and in most cases a zero."""
+    bias = rng.choice([-1, 1], n).astype(np.float32) * numbers(rng, n, 10.0, 100.0)
+    bias[4:5] = 0
+    return bias
 
 
 NCHW_INDEX = Exercise(
@@ -148,7 +191,8 @@ def _column_cases(rng):
     launches = [
         ((1, 1), 1, 32),
         ((0, 3), 1, 32),
-        ((drawn(rng, 5, 9), drawn(rng, 520, 700)), 2, 512),
+        ((drawn(rng, 5, 9), drawn(rng, 1030, 1500)), 3, 512),
+        ((drawn(rng, 1030, 1100), 3), 1, 8),
         ((3, 0), 1, 32),
         ((drawn(rng, 70, 90), 3), 1, 8),
         ((1, 5), 1, 8),
@@ -173,7 +217,7 @@ COLUMN_SUM = Exercise(
     reference=lambda x: x.sum(axis=0),
     cases=_column_cases,
     once=True,
-    tolerance=Tolerance(3e-6, 5e-6, "each of up to 90 additions rounds to float32", scaled=True),
+    tolerance=Tolerance(3e-6, 5e-6, "each of up to 1,100 additions rounds to float32", scaled=True),
     hints=(
         "One thread owns one column and adds up what is in it. How many threads are needed: "
         "`n_rows` or `n_cols`?",
@@ -240,9 +284,15 @@ def swish_backward(dy, x, dx):
 
 def _swish_cases(rng):
     return [
-        case(grid, block, dy=numbers(rng, n, 2.0, 0.5), x=_finite(_scaled(rng, n, k)))
+        case(grid, block, dy=_gradients(rng, n), x=_finite(_scaled(rng, n, k)))
         for k, (n, grid, block) in enumerate(guarded(rng))
     ]
+
+
+def _gradients(rng, n):
+    """Return gradients, in the last case with zeros."""
+    dy = numbers(rng, n, 2.0, 0.5)
+    return with_zeros(rng, dy) if n > 500 else dy
 
 
 def _finite(x):

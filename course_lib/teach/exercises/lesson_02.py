@@ -17,17 +17,18 @@ Arrays are float32 where nothing else is said. Blocks of `block_sum` and `global
 import numpy as np
 
 from course_lib import cuda
-from course_lib.teach.cases import drawn, guarded, numbers
+from course_lib.teach.cases import drawn, numbers, with_zeros
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
+from course_lib.teach.exercises.lesson_01 import SharesEvenly, guarded
 from course_lib.teach.work import Spares, Uses
 
 #: What float32 leaves of a sum. An order of additions that rounds more often than any sensible
 #: one, one after the other, misses by 6e-4 of the largest number for 700 that are alike.
 _SUM = Tolerance(
-    0.0, 1e-3, "float32 rounds each of up to 700 additions, in whatever order", scaled=True
+    0.0, 1e-3, "float32 rounds each of up to 1,300 additions, in whatever order", scaled=True
 )
 _MEAN = Tolerance(
-    0.0, 6e-6, "float32 rounds each of up to 700 additions, in whatever order", scaled=True
+    0.0, 6e-6, "float32 rounds each of up to 1,500 additions, in whatever order", scaled=True
 )
 
 
@@ -95,7 +96,7 @@ def _histogram_shared_cases(rng):
         (200, 2, 33),
         (257, 1, 288),
         (300, 2, 96),
-        (drawn(rng, 530, 1000), 2, 512),
+        (drawn(rng, 1030, 1500), 2, 512),
     ]
     return [case(grid, block, x=_grey(rng, n)) for n, grid, block in launches]
 
@@ -110,7 +111,7 @@ HISTOGRAM_SHARED = Exercise(
     outputs=("counts",),
     dtype=np.int32,
     start=0,
-    about=(Uses("shared memory"),),
+    about=(Uses("shared memory"), SharesEvenly()),
     hints=(
         "Three parts: the block's own counters are set to 0, the block counts, the block adds "
         "what it has to `counts`. Between two parts, who has to wait for whom?",
@@ -156,6 +157,7 @@ def _of_rows(rng, shape, kind):
 
 
 def _block_sum_cases(rng):
+    n_rows = drawn(rng, 9, 12)
     launches = [
         ((1, 1), 1, 32),
         ((2, 0), 2, 32),
@@ -168,7 +170,8 @@ def _block_sum_cases(rng):
         ((1, 300), 1, 256),
         ((3, 129), 3, 64),
         ((1, 400), 1, 128),
-        ((2, drawn(rng, 530, 700)), 2, 256),
+        ((n_rows, 3), n_rows, 32),
+        ((2, drawn(rng, 1030, 1300)), 2, 256),
     ]
     return _row_cases(rng, launches)
 
@@ -180,7 +183,7 @@ BLOCK_SUM = Exercise(
     reference=lambda x: x.sum(axis=1),
     cases=_block_sum_cases,
     tolerance=_SUM,
-    about=(Spares("x"),),
+    about=(Spares("x"), SharesEvenly()),
     hints=(
         "First each thread adds up its share of the row, as in a grid-stride loop, but with the "
         "block's threads only. Then 128 numbers become 64, and 32, until one is left.",
@@ -219,8 +222,9 @@ def _warp_sum_cases(rng):
         ((5, 31), 2, 96),
         ((3, 100), 1, 128),
         ((7, 40), 2, 128),
-        ((1, 400), 1, 32),
-        ((drawn(rng, 10, 15), drawn(rng, 65, 99)), 1, 512),
+        ((1, drawn(rng, 1030, 1100)), 1, 32),
+        ((drawn(rng, 33, 40), 3), 4, 320),
+        ((drawn(rng, 12, 15), drawn(rng, 150, 170)), 1, 512),
     ]
     return _row_cases(rng, launches)
 
@@ -232,7 +236,7 @@ WARP_SUM = Exercise(
     reference=lambda x: x.sum(axis=1),
     cases=_warp_sum_cases,
     tolerance=_SUM,
-    about=(Uses("shuffles"), Spares("x")),
+    about=(Uses("shuffles"), Spares("x"), SharesEvenly()),
     hints=(
         "The tree is the same as before, with 16 for its first step. But a lane can read a "
         "register of another lane, so there is nothing to store and no barrier.",
@@ -300,8 +304,15 @@ _PLANES = [
 
 
 def _planes(rng):
-    """Return the shapes above, and one that is larger than all of them and drawn."""
-    return [*_PLANES, ((1, 2, drawn(rng, 20, 23), drawn(rng, 24, 30)), 256)]
+    """Return the shapes above, some with one large length, and a drawn one above all of them."""
+    return [
+        *_PLANES,
+        ((drawn(rng, 5, 7), 2, 1, 3), 32),
+        ((1, drawn(rng, 9, 12), 2, 3), 32),
+        ((1, 1, drawn(rng, 260, 280), 1), 64),
+        ((1, 1, 1, drawn(rng, 260, 280)), 32),
+        ((1, 2, drawn(rng, 13, 15), drawn(rng, 90, 100)), 256),
+    ]
 
 
 def _pool_cases(rng):
@@ -318,7 +329,7 @@ GLOBAL_AVG_POOL = Exercise(
     reference=lambda x: x.mean(axis=(2, 3)),
     cases=_pool_cases,
     tolerance=_MEAN,
-    about=(Spares("x"),),
+    about=(Spares("x"), SharesEvenly()),
     hints=(
         "A plane is the `H * W` numbers of one channel of one picture. Its mean is its sum, which "
         "`block_sum` knows how to find, divided once by `H * W`.",
@@ -342,7 +353,10 @@ def global_avg_pool_backward(dy, dx):
 def _pool_backward_cases(rng):
     # The kernel does not get x, whose values the gradient does not need. It is here for its shape.
     return [
-        case(n * c, block, dy=numbers(rng, (n, c), 2.0, 0.5), x=numbers(rng, (n, c, h, w)))
+        case(
+            n * c, block, dy=with_zeros(rng, numbers(rng, (n, c), 2.0, 0.5)),
+            x=numbers(rng, (n, c, h, w)),
+        )
         for (n, c, h, w), block in _planes(rng)
     ]
 

@@ -21,15 +21,17 @@ from course_lib import cuda, reference
 from course_lib.runtime import intrinsics
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
+from course_lib.teach.exercises.lesson_01 import SharesEvenly
 from course_lib.teach.work import Spares, Uses
 
 MINUS_INF = np.float32(-np.inf)
+MOST = float(np.finfo(np.float32).max)
 ZERO, ONE = np.float32(0), np.float32(1)
 
 #: x − max is rounded: by 4e-6 at most where exp of it is not 0 (numbers up to 88). So is each of
 #: the additions, and exp turns what is added to its argument into a factor.
 _SOFTMAX = Tolerance(
-    2e-5, 1e-30, "x − max and a few hundred additions are rounded to float32; below 1e-30 is 0"
+    2e-5, 1e-30, "x − max and some hundred additions are rounded to float32; below 1e-30 is 0"
 )
 
 
@@ -43,7 +45,9 @@ def _scores(rng, shape, kind):
     if kind == "spread":
         return numbers(rng, shape, 8.0)
     if kind == "lowest":  # as low as float32 goes: of each row only the largest is left
-        return (-3.3e38 * rng.random(shape)).astype(np.float32)
+        return (-MOST * (1 - 0.02 * rng.random(shape))).astype(np.float32)
+    if kind == "ends":  # from the lowest to the highest: the distance is infinite in float32
+        return (rng.choice([-MOST, MOST], shape) * rng.random(shape)).astype(np.float32)
     offset = {"above": 1e4, "below": -1e5}.get(kind, 0.0)
     x = numbers(rng, shape, {"flat": 1e-6}.get(kind, 4.0 if offset else 1.0), offset)
     n_rows, n_cols = shape
@@ -92,9 +96,10 @@ def _naive_cases(rng):
         ((33, 3), "rows", 2, 32),
         ((9, 20), "above", 2, 8),
         ((10, 17), "masked", 3, 4),
-        ((2, 130), "flat", 1, 32),
+        ((1, drawn(rng, 1030, 1100)), "flat", 1, 32),
         ((4, 6), "lowest", 1, 8),
-        ((drawn(rng, 257, 310), 3), "rows", 1, 320),
+        ((7, 5), "ends", 1, 8),
+        ((drawn(rng, 1030, 1100), 2), "rows", 3, 384),
     ]
     return _score_cases(rng, launches)
 
@@ -187,7 +192,8 @@ def _shared_cases(rng):
         ((1, 129), "flat", 1, 128),
         ((1, 300), "above", 1, 256),
         ((3, 9), "lowest", 3, 32),
-        ((2, drawn(rng, 530, 700)), "rows", 2, 256),
+        ((12, 6), "ends", 12, 32),
+        ((2, drawn(rng, 1030, 1300)), "rows", 2, 256),
     ]
     return _score_cases(rng, launches)
 
@@ -200,7 +206,7 @@ SOFTMAX_SHARED = Exercise(
     cases=_shared_cases,
     tolerance=_SOFTMAX,
     once=True,
-    about=(Spares("x"),),
+    about=(Spares("x"), SharesEvenly()),
     forbids=("float64-promotion",),
     hints=(
         "Two trees, one after the other, in the same memory. The second one overwrites `s[0]`. Who "
@@ -245,10 +251,11 @@ def _warp_cases(rng):
         ((1, 64), "below", 2, 32),
         ((5, 31), "rows", 2, 96),
         ((8, 70), "spike", 2, 128),
-        ((1, 200), "above", 1, 32),
+        ((1, drawn(rng, 1030, 1060)), "above", 1, 32),
         ((2, 19), "lowest", 1, 64),
+        ((drawn(rng, 33, 40), 5), "ends", 4, 320),
         ((3, 7), "flat", 1, 128),
-        ((drawn(rng, 9, 11), drawn(rng, 97, 130)), "rows", 1, 512),
+        ((drawn(rng, 12, 14), drawn(rng, 113, 130)), "rows", 1, 512),
     ]
     return _score_cases(rng, launches)
 
@@ -261,7 +268,7 @@ SOFTMAX_WARP = Exercise(
     cases=_warp_cases,
     tolerance=_SOFTMAX,
     once=True,
-    about=(Spares("x"), Uses("shuffles", point=False)),
+    about=(Spares("x"), Uses("shuffles", point=False), SharesEvenly()),
     forbids=("float64-promotion",),
     hints=(
         "With `shfl_down_sync` only lane 0 has the result in the end. Here all lanes need the "
@@ -305,7 +312,7 @@ def _merge_cases(rng):
             (33, 2, 32),
             (64, 2, 32),
             (97, 7, 16),
-            (drawn(rng, 530, 700), 2, 512),
+            (drawn(rng, 1030, 1300), 3, 512),
         ]
     ]
 
@@ -323,7 +330,9 @@ def _pairs(rng, n):
     m2[place % 8 == 5] = m1[place % 8 == 5]
     for m in (m1, m2):  # as low as float32 goes: in one of them, or in both
         m[place % 48 == 10] = -3e38
+        m[place % 48 == 34] = -MOST
     m1[place % 48 == 15] = -3.3e38
+    m1[place % 48 == 43], m2[place % 48 == 43] = MOST, -MOST  # infinitely far apart in float32
     for m, s, without in ((m1, s1, (4, 9)), (m2, s2, (4, 20))):
         m[np.isin(place % 48, without)] = -np.inf
         s[np.isin(place % 48, without)] = 0
@@ -381,7 +390,7 @@ SOFTMAX_ONLINE = Exercise(
     cases=_warp_cases,
     tolerance=_SOFTMAX,
     once=True,
-    about=(Spares("x", point=True),),
+    about=(Spares("x", point=True), SharesEvenly()),
     forbids=("float64-promotion",),
     hints=(
         "A single number `x` is a part of its own: its maximum is `x`, its sum is 1. So reading "

@@ -23,6 +23,7 @@ from course_lib.runtime.launch import launch
 from course_lib.teach.blocks import require_any_order
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
+from course_lib.teach.exercises.lesson_01 import SharesEvenly
 from course_lib.teach.late_torch import torch, warm_up
 from course_lib.teach.work import Coalesces, Spares
 
@@ -30,6 +31,7 @@ WIDTH = 4  # float32 numbers in 16 bytes
 VECTORS = 2  # 16-byte pieces of a row that each lane holds
 SLOTS = 8  # numbers of a row that each lane of a team holds
 MINUS_INF = np.float32(-np.inf)
+MOST = float(np.finfo(np.float32).max)
 
 #: As in lesson 03: x − max is rounded, and exp turns what is added to its argument into a factor.
 _SOFTMAX = Tolerance(
@@ -61,13 +63,14 @@ def _flight_cases(rng):
         (100, 1000, 7, 32),
         (1555, 500, 108, 1),
         (3350, 700, 114, 512),
-        tuple(drawn(rng, 1000, 9000) for _ in range(4)),
+        tuple(drawn(rng, 70_000, 90_000) for _ in range(4)),
         tuple(drawn(rng, 100, 900) for _ in range(4)),
     ]
     return [
         case(
             1, 1,
-            gbps=np.float64(gbps * (1 + rng.random())), latency_ns=np.float64(ns),
+            gbps=np.float64(gbps * (1 + rng.random())),
+            latency_ns=np.float64(ns * (1 + rng.random())),
             n_multiprocessors=np.int64(chip), n_threads=np.int64(threads),
         )
         for gbps, ns, chip, threads in chips
@@ -146,7 +149,9 @@ def softmax_registers(x, y, n_cols):
 def _scores(rng, shape, kind):
     """Return rows in which it shows when the maximum is missing, wrong, or that of another row."""
     if kind == "lowest":  # as low as float32 goes: of each row only the largest is left
-        return (-3.3e38 * rng.random(shape)).astype(np.float32)
+        return (-MOST * (1 - 0.02 * rng.random(shape))).astype(np.float32)
+    if kind == "ends":  # from the lowest to the highest: the distance is infinite in float32
+        return (rng.choice([-MOST, MOST], shape) * rng.random(shape)).astype(np.float32)
     scale, offset = {
         "spread": (8, 0), "high": (1, 1e4), "low": (6, -1e5), "flat": (1e-6, 0)
     }.get(kind, (1, 0))  # fmt: skip
@@ -176,6 +181,7 @@ def _registers_cases(rng):
         ((3, 100), "spike", 2, 64),
         ((1, 256), "high", 1, 32),
         ((2, 12), "lowest", 1, 128),
+        ((drawn(rng, 17, 20), 4), "ends", 2, 320),
         ((drawn(rng, 9, 12), 4 * drawn(rng, 35, 63)), "rows", 1, 512),
     ]
     return [
@@ -267,6 +273,7 @@ def _teams_cases(rng):
         ((3, 70), "spike", 32, 1, 96),
         ((2, 256), "flat", 32, 1, 64),
         ((3, 11), "lowest", 2, 1, 32),
+        ((drawn(rng, 260, 280), 2), "ends", 1, 1, 288),
         ((drawn(rng, 40, 60), team * drawn(rng, 5, 7) + drawn(rng, 0, 3)), "rows", team, 1,
          32 * (8 + team)),
     ]
@@ -285,7 +292,7 @@ SOFTMAX_TEAMS = Exercise(
     tolerance=_SOFTMAX,
     call=lambda kernel, run: run.launch(kernel, run.x, run.y, run.team),
     once=True,
-    about=(Spares("x"),),
+    about=(Spares("x"), SharesEvenly()),
     forbids=("float64-promotion",),
     hints=(
         "Number all threads of the launch: the first `team` of them have row 0, the next `team` "
@@ -381,8 +388,9 @@ def _backward_cases(rng):
         ((3, 31), "spread", 3, 32),
         ((2, 64), "plain", 1, 96),
         ((5, 40), "spread", 2, 96),
-        ((1, 260), "plain", 1, 32),
-        ((drawn(rng, 9, 12), drawn(rng, 97, 130)), "rows", 1, 512),
+        ((1, drawn(rng, 1030, 1060)), "plain", 1, 32),
+        ((drawn(rng, 33, 40), 4), "spread", 4, 320),
+        ((drawn(rng, 12, 14), drawn(rng, 113, 130)), "rows", 1, 512),
     ]
     return [case(grid, block, **_gradients(rng, *each)) for *each, grid, block in launches]
 
@@ -401,13 +409,13 @@ SOFTMAX_BACKWARD = Exercise(
     reference=lambda dy, y, x: y * (dy - (y * dy).sum(axis=1, keepdims=True)),
     cases=_backward_cases,
     tolerance=Tolerance(
-        1e-5, 2e-6, "float32 rounds a sum of up to 260 products, then a difference", scaled=True
+        1e-5, 2e-6, "float32 rounds a sum of up to 1,060 products, then a difference", scaled=True
     ),
     outputs=("dx",),
     call=lambda kernel, run: run.launch(kernel, run.dy, run.y, run.dx),
     once=True,
     primal=lambda y, x: reference.softmax(x),
-    about=(Spares("y"), Spares("dy")),
+    about=(Spares("y"), Spares("dy"), SharesEvenly()),
     forbids=("float64-promotion",),
     hints=(
         "The formula has a sum over the row in it, and each element needs that sum. So there are "

@@ -23,6 +23,7 @@ from course_lib.runtime.intrinsics import online_add, warp_max, warp_online, war
 from course_lib.runtime.philox import philox_one
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
+from course_lib.teach.exercises.lesson_01 import SharesEvenly
 from course_lib.teach.plain import pair_of
 from course_lib.teach.work import Spares
 
@@ -63,7 +64,7 @@ def _fusion_cases(rng):
         (5_000_000, 1, 1000, 900, 14, 5),
         (7_000_000, 6, 20, 320, 8, 4),
         (drawn(rng, 10**6, 10**7), drawn(rng, 7, 12), drawn(rng, 2, 9), 500, 70, 6),
-        (drawn(rng, 10**8, 10**9), drawn(rng, 7, 12), drawn(rng, 900, 2000), 4000, 50, 1),
+        (drawn(rng, 10**8, 10**9), drawn(rng, 70, 99), drawn(rng, 900, 2000), 70_000, 5000, 90),
     ]
     return [
         case(
@@ -77,6 +78,13 @@ def _fusion_cases(rng):
     ]  # fmt: skip
 
 
+def _by_name(function, run):
+    """Call it as the lesson does: with the array's size, and all else by name."""
+    return pair_of(lambda n, *others: function(n, **dict(zip(_NAMES, others, strict=True))), run)
+
+
+_NAMES = "n_operations", "flops", "gbps", "tflops", "launch_us"
+
 PREDICT_FUSION = Exercise(
     name="predict_fusion",
     title="What fusing will bring",
@@ -87,7 +95,7 @@ PREDICT_FUSION = Exercise(
     tolerance=Tolerance(1e-9, 0.0, "a handful of products and sums of float64 numbers"),
     outputs=("chain_us", "fused_us"),
     dtype=np.float64,
-    call=pair_of,
+    call=_by_name,
     hints=(
         "Time one kernel of the chain first. It has to move its bytes and to do its arithmetic, "
         "both at the same time. Which of the two decides how long it takes?",
@@ -144,7 +152,7 @@ def _targets(rng, logits, kind):
     n_rows, n_cols = logits.shape
     target = rng.integers(0, n_cols, n_rows)
     target[: n_rows // 2][:2] = n_cols - 1
-    target[n_rows // 2 :][:1] = 0
+    target[n_rows // 2 :][:1] = 0 if n_rows > 1 else n_cols - 1
     if kind == "masked":
         mask = rng.random(logits.shape) < 0.4
         mask[-1] = True  # all but one
@@ -179,7 +187,9 @@ _ROWS = [
 
 def _rows(rng):
     """Return the launches above, and one that is larger than all of them and drawn."""
-    return [*_ROWS, ((drawn(rng, 9, 12), drawn(rng, 257, 300)), "rows", 1, 512)]
+    many = (drawn(rng, 33, 40), 3), "ignored", 4, 320
+    long = (1, drawn(rng, 1030, 1060)), "plain", 1, 32
+    return [*_ROWS, many, long, ((drawn(rng, 9, 12), drawn(rng, 257, 300)), "rows", 1, 512)]
 
 
 def _cross_entropy_cases(rng):
@@ -212,7 +222,7 @@ CROSS_ENTROPY = Exercise(
     outputs=("loss", "m", "s"),
     dtype=np.float32,
     once=True,
-    about=(Spares("logits"),),
+    about=(Spares("logits"), SharesEvenly()),
     forbids=("float64-promotion",),
     hints=(
         "Only two numbers of a row are needed, and lesson 3 finds both in one pass. Then the loss "
@@ -248,6 +258,7 @@ def _cross_entropy_gradients(rng, shape, kind):
     found = _cross_entropy_inputs(rng, shape, kind)
     m, s = _pair(found["logits"].astype(np.float64))
     dloss = numbers(rng, shape[0], 2.0, 3.0)
+    dloss[3:4] = 0  # a row that the loss leaves out
     return {"dloss": dloss, **found, "m": m.astype(np.float32), "s": s.astype(np.float32)}
 
 
@@ -284,6 +295,7 @@ CROSS_ENTROPY_BACKWARD = Exercise(
     dtype=np.float32,
     once=True,
     primal=_losses,
+    about=(SharesEvenly(),),
     forbids=("float64-promotion",),
     hints=(
         "Each element has a formula of its own: no sum over the row is left to be found. What do "
@@ -333,6 +345,7 @@ def _bn_inputs(rng, shape, kind):
     bias = numbers(rng, n_cols, 1.0, 0.5)
     if kind == "still":  # features that hardly vary: eps decides
         var[::2] = (1e-6 * (1 + rng.random(n_cols)[::2])).astype(np.float32)
+        var[:1] = 0
     if kind == "off":  # ReLU leaves nothing: all are equal
         bias -= np.float32(60)
     x = mean + np.sqrt(var) * numbers(rng, shape, {"wide": 40.0}.get(kind, 1.5))
@@ -352,6 +365,7 @@ def _bn_cases(rng):
         ((2, 64), "below", 1, 64),
         ((3, 97), "wide", 3, 32),
         ((1, 128), "plain", 1, 32),
+        ((drawn(rng, 17, 20), 3), "plain", 2, 320),
         ((drawn(rng, 10, 14), drawn(rng, 97, 127)), "plain", 1, 512),
     ]
     return [case(grid, block, **_bn_inputs(rng, *each)) for *each, grid, block in launches]
@@ -372,7 +386,7 @@ BN_RELU_SOFTMAX = Exercise(
         1e-4, 1e-30, "z is rounded, by 1e-5 where it is 100, and exp turns that into a factor"
     ),
     once=True,
-    about=(Spares("x"),),
+    about=(Spares("x"), SharesEvenly()),
     forbids=("float64-promotion",),
     hints=(
         "It is `softmax_registers` of lesson 4 with a little arithmetic between the load and the "
@@ -450,8 +464,9 @@ def _dropout_cases(rng):
         ((2, 33), "masked", 0.5, 2, 32),
         ((3, 31), "below", rng.uniform(0.05, 0.15), 2, 64),
         ((2, 40), "spread", 0.75, 1, 96),
-        ((1, 70), "flat", 0.5, 1, 32),
-        ((drawn(rng, 5, 6), drawn(rng, 65, 80)), "rows", rng.uniform(0.3, 0.9), 1, 256),
+        ((1, drawn(rng, 260, 270)), "flat", 0.5, 1, 32),
+        ((drawn(rng, 17, 20), 3), "plain", 0.3, 2, 320),
+        ((drawn(rng, 6, 8), drawn(rng, 65, 80)), "rows", rng.uniform(0.3, 0.9), 1, 256),
     ]
     return [case(grid, block, **_dropout_inputs(rng, *each)) for *each, grid, block in launches]
 
@@ -473,6 +488,7 @@ SOFTMAX_DROPOUT_BACKWARD = Exercise(
     call=lambda kernel, run: run.launch(
         kernel, run.dz, run.x, run.m, run.s, run.p, run.seed, run.dx
     ),
+    about=(SharesEvenly(),),
     forbids=("float64-promotion",),
     hints=(
         "Backwards means: in the reverse order. First through dropout, from `dz` to `dy`; then "

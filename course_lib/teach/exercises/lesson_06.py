@@ -21,6 +21,7 @@ from course_lib import cuda, simulator
 from course_lib.runtime.intrinsics import warp_sum
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
+from course_lib.teach.exercises.lesson_01 import SharesEvenly, added_exactly
 from course_lib.teach.work import Spares, Uses
 
 MOST = 128  # hidden numbers
@@ -60,13 +61,15 @@ def _squeeze_cases(rng):
         ((3, 4, 31), (3, 1), 64),
         ((1, 11, 33), (1, 2), 128),
         ((2, 20, 5), (2, 1), 256),
-        ((1, 3, 70), (1, 3), 64),
+        ((5, 3, 7), (5, 1), 32),
+        ((1, 2, drawn(rng, 260, 280)), (1, 9), 64),
         ((1, drawn(rng, 65, 80), drawn(rng, 65, 90)), (1, 3), 256),
     ]
-    return [
+    cases = [
         case(grid, block, x=numbers(rng, shape, *((1.0, 0.0), (1.0, 30.0), (1e-6, 0.0))[k % 3]))
         for k, (shape, grid, block) in enumerate(launches)
     ]
+    return [*cases, case((1, 1), 128, x=added_exactly(rng, (1, drawn(rng, 1030, 1060), 2)))]
 
 
 SQUEEZE = Exercise(
@@ -78,7 +81,7 @@ SQUEEZE = Exercise(
     tolerance=Tolerance(0.0, 1e-6, "float32 rounds each of a few dozen additions", scaled=True),
     outputs=("mean",),
     once=True,
-    about=(Spares("x"),),
+    about=(Spares("x"), SharesEvenly()),
     forbids=("float64-promotion",),
     hints=(
         "Which numbers lie beside each other in memory? Those of one pixel, channel after channel. "
@@ -148,15 +151,19 @@ def _excite_cases(rng):
         ((2, 1, 3), 32),
         ((2, 3, 2), 64),
         ((3, 5, 4), 32),
-        ((1, 70, 2), 64),
+        ((1, drawn(rng, 260, 280), 2), 64),
         ((1, 3, 40), 32),
         ((1, 9, 33), 96),
-        ((1, drawn(rng, 9, 11), drawn(rng, 97, 128)), 288),
+        ((5, 2, 1), 32),
+        ((1, drawn(rng, 11, 12), drawn(rng, 105, 128)), 320),
     ]
-    return [
+    cases = [
         case(n, block, mean=numbers(rng, (n, C), 2.0, 1.0), **_layers(rng, C, R))
         for (n, C, R), block in launches
     ]
+    # Numbers of which exp is infinite, above 0 and below, in both layers.
+    far = {name: each * np.float32(300) for name, each in _layers(rng, 6, 4).items()}
+    return [*cases, case(2, 64, mean=numbers(rng, (2, 6), 2.0, 1.0), **far)]
 
 
 EXCITE = Exercise(
@@ -208,7 +215,10 @@ def _scale_cases(rng):
         ((2, 7, 5), False, 2, 32),
         ((3, 4, 7), True, 1, 96),
         ((3, 5, 8), False, 4, 32),
-        ((2, drawn(rng, 9, 12), drawn(rng, 30, 40)), bool(rng.integers(2)), 1, 320),
+        ((1, drawn(rng, 260, 280), 2), False, 1, 64),
+        ((1, 2, drawn(rng, 260, 280)), True, 2, 32),
+        ((drawn(rng, 9, 11), 3, 2), True, 1, 32),
+        ((4, drawn(rng, 9, 12), drawn(rng, 30, 40)), bool(rng.integers(2)), 1, 320),
     ]
     return [
         case(
@@ -315,7 +325,9 @@ def _fused_cases(rng):
         ((1, 3, 4, 2), 2, 3),
         ((3, 2, 1, 1), 2, 2),
         ((2, 2, 33, 3), 2, 3),
-        ((2, drawn(rng, 5, 7), drawn(rng, 35, 45), drawn(rng, 17, 31)), drawn(rng, 3, 4), 3),
+        ((1, 2, drawn(rng, 260, 280), 2), 1, 2),
+        ((3, drawn(rng, 10, 12), 2, 3), drawn(rng, 6, 8), 7),
+        ((2, drawn(rng, 5, 7), drawn(rng, 70, 80), drawn(rng, 17, 31)), drawn(rng, 3, 4), 3),
     ]
     return [
         case(
@@ -439,7 +451,10 @@ def _backward_cases(rng):
         ((2, 2, 5, 3), 32),
         ((1, 3, 33, 2), 96),
         ((1, 1, 2, 70), 64),
-        ((1, drawn(rng, 9, 11), drawn(rng, 35, 50), drawn(rng, 33, 40)), 256),
+        ((1, drawn(rng, 36, 40), 1, 2), 64),
+        ((1, 1, drawn(rng, 260, 280), 1), 32),
+        ((5, 2, 1, 1), 32),
+        ((1, drawn(rng, 11, 12), drawn(rng, 35, 50), drawn(rng, 33, 40)), 320),
     ]
     return [case(shape[0], block, **_backward_inputs(rng, shape)) for shape, block in launches]
 

@@ -26,6 +26,7 @@ from course_lib.teach.blocks import (
 )
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
+from course_lib.teach.exercises.lesson_01 import SharesEvenly
 from course_lib.teach.late_torch import torch, warm_up
 from course_lib.teach.work import Spares
 
@@ -48,7 +49,7 @@ def _amdahl_reference(shares, speedups):
 
 
 def _amdahl_cases(rng):
-    many = drawn(rng, 20, 30)
+    many = drawn(rng, 1030, 1060)
     parts = [
         ([], []),
         ([0.0], [7.0]),
@@ -88,7 +89,7 @@ AMDAHL = Exercise(
     kind="function",
     reference=_amdahl_reference,
     cases=_amdahl_cases,
-    tolerance=Tolerance(1e-9, 0.0, "a dozen sums and quotients of float64 numbers"),
+    tolerance=Tolerance(1e-9, 0.0, "a thousand sums and quotients of float64 numbers"),
     outputs=("whole", "limit"),
     dtype=np.float64,
     call=_pair_of,
@@ -355,6 +356,13 @@ def _hard_reference(dy, x, logit):
     return np.where(inside, (dy * x).sum(axis=1) / 6, 0.0)
 
 
+def _logits(rng, n):
+    """Return numbers on all three pieces of the gate, the first of them on the slope."""
+    logit = numbers(rng, n, 2.5)
+    logit[:1] = rng.uniform(-2.9, 2.9)
+    return logit
+
+
 def _hard_cases(rng):
     launches = [
         ((0, 4), 1, 32),
@@ -363,14 +371,15 @@ def _hard_cases(rng):
         ((2, 3), 1, 64),
         ((3, 31), 2, 64),
         ((3, 64), 2, 64),
-        ((1, 100), 1, 32),
+        ((1, drawn(rng, 1030, 1060)), 1, 32),
         ((6, 35), 2, 128),
-        ((drawn(rng, 10, 14), drawn(rng, 70, 90)), 1, 512),
+        ((drawn(rng, 33, 40), 3), 4, 320),
+        ((drawn(rng, 13, 15), drawn(rng, 110, 120)), 1, 512),
     ]
     cases = [
         case(
             grid, block, dy=numbers(rng, shape, 2.0, 3.0), x=numbers(rng, shape, 1.0, 2.0),
-            logit=numbers(rng, shape[:1], 2.5),
+            logit=_logits(rng, shape[0]),
         )
         for shape, grid, block in launches
     ]  # fmt: skip
@@ -390,13 +399,13 @@ HARD_GATE_BACKWARD = Exercise(
     reference=_hard_reference,
     cases=_hard_cases,
     tolerance=Tolerance(
-        1e-5, 2e-6, "float32 rounds a sum of up to 100 products, then a quotient", scaled=True
+        1e-5, 2e-6, "float32 rounds a sum of up to 1,060 products, then a quotient", scaled=True
     ),
     outputs=("dlogit",),
     call=lambda kernel, run: run.launch(kernel, run.dy, run.x, run.logit, run.dlogit),
     once=True,
     primal=lambda x, logit: x * np.clip((logit[:, None] + 3) / 6, 0, 1),
-    about=(Spares("dy"),),
+    about=(Spares("dy"), SharesEvenly()),
     forbids=("float64-promotion",),
     hints=(
         "The gate of a plane multiplies all its numbers. So all of them have a say in how the "

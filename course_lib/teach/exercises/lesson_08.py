@@ -55,7 +55,7 @@ def _size_cases(rng):
         (3, 5, 1, 1, 1),
         (4, 3, 5, 4, 3),
         *((drawn(rng, 50, 90), *(drawn(rng, 2, 6) for _ in range(4))) for _ in range(2)),
-        (drawn(rng, 5000, 9000), *(drawn(rng, 7, 12) for _ in range(4))),
+        (drawn(rng, 70_000, 90_000), *(drawn(rng, 7, 12) for _ in range(4))),
     ]
     names = "size", "taps", "stride", "padding", "dilation"
     return [case(1, 1, **dict(zip(names, map(np.int64, each), strict=True))) for each in windows]
@@ -116,14 +116,20 @@ _CONVOLUTIONS = (
     ((2, 3, 4, 3), (2, 2, 3), 1, 2),
     ((1, 1, 7, 5), (2, 1, 3), 3, 1),
     ((1, 1, 5, 6), (1, 3, 4), 4, 3),
+    ((1, 1, 3, 4), (1, 7, 6), 1, 5),
+    ((5, 2, 2, 1), (1, 1, 1), 1, 0),
 )
 
 
 def _convolutions(rng):
-    """Return the problems above, one whose options are drawn, and one of a drawn size as well."""
+    """Return the problems above, some whose options or channels are drawn, and a large one."""
     options = drawn(rng, 1, 4), drawn(rng, 0, 4)
-    large = (2, 2, drawn(rng, 8, 9), drawn(rng, 10, 11)), (3, 3, 2), 1, drawn(rng, 1, 2)
-    return [*_CONVOLUTIONS, ((1, 2, 6, 5), (2, 4, 3), *options), large]
+    channels = (1, drawn(rng, 9, 12), 2, 2), (drawn(rng, 13, 16), 1, 2), 1, 0
+    large = (2, 1, 1, drawn(rng, 530, 600)), (1, 1, 2), 1, 0
+    drawn_options = (1, 2, 6, 5), (2, 4, 3), *options
+    strides = (1, 1, drawn(rng, 11, 14), drawn(rng, 11, 14)), (2, 1, 3), drawn(rng, 5, 9), 1
+    several = (2, 2, drawn(rng, 6, 7), drawn(rng, 8, 9)), (3, 3, 2), 1, drawn(rng, 1, 2)
+    return [*_CONVOLUTIONS, drawn_options, strides, channels, several, large]
 
 
 def _convolution(rng, x_shape, filters, stride, padding):
@@ -217,8 +223,10 @@ def _work_cases(rng):
         (1, 16, 32, 7, 5, 4),
         (3, 10, 20, 9, 1, 1),
         (4, 6, 12, 8, 7, 6),
-        *((drawn(rng, 20, 99), g * drawn(rng, 9, 30), g * drawn(rng, 9, 30), drawn(rng, 50, 99),
-           drawn(rng, 4, 9), g) for g in (drawn(rng, 2, 3), drawn(rng, 4, 9))),
+        *((drawn(rng, 70, 99), g * drawn(rng, 9, 30), g * drawn(rng, 9, 30),
+           drawn(rng, 50, 99), drawn(rng, 4, 9), g) for g in (drawn(rng, 2, 3), drawn(rng, 4, 9))),
+        (drawn(rng, 1030, 1100), 7 * drawn(rng, 150, 170), 7 * drawn(rng, 150, 170),
+         drawn(rng, 1030, 1100), drawn(rng, 10, 15), 7),
     ]
     names = "N", "C", "K", "H", "R", "groups"
     return [case(1, 1, **dict(zip(names, map(np.int64, each), strict=True))) for each in layers]
@@ -283,6 +291,10 @@ def _tiled_cases(rng):
         ((1, 1, 9, 3), 1),
         ((1, 1, 8, 10), 1),
         ((1, 2, 1, 5), 1),
+        ((1, drawn(rng, 5, 6), 2, 1), 1),
+        ((1, 1, 1, 2), drawn(rng, 9, 12)),
+        ((5, 1, 1, 2), 1),
+        ((1, 1, 1, drawn(rng, 65, 70)), 1),
         ((1, 2, drawn(rng, 17, 20), drawn(rng, 17, 22)), 1),
     ]
     found = []
@@ -345,19 +357,25 @@ _COLUMNS = (
     ((1, 1, 7, 5), (1, 1, 3), 3, 1),
     ((1, 2, 1, 4), (1, 1, 2), 2, 0),
     ((1, 1, 5, 6), (1, 3, 4), 4, 3),
+    ((1, 1, 2, 1), (1, 7, 6), 1, 5),
 )
 
 
 def _im2col_cases(rng):
     found = []
     options = drawn(rng, 1, 4), drawn(rng, 0, 4)
-    large = (1, 2, drawn(rng, 8, 9), drawn(rng, 8, 9)), (1, 3, 2), 1, 0
-    problems = *_COLUMNS, ((1, 2, 6, 5), (1, drawn(rng, 2, 4), drawn(rng, 2, 5)), *options), large
+    large = (1, 1, 1, drawn(rng, 530, 600)), (1, 1, 2), 1, 0
+    problems = [*_COLUMNS, ((1, 2, 6, 5), (1, drawn(rng, 2, 4), drawn(rng, 2, 5)), *options)]
+    problems.append(((1, drawn(rng, 9, 12), 2, 2), (1, 1, 2), 1, 0))
+    problems.append(((1, 1, 11, 11), (1, 1, 2), drawn(rng, 5, 9), 1))
+    problems.append(((5, 1, 2, 2), (1, 1, 2), 1, 0))
+    problems.append(((1, 2, drawn(rng, 8, 9), drawn(rng, 8, 9)), (1, 3, 2), 1, 0))
+    problems.append(large)
     for number, problem in enumerate(problems):
         shape, (_, R, S), stride, padding = problem
         N, _, P, Q = _y_shape(*problem)
-        block = 256 if problem is large else (32, 8, 64)[number % 3]
-        grid = 3 if problem is large else _blocks(shape[1] * R * S * N * P * Q, block)
+        block = 288 if problem is large else (32, 8, 64)[number % 3]
+        grid = _blocks(shape[1] * R * S * N * P * Q, block)
         sizes = {"R": R, "S": S, "P": P, "Q": Q, "stride": stride, "padding": padding}
         found.append(
             case(
@@ -442,6 +460,8 @@ _PRODUCTS = (
     ((1, 3, 4, 1), (9, 3, 2), 2, 1),
     ((1, 1, 2, 2), (2, 2, 1), 1, 0),
     ((2, 1, 1, 3), (1, 1, 2), 2, 0),
+    ((1, 1, 3, 4), (1, 7, 6), 1, 5),
+    ((5, 2, 1, 1), (1, 1, 1), 1, 0),
 )
 
 
@@ -449,8 +469,17 @@ def _implicit_cases(rng):
     found = []
     filters = 2, drawn(rng, 2, 4), drawn(rng, 2, 4)
     drawn_options = (1, 2, 4, 5), filters, drawn(rng, 1, 4), drawn(rng, 0, 4)
-    large = (2, 2, drawn(rng, 5, 6), 7), (drawn(rng, 9, 12), 3, 2), 2, 3
-    for problem in (*_PRODUCTS, drawn_options, large):
+    large = (2, 2, drawn(rng, 6, 7), 8), (drawn(rng, 9, 12), 3, 2), 2, 3
+    problems = (
+        *_PRODUCTS,
+        drawn_options,
+        ((1, 1, 11, 11), (1, 2, 3), drawn(rng, 5, 9), 1),
+        ((1, drawn(rng, 33, 36), 1, 2), (2, 1, 1), 1, 0),  # as a matrix that is written down
+        ((1, 1, 1, 2), (drawn(rng, 17, 20), 1, 1), 1, 0),
+        ((1, 1, 1, drawn(rng, 65, 70)), (1, 1, 1), 1, 0),
+        large,
+    )
+    for problem in problems:
         shape, (K, R, S), stride, padding = problem
         N, _, P, Q = _y_shape(*problem)
         inputs = _convolution(rng, *problem)

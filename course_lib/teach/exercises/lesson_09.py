@@ -17,6 +17,7 @@ from course_lib import cuda, reference
 from course_lib.runtime.intrinsics import warp_sum
 from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
+from course_lib.teach.exercises.lesson_01 import SharesEvenly, added_exactly
 from course_lib.teach.exercises.lesson_08 import output_size
 from course_lib.teach.plain import with_plain_numbers
 from course_lib.teach.work import Spares
@@ -47,14 +48,20 @@ _CONVOLUTIONS = (
     ((1, 1, 7, 4), (2, 2, 3), 3, 1),
     ((2, 3, 3, 4), (2, 1, 3), 2, 0),
     ((1, 1, 14, 6), (1, 3, 4), 4, 2),
+    ((1, 1, 3, 4), (1, 7, 6), 1, 5),
+    ((5, 2, 2, 1), (1, 1, 1), 1, 0),
 )
 
 
 def _convolutions(rng):
-    """Return the problems above, one whose options are drawn, and one of a drawn size as well."""
+    """Return the problems above, some whose options or channels are drawn, and a large one."""
     options = drawn(rng, 1, 4), drawn(rng, 0, 2)
-    large = (2, 2, drawn(rng, 10, 11), drawn(rng, 12, 13)), (2, 3, 2), drawn(rng, 1, 2), 1
-    return [*_CONVOLUTIONS, ((1, 2, 6, 5), (2, 4, 3), *options), large]
+    channels = (1, drawn(rng, 9, 12), 2, 2), (drawn(rng, 13, 16), 1, 2), 1, 0
+    drawn_options = (1, 2, 6, 5), (2, 4, 3), *options
+    strides = (1, 1, drawn(rng, 11, 14), drawn(rng, 11, 14)), (2, 2, 3), drawn(rng, 5, 9), 1
+    several = (2, 2, drawn(rng, 7, 8), drawn(rng, 8, 9)), (2, 3, 2), drawn(rng, 1, 2), 1
+    large = (2, 1, 1, drawn(rng, 530, 600)), (1, 1, 2), 1, 0
+    return [*_CONVOLUTIONS, drawn_options, strides, channels, several, large]
 
 
 def _dy_shape(shape, filters, stride, padding):
@@ -237,12 +244,16 @@ def _dweight_cases(rng):
         ((1, 1, 4, 2), (2, 2, 2), 2, 0),
         ((1, 1, 5, 6), (1, 3, 2), 4, 3),
         ((1, 1, 6, 5), (2, 2, 1), drawn(rng, 1, 4), drawn(rng, 0, 3)),
-        ((3, 2, drawn(rng, 6, 7), drawn(rng, 7, 9)), (2, 2, 2), drawn(rng, 1, 2), 1),
+        ((1, 1, drawn(rng, 11, 14), drawn(rng, 11, 14)), (1, 1, 2), drawn(rng, 5, 9), 1),
+        ((1, 1, 3, 4), (1, 7, 6), 1, 3),
+        ((5, drawn(rng, 9, 10), 1, 2), (2, 1, 1), 1, 0),
+        ((1, 1, 1, 2), (drawn(rng, 9, 12), 1, 1), 1, 0),
+        ((3, 1, drawn(rng, 9, 10), drawn(rng, 10, 11)), (2, 2, 2), 1, 1),
     )
     found = []
     for number, problem in enumerate(problems):
         (_, C, _, _), (K, R, S) = problem[:2]
-        block = 512 if K * C * R * S == 16 else (32, 64, 96)[number % 3]
+        block = 512 if problem is problems[-1] else (32, 64, 96)[number % 3]
         found.append(case(_blocks(32 * K * C * R * S, block), block, **_inputs(rng, *problem)))
     return found
 
@@ -261,7 +272,7 @@ CONV2D_DWEIGHT = Exercise(
     ),
     once=True,
     primal=_forward,
-    about=(Spares("dy"),),
+    about=(Spares("dy"), SharesEvenly()),
     forbids=("float64-promotion",),
     repeatable=True,
     hints=(
@@ -309,9 +320,11 @@ def _dbias_cases(rng):
         ((2, 3, 6, 4), 32),
         ((2, 1, 9, 15), 256),
         ((1, 1, 5, 1), 32),
-        ((3, 3, drawn(rng, 9, 11), drawn(rng, 17, 19)), 256),
+        ((5, drawn(rng, 9, 12), 1, 2), 32),
+        ((3, 3, drawn(rng, 10, 11), drawn(rng, 17, 19)), 256),
     ]
-    return [case(shape[1], block, dy=numbers(rng, shape, 1.5, 1.0)) for shape, block in launches]
+    cases = [case(shape[1], block, dy=numbers(rng, shape, 1.5, 1.0)) for shape, block in launches]
+    return [*cases, case(1, 64, dy=added_exactly(rng, (1, 1, 1, drawn(rng, 1030, 1060))))]
 
 
 CONV2D_DBIAS = Exercise(
@@ -324,7 +337,7 @@ CONV2D_DBIAS = Exercise(
     outputs=("dbias",),
     dtype=np.float32,
     once=True,
-    about=(Spares("dy"),),
+    about=(Spares("dy"), SharesEvenly()),
     forbids=("float64-promotion",),
     repeatable=True,
     hints=(
