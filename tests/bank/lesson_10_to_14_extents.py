@@ -63,8 +63,8 @@ PLACES = f"{OUTSIDE}|{UNWRITTEN}|{VALUES}"
 mistakes("matmul_registers",
     ("matmul_of_256_products", VALUES, matmul_with_an_array_of_sums, "range(0, a.shape[1], 4)",
      "range(0, min(a.shape[1], 256), 4)"),
-    ("matmul_of_1024_rows", UNWRITTEN, matmul_with_an_array_of_sums, "row < c.shape[0] and",
-     "row < min(c.shape[0], 1024) and"),
+    ("matmul_of_256_rows", UNWRITTEN, matmul_with_an_array_of_sums, "row < c.shape[0] and",
+     "row < min(c.shape[0], 256) and"),
     ("matmul_of_256_columns", UNWRITTEN, matmul_with_an_array_of_sums, "and col < c.shape[1]",
      "and col < min(c.shape[1], 256)"))
 mistakes("mma_tile", ("mma_of_256", VALUES, mma_in_a_loop, "range(0, K, 8)",
@@ -246,7 +246,7 @@ mistakes("predict_transfers", ("transfers_of_65536", VALUES, transfers_batch_by_
 # ---- lesson 13 -------------------------------------------------------------------------------
 
 mistakes("conv_transpose2d_scatter",
-    ("scatter_of_1024", VALUES, "i < x.size", "i < min(x.size, 1024)"),
+    ("scatter_of_512", VALUES, "i < x.size", "i < min(x.size, 512)"),
     ("scatter_strides_of_four", VALUES, "h * stride - padding", "h * min(stride, 4) - padding"),
     ("scatter_five_taps", VALUES, "range(R)", "range(min(R, 5))"))
 mistakes("conv_transpose2d_gather",

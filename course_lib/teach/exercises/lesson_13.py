@@ -67,18 +67,19 @@ _PROBLEMS = (
     ((1, 1, 4, 5), (1, 3, 4), 3, 1, 1),
 )
 
-#: Two more, (N, C, H, W) and (K, R, S), whose strides (1 to 4, 5 to 7) and paddings are drawn.
+#: Two more, (N, C, H, W) and (K, R, S): one whose stride (1 to 4) and paddings are drawn, and one
+#: whose patches are large and far apart.
 _DRAWN = ((1, 2, 3, 4), (2, 4, 3))
 _FAR = ((1, 1, 2, 2), (1, 6, 7))
 
 
 def _problems(rng):
-    """Yield the problems, two whose options are drawn, and one of a drawn size as well."""
+    """Yield the problems, the two more, and one of a drawn size."""
     yield from _PROBLEMS
-    yield *_FAR, drawn(rng, 5, 7), 3, drawn(rng, 0, 4)
+    yield *_FAR, 6, 3, 4
     stride = drawn(rng, 1, 4)
     yield *_DRAWN, stride, drawn(rng, 0, 1), drawn(rng, 0, stride - 1)
-    yield (1, 2, drawn(rng, 8, 9), drawn(rng, 9, 10)), (4, 3, 2), 2, drawn(rng, 0, 1), 1
+    yield (1, 2, drawn(rng, 8, 9), drawn(rng, 9, 10)), (2, 3, 2), 2, drawn(rng, 0, 1), 1
 
 
 def _inputs(rng, shape, filters, stride, padding, output_padding):
@@ -114,8 +115,8 @@ def _scatter_cases(rng):
         grid = max(1, -(-n_threads // block))
         found.append(case(grid, block, **_inputs(rng, *problem)))
     # More numbers of x than of anything else, and one tap for each.
-    many = (1, 1, drawn(rng, 33, 34), drawn(rng, 32, 34)), (1, 1, 1), 1, 0, 0
-    return [*found, case(3, 400, **_inputs(rng, *many))]
+    many = (1, 1, drawn(rng, 23, 24), drawn(rng, 23, 25)), (1, 1, 1), 1, 0, 0
+    return [*found, case(2, 320, **_inputs(rng, *many))]
 
 
 def _launched(kernel, run):
@@ -173,7 +174,9 @@ def conv_transpose2d_gather(x, weight, y, stride, padding):
 
 def _gather_cases(rng):
     found = []
-    for number, problem in enumerate(_problems(rng)):
+    # Few numbers that make many.
+    many = (1, 1, 3, 4), (1, 2, 1), 15, 0, 0
+    for number, problem in enumerate((*_problems(rng), many)):
         n_threads = int(np.prod(_y_shape(*problem)))
         block = 512 if n_threads > 500 else (32, 1, 8, 64)[number % 4]
         grid = max(1, -(-n_threads // block))
@@ -353,7 +356,7 @@ def _backward_cases(rng):
     found = []
     stride = drawn(rng, 1, 4)
     options = (1, 1, 3, 2), (1, 2, 3), stride, drawn(rng, 0, 1), drawn(rng, 0, stride - 1)
-    far = (1, 1, 2, 2), (1, 6, 1), drawn(rng, 5, 7), 2, 3
+    far = (1, 1, 2, 2), (1, 6, 1), 6, 2, 3
     large = (2, 1, drawn(rng, 7, 8), drawn(rng, 8, 9)), (1, 2, 2), 2, 0, 1
     for problem in (*_BACKWARD, far, options, large):
         inputs = _inputs(rng, *problem)
@@ -428,15 +431,16 @@ _JOINED = (
     ((1, 4, 2, 5), 2, 5, 2, 0, 1),
     ((2, 3, 5, 4), 2, 4, 2, 1, 0),
     ((1, 2, 4, 5), 2, 4, 2, 1, 1),
+    ((1, 1, 3, 4), 24, 27, 2, 0, 0),
 )
 HELD = np.float32(7)  # by the concatenation before the launch
 
 
 def _joined_cases(rng):
     found = []
-    K, after = drawn(rng, 3, 4), drawn(rng, 0, 2)
+    K, after = drawn(rng, 1, 2), drawn(rng, 0, 2)
     first = drawn(rng, 5, 9)
-    large = (1, 2, drawn(rng, 8, 9), drawn(rng, 11, 12)), K, first + K + after, first, 1, 1
+    large = (1, 3, drawn(rng, 8, 9), drawn(rng, 11, 12)), K, first + K + after, first, 1, 1
     for number, (shape, K, channels, first, below, beside) in enumerate((*_JOINED, large)):
         N, C, H, W = shape
         P, Q = 2 * H + below, 2 * W + beside

@@ -162,9 +162,9 @@ _SMOOTH = [
 
 
 def _smooth_cases(rng):
-    many_rows = (drawn(rng, 33, 36), 2), "plain", 5, 256
+    many_rows = (35, 2), "plain", 5, 256
     long_row = (1, drawn(rng, 1030, 1060)), "spread", 1, 32
-    largest = (drawn(rng, 16, 20), drawn(rng, 65, 90)), "spread", 3, 256
+    largest = (drawn(rng, 20, 24), drawn(rng, 67, 90)), "spread", 3, 256
     return [case(grid, block, **_smooth_inputs(rng, shape, kind))
             for shape, kind, grid, block in [*_SMOOTH, many_rows, long_row, largest]]  # fmt: skip
 
@@ -260,9 +260,9 @@ _RANKED = [
 
 
 def _top_k_cases(rng):
-    many_rows = (drawn(rng, 33, 36), 3), 2, "plain", 5, 256
-    long_row = (2, drawn(rng, 1030, 1060)), drawn(rng, 260, 290), "plain", 1, 64
-    largest = (drawn(rng, 33, 36), drawn(rng, 65, 90)), drawn(rng, 3, 9), "plain", 5, 256
+    many_rows = (35, 3), 2, "plain", 5, 256
+    long_row = (2, drawn(rng, 1030, 1058)), drawn(rng, 260, 290), "plain", 1, 64
+    largest = (32, drawn(rng, 84, 95)), drawn(rng, 3, 9), "plain", 4, 256
     return [
         case(grid, block, **_ranked(rng, shape, k, kind), k=np.int64(k))
         for shape, k, kind, grid, block in [*_RANKED, many_rows, long_row, largest]

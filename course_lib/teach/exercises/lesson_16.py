@@ -293,7 +293,7 @@ def _unscale_cases(rng):
         (5, "minus", 1, 4),
         (6, "plain", 1, 32),
         (7, "largest", 1, 32),
-        (8, "as they are", 1, 32),
+        (8, "as they are", 1, 64),
         (8, "enlarged", 1, 32),
         (9, "zero", 1, 32),
         (33, "last", 1, 32),
@@ -391,7 +391,7 @@ def _scale_cases(rng):
     far, later = drawn(rng, 66_000, 70_000), drawn(rng, 3, 9)
     situations = [
         (0, 0, 5, 16, 1, 1),
-        (1, 0, 5, 16, 1, 32),
+        (1, 0, 5, 16, 1, 48),
         (0, later, later + 1, 10, 1, 32),
         (0, later, later + 2, 12, 2, 32),
         (1, 4, 5, 8, 1, 16),
@@ -411,9 +411,9 @@ def _scale_cases(rng):
         for found, good, interval, exponent, grid, block in situations
     ]  # fmt: skip
     # No powers of two; and the largest power that there is, which is not infinite yet.
-    numbers = [(0, 2.5, 1.5, 0.75), (1, 2.5, 1.5, 0.75), (0, 2.0**126, 2.0, 0.5)]
+    numbers = [(0, 2.5, 1.5, 0.75), (1, 2.5, 1.5, 0.375), (0, 2.0**126, 2.0, 0.5)]
     return plain + [
-        case(1, 32, found=np.array([found], np.int32), scale=np.array([scale], np.float32),
+        case(2, 96, found=np.array([found], np.int32), scale=np.array([scale], np.float32),
              good=np.array([3], np.int32), growth=np.float32(growth), backoff=np.float32(backoff),
              interval=np.int64(4))
         for found, scale, growth, backoff in numbers

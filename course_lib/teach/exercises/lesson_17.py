@@ -116,7 +116,7 @@ def _brightness_cases(rng):
         ((3, 40), "planes", "plain", 1, 96),
         ((5, 61), "gaps", "negative", 2, 64),
         ((2, 4), "far", "plain", 1, 32),
-        ((drawn(rng, 11, 12), drawn(rng, 100, 120)), "more", "plain", 2, 256),
+        ((drawn(rng, 11, 12), drawn(rng, 105, 120)), "more", "plain", 2, 256),
     ]
     return [
         case(grid, block, **_pixels(rng, N, P, layout, kind), n_images=np.int64(N),
