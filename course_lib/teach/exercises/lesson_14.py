@@ -411,7 +411,7 @@ def _dice_sums_cases(rng):
         ((2, 2, 40), "ignored", 64),
         ((2, 11, 3), "ignored", 32),
         ((2, 2, drawn(rng, 200, 240)), "ignored", 256),
-        ((1, 1, drawn(rng, 1030, 1060)), "ignored", 1024),
+        ((1, 1, drawn(rng, 1030, 1060)), "ignored", 544),
     ]
     return [
         case(shape[1], block, **_segmented(rng, shape, kind)) for shape, kind, block in launches

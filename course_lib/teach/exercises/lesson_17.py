@@ -297,7 +297,7 @@ def _integrate_backward_cases(rng):
         (90, "plain", 4, 32),
         (100, "shut", 2, 64),
         (150, "large", drawn(rng, 2, 4), 32 * drawn(rng, 1, 3)),
-        (drawn(rng, 1030, 1090), "negative", 1, 1024),
+        (drawn(rng, 1030, 1090), "negative", 1, 544),
     ]
     return [
         case(grid, block, **_integrate_backward_inputs(rng, n, kind), blocks=np.int64(grid),
