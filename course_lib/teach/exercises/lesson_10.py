@@ -134,7 +134,7 @@ def _ten_bits(rng, n):
 def _mma_cases(rng):
     return [
         case(1, 32, a=_ten_bits(rng, 16 * k), b=_ten_bits(rng, 8 * k), K=np.int64(k))
-        for k in (8, 16, 0, 24, 32, 48, 8 * drawn(rng, 33, 40))
+        for k in (8, 16, 0, 24, 32, 40, 72, 8 * drawn(rng, 33, 40))
     ]
 
 
