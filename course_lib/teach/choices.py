@@ -2,11 +2,24 @@
 
 import numpy as np
 
+from course_lib.teach.deadline import TimeUp
+
 #: What a choice of `use_cuda` can lead to.
 OUTCOMES = ("the CPU", "the GPU", "what is missing", "why it does not start", "use_cuda itself")
 
 _VALUES = {"True": True, "False": False, "None": None}
 _NUMBERS = {"0": 0, "1": 1}
+
+#: What an error may say that `use_cuda` may be: a word for each of True, False and None.
+_ALLOWED = (("true", "bool"), ("false", "bool"), ("none", "null"))
+
+
+class NoStart(Exception):
+    """What a library of its own raises where the GPU does not start: no kind that Python knows."""
+
+
+#: What `start_gpu` may raise: whoever catches one kind hides it.
+ERRORS = {each.__name__: each for each in (OSError, RuntimeError, ImportError, NoStart)}
 
 
 def outcome(use_cuda, machine):
@@ -26,7 +39,8 @@ class _Machine:
     def __init__(self, machine, missing):
         self.machine, self.reason = machine, missing
         self.cpu, self.gpu = object(), object()
-        self.broken = OSError("the GPU is there, but has run out of memory")
+        kind = ERRORS.get(machine.rpartition(": ")[2], OSError)
+        self.broken = kind("the GPU is there, but has run out of memory")
         self.called = []
 
     def missing(self):
@@ -54,6 +68,8 @@ def choose(function, run):
     wanted, error, found = outcome(text, machine), None, None
     try:
         found = function(use_cuda, given.missing, given.start_gpu, given.start_cpu)
+    except TimeUp:
+        raise
     except Exception as raised:
         error = raised
     came = _came(given, wanted, found, error)
@@ -75,9 +91,15 @@ def _came(given, wanted, found, error):
         return "why it does not start"
     if wanted == "what is missing" and given.reason in str(error):
         return wanted
-    if wanted == "use_cuda itself" and isinstance(error, ValueError | TypeError):
+    if wanted == "use_cuda itself" and _says_what_it_may_be(error):
         return wanted
     return None
+
+
+def _says_what_it_may_be(error):
+    """Tell whether an error, of whichever class, names what `use_cuda` may be."""
+    words = str(error).lower()
+    return all(any(word in words for word in each) for each in _ALLOWED)
 
 
 def _chain(error):
@@ -102,8 +124,8 @@ def _object(given, text, wanted, came, found, error):
             )
         if wanted == "use_cuda itself":
             raise ValueError(
-                f"use_cuda={text} should raise a ValueError that says what it may be; it raised "
-                f"{what!r}"
+                f"use_cuda={text} was refused with {what!r}, which does not say what it may be: "
+                "True, False or None"
             )
         raise ValueError(
             f"the GPU did not start ({given.broken}), and this was lost: it raised {what!r}"

@@ -8,17 +8,12 @@ line where the first of them would be made.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 
 import numpy as np
 
-#: What makes an array without looking at another one, and so with a dtype of its own.
-MAKERS = (
-    "array", "asarray", "zeros", "ones", "empty", "full", "eye", "identity", "linspace", "arange",
-    "logspace", "tri",
-)  # fmt: skip
-
-_asarray = np.asarray  # which stays what it is while the makers are watched
+_asarray = np.asarray  # which stays what it is while NumPy's functions are watched
 
 
 class Float64(TypeError):
@@ -71,31 +66,57 @@ def _why(ufunc, method, inputs) -> str:
     return f"{' and '.join(dtypes)} together give float64"
 
 
+class _Watched:
+    """One of NumPy's functions: whatever array it makes for the learner's lines is looked at.
+
+    What it makes of no array that refuses, of a list or of a number, would refuse nothing itself.
+    """
+
+    def __init__(self, name, function):
+        self.name, self.function = name, function
+
+    def __call__(self, *args, **options):
+        found = self.function(*args, **options)
+        if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] == "numpy":
+            return found
+        return _looked_at(found, self.name)
+
+    def __getattr__(self, name):  # of ufuncs: np.add.reduce
+        value = getattr(self.function, name)
+        return _Watched(f"{self.name}.{name}", value) if callable(value) else value
+
+
+def _looked_at(found, name):
+    """Return what a function of NumPy made as arrays that refuse. Raises Float64."""
+    if isinstance(found, tuple | list):
+        several = [_looked_at(each, name) for each in found]
+        return found._make(several) if hasattr(found, "_make") else type(found)(several)
+    if not isinstance(found, np.ndarray):
+        return found
+    if found.dtype == np.float64:
+        raise Float64(f"np.{name} makes an array of float64 here")
+    return found.view(Narrow)
+
+
 @contextlib.contextmanager
-def _makers_watched() -> Iterator[None]:
-    """Let NumPy's functions that make arrays raise `Float64` as well."""
-    before = {name: getattr(np, name) for name in MAKERS}
-
-    def watched(name, make):
-        def made(*args, **options):
-            array = make(*args, **options)
-            if array.dtype == np.float64:
-                raise Float64(f"np.{name} makes an array of float64 here")
-            return array
-
-        return made
-
-    for name, make in before.items():
-        setattr(np, name, watched(name, make))
+def _numpy_watched() -> Iterator[None]:
+    """Let all functions of NumPy raise `Float64` as well."""
+    before = {
+        name: value
+        for name, value in vars(np).items()
+        if callable(value) and not isinstance(value, type) and not name.startswith("_")
+    }
+    for name, value in before.items():
+        setattr(np, name, _Watched(name, value))
     try:
         yield
     finally:
-        for name, make in before.items():
-            setattr(np, name, make)
+        for name, value in before.items():
+            setattr(np, name, value)
 
 
 def without_float64(function, run):
     """Call it with the case's arrays, each of which refuses to become float64."""
-    with _makers_watched():
+    with _numpy_watched():
         found = function(*(getattr(run, name).view(Narrow) for name in run.case.inputs))
     return _plain(found)

@@ -1,84 +1,20 @@
-"""What the exercises of lesson 12 run: arrays of another library, drawn tapes, strict functions.
+"""What the exercises of lesson 12 run: drawn tapes, and functions that notice how they are asked.
 
 Most functions here are the `call` of an exercise: they run the learner's function on one case, say
 in words what is wrong with what surrounds the numbers, and return the numbers.
 
 A tape is drawn as two arrays. `needs` says of each tensor that nobody computed (a leaf) whether it
-requires a gradient. Row i of `made_from` says which two tensors the next result was made from; −1
-in the second place stands for none. Leaves come first, so results are numbered after them.
+requires a gradient. Row i of `made_from` says which tensors the next result was made from, three at
+most; −1 stands for none. Leaves come first, so results are numbered after them.
+
+The tape belongs to whoever recorded it: `_Untouched` notes what it is before the learner's function
+gets it, and objects to whatever has become something else.
 """
 
 import numpy as np
 
 from course_lib.autograd.tape import Function, Tensor, no_grad
-from course_lib.teach.late_torch import torch
-
-# ---- the same lines, another library's arrays ------------------------------------------------
-
-
-class OtherArrays(TypeError):
-    """What was right with NumPy's arrays is not with another library's."""
-
-
-def on_both_kinds(function, *arguments):
-    """Call it with NumPy's arrays, then with PyTorch's without numbers; return the first result.
-
-    Arrays on the device "meta" are like a GPU's: no function of NumPy can read them.
-    """
-    found = function(*arguments)
-    other = [
-        torch.empty(a.shape, dtype=getattr(torch, a.dtype.name), device="meta")
-        if isinstance(a, np.ndarray)
-        else a
-        for a in arguments
-    ]
-    try:
-        theirs = function(*other)
-    except Exception as error:
-        text = f"right with NumPy's arrays, but with another library's: {error}"
-        raise OtherArrays(text).with_traceback(error.__traceback__) from None
-    for one, two in zip(_several(found), _several(theirs), strict=True):
-        if not isinstance(one, np.ndarray | np.generic) or one.dtype != arguments[0].dtype:
-            continue  # which is wrong with NumPy's arrays already
-        if not isinstance(two, torch.Tensor):
-            raise OtherArrays(
-                f"with another library's arrays it returned {_kind(two)}, which is not one of them"
-            )
-        if (tuple(two.shape), str(two.dtype)) != (one.shape, f"torch.{one.dtype}"):
-            raise OtherArrays(
-                f"with another library's arrays its result is {two.dtype} of shape "
-                f"{tuple(two.shape)}, with NumPy's {one.dtype} of shape {one.shape}"
-            )
-    return found
-
-
-def _several(found):
-    return tuple(found) if isinstance(found, tuple | list) else (found,)
-
-
-def backward_on_both_kinds(function, run):
-    """Call a backward function with the case's arrays; it must return all gradients."""
-    found = on_both_kinds(function, *(getattr(run, name) for name in run.case.inputs))
-    wanted = run.exercise.outputs
-    if found is not None and len(_several(found)) != len(wanted):
-        raise ValueError(
-            f"it should return {len(wanted)} arrays, {', '.join(wanted)}; it returned "
-            f"{len(_several(found))}"
-        )
-    return found
-
-
-def summed_on_both_kinds(function, run):
-    """Call it with dy and the shape of the input that was broadcast, as a tuple."""
-    dy = np.asarray(run.dy)
-    shape = tuple(int(n) for n in run.like.shape)
-    found = on_both_kinds(function, dy, shape)
-    if not isinstance(found, np.ndarray | np.generic):
-        return found
-    if found.dtype != dy.dtype:
-        raise ValueError(f"dy is {dy.dtype}, and dx is {found.dtype}")
-    return found.astype(np.float32)
-
+from course_lib.teach.other_arrays import kind_of
 
 # ---- drawn tapes -----------------------------------------------------------------------------
 
@@ -114,6 +50,36 @@ def _drawing(tensors, names):
     return f" (of {', '.join(lines)})"
 
 
+class _Untouched:
+    """What a tape was before somebody else got it."""
+
+    def __init__(self, tensors):
+        self.tensors, self.before = tensors, [_noted(x) for x in tensors]
+
+    def require(self):
+        """Raise where something of it has changed."""
+        for i, (x, before) in enumerate(zip(self.tensors, self.before, strict=True)):
+            for (what, was), (_, now) in zip(before, _noted(x), strict=True):
+                if was != now:
+                    raise ValueError(
+                        f"it changes {what} of t{i}: the tape is not its own, and others may need "
+                        "it still"
+                    )
+
+
+def _noted(x):
+    made = x.made_by
+    return [
+        ("data", (id(x.data), np.asarray(x.data).tobytes())),
+        ("requires_grad", x.requires_grad),
+        ("made_from", [id(y) for y in x.made_from]),
+        ("made_by", id(made)),
+        ("grad", id(x.grad)),
+        ("an attribute", sorted(vars(x))),
+        ("what is kept in made_by", sorted(vars(made)) if made else None),
+    ]
+
+
 class _Unasked(Function):
     """Its gradients are nobody's business."""
 
@@ -129,7 +95,9 @@ def order_of(function, run):
     tensors = [Tensor(np.float32(i), bool(each)) for i, each in enumerate(run.needs)]
     for row in run.made_from:
         tensors.append(_Unasked()(*(tensors[i] for i in _inputs_of(row))))
+    tape = _Untouched(tensors)
     found = function(tensors[-1])
+    tape.require()
     if found is None:
         return None
     found = list(found)
@@ -144,7 +112,7 @@ def _require_order(found, tensors, wanted):
     places = {}
     for place, x in enumerate(found):
         if id(x) not in names:
-            what = "a function" if isinstance(x, Function) else _kind(x)
+            what = "a function" if isinstance(x, Function) else kind_of(x)
             raise ValueError(f"the order should hold tensors of the tape, and holds {what}")
         if id(x) in places:
             raise ValueError(f"{names[id(x)]} is in the order twice{tape}")
@@ -168,7 +136,7 @@ def _require_order(found, tensors, wanted):
 
 
 class _Strict(Function):
-    """A function of two arrays, or of one and a factor, that notes who asks for its gradients."""
+    """A function of one to three arrays that notes who asks for its gradients."""
 
     def backward(self, dy):
         self.log.ask(self.place)
@@ -209,7 +177,17 @@ class _Halve(_Strict):
         return (dy * np.float32(0.5),)
 
 
-KINDS = _Add, _Multiply, _Halve
+class _MultiplyAdd(_Strict):
+    def forward(self, a, b, c):
+        self.inputs = a, b
+        return a * b + c
+
+    def gradients(self, dy):
+        a, b = self.inputs
+        return dy * b, dy * a, dy
+
+
+KINDS = _Add, _Multiply, _Halve, _MultiplyAdd
 
 
 class _Log:
@@ -253,11 +231,15 @@ def walk(function, run):
     wanted = needed(run.made_from, run.needs)
     log.users = {i: [j for j in js if j in wanted] for i, js in log.users.items()}
     order = [tensors[i] for i in sorted(wanted, reverse=True)]
+    tape, given = _Untouched(tensors), list(order)
     found = function(order, run.dy)
+    tape.require()
+    if len(order) != len(given) or any(x is not y for x, y in zip(order, given, strict=True)):
+        raise ValueError("it changes the list order, which is not its own")
     if found is None:
         return None
     if not isinstance(found, dict):
-        raise TypeError(f"it should return a dict from id(x) to gradients, not {_kind(found)}")
+        raise TypeError(f"it should return a dict from id(x) to gradients, not {kind_of(found)}")
     _require_gradients(found, tensors, wanted, log)
     gradients = [found.get(id(x)) for x in tensors[: len(run.needs)]]
     return np.stack([np.zeros_like(run.dy) if g is None else g for g in gradients])
@@ -323,22 +305,23 @@ def put_on_the_tape(function, run):
     if not isinstance(own, Function):
         if isinstance(own, type) and issubclass(own, Function):
             raise TypeError("it returned the class; return an object of it, Own()")
-        raise TypeError(f"it should return a Function, and returned {_kind(own)}")
+        raise TypeError(f"it should return a Function, and returned {kind_of(own)}")
     tensors = [Tensor(a, True) for a in (run.x.copy(), run.x_other.copy())]
     results = [own(x) for x in tensors]
     with no_grad():
         apart = own(tensors[1])
     for y in (*results, apart):
         if not isinstance(y.data, np.ndarray):
-            raise TypeError(f"forward should return an array, and returned {_kind(y.data)}")
+            raise TypeError(f"forward should return an array, and returned {kind_of(y.data)}")
     for i, dy in ((1, run.dy_other), (0, run.dy)):
         results[i].backward(dy)
         _require_own(backward.last, softmax(tensors[i].data), softmax(tensors[1 - i].data))
     if any(x.grad is None for x in tensors):
         raise ValueError("backward returned nothing (None): x has no gradient")
-    for name, x, y in zip(("x", "x_other"), tensors, results, strict=True):
+    for name, x in zip(("x", "x_other"), tensors, strict=True):
         if not np.array_equal(x.data, run.case.inputs[name]):
             raise ValueError("forward changes its input in place: others may need it still")
+    for x, y in zip((*tensors, tensors[1]), (*results, apart), strict=True):
         if not np.array_equal(y.data, softmax(x.data)):
             raise ValueError("what launch_forward returned was changed in place on the way back")
     for launcher, wanted in ((forward, 3), (backward, 2)):
@@ -373,7 +356,3 @@ def _require_own(given, wanted, others):
         "on the way back from one call, launch_backward was given the y of another call: each call "
         "on tensors has a copy of the function, and self is that copy"
     )
-
-
-def _kind(value):
-    return "nothing (None)" if value is None else f"one of type {type(value).__name__}"

@@ -278,10 +278,10 @@ mistakes("max_pool",
 # ---- max_pool_backward(dy, at, k, stride, dx) ------------------------------------------------
 
 
-@right("max_pool_backward")
+@wrong("max_pool_backward", "the result is right, but at is read")
 @cuda.jit
 def pool_backward_looks_everywhere(dy, at, k, stride, dx):
-    # All windows of the plane: slow, and right.
+    # All windows of the plane, most of which do not cover the element.
     i = cuda.grid(1)
     if i < dx.size:
         H, W = dx.shape[1:]
@@ -291,6 +291,22 @@ def pool_backward_looks_everywhere(dy, at, k, stride, dx):
                 if at[plane, oh, ow] == place:
                     total += dy[plane, oh, ow]
         dx[plane, place // W, place % W] = total
+
+
+@right("max_pool_backward")
+@cuda.jit
+def pool_backward_by_places_in_windows(dy, at, k, stride, dx):
+    # The element may be any of the k × k places of a window: which one begins where that says?
+    for i in range(cuda.grid(1), dx.size, cuda.gridsize(1)):
+        plane, place = divmod(i, dx.shape[1] * dx.shape[2])
+        total = ZERO
+        for j in range(k * k):
+            oh, down = divmod(place // dx.shape[2] - j // k, stride)
+            ow, right_ = divmod(place % dx.shape[2] - j % k, stride)
+            if down == 0 and right_ == 0 and 0 <= oh < dy.shape[1] and 0 <= ow < dy.shape[2]:
+                if at[plane, oh, ow] == place:
+                    total += dy[plane, oh, ow]
+        dx[plane, place // dx.shape[2], place % dx.shape[2]] = total
 
 
 @right("max_pool_backward")
@@ -382,6 +398,10 @@ mistakes("adam_step",
     ("adam_uphill", "wrong values in new_p", "p[i] - rate", "p[i] + rate"),
     ("adam_no_first_correction", "wrong values in new_p", "(new_m[i] / correction1)", "new_m[i]"),
     ("adam_no_second_correction", "wrong values in new_p", "new_v[i] / correction2", "new_v[i]"),
+    ("adam_no_corrections", "wrong values in new_p", adam_by_moving_towards,
+     "rate / correction1", "rate", " / math.sqrt(correction2)", ""),
+    ("adam_divides_by_nothing", "wrong values in new_p", adam_by_moving_towards,
+     " / (root + np.float32(1e-8))", " / root"),
     ("adam_no_root", "wrong values in new_p", "math.sqrt(new_v[i] / correction2)",
      "new_v[i] / correction2"),
     ("adam_old_mean", "wrong values in new_p", "(new_m[i] / ", "(m[i] / "),

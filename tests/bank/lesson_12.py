@@ -17,6 +17,10 @@ from course_lib.backend import get_array_module
 # ---- choose_backend(use_cuda, missing, start_gpu, start_cpu) ---------------------------------
 
 
+class NoChoice(Exception):
+    """An exception of the learner's own."""
+
+
 @right("choose_backend")
 def choose_case_by_case(use_cuda, missing, start_gpu, start_cpu):
     if use_cuda is False:
@@ -26,9 +30,9 @@ def choose_case_by_case(use_cuda, missing, start_gpu, start_cpu):
     if use_cuda is True:
         reason = missing()
         if reason is not None:
-            raise SystemError("no GPU: " + reason)
+            raise NoChoice("no GPU: " + reason)
         return start_gpu()
-    raise TypeError(f"{use_cuda} is no choice")
+    raise NoChoice(f"{use_cuda} is neither of true, false and null")
 
 
 @right("choose_backend")

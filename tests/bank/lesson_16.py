@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from bank import right
+from bank import right, wrong
 from bank.equivalent import EQUIVALENT
 from bank.mistakes import mistakes
 from course_lib import cuda
@@ -163,11 +163,22 @@ def unscale_by_a_factor(g, scale, y, found):
         cuda.atomic.max(found, 0, 1)
 
 
+@wrong("unscale", "wrong values in y")
+@cuda.jit
+def unscale_looks_at_what_it_got(g, scale, y, found):
+    # A scale below 1 makes numbers larger: a finite one may become infinite.
+    for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
+        bad = math.isinf(g[i]) or math.isnan(g[i])
+        y[i] = ZERO if bad else g[i] / scale[0]
+        if bad:
+            cuda.atomic.exch(found, 0, 1)
+
+
 @right("unscale")
 @cuda.jit
 def unscale_exchanging(g, scale, y, found):
     for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
-        bad = math.isinf(g[i]) or math.isnan(g[i])
+        bad = math.isinf(g[i] / scale[0]) or math.isnan(g[i])
         y[i] = ZERO if bad else g[i] / scale[0]
         if bad:
             cuda.atomic.exch(found, 0, 1)

@@ -322,8 +322,9 @@ def streams_with_a_dictionary(stream, ms, waits_for, launch_ms):
 def streams_until_nothing_changes(stream, ms, waits_for, launch_ms):
     # Tasks end too early at first, and are put off until nobody objects.
     n = len(ms)
-    end = np.zeros(n)
-    for _ in range(n):
+    end, before = np.zeros(n), None
+    while before is None or (end != before).any():
+        before = end.copy()
         for i in range(n):
             begin = launch_ms * (i + 1)
             for j in range(i):

@@ -68,7 +68,8 @@ def store(c, row, col, value):
 def _matmul_cases(rng):
     sizes = [
         (1, 1, 1), (2, 3, 0), (2, 3, 3), (5, 2, 2), (3, 9, 1), (8, 8, 4), (4, 6, 5), (10, 7, 9),
-        (drawn(rng, 17, 23), drawn(rng, 17, 23), drawn(rng, 17, 23)),
+        (271, 1, 1), (1, 269, 2), (1, 1, drawn(rng, 260, 290)),
+        (drawn(rng, 25, 31), drawn(rng, 25, 31), drawn(rng, 17, 23)),
     ]  # fmt: skip
     return [
         case((-(-n // TILE), -(-m // TILE)), (SIDE, SIDE), a=numbers(rng, (m, k), 1.0, 0.7),
@@ -83,7 +84,7 @@ MATMUL_REGISTERS = Exercise(
     solution=matmul_registers,
     reference=lambda a, b: a @ b.T,
     cases=_matmul_cases,
-    tolerance=Tolerance(1e-6, 1e-5, "float32 rounds sums of up to 23 products"),
+    tolerance=Tolerance(1e-6, 1e-5, "float32 rounds sums of up to 290 products"),
     outputs=("c",),
     once=True,
     about=(Uses("shared memory", point=False),),
@@ -133,7 +134,7 @@ def _ten_bits(rng, n):
 def _mma_cases(rng):
     return [
         case(1, 32, a=_ten_bits(rng, 16 * k), b=_ten_bits(rng, 8 * k), K=np.int64(k))
-        for k in (8, 16, 0, 24, 32, 48, 72, 8 * drawn(rng, 13, 20))
+        for k in (8, 16, 0, 24, 32, 40, 72, 8 * drawn(rng, 33, 40))
     ]
 
 
@@ -143,7 +144,7 @@ MMA_TILE = Exercise(
     solution=mma_tile,
     reference=lambda a, b, K: a.reshape(16, K) @ b.reshape(8, K).T,
     cases=_mma_cases,
-    tolerance=Tolerance(1e-6, 1e-4, "sums of up to 160 products, rounded to float32"),
+    tolerance=Tolerance(1e-6, 1e-4, "sums of up to 320 products, rounded to float32"),
     outputs=("c",),
     dtype=np.float32,
     call=lambda kernel, run: run.launch(kernel, run.a, run.b, run.K, run.c),
@@ -204,7 +205,8 @@ def _moments_cases(rng):
         ((1, 1, 70), 64, 1e4),
         ((5, 1, 40), 128, 1e4),
         ((2, 1, 150), 256, 100.0),
-        ((3, 2, drawn(rng, 120, 200)), 256, -1e4),
+        ((1, 9, 2), 32, 1e4),
+        ((3, 2, drawn(rng, 345, 380)), 256, -1e3),
     ]
     return [
         case(shape[1], block, x=numbers(rng, shape, 1.0, offset))
@@ -267,18 +269,23 @@ _POOLED = [
     (2, 6, 5, 2, 1, 2, 33),
     (3, 4, 7, 2, 3, 3, 32),
     (3, 9, 10, 4, 3, 1, 32),
+    (2, 1, 9, 1, 7, 1, 32),
 ]
 
 
 def _pools(rng):
-    """Return the problems above, one whose options are drawn, and one of a drawn size as well."""
+    """Return the problems above, two whose options are drawn, and one of a drawn size as well."""
+    far = 1, 13, 15, drawn(rng, 6, 7), drawn(rng, 5, 6), 1, 32
     large = 2, drawn(rng, 17, 19), drawn(rng, 19, 21), drawn(rng, 2, 3), drawn(rng, 1, 2), 2, 512
-    return [*_POOLED, (2, 7, 8, drawn(rng, 1, 5), drawn(rng, 1, 4), 4, 33), large]
+    return [*_POOLED, (2, 7, 8, drawn(rng, 1, 5), drawn(rng, 1, 4), 4, 33), far, large]
 
 
-def _ties(rng, shape):
+def _ties(rng, shape, stride=1):
     # Negative numbers, most of them, and two equal maxima: the first is the maximum's place.
+    # Windows far apart have it in their last place.
     x = numbers(rng, shape, 2.0, -6.0)
+    if stride > 4:
+        x = np.sort(x, axis=None).reshape(shape)
     x[1::2] *= np.float32(1e37)  # every second plane as low as float32 goes, and as high
     if x.size > 1:
         x[0, 0, :2] = x[0].max() + ONE
@@ -292,13 +299,18 @@ def _pool_reference(x, k, stride):
 
 def _pool_cases(rng):
     found = [
-        case(grid, block, x=_ties(rng, (n, H, W)), k=np.int64(k), stride=np.int64(stride))
+        case(grid, block, x=_ties(rng, (n, H, W), stride), k=np.int64(k), stride=np.int64(stride))
         for n, H, W, k, stride, grid, block in _pools(rng)
     ]
     # Windows of nothing but −∞, which no comparison with −∞ tells from no window at all.
     x = _ties(rng, (2, 4, 6))
     x[-1, 2:] = -np.inf
-    return [*found, case(1, 48, x=x, k=np.int64(2), stride=np.int64(2))]
+    many = _ties(rng, (1043, 1, 1))  # planes
+    large = _ties(rng, (3, drawn(rng, 21, 22), drawn(rng, 22, 23)))
+    options = {name: np.int64(n) for name, n in (("k", drawn(rng, 2, 3)), ("stride", 2))}
+    one, two = np.int64(1), np.int64(2)
+    return [*found, case(1, 48, x=x, k=two, stride=two), case(3, 384, x=many, k=one, stride=one),
+            case(2, 512, x=large, **options)]  # fmt: skip
 
 
 MAX_POOL = Exercise(
@@ -345,7 +357,7 @@ def max_pool_backward(dy, at, k, stride, dx):
 def _pool_backward_cases(rng):
     found = []
     for n, H, W, k, stride, _, block in _pools(rng):
-        x = _ties(rng, (n, H, W))
+        x = _ties(rng, (n, H, W), stride)
         at = _pool_reference(x, k, stride)[1].astype(np.int32)
         grid = max(1, -(-n * H * W // block))
         found.append(
@@ -373,7 +385,7 @@ MAX_POOL_BACKWARD = Exercise(
     dtype=np.float32,
     call=lambda kernel, run: run.launch(kernel, run.dy, run.at, run.k, run.stride, run.dx),
     once=True,
-    about=(Avoids("atomics"),),
+    about=(Avoids("atomics"), Spares("at")),
     forbids=("float64-promotion",),
     repeatable=True,
     hints=(
@@ -421,7 +433,8 @@ def _adam_cases(rng):
         (40, 10, 2, 32, 1.0),
         (70, 100, 1, 64, 1.0),
         (65, 4, 3, 32, 1.0),
-        (drawn(rng, 530, 700), drawn(rng, 5, 50), 1, 288, 1.0),
+        (9, 3, 1, 32, 0.0),  # gradients that have always been 0
+        (drawn(rng, 1030, 1200), drawn(rng, 5, 50), 1, 288, 1.0),
     ]
     return [
         case(

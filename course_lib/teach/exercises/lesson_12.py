@@ -21,19 +21,18 @@ import numpy as np
 from course_lib.autograd import Function
 from course_lib.backend import get_array_module
 from course_lib.teach.cases import drawn, numbers
-from course_lib.teach.choices import OUTCOMES, choose, outcome
+from course_lib.teach.choices import ERRORS, OUTCOMES, choose, outcome
 from course_lib.teach.exercise import Exercise, Tolerance, case
 from course_lib.teach.float64 import without_float64
 from course_lib.teach.late_torch import warm_up
+from course_lib.teach.other_arrays import backward_on_both_kinds, summed_on_both_kinds
 from course_lib.teach.plain import pair_of
 from course_lib.teach.tapes import (
-    backward_on_both_kinds,
     needed,
     order_of,
     put_on_the_tape,
     softmax,
     softmax_backward,
-    summed_on_both_kinds,
     walk,
 )
 
@@ -61,15 +60,15 @@ def _choice_cases(rng):
         ("False", "has none"),
         ("None", "has a GPU"),
         ("None", "has none"),
-        ("True", "has a GPU that does not start"),
-        ("None", "has a GPU that does not start"),
+        *((use_cuda, f"has a GPU that does not start: {error}")
+          for error in ERRORS for use_cuda in ("True", "None")),
         ("False", "has a GPU that does not start"),
         ("'false'", "has a GPU"),
         ("'no'", "has none"),
         ("'auto'", "has a GPU"),
         ("0", "has a GPU"),
         ("1", "has none"),
-    ]
+    ]  # fmt: skip
     return [
         case(
             1, 1, use_cuda=np.str_(use_cuda), machine=np.str_(machine),
@@ -95,11 +94,11 @@ CHOOSE_BACKEND = Exercise(
     hints=(
         "Write down the six cases: True, False, None, each with and without a GPU. In which of "
         "them is there an answer that nobody would be surprised by, and in which is there none?",
-        "First refuse what is none of the three: the text 'false' is true in Python, and 0 equals "
-        "False and is another thing. Then False: the CPU, and nothing else is called. Then ask "
-        "`missing()`, once. Where it says something, True raises an error with that sentence in "
-        "it, and None takes the CPU. Catch nothing: a GPU that is there and does not start is an "
-        "error for the user to see.",
+        "First refuse what is none of the three, and say which they are: the text 'false' is true "
+        "in Python, and 0 equals False and is another thing. Then False: the CPU, and nothing else "
+        "is called. Then ask `missing()`, once. Where it says something, True raises an error with "
+        "that sentence in it, and None takes the CPU. Catch nothing: a GPU that does not start is "
+        "an error for the user to see.",
         "```python\nif use_cuda is not None and not isinstance(use_cuda, bool):\n"
         "    raise ValueError(...)\nif use_cuda is False:\n    return ...\nwhat = missing()\n"
         "if what and use_cuda:\n"
@@ -133,8 +132,8 @@ def _error_cases(rng):
     sizes = [
         (1, 1, 1, "int64"), (1, 2, 2, "uint8"), (2, 3, 1, "int64"), (3, 1, 4, "int32"),
         (5, 16, 3, "int64"), (8, 7, 10, "uint8"), (33, 20, 5, "int64"), (4, 90, 2, "int16"),
-        (70, 65, 12, "int64"),
-        (drawn(rng, 90, 150), drawn(rng, 66, 90), drawn(rng, 5, 20), "int64"),
+        (70, 65, 12, "int64"), (2, 3, 1033, "int16"), (3, 1043, 2, "int32"),
+        (drawn(rng, 1030, 1099), drawn(rng, 66, 90), drawn(rng, 5, 20), "int64"),
     ]  # fmt: skip
     return [
         case(
@@ -153,7 +152,7 @@ WEIGHTED_ERROR = Exercise(
     kind="function",
     reference=_error_reference,
     cases=_error_cases,
-    tolerance=Tolerance(1e-5, 1e-5, "float32 rounds sums of up to 90 products"),
+    tolerance=Tolerance(1e-5, 1e-5, "float32 rounds sums of up to 1,099 products"),
     outputs=("error",),
     dtype=np.float32,
     call=without_float64,
@@ -181,7 +180,8 @@ def _product_cases(rng):
     warm_up()
     sizes = [
         (1, 1, 1), (2, 2, 2), (1, 3, 2), (3, 1, 2), (2, 3, 1), (4, 4, 4), (0, 2, 3), (2, 5, 0),
-        (5, 7, 3), (17, 20, 9), tuple(drawn(rng, 21, 40) for _ in range(3)),
+        (5, 7, 3), (17, 20, 9), (1033, 2, 1), (1, 1043, 2),
+        (2, 1, drawn(rng, 1030, 1099)), tuple(drawn(rng, 61, 80) for _ in range(3)),
     ]  # fmt: skip
     return [
         case(
@@ -201,7 +201,7 @@ MATMUL_BACKWARD = Exercise(
         np.einsum("nm,km->nk", dy, b), np.einsum("nk,nm->km", a, dy)
     ),
     cases=_product_cases,
-    tolerance=Tolerance(1e-5, 2e-5, "float32 rounds sums of up to 40 products", scaled=True),
+    tolerance=Tolerance(1e-5, 2e-5, "float32 rounds sums of up to 1,099 products", scaled=True),
     outputs=("da", "db"),
     dtype=np.float32,
     call=backward_on_both_kinds,
@@ -245,7 +245,9 @@ def _summed_cases(rng):
         ((2, 3), (1, 3)), ((2, 3), (1, 1)), ((3, 3), (3,)), ((3, 3), (3, 1)), ((1, 4), (1, 1)),
         ((2, 1, 3), (1, 3)), ((4, 2, 3), ()), ((4, 2, 3), (2, 1)), ((0, 3), (0, 1)),
         ((2, 3, 4, 5), (3, 1, 1)), ((6, 5, 1, 7), (1, 5, 1, 1)), ((2, 2, 2, 2), (2, 1, 2)),
-        ((drawn(rng, 5, 9), 6, drawn(rng, 7, 9)), (6, 1)),
+        ((2, 3, 1, 2, 4), (3, 1, 2, 1)), ((2, 1, 3, 2, 2), (2, 1, 1, 2, 1)),
+        ((2, 1, 3, 1, 2, 2), (2,)), ((drawn(rng, 5, 9), 6, drawn(rng, 7, 9)), (6, 1)),
+        ((2, drawn(rng, 66_000, 70_000)), (2, 1)),
     ]  # fmt: skip
     return [
         case(1, 1, dy=numbers(rng, dy, 1.0, 0.8, (np.float32, np.float64)[place % 3 == 1]),
@@ -261,7 +263,7 @@ SUMMED_TO = Exercise(
     kind="function",
     reference=_summed_reference,
     cases=_summed_cases,
-    tolerance=Tolerance(1e-5, 2e-5, "float32 rounds sums of up to 60 numbers", scaled=True),
+    tolerance=Tolerance(1e-5, 2e-5, "float32 rounds sums of up to 70,000 numbers", scaled=True),
     outputs=("dx",),
     dtype=np.float32,
     call=summed_on_both_kinds,
@@ -311,13 +313,19 @@ _TAPES = {
     "a result that needs none": ([1, 0], [(1, 1), (0, 2), (3, 2)]),
     "a dead end": ([1, 1], [(0, 1), (2, 0), (2, 1)]),
     "diamonds, one after another": ([1], [(i, i) for i in range(60)]),
+    "three inputs": ([1, 1, 0], [(0, 1, 2), (1, 3, 0), (4, 3, 4)]),
+    "three inputs, of which the last is needed": ([0, 0, 1], [(0, 1, 2), (0, 3, 2)]),
 }
 
 
 def _tape_inputs(rng):
-    """Yield (needs, made_from) of every tape above, and of two drawn ones."""
+    """Yield (needs, made_from) of every tape above, of a long one, and of three drawn ones."""
     for needs, made_from in _TAPES.values():
-        yield np.array(needs, np.int64), np.array(made_from, np.int64).reshape(-1, 2)
+        width = max(map(len, made_from), default=2)
+        yield np.array(needs, np.int64), np.array(made_from, np.int64).reshape(-1, width)
+    # Half of the one before, and again a leaf beside: it neither grows nor vanishes.
+    length = drawn(rng, 260, 300)
+    yield np.array([1, 0, 1]), np.array([(i + 2, i % 2 - 1) for i in range(length)])
     for n_leaves, n_results in ((3, 9), (4, 16), (5, drawn(rng, 75, 99))):
         # Each result is made from the one before and from any earlier tensor, or from none.
         rows = [
@@ -376,13 +384,16 @@ _WIDTH = 3  # numbers in each tensor
 def _walk_reference(needs, made_from, kinds, values, dy):
     """Forwards, which needs no order: how each tensor reacts to each leaf, place by place."""
     tensors, slopes = list(values), list(np.eye(len(values))[:, :, None] * np.ones(_WIDTH))
-    for kind, (a, b) in zip(kinds, made_from, strict=True):
+    for kind, (a, b, *more) in zip(kinds, made_from, strict=True):
         if kind == 0:
             tensors.append(tensors[a] + tensors[b])
             slopes.append(slopes[a] + slopes[b])
         elif kind == 1:
             tensors.append(tensors[a] * tensors[b])
             slopes.append(tensors[a] * slopes[b] + tensors[b] * slopes[a])
+        elif kind == 3:
+            tensors.append(tensors[a] * tensors[b] + tensors[more[0]])
+            slopes.append(tensors[a] * slopes[b] + tensors[b] * slopes[a] + slopes[more[0]])
         else:
             tensors.append(0.5 * tensors[a])
             slopes.append(0.5 * slopes[a])
@@ -395,7 +406,7 @@ def _walk_cases(rng):
         # Products of products grow, so a long tape is sums and halves, with a product here and
         # there; in a short one all of them come.
         kinds = [
-            2 if row[1] < 0 else int((i + place) % 2 == 0 and i < 5)
+            3 if len(row) > 2 else 2 if row[1] < 0 else int((i + place) % 2 == 0 and i < 5)
             for i, row in enumerate(made_from)
         ]
         values = rng.uniform(0.5, 1.4, (len(needs), _WIDTH)).astype(np.float32)
@@ -454,13 +465,16 @@ def _softmax_reference(x, dy, x_other, dy_other):
 def _softmax_cases(rng):
     shapes = [(1, 1), (1, 2), (2, 3), (3, 1), (0, 4), (4, 4), (2, 7), (5, 33), (1, 100)]
     shapes.append((drawn(rng, 5, 9), drawn(rng, 40, 90)))
-    return [
-        case(1, 1, **{
+    found = []
+    for shape in shapes:
+        inputs = {
             name: numbers(rng, shape, 1.0, offset)
             for name, offset in (("x", 0.5), ("dy", 0.3), ("x_other", -1.0), ("dy_other", 0.9))
-        })
-        for shape in shapes
-    ]  # fmt: skip
+        }
+        if len(found) % 2:  # all but the last number are those of x: no key to find a result by
+            inputs["x_other"].flat[:-1] = inputs["x"].flat[:-1]
+        found.append(case(1, 1, **inputs))
+    return found
 
 
 ON_THE_TAPE = Exercise(
@@ -518,7 +532,7 @@ def _transfer_cases(rng):
         (10, 50_000_000, 25, 0.5),
         (100, 308_000_000, 55, 4.0),
         (1875, 100_352, 25, 0.13),
-        (drawn(rng, 2000, 3000), drawn(rng, 10**8, 10**9), 12, 9.0),
+        (drawn(rng, 66_000, 70_000), drawn(rng, 10**8, 10**9), 12, 9.0),
         (drawn(rng, 20, 30), drawn(rng, 10**7, 10**8), 55, 0.3),
     ]
     return [

@@ -20,6 +20,7 @@ from course_lib.teach.cases import drawn, numbers
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.exercises.lesson_08 import conv2d_direct
 from course_lib.teach.exercises.lesson_09 import conv2d_dweight, conv2d_dx
+from course_lib.teach.other_arrays import require_all
 from course_lib.teach.plain import number_of, with_plain_numbers
 from course_lib.teach.work import Launches
 
@@ -66,13 +67,16 @@ _PROBLEMS = (
     ((1, 1, 4, 5), (1, 3, 4), 3, 1, 1),
 )
 
-#: One more, (N, C, H, W) and (K, R, S), whose stride (1 to 4) and paddings are drawn.
+#: Two more, (N, C, H, W) and (K, R, S): one whose stride (1 to 4) and paddings are drawn, and one
+#: whose patches are large and far apart.
 _DRAWN = ((1, 2, 3, 4), (2, 4, 3))
+_FAR = ((1, 1, 2, 2), (1, 6, 7))
 
 
 def _problems(rng):
-    """Yield the problems, one whose options are drawn, and one of a drawn size as well."""
+    """Yield the problems, the two more, and one of a drawn size."""
     yield from _PROBLEMS
+    yield *_FAR, 6, 3, 4
     stride = drawn(rng, 1, 4)
     yield *_DRAWN, stride, drawn(rng, 0, 1), drawn(rng, 0, stride - 1)
     yield (1, 2, drawn(rng, 8, 9), drawn(rng, 9, 10)), (2, 3, 2), 2, drawn(rng, 0, 1), 1
@@ -110,7 +114,9 @@ def _scatter_cases(rng):
         block = 256 if n_threads > 100 else (32, 1, 8, 64)[number % 4]
         grid = max(1, -(-n_threads // block))
         found.append(case(grid, block, **_inputs(rng, *problem)))
-    return found
+    # More numbers of x than of anything else, and one tap for each.
+    many = (1, 1, drawn(rng, 23, 24), drawn(rng, 23, 25)), (1, 1, 1), 1, 0, 0
+    return [*found, case(2, 320, **_inputs(rng, *many))]
 
 
 def _launched(kernel, run):
@@ -168,7 +174,9 @@ def conv_transpose2d_gather(x, weight, y, stride, padding):
 
 def _gather_cases(rng):
     found = []
-    for number, problem in enumerate(_problems(rng)):
+    # Few numbers that make many.
+    many = (1, 1, 3, 4), (1, 2, 1), 15, 0, 0
+    for number, problem in enumerate((*_problems(rng), many)):
         n_threads = int(np.prod(_y_shape(*problem)))
         block = 512 if n_threads > 500 else (32, 1, 8, 64)[number % 4]
         grid = max(1, -(-n_threads // block))
@@ -232,9 +240,11 @@ def _size_cases(rng):
         (130, 7, 5, 3, 4),
     ]
     stride = drawn(rng, 2, 8)
+    problems.append((3, 5, 10 + stride, 1, 9))
     sizes = drawn(rng, 2, 299), drawn(rng, 5, 8), stride
     problems.append((*sizes, drawn(rng, 0, 2), drawn(rng, 0, stride - 1)))
-    problems.append((drawn(rng, 2000, 4000), drawn(rng, 9, 20), 9, drawn(rng, 3, 4), 8))
+    problems.append((drawn(rng, 66_000, 70_000), drawn(rng, 9, 20), 9, drawn(rng, 3, 4), 8))
+    problems.append((2, drawn(rng, 66_000, 70_000), 7, drawn(rng, 1030, 1060), 5))
     names = "size", "taps", "stride", "padding", "output_padding"
     return [case(1, 1, **dict(zip(names, map(np.int64, each), strict=True))) for each in problems]
 
@@ -281,8 +291,9 @@ _LAUNCHES = (
 
 
 def _by_dx_cases(rng):
-    *_, options, large = _problems(rng)
-    return [case(1, 1, **_inputs(rng, *problem)) for problem in (*_LAUNCHES, options, large)]
+    *_, far, options, large = _problems(rng)
+    drawn_ones = far, options, large
+    return [case(1, 1, **_inputs(rng, *problem)) for problem in (*_LAUNCHES, *drawn_ones)]
 
 
 TRANSPOSED_BY_DX = Exercise(
@@ -322,8 +333,9 @@ def transposed_backward(dy, x, weight, stride, padding):
     return dx, dweight
 
 
-#: Each weight takes a warp, and the simulator time: few weights. Of the last two, one has a dx as
-#: large as a block, the other more weights than there are lanes.
+#: Each weight takes a warp, and the simulator time: few weights. Of the last four, one has a dx as
+#: large as a block and one more weights than there are lanes. Then a dx that is larger than a block
+#: and than dy, and more weights than numbers of dx and of dy: a grid belongs to what it fills.
 _BACKWARD = (
     ((1, 1, 1, 1), (1, 1, 1), 1, 0, 0),
     ((1, 1, 2, 1), (1, 1, 2), 2, 0, 0),
@@ -335,6 +347,8 @@ _BACKWARD = (
     ((1, 1, 3, 2), (1, 4, 2), 4, 2, 3),
     ((2, 2, 4, 4), (1, 1, 2), 3, 0, 0),
     ((1, 1, 2, 3), (11, 3, 1), 2, 1, 1),
+    ((1, 3, 5, 5), (1, 1, 1), 1, 0, 0),
+    ((1, 3, 1, 1), (1, 3, 3), 1, 1, 0),
 )
 
 
@@ -342,8 +356,9 @@ def _backward_cases(rng):
     found = []
     stride = drawn(rng, 1, 4)
     options = (1, 1, 3, 2), (1, 2, 3), stride, drawn(rng, 0, 1), drawn(rng, 0, stride - 1)
+    far = (1, 1, 2, 2), (1, 6, 1), 6, 2, 3
     large = (2, 1, drawn(rng, 7, 8), drawn(rng, 8, 9)), (1, 2, 2), 2, 0, 1
-    for problem in (*_BACKWARD, options, large):
+    for problem in (*_BACKWARD, far, options, large):
         inputs = _inputs(rng, *problem)
         dy = numbers(rng, _y_shape(*problem), 1.5, 1.0)
         found.append(case(1, 1, dy=dy, **inputs))
@@ -366,8 +381,9 @@ TRANSPOSED_BACKWARD = Exercise(
     tolerance=SUMS,
     outputs=("dx", "dweight"),
     dtype=np.float32,
-    call=lambda function, run: with_plain_numbers(
-        function, run, "dy", "x", "weight", "stride", "padding"
+    call=lambda function, run: require_all(
+        with_plain_numbers(function, run, "dy", "x", "weight", "stride", "padding"),
+        run.exercise.outputs,
     ),
     primal=_transposed,
     about=(Launches(),),
@@ -415,6 +431,7 @@ _JOINED = (
     ((1, 4, 2, 5), 2, 5, 2, 0, 1),
     ((2, 3, 5, 4), 2, 4, 2, 1, 0),
     ((1, 2, 4, 5), 2, 4, 2, 1, 1),
+    ((1, 1, 3, 4), 24, 27, 2, 0, 0),
 )
 HELD = np.float32(7)  # by the concatenation before the launch
 
@@ -422,8 +439,8 @@ HELD = np.float32(7)  # by the concatenation before the launch
 def _joined_cases(rng):
     found = []
     K, after = drawn(rng, 1, 2), drawn(rng, 0, 2)
-    first = drawn(rng, 1, 5)
-    large = (1, 3, drawn(rng, 8, 10), drawn(rng, 11, 12)), K, first + K + after, first, 1, 1
+    first = drawn(rng, 5, 9)
+    large = (1, 3, drawn(rng, 8, 9), drawn(rng, 11, 12)), K, first + K + after, first, 1, 1
     for number, (shape, K, channels, first, below, beside) in enumerate((*_JOINED, large)):
         N, C, H, W = shape
         P, Q = 2 * H + below, 2 * W + beside

@@ -56,12 +56,14 @@ def _multilook_reference(power, n):
 def _power(rng, shape, kind="plain"):
     """Return powers of 1e-4 to 10, and pixels without data in all but the plain kinds."""
     power = 10.0 ** rng.uniform(-4, 1, shape)
-    power *= {"faint": 1e-12, "strong": 1e25}.get(kind, 1.0)
+    power *= {"faint": 1e-12, "faintest": 1e-30, "strong": 1e25}.get(kind, 1.0)
     power = power.astype(np.float32)
     if kind == "gaps":
         power[rng.random(shape) < 0.35] = np.nan
         power = np.where(rng.random(shape) < 0.15, -power, power)
         power[0, 0] = 0.0
+    if kind == "bright":  # more than a number can hold, in the last pixel of a window
+        power[1, 1] = np.inf
     if kind == "edge":  # whole windows beyond the swath
         power[:, : shape[-1] // 2] = np.nan
         power[0, 1:], power[0, 0] = np.nan, 0.0
@@ -76,12 +78,14 @@ def _multilook_cases(rng):
         ((2, 4), 2, "plain", 1, 32),
         ((5, 4), 2, "edge", 1, 32),
         ((7, 6), 3, "gaps", 2, 1),
+        ((4, 4), 2, "bright", 1, 32),
+        ((4, 9), 3, "faintest", 1, 32),
         ((5, 11), 5, "faint", 2, 32),
         ((9, 12), 4, "gaps", 1, 33),
         ((14, 7), 7, "strong", 1, 2),
         ((13, 22), 2, "edge", 1, 16),
-        ((24, 34), 1, "gaps", 1, 256),
-        ((drawn(rng, 31, 39), drawn(rng, 41, 49)), drawn(rng, 2, 3), "gaps", 1, 288),
+        ((24, drawn(rng, 43, 46)), 1, "gaps", 1, 256),
+        ((drawn(rng, 36, 39), drawn(rng, 41, 49)), drawn(rng, 2, 3), "gaps", 1, 288),
     ]
     return [
         case(grid, block, power=_power(rng, shape, kind), n=np.int64(n))
@@ -155,7 +159,9 @@ def _prepare_cases(rng):
         (2, 33, "extreme", 2, 32),
         (2, 100, "lost", 3, 96),
         (2, 300, "gaps", 2, 256),
-        (3, drawn(rng, 530, 600), "gaps", 2, drawn(rng, 10, 16) * 32),
+        (5, 9, "gaps", 1, 32),
+        (1, 1043, "gaps", 3, drawn(rng, 12, 16) * 32),
+        (4, drawn(rng, 620, 700), "gaps", 2, 352),
     ]
     return [
         case(grid, block, **_prepare_inputs(rng, bands, n, kind), blocks=np.int64(grid),
@@ -171,6 +177,7 @@ def _prepare_inputs(rng, bands, n, kind):
         power[1, 1::7] = np.inf
     if kind == "extreme":
         power[:, ::2] *= rng.choice([1e-33, 1e37], (bands, len(power[0, ::2])))
+        power[:, 9], power[:, 10] = 1e-40, 3.3e38  # which a float32 holds, and just so
         power[0, 5], power[-1, 6], power[0, 7] = -0.0, -np.inf, np.inf
     if kind == "lost":
         power[0] = np.nan
@@ -259,7 +266,8 @@ def _iou_cases(rng):
         (45, 4, "absent", 33),
         (70, 2, "perfect", 96),
         (90, 2, "rare", 64),
-        (60, drawn(rng, 5, 9), "plain", 7),
+        (60, 11, "plain", 7),
+        (5, drawn(rng, 33, 36), "plain", 1),
         (drawn(rng, 1400, 1900), 2, "plain", 512),
         (1100, 1, "plain", 1024),
     ]
@@ -401,8 +409,9 @@ def _dice_sums_cases(rng):
         ((1, 3, 9), "below", 32),
         ((1, 2, 70), "flat", 32),
         ((2, 2, 40), "ignored", 64),
-        ((2, 1, 160), "ignored", 288),
-        ((2, 2, drawn(rng, 280, 320)), "ignored", 256),
+        ((2, 11, 3), "ignored", 32),
+        ((2, 2, drawn(rng, 200, 240)), "ignored", 256),
+        ((1, 1, drawn(rng, 1030, 1060)), "ignored", 544),
     ]
     return [
         case(shape[1], block, **_segmented(rng, shape, kind)) for shape, kind, block in launches
@@ -485,7 +494,9 @@ def _dice_gradient_cases(rng):
         ((1, 3, 20), "flat", 1, 64),
         ((3, 5, 11), "ignored", 2, 32),
         ((2, 3, 70), "ignored", 2, 96),
-        ((1, 3, drawn(rng, 370, 480)), "above", 2, 256),
+        ((1, 11, 3), "plain", 1, 32),
+        ((1, 1, 1043), "ignored", 3, 384),
+        ((1, 2, drawn(rng, 900, 960)), "above", 2, 512),
     ]
     return [
         case(grid, block, **_dice_gradient_inputs(rng, shape, kind))
@@ -498,6 +509,7 @@ def _dice_gradient_inputs(rng, shape, kind):
     sums = _sums(given["logits"].astype(np.float64), given["target"]).astype(np.float32)
     # The gradient of a mean over pixels is small: so large a dloss makes numbers near 1 of it.
     dloss = np.float32(rng.uniform(2, 4) * max(1, shape[0] * shape[2]))
+    dloss *= np.float32(-1 if kind == "ignored" else 1)
     smooth = np.float32(rng.uniform(0.001, 0.002) if kind == "absent" else rng.uniform(0.3, 3))
     return {"dloss": dloss, **given, "sums": sums, "smooth": smooth}
 

@@ -24,7 +24,7 @@ from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.work import Spares
 
 ZERO, ONE, INF, TINY = np.float32(0), np.float32(1), np.float32(np.inf), np.float32(1e-6)
-NEW = np.float32(10)
+NEW, LARGEST = np.float32(10), np.finfo(np.float32).max
 EXPONENT = 0x7F800000  # the eight bits of a float32's exponent
 SHORT = object()  # of a case of `clip`: gradients so short that TINY shows
 
@@ -98,8 +98,6 @@ def _pick(function, run):
             raise
         done = f"raised {type(error).__name__}: {error}"
         raise _unlike(run, done).with_traceback(error.__traceback__) from None
-    if wanted == "cpu" and asked:
-        raise ValueError(f"the CPU was asked for by name, and {asked[0]}() was called all the same")
     if not isinstance(found, tuple) or len(found) != 2:
         raise TypeError(f"it returned {found!r}, not a device and a precision")
     for value, known in zip(found, (_DEVICES, _HALVES), strict=True):
@@ -108,6 +106,9 @@ def _pick(function, run):
     choice = np.array([_DEVICES.index(found[0]), _HALVES.index(found[1])], np.float64)
     if not np.array_equal(choice, run.expected["choice"]):
         raise _unlike(run, f"returned {found!r}")
+    name = {"cpu": "the CPU", "mps": "MPS", "cuda": "CUDA"}.get(wanted)
+    if name and (others := [each for each in asked if each != f"find_{wanted}"]):
+        raise ValueError(f"{name} was asked for by name, and {others[0]}() was called all the same")
     return choice
 
 
@@ -136,6 +137,10 @@ def _picked_cases(rng):
         ("CUDA", False, new),
         ("cuda:0", True, new),
         ("cp", False, new),
+        ("cpu:0", False, (0, 0)),
+        ("mps:0", True, new),
+        ("AUTO", True, new),
+        ("none", False, new),
         ("", True, (0, 0)),
         ("cuda", False, (12, 0)),
     ]
@@ -210,8 +215,10 @@ def _round_cases(rng):
         (20, 2, "plain", 2, 8),
         (33, 10, "extreme", 2, 32),
         (40, drawn(rng, 11, 19), "ties", 1, 64),
+        (41, 22, "ties", 1, 64),
+        (42, 1, "ties", 1, 64),
         (90, 7, "plain", 2, 32),
-        (drawn(rng, 530, 700), drawn(rng, 4, 9), "ties", 2, 256),
+        (drawn(rng, 1030, 1200), drawn(rng, 4, 9), "ties", 2, 256),
     ]
     return [
         case(grid, block, x=_bits(rng, n, kept, kind), kept=np.int64(kept))
@@ -272,7 +279,8 @@ def unscale(g, scale, y, found):
 
 
 def _unscale_reference(g, scale):
-    finite = np.isfinite(g)
+    with np.errstate(over="ignore"):  # a number may become infinite only here
+        finite = np.isfinite((g / scale[0]).astype(np.float32))
     return np.where(finite, g, 0.0) / scale[0], np.array([not finite.all()], np.int64)
 
 
@@ -285,16 +293,21 @@ def _unscale_cases(rng):
         (5, "minus", 1, 4),
         (6, "plain", 1, 32),
         (7, "largest", 1, 32),
+        (8, "as they are", 1, 64),
+        (8, "enlarged", 1, 32),
+        (9, "zero", 1, 32),
         (33, "last", 1, 32),
         (40, "all", 2, 16),
         (64, "NaN", 2, 32),
         (70, "plain", 3, 32),
         (90, "last", 1, 64),
-        (drawn(rng, 530, 700), "last", 2, 256),
+        (99, "first", 1, 32),
+        (drawn(rng, 1030, 1200), "last", 2, 256),
     ]
+    scales = {"as they are": 1.0, "enlarged": 0.25, "first": 2.5}
     return [
         case(grid, block, g=_scaled(rng, n, kind),
-             scale=np.array([2.0 ** rng.integers(3, 17)], np.float32))
+             scale=np.array([scales.get(kind, 2.0 ** rng.integers(3, 17))], np.float32))
         for n, kind, grid, block in launches
     ]  # fmt: skip
 
@@ -309,9 +322,19 @@ def _scaled(rng, n, kind):
         g[rng.integers(n)] = np.nan
     if kind == "all":
         g[:] = rng.choice([np.inf, -np.inf, np.nan], n)
-    if kind == "largest":  # finite, all of them
-        g[:3] = 3.4e38, -3.4e38, 0.0
+    if kind == "first":  # of each thread: good ones come after it
+        g[:32:2] = rng.choice([np.inf, -np.inf, np.nan], 16)
+    if kind == "zero":
+        g[:] = 0.0
+    if kind in ("largest", "as they are", "enlarged"):  # finite; divided by 1/4, no longer
+        g[:3] = LARGEST, -LARGEST, 0.0
     return g
+
+
+def _unscaled(kernel, run):
+    """Launch it with a `found` of 0; what `y` holds before is anybody's guess."""
+    run.found[:] = 0
+    run.launch(kernel, run.g, run.scale, run.y, run.found)
 
 
 UNSCALE = Exercise(
@@ -323,14 +346,12 @@ UNSCALE = Exercise(
     tolerance=Tolerance(1e-6, 0.0, "one quotient is rounded"),
     outputs=("y", "found"),
     dtype={"y": np.float32, "found": np.int32},
-    start=0,
-    call=lambda kernel, run: run.launch(kernel, run.g, run.scale, run.y, run.found),
+    call=_unscaled,
     about=(Spares("g"),),
     forbids=("float64-promotion",),
     hints=(
-        "Each thread divides its gradients. If one is infinite or NaN, it becomes 0, and a flag "
-        "goes up. "
-        "What of two threads that find one at the same time?",
+        "Each thread divides its gradients. If the result is infinite or NaN, it becomes 0, and a "
+        "flag goes up. What of two threads that find one at the same time?",
         "`abs(y[i]) < INF` is true for every finite number, and false for infinities and for NaN. "
         "Whoever finds such a one writes 1 to `found[0]`. Several threads may do so: all of them "
         "write the same, and none reads it. Nobody writes a 0: it is there already.",
@@ -367,10 +388,10 @@ def _scale_reference(found, scale, good, growth, backoff, interval):
 
 def _scale_cases(rng):
     # found, good steps before, interval, exponent of the scale
-    far, later = drawn(rng, 2100, 3000), drawn(rng, 3, 9)
+    far, later = drawn(rng, 66_000, 70_000), drawn(rng, 3, 9)
     situations = [
         (0, 0, 5, 16, 1, 1),
-        (1, 0, 5, 16, 1, 32),
+        (1, 0, 5, 16, 1, 48),
         (0, later, later + 1, 10, 1, 32),
         (0, later, later + 2, 12, 2, 32),
         (1, 4, 5, 8, 1, 16),
@@ -382,12 +403,20 @@ def _scale_cases(rng):
         (3, 1, 4, 9, 1, 96),
         (0, far - 1, far, 16, 2, 256),
     ]
-    return [
+    plain = [
         case(grid, block, found=np.array([found], np.int32),
              scale=np.array([2.0**exponent], np.float32), good=np.array([good], np.int32),
              growth=np.float32(2.0 ** drawn(rng, 1, 4)),
              backoff=np.float32(0.5 ** drawn(rng, 1, 4)), interval=np.int64(interval))
         for found, good, interval, exponent, grid, block in situations
+    ]  # fmt: skip
+    # No powers of two; and the largest power that there is, which is not infinite yet.
+    numbers = [(0, 2.5, 1.5, 0.75), (1, 2.5, 1.5, 0.375), (0, 2.0**126, 2.0, 0.5)]
+    return plain + [
+        case(2, 96, found=np.array([found], np.int32), scale=np.array([scale], np.float32),
+             good=np.array([3], np.int32), growth=np.float32(growth), backoff=np.float32(backoff),
+             interval=np.int64(4))
+        for found, scale, growth, backoff in numbers
     ]  # fmt: skip
 
 
@@ -437,21 +466,23 @@ def _clip_reference(g, squares, max_norm):
 
 
 def _clip_cases(rng):
-    # Numbers, parts that the squares were added up in, max_norm's share of the norm, launch.
+    # Numbers, parts that the squares were added up in, max_norm's share of the norm, launch: of
+    # whole warps, as those who add up together need them.
     launches = [
         (1, 1, 0.5, 1, 32),
         (1, 1, 2.0, 1, 32),
         (0, 1, 0.5, 1, 32),
         (3, 2, 0.25, 1, 32),
-        (4, 3, 1.5, 2, 1),
+        (4, 3, 1.5, 2, 32),
         (2, 1, None, 1, 32),
         (3, 1, SHORT, 1, 32),
-        (9, 4, 0.1, 1, 4),
-        (33, 2, 3.0, 2, 16),
-        (40, 5, 0.9, 2, 32),
+        (5, 2, 0.0, 1, 32),
+        (9, 4, 0.1, 1, 32),
+        (33, 2, 3.0, 2, 32),
+        (40, 5, 0.9, 1, 32),
         (70, 7, 0.01, 1, 64),
-        (95, drawn(rng, 33, 50), 0.4, 3, 32),
-        (drawn(rng, 530, 700), drawn(rng, 5, 20), rng.uniform(0.2, 0.7), 2, 256),
+        (20, drawn(rng, 260, 290), 0.4, 1, 32),
+        (drawn(rng, 1030, 1200), drawn(rng, 5, 20), rng.uniform(0.2, 0.7), 2, 256),
     ]
     found = []
     for n, parts, share, grid, block in launches:
@@ -476,7 +507,7 @@ CLIP = Exercise(
     solution=clip,
     reference=_clip_reference,
     cases=_clip_cases,
-    tolerance=Tolerance(1e-5, 1e-7, "a sum of up to 50 squares, a root, a quotient, a product"),
+    tolerance=Tolerance(1e-5, 1e-7, "a sum of up to 290 squares, a root, a quotient, a product"),
     call=lambda kernel, run: run.launch(kernel, run.g, run.squares, run.max_norm, run.y),
     once=True,
     about=(Spares("g"),),
@@ -523,7 +554,7 @@ def _ema_cases(rng):
         (40, 100_000, short, 1, 16),
         (65, 12, long, 3, 32),
         (90, 1000, short, 1, 64),
-        (drawn(rng, 530, 700), drawn(rng, 20, 60), short, 2, 256),
+        (drawn(rng, 1030, 1200), drawn(rng, 20, 60), short, 2, 256),
     ]
     return [
         case(grid, block, weight=numbers(rng, n, 2.0, 1.5), average=numbers(rng, n, 1.0, -3.0),
