@@ -17,9 +17,10 @@ from course_lib.teach import (
     checking,
 )
 from course_lib.teach.deadline import AGAIN_SECONDS, TimeUp, deadline
+from course_lib.teach.engines import Gpu
 from course_lib.teach.exercise import Case, Exercise, Tolerance, case, exercises
 from course_lib.teach.fences import FENCE, FencedArray
-from course_lib.teach.running import Attempt, Gpu, attempt_case
+from course_lib.teach.running import Attempt, attempt_case
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -17,10 +17,11 @@ import numpy as np
 from course_lib.simulator.observe import observing_with
 from course_lib.teach import mutation
 from course_lib.teach.deadline import TimeUp, deadline, uncollected
+from course_lib.teach.engines import Simulator
 from course_lib.teach.fences import FAINT, poison, same_bits
 from course_lib.teach.influence import MOST, influence
 from course_lib.teach.raised import ways_to_nan
-from course_lib.teach.running import Attempt, Failure, Run, Simulator, attempt_case, close
+from course_lib.teach.running import Attempt, Failure, Run, attempt_case, close
 from course_lib.teach.writers import Writers
 
 #: Seconds of the processor for what is seen; the experiment has its own limits.

@@ -22,18 +22,19 @@ from course_lib.teach.causes import explain
 from course_lib.teach.compiling import compile_for_gpu, prepare_compiler
 from course_lib.teach.deadline import TimeUp, deadline
 from course_lib.teach.display import user_facing
-from course_lib.teach.exercise import Exercise, find, python_function
+from course_lib.teach.engines import Gpu, Simulator
+from course_lib.teach.exercise import Case, Exercise, find, python_function
 from course_lib.teach.fences import same_bits
+from course_lib.teach.mutation import fresh
 from course_lib.teach.printing import printing_little
 from course_lib.teach.report import CheckFailed, describe
 from course_lib.teach.running import (
     Attempt,
     Failure,
-    Gpu,
     Run,
-    Simulator,
     attempt_case,
 )
+from course_lib.teach.snapshot import Snapshot
 from course_lib.teach.todo import contains_todo
 from course_lib.teach.work import count_work
 
@@ -171,7 +172,8 @@ def run_in_simulator(attempt: Attempt) -> Failure | None:
     orders = ORDERS[:1] if attempt.exercise.kind == "function" else ORDERS  # it has no threads
     try:
         with deadline(TIME_LIMIT):
-            for case in attempt.cases:
+            earlier = None
+            for case in (*attempt.cases, *_one_after_the_other(attempt)):
                 first = {}
                 for order in orders:
                     engine = Simulator(order, attempt.seed, sanitized=True)
@@ -179,11 +181,31 @@ def run_in_simulator(attempt: Attempt) -> Failure | None:
                     if failure is not None:
                         return failure
                     first = first or engine.got
-                    if text := _other_bits(attempt, first, engine):
+                    text = _other_bits(attempt, first, engine) or _changed_since(earlier)
+                    if text:
                         return Failure("returned", Run(attempt.exercise, case, engine), text=text)
+                earlier = engine.results
     except TimeUp as error:  # between two runs
         return Failure("endless", Run(attempt.exercise, case, engine), error=error)
     return None
+
+
+def _one_after_the_other(attempt: Attempt) -> list[Case]:
+    """Return two cases that differ in their numbers alone, for a function that may keep some."""
+    if attempt.exercise.kind == "kernel":
+        return []
+    other = fresh(attempt, 4)[-1]
+    alike = [case for case in attempt.cases if case.shapes == other.shapes]
+    return [alike[-1], other] if alike else [other]
+
+
+def _changed_since(earlier: Snapshot | None) -> str:
+    """Return what to say where a call has changed what the one before it returned."""
+    changed = earlier.changed() if earlier is not None else ""
+    return changed and (
+        f"a call with other inputs has changed what the call before it had returned, {changed}: "
+        "each call needs its own"
+    )
 
 
 def _other_bits(attempt: Attempt, first: dict[str, np.ndarray], engine: Simulator) -> str:

@@ -15,8 +15,9 @@ import course_lib
 from course_lib.simulator.lint import LintError, LintUnavailable, lint, prepare
 from course_lib.simulator.observe import Observer, observing_with
 from course_lib.teach.display import quote
+from course_lib.teach.engines import Simulator
 from course_lib.teach.exercise import python_function
-from course_lib.teach.running import Attempt, Failure, Run, Simulator
+from course_lib.teach.running import Attempt, Failure, Run
 
 #: Seconds to wait for the compiler. Only its start takes more than a fraction of one.
 WAIT = 10.0

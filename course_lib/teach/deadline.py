@@ -19,8 +19,11 @@ from collections.abc import Iterator
 AGAIN_SECONDS = 0.05
 
 
-class TimeUp(Exception):
-    """The code inside `deadline` was still running after its seconds."""
+class TimeUp(BaseException):
+    """The code inside `deadline` was still running after its seconds.
+
+    No `Exception`, which that code may catch.
+    """
 
 
 def deadline(seconds: float) -> contextlib.AbstractContextManager[None]:

@@ -58,6 +58,11 @@ class Case:
         return int(np.prod(self.grid)) * int(np.prod(self.block))
 
     @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the inputs."""
+        return [np.shape(x) for x in self.inputs.values()]
+
+    @property
     def size(self) -> tuple[bool, int, int]:
         """Sort key: input elements, then threads. Empty inputs tell least and come last."""
         elements = sum(np.size(x) for x in self.inputs.values())

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from course_lib.simulator.observe import Observer, pointer
 from course_lib.simulator.tracing_counts import SECTOR_BYTES
+from course_lib.teach.engines import Simulator
 from course_lib.teach.exercise import Exercise
 from course_lib.teach.fences import FencedArray
-from course_lib.teach.running import Attempt, Failure, Run, Simulator
+from course_lib.teach.running import Attempt, Failure, Run
 
 #: How much more a kernel may read than the lesson's before it is told, and before it is refused.
 MORE, TOO_MUCH = 1.25, 16.0

@@ -1,13 +1,18 @@
-"""Right answers of another make: other loops, default arguments, lists where tuples are shown."""
+"""Right answers of another make: other loops, default arguments, lists where tuples are shown.
+
+And wrong ones of kinds that any exercise can have: what they change beside their result, what they
+keep from call to call, who does the work.
+"""
 
 import math
 
 import numpy as np
 
-from bank import right
+from bank import right, wrong
 from course_lib import cuda
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, warp_sum
 from course_lib.runtime.matrix import load_word, multiply_add
+from course_lib.teach.exercise import exercises
 from course_lib.teach.exercises.lesson_04 import VECTORS, WIDTH
 
 ZERO, MINUS_INF = np.float32(0), np.float32(-np.inf)
@@ -126,3 +131,105 @@ def warp_sum_by_a_butterfly(x, y):
         step *= 2
     if lane == 5:
         y[row] = total
+
+
+# ---- what a function changes beside its result -----------------------------------------------
+
+OWN = "a call with other inputs has changed what the call before it had returned, "
+
+
+@wrong("from_end_to_beginning", r"it changes its input last\.requires_grad")
+def order_by_marks(last):
+    order = []
+
+    def visit(x):
+        if x.requires_grad:
+            x.requires_grad = False
+            for y in x.made_from:
+                visit(y)
+            order.append(x)
+
+    visit(last)
+    return order[::-1]
+
+
+@wrong("from_end_to_beginning", r"it changes its input last\.made_from")
+def order_that_frees_the_tape(last):
+    order, seen = [], set()
+
+    def visit(x):
+        if x.requires_grad and x not in seen:
+            seen.add(x)
+            for y in x.made_from:
+                visit(y)
+            order.append(x)
+
+    visit(last)
+    for x in order:
+        x.made_from = ()
+    return order[::-1]
+
+
+def _walked(order, dy, add):
+    found = {id(order[0]): dy}
+    for result in order:
+        if result.made_by is not None:
+            gradients = result.made_by.backward(found[id(result)])
+            gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+            for x, dx in zip(result.made_from, gradients, strict=True):
+                if x.requires_grad:
+                    found[id(x)] = add(x, found[id(x)], dx) if id(x) in found else dx
+    return found
+
+
+@wrong("walk_back", "it changes its input order, which")
+def walk_that_empties_the_order(order, dy):
+    found = _walked(order, dy, lambda x, one, other: one + other)
+    while order:
+        order.pop()
+    return found
+
+
+@wrong("walk_back", r"it changes its input order\[.*\.data")
+def walk_that_sums_in_the_data(order, dy):
+    def add(x, one, other):
+        if isinstance(x.data, np.ndarray):
+            x.data[...] = one + other
+        return one + other
+
+    return _walked(order, dy, add)
+
+
+@wrong("matmul_backward", OWN + "d[ab]")
+def product_into_kept_arrays(dy, a, b, kept={}):  # noqa: B006
+    if not isinstance(dy, np.ndarray):
+        return dy @ b.T, a.T @ dy
+    da = kept.setdefault(a.shape, np.empty(a.shape, a.dtype))
+    db = kept.setdefault(("b", b.shape), np.empty(b.shape, b.dtype))
+    da[...], db[...] = dy @ b.T, a.T @ dy
+    return da, db
+
+
+@wrong("self_times", "wrong values in times|" + OWN)
+def times_that_remember(begin, end, kind, n_kinds, kept={}):  # noqa: B006
+    if (len(begin), n_kinds) not in kept:
+        solution = exercises()["self_times"].solution
+        kept[len(begin), n_kinds] = solution(begin, end, kind, n_kinds)
+    return kept[len(begin), n_kinds]
+
+
+_FOUND = {}
+
+
+@wrong("walk_back", OWN + "|there is an entry|key of the dict")
+def walk_into_one_dict(order, dy):
+    _FOUND.update(_walked(order, dy, lambda x, one, other: one + other))
+    return _FOUND
+
+
+@wrong("transposed_by_dx", OWN + "y")
+def by_dx_into_kept_arrays(x, weight, stride, padding, output_padding, kept={}):  # noqa: B006
+    y = exercises()["transposed_by_dx"].solution(x, weight, stride, padding, output_padding)
+    same = kept.setdefault(y.shape, y)
+    same[...] = y
+    return same

@@ -15,12 +15,13 @@ import re
 from collections.abc import Iterable
 
 from course_lib.teach.deadline import TimeUp
+from course_lib.teach.engines import Simulator
 from course_lib.teach.exercise import Case, python_function
 from course_lib.teach.mutation.changes import EVERY, Change, built, changes, changes_alike, parsed
 from course_lib.teach.mutation.likeness import nearest_first
 from course_lib.teach.mutation.lines import lines_of, patched, written
 from course_lib.teach.mutation.matching import STEPS, fresh
-from course_lib.teach.running import Attempt, Failure, Simulator, attempt_case
+from course_lib.teach.running import Attempt, Failure, attempt_case
 
 #: How many changes are undone that agree on no words: each takes its time.
 MOST = 4
