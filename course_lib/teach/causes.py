@@ -20,6 +20,7 @@ from course_lib.teach.deadline import TimeUp, deadline, uncollected
 from course_lib.teach.engines import Simulator
 from course_lib.teach.fences import FAINT, poison, same_bits
 from course_lib.teach.influence import MOST, influence
+from course_lib.teach.places import element
 from course_lib.teach.raised import ways_to_nan
 from course_lib.teach.running import Attempt, Failure, Run, attempt_case, close
 from course_lib.teach.writers import Writers
@@ -324,11 +325,6 @@ OBSERVATIONS = {
 
 #: What a few elements may show by chance: it must be seen on another input, too.
 BY_CHANCE = (other_places, copies_input, one_factor, at_zero, at_negative, counts_too_much)
-
-
-def element(name: str, index: tuple[int, ...]) -> str:
-    """Return "y[1, 2]", or just "y" for an array without dimensions."""
-    return f"{name}[{', '.join(map(str, map(int, index)))}]" if len(index) else name
 
 
 def _span(name: str, mask: np.ndarray) -> tuple[str, bool]:

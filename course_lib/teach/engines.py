@@ -26,8 +26,8 @@ class Simulator:
     """Runs kernels in the simulator, with the threads of a block in a given order.
 
     With `sanitized`, under the sanitizer: `findings` are what it found in the last run, `twice` is
-    an element that two threads wrote, if that was to be looked for, and `borrowed` an input that
-    was written. `got` are the outputs of the last run that was right, and `results` a `Snapshot` of
+    an element that two threads wrote, if that was to be looked for, `borrowed` an input that was
+    written, and `foreign` an element of an output that is somebody else's and was. `got` are the outputs of the last run that was right, and `results` a `Snapshot` of
     what the learner's function returned in it.
     """
 
@@ -37,7 +37,7 @@ class Simulator:
         self.order, self.seed, self.sanitized = order, seed, sanitized
         self.max_steps = max_steps
         self.findings, self.twice, self.borrowed, self.got = [], None, None, {}
-        self.results = None
+        self.results = self.foreign = None
         self.observer: Observer | None = None  # one more that watches the launches
 
     def prepare(self, array: FencedArray):
@@ -67,11 +67,11 @@ class Simulator:
                 self.findings = report.findings
                 inputs = {n: array for n, array in run.arrays.items() if n in run.case.inputs}
                 outputs = {n: array for n, array in run.arrays.items() if n not in inputs}
-                writers = stack.enter_context(observing_with(Writers(outputs, inputs)))
+                writers = stack.enter_context(observing_with(Writers(outputs, inputs, run.others)))
             yield
             if self.sanitized:
                 self.twice = writers.twice if run.exercise.once else None
-                self.borrowed = writers.borrowed
+                self.borrowed, self.foreign = writers.borrowed, writers.foreign
 
 
 class Gpu:
@@ -79,7 +79,7 @@ class Gpu:
 
     simulated = False
     order = "forward"
-    findings, twice, borrowed, got = (), None, None, {}
+    findings, twice, borrowed, foreign, got = (), None, None, None, {}
 
     @staticmethod
     def available() -> bool:

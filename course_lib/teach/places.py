@@ -80,3 +80,8 @@ def _holds(function, filename: str, line: int) -> bool:
 
 def _is_courses(function) -> bool:
     return COURSE in Path(function.__code__.co_filename).parents
+
+
+def element(name: str, index: tuple[int, ...]) -> str:
+    """Return "y[1, 2]", or just "y" for an array without dimensions."""
+    return f"{name}[{', '.join(map(str, map(int, index)))}]" if len(index) else name

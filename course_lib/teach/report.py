@@ -8,10 +8,9 @@ import traceback
 import numpy as np
 
 from course_lib.simulator import SimulatorError
-from course_lib.teach.causes import element
 from course_lib.teach.display import quote
 from course_lib.teach.exercise import python_function
-from course_lib.teach.places import where
+from course_lib.teach.places import element, where
 from course_lib.teach.raised import meaning
 from course_lib.teach.running import Attempt, Failure, Run
 

@@ -19,6 +19,7 @@ from course_lib.teach.fences import (
     poisoned_allocation,
     same_bits,
 )
+from course_lib.teach.places import element
 from course_lib.teach.snapshot import Changed, Watched
 from course_lib.teach.writers import stored_in_order
 
@@ -104,6 +105,18 @@ class Run:
         for name, array in self.arrays.items():
             self._given[name] = self.engine.prepare(array)
 
+    @property
+    def others(self) -> dict[str, np.ndarray]:
+        """Which elements of each output are somebody else's: those that are to stay as they are.
+
+        That can be told where the outputs hold something before the launch, and each element is the
+        business of one thread at most.
+        """
+        exercise = self.exercise
+        if exercise.start is None or not exercise.once:
+            return {}
+        return {name: values == exercise.start for name, values in self.expected.items()}
+
     def __getattr__(self, name: str):
         try:
             return self.__dict__["_given"][name]
@@ -188,6 +201,14 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
         name, site = engine.borrowed
         text = f"it changes its input {name}, which others may read meanwhile, in line "
         return Failure("returned", run, text=f"{text}{site.line}, `{site.source}`")
+    if failure is None and engine.foreign:
+        name, place, site = engine.foreign
+        index = np.unravel_index(place, run.arrays[name].shape)
+        text = (
+            f"it writes {element(name, index)}, which belongs to somebody else, in line "
+            f"{site.line}, `{site.source}`: the same number again is a write, too"
+        )
+        return Failure("returned", run, text=text)
     if failure is None:
         engine.got = {name: np.copy(value) for name, value in run.got.items()}
     return failure

@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from bank import right, wrong
+from bank.mistakes import mistakes
 from course_lib import cuda
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, warp_sum
 from course_lib.runtime.matrix import load_word, multiply_add
@@ -233,3 +234,18 @@ def by_dx_into_kept_arrays(x, weight, stride, padding, output_padding, kept={}):
     same = kept.setdefault(y.shape, y)
     same[...] = y
     return same
+
+
+mistakes("upsample_into",
+    ("upsample_that_writes_foreign_channels_back",
+     r"writes joined\[.*\], which belongs to somebody else, in line \d+, `joined\[n, c",
+     "        joined[n, first + k, p, q] = total",
+     "        joined[n, first + k, p, q] = total\n"
+     "        for c in range(k, joined.shape[1], K):\n"
+     "            if c < first or c >= first + K:\n"
+     "                joined[n, c, p, q] = joined[n, c, p, q]"),
+    ("upsample_that_adds_0_to_foreign_channels", r"writes joined\[.*\], which belongs to somebody",
+     "        joined[n, first + k, p, q] = total",
+     "        joined[n, first + k, p, q] = total\n"
+     "        for c in range(first):\n"
+     "            cuda.atomic.add(joined, (n, c, p, q), ZERO)"))
