@@ -137,6 +137,11 @@ def depends_on_order(attempt: Attempt, failure: Failure) -> str | None:
     if failure.run.engine.order == "forward":
         return None
     if attempt_case(attempt, failure.run.case, Simulator("forward", attempt.seed)) is None:
+        if failure.run.engine.order == "interleaved":
+            return (
+                "the result depends on what other threads do between two steps of one: what is "
+                "read first and written after that may have changed in between"
+            )
         return (
             "the result depends on the order in which threads run: two of them write the same "
             "element, or one reads what another writes"

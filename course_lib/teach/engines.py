@@ -27,8 +27,9 @@ class Simulator:
 
     With `sanitized`, under the sanitizer: `findings` are what it found in the last run, `twice` is
     an element that two threads wrote, if that was to be looked for, `borrowed` an input that was
-    written, and `foreign` an element of an output that is somebody else's and was. `got` are the outputs of the last run that was right, and `results` a `Snapshot` of
-    what the learner's function returned in it.
+    written, and `foreign` an element of an output that is somebody else's and was. `got` are the
+    outputs of the last run that was right, and `results` a `Snapshot` of what the learner's
+    function returned in it.
     """
 
     simulated = True

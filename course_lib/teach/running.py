@@ -34,6 +34,8 @@ class Attempt:
     obj: Callable
     cases: Sequence[Case]
     seed: int
+    #: The thread orders in which what is tried in place of `obj` must be right.
+    orders: tuple[str, ...] = ("forward", "reverse")
     #: What to tell beside a pass, and whether it was compiled for a GPU.
     notes: list[str] = field(default_factory=list)
     compiled: bool = False

@@ -8,15 +8,18 @@ number stands in an exercise.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+
+import numpy as np
 
 from course_lib.simulator.observe import Observer, pointer
 from course_lib.simulator.tracing_counts import SECTOR_BYTES
 from course_lib.teach.engines import Simulator
 from course_lib.teach.exercise import Exercise
 from course_lib.teach.fences import FencedArray
-from course_lib.teach.running import Attempt, Failure, Run
+from course_lib.teach.running import Attempt, Failure, Run, close
 
 #: How much more a kernel may read than the lesson's before it is told, and before it is refused.
 MORE, TOO_MUCH = 1.25, 16.0
@@ -225,6 +228,8 @@ def count_work(attempt: Attempt) -> Failure | None:
     exercise = attempt.exercise
     if exercise.kind == "function":
         return None
+    if exercise.kind == "launcher" and (failure := _made_without_kernels(attempt)):
+        return failure
     run, mine = _counted(attempt, attempt.obj)
     _, lessons = _counted(attempt, exercise.solution)
     for each in (*exercise.about, Shares()):
@@ -246,3 +251,44 @@ def _counted(attempt: Attempt, obj) -> tuple[Run, Work]:
 
 def _outputs(exercise: Exercise) -> tuple[str, ...]:
     return exercise.outputs if exercise.kind == "kernel" else ()
+
+
+class Undone(Observer):
+    """Undoes what each launch has written. `ready` is an output that was there before a launch."""
+
+    def __init__(self, run: Run):
+        self.run, self.ready, self.launches, self._before = run, "", 0, []
+
+    def on_launch(self, launch):
+        """Remember the arrays as they are; an observer's hook."""
+        self.launches += 1
+        arrays = [each for each in launch.args if isinstance(each, np.ndarray)]
+        self._before = [(each, each.copy()) for each in arrays]
+        for name, expected in self.run.expected.items():
+            alike = (each for each in arrays if each.size == expected.size > 1)
+            if any(close(self.run, expected, a.reshape(expected.shape)).all() for a in alike):
+                self.ready = self.ready or name
+
+    def on_launch_end(self, launch):
+        """Undo it."""
+        for array, before in self._before:
+            array[...] = before
+
+
+def _made_without_kernels(attempt: Attempt) -> Failure | None:
+    """Return the failure of a launcher whose result comes from elsewhere: a launch for show."""
+    engine = Simulator("forward", attempt.seed)
+    run = Run(attempt.exercise, attempt.largest, engine)
+    undone = engine.observer = Undone(run)
+    with contextlib.suppress(Exception):  # it may well want what its kernels make
+        run.execute(attempt.obj)
+    if undone.ready:
+        text = f"{undone.ready} is there before any kernel has made it"
+        return Failure("returned", run, text=f"the result is right, but {text}")
+    for name, expected in run.expected.items() if undone.launches else ():
+        got = run.got.get(name)
+        if isinstance(got, np.ndarray) and got.shape == expected.shape and expected.size > 1:
+            if close(run, expected, got).all():
+                text = f"{name} is the same without what its kernels write: they have no part in it"
+                return Failure("returned", run, text=f"the result is right, but {text}")
+    return None

@@ -10,7 +10,7 @@ import numpy as np
 
 from bank import right, wrong
 from bank.mistakes import mistakes
-from course_lib import cuda
+from course_lib import cuda, reference
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, warp_sum
 from course_lib.runtime.matrix import load_word, multiply_add
 from course_lib.teach.exercise import exercises
@@ -249,3 +249,55 @@ mistakes("upsample_into",
      "        joined[n, first + k, p, q] = total\n"
      "        for c in range(first):\n"
      "            cuda.atomic.add(joined, (n, c, p, q), ZERO)"))
+
+
+# ---- who makes the result --------------------------------------------------------------------
+
+
+@cuda.jit
+def copied(x, y):
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i] = x[i]
+
+
+def _by_numpy(x, weight, stride, padding, output_padding):
+    y = reference.conv_transpose2d(
+        x, weight, stride=stride, padding=padding, output_padding=output_padding
+    )
+    return y.astype(np.float32)
+
+
+@wrong("transposed_by_dx", "y is the same without what its kernels write")
+def by_numpy_with_a_launch_for_show(x, weight, stride, padding, output_padding):
+    y = _by_numpy(x, weight, stride, padding, output_padding)
+    copied[1, 32](x.ravel(), np.empty(x.size, x.dtype))
+    return y
+
+
+@wrong("transposed_by_dx", "y is there before any kernel has made it")
+def by_numpy_and_copied_by_a_kernel(x, weight, stride, padding, output_padding):
+    found = _by_numpy(x, weight, stride, padding, output_padding)
+    y = np.empty(found.shape, np.float32)
+    copied[max(1, -(-y.size // 64)), 64](found.ravel(), y.reshape(-1))
+    return y
+
+
+@wrong("softmax_function", "y is there before any kernel has made it")
+def softmax_by_torch(compute_y, compute_dx):
+    import torch
+
+    class Softmax(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            compute_y(x)
+            y = torch.softmax(x, dim=1)
+            ctx.save_for_backward(y)
+            return y
+
+        @staticmethod
+        def backward(ctx, dy):
+            (y,) = ctx.saved_tensors
+            return compute_dx(dy, y)
+
+    return Softmax.apply

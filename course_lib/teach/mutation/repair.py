@@ -154,11 +154,11 @@ def passes(attempt: Attempt, text: str) -> bool:
     """Tell whether the learner's object, with this text, is right on every case."""
     try:
         obj = built(text, attempt.obj, attempt.exercise.solution)
-        again = Attempt(attempt.exercise, obj, attempt.cases, attempt.seed)
+        again = dataclasses.replace(attempt, obj=obj)
     except (SyntaxError, NameError):
         return False
     for case in (*attempt.cases, fresh(attempt, 2)[-1]):
-        for order in ("forward", "reverse"):
+        for order in attempt.orders:
             engine = Simulator(order, attempt.seed, sanitized=True, max_steps=STEPS)
             failure = attempt_case(again, case, engine)
             if failure is not None:
