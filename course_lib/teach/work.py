@@ -24,6 +24,9 @@ from course_lib.teach.running import Attempt, Failure, Run, close
 #: How much more a kernel may read than the lesson's before it is told, and before it is refused.
 MORE, TOO_MUCH = 1.25, 16.0
 
+#: How many times as much as in the lesson's kernel one thread may do, if others do nearly nothing.
+ALONE = 8.0
+
 _TIMES = {1: "once", 2: "twice", 3: "three times", 4: "four times"}
 
 
@@ -107,8 +110,9 @@ class Launches:
 class Shares:
     """Every exercise is about sharing the work among threads.
 
-    It is refused when not even one thread writes for each second warp that does in the lesson's:
-    then one thread has done what all should. When fewer than half as many threads work, it is told.
+    It is refused when not even one thread writes for each second warp that does in the lesson's, or
+    when what is read and combined is read by few: then one thread has done what all should. When
+    fewer than half as many threads work, it is told.
     """
 
     def objection(self, mine: Work, lessons: Work) -> tuple[str, bool]:
@@ -119,6 +123,11 @@ class Shares:
                 f"one of {mine.threads} threads writes everything"
             )
             return f"{number}: the threads should share the work", True
+        if mine.most > ALONE * lessons.most and mine.uneven > ALONE * lessons.uneven:
+            return (
+                f"one thread reads or combines {mine.most} numbers, and in the lesson's way none "
+                f"does more than {lessons.most}: the threads should share the work"
+            ), True
         for verb, found, usual in (
             ("write", mine.writers, lessons.writers),
             ("read", mine.readers, lessons.readers),
@@ -151,12 +160,13 @@ class Work(Observer):
     readers, writers: the threads that read an input, that write an output, each as its block's
         index and its number in the block.
     pieces: how many loads there were of each array, by name; a vector is one.
+    steps: how often each thread loads from memory, or combines by an atomic or a shuffle.
     uses: how often "shuffles", "shared memory", "atomics" and "the tensor core" were used.
     """
 
     def __init__(self, arrays: dict[str, FencedArray], outputs: tuple[str, ...]):
         self.launched, self.threads = [], 0
-        self.readers, self.writers = set(), set()
+        self.readers, self.writers, self.steps = set(), set(), Counter()
         self.pieces, self.uses, self._bytes = Counter(), Counter(), Counter()
         self._names = {pointer(a.view): name for name, a in arrays.items() if a.size}
         self._sizes = {name: a.view.nbytes for name, a in arrays.items()}
@@ -172,6 +182,16 @@ class Work(Observer):
         """How many sectors the requests of the warps touch in an array, in all."""
         return sum(len(touched) for (of, *_), touched in self._touched.items() if of == name)
 
+    @property
+    def most(self) -> int:
+        """How many steps the thread makes that makes most."""
+        return max(self.steps.values(), default=1)
+
+    @property
+    def uneven(self) -> float:
+        """How many times as many steps that thread makes as there are for each."""
+        return self.most * self.threads / max(self.steps.total(), 1)
+
     def on_launch(self, launch):
         """An observer's hook, as the others."""
         self.launched.append(launch.name)
@@ -182,10 +202,12 @@ class Work(Observer):
 
     def on_load(self, thread, site, memory, offset, size):
         """Count a load. A compiler merges what a thread reads twice without another in between."""
+        me = thread.b.index, thread.tid
+        self.steps[me] += 1
         if memory.space == "shared":
             self.uses["shared memory"] += 1
             return
-        name, me = self._names.get(memory.base), (thread.b.index, thread.tid)
+        name = self._names.get(memory.base)
         if name is None or self._last.get((name, me)) == offset:
             return
         self._last[name, me] = offset
@@ -208,12 +230,14 @@ class Work(Observer):
 
     def on_atomic(self, thread, site, memory, offset, size):
         """Count an atomic, which is a store as well."""
+        self.steps[thread.b.index, thread.tid] += 1
         if memory.space != "shared":
             self.uses["atomics"] += 1
         self.on_store(thread, site, memory, offset, size)
 
     def on_warp_op(self, thread, site, kind, mask):
         """Count an operation of a warp."""
+        self.steps[thread.b.index, thread.tid] += 1
         if kind.startswith("shfl"):
             self.uses["shuffles"] += 1
         elif "multiply" in kind:

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from bank import right
+from bank import right, wrong
 from bank.mistakes import mistakes
 from course_lib import cuda
 from course_lib.runtime.intrinsics import warp_sum
@@ -175,7 +175,7 @@ def scale_with_remainders(x, gate, y, n_pixels, channels_last):
         i += cuda.gridsize(1)
 
 
-@right("scale_channels")
+@wrong("scale_channels", "should share the work")
 @cuda.jit
 def scale_plane_by_plane(x, gate, y, n_pixels, channels_last):
     # A thread has a channel of a picture, and goes through its pixels, beside each other or not.

@@ -293,7 +293,7 @@ def hard_gate_each_lane_scales(dy, x, logit, dlogit):
             dlogit[plane] = total
 
 
-@right("hard_gate_backward")
+@wrong("hard_gate_backward", "should share the work")
 @cuda.jit
 def hard_gate_thread_per_plane(dy, x, logit, dlogit):
     for plane in range(cuda.grid(1), logit.size, cuda.gridsize(1)):

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from bank import right, wrong
-from bank.mistakes import mistakes
+from bank.mistakes import changed, mistakes
 from course_lib import cuda, reference
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, warp_sum
 from course_lib.runtime.matrix import load_word, multiply_add
@@ -132,6 +132,29 @@ def warp_sum_by_a_butterfly(x, y):
         step *= 2
     if lane == 5:
         y[row] = total
+
+
+def from_the_end(exercise, *changes):
+    """Enter the solution with its threads, or its lanes, going through the numbers backwards."""
+    made = changed(exercise, f"{exercise}_from_the_end", exercises()[exercise].solution, changes)
+    right(exercise)(made)
+
+
+def backwards(n, first="cuda.grid(1)", step="cuda.gridsize(1)"):
+    """The loop that goes up to n in steps, and the one that comes down."""
+    return f"range({first}, {n}, {step})", f"range({n} - 1 - {first}, -1, -{step})"
+
+
+LANES = "lane", "32"
+LAST_LANE = "lane == 0", "lane == 31"
+from_the_end("scale_channels", *backwards("x.size"))
+from_the_end("conv2d_dweight", *backwards("N * P * Q", *LANES), *LAST_LANE)
+from_the_end("channel_moments", *backwards("x.shape[0] * P", "t", "cuda.blockDim.x"))
+from_the_end("linear_relu", *backwards("x.shape[1]", *LANES), *LAST_LANE)
+from_the_end("top_k", *backwards("logits.shape[1]", *LANES), *LAST_LANE)
+from_the_end("mixup", *backwards("y.size"), *backwards("target.size"))
+from_the_end("smooth_cross_entropy", "(largest, total, logits[row, col])",
+             "(largest, total, logits[row, C - 1 - col])", *LAST_LANE)
 
 
 # ---- what a function changes beside its result -----------------------------------------------
