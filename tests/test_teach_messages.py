@@ -1,13 +1,17 @@
 """Messages of `check` that once misled: each names the learner's own line and what to change."""
 
+import linecache
 import re
+import sys
+import time
+import warnings
 
 import numpy as np
 import pytest
 from bank.mistakes import changed
 
 from course_lib import cuda, simulator
-from course_lib.teach import CheckFailed, check
+from course_lib.teach import CheckFailed, check, checking
 from course_lib.teach.exercise import exercises
 
 
@@ -220,3 +224,44 @@ def test_threads_that_wait_for_an_endless_loop_are_not_in_it():
                    "    while t == 0:\n        largest = max(largest, MINUS_INF)\n")  # fmt: skip
     assert re.search(r"deadlock in line \d+, `while t == 0:`", message)
     assert "thread 0 of block 0 goes round" in message
+
+
+# ---- answers that do nothing, or end or stop what checks them --------------------------------
+
+
+def written(exercise, *lines):
+    """An answer with these lines."""
+    parameters = ", ".join(exercises()[exercise].parameters)
+    kernel = exercises()[exercise].kind == "kernel"
+    text = "@cuda.jit\n" * kernel + f"def mine({parameters}):\n"
+    text += "".join(f"    {line}\n" for line in lines)
+    file = f"<{exercise}: {lines}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    space = {"cuda": cuda, "np": np, "sys": sys, "time": time}
+    exec(compile(text, file, "exec"), space)
+    return space["mine"]
+
+
+@pytest.mark.parametrize(
+    "exercise, lines, says",
+    [
+        ("squeeze_excite_fused", ("pass",), "was never written"),
+        ("transposed_backward", ("return dy",), "should return 2 values, dx, dweight; it returned"),
+        ("amdahl", ("return 1.5",), "should return 2 values, .*; it returned one, of type float"),
+        ("self_times", ("begin + end",), r"returned nothing \(None\): is the return missing"),
+        ("relu", ("sys.exit(1)",), r"Exit in line 3, `sys.exit\(1\)`: this ends Python itself"),
+        ("walk_back", ("sys.exit()",), r"Exit in line 2, `sys.exit\(\)`: this ends Python"),
+        ("walk_back", ("time.sleep(100)",), r"did not end in [\d.]+ seconds in line 2, `time"),
+        ("walk_back", ("while True:", "    try:", "        dy[0] = 0", "    except Exception:",
+                       "        pass"), r"did not end in [\d.]+ seconds in line"),
+    ],
+)  # fmt: skip
+def test_what_does_nothing_or_never_ends_gets_a_verdict(exercise, lines, says, monkeypatch):
+    answer = written(exercise, *lines)
+    exercises()[exercise].cases(np.random.default_rng(0))  # which may import PyTorch
+    if "seconds" in says:
+        monkeypatch.setattr(checking, "TIME_LIMIT", 0.3)
+    begin = time.monotonic()
+    with warnings.catch_warnings(action="error"), pytest.raises(CheckFailed, match=says):
+        check(exercise, answer, seed=1)
+    assert time.monotonic() - begin < 60  # and not the 100 that it would sleep

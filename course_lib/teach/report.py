@@ -77,7 +77,7 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
         return _simulators_words(attempt, failure.error)
     line = _learners_line(attempt, failure.error)
     if failure.problem == "endless":
-        return f"stopped, because it did not end{line}"
+        return f"stopped, because it did not end {failure.text}{line}"
     if told := meaning(python_function(attempt.obj), failure.error):
         what, seen, fix = told
         return "\n".join([f"{what}{line}", _line("seen", seen), _line("fix", fix)])

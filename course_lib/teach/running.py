@@ -19,6 +19,7 @@ from course_lib.teach.fences import (
     poisoned_allocation,
     same_bits,
 )
+from course_lib.teach.late_torch import grad_mode_kept
 from course_lib.teach.places import element
 from course_lib.teach.snapshot import Changed, Watched
 from course_lib.teach.writers import stored_in_order
@@ -68,6 +69,10 @@ class Failure:
     wrong: np.ndarray | None = None
     seen: str = ""
     cause: str = ""
+
+
+class Exit(Exception):
+    """The learner's code has called `sys.exit`, which would end the session without a verdict."""
 
 
 @dataclass
@@ -134,9 +139,13 @@ class Run:
         exercise = self.exercise
         if exercise.kind != "kernel" and self.engine.simulated:
             obj = self.watched = Watched(obj, beside=[*self._given.values()])
-        with self.engine.active(self), poisoned_allocation(self.poison):
+        with self.engine.active(self), poisoned_allocation(self.poison), grad_mode_kept():
             try:
                 returned = self._call(obj)
+            except SystemExit as error:
+                raise Exit(
+                    "this ends Python itself: return, or raise an error"
+                ).with_traceback(error.__traceback__) from None
             except Exception:
                 self._require_unchanged()  # what was changed may have led to it
                 raise
@@ -187,7 +196,7 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
         failure = Failure("endless", run, error=error)
     except Changed as error:
         failure = Failure("returned", run, text=str(error))
-    except (Exception, SystemExit) as error:  # whatever the learner's code raises is the finding
+    except Exception as error:  # whatever the learner's code raises is the finding
         failure = Failure("raised", run, error=error)
     if engine.findings:
         told = _telling(engine.findings)
@@ -252,15 +261,30 @@ def judge(run: Run) -> Failure | None:
         changed = ~same_bits(run.arrays[name].view, value)
         if changed.any():
             return Failure("input", run, array=name, index=_first(changed), wrong=changed)
+    if text := _miscounted(run):
+        return Failure("returned", run, text=text)
     found = (_judge_output(run, *each) for each in run.expected.items())
     return next((failure for failure in found if failure is not None), None)
+
+
+def _miscounted(run: Run) -> str:
+    """Return what to say where another number of things was returned than there are outputs."""
+    returned = run.watched.returned[-1:] if run.watched is not None else []
+    if returned == [None] or run.got.keys() >= run.expected.keys():
+        return ""
+    names = ", ".join(run.expected)
+    (found,) = run.got.values()
+    what = f"{len(found)}" if isinstance(found, tuple | list) else f"one, of type {_kind(found)}"
+    return f"it should return {len(run.expected)} values, {names}; it returned {what}"
 
 
 def _judge_output(run: Run, name: str, expected: np.ndarray) -> Failure | None:
     got = run.got.get(name)
     dtype = run.exercise.output_dtype(run.case, name)
-    if not isinstance(got, np.ndarray | np.generic):
-        what = "nothing (None): is the return missing?" if got is None else f"a {_kind(got)}"
+    nothing = run.watched is not None and run.watched.returned[-1:] == [None]
+    if nothing or not isinstance(got, np.ndarray | np.generic):
+        nothing = nothing or got is None
+        what = "nothing (None): is the return missing?" if nothing else f"a {_kind(got)}"
         return Failure("returned", run, array=name, text=f"it returned {what}")
     if got.shape != expected.shape:
         text = f"{name} has shape {got.shape}, and should have {expected.shape}"
