@@ -5,13 +5,15 @@ import re
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 from bank.mistakes import changed
 
+import course_lib
 from course_lib import cuda, simulator
-from course_lib.teach import CheckFailed, check, checking
+from course_lib.teach import TODO, CheckFailed, check, checking
 from course_lib.teach.exercise import exercises
 
 
@@ -229,15 +231,15 @@ def test_threads_that_wait_for_an_endless_loop_are_not_in_it():
 # ---- answers that do nothing, or end or stop what checks them --------------------------------
 
 
-def written(exercise, *lines):
-    """An answer with these lines."""
+def written(exercise, *lines, **names):
+    """An answer with these lines, which may use these names."""
     parameters = ", ".join(exercises()[exercise].parameters)
     kernel = exercises()[exercise].kind == "kernel"
     text = "@cuda.jit\n" * kernel + f"def mine({parameters}):\n"
     text += "".join(f"    {line}\n" for line in lines)
     file = f"<{exercise}: {lines}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    space = {"cuda": cuda, "np": np, "sys": sys, "time": time}
+    space = {"cuda": cuda, "np": np, "sys": sys, "time": time, **names}
     exec(compile(text, file, "exec"), space)
     return space["mine"]
 
@@ -265,3 +267,58 @@ def test_what_does_nothing_or_never_ends_gets_a_verdict(exercise, lines, says, m
     with warnings.catch_warnings(action="error"), pytest.raises(CheckFailed, match=says):
         check(exercise, answer, seed=1)
     assert time.monotonic() - begin < 60  # and not the 100 that it would sleep
+
+
+# ---- what is missing, and where the run came from --------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "exercise, line, says",
+    [
+        ("relu", "y[0] = UNHEARD_OF", "`UNHEARD_OF` is not defined: nothing in the cells that hav"),
+        ("softmax_online", "y[0, 0] = MINUS_INF", "`MINUS_INF` is not defined: run the cell above"),
+        ("transposed_by_dx", "transposed_size(1, 1, 1, 0, 0)",
+         r"line 2, .*: `transposed_size` is not defined: it is the exercise transposed_size of "
+         r"lesson 13, and transposed_size = use\('transposed_size'\) takes it"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_missing_has_no_other_cause(exercise, line, says):
+    with pytest.raises(CheckFailed, match=says) as caught:
+        check(exercise, written(exercise, line), seed=1)
+    assert "  cause" not in str(caught.value)
+
+
+def test_a_helper_that_holds_todo_is_named(capsys):
+    helper = written("transposed_size", "return TODO")
+    helper.__globals__["TODO"], helper.__name__ = TODO, "transposed_size"
+    answer = written("transposed_by_dx", "return transposed_size(1, 1, 1, 0, 0)",
+                     transposed_size=helper)  # fmt: skip
+    check("transposed_by_dx", answer)
+    assert "It calls transposed_size, which still holds TODO" in capsys.readouterr().out
+
+
+def test_of_several_calls_the_one_that_went_wrong_is_told():
+    file = str(Path(course_lib.__file__).parent / "made_up.py")
+    text = "@cuda.jit(device=True)\ndef get(x, i):\n    return x[i]\n"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    space = {"cuda": cuda}
+    exec(compile(text, file, "exec"), space)
+    kernel = written("relu", "i = cuda.grid(1)", "if i < x.size:", "    y[i] = get(x, i)",
+                     "    y[i] = get(x, i + 1)", get=space["get"])  # fmt: skip
+    with pytest.raises(CheckFailed) as caught:
+        check("relu", kernel, seed=1)
+    assert "in line 6, `y[i] = get(x, i + 1)`, in get, which it calls" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "exercise, lines, says",
+    [
+        ("relu", ("i = cuda.grid(1)", "if i < x.size and x[i] > 0:", "    y[i] = x[i]"),
+         "never written: just what should be 0"),
+        ("mma_tile", ("c[0, 1] = 0",), "never written, in a launch of 32 threads"),
+    ],
+)  # fmt: skip
+def test_elements_left_out_on_purpose_need_no_more_threads(exercise, lines, says):
+    with pytest.raises(CheckFailed, match=says) as caught:
+        check(exercise, written(exercise, *lines), seed=1)
+    assert "so a thread must handle more than one" not in str(caught.value)

@@ -21,7 +21,7 @@ from course_lib.teach.engines import Simulator
 from course_lib.teach.fences import FAINT, poison, same_bits
 from course_lib.teach.influence import MOST, influence
 from course_lib.teach.places import element
-from course_lib.teach.raised import ways_to_nan
+from course_lib.teach.raised import is_unfinished, ways_to_nan
 from course_lib.teach.running import Attempt, Failure, Run, attempt_case, close
 from course_lib.teach.writers import Writers
 
@@ -52,8 +52,8 @@ def explain(attempt: Attempt, failure: Failure) -> Failure:
 
 def _cause(attempt: Attempt, failure: Failure) -> str:
     """Return the cause if an experiment shows it. What breaks there must not hide the verdict."""
-    if not failure.run.engine.simulated:
-        return ""
+    if not failure.run.engine.simulated or is_unfinished(failure.error):
+        return ""  # what is missing is no mistake in what is there
     outside = failure.problem == "finding" and failure.finding.kind == "out-of-bounds"
     thorough = failure.problem in SOUGHT or outside
     try:
@@ -112,11 +112,14 @@ def never_written(attempt: Attempt, failure: Failure) -> str | None:
     where += " were" if several else " was"
     if attempt.exercise.kind != "kernel":  # it launches what it likes
         return f"{where} never written"
-    if size - unwritten.sum() <= threads < size:
+    if threads < size and (unwritten.ravel() == (np.arange(size) >= threads)).all():
         return (
             f"{where} never written: the launch has {count} for {size} elements, "
             "so a thread must handle more than one"
         )
+    expected = failure.run.expected[failure.array]
+    if unwritten.sum() < size and np.array_equal(unwritten, expected == 0):
+        return f"{where} never written: just what should be 0"
     return f"{where} never written, in a launch of {count}"
 
 

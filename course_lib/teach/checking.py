@@ -26,7 +26,7 @@ from course_lib.teach.compiling import compile_for_gpu, prepare_compiler
 from course_lib.teach.deadline import TimeUp, deadline
 from course_lib.teach.display import user_facing
 from course_lib.teach.engines import Gpu, Simulator
-from course_lib.teach.exercise import Case, Exercise, find, python_function
+from course_lib.teach.exercise import Case, Exercise, exercises, find, python_function
 from course_lib.teach.fences import same_bits
 from course_lib.teach.mutation import fresh
 from course_lib.teach.printing import printing_little
@@ -38,7 +38,7 @@ from course_lib.teach.running import (
     attempt_case,
 )
 from course_lib.teach.snapshot import Snapshot
-from course_lib.teach.todo import contains_todo
+from course_lib.teach.todo import contains_todo, unfinished
 from course_lib.teach.work import count_work
 
 #: Seconds after which a kernel that is still running is stopped. Right ones take well under 1 on a
@@ -70,8 +70,15 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
     exercise = find(name)
     _passed.pop(name, None)
     _passed[name] = None  # the last one in the dictionary
-    if contains_todo(obj):
+    if (helper := unfinished(obj)) is not None:
         message = f"{name}: not solved yet. Put your code in place of TODO; hint({name!r}) helps."
+        if helper and helper in exercises():
+            message = (
+                f"{name}: not solved yet. It calls {helper}, which still holds TODO: solve that "
+                f"first, or write {helper} = use({helper!r}), which takes the course's."
+            )
+        elif helper:
+            message = f"{name}: not solved yet. It calls {helper}, which still holds TODO."
         if os.environ.get("COURSE_LIB_STRICT") == "1":
             raise CheckFailed(message)
         print(message)

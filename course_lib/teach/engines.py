@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -20,6 +21,31 @@ if TYPE_CHECKING:
 #: Loop iterations without any thread finishing, after which a launch counts as endless. Cases have
 #: a few hundred elements, so that right kernels stay far below.
 MAX_STEPS = 50_000
+
+
+class Findings(list):
+    """The sanitizer's findings, each with the way to it: `way(finding)` are its (file, line).
+
+    The last is where it was found; those before it call what it is in.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._ways = {}
+
+    def append(self, finding):
+        """Add one, found right now."""
+        super().append(finding)
+        frame, way = sys._getframe(1), []
+        while frame is not None:
+            if "__unit__" in frame.f_globals:  # of a kernel, or of what it calls
+                way.append((frame.f_code.co_filename, frame.f_lineno))
+            frame = frame.f_back
+        self._ways[id(finding)] = way[::-1]
+
+    def way(self, finding) -> list[tuple[str, int]]:
+        """Return the way to a finding; empty where it was found after the launch."""
+        return self._ways.get(id(finding), [])
 
 
 class Simulator:
@@ -65,7 +91,7 @@ class Simulator:
                 stack.enter_context(observing_with(self.observer))
             if self.sanitized:
                 report = stack.enter_context(simulator.sanitize())
-                self.findings = report.findings
+                self.findings = report.findings = Findings()
                 inputs = {n: array for n, array in run.arrays.items() if n in run.case.inputs}
                 outputs = {n: array for n, array in run.arrays.items() if n not in inputs}
                 writers = stack.enter_context(observing_with(Writers(outputs, inputs, run.others)))

@@ -11,7 +11,7 @@ from course_lib.simulator import SimulatorError
 from course_lib.teach.display import quote
 from course_lib.teach.exercise import python_function
 from course_lib.teach.places import element, where
-from course_lib.teach.raised import meaning
+from course_lib.teach.raised import meaning, of_a_missing_name
 from course_lib.teach.running import Attempt, Failure, Run
 
 MOST_SHOWN = 24  # numbers of a two-dimensional input, of which a message has all
@@ -50,7 +50,8 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
     on = "" if failure.run.engine.simulated else " (on the GPU; the simulator found it right)"
     if failure.problem == "finding":
         finding = failure.finding
-        place = where(attempt.obj, finding.filename, finding.line)
+        way = failure.run.engine.findings.way(finding)
+        place = where(attempt.obj, finding.filename, finding.line, way)
         seen, _, cure = finding.message.partition("; ")
         lines = [f"{finding.title or finding.kind}{place}", _line("seen", seen)]
         # What the experiment finds is surer than what often helps.
@@ -78,6 +79,8 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
     line = _learners_line(attempt, failure.error)
     if failure.problem == "endless":
         return f"stopped, because it did not end {failure.text}{line}"
+    if type(failure.error) is NameError:
+        return f"NameError{line}: {of_a_missing_name(failure.error, attempt.exercise)}"
     if told := meaning(python_function(attempt.obj), failure.error):
         what, seen, fix = told
         return "\n".join([f"{what}{line}", _line("seen", seen), _line("fix", fix)])

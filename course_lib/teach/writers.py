@@ -50,9 +50,10 @@ class Writers(Observer):
             return
         self._note_foreign(site, name, offset // itemsize, size // itemsize)
         me = thread.b.index, thread.index
-        first = self._written.setdefault((name, offset // itemsize), me)
-        if first != me and self.twice is None:
-            self.twice = name, offset // itemsize, first, me, site
+        for place in range(offset // itemsize, (offset + size) // itemsize):  # a vector has several
+            first = self._written.setdefault((name, place), me)
+            if first != me and self.twice is None:
+                self.twice = name, place, first, me, site
 
     def on_atomic(self, thread, site, memory, offset, size):
         """Note an input that is added to; several threads may add to an output."""
