@@ -82,7 +82,7 @@ NAME = asks_for_the_sign.py_func.__name__
             "dx[picture, channel, i // cols, i % cols] = dy[picture, channel]",
         ),
         ("warp_sum", lanes_for_sums, "with one number in place of another", "lane, 16 >> k)"),
-        ("relu", asks_for_the_sign, "with another condition", "if x[i] > 0:"),
+        ("relu", asks_for_the_sign, "with `x[i] > 0` in place of `i < x.size`", "if x[i] > 0:"),
         # A race has a cure as a rule, but not this one: its barrier is where it should be.
         ("block_sum", one_too_many, "with `<=` in place of `<`", "if t <= half:"),
     ],
@@ -189,16 +189,16 @@ def test_a_search_that_breaks_hides_no_verdict(monkeypatch):
     "right, own, words",
     [
         ("y[i] = x[i] * 2", "y[i] = x[i]", "without the factor 2"),
-        ("y[i] = x[i]", "y[i] = i", "with an index in place of an element of x"),
+        ("y[i] = x[i]", "y[i] = i", "with `i` in place of `x[i]`"),
         ("y[i] = x[i] + n", "y[i] = x[i] + m", "with one size in place of another"),
         ("y[i] = x[i] * n / m", "y[i] = x[i] * m / n", "with one size and another"),
-        ("y[i] = x[n * m]", "y[i] = x[m * m * n]", "with another index of x"),
-        ("y[i] = x[i] * 8", "y[i] = x[i] * 32", "with another number in one place"),
+        ("y[i] = x[n * m]", "y[i] = x[m * m * n]", "with `m * m * n` in place of `n * m`"),
+        ("y[i] = x[i] * 8", "y[i] = x[i] * 32", "with `32` in place of `8`"),
         ("y[i] = abs(x[i]) * n", "y[i] = x[i] * n", "without abs"),
         ("y[i] = x[i] * n", "y[i] = abs(x[i]) * n", "with abs too much"),
         ("y[i] = x[i] * n", "y[i] = x[i] * n * m", "with a size too much as a factor"),
         ("y[i] = math.exp(x[i] - n) / m", "y[i] = math.exp(x[i] - n / m)", "brackets elsewhere"),
-        ("y[i] = x[i] - n", "y[i] = y[i] + x[i] * x[i] / m", ""),
+        ("y[i] = x[i] - n", "y[i] = y[i] + x[i] * x[i] / m + n * m - x[0]", ""),
     ],
 )
 def test_what_is_otherwise_is_told(right, own, words):

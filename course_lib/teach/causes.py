@@ -40,7 +40,9 @@ def explain(attempt: Attempt, failure: Failure) -> Failure:
     """
     # Every experiment runs the kernel again, and a race may end differently each time.
     # What it prints has been seen.
-    with contextlib.redirect_stdout(io.StringIO()), uncollected():
+    with contextlib.redirect_stdout(io.StringIO()), uncollected(), warnings.catch_warnings():
+        for noise in (SyntaxWarning, RuntimeWarning):  # of what is tried
+            warnings.simplefilter("ignore", noise)
         with contextlib.suppress(TimeUp), deadline(LOOKING / 2):
             failure.seen = observed(attempt, failure)
         failure.cause = _cause(attempt, failure)

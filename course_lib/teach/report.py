@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import traceback
+from pathlib import Path
 
 import numpy as np
 
 from course_lib.simulator import SimulatorError
 from course_lib.teach.display import quote
 from course_lib.teach.exercise import python_function
-from course_lib.teach.places import element, where
+from course_lib.teach.places import COURSE, element, where
 from course_lib.teach.raised import meaning, of_a_missing_name
 from course_lib.teach.running import Attempt, Failure, Run
 
@@ -84,7 +85,15 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
     if told := meaning(python_function(attempt.obj), failure.error):
         what, seen, fix = told
         return "\n".join([f"{what}{line}", _line("seen", seen), _line("fix", fix)])
+    if not line and _is_courses(failure.error):  # an objection of the exercise, and no accident
+        return str(failure.error)
     return f"{type(failure.error).__name__}{line}: {failure.error}"
+
+
+def _is_courses(error: BaseException) -> bool:
+    """Tell whether the check itself has raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and COURSE / "teach" in Path(frames[-1].filename).parents
 
 
 def _launch(run: Run) -> list[str]:

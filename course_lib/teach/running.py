@@ -269,8 +269,7 @@ def judge(run: Run) -> Failure | None:
 
 def _miscounted(run: Run) -> str:
     """Return what to say where another number of things was returned than there are outputs."""
-    returned = run.watched.returned[-1:] if run.watched is not None else []
-    if returned == [None] or run.got.keys() >= run.expected.keys():
+    if _returned_nothing(run) or run.got.keys() >= run.expected.keys():
         return ""
     names = ", ".join(run.expected)
     (found,) = run.got.values()
@@ -278,12 +277,16 @@ def _miscounted(run: Run) -> str:
     return f"it should return {len(run.expected)} values, {names}; it returned {what}"
 
 
+def _returned_nothing(run: Run) -> bool:
+    """Tell whether the learner's function itself did, whatever was made of that."""
+    return run.watched is not None and any(each is None for each in run.watched.returned[-1:])
+
+
 def _judge_output(run: Run, name: str, expected: np.ndarray) -> Failure | None:
     got = run.got.get(name)
     dtype = run.exercise.output_dtype(run.case, name)
-    nothing = run.watched is not None and run.watched.returned[-1:] == [None]
+    nothing = got is None or _returned_nothing(run)
     if nothing or not isinstance(got, np.ndarray | np.generic):
-        nothing = nothing or got is None
         what = "nothing (None): is the return missing?" if nothing else f"a {_kind(got)}"
         return Failure("returned", run, array=name, text=f"it returned {what}")
     if got.shape != expected.shape:

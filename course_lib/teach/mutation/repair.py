@@ -108,7 +108,7 @@ def only_place(
     failing_first = failing_before_others(attempt, failure.run.case)
     found: dict[int, str] = {}
     with contextlib.suppress(TimeUp):
-        tried = changes(attempt.obj, operators)
+        tried = (*changes(attempt.obj, operators), *changes_alike(attempt.obj, operators))
         for change in nearest_first(tried, parsed(solution), attempt.obj):
             line = _line_of(change)
             if line in found or known not in (None, line):
