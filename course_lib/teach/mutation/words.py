@@ -7,9 +7,10 @@ expressions that differ are shown. Names that only the right code has are not.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator
 
-from course_lib.teach.mutation.changes import built, changes, parsed
+from course_lib.teach.mutation.changes import built, changes, changes_alike, parsed
 from course_lib.teach.mutation.frame import KINDS, Frame
 from course_lib.teach.mutation.trees import called, names_in
 
@@ -36,7 +37,7 @@ def words_for(
     right = built(repaired, original, beside)
     text = ast.unparse(learners.body[0])
     lines = set(map(str.strip, text.splitlines()))
-    for change in changes(right, operators):
+    for change in (*changes(right, operators), *changes_alike(right, operators)):
         after = [line.strip() for _, piece in change.pieces() for line in piece.splitlines()]
         # The whole text is made only where the piece that is changed stands in the learner's.
         if lines.issuperset(line for line in after if line != "pass") and change.text == text:
@@ -47,6 +48,9 @@ def words_for(
         return "with its brackets elsewhere"
     pairs = list(_apart(tree.body[0], learners.body[0]))
     for k, pair in enumerate(pairs):
+        inside = any(isinstance(own, ast.Subscript) for _, own in pairs[k + 1 : k + 3])
+        if inside and isinstance(pair[1], ast.Constant | ast.Tuple):
+            continue  # alone it says nothing: the whole access does
         if words := _told(*pair, known) or _told_of_many(*pair, learners, frame):
             around = [own for _, own in pairs[k + 1 :] if isinstance(own, ast.Subscript)]
             if around and words.endswith(tuple(PARTS.values())):
@@ -60,7 +64,10 @@ def _without_brackets(function: ast.AST) -> str:
 
 
 def _apart(right: ast.AST, own: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """Yield the expressions and statements around all that differs, from the inside out."""
+    """Yield the expressions and statements around all that differs, from the inside out.
+
+    What differs in several places in the same way, up to names, is told of the first.
+    """
     if type(right) is type(own):
         pairs = []
         for field, value in ast.iter_fields(right):
@@ -70,8 +77,17 @@ def _apart(right: ast.AST, own: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         apart = [pair for pair in pairs if _dumped(pair[0]) != _dumped(pair[1])]
         if len(apart) == 1 and isinstance(apart[0][0], ast.AST):
             yield from _apart(*apart[0])
+        elif all(isinstance(each, ast.AST) for each, _ in apart):
+            chains = [list(_apart(*pair)) for pair in apart]
+            if all(chains) and len({_without_names(chain[0]) for chain in chains}) == 1:
+                yield from chains[0]
+                return
     if all(isinstance(each, ast.expr | ast.stmt) for each in (right, own)):
         yield right, own
+
+
+def _without_names(pair: tuple[ast.AST, ast.AST]) -> tuple[str, ...]:
+    return tuple(re.sub("id='[^']*'", "", ast.dump(each)) for each in pair)
 
 
 def _dumped(value) -> str:
