@@ -322,3 +322,10 @@ def test_elements_left_out_on_purpose_need_no_more_threads(exercise, lines, says
     with pytest.raises(CheckFailed, match=says) as caught:
         check(exercise, written(exercise, *lines), seed=1)
     assert "so a thread must handle more than one" not in str(caught.value)
+
+
+def test_what_the_exercise_objects_to_is_no_error_of_the_learners():
+    with pytest.raises(CheckFailed, match="^walk_back: there is no gradient of t"):
+        check("walk_back", written("walk_back", "return {}"), seed=1)
+    with pytest.raises(CheckFailed, match="^walk_back: ValueError in line 2, `raise ValueError"):
+        check("walk_back", written("walk_back", "raise ValueError('mine')"), seed=1)

@@ -69,7 +69,7 @@ def compile_for_gpu(attempt: Attempt) -> Failure | None:
             attempt.notes.append("not compiled for a GPU this time: the compiler is still starting")
             return None
         for finding in findings:
-            if finding.kind in attempt.exercise.forbids and _is_learners(finding, function):
+            if finding.kind in attempt.exercise.forbidden and _is_learners(finding, function):
                 return Failure("forbidden", run, finding=finding)
             if finding.kind in TOLD and _is_learners(finding, function):
                 attempt.notes.append(

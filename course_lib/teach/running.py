@@ -305,8 +305,8 @@ def close(run: Run, expected: np.ndarray, got: np.ndarray) -> np.ndarray:
     """Return where `got` is within the exercise's tolerance. NaN is close to nothing."""
     inputs = [a.view for name, a in run.arrays.items() if name in run.case.inputs]
     allowed = run.exercise.tolerance.allowed(expected, inputs)
-    got = got.astype(np.float64)
     with np.errstate(invalid="ignore"):
+        got = got.astype(np.float64)
         return (got == expected) | (np.abs(got - expected) <= allowed)
 
 

@@ -324,3 +324,11 @@ def softmax_by_torch(compute_y, compute_dx):
             return compute_dx(dy, y)
 
     return Softmax.apply
+
+
+# ---- float64, which no kernel may compute in from lesson 3 on --------------------------------
+
+mistakes("top_k",
+    ("top_k_by_a_quotient", "float64-promotion", "before < k", "before < (k + k) / 2"))
+mistakes("confusion", ("confusion_by_a_quotient", "float64-promotion", "range(1, logits.shape[1])",
+                       "range(1, int(2 * logits.shape[1] / 2))"))
