@@ -273,7 +273,10 @@ def run_on_gpu(attempt: Attempt) -> Failure | None:
 def _check_answer(exercise: Exercise, obj: object) -> None:
     """Compare what the learner found out, or a function that returns it, with the solution."""
     record.update(exercise.name, _count_attempt)
-    given = obj() if callable(obj) else obj
+    try:
+        given = obj() if callable(obj) else obj
+    except SystemExit:
+        raise CheckFailed(f"{exercise.name}: this ends Python itself: return the answer") from None
     given = given if isinstance(given, tuple | list) else (given,)
     wanted = exercise.solution()
     parts = ", ".join(exercise.outputs)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 AGAIN_SECONDS = 0.05
 
 #: How many times as long on the clock, where nobody knows whether code sleeps or waits its turn.
-PATIENCE = 5
+PATIENCE = 10
 
 
 class TimeUp(BaseException):

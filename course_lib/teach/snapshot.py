@@ -10,6 +10,7 @@ import functools
 import inspect
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -29,8 +30,13 @@ class Snapshot:
 
     def __init__(self, values: Iterable[tuple[str, object]], own: str = ""):
         self._own, self._seen = own, {}
-        for name, value in values:
-            self._remember(name, value)
+        waiting = deque(values)
+        while waiting:
+            place, value = waiting.popleft()  # so that names are as short as can be
+            if id(value) not in self._seen and not isinstance(value, _PLAIN):
+                state = self._state(value)
+                self._seen[id(value)] = place, value, state
+                waiting.extend(_parts(place, value, state))
 
     def changed(self) -> str:
         """Return the name of what is no longer what it was; "" if all is."""
@@ -43,14 +49,6 @@ class Snapshot:
             elif len(state) != len(now) or not all(map(_is, state, now)):
                 return place
         return ""
-
-    def _remember(self, place: str, value: object) -> None:
-        if id(value) in self._seen or isinstance(value, _PLAIN):
-            return
-        state = self._state(value)
-        self._seen[id(value)] = place, value, state
-        for part, inner in _parts(place, value, state):
-            self._remember(part, inner)
 
     def _state(self, value: object) -> tuple | dict:
         """Return what `value` consists of: bytes of numbers, or parts compared by identity."""
@@ -70,7 +68,7 @@ class Snapshot:
             return _attributes(value) if self._own and value.__module__ == self._own else {}
         if self._own and type(value).__module__ == self._own:
             return {"class": type(value), **_attributes(value)}
-        return {} if callable(value) else _attributes(value)
+        return {} if callable(value) or isinstance(value, types.ModuleType) else _attributes(value)
 
 
 def _attributes(value: object) -> dict[str, object]:
