@@ -120,6 +120,8 @@ def parsed(kernel: Callable) -> ast.Module:
     function = tree.body[0]
     if not isinstance(function, ast.FunctionDef):
         raise SyntaxError("a lambda's text is no function by itself")
+    if function.name != python_function(kernel).__name__:
+        raise OSError("the file has changed since, and another function is there")
     function.decorator_list = [d for d in function.decorator_list if "jit" in ast.unparse(d)]
     return tree
 
