@@ -149,7 +149,7 @@ MISTAKES = {
         "CheckFailed", "line 5, `while i < x.size:`"),
     "an answer that takes a thousand million steps": (
         checked("relu", "total = 0\nfor i in range(10**9):\n    total += i", seconds=0.5),
-        "CheckFailed", "relu: stopped, because it did not end in line "),
+        "CheckFailed", "relu: stopped, because it did not end in "),
     "an answer that writes far outside": (
         checked("relu", "for i in range(-(10**6), 10**6):\n    y[i] = 0", seconds=0.5),
         "CheckFailed", "out-of-bounds"),

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch  # noqa: F401 - lesson 04 needs it, and importing it is no check's 
 from relus import bad_relu, good_relu
 
 from course_lib import cuda
+from course_lib.simulator.options import ORDERS
 from course_lib.teach import (
     TODO,
     CheckFailed,
@@ -24,6 +26,7 @@ from course_lib.teach import (
     solution,
 )
 from course_lib.teach.deadline import TimeUp, deadline
+from course_lib.teach.engines import Simulator
 from course_lib.teach.exercise import exercises
 from course_lib.teach.late_torch import warm_up
 from course_lib.teach.todo import contains_todo
@@ -170,6 +173,20 @@ def test_seed_repeats_a_failure(monkeypatch):
     assert message() != message()
     monkeypatch.setenv("COURSE_LIB_SEED", "11")
     assert message() == message(seed=11)
+
+
+def test_kernels_run_in_every_thread_order_of_the_simulator(monkeypatch, capsys):
+    orders = Counter()
+
+    def counted(order, *arguments, **options):
+        orders[order] += 1
+        return Simulator(order, *arguments, **options)
+
+    monkeypatch.setattr(checking, "Simulator", counted)
+    monkeypatch.setattr(checking, "STAGES", checking.STAGES[:1])
+    check("relu", good_relu)
+    assert set(orders) == set(ORDERS)
+    assert f"{orders.total()} cases: {orders['forward']} inputs, " in capsys.readouterr().out
 
 
 def test_smallest_case_is_reported():

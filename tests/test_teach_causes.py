@@ -11,6 +11,7 @@ from bank import messages
 from course_lib import cuda
 from course_lib.runtime.intrinsics import warp_sum
 from course_lib.teach import CheckFailed, causes, check, checking, mutation
+from course_lib.teach.engines import Simulator
 from course_lib.teach.exercise import exercises
 from course_lib.teach.influence import influence
 from course_lib.teach.mutation import sentence
@@ -18,7 +19,7 @@ from course_lib.teach.mutation.changes import EVERY, changes, changes_alike
 from course_lib.teach.mutation.edits import OPERATORS
 from course_lib.teach.mutation.lines import Line, patched
 from course_lib.teach.mutation.repair import opposite
-from course_lib.teach.running import Failure, Run, Simulator
+from course_lib.teach.running import Failure, Run
 
 ZERO, ONE = np.float32(0), np.float32(1)
 

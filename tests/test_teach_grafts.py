@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import inspect
+import warnings
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from course_lib.teach import CheckFailed, causes, check, checking
 from course_lib.teach.exercise import exercises
 from course_lib.teach.mutation import repair, sentence
 from course_lib.teach.mutation.changes import EVERY, built, parsed
-from course_lib.teach.mutation.grafts import Graft
+from course_lib.teach.mutation.grafts import Graft, grafts
 from course_lib.teach.mutation.repair import reverse
 from course_lib.teach.mutation.words import words_for
 
@@ -82,7 +83,7 @@ NAME = asks_for_the_sign.py_func.__name__
             "dx[picture, channel, i // cols, i % cols] = dy[picture, channel]",
         ),
         ("warp_sum", lanes_for_sums, "with one number in place of another", "lane, 16 >> k)"),
-        ("relu", asks_for_the_sign, "with another condition", "if x[i] > 0:"),
+        ("relu", asks_for_the_sign, "with `x[i] > 0` in place of `i < x.size`", "if x[i] > 0:"),
         # A race has a cure as a rule, but not this one: its barrier is where it should be.
         ("block_sum", one_too_many, "with `<=` in place of `<`", "if t <= half:"),
     ],
@@ -189,16 +190,17 @@ def test_a_search_that_breaks_hides_no_verdict(monkeypatch):
     "right, own, words",
     [
         ("y[i] = x[i] * 2", "y[i] = x[i]", "without the factor 2"),
-        ("y[i] = x[i]", "y[i] = i", "with an index in place of an element of x"),
+        ("y[i] = x[i]", "y[i] = i", "with `i` in place of `x[i]`"),
         ("y[i] = x[i] + n", "y[i] = x[i] + m", "with one size in place of another"),
         ("y[i] = x[i] * n / m", "y[i] = x[i] * m / n", "with one size and another"),
-        ("y[i] = x[n * m]", "y[i] = x[m * m * n]", "with another index of x"),
-        ("y[i] = x[i] * 8", "y[i] = x[i] * 32", "with another number in one place"),
+        ("y[i] = x[n * m]", "y[i] = x[m * m * n]", "with `m * m * n` in place of `n * m`"),
+        ("y[i] = x[i] * n * x[2]", "y[i] = x[i] * n * x[0]", "with `x[0]` in place of `x[2]`"),
+        ("y[i] = x[i] * 8", "y[i] = x[i] * 32", "with `32` in place of `8`"),
         ("y[i] = abs(x[i]) * n", "y[i] = x[i] * n", "without abs"),
         ("y[i] = x[i] * n", "y[i] = abs(x[i]) * n", "with abs too much"),
         ("y[i] = x[i] * n", "y[i] = x[i] * n * m", "with a size too much as a factor"),
         ("y[i] = math.exp(x[i] - n) / m", "y[i] = math.exp(x[i] - n / m)", "brackets elsewhere"),
-        ("y[i] = x[i] - n", "y[i] = y[i] + x[i] * x[i] / m", ""),
+        ("y[i] = x[i] - n", "y[i] = y[i] + x[i] * x[i] / m + n * m - x[0]", ""),
     ],
 )
 def test_what_is_otherwise_is_told(right, own, words):
@@ -224,3 +226,37 @@ def test_causes_are_looked_for_in_findings_too(monkeypatch):
     assert failure.finding.kind == "race"
     monkeypatch.setattr(causes.mutation, "cause", lambda *_, thorough: f"thorough: {thorough}")
     assert causes.explain(attempt, failure).cause == "thorough: False"
+
+
+TWINS = """
+def {name}(x, y):
+    n, m = x.shape
+    for r in range(n):
+        p = {p}
+        for s in range(m):
+            q = {q}
+            y[p, q] = x[r, s]
+"""
+
+
+@pytest.mark.parametrize(
+    "right, own, words",
+    [
+        (("r * 2 // n", "s * 2 // m"), ("r * 2", "s * 2"), "without one of its `//`"),
+        (("r - y[0, n]", "s - y[0, m]"), ("r - y[5, n]", "s - y[5, m]"),
+         "with `y[5, n]` in place of `y[0, n]`"),
+    ],
+)  # fmt: skip
+def test_the_same_in_two_lines_is_one_mistake(right, own, words):
+    name = lanes_for_sums.py_func.__name__
+    texts = [TWINS.format(name=name, p=p, q=q).strip() for p, q in (right, own)]
+    learners = ast.parse(texts[1])
+    solution = built(texts[0], lanes_for_sums)
+    assert texts[0] in [graft.text for graft in grafts(learners, solution)]
+    assert words in words_for(texts[0], learners, lanes_for_sums, EVERY)
+
+
+def test_what_is_tried_warns_nobody():
+    text = f"def {NAME}(x, y):\n    return 1 is x"
+    with warnings.catch_warnings(action="error"):
+        assert built(text, asks_for_the_sign)(2, 0) is False

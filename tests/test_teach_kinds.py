@@ -1,6 +1,7 @@
 """Checks of what is no kernel: functions for the CPU, launchers, and answers."""
 
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +173,11 @@ def test_the_answer_is_what_the_tracer_finds():
 def test_answer_with_a_part_missing():
     with pytest.raises(CheckFailed, match="has 2 parts: name, sectors"):
         check("find_the_slow_one", "second")
+
+
+def test_answer_that_ends_python():
+    with pytest.raises(CheckFailed, match="this ends Python itself"):
+        check("find_the_slow_one", lambda: sys.exit())
 
 
 @pytest.mark.parametrize("answer", [(TODO, TODO), ("second", TODO), lambda: (TODO, TODO)])

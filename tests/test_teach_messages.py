@@ -1,13 +1,19 @@
 """Messages of `check` that once misled: each names the learner's own line and what to change."""
 
+import linecache
 import re
+import sys
+import time
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 from bank.mistakes import changed
 
+import course_lib
 from course_lib import cuda, simulator
-from course_lib.teach import CheckFailed, check
+from course_lib.teach import TODO, CheckFailed, check, checking
 from course_lib.teach.exercise import exercises
 
 
@@ -221,3 +227,106 @@ def test_threads_that_wait_for_an_endless_loop_are_not_in_it():
                    "    while t == 0:\n        largest = max(largest, MINUS_INF)\n")  # fmt: skip
     assert re.search(r"deadlock in line \d+, `while t == 0:`", message)
     assert "thread 0 of block 0 goes round" in message
+
+
+# ---- answers that do nothing, or end or stop what checks them --------------------------------
+
+
+def written(exercise, *lines, **names):
+    """An answer with these lines, which may use these names."""
+    parameters = ", ".join(exercises()[exercise].parameters)
+    kernel = exercises()[exercise].kind == "kernel"
+    text = "@cuda.jit\n" * kernel + f"def mine({parameters}):\n"
+    text += "".join(f"    {line}\n" for line in lines)
+    file = f"<{exercise}: {lines}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    space = {"cuda": cuda, "np": np, "sys": sys, "time": time, **names}
+    exec(compile(text, file, "exec"), space)
+    return space["mine"]
+
+
+@pytest.mark.parametrize(
+    "exercise, lines, says",
+    [
+        ("squeeze_excite_fused", ("pass",), "was never written"),
+        ("transposed_backward", ("return dy",), "should return 2 values, dx, dweight; it returned"),
+        ("amdahl", ("return 1.5",), "should return 2 values, .*; it returned one, of type float"),
+        ("self_times", ("begin + end",), r"returned nothing \(None\): is the return missing"),
+        ("relu", ("sys.exit(1)",), r"Exit in line 3, `sys.exit\(1\)`: this ends Python itself"),
+        ("walk_back", ("sys.exit()",), r"Exit in line 2, `sys.exit\(\)`: this ends Python"),
+        ("walk_back", ("time.sleep(100)",), r"did not end in [\d.]+ seconds in line 2, `time"),
+        ("walk_back", ("while True:", "    try:", "        dy[0] = 0", "    except Exception:",
+                       "        pass"), r"did not end in [\d.]+ seconds in line"),
+    ],
+)  # fmt: skip
+def test_what_does_nothing_or_never_ends_gets_a_verdict(exercise, lines, says, monkeypatch):
+    answer = written(exercise, *lines)
+    exercises()[exercise].cases(np.random.default_rng(0))  # which may import PyTorch
+    if "seconds" in says:
+        monkeypatch.setattr(checking, "TIME_LIMIT", 0.3)
+    begin = time.monotonic()
+    with warnings.catch_warnings(action="error"), pytest.raises(CheckFailed, match=says):
+        check(exercise, answer, seed=1)
+    assert time.monotonic() - begin < 60  # and not the 100 that it would sleep
+
+
+# ---- what is missing, and where the run came from --------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "exercise, line, says",
+    [
+        ("relu", "y[0] = UNHEARD_OF", "`UNHEARD_OF` is not defined: nothing in the cells that hav"),
+        ("softmax_online", "y[0, 0] = MINUS_INF", "`MINUS_INF` is not defined: run the cell above"),
+        ("transposed_by_dx", "transposed_size(1, 1, 1, 0, 0)",
+         r"line 2, .*: `transposed_size` is not defined: it is the exercise transposed_size of "
+         r"lesson 13, and transposed_size = use\('transposed_size'\) takes it"),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_missing_has_no_other_cause(exercise, line, says):
+    with pytest.raises(CheckFailed, match=says) as caught:
+        check(exercise, written(exercise, line), seed=1)
+    assert "  cause" not in str(caught.value)
+
+
+def test_a_helper_that_holds_todo_is_named(capsys):
+    helper = written("transposed_size", "return TODO")
+    helper.__globals__["TODO"], helper.__name__ = TODO, "transposed_size"
+    answer = written("transposed_by_dx", "return transposed_size(1, 1, 1, 0, 0)",
+                     transposed_size=helper)  # fmt: skip
+    check("transposed_by_dx", answer)
+    assert "It calls transposed_size, which still holds TODO" in capsys.readouterr().out
+
+
+def test_of_several_calls_the_one_that_went_wrong_is_told():
+    file = str(Path(course_lib.__file__).parent / "made_up.py")
+    text = "@cuda.jit(device=True)\ndef get(x, i):\n    return x[i]\n"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    space = {"cuda": cuda}
+    exec(compile(text, file, "exec"), space)
+    kernel = written("relu", "i = cuda.grid(1)", "if i < x.size:", "    y[i] = get(x, i)",
+                     "    y[i] = get(x, i + 1)", get=space["get"])  # fmt: skip
+    with pytest.raises(CheckFailed) as caught:
+        check("relu", kernel, seed=1)
+    assert "in line 6, `y[i] = get(x, i + 1)`, in get, which it calls" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "exercise, lines, says",
+    [
+        ("relu", ("i = cuda.grid(1)", "if i < x.size and x[i] > 0:", "    y[i] = x[i]"),
+         "never written: just what should be 0"),
+        ("mma_tile", ("c[0, 1] = 0",), "never written, in a launch of 32 threads"),
+    ],
+)  # fmt: skip
+def test_elements_left_out_on_purpose_need_no_more_threads(exercise, lines, says):
+    with pytest.raises(CheckFailed, match=says) as caught:
+        check(exercise, written(exercise, *lines), seed=1)
+    assert "so a thread must handle more than one" not in str(caught.value)
+
+
+def test_what_the_exercise_objects_to_is_no_error_of_the_learners():
+    with pytest.raises(CheckFailed, match="^walk_back: there is no gradient of t"):
+        check("walk_back", written("walk_back", "return {}"), seed=1)
+    with pytest.raises(CheckFailed, match="^walk_back: ValueError in line 2, `raise ValueError"):
+        check("walk_back", written("walk_back", "raise ValueError('mine')"), seed=1)

@@ -102,12 +102,12 @@ def _by_torch(x, *options):
 
 def _backward_by_torch(grad_output, indices, size, *options):
     _require_int64(str(indices.dtype).removeprefix("torch."))
-    H, W = size[2:]
+    (H, W), format = size[2:], memory_format(indices)
     # A window without a pixel has an index beyond the plane, where PyTorch's own would write.
     indices = indices.masked_fill((indices < 0) | (indices >= H * W), -1)
-    like = grad_output.new_empty(size).contiguous(memory_format=memory_format(indices))
+    like = grad_output.new_empty(size).contiguous(memory_format=format)
     dx = _aten.max_pool2d_with_indices_backward(grad_output, like, *options, indices)
-    return dx.contiguous(memory_format=memory_format(indices))
+    return dx.contiguous(memory_format=format)
 
 
 def _require_int64(index_dtype):

@@ -17,10 +17,12 @@ import numpy as np
 from course_lib.simulator.observe import observing_with
 from course_lib.teach import mutation
 from course_lib.teach.deadline import TimeUp, deadline, uncollected
+from course_lib.teach.engines import Simulator
 from course_lib.teach.fences import FAINT, poison, same_bits
 from course_lib.teach.influence import MOST, influence
-from course_lib.teach.raised import ways_to_nan
-from course_lib.teach.running import Attempt, Failure, Run, Simulator, attempt_case, close
+from course_lib.teach.places import element
+from course_lib.teach.raised import is_unfinished, ways_to_nan
+from course_lib.teach.running import Attempt, Failure, Run, attempt_case, close
 from course_lib.teach.writers import Writers
 
 #: Seconds of the processor for what is seen; the experiment has its own limits.
@@ -38,7 +40,9 @@ def explain(attempt: Attempt, failure: Failure) -> Failure:
     """
     # Every experiment runs the kernel again, and a race may end differently each time.
     # What it prints has been seen.
-    with contextlib.redirect_stdout(io.StringIO()), uncollected():
+    with contextlib.redirect_stdout(io.StringIO()), uncollected(), warnings.catch_warnings():
+        for noise in (SyntaxWarning, RuntimeWarning):  # of what is tried
+            warnings.simplefilter("ignore", noise)
         with contextlib.suppress(TimeUp), deadline(LOOKING / 2):
             failure.seen = observed(attempt, failure)
         failure.cause = _cause(attempt, failure)
@@ -50,8 +54,8 @@ def explain(attempt: Attempt, failure: Failure) -> Failure:
 
 def _cause(attempt: Attempt, failure: Failure) -> str:
     """Return the cause if an experiment shows it. What breaks there must not hide the verdict."""
-    if not failure.run.engine.simulated:
-        return ""
+    if not failure.run.engine.simulated or is_unfinished(failure.error):
+        return ""  # what is missing is no mistake in what is there
     outside = failure.problem == "finding" and failure.finding.kind == "out-of-bounds"
     thorough = failure.problem in SOUGHT or outside
     try:
@@ -110,11 +114,14 @@ def never_written(attempt: Attempt, failure: Failure) -> str | None:
     where += " were" if several else " was"
     if attempt.exercise.kind != "kernel":  # it launches what it likes
         return f"{where} never written"
-    if size - unwritten.sum() <= threads < size:
+    if threads < size and (unwritten.ravel() == (np.arange(size) >= threads)).all():
         return (
             f"{where} never written: the launch has {count} for {size} elements, "
             "so a thread must handle more than one"
         )
+    expected = failure.run.expected[failure.array]
+    if unwritten.sum() < size and np.array_equal(unwritten, expected == 0):
+        return f"{where} never written: just what should be 0"
     return f"{where} never written, in a launch of {count}"
 
 
@@ -135,6 +142,11 @@ def depends_on_order(attempt: Attempt, failure: Failure) -> str | None:
     if failure.run.engine.order == "forward":
         return None
     if attempt_case(attempt, failure.run.case, Simulator("forward", attempt.seed)) is None:
+        if failure.run.engine.order == "interleaved":
+            return (
+                "the result depends on what other threads do between two steps of one: what is "
+                "read first and written after that may have changed in between"
+            )
         return (
             "the result depends on the order in which threads run: two of them write the same "
             "element, or one reads what another writes"
@@ -323,11 +335,6 @@ OBSERVATIONS = {
 
 #: What a few elements may show by chance: it must be seen on another input, too.
 BY_CHANCE = (other_places, copies_input, one_factor, at_zero, at_negative, counts_too_much)
-
-
-def element(name: str, index: tuple[int, ...]) -> str:
-    """Return "y[1, 2]", or just "y" for an array without dimensions."""
-    return f"{name}[{', '.join(map(str, map(int, index)))}]" if len(index) else name
 
 
 def _span(name: str, mask: np.ndarray) -> tuple[str, bool]:

@@ -15,8 +15,9 @@ import course_lib
 from course_lib.simulator.lint import LintError, LintUnavailable, lint, prepare
 from course_lib.simulator.observe import Observer, observing_with
 from course_lib.teach.display import quote
+from course_lib.teach.engines import Simulator
 from course_lib.teach.exercise import python_function
-from course_lib.teach.running import Attempt, Failure, Run, Simulator
+from course_lib.teach.running import Attempt, Failure, Run
 
 #: Seconds to wait for the compiler. Only its start takes more than a fraction of one.
 WAIT = 10.0
@@ -68,7 +69,7 @@ def compile_for_gpu(attempt: Attempt) -> Failure | None:
             attempt.notes.append("not compiled for a GPU this time: the compiler is still starting")
             return None
         for finding in findings:
-            if finding.kind in attempt.exercise.forbids and _is_learners(finding, function):
+            if finding.kind in attempt.exercise.forbidden and _is_learners(finding, function):
                 return Failure("forbidden", run, finding=finding)
             if finding.kind in TOLD and _is_learners(finding, function):
                 attempt.notes.append(

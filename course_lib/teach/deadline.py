@@ -1,7 +1,7 @@
 """A time limit for code that may never end, such as a kernel whose loop doesn't advance.
 
 What counts is the processor's time where that can be had, so that a busy machine doesn't stop what
-would end, and time on the clock elsewhere.
+would end, and the time in which the code sleeps; time on the clock elsewhere.
 """
 
 from __future__ import annotations
@@ -18,9 +18,15 @@ from collections.abc import Iterator
 # An exception that is raised inside a garbage collector's callback is lost, so it rings again.
 AGAIN_SECONDS = 0.05
 
+#: How many times as long on the clock, where nobody knows whether code sleeps or waits its turn.
+PATIENCE = 10
 
-class TimeUp(Exception):
-    """The code inside `deadline` was still running after its seconds."""
+
+class TimeUp(BaseException):
+    """The code inside `deadline` was still running after its seconds.
+
+    No `Exception`, which that code may catch.
+    """
 
 
 def deadline(seconds: float) -> contextlib.AbstractContextManager[None]:
@@ -60,16 +66,54 @@ def _by_signal(seconds: float) -> Iterator[None]:
     first = min(seconds, before_delay or seconds)
     signal.setitimer(signal.ITIMER_VIRTUAL, first, AGAIN_SECONDS)
     begin = time.process_time()
+    over, lock = threading.Event(), threading.Lock()
+    clock = _Clock(threading.get_native_id())
+
+    def watch():
+        # What sleeps takes no time of the processor, on which the timer counts.
+        while not over.wait(min(0.1, first / 2)):
+            with lock:
+                if running and time.process_time() - begin + clock.slept() > first:
+                    signal.pthread_kill(threading.main_thread().ident, signal.SIGVTALRM)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     try:
         yield
     finally:
         running = False
+        over.set()
+        with lock:  # no ring comes after this
+            pass
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before_handler)
         if before_delay:
             # A deadline around this one is set again for what is left of it.
             left = max(0.001, before_delay - (time.process_time() - begin))
             signal.setitimer(signal.ITIMER_VIRTUAL, left, AGAIN_SECONDS)
+
+
+class _Clock:
+    """Tells how long a thread has slept: neither run, nor waited for a processor."""
+
+    def __init__(self, thread: int):
+        self._file = f"/proc/self/task/{thread}/schedstat"
+        self._begin, self._awake = time.monotonic(), self._read()
+
+    def slept(self) -> float:
+        """Return the seconds; where they are not known, what is left after much patience."""
+        passed, awake = time.monotonic() - self._begin, self._read()
+        if awake is None:
+            return passed / PATIENCE
+        return passed - (awake - self._awake)
+
+    def _read(self) -> float | None:
+        try:
+            with open(self._file) as file:
+                ran, waited, _ = map(int, file.read().split())
+        except (OSError, ValueError):  # Linux alone has it
+            return None
+        return (ran + waited) / 1e9
 
 
 @contextlib.contextmanager

@@ -41,6 +41,9 @@ class Tolerance:
         return self.relative * np.abs(expected) + self.absolute * scale
 
 
+#: The lesson that explains where float64 comes from.
+FLOAT64_LESSON = "03"
+
 EXACT = Tolerance(0.0, 0.0, "the result is a copy or a single rounding, so it is exact")
 
 
@@ -56,6 +59,11 @@ class Case:
     def threads(self) -> int:
         """Number of threads the launch starts."""
         return int(np.prod(self.grid)) * int(np.prod(self.block))
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the inputs."""
+        return [np.shape(x) for x in self.inputs.values()]
 
     @property
     def size(self) -> tuple[bool, int, int]:
@@ -102,6 +110,7 @@ class Exercise:
         readings of an array, read it in neighbouring pieces, use shuffles, do without atomics.
     repeatable: whether the same bits must come in whatever order the threads run.
     forbids: what the compiler must not find, such as "float64-promotion"; see `simulator.lint`.
+        From lesson 3 on no kernel may have that one.
     call: `call(obj, run)` runs the object once. A `Run` holds the case's arrays as attributes and
         `run.launch(kernel, *arguments)`. The default gives a kernel the inputs and then the
         outputs, and a launcher the inputs.
@@ -127,6 +136,12 @@ class Exercise:
     forbids: tuple[str, ...] = ()
     call: Callable | None = None
     primal: Callable | None = None
+
+    @property
+    def forbidden(self) -> tuple[str, ...]:
+        """What the compiler must not find: in kernels, float64 from the lesson on that tells it."""
+        told = self.kind == "kernel" and self.lesson >= FLOAT64_LESSON
+        return (*self.forbids, *(("float64-promotion",) if told else ()))
 
     @property
     def lesson(self) -> str:

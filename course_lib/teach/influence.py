@@ -12,8 +12,9 @@ import dataclasses
 import numpy as np
 
 from course_lib.simulator.errors import OutOfBounds
+from course_lib.teach.engines import Simulator
 from course_lib.teach.exercise import Case
-from course_lib.teach.running import Attempt, Failure, Run, Simulator
+from course_lib.teach.running import Attempt, Failure, Run
 
 #: More elements than this would take too long: each is a launch.
 MOST = 256

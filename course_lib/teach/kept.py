@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable
 
 from course_lib.teach import record
+from course_lib.teach.engines import Gpu
 from course_lib.teach.exercise import Exercise, python_function
-from course_lib.teach.running import Gpu
 from course_lib.teach.written import NotKept, digest, rebuilt, written_out
 
 #: What has been built from texts in this session: a GPU compiles each kernel once.

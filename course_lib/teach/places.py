@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import course_lib
@@ -21,23 +21,25 @@ from course_lib.teach.exercise import python_function
 COURSE = Path(course_lib.__file__).parent
 
 
-def where(obj: Callable, filename: str, line: int) -> str:
+def where(obj: Callable, filename: str, line: int, way: Sequence[tuple[str, int]] = ()) -> str:
     """Return " in line 4, `y[i] = z`", with the function's name unless it is `obj` itself.
 
-    "" where no line is known.
+    `way` are the (file, line) through which the run came there, if that is known. "" where no line
+    is known.
     """
     if not line:
         return ""
     for function, callers in _reached(python_function(obj)):
         if _holds(function, filename, line):
-            return _told(function, callers, filename, line)
+            return _told(function, callers, filename, line, way)
     return f" in {quote(filename, line)}"
 
 
-def _told(function, callers, filename, line) -> str:
+def _told(function, callers, filename, line, way) -> str:
     inside = ""
     while callers and _is_courses(function):
         caller, called_in = callers[-1]
+        called_in = next((n for file, n in way if _holds(caller, file, n)), called_in)
         inside = inside or f", in {function.__name__}, which it calls"
         function, callers = caller, callers[:-1]
         filename, line = function.__code__.co_filename, called_in
@@ -80,3 +82,8 @@ def _holds(function, filename: str, line: int) -> bool:
 
 def _is_courses(function) -> bool:
     return COURSE in Path(function.__code__.co_filename).parents
+
+
+def element(name: str, index: tuple[int, ...]) -> str:
+    """Return "y[1, 2]", or just "y" for an array without dimensions."""
+    return f"{name}[{', '.join(map(str, map(int, index)))}]" if len(index) else name

@@ -7,6 +7,7 @@ work. A GPU does neither, and what Python says of them is about NumPy, not about
 from __future__ import annotations
 
 import ast
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType, FunctionType
@@ -15,7 +16,8 @@ import numpy as np
 
 from course_lib.simulator.lint import global_names
 from course_lib.simulator.source import function_tree
-from course_lib.teach.exercise import python_function
+from course_lib.teach.exercise import Exercise, exercises, python_function
+from course_lib.teach.todo import StillTodo
 
 #: Functions of Python that a kernel calls with numbers.
 _OF_NUMBERS = ("abs", "float", "int", "max", "min", "round", "sum")
@@ -34,6 +36,25 @@ def meaning(function, error: BaseException) -> tuple[str, str, str] | None:
             statement = _statement(function, line)
             return None if statement is None else _meaning(statement, frame)
     return None
+
+
+def is_unfinished(error: BaseException | None) -> bool:
+    """Tell whether it is about a name that nothing has, or about a TODO."""
+    return type(error) is NameError or isinstance(error, StillTodo)
+
+
+def of_a_missing_name(error: NameError, exercise: Exercise) -> str:
+    """Return what to do about a name that is not defined: which exercise gives it, or what cell."""
+    name = error.name or re.search("'(.*?)'", str(error))[1]
+    known = exercises().get(name)
+    if known is not None and known is not exercise:
+        return (
+            f"`{name}` is not defined: it is the exercise {name} of lesson {int(known.lesson)}, "
+            f"and {name} = use({name!r}) takes it"
+        )
+    if name in python_function(exercise.solution).__globals__:
+        return f"`{name}` is not defined: run the cell above that defines it"
+    return f"`{name}` is not defined: nothing in the cells that have run is called so"
 
 
 def generator_expression() -> tuple[str, str, str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import traceback
+from pathlib import Path
 
 import numpy as np
 
 from course_lib.simulator import SimulatorError
-from course_lib.teach.causes import element
 from course_lib.teach.display import quote
 from course_lib.teach.exercise import python_function
-from course_lib.teach.places import where
-from course_lib.teach.raised import meaning
+from course_lib.teach.places import COURSE, element, where
+from course_lib.teach.raised import meaning, of_a_missing_name
 from course_lib.teach.running import Attempt, Failure, Run
 
 MOST_SHOWN = 24  # numbers of a two-dimensional input, of which a message has all
@@ -51,7 +51,8 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
     on = "" if failure.run.engine.simulated else " (on the GPU; the simulator found it right)"
     if failure.problem == "finding":
         finding = failure.finding
-        place = where(attempt.obj, finding.filename, finding.line)
+        way = failure.run.engine.findings.way(finding)
+        place = where(attempt.obj, finding.filename, finding.line, way)
         seen, _, cure = finding.message.partition("; ")
         lines = [f"{finding.title or finding.kind}{place}", _line("seen", seen)]
         # What the experiment finds is surer than what often helps.
@@ -78,11 +79,21 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
         return _simulators_words(attempt, failure.error)
     line = _learners_line(attempt, failure.error)
     if failure.problem == "endless":
-        return f"stopped, because it did not end{line}"
+        return f"stopped, because it did not end {failure.text}{line}"
+    if type(failure.error) is NameError:
+        return f"NameError{line}: {of_a_missing_name(failure.error, attempt.exercise)}"
     if told := meaning(python_function(attempt.obj), failure.error):
         what, seen, fix = told
         return "\n".join([f"{what}{line}", _line("seen", seen), _line("fix", fix)])
+    if not line and _is_courses(failure.error):  # an objection of the exercise, and no accident
+        return str(failure.error)
     return f"{type(failure.error).__name__}{line}: {failure.error}"
+
+
+def _is_courses(error: BaseException) -> bool:
+    """Tell whether the check itself has raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and COURSE / "teach" in Path(frames[-1].filename).parents
 
 
 def _launch(run: Run) -> list[str]:

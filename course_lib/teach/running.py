@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-import course_lib
-from course_lib import simulator
-from course_lib.runtime.launch import in_simulator
 from course_lib.simulator.errors import NotCompilable
-from course_lib.simulator.observe import Observer, observing_with
 from course_lib.teach.deadline import TimeUp
+from course_lib.teach.engines import Gpu, Simulator
 from course_lib.teach.exercise import Case, Exercise
 from course_lib.teach.fences import (
     HUGE,
@@ -25,11 +20,11 @@ from course_lib.teach.fences import (
     poisoned_allocation,
     same_bits,
 )
-from course_lib.teach.writers import Writers, stored_in_order
+from course_lib.teach.late_torch import grad_mode_kept
+from course_lib.teach.places import element
+from course_lib.teach.snapshot import Changed, Watched
+from course_lib.teach.writers import stored_in_order
 
-#: Loop iterations without any thread finishing, after which a launch counts as endless. Cases have
-#: a few hundred elements, so that right kernels stay far below.
-MAX_STEPS = 50_000
 RACES = "race", "race-between-blocks"  # kinds of findings
 
 
@@ -41,6 +36,8 @@ class Attempt:
     obj: Callable
     cases: Sequence[Case]
     seed: int
+    #: The thread orders in which what is tried in place of `obj` must be right.
+    orders: tuple[str, ...] = ("forward", "reverse")
     #: What to tell beside a pass, and whether it was compiled for a GPU.
     notes: list[str] = field(default_factory=list)
     compiled: bool = False
@@ -75,127 +72,8 @@ class Failure:
     cause: str = ""
 
 
-class Simulator:
-    """Runs kernels in the simulator, with the threads of a block in a given order.
-
-    With `sanitized`, under the sanitizer: `findings` are what it found in the last run, `twice` is
-    an element that two threads wrote, if that was to be looked for, and `borrowed` an input that
-    was written. `got` are the outputs of the last run that was right.
-    """
-
-    simulated = True
-
-    def __init__(
-        self, order: str, seed: int, sanitized: bool = False, max_steps: int = MAX_STEPS
-    ):
-        self.order, self.seed, self.sanitized = order, seed, sanitized
-        self.max_steps = max_steps
-        self.findings, self.twice, self.borrowed, self.got = [], None, None, {}
-        self.observer: Observer | None = None  # one more that watches the launches
-
-    def prepare(self, array: FencedArray):
-        """Return the array that a kernel is given."""
-        return array.view
-
-    def launch(self, kernel, grid, block, *arguments):
-        """Run `kernel`, whether a real one or a simulated one, on NumPy arrays."""
-        simulator.run(kernel, grid, block, *arguments)
-
-    def finish(self, array: FencedArray, given) -> None:
-        """Bring what the kernel left in `given` back into `array`."""
-
-    @contextlib.contextmanager
-    def active(self, run: Run) -> Iterator[None]:
-        """Let every launch inside, also those of a launcher, happen in this simulator."""
-        with contextlib.ExitStack() as stack:
-            options = simulator.options(
-                order=self.order, seed=self.seed, max_steps=self.max_steps
-            )
-            stack.enter_context(options)
-            if not course_lib.SIMULATED:
-                stack.enter_context(_real_kernels_simulated())
-                stack.enter_context(in_simulator())
-            if self.observer is not None:
-                stack.enter_context(observing_with(self.observer))
-            if self.sanitized:
-                report = stack.enter_context(simulator.sanitize())
-                self.findings = report.findings
-                inputs = {n: array for n, array in run.arrays.items() if n in run.case.inputs}
-                outputs = {n: array for n, array in run.arrays.items() if n not in inputs}
-                writers = stack.enter_context(observing_with(Writers(outputs, inputs)))
-            yield
-            if self.sanitized:
-                self.twice = writers.twice if run.exercise.once else None
-                self.borrowed = writers.borrowed
-
-
-class Gpu:
-    """Runs kernels on the GPU, on copies of the arrays, fences included."""
-
-    simulated = False
-    order = "forward"
-    findings, twice, borrowed, got = (), None, None, {}
-
-    @staticmethod
-    def available() -> bool:
-        """Tell whether there is a GPU."""
-        return not course_lib.SIMULATED and course_lib.cuda.is_available()
-
-    def __init__(self):
-        self._buffers = {}
-
-    def prepare(self, array: FencedArray):
-        """Return the array that a kernel is given."""
-        buffer = course_lib.cuda.to_device(array.buffer)
-        self._buffers[id(array)] = buffer
-        return array.middle(buffer)
-
-    def launch(self, kernel, grid, block, *arguments):
-        """Launch `kernel` and wait for it, so that its errors appear here."""
-        kernel[grid, block](*arguments)
-        course_lib.cuda.synchronize()
-
-    def finish(self, array: FencedArray, given) -> None:
-        """Bring what the kernel left in `given` back into `array`."""
-        self._buffers[id(array)].copy_to_host(array.buffer)
-
-    @contextlib.contextmanager
-    def active(self, run: Run) -> Iterator[None]:
-        """Launches go to the GPU by themselves, without numba's warnings that they are small.
-
-        Nor does numba warn that a launcher's own NumPy arrays are copied there and back.
-        """
-        with warnings.catch_warnings():
-            for what in ("Grid size [0-9]+ will likely result", "Host array used in CUDA kernel"):
-                warnings.filterwarnings("ignore", f".*{what}")
-            yield
-
-
-@contextlib.contextmanager
-def _real_kernels_simulated() -> Iterator[None]:
-    """Send `kernel[grid, block](...)` of real numba kernels to the simulator.
-
-    A launcher starts its kernels itself. On a machine with a GPU they are the real thing, so this
-    is where a wrong one is kept away from the GPU.
-    """
-    from numba.cuda.dispatcher import CUDADispatcher
-
-    def configured(kernel, configuration):
-        grid, block, *rest = configuration
-        shared = rest[1] if len(rest) > 1 else 0
-        return lambda *arguments: simulator.run(kernel, grid, block, *arguments, shared=shared)
-
-    def forall(kernel, count, tpb=0, stream=0, sharedmem=0):
-        block = tpb or 128
-        return configured(kernel, (max(1, -(-count // block)), block, stream, sharedmem))
-
-    saved = {name: getattr(CUDADispatcher, name) for name in ("__getitem__", "forall")}
-    CUDADispatcher.__getitem__, CUDADispatcher.forall = configured, forall
-    try:
-        yield
-    finally:
-        for name, function in saved.items():
-            setattr(CUDADispatcher, name, function)
+class Exit(Exception):
+    """The learner's code has called `sys.exit`, which would end the session without a verdict."""
 
 
 @dataclass
@@ -216,6 +94,7 @@ class Run:
     arrays: dict[str, FencedArray] = field(default_factory=dict)
     expected: dict[str, np.ndarray] | None = None
     got: dict[str, object] = field(default_factory=dict)
+    watched: Watched | None = None
 
     def __post_init__(self):
         if self.expected is None:
@@ -234,6 +113,18 @@ class Run:
         for name, array in self.arrays.items():
             self._given[name] = self.engine.prepare(array)
 
+    @property
+    def others(self) -> dict[str, np.ndarray]:
+        """Which elements of each output are somebody else's: those that are to stay as they are.
+
+        That can be told where the outputs hold something before the launch, and each element is the
+        business of one thread at most.
+        """
+        exercise = self.exercise
+        if exercise.start is None or not exercise.once:
+            return {}
+        return {name: values == exercise.start for name, values in self.expected.items()}
+
     def __getattr__(self, name: str):
         try:
             return self.__dict__["_given"][name]
@@ -247,15 +138,23 @@ class Run:
     def execute(self, obj: Callable) -> None:
         """Run the learner's object and collect the outputs. Lets its errors through."""
         exercise = self.exercise
-        with self.engine.active(self), poisoned_allocation(self.poison):
-            if exercise.call is not None:
-                returned = exercise.call(obj, self)
-            elif exercise.kind == "kernel":
-                returned = self.launch(obj, *self._given.values())
-            else:
-                returned = obj(*self._given.values())
+        if exercise.kind != "kernel" and self.engine.simulated:
+            obj = self.watched = Watched(obj, beside=[*self._given.values()])
+        with self.engine.active(self), poisoned_allocation(self.poison), grad_mode_kept():
+            try:
+                returned = self._call(obj)
+            except SystemExit as error:
+                raise Exit(
+                    "this ends Python itself: return, or raise an error"
+                ).with_traceback(error.__traceback__) from None
+            except Exception:
+                self._require_unchanged()  # what was changed may have led to it
+                raise
+            self._require_unchanged()
         for name, array in self.arrays.items():
             self.engine.finish(array, self._given[name])
+        if self.watched is not None:
+            self.engine.results = self.watched.results(exercise.outputs)
         if exercise.kind == "kernel":
             self.got = {name: self.arrays[name].view for name in exercise.outputs}
         else:
@@ -265,6 +164,17 @@ class Run:
                 self.got = dict(zip(exercise.outputs, map(_to_numpy, values), strict=True))
             else:
                 self.got = {exercise.outputs[0]: returned}
+
+    def _require_unchanged(self) -> None:
+        if self.watched is not None and self.watched.changed:
+            raise Changed(f"it changes its input {self.watched.changed}, which others still need")
+
+    def _call(self, obj: Callable):
+        if self.exercise.call is not None:
+            return self.exercise.call(obj, self)
+        if self.exercise.kind == "kernel":
+            return self.launch(obj, *self._given.values())
+        return obj(*self._given.values())
 
 
 def _to_numpy(value):
@@ -287,6 +197,8 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
         failure = Failure("endless", run, error=error)
     except NotCompilable as error:  # whatever else stood there would not make it right
         failure = Failure("compile", run, error=error)
+    except Changed as error:
+        failure = Failure("returned", run, text=str(error))
     except Exception as error:  # whatever the learner's code raises is the finding
         failure = Failure("raised", run, error=error)
     if engine.findings:
@@ -303,6 +215,14 @@ def attempt_case(attempt: Attempt, case: Case, engine: Simulator | Gpu) -> Failu
         name, site = engine.borrowed
         text = f"it changes its input {name}, which others may read meanwhile, in line "
         return Failure("returned", run, text=f"{text}{site.line}, `{site.source}`")
+    if failure is None and engine.foreign:
+        name, place, site = engine.foreign
+        index = np.unravel_index(place, run.arrays[name].shape)
+        text = (
+            f"it writes {element(name, index)}, which belongs to somebody else, in line "
+            f"{site.line}, `{site.source}`: the same number again is a write, too"
+        )
+        return Failure("returned", run, text=text)
     if failure is None:
         engine.got = {name: np.copy(value) for name, value in run.got.items()}
     return failure
@@ -344,15 +264,33 @@ def judge(run: Run) -> Failure | None:
         changed = ~same_bits(run.arrays[name].view, value)
         if changed.any():
             return Failure("input", run, array=name, index=_first(changed), wrong=changed)
+    if text := _miscounted(run):
+        return Failure("returned", run, text=text)
     found = (_judge_output(run, *each) for each in run.expected.items())
     return next((failure for failure in found if failure is not None), None)
+
+
+def _miscounted(run: Run) -> str:
+    """Return what to say where another number of things was returned than there are outputs."""
+    if _returned_nothing(run) or run.got.keys() >= run.expected.keys():
+        return ""
+    names = ", ".join(run.expected)
+    (found,) = run.got.values()
+    what = f"{len(found)}" if isinstance(found, tuple | list) else f"one, of type {_kind(found)}"
+    return f"it should return {len(run.expected)} values, {names}; it returned {what}"
+
+
+def _returned_nothing(run: Run) -> bool:
+    """Tell whether the learner's function itself did, whatever was made of that."""
+    return run.watched is not None and any(each is None for each in run.watched.returned[-1:])
 
 
 def _judge_output(run: Run, name: str, expected: np.ndarray) -> Failure | None:
     got = run.got.get(name)
     dtype = run.exercise.output_dtype(run.case, name)
-    if not isinstance(got, np.ndarray | np.generic):
-        what = "nothing (None): is the return missing?" if got is None else f"a {_kind(got)}"
+    nothing = got is None or _returned_nothing(run)
+    if nothing or not isinstance(got, np.ndarray | np.generic):
+        what = "nothing (None): is the return missing?" if nothing else f"a {_kind(got)}"
         return Failure("returned", run, array=name, text=f"it returned {what}")
     if got.shape != expected.shape:
         text = f"{name} has shape {got.shape}, and should have {expected.shape}"
@@ -370,8 +308,8 @@ def close(run: Run, expected: np.ndarray, got: np.ndarray) -> np.ndarray:
     """Return where `got` is within the exercise's tolerance. NaN is close to nothing."""
     inputs = [a.view for name, a in run.arrays.items() if name in run.case.inputs]
     allowed = run.exercise.tolerance.allowed(expected, inputs)
-    got = got.astype(np.float64)
     with np.errstate(invalid="ignore"):
+        got = got.astype(np.float64)
         return (got == expected) | (np.abs(got - expected) <= allowed)
 
 

@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from course_lib.teach.exercise import python_function
 
 
+class StillTodo(TypeError):
+    """`TODO` was used as if it had a value."""
+
+
 class _Todo:
     """The one `TODO`. It has no value, so using it as a number says what is missing."""
 
@@ -15,7 +19,7 @@ class _Todo:
         return "TODO"
 
     def _not_a_number(self, *_args):
-        raise TypeError("this is still TODO: put your own code in its place")
+        raise StillTodo("this is still TODO: put your own code in its place")
 
     __float__ = __int__ = __index__ = __bool__ = __call__ = __getitem__ = _not_a_number
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _not_a_number
@@ -30,14 +34,23 @@ def contains_todo(obj: object) -> bool:
 
     Nothing is run: the names in the code are enough.
     """
-    if obj is TODO:
-        return True
-    if isinstance(obj, tuple | list):  # an answer in parts
-        return any(part is TODO for part in obj)
+    return unfinished(obj) is not None
+
+
+def unfinished(obj: object) -> str | None:
+    """Return the name of the function that `obj` calls and that still holds `TODO`; None if none.
+
+    "" where that is `obj` itself.
+    """
+    if obj is TODO or isinstance(obj, tuple | list) and any(part is TODO for part in obj):
+        return ""  # a tuple is an answer in parts
     function = python_function(obj)
     if not isinstance(function, types.FunctionType):
-        return False
-    return any(_names_todo(each) for each in _with_helpers(function, set()))
+        return None
+    for each in _with_helpers(function, set()):
+        if _names_todo(each):
+            return "" if each is function else each.__name__
+    return None
 
 
 def _with_helpers(function: types.FunctionType, seen: set[int]) -> Iterator[types.FunctionType]:

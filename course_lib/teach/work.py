@@ -8,17 +8,24 @@ number stands in an exercise.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
+import numpy as np
+
 from course_lib.simulator.observe import Observer, pointer
 from course_lib.simulator.tracing_counts import SECTOR_BYTES
+from course_lib.teach.engines import Simulator
 from course_lib.teach.exercise import Exercise
 from course_lib.teach.fences import FencedArray
-from course_lib.teach.running import Attempt, Failure, Run, Simulator
+from course_lib.teach.running import Attempt, Failure, Run, close
 
 #: How much more a kernel may read than the lesson's before it is told, and before it is refused.
 MORE, TOO_MUCH = 1.25, 16.0
+
+#: How many times as much as in the lesson's kernel one thread may do, if others do nearly nothing.
+ALONE = 8.0
 
 _TIMES = {1: "once", 2: "twice", 3: "three times", 4: "four times"}
 
@@ -103,8 +110,9 @@ class Launches:
 class Shares:
     """Every exercise is about sharing the work among threads.
 
-    It is refused when not even one thread writes for each second warp that does in the lesson's:
-    then one thread has done what all should. When fewer than half as many threads work, it is told.
+    It is refused when not even one thread writes for each second warp that does in the lesson's, or
+    when what is read and combined is read by few: then one thread has done what all should. When
+    fewer than half as many threads work, it is told.
     """
 
     def objection(self, mine: Work, lessons: Work) -> tuple[str, bool]:
@@ -115,6 +123,11 @@ class Shares:
                 f"one of {mine.threads} threads writes everything"
             )
             return f"{number}: the threads should share the work", True
+        if mine.most > ALONE * lessons.most and mine.uneven > ALONE * lessons.uneven:
+            return (
+                f"one thread reads or combines {mine.most} numbers, and in the lesson's way none "
+                f"does more than {lessons.most}: the threads should share the work"
+            ), True
         for verb, found, usual in (
             ("write", mine.writers, lessons.writers),
             ("read", mine.readers, lessons.readers),
@@ -147,12 +160,13 @@ class Work(Observer):
     readers, writers: the threads that read an input, that write an output, each as its block's
         index and its number in the block.
     pieces: how many loads there were of each array, by name; a vector is one.
+    steps: how often each thread loads from memory, or combines by an atomic or a shuffle.
     uses: how often "shuffles", "shared memory", "atomics" and "the tensor core" were used.
     """
 
     def __init__(self, arrays: dict[str, FencedArray], outputs: tuple[str, ...]):
         self.launched, self.threads = [], 0
-        self.readers, self.writers = set(), set()
+        self.readers, self.writers, self.steps = set(), set(), Counter()
         self.pieces, self.uses, self._bytes = Counter(), Counter(), Counter()
         self._names = {pointer(a.view): name for name, a in arrays.items() if a.size}
         self._sizes = {name: a.view.nbytes for name, a in arrays.items()}
@@ -168,6 +182,16 @@ class Work(Observer):
         """How many sectors the requests of the warps touch in an array, in all."""
         return sum(len(touched) for (of, *_), touched in self._touched.items() if of == name)
 
+    @property
+    def most(self) -> int:
+        """How many steps the thread makes that makes most."""
+        return max(self.steps.values(), default=1)
+
+    @property
+    def uneven(self) -> float:
+        """How many times as many steps that thread makes as there are for each."""
+        return self.most * self.threads / max(self.steps.total(), 1)
+
     def on_launch(self, launch):
         """An observer's hook, as the others."""
         self.launched.append(launch.name)
@@ -178,10 +202,12 @@ class Work(Observer):
 
     def on_load(self, thread, site, memory, offset, size):
         """Count a load. A compiler merges what a thread reads twice without another in between."""
+        me = thread.b.index, thread.tid
+        self.steps[me] += 1
         if memory.space == "shared":
             self.uses["shared memory"] += 1
             return
-        name, me = self._names.get(memory.base), (thread.b.index, thread.tid)
+        name = self._names.get(memory.base)
         if name is None or self._last.get((name, me)) == offset:
             return
         self._last[name, me] = offset
@@ -204,12 +230,14 @@ class Work(Observer):
 
     def on_atomic(self, thread, site, memory, offset, size):
         """Count an atomic, which is a store as well."""
+        self.steps[thread.b.index, thread.tid] += 1
         if memory.space != "shared":
             self.uses["atomics"] += 1
         self.on_store(thread, site, memory, offset, size)
 
     def on_warp_op(self, thread, site, kind, mask):
         """Count an operation of a warp."""
+        self.steps[thread.b.index, thread.tid] += 1
         if kind.startswith("shfl"):
             self.uses["shuffles"] += 1
         elif "multiply" in kind:
@@ -224,6 +252,8 @@ def count_work(attempt: Attempt) -> Failure | None:
     exercise = attempt.exercise
     if exercise.kind == "function":
         return None
+    if exercise.kind == "launcher" and (failure := _made_without_kernels(attempt)):
+        return failure
     run, mine = _counted(attempt, attempt.obj)
     _, lessons = _counted(attempt, exercise.solution)
     for each in (*exercise.about, Shares()):
@@ -245,3 +275,44 @@ def _counted(attempt: Attempt, obj) -> tuple[Run, Work]:
 
 def _outputs(exercise: Exercise) -> tuple[str, ...]:
     return exercise.outputs if exercise.kind == "kernel" else ()
+
+
+class Undone(Observer):
+    """Undoes what each launch has written. `ready` is an output that was there before a launch."""
+
+    def __init__(self, run: Run):
+        self.run, self.ready, self.launches, self._before = run, "", 0, []
+
+    def on_launch(self, launch):
+        """Remember the arrays as they are; an observer's hook."""
+        self.launches += 1
+        arrays = [each for each in launch.args if isinstance(each, np.ndarray)]
+        self._before = [(each, each.copy()) for each in arrays]
+        for name, expected in self.run.expected.items():
+            alike = (each for each in arrays if each.size == expected.size > 1)
+            if any(close(self.run, expected, a.reshape(expected.shape)).all() for a in alike):
+                self.ready = self.ready or name
+
+    def on_launch_end(self, launch):
+        """Undo it."""
+        for array, before in self._before:
+            array[...] = before
+
+
+def _made_without_kernels(attempt: Attempt) -> Failure | None:
+    """Return the failure of a launcher whose result comes from elsewhere: a launch for show."""
+    engine = Simulator("forward", attempt.seed)
+    run = Run(attempt.exercise, attempt.largest, engine)
+    undone = engine.observer = Undone(run)
+    with contextlib.suppress(Exception):  # it may well want what its kernels make
+        run.execute(attempt.obj)
+    if undone.ready:
+        text = f"{undone.ready} is there before any kernel has made it"
+        return Failure("returned", run, text=f"the result is right, but {text}")
+    for name, expected in run.expected.items() if undone.launches else ():
+        got = run.got.get(name)
+        if isinstance(got, np.ndarray) and got.shape == expected.shape and expected.size > 1:
+            if close(run, expected, got).all():
+                text = f"{name} is the same without what its kernels write: they have no part in it"
+                return Failure("returned", run, text=f"the result is right, but {text}")
+    return None

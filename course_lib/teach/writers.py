@@ -1,9 +1,11 @@
-"""Which threads write an element of the output, and whether any writes an input."""
+"""Which threads write an element of the output, and whether any writes what it must leave alone."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from course_lib.simulator.observe import Observer, pointer
 from course_lib.simulator.source import function_tree
@@ -20,10 +22,18 @@ class Writers(Observer):
         thread is named by its block's index and its own.
     borrowed: (name of the array, site) of the first write to an input, None while there is none:
         it is one even if the old number is put back later.
+    foreign: (name of the array, flat index, site) of the first write to an element that is
+        somebody else's, as the masks `others` tell; None while there is none.
     """
 
-    def __init__(self, outputs: dict[str, FencedArray], inputs: dict[str, FencedArray]):
-        self.twice = self.borrowed = None
+    def __init__(
+        self,
+        outputs: dict[str, FencedArray],
+        inputs: dict[str, FencedArray],
+        others: dict[str, np.ndarray] | None = None,
+    ):
+        self.twice = self.borrowed = self.foreign = None
+        self._others = others or {}
         self._names = {pointer(a.view): (n, a.view.itemsize) for n, a in outputs.items() if a.size}
         self._inputs = {pointer(a.view): n for n, a in inputs.items() if a.size}
         self._written = {}
@@ -38,14 +48,24 @@ class Writers(Observer):
         name, itemsize = self._names.get(memory.base, (None, 1))
         if name is None:
             return
+        self._note_foreign(site, name, offset // itemsize, size // itemsize)
         me = thread.b.index, thread.index
-        first = self._written.setdefault((name, offset // itemsize), me)
-        if first != me and self.twice is None:
-            self.twice = name, offset // itemsize, first, me, site
+        for place in range(offset // itemsize, (offset + size) // itemsize):  # a vector has several
+            first = self._written.setdefault((name, place), me)
+            if first != me and self.twice is None:
+                self.twice = name, place, first, me, site
 
     def on_atomic(self, thread, site, memory, offset, size):
         """Note an input that is added to; several threads may add to an output."""
         self._note_input(site, memory)
+        name, itemsize = self._names.get(memory.base, (None, 1))
+        self._note_foreign(site, name, offset // itemsize, size // itemsize)
+
+    def _note_foreign(self, site, name, first, count):
+        if self.foreign is None and name in self._others:
+            places = np.flatnonzero(self._others[name].flat[first : first + count])
+            if places.size:
+                self.foreign = name, first + int(places[0]), site
 
     def _note_input(self, site, memory):
         if self.borrowed is None and memory.base in self._inputs:

@@ -33,7 +33,7 @@ mistakes("negative",
     ("in_place", "changes its input x", "y[row, col] =", "x[row, col] = y[row, col] ="),
     ("subtracts_from_y", "depends on what y held before", "np.float32(1)", "y[row, col]"),
     ("nothing_stored", r"y\[0, 0\] was never written", "y[row, col] =", "value ="),
-    ("upside_down", "too much in an index of y; line", "y[row,", "y[x.shape[0] - 1 - row,"),
+    ("upside_down", "in place of `row`; line", "y[row,", "y[x.shape[0] - 1 - row,"),
     ("for_bytes", "wrong values in y", "float32(1)", "float32(255)"),
     ("blocks_of_four", OUTSIDE + "|never written", by_hand, "cuda.blockDim.x", "4",
      "cuda.blockDim.y", "4"))

@@ -65,7 +65,7 @@ mistakes("relu",
      "max(y[i], max(x[i], np.float32(0)))"),
     ("relu_into_the_neighbour", "race-between-blocks", "np.float32(0))\n",
      "np.float32(0))\n        if i + 1 < x.size:\n            y[i + 1] = 5\n"),
-    ("relu_backwards", "too much in an index of y; line", "y[i]", "y[x.size - 1 - i]"),
+    ("relu_backwards", "in place of `i`; line", "y[i]", "y[x.size - 1 - i]"),
     ("relu_wrapped", OUTSIDE, "y[i]", "y[i - 1]", "x[i]", "x[i - 1]"))
 
 
@@ -243,7 +243,7 @@ def swish_from_swish(dy, x, dx):
 mistakes("swish_backward",
     ("swish_forgets_second_term", "wrong values in dx", " + x[i] * s * (one - s)", ""),
     ("swish_wrong_sign", "wrong values in dx", "s + x[i]", "s - x[i]"),
-    ("swish_downhill", "a minus sign too much", "dy[i]", "-dy[i]"),
+    ("swish_downhill", r"with `-dy\[i\]` in place of `dy\[i\]`", "dy[i]", "-dy[i]"),
     ("swish_without_dy", "wrong values in dx", "dy[i] * ", ""),
     ("swish_overflows", "NaN was computed from finite inputs", "-abs(x[i])", "x[i]",
      "one / (one + e) if x[i] >= 0 else ", ""),
@@ -289,6 +289,6 @@ mistakes("column_sum",
     ("columns_first_row_missing", "no part", "range(n_rows)", "range(1, n_rows)"),
     ("columns_never_cleared", "depends on what y held before", columns_in_place_of_a_total,
      "        y[col] = 0\n", ""),
-    ("columns_mean", "with one division too much; line", "= total", "= total / max(n_rows, 1)"),
+    ("columns_mean", "in place of `total`; line", "= total", "= total / max(n_rows, 1)"),
     ("columns_empty_not_zero", "never written", "col < n_cols", "col < n_cols and n_rows > 0"),
     ("columns_running_total", "wrong values in y", "total +=", "total ="))

@@ -182,7 +182,7 @@ def tree_neighbours(x, y):
         y[cuda.blockIdx.x] = partial[0]
 
 
-@right("block_sum")
+@wrong("block_sum", "should share the work")
 @cuda.jit
 def tree_first_thread_adds(x, y):
     partial = cuda.shared.array(256, np.float32)
@@ -211,7 +211,7 @@ def tree_of_warps(x, y):
         y[cuda.blockIdx.x] = total
 
 
-@wrong("block_sum", "threads (read|write);")
+@wrong("block_sum", "should share the work")
 @cuda.jit
 def tree_one_thread_does_all(x, y):
     if cuda.threadIdx.x == 0:
@@ -329,7 +329,7 @@ mistakes("warp_sum",
 # ---- global_avg_pool(x, y) -------------------------------------------------------------------
 
 
-@wrong("global_avg_pool", "threads (read|write);")
+@wrong("global_avg_pool", "should share the work")
 @cuda.jit
 def pool_one_thread(x, y):
     N, C, H, W = x.shape
@@ -445,7 +445,7 @@ def unpool_grid_stride(dy, dx):
         dx[n, c, i // W % H, i % W] = dy[n, c] / np.float32(H * W)
 
 
-@right("global_avg_pool_backward")
+@wrong("global_avg_pool_backward", "should share the work")
 @cuda.jit
 def unpool_row_by_row(dy, dx):
     N, C, H, W = dx.shape

@@ -184,7 +184,7 @@ def shared_online(x, y):
         y[row, col] = math.exp(x[row, col] - m) / s
 
 
-@right("softmax_shared")
+@wrong("softmax_shared", "should share the work")
 @cuda.jit
 def shared_one_thread_reduces(x, y):
     s = cuda.shared.array(256, np.float32)

@@ -57,7 +57,7 @@ mistakes("bytes_in_flight",
      "return per_multiprocessor / n_threads, per_multiprocessor"),
     ("flight_whole_bytes", "wrong values in per_multiprocessor", "whole_chip / n_multiprocessors",
      "whole_chip // n_multiprocessors"),
-    ("flight_one_number", "it returned a float", ", per_multiprocessor / n_threads", ""),
+    ("flight_one_number", "it returned one, of type float", ", per_multiprocessor / n_threads", ""),
     ("flight_no_return", "is the return missing", "return ", ""))
 
 
@@ -356,7 +356,7 @@ def backward_in_registers(dy, y, dx):
                 dx[row, col] = terms[k] - y[row, col] * total
 
 
-@right("softmax_backward")
+@wrong("softmax_backward", "should share the work")
 @cuda.jit
 def backward_thread_per_row(dy, y, dx):
     thread = cuda.grid(1)

@@ -104,7 +104,7 @@ def entropy_in_two_passes(logits, target, loss, m, s):
                 loss[row] = math.log(total) - (logits[row, label] - largest)
 
 
-@right("cross_entropy")
+@wrong("cross_entropy", "should share the work")
 @cuda.jit
 def entropy_thread_per_row(logits, target, loss, m, s):
     if cuda.grid(1) % 32 == 0 and cuda.grid(1) // 32 < logits.shape[0]:
@@ -375,7 +375,7 @@ def dropout_mask_in_bits(dz, x, m, s, p, seed, dx):
             dx[row, col] = y * (dz[row, col] * factor * hot - total)
 
 
-@wrong("softmax_dropout_backward", "threads (read|write);")
+@wrong("softmax_dropout_backward", "should share the work")
 @cuda.jit
 def dropout_without_philox_one(dz, x, m, s, p, seed, dx):
     # A thread for each row; the generator gives the numbers of eight neighbours by one call.

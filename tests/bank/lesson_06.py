@@ -195,7 +195,7 @@ def scale_with_remainders(x, gate, y, n_pixels, channels_last):
         i += cuda.gridsize(1)
 
 
-@right("scale_channels")
+@wrong("scale_channels", "should share the work")
 @cuda.jit
 def scale_plane_by_plane(x, gate, y, n_pixels, channels_last):
     # A thread has a channel of a picture, and goes through its pixels, beside each other or not.

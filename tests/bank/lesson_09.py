@@ -140,7 +140,7 @@ mistakes("conv2d_dx",
 # ---- conv2d_dweight(dy, x, dweight, stride, padding) ------------------------------------------
 
 
-@wrong("conv2d_dweight", "threads (read|write);")
+@wrong("conv2d_dweight", "should share the work")
 @cuda.jit
 def dweight_by_one_lane(dy, x, dweight, stride, padding):
     # Lane 0 does it all: right, and 31 lanes look on.

@@ -141,7 +141,7 @@ mistakes("mma_tile",
 # ---- channel_moments(x, mean, variance) ------------------------------------------------------
 
 
-@right("channel_moments")
+@wrong("channel_moments", "should share the work")
 @cuda.jit
 def moments_in_two_passes(x, mean, variance):
     # The mean first, then the squares of what is left: one thread, two readings.

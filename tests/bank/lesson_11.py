@@ -109,7 +109,7 @@ mistakes("pool_relu",
 # ---- linear_relu(x, weight, bias, y) ---------------------------------------------------------
 
 
-@right("linear_relu")
+@wrong("linear_relu", "should share the work")
 @cuda.jit
 def linear_by_one_lane(x, weight, bias, y):
     warp, lane, n_out = cuda.grid(1) // 32, cuda.threadIdx.x % 32, y.shape[1]

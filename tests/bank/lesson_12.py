@@ -556,7 +556,7 @@ mistakes("predict_transfers",
     ("transfers_the_saving", "wrong values in overlapped_ms", "return one_by_one, overlapped",
      "return one_by_one, one_by_one - overlapped"),
     ("transfers_half", "wrong values in overlapped_ms", BOTH, "one_by_one / 2"),
-    ("transfers_one_number", "it returned a float", "return one_by_one, overlapped",
+    ("transfers_one_number", "it returned one, of type float", "return one_by_one, overlapped",
      "return overlapped"))
 
 

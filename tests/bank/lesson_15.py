@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from bank import right
+from bank import right, wrong
 from bank.equivalent import EQUIVALENT
 from bank.mistakes import mistakes
 from course_lib import cuda
@@ -119,7 +119,7 @@ def smooth_in_three_passes(logits, target, smoothing, loss, dlogits):
         loss[row] = smoothing * spread + (ONE - smoothing) * own + math.log(total)
 
 
-@right("smooth_cross_entropy")
+@wrong("smooth_cross_entropy", "should share the work")
 @cuda.jit
 def smooth_by_one_lane(logits, target, smoothing, loss, dlogits):
     N, C = logits.shape
@@ -183,7 +183,7 @@ mistakes("smooth_cross_entropy",
 # ---- top_k(logits, labels, k, right) ---------------------------------------------------------
 
 
-@right("top_k")
+@wrong("top_k", "should share the work")
 @cuda.jit
 def top_k_of_one_thread(logits, labels, k, right):
     # A thread for a row counts those that are surely behind the label.
@@ -309,7 +309,7 @@ def mixup_in_one_loop(x, labels, partner, share, y, target):
                 target[n, c] += ONE - share[n]
 
 
-@right("mixup")
+@wrong("mixup", "should share the work")
 @cuda.jit
 def mixup_by_rows(x, labels, partner, share, y, target):
     n = cuda.grid(1)

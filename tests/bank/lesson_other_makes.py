@@ -1,13 +1,19 @@
-"""Right answers of another make: other loops, default arguments, lists where tuples are shown."""
+"""Right answers of another make: other loops, default arguments, lists where tuples are shown.
+
+And wrong ones of kinds that any exercise can have: what they change beside their result, what they
+keep from call to call, who does the work.
+"""
 
 import math
 
 import numpy as np
 
-from bank import right
-from course_lib import cuda
+from bank import right, wrong
+from bank.mistakes import changed, mistakes
+from course_lib import cuda, reference
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, warp_sum
 from course_lib.runtime.matrix import load_word, multiply_add
+from course_lib.teach.exercise import exercises
 from course_lib.teach.exercises.lesson_04 import VECTORS, WIDTH
 
 ZERO, MINUS_INF = np.float32(0), np.float32(-np.inf)
@@ -126,3 +132,203 @@ def warp_sum_by_a_butterfly(x, y):
         step *= 2
     if lane == 5:
         y[row] = total
+
+
+def from_the_end(exercise, *changes):
+    """Enter the solution with its threads, or its lanes, going through the numbers backwards."""
+    made = changed(exercise, f"{exercise}_from_the_end", exercises()[exercise].solution, changes)
+    right(exercise)(made)
+
+
+def backwards(n, first="cuda.grid(1)", step="cuda.gridsize(1)"):
+    """The loop that goes up to n in steps, and the one that comes down."""
+    return f"range({first}, {n}, {step})", f"range({n} - 1 - {first}, -1, -{step})"
+
+
+LANES = "lane", "32"
+LAST_LANE = "lane == 0", "lane == 31"
+from_the_end("scale_channels", *backwards("x.size"))
+from_the_end("conv2d_dweight", *backwards("N * P * Q", *LANES), *LAST_LANE)
+from_the_end("channel_moments", *backwards("x.shape[0] * P", "t", "cuda.blockDim.x"))
+from_the_end("linear_relu", *backwards("x.shape[1]", *LANES), *LAST_LANE)
+from_the_end("top_k", *backwards("logits.shape[1]", *LANES), *LAST_LANE)
+from_the_end("mixup", *backwards("y.size"), *backwards("target.size"))
+from_the_end("smooth_cross_entropy", "(largest, total, logits[row, col])",
+             "(largest, total, logits[row, C - 1 - col])", *LAST_LANE)
+
+
+# ---- what a function changes beside its result -----------------------------------------------
+
+OWN = "a call with other inputs has changed what the call before it had returned, "
+
+
+@wrong("from_end_to_beginning", r"it changes its input last\.requires_grad")
+def order_by_marks(last):
+    order = []
+
+    def visit(x):
+        if x.requires_grad:
+            x.requires_grad = False
+            for y in x.made_from:
+                visit(y)
+            order.append(x)
+
+    visit(last)
+    return order[::-1]
+
+
+@wrong("from_end_to_beginning", r"it changes its input last\.made_from")
+def order_that_frees_the_tape(last):
+    order, seen = [], set()
+
+    def visit(x):
+        if x.requires_grad and x not in seen:
+            seen.add(x)
+            for y in x.made_from:
+                visit(y)
+            order.append(x)
+
+    visit(last)
+    for x in order:
+        x.made_from = ()
+    return order[::-1]
+
+
+def _walked(order, dy, add):
+    found = {id(order[0]): dy}
+    for result in order:
+        if result.made_by is not None:
+            gradients = result.made_by.backward(found[id(result)])
+            gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+            for x, dx in zip(result.made_from, gradients, strict=True):
+                if x.requires_grad:
+                    found[id(x)] = add(x, found[id(x)], dx) if id(x) in found else dx
+    return found
+
+
+@wrong("walk_back", "it changes its input order, which")
+def walk_that_empties_the_order(order, dy):
+    found = _walked(order, dy, lambda x, one, other: one + other)
+    while order:
+        order.pop()
+    return found
+
+
+@wrong("walk_back", r"it changes its input order\[.*\.data")
+def walk_that_sums_in_the_data(order, dy):
+    def add(x, one, other):
+        if isinstance(x.data, np.ndarray):
+            x.data[...] = one + other
+        return one + other
+
+    return _walked(order, dy, add)
+
+
+@wrong("matmul_backward", OWN + "d[ab]")
+def product_into_kept_arrays(dy, a, b, kept={}):  # noqa: B006
+    if not isinstance(dy, np.ndarray):
+        return dy @ b.T, a.T @ dy
+    da = kept.setdefault(a.shape, np.empty(a.shape, a.dtype))
+    db = kept.setdefault(("b", b.shape), np.empty(b.shape, b.dtype))
+    da[...], db[...] = dy @ b.T, a.T @ dy
+    return da, db
+
+
+@wrong("self_times", "wrong values in times|" + OWN)
+def times_that_remember(begin, end, kind, n_kinds, kept={}):  # noqa: B006
+    if (len(begin), n_kinds) not in kept:
+        solution = exercises()["self_times"].solution
+        kept[len(begin), n_kinds] = solution(begin, end, kind, n_kinds)
+    return kept[len(begin), n_kinds]
+
+
+_FOUND = {}
+
+
+@wrong("walk_back", OWN + "|there is an entry|key of the dict")
+def walk_into_one_dict(order, dy):
+    _FOUND.update(_walked(order, dy, lambda x, one, other: one + other))
+    return _FOUND
+
+
+@wrong("transposed_by_dx", OWN + "y")
+def by_dx_into_kept_arrays(x, weight, stride, padding, output_padding, kept={}):  # noqa: B006
+    y = exercises()["transposed_by_dx"].solution(x, weight, stride, padding, output_padding)
+    same = kept.setdefault(y.shape, y)
+    same[...] = y
+    return same
+
+
+mistakes("upsample_into",
+    ("upsample_that_writes_foreign_channels_back",
+     r"writes joined\[.*\], which belongs to somebody else, in line \d+, `joined\[n, c",
+     "        joined[n, first + k, p, q] = total",
+     "        joined[n, first + k, p, q] = total\n"
+     "        for c in range(k, joined.shape[1], K):\n"
+     "            if c < first or c >= first + K:\n"
+     "                joined[n, c, p, q] = joined[n, c, p, q]"),
+    ("upsample_that_adds_0_to_foreign_channels", r"writes joined\[.*\], which belongs to somebody",
+     "        joined[n, first + k, p, q] = total",
+     "        joined[n, first + k, p, q] = total\n"
+     "        for c in range(first):\n"
+     "            cuda.atomic.add(joined, (n, c, p, q), ZERO)"))
+
+
+# ---- who makes the result --------------------------------------------------------------------
+
+
+@cuda.jit
+def copied(x, y):
+    i = cuda.grid(1)
+    if i < x.size:
+        y[i] = x[i]
+
+
+def _by_numpy(x, weight, stride, padding, output_padding):
+    y = reference.conv_transpose2d(
+        x, weight, stride=stride, padding=padding, output_padding=output_padding
+    )
+    return y.astype(np.float32)
+
+
+@wrong("transposed_by_dx", "y is the same without what its kernels write")
+def by_numpy_with_a_launch_for_show(x, weight, stride, padding, output_padding):
+    y = _by_numpy(x, weight, stride, padding, output_padding)
+    copied[1, 32](x.ravel(), np.empty(x.size, x.dtype))
+    return y
+
+
+@wrong("transposed_by_dx", "y is there before any kernel has made it")
+def by_numpy_and_copied_by_a_kernel(x, weight, stride, padding, output_padding):
+    found = _by_numpy(x, weight, stride, padding, output_padding)
+    y = np.empty(found.shape, np.float32)
+    copied[max(1, -(-y.size // 64)), 64](found.ravel(), y.reshape(-1))
+    return y
+
+
+@wrong("softmax_function", "y is there before any kernel has made it")
+def softmax_by_torch(compute_y, compute_dx):
+    import torch
+
+    class Softmax(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            compute_y(x)
+            y = torch.softmax(x, dim=1)
+            ctx.save_for_backward(y)
+            return y
+
+        @staticmethod
+        def backward(ctx, dy):
+            (y,) = ctx.saved_tensors
+            return compute_dx(dy, y)
+
+    return Softmax.apply
+
+
+# ---- float64, which no kernel may compute in from lesson 3 on --------------------------------
+
+mistakes("top_k",
+    ("top_k_by_a_quotient", "float64-promotion", "before < k", "before < (k + k) / 2"))
+mistakes("confusion", ("confusion_by_a_quotient", "float64-promotion", "range(1, logits.shape[1])",
+                       "range(1, int(2 * logits.shape[1] / 2))"))

@@ -12,6 +12,7 @@ import inspect
 import itertools
 import linecache
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,6 +120,8 @@ def parsed(kernel: Callable) -> ast.Module:
     function = tree.body[0]
     if not isinstance(function, ast.FunctionDef):
         raise SyntaxError("a lambda's text is no function by itself")
+    if function.name != python_function(kernel).__name__:
+        raise OSError("the file has changed since, and another function is there")
     function.decorator_list = [d for d in function.decorator_list if "jit" in ast.unparse(d)]
     return tree
 
@@ -126,8 +129,12 @@ def parsed(kernel: Callable) -> ast.Module:
 def built(text: str, original: Callable, beside: Callable | None = None) -> Callable:
     """Return the function or kernel that `text` defines, with all that `original` knows.
 
-    What it doesn't know, such as a module, is what `beside` knows by that name.
+    What it doesn't know, such as a module, is what `beside` knows by that name. Raises SyntaxError
+    for a text that is anything else.
     """
+    tree = ast.parse(text)
+    if len(tree.body) != 1:
+        raise SyntaxError("a line of the function is outside of it")
     file = f"<mutant {next(_numbers)}>"
     # Where the simulator, like a debugger, finds the text of code that is in no file.
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -136,7 +143,8 @@ def built(text: str, original: Callable, beside: Callable | None = None) -> Call
     space = {"cuda": course_lib.cuda, **function.__globals__, **around}
     if beside is not None:
         space = {**python_function(beside).__globals__, **space}
-    exec(compile(text, file, "exec"), space)
+    with warnings.catch_warnings(action="ignore"):  # nobody asked for what is tried
+        exec(compile(tree, file, "exec"), space)
     return space[function.__name__]
 
 

@@ -19,6 +19,7 @@ from course_lib.teach.mutation.changes import parsed
 from course_lib.teach.mutation.lines import (
     Line,
     aligned,
+    difference,
     lines_of,
     translated,
     translation,
@@ -175,9 +176,25 @@ def _with_one_undone(
         yield lines, number
     for k in extra:
         yield _taken_out(own, k), own[k].number
+    yield from _with_twins(own, right, home)
     for n, k in home.items():
         for text in _with_one_piece(own[k].text, right[n].text):
             yield from _put(own, k, text)
+
+
+def _with_twins(
+    own: list[Line], right: list[Line], home: dict[int, int]
+) -> Iterator[tuple[list[Line], int]]:
+    """Yield what is right after one difference that several lines have, such as r and s."""
+    twins: dict[tuple, list[tuple[int, int]]] = {}
+    for n, k in home.items():
+        if own[k].text != right[n].text:
+            twins.setdefault(difference(own[k].text, right[n].text), []).append((n, k))
+    for pairs in twins.values():
+        if len(pairs) > 1:
+            new = {k: right[n].text for n, k in pairs}
+            lines = [replace(line, text=new.get(k, line.text)) for k, line in enumerate(own)]
+            yield lines, own[pairs[0][1]].number
 
 
 def _with_a_piece(

@@ -147,6 +147,20 @@ def _bare(text: str) -> Counter:
     return Counter(tokens) + Counter(zip(bare, bare[1:], strict=False))
 
 
+def difference(own: str, right: str) -> tuple:
+    """Return what is other in two lines, with all names made equal: twins differ in the same."""
+    one, other = (
+        ["name" if _NAME.fullmatch(each) else each for each in _TOKEN.findall(text)]
+        for text in (own, right)
+    )
+    matcher = difflib.SequenceMatcher(None, one, other, autojunk=False)
+    return tuple(
+        (tuple(one[i:j]), tuple(other[k:m]))
+        for tag, i, j, k, m in matcher.get_opcodes()
+        if tag != "equal"
+    )
+
+
 def translation(wrong: list[Line], own: list[Line], home: dict[int, int]) -> dict[str, str]:
     """Return what own lines call the names of the wrong ones, by the lines that are alike."""
     votes: dict[str, Counter] = {}

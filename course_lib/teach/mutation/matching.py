@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from course_lib.teach.deadline import TimeUp
+from course_lib.teach.engines import Simulator
 from course_lib.teach.exercise import Case
 from course_lib.teach.fences import NAN, SMALL
-from course_lib.teach.running import Attempt, Failure, Run, Simulator, judge
+from course_lib.teach.running import Attempt, Failure, Run, judge
 
 #: Loop iterations after which a changed kernel counts as endless: right ones take a few hundred.
 STEPS = 10_000

@@ -15,12 +15,13 @@ import re
 from collections.abc import Iterable
 
 from course_lib.teach.deadline import TimeUp
+from course_lib.teach.engines import Simulator
 from course_lib.teach.exercise import Case, python_function
 from course_lib.teach.mutation.changes import EVERY, Change, built, changes, changes_alike, parsed
 from course_lib.teach.mutation.likeness import nearest_first
 from course_lib.teach.mutation.lines import lines_of, patched, written
 from course_lib.teach.mutation.matching import STEPS, fresh
-from course_lib.teach.running import Attempt, Failure, Simulator, attempt_case
+from course_lib.teach.running import Attempt, Failure, attempt_case
 
 #: How many changes are undone that agree on no words: each takes its time.
 MOST = 4
@@ -107,7 +108,7 @@ def only_place(
     failing_first = failing_before_others(attempt, failure.run.case)
     found: dict[int, str] = {}
     with contextlib.suppress(TimeUp):
-        tried = changes(attempt.obj, operators)
+        tried = (*changes(attempt.obj, operators), *changes_alike(attempt.obj, operators))
         for change in nearest_first(tried, parsed(solution), attempt.obj):
             line = _line_of(change)
             if line in found or known not in (None, line):
@@ -153,11 +154,11 @@ def passes(attempt: Attempt, text: str) -> bool:
     """Tell whether the learner's object, with this text, is right on every case."""
     try:
         obj = built(text, attempt.obj, attempt.exercise.solution)
-        again = Attempt(attempt.exercise, obj, attempt.cases, attempt.seed)
+        again = dataclasses.replace(attempt, obj=obj)
     except (SyntaxError, NameError):
         return False
     for case in (*attempt.cases, fresh(attempt, 2)[-1]):
-        for order in ("forward", "reverse"):
+        for order in attempt.orders:
             engine = Simulator(order, attempt.seed, sanitized=True, max_steps=STEPS)
             failure = attempt_case(again, case, engine)
             if failure is not None:

@@ -59,6 +59,8 @@ def cause(attempt: Attempt, failure: Failure, operators=EVERY, *, thorough: bool
         own = parsed(attempt.obj)
     except (OSError, SyntaxError):  # without its source there is nothing to compare
         return ""
+    if failure.run.engine.order not in attempt.orders:
+        attempt = replace(attempt, orders=(failure.run.engine.order, *attempt.orders))
     with forgotten():
         told = _grafted(attempt, failure, own, operators)
         if thorough:

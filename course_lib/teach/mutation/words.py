@@ -1,17 +1,21 @@
 """What the learner's code does otherwise than the right code made of it, in words.
 
 An edit of the right code that makes the learner's has its words. Where none does, the smallest
-expressions that differ are told by their kind. Names of the right code are not.
+expressions that differ are shown. Names that only the right code has are not.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator
 
-from course_lib.teach.mutation.changes import built, changes, parsed
+from course_lib.teach.mutation.changes import built, changes, changes_alike, parsed
 from course_lib.teach.mutation.frame import KINDS, Frame
 from course_lib.teach.mutation.trees import called, names_in
+
+#: The longest expression that a sentence quotes.
+MOST_QUOTED = 30
 
 #: What an operator adds to a formula.
 PARTS = {
@@ -33,21 +37,24 @@ def words_for(
     right = built(repaired, original, beside)
     text = ast.unparse(learners.body[0])
     lines = set(map(str.strip, text.splitlines()))
-    for change in changes(right, operators):
+    for change in (*changes(right, operators), *changes_alike(right, operators)):
         after = [line.strip() for _, piece in change.pieces() for line in piece.splitlines()]
         # The whole text is made only where the piece that is changed stands in the learner's.
         if lines.issuperset(line for line in after if line != "pass") and change.text == text:
             return change.words
     tree = parsed(right)
-    frame, right_frame = Frame(learners.body[0]), Frame(tree.body[0])
+    frame, known = Frame(learners.body[0]), names_in(learners.body[0]) | {"abs", "max", "min"}
     if _without_brackets(tree.body[0]) == _without_brackets(learners.body[0]):
         return "with its brackets elsewhere"
     pairs = list(_apart(tree.body[0], learners.body[0]))
     for k, pair in enumerate(pairs):
-        if words := _told(*pair, frame, right_frame) or _told_of_many(*pair, learners, frame):
+        inside = any(isinstance(own, ast.Subscript) for _, own in pairs[k + 1 : k + 3])
+        if inside and isinstance(pair[1], ast.Constant | ast.Tuple):
+            continue  # alone it says nothing: the whole access does
+        if words := _told(*pair, known) or _told_of_many(*pair, learners, frame):
             around = [own for _, own in pairs[k + 1 :] if isinstance(own, ast.Subscript)]
-            if around and words.endswith(tuple(PARTS.values()) + (" too much",)):
-                words += f" in an index of {frame.array(around[0].value)}"
+            if around and words.endswith(tuple(PARTS.values())):
+                words += f" in an index of {ast.unparse(around[0].value)}"
             return words
     return ""
 
@@ -57,7 +64,10 @@ def _without_brackets(function: ast.AST) -> str:
 
 
 def _apart(right: ast.AST, own: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """Yield the expressions and statements around all that differs, from the inside out."""
+    """Yield the expressions and statements around all that differs, from the inside out.
+
+    What differs in several places in the same way, up to names, is told of the first.
+    """
     if type(right) is type(own):
         pairs = []
         for field, value in ast.iter_fields(right):
@@ -67,8 +77,17 @@ def _apart(right: ast.AST, own: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         apart = [pair for pair in pairs if _dumped(pair[0]) != _dumped(pair[1])]
         if len(apart) == 1 and isinstance(apart[0][0], ast.AST):
             yield from _apart(*apart[0])
+        elif all(isinstance(each, ast.AST) for each, _ in apart):
+            chains = [list(_apart(*pair)) for pair in apart]
+            if all(chains) and len({_without_names(chain[0]) for chain in chains}) == 1:
+                yield from chains[0]
+                return
     if all(isinstance(each, ast.expr | ast.stmt) for each in (right, own)):
         yield right, own
+
+
+def _without_names(pair: tuple[ast.AST, ast.AST]) -> tuple[str, ...]:
+    return tuple(re.sub("id='[^']*'", "", ast.dump(each)) for each in pair)
 
 
 def _dumped(value) -> str:
@@ -77,32 +96,24 @@ def _dumped(value) -> str:
     return ast.dump(value) if isinstance(value, ast.AST) else repr(value)
 
 
-def _told(right: ast.AST, own: ast.AST, frame: Frame, right_frame: Frame) -> str:
-    """Return the words for one expression or statement in the place of another."""
+def _told(right: ast.AST, own: ast.AST, known: set[str]) -> str:
+    """Return the words for one expression or statement in the place of another.
+
+    Both are shown as they are written, the right one if the learner knows its names.
+    """
     if isinstance(own, ast.Expr) and isinstance(right, ast.Assign | ast.AugAssign | ast.Return):
         return "with a result that is thrown away" if _holds([right.value], own.value) else ""
-    if isinstance(right, ast.Constant) and isinstance(own, ast.Constant):
-        return "with another number in one place"
-    if isinstance(right, ast.Subscript) and isinstance(own, ast.Subscript):
-        if ast.dump(right.value) == ast.dump(own.value):
-            return f"with another index of {frame.array(own.value)}"
-        if ast.dump(right.slice) == ast.dump(own.slice):
-            return f"with {_one(own.value, frame)} in place of another"
     if isinstance(right, ast.Call) and _holds(right.args, own):
         return f"without {_public(right)}"
     if isinstance(own, ast.Call) and _holds(own.args, right):
         return f"with {_public(own)} too much"
     if isinstance(right, ast.BinOp) and _holds((right.left, right.right), own):
         return f"without {PARTS.get(type(right.op), 'one part of a formula')}"
-    if isinstance(own, ast.BinOp) and _holds((own.left, own.right), right):
-        return f"with {PARTS.get(type(own.op), 'one part of a formula')} too much"
-    if isinstance(own, ast.Call) and isinstance(right, ast.Call):
-        if _public(own) != _public(right) and "one of its calls" not in _public(own):
-            return f"with {_public(own)} in place of another function"
-    kinds = _one(own, frame), _one(right, right_frame)
-    if kinds[0] and kinds[0] == kinds[1] and isinstance(own, ast.Name | ast.Subscript):
-        return f"with {kinds[0]} in place of another"
-    return f"with {kinds[0]} in place of {kinds[1]}" if all(kinds) and kinds[0] != kinds[1] else ""
+    if isinstance(own, ast.expr) and isinstance(right, ast.expr):
+        mine, its = ast.unparse(own), ast.unparse(right)
+        if max(len(mine), len(its)) <= MOST_QUOTED and names_in(right) <= known:
+            return f"with `{mine}` in place of `{its}`"
+    return ""
 
 
 def _told_of_many(right: ast.AST, own: ast.AST, learners: ast.Module, frame: Frame) -> str:
@@ -121,25 +132,6 @@ def _told_of_many(right: ast.AST, own: ast.AST, learners: ast.Module, frame: Fra
 
 def _holds(parts, node: ast.expr) -> bool:
     return any(ast.dump(part) == ast.dump(node) for part in parts)
-
-
-def _one(node: ast.expr, frame: Frame) -> str:
-    """Return what an expression is: "an index", "an element of x", "" if it is none of these."""
-    if isinstance(node, ast.Subscript):
-        return f"an element of {frame.array(node.value)}"
-    if isinstance(node, ast.Name):
-        kind = frame.kinds.get(node.id)
-        if kind == "array" and node.id in frame.parameters:
-            return node.id
-        if kind in KINDS:
-            return f"an {kind}" if kind[0] in "ai" else f"a {kind}"
-    if called(node).startswith(("float", "int")) and len(node.args) == 1:
-        return _one(node.args[0], frame)
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return "a fixed number"
-    if isinstance(node, ast.BinOp):
-        return "a formula"
-    return ""
 
 
 def _public(call: ast.Call) -> str:
