@@ -64,7 +64,7 @@ class Frame:
         """Return how a sentence calls an array: by its name only where everybody knows that."""
         if isinstance(node, ast.Name) and node.id in self.parameters:
             return node.id
-        return "an array of its own"
+        return "an array made inside"
 
 
 def _is_size(value: ast.expr, known: dict[str, str]) -> bool:
