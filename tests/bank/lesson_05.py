@@ -104,7 +104,7 @@ def entropy_in_two_passes(logits, target, loss, m, s):
                 loss[row] = math.log(total) - (logits[row, label] - largest)
 
 
-@right("cross_entropy")
+@wrong("cross_entropy", "threads (read|write);")
 @cuda.jit
 def entropy_thread_per_row(logits, target, loss, m, s):
     if cuda.grid(1) % 32 == 0 and cuda.grid(1) // 32 < logits.shape[0]:
