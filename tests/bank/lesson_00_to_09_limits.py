@@ -243,18 +243,6 @@ mistakes("softmax_backward",
      "range(lane, min(y.shape[1], 1024), 32):\n            dx"),
     ("backward_of_32_rows", UNWRITTEN, "row < y.shape[0]", "row < min(y.shape[0], 32)"))
 
-
-@wrong("softmax_backward", FEW)
-@cuda.jit
-def backward_by_the_first_lane(dy, y, dx):
-    row, total = cuda.grid(1) // 32, ZERO
-    if row < y.shape[0] and cuda.laneid == 0:
-        for col in range(y.shape[1]):
-            total += y[row, col] * dy[row, col]
-        for col in range(y.shape[1]):
-            dx[row, col] = y[row, col] * (dy[row, col] - total)
-
-
 # ---- lesson 5 --------------------------------------------------------------------------------
 
 

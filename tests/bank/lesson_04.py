@@ -340,7 +340,22 @@ def backward_block_of_shuffles(dy, y, dx):
 
 @right("softmax_backward")
 @cuda.jit
-def backward_in_registers(dy, y, dx):
+def backward_through_dx(dy, y, dx):
+    # dx holds the products until their sum is known.
+    lane, n_warps = cuda.laneid, cuda.gridsize(1) // 32
+    for row in range(cuda.grid(1) // 32, y.shape[0], n_warps):
+        total = ZERO
+        for col in range(lane, y.shape[1], 32):
+            dx[row, col] = y[row, col] * dy[row, col]
+            total += dx[row, col]
+        total = warp_sum(total)
+        for col in range(lane, y.shape[1], 32):
+            dx[row, col] -= y[row, col] * total
+
+
+@wrong("softmax_backward", "never written")
+@cuda.jit
+def backward_in_nine_registers(dy, y, dx):
     terms = cuda.local.array(9, np.float32)
     row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
     if row < y.shape[0]:

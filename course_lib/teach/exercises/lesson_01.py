@@ -23,13 +23,13 @@ from course_lib.teach.work import Shares
 
 
 class SharesEvenly(Shares):
-    """The exercise is the sharing: it fails with less than a quarter of the lesson's threads."""
+    """The exercise is the sharing: a quarter of the lesson's threads, or fewer, fail."""
 
     def objection(self, mine, lessons):
         """Return what to say, "" if nothing, and whether it is a failure."""
         text, fails = super().objection(mine, lessons)
         pairs = (mine.readers, lessons.readers), (mine.writers, lessons.writers)
-        return text, fails or any(4 * len(mine) < len(usual) for mine, usual in pairs)
+        return text, fails or any(4 * len(mine) <= len(usual) for mine, usual in pairs)
 
 
 @cuda.jit
