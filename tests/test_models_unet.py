@@ -7,8 +7,9 @@ import sys
 
 import numpy as np
 import pytest
+import timm
 import torch
-from tensors import choosing
+from tensors import PLACE, choosing, randn
 from torch.nn import functional as F
 
 from course_lib import SIMULATED, backend, models, nn, ops, optim, train
@@ -310,8 +311,25 @@ def test_onnx_finds_the_same(tmp_path):
         np.testing.assert_allclose(found, expected[: len(images)], rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="at least 4 pixels"):
         train.export_onnx(path, model, (3, 14))
-    with pytest.raises(ValueError, match="not the weights of a U-Net"):
+    with pytest.raises(ValueError, match="Linear has no convolution"):
         train.export_onnx(path, torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: models.create_model("tiny_cnn", 3, widths=(4, 4, 8), hidden=6, image_size=16),
+    lambda: timm.create_model("test_efficientnet", num_classes=3),
+], ids=["the course's", "timm's"])  # fmt: skip
+def test_onnx_of_networks_by_our_layers(make, tmp_path):
+    pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+    reference = pytest.importorskip("onnx.reference", reason="the extra onnx is not installed")
+    model, x = make().to(PLACE).eval(), randn(3, 3, 16, 16)
+    with torch.no_grad():
+        expected = model(x).cpu().numpy()
+    nn.replace_layers(model)
+    train.export_onnx(tmp_path / "net.onnx", model, (16, 16))
+    evaluator = reference.ReferenceEvaluator(str(tmp_path / "net.onnx"))
+    (found,) = evaluator.run(["logits"], {"images": x.cpu().numpy()})
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_without_the_extra_its_name_is_told(tmp_path, monkeypatch):

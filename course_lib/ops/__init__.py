@@ -2,7 +2,8 @@
 
 How they are registered, and which tensors go where: `registration`. Gradients of gradients are
 refused with an error, not approximated. torch.fx records each call as a node (`tracing`), and
-`torch.utils.flop_counter` counts what PyTorch's own would take (`flops`).
+`torch.utils.flop_counter` counts what PyTorch's own would take (`flops`). An exported program has
+PyTorch's operators instead after ``program.run_decompositions(ops.DECOMPOSITIONS)``.
 """
 
 from course_lib.ops import flops
@@ -28,6 +29,7 @@ from course_lib.ops.global_avg_pool import global_avg_pool
 from course_lib.ops.layer_norm import layer_norm
 from course_lib.ops.linear import linear
 from course_lib.ops.max_pool2d import max_pool2d
+from course_lib.ops.registration import DECOMPOSITIONS  # noqa: F401 - for programs
 from course_lib.ops.softmax import log_softmax, softmax
 from course_lib.ops.squeeze_excite import squeeze_excite
 from course_lib.ops.tracing import traceable

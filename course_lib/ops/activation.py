@@ -1,7 +1,7 @@
 """Activations as operators of PyTorch, each in two forms: one makes y, one writes it over x."""
 
 import torch
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from course_lib.kernels import activation
 from course_lib.ops.checks import require, require_tensor
@@ -19,8 +19,9 @@ class _InPlace(Operator):
     itself, recording costs a copy of it, as PyTorch's own in-place forms do.
     """
 
-    def __init__(self, *arguments, needs_x, **options):
+    def __init__(self, *arguments, out_of_place, needs_x, **options):
         super().__init__(*arguments, **options)
+        self._out_of_place = out_of_place
         gradient = options["gradient"]
 
         def forward(ctx, implementation, x, *options):
@@ -40,6 +41,8 @@ class _InPlace(Operator):
         self._record = super(torch.autograd.Function, self._function).apply
 
     def __call__(self, x, *options):
+        if is_exporting():  # programs for others have no operators that write
+            return x.copy_(self._out_of_place(x, *options))
         if not is_dynamo_compiling():
             _require_writable(x)
         super().__call__(x, *options)
@@ -144,6 +147,7 @@ def _register(
         gradient=gradient,
         title=title,
         vmap=mapped_in_place,
+        out_of_place=out_of_place,
         needs_x=needs_x or (lambda: not out_of_y),
     )
     return out_of_place, in_place

@@ -1,6 +1,7 @@
 """Max pooling as an operator of PyTorch."""
 
 import torch
+from torch.compiler import is_exporting
 
 from course_lib.kernels import max_pool2d as kernels
 from course_lib.kernels.max_pool2d.window import output_size
@@ -186,6 +187,7 @@ def max_pool2d(
     stride = kernel_size if empty else pair(stride, "stride")
     padding, dilation = pair(padding, "padding"), pair(dilation, "dilation")
     compact = input.is_cuda or (simulate_on_cpu and input.is_cpu)
+    compact = compact and not is_exporting()  # programs for others have PyTorch's indices
     compact = compact and not return_indices and kernel_size[0] * kernel_size[1] <= 256 - relu
     x = input.unsqueeze(0) if input.dim() == 3 else input
     y, indices = _max_pool2d(

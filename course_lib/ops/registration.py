@@ -36,6 +36,8 @@ _library = torch.library.Library("course_lib", "DEF")
 #: Whether tensors on the CPU go to our kernels, in the simulator.
 simulate_on_cpu = os.environ.get(SIMULATOR_VARIABLE) == "1"
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+#: {operator: what computes the same by operators of PyTorch's}, for programs that know only those.
+DECOMPOSITIONS = {}
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
@@ -120,6 +122,7 @@ class Operator:
         self.tensors = slice(sum("Tensor" in str(argument.type) for argument in arguments))
         self._names = [argument.name for argument in arguments[self.tensors]]
         self._needed = [a.name for a in arguments[self.tensors] if str(a.type) == "Tensor"]
+        DECOMPOSITIONS[self.overload] = on_cpu
         on_cpu = self._checked(on_cpu)
         _library.impl(name, self.kernel, "CUDA")
         _library.impl(name, self.kernel if simulate_on_cpu else on_cpu, "CPU")

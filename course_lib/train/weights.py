@@ -3,6 +3,7 @@
 And as ONNX, for programs that know neither of them: this needs the extra `onnx`.
 """
 
+import copy
 import importlib.util
 import zipfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from course_lib import models
+from course_lib import models, ops
 
 from .checkpoint import CheckpointError, write_whole
 from .folder import FolderError, reason
@@ -69,29 +70,38 @@ def read_weights(path):
 
 
 def export_onnx(path, model, image_size=(128, 128), *, opset=18):
-    """Write `model`, a U-Net of `autograd` or of PyTorch, to `path` as ONNX, weights and all.
+    """Write `model`, a network for images, to `path` as ONNX, weights and all.
 
+    model       any of PyTorch's, by our layers or others; or a U-Net of `autograd`
     image_size  (H, W) of the images; their number may be any when the file is used
 
     The input is called "images", the output "logits"; batch norm has its running statistics. What
-    is exported is PyTorch's own network with these weights, which any runtime of ONNX knows. Raises
+    is exported computes by PyTorch's own operators, which any runtime of ONNX knows. Raises
     MissingExtraError without the packages of the extra `onnx`, ValueError for an image smaller than
-    the network takes, FolderError where the file cannot be written.
+    a U-Net takes, FolderError where the file cannot be written.
     """
     if missing := [name for name in NEEDED_FOR_ONNX if importlib.util.find_spec(name) is None]:
         raise MissingExtraError(
             f"to export ONNX, {' and '.join(missing)} must be installed: "
             f"pip install {' '.join(NEEDED_FOR_ONNX)}"
         )
-    state = models.arrays_of(model)
-    twin = models.UNet.of_weights(state, layers=torch.nn).float().eval()
+    if not isinstance(model, torch.nn.Module):
+        model = models.UNet.of_weights(models.arrays_of(model), layers=torch.nn)
+    twin = copy.deepcopy(model).cpu().float().eval()
+    first = next((m for m in twin.modules() if isinstance(m, torch.nn.Conv2d)), None)
+    if first is None:
+        raise ValueError(f"{type(model).__name__} has no convolution, so it is none for images")
     # Two images: of one alone, the exporter takes the number to be fixed.
-    images = torch.zeros(2, twin.in_channels, *image_size)
-    who, least = f"UNet of depth {twin.depth}", 2**twin.depth
-    models.steps.require_images(images, who, twin.in_channels, least)
+    images = torch.zeros(2, first.in_channels, *image_size)
+    if isinstance(twin, models.UNet):
+        who, least = f"UNet of depth {twin.depth}", 2**twin.depth
+        models.steps.require_images(images, who, twin.in_channels, least)
+    program = torch.export.export(
+        twin, (images,), dynamic_shapes=({0: torch.export.Dim("n")},)
+    ).run_decompositions(ops.DECOMPOSITIONS)
     program = torch.onnx.export(
-        twin, (images,), dynamo=True, input_names=["images"], output_names=["logits"],
-        opset_version=opset, dynamic_shapes=({0: torch.export.Dim("n")},), verbose=False,
+        program, (images,), dynamo=True, input_names=["images"], output_names=["logits"],
+        opset_version=opset, verbose=False,
     )  # fmt: skip
     content = program.model_proto.SerializeToString()
     _write(path, lambda file: file.write(content))
