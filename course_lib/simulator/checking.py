@@ -160,7 +160,10 @@ class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts,
             written[place] = stamp + number
         else:
             self.note_write(thread, number, array, place, i, value)
-        arithmetic.store(array, i, value)
+        if array.dtype.kind == "f":
+            array[i] = value
+        else:
+            arithmetic.store(array, i, value)
 
     def store2(self, thread, number, value, array, i, j):
         try:
@@ -180,7 +183,10 @@ class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts,
             written[place] = stamp + number
         else:
             self.note_write(thread, number, array, place, (i, j), value)
-        arithmetic.store(array, (i, j), value)
+        if array.dtype.kind == "f":
+            array[i, j] = value
+        else:
+            arithmetic.store(array, (i, j), value)
 
     def store(self, thread, number, value, array, index):
         if index.__class__ is str:

@@ -38,12 +38,13 @@ _DECLARATIONS = ("cuda.shared.array", "cuda.local.array")
 #: NumPy functions that numba-cuda has, for numbers or for arrays
 NUMPY = frozenset("""
 acos acosh all angle any arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax argmin
-array_equal asin asinh atan atan2 atanh average bitwise_and bitwise_invert bitwise_left_shift
-bitwise_not bitwise_or bitwise_right_shift bitwise_xor conj conjugate cos cosh count_nonzero
-deg2rad degrees divide equal fmax fmin greater greater_equal hypot imag invert iscomplexobj isnan
-isrealobj isscalar left_shift less less_equal log log10 log2 logical_and logical_not logical_or
-logical_xor maximum mean minimum nan_to_num nanmean nanprod nanstd nansum nanvar not_equal prod
-rad2deg radians real right_shift sin sinc sinh size std sum tan tanh true_divide var
+array_equal asarray asin asinh atan atan2 atanh atleast_1d atleast_2d atleast_3d average
+bitwise_and bitwise_invert bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
+bitwise_xor broadcast_shapes conj conjugate cos cosh count_nonzero deg2rad degrees divide equal
+fmax fmin greater greater_equal hypot imag invert iscomplexobj isnan isrealobj isscalar left_shift
+less less_equal log log10 log2 logical_and logical_not logical_or logical_xor maximum mean minimum
+nan_to_num nanmean nanprod nanstd nansum nanvar not_equal prod rad2deg radians real right_shift
+searchsorted shape sin sinc sinh size std sum tan tanh true_divide var
 """.split())
 #: and methods of arrays
 METHODS = frozenset("""
