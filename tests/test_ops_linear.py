@@ -222,6 +222,18 @@ def test_tf32_is_what_pytorch_s_switch_allows(monkeypatch):
     assert asked == ["float32", "tf32", "float32"]
 
 
+def test_forward_mode_names_the_operator():
+    x, weight, _ = case(3, 4)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        for name, call in {
+            "linear": lambda: ops.linear(dual, weight), "softmax": lambda: ops.softmax(dual),
+            "relu_": lambda: ops.relu(dual, inplace=True),
+        }.items():  # fmt: skip
+            with pytest.raises(NotImplementedError, match=f"course_lib.{name} has no forward-mode"):
+                call()
+
+
 def test_the_operator_is_there_for_a_mac():
     for name in ("linear", "linear_backward"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"course_lib::{name}", "MPS")

@@ -1,6 +1,7 @@
 """Activations as operators of PyTorch, each in two forms: one makes y, one writes it over x."""
 
 import torch
+from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling, is_exporting
 
 from course_lib.kernels import activation
@@ -35,7 +36,8 @@ class _InPlace(Operator):
         def backward(ctx, grad_output):
             return None, *gradient(ctx, grad_output)
 
-        methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        methods = dict(forward=forward, backward=backward, jvp=self.no_jvp)
+        methods = {name: staticmethod(method) for name, method in methods.items()}
         kind = type(torch.autograd.Function)
         self._function = kind(options["title"], (torch.autograd.Function,), methods)
         self._record = super(torch.autograd.Function, self._function).apply
@@ -50,7 +52,7 @@ class _InPlace(Operator):
 
     def _below_autograd(self, x, *options):
         require_tensor(x, "input")
-        if torch.is_grad_enabled() and x.requires_grad:
+        if torch.is_grad_enabled() and x.requires_grad or forward_ad._current_level >= 0:
             super()._below_autograd(x, *options)
         else:
             self._dispatched(x, *options)

@@ -128,7 +128,7 @@ class Operator:
         _library.impl(name, self.kernel if simulate_on_cpu else on_cpu, "CPU")
         _library.impl(name, on_cpu, "MPS")
         torch.library.register_fake(f"course_lib::{name}", self._checked(fake), lib=_library)
-        self._function = _autograd_function(title, save, gradient or self._refuse)
+        self._function = _autograd_function(title, save, gradient or self._refuse, self.no_jvp)
         # Function.apply sees to functorch; where `dispatcher_is_idle` there is none.
         self._record = super(torch.autograd.Function, self._function).apply
         _library.impl(name, self._below_autograd, "Autograd")
@@ -211,8 +211,13 @@ class Operator:
         name = self.name.removesuffix("_backward")
         raise RuntimeError(f"course_lib.{name} has no second derivative; torch.nn.functional's has")
 
+    def no_jvp(self, ctx, *_):
+        raise NotImplementedError(
+            f"course_lib.{self.name} has no forward-mode derivative; torch.nn.functional's has"
+        )
 
-def _autograd_function(title, save, gradient):
+
+def _autograd_function(title, save, gradient, jvp):
     """The node of autograd's graph. Its first argument is what computes the outputs.
 
     An output without a gradient, such as what only the backward pass reads, is not given one of
@@ -233,7 +238,8 @@ def _autograd_function(title, save, gradient):
         return (None, *found) if isinstance(found, tuple) else (None, found)
 
     # Made by a call, because what the graph shows is the name that the class is made with.
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    methods = dict(forward=forward, backward=backward, jvp=jvp)
+    methods = {name: staticmethod(method) for name, method in methods.items()}
     return type(torch.autograd.Function)(title, (torch.autograd.Function,), methods)
 
 
