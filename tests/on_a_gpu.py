@@ -54,8 +54,15 @@ def _hash(*paths, words=""):
     found = hashlib.sha256(words.encode())
     for path in sorted(paths):
         found.update(str(path.relative_to(ROOT)).encode())
-        found.update(path.read_bytes())
+        found.update(_contents(path))
     return found.hexdigest()[:16]
+
+
+def _contents(path):
+    """What is run: the sources of a notebook's cells, without its outputs."""
+    if path.suffix != ".ipynb":
+        return path.read_bytes()
+    return json.dumps([cell["source"] for cell in json.loads(path.read_text())["cells"]]).encode()
 
 
 def run(item, seconds):

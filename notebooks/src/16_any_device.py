@@ -269,7 +269,7 @@ plot.curves(exponents, {"vanish": [100 * (s == 0).float().mean() for s in scaled
 #
 # ### Exercise: bring them back, and look
 #
-# `y = g / scale`, and `found[0]` becomes 1 if any number is not finite; it is 0 before. A number that is not finite becomes 0 in `y`. (0 · NaN
+# `y = g / scale`, and `found[0]` becomes 1 if any number of `y` is not finite; it is 0 before. A number that is not finite becomes 0 in `y`. (0 · NaN
 # is NaN: who wants to leave out an update by multiplying it with 0 needs this.) `scale` has one element. **Predict:** why is it not simply a number?
 
 # %% exercise="unscale"
@@ -440,6 +440,7 @@ for batch_norm in ("on its own batch", "held still"):
 # ### Exercise: clip
 #
 # `squares` has the parts' sums of squares, `g` some of the gradients. The factor is max_norm / (norm + TINY), but never above 1.
+# Blocks are whole warps, such as 256 threads.
 
 # %% exercise="clip"
 @cuda.jit
