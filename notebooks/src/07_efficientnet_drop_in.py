@@ -1077,6 +1077,9 @@ SLOPE = 6.0
 print("changed back, the same:", fingerprint(gates) == first_print)
 
 # %%
+import math
+
+
 @cuda.jit(device=True)
 def gate_of(z):
     return np.float32(1) / (np.float32(1) + math.exp(-z))
