@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 from unittest import mock
@@ -87,6 +88,22 @@ def _float32():
     yield
     for backend, allowed in zip(backends, before, strict=True):
         backend.allow_tf32 = allowed
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c():
+    """SIGINT interrupts each test and the processes that it starts, wherever tests run."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="class")  # set up before `_ctrl_c`
+def in_the_background():
+    """The tests run as a background job does, which ignores SIGINT and so do its children."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

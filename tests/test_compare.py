@@ -277,7 +277,6 @@ def test_ctrl_c_ends_a_long_run_with_130():
     process = subprocess.Popen(
         [*command, "--device", "simulator"], cwd=ROOT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # off in a background job
     )  # fmt: skip
     try:
         announced = process.stderr.readline()
