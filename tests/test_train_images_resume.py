@@ -47,7 +47,6 @@ def test_a_stopped_run_ends_with_the_same_bits(root, whole, tmp_path, monkeypatc
     assert differences(whole / "checkpoint.pt", tmp_path / "checkpoint.pt") == []
 
 
-@pytest.mark.timeout(120)
 def test_a_killed_run_ends_with_the_same_bits(root, whole, tmp_path):
     folder = tmp_path / "run"
     assert killed_until_done(lambda resume: run(root, folder, resume=resume), folder) >= 1
