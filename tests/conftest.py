@@ -4,7 +4,6 @@ import collections
 import contextlib
 import functools
 import gc
-import importlib.util
 import os
 import pathlib
 import signal
@@ -28,12 +27,20 @@ _paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 if _root not in _paths:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_root, *_paths]))
 
-if importlib.util.find_spec("hypothesis") is None:
+try:
+    import hypothesis
+except ImportError:
     # A borrowed GPU machine may have only what kernels need. There, tests of properties are
     # skipped, and the other tests of the same files still run.
     _skip = pytest.mark.skip(reason="hypothesis is not installed")
     _absent = mock.MagicMock(given=lambda *_, **__: _skip, settings=lambda *_, **__: lambda f: f)
     sys.modules |= {"hypothesis": _absent, "hypothesis.strategies": _absent.strategies}
+else:
+    # A machine that others use as well may be slow: no example, and no draw, is told off for it.
+    hypothesis.settings.register_profile(
+        "any_machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("any_machine")
 
 
 KEPT = 1 << 30  # bytes of GPU memory that a process may keep between two tests
