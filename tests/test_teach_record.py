@@ -237,7 +237,7 @@ def writer(name, count):
 def test_two_processes_lose_nothing(file):
     processes = [writer(name, 40) for name in "ab"]
     for process in processes:
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=250)
         assert process.returncode == 0 and "can't be used" not in out
     assert set(record.load()) == {f"{name}{number}" for name in "ab" for number in range(40)}
 

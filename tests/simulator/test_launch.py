@@ -191,6 +191,7 @@ def test_interrupt(path):
             "greenlets": "while x[0] < 10**9: x[0] = x[0]; cuda.syncthreads()"}[path]
     program = textwrap.dedent(f"""
         import linecache, numba, numpy as np
+        from course_lib import simulator
         from course_lib.simulator import cuda
         source = '''
         def kernel(x):
@@ -207,7 +208,8 @@ def test_interrupt(path):
             linecache.cache[name] = len(source), None, source.splitlines(True), name
         exec(compile(source, name, "exec"))
         try:
-            cuda.jit(kernel)[1, 4](np.zeros(1))
+            with simulator.options(max_steps=10**10):
+                cuda.jit(kernel)[1, 4](np.zeros(1))
         except KeyboardInterrupt:
             x = np.zeros(4)
             cuda.jit(fine)[1, 4](x)
@@ -218,7 +220,7 @@ def test_interrupt(path):
     try:
         assert child.stdout.readline() == "running\n"
         child.send_signal(signal.SIGINT)
-        output, _ = child.communicate(timeout=30)
+        output, _ = child.communicate(timeout=250)
     finally:
         child.kill()
     assert output == "interrupted\n"
