@@ -181,3 +181,15 @@ def progress_file(tmp_path, monkeypatch):
     monkeypatch.setattr(checking, "_passed", {})
     monkeypatch.delenv("COURSE_LIB_STRICT", raising=False)
     return tmp_path / "progress.json"
+
+
+@pytest.fixture
+def patience(monkeypatch):
+    """Let a check find and compile on a slow machine what it does in time on others."""
+    from course_lib.teach import causes, compiling
+    from course_lib.teach.mutation import sentence
+
+    limits = (causes, "LOOKING"), (compiling, "WAIT")
+    searches = ((sentence, name) for name in ("GRAFTING", "MATCHING", "REPAIR", "ALONE"))
+    for module, name in (*limits, *searches):
+        monkeypatch.setattr(module, name, 10 * getattr(module, name))
