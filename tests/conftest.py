@@ -4,9 +4,9 @@ import collections
 import contextlib
 import functools
 import gc
-import importlib.util
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 from unittest import mock
@@ -27,12 +27,20 @@ _paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 if _root not in _paths:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_root, *_paths]))
 
-if importlib.util.find_spec("hypothesis") is None:
+try:
+    import hypothesis
+except ImportError:
     # A borrowed GPU machine may have only what kernels need. There, tests of properties are
     # skipped, and the other tests of the same files still run.
     _skip = pytest.mark.skip(reason="hypothesis is not installed")
     _absent = mock.MagicMock(given=lambda *_, **__: _skip, settings=lambda *_, **__: lambda f: f)
     sys.modules |= {"hypothesis": _absent, "hypothesis.strategies": _absent.strategies}
+else:
+    # A machine that others use as well may be slow: no example, and no draw, is told off for it.
+    hypothesis.settings.register_profile(
+        "any_machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("any_machine")
 
 
 KEPT = 1 << 30  # bytes of GPU memory that a process may keep between two tests
@@ -87,6 +95,22 @@ def _float32():
     yield
     for backend, allowed in zip(backends, before, strict=True):
         backend.allow_tf32 = allowed
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c():
+    """SIGINT interrupts each test and the processes that it starts, wherever tests run."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="class")  # set up before `_ctrl_c`
+def in_the_background():
+    """The tests run as a background job does, which ignores SIGINT and so do its children."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -157,3 +181,15 @@ def progress_file(tmp_path, monkeypatch):
     monkeypatch.setattr(checking, "_passed", {})
     monkeypatch.delenv("COURSE_LIB_STRICT", raising=False)
     return tmp_path / "progress.json"
+
+
+@pytest.fixture
+def patience(monkeypatch):
+    """Let a check find and compile on a slow machine what it does in time on others."""
+    from course_lib.teach import causes, compiling
+    from course_lib.teach.mutation import sentence
+
+    limits = (causes, "LOOKING"), (compiling, "WAIT")
+    searches = ((sentence, name) for name in ("GRAFTING", "MATCHING", "REPAIR", "ALONE"))
+    for module, name in (*limits, *searches):
+        monkeypatch.setattr(module, name, 10 * getattr(module, name))

@@ -137,7 +137,7 @@ def lab(browser_path, tmp_path_factory):
 
 
 def _address(process, log):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 250
     while time.monotonic() < deadline and process.poll() is None:
         found = re.search(r"http://127\.0\.0\.1:\d+/\S*\?token=\w+", log.read_text())
         if found:
@@ -162,15 +162,15 @@ def page(browser_path, tmp_path):
 
 
 def open_notebook(page, address):
-    page.goto(address, timeout=60 * SECONDS)
+    page.goto(address, timeout=250 * SECONDS)
     # Notebooks left open before come back first, so it is this one that is waited for.
     path = re.search(r"/lab/tree/([^?]*)", address)[1]
     page.wait_for_function(
         "path => window.jupyterapp?.shell.currentWidget?.context?.path === path",
         arg=path,
-        timeout=60 * SECONDS,
+        timeout=250 * SECONDS,
     )
-    page.locator(".jp-NotebookPanel:visible .jp-Cell").first.wait_for(timeout=60 * SECONDS)
+    page.locator(".jp-NotebookPanel:visible .jp-Cell").first.wait_for(timeout=250 * SECONDS)
 
 
 def test_make_lab_opens_the_first_notebook_and_nothing_else(lab, page, screenshots):
@@ -194,7 +194,7 @@ def type_and_run(page, index, text=None):
         page.keyboard.insert_text(text)
     before = page.evaluate(OUTPUTS)[index]["count"]
     page.keyboard.press("Shift+Enter")
-    page.wait_for_function(HAS_RUN, arg=[index, before], timeout=60 * SECONDS)
+    page.wait_for_function(HAS_RUN, arg=[index, before], timeout=250 * SECONDS)
     page.evaluate(CELL, index)
     return [output.inner_text() for output in cell.query_selector_all(".jp-OutputArea-output")]
 

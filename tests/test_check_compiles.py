@@ -19,7 +19,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def own_record(tmp_path, monkeypatch):
+def own_record(tmp_path, patience, monkeypatch):
     """A progress record of the test's own, and nothing told yet."""
     monkeypatch.setenv("COURSE_LIB_PROGRESS", str(tmp_path / "progress.json"))
     monkeypatch.setattr(compiling, "_told_missing", False)

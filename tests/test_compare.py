@@ -6,7 +6,6 @@ import pkgutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -277,14 +276,12 @@ def test_ctrl_c_ends_a_long_run_with_130():
     process = subprocess.Popen(
         [*command, "--device", "simulator"], cwd=ROOT, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # off in a background job
     )  # fmt: skip
     try:
         announced = process.stderr.readline()
         assert "Ctrl-C ends it" in announced
-        time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=250)
     finally:
         process.kill()
     assert process.returncode == 130

@@ -58,7 +58,7 @@ def test_numba_cuda_is_the_simulator_where_there_is_no_gpu(first):
     code = f"{first}\nfrom numba import cuda\nassert cuda is course_lib.cuda, cuda\nprint('same')"
     environment = os.environ | {"COURSE_LIB_SIMULATOR": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=250
     )
     assert done.stdout.strip() == "same", done.stderr
 

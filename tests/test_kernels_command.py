@@ -112,7 +112,7 @@ def test_a_reader_may_have_seen_enough(filled):
     environment = os.environ | {cache.CACHE_VARIABLE: str(filled / "cache")}
     command = f"{sys.executable} -m course_lib kernels | true"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], cwd=ROOT, env=environment,
-                          capture_output=True, text=True, timeout=60)  # fmt: skip
+                          capture_output=True, text=True, timeout=250)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -330,7 +330,7 @@ def test_no_home_is_needed(tmp_path):
     environment.pop(cache.CACHE_VARIABLE, None)
     environment |= {"TMPDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", HOMELESS], cwd=ROOT, env=environment,
-                          capture_output=True, text=True, timeout=120)  # fmt: skip
+                          capture_output=True, text=True, timeout=250)  # fmt: skip
     assert done.returncode == 0, done.stderr
     own = tmp_path / f"course_lib-{os.getuid()}"
     assert Path(done.stdout.splitlines()[0]).is_relative_to(own)
@@ -445,10 +445,11 @@ def doubled(x):
     i = cuda.grid(1)
     if i < x.shape[0]:
         x[i] = x[i] + x[i]
+told = False
 while pathlib.Path(sys.argv[1]).exists():  # until it is told to stop
     found = compiler.compile_kernel(doubled, [array_type("float32")], (9, 0))
     assert found.cubin[:4] == b"\\x7fELF" and found.registers > 0
-    print("compiled", flush=True)
+    told = told or print("compiled", flush=True) is None
 """
 
 
@@ -467,14 +468,14 @@ def test_processes_share_a_cache_that_is_being_emptied(tmp_path, monkeypatch):
         assert user.stdout.readline() == "compiled\n"
     (entry,) = cache.entries()  # one of them wrote, or both the same
     deleted = 0
-    for _ in range(60):
+    while deleted < 4:  # each time one of them compiles again
+        assert [user.poll() for user in users] == [None, None]
         deleted += cache.clear()[0]
         kernels_command.rows()
         time.sleep(0.02)
     go.unlink()
     for user in users:
-        _, errors = user.communicate(timeout=60)
+        _, errors = user.communicate(timeout=250)
         assert (user.returncode, errors) == (0, "")
-    assert deleted > 1
     assert not list(cache.cache_folder().glob("*.unfinished"))
     assert cache.load(entry.path) is None or cache.load(entry.path)[0]["key"] == entry.key

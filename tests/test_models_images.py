@@ -273,7 +273,7 @@ def test_two_processes_are_one(tmp_path):
             name: two_processes.by_one(model)
             for name, model in two_processes.networks(layers=torch.nn).items()
         }
-        assert [process.wait(timeout=100) for process in started] == [0, 0]
+        assert [process.wait(timeout=250) for process in started] == [0, 0]
     finally:
         for process in started:
             process.kill()

@@ -145,7 +145,7 @@ def test_deadline_in_another_thread():
         except TimeUp:
             result.append("stopped")
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(250)
     assert result == ["stopped"]

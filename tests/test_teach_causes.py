@@ -25,12 +25,10 @@ ZERO, ONE = np.float32(0), np.float32(1)
 
 
 @pytest.fixture(autouse=True)
-def patience(request, monkeypatch):
-    """Let a slow machine find what others find in time; one test looks at the time itself."""
+def _patient(request):
+    """One test looks at the time itself."""
     if "time_for_the_cause" not in request.node.name:
-        for limit in ("GRAFTING", "MATCHING", "REPAIR", "ALONE"):
-            monkeypatch.setattr(sentence, limit, 10 * getattr(sentence, limit))
-        monkeypatch.setattr(causes, "LOOKING", 10 * causes.LOOKING)
+        request.getfixturevalue("patience")
 
 
 def told(exercise, kernel):

@@ -17,12 +17,7 @@ from course_lib.teach.mutation.grafts import Graft, grafts
 from course_lib.teach.mutation.repair import reverse
 from course_lib.teach.mutation.words import words_for
 
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch):
-    """Let a slow machine find what others find in time."""
-    for limit in ("GRAFTING", "MATCHING", "REPAIR", "ALONE"):
-        monkeypatch.setattr(sentence, limit, 10 * getattr(sentence, limit))
+pytestmark = pytest.mark.usefixtures("patience")
 
 
 @cuda.jit

@@ -137,7 +137,7 @@ def run(text, folder, name="lesson.py", **environment):
     program.write_text(text, encoding="utf-8")
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(program)], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-W", "ignore", str(program)], capture_output=True, text=True, timeout=250,
         env={**os.environ, "PYTHONPATH": paths, "PYTHONIOENCODING": "utf-8", **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

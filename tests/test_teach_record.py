@@ -217,9 +217,11 @@ def test_ctrl_c_while_saving_leaves_the_old_file(file, monkeypatch):
 
 
 WRITER = """
-import sys
+import os, sys, time
 sys.path.insert(0, {root!r})
 from course_lib.teach import record
+fsync = os.fsync
+os.fsync = lambda handle: fsync(handle) or time.sleep({seconds})
 for number in range({count}):
     record.update(f"{{sys.argv[1]}}{{number}}", lambda entry: entry.update(hints=1))
     if number == 0:
@@ -227,19 +229,20 @@ for number in range({count}):
 """
 
 
-def writer(name, count):
-    code = WRITER.format(root=str(ROOT), count=count)
+def writer(name, count, seconds=0):
+    code = WRITER.format(root=str(ROOT), count=count, seconds=seconds)
     return subprocess.Popen(
         [sys.executable, "-c", code, name], env=os.environ, stdout=subprocess.PIPE, text=True
     )
 
 
 def test_two_processes_lose_nothing(file):
-    processes = [writer(name, 40) for name in "ab"]
+    """However long one keeps the other waiting, as on a slow disk."""
+    processes = [writer(name, 25, seconds=0.1) for name in "ab"]
     for process in processes:
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=250)
         assert process.returncode == 0 and "can't be used" not in out
-    assert set(record.load()) == {f"{name}{number}" for name in "ab" for number in range(40)}
+    assert set(record.load()) == {f"{name}{number}" for name in "ab" for number in range(25)}
 
 
 def test_killed_while_writing(file):

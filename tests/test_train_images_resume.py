@@ -47,13 +47,13 @@ def test_a_stopped_run_ends_with_the_same_bits(root, whole, tmp_path, monkeypatc
     assert differences(whole / "checkpoint.pt", tmp_path / "checkpoint.pt") == []
 
 
-@pytest.mark.timeout(120)
 def test_a_killed_run_ends_with_the_same_bits(root, whole, tmp_path):
     folder = tmp_path / "run"
     assert killed_until_done(lambda resume: run(root, folder, resume=resume), folder) >= 1
     assert differences(whole / "checkpoint.pt", folder / "checkpoint.pt") == []
 
 
+@pytest.mark.usefixtures("in_the_background")
 def test_ctrl_c_keeps_the_step_in_hand(root, tmp_path, monkeypatch, capsys):
     words = "--epochs", 2, "--output", tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -67,6 +67,7 @@ def test_ctrl_c_keeps_the_step_in_hand(root, tmp_path, monkeypatch, capsys):
     assert differences(*found) == []
 
 
+@pytest.mark.usefixtures("in_the_background")
 def test_a_second_ctrl_c_interrupts_at_once():
     with pytest.raises(KeyboardInterrupt), loop._put_off() as asked:
         signal.raise_signal(signal.SIGINT)

@@ -85,7 +85,6 @@ def test_a_stopped_run_ends_with_the_same_bits(whole, tmp_path, monkeypatch, ste
     assert (whole / "history.json").read_text() == (tmp_path / "history.json").read_text()
 
 
-@pytest.mark.timeout(120)
 def test_a_killed_run_ends_with_the_same_bits(whole, tmp_path):
     folder = tmp_path / "run"
     train = functools.partial(run, folder, checkpoint_steps=1)

@@ -66,7 +66,7 @@ if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), Path(sys.argv[2]).resolve()
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=250),
     )  # fmt: skip
     found = {name: by_two(model, rank) for name, model in networks().items()}
     torch.save(found, folder / f"{rank}.pt")

@@ -28,8 +28,8 @@ from course_lib.runtime.home import home
 
 FORMAT = 1
 
-#: Seconds to wait for another notebook to finish its own update, which takes milliseconds.
-LOCK_TIMEOUT = 2.0
+#: Seconds to wait for another notebook to finish its own update, milliseconds on a quick disk.
+LOCK_TIMEOUT = 10.0
 
 #: What an entry may hold, and how its kinds are called.
 _KINDS = {

@@ -16,7 +16,7 @@ from unittest import mock
 
 import bank
 from bank.equivalent import EQUIVALENT
-from course_lib.teach import CheckFailed, causes, check, checking, report
+from course_lib.teach import CheckFailed, causes, check, checking, compiling, report
 from course_lib.teach.deadline import TimeUp, deadline
 from course_lib.teach.exercise import exercises
 from course_lib.teach.mutation import sentence
@@ -153,7 +153,8 @@ def _checked(exercise: str, kernel, patience: float = 2) -> tuple[float, str, st
     message = ""
     seconds = patience * checking.SLOWER * checking.TIME_LIMIT
     patient = mock.patch.multiple(checking, TIME_LIMIT=seconds, SLOWER=1)
-    with patient, contextlib.redirect_stdout(io.StringIO()) as printed:
+    compiler = mock.patch.object(compiling, "WAIT", 10 * compiling.WAIT)
+    with patient, compiler, contextlib.redirect_stdout(io.StringIO()) as printed:
         try:
             check(exercise, kernel, seed=SEED)
         except CheckFailed as error:

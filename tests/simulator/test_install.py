@@ -16,7 +16,7 @@ def run(program, simulator="1"):
     environment = {**os.environ, "COURSE_LIB_SIMULATOR": simulator}
     environment.pop("NUMBA_ENABLE_CUDASIM", None)
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=environment,
-                          capture_output=True, text=True, timeout=120)
+                          capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -62,13 +62,15 @@ def test_install_after_numba():
 
 def test_import_is_light():
     out = run("""
-        import sys, time, numpy
+        import sys, time
         start = time.process_time()
+        import numpy
+        unit, start = time.process_time() - start, time.process_time()
         import course_lib.simulator
-        print(time.process_time() - start)
+        print((time.process_time() - start) / unit)
         assert "numba" not in sys.modules and "torch" not in sys.modules
         """)
-    assert float(out) < 0.4
+    assert float(out) < 6
 
 
 @needs_numba_cuda

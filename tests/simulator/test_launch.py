@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 
 import ml_dtypes
 import numpy as np
@@ -183,6 +182,7 @@ def test_launch_inside_a_launch_of_another_thread_keeps_options_apart():
     assert seen == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("in_the_background")
 @pytest.mark.parametrize("path", ["plain", "generators", "greenlets"])
 def test_interrupt(path):
     """Ctrl-C ends the launch and leaves a simulator that works."""
@@ -190,11 +190,12 @@ def test_interrupt(path):
             "generators": "while x[0] < 10**9: x[0] = x[0]; cuda.syncthreads()",
             "greenlets": "while x[0] < 10**9: x[0] = x[0]; cuda.syncthreads()"}[path]
     program = textwrap.dedent(f"""
-        import linecache, signal, numba, numpy as np
+        import linecache, numba, numpy as np
+        from course_lib import simulator
         from course_lib.simulator import cuda
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # off in a background job
         source = '''
         def kernel(x):
+            if cuda.threadIdx.x == 0: print("running", flush=True)
             {wait}
         def fine(x):
             s = cuda.shared.array(4, np.int32)
@@ -207,8 +208,8 @@ def test_interrupt(path):
             linecache.cache[name] = len(source), None, source.splitlines(True), name
         exec(compile(source, name, "exec"))
         try:
-            print("ready", flush=True)
-            cuda.jit(kernel)[1, 4](np.zeros(1))
+            with simulator.options(max_steps=10**10):
+                cuda.jit(kernel)[1, 4](np.zeros(1))
         except KeyboardInterrupt:
             x = np.zeros(4)
             cuda.jit(fine)[1, 4](x)
@@ -217,10 +218,9 @@ def test_interrupt(path):
         """)
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     try:
-        assert child.stdout.readline() == "ready\n"
-        time.sleep(0.4)
+        assert child.stdout.readline() == "running\n"
         child.send_signal(signal.SIGINT)
-        output, _ = child.communicate(timeout=30)
+        output, _ = child.communicate(timeout=250)
     finally:
         child.kill()
     assert output == "interrupted\n"

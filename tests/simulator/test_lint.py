@@ -394,6 +394,6 @@ for finding in simulator.lint(cuda.jit(double), x, x):
     print(finding.kind, finding.line)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                          timeout=120, env=os.environ | {"COURSE_LIB_SIMULATOR": "0"})
+                          timeout=250, env=os.environ | {"COURSE_LIB_SIMULATOR": "0"})
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["float64-promotion", "9"]
