@@ -255,7 +255,7 @@ class GraphTrainer:
             told = None if memory.is_about_memory(error) else _why(error)
             if told is None:
                 self._tell(error, inputs)
-            if not isinstance(error, RuntimeError):  # CUDA's are; a step's own say enough themselves
+            if not isinstance(error, RuntimeError):  # not CUDA's, but the step's own
                 raise
             raise RuntimeError(told) from error
         return Captured(graph, inputs, targets, loss, measured)
