@@ -102,6 +102,7 @@ def main(arguments=None):
     parser.add_argument("--minutes", type=float, default=9.0, help="when to stop")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--only", default="", help="items whose name has this in it")
+    parser.add_argument("--first", default="", help="the item to begin with, such as a run's next")
     options = parser.parse_args(arguments)
     end = time.monotonic() + 60 * options.minutes
     folder = Path(options.out)
@@ -109,6 +110,9 @@ def main(arguments=None):
     current = hashes()
     state = {k: v for k, v in done.items() if v["passed"] and v["hash"] == current.get(k)}
     waiting = [item for item in current if item not in state and options.only in item]
+    if options.first in waiting:
+        place = waiting.index(options.first)
+        waiting = waiting[place:] + waiting[:place]
     print(f"{len(state)} have passed before, {len(waiting)} to run, {_device()}", flush=True)
     (folder / LOG).write_text("")
 
