@@ -13,6 +13,7 @@ from turns import in_turns
 from course_lib import SIMULATED, cuda, reference, simulator
 from course_lib.kernels import conv_transpose2d
 from course_lib.kernels.conv_transpose2d.problem import problem_of
+from course_lib.ops.formats import memory_format
 from course_lib.runtime.arrays import ArrayError
 from course_lib.runtime.launch import recorded
 
@@ -62,7 +63,7 @@ def check(variant, x, weight, bias, **options):
     arguments = [double(tensor) for tensor in (x, weight, bias)]
     sizes = [None if array is None else np.abs(array) for array in arguments]
     assert_close(y, truth(*arguments, **options), truth(*sizes, **options))
-    assert y.dtype == x.dtype and laid_out_alike(y, x)
+    assert y.dtype == x.dtype and laid_out_alike(y, x, weight)
     dy = torch.randn(y.shape).to(x)
     biased = bias is not None
     found = conv_transpose2d.backward(
@@ -75,13 +76,12 @@ def check(variant, x, weight, bias, **options):
         if gradient is not None:
             assert gradient.dtype == x.dtype
             assert_close(gradient, *wanted)
-    assert laid_out_alike(found[0], x)
+    assert laid_out_alike(found[0], x, weight)
     return y, *found
 
 
-def laid_out_alike(y, x):
-    last = x.is_contiguous(memory_format=NHWC) and not x.is_contiguous()
-    return y.is_contiguous(memory_format=LAYOUTS[last])
+def laid_out_alike(y, x, weight):
+    return y.is_contiguous(memory_format=memory_format(x, weight))
 
 
 small = st.integers(1, 3)

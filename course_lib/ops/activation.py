@@ -43,9 +43,9 @@ class _InPlace(Operator):
         self._record = super(torch.autograd.Function, self._function).apply
 
     def __call__(self, x, *options):
-        if is_exporting():  # programs for others have no operators that write
-            return x.copy_(self._out_of_place(x, *options))
         if not is_dynamo_compiling():
+            if is_exporting():  # programs for others have no operators that write
+                return x.copy_(self._out_of_place(x, *options))
             _require_writable(x)
         super().__call__(x, *options)
         return x
