@@ -260,13 +260,13 @@ def _iou_cases(rng):
         (0, 2, "plain", 32),
         (3, 2, "unknown", 32),
         (2, 1, "plain", 64),
-        (9, 2, "plain", 1),
+        (9, 2, "unanswered", 1),
         (20, 3, "absent", 32),
         (33, 2, "only found", 32),
         (45, 4, "absent", 33),
         (70, 2, "perfect", 96),
         (90, 2, "rare", 64),
-        (60, 11, "plain", 7),
+        (60, 11, "unanswered", 7),
         (5, drawn(rng, 33, 36), "plain", 1),
         (drawn(rng, 1400, 1900), 2, "plain", 512),
         (1100, 1, "plain", 1024),
@@ -293,6 +293,8 @@ def _masks(rng, n, n_classes, kind):
         prediction[::4] = 1
     if kind == "perfect":
         prediction = target.copy()
+    if kind == "unanswered":  # who answers NO_DATA has not found the pixel's class
+        prediction[::3] = NO_DATA
     target[1:][rng.random(max(n - 1, 0)) < 0.2] = NO_DATA
     if kind == "unknown":
         target[:] = NO_DATA
