@@ -327,7 +327,7 @@ plot.images([x[VV].reshape(64, 64), x[VH].reshape(64, 64), y.reshape(64, 64)],
 # ## 4 · A score, and something to beat
 #
 # The oldest way to find water is a threshold: whatever is darker than some number of decibels.
-# **Predict** from this picture where to put it, and how many pixels will be wrong.
+# **Predict** from the next picture where to put it, and how many pixels will be wrong.
 
 # %%
 edges = np.arange(-30, 1, 1.0)
@@ -358,7 +358,7 @@ for name, answer in sure.items():
 # ### Exercise: IoU
 #
 # A block for each class, of any number of threads: one is possible, too. `prediction` and `target` are
-# (n,); pixels whose target is NO_DATA do not count. A class that is nowhere, neither found nor true, gets `absent`: 0/0 has no value, and whoever
+# (n,); pixels whose target is NO_DATA do not count. A prediction of NO_DATA, where the target is a class, is a wrong answer like any other. A class that is nowhere, neither found nor true, gets `absent`: 0/0 has no value, and whoever
 # asks must say what to put there.
 
 # %% exercise="iou"
@@ -587,6 +587,12 @@ hint("dice_sums")
 #
 # So a pixel has only two possible values of $g_c$, one if it is of class $c$ and one if it isn't. **Predict** their
 # signs. (Should more probability in the right place make the loss larger or smaller?)
+#
+# <details><summary>The signs</summary>
+#
+# $U_c$ is never larger than $V_c$. So $g_c$ is negative in pixels of class $c$, where the loss falls with $p_c$, and
+# positive in all others.
+# </details>
 #
 # Then through softmax. It couples all classes of a pixel: what one gets, the others lose. From lesson 4:
 #
@@ -820,7 +826,7 @@ for name, found in both.items():
           f"shore, {land_as_water:.0%} of them land that was called water")
 
 # %% [markdown]
-# A third of the network's errors are on the few pixels beside a shore, where grain decides. And nearly all of them
+# A third of the network's errors are on the few pixels beside a shore, where grain decides. And of *all* its errors, nearly all
 # are land that was called water: half of the loss is *weighted* cross-entropy, for which land is cheap (section 5).
 # Whoever minds false alarms takes the weights out, or asks for more than $p = 0.5$.
 #
@@ -847,7 +853,7 @@ for record in measured("unet.folds"):
 # Published are 0.35 for a threshold, and 0.59 to 0.67 for networks, from Sentinel-1 alone (the 0.80 that one often reads is
 # for optical pictures). Ours find less, and so does PyTorch's twin: the layers are not the reason. Two things differ, and we have not found out how much
 # each of them does. The published networks learned from hundreds of chips, ours from eight or nine at a time. And other chips are asked: these eleven are harder
-# for a threshold, too, and from fold to fold the IoU differs by far more than the distance to the published ones.
+# for a threshold, too (here it was chosen on other chips; that of section 4 on the tiles that it was scored on), and from fold to fold the IoU differs by far more than the distance to the published ones.
 #
 # Two trainings from the same weights drift apart: after some hundred steps rounding has
 # grown into another network. So one compares means over several seeds, and never a single run.
@@ -945,7 +951,7 @@ show_tape()
 # %%
 for record in measured("unet.prefetch"):
     rates = ", ".join(f"{row['label']} {row['images_per_second']:,.0f}" for row in record["rows"])
-    print(f"pictures per second: {rates}; {record['ratio']:.0%} of the rate without copies by prefetch\n"
+    print(f"pictures per second: {rates}; prefetch has {record['ratio']:.0%} of the rate without copies\n"
           f"({record['source']['device']}, {record['source']['date']}); "
           f"kernels ran during {record['copies_hidden']:.0%} of the time of its copies")
 
@@ -1031,6 +1037,9 @@ def show_training(found):
 show_training([*measured("unet.training"), *measured("unet.training.tf32")])
 
 # %% [markdown]
+# Started one by one, our layers lose everywhere but in float32 with 16 pictures. Captured in a graph (lesson 11), where Python orders nothing, they
+# win in float32 and lose in tf32 and bfloat16: there our kernels are the slower ones.
+#
 # Here, on a CPU, a clock around each function of the tape will do. (What it prints differs from machine to machine and is not
 # stored.) **Predict** the order of the first three.
 

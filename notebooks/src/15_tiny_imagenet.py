@@ -189,7 +189,7 @@ for site in trace.sites:
 
 # %% [markdown]
 # Where neighbours write beside each other, a warp's 32 floats are four whole sectors. (If yours go through the channels first, they are six, and one is read.) Its 32 bytes lie in 96, so three sectors, of which it uses a third. The
-# other two channels ask for the same sectors again, and find them in the cache. Memory gives each byte once: 60 KB
+# other two channels ask for the same sectors again, and find them in the cache. Memory gives each byte once: of a picture of 64 × 64 pixels, 60 KB
 # go through it, 48 of which are written. To read better would save next to nothing.
 
 # %% [markdown]
@@ -270,7 +270,7 @@ print(f"the first gradient: {right_gradient:.2f} with logits, {twice_gradient:.3
 # %% [markdown]
 # ### Not too sure
 #
-# There is a weaker cure for being sure. Plain cross-entropy is never content: a picture with $p = 0.999$ still
+# To be *too* sure is a fault all the same, and it has a gentle cure. Plain cross-entropy is never content: a picture with $p = 0.999$ still
 # pulls its logit up. **Label smoothing** (Szegedy and others, 2015) asks for a little less: of the 1 that the true
 # class should have, a share $\varepsilon$ is spread over all $C$ classes, the true one too:
 #
@@ -361,7 +361,7 @@ plot.curves(range(1, 31), {f"{who}, {which}": [100 * entry[key] for entry in his
             xlabel="epoch", ylabel="pictures that it knows (%)", title=f"{len(few)} pictures, thirty times each")
 
 # %% [markdown]
-# Without augmentation the network soon knows every picture it has learned from, and the unseen ones long no better: it has learned them *by
+# Without augmentation the network soon knows every picture it has learned from, and long before the end it stops getting better at unseen ones: it has learned *by
 # heart* (**overfitting**). With it, no picture comes twice, and there is nothing to learn by heart. The gap between the two
 # curves of a network is the thing to look at: where there is none, neither augmentation nor smoothing has anything to cure,
 # and both only slow the learning down.
@@ -454,7 +454,7 @@ print(f"a network that answers NaN: {known(1, np.full_like(answers, np.nan)).sum
 #
 # And the real set, with all 200 classes? Each line is a run of the command: its layers, how many epochs, and what share of the pictures it
 # knew in the end, of those that it has learned from and of the 10,000 others. **Predict** from section 4 in which of the runs the first number is
-# far above the second, and in which it is *below*. (`mixed` is MixUp, section 7, with CutMix, which puts a rectangle of one picture into another.)
+# far above the second, and in which it is *below*. (`continuous_integration` is the network of [lesson 17](17_two_pathways.ipynb). `mixed` is MixUp, section 7, with CutMix, which puts a rectangle of one picture into another.)
 
 # %%
 runs = measured("tiny_imagenet.runs")
@@ -587,7 +587,7 @@ print(f"recorded on an {softmax['source']['device']}, {softmax['source']['date']
 # - before you have measured.
 #
 # What the picture says instead: batch norm, ReLU and pooling take a third of the time, with no arithmetic to speak of. They move
-# the same arrays over and over, and where tensor cores do the convolutions, they take most of it. Who wants speed fuses *them*.
+# the same arrays over and over, and where tensor cores do the convolutions, these three take most of the time. Who wants speed fuses *them*.
 # How good was the prediction of a whole step? And of softmax's share, as PyTorch's profiler saw it on a GPU?
 
 # %%
@@ -663,8 +663,8 @@ for name, t in sorted(found.items(), key=lambda item: -item[1])[:8]:
 print(f"softmax and its gradient: {sum(t for n, t in found.items() if 'softmax' in n) / sum(found.values()):.2%}")
 
 # %% [markdown]
-# Is `aten::mm` among the first? That is the linear layer: its four million weights are read, and their gradient is written, as often for eight pictures as for
-# 128, of which convolutions would take most. Softmax's share is even smaller than the one recorded on the GPU. There the smallest kernel takes a microsecond or two, while the rest of the step is quick. Here
+# Is `aten::mm` among the first? That is the linear layer: its four million weights are read, and their gradient is written, once in a step, be it of 8 pictures or of
+# 128. With 128, convolutions would take most of the time. Softmax's share is even smaller than the one recorded on the GPU. There the smallest kernel takes a microsecond or two, while the rest of the step is quick. Here
 # 8 · 200 numbers take a few microseconds as well, and the rest takes tens of milliseconds. (What is printed in red is PyTorch's profiler looking for a GPU.) `--profile` makes the command keep such a table, and a trace that can be looked through in a browser (Perfetto).
 
 # %% [markdown]

@@ -260,13 +260,13 @@ def _iou_cases(rng):
         (0, 2, "plain", 32),
         (3, 2, "unknown", 32),
         (2, 1, "plain", 64),
-        (9, 2, "plain", 1),
+        (9, 2, "unanswered", 1),
         (20, 3, "absent", 32),
         (33, 2, "only found", 32),
         (45, 4, "absent", 33),
         (70, 2, "perfect", 96),
         (90, 2, "rare", 64),
-        (60, 11, "plain", 7),
+        (60, 11, "unanswered", 7),
         (5, drawn(rng, 33, 36), "plain", 1),
         (drawn(rng, 1400, 1900), 2, "plain", 512),
         (1100, 1, "plain", 1024),
@@ -293,6 +293,8 @@ def _masks(rng, n, n_classes, kind):
         prediction[::4] = 1
     if kind == "perfect":
         prediction = target.copy()
+    if kind == "unanswered":  # who answers NO_DATA has not found the pixel's class
+        prediction[::3] = NO_DATA
     target[1:][rng.random(max(n - 1, 0)) < 0.2] = NO_DATA
     if kind == "unknown":
         target[:] = NO_DATA
@@ -387,6 +389,8 @@ def _segmented(rng, shape, kind):
     logits = numbers(rng, shape, scale, offset) + np.float32(scale / 3) * np.arange(
         C, dtype=np.float32
     )[:, None]
+    if kind == "unlikely":  # one class, in every pixel
+        logits[:, 0] -= np.float32(40)
     target = rng.integers(0, C, (N, P))
     if kind == "absent":
         target[target == C - 1] = 0
@@ -408,7 +412,7 @@ def _dice_sums_cases(rng):
         ((1, 2, 35), "sure", 32),
         ((1, 3, 9), "below", 32),
         ((1, 2, 70), "flat", 32),
-        ((2, 2, 40), "ignored", 64),
+        ((2, 2, 40), "unlikely", 64),
         ((2, 11, 3), "ignored", 32),
         ((2, 2, drawn(rng, 200, 240)), "ignored", 256),
         ((1, 1, drawn(rng, 1030, 1060)), "ignored", 544),

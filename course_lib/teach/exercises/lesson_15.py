@@ -260,7 +260,7 @@ _RANKED = [
 
 
 def _top_k_cases(rng):
-    many_rows = (35, 3), 2, "plain", 5, 256
+    many_rows = (35, 3), 2, "near", 5, 256
     long_row = (2, drawn(rng, 1030, 1058)), drawn(rng, 260, 290), "plain", 1, 64
     largest = (32, drawn(rng, 84, 95)), drawn(rng, 3, 9), "plain", 4, 256
     return [
@@ -282,6 +282,11 @@ def _ranked(rng, shape, k, kind):
             order = np.argsort(-logits[row], kind="stable")
         if row % 3 < 2:
             labels[row] = order[min(k - 1 + row % 3, shape[1] - 1)]
+        if kind == "near":  # the last bit decides, against the one with the smaller number
+            first, last = sorted(order[k - 1 : k + 1])
+            logits[row, last] = logits[row, order[k - 1]]
+            logits[row, first] = np.nextafter(logits[row, last], np.float32(-np.inf))
+            labels[row] = first if row % 3 == 1 else last
         if kind == "ties":  # with the label, at three places
             logits[row, rng.choice(shape[1], min(3, shape[1]))] = logits[row, labels[row]]
     if kind == "NaN":  # all of one row, the label of another, and one that pushes a label out
@@ -355,8 +360,11 @@ def _self_cases(rng):
              ([2, 1, 0, 0, 1, 0], 3), ([3, 0, 2, 0, 0, 1, 0, 0], 4),
              ([2, 2, 1, 0, 0, 3, 0, 1, 1, 0, 0, 0, 2, 0, 0], 5),
              (_tree(rng, drawn(rng, 260, 290)), drawn(rng, 9, 40))]  # fmt: skip
-    return [case(1, 1, **_calls(rng, tree), kind=rng.integers(0, kinds, len(tree)),
-                 n_kinds=np.int64(kinds)) for tree, kinds in trees]  # fmt: skip
+    # The last but one is as if in seconds: what is a small number elsewhere is a large one there.
+    units = [1.0] * (len(trees) - 2) + [1e-6, 1.0]
+    return [case(1, 1, **_calls(rng, tree, unit), kind=rng.integers(0, kinds, len(tree)),
+                 n_kinds=np.int64(kinds))
+            for (tree, kinds), unit in zip(trees, units, strict=True)]  # fmt: skip
 
 
 def _tree(rng, n):
@@ -369,7 +377,7 @@ def _tree(rng, n):
     return made
 
 
-def _calls(rng, tree):
+def _calls(rng, tree, unit):
     """Return when each call begins and ends: in the order in which they begin."""
     begin, end, clock, counts = [], [], rng.uniform(0, 50), iter(tree)
 
@@ -389,7 +397,7 @@ def _calls(rng, tree):
     for made in counts:
         one(made)
         clock += rng.choice([0.0, 3.5])
-    return {"begin": np.array(begin), "end": np.array(end)}
+    return {"begin": unit * np.array(begin), "end": unit * np.array(end)}
 
 
 def _times_of(function, run):
