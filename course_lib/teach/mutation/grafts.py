@@ -79,7 +79,8 @@ def _beside(
     right = lines_of(right_function)
     home = aligned(right, own)
     names = translation(right, own, home)
-    names = {name: names[name] for name in _local(right_function) & names.keys()}
+    known = _local(function).union(_parameters(function))
+    names = {n: names[n] for n in _local(right_function) & names.keys() if names[n] in known}
     names |= dict(zip(_parameters(right_function), _parameters(function), strict=False))
     counters = _counters(right, own, home)
     right = [

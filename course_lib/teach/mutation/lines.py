@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import difflib
+import keyword
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -162,17 +163,35 @@ def difference(own: str, right: str) -> tuple:
 
 
 def translation(wrong: list[Line], own: list[Line], home: dict[int, int]) -> dict[str, str]:
-    """Return what own lines call the names of the wrong ones, by the lines that are alike."""
+    """Return what own lines call the names of the wrong ones, by the lines that are alike.
+
+    A name that both have is the same one unless several lines, or all, say that it is not.
+    """
     votes: dict[str, Counter] = {}
+    known = {token for line in own for token in _TOKEN.findall(line.text)}
     for n, at in home.items():
-        one, other = _TOKEN.findall(wrong[n].text), _TOKEN.findall(own[at].text)
-        bare = [["name" if _NAME.fullmatch(t) else t for t in each] for each in (one, other)]
-        matcher = difflib.SequenceMatcher(None, *bare, autojunk=False)
-        for i, j, size in matcher.get_matching_blocks():
-            for x, y in zip(one[i : i + size], other[j : j + size], strict=True):
-                if _NAME.fullmatch(x):
-                    votes.setdefault(x, Counter())[y] += 1
+        for x, y in _paired(_TOKEN.findall(wrong[n].text), _TOKEN.findall(own[at].text)):
+            if _is_name(x) and _is_name(y):
+                votes.setdefault(x, Counter([x] if x in known else []))[y] += 1
     return {name: count.most_common(1)[0][0] for name, count in votes.items()}
+
+
+def _is_name(token: str) -> bool:
+    return bool(_NAME.fullmatch(token)) and not keyword.iskeyword(token)
+
+
+def _paired(one: list[str], other: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the tokens of two lines that stand for each other: equal ones, then names between."""
+    i = j = 0
+    matcher = difflib.SequenceMatcher(None, one, other, autojunk=False)
+    for k, m, size in matcher.get_matching_blocks():
+        between = one[i:k], other[j:m]
+        bare = [["name" if _NAME.fullmatch(t) else t for t in each] for each in between]
+        inner = difflib.SequenceMatcher(None, *bare, autojunk=False)
+        for a, b, length in inner.get_matching_blocks():
+            yield from zip(between[0][a : a + length], between[1][b : b + length], strict=True)
+        yield from zip(one[k : k + size], other[m : m + size], strict=True)
+        i, j = k + size, m + size
 
 
 def translated(text: str, names: dict[str, str]) -> str:
