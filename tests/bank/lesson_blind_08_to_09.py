@@ -54,7 +54,7 @@ def im2col_counts_on(x, columns, R, S, P, Q, stride, padding):
         columns[term, pixel] = seen(x, window[0], tap[0], h, w)
 
 
-@wrong("im2col", "wrong values in columns")
+@wrong("im2col", "in place of `p . stride - padding`; line .*`h = ")
 @cuda.jit
 def im2col_padding_first(x, columns, R, S, P, Q, stride, padding):
     for i in range(cuda.grid(1), columns.size, cuda.gridsize(1)):
@@ -224,7 +224,7 @@ def over_the_warp(value):
     return value
 
 
-@wrong("conv2d_dweight", "wrong values in dweight")
+@wrong("conv2d_dweight", "behaves exactly.*; line .*`h = p|in place of line .*`h = p")
 @cuda.jit
 def dweight_stride_times_tap(dy, x, dweight, stride, padding):
     N, K, P, Q = dy.shape

@@ -29,7 +29,7 @@ from course_lib.teach.mutation.changes import (
     forgotten,
     parsed,
 )
-from course_lib.teach.mutation.grafts import Graft, grafts
+from course_lib.teach.mutation.grafts import Graft, definitions, grafts
 from course_lib.teach.mutation.likeness import nearest_first, same_code
 from course_lib.teach.mutation.matching import Experiment
 from course_lib.teach.mutation.repair import (
@@ -130,6 +130,9 @@ def _grafted(attempt: Attempt, failure: Failure, own, operators) -> Told:
             if passes(failing_first, graft.text):
                 found[graft.sure].setdefault(graft.line, []).append(graft)
     sure = bool(found[True])
+    for line, source in definitions(own.body[0]).items():
+        if source in found[sure]:  # what is wrong there is only seen in the line
+            found[sure].pop(line, None)
     told = []
     for line, those in sorted(found[sure].items()):
         words = _in_time(REPAIR, lambda those=those: _first_words(those, own, attempt, operators))
