@@ -166,7 +166,7 @@ def nearest(bits, drop):
     return (bits + half) >> drop << drop
 
 
-@wrong("round_bits", "wrong values in y")
+@wrong("round_bits", r"`bits = nearest\(bits, 23 - kept\)`, or another `nearest`, makes")
 @cuda.jit
 def bits_ties_go_up(x, kept, y):
     i = cuda.grid(1)
