@@ -118,7 +118,11 @@ def _shift(wrong: list[Line], own: list[Line], home: dict[int, int], place: int)
 def aligned(wrong: list[Line], own: list[Line]) -> dict[int, int]:
     """Return for each wrong line the own line that is most like it, in order: by least cost."""
     a, b = [[_bare(x.text) for x in each] for each in (wrong, own)]
-    gains = [[_likeness(x, y) for y in b] for x in a]
+    stored = [[_element(x.text) for x in each] for each in (wrong, own)]
+    gains = [
+        [_likeness(x, y) + (s == t != "") for y, t in zip(b, stored[1], strict=True)]
+        for x, s in zip(a, stored[0], strict=True)
+    ]
     best = [[0.0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i in range(len(a) - 1, -1, -1):
         for j in range(len(b) - 1, -1, -1):
@@ -133,6 +137,12 @@ def aligned(wrong: list[Line], own: list[Line]) -> dict[int, int]:
         else:
             j += 1
     return found
+
+
+def _element(text: str) -> str:
+    """Return the array that a line sets an element of, "" if it does no such thing."""
+    found = re.match(r"(\w+)\[.*?\] [^=]?= ", text)
+    return found[1] if found else ""
 
 
 def _likeness(one: Counter, other: Counter) -> float:
