@@ -31,6 +31,8 @@ class Frame:
                 found[node.value.id] = "module" if module else "array"
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 found[node.func.id] = "function"
+            if isinstance(node, ast.ExceptHandler) and node.type is not None:
+                found.update(dict.fromkeys(names_in(node.type), "exception"))
         for node in ast.walk(self.function):
             if isinstance(node, ast.Assign):
                 kind = "size" if _is_size(node.value, found) else "number"

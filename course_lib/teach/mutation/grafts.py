@@ -78,8 +78,11 @@ def _beside(
     """
     right = lines_of(right_function)
     home = aligned(right, own)
+    right = [part for n, line in enumerate(right) for part in _apart_if(line, own, home.get(n))]
+    home = aligned(right, own)
     names = translation(right, own, home)
-    names = {name: names[name] for name in _local(right_function) & names.keys()}
+    known = _local(function).union(_parameters(function))
+    names = {n: names[n] for n in _local(right_function) & names.keys() if names[n] in known}
     names |= dict(zip(_parameters(right_function), _parameters(function), strict=False))
     counters = _counters(right, own, home)
     right = [
@@ -95,6 +98,28 @@ def _beside(
             if len(same) == 1:
                 home[n] = same[0]
     return right, dict(sorted(home.items()))
+
+
+def _apart_if(line: Line, own: list[Line], k: int | None) -> list[Line]:
+    """Return a line that sets several names as one for each, where the own line sets but one."""
+    tuples = _tuple_set(line.text)
+    if k is None or tuples is None or _tuple_set(own[k].text) or " = " not in own[k].text:
+        return [line]
+    names, values = tuples
+    used = {n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name)}
+    if used & set(names) or len(names) < len(values):
+        return [line]
+    each = zip(names, values, strict=True)
+    return [replace(line, text=f"{name} = {ast.unparse(value)}") for name, value in each]
+
+
+def _tuple_set(text: str) -> tuple[list[str], list[ast.expr]] | None:
+    """Return what a line sets to the parts of a tuple, and these; None if it does no such thing."""
+    tree = _statement(text)
+    line = tree.body[0] if isinstance(tree, ast.Module) and tree.body else None
+    if isinstance(line, ast.Assign) and isinstance(line.value, ast.Tuple):
+        return ast.unparse(line.targets[0]).strip("()").split(", "), line.value.elts
+    return None
 
 
 def _counters(
@@ -161,6 +186,7 @@ def _with_one_undone(
     for n, k in home.items():
         if _returns(own[k]) == _returns(right[n]):  # what comes after it would never run
             yield from _put(own, k, right[n].text)
+    yield from _with_definitions(own, right, home)
     for n, k in home.items():
         shift = _depth(right, own, home, n) - own[k].depth
         if shift and not _opens(own[k].text):
@@ -180,6 +206,37 @@ def _with_one_undone(
     for n, k in home.items():
         for text in _with_one_piece(own[k].text, right[n].text):
             yield from _put(own, k, text)
+
+
+def _with_definitions(
+    own: list[Line], right: list[Line], home: dict[int, int]
+) -> Iterator[tuple[list[Line], int]]:
+    """Yield what is right after a name used once is set to what the right code has in its place."""
+    places = {use: (name, place) for name, place, use in _used_once(own)}
+    for n, k in home.items():
+        name, place = places.get(k, ("", 0))
+        if name and _opens(own[k].text) == _opens(right[n].text):
+            tree = _statement(own[k].text)
+            for path, new in _differing(tree, _statement(right[n].text)):
+                if ast.unparse(at(tree, path)) == name:
+                    yield from _put(own, place, f"{name} = {ast.unparse(new)}")
+
+
+def _used_once(own: list[Line]) -> Iterator[tuple[str, int, int]]:
+    """Yield each name that is set in one line and stands in but one other, and these lines."""
+    for place, line in enumerate(own):
+        name = line.text.partition(" = ")[0]
+        if name.isidentifier() and " = " in line.text:
+            word = re.compile(rf"\b{name}\b")
+            those = [k for k, each in enumerate(own) for _ in word.findall(each.text)]
+            if len(those) == 2 and those[0] == place:
+                yield name, place, those[1]
+
+
+def definitions(function: ast.FunctionDef) -> dict[int, int]:
+    """Return for the number of a line that of the one which sets what is used there alone."""
+    own = lines_of(function)
+    return {own[use].number: own[place].number for _, place, use in _used_once(own)}
 
 
 def _with_twins(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import difflib
+import keyword
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -117,7 +118,11 @@ def _shift(wrong: list[Line], own: list[Line], home: dict[int, int], place: int)
 def aligned(wrong: list[Line], own: list[Line]) -> dict[int, int]:
     """Return for each wrong line the own line that is most like it, in order: by least cost."""
     a, b = [[_bare(x.text) for x in each] for each in (wrong, own)]
-    gains = [[_likeness(x, y) for y in b] for x in a]
+    stored = [[_element(x.text) for x in each] for each in (wrong, own)]
+    gains = [
+        [_likeness(x, y) + (s == t != "") for y, t in zip(b, stored[1], strict=True)]
+        for x, s in zip(a, stored[0], strict=True)
+    ]
     best = [[0.0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i in range(len(a) - 1, -1, -1):
         for j in range(len(b) - 1, -1, -1):
@@ -132,6 +137,12 @@ def aligned(wrong: list[Line], own: list[Line]) -> dict[int, int]:
         else:
             j += 1
     return found
+
+
+def _element(text: str) -> str:
+    """Return the array that a line sets an element of, "" if it does no such thing."""
+    found = re.match(r"(\w+)\[.*?\] [^=]?= ", text)
+    return found[1] if found else ""
 
 
 def _likeness(one: Counter, other: Counter) -> float:
@@ -162,17 +173,35 @@ def difference(own: str, right: str) -> tuple:
 
 
 def translation(wrong: list[Line], own: list[Line], home: dict[int, int]) -> dict[str, str]:
-    """Return what own lines call the names of the wrong ones, by the lines that are alike."""
+    """Return what own lines call the names of the wrong ones, by the lines that are alike.
+
+    A name that both have is the same one unless several lines, or all, say that it is not.
+    """
     votes: dict[str, Counter] = {}
+    known = {token for line in own for token in _TOKEN.findall(line.text)}
     for n, at in home.items():
-        one, other = _TOKEN.findall(wrong[n].text), _TOKEN.findall(own[at].text)
-        bare = [["name" if _NAME.fullmatch(t) else t for t in each] for each in (one, other)]
-        matcher = difflib.SequenceMatcher(None, *bare, autojunk=False)
-        for i, j, size in matcher.get_matching_blocks():
-            for x, y in zip(one[i : i + size], other[j : j + size], strict=True):
-                if _NAME.fullmatch(x):
-                    votes.setdefault(x, Counter())[y] += 1
+        for x, y in _paired(_TOKEN.findall(wrong[n].text), _TOKEN.findall(own[at].text)):
+            if _is_name(x) and _is_name(y):
+                votes.setdefault(x, Counter([x] if x in known else []))[y] += 1
     return {name: count.most_common(1)[0][0] for name, count in votes.items()}
+
+
+def _is_name(token: str) -> bool:
+    return bool(_NAME.fullmatch(token)) and not keyword.iskeyword(token)
+
+
+def _paired(one: list[str], other: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the tokens of two lines that stand for each other: equal ones, then names between."""
+    i = j = 0
+    matcher = difflib.SequenceMatcher(None, one, other, autojunk=False)
+    for k, m, size in matcher.get_matching_blocks():
+        between = one[i:k], other[j:m]
+        bare = [["name" if _NAME.fullmatch(t) else t for t in each] for each in between]
+        inner = difflib.SequenceMatcher(None, *bare, autojunk=False)
+        for a, b, length in inner.get_matching_blocks():
+            yield from zip(between[0][a : a + length], between[1][b : b + length], strict=True)
+        yield from zip(one[k : k + size], other[m : m + size], strict=True)
+        i, j = k + size, m + size
 
 
 def translated(text: str, names: dict[str, str]) -> str:

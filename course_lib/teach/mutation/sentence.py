@@ -14,6 +14,7 @@ when the time is up, what was not tried has no say.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -29,8 +30,9 @@ from course_lib.teach.mutation.changes import (
     forgotten,
     parsed,
 )
-from course_lib.teach.mutation.grafts import Graft, grafts
+from course_lib.teach.mutation.grafts import Graft, definitions, grafts
 from course_lib.teach.mutation.likeness import nearest_first, same_code
+from course_lib.teach.mutation.lines import lines_of
 from course_lib.teach.mutation.matching import Experiment
 from course_lib.teach.mutation.repair import (
     failing_before_others,
@@ -112,10 +114,24 @@ def _sentence(attempt: Attempt, told: Told) -> str:
     where = quote(python_function(attempt.obj).__code__.co_filename, told.line)
     if not told.words:
         where = f"one more before {where}" if told.missing else f"another line in place of {where}"
-        return f"{where}, makes every case right"
+        others = "" if told.missing else _own_calls(attempt, told.line)
+        return f"{where},{others} makes every case right"
     what = "code" if attempt.exercise.kind == "launcher" else attempt.exercise.kind
     where = f"it is missing before {where}" if told.missing else where
     return f"your {what} behaves exactly like the right one {told.words}; {where}"
+
+
+def _own_calls(attempt: Attempt, line: int) -> str:
+    """Return " or another `f`," for what a line calls of the learner's own: it may be wrong too."""
+    function = python_function(attempt.obj)
+    texts = [each.text for each in lines_of(parsed(attempt.obj).body[0]) if each.number <= line]
+    called = dict.fromkeys(re.findall(r"(?<![.\w])\w+(?=\()", texts[-1] if texts else ""))
+    own = [name for name in called if _file(function.__globals__.get(name)) == _file(function)]
+    return "".join(f" or another `{name}`," for name in own)
+
+
+def _file(obj: object) -> str:
+    return getattr(getattr(python_function(obj), "__code__", None), "co_filename", "")
 
 
 def _grafted(attempt: Attempt, failure: Failure, own, operators) -> Told:
@@ -130,6 +146,9 @@ def _grafted(attempt: Attempt, failure: Failure, own, operators) -> Told:
             if passes(failing_first, graft.text):
                 found[graft.sure].setdefault(graft.line, []).append(graft)
     sure = bool(found[True])
+    for line, source in definitions(own.body[0]).items():
+        if source in found[sure]:  # what is wrong there is only seen in the line
+            found[sure].pop(line, None)
     told = []
     for line, those in sorted(found[sure].items()):
         words = _in_time(REPAIR, lambda those=those: _first_words(those, own, attempt, operators))
