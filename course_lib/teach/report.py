@@ -73,7 +73,7 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
         who = f"{_thread(*first)}, then {_thread(*second)}"
         in_line = where(attempt.obj, site.filename, site.line)
         return f"{place},{in_line}\n{_line('by', who)}"
-    if failure.text:
+    if failure.text and failure.problem != "endless":
         return failure.text
     if isinstance(failure.error, SimulatorError):
         return _simulators_words(attempt, failure.error)

@@ -28,7 +28,7 @@ from course_lib.runtime.intrinsics import online_add, warp_max, warp_sum
 OUTSIDE, UNWRITTEN, VALUES = "out-of-bounds", "never written", "wrong values in"
 PLACES = f"{OUTSIDE}|{UNWRITTEN}|{VALUES}|no part in"
 NAN = "NaN was computed|" + VALUES
-FEW = "threads (read|write);"
+FEW = "should share the work|threads (read|write);"
 MINUS_INF, ZERO, ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
 
 # ---- lesson 0 --------------------------------------------------------------------------------

@@ -240,7 +240,7 @@ def teams_of_neighbours(x, y, team):
             y[row, rank * SLOTS + k] = math.exp(values[k] - m) * factor
 
 
-@wrong("softmax_teams", "threads (read|write);")
+@wrong("softmax_teams", "should share the work|threads (read|write);")
 @cuda.jit
 def teams_first_lane_alone(x, y, team):
     # No shuffles at all: a thread per row, and its team mates look on.

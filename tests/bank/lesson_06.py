@@ -31,7 +31,7 @@ ZERO, ONE = np.float32(0), np.float32(1)
 # ---- squeeze(x, mean) ------------------------------------------------------------------------
 
 
-@wrong("squeeze", "threads (read|write);")
+@wrong("squeeze", "should share the work|threads (read|write);")
 @cuda.jit
 def squeeze_by_one_warp(x, mean):
     # The first warp reads all pixels; the others of the block have nothing to do.
@@ -195,7 +195,7 @@ def scale_with_remainders(x, gate, y, n_pixels, channels_last):
         i += cuda.gridsize(1)
 
 
-@wrong("scale_channels", "should share the work")
+@right("scale_channels")
 @cuda.jit
 def scale_plane_by_plane(x, gate, y, n_pixels, channels_last):
     # A thread has a channel of a picture, and goes through its pixels, beside each other or not.

@@ -245,7 +245,7 @@ mistakes("conv2d_dweight",
 # ---- conv2d_dbias(dy, dbias) ------------------------------------------------------------------
 
 
-@wrong("conv2d_dbias", "threads (read|write);")
+@wrong("conv2d_dbias", "should share the work|threads (read|write);")
 @cuda.jit
 def dbias_by_one_warp(dy, dbias):
     N, _, P, Q = dy.shape

@@ -108,7 +108,7 @@ mistakes("pool_relu_backward", ("unpool_of_1024", UNWRITTEN, unpool_until_the_fi
 mistakes("backward_chain",
     ("chain_of_one_gradient", "it should return 8 arrays, .*; it returned 1", chain_in_a_list,
      "return tuple(found)", "return found[0]"),
-    ("chain_clears_its_inputs", "it changes an array that it was given", chain_written_out,
+    ("chain_clears_its_inputs", "it changes its input kept", chain_written_out,
      "    return dweight1,", "    x *= 0\n    return dweight1,"))
 mistakes("sgd_nesterov", ("sgd_of_1024", UNWRITTEN, sgd_in_one_formula, "while i < p.size",
                           "while i < min(p.size, 1024)"))
@@ -188,27 +188,27 @@ mistakes("summed_to",
      summed_one_axis_after_another, "    return dy",
      "    return dy if hasattr(dy, 'nbytes') and hasattr(dy, 'tobytes') else dy * 0"))
 mistakes("from_end_to_beginning",
-    ("order_marks_with_requires_grad", "it changes requires_grad of t", order_with_a_stack,
+    ("order_marks_with_requires_grad", "it changes its input last.requires_grad", order_with_a_stack,
      "seen.add(id(x))", "x.requires_grad = False"),
-    ("order_empties_made_from", "it changes made_from of t", order_with_a_stack,
+    ("order_empties_made_from", "it changes its input last.made_from", order_with_a_stack,
      "            stack.extend((y, False) for y in x.made_from)",
      "            stack.extend((y, False) for y in x.made_from)\n            x.made_from = ()"),
-    ("order_marks_tensors", "it changes an attribute of t", order_with_a_stack,
+    ("order_marks_tensors", "it changes its input last.seen", order_with_a_stack,
      "id(x) not in seen", "not hasattr(x, 'seen')", "seen.add(id(x))", "x.seen = True"),
     ("order_of_256", "is not in the order", order_with_a_stack, "return order",
      "return order[:256]"))
 mistakes("walk_back",
-    ("walk_frees_the_tape", "it changes made_by of t", walk_with_zeros, "    return found",
+    ("walk_frees_the_tape", "it changes its input order.0..made_by", walk_with_zeros, "    return found",
      "        result.made_by = None\n    return found"),
     ("walk_of_two_inputs", "IndexError|wrong values in gradients", walk_with_lists,
      "zip(x.made_from, gradients, strict=True)", "zip(x.made_from[:2], gradients, strict=False)"),
-    ("walk_clears_leaves", "it changes data of t", walk_with_lists, "        if x.made_by:",
+    ("walk_clears_leaves", "it changes its input order.0..data", walk_with_lists, "        if x.made_by:",
      "        x.data = total\n        if x.made_by:"),
     ("walk_of_256", "there is no gradient", walk_with_lists, "    for x in order:\n        total",
      "    for x in order[:256]:\n        total"))
 
 
-@wrong("walk_back", "it changes the list order")
+@wrong("walk_back", "it changes its input order")
 def walk_eats_the_order(order, dy):
     found = {id(order[0]): dy}
     while order:

@@ -230,7 +230,7 @@ mistakes("transposed_size",
      "(size + 2 * padding - taps) // stride + 1 + output_padding"),
     ("size_one_tap_less", VALUES, "+ taps -", "+ taps - 1 -"),
     ("size_as_if_stride_2", VALUES, "* stride", "* 2"),
-    ("size_as_a_float", "it returned one, of type float", "return " + FORMULA,
+    ("size_as_a_float", "it returned a float", "return " + FORMULA,
      "return float(" + FORMULA + ")"),
     ("size_no_return", "is the return missing", "    return (", "    ("))
 
