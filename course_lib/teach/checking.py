@@ -234,9 +234,12 @@ def _one_after_the_other(attempt: Attempt) -> list[Case]:
     """Return two cases that differ in their numbers alone, for a function that may keep some."""
     if attempt.exercise.kind == "kernel":
         return []
-    other = fresh(attempt, 4)[-1]
-    alike = [case for case in attempt.cases if case.shapes == other.shapes]
-    return [alike[-1], other] if alike else [other]
+    others = fresh(attempt, 4)
+    for other in reversed(others):  # the size of the last may be drawn
+        alike = [case for case in attempt.cases if case.shapes == other.shapes]
+        if alike:
+            return [alike[-1], other]
+    return others[-1:]
 
 
 def _changed_since(earlier: Snapshot | None) -> str:
