@@ -41,7 +41,7 @@ def test_all_are_timed_in_both_layouts(on_the_cpu):
         ("replace_layers.small", "float32"), ("replace_layers.small", "bfloat16")
     ]  # fmt: skip
     shown = results_table.page([{"device": {"name": "A chip"}, "records": found}])
-    assert "\n| small | float32 | " in shown and "\n| small | bfloat16 | " in shown
+    assert "\n| small | TF32 | " in shown and "\n| small | bfloat16 | " in shown
     other = {"contiguous": "channels-last", "channels-last": "contiguous"}
     for record in found:
         rows, best = {row["label"]: row for row in record["rows"]}, record["layouts"]

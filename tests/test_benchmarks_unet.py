@@ -316,7 +316,7 @@ def test_a_stopped_run_keeps_whole_seeds_and_goes_on(small_folds, monkeypatch, t
 
 def test_the_tiles_must_be_those_of_the_folds(small_folds, tmp_path):
     assert benchmarks.refused(folds, {}) == "it needs --data"
-    np.savez(tmp_path / "t.npz", s1_db_x100=np.zeros((1, 2, 16, 16), np.int16),
+    np.savez(tmp_path / "t.npz", s1_db_x100=np.full((1, 2, 16, 16), -900, np.int16),
              masks=np.zeros((1, 16, 16), np.int8), chip=np.array(["Bolivia_1"]),
              rowcol=np.zeros((1, 2), np.int64))  # fmt: skip
     with pytest.raises(data.DataError, match="has other chips than the folds: Bolivia_1, Ghana"):
@@ -332,7 +332,7 @@ def test_folds_as_a_command(small_folds, monkeypatch, capsys):
     assert "seed 3, PyTorch: IoU 0." in out and "difference +" in out.replace("-", "+")
     monkeypatch.setattr(folds, "_scenes", real)
     assert folds.main(options) == 2
-    assert capsys.readouterr().err.startswith("sar_folds: x")
+    assert capsys.readouterr().err.startswith("sar_folds: There is no x")
     if SIMULATED:
         with pytest.raises(SystemExit):
             folds.main([*options, "--record"])

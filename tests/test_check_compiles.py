@@ -75,7 +75,7 @@ def relu_with_shape_of_shared(x, y):
     ],
 )
 def test_what_numba_cannot_compile_is_refused_with_its_line(kernel, line):
-    with pytest.raises(CheckFailed, match="numba cannot compile line") as caught:
+    with pytest.raises(CheckFailed, match="cannot (be compiled|compile line)") as caught:
         check("relu", kernel)
     message = str(caught.value)
     print(message)

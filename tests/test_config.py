@@ -33,6 +33,7 @@ train_ratio: 0.75
 augment: false
 normalize: false
 data_dir: some/where
+unit: power
 use_synthetic_data: false
 num_synthetic_samples: 8
 ignore_label: 0
@@ -43,7 +44,7 @@ seed: 7
 """)  # fmt: skip
     assert found == SarSettings(
         None, 3, 5, 3, 16, False, 2, 4, 0.001, "focal", 64, 0.75, False, False,
-        Path("some/where"), False, 8, 0, {"#0000ff": 1, "#00ff00": 0}, "float32",
+        Path("some/where"), "power", False, 8, 0, {"#0000ff": 1, "#00ff00": 0}, "float32",
         Path("runs/one"), 7,
     )  # fmt: skip
     assert isinstance(found.learning_rate, float)
