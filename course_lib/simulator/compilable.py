@@ -6,6 +6,7 @@ of a kernel in all is told by `lint`, where numba-cuda is installed.
 
 import ast
 import math
+import sys
 
 import numpy as np
 
@@ -98,6 +99,8 @@ def _calls(node, static, kinds, is_kernel, bindings):
         yield node, f"a {value.__name__}", "use a tuple, or cuda.local.array"
     elif value is str or isinstance(node.func, ast.Attribute) and _is_text(node.func.value):
         yield node, "making text", "give print the numbers themselves"
+    elif _allocates_in_kernels():
+        return  # then numba-cuda has nearly all that makes an array
     elif value is not UNRESOLVED and _is_numpys(value) and value.__name__ not in NUMPY:
         name = value.__name__
         yield node, f"np.{name}", (
@@ -107,6 +110,12 @@ def _calls(node, static, kinds, is_kernel, bindings):
             node.func.attr not in METHODS and hasattr(np.ndarray, node.func.attr)
             and isinstance(kinds(node.func.value), Cells)):
         yield node, f"the method {node.func.attr} of an array", "write a loop"
+
+
+def _allocates_in_kernels():
+    """Whether numba's runtime, which allocates memory inside of kernels, was asked for."""
+    config = sys.modules.get("numba.core.config")
+    return bool(getattr(config, "CUDA_ENABLE_NRT", False))
 
 
 def _is_text(node):

@@ -12,7 +12,6 @@ from bank import wrong
 from bank.lesson_10 import (
     adam_one_thread_at_a_time,
     matmul_with_an_array_of_sums,
-    mma_in_a_loop,
     moments_seen_from_the_first_value,
     pool_backward_by_places_in_windows,
     pool_by_place,
@@ -67,8 +66,6 @@ mistakes("matmul_registers",
      "row < min(c.shape[0], 256) and"),
     ("matmul_of_256_columns", UNWRITTEN, matmul_with_an_array_of_sums, "and col < c.shape[1]",
      "and col < min(c.shape[1], 256)"))
-mistakes("mma_tile", ("mma_of_256", VALUES, mma_in_a_loop, "range(0, K, 8)",
-                      "range(0, min(K, 256), 8)"))
 mistakes("channel_moments",
     ("moments_of_1024", VALUES, moments_seen_from_the_first_value,
      "range(t, x.shape[0] * P, cuda.blockDim.x)",
