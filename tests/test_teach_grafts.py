@@ -125,7 +125,6 @@ def test_two_lines_that_would_do_name_none(monkeypatch):
         "range()",
         "abs",
         "(lambda: total)()",
-        "[*range(3)][0]",
         "x[...]",
         "x[row, :][k]",
         "-+~k",
