@@ -180,12 +180,14 @@ def _gradients_by_torch(grad_output, x, weight, y, statistics):
         grad_output = _aten.threshold_backward(grad_output, y, 0)
     if x.numel() == 0:  # PyTorch's own ends the process
         return tuple(each.zero_() for each in fake_backward(grad_output, x, weight))
-    sums = of_sums(x.dtype)
+    sums, format = of_sums(x.dtype), memory_format(x)
+    # PyTorch's takes dy for as x lies, and reads no strides of what each channel has.
+    grad_output, x = (each.contiguous(memory_format=format) for each in (grad_output, x))
     given = (each.contiguous() if torch.is_tensor(each) else each for each in statistics)
-    scale = None if weight is None else weight.to(sums).contiguous()  # PyTorch's reads no strides
+    scale = None if weight is None else weight.to(sums).contiguous()
     dx, *features = _aten.native_batch_norm_backward(grad_output, x, scale, *given, [True] * 3)
     features = (each.to(sums if weight is None else weight.dtype) for each in features)
-    return dx.contiguous(memory_format=memory_format(x)), *features
+    return dx.contiguous(memory_format=format), *features
 
 
 def fake_backward(grad_output, x, weight, *_):
