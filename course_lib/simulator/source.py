@@ -26,12 +26,19 @@ _FUTURE = functools.reduce(operator.or_, (
 def _tree(code, filename):  # code objects are equal whatever their files are
     """The tree of the function compiled to `code`, or None. Line and column numbers are real."""
     text = "".join(_lines(code))
-    module, compiled = _parsed(text, code.co_flags & _FUTURE)
-    if not any(_same(code, other) for other in compiled.get(_begin(code), ())):
+    flags = code.co_flags & _FUTURE
+    module, compiled = _parsed(text, flags)
+    # IPython compiles the statements of a cell apart, and a call of a module's function then is
+    # another instruction where the same cell imports the module.
+    if not _holds(compiled, code) and not _holds(_parsed(text, flags, True)[1], code):
         return None
     nodes = [node for node in ast.walk(module) if _begin(node) == _begin(code)]
     node = nodes[0] if len(nodes) == 1 else _at_columns(nodes, code)
     return _as_function(node) if isinstance(node, ast.Lambda) else node
+
+
+def _holds(compiled, code):
+    return any(_same(code, other) for other in compiled.get(_begin(code), ()))
 
 
 def _lines(code):
@@ -44,16 +51,20 @@ def _lines(code):
 
 
 @functools.lru_cache(maxsize=64)
-def _parsed(text, flags):
-    """(syntax tree of a text, {where it begins: code objects in it})."""
+def _parsed(text, flags, apart=False):
+    """(syntax tree of a text, {where it begins: code objects in it}).
+
+    apart  compile each statement of the text by itself
+    """
     compiled = {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python has given them when the text was imported
             module = ast.parse(text)
+            parts = [ast.Module([node], []) for node in module.body] if apart else [text]
             # A notebook's cell may await something beside its kernels.
-            pending = [compile(text, "", "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
-                               dont_inherit=True)]
+            flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            pending = [compile(part, "", "exec", flags, dont_inherit=True) for part in parts]
     except (SyntaxError, ValueError, RecursionError):
         return ast.Module([], []), compiled
     while pending:
