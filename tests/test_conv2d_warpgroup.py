@@ -1,5 +1,6 @@
 """Convolution by Hopper's tensor cores: `conv2d.warpgroup`, its plans, and what it has arranged."""
 
+import collections
 import contextlib
 import math
 
@@ -288,13 +289,13 @@ def test_the_sanitizer_finds_nothing():
 @simulated_only
 def test_products_that_come_as_late_as_they_may(monkeypatch):
     """The simulator multiplies at once; a GPU need not before it is waited for."""
-    begun = {}
+    begun = collections.defaultdict(list)
 
     def begin(*args):
-        begun.setdefault((cuda.blockIdx.x, cuda.threadIdx.x), []).append(args)
+        begun[cuda.blockIdx.x, cuda.threadIdx.x].append(args)
 
     def wait_for_all_but(n_left):
-        mine = begun.get((cuda.blockIdx.x, cuda.threadIdx.x), [])
+        mine = begun[cuda.blockIdx.x, cuda.threadIdx.x]
         while len(mine) > n_left:
             multiply_tiles(*mine.pop(0))
 

@@ -1,5 +1,6 @@
 """Convolution by Hopper's tensor cores with float32's accuracy: `conv2d.warpgroup_mixed`."""
 
+import collections
 import contextlib
 import math
 
@@ -260,17 +261,16 @@ def test_the_sanitizer_finds_nothing(shape, last, width):
     """
     (C, K), padding = (8, 36) if last else (36, 8), (width - 1, 1)
     x, weight, bias = case((2, C, 5, 4), (K, C, width, 2), layout=LAYOUTS[last])
-    begun = {}
+    begun = collections.defaultdict(list)
 
     def begin(product):
         def later(*args):
-            mine = begun.setdefault((cuda.blockIdx.x, cuda.threadIdx.x), [])
-            mine.append((product, args))
+            begun[cuda.blockIdx.x, cuda.threadIdx.x].append((product, args))
 
         return later
 
     def wait(acc, n):
-        mine = begun.get((cuda.blockIdx.x, cuda.threadIdx.x), [])
+        mine = begun[cuda.blockIdx.x, cuda.threadIdx.x]
         while mine:
             product, args = mine.pop(0)
             product(*args)
