@@ -8,6 +8,8 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# How long each test took, as pytest's JUnit reports.
+REPORTS := .reports
 
 # Bytecode is kept, whatever the environment says: without it, every process that imports PyTorch
 # compiles PyTorch again.
@@ -40,9 +42,10 @@ lab: setup  ## open the first lesson in JupyterLab (LAB_ARGS=--no-browser: print
 	    $(BIN)/jupyter lab $(LAB_ARGS)
 
 test: setup lint  ## run every test and every notebook
-	$(PYTEST) -p no:nbval tests $(PYTEST_ARGS)
-	$(PYTEST) --nbval-lax notebooks/*.ipynb
-	COURSE_LIB_STRICT=1 $(PYTEST) --nbval-lax notebooks/solutions/*.ipynb
+	$(PYTEST) -p no:nbval --junitxml $(REPORTS)/tests.xml tests $(PYTEST_ARGS)
+	$(PYTEST) --nbval-lax --junitxml $(REPORTS)/notebooks.xml notebooks/*.ipynb
+	COURSE_LIB_STRICT=1 $(PYTEST) --nbval-lax --junitxml $(REPORTS)/solutions.xml \
+	    notebooks/solutions/*.ipynb
 
 lint: setup  ## check the style of the code
 	$(BIN)/ruff check .
