@@ -1,6 +1,7 @@
 """What a fingerprint follows beside functions and constants, and what it refuses."""
 
 import functools
+import linecache
 import threading
 
 import pytest
@@ -75,3 +76,46 @@ def test_what_cannot_be_followed_is_named():
 
 def test_what_libraries_hold_is_theirs():
     assert digest_of(threading.Lock()) == digest_of(threading.Lock())
+
+
+TEXT = """
+from math import floor, ceil
+
+def scale(x, factor=2):
+    return floor(x) * factor
+
+halve = lambda x: floor(x) / 2
+"""
+
+
+def digests_of(text):
+    """The fingerprints of `scale` and `halve` in a text."""
+    file = f"<text {hash(text)}>"
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    space = {}
+    exec(compile(text, file, "exec", dont_inherit=True), space)
+    return fingerprint(space["scale"]), fingerprint(space["halve"])
+
+
+@pytest.mark.parametrize("before, after", [
+    ("    return floor", '    """What it does."""\n    return floor'),
+    ("    return floor", "    # Why.\n\n    return floor"),
+    ("x, factor=2)", "x: float, factor: int = 2) -> float"),
+    ("floor(x) * factor", "(floor( x )\n        * factor)  # once"),
+    ("/ 2", "/ 2  # half"),
+    ("halve = lambda x: floor(x) / 2", "halve = (lambda x:\n    floor(x) / 2)"),
+])
+def test_text_that_changes_nothing_does_not_count(before, after):
+    assert before in TEXT
+    assert digests_of(TEXT.replace(before, after)) == digests_of(TEXT)
+
+
+@pytest.mark.parametrize("before, after, which", [
+    ("factor=2", "factor=3", 0), ("* factor", "+ factor", 0), ("(x) * factor", "(factor) * x", 0),
+    ("    return floor", "    'no docstring', x\n    return floor", 0),
+])
+def test_text_that_changes_something_counts(before, after, which):
+    assert before in TEXT
+    pairs = zip(digests_of(TEXT), digests_of(TEXT.replace(before, after)), strict=True)
+    changed = [one != other for one, other in pairs]
+    assert changed == [place == which for place in range(2)]

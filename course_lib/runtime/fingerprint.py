@@ -2,9 +2,12 @@
 
 A kernel changes when its own text changes, or that of a device function, intrinsic or constant
 it uses, however far down. `fingerprint` walks them all, and says so where it meets what it can't
-follow: a digest that leaves out something would call a changed kernel the same.
+follow: a digest that leaves out something would call a changed kernel the same. What changes
+nothing that runs does not count: comments, docstrings, annotations, the layout of the text, and
+the module that a name is imported from.
 """
 
+import ast
 import dis
 import functools
 import hashlib
@@ -15,23 +18,28 @@ import types
 import weakref
 
 from course_lib.runtime import twins
+from course_lib.simulator import source
 
 # Their versions are part of the cache key, so their sources need not be.
 _LIBRARIES = {"numba", "numba_cuda", "llvmlite", "numpy", "math", "builtins", "cuda", "ml_dtypes"}
 # Their functions are followed, but not what their classes and tables hold.
 _OUTSIDE = _LIBRARIES | sys.stdlib_module_names | {"torch"}
+_WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+#: Fields of a syntax tree that change nothing that runs, and the prefix u of a text.
+_UNREAD = {"annotation", "returns", "type_comment", "type_ignores", "kind", "ctx"}
 _CACHE = type(functools.cache(lambda: None))
 _known = weakref.WeakKeyDictionary()
 
 
 def fingerprint(function):
-    """Hex digest of the source of `function` and of all it refers to, transitively.
+    """Hex digest of the syntax tree of `function` and of all it refers to, transitively.
 
     Takes a Python function or anything that wraps one: a `@cuda.jit` kernel or device function,
     a simulated kernel, a numba `@intrinsic`. Library modules count by name, constants by value,
     dicts, lists and tuples by what they hold, `functools.partial` and `functools.cache` by what
-    they wrap, classes by their text and their methods. The digest is the same on a GPU and in the
-    simulator. Raises TypeError for what a function reaches and this can't follow.
+    they wrap, classes by their body and their methods. The digest is the same on a GPU, in the
+    simulator and in all versions of Python. Raises TypeError for what a function reaches and this
+    can't follow.
     """
     inner, parts = _unwrap(function), []
     if inner is None:
@@ -71,7 +79,7 @@ def _note(name, value, attributes, parts, visited):
     twin, files = (None, ()) if inner is None else twins.find(inner)
     if twin is not None:
         # An intrinsic is machine code on a GPU and its twin in the simulator: take both.
-        digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+        digests = [_file_digest(file) for file in files]
         parts += [f"{name} = intrinsic", *digests, _facts(twin)[0]]
     elif inner is not None and _is_ours(module):
         parts.append(f"{name} = {inner.__qualname__}")
@@ -135,7 +143,7 @@ def _visit_class(name, kind, parts, visited):
             parts.append(f"{label} = {inner.__qualname__}")
             _visit(inner, parts, visited)
     try:
-        parts.append(textwrap.dedent(inspect.getsource(kind)))
+        parts.append(_syntax(inspect.getsource(kind)))
     except (OSError, TypeError):
         parts.append(repr(getattr(kind, "__annotations__", {})))
 
@@ -180,10 +188,44 @@ def _names(code):
 
 
 def _text(function):
+    if function.__name__ == "<lambda>" and not function.__defaults__:
+        tree = source.function_tree(function)
+        if tree is not None:
+            return _written(tree)
     try:
-        return textwrap.dedent(inspect.getsource(function))
+        return _syntax(inspect.getsource(function))
     except (OSError, TypeError):  # no source: made by exec
         return repr(_bytecode(function.__code__))
+
+
+@functools.cache
+def _file_digest(file):
+    return hashlib.sha256(_syntax(file.read_text(encoding="utf-8")).encode()).hexdigest()
+
+
+def _syntax(text):
+    """The syntax tree of a text, as text; the text itself where it is a part of a statement."""
+    try:
+        return _written(ast.parse(textwrap.dedent(text)))
+    except SyntaxError:  # the lines of a lambda with defaults, say
+        return text
+
+
+def _written(node):
+    """What a node says of a program's behaviour, the same in all versions of Python."""
+    if isinstance(node, ast.AST):
+        fields = {name: part for name, part in ast.iter_fields(node) if name not in _UNREAD}
+        if isinstance(node, _WITH_DOCSTRING) and ast.get_docstring(node, clean=False) is not None:
+            fields["body"] = fields["body"][1:]
+        if isinstance(node, ast.ImportFrom):
+            del fields["module"], fields["level"]
+        # Fields that later versions added are empty or None where a program does not use them.
+        fields = {name: part for name, part in fields.items() if part not in (None, [])}
+        said = [f"{name}={_written(part)}" for name, part in fields.items()]
+        return f"{type(node).__name__}({', '.join(said)})"
+    if isinstance(node, list):
+        return f"[{', '.join(map(_written, node))}]"
+    return repr(node)
 
 
 def _bytecode(code):

@@ -1048,9 +1048,9 @@ for row in rows:
 # When its source has changed. Sounds simple. But a kernel calls device functions, perhaps from
 # another file, and these use constants. numba's own cache looks at the date of *one* file, and so
 # it missed a changed device function elsewhere: one measures an old kernel and wonders. The
-# course's key is a **fingerprint**: a hash of the text of the kernel and of everything that it
-# refers to, with the versions of compiler and Python. **Predict:** does a change of `SLOPE`
-# count?
+# course's key is a **fingerprint**: a hash of the syntax tree of the kernel and of everything that
+# it refers to, with the versions of compiler and Python. Comments and docstrings do not count.
+# **Predict:** does a change of `SLOPE` count?
 
 # %%
 from course_lib.runtime.fingerprint import fingerprint
