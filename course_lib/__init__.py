@@ -17,7 +17,6 @@ unset                    real `numba.cuda` if the CUDA driver reports a GPU, els
 ======================== ==========================================================
 """
 
-import importlib
 import sys
 
 from course_lib.runtime import device
@@ -46,7 +45,6 @@ except Exception as error:
 def __getattr__(name):
     # Importing the real numba.cuda takes about a second, so it waits for the first use.
     if name == "cuda":
-        module = simulator.cuda if SIMULATED else importlib.import_module("numba.cuda")
-        globals()["cuda"] = module
+        globals()["cuda"] = module = device.numba_cuda()
         return module
     raise AttributeError(f"module 'course_lib' has no attribute {name!r}")

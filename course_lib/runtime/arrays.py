@@ -116,9 +116,7 @@ def empty_like(array):
     if isinstance(array, np.ndarray):
         return np.empty_like(array, subok=False)
     if hasattr(array, "copy_to_host"):
-        from course_lib import cuda
-
-        return cuda.device_array_like(array)
+        return device.numba_cuda().device_array_like(array)
     return sys.modules[type(array).__module__.partition(".")[0]].empty_like(array)
 
 
@@ -143,9 +141,7 @@ def empty(shape, *, like, dtype=None, channels_last=False):
     if isinstance(like, np.ndarray):
         return np.empty(shape, dtype or like.dtype)
     if hasattr(like, "copy_to_host"):
-        from course_lib import cuda
-
-        return cuda.device_array(shape, dtype or like.dtype)
+        return device.numba_cuda().device_array(shape, dtype or like.dtype)
     return sys.modules[type(like).__module__.partition(".")[0]].empty(shape, dtype or like.dtype)
 
 

@@ -15,7 +15,7 @@ import sys
 
 import numpy as np
 
-from course_lib.runtime import arrays
+from course_lib.runtime import arrays, device
 from course_lib.runtime import launch as launching
 
 PAGE = 1 << 18  # counters that are set to zero together
@@ -52,9 +52,7 @@ def _zeros(n, like):
         return like.new_zeros(n, dtype=sys.modules["torch"].int32)
     if isinstance(like, np.ndarray):
         return np.zeros(n, np.int32)
-    from course_lib import cuda
-
-    return cuda.to_device(np.zeros(n, np.int32))
+    return device.numba_cuda().to_device(np.zeros(n, np.int32))
 
 
 def _given(n, like, capturing=False):

@@ -6,6 +6,7 @@ itself, so that it can decide whether the simulator is needed before either is i
 
 import ctypes
 import functools
+import importlib
 import importlib.util
 import os
 import sys
@@ -89,6 +90,14 @@ def use_simulator():
     if value not in ("", "0", "1"):
         raise ValueError(f"{SIMULATOR_VARIABLE} must be unset, 0 or 1; it is {value!r}")
     return count() == 0 if value == "" else value == "1"
+
+
+def numba_cuda():
+    """`numba.cuda` where kernels run on a GPU, else what the simulator has in its place."""
+    # Each takes a while to import, and what asks for hardware alone needs neither.
+    if use_simulator():
+        return importlib.import_module("course_lib.simulator").cuda
+    return importlib.import_module("numba.cuda")
 
 
 def why_no_gpu():

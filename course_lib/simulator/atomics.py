@@ -1,6 +1,6 @@
 """Atomic operations. Threads switch only at waits, so each of these is atomic as it stands."""
 
-from .guards import check_index
+from .checked import check_index
 from .primitives import Namespace, Primitive
 from .resolve import cast
 

@@ -1,22 +1,32 @@
-"""Arrays for functions that could not be rewritten: they check each index themselves."""
+"""Indices that are checked, and arrays that check their own: for functions without source."""
 
 import greenlet
 import numpy as np
 
-from . import engine
-from .guards import check_index
+
+def check_index(array, index, axis=None):
+    """`index` if it is allowed for `array`, else IndexError. Called when a fast check did not pass.
+
+    Python takes a negative index for one from the end; a kernel that computes one has a bug.
+    Tuples and other Python objects keep Python's meaning.
+    """
+    if not isinstance(array, np.ndarray):
+        return index
+    if type(index) is not tuple:
+        if isinstance(index, (int, np.integer)) and index < 0:
+            raise IndexError("negative index")
+        return index
+    for part in index:
+        if isinstance(part, (int, np.integer)) and part < 0:
+            raise IndexError("negative index")
+    return index
 
 
 def pause():
-    """Called at each access of such a function: let other threads run now and then.
-
-    Its loops cannot be seen, and one of them may wait for another thread to write.
-    """
+    """Called at each access of a function that could not be rewritten: see `Thread.pause`."""
     thread = getattr(greenlet.getcurrent(), "thread", None)
     if thread is not None:
-        thread.accesses += 1
-        if thread.accesses % engine.SPIN_STRIDE == 0:
-            thread.switch(engine.SPIN)
+        thread.pause()
 
 
 class CheckedArray(np.ndarray):

@@ -11,6 +11,7 @@ from operator import index as as_int
 import numpy as np
 
 from . import arithmetic, errors, guards
+from .checked import check_index
 from .cluster_checks import ClusterChecks
 from .collisions import Collisions
 from .copy_checks import CopyChecks
@@ -117,7 +118,7 @@ class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts,
     def load_view(self, thread, number, array, index):
         """A part of an array, which is not read yet; garbage if it lies outside."""
         try:
-            guards.check_index(array, index)
+            check_index(array, index)
             return part_of(array, index)
         except IndexError:
             self.outside(thread, number, array, index)
@@ -131,7 +132,7 @@ class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts,
         if not isinstance(array, np.ndarray):
             return array[index]
         try:
-            guards.check_index(array, index)
+            check_index(array, index)
             return array[index]
         except IndexError:
             self.outside(thread, number, array, index)
@@ -194,7 +195,7 @@ class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts,
             return
         value = self.whole(thread, number, value)
         if array.__class__ is not Watched:
-            guards.check_index(array, index)
+            check_index(array, index)
             arithmetic.store(array, index, value)
             return
         places = self.places(thread, number, array, index)

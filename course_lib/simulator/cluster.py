@@ -17,6 +17,7 @@ import numbers
 import numpy as np
 
 from . import engine, errors, guards
+from .checked import check_index
 from .observe import Watched, pointer, watch
 from .primitives import Primitive
 from .report import place
@@ -136,7 +137,7 @@ def _sync(thread):
 def _load(thread, array, i, rank):
     """Element `i` of the same shared array in the block of `rank`."""
     array, index = elsewhere(thread, array, rank), i
-    guards.check_index(array, index)
+    check_index(array, index)
     return array[index]
 
 

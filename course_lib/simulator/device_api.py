@@ -6,6 +6,7 @@ import numpy as np
 
 from . import arithmetic, engine, guards, rounding
 from .atomics import atomic
+from .checked import check_index
 from .mathlib import math as gpu_math
 from .primitives import Dim3, Index, LaneId, Namespace, Primitive
 from .resolve import as_dtype
@@ -125,13 +126,13 @@ def _rsqrt(value):
 
 def _load(array, index):
     """A load with a cache hint; the hint does nothing."""
-    guards.check_index(array, index)
+    check_index(array, index)
     return array[index]
 
 
 def _store(array, index, value):
     """A store with a cache hint; the hint does nothing."""
-    guards.check_index(array, index)
+    check_index(array, index)
     arithmetic.store(array, index, value)
 
 

@@ -61,6 +61,15 @@ class Thread:
         """(x, y, z) within the block."""
         return self.tx, self.ty, self.tz
 
+    def pause(self):
+        """Called at each access of a function that could not be rewritten: let others run.
+
+        Its loops cannot be seen, and one of them may wait for another thread to write.
+        """
+        self.accesses += 1
+        if self.accesses % SPIN_STRIDE == 0:
+            self.switch(SPIN)
+
 
 class Warp:
     """32 threads with consecutive numbers: which still live, and what they wait for together."""

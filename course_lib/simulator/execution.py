@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from . import arithmetic, guards
+from .checked import check_index
 from .cluster import elsewhere
 from .implicit import Implicit
 from .observe import Memory, Watched, watch
@@ -40,7 +41,7 @@ def elements(array, index):
             offset += int(part) * stride
         else:
             return (offset,), array.itemsize
-    guards.check_index(array, index)
+    check_index(array, index)
     view = np.ndarray.__getitem__(array, index)
     if not isinstance(view, np.ndarray):
         return (array.start,), array.itemsize
@@ -68,7 +69,7 @@ class Execution(Implicit):
         """`array[index]`."""
         if index.__class__ is str:
             return self.load_named(thread, number, array, index)
-        guards.check_index(array, index)
+        check_index(array, index)
         return part_of(array, index)
 
     def load_named(self, thread, number, array, name):
@@ -90,7 +91,7 @@ class Execution(Implicit):
         if index.__class__ is str:
             self.store_named(thread, number, value, array, index)
             return
-        guards.check_index(array, index)
+        check_index(array, index)
         arithmetic.store(array, index, self.whole(thread, number, value))
 
     def store_named(self, thread, number, value, array, name):

@@ -12,7 +12,7 @@ from . import (
     errors,
     half,
     host_api,
-    mathlib,
+    modules,
     reduction,
     vector_types,
 )
@@ -20,8 +20,6 @@ from .arrays import DeviceArray, device_array, to_device
 from .kernel import jit
 from .primitives import current_thread
 from .warp import WARP_SIZE
-
-math = mathlib.math
 
 
 class Facade(types.ModuleType):
@@ -38,9 +36,9 @@ class Facade(types.ModuleType):
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        found = submodule(f"{self.__name__}.{name}")
+        found = modules.submodule(f"{self.__name__}.{name}")
         if found is None:
-            found = getattr(submodule("numba.cuda.types"), name, None)
+            found = getattr(modules.submodule("numba.cuda.types"), name, None)
         if found is None:
             raise AttributeError(f"the simulator's numba.cuda has no attribute {name!r}")
         self.__dict__[name] = found
@@ -137,6 +135,12 @@ def _from_package(name):
     return lambda: importlib.import_module(f"{__package__}.{name}")
 
 
+def _package(name):
+    module = _plain_module(name)
+    module.__path__ = []
+    return module
+
+
 #: submodules, by their names below numba.cuda; each is made on first use
 _makers = {
     "api": lambda: cuda,
@@ -162,26 +166,8 @@ _makers = {
                                            CudaSupportError=devices.CudaSupportError),
     "errors": lambda: _plain_module("errors", KernelRuntimeError=errors.SimulatorError),
 }
-_made = {}
-
-
-def submodule(name):
-    """The module that stands for `name`, "numba.cuda" or below; None if there is none."""
-    if name == "numba.cuda":
-        return cuda
-    found = _made.get(name)
-    if found is None:
-        maker = _makers.get(name.removeprefix("numba.cuda."))
-        if maker is None:
-            return None
-        found = _made[name] = maker()
-    return found
-
-
-def _package(name):
-    module = _plain_module(name)
-    module.__path__ = []
-    return module
-
 
 cuda = _build()
+modules.provide("numba.cuda", lambda: cuda)
+for _name, _maker in _makers.items():
+    modules.provide(f"numba.cuda.{_name}", _maker)

@@ -5,6 +5,7 @@ import sys
 import numpy as np
 
 from . import arithmetic, errors
+from .checked import check_index
 from .resolve import as_dtype
 
 #: Static shared memory a block may declare, and all it may have with the dynamic part (sm_90).
@@ -13,24 +14,6 @@ SHARED_LIMIT = 227 * 1024
 
 _POISON_BYTE = 0xCD
 _templates = {}
-
-
-def check_index(array, index, axis=None):
-    """`index` if it is allowed for `array`, else IndexError. Called when a fast check did not pass.
-
-    Python takes a negative index for one from the end; a kernel that computes one has a bug.
-    Tuples and other Python objects keep Python's meaning.
-    """
-    if not isinstance(array, np.ndarray):
-        return index
-    if type(index) is not tuple:
-        if isinstance(index, (int, np.integer)) and index < 0:
-            raise IndexError("negative index")
-        return index
-    for part in index:
-        if isinstance(part, (int, np.integer)) and part < 0:
-            raise IndexError("negative index")
-    return index
 
 
 def refuse_index(array, index, axis):

@@ -6,13 +6,14 @@ import sys
 import types
 
 from . import errors, facade
+from .modules import submodule
 
 _PREFIX = "numba.cuda"
 
 
 class _Loader(importlib.abc.Loader):
     def create_module(self, spec):
-        return facade.submodule(spec.name)
+        return submodule(spec.name)
 
     def exec_module(self, module):
         """The module is complete as it is."""
@@ -25,7 +26,7 @@ class Finder(importlib.abc.MetaPathFinder):
         """The spec of a simulated module; None for other names."""
         if name != _PREFIX and not name.startswith(_PREFIX + "."):
             return None
-        module = facade.submodule(name)
+        module = submodule(name)
         if module is None:
             raise ModuleNotFoundError(
                 f"the simulator has no {name}; it stands in for numba.cuda while "
@@ -82,7 +83,7 @@ def uninstall():
         sys.meta_path.remove(_finder)
     for name in [name for name in sys.modules if name == _PREFIX or name.startswith(
             _PREFIX + ".")]:
-        if sys.modules[name] is facade.submodule(name):
+        if sys.modules[name] is submodule(name):
             del sys.modules[name]
     numba = sys.modules.get("numba")
     if numba is not None and numba.__dict__.get("cuda") is facade.cuda:

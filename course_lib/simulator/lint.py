@@ -25,9 +25,10 @@ from pathlib import Path
 
 import numpy as np
 
-from . import facade, resolve
+from . import resolve
 from .errors import SimulatorError
 from .kernel import Kernel, as_kernel
+from .modules import submodule
 from .primitives import LaneId
 
 #: What the compiling process sees: modules that choose between the simulator and the real
@@ -155,7 +156,7 @@ class _Shipment:
     def value(self, value):
         """A description of what a name stands for; see `lint_worker.Builder.value`."""
         if isinstance(value, types.ModuleType):
-            return "module", next((name for name in _NUMBAS if facade.submodule(name) is value),
+            return "module", next((name for name in _NUMBAS if submodule(name) is value),
                                   value.__name__)
         if place := _intrinsic_place(value):
             return "attribute", *place
@@ -207,7 +208,7 @@ def _numba_place(value):
     if not ours.startswith(__package__):
         return None
     for name in _NUMBAS:
-        for attribute, found in vars(facade.submodule(name)).items():
+        for attribute, found in vars(submodule(name)).items():
             if found is value:
                 return name, attribute
     if isinstance(value, LaneId):

@@ -1,8 +1,8 @@
 """Watching a launch: what an observer is told, and about which memory.
 
-An observer is an object with some of the methods of `Observer`; `observing_with(observer)` makes
-it watch every launch inside the `with` block (`simulator.sanitize()` and `simulator.trace()` are
-made of it). Several may watch at once. Under an observer a kernel is rebuilt in the *observed*
+An observer is an object with some of the methods of `Observer`; `observing_with(observer)`, in
+`real`, makes it watch every launch inside the `with` block (`simulator.sanitize()` and
+`simulator.trace()` are made of it). Several may watch at once. Under an observer a kernel is rebuilt in the *observed*
 flavour: no array is kept as lists, and every access, wait and fence passes through the launch's
 `Execution`, which carries it out; a `Reporting` one tells the observers first. Without an observer
 nothing of this runs, and kernels cost what they always cost.
@@ -40,14 +40,13 @@ is where a GPU would have put it (512-byte aligned), so that `memory.address + o
 sectors as a GPU does; shared memory starts at address 0 of each block.
 """
 
-import contextlib
 import contextvars
 import linecache
 from dataclasses import dataclass
 
 import numpy as np
 
-_observers = contextvars.ContextVar("simulator_observers", default=())  # noqa: B039
+observers = contextvars.ContextVar("simulator_observers", default=())  # noqa: B039
 
 
 class Observer:
@@ -75,29 +74,12 @@ class Observer:
 
 def observing():
     """True inside `sanitize()` or `trace()`: launches will be watched."""
-    return bool(_observers.get())
+    return bool(observers.get())
 
 
 def current_observers():
     """The observers of launches that start here, outermost first."""
-    return _observers.get()
-
-
-@contextlib.contextmanager
-def observing_with(observer):
-    """Let `observer` watch every launch inside the `with` block, those of real kernels too.
-
-    A real numba.cuda kernel launched inside runs in the simulator, on copies of its arguments;
-    what it wrote is copied back.
-    """
-    from .real import real_kernels_simulated
-
-    token = _observers.set((*_observers.get(), observer))
-    try:
-        with real_kernels_simulated():
-            yield observer
-    finally:
-        _observers.reset(token)
+    return observers.get()
 
 
 @dataclass(frozen=True)

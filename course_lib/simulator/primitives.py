@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import greenlet
 
+from .checked import checked, pause
+
 
 class ThreadGreenlet(greenlet.greenlet):
     """A greenlet that runs one CUDA thread; `thread` is its `engine.Thread`."""
@@ -58,8 +60,6 @@ class Primitive:
 
     def __call__(self, *args, **kwargs):
         # Only functions that could not be rewritten come this way.
-        from .checked import checked, pause
-
         if self.kind == "pure":
             if self.access:
                 pause()

@@ -6,7 +6,23 @@ import sys
 
 import numpy as np
 
-from .observe import observing
+from .kernel import run
+from .observe import observers, observing
+
+
+@contextlib.contextmanager
+def observing_with(observer):
+    """Let `observer` watch every launch inside the `with` block, those of real kernels too.
+
+    A real numba.cuda kernel launched inside runs in the simulator, on copies of its arguments;
+    what it wrote is copied back.
+    """
+    token = observers.set((*observers.get(), observer))
+    try:
+        with real_kernels_simulated():
+            yield observer
+    finally:
+        observers.reset(token)
 
 
 @contextlib.contextmanager
@@ -50,8 +66,6 @@ def run_on_copies(kernel, grid, block, args, shared=0, cluster=1):
     Arrays that share memory on the device share it in the copy, so that kernels that work in
     place are seen as such. NumPy arrays and CPU tensors are used as they are.
     """
-    from .kernel import run
-
     copies = _Copies(args)
     ready = [copies.on_host(argument) for argument in args]
     try:

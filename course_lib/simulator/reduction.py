@@ -3,15 +3,16 @@
 import functools
 
 from .arrays import DeviceArray, to_device
+from .device_api import names
 from .kernel import Kernel
+from .primitives import Namespace
 
 THREADS = 128
+cuda = Namespace("cuda", **{name: names[name] for name in ("threadIdx", "syncthreads")})
 
 
 @functools.lru_cache(maxsize=128)
 def _kernel(functor):
-    from .facade import cuda
-
     def reduce_kernel(array, partials, result, init):
         tid = cuda.threadIdx.x
         if tid < array.size:

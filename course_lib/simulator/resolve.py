@@ -14,7 +14,8 @@ import types
 import ml_dtypes
 import numpy as np
 
-from . import errors
+from . import errors, mathlib
+from .modules import submodule
 from .primitives import Index, Namespace
 from .rounding import compiled_integer
 
@@ -161,12 +162,6 @@ def _make_cast(kind):
     return convert
 
 
-def _facade():
-    from . import facade
-
-    return facade
-
-
 def is_foreign_module(name):
     """True for modules of Python and NumPy, which hold no device code."""
     root = name.partition(".")[0]
@@ -190,7 +185,7 @@ def mapped(value):
     if kind is types.ModuleType or isinstance(value, types.ModuleType):
         return _mapped_module(value)
     if kind is types.BuiltinFunctionType:
-        return _facade().mathlib.by_builtin.get(id(value), value)
+        return mathlib.by_builtin.get(id(value), value)
     if kind is types.FunctionType:
         if value.__module__ and value.__module__.startswith("numba.cuda"):
             return _mapped_numba_object(value)
@@ -214,9 +209,9 @@ def mapped(value):
 def _mapped_module(module):
     name = module.__name__
     if name == "math":
-        return _facade().math
+        return mathlib.math
     if name == "numba.cuda" or name.startswith("numba.cuda."):
-        return _facade().submodule(name) or module
+        return submodule(name) or module
     return module
 
 
@@ -227,13 +222,13 @@ def _mapped_numba_object(value):
     function = getattr(value, "py_func", None)
     if isinstance(function, types.FunctionType):
         if function.__module__ == "numba.cuda.random":
-            return getattr(_facade().submodule("numba.cuda.random"), function.__name__)
+            return getattr(submodule("numba.cuda.random"), function.__name__)
         return Device(function)
     definition = getattr(value, "_defn", value)
     module = getattr(definition, "__module__", None) or ""
     name = getattr(definition, "__qualname__", None) or getattr(definition, "__name__", "")
     if module.startswith("numba.cuda"):
-        for place in (_facade().submodule(module), _facade().cuda):
+        for place in (submodule(module), submodule("numba.cuda")):
             if place is not None:
                 found = place
                 for part in name.split("."):

@@ -39,7 +39,8 @@ import contextlib
 
 from .checking import Checking
 from .findings import Report
-from .observe import Observer, observing_with
+from .observe import Observer
+from .real import observing_with
 
 
 class Sanitizer(Observer):

@@ -4,6 +4,7 @@ import ast
 
 from . import arithmetic, guards
 from .analysis import literal
+from .checked import check_index
 from .sites import Site, is_pure, position
 from .tree import THREAD
 from .tree import name as _name
@@ -199,7 +200,7 @@ class Subscripts:
     def guard(self, value, part, base, axis, node):
         """An index checked for being negative, and the expression that shows it afterwards."""
         if not self.walrus:
-            check = self.bind(guards.check_index, "check_index")
+            check = self.bind(check_index, "check_index")
             call = ast.Call(check, [base, value, ast.Constant(axis)], [])
             return ast.copy_location(call, node), ast.Constant(Ellipsis)
         name = self.temporary()
@@ -212,7 +213,7 @@ class Subscripts:
                                  [self.bind(int, "int")])
             test = ast.BoolOp(ast.And(), [is_int, positive])
         in_list = isinstance(base, ast.Name) and base.id in self.lists
-        check = self.bind(guards.refuse_index if in_list else guards.check_index, "check_index")
+        check = self.bind(guards.refuse_index if in_list else check_index, "check_index")
         call = ast.Call(check, [base, _name(name), ast.Constant(axis)], [])
         result = ast.IfExp(test, _name(name), call)
         for part_node in ast.walk(call):

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .observe import Observer, Watched, observing_with
+from .observe import Observer, Watched
+from .real import observing_with
 from .tracing_align import requests, split
 from .tracing_counts import IDLE, SECTOR_BYTES, WARP_SIZE, atomic_sectors, sectors, wavefronts
 from .tracing_log import ATOMIC, BRANCH, LOAD, LOOP, SIZES, STORE, Tracing

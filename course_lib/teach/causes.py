@@ -14,7 +14,7 @@ import warnings
 
 import numpy as np
 
-from course_lib.simulator.observe import observing_with
+from course_lib.simulator.real import observing_with
 from course_lib.teach import mutation
 from course_lib.teach.deadline import TimeUp, deadline, uncollected
 from course_lib.teach.engines import Simulator

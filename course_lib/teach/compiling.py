@@ -13,7 +13,8 @@ from pathlib import Path
 
 import course_lib
 from course_lib.simulator.lint import LintError, LintUnavailable, lint, prepare
-from course_lib.simulator.observe import Observer, observing_with
+from course_lib.simulator.observe import Observer
+from course_lib.simulator.real import observing_with
 from course_lib.teach.display import quote
 from course_lib.teach.engines import Simulator
 from course_lib.teach.exercise import python_function

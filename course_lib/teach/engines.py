@@ -6,17 +6,14 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import course_lib
 from course_lib import simulator
 from course_lib.runtime.launch import in_simulator
-from course_lib.simulator.observe import Observer, observing_with
+from course_lib.simulator.observe import Observer
+from course_lib.simulator.real import observing_with
 from course_lib.teach.fences import FencedArray
 from course_lib.teach.writers import Writers
-
-if TYPE_CHECKING:
-    from course_lib.teach.running import Run
 
 #: Loop iterations without any thread finishing, after which a launch counts as endless. Cases have
 #: a few hundred elements, so that right kernels stay far below.
@@ -79,7 +76,7 @@ class Simulator:
         """Bring what the kernel left in `given` back into `array`."""
 
     @contextlib.contextmanager
-    def active(self, run: Run) -> Iterator[None]:
+    def active(self, run) -> Iterator[None]:
         """Let every launch inside, also those of a launcher, happen in this simulator."""
         with contextlib.ExitStack() as stack:
             options = simulator.options(order=self.order, seed=self.seed, max_steps=self.max_steps)
@@ -132,7 +129,7 @@ class Gpu:
         self._buffers[id(array)].copy_to_host(array.buffer)
 
     @contextlib.contextmanager
-    def active(self, run: Run) -> Iterator[None]:
+    def active(self, run) -> Iterator[None]:
         """Launches go to the GPU by themselves, without numba's warnings that they are small.
 
         Nor does numba warn that a launcher's own NumPy arrays are copied there and back.

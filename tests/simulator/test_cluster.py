@@ -5,7 +5,8 @@ import pytest
 
 from course_lib import simulator
 from course_lib.simulator import cluster, cuda, errors
-from course_lib.simulator.observe import Observer, observing_with
+from course_lib.simulator.observe import Observer
+from course_lib.simulator.real import observing_with
 
 ORDERS = ["forward", "reverse", "random"]
 N = 8

@@ -11,7 +11,8 @@ import pytest
 from course_lib import simulator
 from course_lib.simulator import cuda, real
 from course_lib.simulator.errors import SourceMissing
-from course_lib.simulator.observe import Observer, observing, observing_with
+from course_lib.simulator.observe import Observer, observing
+from course_lib.simulator.real import observing_with
 
 
 def sanitized(kernel, grid, block, *args, shared=0, **options):

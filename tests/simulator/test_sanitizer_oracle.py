@@ -13,7 +13,8 @@ import pytest
 
 from course_lib import simulator
 from course_lib.simulator import cluster, cuda
-from course_lib.simulator.observe import Observer, observing_with
+from course_lib.simulator.observe import Observer
+from course_lib.simulator.real import observing_with
 
 THREADS, BLOCKS, PLACES = 34, 2, 3
 NOTHING, LOAD, STORE, ATOMIC, AWAY, FENCE, BLOCK_FENCE, WARP, BARRIER, CLUSTER = range(10)

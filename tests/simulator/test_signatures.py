@@ -110,7 +110,7 @@ def test_device_arrays_describe_their_memory():
 
 
 def test_vectorize_for_a_gpu_says_that_it_is_not_supported():
-    vectorizers = simulator.facade.submodule("numba.cuda.vectorizers")
+    vectorizers = simulator.modules.submodule("numba.cuda.vectorizers")
     for name in ("CUDAVectorize", "CUDAGUFuncVectorize"):
         with pytest.raises(NotImplementedError, match="not supported by the simulator"):
             getattr(vectorizers, name)(fill)
