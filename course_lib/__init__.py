@@ -19,7 +19,7 @@ unset                    real `numba.cuda` if the CUDA driver reports a GPU, els
 
 import sys
 
-from course_lib.runtime import device
+from course_lib.runtime.host import device
 
 __all__ = ["SIMULATED", "cuda", "device"]
 __version__ = "0.1.0"

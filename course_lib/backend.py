@@ -33,7 +33,7 @@ from array_api_compat import numpy as numpy_namespace
 
 import course_lib
 from course_lib import device
-from course_lib.runtime.device import SIMULATOR_VARIABLE
+from course_lib.runtime.host.device import SIMULATOR_VARIABLE
 
 LIBRARIES = ("numpy", "simulator", "torch", "cupy")
 _chosen = None

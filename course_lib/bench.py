@@ -24,8 +24,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from course_lib.runtime import device
-from course_lib.runtime.fingerprint import fingerprint
+from course_lib.runtime.compile.fingerprint import fingerprint
+from course_lib.runtime.host import device
 
 RESULTS_FOLDER = Path(__file__).resolve().parent.parent / "data" / "results"
 _PACKAGES = ("torch", "triton", "numba", "numba-cuda", "numpy")

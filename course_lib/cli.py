@@ -15,7 +15,7 @@ from pathlib import Path
 
 import course_lib
 from course_lib.benchmarks import BENCHMARKS
-from course_lib.runtime.cache import CacheError
+from course_lib.runtime.compile.cache import CacheError
 
 ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
@@ -257,7 +257,7 @@ def bench(options):
 def _list_pending():
     from course_lib import bench
     from course_lib.benchmarks import pending
-    from course_lib.runtime import device
+    from course_lib.runtime.host import device
 
     held = bench.load_records(device.properties().name if device.count() else None)
     if held is None:

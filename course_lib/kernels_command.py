@@ -16,8 +16,8 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 
-from course_lib.runtime import cache, compiler
-from course_lib.runtime.fingerprint import fingerprint
+from course_lib.runtime.compile import cache, compiler
+from course_lib.runtime.compile.fingerprint import fingerprint
 
 CURRENT, CHANGED, UNKNOWN, DAMAGED = "as built", "changed", "not known", "damaged"
 GONE = "gone"

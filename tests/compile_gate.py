@@ -188,8 +188,8 @@ _compilable = {}  # by label: kernel and argument types
 
 def list_cases():
     """Every specialisation of every kernel."""
-    from course_lib.runtime.compiler import case_key, fingerprint, source_key
-    from course_lib.runtime.launch import array_type, numba_type
+    from course_lib.runtime.compile.compiler import case_key, fingerprint, source_key
+    from course_lib.runtime.host.launch import array_type, numba_type
 
     cases, numbers, functions, digest_of = [], {}, set(), functools.cache(fingerprint)
     for name in modules():
@@ -210,7 +210,7 @@ def list_cases():
 
 def compile_case(label, chips):
     """{chip: Found} of the case with that label."""
-    from course_lib.runtime import compiler
+    from course_lib.runtime.compile import compiler
 
     try:
         return {
@@ -256,7 +256,7 @@ def compile_new(cases, known, everything, jobs):
 
 def hash_ptx(label):
     """Hash of the PTX for Hopper of the case with that label; nothing is made of it."""
-    from course_lib.runtime import compiler
+    from course_lib.runtime.compile import compiler
 
     return ptx_hash(compiler.ptx(*_compilable[label], HOPPER))
 

@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from course_lib.runtime import device
+from course_lib.runtime.host import device
 
 if device.count() == 0:
     # Say so aloud: it makes `course_lib.ops` run our kernels on CPU tensors, in the simulator,
@@ -173,7 +173,8 @@ def _progress_of_tests(tmp_path_factory):
 @pytest.fixture
 def progress_file(tmp_path, monkeypatch):
     """A progress record of the test's own, empty, and nothing passed yet. Returns its path."""
-    from course_lib.teach import checking, record
+    from course_lib.teach.checking import check as checking
+    from course_lib.teach.keeping import record
 
     monkeypatch.setenv("COURSE_LIB_PROGRESS", str(tmp_path / "progress.json"))
     monkeypatch.setattr(record, "_unsaved", {})
@@ -186,8 +187,9 @@ def progress_file(tmp_path, monkeypatch):
 @pytest.fixture
 def patience(monkeypatch):
     """Let a check find and compile on a slow machine what it does in time on others."""
-    from course_lib.teach import causes, compiling
-    from course_lib.teach.mutation import sentence
+    from course_lib.teach.checking import compiling
+    from course_lib.teach.explaining import causes
+    from course_lib.teach.explaining.mutation import sentence
 
     limits = (causes, "LOOKING"), (compiling, "WAIT")
     searches = ((sentence, name) for name in ("GRAFTING", "MATCHING", "REPAIR", "ALONE"))

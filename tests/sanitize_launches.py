@@ -311,8 +311,8 @@ def each_dtype(part):
 
 def intrinsics():
     from course_lib import cuda
+    from course_lib.runtime.host.launch import launch
     from course_lib.runtime.intrinsics import block_max, block_online, block_sum
-    from course_lib.runtime.launch import launch
 
     @cuda.jit
     def block_kernel(x, y):

@@ -48,7 +48,7 @@ HELD = (
 @contextlib.contextmanager
 def launched(*kernels):
     """In this block each of the kernels must be launched, as often as it is named."""
-    from course_lib.runtime.launch import recorded
+    from course_lib.runtime.host.launch import recorded
 
     with recorded() as launches:
         yield

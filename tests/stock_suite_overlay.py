@@ -86,7 +86,7 @@ def lift_skips(testing):
 
 def count_launches():
     """Make our scheduler count; returns the function that reads the counter."""
-    launching = importlib.import_module("course_lib.simulator.launching")
+    launching = importlib.import_module("course_lib.simulator.engine.launching")
     run, launches = launching.Launch.run, []
 
     def counted(launch):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from course_lib import SIMULATED, reference
 from course_lib.kernels import activation
-from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.host.arrays import ArrayError
 
 PLACE = "cpu" if SIMULATED else "cuda"
 OPERATIONS = list(activation.OPERATIONS.values())

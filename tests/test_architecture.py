@@ -140,7 +140,7 @@ def test_no_part_stands_above_itself():
     ("kernels/softmax.py", "def f():\n    from torch import nn"),
     ("kernels/softmax.py", "from course_lib import ops"),
     ("kernels/softmax.py", "from .. import nn"),
-    ("simulator/engine.py", "from course_lib.runtime import device"),
+    ("simulator/engine.py", "from course_lib.runtime.host import device"),
     ("simulator/engine.py", "from course_lib import cuda"),
     ("simulator/engine.py", "import matplotlib"),
     ("runtime/launch.py", "import course_lib.kernels.softmax"),
@@ -158,7 +158,7 @@ def test_a_wrong_import_is_seen(file, line):
 
 @pytest.mark.parametrize("file, line", [
     ("kernels/softmax.py", "from course_lib import cuda, device"),
-    ("kernels/softmax.py", "from course_lib.runtime import launch"),
+    ("kernels/softmax.py", "from course_lib.runtime.host import launch"),
     ("simulator/engine.py", "from . import errors"),
     ("simulator/engine.py", "from course_lib.simulator.errors import Deadlock"),
     ("plot/basic.py", "import numpy as np\nfrom .picture import Picture\nimport math"),

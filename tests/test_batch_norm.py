@@ -34,7 +34,7 @@ from hypothesis import strategies as st
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import batch_norm
 from course_lib.kernels.batch_norm import plan, walk
-from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.host.arrays import ArrayError
 
 
 @pytest.fixture(autouse=True)

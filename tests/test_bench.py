@@ -7,8 +7,8 @@ from course_lib import bench, benchmarks
 from course_lib.benchmarks import launch as launch_benchmark
 from course_lib.benchmarks import launches, lesson_02, pictures
 from course_lib.kernels import activation, softmax
-from course_lib.runtime.fingerprint import fingerprint
-from course_lib.teach import suspects
+from course_lib.runtime.compile.fingerprint import fingerprint
+from course_lib.teach.exercises import suspects
 
 COPY = bench.Timing(10.0, (9.0, 11.0))
 COMMAND = "python -m course_lib bench activation --record"

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import bn_relu_softmax
-from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.host.arrays import ArrayError
 
 PLACE = "cpu" if SIMULATED else "cuda"
 VARIANTS = list(bn_relu_softmax.FORWARD)

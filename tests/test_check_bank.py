@@ -18,9 +18,9 @@ import pytest
 from bank.equivalent import EQUIVALENT
 from bank.judge import judge_mutant, judge_right, judge_wrong
 
-from course_lib.teach import causes
 from course_lib.teach.exercise import exercises
-from course_lib.teach.mutation.mutants import mutants
+from course_lib.teach.explaining import causes
+from course_lib.teach.explaining.mutation.mutants import mutants
 
 KERNELS = [name for name, exercise in exercises().items() if exercise.kind != "answer"]
 ALL = os.environ.get("COURSE_LIB_BANK") == "all"

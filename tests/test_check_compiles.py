@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from course_lib import cuda
-from course_lib.simulator.lint import LintError, LintUnavailable
-from course_lib.teach import CheckFailed, check, compiling, record
+from course_lib.simulator.linting.lint import LintError, LintUnavailable
+from course_lib.teach import CheckFailed, check
+from course_lib.teach.checking import compiling
 from course_lib.teach.exercise import EXACT, Exercise, exercises
+from course_lib.teach.keeping import record
 
 ONE, ZERO = np.float32(1), np.float32(0)
 needs_compiler = pytest.mark.skipif(

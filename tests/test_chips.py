@@ -35,7 +35,7 @@ from course_lib.kernels import (
     upsample,
 )
 from course_lib.operations import OPERATIONS as KNOWN
-from course_lib.runtime.launch import Chip, most_blocks_in_cluster, planning, recorded
+from course_lib.runtime.host.launch import Chip, most_blocks_in_cluster, planning, recorded
 
 CHIPS = (
     Chip("T4", (7, 5), 64 << 10, 40),

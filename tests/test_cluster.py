@@ -1,4 +1,4 @@
-"""`runtime.cluster`: blocks that share a row, in the simulator, in machine code and on a GPU."""
+"""`intrinsics.cluster`: blocks that share a row, in the simulator, in machine code and on a GPU."""
 
 import json
 import struct
@@ -9,19 +9,15 @@ import pytest
 import torch
 
 from course_lib import SIMULATED, cuda, simulator
-from course_lib.runtime.cluster import (
+from course_lib.runtime.host.launch import LaunchError, launch
+from course_lib.runtime.host.specialisation import Specialisation, _attributes
+from course_lib.runtime.intrinsics import allow_next_kernel, block_sum, wait_for_previous_kernel
+from course_lib.runtime.intrinsics.cluster import (
     cluster_rank,
     cluster_size,
     cluster_sync,
     load_from_cluster,
 )
-from course_lib.runtime.intrinsics import (
-    allow_next_kernel,
-    block_sum,
-    wait_for_previous_kernel,
-)
-from course_lib.runtime.launch import LaunchError, launch
-from course_lib.runtime.specialisation import Specialisation, _attributes
 
 PLACE = "cpu" if SIMULATED else "cuda"
 simulated_only = pytest.mark.skipif(not SIMULATED, reason="a GPU's context does not survive this")
@@ -253,10 +249,10 @@ COMPILE = """
 import json, re
 import numpy as np
 from course_lib import cuda
-from course_lib.runtime import compiler
-from course_lib.runtime.cluster import (
+from course_lib.runtime.compile import compiler
+from course_lib.runtime.intrinsics.cluster import (
     cluster_rank, cluster_size, cluster_sync, load_from_cluster)
-from course_lib.runtime.launch import array_type
+from course_lib.runtime.host.launch import array_type
 @cuda.jit
 def kernel(x, y):
     part = cuda.shared.array(40, np.float32)
@@ -315,7 +311,7 @@ def test_machine_code(tmp_path):
 
 KERNEL = """
 from course_lib import cuda
-from course_lib.runtime.cluster import cluster_sync, load_from_cluster
+from course_lib.runtime.intrinsics.cluster import cluster_sync, load_from_cluster
 @cuda.jit
 def kernel(x):
     cluster_sync()
@@ -325,8 +321,8 @@ import os, sys
 os.environ["COURSE_LIB_SIMULATOR"] = sys.argv[1]
 sys.path.insert(0, sys.argv[2])
 import user_kernel
-from course_lib.runtime import cluster, twins
-from course_lib.runtime.fingerprint import fingerprint
+from course_lib.runtime.intrinsics import cluster, twins
+from course_lib.runtime.compile.fingerprint import fingerprint
 print(fingerprint(user_kernel.kernel))
 twin, files = twins.find(cluster._cluster_sync)
 print(twin is cluster._cluster_sync, [file.name for file in files])
@@ -340,7 +336,7 @@ def test_fingerprints_cover_both_halves_of_the_intrinsics(tmp_path):
     (tmp_path / "user_kernel.py").write_text(KERNEL)
     real, simulated = (run(FINGERPRINT, tmp_path, mode, tmp_path) for mode in ("0", "1"))
     assert real == simulated
-    assert real.splitlines()[1] == "True ['nvvm_cluster.py', 'nvvm.py']"
+    assert real.splitlines()[1] == "True ['cluster.py', 'base.py']"
 
 
 # --- on a GPU ------------------------------------------------------------------------------------

@@ -1,13 +1,13 @@
-"""`runtime.cluster_vectors`: 16 bytes from another block's shared memory, on both sides."""
+"""`intrinsics.cluster_vectors`: 16 bytes from another block's shared memory, on both sides."""
 
 import numpy as np
 import pytest
 import torch
 
 from course_lib import SIMULATED, cuda, simulator
-from course_lib.runtime.cluster import cluster_rank, cluster_size, cluster_sync
-from course_lib.runtime.cluster_vectors import load_vector_from_cluster
-from course_lib.runtime.launch import launch
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.intrinsics.cluster import cluster_rank, cluster_size, cluster_sync
+from course_lib.runtime.intrinsics.cluster_vectors import load_vector_from_cluster
 
 PLACE = "cpu" if SIMULATED else "cuda"
 simulated_only = pytest.mark.skipif(not SIMULATED, reason="a GPU's context does not survive this")

@@ -334,7 +334,7 @@ KEYS = """
 import sys
 sys.path.insert(0, "tests")
 import compile_gate
-from course_lib.runtime import compiler
+from course_lib.runtime.compile import compiler
 from course_lib.kernels import activation
 compile_gate.modules = lambda: ("activation",)
 def keys():
@@ -388,8 +388,8 @@ def test_the_gate_sees_float64_and_spills(tmp_path):
         """
 import numpy as np
 from course_lib import cuda
-from course_lib.runtime import compiler
-from course_lib.runtime.launch import array_type
+from course_lib.runtime.compile import compiler
+from course_lib.runtime.host.launch import array_type
 @cuda.jit
 def promoted(x):
     i = cuda.grid(1)
@@ -417,8 +417,8 @@ def test_compiling_keeps_no_array_of_the_launcher(tmp_path):
 import gc, itertools, weakref
 import numpy as np
 from course_lib.kernels import max_pool2d
-from course_lib.runtime.compiler import compile_kernel
-from course_lib.runtime.launch import array_type, numba_type
+from course_lib.runtime.compile.compiler import compile_kernel
+from course_lib.runtime.host.launch import array_type, numba_type
 def launcher(kernel, types):
     workspace = np.zeros(8)
     compile_kernel(kernel, types, (9, 0))
@@ -436,8 +436,8 @@ for _, kernel, parts in itertools.islice(max_pool2d.specialisations(), 3):
 CHANGING = """
 import sys, types
 sys.path.insert(0, sys.argv[1])
-from course_lib.runtime import compiler
-from course_lib.runtime.launch import array_type
+from course_lib.runtime.compile import compiler
+from course_lib.runtime.host.launch import array_type
 import user_kernel
 key = compiler.cache_key(user_kernel.kernel, [array_type("float32")], (9, 0))
 found = compiler.compile_kernel(user_kernel.kernel, [array_type("float32")], (9, 0))
@@ -505,7 +505,7 @@ import sys
 from collections import namedtuple
 sys.path.insert(0, sys.argv[1])
 from course_lib import cuda
-from course_lib.runtime.fingerprint import fingerprint
+from course_lib.runtime.compile.fingerprint import fingerprint
 import user_device
 Parts = namedtuple("Parts", "name change others")
 def made(parts):
@@ -532,7 +532,7 @@ def test_fingerprints_agree_between_gpu_and_simulator(tmp_path):
 import os, sys
 if len(sys.argv) > 1: os.environ["COURSE_LIB_SIMULATOR"] = sys.argv[1]
 from course_lib.kernels import activation
-from course_lib.runtime.fingerprint import fingerprint
+from course_lib.runtime.compile.fingerprint import fingerprint
 for label, kernel, _ in activation.specialisations():
     print(label, fingerprint(kernel))
 """

@@ -26,8 +26,8 @@ from course_lib.kernels.conv2d import (
 )
 from course_lib.kernels.conv2d.problem import problem_of
 from course_lib.ops.formats import memory_format
-from course_lib.runtime.arrays import ArrayError
-from course_lib.runtime.launch import recorded
+from course_lib.runtime.host.arrays import ArrayError
+from course_lib.runtime.host.launch import recorded
 
 truth, truth_backward = reference.conv2d, reference.conv2d_backward
 PLACE = "cpu" if SIMULATED else "cuda"

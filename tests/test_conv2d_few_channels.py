@@ -14,7 +14,7 @@ from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import conv2d
 from course_lib.kernels.conv2d import few_channels_plan as plans
 from course_lib.kernels.conv2d.problem import problem_of
-from course_lib.runtime.launch import recorded
+from course_lib.runtime.host.launch import recorded
 
 RUNG = "few_channels"
 OWN = (False, True, True)  # gradients that have kernels here; dx is that of `tensor_core`

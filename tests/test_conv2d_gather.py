@@ -1,13 +1,13 @@
-"""`runtime.gather`: single elements into shared memory, on both sides."""
+"""`intrinsics.gather`: single elements into shared memory, on both sides."""
 
 import numpy as np
 import pytest
 import torch
 
 from course_lib import SIMULATED, cuda, simulator
-from course_lib.runtime.gather import gather_async
-from course_lib.runtime.launch import launch
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.intrinsics.gather import gather_async
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 
 PLACE = "cpu" if SIMULATED else "cuda"
 simulated_only = pytest.mark.skipif(not SIMULATED, reason="a GPU's context does not survive this")

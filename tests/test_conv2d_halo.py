@@ -13,7 +13,7 @@ from course_lib.kernels import conv2d
 from course_lib.kernels.conv2d import halo_plan, halo_small, pixel_sums_plan, pixel_sums_small
 from course_lib.kernels.conv2d.problem import problem_of
 from course_lib.kernels.gemm.tensor_core import Shape
-from course_lib.runtime.launch import recorded
+from course_lib.runtime.host.launch import recorded
 
 #: Tiles that the simulator makes quickly.
 SMALL = {halo_plan: Shape(32, 32, 1, 2, 3), pixel_sums_plan: Shape(64, 64, 2, 1, 3)}

@@ -26,7 +26,7 @@ from course_lib.kernels.conv2d import (
 )
 from course_lib.kernels.conv2d.problem import problem_of
 from course_lib.kernels.gemm.tensor_core import Shape
-from course_lib.runtime.launch import recorded
+from course_lib.runtime.host.launch import recorded
 
 #: Tiles that the simulator makes quickly, and the rules that choose among what they allow.
 GATHERED, SUMMED = Shape(32, 32, 1, 2, 3), Shape(64, 64, 2, 1, 3)

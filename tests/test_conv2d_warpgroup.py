@@ -20,9 +20,9 @@ from course_lib.kernels import conv2d
 from course_lib.kernels.conv2d import arranging, halo_plan, halo_small, warpgroup, warpgroup_plan
 from course_lib.kernels.conv2d.problem import problem_of
 from course_lib.kernels.conv2d.warpgroup_plan import Shape
-from course_lib.runtime import arrays
-from course_lib.runtime.launch import launch, recorded
-from course_lib.runtime.warpgroup import multiply_tiles
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch, recorded
+from course_lib.runtime.intrinsics.warpgroup import multiply_tiles
 
 on_hopper = pytest.mark.skipif(not has_them(), reason="compute capability 9.0 alone has wgmma")
 #: Tiles that the simulator makes quickly.

@@ -35,9 +35,9 @@ from course_lib.kernels.conv2d import (
 )
 from course_lib.kernels.conv2d.problem import problem_of
 from course_lib.kernels.conv2d.warpgroup_plan import Shape
-from course_lib.runtime import arrays
-from course_lib.runtime.launch import recorded
-from course_lib.runtime.warpgroup import multiply_halves, multiply_tiles
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import recorded
+from course_lib.runtime.intrinsics.warpgroup import multiply_halves, multiply_tiles
 
 #: Tiles that the simulator makes quickly.
 SMALL, PAIR, WIDE = Shape(32, 64, 1, 3), Shape(40, 64, 2, 3), Shape(48, 128, 1, 4)

@@ -14,8 +14,8 @@ from course_lib import SIMULATED, cuda, reference, simulator
 from course_lib.kernels import conv_transpose2d
 from course_lib.kernels.conv_transpose2d.problem import problem_of
 from course_lib.ops.formats import memory_format
-from course_lib.runtime.arrays import ArrayError
-from course_lib.runtime.launch import recorded
+from course_lib.runtime.host.arrays import ArrayError
+from course_lib.runtime.host.launch import recorded
 
 truth, truth_backward = reference.conv_transpose2d, reference.conv_transpose2d_backward
 PLACE = "cpu" if SIMULATED else "cuda"

@@ -10,7 +10,7 @@ from turns import in_turns
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import conv_transpose2d
 from course_lib.kernels.conv_transpose2d import upsample2x
-from course_lib.runtime.launch import recorded
+from course_lib.runtime.host.launch import recorded
 
 PLACE = "cpu" if SIMULATED else "cuda"
 ROUNDING = {torch.float32: 1e-7, torch.float16: 5e-4, torch.bfloat16: 4e-3}

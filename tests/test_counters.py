@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from course_lib.runtime import counters
+from course_lib.runtime.host import counters
 
 
 def test_in_the_simulator_they_are_new_each_time():

@@ -13,7 +13,7 @@ from turns import in_turns
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import cross_entropy
-from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.host.arrays import ArrayError
 
 PLACE = "cpu" if SIMULATED else "cuda"
 # Half a unit in the last place of the result, and a few units of float32 arithmetic.

@@ -13,8 +13,8 @@ from tensors import PLACE, close
 from course_lib import SIMULATED, ops, reference, simulator
 from course_lib.kernels import cross_entropy
 from course_lib.kernels.cross_entropy import strided
-from course_lib.runtime.arrays import ArrayError
-from course_lib.runtime.launch import recorded
+from course_lib.runtime.host.arrays import ArrayError
+from course_lib.runtime.host.launch import recorded
 
 NAN, INF = math.nan, math.inf
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 6e-4, torch.bfloat16: 4.5e-3}

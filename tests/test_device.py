@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from course_lib.runtime import device
+from course_lib.runtime.host import device
 
 
 def test_the_first_device_present_is_taken(monkeypatch):

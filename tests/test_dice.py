@@ -12,7 +12,7 @@ from tensors import PLACE, close
 
 from course_lib import SIMULATED, nn, ops, reference, simulator
 from course_lib.kernels import dice
-from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.host.arrays import ArrayError
 
 NAN, INF = math.nan, math.inf
 # Half a unit in the last place of the result, and a few units of float32 arithmetic.

@@ -12,7 +12,7 @@ import pytest
 
 from course_lib import doctor
 from course_lib.doctor.problems import within
-from course_lib.runtime import cache
+from course_lib.runtime.compile import cache
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,7 +9,7 @@ from tensors import PLACE, randn
 
 from course_lib import nn, ops, reference
 from course_lib.kernels import dropout
-from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.host.arrays import ArrayError
 
 # `ops.dropout` is the function.
 dropout_operator = importlib.import_module("course_lib.ops.dropout")

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from course_lib import SIMULATED, cli, data, models, nn, ops, optim, train
 from course_lib.models import fashion_mnist as network
 from course_lib.models import fashion_mnist_pass
-from course_lib.runtime import launch as launching
+from course_lib.runtime.host import launch as launching
 from course_lib.train import fashion_mnist as training
 
 REAL = os.environ.get("COURSE_DATA")

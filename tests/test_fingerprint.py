@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from course_lib.runtime.fingerprint import fingerprint
+from course_lib.runtime.compile.fingerprint import fingerprint
 
 
 def first():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from course_lib import SIMULATED, reference
 from course_lib.kernels import global_avg_pool as pool
-from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.host.arrays import ArrayError
 
 PLACE = "cpu" if SIMULATED else "cuda"
 # Half a unit in the last place of the result; float32 sums of a few thousand terms of one size.

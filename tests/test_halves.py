@@ -1,13 +1,13 @@
-"""`runtime.halves`: bfloat16 made in registers, and multiplied."""
+"""`intrinsics.halves`: bfloat16 made in registers, and multiplied."""
 
 import ml_dtypes
 import numpy as np
 import torch
 
 from course_lib import SIMULATED, cuda
-from course_lib.runtime.halves import multiply_add_halves, pack_halves
-from course_lib.runtime.launch import launch
-from course_lib.runtime.matrix import load_word
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.intrinsics.halves import multiply_add_halves, pack_halves
+from course_lib.runtime.intrinsics.matrix import load_word
 
 PLACE = "cpu" if SIMULATED else "cuda"
 

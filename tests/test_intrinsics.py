@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from course_lib import SIMULATED, cuda
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     block_max,
     block_online,
@@ -22,7 +23,6 @@ from course_lib.runtime.intrinsics import (
     warp_online,
     warp_sum,
 )
-from course_lib.runtime.launch import launch
 
 PLACE = "cpu" if SIMULATED else "cuda"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

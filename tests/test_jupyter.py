@@ -26,7 +26,7 @@ START = """
 from unittest.mock import patch
 import numpy as np
 from course_lib import cuda, simulator
-from course_lib.teach import checking
+from course_lib.teach.checking import check as checking
 from course_lib.teach import check, hint, progress, solution
 
 x = np.arange(-8, 8, dtype=np.float32)
@@ -101,7 +101,7 @@ MISTAKES = {
     "a kernel interrupted": (
         patient(kernel(ENDLESS)), "KeyboardInterrupt", "f[1, 16](x, y)"),
     "an interrupt while the simulator handles an error": (
-        (UNGUARDED, "with patch('course_lib.simulator.report._out_of_bounds', "
+        (UNGUARDED, "with patch('course_lib.simulator.engine.report._out_of_bounds', "
          "side_effect=KeyboardInterrupt):\n    relu[1, 32](x, y)"),
         "KeyboardInterrupt", "relu[1, 32](x, y)"),
     # In a launch.
@@ -336,6 +336,6 @@ def test_after_every_mistake_work_goes_on(session, order):
 
 def test_a_fault_of_the_course_shows_where_it_is(session):
     assert session.run(START + KERNEL + "    y[i] = x[i]\n") == (None, "")
-    session.run("from course_lib.simulator import kernel\nkernel.build_program = None")
+    session.run("from course_lib.simulator.engine import kernel\nkernel.build_program = None")
     error, shown = session.run("f[1, 16](x, y)")
-    assert error == "TypeError" and "course_lib/simulator/kernel.py:" in shown
+    assert error == "TypeError" and "course_lib/simulator/engine/kernel.py:" in shown

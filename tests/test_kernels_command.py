@@ -16,14 +16,14 @@ from test_compiler import ROOT, run
 
 from course_lib import cli, kernels_command
 from course_lib.kernels import activation
-from course_lib.runtime import cache
+from course_lib.runtime.compile import cache
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macOS)")
 
 COMPILE = """
 from course_lib.kernels import activation
-from course_lib.runtime import compiler
-from course_lib.runtime.launch import array_type, numba_type
+from course_lib.runtime.compile import compiler
+from course_lib.runtime.host.launch import array_type, numba_type
 wanted = ("relu.forward naive float32", "sigmoid.forward naive bfloat16",
           "relu.forward vectorised float32")
 for label, kernel, parts in activation.specialisations():
@@ -152,7 +152,7 @@ def test_a_changed_source_is_seen(listed, monkeypatch):
 
 
 def test_another_version_is_seen(listed, monkeypatch):
-    monkeypatch.setattr("course_lib.runtime.compiler._versions", lambda: ["another"])
+    monkeypatch.setattr("course_lib.runtime.compile.compiler._versions", lambda: ["another"])
     assert {row.source for row in kernels_command.rows()} == {kernels_command.CHANGED}
 
 
@@ -193,8 +193,8 @@ def kernel(x):
 USE = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from course_lib.runtime import cache, compiler
-from course_lib.runtime.launch import array_type
+from course_lib.runtime.compile import cache, compiler
+from course_lib.runtime.host.launch import array_type
 from mine.tops import kernel
 found = compiler.compile_kernel(kernel, [array_type("float32")], (9, 0))
 print(found.key, len(cache.entries()))
@@ -316,8 +316,8 @@ def unknown(uid):
     raise KeyError(uid)
 pwd.getpwuid = unknown
 from course_lib import cli
-from course_lib.runtime import cache
-from course_lib.teach import record
+from course_lib.runtime.compile import cache
+from course_lib.teach.keeping import record
 print(cache.cache_folder())
 record.path()
 sys.exit(cli.main(["kernels"]))
@@ -438,8 +438,8 @@ def test_what_makes_no_sense_ends_with_2(arguments, capsys):
 BUSY = """
 import sys, pathlib
 from course_lib import cuda
-from course_lib.runtime import cache, compiler
-from course_lib.runtime.launch import array_type
+from course_lib.runtime.compile import cache, compiler
+from course_lib.runtime.host.launch import array_type
 @cuda.jit
 def doubled(x):
     i = cuda.grid(1)

@@ -1,11 +1,11 @@
-"""`runtime.launch`: what it takes, what it refuses, and where the kernel runs."""
+"""`host.launch`: what it takes, what it refuses, and where the kernel runs."""
 
 import numpy as np
 import pytest
 import torch
 
 from course_lib import SIMULATED, cuda
-from course_lib.runtime.launch import ArrayError, LaunchError, launch
+from course_lib.runtime.host.launch import ArrayError, LaunchError, launch
 
 PLACE = "cpu" if SIMULATED else "cuda"
 simulated_only = pytest.mark.skipif(not SIMULATED, reason="about NumPy arrays in the simulator")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import linear
-from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.host.arrays import ArrayError
 
 PLACE = "cpu" if SIMULATED else "cuda"
 # Half a unit in the last place of the result, beside the error of the sum.

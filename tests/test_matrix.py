@@ -1,4 +1,4 @@
-"""`runtime.matrix`: products of small matrices by a warp, and what brings them there."""
+"""`intrinsics.matrix`: products of small matrices by a warp, and what brings them there."""
 
 import inspect
 import json
@@ -11,9 +11,9 @@ import torch
 from test_compiler import run
 
 from course_lib import SIMULATED, cuda, simulator
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import store
-from course_lib.runtime.launch import launch
-from course_lib.runtime.matrix import (
+from course_lib.runtime.intrinsics.matrix import (
     copy_one_async,
     copy_part_async,
     load_matrices,
@@ -23,8 +23,8 @@ from course_lib.runtime.matrix import (
     round_tf32,
     subtract_words,
 )
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
-from course_lib.runtime.shared import dynamic_shared
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.intrinsics.shared import dynamic_shared
 
 PLACE = "cpu" if SIMULATED else "cuda"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -305,8 +305,8 @@ COMPILE = """
 import json, re, sys
 sys.path.insert(0, sys.argv[1])
 import test_matrix
-from course_lib.runtime import compiler
-from course_lib.runtime.launch import array_type, numba_type
+from course_lib.runtime.compile import compiler
+from course_lib.runtime.host.launch import array_type, numba_type
 words, number = array_type("uint32", 2), numba_type("int64")
 cases = []
 for dtype in ("float32", "float16", "bfloat16"):

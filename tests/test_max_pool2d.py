@@ -13,7 +13,7 @@ from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import max_pool2d as pool
 from course_lib.kernels.max_pool2d import plan
 from course_lib.kernels.max_pool2d.window import window_of
-from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.host.arrays import ArrayError
 
 PLACE = "cpu" if SIMULATED else "cuda"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -23,7 +23,7 @@ from course_lib import SIMULATED, simulator
 from course_lib.kernels import max_pool2d as pool
 from course_lib.kernels.max_pool2d import patches, pixel_patches, plan
 from course_lib.kernels.max_pool2d.fixed import WINDOWS
-from course_lib.runtime import launch
+from course_lib.runtime.host import launch
 
 
 @contextlib.contextmanager

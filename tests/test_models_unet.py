@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from course_lib import SIMULATED, backend, models, nn, ops, optim, train
 from course_lib import autograd as ag
 from course_lib.kernels import conv2d, conv_transpose2d
-from course_lib.runtime.launch import recorded
+from course_lib.runtime.host.launch import recorded
 from course_lib.train import CheckpointError, weights
 from course_lib.train.folder import FolderError
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from course_lib import cuda, simulator
-from course_lib.runtime.launch import launch
+from course_lib.runtime.host.launch import launch
 from course_lib.teach import CheckFailed, check
 
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,7 @@ from tensors import PLACE, randn
 from course_lib import SIMULATED, ops
 from course_lib.kernels import batch_norm, conv2d, gemm, linear
 from course_lib.kernels.activation import relu
-from course_lib.runtime import launch as launching
+from course_lib.runtime.host import launch as launching
 
 
 def launched(function, *inputs):

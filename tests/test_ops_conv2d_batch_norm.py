@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from course_lib import SIMULATED, nn, ops
 from course_lib.models.steps import Steps, normalised
-from course_lib.runtime.launch import recorded
+from course_lib.runtime.host.launch import recorded
 
 SHAPE = (2, 3, 7, 6)
 OPTIONS = {

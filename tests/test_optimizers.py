@@ -9,8 +9,8 @@ import torch
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import optimizers
 from course_lib.kernels.optimizers import table as tables
-from course_lib.runtime.arrays import ArrayError
-from course_lib.runtime.launch import recorded
+from course_lib.runtime.host.arrays import ArrayError
+from course_lib.runtime.host.launch import recorded
 
 PLACE = "cpu" if SIMULATED else "cuda"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -9,8 +9,8 @@ from course_lib.kernels import (
     global_avg_pool,
     softmax,
 )
-from course_lib.runtime import outputs
-from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.host import outputs
+from course_lib.runtime.host.arrays import ArrayError
 
 
 def tensor(*shape):

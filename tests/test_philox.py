@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from course_lib import SIMULATED, cuda
 from course_lib.reference import fused_softmax as reference
-from course_lib.runtime import philox
-from course_lib.runtime.launch import launch
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.intrinsics import philox
 
 PLACE = "cpu" if SIMULATED else "cuda"
 # Random123's own test vectors for philox4x32 with 10 rounds: counter, key, answer.

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from course_lib import SIMULATED, cuda
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import load, store
-from course_lib.runtime.launch import launch
-from course_lib.runtime.pointers import array_at
+from course_lib.runtime.intrinsics.pointers import array_at
 
 PLACE = "cpu" if SIMULATED else "cuda"
 HALF = np.float32(0.5)

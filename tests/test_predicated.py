@@ -1,13 +1,13 @@
-"""`runtime.predicated`: loads that happen or not, on both sides."""
+"""`intrinsics.predicated`: loads that happen or not, on both sides."""
 
 import numpy as np
 import pytest
 import torch
 
 from course_lib import SIMULATED, cuda
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import store_vector, vector_width
-from course_lib.runtime.launch import launch
-from course_lib.runtime.predicated import load_vector_if, load_vector_once_if
+from course_lib.runtime.intrinsics.predicated import load_vector_if, load_vector_once_if
 
 PLACE = "cpu" if SIMULATED else "cuda"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from course_lib import simulator
-from course_lib.simulator.lint import LintError, lint
-from course_lib.teach import compiling
+from course_lib.simulator.linting.lint import LintError, lint
+from course_lib.teach.checking import compiling
 
 ROOT = Path(__file__).resolve().parents[1]
 LESSON = (ROOT / "notebooks" / "src" / "01_threads_and_memory.py").read_text(encoding="utf-8")
@@ -178,8 +178,8 @@ def test_a_gpu_prints_floats_with_six_decimals(tmp_path):
     path = module_with('print("element", i, v)', tmp_path).__file__
     code = """
 import runpy, sys
-from course_lib.runtime import compiler
-from course_lib.runtime.launch import array_type
+from course_lib.runtime.compile import compiler
+from course_lib.runtime.host.launch import array_type
 kernel = runpy.run_path(sys.argv[1])["kernel"]
 print(compiler.ptx(kernel, [array_type("float32")] * 2, (9, 0)))
 """

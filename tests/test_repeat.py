@@ -1,4 +1,4 @@
-"""`runtime.repeat`: which runs are repeated without their launcher, and which never are."""
+"""`host.repeat`: which runs are repeated without their launcher, and which never are."""
 
 import ctypes
 import functools
@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from test_replay import PLACE, difference_kernel, scale_kernel
 
 from course_lib import SIMULATED, ops
-from course_lib.runtime import arrays, counters, repeat
-from course_lib.runtime import launch as launching
-from course_lib.runtime.launch import launch
+from course_lib.runtime.host import arrays, counters, repeat
+from course_lib.runtime.host import launch as launching
+from course_lib.runtime.host.launch import launch
 
 
 def run_scale(x, y, factor):

@@ -1,4 +1,4 @@
-"""`runtime.replay`: which calls are repeated without their launcher, and which never are."""
+"""`host.replay`: which calls are repeated without their launcher, and which never are."""
 
 import ctypes
 import threading
@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from course_lib import SIMULATED, cuda
-from course_lib.runtime import launch as launching
-from course_lib.runtime import replay
-from course_lib.runtime.launch import launch
+from course_lib.runtime.host import launch as launching
+from course_lib.runtime.host import replay
+from course_lib.runtime.host.launch import launch
 
 PLACE = "cpu" if SIMULATED else "cuda"
 

@@ -1,4 +1,4 @@
-"""`runtime.shared`: dynamic shared memory and asynchronous copies, on both sides."""
+"""`intrinsics.shared`: dynamic shared memory and asynchronous copies, on both sides."""
 
 import inspect
 import json
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from course_lib import SIMULATED, cuda, simulator
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import load, store, vector_width
-from course_lib.runtime.launch import launch
-from course_lib.runtime.shared import copy_async, dynamic_shared, wait_for_copies
+from course_lib.runtime.intrinsics.shared import copy_async, dynamic_shared, wait_for_copies
 
 PLACE = "cpu" if SIMULATED else "cuda"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -212,8 +212,8 @@ def aligned(n):
 
 COMPILE = """
 import json, sys
-from course_lib.runtime import compiler
-from course_lib.runtime.launch import array_type, numba_type
+from course_lib.runtime.compile import compiler
+from course_lib.runtime.host.launch import array_type, numba_type
 from test_shared import stage_kernel
 for dtype in ("float32", "float16", "bfloat16"):
     types = [array_type(dtype), array_type(dtype), numba_type("int64")]
@@ -243,9 +243,9 @@ def test_copies_are_asynchronous_from_sm_80_on(tmp_path):
 WRONG = """
 import numpy as np
 from course_lib import cuda
-from course_lib.runtime import compiler
-from course_lib.runtime.launch import array_type
-from course_lib.runtime.shared import copy_async, dynamic_shared, wait_for_copies
+from course_lib.runtime.compile import compiler
+from course_lib.runtime.host.launch import array_type
+from course_lib.runtime.intrinsics.shared import copy_async, dynamic_shared, wait_for_copies
 @cuda.jit
 def mixed(x, z):
     copy_async(dynamic_shared(x), 0, z, 0)
@@ -275,7 +275,7 @@ def test_wrong_dtypes_are_refused_by_the_compiler(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_on_a_gpu_up_to_the_chips_limit(dtype):
-    from course_lib.runtime import device
+    from course_lib.runtime.host import device
 
     shared_bytes = device.properties(0).shared_bytes_per_block_optin
     n_vectors = shared_bytes // (256 * 16)

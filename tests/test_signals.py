@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from course_lib import SIMULATED, cuda, simulator
-from course_lib.runtime.launch import launch
-from course_lib.runtime.signals import count, look
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.intrinsics.signals import count, look
 
 BLOCK_SIZE = 64
 

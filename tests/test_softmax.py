@@ -11,7 +11,7 @@ from softmax_checks import DTYPES, PLACE, check, identical, run
 
 from course_lib import SIMULATED, reference
 from course_lib.kernels import softmax
-from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.host.arrays import ArrayError
 
 OPERATIONS = list(softmax.OPERATIONS.values())
 VARIANTS = list(softmax.FORWARD)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import softmax_dropout
-from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.host.arrays import ArrayError
 
 PLACE = "cpu" if SIMULATED else "cuda"
 VARIANTS = list(softmax_dropout.FORWARD)

@@ -6,7 +6,7 @@ from softmax_checks import DTYPES, check, identical
 
 from course_lib.kernels import softmax
 from course_lib.kernels.softmax import plan
-from course_lib.runtime import device
+from course_lib.runtime.host import device
 
 OPERATIONS = list(softmax.OPERATIONS.values())
 VARIANTS = list(softmax.FORWARD)

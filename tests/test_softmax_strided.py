@@ -12,8 +12,8 @@ from softmax_checks import DTYPES, PLACE, check, identical
 from course_lib import SIMULATED, ops, simulator
 from course_lib.kernels import softmax
 from course_lib.kernels.softmax import strided
-from course_lib.runtime.arrays import ArrayError
-from course_lib.runtime.launch import recorded
+from course_lib.runtime.host.arrays import ArrayError
+from course_lib.runtime.host.launch import recorded
 
 INF, NAN = math.inf, math.nan
 OPERATIONS = list(softmax.OPERATIONS.values())

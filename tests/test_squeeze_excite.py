@@ -18,9 +18,9 @@ from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import squeeze_excite as se
 from course_lib.kernels.squeeze_excite import fused, plan, two_pass
 from course_lib.kernels.squeeze_excite.dense import MOST_CHANNELS
-from course_lib.runtime import launch as launching
-from course_lib.runtime import repeat
-from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.host import launch as launching
+from course_lib.runtime.host import repeat
+from course_lib.runtime.host.arrays import ArrayError
 
 ops = importlib.import_module("course_lib.ops.squeeze_excite")
 PLACE = "cpu" if SIMULATED else "cuda"

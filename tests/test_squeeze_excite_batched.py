@@ -24,9 +24,9 @@ from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import operation
 from course_lib.kernels import squeeze_excite as se
 from course_lib.kernels.squeeze_excite import batched, resident_plan
-from course_lib.runtime import counters
-from course_lib.runtime import launch as launching
-from course_lib.runtime.launch import recorded
+from course_lib.runtime.host import counters
+from course_lib.runtime.host import launch as launching
+from course_lib.runtime.host.launch import recorded
 
 DRAWS = 4 if SIMULATED else 16
 ACTIVATIONS = {"silu": reference.swish, "relu": reference.relu}

@@ -20,8 +20,8 @@ from course_lib.kernels.squeeze_excite.dense import (
     sum_slots,
 )
 from course_lib.kernels.squeeze_excite.problem import problem_of
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch
 
 PLACE = "cpu" if SIMULATED else "cuda"
 DTYPES = torch.float32, torch.float16, torch.bfloat16

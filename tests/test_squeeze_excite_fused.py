@@ -14,7 +14,7 @@ from course_lib.kernels import squeeze_excite as se
 from course_lib.kernels.squeeze_excite import fused
 from course_lib.kernels.squeeze_excite.plan import Cut
 from course_lib.kernels.squeeze_excite.problem import problem_of
-from course_lib.runtime import counters
+from course_lib.runtime.host import counters
 
 #: (C, H, R) of the blocks of EfficientNet-B4 at 380 × 380.
 NO_ROOM = 1, 0  # for `resident`

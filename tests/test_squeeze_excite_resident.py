@@ -25,8 +25,8 @@ from course_lib.kernels import operation
 from course_lib.kernels import squeeze_excite as se
 from course_lib.kernels.squeeze_excite import resident, resident_plan
 from course_lib.kernels.squeeze_excite.problem import problem_of
-from course_lib.runtime import counters
-from course_lib.runtime import launch as launching
+from course_lib.runtime.host import counters
+from course_lib.runtime.host import launch as launching
 
 ROOT = Path(__file__).resolve().parent.parent
 DRAWS = 4 if SIMULATED else 16

@@ -15,18 +15,11 @@ import torch  # noqa: F401 - lesson 04 needs it, and importing it is no check's 
 from relus import bad_relu, good_relu
 
 from course_lib import cuda
-from course_lib.simulator.options import ORDERS
-from course_lib.teach import (
-    TODO,
-    CheckFailed,
-    UnknownExercise,
-    check,
-    checking,
-    hint,
-    solution,
-)
-from course_lib.teach.deadline import TimeUp, deadline
-from course_lib.teach.engines import Simulator
+from course_lib.simulator.engine.options import ORDERS
+from course_lib.teach import TODO, CheckFailed, UnknownExercise, check, hint, solution
+from course_lib.teach.checking import check as checking
+from course_lib.teach.checking.deadline import TimeUp, deadline
+from course_lib.teach.checking.engines import Simulator
 from course_lib.teach.exercise import exercises
 from course_lib.teach.late_torch import warm_up
 from course_lib.teach.todo import contains_todo

@@ -12,15 +12,13 @@ import torch  # noqa: F401 - lesson 04 needs it, and importing it is no check's 
 from relus import good_relu
 
 from course_lib import cuda
-from course_lib.teach import (
-    causes,
-    checking,
-)
-from course_lib.teach.deadline import AGAIN_SECONDS, TimeUp, deadline
-from course_lib.teach.engines import Gpu
+from course_lib.teach.checking import check as checking
+from course_lib.teach.checking.deadline import AGAIN_SECONDS, TimeUp, deadline
+from course_lib.teach.checking.engines import Gpu
+from course_lib.teach.checking.fences import FENCE, FencedArray
+from course_lib.teach.checking.running import Attempt, attempt_case
 from course_lib.teach.exercise import Case, Exercise, Tolerance, case, exercises
-from course_lib.teach.fences import FENCE, FencedArray
-from course_lib.teach.running import Attempt, attempt_case
+from course_lib.teach.explaining import causes
 
 ROOT = Path(__file__).resolve().parents[1]
 

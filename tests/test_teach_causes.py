@@ -10,16 +10,18 @@ from bank import messages
 
 from course_lib import cuda
 from course_lib.runtime.intrinsics import warp_sum
-from course_lib.teach import CheckFailed, causes, check, checking, mutation
-from course_lib.teach.engines import Simulator
+from course_lib.teach import CheckFailed, check
+from course_lib.teach.checking import check as checking
+from course_lib.teach.checking.engines import Simulator
+from course_lib.teach.checking.running import Failure, Run
 from course_lib.teach.exercise import exercises
-from course_lib.teach.influence import influence
-from course_lib.teach.mutation import sentence
-from course_lib.teach.mutation.changes import EVERY, changes, changes_alike
-from course_lib.teach.mutation.edits import OPERATORS
-from course_lib.teach.mutation.lines import Line, patched
-from course_lib.teach.mutation.repair import opposite
-from course_lib.teach.running import Failure, Run
+from course_lib.teach.explaining import causes, mutation
+from course_lib.teach.explaining.influence import influence
+from course_lib.teach.explaining.mutation import sentence
+from course_lib.teach.explaining.mutation.changes import EVERY, changes, changes_alike
+from course_lib.teach.explaining.mutation.edits import OPERATORS
+from course_lib.teach.explaining.mutation.lines import Line, patched
+from course_lib.teach.explaining.mutation.repair import opposite
 
 ZERO, ONE = np.float32(0), np.float32(1)
 

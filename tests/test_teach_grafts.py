@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from course_lib import cuda
-from course_lib.teach import CheckFailed, causes, check, checking
+from course_lib.teach import CheckFailed, check
+from course_lib.teach.checking import check as checking
 from course_lib.teach.exercise import exercises
-from course_lib.teach.mutation import repair, sentence
-from course_lib.teach.mutation.changes import EVERY, built, parsed
-from course_lib.teach.mutation.grafts import Graft, grafts
-from course_lib.teach.mutation.repair import reverse
-from course_lib.teach.mutation.words import words_for
+from course_lib.teach.explaining import causes
+from course_lib.teach.explaining.mutation import repair, sentence
+from course_lib.teach.explaining.mutation.changes import EVERY, built, parsed
+from course_lib.teach.explaining.mutation.grafts import Graft, grafts
+from course_lib.teach.explaining.mutation.repair import reverse
+from course_lib.teach.explaining.mutation.words import words_for
 
 pytestmark = pytest.mark.usefixtures("patience")
 

@@ -14,9 +14,11 @@ import torch  # noqa: F401 - a solution of lesson 4 reaches it
 from test_jupyter import Session
 
 from course_lib import cuda
-from course_lib.teach import CheckFailed, check, checking, kept, progress, record, use
+from course_lib.teach import CheckFailed, check, progress, use
+from course_lib.teach.checking import check as checking
 from course_lib.teach.exercise import exercises
-from course_lib.teach.written import NotKept, digest, rebuilt, written_out
+from course_lib.teach.keeping import kept, record
+from course_lib.teach.keeping.written import NotKept, digest, rebuilt, written_out
 
 ROOT = Path(__file__).resolve().parents[1]
 KEEPABLE = [name for name, exercise in exercises().items() if exercise.kind != "answer"]
@@ -207,6 +209,17 @@ CONSTANTS = {
     "flag": np.bool_(True), "kind": np.dtype(">i2"), "table": TABLE, "nothing": np.zeros((0, 3)),
     "alone": (1,), "nested": {"a": ([1], {2}), 3: set()}, "np": np.ones(1)[0],
 }  # fmt: skip
+
+
+def test_what_was_kept_before_modules_were_renamed_is_built():
+    text = (
+        "from course_lib.runtime.launch import launch\n"
+        "from course_lib.runtime.matrix import load_word, multiply_add\n"
+        "from course_lib.runtime.philox import philox_one\n"
+        "from course_lib.runtime.intrinsics import warp_sum\n\n"
+        "def relu(x):\n    return launch, load_word, multiply_add, philox_one, warp_sum\n"
+    )
+    assert all(map(callable, rebuilt(text, "relu")(0)))
 
 
 def test_constants_are_exact(tmp_path):

@@ -10,14 +10,10 @@ import torch  # noqa: F401 - lesson 04 needs it, and importing it is no check's 
 from relus import good_relu
 
 from course_lib import simulator
-from course_lib.teach import (
-    TODO,
-    CheckFailed,
-    check,
-    record,
-    suspects,
-)
+from course_lib.teach import TODO, CheckFailed, check
 from course_lib.teach.exercise import EXACT, Exercise, exercises
+from course_lib.teach.exercises import suspects
+from course_lib.teach.keeping import record
 
 ROOT = Path(__file__).resolve().parents[1]
 

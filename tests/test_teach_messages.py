@@ -13,7 +13,8 @@ from bank.mistakes import changed
 
 import course_lib
 from course_lib import cuda, simulator
-from course_lib.teach import TODO, CheckFailed, check, checking
+from course_lib.teach import TODO, CheckFailed, check
+from course_lib.teach.checking import check as checking
 from course_lib.teach.exercise import exercises
 
 

@@ -18,11 +18,11 @@ from course_lib.teach import (
     check,
     hint,
     progress,
-    record,
     solution,
     use,
 )
 from course_lib.teach.exercise import exercises
+from course_lib.teach.keeping import record
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -219,7 +219,7 @@ def test_ctrl_c_while_saving_leaves_the_old_file(file, monkeypatch):
 WRITER = """
 import os, sys, time
 sys.path.insert(0, {root!r})
-from course_lib.teach import record
+from course_lib.teach.keeping import record
 fsync = os.fsync
 os.fsync = lambda handle: fsync(handle) or time.sleep({seconds})
 for number in range({count}):

@@ -6,9 +6,10 @@ from test_notebooks import LESSONS, build
 from test_teach_kept import restart, run  # noqa: F401 - `restart` is a fixture
 
 from course_lib import cuda
-from course_lib.teach import Scoreboard, check, record
+from course_lib.teach import Scoreboard, check
 from course_lib.teach.exercise import exercises
-from course_lib.teach.kept import keep
+from course_lib.teach.keeping import record
+from course_lib.teach.keeping.kept import keep
 
 EARLIER = (
     "conv2d_direct", "conv2d_dx", "conv2d_dweight", "conv2d_dbias", "cross_entropy",
@@ -72,7 +73,7 @@ def test_refuses_what_it_cannot_launch(restart):  # noqa: F811
 
 #: Put before the cells: each launch in the simulator is noted, whoever has asked for it.
 NOTED = """
-from course_lib.simulator.kernel import Kernel
+from course_lib.simulator.engine.kernel import Kernel
 LAUNCHED, plain = [], Kernel.launch
 def noted(self, *arguments, **options):
     LAUNCHED.append(self.__name__)

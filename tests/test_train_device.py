@@ -12,7 +12,7 @@ import torchvision
 from torch import nn
 
 from course_lib import models
-from course_lib.runtime import device as here
+from course_lib.runtime.host import device as here
 from course_lib.train import device, images, step
 from course_lib.train.image_settings import ImageSettings
 

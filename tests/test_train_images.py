@@ -9,7 +9,7 @@ from image_runs import OPTIONS, at_step, command, made
 from image_sets import NUMBERS, class_folders, tiny_imagenet
 
 from course_lib import cli
-from course_lib.runtime import device as here
+from course_lib.runtime.host import device as here
 from course_lib.train import checkpoint, config, device, images
 from course_lib.train.image_settings import ImageSettings
 

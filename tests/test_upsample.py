@@ -13,8 +13,8 @@ from tensors import PLACE, close, randn
 from course_lib import SIMULATED, nn, ops, reference, simulator
 from course_lib.kernels import upsample
 from course_lib.ops.formats import memory_format
-from course_lib.runtime.arrays import ArrayError
-from course_lib.runtime.launch import recorded
+from course_lib.runtime.host.arrays import ArrayError
+from course_lib.runtime.host.launch import recorded
 
 # Half a unit in the last place of the result, and float32's rounding of what is mixed.
 ROUNDING = {torch.float32: 1e-6, torch.float16: 6e-4, torch.bfloat16: 4.5e-3}

@@ -1,4 +1,4 @@
-"""`runtime.warpgroup` and the kernels of `gemm.warpgroup`: products by four warps together."""
+"""`intrinsics.warpgroup` and the kernels of `gemm.warpgroup`: products by four warps together."""
 
 import itertools
 import json
@@ -14,8 +14,8 @@ from course_lib import SIMULATED, cuda, simulator
 from course_lib.kernels import gemm
 from course_lib.kernels.gemm import warpgroup, warpgroup_plan
 from course_lib.kernels.gemm.epilogue import ADD_BIAS, RELU, VECTORS
-from course_lib.runtime.launch import chip_of, launch
-from course_lib.runtime.warpgroup import (
+from course_lib.runtime.host.launch import chip_of, launch
+from course_lib.runtime.intrinsics.warpgroup import (
     A_BY_ROW,
     B_BY_ROW,
     multiply_halves,
@@ -344,8 +344,8 @@ COMPILE = """
 import json
 from course_lib.kernels import gemm
 from course_lib.kernels.gemm import warpgroup, warpgroup_plan
-from course_lib.runtime import compiler
-from course_lib.runtime.launch import array_type, numba_type
+from course_lib.runtime.compile import compiler
+from course_lib.runtime.host.launch import array_type, numba_type
 
 kernel, _, _ = warpgroup.kernel_for(warpgroup.SHAPES[4][0], ("by_k", "by_k"), 4)
 types = [array_type("float32")] * 4 + [numba_type("int64")] * 4

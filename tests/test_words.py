@@ -1,4 +1,4 @@
-"""`runtime.words`: numbers moved and compared as they lie in memory."""
+"""`intrinsics.words`: numbers moved and compared as they lie in memory."""
 
 import math
 
@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from course_lib import SIMULATED, cuda
-from course_lib.runtime.launch import launch
-from course_lib.runtime.words import (
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.intrinsics.words import (
     as_float,
     lanes,
     largest,

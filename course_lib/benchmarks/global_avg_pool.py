@@ -24,8 +24,8 @@ from course_lib.benchmarks.case import (
     size,
 )  # fmt: skip
 from course_lib.kernels import global_avg_pool as pool
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import store
-from course_lib.runtime.launch import launch
 
 # (channels, side) where EfficientNet-B4 (Tan and Le, 2019) squeezes, for images of 380 × 380, and
 # its last pooling.

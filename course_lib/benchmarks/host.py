@@ -13,9 +13,9 @@ import torch
 from course_lib import bench, nn, ops
 from course_lib.kernels.softmax import softmax
 from course_lib.ops import registration
-from course_lib.runtime import launch as launching
-from course_lib.runtime import replay
-from course_lib.runtime.specialisation import PreparedLaunch
+from course_lib.runtime.host import launch as launching
+from course_lib.runtime.host import replay
+from course_lib.runtime.host.specialisation import PreparedLaunch
 
 SHAPE = (128, 200)
 COMMAND = "python -m course_lib bench host --record"

@@ -21,7 +21,7 @@ from pathlib import Path
 from course_lib import bench
 from course_lib.kernels import squeeze_excite
 from course_lib.kernels.softmax import softmax
-from course_lib.runtime import cache, compiler
+from course_lib.runtime.compile import cache, compiler
 
 NAME = "kernel_cache.first_call"
 COMMAND = "python -m course_lib bench kernel_cache --record"
@@ -145,7 +145,7 @@ def _first_call(what):
 def _compilation(what):
     """As `_first_call`, but compiling some kernels of `what` is all that is done."""
     from course_lib.kernels import softmax as softmax_package
-    from course_lib.runtime.launch import array_type, numba_type
+    from course_lib.runtime.host.launch import array_type, numba_type
 
     module = softmax_package if what == "softmax.forward" else squeeze_excite
     word = "online" if what == "softmax.forward" else "two_pass"

@@ -3,8 +3,8 @@
 import torch
 
 from course_lib import bench, cuda
-from course_lib.runtime.fingerprint import fingerprint
-from course_lib.runtime.launch import launch
+from course_lib.runtime.compile.fingerprint import fingerprint
+from course_lib.runtime.host.launch import launch
 
 NAME, SHAPE = "launch.host", (128, 200)
 COMMAND = "python -m course_lib bench launch --record"

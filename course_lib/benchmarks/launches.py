@@ -19,9 +19,9 @@ import torch
 from course_lib import bench
 from course_lib.benchmarks import BENCHMARKS
 from course_lib.benchmarks.case import Make
-from course_lib.runtime import compiler
-from course_lib.runtime.fingerprint import fingerprint
-from course_lib.runtime.launch import Chip, planning, type_names
+from course_lib.runtime.compile import compiler
+from course_lib.runtime.compile.fingerprint import fingerprint
+from course_lib.runtime.host.launch import Chip, planning, type_names
 
 _SCALARS = int, float, np.generic
 COMPILED = Path(__file__).resolve().parents[2] / "tests" / "compiled"

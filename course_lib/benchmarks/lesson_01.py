@@ -6,8 +6,8 @@ import time
 import numpy as np
 
 from course_lib import bench, cuda
-from course_lib.runtime.fingerprint import fingerprint
-from course_lib.runtime.launch import launch
+from course_lib.runtime.compile.fingerprint import fingerprint
+from course_lib.runtime.host.launch import launch
 
 BLOCK_SIZE = 256
 COMMAND = "python -m course_lib bench lesson_01 --record"

@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from course_lib import bench, cuda
-from course_lib.runtime.fingerprint import fingerprint
-from course_lib.runtime.launch import launch
+from course_lib.runtime.compile.fingerprint import fingerprint
+from course_lib.runtime.host.launch import launch
 
 BLOCK_SIZE = 256
 N_BINS = 256
@@ -119,7 +119,7 @@ ROW_SUMS = {  # label: kernel, blocks for n_rows rows
 }
 
 
-# ---- the suspects of course_lib/teach/suspects.py, for rows of a multiple of 32 elements ---------
+# ---- the suspects of course_lib/teach/exercises/suspects.py, for rows of a multiple of 32 -----
 
 
 @cuda.jit

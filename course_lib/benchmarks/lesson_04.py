@@ -8,8 +8,8 @@ import numpy as np
 from course_lib import bench, cuda
 from course_lib.benchmarks import profile_softmax
 from course_lib.kernels.softmax import softmax
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import block_max, block_sum, load_vector, store_vector
-from course_lib.runtime.launch import launch
 
 BLOCK_SIZE = 256
 DEVICE = "cuda"

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from course_lib import bench, cuda
-from course_lib.runtime.launch import launch
+from course_lib.runtime.host.launch import launch
 
 #: (N, C, K, H), filters of 3 × 3 with padding 1.
 SHAPES = [(8, 32, 32, 28)]

@@ -27,7 +27,7 @@ from course_lib.benchmarks.case import (
 )  # fmt: skip
 from course_lib.kernels import linear as kernels
 from course_lib.kernels.operation import AUTO
-from course_lib.runtime.launch import on_gpu
+from course_lib.runtime.host.launch import on_gpu
 
 #: (M, I, O): rows, numbers in, numbers out. The last four are the network's, batch 32 and 1024.
 SHAPES = [

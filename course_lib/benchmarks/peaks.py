@@ -5,7 +5,7 @@ past it, and few get near. From NVIDIA's tables of throughput in the CUDA C++ pr
 from the architectures' white papers.
 """
 
-from course_lib.runtime import device
+from course_lib.runtime.host import device
 
 #: Compute capability: {kind: multiply-adds of a multiprocessor in a cycle}. "fma" is float32
 #: without tensor cores; the others are what tensor cores multiply.

@@ -23,7 +23,7 @@ import numpy as np
 
 from course_lib import bench, cuda
 from course_lib.kernels.softmax import softmax
-from course_lib.runtime import device
+from course_lib.runtime.host import device
 
 NAME, SHAPE = "softmax.profile", (8192, 4096)
 COMMAND = "python -m course_lib.benchmarks.profile_softmax --read ncu.csv --record"

@@ -29,8 +29,8 @@ from course_lib.benchmarks import squeeze_excite as benchmark
 from course_lib.benchmarks.case import EAGER, Make
 from course_lib.benchmarks.profile_softmax import UNITS
 from course_lib.kernels.operation import AUTO
-from course_lib.runtime import device
-from course_lib.runtime.launch import launch
+from course_lib.runtime.host import device
+from course_lib.runtime.host.launch import launch
 
 NAME = benchmark.PROFILE
 COMMAND = "python -m course_lib.benchmarks.profile_squeeze_excite --read ncu.csv --record"

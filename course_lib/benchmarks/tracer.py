@@ -23,8 +23,8 @@ import sys
 
 from course_lib import bench, cuda, simulator
 from course_lib.benchmarks.tracer_patterns import PATTERNS
-from course_lib.runtime import device
-from course_lib.runtime.fingerprint import fingerprint
+from course_lib.runtime.compile.fingerprint import fingerprint
+from course_lib.runtime.host import device
 
 COMMAND = "python -m course_lib.benchmarks.tracer --compare ncu.csv --record"
 

@@ -18,7 +18,7 @@ from course_lib import SIMULATED, device, simulator
 from course_lib.compare.errors import Comparison
 from course_lib.kernels.operation import AUTO
 from course_lib.operations import DIRECTIONS, OPERATIONS
-from course_lib.runtime import arrays, launch
+from course_lib.runtime.host import arrays, launch
 
 __all__ = ["DIRECTIONS", "OPERATIONS", "PLACES", "Comparison", "UsageError", "compare"]
 

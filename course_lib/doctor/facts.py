@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from course_lib.runtime import cache, device
-from course_lib.runtime.home import home
+from course_lib.runtime.compile import cache
+from course_lib.runtime.host import device
+from course_lib.runtime.host.home import home
 
 #: What must be installed; a test keeps it in step with pyproject.toml.
 REQUIREMENTS = {

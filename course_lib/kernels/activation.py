@@ -42,7 +42,9 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.operation import AUTO, Ladder, Rung
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.host.outputs import elementwise_output
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -54,8 +56,6 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.launch import launch
-from course_lib.runtime.outputs import elementwise_output
 
 BLOCK_SIZE = 256
 GRID_STRIDE_BLOCKS = 132 * 8  # fills the largest chip of today

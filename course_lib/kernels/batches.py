@@ -24,13 +24,10 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.runtime import arrays
-from course_lib.runtime.intrinsics import (
-    allow_next_kernel,
-    wait_for_previous_kernel,
-)
-from course_lib.runtime.launch import launch
-from course_lib.runtime.philox import philox4x32
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
+from course_lib.runtime.intrinsics.philox import philox4x32
 
 BLOCK_SIZE = 256
 N_ROUNDS = 6

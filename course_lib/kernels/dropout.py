@@ -24,7 +24,9 @@ from course_lib import cuda
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.softmax_dropout import _generator_arguments
 from course_lib.kernels.softmax_dropout.mask import dropped, keep_pair
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.host.outputs import elementwise_output
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -35,9 +37,7 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.launch import launch
-from course_lib.runtime.outputs import elementwise_output
-from course_lib.runtime.philox import philox_four
+from course_lib.runtime.intrinsics.philox import philox_four
 
 DTYPES = ("float32", "float16", "bfloat16")
 BLOCK_SIZE = 256

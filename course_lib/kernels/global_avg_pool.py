@@ -31,7 +31,9 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels import global_avg_pool_nhwc as nhwc
 from course_lib.kernels.operation import AUTO, Ladder, Rung
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.host.outputs import output
 from course_lib.runtime.intrinsics import (
     FULL_MASK,
     VECTOR_BYTES,
@@ -45,8 +47,6 @@ from course_lib.runtime.intrinsics import (
     wait_for_previous_kernel,
     warp_sum,
 )
-from course_lib.runtime.launch import launch
-from course_lib.runtime.outputs import output
 
 BLOCK_SIZE = 256
 DTYPES = ("float32", "float16", "bfloat16")

@@ -13,7 +13,8 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     FULL_MASK,
     VECTOR_BYTES,
@@ -25,7 +26,6 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.launch import launch
 
 BLOCK_SIZE = 256
 PADDED_SIZE = BLOCK_SIZE + 1

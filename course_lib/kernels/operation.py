@@ -10,8 +10,8 @@ import contextlib
 import functools
 from collections.abc import Mapping
 
-from course_lib.runtime import launch as launching
-from course_lib.runtime.launch import chip_of
+from course_lib.runtime.host import launch as launching
+from course_lib.runtime.host.launch import chip_of
 
 #: What `variant` is where nobody asks for a rung.
 AUTO = "auto"

@@ -9,8 +9,8 @@ import contextlib
 
 from course_lib.kernels import activation, conv2d, linear, max_pool2d
 from course_lib.kernels.conv2d import formats
-from course_lib.runtime import arrays
-from course_lib.runtime.repeat import repeated
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.repeat import repeated
 
 NAMES = ("conv1", "conv2", "fc1", "fc2")
 TAPS = 3  # of a filter, down and across

@@ -7,8 +7,8 @@ from torch.compiler import is_dynamo_compiling, is_exporting
 from course_lib.kernels import activation
 from course_lib.ops.checks import require, require_tensor
 from course_lib.ops.registration import Operator
-from course_lib.runtime.arrays import is_dense, laid_out_like
-from course_lib.runtime.repeat import repeated
+from course_lib.runtime.host.arrays import is_dense, laid_out_like
+from course_lib.runtime.host.repeat import repeated
 
 _aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from course_lib.kernels import batch_norm as kernels
 from course_lib.ops.checks import number, of_sums, require, require_elements, require_tensor
 from course_lib.ops.formats import memory_format
 from course_lib.ops.registration import Operator, require_floating_point
-from course_lib.runtime.repeat import repeated
+from course_lib.runtime.host.repeat import repeated
 
 _aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from course_lib.ops import beside, precision
 from course_lib.ops.checks import pair, require, require_tensor, whole
 from course_lib.ops.formats import empty, memory_format
 from course_lib.ops.registration import Operator, in_autocast, require_floating_point
-from course_lib.runtime.repeat import repeated
+from course_lib.runtime.host.repeat import repeated
 
 _aten = torch.ops.aten
 OPTIONS = "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups"

@@ -62,7 +62,7 @@ from course_lib.ops.conv2d import (
     y_shape as conv_y_shape,
 )
 from course_lib.ops.registration import Operator, in_autocast, require_floating_point
-from course_lib.runtime.repeat import repeated
+from course_lib.runtime.host.repeat import repeated
 
 _ARRAYS = "Tensor x, Tensor weight, Tensor? scale, Tensor? shift"
 _STATISTICS = "Tensor(a!)? running_mean, Tensor(b!)? running_var"

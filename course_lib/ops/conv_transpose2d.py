@@ -14,7 +14,7 @@ from course_lib.ops.conv2d import (
 )
 from course_lib.ops.formats import empty, memory_format
 from course_lib.ops.registration import Operator, in_autocast, require_floating_point
-from course_lib.runtime.repeat import repeated
+from course_lib.runtime.host.repeat import repeated
 
 _aten = torch.ops.aten
 _OPTIONS = (

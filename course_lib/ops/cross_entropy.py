@@ -12,7 +12,7 @@ from course_lib.ops.registration import (
     gradient_by_torch,
     require_floating_point,
 )
-from course_lib.runtime.repeat import repeated
+from course_lib.runtime.host.repeat import repeated
 
 _OPTIONS = "Tensor? weight, int ignore_index, str reduction, float label_smoothing"
 

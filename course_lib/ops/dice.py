@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from course_lib.kernels import dice as kernels
 from course_lib.ops.checks import of_sums, require, require_tensor, whole
 from course_lib.ops.registration import Operator, as_float32, require_floating_point
-from course_lib.runtime.repeat import repeated
+from course_lib.runtime.host.repeat import repeated
 
 _OPTIONS = "Tensor? weight, int ignore_index"
 _WEIGHTS = "float smooth, float dice_weight, float cross_entropy_weight"

@@ -2,7 +2,7 @@
 
 import torch
 
-from course_lib.runtime.arrays import reads_channels_last
+from course_lib.runtime.host.arrays import reads_channels_last
 
 
 def memory_format(*images):

@@ -5,7 +5,7 @@ import torch
 from course_lib.kernels import global_avg_pool as kernels
 from course_lib.ops.checks import require
 from course_lib.ops.registration import Operator, require_floating_point
-from course_lib.runtime.repeat import repeated
+from course_lib.runtime.host.repeat import repeated
 
 
 def _check(x):

@@ -7,7 +7,7 @@ import torch
 from course_lib.kernels import layer_norm as kernels
 from course_lib.ops.checks import number, of_sums, require, require_tensor, whole
 from course_lib.ops.registration import Operator, as_float32, require_floating_point
-from course_lib.runtime.repeat import repeated
+from course_lib.runtime.host.repeat import repeated
 
 _aten = torch.ops.aten
 

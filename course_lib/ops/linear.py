@@ -10,8 +10,8 @@ from course_lib.kernels import linear as kernels
 from course_lib.ops import beside, precision
 from course_lib.ops.checks import require
 from course_lib.ops.registration import Operator, in_autocast, require_floating_point
-from course_lib.runtime import arrays
-from course_lib.runtime.repeat import repeated
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.repeat import repeated
 
 
 def _check(input, weight, bias, relu=False):

@@ -8,7 +8,7 @@ from course_lib.kernels.max_pool2d.window import output_size
 from course_lib.ops.checks import pair, require, require_tensor
 from course_lib.ops.formats import memory_format
 from course_lib.ops.registration import Operator, require_floating_point, simulate_on_cpu
-from course_lib.runtime.repeat import repeated
+from course_lib.runtime.host.repeat import repeated
 
 _aten = torch.ops.aten
 _OPTIONS = "int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode"

@@ -28,7 +28,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from course_lib.ops import checks
-from course_lib.runtime.device import SIMULATOR_VARIABLE
+from course_lib.runtime.host.device import SIMULATOR_VARIABLE
 
 _C = torch._C
 _dispatch_keys = _C._dispatch_keys

@@ -11,7 +11,7 @@ from course_lib.kernels.softmax import strided
 from course_lib.kernels.softmax.columns import seen_from
 from course_lib.ops.checks import require, whole
 from course_lib.ops.registration import Operator, require_floating_point
-from course_lib.runtime.repeat import repeated
+from course_lib.runtime.host.repeat import repeated
 
 _aten = torch.ops.aten
 

@@ -6,7 +6,7 @@ from course_lib.kernels import squeeze_excite as kernels
 from course_lib.ops.checks import of_sums, require
 from course_lib.ops.formats import memory_format
 from course_lib.ops.registration import Operator, require_floating_point
-from course_lib.runtime.repeat import repeated
+from course_lib.runtime.host.repeat import repeated
 
 _aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from course_lib.kernels import upsample as kernels
 from course_lib.ops.checks import require, require_tensor
 from course_lib.ops.formats import empty, memory_format
 from course_lib.ops.registration import Operator, require_floating_point
-from course_lib.runtime.repeat import repeated
+from course_lib.runtime.host.repeat import repeated
 
 _aten = torch.ops.aten
 _OPTIONS = "float? factor_h, float? factor_w, str mode, bool align_corners"

@@ -13,7 +13,7 @@ import torch
 
 from course_lib.ops.registration import simulate_on_cpu
 from course_lib.optim.seen import Seen
-from course_lib.runtime.arrays import is_dense, laid_out_like
+from course_lib.runtime.host.arrays import is_dense, laid_out_like
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 MOST_TABLES = 32  # of an optimiser; past it, all are filled anew

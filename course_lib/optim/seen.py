@@ -3,8 +3,8 @@
 from threading import get_ident
 
 from course_lib.kernels import optimizers
-from course_lib.runtime import arrays
-from course_lib.runtime import launch as launching
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host import launch as launching
 
 _PLAIN = {float, int, bool, type(None)}
 

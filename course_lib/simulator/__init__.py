@@ -34,20 +34,26 @@ Where it differs from a GPU:
   what it does.
 """
 
-from . import cluster, postponed
-from .device_api import read_elements, write_elements
-from .errors import Deadlock, LaunchError, NotCompilable, OutOfBounds, SimulatorError
-from .facade import cuda
-from .install import install, is_installed, uninstall
-from .kernel import run
-from .lint import LintError, LintUnavailable, lint
-from .observe import observing
-from .options import options
-from .real import run_on_copies
-from .resolve import register_twin
-from .sanitizer import sanitize
-from .trace import trace
-from .warp_calls import whole_warp
+from course_lib.simulator.cuda_api import cluster, postponed
+from course_lib.simulator.cuda_api.device_api import read_elements, write_elements
+from course_lib.simulator.cuda_api.facade import cuda
+from course_lib.simulator.cuda_api.install import install, is_installed, uninstall
+from course_lib.simulator.cuda_api.warp_calls import whole_warp
+from course_lib.simulator.engine.kernel import run
+from course_lib.simulator.engine.options import options
+from course_lib.simulator.errors import (
+    Deadlock,
+    LaunchError,
+    NotCompilable,
+    OutOfBounds,
+    SimulatorError,
+)
+from course_lib.simulator.linting.lint import LintError, LintUnavailable, lint
+from course_lib.simulator.observe.observer import observing
+from course_lib.simulator.observe.real import run_on_copies
+from course_lib.simulator.rewrite.resolve import register_twin
+from course_lib.simulator.sanitizer.sanitizer import sanitize
+from course_lib.simulator.tracing.trace import trace
 
 __all__ = ["Deadlock", "LaunchError", "LintError", "LintUnavailable", "NotCompilable",
            "OutOfBounds", "SimulatorError", "cluster", "cuda", "install", "is_installed", "lint",

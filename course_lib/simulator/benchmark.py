@@ -17,7 +17,9 @@ import time
 
 import numpy as np
 
-from . import install, is_installed, sanitize, trace, uninstall
+from course_lib.simulator import is_installed, sanitize, uninstall
+from course_lib.simulator.cuda_api import install
+from course_lib.simulator.tracing import trace
 
 #: How many times as fast as numba's simulator ours must be while it is watched.
 WATCHED_BAR = 4

@@ -9,13 +9,13 @@
 kernels, and counts by whose a network runs.
 """
 
-from course_lib.teach.checking import check, use
-from course_lib.teach.compiling import prepare_compiler
+from course_lib.teach.checking.check import check, use
+from course_lib.teach.checking.compiling import prepare_compiler
 from course_lib.teach.display import in_notebook
 from course_lib.teach.exercise import UnknownExercise
-from course_lib.teach.help import hint, progress, solution
-from course_lib.teach.report import CheckFailed
-from course_lib.teach.scoreboard import Scoreboard
+from course_lib.teach.explaining.report import CheckFailed
+from course_lib.teach.keeping.help import hint, progress, solution
+from course_lib.teach.keeping.scoreboard import Scoreboard
 from course_lib.teach.todo import TODO
 
 __all__ = [

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import course_lib
-from course_lib.simulator.tracebacks import shows_user_lines
+from course_lib.simulator.engine.tracebacks import shows_user_lines
 
 #: Decorates what notebooks call: a notebook shows its errors without the course's own lines.
 user_facing = shows_user_lines(Path(course_lib.__file__).parent)

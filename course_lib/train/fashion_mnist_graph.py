@@ -14,7 +14,7 @@ import torch
 from course_lib.kernels import batches, cross_entropy
 from course_lib.kernels.optimizers import Table, sgd
 from course_lib.models.fashion_mnist_pass import NAMES, backward, forward, weights_of
-from course_lib.runtime import device
+from course_lib.runtime.host import device
 
 from .capturing import Branch, capture
 from .randomness import seed_of

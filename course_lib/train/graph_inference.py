@@ -7,7 +7,7 @@ started once for all of them.
 import torch
 
 from course_lib.models.fashion_mnist_pass import forward, weights_of
-from course_lib.runtime import device
+from course_lib.runtime.host import device
 
 from .capturing import capture
 

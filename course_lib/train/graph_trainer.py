@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from course_lib.kernels.optimizers.table import filled_later
-from course_lib.runtime import device
+from course_lib.runtime.host import device
 
 from . import memory
 from .capturing import capture as captured

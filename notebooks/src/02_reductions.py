@@ -778,7 +778,7 @@ plot.run_to_run(
 # witness.
 
 # %%
-from course_lib.teach import suspects
+from course_lib.teach.exercises import suspects
 
 x = np.random.default_rng(1).normal(size=(8, 1024)).astype(np.float32)
 for kernel in (suspects.first, suspects.second, suspects.third):
@@ -857,7 +857,7 @@ plot.ladder(ladder["rows"], ladder["copy_gbps"], device=device, date=results_tab
 # own chapter: 32 lanes, 32 places far apart, 32 sectors. (Why is the third not as fast as the
 # first? Its map is as good, but it has to <em>calculate</em> each wild address, with a remainder in
 # every step. A map shows what the memory has to do, and not all that a kernel does. The code is in
-# <code>course_lib/teach/suspects.py</code>, should you wish to read it now.)
+# <code>course_lib/teach/exercises/suspects.py</code>, should you wish to read it now.)
 # </details>
 
 # %% [markdown]

@@ -826,7 +826,7 @@ hint("softmax_function")
 # Now with your own two kernels. `launch` starts a kernel on tensors, on a GPU as in the simulator:
 
 # %%
-from course_lib.runtime.launch import launch
+from course_lib.runtime.host.launch import launch
 
 
 def compute_y(x):

@@ -442,7 +442,7 @@ hint("block_function")
 # launches:
 
 # %%
-from course_lib.runtime.launch import recorded as launches_of
+from course_lib.runtime.host.launch import recorded as launches_of
 
 device = "cpu" if SIMULATED else "cuda"
 my_block = use("block_function", block_function)(squeeze_excite.forward, squeeze_excite.backward)
@@ -1053,7 +1053,7 @@ for row in rows:
 # **Predict:** does a change of `SLOPE` count?
 
 # %%
-from course_lib.runtime.fingerprint import fingerprint
+from course_lib.runtime.compile.fingerprint import fingerprint
 
 SLOPE = 6.0
 

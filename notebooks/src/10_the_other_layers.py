@@ -24,8 +24,8 @@ import torch
 from course_lib import SIMULATED, bench, cuda, plot, results_table, simulator
 from course_lib.benchmarks.peaks import peaks_of
 from course_lib.kernels import batch_norm, linear, max_pool2d, optimizers
-from course_lib.runtime.launch import recorded as launches_of
-from course_lib.runtime.matrix import load_word, multiply_add
+from course_lib.runtime.host.launch import recorded as launches_of
+from course_lib.runtime.intrinsics.matrix import load_word, multiply_add
 from course_lib.teach import TODO, check, hint, progress, solution, use
 
 # %% [markdown]

@@ -25,8 +25,8 @@ from course_lib import SIMULATED, bench, plot, results_table
 from course_lib import autograd as ag
 from course_lib.autograd import Function, Tensor, tensor
 from course_lib.backend import get_array_module, is_cuda_available, set_backend
-from course_lib.runtime.launch import launch
-from course_lib.runtime.launch import recorded as launches_of
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.host.launch import recorded as launches_of
 from course_lib.teach import TODO, check, hint, progress, solution, use
 
 # %% [markdown]

@@ -27,11 +27,11 @@ from course_lib import SIMULATED, bench, cuda, data, plot, results_table, simula
 from course_lib import autograd as ag
 from course_lib.autograd import Function, tensor
 from course_lib.backend import get_array_module, set_backend
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.host.launch import recorded as launches_of
 
 # %%
 from course_lib.runtime.intrinsics import block_sum
-from course_lib.runtime.launch import launch
-from course_lib.runtime.launch import recorded as launches_of
 from course_lib.teach import TODO, check, hint, progress, solution, use
 from course_lib.train.segmentation import Segmentation
 

@@ -27,9 +27,9 @@ import torch
 
 from course_lib import SIMULATED, bench, cuda, models, plot, results_table, simulator
 from course_lib.models.pathways import recomputed
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.host.launch import recorded as launches_of
 from course_lib.runtime.intrinsics import block_sum
-from course_lib.runtime.launch import launch
-from course_lib.runtime.launch import recorded as launches_of
 from course_lib.teach import TODO, check, hint, progress, solution, use
 
 # %%

@@ -16,11 +16,14 @@ from unittest import mock
 
 import bank
 from bank.equivalent import EQUIVALENT
-from course_lib.teach import CheckFailed, causes, check, checking, compiling, report
-from course_lib.teach.deadline import TimeUp, deadline
+from course_lib.teach import CheckFailed, check
+from course_lib.teach.checking import check as checking
+from course_lib.teach.checking import compiling
+from course_lib.teach.checking.deadline import TimeUp, deadline
 from course_lib.teach.exercise import exercises
-from course_lib.teach.mutation import sentence
-from course_lib.teach.mutation.mutants import mutants
+from course_lib.teach.explaining import causes, report
+from course_lib.teach.explaining.mutation import sentence
+from course_lib.teach.explaining.mutation.mutants import mutants
 
 for _file in sorted(Path(__file__).parent.glob("lesson_*.py")):
     importlib.import_module(f"bank.{_file.stem}")

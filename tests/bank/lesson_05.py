@@ -12,14 +12,8 @@ import numpy as np
 from bank import right, wrong
 from bank.mistakes import mistakes
 from course_lib import cuda
-from course_lib.runtime.intrinsics import (
-    online_add,
-    online_merge,
-    warp_max,
-    warp_online,
-    warp_sum,
-)
-from course_lib.runtime.philox import philox_four, philox_one
+from course_lib.runtime.intrinsics import online_add, online_merge, warp_max, warp_online, warp_sum
+from course_lib.runtime.intrinsics.philox import philox_four, philox_one
 
 OUTSIDE = "out-of-bounds"
 ALL = 0xFFFFFFFF

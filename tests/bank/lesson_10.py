@@ -13,7 +13,7 @@ from bank import right, wrong
 from bank.equivalent import EQUIVALENT
 from bank.mistakes import mistakes
 from course_lib import cuda
-from course_lib.runtime.matrix import load_word, multiply_add
+from course_lib.runtime.intrinsics.matrix import load_word, multiply_add
 
 OUTSIDE, VALUES, RACE = "out-of-bounds|negative", "wrong values", "race|uninitialised"
 ZERO, ONE = np.float32(0), np.float32(1)

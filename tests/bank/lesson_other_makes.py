@@ -12,7 +12,7 @@ from bank import right, wrong
 from bank.mistakes import changed, mistakes
 from course_lib import cuda, reference
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, warp_sum
-from course_lib.runtime.matrix import load_word, multiply_add
+from course_lib.runtime.intrinsics.matrix import load_word, multiply_add
 from course_lib.teach.exercise import exercises
 from course_lib.teach.exercises.lesson_04 import VECTORS, WIDTH
 

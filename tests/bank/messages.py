@@ -24,12 +24,13 @@ from unittest import mock
 
 import bank
 from bank.judge import SEED
-from course_lib.teach import causes, checking, mutation
+from course_lib.teach.checking import check as checking
 from course_lib.teach.exercise import exercises, python_function
-from course_lib.teach.mutation.changes import EVERY, parsed
-from course_lib.teach.mutation.lines import Line, lines_of
-from course_lib.teach.mutation.mutants import mutants
-from course_lib.teach.report import describe
+from course_lib.teach.explaining import causes, mutation
+from course_lib.teach.explaining.mutation.changes import EVERY, parsed
+from course_lib.teach.explaining.mutation.lines import Line, lines_of
+from course_lib.teach.explaining.mutation.mutants import mutants
+from course_lib.teach.explaining.report import describe
 
 KINDS = ("both", "line", "nothing", "false")
 

@@ -15,9 +15,9 @@ from numba import float32
 from course_lib import cuda
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.operations.passes import Operation, Pass, gradient
-from course_lib.runtime import arrays, outputs
+from course_lib.runtime.host import arrays, outputs
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import load, store
-from course_lib.runtime.launch import launch
 
 THREADS = 32
 N_SUMS = THREADS + 1  # the last is for atomics

@@ -19,7 +19,7 @@ from contract.memory import (
 from operands import LAYOUTS
 
 from course_lib import SIMULATED, simulator
-from course_lib.runtime.arrays import ArrayError
+from course_lib.runtime.host.arrays import ArrayError
 
 STEP = 1e-5  # of finite differences
 NONFINITE = (np.nan, np.inf, -np.inf)

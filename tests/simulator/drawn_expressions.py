@@ -61,7 +61,7 @@ def _constant_kind(text):
 
 def draw(rng, depth):
     """An expression that numba accepts."""
-    from course_lib.simulator.number_types import signature, unified
+    from course_lib.simulator.rewrite.number_types import signature, unified
 
     if depth == 0 or rng.random() < 0.08:
         if rng.random() < 0.25:
@@ -180,7 +180,7 @@ def functions(expressions, batch):
 def simulated(kernel, results, values, known):
     """What the kernel gives in the simulator, the kinds of its arguments known or not."""
     from course_lib.simulator import cuda
-    from course_lib.simulator import kernel as kernels
+    from course_lib.simulator.engine import kernel as kernels
 
     saved = kernels.kind_of_value
     if not known:
@@ -197,7 +197,7 @@ def simulated(kernel, results, values, known):
 
 def type_name(value):
     """numba's name of the type that a value in the simulator stands for."""
-    from course_lib.simulator.number_types import NAMES
+    from course_lib.simulator.rewrite.number_types import NAMES
 
     return NAMES[value.__class__]
 

@@ -15,7 +15,7 @@ import numba.cuda.compiler  # noqa: E402, F401  (fills the typing context)
 from numba.cuda import types  # noqa: E402
 from numba.cuda.descriptor import cuda_target  # noqa: E402
 
-from course_lib.simulator.number_types import OPERATORS  # noqa: E402
+from course_lib.simulator.rewrite.number_types import OPERATORS  # noqa: E402
 
 UNARY = ("neg", "pos", "invert", "abs", "int", "float", "round")
 

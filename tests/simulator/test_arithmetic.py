@@ -179,7 +179,7 @@ needs_numba_cuda = pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is 
 @needs_numba_cuda
 def test_a_gpus_compiler_has_these_types():
     """`number_types` asks plain numba, and has its own rules for float16."""
-    from course_lib.simulator import number_types
+    from course_lib.simulator.rewrite import number_types
 
     names = [name for name in dict.fromkeys(number_types.NAMES.values())
              if not name.startswith("complex")]

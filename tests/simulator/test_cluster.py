@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from course_lib import simulator
-from course_lib.simulator import cluster, cuda, errors
-from course_lib.simulator.observe import Observer
-from course_lib.simulator.real import observing_with
+from course_lib.simulator import cuda, errors
+from course_lib.simulator.cuda_api import cluster
+from course_lib.simulator.observe.observer import Observer
+from course_lib.simulator.observe.real import observing_with
 
 ORDERS = ["forward", "reverse", "random"]
 N = 8

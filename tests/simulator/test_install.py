@@ -190,7 +190,7 @@ def test_kernels_of_the_real_numba_cuda(tmp_path):
         y = np.zeros(8)
         simulator.run(real.grid_kernel, 4, 2, y)
         assert y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
-        from course_lib.simulator import random
+        from course_lib.simulator.cuda_api import random
         states = random.create_xoroshiro128p_states(2, 1).copy_to_host()
         simulator.run(real.random_kernel, 1, 2, states, y)
         assert 0 <= y[0] < 1 and y[0] != y[1]

@@ -14,7 +14,7 @@ import pytest
 from course_lib import simulator
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_sum
 from course_lib.simulator import cuda
-from course_lib.simulator.lint import _WORKER, ENVIRONMENT, _process, _Shipment, prepare
+from course_lib.simulator.linting.lint import _WORKER, ENVIRONMENT, _process, _Shipment, prepare
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macOS)")
 
@@ -235,7 +235,7 @@ def test_an_argument_that_makes_everything_float64():
 
 
 def test_parts_of_numba_imported_by_name():
-    from course_lib.simulator.modules import submodule
+    from course_lib.simulator.cuda_api.modules import submodule
 
     uniform = submodule("numba.cuda.random").xoroshiro128p_uniform_float64
     states = submodule("numba.cuda.random").create_xoroshiro128p_states(32, seed=1)
@@ -248,7 +248,7 @@ def test_parts_of_numba_imported_by_name():
 
 
 def test_modules_of_numba_under_another_name():
-    from course_lib.simulator.modules import submodule
+    from course_lib.simulator.cuda_api.modules import submodule
 
     nr = submodule("numba.cuda.random")
     states = nr.create_xoroshiro128p_states(32, seed=1)

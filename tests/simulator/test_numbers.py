@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib.simulator import cuda, random
-from course_lib.simulator.mathlib import math as gpu_math
+from course_lib.simulator import cuda
+from course_lib.simulator.cuda_api import random
+from course_lib.simulator.cuda_api.mathlib import math as gpu_math
 
 INF, NAN = math.inf, math.nan
 bf16, fp16, libdevice = cuda.bf16, cuda.fp16, cuda.libdevice

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from course_lib import simulator
-from course_lib.simulator import cuda, real
+from course_lib.simulator import cuda
 from course_lib.simulator.errors import SourceMissing
-from course_lib.simulator.observe import Observer, observing
-from course_lib.simulator.real import observing_with
+from course_lib.simulator.observe import real
+from course_lib.simulator.observe.observer import Observer, observing
+from course_lib.simulator.observe.real import observing_with
 
 
 def sanitized(kernel, grid, block, *args, shared=0, **options):
@@ -498,7 +499,7 @@ def test_device_arrays_of_any_layout_look_the_same_in_the_copy(monkeypatch):
 
 def test_tensors_over_one_storage_share_the_copy():
     torch = pytest.importorskip("torch")
-    from course_lib.simulator.real import _Copies
+    from course_lib.simulator.observe.real import _Copies
 
     base = torch.arange(12, dtype=torch.bfloat16)
     copies = _Copies()

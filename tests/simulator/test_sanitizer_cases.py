@@ -14,7 +14,7 @@ from course_lib import simulator
 from course_lib.simulator.cases import CASES, run
 from course_lib.simulator.cases import __main__ as command
 from course_lib.simulator.cases.case import Outcome, correct, planted
-from course_lib.simulator.findings import KINDS
+from course_lib.simulator.sanitizer.findings import KINDS
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -102,7 +102,7 @@ def test_the_zoo_is_clean_and_gives_the_same_results(name, order):
 
 COMPILE_ALL = """
 import tempfile, os, json, re
-from course_lib.runtime import compiler
+from course_lib.runtime.compile import compiler
 from course_lib.simulator.cases import CASES, run
 from numba.cuda.typing.typeof import Purpose, typeof
 os.environ[compiler.CACHE_VARIABLE] = tempfile.mkdtemp()

@@ -3,7 +3,8 @@
 Random programs of loads, stores, atomics, barriers, warp barriers and fences run in two blocks on
 shared and global memory; some as a cluster, whose blocks read each other's shared memory. The judge
 keeps each thread's whole history and compares every pair by the rules of
-`course_lib.simulator.ordering`. Both must agree, memory by memory, on whether there is a race.
+`course_lib.simulator.sanitizer.ordering`. Both must agree, memory by memory, on whether
+there is a race.
 """
 
 import itertools
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 
 from course_lib import simulator
-from course_lib.simulator import cluster, cuda
-from course_lib.simulator.observe import Observer
-from course_lib.simulator.real import observing_with
+from course_lib.simulator import cuda
+from course_lib.simulator.cuda_api import cluster
+from course_lib.simulator.observe.observer import Observer
+from course_lib.simulator.observe.real import observing_with
 
 THREADS, BLOCKS, PLACES = 34, 2, 3
 NOTHING, LOAD, STORE, ATOMIC, AWAY, FENCE, BLOCK_FENCE, WARP, BARRIER, CLUSTER = range(10)

@@ -10,9 +10,9 @@ from course_lib import simulator
 from course_lib.benchmarks import tracer
 from course_lib.benchmarks.tracer_patterns import BLOCK_SIZE, PATTERNS, N
 from course_lib.simulator import cuda
-from course_lib.simulator.observe import Observer
-from course_lib.simulator.real import observing_with
-from course_lib.simulator.tracing_counts import IDLE, sectors, wavefronts
+from course_lib.simulator.observe.observer import Observer
+from course_lib.simulator.observe.real import observing_with
+from course_lib.simulator.tracing.counts import IDLE, sectors, wavefronts
 
 LANES = np.arange(32)
 

@@ -7,7 +7,7 @@ import pytest
 
 from course_lib import simulator
 from course_lib.simulator import cuda
-from course_lib.simulator.options import ORDERS
+from course_lib.simulator.engine.options import ORDERS
 
 BODY = np.dtype([("mass", np.float32), ("place", np.float32, (3,))])
 N = 8

@@ -19,7 +19,7 @@ from numba.cuda.random import xoroshiro128p_dtype  # noqa: E402
 from numba.cuda.typing.typeof import Purpose, typeof  # noqa: E402
 
 import zoo  # noqa: E402
-from course_lib.runtime import compiler  # noqa: E402
+from course_lib.runtime.compile import compiler  # noqa: E402
 
 COMPUTE_CAPABILITY = (9, 0)
 # numba-cuda links CUDA C to half-precision functions, and NVRTC's wrapper asks the driver for its

@@ -46,8 +46,8 @@ from course_lib.kernels.batch_norm import (
     walk,
 )
 from course_lib.kernels.operation import AUTO, Ladder, Rung
-from course_lib.runtime import arrays
-from course_lib.runtime.outputs import output
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.outputs import output
 
 DTYPES = ("float32", "float16", "bfloat16")
 MOST_THREADS = 512  # of a block of any rung

@@ -22,8 +22,8 @@ from course_lib.kernels.batch_norm.moments import (
     through_statistics,
     with_one,
 )
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import block_sum, load, store
-from course_lib.runtime.launch import launch
 
 BLOCK_SIZE = 256
 

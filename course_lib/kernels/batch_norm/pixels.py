@@ -31,7 +31,7 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.predicated import load_vector_if
+from course_lib.runtime.intrinsics.predicated import load_vector_if
 
 BLOCK_SIZE = 256
 ROWS = 8  # in flight per thread, for the statistics

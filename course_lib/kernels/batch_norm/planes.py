@@ -7,7 +7,7 @@ counts the elements from the last boundary to array[0], alike in all arrays, or 
 differ, and then every element goes by itself.
 
 All loads of a turn are issued before the first is used, also by a thread that has fewer vectors
-left than that (`runtime.predicated`).
+left than that (`intrinsics.predicated`).
 
 Loops are written with `while`, because a `range` whose step is known at run time alone begins with
 a division.
@@ -25,8 +25,8 @@ from course_lib.kernels.batch_norm.moments import (
     triple_of,
 )
 from course_lib.runtime.intrinsics import load, store, store_vector, vector_width
-from course_lib.runtime.predicated import load_vector_if, load_vector_once_if
-from course_lib.runtime.streaming import store_vector_once
+from course_lib.runtime.intrinsics.predicated import load_vector_if, load_vector_once_if
+from course_lib.runtime.intrinsics.streaming import store_vector_once
 
 MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 UNROLL = 8  # vectors in flight per thread, for the statistics

@@ -27,7 +27,6 @@ from course_lib.kernels.batch_norm.planes import (
     part_moments,
     part_sums,
 )
-from course_lib.runtime.cluster import cluster_rank, cluster_size, cluster_sync, load_from_cluster
 from course_lib.runtime.intrinsics import (
     FULL_MASK,
     allow_next_kernel,
@@ -36,6 +35,12 @@ from course_lib.runtime.intrinsics import (
     store,
     wait_for_previous_kernel,
     warp_sum,
+)
+from course_lib.runtime.intrinsics.cluster import (
+    cluster_rank,
+    cluster_size,
+    cluster_sync,
+    load_from_cluster,
 )
 
 

@@ -14,9 +14,9 @@ from course_lib.kernels.batch_norm.plan import (
     plan_planes,
     plan_walk,
 )
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import chip_of, launch
 
 CLUSTERS_SINCE = (9, 0)  # compute capability; and an L2 cache that is worth a walk
 

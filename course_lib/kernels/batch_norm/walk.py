@@ -31,13 +31,9 @@ from course_lib.kernels.squeeze_excite.fused import (
     tell_ready,
     wait_until_ready,
 )
-from course_lib.runtime import arrays, counters
-from course_lib.runtime.intrinsics import (
-    allow_next_kernel,
-    load,
-    wait_for_previous_kernel,
-)
-from course_lib.runtime.launch import launch
+from course_lib.runtime.host import arrays, counters
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.intrinsics import allow_next_kernel, load, wait_for_previous_kernel
 
 LEAD = 500  # parts, beside those of a channel: fewer, and blocks wait for each other
 MOST_BYTES = 12 << 20  # of a channel: more would not stay in the L2

@@ -42,10 +42,10 @@ from course_lib.kernels.bn_relu_softmax import features, ladder, registers
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.row_teams import WHOLE_BLOCK
 from course_lib.kernels.softmax.direction import on_boundaries
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import chip_of, launch
+from course_lib.runtime.host.outputs import output
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import chip_of, launch
-from course_lib.runtime.outputs import output
 
 DTYPES = ("float32", "float16", "bfloat16")
 SLOTS = (1, 2)

@@ -46,9 +46,9 @@ from course_lib.kernels.conv2d import few_channels_plan, gathering, launching
 from course_lib.kernels.conv2d.ladders import DWEIGHT, DX, FORWARD
 from course_lib.kernels.conv2d.problem import checked, empty, formatted
 from course_lib.kernels.operation import AUTO
-from course_lib.runtime import arrays
-from course_lib.runtime.launch import chip_of
-from course_lib.runtime.outputs import output
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import chip_of
+from course_lib.runtime.host.outputs import output
 
 MOST_THREADS = 256  # of a block, for any kernel
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.conv2d.places import ZERO, divided
-from course_lib.runtime.halves import pack_halves
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -19,8 +18,9 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.matrix import load_word, round_tf32, subtract_words
-from course_lib.runtime.words import as_float, load_words, store_words
+from course_lib.runtime.intrinsics.halves import pack_halves
+from course_lib.runtime.intrinsics.matrix import load_word, round_tf32, subtract_words
+from course_lib.runtime.intrinsics.words import as_float, load_words, store_words
 
 BLOCK_SIZE = 256
 SIDE = 64  # of the square that a block transposes

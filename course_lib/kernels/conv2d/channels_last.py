@@ -23,14 +23,14 @@ from course_lib.kernels.conv2d.product import (
     tensor_engine,
 )
 from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
-from course_lib.runtime.matrix import (
+from course_lib.runtime.intrinsics.matrix import (
     copy_part_async,
     load_matrices,
     load_matrices_transposed,
     multiply_add,
 )
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
-from course_lib.runtime.shared import dynamic_shared
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.intrinsics.shared import dynamic_shared
 
 WIDTH = 8  # numbers in 16 bytes
 TERMS, STAGES = 32, 3

@@ -21,9 +21,13 @@ from course_lib.kernels.conv2d.product import (
     tensor_engine,
 )
 from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
-from course_lib.runtime.matrix import copy_part_async, load_matrices_transposed, multiply_add
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
-from course_lib.runtime.shared import dynamic_shared
+from course_lib.runtime.intrinsics.matrix import (
+    copy_part_async,
+    load_matrices_transposed,
+    multiply_add,
+)
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.intrinsics.shared import dynamic_shared
 
 SLOTS = 4 * TERMS  # pixels of which it is known in advance where they lie: four tiles
 

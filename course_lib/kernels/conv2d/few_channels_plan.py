@@ -18,9 +18,9 @@ from course_lib.kernels.conv2d.few_channels_dweight import (
     staged_size,
 )
 from course_lib.kernels.conv2d.problem import DTYPES, formatted
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import chip_of, launch
 
 #: (C, R, S) of the filters that there are kernels for: so few taps that sums fit in registers.
 FILTER_SIZES = (

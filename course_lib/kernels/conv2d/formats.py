@@ -3,9 +3,9 @@
 import math
 
 from course_lib.kernels.conv2d import arranging
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch
 
 
 def channels_last(image):

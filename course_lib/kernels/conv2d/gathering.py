@@ -24,9 +24,9 @@ from course_lib.kernels.conv2d.implicit_dweight import (
 from course_lib.kernels.conv2d.implicit_gemm import gather_kernel
 from course_lib.kernels.conv2d.problem import DTYPES, formatted, is_as_given
 from course_lib.kernels.conv2d.product import SCALAR, tensor_engine
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import chip_of, launch
 
 MOST_TAPS = 121  # of a filter: a block keeps where each of them meets each of its pixels
 MOST = 2**30  # of what is counted in 32 bits

@@ -28,15 +28,11 @@ from course_lib.kernels.conv2d.places import ZERO, divided
 from course_lib.kernels.gemm import fragments
 from course_lib.kernels.gemm.fragments import FRAGMENT_M, STEP_BYTES
 from course_lib.kernels.gemm.tiles import PARTS, tile
-from course_lib.runtime.cluster import cluster_rank, cluster_size, cluster_sync
-from course_lib.runtime.intrinsics import (
-    VECTOR_BYTES,
-    allow_next_kernel,
-    wait_for_previous_kernel,
-)
-from course_lib.runtime.matrix import copy_part_async, load_matrices
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
-from course_lib.runtime.shared import dynamic_shared
+from course_lib.runtime.intrinsics import VECTOR_BYTES, allow_next_kernel, wait_for_previous_kernel
+from course_lib.runtime.intrinsics.cluster import cluster_rank, cluster_size, cluster_sync
+from course_lib.runtime.intrinsics.matrix import copy_part_async, load_matrices
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.intrinsics.shared import dynamic_shared
 
 __all__ = [
     "ADD_BIAS", "CHUNK_BYTES", "MOST_POSITIONS", "PLANAR", "VECTORS", "make", "pitch_of",

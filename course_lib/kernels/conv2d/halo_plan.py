@@ -9,9 +9,9 @@ import numpy as np
 from course_lib.kernels.conv2d import arranging, halo, layout
 from course_lib.kernels.gemm.fragments import timing
 from course_lib.kernels.gemm.tensor_core import Shape
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch
 
 #: Tiles by mode (`gemm.fragments`), with how fast they are, as a share of the fastest.
 SHAPES = {

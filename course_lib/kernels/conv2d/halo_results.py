@@ -10,8 +10,8 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.conv2d.places import ZERO, divided
 from course_lib.kernels.gemm.fragments import FRAGMENT_M, FRAGMENT_N
-from course_lib.runtime.cluster_vectors import WIDTH, load_vector_from_cluster
 from course_lib.runtime.intrinsics import load, store, store_vector, vector_width
+from course_lib.runtime.intrinsics.cluster_vectors import WIDTH, load_vector_from_cluster
 
 MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 RANKS_AT_ONCE = 4  # blocks of which a thread reads what they have, before it adds that up

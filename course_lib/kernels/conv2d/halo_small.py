@@ -13,7 +13,7 @@ import math
 from course_lib.kernels.conv2d import halo_plan
 from course_lib.kernels.conv2d.halo_plan import MULTIPROCESSORS
 from course_lib.kernels.gemm.tensor_core import Shape
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 _PLAIN = Shape(128, 64, 4, 2, 4, 1), Shape(96, 64, 2, 2, 4, 2), Shape(64, 64, 2, 2, 4, 3)

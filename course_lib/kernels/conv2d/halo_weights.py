@@ -25,7 +25,7 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.gemm.tiles import PARTS, ROW_PADDING
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.matrix import copy_one_async, copy_part_async
+from course_lib.runtime.intrinsics.matrix import copy_one_async, copy_part_async
 
 SOURCES = ("arranged", "by_k", "by_row", "by_element")
 CHUNK_BYTES = 128  # of channels

@@ -12,9 +12,9 @@ from course_lib import cuda
 from course_lib.kernels.conv2d.implicit_gemm import line_fetcher, writer
 from course_lib.kernels.conv2d.places import ZERO, divided
 from course_lib.kernels.conv2d.product import BATCH, SLOTS, STAGES, TERMS, batches
-from course_lib.runtime.gather import gather_async
 from course_lib.runtime.intrinsics import allow_next_kernel, store, wait_for_previous_kernel
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.intrinsics.gather import gather_async
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 
 NOWHERE = np.int32(-(2**30))  # no line of an image, whatever is added to it
 TOTAL_LANES, TOTAL_PARTS = 32, 8  # threads side by side, and threads that share the sums of one

@@ -19,14 +19,9 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.conv2d.places import ZERO, divided
 from course_lib.kernels.conv2d.product import BATCH, SLOTS, STAGES, TERMS, batches
-from course_lib.runtime.gather import gather_async
-from course_lib.runtime.intrinsics import (
-    allow_next_kernel,
-    load,
-    store,
-    wait_for_previous_kernel,
-)
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.intrinsics import allow_next_kernel, load, store, wait_for_previous_kernel
+from course_lib.runtime.intrinsics.gather import gather_async
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 
 
 @cuda.jit(device=True)

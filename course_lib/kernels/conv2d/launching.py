@@ -7,8 +7,8 @@ import numpy as np
 from course_lib.kernels.conv2d import depthwise, direct, gathering, im2col, tiled
 from course_lib.kernels.conv2d.problem import DTYPES, empty, formatted
 from course_lib.kernels.gemm.columns import sum_columns
-from course_lib.runtime import arrays
-from course_lib.runtime.launch import chip_of, launch
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import chip_of, launch
 
 MOST_WORKSPACE = 64 << 20  # bytes of columns made at a time, unless one image takes more
 ENOUGH_BLOCKS = 132 * 4  # keep the largest chip of today busy

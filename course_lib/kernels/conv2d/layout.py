@@ -5,9 +5,9 @@ import math
 import numpy as np
 
 from course_lib.kernels.conv2d import arranging
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch
 
 
 def laid_out(gather, problem, source, weight, kernel, first, n_lines, size, n_threads):

@@ -20,12 +20,6 @@ from course_lib.kernels.conv2d.halo_results import PLANAR, add_up, results
 from course_lib.kernels.conv2d.places import ZERO, divided
 from course_lib.kernels.gemm import fragments
 from course_lib.kernels.gemm.tiles import PARTS, tile
-from course_lib.runtime.cluster import (
-    cluster_rank,
-    cluster_size,
-    cluster_sync,
-    load_from_cluster,
-)
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -34,9 +28,15 @@ from course_lib.runtime.intrinsics import (
     store_vector,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.matrix import copy_part_async
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
-from course_lib.runtime.shared import dynamic_shared
+from course_lib.runtime.intrinsics.cluster import (
+    cluster_rank,
+    cluster_size,
+    cluster_sync,
+    load_from_cluster,
+)
+from course_lib.runtime.intrinsics.matrix import copy_part_async
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.intrinsics.shared import dynamic_shared
 
 K_BYTES = 128  # of pixels in a tile, were they as wide as an element
 BAND = 64  # terms, or channels of dy, of a pixel that threads side by side copy

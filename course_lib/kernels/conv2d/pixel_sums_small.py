@@ -14,7 +14,7 @@ from course_lib.kernels.conv2d import halo_plan, pixel_sums, pixel_sums_plan
 from course_lib.kernels.conv2d.halo_small import CLUSTERS_SINCE, MOST_IN_CLUSTER, places_for
 from course_lib.kernels.conv2d.pixel_sums_plan import MULTIPROCESSORS, STATIC_BYTES, n_blocks
 from course_lib.kernels.gemm.tensor_core import Shape
-from course_lib.runtime.launch import launch
+from course_lib.runtime.host.launch import launch
 
 #: Tiles by mode (`gemm.fragments`).
 SHAPES = {

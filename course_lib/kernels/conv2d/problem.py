@@ -7,7 +7,7 @@ import numpy as np
 
 from course_lib.kernels.conv2d import formats
 from course_lib.kernels.options import hashable, pair, whole
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
 
 DTYPES = ("float32", "float16", "bfloat16")
 PRECISIONS = ("float32", "tf32")

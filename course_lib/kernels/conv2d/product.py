@@ -13,7 +13,7 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.conv2d.places import ZERO
 from course_lib.runtime.intrinsics import load_vector
-from course_lib.runtime.matrix import load_word, multiply_add, round_tf32, subtract_words
+from course_lib.runtime.intrinsics.matrix import load_word, multiply_add, round_tf32, subtract_words
 
 TERMS, STAGES = 16, 2
 BATCH = 4  # numbers that a thread fetches before it thinks of the next ones

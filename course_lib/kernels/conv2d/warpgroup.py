@@ -1,13 +1,13 @@
 """`tensor_core` with a halo on Hopper: as `halo`, by tensor cores that read shared memory.
 
-`wgmma` (`runtime.warpgroup`) multiplies 64 rows of one tile with up to 256 rows of another, and the
-rows of each follow one another in shared memory. The 64 are filters. The others are no pixels, but
-*positions*: lines and columns of the source with its padding, image behind image. What tap (r, s)
-meets lies r·dilation·(columns of the grid) + s·dilation rows further on, for every position alike,
-and the same positions in shared memory serve all taps. Sums of positions that are no pixel of the
-result are found in vain: these are few, with the padding behind each line and image left out, since
-the next one's stands there. How many positions a tile has is free: so many that the tiles are
-nearly as many as the chip works on, or a multiple of that.
+`wgmma` (`intrinsics.warpgroup`) multiplies 64 rows of one tile with up to 256 rows of another, and
+the rows of each follow one another in shared memory. The 64 are filters. The others are no pixels,
+but *positions*: lines and columns of the source with its padding, image behind image. What tap (r,
+s) meets lies r·dilation·(columns of the grid) + s·dilation rows further on, for every position
+alike, and the same positions in shared memory serve all taps. Sums of positions that are no pixel
+of the result are found in vain: these are few, with the padding behind each line and image left
+out, since the next one's stands there. How many positions a tile has is free: so many that the
+tiles are nearly as many as the chip works on, or a multiple of that.
 
 Positions, with their halo, are copied in chunks of 128 bytes of channels, the next one while this
 one is worked on; weights come step by step, a tap of a chunk each, through a ring of `n_stages`
@@ -33,9 +33,9 @@ from course_lib.runtime.intrinsics import (
     store,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.matrix import copy_part_async
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
-from course_lib.runtime.warpgroup import (
+from course_lib.runtime.intrinsics.matrix import copy_part_async
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.intrinsics.warpgroup import (
     BOUNDARY,
     CHUNKS,
     ROW_BYTES,
@@ -47,7 +47,7 @@ from course_lib.runtime.warpgroup import (
     wait_for_earlier_products,
     wait_for_products,
 )
-from course_lib.runtime.words import store_floats
+from course_lib.runtime.intrinsics.words import store_floats
 
 GROUP_THREADS = 128
 MOST_POSITIONS = 1024  # of a block

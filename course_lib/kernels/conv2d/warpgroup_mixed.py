@@ -33,15 +33,11 @@ from course_lib.kernels.conv2d.warpgroup import (
     stepping,
     writing,
 )
-from course_lib.runtime.halves import pack_halves
-from course_lib.runtime.intrinsics import (
-    VECTOR_BYTES,
-    allow_next_kernel,
-    wait_for_previous_kernel,
-)
-from course_lib.runtime.matrix import round_tf32, subtract_words
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
-from course_lib.runtime.warpgroup import (
+from course_lib.runtime.intrinsics import VECTOR_BYTES, allow_next_kernel, wait_for_previous_kernel
+from course_lib.runtime.intrinsics.halves import pack_halves
+from course_lib.runtime.intrinsics.matrix import round_tf32, subtract_words
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.intrinsics.warpgroup import (
     BOUNDARY,
     ROW_BYTES,
     ROWS,
@@ -51,7 +47,7 @@ from course_lib.runtime.warpgroup import (
     tiles_in_shared,
     wait_for_products,
 )
-from course_lib.runtime.words import load_words, store_words
+from course_lib.runtime.intrinsics.words import load_words, store_words
 
 MOST_POSITIONS = 511  # of a block
 NOTHING = MOST_POSITIONS  # where behind the origins there is a 0

@@ -13,9 +13,9 @@ from course_lib.kernels.conv2d import (
     warpgroup_plan,
 )
 from course_lib.kernels.conv2d.warpgroup_plan import KERNEL_TYPES, MULTIPROCESSORS, Plan, Shape
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch
-from course_lib.runtime.warpgroup import CHUNKS
+from course_lib.runtime.intrinsics.warpgroup import CHUNKS
 
 #: Tiles; larger ones' sums outgrow the registers, or their positions shared memory.
 SHAPES = tuple(

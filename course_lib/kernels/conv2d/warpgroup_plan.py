@@ -8,10 +8,10 @@ import numpy as np
 
 from course_lib.kernels.conv2d import arranging, halo_plan, layout, warpgroup
 from course_lib.kernels.conv2d.halo_results import ADD_BIAS, PLANAR, VECTORS
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch
-from course_lib.runtime.warpgroup import CHUNKS, ROW_BYTES, ROWS
+from course_lib.runtime.intrinsics.warpgroup import CHUNKS, ROW_BYTES, ROWS
 
 ONLY = (9, 0)  # compute capability
 MODES = ("tf32", "narrow")

@@ -47,9 +47,9 @@ from course_lib.kernels.conv_transpose2d import direct, upsample2x
 from course_lib.kernels.conv_transpose2d.problem import DTYPES, checked
 from course_lib.kernels.conv_transpose2d.strided import whole_memory
 from course_lib.kernels.operation import AUTO, Ladder, Rung
-from course_lib.runtime import arrays
-from course_lib.runtime.launch import chip_of, launch
-from course_lib.runtime.outputs import require_apart
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import chip_of, launch
+from course_lib.runtime.host.outputs import require_apart
 
 
 def forward(

@@ -13,7 +13,8 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels import gemm
 from course_lib.kernels.conv2d.places import divided
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -22,7 +23,6 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.launch import launch
 
 BLOCK_SIZE = 256
 MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes

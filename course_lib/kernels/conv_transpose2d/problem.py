@@ -8,7 +8,7 @@ import numpy as np
 from course_lib.kernels.conv2d.problem import DTYPES, MOST, PRECISIONS, formatted
 from course_lib.kernels.conv2d.problem import Problem as Convolution
 from course_lib.kernels.options import hashable, pair, whole
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
 
 
 class Problem(NamedTuple):

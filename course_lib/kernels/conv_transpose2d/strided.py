@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
 
 
 def whole_memory(array):

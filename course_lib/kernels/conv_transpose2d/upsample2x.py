@@ -31,7 +31,8 @@ from course_lib.kernels.gemm import fragments
 from course_lib.kernels.gemm.results import SUMS_PADDING, results
 from course_lib.kernels.gemm.tensor_core import K_BYTES, Shape
 from course_lib.kernels.gemm.tiles import PARTS, tile
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -42,9 +43,8 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.launch import chip_of, launch
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
-from course_lib.runtime.shared import dynamic_shared
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.intrinsics.shared import dynamic_shared
 
 TENSOR_CORES_SINCE = (8, 0)
 ADD_BIAS, VECTORS = 1, 2  # options of the kernels are the sum of these

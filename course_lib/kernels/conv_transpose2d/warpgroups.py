@@ -29,7 +29,8 @@ from course_lib.kernels.gemm.warpgroup import (
 )
 from course_lib.kernels.gemm.warpgroup_plan import GROUP_THREADS, Shape
 from course_lib.kernels.gemm.warpgroup_sums import PADDING, sums_of
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -38,9 +39,14 @@ from course_lib.runtime.intrinsics import (
     store_vector,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.launch import launch
-from course_lib.runtime.matrix import copy_part_async
-from course_lib.runtime.warpgroup import CHUNKS, ROW_BYTES, ROWS, tiles_in_shared, wait_for_products
+from course_lib.runtime.intrinsics.matrix import copy_part_async
+from course_lib.runtime.intrinsics.warpgroup import (
+    CHUNKS,
+    ROW_BYTES,
+    ROWS,
+    tiles_in_shared,
+    wait_for_products,
+)
 
 ITEMSIZE = 2  # bytes of an element
 WIDTH = VECTOR_BYTES // ITEMSIZE  # elements of 16 bytes

@@ -44,8 +44,8 @@ import operator
 from course_lib.kernels.cross_entropy import finishing, rows, strided
 from course_lib.kernels.cross_entropy.forward_kernels import N_STATS
 from course_lib.kernels.operation import AUTO, Ladder
-from course_lib.runtime import arrays
-from course_lib.runtime.outputs import output
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.outputs import output
 
 DTYPES = ("float32", "float16", "bfloat16")
 REDUCTIONS = ("mean", "sum", "none")

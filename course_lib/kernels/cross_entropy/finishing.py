@@ -11,8 +11,8 @@ from course_lib.kernels.cross_entropy.forward_kernels import (
     finish_kernel,
     round_kernel,
 )
-from course_lib.runtime import arrays
-from course_lib.runtime.launch import launch
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 
 KERNELS = finish_kernel, round_kernel
 ROWS_PER_SUM = 1 << 14  # losses that one block sums

@@ -12,9 +12,9 @@ from course_lib.kernels.cross_entropy.forward_kernels import (
 )
 from course_lib.kernels.cross_entropy.targets import KINDS
 from course_lib.kernels.operation import Rung
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch
 
 ENOUGH_THREADS = 132 * 512  # keep the largest chip of today busy
 LANES_UP_TO = 512  # vectors of a row that one warp's lanes read at most

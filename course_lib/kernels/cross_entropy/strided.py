@@ -25,7 +25,8 @@ from course_lib.kernels.softmax.columns import (
 )
 from course_lib.kernels.softmax.formulas import exponential
 from course_lib.kernels.softmax.strided import SLOTS, STREAM_SLOTS, slots_for
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,
@@ -34,7 +35,6 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.launch import launch
 
 BLOCK_SIZE = 128
 MOST_VALUES = 64  # logits that a thread of backward may hold

@@ -39,9 +39,9 @@ from course_lib.kernels.dice import gradients, sums
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.softmax.columns import fit_vectors, seen_from, width_of
 from course_lib.kernels.softmax.strided import STREAM_SLOTS, slots_for
-from course_lib.runtime import arrays
-from course_lib.runtime.launch import launch
-from course_lib.runtime.outputs import require_apart
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.host.outputs import require_apart
 
 DTYPES = ("float32", "float16", "bfloat16")
 #: Numbers that a thread may hold: its pixels of each class, and in forward the class's three sums.

@@ -46,9 +46,9 @@ from course_lib.kernels.gemm import (
 )
 from course_lib.kernels.gemm.epilogue import ADD_BIAS, CLUSTER, RELU, VECTORS
 from course_lib.kernels.operation import AUTO, Ladder, Rung
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import chip_of, launch
 
 DTYPES = ("float32", "float16", "bfloat16")
 PRECISIONS = ("float32", "tf32")

@@ -9,14 +9,9 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.runtime import arrays
-from course_lib.runtime.intrinsics import (
-    allow_next_kernel,
-    load,
-    store,
-    wait_for_previous_kernel,
-)
-from course_lib.runtime.launch import launch
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.intrinsics import allow_next_kernel, load, store, wait_for_previous_kernel
 
 COLUMNS = 32  # of a block: neighbouring threads read neighbours in a row
 RANKS = 8  # threads for each column

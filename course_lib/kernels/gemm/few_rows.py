@@ -11,6 +11,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.gemm.epilogue import finish
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
     block_sum,
@@ -19,7 +20,6 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.launch import launch
 
 ROWS = (1, 2, 4, 8)  # of `a`: a kernel for each, whose sums are in registers
 N_THREADS = 128

@@ -1,8 +1,9 @@
 """What a warp multiplies: fragments of tiles in shared memory, held in registers.
 
 A warp computes `rows`·`cols` of the product, in fragments of 16 rows and 8 columns. `acc`, the sums
-of a lane, is a local array of 4 float32 for each fragment (`runtime.matrix` says which); fragment
-(i, j) begins at 4·(i·cols/8 + j). Along k a tile is worked on 32 bytes at a time, a *step*.
+of a lane, is a local array of 4 float32 for each fragment (`intrinsics.matrix` says which);
+fragment (i, j) begins at 4·(i·cols/8 + j). Along k a tile is worked on 32 bytes at a time, a
+*step*.
 
 How float32 numbers are multiplied is a matter of `mode`:
 
@@ -28,9 +29,9 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib import cuda
-from course_lib.runtime.halves import multiply_add_halves, pack_halves
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.matrix import (
+from course_lib.runtime.intrinsics.halves import multiply_add_halves, pack_halves
+from course_lib.runtime.intrinsics.matrix import (
     load_matrices,
     load_matrices_transposed,
     load_word,
@@ -38,7 +39,7 @@ from course_lib.runtime.matrix import (
     round_tf32,
     subtract_words,
 )
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 
 FRAGMENT_M, FRAGMENT_N = 16, 8
 STEP_BYTES = 32

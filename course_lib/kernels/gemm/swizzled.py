@@ -1,9 +1,9 @@
 """Tiles as Hopper's tensor cores read them in shared memory, and how they get there.
 
-A tile is `rows` rows of a matrix, of 128 bytes along k each, in the order that `runtime.warpgroup`
-tells. float32 must be rounded to TF32 on the way, since the instruction would cut it off: it comes
-through registers, 16 bytes at a time, to be loaded early and stored late. 16-bit numbers are copied
-(cp.async). A matrix comes in one of two ways:
+A tile is `rows` rows of a matrix, of 128 bytes along k each, in the order that
+`intrinsics.warpgroup` tells. float32 must be rounded to TF32 on the way, since the instruction
+would cut it off: it comes through registers, 16 bytes at a time, to be loaded early and stored
+late. 16-bit numbers are copied (cp.async). A matrix comes in one of two ways:
 
 ========== ========================= ===========================================================
 `source`   in memory                 in shared memory
@@ -25,9 +25,9 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.matrix import copy_part_async, round_tf32
-from course_lib.runtime.warpgroup import CHUNKS, ROW_BYTES
-from course_lib.runtime.words import load_words, store_words
+from course_lib.runtime.intrinsics.matrix import copy_part_async, round_tf32
+from course_lib.runtime.intrinsics.warpgroup import CHUNKS, ROW_BYTES
+from course_lib.runtime.intrinsics.words import load_words, store_words
 
 MOST_VECTORS = 64  # of a thread
 NOTHING = np.uint32(0)

@@ -20,10 +20,10 @@ from course_lib.kernels.gemm.epilogue import CLUSTER
 from course_lib.kernels.gemm.place import place_of_block
 from course_lib.kernels.gemm.results import SUMS_PADDING, results
 from course_lib.kernels.gemm.tiles import PARTS, tile
-from course_lib.runtime.cluster import cluster_sync
 from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
-from course_lib.runtime.shared import dynamic_shared
+from course_lib.runtime.intrinsics.cluster import cluster_sync
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.intrinsics.shared import dynamic_shared
 
 K_BYTES = 128  # of a tile's row
 ZERO = np.float32(0)

@@ -27,7 +27,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.matrix import copy_one_async, copy_part_async
+from course_lib.runtime.intrinsics.matrix import copy_one_async, copy_part_async
 
 SOURCES = ("by_k", "by_row", "any")
 ROW_PADDING = 8  # elements, of (k, row) tiles

@@ -21,8 +21,8 @@ from course_lib.runtime.intrinsics import (
     store,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
-from course_lib.runtime.shared import dynamic_shared
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.intrinsics.shared import dynamic_shared
 
 TILE, K_BYTES, N_STAGES = 128, 64, 2
 EACH = 8  # rows, and columns, of a thread

@@ -1,10 +1,11 @@
 """Products by Hopper's tensor cores, which read tiles from shared memory by themselves.
 
 As in `tensor_core`, tiles of `a` and `b` pass through a ring of buffers. Here each four warps, a
-warpgroup, multiply 64 rows with all columns of the block's tile (`runtime.warpgroup`), and go on to
-fill buffers while they do. 16-bit numbers are copied there; float32 come through registers, loaded
-a tile ahead (`swizzled`). To load, round and store them takes longer than to multiply them. So what
-has gone from its register to a buffer is loaded anew at once, before the other input is stored.
+warpgroup, multiply 64 rows with all columns of the block's tile (`intrinsics.warpgroup`), and go on
+to fill buffers while they do. 16-bit numbers are copied there; float32 come through registers,
+loaded a tile ahead (`swizzled`). To load, round and store them takes longer than to multiply them.
+So what has gone from its register to a buffer is loaded anew at once, before the other input is
+stored.
 
 One barrier for each tile: behind it everybody's part of this tile is in its buffer. A warpgroup
 leaves one product on its way, so behind the barrier of tile t all have done with tile t − 2. Its
@@ -25,10 +26,10 @@ from course_lib import cuda
 from course_lib.kernels.gemm.swizzled import tile
 from course_lib.kernels.gemm.warpgroup_plan import GROUP_THREADS, SHAPES, Shape, choose, n_blocks
 from course_lib.kernels.gemm.warpgroup_sums import PADDING, sums_of
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
-from course_lib.runtime.launch import launch
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
-from course_lib.runtime.warpgroup import (
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.intrinsics.warpgroup import (
     A_BY_ROW,
     B_BY_ROW,
     ROW_BYTES,

@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 from course_lib.kernels.gemm import plan
-from course_lib.runtime.warpgroup import ROW_BYTES, ROWS
+from course_lib.runtime.intrinsics.warpgroup import ROW_BYTES, ROWS
 
 GROUP_THREADS = 128
 LEAST_TILES = 16  # with fewer, most of the chip is idle

@@ -10,8 +10,8 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.gemm.epilogue import VECTORS, finish
 from course_lib.runtime.intrinsics import load_vector, store, store_vector, vector_width
-from course_lib.runtime.warpgroup import WARP_ROWS
-from course_lib.runtime.words import store_floats
+from course_lib.runtime.intrinsics.warpgroup import WARP_ROWS
+from course_lib.runtime.intrinsics.words import store_floats
 
 PADDING = 8  # float32, from one row to the next: so that lanes write to different banks
 MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
@@ -20,7 +20,7 @@ MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 def sums_of(TILE_M, TILE_N, N_THREADS):
     """(collect, write) for blocks of N_THREADS threads with such tiles of c.
 
-    collect(sums, acc): everybody's `acc` (see `runtime.warpgroup`) to the shared array `sums`.
+    collect(sums, acc): everybody's `acc` (see `intrinsics.warpgroup`) to the shared array `sums`.
     Barriers before and after it are the caller's.
 
     write(sums, bias, c, m, n, M, N, options): the tile at row m and column n to c.

@@ -40,9 +40,9 @@ import math
 from course_lib.kernels.layer_norm import features, ladder, plan, registers, streamed
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.softmax.plan import STREAM_THREADS
-from course_lib.runtime import arrays
-from course_lib.runtime.launch import launch, multiprocessors_of
-from course_lib.runtime.outputs import output
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch, multiprocessors_of
+from course_lib.runtime.host.outputs import output
 
 DTYPES = ("float32", "float16", "bfloat16")
 #: (Slots per thread, whether rows begin on 16-byte boundaries) -> kernel.

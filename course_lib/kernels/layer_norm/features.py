@@ -13,6 +13,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.softmax.rows import MAX_WIDTH, ZERO
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
     load,
@@ -22,7 +23,6 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.launch import launch
 
 ONE = np.float32(1)
 FINISH_BLOCK_SIZE = 512

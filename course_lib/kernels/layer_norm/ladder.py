@@ -20,9 +20,9 @@ from course_lib.kernels.batch_norm.moments import (
 from course_lib.kernels.layer_norm.features import ONE, feature
 from course_lib.kernels.softmax.ladder import careful_add
 from course_lib.kernels.softmax.rows import ZERO
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import block_sum, load, store
-from course_lib.runtime.launch import launch
 
 BLOCK_SIZE = 256
 ROWS_PER_PART = 32  # at least, of the kernels that sum columns

@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from course_lib.kernels.row_teams import WHOLE_BLOCK
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 VALUES = 16  # numbers of each array that a thread holds, at most

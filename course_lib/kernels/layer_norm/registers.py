@@ -21,11 +21,7 @@ from course_lib.kernels.layer_norm.features import (
 )
 from course_lib.kernels.row_teams import place_of_thread, row_sum, row_sums
 from course_lib.kernels.softmax.rows import MAX_WIDTH, ZERO, load_row, store_row
-from course_lib.runtime.intrinsics import (
-    allow_next_kernel,
-    vector_width,
-    wait_for_previous_kernel,
-)
+from course_lib.runtime.intrinsics import allow_next_kernel, vector_width, wait_for_previous_kernel
 
 # The largest blocks then fit on every multiprocessor.
 FORWARD_REGISTERS, BACKWARD_REGISTERS = 128, 168

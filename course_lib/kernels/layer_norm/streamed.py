@@ -29,7 +29,8 @@ from course_lib.kernels.softmax.rows import (
     my_part,
     store_row,
 )
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -38,7 +39,6 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.launch import launch
 
 SLOTS = 4  # of 16 bytes in flight per thread
 SLOTS_OF_BOTH = 2  # the same of each of two arrays

@@ -19,8 +19,8 @@ import functools
 from course_lib.kernels import gemm
 from course_lib.kernels.gemm import columns
 from course_lib.kernels.operation import AUTO, Ladder, Rung
-from course_lib.runtime import arrays
-from course_lib.runtime.outputs import output
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.outputs import output
 
 DTYPES = gemm.DTYPES
 ACTIVATIONS = ("none", "relu")

@@ -38,8 +38,8 @@ Derivation: notebook 10.
 from course_lib.kernels.max_pool2d import ladder, launching, plan, vectorised
 from course_lib.kernels.max_pool2d.window import window_of
 from course_lib.kernels.operation import AUTO, Ladder, Rung
-from course_lib.runtime import arrays
-from course_lib.runtime.outputs import output
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.outputs import output
 
 DTYPES = ("float32", "float16", "bfloat16")
 INDEX_DTYPES = ("int32", "int64", "uint8")

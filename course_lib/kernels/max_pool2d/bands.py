@@ -29,7 +29,7 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.shared import copy_async, dynamic_shared, wait_for_copies
+from course_lib.runtime.intrinsics.shared import copy_async, dynamic_shared, wait_for_copies
 
 MAX_WIDTH = 8
 AT_ONCE = 2  # windows whose dy and index a thread has on their way

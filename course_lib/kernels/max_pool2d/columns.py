@@ -14,7 +14,7 @@ from course_lib import cuda
 from course_lib.kernels.max_pool2d.fixed import apply_relu, largest_and_place, place_in_window
 from course_lib.kernels.max_pool2d.patches import place_of_patch
 from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
-from course_lib.runtime.words import (
+from course_lib.runtime.intrinsics.words import (
     lanes,
     load_words,
     lowest_word,

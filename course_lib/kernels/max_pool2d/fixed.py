@@ -17,7 +17,7 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.max_pool2d.ladder import ZERO
 from course_lib.runtime.intrinsics import load
-from course_lib.runtime.words import lanes, largest, select_bytes, where_equal
+from course_lib.runtime.intrinsics.words import lanes, largest, select_bytes, where_equal
 
 NOWHERE = 255  # the index of a maximum that ReLU makes 0; no window here has that many places
 BOTH = 0x00010001  # times a position: that position in both lanes of a word

@@ -28,7 +28,7 @@ from course_lib.kernels.max_pool2d.fixed import (
 )
 from course_lib.kernels.max_pool2d.ladder import ZERO
 from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
-from course_lib.runtime.words import (
+from course_lib.runtime.intrinsics.words import (
     as_float,
     lanes,
     load_words,

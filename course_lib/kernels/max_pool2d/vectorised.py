@@ -15,9 +15,9 @@ from course_lib.kernels.max_pool2d import (
     plan,
 )
 from course_lib.kernels.max_pool2d.fixed import WINDOWS, Fixed
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch
 
 
 def forward(images, window, channels_last, relu):

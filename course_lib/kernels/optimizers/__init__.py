@@ -48,8 +48,8 @@ from course_lib.kernels.optimizers.table import (
     fill_kernel,
     plan,
 )
-from course_lib.runtime import arrays
-from course_lib.runtime.launch import launch
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 
 __all__ = ["ADAM", "BLOCK_SIZE", "DTYPES", "SGD", "Table", "adam", "sgd"]
 

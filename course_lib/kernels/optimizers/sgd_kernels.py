@@ -15,7 +15,7 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.pointers import array_at
+from course_lib.runtime.intrinsics.pointers import array_at
 
 MAX_WIDTH = 8
 ZERO = np.float32(0)

@@ -17,9 +17,9 @@ from threading import get_ident
 import numpy as np
 
 from course_lib import cuda
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch, on_gpu
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch, on_gpu
 
 BLOCK_SIZE = 256
 UNROLL = 2  # vectors of each array in flight per thread

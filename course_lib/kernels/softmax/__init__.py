@@ -44,9 +44,9 @@ from course_lib.kernels.softmax.columns import seen_from
 from course_lib.kernels.softmax.direction import backward_direction, forward_direction
 from course_lib.kernels.softmax.formulas import LOG_SOFTMAX, SOFTMAX
 from course_lib.kernels.softmax.plan import ROW_LIMIT
-from course_lib.runtime import arrays
-from course_lib.runtime.outputs import output
-from course_lib.runtime.replay import replayed
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.outputs import output
+from course_lib.runtime.host.replay import replayed
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -20,7 +20,7 @@ import math
 from typing import NamedTuple
 
 from course_lib import cuda
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     load,

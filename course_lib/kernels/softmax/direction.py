@@ -13,9 +13,9 @@ from course_lib.kernels.softmax.plan import (
     stream_plan,
     usable_slots,
 )
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import chip_of, launch
 
 CLUSTERS_SINCE = (9, 0)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.runtime.intrinsics import fast_exp, fast_reciprocal
-from course_lib.runtime.special import fast_exp2
+from course_lib.runtime.intrinsics.special import fast_exp2
 
 #: Device functions of one operation. `keep` chooses what of (x − m, exp(x − m)) the forward pass
 #: goes on with; `row_factor` is computed from s once per row, and `finish` applies it. `term` is

@@ -3,8 +3,8 @@
 A row, 16 bytes at a time, is copied asynchronously into shared memory, which holds more of it than
 registers could, and whose copies need no registers while they are on their way. If it is too long
 for one block's shared memory, a cluster of blocks shares it: each holds a part, and they exchange
-what they found through distributed shared memory (`runtime.cluster`). Rows too long for a cluster,
-and chips without what this takes, go to the kernels of `streamed` instead.
+what they found through distributed shared memory (`intrinsics.cluster`). Rows too long for a
+cluster, and chips without what this takes, go to the kernels of `streamed` instead.
 
 What a thread copies asynchronously only it reads, so no barrier is needed between the two.
 """
@@ -14,7 +14,6 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.softmax.rows import MAX_WIDTH, ZERO, load_row, my_part, store_row
 from course_lib.kernels.softmax.steps import backward_steps, forward_steps, online_step
-from course_lib.runtime.cluster import cluster_sync, load_from_cluster
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,
@@ -28,7 +27,8 @@ from course_lib.runtime.intrinsics import (
     warp_online,
     warp_sum,
 )
-from course_lib.runtime.shared import copy_async, dynamic_shared, wait_for_copies
+from course_lib.runtime.intrinsics.cluster import cluster_sync, load_from_cluster
+from course_lib.runtime.intrinsics.shared import copy_async, dynamic_shared, wait_for_copies
 
 # More would leave room for fewer threads on a multiprocessor.
 FORWARD_REGISTERS, BACKWARD_REGISTERS = 48, 64

@@ -20,13 +20,13 @@ from course_lib.kernels.softmax.columns import (
 )
 from course_lib.kernels.softmax.formulas import exponential
 from course_lib.kernels.softmax.rows import ZERO
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.launch import launch
 
 #: Numbers of each column that a thread may hold, and of all its columns and arrays together.
 SLOTS, MOST_VALUES = (4, 8, 16), 128

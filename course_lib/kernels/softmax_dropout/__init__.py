@@ -42,10 +42,10 @@ from course_lib.kernels.row_teams import WHOLE_BLOCK, share_out
 from course_lib.kernels.softmax.direction import on_boundaries
 from course_lib.kernels.softmax.plan import MOST_VALUES, SLOTS, usable_slots
 from course_lib.kernels.softmax_dropout import ladder, registers
-from course_lib.runtime import arrays
-from course_lib.runtime.launch import launch
-from course_lib.runtime.outputs import output
-from course_lib.runtime.philox import key_of
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.host.outputs import output
+from course_lib.runtime.intrinsics.philox import key_of
 
 DTYPES = ("float32", "float16", "bfloat16")
 #: Threads whose registers fit one multiprocessor on any chip, by the number of arrays held …

@@ -13,14 +13,7 @@ from course_lib.kernels.softmax.formulas import SOFTMAX
 from course_lib.kernels.softmax.ladder import careful_add
 from course_lib.kernels.softmax.rows import ZERO
 from course_lib.kernels.softmax_dropout.mask import dropped
-from course_lib.runtime.intrinsics import (
-    LOWEST,
-    block_online,
-    block_sum,
-    load,
-    online_add,
-    store,
-)
+from course_lib.runtime.intrinsics import LOWEST, block_online, block_sum, load, online_add, store
 
 BLOCK_SIZE = 256
 reciprocal = SOFTMAX.row_factor

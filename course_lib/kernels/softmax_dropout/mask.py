@@ -9,7 +9,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.softmax.rows import ZERO
-from course_lib.runtime.philox import philox_four, philox_one
+from course_lib.runtime.intrinsics.philox import philox_four, philox_one
 
 HALF = np.uint32(16)
 

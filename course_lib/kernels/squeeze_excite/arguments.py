@@ -1,8 +1,8 @@
 """What the launchers are given, checked and made ready for the kernels, and their results."""
 
 from course_lib.kernels.squeeze_excite.problem import DTYPES, problem_of
-from course_lib.runtime import arrays
-from course_lib.runtime.outputs import output
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.outputs import output
 
 
 def checked_forward(x, weight1, bias1, weight2, bias2, activation, gate, out):

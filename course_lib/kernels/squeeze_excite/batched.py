@@ -52,7 +52,8 @@ from course_lib.kernels.squeeze_excite.resident_plan import (
 )
 from course_lib.kernels.squeeze_excite.turns import leave, meet
 from course_lib.kernels.squeeze_excite.two_pass import aligned
-from course_lib.runtime.counters import counters
+from course_lib.runtime.host.counters import counters
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     FULL_MASK,
     VECTOR_BYTES,
@@ -62,9 +63,8 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.launch import launch
-from course_lib.runtime.shared import copy_async, dynamic_shared, wait_for_copies
-from course_lib.runtime.streaming import store_vector_once
+from course_lib.runtime.intrinsics.shared import copy_async, dynamic_shared, wait_for_copies
+from course_lib.runtime.intrinsics.streaming import store_vector_once
 
 SAMPLES = 4  # of a block
 TEAM = 8  # lanes that share a row of weights: two for each sample

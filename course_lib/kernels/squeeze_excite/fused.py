@@ -13,7 +13,7 @@ the sample wait for that. All that they wait for has smaller tickets: other bloc
 it, and never wait themselves. So no promise is needed of how many blocks run at once. And it does
 not matter who does a task, or when: two runs agree bit for bit.
 
-What is read for the last time, and y, leave the cache first (`runtime.streaming`).
+What is read for the last time, and y, leave the cache first (`intrinsics.streaming`).
 """
 
 import numpy as np
@@ -28,13 +28,10 @@ from course_lib.kernels.squeeze_excite.parts import place_of_block
 from course_lib.kernels.squeeze_excite.pixels import SCRATCH
 from course_lib.kernels.squeeze_excite.plan import Cut, plan_of
 from course_lib.kernels.squeeze_excite.weights import launch_weight_gradients
-from course_lib.runtime.counters import counters
-from course_lib.runtime.intrinsics import (
-    allow_next_kernel,
-    wait_for_previous_kernel,
-)
-from course_lib.runtime.launch import launch
-from course_lib.runtime.signals import count, look
+from course_lib.runtime.host.counters import counters
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
+from course_lib.runtime.intrinsics.signals import count, look
 
 #: Small parts: what lies between summing a part and scaling it must fit in the cache.
 CUT = Cut(enough_blocks=132 * 4, least_bytes=8 << 10, most_bytes=32 << 10, most_slots=132 * 4)

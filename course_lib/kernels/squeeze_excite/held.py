@@ -12,9 +12,9 @@ from course_lib.kernels.softmax.rows import MAX_WIDTH, team_sum
 from course_lib.kernels.squeeze_excite.dense import quotient
 from course_lib.kernels.squeeze_excite.formulas import ZERO
 from course_lib.runtime.intrinsics import load, load_vector, store, vector_width
-from course_lib.runtime.matrix import copy_one_async
-from course_lib.runtime.shared import copy_async
-from course_lib.runtime.streaming import load_vector_once, store_vector_once
+from course_lib.runtime.intrinsics.matrix import copy_one_async
+from course_lib.runtime.intrinsics.shared import copy_async
+from course_lib.runtime.intrinsics.streaming import load_vector_once, store_vector_once
 
 UNROLL = 2  # vectors in flight per thread: shared memory answers soon
 DOT_UNROLL = 4  # of x, which comes from memory

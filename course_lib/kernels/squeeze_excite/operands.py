@@ -3,7 +3,7 @@
 import numpy as np
 
 from course_lib.kernels.squeeze_excite.dense import QUAD
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 

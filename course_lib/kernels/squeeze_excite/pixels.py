@@ -13,7 +13,7 @@ from course_lib.kernels.softmax.rows import MAX_WIDTH
 from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE
 from course_lib.kernels.squeeze_excite.formulas import ZERO
 from course_lib.runtime.intrinsics import load, load_vector, store, vector_width
-from course_lib.runtime.streaming import load_vector_once, store_vector_once
+from course_lib.runtime.intrinsics.streaming import load_vector_once, store_vector_once
 
 WARPS = BLOCK_SIZE // 32
 PADDED_SIZE = BLOCK_SIZE + 1  # so that neither writing nor reading meets a bank twice

@@ -18,7 +18,7 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     warp_sum,
 )
-from course_lib.runtime.streaming import load_vector_once, store_vector_once
+from course_lib.runtime.intrinsics.streaming import load_vector_once, store_vector_once
 
 WHOLE_BLOCK = 0  # as `team`: all threads of the block sum a plane together
 UNROLL = 4  # vectors in flight per thread and array

@@ -84,7 +84,8 @@ from course_lib.kernels.squeeze_excite.turns import (
 )
 from course_lib.kernels.squeeze_excite.two_pass import aligned
 from course_lib.kernels.squeeze_excite.weights import launch_weight_gradients
-from course_lib.runtime.counters import counters
+from course_lib.runtime.host.counters import counters
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -92,9 +93,8 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-from course_lib.runtime.launch import launch
-from course_lib.runtime.pipeline import end_group, wait_for_groups_but
-from course_lib.runtime.shared import dynamic_shared
+from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
+from course_lib.runtime.intrinsics.shared import dynamic_shared
 
 PER_THREAD = CHUNK // BLOCK_SIZE
 #: Backward: the kernel has two more arrays, in the same shared memory.

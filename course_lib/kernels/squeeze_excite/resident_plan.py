@@ -9,7 +9,7 @@ from typing import NamedTuple
 from course_lib.kernels.softmax.rows import MAX_WIDTH
 from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE, CHUNK, MOST_CHANNELS, TOTALS
 from course_lib.kernels.squeeze_excite.plan import LANES, ceil_div
-from course_lib.runtime import launch as launching
+from course_lib.runtime.host import launch as launching
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 KEPT = 1024  # weights of a block that it keeps in shared memory, where it has no more

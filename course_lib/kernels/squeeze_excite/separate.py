@@ -18,9 +18,9 @@ from course_lib.kernels.squeeze_excite.formulas import (
     gate_of,
 )
 from course_lib.kernels.squeeze_excite.weights import launch_weight_gradients
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import load, store, warp_sum
-from course_lib.runtime.launch import launch
 
 BLOCK_SIZE = 256
 WARPS = BLOCK_SIZE // 32

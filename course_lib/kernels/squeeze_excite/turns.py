@@ -9,7 +9,7 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.squeeze_excite.dense import quotient
 from course_lib.runtime.intrinsics import load
-from course_lib.runtime.signals import count, look
+from course_lib.runtime.intrinsics.signals import count, look
 
 
 @cuda.jit(device=True)

@@ -19,13 +19,9 @@ from course_lib.kernels.squeeze_excite.operands import (
 )
 from course_lib.kernels.squeeze_excite.plan import Cut, plan_of
 from course_lib.kernels.squeeze_excite.weights import launch_weight_gradients
-from course_lib.runtime import arrays
-from course_lib.runtime.intrinsics import (
-    VECTOR_BYTES,
-    allow_next_kernel,
-    wait_for_previous_kernel,
-)
-from course_lib.runtime.launch import launch
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.intrinsics import VECTOR_BYTES, allow_next_kernel, wait_for_previous_kernel
 
 #: Three blocks for each of the 132 multiprocessors of the largest chip of today, 4 vectors or more
 #: for each of a block's threads.

@@ -13,8 +13,8 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.squeeze_excite.dense import quotient
 from course_lib.kernels.squeeze_excite.formulas import IDENTITY, ZERO, activate
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import allow_next_kernel, store, wait_for_previous_kernel
-from course_lib.runtime.launch import launch
 
 BLOCK_SIZE = 256
 TILE = 32

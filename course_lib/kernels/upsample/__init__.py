@@ -25,10 +25,10 @@ import numpy as np
 from course_lib.kernels.conv2d.problem import MOST
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.upsample import kernels
-from course_lib.runtime import arrays
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
+from course_lib.runtime.host.outputs import output
 from course_lib.runtime.intrinsics import VECTOR_BYTES
-from course_lib.runtime.launch import launch
-from course_lib.runtime.outputs import output
 
 DTYPES = ("float32", "float16", "bfloat16")
 MODES = ("nearest", "bilinear")

@@ -6,7 +6,7 @@ numba.cuda, so that a GPU and NVIDIA's compute-sanitizer can judge it too:
 clusters alone, for which numba.cuda has no names, run in the simulator only.
 """
 
-from . import (
+from course_lib.simulator.cases import (
     block_races,
     bounds,
     clean_blocks,
@@ -20,7 +20,7 @@ from . import (
     shared_races,
     waiting,
 )
-from .case import CASES, Case, Outcome, run, run_on_gpu
+from course_lib.simulator.cases.case import CASES, Case, Outcome, run, run_on_gpu
 
 __all__ = ["CASES", "Case", "Outcome", "block_races", "bounds", "clean_blocks", "clean_grids",
            "clusters", "implicit", "meetings", "polls", "publishing", "records", "run",

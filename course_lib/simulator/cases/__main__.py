@@ -3,8 +3,8 @@
 import argparse
 import sys
 
-from ..options import ORDERS
-from . import CASES, run, run_on_gpu
+from course_lib.simulator.cases import CASES, run, run_on_gpu
+from course_lib.simulator.engine.options import ORDERS
 
 
 def table(cases, order):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import options, run_on_copies, sanitize
+from course_lib.simulator import run_on_copies, sanitize
+from course_lib.simulator.engine import options
 
 #: Iterations of waiting loops before a launch counts as stuck.
 MAX_STEPS = 20_000

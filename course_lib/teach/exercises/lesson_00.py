@@ -8,7 +8,7 @@
 import numpy as np
 
 from course_lib import cuda
-from course_lib.teach.cases import drawn
+from course_lib.teach.checking.cases import drawn
 from course_lib.teach.exercise import Exercise, Tolerance, case
 
 

@@ -17,9 +17,9 @@ import math
 import numpy as np
 
 from course_lib import cuda, reference
-from course_lib.teach.cases import GUARDED, drawn, extremes, numbers, spread, with_zeros
+from course_lib.teach.checking.cases import GUARDED, drawn, extremes, numbers, spread, with_zeros
+from course_lib.teach.checking.work import Shares
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
-from course_lib.teach.work import Shares
 
 
 class SharesEvenly(Shares):

@@ -17,10 +17,10 @@ Arrays are float32 where nothing else is said. Blocks of `block_sum` and `global
 import numpy as np
 
 from course_lib import cuda
-from course_lib.teach.cases import drawn, numbers, with_zeros
+from course_lib.teach.checking.cases import drawn, numbers, with_zeros
+from course_lib.teach.checking.work import Spares, Uses
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.exercises.lesson_01 import SharesEvenly, guarded
-from course_lib.teach.work import Spares, Uses
 
 #: What float32 leaves of a sum. An order of additions that rounds more often than any sensible
 #: one, one after the other, misses by 6e-4 of the largest number for 700 that are alike.

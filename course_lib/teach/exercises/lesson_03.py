@@ -19,10 +19,10 @@ import numpy as np
 
 from course_lib import cuda, reference
 from course_lib.runtime import intrinsics
-from course_lib.teach.cases import drawn, numbers
+from course_lib.teach.checking.cases import drawn, numbers
+from course_lib.teach.checking.work import Spares, Uses
 from course_lib.teach.exercise import Exercise, Tolerance, case
 from course_lib.teach.exercises.lesson_01 import SharesEvenly
-from course_lib.teach.work import Spares, Uses
 
 MINUS_INF = np.float32(-np.inf)
 MOST = float(np.finfo(np.float32).max)

@@ -18,14 +18,14 @@ import math
 import numpy as np
 
 from course_lib import cuda, reference
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, warp_sum
-from course_lib.runtime.launch import launch
-from course_lib.teach.blocks import require_any_order
-from course_lib.teach.cases import drawn, numbers
+from course_lib.teach.checking.cases import drawn, numbers
+from course_lib.teach.checking.work import Coalesces, Spares
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
+from course_lib.teach.exercises.blocks import require_any_order
 from course_lib.teach.exercises.lesson_01 import SharesEvenly
 from course_lib.teach.late_torch import torch, warm_up
-from course_lib.teach.work import Coalesces, Spares
 
 WIDTH = 4  # float32 numbers in 16 bytes
 VECTORS = 2  # 16-byte pieces of a row that each lane holds

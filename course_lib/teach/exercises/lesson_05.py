@@ -20,12 +20,12 @@ import numpy as np
 from course_lib import cuda, reference
 from course_lib.reference.fused_softmax import random_numbers
 from course_lib.runtime.intrinsics import online_add, warp_max, warp_online, warp_sum
-from course_lib.runtime.philox import philox_one
-from course_lib.teach.cases import drawn, numbers
+from course_lib.runtime.intrinsics.philox import philox_one
+from course_lib.teach.checking.cases import drawn, numbers
+from course_lib.teach.checking.plain import pair_of
+from course_lib.teach.checking.work import Spares
 from course_lib.teach.exercise import Exercise, Tolerance, case
 from course_lib.teach.exercises.lesson_01 import SharesEvenly
-from course_lib.teach.plain import pair_of
-from course_lib.teach.work import Spares
 
 IGNORED = -100  # a target that means: this row counts nothing
 EPS = np.float32(1e-5)

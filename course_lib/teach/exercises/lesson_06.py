@@ -19,10 +19,10 @@ import numpy as np
 
 from course_lib import cuda, simulator
 from course_lib.runtime.intrinsics import warp_sum
-from course_lib.teach.cases import drawn, numbers
+from course_lib.teach.checking.cases import drawn, numbers
+from course_lib.teach.checking.work import Spares, Uses
 from course_lib.teach.exercise import Exercise, Tolerance, case
 from course_lib.teach.exercises.lesson_01 import SharesEvenly, added_exactly
-from course_lib.teach.work import Spares, Uses
 
 MOST = 128  # hidden numbers
 ALL = 0xFFFFFFFF

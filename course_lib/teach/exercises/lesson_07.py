@@ -16,7 +16,10 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.runtime.intrinsics import warp_sum
-from course_lib.teach.blocks import (
+from course_lib.teach.checking.cases import drawn, numbers
+from course_lib.teach.checking.work import Spares
+from course_lib.teach.exercise import Exercise, Tolerance, case
+from course_lib.teach.exercises.blocks import (
     PARAMETERS,
     block_backward,
     block_forward,
@@ -24,11 +27,8 @@ from course_lib.teach.blocks import (
     swap_and_run,
     train_block,
 )
-from course_lib.teach.cases import drawn, numbers
-from course_lib.teach.exercise import Exercise, Tolerance, case
 from course_lib.teach.exercises.lesson_01 import SharesEvenly
 from course_lib.teach.late_torch import torch, warm_up
-from course_lib.teach.work import Spares
 
 ZERO, THREE, SIX = np.float32(0), np.float32(3), np.float32(6)
 

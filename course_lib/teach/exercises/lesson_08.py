@@ -16,10 +16,10 @@ filters of 3 × 3, stride 1 and padding 1.
 import numpy as np
 
 from course_lib import cuda, reference
-from course_lib.teach.cases import drawn, numbers
+from course_lib.teach.checking.cases import drawn, numbers
+from course_lib.teach.checking.plain import number_of, pair_of
+from course_lib.teach.checking.work import Spares, Uses
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
-from course_lib.teach.plain import number_of, pair_of
-from course_lib.teach.work import Spares, Uses
 
 ZERO = np.float32(0)
 TILE = 8  # rows and columns of a tile: a block has 64 threads

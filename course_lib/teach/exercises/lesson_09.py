@@ -15,12 +15,12 @@ import numpy as np
 
 from course_lib import cuda, reference
 from course_lib.runtime.intrinsics import warp_sum
-from course_lib.teach.cases import drawn, numbers
+from course_lib.teach.checking.cases import drawn, numbers
+from course_lib.teach.checking.plain import with_plain_numbers
+from course_lib.teach.checking.work import Spares
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.exercises.lesson_01 import SharesEvenly, added_exactly
 from course_lib.teach.exercises.lesson_08 import output_size
-from course_lib.teach.plain import with_plain_numbers
-from course_lib.teach.work import Spares
 
 ZERO = np.float32(0)
 

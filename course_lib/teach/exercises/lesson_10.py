@@ -17,10 +17,10 @@ import math
 import numpy as np
 
 from course_lib import cuda, reference
-from course_lib.runtime.matrix import load_word, multiply_add
-from course_lib.teach.cases import drawn, numbers
+from course_lib.runtime.intrinsics.matrix import load_word, multiply_add
+from course_lib.teach.checking.cases import drawn, numbers
+from course_lib.teach.checking.work import Avoids, Spares, Uses
 from course_lib.teach.exercise import Exercise, Tolerance, case
-from course_lib.teach.work import Avoids, Spares, Uses
 
 ZERO, ONE = np.float32(0), np.float32(1)
 SIDE, TILE, DEPTH = 4, 8, 4  # threads along a tile's edge, numbers along it, numbers of k at once

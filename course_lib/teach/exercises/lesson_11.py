@@ -20,10 +20,10 @@ import numpy as np
 
 from course_lib import cuda, reference
 from course_lib.runtime.intrinsics import warp_sum
-from course_lib.teach.cases import drawn, extremes, numbers
+from course_lib.teach.checking.cases import drawn, extremes, numbers
+from course_lib.teach.checking.other_arrays import require_all
+from course_lib.teach.checking.work import Spares
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
-from course_lib.teach.other_arrays import require_all
-from course_lib.teach.work import Spares
 
 ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 SCALE = np.float32(1 / 127.5)

@@ -20,14 +20,13 @@ import numpy as np
 
 from course_lib.autograd import Function
 from course_lib.backend import get_array_module
-from course_lib.teach.cases import drawn, numbers
-from course_lib.teach.choices import ERRORS, OUTCOMES, choose, outcome
+from course_lib.teach.checking.cases import drawn, numbers
+from course_lib.teach.checking.float64 import without_float64
+from course_lib.teach.checking.other_arrays import backward_on_both_kinds, summed_on_both_kinds
+from course_lib.teach.checking.plain import pair_of
 from course_lib.teach.exercise import Exercise, Tolerance, case
-from course_lib.teach.float64 import without_float64
-from course_lib.teach.late_torch import warm_up
-from course_lib.teach.other_arrays import backward_on_both_kinds, summed_on_both_kinds
-from course_lib.teach.plain import pair_of
-from course_lib.teach.tapes import (
+from course_lib.teach.exercises.choices import ERRORS, OUTCOMES, choose, outcome
+from course_lib.teach.exercises.tapes import (
     needed,
     order_of,
     put_on_the_tape,
@@ -35,6 +34,7 @@ from course_lib.teach.tapes import (
     softmax_backward,
     walk,
 )
+from course_lib.teach.late_torch import warm_up
 
 # ---- choose_backend --------------------------------------------------------------------------
 

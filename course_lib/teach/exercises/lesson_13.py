@@ -16,13 +16,13 @@ Arrays are float32: x and dx of (N, C, H, W), weight and dweight of (C, K, R, S)
 import numpy as np
 
 from course_lib import cuda, reference
-from course_lib.teach.cases import drawn, numbers
+from course_lib.teach.checking.cases import drawn, numbers
+from course_lib.teach.checking.other_arrays import require_all
+from course_lib.teach.checking.plain import number_of, with_plain_numbers
+from course_lib.teach.checking.work import Launches
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.exercises.lesson_08 import conv2d_direct
 from course_lib.teach.exercises.lesson_09 import conv2d_dweight, conv2d_dx
-from course_lib.teach.other_arrays import require_all
-from course_lib.teach.plain import number_of, with_plain_numbers
-from course_lib.teach.work import Launches
 
 ZERO = np.float32(0)
 BLOCK = 64

@@ -19,7 +19,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.runtime.intrinsics import block_sum
-from course_lib.teach.cases import drawn, numbers
+from course_lib.teach.checking.cases import drawn, numbers
 from course_lib.teach.exercise import Exercise, Tolerance, case
 
 NO_DATA = -1

@@ -18,9 +18,9 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.runtime.intrinsics import online_add, warp_online, warp_sum
-from course_lib.teach.cases import drawn, numbers
+from course_lib.teach.checking.cases import drawn, numbers
+from course_lib.teach.checking.work import Spares, Uses
 from course_lib.teach.exercise import Exercise, Tolerance, case
-from course_lib.teach.work import Spares, Uses
 
 ZERO, ONE = np.float32(0), np.float32(1)
 MINUS_INF = np.float32(-np.inf)

@@ -18,10 +18,10 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.teach.cases import drawn, numbers, spread
-from course_lib.teach.deadline import TimeUp
+from course_lib.teach.checking.cases import drawn, numbers, spread
+from course_lib.teach.checking.deadline import TimeUp
+from course_lib.teach.checking.work import Spares
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
-from course_lib.teach.work import Spares
 
 ZERO, ONE, INF, TINY = np.float32(0), np.float32(1), np.float32(np.inf), np.float32(1e-6)
 NEW, LARGEST = np.float32(10), np.finfo(np.float32).max

@@ -21,10 +21,10 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.runtime.intrinsics import block_sum
-from course_lib.teach.cases import drawn, numbers
+from course_lib.teach.checking.cases import drawn, numbers
+from course_lib.teach.checking.plain import with_plain_numbers
+from course_lib.teach.checking.work import Spares
 from course_lib.teach.exercise import Exercise, Tolerance, case
-from course_lib.teach.plain import with_plain_numbers
-from course_lib.teach.work import Spares
 
 ZERO = np.float32(0)
 HUGE = np.float32(1e38)  # three of them still are a number

@@ -1,0 +1,1 @@
+"""From a kernel to machine code, and back to it from the disk."""

@@ -1,0 +1,1 @@
+"""What the host does: devices, arrays, launches, and launches remembered."""

@@ -1,0 +1,1 @@
+"""Machine code of the intrinsics: LLVM and inline PTX."""

@@ -1,0 +1,1 @@
+"""What `numba.cuda` means in the simulator: its names, arrays, arithmetic and devices."""

@@ -1,0 +1,1 @@
+"""A launch: kernel objects, turns of the threads, limits, and errors in the user's words."""

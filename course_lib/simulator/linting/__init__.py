@@ -1,0 +1,1 @@
+"""What numba's compiler makes of a kernel, told without launching it."""

@@ -1,0 +1,1 @@
+"""Launches that are watched: what observers are told, and of which memory."""

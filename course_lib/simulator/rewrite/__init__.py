@@ -1,0 +1,1 @@
+"""From a kernel's source to the function that runs for one of its threads."""

@@ -1,0 +1,1 @@
+"""What is wrong with a launch: races, barriers, memory that nobody wrote."""

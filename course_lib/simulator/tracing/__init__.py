@@ -1,0 +1,1 @@
+"""What the warps of a launch ask of memory."""

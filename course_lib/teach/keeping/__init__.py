@@ -1,0 +1,1 @@
+"""What is kept for a learner: progress, solutions that passed, hints taken."""
