@@ -5,9 +5,10 @@
     python tests/compile_gate.py --ptx    write down the PTX hashes that Hopper lacks
 
 To compile everything takes too long for each run of the tests, and a kernel that nobody changed
-becomes what it became before. So `compiled/<module>.json` holds the registers, stack, shared memory
-and float64 instructions of every specialisation for the chips that may run it, under a key: a hash
-of everything the kernel's source reaches, its argument types, its options, and of what compiles it.
+becomes what it became before. So `course_lib/compiled/<module>.json` holds the registers, stack,
+shared memory and float64 instructions of every specialisation for the chips that may run it, under
+a key: a hash of everything the kernel's source reaches, its argument types, its options, and of
+what compiles it.
 The tests hold all of it to the limits, and compile what these files don't know, and a few that they
 do. A chip that was added to the list later may be lacking for a while; the tests know how often.
 """
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-RECORDS = HERE / "compiled"
+RECORDS = HERE.parent / "course_lib" / "compiled"
 HOPPER = (9, 0)
 #: What kernels are compiled for: T4, A100, A10 and RTX 30, L4 and RTX 40, H100 and H200.
 CHIPS = [(7, 5), (8, 0), (8, 6), (8, 9), HOPPER]

@@ -20,12 +20,11 @@ if device.count() == 0:
     # where a learner without a GPU gets PyTorch's. Tests are to test our kernels.
     os.environ.setdefault(device.SIMULATOR_VARIABLE, "1")
 
-# Processes that tests start find the course as this one does, wherever they run, and everything
+# Processes that tests start find the course and what tests share, wherever they run, and everything
 # that PYTHONPATH already names.
-_root = str(pathlib.Path(__file__).parents[1])
+_ours = [str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(__file__).parent)]
 _paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-if _root not in _paths:
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_root, *_paths]))
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, [*_ours, *_paths])))
 
 try:
     import hypothesis

@@ -5,7 +5,7 @@ bounds and misaligned ones, racecheck finds hazards on shared memory. The parts 
 `sanitize_launches` run side by side, a process each; parts that are named run alone. Exit status 0
 when all are clean.
 
-``python tests/sanitize.py cases`` runs the planted bugs of `course_lib.simulator.cases` that one of
+``python tests/sanitize.py cases`` runs the planted bugs of `sanitizer_cases` that one of
 its tools can see, and says where the two agree. Exit status 0 when they do on all of them.
 
 Both need a GPU and the CUDA toolkit's `compute-sanitizer`.
@@ -28,7 +28,7 @@ PROCESSES = max(2, min(12, (os.cpu_count() or 2) - 2))
 
 def compare_cases():
     """How many planted bugs compute-sanitizer misses that it can see, by what their cases say."""
-    from course_lib.simulator.cases import CASES
+    from sanitizer_cases import CASES
 
     planted = [case for case in CASES.values() if case.kind is not None]
     seen = [case for case in planted if case.gpu_tool]
@@ -45,7 +45,7 @@ def compare_cases():
 
 
 def _found_by_tool(case):
-    command = ["-m", "course_lib.simulator.cases", "--gpu", case.name]
+    command = ["tests/sanitizer_cases", "--gpu", case.name]
     try:
         done = _under(case.gpu_tool, command, capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:

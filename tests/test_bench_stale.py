@@ -157,7 +157,7 @@ def test_the_number_of_launches_and_the_rungs_count():
 def test_ptx_decides_where_it_is_known_and_else_the_source(monkeypatch):
     found = record()
     (launch,) = found["launches"]["vectorised"]
-    assert launch["ptx"] is not None, "tests/compiled knows what is recorded"
+    assert launch["ptx"] is not None, "the compile gate knows what is recorded"
     launch["source"] = "another, of a comment"
     assert why(found) is None
     launch["ptx"] = "another"

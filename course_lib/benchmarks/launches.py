@@ -3,7 +3,7 @@ whether a record is older than what it measured.
 
 A launch is {kernel, source, ptx, grid, block, cluster, shared_bytes, overlap, scalars}: `source`
 hashes all that the kernel's specialisation is made of, and `ptx` the PTX that it becomes, where
-tests/compile_gate.py has written that down (else None).
+the compile gate has written that down (else None).
 """
 
 import functools
@@ -24,7 +24,7 @@ from course_lib.runtime.compile.fingerprint import fingerprint
 from course_lib.runtime.host.launch import Chip, planning, type_names
 
 _SCALARS = int, float, np.generic
-COMPILED = Path(__file__).resolve().parents[2] / "tests" / "compiled"
+COMPILED = Path(__file__).resolve().parents[1] / "compiled"
 
 
 def save(records, *, folder=None):

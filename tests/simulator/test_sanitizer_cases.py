@@ -9,11 +9,11 @@ import sys
 
 import numpy as np
 import pytest
+from sanitizer_cases import CASES, run
+from sanitizer_cases import __main__ as command
+from sanitizer_cases.case import Outcome, correct, planted
 
 from course_lib import simulator
-from course_lib.simulator.cases import CASES, run
-from course_lib.simulator.cases import __main__ as command
-from course_lib.simulator.cases.case import Outcome, correct, planted
 from course_lib.simulator.sanitizer.findings import KINDS
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def test_every_planted_bug_says_which_tool_sees_it_or_why_none_does():
     with pytest.raises(ValueError, match="a tool that sees it or a reason"):
         planted("race", 1, 1, lambda: ())
     with pytest.raises(RuntimeError, match="hang"):
-        from course_lib.simulator.cases import run_on_gpu
+        from sanitizer_cases import run_on_gpu
 
         run_on_gpu(CASES["nobody_sets_the_flag"])
 
@@ -103,7 +103,7 @@ def test_the_zoo_is_clean_and_gives_the_same_results(name, order):
 COMPILE_ALL = """
 import tempfile, os, json, re
 from course_lib.runtime.compile import compiler
-from course_lib.simulator.cases import CASES, run
+from sanitizer_cases import CASES, run
 from numba.cuda.typing.typeof import Purpose, typeof
 os.environ[compiler.CACHE_VARIABLE] = tempfile.mkdtemp()
 wrong = {}

@@ -1,4 +1,4 @@
-"""Time this simulator against numba-cuda's own: `python -m course_lib.simulator.benchmark`.
+"""Time this simulator against numba-cuda's own: `python tests/simulator_benchmark.py`.
 
 Both run the same source in one process with default settings; ours checks every index, the other
 does not. Ours is timed under `sanitize()` and under `trace()` too, and must still be four times as
@@ -17,9 +17,9 @@ import time
 
 import numpy as np
 
-from course_lib.simulator import is_installed, sanitize, uninstall
-from course_lib.simulator.cuda_api import install
-from course_lib.simulator.tracing import trace
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from course_lib.simulator import install, is_installed, sanitize, trace, uninstall  # noqa: E402
 
 #: How many times as fast as numba's simulator ours must be while it is watched.
 WATCHED_BAR = 4
@@ -47,7 +47,7 @@ def _inputs():
 
 
 def _load(name):
-    path = pathlib.Path(__file__).with_name("benchmark_kernels.py")
+    path = pathlib.Path(__file__).with_name("simulator_benchmark_kernels.py")
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -2,7 +2,7 @@
 
 from numba import cuda, float32, uint32
 
-from course_lib.simulator.cases.case import floats, ints, planted
+from sanitizer_cases.case import floats, ints, planted
 
 N = 64
 COUNTED = "synccheck, as tried on an H200, is content when threads that returned are missing"

@@ -2,7 +2,7 @@
 
 from numba import cuda, float32
 
-from course_lib.simulator.cases.case import correct, floats, planted
+from sanitizer_cases.case import correct, floats, planted
 
 N = 32
 UNTRIED = "not tried with compute-sanitizer yet"

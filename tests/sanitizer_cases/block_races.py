@@ -2,7 +2,7 @@
 
 from numba import cuda, float32, int32, uint32
 
-from course_lib.simulator.cases.case import floats, ints, planted
+from sanitizer_cases.case import floats, ints, planted
 
 N = 32
 WITH_HALO = N + 1

@@ -2,8 +2,8 @@
 
 from numba import cuda, float32
 
-from course_lib.simulator.cases.case import correct, floats, planted
 from course_lib.simulator.cuda_api import cluster
+from sanitizer_cases.case import correct, floats, planted
 
 N = 32
 NAMELESS = "numba.cuda has no names for clusters, so there is nothing to run on a GPU"

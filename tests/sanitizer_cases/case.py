@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from course_lib.simulator import run_on_copies, sanitize
-from course_lib.simulator.engine import options
+from course_lib.simulator import options, run_on_copies, sanitize
 
 #: Iterations of waiting loops before a launch counts as stuck.
 MAX_STEPS = 20_000

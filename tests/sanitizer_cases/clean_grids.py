@@ -3,7 +3,7 @@
 import numpy as np
 from numba import cuda, float32, int32, uint32
 
-from course_lib.simulator.cases.case import correct, floats, ints
+from sanitizer_cases.case import correct, floats, ints
 
 N = 32
 FULL = 0xFFFFFFFF

@@ -3,7 +3,7 @@
 import numpy as np
 from numba import cuda, float32, int32
 
-from course_lib.simulator.cases.case import floats, ints, planted
+from sanitizer_cases.case import floats, ints, planted
 
 N = 64
 WITH_HALO = N + 2

@@ -3,7 +3,7 @@
 import numpy as np
 from numba import cuda, float32
 
-from course_lib.simulator.cases.case import correct, floats, planted
+from sanitizer_cases.case import correct, floats, planted
 
 N = 32
 ONE_MORE = N + 1

@@ -3,7 +3,7 @@
 import numpy as np
 from numba import cuda
 
-from course_lib.simulator.cases.case import correct, planted
+from sanitizer_cases.case import correct, planted
 
 N = 32
 GLOBAL_ONLY = "racecheck looks at shared memory, and this race is on global memory"

@@ -2,7 +2,7 @@
 
 from numba import cuda, float32, int32
 
-from course_lib.simulator.cases.case import correct, floats, ints
+from sanitizer_cases.case import correct, floats, ints
 
 N = 64
 

@@ -2,7 +2,7 @@
 
 from numba import cuda, int32, uint32
 
-from course_lib.simulator.cases.case import correct, floats, ints, planted
+from sanitizer_cases.case import correct, floats, ints, planted
 
 GLOBAL_ONLY = "racecheck looks at shared memory, and this race is on global memory"
 

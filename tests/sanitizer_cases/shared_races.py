@@ -2,7 +2,7 @@
 
 from numba import cuda, float32, int32
 
-from course_lib.simulator.cases.case import floats, ints, planted
+from sanitizer_cases.case import floats, ints, planted
 
 N = 64
 ATOMICS = "racecheck, as tried on an H200, reports no hazard between an atomic and a plain access"

@@ -1,10 +1,14 @@
-"""`python -m course_lib.simulator.cases`: the table; `--gpu NAME`: one case on the GPU."""
+"""`python tests/sanitizer_cases`: the table; `--gpu NAME`: one case on the GPU."""
 
 import argparse
 import sys
+from pathlib import Path
 
-from course_lib.simulator.cases import CASES, run, run_on_gpu
-from course_lib.simulator.engine.options import ORDERS
+FOLDER = Path(__file__).resolve().parent
+sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parent.parent)]
+
+from course_lib.simulator.engine.options import ORDERS  # noqa: E402
+from sanitizer_cases import CASES, run, run_on_gpu  # noqa: E402
 
 
 def table(cases, order):
@@ -28,7 +32,7 @@ def table(cases, order):
 
 def main(arguments=None):
     """Run what is asked for; 0 if all is well, 1 if a case is judged wrongly."""
-    parser = argparse.ArgumentParser(prog="python -m course_lib.simulator.cases",
+    parser = argparse.ArgumentParser(prog="python tests/sanitizer_cases",
                                      description=__doc__)
     parser.add_argument("names", nargs="*", help="cases to run (default: all)")
     parser.add_argument("--order", default="forward", choices=ORDERS)

@@ -1,4 +1,4 @@
-"""The kernels of `benchmark`. The file is loaded twice: under this simulator, and numba's own."""
+"""The kernels of `simulator_benchmark`. Loaded twice: under this simulator, and numba's own."""
 
 import math
 

@@ -5,7 +5,7 @@ A planted one compiles to a loop that reads nothing and jumps to itself.
 
 from numba import cuda, int32, uint32
 
-from course_lib.simulator.cases.case import correct, floats, ints, planted
+from sanitizer_cases.case import correct, floats, ints, planted
 
 N = 32
 PAIR = 0b11
