@@ -5,6 +5,7 @@ import json
 import os
 import re
 import struct
+import shlex
 import subprocess
 import sys
 import time
@@ -110,7 +111,7 @@ def test_nothing_found_is_said(listed, monkeypatch, capsys, tmp_path):
 
 def test_a_reader_may_have_seen_enough(filled):
     environment = os.environ | {cache.CACHE_VARIABLE: str(filled / "cache")}
-    command = f"{sys.executable} -m course_lib kernels | true"
+    command = f"{shlex.quote(sys.executable)} -m course_lib kernels | true"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], cwd=ROOT, env=environment,
                           capture_output=True, text=True, timeout=250)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -263,6 +264,25 @@ def test_a_ring_that_gets_lost_comes_again(monkeypatch):
         Swallows()
         work(5)
     assert lost == [TimeUp]
+
+
+@pytest.mark.skipif(not hasattr(signal, "ITIMER_VIRTUAL"), reason="rings by signal on POSIX only")
+def test_what_other_threads_take_does_not_count():
+    def work():
+        end = time.thread_time() + 0.5
+        while time.thread_time() < end:
+            pass
+
+    other = threading.Thread(target=work)
+    with deadline(0.2):
+        other.start()
+        other.join()
+
+
+@pytest.mark.skipif(not hasattr(signal, "ITIMER_VIRTUAL"), reason="rings by signal on POSIX only")
+def test_what_sleeps_for_long_is_stopped():
+    with pytest.raises(TimeUp), deadline(0.05):
+        time.sleep(60)
 
 
 @pytest.mark.parametrize("limit", [0.002, 0.004, 0.006])

@@ -1,7 +1,8 @@
 """A time limit for code that may never end, such as a kernel whose loop doesn't advance.
 
-What counts is the processor's time where that can be had, so that a busy machine doesn't stop what
-would end, and the time in which the code sleeps; time on the clock elsewhere.
+What counts is the processor's time of the code's own thread where that can be had, so that neither
+a busy machine nor another thread stops what would end. The time in which the code sleeps counts for
+less: it may wait for another thread or for a disk. Elsewhere time on the clock counts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from collections.abc import Iterator
 # An exception that is raised inside a garbage collector's callback is lost, so it rings again.
 AGAIN_SECONDS = 0.05
 
-#: How many times as long on the clock, where nobody knows whether code sleeps or waits its turn.
+#: Seconds by which the timer may be early.
+TICK = 0.01
+
+#: How many times as long code may sleep, or take on the clock where nobody knows whether it sleeps.
 PATIENCE = 10
 
 
@@ -56,24 +60,25 @@ def _by_signal(seconds: float) -> Iterator[None]:
     running = True
 
     def ring(_signal, _frame):
-        # What cleans up after the first ring, and after the code inside, is left to its end.
-        if running and not isinstance(sys.exception(), TimeUp):
+        # The timer counts the time of all threads. What cleans up after the first ring, and after
+        # the code inside, is left to its end.
+        taken = time.thread_time() - begin + clock.slept() / PATIENCE
+        if running and taken > first - TICK and not isinstance(sys.exception(), TimeUp):
             raise TimeUp
 
     # Another timer than SIGALRM's, which tests and servers like to have for themselves.
     before_handler = signal.signal(signal.SIGVTALRM, ring)
     before_delay, _ = signal.getitimer(signal.ITIMER_VIRTUAL)
     first = min(seconds, before_delay or seconds)
+    begin, clock = time.thread_time(), _Clock(threading.get_native_id())
     signal.setitimer(signal.ITIMER_VIRTUAL, first, AGAIN_SECONDS)
-    begin = time.process_time()
     over, lock = threading.Event(), threading.Lock()
-    clock = _Clock(threading.get_native_id())
 
     def watch():
         # What sleeps takes no time of the processor, on which the timer counts.
         while not over.wait(min(0.1, first / 2)):
             with lock:
-                if running and time.process_time() - begin + clock.slept() > first:
+                if running and clock.slept() > first:
                     signal.pthread_kill(threading.main_thread().ident, signal.SIGVTALRM)
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -89,7 +94,7 @@ def _by_signal(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before_handler)
         if before_delay:
             # A deadline around this one is set again for what is left of it.
-            left = max(0.001, before_delay - (time.process_time() - begin))
+            left = max(0.001, before_delay - (time.thread_time() - begin))
             signal.setitimer(signal.ITIMER_VIRTUAL, left, AGAIN_SECONDS)
 
 
@@ -101,11 +106,9 @@ class _Clock:
         self._begin, self._awake = time.monotonic(), self._read()
 
     def slept(self) -> float:
-        """Return the seconds; where they are not known, what is left after much patience."""
+        """Return the seconds; where they are not known, all that have passed."""
         passed, awake = time.monotonic() - self._begin, self._read()
-        if awake is None:
-            return passed / PATIENCE
-        return passed - (awake - self._awake)
+        return passed if awake is None else passed - (awake - self._awake)
 
     def _read(self) -> float | None:
         try:
