@@ -4,8 +4,8 @@ import hashlib
 import json
 import os
 import re
-import struct
 import shlex
+import struct
 import subprocess
 import sys
 import time
