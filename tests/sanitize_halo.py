@@ -20,7 +20,7 @@ from sanitize_planned import (
     y_shape,
 )
 
-#: Ways of multiplication (`gemm.fragments`), the dtypes that they are for, and the number of terms
+#: Ways of multiplication (`mma.mainloop`), the dtypes that they are for, and the number of terms
 #: from which on float32 is "mixed", that is: always, or never.
 MODES = (
     ("narrow", torch.float16, 0), ("narrow", torch.bfloat16, 0), ("tf32", torch.float32, 0),

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from course_lib import SIMULATED, reference
+from course_lib.kernels.blocks import row_plan
 from course_lib.kernels.softmax import direction, plan
 
 PLACE = "cpu" if SIMULATED else "cuda"
@@ -139,7 +140,7 @@ def parts_of_a_row(n_cols, itemsize, n_parts):
     def small_plan(n_cols, itemsize, n_arrays, shared_bytes, clusters):
         if n_parts is None:
             return None
-        length = plan.part_length(n_cols, n_parts.bit_length() - 1)
+        length = row_plan.part_length(n_cols, n_parts.bit_length() - 1)
         shared_bytes = plan.SHARED_RESERVE + length * itemsize * n_arrays
         return split_plan(n_cols, itemsize, n_arrays, shared_bytes, True)
 
@@ -147,7 +148,7 @@ def parts_of_a_row(n_cols, itemsize, n_parts):
     with (
         mock.patch.object(direction, "split_plan", small_plan),
         mock.patch.object(plan, "SPLIT_THREADS", {1: 32, 2: 32}),
-        mock.patch.object(plan, "STREAM_PART", n_cols // 2),
-        mock.patch.object(plan, "STREAM_THREADS", 32),
+        mock.patch.object(row_plan, "STREAM_PART", n_cols // 2),
+        mock.patch.object(row_plan, "STREAM_THREADS", 32),
     ):
         yield

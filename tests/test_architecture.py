@@ -166,3 +166,60 @@ def test_a_wrong_import_is_seen(file, line):
 ])
 def test_a_right_import_is_left_alone(file, line):
     assert list(faults(PACKAGE / file, line)) == []
+
+
+KERNELS = PACKAGE / "kernels"
+#: What the kernels of every operation are made of; these import no operation.
+COMMON = {"blocks", "operation"}
+
+
+def taken_from_inside(path, text):
+    """What the kernels at `path` import from inside another operation: its files, private names.
+
+    Everything else that a module or a package of `kernels` gives out is for all of them.
+    """
+    own, tree = path.relative_to(KERNELS).parts[0].removesuffix(".py"), ast.parse(text)
+    above = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    names = [name.split(".")[2:] for name in imported(tree, above)
+             if name.startswith("course_lib.kernels.")]  # fmt: skip
+    packages = {
+        alias.asname or alias.name: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "course_lib.kernels"
+        for alias in node.names
+    }
+    names += [
+        [packages[node.value.id], node.attr]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) in packages
+    ]
+    for operation, *inside in names:
+        if operation == own or operation in COMMON:
+            continue
+        is_file = inside and any((KERNELS / operation).glob(f"{inside[0]}*"))
+        if own in COMMON or is_file or any(name.startswith("_") for name in inside):
+            yield ".".join([operation, *inside])
+
+
+def test_operations_take_nothing_from_inside_each_other():
+    found = {
+        str(path.relative_to(KERNELS)): list(taken_from_inside(path, path.read_text("utf-8")))
+        for path in KERNELS.rglob("*.py")
+    }
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize("file, line, n_faults", [
+    ("dice/sums.py", "from course_lib.kernels.softmax.plan import split_plan", 1),
+    ("dice/sums.py", "def f():\n    import course_lib.kernels.softmax.plan", 1),
+    ("dice/sums.py", "from course_lib.kernels.softmax import plan", 1),
+    ("dice/sums.py", "from course_lib.kernels import softmax as s\ns.plan.split_plan(1)", 1),
+    ("dropout.py", "from course_lib.kernels.softmax_dropout import _launch", 1),
+    ("blocks/rows.py", "from course_lib.kernels import softmax", 1),
+    ("dice/sums.py", "from course_lib.kernels.softmax import forward", 0),
+    ("dice/sums.py", "from course_lib.kernels import softmax as s\ns.forward(1)", 0),
+    ("dice/sums.py", "from course_lib.kernels.blocks.rows import load_row", 0),
+    ("dice/sums.py", "from course_lib.kernels.dice import gradients", 0),
+])  # fmt: skip
+def test_what_is_taken_from_inside_is_seen(file, line, n_faults):
+    assert len(list(taken_from_inside(KERNELS / file, line))) == n_faults

@@ -30,7 +30,7 @@ DECIDING = [
     ("dice", "PIXELS_OF_A_THREAD", 2, {
         "segmentation_loss.dice.forward", "segmentation_loss.dice.both",
     }),
-    ("softmax.plan", "FEW_THREADS", 64, {
+    ("blocks.row_plan", "FEW_THREADS", 64, {
         "softmax.forward", "softmax.backward",
         "softmax_dropout.forward", "softmax_dropout.backward", "softmax_dropout.both",
     }),

@@ -30,7 +30,8 @@ from course_lib.kernels import (
     squeeze_excite,
     upsample,
 )
-from course_lib.kernels.softmax import columns, plan
+from course_lib.kernels.blocks import columns, row_plan
+from course_lib.kernels.softmax import plan
 from course_lib.kernels.squeeze_excite import batched, resident_plan
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macOS)")
@@ -154,11 +155,11 @@ def most_threads(label, chip):
         if label.startswith(f"{module.__name__.rpartition('.')[2]} "):
             return module.MOST_THREADS
     if label.endswith(", team"):
-        return plan.TEAM_BLOCK
+        return row_plan.TEAM_BLOCK
     if label.endswith(", block"):
         return plan.MOST_THREADS[n_arrays]
     if "split, " in label:
-        return plan.STREAM_THREADS
+        return row_plan.STREAM_THREADS
     return 1024
 
 

@@ -10,9 +10,9 @@ from test_conv2d import LAYOUTS, PLACE, case, check, double
 
 from course_lib import SIMULATED, simulator
 from course_lib.kernels import conv2d
+from course_lib.kernels.blocks.mma.shape import Shape
 from course_lib.kernels.conv2d import halo_plan, halo_small, pixel_sums_plan, pixel_sums_small
 from course_lib.kernels.conv2d.problem import problem_of
-from course_lib.kernels.gemm.tensor_core import Shape
 from course_lib.runtime.host.launch import recorded
 
 #: Tiles that the simulator makes quickly.

@@ -16,8 +16,9 @@ from turns import in_turns
 
 from course_lib import simulator
 from course_lib.kernels import conv2d
+from course_lib.kernels.blocks import transpose
+from course_lib.kernels.blocks.mma.shape import Shape
 from course_lib.kernels.conv2d import (
-    arranging,
     gathering,
     halo_plan,
     halo_small,
@@ -25,7 +26,6 @@ from course_lib.kernels.conv2d import (
     pixel_sums_small,
 )
 from course_lib.kernels.conv2d.problem import problem_of
-from course_lib.kernels.gemm.tensor_core import Shape
 from course_lib.runtime.host.launch import recorded
 
 #: Tiles that the simulator makes quickly, and the rules that choose among what they allow.
@@ -352,7 +352,7 @@ def test_two_arrays_transposed_in_one_launch(dtype):
         assert torch.equal(copy, array.permute(0, 2, 3, 1).reshape(-1))
     alone = halo_plan.side_by_side(problem, (second, 16))
     assert len(alone) == 1 and torch.equal(alone[0], found[1])
-    assert arranging.SIDE == 64  # 72 channels are more than a square
+    assert transpose.SIDE == 64  # 72 channels are more than a square
 
 
 def test_specialisations_are_what_is_launched(small_tiles):

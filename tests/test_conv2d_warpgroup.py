@@ -17,6 +17,7 @@ from turns import in_turns
 
 from course_lib import SIMULATED, cuda, simulator
 from course_lib.kernels import conv2d
+from course_lib.kernels.blocks import transpose
 from course_lib.kernels.conv2d import arranging, halo_plan, halo_small, warpgroup, warpgroup_plan
 from course_lib.kernels.conv2d.problem import problem_of
 from course_lib.kernels.conv2d.warpgroup_plan import Shape
@@ -431,8 +432,8 @@ def assert_same_bits(found, expected):
 def test_rounding(n):
     values = hard_to_round(n)
     x, y = torch.from_numpy(values).to(PLACE), torch.full((n + 4,), 7.0, device=PLACE)
-    n_blocks = math.ceil(n / (4 * arranging.BLOCK_SIZE))
-    launch(arranging.round_kernel, n_blocks, arranging.BLOCK_SIZE, x, y[:n], flat=True)
+    n_blocks = math.ceil(n / (4 * transpose.BLOCK_SIZE))
+    launch(arranging.round_kernel, n_blocks, transpose.BLOCK_SIZE, x, y[:n], flat=True)
     assert_same_bits(y[:n], to_tf32(values))
     assert (y[n:] == 7).all()
 

@@ -9,6 +9,7 @@ from turns import in_turns
 
 from course_lib import SIMULATED, simulator
 from course_lib.kernels import gemm, operation
+from course_lib.kernels.blocks.options import PRECISIONS
 from course_lib.kernels.gemm import plan
 
 PLACE = "cpu" if SIMULATED else "cuda"
@@ -145,7 +146,7 @@ def test_numbers_without_a_rest_are_exact():
     M, N, K = 16, 24, 64
     a, b = (torch.randint(-8, 9, (rows, K)).float().to(PLACE) for rows in (M, N))
     c = torch.empty(M, N, device=PLACE)
-    for precision in gemm.PRECISIONS:
+    for precision in PRECISIONS:
         gemm.multiply(a, b, c, M, N, K, precision=precision, variant="tensor_core")
         assert torch.equal(c, (a.double() @ b.double().t()).float())
 

@@ -7,6 +7,7 @@ from turns import in_turns
 
 from course_lib import SIMULATED, simulator
 from course_lib.kernels import softmax
+from course_lib.kernels.blocks import row_plan
 from course_lib.kernels.softmax import direction, plan
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
@@ -38,14 +39,14 @@ def test_registers_hold_every_row_up_to_the_limit(itemsize, n_arrays):
     width, limit = VECTOR_BYTES // itemsize, plan.ROW_LIMIT[n_arrays]
     teams = set()
     for n_cols in [n for n in powers(0, 16) if n < limit] + [limit]:
-        n_slots, team_bits, n_threads = plan.row_plan(n_cols, itemsize, n_arrays)
-        assert n_slots in plan.usable_slots(itemsize)
+        n_slots, team_bits, n_threads = row_plan.row_plan(n_cols, itemsize, n_arrays)
+        assert n_slots in row_plan.usable_slots(itemsize)
         if team_bits is None:
             assert n_slots > 1  # what `specialisations` says
             assert n_threads % 32 == 0 and 64 <= n_threads <= plan.MOST_THREADS[n_arrays]
             held = n_slots * width * n_threads
         else:
-            assert 0 <= team_bits <= 5 and plan.fits_team(n_slots, itemsize, n_arrays)
+            assert 0 <= team_bits <= 5 and row_plan.fits_team(n_slots, itemsize, n_arrays)
             held = n_slots * width << team_bits
             assert team_bits == 0 or held // 2 < -(-n_cols // width) * width, "lanes left idle"
         teams.add(team_bits)
@@ -67,11 +68,11 @@ def test_parts_cover_the_row_and_fit_shared_memory(shared_bytes, clusters, items
         found = plan.split_plan(n_cols, itemsize, n_arrays, shared_bytes, clusters)
         streamed.add(found is None)
         if found is None:
-            most = plan.part_length(n_cols, plan.MOST_PART_BITS if clusters else 0)
+            most = row_plan.part_length(n_cols, plan.MOST_PART_BITS if clusters else 0)
             assert most * itemsize * n_arrays > shared_bytes - plan.SHARED_RESERVE
-            found = plan.stream_plan(n_cols)
-            assert found.n_threads == plan.STREAM_THREADS
-            assert 0 <= found.part_bits <= plan.MOST_STREAM_PART_BITS
+            found = row_plan.stream_plan(n_cols)
+            assert found.n_threads == row_plan.STREAM_THREADS
+            assert 0 <= found.part_bits <= row_plan.MOST_STREAM_PART_BITS
         else:
             assert 0 <= found.part_bits <= (plan.MOST_PART_BITS if clusters else 0)
             n_bytes = found.length * itemsize * n_arrays
@@ -106,14 +107,14 @@ def test_registers_with_every_number_of_slots(operation, dtype):
     seen = set()
     for n_cols in (1, 2, 5, 16, 17, 128, 129, 256, 260, 512, 520, 1032, 1601, 2056):
         for n_arrays in (1, 2):
-            found = plan.row_plan(n_cols, dtype.itemsize, n_arrays)
+            found = row_plan.row_plan(n_cols, dtype.itemsize, n_arrays)
             seen.add((n_arrays, found.n_slots, found.team_bits is None))
         x, dy = randn(3, n_cols, dtype=dtype), randn(3, n_cols, dtype=dtype, seed=1)
         check(operation, x, dy, "registers", start=n_cols % 3)
-    usable = plan.usable_slots(dtype.itemsize)
+    usable = row_plan.usable_slots(dtype.itemsize)
     assert {(n, k, True) for n in (1, 2) for k in usable if k > 1} <= seen
     for n_arrays in (1, 2):
-        teams = {n for n in usable if plan.fits_team(n, dtype.itemsize, n_arrays)}
+        teams = {n for n in usable if row_plan.fits_team(n, dtype.itemsize, n_arrays)}
         assert {(n_arrays, n, False) for n in teams} <= seen
 
 
@@ -132,7 +133,7 @@ def test_small_chips(operation, shared_bytes, clusters, monkeypatch):
     chip = (9, 0) if clusters else (8, 0), shared_bytes // 64
     monkeypatch.setattr(direction, "chip_of", lambda array: chip)
     monkeypatch.setattr(plan, "SHARED_RESERVE", 64)
-    monkeypatch.setattr(plan, "STREAM_PART", 128)
+    monkeypatch.setattr(row_plan, "STREAM_PART", 128)
     for n_cols in (100, 300, 1000):
         check(operation, randn(2, n_cols), randn(2, n_cols, seed=1), "split")
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from course_lib import SIMULATED, simulator
 from course_lib.kernels import squeeze_excite as se
+from course_lib.kernels.blocks.work_queue import task_of
 from course_lib.kernels.squeeze_excite import fused
 from course_lib.kernels.squeeze_excite.plan import Cut
 from course_lib.kernels.squeeze_excite.problem import problem_of
@@ -35,7 +36,7 @@ def test_each_part_is_summed_and_scaled_once_and_nothing_waits_for_what_comes_la
 ):
     n_parts = N * n_slots
     lead = min(n_parts, n_slots + lead)
-    tasks = [fused.task_of.py_func(ticket, 2 * n_parts, lead) for ticket in range(2 * n_parts)]
+    tasks = [task_of.py_func(ticket, 2 * n_parts, lead) for ticket in range(2 * n_parts)]
     summed = [part for summing, part in tasks if summing]
     assert summed == list(range(n_parts)) == [part for summing, part in tasks if not summing]
     place = {part: ticket for ticket, (summing, part) in enumerate(tasks) if summing}

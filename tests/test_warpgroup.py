@@ -12,8 +12,8 @@ from turns import in_turns
 
 from course_lib import SIMULATED, cuda, simulator
 from course_lib.kernels import gemm
+from course_lib.kernels.blocks.mma.epilogue import ADD_BIAS, RELU, VECTORS
 from course_lib.kernels.gemm import warpgroup, warpgroup_plan
-from course_lib.kernels.gemm.epilogue import ADD_BIAS, RELU, VECTORS
 from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics.warpgroup import (
     A_BY_ROW,

@@ -14,16 +14,15 @@ rung         a thread does
 ============ =====================================================================================
 
 Element i, in the order of memory, takes number offset + i of the generator: see
-`softmax_dropout.mask`. The seed may lie in the GPU's memory, where a captured CUDA graph finds
+`blocks.dropout_mask`. The seed may lie in the GPU's memory, where a captured CUDA graph finds
 another one at each replay. Source: N. Srivastava and others (2014).
 """
 
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.dropout_mask import dropped, generator_arguments, keep_pair
 from course_lib.kernels.operation import AUTO, Ladder, Rung
-from course_lib.kernels.softmax_dropout import _generator_arguments
-from course_lib.kernels.softmax_dropout.mask import dropped, keep_pair
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.host.outputs import elementwise_output
@@ -154,7 +153,7 @@ def forward(x, p, seed, offset, *, variant=AUTO, out=None):
     if on_device is not None:
         arrays.require(seed, "seed", shape=(1,), dtypes=("int64",))
         seed = 0
-    numbers = _generator_arguments(p, seed, offset, arrays.size_of(x))
+    numbers = generator_arguments(p, seed, offset, arrays.size_of(x))
     y = elementwise_output(out, x, dict(x=x))
     if n := arrays.size_of(x):
         rung.launch(n, x, y, numbers, on_device)

@@ -8,7 +8,7 @@ want to read them; each ReLU is part of the pooling before it.
 import contextlib
 
 from course_lib.kernels import activation, conv2d, linear, max_pool2d
-from course_lib.kernels.conv2d import formats
+from course_lib.kernels.blocks import memory_format
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.repeat import repeated
 
@@ -26,7 +26,7 @@ def weights_of(model):
     """
     weight = model.conv2.weight
     if not arrays.is_channels_last(weight):
-        weight.data = formats.channels_last(weight.detach().contiguous())
+        weight.data = memory_format.channels_last(weight.detach().contiguous())
     layers = {name: getattr(model, name) for name in NAMES}
     return {name: (layer.weight.detach(), layer.bias.detach()) for name, layer in layers.items()}
 
@@ -48,7 +48,7 @@ def forward(layers, x, *, precision="float32", of_linear=None, out=None):
     a = a.shape
     c = conv2d.forward(b, w2, b2, **exact)
     d, c_at = max_pool2d.forward(c, **POOLING, index_dtype="uint8", relu=True)
-    c, d = c.shape, formats.contiguous(d)
+    c, d = c.shape, memory_format.contiguous(d)
     e = linear.forward(d.view(N, fc1[0].shape[1]), *fc1, activation="relu", **of_linear)
     return linear.forward(e, *fc2, out=out, **of_linear), (x, a, a_at, b, c, c_at, d, e)
 
@@ -62,7 +62,7 @@ def backward(layers, dlogits, kept, *, precision="float32", beside=contextlib.nu
     exact = dict(precision=precision)
     x, a_shape, a_at, b, c_shape, c_at, d, e = kept
     w1, given_w2, w3, w4 = (weight for weight, _ in layers.values())
-    w2 = formats.channels_last(given_w2)
+    w2 = memory_format.channels_last(given_w2)
     flat = d.view(len(x), w3.shape[1])
     dy = dlogits
     with beside(dy):
@@ -72,11 +72,11 @@ def backward(layers, dlogits, kept, *, precision="float32", beside=contextlib.nu
     with beside(dy):
         _, *fc1 = linear.backward(dy, flat, w3, needs=OF_WEIGHTS, **exact)
     dy, *_ = linear.backward(dy, flat, w3, needs=OF_INPUT, **exact)
-    dy = formats.channels_last(dy.view(d.shape))
+    dy = memory_format.channels_last(dy.view(d.shape))
     dy = max_pool2d.backward(dy, c_at, c_shape, **POOLING)
     with beside(dy):
         _, dw2, db2 = conv2d.backward(dy, b, w2, needs=OF_WEIGHTS, **exact)
-        conv2 = dw2 if given_w2 is w2 else formats.contiguous(dw2), db2
+        conv2 = dw2 if given_w2 is w2 else memory_format.contiguous(dw2), db2
     dy, *_ = conv2d.backward(dy, b, w2, needs=OF_INPUT, **exact)
     dy = max_pool2d.backward(dy, a_at, a_shape, **POOLING)
     _, *conv1 = conv2d.backward(dy, x, w1, needs=OF_WEIGHTS, **exact)

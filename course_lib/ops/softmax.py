@@ -7,8 +7,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from course_lib.kernels import softmax as kernels
+from course_lib.kernels.blocks.columns import seen_from
 from course_lib.kernels.softmax import strided
-from course_lib.kernels.softmax.columns import seen_from
 from course_lib.ops.checks import require, whole
 from course_lib.ops.registration import Operator, require_floating_point
 from course_lib.runtime.host.repeat import repeated

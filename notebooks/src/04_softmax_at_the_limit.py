@@ -513,11 +513,11 @@ teams and plot.ladder(teams["rows"], teams["copy_gbps"], **teams["source"],
 #
 # **The size of the team should fit the size of the job**, as for the pooling of lesson 2. The
 # course's `registers` makes that choice for each length. The table of its choices is in
-# `course_lib/kernels/softmax/plan.py`. They are *measured*, for there is no law that
+# `course_lib/kernels/blocks/row_plan.py`. They are *measured*, for there is no law that
 # gives them. A few of them:
 
 # %%
-from course_lib.kernels.softmax.plan import row_plan
+from course_lib.kernels.blocks.row_plan import row_plan
 
 for n_cols in (20, 64, 200, 1000, 4096, 28672):
     n_slots, team_bits, n_threads = row_plan(n_cols, 4, 1)

@@ -10,16 +10,17 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.batch_norm.moments import (
-    ONE,
-    ZERO,
+from course_lib.kernels.batch_norm.statistics import (
     activated,
-    affine_of,
-    block_moments,
     keep_statistics,
-    reciprocal_deviation,
     shares_of_gradient,
     through_statistics,
+)
+from course_lib.kernels.blocks.constants import ONE, ZERO
+from course_lib.kernels.blocks.moments import (
+    affine_of,
+    block_moments,
+    reciprocal_deviation,
     with_one,
 )
 from course_lib.runtime.host.launch import launch

@@ -8,13 +8,9 @@ a warp then puts the rows of one channel together.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.batch_norm.moments import (
-    ZERO,
-    keep_statistics,
-    merged,
-    shares_of_gradient,
-    warp_moments,
-)
+from course_lib.kernels.batch_norm.statistics import keep_statistics, shares_of_gradient
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.moments import merged, warp_moments
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
     load,

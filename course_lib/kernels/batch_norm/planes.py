@@ -16,14 +16,9 @@ a division.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.batch_norm.moments import (
-    ONE,
-    ZERO,
-    activated,
-    recentred,
-    through_statistics,
-    triple_of,
-)
+from course_lib.kernels.batch_norm.statistics import activated, through_statistics
+from course_lib.kernels.blocks.constants import ONE, ZERO
+from course_lib.kernels.blocks.moments import recentred, triple_of
 from course_lib.runtime.intrinsics import load, store, store_vector, vector_width
 from course_lib.runtime.intrinsics.predicated import load_vector_if, load_vector_once_if
 from course_lib.runtime.intrinsics.streaming import store_vector_once

@@ -11,21 +11,19 @@ last is still in the L2.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.batch_norm.moments import (
-    ONE,
-    ZERO,
-    affine_of,
-    block_moments,
-    keep_statistics,
-    reciprocal_deviation,
-    shares_of_gradient,
-    warp_moments,
-)
 from course_lib.kernels.batch_norm.planes import (
     part_affine,
     part_gradient,
     part_moments,
     part_sums,
+)
+from course_lib.kernels.batch_norm.statistics import keep_statistics, shares_of_gradient
+from course_lib.kernels.blocks.constants import ONE, ZERO
+from course_lib.kernels.blocks.moments import (
+    affine_of,
+    block_moments,
+    reciprocal_deviation,
+    warp_moments,
 )
 from course_lib.runtime.intrinsics import (
     FULL_MASK,

@@ -3,7 +3,7 @@
 Each block does one task: it takes a part of a channel for the statistics, or it takes one to write
 the result. Blocks draw their tasks by a ticket, in an order that runs through all parts twice; the
 second time follows the first by a channel and `LEAD` parts, so that x still lies in the L2. How
-that works, and why no block waits in vain, `squeeze_excite.fused` tells.
+that works, and why no block waits in vain, `blocks.work_queue` tells.
 
 The backward pass does not gain: it has two arrays to keep there, and more to do for each element.
 
@@ -14,15 +14,11 @@ agree bit for bit.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.batch_norm.moments import (
-    ZERO,
-    affine_of,
-    block_moments,
-    keep_statistics,
-    merged,
-)
 from course_lib.kernels.batch_norm.planes import part_affine, part_moments
-from course_lib.kernels.squeeze_excite.fused import (
+from course_lib.kernels.batch_norm.statistics import keep_statistics
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.moments import affine_of, block_moments, merged
+from course_lib.kernels.blocks.work_queue import (
     READY,
     draw,
     is_last,

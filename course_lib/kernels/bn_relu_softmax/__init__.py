@@ -38,10 +38,10 @@ import functools
 
 import numpy as np
 
+from course_lib.kernels.blocks.row_teams import WHOLE_BLOCK
+from course_lib.kernels.blocks.rows import on_boundaries
 from course_lib.kernels.bn_relu_softmax import features, ladder, registers
 from course_lib.kernels.operation import AUTO, Ladder, Rung
-from course_lib.kernels.row_teams import WHOLE_BLOCK
-from course_lib.kernels.softmax.direction import on_boundaries
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.host.outputs import output

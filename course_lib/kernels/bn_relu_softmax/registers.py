@@ -2,18 +2,19 @@
 
 Blocks stay: each takes every `stride`-th row, or every stride-th group of rows, so that a feature's
 mean, slope and bias are computed once per block. They lie in dynamic shared memory, those of one
-thread's slots (`softmax/rows.py`) together: their addresses are one number and constants. Such a
+thread's slots (`blocks/rows.py`) together: their addresses are one number and constants. Such a
 block can sum the gradients of weight and bias down its rows, too, without another look at them.
 """
 
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
+from course_lib.kernels.blocks.row_teams import place_of_thread, row_max, row_sum
+from course_lib.kernels.blocks.rows import load_row, store_row
+from course_lib.kernels.blocks.softmax_formulas import SOFTMAX
+from course_lib.kernels.blocks.softmax_steps import backward_steps, forward_steps
 from course_lib.kernels.bn_relu_softmax.features import relu_of, scale_of
-from course_lib.kernels.row_teams import place_of_thread, row_max, row_sum
-from course_lib.kernels.softmax.formulas import SOFTMAX
-from course_lib.kernels.softmax.rows import MAX_WIDTH, ZERO, load_row, store_row
-from course_lib.kernels.softmax.steps import backward_steps, forward_steps
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,
@@ -27,7 +28,7 @@ reciprocal = SOFTMAX.row_factor
 
 @cuda.jit(device=True)
 def column_of(u, k, width, rank, n_ranks, vectors):
-    """The column that slot (u, k) of a thread holds, as in `softmax/rows.py`."""
+    """The column that slot (u, k) of a thread holds, as in `blocks/rows.py`."""
     if vectors:
         return (rank + u * n_ranks) * width + k
     return (u * width + k) * n_ranks + rank

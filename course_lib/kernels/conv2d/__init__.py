@@ -20,7 +20,7 @@ rung             what it does, and what of the three passes reads from global me
                  multiplied, 8 × 8 results a thread in registers. Each factor of a tile is read once
                  for 64 results. dweight: pixels shared among blocks, whose sums are added up
 `tensor_core`    the same on tensor cores, in TF32: one product for 16-bit numbers and precision
-                 "tf32", several of split numbers for float32 (`gemm.fragments`). Without groups, and
+                 "tf32", several of split numbers for float32 (`mma.mainloop`). Without groups, and
                  with whole vectors of channels, copies take 16 bytes: forward, and dx without
                  strides, read a tile of 256 pixels with its halo once for all taps and 128
                  channels of the result (`halo`), dweight a tile of 192 terms and 128 channels at
@@ -42,13 +42,22 @@ large for these, `direct`. dbias is a sum for each channel, on all rungs but `fe
 Sums are taken in a fixed order: two runs agree bit for bit.
 """  # noqa: E501
 
+from course_lib.kernels.blocks.memory_format import empty, formatted
 from course_lib.kernels.conv2d import few_channels_plan, gathering, launching
+from course_lib.kernels.conv2d.gathering import fault as gathering_fault
 from course_lib.kernels.conv2d.ladders import DWEIGHT, DX, FORWARD
-from course_lib.kernels.conv2d.problem import checked, empty, formatted
+from course_lib.kernels.conv2d.launching import dbias as find_dbias
+from course_lib.kernels.conv2d.problem import Problem, checked
 from course_lib.kernels.operation import AUTO
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of
 from course_lib.runtime.host.outputs import output
+
+#: `Problem`, `gathering_fault` and `find_dbias` are for operations that are made of a convolution.
+__all__ = [
+    "DWEIGHT", "DX", "FORWARD", "MOST_THREADS", "Problem", "backward", "default_variant",
+    "find_dbias", "forward", "gathering_fault", "specialisations",
+]  # fmt: skip
 
 MOST_THREADS = 256  # of a block, for any kernel
 
@@ -137,7 +146,7 @@ def default_variant(problem, capability):
         return "depthwise"
     if few_channels_plan.fault(problem, capability) is None:
         return "few_channels"
-    if gathering.fault(problem):
+    if gathering_fault(problem):
         return "direct"
     return "tensor_core" if capability >= gathering.TENSOR_CORES_SINCE else "implicit_gemm"
 

@@ -12,8 +12,9 @@ side by side, and are transposed on the way to the registers.
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.conv2d.implicit_gemm import line_met, writer
-from course_lib.kernels.conv2d.places import ZERO, divided
 from course_lib.kernels.conv2d.product import (
     N_COLUMNS,
     N_ROWS,

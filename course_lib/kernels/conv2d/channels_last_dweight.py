@@ -8,10 +8,11 @@ columns, of each pixel side by side, and are transposed on the way to the regist
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.conv2d.channels_last import STAGES, TERMS, WIDTH
 from course_lib.kernels.conv2d.implicit_dweight import NOWHERE
 from course_lib.kernels.conv2d.implicit_gemm import writer
-from course_lib.kernels.conv2d.places import ZERO, divided
 from course_lib.kernels.conv2d.product import (
     N_COLUMNS,
     N_ROWS,

@@ -12,7 +12,8 @@ TAPS taps; parts are added up by `total_kernel`.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.conv2d.places import ZERO, divided, index_of
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import divided, index_of
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
     block_sum,

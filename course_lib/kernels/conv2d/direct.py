@@ -7,7 +7,8 @@ has a warp for each weight. dbias, which all rungs share, has some blocks for ea
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.conv2d.places import ZERO, index_of, output_of, place_of
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import index_of, output_of, place_of
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
     block_sum,

@@ -22,7 +22,8 @@ import functools
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.conv2d.places import ZERO, divided
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import divided
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
     load,

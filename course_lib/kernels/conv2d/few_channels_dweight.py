@@ -8,6 +8,8 @@ shared memory while this one is worked on, as x does. All else is read when it i
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.conv2d.few_channels import (
     BLOCK_SIZE,
     LANES,
@@ -17,7 +19,6 @@ from course_lib.kernels.conv2d.few_channels import (
     in_turn,
     parts,
 )
-from course_lib.kernels.conv2d.places import ZERO, divided
 from course_lib.runtime.intrinsics import (
     FULL_MASK,
     allow_next_kernel,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from course_lib.kernels.blocks.memory_format import formatted
 from course_lib.kernels.conv2d import gathering
 from course_lib.kernels.conv2d.few_channels import BLOCK_SIZE, FILTERS, LANES, forward_kernel
 from course_lib.kernels.conv2d.few_channels_dweight import (
@@ -17,7 +18,7 @@ from course_lib.kernels.conv2d.few_channels_dweight import (
     finish_kernel,
     staged_size,
 )
-from course_lib.kernels.conv2d.problem import DTYPES, formatted
+from course_lib.kernels.conv2d.problem import DTYPES
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES

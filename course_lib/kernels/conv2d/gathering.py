@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from course_lib.kernels.blocks.memory_format import formatted
 from course_lib.kernels.conv2d import (
     channels_last,
     halo_plan,
@@ -22,7 +23,7 @@ from course_lib.kernels.conv2d.implicit_dweight import (
     total_kernel,
 )
 from course_lib.kernels.conv2d.implicit_gemm import gather_kernel
-from course_lib.kernels.conv2d.problem import DTYPES, formatted, is_as_given
+from course_lib.kernels.conv2d.problem import DTYPES, is_as_given
 from course_lib.kernels.conv2d.product import SCALAR, tensor_engine
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of, launch

@@ -22,12 +22,13 @@ cluster, which add up their sums at the end (`halo_results`).
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import divided
+from course_lib.kernels.blocks.mma import fragments, mainloop
+from course_lib.kernels.blocks.mma.fragments import FRAGMENT_M, STEP_BYTES
+from course_lib.kernels.blocks.mma.tiles import PARTS, tile
 from course_lib.kernels.conv2d.halo_results import ADD_BIAS, PLANAR, VECTORS, results
 from course_lib.kernels.conv2d.halo_weights import CHUNK_BYTES, COPIES, size_of, weights
-from course_lib.kernels.conv2d.places import ZERO, divided
-from course_lib.kernels.gemm import fragments
-from course_lib.kernels.gemm.fragments import FRAGMENT_M, STEP_BYTES
-from course_lib.kernels.gemm.tiles import PARTS, tile
 from course_lib.runtime.intrinsics import VECTOR_BYTES, allow_next_kernel, wait_for_previous_kernel
 from course_lib.runtime.intrinsics.cluster import cluster_rank, cluster_size, cluster_sync
 from course_lib.runtime.intrinsics.matrix import copy_part_async, load_matrices
@@ -48,7 +49,7 @@ def pitch_of(itemsize):
 
 
 def shared_bytes(shape, n_positions, n_chunks, itemsize, source):
-    """Bytes of dynamic shared memory for a block of this `gemm.tensor_core.Shape`."""
+    """Bytes of dynamic shared memory for a block of this `mma.shape.Shape`."""
     tiles = shape.n_stages * size_of(shape, itemsize, source) * itemsize
     sums = max(shape.m * (shape.n + 8), shape.n * (shape.m + 4)) * 4
     return max(min(n_chunks, 2) * n_positions * (CHUNK_BYTES + VECTOR_BYTES) + tiles, sums)
@@ -74,7 +75,7 @@ def make(shape, itemsize, mode, source):
     STAGE, COLUMN = of_weights.size, of_weights.column_pitch
     first_weights, fetch_weights = of_weights.first, of_weights.fetch
     next_weights = of_weights.following
-    SHARE, (AHEAD, LAGS) = share_of(shape), fragments.timing(mode, N_STAGES)
+    SHARE, (AHEAD, LAGS) = share_of(shape), mainloop.timing(mode, N_STAGES)
     find_places, copy_position = positions(TILE_M, N_THREADS, PITCH, WIDTH)
     collect, write = results(TILE_M, TILE_N, WARP_M, WARP_N, N_THREADS, TOGETHER)
 
@@ -99,7 +100,7 @@ def make(shape, itemsize, mode, source):
 
     weights_tile = tile(TILE_N, CHUNK_BYTES, itemsize, N_THREADS, of_weights.source)
     loads = load_a, fragments.load_b(weights_tile, of_weights.source, itemsize)
-    pipeline = fragments.multiply(WARP_M, WARP_N, loads, mode, N_STAGES, fetch)
+    pipeline = mainloop.multiply(WARP_M, WARP_N, loads, mode, N_STAGES, fetch)
     begin, advance = pipeline.begin, pipeline.advance
     WORDS_A, WORDS_B, WORDS_C, WORDS_D = pipeline.n_words
 

@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from course_lib.kernels.blocks import transpose
+from course_lib.kernels.blocks.mma.mainloop import timing
+from course_lib.kernels.blocks.mma.shape import Shape
 from course_lib.kernels.conv2d import arranging, halo, layout
-from course_lib.kernels.gemm.fragments import timing
-from course_lib.kernels.gemm.tensor_core import Shape
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
-#: Tiles by mode (`gemm.fragments`), with how fast they are, as a share of the fastest.
+#: Tiles by mode (`mma.mainloop`), with how fast they are, as a share of the fastest.
 SHAPES = {
     "narrow": {
         Shape(256, 128, 4, 2, 3, 1): 1.0, Shape(512, 64, 8, 1, 3, 1): 0.92,
@@ -29,7 +30,7 @@ SHAPES = {
         Shape(64, 64, 2, 2, 4, 2): 0.6,
     },
 }  # fmt: skip
-LONG = 256  # terms of a sum, from which on its products are "mixed" (`gemm.fragments`)
+LONG = 256  # terms of a sum, from which on its products are "mixed" (`mma.mainloop`)
 MULTIPROCESSORS = 132  # of the largest chip of today
 TILE_COST = 4096  # of a block whatever its tile, in elements of that
 KERNEL_TYPES = ["int32", "int64", *["int32"] * 21]  # of the kernel's numbers
@@ -172,7 +173,7 @@ _made = functools.cache(halo.make)
 
 
 def mode_of(array, precision, n_terms):
-    """How numbers of this array are multiplied (`gemm.fragments`), for sums of so many terms."""
+    """How numbers of this array are multiplied (`mma.mainloop`), for sums of so many terms."""
     if arrays.dtype_name(array) != "float32":
         return "narrow"
     if precision == "tf32":
@@ -220,10 +221,10 @@ def side_by_side(problem, *operands):
         return [array for array, _ in operands]
     found = [layout.transposition(*operand) for operand in operands]
     numbers, blocks = zip(*found, strict=True)
-    kernel, arguments = arranging.transpose_kernel, numbers[0]
+    kernel, arguments = transpose.transpose_kernel, numbers[0]
     if len(numbers) == 2:
-        kernel, arguments = arranging.transpose_two_kernel, (*numbers[0], blocks[0], *numbers[1])
-    launch(kernel, sum(blocks), arranging.BLOCK_SIZE, *arguments, flat=True, overlap=True)
+        kernel, arguments = transpose.transpose_two_kernel, (*numbers[0], blocks[0], *numbers[1])
+    launch(kernel, sum(blocks), transpose.BLOCK_SIZE, *arguments, flat=True, overlap=True)
     return [copy for _, copy, *_ in numbers]
 
 
@@ -235,8 +236,8 @@ def arranged(gather, plan, problem, weight):
     steps = layout.steps_of(gather, problem)
     numbers = k_size, n_lines, gather.n_columns, gather.n_channels, n_taps, *steps
     launch(
-        arranging.arrange_kernel, math.ceil(arrays.size_of(tiles) / arranging.BLOCK_SIZE),
-        arranging.BLOCK_SIZE, weight, tiles, *map(np.int32, numbers), gather.flipped, flat=True,
+        arranging.arrange_kernel, math.ceil(arrays.size_of(tiles) / transpose.BLOCK_SIZE),
+        transpose.BLOCK_SIZE, weight, tiles, *map(np.int32, numbers), gather.flipped, flat=True,
         overlap=True,
     )  # fmt: skip
     return tiles
@@ -249,9 +250,9 @@ def specialisations():
         types = [array, array, *["int32"] * 8, "boolean"]
         yield f"conv2d.arrange {dtype}", arranging.arrange_kernel, types
         types = [array, array, "int64", "int64", "boolean"]
-        yield f"conv2d.transpose {dtype}", arranging.transpose_kernel, types
+        yield f"conv2d.transpose {dtype}", transpose.transpose_kernel, types
         types = [*types, "int64", *types]
-        yield f"conv2d.transpose two {dtype}", arranging.transpose_two_kernel, types
+        yield f"conv2d.transpose two {dtype}", transpose.transpose_two_kernel, types
         for mode in ("tf32", "split", "mixed") if dtype == "float32" else ("narrow",):
             for shape in SHAPES[mode]:
                 kernel = kernel_for(shape, 4 if dtype == "float32" else 2, mode)

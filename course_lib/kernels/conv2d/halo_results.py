@@ -8,8 +8,9 @@ it, and reads what the others have for that from their shared memory.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.conv2d.places import ZERO, divided
-from course_lib.kernels.gemm.fragments import FRAGMENT_M, FRAGMENT_N
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import divided
+from course_lib.kernels.blocks.mma.fragments import FRAGMENT_M, FRAGMENT_N
 from course_lib.runtime.intrinsics import load, store, store_vector, vector_width
 from course_lib.runtime.intrinsics.cluster_vectors import WIDTH, load_vector_from_cluster
 

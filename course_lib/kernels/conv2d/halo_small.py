@@ -10,16 +10,16 @@ import functools
 import itertools
 import math
 
+from course_lib.kernels.blocks.mma.shape import Shape
 from course_lib.kernels.conv2d import halo_plan
 from course_lib.kernels.conv2d.halo_plan import MULTIPROCESSORS
-from course_lib.kernels.gemm.tensor_core import Shape
 from course_lib.runtime.host import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 _PLAIN = Shape(128, 64, 4, 2, 4, 1), Shape(96, 64, 2, 2, 4, 2), Shape(64, 64, 2, 2, 4, 3)
 _EXACT = Shape(128, 64, 4, 2, 4, 1), Shape(96, 64, 2, 2, 4, 2), Shape(64, 64, 2, 2, 4, 2)
 _LEAST = Shape(32, 32, 2, 2, 4, 3)
-#: Tiles by mode (`gemm.fragments`).
+#: Tiles by mode (`mma.mainloop`).
 SHAPES = {
     "narrow": (*_PLAIN, _LEAST),
     "tf32": (*_PLAIN, _LEAST),

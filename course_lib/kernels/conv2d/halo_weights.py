@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.gemm.tiles import PARTS, ROW_PADDING
+from course_lib.kernels.blocks.mma.tiles import PARTS, ROW_PADDING
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.intrinsics.matrix import copy_one_async, copy_part_async
 

@@ -11,7 +11,8 @@ of its copies (col2im): a gather, so no atomics. dweight: the product of dy and 
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.conv2d.places import ZERO, index_of, output_of, place_of
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import index_of, output_of, place_of
 from course_lib.runtime.intrinsics import allow_next_kernel, load, store, wait_for_previous_kernel
 
 BLOCK_SIZE = 256

@@ -9,8 +9,9 @@ of a tile: each writes its sums, and `total_kernel` adds them up, in a fixed ord
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.conv2d.implicit_gemm import line_fetcher, writer
-from course_lib.kernels.conv2d.places import ZERO, divided
 from course_lib.kernels.conv2d.product import BATCH, SLOTS, STAGES, TERMS, batches
 from course_lib.runtime.intrinsics import allow_next_kernel, store, wait_for_previous_kernel
 from course_lib.runtime.intrinsics.gather import gather_async

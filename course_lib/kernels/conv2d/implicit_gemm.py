@@ -17,7 +17,8 @@ that is whole. Forward's own is p·stride − padding + r·dilation. So both dir
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.conv2d.places import ZERO, divided
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.conv2d.product import BATCH, SLOTS, STAGES, TERMS, batches
 from course_lib.runtime.intrinsics import allow_next_kernel, load, store, wait_for_previous_kernel
 from course_lib.runtime.intrinsics.gather import gather_async

@@ -2,8 +2,8 @@
 
 import functools
 
+from course_lib.kernels.blocks import column_sums, memory_format, transpose
 from course_lib.kernels.conv2d import (
-    arranging,
     depthwise,
     direct,
     few_channels_plan,
@@ -21,14 +21,13 @@ from course_lib.kernels.conv2d import (
 )
 from course_lib.kernels.conv2d.few_channels_dweight import filters_of_block
 from course_lib.kernels.conv2d.implicit_dweight import total_kernel
-from course_lib.kernels.gemm import columns
 from course_lib.kernels.operation import Ladder, Rung
 
 #: Any rung may have to bring weights or dy into the images' memory format first.
-FORMAT = (arranging.transpose_kernel,)
+FORMAT = memory_format.KERNELS
 #: Of dbias: most rungs find it in a launch of its own.
-DBIAS = direct.dbias_kernel, columns.column_sums_kernel, total_kernel
-DBIAS_DECIDES = launching.split_plan, columns.plan
+DBIAS = direct.dbias_kernel, column_sums.column_sums_kernel, total_kernel
+DBIAS_DECIDES = launching.split_plan, column_sums.plan
 SCALAR, *TENSOR = gathering.KERNELS.values()
 HALO = halo_plan, halo_small, warpgroup_plan, warpgroup_mixed_plan
 HALO_DECIDES = (
@@ -58,7 +57,7 @@ def _gathered_by_tensor_cores(for_dx):
 def _dweight_by_tensor_cores():
     by_channels = [kernel for kernel, *_ in gathering.CHANNELS_LAST_DWEIGHT.values()]
     gathered = [of_dweight for _, of_dweight in TENSOR]
-    laid_out = arranging.transpose_kernel, arranging.transpose_two_kernel
+    laid_out = transpose.transpose_kernel, transpose.transpose_two_kernel
     return [*_compiled_by(*PIXEL_SUMS), *laid_out, *by_channels, *gathered, *DBIAS]
 
 

@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 
+from course_lib.kernels.blocks.column_sums import sum_columns
+from course_lib.kernels.blocks.memory_format import empty, formatted
 from course_lib.kernels.conv2d import depthwise, direct, gathering, im2col, tiled
-from course_lib.kernels.conv2d.problem import DTYPES, empty, formatted
-from course_lib.kernels.gemm.columns import sum_columns
+from course_lib.kernels.conv2d.problem import DTYPES
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of, launch
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from course_lib.kernels.blocks import transpose
 from course_lib.kernels.conv2d import arranging
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
@@ -24,7 +25,7 @@ def laid_out(gather, problem, source, weight, kernel, first, n_lines, size, n_th
     numbers = (
         weight, tiles, *map(np.int32, (*sizes, *steps_of(gather, problem))), gather.flipped,
     )  # fmt: skip
-    n_blocks = math.ceil(n_threads / arranging.BLOCK_SIZE)
+    n_blocks = math.ceil(n_threads / transpose.BLOCK_SIZE)
     if problem.channels_last:
         _launch(kernel, n_blocks, *numbers)
         rounded = kernel is arranging.arrange_rounded_kernel
@@ -49,7 +50,7 @@ def transposition(array, n_channels):
     """((array, its copy to be, and sizes) as the kernels of `arranging` want them, blocks)."""
     plane = math.prod(array.shape[2:])
     n_images = arrays.size_of(array) // max(1, n_channels * plane)
-    n_squares = math.ceil(n_channels / arranging.SIDE) * math.ceil(plane / arranging.SIDE)
+    n_squares = math.ceil(n_channels / transpose.SIDE) * math.ceil(plane / transpose.SIDE)
     whole = not (plane * array.dtype.itemsize | arrays.address_of(array)) % VECTOR_BYTES
     copy = arrays.empty((arrays.size_of(array),), like=array)
     return (array, copy, n_channels, plane, whole), n_images * n_squares
@@ -58,14 +59,14 @@ def transposition(array, n_channels):
 def _rounded(array):
     copy = arrays.empty((arrays.size_of(array),), like=array)
     _launch(
-        arranging.round_kernel, math.ceil(arrays.size_of(array) / (4 * arranging.BLOCK_SIZE)),
+        arranging.round_kernel, math.ceil(arrays.size_of(array) / (4 * transpose.BLOCK_SIZE)),
         array, copy,
     )  # fmt: skip
     return copy
 
 
 def _launch(kernel, n_blocks, *arguments):
-    launch(kernel, n_blocks, arranging.BLOCK_SIZE, *arguments, flat=True, overlap=True)
+    launch(kernel, n_blocks, transpose.BLOCK_SIZE, *arguments, flat=True, overlap=True)
 
 
 def specialisations():

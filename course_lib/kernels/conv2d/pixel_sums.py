@@ -16,10 +16,11 @@ and dbias comes along, from clusters of its own behind the others.
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import divided
+from course_lib.kernels.blocks.mma import fragments, mainloop
+from course_lib.kernels.blocks.mma.tiles import PARTS, tile
 from course_lib.kernels.conv2d.halo_results import PLANAR, add_up, results
-from course_lib.kernels.conv2d.places import ZERO, divided
-from course_lib.kernels.gemm import fragments
-from course_lib.kernels.gemm.tiles import PARTS, tile
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -48,12 +49,12 @@ AT_ONCE = 8  # loads of dy that a thread has on their way, for dbias
 
 
 def tile_size(shape, itemsize):
-    """Elements of shared memory for a pair of tiles; PITCH is that of `gemm.tiles`."""
+    """Elements of shared memory for a pair of tiles; PITCH is that of `mma.tiles`."""
     return K_BYTES // itemsize * (shape.m + shape.n + 2 * 8)
 
 
 def shared_bytes(shape, itemsize):
-    """Bytes of dynamic shared memory for a block of this `gemm.tensor_core.Shape`."""
+    """Bytes of dynamic shared memory for a block of this `mma.shape.Shape`."""
     buffers = shape.n_stages * tile_size(shape, itemsize) * itemsize
     return max(buffers, shape.n * (shape.m + 4) * 4)
 
@@ -82,7 +83,7 @@ def make(shape, itemsize, mode, together=False):
     collect, _ = results(TILE_M, TILE_N, WARP_M, WARP_N, N_THREADS)
     hand_over = _handing_over(shape, itemsize, together)
     sum_dy = sums_of_dy(shape, itemsize)
-    AHEAD, _ = fragments.timing(mode, N_STAGES)
+    AHEAD, _ = mainloop.timing(mode, N_STAGES)
 
     @cuda.jit(device=True)
     def fetch(part, cache, work):
@@ -92,7 +93,7 @@ def make(shape, itemsize, mode, together=False):
         else:
             fetch_dy(cache, np.int32(to + A_SIZE), first, n_pixels, of_dy)
 
-    pipeline = fragments.multiply(WARP_M, WARP_N, loads, mode, N_STAGES, fetch)
+    pipeline = mainloop.multiply(WARP_M, WARP_N, loads, mode, N_STAGES, fetch)
     begin, advance = pipeline.begin, pipeline.advance
     WORDS_A, WORDS_B, WORDS_C, WORDS_D = pipeline.n_words
 

@@ -4,13 +4,13 @@ import functools
 import math
 from typing import NamedTuple
 
+from course_lib.kernels.blocks.mma.shape import Shape
 from course_lib.kernels.conv2d import halo_plan, pixel_sums
-from course_lib.kernels.gemm.tensor_core import Shape
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
-#: Tiles by mode (`gemm.fragments`), with how fast they are, as a share of the fastest.
+#: Tiles by mode (`mma.mainloop`), with how fast they are, as a share of the fastest.
 SHAPES = {
     "narrow": {Shape(192, 128, 4, 2, 3, 1): 1.0, Shape(64, 64, 2, 2, 3, 2): 0.5},
     "tf32": {Shape(192, 128, 4, 2, 3, 1): 1.0, Shape(64, 64, 2, 2, 3, 2): 0.5},

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from course_lib.kernels.blocks.mma.shape import Shape
 from course_lib.kernels.conv2d import halo_plan, pixel_sums, pixel_sums_plan
 from course_lib.kernels.conv2d.halo_small import CLUSTERS_SINCE, MOST_IN_CLUSTER, places_for
 from course_lib.kernels.conv2d.pixel_sums_plan import MULTIPROCESSORS, STATIC_BYTES, n_blocks
-from course_lib.kernels.gemm.tensor_core import Shape
 from course_lib.runtime.host.launch import launch
 
-#: Tiles by mode (`gemm.fragments`).
+#: Tiles by mode (`mma.mainloop`).
 SHAPES = {
     "narrow": (Shape(64, 128, 2, 4, 3, 1), Shape(64, 64, 2, 2, 4, 2)),
     "tf32": (Shape(64, 128, 2, 4, 3, 1), Shape(64, 64, 2, 2, 4, 2)),

@@ -5,13 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from course_lib.kernels.conv2d import formats
-from course_lib.kernels.options import hashable, pair, whole
+from course_lib.kernels.blocks.memory_format import formatted
+from course_lib.kernels.blocks.options import MOST, check_precision, hashable, pair, whole
 from course_lib.runtime.host import arrays
 
 DTYPES = ("float32", "float16", "bfloat16")
-PRECISIONS = ("float32", "tf32")
-MOST = 2**31 - 1  # of every number that kernels take
 
 
 class Problem(NamedTuple):
@@ -99,32 +97,14 @@ def checked(x, weight, stride, padding, dilation, groups, precision):
     """
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
     arrays.require(weight, "weight", dtypes=(arrays.dtype_name(x),), n_dims=4)
-    if precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}; there are {', '.join(PRECISIONS)}")
+    check_precision(precision)
     channels_last = arrays.reads_channels_last(x) or arrays.reads_channels_last(weight)
     options = (hashable(option) for option in (stride, padding, dilation))
     problem = problem_of(tuple(x.shape), tuple(weight.shape), *options, groups, channels_last)
     return problem, formatted(x, problem)
 
 
-def formatted(array, problem):
-    """`array` in the problem's memory format: itself, or a copy."""
-    if not problem.channels_last:
-        return arrays.contiguous(array)
-    if arrays.is_channels_last(array):
-        return array
-    if arrays.is_contiguous_array(array):
-        return formats.channels_last(array)
-    return arrays.laid_out_like(array, empty(array.shape, array, problem))
-
-
 def is_as_given(array, problem):
     """Whether `array` is contiguous, and would have to be laid out channels-last."""
     last = problem.channels_last
     return last and arrays.is_contiguous_array(array) and not arrays.is_channels_last(array)
-
-
-def empty(shape, like, problem, dtype=None):
-    """A new array of the problem's memory format, of the dtype of `like` unless one is named."""
-    last = problem.channels_last
-    return arrays.empty(tuple(shape), like=like, dtype=dtype, channels_last=last)

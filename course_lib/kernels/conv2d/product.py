@@ -11,7 +11,7 @@ from collections import namedtuple
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.conv2d.places import ZERO
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.runtime.intrinsics import load_vector
 from course_lib.runtime.intrinsics.matrix import load_word, multiply_add, round_tf32, subtract_words
 

@@ -12,8 +12,9 @@ channels; each thread sums some of the weights. Blocks share the tiles; `total_k
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import divided, index_of
 from course_lib.kernels.conv2d.implicit_gemm import line_met
-from course_lib.kernels.conv2d.places import ZERO, divided, index_of
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
     load,

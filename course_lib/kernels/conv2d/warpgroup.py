@@ -24,8 +24,9 @@ alone; compute capability 9.0 alone: earlier chips, and later ones, which have n
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.conv2d.halo_results import ADD_BIAS, PLANAR, VECTORS
-from course_lib.kernels.conv2d.places import ZERO, divided
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,

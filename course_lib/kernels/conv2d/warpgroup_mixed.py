@@ -1,6 +1,6 @@
 """`warpgroup` with float32's accuracy: products of numbers in two parts, "mixed".
 
-As `gemm.fragments` says of that mode: a number is its rounding to TF32 and the rest, and x·w is
+As `mma.mainloop` says of that mode: a number is its rounding to TF32 and the rest, and x·w is
 big·big, by TF32, + half·rest + rest·half, by bfloat16, of which an instruction takes twice as many
 terms. A tensor core cuts sums off where float32 rounds; so what a step adds, a tap of 32 channels,
 is summed from 0, and then added as float32, while the other warpgroup's product goes on.
@@ -24,8 +24,9 @@ Compute capability 9.0 alone, as `warpgroup`: `halo` takes these passes elsewher
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.conv2d.halo_results import PLANAR
-from course_lib.kernels.conv2d.places import ZERO, divided
 from course_lib.kernels.conv2d.warpgroup import (
     GROUP_THREADS,
     copying,

@@ -41,8 +41,8 @@ import math
 import numpy as np
 
 from course_lib.kernels import conv2d
-from course_lib.kernels.conv2d import gathering, ladders, launching
-from course_lib.kernels.conv2d.problem import empty, formatted
+from course_lib.kernels.blocks import memory_format
+from course_lib.kernels.blocks.memory_format import empty, formatted
 from course_lib.kernels.conv_transpose2d import direct, upsample2x
 from course_lib.kernels.conv_transpose2d.problem import DTYPES, checked
 from course_lib.kernels.conv_transpose2d.strided import whole_memory
@@ -131,7 +131,9 @@ def default_variant(problem, operands, capability):
     if upsample2x.fault(problem, operands, capability) is None:
         return "upsample2x"
     depthwise = problem.groups == problem.C == problem.K > 1
-    return "gather" if depthwise or gathering.fault(problem.convolution) else "conv_gradient"
+    if depthwise or conv2d.gathering_fault(problem.convolution):
+        return "gather"
+    return "conv_gradient"
 
 
 # --- launchers -----------------------------------------------------------------------------------
@@ -170,13 +172,15 @@ def _gather(problem, x, weight, bias, y, precision):
 
 def _conv_gradient(problem, x, weight, bias, y, precision):
     convolution, capability = problem.convolution, chip_of(x)[0]
-    if found := gathering.fault(convolution):
+    if found := conv2d.gathering_fault(convolution):
         raise ValueError(f"variant 'conv_gradient' takes {found}: use 'gather'")
-    rung = "tensor_core" if capability >= gathering.TENSOR_CORES_SINCE else "implicit_gemm"
+    rung = conv2d.DX["tensor_core"]
+    if capability < rung.needs:
+        rung = conv2d.DX["implicit_gemm"]
     weight = formatted(weight, problem)
 
     def find(convolution, x, y):
-        gathering.launch_dx(rung, convolution, x, weight, y, precision, bias)
+        rung.launch(convolution, x, weight, y, precision, bias)
 
     is_laid_out = arrays.is_channels_last if problem.channels_last else arrays.is_contiguous_array
     if is_laid_out(y):
@@ -209,7 +213,7 @@ def _gradients(name, problem, dy, x, weight, dx, dweight, dbias, precision):
         # What the convolution was given is dy here, and its result's gradient x.
         conv2d.DWEIGHT[name].launch(convolution, x, dy, dweight, None, precision)
     if dbias is not None:
-        launching.dbias(problem, dy, dbias)
+        conv2d.find_dbias(problem, dy, dbias)
 
 
 def _upsample2x_gradients(problem, dy, x, weight, dx, dweight, dbias, precision):
@@ -237,7 +241,7 @@ def _backward(name, by=None, launch=None, more=tuple, deciding=()):
     decides = [function for rung in rungs for function in rung.decides]
     return Rung(
         name, launch or functools.partial(_gradients, by),
-        lambda: (*(kernel for rung in rungs for kernel in rung.kernels), *ladders.DBIAS, *more()),
+        lambda: (*(kernel for rung in rungs for kernel in rung.kernels), *more()),
         decides if by else (conv2d.default_variant, *decides, *deciding),
     )  # fmt: skip
 
@@ -245,17 +249,17 @@ def _backward(name, by=None, launch=None, more=tuple, deciding=()):
 FORWARD = Ladder(
     Rung(
         "scatter", _scatter,
-        (direct.start_kernel, direct.scatter_kernel, direct.finish_kernel, *ladders.FORMAT),
+        (direct.start_kernel, direct.scatter_kernel, direct.finish_kernel, *memory_format.KERNELS),
     ),
-    Rung("gather", _gather, (direct.gather_kernel, *ladders.FORMAT)),
+    Rung("gather", _gather, (direct.gather_kernel, *memory_format.KERNELS)),
     Rung(
         "conv_gradient", _conv_gradient,
         lambda: (*conv2d.DX["tensor_core"].kernels, *conv2d.DX["implicit_gemm"].kernels),
         conv2d.DX["tensor_core"].decides,
     ),
     Rung(
-        "upsample2x", _upsample2x, lambda: (*upsample2x.kernels(), *ladders.FORMAT),
-        upsample2x.DECIDE_Y, gathering.TENSOR_CORES_SINCE,
+        "upsample2x", _upsample2x, lambda: (*upsample2x.kernels(), *memory_format.KERNELS),
+        upsample2x.DECIDE_Y, conv2d.DX["tensor_core"].needs,
     ),
 )  # fmt: skip
 BACKWARD = Ladder(

@@ -12,7 +12,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels import gemm
-from course_lib.kernels.conv2d.places import divided
+from course_lib.kernels.blocks.indexing import divided
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (

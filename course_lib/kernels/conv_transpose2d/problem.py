@@ -5,10 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from course_lib.kernels.conv2d.problem import DTYPES, MOST, PRECISIONS, formatted
-from course_lib.kernels.conv2d.problem import Problem as Convolution
-from course_lib.kernels.options import hashable, pair, whole
+from course_lib.kernels.blocks.memory_format import formatted
+from course_lib.kernels.blocks.options import MOST, check_precision, hashable, pair, whole
+from course_lib.kernels.conv2d import Problem as Convolution
 from course_lib.runtime.host import arrays
+
+DTYPES = ("float32", "float16", "bfloat16")
 
 
 class Problem(NamedTuple):
@@ -112,8 +114,7 @@ def checked(x, weight, stride, padding, output_padding, dilation, groups, precis
     """
     arrays.require(x, "x", dtypes=DTYPES, n_dims=4)
     arrays.require(weight, "weight", dtypes=(arrays.dtype_name(x),), n_dims=4)
-    if precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}; there are {', '.join(PRECISIONS)}")
+    check_precision(precision)
     channels_last = arrays.reads_channels_last(x) or arrays.reads_channels_last(weight)
     options = (hashable(option) for option in (stride, padding, output_padding, dilation))
     problem = problem_of(tuple(x.shape), tuple(weight.shape), *options, groups, channels_last)

@@ -24,13 +24,13 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels import gemm
-from course_lib.kernels.conv2d.places import divided
+from course_lib.kernels.blocks.indexing import divided
+from course_lib.kernels.blocks.mma import fragments, mainloop
+from course_lib.kernels.blocks.mma.results import SUMS_PADDING, results
+from course_lib.kernels.blocks.mma.shape import K_BYTES, Shape
+from course_lib.kernels.blocks.mma.tiles import PARTS, tile
 from course_lib.kernels.conv_transpose2d import packed, warpgroups
 from course_lib.kernels.conv_transpose2d.strided import whole_memory
-from course_lib.kernels.gemm import fragments
-from course_lib.kernels.gemm.results import SUMS_PADDING, results
-from course_lib.kernels.gemm.tensor_core import K_BYTES, Shape
-from course_lib.kernels.gemm.tiles import PARTS, tile
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import (
@@ -52,7 +52,7 @@ LARGE_FROM = 264  # blocks with the larger tile: two for each multiprocessor of 
 PADDING = 12  # float32 from one row of sums to the next, so that few lanes meet in a bank
 MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 ZERO = np.float32(0)
-#: How numbers are multiplied (`gemm.fragments`) -> tiles of pixels × columns, large and small.
+#: How numbers are multiplied (`mma.mainloop`) -> tiles of pixels × columns, large and small.
 SHAPES = {
     "narrow": (Shape(128, 64, 2, 2, 3, 2), Shape(64, 64, 2, 2, 4, 2)),
     "tf32": (Shape(128, 64, 2, 2, 3, 2), Shape(64, 64, 2, 2, 4, 2)),
@@ -180,7 +180,7 @@ def kernel_for(shape, itemsize, mode, channels_last):
     first_a, first_b, next_a, next_b = (
         a_tile.first, b_tile.first, a_tile.following, b_tile.following,
     )  # fmt: skip
-    AHEAD, _ = fragments.timing(mode, N_STAGES)
+    AHEAD, _ = mainloop.timing(mode, N_STAGES)
 
     @cuda.jit(device=True)
     def fetch(part, cache, work):
@@ -191,7 +191,7 @@ def kernel_for(shape, itemsize, mode, channels_last):
     loads = (
         fragments.load_a(a_tile, source, itemsize), fragments.load_b(b_tile, "by_row", itemsize)
     )  # fmt: skip
-    pipeline = fragments.multiply(WARP_M, WARP_N, loads, mode, N_STAGES, fetch)
+    pipeline = mainloop.multiply(WARP_M, WARP_N, loads, mode, N_STAGES, fetch)
     begin, advance = pipeline.begin, pipeline.advance
     WORDS_A, WORDS_B, WORDS_C, WORDS_D = pipeline.n_words
     collect, write, n_results = (_channels_last if channels_last else _planar)(shape)

@@ -18,17 +18,18 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.conv2d.places import divided
-from course_lib.kernels.gemm.swizzled import Tile, no_load, no_move, thread, tile
-from course_lib.kernels.gemm.warpgroup import (
+from course_lib.kernels.blocks.indexing import divided
+from course_lib.kernels.blocks.mma.swizzled import Tile, no_load, no_move, thread, tile
+from course_lib.kernels.blocks.mma.warpgroup import (
     BAND_ROWS,
+    GROUP_THREADS,
     ONLY,
+    Shape,
     by_row_flags,
     place_of_block,
     product_of,
 )
-from course_lib.kernels.gemm.warpgroup_plan import GROUP_THREADS, Shape
-from course_lib.kernels.gemm.warpgroup_sums import PADDING, sums_of
+from course_lib.kernels.blocks.mma.warpgroup_sums import PADDING, sums_of
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
@@ -54,7 +55,7 @@ TILE_K = ROW_BYTES // ITEMSIZE
 MIN_BLOCKS = 2  # of a multiprocessor
 #: Tiles of pixels × columns of the result, for many columns and for few.
 SHAPES = Shape(128, 128, 3), Shape(128, 64, 4)
-ADD_BIAS, VECTORS = 1, 4  # options of the kernels; the second as in `gemm.epilogue`
+ADD_BIAS, VECTORS = 1, 4  # options of the kernels; the second as in `mma.epilogue`
 ZERO = np.float32(0)
 
 

@@ -14,9 +14,11 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.cross_entropy.targets import IGNORED, INVALID
-from course_lib.kernels.softmax.ladder import careful_add
-from course_lib.kernels.softmax.rows import team_sum
+from course_lib.kernels.blocks.constants import NAN, ONE, ZERO
+from course_lib.kernels.blocks.labels import IGNORED, INVALID
+from course_lib.kernels.blocks.rows import team_sum
+from course_lib.kernels.blocks.softmax_steps import shift_for
+from course_lib.kernels.blocks.sums import careful_add
 from course_lib.runtime.intrinsics import (
     FULL_MASK,
     LOWEST,
@@ -39,13 +41,6 @@ MIN_WIDTH, MAX_WIDTH = 4, 8  # elements in 16 bytes
 MAX_BATCH = 16  # elements in flight per thread; half of it where a target comes with each
 N_STATS = 4  # numbers saved for a row
 PARTIAL, SUM, MEAN = 0, 1, 2  # what `finish_kernel` makes of its sums
-ZERO, ONE, NAN = np.float32(0), np.float32(1), np.float32(math.nan)
-
-
-@cuda.jit(device=True)
-def shift_for(m):
-    """What to subtract from numbers whose largest is `m`: -inf - -inf would be NaN."""
-    return m if m != LOWEST else ZERO
 
 
 @cuda.jit(device=True)

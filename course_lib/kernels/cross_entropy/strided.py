@@ -1,7 +1,7 @@
 """The rung `strided`: logits (N, C, d1, …), whose classes are not side by side, as they lie.
 
 A thread takes the classes of some neighbouring pixels, 16 bytes of each class at a time
-(`softmax.columns`). Forward reads each logit once. Backward saves nothing in between: it makes the
+(`blocks.columns`). Forward reads each logit once. Backward saves nothing in between: it makes the
 maximum and the sum again from the logits that it has to read anyway. What it reads it holds in
 registers; more classes than those hold are read twice.
 """
@@ -11,20 +11,24 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.cross_entropy import finishing
-from course_lib.kernels.cross_entropy.forward_kernels import N_STATS, NAN, ONE, ZERO, shift_for
-from course_lib.kernels.cross_entropy.targets import IGNORED, INVALID, KINDS
-from course_lib.kernels.operation import Rung
-from course_lib.kernels.softmax.columns import (
-    MAX_WIDTH,
+from course_lib.kernels.blocks.columns import (
+    SLOTS,
+    STREAM_SLOTS,
     access,
     fit_vectors,
     seen_from,
+    slots_for,
     start_of,
     width_of,
 )
-from course_lib.kernels.softmax.formulas import exponential
-from course_lib.kernels.softmax.strided import SLOTS, STREAM_SLOTS, slots_for
+from course_lib.kernels.blocks.constants import MAX_WIDTH, NAN, ONE, ZERO
+from course_lib.kernels.blocks.labels import IGNORED, INVALID
+from course_lib.kernels.blocks.softmax_formulas import exponential
+from course_lib.kernels.blocks.softmax_steps import shift_for
+from course_lib.kernels.cross_entropy import finishing
+from course_lib.kernels.cross_entropy.forward_kernels import N_STATS
+from course_lib.kernels.cross_entropy.targets import KINDS
+from course_lib.kernels.operation import Rung
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (

@@ -21,9 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.labels import index_label
 from course_lib.runtime.intrinsics import load, load_vector
-
-IGNORED, INVALID = -1, -2  # in place of a label
 
 
 class Kind(NamedTuple):
@@ -35,16 +34,6 @@ class Kind(NamedTuple):
     share_of: object  # (target, weight, weighted, i, col, keep, spread), i = row·n_classes + col
     load_shares: object  # (shares, target, i): 16 bytes, so many of what `shares_of` needs …
     shares_of: object  # (shares, weight, weighted, col, keep, spread, width): … made shares
-
-
-@cuda.jit(device=True)
-def index_label(target, row, n_classes, ignore_index):
-    label = target[row]
-    if label == ignore_index:
-        return IGNORED
-    if label < 0 or label >= n_classes:
-        return INVALID
-    return label
 
 
 @cuda.jit(device=True)

@@ -35,10 +35,15 @@ two runs agree bit for bit. Milletari, Navab and Ahmadi, V-Net (2016).
 import math
 import operator
 
+from course_lib.kernels.blocks.columns import (
+    STREAM_SLOTS,
+    fit_vectors,
+    seen_from,
+    slots_for,
+    width_of,
+)
 from course_lib.kernels.dice import gradients, sums
 from course_lib.kernels.operation import AUTO, Ladder, Rung
-from course_lib.kernels.softmax.columns import fit_vectors, seen_from, width_of
-from course_lib.kernels.softmax.strided import STREAM_SLOTS, slots_for
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.host.outputs import require_apart

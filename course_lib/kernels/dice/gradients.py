@@ -8,10 +8,11 @@ its weight·(p − t).
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.cross_entropy.forward_kernels import NAN, ONE, ZERO, shift_for
-from course_lib.kernels.cross_entropy.targets import INVALID, index_label
-from course_lib.kernels.softmax.columns import MAX_WIDTH, access, start_of
-from course_lib.kernels.softmax.formulas import exponential
+from course_lib.kernels.blocks.columns import access, start_of
+from course_lib.kernels.blocks.constants import MAX_WIDTH, NAN, ONE, ZERO
+from course_lib.kernels.blocks.labels import INVALID, index_label
+from course_lib.kernels.blocks.softmax_formulas import exponential
+from course_lib.kernels.blocks.softmax_steps import shift_for
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,

@@ -11,11 +11,11 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.cross_entropy.forward_kernels import NAN, ONE, ZERO
-from course_lib.kernels.cross_entropy.targets import IGNORED, INVALID, index_label
-from course_lib.kernels.softmax.columns import MAX_WIDTH, access, start_of
-from course_lib.kernels.softmax.formulas import SOFTMAX, exponential
-from course_lib.kernels.softmax.strided import add_online
+from course_lib.kernels.blocks.columns import access, start_of
+from course_lib.kernels.blocks.constants import MAX_WIDTH, NAN, ONE, ZERO
+from course_lib.kernels.blocks.labels import IGNORED, INVALID, index_label
+from course_lib.kernels.blocks.softmax_formulas import SOFTMAX, exponential
+from course_lib.kernels.blocks.softmax_steps import add_online
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,

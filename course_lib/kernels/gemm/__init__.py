@@ -26,7 +26,7 @@ rung             what a thread does                                      reads o
 ================ ======================================================= ===================
 
 `tensor_core` needs sm_80, and `vectorised` runs before it. Its float32 is as exact as float32: see
-`fragments`. `wgmma` is of 9.0 alone: on all other chips, later ones included, it is `mma.sync`.
+`mma.mainloop`. `wgmma` is of 9.0 alone: on all other chips, later ones included, it is `mma.sync`.
 
 Sums are taken in a fixed order: two runs agree bit for bit.
 """
@@ -34,8 +34,9 @@ Sums are taken in a fixed order: two runs agree bit for bit.
 import functools
 import math
 
+from course_lib.kernels.blocks import column_sums
+from course_lib.kernels.blocks.mma.epilogue import ADD_BIAS, CLUSTER, RELU, VECTORS
 from course_lib.kernels.gemm import (
-    columns,
     few_rows,
     ladder,
     plan,
@@ -44,17 +45,15 @@ from course_lib.kernels.gemm import (
     vectorised,
     warpgroup,
 )
-from course_lib.kernels.gemm.epilogue import ADD_BIAS, CLUSTER, RELU, VECTORS
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 DTYPES = ("float32", "float16", "bfloat16")
-PRECISIONS = ("float32", "tf32")
 TENSOR_CORES = (8, 0)  # compute capability from which on `tensor_core` runs
 CLUSTERS = (9, 0)  # from which on a chip has them
-#: How the inputs of the three products of a linear layer come (see `tiles`), and of odd shapes.
+#: How the inputs of the three products of a linear layer come (see `mma.tiles`), and of odd shapes.
 SOURCES = (("by_k", "by_k"), ("by_k", "by_row"), ("by_row", "by_row"), ("any", "any"))
 
 
@@ -166,7 +165,7 @@ def vectorised_kernel_for(sources, itemsize):
 
 
 def _sources(a, b, bias, c, M, N, K, a_m, a_k, b_n, b_k, options):
-    """How the inputs get to shared memory (see `tiles`)."""
+    """How the inputs get to shared memory (see `mma.tiles`)."""
     found = []
     for array, row_stride, k_stride in ((a, a_m, a_k), (b, b_n, b_k)):
         if not _on_boundaries(array, max(row_stride, k_stride)):
@@ -178,12 +177,6 @@ def _sources(a, b, bias, c, M, N, K, a_m, a_k, b_n, b_k, options):
 def _on_boundaries(array, length):
     """Whether each of the array's rows of `length` elements begins on a 16-byte boundary."""
     return not (arrays.address_of(array) | length * array.dtype.itemsize) % VECTOR_BYTES
-
-
-def check_precision(precision):
-    """ValueError for a precision that there is not."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}; there are {', '.join(PRECISIONS)}")
 
 
 def _tensor_core_kernels():
@@ -250,7 +243,7 @@ def specialisations():
             if dtype != "float32":
                 yield f"{name} in parts", kernel, [array] * 3 + [("float32", 1), *numbers]
     for label, kernel, types in (
-        *columns.specialisations(DTYPES), *few_rows.specialisations(DTYPES),
+        *column_sums.specialisations(DTYPES), *few_rows.specialisations(DTYPES),
         *warpgroup.specialisations(DTYPES),
     ):  # fmt: skip
         yield f"gemm {label}", kernel, types

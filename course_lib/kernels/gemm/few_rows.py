@@ -10,7 +10,7 @@ For both inputs by k, whose rows begin on 16-byte boundaries. Sums are float32, 
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.gemm.epilogue import finish
+from course_lib.kernels.blocks.mma.epilogue import finish
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
@@ -72,7 +72,7 @@ KERNELS = {n_rows: make(n_rows) for n_rows in ROWS}
 
 
 def multiply(a, b, bias, c, M, N, K, options):
-    """c = a·bᵀ, and what `options` say (see `epilogue`); M is at most the last of ROWS."""
+    """c = a·bᵀ, and what `options` say (see `mma.epilogue`); M is at most the last of ROWS."""
     kernel = KERNELS[next(n for n in ROWS if n >= M)]
     launch(kernel, N, N_THREADS, a, b, bias, c, M, N, K, options, flat=True, overlap=True)
 

@@ -9,7 +9,7 @@ number which it reads is used several times.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.gemm.epilogue import finish
+from course_lib.kernels.blocks.mma.epilogue import finish
 from course_lib.runtime.intrinsics import load, store
 
 ZERO = np.float32(0)

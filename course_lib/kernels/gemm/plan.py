@@ -3,10 +3,11 @@
 import math
 from typing import NamedTuple
 
-from course_lib.kernels.gemm.tensor_core import K_BYTES, Shape
+from course_lib.kernels.blocks.mma.shape import K_BYTES, Shape
 
-#: Tiles from large to small, by mode (`fragments`). Large ones read each number less often: a block
-#: reads m + n numbers for 2·m·n FLOPs of each k. The largest leave one block to a multiprocessor.
+#: Tiles from large to small, by mode (`mma.mainloop`). Large ones read each number less often: a
+#: block reads m + n numbers for 2·m·n FLOPs of each k. The largest leave one block to a
+#: multiprocessor.
 SHAPES = {
     "narrow": (
         Shape(256, 128, 4, 2, 3, 1), Shape(128, 128, 2, 2, 3, 2), Shape(64, 64, 2, 2, 4, 2),

@@ -3,7 +3,7 @@
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.gemm.epilogue import finish
+from course_lib.kernels.blocks.mma.epilogue import finish
 from course_lib.runtime.intrinsics import allow_next_kernel, store, wait_for_previous_kernel
 
 BLOCK_SIZE = 128

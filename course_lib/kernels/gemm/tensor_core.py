@@ -15,33 +15,18 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.gemm import fragments
-from course_lib.kernels.gemm.epilogue import CLUSTER
+from course_lib.kernels.blocks.mma import fragments, mainloop
+from course_lib.kernels.blocks.mma.epilogue import CLUSTER
+from course_lib.kernels.blocks.mma.results import SUMS_PADDING, results
+from course_lib.kernels.blocks.mma.shape import K_BYTES, Shape
+from course_lib.kernels.blocks.mma.tiles import PARTS, tile
 from course_lib.kernels.gemm.place import place_of_block
-from course_lib.kernels.gemm.results import SUMS_PADDING, results
-from course_lib.kernels.gemm.tiles import PARTS, tile
 from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
 from course_lib.runtime.intrinsics.cluster import cluster_sync
 from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 from course_lib.runtime.intrinsics.shared import dynamic_shared
 
-K_BYTES = 128  # of a tile's row
 ZERO = np.float32(0)
-
-
-class Shape(NamedTuple):
-    """How a block works: its tile of c, its warps along m and n, its buffers."""
-
-    m: int
-    n: int
-    warps_m: int
-    warps_n: int
-    n_stages: int
-    min_blocks: int = 1  # on a multiprocessor: what registers are left for each thread
-
-    @property
-    def n_threads(self):
-        return 32 * self.warps_m * self.warps_n
 
 
 class Kernel(NamedTuple):
@@ -51,7 +36,7 @@ class Kernel(NamedTuple):
 
 
 def make(shape, sources, itemsize, mode):
-    """The `Kernel` for matrices that come as `sources` say (see `tiles`), multiplied in `mode`."""
+    """The `Kernel` for matrices that come as `sources` say (`mma.tiles`), multiplied in `mode`."""
     sides = shape.m, shape.n
     a_tile, b_tile = (
         tile(side, K_BYTES, itemsize, shape.n_threads, source)
@@ -73,7 +58,7 @@ def _kernel(shape, sources, itemsize, mode, a_tile, b_tile):
     first_a, first_b, next_a, next_b = (
         a_tile.first, b_tile.first, a_tile.following, b_tile.following,
     )  # fmt: skip
-    AHEAD, _ = fragments.timing(mode, N_STAGES)
+    AHEAD, _ = mainloop.timing(mode, N_STAGES)
 
     @cuda.jit(device=True)
     def fetch(part, cache, work):
@@ -85,7 +70,7 @@ def _kernel(shape, sources, itemsize, mode, a_tile, b_tile):
         fragments.load_a(a_tile, sources[0], itemsize),
         fragments.load_b(b_tile, sources[1], itemsize),
     )  # fmt: skip
-    pipeline = fragments.multiply(WARP_M, WARP_N, loads, mode, N_STAGES, fetch)
+    pipeline = mainloop.multiply(WARP_M, WARP_N, loads, mode, N_STAGES, fetch)
     begin, advance = pipeline.begin, pipeline.advance
     WORDS_A, WORDS_B, WORDS_C, WORDS_D = pipeline.n_words
     collect, write = results(

@@ -1,18 +1,18 @@
 """The rung `vectorised`: 16 bytes at a time, copies in flight, 64 sums in each thread's registers.
 
-As in `tensor_core`, tiles pass through a ring of buffers in shared memory (`tiles`); here threads
-multiply them with ordinary instructions. A thread reads 16 bytes of its rows at a time. Of a tile
-that lies as (row, k) that is several k of one row; its rows then lie apart by the number of threads
-that share them, and threads which read together read different banks. Of one that lies as (k, row)
-it is some neighbouring rows, at one k.
+As in `tensor_core`, tiles pass through a ring of buffers in shared memory (`mma.tiles`); here
+threads multiply them with ordinary instructions. A thread reads 16 bytes of its rows at a time. Of
+a tile that lies as (row, k) that is several k of one row; its rows then lie apart by the number of
+threads that share them, and threads which read together read different banks. Of one that lies as
+(k, row) it is some neighbouring rows, at one k.
 """
 
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.gemm.epilogue import ADD_BIAS, RELU, relu
+from course_lib.kernels.blocks.mma.epilogue import ADD_BIAS, RELU, relu
+from course_lib.kernels.blocks.mma.tiles import tile
 from course_lib.kernels.gemm.place import place_of_block
-from course_lib.kernels.gemm.tiles import tile
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -32,7 +32,7 @@ ZERO = np.float32(0)
 
 
 def make(sources, itemsize):
-    """(kernel, bytes of shared memory) for matrices that come as `sources` say (see `tiles`)."""
+    """(kernel, bytes of shared memory) for matrices that come as `sources` say (`mma.tiles`)."""
     a_tile, b_tile = (tile(TILE, K_BYTES, itemsize, N_THREADS, source) for source in sources)
     width = VECTOR_BYTES // itemsize
     gather, row_of = _a_side(a_tile.pitch, width, sources[0])

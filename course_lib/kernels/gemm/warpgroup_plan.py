@@ -8,34 +8,15 @@ long k, the smaller tiles of `tensor_core` serve better. What those take is a li
 """
 
 import math
-from typing import NamedTuple
 
+from course_lib.kernels.blocks.mma.warpgroup import Shape
 from course_lib.kernels.gemm import plan
-from course_lib.runtime.intrinsics.warpgroup import ROW_BYTES, ROWS
+from course_lib.runtime.intrinsics.warpgroup import ROW_BYTES
 
-GROUP_THREADS = 128
 LEAST_TILES = 16  # with fewer, most of the chip is idle
 #: Of a and of b. What lies beyond the last row is read from that one: if nearly all threads do it,
 #: they wait for each other.
 LEAST_ROWS = 24
-
-
-class Shape(NamedTuple):
-    """A block's tile of c, of 64 rows for each of its warpgroups, and its buffers.
-
-    step, once: what a tile takes for each 128 bytes along k, and beside that: in units of 10 ns, as
-    measured on an H200
-    """
-
-    m: int
-    n: int
-    n_stages: int
-    step: int = 0
-    once: int = 0
-
-    @property
-    def n_threads(self):
-        return self.m // ROWS * GROUP_THREADS
 
 
 #: By bytes of an element.
@@ -50,7 +31,7 @@ OTHERS = {64: (60, 1000), 32: (25, 540)}
 
 
 def choose(M, N, K, itemsize, mode, sources):
-    """The `Shape` for a product of this size, or None; `sources` as `tiles` has it."""
+    """The `Shape` for a product of this size, or None; `sources` as `mma.tiles` has it."""
     shapes, steps = SHAPES[itemsize], math.ceil(K * itemsize / ROW_BYTES)
     if min(M, N) < LEAST_ROWS or n_blocks(shapes[-1], M, N) < LEAST_TILES:
         return None

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.rows import MAX_WIDTH, ZERO
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
@@ -32,7 +32,7 @@ AT_ONCE = 8  # parts that a thread loads before it uses the first
 
 @cuda.jit(device=True)
 def column_of(u, k, width, rank, n_ranks, vectors):
-    """The column that slot (u, k) of a thread holds, as in `softmax/rows.py`."""
+    """The column that slot (u, k) of a thread holds, as in `blocks/rows.py`."""
     if vectors:
         return (rank + u * n_ranks) * width + k
     return (u * width + k) * n_ranks + rank

@@ -11,15 +11,15 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.batch_norm.moments import (
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.moments import (
     affine_of,
     block_moments,
     reciprocal_deviation,
     with_one,
 )
+from course_lib.kernels.blocks.sums import careful_add
 from course_lib.kernels.layer_norm.features import ONE, feature
-from course_lib.kernels.softmax.ladder import careful_add
-from course_lib.kernels.softmax.rows import ZERO
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import block_sum, load, store

@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from course_lib.kernels.row_teams import WHOLE_BLOCK
+from course_lib.kernels.blocks.row_teams import WHOLE_BLOCK
 from course_lib.runtime.host import arrays
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 

@@ -17,7 +17,8 @@ Derivation: notebook 10.
 import functools
 
 from course_lib.kernels import gemm
-from course_lib.kernels.gemm import columns
+from course_lib.kernels.blocks import column_sums
+from course_lib.kernels.blocks.options import check_precision
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.outputs import output
@@ -40,7 +41,7 @@ def forward(
     ValueError for an unknown variant, activation or precision. What is not contiguous is copied
     first, because the kernels take rows one after another.
     """
-    gemm.check_precision(precision)
+    check_precision(precision)
     if activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation {activation!r}; there are {', '.join(ACTIVATIONS)}")
     n_rows, n_in, n_out = _check(x, weight)
@@ -69,7 +70,7 @@ def backward(
 
     Raises as `forward` does, which says more.
     """
-    gemm.check_precision(precision)
+    check_precision(precision)
     n_rows, n_in, n_out = _check(x, weight)
     rung = BACKWARD.rung(variant, x)
     arrays.require(dy, "dy", shape=(*x.shape[:-1], n_out), dtypes=(arrays.dtype_name(x),))
@@ -92,15 +93,15 @@ def _launch_backward(variant, sizes, dy, x, weight, dx, dweight, dbias, precisio
         x, by_rows = arrays.contiguous(x), dict(a_by_k=False, b_by_k=False)
         gemm.multiply(dy, x, dweight, n_out, n_in, n_rows, **by_rows, **chosen)
     if dbias is not None and n_out:
-        columns.sum_columns(dy, dbias, n_rows, n_out)
+        column_sums.sum_columns(dy, dbias, n_rows, n_out)
 
 
 def _backward_rung(product):
     """Two of the products, and the sum for dbias."""
     return Rung(
         product.name, functools.partial(_launch_backward, product.name),
-        lambda: (*product.kernels, columns.column_sums_kernel), (*product.decides, columns.plan),
-        product.needs,
+        lambda: (*product.kernels, column_sums.column_sums_kernel),
+        (*product.decides, column_sums.plan), product.needs,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ PH rows and PW columns of -inf lie before and behind the image.
 import functools
 from typing import NamedTuple
 
-from course_lib.kernels.options import hashable, pair
+from course_lib.kernels.blocks.options import hashable, pair
 
 
 class Window(NamedTuple):

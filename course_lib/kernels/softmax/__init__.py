@@ -38,11 +38,11 @@ Maximum and sum in one pass: Milakov and Gimelshein, Online normalizer calculati
 
 import math
 
+from course_lib.kernels.blocks.columns import seen_from
+from course_lib.kernels.blocks.softmax_formulas import LOG_SOFTMAX, SOFTMAX
 from course_lib.kernels.operation import AUTO
 from course_lib.kernels.softmax import strided
-from course_lib.kernels.softmax.columns import seen_from
 from course_lib.kernels.softmax.direction import backward_direction, forward_direction
-from course_lib.kernels.softmax.formulas import LOG_SOFTMAX, SOFTMAX
 from course_lib.kernels.softmax.plan import ROW_LIMIT
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.outputs import output

@@ -2,20 +2,13 @@
 
 import functools
 
+from course_lib.kernels.blocks.row_plan import SLOTS, fits_team, row_plan, stream_plan, usable_slots
+from course_lib.kernels.blocks.rows import on_boundaries
 from course_lib.kernels.operation import Ladder, Rung
 from course_lib.kernels.softmax import ladder, registers, split, streamed
-from course_lib.kernels.softmax.plan import (
-    ROW_LIMIT,
-    SLOTS,
-    fits_team,
-    row_plan,
-    split_plan,
-    stream_plan,
-    usable_slots,
-)
+from course_lib.kernels.softmax.plan import ROW_LIMIT, split_plan
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of, launch
-from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 CLUSTERS_SINCE = (9, 0)
 
@@ -134,10 +127,3 @@ def backward_direction(formulas):
         split.backward_kernel(formulas),
         streamed.backward_kernels(formulas),
     )
-
-
-def on_boundaries(n_cols, operands):
-    """Whether every row of every operand begins on a 16-byte boundary."""
-    row_bytes = n_cols * operands[0].dtype.itemsize
-    addresses = [arrays.address_of(operand) for operand in operands]
-    return not any(number % VECTOR_BYTES for number in (row_bytes, *addresses))

@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.sums import careful_add
 from course_lib.runtime.intrinsics import (
     LOWEST,
     block_max,
@@ -23,18 +24,6 @@ from course_lib.runtime.intrinsics import (
 BLOCK_SIZE = 256
 CHUNK = 16
 ZERO = np.float32(0)
-
-
-@cuda.jit(device=True)
-def careful_add(total, lost, number):
-    """(total, lost) with `number` added; `lost` is what rounding took so far (Kahan, 1965).
-
-    A thread that adds up thousands of numbers would lose a digit or two without.
-    """
-    number -= lost
-    after = total + number
-    lost = (after - total) - number
-    return after, lost if lost == lost else ZERO  # NaN, where the total has become infinite
 
 
 @cuda.jit(device=True)

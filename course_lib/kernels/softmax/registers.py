@@ -2,15 +2,14 @@
 
 Rows of up to TEAM_COLS elements share a block: `team` neighbouring lanes of a warp take one, and
 reduce it by shuffles alone. Longer rows get a block each, of as many warps as the row fills. A
-kernel exists for each number of 16-byte slots per thread (`rows.py` says what a slot is).
+kernel exists for each number of 16-byte slots per thread (`blocks/rows.py` says what a slot is).
 """
 
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.rows import (
-    MAX_WIDTH,
-    ZERO,
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
+from course_lib.kernels.blocks.rows import (
     block_max_once,
     block_sum_once,
     load_row,
@@ -18,7 +17,7 @@ from course_lib.kernels.softmax.rows import (
     team_max,
     team_sum,
 )
-from course_lib.kernels.softmax.steps import backward_steps, forward_steps
+from course_lib.kernels.blocks.softmax_steps import backward_steps, forward_steps
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,

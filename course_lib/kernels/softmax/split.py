@@ -12,8 +12,9 @@ What a thread copies asynchronously only it reads, so no barrier is needed betwe
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.rows import MAX_WIDTH, ZERO, load_row, my_part, store_row
-from course_lib.kernels.softmax.steps import backward_steps, forward_steps, online_step
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
+from course_lib.kernels.blocks.rows import load_row, my_part, store_row
+from course_lib.kernels.blocks.softmax_steps import backward_steps, forward_steps, online_step
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,

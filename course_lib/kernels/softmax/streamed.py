@@ -8,15 +8,9 @@ finishes it.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.rows import (
-    MAX_WIDTH,
-    ZERO,
-    block_sum_once,
-    load_row,
-    my_part,
-    store_row,
-)
-from course_lib.kernels.softmax.steps import backward_steps, forward_steps, online_step
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
+from course_lib.kernels.blocks.rows import block_sum_once, load_row, my_part, store_row
+from course_lib.kernels.blocks.softmax_steps import backward_steps, forward_steps, online_step
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,

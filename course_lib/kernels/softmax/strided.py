@@ -1,8 +1,8 @@
 """The rung `strided`: along an axis that is not the last, without a transposed copy.
 
-A thread takes some neighbouring columns (see `columns`). Short ones it holds in registers, so that
-each number is read once; of longer ones it makes the maximum and the sum in one pass, some numbers
-of each column at a time, and reads them again for the result.
+A thread takes some neighbouring columns (see `blocks.columns`). Short ones it holds in registers,
+so that each number is read once; of longer ones it makes the maximum and the sum in one pass, some
+numbers of each column at a time, and reads them again for the result.
 """
 
 import math
@@ -10,16 +10,20 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.columns import (
+from course_lib.kernels.blocks.columns import (
     BLOCK_SIZE,
-    MAX_WIDTH,
+    MOST_VALUES,
+    SLOTS,
+    STREAM_SLOTS,
     access,
     fit_vectors,
+    slots_for,
     start_of,
     width_of,
 )
-from course_lib.kernels.softmax.formulas import exponential
-from course_lib.kernels.softmax.rows import ZERO
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
+from course_lib.kernels.blocks.softmax_formulas import exponential
+from course_lib.kernels.blocks.softmax_steps import add_online
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     LOWEST,
@@ -28,9 +32,6 @@ from course_lib.runtime.intrinsics import (
     wait_for_previous_kernel,
 )
 
-#: Numbers of each column that a thread may hold, and of all its columns and arrays together.
-SLOTS, MOST_VALUES = (4, 8, 16), 128
-STREAM_SLOTS = 4  # numbers of each column that are read at a time, where they are not held
 #: So many columns for each number of one keep a chip busy; with fewer a copy costs less.
 COLUMNS_FOR_EACH = 64
 
@@ -96,19 +97,6 @@ def forward_kernels(formulas, n_slots, vectors):
                         store_one(y, start + (first + c) * step, values[c])
 
     return held_kernel, streamed_kernel
-
-
-@cuda.jit(device=True)
-def add_online(values, n_slots, k, m, s, digits):
-    """The pair (m, s) with n_slots numbers of column k added to it: one correction for all."""
-    largest = m
-    for c in range(n_slots):
-        largest = max(largest, values[c, k])
-    pivot = largest if largest > LOWEST else ZERO  # -inf - -inf would be NaN
-    added = ZERO
-    for c in range(n_slots):
-        added += exponential(values[c, k] - pivot, digits)
-    return largest, s * exponential(m - pivot, digits) + added
 
 
 def backward_kernels(formulas, n_slots, vectors):
@@ -204,14 +192,6 @@ class Strided:
                         yield f"strided, streamed, {how}, {dtype}", kernel, types
                     elif n_slots * width * n_inputs <= MOST_VALUES:
                         yield f"strided, {n_slots} held, {how}, {dtype}", kernel, types
-
-
-def slots_for(length, each, most=MOST_VALUES, slots=SLOTS):
-    """The least of `slots` that hold a column of `length`, with `each` values for a number of it.
-
-    None if there is none, or if they would be more than `most` values.
-    """
-    return next((n for n in slots if length <= n and n * each <= most), None)
 
 
 def takes(n_columns, length):

@@ -35,17 +35,15 @@ Dropout: Srivastava et al., Dropout: a simple way to prevent neural networks fro
 import functools
 import math
 
-import numpy as np
-
+from course_lib.kernels.blocks.dropout_mask import generator_arguments
+from course_lib.kernels.blocks.row_plan import MOST_VALUES, SLOTS, usable_slots
+from course_lib.kernels.blocks.row_teams import WHOLE_BLOCK, share_out
+from course_lib.kernels.blocks.rows import on_boundaries
 from course_lib.kernels.operation import AUTO, Ladder, Rung
-from course_lib.kernels.row_teams import WHOLE_BLOCK, share_out
-from course_lib.kernels.softmax.direction import on_boundaries
-from course_lib.kernels.softmax.plan import MOST_VALUES, SLOTS, usable_slots
 from course_lib.kernels.softmax_dropout import ladder, registers
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.host.outputs import output
-from course_lib.runtime.intrinsics.philox import key_of
 
 DTYPES = ("float32", "float16", "bfloat16")
 #: Threads whose registers fit one multiprocessor on any chip, by the number of arrays held …
@@ -74,7 +72,7 @@ def forward(x, p, seed, offset, *, variant=AUTO, out=None):
     arrays.require(x, "x", dtypes=DTYPES)
     rung = FORWARD.rung(variant, x)
     x = arrays.contiguous(x)
-    numbers = _generator_arguments(p, seed, offset, arrays.size_of(x))
+    numbers = generator_arguments(p, seed, offset, arrays.size_of(x))
     n_rows, n_cols = _rows_of(x)
     stats = arrays.empty((n_rows, 2), like=x, dtype="float32")
     z = output(out, x.shape, like=x, reads=dict(x=x))
@@ -94,7 +92,7 @@ def backward(dz, x, stats, p, seed, offset, *, variant=AUTO, out=None):
     arrays.require(stats, "stats", shape=(n_rows, 2), dtypes=("float32",))
     rung = BACKWARD.rung(variant, x)
     dz, x, stats = arrays.contiguous(dz), arrays.contiguous(x), arrays.contiguous(stats)
-    numbers = _generator_arguments(p, seed, offset, arrays.size_of(x))
+    numbers = generator_arguments(p, seed, offset, arrays.size_of(x))
     dx = output(out, x.shape, like=x, reads=dict(dz=dz, x=x, stats=stats))
     if n_rows * n_cols:
         rung.launch((dz, x, stats, dx), n_rows, n_cols, numbers)
@@ -104,26 +102,6 @@ def backward(dz, x, stats, p, seed, offset, *, variant=AUTO, out=None):
 def _rows_of(x):
     n_cols = x.shape[-1] if len(x.shape) else 1
     return (arrays.size_of(x) // n_cols if n_cols else math.prod(x.shape[:-1])), n_cols
-
-
-def _generator_arguments(p, seed, offset, n_elements):
-    """(scale, threshold, offset, key0, key1) as kernels take them."""
-    if not isinstance(p, (int, float, np.number)):
-        raise TypeError(f"p must be a number, not {p!r}")
-    if not 0 <= p <= 1:  # NaN is refused too
-        raise ValueError(f"p must be a probability between 0 and 1, not {p!r}")
-    if isinstance(offset, bool) or not isinstance(offset, (int, np.integer)):
-        raise TypeError(f"offset must be an int, not {offset!r}")
-    if not 0 <= offset < 2**63 - n_elements:
-        raise ValueError(
-            f"offset must be at least 0, and less than 2**63 together with the {n_elements:,} "
-            f"elements; it is {offset}"
-        )
-    n_dropped = round(p * 2**16)  # of the 2¹⁶ numbers an element may draw
-    # p = 1 drops all: the one threshold beyond uint32 is not needed where everything is times 0.
-    scale = 1 / (1 - p) if n_dropped < 2**16 else 0.0
-    threshold = min(n_dropped << 16, 2**32 - 1)
-    return np.float32(scale), np.uint32(threshold), int(offset), *key_of(seed)
 
 
 def _launch_by_element(kernel, rows_of_block, operands, n_rows, n_cols, numbers):

@@ -9,10 +9,10 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.formulas import SOFTMAX
-from course_lib.kernels.softmax.ladder import careful_add
-from course_lib.kernels.softmax.rows import ZERO
-from course_lib.kernels.softmax_dropout.mask import dropped
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.dropout_mask import dropped
+from course_lib.kernels.blocks.softmax_formulas import SOFTMAX
+from course_lib.kernels.blocks.sums import careful_add
 from course_lib.runtime.intrinsics import LOWEST, block_online, block_sum, load, online_add, store
 
 BLOCK_SIZE = 256

@@ -1,17 +1,18 @@
 """The rung `registers`: each row is read once, 16 bytes at a time, and held in registers.
 
-A kernel exists for each number of 16-byte slots per thread (`softmax/rows.py`), and beside it one
+A kernel exists for each number of 16-byte slots per thread (`blocks/rows.py`), and beside it one
 for rows that no block can hold, which reads them in parts, twice.
 """
 
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.row_teams import place_of_thread, row_max, row_sum
-from course_lib.kernels.softmax.formulas import SOFTMAX, exponential
-from course_lib.kernels.softmax.rows import MAX_WIDTH, ZERO, load_row, store_row
-from course_lib.kernels.softmax.steps import backward_steps, forward_steps, online_step
-from course_lib.kernels.softmax_dropout.mask import kept_slots, multiply_kept
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
+from course_lib.kernels.blocks.dropout_mask import kept_slots, multiply_kept
+from course_lib.kernels.blocks.row_teams import place_of_thread, row_max, row_sum
+from course_lib.kernels.blocks.rows import load_row, store_row
+from course_lib.kernels.blocks.softmax_formulas import SOFTMAX, exponential
+from course_lib.kernels.blocks.softmax_steps import backward_steps, forward_steps, online_step
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.rows import MAX_WIDTH
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.squeeze_excite import planes
 from course_lib.kernels.squeeze_excite.dense import (
     BLOCK_SIZE,
@@ -40,7 +40,7 @@ from course_lib.kernels.squeeze_excite.dense import (
     quotient,
     sum_slots,
 )
-from course_lib.kernels.squeeze_excite.formulas import ZERO, activate, gate_of
+from course_lib.kernels.squeeze_excite.formulas import activate, gate_of
 from course_lib.kernels.squeeze_excite.operands import boundaries, scale_of, workspace
 from course_lib.kernels.squeeze_excite.plan import LANES, ceil_div
 from course_lib.kernels.squeeze_excite.planes import PARTIALS

@@ -19,8 +19,7 @@ thread must call them.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.rows import MAX_WIDTH
-from course_lib.kernels.squeeze_excite.formulas import ZERO
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.runtime.intrinsics import FULL_MASK, load, load_vector, vector_width
 
 BLOCK_SIZE = 256  # a power of two

@@ -7,13 +7,9 @@ once, for the blocks that scale. Every thread of a block of BLOCK_SIZE must call
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE, CHUNK, by_columns, by_rows
-from course_lib.kernels.squeeze_excite.formulas import (
-    ZERO,
-    activate,
-    activation_gradient,
-    gate_gradient,
-)
+from course_lib.kernels.squeeze_excite.formulas import activate, activation_gradient, gate_gradient
 from course_lib.runtime.intrinsics import load
 
 

@@ -8,14 +8,13 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.activation import (
-    ONE,
-    ZERO,
     relu_gradient,
     relu_value,
     sigmoid_value,
     swish_gradient,
     swish_value,
 )
+from course_lib.kernels.blocks.constants import ONE, ZERO
 
 SILU, RELU, IDENTITY = 0, 1, 2
 SIGMOID, HARD_SIGMOID = 0, 1

@@ -8,9 +8,9 @@ shared memory it lies as far behind such a boundary as in the image, so that 16 
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.rows import MAX_WIDTH, team_sum
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
+from course_lib.kernels.blocks.rows import team_sum
 from course_lib.kernels.squeeze_excite.dense import quotient
-from course_lib.kernels.squeeze_excite.formulas import ZERO
 from course_lib.runtime.intrinsics import load, load_vector, store, vector_width
 from course_lib.runtime.intrinsics.matrix import copy_one_async
 from course_lib.runtime.intrinsics.shared import copy_async

@@ -14,6 +14,7 @@ What does not depend on the sums is asked for before them: memory answers both t
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.squeeze_excite import pixels, planes
 from course_lib.kernels.squeeze_excite.dense import (
     BLOCK_SIZE,
@@ -27,7 +28,6 @@ from course_lib.kernels.squeeze_excite.dense import (
     sum_slots,
 )
 from course_lib.kernels.squeeze_excite.formulas import (
-    ZERO,
     activate,
     activation_gradient,
     gate_gradient,

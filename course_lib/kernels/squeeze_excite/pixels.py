@@ -9,9 +9,8 @@ Elsewhere a warp takes neighbouring channels of a pixel, element by element.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.rows import MAX_WIDTH
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE
-from course_lib.kernels.squeeze_excite.formulas import ZERO
 from course_lib.runtime.intrinsics import load, load_vector, store, vector_width
 from course_lib.runtime.intrinsics.streaming import load_vector_once, store_vector_once
 

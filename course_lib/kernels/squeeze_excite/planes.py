@@ -7,9 +7,9 @@ of the next. `offset` counts the elements from the last 16-byte boundary to an a
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.rows import MAX_WIDTH, team_sum
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
+from course_lib.kernels.blocks.rows import team_sum
 from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE, WARP, quotient
-from course_lib.kernels.squeeze_excite.formulas import ZERO
 from course_lib.runtime.intrinsics import (
     FULL_MASK,
     load,

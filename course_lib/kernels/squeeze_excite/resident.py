@@ -38,6 +38,7 @@ H200 needs 9 to 13 µs for one sample of any block of EfficientNet-B4, where `tw
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.squeeze_excite.dense import (
     BLOCK_SIZE,
     CHUNK,
@@ -50,7 +51,6 @@ from course_lib.kernels.squeeze_excite.dense import (
     sum_slots,
 )
 from course_lib.kernels.squeeze_excite.formulas import (
-    ZERO,
     activate,
     activation_gradient,
     gate_gradient,

@@ -6,7 +6,7 @@ Plain numbers, from plain numbers.
 import functools
 from typing import NamedTuple
 
-from course_lib.kernels.softmax.rows import MAX_WIDTH
+from course_lib.kernels.blocks.constants import MAX_WIDTH
 from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE, CHUNK, MOST_CHANNELS, TOTALS
 from course_lib.kernels.squeeze_excite.plan import LANES, ceil_div
 from course_lib.runtime.host import launch as launching

@@ -9,9 +9,9 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels import global_avg_pool as pool
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.squeeze_excite.formulas import (
     IDENTITY,
-    ZERO,
     activate,
     activation_gradient,
     gate_gradient,

@@ -8,7 +8,7 @@ L2 cache.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.rows import MAX_WIDTH
+from course_lib.kernels.blocks.constants import MAX_WIDTH
 from course_lib.kernels.squeeze_excite import parts
 from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE
 from course_lib.kernels.squeeze_excite.operands import (

@@ -11,8 +11,9 @@ order of addition is fixed. All rungs use this kernel.
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.squeeze_excite.dense import quotient
-from course_lib.kernels.squeeze_excite.formulas import IDENTITY, ZERO, activate
+from course_lib.kernels.squeeze_excite.formulas import IDENTITY, activate
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import allow_next_kernel, store, wait_for_previous_kernel
 

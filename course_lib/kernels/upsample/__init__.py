@@ -22,7 +22,7 @@ import operator
 
 import numpy as np
 
-from course_lib.kernels.conv2d.problem import MOST
+from course_lib.kernels.blocks.options import MOST
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.upsample import kernels
 from course_lib.runtime.host import arrays

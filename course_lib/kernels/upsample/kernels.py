@@ -14,7 +14,8 @@ pixel of x, a few more than have, and asks of each what forward took.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.conv2d.places import ZERO, index_of, place_of
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import index_of, place_of
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
     load,

@@ -8,7 +8,7 @@ time, as lanes have them, and read four at a time, both without bank conflicts.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.gemm.epilogue import VECTORS, finish
+from course_lib.kernels.blocks.mma.epilogue import VECTORS, finish
 from course_lib.runtime.intrinsics import load_vector, store, store_vector, vector_width
 from course_lib.runtime.intrinsics.warpgroup import WARP_ROWS
 from course_lib.runtime.intrinsics.words import store_floats

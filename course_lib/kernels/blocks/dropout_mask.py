@@ -8,8 +8,8 @@ would take longer than memory does. `threshold` is compared with those 16 bits, 
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.rows import ZERO
-from course_lib.runtime.intrinsics.philox import philox_four, philox_one
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.runtime.intrinsics.philox import key_of, philox_four, philox_one
 
 HALF = np.uint32(16)
 
@@ -41,7 +41,7 @@ def dropped(value, element, scale, threshold, key0, key1):
 def kept_slots(n_slots, width, first, n_cols, rank, n_ranks, vectors, threshold, key0, key1):
     """Which slots of a thread dropout keeps: bit u·width + k stands for slot (u, k).
 
-    Slots and `vectors` as in `softmax/rows.py`; `first` is the generator's number of the row's
+    Slots and `vectors` as in `rows`; `first` is the generator's number of the row's
     element 0, a multiple of the width where `vectors` is True.
     """
     bits = np.uint32(0)
@@ -73,3 +73,23 @@ def multiply_kept(values, n_slots, width, kept, factor):
         for k in range(width):
             bit = np.uint32(1 << (u * width + k))
             values[u, k] *= factor if kept & bit else zero
+
+
+def generator_arguments(p, seed, offset, n_elements):
+    """(scale, threshold, offset, key0, key1) as kernels take them."""
+    if not isinstance(p, (int, float, np.number)):
+        raise TypeError(f"p must be a number, not {p!r}")
+    if not 0 <= p <= 1:  # NaN is refused too
+        raise ValueError(f"p must be a probability between 0 and 1, not {p!r}")
+    if isinstance(offset, bool) or not isinstance(offset, (int, np.integer)):
+        raise TypeError(f"offset must be an int, not {offset!r}")
+    if not 0 <= offset < 2**63 - n_elements:
+        raise ValueError(
+            f"offset must be at least 0, and less than 2**63 together with the {n_elements:,} "
+            f"elements; it is {offset}"
+        )
+    n_dropped = round(p * 2**16)  # of the 2¹⁶ numbers an element may draw
+    # p = 1 drops all: the one threshold beyond uint32 is not needed where everything is times 0.
+    scale = 1 / (1 - p) if n_dropped < 2**16 else 0.0
+    threshold = min(n_dropped << 16, 2**32 - 1)
+    return np.float32(scale), np.uint32(threshold), int(offset), *key_of(seed)

@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import allow_next_kernel, load, store, wait_for_previous_kernel
@@ -18,7 +19,6 @@ RANKS = 8  # threads for each column
 UNROLL = 4  # loads in flight per thread
 ENOUGH_BLOCKS = 132 * 4  # keep the largest chip of today busy
 ROWS_PER_PART = RANKS * UNROLL * 4  # at least, if there are several parts
-ZERO = np.float32(0)
 
 
 @cuda.jit

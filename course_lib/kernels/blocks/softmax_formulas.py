@@ -12,6 +12,7 @@ from collections import namedtuple
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ONE
 from course_lib.runtime.intrinsics import fast_exp, fast_reciprocal
 from course_lib.runtime.intrinsics.special import fast_exp2
 
@@ -20,7 +21,6 @@ from course_lib.runtime.intrinsics.special import fast_exp2
 #: what the backward pass sums over a row, and `gradient` makes dx from the sum.
 Formulas = namedtuple("Formulas", "name keep row_factor finish term gradient")
 
-ONE = np.float32(1)
 LOG2_E = np.float32(math.log2(math.e))
 LOG2_E_REST = np.float32(math.log2(math.e) - float(LOG2_E))
 

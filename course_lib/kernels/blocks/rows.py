@@ -12,12 +12,14 @@ that every index is a constant and the array lives in registers. Slot (u, k) of 
 All loads come before the first use, so that they are in flight together (notebook 04).
 """
 
-import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.runtime.host import arrays
 from course_lib.runtime.intrinsics import (
     FULL_MASK,
     LOWEST,
+    VECTOR_BYTES,
     load,
     load_vector,
     store,
@@ -26,9 +28,6 @@ from course_lib.runtime.intrinsics import (
     warp_max,
     warp_sum,
 )
-
-MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
-ZERO = np.float32(0)
 
 
 @cuda.jit(device=True)
@@ -118,3 +117,10 @@ def block_sum_once(value, scratch):
     cuda.syncthreads()
     value = scratch[lane_id] if lane_id < cuda.blockDim.x >> 5 else ZERO
     return warp_sum(value)
+
+
+def on_boundaries(n_cols, operands):
+    """Whether every row of every operand begins on a 16-byte boundary."""
+    row_bytes = n_cols * operands[0].dtype.itemsize
+    addresses = [arrays.address_of(operand) for operand in operands]
+    return not any(number % VECTOR_BYTES for number in (row_bytes, *addresses))

@@ -7,8 +7,8 @@ each operation and each number of slots, so that its loops are unrolled and ever
 from collections import namedtuple
 
 from course_lib import cuda
-from course_lib.kernels.softmax.formulas import exponential
-from course_lib.kernels.softmax.rows import ZERO
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.softmax_formulas import exponential
 from course_lib.runtime.intrinsics import LOWEST
 
 #: largest(values, width) -> m; exponentials(values, width, m) -> their sum, leaving what
@@ -92,3 +92,22 @@ def backward_steps(formulas, n_slots):
                 upstream[u, k] = gradient(upstream[u, k], values[u, k], total)
 
     return BackwardSteps(total_of, gradients)
+
+
+@cuda.jit(device=True)
+def shift_for(m):
+    """What to subtract from numbers whose largest is `m`: -inf - -inf would be NaN."""
+    return m if m != LOWEST else ZERO
+
+
+@cuda.jit(device=True)
+def add_online(values, n_slots, k, m, s, digits):
+    """The pair (m, s) with n_slots numbers of column k added to it: one correction for all."""
+    largest = m
+    for c in range(n_slots):
+        largest = max(largest, values[c, k])
+    pivot = largest if largest > LOWEST else ZERO  # -inf - -inf would be NaN
+    added = ZERO
+    for c in range(n_slots):
+        added += exponential(values[c, k] - pivot, digits)
+    return largest, s * exponential(m - pivot, digits) + added

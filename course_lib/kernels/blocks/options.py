@@ -1,6 +1,9 @@
-"""Sizes and steps of windows, as launchers are given them: an int, or a pair of them."""
+"""Options of launchers, checked: sizes and steps of windows (an int or a pair), precisions."""
 
 import operator
+
+MOST = 2**31 - 1  # of every number that kernels take
+PRECISIONS = ("float32", "tf32")  # of products of float32 numbers
 
 
 def whole(value, name, least):
@@ -33,3 +36,9 @@ def pair(value, name, least):
 def hashable(value):
     """`value` as a cached function takes it."""
     return tuple(value) if isinstance(value, list) else value
+
+
+def check_precision(precision):
+    """ValueError for a precision that there is not."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}; there are {', '.join(PRECISIONS)}")

@@ -4,8 +4,6 @@ import numpy as np
 
 from course_lib import cuda
 
-ZERO = np.float32(0)
-
 
 @cuda.jit(device=True)
 def index_of(n, c, h, w, C, H, W, channels_last):

@@ -8,8 +8,8 @@ reads what the others have for it.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.gemm.epilogue import CLUSTER, VECTORS, finish
-from course_lib.kernels.gemm.fragments import FRAGMENT_M, FRAGMENT_N
+from course_lib.kernels.blocks.mma.epilogue import CLUSTER, VECTORS, finish
+from course_lib.kernels.blocks.mma.fragments import FRAGMENT_M, FRAGMENT_N
 from course_lib.runtime.intrinsics import load, store, store_vector, vector_width
 from course_lib.runtime.intrinsics.cluster import cluster_rank, cluster_size, load_from_cluster
 

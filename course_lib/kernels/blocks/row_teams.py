@@ -7,14 +7,9 @@ all threads, so that branches on it cost nothing and barriers below them are all
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.softmax.plan import row_plan
-from course_lib.kernels.softmax.rows import (
-    ZERO,
-    block_max_once,
-    block_sum_once,
-    team_max,
-    team_sum,
-)
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.row_plan import row_plan
+from course_lib.kernels.blocks.rows import block_max_once, block_sum_once, team_max, team_sum
 from course_lib.runtime.intrinsics import warp_sum
 
 WHOLE_BLOCK = 31  # as `team_bits`: more than any team of lanes
@@ -69,7 +64,7 @@ def row_sums(first, second, team_bits, scratch, place):
 
 
 def share_out(n_cols, itemsize, n_arrays):
-    """(slots per thread, team_bits, threads per block, rows per block): `softmax.plan.row_plan`."""
+    """(slots per thread, team_bits, threads per block, rows per block): `row_plan`."""
     n_slots, team_bits, n_threads = row_plan(n_cols, itemsize, n_arrays)
     if team_bits is None:
         return n_slots, WHOLE_BLOCK, n_threads, 1

@@ -30,7 +30,6 @@ from course_lib.runtime.intrinsics import (
     vector_width,
 )
 
-MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 BLOCK_SIZE = 128
 
 
@@ -112,3 +111,16 @@ def seen_from(shape, axis):
     """(columns, their length, their step) of a contiguous array of `shape` along `axis`."""
     step = math.prod(shape[axis + 1 :])
     return math.prod(shape[:axis]) * step, shape[axis], step
+
+
+#: Numbers of each column that a thread may hold, and of all its columns and arrays together.
+SLOTS, MOST_VALUES = (4, 8, 16), 128
+STREAM_SLOTS = 4  # numbers of each column that are read at a time, where they are not held
+
+
+def slots_for(length, each, most=MOST_VALUES, slots=SLOTS):
+    """The least of `slots` that hold a column of `length`, with `each` values for a number of it.
+
+    None if there is none, or if they would be more than `most` values.
+    """
+    return next((n for n in slots if length <= n and n * each <= most), None)
