@@ -196,8 +196,8 @@ def taken_from_inside(path, text):
     for operation, *inside in names:
         if operation == own or operation in COMMON:
             continue
-        is_file = inside and any((KERNELS / operation).glob(f"{inside[0]}*"))
-        if own in COMMON or is_file or any(name.startswith("_") for name in inside):
+        files = {file.stem for file in (KERNELS / operation).glob("*")}
+        if own in COMMON or any(n in files or n.startswith("_") for n in inside):
             yield ".".join([operation, *inside])
 
 

@@ -11,9 +11,9 @@ As in `planes`, all loads of a turn are issued before the first is used.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.batch_norm.planes import MAX_WIDTH, ahead, without_relu
+from course_lib.kernels.batch_norm.planes import ahead, without_relu
 from course_lib.kernels.batch_norm.statistics import activated, through_statistics
-from course_lib.kernels.blocks.constants import ONE, ZERO
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ONE, ZERO
 from course_lib.kernels.blocks.moments import (
     affine_of,
     merged,

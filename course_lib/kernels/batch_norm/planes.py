@@ -17,13 +17,12 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.batch_norm.statistics import activated, through_statistics
-from course_lib.kernels.blocks.constants import ONE, ZERO
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ONE, ZERO
 from course_lib.kernels.blocks.moments import recentred, triple_of
 from course_lib.runtime.intrinsics import load, store, store_vector, vector_width
 from course_lib.runtime.intrinsics.predicated import load_vector_if, load_vector_once_if
 from course_lib.runtime.intrinsics.streaming import store_vector_once
 
-MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 UNROLL = 8  # vectors in flight per thread, for the statistics
 PAIRS = 4  # the same of each array, where two or three are read or written
 FEW = np.float32(64)  # elements of a thread, until which the base of its sums moves to their mean

@@ -11,10 +11,9 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.constants import ONE, ZERO
 from course_lib.runtime.intrinsics import allow_next_kernel, load, store, wait_for_previous_kernel
 
-ONE = np.float32(1)
 COLUMNS_BLOCK_SIZE = 256
 FINISH_BLOCK_SIZE = 1024
 

@@ -22,7 +22,7 @@ import functools
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.blocks.indexing import divided
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
@@ -41,7 +41,6 @@ N_WARPS = BLOCK_SIZE // 32
 FILTERS = 64  # of a block, forward, at most
 LANES = 4  # threads that share a pixel where channels lie side by side
 MOST_UNROLLED = 32  # turns of a loop, for what it indexes to stay in registers
-MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 
 
 @cuda.jit(device=True)

@@ -8,7 +8,7 @@ shared memory while this one is worked on, as x does. All else is read when it i
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.conv2d.few_channels import (
     BLOCK_SIZE,
@@ -36,7 +36,6 @@ WIDTH = 4  # float32 in 16 bytes
 MOST_ROUNDS = 4  # pixels of a thread in a tile
 FINISH_LANES, FINISH_PARTS = 32, 16  # threads side by side, and threads that share a sum
 FINISH_THREADS = FINISH_LANES * FINISH_PARTS
-MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 
 
 def fold(n, first, lowest):

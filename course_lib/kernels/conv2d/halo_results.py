@@ -8,13 +8,12 @@ it, and reads what the others have for that from their shared memory.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.blocks.mma.fragments import FRAGMENT_M, FRAGMENT_N
 from course_lib.runtime.intrinsics import load, store, store_vector, vector_width
 from course_lib.runtime.intrinsics.cluster_vectors import WIDTH, load_vector_from_cluster
 
-MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 RANKS_AT_ONCE = 4  # blocks of which a thread reads what they have, before it adds that up
 PARTS_AT_ONCE = RANKS_AT_ONCE * WIDTH
 #: `options` of the kernel are the sum of these. PLANAR: the result lies as N·C·H·W. VECTORS: its

@@ -12,6 +12,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels import gemm
+from course_lib.kernels.blocks.constants import MAX_WIDTH
 from course_lib.kernels.blocks.indexing import divided
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
@@ -25,7 +26,6 @@ from course_lib.runtime.intrinsics import (
 )
 
 BLOCK_SIZE = 256
-MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 MAX_READ = 2 * MAX_WIDTH
 
 

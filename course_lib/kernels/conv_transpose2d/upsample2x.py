@@ -24,6 +24,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels import gemm
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.blocks.mma import fragments, mainloop
 from course_lib.kernels.blocks.mma.results import SUMS_PADDING, results
@@ -50,8 +51,6 @@ TENSOR_CORES_SINCE = (8, 0)
 ADD_BIAS, VECTORS = 1, 2  # options of the kernels are the sum of these
 LARGE_FROM = 264  # blocks with the larger tile: two for each multiprocessor of a large chip
 PADDING = 12  # float32 from one row of sums to the next, so that few lanes meet in a bank
-MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
-ZERO = np.float32(0)
 #: How numbers are multiplied (`mma.mainloop`) -> tiles of pixels × columns, large and small.
 SHAPES = {
     "narrow": (Shape(128, 64, 2, 2, 3, 2), Shape(64, 64, 2, 2, 4, 2)),

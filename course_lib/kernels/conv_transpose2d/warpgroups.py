@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.blocks.mma.swizzled import Tile, no_load, no_move, thread, tile
 from course_lib.kernels.blocks.mma.warpgroup import (
@@ -56,7 +57,6 @@ MIN_BLOCKS = 2  # of a multiprocessor
 #: Tiles of pixels × columns of the result, for many columns and for few.
 SHAPES = Shape(128, 128, 3), Shape(128, 64, 4)
 ADD_BIAS, VECTORS = 1, 4  # options of the kernels; the second as in `mma.epilogue`
-ZERO = np.float32(0)
 
 
 class Kernel(NamedTuple):

@@ -7,12 +7,11 @@ is exp(x − m)/s, and nothing is left to sum.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.blocks.labels import IGNORED
 from course_lib.kernels.cross_entropy.forward_kernels import (
     BLOCK_SIZE,
     MAX_BATCH,
-    MAX_WIDTH,
     MIN_WIDTH,
     N_STATS,
 )

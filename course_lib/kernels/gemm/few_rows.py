@@ -10,6 +10,7 @@ For both inputs by k, whose rows begin on 16-byte boundaries. Sums are float32, 
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.blocks.mma.epilogue import finish
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
@@ -24,8 +25,6 @@ from course_lib.runtime.intrinsics import (
 ROWS = (1, 2, 4, 8)  # of `a`: a kernel for each, whose sums are in registers
 N_THREADS = 128
 UNROLL = 4  # vectors of `b` in flight per thread
-MAX_WIDTH = 8
-ZERO = np.float32(0)
 
 
 def make(n_rows):

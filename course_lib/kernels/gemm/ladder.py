@@ -9,10 +9,10 @@ number which it reads is used several times.
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.blocks.mma.epilogue import finish
 from course_lib.runtime.intrinsics import load, store
 
-ZERO = np.float32(0)
 #: Threads of a block of `naive`: along n, where neighbours write neighbours, and along m.
 NAIVE_N, NAIVE_M = 32, 8
 TILE = 16  # of `tiled`: rows, columns and depth of its tiles, and threads either way

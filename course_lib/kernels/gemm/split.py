@@ -3,12 +3,12 @@
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.blocks.mma.epilogue import finish
 from course_lib.runtime.intrinsics import allow_next_kernel, store, wait_for_previous_kernel
 
 BLOCK_SIZE = 128
 UNROLL = 4  # loads in flight per thread
-ZERO = np.float32(0)
 
 
 @cuda.jit

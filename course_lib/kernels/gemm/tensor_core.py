@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.blocks.mma import fragments, mainloop
 from course_lib.kernels.blocks.mma.epilogue import CLUSTER
 from course_lib.kernels.blocks.mma.results import SUMS_PADDING, results
@@ -25,8 +26,6 @@ from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_k
 from course_lib.runtime.intrinsics.cluster import cluster_sync
 from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 from course_lib.runtime.intrinsics.shared import dynamic_shared
-
-ZERO = np.float32(0)
 
 
 class Kernel(NamedTuple):

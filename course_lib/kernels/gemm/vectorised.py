@@ -10,6 +10,7 @@ threads that share them, and threads which read together read different banks. O
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.blocks.mma.epilogue import ADD_BIAS, RELU, relu
 from course_lib.kernels.blocks.mma.tiles import tile
 from course_lib.kernels.gemm.place import place_of_block
@@ -28,7 +29,6 @@ TILE, K_BYTES, N_STAGES = 128, 64, 2
 EACH = 8  # rows, and columns, of a thread
 N_GROUPS = TILE // EACH  # threads along either side of the tile
 N_THREADS = N_GROUPS * N_GROUPS
-ZERO = np.float32(0)
 
 
 def make(sources, itemsize):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.blocks.mma.swizzled import tile
 from course_lib.kernels.blocks.mma.warpgroup import (
     BAND_ROWS,
@@ -35,7 +36,6 @@ from course_lib.runtime.intrinsics.warpgroup import (
 
 #: How the inputs of the three products of a linear layer come.
 SOURCES = (("by_k", "by_k"), ("by_k", "by_row"), ("by_row", "by_row"))
-ZERO = np.float32(0)
 
 
 class Kernel(NamedTuple):

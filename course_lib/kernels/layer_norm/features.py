@@ -24,7 +24,6 @@ from course_lib.runtime.intrinsics import (
     wait_for_previous_kernel,
 )
 
-ONE = np.float32(1)
 FINISH_BLOCK_SIZE = 512
 MOST_ROW_BITS = 6  # log2 of the rows of threads: 8 neighbouring columns are 32 bytes, a sector
 AT_ONCE = 8  # parts that a thread loads before it uses the first

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.constants import ONE, ZERO
 from course_lib.kernels.blocks.moments import (
     affine_of,
     block_moments,
@@ -19,7 +19,7 @@ from course_lib.kernels.blocks.moments import (
     with_one,
 )
 from course_lib.kernels.blocks.sums import careful_add
-from course_lib.kernels.layer_norm.features import ONE, feature
+from course_lib.kernels.layer_norm.features import feature
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import block_sum, load, store

@@ -12,16 +12,11 @@ look at them, in shared memory: each thread has a record there, which no other t
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ONE, ZERO
 from course_lib.kernels.blocks.moments import reciprocal_deviation
 from course_lib.kernels.blocks.row_teams import place_of_thread, row_sum, row_sums
 from course_lib.kernels.blocks.rows import load_row, store_row
-from course_lib.kernels.layer_norm.features import (
-    ONE,
-    count_held,
-    load_features,
-    store_slot,
-)
+from course_lib.kernels.layer_norm.features import count_held, load_features, store_slot
 from course_lib.runtime.intrinsics import allow_next_kernel, vector_width, wait_for_previous_kernel
 
 # The largest blocks then fit on every multiprocessor.

@@ -18,7 +18,8 @@ a division.
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.max_pool2d.ladder import LOWEST, ZERO, window_max
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
+from course_lib.kernels.max_pool2d.ladder import LOWEST, window_max
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -31,7 +32,6 @@ from course_lib.runtime.intrinsics import (
 )
 from course_lib.runtime.intrinsics.shared import copy_async, dynamic_shared, wait_for_copies
 
-MAX_WIDTH = 8
 AT_ONCE = 2  # windows whose dy and index a thread has on their way
 SHIFT = 22  # of `row_of`: exact while rows · OH stays below 2²²
 

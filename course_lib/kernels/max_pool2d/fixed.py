@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.max_pool2d.ladder import ZERO
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.runtime.intrinsics import load
 from course_lib.runtime.intrinsics.words import lanes, largest, select_bytes, where_equal
 

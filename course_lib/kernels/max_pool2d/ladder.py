@@ -8,10 +8,10 @@ Element (h, w) of plane `outer`, channel c, lies at (outer·H·W + h·W + w)·in
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.runtime.intrinsics import load, store
 
 LOWEST = np.float32(-np.inf)
-ZERO = np.float32(0)
 
 
 @cuda.jit(device=True)

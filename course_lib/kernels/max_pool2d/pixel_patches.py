@@ -14,6 +14,7 @@ import functools
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.max_pool2d.fixed import (
     apply_relu,
     byte_of,
@@ -22,7 +23,6 @@ from course_lib.kernels.max_pool2d.fixed import (
     packed_places,
     place_in_window,
 )
-from course_lib.kernels.max_pool2d.ladder import ZERO
 from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
 from course_lib.runtime.intrinsics.words import (
     as_float,

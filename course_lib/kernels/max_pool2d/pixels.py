@@ -8,8 +8,9 @@ boundary. Neighbouring windows share elements; those come from the caches.
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.max_pool2d.bands import divided
-from course_lib.kernels.max_pool2d.ladder import LOWEST, ZERO, first_inside
+from course_lib.kernels.max_pool2d.ladder import LOWEST, first_inside
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
     load_vector,
@@ -17,8 +18,6 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
-
-MAX_WIDTH = 8
 
 
 @cuda.jit

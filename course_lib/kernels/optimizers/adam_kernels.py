@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ONE
 from course_lib.kernels.optimizers.rules import adam_corrections, adam_gradient, larger
 from course_lib.kernels.optimizers.table import (
     GRADIENT,
@@ -26,9 +27,6 @@ from course_lib.runtime.intrinsics import (
     wait_for_previous_kernel,
 )
 from course_lib.runtime.intrinsics.pointers import array_at
-
-MAX_WIDTH = 8
-ONE = np.float32(1)
 
 
 @cuda.jit(device=True)

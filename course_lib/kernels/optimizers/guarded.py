@@ -6,9 +6,9 @@ has a twin that reads the number before all else. Where it is not 0, parameters,
 stay as they are.
 """
 
-import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.optimizers.adam_kernels import (
     adam_fused_kernel,
     adam_naive_kernel,
@@ -16,8 +16,6 @@ from course_lib.kernels.optimizers.adam_kernels import (
 )
 from course_lib.kernels.optimizers.sgd_kernels import sgd_fused_kernel, sgd_naive_kernel
 from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
-
-ZERO = np.float32(0)
 
 
 def _body(kernel):

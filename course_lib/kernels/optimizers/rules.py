@@ -2,12 +2,8 @@
 
 import math
 
-import numpy as np
-
 from course_lib import cuda
-
-ONE = np.float32(1)
-ZERO = np.float32(0)
+from course_lib.kernels.blocks.constants import ONE, ZERO
 
 
 @cuda.jit(device=True)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.optimizers.rules import sgd_rule
 from course_lib.kernels.optimizers.table import GRADIENT, PARAMETER, ROW, SIZE, STATES, UNROLL
 from course_lib.runtime.intrinsics import (
@@ -16,9 +17,6 @@ from course_lib.runtime.intrinsics import (
     wait_for_previous_kernel,
 )
 from course_lib.runtime.intrinsics.pointers import array_at
-
-MAX_WIDTH = 8
-ZERO = np.float32(0)
 
 
 @cuda.jit(device=True)

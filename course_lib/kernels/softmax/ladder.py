@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.blocks.sums import careful_add
 from course_lib.runtime.intrinsics import (
     LOWEST,
@@ -23,7 +24,6 @@ from course_lib.runtime.intrinsics import (
 
 BLOCK_SIZE = 256
 CHUNK = 16
-ZERO = np.float32(0)
 
 
 @cuda.jit(device=True)

@@ -1,11 +1,10 @@
 """What is done to a sum before it is stored: a bias is added, ReLU applied."""
 
-import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.runtime.intrinsics import load
 
-ZERO = np.float32(0)
 #: `options` of the kernels are the sum of these. VECTORS: rows of c begin on 16-byte boundaries.
 #: CLUSTER: the blocks that have parts of k are a cluster.
 ADD_BIAS, RELU, VECTORS, CLUSTER = 1, 2, 4, 8

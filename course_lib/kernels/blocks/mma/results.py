@@ -8,14 +8,13 @@ reads what the others have for it.
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.blocks.mma.epilogue import CLUSTER, VECTORS, finish
 from course_lib.kernels.blocks.mma.fragments import FRAGMENT_M, FRAGMENT_N
 from course_lib.runtime.intrinsics import load, store, store_vector, vector_width
 from course_lib.runtime.intrinsics.cluster import cluster_rank, cluster_size, load_from_cluster
 
 SUMS_PADDING = 8  # float32, from one row to the next: so that lanes write to different banks
-MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
-ZERO = np.float32(0)
 LARGEST = np.float32(3.4028234663852886e38)
 
 

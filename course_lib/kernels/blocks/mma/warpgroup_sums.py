@@ -8,13 +8,13 @@ time, as lanes have them, and read four at a time, both without bank conflicts.
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import MAX_WIDTH
 from course_lib.kernels.blocks.mma.epilogue import VECTORS, finish
 from course_lib.runtime.intrinsics import load_vector, store, store_vector, vector_width
 from course_lib.runtime.intrinsics.warpgroup import WARP_ROWS
 from course_lib.runtime.intrinsics.words import store_floats
 
 PADDING = 8  # float32, from one row to the next: so that lanes write to different banks
-MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 
 
 def sums_of(TILE_M, TILE_N, N_THREADS):
