@@ -10,14 +10,12 @@ from course_lib.kernels.blocks.memory_format import formatted
 from course_lib.kernels.conv2d import gathering
 from course_lib.kernels.conv2d.few_channels import BLOCK_SIZE, FILTERS, LANES, forward_kernel
 from course_lib.kernels.conv2d.few_channels_dweight import (
-    FINISH_LANES,
-    FINISH_THREADS,
     MOST_ROUNDS,
     dweight_kernel,
     filters_of_block,
-    finish_kernel,
     staged_size,
 )
+from course_lib.kernels.conv2d.few_channels_sums import FINISH_LANES, FINISH_THREADS, finish_kernel
 from course_lib.kernels.conv2d.problem import DTYPES
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of, launch

@@ -5,7 +5,7 @@ import math
 from typing import NamedTuple
 
 from course_lib.kernels.blocks.mma.shape import Shape
-from course_lib.kernels.conv2d import halo_plan, pixel_sums
+from course_lib.kernels.conv2d import halo_plan, pixel_sums, pixel_sums_copies
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
@@ -37,8 +37,8 @@ def planned(problem, itemsize, mode, chip):
     """The fastest `Plan` on a chip as `chip_of` gives it; None if there is none."""
     p, n_bytes = problem, VECTOR_BYTES
     whole = not any(count * itemsize % n_bytes for count in (p.C, p.K))
-    small = max(p.N * p.H * p.W, p.N * p.P * p.Q) <= MOST and p.R * p.S < pixel_sums.NO_TAP
-    small = small and max(p.P, p.Q) <= pixel_sums.MOST_LINES
+    small = max(p.N * p.H * p.W, p.N * p.P * p.Q) <= MOST and p.R * p.S < pixel_sums_copies.NO_TAP
+    small = small and max(p.P, p.Q) <= pixel_sums_copies.MOST_LINES
     if p.groups != 1 or not whole or not small or not p.N * p.P * p.Q * p.C:
         return None
     found = [
@@ -52,7 +52,7 @@ def planned(problem, itemsize, mode, chip):
 
 def plan_of(problem, shape, itemsize):
     """The `Plan` with this shape: parts enough for all multiprocessors, if each is worth it."""
-    p, k_size = problem, pixel_sums.K_BYTES // itemsize
+    p, k_size = problem, pixel_sums_copies.K_BYTES // itemsize
     n_tiles = math.ceil(p.N * p.P * p.Q / k_size)
     wanted = MULTIPROCESSORS * shape.min_blocks // n_blocks(problem, shape)
     wanted = min(wanted, n_tiles // LEAST_TILES, MOST_WORKSPACE // (4 * p.K * p.C * p.R * p.S))

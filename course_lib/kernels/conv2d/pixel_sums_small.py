@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib.kernels.blocks.mma.shape import Shape
-from course_lib.kernels.conv2d import halo_plan, pixel_sums, pixel_sums_plan
+from course_lib.kernels.conv2d import halo_plan, pixel_sums, pixel_sums_copies, pixel_sums_plan
 from course_lib.kernels.conv2d.halo_small import CLUSTERS_SINCE, MOST_IN_CLUSTER, places_for
 from course_lib.kernels.conv2d.pixel_sums_plan import MULTIPROCESSORS, STATIC_BYTES, n_blocks
 from course_lib.runtime.host.launch import launch
@@ -57,7 +57,7 @@ def fastest(problem, mode, plans):
 
 def candidates(problem, itemsize, mode, chip):
     """All `Plan`s that there are."""
-    k_size, p = pixel_sums.K_BYTES // itemsize, problem
+    k_size, p = pixel_sums_copies.K_BYTES // itemsize, problem
     n_tiles = math.ceil(p.N * p.P * p.Q / k_size)
     for shape in SHAPES[mode]:
         if pixel_sums.shared_bytes(shape, itemsize) + STATIC_BYTES <= chip[1]:
@@ -70,7 +70,7 @@ def cost(problem, mode, plan):
     """How long it takes, in ns or so."""
     shape, blocks = plan.shape, n_blocks(problem, plan.shape) * plan.n_splits
     elements, (least, alone, shared) = shape.m * shape.n / 1024, TILES[mode]
-    k_size = pixel_sums.K_BYTES // (2 if mode == "narrow" else 4)
+    k_size = pixel_sums_copies.K_BYTES // (2 if mode == "narrow" else 4)
     n_waves = math.ceil(blocks / (places_for(plan.n_splits) * shape.min_blocks))
     together = min(math.ceil(blocks / MULTIPROCESSORS), shape.min_blocks)
     tile = max(least + alone * elements, together * shared * elements)

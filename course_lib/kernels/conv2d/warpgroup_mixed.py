@@ -27,13 +27,8 @@ from course_lib import cuda
 from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.conv2d.halo_results import PLANAR
-from course_lib.kernels.conv2d.warpgroup import (
-    GROUP_THREADS,
-    copying,
-    staged_size,
-    stepping,
-    writing,
-)
+from course_lib.kernels.conv2d.warpgroup import GROUP_THREADS, copying, stepping
+from course_lib.kernels.conv2d.warpgroup_results import staged_size, writing
 from course_lib.runtime.intrinsics import VECTOR_BYTES, allow_next_kernel, wait_for_previous_kernel
 from course_lib.runtime.intrinsics.halves import pack_halves
 from course_lib.runtime.intrinsics.matrix import round_tf32, subtract_words

@@ -1,4 +1,4 @@
-"""The forward rungs of cross-entropy, and the sum over the rows that follows them.
+"""The forward rungs of cross-entropy; `finishing` sums up what they leave.
 
 A row's loss is Σ q·(lse − x) over its classes, lse = m + log s, with m the largest logit and s the
 sum of exp(x − m). Beside the online pair (m, s) a pass gathers `mass`, the sum of the shares, and
@@ -36,11 +36,9 @@ from course_lib.runtime.intrinsics import (
 )
 
 BLOCK_SIZE = 256  # of the rungs before the last
-FINISH_BLOCK_SIZE, FINISH_BATCH = 1024, 8
 MIN_WIDTH, MAX_WIDTH = 4, 8  # elements in 16 bytes
 MAX_BATCH = 16  # elements in flight per thread; half of it where a target comes with each
 N_STATS = 4  # numbers saved for a row
-PARTIAL, SUM, MEAN = 0, 1, 2  # what `finish_kernel` makes of its sums
 
 
 @cuda.jit(device=True)
@@ -258,48 +256,3 @@ def make_forward_kernels(kind):
             )  # fmt: skip
 
     return {"naive": naive_kernel, "online": online_kernel, "vectorised": vectorised_kernel}
-
-
-@cuda.jit
-def finish_kernel(losses, weights, weight_step, loss, normaliser, length, mode):
-    """Sum `length` losses a block, and every `weight_step`-th weight, in a fixed order."""
-    allow_next_kernel()
-    wait_for_previous_kernel()
-    scratch = cuda.shared.array(32, np.float32)
-    some = cuda.local.array(FINISH_BATCH, np.float32)
-    some_weights = cuda.local.array(FINISH_BATCH, np.float32)
-    block, n_threads = cuda.blockIdx.x, cuda.blockDim.x
-    i = block * length + cuda.threadIdx.x
-    stop = min((block + 1) * length, losses.shape[0])
-    total, total_weight = ZERO, ZERO
-    while i < stop:
-        for u in range(FINISH_BATCH):  # past the end the last ones again, which are not counted
-            row = min(i + u * n_threads, stop - 1)
-            some[u], some_weights[u] = losses[row], weights[(row + 1) * weight_step - 1]
-        for u in range(FINISH_BATCH):
-            if i + u * n_threads < stop:
-                total += some[u]
-                total_weight += some_weights[u]
-        i += FINISH_BATCH * n_threads
-    total = block_sum(total, scratch)
-    total_weight = block_sum(total_weight, scratch)
-    if cuda.threadIdx.x == 0:
-        if mode == MEAN:
-            # Of nothing it is NaN, as in PyTorch: smoothing gives rows without weight a loss, too.
-            total = total / total_weight if total_weight != ZERO else NAN
-        if mode == SUM:
-            total_weight = ONE
-        store(loss, block, total)
-        normaliser[block] = total_weight
-
-
-@cuda.jit
-def round_kernel(losses, loss, normaliser, n):
-    """Without a reduction: `n` losses rounded to their dtype, and 1 to divide by."""
-    allow_next_kernel()
-    wait_for_previous_kernel()
-    i = cuda.grid(1)
-    if i < n:
-        store(loss, i, losses[i])
-    if i == 0:
-        normaliser[0] = ONE

@@ -39,6 +39,7 @@ from course_lib.kernels.optimizers.adam_kernels import (
     adam_naive_kernel,
     count_kernel,
 )
+from course_lib.kernels.optimizers.checks import DTYPES, check_found, check_steps, check_together
 from course_lib.kernels.optimizers.guarded import GUARDED, guarded
 from course_lib.kernels.optimizers.sgd_kernels import sgd_fused_kernel, sgd_naive_kernel
 from course_lib.kernels.optimizers.table import (
@@ -53,7 +54,6 @@ from course_lib.runtime.host.launch import launch
 
 __all__ = ["ADAM", "BLOCK_SIZE", "DTYPES", "SGD", "Table", "adam", "sgd"]
 
-DTYPES = ("float32", "float16", "bfloat16")
 MOST_THREADS = BLOCK_SIZE
 STOPPABLE = "optimizers guarded "  # how the labels begin of kernels that `found_inf` can stop
 
@@ -91,8 +91,8 @@ def sgd(
     rung = SGD.rung(variant, parameters)
     if not again:
         buffers = () if momentum == 0 else (("momentum_buffers", momentum_buffers),)
-        _check(parameters, gradients, *buffers)
-    _check_found(found_inf)
+        check_together(parameters, gradients, *buffers)
+    check_found(found_inf)
     numbers = (
         float(momentum), 1.0 - float(dampening), float(weight_decay), bool(nesterov),
         bool(maximize), bool(first_step),
@@ -134,9 +134,9 @@ def adam(
     if not again:
         named = [("exp_avgs", exp_avgs), ("exp_avg_sqs", exp_avg_sqs)]
         named += [("max_exp_avg_sqs", max_exp_avg_sqs)] if amsgrad else []
-        _check(parameters, gradients, *named)
-        _check_steps(steps, len(parameters))
-    _check_found(found_inf)
+        check_together(parameters, gradients, *named)
+        check_steps(steps, len(parameters))
+    check_found(found_inf)
     numbers = _adam_numbers(betas, eps, weight_decay, decoupled_weight_decay, amsgrad, maximize)
     # Where there is no third state, its kernel arguments stand for the second, and are not used.
     states = (exp_avgs, exp_avg_sqs, max_exp_avg_sqs if amsgrad else exp_avg_sqs)
@@ -209,47 +209,6 @@ def _rate(lr, unused):
     if arrays.size_of(lr) != 1:
         raise arrays.ArrayError(f"lr must have one element, not shape {tuple(lr.shape)}")
     return lr, True, 0.0
-
-
-def _check_found(found_inf):
-    if found_inf is not None:
-        arrays.require(found_inf, "found_inf", dtypes=("float32",))
-        if arrays.size_of(found_inf) != 1:
-            raise arrays.ArrayError(
-                f"found_inf must have one element, not shape {tuple(found_inf.shape)}"
-            )
-
-
-def _check(parameters, gradients, *states):
-    for name, found in (("gradients", gradients), *states):
-        if found is None or len(found) != len(parameters):
-            n = "none" if found is None else len(found)
-            raise ValueError(f"{len(parameters)} parameters need as many {name}, not {n}")
-    for i, p in enumerate(parameters):
-        arrays.require(p, f"parameters[{i}]", dtypes=DTYPES, writable=True)
-        if not arrays.is_dense(p):
-            raise arrays.ArrayError(
-                f"parameters[{i}] must fill one stretch of memory; its shape {tuple(p.shape)} with "
-                f"strides {arrays.strides_of(p)} has gaps"
-            )
-        for name, found in (("gradients", gradients), *states):
-            x, dtype = found[i], arrays.dtype_name(p)
-            writable = name != "gradients"
-            arrays.require(x, f"{name}[{i}]", shape=p.shape, dtypes=(dtype,), writable=writable)
-            if not arrays.same_layout(x, p):
-                raise arrays.ArrayError(
-                    f"{name}[{i}] must lie in memory as parameters[{i}] does; its strides are "
-                    f"{arrays.strides_of(x)}, not {arrays.strides_of(p)}"
-                )
-
-
-def _check_steps(steps, n):
-    if len(steps) != n:
-        raise ValueError(f"{n} parameters need as many steps, not {len(steps)}")
-    for i, step in enumerate(steps):
-        arrays.require(step, f"steps[{i}]", dtypes=("float32",), writable=True)
-        if arrays.size_of(step) != 1:
-            raise arrays.ArrayError(f"steps[{i}] must have one element, not {tuple(step.shape)}")
 
 
 def _adam_numbers(betas, eps, weight_decay, decoupled, amsgrad, maximize):
