@@ -130,6 +130,7 @@ def test_signatures_are_short(argtypes, text):
 @pytest.mark.parametrize("module, operation", [
     ("course_lib.kernels.activation", "activation"),
     ("course_lib.kernels.softmax.split", "softmax"),
+    ("course_lib.kernels.blocks.column_sums", "blocks"),
     ("course_lib.benchmarks.launch", "benchmarks.launch"),
     ("__main__", "notebook or script"),
     ("mine.kernels", "mine.kernels"),

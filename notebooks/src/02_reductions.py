@@ -953,7 +953,7 @@ print(f"brute force {(dy * (changed - means)).sum() / 0.5:.4f}, gradient {dx[1, 
 # ### The ladder
 #
 # The course's library has global average pooling in four rungs, in
-# `course_lib/kernels/global_avg_pool.py`:
+# `course_lib/kernels/global_avg_pool`:
 #
 # - `naive`: one thread sums a whole plane.
 # - `shared`: a block per plane and a tree in shared memory: your exercise.

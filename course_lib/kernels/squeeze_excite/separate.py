@@ -101,10 +101,7 @@ def dx_kernel(dy, logit, dmean, dx, n_pixels, C, channel_step, scale, gate):
         store(dx, i, load(dy, i) * gate_of(logit[j], gate) + dmean[j] * scale)
 
 
-FORWARD_KERNELS = (
-    pool.vectorised_team_kernel, pool.vectorised_block_kernel, pool.finish_kernel,
-    pool.nhwc.vectorised_kernel, pool.nhwc.warp_kernel, dense_kernel, scale_kernel,
-)  # fmt: skip
+FORWARD_KERNELS = (*pool.FORWARD["vectorised"].kernels, dense_kernel, scale_kernel)
 BACKWARD_KERNELS = (dlogit_kernel, dense_backward_kernel, dx_kernel)
 
 
@@ -164,7 +161,7 @@ def specialisations(dtype, weight_dtype):
     if dtype != weight_dtype:  # half-width planes with float32 means, as only this rung wants them
         pooling = [
             (pool.vectorised_team_kernel, ["int64", "float32", "int64", "int64"]),
-            (pool.nhwc.warp_kernel, ["int64", "int64", "float32"]),
+            (pool.warp_nhwc_kernel, ["int64", "int64", "float32"]),
         ]
         for kernel, numbers in pooling:
             label = f"squeeze_excite.forward separate, {kernel.py_func.__name__}, {dtype}"

@@ -15,10 +15,9 @@ rung         a plane is summed by                                 then
              bytes at a time, several loads in flight             several blocks: a second kernel
 ============ ==================================================== ================================
 
-Channels-last planes interleave, so there neighbouring threads take neighbouring channels
-(`global_avg_pool_nhwc`); the rungs have the same names. The backward pass has no sum. Its rungs are
-`naive` (a thread per element, which must find its plane by a division), `per_plane` (a block per
-plane) and `vectorised`.
+Channels-last planes interleave, so there neighbouring threads take neighbouring channels (`nhwc`);
+the rungs have the same names. The backward pass has no sum. Its rungs are `naive` (a thread per
+element, which must find its plane by a division), `per_plane` (a block per plane) and `vectorised`.
 
 Sums are taken in a fixed order: two runs agree bit for bit. Derivation: notebook 02.
 """
@@ -29,7 +28,8 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels import global_avg_pool_nhwc as nhwc
+from course_lib.kernels.global_avg_pool import nhwc
+from course_lib.kernels.global_avg_pool.nhwc import warp_kernel as warp_nhwc_kernel
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
@@ -376,10 +376,10 @@ def _by_element(name, kernel, planes_of_block, of_channels_last, other_kernel):
 FORWARD = Ladder(
     _by_element("naive", naive_kernel, BLOCK_SIZE, nhwc.launch_naive, nhwc.naive_kernel),
     _by_element("shared", shared_kernel, 1, nhwc.launch_shared, nhwc.shared_kernel),
-    _by_element("warp", warp_kernel, 1, nhwc.launch_warp, nhwc.warp_kernel),
+    _by_element("warp", warp_kernel, 1, nhwc.launch_warp, warp_nhwc_kernel),
     Rung(
         "vectorised", _launch_vectorised,
-        (vectorised_team_kernel, vectorised_block_kernel, nhwc.vectorised_kernel, nhwc.warp_kernel,
+        (vectorised_team_kernel, vectorised_block_kernel, nhwc.vectorised_kernel, warp_nhwc_kernel,
          finish_kernel), (plan, nhwc.plan, nhwc.aligned),
     ),
     auto="vectorised",
