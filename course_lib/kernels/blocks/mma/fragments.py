@@ -1,10 +1,10 @@
 """What a warp multiplies: fragments of tiles in shared memory, held in registers.
 
 A warp computes `rows`·`cols` of the product, in fragments of 16 rows and 8 columns. `acc`, the sums
-of a lane, is a local array of 4 float32 for each fragment (`intrinsics.matrix` says which); fragment
-(i, j) begins at 4·(i·cols/8 + j). Along k a tile is worked on 32 bytes at a time, a *step*.
+of a lane, is a local array of 4 float32 for each fragment (`intrinsics.matrix` says which);
+fragment (i, j) begins at 4·(i·cols/8 + j). Along k a tile is worked on
+32 bytes at a time, a *step*.
 """
-
 
 from course_lib import cuda
 from course_lib.runtime.intrinsics import VECTOR_BYTES
