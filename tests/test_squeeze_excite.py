@@ -1,15 +1,14 @@
 """Squeeze and excitation: every rung, both directions, both memory formats, against float64."""
 
 import contextlib
-import ctypes
 import importlib
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cached_launches import stand_in
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from turns import in_turns
@@ -18,9 +17,8 @@ from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import squeeze_excite as se
 from course_lib.kernels.squeeze_excite import fused, plan, two_pass
 from course_lib.kernels.squeeze_excite.dense import MOST_CHANNELS
-from course_lib.runtime.host import launch as launching
-from course_lib.runtime.host import repeat
 from course_lib.runtime.host.arrays import ArrayError
+from course_lib.runtime.host.launch_cache import cached_launch
 
 ops = importlib.import_module("course_lib.ops.squeeze_excite")
 PLACE = "cpu" if SIMULATED else "cuda"
@@ -451,48 +449,13 @@ def test_errors_name_what_was_expected():
 
 @pytest.fixture
 def repeating(monkeypatch):
-    """Where there is no GPU: CPU tensors count as a GPU's, prepared launches run in the simulator.
-
-    All but the driver's call is then the real thing. Returns a list of the launches prepared.
-    """
-    prepared = []
-
-    def prepare(kernel, grid, block, *args, **options):
-        prepared.append(kernel)
-        tensors = torch.is_tensor
-        looks = [(a.shape, a.stride(), a.dtype) if tensors(a) else a for a in args]
-
-        def run(addresses):
-            addresses = iter(addresses)
-            arguments = [
-                at_address(next(addresses), *look) if isinstance(look, tuple) else look
-                for look in looks
-            ]
-            launching.launch(kernel, grid, block, *arguments, **options)
-
-        return SimpleNamespace(launch=run)
-
-    if SIMULATED:
-        chip, multiprocessors = launching.chip_of(None), launching.multiprocessors_of(None)
-        monkeypatch.setattr(launching, "on_gpu", lambda: True)
-        monkeypatch.setattr(launching, "chip_of", lambda array: chip)
-        monkeypatch.setattr(launching, "multiprocessors_of", lambda array: multiprocessors)
-        monkeypatch.setattr(launching, "prepare", prepare)
-        monkeypatch.setattr(launching, "tensor_types", {torch.Tensor, torch.nn.Parameter})
-        monkeypatch.setattr(launching, "_stream_of", lambda index: 0)
-        monkeypatch.setattr(repeat, "_index_of", lambda x: 0)
-    return prepared
-
-
-def at_address(address, shape, stride, dtype):
-    n_bytes = math.prod(shape) * dtype.itemsize
-    memory = torch.frombuffer((ctypes.c_char * n_bytes).from_address(address), dtype=dtype)
-    return memory.as_strided(shape, stride)
+    """A list of the launches prepared, as on a GPU."""
+    return stand_in(monkeypatch).prepared
 
 
 def operator(*names):
     """The operators' launchers, which have repeated nothing yet."""
-    return [repeat.repeated(5 if "backward" not in name else 7)(getattr(ops, name).__wrapped__)
+    return [cached_launch(5 if "backward" not in name else 7)(getattr(ops, name).__wrapped__)
             for name in names]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from course_lib.kernels import activation
 from course_lib.ops.checks import require, require_tensor
 from course_lib.ops.registration import Operator
 from course_lib.runtime.host.arrays import is_dense, laid_out_like
-from course_lib.runtime.host.repeat import repeated
+from course_lib.runtime.host.launch_cache import cached_launch
 
 _aten = torch.ops.aten
 
@@ -123,7 +123,9 @@ def _register(
     backward = Operator(
         f"{name}_backward",
         f"(Tensor grad_output, Tensor saved{typed}) -> Tensor",
-        kernel=repeated(2)(lambda dy, saved, *options: kernels_of(*options).backward(dy, saved)),
+        kernel=cached_launch(2)(
+            lambda dy, saved, *options: kernels_of(*options).backward(dy, saved)
+        ),
         on_cpu=backward_by_torch,
         fake=lambda grad_output, saved, *options: torch.empty_like(saved),
         check=_check_backward,
@@ -132,7 +134,7 @@ def _register(
     out_of_place = Operator(
         name,
         f"(Tensor x{typed}) -> Tensor",
-        kernel=repeated(1)(lambda x, *options: kernels_of(*options).forward(x)),
+        kernel=cached_launch(1)(lambda x, *options: kernels_of(*options).forward(x)),
         on_cpu=on_cpu,
         fake=lambda x, *options: torch.empty_like(x),
         save=save,

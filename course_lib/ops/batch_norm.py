@@ -8,7 +8,7 @@ from course_lib.kernels import batch_norm as kernels
 from course_lib.ops.checks import number, of_sums, require, require_elements, require_tensor
 from course_lib.ops.formats import memory_format
 from course_lib.ops.registration import Operator, require_floating_point
-from course_lib.runtime.host.repeat import repeated
+from course_lib.runtime.host.launch_cache import cached_launch
 
 _aten = torch.ops.aten
 
@@ -71,7 +71,7 @@ def count_writing(running_mean, running_var):
         torch.autograd.graph.increment_version((running_mean, running_var))
 
 
-@repeated(5)
+@cached_launch(5)
 def _forward(x, weight, bias, running_mean, running_var, momentum, eps, relu):
     require_floating_point("batch_norm", x.dtype)
     return kernels.forward(
@@ -120,7 +120,7 @@ def given(gradients, weight, bias_dtype):
     return dx, None if weight is None else dweight, dbias
 
 
-@repeated(5)
+@cached_launch(5)
 def _kernel_inference(x, weight, bias, running_mean, running_var, eps, relu):
     require_floating_point("batch_norm", x.dtype)
     return kernels.inference(x, weight, bias, running_mean, running_var, eps=eps, relu=relu)
@@ -159,7 +159,7 @@ def _inference_backward_kernel(grad_output, x, weight, running_mean, running_var
     return _gradients(grad_output, x, weight, mean, rstd, y, False)
 
 
-@repeated(6)
+@cached_launch(6)
 def _gradients(grad_output, x, weight, mean, rstd, y, training):
     return kernels.backward(
         grad_output, x, weight, mean, rstd, relu=y is not None, y=y, training=training

@@ -8,7 +8,7 @@ from course_lib.ops import beside, precision
 from course_lib.ops.checks import pair, require, require_tensor, whole
 from course_lib.ops.formats import empty, memory_format
 from course_lib.ops.registration import Operator, in_autocast, require_floating_point
-from course_lib.runtime.host.repeat import repeated
+from course_lib.runtime.host.launch_cache import cached_launch
 
 _aten = torch.ops.aten
 OPTIONS = "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups"
@@ -89,7 +89,7 @@ def _kernel(x, weight, bias, stride, padding, dilation, groups):
     return _forward(x, weight, bias, *options, precision.of_convolutions())
 
 
-@repeated(3)
+@cached_launch(3)
 def _forward(x, weight, bias, stride, padding, dilation, groups, exactness):
     require_floating_point("conv2d", x.dtype)
     return kernels.forward(
@@ -114,7 +114,7 @@ def captured_gradients(grad_output, x, weight, *rest):
     return beside.gradients(of, needs, x)
 
 
-@repeated(3)
+@cached_launch(3)
 def _gradients(grad_output, x, weight, stride, padding, dilation, groups, needs, exactness):
     found = kernels.backward(
         grad_output, x, weight, stride=stride, padding=padding, dilation=dilation, groups=groups,

@@ -62,7 +62,7 @@ from course_lib.ops.conv2d import (
     y_shape as conv_y_shape,
 )
 from course_lib.ops.registration import Operator, in_autocast, require_floating_point
-from course_lib.runtime.host.repeat import repeated
+from course_lib.runtime.host.launch_cache import cached_launch
 
 _ARRAYS = "Tensor x, Tensor weight, Tensor? scale, Tensor? shift"
 _STATISTICS = "Tensor(a!)? running_mean, Tensor(b!)? running_var"
@@ -91,7 +91,7 @@ def _kernel(x, weight, scale, shift, running_mean, running_var, *rest):
     return found
 
 
-@repeated(6)
+@cached_launch(6)
 def _forward(
     x, weight, scale, shift, running_mean, running_var, stride, padding, dilation, groups, momentum,
     eps, relu, exactness,
@@ -123,7 +123,7 @@ def _backward_kernel(grad_output, x, weight, images, scale, mean, rstd, y, *rest
     return *found[:2], *of_norm
 
 
-@repeated(8)
+@cached_launch(8)
 def _gradients(
     grad_output, x, weight, images, scale, mean, rstd, y, stride, padding, dilation, groups, needs,
     exactness,

@@ -14,7 +14,7 @@ from course_lib.ops.conv2d import (
 )
 from course_lib.ops.formats import empty, memory_format
 from course_lib.ops.registration import Operator, in_autocast, require_floating_point
-from course_lib.runtime.host.repeat import repeated
+from course_lib.runtime.host.launch_cache import cached_launch
 
 _aten = torch.ops.aten
 _OPTIONS = (
@@ -73,7 +73,7 @@ def _kernel(x, weight, bias, stride, padding, output_padding, groups, dilation):
     return _forward(x, weight, bias, *options, precision.of_convolutions())
 
 
-@repeated(3)
+@cached_launch(3)
 def _forward(x, weight, bias, stride, padding, output_padding, groups, dilation, exactness):
     require_floating_point("conv_transpose2d", x.dtype)
     return kernels.forward(
@@ -98,7 +98,7 @@ def _backward_kernel(
     return beside.gradients(of, needs, x)
 
 
-@repeated(3)
+@cached_launch(3)
 def _gradients(
     grad_output, x, weight, stride, padding, output_padding, groups, dilation, needs, exactness
 ):

@@ -12,7 +12,7 @@ from course_lib.ops.registration import (
     gradient_by_torch,
     require_floating_point,
 )
-from course_lib.runtime.host.repeat import repeated
+from course_lib.runtime.host.launch_cache import cached_launch
 
 _OPTIONS = "Tensor? weight, int ignore_index, str reduction, float label_smoothing"
 
@@ -44,7 +44,7 @@ def _check_backward(grad_output, logits, target, stats, normaliser, *options):
         require(saved, name, shape=like.shape, dtypes=(like.dtype,))
 
 
-@repeated(3)
+@cached_launch(3)
 def _kernel(logits, target, weight, ignore_index, reduction, label_smoothing):
     return kernels.forward(
         logits, target, weight=weight, ignore_index=ignore_index, reduction=reduction,
@@ -52,7 +52,7 @@ def _kernel(logits, target, weight, ignore_index, reduction, label_smoothing):
     )  # fmt: skip
 
 
-@repeated(6)
+@cached_launch(6)
 def _backward_kernel(
     grad_output, logits, target, stats, normaliser, weight, ignore_index, reduction, label_smoothing
 ):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from course_lib.kernels import dice as kernels
 from course_lib.ops.checks import of_sums, require, require_tensor, whole
 from course_lib.ops.registration import Operator, as_float32, require_floating_point
-from course_lib.runtime.host.repeat import repeated
+from course_lib.runtime.host.launch_cache import cached_launch
 
 _OPTIONS = "Tensor? weight, int ignore_index"
 _WEIGHTS = "float smooth, float dice_weight, float cross_entropy_weight"
@@ -41,7 +41,7 @@ def _check_backward(grad_output, logits, target, factors, weight, ignore_index):
     require(factors, "factors", shape=(2 * logits.shape[1] + 1,), dtypes=(torch.float32,))
 
 
-@repeated(3)
+@cached_launch(3)
 def _kernel(logits, target, weight, ignore_index, smooth, dice_weight, cross_entropy_weight):
     return kernels.forward(
         logits, target, weight=weight, ignore_index=ignore_index, smooth=smooth,
@@ -53,7 +53,7 @@ def _backward_kernel(grad_output, logits, target, factors, weight, ignore_index)
     return _gradient_of_logits(grad_output, logits, target, factors, weight, ignore_index)
 
 
-@repeated(5)
+@cached_launch(5)
 def _gradient_of_logits(grad_output, logits, target, factors, weight, ignore_index):
     return kernels.backward(
         grad_output, logits, target, factors, weight=weight, ignore_index=ignore_index

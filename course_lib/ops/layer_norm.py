@@ -7,7 +7,7 @@ import torch
 from course_lib.kernels import layer_norm as kernels
 from course_lib.ops.checks import number, of_sums, require, require_tensor, whole
 from course_lib.ops.registration import Operator, as_float32, require_floating_point
-from course_lib.runtime.host.repeat import repeated
+from course_lib.runtime.host.launch_cache import cached_launch
 
 _aten = torch.ops.aten
 
@@ -34,7 +34,7 @@ def _check_backward(grad_output, x, weight, mean, rstd, sums):
         require(statistic, name, shape=x.shape[:-1], dtypes=(of_sums(x.dtype),))
 
 
-@repeated(3)
+@cached_launch(3)
 def _kernel(x, weight, bias, eps):
     require_floating_point("layer_norm", x.dtype)
     return kernels.forward(x, weight, bias, eps=eps)
@@ -72,7 +72,7 @@ def _gradient(ctx, grad_output, *_):
     )
 
 
-@repeated(5)
+@cached_launch(5)
 def _backward_kernel(grad_output, x, weight, mean, rstd, sums):
     dx, *found = kernels.backward(grad_output, x, weight, mean, rstd, sums=sums)
     return dx, *(x.new_empty(0) if each is None else each for each in found)

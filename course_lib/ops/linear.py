@@ -10,8 +10,7 @@ from course_lib.kernels import linear as kernels
 from course_lib.ops import beside, precision
 from course_lib.ops.checks import require
 from course_lib.ops.registration import Operator, in_autocast, require_floating_point
-from course_lib.runtime.host import arrays
-from course_lib.runtime.host.repeat import repeated
+from course_lib.runtime.host.launch_cache import cached_launch
 
 
 def _check(input, weight, bias, relu=False):
@@ -39,7 +38,7 @@ def _kernel(input, weight, bias, relu):
     return _forward(input, weight, bias, relu, precision.of_products())
 
 
-@repeated(3)
+@cached_launch(3)
 def _forward(input, weight, bias, relu, exactness):
     require_floating_point("linear", input.dtype)
     return kernels.forward(
@@ -65,11 +64,10 @@ def _backward_kernel(grad_output, input, weight, y, needs):
     return beside.gradients(of, needs, input)
 
 
-@repeated(4)
+@cached_launch(4)
 def _gradients(grad_output, input, weight, y, needs, exactness):
     if y is not None:
-        # Into memory made here: a launch that a launcher repeats by itself would not be noted.
-        grad_output = activation.relu.backward(grad_output, y, out=arrays.empty_like(y))
+        grad_output = activation.relu.backward(grad_output, y)
     found = kernels.backward(grad_output, input, weight, needs=needs, precision=exactness)
     return tuple(input.new_empty(0) if gradient is None else gradient for gradient in found)
 

@@ -8,7 +8,7 @@ from course_lib.kernels.max_pool2d.window import output_size
 from course_lib.ops.checks import pair, require, require_tensor
 from course_lib.ops.formats import memory_format
 from course_lib.ops.registration import Operator, require_floating_point, simulate_on_cpu
-from course_lib.runtime.host.repeat import repeated
+from course_lib.runtime.host.launch_cache import cached_launch
 
 _aten = torch.ops.aten
 _OPTIONS = "int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode"
@@ -71,7 +71,7 @@ def _kernel(x, *options):
     return _forward(x, *map(_hashable, options))
 
 
-@repeated(1)
+@cached_launch(1)
 def _forward(x, *options):
     require_floating_point("max_pool2d", x.dtype)
     _check(x, *options)  # PyTorch refuses some empty images that kernels take
@@ -83,7 +83,7 @@ def _backward_kernel(grad_output, indices, size, *options):
     return _gradient_of_input(grad_output, indices, tuple(size), *map(_hashable, options))
 
 
-@repeated(2)
+@cached_launch(2)
 def _gradient_of_input(grad_output, indices, size, *options):
     return kernels.backward(grad_output, indices, size, **_options(*options))
 

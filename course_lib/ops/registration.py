@@ -11,7 +11,8 @@ implementation for each kind of tensor:
 What does not go together is refused before anything runs, with PyTorch's own type of error: also
 where the implementation by PyTorch is an inner function that no longer looks (`torch.native_…`
 writes past the end of what is too short). Launchers of kernels look for themselves, once for each
-kind of call where they are `repeated`; `check` then only says in PyTorch's words what they refused.
+kind of call where the launch cache has them; `check` then only says in PyTorch's words what they
+refused.
 
 PyTorch's dispatcher takes longer to call an operator written in Python than a GPU takes for a small
 one. It is there for those who want a say in the call: torch.compile, vmap, modes, subclasses of

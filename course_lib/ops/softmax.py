@@ -11,7 +11,7 @@ from course_lib.kernels.blocks.columns import seen_from
 from course_lib.kernels.softmax import strided
 from course_lib.ops.checks import require, whole
 from course_lib.ops.registration import Operator, require_floating_point
-from course_lib.runtime.host.repeat import repeated
+from course_lib.runtime.host.launch_cache import cached_launch
 
 _aten = torch.ops.aten
 
@@ -32,11 +32,11 @@ def _register(operation, on_cpu, backward_on_cpu):
             return forward_along(x, dim)
         return along(operation.forward, dim, x)
 
-    @repeated(1)
+    @cached_launch(1)
     def forward_along(x, dim):
         return operation.forward_along(x, dim)
 
-    @repeated(2)
+    @cached_launch(2)
     def backward_along(dy, y, dim):
         return operation.backward_along(dy, y, dim)
 

@@ -6,7 +6,7 @@ from course_lib.kernels import squeeze_excite as kernels
 from course_lib.ops.checks import of_sums, require
 from course_lib.ops.formats import memory_format
 from course_lib.ops.registration import Operator, require_floating_point
-from course_lib.runtime.host.repeat import repeated
+from course_lib.runtime.host.launch_cache import cached_launch
 
 _aten = torch.ops.aten
 
@@ -37,19 +37,19 @@ class _Unconverted(Operator):
             self.kernel = self._explained(without_gradient)
 
 
-@repeated(5)
+@cached_launch(5)
 def _kernel(x, weight1, bias1, weight2, bias2, activation, gate):
     require_floating_point("squeeze_excite", x.dtype)
     return kernels.forward(x, weight1, bias1, weight2, bias2, activation=activation, gate=gate)
 
 
-@repeated(5)
+@cached_launch(5)
 def _kernel_of_y(*inputs):
     """The first result alone: the others are then workspace, of which a repetition makes one."""
     return _kernel.__wrapped__(*inputs)[:1]
 
 
-@repeated(7)
+@cached_launch(7)
 def _backward_kernel(grad_output, x, weight1, weight2, mean, hidden, logit, activation, gate):
     return kernels.backward(
         grad_output, x, weight1, weight2, mean, hidden, logit, activation=activation, gate=gate

@@ -8,7 +8,7 @@ from course_lib.kernels import upsample as kernels
 from course_lib.ops.checks import require, require_tensor
 from course_lib.ops.formats import empty, memory_format
 from course_lib.ops.registration import Operator, require_floating_point
-from course_lib.runtime.host.repeat import repeated
+from course_lib.runtime.host.launch_cache import cached_launch
 
 _aten = torch.ops.aten
 _OPTIONS = "float? factor_h, float? factor_w, str mode, bool align_corners"
@@ -48,7 +48,7 @@ def _kernel(x, size, factor_h, factor_w, mode, align_corners):
     return _forward(x, tuple(size), _pair_of(factor_h, factor_w), mode, align_corners)
 
 
-@repeated(1)
+@cached_launch(1)
 def _forward(x, size, factors, mode, align_corners):
     require_floating_point("upsample", x.dtype)
     return kernels.forward(
@@ -62,7 +62,7 @@ def _backward_kernel(grad_output, shape, factor_h, factor_w, mode, align_corners
     )
 
 
-@repeated(1)
+@cached_launch(1)
 def _gradient_of_x(grad_output, shape, factors, mode, align_corners):
     return kernels.backward(
         grad_output, shape, mode=mode, align_corners=align_corners, scale_factor=factors

@@ -73,14 +73,10 @@ class Observer:
         return None
 
 
-def observing():
-    """True inside `sanitize()` or `trace()`: launches will be watched."""
-    return bool(observers.get())
-
-
-def current_observers():
-    """The observers of launches that start here, outermost first."""
-    return observers.get()
+#: ``current_observers()`` gives the observers of launches that start here, outermost first;
+#: ``observing()`` asks whether there are any, as inside `sanitize()` or `trace()`. No function is
+#: written around the one call, because every launch makes it.
+observing = current_observers = observers.get
 
 
 @dataclass(frozen=True)

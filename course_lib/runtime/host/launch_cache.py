@@ -1,25 +1,29 @@
-"""An operator of several launches that has run once need not think again: ``@repeated``.
+"""The launch cache: ``@cached_launch`` repeats what a launcher did for inputs that look alike.
 
-`replay` repeats the one launch of a launcher whose result looks like its input. This is for all
-others: a convolution may arrange its weights, add up parts in memory of its own, and launch three
-kernels for it. What is noted of a run is every launch, and every array that it made: its results,
-and the workspace between launches. A repetition makes the results, one piece of memory for all of
-the workspace, and starts the launches. Arrays of the workspace that no two launches need at the
-same time have the same place in it: launches of a stream follow one another, also those that get
-ready before (`launch`'s `overlap`), since they wait before they touch memory. For the same reason
-the workspace can be given back as soon as the launches that need it are started. So a run is cut in
-parts where nothing of the workspace is needed on both sides and results may take its place, if that
-saves memory worth a call of the allocator: gradients of a convolution, say, one after the other.
+Most of what a launcher does before it launches (checking arguments, choosing threads and blocks,
+taking stock of every array) depends on the inputs' shapes, dtypes and device alone. So its first
+run is noted: every launch, and every array that it made, which are its results and the workspace
+between launches. A repetition is one key, one look-up, one call of the driver for each launch, new
+results, and one piece of memory for all of the workspace. In a model of many small operations it
+shows (notebook 04).
 
-Remembered under: dtype, shape, strides and device of each array, all other arguments, the stream,
-the thread and what ladders were told to choose. Repeated are only calls with PyTorch tensors that
-begin on a 16-byte boundary, and only runs whose arguments lay apart, and in which PyTorch did
+Arrays of the workspace that no two launches need at the same time have the same place in it:
+launches of a stream follow one another, also those that get ready before (`launch`'s `overlap`),
+since they wait before they touch memory. For the same reason the workspace can be given back as
+soon as the launches that need it are started. So a run is cut in parts where nothing of the
+workspace is needed on both sides and results may take its place, if that saves memory worth a call
+of the allocator: gradients of a convolution, say, one after the other.
+
+The key: dtype, shape, strides and device of each array, all other arguments, the stream, the thread
+and what ladders were told to choose. Repeated are only calls with PyTorch tensors that begin on a
+16-byte boundary, without `out`, and only runs whose arguments lay apart, and in which PyTorch did
 nothing but make arrays and look at them in another shape: while a run is noted, a mode of PyTorch's
-dispatcher watches. Every other call runs the launcher, as do all calls in the simulator. What the
-launcher computes must not depend on what arrays hold.
+dispatcher watches. Every other call runs the launcher, as do all calls in the simulator and those
+within a run that is being noted. What the launcher computes must not depend on what arrays hold.
 """
 
 import functools
+import inspect
 import itertools
 import sys
 from threading import get_ident
@@ -38,43 +42,51 @@ LOOKING = {"view", "_unsafe_view", "slice", "select", "detach", "permute", "alia
            "transpose", "t", "unsqueeze", "squeeze"}  # fmt: skip
 
 
-def repeated(n_arrays):
-    """For a function ``launcher(*arrays, *others)`` of `n_arrays` arrays, each of which may be None
-    but the first, and of hashable others. Its result is an array, or a tuple of arrays, it made.
+def cached_launch(n_arrays):
+    """For a function or method ``launcher(*arrays, *others, **options)``.
+
+    n_arrays  how many of its arguments are arrays, the first ones; each but the first may be None
+
+    Others and options must be hashable. The result is an array that the launcher made, or a tuple
+    of them.
     """
 
     def decorate(launcher):
         known = {}
+        first = int("self" in inspect.signature(launcher).parameters)
+        end = first + n_arrays
 
         @functools.wraps(launcher)
-        def call(*inputs):
-            index = _index_of(inputs[0])
-            if index < 0:
-                return launcher(*inputs)
-            key = [index, launching._stream_of(index), get_ident(), launching.choices]
-            addresses, together = [], 0
-            for x in inputs[:n_arrays]:
+        def call(*inputs, **options):
+            if launching._recorders or not launching.on_gpu():
+                return launcher(*inputs, **options)
+            if "out" in options or len(inputs) < end:
+                return launcher(*inputs, **options)
+            key, addresses, together = [get_ident(), launching.choices], [], 0
+            for x in inputs[first:end]:
                 if x is None:
                     key.append(None)
                     addresses.append(0)
                     continue
-                if type(x) not in launching.tensor_types:
-                    return launcher(*inputs)
+                if type(x) not in launching.tensor_types or (index := x.get_device()) < 0:
+                    return launcher(*inputs, **options)
                 address = x.data_ptr()
-                key += (x.dtype, x.shape, x.stride(), x.get_device())
+                key += (x.dtype, x.shape, x.stride(), index)
                 addresses.append(address)
                 together |= address
-            key += inputs[n_arrays:]
+            key += (launching._stream_of(index), *inputs[:first], *inputs[end:])
+            if options:
+                key += options.items()
             key = tuple(key)
             run = known.get(key, TRIES)
             if together % VECTOR_BYTES or run == 0:
-                return launcher(*inputs)
-            if not isinstance(run, int):
+                return launcher(*inputs, **options)
+            if type(run) is not int:
                 found = run(addresses)
-                return launcher(*inputs) if found is None else found
-            if _share_memory(inputs[:n_arrays]):
-                return launcher(*inputs)
-            result, repetition = _noted(launcher, inputs, n_arrays)
+                return launcher(*inputs, **options) if found is None else found
+            if _share_memory(inputs[first:end]):
+                return launcher(*inputs, **options)
+            result, repetition = _noted(launcher, inputs, options, inputs[first:end])
             if len(known) >= MOST_REMEMBERED:
                 known.clear()
             known[key] = repetition or run - 1
@@ -83,13 +95,6 @@ def repeated(n_arrays):
         return call
 
     return decorate
-
-
-def _index_of(x):
-    """The GPU that `x` is on; below 0 where nothing can be repeated."""
-    if not launching.on_gpu() or type(x) not in launching.tensor_types:
-        return -1
-    return x.get_device()
 
 
 def _share_memory(arrays):
@@ -101,16 +106,16 @@ def _share_memory(arrays):
     return any(end > start for (_, end), (start, _) in itertools.pairwise(ends))
 
 
-def _noted(launcher, inputs, n_arrays):
+def _noted(launcher, inputs, options, arrays):
     """(the launcher's result, what repeats the run; or None where nothing can)."""
     watch = _watch_class()()
     with launching.recorded() as launches, watch:
-        result = launcher(*inputs)
+        result = launcher(*inputs, **options)
     if watch.spoilt:
         return result, None
     results = result if isinstance(result, tuple) else (result,)
-    memory = _memory(inputs[:n_arrays], results, watch.made, launches)
-    return result, memory and _repetition(launches, memory, results, isinstance(result, tuple))
+    memory = _memory(arrays, results, watch.made, launches)
+    return result, memory and _repetition(launches, memory, len(arrays), results, result is results)
 
 
 @functools.cache
@@ -252,7 +257,7 @@ def _offsets(sizes, times):
     return offsets
 
 
-def _repetition(launches, memory, results, several):
+def _repetition(launches, memory, n_inputs, results, several):
     """A function of the inputs' addresses that does the run again, and returns its results.
 
     It returns None, and has done nothing, where a graph captures launches that need counters:
@@ -262,18 +267,19 @@ def _repetition(launches, memory, results, several):
     stretches, parts = memory
     steps, others = [], []
     for kernel, grid, block, args, options in launches:
-        places = []
-        for array in (arg for arg in args if hasattr(arg, "data_ptr")):
+        given, places = [arg for arg in args if hasattr(arg, "data_ptr")], []
+        for i, array in enumerate(given):
             place = _place(array, stretches)
             if place is None:  # neither made in this run nor given to it: counters
-                place = None, array.data_ptr()
                 others.append(array)
-            places.append(place)
-        steps.append((launching.prepare(kernel, grid, block, *args, **options).launch, places))
+            else:
+                places.append((i, *place))
+        prepared = launching.prepare(kernel, grid, block, *args, **options)
+        steps.append((prepared.launch, [array.data_ptr() for array in given], places))
     looks = [(tuple(x.shape), tuple(x.stride()), x.dtype) for x in results]
     device, capturing = results[0].device, torch.cuda.is_current_stream_capturing
     empty, byte, kept = torch.empty_strided, torch.uint8, tuple(others)
-    nowhere = [0] * (len(results) + len(parts))
+    none_made, nowhere = [None] * len(looks), [0] * (len(results) + len(parts))
     schedule = [
         (place, part.n_bytes, [(i, *looks[i]) for i in part.results], steps[part.first : part.end])
         for place, part in enumerate(parts, len(results))
@@ -282,7 +288,7 @@ def _repetition(launches, memory, results, several):
     def repeat(addresses):
         if kept and capturing():
             return None
-        made, n_inputs = [None] * len(looks), len(addresses)
+        made = none_made[:]
         addresses += nowhere
         for place, n_bytes, needed, launches in schedule:
             for i, shape, strides, dtype in needed:
@@ -291,10 +297,10 @@ def _repetition(launches, memory, results, several):
             if n_bytes:
                 space = empty((n_bytes,), (1,), dtype=byte, device=device)
                 addresses[n_inputs + place] = space.data_ptr()
-            for launch, places in launches:
-                launch([
-                    offset if base is None else addresses[base] + offset for base, offset in places
-                ])  # fmt: skip
+            for launch, values, places in launches:
+                for i, base, offset in places:
+                    values[i] = addresses[base] + offset
+                launch(values)
             space = None  # what is made next may lie there: launches follow one another
         return tuple(made) if several else made[0]
 

@@ -1,81 +1,23 @@
-"""`host.repeat`: which runs are repeated without their launcher, and which never are."""
+"""The launch cache: which runs are repeated without their launcher, and which never are."""
 
-import ctypes
 import functools
-import itertools
+import sys
 import threading
-import weakref
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torchvision
-from hypothesis import given
-from hypothesis import strategies as st
-from test_replay import PLACE, difference_kernel, scale_kernel
+from cached_launches import PLACE, difference_kernel, made, run, scale_kernel, stand_in, tensor
 
-from course_lib import SIMULATED, ops
-from course_lib.runtime.host import arrays, counters, repeat
+from course_lib import SIMULATED, ops, simulator
+from course_lib.runtime.host import arrays, counters, launch_cache
 from course_lib.runtime.host import launch as launching
 from course_lib.runtime.host.launch import launch
 
 
-def run_scale(x, y, factor):
-    y[:] = x * factor
-
-
-def run_difference(x, y, z):
-    z[:] = x - y
-
-
 @pytest.fixture(autouse=True)
-def stream(monkeypatch):
-    """Where there is no GPU: CPU tensors count as a GPU's, and a repeated launch is worked out.
-
-    Everything but the driver's call is then the real thing. Returns what tells the stream.
-    """
-    state = SimpleNamespace(current=0)
-    if SIMULATED:
-
-        def prepare(kernel, grid, block, *args, **options):
-            arrays = [arg for arg in args if hasattr(arg, "data_ptr")]
-            numbers = [arg for arg in args if not hasattr(arg, "data_ptr")]
-            work = run_scale if kernel is scale_kernel else run_difference
-            n = arrays[0].numel()
-
-            def run(addresses):
-                number = ctypes.c_float * n
-                memory = (np.ctypeslib.as_array(number.from_address(a)) for a in addresses)
-                work(*memory, *numbers)
-
-            return SimpleNamespace(launch=run)
-
-        monkeypatch.setattr(launching, "prepare", prepare)
-        monkeypatch.setattr(launching, "_stream_of", lambda index: state.current)
-        monkeypatch.setattr(launching, "tensor_types", {torch.Tensor, torch.nn.Parameter})
-        monkeypatch.setattr(repeat, "_index_of", lambda x: 0)
-    else:
-        launching.tensor_types.add(torch.Tensor)  # as after a process's first launch
-    return state
-
-
-def run(kernel, *args):
-    n = args[0].numel()
-    if n:
-        launch(kernel, -(-n // 64), 64, *args, flat=True)
-
-
-def made(body, n_arrays=2):
-    """`body` as a repeated launcher, that counts how often it had to think."""
-
-    @repeat.repeated(n_arrays)
-    def launcher(*inputs):
-        launcher.thought += 1
-        return body(*inputs)
-
-    launcher.thought = 0
-    return launcher
+def state(monkeypatch):
+    return stand_in(monkeypatch)
 
 
 def two_results(x, y, factor):
@@ -86,10 +28,6 @@ def two_results(x, y, factor):
     result = arrays.empty(tuple(x.shape), like=x, channels_last=x.dim() == 4)
     run(difference_kernel, x, scaled, result)
     return result, copied
-
-
-def tensor(*shape):
-    return torch.randn(*shape, device=PLACE)
 
 
 def thoughts(launcher, *calls, factor=3.0):
@@ -139,7 +77,7 @@ def test_the_results_lie_as_the_launcher_laid_them():
     assert launcher.thought == 1
 
 
-def test_another_shape_layout_number_or_stream_is_another_run(stream):
+def test_another_shape_layout_number_or_stream_is_another_run(state):
     launcher = made(two_results)
     pair = tensor(6, 8), tensor(6, 8)
     assert thoughts(launcher, pair, pair) == 1
@@ -149,7 +87,7 @@ def test_another_shape_layout_number_or_stream_is_another_run(stream):
     turned = tensor(8, 6).T, tensor(8, 6).T
     assert launcher(*turned, 3.0) and launcher.thought == 5
     if SIMULATED:
-        stream.current = 1
+        state.stream = 1
         assert thoughts(launcher, pair, pair) == 1
 
 
@@ -207,7 +145,7 @@ def test_runs_in_which_pytorch_did_more_are_never_repeated(what):
 
     launcher = made(body)
     x = tensor(40)
-    for _ in range(repeat.TRIES + 2):
+    for _ in range(launch_cache.TRIES + 2):
         y = tensor(40)
         expected = x - y * y.abs().max() if what == "looked into" else x - y
         found = launcher(x, y)
@@ -215,7 +153,7 @@ def test_runs_in_which_pytorch_did_more_are_never_repeated(what):
             assert found is x
         else:
             assert torch.equal(found, expected[: len(found)])
-    assert launcher.thought == repeat.TRIES + 2
+    assert launcher.thought == launch_cache.TRIES + 2
 
 
 def test_a_run_without_launches_or_elements():
@@ -247,115 +185,169 @@ def test_counters_are_kept_and_graphs_get_their_own(monkeypatch):
     assert launcher.thought == 3
 
 
-def chain(x, y, factor):
-    """As `two_results`, by a chain of arrays, each of which two launches need."""
-    last = y
-    for _ in range(5):
-        last, before = arrays.empty_like(x), last
-        run(scale_kernel, before, last, 1.0)
-    result, scaled = arrays.empty_like(x), arrays.empty_like(x)
-    run(scale_kernel, last, scaled, factor)
-    run(difference_kernel, x, scaled, result)
-    arrays.empty_like(x)  # which no launch needs
-    return result, scaled
-
-
-def test_the_workspace_holds_what_is_needed_at_one_time(monkeypatch):
-    sizes, empty = [], torch.empty_strided
-
-    def noted(shape, strides, *, dtype, device):
-        sizes.append(shape[0] if dtype is torch.uint8 else 0)
-        return empty(shape, strides, dtype=dtype, device=device)
-
-    launcher = made(chain)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty_strided", noted)
-        assert thoughts(launcher, *((tensor(8, 32), tensor(8, 32)) for _ in range(3))) == 1
-    assert max(sizes) == 2 * 8 * 32 * 4
-
-
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 5)), max_size=12))
-def test_pieces_of_the_workspace(found):
-    sizes = {name: size * repeat.APART for name, (size, _, _) in enumerate(found)}
-    times = {name: (first, first + more) for name, (_, first, more) in enumerate(found)}
-    offsets = repeat._offsets(sizes, times)
-    for a, b in itertools.combinations(sizes, 2):
-        together = times[a][0] <= times[b][1] and times[b][0] <= times[a][1]
-        apart = offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
-        assert apart or not together
-    assert all(offset >= 0 and offset % repeat.APART == 0 for offset in offsets.values())
-    # No place is higher than all the others together would make it.
-    assert all(offset <= sum(sizes.values()) - sizes[n] for n, offset in offsets.items())
-
-
-@pytest.mark.parametrize("worth", [1, 64 << 10])
-def test_a_result_may_lie_where_workspace_lay(monkeypatch, worth):
-    live, seen, empty = [], [], torch.empty_strided
-
-    def noted(shape, strides, *, dtype, device):
-        made = empty(shape, strides, dtype=dtype, device=device)
-        live.append(made.nbytes)
-        weakref.finalize(made, live.remove, made.nbytes)
-        seen.append(sum(live))
-        return made
-
-    def body(x, y):
-        """The first result needs three arrays on the way, the second one."""
-        ways = [arrays.empty_like(x) for _ in range(3)]
-        for way in ways:
-            run(scale_kernel, x, way, 2.0)
-        first, second, way = (arrays.empty_like(x) for _ in range(3))
-        run(difference_kernel, ways[0], ways[1], first)
-        run(difference_kernel, first, ways[2], first)
-        run(scale_kernel, y, way, 3.0)
-        run(difference_kernel, way, x, second)
-        return first, second
-
-    monkeypatch.setattr(repeat, "WORTH", worth)
-    launcher, n = made(body), 8 * 32 * 4
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty_strided", noted)
-        for _ in range(3):
-            x, y = tensor(8, 32), tensor(8, 32)
-            live.clear()
-            first, second = launcher(x, y)
-            assert torch.equal(first, -2 * x) and torch.equal(second, 3 * y - x)
-            del first, second
-    assert launcher.thought == 1
-    assert max(seen) == (4 * n if worth == 1 else 5 * n)
-
-
-@given(
-    pieces=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 5)), max_size=9),
-    results=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 14)), min_size=1, max_size=4),
-    worth=st.integers(1, 4000),
-)
-def test_parts_of_a_run(pieces, results, worth):
-    n_launches = 15
-    sizes = {name: size * repeat.APART for name, (size, _, _) in enumerate(pieces)}
-    times = {name: (first, first + more) for name, (_, first, more) in enumerate(pieces)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repeat, "WORTH", worth)
-        parts = repeat._parts(n_launches, sizes, times, results)
-    assert [part.first for part in parts] == [0, *(part.end for part in parts[:-1])]
-    assert parts[-1].end == n_launches
-    assert sorted(i for part in parts for i in part.results) == list(range(len(results)))
-    assert sorted(name for part in parts for name in part.offsets) == sorted(sizes)
-    for part in parts:
-        assert all(part.first <= results[i][1] < part.end for i in part.results)
-        for name, offset in part.offsets.items():
-            assert part.first <= times[name][0] and times[name][1] < part.end
-            assert offset + sizes[name] <= part.n_bytes
-    for before, part in itertools.pairwise(parts):
-        assert repeat._saved(before.n_bytes, part, results) >= worth
-
-
 def test_the_memory_of_runs_has_its_limit(monkeypatch):
-    monkeypatch.setattr(repeat, "MOST_REMEMBERED", 2)
+    monkeypatch.setattr(launch_cache, "MOST_REMEMBERED", 2)
     launcher = made(two_results)
     pairs = [(tensor(n), tensor(n)) for n in (4, 8, 12)]
     assert thoughts(launcher, *pairs) == 3
     assert thoughts(launcher, pairs[2], pairs[0]) == 1
+
+
+class Scale:
+    """A method of one launch, as softmax has; it counts how often it had to think."""
+
+    def __init__(self, factor):
+        self.factor, self.thought = factor, 0
+
+    @launch_cache.cached_launch(1)
+    def forward(self, x, *, variant="plain", out=None):
+        """y = factor · x."""
+        self.thought += 1
+        x = x.contiguous()
+        y = arrays.empty_like(x) if out is None else out
+        run(scale_kernel, x, y, self.factor)
+        return y
+
+
+def thoughts_of(scale, *calls, **options):
+    """How often `scale` thinks about calls with these tensors, all of which must come out right."""
+    before = scale.thought
+    for x in calls:
+        assert torch.equal(scale.forward(x, **options), x * scale.factor)
+    return scale.thought - before
+
+
+def test_a_method_is_repeated_for_each_object_and_option():
+    scale, other, x = Scale(3.0), Scale(5.0), tensor(5, 8)
+    assert thoughts_of(scale, x, tensor(5, 8), torch.nn.Parameter(tensor(5, 8)).detach()) == 1
+    assert thoughts_of(other, x) == 1
+    assert thoughts_of(scale, x, x, variant="plain") == thoughts_of(scale, x, variant="b") == 1
+    assert thoughts_of(scale, x, tensor(5, 8)) == 0
+    assert scale.forward.__doc__ == "y = factor · x."
+
+
+def test_a_method_runs_where_it_has_more_to_do():
+    scale, x, out = Scale(2.0), tensor(40), tensor(40)
+    assert thoughts_of(scale, x, tensor(41)[1:], x) == 2
+    gaps = tensor(8, 8)[:, ::2]
+    assert thoughts_of(scale, *[gaps] * 5) == 5  # which are copied first
+    for _ in range(2):
+        assert scale.forward(x, out=out) is out and torch.equal(out, x * 2)
+        assert torch.equal(scale.forward(x=x), x * 2)
+    assert scale.thought == 11
+
+
+def test_a_cached_launcher_within_another():
+    """The outer one's run is noted with the inner one's launches, whether or not it knows them."""
+    inner = Scale(2.0)
+
+    def body(x, y):
+        result = arrays.empty_like(x)
+        run(difference_kernel, x, inner.forward(y), result)
+        return result
+
+    assert thoughts_of(inner, tensor(16), tensor(16)) == 1
+    outer = made(body)
+    for _ in range(4):
+        x, y = tensor(16), tensor(16)
+        assert torch.equal(outer(x, y), x - 2 * y)
+    assert (outer.thought, inner.thought) == (1, 2)
+
+
+def test_a_repetition_calls_few_functions_of_the_course():
+    scale, x, called = Scale(3.0), tensor(40), []
+    thoughts_of(scale, x, x)
+
+    def note(frame, event, _):
+        if event == "call" and "course_lib" in frame.f_code.co_filename:
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    scale.forward(x)
+    sys.setprofile(None)
+    # Then comes the driver, or what stands in for it.
+    assert set(called[: called.index("repeat")]) <= {"call", "on_gpu"}
+
+
+def test_an_error_is_raised_each_time():
+    @launch_cache.cached_launch(1)
+    def refusing(x):
+        raise ValueError("no")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"):
+            refusing(tensor(4))
+    assert not launching._recorders
+
+
+@pytest.mark.skipif(not SIMULATED, reason="in the simulator")
+def test_in_the_simulator_the_launcher_always_runs(monkeypatch):
+    monkeypatch.undo()
+    assert thoughts_of(Scale(3.0), *[tensor(5)] * 3) == 3
+
+
+def test_launches_are_recorded_of_this_thread_only():
+    x, y = tensor(8), tensor(8)
+    with launching.recorded() as outer:
+        with launching.recorded() as record:
+            launch(scale_kernel, 1, 64, x, y, 2.0, flat=True)
+            thread = threading.Thread(target=lambda: launch(scale_kernel, 1, 64, y, y, 1.0))
+            thread.start()
+            thread.join()
+    assert outer == record and len(record) == 1
+    kernel, grid, block, args, options = record[0]
+    assert (kernel, grid, block, args[0] is x, options["flat"]) == (scale_kernel, 1, 64, True, True)
+
+
+@pytest.mark.gpu
+def test_streams_of_a_gpu():
+    scale, streams = Scale(3.0), [torch.cuda.Stream() for _ in range(2)]
+    x = tensor(1 << 20)
+    for _ in range(3):
+        for each in streams:
+            each.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(each):
+                torch.cuda._sleep(2_000_000)
+                moved = x + 1
+                y = scale.forward(moved)
+            torch.cuda.current_stream().wait_stream(each)
+            assert torch.equal(y, (x + 1) * 3)
+    assert scale.thought == 2
+
+
+@pytest.mark.gpu
+def test_in_a_captured_graph():
+    scale, x = Scale(3.0), tensor(64)
+    scale.forward(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(2):  # launched, then repeated, both into the graph
+            y = scale.forward(x)
+    x.fill_(2)
+    graph.replay()
+    assert y.eq(6).all()
+
+
+@pytest.mark.gpu
+def test_another_gpu_than_the_current_one():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    scale = Scale(3.0)
+    for _ in range(2):
+        for place in ("cuda:1", "cuda:0"):
+            x = torch.randn(100, device=place)
+            y = scale.forward(x)
+            assert y.device == x.device and torch.equal(y, x * 3)
+    assert scale.thought == 2 and torch.cuda.current_device() == 0
+
+
+@pytest.mark.gpu
+def test_under_the_sanitizer_the_launcher_runs():
+    scale, x = Scale(3.0), tensor(64)
+    thoughts_of(scale, x, x)
+    with simulator.sanitize() as report:
+        thoughts_of(scale, x)
+    assert scale.thought == 2 and not report.findings
 
 
 @pytest.mark.gpu
