@@ -331,7 +331,8 @@ def squeezing_and_exciting(draw):
         squeeze_excite.backward(y, x, weights[0], weights[2], *saved, variant=both)
     except ValueError as error:
         refused = "needs compute capability 9.0", "use variant='auto'"
-        assert variant in ("resident", "batched") and any(text in str(error) for text in refused)
+        assert variant in ("fused", "resident", "batched")
+        assert any(text in str(error) for text in refused)
 
 
 OPERATIONS = (

@@ -44,8 +44,10 @@ DTYPES = ("float32", "bfloat16")
 DIRECTIONS = ("forward", "both")
 #: Measured with channels-last images too.
 CHANNELS_LAST = [(32, 48, 190, 190), (32, 336, 48, 48), (32, 2688, 12, 12)]
-#: The rungs that take images of any size.
-EVERY_SIZE = "separate", "two_pass", "fused"
+#: The rungs that take images of any size, in each layout.
+EVERY_SIZE = {
+    "contiguous": ("separate", "two_pass", "fused"), "channels-last": ("separate", "two_pass"),
+}  # fmt: skip
 #: Measured with these rungs too; the others with what AUTO takes alone.
 LADDER = [(1, 960, 24, 24), (32, 48, 190, 190), (32, 960, 24, 24), (32, 2688, 12, 12)]
 #: (batch, dtype) of which torch.compile is a peer.
@@ -201,7 +203,7 @@ def _name(direction, layout):
 
 def _build(shape, dtype, layout, direction, n_bytes, make, n_sets):
     block = Block(shape, dtype, layout, n_sets, make)
-    variants = EVERY_SIZE if shape in LADDER else ()
+    variants = EVERY_SIZE[layout] if shape in LADDER else ()
     facts, theirs = {"compile_seconds": None, "tf32": torch.backends.cudnn.allow_tf32}, {}
 
     def peers():

@@ -25,7 +25,7 @@ rung       what it launches                                      forward moves  
 `fused`    one kernel that sums the next samples while it scales 2·n·s            3·n·s
            the last ones: what is read twice comes from the L2
            cache the second time; backward, the weights'
-           gradients too
+           gradients too. Contiguous images
 `resident` one kernel that keeps x (backward dy) in shared       2·n·s            3·n·s
            memory between its sum and its scaling: all
            multiprocessors hold a few samples together.
@@ -116,9 +116,9 @@ def forward(
     gate             "sigmoid" or "hard_sigmoid"
 
     `out`, if given, receives y. Raises ArrayError for a wrong dtype, shape or device, ValueError
-    for an unknown variant, activation or gate, and where `resident` or `batched` can't run. An `x`
-    of another memory layout is copied first, because the kernels walk memory in
-    one dimension.
+    for an unknown variant, activation or gate, and where `fused`, `resident` or `batched` can't
+    run. An `x` of another memory layout is copied first, because the kernels walk memory in one
+    dimension.
     """
     problem, inputs, results = checked_forward(
         x, weight1, bias1, weight2, bias2, activation, gate, out

@@ -21,13 +21,12 @@ from course_lib.kernels.blocks.work_queue import (
     tell_ready,
     wait_until_ready,
 )
-from course_lib.kernels.squeeze_excite import pixels, planes
+from course_lib.kernels.squeeze_excite import planes
 from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE, CHUNK, MOST_CHANNELS
 from course_lib.kernels.squeeze_excite.excite import find_dmeans, find_logits
 from course_lib.kernels.squeeze_excite.formulas import gate_of
 from course_lib.kernels.squeeze_excite.operands import boundaries, scale_of, workspace
 from course_lib.kernels.squeeze_excite.parts import place_of_block
-from course_lib.kernels.squeeze_excite.pixels import SCRATCH
 from course_lib.kernels.squeeze_excite.plan import Cut, plan_of
 from course_lib.kernels.squeeze_excite.weights import launch_weight_gradients
 from course_lib.runtime.host.counters import counters
@@ -140,100 +139,44 @@ def fused_planes_backward_kernel(
         leave(counters, n, n_slots, counted)
 
 
-@cuda.jit
-def fused_pixels_kernel(
-    x, weight1, bias1, weight2, bias2, y, mean, hidden, logit, sums, counters, lead,
-    n_pixels, C, R, scale, activation, gate,
-    n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors,
-):  # fmt: skip
-    allow_next_kernel()
-    wait_for_previous_kernel()
-    drawn = cuda.shared.array(1, np.int32)
-    values = cuda.shared.array(CHUNK, np.float32)
-    scratch = cuda.shared.array(SCRATCH, np.float32)
-    summing, block = task_of(draw(drawn, counters), np.int64(cuda.gridDim.x), lead)
-    n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
-    low, high = part * length, min((part + 1) * length, n_pixels)
-    if summing:
-        start = n * n_pixels * C + c
-        pixels.sum_pixels(values, x, x, start, low, high, C, n_mine, n_columns, vectors, scratch)
-        note_sums(sums, values, scale, C, n, part, n_parts, c, n_mine)
-        if is_last(counters, n, n_slots, drawn):
-            find_logits(values, sums, weight1, bias1, weight2, bias2, mean, hidden, logit, R, C,
-                        n, n_parts, activation)  # fmt: skip
-            tell_ready(counters, n)
-    else:
-        counted = wait_until_ready(counters, n, n_slots)
-        factors = values
-        take_gates(factors, logit, C, n, c, n_mine, gate)
-        start = n * n_pixels * C + c
-        pixels.scale_pixels(x, y, start, low, high, C, n_mine, n_columns, vectors, factors, factors)
-        leave(counters, n, n_slots, counted)
+FORWARD_KERNELS, BACKWARD_KERNELS = (fused_planes_kernel,), (fused_planes_backward_kernel,)
 
 
-@cuda.jit
-def fused_pixels_backward_kernel(
-    dy, x, weight1, weight2, hidden, logit, dx, dlogit, dhidden, dmean, sums, counters, lead,
-    n_pixels, C, R, scale, activation, gate,
-    n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors,
-):  # fmt: skip
-    allow_next_kernel()
-    wait_for_previous_kernel()
-    drawn = cuda.shared.array(1, np.int32)
-    values = cuda.shared.array(CHUNK, np.float32)
-    shifts = cuda.shared.array(MOST_CHANNELS, np.float32)
-    scratch = cuda.shared.array(SCRATCH, np.float32)
-    summing, block = task_of(draw(drawn, counters), np.int64(cuda.gridDim.x), lead)
-    n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
-    low, high = part * length, min((part + 1) * length, n_pixels)
-    if summing:
-        start = n * n_pixels * C + c
-        pixels.dot_pixels(values, dy, x, start, low, high, C, n_mine, n_columns, vectors, scratch)
-        note_sums(sums, values, ONE, C, n, part, n_parts, c, n_mine)
-        if is_last(counters, n, n_slots, drawn):
-            find_dmeans(values, scratch, sums, weight1, weight2, hidden, logit, dlogit, dhidden,
-                        dmean, R, C, n, n_parts, activation, gate)  # fmt: skip
-            tell_ready(counters, n)
-    else:
-        counted = wait_until_ready(counters, n, n_slots)
-        factors = values
-        take_shifts(factors, shifts, logit, dmean, scale, C, n, c, n_mine, gate)
-        start = n * n_pixels * C + c
-        pixels.scale_and_shift_pixels(
-            dy, dx, start, low, high, C, n_mine, n_columns, vectors, factors, shifts
-        )
-        leave(counters, n, n_slots, counted)
-
-
-FORWARD_KERNELS = fused_planes_kernel, fused_pixels_kernel
-BACKWARD_KERNELS = fused_planes_backward_kernel, fused_pixels_backward_kernel
+def contiguous(problem):
+    """The problem, of images that lie plane by plane, as those of one channel or pixel do in either
+    format; ValueError for others."""
+    if problem.channels_last and problem.C > 1 and problem.n_pixels > 1:
+        raise ValueError("fused takes contiguous images; use variant='auto'")
+    return problem._replace(channels_last=False)
 
 
 def forward(problem, x, weight1, bias1, weight2, bias2, y, mean, hidden, logit):
     """Fill y, mean, hidden and logit."""
+    problem = contiguous(problem)
     plan = plan_of(problem, CUT)
     sums = workspace((problem.N, plan.n_parts, problem.C), mean)
     operands = x, weight1, bias1, weight2, bias2, y, mean, hidden, logit, sums
-    _launch(FORWARD_KERNELS, problem, plan, LEAD, (x, y), *operands)
+    _launch(fused_planes_kernel, problem, plan, LEAD, (x, y), *operands)
 
 
 def backward(problem, dy, x, weight1, weight2, mean, hidden, logit, dx, gradients):
     """Fill dx and `gradients`: dweight1, dbias1, dweight2, dbias2."""
+    problem = contiguous(problem)
     plan = plan_of(problem, CUT)
     dlogit = workspace((problem.N, problem.C), mean)
     dhidden = workspace((problem.N, problem.R), mean)
     dmean = workspace((problem.N, problem.C), mean)
     sums = workspace((problem.N, plan.n_parts, problem.C), mean)
     operands = dy, x, weight1, weight2, hidden, logit, dx, dlogit, dhidden, dmean, sums
-    _launch(BACKWARD_KERNELS, problem, plan, BACKWARD_LEAD, (dy, x, dx), *operands)
+    _launch(fused_planes_backward_kernel, problem, plan, BACKWARD_LEAD, (dy, x, dx), *operands)
     launch_weight_gradients(problem, dlogit, hidden, dhidden, mean, gradients)
 
 
-def _launch(kernels, problem, plan, lead, images, *operands):
+def _launch(kernel, problem, plan, lead, images, *operands):
     n_parts = problem.N * plan.n_slots
     zeros = counters(READY + problem.N, operands[-1])
     launch(
-        kernels[problem.channels_last], 2 * n_parts, BLOCK_SIZE,
+        kernel, 2 * n_parts, BLOCK_SIZE,
         *operands, zeros, min(n_parts, plan.n_slots + lead),
         problem.n_pixels, problem.C, problem.R, scale_of(problem), problem.activation, problem.gate,
         *plan, *boundaries(problem, *images), flat=True, overlap=True,
@@ -247,6 +190,5 @@ def specialisations(dtype, weight_dtype):
     first = [image, *[weight] * 4, image, *[sums] * 3, *rest, *cut, "boolean"]
     second = [image, image, weight, weight, sums, sums, image, *[sums] * 3, *rest, *cut, "boolean"]
     suffix = f"{dtype} with {weight_dtype} weights"
-    for number, name in enumerate(("planes", "pixels")):
-        yield f"squeeze_excite.forward fused, {name}, {suffix}", FORWARD_KERNELS[number], first
-        yield f"squeeze_excite.backward fused, {name}, {suffix}", BACKWARD_KERNELS[number], second
+    yield f"squeeze_excite.forward fused, planes, {suffix}", fused_planes_kernel, first
+    yield f"squeeze_excite.backward fused, planes, {suffix}", fused_planes_backward_kernel, second
