@@ -9,15 +9,27 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.blocks.constants import MAX_WIDTH
-from course_lib.kernels.squeeze_excite import parts
-from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE
+from course_lib.kernels.softmax.rows import MAX_WIDTH
+from course_lib.kernels.squeeze_excite import pixels, planes
+from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE, MOST_CHANNELS, TOTALS
 from course_lib.kernels.squeeze_excite.operands import (
     boundaries,
     scale_of,
     workspace,
     workspaces,
 )
+from course_lib.kernels.squeeze_excite.parts import (
+    find_gates,
+    find_shifts,
+    finish_sums,
+    logit_of,
+    place_of_block,
+    write_dlogits,
+    write_means,
+)
+from course_lib.kernels.squeeze_excite.pixels import SCRATCH
 from course_lib.kernels.squeeze_excite.plan import Cut, plan_of
+from course_lib.kernels.squeeze_excite.planes import DOT_PARTIALS, PARTIALS
 from course_lib.kernels.squeeze_excite.weights import launch_weight_gradients
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
@@ -37,10 +49,15 @@ def pool_planes_kernel(
     allow_next_kernel()
     wait_for_previous_kernel()
     block = np.int64(cuda.blockIdx.x)
-    cut = n_slots, group, n_parts, length, team, multiplier, offset, vectors
-    parts.sum_planes_part(
-        block, x, weight1, sums, slots, n_pixels, C, R, scale, aligned, cut,
-    )  # fmt: skip
+    values = cuda.shared.array(MOST_CHANNELS, np.float32, alignment=VECTOR_BYTES)
+    scratch = cuda.shared.array(PARTIALS, np.float32)
+    n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
+    low, high = part * length, min((part + 1) * length, n_pixels)
+    planes.sum_planes(
+        values, x, x, n * C + c, n_mine, n_pixels, low, high, offset, True, team, scratch
+    )
+    write_means(values, sums, slots, weight1, scale, R, C, block, n, part, n_parts, c, n_mine,
+                aligned)  # fmt: skip
 
 
 @cuda.jit
@@ -52,11 +69,18 @@ def scale_planes_kernel(
     allow_next_kernel()
     wait_for_previous_kernel()
     block = np.int64(cuda.gridDim.x - 1 - cuda.blockIdx.x)
-    cut = n_slots, group, n_parts, length, team, multiplier, offset, vectors
-    parts.scale_planes_part(
-        block, x, slots, sums, bias1, weight2, bias2, y, mean, hidden, logit, n_pixels, C, R,
-        activation, gate, aligned, cut,
-    )  # fmt: skip
+    factors = cuda.shared.array(MOST_CHANNELS, np.float32)
+    totals = cuda.shared.array(TOTALS, np.float32, alignment=VECTOR_BYTES)
+    n, slot, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
+    finish_sums(sums, mean, C, n, part, n_parts, c, n_mine)
+    find_gates(factors, totals, slots, bias1, weight2, bias2, hidden, logit, R, C, n_slots,
+               n, slot, part, c, n_mine, activation, gate, aligned)  # fmt: skip
+    start = (n * C + c) * n_pixels
+    # Several parts are of one plane.
+    stop = start + min((part + 1) * length, n_pixels) + (n_mine - 1) * n_pixels
+    planes.scale_planes(
+        x, y, start + part * length, stop, offset, vectors, factors, factors, n_pixels, multiplier
+    )
 
 
 @cuda.jit(launch_bounds=(BLOCK_SIZE, BLOCKS))
@@ -67,10 +91,16 @@ def dlogit_planes_kernel(
     allow_next_kernel()
     wait_for_previous_kernel()
     block = np.int64(cuda.blockIdx.x)
-    cut = n_slots, group, n_parts, length, team, multiplier, offset, vectors
-    parts.dot_planes_part(
-        block, dy, x, weight2, logit, sums, slots, n_pixels, C, R, gate, aligned, cut,
-    )  # fmt: skip
+    values = cuda.shared.array(MOST_CHANNELS, np.float32)
+    scratch = cuda.shared.array(DOT_PARTIALS, np.float32)
+    n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
+    low, high = part * length, min((part + 1) * length, n_pixels)
+    z = logit_of(logit, C, n, c, n_mine)
+    planes.dot_planes(
+        values, dy, x, n * C + c, n_mine, n_pixels, low, high, offset, vectors, team, scratch
+    )
+    write_dlogits(values, sums, slots, weight2, z, R, C, block, n, part, n_parts, c, n_mine,
+                  gate, scratch, aligned)  # fmt: skip
 
 
 @cuda.jit
@@ -82,11 +112,20 @@ def dx_planes_kernel(
     allow_next_kernel()
     wait_for_previous_kernel()
     block = np.int64(cuda.gridDim.x - 1 - cuda.blockIdx.x)
-    cut = n_slots, group, n_parts, length, team, multiplier, offset, vectors
-    parts.dx_planes_part(
-        block, dy, slots, sums, weight1, hidden, logit, dx, dlogit, dhidden, n_pixels, C, R, scale,
-        activation, gate, aligned, cut,
-    )  # fmt: skip
+    factors = cuda.shared.array(MOST_CHANNELS, np.float32)
+    shifts = cuda.shared.array(MOST_CHANNELS, np.float32)
+    totals = cuda.shared.array(TOTALS, np.float32, alignment=VECTOR_BYTES)
+    scratch = cuda.shared.array(BLOCK_SIZE, np.float32)
+    n, slot, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
+    finish_sums(sums, dlogit, C, n, part, n_parts, c, n_mine)
+    find_shifts(factors, shifts, totals, scratch, slots, weight1, hidden, logit, dhidden, R, C,
+                n_slots, n, slot, c, n_mine, scale, activation, gate, aligned)  # fmt: skip
+    start = (n * C + c) * n_pixels
+    # Several parts are of one plane.
+    stop = start + min((part + 1) * length, n_pixels) + (n_mine - 1) * n_pixels
+    planes.scale_and_shift_planes(
+        dy, dx, start + part * length, stop, offset, vectors, factors, shifts, n_pixels, multiplier
+    )
 
 
 @cuda.jit
@@ -97,10 +136,14 @@ def pool_pixels_kernel(
     allow_next_kernel()
     wait_for_previous_kernel()
     block = np.int64(cuda.blockIdx.x)
-    cut = n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors
-    parts.sum_pixels_part(
-        block, x, weight1, sums, slots, n_pixels, C, R, scale, aligned, cut,
-    )  # fmt: skip
+    values = cuda.shared.array(MOST_CHANNELS, np.float32, alignment=VECTOR_BYTES)
+    scratch = cuda.shared.array(SCRATCH, np.float32)
+    n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
+    low, high = part * length, min((part + 1) * length, n_pixels)
+    start = n * n_pixels * C + c
+    pixels.sum_pixels(values, x, x, start, low, high, C, n_mine, n_columns, vectors, scratch)
+    write_means(values, sums, slots, weight1, scale, R, C, block, n, part, n_parts, c, n_mine,
+                aligned)  # fmt: skip
 
 
 @cuda.jit
@@ -112,10 +155,16 @@ def scale_pixels_kernel(
     allow_next_kernel()
     wait_for_previous_kernel()
     block = np.int64(cuda.gridDim.x - 1 - cuda.blockIdx.x)
-    cut = n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors
-    parts.scale_pixels_part(
-        block, x, slots, sums, bias1, weight2, bias2, y, mean, hidden, logit, n_pixels, C, R,
-        activation, gate, aligned, cut,
+    factors = cuda.shared.array(MOST_CHANNELS, np.float32)
+    totals = cuda.shared.array(TOTALS, np.float32, alignment=VECTOR_BYTES)
+    n, slot, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
+    finish_sums(sums, mean, C, n, part, n_parts, c, n_mine)
+    find_gates(factors, totals, slots, bias1, weight2, bias2, hidden, logit, R, C, n_slots,
+               n, slot, part, c, n_mine, activation, gate, aligned)  # fmt: skip
+    low, high = part * length, min((part + 1) * length, n_pixels)
+    start = n * n_pixels * C + c
+    pixels.scale_pixels(
+        x, y, start, low, high, C, n_mine, n_columns, vectors, factors, factors
     )  # fmt: skip
 
 
@@ -127,10 +176,15 @@ def dlogit_pixels_kernel(
     allow_next_kernel()
     wait_for_previous_kernel()
     block = np.int64(cuda.blockIdx.x)
-    cut = n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors
-    parts.dot_pixels_part(
-        block, dy, x, weight2, logit, sums, slots, n_pixels, C, R, gate, aligned, cut,
-    )  # fmt: skip
+    values = cuda.shared.array(MOST_CHANNELS, np.float32)
+    scratch = cuda.shared.array(SCRATCH, np.float32)
+    n, _, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
+    low, high = part * length, min((part + 1) * length, n_pixels)
+    z = logit_of(logit, C, n, c, n_mine)
+    start = n * n_pixels * C + c
+    pixels.dot_pixels(values, dy, x, start, low, high, C, n_mine, n_columns, vectors, scratch)
+    write_dlogits(values, sums, slots, weight2, z, R, C, block, n, part, n_parts, c, n_mine,
+                  gate, scratch, aligned)  # fmt: skip
 
 
 @cuda.jit
@@ -142,11 +196,19 @@ def dx_pixels_kernel(
     allow_next_kernel()
     wait_for_previous_kernel()
     block = np.int64(cuda.gridDim.x - 1 - cuda.blockIdx.x)
-    cut = n_slots, group, n_parts, length, n_columns, multiplier, offset, vectors
-    parts.dx_pixels_part(
-        block, dy, slots, sums, weight1, hidden, logit, dx, dlogit, dhidden, n_pixels, C, R, scale,
-        activation, gate, aligned, cut,
-    )  # fmt: skip
+    factors = cuda.shared.array(MOST_CHANNELS, np.float32)
+    shifts = cuda.shared.array(MOST_CHANNELS, np.float32)
+    totals = cuda.shared.array(TOTALS, np.float32, alignment=VECTOR_BYTES)
+    scratch = cuda.shared.array(BLOCK_SIZE, np.float32)
+    n, slot, part, c, n_mine = place_of_block(block, C, n_slots, group, n_parts)
+    finish_sums(sums, dlogit, C, n, part, n_parts, c, n_mine)
+    find_shifts(factors, shifts, totals, scratch, slots, weight1, hidden, logit, dhidden, R, C,
+                n_slots, n, slot, c, n_mine, scale, activation, gate, aligned)  # fmt: skip
+    low, high = part * length, min((part + 1) * length, n_pixels)
+    start = n * n_pixels * C + c
+    pixels.scale_and_shift_pixels(
+        dy, dx, start, low, high, C, n_mine, n_columns, vectors, factors, shifts
+    )
 
 
 FORWARD_KERNELS = (pool_planes_kernel, scale_planes_kernel, pool_pixels_kernel, scale_pixels_kernel)
