@@ -130,3 +130,5 @@ def test_errors_name_what_was_expected():
         pool.backward(x[:, :, 0, 0], (4, 5), channels_last=True, out=torch.empty_like(x))
     with pytest.raises(ArrayError, match="dy must have 2 dimensions"):
         pool.backward(x, (4, 5))
+    with pytest.raises(ValueError, match="'naive' writes contiguous images: use 'per_plane'"):
+        pool.backward(x[:, :, 0, 0], (4, 5), channels_last=True, variant="naive")

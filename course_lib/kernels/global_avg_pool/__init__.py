@@ -16,8 +16,10 @@ rung         a plane is summed by                                 then
 ============ ==================================================== ================================
 
 Channels-last planes interleave, so there neighbouring threads take neighbouring channels (`nhwc`);
-the rungs have the same names. The backward pass has no sum. Its rungs are `naive` (a thread per
-element, which must find its plane by a division), `per_plane` (a block per plane) and `vectorised`.
+the rungs have the same names. `naive` and `shared`, to which a plane is one stretch of memory, copy
+such images first. The backward pass has no sum. Its rungs are `naive` (a thread per element, which
+must find its plane by a division; contiguous images), `per_plane` (a block per plane) and
+`vectorised`.
 
 Sums are taken in a fixed order: two runs agree bit for bit. Derivation: notebook 02.
 """
@@ -265,7 +267,8 @@ def forward(x, *, variant=AUTO, out=None):
 def backward(dy, size, *, channels_last=False, variant=AUTO, out=None):
     """dx[n, c, h, w] = dy[n, c] / (H·W), from `dy` N·C and `size`, the pair (H, W).
 
-    dx is N·C·H·W, of dy's dtype and device, contiguous or `channels_last`. Raises as `forward`.
+    dx is N·C·H·W, of dy's dtype and device, contiguous or `channels_last`. Raises as `forward`, and
+    ValueError where `naive` is to write channels-last.
     """
     arrays.require(dy, "dy", dtypes=DTYPES, n_dims=2)
     rung = BACKWARD.rung(variant, dy)
@@ -282,11 +285,16 @@ def backward(dy, size, *, channels_last=False, variant=AUTO, out=None):
 # What the rungs launch, on channels-last images where `last` says so.
 
 
-def _launch_by_element(kernel, planes_of_block, of_channels_last, x, y, n_cols, scale, last):
-    if last:
-        return of_channels_last(x, y, n_cols, scale)
+def _launch_by_element(kernel, planes_of_block, x, y, n_cols, scale, last):
+    x = arrays.contiguous(x)
     n_blocks = math.ceil(arrays.size_of(y) / planes_of_block)
     launch(kernel, n_blocks, BLOCK_SIZE, x, y, n_cols, scale, flat=True)
+
+
+def _launch_warp(x, y, n_cols, scale, last):
+    if last:
+        return nhwc.launch_warp(x, y, n_cols, scale)
+    _launch_by_element(warp_kernel, 1, x, y, n_cols, scale, last)
 
 
 def _launch_vectorised(x, y, n_cols, scale, last):
@@ -333,7 +341,9 @@ def plan(n_planes, n_bytes):
 
 def _launch_naive_backward(dy, dx, n_cols, scale, last):
     if last:
-        return nhwc.launch_naive_backward(dy, dx, n_cols, scale)
+        raise ValueError(
+            "variant 'naive' writes contiguous images: use 'per_plane' or 'vectorised'"
+        )
     n_blocks = math.ceil(arrays.size_of(dy) * n_cols / BLOCK_SIZE)
     launch(naive_backward_kernel, n_blocks, BLOCK_SIZE, dy, dx, n_cols, scale, flat=True)
 
@@ -368,15 +378,15 @@ def _launch_vectorised_backward(dy, dx, n_cols, scale, last):
         )  # fmt: skip
 
 
-def _by_element(name, kernel, planes_of_block, of_channels_last, other_kernel):
-    launcher = functools.partial(_launch_by_element, kernel, planes_of_block, of_channels_last)
-    return Rung(name, launcher, (kernel, other_kernel))
+def _by_element(name, kernel, planes_of_block):
+    launcher = functools.partial(_launch_by_element, kernel, planes_of_block)
+    return Rung(name, launcher, (kernel,))
 
 
 FORWARD = Ladder(
-    _by_element("naive", naive_kernel, BLOCK_SIZE, nhwc.launch_naive, nhwc.naive_kernel),
-    _by_element("shared", shared_kernel, 1, nhwc.launch_shared, nhwc.shared_kernel),
-    _by_element("warp", warp_kernel, 1, nhwc.launch_warp, warp_nhwc_kernel),
+    _by_element("naive", naive_kernel, BLOCK_SIZE),
+    _by_element("shared", shared_kernel, 1),
+    Rung("warp", _launch_warp, (warp_kernel, warp_nhwc_kernel)),
     Rung(
         "vectorised", _launch_vectorised,
         (vectorised_team_kernel, vectorised_block_kernel, nhwc.vectorised_kernel, warp_nhwc_kernel,
@@ -385,7 +395,7 @@ FORWARD = Ladder(
     auto="vectorised",
 )  # fmt: skip
 BACKWARD = Ladder(
-    Rung("naive", _launch_naive_backward, (naive_backward_kernel, nhwc.naive_backward_kernel)),
+    Rung("naive", _launch_naive_backward, (naive_backward_kernel,)),
     Rung("per_plane", _launch_per_plane_backward,
          (per_plane_backward_kernel, nhwc.per_plane_backward_kernel)),
     Rung(

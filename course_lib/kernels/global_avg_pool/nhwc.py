@@ -29,7 +29,7 @@ from course_lib.runtime.intrinsics import (
 
 BLOCK_SIZE = 256
 PADDED_SIZE = BLOCK_SIZE + 1
-CHANNELS = 32  # of a block of the shared rung
+CHANNELS = 32  # of a block of `per_plane_backward_kernel`
 ROWS = BLOCK_SIZE // CHANNELS  # threads that share a channel there
 SECTOR = 8  # channels that a warp of the warp rung covers: one 32-byte sector of float32
 MAX_WIDTH = 8
@@ -40,39 +40,6 @@ SOME_BLOCKS = 132  # one for each multiprocessor of the largest chip of today
 UNROLL = 4  # vectors in flight per thread
 ENOUGH_BLOCKS = 132 * 6  # what the pixels are cut into parts for
 ZERO = np.float32(0)
-
-
-@cuda.jit
-def naive_kernel(x, y, n_pixels, C, scale):
-    i = cuda.grid(1)
-    if i < y.shape[0]:
-        n, c = i // C, i % C
-        total = ZERO
-        for pixel in range(n_pixels):
-            total += load(x, (n * n_pixels + pixel) * C + c)
-        store(y, i, total * scale)
-
-
-@cuda.jit
-def shared_kernel(x, y, n_pixels, C, scale):
-    partial = cuda.shared.array((ROWS, CHANNELS), np.float32)
-    n = cuda.blockIdx.y
-    col, row = cuda.threadIdx.x % CHANNELS, cuda.threadIdx.x // CHANNELS
-    c = cuda.blockIdx.x * CHANNELS + col
-    total = ZERO
-    if c < C:
-        for pixel in range(row, n_pixels, ROWS):
-            total += load(x, (n * n_pixels + pixel) * C + c)
-    partial[row, col] = total
-    cuda.syncthreads()
-    step = ROWS // 2
-    while step > 0:
-        if row < step:
-            partial[row, col] += partial[row + step, col]
-        cuda.syncthreads()
-        step //= 2
-    if row == 0 and c < C:
-        store(y, n * C + c, partial[0, col] * scale)
 
 
 @cuda.jit
@@ -144,14 +111,6 @@ def vectorised_kernel(x, y, n_pixels, C, scale, n_columns, length):
 
 
 @cuda.jit
-def naive_backward_kernel(dy, dx, n_pixels, C, scale):
-    i = cuda.grid(1)
-    if i < dx.shape[0]:
-        n, c = i // (n_pixels * C), i % C
-        store(dx, i, load(dy, n * C + c) * scale)
-
-
-@cuda.jit
 def per_plane_backward_kernel(dy, dx, n_pixels, C, scale):
     n = cuda.blockIdx.y
     col, row = cuda.threadIdx.x % CHANNELS, cuda.threadIdx.x // CHANNELS
@@ -181,17 +140,6 @@ def vectorised_backward_kernel(dy, dx, n_pixels, C, scale, n_columns, length):
         while pixel < stop:
             store_vector(dx, (n * n_pixels + pixel) * C + c, values)
             pixel += n_rows
-
-
-def launch_naive(x, y, n_pixels, scale):
-    C, n_blocks = x.shape[1], math.ceil(arrays.size_of(y) / BLOCK_SIZE)
-    launch(naive_kernel, n_blocks, BLOCK_SIZE, x, y, n_pixels, C, scale, flat=True)
-
-
-def launch_shared(x, y, n_pixels, scale):
-    N, C = x.shape[:2]
-    grid = (math.ceil(C / CHANNELS), N)
-    launch(shared_kernel, grid, BLOCK_SIZE, x, y, n_pixels, C, scale, flat=True)
 
 
 def launch_warp(x, y, n_pixels, scale):
@@ -245,11 +193,6 @@ def launch_vectorised(x, y, n_pixels, scale, finish_kernel):
         )  # fmt: skip
 
 
-def launch_naive_backward(dy, dx, n_pixels, scale):
-    C, n_blocks = dx.shape[1], math.ceil(arrays.size_of(dx) / BLOCK_SIZE)
-    launch(naive_backward_kernel, n_blocks, BLOCK_SIZE, dy, dx, n_pixels, C, scale, flat=True)
-
-
 def launch_per_plane_backward(dy, dx, n_pixels, scale):
     N, C = dx.shape[:2]
     grid = (math.ceil(C / CHANNELS), N)
@@ -272,10 +215,8 @@ def specialisations(dtype):
     """(name, kernel, argument types) of all that is compiled for images of `dtype`."""
     image, sums = (dtype, 1), ("float32", 1)
     common, plan = ["int64", "int64", "float32"], ["int64", "int64"]
-    for name, kernel in (("naive", naive_kernel), ("shared", shared_kernel), ("warp", warp_kernel)):
-        yield f"forward {name}", kernel, [image, image, *common]
+    yield "forward warp", warp_kernel, [image, image, *common]
     yield "forward vectorised", vectorised_kernel, [image, image, *common, *plan]
     yield "forward vectorised, in parts", vectorised_kernel, [image, sums, *common, *plan]
-    yield "backward naive", naive_backward_kernel, [image, image, *common]
     yield "backward per_plane", per_plane_backward_kernel, [image, image, *common]
     yield "backward vectorised", vectorised_backward_kernel, [image, image, *common, *plan]

@@ -9,7 +9,6 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.blocks.constants import MAX_WIDTH
-from course_lib.kernels.softmax.rows import MAX_WIDTH
 from course_lib.kernels.squeeze_excite import pixels, planes
 from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE, MOST_CHANNELS, TOTALS
 from course_lib.kernels.squeeze_excite.operands import (
