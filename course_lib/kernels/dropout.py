@@ -8,9 +8,8 @@ position again. Memory is the limit, where a call of the generator serves eight 
 ============ =====================================================================================
 rung         a thread does
 ============ =====================================================================================
-`naive`      an element, with a call of the generator for it alone
 `vectorised` eight elements: one call, 16 bytes at a time; where memory or `offset` do not lie on
-             a multiple of eight elements, `naive` does its work
+             a multiple of eight elements, an element, with a call of the generator for it alone
 ============ =====================================================================================
 
 Element i, in the order of memory, takes number offset + i of the generator: see
@@ -103,35 +102,21 @@ def vectorised_seeded_kernel(x, y, scale, threshold, offset, seed):
 SEEDED = {naive_kernel: naive_seeded_kernel, vectorised_kernel: vectorised_seeded_kernel}
 
 
-def _launch_naive(n, x, y, numbers, seed):
-    kernel, numbers = _seeded(naive_kernel, numbers, seed)
-    launch(kernel, -(-n // BLOCK_SIZE), BLOCK_SIZE, x, y, *numbers, flat=True)
-
-
-def _launch_vectorised(n, x, y, numbers, seed):
+def _launch(n, x, y, numbers, seed):
     together, offset = arrays.address_of(x) | arrays.address_of(y), numbers[2]
-    if together % VECTOR_BYTES or offset % GROUP:
-        return _launch_naive(n, x, y, numbers, seed)
-    n_threads = -(-n // GROUP)
-    kernel, numbers = _seeded(vectorised_kernel, numbers, seed)
+    vectors = together % VECTOR_BYTES == offset % GROUP == 0
+    kernel, n_threads = (vectorised_kernel, -(-n // GROUP)) if vectors else (naive_kernel, n)
+    if seed is not None:
+        kernel, numbers = SEEDED[kernel], (*numbers[:3], seed)
     launch(
-        kernel, -(-n_threads // BLOCK_SIZE), BLOCK_SIZE, x, y, *numbers, flat=True, overlap=True
-    )
-
-
-def _seeded(kernel, numbers, seed):
-    """(the kernel to launch, its arguments after x and y)."""
-    return (kernel, numbers) if seed is None else (SEEDED[kernel], (*numbers[:3], seed))
+        kernel, -(-n_threads // BLOCK_SIZE), BLOCK_SIZE, x, y, *numbers,
+        flat=True, overlap=vectors,
+    )  # fmt: skip
 
 
 FORWARD = BACKWARD = Ladder(
-    Rung("naive", _launch_naive, (naive_kernel, naive_seeded_kernel)),
-    Rung(
-        "vectorised", _launch_vectorised,
-        (vectorised_kernel, naive_kernel, *SEEDED.values()),
-    ),
-    auto="vectorised",
-)  # fmt: skip
+    Rung("vectorised", _launch, (*SEEDED, *SEEDED.values())), auto="vectorised"
+)
 
 
 def forward(x, p, seed, offset, *, variant=AUTO, out=None):

@@ -7,15 +7,15 @@ twice the size is 5/4 of y; with a handful of FLOPs for each element memory is t
 ============ ======================================================================================
 rung         what it does
 ============ ======================================================================================
-`direct`     forward a thread for each element of y; backward a thread for each element of dx, which
-             reads what took of it: no atomics, and a fixed order
-`vectorised` forward a thread for 16 bytes of y: neighbours in a row, whose pixels of x come from the
-             cache, or channels-last some channels of a pixel, which x gives by 16 bytes too; where
-             rows or channels are no whole vectors, as `direct`. Backward as `direct`
+`vectorised` forward: a thread for 16 bytes of y: neighbours in a row, whose pixels of x come from
+             the cache, or channels-last some channels of a pixel, which x gives by 16 bytes too;
+             where rows or channels are no whole vectors, a thread for each element of y
+`direct`     backward: a thread for each element of dx, which reads what took of it: no atomics, and
+             a fixed order
 ============ ======================================================================================
 
 A NaN or infinity reaches what PyTorch lets it reach. Two runs agree bit for bit.
-"""  # noqa: E501
+"""
 
 import math
 import operator
@@ -84,10 +84,6 @@ def backward(
     return dx
 
 
-def _launch_direct(mode, x, y, n, numbers):
-    _launch_elements(_FORWARD[mode][0], n, x, y, numbers)
-
-
 def _launch_vectorised(mode, x, y, n, numbers):
     direct, vectorised = _FORWARD[mode]
     last, width = numbers[-1], VECTOR_BYTES // x.dtype.itemsize
@@ -108,7 +104,6 @@ def _launch_elements(kernel, n_threads, x, y, numbers):
 
 
 FORWARD = Ladder(
-    Rung("direct", _launch_direct, tuple(direct for direct, _ in _FORWARD.values())),
     Rung("vectorised", _launch_vectorised, tuple(k for pair in _FORWARD.values() for k in pair)),
     auto="vectorised",
 )
