@@ -10,14 +10,10 @@ About eight FLOPs an element forward and twelve backward, so memory is the limit
 ============ =========================================== ================= =================
 rung         a row is worked on by                       reads of x        of dy and x
 ============ =========================================== ================= =================
-`naive`      one thread: mean, then Σ(x − mean)², then y 3: 4·n·s          2: 5·n·s
-`welford`    a block, by Welford's method; partial       2: 3·n·s          –
-             results by Chan's
-`block`      a block; shuffles                           –                 2: 5·n·s
 `registers`  some lanes of a warp or a block, 16 bytes   1: 2·n·s          1: 3·n·s
              at a time; held in registers
 `streamed`   several blocks, 16 bytes at a time; any     2: 3·n·s          2: 5·n·s
-             length
+             length; their moments by Chan's formulas
 ============ =========================================== ================= =================
 
 Backward, with g = dy·weight and sums over the row's C columns:
@@ -32,13 +28,16 @@ Every rung subtracts the mean before it squares. `registers` also corrects what 
 mean, so that rows far from zero keep their digits. As in PyTorch, a row with NaN or ±inf is NaN
 throughout.
 
+The rungs before these, a thread and then a block for each row, are those of softmax (notebook 03)
+and of batch normalisation (notebook 10), and so are not written out again.
+
 Sources: J. Ba, J. Kiros and G. Hinton (2016); Welford (1962); Chan, Golub and LeVeque (1979).
 """
 
 import math
 
 from course_lib.kernels.blocks.row_plan import STREAM_THREADS
-from course_lib.kernels.layer_norm import features, ladder, plan, registers, streamed
+from course_lib.kernels.layer_norm import columns, features, ladder, plan, registers, streamed
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch, multiprocessors_of
@@ -175,7 +174,7 @@ def _launch_registers_backward(n_rows, n_cols, inputs, scale, statistics, dx, su
         raise _too_long(n_cols, plan.BACKWARD_LIMIT[vectors])
     found = plan.backward_plan(n_cols, itemsize, vectors)
     n_blocks = plan.n_blocks(found, n_rows, itemsize, multiprocessors_of(dx))
-    partial = ladder.partial_sums(dx, n_blocks, n_cols, sums)
+    partial = columns.partial_sums(dx, n_blocks, n_cols, sums)
     launch(
         _backward[found.n_slots, vectors], n_blocks, found.n_threads, *inputs, *scale,
         *statistics, dx, partial, sums, n_rows, n_cols, found.team_bits,
@@ -191,11 +190,7 @@ def _too_long(n_cols, limit):
     )
 
 
-_columns = ladder.columns_kernel, features.finish_kernel
-_by_columns = ladder.plan_columns, features.finish_plan
 FORWARD = Ladder(
-    Rung("naive", ladder.launch_naive, (ladder.naive_kernel,), (ladder.row_a_thread,)),
-    Rung("welford", ladder.launch_welford, (ladder.welford_kernel,), (ladder.row_a_block,)),
     Rung(
         "registers", _launch_registers, tuple(_forward.values()),
         (plan.forward_plan, plan.on_boundaries),
@@ -207,14 +202,6 @@ FORWARD = Ladder(
 )  # fmt: skip
 BACKWARD = Ladder(
     Rung(
-        "naive", ladder.launch_naive_backward, (ladder.naive_sums_kernel, *_columns),
-        (ladder.row_a_thread, *_by_columns),
-    ),
-    Rung(
-        "block", ladder.launch_block_backward, (ladder.block_sums_kernel, *_columns),
-        (ladder.row_a_block, *_by_columns),
-    ),
-    Rung(
         "registers", _launch_registers_backward, (*_backward.values(), features.finish_kernel),
         (plan.backward_plan, plan.n_blocks, plan.on_boundaries, features.finish_plan),
     ),
@@ -222,9 +209,9 @@ BACKWARD = Ladder(
         "streamed", streamed.launch_backward,
         (
             streamed.shares_kernel, streamed.merge_kernel, streamed.vector_columns_kernel,
-            *_columns,
+            columns.columns_kernel, features.finish_kernel,
         ),
-        (streamed.plan_parts, plan.on_boundaries, *_by_columns),
+        (streamed.plan_parts, plan.on_boundaries, columns.plan_columns, features.finish_plan),
     ),
 )  # fmt: skip
 
@@ -235,7 +222,7 @@ def most_threads(label, chip):
         return plan.FORWARD_THREADS if ".forward" in label else plan.BACKWARD_THREADS
     if " finish " in label:
         return features.FINISH_BLOCK_SIZE
-    return max(ladder.BLOCK_SIZE, STREAM_THREADS)
+    return max(columns.BLOCK_SIZE, STREAM_THREADS)
 
 
 def specialisations():
@@ -260,15 +247,11 @@ def _specialisations(dtype, other, suffix):
     forward = [row, row, feature, feature, flag, flag, numbers, numbers, "float32"]
     backward = [row, row, feature, flag, numbers, numbers]
     rows = [
-        ("forward naive", ladder.naive_kernel, [*forward, "int64"]),
-        ("forward welford", ladder.welford_kernel, [*forward, "int64"]),
         ("forward streamed, normalise,", streamed.normalise_kernel, [*forward, numbers, *part]),
-        ("backward naive, sums,", ladder.naive_sums_kernel, [*backward, numbers, "int64"]),
-        ("backward block, sums,", ladder.block_sums_kernel, [*backward, numbers, "int64"]),
         ("backward streamed, shares,", streamed.shares_kernel, [*backward, numbers, *part]),
     ]
     for name, kernel in (
-        ("columns", ladder.columns_kernel), ("vector columns", streamed.vector_columns_kernel),
+        ("columns", columns.columns_kernel), ("vector columns", streamed.vector_columns_kernel),
     ):  # fmt: skip
         types = [*backward, numbers, row, numbers, flag, *["int64"] * 3]
         rows.append((f"backward {name}", kernel, types))

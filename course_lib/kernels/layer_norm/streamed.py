@@ -12,13 +12,18 @@ import math
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.batch_norm.moments import (
+    block_moments,
+    merged,
+    reciprocal_deviation,
+)
 from course_lib.kernels.blocks.constants import MAX_WIDTH, ONE, ZERO
 from course_lib.kernels.blocks.moments import block_moments, merged, reciprocal_deviation
 from course_lib.kernels.blocks.row_plan import stream_plan
 from course_lib.kernels.blocks.row_teams import WHOLE_BLOCK, row_sums
 from course_lib.kernels.blocks.rows import load_row, my_part, store_row
-from course_lib.kernels.layer_norm import ladder
-from course_lib.kernels.layer_norm.features import column_of, load_features
+from course_lib.kernels.layer_norm.columns import BLOCK_SIZE, launch_columns
+from course_lib.kernels.layer_norm.features import ONE, column_of, load_features
 from course_lib.kernels.layer_norm.plan import on_boundaries
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
@@ -171,7 +176,7 @@ def merge_kernel(shares, terms, n_rows, n_cols, part_bits):
 def vector_columns_kernel(
     dy, x, weight, has_weight, means, rstds, terms, dx, partial, sums, n_rows, n_cols, n_parts
 ):
-    # As `ladder.columns_kernel`, 16 bytes of neighbouring columns a thread.
+    # As `columns.columns_kernel`, 16 bytes of neighbouring columns a thread.
     allow_next_kernel()
     wait_for_previous_kernel()
     d = cuda.local.array(MAX_WIDTH, np.float32)
@@ -241,12 +246,12 @@ def launch_backward(n_rows, n_cols, inputs, scale, statistics, dx, sums):
         **options,
     )  # fmt: skip
     launch(
-        merge_kernel, *ladder.row_a_thread(n_rows, n_cols), shares, terms, n_rows, n_cols,
+        merge_kernel, math.ceil(n_rows / BLOCK_SIZE), BLOCK_SIZE, shares, terms, n_rows, n_cols,
         part_bits, **options,
     )  # fmt: skip
     if vectors:
         width = VECTOR_BYTES // dx.dtype.itemsize
-        return ladder.launch_columns(
+        return launch_columns(
             n_rows, n_cols, (*given, terms), dx, sums, vector_columns_kernel, width
         )
-    return ladder.launch_columns(n_rows, n_cols, (*given, terms), dx, sums)
+    return launch_columns(n_rows, n_cols, (*given, terms), dx, sums)
