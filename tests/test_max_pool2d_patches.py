@@ -1,6 +1,7 @@
 """Max pooling, windows that kernels are compiled for; and ReLU after any window."""
 
 import contextlib
+import itertools
 import math
 
 import pytest
@@ -23,6 +24,7 @@ from course_lib import SIMULATED, simulator
 from course_lib.kernels import max_pool2d as pool
 from course_lib.kernels.max_pool2d import patches, pixel_patches, plan
 from course_lib.kernels.max_pool2d.fixed import WINDOWS
+from course_lib.kernels.max_pool2d.window import window_of
 from course_lib.runtime.host import launch
 
 
@@ -147,6 +149,23 @@ def test_which_kernels_take_the_windows_of_most_networks(fixed, layout, dtype):
         across, rows, _ = plan.backward_shapes(fixed, dtype.itemsize)[0]
         expected += [patches.backward_kernel(fixed, across, rows, True)]
     assert [kernel for kernel, *_ in record] == expected
+
+
+@pytest.mark.parametrize("itemsize", [4, 2])
+@pytest.mark.parametrize("fixed", WINDOWS, ids=str)
+def test_each_kind_of_patch_is_some_images(fixed, itemsize):
+    """No kernel is declared, and compiled, that nothing launches."""
+    forward, backward = set(), set()
+    for W, ceil_mode, log2_planes, start, byte in itertools.product(
+        (5, 6, 8, 12, 16), (False, True), range(24), (0, itemsize), (0, 4, 1)
+    ):
+        window = window_of((W, W), fixed.kernel, fixed.stride, fixed.padding, 1, ceil_mode)
+        n = 1 << log2_planes
+        forward.add(plan.plan_forward_patches(n, window, itemsize, start, 0, byte))
+        backward.add(plan.plan_backward_patches(n, window, itemsize, 0, byte, start))
+    taken = [{found[:3] for found in each if found} for each in (forward, backward)]
+    assert taken[0] == set(plan.forward_shapes(fixed.stride, itemsize))
+    assert taken[1] == set(plan.backward_shapes(fixed, itemsize))
 
 
 @settings(deadline=None)

@@ -91,6 +91,13 @@ def test_rows_of_a_block(n_cols, dtype):
     check(x, dz, 0.3, 5, 8, "registers")
 
 
+def test_each_kernel_of_registers_is_some_rows():
+    for n_held, kernels in ((1, softmax_dropout._forward), (2, softmax_dropout._backward)):
+        lengths = range(1, softmax_dropout.ROW_LIMIT[n_held] + 2)
+        taken = {softmax_dropout.plan(n, size, n_held)[:2] for n in lengths for size in (2, 4)}
+        assert taken == set(kernels)
+
+
 @pytest.mark.parametrize("n_cols", [2100, 2048 + 8])
 def test_rows_too_long_for_registers(monkeypatch, n_cols):
     # The simulator is slow, so "too long" begins earlier here.

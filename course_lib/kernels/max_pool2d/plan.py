@@ -129,7 +129,7 @@ def forward_shapes(stride, itemsize):
     widest = min(FORWARD_BYTES // (stride * itemsize), 8 if itemsize == 2 else 4)
     across = [n for n in _halved(widest) if n * stride * itemsize >= 4]
     rows = FORWARD_ROWS[stride] if itemsize == 4 else 1  # no gain where patches are 8 wide
-    return _shapes(across, rows, FORWARD_COLUMN_ROWS[stride])
+    return _shapes(across, rows, FORWARD_COLUMN_ROWS[stride], stride)
 
 
 def backward_shapes(fixed, itemsize):
@@ -137,7 +137,7 @@ def backward_shapes(fixed, itemsize):
     stride, overlap = fixed.stride, fixed.kernel > fixed.stride
     across = _halved(BACKWARD_BYTES // (stride * itemsize))
     rows = BACKWARD_ROWS[stride] if overlap else 1
-    return _shapes(across, rows, BACKWARD_COLUMN_ROWS[stride])
+    return _shapes(across, rows, BACKWARD_COLUMN_ROWS[stride], stride)
 
 
 def forward_tall(fixed, itemsize):
@@ -155,8 +155,10 @@ def _halved(n):
     return [n >> k for k in range(n.bit_length())]
 
 
-def _shapes(across, rows, column_rows):
+def _shapes(across, rows, column_rows, stride):
     shapes = [(n, rows, True) for n in across] + [(across[-1], 1, True)] * (rows > 1)
+    if across[-1] * stride == 1:  # columns of an element, which begin wherever one may
+        return shapes
     return shapes + [(1, n, False) for n in _halved(column_rows)]
 
 

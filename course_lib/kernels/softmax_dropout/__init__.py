@@ -52,9 +52,17 @@ MOST_THREADS = {1: 640, 2: 384}
 ROW_LIMIT = {n_arrays: threads * MOST_VALUES for n_arrays, threads in MOST_THREADS.items()}
 LONG_SLOTS = 2  # slots per thread and array for rows that are read in parts …
 LONG_BLOCK_SIZE = 512  # … and threads per block
-#: Slots per thread -> (kernel for rows that fit, kernel for longer ones).
-_forward = {n_slots: registers.forward_kernels(n_slots) for n_slots in SLOTS}
-_backward = {n_slots: registers.backward_kernels(n_slots) for n_slots in SLOTS}
+
+
+def _kernels(make):
+    """{(slots per thread, whether rows fit): kernel}."""
+    made = {n_slots: make(n_slots) for n_slots in SLOTS}
+    kernels = {(n_slots, True): fitting for n_slots, (fitting, _) in made.items()}
+    return kernels | {(LONG_SLOTS, False): made[LONG_SLOTS][1]}
+
+
+_forward = _kernels(registers.forward_kernels)
+_backward = _kernels(registers.backward_kernels)
 
 
 def forward(x, p, seed, offset, *, variant=AUTO, out=None):
@@ -109,15 +117,14 @@ def _launch_by_element(kernel, rows_of_block, operands, n_rows, n_cols, numbers)
     launch(kernel, n_blocks, ladder.BLOCK_SIZE, *operands, n_cols, *numbers, flat=True)
 
 
-def _launch_registers(by_slots, operands, n_rows, n_cols, numbers):
+def _launch_registers(kernels, operands, n_rows, n_cols, numbers):
     rows = [operand for i, operand in enumerate(operands) if i != 2]  # all but stats
     vectors = numbers[2] % 8 == 0 and on_boundaries(n_cols, rows)
     found = plan(n_cols, operands[0].dtype.itemsize, len(rows) - 1)
     n_slots, fits, team_bits, n_threads, n_shared = found
-    kernel = by_slots[n_slots][0 if fits else 1]
     launch(
-        kernel, -(-n_rows // n_shared), n_threads, *operands, n_rows, n_cols, team_bits, vectors,
-        *numbers, flat=True, overlap=True,
+        kernels[n_slots, fits], -(-n_rows // n_shared), n_threads, *operands, n_rows, n_cols,
+        team_bits, vectors, *numbers, flat=True, overlap=True,
     )  # fmt: skip
 
 
@@ -132,7 +139,7 @@ def plan(n_cols, itemsize, n_held):
     return n_slots, True, team_bits, n_threads, n_shared
 
 
-def _ladder(naive_kernel, online_kernel, by_slots):
+def _ladder(naive_kernel, online_kernel, kernels):
     return Ladder(
         Rung(
             "naive", functools.partial(_launch_by_element, naive_kernel, ladder.BLOCK_SIZE),
@@ -142,8 +149,8 @@ def _ladder(naive_kernel, online_kernel, by_slots):
             "online", functools.partial(_launch_by_element, online_kernel, 1), (online_kernel,),
         ),
         Rung(
-            "registers", functools.partial(_launch_registers, by_slots),
-            tuple(kernel for pair in by_slots.values() for kernel in pair), (plan, on_boundaries),
+            "registers", functools.partial(_launch_registers, kernels), tuple(kernels.values()),
+            (plan, on_boundaries),
         ),
         auto="registers",
     )  # fmt: skip
@@ -158,7 +165,7 @@ def specialisations():
     numbers = ["float32", "uint32", "int64", "uint32", "uint32"]
     for dtype in DTYPES:
         row, stats = (dtype, 1), ("float32", 1)
-        for direction, operands, rungs, by_slots in (
+        for direction, operands, rungs, kernels in (
             ("forward", [row, row, stats], FORWARD, _forward),
             ("backward", [row, row, stats, row], BACKWARD, _backward),
         ):
@@ -168,7 +175,5 @@ def specialisations():
                 yield f"{label} {name} {dtype}", *rungs[name].kernels, types
             types = [*operands, "int64", "int64", "int64", "boolean", *numbers]
             for n_slots in usable_slots(4 if dtype == "float32" else 2):
-                kernel, long_kernel = by_slots[n_slots]
-                yield f"{label} registers, {n_slots} slots, {dtype}", kernel, types
-                if n_slots == LONG_SLOTS:
-                    yield f"{label} registers, long rows, {dtype}", long_kernel, types
+                yield f"{label} registers, {n_slots} slots, {dtype}", kernels[n_slots, True], types
+            yield f"{label} registers, long rows, {dtype}", kernels[LONG_SLOTS, False], types

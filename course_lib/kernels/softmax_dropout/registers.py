@@ -1,7 +1,7 @@
 """The rung `registers`: each row is read once, 16 bytes at a time, and held in registers.
 
-A kernel exists for each number of 16-byte slots per thread (`blocks/rows.py`), and beside it one
-for rows that no block can hold, which reads them in parts, twice.
+A kernel exists for each number of 16-byte slots per thread (`blocks/rows.py`), and one for rows
+that no block can hold, which reads them in parts, twice.
 """
 
 import numpy as np
