@@ -3,9 +3,9 @@
 Shapes may hold torch's symbolic numbers, and tensors may have no memory.
 """
 
-import operator
-
 import torch
+
+from course_lib.kernels.options import as_int, as_pair
 
 
 def require_tensor(x, name):
@@ -60,24 +60,18 @@ def whole(value, name):
     """
     if type(value) is int or isinstance(value, torch.SymInt):
         return value
-    try:
-        if not isinstance(value, bool):
-            return operator.index(value)
-    except TypeError:
-        pass
-    raise TypeError(f"{name} must be int, not {type(value).__name__}")
+    if (found := as_int(value)) is None:
+        raise TypeError(f"{name} must be int, not {type(value).__name__}")
+    return found
 
 
 def pair(value, name):
     """`value`, an int or one or two of them, as a pair of ints."""
     if type(value) is tuple and len(value) == 2 and type(value[0]) is int is type(value[1]):
         return value
-    if not isinstance(value, (tuple, list)):
-        return (whole(value, name),) * 2
-    if len(value) not in (1, 2):
+    if (both := as_pair(value)) is None:
         raise RuntimeError(f"{name} must be a single int or a tuple of two ints, not {value!r}")
-    both = tuple(whole(each, name) for each in value)
-    return both if len(both) == 2 else both * 2
+    return tuple(whole(each, name) for each in both)
 
 
 def number(value, name):

@@ -6,14 +6,27 @@ MOST = 2**31 - 1  # of every number that kernels take
 PRECISIONS = ("float32", "tf32")  # of products of float32 numbers
 
 
+def as_int(value):
+    """`value`, any kind of integer, as an int; None for anything else, True and False too."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def as_pair(value):
+    """(a, b) of a tuple or list of two, or twice the one; None for another number of them."""
+    if not isinstance(value, (tuple, list)):
+        return value, value
+    if len(value) == 1:
+        return tuple(value) * 2
+    return tuple(value) if len(value) == 2 else None
+
+
 def whole(value, name, least):
     """`value`, any kind of integer, as an int; ValueError for others, and below `least`."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        found = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be an int or a pair of ints, not {value!r}") from None
+    if (found := as_int(value)) is None:
+        raise ValueError(f"{name} must be an int or a pair of ints, not {value!r}")
     if found < least:
         raise ValueError(f"{name} must be at least {least}, not {value}")
     return found
@@ -25,12 +38,9 @@ def pair(value, name, least):
         raise ValueError(
             f"{name} must be numbers, not {value!r}: words are for course_lib.ops.conv2d"
         )
-    if not isinstance(value, (tuple, list)):
-        return (whole(value, name, least),) * 2
-    if len(value) not in (1, 2):
+    if (both := as_pair(value)) is None:
         raise ValueError(f"{name} must be an int or a pair of ints, not {value!r}")
-    both = tuple(whole(each, name, least) for each in value)
-    return both if len(both) == 2 else both * 2
+    return tuple(whole(each, name, least) for each in both)
 
 
 def hashable(value):
