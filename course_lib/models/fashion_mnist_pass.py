@@ -10,7 +10,6 @@ import contextlib
 from course_lib.kernels import activation, conv2d, linear, max_pool2d
 from course_lib.kernels.blocks import memory_format
 from course_lib.runtime.host import arrays
-from course_lib.runtime.host.launch_cache import cached_launch
 
 NAMES = ("conv1", "conv2", "fc1", "fc2")
 TAPS = 3  # of a filter, down and across
@@ -81,10 +80,3 @@ def backward(layers, dlogits, kept, *, precision="float32", beside=contextlib.nu
     dy = max_pool2d.backward(dy, a_at, a_shape, **POOLING)
     _, *conv1 = conv2d.backward(dy, x, w1, needs=OF_WEIGHTS, **exact)
     return dict(zip(NAMES, (conv1, conv2, fc1, fc2), strict=True))
-
-
-@cached_launch(9)
-def logits(x, w1, b1, w2, b2, w3, b3, w4, b4, of_conv, of_linear):
-    """The logits alone; the precisions of convolutions and of linear layers."""
-    layers = dict(zip(NAMES, ((w1, b1), (w2, b2), (w3, b3), (w4, b4)), strict=True))
-    return forward(layers, x, precision=of_conv, of_linear=of_linear)[0]

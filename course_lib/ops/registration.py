@@ -80,15 +80,6 @@ def dispatcher_is_idle():
     )
 
 
-def on_gpu_and_plain(*tensors):
-    """Whether kernels may have these tensors as they are: on a GPU, and nobody wants a say."""
-    return (
-        dispatcher_is_idle()
-        and not _C._is_any_autocast_enabled()
-        and all(type(x) in _PLAIN_TYPES and _dispatch_keys(x) in _direct_keys for x in tensors)
-    )
-
-
 class Operator:
     """``torch.ops.course_lib.<name>``, called as a function of its arguments, all positional.
 

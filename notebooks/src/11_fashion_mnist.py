@@ -714,7 +714,7 @@ for record in bench.find(records, name="fashion_mnist.training"):
 # (**Inference** is the forward pass alone, of a trained network. `train.GraphInference` captures one graph for each batch size.)
 #
 # **Explaining the gap.** Where the captured graphs, ours and the line at 1, are above the others, the distance is launches, and Python. Our modules, trained through autograd, are the slowest everywhere but with 1,024 pictures in float32: each of their operators is a Python function, and
-# PyTorch's are C++. In float32 a step takes them some three milliseconds, with one picture no less than with 1,024: it is the host that needs them, and not the chip. Without gradients the network of the course does not call them one by one. It runs all their kernels together, and remembers how (`host.repeat`), so that little Python is left.
+# PyTorch's are C++. In float32 a step takes them some three milliseconds, with one picture no less than with 1,024: it is the host that needs them, and not the chip. What an operator has once launched, it repeats for tensors of the same shapes (`host.launch_cache`), so that little of its own Python is left; that of modules and of autograd is still there.
 #
 # Between the two captured graphs the kernels decide. For a batch of 1 both have a few dozen launches that each take about as long as a launch takes; but ours stand on two branches, and the next one gets ready while the last one ends. From a batch of 8 on, ours gain from what this network lets them know: the first convolution has a
 # kernel for few channels, pooling and ReLU are one, and images lie channels-last, as the tensor cores read them. What is left is the second convolution and its two gradients. The memory that a step needs at its peak:
