@@ -169,6 +169,11 @@ def test_one_pass_finds_what_is_needed():
     assert not launches
 
 
+def test_a_kernel_is_made_once():
+    kinds = {(*kind, shape.per_thread) for *kind, shape in plans._kinds()}
+    assert len(set(map(id, plans.forward_kernels()))) == len(kinds) == 15
+
+
 def test_the_rung_by_default():
     def rung(x_shape, weight_shape, groups=1, capability=(9, 0), stride=1):
         problem = problem_of(x_shape, weight_shape, stride, 0, 1, groups, False)

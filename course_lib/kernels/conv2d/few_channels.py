@@ -100,6 +100,7 @@ def in_turn(functions):
     return functools.reduce(both, functions)
 
 
+@functools.cache
 def forward_kernel(C, R, S, last, per_thread):
     """y, for filters of R × S over C channels; a thread has `per_thread` pixels."""
     N_TAPS, PER = C * R * S, per_thread

@@ -133,11 +133,6 @@ def _numbers(problem):
 # --- forward -------------------------------------------------------------------------------------
 
 
-@functools.cache
-def forward_kernel_for(C, R, S, last, shape):
-    return forward_kernel(C, R, S, last, shape.per_thread)
-
-
 def launch_forward(problem, x, weight, bias, y, precision):
     """y = x * weight + bias."""
     p, weight = problem, formatted(weight, problem)
@@ -147,7 +142,7 @@ def launch_forward(problem, x, weight, bias, y, precision):
     tile, n_tiles = tile_of(p, n_pixels), math.ceil(p.N * p.P * p.Q / n_pixels)
     part = filters_each(p.K, n_tiles, LANES * 8 if p.channels_last else LEAST_FILTERS)
     n_parts = math.ceil(p.K / part)
-    kernel = forward_kernel_for(p.C, p.R, p.S, p.channels_last, shape)
+    kernel = forward_kernel(p.C, p.R, p.S, p.channels_last, shape.per_thread)
     numbers = map(np.int32, (part, n_parts, tile.n_lines, tile.n_cols, tile.tall))
     launch(
         kernel, n_tiles * n_parts, BLOCK_SIZE, x, weight, weight if bias is None else bias, y,
@@ -237,7 +232,7 @@ def _kinds():
 
 
 def forward_kernels():
-    return [forward_kernel_for(*kind) for kind in _kinds()]
+    return [forward_kernel(*kind, shape.per_thread) for *kind, shape in _kinds()]
 
 
 def dweight_kernels():
@@ -254,7 +249,7 @@ def specialisations():
                 shape = shape_of(C * R * S, last, 4 if dtype == "float32" else 2)
                 name = f"few {R}x{S}x{C} {'channels-last ' if last else ''}{dtype}"
                 types = [array] * 4 + ["boolean", *["int32"] * 5, "boolean", *numbers]
-                kernel = forward_kernel_for(C, R, S, last, shape)
+                kernel = forward_kernel(C, R, S, last, shape.per_thread)
                 yield f"conv2d.forward {name}", kernel, types
                 types = [array, array, sums, *["int32"] * 6, "boolean", *numbers]
                 kernel = dweight_kernel_for(C, R, S, last, shape)
