@@ -330,7 +330,7 @@ def squeezing_and_exciting(draw):
         y, *saved = squeeze_excite.forward(x, *weights, variant=variant)
         squeeze_excite.backward(y, x, weights[0], weights[2], *saved, variant=both)
     except ValueError as error:
-        refused = "needs compute capability 9.0", "use variant='auto'"
+        refused = "needs compute capability 9.0", "use variant='auto'", "use 'two_pass'"
         assert variant in ("fused", "resident", "batched")
         assert any(text in str(error) for text in refused)
 

@@ -123,7 +123,7 @@ def run(dy, x, weights, variant, **options):
 
 def check(dy, x, weights, variant, activation="silu", gate="sigmoid"):
     if variant == "fused" and not x.is_contiguous():
-        with pytest.raises(ValueError, match="fused takes contiguous images; use variant='auto'"):
+        with pytest.raises(ValueError, match="'fused' takes contiguous images: use 'two_pass'"):
             run(dy, x, weights, variant)
         x, dy = x.contiguous(), dy.contiguous()
     y, saved, gradients = run(dy, x, weights, variant, activation=activation, gate=gate)

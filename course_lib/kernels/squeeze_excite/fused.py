@@ -146,7 +146,7 @@ def contiguous(problem):
     """The problem, of images that lie plane by plane, as those of one channel or pixel do in either
     format; ValueError for others."""
     if problem.channels_last and problem.C > 1 and problem.n_pixels > 1:
-        raise ValueError("fused takes contiguous images; use variant='auto'")
+        raise ValueError("variant 'fused' takes contiguous images: use 'two_pass'")
     return problem._replace(channels_last=False)
 
 
