@@ -34,6 +34,7 @@ from course_lib.kernels import (
     squeeze_excite,
     upsample,
 )
+from course_lib.kernels.max_pool2d.fixed import WINDOWS
 from course_lib.operations import OPERATIONS as KNOWN
 from course_lib.runtime.host.launch import Chip, most_blocks_in_cluster, planning, recorded
 
@@ -205,7 +206,7 @@ def activations(draw):
 def pooling(draw):
     x = images(draw)
     y = global_avg_pool.forward(x)
-    global_avg_pool.backward(y, x.shape[2:])
+    global_avg_pool.backward(y, x.shape[2:], channels_last=draw(st.booleans()))
 
 
 def softmaxes(draw):
@@ -221,7 +222,7 @@ def softmaxes_with_dropout(draw):
 
 
 def dropouts(draw):
-    dropout.forward(rows(draw), 0.5, 1, 0)
+    dropout.forward(rows(draw), 0.5, 1, draw(st.sampled_from((0, 13))))
 
 
 def normalised_softmaxes(draw):
@@ -250,10 +251,15 @@ def batch_norms(draw):
 
 def max_pooling(draw):
     x = images(draw)
-    size = draw(st.integers(1, min(7, *x.shape[2:])))
-    window = dict(stride=draw(st.integers(1, 3)), padding=draw(st.integers(0, size // 2)))
-    y, indices = max_pool2d.forward(x, size, **window)
-    max_pool2d.backward(y, indices, x.shape, size, **window)
+    least = min(x.shape[2:])
+    usual = [window for window in WINDOWS if window.kernel <= least + 2 * window.padding]
+    size = draw(st.integers(1, min(7, least)))
+    window = size, draw(st.integers(1, 3)), draw(st.integers(0, size // 2))
+    size, stride, padding = draw(st.sampled_from((window, *usual)))
+    options = dict(stride=stride, padding=padding, ceil_mode=draw(st.booleans()))
+    index_dtype = draw(st.sampled_from(("int32", "uint8")))
+    y, indices = max_pool2d.forward(x, size, index_dtype=index_dtype, **options)
+    max_pool2d.backward(y, indices, x.shape, size, **options)
 
 
 def linears(draw):
@@ -293,10 +299,12 @@ def transposed_convolutions(draw):
     groups = draw(st.sampled_from((1, 1, 1, 2, 8)))
     C, K = groups * draw(sizes(512)), groups * draw(sizes(512))
     x = empty(draw, draw(sizes(64)), C, draw(sizes(64)), draw(sizes(64)))
-    R, S = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    R, S, stride = (draw(st.integers(1, most)) for most in (5, 5, 3))
+    if draw(st.booleans()):  # a network's layer that doubles the size
+        R, S, stride = 2, 2, 2
     weight = torch.empty(C, K // groups, R, S, dtype=x.dtype)
     options = dict(
-        stride=draw(st.integers(1, 3)), padding=((R - 1) // 2, (S - 1) // 2), groups=groups,
+        stride=stride, padding=((R - 1) // 2, (S - 1) // 2), groups=groups,
         precision=draw(st.sampled_from(("float32", "tf32"))),
     )  # fmt: skip
     y = conv_transpose2d.forward(x, weight, torch.empty(K, dtype=x.dtype), **options)
