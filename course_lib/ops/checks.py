@@ -5,7 +5,7 @@ Shapes may hold torch's symbolic numbers, and tensors may have no memory.
 
 import torch
 
-from course_lib.kernels.options import as_int, as_pair
+from course_lib.kernels.blocks.options import as_int, as_pair
 
 
 def require_tensor(x, name):

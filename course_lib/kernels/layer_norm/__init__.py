@@ -37,7 +37,7 @@ Sources: J. Ba, J. Kiros and G. Hinton (2016); Welford (1962); Chan, Golub and L
 import math
 
 from course_lib.kernels.blocks.row_plan import STREAM_THREADS
-from course_lib.kernels.layer_norm import columns, features, ladder, plan, registers, streamed
+from course_lib.kernels.layer_norm import columns, features, plan, registers, streamed
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch, multiprocessors_of

@@ -12,18 +12,13 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.batch_norm.moments import (
-    block_moments,
-    merged,
-    reciprocal_deviation,
-)
 from course_lib.kernels.blocks.constants import MAX_WIDTH, ONE, ZERO
 from course_lib.kernels.blocks.moments import block_moments, merged, reciprocal_deviation
 from course_lib.kernels.blocks.row_plan import stream_plan
 from course_lib.kernels.blocks.row_teams import WHOLE_BLOCK, row_sums
 from course_lib.kernels.blocks.rows import load_row, my_part, store_row
 from course_lib.kernels.layer_norm.columns import BLOCK_SIZE, launch_columns
-from course_lib.kernels.layer_norm.features import ONE, column_of, load_features
+from course_lib.kernels.layer_norm.features import column_of, load_features
 from course_lib.kernels.layer_norm.plan import on_boundaries
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
