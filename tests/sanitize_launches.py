@@ -40,6 +40,7 @@ PRODUCTS = ((1, 1, 1), (3, 37, 5), (70, 136, 264), (33, 1288, 40), (257, 72, 130
 IN_PARTS = ((33, 1288, 40), (33, 40, 1288), (1288, 40, 24))
 FEW_ROWS = ((1, 136, 24), (2, 1032, 5), (3, 40, 9), (7, 2056, 3))
 LOGITS = ((1, 1), (3, 37), (300, 5), (2, 2600), (1, 9001))  # rows and classes
+PIXELS = ((1, 1, 1, 1), (2, 3, 5, 7), (1, 40, 33, 31), (3, 2, 16, 16))  # the same, strided
 # Rows and columns: every number of slots per thread, for teams of lanes and for blocks.
 ROWS = (
     (1, 1), (3, 37), (300, 5), (5, 200), (5, 400), (3, 1000), (3, 1504), (2, 2600), (1, 9001),
@@ -201,6 +202,16 @@ def cross_entropies():
                         loss, *saved = cross_entropy.forward(logits, target, **options)
                         yield loss
                         yield cross_entropy.backward(loss, logits, target, *saved, **options)
+        for shape in PIXELS:
+            for start in (0, 1):
+                logits = tensor(shape, dtype, start)
+                target = torch.randint(-1, shape[1], (shape[0], *shape[2:]))
+                for smoothing in (0.0, 0.1):
+                    options = dict(ignore_index=-1, label_smoothing=smoothing)
+                    options["weight"] = torch.rand(shape[1]).to(dtype) if start else None
+                    loss, *saved = cross_entropy.forward(logits, target, **options)
+                    yield loss
+                    yield cross_entropy.backward(loss, logits, target, *saved, **options)
 
 
 def squeezing_and_exciting(dtype):

@@ -1,4 +1,4 @@
-"""What `sanitize_launches` runs of pooling, batch normalisation, dropout and the optimisers."""
+"""What `sanitize_launches` runs of pooling, normalisation, dropout and the optimisers."""
 
 import contextlib
 from unittest import mock
@@ -19,6 +19,8 @@ POOLED = (
 # For windows that are known to the compiler: rows of whole patches, rows of none; and pixels.
 IN_PATCHES, IN_COLUMNS, IN_PIXELS = (2, 3, 7, 16), (2, 3, 7, 9), (2, 7, 9)
 NORMALISED = ((2, 3, 5, 7), (1, 8, 4, 4), (3, 16, 1, 2), (2, 40, 3, 3), (3, 2, 33, 31))
+# Rows and columns: lanes of a warp, blocks, rows on 16-byte boundaries and not.
+LAYER_ROWS = ((1, 1), (300, 5), (3, 37), (5, 400), (2, 2600), (1, 9001))
 SIZES = (1, 3, 270, 4099)
 
 
@@ -166,6 +168,23 @@ def batch_norm_passes(batch_norm, x):
             yield batch_norm.inference(x, weight, bias, *statistics, relu=relu, variant=variant)
 
 
+def layer_normalising(dtype):
+    from course_lib.kernels import layer_norm
+    from course_lib.kernels.layer_norm import plan
+
+    for shape in LAYER_ROWS:
+        for start in (0, 1):
+            x, dy = (image(shape, dtype, LAYOUTS[0], start) for _ in range(2))
+            weight, bias = torch.rand(2, shape[1]).to(dtype)
+            for variant in layer_norm.FORWARD:
+                if variant != "registers" or shape[1] <= plan.FORWARD_LIMIT:
+                    y, mean, rstd = layer_norm.forward(x, weight, bias, variant=variant)
+                    yield y
+            for variant in layer_norm.BACKWARD:
+                if variant != "registers" or shape[1] <= min(plan.BACKWARD_LIMIT.values()):
+                    yield from layer_norm.backward(dy, x, weight, mean, rstd, variant=variant)
+
+
 def dropping():
     from course_lib.kernels import dropout
 
@@ -215,5 +234,5 @@ def drawing_batches():
         yield everything
 
 
-PARTS_BY_DTYPE = (max_pooling_in_patches,)
+PARTS_BY_DTYPE = (max_pooling_in_patches, layer_normalising)
 PARTS = (max_pooling, batch_normalising, dropping, optimising, drawing_batches)
