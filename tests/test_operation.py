@@ -1,6 +1,5 @@
 """Ladders told from outside which rung to take."""
 
-import numpy as np
 import pytest
 import torch
 from tensors import PLACE, randn
@@ -19,7 +18,7 @@ def launched(function, *inputs):
 
 
 def images():
-    return [np.ones(shape, np.float32) for shape in ((1, 2, 4, 4), (3, 2, 3, 3))]
+    return randn(1, 2, 4, 4), randn(3, 2, 3, 3)
 
 
 def test_auto_takes_the_rung_that_was_chosen():
@@ -45,7 +44,7 @@ def test_the_rung_that_a_caller_names_is_taken_all_the_same():
 
 
 def test_a_ladder_that_every_chip_climbs_to_one_rung():
-    x = np.ones(64, np.float32)
+    x = randn(64)
     before = launched(relu.forward, x)
     with relu.FORWARD.choosing("naive"):
         assert launched(relu.forward, x) != before
@@ -56,7 +55,7 @@ def test_after_an_error_the_usual_rung_is_back():
     with pytest.raises(ZeroDivisionError), linear.FORWARD.choosing("naive"):
         raise ZeroDivisionError
     assert launching.choices == () and linear.FORWARD is gemm.FORWARD
-    assert linear.FORWARD.rung("auto", np.ones(1)).name != "naive"
+    assert linear.FORWARD.rung("auto", randn(1)).name != "naive"
 
 
 def test_a_rung_that_there_is_not_is_refused_by_name():
