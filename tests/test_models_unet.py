@@ -81,29 +81,101 @@ def test_two_steps_on_our_kernels_are_numpys(cheap_rungs):
     assert expected[1] < expected[0]
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("library", ["torch", "cupy", "module"])
-@pytest.mark.parametrize("depth, size, use_batchnorm, lr", [
-    (2, (32, 32), True, 1e-3), (2, (32, 48), False, 1e-3),
-    # Where planes are of 3 × 4 pixels, 1e-7 of the input becomes 1e-3 of the loss at a rate of
-    # 1e-3, in NumPy too, and 1e-6 at this one.
-    (3, (29, 35), True, 2.5e-4),
+def steps_of(network, optimizer, loss_of, to_cpu, n_steps=20):
+    """Yield (loss, weights before the step, gradients, weights after it) of each step, in float64.
+
+    to_cpu  makes a NumPy array of a weight's data
+    """
+    weights = list(network.parameters())
+
+    def copied(of):
+        return [torch.tensor(np.asarray(to_cpu(of(w)), np.float64)) for w in weights]
+
+    for _ in range(n_steps):
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        before, gradients = copied(lambda w: w.data), copied(lambda w: w.grad)
+        optimizer.step()
+        yield loss.item(), before, gradients, copied(lambda w: w.data)
+
+
+def steps_on_the_tape(library, case, x, target, lr):
+    here = backend.set_backend(library=library)
+    tape = tape_of(*case)
+    x, target = here.to_device(x), here.to_device(target)
+    return steps_of(
+        tape, ag.Adam(tape.parameters(), lr=lr),
+        lambda: ag.weighted_cross_entropy(tape(ag.tensor(x)), target), here.to_cpu,
+    )  # fmt: skip
+
+
+def steps_of_the_module(layers, place, state, x, target, lr):
+    model = models.UNet.of_weights(state, layers=layers).to(place)
+    x, target = torch.from_numpy(x).to(place), torch.from_numpy(target).to(place)
+    loss, adam = (F.cross_entropy, torch.optim.Adam) if layers is torch.nn else (
+        ops.cross_entropy, optim.Adam)  # fmt: skip
+    return steps_of(
+        model, adam(model.parameters(), lr=lr),
+        lambda: loss(model(x), target, ignore_index=-1), lambda a: a.detach().cpu().numpy(),
+    )  # fmt: skip
+
+
+def distances(steps, state, x, target, lr):
+    """‖found − true‖ ÷ ‖true‖ of each step: {"loss", "gradients", "weights": [number]}.
+
+    True is what float64 makes of the same weights, and of the same gradients.
+    """
+    truth = models.UNet.of_weights(state, layers=torch.nn).double()
+    weights, found = list(truth.parameters()), {"loss": [], "gradients": [], "weights": []}
+    adam = torch.optim.Adam(weights, lr=lr)
+    x, target = torch.from_numpy(x).double(), torch.from_numpy(target)
+
+    def whole(arrays):
+        return torch.cat([array.flatten() for array in arrays])
+
+    def keep(name, mine, true):
+        found[name].append((torch.dist(mine, true) / true.norm()).item())
+
+    for loss, before, gradients, after in steps:
+        for weight, value in zip(weights, before, strict=True):
+            weight.data.copy_(value)
+        true = F.cross_entropy(truth(x), target, ignore_index=-1)
+        keep("loss", torch.tensor(loss).double(), true)
+        keep("gradients", whole(gradients), whole(torch.autograd.grad(true, weights)))
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
+        adam.step()
+        keep("weights", whole(after), whole(weights))
+    return found
+
+
+@pytest.mark.parametrize("library", [
+    "numpy", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("torch", "cupy", "module")),
 ])  # fmt: skip
-def test_twenty_steps_on_a_gpu_are_numpys(library, depth, size, use_batchnorm, lr):
+@pytest.mark.parametrize("depth, size, use_batchnorm", [
+    (2, (32, 32), True), (2, (32, 48), False), (3, (29, 35), True),
+])  # fmt: skip
+def test_twenty_steps_are_as_exact_as_pytorchs(library, depth, size, use_batchnorm):
+    """Each step is compared with float64 from where it starts, not with another run.
+
+    In a step now and then rounding moves an activation across the kink of ReLU, for PyTorch too.
+    The gradients of that step jump by 1e-2, and from there on two runs go apart.
+    """
     if library == "cupy":
         pytest.importorskip("cupy", reason="CuPy is not installed: pip install cupy-cuda13x")
-    data = batch(4, size)
-    tape = tape_of(depth, use_batchnorm)
-    state = tape.state_dict()
-    expected = losses_on_the_tape(tape, *data, 20, lr)
+    case, data, lr = (depth, use_batchnorm), batch(4, size), 1e-3
+    state, place = tape_of(*case).state_dict(), "cpu" if library == "numpy" else "cuda"
+    theirs = steps_of_the_module(torch.nn, place, state, *data, lr)
     if library == "module":
-        found = losses_of_the_module(models.UNet.of_weights(state).cuda(), *data, 20, lr)
+        steps = list(steps_of_the_module(nn, place, state, *data, lr))
     else:
-        backend.set_backend(library=library)
-        tape = tape_of(depth, use_batchnorm)
-        found = losses_on_the_tape(tape, *data, 20, lr)
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
-    assert expected[-1] < expected[0]
+        steps = list(steps_on_the_tape(library, case, *data, lr))
+    ours, peer = (distances(each, state, *data, lr) for each in (steps, theirs))
+    assert max(ours["loss"]) <= 1e-6 and max(ours["weights"]) <= 1e-6
+    assert np.median(ours["gradients"]) <= 4 * np.median(peer["gradients"]) <= 1e-5
+    assert max(ours["gradients"]) <= 0.1
+    assert steps[-1][0] < steps[0][0]
 
 
 @pytest.mark.gpu
