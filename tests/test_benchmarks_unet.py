@@ -388,7 +388,10 @@ def test_bench_unet_on_a_gpu(monkeypatch):
     monkeypatch.setattr(benchmark, "TAPE_SHAPE", (4, 2, 64, 64))
     monkeypatch.setattr(benchmark, "CHANNELS", 16)
     monkeypatch.setattr(tape, "CASES", ((2, 2, 10),))
-    found = {(r["name"], r["dtype"]): r for r in benchmark.run(rounds=3)}
+    try:
+        found = {(r["name"], r["dtype"]): r for r in benchmark.run(rounds=3)}
+    except benchmark.Failed as failed:  # as Ctrl-C it would end pytest, which would not say why
+        pytest.fail(str(failed))
     for name, record in found.items():
         assert all(row["microseconds"] > 0 for row in record["rows"]), name
         assert not record.get("left_out"), record["left_out"]
