@@ -199,7 +199,7 @@ def rows(draw, most=1 << 20):
 
 
 def activations(draw):
-    x, found = rows(draw), activation.OPERATIONS["relu"]
+    x, found = rows(draw), activation.OPERATIONS[draw(st.sampled_from([*activation.OPERATIONS]))]
     found.backward(x, found.forward(x))
 
 
@@ -222,7 +222,8 @@ def softmaxes_with_dropout(draw):
 
 
 def dropouts(draw):
-    dropout.forward(rows(draw), 0.5, 1, draw(st.sampled_from((0, 13))))
+    seed = torch.ones(1, dtype=torch.int64) if draw(st.booleans()) else 1
+    dropout.forward(rows(draw), 0.5, seed, draw(st.sampled_from((0, 13))))
 
 
 def normalised_softmaxes(draw):
@@ -233,8 +234,8 @@ def normalised_softmaxes(draw):
 
 
 def cross_entropies(draw):
-    logits = rows(draw)
-    target = torch.zeros(logits.shape[0], dtype=torch.int64)
+    logits = images(draw) if draw(st.booleans()) else rows(draw)
+    target = torch.empty(logits.shape[0], *logits.shape[2:], dtype=torch.int64)
     loss, stats, normaliser = cross_entropy.forward(logits, target)
     cross_entropy.backward(loss, logits, target, stats, normaliser)
 
@@ -272,9 +273,11 @@ def linears(draw):
 
 def optimisers(draw):
     parameters = [torch.zeros(draw(sizes(1 << 12)), dtype=draw(st.sampled_from(DTYPES)))]
-    optimizers.sgd(parameters, parameters, lr=0.1)
+    found_inf = torch.zeros(1) if draw(st.booleans()) else None
+    optimizers.sgd(parameters, parameters, lr=0.1, found_inf=found_inf)
     moments, steps = [torch.zeros_like(parameters[0])], [torch.zeros(())]
-    optimizers.adam(parameters, parameters, moments, moments, steps, lr=0.1)
+    states = moments, moments, steps
+    optimizers.adam(parameters, parameters, *states, lr=0.1, found_inf=found_inf)
 
 
 def convolutions(draw):
@@ -313,7 +316,7 @@ def transposed_convolutions(draw):
 
 def dice_losses(draw):
     logits = images(draw)
-    target = torch.zeros(logits.shape[0], *logits.shape[2:], dtype=torch.int64)
+    target = torch.empty(logits.shape[0], *logits.shape[2:], dtype=torch.int64)
     loss, factors = dice.forward(logits, target)
     dice.backward(loss, logits, target, factors)
 
