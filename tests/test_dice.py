@@ -1,5 +1,6 @@
 """The Dice loss: both directions, every option, against float64, PyTorch and differences."""
 
+import itertools
 import math
 
 import numpy as np
@@ -112,6 +113,18 @@ def by_torch(logits, target, weight=None, *, ignore_index, smooth=1.0, dice_weig
     found = (2 * (p * t).sum(axes) + smooth) / (p.sum(axes) + t.sum(axes) + smooth)
     entropy = F.cross_entropy(logits, target, weight, ignore_index=ignore_index)
     return dice_weight * (1 - found.mean()) + cross_entropy_weight * entropy
+
+
+def test_each_forward_kernel_is_some_images():
+    taken = set()
+    for dtype, n_classes, n_pixels in itertools.product(
+        (torch.float32, torch.float16), range(1, 40), (7, 8)
+    ):
+        vectors, _, held = dice.forward_way(
+            torch.empty(1, n_classes, n_pixels, dtype=dtype), n_classes, n_pixels
+        )
+        taken.add((vectors, held))
+    assert taken == set(dice.FORWARD_KERNELS)
 
 
 @pytest.mark.parametrize("options", [dict(), dict(smooth=0.0), BOTH])

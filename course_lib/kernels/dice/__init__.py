@@ -57,11 +57,13 @@ MOST_BLOCKS = 1 << 12
 
 #: (whether by vectors, classes held; None: read twice) -> kernel.
 FORWARD_KERNELS, BACKWARD_KERNELS = {}, {}
-for _vectors in (True, False):
+for _vectors, _width in ((True, 4), (False, 1)):  # the fewest pixels side by side
     for _n in FORWARD_SLOTS:
-        FORWARD_KERNELS[_vectors, _n] = sums.held_kernel_of(_n, _vectors)
+        if slots_for(_n, _width + 3, MOST_FORWARD, FORWARD_SLOTS):
+            FORWARD_KERNELS[_vectors, _n] = sums.held_kernel_of(_n, _vectors)
     for _n in BACKWARD_SLOTS:
-        BACKWARD_KERNELS[_vectors, _n] = gradients.backward_kernels_of(_n, _vectors)[0]
+        if slots_for(_n, _width, MOST_BACKWARD, BACKWARD_SLOTS):
+            BACKWARD_KERNELS[_vectors, _n] = gradients.backward_kernels_of(_n, _vectors)[0]
     FORWARD_KERNELS[_vectors, None] = sums.streamed_kernel_of(STREAM_SLOTS, _vectors)
     BACKWARD_KERNELS[_vectors, None] = gradients.backward_kernels_of(STREAM_SLOTS, _vectors)[1]
 
