@@ -236,8 +236,9 @@ def normalised_softmaxes(draw):
 def cross_entropies(draw):
     logits = images(draw) if draw(st.booleans()) else rows(draw)
     target = torch.empty(logits.shape[0], *logits.shape[2:], dtype=torch.int64)
-    loss, stats, normaliser = cross_entropy.forward(logits, target)
-    cross_entropy.backward(loss, logits, target, stats, normaliser)
+    options = dict(label_smoothing=draw(st.sampled_from((0.0, 0.1))))
+    loss, stats, normaliser = cross_entropy.forward(logits, target, **options)
+    cross_entropy.backward(loss, logits, target, stats, normaliser, **options)
 
 
 def batch_norms(draw):
