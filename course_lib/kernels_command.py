@@ -16,6 +16,7 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 
+from course_lib.kernels.operation import Ladder
 from course_lib.runtime.compile import cache, compiler
 from course_lib.runtime.compile.fingerprint import fingerprint
 
@@ -187,13 +188,25 @@ def _kernels(module):
     parts = module.__name__.split(".")
     if parts[:2] == ["course_lib", "kernels"]:
         operation = importlib.import_module(".".join(parts[:3]))
-        labels = {}
+        labels, ways = {}, _ways(operation)
         for label, kernel, _ in getattr(operation, "specialisations", tuple)():
             labels.setdefault(id(kernel), (kernel, []))[1].append(label)
-        yield from ((kernel, _common(found)) for kernel, found in labels.values())
+        for kernel, found in labels.values():
+            yield kernel, ", ".join((_common(found), *ways.get(id(kernel), ())))
     for length in range(len(parts), 2, -1):
         holder = importlib.import_module(".".join(parts[:length]))
         yield from ((kernel, "") for kernel in _held(vars(holder), set()))
+
+
+def _ways(operation):
+    """{id of a kernel: names of the ways that may launch it}, of rungs of several ways."""
+    found = {}
+    for holder in (operation, *getattr(operation, "OPERATIONS", {}).values()):
+        for ladder in vars(holder).values():
+            for name in ladder.variants if isinstance(ladder, Ladder) else ():
+                for kernel in ladder.named(name).kernels if "/" in name else ():
+                    found.setdefault(id(kernel), {})[name] = None
+    return found
 
 
 def _common(labels):

@@ -73,11 +73,10 @@ def stand_in(monkeypatch):
         return SimpleNamespace(launch=run)
 
     if SIMULATED:
-        chip, multiprocessors = launching.chip_of(None), launching.multiprocessors_of(None)
+        chip = launching.chip_of(None)
         monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 0)
         for name, stub in {
-            "on_gpu": lambda: True, "chip_of": lambda array: chip,
-            "multiprocessors_of": lambda array: multiprocessors, "prepare": prepare,
+            "on_gpu": lambda: True, "chip_of": lambda array: chip, "prepare": prepare,
             "tensor_types": {torch.Tensor, torch.nn.Parameter},
             "_stream_of": lambda index: state.stream,
         }.items():  # fmt: skip

@@ -273,7 +273,8 @@ def convolutions(dtype):
 
 
 def linears(dtype):
-    from course_lib.kernels import gemm, linear
+    from course_lib.kernels import linear, operation
+    from course_lib.kernels.gemm import plan
 
     def passes(variant, products=PRODUCTS):
         for precision in precisions(dtype, variant):
@@ -286,27 +287,25 @@ def linears(dtype):
                     yield from linear.backward(y, x, weight, **options)
 
     for variant in linear.FORWARD:
-        if variant != "tensor_core":
-            yield from passes(variant)
-            continue
-        yield from passes(variant, FEW_ROWS)
-        shapes, others = (
-            gemm.plan.SHAPES,
-            mock.patch.object(gemm.warpgroup, "chosen", lambda *_: None),
-        )
-        for i in range(max(map(len, shapes.values()))):  # each tile, whatever the plan would take
-            tiles = {mode: (found[min(i, len(found) - 1)],) for mode, found in shapes.items()}
-            for products, most in ((PRODUCTS, 16), (IN_PARTS, 0)):  # in a cluster, or in parts
-                constants = dict(SHAPES=tiles, FULL=0.0, CLUSTER_INSTEAD_OF=most)
-                gemm.planned.cache_clear()
-                with others, mock.patch.multiple(gemm.plan, **constants):
-                    yield from passes(variant, products)
-        gemm.planned.cache_clear()
+        yield from passes(variant, FEW_ROWS if variant == "tensor_core" else PRODUCTS)
+    ways = ["mma", "split_k"]
+    if torch.cuda.get_device_capability() >= plan.CLUSTERS:
+        ways.append("split_k_cluster")
+    shapes = plan.SHAPES
+    for i in range(max(map(len, shapes.values()))):  # each tile, whatever the plan would take
+        tiles = {mode: (found[min(i, len(found) - 1)],) for mode, found in shapes.items()}
+        for cached in (plan.best, operation._chosen):
+            cached.cache_clear()
+        with mock.patch.multiple(plan, SHAPES=tiles, FULL=0.0):
+            for way in ways:
+                yield from passes(f"tensor_core/{way}", PRODUCTS if way == "mma" else IN_PARTS)
+    for cached in (plan.best, operation._chosen):
+        cached.cache_clear()
 
 
 def precisions(dtype, variant):
     """What `precision` may be, where it makes a difference."""
-    both = dtype is torch.float32 and variant == "tensor_core"
+    both = dtype is torch.float32 and variant.startswith("tensor_core")
     return ("float32", "tf32") if both else ("float32",)
 
 

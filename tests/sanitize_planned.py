@@ -11,7 +11,6 @@ The simulator's sanitizer does (`test_warpgroup`).
 """
 
 import contextlib
-import math
 from typing import NamedTuple
 from unittest import mock
 
@@ -175,21 +174,19 @@ def convolutions_of_few_channels(dtype):
 
 
 def products_by_wgmma(dtype):
-    from course_lib.kernels import linear
+    from course_lib.kernels import linear, operation
     from course_lib.kernels.gemm import warpgroup, warpgroup_plan
 
     if torch.cuda.get_device_capability() != warpgroup.ONLY:
         return
-    way = dict(variant="tensor_core", precision="tf32")
+    way = dict(variant="tensor_core/wgmma", precision="tf32")
     for shape in warpgroup_plan.SHAPES[dtype.itemsize]:
         y_kernel, *others = (
             warpgroup.kernel_for(shape, sources, dtype.itemsize).kernel
             for sources in warpgroup.SOURCES
         )
-        choice = dict(
-            SHAPES={dtype.itemsize: (shape,)}, LEAST_TILES=1, others_cost=lambda *_: math.inf
-        )
-        with changed(warpgroup, "chosen"), mock.patch.multiple(warpgroup_plan, **choice):
+        operation._chosen.cache_clear()
+        with mock.patch.object(warpgroup_plan, "SHAPES", {dtype.itemsize: (shape,)}):
             for n_rows, n_in, n_out in PRODUCTS:
                 x, weight = (torch.randn(n, n_in).to(dtype) for n in (n_rows, n_out))
                 with launched(y_kernel):
@@ -199,6 +196,7 @@ def products_by_wgmma(dtype):
                     with launched(*others):
                         gradients = linear.backward(y, x, weight, **way)
                     yield from gradients
+    operation._chosen.cache_clear()
 
 
 def squeezed(dtype):

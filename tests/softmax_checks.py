@@ -25,8 +25,9 @@ import numpy as np
 import torch
 
 from course_lib import SIMULATED, reference
+from course_lib.kernels import operation
 from course_lib.kernels.blocks import row_plan
-from course_lib.kernels.softmax import direction, plan
+from course_lib.kernels.softmax import plan
 
 PLACE = "cpu" if SIMULATED else "cuda"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -46,7 +47,7 @@ def check(operation, x, dy, variant, start=0):
     with np.errstate(divide="ignore"):
         truth = getattr(reference, operation.name)(rows_of(x))
     hold(y, y_torch, truth, np.abs(truth))
-    if variant not in (*operation.BACKWARD, "auto"):
+    if variant not in (*operation.BACKWARD.variants, "auto"):
         return y, None
     dx = run(operation.backward, (dy, y), variant, start)
     backward = getattr(torch, f"_{operation.name}_backward_data")
@@ -137,18 +138,18 @@ def parts_of_a_row(n_cols, itemsize, n_parts):
     Each block takes several strides through its part.
     """
 
-    def small_plan(n_cols, itemsize, n_arrays, shared_bytes, clusters):
-        if n_parts is None:
+    def forced(problem, chip, part_bits):
+        if n_parts is None or part_bits != n_parts.bit_length() - 1:
             return None
-        length = row_plan.part_length(n_cols, n_parts.bit_length() - 1)
-        shared_bytes = plan.SHARED_RESERVE + length * itemsize * n_arrays
-        return split_plan(n_cols, itemsize, n_arrays, shared_bytes, True)
+        n_bytes = row_plan.part_length(problem.n_cols, part_bits) * itemsize * problem.n_arrays
+        return part(problem, chip._replace(shared_bytes=plan.SHARED_RESERVE + n_bytes), part_bits)
 
-    split_plan = plan.split_plan
+    part = plan.part
     with (
-        mock.patch.object(direction, "split_plan", small_plan),
+        mock.patch.object(plan, "part", forced),
         mock.patch.object(plan, "SPLIT_THREADS", {1: 32, 2: 32}),
         mock.patch.object(row_plan, "STREAM_PART", n_cols // 2),
         mock.patch.object(row_plan, "STREAM_THREADS", 32),
+        mock.patch.object(operation, "_chosen", operation._chosen.__wrapped__),
     ):
         yield

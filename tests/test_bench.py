@@ -184,7 +184,8 @@ def test_rows_of_several_lengths_are_drawn_over_their_length(tmp_path):
 def test_the_ladder_says_what_is_new_on_each_rung():
     noted = pictures.NOTES["softmax"]
     for operation in softmax.OPERATIONS.values():
-        assert list(noted) == list(operation.FORWARD)
+        along_rows = [rung for rung in operation.FORWARD if rung != "strided"]
+        assert list(noted) == along_rows
     figure = pictures.ladder(softmax_record(), "NVIDIA Test 9")
     words = [text.get_text() for text in figure.axes[0].texts]
     assert noted["naive"] in words and noted["registers"] in words

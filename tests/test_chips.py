@@ -39,13 +39,13 @@ from course_lib.operations import OPERATIONS as KNOWN
 from course_lib.runtime.host.launch import Chip, most_blocks_in_cluster, planning, recorded
 
 CHIPS = (
-    Chip("T4", (7, 5), 64 << 10, 40),
-    Chip("A100", (8, 0), 163 << 10, 108),
-    Chip("A10", (8, 6), 99 << 10, 72),
-    Chip("L4", (8, 9), 99 << 10, 58),
-    Chip("H100", (9, 0), 227 << 10, 132),
-    Chip("B200", (10, 0), 227 << 10, 148),
-    Chip("RTX 5090", (12, 0), 99 << 10, 170),
+    Chip((7, 5), 64 << 10, 40, 4 << 20, "T4"),
+    Chip((8, 0), 163 << 10, 108, 40 << 20, "A100"),
+    Chip((8, 6), 99 << 10, 72, 6 << 20, "A10"),
+    Chip((8, 9), 99 << 10, 58, 48 << 20, "L4"),
+    Chip((9, 0), 227 << 10, 132, 50 << 20, "H100"),
+    Chip((10, 0), 227 << 10, 148, 126 << 20, "B200"),
+    Chip((12, 0), 99 << 10, 170, 96 << 20, "RTX 5090"),
 )
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 RESERVED = 1024  # bytes that Hopper and later chips count as a kernel's own where it has any
@@ -102,51 +102,59 @@ SHAPES = {
 
 
 class Watch:
-    """Which rungs were launched; and that each launch is of a kernel that its rung names."""
+    """Which ways were launched; and that each launch is of a kernel that its way names.
+
+    A rung that is its own way counts as one.
+    """
 
     def __init__(self):
-        self.rungs, self.now = set(), set()  # at all, and in the call that is planned
+        self.ways, self.now = set(), set()  # at all, and in the call that is planned
 
-    def around(self, rung):
-        """`rung.launch`, watched."""
-        launch = rung.launch
+    def around(self, way):
+        """`way.launch`, watched."""
+        launch = way.launch
 
         def watched(*args, **options):
             with recorded() as launches:
                 found = launch(*args, **options)
-            self.now.add(rung)
-            require_named(launches, [rung])
+            self.now.add(way)
+            require_named(launches, [way])
             return found
 
         return watched
 
     @contextlib.contextmanager
     def planning(self, chip):
-        """As `launch.planning`; what a function launches beside its rungs, one of them names."""
+        """As `launch.planning`; what a function launches beside its ways, one of them names."""
         self.now = set()
         with planning(chip) as launches:
             yield launches
-        self.rungs |= self.now
+        self.ways |= self.now
         require_named(launches, self.now)
 
 
-def require_named(launches, rungs):
-    unnamed = {kernel for kernel, *_ in launches}.difference(*(rung.kernels for rung in rungs))
+def require_named(launches, ways):
+    unnamed = {kernel for kernel, *_ in launches}.difference(*(way.kernels for way in ways))
     unnamed = [f"{k.py_func.__module__}.{k.py_func.__qualname__}" for k in unnamed]
-    assert not unnamed, f"{[rung.name for rung in rungs]} launch {unnamed}, and do not name it"
+    assert not unnamed, f"{[way.name for way in ways]} launch {unnamed}, and do not name it"
+
+
+def ways_of(ladder):
+    """{name: what launches}: each rung that does by itself, and each way of one."""
+    return {name: way for name in ladder.variants if (way := ladder.named(name)).launch}
 
 
 @pytest.fixture
 def watch(monkeypatch):
     found = Watch()
     for (_, _, one), *_ in LADDERS.values():
-        for rung in one.ladder.values():
-            monkeypatch.setattr(rung, "launch", found.around(rung))
+        for way in ways_of(one.ladder).values():
+            monkeypatch.setattr(way, "launch", found.around(way))
     return found
 
 
 @pytest.mark.parametrize("climbing", LADDERS.values(), ids=lambda climbing: climbing[0][0])
-def test_a_rung_names_every_kernel_that_it_launches(climbing, watch):
+def test_a_way_names_every_kernel_that_it_launches(climbing, watch):
     for _, operation, one in climbing:
         for inputs in inputs_of(operation, one):
             for chip in CHIPS[:2] + CHIPS[4:5]:
@@ -154,7 +162,7 @@ def test_a_rung_names_every_kernel_that_it_launches(climbing, watch):
                     with contextlib.suppress(ValueError), watch.planning(chip):  # or it is refused
                         one.ours(*inputs, variant=variant)
     ladder = climbing[0][2].ladder
-    assert [name for name, rung in ladder.items() if rung not in watch.rungs] == []
+    assert [name for name, way in ways_of(ladder).items() if way not in watch.ways] == []
 
 
 def inputs_of(operation, one):
@@ -198,6 +206,20 @@ def rows(draw, most=1 << 20):
     return empty(draw, draw(sizes(max(1, min(4096, MOST // n_cols)))), n_cols)
 
 
+def a_variant(draw, ladder):
+    """AUTO as often as all that can be asked for by name."""
+    return draw(st.sampled_from(("auto",) * len(ladder.variants) + ladder.variants))
+
+
+@contextlib.contextmanager
+def unless_refused(variant):
+    """A variant that is asked for by name may say what it can't do; AUTO finds one that can."""
+    try:
+        yield
+    except ValueError as error:
+        assert variant != "auto" and ": use one of " in str(error), error
+
+
 def activations(draw):
     x, found = rows(draw), activation.OPERATIONS[draw(st.sampled_from([*activation.OPERATIONS]))]
     found.backward(x, found.forward(x))
@@ -211,8 +233,12 @@ def pooling(draw):
 
 def softmaxes(draw):
     found = softmax.OPERATIONS[draw(st.sampled_from(sorted(softmax.OPERATIONS)))]
-    x = rows(draw)
-    found.backward(x, found.forward(x))
+    x, axis = rows(draw), draw(st.sampled_from((-1, -1, 0)))
+    forward, backward = (a_variant(draw, each) for each in (found.FORWARD, found.BACKWARD))
+    with unless_refused(forward):
+        found.forward(x, axis=axis, variant=forward)
+    with unless_refused(backward):
+        found.backward(x, x, axis=axis, variant=backward)
 
 
 def softmaxes_with_dropout(draw):
@@ -268,8 +294,13 @@ def linears(draw):
     n_in, n_out = draw(sizes(8192)), draw(sizes(8192))
     x = empty(draw, draw(sizes(8192)), n_in)
     weight, bias = torch.empty(n_out, n_in, dtype=x.dtype), torch.empty(n_out, dtype=x.dtype)
-    options = dict(precision=draw(st.sampled_from(("float32", "tf32"))))
-    linear.backward(linear.forward(x, weight, bias, **options), x, weight, **options)
+    precision = draw(st.sampled_from(("float32", "tf32")))
+    forward, backward = (a_variant(draw, each) for each in (linear.FORWARD, linear.BACKWARD))
+    with unless_refused(forward):
+        linear.forward(x, weight, bias, precision=precision, variant=forward)
+    dy = x.new_empty(x.shape[0], n_out)
+    with unless_refused(backward):
+        linear.backward(dy, x, weight, precision=precision, variant=backward)
 
 
 def optimisers(draw):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from contract import exceptions, planted
-from contract.cases import subjects
+from contract.cases import CHIP, subjects
 from contract.held import Broken, Held
 from contract.properties import PROPERTIES, gradients, hold
 
@@ -77,6 +77,15 @@ def test_a_wrong_truth_is_rejected(fault, record_property):
     with pytest.raises(Broken, match="gradients"):
         gradients(planted.operation(fault), "backward")
     record_property("rejected", fault)
+
+
+def test_every_way_that_this_chip_has_is_held_to_it():
+    held = {(subject.name, subject.direction, subject.rung) for subject in SUBJECTS}
+    for name, operation in OPERATIONS.items():
+        for direction, of_pass in operation.passes.items():
+            for variant in of_pass.variants:
+                lacking = of_pass.ladder.named(variant).refusal(CHIP)
+                assert (name, direction, variant) in held or lacking, (name, direction, variant)
 
 
 def test_every_exception_is_of_something():

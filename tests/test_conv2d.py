@@ -27,7 +27,7 @@ from course_lib.kernels.conv2d import (
 from course_lib.kernels.conv2d.problem import problem_of
 from course_lib.ops.formats import memory_format
 from course_lib.runtime.host.arrays import ArrayError
-from course_lib.runtime.host.launch import recorded
+from course_lib.runtime.host.launch import Chip, recorded
 
 truth, truth_backward = reference.conv2d, reference.conv2d_backward
 PLACE = "cpu" if SIMULATED else "cuda"
@@ -372,7 +372,8 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_chips_without_tensor_cores_are_told(monkeypatch):
-    monkeypatch.setattr(operation, "chip_of", lambda array: ((7, 5), 64 << 10))
+    t4 = Chip((7, 5), 64 << 10, 40, 4 << 20, "T4")
+    monkeypatch.setattr(operation, "chip_of", lambda array: t4)
     x, weight, _ = case((1, 1, 3, 3), (1, 1, 3, 3))
     with pytest.raises(ValueError, match="needs compute capability 8.0, and this GPU has 7.5"):
         conv2d.forward(x, weight, variant="tensor_core")

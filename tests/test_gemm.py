@@ -11,6 +11,7 @@ from course_lib import SIMULATED, simulator
 from course_lib.kernels import gemm, operation
 from course_lib.kernels.blocks.options import PRECISIONS
 from course_lib.kernels.gemm import plan
+from course_lib.runtime.host.launch import Chip
 
 PLACE = "cpu" if SIMULATED else "cuda"
 ERRORS = {"narrow": 1e-6, "tf32": 1.1e-3, "split": 1e-6}
@@ -20,6 +21,12 @@ MODES = {
     "split": [torch.float32],
 }
 LAYOUTS = list(itertools.product((True, False), repeat=2))
+BY_K = ("by_k", "by_k")
+T4 = Chip((7, 5), 64 << 10, 40, 4 << 20, "T4")
+A100 = Chip((8, 0), 163 << 10, 108, 40 << 20, "A100")
+H200 = Chip((9, 0), 227 << 10, 132, 60 << 20, "H200")
+SMALL = H200._replace(shared_bytes=99 << 10)
+B200 = Chip((10, 0), 227 << 10, 148, 126 << 20, "B200")
 
 
 def operands(M, N, K, dtype, a_by_k, b_by_k, shift=0):
@@ -47,11 +54,14 @@ def check(c, a, b, bias, relu, error):
 
 
 def forced(monkeypatch, shape, n_splits, K, itemsize, in_cluster=False):
-    """Makes `multiply` use this shape of tile, and so many parts of k."""
+    """Makes ways use this shape of tile, and so many parts of k; returns the way that does."""
     k_size = plan.K_BYTES // itemsize
     length = -(-K // n_splits // k_size) * k_size if n_splits > 1 else K
-    found = plan.Plan(shape, -(-K // length), length, in_cluster)
-    monkeypatch.setattr(gemm, "planned", lambda *_: found)
+    found = shape, -(-K // length), length, in_cluster
+    monkeypatch.setattr(plan, "best", lambda problem, chip, **_: plan.Plan(problem, *found))
+    monkeypatch.setattr(operation, "_chosen", operation._chosen.__wrapped__)
+    split = "split_k_cluster" if in_cluster else "split_k"
+    return f"tensor_core/{split if n_splits > 1 else 'mma'}"
 
 
 #: (mode, dtype); the simulator takes long, and float16 goes the ways of bfloat16.
@@ -72,13 +82,13 @@ CASES = [
 def test_every_tile(monkeypatch, mode, dtype, shape, layout, shift):
     # A whole tile along m and a part along n, so that both ways of copying one are seen.
     M, N, K = shape.m, shape.n - 8, 104
-    forced(monkeypatch, shape, 1, K, dtype.itemsize)
+    variant = forced(monkeypatch, shape, 1, K, dtype.itemsize)
     a, b, *exact = operands(M, N, K, dtype, *layout, shift)
     c = torch.full((M, N), np.nan, dtype=dtype, device=PLACE)
     precision = "tf32" if mode == "tf32" else "float32"
     gemm.multiply(
         a, b, c, M, N, K, a_by_k=layout[0], b_by_k=layout[1], precision=precision,
-        variant="tensor_core",
+        variant=variant,
     )  # fmt: skip
     check(c, *exact, None, False, ERRORS[mode])
 
@@ -112,15 +122,16 @@ def test_the_tiles_of_the_first_rungs(variant, layout):
     (9, 8, 160, 3, True, False), (9, 40, 160, 3, False, True), (1, 3, 70, 2, False, False),
 ])  # fmt: skip
 def test_parts_of_k(monkeypatch, mode, dtype, M, N, K, n_splits, relu, in_cluster):
-    if in_cluster and not SIMULATED and torch.cuda.get_device_capability() < gemm.CLUSTERS:
+    if in_cluster and not SIMULATED and torch.cuda.get_device_capability() < plan.CLUSTERS:
         pytest.skip("this GPU has no clusters")
-    forced(monkeypatch, plan.SHAPES[mode][-1], n_splits, K, dtype.itemsize, in_cluster)
+    shape = plan.SHAPES[mode][-1]
+    variant = forced(monkeypatch, shape, n_splits, K, dtype.itemsize, in_cluster)
     a, b, *exact = operands(M, N, K, dtype, True, True)
     bias = torch.randn(N).to(PLACE, dtype)
     c, again = (torch.full((M, N), np.nan, dtype=dtype, device=PLACE) for _ in range(2))
     for result in (c, again):
         gemm.multiply(
-            a, b, result, M, N, K, bias=bias, relu=relu, variant="tensor_core",
+            a, b, result, M, N, K, bias=bias, relu=relu, variant=variant,
             precision="tf32" if mode == "tf32" else "float32",
         )  # fmt: skip
     check(c, *exact, bias, relu, ERRORS[mode])
@@ -154,17 +165,16 @@ def test_numbers_without_a_rest_are_exact():
 @pytest.mark.parametrize("value, in_cluster", [
     (np.inf, False), (-np.inf, True), (np.nan, False), (3.4e38, True),
 ])  # fmt: skip
-def test_what_is_not_finite_spreads_as_in_float32(monkeypatch, value, in_cluster):
+def test_what_is_not_finite_spreads_as_in_float32(value, in_cluster):
     M, N, K = 5, 9, 40
-    if in_cluster:
-        if not SIMULATED and torch.cuda.get_device_capability() < gemm.CLUSTERS:
-            pytest.skip("this GPU has no clusters")
-        forced(monkeypatch, plan.SHAPES["split"][-1], 2, K, 4, in_cluster)
+    if in_cluster and not SIMULATED and torch.cuda.get_device_capability() < plan.CLUSTERS:
+        pytest.skip("this GPU has no clusters")
+    variant = "tensor_core/split_k_cluster" if in_cluster else "tensor_core"
     a, b, *_ = operands(M, N, K, torch.float32, True, True)
     a[2, 7] = value
     b[4, 7], b[5, 7] = 0, 1
     bias, c = torch.randn(N, device=PLACE), torch.empty(M, N, device=PLACE)
-    gemm.multiply(a, b, c, M, N, K, bias=bias, variant="tensor_core")
+    gemm.multiply(a, b, c, M, N, K, bias=bias, variant=variant)
     expected = torch.nn.functional.linear(a.cpu(), b.cpu(), bias.cpu())
     torch.testing.assert_close(c.cpu(), expected, equal_nan=True, rtol=1e-5, atol=1e-5)
 
@@ -174,24 +184,76 @@ def test_plans_cover_every_size():
     for mode, itemsize in (("narrow", 2), ("tf32", 4), ("split", 4)):
         k_size = plan.K_BYTES // itemsize
         for M, N, K in itertools.product(sizes, sizes, [0, *sizes]):
-            clusters = (M + N + K) % 2 == 0
-            found = plan.choose(M, N, K, itemsize, mode, lambda shape: True, clusters)
-            assert not found.in_cluster or (clusters and found.n_splits <= 8)
+            chip = H200 if (M + N + K) % 2 == 0 else A100
+            found = plan.best(plan.Problem(M, N, K, itemsize, mode, BY_K), chip)
+            assert not found.in_cluster or (chip is H200 and found.n_splits <= 8)
             assert found.shape in plan.SHAPES[mode]
             assert found.n_splits * found.length >= K
             assert found.n_splits == 1 or (found.n_splits - 1) * found.length < K
             assert found.n_splits == 1 or found.length % k_size == 0
-    assert plan.choose(4096, 4096, 4096, 4, "split", lambda shape: True).shape.m == 128
+    large = plan.Problem(4096, 4096, 4096, 4, "split", BY_K)
+    assert plan.best(large, A100).shape.m == 128
     # A chip with less shared memory gets smaller tiles.
-    small = plan.choose(4096, 4096, 4096, 4, "split", lambda shape: shape.m < 128)
+    small = plan.best(large, A100._replace(shared_bytes=99 << 10))
     assert small.shape.m == 64 and small.n_splits == 1
+
+
+def ways(M, N, K, chip, itemsize=2, mode="narrow", sources=BY_K):
+    """{way of `tensor_core`: its plan, or why it refuses}, what is preferred first."""
+    problem = plan.Problem(M, N, K, itemsize, mode, sources)
+    rung = gemm.FORWARD["tensor_core"]
+    found = {way.name: way.plan(problem, chip) for way in rung.preferred(problem, chip)}
+    return found | {way.name: way.plan(problem, chip) for way in rung.ways}
+
+
+def preferred(*args, **options):
+    found = ways(*args, **options)
+    return next(n for n, plan in found.items() if not isinstance(plan, operation.Refusal))
+
+
+@pytest.mark.parametrize("chip, names", [
+    (H200, ("few_rows", "split_k_cluster", "wgmma", "mma", "split_k")),
+    (A100, ("few_rows", "split_k", "mma", "mma", "split_k")),
+], ids=["H200", "A100"])  # fmt: skip
+def test_which_way_a_product_goes(chip, names):
+    sizes = (8, 64, 4096), (32, 256, 3200), (4096, 4096, 4096), (200, 200, 64), (9, 40, 65536)
+    assert tuple(preferred(*size, chip) for size in sizes) == names
+
+
+@pytest.mark.parametrize("way, size, options, reason", [
+    ("few_rows", (9, 40, 64), {}, "takes an a of at most 8 rows, not 9"),
+    ("few_rows", (8, 40, 64), dict(sources=("by_k", "by_row")), "lie by k"),
+    ("wgmma", (64, 64, 64), dict(mode="split", itemsize=4), "which precision='tf32' allows"),
+    ("wgmma", (64, 64, 64), dict(sources=("any", "any")), "begin on 16-byte boundaries"),
+    ("wgmma", (64, 64, 64), dict(chip=A100), "needs compute capability 9.0, and this GPU has 8.0"),
+    ("wgmma", (64, 64, 64), dict(chip=B200), "compute capability 9.0 alone"),
+    ("wgmma", (64, 64, 64), dict(chip=SMALL), "fit 101,376 bytes"),
+    ("split_k_cluster", (64, 64, 64), dict(chip=A100), "needs compute capability 9.0"),
+])  # fmt: skip
+def test_a_way_refuses_what_is_impossible_alone(way, size, options, reason):
+    found = ways(*size, **dict(chip=H200) | options)
+    assert reason in found.pop(way).reason
+    assert ways(64, 64, 0, H200)["split_k"].n_splits == 2  # slow, and possible
+    assert not isinstance(ways(1, 1, 8, H200)["wgmma"], operation.Refusal)
+
+
+@pytest.mark.parametrize("M, N, K", [
+    (64, 256, 3200), (4096, 4096, 4096), (9, 40, 65536), (9, 40, 5), (9, 40, 0),
+])  # fmt: skip
+def test_parts_of_k_by_name(M, N, K):
+    """As many as are preferred, but for what a cluster holds; two where none are."""
+    found = ways(M, N, K, H200)
+    one, parts, cluster = found["mma"], found["split_k"], found["split_k_cluster"]
+    assert one.n_splits == 1 and not parts.in_cluster and cluster.in_cluster
+    assert parts.n_splits >= cluster.n_splits >= 2 and cluster.n_splits <= 8
+    assert all(each.n_splits * each.length >= K for each in (one, parts, cluster))
 
 
 def test_chips_without_tensor_cores_take_another_rung(monkeypatch):
     x = torch.zeros(1, device=PLACE)
-    monkeypatch.setattr(operation, "chip_of", lambda array: ((8, 0), 163 << 10))
+    monkeypatch.setattr(operation, "chip_of", lambda array: A100)
     assert gemm.FORWARD.rung("auto", x).name == "tensor_core"
-    monkeypatch.setattr(operation, "chip_of", lambda array: ((7, 5), 64 << 10))
+    monkeypatch.setattr(operation, "chip_of", lambda array: T4)
     assert gemm.FORWARD.rung("auto", x).name == "vectorised"
     assert gemm.FORWARD.rung("naive", x).name == "naive"
     with pytest.raises(ValueError, match=r"needs compute capability 8.0, and this GPU has 7.5"):
@@ -202,11 +264,12 @@ def test_chips_without_tensor_cores_take_another_rung(monkeypatch):
 @pytest.mark.parametrize("mode, dtype", [("split", torch.float32), ("narrow", torch.bfloat16)])
 def test_clean_under_the_sanitizer(monkeypatch, mode, dtype):
     M, N, K = 9, 24, 136
-    forced(monkeypatch, plan.SHAPES[mode][-1], 2, K, dtype.itemsize, mode == "narrow")
+    shape = plan.SHAPES[mode][-1]
+    variant = forced(monkeypatch, shape, 2, K, dtype.itemsize, mode == "narrow")
     a, b, *_ = operands(M, N, K, dtype, True, False)
     c = torch.empty(M, N, dtype=dtype)
     with simulator.sanitize() as report:
-        gemm.multiply(a, b, c, M, N, K, b_by_k=False, variant="tensor_core")
+        gemm.multiply(a, b, c, M, N, K, b_by_k=False, variant=variant)
     assert not report.findings, report
 
 
@@ -232,31 +295,13 @@ def test_large_products(mode, dtype, M, N, K):
      (3, 10, 1032, True), (7, 5, 1032, False)],
     [torch.float32, torch.float16, torch.bfloat16],
 ), ids=str)  # fmt: skip
-def test_few_rows(monkeypatch, M, N, K, relu, dtype):
+def test_few_rows(M, N, K, relu, dtype):
     a, b, *exact = operands(M, N, K, dtype, True, True)
     bias = torch.randn(N).to(PLACE, dtype) if relu else None
     c, again = (torch.full((M, N), np.nan, dtype=dtype, device=PLACE) for _ in range(2))
-    monkeypatch.setattr(gemm, "_launch_tensor_core", None)  # these have nothing to do here
     for result in (c, again):
-        gemm.multiply(a, b, result, M, N, K, bias=bias, relu=relu)
+        gemm.multiply(
+            a, b, result, M, N, K, bias=bias, relu=relu, variant="tensor_core/few_rows"
+        )
     check(c, *exact, bias, relu, 2e-7)
     assert torch.equal(c, again)
-
-
-@pytest.mark.parametrize("M, K, a_by_k, shift", [(9, 64, True, 0), (8, 66, True, 0),
-                                                 (8, 64, False, 0), (8, 64, True, 1)])  # fmt: skip
-def test_more_rows_and_others_go_by_tensor_cores(monkeypatch, M, K, a_by_k, shift):
-    monkeypatch.setattr(gemm.few_rows, "multiply", None)
-    a, b, *exact = operands(M, 3, K, torch.float32, a_by_k, True, shift)
-    c = torch.full((M, 3), np.nan, device=PLACE)
-    gemm.multiply(a, b, c, M, 3, K, a_by_k=a_by_k)
-    check(c, *exact, None, False, 1e-6)
-
-
-def test_few_rows_pass_nan_and_infinities_on():
-    a, b = torch.ones(2, 64, device=PLACE), torch.ones(3, 64, device=PLACE)
-    a[0, 5], b[1, 63], b[2, 0] = float("nan"), float("inf"), -float("inf")
-    c = torch.empty(2, 3, device=PLACE)
-    gemm.multiply(a, b, c, 2, 3, 64)
-    expected = torch.tensor([[float("nan")] * 3, [64, float("inf"), -float("inf")]])
-    assert torch.equal(c.cpu().nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))

@@ -17,6 +17,7 @@ from test_compiler import ROOT, run
 
 from course_lib import cli, kernels_command
 from course_lib.kernels import activation
+from course_lib.kernels.softmax import split
 from course_lib.runtime.compile import cache
 
 pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macOS)")
@@ -77,6 +78,14 @@ def test_the_list_says_what_became_of_each_kernel(listed):
         assert row.registers > 0 and row.stack_bytes == row.shared_bytes == 0
         assert row.source == kernels_command.CURRENT
         assert row.path.stat().st_size == row.n_bytes and 0 <= time.time() - row.built < 3600
+
+
+def test_a_kernel_of_several_ways_names_them():
+    """Of a rung with ways; what `filled` compiles has none."""
+    labels = {label for _, label in kernels_command._kernels(split)}
+    assert "softmax.forward split, split/shared, split/cluster" in labels
+    assert "softmax.backward split, finish, split/streamed" in labels
+    assert "softmax.forward naive" in labels
 
 
 def test_the_command_prints_it(listed, capsys):

@@ -133,7 +133,7 @@ def test_which_kernels_take_the_windows_of_most_networks(fixed, layout, dtype):
     options = dict(kernel_size=fixed.kernel, stride=fixed.stride, padding=fixed.padding)
     options["ceil_mode"] = fixed.padding == 0  # so that the output is x's size over the stride
     x = image((2, 8, 16, 16), dtype, layout).cpu()
-    chip = launch.Chip("H200", (9, 0), 227 << 10, 132)
+    chip = launch.Chip((9, 0), 227 << 10, 132, 60 << 20, "H200")
     with launch.planning(chip) as record, planned(ENOUGH_PATCHES=0):
         y, indices = pool.forward(x, index_dtype="uint8", **options)
         pool.backward(y, indices, x.shape, **options)

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 from softmax_checks import DTYPES, PLACE, check, identical, run
 
 from course_lib import SIMULATED, reference
+from course_lib.kernels import operation as kernels_operation
 from course_lib.kernels import softmax
+from course_lib.kernels.softmax import plan
 from course_lib.runtime.host.arrays import ArrayError
 
 OPERATIONS = list(softmax.OPERATIONS.values())
-VARIANTS = list(softmax.FORWARD)
+#: Of rows in one piece; `strided` has tests of its own, along other axes.
+VARIANTS = [variant for variant in softmax.FORWARD if variant != "strided"]
 INF, NAN = math.inf, math.nan
 
 both = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
@@ -95,22 +98,24 @@ def test_nothing_to_do(operation, variant, shape):
 
 @both
 def test_by_default_a_row_is_held_where_it_fits(operation, monkeypatch):
-    monkeypatch.setitem(softmax.ROW_LIMIT, 1, 100)
-    monkeypatch.setitem(softmax.ROW_LIMIT, 2, 50)
+    monkeypatch.setitem(plan.ROW_LIMIT, 1, 100)
+    monkeypatch.setitem(plan.ROW_LIMIT, 2, 50)
+    monkeypatch.setattr(plan, "team_plan", lambda *_: None)
+    monkeypatch.setattr(kernels_operation, "_chosen", kernels_operation._chosen.__wrapped__)
     for n_cols, forward, backward in (
         (50, "registers", "registers"), (51, "registers", "split"), (100, "registers", "split"),
         (101, "split", "split"),
     ):  # fmt: skip
-        assert softmax.default_variant(n_cols, 1) == forward
-        assert softmax.default_variant(n_cols, 2) == backward
         x, dy = randn(2, n_cols), randn(2, n_cols, seed=1)
+        assert softmax.default_choice(operation.FORWARD, (x,)).rung == forward
+        assert softmax.default_choice(operation.BACKWARD, (dy, x)).rung == backward
         y = run(operation.forward, (x,), "auto")
         assert identical(y, operation.forward(x, variant=forward))
         dx = run(operation.backward, (dy, y), "auto")
         assert identical(dx, operation.backward(dy, y, variant=backward))
-    with pytest.raises(
-        ValueError, match="'registers' takes rows of at most 100 elements, not 101: use 'split'"
-    ):
+    with pytest.raises(ValueError, match=(
+        "'registers' takes rows of at most 100 elements, not 101: use one of .*, split, strided"
+    )):  # fmt: skip
         operation.forward(x, variant="registers")
     with pytest.raises(ValueError, match="at most 50 elements, not 101"):
         operation.backward(dy, y, variant="registers")

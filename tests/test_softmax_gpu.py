@@ -9,7 +9,7 @@ from course_lib.kernels.softmax import plan
 from course_lib.runtime.host import device
 
 OPERATIONS = list(softmax.OPERATIONS.values())
-VARIANTS = list(softmax.FORWARD)
+VARIANTS = [variant for variant in softmax.FORWARD if variant != "strided"]
 SHAPES = [
     (128, 200), (128, 1000), (1024, 10000), (49152, 512), (16384, 1024), (8192, 4096), (256, 50304),
     (64, 131072),

@@ -6,13 +6,14 @@ from softmax_checks import DTYPES, PLACE, check, identical, parts_of_a_row, run
 from turns import in_turns
 
 from course_lib import SIMULATED, simulator
+from course_lib.kernels import operation as operations
 from course_lib.kernels import softmax
 from course_lib.kernels.blocks import row_plan
-from course_lib.kernels.softmax import direction, plan
+from course_lib.kernels.softmax import plan
+from course_lib.runtime.host.launch import Chip
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 OPERATIONS = list(softmax.OPERATIONS.values())
-VARIANTS = list(softmax.FORWARD)
 CHIPS = [(48 << 10, False), (64 << 10, False), (99 << 10, True), (163 << 10, False),
          (227 << 10, True)]  # fmt: skip
 
@@ -63,25 +64,29 @@ def test_parts_cover_the_row_and_fit_shared_memory(shared_bytes, clusters, items
         for bytes_ in (shared_bytes, plan.SHARED_SHARE + plan.SHARED_RESERVE)
         for bits in range(4)
     ]
-    streamed = set()
+    chip = Chip((9, 0) if clusters else (8, 0), shared_bytes, 8, 1 << 20, "some")
+    ways = set()
     for n_cols in powers(0, 21) + around(*limits):
-        found = plan.split_plan(n_cols, itemsize, n_arrays, shared_bytes, clusters)
-        streamed.add(found is None)
-        if found is None:
+        problem = plan.Problem(3, n_cols, 1, itemsize, n_arrays, True)
+        name, _, found = softmax.FORWARD.choose("split", problem, chip)
+        ways.add(name)
+        _, length, part_bits, _ = found.numbers
+        if name == "split/streamed":
             most = row_plan.part_length(n_cols, plan.MOST_PART_BITS if clusters else 0)
             assert most * itemsize * n_arrays > shared_bytes - plan.SHARED_RESERVE
-            found = row_plan.stream_plan(n_cols)
             assert found.n_threads == row_plan.STREAM_THREADS
-            assert 0 <= found.part_bits <= row_plan.MOST_STREAM_PART_BITS
+            assert 0 <= part_bits <= row_plan.MOST_STREAM_PART_BITS
         else:
-            assert 0 <= found.part_bits <= (plan.MOST_PART_BITS if clusters else 0)
-            n_bytes = found.length * itemsize * n_arrays
-            assert n_bytes <= shared_bytes - plan.SHARED_RESERVE
+            assert (name == "split/shared") == (part_bits == 0) and part_bits <= plan.MOST_PART_BITS
+            assert found.shared_bytes == length * itemsize * n_arrays
+            assert found.shared_bytes <= shared_bytes - plan.SHARED_RESERVE
             assert found.n_threads % 32 == 0 and 32 <= found.n_threads <= 1024
+        assert found.n_blocks == 3 << part_bits
         # Parts begin on 16-byte boundaries, and the last but one is not past the end.
-        assert found.length * itemsize % VECTOR_BYTES == 0
-        assert found.length << found.part_bits >= n_cols
-    assert streamed == {False, True}
+        assert length * itemsize % VECTOR_BYTES == 0
+        assert length << part_bits >= n_cols
+    every = {"split/shared", "split/streamed"} | ({"split/cluster"} if clusters else set())
+    assert ways == every
 
 
 @both
@@ -130,8 +135,9 @@ def test_long_rows(operation, variant, n_cols):
 @both
 @pytest.mark.parametrize("shared_bytes, clusters", [(48 << 10, False), (99 << 10, True)])
 def test_small_chips(operation, shared_bytes, clusters, monkeypatch):
-    chip = (9, 0) if clusters else (8, 0), shared_bytes // 64
-    monkeypatch.setattr(direction, "chip_of", lambda array: chip)
+    chip = Chip((9, 0) if clusters else (8, 0), shared_bytes // 64, 8, 1 << 20, "small")
+    monkeypatch.setattr(softmax, "chip_of", lambda array: chip)
+    monkeypatch.setattr(operations, "_chosen", operations._chosen.__wrapped__)
     monkeypatch.setattr(plan, "SHARED_RESERVE", 64)
     monkeypatch.setattr(row_plan, "STREAM_PART", 128)
     for n_cols in (100, 300, 1000):
@@ -139,11 +145,7 @@ def test_small_chips(operation, shared_bytes, clusters, monkeypatch):
 
 
 def every_path(operation, dtype=torch.float32):
-    """(x, dy, variant, context) for each variant, and each way of `split`."""
-    x, dy = randn(3, 70, dtype=dtype), randn(3, 70, dtype=dtype, seed=1)
-    x[1], x[2, ::2] = -torch.inf, -torch.inf
-    for variant in VARIANTS:
-        yield x, dy, variant, parts_of_a_row(72, dtype.itemsize, 1)
+    """(x, dy, variant, context) of long rows: the contract has the short ones of each way."""
     x, dy = randn(1, 264, dtype=dtype), randn(1, 264, dtype=dtype, seed=1)
     yield x, dy, "registers", parts_of_a_row(264, dtype.itemsize, 1)
     for n_parts in (2, 4, None):

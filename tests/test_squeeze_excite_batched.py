@@ -109,8 +109,9 @@ def test_what_it_cannot_take_is_refused(monkeypatch):
     _, *saved = se.forward(x, *weights)
     with pytest.raises(ValueError, match="unknown variant 'batched'"):
         se.backward(dy, x, weights[0], weights[2], *saved, variant="batched")
+    a10 = launching.Chip((8, 6), 99 << 10, 72, 6 << 20, "A10")
     for module in (launching, operation):
-        monkeypatch.setattr(module, "chip_of", lambda x: ((8, 6), 99 << 10))
+        monkeypatch.setattr(module, "chip_of", lambda x: a10)
     _, x, weights = inputs((1, 8, 3, 3), 2)
     with pytest.raises(ValueError, match="'batched' needs compute capability 9.0"):
         forward(x, weights)

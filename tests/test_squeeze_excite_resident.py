@@ -111,8 +111,9 @@ def test_one_block_after_the_other_begins_where_samples_take_turns():
 
 
 def test_old_chips_are_refused(monkeypatch):
+    a10 = launching.Chip((8, 6), 99 << 10, 72, 6 << 20, "A10")
     for module in (launching, operation):
-        monkeypatch.setattr(module, "chip_of", lambda x: ((8, 6), 99 << 10))
+        monkeypatch.setattr(module, "chip_of", lambda x: a10)
     _, x, weights = inputs((1, 8, 3, 3), 2)
     with pytest.raises(ValueError, match="'resident' needs compute capability 9.0.* has 8.6"):
         se.forward(x, *weights, variant="resident")

@@ -13,8 +13,8 @@ from turns import in_turns
 from course_lib import SIMULATED, cuda, simulator
 from course_lib.kernels import gemm
 from course_lib.kernels.blocks.mma.epilogue import ADD_BIAS, RELU, VECTORS
-from course_lib.kernels.gemm import warpgroup, warpgroup_plan
-from course_lib.runtime.host.launch import chip_of, launch
+from course_lib.kernels.gemm import plan, warpgroup, warpgroup_plan
+from course_lib.runtime.host.launch import Chip, chip_of, launch, recorded
 from course_lib.runtime.intrinsics.warpgroup import (
     A_BY_ROW,
     B_BY_ROW,
@@ -261,22 +261,23 @@ def test_the_sanitizer_finds_nothing(dtype, way):
 
 # ---- which products take them, and what they are compiled for ----------------------------------
 
-HOPPER, BLACKWELL, AMPERE = ((9, 0), 227 << 10), ((10, 0), 227 << 10), ((8, 0), 163 << 10)
+H200 = Chip((9, 0), 227 << 10, 132, 60 << 20, "H200")
 
 
-def chosen(M, N, K, *, itemsize=4, mode="tf32", sources=("by_k", "by_k"), chip=HOPPER):
-    found = warpgroup.chosen(M, N, K, itemsize, mode, sources, chip)
-    return found and (found.shape.m, found.shape.n)
+def problem(M, N, K, itemsize=4, sources=("by_k", "by_k")):
+    return plan.Problem(M, N, K, itemsize, "tf32" if itemsize == 4 else "narrow", sources)
 
 
-def test_which_products_take_them():
+def chosen(*size, **options):
+    """The tile, where the way is preferred."""
+    made = problem(*size, **options)
+    shape = warpgroup_plan.choose(made, H200)
+    return (shape.m, shape.n) if warpgroup_plan.is_fastest(made, H200) else None
+
+
+def test_the_tiles_of_large_products():
     assert chosen(4096, 4096, 4096) == (256, 128)
-    assert chosen(4096, 4096, 4096, itemsize=2, mode="narrow") == (128, 256)
-    assert chosen(4096, 4096, 4096, mode="split") is None
-    assert chosen(4096, 4096, 4096, sources=("any", "any")) is None
-    assert chosen(4096, 4096, 4096, chip=AMPERE) is None
-    assert chosen(4096, 4096, 4096, chip=BLACKWELL) is None
-    assert chosen(4096, 4096, 4096, chip=((9, 0), 99 << 10)) is None
+    assert chosen(4096, 4096, 4096, itemsize=2) == (128, 256)
 
 
 #: Tiles for a product, by (M, N, K): of float32 whose inputs come by k, of float32 by rows, and of
@@ -302,42 +303,37 @@ EDGES = {
 @pytest.mark.parametrize("size", EDGES)
 def test_tiles_at_the_edges(size):
     by_row = ("by_row", "by_row")
-    narrow = {chosen(*size, itemsize=2, mode="narrow", sources=s) for s in (("by_k",) * 2, by_row)}
+    narrow = {chosen(*size, itemsize=2, sources=s) for s in (("by_k",) * 2, by_row)}
     assert narrow == {EDGES[size][2]}
     assert (chosen(*size), chosen(*size, sources=by_row)) == EDGES[size][:2]
 
 
-@pytest.mark.parametrize("itemsize, mode", [(4, "tf32"), (2, "narrow")])
-def test_no_tile_is_chosen_that_is_known_to_take_longer(itemsize, mode):
+@pytest.mark.parametrize("itemsize", [4, 2])
+def test_no_tile_is_chosen_that_is_known_to_take_longer(itemsize):
     sizes = itertools.product((1, 64, 500, 3000), (24, 200, 1000, 9000), (0, 7, 64, 5000))
     taken = []
-    for M, N, K in sizes:
-        shape = warpgroup_plan.choose(M, N, K, itemsize, mode, ("by_k", "by_k"))
-        if shape is not None:
-            steps = -(-K * itemsize // 128)
-            costs = [warpgroup_plan.cost(s, M, N, steps) for s in warpgroup.SHAPES[itemsize]]
-            assert warpgroup_plan.cost(shape, M, N, steps) == min(costs)
-            assert min(costs) < warpgroup_plan.others_cost(M, N, K, itemsize, mode)
+    for size in sizes:
+        made = problem(*size, itemsize)
+        shape = warpgroup_plan.choose(made, H200)
+        costs = [warpgroup_plan.cost(s, made, H200) for s in warpgroup.SHAPES[itemsize]]
+        assert warpgroup_plan.cost(shape, made, H200) == min(costs)
+        if warpgroup_plan.is_fastest(made, H200):
+            assert min(costs) < warpgroup_plan.others_cost(made, H200)
             taken.append(shape)
     assert set(taken) == set(warpgroup.SHAPES[itemsize])
 
 
-def test_multiply_takes_them(monkeypatch):
-    monkeypatch.setattr(warpgroup_plan, "LEAST_TILES", 1)
-    monkeypatch.setattr(warpgroup, "chosen", warpgroup.chosen.__wrapped__)
-    taken = []
-    launched = warpgroup.multiply
-    monkeypatch.setattr(
-        warpgroup, "multiply", lambda *args: taken.append(args[0].shape) or launched(*args)
-    )
+@pytest.mark.parametrize("way", WAYS)
+def test_multiply_takes_it_by_name(way):
     a, b, bias = tensors(200, 136, 40, torch.float32)
-    for way in WAYS:
-        lying = (x if by_k else x.t().contiguous() for x, by_k in zip((a, b), way, strict=True))
-        c = torch.empty(200, 136, device=PLACE)
-        by_k = dict(zip(("a_by_k", "b_by_k"), way, strict=True))
-        gemm.multiply(*lying, c, 200, 136, 40, bias=bias, relu=True, precision="tf32", **by_k)
-        assert error(c, true_product(a, b, bias, ADD_BIAS + RELU)) < LIMIT[torch.float32]
-    assert len(taken) == 3
+    lying = (x if by_k else x.t().contiguous() for x, by_k in zip((a, b), way, strict=True))
+    c = torch.empty(200, 136, device=PLACE)
+    by_k = dict(zip(("a_by_k", "b_by_k"), way, strict=True))
+    options = dict(bias=bias, relu=True, precision="tf32", variant="tensor_core/wgmma")
+    with recorded() as launches:
+        gemm.multiply(*lying, c, 200, 136, 40, **options, **by_k)
+    assert [kernel.__name__ for kernel, *_ in launches] == ["warpgroup_kernel"]
+    assert error(c, true_product(a, b, bias, ADD_BIAS + RELU)) < LIMIT[torch.float32]
 
 
 COMPILE = """

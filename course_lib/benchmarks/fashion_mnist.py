@@ -392,7 +392,7 @@ def network_hash():
         for label, kernel, _ in module.specialisations()
         if not (label.startswith(ELSEWHERE) or " strided" in label)
     }
-    return bench.kernel_hash((*found.values(), gemm.plan.choose))
+    return bench.kernel_hash((*found.values(), gemm.plan.best.__wrapped__))
 
 
 def kernel_hashes():

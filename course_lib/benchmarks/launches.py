@@ -59,8 +59,8 @@ def stale(record, facts):
 
 def chip_of(facts):
     """The `Chip` of a device, as `bench.device_facts` describes it."""
-    capability = tuple(facts["compute_capability"])
-    return Chip(facts["name"], capability, facts["shared_bytes"], facts["multiprocessors"])
+    fields = ("shared_bytes", "multiprocessors", "l2_bytes", "name")
+    return Chip(tuple(facts["compute_capability"]), *map(facts.get, fields))
 
 
 def listed(record, facts):

@@ -60,6 +60,13 @@ UNITS = {
     "dram_read_bytes": {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9},
 }
 UNITS["dram_write_bytes"] = UNITS["dram_read_bytes"]
+#: Those of the last axis.
+RUNGS = {name: rung for name, rung in softmax.FORWARD.items() if name != "strided"}
+
+
+def kernels():
+    """Of all these rungs."""
+    return [kernel for rung in RUNGS.values() for kernel in rung.kernels]
 
 
 def launch():
@@ -69,7 +76,7 @@ def launch():
     rng = np.random.default_rng(0)
     x = cuda.to_device(rng.standard_normal(SHAPE, dtype=np.float32))
     y = cuda.device_array(SHAPE, np.float32)  # numba's arrays: nothing but softmax is launched
-    for variant in softmax.FORWARD:
+    for variant in RUNGS:
         softmax.forward(x, variant=variant, out=y)
     torch.softmax(torch.as_tensor(x, device="cuda"), -1)
     cuda.synchronize()
@@ -96,14 +103,14 @@ def read(path):
             raise ValueError(f"{path} has two kernels of {label}, and one is expected")
         if label is not None:
             found[label] = _row(label, kernel, units)
-    if missing := [label for label in (*softmax.FORWARD, PEER) if label not in found]:
+    if missing := [label for label in (*RUNGS, PEER) if label not in found]:
         raise ValueError(f"{path} has no kernel of {', '.join(missing)}")
-    return [found[label] for label in (*softmax.FORWARD, PEER)]
+    return [found[label] for label in (*RUNGS, PEER)]
 
 
 def _label(text):
     """The rung that ncu's name of a kernel belongs to, None if it is no softmax."""
-    for variant, rung in softmax.FORWARD.items():
+    for variant, rung in RUNGS.items():
         for kernel in rung.kernels:
             name = kernel.py_func.__name__
             # Demangled or not: numba's names end in a code of their own.
@@ -144,7 +151,7 @@ def _derived(row):
 
 def record(rows):
     """The record "softmax.profile"."""
-    digest = bench.kernel_hash(softmax.FORWARD.kernels)
+    digest = bench.kernel_hash(kernels())
     return bench.host_record(NAME, SHAPE, "float32", rows, digest, COMMAND)
 
 

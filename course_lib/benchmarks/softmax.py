@@ -28,6 +28,7 @@ from course_lib.benchmarks.case import (
     size,
 )  # fmt: skip
 from course_lib.kernels import softmax
+from course_lib.runtime.host.launch import on_gpu
 
 SHAPES = [
     (128, 200), (128, 1000), (1024, 10000), (49152, 512), (16384, 1024), (8192, 4096),
@@ -79,8 +80,19 @@ def _case(operation, direction, shape, dtype):
     return Case(
         f"{operation.name}.{direction}", shape, dtype, COMMAND, n_bytes,
         functools.partial(_build, operation, forward, shape, dtype, n_bytes),
-        default=softmax.default_variant(shape[-1], 1 if forward else 2),
+        default=_default(operation, forward, shape, dtype),
     )  # fmt: skip
+
+
+def _ladder(operation, forward):
+    return operation.FORWARD if forward else operation.BACKWARD
+
+
+def _default(operation, forward, shape, dtype):
+    """The rung that AUTO takes."""
+    device = "cuda" if on_gpu() else "cpu"
+    x = torch.empty(1, dtype=getattr(torch, dtype), device=device).expand(shape)
+    return softmax.default_choice(_ladder(operation, forward), (x,) * (1 if forward else 2)).rung
 
 
 def run(*, names=None, shapes=None, dtypes=None, rounds=20, progress=lambda cases: cases,
@@ -119,12 +131,14 @@ def _build(operation, forward, shape, dtype, n_bytes, make, n_sets):
     sets = [Buffers(make, operation, forward, shape, dtype) for _ in range(n_sets)]
     call = operation.forward if forward else operation.backward
     eager = _EAGER[f"{operation.name}.{'forward' if forward else 'backward'}"]
-    default = softmax.default_variant(shape[-1], 1 if forward else 2)
+    default = _default(operation, forward, shape, dtype)
     log = operation is softmax.log_softmax
 
     def ours(one, rung):
-        if rung == "split" and shape[-1] < SHORTEST_SPLIT and rung != default:
+        if rung.startswith("split") and shape[-1] < SHORTEST_SPLIT and default != "split":
             raise ValueError(f"it is for rows of {SHORTEST_SPLIT:,} elements and more")
+        if rung.startswith("strided"):
+            raise ValueError("it is for another axis than the last")
         return call(*one.inputs, variant=rung, out=one.output)
 
     def peers():
@@ -134,7 +148,7 @@ def _build(operation, forward, shape, dtype, n_bytes, make, n_sets):
     return Work(
         {
             rung: rotating(lambda one, rung=rung: ours(one, rung), sets)
-            for rung in (operation.FORWARD if forward else operation.BACKWARD)
+            for rung in _ladder(operation, forward).variants
         },
         peers,
         lambda: functools.partial(_judge, _expected(operation, forward, sets[0].inputs), dtype),

@@ -4,7 +4,6 @@ Two times that are never mixed: what the GPU spends on a call (the CPU: its own 
 Python waits for one, from the call until the result is there.
 """
 
-import inspect
 import math
 import os
 import time
@@ -13,7 +12,6 @@ import torch
 
 from course_lib import bench
 from course_lib.kernels import softmax
-from course_lib.kernels.blocks import row_plan
 from course_lib.kernels.softmax import plan
 
 SHAPE = (128, 200)
@@ -60,14 +58,7 @@ def kernel_hash():
     """Of both rungs of ours, and of what decides how the optimised one is launched."""
     rungs = softmax.FORWARD["naive"], softmax.FORWARD["registers"]
     kernels = [kernel for rung in rungs for kernel in rung.kernels]
-    return bench.kernel_hash([*kernels, *decisions()])
-
-
-def decisions():
-    """The host functions that choose the default rung, and how it is launched."""
-    named = [(f, module) for module in (row_plan, plan) for f in vars(module).values()]
-    plans = [f for f, module in named if getattr(f, "__module__", None) == module.__name__]
-    return [f for f in plans if inspect.isfunction(f)] + [softmax.default_variant]
+    return bench.kernel_hash([*kernels, plan.preferred, plan.team, plan.block])
 
 
 def _row(label, device, python):

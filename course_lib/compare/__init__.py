@@ -57,9 +57,9 @@ def compare(name, shape=None, *, variant=AUTO, dtype="float32", direction="forwa
     tolerance = TOLERANCES[dtype] if tolerance is None else tolerance
     if not 0 <= tolerance < math.inf:
         raise UsageError(f"a tolerance is a number from 0 on, not {tolerance}")
-    chosen = found.default(shape) if variant == AUTO else variant
     with _running_in(place) as on_gpu:
         inputs = _inputs(found, shape, dtype, seed, "cuda" if on_gpu else "cpu")
+        chosen = found.default(inputs) if variant == AUTO else variant
         try:
             bar = contextlib.nullcontext() if on_gpu else simulator.options(progress=progress)
             # Poisoning comes first: for it PyTorch imports its compiler, which takes seconds, and

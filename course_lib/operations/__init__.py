@@ -1,5 +1,7 @@
 """Every operation of the course: its ladders, how it is called, PyTorch's own, and the truth."""
 
+import functools
+
 import numpy as np
 import torch
 
@@ -54,53 +56,71 @@ def _tail(power):
     return dict(scale=scale, scale_in_words=words)
 
 
-def _softmax(operation, peer, peer_backward, scale, scale_in_words):
-    def chosen(n_inputs):
-        return lambda shape: softmax.default_variant(shape[-1], n_inputs)
+def _softmax(operation, images=False):
+    """Along the last axis; of `images`, along their channels, by the rung for other axes."""
+    axis = 1 if images else -1
+    peer = getattr(torch, operation.name)
+    peer_backward = getattr(_aten, f"_{operation.name}_backward_data")
+    row = "pixel" if images else "row"
+
+    def size(x):
+        return np.abs(x).max(axis=axis, keepdims=True, initial=0.0)
+
+    def truth(name):
+        function = getattr(reference, name)
+        return lambda *inputs: np.moveaxis(
+            function(*(np.moveaxis(x, axis, -1) for x in inputs)), -1, axis
+        )
+
+    def backward_scale(truth, dy, y):
+        if operation is softmax.softmax:
+            return size(y) * size(dy)
+        return np.maximum(size(truth), size(dy))
+
+    def alike(ladder, launcher):
+        return dict(
+            ours=functools.partial(launcher, axis=axis) if images else launcher,
+            chosen=lambda *inputs: softmax.default_choice(ladder, inputs, axis).rung,
+            rungs=tuple(rung for rung in ladder if (rung == "strided") == images),
+            out=True,
+        )
 
     return Operation(
         softmax,
         forward=Pass(
             operation.FORWARD,
             inputs=lambda x: {"x": x},
-            ours=operation.forward,
-            peer=lambda x: peer(x, -1),
-            truth=getattr(reference, operation.name),
-            chosen=chosen(1),
-            out=True,
+            peer=lambda x: peer(x, axis),
+            truth=truth(operation.name),
+            scale=lambda truth, x: size(truth),
+            scale_in_words=f"the {row}'s largest |y|",
             in_place=("x",),
+            **alike(operation.FORWARD, operation.forward),
         ),
         backward=Pass(
             operation.BACKWARD,
-            inputs=lambda x: {"dy": gradient(x), "y": peer(x, -1)},
-            ours=operation.backward,
-            peer=lambda dy, y: peer_backward(dy, y, -1, y.dtype),
-            truth=getattr(reference, f"{operation.name}_backward"),
-            scale=scale,
-            scale_in_words=scale_in_words,
-            chosen=chosen(2),
-            out=True,
+            inputs=lambda x: {"dy": gradient(x), "y": peer(x, axis)},
+            peer=lambda dy, y: peer_backward(dy, y, axis, y.dtype),
+            truth=truth(f"{operation.name}_backward"),
+            scale=backward_scale,
+            scale_in_words=(
+                f"the {row}'s largest |y| · largest |dy|" if operation is softmax.softmax
+                else f"the {row}'s largest |dx| or |dy|"
+            ),
             in_place=("dy", "y"),
+            **alike(operation.BACKWARD, operation.backward),
         ),
-        layout="any shape, and works along its last axis",
-    )
+        n_dims=4 if images else None,
+        layout=layers.IMAGES if images else "any shape, and works along its last axis",
+        example=(2, 5, 6, 8) if images else (8, 50),
+    )  # fmt: skip
 
 
 OPERATIONS = {
-    "softmax": _softmax(
-        softmax.softmax,
-        torch.softmax,
-        _aten._softmax_backward_data,
-        scale=lambda truth, dy, y: largest(y) * largest(dy),
-        scale_in_words="the row's largest |y| · largest |dy|",
-    ),
-    "log_softmax": _softmax(
-        softmax.log_softmax,
-        torch.log_softmax,
-        _aten._log_softmax_backward_data,
-        scale=lambda truth, dy, y: np.maximum(largest(truth), largest(dy)),
-        scale_in_words="the row's largest |dx| or |dy|",
-    ),
+    "softmax": _softmax(softmax.softmax),
+    "log_softmax": _softmax(softmax.log_softmax),
+    "pixel_softmax": _softmax(softmax.softmax, images=True),
+    "pixel_log_softmax": _softmax(softmax.log_softmax, images=True),
     "relu": _elementwise(
         activation.relu, torch.relu, lambda dy, y: _aten.threshold_backward(dy, y, 0)
     ),

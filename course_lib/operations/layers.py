@@ -78,11 +78,12 @@ def _product(module, ladders, truths, ours, theirs, arrays_of, rungs=None, **fac
 
 
 def linear_operation():
-    """Half as many outputs as inputs, and one more."""
+    """Half as many outputs as inputs."""
 
     def arrays_of(x):
         n_in = x.shape[-1]
-        return _random(x, (n_in // 2 + 1, n_in), (n_in // 2 + 1,))
+        n_out = (n_in + 1) // 2
+        return _random(x, (n_out, n_in), (n_out,))
 
     def backward(dy, x, weight):
         return dy @ weight, dy.flatten(0, -2).mT @ x.flatten(0, -2)
@@ -90,7 +91,7 @@ def linear_operation():
     return _product(
         linear, (linear.FORWARD, linear.BACKWARD, linear.BACKWARD),
         (reference.linear, reference.linear_backward), (linear.forward, linear.backward),
-        (F.linear, backward), arrays_of, layout="rows, … x C", example=(8, 50),
+        (F.linear, backward), arrays_of, layout="rows, … x C", example=(8, 32),
     )  # fmt: skip
 
 
@@ -325,7 +326,7 @@ def layer_norm_operation():
             truth=lambda *inputs: reference.layer_norm(*inputs)[0],
             scale=forward_scale, whole=True,
             scale_in_words="the row's largest |y|, and |mean| / σ · the largest |weight|",
-            chosen=lambda shape: layer_norm.default_variant("forward", shape[-1]),
+            chosen=lambda x, *_: layer_norm.default_variant("forward", x.shape[-1]),
             out=True, in_place=("x",),
         ),
         backward=gradient_of(

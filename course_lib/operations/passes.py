@@ -33,7 +33,7 @@ class Pass:
     truth    function(*inputs): the right result
     scale    function(truth, *inputs): what the error of each element is measured against
     whole    rows are not independent: everything is compared at once
-    chosen   function(shape): the rung that AUTO takes, where the ladder alone does not tell
+    chosen   function(*inputs): the rung that AUTO takes, where the ladder alone does not tell
     rungs    names of the rungs that take such inputs; None: all
     out      `ours` takes `out` too, which receives the result
     in_place names of the inputs that `out` may be
@@ -56,13 +56,18 @@ class Pass:
 
     @property
     def variants(self):
-        """What `variant` may be, in teaching order: the rungs, or `rungs` of them."""
-        return tuple(self.ladder) if self.rungs is None else self.rungs
+        """What `variant` may be, in teaching order: the rungs, or `rungs` of them, and their ways.
+        """
+        return tuple(
+            name for name in self.ladder.variants
+            if self.rungs is None or name.partition("/")[0] in self.rungs
+        )  # fmt: skip
 
-    def default(self, shape):
-        """The rung that AUTO takes for inputs of `shape`, or AUTO where only the launcher knows."""
+    def default(self, inputs):
+        """The rung that AUTO takes for these, as `inputs` gives them; AUTO where only the launcher
+        knows."""
         if self.chosen is not None:
-            return self.chosen(shape)
+            return self.chosen(*inputs.values())
         return self.ladder.auto[0] if self.ladder.auto else AUTO
 
 

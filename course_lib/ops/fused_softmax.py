@@ -9,7 +9,7 @@ from course_lib.kernels import softmax_dropout as dropout_kernels
 from course_lib.ops.checks import of_sums, require
 from course_lib.ops.dropout import require_drawn, require_probability
 from course_lib.ops.registration import Operator, as_float32, require_floating_point
-from course_lib.ops.softmax import along, softmax
+from course_lib.ops.softmax import softmax, wrapped
 
 _aten = torch.ops.aten
 
@@ -145,7 +145,12 @@ def softmax_dropout(x, p=0.5, training=True, dim=-1):
     require_probability(p)
     if not training:
         return softmax(x, dim)
-    return along(lambda x: _dropout(x, float(p))[0], dim, x)
+    n_dims, p = x.dim(), float(p)
+    dim = wrapped(dim, n_dims)
+    if dim >= n_dims - 1:
+        return _dropout(x, p)[0]
+    result = _dropout(x.movedim(dim, -1), p)[0]  # which takes a copy, and so does the result
+    return result.new_empty(x.shape).copy_(result.movedim(-1, dim))
 
 
 # ── batch normalisation and ReLU ─────────────────────────────────────────────────────────────────

@@ -7,11 +7,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from course_lib.kernels import softmax as kernels
-from course_lib.kernels.blocks.columns import seen_from
-from course_lib.kernels.softmax import strided
 from course_lib.ops.checks import require, whole
 from course_lib.ops.registration import Operator, require_floating_point
-from course_lib.runtime.host.launch_cache import cached_launch
 
 _aten = torch.ops.aten
 
@@ -27,25 +24,14 @@ def _register(operation, on_cpu, backward_on_cpu):
         require_floating_point(name, x.dtype)
         if dim == -1:
             return operation.forward(x)
-        dim = _wrapped(dim, x.dim())
-        if strided_takes(x, dim):
-            return forward_along(x, dim)
-        return along(operation.forward, dim, x)
-
-    @cached_launch(1)
-    def forward_along(x, dim):
-        return operation.forward_along(x, dim)
-
-    @cached_launch(2)
-    def backward_along(dy, y, dim):
-        return operation.backward_along(dy, y, dim)
+        return operation.forward(x, axis=wrapped(dim, x.dim()))
 
     def check(x, dim, dtype):
         require_floating_point(name, dtype or x.dtype, torch.float64)
-        _wrapped(dim, x.dim())
+        wrapped(dim, x.dim())
 
     def check_backward(grad_output, y, dim, input_dtype):
-        _wrapped(dim, y.dim())
+        wrapped(dim, y.dim())
         require(grad_output, "grad_output", shape=y.shape, dtypes=(y.dtype,))
 
     def fake(x, dim, dtype):
@@ -66,10 +52,8 @@ def _register(operation, on_cpu, backward_on_cpu):
     def backward_kernel(grad_output, y, dim, input_dtype):
         if dim == -1:
             dx = operation.backward(grad_output, y)
-        elif strided_takes(y, dim := _wrapped(dim, y.dim())):
-            dx = backward_along(grad_output, y, dim)
         else:
-            dx = along(operation.backward, dim, grad_output, y)
+            dx = operation.backward(grad_output, y, axis=wrapped(dim, y.dim()))
         return dx if dx.dtype is input_dtype else dx.to(input_dtype)
 
     def by_torch(grad_output, y, dim, input_dtype):
@@ -109,7 +93,7 @@ def _autocast_dtype(x):
     return torch.float32 if x.is_floating_point() and x.dtype is not torch.float64 else None
 
 
-def _wrapped(dim, n_dims):
+def wrapped(dim, n_dims):
     """`dim` counted from the front; IndexError as PyTorch's where there is no such dimension."""
     n = max(n_dims, 1)  # a 0-d tensor takes dim 0 and -1
     if not -n <= operator.index(dim) < n:
@@ -117,28 +101,6 @@ def _wrapped(dim, n_dims):
             f"Dimension out of range (expected to be in range of [{-n}, {n - 1}], but got {dim})"
         )
     return dim % n
-
-
-def strided_takes(x, dim):
-    """Whether the rung `strided` is the one for axis `dim`, counted from the front, of `x`."""
-    if dim >= x.dim() - 1 or not x.numel():
-        return False
-    n_columns, length, step = seen_from(x.shape, dim)
-    return step > 1 and strided.takes(n_columns, length)
-
-
-def along(launcher, dim, *tensors):
-    """`launcher`, which works along the last axis, along axis `dim`; the result contiguous.
-
-    Where `dim` isn't the last axis, that takes a copy of each tensor and one of the result, so
-    that rows lie in one piece.
-    """
-    n_dims = tensors[0].dim()
-    dim = _wrapped(dim, n_dims)
-    if dim >= n_dims - 1:
-        return launcher(*tensors)
-    result = launcher(*(tensor.movedim(dim, -1) for tensor in tensors))
-    return result.new_empty(tensors[0].shape).copy_(result.movedim(-1, dim))
 
 
 def _vmapped(overload, n_tensors, info, in_dims, inputs):
@@ -150,10 +112,10 @@ def _vmapped(overload, n_tensors, info, in_dims, inputs):
     ]
     n_dims = batched[0].dim() - 1
     if n_dims == 0:  # scalars: each is a row by itself
-        _wrapped(dim, 0)
+        wrapped(dim, 0)
         y = overload(*(tensor.unsqueeze(-1) for tensor in batched), -1, last).squeeze(-1)
     else:
-        y = overload(*batched, _wrapped(dim, n_dims) + 1, last)
+        y = overload(*batched, wrapped(dim, n_dims) + 1, last)
     return y, 0
 
 

@@ -1,4 +1,4 @@
-"""What the contract is asked of: every rung of every pass, in every dtype, and its inputs.
+"""What the contract is asked of: every rung and way of every pass, in every dtype, and its inputs.
 
 All of it follows from `OPERATIONS`: a new operation is held to the contract without another line.
 """
@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from contract import exceptions
 from tensors import PLACE
 
 from course_lib import SIMULATED, simulator
 from course_lib.operations import OPERATIONS
 from course_lib.operations.passes import Operation, Pass
+from course_lib.runtime.host.launch import chip_of, planning
 
+CHIP = chip_of(torch.empty(0, device=PLACE))
 #: Shapes by the number of dimensions, small because each thread takes the simulator time: the first
 #: is that of all properties; then more columns than a warp has lanes, and one column; images of one
 #: channel, and of several.
@@ -25,7 +28,7 @@ SPREADS = ((3.0, 0.5), (0.02, 0.0), (30.0, -1.0))
 
 @dataclass(frozen=True)
 class Subject:
-    """One rung of one pass of one operation, in one dtype."""
+    """One rung, or way of a rung, of one pass of one operation, in one dtype."""
 
     name: str
     direction: str
@@ -37,6 +40,34 @@ class Subject:
     @property
     def label(self):
         return "-".join((self.name, self.direction, self.rung, self.dtype))
+
+    @property
+    def is_way(self):
+        return "/" in self.rung
+
+    @property
+    def shapes(self):
+        """Those that it is held to: of a way those that it takes, or else the operation's example.
+
+        The example alone where runs are few: rows begin on boundaries there, k is worth sharing.
+        """
+        found = SHAPES[self.operation.n_dims or 2]
+        if not self.is_way:
+            return found
+        if exceptions.lean(self) or not self.takes(found[0]):
+            return (self.operation.example,)
+        return tuple(filter(self.takes, found))
+
+    def takes(self, shape):
+        """Whether a launch for inputs of `shape` can be planned."""
+        x = torch.zeros(shape, dtype=getattr(torch, self.dtype))
+        inputs = self.of_pass.inputs(x).values()
+        try:
+            with planning(CHIP):
+                self.of_pass.ours(*inputs, variant=self.rung)
+        except ValueError:
+            return False
+        return True
 
     def inputs(self, shape, draw=0):
         """{name: what the pass takes} of random numbers of `shape`."""
@@ -62,12 +93,14 @@ class Subject:
 
 
 def subjects():
-    """Every `Subject` there is."""
+    """Every `Subject` there is: ways that take a dtype at all, and all rungs."""
     for name, operation in OPERATIONS.items():
         for direction, of_pass in operation.passes.items():
             for rung in of_pass.variants:
                 for dtype in operation.dtypes:
-                    yield Subject(name, direction, rung, dtype, operation, of_pass)
+                    subject = Subject(name, direction, rung, dtype, operation, of_pass)
+                    if not subject.is_way or all(map(subject.takes, subject.shapes)):
+                        yield subject
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ LEAN = {
 
 
 def lean(subject):
-    return subject.rung in LEAN.get(subject.name, ())
+    return subject.rung.partition("/")[0] in LEAN.get(subject.name, ())
 
 
 def of(subject, name):

@@ -62,7 +62,8 @@ def layouts(held):
         try:
             found = held.run(inputs)
         except ValueError as refusal:  # of a rung that takes 16 bytes at a time
-            require("use '" in str(refusal), "layouts", f"unclear: {refusal}")
+            clear = "use '" in str(refusal) or "use one of" in str(refusal)
+            require(clear, "layouts", f"unclear: {refusal}")
         else:
             held.near_truth("layouts", inputs, found)
 

@@ -40,7 +40,6 @@ from course_lib.kernels.batch_norm import (
     ladder,
     merging,
     pixels,
-    plan,
     planes_kernels,
     vectorised,
     walk,
@@ -52,11 +51,10 @@ from course_lib.runtime.host.outputs import output
 DTYPES = ("float32", "float16", "bfloat16")
 MOST_THREADS = 512  # of a block of any rung
 
-_planned = plan.plan_planes, plan.plan_pass, plan.plan_pixels, vectorised.whole_vectors
 FORWARD = Ladder(
-    Rung("naive", ladder.launch_naive, (ladder.naive_kernel,), (ladder.channel_a_thread,)),
-    Rung("one_pass", ladder.launch_one_pass, (ladder.one_pass_kernel,), (ladder.channel_a_block,)),
-    Rung("welford", ladder.launch_welford, (ladder.welford_kernel,), (ladder.channel_a_block,)),
+    Rung("naive", ladder.launch_naive, (ladder.naive_kernel,)),
+    Rung("one_pass", ladder.launch_one_pass, (ladder.one_pass_kernel,)),
+    Rung("welford", ladder.launch_welford, (ladder.welford_kernel,)),
     Rung(
         "vectorised", vectorised.forward,
         (
@@ -64,7 +62,6 @@ FORWARD = Ladder(
             merging.statistics_merge_kernel, planes_kernels.normalise_kernel,
             pixels.pixel_statistics_kernel, pixels.pixel_normalise_kernel, ladder.welford_kernel,
         ),
-        (*_planned, plan.plan_walk, walk.is_worth_it, ladder.channel_a_block),
     ),
     auto="vectorised",
 )  # fmt: skip
@@ -73,19 +70,12 @@ INFERENCE = Ladder(
     Rung(
         "vectorised", vectorised.inference,
         (planes_kernels.normalise_kernel, pixels.pixel_normalise_kernel, ladder.inference_kernel),
-        (plan.plan_pass, plan.plan_pixels, vectorised.whole_vectors),
     ),
     auto="vectorised",
 )  # fmt: skip
 BACKWARD = Ladder(
-    Rung(
-        "naive", ladder.launch_naive_backward, (ladder.naive_backward_kernel,),
-        (ladder.channel_a_thread,),
-    ),
-    Rung(
-        "block", ladder.launch_block_backward, (ladder.block_backward_kernel,),
-        (ladder.channel_a_block,),
-    ),
+    Rung("naive", ladder.launch_naive_backward, (ladder.naive_backward_kernel,)),
+    Rung("block", ladder.launch_block_backward, (ladder.block_backward_kernel,)),
     Rung(
         "vectorised", vectorised.backward,
         (
@@ -93,7 +83,6 @@ BACKWARD = Ladder(
             merging.sums_merge_kernel, planes_kernels.gradient_kernel,
             pixels.pixel_sums_kernel, pixels.pixel_gradient_kernel, ladder.block_backward_kernel,
         ),
-        (*_planned, ladder.channel_a_block),
     ),
     auto="vectorised",
 )  # fmt: skip

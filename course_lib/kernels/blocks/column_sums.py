@@ -11,13 +11,13 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.blocks.constants import ZERO
 from course_lib.runtime.host import arrays
-from course_lib.runtime.host.launch import launch
+from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import allow_next_kernel, load, store, wait_for_previous_kernel
 
 COLUMNS = 32  # of a block: neighbouring threads read neighbours in a row
 RANKS = 8  # threads for each column
 UNROLL = 4  # loads in flight per thread
-ENOUGH_BLOCKS = 132 * 4  # keep the largest chip of today busy
+ENOUGH_BLOCKS = 4  # for each multiprocessor
 ROWS_PER_PART = RANKS * UNROLL * 4  # at least, if there are several parts
 
 
@@ -52,7 +52,7 @@ def column_sums_kernel(x, sums, n_rows, n_cols, n_parts):
 def sum_columns(x, sums, n_rows, n_cols):
     """sums[j] = Σ x[i, j] over i; contiguous `x` with n_rows·n_cols elements, any shape."""
     n_tiles = math.ceil(n_cols / COLUMNS)
-    n_parts = plan(n_rows, n_tiles)
+    n_parts = plan(n_rows, n_tiles, chip_of(sums))
     partial = sums
     if n_parts > 1:
         partial = arrays.empty((n_parts, n_cols), like=sums, dtype="float32")
@@ -68,9 +68,9 @@ def sum_columns(x, sums, n_rows, n_cols):
         )  # fmt: skip
 
 
-def plan(n_rows, n_tiles):
+def plan(n_rows, n_tiles, chip):
     """Parts into which rows are dealt out."""
-    return max(1, min(ENOUGH_BLOCKS // n_tiles, n_rows // ROWS_PER_PART))
+    return max(1, min(ENOUGH_BLOCKS * chip.multiprocessors // n_tiles, n_rows // ROWS_PER_PART))
 
 
 def specialisations(dtypes):

@@ -51,4 +51,9 @@ def hashable(value):
 def check_precision(precision):
     """ValueError for a precision that there is not."""
     if precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}; there are {', '.join(PRECISIONS)}")
+        raise unknown_precision(precision)
+
+
+def unknown_precision(precision):
+    """The ValueError of a precision that there is not."""
+    return ValueError(f"unknown precision {precision!r}; there are {', '.join(PRECISIONS)}")

@@ -33,16 +33,23 @@ def fits_team(n_slots, itemsize, n_arrays):
 
 def row_plan(n_cols, itemsize, n_arrays):
     """The `RowPlan` for rows of `n_cols` <= ROW_LIMIT[n_arrays] elements."""
-    width = VECTOR_BYTES // itemsize
-    n_vectors = -(-n_cols // width)
+    return team_plan(n_cols, itemsize, n_arrays) or block_plan(n_cols, itemsize)
+
+
+def team_plan(n_cols, itemsize, n_arrays):
+    """The `RowPlan` by which lanes of a warp take a row; None if it is too long for them."""
+    n_vectors = -(-n_cols * itemsize // VECTOR_BYTES)
     for n_slots in SLOTS:
-        if fits_team(n_slots, itemsize, n_arrays) and n_vectors <= 32 * n_slots:
+        if n_vectors <= 32 * n_slots and fits_team(n_slots, itemsize, n_arrays):
             team_bits = (-(-n_vectors // n_slots) - 1).bit_length()
             return RowPlan(n_slots, team_bits, TEAM_BLOCK)
-    return _block_plan(n_vectors, width)
+    return None
 
 
-def _block_plan(n_vectors, width):
+def block_plan(n_cols, itemsize):
+    """The `RowPlan` by which a block takes a row."""
+    width = VECTOR_BYTES // itemsize
+    n_vectors = -(-n_cols // width)
     most_slots = MOST_VALUES // width
     fitting = (n for n in SLOTS if n > 1 and n_vectors <= FEW_THREADS * n)
     n_slots = min(next(fitting, most_slots), most_slots)

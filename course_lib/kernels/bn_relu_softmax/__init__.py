@@ -142,13 +142,10 @@ def row_limit(direction, vectors, chip):
     return MOST_VALUES * MOST_THREADS[direction, vectors][chip >= (9, 0)]
 
 
-def plan(direction, x, vectors, chip, shared_limit):
-    """(slots, team_bits, threads and rows per block, shared bytes), or None for rows too long.
-
-    `chip` is its compute capability, `shared_limit` the bytes that a block may have there.
-    """
+def plan(direction, x, vectors, chip):
+    """(slots, team_bits, threads and rows per block, shared bytes), or None for rows too long."""
     n_cols, width = x.shape[1], VECTOR_BYTES // x.dtype.itemsize
-    if n_cols > row_limit(direction, vectors, chip):
+    if n_cols > row_limit(direction, vectors, chip.capability):
         return None
     n_vectors = -(-n_cols // width)
     slots = [n for n in SLOTS if n * width <= MOST_VALUES]
@@ -164,7 +161,7 @@ def plan(direction, x, vectors, chip, shared_limit):
     n_shared = n_threads // n_ranks
     # The table of features; at the end of the backward pass, two sums of each team in its place.
     n_floats = max((3 * n_slots * width + 1) * n_ranks, 2 * n_shared * n_cols)
-    if 4 * n_floats + STATIC_SHARED_BYTES > shared_limit:
+    if 4 * n_floats + STATIC_SHARED_BYTES > chip.shared_bytes:
         return None
     return n_slots, team_bits, n_threads, n_shared, 4 * n_floats
 
@@ -190,7 +187,7 @@ _launch_online = functools.partial(_launch_by_element, ladder.online_kernel, 1)
 def _launch_registers(operands, n_rows, n_cols):
     x, y, *_ = operands
     vectors = on_boundaries(n_cols, (x, y))
-    if (found := plan("forward", x, vectors, *chip_of(x))) is None:
+    if (found := plan("forward", x, vectors, chip_of(x))) is None:
         return _launch_online(operands, n_rows, n_cols)
     n_slots, team_bits, n_threads, n_shared, shared_bytes = found
     launch(
@@ -229,7 +226,7 @@ _launch_online_backward = functools.partial(
 def _launch_registers_backward(operands, dx, eps, n_rows, n_cols):
     dy, y, x, *_ = operands
     vectors = on_boundaries(n_cols, (dy, y, x, dx))
-    if (found := plan("backward", x, vectors, *chip_of(x))) is None:
+    if (found := plan("backward", x, vectors, chip_of(x))) is None:
         return _launch_online_backward(operands, dx, eps, n_rows, n_cols)
     n_slots, team_bits, n_threads, n_shared, shared_bytes = found
     n_parts = _n_blocks(n_rows, n_threads, n_shared)
@@ -242,14 +239,11 @@ def _launch_registers_backward(operands, dx, eps, n_rows, n_cols):
     return partial, n_parts
 
 
-_decides = plan, on_boundaries, _n_blocks
 _sums = features.column_sums_kernel, features.finish_kernel
 FORWARD = Ladder(
     Rung("naive", _launch_naive, (ladder.naive_kernel,)),
     Rung("online", _launch_online, (ladder.online_kernel,)),
-    Rung(
-        "registers", _launch_registers, (*_forward.values(), ladder.online_kernel), _decides
-    ),
+    Rung("registers", _launch_registers, (*_forward.values(), ladder.online_kernel)),
     auto="registers",
 )  # fmt: skip
 BACKWARD = Ladder(
@@ -257,7 +251,7 @@ BACKWARD = Ladder(
     Rung("online", _launch_online_backward, (ladder.online_backward_kernel, *_sums)),
     Rung(
         "registers", _launch_registers_backward,
-        (*_backward.values(), ladder.online_backward_kernel, *_sums), _decides,
+        (*_backward.values(), ladder.online_backward_kernel, *_sums),
     ),
     auto="registers",
 )  # fmt: skip

@@ -230,19 +230,17 @@ def _upsample2x_gradients(problem, dy, x, weight, dx, dweight, dbias, precision)
 DEFAULTS = "depthwise", "few_channels", "direct", "tensor_core", "implicit_gemm"
 
 
-def _backward(name, by=None, launch=None, more=tuple, deciding=()):
+def _backward(name, by=None, launch=None, more=tuple):
     """A rung whose gradients the rung `by` of `conv2d` finds, or without one its default.
 
-    launch          in place of `_gradients`
-    more, deciding  the kernels that it may launch beside, and what chooses them
+    launch  in place of `_gradients`
+    more    the kernels that it may launch beside
     """
     names = (by,) if by else DEFAULTS
     rungs = [ladder[each] for ladder in (conv2d.FORWARD, conv2d.DWEIGHT) for each in names]
-    decides = [function for rung in rungs for function in rung.decides]
     return Rung(
         name, launch or functools.partial(_gradients, by),
         lambda: (*(kernel for rung in rungs for kernel in rung.kernels), *more()),
-        decides if by else (conv2d.default_variant, *decides, *deciding),
     )  # fmt: skip
 
 
@@ -255,21 +253,17 @@ FORWARD = Ladder(
     Rung(
         "conv_gradient", _conv_gradient,
         lambda: (*conv2d.DX["tensor_core"].kernels, *conv2d.DX["implicit_gemm"].kernels),
-        conv2d.DX["tensor_core"].decides,
     ),
     Rung(
         "upsample2x", _upsample2x, lambda: (*upsample2x.kernels(), *memory_format.KERNELS),
-        upsample2x.DECIDE_Y, conv2d.DX["tensor_core"].needs,
+        needs=conv2d.DX["tensor_core"].needs,
     ),
 )  # fmt: skip
 BACKWARD = Ladder(
     _backward("scatter", "direct"),
     _backward("gather", "direct"),
     _backward("conv_gradient"),
-    _backward(
-        "upsample2x", launch=_upsample2x_gradients,
-        more=upsample2x.dx_kernels, deciding=upsample2x.DECIDE_DX,
-    ),
+    _backward("upsample2x", launch=_upsample2x_gradients, more=upsample2x.dx_kernels),
 )  # fmt: skip
 
 

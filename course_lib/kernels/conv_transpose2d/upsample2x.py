@@ -105,11 +105,6 @@ def chosen(problem, n_images, n_rows, itemsize, mode, chip):
     return kernel_for(small, itemsize, mode, problem.channels_last)
 
 
-#: What chooses a kernel for y, and for dx.
-DECIDE_Y = fault, chosen, warpgroups.fault
-DECIDE_DX = fault, finds_dx, warpgroups.fault, packed.fault
-
-
 def _n_blocks(shape, n_images, n_rows, K):
     return n_images * math.ceil(n_rows / shape.m) * math.ceil(4 * K / shape.n)
 

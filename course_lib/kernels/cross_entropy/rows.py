@@ -108,14 +108,14 @@ def _soft(kind, target):
 
 
 def _rungs(launch_pass, kernels, more=()):
-    for name, launcher, decides in (
-        ("naive", _launch_naive, ()),
-        ("online", _launch_online, ()),
-        ("vectorised", _launch_vectorised, (plan, _offset)),
+    for name, launcher in (
+        ("naive", _launch_naive),
+        ("online", _launch_online),
+        ("vectorised", _launch_vectorised),
     ):
         mine = {kind: kernels[kind][name] for kind in KINDS}
         run = functools.partial(launch_pass, launcher, mine)
-        yield Rung(name, run, (*mine.values(), *more), decides)
+        yield Rung(name, run, (*mine.values(), *more))
 
 
 FORWARD_RUNGS = tuple(_rungs(launch_forward, FORWARD_KERNELS, finishing.KERNELS))

@@ -82,14 +82,10 @@ def launch_backward(
     )  # fmt: skip
 
 
-_DECIDES = seen_from, fit_vectors, width_of
 FORWARD_RUNG = Rung(
-    "strided", launch_forward, (*FORWARD_KERNELS.values(), *finishing.KERNELS),
-    (*_DECIDES, forward_slots),
-)  # fmt: skip
-BACKWARD_RUNG = Rung(
-    "strided", launch_backward, tuple(BACKWARD_KERNELS.values()), (*_DECIDES, slots_for)
+    "strided", launch_forward, (*FORWARD_KERNELS.values(), *finishing.KERNELS)
 )
+BACKWARD_RUNG = Rung("strided", launch_backward, tuple(BACKWARD_KERNELS.values()))
 
 
 def specialisations(dtypes):

@@ -235,16 +235,15 @@ def _launch_backward(dloss, logits, columns, targets, ignored, factors, dlogits)
     )  # fmt: skip
 
 
-_decides = forward_way, fit_vectors, width_of, slots_for
 FORWARD = Ladder(
     Rung(
         "fused", _launch_forward,
-        (*FORWARD_KERNELS.values(), sums.totals_kernel, sums.loss_kernel), _decides,
+        (*FORWARD_KERNELS.values(), sums.totals_kernel, sums.loss_kernel),
     ),
     auto="fused",
 )  # fmt: skip
 BACKWARD = Ladder(
-    Rung("fused", _launch_backward, tuple(BACKWARD_KERNELS.values()), _decides), auto="fused"
+    Rung("fused", _launch_backward, tuple(BACKWARD_KERNELS.values())), auto="fused"
 )
 
 

@@ -17,16 +17,23 @@ rung             what a thread does                                      reads o
 `vectorised`     8×8 elements, from 16 bytes at a time; tiles are copied N/128, M/128
                  to shared memory while others are multiplied
 `tensor_core`    a share of its warp's fragments, which `mma.sync`       N/128, M/256
-                 multiplies; if c has few tiles, they are smaller, and   (N/32, M/32)
-                 k is dealt out to several blocks, whose sums are added
-                 (`a` of 8 rows at most: no fragments, but `few_rows`)   N, 1
-                 (on 9.0, float32 as TF32 or 16-bit, if c has some tiles N/128, M/256
-                 and k is not too long for so few: `wgmma`, from tiles   N/256, M/128
-                 in shared memory: `warpgroup`)                          (N/64, M/128)
+                 multiplies; smaller tiles if c has few of them          (N/32, M/32)
 ================ ======================================================= ===================
 
 `tensor_core` needs sm_80, and `vectorised` runs before it. Its float32 is as exact as float32: see
-`mma.mainloop`. `wgmma` is of 9.0 alone: on all other chips, later ones included, it is `mma.sync`.
+`mma.mainloop`. It has five ways, which `variant` may name, such as "tensor_core/mma". Which is the
+fastest follows from the shape and the chip (`plan`, `warpgroup_plan`):
+
+================= ================================================================================
+way               what it does
+================= ================================================================================
+`few_rows`        `a` of 8 rows at most: no fragments, since all the work is to read `b` once
+`wgmma`           Hopper's instruction, which reads tiles of up to 256 × 128 from shared memory:
+                  16-bit numbers, and float32 as TF32. On 9.0 alone, not on later chips
+`mma`             a block computes a tile of c
+`split_k_cluster` k is dealt out to the blocks of a cluster, which add up their sums; from 9.0 on
+`split_k`         k is dealt out to more blocks, whose sums a second launch adds up
+================= ================================================================================
 
 Sums are taken in a fixed order: two runs agree bit for bit.
 """
@@ -44,15 +51,15 @@ from course_lib.kernels.gemm import (
     tensor_core,
     vectorised,
     warpgroup,
+    warpgroup_plan,
 )
-from course_lib.kernels.operation import AUTO, Ladder, Rung
+from course_lib.kernels.operation import AUTO, Ladder, Rung, Way
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 DTYPES = ("float32", "float16", "bfloat16")
 TENSOR_CORES = (8, 0)  # compute capability from which on `tensor_core` runs
-CLUSTERS = (9, 0)  # from which on a chip has them
 #: How the inputs of the three products of a linear layer come (see `mma.tiles`), and of odd shapes.
 SOURCES = (("by_k", "by_k"), ("by_k", "by_row"), ("by_row", "by_row"), ("any", "any"))
 
@@ -71,85 +78,71 @@ def multiply(
 
     For layers, which have checked their arguments; it allocates what it needs beside them.
     """
-    rung = FORWARD.rung(variant, c)
-    if M * N:
-        a_strides, b_strides = (K, 1) if a_by_k else (1, M), (K, 1) if b_by_k else (1, N)
-        options = (ADD_BIAS if bias is not None else 0) + (RELU if relu else 0)
-        bias = c if bias is None else bias
-        operands = (a, b, bias, c, M, N, K, *a_strides, *b_strides, options)
-        rung.launch(operands, a_by_k and b_by_k, precision)
+    if not M * N:
+        FORWARD.require(variant)
+        return c
+    a_strides, b_strides = (K, 1) if a_by_k else (1, M), (K, 1) if b_by_k else (1, N)
+    itemsize = c.dtype.itemsize
+    mode = "narrow" if itemsize == 2 else "tf32" if precision == "tf32" else "split"
+    sources = _sources(a, b, a_strides, b_strides)
+    problem = plan.Problem(M, N, K, itemsize, mode, sources)
+    _, way, found = FORWARD.choose(variant, problem, chip_of(c))
+    options = (ADD_BIAS if bias is not None else 0) + (RELU if relu else 0)
+    bias = c if bias is None else bias
+    way.launch(found, (a, b, bias, c, M, N, K, *a_strides, *b_strides, options))
     return c
 
 
-# --- launchers: of the kernels' operands, of whether both inputs lie by k, and of the precision ---
+def _sources(a, b, a_strides, b_strides):
+    """How the inputs get to shared memory (see `mma.tiles`)."""
+    for array, strides in ((a, a_strides), (b, b_strides)):
+        if not arrays.begins_on(VECTOR_BYTES, array, max(strides)):
+            return SOURCES[-1]
+    return "by_k" if a_strides[1] == 1 else "by_row", "by_k" if b_strides[1] == 1 else "by_row"
 
 
-def _launch_by_blocks(kernel, tile, n_threads, operands, by_k, precision):
-    M, N = operands[4:6]
-    n_blocks = math.ceil(M / tile[0]) * math.ceil(N / tile[1])
+# --- launchers: of the plan, and of the kernels' operands; those of tensor cores' other ways are in
+# --- `few_rows` and `warpgroup`
+
+
+def _launch_by_blocks(kernel, tile, n_threads, problem, operands):
+    n_blocks = math.ceil(problem.M / tile[0]) * math.ceil(problem.N / tile[1])
     launch(kernel, n_blocks, n_threads, *operands, flat=True)
 
 
-def _launch_vectorised(operands, by_k, precision):
-    c, M, N = operands[3:6]
-    kernel, shared_bytes = vectorised_kernel_for(_sources(*operands), c.dtype.itemsize)
-    n_blocks = math.ceil(M / vectorised.TILE) * math.ceil(N / vectorised.TILE)
+def _launch_vectorised(problem, operands):
+    kernel, shared_bytes = vectorised_kernel_for(problem.sources, problem.itemsize)
+    n_blocks = math.ceil(problem.M / vectorised.TILE) * math.ceil(problem.N / vectorised.TILE)
     launch(
         kernel, n_blocks, vectorised.N_THREADS, *operands,
         shared_bytes=shared_bytes, flat=True, overlap=True,
     )  # fmt: skip
 
 
-def _launch_tensor_core(operands, by_k, precision):
-    a, b, bias, c, M, N, K, *_, options = operands
-    if by_k and few_rows_take(a, b, M, K):
-        few_rows.multiply(a, b, bias, c, M, N, K, options)
-        return
-    itemsize, sources, chip = c.dtype.itemsize, _sources(*operands), chip_of(c)
-    mode = "narrow" if itemsize == 2 else "tf32" if precision == "tf32" else "split"
-    if found := warpgroup.chosen(M, N, K, itemsize, mode, sources, chip):
-        options += VECTORS if _on_boundaries(c, N) else 0
-        warpgroup.multiply(found, a, b, bias, c, M, N, K, options)
-        return
-    found = planned(M, N, K, itemsize, mode, sources, chip)
-    kernel, shape, shared_bytes = kernel_for(found.shape, sources, itemsize, mode)
+def _launch_tiles(found, operands):
+    """Of `mma`, and of both ways of `split_k`."""
+    a, b, bias, c, *numbers, options = operands
+    (M, N, _, itemsize, mode, sources), shape, n_splits, length, in_cluster = found
+    kernel, _, shared_bytes = kernel_for(shape, sources, itemsize, mode)
     target, chosen_options = c, options
-    cluster = found.n_splits if found.in_cluster else 1
-    in_parts = found.n_splits > cluster
+    in_parts = n_splits > 1 and not in_cluster
     if in_parts:
-        target = arrays.empty((found.n_splits, M, N), like=c, dtype="float32")
+        target = arrays.empty((n_splits, M, N), like=c, dtype="float32")
         chosen_options = 0
-    if _on_boundaries(target, N):
+    if arrays.begins_on(VECTOR_BYTES, target, N):
         chosen_options += VECTORS
-    if found.in_cluster:
+    if in_cluster:
         chosen_options += CLUSTER
-    n_blocks = tensor_core.n_blocks(shape, M, N) * found.n_splits
     launch(
-        kernel, n_blocks, shape.n_threads, a, b, bias, target, *operands[4:-1],
-        chosen_options, found.n_splits, found.length, shared_bytes=shared_bytes, flat=True,
-        overlap=True, cluster=cluster,
+        kernel, tensor_core.n_blocks(shape, M, N) * n_splits, shape.n_threads, a, b, bias, target,
+        *numbers, chosen_options, n_splits, length, shared_bytes=shared_bytes, flat=True,
+        overlap=True, cluster=n_splits if in_cluster else 1,
     )  # fmt: skip
     if in_parts:
         launch(
             split.finish_kernel, math.ceil(M * N / split.BLOCK_SIZE), split.BLOCK_SIZE,
-            target, bias, c, N, found.n_splits, options, flat=True, overlap=True,
+            target, bias, c, N, n_splits, options, flat=True, overlap=True,
         )  # fmt: skip
-
-
-def few_rows_take(a, b, M, K):
-    """Whether `few_rows` takes a product whose inputs lie by k."""
-    return M <= few_rows.ROWS[-1] and _on_boundaries(a, K) and _on_boundaries(b, K)
-
-
-@functools.lru_cache(maxsize=4096)
-def planned(M, N, K, itemsize, mode, sources, chip):
-    """The `plan.Plan` of a product on `chip`, as `launch.chip_of` gives it; found once."""
-    capability, most_bytes = chip
-
-    def fits(shape):
-        return kernel_for(shape, sources, itemsize, mode).shared_bytes <= most_bytes
-
-    return plan.choose(M, N, K, itemsize, mode, fits, clusters=capability >= CLUSTERS)
 
 
 @functools.cache
@@ -164,21 +157,6 @@ def vectorised_kernel_for(sources, itemsize):
     return vectorised.make(sources, itemsize)
 
 
-def _sources(a, b, bias, c, M, N, K, a_m, a_k, b_n, b_k, options):
-    """How the inputs get to shared memory (see `mma.tiles`)."""
-    found = []
-    for array, row_stride, k_stride in ((a, a_m, a_k), (b, b_n, b_k)):
-        if not _on_boundaries(array, max(row_stride, k_stride)):
-            return SOURCES[-1]
-        found.append("by_k" if k_stride == 1 else "by_row")
-    return tuple(found)
-
-
-def _on_boundaries(array, length):
-    """Whether each of the array's rows of `length` elements begins on a 16-byte boundary."""
-    return not (arrays.address_of(array) | length * array.dtype.itemsize) % VECTOR_BYTES
-
-
 def _tensor_core_kernels():
     """(mode, sources, `tensor_core.Kernel`) of all that linear layers launch."""
     for mode, shapes in plan.SHAPES.items():
@@ -187,15 +165,22 @@ def _tensor_core_kernels():
                 yield mode, sources, kernel_for(shape, sources, 2 if mode == "narrow" else 4, mode)
 
 
-def _kernels_of_tensor_core():
-    yield from (kernel for *_, (kernel, *_) in _tensor_core_kernels())
-    yield split.finish_kernel
-    yield from few_rows.KERNELS.values()
-    yield from (kernel for *_, (kernel, *_) in warpgroup.kernels())
+def _of_tiles(*more):
+    """A function that gives every kernel of `_launch_tiles`, and these."""
+    return lambda: (*(kernel for *_, (kernel, *_) in _tensor_core_kernels()), *more)
 
 
 def _kernels_of_vectorised():
     return (vectorised_kernel_for(s, itemsize)[0] for s in SOURCES for itemsize in (4, 2))
+
+
+def _preferred(problem, chip):
+    """The ways of `tensor_core` to try, the fastest first; found out as far as needed."""
+    yield "few_rows"
+    if warpgroup_plan.is_fastest(problem, chip):
+        yield "wgmma"
+    found = plan.best(problem, chip)
+    yield "mma" if found.n_splits == 1 else "split_k_cluster" if found.in_cluster else "split_k"
 
 
 #: Rung -> (kernel, the block's tile of c, its threads).
@@ -213,11 +198,20 @@ FORWARD = Ladder(
         Rung(name, functools.partial(_launch_by_blocks, *how), how[:1])
         for name, how in _BLOCKS.items()
     ),
-    Rung("vectorised", _launch_vectorised, _kernels_of_vectorised, (_sources,)),
+    Rung("vectorised", _launch_vectorised, _kernels_of_vectorised),
     Rung(
-        "tensor_core", _launch_tensor_core, _kernels_of_tensor_core,
-        (few_rows_take, _sources, warpgroup.chosen, warpgroup.choose, planned, plan.choose),
-        TENSOR_CORES,
+        "tensor_core", needs=TENSOR_CORES, prefer=_preferred,
+        ways=(
+            Way("few_rows", few_rows.plan, few_rows.multiply, few_rows.KERNELS.values,
+                TENSOR_CORES),
+            Way("wgmma", warpgroup.plan, warpgroup.multiply,
+                lambda: (kernel for *_, (kernel, *_) in warpgroup.kernels()), warpgroup.ONLY),
+            Way("mma", plan.mma, _launch_tiles, _of_tiles(), TENSOR_CORES),
+            Way("split_k_cluster", plan.split_k_cluster, _launch_tiles, _of_tiles(),
+                plan.CLUSTERS),
+            Way("split_k", plan.split_k, _launch_tiles, _of_tiles(split.finish_kernel),
+                TENSOR_CORES),
+        ),
     ),
     auto=("tensor_core", "vectorised"),
 )  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.blocks.mma.epilogue import finish
+from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
@@ -70,9 +71,18 @@ def make(n_rows):
 KERNELS = {n_rows: make(n_rows) for n_rows in ROWS}
 
 
-def multiply(a, b, bias, c, M, N, K, options):
-    """c = a·bᵀ, and what `options` say (see `mma.epilogue`); M is at most the last of ROWS."""
-    kernel = KERNELS[next(n for n in ROWS if n >= M)]
+def plan(problem, chip):
+    """The kernel for a `plan.Problem`."""
+    if problem.M > ROWS[-1]:
+        return Refusal(f"takes an a of at most {ROWS[-1]} rows, not {problem.M:,}")
+    if problem.sources != ("by_k", "by_k"):
+        return Refusal("takes matrices whose rows lie by k and begin on 16-byte boundaries")
+    return KERNELS[next(n for n in ROWS if n >= problem.M)]
+
+
+def multiply(kernel, operands):
+    """c = a·bᵀ, and what the last operand, `options`, says (see `epilogue`)."""
+    a, b, bias, c, M, N, K, *_, options = operands
     launch(kernel, N, N_THREADS, a, b, bias, c, M, N, K, options, flat=True, overlap=True)
 
 

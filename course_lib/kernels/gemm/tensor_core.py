@@ -20,7 +20,7 @@ from course_lib.kernels.blocks.mma import fragments, mainloop
 from course_lib.kernels.blocks.mma.epilogue import CLUSTER
 from course_lib.kernels.blocks.mma.results import SUMS_PADDING, results
 from course_lib.kernels.blocks.mma.shape import K_BYTES, Shape
-from course_lib.kernels.blocks.mma.tiles import PARTS, tile
+from course_lib.kernels.blocks.mma.tiles import PARTS, size, tile
 from course_lib.kernels.gemm.place import place_of_block
 from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
 from course_lib.runtime.intrinsics.cluster import cluster_sync
@@ -42,8 +42,14 @@ def make(shape, sources, itemsize, mode):
         for side, source in zip(sides, sources, strict=True)
     )
     kernel = _kernel(shape, sources, itemsize, mode, a_tile, b_tile)
-    buffers = (a_tile.size + b_tile.size) * itemsize * shape.n_stages
-    return Kernel(kernel, shape, max(buffers, shape.m * (shape.n + SUMS_PADDING) * 4))
+    return Kernel(kernel, shape, shared_bytes(shape, sources, itemsize))
+
+
+def shared_bytes(shape, sources, itemsize):
+    """Bytes of a block's buffers, in which its sums lie at the end."""
+    sides = zip((shape.m, shape.n), sources, strict=True)
+    stage = sum(size(side, K_BYTES, itemsize, source)[0] for side, source in sides) * itemsize
+    return max(stage * shape.n_stages, shape.m * (shape.n + SUMS_PADDING) * 4)
 
 
 def _kernel(shape, sources, itemsize, mode, a_tile, b_tile):

@@ -13,20 +13,22 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.mma.epilogue import VECTORS
 from course_lib.kernels.blocks.mma.swizzled import tile
 from course_lib.kernels.blocks.mma.warpgroup import (
     BAND_ROWS,
     GROUP_THREADS,
     ONLY,
-    Shape,
     by_row_flags,
     place_of_block,
     product_of,
 )
-from course_lib.kernels.blocks.mma.warpgroup_sums import PADDING, sums_of
-from course_lib.kernels.gemm.warpgroup_plan import SHAPES, choose, n_blocks
+from course_lib.kernels.blocks.mma.warpgroup_sums import sums_of
+from course_lib.kernels.gemm.warpgroup_plan import SHAPES, choose, n_blocks, shared_bytes
+from course_lib.kernels.operation import Refusal
+from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
-from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
+from course_lib.runtime.intrinsics import VECTOR_BYTES, allow_next_kernel, wait_for_previous_kernel
 from course_lib.runtime.intrinsics.warpgroup import (
     ROW_BYTES,
     ROWS,
@@ -40,7 +42,7 @@ SOURCES = (("by_k", "by_k"), ("by_k", "by_row"), ("by_row", "by_row"))
 
 class Kernel(NamedTuple):
     kernel: object
-    shape: Shape
+    shape: object  # a `warpgroup_plan.Shape`
     shared_bytes: int
 
 
@@ -49,9 +51,7 @@ def make(shape, sources, itemsize):
 
     Of float32 (itemsize 4), rounded to TF32, or of 16-bit numbers.
     """
-    kernel = _kernel(shape, sources, itemsize)
-    buffers = (shape.m + shape.n) * ROW_BYTES * shape.n_stages
-    return Kernel(kernel, shape, max(buffers, shape.m * (shape.n + PADDING) * 4))
+    return Kernel(_kernel(shape, sources, itemsize), shape, shared_bytes(shape))
 
 
 def _kernel(shape, sources, itemsize):
@@ -92,25 +92,25 @@ def kernel_for(shape, sources, itemsize):
     return make(shape, sources, itemsize)
 
 
-@functools.lru_cache(maxsize=4096)
-def chosen(M, N, K, itemsize, mode, sources, chip):
-    """The `Kernel` for a product of this size on `chip`, or None: others serve better, or have to.
-
-    mode     as `mma.mainloop` has it
-    sources  how the inputs come, as `mma.tiles` has it
-    chip     as `launch.chip_of` gives it
-    """
-    capability, most_bytes = chip
-    if capability != ONLY or mode == "split" or "any" in sources:
-        return None
-    shape = choose(M, N, K, itemsize, mode, sources)
-    found = kernel_for(shape, sources, itemsize) if shape else None
-    return found if found and found.shared_bytes <= most_bytes else None
+def plan(problem, chip):
+    """The `Kernel` for a `plan.Problem`."""
+    if chip.capability > ONLY:
+        return Refusal("needs wgmma, an instruction of compute capability 9.0 alone")
+    if problem.mode == "split":
+        return Refusal("rounds float32 to TF32, which precision='tf32' allows")
+    if "any" in problem.sources:
+        return Refusal("takes matrices whose rows, or ks, begin on 16-byte boundaries")
+    if (shape := choose(problem, chip)) is None:
+        return Refusal(f"has no tiles that fit {chip.shared_bytes:,} bytes of shared memory")
+    return kernel_for(shape, problem.sources, problem.itemsize)
 
 
-def multiply(found, a, b, bias, c, M, N, K, options):
-    """c[m, n] = Σ a[m, k]·b[n, k] over k by a `Kernel` that was `chosen`; `options` as ever."""
-    kernel, shape, shared_bytes = found
+def multiply(plan, operands):
+    """c[m, n] = Σ a[m, k]·b[n, k] over k, and what the last operand says (see `epilogue`)."""
+    kernel, shape, shared_bytes = plan
+    a, b, bias, c, M, N, K, *_, options = operands
+    if arrays.begins_on(VECTOR_BYTES, c, N):
+        options += VECTORS
     launch(
         kernel, n_blocks(shape, M, N), shape.n_threads, a, b, bias, c, M, N, K, options,
         shared_bytes=shared_bytes, flat=True, overlap=True,

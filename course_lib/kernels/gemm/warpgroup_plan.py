@@ -1,4 +1,4 @@
-"""Which products `warpgroup` takes, and with which tiles.
+"""Which products `wgmma` is the fastest way for, and with which tiles.
 
 A multiprocessor has one block, since buffers or registers leave no room for two. So a product goes
 through rounds of so many tiles as there are multiprocessors, and takes as many times the time of
@@ -9,7 +9,8 @@ long k, the smaller tiles of `tensor_core` serve better. What those take is a li
 
 import math
 
-from course_lib.kernels.blocks.mma.warpgroup import Shape
+from course_lib.kernels.blocks.mma.warpgroup import ONLY, Shape
+from course_lib.kernels.blocks.mma.warpgroup_sums import PADDING
 from course_lib.kernels.gemm import plan
 from course_lib.runtime.intrinsics.warpgroup import ROW_BYTES
 
@@ -30,15 +31,32 @@ TURNED = 0.2
 OTHERS = {64: (60, 1000), 32: (25, 540)}
 
 
-def choose(M, N, K, itemsize, mode, sources):
-    """The `Shape` for a product of this size, or None; `sources` as `mma.tiles` has it."""
-    shapes, steps = SHAPES[itemsize], math.ceil(K * itemsize / ROW_BYTES)
-    if min(M, N) < LEAST_ROWS or n_blocks(shapes[-1], M, N) < LEAST_TILES:
-        return None
-    if itemsize == 4:
-        steps *= 1 + TURNED * sources.count("by_row")
-    best = min(shapes, key=lambda shape: cost(shape, M, N, steps))
-    return best if cost(best, M, N, steps) < others_cost(M, N, K, itemsize, mode) else None
+def choose(problem, chip):
+    """The fastest `Shape` for a `plan.Problem`; None if none fits shared memory."""
+    best, least = None, math.inf
+    for shape in SHAPES[problem.itemsize]:
+        takes = cost(shape, problem, chip)
+        if takes < least and shared_bytes(shape) <= chip.shared_bytes:
+            best, least = shape, takes
+    return best
+
+
+def is_fastest(problem, chip):
+    """Whether a product takes less time than with the tiles of `tensor_core`, if there is a plan.
+    """
+    M, N, _, itemsize, mode, _ = problem
+    if mode == "split" or chip.capability != ONLY or min(M, N) < LEAST_ROWS:
+        return False
+    if n_blocks(SHAPES[itemsize][-1], M, N) < LEAST_TILES:
+        return False
+    shape = choose(problem, chip)
+    return bool(shape) and cost(shape, problem, chip) < others_cost(problem, chip)
+
+
+def shared_bytes(shape):
+    """Bytes of a block's buffers, in which its sums lie at the end."""
+    buffers = (shape.m + shape.n) * ROW_BYTES * shape.n_stages
+    return max(buffers, shape.m * (shape.n + PADDING) * 4)
 
 
 def n_blocks(shape, M, N):
@@ -46,17 +64,22 @@ def n_blocks(shape, M, N):
     return math.ceil(M / shape.m) * math.ceil(N / shape.n)
 
 
-def cost(shape, M, N, steps):
+def cost(shape, problem, chip):
     """What a product takes with such tiles, in units of 10 ns."""
-    rounds = math.ceil(n_blocks(shape, M, N) / plan.ENOUGH_BLOCKS)
+    M, N, K, itemsize, _, sources = problem
+    steps = math.ceil(K * itemsize / ROW_BYTES)
+    if itemsize == 4:
+        steps *= 1 + TURNED * sources.count("by_row")
+    rounds = math.ceil(n_blocks(shape, M, N) / chip.multiprocessors)
     return rounds * (shape.step * steps + shape.once)
 
 
-def others_cost(M, N, K, itemsize, mode):
+def others_cost(problem, chip):
     """What it takes `tensor_core` with small tiles; with large ones, always longer than here."""
-    found = plan.choose(M, N, K, itemsize, mode, lambda shape: True, clusters=True)
+    found = plan.best(problem, chip)
     if found.shape.m not in OTHERS:
         return math.inf
     step, once = OTHERS[found.shape.m]
-    rounds = math.ceil(n_blocks(found.shape, M, N) * found.n_splits / plan.ENOUGH_BLOCKS)
-    return rounds * step * math.ceil(found.length * itemsize / ROW_BYTES) + once
+    n_tiles = n_blocks(found.shape, problem.M, problem.N)
+    rounds = math.ceil(n_tiles * found.n_splits / chip.multiprocessors)
+    return rounds * step * math.ceil(found.length * problem.itemsize / ROW_BYTES) + once

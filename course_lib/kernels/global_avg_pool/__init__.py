@@ -390,7 +390,7 @@ FORWARD = Ladder(
     Rung(
         "vectorised", _launch_vectorised,
         (vectorised_team_kernel, vectorised_block_kernel, nhwc.vectorised_kernel, warp_nhwc_kernel,
-         finish_kernel), (plan, nhwc.plan, nhwc.aligned),
+         finish_kernel),
     ),
     auto="vectorised",
 )  # fmt: skip
@@ -401,7 +401,7 @@ BACKWARD = Ladder(
     Rung(
         "vectorised", _launch_vectorised_backward,
         (vectorised_backward_kernel, naive_backward_kernel, nhwc.vectorised_backward_kernel,
-         nhwc.per_plane_backward_kernel), (nhwc.plan, nhwc.aligned),
+         nhwc.per_plane_backward_kernel),
     ),
     auto="vectorised",
 )  # fmt: skip

@@ -40,7 +40,7 @@ from course_lib.kernels.blocks.row_plan import STREAM_THREADS
 from course_lib.kernels.layer_norm import columns, features, plan, registers, streamed
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime.host import arrays
-from course_lib.runtime.host.launch import launch, multiprocessors_of
+from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.host.outputs import output
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -173,7 +173,7 @@ def _launch_registers_backward(n_rows, n_cols, inputs, scale, statistics, dx, su
     if n_cols > plan.BACKWARD_LIMIT[vectors]:
         raise _too_long(n_cols, plan.BACKWARD_LIMIT[vectors])
     found = plan.backward_plan(n_cols, itemsize, vectors)
-    n_blocks = plan.n_blocks(found, n_rows, itemsize, multiprocessors_of(dx))
+    n_blocks = plan.n_blocks(found, n_rows, itemsize, chip_of(dx).multiprocessors)
     partial = columns.partial_sums(dx, n_blocks, n_cols, sums)
     launch(
         _backward[found.n_slots, vectors], n_blocks, found.n_threads, *inputs, *scale,
@@ -191,27 +191,17 @@ def _too_long(n_cols, limit):
 
 
 FORWARD = Ladder(
-    Rung(
-        "registers", _launch_registers, tuple(_forward.values()),
-        (plan.forward_plan, plan.on_boundaries),
-    ),
-    Rung(
-        "streamed", streamed.launch_forward, (streamed.moments_kernel, streamed.normalise_kernel),
-        (streamed.plan_parts, plan.on_boundaries),
-    ),
-)  # fmt: skip
+    Rung("registers", _launch_registers, tuple(_forward.values())),
+    Rung("streamed", streamed.launch_forward, (streamed.moments_kernel, streamed.normalise_kernel)),
+)
 BACKWARD = Ladder(
-    Rung(
-        "registers", _launch_registers_backward, (*_backward.values(), features.finish_kernel),
-        (plan.backward_plan, plan.n_blocks, plan.on_boundaries, features.finish_plan),
-    ),
+    Rung("registers", _launch_registers_backward, (*_backward.values(), features.finish_kernel)),
     Rung(
         "streamed", streamed.launch_backward,
         (
             streamed.shares_kernel, streamed.merge_kernel, streamed.vector_columns_kernel,
             columns.columns_kernel, features.finish_kernel,
         ),
-        (streamed.plan_parts, plan.on_boundaries, columns.plan_columns, features.finish_plan),
     ),
 )  # fmt: skip
 

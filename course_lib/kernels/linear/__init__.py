@@ -18,8 +18,8 @@ import functools
 
 from course_lib.kernels import gemm
 from course_lib.kernels.blocks import column_sums
-from course_lib.kernels.blocks.options import check_precision
-from course_lib.kernels.operation import AUTO, Ladder, Rung
+from course_lib.kernels.blocks.options import PRECISIONS, unknown_precision
+from course_lib.kernels.operation import AUTO, Ladder, Rung, Way
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.outputs import output
 
@@ -41,17 +41,21 @@ def forward(
     ValueError for an unknown variant, activation or precision. What is not contiguous is copied
     first, because the kernels take rows one after another.
     """
-    check_precision(precision)
+    if precision not in PRECISIONS:
+        raise unknown_precision(precision)
     if activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation {activation!r}; there are {', '.join(ACTIVATIONS)}")
     n_rows, n_in, n_out = _check(x, weight)
-    variant, dtype = FORWARD.rung(variant, x).name, arrays.dtype_name(x)
+    dtype = arrays.dtype_name(x)
     if bias is not None:
         arrays.require(bias, "bias", shape=(n_out,), dtypes=(dtype,))
         bias = arrays.contiguous(bias)
     shape = (*x.shape[:-1], n_out)
     x, weight = arrays.contiguous(x), arrays.contiguous(weight)
-    y = output(out, shape, like=x, reads=dict(x=x, weight=weight, bias=bias))
+    if out is None:
+        y = arrays.empty(shape, like=x)
+    else:
+        y = output(out, shape, like=x, reads=dict(x=x, weight=weight, bias=bias))
     return gemm.multiply(
         x, weight, y, n_rows, n_out, n_in, bias=bias,
         relu=activation == "relu", precision=precision, variant=variant,
@@ -70,7 +74,8 @@ def backward(
 
     Raises as `forward` does, which says more.
     """
-    check_precision(precision)
+    if precision not in PRECISIONS:
+        raise unknown_precision(precision)
     n_rows, n_in, n_out = _check(x, weight)
     rung = BACKWARD.rung(variant, x)
     arrays.require(dy, "dy", shape=(*x.shape[:-1], n_out), dtypes=(arrays.dtype_name(x),))
@@ -96,13 +101,26 @@ def _launch_backward(variant, sizes, dy, x, weight, dx, dweight, dbias, precisio
         column_sums.sum_columns(dy, dbias, n_rows, n_out)
 
 
-def _backward_rung(product):
-    """Two of the products, and the sum for dbias."""
-    return Rung(
-        product.name, functools.partial(_launch_backward, product.name),
-        lambda: (*product.kernels, column_sums.column_sums_kernel),
-        (*product.decides, column_sums.plan), product.needs,
-    )  # fmt: skip
+def _backward_rung(rung):
+    """Two of the products, by a rung of `gemm`, or one of its ways by name; and the sum for dbias.
+
+    Their inputs never lie both by k, as `few_rows` takes them.
+    """
+    ways = [way for way in rung.ways if way.name != "few_rows"]
+    named = [
+        Way(
+            way.name, None, functools.partial(_launch_backward, f"{rung.name}/{way.name}"),
+            _with_sums(way), way.needs,
+        )
+        for way in ways if way is not rung
+    ]  # fmt: skip
+    launch = functools.partial(_launch_backward, rung.name)
+    return Rung(rung.name, launch, _with_sums(*ways), rung.needs, ways=named)
+
+
+def _with_sums(*ways):
+    """A function that gives the kernels of these, and that of dbias."""
+    return lambda: (*(k for way in ways for k in way.kernels), column_sums.column_sums_kernel)
 
 
 FORWARD = gemm.FORWARD

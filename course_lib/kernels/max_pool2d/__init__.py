@@ -35,7 +35,7 @@ dilated window that steps over all of a small image has the maximum -inf and pas
 Derivation: notebook 10.
 """
 
-from course_lib.kernels.max_pool2d import ladder, launching, plan, vectorised
+from course_lib.kernels.max_pool2d import ladder, launching, vectorised
 from course_lib.kernels.max_pool2d.window import window_of
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime.host import arrays
@@ -54,28 +54,19 @@ def _kernels_of(direction):
 
 FORWARD = Ladder(
     Rung("naive", launching.launch_naive, (ladder.naive_kernel, ladder.relu_kernel)),
-    Rung(
-        "rows", launching.launch_rows, (ladder.rows_kernel, ladder.relu_kernel),
-        (launching.row_a_block,),
-    ),
+    Rung("rows", launching.launch_rows, (ladder.rows_kernel, ladder.relu_kernel)),
     Rung(
         "vectorised", vectorised.forward,
         (*_kernels_of("forward"), ladder.rows_kernel, ladder.relu_kernel),
-        (plan.plan_forward, plan.plan_forward_patches, plan.forward_tall, launching.row_a_block),
     ),
     auto="vectorised",
 )  # fmt: skip
 BACKWARD = Ladder(
     Rung("naive", launching.launch_naive_backward, (ladder.naive_backward_kernel,)),
-    Rung(
-        "rows", launching.launch_rows_backward, (ladder.rows_backward_kernel,),
-        (launching.row_a_block,),
-    ),
+    Rung("rows", launching.launch_rows_backward, (ladder.rows_backward_kernel,)),
     Rung(
         "vectorised", vectorised.backward,
         (*_kernels_of("backward"), ladder.rows_backward_kernel),
-        (plan.plan_backward, plan.plan_backward_patches, plan.backward_tall,
-         launching.row_a_block),
     ),
     auto="vectorised",
 )  # fmt: skip

@@ -47,7 +47,6 @@ from course_lib.kernels.optimizers.table import (
     Table,
     chunks_kernel,
     fill_kernel,
-    plan,
 )
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
@@ -229,7 +228,7 @@ SGD = Ladder(
     Rung("naive", _launch_sgd_naive, _with_twins(sgd_naive_kernel)),
     Rung(
         "fused", _launch_sgd_fused,
-        (*_with_twins(sgd_fused_kernel), fill_kernel, chunks_kernel), (plan,),
+        (*_with_twins(sgd_fused_kernel), fill_kernel, chunks_kernel),
     ),
     auto="fused",
 )  # fmt: skip
@@ -237,7 +236,7 @@ ADAM = Ladder(
     Rung("naive", _launch_adam_naive, _with_twins(adam_naive_kernel, count_kernel)),
     Rung(
         "fused", _launch_adam_fused,
-        (*_with_twins(adam_fused_kernel, count_kernel), fill_kernel, chunks_kernel), (plan,),
+        (*_with_twins(adam_fused_kernel, count_kernel), fill_kernel, chunks_kernel),
     ),
     auto="fused",
 )  # fmt: skip

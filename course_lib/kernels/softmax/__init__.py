@@ -1,4 +1,4 @@
-"""Softmax and log-softmax over the last axis: y = exp(x − m) / Σ exp(x − m), m the row's largest.
+"""Softmax and log-softmax over an axis: y = exp(x − m) / Σ exp(x − m), m the row's largest.
 
 Any shape; float32, float16 or bfloat16 in and out, float32 in between. With `n` elements of `s`
 bytes the forward pass must move 2·n·s bytes (read x, write y), the backward pass 3·n·s (read dy and
@@ -18,15 +18,29 @@ rung        a row is worked on by                             reads of x, then o
 `split`     a block or a cluster of blocks that hold it in    1 / 1, or 2 / 2 where 2·n·s / 3·n·s,
             shared memory, copied there asynchronously; any   the row fits no       or 3·n·s / 5·n·s
             length                                            shared memory
+`strided`   a thread that takes 16 bytes of neighbouring      1 / 1, or 2 / 2       2·n·s / 3·n·s,
+            rows, along another axis than the last                                  or 3·n·s / 5·n·s
 =========== ================================================= ===================== ===============
 
-Along another axis than the last, numbers of a row are far apart in memory, and neighbouring rows
-side by side. There `forward_along` and `backward_along` take the rung `strided`: a thread takes 16
-bytes of neighbouring rows, so that memory is read in order. Up to 16 numbers of each are held in
-registers and read once; longer rows are read twice (3·n·s / 5·n·s).
+The last three have several ways, which `variant` may name as well. A rung takes the first that can
+have the row:
 
-By default a row goes to `registers` if a block's registers can hold it, else to `split`. Clusters
-need compute capability 9.0.
+==================== ============================================================================
+way                  a row is held
+==================== ============================================================================
+`registers/team`     by neighbouring lanes of a warp: up to 512 float32, forward
+`registers/block`    by a block
+`split/shared`       in a block's shared memory
+`split/cluster`      in that of the 2, 4 or 8 blocks of a cluster; needs compute capability 9.0
+`split/streamed`     nowhere: two launches read it in parts, on any chip
+`strided/held`       by a thread, up to 16 numbers of each of its rows
+`strided/streamed`   nowhere: a thread reads it twice
+==================== ============================================================================
+
+By default a row goes to `registers` if a block's registers can hold it, else to `split`. Along
+another axis than the last, its numbers are far apart in memory, and neighbouring rows side by side:
+there short or many rows go to `strided`, which reads memory in order. All other rungs take rows in
+one piece: along such an axis they get a transposed copy, and their result is copied back.
 
 As in PyTorch: −inf is a masked element, of which y is 0 (log-softmax: −inf); a row of nothing but
 −inf, and one with NaN or +inf anywhere, is NaN throughout. Sums are taken in a fixed order: two
@@ -38,15 +52,15 @@ Maximum and sum in one pass: Milakov and Gimelshein, Online normalizer calculati
 
 import math
 
-from course_lib.kernels.blocks.columns import seen_from
 from course_lib.kernels.blocks.softmax_formulas import LOG_SOFTMAX, SOFTMAX
 from course_lib.kernels.operation import AUTO
-from course_lib.kernels.softmax import strided
 from course_lib.kernels.softmax.direction import backward_direction, forward_direction
-from course_lib.kernels.softmax.plan import ROW_LIMIT
+from course_lib.kernels.softmax.plan import Problem
 from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import chip_of
 from course_lib.runtime.host.launch_cache import cached_launch
 from course_lib.runtime.host.outputs import output
+from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -59,75 +73,79 @@ class Softmax:
     def __init__(self, formulas):
         self.name = formulas.name
         self._forward, self._backward = forward_direction(formulas), backward_direction(formulas)
-        self._forward_strided = strided.forward_strided(formulas)
-        self._backward_strided = strided.backward_strided(formulas)
         self.FORWARD, self.BACKWARD = self._forward.LADDER, self._backward.LADDER
 
     @cached_launch(1)
-    def forward(self, x, *, variant=AUTO, out=None):
+    def forward(self, x, *, axis=-1, variant=AUTO, out=None):
         """y, of the shape, dtype and device of `x`; contiguous.
 
-        `out`, if given, receives y. Raises ArrayError for a wrong dtype, shape or device and
-        ValueError for an unknown variant, or for rows too long for `registers`. An `x` that is not
-        contiguous is copied first, because the kernels take rows one after another.
+        `out`, if given, receives y. Raises ArrayError for a wrong dtype, shape or device, and
+        ValueError for an axis or a variant that there is not, or for one that does not take such
+        rows. An `x` that is not contiguous is copied first, because the kernels take memory in
+        order.
         """
         arrays.require(x, "x", dtypes=DTYPES)
-        return _run(self.FORWARD, variant, (arrays.contiguous(x),), out)
+        return _run(self.FORWARD, self.forward, (arrays.contiguous(x),), axis, variant, out)
 
     @cached_launch(2)
-    def backward(self, dy, y, *, variant=AUTO, out=None):
+    def backward(self, dy, y, *, axis=-1, variant=AUTO, out=None):
         """dx from `dy` and forward's output `y`; of one shape and dtype. Raises as `forward`."""
         arrays.require(y, "y", dtypes=DTYPES)
         arrays.require(dy, "dy", shape=y.shape, dtypes=(arrays.dtype_name(y),))
         inputs = arrays.contiguous(dy), arrays.contiguous(y)
-        return _run(self.BACKWARD, variant, inputs, out)
+        return _run(self.BACKWARD, self.backward, inputs, axis, variant, out)
 
-    def forward_along(self, x, axis, *, out=None):
-        """As `forward`, along axis `axis` of `x`, counted from the front; by the rung `strided`."""
-        arrays.require(x, "x", dtypes=DTYPES)
-        return _run_along(self._forward_strided, axis, (arrays.contiguous(x),), out)
 
-    def backward_along(self, dy, y, axis, *, out=None):
-        """As `backward`, along axis `axis`, counted from the front; by the rung `strided`."""
-        arrays.require(y, "y", dtypes=DTYPES)
-        arrays.require(dy, "dy", shape=y.shape, dtypes=(arrays.dtype_name(y),))
-        inputs = arrays.contiguous(dy), arrays.contiguous(y)
-        return _run_along(self._backward_strided, axis, inputs, out)
+def _run(ladder, launcher, inputs, axis, variant, out):
+    shape = tuple(inputs[0].shape) or (1,)
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"an array of shape {tuple(inputs[0].shape)} has no axis {axis}")
+    result = _result(out, inputs)
+    if 0 in shape:
+        ladder.require(variant)
+        return result
+    problem = _problem(shape, axis % len(shape), (*inputs, result))
+    choice = ladder.choose(variant, problem, chip_of(result))
+    if problem.step > 1 and choice.rung != "strided":
+        return _by_rows(launcher, inputs, axis, variant, result)
+    choice.way.launch(choice.plan, (*inputs, result))
+    return result
+
+
+def default_choice(ladder, inputs, axis=-1):
+    """The `Choice` of AUTO for contiguous inputs, along an axis, and a result like them."""
+    shape = tuple(inputs[0].shape) or (1,)
+    problem = _problem(shape, axis % len(shape), (*inputs, inputs[0]))
+    return ladder.choose(AUTO, problem, chip_of(inputs[0]))
+
+
+def _problem(shape, axis, operands):
+    """The `plan.Problem` of `operands` of this shape, along `axis`, counted from 0."""
+    step, addresses = math.prod(shape[axis + 1 :]), 0
+    for operand in operands:
+        addresses |= arrays.address_of(operand)
+    n_rows, aligned = math.prod(shape[:axis]) * step, not addresses % VECTOR_BYTES
+    itemsize = operands[0].dtype.itemsize
+    return Problem(n_rows, shape[axis], step, itemsize, len(operands) - 1, aligned)
+
+
+def _by_rows(launcher, inputs, axis, variant, result):
+    """`result`, by kernels that take rows in one piece: they get copies with `axis` last."""
+    copies = (arrays.contiguous(arrays.with_axis_last(x, axis)) for x in inputs)
+    arrays.fill(arrays.with_axis_last(result, axis), launcher(*copies, variant=variant))
+    return result
 
 
 def _result(out, inputs):
+    if out is None:
+        return arrays.empty(tuple(inputs[0].shape), like=inputs[0])
     names = ("x",) if len(inputs) == 1 else ("dy", "y")
     # One of them may be `out` itself: the thread that writes an element has read it before.
     reads = {
         name: array for name, array in zip(names, inputs, strict=True)
-        if out is None or arrays.address_of(array) != arrays.address_of(out)
+        if arrays.address_of(array) != arrays.address_of(out)
     }  # fmt: skip
     return output(out, inputs[0].shape, like=inputs[0], reads=reads)
-
-
-def _run_along(direction, axis, inputs, out):
-    shape = tuple(inputs[0].shape)
-    if not 0 <= axis < len(shape):
-        raise ValueError(f"an array of shape {shape} has no axis {axis}")
-    result = _result(out, inputs)
-    if math.prod(shape):
-        direction.launch(*seen_from(shape, axis), (*inputs, result))
-    return result
-
-
-def _run(ladder, variant, inputs, out):
-    shape = tuple(inputs[0].shape)
-    n_cols = shape[-1] if shape else 1
-    rung = ladder.rung(variant, inputs[0], lambda: default_variant(n_cols, len(inputs)))
-    result = _result(out, inputs)
-    if n_elements := math.prod(shape):
-        rung.launch(n_elements // n_cols, n_cols, (*inputs, result))
-    return result
-
-
-def default_variant(n_cols, n_inputs):
-    """The rung that AUTO takes for rows of `n_cols`; `n_inputs` is 1 forward, 2 backward."""
-    return "registers" if n_cols <= ROW_LIMIT[n_inputs] else "split"
 
 
 softmax = Softmax(SOFTMAX)
@@ -141,11 +159,7 @@ OPERATIONS = {operation.name: operation for operation in (softmax, log_softmax)}
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
     for operation in OPERATIONS.values():
-        for n_inputs, *directions in (
-            (1, operation._forward, operation._forward_strided),
-            (2, operation._backward, operation._backward_strided),
-        ):
+        for n_inputs, direction in ((1, operation._forward), (2, operation._backward)):
             name = "forward" if n_inputs == 1 else "backward"
-            for direction in directions:
-                for label, kernel, types in direction.specialisations(n_inputs, DTYPES):
-                    yield f"{operation.name}.{name} {label}", kernel, types
+            for label, kernel, types in direction.specialisations(n_inputs, DTYPES):
+                yield f"{operation.name}.{name} {label}", kernel, types

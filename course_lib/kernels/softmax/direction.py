@@ -1,129 +1,108 @@
-"""All kernels of one direction, forward or backward, and how each rung is launched."""
+"""All kernels of one direction, forward or backward, and its ladder."""
 
 import functools
 
-from course_lib.kernels.blocks.row_plan import SLOTS, fits_team, row_plan, stream_plan, usable_slots
-from course_lib.kernels.blocks.rows import on_boundaries
-from course_lib.kernels.operation import Ladder, Rung
-from course_lib.kernels.softmax import ladder, registers, split, streamed
-from course_lib.kernels.softmax.plan import ROW_LIMIT, split_plan
-from course_lib.runtime.host import arrays
-from course_lib.runtime.host.launch import chip_of, launch
-
-CLUSTERS_SINCE = (9, 0)
+from course_lib.kernels.blocks import columns
+from course_lib.kernels.blocks.row_plan import SLOTS, fits_team, usable_slots
+from course_lib.kernels.operation import Ladder, Rung, Way
+from course_lib.kernels.softmax import ladder, plan, registers, split, streamed, strided
+from course_lib.runtime.host.launch import launch
 
 
 class Direction:
-    """One pass: its ladder, and what the rungs launch on `operands`, the inputs and the output.
+    """One pass: its ladder, whose ways launch a plan on `operands`, the inputs and the output.
 
     Operands are contiguous, and nothing may be empty.
     """
 
-    def __init__(self, ladder_kernels, registers_kernels, split_kernel, streamed_kernels):
-        self.registers = registers_kernels  # slots per thread -> (team kernel, block kernel)
-        self.split = split_kernel
-        self.streamed = streamed_kernels  # (statistics kernel, finishing kernel)
-        of_registers = tuple(kernel for pair in registers_kernels.values() for kernel in pair)
+    def __init__(self, formulas, of_ladder, of_registers, of_split, of_streamed, of_strided):
+        """The functions make each rung's kernels of this direction, for `formulas`."""
+        by_slots = {n_slots: of_registers(formulas, n_slots) for n_slots in SLOTS}
+        self.team = {n: team for n, (team, _) in by_slots.items() if fits_team(n, 4, 1)}
+        self.block = {n: block for n, (_, block) in by_slots.items() if n > 1}
+        self.split = of_split(formulas)
+        self.streamed = of_streamed(formulas)  # (statistics kernel, finishing kernel)
+        self.held, self.streamed_columns = strided.by_access(of_strided, formulas)
         self.LADDER = Ladder(
             *(
                 Rung(name, functools.partial(_launch_by_element, name, kernel), (kernel,))
-                for name, kernel in ladder_kernels.items()
+                for name, kernel in of_ladder(formulas).items()
             ),
-            Rung("registers", self._launch_registers, of_registers, (row_plan, on_boundaries)),
-            Rung(
-                "split", self._launch_split, (split_kernel, *streamed_kernels),
-                (split_plan, stream_plan, on_boundaries),
-            ),
+            Rung("registers", ways=(
+                _way("team", plan.team, self.team), _way("block", plan.block, self.block),
+            )),
+            Rung("split", ways=(
+                _way("shared", plan.shared, {None: self.split}),
+                _way("cluster", plan.cluster, {None: self.split}, plan.CLUSTERS),
+                Way(
+                    "streamed", plan.streamed,
+                    functools.partial(plan.launch_streamed, self.streamed), self.streamed,
+                ),
+            )),
+            Rung("strided", ways=(
+                _way("held", plan.held, self.held),
+                _way("streamed", plan.streamed_columns, self.streamed_columns),
+            )),
+            prefer=plan.preferred,
         )  # fmt: skip
-
-    def _launch_registers(self, n_rows, n_cols, operands):
-        n_arrays = len(operands) - 1
-        if n_cols > ROW_LIMIT[n_arrays]:
-            raise ValueError(
-                f"variant 'registers' takes rows of at most {ROW_LIMIT[n_arrays]:,} elements, "
-                f"not {n_cols:,}: use 'split'"
-            )
-        vectors = on_boundaries(n_cols, operands)
-        n_slots, team_bits, n_threads = row_plan(n_cols, operands[0].dtype.itemsize, n_arrays)
-        team_kernel, block_kernel = self.registers[n_slots]
-        if team_bits is None:
-            kernel, n_blocks, numbers = block_kernel, n_rows, (n_cols,)
-        else:
-            kernel, n_blocks = team_kernel, -(-(n_rows << team_bits) // n_threads)
-            numbers = n_rows, n_cols, team_bits
-        launch(kernel, n_blocks, n_threads, *operands, *numbers, vectors, flat=True, overlap=True)
-
-    def _launch_split(self, n_rows, n_cols, operands):
-        itemsize, n_arrays = operands[0].dtype.itemsize, len(operands) - 1
-        capability, shared_bytes = chip_of(operands[0])
-        clusters = capability >= CLUSTERS_SINCE
-        plan = split_plan(n_cols, itemsize, n_arrays, shared_bytes, clusters)
-        if plan is None:
-            self._launch_streamed(stream_plan(n_cols), n_rows, n_cols, operands)
-            return
-        launch(
-            self.split, n_rows << plan.part_bits, plan.n_threads,
-            *operands, n_cols, plan.length, plan.part_bits, on_boundaries(n_cols, operands),
-            flat=True, overlap=True, cluster=1 << plan.part_bits,
-            shared_bytes=plan.length * itemsize * n_arrays,
-        )  # fmt: skip
-
-    def _launch_streamed(self, plan, n_rows, n_cols, operands):
-        *inputs, result = operands
-        n_blocks = n_rows << plan.part_bits
-        # Forward keeps a maximum and a sum of each part, backward a sum.
-        statistics = arrays.empty((n_blocks * (3 - len(inputs)),), like=result, dtype="float32")
-        numbers = n_cols, plan.length, plan.part_bits, on_boundaries(n_cols, operands)
-        first, second = self.streamed
-        options = {"flat": True, "overlap": True}
-        launch(first, n_blocks, plan.n_threads, *inputs, statistics, *numbers, **options)
-        launch(second, n_blocks, plan.n_threads, *operands, statistics, *numbers, **options)
 
     def specialisations(self, n_inputs, dtypes):
-        """(label, kernel, argument types) of all that `launch` compiles; arrays as (dtype, 1)."""
+        """(label, kernel, argument types) of all that ways compile; arrays as (dtype, 1)."""
         for dtype in dtypes:
             row, numbers = (dtype, 1), ("float32", 1)
             inputs, operands = [row] * n_inputs, [row] * (n_inputs + 1)
             part = ["int64", "int64", "int64", "boolean"]
             for name, rung in self.LADDER.items():
-                if name not in ("registers", "split"):
+                if rung.launch:
                     yield f"{name} {dtype}", *rung.kernels, [*operands, "int64"]
             itemsize = 4 if dtype == "float32" else 2
             for n_slots in usable_slots(itemsize):
-                team_kernel, block_kernel = self.registers[n_slots]
                 common = f"registers, {n_slots} slots, {dtype}"
                 if fits_team(n_slots, itemsize, n_inputs):
                     team = ["int64", "int64", "int64", "boolean"]
-                    yield f"{common}, team", team_kernel, [*operands, *team]
+                    yield f"{common}, team", self.team[n_slots], [*operands, *team]
                 if n_slots > 1:
-                    yield f"{common}, block", block_kernel, [*operands, "int64", "boolean"]
+                    types = [*operands, "int64", "boolean"]
+                    yield f"{common}, block", self.block[n_slots], types
             yield f"split {dtype}", self.split, [*operands, *part]
             first, second = self.streamed
             yield f"split, statistics, {dtype}", first, [*inputs, numbers, *part]
             yield f"split, finish, {dtype}", second, [*operands, numbers, *part]
+            yield from self._of_columns(n_inputs, dtype)
 
-
-def _launch_by_element(name, kernel, n_rows, n_cols, operands):
-    block = ladder.BLOCK_SIZE
-    n_blocks = -(-n_rows // block) if name == "naive" else n_rows
-    launch(kernel, n_blocks, block, *operands, n_cols, flat=True)
+    def _of_columns(self, n_inputs, dtype):
+        types = [(dtype, 1)] * (n_inputs + 1) + ["int64"] * 3
+        for (vectors, n_slots), kernel in (self.held | self.streamed_columns).items():
+            width = (4 if dtype == "float32" else 8) if vectors else 1
+            how = "vectors" if vectors else "elements"
+            if n_slots is None:
+                yield f"strided, streamed, {how}, {dtype}", kernel, types
+            elif n_slots * width * n_inputs <= columns.MOST_VALUES:
+                yield f"strided, {n_slots} held, {how}, {dtype}", kernel, types
 
 
 def forward_direction(formulas):
     """The forward pass of one operation."""
     return Direction(
-        ladder.forward_kernels(formulas),
-        {n: registers.forward_kernels(formulas, n) for n in SLOTS},
-        split.forward_kernel(formulas),
-        streamed.forward_kernels(formulas),
-    )
+        formulas, ladder.forward_kernels, registers.forward_kernels, split.forward_kernel,
+        streamed.forward_kernels, strided.forward_kernels,
+    )  # fmt: skip
 
 
 def backward_direction(formulas):
     """The backward pass of one operation."""
     return Direction(
-        ladder.backward_kernels(formulas),
-        {n: registers.backward_kernels(formulas, n) for n in SLOTS},
-        split.backward_kernel(formulas),
-        streamed.backward_kernels(formulas),
-    )
+        formulas, ladder.backward_kernels, registers.backward_kernels, split.backward_kernel,
+        streamed.backward_kernels, strided.backward_kernels,
+    )  # fmt: skip
+
+
+def _way(name, find, kernels, *needs):
+    launch = functools.partial(plan.launch_one, kernels)
+    return Way(name, find, launch, kernels.values, *needs)
+
+
+def _launch_by_element(name, kernel, problem, operands):
+    block = ladder.BLOCK_SIZE
+    n_blocks = -(-problem.n_rows // block) if name == "naive" else problem.n_rows
+    launch(kernel, n_blocks, block, *operands, problem.n_cols, flat=True)

@@ -5,35 +5,19 @@ so that each number is read once; of longer ones it makes the maximum and the su
 numbers of each column at a time, and reads them again for the result.
 """
 
-import math
-
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.blocks.columns import (
-    BLOCK_SIZE,
-    MOST_VALUES,
-    SLOTS,
-    STREAM_SLOTS,
-    access,
-    fit_vectors,
-    slots_for,
-    start_of,
-    width_of,
-)
+from course_lib.kernels.blocks.columns import SLOTS, STREAM_SLOTS, access, start_of
 from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.blocks.softmax_formulas import exponential
 from course_lib.kernels.blocks.softmax_steps import add_online
-from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,
     vector_width,
     wait_for_previous_kernel,
 )
-
-#: So many columns for each number of one keep a chip busy; with fewer a copy costs less.
-COLUMNS_FOR_EACH = 64
 
 
 def forward_kernels(formulas, n_slots, vectors):
@@ -159,49 +143,10 @@ def backward_kernels(formulas, n_slots, vectors):
     return held_kernel, streamed_kernel
 
 
-class Strided:
-    """One direction of one operation, along any axis but the last."""
-
-    def __init__(self, kernels_of, formulas):
-        #: Whether by vectors -> numbers held (None: streamed) -> kernel.
-        self.kernels = {}
-        for vectors in (True, False):
-            held = {n: kernels_of(formulas, n, vectors)[0] for n in SLOTS}
-            streamed = kernels_of(formulas, STREAM_SLOTS, vectors)[1]
-            self.kernels[vectors] = held | {None: streamed}
-
-    def launch(self, n_columns, length, step, operands):
-        """`operands`: the inputs and last the result, all contiguous. Nothing may be empty."""
-        vectors = fit_vectors(step, operands)
-        width, n_arrays = width_of(operands[0], vectors), len(operands) - 1
-        n_blocks = math.ceil(n_columns / (width * BLOCK_SIZE))
-        launch(
-            self.kernels[vectors][slots_for(length, width * n_arrays)], n_blocks, BLOCK_SIZE,
-            *operands, n_columns, length, step, flat=True, overlap=True,
-        )  # fmt: skip
-
-    def specialisations(self, n_inputs, dtypes):
-        """(label, kernel, argument types) of all that `launch` compiles; arrays as (dtype, 1)."""
-        for dtype in dtypes:
-            types = [(dtype, 1)] * (n_inputs + 1) + ["int64"] * 3
-            for vectors, kernels in self.kernels.items():
-                width = (4 if dtype == "float32" else 8) if vectors else 1
-                how = "vectors" if vectors else "elements"
-                for n_slots, kernel in kernels.items():
-                    if n_slots is None:
-                        yield f"strided, streamed, {how}, {dtype}", kernel, types
-                    elif n_slots * width * n_inputs <= MOST_VALUES:
-                        yield f"strided, {n_slots} held, {how}, {dtype}", kernel, types
-
-
-def takes(n_columns, length):
-    """Whether this is the way for so many columns of `length`, rather than a transposed copy."""
-    return length <= SLOTS[1] or n_columns >= COLUMNS_FOR_EACH * length
-
-
-def forward_strided(formulas):
-    return Strided(forward_kernels, formulas)
-
-
-def backward_strided(formulas):
-    return Strided(backward_kernels, formulas)
+def by_access(kernels_of, formulas):
+    """({(whether by vectors, numbers held): kernel that holds}, the same of those that stream)."""
+    ways = (True, False)
+    return (
+        {(v, n): kernels_of(formulas, n, v)[0] for v in ways for n in SLOTS},
+        {(v, None): kernels_of(formulas, STREAM_SLOTS, v)[1] for v in ways},
+    )

@@ -150,7 +150,6 @@ def _ladder(naive_kernel, online_kernel, kernels):
         ),
         Rung(
             "registers", functools.partial(_launch_registers, kernels), tuple(kernels.values()),
-            (plan, on_boundaries),
         ),
         auto="registers",
     )  # fmt: skip

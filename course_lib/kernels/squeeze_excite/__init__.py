@@ -52,7 +52,6 @@ from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.squeeze_excite import (
     batched,
     fused,
-    plan,
     resident,
     resident_plan,
     separate,
@@ -63,28 +62,20 @@ from course_lib.kernels.squeeze_excite.arguments import (
     checked_backward,
     checked_forward,
 )
-from course_lib.kernels.squeeze_excite.operands import boundaries
 from course_lib.kernels.squeeze_excite.problem import DTYPES
 
 #: AUTO takes `fused` from so many bytes of contiguous images on, if C·R is no more than that: a
 #: single block does all of a sample's small layers there. Measured on an H200.
 LARGE = {"forward": 64 << 20, "backward": 32 << 20}
 SMALL_LAYERS = 2_000
-_CUTS = plan.plan_of, plan.plan_planes, plan.plan_pixels, boundaries
-#: Rung -> its module, what decides, and the compute capability it needs.
+#: Rung -> its module, and the compute capability it needs.
 _RUNGS = {
     "separate": (separate,),
-    "two_pass": (two_pass, (two_pass.cut_of, *_CUTS, two_pass.aligned)),
-    "fused": (fused, _CUTS),
-    "resident": (
-        resident,
-        (resident_plan.plan_of, resident_plan.blocks_that_lead, boundaries, two_pass.aligned),
-        resident_plan.CAPABILITY,
-    ),
-    "batched": (
-        batched, (batched.plan_of, boundaries, two_pass.aligned), resident_plan.CAPABILITY,
-    ),
-}  # fmt: skip
+    "two_pass": (two_pass,),
+    "fused": (fused,),
+    "resident": (resident, resident_plan.CAPABILITY),
+    "batched": (batched, resident_plan.CAPABILITY),
+}
 FORWARD = Ladder(
     *(
         Rung(name, module.forward, module.FORWARD_KERNELS, *more)

@@ -57,10 +57,8 @@ def room_of(x):
 
     0 bytes where the chip is too old.
     """
-    capability, shared_bytes = launching.chip_of(x)
-    if tuple(capability) < CAPABILITY:
-        return 1, 0
-    return launching.multiprocessors_of(x), shared_bytes
+    chip = launching.chip_of(x)
+    return (chip.multiprocessors, chip.shared_bytes) if chip.capability >= CAPABILITY else (1, 0)
 
 
 @functools.lru_cache(maxsize=4096)

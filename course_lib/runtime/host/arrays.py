@@ -256,6 +256,11 @@ def address_of(array):
     return interface["data"][0] or 0 if interface else 0
 
 
+def begins_on(n_bytes, array, length):
+    """Whether each row of `length` elements begins on a boundary of `n_bytes`."""
+    return not (address_of(array) | length * array.dtype.itemsize) % n_bytes
+
+
 def dense(array):
     """`array` itself if its elements fill one stretch of memory, else a copy that does.
 
@@ -271,9 +276,19 @@ def laid_out_like(array, model):
     """`array` itself if it lies in memory as `model` does, else a copy that does."""
     if same_layout(array, model):
         return array
-    copy = empty_like(model)
-    if hasattr(copy, "copy_"):
-        copy.copy_(array)
-    else:
-        copy[...] = array
-    return copy
+    return fill(empty_like(model), array)
+
+
+def fill(array, values):
+    """`array`, with `values` of its shape copied to it."""
+    if hasattr(array, "copy_"):
+        return array.copy_(values)
+    array[...] = values
+    return array
+
+
+def with_axis_last(array, axis):
+    """A view of `array`, with this axis behind the others."""
+    axes = list(range(len(array.shape)))
+    axes.append(axes.pop(axis))
+    return array.permute(axes) if is_tensor(array) else array.transpose(axes)

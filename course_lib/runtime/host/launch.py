@@ -10,6 +10,7 @@ In the simulator the same call runs the kernel on NumPy arrays and PyTorch CPU t
 """
 
 import contextlib
+import functools
 import math
 import sys
 from threading import get_ident
@@ -29,21 +30,23 @@ from course_lib.runtime.host.specialisation import (
 
 __all__ = [
     "ArrayError", "Chip", "LaunchError", "chip_of", "in_simulator", "launch",
-    "most_blocks_in_cluster", "multiprocessors_of", "planning", "prepare", "recorded",
+    "most_blocks_in_cluster", "planning", "prepare", "recorded",
 ]  # fmt: skip
 
 
 class Chip(NamedTuple):
-    """What launchers decide by; `shared_bytes` are what a block may have, as the driver says it."""
+    """What plans know of a GPU; a block may have `shared_bytes`, as the driver says it."""
 
-    name: str
     capability: tuple
     shared_bytes: int
     multiprocessors: int
+    l2_bytes: int
+    name: str
 
 
 _simulated = device.use_simulator()
-_chip = Chip("simulator", (9, 0), 227 << 10, 8)  # few, as every block takes the simulator time
+#: An H200 of few multiprocessors, as every block takes the simulator time.
+_chip = Chip((9, 0), 227 << 10, 8, 50 << 20, "simulator")
 _planning = False  # launches are noted, and none is run
 choices = ()  # what ladders were told to choose (`Ladder.choosing`): another, and all decide anew
 MOST_BLOCKS_IN_CLUSTER = 16
@@ -202,21 +205,24 @@ def on_gpu():
 
 
 def chip_of(array):
-    """(compute capability, bytes of shared memory a block may have) where launches on `array` run.
+    """The `Chip` that launches on `array` run on.
 
-    In the simulator, those of the chip that it stands for; while `planning`, of the given one.
+    In the simulator, the one that it stands for; while `planning`, the given one.
     """
     if not on_gpu():
-        return _chip.capability, _chip.shared_bytes
-    found = device.properties(arrays.describe(array).device)
-    return found.compute_capability, found.shared_bytes_per_block_optin
+        return _chip
+    if type(array) in tensor_types:
+        return _gpu(array.get_device())
+    return _gpu(arrays.describe(array).device)
 
 
-def multiprocessors_of(array):
-    """How many multiprocessors run launches on `array`, found as in `chip_of`."""
-    if not on_gpu():
-        return _chip.multiprocessors
-    return device.properties(arrays.describe(array).device).multiprocessors
+@functools.cache
+def _gpu(index):
+    found = device.properties(index)
+    return Chip(
+        found.compute_capability, found.shared_bytes_per_block_optin, found.multiprocessors,
+        found.l2_bytes, found.name,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

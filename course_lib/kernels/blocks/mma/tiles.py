@@ -55,16 +55,21 @@ class Tile(NamedTuple):
     k_size: int  # columns of the matrix
 
 
+def size(rows, k_bytes, itemsize, source):
+    """(elements of a tile, elements from one of its rows in shared memory to the next)."""
+    k_size = k_bytes // itemsize
+    if source == "by_row":
+        return k_size * (rows + ROW_PADDING), rows + ROW_PADDING
+    pitch = k_size + VECTOR_BYTES // itemsize
+    return rows * pitch, pitch
+
+
 def tile(rows, k_bytes, itemsize, n_threads, source):
     """The `Tile` for elements of `itemsize` bytes, in blocks of `n_threads` threads."""
     width, k_size = VECTOR_BYTES // itemsize, k_bytes // itemsize
-    if source == "by_row":
-        pitch = rows + ROW_PADDING
-        fetches = _fetch_by_row(rows, k_size, pitch, width, n_threads)
-        return Tile(*fetches, k_size * pitch, pitch, k_size)
-    pitch = k_size + width
-    make = _fetch_by_k if source == "by_k" else _fetch_any
-    return Tile(*make(rows, k_size, pitch, width, n_threads), rows * pitch, pitch, k_size)
+    n_elements, pitch = size(rows, k_bytes, itemsize, source)
+    make = {"by_row": _fetch_by_row, "by_k": _fetch_by_k, "any": _fetch_any}[source]
+    return Tile(*make(rows, k_size, pitch, width, n_threads), n_elements, pitch, k_size)
 
 
 def _fetch_by_k(ROWS, K_SIZE, PITCH, WIDTH, N_THREADS):
