@@ -72,6 +72,11 @@ def pytest_terminal_summary(terminalreporter):
             f"contract: {noted['proved']:,} (operation × rung × dtype × property) proved, "
             f"{noted['rejected']} planted mistakes rejected"
         )
+    if noted["kept"]:
+        terminalreporter.write_line(
+            f"operators: {noted['kept']:,} (form of an operator × promise) kept, "
+            f"{noted['rejected operator']} planted mistakes rejected"
+        )
 
 
 def _why_no_gpu():

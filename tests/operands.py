@@ -7,8 +7,8 @@ simulator, and our kernels on a GPU.
 import itertools
 import warnings
 
+import peers
 import torch
-import torch.nn.functional as F
 from contract.memory import strange
 from tensors import PLACE
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -73,85 +73,43 @@ LAYOUTS = {
 }
 
 
-def _squeeze_excite(f, x, weight1, bias1, weight2, bias2):
-    if f is ops:
-        return ops.squeeze_excite(x, weight1, bias1, weight2, bias2)
-    hidden = F.silu(F.linear(x.mean((2, 3)), weight1, bias1))
-    return x * torch.sigmoid(F.linear(hidden, weight2, bias2))[:, :, None, None]
-
-
 def _bn_relu_softmax(f, x, mean, var, weight, bias):
-    if f is ops:
-        return ops.bn_relu_softmax(x, mean.detach(), var.detach().square(), weight, bias, eps=1.0)
-    return torch.softmax(_inference(f, x, mean, var, weight, bias).relu(), 1)
-
-
-def _conv2d_batch_norm(f, x, weight, scale, shift):
-    if f is ops:
-        return ops.conv2d_batch_norm(x, weight, scale, shift, None, None, padding=1)
-    return F.batch_norm(F.conv2d(x, weight, padding=1), None, None, scale, shift, True)
+    return f.bn_relu_softmax(x, mean.detach(), var.detach().square(), weight, bias, 1.0)
 
 
 def _dice_loss(f, x):
     target = torch.arange(x[:, 0].numel(), device=x.device).view(x[:, 0].shape) % x.shape[1]
-    if f is ops:
-        return ops.dice_loss(x, target, smooth=1.0)
-    p, t = x.softmax(1), F.one_hot(target, x.shape[1]).movedim(-1, 1)
-    both, sums = ((p * t).sum((0, 2, 3)), (p.sum((0, 2, 3)) + t.sum((0, 2, 3))))
-    return 1 - ((2 * both + 1) / (sums + 1)).mean()
-
-
-def _drop(name, x, *options):
-    """Ours with the mask that it has drawn; PyTorch's with the same one."""
-    torch.manual_seed(3)
-    return getattr(ops, name)(x, *options)
-
-
-def _dropout(f, x):
-    y = _drop("dropout", x, 0.25)
-    return y if f is ops else x * (y.detach() != 0) / 0.75
-
-
-def _softmax_dropout(f, x):
-    y = _drop("softmax_dropout", x, 0.25)
-    return y if f is ops else torch.softmax(x, -1) * (y.detach() != 0) / 0.75
-
-
-def _batch_norm(f, x, weight, bias):
-    if f is F:
-        # PyTorch 2.15's own gradient is wrong on a CPU for weights with gaps in memory.
-        weight, bias = weight.contiguous(), bias.contiguous()
-    return f.batch_norm(x, None, None, weight, bias, True)
+    return f.dice_loss(x, target)
 
 
 def _inference(f, x, mean, var, weight, bias):
-    mean, var = mean.detach(), var.detach().square()
-    if f is F:
-        mean, var, weight, bias = (each.contiguous() for each in (mean, var, weight, bias))
-    return f.batch_norm(x, mean, var, weight, bias, eps=1.0)
+    return f.batch_norm(x, mean.detach(), var.detach().square(), weight, bias, eps=1.0)
 
 
 IMAGE, ROWS = (2, 8, 4, 6), (4, 16)
-_ACTIVATIONS = (
+ACTIVATIONS = (
     "relu", "relu6", "leaky_relu", "sigmoid", "silu", "hardsigmoid", "hardswish", "gelu",
 )  # fmt: skip
+IN_PLACE = tuple(name for name in ACTIVATIONS if name not in ("sigmoid", "gelu"))
 #: label -> (call(library, *operands), shapes of the operands); labels begin with the operator.
 CASES = {
-    **{name: (lambda f, x, name=name: getattr(f, name)(x), (IMAGE,)) for name in _ACTIVATIONS},
+    **{name: (lambda f, x, name=name: getattr(f, name)(x), (IMAGE,)) for name in ACTIVATIONS},
     "softmax": (lambda f, x: f.softmax(x, -1), (IMAGE,)),
     "softmax of channels": (lambda f, x: f.softmax(x, 1), (IMAGE,)),
     "log_softmax": (lambda f, x: f.log_softmax(x, -1), (IMAGE,)),
     "log_softmax of channels": (lambda f, x: f.log_softmax(x, 1), (IMAGE,)),
-    "softmax_dropout": (_softmax_dropout, (ROWS,)),
-    "dropout": (_dropout, (IMAGE,)),
+    "softmax_dropout": (lambda f, x: f.softmax_dropout(x, 0.25), (ROWS,)),
+    "dropout": (lambda f, x: f.dropout(x, 0.25), (IMAGE,)),
     "bn_relu_softmax": (_bn_relu_softmax, (ROWS, *[(16,)] * 4)),
-    "batch_norm": (_batch_norm, (IMAGE, (8,), (8,))),
+    "batch_norm": (
+        lambda f, x, *affine: f.batch_norm(x, None, None, *affine, True), (IMAGE, (8,), (8,))
+    ),
     "batch_norm in inference": (_inference, (IMAGE, *[(8,)] * 4)),
     "layer_norm": (lambda f, x, *affine: f.layer_norm(x, (4, 6), *affine), (IMAGE, *[(4, 6)] * 2)),
-    "global_avg_pool": (
-        lambda f, x: f.global_avg_pool(x) if f is ops else F.adaptive_avg_pool2d(x, 1), (IMAGE,)
+    "global_avg_pool": (lambda f, x: f.global_avg_pool(x), (IMAGE,)),
+    "squeeze_excite": (
+        lambda f, *operands: f.squeeze_excite(*operands), (IMAGE, (4, 8), (4,), (8, 4), (8,))
     ),
-    "squeeze_excite": (_squeeze_excite, (IMAGE, (4, 8), (4,), (8, 4), (8,))),
     "max_pool2d": (lambda f, x: f.max_pool2d(x, 3, 2, 1), (IMAGE,)),
     "max_pool2d of one pixel": (lambda f, x: f.max_pool2d(x, 3, 1, 1), ((2, 8, 1, 1),)),
     "interpolate": (lambda f, x: f.interpolate(x, scale_factor=2), (IMAGE,)),
@@ -160,10 +118,12 @@ CASES = {
     ),
     "linear": (lambda f, *operands: f.linear(*operands), ((2, 3, 16), (8, 16), (8,))),
     "cross_entropy": (
-        lambda f, x: f.cross_entropy(x, torch.arange(4, device=x.device)), ((4, 5),)
+        lambda f, x: f.cross_entropy(x, torch.arange(x.shape[0], device=x.device) % 5), ((4, 5),)
     ),
     "cross_entropy of images": (
-        lambda f, x: f.cross_entropy(x, torch.arange(48, device=x.device).view(2, 4, 6) % 8),
+        lambda f, x: f.cross_entropy(
+            x, torch.arange(x[:, 0].numel(), device=x.device).view(x[:, 0].shape) % 8
+        ),
         (IMAGE,),
     ),
     "cross_entropy of probabilities": (
@@ -186,7 +146,10 @@ CASES = {
         lambda f, *operands: f.conv2d(*operands, padding=1, groups=8),
         (IMAGE, (8, 1, 3, 3), (8,)),
     ),
-    "conv2d_batch_norm": (_conv2d_batch_norm, (IMAGE, (16, 8, 3, 3), (16,), (16,))),
+    "conv2d_batch_norm": (
+        lambda f, *operands: f.conv2d_batch_norm(*operands, None, None, padding=1),
+        (IMAGE, (16, 8, 3, 3), (16,), (16,)),
+    ),
     "conv_transpose2d": (
         lambda f, *operands: f.conv_transpose2d(*operands, stride=2),
         (IMAGE, (8, 4, 2, 2), (4,)),
@@ -234,33 +197,44 @@ def _differences(label, call, shapes, names):
     generator = torch.Generator().manual_seed(len(label))
     numbers = [torch.randn(shape, generator=generator).to(PLACE) for shape in shapes]
     placed = [LAYOUTS[name](x) for name, x in zip(names, numbers, strict=False)]
-    ours, theirs = (_run(call, library, placed, names[-1]) for library in (ops, F))
-    for what, found, expected in zip(ours[0], ours[1:], theirs[1:], strict=True):
+    ours, theirs = (run(call, library, placed, names[-1]) for library in (ops, peers))
+    for what, found, expected in zip(ours[0], ours[1], theirs[1], strict=True):
         try:
             torch.testing.assert_close(found, expected, rtol=1e-2, atol=2e-2)
         except AssertionError as error:
             yield f"{what}: {error}"
-    if not label.startswith(LAID_OUT) and _strides(ours[1]) != _strides(theirs[1]):
-        yield f"y has strides {ours[1].stride()}, PyTorch's {theirs[1].stride()}"
+    y, peer = ours[1][0], theirs[1][0]
+    if not label.startswith(LAID_OUT) and strides(y) != strides(peer):
+        yield f"y has strides {y.stride()}, PyTorch's {peer.stride()}"
     with FakeTensorMode() as mode, warnings.catch_warnings():
-        fakes = _run(call, ops, [mode.from_tensor(x) for x in placed], names[-1])
-    for what, found, fake in zip(ours[0], ours[1:], fakes[1:], strict=True):
-        if _strides(found) != _strides(fake):
+        fakes = run(call, ops, [mode.from_tensor(x) for x in placed], names[-1])
+    for what, found, fake in zip(*ours, fakes[1], strict=True):
+        if strides(found) != strides(fake):
             yield f"{what} has strides {found.stride()}, and {fake.stride()} when it is traced"
 
 
-def _run(call, library, operands, layout_of_dy):
-    """(names of the results, y, the gradient of each operand that has one)."""
-    leaves = [x.detach().requires_grad_() for x in operands]
-    y = call(library, *leaves)
-    dy = torch.linspace(-1, 1, y.numel(), device=y.device).view(y.shape)
+def run(call, library, operands, layout_of_dy="contiguous"):
+    """(names of the results, y and the gradient of each operand that has one).
+
+    Further results have no gradient. What is drawn at random is drawn the same each time.
+    """
+    torch.manual_seed(3)
+    leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in operands]
+    y, *others = several(call(library, *leaves))
+    dy = torch.linspace(-1, 2, y.numel(), device=y.device).view(y.shape).to(y.dtype)
     dy = LAYOUTS[layout_of_dy](dy) if y.ndim else dy
-    found = torch.autograd.grad(y, leaves, dy, allow_unused=True)
-    given = {f"gradient {n}": dx for n, dx in enumerate(found) if dx is not None}
-    return ["y", *given], y.detach(), *given.values()
+    wanted = [x for x in leaves if x.requires_grad]
+    gradients = torch.autograd.grad(y, wanted, dy, allow_unused=True)
+    given = {f"gradient {n}": dx for n, dx in enumerate(gradients) if dx is not None}
+    names = ["y", *(f"result {n}" for n in range(1, 1 + len(others))), *given]
+    return names, [y.detach(), *others, *given.values()]
 
 
-def _strides(x):
+def several(results):
+    return results if isinstance(results, tuple) else (results,)
+
+
+def strides(x):
     return tuple(
         stride for stride, extent in zip(x.stride(), x.shape, strict=True) if extent != 1
     )  # fmt: skip
