@@ -224,7 +224,7 @@ def run(call, library, operands, layout_of_dy="contiguous"):
     dy = torch.linspace(-1, 2, y.numel(), device=y.device).view(y.shape).to(y.dtype)
     dy = LAYOUTS[layout_of_dy](dy) if y.ndim else dy
     wanted = [x for x in leaves if x.requires_grad]
-    gradients = torch.autograd.grad(y, wanted, dy, allow_unused=True)
+    gradients = torch.autograd.grad(y, wanted, dy, allow_unused=True) if wanted else ()
     given = {f"gradient {n}": dx for n, dx in enumerate(gradients) if dx is not None}
     names = ["y", *(f"result {n}" for n in range(1, 1 + len(others))), *given]
     return names, [y.detach(), *others, *given.values()]

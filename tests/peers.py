@@ -60,7 +60,9 @@ def squeeze_excite(x, weight1, bias1, weight2, bias2, activation="silu", gate="s
 
 def dice_loss(input, target, weight=None, ignore_index=-100, smooth=1.0, dice_weight=1.0,
               cross_entropy_weight=0.0):  # fmt: skip
-    """The definition, differentiated by PyTorch."""
+    """The definition, differentiated by PyTorch; under autocast in float32, as its losses are."""
+    if torch.is_autocast_enabled(input.device.type):
+        input, weight = (x if x is None else x.float() for x in (input, weight))
     counted = target != ignore_index
     p = input.softmax(1) * counted.unsqueeze(1)
     t = F.one_hot(target.where(counted, 0), input.shape[1]).movedim(-1, 1) * counted.unsqueeze(1)

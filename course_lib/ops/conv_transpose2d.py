@@ -40,7 +40,7 @@ def _y_shape(x, weight, stride, padding, output_padding, groups, dilation):
     """(N, K, P, Q); RuntimeError where there is no such convolution."""
     check_options("conv_transpose2d", x, weight, stride, padding, dilation, groups)
     N, C, *size = x.shape
-    if weight.shape[0] != C or C % groups or min(weight.shape[1:]) < 1:
+    if weight.shape[0] != C or C % groups or min(weight.shape) < 1:
         raise RuntimeError(
             f"Given transposed=1, groups={groups}, weight of size {list(weight.shape)}, expected "
             f"input{list(x.shape)} to have {weight.shape[0]} channels, a multiple of groups, and "

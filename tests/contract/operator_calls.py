@@ -40,7 +40,7 @@ def changes(x):
     if x.dim():
         changed |= {"longer": torch.cat((x, x)), "shorter": x[:-1], "none": x[:0]}
     if x.dim() > 1:
-        changed["wider"] = torch.cat((x, x), 1)
+        changed["wider"] = torch.cat((x, x), -1 if x.dim() == 3 else 1)
     return changed
 
 

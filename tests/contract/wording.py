@@ -62,6 +62,8 @@ SAYS = {
         )
     },
 }  # fmt: skip
+#: Functions whose kernels alone look at the type of numbers.
+IN_KERNELS = (*ACTIVATIONS, "softmax_dropout", "bn_relu_softmax")
 WEIGHTS = ones(2, 4), ones(2), ones(4, 2), ones(4)
 FIVE = ones(5), ones(5), ones(5), ones(5)
 PIXELS = images(2, 3, 4, 4), torch.ones(2, 4, 4, dtype=torch.int64)
@@ -133,10 +135,8 @@ def faults(name):
     found += [(words, *row, error, words) for function, *row, error, words in OWN
               if function == name]  # fmt: skip
     for label, args, options, error, words in found:
-        # Activations look at dtypes in their kernels alone.
-        for device in (PLACE, "meta") if error is not Exception and name not in ACTIVATIONS else (
-            PLACE,
-        ):
+        in_kernels = name in IN_KERNELS and not args[0].is_floating_point()
+        for device in (PLACE,) if error is Exception or in_kernels else (PLACE, "meta"):
             moved = [x.to(device) if torch.is_tensor(x) else x for x in args]
             named = {k: x.to(device) if torch.is_tensor(x) else x for k, x in options.items()}
             said, _ = outcome(getattr(ops, name), moved, named)
