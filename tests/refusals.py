@@ -148,6 +148,16 @@ def cases():
     ):
         yield "conv2d", label, args, options
 
+    for label, options in (
+        ("nothing", {}), ("both", dict(size=6, scale_factor=2)),
+        ("three sizes", dict(size=(1, 2, 3))),
+        ("three factors", dict(scale_factor=(2, 2, 2))), ("size 0", dict(size=0)),
+        ("a small factor", dict(scale_factor=0.1)), ("below 0", dict(size=-1)),
+        ("corners of nearest", dict(size=6, align_corners=True)),
+        ("recomputed of a size", dict(size=6, recompute_scale_factor=True)),
+    ):
+        yield "interpolate", label, (images(1, 2, 3, 3),), options
+
     weight = images(4, 3, 3, 3) / 100
     for label, args, options in (
         ("as it should be", (X, weight, ones(3)), {}),

@@ -253,30 +253,3 @@ def test_the_operator_reads_logits_as_they_lie():
     assert names == ["vectorised_kernel", "finish_kernel"]
     (found,) = torch.autograd.grad(ops.cross_entropy(last, target, ignore_index=-1), last)
     assert found.is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_the_operator_is_pytorchs(layout, reduction, smoothing):
-    logits, target, weight = case((2, 5, 3, 4), weighted=True)
-    options = dict(weight=weight, ignore_index=-1, reduction=reduction, label_smoothing=smoothing)
-    found = []
-    for function in (ops.cross_entropy, F.cross_entropy):
-        x = logits.contiguous(memory_format=layout).requires_grad_()
-        loss = function(x, target, **options)
-        found.append((loss, torch.autograd.grad(loss, x, torch.ones_like(loss))[0]))
-    for ours, theirs in zip(*found, strict=True):
-        close(ours, theirs, scale=8)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_opcheck(reduction):
-    logits, target, weight = case((1, 2, 1, 4), weighted=True)
-    options = weight, -1, reduction, 0.1
-    operator = torch.ops.course_lib.cross_entropy.default
-    torch.library.opcheck(operator, (logits.requires_grad_(), target, *options))
-    logits = logits.detach()
-    loss, *saved = operator(logits, target, *options)
-    backward = torch.ops.course_lib.cross_entropy_backward.default
-    torch.library.opcheck(backward, (loss, logits, target, *saved, *options))

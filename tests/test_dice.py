@@ -4,9 +4,9 @@ import itertools
 import math
 
 import numpy as np
+import peers
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensors import PLACE, close
@@ -103,18 +103,6 @@ def test_every_kernel(n_classes, dtype, n_pixels):
     check(*case((2, n_classes, n_pixels), dtype, weighted=True), ignore_index=-1, **BOTH)
 
 
-def by_torch(logits, target, weight=None, *, ignore_index, smooth=1.0, dice_weight=1.0,
-             cross_entropy_weight=0.0):  # fmt: skip
-    """The definition in PyTorch's operators, differentiated by PyTorch."""
-    valid = (target != ignore_index).unsqueeze(1)
-    p = logits.softmax(1) * valid
-    t = F.one_hot(target.where(target != ignore_index, 0), logits.shape[1]).movedim(-1, 1) * valid
-    axes = [0, *range(2, logits.dim())]
-    found = (2 * (p * t).sum(axes) + smooth) / (p.sum(axes) + t.sum(axes) + smooth)
-    entropy = F.cross_entropy(logits, target, weight, ignore_index=ignore_index)
-    return dice_weight * (1 - found.mean()) + cross_entropy_weight * entropy
-
-
 def test_each_forward_kernel_is_some_images():
     taken = set()
     for dtype, n_classes, n_pixels in itertools.product(
@@ -131,7 +119,7 @@ def test_each_forward_kernel_is_some_images():
 def test_truth_is_that_of_the_definition(options):
     logits, target, weight = case((2, 5, 3, 4), weighted=True)
     logits, weight = logits.double().requires_grad_(), weight.double()
-    expected = by_torch(logits, target, weight, ignore_index=-1, **options)
+    expected = peers.dice_loss(logits, target, weight, ignore_index=-1, **options)
     (gradient,) = torch.autograd.grad(1.7 * expected, logits)
     arguments = double(logits), target.cpu().numpy()
     options = dict(weight=double(weight), ignore_index=-1, **options)
@@ -282,80 +270,6 @@ def test_numpy_arrays_in_the_simulator():
     found = dice.backward(np.ones((), "f4"), logits, target, factors, weight=weight,
                           ignore_index=-1)  # fmt: skip
     assert isinstance(found, np.ndarray) and np.abs(found.sum(1)).max() < 1e-6
-
-
-# --- operator and module -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("options", [dict(), dict(smooth=0.5), BOTH])
-def test_the_operator_is_the_definition(layout, options):
-    logits, target, weight = case((2, 5, 3, 4), weighted=True)
-    x, found = logits.contiguous(memory_format=layout).requires_grad_(), []
-    for function in (ops.dice_loss, by_torch):
-        loss = function(x, target, weight, ignore_index=-1, **options)
-        found.append((loss, torch.autograd.grad(loss, x)[0]))
-    for ours, theirs in zip(*found, strict=True):
-        close(ours, theirs, scale=4)
-    assert found[0][1].stride() == x.stride()
-
-
-def test_opcheck():
-    logits, target, weight = case((1, 2, 1, 4), weighted=True)
-    operator = torch.ops.course_lib.dice_loss.default
-    options = -1, 1.0, 0.5, 0.5
-    torch.library.opcheck(operator, (logits.requires_grad_(), target, weight, *options))
-    loss, factors = operator(logits.detach(), target, weight, *options)
-    backward = torch.ops.course_lib.dice_loss_backward.default
-    torch.library.opcheck(backward, (loss, logits.detach(), target, factors, weight, -1))
-
-
-def test_compiles_without_a_graph_break():
-    def network(x, target):
-        return ops.dice_loss(x * 2, target, ignore_index=-1, cross_entropy_weight=0.5)
-
-    torch.compiler.reset()
-    compiled = torch.compile(network, fullgraph=True, backend="aot_eager")
-    logits, target, _ = case((2, 3, 4, 4))
-    found = []
-    for function in (compiled, network):
-        x = logits.clone().requires_grad_()
-        loss = function(x, target)
-        found.append((loss, torch.autograd.grad(loss, x)[0]))
-    for ours, theirs in zip(*found, strict=True):
-        close(ours, theirs)
-
-
-def test_autocast_takes_float32():
-    logits, target, weight = case((2, 3, 4, 4), torch.bfloat16, weighted=True)
-    options = dict(ignore_index=-1, **BOTH)
-    with torch.autocast(PLACE, dtype=torch.bfloat16):
-        found = ops.dice_loss(logits, target, weight, **options)
-    close(found, ops.dice_loss(logits.float(), target, weight.float(), **options))
-
-
-def test_the_operator_refuses_what_does_not_go_together():
-    logits, target, weight = case((2, 3, 4, 4), weighted=True)
-    for error, arguments, message in (
-        (RuntimeError, (logits, target.mT[:, :3]), r"Expected target size \[2, 4, 4\], got"),
-        (RuntimeError, (logits, target.int()), "target dtype to be Long or Byte, but got torch.i"),
-        (RuntimeError, (logits, target, weight[:2]), "defined for all 3 classes, but has shape"),
-        (RuntimeError, (logits, target, weight.half()), "expected scalar type torch.float32 but"),
-        (RuntimeError, (logits[0, 0, 0], target), r"must be \(N, C, …\) with a class at least"),
-        (NotImplementedError, (logits.long(), target), "not implemented for"),
-        (TypeError, (logits, [1]), "target must be Tensor, not list"),
-    ):
-        with pytest.raises(error, match=message):
-            ops.dice_loss(*arguments)
-    with pytest.raises(ValueError, match="smooth must be a number from 0 on, not -1"):
-        ops.dice_loss(logits, target, smooth=-1)
-    loss = ops.dice_loss(logits, target, weight.requires_grad_(), ignore_index=-1)
-    with pytest.raises(RuntimeError, match="no gradient for its weight"):
-        loss.backward()
-    x = logits.requires_grad_()
-    (dx,) = torch.autograd.grad(ops.dice_loss(x, target, ignore_index=-1), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="course_lib.dice_loss has no second derivative"):
-        dx.sum().backward()
 
 
 def test_the_module():

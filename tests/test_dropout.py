@@ -66,21 +66,6 @@ def test_masks_differ_and_repeat_with_the_generator():
     assert torch.allclose(first[first != 0], torch.full((), 1 / 0.75, device=PLACE))
 
 
-@pytest.mark.parametrize("p", [0.25, 1.0])
-def test_opcheck(p):
-    x = randn(5, 9).requires_grad_()
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.course_lib.dropout.default, (x, p), test_utils=checks)
-
-
-def test_compiles_without_a_graph_break():
-    compiled = torch.compile(lambda x: ops.dropout(x * 2, 0.5), fullgraph=True, backend="aot_eager")
-    x = torch.ones(500, device=PLACE, requires_grad=True)
-    y = compiled(x)
-    assert not torch.equal(y, compiled(x))
-    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], y.detach())
-
-
 def test_the_module_is_drop_in():
     for options in ({}, dict(p=0.2), dict(p=0.2, inplace=True)):
         assert repr(nn.Dropout(**options)) == repr(torch.nn.Dropout(**options))
@@ -90,11 +75,6 @@ def test_the_module_is_drop_in():
     assert not y.any()
     inplace = x.clone()
     assert nn.Dropout(0.5, inplace=True)(inplace) is inplace and not torch.equal(inplace, x)
-
-
-def test_vmap_is_refused():
-    with pytest.raises(RuntimeError, match="can't be mapped by torch.vmap"):
-        torch.vmap(lambda x: ops.dropout(x, 0.5))(randn(3, 4))
 
 
 @every_variant

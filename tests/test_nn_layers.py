@@ -5,10 +5,10 @@ import pickle
 
 import pytest
 import torch
-from tensors import PLACE, choosing, close, randn
+from contract.operators import near, quick
+from tensors import PLACE, close, randn
 
 from course_lib import nn
-from course_lib.kernels import conv2d, conv_transpose2d, linear
 
 #: (name, arguments, options, shapes of inputs). An input is random numbers, or a tensor.
 LAYERS = [
@@ -83,15 +83,56 @@ def test_a_layer_is_drop_in(name, arguments, options, shapes):
         if tensor.is_floating_point():
             tensor.uniform_(0.5, 2)
     ours.load_state_dict(theirs.state_dict())
-    quick = (("direct", conv2d), ("gather", conv_transpose2d), ("naive", linear))
     for step, shape in enumerate(shapes):
         for layer in (ours, theirs):
             layer.train(step < 2)
-        with choosing(*quick[0]), choosing(*quick[1]), choosing(*quick[2]):
-            x = randn(shape) + step
+        x = randn(shape) + step
+        with quick():
             (found, in_place), (expected, really) = (passes(each, x) for each in (ours, theirs))
         assert in_place == really
-        for mine, other in zip(found, expected, strict=True):
-            close(mine, other, scale=64)
+        near("values", found, expected, scale=64)
         for mine, other in zip(ours.buffers(), theirs.buffers(), strict=True):
             torch.testing.assert_close(mine, other)
+
+
+def test_flatten_is_a_view():
+    x = randn(2, 3, 4, 5)
+    assert nn.Flatten()(x).data_ptr() == x.data_ptr()
+
+
+def test_a_transposed_convolution_gives_the_size_that_is_asked_for():
+    ours, theirs = (m.ConvTranspose2d(2, 3, 3, stride=2, padding=1).to(PLACE)
+                    for m in (nn, torch.nn))  # fmt: skip
+    ours.load_state_dict(theirs.state_dict())
+    x = randn(1, 2, 4, 3)
+    for size in ((7, 5), (8, 6), (1, 3, 8, 5)):
+        close(ours(x, output_size=size), theirs(x, output_size=size), scale=64)
+    for module in (ours, theirs):
+        with pytest.raises(ValueError, match="requested an output size"):
+            module(x, output_size=(9, 6))
+    with pytest.raises(ValueError, match='Only "zeros" padding mode'):
+        nn.ConvTranspose2d(2, 3, 3, padding_mode="reflect")
+
+
+def test_batch_norm_takes_images_of_its_channels_alone():
+    layer = nn.BatchNorm2d(3).to(PLACE)
+    with pytest.raises(RuntimeError, match="running_mean should contain 5 elements not 3"):
+        layer(randn(2, 5, 4, 4))
+    with pytest.raises(ValueError, match="expected 4D input"):
+        layer(randn(3, 4, 4))
+
+
+def test_only_an_output_of_one_is_taken():
+    layer = nn.AdaptiveAvgPool2d(1)
+    for other in (7, (1, 2), (None, 1), None):
+        with pytest.raises(ValueError, match="an output_size of 1 alone, not .*; torch.nn.Ada"):
+            nn.AdaptiveAvgPool2d(other)
+        layer.output_size = other
+        with pytest.raises(ValueError, match="an output_size of 1 alone"):
+            layer(randn(2, 3, 4, 4))
+
+
+def test_a_loss_takes_what_pytorch_calls_deprecated():
+    with pytest.warns(UserWarning, match="will be deprecated"):
+        module = nn.CrossEntropyLoss(reduce=False)
+    assert module(randn(4, 3), torch.arange(4, device=PLACE) % 3).shape == (4,)

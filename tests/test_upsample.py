@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensors import PLACE, close, randn
+from tensors import PLACE, randn
 
-from course_lib import SIMULATED, nn, ops, reference, simulator
+from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import upsample
 from course_lib.ops.formats import memory_format
 from course_lib.runtime.host.arrays import ArrayError
@@ -79,31 +79,6 @@ def test_random_cases(N, C, sizes, new_sizes, way, factors, dtype, layout, seed)
         new_sizes = [max(1, math.floor(n * f)) for n, f in zip(sizes, factors, strict=True)]
     x = laid_out((N, C, *sizes), dtype, layout)
     check(x, tuple(new_sizes), mode=way[0], align_corners=way[1], scale_factor=factors)
-
-
-CASES = [
-    ((2, 3, 4, 5), dict(size=(8, 10))), ((1, 8, 3, 5), dict(size=(7, 3))),
-    ((2, 4, 5, 3), dict(scale_factor=2.5)), ((1, 2, 6, 6), dict(scale_factor=(0.7, 2))),
-    ((1, 8, 1, 1), dict(size=3)), ((1, 2, 7, 9), dict(size=1)),
-    ((1, 2, 5, 5), dict(scale_factor=1.5, recompute_scale_factor=True)),
-    ((0, 2, 3, 3), dict(scale_factor=2)),
-]  # fmt: skip
-
-
-@every_way
-@pytest.mark.parametrize("layout", LAYOUTS, ids=("nchw", "nhwc"))
-@pytest.mark.parametrize("shape, options", CASES)
-def test_the_operator_is_pytorchs(mode, align_corners, layout, shape, options):
-    options = dict(mode=mode, align_corners=align_corners or None, **options)
-    x, found = randn(shape).contiguous(memory_format=layout).requires_grad_(), []
-    for function in (ops.interpolate, F.interpolate):
-        y = function(x, **options)
-        dy = torch.linspace(-1, 2, y.numel(), device=PLACE).reshape(y.shape)
-        found.append((y, torch.autograd.grad(y, x, dy)[0]))
-    for ours, theirs in zip(*found, strict=True):
-        close(ours, theirs, scale=64)
-    if not x.is_contiguous():
-        assert found[0][0].is_contiguous(memory_format=layout)
 
 
 @pytest.mark.parametrize("shape, size", [((1, 2, 3, 3), (6, 8)), ((1, 8, 3, 2), (5, 5))])
@@ -185,47 +160,6 @@ def test_what_does_not_go_together_is_refused():
     ):
         with pytest.raises(error, match=message):
             call()
-
-
-def test_the_operator_refuses_what_pytorch_refuses():
-    x = randn(1, 2, 3, 3)
-    for options in (
-        {}, dict(size=6, scale_factor=2), dict(size=(1, 2, 3)), dict(scale_factor=(2, 2, 2)),
-        dict(size=0), dict(scale_factor=0.1), dict(size=6, align_corners=True),
-        dict(size=6, recompute_scale_factor=True), dict(size=-1),
-    ):  # fmt: skip
-        for function in (ops.interpolate, F.interpolate):
-            with pytest.raises((ValueError, RuntimeError)):
-                function(x, **options)
-    for options in (dict(mode="bicubic"), dict(mode="bilinear", antialias=True)):
-        with pytest.raises(NotImplementedError, match="torch.nn.functional.interpolate does"):
-            ops.interpolate(x, 6, **options)
-
-
-def test_opcheck_and_compiling():
-    x = randn(1, 2, 3, 4, requires_grad=True)
-    operator = torch.ops.course_lib.upsample.default
-    backward = torch.ops.course_lib.upsample_backward.default
-    for mode, align_corners in WAYS:
-        torch.library.opcheck(operator, (x, [6, 6], 2.0, 1.5, mode, align_corners))
-    dy = randn(1, 2, 6, 6)
-    torch.library.opcheck(backward, (dy, [1, 2, 3, 4], None, None, "bilinear", False))
-    torch.compiler.reset()
-    compiled = torch.compile(
-        lambda x: ops.interpolate(x * 2, scale_factor=2), fullgraph=True, backend="aot_eager"
-    )
-    close(compiled(x), F.interpolate(x * 2, scale_factor=2))
-
-
-@pytest.mark.parametrize("options", [
-    dict(scale_factor=2), dict(size=(5, 7), mode="bilinear"),
-    dict(scale_factor=(2, 1.5), mode="bilinear", align_corners=True),
-])  # fmt: skip
-def test_module_is_drop_in(options):
-    ours, theirs = (m.Upsample(**options) for m in (nn, torch.nn))
-    assert repr(ours) == repr(theirs) and isinstance(ours, torch.nn.Upsample)
-    x = randn(2, 3, 4, 5)
-    close(ours(x), theirs(x), scale=64)
 
 
 @pytest.mark.skipif(not SIMULATED, reason="NumPy arrays are for the simulator")

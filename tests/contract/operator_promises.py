@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import math
 import re
 import warnings
 from unittest import mock
@@ -63,7 +64,8 @@ def dtypes(held):
                     of = each[int(name.split()[1])].dtype
                     require(x.dtype == of, "dtypes", f"{name} is {x.dtype}, its operand {of}")
             rounded = [e.to(f.dtype) for f, e in zip(found, expected, strict=True)]
-            near("dtypes", found, rounded, scale=4, dtype=dtype)
+            norm = torch.finfo(dtype).eps if held.subject.name in options.NORMS else math.inf
+            near("dtypes", found, rounded, scale=4, dtype=dtype, norm=norm)
 
 
 def ways_to_call(held):
@@ -202,10 +204,12 @@ def opcheck(held):
                 x.detach() if torch.is_tensor(x) and argument.alias_info else x
                 for x, argument in zip(args, operator._schema.arguments, strict=True)
             ]
-            with _drawing_alike():
-                check = functools.partial(torch.library.opcheck, test_utils=checks)
-                fault = said(Exception, check, operator, args)
-            require(fault is None, "opcheck", f"{operator} of {dtype}: {fault}")
+            fewer = isinstance(args[-1], list) and args[-1] == [True] * 3  # gradients: needs
+            for each in (args, [*args[:-1], [False, True, False]]) if fewer else (args,):
+                with _drawing_alike():
+                    check = functools.partial(torch.library.opcheck, test_utils=checks)
+                    fault = said(Exception, check, operator, each)
+                require(fault is None, "opcheck", f"{operator} of {dtype}: {fault}")
 
 
 @contextlib.contextmanager
@@ -319,7 +323,7 @@ BY_NAME = {each.__name__: each for each in (*OF_FORMS, layouts, compiled, *OF_FU
 def promises(subject):
     """Names of the promises that a subject is held to, here."""
     principal = subject.label == subject.name
-    own = principal or subject.label in FORMS or subject.label == "batch_norm in inference"
+    own = principal or subject.label in FORMS or subject.label in OWN
     found = [*(OF_FORMS if own else OF_SHAPES), *(OF_FUNCTIONS if principal else ())]
     if subject.label in operands.CASES:
         found.append(layouts)
@@ -328,9 +332,12 @@ def promises(subject):
     return [each.__name__ for each in found]
 
 
-#: Forms that are operators of their own.
+#: Forms tried in all layouts that are more than other shapes.
+OWN = "batch_norm in inference", "cross_entropy of probabilities"
+#: Forms that are compiled too: operators of their own, and one that writes to its operands.
 COMPILED_TOO = {
-    "batch_norm in inference", "gelu by tanh", *(f"{name} in place" for name in operands.IN_PLACE)
+    "batch_norm in inference", "batch_norm with statistics", "gelu by tanh",
+    *(f"{name} in place" for name in operands.IN_PLACE),
 }  # fmt: skip
 assert COMPILED_TOO - FORMS.keys() - operands.CASES.keys() == set()
 

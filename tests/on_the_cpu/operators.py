@@ -1,0 +1,23 @@
+import torch
+from contract.operator_promises import keep, promises
+from contract.operators import SUBJECTS, Held
+
+from course_lib import ops
+from course_lib.runtime.host.launch import recorded
+
+torch.manual_seed(2)
+#: What other scripts hold, what is of our kernels alone, and what takes long.
+ELSEWHERE = {"layouts", "extreme_numbers", "refused", "our_kernels", "compiled"}
+with recorded() as launches:
+    for subject in SUBJECTS:
+        held = Held(subject)
+        for promise in promises(subject):
+            if promise not in ELSEWHERE:
+                keep(held, promise)
+    x, *others = (torch.randn(shape).double().requires_grad_() for shape in ((2, 3), (5, 3), (5,)))
+    torch.autograd.gradcheck(ops.linear, (x, *others))
+    shapes = (2, 6, 3, 2), (3, 6), (3,), (6, 3), (6,)
+    exact = [torch.randn(shape).double().requires_grad_() for shape in shapes]
+    for names in (("silu", "sigmoid"), ("relu", "hard_sigmoid"), ("silu", "hard_sigmoid")):
+        torch.autograd.gradcheck(lambda *a, names=names: ops.squeeze_excite(*a, *names), exact)
+assert launches == []
