@@ -5,6 +5,7 @@ For each operator of `ops`, the same function of PyTorch's, or of its functions.
 
 import math
 
+import peers
 import torch
 import torch.nn.functional as F
 
@@ -35,6 +36,24 @@ def images(**options):
     return rows(shape=(2, 4, 3, 3), **options)
 
 
+def both(call, *arguments, **options):
+    """(ours, PyTorch's) of `call(library, *operands)`, or of a function's name and what it takes.
+
+    Both draw the same masks.
+    """
+
+    def of(library):
+        def function(*operands):
+            torch.manual_seed(3)
+            if callable(call):
+                return call(library, *operands)
+            return getattr(library, call)(*operands, *arguments, **options)
+
+        return function
+
+    return of(ops), of(peers)
+
+
 def empty(*shapes):
     return [torch.zeros(shape) for shape in shapes]
 
@@ -54,10 +73,7 @@ def unary(name):
 def along(name):
     for x in [*rows(), *empty((0, 3), (3, 0), (0, 0))]:
         for dim in (0, 1):
-            yield (
-                lambda x, dim=dim: getattr(ops, name)(x, dim),
-                lambda x, dim=dim: getattr(F, name)(x, dim), [x],
-            )  # fmt: skip
+            yield *both(name, dim), [x]
 
 
 def batch_norm():
@@ -69,49 +85,30 @@ def batch_norm():
             if too_large or training and x.isinf().any():
                 continue
             for relu in (False, True):
-                def ours(x, weight, bias, training=training, relu=relu):
+                def call(f, x, weight, bias, training=training, relu=relu):
                     moved = torch.zeros(4), torch.ones(4)
-                    y = ops.batch_norm(x, *moved, weight, bias, training, relu=relu)
-                    return y, *moved
+                    return f.batch_norm(x, *moved, weight, bias, training, relu=relu), *moved
 
-                def theirs(x, weight, bias, training=training, relu=relu):
-                    moved = torch.zeros(4), torch.ones(4)
-                    y = F.batch_norm(x, *moved, weight, bias, training)
-                    return y.relu() if relu else y, *moved
-
-                yield ours, theirs, [x, weight, bias]
+                yield *both(call), [x, weight, bias]
     for x in empty((2, 0, 3, 3), (0, 0), (3, 0), (0,)):  # PyTorch takes no weight of no channels
         statistics = torch.zeros(0), torch.ones(0)
         for training in (True, False):
-            yield (
-                lambda x, s=statistics, training=training: ops.batch_norm(x, *s, training=training),
-                lambda x, s=statistics, training=training: F.batch_norm(x, *s, training=training),
-                [x],
-            )  # fmt: skip
+            yield *both("batch_norm", *statistics, training=training), [x]
 
 
 def bn_relu_softmax():
     mean, var = torch.tensor([0.0, 2.0, 1.0, -1.0]), torch.tensor([1.0, 0.0, 1e-40, 3e38])
     weight, bias = torch.tensor([1.0, 0.5, -2.0, 1.0]), torch.tensor([0.0, 1.0, -INF, 3.0])
 
-    def theirs(x, weight, bias):
-        return F.softmax(F.relu(F.batch_norm(x, mean, var, weight, bias)), -1)
-
     for x in [*rows(), *empty((0, 4))]:
-        yield (
-            lambda x, w, b: ops.bn_relu_softmax(x, mean, var, w, b), theirs, [x, weight, bias]
-        )  # fmt: skip
+        yield *both(lambda f, x, w, b: f.bn_relu_softmax(x, mean, var, w, b)), [x, weight, bias]
 
 
 def convolution(name, weights):
     # Of inf, where kernels split numbers in two, comes NaN.
     for x in [*images(finite=True), *empty((0, 4, 3, 3))]:
         for options in ({}, dict(stride=2, padding=1)):
-            yield (
-                lambda *given, options=options: getattr(ops, name)(*given, **options),
-                lambda *given, options=options: getattr(F, name)(*given, **options),
-                [x, weights, torch.ones(4)],
-            )  # fmt: skip
+            yield *both(name, **options), [x, weights, torch.ones(4)]
 
 
 def conv2d():
@@ -122,16 +119,12 @@ def conv2d():
 
 
 def conv2d_batch_norm():
-    weight = torch.linspace(-1, 1, 16).reshape(4, 4, 1, 1)
-
-    def theirs(x, weight, scale):
-        return F.batch_norm(F.conv2d(x, weight), None, None, scale, None, True)
-
-    def ours(x, weight, scale):
-        return ops.conv2d_batch_norm(x, weight, scale, None, None, None)
-
+    weight, scale = torch.linspace(-1, 1, 16).reshape(4, 4, 1, 1), torch.tensor([1.0, 0, -2, 3])
     for x in [*images(finite=True), *empty((0, 4, 3, 3))]:
-        yield ours, theirs, [x, weight, torch.tensor([1.0, 0.0, -2.0, 3.0])]
+        yield (
+            *both(lambda f, x, w, s: f.conv2d_batch_norm(x, w, s, None, None, None)),
+            [x, weight, scale],
+        )  # fmt: skip
 
 
 def cross_entropy():
@@ -192,28 +185,13 @@ def dice_loss():
 def dropout():
     for x in [*rows(), *empty((0,), (3, 0))]:
         for p in (0.0, 0.5, 1.0):
-            def ours(x, p=p):
-                torch.manual_seed(3)
-                return ops.dropout(x, p)
-
-            def theirs(x, p=p):
-                return x * ours(torch.ones_like(x), p) if p else x
-
-            yield ours, theirs, [x]
+            yield *both("dropout", p), [x]
 
 
 def softmax_dropout():
     for x in [*rows(), *empty((0, 3), (3, 0))]:
         for p in (0.0, 0.5, 1.0):
-            def ours(x, p=p):
-                torch.manual_seed(3)
-                return ops.softmax_dropout(x, p)
-
-            def theirs(x, p=p):
-                kept = ours(torch.zeros_like(x), p) * x.shape[1]
-                return x.softmax(-1) * kept
-
-            yield ours, theirs, [x]
+            yield *both("softmax_dropout", p), [x]
 
 
 def global_avg_pool():
@@ -224,32 +202,23 @@ def global_avg_pool():
 def interpolate():
     for x in [*images(), *empty((0, 4, 3, 3))]:
         for options in (dict(mode="nearest"), dict(mode="bilinear", align_corners=True)):
-            yield (
-                lambda x, options=options: ops.interpolate(x, (5, 2), **options),
-                lambda x, options=options: F.interpolate(x, (5, 2), **options), [x],
-            )  # fmt: skip
+            yield *both("interpolate", (5, 2), **options), [x]
 
 
 def layer_norm():
     weight, bias = torch.tensor([1.0, 0.0, -2.0, 3.0]), torch.tensor([0.0, 1.0, -INF, 3.0])
     for x in [*rows(), *empty((0, 4))]:
         for given in ([x], [x, weight, bias], [x, weight]):
-            yield (
-                lambda x, *affine: ops.layer_norm(x, (4,), *affine),
-                lambda x, *affine: F.layer_norm(x, (4,), *affine), given,
-            )  # fmt: skip
+            yield *both(lambda f, x, *affine: f.layer_norm(x, (4,), *affine)), given
     for x in empty((3, 0), (0, 0)):
-        yield lambda x: ops.layer_norm(x, (0,)), lambda x: F.layer_norm(x, (0,)), [x]
+        yield *both("layer_norm", (0,)), [x]
 
 
 def linear():
     weight, bias = torch.linspace(-1, 1, 12).reshape(3, 4), torch.tensor([0.0, INF, -1.0])
     for x in [*rows(), *empty((0, 4), (2, 0, 4))]:
         yield ops.linear, F.linear, [x, weight, bias]
-        yield (
-            lambda *given: ops.linear(*given, relu=True),
-            lambda *given: F.linear(*given).relu(), [x, weight],
-        )  # fmt: skip
+        yield *both("linear", relu=True), [x, weight]
     yield ops.linear, F.linear, [torch.zeros(3, 0), torch.zeros(2, 0), torch.ones(2)]
     yield ops.linear, F.linear, [torch.ones(3, 2), torch.zeros(0, 2), torch.ones(0)]
 
@@ -258,25 +227,15 @@ def max_pool2d():
     given = [(x, dict(kernel_size=2, stride=1)) for x in [*images(), *empty((0, 4, 3, 3))]]
     beyond = dict(kernel_size=3, stride=3, padding=1, dilation=2, ceil_mode=True)
     for x, options in [*given, (torch.ones(1, 1, 1, 1), beyond)]:
-        yield (
-            lambda x, options=options: ops.max_pool2d(x, **options),
-            lambda x, options=options: F.max_pool2d(x, **options), [x],
-        )  # fmt: skip
-        yield (
-            lambda x, options=options: ops.max_pool2d(x, relu=True, **options),
-            lambda x, options=options: F.max_pool2d(x, **options).relu(), [x],
-        )  # fmt: skip
+        for relu in (False, True):
+            yield *both("max_pool2d", relu=relu, **options), [x]
 
 
 def squeeze_excite():
     first, second = torch.linspace(-1, 1, 12).reshape(3, 4), torch.linspace(-1, 2, 12).reshape(4, 3)
-
-    def theirs(x, first, b1, second, b2):
-        hidden = F.silu(F.linear(x.mean((2, 3)), first, b1))
-        return x * torch.sigmoid(F.linear(hidden, second, b2))[:, :, None, None]
-
     for x in [*images(), *empty((0, 4, 3, 3))]:
-        yield ops.squeeze_excite, theirs, [x, first, torch.zeros(3), second, torch.ones(4)]
+        given = [x, first, torch.zeros(3), second, torch.ones(4)]
+        yield ops.squeeze_excite, peers.squeeze_excite, given
 
 
 OPERATORS = {

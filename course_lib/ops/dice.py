@@ -38,7 +38,7 @@ def _check(logits, target, weight, *_):
 def _check_backward(grad_output, logits, target, factors, weight, ignore_index):
     _check(logits, target, weight)
     require(grad_output, "grad_output", shape=(), dtypes=(logits.dtype,))
-    require(factors, "factors", shape=(2 * logits.shape[1] + 1,), dtypes=(torch.float32,))
+    require(factors, "factors", shape=(2 * logits.shape[1] + 1,), dtypes=(of_sums(logits.dtype),))
 
 
 @cached_launch(3)
@@ -85,7 +85,7 @@ def _by_torch(logits, target, weight, ignore_index, smooth, dice_weight, cross_e
         counts = valid if weight is None else weight[target.where(valid, 0)] * valid
         each = (cross_entropy_weight / counts.sum()).to(sums).reshape(1)
         loss = loss + each[0] * F.cross_entropy(logits, target, **options)
-    return loss.to(dtype), torch.cat([2 * share, dice * share, each]).float()
+    return loss.to(dtype), torch.cat([2 * share, dice * share, each])
 
 
 def _backward_by_torch(grad_output, logits, target, factors, weight, ignore_index):
@@ -107,7 +107,8 @@ def _gradient_like(logits):
 
 
 def _fake(logits, target, weight, *_):
-    return logits.new_empty(()), logits.new_empty((2 * logits.shape[1] + 1,), dtype=torch.float32)
+    factors = logits.new_empty((2 * logits.shape[1] + 1,), dtype=of_sums(logits.dtype))
+    return logits.new_empty(()), factors
 
 
 def _fake_backward(grad_output, logits, *_):

@@ -20,6 +20,7 @@ MISTAKES = {
     "numbers below zero pass": "values",
     "the result lies in memory otherwise": "values",
     "the gradient is doubled": "values",
+    "the result is a view": "writable",
     "narrow numbers become float32": "dtypes",
     "a single number is refused": "ways_to_call",
     "gradients are read in the order of memory": "layouts",
@@ -52,7 +53,7 @@ MISTAKES = {
 }
 ON_A_GPU = {
     "another stream is used": "streams",
-    "the result is computed on the host": "captured",
+    "a graph keeps the first numbers": "captured",
     "the host waits": "unwaiting",
     "PyTorch's kernels are launched": "alone",
 }
@@ -65,8 +66,9 @@ def _forward(fault, calls, x):
         raise RuntimeError("too small")
     if fault == "integers are refused without a word" and not x.is_floating_point():
         raise TypeError("no")
-    if fault == "the result is computed on the host":
-        return torch.tensor(x.tolist(), device=x.device, dtype=x.dtype).relu()
+    if fault == "a graph keeps the first numbers":
+        calls.append(activation.relu.forward(x))
+        return calls[0].clone() if torch.cuda.is_current_stream_capturing() else calls[-1]
     if fault in ("no kernel is launched", "PyTorch's kernels are launched"):
         return torch.relu(x)
     if fault == "numbers below zero pass":
@@ -183,6 +185,8 @@ def _relu(fault):
             y = y + 1
         if fault == "the short way gives something else" and registration.dispatcher_is_idle():
             y = y + 1
+        if fault == "the result is a view":
+            y = y.view(y.shape)
         if fault == "the result forgets where it is from":
             y = y.detach()
         if fault == "the result always requires a gradient":

@@ -87,6 +87,27 @@ def extreme_numbers(held):
             require(False, "extreme_numbers", fault)
 
 
+def writable(held):
+    """The result is no view, and may be written to wherever PyTorch's may: gradients are as its."""
+    found = []
+    for library in (ops, peers):
+        torch.manual_seed(3)
+        leaf = held.operands[0].clone().requires_grad_()
+        y = held.forward(leaf, *held.operands[1:], library=library)
+        is_view = y._is_view()
+        y.add_(1).mul_(y.detach().clone())
+        message = said(RuntimeError, lambda y=y, leaf=leaf: y.sum().backward())
+        known = message is None or "modified by an inplace operation" in message
+        require(known, "writable", f"says: {message}")
+        found.append((is_view, message, y.detach(), leaf.grad))
+    ours, theirs = found
+    require(not ours[0] or theirs[0], "writable", "a view")
+    near("writable", [ours[2]], [theirs[2]], scale=64)
+    require(theirs[1] is not None or ours[1] is None, "writable", f"says: {ours[1]}")
+    if ours[1] is None is theirs[1]:
+        near("writable", [ours[3]], [theirs[3]], scale=256)
+
+
 def bits(held):
     """Twice the same gives the same bits."""
     require(all(map(same_bits, held.first, held.run())), "bits", "a second run differs")
@@ -310,7 +331,7 @@ def on_a_mac(held):
 
 
 #: Of every form, and of those that are no more than other shapes.
-OF_SHAPES = values, dtypes, bits
+OF_SHAPES = values, dtypes, writable, bits
 OF_FORMS = (
     *OF_SHAPES, second_gradients, transforms, recording, needed, opcheck, mapped, autocast,
     dispatched, on_a_mac, *((our_kernels, direct_calls) if SIMULATED else ON_A_GPU),

@@ -51,6 +51,9 @@ FORMS = {
         for name in IN_PLACE
     },
     "gelu by tanh": (lambda f, x: f.gelu(x, approximate="tanh"), (IMAGE,)),
+    "layer_norm of rows": (
+        lambda f, x, *affine: f.layer_norm(x, (16,), *affine), (ROWS, (16,), (16,))
+    ),
     "softmax in float32": (lambda f, x: f.softmax(x, -1, dtype=torch.float32), (ROWS,)),
     "batch_norm with statistics": (_with_statistics, ((3, 4, 3, 3), *[(4,)] * 4)),
     "batch_norm with relu": (

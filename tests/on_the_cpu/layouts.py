@@ -1,5 +1,3 @@
-import layouts
 import operands
 
-assert list(layouts.faults()) == []
 assert list(operands.faults()) == []
