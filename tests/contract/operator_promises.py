@@ -28,13 +28,12 @@ from course_lib.ops import registration
 from course_lib.runtime.host.launch import recorded
 
 NARROW = torch.float16, torch.bfloat16
-#: Whose result may lie otherwise than PyTorch's, and whose parameters may be float32 beside narrow
-#: images.
+#: Whose parameters may be float32 beside narrow images.
 MIXED = "batch_norm", "layer_norm", "squeeze_excite", "bn_relu_softmax"
 #: Operators without a rule for torch.vmap, which then calls them for each sample, and warns.
 ONE_BY_ONE = (
-    "batch_norm", "bn_relu_softmax", "conv2d_batch_norm", "cross_entropy", "dice_loss",
-    "interpolate", "max_pool2d", "squeeze_excite",
+    "batch_norm", "bn_relu_softmax", "cross_entropy", "dice_loss", "interpolate", "max_pool2d",
+    "squeeze_excite",
 )  # fmt: skip
 
 
