@@ -46,7 +46,7 @@ KEPT = 1 << 30  # bytes of GPU memory that a process may keep between two tests
 #: Files whose tests take long: first, so that no process ends long before the others.
 SLOW = (
     "test_check_bank", "test_browser", "test_compiler", "test_conv2d", "test_gemm", "test_linear",
-    "test_models", "test_notebooks", "test_stock_suite", "test_train", "test_zoo",
+    "test_models", "test_notebooks", "test_operators", "test_stock_suite", "test_train", "test_zoo",
 )  # fmt: skip
 
 
