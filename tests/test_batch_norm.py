@@ -127,15 +127,6 @@ def test_one_pass_is_right_for_a_small_mean():
     check_forward(image((2, 8, 5, 5), mean=0.1), *affine(8), "one_pass")
 
 
-@every_format
-def test_gradients_of_another_memory_format(layout):
-    x, (weight, bias) = image((2, 8, 4, 4), layout=layout), affine(8)
-    y, mean, rstd = batch_norm.forward(x, weight, bias, relu=True)
-    for dy in (torch.randn(2, 8, 4, 4, device=PLACE), image((2, 8, 4, 4), layout="channels_last"),
-               torch.ones(1, device=PLACE).expand(2, 8, 4, 4)):  # fmt: skip
-        check_backward(dy, x, weight, mean, rstd, "vectorised", relu=True, y=y)
-
-
 @every_variant
 def test_special_values(variant):
     x = image((2, 4, 4, 4))

@@ -259,19 +259,6 @@ def test_errors_name_what_was_expected():
         bn_relu_softmax.backward(dy, y.half(), x, *parameters)
 
 
-@pytest.mark.skipif(not SIMULATED, reason="NumPy arrays are for the simulator")
-def test_numpy_arrays_in_the_simulator():
-    rng = np.random.default_rng(1)
-    x, dy = rng.normal(size=(2, 3, 7)).astype(np.float32)
-    mean, weight, bias = rng.normal(size=(3, 7)).astype(np.float32)
-    var = np.ones(7, np.float32)
-    y = bn_relu_softmax.forward(x, mean, var, weight, bias)
-    assert isinstance(y, np.ndarray)
-    assert np.abs(y - reference.bn_relu_softmax(x, mean, var, weight, bias)).max() < 1e-6
-    found = bn_relu_softmax.backward(dy, y, x, mean, var, weight, bias)
-    assert all(isinstance(array, np.ndarray) for array in found)
-
-
 @pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
 @every_variant
 @pytest.mark.parametrize("n_cols", [3, 40, 300])

@@ -263,17 +263,6 @@ def test_tensor_cores_make_nan_of_what_is_not_finite():
     assert torch.isfinite(y).sum() == y.numel() - 6
 
 
-@every_lean_variant
-def test_sanitizer_finds_nothing(variant, layout):
-    groups = 1 if variant in TILES else 2
-    x, weight, bias = case((1, 2, 4, 3), (4, 2 // groups, 3, 2), layout=layout)
-    options = dict(stride=(2, 1), padding=1, groups=groups, variant=variant)
-    with simulator.sanitize() as report:
-        y = conv2d.forward(x, weight, bias, **options)
-        conv2d.backward(y, x, weight, **options)
-    assert not report, str(report)
-
-
 @pytest.mark.parametrize("size, options, multiple, dtype, layout", [
     ((3, 3), dict(padding=1), 1, torch.float32, LAYOUTS[0]),
     ((3, 3), dict(stride=2, padding=1), 2, torch.bfloat16, LAYOUTS[1]),
@@ -445,14 +434,3 @@ def test_wrong_arrays_are_named():
         conv2d.forward(last, weight, out=out.contiguous())
     with pytest.raises(ArrayError, match="must be an array, not a list"):
         conv2d.forward(x.tolist(), weight)
-
-
-def test_numpy_arrays():
-    if not SIMULATED:
-        pytest.skip("NumPy arrays are the simulator's")
-    x, weight = np.random.randn(1, 2, 5, 5), np.random.randn(3, 2, 3, 3)
-    x, weight = x.astype(np.float32), weight.astype(np.float32)
-    y = conv2d.forward(x, weight)
-    np.testing.assert_allclose(y, truth(x, weight), rtol=1e-4, atol=1e-5)
-    dx, dweight, dbias = conv2d.backward(y, x, weight)
-    assert all(type(array) is np.ndarray for array in (y, dx, dweight, dbias))

@@ -402,21 +402,6 @@ def test_errors_name_what_was_expected():
         cross_entropy.backward(loss, *saved, out=logits)
 
 
-@pytest.mark.skipif(not SIMULATED, reason="NumPy arrays are for the simulator")
-@every_variant
-@every_form
-def test_numpy_arrays_in_the_simulator(variant, form):
-    tensors = case(form, 5, 11, weighted=True)
-    logits, target, weight = (tensor.numpy() for tensor in tensors)
-    loss, *saved = cross_entropy.forward(logits, target, weight=weight, variant=variant)
-    assert isinstance(loss, np.ndarray) and loss.dtype == np.float32 and loss.shape == ()
-    assert abs(loss - reference.cross_entropy(logits, target, weight=weight)) < 1e-6
-    dloss = np.ones((), np.float32)
-    dlogits = cross_entropy.backward(dloss, logits, target, *saved, weight=weight, variant=variant)
-    expected = reference.cross_entropy_backward(dloss, logits, target, weight=weight)
-    assert isinstance(dlogits, np.ndarray) and np.abs(dlogits - expected).max() < 1e-6
-
-
 @pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
 @every_variant
 @every_form

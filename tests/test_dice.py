@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensors import PLACE, close
 
-from course_lib import SIMULATED, nn, ops, reference, simulator
+from course_lib import nn, ops, reference, simulator
 from course_lib.kernels import dice
 from course_lib.runtime.host.arrays import ArrayError
 
@@ -262,14 +262,6 @@ def test_errors_name_what_was_expected():
         dice.backward(loss, *saved, out=logits)
 
 
-@pytest.mark.skipif(not SIMULATED, reason="NumPy arrays are for the simulator")
-def test_numpy_arrays_in_the_simulator():
-    logits, target, weight = (t.numpy() for t in case((2, 5, 3, 4), weighted=True))
-    loss, factors = dice.forward(logits, target, weight=weight, ignore_index=-1, **BOTH)
-    assert isinstance(loss, np.ndarray) and loss.shape == ()
-    found = dice.backward(np.ones((), "f4"), logits, target, factors, weight=weight,
-                          ignore_index=-1)  # fmt: skip
-    assert isinstance(found, np.ndarray) and np.abs(found.sum(1)).max() < 1e-6
 
 
 def test_the_module():

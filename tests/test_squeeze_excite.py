@@ -391,37 +391,6 @@ def test_empty(variant, layout):
             assert torch.allclose(a, b, equal_nan=True), name
 
 
-def test_other_layouts_are_copied():
-    dy, x, weights = inputs((2, 4, 4, 6), 3)
-    wide = torch.stack([x, x], -1)
-    views = x.transpose(2, 3), x[:, :, ::2], x[:1].expand(3, 4, 4, 6), wide[..., 0]
-    for view in views:
-        y, *saved = se.forward(view, *weights)
-        assert torch.equal(y, se.forward(view.contiguous(), *weights)[0]) and y.is_contiguous()
-        other = torch.randn_like(view.contiguous()).to(memory_format=torch.channels_last)
-        found = se.backward(other, view, weights[0], weights[2], *saved)
-        plain = se.backward(other.contiguous(), view.contiguous(), weights[0], weights[2], *saved)
-        assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
-    strided = [torch.stack([w, w], -1)[..., 0] for w in weights]
-    assert torch.equal(se.forward(x, *strided)[0], se.forward(x, *weights)[0])
-
-
-@pytest.mark.skipif(not SIMULATED, reason="NumPy arrays are for the simulator")
-def test_numpy_arrays_in_the_simulator():
-    rng = np.random.default_rng(1)
-    x, dy = rng.normal(size=(2, 2, 5, 3, 4)).astype(np.float32)
-    shapes = (3, 5), (3,), (5, 3), (5,)
-    weights = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
-    y, *saved = se.forward(x, *weights)
-    assert isinstance(y, np.ndarray)
-    assert np.abs(y - reference.squeeze_excite(x, *weights)).max() < 1e-6
-    found = se.backward(dy, x, weights[0], weights[2], *saved)
-    expected = reference.squeeze_excite_backward(dy, x, *weights)
-    assert all(
-        np.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(found, expected, strict=True)
-    )
-
-
 def test_errors_name_what_was_expected():
     dy, x, weights = inputs((2, 6, 4, 5), 3)
     weight1, bias1, weight2, bias2 = weights
@@ -499,19 +468,6 @@ def test_what_is_copied_or_given_twice_is_not_repeated(repeating):
         twice = backward(x, x, weights[0], weights[2], *saved, *options)
         once = backward(x.clone(), x, weights[0], weights[2], *saved, *options)
         assert all(torch.equal(a, b) for a, b in zip(twice, once, strict=True))
-
-
-@pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
-@pytest.mark.parametrize("variant, layout, shape, dtype", [
-    ("two_pass", "contiguous", (2, 5, 3, 5), torch.float32),
-    ("two_pass", "channels_last", (1, 8, 3, 7), torch.float16),
-    ("fused", "contiguous", (2, 5, 3, 5), torch.float32),
-])  # fmt: skip
-def test_the_sanitizer_finds_nothing(variant, layout, shape, dtype):
-    dy, x, weights = inputs(shape, 3, dtype, layout=layout)
-    with simulator.sanitize() as report:
-        run(dy, x, weights, variant)
-    assert not report.findings, report.findings
 
 
 @pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")

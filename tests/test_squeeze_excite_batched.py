@@ -205,12 +205,6 @@ def test_images_that_begin_beside_a_boundary(dtype):
             assert_close(one, double(other), np.abs(double(other)) + 1, "beside")
 
 
-def test_no_samples():
-    _, x, weights = inputs((0, 6, 5, 5), 3)
-    shapes = [tuple(t.shape) for t in forward(x, weights)]
-    assert shapes == [(0, 6, 5, 5), (0, 6), (0, 3), (0, 6)]
-
-
 def test_a_nan_spreads_through_its_sample_alone(held):
     _, x, weights = inputs((6, 6, 4, 4), 3)
     x[1, 2, 3, 3] = math.nan

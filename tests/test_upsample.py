@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensors import PLACE, randn
 
-from course_lib import SIMULATED, reference, simulator
+from course_lib import reference, simulator
 from course_lib.kernels import upsample
 from course_lib.ops.formats import memory_format
 from course_lib.runtime.host.arrays import ArrayError
@@ -160,11 +160,3 @@ def test_what_does_not_go_together_is_refused():
     ):
         with pytest.raises(error, match=message):
             call()
-
-
-@pytest.mark.skipif(not SIMULATED, reason="NumPy arrays are for the simulator")
-def test_numpy_arrays_in_the_simulator():
-    x = np.random.default_rng(0).normal(size=(1, 2, 3, 3)).astype("f4")
-    y = upsample.forward(x, (6, 6))
-    assert isinstance(y, np.ndarray) and np.array_equal(y, x.repeat(2, 2).repeat(2, 3))
-    assert isinstance(upsample.backward(y, x.shape), np.ndarray)

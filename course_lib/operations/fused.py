@@ -140,7 +140,7 @@ def bn_relu_softmax_operation():
         found = mean, 9 * (torch.rand(x.shape[1], generator=generator) + 0.5), weight, bias
         if isinstance(x, torch.Tensor):
             return [one.to(x.device) for one in found]
-        return [one.double().numpy() for one in found]
+        return [one.numpy().astype(np.promote_types(x.dtype, np.float32)) for one in found]
 
     def peer(x):
         mean, var, weight, bias = statistics(x)

@@ -66,7 +66,7 @@ def squeeze_excite_operation():
         ]
         if isinstance(x, torch.Tensor):
             return [one.to(x.device) for one in found]
-        return [one.double().numpy() for one in found]
+        return [one.numpy().astype(np.promote_types(x.dtype, np.float32)) for one in found]
 
     def peer(x):
         weight1, bias1, weight2, bias2 = weights(x)

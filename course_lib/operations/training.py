@@ -1,5 +1,7 @@
 """What only training needs: dropout, and one step of an optimiser."""
 
+from copy import deepcopy
+
 import numpy as np
 import torch
 
@@ -62,7 +64,7 @@ def sgd_operation():
     """With momentum 0.9 (Nesterov's) and weight decay."""
 
     def ours(parameter, gradient, m, *, variant):
-        found, m = parameter.clone(), m.clone()
+        found, m = deepcopy((parameter, m))
         optimizers.sgd([found], [gradient], [m], variant=variant, **SGD)
         return found
 
@@ -83,9 +85,11 @@ def adam_operation():
     """The step after four others, with weight decay as in Adam, not as in AdamW."""
 
     def ours(parameter, gradient, m, v, *, variant):
-        found, m, v = parameter.clone(), m.clone(), v.clone()
-        steps = [torch.full((1,), float(STEPS), device=found.device)]
-        optimizers.adam([found], [gradient], [m], [v], steps, variant=variant, **ADAM)
+        found, m, v = deepcopy((parameter, m, v))
+        count = np.full(1, STEPS, np.float32)
+        if torch.is_tensor(found):
+            count = torch.from_numpy(count).to(found.device)
+        optimizers.adam([found], [gradient], [m], [v], [count], variant=variant, **ADAM)
         return found
 
     def peer(parameter, gradient, m, v):

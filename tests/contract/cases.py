@@ -19,11 +19,11 @@ from course_lib.runtime.host.launch import chip_of, planning
 
 CHIP = chip_of(torch.empty(0, device=PLACE))
 #: Shapes by the number of dimensions, small because each thread takes the simulator time: the first
-#: is that of all properties; then more columns than a warp has lanes, and one column; images of one
-#: channel, and of several.
-SHAPES = {2: ((3, 5), (2, 70), (7, 1)), 4: ((2, 2, 3, 4), (3, 1, 5, 9), (1, 5, 4, 3))}
+#: is that of all properties; then more columns than a warp has lanes, one column, and more than a
+#: block has threads; images of one channel, and of several.
+SHAPES = {2: ((3, 5), (2, 70), (7, 1), (2, 1030)), 4: ((2, 2, 3, 4), (3, 1, 5, 9), (1, 5, 4, 3))}
 #: How each draw lies: (spread, shift).
-SPREADS = ((3.0, 0.5), (0.02, 0.0), (30.0, -1.0))
+SPREADS = ((3.0, 0.5), (0.02, 0.0), (30.0, -1.0), (1.0, 4.0))
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ class Subject:
         except ValueError:
             return False
         return True
+
+    @property
+    def has_numpy(self):
+        """Whether the rung is asked to take NumPy arrays: all are, of a dtype that NumPy has."""
+        return SIMULATED and self.dtype != "bfloat16"
 
     def inputs(self, shape, draw=0):
         """{name: what the pass takes} of random numbers of `shape`."""

@@ -18,7 +18,7 @@ from contract.memory import (
 )
 from operands import LAYOUTS
 
-from course_lib import SIMULATED, simulator
+from course_lib import SIMULATED
 from course_lib.runtime.host.arrays import ArrayError
 
 STEP = 1e-5  # of finite differences
@@ -33,7 +33,7 @@ def truth(held):
     for draw, shape in enumerate(held.shapes[1:], 1):
         if not held.lean:
             inputs = held.subject.inputs(shape, draw)
-            held.near_truth("truth", inputs, held.run(inputs))
+            held.near_truth("truth", inputs, held.watch(inputs))
 
 
 def unchanged(held):
@@ -82,10 +82,10 @@ def formats(held):
     """Channels-last images give the same values; of 16 channels, where vectors need whole ones."""
     inputs = held.inputs if len(held.shapes[0]) == 4 else held.subject.inputs((2, 3, 2, 5))
     try:
-        last = held.run(held.moved(channels_last, inputs))
+        last = held.watch(held.moved(channels_last, inputs))
     except ValueError:
         inputs = held.subject.inputs((1, 16, 2, 4))
-        last = held.run(held.moved(channels_last, inputs))
+        last = held.watch(held.moved(channels_last, inputs))
     held.near_truth("formats", inputs, last)
 
 
@@ -132,7 +132,7 @@ def formats_nonfinite(held):
     excepted = exceptions.of(held.subject, "nonfinite")
     inputs = _with(NONFINITE[: 1 if excepted else 2], held)
     try:
-        found = held.run(held.moved(channels_last, inputs))
+        found = held.watch(held.moved(channels_last, inputs))
     except ValueError:  # channels-last images of other shapes only
         formats(held)
         return excepted or nonfinite(held)
@@ -214,10 +214,18 @@ def bits(held):
 
 
 def sanitizer(held):
-    """The sanitizer finds no race, no read of what nobody wrote, nothing outside an array."""
-    with simulator.sanitize() as report:
-        held.run(held.inputs)
-    require(not report.findings, "sanitizer", str(report))
+    """The sanitizer finds no race, no read of what nobody wrote, nothing outside an array.
+
+    It watches further shapes in `truth`, and channels-last images in `formats`.
+    """
+    require(held.watched is not None, "sanitizer", "there is no result")
+
+
+def numpy(held):
+    """NumPy arrays give a NumPy array, of the same bits."""
+    found = held.watched
+    require(isinstance(found, np.ndarray), "numpy", f"a {type(found).__name__} is returned")
+    require(held.same(torch.from_numpy(found)), "numpy", "other bits")
 
 
 def together(held):
@@ -315,12 +323,16 @@ def gradients(operation, direction):
 def applies(name, held):
     """Whether the pass promises such a thing at all."""
     of_images = held.subject.operation.n_dims in ((4,) if held.lean else (4, None))
-    watched = SIMULATED and not held.lean
-    return {"out": held.of_pass.out, "formats": of_images, "sanitizer": watched}.get(name, True)
+    promised = {
+        "out": held.of_pass.out, "formats": of_images, "sanitizer": held.is_watched,
+        "numpy": held.is_watched and held.subject.has_numpy,
+    }  # fmt: skip
+    return promised.get(name, True)
 
 
 PROPERTIES = (
-    truth, unchanged, views, layouts, formats, nonfinite, empty, out, bits, sanitizer, refused,
+    truth, unchanged, views, layouts, formats, nonfinite, empty, out, bits, sanitizer,
+    numpy, refused,
 )  # fmt: skip
 BY_NAME = {each.__name__: each for each in PROPERTIES}
 
