@@ -164,7 +164,7 @@ def test_the_reference_is_what_autograd_finds(activation, gate):
 
 
 @every_variant
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     shape=st.tuples(
         st.integers(1, 4), st.integers(1, 40), st.integers(1, 13), st.integers(1, 13)
@@ -303,10 +303,17 @@ def test_short_planes_in_several_turns(coarse_cuts, dtype):
     assert not watched or not report.findings, report
 
 
+#: (C, H, R) of the blocks of EfficientNet-B4 at 380 × 380.
 NETWORK = [
     (48, 190, 12), (24, 190, 6), (144, 95, 6), (192, 95, 8), (192, 48, 8), (336, 48, 14),
     (336, 24, 14), (672, 24, 28), (960, 24, 40), (960, 12, 40), (1632, 12, 68), (2688, 12, 112),
 ]  # fmt: skip
+
+
+def problem(N, C, H, R, channels_last=False, itemsize=4):
+    return se.problem.problem_of((N, C, H, H), R, channels_last, "silu", "sigmoid", itemsize)
+
+
 LARGE = [(1, 1, 2**31 + 7), (2**20, 3, 1000), (70_000, 1, 1), (1, 2**20, 2500), (3, 70_000, 49)]
 
 
@@ -365,16 +372,15 @@ def test_special_values(variant):
     dy, x, weights = inputs((5, 4, 3, 3), 2)
     x[0, 1, 2, 2], x[1, 2, 0, 0], x[2, 3, 1, 1] = math.nan, math.inf, -math.inf
     x[3] = 1e30
-    for activation in ("silu", "relu"):
-        for gate in ("sigmoid", "hard_sigmoid"):
-            leaves = [t.clone().requires_grad_() for t in (x, *weights)]
-            theirs = composition(*leaves, activation, gate)
-            expected = theirs, *torch.autograd.grad(theirs, leaves, dy)
-            y, _, gradients = run(dy, x, weights, variant, activation=activation, gate=gate)
-            for name, a, b in zip(("y", *GRADIENTS), (y, *gradients), expected, strict=True):
-                assert torch.equal(a.isnan(), b.isnan()), (name, activation, gate)
-            assert torch.allclose(y, theirs, rtol=1e-5, equal_nan=True)
-            assert not y[4].isnan().any()
+    for activation, gate in (("silu", "hard_sigmoid"), ("relu", "sigmoid")):
+        leaves = [t.clone().requires_grad_() for t in (x, *weights)]
+        theirs = composition(*leaves, activation, gate)
+        expected = theirs, *torch.autograd.grad(theirs, leaves, dy)
+        y, _, gradients = run(dy, x, weights, variant, activation=activation, gate=gate)
+        for name, a, b in zip(("y", *GRADIENTS), (y, *gradients), expected, strict=True):
+            assert torch.equal(a.isnan(), b.isnan()), (name, activation, gate)
+        assert torch.allclose(y, theirs, rtol=1e-5, equal_nan=True)
+        assert not y[4].isnan().any()
 
 
 @every_variant
