@@ -85,7 +85,7 @@ def assert_close(actual, expected, size):
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 5), st.integers(1, 8))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     shape=SHAPES | st.tuples(st.integers(1, 2), st.integers(1, 40), st.sampled_from([1, 3, 8, 16])),
     dtype=st.sampled_from(DTYPES),

@@ -69,7 +69,7 @@ def check_relu(x, options, variant, index_dtype):
 @every_format
 @every_typed_case
 def test_relu(variant, layout, shape, options, dtype):
-    for index_dtype in pool.INDEX_DTYPES:
+    for index_dtype in ("uint8", "int64" if layout == "contiguous" else "int32"):
         check_relu(special(image(shape, dtype, layout)), options, variant, index_dtype)
 
 
@@ -79,7 +79,7 @@ def test_the_byte_for_nowhere_is_no_place_of_another_row(variant):
     check_relu(image((1, 2, 8, 64)) - 8, dict(kernel_size=(1, 64)), variant, "uint8")
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     fixed=st.sampled_from(WINDOWS),
     shape=st.tuples(*(st.integers(1, most) for most in (3, 2, 9))),
