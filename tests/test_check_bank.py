@@ -1,7 +1,7 @@
 """Every known-wrong kernel is rejected, every right one accepted, and so are mutants: rejected.
 
-Of each exercise's mutants SAMPLE are judged, always the same ones; a quarter of the wrong kernels
-are told their cause where the verdict would do, a quarter of the right ones are compiled and run in
+Of each exercise's mutants SAMPLE are judged, always the same ones; an eighth of the wrong kernels
+are told their cause where the verdict would do, an eighth of the right ones are compiled and run in
 each order of threads; with ``COURSE_LIB_BANK=all``, all. The same as a table, of all mutants, with
 what each check said: ``python tests/bank -v``.
 """
@@ -24,7 +24,7 @@ from course_lib.teach.explaining.mutation.mutants import mutants
 
 KERNELS = [name for name, exercise in exercises().items() if exercise.kind != "answer"]
 ALL = os.environ.get("COURSE_LIB_BANK") == "all"
-SAMPLE = None if ALL else 6
+SAMPLE = None if ALL else 4
 
 
 @functools.cache
@@ -50,8 +50,8 @@ def hashed(*names):
 
 
 def in_full(exercise, kernel):
-    """Whether more than the verdict is asked for: of the same quarter in every run, or of all."""
-    return ALL or hashed(exercise, kernel.__name__)[0] % 4 == 0
+    """Whether more than the verdict is asked for: of the same eighth in every run, or of all."""
+    return ALL or hashed(exercise, kernel.__name__)[0] % 8 == 0
 
 
 @pytest.mark.parametrize("exercise, kernel, says", named(bank.WRONG))

@@ -29,12 +29,9 @@ def negative_by_one_thread(x, y):
                 y[row, col] = np.float32(1) - x[row, col]
 
 
-@wrong("negative", TWICE)
-@cuda.jit
-def negative_by_every_thread(x, y):
-    for row in range(x.shape[0]):
-        for col in range(x.shape[1]):
-            y[row, col] = np.float32(1) - x[row, col]
+mistakes("negative",
+    ("negative_by_every_thread", TWICE, "col, row = cuda.grid(2)\n",
+     "for row in range(x.shape[0]):\n        for col in range(x.shape[1]):\n       "))
 
 
 LINE = "    y[row, col] = np.float32(1) - x[row, col]"
@@ -48,12 +45,9 @@ mistakes("negative",
 # ---- lesson 1 --------------------------------------------------------------------------------
 
 
-@wrong("relu", SERIAL)
-@cuda.jit
-def relu_by_one_thread(x, y):
-    if cuda.grid(1) == 0:
-        for i in range(x.size):
-            y[i] = max(x[i], np.float32(0))
+mistakes("relu",
+    ("relu_by_one_thread", SERIAL, "i = cuda.grid(1)\n    if i < x.size:\n",
+     "if cuda.grid(1) == 0:\n        for i in range(x.size):\n    "))
 
 
 @wrong("relu", TWICE)
@@ -193,40 +187,19 @@ mistakes("bytes_in_flight", ("flight_of_600_ns", VALUES, "gbps * latency_ns",
                              "gbps * min(latency_ns, 1000)"))
 
 
-@wrong("softmax_function", "the other order|pop from empty list")
-def function_first_in_first_out(compute_y, compute_dx):
-    import torch
-
-    kept = []
-
-    class Softmax(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            kept.append(compute_y(x))
-            return kept[-1].clone()
-
-        @staticmethod
-        def backward(ctx, dy):
-            return compute_dx(dy, kept.pop(0))
-
-    return Softmax.apply
+mistakes("softmax_function",
+    ("function_first_in_first_out", "the other order|pop from empty list", "    class",
+     "    import torch\n\n    kept = []\n\n    class",
+     "y = compute_y(x)\n            ctx.save_for_backward(y)\n            return y",
+     "kept.append(compute_y(x))\n            return kept[-1].clone()", "*ctx.saved_tensors",
+     "kept.pop(0)"))
 
 
-@wrong("softmax_function", "y was changed in place")
-def function_keeps_y_on_ctx(compute_y, compute_dx):
-    import torch
-
-    class Softmax(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.y = compute_y(x)
-            return ctx.y
-
-        @staticmethod
-        def backward(ctx, dy):
-            return compute_dx(dy, ctx.y)
-
-    return Softmax.apply
+mistakes("softmax_function",
+    ("function_keeps_y_on_ctx", "y was changed in place", "    class",
+     "    import torch\n\n    class",
+     "y = compute_y(x)\n            ctx.save_for_backward(y)\n            return ",
+     "ctx.y = compute_y(x)\n            return ctx.", "*ctx.saved_tensors", "ctx.y"))
 
 
 # ---- lesson 5 --------------------------------------------------------------------------------

@@ -205,36 +205,18 @@ mistakes("walk_back",
      "    for x in order[:256]:\n        total"))
 
 
-@wrong("walk_back", "it changes its input order")
-def walk_eats_the_order(order, dy):
-    found = {id(order[0]): dy}
-    while order:
-        result = order.pop(0)
-        if result.made_by is not None:
-            gradients = result.made_by.backward(found[id(result)])
-            gradients = gradients if isinstance(gradients, tuple) else (gradients,)
-            for x, dx in zip(result.made_from, gradients, strict=True):
-                if x.requires_grad:
-                    found[id(x)] = found[id(x)] + dx if id(x) in found else dx
-    return found
+mistakes("walk_back",
+    ("walk_eats_the_order", "it changes its input order", "for result in order:",
+     "while order:\n        result = order.pop(0)"))
 
 
-@wrong("on_the_tape", "the y of another call|not those of before")
-def tape_finds_y_by_its_first_number(launch_forward, launch_backward):
-    from course_lib.autograd import Function
-
-    results = {}
-
-    class Own(Function):
-        def forward(self, x):
-            self.key = x.shape, float(x.flat[0]) if x.size else None
-            results[self.key] = launch_forward(x)
-            return results[self.key]
-
-        def backward(self, dy):
-            return launch_backward(dy, results[self.key])
-
-    return Own()
+mistakes("on_the_tape",
+    ("tape_finds_y_by_its_first_number", "the y of another call|not those of before", "    class",
+     "    from course_lib.autograd import Function\n\n    results = {}\n\n    class",
+     "y = launch_forward(x)\n            return self.y",
+     "key = x.shape, float(x.flat[0]) if x.size else None\n"
+     "            results[self.key] = launch_forward(x)\n"
+     "            return results[self.key]", ", self.y", ", results[self.key]"))
 
 
 mistakes("predict_transfers", ("transfers_of_65536", VALUES, transfers_batch_by_batch,

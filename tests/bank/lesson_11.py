@@ -342,15 +342,9 @@ def confusion_from_the_last_class(logits, labels, counts):
         cuda.atomic.add(counts, (labels[i], best), 1)
 
 
-@wrong("confusion", "race|wrong")
-@cuda.jit
-def confusion_plain(logits, labels, counts):
-    for i in range(cuda.grid(1), labels.size, cuda.gridsize(1)):
-        best = 0
-        for k in range(1, logits.shape[1]):
-            if logits[i, k] > logits[i, best]:
-                best = k
-        counts[labels[i], best] += 1
+mistakes("confusion",
+    ("confusion_plain", "race|wrong", "cuda.atomic.add(counts, (labels[i], best), 1)",
+     "counts[labels[i], best] += 1"))
 
 
 mistakes("confusion",

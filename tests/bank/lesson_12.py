@@ -417,20 +417,12 @@ def walk_along_every_path(order, dy):
     return found
 
 
-@wrong("walk_back", "was changed in place later")
-def walk_doubles_what_it_got(order, dy):
-    found = {id(order[0]): dy}
-    for result in order:
-        if result.made_by is not None:
-            gradients = result.made_by.backward(found[id(result)])
-            gradients = gradients if isinstance(gradients, tuple) else (gradients,)
-            for x, dx in zip(result.made_from, gradients, strict=True):
-                if x.requires_grad:
-                    if id(x) in found:
-                        found[id(x)] += dx
-                    else:
-                        found[id(x)] = dx
-    return found
+mistakes("walk_back",
+    ("walk_doubles_what_it_got", "was changed in place later",
+     "found[id(x)] = found[id(x)] + dx if id(x) in found else", "if id(x) in found:\n"
+     "                        found[id(x)] += dx\n"
+     "                    else:\n"
+     "                        found[id(x)] ="))
 
 
 # ---- on_the_tape(launch_forward, launch_backward) --------------------------------------------

@@ -125,18 +125,10 @@ mistakes("mixup",
      "range(min(target.shape[1], 32))"))
 
 
-@wrong("mixup", "race|never written|" + VALUES)
-@cuda.jit
-def mixup_handed_out(x, labels, partner, share, y, target):
+mistakes("mixup",
     # Each makes the row of its partner, as if everybody were the partner of one.
-    P, C = y.shape[1], target.shape[1]
-    for i in range(cuda.grid(1), y.size, cuda.gridsize(1)):
-        n, j = partner[i // P], i % P
-        y[n, j] = share[n] * x[n, j] + (ONE - share[n]) * x[partner[n], j]
-    for i in range(cuda.grid(1), target.size, cuda.gridsize(1)):
-        n, c = partner[i // C], i % C
-        own, other = labels[n] == c, labels[partner[n]] == c
-        target[n, c] = share[n] * own + (ONE - share[n]) * other
+    ("mixup_handed_out", "race|never written|" + VALUES, "i // P", "partner[i // P]",
+     "i // C", "partner[i // C]"))
 
 
 # ---- lesson 16 -------------------------------------------------------------------------------

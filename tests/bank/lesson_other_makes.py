@@ -162,36 +162,14 @@ from_the_end("smooth_cross_entropy", "(largest, total, logits[row, col])",
 OWN = "a call with other inputs has changed what the call before it had returned, "
 
 
-@wrong("from_end_to_beginning", r"it changes its input last\.requires_grad")
-def order_by_marks(last):
-    order = []
-
-    def visit(x):
-        if x.requires_grad:
-            x.requires_grad = False
-            for y in x.made_from:
-                visit(y)
-            order.append(x)
-
-    visit(last)
-    return order[::-1]
+mistakes("from_end_to_beginning",
+    ("order_by_marks", r"it changes its input last\.requires_grad", ", seen = [], set()", " = []",
+     " and x not in seen:\n            seen.add(x)", ":\n            x.requires_grad = False"))
 
 
-@wrong("from_end_to_beginning", r"it changes its input last\.made_from")
-def order_that_frees_the_tape(last):
-    order, seen = [], set()
-
-    def visit(x):
-        if x.requires_grad and x not in seen:
-            seen.add(x)
-            for y in x.made_from:
-                visit(y)
-            order.append(x)
-
-    visit(last)
-    for x in order:
-        x.made_from = ()
-    return order[::-1]
+mistakes("from_end_to_beginning",
+    ("order_that_frees_the_tape", r"it changes its input last\.made_from", "    return",
+     "    for x in order:\n        x.made_from = ()\n    return"))
 
 
 def _walked(order, dy, add):
@@ -306,24 +284,10 @@ def by_numpy_and_copied_by_a_kernel(x, weight, stride, padding, output_padding):
     return y
 
 
-@wrong("softmax_function", "y is there before any kernel has made it")
-def softmax_by_torch(compute_y, compute_dx):
-    import torch
-
-    class Softmax(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            compute_y(x)
-            y = torch.softmax(x, dim=1)
-            ctx.save_for_backward(y)
-            return y
-
-        @staticmethod
-        def backward(ctx, dy):
-            (y,) = ctx.saved_tensors
-            return compute_dx(dy, y)
-
-    return Softmax.apply
+mistakes("softmax_function",
+    ("softmax_by_torch", "y is there before any kernel has made it", "    class",
+     "    import torch\n\n    class", "y = compute_y(x",
+     "compute_y(x)\n            y = torch.softmax(x, dim=1"))
 
 
 # ---- float64, which no kernel may compute in from lesson 3 on --------------------------------
