@@ -185,15 +185,16 @@ def linears(dtype):
     """Each tile, whatever the plan would take; k in a cluster, or in parts."""
     from course_lib.kernels import gemm, linear
 
-    def passes(products):
-        for precision in precisions(dtype, "tensor_core"):
+    def passes(products, variant="tensor_core"):
+        for precision in precisions(dtype, variant):
             for (n_rows, n_in, n_out), start in itertools.product(products, (0, 1)):
                 x, weight = tensor((n_rows, n_in), dtype), tensor((n_out, n_in), dtype, start)
-                way = dict(variant="tensor_core", precision=precision)
+                way = dict(variant=variant, precision=precision)
                 y = linear.forward(x, weight, weight[:, 0], activation="relu", **way)
                 yield from (y, *linear.backward(y, x, weight, **way))
 
-    yield from passes(FEW_ROWS)
+    for variant in linear.FORWARD:
+        yield from passes(FEW_ROWS if variant == "tensor_core" else PRODUCTS, variant)
     shapes = gemm.plan.SHAPES
     others = mock.patch.object(gemm.warpgroup, "chosen", lambda *_: None)
     for i in range(max(map(len, shapes.values()))):
