@@ -7,12 +7,13 @@ import time
 import pytest
 import torch
 import torchvision
+from benched import set_all, without_a_gpu
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from course_lib import SIMULATED, bench, benchmarks
+from course_lib import bench, benchmarks
 from course_lib.benchmarks import efficientnet as benchmark
-from course_lib.benchmarks import gpu, network_profile
+from course_lib.benchmarks import network_profile
 from course_lib.benchmarks.network_profile import BLOCK
 from course_lib.kernels import squeeze_excite
 
@@ -145,17 +146,14 @@ def by_the_clock(candidates, *, calls, rounds):
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     """Let the benchmark run a small network without a GPU; the profile is made up."""
-    if not SIMULATED:
-        pytest.skip("about machines without a GPU")
+    without_a_gpu(monkeypatch)
     compute_by_torch(monkeypatch)
     made_up = dict.fromkeys(network_profile.GROUPS, 10.0) | {"all": 50.0}
     shares = iter([made_up, made_up | {BLOCK: 4.0}] * 2)
-    monkeypatch.setattr(benchmark, "DEVICE", "cpu")
-    monkeypatch.setattr(benchmark, "SHAPE", (2, 3, 5, 5))
-    monkeypatch.setattr(benchmark, "WARM_UP", 1)
-    monkeypatch.setattr(benchmark, "network", network)
-    monkeypatch.setattr(benchmark, "_event", Event)
-    monkeypatch.setattr(gpu, "synchronize", lambda: None)
+    set_all(
+        monkeypatch, benchmark, DEVICE="cpu", SHAPE=(2, 3, 5, 5), WARM_UP=1, network=network,
+        _event=Event,
+    )  # fmt: skip
     monkeypatch.setattr(bench, "device_times", by_the_clock)
     monkeypatch.setattr(network_profile, "groups", lambda step, blocks: (step(), next(shares))[1])
 

@@ -5,8 +5,9 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from benched import each_once, set_all, without_a_gpu
 
-from course_lib import SIMULATED, bench, benchmarks
+from course_lib import bench, benchmarks
 from course_lib.benchmarks import fashion_mnist as benchmark
 from course_lib.benchmarks import fashion_mnist_command as whole_command
 from course_lib.benchmarks import fashion_mnist_parts as parts
@@ -22,12 +23,6 @@ LABELS = [
 ]  # fmt: skip
 #: In training, too: the trainer of any network.
 ANY = benchmark.ANY, benchmark.ANY + benchmark.LAST
-
-
-def times(candidates, *, calls, rounds):
-    for candidate in candidates.values():
-        candidate(0)
-    return {label: bench.Timing(20.0, (19.0, 21.0)) for label in candidates}
 
 
 def compute_by_torch(monkeypatch):
@@ -73,24 +68,18 @@ def compute_by_torch(monkeypatch):
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     """Let the benchmarks run a small network without a GPU, a graph or real times."""
-    if not SIMULATED:
-        pytest.skip("about machines without a GPU")
+    without_a_gpu(monkeypatch)
     compute_by_torch(monkeypatch)
     for each in (benchmark, parts):
         monkeypatch.setattr(each, "DEVICE", "cpu")
         monkeypatch.setattr(each, "_once", lambda candidate: 1e6)
     peak = iter(range(0, 10**9, 10**3))
-    monkeypatch.setattr(gpu, "synchronize", lambda: None)
-    monkeypatch.setattr(gpu, "allocated", lambda: 0)
     monkeypatch.setattr(gpu, "peak", lambda: next(peak))
-    monkeypatch.setattr(gpu, "reset_peak", lambda: None)
-    monkeypatch.setattr(gpu, "collect", lambda: None)
-    monkeypatch.setattr(benchmark, "WIDTHS", WIDTHS)
-    monkeypatch.setattr(benchmark, "N_IMAGES", 8)
-    monkeypatch.setattr(benchmark, "_captured_eager", lambda model, x: lambda: model(x))
-    monkeypatch.setattr(benchmark, "_captured_step", captured_step)
-    monkeypatch.setattr(bench, "loop_times", times)
-    monkeypatch.setattr(bench, "device_times", times)
+    set_all(
+        monkeypatch, benchmark, WIDTHS=WIDTHS, N_IMAGES=8,
+        _captured_eager=lambda model, x: lambda: model(x), _captured_step=captured_step,
+    )  # fmt: skip
+    set_all(monkeypatch, bench, loop_times=each_once, device_times=each_once)
 
 
 def captured_step(step, model, optimizer, state, label, expected, precision):

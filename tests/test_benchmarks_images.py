@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 import torch
+from benched import set_all, without_a_gpu
 
-from course_lib import SIMULATED, bench, data, results_table
+from course_lib import bench, data, results_table
 from course_lib.benchmarks import gpu, unet_kernels
 from course_lib.benchmarks import tiny_imagenet as steps
 from course_lib.benchmarks import tiny_imagenet_runs as runs
@@ -27,34 +28,24 @@ def times(candidates, *, calls, rounds):
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch):
     """Let the benchmarks run tiny networks on PyTorch's layers, without a GPU or its times."""
-    if not SIMULATED:
-        pytest.skip("about machines without a GPU")
+    without_a_gpu(monkeypatch)
     for module in (steps, pathways):
-        for name, value in dict(
-            DEVICE="cpu", network_hash=lambda: "a hash", nn=torch.nn, ops=torch.nn.functional
-        ).items():
-            monkeypatch.setattr(module, name, value)
+        set_all(
+            monkeypatch, module, DEVICE="cpu", network_hash=lambda: "a hash", nn=torch.nn,
+            ops=torch.nn.functional,
+        )  # fmt: skip
         # Nothing is captured or compiled, and what is ours is PyTorch's.
         monkeypatch.setattr(module, "WAYS", {
             label: {k: v for k, v in way.items() if k not in ("capture", "captured", "compiled")}
             | ({"kernels": "torch"} if "kernels" in way else {})
             for label, way in module.WAYS.items()
         })  # fmt: skip
-    monkeypatch.setattr(pathways, "optim", torch.optim)
-    monkeypatch.setattr(pathways, "SHAPE", SHAPE)
     # With fewer channels PyTorch 2.15 writes beside its memory, on processors without AVX-512: in
     # the gradient of a channels-last 1 × 1 convolution of stride 2.
-    for name, value in dict(CHANNELS=8, N_CLASSES=5).items():
-        monkeypatch.setattr(pathways, name, value)
-    for name, value in dict(BATCH_SIZE=2, SIDE=16, N_IMAGES=8, N_CLASSES=5).items():
-        monkeypatch.setattr(steps, name, value)
+    set_all(monkeypatch, pathways, optim=torch.optim, SHAPE=SHAPE, CHANNELS=8, N_CLASSES=5)
+    set_all(monkeypatch, steps, BATCH_SIZE=2, SIDE=16, N_IMAGES=8, N_CLASSES=5)
     monkeypatch.setattr(steps.program.device, "compiled", lambda model, *_, **__: model)
     monkeypatch.setattr(unet_kernels, "device_events", lambda call, n: call() or EVENTS)
-    for name, value in dict(
-        synchronize=lambda: None, collect=lambda: None, reset_peak=lambda: None,
-        allocated=lambda: 0, peak=lambda: 1000,
-    ).items():  # fmt: skip
-        monkeypatch.setattr(gpu, name, value)
     monkeypatch.setattr(bench, "loop_times", times)
 
 

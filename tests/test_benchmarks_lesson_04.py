@@ -4,8 +4,9 @@ import csv
 
 import numpy as np
 import pytest
+from benched import each_once, without_a_gpu
 
-from course_lib import SIMULATED, bench, reference, simulator
+from course_lib import bench, reference, simulator
 from course_lib.benchmarks import lesson_04, profile_softmax
 
 
@@ -51,16 +52,9 @@ def test_teams(team):
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     """Let the benchmark run without a GPU, on a chip of one multiprocessor, with made-up times."""
-    if not SIMULATED:
-        pytest.skip("about machines without a GPU")
-
-    def device_times(candidates, *, calls, rounds):
-        for candidate in candidates.values():
-            candidate(0)
-        return {label: bench.Timing(10.0, (9.0, 11.0)) for label in candidates}
-
+    without_a_gpu(monkeypatch)
     monkeypatch.setattr(lesson_04, "DEVICE", "cpu")
-    monkeypatch.setattr(bench, "device_times", device_times)
+    monkeypatch.setattr(bench, "device_times", each_once)
     monkeypatch.setattr(bench, "device_facts", lambda: {"multiprocessors": 1})
     monkeypatch.setattr(bench, "buffer_sets", lambda n_bytes: 1)
 

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from benched import set_all, without_a_gpu
 from test_benchmarks_efficientnet import Event
 from torch import nn
 
-from course_lib import SIMULATED, benchmarks, results_table
-from course_lib.benchmarks import efficientnet, gpu
+from course_lib import benchmarks, results_table
+from course_lib.benchmarks import efficientnet
 from course_lib.benchmarks import replace_layers as benchmark
 from course_lib.nn.layer import Layer
 
@@ -23,16 +24,12 @@ def network():
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     """Let the benchmark run a small network without a GPU, and nothing be compiled."""
-    if not SIMULATED:
-        pytest.skip("about machines without a GPU")
-    for name, value in dict(
-        DEVICE="cpu", SHAPE=(3, 3, 5, 5), CHECKED=3, N_CLASSES=5, NETWORKS={"small": network},
-        _compiled=lambda model: model,
-    ).items():  # fmt: skip
-        monkeypatch.setattr(benchmark, name, value)
-    monkeypatch.setattr(efficientnet, "WARM_UP", 0)
-    monkeypatch.setattr(efficientnet, "_event", Event)
-    monkeypatch.setattr(gpu, "synchronize", lambda: None)
+    without_a_gpu(monkeypatch)
+    set_all(
+        monkeypatch, benchmark, DEVICE="cpu", SHAPE=(3, 3, 5, 5), CHECKED=3, N_CLASSES=5,
+        NETWORKS={"small": network}, _compiled=lambda model: model,
+    )  # fmt: skip
+    set_all(monkeypatch, efficientnet, WARM_UP=0, _event=Event)
 
 
 def test_all_are_timed_in_both_layouts(on_the_cpu):
