@@ -19,9 +19,9 @@ from course_lib.runtime.host.launch import chip_of, planning
 
 CHIP = chip_of(torch.empty(0, device=PLACE))
 #: Shapes by the number of dimensions, small because each thread takes the simulator time: the first
-#: is that of all properties; then more columns than a warp has lanes, one column, and more than a
-#: block has threads; images of one channel, and of several.
-SHAPES = {2: ((3, 5), (2, 70), (7, 1), (2, 1030)), 4: ((2, 2, 3, 4), (3, 1, 5, 9), (1, 5, 4, 3))}
+#: is that of all properties; then more columns than a warp has lanes, one column, and columns for
+#: several warps; images of one channel, and of several.
+SHAPES = {2: ((3, 5), (2, 70), (7, 1), (1, 130)), 4: ((2, 2, 3, 4), (3, 1, 5, 9), (1, 5, 4, 3))}
 #: How each draw lies: (spread, shift).
 SPREADS = ((3.0, 0.5), (0.02, 0.0), (30.0, -1.0), (1.0, 4.0))
 

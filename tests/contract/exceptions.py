@@ -70,7 +70,7 @@ EXCEPTIONS = (
 #: Rungs whose blocks have so much to do that one call takes the simulator up to half a second,
 #: whatever the shape: {operation: rungs}. They are held to `truth` at one shape, to `views` (sliced
 #: ones), `out` and `bits` (the reverse order) by one call together, to `formats` and `nonfinite` by
-#: another; and the sanitizer watches them in float32 alone.
+#: another; and the sanitizer watches them in the operation's own tests.
 LEAN = {
     "linear": ("register_tiled", "vectorised", "tensor_core"),
     "conv2d": ("tiled", "im2col", "implicit_gemm", "tensor_core", "few_channels"),

@@ -59,7 +59,7 @@ class Held:
     @property
     def is_watched(self):
         """Whether there is a sanitizer, and time for it."""
-        return SIMULATED and (not self.lean or self.subject.dtype == "float32")
+        return SIMULATED and not self.lean
 
     @functools.cached_property
     def watched(self):
