@@ -173,12 +173,12 @@ def test_images_that_begin_beside_a_boundary(few_blocks, rung, dtype):
     for out in (None, beside(x)):
         pairs += zip(forward(beside(x), weights, rung, out=out), aligned, strict=True)
     if rung == "resident":
-        given = dict(variant=rung), (weights[0], weights[2], *aligned[1:])
-        gradients = se.backward(dy, x, *given[1], **given[0])
+        saved = weights[0], weights[2], *aligned[1:]
+        gradients = se.backward(dy, x, *saved, variant=rung)
         for one, other, out in (
             (beside(dy), x, None), (dy, beside(x), beside(x)), (beside(dy), beside(x), beside(x)),
         ):
-            found = se.backward(one, other, *given[1], out=out, **given[0])
+            found = se.backward(one, other, *saved, variant=rung, out=out)
             pairs += zip(found, gradients, strict=True)
     for one, other in pairs:
         assert_close(one, double(other), np.abs(double(other)) + 1, "beside")
@@ -256,7 +256,9 @@ def test_the_sanitizer_finds_nothing(few_blocks, monkeypatch, rung, room, shape,
 
 @pytest.mark.gpu
 @every_dtype
-@pytest.mark.parametrize("rung, N", [("resident", 1), ("resident", 8), ("batched", 32)])
+@pytest.mark.parametrize(
+    "rung, N", [("resident", 1), ("resident", 8), ("batched", 6), ("batched", 32)]
+)
 @pytest.mark.parametrize("shape", NETWORK)
 def test_the_images_of_a_network(rung, N, shape, dtype):
     if rung == "batched" and shape not in NETWORK[-8:]:
