@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from tensors import PLACE, double
 
-from course_lib import SIMULATED, reference
+from course_lib import reference
 from course_lib.kernels import batch_norm
 from course_lib.kernels.batch_norm import plan, walk
 
-PLACE = "cpu" if SIMULATED else "cuda"
 EPS = 1e-5
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -26,10 +26,6 @@ every_variant = pytest.mark.parametrize("variant", RIGHT)
 every_backward = pytest.mark.parametrize("variant", batch_norm.BACKWARD)
 every_inference = pytest.mark.parametrize("variant", batch_norm.INFERENCE)
 every_format = pytest.mark.parametrize("layout", FORMATS)
-
-
-def double(tensor):
-    return None if tensor is None else tensor.detach().double().cpu().numpy()
 
 
 def image(shape, dtype=torch.float32, layout="contiguous", mean=0.5, deviation=1.0):

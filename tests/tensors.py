@@ -10,6 +10,11 @@ from course_lib.kernels.operation import Ladder
 PLACE = "cpu" if SIMULATED else "cuda"
 
 
+def double(tensor):
+    """As a float64 array on the host; None where there is none."""
+    return None if tensor is None else tensor.detach().double().cpu().numpy()
+
+
 def randn(*shape, **options):
     return torch.randn(*shape, device=PLACE, **options)
 

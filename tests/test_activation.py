@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensors import PLACE, double
 
 from course_lib import SIMULATED, reference
 from course_lib.kernels import activation
 from course_lib.runtime.host.arrays import ArrayError
 
-PLACE = "cpu" if SIMULATED else "cuda"
 OPERATIONS = list(activation.OPERATIONS.values())
 VARIANTS = list(activation.relu.FORWARD)
 # Half a unit in the last place of the output, and a few units of float32 arithmetic …
@@ -32,10 +32,6 @@ PEERS = {
 
 every_case = pytest.mark.parametrize("variant", VARIANTS)
 every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
-
-
-def double(tensor):
-    return tensor.detach().double().cpu().numpy()
 
 
 def truth(operation, *inputs):

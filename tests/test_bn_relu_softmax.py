@@ -7,13 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensors import PLACE, double
 from torch.nn import functional as F
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import bn_relu_softmax
 from course_lib.runtime.host.arrays import ArrayError
 
-PLACE = "cpu" if SIMULATED else "cuda"
 VARIANTS = list(bn_relu_softmax.FORWARD)
 # Half a unit in the last place of the output, and float32 arithmetic relative to the largest terms.
 ROUNDING = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}
@@ -21,10 +21,6 @@ FLOOR = {torch.float32: 1e-37, torch.float16: 2**-25, torch.bfloat16: 1e-37}
 ARITHMETIC = 1e-6
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
-
-
-def double(tensor):
-    return tensor.detach().double().cpu().numpy()
 
 
 def assert_close(actual, expected, magnitude):

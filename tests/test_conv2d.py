@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tensors import PLACE, double
 from turns import in_turns
 
 from course_lib import SIMULATED, reference, simulator
@@ -30,7 +31,6 @@ from course_lib.runtime.host.arrays import ArrayError
 from course_lib.runtime.host.launch import Chip, recorded
 
 truth, truth_backward = reference.conv2d, reference.conv2d_backward
-PLACE = "cpu" if SIMULATED else "cuda"
 # Half a unit in the last place of the result.
 ROUNDING = {torch.float32: 1e-7, torch.float16: 5e-4, torch.bfloat16: 4e-3}
 FLOOR = {torch.float32: 1e-36, torch.float16: 6e-8, torch.bfloat16: 1e-36}  # half the smallest
@@ -48,10 +48,6 @@ def small_blocks_of_dbias():
     size = 64 if SIMULATED else direct.BIAS_BLOCK_SIZE
     with mock.patch.object(direct, "BIAS_BLOCK_SIZE", size):
         yield
-
-
-def double(tensor):
-    return None if tensor is None else tensor.detach().double().cpu().numpy()
 
 
 def case(x_shape, weight_shape, dtype=torch.float32, layout=LAYOUTS[0], biased=True):
@@ -261,6 +257,17 @@ def test_tensor_cores_make_nan_of_what_is_not_finite():
     expected = expected.where(expected.isfinite(), math.nan)
     torch.testing.assert_close(y, expected, equal_nan=True, rtol=1e-5, atol=1e-5)
     assert torch.isfinite(y).sum() == y.numel() - 6
+
+
+@every_lean_variant
+def test_sanitizer_finds_nothing(variant, layout):
+    groups = 1 if variant in TILES else 2
+    x, weight, bias = case((1, 2, 4, 3), (4, 2 // groups, 3, 2), layout=layout)
+    options = dict(stride=(2, 1), padding=1, groups=groups, variant=variant)
+    with simulator.sanitize() as report:
+        y = conv2d.forward(x, weight, bias, **options)
+        conv2d.backward(y, x, weight, **options)
+    assert not report, str(report)
 
 
 @pytest.mark.parametrize("size, options, multiple, dtype, layout", [

@@ -8,21 +8,17 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tensors import PLACE, double
+from test_conv2d import LAYOUTS, ROUNDING, assert_close, laid_out_alike
 from turns import in_turns
 
-from course_lib import SIMULATED, cuda, reference
+from course_lib import SIMULATED, cuda, reference, simulator
 from course_lib.kernels import conv_transpose2d
 from course_lib.kernels.conv_transpose2d.problem import problem_of
-from course_lib.ops.formats import memory_format
 from course_lib.runtime.host.arrays import ArrayError
 from course_lib.runtime.host.launch import recorded
 
 truth, truth_backward = reference.conv_transpose2d, reference.conv_transpose2d_backward
-PLACE = "cpu" if SIMULATED else "cuda"
-# Half a unit in the last place of the result.
-ROUNDING = {torch.float32: 1e-7, torch.float16: 5e-4, torch.bfloat16: 4e-3}
-FLOOR = {torch.float32: 1e-36, torch.float16: 6e-8, torch.bfloat16: 1e-36}  # half the smallest
-LAYOUTS = (torch.contiguous_format, torch.channels_last)
 NCHW, NHWC = LAYOUTS
 # What makes whole tiles of results, however few there are, costs the simulator most.
 CHEAP = ["scatter", "gather"]
@@ -34,10 +30,6 @@ def _seed():
     torch.manual_seed(3)
 
 
-def double(tensor):
-    return None if tensor is None else tensor.detach().double().cpu().numpy()
-
-
 def case(x_shape, weight_shape, dtype=torch.float32, layout=NCHW, biased=True, groups=1):
     """(x, weight, bias or None) on the device under test."""
     x, weight = (
@@ -46,15 +38,6 @@ def case(x_shape, weight_shape, dtype=torch.float32, layout=NCHW, biased=True, g
     )
     n_outputs = weight_shape[1] * groups
     return x, weight, torch.randn(n_outputs).to(PLACE, dtype) if biased else None
-
-
-def assert_close(actual, expected, terms):
-    """Equal to within the dtype's rounding and 1e-6 of `terms`, the sizes of what was added up."""
-    values = double(actual)
-    assert values.shape == expected.shape
-    limit = ROUNDING[actual.dtype] * np.abs(expected) + FLOOR[actual.dtype] + 1e-6 * terms
-    error = np.abs(values - expected)
-    assert (error <= limit).all(), f"worst {np.nanmax(error / limit):.3g} times the limit"
 
 
 def check(variant, x, weight, bias, **options):
@@ -78,10 +61,6 @@ def check(variant, x, weight, bias, **options):
             assert_close(gradient, *wanted)
     assert laid_out_alike(found[0], x, weight)
     return y, *found
-
-
-def laid_out_alike(y, x, weight):
-    return y.is_contiguous(memory_format=memory_format(x, weight))
 
 
 small = st.integers(1, 3)
@@ -242,6 +221,16 @@ def test_tensor_cores_make_nan_of_what_is_not_finite():
     expected = expected.where(expected.isfinite(), math.nan)
     torch.testing.assert_close(y, expected, equal_nan=True, rtol=1e-5, atol=1e-5)
     assert torch.isfinite(y).sum() == y.numel() - 24
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=("nchw", "nhwc"))
+def test_sanitizer_finds_nothing(layout):
+    x, weight, bias = case((1, 2, 2, 3), (2, 2, 2, 3), layout=layout)
+    options = dict(stride=(2, 1), padding=1, output_padding=(1, 0), variant="conv_gradient")
+    with simulator.sanitize() as report:
+        y = conv_transpose2d.forward(x, weight, bias, **options)
+        conv_transpose2d.backward(y, x, weight, **options)
+    assert not report, str(report)
 
 
 def kernels_of(function):

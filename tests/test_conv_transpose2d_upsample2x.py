@@ -5,26 +5,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensors import PLACE, double
+from test_conv2d import LAYOUTS, ROUNDING
 from turns import in_turns
 
-from course_lib import SIMULATED, reference, simulator
+from course_lib import reference, simulator
 from course_lib.kernels import conv_transpose2d
 from course_lib.kernels.conv_transpose2d import upsample2x
 from course_lib.runtime.host.launch import recorded
 
-PLACE = "cpu" if SIMULATED else "cuda"
-ROUNDING = {torch.float32: 1e-7, torch.float16: 5e-4, torch.bfloat16: 4e-3}
-NCHW, NHWC = LAYOUTS = (torch.contiguous_format, torch.channels_last)
+NCHW, NHWC = LAYOUTS
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=("nchw", "nhwc"))
 
 
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(6)
-
-
-def double(tensor):
-    return None if tensor is None else tensor.detach().double().cpu().numpy()
 
 
 def case(N, C, H, W, K, dtype=torch.float32, layout=NCHW, biased=True):

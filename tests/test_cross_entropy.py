@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensors import PLACE, double
 from turns import in_turns
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import cross_entropy
 from course_lib.runtime.host.arrays import ArrayError
 
-PLACE = "cpu" if SIMULATED else "cuda"
 # Half a unit in the last place of the result, and a few units of float32 arithmetic.
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 6e-4, torch.bfloat16: 4.5e-3}
 FLOOR = {torch.float32: 1e-36, torch.float16: 6e-8, torch.bfloat16: 1e-36}  # half the smallest
@@ -26,10 +26,6 @@ OF_ROWS = [name for name in cross_entropy.FORWARD if name != "strided"]
 every_variant = pytest.mark.parametrize("variant", OF_ROWS)
 every_form = pytest.mark.parametrize("form", FORMS)
 OPTIONS = list(itertools.product(FORMS, (False, True), (0.0, 0.1, 1.0), cross_entropy.REDUCTIONS))
-
-
-def double(tensor):
-    return None if tensor is None else tensor.detach().double().cpu().numpy()
 
 
 def case(form, n_rows, n_classes, dtype=torch.float32, weighted=False, offset=0.0, ignored=False):

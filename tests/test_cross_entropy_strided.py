@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensors import PLACE
+from tensors import PLACE, double
 
 from course_lib import ops, reference, simulator
 from course_lib.kernels import cross_entropy
@@ -25,10 +25,6 @@ DTYPES = list(TOLERANCE)
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(2)
-
-
-def double(tensor):
-    return None if tensor is None else tensor.detach().double().cpu().numpy()
 
 
 def rows(logits):

@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensors import PLACE, double
 
-from course_lib import SIMULATED, reference
+from course_lib import reference
 from course_lib.kernels import global_avg_pool as pool
 from course_lib.runtime.host.arrays import ArrayError
 
-PLACE = "cpu" if SIMULATED else "cuda"
 # Half a unit in the last place of the result; float32 sums of a few thousand terms of one size.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 6e-4, torch.bfloat16: 4.5e-3}
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -24,10 +24,6 @@ SHAPES = [
 every_variant = pytest.mark.parametrize("variant", pool.FORWARD)
 every_dtype = pytest.mark.parametrize("dtype", TOLERANCE)
 every_format = pytest.mark.parametrize("layout", FORMATS)
-
-
-def double(tensor):
-    return tensor.detach().double().cpu().numpy()
 
 
 def image(shape, dtype, layout, offset=0.5):

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensors import PLACE, double
 
-from course_lib import SIMULATED, reference
+from course_lib import reference
 from course_lib.kernels import max_pool2d as pool
 from course_lib.kernels.max_pool2d import plan
 from course_lib.kernels.max_pool2d.window import window_of
 from course_lib.runtime.host.arrays import ArrayError
 
-PLACE = "cpu" if SIMULATED else "cuda"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 #: Shape of x, and the options.
@@ -39,10 +39,6 @@ every_case = pytest.mark.parametrize(("shape", "options"), CASES, ids=str)
 #: The same, each with a dtype of its own.
 TYPED = [(*case, DTYPES[i % 3]) for i, case in enumerate(CASES)]
 every_typed_case = pytest.mark.parametrize(("shape", "options", "dtype"), TYPED, ids=str)
-
-
-def double(tensor):
-    return tensor.detach().double().cpu().numpy()
 
 
 def image(shape, dtype=torch.float32, layout="contiguous"):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tensors import PLACE, double
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import optimizers
@@ -12,15 +13,10 @@ from course_lib.kernels.optimizers import table as tables
 from course_lib.runtime.host.arrays import ArrayError
 from course_lib.runtime.host.launch import recorded
 
-PLACE = "cpu" if SIMULATED else "cuda"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = [(3, 5), (1,), (270,), (2, 3, 4), (0,), (33,)]
 
 every_variant = pytest.mark.parametrize("variant", optimizers.SGD)
-
-
-def double(tensor):
-    return tensor.detach().double().cpu().numpy()
 
 
 def tensors(dtype=torch.float32, shapes=SHAPES):

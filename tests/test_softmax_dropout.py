@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tensors import PLACE, double
 
-from course_lib import SIMULATED, reference
+from course_lib import reference
 from course_lib.kernels import softmax_dropout
 from course_lib.runtime.host.arrays import ArrayError
 
-PLACE = "cpu" if SIMULATED else "cuda"
 VARIANTS = list(softmax_dropout.FORWARD)
 # Half a unit in the last place of the output, and float32 arithmetic relative to the largest terms.
 ROUNDING = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}
@@ -20,10 +20,6 @@ FLOOR = {torch.float32: 1e-37, torch.float16: 2**-25, torch.bfloat16: 1e-37}
 ARITHMETIC = 1e-6
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
-
-
-def double(tensor):
-    return tensor.detach().double().cpu().numpy()
 
 
 def assert_close(actual, expected, magnitude):

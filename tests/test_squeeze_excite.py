@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from cached_launches import stand_in
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tensors import PLACE, double
 from turns import in_turns
 
 from course_lib import SIMULATED, reference, simulator
@@ -21,7 +22,6 @@ from course_lib.runtime.host.arrays import ArrayError
 from course_lib.runtime.host.launch_cache import cached_launch
 
 ops = importlib.import_module("course_lib.ops.squeeze_excite")
-PLACE = "cpu" if SIMULATED else "cuda"
 VARIANTS = [name for name in se.FORWARD if name not in ("resident", "batched")]
 PAIRS = [("separate", "channels_last"), ("two_pass", "channels_last")]
 PAIRS += [(variant, "contiguous") for variant in VARIANTS]
@@ -42,10 +42,6 @@ every_pair = pytest.mark.parametrize("variant, layout", PAIRS)
 every_format = pytest.mark.parametrize("layout", FORMATS)
 every_activation = pytest.mark.parametrize("activation", ["silu", "relu"])
 every_gate = pytest.mark.parametrize("gate", ["sigmoid", "hard_sigmoid"])
-
-
-def double(tensor):
-    return tensor.detach().double().cpu().numpy()
 
 
 def inputs(shape, R, dtype=torch.float32, *, layout="contiguous", weight_dtype=None, offset=0.3,
@@ -474,6 +470,18 @@ def test_what_is_copied_or_given_twice_is_not_repeated(repeating):
         twice = backward(x, x, weights[0], weights[2], *saved, *options)
         once = backward(x.clone(), x, weights[0], weights[2], *saved, *options)
         assert all(torch.equal(a, b) for a, b in zip(twice, once, strict=True))
+
+
+@pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
+@pytest.mark.parametrize("variant", ["two_pass", "fused"])
+@pytest.mark.parametrize("layout, shape, dtype", [
+    ("contiguous", (2, 5, 3, 5), torch.float32), ("channels_last", (1, 8, 3, 7), torch.float16),
+])  # fmt: skip
+def test_the_sanitizer_finds_nothing(variant, layout, shape, dtype):
+    dy, x, weights = inputs(shape, 3, dtype, layout=layout)
+    with simulator.sanitize() as report:
+        run(dy, x, weights, variant)
+    assert not report.findings, report.findings
 
 
 @pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")

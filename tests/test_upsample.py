@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensors import PLACE, randn
+from tensors import PLACE, double, randn
 
 from course_lib import reference, simulator
 from course_lib.kernels import upsample
@@ -27,10 +27,6 @@ every_way = pytest.mark.parametrize("mode, align_corners", WAYS)
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(7)
-
-
-def double(tensor):
-    return tensor.detach().double().cpu().numpy()
 
 
 def laid_out(shape, dtype, layout):
