@@ -22,6 +22,7 @@ from course_lib.simulator.engine.signatures import (
     chosen,
     fingerprint,
     launch_bound,
+    stand_in,
     type_of,
 )
 from course_lib.simulator.engine.tracebacks import shows_user_lines
@@ -83,9 +84,8 @@ class Kernel:
         self.extensions = list(self.targetoptions.get("extensions") or ())
         self.launch_bound = launch_bound(self.targetoptions.get("launch_bounds"))
         self._argument_types = [argument_types(each, device) for each in self.signatures]
-        #: The versions that a compiler would have made: types of the arguments -> version.
-        self.overloads = {each: _Overload(function) for each in self._argument_types}
-        self._launched = {}  # what decides the types of some arguments -> those types
+        self._overloads = {each: _Overload(function) for each in self._argument_types}
+        self._launched = {}  # what decides the types of some arguments -> others of those types
         self._programs = {}
         self._told = set()
         functools.update_wrapper(self, function)
@@ -124,6 +124,17 @@ class Kernel:
             raise ValueError(f"Can't create ForAll with negative task count: {ntasks}")
         return ForAll(self, ntasks, tpb, stream, sharedmem)
 
+    @property
+    def overloads(self):
+        """The versions that a compiler would have made: types of the arguments -> version.
+
+        Types are numba's, which is imported when somebody asks.
+        """
+        for values in self._launched.values():
+            self._overloads.setdefault(tuple(map(type_of, values)), _Overload(self.py_func))
+        self._launched.clear()
+        return self._overloads
+
     def program(self, flavour=None, kinds=(), interleaved=False):
         """The rebuilt kernel for arguments of these kinds; built again if a global it uses has
         changed.
@@ -149,14 +160,12 @@ class Kernel:
                     f"value as an argument", stacklevel=5)
 
     def _typed(self, values, name):
-        """The arguments as a compiled version takes them; the version is noted in `overloads`."""
+        """The arguments as a compiled version takes them; `overloads` will have the version."""
         if self._argument_types:
             return chosen(self._argument_types, values, name)[1]
         key = tuple(map(fingerprint, values))
         if key not in self._launched:
-            self._launched[key] = tuple(map(type_of, values))
-        # Looked up each time: a version may have been noted and the mapping emptied.
-        self.overloads.setdefault(self._launched[key], _Overload(self.py_func))
+            self._launched[key] = tuple(map(stand_in, values))
         return values
 
     def launch(self, grid, block, args, shared_bytes=0, options=None, cluster=1):

@@ -3,6 +3,7 @@
 import numbers
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from course_lib.simulator.rewrite.number_types import CLASSES, context
 from course_lib.simulator.rewrite.resolve import cast
@@ -64,6 +65,17 @@ def type_of(value):
         return typeof(value, Purpose.argument)
     except (NumbaError, TypeError, ValueError):
         return getattr(value, "dtype", value.__class__)
+
+
+def stand_in(value):
+    """An argument of the same numba type that keeps no array's memory: nobody may read in it."""
+    if isinstance(value, np.ndarray):
+        return as_strided(np.empty(1, value.dtype), value.shape, value.strides,
+                          writeable=value.flags.writeable)
+    if isinstance(value, tuple):
+        parts = map(stand_in, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
 
 
 def fingerprint(value):
