@@ -2,7 +2,8 @@
 
 A lesson's exercises live in `course_lib/teach/exercises/lesson_NN.py`. Each is an `Exercise` at
 module level; the finished code is an ordinary function or kernel in the same file. Nothing else
-has to be registered: `find("relu")` looks through those files.
+has to be registered: `find("relu")` looks for the line `name="relu",` in those files, and imports
+the one that has it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import pkgutil
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -178,26 +180,59 @@ class Exercise:
 
 
 def python_function(obj: Callable) -> Callable:
-    """Return the Python function inside a kernel; a plain function is returned as it is."""
-    return getattr(obj, "py_func", obj)
+    """Return the Python function inside a kernel; anything else is returned as it is.
+
+    A module is not asked: its attributes may have to be imported first.
+    """
+    return getattr(obj, "py_func", obj) if callable(obj) else obj
 
 
-@cache
-def exercises() -> dict[str, Exercise]:
-    """Return all exercises by name, in the order of the course."""
-    from course_lib.teach import exercises as package
+class _Course(MutableMapping):
+    """The exercises by name, in the order of the course.
 
-    found: dict[str, Exercise] = {}
-    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
-        if not info.name.startswith("lesson_"):
-            continue
-        module = importlib.import_module(f"{package.__name__}.{info.name}")
-        for value in vars(module).values():
-            if isinstance(value, Exercise):
-                if value.name in found:
-                    raise ValueError(f"two exercises are called {value.name!r}")
-                found[value.name] = value
-    return found
+    The names are read in the text of the lessons' files, which takes a few milliseconds. A lesson
+    is imported when one of its exercises is asked for.
+    """
+
+    def __init__(self):
+        from course_lib.teach import exercises as package
+
+        self._found: dict[str, Exercise | str] = {}  # the name of its module until it is imported
+        (folder,) = package.__path__
+        for file in sorted(Path(folder).glob("lesson_*.py")):
+            for name in re.findall(_NAME, file.read_text(encoding="utf-8"), re.MULTILINE):
+                if name in self._found:
+                    raise ValueError(f"two exercises are called {name!r}")
+                self._found[name] = f"{package.__name__}.{file.stem}"
+
+    def __getitem__(self, name: str) -> Exercise:
+        found = self._found[name]
+        if isinstance(found, str):
+            values = vars(importlib.import_module(found)).values()
+            self._found |= {each.name: each for each in values if isinstance(each, Exercise)}
+        return self._found[name]
+
+    def __setitem__(self, name: str, exercise: Exercise):
+        self._found[name] = exercise
+
+    def __delitem__(self, name: str):
+        del self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found
+
+
+#: The line of a lesson's file that names an exercise.
+_NAME = r'^    name="(\w+)",$'
+
+#: All exercises by name.
+exercises = cache(_Course)
 
 
 def find(name: str) -> Exercise:

@@ -52,6 +52,8 @@ def _unwrap(thing):
     """The Python function inside a kernel, device function, intrinsic or cache, or None."""
     if isinstance(thing, _CACHE) and not _is_outside(thing.__module__):
         return _unwrap(thing.__wrapped__)
+    if isinstance(thing, types.ModuleType):
+        return None  # a module may import something to answer
     for name in ("py_func", "_defn"):
         inner = getattr(thing, name, None)
         if isinstance(inner, types.FunctionType):
