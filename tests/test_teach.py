@@ -1,7 +1,9 @@
 """The course's own exercises, and how a check behaves."""
 
 import gc
+import importlib
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -18,10 +20,11 @@ from relus import bad_relu, good_relu
 from course_lib import cuda
 from course_lib.simulator.engine.options import ORDERS
 from course_lib.teach import TODO, CheckFailed, UnknownExercise, check, hint, solution
+from course_lib.teach import exercises as lessons
 from course_lib.teach.checking import check as checking
 from course_lib.teach.checking.deadline import TimeUp, deadline
 from course_lib.teach.checking.engines import Simulator
-from course_lib.teach.exercise import exercises
+from course_lib.teach.exercise import Exercise, exercises
 from course_lib.teach.late_torch import warm_up
 from course_lib.teach.todo import contains_todo
 
@@ -399,6 +402,36 @@ def test_unknown_name_gets_near_ones():
     for function in (solution, hint):
         with pytest.raises(UnknownExercise):
             function("relo")
+
+
+def test_every_exercise_of_the_lessons_is_found_by_its_name():
+    found = {}
+    for lesson in sorted(each.name for each in pkgutil.iter_modules(lessons.__path__)):
+        values = vars(importlib.import_module(f"{lessons.__name__}.{lesson}")).values()
+        found |= {each.name: each for each in values if isinstance(each, Exercise)}
+    assert list(exercises().items()) == list(found.items())
+
+
+FIRST = """
+import sys
+from course_lib.teach import check
+from course_lib.teach.exercise import exercises
+
+check("relu", exercises()["relu"].solution)
+loaded = {name for name in sys.modules if "lesson_" in name}
+assert loaded == {"course_lib.teach.exercises.lesson_01"}, loaded
+assert not {"numba", "torch", "course_lib.autograd"} & sys.modules.keys()
+assert list(exercises()["relu"].solution.overloads)
+assert "numba.core.types" in sys.modules
+"""
+
+
+def test_a_first_check_imports_its_own_lesson_and_not_numba():
+    run = subprocess.run(
+        [sys.executable, "-c", FIRST], env={**os.environ, "COURSE_LIB_SIMULATOR": "1"},
+        cwd=ROOT, capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
 
 
 # ---- real kernels --------------------------------------------------------------------------

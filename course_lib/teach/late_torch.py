@@ -1,9 +1,6 @@
 """PyTorch for exercises: imported when it is used, since it takes seconds and not all need it."""
 
-import contextlib
 import importlib
-import sys
-from collections.abc import Iterator
 
 
 class _Later:
@@ -27,16 +24,3 @@ def warm_up():
     """
     torch.ones(1, requires_grad=True).sum().backward()
     torch.empty_like(torch.empty(1, device="meta")).new_empty(1).mean()
-
-
-@contextlib.contextmanager
-def grad_mode_kept() -> Iterator[None]:
-    """Leave PyTorch's tape switched on or off as it was, whatever the code inside is stopped in."""
-    if (torch := sys.modules.get("torch")) is None:
-        yield
-        return
-    before = torch.is_grad_enabled()
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(before)

@@ -83,10 +83,12 @@ def check(name: str, obj: Callable, *, seed: int | None = None) -> None:
         return
     _require_kind(exercise, obj)
     prepare_compiler()
-    record.update(name, _count_attempt)
     attempt = _attempt(exercise, obj, _new_seed() if seed is None else seed)
-    with printing_little():
-        failure = _first_failure(attempt)
+    try:
+        with printing_little():
+            failure = _first_failure(attempt)
+    finally:  # one that is interrupted counts as well
+        record.update(name, _count_attempt)
     if failure is not None:
         kept.drop(exercise, obj)
         failure = explain(_without_the_largest(attempt, failure), failure)

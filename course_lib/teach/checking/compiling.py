@@ -7,6 +7,7 @@ numba-cuda is not installed (it cannot be on macOS) the stage says so once and l
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import threading
 from pathlib import Path
@@ -29,8 +30,12 @@ TOLD = ("float64-promotion", "spill")
 _told_missing = False
 
 
+@functools.cache
 def prepare_compiler() -> None:
-    """Start the compiler in the background, where there is one, so that no check has to wait."""
+    """Start the compiler in the background, where there is one, so that no check has to wait.
+
+    Once in a session: `lint` itself starts one in the place of one that has ended.
+    """
     with contextlib.suppress(LintUnavailable, OSError):
         prepare()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +25,6 @@ from course_lib.teach.checking.snapshot import Changed, Watched
 from course_lib.teach.checking.writers import stored_in_order
 from course_lib.teach.exercise import Case, Exercise
 from course_lib.teach.explaining.places import element
-from course_lib.teach.late_torch import grad_mode_kept
 
 RACES = "race", "race-between-blocks"  # kinds of findings
 
@@ -140,7 +141,7 @@ class Run:
         exercise = self.exercise
         if exercise.kind != "kernel" and self.engine.simulated:
             obj = self.watched = Watched(obj, beside=[*self._given.values()])
-        with self.engine.active(self), poisoned_allocation(self.poison), grad_mode_kept():
+        with self.engine.active(self), poisoned_allocation(self.poison), _grad_mode_kept():
             try:
                 returned = self._call(obj)
             except SystemExit as error:
@@ -175,6 +176,19 @@ class Run:
         if self.exercise.kind == "kernel":
             return self.launch(obj, *self._given.values())
         return obj(*self._given.values())
+
+
+@contextlib.contextmanager
+def _grad_mode_kept() -> Iterator[None]:
+    """Leave PyTorch's tape switched on or off as it was, whatever the code inside is stopped in."""
+    if (torch := sys.modules.get("torch")) is None:
+        yield
+        return
+    before = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(before)
 
 
 def _to_numpy(value):
