@@ -251,6 +251,32 @@ def test_an_earlier_readers_block_is_not_forgotten():
     assert sorted(report.findings[0].block) == [0, 1]
 
 
+@cuda.jit
+def counted(x, counts):
+    counts[x[cuda.grid(1)]] = counts[x[cuda.grid(1)]] + 1
+
+
+@cuda.jit
+def shifted(x, y):
+    i = cuda.grid(1)
+    x[i] = x[i + 1]
+
+
+@pytest.mark.parametrize(
+    "kernel, grid, kind, cure",
+    [
+        (counted, 1, "race", "use cuda.atomic.add or its kin"),
+        (counted, 2, "race-between-blocks", "use cuda.atomic.add or its kin"),
+        (shifted, 1, "race", "cuda.syncthreads(), which orders the threads of one block alone"),
+        (shifted, 2, "race-between-blocks", "or split the kernel into two launches"),
+    ],
+)
+def test_no_barrier_is_advised_for_what_it_does_not_order(kernel, grid, kind, cure):
+    """Two lines that race within a block and between blocks are told once, as the latter."""
+    report = sanitized(kernel, grid, 4, np.zeros(9, np.int32), np.zeros(9, np.int32))
+    assert report.kinds() == [kind] and all(each.message.endswith(cure) for each in report)
+
+
 def test_accesses_in_a_twin_belong_to_the_callers_line():
     def twin(array, i):
         values = simulator.read_elements(array, i, 2)

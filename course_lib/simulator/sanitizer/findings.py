@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-KINDS = ("race", "race-between-blocks", "uninitialised-read", "out-of-bounds",
+BETWEEN = "race-between-blocks"
+KINDS = ("race", BETWEEN, "uninitialised-read", "out-of-bounds",
          "barrier-divergence", "barrier-mismatch", "exited-before-barrier",
          "shuffle-inactive-lane", "shared-aliasing", "read-after-exit", "deadlock",
          "endless-poll")
@@ -74,15 +75,21 @@ class Report:
         """The kinds found, without repetition, in the order they were found."""
         return list(dict.fromkeys(finding.kind for finding in self.findings))
 
-    def again(self, key):
-        """True if `key` was reported before: it is only counted."""
+    def again(self, key, kind=None):
+        """True if `key` was reported before: it is only counted.
+
+        A race between blocks is told in place of one within a block: what mends it mends both.
+        """
         finding = self._known.get(key)
-        if finding is not None:
-            finding.count += 1
-        return finding is not None
+        if finding is None or kind == BETWEEN != finding.kind:
+            return False
+        finding.count += 1
+        return True
 
     def add(self, key, finding):
-        """Note a new finding under `key`."""
+        """Note a new finding under `key`, in place of the one that was there."""
+        if key in self._known:
+            self.findings.remove(self._known[key])
         self._known[key] = finding
         self.findings.append(finding)
 

@@ -27,6 +27,7 @@ class RaceSentences:
         (first, site, one, _), (second, other, two, _) = sides
         head = f"threads {one} and {two} race on {element}: "
         barrier = self.missing_barrier(stamp)
+        scope = ", which orders the threads of one block alone" * element.startswith("global ")
         if self.is_update(site, other):
             return f"{head}line {site.line} {_LOST}use cuda.atomic.add or its kin"
         if first == second == "write" and site is other:
@@ -39,15 +40,15 @@ class RaceSentences:
                 other, site, first)
             return (f"{head}line {atomic.line} updates it atomically while line {plain.line} "
                     f"{verb}s it plainly, with no barrier between; put {barrier} between "
-                    f"them" + (", or use an atomic there too" if verb == "write" else ""))
+                    f"them{scope}" + (", or use an atomic there too" if verb == "write" else ""))
         if site.line == other.line:
             return (f"{head}line {site.line} {first}s it in one while it {second}s it in the "
-                    f"other, with no barrier between; {self.mend_line(site, barrier)}")
+                    f"other, with no barrier between; {self.mend_line(site, barrier)}{scope}")
         lines, where = self.around(site, other, (first, second), self.barrier_lines(site))
         if lines:
-            return f"{head}{lines}, with no barrier between; put {barrier} {where}"
+            return f"{head}{lines}, with no barrier between; put {barrier} {where}{scope}"
         return (f"{head}line {site.line} {first}s it while line {other.line} {second}s it, with "
-                f"no barrier between; put {barrier} between them")
+                f"no barrier between; put {barrier} between them{scope}")
 
     def around(self, site, other, verbs, barriers):
         """(what two lines do, where a barrier belongs) if one of the lines `barriers` lies between
@@ -71,8 +72,8 @@ class RaceSentences:
             branch = self.branch_around(site, loop[0])
             outside = f" and outside the `if` of line {branch}" if branch else ""
             return f"put {barrier} into the loop, after line {site.line}{outside}"
-        return (f"if both should run it, read it into a name first, put {barrier} between, "
-                f"then write")
+        return (f"if both should run it, read it into a name first, then write it, and between "
+                f"the two put {barrier}")
 
     def race_between(self, sides, element, one_cluster):
         """The sentence about threads of two blocks, of one cluster or not."""
@@ -106,8 +107,8 @@ class RaceSentences:
             return (f"{head}{lines}, and nothing orders them; let the flag or lock tell of it only "
                     f"after the writes of all lanes and cuda.threadfence(), and read only when all "
                     f"have told, after cuda.threadfence() again")
-        return (f"{head}{lines}, and blocks run in any order; write into another array, use an "
-                f"atomic, or split the kernel into two launches")
+        return (f"{head}{lines}, and blocks run in any order, which no barrier of theirs changes; "
+                f"write into another array, or split the kernel into two launches")
 
     @staticmethod
     def two_stores(site, other):
@@ -158,10 +159,10 @@ class RaceSentences:
         return min(found, default=None)
 
     def is_update(self, site, other):
-        """True if both are parts of one `x[i] += …`."""
-        place = _place(site)
-        return place == _place(other) and {"load", "store"} <= {
-            s.kind for s in self.known_sites if _place(s) == place}
+        """True if both are parts of one `x[i] += …`, or of one `x[i] = x[i] + …`."""
+        place = _updated(site)
+        return place == _updated(other) and {"load", "store"} <= {
+            s.kind for s in self.known_sites if _updated(s) == place}
 
     @property
     def uses_flags(self):
@@ -178,9 +179,9 @@ class RaceSentences:
             for site in self.known_sites)
 
 
-def _place(site):
-    """Where a site stands; the load and the store of one `x[i] += …` stand at one place."""
-    return site.filename, site.line, site.col, site.end_line, site.end_col
+def _updated(site):
+    """What a site reads or writes, and the line in which it does."""
+    return site.filename, site.line, site.text
 
 
 def made_to_meet(one, other):

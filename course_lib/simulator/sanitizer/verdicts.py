@@ -5,7 +5,13 @@ import re
 import numpy as np
 
 from course_lib.simulator.engine.report import is_outside
-from course_lib.simulator.sanitizer.findings import Finding, element_text, index_of, name_of
+from course_lib.simulator.sanitizer.findings import (
+    BETWEEN,
+    Finding,
+    element_text,
+    index_of,
+    name_of,
+)
 from course_lib.simulator.sanitizer.races import RaceSentences, made_to_meet
 from course_lib.simulator.sanitizer.shadow import (
     BLOCK_AT,
@@ -28,8 +34,8 @@ class Verdicts(RaceSentences):
         `message` may be a function that makes the sentence, so that repetitions cost little.
         """
         name = self.launch.name
-        key = (kind, name, site.filename, *key)
-        known = [report.again(key) for report in self.reports]
+        key = ("race" if kind == BETWEEN else kind, name, site.filename, *key)
+        known = [report.again(key, kind) for report in self.reports]
         if all(known):
             return
         text = message() if callable(message) else message
@@ -62,7 +68,7 @@ class Verdicts(RaceSentences):
         if made_to_meet(then, now):
             return
         same_block = stamp >> BLOCK_AT == thread.slot
-        kind = "race" if same_block else "race-between-blocks"
+        kind = "race" if same_block else BETWEEN
         site = max(then, now, key=lambda s: (s.filename == self.filename, s.line))
         key = tuple(sorted(((then.line, then.col), (now.line, now.col))))
         unread = self.unread.get((memory, place))
