@@ -285,6 +285,11 @@ def test_inputs_that_the_kernel_is_not_given_are_not_shown():
                          re.MULTILINE)
 
 
+def test_nan_of_an_overflow_is_told_with_the_line_that_overflows():
+    assert re.search(r"infinity in line \d+, `e = math.exp\(x\[i\]\)`, before NaN is computed in "
+                     r"line \d+, `y\[i\] = e /", told("sigmoid", overflows))  # fmt: skip
+
+
 @cuda.jit
 def almost(x, y):
     """A wrong sign where the number is small, and one input has a share of 0.743."""

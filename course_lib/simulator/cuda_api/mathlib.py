@@ -9,13 +9,13 @@ from course_lib.simulator.cuda_api.primitives import Namespace
 from course_lib.simulator.cuda_api.rounding import to_integer
 
 _float32 = np.float32
-_INF, _NAN = _math.inf, _math.nan
+_INF, _NAN, _HUGE = _math.inf, _math.nan, np.float64(1e300)
 #: Types whose results keep the type. Python numbers give Python floats.
 _KEEP = {np.float32, np.float64, np.float16, ml_dtypes.bfloat16}
 
 
-def _overflow_sign(name, x):
-    return -_INF if name in ("sinh",) and x < 0 else _INF
+def _overflow(name, x):
+    return float((-_HUGE if name == "sinh" and x < 0 else _HUGE) * _HUGE)  # NumPy reports it
 
 
 def _pole(name, x):
@@ -39,7 +39,7 @@ def _unary(name):
         try:
             result = function(x)
         except OverflowError:
-            result = _overflow_sign(name, float(x))
+            result = _overflow(name, float(x))
         except ValueError:
             result = _pole(name, float(x))
         except TypeError:

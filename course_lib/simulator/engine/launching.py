@@ -21,7 +21,7 @@ class Launch:
         self.grid_dim, self.block_dim, self.cluster = grid_dim, block_dim, cluster
         self.shared_bytes = shared_bytes
         self.order, self.max_steps = options.order, options.max_steps
-        self.progress = options.progress
+        self.progress, self.float_error = options.progress, options.float_error
         self.random = random.Random(options.seed) if options.order == "random" else None
         self.steps = 0
         self.active = []
@@ -64,7 +64,8 @@ class Launch:
 
     def run(self):
         """Run every block. Floating-point warnings stay off: a GPU has none."""
-        with np.errstate(all="ignore"):
+        told = self.float_error and (lambda kind, flag: self.float_error(kind))
+        with np.errstate(all="call" if told else "ignore", under="ignore", call=told):
             if self.program.plain and self.cluster == 1:
                 self.run_plain()
             else:

@@ -16,6 +16,7 @@ class Options:
     seed: int = 0
     max_steps: int = 20_000_000
     progress: Callable | None = None
+    float_error: Callable | None = None
 
 
 _current = contextvars.ContextVar("simulator_options", default=Options())  # noqa: B039
@@ -52,6 +53,9 @@ def options(**changes):
     progress : function or None
         Called as `progress(blocks, total=n)` when a launch starts; must give the blocks back one by
         one. `tqdm` does, and draws a bar.
+    float_error : function or None
+        Called as `float_error(kind)` from inside the kernel where NumPy's numbers overflow, are
+        divided by zero or make NaN of others: kind "overflow", "divide by zero", "invalid value".
 
     Raises
     ------

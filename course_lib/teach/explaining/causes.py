@@ -23,7 +23,7 @@ from course_lib.teach.checking.writers import Writers
 from course_lib.teach.explaining import mutation
 from course_lib.teach.explaining.influence import MOST, influence
 from course_lib.teach.explaining.places import element
-from course_lib.teach.explaining.raised import is_unfinished, ways_to_nan
+from course_lib.teach.explaining.raised import is_unfinished, origin_of_nan
 
 #: Seconds of the processor for what is seen; the experiment has its own limits.
 LOOKING = 0.4
@@ -161,8 +161,7 @@ def nan_computed(attempt: Attempt, failure: Failure) -> str | None:
     if not np.isnan(got[failure.index]) or any(np.isnan(x).any() for x in floats):
         return None
     if all(np.isfinite(x).all() for x in floats):
-        ways = ways_to_nan(attempt.obj)
-        return f"NaN was computed from finite inputs{': ' * bool(ways)}{ways}"
+        return f"NaN was computed from finite inputs{origin_of_nan(attempt, failure)}"
     return (
         "NaN was computed, and no input is NaN: one infinite number minus another, or divided by "
         "it, 0 times infinity, or 0 divided by 0"

@@ -7,16 +7,22 @@ work. A GPU does neither, and what Python says of them is about NumPy, not about
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType, FunctionType
 
 import numpy as np
 
+from course_lib import simulator
 from course_lib.simulator.linting.lint import global_names
 from course_lib.simulator.rewrite.source import function_tree
+from course_lib.teach.checking.engines import Simulator
+from course_lib.teach.checking.running import Attempt, Failure, Run
 from course_lib.teach.exercise import Exercise, exercises, python_function
+from course_lib.teach.explaining.places import where
 from course_lib.teach.todo import StillTodo
 
 #: Functions of Python that a kernel calls with numbers.
@@ -148,7 +154,30 @@ _OVERFLOWS = {"exp", "exp2", "expm1", "pow", "cosh", "sinh"}
 _NOT_OF_NEGATIVES = {"sqrt", "rsqrt", "log", "log2", "log10", "log1p"}
 
 
-def ways_to_nan(obj: Callable) -> str:
+def origin_of_nan(attempt: Attempt, failure: Failure) -> str:
+    """Return what led to NaN, where finite numbers went in: as the run shows, or as it may be."""
+    lines: dict[str, dict[tuple[str, int], None]] = {"overflow": {}, "invalid value": {}}
+
+    def note(kind):
+        if kind in lines and not lines["invalid value"]:  # what comes later leads to nothing
+            frame = sys._getframe(1)
+            while frame is not None and "__unit__" not in frame.f_globals:
+                frame = frame.f_back
+            if frame is not None:
+                lines[kind][frame.f_code.co_filename, frame.f_lineno] = None
+
+    engine = Simulator(failure.run.engine.order, attempt.seed)
+    with simulator.options(float_error=note), contextlib.suppress(Exception):
+        Run(attempt.exercise, failure.run.case, engine).execute(attempt.obj)
+    overflow, computed = (where(attempt.obj, *next(iter(each), ("", 0))) for each in lines.values())
+    if not overflow or len(lines["overflow"]) > 1:
+        ways = _ways_to_nan(attempt.obj)
+        return f"{computed}{': ' * bool(ways)}{ways}"
+    then = f", before NaN is computed{computed}" if computed not in ("", overflow) else ""
+    return f": an intermediate result overflows to infinity{overflow}{then}"
+
+
+def _ways_to_nan(obj: Callable) -> str:
     """Return how a kernel, or what it calls, can make NaN of finite numbers; "" if hardly."""
     nodes = [node for tree in _trees(python_function(obj), set()) for node in ast.walk(tree)]
     called = {_name(node.func) for node in nodes if isinstance(node, ast.Call)}
