@@ -157,7 +157,7 @@ def test_changes_that_disagree_name_nothing(monkeypatch):
     found = changes(exercises()["relu"].solution, EVERY)[:2]
     assert found[0].words != found[1].words
     monkeypatch.setattr(sentence, "grafts", lambda *_: ())
-    monkeypatch.setattr(sentence, "_matching", lambda *_: found)
+    monkeypatch.setattr(sentence.Matching, "found", lambda _: found)
     monkeypatch.setattr(sentence, "place_of_all", lambda *_: 1)
     attempt = checking._attempt(exercises()["relu"], unguarded, 1)
     cause = mutation.cause(attempt, checking._first_failure(attempt))
@@ -167,7 +167,7 @@ def test_changes_that_disagree_name_nothing(monkeypatch):
 def test_a_change_that_cannot_be_undone_names_nothing(monkeypatch):
     monkeypatch.setattr(sentence, "grafts", lambda *_: ())
     found = changes(exercises()["relu"].solution, EVERY)[:1]
-    monkeypatch.setattr(sentence, "_matching", lambda *_: found)
+    monkeypatch.setattr(sentence.Matching, "found", lambda _: found)
     attempt = checking._attempt(exercises()["relu"], of_its_own_make, 1)
     assert mutation.cause(attempt, checking._first_failure(attempt)) == ""
 

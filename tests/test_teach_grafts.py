@@ -110,8 +110,9 @@ def test_two_lines_that_would_do_name_none(monkeypatch):
     both = [Graft(right, 1), Graft(changed, 2)]
     monkeypatch.setattr(sentence, "grafts", lambda *_: both)
     monkeypatch.setattr(sentence, "words_for", lambda text, *_: str(text == right))
-    told = sentence._grafted(attempt, failure, parsed(asks_for_the_sign), EVERY)
-    assert told == sentence.Told()
+    nothing = sentence.Told()
+    search = sentence.Grafting(attempt, failure, parsed(asks_for_the_sign), EVERY, nothing)
+    assert search.conclusion([*search.found()]) == nothing
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_no_code_breaks_the_search(call, monkeypatch):
     # As if no piece had words, for where one has, the search ends.
     monkeypatch.setattr(sentence, "words_for", lambda *about: words_for(*about) and "")
     monkeypatch.setattr(repair, "passes", lambda _, text: tried.append(text))
-    monkeypatch.setattr(sentence.Experiment, "reproduced", is_built)
+    monkeypatch.setattr(sentence.Reproduction, "reproduced", is_built)
     check_warp_sum_with(call)
     assert len(tried) > 20
 

@@ -65,7 +65,11 @@ def _as_html(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead>{line('th', header)}</thead><tbody>{body}</tbody></table>"
 
 
-def quote(file: str, line: int) -> str:
-    """Return "line 4, `while i < n:`". In a notebook the line is counted from the cell's top."""
-    text = linecache.getline(file, line).strip()
-    return f"line {line}, `{text}`" if text else f"line {line}"
+def quote(file: str, line: int, function: str = "") -> str:
+    """Return "line 4, `while i < n:`", or "line 4 of f, …" with the name of the function around.
+
+    In a notebook the line is counted from the cell's top.
+    """
+    place, text = f"line {line}", linecache.getline(file, line).strip()
+    place += f" of {function}" * bool(function)
+    return f"{place}, `{text}`" if text else place

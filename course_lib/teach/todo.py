@@ -47,23 +47,25 @@ def unfinished(obj: object) -> str | None:
     function = python_function(obj)
     if not isinstance(function, types.FunctionType):
         return None
-    for each in _with_helpers(function, set()):
+    for each in own_functions(function):
         if _names_todo(each):
             return "" if each is function else each.__name__
     return None
 
 
-def _with_helpers(function: types.FunctionType, seen: set[int]) -> Iterator[types.FunctionType]:
-    """Yield `function` and the functions of the same file that it refers to, each once."""
-    if id(function) in seen:
-        return
-    seen.add(id(function))
-    yield function
-    for _, value in _references(function):
-        helper = python_function(value)
-        # Course and library functions are finished; only the learner's own can hold TODO.
-        if isinstance(helper, types.FunctionType) and helper.__module__ == function.__module__:
-            yield from _with_helpers(helper, seen)
+def own_functions(function: types.FunctionType) -> list[types.FunctionType]:
+    """Return `function` and the functions of the same file that it refers to, each once.
+
+    Course and library functions are finished; only the learner's own can hold TODO, or a mistake.
+    """
+    found = [function]
+    for each in found:  # which grows meanwhile
+        for _, value in _references(each):
+            helper = python_function(value)
+            if isinstance(helper, types.FunctionType) and helper.__module__ == function.__module__:
+                if helper not in found:
+                    found.append(helper)
+    return found
 
 
 def _references(function: types.FunctionType) -> Iterator[tuple[str, object]]:

@@ -27,7 +27,7 @@ from bank.judge import SEED
 from course_lib.teach.checking import check as checking
 from course_lib.teach.exercise import exercises, python_function
 from course_lib.teach.explaining import causes, mutation
-from course_lib.teach.explaining.mutation.changes import EVERY, parsed
+from course_lib.teach.explaining.mutation.changes import EVERY, located, parsed, program
 from course_lib.teach.explaining.mutation.lines import Line, lines_of
 from course_lib.teach.explaining.mutation.mutants import mutants
 from course_lib.teach.explaining.report import describe
@@ -104,22 +104,27 @@ def _judged(exercise: str, name: str, kernel, operator: str | None) -> Told | No
     with mock.patch.object(causes.mutation, "cause", limited):
         failure = causes.explain(attempt, failure)
     seconds = verdict, time.process_time() - begin
-    kind = _kind(failure, _differing(kernel, right))
-    return Told(f"{exercise}, {name}", kind, seconds, describe(attempt, failure))
+    message = describe(attempt, failure)
+    kind = _kind(failure, _differing(kernel, right), message.partition("\n")[0])
+    return Told(f"{exercise}, {name}", kind, seconds, message)
 
 
-def _kind(failure, differing: dict[int, str]) -> str:
+def _kind(failure, differing: dict[int, str], headline: str) -> str:
     """Return how good it is, where the lines that differ are known, and what they should be."""
     if failure.cause:
-        form = r"(another line in place of|one more before|; it is missing before|;) line (\d+),"
+        form = (
+            r"(another line in place of|one more before|; it is missing before|;) "
+            r"line (\d+)(?: of \w+)?,"
+        )
         before, line = re.search(form, failure.cause).groups()
         if int(line) not in differing:
             return "false"
         return "both" if before.startswith(";") else "line"
     finding = failure.finding
     if finding is None:
-        line = _line_of_error(failure)
-        return "line" if line in differing else "nothing"
+        told = re.findall(r" in line (\d+)", f"{headline} {failure.seen}")
+        lines = {_line_of_error(failure), *map(int, told)}
+        return "line" if lines & set(differing) else "nothing"
     lines = {finding.line, *getattr(finding, "lines", ())}
     cure = finding.message.partition("; ")[2]
     if "guard" in cure and not any(re.match("if|while|for", s) for s in differing.values()):
@@ -138,9 +143,15 @@ def _line_of_error(failure) -> int:
 
 
 def _differing(kernel, right) -> dict[int, str]:
-    """Return the lines of a kernel that differ from the right one's, and those beside a gap."""
-    own, its = (lines_of(parsed(each).body[0]) for each in (kernel, right))
-    return {own[n].number: text for n, text in _differences(own, its)}
+    """Return the lines of a kernel that differ from the right one's, and those beside a gap.
+
+    Of the functions that it calls, those that the right one has in none of its own.
+    """
+    own, its = ([lines_of(each) for each in program(k).body] for k in (kernel, right))
+    found = {own[0][n].number: text for n, text in _differences(own[0], its[0])}
+    known = {line.text for lines in its for line in lines}
+    found |= {line.number: "" for lines in own[1:] for line in lines if line.text not in known}
+    return {located(kernel, number)[1]: text for number, text in found.items()}
 
 
 def _differences(own: list[Line], right: list[Line]):

@@ -43,6 +43,9 @@ def _holds(compiled, code):
 
 def _lines(code):
     """The lines of the file, cell or prompt that `code` was compiled in; none if they are lost."""
+    known = linecache.cache.get(code.co_filename, ())
+    if len(known) == 4 and known[1] is None:  # of no file: to look for its module takes long
+        return known[2]
     try:
         return inspect.findsource(code)[0]
     except (OSError, TypeError, IndexError, SyntaxError):

@@ -43,11 +43,8 @@ def _told(function, callers, filename, line, way) -> str:
         inside = inside or f", in {function.__name__}, which it calls"
         function, callers = caller, callers[:-1]
         filename, line = function.__code__.co_filename, called_in
-    text = quote(filename, line)
-    if callers:  # it is not the object itself
-        number, comma, source = text.partition(",")
-        text = f"{number} of {function.__name__}{comma}{source}"
-    return f" in {text}{inside}"
+    name = function.__name__ if callers else ""  # else it is the object itself
+    return f" in {quote(filename, line, name)}{inside}"
 
 
 def _reached(function, callers=(), seen=None) -> Iterator[tuple[types.FunctionType, tuple]]:

@@ -66,7 +66,10 @@ def _headline(attempt: Attempt, failure: Failure) -> str:
     if failure.problem == "outside":
         return f"it writes outside {failure.array}{on}"
     if failure.problem == "input":
-        return f"it changes its input {failure.array}, which others still need{on}"
+        name, site = failure.run.engine.borrowed or ("", None)
+        line = where(attempt.obj, site.filename, site.line) if name == failure.array else ""
+        text = f"it changes its input {failure.array}, which others still need{on}"
+        return f"{text},{line}" if line else text
     if failure.problem == "twice":
         _, _, first, second, site = failure.run.engine.twice
         place = f"{element(failure.array, failure.index)} is written by more than one thread"

@@ -22,11 +22,15 @@ from course_lib.teach.exercise import python_function
 from course_lib.teach.explaining.mutation import edits, edits_apart
 from course_lib.teach.explaining.mutation.frame import Frame
 from course_lib.teach.explaining.mutation.trees import at, paths, replaced
+from course_lib.teach.todo import own_functions
 
 #: All that is known of how a kernel goes wrong. The bank's mutants are those of `edits` alone.
 EVERY = (*edits.OPERATORS, *edits_apart.OPERATORS)
 
 _numbers = itertools.count()
+
+#: How far apart the numbers of two functions' lines are: two cells may both have a line 12.
+_APART = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -78,27 +82,33 @@ class Change:
                 yield ast.unparse(bare), replaced(holder, inner, new)
 
 
-def changes(kernel: Callable, operators: Iterable[Callable]) -> list[Change]:
-    """Return all changes at one place. Several of them may have the same text."""
-    tree = parsed(kernel)
+def changes(
+    kernel: Callable, operators: Iterable[Callable], tree: ast.Module | None = None
+) -> list[Change]:
+    """Return all changes at one place. Several of them may have the same text.
+
+    They are made in `tree`, or in the kernel alone where that is left out.
+    """
+    tree = parsed(kernel) if tree is None else tree
     return [
         Change(kernel, tree, ((path, new),), operator, words)
-        for path, operator, new, words in _edits(tree, Frame(tree.body[0]), operators)
+        for path, operator, new, words, _ in _edits(tree, operators)
     ]
 
 
-def changes_alike(kernel: Callable, operators: Iterable[Callable]) -> list[Change]:
+def changes_alike(
+    kernel: Callable, operators: Iterable[Callable], tree: ast.Module | None = None
+) -> list[Change]:
     """Return the changes that make one edit at all places that are alike, such as h and w.
 
     Places are alike whose texts differ only in names of one kind.
     """
-    tree = parsed(kernel)
-    frame = Frame(tree.body[0])
+    tree = parsed(kernel) if tree is None else tree
     groups: dict[tuple, list] = {}
-    for path, operator, new, words in _edits(tree, frame, operators):
+    for path, operator, new, words, frame in _edits(tree, operators):
         if isinstance(new, ast.expr):
-            key = operator, _by_kinds(at(tree, path), frame), _by_kinds(new, frame)
-            groups.setdefault(key, []).append((path, new, words))
+            before, after = _by_kinds(at(tree, path), frame), _by_kinds(new, frame)
+            groups.setdefault((operator, frame, before, after), []).append((path, new, words))
     found = []
     for (operator, *_), group in groups.items():
         apart = list(_apart(group))
@@ -126,14 +136,39 @@ def parsed(kernel: Callable) -> ast.Module:
     return tree
 
 
+def program(kernel: Callable) -> ast.Module:
+    """Return the syntax tree of a kernel, and behind it those of its author's functions it calls.
+
+    `located` tells what a line's number in it stands for.
+    """
+    tree = parsed(kernel)
+    for k, function in enumerate(own_functions(python_function(kernel))[1:], start=1):
+        with contextlib.suppress(OSError, SyntaxError):
+            (helper,) = parsed(function).body
+            ast.increment_lineno(helper, k * _APART)
+            tree.body.append(helper)
+    return tree
+
+
+def located(kernel: Callable, number: int) -> tuple[Callable, int]:
+    """Return the function that a line of `program(kernel)` is in, and its number in the file."""
+    k, line = divmod(number, _APART)
+    return own_functions(python_function(kernel))[k], line
+
+
+def in_place(tree: ast.Module, k: int, text: str) -> str:
+    """Return the text of a program with another one for its function number k."""
+    return "\n".join(text if n == k else ast.unparse(each) for n, each in enumerate(tree.body))
+
+
 def built(text: str, original: Callable, beside: Callable | None = None) -> Callable:
-    """Return the function or kernel that `text` defines, with all that `original` knows.
+    """Return the function or kernel that `text` defines first, with all that `original` knows.
 
     What it doesn't know, such as a module, is what `beside` knows by that name. Raises SyntaxError
-    for a text that is anything else.
+    for a text that holds anything but functions.
     """
     tree = ast.parse(text)
-    if len(tree.body) != 1:
+    if not all(isinstance(each, ast.FunctionDef) for each in tree.body):
         raise SyntaxError("a line of the function is outside of it")
     file = f"<mutant {next(_numbers)}>"
     # Where the simulator, like a debugger, finds the text of code that is in no file.
@@ -160,12 +195,14 @@ def forgotten() -> Iterator[None]:
                 del linecache.cache[file]
 
 
-def _edits(tree, frame, operators):
-    for path in list(paths(tree)):
-        node = at(tree, path)
-        for operator in operators:
-            for new, words in operator(node, frame):
-                yield path, operator.__name__, new, words
+def _edits(tree, operators):
+    for k, function in enumerate(tree.body):
+        frame = Frame(function, called=k > 0)
+        for path in list(paths(function, ("body", k))):
+            node = at(tree, path)
+            for operator in operators:
+                for new, words in operator(node, frame):
+                    yield path, operator.__name__, new, words, frame
 
 
 def _statement(tree: ast.Module, path: tuple) -> tuple:

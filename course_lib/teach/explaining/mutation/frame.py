@@ -12,12 +12,16 @@ KINDS = ("array", "size", "index", "constant", "number")
 
 
 class Frame:
-    """One function. `kinds` are its names by kind: array, size, index, constant, number."""
+    """One function. `kinds` are its names by kind: array, size, index, constant, number.
 
-    def __init__(self, function: ast.FunctionDef):
-        self.function = function
+    `parameters` are the names that everybody knows: one that a kernel calls has none.
+    """
+
+    def __init__(self, function: ast.FunctionDef, called: bool = False):
+        self.function, self.called = function, called
         arguments = function.args
-        self.parameters = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+        given = () if called else (*arguments.posonlyargs, *arguments.args)
+        self.parameters = [a.arg for a in given]
 
     @cached_property
     def kinds(self) -> dict[str, str]:
@@ -66,7 +70,7 @@ class Frame:
         """Return how a sentence calls an array: by its name only where everybody knows that."""
         if isinstance(node, ast.Name) and node.id in self.parameters:
             return node.id
-        return "an array made inside"
+        return "an array" if self.called else "an array made inside"
 
 
 def _is_size(value: ast.expr, known: dict[str, str]) -> bool:

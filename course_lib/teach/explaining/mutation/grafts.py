@@ -15,17 +15,18 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from course_lib.teach.explaining.mutation.changes import parsed
+from course_lib.teach.explaining.mutation.changes import in_place, program
 from course_lib.teach.explaining.mutation.lines import (
     Line,
     aligned,
     difference,
+    head,
     lines_of,
     translated,
     translation,
     written,
 )
-from course_lib.teach.explaining.mutation.trees import at, paths, replaced
+from course_lib.teach.explaining.mutation.trees import at, is_shape, paths, replaced
 
 
 @dataclass(frozen=True)
@@ -47,30 +48,37 @@ def grafts(learners: ast.Module, solution: Callable) -> Iterator[Graft]:
 
     Whole lines come first, then expressions in them.
     """
-    function = learners.body[0]
-    own = lines_of(function)
-    head = ast.unparse(function).splitlines()
-    head = "\n".join(head[: 1 + next(k for k, line in enumerate(head) if line.startswith("def "))])
-    seen = set()
-    right_function = parsed(solution).body[0]
-    right, home = _beside(right_function, function, own)
+    seen, functions = set(), program(solution).body
+    some = range(1, len(functions))
+    pairs = [(k, j) for k in range(1, len(learners.body)) for j in (0, *some)]
+    for k, j in [(0, 0), *pairs, *((0, j) for j in some)]:
+        for graft in _grafts_of(learners.body[k], functions[j], k == j == 0):
+            text = in_place(learners, k, graft.text)
+            if text not in seen:
+                seen.add(text)
+                yield replace(graft, text=text)
+
+
+def _grafts_of(
+    function: ast.FunctionDef, right_function: ast.FunctionDef, same: bool
+) -> Iterator[Graft]:
+    """Yield those of one function; `same`: its parameters are the right one's."""
+    own, known = lines_of(function), _local(function).union(_parameters(function))
+    right, home = _beside(right_function, function, own, same)
     forms = [(right, home, True)]
-    if values := _set_once(right_function, set(range(len(right))) - home.keys()):
+    if values := _set_once(right_function, set(range(len(right))) - home.keys(), known):
         without = _Inlined(values).visit(copy.deepcopy(right_function))
-        right, home = _beside(without, function, own)
+        right, home = _beside(without, function, own, same)
         forms.append((right, home, len(home) == len(own)))
     for right, home, alike in forms:
         for sure, undone in ((True, _with_one_undone), (False, _with_a_piece)):
             for lines, number in undone(own, right, home):
-                text = written(head, lines)
-                if text not in seen:
-                    seen.add(text)
-                    missing = len(lines) > len(own)
-                    yield Graft(text, number, sure and alike, missing)
+                missing = len(lines) > len(own)
+                yield Graft(written(head(function), lines), number, sure and alike, missing)
 
 
 def _beside(
-    right_function: ast.FunctionDef, function: ast.FunctionDef, own: list[Line]
+    right_function: ast.FunctionDef, function: ast.FunctionDef, own: list[Line], same: bool
 ) -> tuple[list[Line], dict[int, int]]:
     """Return the lines of the right code in the learner's names, and which own line each is like.
 
@@ -82,8 +90,10 @@ def _beside(
     home = aligned(right, own)
     names = translation(right, own, home)
     known = _local(function).union(_parameters(function))
-    names = {n: names[n] for n in _local(right_function) & names.keys() if names[n] in known}
-    names |= dict(zip(_parameters(right_function), _parameters(function), strict=False))
+    theirs = _local(right_function).union([] if same else _parameters(right_function))
+    names = {n: names[n] for n in theirs & names.keys() if names[n] in known}
+    if same:
+        names |= dict(zip(_parameters(right_function), _parameters(function), strict=False))
     counters = _counters(right, own, home)
     right = [
         replace(line, text=translated(line.text, names | counters.get(n, {})))
@@ -144,8 +154,13 @@ def _local(function: ast.FunctionDef) -> set[str]:
     return {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and _is_store(n)}
 
 
-def _set_once(function: ast.FunctionDef, lines: set[int]) -> dict[str, ast.expr]:
-    """Return what each name that is set only once, in one of the lines, is set to."""
+def _set_once(
+    function: ast.FunctionDef, lines: set[int], known: set[str]
+) -> dict[str, ast.expr]:
+    """Return what each name that is set only once, in one of the lines, is set to.
+
+    Also what sizes are that are set in any line, and go by no name that is known.
+    """
     stores = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and _is_store(n)]
     numbers = {line.text: n for n, line in enumerate(lines_of(function))}
     found = {}
@@ -155,6 +170,11 @@ def _set_once(function: ast.FunctionDef, lines: set[int]) -> dict[str, ast.expr]
             if stores.count(name) == 1 and "shfl" not in text and "array(" not in text:
                 if numbers.get(text) in lines:
                     found[name] = node.value
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            for k, each in enumerate(node.targets[0].elts):
+                if is_shape(node.value) and stores.count(name := ast.unparse(each)) == 1:
+                    if name not in known:
+                        found[name] = ast.Subscript(node.value, ast.Constant(k), ast.Load())
     return found
 
 
@@ -203,6 +223,7 @@ def _with_one_undone(
     for k in extra:
         yield _taken_out(own, k), own[k].number
     yield from _with_twins(own, right, home)
+    yield from _like_another(own)
     for n, k in home.items():
         for text in _with_one_piece(own[k].text, right[n].text):
             yield from _put(own, k, text)
@@ -252,6 +273,20 @@ def _with_twins(
             new = {k: right[n].text for n, k in pairs}
             lines = [replace(line, text=new.get(k, line.text)) for k, line in enumerate(own)]
             yield lines, own[pairs[0][1]].number
+
+
+def _like_another(own: list[Line]) -> Iterator[tuple[list[Line], int]]:
+    """Yield the lines with one made like another of them, which has a piece more: h is, w is not.
+
+    Both set a name, to the same up to names and that piece.
+    """
+    for k, line in enumerate(own):
+        for other in own:
+            if other is not line and all(_tuple_set(x.text) is None for x in (line, other)):
+                pieces = difference(line.text, other.text)
+                if len(pieces) == 1 and not pieces[0][0] and "name" in pieces[0][1]:
+                    names = translation([other], [line], {0: 0})
+                    yield from _put(own, k, translated(other.text, names))
 
 
 def _with_a_piece(

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from course_lib.teach.explaining.mutation.changes import Change, parsed
+from course_lib.teach.explaining.mutation.changes import Change
 from course_lib.teach.explaining.mutation.frame import Frame
 from course_lib.teach.explaining.mutation.trees import called, is_range, range_parts
 
@@ -20,12 +20,15 @@ _KNOWN = frozenset(
 )  # fmt: skip
 
 
-def nearest_first(changes: Iterable[Change], learners: ast.Module, solution) -> list[Change]:
-    """Return the changes, those first after which the solution is most like the learner's code."""
-    right = parsed(solution)
-    own, others = _Tokens(learners), _Tokens(right)
-    lacking = own.count(ast.unparse(learners.body[0]))
-    lacking.subtract(others.count(ast.unparse(right.body[0])))
+def nearest_first(changes: Iterable[Change], goal: ast.Module) -> list[Change]:
+    """Return the changes of a program, those first after which it is most like the goal."""
+    changes = list(changes)
+    if not changes:
+        return []
+    start = changes[0].tree
+    own, others = _Tokens(goal), _Tokens(start)
+    lacking = own.count(ast.unparse(goal))
+    lacking.subtract(others.count(ast.unparse(start)))
 
     def gain(change: Change) -> float:
         moved: Counter = Counter()
@@ -40,13 +43,13 @@ def nearest_first(changes: Iterable[Change], learners: ast.Module, solution) -> 
 
 def same_code(text: str, learners: ast.Module) -> bool:
     """Tell whether a text is the learner's code, up to names and what is written in one line."""
-    return _canonical(ast.parse(text)) == _canonical(learners)
+    one, other = (list(map(_canonical, tree.body)) for tree in (ast.parse(text), learners))
+    return one == other
 
 
-def _canonical(tree: ast.Module) -> list[str]:
+def _canonical(function: ast.FunctionDef) -> list[str]:
     """Return the tokens of a function's body, its own names numbered where they come first."""
     numbers: dict[str, int] = {}
-    function = tree.body[0]
     arguments = [each.arg for each in function.args.args]
     own = {*arguments, *(n.id for n in ast.walk(function) if _is_set(n))}
     for name in arguments:

@@ -45,6 +45,12 @@ def _lines(body: list[ast.stmt], depth: int) -> Iterator[Line]:
             yield from _lines(node.orelse, depth + 1)
 
 
+def head(function: ast.FunctionDef) -> str:
+    """Return the text of a function down to its parameters, decorators included."""
+    lines = ast.unparse(function).splitlines()
+    return "\n".join(lines[: 1 + next(k for k, s in enumerate(lines) if s.startswith("def "))])
+
+
 def written(head: str, lines: list[Line]) -> str:
     """Return the text of a function with that head and these lines in its body."""
     return "\n".join([head, *(f"{'    ' * (each.depth + 1)}{each.text}" for each in lines)])

@@ -7,12 +7,12 @@ to the learner's kernel. That it then passes every case proves the place.
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import inspect
+import itertools
 import linecache
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from course_lib.teach.checking.deadline import TimeUp
 from course_lib.teach.checking.engines import Simulator
@@ -24,10 +24,12 @@ from course_lib.teach.explaining.mutation.changes import (
     built,
     changes,
     changes_alike,
-    parsed,
+    in_place,
+    located,
+    program,
 )
 from course_lib.teach.explaining.mutation.likeness import nearest_first
-from course_lib.teach.explaining.mutation.lines import lines_of, patched, written
+from course_lib.teach.explaining.mutation.lines import head, lines_of, patched, written
 from course_lib.teach.explaining.mutation.matching import STEPS, fresh
 
 #: How many changes are undone that agree on no words: each takes its time.
@@ -80,13 +82,14 @@ def place(attempt: Attempt, found: list[Change]) -> int | None:
     First the learner's code takes over what the change does away with, line for line; then what is
     told in the opposite words is tried everywhere.
     """
-    own = parsed(attempt.obj)
+    own = program(attempt.obj)
     for change in found:
         line = _patched_in(attempt, own, change)
         if line is not None:
             return line
     wanted = {opposite(change.words) for change in found}
-    for undo in (*changes(attempt.obj, EVERY), *changes_alike(attempt.obj, EVERY)):
+    about = attempt.obj, EVERY, own
+    for undo in (*changes(*about), *changes_alike(*about)):
         if _bare(undo.words) in wanted and passes(attempt, undo.text):
             return _line_of(undo)
     return None
@@ -94,38 +97,37 @@ def place(attempt: Attempt, found: list[Change]) -> int | None:
 
 def place_of_all(attempt: Attempt, found: list[Change]) -> int | None:
     """Return the number of the line in which each of the changes is undone, if it is the same."""
-    own = parsed(attempt.obj)
+    own = program(attempt.obj)
     lines = {_patched_in(attempt, own, change) for change in found[:MOST]}
     return lines.pop() if len(lines) == 1 else None
 
 
-def only_place(
-    attempt: Attempt, failure: Failure, operators: Iterable, known: int | None
-) -> tuple[int | None, str]:
-    """Return the number of the only line in which a change makes every case right, and the words.
+def mended_lines(
+    attempt: Attempt, failure: Failure, operators: Iterable, own: ast.Module, known: int | None
+) -> Iterator[tuple[int, str]]:
+    """Yield the number of each line in which a change makes every case right, and the words.
 
     For code of another form than the solution's, which nothing done to the solution resembles.
-    Lines that the solution has as well, such as those given, are not to blame. What the time does
-    not reach is not tried: what brings the code nearest to the solution comes first. Where the line
-    is `known`, it is looked for what is wrong there.
+    Lines that the solution has as well, such as those given, are not to blame. What brings the code
+    nearest to the solution comes first. Where the line is `known`, it is looked for what is wrong
+    there.
     """
-    file = python_function(attempt.obj).__code__.co_filename
     solution = attempt.exercise.solution
+    about = attempt.obj, operators, own
     right = {_code(line) for line in inspect.getsource(python_function(solution)).splitlines()}
     failing_first = failing_before_others(attempt, failure.run.case)
-    found: dict[int, str] = {}
-    with contextlib.suppress(TimeUp):
-        tried = (*changes(attempt.obj, operators), *changes_alike(attempt.obj, operators))
-        for change in nearest_first(tried, parsed(solution), attempt.obj):
-            line = _line_of(change)
-            if line in found or known not in (None, line):
-                continue
-            if line == known or _code(linecache.getline(file, line)) not in right:
-                if passes(failing_first, change.text):
-                    found[line] = reverse(change.words)
-                    if line == known:
-                        break
-    return found.popitem() if len(found) == 1 else (known, "")
+    seen: set[int] = set()
+    tried = (*changes(*about), *changes_alike(*about))
+    for change in nearest_first(tried, program(solution)):
+        line = _line_of(change)
+        if line in seen or known not in (None, line):
+            continue
+        function, number = located(attempt.obj, line)
+        text = linecache.getline(function.__code__.co_filename, number)
+        if line == known or _code(text) not in right:
+            if passes(failing_first, change.text):
+                seen.add(line)
+                yield line, reverse(change.words)
 
 
 def failing_before_others(attempt: Attempt, failing: Case) -> Attempt:
@@ -164,15 +166,21 @@ def passes(attempt: Attempt, text: str) -> bool:
         again = dataclasses.replace(attempt, obj=obj)
     except (SyntaxError, NameError):
         return False
-    for case in (*attempt.cases, fresh(attempt, 2)[-1]):
-        for order in attempt.orders:
-            engine = Simulator(order, attempt.seed, sanitized=True, max_steps=STEPS)
-            failure = attempt_case(again, case, engine)
-            if failure is not None:
-                if isinstance(failure.error, TimeUp):
-                    raise failure.error
-                return False
+    for case, order, sanitized in _runs(attempt):
+        engine = Simulator(order, attempt.seed, sanitized, max_steps=STEPS)
+        failure = attempt_case(again, case, engine)
+        if failure is not None:
+            if isinstance(failure.error, TimeUp):
+                raise failure.error
+            return False
     return True
+
+
+def _runs(attempt: Attempt) -> Iterator[tuple[Case, str, bool]]:
+    """Yield what must be right, as (case, order, under the sanitizer)."""
+    yield attempt.cases[0], "forward", False  # which is quick, and most go wrong there
+    yield from itertools.product(attempt.cases, attempt.orders, [True])
+    yield from itertools.product(fresh(attempt, 2)[-1:], attempt.orders, [True])
 
 
 def _patched_in(attempt: Attempt, own: ast.Module, change: Change) -> int | None:
@@ -180,16 +188,15 @@ def _patched_in(attempt: Attempt, own: ast.Module, change: Change) -> int | None
 
     None if it can't, or if it is not right after that.
     """
-    wrong = lines_of(ast.parse(change.text).body[0])
-    right = lines_of(change.tree.body[0])
-    function = own.body[0]
-    outcome = patched(lines_of(function), wrong, right)
-    if outcome is not None and outcome[1]:
-        lines, numbers = outcome
-        head = ast.unparse(function).splitlines()
-        end = next(k for k, line in enumerate(head) if line.startswith("def "))
-        if passes(attempt, written("\n".join(head[: end + 1]), lines)):
-            return numbers[0]
+    changed = change.places[0][0][1]
+    wrong = lines_of(ast.parse(change.text).body[changed])
+    right = lines_of(change.tree.body[changed])
+    for k, function in enumerate(own.body):
+        outcome = patched(lines_of(function), wrong, right)
+        if outcome is not None and outcome[1]:
+            lines, numbers = outcome
+            if passes(attempt, in_place(own, k, written(head(function), lines))):
+                return numbers[0]
     return None
 
 

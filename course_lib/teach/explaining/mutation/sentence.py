@@ -13,9 +13,11 @@ when the time is up, what was not tried has no say.
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -29,20 +31,23 @@ from course_lib.teach.explaining.mutation.changes import (
     changes,
     changes_alike,
     forgotten,
+    located,
     parsed,
+    program,
 )
 from course_lib.teach.explaining.mutation.grafts import Graft, definitions, grafts
 from course_lib.teach.explaining.mutation.likeness import nearest_first, same_code
 from course_lib.teach.explaining.mutation.lines import lines_of
-from course_lib.teach.explaining.mutation.matching import Experiment
+from course_lib.teach.explaining.mutation.matching import Reproduction
 from course_lib.teach.explaining.mutation.repair import (
     failing_before_others,
-    only_place,
+    mended_lines,
     passes,
     place,
     place_of_all,
 )
 from course_lib.teach.explaining.mutation.words import words_for
+from course_lib.teach.todo import own_functions
 
 Found = TypeVar("Found")
 
@@ -58,18 +63,30 @@ def cause(attempt: Attempt, failure: Failure, operators=EVERY, *, thorough: bool
     solution are tried, and what they show is told if it is something else.
     """
     try:
-        own = parsed(attempt.obj)
+        own = program(attempt.obj)
     except (OSError, SyntaxError):  # without its source there is nothing to compare
         return ""
     if failure.run.engine.order not in attempt.orders:
         attempt = replace(attempt, orders=(failure.run.engine.order, *attempt.orders))
+    experiments = (Grafting, GRAFTING), (Matching, MATCHING), (Mending, ALONE)
+    told = Told()
     with forgotten():
-        told = _grafted(attempt, failure, own, operators)
-        if thorough:
-            told = _looked_further(attempt, failure, own, operators, told)
-        elif _is_told_anyhow(failure, told):
+        for kind, seconds in experiments if thorough else experiments[:1]:
+            if not told.words or not told.sure:
+                experiment = kind(attempt, failure, own, operators, told)
+                told = experiment.conclusion(_in_time(seconds, experiment.found()))
+        if not thorough and _is_told_anyhow(failure, told):
             told = Told()
     return _sentence(attempt, told)
+
+
+def _in_time(seconds: float, found: Iterable[Found]) -> list[Found]:
+    """Return what is found until the time is up."""
+    kept = []
+    with contextlib.suppress(TimeUp), deadline(seconds):
+        for each in found:
+            kept.append(each)  # noqa: PERF402 - what comes before the time is up stays
+    return kept
 
 
 @dataclass(frozen=True)
@@ -85,20 +102,106 @@ class Told:
     missing: bool = False
 
 
-def _looked_further(attempt: Attempt, failure: Failure, own, operators, told: Told) -> Told:
-    """Return what is known after the solution, and then the learner's code, have been changed."""
-    if not told.words:
-        line, words = _matched(attempt, failure, own, operators)
-        if told.line in (None, line):
-            told = Told(line, words, sure=line is not None)
-    if not told.words or not told.sure:
-        known = told.line if told.sure else None
-        found = _in_time(ALONE, lambda: only_place(attempt, failure, operators, known))
-        line, words = found or (None, "")
-        if line is not None:
-            agreed = told.line in (None, line)
-            told = replace(told, line=line, words=told.words or words) if agreed else Told()
-    return told
+@dataclass(frozen=True)
+class Experiment:
+    """One way to look for the cause; `told` is what is known before."""
+
+    attempt: Attempt
+    failure: Failure
+    own: ast.Module
+    operators: Iterable[Callable]
+    told: Told
+
+
+class Grafting(Experiment):
+    """Each difference between the learner's code and the solution is undone in the learner's."""
+
+    def found(self) -> Iterator[Graft]:
+        """Yield the pieces of the solution with which every case is right."""
+        failing_first = failing_before_others(self.attempt, self.failure.run.case)
+        for graft in grafts(self.own, self.attempt.exercise.solution):
+            if passes(failing_first, graft.text):
+                yield graft
+
+    def conclusion(self, found: list[Graft]) -> Told:
+        """Return the only line that a piece makes right, and what is wrong in it.
+
+        Where several lines may be made right in the same words, the last of them.
+        """
+        lines: dict[int, list[Graft]] = {}
+        sure = any(graft.sure for graft in found)
+        for graft in found:
+            if graft.sure == sure:
+                lines.setdefault(graft.line, []).append(graft)
+        for function in self.own.body:
+            for line, source in definitions(function).items():
+                if source in lines:  # what is wrong there is only seen in the line
+                    lines.pop(line, None)
+        told = []
+        for line, those in sorted(lines.items()):
+            words = next(iter(_in_time(REPAIR, self._words(those))), "")
+            told.append(Told(line, words, sure, all(graft.missing for graft in those)))
+        if len({each.words for each in told}) != 1 or len(told) > 1 and not told[0].words:
+            return Told()
+        return told[-1]
+
+    def _words(self, found: list[Graft]) -> Iterator[str]:
+        """Yield the words for the pieces that have any, from the smallest on."""
+        about = self.own, self.attempt.obj, self.operators
+        return filter(None, (words_for(graft.text, *about) for graft in reversed(found)))
+
+
+class Matching(Experiment):
+    """The solution is changed until it is wrong as the learner's code is."""
+
+    def found(self) -> Iterator[Change]:
+        """Yield the changes of the solution that match; the one that makes the very code last."""
+        solution = self.attempt.exercise.solution
+        about = solution, self.operators, program(solution)
+        experiment, seen = Reproduction(self.attempt, self.failure.run.case), set()
+        for change in nearest_first((*changes(*about), *changes_alike(*about)), self.own):
+            if change.text not in seen:
+                seen.add(change.text)
+                if experiment.reproduced(change.build):
+                    yield change
+                    if same_code(change.text, self.own):
+                        return
+
+    def conclusion(self, found: list[Change]) -> Told:
+        """Return the line that the changes point to, and what they do if they agree."""
+        if found and same_code(found[-1].text, self.own):
+            found = found[-1:]
+        words = {change.words for change in found}
+        look = place if len(words) == 1 else place_of_all
+        lines = (look(self.attempt, each) for each in [found] if each)
+        line = next(iter(_in_time(REPAIR, lines)), None)
+        if self.told.line not in (None, line):
+            return self.told
+        agreed = line is not None and len(words) == 1
+        return Told(line, words.pop() if agreed else "", sure=line is not None)
+
+
+class Mending(Experiment):
+    """What is changed is the learner's code itself."""
+
+    @property
+    def known(self) -> int | None:
+        """The line that is sure to be wrong, if there is one."""
+        return self.told.line if self.told.sure else None
+
+    def found(self) -> Iterator[tuple[int, str]]:
+        """Yield the lines in which a change makes every case right, with the words."""
+        found = mended_lines(self.attempt, self.failure, self.operators, self.own, self.known)
+        return found if self.known is None else itertools.islice(found, 1)
+
+    def conclusion(self, found: list[tuple[int, str]]) -> Told:
+        """Return the line if there is but one, unless another one is known."""
+        line, words = found[0] if len(found) == 1 else (self.known, "")
+        if line is None:
+            return self.told
+        if self.told.line not in (None, line):
+            return Told()
+        return replace(self.told, line=line, words=self.told.words or words)
 
 
 def _is_told_anyhow(failure: Failure, told: Told) -> bool:
@@ -111,87 +214,21 @@ def _is_told_anyhow(failure: Failure, told: Told) -> bool:
 def _sentence(attempt: Attempt, told: Told) -> str:
     if told.line is None:
         return ""
-    where = quote(python_function(attempt.obj).__code__.co_filename, told.line)
+    function, line = located(attempt.obj, told.line)
+    called = function.__name__ if function is not python_function(attempt.obj) else ""
+    where = quote(function.__code__.co_filename, line, called)
     if not told.words:
         where = f"one more before {where}" if told.missing else f"another line in place of {where}"
-        others = "" if told.missing else _own_calls(attempt, told.line)
+        others = "" if told.missing else _own_calls(function, line)
         return f"{where},{others} makes every case right"
     what = "code" if attempt.exercise.kind == "launcher" else attempt.exercise.kind
     where = f"it is missing before {where}" if told.missing else where
     return f"your {what} behaves exactly like the right one {told.words}; {where}"
 
 
-def _own_calls(attempt: Attempt, line: int) -> str:
+def _own_calls(function: Callable, line: int) -> str:
     """Return " or another `f`," for what a line calls of the learner's own: it may be wrong too."""
-    function = python_function(attempt.obj)
-    texts = [each.text for each in lines_of(parsed(attempt.obj).body[0]) if each.number <= line]
+    texts = [each.text for each in lines_of(parsed(function).body[0]) if each.number <= line]
     called = dict.fromkeys(re.findall(r"(?<![.\w])\w+(?=\()", texts[-1] if texts else ""))
-    own = [name for name in called if _file(function.__globals__.get(name)) == _file(function)]
-    return "".join(f" or another `{name}`," for name in own)
-
-
-def _file(obj: object) -> str:
-    return getattr(getattr(python_function(obj), "__code__", None), "co_filename", "")
-
-
-def _grafted(attempt: Attempt, failure: Failure, own, operators) -> Told:
-    """Return the only line that a piece of the solution makes right, and what is wrong in it.
-
-    Where several lines may be made right in the same words, the last of them.
-    """
-    found: dict[bool, dict[int, list[Graft]]] = {True: {}, False: {}}
-    with contextlib.suppress(TimeUp), deadline(GRAFTING):
-        failing_first = failing_before_others(attempt, failure.run.case)
-        for graft in grafts(own, attempt.exercise.solution):
-            if passes(failing_first, graft.text):
-                found[graft.sure].setdefault(graft.line, []).append(graft)
-    sure = bool(found[True])
-    for line, source in definitions(own.body[0]).items():
-        if source in found[sure]:  # what is wrong there is only seen in the line
-            found[sure].pop(line, None)
-    told = []
-    for line, those in sorted(found[sure].items()):
-        words = _in_time(REPAIR, lambda those=those: _first_words(those, own, attempt, operators))
-        told.append(Told(line, words or "", sure, all(graft.missing for graft in those)))
-    if len({each.words for each in told}) != 1 or len(told) > 1 and not told[0].words:
-        return Told()
-    return told[-1]
-
-
-def _first_words(found: list[Graft], own, attempt: Attempt, operators) -> str:
-    """Return the words for the smallest piece that has any."""
-    also = attempt.exercise.solution
-    told = (words_for(graft.text, own, attempt.obj, operators, also) for graft in reversed(found))
-    return next(filter(None, told), "")
-
-
-def _matched(attempt: Attempt, failure: Failure, own, operators) -> tuple[int | None, str]:
-    """Return the line that changes of the solution point to, and what they do if they agree."""
-    found = _matching(attempt, failure, own, operators)
-    words = {change.words for change in found}
-    look = place if len(words) == 1 else place_of_all
-    line = _in_time(REPAIR, lambda: look(attempt, found)) if found else None
-    return line, words.pop() if line is not None and len(words) == 1 else ""
-
-
-def _matching(attempt: Attempt, failure: Failure, own, operators) -> list[Change]:
-    """Return the changes that match, as far as the time goes."""
-    found: list[Change] = []
-    with contextlib.suppress(TimeUp), deadline(MATCHING):
-        solution = attempt.exercise.solution
-        tried = (*changes(solution, operators), *changes_alike(solution, operators))
-        experiment, seen = Experiment(attempt, failure.run.case), set()
-        for change in nearest_first(tried, own, solution):
-            if change.text not in seen:
-                seen.add(change.text)
-                if experiment.reproduced(change.build):
-                    if same_code(change.text, own):
-                        return [change]
-                    found.append(change)
-    return found
-
-
-def _in_time(seconds: float, look: Callable[[], Found]) -> Found | None:
-    with contextlib.suppress(TimeUp), deadline(seconds):
-        return look()
-    return None
+    own = {each.__name__ for each in own_functions(function)[1:]}
+    return "".join(f" or another `{name}`," for name in called if name in own)

@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from course_lib.teach.explaining.mutation.changes import built, changes, changes_alike, parsed
+from course_lib.teach.explaining.mutation.changes import changes, changes_alike
 from course_lib.teach.explaining.mutation.frame import KINDS, Frame
 from course_lib.teach.explaining.mutation.trees import called, names_in
 
@@ -31,22 +31,26 @@ def words_for(
     learners: ast.Module,
     original: Callable,
     operators: Iterable,
-    beside: Callable | None = None,
 ) -> str:
     """Return what is otherwise in the learner's code than in the repaired; "" if that is much."""
-    right = built(repaired, original, beside)
-    text = ast.unparse(learners.body[0])
+    tree = ast.parse(repaired)
+    text = ast.unparse(learners)
     lines = set(map(str.strip, text.splitlines()))
-    for change in (*changes(right, operators), *changes_alike(right, operators)):
+    about = original, operators, tree
+    for change in (*changes(*about), *changes_alike(*about)):
         after = [line.strip() for _, piece in change.pieces() for line in piece.splitlines()]
         # The whole text is made only where the piece that is changed stands in the learner's.
         if lines.issuperset(line for line in after if line != "pass") and change.text == text:
             return change.words
-    tree = parsed(right)
-    frame, known = Frame(learners.body[0]), names_in(learners.body[0]) | {"abs", "max", "min"}
-    if _without_brackets(tree.body[0]) == _without_brackets(learners.body[0]):
+    both = zip(tree.body, learners.body, strict=True)
+    right, own = next(
+        (pair for pair in both if ast.dump(pair[0]) != ast.dump(pair[1])),
+        (tree.body[0], learners.body[0]),
+    )
+    frame, known = Frame(own), names_in(own) | {"abs", "max", "min"}
+    if _without_brackets(right) == _without_brackets(own):
         return "with its brackets elsewhere"
-    pairs = list(_apart(tree.body[0], learners.body[0]))
+    pairs = list(_apart(right, own))
     for k, pair in enumerate(pairs):
         inside = any(isinstance(own, ast.Subscript) for _, own in pairs[k + 1 : k + 3])
         if inside and isinstance(pair[1], ast.Constant | ast.Tuple):
