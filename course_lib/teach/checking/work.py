@@ -108,16 +108,22 @@ class Launches:
         return ("", False) if mine.launched else ("no kernel was launched to make it", True)
 
 
+@dataclass(frozen=True)
 class Shares:
     """Every exercise is about sharing the work among threads.
 
     It is refused when not even one thread writes for each second warp that does in the lesson's, or
     when what is read and combined is read by few: then one thread has done what all should. When
-    fewer than half as many threads work, it is told.
+    fewer than half as many threads work, it is told. With `evenly`, the exercise is the sharing
+    itself: a quarter of the lesson's threads, or fewer, are refused.
     """
+
+    evenly: bool = False
 
     def objection(self, mine: Work, lessons: Work) -> tuple[str, bool]:
         """Return what to say, "" if nothing, and whether it is a failure."""
+        pairs = (mine.readers, lessons.readers), (mine.writers, lessons.writers)
+        too_few = any(4 * len(found) <= len(usual) for found, usual in pairs)
         few, warps = len(mine.writers), len({_warp(each) for each in lessons.writers})
         if 2 * few < warps or few == 1 < warps:
             number = f"only {few} of {mine.threads} threads write" if few > 1 else (
@@ -137,7 +143,7 @@ class Shares:
                 return (
                     f"{len(found)} of {mine.threads} threads {verb}; the lesson's way, "
                     f"{len(usual)} do"
-                ), False
+                ), self.evenly and too_few
         return "", False
 
 

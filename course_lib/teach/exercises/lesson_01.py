@@ -22,16 +22,6 @@ from course_lib.teach.checking.work import Shares
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 
 
-class SharesEvenly(Shares):
-    """The exercise is the sharing: a quarter of the lesson's threads, or fewer, fail."""
-
-    def objection(self, mine, lessons):
-        """Return what to say, "" if nothing, and whether it is a failure."""
-        text, fails = super().objection(mine, lessons)
-        pairs = (mine.readers, lessons.readers), (mine.writers, lessons.writers)
-        return text, fails or any(4 * len(mine) <= len(usual) for mine, usual in pairs)
-
-
 @cuda.jit
 def relu(x, y):
     i = cuda.grid(1)
@@ -101,7 +91,7 @@ RELU_GRID_STRIDE = Exercise(
     cases=_grid_stride_cases,
     tolerance=EXACT,
     once=True,
-    about=(SharesEvenly(),),
+    about=(Shares(evenly=True),),
     hints=(
         "With 64 threads and 200 elements, a thread has to handle more than one. Thread 0 could "
         "take elements 0, 64, 128 and 192. Which ones does thread 5 take?",

@@ -18,9 +18,9 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.teach.checking.cases import drawn, numbers, with_zeros
-from course_lib.teach.checking.work import Spares, Uses
+from course_lib.teach.checking.work import Shares, Spares, Uses
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
-from course_lib.teach.exercises.lesson_01 import SharesEvenly, guarded
+from course_lib.teach.exercises.lesson_01 import guarded
 
 #: What float32 leaves of a sum. An order of additions that rounds more often than any sensible
 #: one, one after the other, misses by 6e-4 of the largest number for 700 that are alike.
@@ -111,7 +111,7 @@ HISTOGRAM_SHARED = Exercise(
     outputs=("counts",),
     dtype=np.int32,
     start=0,
-    about=(Uses("shared memory"), SharesEvenly()),
+    about=(Uses("shared memory"), Shares(evenly=True)),
     hints=(
         "Three parts: the block's own counters are set to 0, the block counts, the block adds "
         "what it has to `counts`. Between two parts, who has to wait for whom?",
@@ -183,7 +183,7 @@ BLOCK_SUM = Exercise(
     reference=lambda x: x.sum(axis=1),
     cases=_block_sum_cases,
     tolerance=_SUM,
-    about=(Spares("x"), SharesEvenly()),
+    about=(Spares("x"), Shares(evenly=True)),
     hints=(
         "First each thread adds up its share of the row, as in a grid-stride loop, but with the "
         "block's threads only. Then 128 numbers become 64, and 32, until one is left.",
@@ -236,7 +236,7 @@ WARP_SUM = Exercise(
     reference=lambda x: x.sum(axis=1),
     cases=_warp_sum_cases,
     tolerance=_SUM,
-    about=(Uses("shuffles"), Spares("x"), SharesEvenly()),
+    about=(Uses("shuffles"), Spares("x"), Shares(evenly=True)),
     hints=(
         "The tree is the same as before, with 16 for its first step. But a lane can read a "
         "register of another lane, so there is nothing to store and no barrier.",
@@ -329,7 +329,7 @@ GLOBAL_AVG_POOL = Exercise(
     reference=lambda x: x.mean(axis=(2, 3)),
     cases=_pool_cases,
     tolerance=_MEAN,
-    about=(Spares("x"), SharesEvenly()),
+    about=(Spares("x"), Shares(evenly=True)),
     hints=(
         "A plane is the `H * W` numbers of one channel of one picture. Its mean is its sum, which "
         "`block_sum` knows how to find, divided once by `H * W`.",

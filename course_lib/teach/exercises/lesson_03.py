@@ -20,9 +20,8 @@ import numpy as np
 from course_lib import cuda, reference
 from course_lib.runtime import intrinsics
 from course_lib.teach.checking.cases import drawn, numbers
-from course_lib.teach.checking.work import Spares, Uses
+from course_lib.teach.checking.work import Shares, Spares, Uses
 from course_lib.teach.exercise import Exercise, Tolerance, case
-from course_lib.teach.exercises.lesson_01 import SharesEvenly
 
 MINUS_INF = np.float32(-np.inf)
 MOST = float(np.finfo(np.float32).max)
@@ -206,7 +205,7 @@ SOFTMAX_SHARED = Exercise(
     cases=_shared_cases,
     tolerance=_SOFTMAX,
     once=True,
-    about=(Spares("x"), SharesEvenly()),
+    about=(Spares("x"), Shares(evenly=True)),
     forbids=("float64-promotion",),
     hints=(
         "Two trees, one after the other, in the same memory. The second one overwrites `s[0]`. Who "
@@ -268,7 +267,7 @@ SOFTMAX_WARP = Exercise(
     cases=_warp_cases,
     tolerance=_SOFTMAX,
     once=True,
-    about=(Spares("x"), Uses("shuffles", point=False), SharesEvenly()),
+    about=(Spares("x"), Uses("shuffles", point=False), Shares(evenly=True)),
     forbids=("float64-promotion",),
     hints=(
         "With `shfl_down_sync` only lane 0 has the result in the end. Here all lanes need the "
@@ -390,7 +389,7 @@ SOFTMAX_ONLINE = Exercise(
     cases=_warp_cases,
     tolerance=_SOFTMAX,
     once=True,
-    about=(Spares("x", point=True), SharesEvenly()),
+    about=(Spares("x", point=True), Shares(evenly=True)),
     forbids=("float64-promotion",),
     hints=(
         "A single number `x` is a part of its own: its maximum is `x`, its sum is 1. So reading "

@@ -21,10 +21,9 @@ from course_lib import cuda, reference
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import load_vector, store_vector, warp_max, warp_sum
 from course_lib.teach.checking.cases import drawn, numbers
-from course_lib.teach.checking.work import Coalesces, Spares
+from course_lib.teach.checking.work import Coalesces, Shares, Spares
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
 from course_lib.teach.exercises.blocks import require_any_order
-from course_lib.teach.exercises.lesson_01 import SharesEvenly
 from course_lib.teach.late_torch import torch, warm_up
 
 WIDTH = 4  # float32 numbers in 16 bytes
@@ -292,7 +291,7 @@ SOFTMAX_TEAMS = Exercise(
     tolerance=_SOFTMAX,
     call=lambda kernel, run: run.launch(kernel, run.x, run.y, run.team),
     once=True,
-    about=(Spares("x"), SharesEvenly()),
+    about=(Spares("x"), Shares(evenly=True)),
     forbids=("float64-promotion",),
     hints=(
         "Number all threads of the launch: the first `team` of them have row 0, the next `team` "
@@ -415,7 +414,7 @@ SOFTMAX_BACKWARD = Exercise(
     call=lambda kernel, run: run.launch(kernel, run.dy, run.y, run.dx),
     once=True,
     primal=lambda y, x: reference.softmax(x),
-    about=(Spares("y"), Spares("dy"), SharesEvenly()),
+    about=(Spares("y"), Spares("dy"), Shares(evenly=True)),
     forbids=("float64-promotion",),
     hints=(
         "The formula has a sum over the row in it, and each element needs that sum. So there are "

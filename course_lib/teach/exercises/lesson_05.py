@@ -23,9 +23,8 @@ from course_lib.runtime.intrinsics import online_add, warp_max, warp_online, war
 from course_lib.runtime.intrinsics.philox import philox_one
 from course_lib.teach.checking.cases import drawn, numbers
 from course_lib.teach.checking.plain import pair_of
-from course_lib.teach.checking.work import Spares
+from course_lib.teach.checking.work import Shares, Spares
 from course_lib.teach.exercise import Exercise, Tolerance, case
-from course_lib.teach.exercises.lesson_01 import SharesEvenly
 
 IGNORED = -100  # a target that means: this row counts nothing
 EPS = np.float32(1e-5)
@@ -222,7 +221,7 @@ CROSS_ENTROPY = Exercise(
     outputs=("loss", "m", "s"),
     dtype=np.float32,
     once=True,
-    about=(Spares("logits"), SharesEvenly()),
+    about=(Spares("logits"), Shares(evenly=True)),
     forbids=("float64-promotion",),
     hints=(
         "Only two numbers of a row are needed, and lesson 3 finds both in one pass. Then the loss "
@@ -295,7 +294,7 @@ CROSS_ENTROPY_BACKWARD = Exercise(
     dtype=np.float32,
     once=True,
     primal=_losses,
-    about=(SharesEvenly(),),
+    about=(Shares(evenly=True),),
     forbids=("float64-promotion",),
     hints=(
         "Each element has a formula of its own: no sum over the row is left to be found. What do "
@@ -386,7 +385,7 @@ BN_RELU_SOFTMAX = Exercise(
         1e-4, 1e-30, "z is rounded, by 1e-5 where it is 100, and exp turns that into a factor"
     ),
     once=True,
-    about=(Spares("x"), SharesEvenly()),
+    about=(Spares("x"), Shares(evenly=True)),
     forbids=("float64-promotion",),
     hints=(
         "It is `softmax_registers` of lesson 4 with a little arithmetic between the load and the "
@@ -488,7 +487,7 @@ SOFTMAX_DROPOUT_BACKWARD = Exercise(
     call=lambda kernel, run: run.launch(
         kernel, run.dz, run.x, run.m, run.s, run.p, run.seed, run.dx
     ),
-    about=(SharesEvenly(),),
+    about=(Shares(evenly=True),),
     forbids=("float64-promotion",),
     hints=(
         "Backwards means: in the reverse order. First through dropout, from `dz` to `dy`; then "

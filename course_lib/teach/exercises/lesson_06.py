@@ -20,9 +20,9 @@ import numpy as np
 from course_lib import cuda, simulator
 from course_lib.runtime.intrinsics import warp_sum
 from course_lib.teach.checking.cases import drawn, numbers
-from course_lib.teach.checking.work import Spares, Uses
+from course_lib.teach.checking.work import Shares, Spares, Uses
 from course_lib.teach.exercise import Exercise, Tolerance, case
-from course_lib.teach.exercises.lesson_01 import SharesEvenly, added_exactly
+from course_lib.teach.exercises.lesson_01 import added_exactly
 
 MOST = 128  # hidden numbers
 ALL = 0xFFFFFFFF
@@ -81,7 +81,7 @@ SQUEEZE = Exercise(
     tolerance=Tolerance(0.0, 1e-6, "float32 rounds each of a few dozen additions", scaled=True),
     outputs=("mean",),
     once=True,
-    about=(Spares("x"), SharesEvenly()),
+    about=(Spares("x"), Shares(evenly=True)),
     forbids=("float64-promotion",),
     hints=(
         "Which numbers lie beside each other in memory? Those of one pixel, channel after channel. "

@@ -17,7 +17,7 @@ import numpy as np
 from course_lib import cuda
 from course_lib.runtime.intrinsics import warp_sum
 from course_lib.teach.checking.cases import drawn, numbers
-from course_lib.teach.checking.work import Spares
+from course_lib.teach.checking.work import Shares, Spares
 from course_lib.teach.exercise import Exercise, Tolerance, case
 from course_lib.teach.exercises.blocks import (
     PARAMETERS,
@@ -27,7 +27,6 @@ from course_lib.teach.exercises.blocks import (
     swap_and_run,
     train_block,
 )
-from course_lib.teach.exercises.lesson_01 import SharesEvenly
 from course_lib.teach.late_torch import torch, warm_up
 
 ZERO, THREE, SIX = np.float32(0), np.float32(3), np.float32(6)
@@ -405,7 +404,7 @@ HARD_GATE_BACKWARD = Exercise(
     call=lambda kernel, run: run.launch(kernel, run.dy, run.x, run.logit, run.dlogit),
     once=True,
     primal=lambda x, logit: x * np.clip((logit[:, None] + 3) / 6, 0, 1),
-    about=(Spares("dy"), SharesEvenly()),
+    about=(Spares("dy"), Shares(evenly=True)),
     forbids=("float64-promotion",),
     hints=(
         "The gate of a plane multiplies all its numbers. So all of them have a say in how the "

@@ -17,9 +17,9 @@ from course_lib import cuda, reference
 from course_lib.runtime.intrinsics import warp_sum
 from course_lib.teach.checking.cases import drawn, numbers
 from course_lib.teach.checking.plain import with_plain_numbers
-from course_lib.teach.checking.work import Spares
+from course_lib.teach.checking.work import Shares, Spares
 from course_lib.teach.exercise import EXACT, Exercise, Tolerance, case
-from course_lib.teach.exercises.lesson_01 import SharesEvenly, added_exactly
+from course_lib.teach.exercises.lesson_01 import added_exactly
 from course_lib.teach.exercises.lesson_08 import output_size
 
 ZERO = np.float32(0)
@@ -272,7 +272,7 @@ CONV2D_DWEIGHT = Exercise(
     ),
     once=True,
     primal=_forward,
-    about=(Spares("dy"), SharesEvenly()),
+    about=(Spares("dy"), Shares(evenly=True)),
     forbids=("float64-promotion",),
     repeatable=True,
     hints=(
@@ -337,7 +337,7 @@ CONV2D_DBIAS = Exercise(
     outputs=("dbias",),
     dtype=np.float32,
     once=True,
-    about=(Spares("dy"), SharesEvenly()),
+    about=(Spares("dy"), Shares(evenly=True)),
     forbids=("float64-promotion",),
     repeatable=True,
     hints=(
