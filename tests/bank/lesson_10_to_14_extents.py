@@ -103,7 +103,7 @@ mistakes("linear_relu",
 mistakes("pool_relu_backward", ("unpool_of_1024", UNWRITTEN, unpool_until_the_first,
                                 "while i < dx.size", "while i < min(dx.size, 1024)"))
 mistakes("backward_chain",
-    ("chain_of_one_gradient", "it should return 8 arrays, .*; it returned 1", chain_in_a_list,
+    ("chain_of_one_gradient", "it should return 8 values, .*; it returned one", chain_in_a_list,
      "return tuple(found)", "return found[0]"),
     ("chain_clears_its_inputs", "it changes its input kept", chain_written_out,
      "    return dweight1,", "    x *= 0\n    return dweight1,"))
@@ -253,7 +253,7 @@ mistakes("transposed_backward",
      "[dy.size, 32]"))
 
 
-@wrong("transposed_backward", "it should return 2 arrays, dx, dweight; it returned 1")
+@wrong("transposed_backward", "it should return 2 values, dx, dweight; it returned one")
 def backward_returns_what_it_got(dy, x, weight, stride, padding):
     return dy
 
