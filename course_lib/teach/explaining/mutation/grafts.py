@@ -9,13 +9,13 @@ line was not.
 from __future__ import annotations
 
 import ast
-import copy
 import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from course_lib.teach.explaining.mutation.changes import in_place, program
+from course_lib.teach.explaining.mutation.inlining import inlined, set_once
 from course_lib.teach.explaining.mutation.lines import (
     Line,
     aligned,
@@ -26,7 +26,7 @@ from course_lib.teach.explaining.mutation.lines import (
     translation,
     written,
 )
-from course_lib.teach.explaining.mutation.trees import at, is_shape, paths, replaced
+from course_lib.teach.explaining.mutation.trees import at, is_store, paths, replaced
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def _grafts_of(
     own, known = lines_of(function), _local(function).union(_parameters(function))
     right, home = _beside(right_function, function, own, same)
     forms = [(right, home, True)]
-    if values := _set_once(right_function, set(range(len(right))) - home.keys(), known):
-        without = _Inlined(values).visit(copy.deepcopy(right_function))
+    if values := set_once(right_function, set(range(len(right))) - home.keys(), known):
+        without = inlined(right_function, values)
         right, home = _beside(without, function, own, same)
         forms.append((right, home, len(home) == len(own)))
     for right, home, alike in forms:
@@ -151,51 +151,7 @@ def _parameters(function: ast.FunctionDef) -> list[str]:
 
 def _local(function: ast.FunctionDef) -> set[str]:
     """Return the names that a function sets itself."""
-    return {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and _is_store(n)}
-
-
-def _set_once(
-    function: ast.FunctionDef, lines: set[int], known: set[str]
-) -> dict[str, ast.expr]:
-    """Return what each name that is set only once, in one of the lines, is set to.
-
-    Also what sizes are that are set in any line, and go by no name that is known.
-    """
-    stores = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and _is_store(n)]
-    numbers = {line.text: n for n, line in enumerate(lines_of(function))}
-    found = {}
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name, text = node.targets[0].id, ast.unparse(node)
-            if stores.count(name) == 1 and "shfl" not in text and "array(" not in text:
-                if numbers.get(text) in lines:
-                    found[name] = node.value
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
-            for k, each in enumerate(node.targets[0].elts):
-                if is_shape(node.value) and stores.count(name := ast.unparse(each)) == 1:
-                    if name not in known:
-                        found[name] = ast.Subscript(node.value, ast.Constant(k), ast.Load())
-    return found
-
-
-def _is_store(name: ast.Name) -> bool:
-    return isinstance(name.ctx, ast.Store)
-
-
-class _Inlined(ast.NodeTransformer):
-    """Puts what a name is set to in the name's place."""
-
-    def __init__(self, values: dict[str, ast.expr]):
-        self.values = values
-
-    def visit_Name(self, node):
-        value = None if _is_store(node) else self.values.get(node.id)
-        return node if value is None else self.visit(copy.deepcopy(value))
-
-    def visit_Assign(self, node):
-        self.generic_visit(node)
-        target = node.targets[0]
-        return None if isinstance(target, ast.Name) and target.id in self.values else node
+    return {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and is_store(n)}
 
 
 def _with_one_undone(

@@ -102,6 +102,11 @@ def is_shape(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "shape"
 
 
+def is_store(name: ast.Name) -> bool:
+    """Tell whether a name is set where it stands."""
+    return isinstance(name.ctx, ast.Store)
+
+
 def is_atomic(node: ast.AST) -> bool:
     """Tell whether it is a call of an atomic operation, with an array and an index."""
     return (
