@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch  # noqa: F401 - lesson 04 needs it, and importing it is no check's time
+import torch
 from relus import good_relu
 
 from course_lib import cuda
 from course_lib.teach.checking import check as checking
 from course_lib.teach.checking.deadline import AGAIN_SECONDS, TimeUp, deadline
 from course_lib.teach.checking.engines import Gpu
-from course_lib.teach.checking.fences import FENCE, FencedArray
+from course_lib.teach.checking.fences import FENCE, NAN, FencedArray, poisoned_allocation
 from course_lib.teach.checking.running import Attempt, attempt_case
 from course_lib.teach.exercise import Case, Exercise, Tolerance, case, exercises
 from course_lib.teach.explaining import causes
@@ -41,6 +41,17 @@ def test_fence_tells_where_it_was_hit():
 def test_fences_take_every_dtype(dtype):
     array = FencedArray((3,), dtype, np.zeros(3, dtype))
     assert array.view.dtype == dtype and array.broken_at() is None
+
+
+def test_what_a_launcher_allocates_holds_no_result_of_an_earlier_run():
+    with poisoned_allocation(NAN):
+        made = np.empty(3), torch.empty(3), torch.empty_like(torch.ones(3, dtype=torch.float16))
+        assert all(np.isnan(np.asarray(each)).all() for each in made)
+        assert torch.empty(2, dtype=torch.int32, device="meta").shape == (2,)
+    assert torch.empty is EMPTY
+
+
+EMPTY = torch.empty
 
 
 def test_write_past_the_end_is_seen(monkeypatch):

@@ -9,6 +9,7 @@ can't pass for a result.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -86,17 +87,28 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def poisoned_allocation(which: int) -> Iterator[None]:
-    """Let `np.empty` and `np.empty_like` return poison, for launchers that allocate themselves."""
-    empty, empty_like = np.empty, np.empty_like
-
-    def poisoned(array: np.ndarray) -> np.ndarray:
-        if array.dtype.kind in "fiub":
-            array[...] = poison(array.dtype, which)
-        return array
-
-    np.empty = lambda *args, **kwargs: poisoned(empty(*args, **kwargs))
-    np.empty_like = lambda *args, **kwargs: poisoned(empty_like(*args, **kwargs))
+    """Let `empty` and `empty_like` of NumPy and PyTorch return poison, for those who allocate."""
+    libraries = [np, *filter(None, [sys.modules.get("torch")])]
+    saved = [(each, name, getattr(each, name)) for each in libraries for name in _ALLOCATE]
+    for library, name, allocate in saved:
+        setattr(library, name, lambda *args, _of=allocate, **named: _poisoned(
+            _of(*args, **named), which))
     try:
         yield
     finally:
-        np.empty, np.empty_like = empty, empty_like
+        for library, name, allocate in saved:
+            setattr(library, name, allocate)
+
+
+_ALLOCATE = "empty", "empty_like"
+
+
+def _poisoned(array, which: int):
+    """Return an array or tensor, filled with poison if its numbers are of a kind that has any."""
+    if isinstance(array, np.ndarray):
+        if array.dtype.kind in "fiub":
+            array[...] = poison(array.dtype, which)
+    elif array.is_floating_point():
+        kind = np.float16 if array.dtype.itemsize == 2 else np.float32
+        array.detach().fill_(float(poison(kind, which)))
+    return array
