@@ -27,7 +27,7 @@ def negative_r_along_x(x, y):
     y[r, c] = flipped(x[r, c])
 
 
-@wrong("negative", "it changes its input x")
+@wrong("negative", "it changes its input x, .* in line .*`x")
 @cuda.jit
 def negative_over_its_input(x, y):
     col, row = cuda.grid(2)
@@ -73,7 +73,7 @@ def swish_loses_the_sigmoid(dy, x, dx):
     dx[k] = slope * dy[k]
 
 
-@wrong("swish_backward", "an intermediate result overflows to infinity")
+@wrong("swish_backward", "overflows to infinity in line .*`grown = math.exp.v.`, before NaN is")
 @cuda.jit
 def swish_grows_too_far(dy, x, dx):
     for k in range(cuda.grid(1), x.size, cuda.gridsize(1)):

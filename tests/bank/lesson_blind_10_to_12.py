@@ -193,7 +193,7 @@ def answer_of(logits, i):
     return best
 
 
-@wrong("confusion", "wrong values in counts")
+@wrong("confusion", "with `>=` in place of `>`; line .* of answer_of, `if score >= top:`")
 @cuda.jit
 def confusion_last_of_equals(logits, labels, counts):
     i = cuda.grid(1)

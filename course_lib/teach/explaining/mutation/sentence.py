@@ -195,12 +195,10 @@ class Mending(Experiment):
         return found if self.known is None else itertools.islice(found, 1)
 
     def conclusion(self, found: list[tuple[int, str]]) -> Told:
-        """Return the line if there is but one, unless another one is known."""
+        """Return the line if there is but one, and none is known that every case is right with."""
         line, words = found[0] if len(found) == 1 else (self.known, "")
-        if line is None:
+        if line is None or self.told.line not in (None, line):
             return self.told
-        if self.told.line not in (None, line):
-            return Told()
         return replace(self.told, line=line, words=self.told.words or words)
 
 
