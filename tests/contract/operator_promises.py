@@ -333,15 +333,18 @@ def on_a_mac(held):
 OF_SHAPES = values, dtypes, writable, bits
 OF_FORMS = (
     *OF_SHAPES, second_gradients, transforms, recording, needed, opcheck, mapped, autocast,
-    dispatched, on_a_mac, *((our_kernels, direct_calls) if SIMULATED else ON_A_GPU),
+    dispatched, on_a_mac, *((our_kernels, direct_calls) if SIMULATED else ()),
 )  # fmt: skip
 #: Of a function, whatever its form.
 OF_FUNCTIONS = (ways_to_call, worded, traced, *((extreme_numbers, refused) if SIMULATED else ()))
-BY_NAME = {each.__name__: each for each in (*OF_FORMS, layouts, compiled, *OF_FUNCTIONS)}
+BY_NAME = {
+    each.__name__: each for each in (*OF_FORMS, layouts, compiled, *OF_FUNCTIONS, *ON_A_GPU)
+}
+FOR_A_GPU = {each.__name__ for each in ON_A_GPU}
 
 
 def promises(subject):
-    """Names of the promises that a subject is held to, here."""
+    """Names of the promises that a subject is held to: everywhere, or (`ON_A_GPU`) on a GPU."""
     principal = subject.label == subject.name
     own = principal or subject.label in FORMS or subject.label in OWN
     found = [*(OF_FORMS if own else OF_SHAPES), *(OF_FUNCTIONS if principal else ())]
@@ -349,7 +352,7 @@ def promises(subject):
         found.append(layouts)
     if principal or subject.label in COMPILED_TOO:
         found.append(compiled)  # no operator twice: it takes long
-    return [each.__name__ for each in found]
+    return [each.__name__ for each in (*found, *(ON_A_GPU if own else ()))]
 
 
 #: Forms tried in all layouts that are more than other shapes.

@@ -1,6 +1,6 @@
 import peers
 import torch
-from contract.operator_promises import keep, promises
+from contract.operator_promises import FOR_A_GPU, keep, promises
 from contract.operators import SUBJECTS, Held, near
 
 from course_lib import ops
@@ -10,6 +10,7 @@ torch.manual_seed(2)
 #: What other scripts hold, what is of our kernels alone, and what takes long.
 ELSEWHERE = {
     "layouts", "extreme_numbers", "refused", "worded", "our_kernels", "dispatched", "compiled",
+    *FOR_A_GPU,
 }  # fmt: skip
 with recorded() as launches:
     for subject in SUBJECTS:
