@@ -23,6 +23,10 @@ EXCEPTIONS = (
         "softmax_dropout", "captured", "can't be captured in a CUDA graph",
         "each replay would drop the same elements",
     ),
+    Exception_(
+        "batch_norm in inference", "alone", "launched: ",
+        "1 / sqrt(variance + eps) of the running statistics is PyTorch's: a number for each channel",
+    ),
     Exception_("dropout", "captured", "other bits", "each replay of a graph draws anew"),
     Exception_(
         "cross_entropy|dice_loss", "direct_calls", "takes logits",

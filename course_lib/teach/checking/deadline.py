@@ -71,7 +71,6 @@ def _by_signal(seconds: float) -> Iterator[None]:
     before_delay, _ = signal.getitimer(signal.ITIMER_VIRTUAL)
     first = min(seconds, before_delay or seconds)
     begin, clock = time.thread_time(), _Clock(threading.get_native_id())
-    signal.setitimer(signal.ITIMER_VIRTUAL, first, AGAIN_SECONDS)
     over, lock = threading.Event(), threading.Lock()
 
     def watch():
@@ -82,8 +81,9 @@ def _by_signal(seconds: float) -> Iterator[None]:
                     signal.pthread_kill(threading.main_thread().ident, signal.SIGVTALRM)
 
     watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
+    try:  # it may ring at once
+        watcher.start()
+        signal.setitimer(signal.ITIMER_VIRTUAL, first, AGAIN_SECONDS)
         yield
     finally:
         running = False
