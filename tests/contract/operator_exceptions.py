@@ -25,7 +25,7 @@ EXCEPTIONS = (
     ),
     Exception_(
         "batch_norm in inference", "alone", "launched: ",
-        "1 / sqrt(variance + eps) of the running statistics is PyTorch's: a number for each channel",
+        "1 / sqrt(variance + eps), a number for each channel, is PyTorch's in the gradient",
     ),
     Exception_("dropout", "captured", "other bits", "each replay of a graph draws anew"),
     Exception_(
