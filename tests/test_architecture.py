@@ -16,7 +16,7 @@ FLOORS = {
     "plot": set(),
     "data": set(),
     "results_table": set(),
-    "runtime": {"course_lib", "simulator"},
+    "runtime": {"simulator"},
     "course_lib": {"simulator", "runtime"},
     "kernels": {"course_lib", "runtime"},
     "backend": {"course_lib", "runtime"},

@@ -161,7 +161,8 @@ def most_positions(gather, n_rows):
     first = np.arange(min(math.ceil(n_pixels / n_rows), plane), dtype=np.int64) * n_rows
     last = np.minimum(first + n_rows, n_pixels) - 1
     reach = (gather.R - 1) * gather.dilation[0] * grid_w + (gather.S - 1) * gather.dilation[1]
-    return int((position(last) - position(first)).max()) + reach + 1
+    begin, end = position(np.stack((first, last)))
+    return int((end - begin).max()) + reach + 1
 
 
 def kernel_for(shape, itemsize, mode, source="arranged"):

@@ -27,7 +27,6 @@ WAVE = 132 * 8  # blocks that the largest chip of today runs at once
 MOST_TILES = 8  # of a chunk
 #: Columns of a row.
 PARAMETER, GRADIENT, STATES, STEP, SIZE, FIRST_BLOCK, ROW = 0, 1, 2, 5, 6, 7, 8
-MOST_STATES = STEP - STATES
 AT_ONCE = 16  # numbers that one launch puts into the table
 
 
