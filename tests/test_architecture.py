@@ -40,7 +40,7 @@ FLOORS = {
     "readme": {
         "course_lib", "simulator", "plot", "results_table", "bench", "benchmarks", "compare",
     },
-    "kernels_command": {"runtime"},
+    "kernels_command": {"kernels", "runtime"},
     "doctor": {"runtime"},
     "cli": {
         "course_lib", "runtime", "bench", "benchmarks", "compare", "data", "doctor",

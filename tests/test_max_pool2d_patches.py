@@ -37,9 +37,11 @@ def planned(**constants):
             patch.setattr(plan, name, value)
         for cache in caches:
             cache.cache_clear()
-        yield
-    for cache in caches:
-        cache.cache_clear()
+        try:
+            yield
+        finally:
+            for cache in caches:
+                cache.cache_clear()
 
 
 def special(x):

@@ -18,6 +18,7 @@ from course_lib.kernels.squeeze_excite import batched, fused, resident, resident
 from course_lib.kernels.squeeze_excite.plan import Cut
 from course_lib.runtime.host import counters
 from course_lib.runtime.host import launch as launching
+from course_lib.runtime.host.launch import Chip
 
 H200 = 132, 227 << 10
 NO_ROOM = 1, 0  # for `resident`
@@ -202,8 +203,9 @@ def test_an_h200_holds_most_of_the_last_blocks():
 
 @pytest.mark.parametrize("rung", ["resident", "batched"])
 def test_old_chips_are_refused(monkeypatch, rung):
+    chip = Chip((8, 6), 99 << 10, 72, 6 << 20, "A10")
     for module in (launching, operation):
-        monkeypatch.setattr(module, "chip_of", lambda x: ((8, 6), 99 << 10))
+        monkeypatch.setattr(module, "chip_of", lambda x: chip)
     _, x, weights = inputs((1, 8, 3, 3), 2)
     with pytest.raises(ValueError, match=f"'{rung}' needs compute capability 9.0.* has 8.6"):
         se.forward(x, *weights, variant=rung)

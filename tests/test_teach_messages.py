@@ -251,7 +251,7 @@ def written(exercise, *lines, **names):
     "exercise, lines, says",
     [
         ("squeeze_excite_fused", ("pass",), "was never written"),
-        ("transposed_backward", ("return dy",), "should return 2 values, dx, dweight; it returned one"),
+        ("transposed_backward", ("return dy",), "return 2 values, dx, dweight; it returned one"),
         ("amdahl", ("return 1.5",), "should return 2 values, .*; it returned one, of type float"),
         ("self_times", ("begin + end",), r"returned nothing \(None\): is the return missing"),
         ("relu", ("sys.exit(1)",), r"Exit in line 3, `sys.exit\(1\)`: this ends Python itself"),

@@ -184,7 +184,7 @@ reading and waits and plot.in_flight(
 # same number of bytes in flight, by few threads or by many, and they are not far apart.
 # The red line is nothing but Little's law, drawn with the latency of
 # the lone thread from above. Close to the peak the points fall below it: there requests queue. At
-# 16 KB the best way reads 3,700 GB/s, and 16 KB · 132 / 3,700 GB/s are about the 600 ns of which we spoke.
+# 16 KB the best way reads 3,600 GB/s, and 16 KB · 132 / 3,600 GB/s are about the 600 ns of which we spoke.
 # So it takes rather more than the marked 11 KB to get everything: with 32 KB one is there.
 #
 # But the same product is not quite the same bandwidth. Here are the ways to have 8 or 16 KB in flight:
@@ -972,7 +972,7 @@ graphs and plot.times(graphs["rows"], title="A hundred softmaxes of 128 × 200",
                       xlabel="time per softmax, host and device together (µs)", **graphs["source"])
 
 # %% [markdown]
-# What is left is mostly the GPU's own. (Why do our hundred calls take longer here than the 7 µs of
+# What is left is mostly the GPU's own. (Why do our hundred calls take longer here than the 8 µs of
 # `kernels.softmax` above? They all write into one array, `out=`. The prepared launch is for
 # results in new memory only; with `out=` a call goes the whole way through the launcher.)
 #

@@ -7,6 +7,7 @@ import pytest
 
 from course_lib import simulator
 from course_lib.simulator import cuda
+from course_lib.simulator.cuda_api.modules import submodule
 
 
 def fill(x, value):
@@ -110,7 +111,7 @@ def test_device_arrays_describe_their_memory():
 
 
 def test_vectorize_for_a_gpu_says_that_it_is_not_supported():
-    vectorizers = simulator.modules.submodule("numba.cuda.vectorizers")
+    vectorizers = submodule("numba.cuda.vectorizers")
     for name in ("CUDAVectorize", "CUDAGUFuncVectorize"):
         with pytest.raises(NotImplementedError, match="not supported by the simulator"):
             getattr(vectorizers, name)(fill)
