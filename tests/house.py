@@ -76,7 +76,7 @@ FIGURES = (
     Figure("lines that the formatter is told to leave", 1317),
     Figure("files of kernels over 300 lines", 5),
     Figure("lines of kernels", 26632, 26609),
-    Figure("lines of tests", 63650, 52000),
+    Figure("lines of tests", 63657, 52000),
     Figure("contract proofs", 6129, 6129, least=True),
     Figure("planted mistakes rejected", 26, 26, least=True),
     Figure("known-wrong kernels rejected", 1490, 1490, least=True),
