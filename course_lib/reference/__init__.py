@@ -4,6 +4,12 @@ Functions take arrays of any dtype and return float64 arrays. They are written f
 follow PyTorch in what -inf, inf and NaN give. Imports NumPy only.
 """
 
+from .attention import (
+    attention,
+    attention_backward,
+    attention_scores,
+    attention_visible,
+)
 from .basic import (
     gelu,
     gelu_backward,
@@ -48,6 +54,10 @@ from .upsample import upsample, upsample_backward
 
 __all__ = [
     "adam",
+    "attention",
+    "attention_backward",
+    "attention_scores",
+    "attention_visible",
     "batch_norm",
     "batch_norm_backward",
     "batch_norm_running",
