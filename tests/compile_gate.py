@@ -190,13 +190,13 @@ _compilable = {}  # by label: kernel and argument types
 def list_cases():
     """Every specialisation of every kernel."""
     from course_lib.runtime.compile.compiler import case_key, fingerprint, source_key
-    from course_lib.runtime.host.launch import array_type, numba_type
+    from course_lib.runtime.host.launch import argument_type
 
     cases, numbers, functions, digest_of = [], {}, set(), functools.cache(fingerprint)
     for name in modules():
         module = importlib.import_module(f"course_lib.kernels.{name}")
         for label, kernel, parts in module.specialisations():
-            types = [array_type(*p) if isinstance(p, tuple) else numba_type(p) for p in parts]
+            types = [argument_type(p) for p in parts]
             number = numbers.setdefault(id(kernel), len(numbers))
             function = kernel.py_func.__module__, kernel.py_func.__qualname__
             chips = chips_for(label, function not in functions)

@@ -419,14 +419,14 @@ import gc, itertools, weakref
 import numpy as np
 from course_lib.kernels import max_pool2d
 from course_lib.runtime.compile.compiler import compile_kernel
-from course_lib.runtime.host.launch import array_type, numba_type
+from course_lib.runtime.host.launch import argument_type
 def launcher(kernel, types):
     workspace = np.zeros(8)
     compile_kernel(kernel, types, (9, 0))
     return weakref.ref(workspace)
 gc.disable()
 for _, kernel, parts in itertools.islice(max_pool2d.specialisations(), 3):
-    types = [array_type(*p) if isinstance(p, tuple) else numba_type(p) for p in parts]
+    types = [argument_type(p) for p in parts]
     print(launcher(kernel, types)() is None)
 """,
         tmp_path,

@@ -25,12 +25,12 @@ pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here (macO
 COMPILE = """
 from course_lib.kernels import activation
 from course_lib.runtime.compile import compiler
-from course_lib.runtime.host.launch import array_type, numba_type
+from course_lib.runtime.host.launch import argument_type
 wanted = ("relu.forward naive float32", "sigmoid.forward naive bfloat16",
           "relu.forward vectorised float32")
 for label, kernel, parts in activation.specialisations():
     if label in wanted:
-        types = [array_type(*p) if isinstance(p, tuple) else numba_type(p) for p in parts]
+        types = [argument_type(p) for p in parts]
         found = compiler.compile_kernel(kernel, types, (9, 0))
         print(label, found.registers, found.shared_bytes)
 """

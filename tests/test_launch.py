@@ -1,11 +1,13 @@
 """`host.launch`: what it takes, what it refuses, and where the kernel runs."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
 
 from course_lib import SIMULATED, cuda
-from course_lib.runtime.host.launch import ArrayError, LaunchError, launch
+from course_lib.runtime.host.launch import ArrayError, LaunchError, launch, type_names
 
 PLACE = "cpu" if SIMULATED else "cuda"
 simulated_only = pytest.mark.skipif(not SIMULATED, reason="about NumPy arrays in the simulator")
@@ -58,6 +60,30 @@ def test_flat_takes_any_dense_layout():
     assert torch.equal(scaled(x, flat=True), x * 3)
     with pytest.raises(ArrayError, match="has gaps"):
         launch(scale_kernel, 1, 64, x[..., ::2], x[..., ::2], 2.0, flat=True)
+
+class Line(NamedTuple):
+    start: int
+    is_down: bool
+    slope: float
+    seed: np.uint32
+
+
+@cuda.jit
+def line_kernel(y, line, n):
+    i = cuda.grid(1)
+    if i < n:
+        rise = line.slope * np.float32(i + line.start) + np.float32(line.seed)
+        y[i] = -rise if line.is_down else rise
+
+
+def test_named_numbers():
+    y = torch.empty(5, device=PLACE)
+    for is_down, sign in ((False, 1), (True, -1)):
+        launch(line_kernel, 1, 8, y, Line(2, is_down, 0.1, 3), 5)
+        expected = sign * (np.float32(0.1) * np.arange(2, 7, dtype=np.float32) + np.float32(3))
+        assert y.tolist() == pytest.approx(expected.tolist(), rel=1e-6)
+    name = "Line(int64, bool, float32, uint32) of start, is_down, slope, seed"
+    assert type_names([Line(2, True, 0.1, 3)]) == [name]
 
 
 @pytest.mark.parametrize("factor", [2, 2.0, True, np.float32(2), np.int8(2), np.float64(2)])

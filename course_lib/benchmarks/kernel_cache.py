@@ -145,12 +145,12 @@ def _first_call(what):
 def _compilation(what):
     """As `_first_call`, but compiling some kernels of `what` is all that is done."""
     from course_lib.kernels import softmax as softmax_package
-    from course_lib.runtime.host.launch import array_type, numba_type
+    from course_lib.runtime.host.launch import argument_type
 
     module = softmax_package if what == "softmax.forward" else squeeze_excite
     word = "online" if what == "softmax.forward" else "two_pass"
     chosen = [
-        (kernel, [array_type(*p) if isinstance(p, tuple) else numba_type(p) for p in parts])
+        (kernel, [argument_type(p) for p in parts])
         for label, kernel, parts in module.specialisations()
         if word in label and label.startswith(what) and "float32" in label
     ][:2]

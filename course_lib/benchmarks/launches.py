@@ -118,8 +118,15 @@ def _described(kernel, grid, block, args, options, capability):
         "cluster": options["cluster"],
         "shared_bytes": options["shared_bytes"],
         "overlap": options["overlap"],
-        "scalars": [_number(arg) for arg in args if isinstance(arg, _SCALARS)],
+        "scalars": [_number(one) for arg in args for one in _numbers(arg)],
     }
+
+
+def _numbers(arg):
+    """The numbers of an argument: of a NamedTuple its fields, of an array none."""
+    if isinstance(arg, tuple):
+        return arg
+    return (arg,) if isinstance(arg, _SCALARS) else ()
 
 
 fingerprint_of = functools.lru_cache(maxsize=None)(fingerprint)

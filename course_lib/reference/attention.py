@@ -113,7 +113,7 @@ def attention_backward(
     do, q, k, v = double(do, q, k, v)
     scores, slope = attention_scores(q, k, mask=mask, **options)
     weights, lse = _weights(scores)
-    (B, H, T, D), (_, G, S, E) = q.shape, v.shape
+    (B, H, _, D), (_, G, S, _) = q.shape, v.shape
     keys, values = np.repeat(k, H // G, 1), np.repeat(v, H // G, 1)
     kept = _kept(scores.shape, dropout_p, seed, offset)
     dweights = np.einsum("bhte,bhse->bhts", do, values) * kept

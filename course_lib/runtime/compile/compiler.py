@@ -102,7 +102,13 @@ def _key(digest, argtypes, cc, options):
 
 
 def _texts(argtypes):
-    return [str(argtype) for argtype in argtypes]
+    return [_text(argtype) for argtype in argtypes]
+
+
+def _text(argtype):
+    """numba's name of a type; of a NamedTuple with its fields, whose order numba leaves out."""
+    fields = getattr(argtype, "fields", None)
+    return f"{argtype} of {', '.join(fields)}" if fields else str(argtype)
 
 
 def _options(kernel):

@@ -78,6 +78,12 @@ _SCALARS = {
 _NAMES = {"boolean": "bool", "bfloat16": "__nv_bfloat16"}  # of types that numba calls otherwise
 
 
+@functools.cache
+def _fields(kind):
+    """((numba's name, `struct` code), …) of a NamedTuple's fields, by its annotations."""
+    return tuple(_SCALARS[annotation] for annotation in kind.__annotations__.values())
+
+
 def launch(kernel, grid, block, *args, shared_bytes=0, flat=False, overlap=False, cluster=1):
     """Run `kernel` on `grid` blocks of `block` threads, asynchronously.
 
@@ -85,7 +91,8 @@ def launch(kernel, grid, block, *args, shared_bytes=0, flat=False, overlap=False
     grid, block   an int, or a tuple of up to three ints
     args          arrays (PyTorch CUDA tensors, CuPy, numba device arrays; in the simulator
                   NumPy arrays and PyTorch CPU tensors), NumPy scalars, and Python numbers:
-                  bool, int (as int64), float (as float32)
+                  bool, int (as int64), float (as float32); or a NamedTuple of such numbers, whose
+                  fields a kernel reads by name. Their annotations say how they are passed
     shared_bytes  dynamic shared memory per block
     flat          pass every array as one dimension over its memory, whatever its shape; each
                   must be dense (its elements fill one stretch of memory)
@@ -120,6 +127,9 @@ def launch(kernel, grid, block, *args, shared_bytes=0, flat=False, overlap=False
         elif kind in _SCALARS:
             key.append(kind)
             values.append(arg)
+        elif isinstance(arg, tuple):
+            key.append(kind)
+            values += arg
         else:
             index = _read_other(arg, key, values)
     key.append(_stream_of(index) if index >= 0 else 0)
@@ -267,6 +277,13 @@ def _build(
             argtypes.append(numba_type(name))
             parameters.append((code, arg if fixed_numbers else None))
             continue
+        if isinstance(arg, tuple):
+            argtypes.append(argument_type(type(arg)))
+            parameters += (
+                (code, number if fixed_numbers else None)
+                for (_, code), number in zip(_fields(type(arg)), arg, strict=True)
+            )
+            continue
         found = arrays.describe(arg, "an argument")
         if index not in (None, found.device):
             raise ArrayError(f"arguments on two GPUs, cuda:{index} and cuda:{found.device}")
@@ -313,10 +330,31 @@ def type_names(args, flat=False):
 def _type_name(arg, flat):
     if type(arg) in _SCALARS:
         return _NAMES.get(name := _SCALARS[type(arg)][0], name)
+    if isinstance(arg, tuple):
+        return _tuple_name(type(arg))
     dtype = str(arg.dtype).removeprefix("torch.")
     contiguous = flat or arrays.is_contiguous(arg.shape, arrays.strides_of(arg), 1)
     n_dims = 1 if flat else len(arg.shape)
     return f"array({_NAMES.get(dtype, dtype)}, {n_dims}d, {'C' if contiguous else 'A'})"
+
+
+def _tuple_name(kind):
+    """What `compiler.source_key` calls numba's type of this NamedTuple."""
+    names = [_NAMES.get(name, name) for name, _ in _fields(kind)]
+    types = f"{names[0]} x {len(names)}" if len(set(names)) == 1 else ", ".join(names)
+    return f"{kind.__name__}({types}) of {', '.join(kind._fields)}"
+
+
+def argument_type(part):
+    """numba's type of an argument: of a dtype name, a NamedTuple, or (dtype, dimensions)."""
+    if isinstance(part, type):
+        from numba.cuda import types
+
+        fields = [numba_type(name) for name, _ in _fields(part)]
+        if len(set(fields)) == 1:
+            return types.NamedUniTuple(fields[0], len(fields), part)
+        return types.NamedTuple(fields, part)
+    return array_type(*part) if isinstance(part, tuple) else numba_type(part)
 
 
 def numba_type(name):
@@ -369,11 +407,17 @@ def in_simulator():
         _simulated = before
 
 
+def _simulator_number(number, annotation):
+    return np.float32(number) if annotation is float else annotation(number)
+
+
 def _simulator_argument(arg, flat):
     if type(arg) is float:
         return np.float32(arg)
     if type(arg) in _SCALARS:
         return arg
+    if isinstance(arg, tuple):
+        return type(arg)(*map(_simulator_number, arg, type(arg).__annotations__.values()))
     if arrays.is_tensor(arg) and arg.device.type != "cpu" and not simulator.observing():
         raise ArrayError(
             f"a PyTorch tensor on {arg.device}, but kernels run in the simulator here: "
