@@ -1,0 +1,160 @@
+"""Scaled dot-product attention: o = softmax(scale·q·kᵀ + …)·v, and the log-sum-exp of each query.
+
+q is (B, H, T, D), k (B, G, S, D), v (B, G, S, E); G divides H, and H / G query heads share keys and
+values (grouped-query and multi-query attention). float32, float16 or bfloat16 in and out, float32
+in between; D and E up to 256. Any strides whose last axis has 1, such as (B, T, H, D) transposed.
+
+2·B·H·T·S·(D + E) FLOPs forwards, and 2.5 times as many backwards. q, k, v and o must move; what a
+rung moves beside them decides its speed:
+
+============ =============================================== =================================
+rung         what it does                                    beyond q, k, v and o it moves
+============ =============================================== =================================
+`separate`   scores, softmax and product, a kernel each      5 times B·H·T·S scores
+`streaming`  a query a warp; keys come by, one by one        k and v, T / 4 times
+`tiled`      a tile of queries a block; tiles of keys and    k and v, T / 64 times (T / 32, T / 16)
+             values come by in shared memory
+============ =============================================== =================================
+
+`streaming` and `tiled` never store a score: they keep a running maximum, a sum and an output, and
+scale them down when a larger score comes. The backward pass has `separate` and `tiled`, which
+compute the weights again from lse; three kernels (delta; dk and dv; dq), no atomics: two runs agree
+bit for bit. `tiled` needs shared memory for D and E beyond 128, which not every chip has.
+
+Options (`forward`): causal from either corner, sliding window, key lengths, packed sequences,
+boolean and additive masks (memory of a mask is quadratic), softcap, ALiBi, dropout. A query that
+may look at nothing has o = 0, lse = −inf and gradients of 0. A key that a query may not look at
+takes no part in its o, whatever its value is; `separate` alone multiplies it by 0, as PyTorch does.
+
+Milakov, Gimelshein: Online normalizer calculation for softmax (2018); Dao et al.: FlashAttention
+(2022) and FlashAttention-2 (2023). Derivation: notebooks 18 and 19.
+"""
+
+from course_lib.kernels.attention import launching, separate, streaming, tiled, tiled_backward
+from course_lib.kernels.attention.options import DTYPES, Request
+from course_lib.kernels.attention.problem import Dropping, Look, Place, Shape
+from course_lib.kernels.gemm import batched
+from course_lib.kernels.operation import AUTO, Ladder, Rung, Way
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import chip_of
+
+FORWARD = Ladder(
+    Rung("separate", ways=(
+        Way("products", launching.plan_separate, launching.separate,
+            (batched.batched_kernel, separate.weights_kernel)),
+    )),
+    Rung("streaming", launching.streaming, (streaming.streaming_kernel,)),
+    Rung("tiled", ways=(
+        Way("queries", launching.plan_tiled, launching.tiled, launching.tiled_kernels),
+    )),
+    auto=("tiled", "streaming"),
+)  # fmt: skip
+BACKWARD = Ladder(
+    Rung("separate", ways=(
+        Way("products", launching.plan_separate, launching.separate_backward,
+            (batched.batched_kernel, separate.gradients_kernel, tiled_backward.delta_kernel)),
+    )),
+    Rung("tiled", ways=(
+        Way("two_walks", launching.plan_tiled_backward, launching.tiled_backward,
+            launching.tiled_backward_kernels),
+    )),
+    auto=("tiled", "separate"),
+)  # fmt: skip
+
+
+def forward(q, k, v, *, variant=AUTO, out=None, **options):
+    """(o, lse) of q (B, H, T, D), k (B, G, S, D) and v (B, G, S, E).
+
+    scale        of q·k; 1 / √D by default
+    causal       query i looks at keys up to i; with `lower_right` up to i + S − T
+    window       (left, right): how many keys before and behind its own it looks at; None: all
+    mask         broadcast to (B, H, T, S): bool, True where it may look; or float32 or q's dtype,
+                 to be added
+    softcap      c > 0: scores become c·tanh(score / c), before anything is added to them
+    slopes       ALiBi's, float32 (H,) or (B, H): slope·|distance| is subtracted
+    key_lengths  int32 (B,): later keys are padding, and are not read
+    q_starts, k_starts, max_q, max_k   packed sequences: q is (1, H, rows, D) and k (1, G, rows, D)
+                 of all of them, int32 (n + 1,) say where each begins; no sequence is longer than
+                 max_q and max_k
+    dropout_p, seed, offset   dropout of the weights, element ((b·H + h)·T + i)·S + j of the mask
+                 (T and S are max_q and max_k where sequences are packed)
+
+    o is (B, H, T, E) with the dtype of q, and lies in memory as q does where E = D; `out`, if given,
+    receives it. lse is float32 (B, H, T). Raises ArrayError for wrong ranks, shapes, dtypes and
+    devices; TypeError or ValueError for options that don't fit, for an unknown variant, and for one
+    that can't take the problem.
+    """
+    request = Request(q, k, v, options)
+    _, way, plan = FORWARD.choose(variant, request.problem(), chip_of(q))
+    o, lse = request.outputs(out)
+    if request.has_work:
+        way.launch(plan, request, (q, k, v), o, lse)
+    return o, lse
+
+
+def backward(do, q, k, v, o, lse, *, dlse=None, mask_gradient=False, variant=AUTO, **options):
+    """(dq, dk, dv) from `do`, the gradient of o, and what `forward` was given and gave.
+
+    dlse           the gradient of lse, if it has one
+    mask_gradient  append the gradient of an additive mask, float32 of the mask's shape. It takes
+                   memory for all B·H·T·S scores
+
+    Gradients lie in memory as their tensors do. Raises as `forward` does.
+    """
+    request = Request(q, k, v, options)
+    request.check_saved(do, o, lse, dlse, mask_gradient)
+    _, way, plan = BACKWARD.choose(variant, request.problem(), chip_of(q))
+    gradients = request.gradients(mask_gradient)
+    if request.has_work:
+        launching.launch_backward(way, plan, request, (do, q, k, v, o, lse, dlse), gradients)
+    else:
+        for each in gradients:
+            arrays.fill(each, 0)
+    return gradients
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
+    floats, bytes_, starts = ("float32", 1), ("uint8", 1), ("int32", 1)
+    place = [Place]
+    for dtype in DTYPES:
+        x = (dtype, 1)
+        yield (
+            f"attention delta {dtype}", tiled_backward.delta_kernel,
+            [x, x, floats, floats, Shape, Place, Place, "int64", "boolean"],
+        )  # fmt: skip
+        for bias_dtype in dict.fromkeys((dtype, "float32")):
+            bias = (bias_dtype, 1)
+            label = f"{dtype}" if bias_dtype == dtype else f"{dtype}, mask float32"
+            see = [bias, bytes_, floats, starts, starts]
+            types = [x, x, x, *see, x, floats, Shape, *place * 4, Look, Dropping]
+            yield f"attention streaming {label}", streaming.streaming_kernel, types
+            for rows, cols, depth in launching.FORWARD_TILES:
+                kernel, _ = tiled.kernel_for(rows, cols, depth)
+                yield f"attention tiled {rows}x{cols}, {depth} {label}", kernel, types
+            for rows, cols, depth in launching.BACKWARD_TILES:
+                of_keys, of_queries, _ = tiled_backward.kernels_for(rows, cols, depth)
+                name = f"{rows}x{cols}, {depth} {label}"
+                before, after = [x, x, x, x, *see, floats, floats], [Look, Dropping]
+                yield (
+                    f"attention tiled dk, dv {name}", of_keys,
+                    [*before, x, x, Shape, *place * 6, *after],
+                )  # fmt: skip
+                yield (
+                    f"attention tiled dq {name}", of_queries,
+                    [*before, x, floats, Shape, *place * 5, *after],
+                )  # fmt: skip
+    for dtype in DTYPES:
+        see = [(dtype, 1), bytes_, floats, starts, floats]
+        after = [Shape, Look, Dropping]
+        yield f"attention weights, mask {dtype}", separate.weights_kernel, [floats, *see, *after]
+        yield (
+            f"attention gradients, mask {dtype}", separate.gradients_kernel,
+            [floats, floats, *see, floats, floats, *after],
+        )  # fmt: skip
+    yield (
+        "attention mask gradient", separate.mask_gradient_kernel,
+        [floats, floats, Shape, *["int64"] * 5],
+    )  # fmt: skip
+    for label, kernel, types in batched.specialisations(DTYPES):
+        yield f"attention {label}", kernel, types

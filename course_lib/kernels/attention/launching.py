@@ -1,0 +1,210 @@
+"""How each rung of attention is planned and launched."""
+
+import functools
+import math
+
+from course_lib.kernels.attention import separate as separately
+from course_lib.kernels.attention import streaming as streams
+from course_lib.kernels.attention import tiled as tiles
+from course_lib.kernels.attention import tiled_backward as backwards
+from course_lib.kernels.attention.options import memory, place_of, rows_together
+from course_lib.kernels.attention.problem import DSCORES
+from course_lib.kernels.gemm import batched
+from course_lib.kernels.gemm.batched import Matrix, Products
+from course_lib.kernels.operation import Refusal
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
+
+#: (queries, keys, elements of a head at most) of a tile; and keys, queries for dk and dv, or queries,
+#: keys for dq.
+FORWARD_TILES = ((16, 16, 32), (64, 32, 64), (64, 32, 128), (32, 16, 256))
+BACKWARD_TILES = ((16, 16, 32), (32, 32, 64), (32, 16, 128), (16, 16, 256))
+THREADS_OF_MASK = 128
+
+
+# ---- plans --------------------------------------------------------------------------------------
+
+
+def _plan(shapes, bytes_of, problem, chip):
+    for shape in shapes:
+        if shape[-1] >= max(problem.D, problem.E):
+            n_bytes = bytes_of(*shape)
+            if n_bytes > chip.shared_bytes:
+                return Refusal(
+                    f"needs {n_bytes:,} bytes of shared memory for heads of "
+                    f"{max(problem.D, problem.E)}, and this GPU has {chip.shared_bytes:,}"
+                )
+            return shape
+    raise AssertionError(problem)  # `Request` has refused it
+
+
+plan_tiled = functools.partial(_plan, FORWARD_TILES, lambda *shape: tiles.kernel_for(*shape)[1])
+plan_tiled_backward = functools.partial(
+    _plan, BACKWARD_TILES, lambda *shape: backwards.kernels_for(*shape)[2]
+)
+
+
+def plan_separate(problem, chip):
+    return Refusal("takes no packed sequences") if problem.is_packed else problem
+
+
+def tiled_kernels():
+    return [tiles.kernel_for(*shape)[0] for shape in FORWARD_TILES]
+
+
+def tiled_backward_kernels():
+    kernels = (backwards.kernels_for(*shape)[:2] for shape in BACKWARD_TILES)
+    return [backwards.delta_kernel, separately.mask_gradient_kernel, *sum(kernels, ())]
+
+
+# ---- forwards -----------------------------------------------------------------------------------
+
+
+def _readable(*xs):
+    """(the stretches of memory, their places) of arrays of four dimensions."""
+    xs = [rows_together(x) for x in xs]
+    return [memory(x) for x in xs], [place_of(x) for x in xs]
+
+
+def streaming(plan, request, inputs, o, lse):
+    n_blocks = request.n_heads * math.ceil(request.T / streams.N_WARPS)
+    _walk(streams.streaming_kernel, n_blocks, 32 * streams.N_WARPS, 0, request, inputs, o, lse)
+
+
+def tiled(plan, request, inputs, o, lse):
+    kernel, shared_bytes = tiles.kernel_for(*plan)
+    n_blocks = request.n_heads * math.ceil(request.T / plan[0])
+    _walk(kernel, n_blocks, tiles.N_THREADS, shared_bytes, request, inputs, o, lse)
+
+
+def _walk(kernel, n_blocks, n_threads, shared_bytes, request, inputs, o, lse):
+    xs, places = _readable(*inputs, o)
+    launch(
+        kernel, n_blocks, n_threads, *xs[:3], *request.read(), xs[3], memory(lse), request.shape,
+        *places, request.look(), request.dropping, shared_bytes=shared_bytes,
+    )  # fmt: skip
+
+
+def separate(plan, request, inputs, o, lse):
+    scores = _scores(request, *inputs[:2])
+    bias, allowed, slopes, _, lengths = request.read()
+    n_rows = request.n_heads * request.T
+    launch(
+        separately.weights_kernel, n_rows, separately.BLOCK_SIZE, scores, bias, allowed, slopes,
+        lengths, memory(lse), request.shape, request.look(), request.dropping,
+    )  # fmt: skip
+    _times(request, scores, inputs[2], o)
+
+
+# ---- products of matrices -----------------------------------------------------------------------
+
+
+def _matrix(x):
+    """`Matrix` of (batches, heads, rows, elements)."""
+    return Matrix(*place_of(x), 1)
+
+
+def _of_scores(request, transposed=False):
+    H, T, S = request.shape.n_heads, request.shape.T, request.shape.S
+    return Matrix(H * T * S, T * S, *((1, S) if transposed else (S, 1)))
+
+
+def _scores(request, x, y):
+    """x·yᵀ of each head, float32 (B, H, T, S): x is by queries, y by keys."""
+    H, share, T, S, *_ = request.shape
+    found = arrays.empty((request.B * H * T * S,), like=x, dtype="float32")
+    x, y = rows_together(x), rows_together(y)
+    of = Products(T, S, x.shape[-1], H, 1, 1, share)
+    places = _matrix(x), _matrix(y), _of_scores(request)
+    return batched.multiply(memory(x), memory(y), found, request.B, of, *places)
+
+
+def _times(request, scores, y, out):
+    """out = scores·y of each head: y is by keys, out by queries."""
+    H, share, T, S, *_ = request.shape
+    y = rows_together(y)
+    of = Products(T, out.shape[-1], S, H, 1, 1, share)
+    batch, head, row, _ = _matrix(y)
+    places = _of_scores(request), Matrix(batch, head, 1, row), _matrix(out)
+    if out.shape[-1]:
+        batched.multiply(scores, memory(y), memory(out), request.B, of, *places)
+
+
+def _transposed_times(request, scores, x, out):
+    """out = scoresᵀ·x, summed over the heads that share keys: x is by queries, out by keys."""
+    H, share, T, S, *_ = request.shape
+    x = rows_together(x)
+    of = Products(S, out.shape[-1], T, H // share, share, 1, 1)
+    batch, head, row, _ = _matrix(x)
+    places = _of_scores(request, transposed=True), Matrix(batch, head, 1, row), _matrix(out)
+    if out.shape[-1]:
+        batched.multiply(scores, memory(x), memory(out), request.B, of, *places)
+
+
+# ---- backwards ----------------------------------------------------------------------------------
+
+
+def launch_backward(way, plan, request, saved, gradients):
+    """delta, then the way's own kernels; and the mask's gradient, where it is asked for."""
+    do, q, k, v, o, lse, dlse = saved
+    delta = arrays.empty(tuple(lse.shape), like=q, dtype="float32")
+    (do_, o_), (do_at, o_at) = _readable(do, o)
+    n_rows = arrays.size_of(lse)
+    lse = memory(arrays.contiguous(lse))
+    launch(
+        backwards.delta_kernel, math.ceil(n_rows / backwards.N_WARPS),
+        32 * backwards.N_WARPS, do_, o_,
+        lse if dlse is None else memory(arrays.contiguous(dlse)), memory(delta), request.shape,
+        do_at, o_at, n_rows, dlse is not None,
+    )  # fmt: skip
+    dscores = None
+    if len(gradients) == 4:
+        dscores = arrays.empty((request.n_heads * request.T * request.S,), like=q, dtype="float32")
+        arrays.fill(dscores, 0)  # tiles that no query looks at are not visited
+    way.launch(plan, request, (do, q, k, v), lse, memory(delta), gradients[:3], dscores)
+    if dscores is not None:
+        _launch_mask_gradient(request, dscores, gradients[3])
+
+
+def _launch_mask_gradient(request, dscores, dmask):
+    n = arrays.size_of(dmask)
+    extents = (1,) * (4 - len(dmask.shape)) + tuple(dmask.shape)
+    launch(
+        separately.mask_gradient_kernel, math.ceil(n / THREADS_OF_MASK), THREADS_OF_MASK, dscores,
+        memory(dmask), request.shape, *extents, n,
+    )  # fmt: skip
+
+
+def tiled_backward(plan, request, inputs, lse, delta, gradients, dscores):
+    of_keys, of_queries, shared_bytes = backwards.kernels_for(*plan)
+    xs, places = _readable(*inputs)
+    (dq, dk, dv), (dq_at, dk_at, dv_at) = _readable(*gradients)
+    saved = *xs, *request.read(), lse, delta
+    options = dict(shared_bytes=shared_bytes)
+    n_blocks = request.B * (request.shape.n_heads // request.shape.share)
+    launch(
+        of_keys, n_blocks * math.ceil(request.S / plan[0]), tiles.N_THREADS, *saved, dk, dv,
+        request.shape, *places, dk_at, dv_at, request.look(), request.dropping, **options,
+    )  # fmt: skip
+    more = 0 if dscores is None else DSCORES
+    launch(
+        of_queries, request.n_heads * math.ceil(request.T / plan[0]), tiles.N_THREADS, *saved, dq,
+        delta if dscores is None else dscores, request.shape, *places, dq_at, request.look(more),
+        request.dropping, **options,
+    )  # fmt: skip
+
+
+def separate_backward(plan, request, inputs, lse, delta, gradients, dscores):
+    do, q, k, v = inputs
+    dq, dk, dv = gradients
+    scores, dweights = _scores(request, q, k), _scores(request, do, v)
+    bias, allowed, slopes, _, lengths = request.read()
+    more = 0 if dscores is None else DSCORES
+    launch(
+        separately.gradients_kernel, request.n_heads * request.T, separately.BLOCK_SIZE, scores,
+        dweights, bias, allowed, slopes, lengths, lse, delta,
+        delta if dscores is None else dscores, request.shape, request.look(more), request.dropping,
+    )  # fmt: skip
+    _times(request, dweights, k, dq)
+    _transposed_times(request, dweights, q, dk)
+    _transposed_times(request, scores, do, dv)

@@ -1,0 +1,258 @@
+"""A call of attention, checked: its extents, its options as kernels take them, and its results."""
+
+import math
+from numbers import Real
+from typing import NamedTuple
+
+import numpy as np
+
+from course_lib.kernels.attention.problem import (
+    ALLOWED,
+    BIAS,
+    DROPOUT,
+    FAR,
+    LENGTHS,
+    LOWER_RIGHT,
+    PACKED,
+    SLOPES,
+    SOFTCAP,
+    Dropping,
+    Look,
+    Place,
+    Shape,
+)
+from course_lib.kernels.blocks.dropout_mask import generator_arguments
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.arrays import ArrayError
+from course_lib.runtime.host.outputs import require_apart
+
+DTYPES = ("float32", "float16", "bfloat16")
+MOST = 256  # of D and E
+
+
+class Problem(NamedTuple):
+    """What plans depend on."""
+
+    D: int
+    E: int
+    is_packed: bool
+
+
+def memory(x):
+    """The stretch of memory from the first element of x to its last, in one dimension."""
+    n = 1 + sum((n - 1) * s for n, s in zip(x.shape, arrays.strides_of(x), strict=True))
+    n = n if arrays.size_of(x) else 0
+    if arrays.is_tensor(x):
+        return x.detach().as_strided((n,), (1,))
+    if isinstance(x, np.ndarray):
+        return np.lib.stride_tricks.as_strided(x, (n,), (x.dtype.itemsize,))
+    return x.reshape(n)
+
+
+def rows_together(x):
+    """`x` itself, if kernels can read it: each row's elements side by side; else a copy."""
+    strides = arrays.strides_of(x)
+    together = (x.shape[-1] <= 1 or strides[-1] == 1) and min(strides) >= 0
+    if together and (arrays.is_tensor(x) or isinstance(x, np.ndarray)):
+        return x
+    return arrays.contiguous(x)
+
+
+def place_of(x):
+    """The `Place` of x, (batches, heads, rows, elements)."""
+    return Place(*arrays.strides_of(x)[:3])
+
+
+def _like(x, shape):
+    """A new array of `shape`, (B, H, T, D), in memory by heads or by rows as `x` is."""
+    _, head, row, _ = arrays.strides_of(x)
+    if not (arrays.is_tensor(x) or isinstance(x, np.ndarray)) or head >= row:
+        return arrays.empty(shape, like=x)
+    B, H, T, D = shape
+    return arrays.empty((B, T, H, D), like=x).swapaxes(1, 2)
+
+
+class Request:
+    """One call, forwards or backwards; raises as `attention.forward` says."""
+
+    def __init__(self, q, k, v, options):
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            arrays.require(x, name, n_dims=4, dtypes=DTYPES)
+            arrays.require(x, name, dtypes=(arrays.dtype_name(q),))
+        (B, H, T, D), (_, G, S, _), E = q.shape, k.shape, v.shape[-1]
+        if not G or H % G:
+            raise ArrayError(f"q has {H} heads, which the {G} of k and v do not divide")
+        arrays.require(k, "k", shape=(B, G, S, D))
+        arrays.require(v, "v", shape=(B, G, S, E))
+        if not 1 <= D <= MOST or E > MOST:
+            raise ArrayError(f"heads must have 1 to {MOST} elements; q's have {D}, v's {E}")
+        self.q, self.k, self.v, self.bits = q, k, v, 0
+        self._read(**options)
+        self.shape = Shape(H, H // G, self.T, self.S, T, D, E)
+        self.n_keys = S
+
+    def _read(
+        self, scale=None, causal=False, lower_right=False, window=(None, None), mask=None,
+        softcap=0.0, slopes=None, key_lengths=None, q_starts=None, k_starts=None, max_q=None,
+        max_k=None, dropout_p=0.0, seed=0, offset=0,
+    ):  # fmt: skip
+        (B, H, T, D), S = self.q.shape, self.k.shape[2]
+        self.scale = D**-0.5 if scale is None else _number(scale, "scale")
+        self.softcap = _number(softcap, "softcap")
+        if self.softcap < 0:
+            raise ValueError(f"softcap must be at least 0, not {softcap!r}")
+        self.bits |= (LOWER_RIGHT if lower_right else 0) | (SOFTCAP if self.softcap else 0)
+        self._read_sequences(key_lengths, q_starts, k_starts, max_q, max_k)
+        left, right = _window(window)
+        self.low, self.high = -left, min(right, 0) if causal else right
+        self.mask = mask
+        self._read_mask(mask)
+        self.slopes = slopes
+        if slopes is not None:
+            shape = (self.B, H) if len(getattr(slopes, "shape", ())) == 2 else (H,)
+            arrays.require(slopes, "slopes", shape=shape, dtypes=("float32",))
+            self.bits |= SLOPES
+            self.slopes = arrays.contiguous(slopes)
+        numbers = generator_arguments(dropout_p, seed, offset, self.B * H * self.T * self.S)
+        self.dropping = Dropping(*numbers)
+        self.bits |= DROPOUT if dropout_p else 0
+
+    def _read_sequences(self, key_lengths, q_starts, k_starts, max_q, max_k):
+        B, _, T, _ = self.q.shape
+        self.B, self.T, self.S, self.starts = B, T, self.k.shape[2], (None, None)
+        packed = [x is not None for x in (q_starts, k_starts, max_q, max_k)]
+        if any(packed):
+            if not all(packed) or key_lengths is not None:
+                raise ValueError(
+                    "packed sequences need q_starts, k_starts, max_q and max_k, all of them, and "
+                    "no key_lengths"
+                )
+            if B != 1:
+                raise ArrayError(f"packed sequences lie in one batch; q has {B}")
+            arrays.require(q_starts, "q_starts", n_dims=1, dtypes=("int32",))
+            arrays.require(k_starts, "k_starts", shape=q_starts.shape, dtypes=("int32",))
+            self.B, self.T, self.S = q_starts.shape[0] - 1, int(max_q), int(max_k)
+            if self.B < 0 or self.T < 0 or self.S < 0:
+                raise ValueError("starts need an element, and max_q and max_k be at least 0")
+            self.starts = arrays.contiguous(q_starts), arrays.contiguous(k_starts)
+            self.bits |= PACKED
+        elif key_lengths is not None:
+            arrays.require(key_lengths, "key_lengths", shape=(B,), dtypes=("int32",))
+            self.starts = None, arrays.contiguous(key_lengths)
+            self.bits |= LENGTHS
+
+    def _read_mask(self, mask):
+        if mask is None:
+            return
+        dtypes = ("bool", "float32", arrays.dtype_name(self.q))
+        arrays.require(mask, "mask", dtypes=tuple(dict.fromkeys(dtypes)))
+        whole = (self.B, self.q.shape[1], self.T, self.S)
+        extents = (1,) * (4 - len(mask.shape)) + tuple(mask.shape)
+        if len(extents) > 4 or any(n not in (1, m) for n, m in zip(extents, whole, strict=True)):
+            raise ArrayError(f"mask must broadcast to {whole}; its shape is {tuple(mask.shape)}")
+        if min(arrays.strides_of(mask), default=0) < 0:
+            mask = self.mask = arrays.contiguous(mask)
+        strides = (0,) * (4 - len(mask.shape)) + tuple(arrays.strides_of(mask))
+        self.mask_strides = [0 if n == 1 else s for n, s in zip(extents, strides, strict=True)]
+        self.bits |= ALLOWED if arrays.dtype_name(mask) == "bool" else BIAS
+
+    def problem(self):
+        return Problem(self.shape.D, self.shape.E, bool(self.bits & PACKED))
+
+    @property
+    def has_work(self):
+        """Whether there is anything to compute: queries, and keys that they might look at."""
+        return self.B * self.T * self.S * self.q.shape[1] * self.n_keys > 0
+
+    @property
+    def n_heads(self):
+        """Of all sequences."""
+        return self.B * self.shape.n_heads
+
+    def look(self, more=0):
+        """The `Look`, with `more` bits."""
+        mask = self.mask_strides if self.bits & (ALLOWED | BIAS) else (0,) * 4
+        slopes = (0, 0)
+        if self.slopes is not None:
+            slopes = (0, 1) if len(self.slopes.shape) == 1 else (self.shape.n_heads, 1)
+        return Look(
+            self.bits | more, self.scale, self.softcap, self.low, self.high, *mask, *slopes
+        )
+
+    def read(self):
+        """(bias, allowed, slopes, q_starts, k_starts) as kernels take them; any where unread."""
+        bias, allowed = memory(rows_together(self.q)), None
+        if self.bits & BIAS:
+            bias = memory(self.mask)
+        elif self.bits & ALLOWED:
+            uint8 = np.uint8 if isinstance(self.mask, np.ndarray) else _torch_uint8(self.mask)
+            allowed = memory(self.mask.view(uint8))
+        starts = [x if x is not None else self._none("int32") for x in self.starts]
+        slopes = self._none("float32") if self.slopes is None else memory(self.slopes)
+        return bias, self._none("uint8") if allowed is None else allowed, slopes, *starts
+
+    def _none(self, dtype):
+        return arrays.empty((1,), like=self.q, dtype=dtype)
+
+    def outputs(self, out):
+        """(o, lse), ready to be written; filled where nothing will write."""
+        _, H, rows, _ = self.q.shape
+        shape = (*self.q.shape[:3], self.shape.E)
+        if out is None:
+            out = _like(self.q, shape)
+        else:
+            arrays.require(
+                out, "out", shape=shape, dtypes=(arrays.dtype_name(self.q),), writable=True
+            )
+            if rows_together(out) is not out:
+                raise ArrayError(f"out has rows with gaps: strides {arrays.strides_of(out)}")
+            reads = dict(q=self.q, k=self.k, v=self.v, mask=self.mask, slopes=self.slopes)
+            require_apart(out, reads)
+        lse = arrays.empty((self.q.shape[0], H, rows), like=self.q, dtype="float32")
+        if self.bits & PACKED or not self.has_work:
+            arrays.fill(out, 0)
+            arrays.fill(lse, -math.inf)
+        return out, lse
+
+    def check_saved(self, do, o, lse, dlse, mask_gradient):
+        shape, dtype = (*self.q.shape[:3], self.shape.E), arrays.dtype_name(self.q)
+        for name, x in (("do", do), ("o", o)):
+            arrays.require(x, name, shape=shape, dtypes=(dtype,))
+        arrays.require(lse, "lse", shape=shape[:3], dtypes=("float32",))
+        if dlse is not None:
+            arrays.require(dlse, "dlse", shape=shape[:3], dtypes=("float32",))
+        if mask_gradient and not self.bits & BIAS:
+            raise ValueError("mask_gradient needs an additive mask")
+
+    def gradients(self, with_mask):
+        """(dq, dk, dv[, dmask]), ready to be written."""
+        found = [_like(x, tuple(x.shape)) for x in (self.q, self.k, self.v)]
+        if self.bits & PACKED:
+            for each in found:
+                arrays.fill(each, 0)
+        if with_mask:
+            found.append(arrays.empty(tuple(self.mask.shape), like=self.q, dtype="float32"))
+        return tuple(found)
+
+
+def _torch_uint8(mask):
+    import sys
+
+    return sys.modules["torch"].uint8 if arrays.is_tensor(mask) else np.uint8
+
+
+def _number(value, name):
+    if isinstance(value, bool) or not isinstance(value, (Real, np.number)):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    return float(value)
+
+
+def _window(window):
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise TypeError(f"window must be (left, right), not {window!r}")
+    for n in window:
+        if n is not None and (isinstance(n, bool) or not isinstance(n, (int, np.integer))):
+            raise TypeError(f"window must be of ints or None, not {window!r}")
+        if n is not None and n < 0:
+            raise ValueError(f"window must reach 0 keys or more, not {window!r}")
+    return [FAR if n is None else min(int(n), FAR) for n in window]
