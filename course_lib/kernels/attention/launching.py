@@ -3,20 +3,20 @@
 import functools
 import math
 
+from course_lib.kernels.attention import products
 from course_lib.kernels.attention import separate as separately
 from course_lib.kernels.attention import streaming as streams
 from course_lib.kernels.attention import tiled as tiles
 from course_lib.kernels.attention import tiled_backward as backwards
 from course_lib.kernels.attention.options import memory, place_of, rows_together
 from course_lib.kernels.attention.problem import DSCORES
-from course_lib.kernels.gemm import batched
-from course_lib.kernels.gemm.batched import Matrix, Products
+from course_lib.kernels.attention.products import Matrix, Products
 from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 
-#: (queries, keys, elements of a head at most) of a tile; and keys, queries for dk and dv, or queries,
-#: keys for dq.
+#: (queries, keys, elements of a head at most) of a tile; backwards keys, queries for dk and dv, and
+#: queries, keys for dq.
 FORWARD_TILES = ((16, 16, 32), (64, 32, 64), (64, 32, 128), (32, 16, 256))
 BACKWARD_TILES = ((16, 16, 32), (32, 32, 64), (32, 16, 128), (16, 16, 256))
 THREADS_OF_MASK = 128
@@ -116,7 +116,7 @@ def _scores(request, x, y):
     x, y = rows_together(x), rows_together(y)
     of = Products(T, S, x.shape[-1], H, 1, 1, share)
     places = _matrix(x), _matrix(y), _of_scores(request)
-    return batched.multiply(memory(x), memory(y), found, request.B, of, *places)
+    return products.multiply(memory(x), memory(y), found, request.B, of, *places)
 
 
 def _times(request, scores, y, out):
@@ -127,7 +127,7 @@ def _times(request, scores, y, out):
     batch, head, row, _ = _matrix(y)
     places = _of_scores(request), Matrix(batch, head, 1, row), _matrix(out)
     if out.shape[-1]:
-        batched.multiply(scores, memory(y), memory(out), request.B, of, *places)
+        products.multiply(scores, memory(y), memory(out), request.B, of, *places)
 
 
 def _transposed_times(request, scores, x, out):
@@ -138,7 +138,7 @@ def _transposed_times(request, scores, x, out):
     batch, head, row, _ = _matrix(x)
     places = _of_scores(request, transposed=True), Matrix(batch, head, 1, row), _matrix(out)
     if out.shape[-1]:
-        batched.multiply(scores, memory(x), memory(out), request.B, of, *places)
+        products.multiply(scores, memory(x), memory(out), request.B, of, *places)
 
 
 # ---- backwards ----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """A call of attention, checked: its extents, its options as kernels take them, and its results."""
 
 import math
+import sys
 from numbers import Real
 from typing import NamedTuple
 
@@ -96,7 +97,7 @@ class Request:
         softcap=0.0, slopes=None, key_lengths=None, q_starts=None, k_starts=None, max_q=None,
         max_k=None, dropout_p=0.0, seed=0, offset=0,
     ):  # fmt: skip
-        (B, H, T, D), S = self.q.shape, self.k.shape[2]
+        H, D = self.q.shape[1], self.q.shape[3]
         self.scale = D**-0.5 if scale is None else _number(scale, "scale")
         self.softcap = _number(softcap, "softcap")
         if self.softcap < 0:
@@ -144,8 +145,7 @@ class Request:
     def _read_mask(self, mask):
         if mask is None:
             return
-        dtypes = ("bool", "float32", arrays.dtype_name(self.q))
-        arrays.require(mask, "mask", dtypes=tuple(dict.fromkeys(dtypes)))
+        arrays.require(mask, "mask", dtypes=("bool", arrays.dtype_name(self.q)))
         whole = (self.B, self.q.shape[1], self.T, self.S)
         extents = (1,) * (4 - len(mask.shape)) + tuple(mask.shape)
         if len(extents) > 4 or any(n not in (1, m) for n, m in zip(extents, whole, strict=True)):
@@ -185,8 +185,7 @@ class Request:
         if self.bits & BIAS:
             bias = memory(self.mask)
         elif self.bits & ALLOWED:
-            uint8 = np.uint8 if isinstance(self.mask, np.ndarray) else _torch_uint8(self.mask)
-            allowed = memory(self.mask.view(uint8))
+            allowed = memory(_as_bytes(self.mask))
         starts = [x if x is not None else self._none("int32") for x in self.starts]
         slopes = self._none("float32") if self.slopes is None else memory(self.slopes)
         return bias, self._none("uint8") if allowed is None else allowed, slopes, *starts
@@ -235,10 +234,9 @@ class Request:
         return tuple(found)
 
 
-def _torch_uint8(mask):
-    import sys
-
-    return sys.modules["torch"].uint8 if arrays.is_tensor(mask) else np.uint8
+def _as_bytes(mask):
+    """A boolean mask as uint8, in the same memory."""
+    return mask.view(sys.modules["torch"].uint8 if arrays.is_tensor(mask) else np.uint8)
 
 
 def _number(value, name):
