@@ -175,9 +175,7 @@ class Request:
         slopes = (0, 0)
         if self.slopes is not None:
             slopes = (0, 1) if len(self.slopes.shape) == 1 else (self.shape.n_heads, 1)
-        return Look(
-            self.bits | more, self.scale, self.softcap, self.low, self.high, *mask, *slopes
-        )
+        return Look(self.bits | more, self.scale, self.softcap, self.low, self.high, *mask, *slopes)
 
     def read(self):
         """(bias, allowed, slopes, q_starts, k_starts) as kernels take them; any where unread."""
