@@ -14,6 +14,8 @@ rung         what it does                                    beyond q, k, v and 
 `streaming`  a query a warp; keys come by, one by one        k and v, T / 4 times
 `tiled`      a tile of queries a block; tiles of keys and    k and v, T / 64 times (T / 32, T / 16)
              values come by in shared memory
+`tensor_core` a share of its warp's fragments, which         k and v, T / 64 times
+             `mma.sync` multiplies; float16, bfloat16
 ============ =============================================== =================================
 
 `streaming` and `tiled` never store a score: they keep a running maximum, a sum and an output, and
@@ -38,6 +40,8 @@ from course_lib.kernels.operation import AUTO, Ladder, Rung, Way
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of
 
+TENSOR_CORES = (8, 0)  # compute capability from which on `tensor_core` runs
+
 FORWARD = Ladder(
     Rung("separate", ways=(
         Way("products", launching.plan_separate, launching.separate,
@@ -47,7 +51,11 @@ FORWARD = Ladder(
     Rung("tiled", ways=(
         Way("queries", launching.plan_tiled, launching.tiled, launching.tiled_kernels),
     )),
-    auto=("tiled", "streaming"),
+    Rung("tensor_core", needs=TENSOR_CORES, ways=(
+        Way("mma", launching.plan_tensor_core, launching.tensor_core,
+            lambda: (kernel for _, kernel in launching.tensor_core_kernels()), TENSOR_CORES),
+    )),
+    auto=("tensor_core", "tiled", "streaming"),
 )  # fmt: skip
 BACKWARD = Ladder(
     Rung("separate", ways=(
@@ -142,6 +150,9 @@ def specialisations():
                 f"attention dq {name} {dtype}", of_queries,
                 [*back, x, floats, Shape, *[Place] * 5, *after],
             )  # fmt: skip
+        if dtype != "float32":
+            for label, kernel in launching.tensor_core_kernels():
+                yield f"attention tensor_core {label} {dtype}", kernel, walk
         saved, see = [Shape, *after], see[:-1]
         yield (
             f"attention weights, mask {dtype}", separate.weights_kernel,

@@ -6,6 +6,7 @@ import math
 from course_lib.kernels.attention import products
 from course_lib.kernels.attention import separate as separately
 from course_lib.kernels.attention import streaming as streams
+from course_lib.kernels.attention import tensor_core as tensors
 from course_lib.kernels.attention import tiled as tiles
 from course_lib.kernels.attention import tiled_backward as backwards
 from course_lib.kernels.attention.options import memory, place_of, rows_together
@@ -19,6 +20,8 @@ from course_lib.runtime.host.launch import launch
 #: queries, keys for dq.
 FORWARD_TILES = ((16, 16, 32), (64, 32, 64), (64, 32, 128), (32, 16, 256))
 BACKWARD_TILES = ((16, 16, 32), (32, 32, 64), (32, 16, 128), (16, 16, 256))
+#: (keys of a tile, elements of a head at most) of `tensor_core`.
+TENSOR_TILES = ((64, 64), (64, 128), (32, 256))
 THREADS_OF_MASK = 128
 
 
@@ -44,8 +47,25 @@ plan_tiled_backward = functools.partial(
 )
 
 
+def plan_tensor_core(problem, chip):
+    if problem.itemsize != tensors.ITEMSIZE:
+        return Refusal("takes float16 and bfloat16 alone")
+    by_element = problem.by_element or not problem.is_aligned
+    how = "by_k" if problem.is_aligned else "any", by_element
+    found = _plan(TENSOR_TILES, lambda *tile: tensors.kernel_for(*tile, *how)[1], problem, chip)
+    return found if isinstance(found, Refusal) else (*found, *how)
+
+
 def plan_separate(problem, chip):
     return Refusal("takes no packed sequences") if problem.is_packed else problem
+
+
+def tensor_core_kernels():
+    """(label, kernel) of all that `tensor_core` launches."""
+    for cols, depth in TENSOR_TILES:
+        for how in (("by_k", False), ("by_k", True), ("any", True)):
+            label = f"{how[0]}{', by element' if how[1] else ''}"
+            yield f"{cols}, {depth} {label}", tensors.kernel_for(cols, depth, *how)[0]
 
 
 def tiled_kernels():
@@ -75,6 +95,12 @@ def tiled(plan, request, inputs, o, lse):
     kernel, shared_bytes = tiles.kernel_for(*plan)
     n_blocks = request.n_heads * math.ceil(request.T / plan[0])
     _walk(kernel, n_blocks, tiles.N_THREADS, shared_bytes, request, inputs, o, lse)
+
+
+def tensor_core(plan, request, inputs, o, lse):
+    kernel, shared_bytes = tensors.kernel_for(*plan)
+    n_blocks = request.n_heads * math.ceil(request.T / tensors.ROWS)
+    _walk(kernel, n_blocks, tensors.N_THREADS, shared_bytes, request, inputs, o, lse)
 
 
 def _walk(kernel, n_blocks, n_threads, shared_bytes, request, inputs, o, lse):

@@ -26,17 +26,25 @@ from course_lib.kernels.blocks.dropout_mask import generator_arguments
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.arrays import ArrayError
 from course_lib.runtime.host.outputs import require_apart
+from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 DTYPES = ("float32", "float16", "bfloat16")
 MOST = 256  # of D and E
 
 
 class Problem(NamedTuple):
-    """What plans depend on."""
+    """What plans depend on.
+
+    is_aligned  rows of q, k and v begin on 16-byte boundaries
+    by_element  each score must be looked at by itself: there is more than a scale and a window
+    """
 
     D: int
     E: int
+    itemsize: int
     is_packed: bool
+    is_aligned: bool
+    by_element: bool
 
 
 def memory(x):
@@ -57,6 +65,13 @@ def rows_together(x):
     if together and (arrays.is_tensor(x) or isinstance(x, np.ndarray)):
         return x
     return arrays.contiguous(x)
+
+
+def _is_aligned(x):
+    """Whether each row of x begins on a 16-byte boundary, where kernels will read it."""
+    strides = arrays.strides_of(rows_together(x))[:-1]
+    width = VECTOR_BYTES // x.dtype.itemsize
+    return not (arrays.address_of(x) % VECTOR_BYTES or any(stride % width for stride in strides))
 
 
 def place_of(x):
@@ -157,7 +172,11 @@ class Request:
         self.bits |= ALLOWED if arrays.dtype_name(mask) == "bool" else BIAS
 
     def problem(self):
-        return Problem(self.shape.D, self.shape.E, bool(self.bits & PACKED))
+        by_element = self.bits & (SOFTCAP | SLOPES | BIAS | ALLOWED | DROPOUT)
+        return Problem(
+            self.shape.D, self.shape.E, self.q.dtype.itemsize, bool(self.bits & PACKED),
+            all(map(_is_aligned, (self.q, self.k, self.v))), bool(by_element),
+        )  # fmt: skip
 
     @property
     def has_work(self):
