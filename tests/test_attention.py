@@ -21,6 +21,7 @@ from course_lib.runtime.host.launch import planning
 GPU_ONLY = pytest.mark.skipif(SIMULATED, reason="takes the simulator too long")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROUNDING = torch.finfo(torch.float32).eps
+ON_ORDINARY_CORES = "separate", "streaming", "tiled"
 NAMES = ("dq", "dk", "dv", "dmask")
 
 
@@ -84,7 +85,7 @@ def summed(dscores, shape):
     return dscores.sum(axes, keepdims=True).reshape(shape)
 
 
-def check(q, k, v, forward=attention.FORWARD, backward=attention.BACKWARD, **options):
+def check(q, k, v, forward=ON_ORDINARY_CORES, backward=("separate", "tiled"), **options):
     """Hold these rungs to the bound, o, lse and all gradients, that of lse and of a mask included.
     """
     with_mask = options.get("mask") is not None and options["mask"].dtype != torch.bool
@@ -109,7 +110,7 @@ def check(q, k, v, forward=attention.FORWARD, backward=attention.BACKWARD, **opt
     )
     truths += [summed(dscores, options["mask"].shape)] if with_mask else []
     times = 3 if options.get("softcap") else 2
-    saved = None
+    saved = attention.forward(q, k, v, variant="streaming", **options)
     for variant in forward:
         found, found_lse = attention.forward(q, k, v, variant=variant, **options)
         no_further(f"{variant} o", found, o, truth, times)
@@ -124,12 +125,12 @@ def check(q, k, v, forward=attention.FORWARD, backward=attention.BACKWARD, **opt
 
 
 @st.composite
-def calls(draw):
+def calls(draw, dtypes=DTYPES):
     """(q, k, v, options) of any kind, as small as a simulator likes them."""
     share, G, B = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
     T, S = draw(st.integers(1, 20)), draw(st.integers(1, 20))
     D, E = draw(st.sampled_from((1, 7, 8, 24))), draw(st.sampled_from((1, 8, 17)))
-    dtype = draw(st.sampled_from(DTYPES))
+    dtype = draw(st.sampled_from(dtypes))
     q, k, v = (numbers(*shape, dtype=dtype) for shape in (
         (B, share * G, T, D), (B, G, S, D), (B, G, S, E),
     ))  # fmt: skip
@@ -164,6 +165,13 @@ def calls(draw):
 def test_every_option_on_every_rung(call):
     q, k, v, options = call
     check(q, k, v, **options)
+
+
+@settings(max_examples=4 if SIMULATED else 50, deadline=None)
+@given(calls(DTYPES[1:]))
+def test_every_option_on_tensor_cores(call):
+    q, k, v, options = call
+    check(q, k, v, ("tensor_core",), ("tensor_core",), **options)
 
 
 @pytest.mark.parametrize("D, E", [(33, 64), (65, 100), (129, 8)])
@@ -268,7 +276,7 @@ def test_results_lie_as_their_inputs_do():
 def test_no_keys_and_no_queries():
     for T, S in ((3, 0), (0, 3), (0, 0)):
         q, k, v = numbers(2, 2, T, 8), numbers(2, 2, S, 8), numbers(2, 2, S, 4)
-        for variant in attention.FORWARD:
+        for variant in ON_ORDINARY_CORES:
             o, lse = attention.forward(q, k, v, variant=variant)
             assert o.shape == (2, 2, T, 4) and (o == 0).all() and (lse == -math.inf).all()
         found = attention.backward(o, q, k, v, o, lse)
@@ -310,6 +318,24 @@ def test_lengths_beyond_the_keys_read_no_further():
     far = torch.tensor([60, 6], dtype=torch.int32, device=PLACE)
     found, _ = attention.forward(Q, k, k, key_lengths=far)
     assert torch.equal(found, attention.forward(Q, k, k)[0])
+
+
+@pytest.mark.skipif(not SIMULATED, reason="plans for other chips")
+def test_tensor_cores_take_what_they_say():
+    from test_chips import CHIPS
+
+    for dtype, chip, D, chosen in [
+        (torch.float32, CHIPS[4], 64, "tiled_kernel"), (torch.float16, CHIPS[0], 64, "tiled_kernel"),
+        (torch.float16, CHIPS[4], 64, "tensor_core_kernel"),
+        (torch.bfloat16, CHIPS[1], 256, "tensor_core_kernel"),
+        (torch.bfloat16, CHIPS[2], 256, "tiled_kernel"),  # too little shared memory
+    ]:  # fmt: skip
+        q = torch.empty(1, 1, 64, D, dtype=dtype)
+        with planning(chip) as launches:
+            attention.forward(q, q, q)
+        assert chosen in str(launches[0][0].py_func), (dtype, chip.name, D)
+    with pytest.raises(ValueError, match="'tensor_core' takes float16 and bfloat16 alone: use one"):
+        attention.forward(Q, Q, Q, variant="tensor_core")
 
 
 def test_a_chip_with_too_little_shared_memory_gets_another_way():

@@ -66,7 +66,14 @@ BACKWARD = Ladder(
         Way("two_walks", launching.plan_tiled_backward, launching.tiled_backward,
             launching.tiled_backward_kernels),
     )),
-    auto=("tiled", "separate"),
+    Rung("tensor_core", needs=TENSOR_CORES, ways=(
+        Way("mma", launching.plan_tensor_core_backward, launching.tensor_core_backward,
+            lambda: (
+                backwards.delta_kernel, separate.mask_gradient_kernel,
+                *(one for _, *two in launching.tensor_core_backward_kernels() for one in two),
+            ), TENSOR_CORES),
+    )),
+    auto=("tensor_core", "tiled", "separate"),
 )  # fmt: skip
 
 
@@ -131,6 +138,8 @@ def specialisations():
         see = [x, ("uint8", 1), floats, starts, starts]
         walk = [x, x, x, *see, x, floats, Shape, *[Place] * 4, *after]
         back = [x, x, x, x, *see, floats, floats]
+        of_keys_types = [*back, x, x, Shape, *[Place] * 6, *after]
+        of_queries_types = [*back, x, floats, Shape, *[Place] * 5, *after]
         yield (
             f"attention delta {dtype}", backwards.delta_kernel,
             [x, x, floats, floats, Shape, Place, Place, "int64", "boolean"],
@@ -142,17 +151,15 @@ def specialisations():
         for shape in launching.BACKWARD_TILES:
             name = "{}x{}, {}".format(*shape)
             of_keys, of_queries, _ = backwards.kernels_for(*shape)
-            yield (
-                f"attention dk, dv {name} {dtype}", of_keys,
-                [*back, x, x, Shape, *[Place] * 6, *after],
-            )  # fmt: skip
-            yield (
-                f"attention dq {name} {dtype}", of_queries,
-                [*back, x, floats, Shape, *[Place] * 5, *after],
-            )  # fmt: skip
+            yield f"attention dk, dv {name} {dtype}", of_keys, of_keys_types
+            yield f"attention dq {name} {dtype}", of_queries, of_queries_types
         if dtype != "float32":
             for label, kernel in launching.tensor_core_kernels():
                 yield f"attention tensor_core {label} {dtype}", kernel, walk
+            for label, of_keys, of_queries in launching.tensor_core_backward_kernels():
+                label = f"{label} {dtype}"
+                yield f"attention tensor_core dk, dv {label}", of_keys, of_keys_types
+                yield f"attention tensor_core dq {label}", of_queries, of_queries_types
         saved, see = [Shape, *after], see[:-1]
         yield (
             f"attention weights, mask {dtype}", separate.weights_kernel,

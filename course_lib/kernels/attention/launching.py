@@ -1,12 +1,14 @@
 """How each rung of attention is planned and launched."""
 
 import functools
+import itertools
 import math
 
 from course_lib.kernels.attention import products
 from course_lib.kernels.attention import separate as separately
 from course_lib.kernels.attention import streaming as streams
 from course_lib.kernels.attention import tensor_core as tensors
+from course_lib.kernels.attention import tensor_core_backward as tensors_backwards
 from course_lib.kernels.attention import tiled as tiles
 from course_lib.kernels.attention import tiled_backward as backwards
 from course_lib.kernels.attention.options import memory, place_of, rows_together
@@ -20,8 +22,11 @@ from course_lib.runtime.host.launch import launch
 #: queries, keys for dq.
 FORWARD_TILES = ((16, 16, 32), (64, 32, 64), (64, 32, 128), (32, 16, 256))
 BACKWARD_TILES = ((16, 16, 32), (32, 32, 64), (32, 16, 128), (16, 16, 256))
-#: (keys of a tile, elements of a head at most) of `tensor_core`.
+#: (keys of a tile, elements of a head at most) of `tensor_core`; backwards, rows that come by.
 TENSOR_TILES = ((64, 64), (64, 128), (32, 256))
+TENSOR_BACKWARD_TILES = ((32, 64), (32, 128))
+#: (source, by_element) of what `tensor_core` is compiled for.
+TENSOR_KINDS = (("by_k", False), ("by_k", True), ("any", True))
 THREADS_OF_MASK = 128
 
 
@@ -48,11 +53,23 @@ plan_tiled_backward = functools.partial(
 
 
 def plan_tensor_core(problem, chip):
+    return _plan_tensors(TENSOR_TILES, lambda *how: tensors.kernel_for(*how)[1], problem, chip)
+
+
+def plan_tensor_core_backward(problem, chip):
+    def bytes_of(*how):
+        return tensors_backwards.kernels_for(*how)[2]
+
+    return _plan_tensors(TENSOR_BACKWARD_TILES, bytes_of, problem, chip)
+
+
+def _plan_tensors(shapes, bytes_of, problem, chip):
     if problem.itemsize != tensors.ITEMSIZE:
         return Refusal("takes float16 and bfloat16 alone")
-    by_element = problem.by_element or not problem.is_aligned
-    how = "by_k" if problem.is_aligned else "any", by_element
-    found = _plan(TENSOR_TILES, lambda *tile: tensors.kernel_for(*tile, *how)[1], problem, chip)
+    if max(problem.D, problem.E) > shapes[-1][-1]:
+        return Refusal(f"takes heads of {shapes[-1][-1]} at most")
+    how = ("by_k", problem.by_element) if problem.is_aligned else ("any", True)
+    found = _plan(shapes, lambda *shape: bytes_of(*shape, *how), problem, chip)
     return found if isinstance(found, Refusal) else (*found, *how)
 
 
@@ -61,11 +78,19 @@ def plan_separate(problem, chip):
 
 
 def tensor_core_kernels():
-    """(label, kernel) of all that `tensor_core` launches."""
-    for cols, depth in TENSOR_TILES:
-        for how in (("by_k", False), ("by_k", True), ("any", True)):
-            label = f"{how[0]}{', by element' if how[1] else ''}"
-            yield f"{cols}, {depth} {label}", tensors.kernel_for(cols, depth, *how)[0]
+    """(label, kernel) of all that `tensor_core` launches forwards."""
+    for shape, how in itertools.product(TENSOR_TILES, TENSOR_KINDS):
+        yield _named(shape, how), tensors.kernel_for(*shape, *how)[0]
+
+
+def tensor_core_backward_kernels():
+    """(label, kernel of dk and dv, kernel of dq) of all that it launches backwards."""
+    for shape, how in itertools.product(TENSOR_BACKWARD_TILES, TENSOR_KINDS):
+        yield _named(shape, how), *tensors_backwards.kernels_for(*shape, *how)[:2]
+
+
+def _named(shape, how):
+    return "{}, {} {}{}".format(*shape, how[0], ", by element" if how[1] else "")
 
 
 def tiled_kernels():
@@ -201,22 +226,31 @@ def _launch_mask_gradient(request, dscores, dmask):
     )  # fmt: skip
 
 
-def tiled_backward(plan, request, inputs, lse, delta, gradients, dscores):
-    of_keys, of_queries, shared_bytes = backwards.kernels_for(*plan)
+def tiled_backward(plan, request, *saved):
+    _two_walks(backwards.kernels_for(*plan), plan[0], tiles.N_THREADS, request, *saved)
+
+
+def tensor_core_backward(plan, request, *saved):
+    kernels = tensors_backwards.kernels_for(*plan)
+    _two_walks(kernels, tensors.ROWS, tensors.N_THREADS, request, *saved)
+
+
+def _two_walks(kernels, rows, n_threads, request, inputs, lse, delta, gradients, dscores):
+    """dk and dv, then dq; `rows` of keys, or of queries, a block."""
+    of_keys, of_queries, shared_bytes = kernels
     xs, places = _readable(*inputs)
     (dq, dk, dv), (dq_at, dk_at, dv_at) = _readable(*gradients)
     saved = *xs, *request.read(), lse, delta
-    options = dict(shared_bytes=shared_bytes)
     n_blocks = request.B * (request.shape.n_heads // request.shape.share)
     launch(
-        of_keys, n_blocks * math.ceil(request.S / plan[0]), tiles.N_THREADS, *saved, dk, dv,
-        request.shape, *places, dk_at, dv_at, request.look(), request.dropping, **options,
+        of_keys, n_blocks * math.ceil(request.S / rows), n_threads, *saved, dk, dv, request.shape,
+        *places, dk_at, dv_at, request.look(), request.dropping, shared_bytes=shared_bytes,
     )  # fmt: skip
     more = 0 if dscores is None else DSCORES
     launch(
-        of_queries, request.n_heads * math.ceil(request.T / plan[0]), tiles.N_THREADS, *saved, dq,
+        of_queries, request.n_heads * math.ceil(request.T / rows), n_threads, *saved, dq,
         delta if dscores is None else dscores, request.shape, *places, dq_at, request.look(more),
-        request.dropping, **options,
+        request.dropping, shared_bytes=shared_bytes,
     )  # fmt: skip
 
 

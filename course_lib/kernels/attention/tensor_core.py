@@ -180,9 +180,7 @@ def kernel_for(cols, depth, source, by_element):
             sums[r] = ZERO
         j = first_key(start, beside, look) // cols * cols
         end = end_of_keys(min(start + ROWS, n_queries) - 1, beside, n_keys, look)
-        fetch_queries(
-            cache, QUERIES, q, start, n_queries, q_at.row, q_base, q_base + shape.D, 1
-        )
+        fetch_queries(cache, QUERIES, q, start, n_queries, q_at.row, q_base, q_base + shape.D, 1)
         if j < end:
             fetch(cache, KEYS, k, j, n_keys, k_at.row, k_base, k_base + shape.D, 1)
             fetch(cache, VALUES, v, j, n_keys, v_at.row, v_base, v_base + shape.E, 1)
