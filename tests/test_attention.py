@@ -325,7 +325,8 @@ def test_tensor_cores_take_what_they_say():
     from test_chips import CHIPS
 
     for dtype, chip, D, chosen in [
-        (torch.float32, CHIPS[4], 64, "tiled_kernel"), (torch.float16, CHIPS[0], 64, "tiled_kernel"),
+        (torch.float32, CHIPS[4], 64, "tiled_kernel"),
+        (torch.float16, CHIPS[0], 64, "tiled_kernel"),
         (torch.float16, CHIPS[4], 64, "tensor_core_kernel"),
         (torch.bfloat16, CHIPS[1], 256, "tensor_core_kernel"),
         (torch.bfloat16, CHIPS[2], 256, "tiled_kernel"),  # too little shared memory

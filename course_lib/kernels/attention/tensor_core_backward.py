@@ -55,7 +55,7 @@ def kernels_for(cols, depth, source, by_element):
 
     @cuda.jit(device=True)
     def multiply(scores, cache, mine, others, warp, lane, like):
-        """scores = the warp's 16 rows of the tile at `mine` times the rows of the one at `others`."""
+        """scores = the warp's rows of the tile at `mine` times the rows of the one at `others`."""
         left, right = cuda.local.array(4, np.uint32), cuda.local.array(4, np.uint32)
         for r in range(N_SCORES):
             scores[r] = ZERO
