@@ -1,4 +1,4 @@
-"""`intrinsics.halves`: bfloat16 made in registers, and multiplied."""
+"""`intrinsics.halves` and `intrinsics.pairs`: 16-bit numbers made in registers, and multiplied."""
 
 import ml_dtypes
 import numpy as np
@@ -8,6 +8,7 @@ from course_lib import SIMULATED, cuda
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics.halves import multiply_add_halves, pack_halves
 from course_lib.runtime.intrinsics.matrix import load_word
+from course_lib.runtime.intrinsics.pairs import as_pair
 
 PLACE = "cpu" if SIMULATED else "cuda"
 
@@ -60,3 +61,23 @@ def test_rounding():
         halves = [array.astype(ml_dtypes.bfloat16).view(np.uint16) for array in (low, high)]
     assert np.array_equal(found & 0xFFFF, halves[0])
     assert np.array_equal(found >> 16, halves[1])
+
+
+@cuda.jit
+def pair_kernel(like, low, high, words):
+    i = cuda.grid(1)
+    words[i] = as_pair(like, low[i], high[i])
+
+
+def test_pairs_are_rounded_as_pytorch_rounds():
+    low = torch.tensor([1.0, -2.5, 0.1, float("inf"), 1e-8, 70_000.0, 2049.0, float("nan")])
+    high = low.flip(0)
+    for dtype in (torch.float16, torch.bfloat16):
+        words = torch.zeros(8, dtype=torch.int32, device=PLACE)
+        like = torch.zeros(1, dtype=dtype, device=PLACE)
+        numbers = low.to(PLACE), high.to(PLACE)
+        launch(pair_kernel, 1, 8, like, *numbers, words.view(torch.uint32))
+        expected = torch.stack((low, high), 1).to(dtype)
+        torch.testing.assert_close(
+            words.cpu().view(dtype).view(8, 2), expected, rtol=0, atol=0, equal_nan=True
+        )

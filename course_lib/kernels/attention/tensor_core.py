@@ -30,9 +30,9 @@ from course_lib.kernels.blocks.mma.fragments import load_a, load_b
 from course_lib.kernels.blocks.mma.tiles import tile
 from course_lib.runtime.intrinsics import FULL_MASK, LOWEST, fast_exp, store
 from course_lib.runtime.intrinsics.matrix import multiply_add
+from course_lib.runtime.intrinsics.pairs import as_pair
 from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 from course_lib.runtime.intrinsics.shared import dynamic_shared
-from course_lib.runtime.intrinsics.words import as_word
 
 ROWS, N_THREADS, ITEMSIZE = 64, 128, 2
 FRAGMENT = 16  # rows of a warp
@@ -87,7 +87,8 @@ def kernel_for(cols, depth, source, by_element):
         words, weights = cuda.local.array(4, np.uint32), cuda.local.array(4, np.uint32)
         for j in range(cols // 16):
             for r in range(4):
-                weights[r] = as_word(like, scores, 8 * j + 2 * r)
+                place = 8 * j + 2 * r
+                weights[r] = as_pair(like, scores[place], scores[place + 1])
             for e in range(depth // 16):
                 load_values(words, 0, cache, at, e, j, lane)
                 multiply_add(sums, 8 * e, weights, 0, words, 0, like)

@@ -29,9 +29,9 @@ from course_lib.kernels.blocks.mma.fragments import load_a, load_b
 from course_lib.kernels.blocks.mma.tiles import tile
 from course_lib.runtime.intrinsics import LOWEST, fast_exp, store
 from course_lib.runtime.intrinsics.matrix import multiply_add
+from course_lib.runtime.intrinsics.pairs import as_pair
 from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 from course_lib.runtime.intrinsics.shared import dynamic_shared
-from course_lib.runtime.intrinsics.words import as_word
 
 
 @functools.cache
@@ -72,7 +72,8 @@ def kernels_for(cols, depth, source, by_element):
         left, right = cuda.local.array(4, np.uint32), cuda.local.array(4, np.uint32)
         for j in range(cols // 16):
             for r in range(4):
-                left[r] = as_word(like, scores, 8 * j + 2 * r)
+                place = 8 * j + 2 * r
+                left[r] = as_pair(like, scores[place], scores[place + 1])
             for e in range(depth // 16):
                 load_turned(right, 0, cache, others, e, j, lane)
                 multiply_add(sums, 8 * e, left, 0, right, 0, like)
