@@ -82,6 +82,7 @@ EQUAL = {
     "softmax_dropout_backward": ("s",), "top_k": ("logits",), "self_times": ("begin", "end"),
     "adam_step": ("g", "m", "v"), "unscale": ("g",),  # gradients of 0
     "mma_tile": ("a", "b"),  # of ten bits, of which there are not so many
+    "scaled_softmax_backward": ("y",),  # 0 where nothing may be seen
 }  # fmt: skip
 
 
