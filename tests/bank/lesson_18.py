@@ -16,6 +16,7 @@ from course_lib.teach.exercises.lesson_18 import (
 )
 
 OUTSIDE, VALUES, UNWRITTEN = "out-of-bounds", "wrong values in", "never written"
+WITHOUT = "behaves exactly like the right one without "
 ZERO, ONE, MINUS_INF = np.float32(0), np.float32(1), np.float32(-np.inf)
 ALL = 0xFFFFFFFF
 
@@ -104,13 +105,15 @@ def scores_with_turned_keys(q, k, scores):
 
 HEADS = "b, h = cuda.blockIdx.z // H, cuda.blockIdx.z % H"
 mistakes("attention_scores",
-    ("scores_keys_not_transposed", VALUES, "sk[tx, n]", "sk[n, tx]"),
+    ("scores_keys_not_transposed", "two indices of an array made inside swapped",
+     "sk[tx, n]", "sk[n, tx]"),
     ("scores_heads_and_batch_swapped", f"{OUTSIDE}|{VALUES}|{UNWRITTEN}", HEADS,
      "b, h = cuda.blockIdx.z % H, cuda.blockIdx.z // H"),
     ("scores_of_the_first_head", f"{VALUES}|{UNWRITTEN}", HEADS, "b, h = cuda.blockIdx.z // H, 0"),
     ("scores_heads_counted_by_batch", f"{OUTSIDE}|{VALUES}|{UNWRITTEN}", HEADS,
      "b, h = cuda.blockIdx.z // q.shape[0], cuda.blockIdx.z % q.shape[0]"),
-    ("scores_fetches_its_own_key", VALUES, "key = TILE * cuda.blockIdx.x + ty", "key = j"),
+    ("scores_fetches_its_own_key", r"`j` in place of `TILE \* cuda.blockIdx.x \+ ty`",
+     "key = TILE * cuda.blockIdx.x + ty", "key = j"),
     ("scores_no_barrier_before", "race", "else ZERO\n        cuda.syncthreads()\n        for",
      "else ZERO\n        for"),
     ("scores_no_barrier_after", "race", "sk[tx, n]\n        cuda.syncthreads()\n", "sk[tx, n]\n"),
@@ -225,7 +228,7 @@ def softmax_by_the_book(scores, mask, scale, causal, y, lse):
 
 
 # A plain softmax of all scores, and then the mask: the rows do not sum to 1.
-@wrong("scaled_softmax", VALUES)
+@wrong("scaled_softmax", f"{WITHOUT}the condition of an `if`")
 @cuda.jit
 def softmax_then_mask(scores, mask, scale, causal, y, lse):
     B, H, T, S = scores.shape
@@ -259,30 +262,38 @@ def both(new):
 mistakes("scaled_softmax",
     ("softmax_no_scale", VALUES, ADD, ADD.replace("scale * ", ""),
      "exp(scale * scores", "exp(scores"),
-    ("softmax_scale_in_the_sum_only", VALUES, "exp(scale * scores", "exp(scores"),
+    ("softmax_scale_in_the_sum_only", f"{WITHOUT}one of its factors",
+     "exp(scale * scores", "exp(scores"),
     ("softmax_scale_twice", VALUES, ADD, ADD.replace("scale * ", "scale * scale * "),
      "exp(scale * scores", "exp(scale * scale * scores"),
     ("softmax_divides_by_the_scale", VALUES, ADD, "m, s = online_add(m, s, scores[b, h, i, j] / "
      "scale)", "exp(scale * scores[b, h, i, j] - m)", "exp(scores[b, h, i, j] / scale - m)"),
-    ("softmax_causal_ignored", VALUES, *both("mask[mb, mh, mi, j % mask.shape[3]]")),
+    ("softmax_causal_ignored", f"{WITHOUT}one part of an `and`",
+     *both("mask[mb, mh, mi, j % mask.shape[3]]")),
     ("softmax_always_causal", VALUES, *both("mask[mb, mh, mi, j % mask.shape[3]] and j <= i")),
-    ("softmax_causal_off_by_one", VALUES, *both(SEEN.replace("j <= i", "j < i"))),
-    ("softmax_causal_off_by_one_above", VALUES, *both(SEEN.replace("j <= i", "j <= i + 1"))),
-    ("softmax_causal_transposed", VALUES, *both(SEEN.replace("j <= i", "j >= i"))),
+    ("softmax_causal_off_by_one", "`<` in place of `<=`", *both(SEEN.replace("j <= i", "j < i"))),
+    ("softmax_causal_off_by_one_above", "a limit that is one too large",
+     *both(SEEN.replace("j <= i", "j <= i + 1"))),
+    ("softmax_causal_transposed", "`j >= i` in place of `j <= i`",
+     *both(SEEN.replace("j <= i", "j >= i"))),
     ("softmax_causal_from_the_end", VALUES, *both(SEEN.replace("j <= i", "j <= i + S - T"))),
-    ("softmax_mask_ignored", VALUES, *both("(j <= i or not causal)")),
+    ("softmax_mask_ignored", f"{WITHOUT}one part of an `and`", *both("(j <= i or not causal)")),
     ("softmax_mask_turned_round", VALUES, *both(f"not {SEEN}")),
-    ("softmax_mask_or_causal", VALUES, *both(SEEN.replace(" and (", " or ("))),
-    ("softmax_mask_only_afterwards", VALUES, FIRST, FIRST.replace(SEEN, "j <= i or not causal")),
+    ("softmax_mask_or_causal", "`and` and `or` mixed up", *both(SEEN.replace(" and (", " or ("))),
+    ("softmax_mask_only_afterwards", f"{WITHOUT}the condition of an `if`",
+     FIRST, FIRST.replace(SEEN, "j <= i or not causal")),
     ("softmax_mask_only_in_the_sum", VALUES, SECOND, SECOND.replace(SEEN, "s > ZERO")),
     # 0 is a score like any other: e^0 counts.
     ("softmax_masked_are_zero", VALUES, FIRST,
      f"if not ({SEEN}):\n                m, s = online_add(m, s, ZERO)\n"
      "            else:\n                m, s = "),
-    ("softmax_mask_of_the_first_example", VALUES, "mb, mh, mi = b % mask.shape[0]",
+    ("softmax_mask_of_the_first_example", r"`0` in place of `b % mask.shape\[0\]`",
+     "mb, mh, mi = b % mask.shape[0]",
      "mb, mh, mi = 0"),
-    ("softmax_mask_of_the_first_head", VALUES, "h % mask.shape[1]", "0"),
-    ("softmax_mask_of_the_first_query", VALUES, "i % mask.shape[2]", "0"),
+    ("softmax_mask_of_the_first_head", r"`0` in place of `h % mask.shape\[1\]`",
+     "h % mask.shape[1]", "0"),
+    ("softmax_mask_of_the_first_query", r"`0` in place of `i % mask.shape\[2\]`",
+     "i % mask.shape[2]", "0"),
     ("softmax_mask_axes_swapped", f"{OUTSIDE}|{VALUES}", *both(SEEN.replace(
         "mh, mi", "mi, mh"))),
     ("softmax_mask_does_not_broadcast", OUTSIDE, "mb, mh, mi = b % mask.shape[0], "
@@ -291,12 +302,13 @@ mistakes("scaled_softmax",
      "            y[b, h, i, j] = value if s > ZERO else np.float32(1) / np.float32(S)\n"),
     ("softmax_lse_of_nothing_is_zero", "wrong values in lse", "= m + math.log(s)",
      "= m + math.log(s) if s > ZERO else ZERO"),
-    ("softmax_lse_without_maximum", "wrong values in lse", "m + math.log(s)", "math.log(s)"),
-    ("softmax_lse_in_log2", "wrong values in lse", "math.log(s)", "math.log2(s)"),
-    ("softmax_no_maximum", f"{VALUES}|OverflowError|overflow", ADD,
+    ("softmax_lse_without_maximum", f"{WITHOUT}one part of a sum",
+     "m + math.log(s)", "math.log(s)"),
+    ("softmax_lse_in_log2", "`math.log2` in place of `math.log`", "math.log(s)", "math.log2(s)"),
+    ("softmax_no_maximum", "overflows to infinity", ADD,
      "s += math.exp(scale * scores[b, h, i, j])", "m, s = warp_online(m, s)",
      "m, s = ZERO, warp_sum(s)"),
-    ("softmax_maximum_of_masked_ones", VALUES, "        m, s = warp_online(m, s)\n",
+    ("softmax_maximum_of_masked_ones", "or 0 is divided by 0", "        m, s = warp_online(m, s)\n",
      "        m, s = warp_online(m, s)\n        top, ignored = MINUS_INF, ZERO\n"
      "        for j in range(lane, S, 32):\n"
      "            top, ignored = online_add(top, ignored, scale * scores[b, h, i, j])\n"
@@ -355,7 +367,8 @@ def output_with_a_tile_of_values(weights, v, o):
 
 
 mistakes("attention_output",
-    ("output_values_transposed", VALUES, "sv[n, tx]", "sv[tx, n]"),
+    ("output_values_transposed", "two indices of an array made inside swapped",
+     "sv[n, tx]", "sv[tx, n]"),
     ("output_weights_transposed", VALUES, "sw[ty, n]", "sw[n, ty]"),
     ("output_by_columns_of_weights", f"{OUTSIDE}|{VALUES}", "weights[b, h, i, first + tx]",
      "weights[b, h, first + tx, i]"),
@@ -371,7 +384,8 @@ mistakes("attention_output",
     ("output_over_the_queries", VALUES, "range(0, S, TILE)", "range(0, T, TILE)"),
     ("output_over_the_numbers", VALUES, "range(0, S, TILE)", "range(0, D, TILE)"),
     ("output_of_whole_tiles", VALUES, "range(0, S, TILE)", "range(0, S // TILE * TILE, TILE)"),
-    ("output_of_the_last_tile", VALUES, "            total += sw", "            total = sw"),
+    ("output_of_the_last_tile", r"`=` in place of `\+=`",
+     "            total += sw", "            total = sw"),
     ("output_of_tiles_apart", VALUES, "        for n in range(TILE):",
      "        total = ZERO\n        for n in range(TILE):"),
     ("output_keys_stay_the_first", VALUES, "v[b, h, first + ty, d]", "v[b, h, ty, d]"))
@@ -423,8 +437,8 @@ def attention_in_place(q, k, v, mask, causal):
 SCALE = "scale = np.float32(1 / math.sqrt(D))"
 ROWS = "rows = -(-B * H * T * 32 // BLOCK)"
 mistakes("attention",
-    ("attention_not_scaled", VALUES, SCALE, "scale = np.float32(1)"),
-    ("attention_scaled_by_d", VALUES, SCALE, "scale = np.float32(1 / D)"),
+    ("attention_not_scaled", "line 6, `scale = ", SCALE, "scale = np.float32(1)"),
+    ("attention_scaled_by_d", f"{WITHOUT}sqrt", SCALE, "scale = np.float32(1 / D)"),
     ("attention_scaled_up", VALUES, SCALE, "scale = np.float32(math.sqrt(D))"),
     ("attention_scaled_by_the_keys", VALUES, SCALE, "scale = np.float32(1 / math.sqrt(S))"),
     ("attention_scaled_twice", VALUES, "(q, k, scores)", "(q * scale, k, scores)"),
@@ -441,7 +455,7 @@ mistakes("attention",
      "attention_scores[(tiles_s, tiles_t, B * H)", "attention_scores[(tiles_s, tiles_t, H)"),
     ("attention_grid_of_keys_for_output", f"{VALUES}|{UNWRITTEN}", "[(tiles_d, tiles_t, B * H)",
      "[(tiles_s, tiles_t, B * H)"),
-    ("attention_grid_transposed", f"{VALUES}|{UNWRITTEN}", "[(tiles_s, tiles_t, B * H)",
+    ("attention_grid_transposed", "read before it is written", "[(tiles_s, tiles_t, B * H)",
      "[(tiles_t, tiles_s, B * H)"),
     ("attention_tiles_rounded_down", f"{VALUES}|{UNWRITTEN}|grid", "(-(-n // TILE) for n",
      "(n // TILE for n"),
