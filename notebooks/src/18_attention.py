@@ -62,24 +62,26 @@ plot.tables([q, k], ["queries: what is looked for", "keys: what is offered"], ro
 # up. For "it" and "cat" it is 2 · 4 = 8, for "it" and "slept" 0. This is the **score**. All
 # scores together are a matrix, with a row for each query and a column for each key:
 #
-# $$ S = q\,k^\mathsf{T} \qquad P = \text{softmax}\Big(\frac{S}{\sqrt{D}}\Big) \qquad o = P\,v $$
+# $$ \text{scores} = q\,k^\mathsf{T} \qquad
+# \text{weights} = \text{softmax}\Big(\frac{\text{scores}}{\sqrt{D}}\Big) \qquad
+# o = \text{weights} \cdot v $$
 #
 # Softmax makes **weights** of each *row*: they are positive, and those of a query sum to 1. (The
 # division by √D is a matter of section 2. Here √D is 2.) Last, each word gets the mean of all values,
-# weighted by its row.
+# weighted by its row. This is called **scaled dot-product attention**.
 #
 # **Predict:** in the row of "it", which weight is the largest, and about how large is it?
 
 # %%
 scores = q @ k.T
 weights = reference.softmax(scores / math.sqrt(4))
-plot.tables([weights], ["P: each row is a query, each column a key"], rows=words, columns=words,
+plot.tables([weights], ["weights: each row is a query, each column a key"], rows=words, columns=words,
             ylabel="who looks", xlabel="who is looked at")
 
 # %% [markdown]
-# "it" gives 0.88 of its attention to "cat", "slept" looks for who did it, "was" looks for a
-# state and finds "tired". Nobody said so for this sentence: it came out of seven queries and
-# seven keys. In another sentence the same "it" would look elsewhere. That is the difference
+# "it" gives 0.88 of its attention to "cat". "slept" looks for who did it, and "was" looks for a
+# state and finds "tired". Nobody wrote these weights down. They came out of seven queries and
+# seven keys, and in another sentence the same "it" would look elsewhere. That is the difference
 # from a convolution, whose weights are fixed when the network runs.
 #
 # And what do the words get? The values say *animal*, *sleep*, *tiredness*, or *nothing in
@@ -146,7 +148,7 @@ plot.curves(sizes, {name: np.array(each) for name, each in sharpest.items()}, lo
 # |---|---|---|
 # | q, o | (B, H, T, D) | B examples, H heads, T queries, D numbers each |
 # | k, v | (B, H, S, D) | S keys; in one sentence that looks at itself, S = T |
-# | S, P | (B, H, T, S) | a matrix for each head of each example |
+# | scores, weights | (B, H, T, S) | a matrix for each head of each example |
 #
 # The layer before makes one long vector of H · D numbers for each word. To cut it into heads, nothing
 # has to be copied. **Predict** the strides, in elements, of (B, H, T, D):
@@ -217,7 +219,7 @@ plot.curves(lengths, {"the T × T matrix": matrices, "q, k, v and o": 16 * 16 * 
 # %% [markdown]
 # ## 4 · The first product
 #
-# $S_{ij} = \sum_d q_{id}\,k_{jd}$ is the product of lesson 10: rows of one matrix with *rows* of
+# $\text{score}_{ij} = \sum_d q_{id}\,k_{jd}$ is the product of lesson 10: rows of one matrix with *rows* of
 # another, $q\,k^\mathsf{T}$, and k is never transposed in memory. What is new is that there are B · H
 # of them. They do not touch each other, so that they get an axis of the grid: `blockIdx.z` counts
 # all heads of the first example, then those of the second.
@@ -264,6 +266,7 @@ def grid(n_cols, n_rows, n_heads):
     return -(-n_cols // TILE), -(-n_rows // TILE), n_heads
 
 
+# %%
 rng = np.random.default_rng(1)
 B, H, T, D = 2, 2, 40, 16
 q4, k4, v4 = (rng.normal(size=(B, H, T, D)).astype(f) for _ in range(3))
@@ -271,8 +274,22 @@ kernel, raw = use("attention_scores", attention_scores), np.zeros((B, H, T, T), 
 with simulator.trace() as scores_trace:
     kernel[grid(T, T, B * H), (TILE, TILE)](q4, k4, raw)
 print(f"largest difference from NumPy {np.abs(raw - q4 @ k4.swapaxes(2, 3)).max():.0e}")
-kernel[grid(7, 7, 1), (TILE, TILE)](q[None, None], k[None, None], sentence := np.zeros((1, 1, 7, 7), f))
-print("the sentence's scores are right:", np.array_equal(sentence[0, 0], scores))
+found = np.zeros((1, 1, 7, 7), f)
+kernel[grid(7, 7, 1), (TILE, TILE)](q[None, None], k[None, None], found)
+print("the sentence's scores are right:", np.array_equal(found[0, 0], scores))
+
+# %% [markdown]
+# How do your threads read the keys? A warp has 32 threads, which are four lines of the block.
+# **Predict** the sectors per request.
+
+# %%
+reads = next(site for site in scores_trace.sites if site.array == "k" and site.op == "load")
+print(f"{reads.sectors_per_request:.0f} sectors per request")
+plot.access_map(scores_trace, reads, steps=2, title="Eight numbers of each of four keys")
+
+# %% [markdown]
+# Four sectors, and all 32 bytes of each are wanted. A thread for each score that read its key by itself
+# would touch 32 sectors with each request, a key for each lane, and want 4 bytes of each.
 
 # %% [markdown]
 # ## 5 · Scale, mask and softmax
@@ -398,6 +415,9 @@ for name, y in {"mask after the softmax": afterwards, "masked scores are 0": zer
 # Masked afterwards, the weights no longer sum to 1, since the hidden scores had their part in the
 # sum. And a score of 0 is a score like any other: $e^0 = 1$.
 #
+# A third trap is the maximum. It must be that of the scores that may be seen. If a hidden one lies far
+# above, all that may be seen underflows to 0, and 0 divided by 0 is `nan` once more.
+#
 # ### A mask that takes no room
 #
 # A mask for padding has a row for each *example*, the same for all its heads and queries. To write it out
@@ -473,9 +493,9 @@ plot.passes({"yours": softmax_trace}, raw.nbytes, title="Scale, mask and softmax
 # %% [markdown]
 # ## 6 · The second product, and the three together
 #
-# $o_{id} = \sum_j P_{ij}\,v_{jd}$. It is a matrix product again, with one difference. In the first, the
+# $o_{id} = \sum_j \text{weight}_{ij}\,v_{jd}$. It is a matrix product again, with one difference. In the first, the
 # sum went over the *last* axis of both, so that rows met rows. Now it goes over the keys, which are the
-# last axis of P, but the *second last* of v: rows meet columns.
+# last axis of the weights, but the *second last* of v: rows meet columns.
 #
 # ### Exercise: the mean of the values
 #
@@ -551,10 +571,10 @@ plot.tables([o, collected[0, 0]], ["looking everywhere", "causal"], rows=words, 
 # ## 7 · One step back
 #
 # In training all this runs backwards, too. Lesson 20 does it as a whole. Here is the step
-# that is new, the one through your fused kernel. With $z = \text{scale} \cdot S$ and
-# $y = \text{softmax}(z)$, the chain rule gives
+# that is new, the one through your fused kernel. With $y = \text{softmax}(\text{scale} \cdot
+# \text{scores})$, the chain rule gives
 #
-# $$ dS_{ij} = \text{scale} \cdot y_{ij}\,\Big(dy_{ij} - \sum_n y_{in}\,dy_{in}\Big) . $$
+# $$ d\text{score}_{ij} = \text{scale} \cdot y_{ij}\,\Big(dy_{ij} - \sum_n y_{in}\,dy_{in}\Big) . $$
 #
 # The bracket is lesson 4's, and a factor on the way there is a factor on the way back. **Predict:** what must
 # this kernel know about the mask?
@@ -599,8 +619,8 @@ for place in ((0, 0, 5, 2), (0, 0, 5, 7), (1, 0, 2, 1)):
     print(f"dscores{list(place)}: brute force {changed:+.7f}, yours {dscores[place] + 0:+.7f}")
 
 # %% [markdown]
-# With it, the other gradients are products that you know: $dP = do\,v^\mathsf{T}$ comes into your
-# kernel, and $dq = dS\,k$ comes from what it gives. Against float64:
+# The other gradients are products of matrices, as forward. $dy = do\,v^\mathsf{T}$ goes into your kernel,
+# and from what it gives comes $dq = d\text{scores} \cdot k$. Against float64:
 
 # %%
 do = rng.normal(size=o4.shape).astype(f)

@@ -143,10 +143,10 @@ def softmax_in_three_passes(scores, mask, scale, causal, y, lse):
     if row >= B * H * T:
         return
     b, h, i = row // (H * T), row // T % H, row % T
+    mb, mh, mi = min(b, mask.shape[0] - 1), min(h, mask.shape[1] - 1), min(i, mask.shape[2] - 1)
     largest, total = MINUS_INF, ZERO
     for j in range(lane, S, 32):
-        seen = mask[min(b, mask.shape[0] - 1), min(h, mask.shape[1] - 1),
-                    min(i, mask.shape[2] - 1), min(j, mask.shape[3] - 1)]  # fmt: skip
+        seen = mask[mb, mh, mi, min(j, mask.shape[3] - 1)]
         x = scores[b, h, i, j] * scale if seen and not (causal and j > i) else MINUS_INF
         y[b, h, i, j] = x
         largest = max(largest, x)
