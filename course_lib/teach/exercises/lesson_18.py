@@ -283,9 +283,7 @@ def _rows(rng):
 
 
 def _softmax_cases(rng):
-    return [
-        case(grid, block, **_softmax_inputs(rng, *each)) for *each, grid, block in _rows(rng)
-    ]
+    return [case(grid, block, **_softmax_inputs(rng, *each)) for *each, grid, block in _rows(rng)]
 
 
 def _seen(mask, causal, shape):
@@ -447,9 +445,7 @@ ATTENTION = Exercise(
     ),
     outputs=("o", "lse"),
     dtype=np.float32,
-    call=lambda function, run: with_plain_numbers(
-        function, run, "q", "k", "v", "mask", "causal"
-    ),
+    call=lambda function, run: with_plain_numbers(function, run, "q", "k", "v", "mask", "causal"),
     about=(Launches(),),
     repeatable=True,
     hints=(
