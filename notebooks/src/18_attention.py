@@ -160,7 +160,8 @@ print("shape", tuple(heads.shape), "strides", heads.stride())
 
 # %% [markdown]
 # From one word to the next it is 12 numbers, from one head to the next only 4. A kernel that indexes
-# `q[b, h, i, d]` need not know.
+# `q[b, h, i, d]` need not know. (Heads and the √D are as in *Attention is all you need*, by Ashish
+# Vaswani and others, 2017.)
 #
 # ### Exercise: predict the cost
 #
