@@ -73,6 +73,13 @@ def test_tables_tell_above_zero_from_below():
     assert zero == (1.0, 1.0, 1.0)
 
 
+def test_tables_name_rows_and_columns():
+    figure = plot.tables([np.eye(2)], ["a"], rows=["cat", "slept"], columns=["thing", "action"])
+    assert figure.alt == "a: cat 1.00 0.00, slept 0.00 1.00"
+    assert [each.get_text() for each in figure.axes[0].get_xticklabels()] == ["thing", "action"]
+    assert [each.get_text() for each in figure.axes[0].get_yticklabels()] == ["cat", "slept"]
+
+
 def test_tables_write_integers_as_such():
     figure = plot.tables([np.array([[3, -12]])], ["counts"])
     assert [text.get_text() for text in figure.axes[0].texts] == ["3", "-12"]
@@ -128,6 +135,7 @@ def test_a_zoomed_roofline_names_its_points_beside_them():
         (lambda: plot.stalls(ROWS, {}), "one to 6 reasons"),
         (lambda: plot.times([]), "at least one row"),
         (lambda: plot.tables([], []), "tables needs"),
+        (lambda: plot.tables([np.eye(2)], ["a"], rows=["cat"]), "1 words for 2"),
         (lambda: plot.tables([np.eye(2), np.eye(3)], ["a", "b"]), "of one shape"),
         (lambda: plot.tables([np.eye(2)], []), "1 tables but 0 titles"),
         (lambda: plot.times([{"label": "a", "kind": "b", "microseconds": 1}]), "'ours' and 'peer'"),

@@ -14,7 +14,7 @@ from course_lib.teach.checking import check as checking
 from course_lib.teach.exercise import exercises
 from course_lib.teach.explaining import causes
 from course_lib.teach.explaining.mutation import repair, sentence
-from course_lib.teach.explaining.mutation.changes import EVERY, built, parsed
+from course_lib.teach.explaining.mutation.changes import EVERY, built, parsed, program
 from course_lib.teach.explaining.mutation.grafts import Graft, grafts
 from course_lib.teach.explaining.mutation.repair import reverse
 from course_lib.teach.explaining.mutation.words import words_for
@@ -251,6 +251,12 @@ def test_the_same_in_two_lines_is_one_mistake(right, own, words):
     solution = built(texts[0], lanes_for_sums)
     assert texts[0] in [graft.text for graft in grafts(learners, solution)]
     assert words in words_for(texts[0], learners, lanes_for_sums, EVERY)
+
+
+def test_a_line_that_sets_names_within_names_is_compared():
+    """`(B, H, T, D), S = ...` sets two parts, of which one has four: no line of its kernels has."""
+    solution = exercises()["attention"].solution
+    assert len([*grafts(program(solution), solution)]) > 100
 
 
 def test_what_is_tried_warns_nobody():

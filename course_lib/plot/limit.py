@@ -203,7 +203,8 @@ def times(rows, *, xlabel="time (µs)", title="", device="", date="", alt=None):
     return figure
 
 
-def tables(numbers, titles, *, xlabel="column", ylabel="row", title="", alt=None):
+def tables(numbers, titles, *, xlabel="column", ylabel="row", rows=None, columns=None, title="",
+           alt=None):
     """Draw small tables of numbers side by side, dark where a number is large, orange below 0.
 
     Args:
@@ -211,11 +212,12 @@ def tables(numbers, titles, *, xlabel="column", ylabel="row", title="", alt=None
             written as such, others with two decimals.
         titles: one heading per table.
         xlabel, ylabel: what columns and rows are.
+        rows, columns: a word for each row and for each column; by default their numbers.
         title: heading of the whole.
-        alt: alternative text; by default the numbers.
+        alt: alternative text; by default the numbers, after the row's word if there is one.
 
     Raises:
-        ValueError: no tables, tables of different or wrong shapes, or as many titles.
+        ValueError: no tables, tables of different or wrong shapes, or as many titles or words.
     """
     numbers = [np.asarray(each) for each in numbers]
     shapes = {each.shape for each in numbers}
@@ -224,15 +226,22 @@ def tables(numbers, titles, *, xlabel="column", ylabel="row", title="", alt=None
     if len(titles) != len(numbers):
         raise ValueError(f"{len(numbers)} tables but {len(titles)} titles")
     n_rows, n_cols = numbers[0].shape
+    for words, length in ((rows, n_rows), (columns, n_cols)):
+        if words is not None and len(words) != length:
+            raise ValueError(f"{len(words)} words for {length} rows or columns: {words}")
 
     def written(value):
         return str(value) if isinstance(value, np.integer) else f"{value:.2f}"
 
+    names = [f"{word} " for word in rows] if rows is not None else [""] * n_rows
     alt = alt or "; ".join(
-        f"{name}: " + ", ".join(" ".join(map(written, row)) for row in each)
+        f"{name}: " + ", ".join(
+            word + " ".join(map(written, row)) for word, row in zip(names, each, strict=True)
+        )
         for name, each in zip(titles, numbers, strict=True)
     )
-    figure = Picture(0.42 * n_rows + 1.3 + (0.3 if title else 0), alt)
+    height = 0.42 * n_rows + 1.3 + 0.3 * bool(title) + 0.4 * (columns is not None)
+    figure = Picture(height, alt)
     panels = figure.subplots(1, len(numbers), squeeze=False)[0]
     most = max(np.abs(each).max() for each in numbers) or 1.0
     for axes, each, name in zip(panels, numbers, titles, strict=True):
@@ -245,6 +254,10 @@ def tables(numbers, titles, *, xlabel="column", ylabel="row", title="", alt=None
         axes.set(xlim=(-0.5, n_cols - 0.5), ylim=(n_rows - 0.5, -0.5), xlabel=xlabel,
                  ylabel=ylabel, xticks=range(n_cols), yticks=range(n_rows))
         axes.tick_params(length=0)
+        if columns is not None:
+            axes.set_xticks(range(n_cols), columns, rotation=40, ha="right", rotation_mode="anchor")
+        if rows is not None:
+            axes.set_yticks(range(n_rows), rows)
         axes.set_title(name, fontsize=11)
     if title:
         figure.suptitle(title, fontweight="bold")

@@ -1083,3 +1083,6 @@ progress()
 # ## What comes next
 #
 # `python -m course_lib train images --model continuous_integration` trains the whole network on pictures of your own, and draws how its weights learn. Look at the curves of the floors: which of them trusts which pathway? And shut one before you believe it.
+#
+# The layers so far look at neighbours, or at one row at a time. [Lesson 18: attention](18_attention.ipynb) is about one in which everything may look at
+# everything else.

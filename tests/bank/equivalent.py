@@ -10,6 +10,7 @@ _BY_ZERO = "v is 0 or 1, and a whole number divided by 0 is 0 in a kernel"
 _ANY_LANE = "all 32 lanes have the sum, or have been waited for, so any one of them may do it"
 _OTHER_BUTTERFLY = "2, 3, 5, 9 and 17 bring every lane to every other one exactly once as well"
 _MORE_THREADS = "the kernels that it launches have a guard, so that more threads do no harm"
+_ZEROS = "a round without any term adds zeros"
 _CHANGED_OVER = "as many threads in other blocks: right, and slower on a GPU"
 _OTHER_THREADS = "rows and columns of threads changed over: right, with worse access"
 
@@ -111,7 +112,7 @@ EQUIVALENT = {
         "blocks have 64 threads, so both have the same remainder by 8"
     ),
     ("implicit_gemm", "change range: range(0, n_terms, TILE) → range(0, n_terms + 1, TILE)"): (
-        "a round without any term adds zeros"
+        _ZEROS
     ),
     ("conv2d_dweight", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
     ("conv2d_dweight", "change constant: 0 → 1, again, again"): _ANY_LANE,
@@ -141,4 +142,22 @@ EQUIVALENT = {
     ("transposed_backward", "shift index: conv2d_dweight[blocks(32 * dweight.size), BLOCK] → "
      "conv2d_dweight[blocks(32 * dweight.size) + 1, BLOCK]"): _MORE_THREADS,
     ("transposed_backward", "change constant: 32 → 33"): _MORE_THREADS,
+    ("attention_scores", "swap indices: tx, ty, total = (cuda.threadIdx.x, cuda.threadIdx.y, "
+     "ZERO) → ty, tx, total = (cuda.threadIdx.x, cuda.threadIdx.y, ZERO)"): _OTHER_THREADS,
+    ("attention_scores", "change range: range(0, D, TILE) → range(0, D + 1, TILE)"): _ZEROS,
+    ("attention_output", "swap indices: tx, ty, total = (cuda.threadIdx.x, cuda.threadIdx.y, "
+     "ZERO) → ty, tx, total = (cuda.threadIdx.x, cuda.threadIdx.y, ZERO)"): _OTHER_THREADS,
+    ("attention_output", "change range: range(0, S, TILE) → range(0, S + 1, TILE)"): _ZEROS,
+    ("scaled_softmax", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("scaled_softmax", "change constant: 0 → 1"): _ANY_LANE,
+    ("scaled_softmax_backward", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("attention", "swap indices: scores, weights = np.empty((2, B, H, T, S), np.float32) → "
+     "weights, scores = np.empty((2, B, H, T, S), np.float32)"): (
+        "two arrays of one shape, of which it does not matter which comes first"
+    ),
+    ("attention", "drop operand: -B * H * T * 32 // BLOCK → -B * H * T * 32"): _MORE_THREADS,
+    ("attention", "change constant: 32 → 33"): _MORE_THREADS,
+    ("attention", "shift index: scaled_softmax[rows, BLOCK] → scaled_softmax[rows + 1, BLOCK]"): (
+        _MORE_THREADS
+    ),
 }  # fmt: skip

@@ -133,6 +133,8 @@ def reads_output(attempt: Attempt, failure: Failure) -> str | None:
     first, second = failure.run.got[failure.array], found[0].got[failure.array]
     changed = ~same_bits(first, second) & ~_holds_poison(first, second, failure.run.poison)
     if (changed & failure.wrong).any():
+        if attempt.exercise.kind == "launcher":  # it may be any of the arrays that it makes
+            return "the result depends on what a new array held: it is read before it is written"
         return f"the result depends on what {failure.array} held before: it is read, not only set"
     return None
 
