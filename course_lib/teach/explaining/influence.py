@@ -105,12 +105,14 @@ def _share(run: Run, before: dict[str, np.ndarray], again: Run, counted: bool) -
     for name, expected in run.expected.items():
         if expected.size == 0:
             continue
-        wanted = again.expected[name] - expected
+        with np.errstate(invalid="ignore"):  # what stays infinite has not changed
+            wanted = np.where(again.expected[name] == expected, 0, again.expected[name] - expected)
         at = np.unravel_index(np.argmax(np.abs(wanted)), wanted.shape)
         if counted and abs(wanted[at]) != 1:
             return np.nan
         if abs(wanted[at]) > 1e-4:  # less could be lost in rounding
-            moved = np.asarray(again.got[name], np.float64) - before[name]
+            with np.errstate(invalid="ignore"):
+                moved = np.asarray(again.got[name], np.float64) - before[name]
             # A change somewhere else is no part of this element, and still not nothing.
             return float(moved[at] / wanted[at]) if moved[at] or not moved.any() else np.nan
     return np.nan

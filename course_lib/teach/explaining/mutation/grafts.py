@@ -117,7 +117,8 @@ def _apart_if(line: Line, own: list[Line], k: int | None) -> list[Line]:
         return [line]
     names, values = tuples
     used = {n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name)}
-    if used & set(names) or len(names) < len(values):
+    without_indices = re.sub(r"\[.*?\]", "", " ".join(names))
+    if used & set(re.findall(r"\w+", without_indices)) or len(names) < len(values):
         return [line]
     each = zip(names, values, strict=True)
     return [replace(line, text=f"{name} = {ast.unparse(value)}") for name, value in each]
@@ -128,7 +129,9 @@ def _tuple_set(text: str) -> tuple[list[str], list[ast.expr]] | None:
     tree = _statement(text)
     line = tree.body[0] if isinstance(tree, ast.Module) and tree.body else None
     if isinstance(line, ast.Assign) and isinstance(line.value, ast.Tuple):
-        return ast.unparse(line.targets[0]).strip("()").split(", "), line.value.elts
+        target = line.targets[0]
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        return [ast.unparse(part) for part in parts], line.value.elts
     return None
 
 
