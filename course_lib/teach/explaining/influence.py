@@ -105,8 +105,9 @@ def _share(run: Run, before: dict[str, np.ndarray], again: Run, counted: bool) -
     for name, expected in run.expected.items():
         if expected.size == 0:
             continue
-        with np.errstate(invalid="ignore"):  # what stays infinite has not changed
-            wanted = np.where(again.expected[name] == expected, 0, again.expected[name] - expected)
+        with np.errstate(invalid="ignore"):
+            wanted = again.expected[name] - expected
+        wanted = np.where(np.isnan(wanted), 0, wanted)  # what is infinite stays infinite
         at = np.unravel_index(np.argmax(np.abs(wanted)), wanted.shape)
         if counted and abs(wanted[at]) != 1:
             return np.nan
