@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 19 · FlashAttention
 #
-# **After this lesson** you can compute attention without ever writing down its table of scores: you
+# **After this lesson** you can compute attention without ever writing down its matrix of scores: you
 # can say how many bytes that saves, derive how a running maximum, a running sum and a running output
 # are rescaled, write the kernel a key at a time and in tiles of keys, skip the tiles that a causal
 # mask hides, handle queries that see nothing, and merge results of parts of the keys.
 #
-# **You need** [lesson 3](03_softmax_naive_to_online.ipynb) (online softmax, its merge), lesson 18
-# (attention as three kernels, causal masks) and the tiles and barriers of
+# **You need** [lesson 3](03_softmax_naive_to_online.ipynb) (online softmax, its merge),
+# [lesson 18](18_attention.ipynb) (attention as three kernels, causal masks) and the tiles and barriers of
 # [lesson 8](08_convolution.ipynb).
 #
 # **Time:** 150 minutes; there are good places to pause after sections 3 and 5. All cells together
@@ -29,26 +29,26 @@ ZERO, ONE = f(0), f(1)
 MINUS_INF, LOWEST = f(-np.inf), np.finfo(np.float32).min
 
 # %% [markdown]
-# ## 1 · The table in the way
+# ## 1 · The matrix in the way
 #
 # Attention, once more, for one head: each of T queries is compared with each of S keys, the scores of a
 # query go through a softmax, and the result is the mean of the values, weighted with it.
 #
 # $$ o_i = \sum_j \frac{e^{x_{ij}}}{\sum_{j'} e^{x_{ij'}}} \, v_j \qquad x_{ij} = \text{scale} \cdot q_i \cdot k_j $$
 #
-# In lesson 18 these were three kernels: one writes the **table** of all scores, T × S numbers, the
-# second makes probabilities of it, and the third multiplies them with the values. What goes in and
+# In lesson 18 these were three kernels: one writes the **matrix** of all scores, T × S numbers, the
+# second makes weights of it, and the third multiplies them with the values. What goes in and
 # what comes out has only T × D numbers, and D is 64 or 128. **Predict:** with D = 64, how large is the
-# table beside q, at T = 1,000? And at T = 64,000?
+# matrix beside q, at T = 1,000? And at T = 64,000?
 
 # %%
 T = np.array([256, 1024, 4096, 16384, 65536])
-plot.curves(T, {"q, k, v and o together": 4 * 4 * T * 64 / 1e6, "the table of scores": 4 * T * T / 1e6},
+plot.curves(T, {"q, k, v and o together": 4 * 4 * T * 64 / 1e6, "the matrix of scores": 4 * T * T / 1e6},
             xlabel="T, queries and keys", ylabel="MB for one head (float32)", log=True,
             title="What grows with T, and what with its square")
 
 # %% [markdown]
-# At 64 thousand tokens the table of *one head* has 17 GB, and q, k, v and o have 67 MB. A model has
+# At 64 thousand tokens the matrix of *one head* has 17 GB, and q, k, v and o have 67 MB. A model has
 # dozens of heads in each layer, and the memory of an H200 (141 GB) is full with eight of
 # them. The three kernels don't only need room for it, they also carry it back and forth: the
 # first writes it, the second reads and writes, the third reads.
@@ -62,12 +62,13 @@ plot.curves(T, {"q, k, v and o together": 4 * 4 * T * 64 / 1e6, "the table of sc
 # is that place. Assume for a moment that it can be done: a block holds **ROWS** queries, and all keys and
 # values of the head pass by, a tile at a time. What would it move?
 #
-# ### Exercise: bytes, with the table and without
+# ### Exercise: bytes, with the matrix and without
 #
 # B sequences, H heads, T queries and as many keys, D numbers in a row, float32. Count
 #
 # - the bytes that the **three kernels** move, if each of them reads each of its arrays once and writes
-#   its result once. (The softmax reads the table and writes another one of the same size.)
+#   its result once. (You know this one from lesson 18. The softmax reads the matrix and writes
+#   another one of the same size.)
 # - the bytes that the **tiled** kernel moves: a block has ROWS queries of a head (the last one may have
 #   fewer), reads them once and writes their results once; it reads *all* keys and values of its head.
 # - the FLOPs for each byte of the tiled kernel. Count both products, a multiplication and an
@@ -75,7 +76,7 @@ plot.curves(T, {"q, k, v and o together": 4 * 4 * T * 64 / 1e6, "the table of sc
 
 # %% exercise="predict_flash"
 def predict_flash(B, H, T, D, ROWS):
-    heads, array, table = B * H, 4 * T * D, 4 * T * T  # bytes of q, k, v or o; of the scores
+    heads, array, matrix = B * H, 4 * T * D, 4 * T * T  # bytes of q, k, v or o; of the scores
     three_kernels = TODO
     tiled = TODO  # each block reads k and v: how many blocks has a head?
     flops = TODO
@@ -100,27 +101,27 @@ for rows in (1, 8, 32, 64, 128):
           f"three kernels {three / 1e6:.0f} MB, {flops / three:.1f}")
 
 # %% [markdown]
-# From a little more than 32 on: half of D. With fewer queries, keys and values are fetched so often
-# that even the table would be cheaper. So the size of the tile decides, as it did for
+# From 32 on, half of D. With fewer queries, keys and values are fetched so often
+# that even the matrix would be cheaper. So the size of the tile decides, as it did for
 # convolution (lesson 8).
 #
-# But the two numbers aren't equally sure. The three kernels *must* move the table: it is
+# But the two numbers aren't equally sure. The three kernels *must* move the matrix: it is
 # larger than any cache. What the tiled kernel fetches again and again are the keys and values of a head,
 # 2 MB here, and these stay in the L2 cache (50 MB on an H200). What must come from memory
 # is then each array once. In the roofline of lesson 4, where each of them could be at best:
 
 # %%
-table, tiles = flops / predict(1, 1, 4096, 64, 64)[0], predict(1, 1, 4096, 64, 64)[2]
+matrix, tiles = flops / predict(1, 1, 4096, 64, 64)[0], predict(1, 1, 4096, 64, 64)[2]
 once = flops / (4 * 4 * 4096 * 64)
 points = [{"label": text, "kind": "ours", "intensity": each, "tflops": min(67, 4.2 * each)} for text, each in
-          [("three kernels", table), ("64 queries a block", tiles), ("the same, k and v in L2", once)]]
+          [("three kernels", matrix), ("64 queries a block", tiles), ("the same, k and v in L2", once)]]
 plot.roofline(points, 4200, 67, title="T = 4096, D = 64, float32 on an H200: a prediction, nothing is measured")
 
 # %% [markdown]
 # In float32 the three kernels are *just* at the edge: the two roofs meet at 16 FLOPs per byte. With
 # tensor cores, which multiply many times as fast, the edge moves far to the right, and the
-# table would be the limit by far. That is why nobody writes it any more. And there is the memory: with
-# the table, 64 thousand tokens don't even fit.
+# matrix would be the limit by far. That is why nobody writes it any more. And there is the memory: with
+# the matrix, 64 thousand tokens don't even fit.
 
 # %% [markdown]
 # ## 2 · Maximum, sum and output, all at once
@@ -305,7 +306,7 @@ plot.access_map(streaming_trace, reads, steps=5, title="Each key is one row, and
 # %% [markdown]
 # ## 4 · Tiles: FlashAttention
 #
-# A block has 8 queries, and takes 8 keys in each step. That makes a little table of 8 × 8 scores, one for
+# A block has 8 queries, and takes 8 keys in each step. That makes a little matrix of 8 × 8 scores, one for
 # each of its 64 threads. It lives for one step, in shared memory.
 #
 # | | shape | lives in |
@@ -418,7 +419,7 @@ print(f"largest error of o {abs(o - expected).max():.0e}, of lse {abs(lse - expe
 # and nothing keeps the one that is done from fetching the next keys while the other still multiplies with these. In
 # the simulator it may even give the right result, and on a GPU for years.
 #
-# What your tiles read, from the first warp of the first block. Two requests fetch a part of k, the next ones go on:
+# What the first warp of the first block fetches for the first tile of keys (it has half of the tile):
 
 # %%
 reads = next(site for site in flash_trace.sites if site.array == "x")
@@ -440,27 +441,27 @@ def asked_for(trace, **names):
     return [(*name, amount) for name, amount in amounts.items() if amount > 0.05]
 
 # %%
-table, again, keys = 2 * 24 * 32 * 4 / q.nbytes, 24 / 8, k.nbytes / q.nbytes  # again: tiles of queries
-separate = [("q", "load", 32 / 8), ("k and v", "load", 2 * again * keys), ("table", "load", (1 + 32 / 8) * table),
-            ("table", "store", 2 * table), ("o", "store", 1)]
+matrix, again, keys = 2 * 24 * 32 * 4 / q.nbytes, 24 / 8, k.nbytes / q.nbytes  # again: tiles of queries
+separate = [("q", "load", 32 / 8), ("k and v", "load", 2 * again * keys), ("matrix", "load", (2 + 32 / 8) * matrix),
+            ("matrix", "store", 2 * matrix), ("o", "store", 1)]
 both = {"k": "k and v", "v": "k and v", "x": "k and v"}
 asked = {"three kernels": separate, "streaming": asked_for(streaming_trace, **both),
          "tiled": asked_for(flash_trace, **both)}
 plot.asked(asked, unit="sizes of q", title="Asked for: 24 queries, 32 keys, 32 numbers in a row")
 
 # %% [markdown]
-# The streaming kernel has no table and asks for the most of all: no tile, no reuse. (q is its worst: each warp reads its
-# query again with each key. The cache answers, but a request is a request.) The tiled kernel asks for the least, and has no table
+# The streaming kernel has no matrix and asks for the most of all: no tile, no reuse. (q is its worst: each warp reads its
+# query again with each key. The cache answers, but a request is a request.) The tiled kernel asks for the least, and has no matrix
 # either.
 #
-# And this is a small example, which any cache holds. At T = 4096 and D = 64 the table is 64 times as large as q. Here is what the *memory* would
+# And this is a small example, which any cache holds. At T = 4096 and D = 64 the matrix is 64 times as large as q. Here is what the *memory* would
 # have to move then, if the three kernels had perfect caches, against a tiled kernel with 64 queries in a block: once without any cache, and once with k and v
 # in L2. (From the formulas, not measured.)
 
 # %%
 chains = {"three kernels": [("scores", 2, 64), ("softmax", 64, 64), ("output", 64 + 1, 1)],
           "64 queries a block": [("no cache", 1 + 2 * 4096 / 64, 1)], "the same, k and v in L2": [("L2", 3, 1)]}
-plot.arrays_moved(chains, title="In sizes of q, at T = 4096 and D = 64: what the table costs")
+plot.arrays_moved(chains, title="In sizes of q, at T = 4096 and D = 64: what the matrix costs")
 
 # %% [markdown]
 # ### The padded column
@@ -738,7 +739,7 @@ for label, trace in (("streaming", streaming_trace), ("tiled", flash_trace), ("c
 #
 # - **Grouped heads.** Several query heads share the keys and values of one. A block then takes the queries of all of them, and k and v are fetched
 #   once.
-# - **Paged keys.** The keys of a conversation lie in pages all over memory, and a table says where: one more index in `fetch_tile`.
+# - **Paged keys.** The keys of a conversation lie in pages all over memory, and a list says where: one more index in `fetch_tile`.
 # - **Masks as functions.** PyTorch's FlexAttention compiles what you write for one score into a kernel such as yours, and skips
 #   tiles that your mask hides.
 # - **Dropout, a bias, a window, a soft cap** all act on a score while it is in a register. Nothing is written for any of them.
@@ -770,5 +771,5 @@ progress()
 # %% [markdown]
 # ## What comes next
 #
-# Lesson 20 runs FlashAttention backwards. The gradients need the weights, and the table of weights was never written down. So it is not
+# Lesson 20 runs FlashAttention backwards. The gradients need the weights, and the matrix of weights was never written down. So it is not
 # remembered but **computed again**, tile by tile, from q, k and the lse that you have stored.

@@ -35,8 +35,8 @@ READ_K = "k is read"
 
 @right("predict_flash")
 def predict_kernel_by_kernel(B, H, T, D, ROWS):
-    row, table = 4 * D, 4 * T**2
-    scores, softmax, output = 2 * T * row + table, 2 * table, table + 2 * T * row
+    row, matrix = 4 * D, 4 * T**2
+    scores, softmax, output = 2 * T * row + matrix, 2 * matrix, matrix + 2 * T * row
     n_blocks = math.ceil(T / ROWS)
     tiled = B * H * (T * row + n_blocks * 2 * T * row + T * row)
     return B * H * (scores + softmax + output), tiled, 4 * B * H * T**2 * D / tiled
@@ -51,8 +51,8 @@ def predict_by_blocks(B, H, T, D, ROWS):
 
 
 mistakes("predict_flash",
-    ("predict_softmax_in_place", "wrong values in three_kernels", "4 * table", "3 * table"),
-    ("predict_one_head", "wrong values in", "array, table = B * H", "array, table = 1"),
+    ("predict_softmax_in_place", "wrong values in three_kernels", "4 * matrix", "3 * matrix"),
+    ("predict_one_head", "wrong values in", "array, matrix = B * H", "array, matrix = 1"),
     ("predict_numbers_for_bytes", "wrong values in", "4 * T * D, 4 * T * T  #", "T * D, T * T  #"),
     ("predict_keys_once", "wrong values in tiled", " * -(-T // ROWS)", ""),
     ("predict_whole_tiles", "wrong values in tiled", "-(-T // ROWS)", "(T // ROWS)"),
@@ -213,7 +213,7 @@ mistakes("attention_streaming",
 @wrong("attention_streaming", READ_K)
 @cuda.jit
 def streaming_in_three_passes(q, k, v, scale, o, lse):
-    # No table, but every score is made three times.
+    # No matrix, but every score is made three times.
     (N, T, D), lane, row = q.shape, cuda.threadIdx.x % 32, cuda.grid(1) // 32
     if row < N * T:
         n, i, m, total = row // T, row % T, MINUS_INF, ZERO
@@ -243,7 +243,7 @@ def streaming_in_three_passes(q, k, v, scale, o, lse):
 @wrong("attention_streaming", GROWS)
 @cuda.jit
 def streaming_keeps_its_scores(q, k, v, scale, o, lse):
-    # A row of the table after all: one score for each key.
+    # A row of the matrix after all: one score for each key.
     scores = cuda.shared.array((6, 1024), np.float32)
     (N, T, D), lane, row = q.shape, cuda.threadIdx.x % 32, cuda.grid(1) // 32
     warp, S = cuda.threadIdx.x // 32, k.shape[1]
@@ -292,6 +292,41 @@ def streaming_every_lane_multiplies_all(q, k, v, scale, o, lse):
             o[n, i, d] = acc[d // 32] / total if total > ZERO else ZERO
         if lane == 0:
             lse[n, i] = m + math.log(total)
+
+
+# Right where checks of fixed cases look, and wrong elsewhere; and who does the work.
+mistakes("predict_flash",
+    ("predict_short_rows", "wrong values in", "4 * T * D, ", "4 * T * min(D, 256), "),
+    ("predict_small_models", "wrong values in", "matrix = B * H", "matrix = min(B * H, 400)"))
+mistakes("attention_streaming",
+    ("streaming_of_32_keys", VALUES, "range(k.shape[1])", "range(min(k.shape[1], 32))"),
+    ("streaming_of_16_queries", "never written", "row < N * T", "row < min(N * T, 16)"),
+    ("streaming_with_a_table_for_32", OUTSIDE, "        m, total = MINUS_INF, ZERO\n",
+     "        m, total = MINUS_INF, ZERO\n        scores = cuda.local.array(32, np.float32)\n",
+     "        new = max", "        scores[j] = score\n            new = max"))
+
+
+@wrong("attention_streaming", "writes everything|share the work")
+@cuda.jit
+def streaming_by_one_thread(q, k, v, scale, o, lse):
+    if cuda.grid(1) == 0:
+        for n in range(q.shape[0]):
+            for i in range(q.shape[1]):
+                m, total = LOWEST, ZERO
+                for d in range(q.shape[2]):
+                    o[n, i, d] = ZERO
+                for j in range(k.shape[1]):
+                    score = ZERO
+                    for d in range(q.shape[2]):
+                        score += q[n, i, d] * k[n, j, d]
+                    new = max(m, score * scale)
+                    factor, weight, m = math.exp(m - new), math.exp(score * scale - new), new
+                    total = total * factor + weight
+                    for d in range(q.shape[2]):
+                        o[n, i, d] = o[n, i, d] * factor + weight * v[n, j, d]
+                for d in range(q.shape[2]):
+                    o[n, i, d] = o[n, i, d] / total if total > ZERO else ZERO
+                lse[n, i] = m + math.log(total)
 
 
 # ---- merge_attention(o1, lse1, o2, lse2, o, lse) ---------------------------------------------
@@ -364,4 +399,5 @@ mistakes("merge_attention",
     ("merge_no_guard", OUTSIDE, "i < o.size", "i >= 0"),
     ("merge_columns_for_rows", OUTSIDE + "|" + VALUES, "i // D, i % D", "i % D, i // D"),
     ("merge_all_write_lse", "race|several threads|more than one thread", "if d == 0", "if d < 2"),
+    ("merge_of_512", "never written", "i < o.size", "i < min(o.size, 1024)"),
     ("merge_in_float64", "float64", "total = w1 + w2", "total = w1 + w2 + 0.0"))

@@ -290,13 +290,15 @@ for _name, _of in (("flash", "flash_attention"), ("causal", "flash_attention_cau
          "(_, T, D), S, i = q.shape, k.shape[1],", "(_, S, D), T, i = q.shape, k.shape[1],"),
         (f"{_name}_up_to_32", OUTSIDE, "local.array(SLOTS,", "local.array(4,"),
         (f"{_name}_all_write_lse", "race|several threads|more than one thread", "if col == 0",
-         "if col < 2"))  # fmt: skip
+         "if col < 2"))
 mistakes("flash_attention",
     ("flash_tail_scored_0", VALUES, " if first + col < S else MINUS_INF", ""),
     ("flash_tail_of_one_more", VALUES, "first + col < S", "first + col <= S"),
     ("flash_whole_tiles_only", VALUES, "range(0, S, TILE)", "range(0, S - TILE + 1, TILE)"),
     ("flash_first_keys_over_and_over", VALUES, "(ks, k, n, first)", "(ks, k, n, 0)"),
     ("flash_first_head_for_all", VALUES, "(vs, v, n, first)", "(vs, v, 0, first)"),
+    ("flash_of_16_queries", "never written", "    if i < T:\n", "    if i < min(T, 16):\n"),
+    ("flash_of_32_keys", VALUES, "range(0, S, TILE)", "range(0, min(S, 32), TILE)"),
     ("flash_divides_every_time", VALUES, "+= weights[row, j] * vs[j, d]",
      "+= weights[row, j] * vs[j, d] / total"))
 mistakes("flash_attention_causal",
@@ -318,6 +320,7 @@ mistakes("flash_attention_causal",
      "m + math.log(total) if total > ZERO else ZERO"),
     ("causal_lse_of_nothing_is_finite", LSE, "math.log(total)",
      "math.log(max(total, np.float32(1e-30)))"),
+    ("causal_of_32_queries", "never written", "    if i < T:\n", "    if i < min(T, 32):\n"),
     ("causal_leaves_nothing", "never written", "    if i < T:\n",
      "    if i < T and i + S - T >= 0:\n"))
 
@@ -351,7 +354,7 @@ def flash_without_tiles(q, k, v, scale, o, lse):
 @wrong("flash_attention", GROWS)
 @cuda.jit
 def flash_keeps_its_scores(q, k, v, scale, o, lse):
-    # Tiles, and a strip of the table: eight rows with a score for each key.
+    # Tiles, and a strip of the matrix: eight rows with a score for each key.
     scores = cuda.shared.array((TILE, 512), np.float32)
     tile = cuda.shared.array((TILE, PADDED), np.float32)
     n, row, col = cuda.blockIdx.y, cuda.threadIdx.x // TILE, cuda.threadIdx.x % TILE

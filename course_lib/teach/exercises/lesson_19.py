@@ -1,8 +1,8 @@
-"""Lesson 19: FlashAttention, attention whose table of scores is never written down.
+"""Lesson 19: FlashAttention, attention whose matrix of scores is never written down.
 
 | exercise | it gets | what is new |
 |---|---|---|
-| predict_flash | five numbers | bytes with a table of scores, and without |
+| predict_flash | five numbers | bytes with a matrix of scores, and without |
 | attention_streaming | q, k, v, scale, o, lse; a warp per query | m, sum and output, rescaled |
 | flash_attention | the same; 64 threads per tile of 8 queries | tiles of keys and values |
 | flash_attention_causal | the same | tiles that are skipped, rows that see nothing |
@@ -39,8 +39,8 @@ LANE_SLOTS = 4  # the same, where 32 lanes share a row of up to 128
 
 
 def predict_flash(B, H, T, D, ROWS):
-    heads, array, table = B * H, 4 * T * D, 4 * T * T  # bytes of q, k, v or o, of the scores
-    three_kernels = heads * (4 * array + 4 * table)
+    heads, array, matrix = B * H, 4 * T * D, 4 * T * T  # bytes of q, k, v or o, of the scores
+    three_kernels = heads * (4 * array + 4 * matrix)
     tiled = heads * (2 * array + 2 * array * -(-T // ROWS))
     flops = heads * 4 * T * T * D
     return three_kernels, tiled, flops / tiled
@@ -49,10 +49,14 @@ def predict_flash(B, H, T, D, ROWS):
 def _predict_reference(B, H, T, D, ROWS):
     n_tiles = math.ceil(T / ROWS)
     queries_and_results = 2 * B * H * T * D * 4
-    tables = [B * H * T * T * 4 for _ in ("written", "read", "written", "read")]
+    matrices = [B * H * T * T * 4 for _ in ("written", "read", "written", "read")]
     tiled = queries_and_results + n_tiles * 2 * B * H * T * D * 4
     products = 2 * B * H * T * T * D  # for the scores, and for the output
-    return queries_and_results * 2 + sum(tables), tiled, 2 * products / tiled
+    return queries_and_results * 2 + sum(matrices), tiled, 2 * products / tiled
+
+
+def _drawn(rng, *ranges):
+    return tuple(drawn(rng, *each) for each in ranges)
 
 
 def _predict_cases(rng):
@@ -64,10 +68,8 @@ def _predict_cases(rng):
         (2, 4, 64, 16, 16),
         (1, 32, 4096, 128, 64),
         (3, 2, 100, 7, 33),
-        *((drawn(rng, 2, 9), drawn(rng, 2, 40), drawn(rng, 100, 999), drawn(rng, 3, 300),
-           drawn(rng, 3, 90)) for _ in range(3)),
-        (drawn(rng, 10, 19), drawn(rng, 50, 99), drawn(rng, 65_537, 70_000), drawn(rng, 257, 300),
-         drawn(rng, 130, 200)),
+        *(_drawn(rng, (2, 9), (2, 40), (100, 999), (3, 300), (3, 90)) for _ in range(3)),
+        _drawn(rng, (10, 19), (50, 99), (65_537, 70_000), (257, 300), (130, 200)),
     ]
     names = "B", "H", "T", "D", "ROWS"
     return [case(1, 1, **dict(zip(names, map(np.int64, each), strict=True))) for each in sizes]
@@ -75,7 +77,7 @@ def _predict_cases(rng):
 
 PREDICT_FLASH = Exercise(
     name="predict_flash",
-    title="Bytes with a table of scores, and without",
+    title="Bytes with a matrix of scores, and without",
     solution=predict_flash,
     kind="function",
     reference=_predict_reference,
@@ -86,12 +88,12 @@ PREDICT_FLASH = Exercise(
     call=pair_of,
     hints=(
         "Go through the three kernels one by one. What does each read, and what does it write? The "
-        "table of scores has T · T numbers for each head, q, k, v and o have T · D.",
-        "The table is written by the first kernel, read and written by the second, read by the "
-        "third. With tiles there is no table: a block reads its queries, writes its results, and "
+        "matrix of scores has T · T numbers for each head, q, k, v and o have T · D.",
+        "The matrix is written by the first kernel, read and written by the second, read by the "
+        "third. With tiles there is no matrix: a block reads its queries, writes its results, and "
         "reads *all* keys and values. How many blocks are there for a head, if the last one may "
         "have fewer queries?",
-        "```python\nthree_kernels = heads * (4 * array + ... * table)\n"
+        "```python\nthree_kernels = heads * (4 * array + ... * matrix)\n"
         "tiled = heads * (2 * array + 2 * array * -(-T // ...))\n"
         "flops = heads * ... * T * T * D\n```",
     ),
@@ -215,8 +217,9 @@ def _streaming_cases(rng):
         ((drawn(rng, 2, 3), drawn(rng, 9, 11), 1, 1), "rows", drawn(rng, 6, 7), 192),
         ((2, 3, drawn(rng, 5, 7), drawn(rng, 100, 127)), "plain", 1, 256),
     ]
-    return [case(grid, block, **_attention(rng, *shape, kind))
-            for shape, kind, grid, block in launches]  # fmt: skip
+    return [
+        case(grid, block, **_attention(rng, *shape, kind)) for shape, kind, grid, block in launches
+    ]
 
 
 ATTENTION_STREAMING = Exercise(
@@ -314,13 +317,14 @@ def flash_attention(q, k, v, scale, o, lse):
 
 def _tiled(rng, sizes):
     """Return launches with a block for each tile of 8 queries of each head."""
-    return [case((max(1, -(-T // TILE)), max(1, N)), TILE * TILE,
-                 **_attention(rng, N, T, S, D, kind))
-            for (N, T, S, D), kind in sizes]  # fmt: skip
+    return [
+        case((max(1, -(-T // TILE)), max(1, N)), TILE * TILE, **_attention(rng, N, T, S, D, kind))
+        for (N, T, S, D), kind in sizes
+    ]
 
 
 def _flash_cases(rng):
-    return _tiled(rng, [
+    sizes = [
         ((1, 1, 1, 1), "above"),
         ((1, 2, 0, 3), "plain"),
         ((1, 0, 2, 3), "plain"),
@@ -336,7 +340,8 @@ def _flash_cases(rng):
         ((1, 1, drawn(rng, 34, 39), 2), "rising"),
         ((1, 1, 3, drawn(rng, 41, 60)), "plain"),
         ((1, drawn(rng, 10, 14), drawn(rng, 25, 31), drawn(rng, 9, 12)), "plain"),
-    ])  # fmt: skip
+    ]
+    return _tiled(rng, sizes)
 
 
 FLASH_ATTENTION = Exercise(
@@ -411,7 +416,7 @@ def flash_attention_causal(q, k, v, scale, o, lse):
 
 def _causal_cases(rng):
     T = drawn(rng, 28, 32)  # four tiles: one too many for each shows in the readings
-    return _tiled(rng, [
+    sizes = [
         ((1, 1, 1, 1), "above"),
         ((1, 2, 0, 3), "plain"),
         ((1, 3, 3, 2), "below"),
@@ -428,7 +433,8 @@ def _causal_cases(rng):
         ((1, 4, drawn(rng, 34, 39), 2), "rising"),
         ((1, drawn(rng, 34, 39), 5, 1), "plain"),
         ((1, T, T, drawn(rng, 9, 12)), "plain"),
-    ])  # fmt: skip
+    ]
+    return _tiled(rng, sizes)
 
 
 FLASH_ATTENTION_CAUSAL = Exercise(
