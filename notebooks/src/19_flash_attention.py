@@ -2,8 +2,8 @@
 # # 19 · FlashAttention
 #
 # **After this lesson** you can compute attention without ever writing down its matrix of scores, say
-# how many bytes that saves, derive how a running maximum, a running sum and a running output are
-# rescaled, write the kernel a key at a time and in tiles of keys, skip the tiles that a causal mask
+# how many bytes that saves, derive how a running sum and a running output are rescaled with each new
+# maximum, write the kernel a key at a time and in tiles of keys, skip the tiles that a causal mask
 # hides, handle queries that see nothing, and merge results of parts of the keys.
 #
 # **You need** [lesson 3](03_softmax_naive_to_online.ipynb) (online softmax, its merge),
