@@ -102,24 +102,6 @@ def test_what_a_barrier_cures_is_told_as_that():
     assert "behaves exactly" not in str(caught.value)
 
 
-@cuda.jit
-def sets_two_at_once(x, y):
-    i = cuda.grid(1)
-    y[i, 0], y[i, 1] = x[i], x[0]
-
-
-@cuda.jit
-def sets_one_to_another(x, y):
-    i = cuda.grid(1)
-    y[i, 0] = x[0]
-
-
-def test_elements_that_are_set_at_once_are_told_apart():
-    """Their indices have commas of their own."""
-    found = [graft.text for graft in grafts(parsed(sets_one_to_another), sets_two_at_once)]
-    assert any("y[i, 0] = x[i]" in text for text in found), found
-
-
 def test_two_lines_that_would_do_name_none(monkeypatch):
     attempt = checking._attempt(exercises()["relu"], asks_for_the_sign, 1)
     failure = checking._first_failure(attempt)

@@ -117,8 +117,7 @@ def _apart_if(line: Line, own: list[Line], k: int | None) -> list[Line]:
         return [line]
     names, values = tuples
     used = {n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name)}
-    without_indices = re.sub(r"\[.*?\]", "", " ".join(names))
-    if used & set(re.findall(r"\w+", without_indices)) or len(names) < len(values):
+    if used & set(re.findall(r"\w+", " ".join(names))) or len(names) != len(values):
         return [line]
     each = zip(names, values, strict=True)
     return [replace(line, text=f"{name} = {ast.unparse(value)}") for name, value in each]
@@ -131,7 +130,7 @@ def _tuple_set(text: str) -> tuple[list[str], list[ast.expr]] | None:
     if isinstance(line, ast.Assign) and isinstance(line.value, ast.Tuple):
         target = line.targets[0]
         parts = target.elts if isinstance(target, ast.Tuple) else [target]
-        return [ast.unparse(part) for part in parts], line.value.elts
+        return [ast.unparse(each) for each in parts], line.value.elts
     return None
 
 
