@@ -13,6 +13,7 @@ _MORE_THREADS = "the kernels that it launches have a guard, so that more threads
 _ZEROS = "a round without any term adds zeros"
 _CHANGED_OVER = "as many threads in other blocks: right, and slower on a GPU"
 _OTHER_THREADS = "rows and columns of threads changed over: right, with worse access"
+_ZEROED = "more is set to 0 than is used, which does no harm"
 
 #: (exercise, name of the mutant): why it is right.
 EQUIVALENT = {
@@ -159,5 +160,28 @@ EQUIVALENT = {
     ("attention", "change constant: 32 → 33"): _MORE_THREADS,
     ("attention", "shift index: scaled_softmax[rows, BLOCK] → scaled_softmax[rows + 1, BLOCK]"): (
         _MORE_THREADS
+    ),
+    ("attention_streaming", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("attention_streaming", "change range: range(lane, D, 32) → range(lane, D, 1)"): _ZEROED,
+    ("attention_streaming", "change range: range(lane, D, 32) → range(0, D, 32)"): _ZEROED,
+    ("attention_streaming", "change shuffle: cuda.shfl_xor_sync(ALL, score, 1 << step) → "
+     "cuda.shfl_xor_sync(ALL, score, (1 << step) + 1)"): _OTHER_BUTTERFLY,
+    ("attention_streaming", "change constant: 0 → 1"): _ANY_LANE,
+    **{(name, mutant): reason for name in ("flash_attention", "flash_attention_causal")
+       for mutant, reason in {
+        "assume launch: cuda.threadIdx.x → cuda.grid(1), again": (
+            "blocks have 64 threads, so both have the same remainder by 8"
+        ),
+        "change range: range(col, D, TILE) → range(col, D, 1)": (
+            "threads of a row write the same numbers of q, and set more to 0: harmless"
+        ),
+        "change constant: 0 → 1": "all 8 threads of a row have m and the sum: any may write",
+    }.items()},
+    ("flash_attention", "change range: range(0, S, TILE) → range(0, S + 1, TILE)"): (
+        "a round without any key has weights of 0"
+    ),
+    ("flash_attention_causal", "drop operand: min(S, TILE * (cuda.blockIdx.x + 1) + S - T) → "
+     "TILE * (cuda.blockIdx.x + 1) + S - T"): (
+        "a round behind the last key has weights of 0 in every row that is written"
     ),
 }  # fmt: skip

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ from course_lib.simulator.tracing.counts import SECTOR_BYTES
 from course_lib.teach.checking.engines import Simulator
 from course_lib.teach.checking.fences import FencedArray
 from course_lib.teach.checking.running import Attempt, Failure, Run, close
-from course_lib.teach.exercise import Exercise
+from course_lib.teach.exercise import Case, Exercise
 
 #: How much more a kernel may read than the lesson's before it is told, and before it is refused.
 MORE, TOO_MUCH = 1.25, 16.0
@@ -69,6 +70,29 @@ class Coalesces:
         return (
             f"its requests touch {one} sectors of {self.array}, and those of the lesson's way "
             f"{other}: neighbouring lanes should read neighbouring pieces"
+        ), True
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The exercise is about shared and local memory that does not grow with the number of `what`.
+
+    `make(cases, number)` makes a case with so many of them, `few` or `many`, of the exercise's.
+    """
+
+    what: str
+    few: int
+    many: int
+    make: Callable[[Sequence[Case], int], Case]
+
+    def objection(self, mine: Work, lessons: Work) -> tuple[str, bool]:
+        """Return what to say, "" if nothing, and whether it is a failure."""
+        few, many = (mine.again(self.make, number).kept for number in (self.few, self.many))
+        if many <= MORE * few:
+            return "", False
+        return (
+            f"with {self.few} {self.what} it keeps {few} bytes in shared and local memory, with "
+            f"{self.many} {many}: what it keeps should not grow with the number of {self.what}"
         ), True
 
 
@@ -169,7 +193,10 @@ class Work(Observer):
     pieces: how many loads there were of each array, by name; a vector is one.
     steps: how often each thread loads from memory, or combines by an atomic or a shuffle.
     uses: how often "shuffles", "shared memory", "atomics" and "the tensor core" were used.
+    again: counts another case, which a function makes of the exercise's cases and a number.
     """
+
+    again: Callable[[Callable, int], Work]
 
     def __init__(self, arrays: dict[str, FencedArray], outputs: tuple[str, ...]):
         self.launched, self.threads = [], 0
@@ -180,6 +207,7 @@ class Work(Observer):
         self._outputs = outputs
         self._last = {}
         self._rounds, self._touched = Counter(), defaultdict(set)
+        self._kept = {}
 
     def readings(self, name: str) -> float:
         """How often each element of an array was read, on average."""
@@ -188,6 +216,11 @@ class Work(Observer):
     def sectors(self, name: str) -> int:
         """How many sectors the requests of the warps touch in an array, in all."""
         return sum(len(touched) for (of, *_), touched in self._touched.items() if of == name)
+
+    @property
+    def kept(self) -> int:
+        """How many bytes of shared and local memory were written, in all blocks and threads."""
+        return sum(self._kept.values())
 
     @property
     def most(self) -> int:
@@ -230,8 +263,10 @@ class Work(Observer):
 
     def on_store(self, thread, site, memory, offset, size):
         """Count a store."""
-        if memory.space == "shared":
-            self.uses["shared memory"] += 1
+        if memory.space != "global":
+            owner = thread.tid if memory.space == "local" else None
+            self._kept[thread.b.index, owner, memory.name, offset] = size
+            self.uses["shared memory"] += memory.space == "shared"
         elif self._names.get(memory.base) in self._outputs:
             self.writers.add((thread.b.index, thread.tid))
 
@@ -261,8 +296,11 @@ def count_work(attempt: Attempt) -> Failure | None:
         return None
     if exercise.kind == "launcher" and (failure := _made_without_kernels(attempt)):
         return failure
-    run, mine = _counted(attempt, attempt.obj)
-    _, lessons = _counted(attempt, exercise.solution)
+    run, mine = _counted(attempt, attempt.obj, attempt.largest)
+    _, lessons = _counted(attempt, exercise.solution, attempt.largest)
+    mine.again = lambda make, number: (
+        _counted(attempt, attempt.obj, make(attempt.cases, number))[1]
+    )
     for each in (*exercise.about, Shares()):
         text, fails = each.objection(mine, lessons)
         if fails:
@@ -272,9 +310,9 @@ def count_work(attempt: Attempt) -> Failure | None:
     return None
 
 
-def _counted(attempt: Attempt, obj) -> tuple[Run, Work]:
+def _counted(attempt: Attempt, obj, case: Case) -> tuple[Run, Work]:
     engine = Simulator("forward", attempt.seed)
-    run = Run(attempt.exercise, attempt.largest, engine)
+    run = Run(attempt.exercise, case, engine)
     work = engine.observer = Work(run.arrays, _outputs(attempt.exercise))
     run.execute(obj)
     return run, work

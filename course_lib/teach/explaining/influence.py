@@ -112,7 +112,8 @@ def _share(run: Run, before: dict[str, np.ndarray], again: Run, counted: bool) -
         if counted and abs(wanted[at]) != 1:
             return np.nan
         if abs(wanted[at]) > 1e-4:  # less could be lost in rounding
-            moved = np.asarray(again.got[name], np.float64) - before[name]
+            with np.errstate(invalid="ignore"):
+                moved = np.asarray(again.got[name], np.float64) - before[name]
             # A change somewhere else is no part of this element, and still not nothing.
             return float(moved[at] / wanted[at]) if moved[at] or not moved.any() else np.nan
     return np.nan
