@@ -743,6 +743,6 @@ progress()
 # ## What comes next
 #
 # The matrix is written, read, written and read. But a row of it is needed only once, for one query. In
-# [lesson 5](05_fusing_softmax.ipynb) the online softmax took a row piece by piece. Lesson 19,
-# FlashAttention, does the same with all three kernels at once: a tile of scores lives in shared memory,
-# is used, and is forgotten. The T × T matrix is never written.
+# [lesson 5](05_fusing_softmax.ipynb) the online softmax took a row piece by piece.
+# [Lesson 19](19_flash_attention.ipynb), FlashAttention, does the same with all three kernels at once: a
+# tile of scores lives in shared memory, is used, and is forgotten. The T × T matrix is never written.
