@@ -12,7 +12,7 @@ from course_lib import SIMULATED, data, models
 from course_lib.kernels import batches
 from course_lib.kernels.optimizers.sgd_kernels import sgd_fused_kernel
 from course_lib.kernels.optimizers.table import fill_kernel
-from course_lib.reference.batches import batch_order
+from course_lib.reference.functions.batches import batch_order
 from course_lib.runtime.host.arrays import ArrayError
 from course_lib.runtime.host.launch import recorded
 from course_lib.train import fashion_mnist_graph

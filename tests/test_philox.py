@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from course_lib import SIMULATED, cuda
-from course_lib.reference import fused_softmax as reference
+from course_lib.reference.functions import fused_softmax as reference
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import philox
 

@@ -16,7 +16,7 @@ learning rate   it rises in the first `rise` steps, then falls to 0 along a cosi
 =================== ============================================================================
 
 Each moves what it reads and writes once; with a batch of small images, launches are all it costs.
-`reference.batches` computes the same order on the host.
+`reference.functions.batches` computes the same order on the host.
 """
 
 import math

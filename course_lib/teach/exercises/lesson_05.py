@@ -18,7 +18,7 @@ import math
 import numpy as np
 
 from course_lib import cuda, reference
-from course_lib.reference.fused_softmax import random_numbers
+from course_lib.reference.functions.fused_softmax import random_numbers
 from course_lib.runtime.intrinsics import online_add, warp_max, warp_online, warp_sum
 from course_lib.runtime.intrinsics.philox import philox_one
 from course_lib.teach.checking.cases import drawn, numbers

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ._double import double
+from .double import double
 
 
 def max_pool2d(x, kernel_size, *, stride=None, padding=0, dilation=1, ceil_mode=False):

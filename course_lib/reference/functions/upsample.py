@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ._double import double
+from .double import double
 
 
 def _axis(n, n_out, scale_factor, mode, align_corners):

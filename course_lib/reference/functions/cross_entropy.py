@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ._double import double
+from .double import double
 from .softmax import log_softmax, softmax
 
 

@@ -5,7 +5,6 @@ Hu, Shen and Sun (2018). Derivation: notebook 06.
 
 import numpy as np
 
-from ._double import double
 from .basic import (
     global_avg_pool,
     relu,
@@ -15,6 +14,7 @@ from .basic import (
     swish,
     swish_backward,
 )
+from .double import double
 
 
 def _hard_sigmoid(z):

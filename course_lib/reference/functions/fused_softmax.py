@@ -5,7 +5,7 @@ Derivations: notebook 05.
 
 import numpy as np
 
-from ._double import double
+from .double import double
 from .softmax import softmax, softmax_backward
 
 

@@ -7,7 +7,7 @@ as in Dao et al., FlashAttention (2022). Derivations: notebooks 18 and 19.
 
 import numpy as np
 
-from ._double import double
+from .double import double
 from .fused_softmax import dropout_mask
 
 _ANYWHERE = (None, None)

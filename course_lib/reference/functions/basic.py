@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ._double import double
+from .double import double
 
 
 def relu(x):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ._double import double
+from .double import double
 
 
 def _pair(value):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ._double import double
 from .cross_entropy import cross_entropy, cross_entropy_backward
+from .double import double
 from .softmax import softmax
 
 

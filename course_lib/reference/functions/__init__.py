@@ -1,0 +1,1 @@
+"""The functions of `reference`, a file for what belongs together."""
