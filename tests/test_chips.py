@@ -306,7 +306,8 @@ def linears(draw):
 
 def attentions(draw):
     share, G, B = draw(st.integers(1, 4)), draw(sizes(4)), draw(sizes(4))
-    T, S, D, E = draw(sizes(512)), draw(sizes(512)), draw(sizes(256)), draw(sizes(256))
+    T, S, D = draw(sizes(512)), draw(sizes(512)), draw(sizes(256))
+    E = D if draw(st.booleans()) else draw(sizes(256))
     q = empty(draw, B, share * G, T, D)
     k, v = (torch.empty(B, G, S, n, dtype=q.dtype) for n in (D, E))
     forward, backward = (a_variant(draw, each) for each in (attention.FORWARD, attention.BACKWARD))

@@ -129,6 +129,14 @@ def backward(do, q, k, v, o, lse, *, dlse=None, mask_gradient=False, variant=AUT
     return gradients
 
 
+def most_threads(label, chip):
+    """Threads of the largest block that the kernel of this label is launched with."""
+    if label.startswith("attention batched "):
+        return products.N_THREADS
+    of_tiles = label.startswith(("attention tiled ", "attention dk, dv ", "attention dq "))
+    return tiled.N_THREADS if of_tiles else separate.BLOCK_SIZE
+
+
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
     floats, starts = ("float32", 1), ("int32", 1)

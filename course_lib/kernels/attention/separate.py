@@ -67,7 +67,8 @@ def gradients_kernel(
     """A row of scores a block: q·k becomes its weight, do·v the gradient of q·k, in place.
 
     scores, dweights  float32 (batches, heads, T, S), flat; dscores as well, with the bit DSCORES
-    delta             of `tiled_backward.delta_kernel`; the others as of `weights_kernel`
+    delta             of `tiled_backward.delta_kernel`
+    bias, allowed, slopes, starts, lse, shape, look, drop  as of `weights_kernel`
     """
     i, h, b = place_of_row(shape)
     _, _, n_queries, _, n_keys, beside = sequence(b, shape, look, starts, starts)
@@ -90,9 +91,9 @@ def gradients_kernel(
 def mask_gradient_kernel(dscores, dmask, shape, B, H, T, S, n_elements):
     """An element of the mask a thread: the sum of all scores that it was added to.
 
-    dscores     float32 (B of scores, heads, T, S), flat
+    dscores     float32 (batches, heads, T, S), flat
     dmask       float32 (B, H, T, S), flat: extents of 1 where the mask was broadcast
-    shape       `problem.Shape`; B of scores follows from the elements of dscores
+    shape       `problem.Shape`; n_elements  of dmask
     """
     element = cuda.grid(1)
     if element < n_elements:

@@ -1,9 +1,9 @@
 """The rung `tensor_core`: FlashAttention-2 with `mma.sync`, for float16 and bfloat16.
 
 A block has 64 queries, 16 for each of its warps, and walks over tiles of keys and values, which
-come to shared memory while the tile before is worked on. A warp holds its queries, its scores and
-its sums in registers, in fragments (`intrinsics.matrix`). Weights never leave them: two fragments
-of scores, rounded to pairs, are what the next product takes as its left side.
+come to shared memory while the tile before is worked on. A warp holds its scores and its sums in
+registers, in fragments (`intrinsics.matrix`). Weights never leave them: two fragments of scores,
+rounded to pairs, are what the next product takes as its left side.
 
 A key that a query may not look at, in a tile with others, is multiplied by a weight of 0.
 """
@@ -60,7 +60,7 @@ def kernel_for(cols, depth, source, by_element):
     source      "by_k" where rows begin on 16-byte boundaries, else "any" (`mma.tiles`)
     by_element  whether there are options of BY_ELEMENT
     """
-    STEPS, N_QUERIES, N_SCORES, N_SUMS = depth // 16, depth // 4, cols // 2, depth // 2
+    STEPS, N_SCORES, N_SUMS = depth // 16, cols // 2, depth // 2
     q_tile = tile(ROWS, depth * ITEMSIZE, ITEMSIZE, N_THREADS, source)
     k_tile = tile(cols, depth * ITEMSIZE, ITEMSIZE, N_THREADS, source)
     QUERIES, STAGE = 0, 2 * k_tile.size
@@ -70,16 +70,17 @@ def kernel_for(cols, depth, source, by_element):
     load_values = load_b(k_tile, "by_row", ITEMSIZE)  # a value's elements are the columns
 
     @cuda.jit(device=True)
-    def multiply_keys(scores, queries, cache, at, lane, like):
+    def multiply_keys(scores, cache, at, warp, lane, like):
         """scores = the warp's queries times the tile's keys."""
-        words = cuda.local.array(4, np.uint32)
+        queries, words = cuda.local.array(4, np.uint32), cuda.local.array(4, np.uint32)
         for r in range(N_SCORES):
             scores[r] = ZERO
         for step in range(STEPS):
+            load_queries(queries, 0, cache, QUERIES, warp, step, lane)
             for j in range(cols // 16):
                 load_keys(words, 0, cache, at, j, step, lane)
-                multiply_add(scores, 8 * j, queries, 4 * step, words, 0, like)
-                multiply_add(scores, 8 * j + 4, queries, 4 * step, words, 2, like)
+                multiply_add(scores, 8 * j, queries, 0, words, 0, like)
+                multiply_add(scores, 8 * j + 4, queries, 0, words, 2, like)
 
     @cuda.jit(device=True)
     def add_values(sums, scores, cache, at, lane, like):
@@ -129,15 +130,15 @@ def kernel_for(cols, depth, source, by_element):
             for e in range(N_SUMS // 4):
                 sums[4 * e + 2 * half] *= correction
                 sums[4 * e + 2 * half + 1] *= correction
-            for f in range(cols // 8):
-                for r in range(2 * half, 2 * half + 2):
-                    p = ZERO
-                    if scores[4 * f + r] != LOWEST:
-                        p = fast_exp(scores[4 * f + r] - largest)
-                    total[half] += p
-                    if by_element:
-                        p *= kept(look, drop, shape, b, h, i + half * 8, j + 8 * f + r % 2)
-                    scores[4 * f + r] = p
+        for f in range(cols // 8):
+            for r in range(4):
+                p = ZERO
+                if scores[4 * f + r] != LOWEST:
+                    p = fast_exp(scores[4 * f + r] - m[r // 2])
+                total[r // 2] += p
+                if by_element:
+                    p *= kept(look, drop, shape, b, h, i + r // 2 * 8, j + 8 * f + r % 2)
+                scores[4 * f + r] = p
 
     @cuda.jit(device=True)
     def write(o, lse, at, step, place, m, total, sums, i, n_queries, n, lane):
@@ -159,9 +160,12 @@ def kernel_for(cols, depth, source, by_element):
         q, k, v, bias, allowed, slopes, q_starts, k_starts, o, lse, shape, q_at, k_at, v_at, o_at,
         look, drop,
     ):  # fmt: skip
-        """A tile of queries a block; the parameters are those of `streaming.streaming_kernel`."""
+        """A tile of queries a block: o and lse of q, k and v.
+
+        Parameters as of `streaming.streaming_kernel`: bias, allowed, slopes, q_starts, k_starts;
+        shape, q_at, k_at, v_at, o_at, look, drop.
+        """
         cache = dynamic_shared(q)
-        queries = cuda.local.array(N_QUERIES, np.uint32)
         scores, sums = cuda.local.array(N_SCORES, np.float32), cuda.local.array(N_SUMS, np.float32)
         m, total = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
         tile, h, b = place_of_block((shape.T + ROWS - 1) // ROWS, shape)
@@ -181,15 +185,13 @@ def kernel_for(cols, depth, source, by_element):
             sums[r] = ZERO
         j = first_key(start, beside, look) // cols * cols
         end = end_of_keys(min(start + ROWS, n_queries) - 1, beside, n_keys, look)
-        fetch_queries(cache, QUERIES, q, start, n_queries, q_at.row, q_base, q_base + shape.D, 1)
         if j < end:
+            fetch_queries(
+                cache, QUERIES, q, start, n_queries, q_at.row, q_base, q_base + shape.D, 1
+            )
             fetch(cache, KEYS, k, j, n_keys, k_at.row, k_base, k_base + shape.D, 1)
             fetch(cache, VALUES, v, j, n_keys, v_at.row, v_base, v_base + shape.E, 1)
         end_group()
-        wait_for_groups_but(0)
-        cuda.syncthreads()
-        for step in range(STEPS):
-            load_queries(queries, 4 * step, cache, QUERIES, warp, step, lane)
         stage = 0
         while j < end:
             wait_for_groups_but(0)
@@ -204,7 +206,7 @@ def kernel_for(cols, depth, source, by_element):
                     v_base + shape.E, 1,
                 )  # fmt: skip
             end_group()
-            multiply_keys(scores, queries, cache, KEYS + stage, lane, q)
+            multiply_keys(scores, cache, KEYS + stage, warp, lane, q)
             query, key = mine + lane // 4, j + lane % 4 * 2
             inside = j >= first_key(mine + FRAGMENT - 1, beside, look)
             inside = inside and j + cols <= end_of_keys(mine, beside, n_keys, look)

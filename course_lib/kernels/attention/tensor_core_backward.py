@@ -114,7 +114,11 @@ def kernels_for(cols, depth, source, by_element):
         do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse, delta, dk, dv, shape, do_at,
         q_at, k_at, v_at, dk_at, dv_at, look, drop,
     ):  # fmt: skip
-        """dk and dv: a tile of keys a block; parameters as of `tiled_backward`'s `keys_kernel`."""
+        """dk and dv: a tile of keys a block.
+
+        Parameters as of `tiled_backward`'s: do, q, k, v, bias, allowed, slopes, q_starts, k_starts,
+        lse, delta; shape, do_at, q_at, k_at, v_at, dk_at, dv_at, look, drop.
+        """
         cache = dynamic_shared(q)
         scores, g = cuda.local.array(N_SCORES, np.float32), cuda.local.array(N_SCORES, np.float32)
         dkeys, dvalues = cuda.local.array(N_SUMS, np.float32), cuda.local.array(N_SUMS, np.float32)
@@ -175,7 +179,11 @@ def kernels_for(cols, depth, source, by_element):
         do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse, delta, dq, dscores, shape,
         do_at, q_at, k_at, v_at, dq_at, look, drop,
     ):  # fmt: skip
-        """dq: a tile of queries a block; parameters as of `tiled_backward`'s `queries_kernel`."""
+        """dq: a tile of queries a block.
+
+        Parameters as of `tiled_backward`'s: do, q, k, v, bias, allowed, slopes, q_starts, k_starts,
+        lse, delta, dscores; shape, do_at, q_at, k_at, v_at, dq_at, look, drop.
+        """
         cache = dynamic_shared(q)
         scores, g = cuda.local.array(N_SCORES, np.float32), cuda.local.array(N_SCORES, np.float32)
         dqueries = cuda.local.array(N_SUMS, np.float32)

@@ -159,7 +159,11 @@ def kernel_for(rows, cols, depth):
         q, k, v, bias, allowed, slopes, q_starts, k_starts, o, lse, shape, q_at, k_at, v_at, o_at,
         look, drop,
     ):  # fmt: skip
-        """A tile of queries a block; the parameters are those of `streaming.streaming_kernel`."""
+        """A tile of queries a block: o and lse of q, k and v.
+
+        Parameters as of `streaming.streaming_kernel`: bias, allowed, slopes, q_starts, k_starts;
+        shape, q_at, k_at, v_at, o_at, look, drop.
+        """
         shared = cuda.shared.array(0, np.float32)
         scores = cuda.local.array((EACH_ROW, EACH_COL), np.float32)
         sums = cuda.local.array((EACH_ROW, WIDTH), np.float32)

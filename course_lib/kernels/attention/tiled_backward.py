@@ -103,8 +103,13 @@ def kernels_for(rows, cols, depth):
         do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse, delta, dk, dv, shape, do_at,
         q_at, k_at, v_at, dk_at, dv_at, look, drop,
     ):  # fmt: skip
-        """dk and dv: a tile of keys a block. Parameters as of `streaming.streaming_kernel`, and
-        delta, as `delta_kernel` leaves it. Here the heads of a block's place are those of k."""
+        """dk and dv: a tile of keys a block, for all heads that share them.
+
+        do, q, k, v, dk, dv  float32, float16 or bfloat16, flat
+        delta                as `delta_kernel` leaves it
+        shape, do_at, q_at, k_at, v_at, dk_at, dv_at, look, drop  of `problem`
+        bias, allowed, slopes, q_starts, k_starts, lse  as of `streaming.streaming_kernel`
+        """
         shared = cuda.shared.array(0, np.float32)
         raw = cuda.local.array((EACH_ROW, EACH_COL), np.float32)
         g = cuda.local.array((EACH_ROW, EACH_COL), np.float32)
@@ -163,8 +168,12 @@ def kernels_for(rows, cols, depth):
         do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse, delta, dq, dscores, shape,
         do_at, q_at, k_at, v_at, dq_at, look, drop,
     ):  # fmt: skip
-        """dq: a tile of queries a block. Parameters as of `keys_kernel`; with the bit DSCORES the
-        gradients of all scores go to dscores, float32 of (batches, heads, T, S)."""
+        """dq: a tile of queries a block.
+
+        Parameters as of `keys_kernel`: do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse,
+        delta; shape, do_at, q_at, k_at, v_at, dq_at, look, drop. With the bit DSCORES the gradients
+        of all scores go to dscores, float32 (batches, heads, T, S).
+        """
         shared = cuda.shared.array(0, np.float32)
         raw = cuda.local.array((EACH_ROW, EACH_COL), np.float32)
         g = cuda.local.array((EACH_ROW, EACH_COL), np.float32)
