@@ -83,7 +83,7 @@ def counted(events, *words):
     """{group: how many operations there are whose names have all of the words}."""
     found = network_profile.grouped(
         events, lambda event: all(word in event.name for word in words) and event.scope == 1
-    )  # fmt: skip
+    )
     return {group: number for group, number in found.items() if number}
 
 

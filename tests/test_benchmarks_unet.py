@@ -18,9 +18,7 @@ from course_lib.benchmarks import unet_tape as tape
 
 LAST = ["ours, channels-last", "PyTorch eager, channels-last"]
 REST = ["ours, captured", "PyTorch captured", "torch.compile"]
-LABELS = {
-    "float32": ["ours", "PyTorch eager", *LAST, *REST], "bfloat16": [*LAST, *REST]
-}  # fmt: skip
+LABELS = {"float32": ["ours", "PyTorch eager", *LAST, *REST], "bfloat16": [*LAST, *REST]}
 RECORDS = [
     *2 * [("unet.training", "float32")], *2 * [("unet.training.tf32", "float32")],
     *2 * [("unet.training", "bfloat16")], ("unet.kernels", "float32"),

@@ -58,9 +58,7 @@ def terms(x, parameters):
 
 
 def check(x, dy, parameters, variant):
-    y = bn_relu_softmax.forward(
-        x, *parameters, variant=variant, out=torch.full_like(x, math.nan)
-    )  # fmt: skip
+    y = bn_relu_softmax.forward(x, *parameters, variant=variant, out=torch.full_like(x, math.nan))
     arguments = [double(p) for p in parameters]
     # An error in z is one in y by as large a factor.
     z = terms(x, parameters)[0].abs().max().item() if x.numel() else 0.0
@@ -136,9 +134,7 @@ def test_as_pytorch(variant):
     theirs.backward(dy)
     y = bn_relu_softmax.forward(x, mean, var, weight, bias, eps=0.1, variant=variant)
     assert torch.allclose(y, theirs.detach(), rtol=1e-5, atol=1e-7)
-    found = bn_relu_softmax.backward(
-        dy, y, x, mean, var, weight, bias, eps=0.1, variant=variant
-    )  # fmt: skip
+    found = bn_relu_softmax.backward(dy, y, x, mean, var, weight, bias, eps=0.1, variant=variant)
     for ours, gradient in zip(found, (x.grad, weight.grad, bias.grad), strict=True):
         assert torch.allclose(ours, gradient, rtol=1e-4, atol=1e-6)
 

@@ -447,7 +447,7 @@ def test_every_operation_is_called():
 
 @pytest.mark.parametrize(
     "operation", [*OPERATIONS, *OTHERS], ids=lambda operation: operation.__name__
-)  # fmt: skip
+)
 def test_no_launch_asks_for_more_than_the_chip_has(operation, made_for, watch):
     @settings(max_examples=40, deadline=None)
     @given(st.data())

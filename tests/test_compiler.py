@@ -122,12 +122,13 @@ SPILLS |= {
     for label, *_ in attention.specialisations()
     if label.startswith(("attention tensor_core ", "attention tiled ", "attention d"))
     for chip in ALL_CHIPS
-}  # fmt: skip
+}
 
 # For heads of 256 a lane holds 128 sums; on 8.x not all of them find a register.
 SPILLS |= {
     (label, chip): 512
-    for label, *_ in attention.specialisations() if label.startswith("attention tensor_core 32, 256")
+    for label, *_ in attention.specialisations()
+    if label.startswith("attention tensor_core 32, 256")
     for chip in ALL_CHIPS if chip[0] == 8
 }  # fmt: skip
 

@@ -78,7 +78,7 @@ def check(variant, x, weight, bias, needs=(True, True, True), **options):
     dy = torch.randn(y.shape).to(x)
     found = conv2d.backward(
         dy, x, weight, needs=needs, with_bias=bias is not None, variant=variant, **options
-    )  # fmt: skip
+    )
     expected = truth_backward(double(dy), *arguments[:2], **options)
     sizes = truth_backward(np.abs(double(dy)), *sizes[:2], **options)
     assert [each is not None for each in found] == [*needs[:2], needs[2] and bias is not None]

@@ -16,9 +16,7 @@ def tensors(N, C, K, H, dtype=torch.float32, last=False):
     layout = torch.channels_last if last else torch.contiguous_format
     torch.manual_seed(N + C)
     shapes = (N, C, H, H), (K, C, 3, 3), (N, K, H, H)
-    return [
-        torch.randn(shape, device="cuda").to(dtype, memory_format=layout) for shape in shapes
-    ]  # fmt: skip
+    return [torch.randn(shape, device="cuda").to(dtype, memory_format=layout) for shape in shapes]
 
 
 EPS = torch.finfo(torch.float32).eps

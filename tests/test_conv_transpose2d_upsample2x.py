@@ -120,9 +120,9 @@ def test_channels_last_halves_by_warpgroups(sizes, dtype):
     assert torch.equal(room[:, K:], y) and (room[:, :K] == 7).all()
 
 
-@pytest.mark.parametrize("dtype, precision, sizes", in_turns(
-    KINDS, [(2, 72, 5, 8, 24), (3, 5, 1, 16, 4)]
-))  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype, precision, sizes", in_turns(KINDS, [(2, 72, 5, 8, 24), (3, 5, 1, 16, 4)])
+)
 def test_dx_of_contiguous_images_from_packed_dy(sizes, dtype, precision):
     N, C, H, W, K = sizes
     x, weight, _ = case(*sizes, dtype)

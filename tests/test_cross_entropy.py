@@ -276,9 +276,9 @@ def test_shapes(variant, shape, form):
 
 @every_variant
 @every_form
-@pytest.mark.parametrize("start, own_start, dtype", in_turns(
-    [(0, 0), (1, 1), (3, 3), (0, 2), (1, 0)], TOLERANCE
-))  # fmt: skip
+@pytest.mark.parametrize(
+    "start, own_start, dtype", in_turns([(0, 0), (1, 1), (3, 3), (0, 2), (1, 0)], TOLERANCE)
+)
 def test_memory_that_starts_anywhere(variant, form, dtype, start, own_start):
     """Rows off the 16-byte boundaries; logits, target and gradient off by different amounts."""
     n_rows, n_classes = 3, 37

@@ -53,9 +53,7 @@ def sizes(*tensors):
 
 
 def check_forward(x, weight, bias, activation="none", precision="float32", **options):
-    y = linear.forward(
-        x, weight, bias, activation=activation, precision=precision, **options
-    )  # fmt: skip
+    y = linear.forward(x, weight, bias, activation=activation, precision=precision, **options)
     expected = reference.linear(*map(double, (x, weight)), double(bias), activation=activation)
     assert y.dtype == x.dtype and y.is_contiguous()
     assert_close(y, expected, reference.linear(*sizes(x, weight, bias)), precision)
@@ -106,7 +104,7 @@ def test_special_values_as_in_pytorch(variant):
     torch.testing.assert_close(y.cpu(), expected, equal_nan=True)
     y = linear.forward(
         x.to(PLACE), weight.to(PLACE), bias.to(PLACE), activation="relu", variant=variant
-    )  # fmt: skip
+    )
     torch.testing.assert_close(y.cpu(), torch.relu(expected), equal_nan=True)
 
 

@@ -233,8 +233,7 @@ def test_one_class_two_kinds_of_layers():
     assert not [m for m in kinds[1].modules() if isinstance(m, nn.layer.Layer)]
     replacement = nn.replace_layers(kinds[1])
     assert not replacement.left
-    leaves = [[type(m) for m in model.modules() if not next(m.children(), None)]
-              for model in kinds]  # fmt: skip
+    leaves = [[type(m) for m in model.modules() if not next(m.children(), None)] for model in kinds]
     assert leaves[0] == leaves[1] and len(replacement.replaced) == len(leaves[0])
 
 

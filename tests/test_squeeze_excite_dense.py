@@ -76,9 +76,9 @@ def layer(part, which, dtype, aligned, added, n_threads):
     weight.fill_(float("nan"))[row : row + n_rows, col : col + n_cols] = inside
     n_out, n_in = (n_rows, n_cols) if which == ROWS else (n_cols, n_rows)
     vector, out = torch.randn(n_in, generator=generator), torch.randn(n_out + 4)
-    of_vector = inside.double() @ vector.double() if which == ROWS else (
-        vector.double() @ inside.double()
-    )  # fmt: skip
+    of_vector = (
+        inside.double() @ vector.double() if which == ROWS else (vector.double() @ inside.double())
+    )
     expected = out.double()
     expected[2:-2] = expected[2:-2] * added + of_vector
     out, weight, vector = (t.to(PLACE) for t in (out, weight, vector))

@@ -263,9 +263,8 @@ def _row(case, label, is_ours, timing, limit, error):
 
 def _add_latencies(rows, candidates, once):
     short = {
-        label: lambda call=call: call(0)
-        for label, call in candidates.items() if once[label] < LATE
-    }  # fmt: skip
+        label: lambda call=call: call(0) for label, call in candidates.items() if once[label] < LATE
+    }
     found = bench.call_times(short, rounds=LATENCIES)
     for row in rows:
         if row["label"] in found:

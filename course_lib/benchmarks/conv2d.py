@@ -28,7 +28,7 @@ from course_lib.benchmarks.case import (
     rotating,
     runner,
     size,
-)  # fmt: skip
+)
 from course_lib.kernels import conv2d as kernels
 from course_lib.kernels.operation import AUTO
 

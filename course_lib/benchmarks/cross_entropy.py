@@ -26,7 +26,7 @@ from course_lib.benchmarks.case import (
     rotating,
     runner,
     size,
-)  # fmt: skip
+)
 from course_lib.kernels import cross_entropy
 
 SHAPES = [(128, 200), (16384, 1000), (8192, 32000), (4096, 50304)]
@@ -150,16 +150,13 @@ def _build(direction, shape, dtype, n_bytes, make, n_sets):
         direction, _both(ours_forward, ours_backward)
     )
     return Work(
-        {
-            rung: rotating(lambda one, rung=rung: ours(one, rung), sets)
-            for rung in RUNGS
-        },
+        {rung: rotating(lambda one, rung=rung: ours(one, rung), sets) for rung in RUNGS},
         lambda: _peers(direction, sets),
         lambda: functools.partial(_judge, _expected(sets[0]), dtype),
         [sets[0].dlogits],
         lambda: copies(make, n_bytes, n_sets),
         facts=lambda: _memory(shape, dtype, make) if direction == "both" else {},
-    )  # fmt: skip
+    )
 
 
 def _peers(direction, sets):

@@ -40,7 +40,7 @@ def run(*, dtypes=DTYPES, rounds=8, progress=lambda cases: cases):
         cudnn.benchmark = cudnn.allow_tf32 = matmul.allow_tf32 = True
         return bench.collected(
             record for dtype in progress(dtypes) for record in _measure(dtype, rounds)
-        )  # fmt: skip
+        )
     finally:
         cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
 

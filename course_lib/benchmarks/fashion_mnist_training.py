@@ -94,9 +94,9 @@ def by_autograd(ours):
 
     def optimizer(groups, lr):
         options = dict(lr=lr, momentum=fashion_mnist.MOMENTUM, nesterov=True)
-        return optim.SGD(groups, **options) if ours else torch.optim.SGD(
-            groups, fused=True, **options
-        )  # fmt: skip
+        return (
+            optim.SGD(groups, **options) if ours else torch.optim.SGD(groups, fused=True, **options)
+        )
 
     def way(train, test, epochs, seed):
         losses = []

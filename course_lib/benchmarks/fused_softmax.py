@@ -24,7 +24,7 @@ from course_lib.benchmarks.case import (
     rotating,
     runner,
     size,
-)  # fmt: skip
+)
 from course_lib.kernels import bn_relu_softmax, softmax_dropout
 
 SHAPES = [(1024, 1000), (49152, 1024), (16384, 8192)]
@@ -63,9 +63,7 @@ class SoftmaxDropout:
             self.mask = torch.rand(shape, device=make.device) >= P
 
     def ours_forward(self, variant):
-        _, self.stats = softmax_dropout.forward(
-            self.x, P, SEED, 0, variant=variant, out=self.z
-        )  # fmt: skip
+        _, self.stats = softmax_dropout.forward(self.x, P, SEED, 0, variant=variant, out=self.z)
         return self.z, ()
 
     def ours_backward(self, variant):

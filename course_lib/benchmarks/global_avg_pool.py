@@ -22,7 +22,7 @@ from course_lib.benchmarks.case import (
     rotating,
     runner,
     size,
-)  # fmt: skip
+)
 from course_lib.kernels import global_avg_pool as pool
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import store

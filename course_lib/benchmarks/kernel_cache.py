@@ -70,9 +70,7 @@ def _child(what, folder, compile_only):
     if compile_only:
         environment["COURSE_LIB_SIMULATOR"] = "0"  # the real compiler, though nothing can run
     command = [sys.executable, "-m", __name__, what, *["--compile-only"] * compile_only]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=LONGEST
-    )  # fmt: skip
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST)
     if done.returncode:
         raise RuntimeError(f"the first call of {what} failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -24,7 +24,7 @@ from course_lib.benchmarks.case import (
     rotating,
     runner,
     size,
-)  # fmt: skip
+)
 from course_lib.kernels import linear as kernels
 from course_lib.kernels.operation import AUTO
 from course_lib.runtime.host.launch import on_gpu
@@ -142,7 +142,7 @@ def _build(shape, dtype, precision, direction, default, make, n_sets):
         lambda: {PEER: call(eager), COMPILED: call(compiled(eager))},
         right,
         facts=lambda: {"peaks_tflops": peaks.peaks()},
-    )  # fmt: skip
+    )
 
 
 run = runner(cases, rounds=10)

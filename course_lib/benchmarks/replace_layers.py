@@ -135,9 +135,7 @@ def _measure(name, dtype, rounds):
             for who in (OURS, EAGER, COMPILED)}  # fmt: skip
     in_order = sorted(steps, key=lambda case: best[case[0]] != case[1])
     rows = [_row(case, best, device[case], host[case]) for case in in_order]
-    record = bench.host_record(
-        f"replace_layers.{name}", SHAPE, dtype, rows, kernel_hash(), COMMAND
-    )  # fmt: skip
+    record = bench.host_record(f"replace_layers.{name}", SHAPE, dtype, rows, kernel_hash(), COMMAND)
     ours, eager, compiled = (device[who, best[who]].microseconds for who in best)
     return record | {
         "default": OURS, "layouts": best, "tf32": True, "autocast": dtype != "float32",

@@ -58,7 +58,7 @@ LIBRARIES = {"gpu": "torch", "cpu": "numpy"}  # of `backend`
 
 def run(
     *, data_folder, seeds=SEEDS, epochs=EPOCHS, device=None, keep=None, progress=lambda cases: cases
-):  # fmt: skip
+):
     """Train both networks from each seed, each fold left out once. Returns one record.
 
     data_folder  the folder with the tiles of the 11 chips; None: drawn scenes, to try this
@@ -290,7 +290,7 @@ def _row(label, seed, results):
 def _record(rows, study):
     record = bench.host_record(
         NAME, study.scenes.images.shape, "float32", rows, kernel_hashes()[NAME], COMMAND
-    )  # fmt: skip
+    )
     iou, by_fold = {}, {}
     for label in (OURS, PEER):
         own = [row for row in rows if row["label"] == label]

@@ -26,7 +26,7 @@ from course_lib.benchmarks.case import (
     rotating,
     runner,
     size,
-)  # fmt: skip
+)
 from course_lib.kernels import cross_entropy, dice
 
 SHAPES = [(8, 2, 512, 512), (8, 7, 256, 256), (8, 5, 512, 512), (4, 21, 512, 512)]

@@ -26,7 +26,7 @@ from course_lib.benchmarks.case import (
     measure,
     rotating,
     size,
-)  # fmt: skip
+)
 from course_lib.kernels import softmax
 from course_lib.runtime.host.launch import on_gpu
 

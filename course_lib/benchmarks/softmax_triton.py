@@ -39,9 +39,7 @@ def run(x, y, *, n_programs, num_warps, stages, log):
     """y = softmax or log-softmax of the rows of x, with these settings."""
     n_rows, n_cols = x.shape
     block = triton.next_power_of_2(n_cols)
-    softmax_kernel[(n_programs,)](
-        x, y, n_rows, n_cols, block, stages, log, num_warps=num_warps
-    )  # fmt: skip
+    softmax_kernel[(n_programs,)](x, y, n_rows, n_cols, block, stages, log, num_warps=num_warps)
 
 
 def settings(n_rows, n_cols, itemsize, n_multiprocessors):

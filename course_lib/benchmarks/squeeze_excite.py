@@ -30,7 +30,7 @@ from course_lib.benchmarks.case import (
     rotating,
     runner,
     size,
-)  # fmt: skip
+)
 from course_lib.kernels import squeeze_excite as kernels
 from course_lib.kernels.operation import AUTO
 

@@ -188,7 +188,7 @@ def softmax_shares():
     for label, call, words in (
         ("softmax in inference", infer, SHARES["softmax"]),
         ("loss in a step of training", lambda: task.train_step(next(counter)), SHARES["loss"]),
-    ):  # fmt: skip
+    ):
         for _ in range(STEPS):
             call()
         events = unet_kernels.device_events(call, STEPS)

@@ -220,7 +220,7 @@ class Training:
 
     def __init__(
         self, state, precision, shape, *, layers, layout, captured=False, compiled=False, seed=1
-    ):  # fmt: skip
+    ):
         self.is_half, self.is_captured = precision == "bfloat16", captured
         ours, form = layers is nn, FORMATS[layout]
         model = models.UNet.of_weights(state, layers=layers).to(DEVICE, memory_format=form)

@@ -229,9 +229,8 @@ def _chosen(ladder, variant, problem, chip):
     found = ladder.plan(variant, problem, chip)
     if isinstance(found, Refusal):
         others = [
-            rung for rung in ladder
-            if not isinstance(ladder.plan(rung, problem, chip), Refusal)
-        ]  # fmt: skip
+            rung for rung in ladder if not isinstance(ladder.plan(rung, problem, chip), Refusal)
+        ]
         raise ValueError(_refused(variant, found, others))
     return found
 

@@ -163,7 +163,7 @@ def _vmap(info, in_dims, x, weight, bias, *options):
     samples = [
         [tensor] * info.batch_size if axis is None else tensor.unbind(axis)
         for tensor, axis in inputs
-    ]  # fmt: skip
+    ]
     results = [_conv_transpose2d(*each, *options) for each in zip(*samples, strict=True)]
     return torch.stack(results), 0
 

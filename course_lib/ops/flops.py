@@ -19,9 +19,7 @@ def _conv2d(x, weight, bias, stride, padding, dilation, groups, *, out_val):
 
 def _conv2d_backward(dy, x, weight, stride, padding, dilation, groups, needs, *, out_val):
     options = stride, padding, dilation, False, [0, 0], groups, needs
-    return flop_registry[_aten.convolution_backward](
-        dy, x, weight, None, *options, out_val=out_val
-    )  # fmt: skip
+    return flop_registry[_aten.convolution_backward](dy, x, weight, None, *options, out_val=out_val)
 
 
 def _conv2d_batch_norm(x, weight, *rest, out_val):
@@ -35,18 +33,16 @@ def _conv2d_batch_norm_backward(dy, x, weight, *rest, out_val):
 
 def _conv_transpose2d(
     x, weight, bias, stride, padding, output_padding, groups, dilation, *, out_val
-):  # fmt: skip
+):
     options = stride, padding, dilation, True, output_padding, groups
     return flop_registry[_aten.convolution](x, weight, bias, *options, out_val=out_val)
 
 
 def _conv_transpose2d_backward(
     dy, x, weight, stride, padding, output_padding, groups, dilation, needs, *, out_val
-):  # fmt: skip
+):
     options = stride, padding, dilation, True, output_padding, groups, needs
-    return flop_registry[_aten.convolution_backward](
-        dy, x, weight, None, *options, out_val=out_val
-    )  # fmt: skip
+    return flop_registry[_aten.convolution_backward](dy, x, weight, None, *options, out_val=out_val)
 
 
 def _linear(input, weight, *_, out_val):

@@ -121,9 +121,7 @@ def _vmap(info, in_dims, input, weight, bias, relu):
     if in_dims[1] is None and in_dims[2] is None:
         return _linear(input.movedim(in_dims[0], 0), weight, bias, relu), 0
     inputs = zip((input, weight, bias), in_dims[:3], strict=True)
-    samples = [
-        [x] * info.batch_size if axis is None else x.unbind(axis) for x, axis in inputs
-    ]  # fmt: skip
+    samples = [[x] * info.batch_size if axis is None else x.unbind(axis) for x, axis in inputs]
     return torch.stack([_linear(*sample, relu) for sample in zip(*samples, strict=True)]), 0
 
 

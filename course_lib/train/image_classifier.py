@@ -18,7 +18,7 @@ SCHEDULES = {
         total, **({"rise": rise / total} if rise else {})
     ),
     "constant": lambda total, rise: schedules.constant(warm_up=rise),
-}  # fmt: skip
+}
 
 
 class ImageClassifier(Classifier):

@@ -66,7 +66,7 @@ def fit(
         stack.enter_context(memory.explained(settings))
         return _fit(
             task, settings, output, checkpoint_steps, progress, report, say, earlier or {}, until
-        )  # fmt: skip
+        )
 
 
 def _fit(task, settings, output, checkpoint_steps, progress, report, say, earlier, until):

@@ -75,9 +75,9 @@ class Fenced:
             self.out = inner.as_strided(like.shape, like.stride(), inner.storage_offset())
         self.out.fill_(math.nan)
         self.written = torch.zeros_like(self.memory, dtype=torch.bool)
-        self.written.as_strided(
-            self.out.shape, self.out.stride(), self.out.storage_offset()
-        ).fill_(True)  # fmt: skip
+        self.written.as_strided(self.out.shape, self.out.stride(), self.out.storage_offset()).fill_(
+            True
+        )
         self.before = self.memory.clone()
 
     @property

@@ -90,7 +90,7 @@ SMALL = {
     "batch_norm": ((3, 4, 3, 3), (4,), (4,)),
     "batch_norm in inference": ((3, 4, 3, 3), *[(4,)] * 4),
     "linear": ((2, 3, 4), (5, 4), (5,)),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ def choosing_functions():
         if str(path.relative_to(PACKAGE)).removesuffix(".py").startswith(WITH_WAYS)
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.FunctionDef) and CHOOSING.fullmatch(node.name)
-    ]  # fmt: skip
+    ]
 
 
 def kernel_functions():

@@ -65,7 +65,8 @@ def streaming_kernel(
     slopes         float32, of ALiBi
     q_starts, k_starts  int32: where packed sequences begin; or of k_starts the numbers of keys
     o, lse         the results; lse is float32 of (batches, heads, rows)
-    shape, q_at … o_at, look, drop  `problem.Shape`, `Place`, `Look`, `Dropping`
+    shape          `problem.Shape`
+    q_at, k_at, v_at, o_at, look, drop  `problem.Place`, `Look`, `Dropping`
     """
     tile, h, b = place_of_block((shape.T + N_WARPS - 1) // N_WARPS, shape)
     lane, i = cuda.threadIdx.x % 32, tile * N_WARPS + cuda.threadIdx.x // 32

@@ -139,9 +139,7 @@ def plane_affine(x, y, start, stop, offset, rank, team, mean, scale, shift, relu
                     store_vector(y, at, values[u])
         vector = ahead(vector, PAIRS, team)
     scalar_affine(x, y, start + rank, first, team, mean, scale, shift, relu)
-    scalar_affine(
-        x, y, first + n_vectors * width + rank, stop, team, mean, scale, shift, relu
-    )  # fmt: skip
+    scalar_affine(x, y, first + n_vectors * width + rank, stop, team, mean, scale, shift, relu)
 
 
 @cuda.jit(device=True)

@@ -245,7 +245,7 @@ FORWARD = Ladder(
     Rung("online", _launch_online, (ladder.online_kernel,)),
     Rung("registers", _launch_registers, (*_forward.values(), ladder.online_kernel)),
     auto="registers",
-)  # fmt: skip
+)
 BACKWARD = Ladder(
     Rung("naive", _launch_naive_backward, (ladder.naive_backward_kernel, *_sums)),
     Rung("online", _launch_online_backward, (ladder.online_backward_kernel, *_sums)),

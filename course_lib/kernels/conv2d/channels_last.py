@@ -133,7 +133,7 @@ def kernel_of(rows, columns, transposed):
                 )  # fmt: skip
                 fetch_filters(
                     tiles, at + row_size, weight, base, following, sizes, n_left, tap_steps
-                )  # fmt: skip
+                )
             end_group()
             if tile >= 0:
                 at = tile % STAGES * pair_size

@@ -98,7 +98,7 @@ def depthwise_dx_kernel(
                         taps = (np.int64(k) * R + r) * S
                         total += row_sum(
                             dy, weight, plane, taps, p, w, S, Q, stride_w, pad_w, dilation_w, step
-                        )  # fmt: skip
+                        )
         store(dx, i, total)
 
 

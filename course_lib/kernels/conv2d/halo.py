@@ -155,7 +155,7 @@ def make(shape, itemsize, mode, source):
                 (weights, np.int32(ring + to), state, fixed, number + AHEAD < n_tiles),
                 (source, origins, there, np.int32(turn + mine), stop),
                 (base + channel, n_channels, channel),
-            )  # fmt: skip
+            )
             advance(
                 acc, words, cache, (bases, distance), np.int64(ring + at + col_base), (bases, here),
                 np.int64(ring + at_next + col_base), lane, work,

@@ -117,7 +117,7 @@ def dweight_kernel(engine):
                 fetch_terms(tiles, at, x, base, lines, pixels, slot, x_size, last)
                 fetch_lines(
                     tiles, at + row_size, dy, dy_base, channel_step, n_left, pixels[3], slot, last
-                )  # fmt: skip
+                )
                 end_group()
             if tile >= 0:
                 find_pixels(pixels, tile + 2, first, stop, y_size, x_size, stride, pad, steps)

@@ -271,5 +271,5 @@ def specialisations():
             ("im2col", im2col.im2col_kernel, [array, array, "int32", *numbers]),
             ("col2im", im2col.col2im_kernel, [sums, array, "int32", "int32", *numbers]),
             ("dbias", direct.dbias_kernel, [array, sums, *["int64"] * 5, "boolean"]),
-        ):  # fmt: skip
+        ):
             yield f"conv2d.{label} {dtype}", kernel, types

@@ -100,7 +100,7 @@ def write_pixel(sums, result, bias, biased, n, channel, n_left, pixel, n_channel
                     value += load(bias, channel + k)
                 at = index_of(
                     n, channel + k, pixel[0], pixel[1], n_channels, size[0], size[1], last
-                )  # fmt: skip
+                )
                 store(result, at, value)
 
 

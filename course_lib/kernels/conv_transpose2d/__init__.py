@@ -264,7 +264,7 @@ BACKWARD = Ladder(
     _backward("gather", "direct"),
     _backward("conv_gradient"),
     _backward("upsample2x", launch=_upsample2x_gradients, more=upsample2x.dx_kernels),
-)  # fmt: skip
+)
 
 
 def specialisations():

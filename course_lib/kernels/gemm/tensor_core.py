@@ -74,18 +74,14 @@ def _kernel(shape, sources, itemsize, mode, a_tile, b_tile):
     loads = (
         fragments.load_a(a_tile, sources[0], itemsize),
         fragments.load_b(b_tile, sources[1], itemsize),
-    )  # fmt: skip
+    )
     pipeline = mainloop.multiply(WARP_M, WARP_N, loads, mode, N_STAGES, fetch)
     begin, advance = pipeline.begin, pipeline.advance
     WORDS_A, WORDS_B, WORDS_C, WORDS_D = pipeline.n_words
-    collect, write = results(
-        TILE_M, TILE_N, WARP_M, WARP_N, shape.n_threads, mode == "split"
-    )  # fmt: skip
+    collect, write = results(TILE_M, TILE_N, WARP_M, WARP_N, shape.n_threads, mode == "split")
 
     @cuda.jit(launch_bounds=(shape.n_threads, shape.min_blocks))
-    def tensor_core_kernel(
-        a, b, bias, c, M, N, K, a_m, a_k, b_n, b_k, options, n_splits, length
-    ):  # fmt: skip
+    def tensor_core_kernel(a, b, bias, c, M, N, K, a_m, a_k, b_n, b_k, options, n_splits, length):
         allow_next_kernel()
         wait_for_previous_kernel()
         cache = dynamic_shared(a)

@@ -143,9 +143,7 @@ def forward_kernel(window, across, rows):
                 if row < OH:
                     at = np.int64(plane) * (OH * OW) + np.int32(row * OW + column * across)
                     h = np.int32(top + r * stride)
-                    write_row(
-                        y, indices, at, words[r * stride :], x, base, h, w, H, W, OW, relu
-                    )  # fmt: skip
+                    write_row(y, indices, at, words[r * stride :], x, base, h, w, H, W, OW, relu)
 
     return patch_kernel
 

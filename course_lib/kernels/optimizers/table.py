@@ -136,7 +136,7 @@ class Table:
                     chunks=empty((2 * n_blocks,), dtype="int64"),
                     ticket=empty((1,), dtype="uint32"),
                     unused=empty((1,), dtype="float32"),
-                )  # fmt: skip
+                )
             )
         self.parts = tuple(parts)
 

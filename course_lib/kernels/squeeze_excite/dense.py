@@ -95,9 +95,7 @@ def in_vectors(weight, col, n_cols, aligned):
 
 
 @cuda.jit(device=True)
-def by_rows(
-    out, place, weight, length, row, n_rows, col, n_cols, vector, added, aligned=False
-):  # fmt: skip
+def by_rows(out, place, weight, length, row, n_rows, col, n_cols, vector, added, aligned=False):
     """out[place + i] = Σ weight[row + i, col + j] · vector[j], over j < n_cols, for i < n_rows.
 
     Rows of `weight` are `length` long; neighbouring threads read neighbours in a row. With `added`
@@ -153,7 +151,7 @@ def by_rows(
 @cuda.jit(device=True)
 def by_columns(
     out, place, weight, length, row, n_rows, col, n_cols, vector, scratch, added, aligned=False
-):  # fmt: skip
+):
     """out[place + j] = Σ weight[row + i, col + j] · vector[i], over i < n_rows, for j < n_cols.
 
     As `by_rows`; `scratch` is a shared array of BLOCK_SIZE float32. Ends with a barrier.

@@ -122,7 +122,7 @@ def fused_planes_backward_kernel(
     if summing:
         planes.dot_long_planes(
             values, dy, x, n * C + c, n_mine, n_pixels, low, high, offset, vectors, team, scratch
-        )  # fmt: skip
+        )
         note_sums(sums, values, ONE, C, n, part, n_parts, c, n_mine)
         if is_last(counters, n, n_slots, drawn):
             find_dmeans(values, scratch, sums, weight1, weight2, hidden, logit, dlogit, dhidden,

@@ -162,9 +162,7 @@ def scale_pixels_kernel(
                n, slot, part, c, n_mine, activation, gate, aligned)  # fmt: skip
     low, high = part * length, min((part + 1) * length, n_pixels)
     start = n * n_pixels * C + c
-    pixels.scale_pixels(
-        x, y, start, low, high, C, n_mine, n_columns, vectors, factors, factors
-    )  # fmt: skip
+    pixels.scale_pixels(x, y, start, low, high, C, n_mine, n_columns, vectors, factors, factors)
 
 
 @cuda.jit

@@ -36,9 +36,7 @@ def multiply_add_halves(typingctx, acc, c, a, i, b, j):
 
     def codegen(context, builder, sig, args):
         def registers(position, count):
-            index = context.cast(
-                builder, args[position + 1], sig.args[position + 1], types.int64
-            )  # fmt: skip
+            index = context.cast(builder, args[position + 1], sig.args[position + 1], types.int64)
             return _places(context, builder, sig.args[position], args[position], index, count)
 
         targets = registers(0, 4)

@@ -86,9 +86,7 @@ def multiply_add(typingctx, acc, c, a, i, b, j, like):
 
     def codegen(context, builder, sig, args):
         def registers(position, count):
-            index = context.cast(
-                builder, args[position + 1], sig.args[position + 1], types.int64
-            )  # fmt: skip
+            index = context.cast(builder, args[position + 1], sig.args[position + 1], types.int64)
             return _places(context, builder, sig.args[position], args[position], index, count)
 
         targets = registers(0, 4)
@@ -213,7 +211,7 @@ def copy_part_async(typingctx, target, i, source, j, n):
             with then:
                 shared = _shared_address(
                     context, builder, sig.args[0], args[0], sig.args[1], args[1]
-                )  # fmt: skip
+                )
                 _copy(builder, _COPY, shared, origin, builder.mul(count, _I32(size)))
             with otherwise:
                 words = ir.PointerType(word)
@@ -254,7 +252,7 @@ def copy_one_async(typingctx, target, i, source, j, present):
             with then:
                 shared = _shared_address(
                     context, builder, sig.args[0], args[0], sig.args[1], args[1]
-                )  # fmt: skip
+                )
                 n_bytes = builder.select(wanted, _I32(4), _I32(0))
                 _copy(builder, _COPY_ONE, shared, origin, n_bytes)
             with otherwise:
