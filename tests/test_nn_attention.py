@@ -4,6 +4,7 @@ import copy
 import itertools
 
 import pytest
+import timm
 import torch
 import torchvision
 from contract.operators import near, quick
@@ -183,6 +184,34 @@ def test_a_block_of_a_vision_transformer():
             found = ours.train(training)(x)
         torch.testing.assert_close(found, block.train(training)(x), rtol=1e-4, atol=1e-5)
         assert attention_launches(launches) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, dict(qkv_bias=True, qk_norm=True, norm_layer=torch_nn.LayerNorm),
+        dict(gated=True, scale_norm=True, norm_layer=torch_nn.LayerNorm),
+    ],
+    ids=["plain", "norm of q and k", "gated"],
+)  # fmt: skip
+def test_attention_of_timm(options):
+    torch.manual_seed(2)
+    theirs, x = timm.layers.Attention(E, H, **options).to(PLACE), randn(N, 5, E)
+    ours = copy.deepcopy(theirs)
+    assert nn.replace_layers(ours).left == []
+    for given in ({}, dict(attn_mask=randn(5, 5) > -1), dict(is_causal=True)):
+        with quick(), recorded() as launches:
+            found = ours(x, **given)
+        torch.testing.assert_close(found, theirs(x, **given), rtol=1e-4, atol=1e-5)
+        assert attention_launches(launches) == 1
+    whole = timm.models.VisionTransformer(32, 16, 3, 2, embed_dim=E, depth=2, num_heads=H).to(PLACE)
+    swapped, images = nn.replace_layers(whole, [timm.layers.Attention]), randn(N, 3, 32, 32)
+    assert len(swapped.replaced) == 2
+    with recorded() as launches:
+        found = whole(images)
+    swapped.restore()
+    torch.testing.assert_close(found, whole(images), rtol=1e-4, atol=1e-5)
+    assert attention_launches(launches) == 2
 
 
 def test_an_encoder_trains_as_pytorch_s():

@@ -14,7 +14,8 @@ class MultiheadAttention(Layer, nn.MultiheadAttention):
     """As `torch.nn.MultiheadAttention`.
 
     With ``need_weights=False`` no weight is stored. With weights, the default as in PyTorch, the
-    two products beside the softmax are PyTorch's. Nested tensors are refused.
+    two products beside the softmax are PyTorch's. Nested tensors are refused. In inference
+    `torch.nn.TransformerEncoderLayer` passes it by; ours does not.
     """
 
     inner = ("out_proj",)
@@ -132,9 +133,14 @@ class MultiheadAttention(Layer, nn.MultiheadAttention):
 
     @staticmethod
     def fault(layer):
-        if layer.head_dim > MOST:
-            return f"its heads have {layer.head_dim} elements; our kernels take {MOST} at most"
-        return None
+        return fault_of_heads(layer)
+
+
+def fault_of_heads(layer):
+    """Why our kernels can't compute attention with heads as those of `layer`; or None."""
+    if layer.head_dim > MOST:
+        return f"its heads have {layer.head_dim} elements; our kernels take {MOST} at most"
+    return None
 
 
 def _always(value, name):
