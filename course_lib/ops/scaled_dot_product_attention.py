@@ -22,8 +22,7 @@ def scaled_dot_product_attention(
 
     For more options, and all else: `attention`.
     """
-    given = dict(query=query, key=key, value=value)
-    for name, x in given.items():
+    for name, x in (("query", query), ("key", key), ("value", value)):
         require_tensor(x, name)
     if not isinstance(is_causal, bool):
         raise TypeError(f"is_causal must be bool, not {type(is_causal).__name__}")
@@ -35,9 +34,6 @@ def scaled_dot_product_attention(
             raise RuntimeError(
                 f"attn_mask must have 2 dimensions at least, not shape {tuple(attn_mask.shape)}"
             )
-    for name, x in given.items():
-        if x.dtype != query.dtype:
-            raise RuntimeError(f"{name} must be {query.dtype}, as query is, not {x.dtype}")
     options = (
         None if scale is None else number(scale, "scale"), is_causal, False, None, None, 0.0,
         number(dropout_p, "dropout_p"), False,

@@ -36,7 +36,7 @@ SAYS = {
             ("rows of value", r"v must have shape \(2, 4, 5, 6\), not \(2, 4, 4, 6\)"),
             ("heads", r"\(or enable_gqa\); their shapes are \(2, 4, 3, 8\), \(2, 2, 5, 8\)"),
             ("heads that do not divide", "q has 4 heads, which the 3 of k and v do not divide"),
-            ("half key", "key must be torch.float32, as query is, not torch.float16"),
+            ("half key", "k must be torch.float32, not torch.float16"),
             ("integers", '"attention" not implemented for .Long'),
             ("a row of a mask", r"2 dimensions at least, not shape \(5,\)"),
             ("a mask of others", r"mask must broadcast to \(2, 4, 3, 5\)"),
