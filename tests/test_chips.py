@@ -18,6 +18,7 @@ from test_compiler import specialisations
 
 from course_lib.kernels import (
     activation,
+    attention,
     batch_norm,
     bn_relu_softmax,
     conv2d,
@@ -303,6 +304,30 @@ def linears(draw):
         linear.backward(dy, x, weight, precision=precision, variant=backward)
 
 
+def attentions(draw):
+    share, G, B = draw(st.integers(1, 4)), draw(sizes(4)), draw(sizes(4))
+    T, S, D, E = draw(sizes(512)), draw(sizes(512)), draw(sizes(256)), draw(sizes(256))
+    q = empty(draw, B, share * G, T, D)
+    k, v = (torch.empty(B, G, S, n, dtype=q.dtype) for n in (D, E))
+    forward, backward = (a_variant(draw, each) for each in (attention.FORWARD, attention.BACKWARD))
+    options = dict(causal=draw(st.booleans()), dropout_p=draw(st.sampled_from((0.0, 0.1))))
+    if draw(st.booleans()):
+        mask = torch.empty(B, 1, T, S, dtype=draw(st.sampled_from((torch.bool, q.dtype))))
+        options["mask"] = mask
+    elif B == 1 and draw(st.booleans()):
+        starts = torch.zeros(3, dtype=torch.int32)
+        options |= dict(q_starts=starts, k_starts=starts, max_q=T, max_k=S)
+    with unless_refused(forward):
+        attention.forward(q, k, v, variant=forward, **options)
+    saved = torch.empty(*q.shape[:3], E, dtype=q.dtype), torch.empty(q.shape[:3])
+    needs = options.get("mask") is not None and options["mask"].dtype != torch.bool
+    # Packed sequences with large heads have no way on a chip of little shared memory.
+    with unless_refused("tiled" if "max_q" in options and D + E > 128 else backward):
+        attention.backward(
+            saved[0], q, k, v, *saved, mask_gradient=needs, variant=backward, **options
+        )
+
+
 def optimisers(draw):
     parameters = [torch.zeros(draw(sizes(1 << 12)), dtype=draw(st.sampled_from(DTYPES)))]
     found_inf = torch.zeros(1) if draw(st.booleans()) else None
@@ -380,17 +405,17 @@ def squeezing_and_exciting(draw):
 
 OPERATIONS = (
     activations, pooling, softmaxes, softmaxes_with_dropout, dropouts, normalised_softmaxes,
-    cross_entropies, dice_losses, batch_norms, max_pooling, linears, optimisers, convolutions,
-    transposed_convolutions, squeezing_and_exciting, upsampling,
+    cross_entropies, dice_losses, batch_norms, max_pooling, linears, attentions, optimisers,
+    convolutions, transposed_convolutions, squeezing_and_exciting, upsampling,
 )  # fmt: skip
 #: Launched in blocks of a fixed size, without shared memory that a launcher could choose.
 LEFT_OUT = {"batches"}
 
 
 CALLED = {
-    activation, batch_norm, bn_relu_softmax, conv2d, conv_transpose2d, cross_entropy, dice, dropout,
-    global_avg_pool, linear, max_pool2d, optimizers, softmax, softmax_dropout, squeeze_excite,
-    upsample,
+    activation, attention, batch_norm, bn_relu_softmax, conv2d, conv_transpose2d, cross_entropy,
+    dice, dropout, global_avg_pool, linear, max_pool2d, optimizers, softmax, softmax_dropout,
+    squeeze_excite, upsample,
 }  # fmt: skip
 
 

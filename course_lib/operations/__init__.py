@@ -8,6 +8,7 @@ import torch
 from course_lib import reference
 from course_lib.kernels import activation, softmax
 from course_lib.operations import fused, images, layers, training
+from course_lib.operations.attention import attention_operation
 from course_lib.operations.passes import DIRECTIONS, Operation, Pass, gradient, largest
 
 __all__ = ["DIRECTIONS", "OPERATIONS", "Operation", "Pass"]
@@ -158,6 +159,7 @@ OPERATIONS = {
     "batch_norm": layers.batch_norm_operation(),
     "layer_norm": layers.layer_norm_operation(),
     "upsample": layers.upsample_operation(),
+    "attention": attention_operation(),
     "dropout": training.dropout_operation(),
     "sgd": training.sgd_operation(),
     "adam": training.adam_operation(),

@@ -13,15 +13,29 @@ from .fused_softmax import dropout_mask
 _ANYWHERE = (None, None)
 
 
-def attention_visible(T, S, causal=False, window=_ANYWHERE, lower_right=False):
-    """(T, S): whether query i may look at key j. The options are those of `attention`."""
+def _distance(T, S, lower_right=False, key_lengths=None):
+    """j − i of key j and query i, (T, S) or (B, 1, T, S), counted from the corner asked for."""
+    distance = np.arange(S) - np.arange(T)[:, None]
+    if not lower_right:
+        return distance
+    n_keys = S if key_lengths is None else np.minimum(key_lengths, S)[:, None, None, None]
+    return distance - (n_keys - T)
+
+
+def attention_visible(T, S, causal=False, window=_ANYWHERE, lower_right=False, key_lengths=None):
+    """Whether query i may look at key j, (T, S), or (B, 1, T, S) where there are `key_lengths`.
+
+    The options are those of `attention`.
+    """
     left, right = window
-    distance = np.arange(S) - np.arange(T)[:, None] - (S - T if lower_right else 0)  # j − i
-    visible = np.ones((T, S), bool)
+    distance = _distance(T, S, lower_right, key_lengths)
+    visible = np.ones(distance.shape, bool)
+    if key_lengths is not None:
+        visible = visible & (np.arange(S) < np.asarray(key_lengths)[:, None, None, None])
     if left is not None:
-        visible &= distance >= -left
+        visible = visible & (distance >= -left)
     if right is not None:
-        visible &= distance <= right
+        visible = visible & (distance <= right)
     return visible & (distance <= 0) if causal else visible
 
 
@@ -40,9 +54,9 @@ def attention_scores(
     if softcap:
         tanh = np.tanh(scores / softcap)
         scores, slope = softcap * tanh, 1 - tanh**2
-    visible = np.broadcast_to(attention_visible(T, S, causal, window, lower_right), scores.shape)
+    visible = attention_visible(T, S, causal, window, lower_right, key_lengths)
     if slopes is not None:
-        distance = np.arange(T)[:, None] + (S - T if lower_right else 0) - np.arange(S)
+        distance = _distance(T, S, lower_right, key_lengths)
         scores = scores - np.asarray(slopes, np.float64)[..., None, None] * np.abs(distance)
     if mask is not None:
         mask = np.asarray(mask)
@@ -50,8 +64,6 @@ def attention_scores(
             visible = visible & mask
         else:
             scores = scores + mask.astype(np.float64)
-    if key_lengths is not None:
-        visible = visible & (np.arange(S) < np.asarray(key_lengths)[:, None, None, None])
     return np.where(visible, scores, -np.inf), slope
 
 
@@ -85,7 +97,8 @@ def attention(q, k, v, *, dropout_p=0.0, seed=0, offset=0, **options):
 
     q            (B, H, T, D);  k  (B, G, S, D);  v  (B, G, S, E)
     scale        of q·k; 1 / √D by default
-    causal       query i looks at keys up to i; with `lower_right` up to i + S − T
+    causal       query i looks at keys up to i; with `lower_right` up to i + S − T, where S is its
+                 own of `key_lengths`, if there are some
     window       (left, right): how many keys before and behind its own place it looks at; None: all
     mask         broadcast to (B, H, T, S): bool, True where it may look; or numbers to be added
     softcap      c > 0: scores become c·tanh(score / c), before anything is added to them
@@ -122,7 +135,7 @@ def attention_backward(
     total = (weights * dweights).sum(-1, keepdims=True)
     if dlse is not None:
         total = total - np.where(np.isneginf(lse), 0.0, double(dlse)[0])[..., None]
-    dscores = weights * (dweights - total)
+    dscores = np.where(visible, weights * (dweights - total), 0.0)
     draw = dscores * slope * (D**-0.5 if options.get("scale") is None else options["scale"])
 
     def transposed(x):
@@ -131,5 +144,5 @@ def attention_backward(
     dq = _product(draw, scores, keys)
     dk = _product(transposed(draw), transposed(scores), q)
     dv = _product(transposed(weights * kept), transposed(scores), do)
-    dk, dv = (x.reshape(B, G, H // G, S, -1).sum(2) for x in (dk, dv))
+    dk, dv = (x.reshape(B, G, H // G, S, x.shape[-1]).sum(2) for x in (dk, dv))
     return dq, dk, dv, dscores

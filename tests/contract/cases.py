@@ -58,6 +58,14 @@ class Subject:
             return (self.operation.example,)
         return tuple(filter(self.takes, found))
 
+    @property
+    def is_there(self):
+        """Whether the rung or way takes the dtype at all."""
+        if self.is_way:
+            return all(map(self.takes, self.shapes))
+        rung = self.of_pass.ladder[self.rung]
+        return rung.ways == (rung,) or self.takes(self.operation.example)
+
     def takes(self, shape):
         """Whether a launch for inputs of `shape` can be planned."""
         x = torch.zeros(shape, dtype=getattr(torch, self.dtype))
@@ -98,13 +106,13 @@ class Subject:
 
 
 def subjects():
-    """Every `Subject` there is: ways that take a dtype at all, and all rungs."""
+    """Every `Subject` there is: rungs and ways, each in the dtypes that it takes."""
     for name, operation in OPERATIONS.items():
         for direction, of_pass in operation.passes.items():
             for rung in of_pass.variants:
                 for dtype in operation.dtypes:
                     subject = Subject(name, direction, rung, dtype, operation, of_pass)
-                    if not subject.is_way or all(map(subject.takes, subject.shapes)):
+                    if subject.is_there:
                         yield subject
 
 

@@ -14,6 +14,8 @@ rung         what it does                                    beyond q, k, v and 
 `streaming`  a query a warp; keys come by, one by one        k and v, T / 4 times
 `tiled`      a tile of queries a block; tiles of keys and    k and v, T / 64 times (T / 32, T / 16)
              values come by in shared memory
+`tensor_core` a share of its warp's fragments, which         k and v, T / 64 times
+             `mma.sync` multiplies; float16, bfloat16
 ============ =============================================== =================================
 
 `streaming` and `tiled` never store a score: they keep a running maximum, a sum and an output, and
@@ -30,35 +32,48 @@ Milakov, Gimelshein: Online normalizer calculation for softmax (2018); Dao et al
 (2022) and FlashAttention-2 (2023). Derivation: notebooks 18 and 19.
 """
 
-from course_lib.kernels.attention import launching, separate, streaming, tiled, tiled_backward
+from course_lib.kernels.attention import launching, products, separate, streaming, tiled
+from course_lib.kernels.attention import tiled_backward as backwards
 from course_lib.kernels.attention.options import DTYPES, Request
 from course_lib.kernels.attention.problem import Dropping, Look, Place, Shape
-from course_lib.kernels.gemm import batched
 from course_lib.kernels.operation import AUTO, Ladder, Rung, Way
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of
 
+TENSOR_CORES = (8, 0)  # compute capability from which on `tensor_core` runs
+
 FORWARD = Ladder(
     Rung("separate", ways=(
         Way("products", launching.plan_separate, launching.separate,
-            (batched.batched_kernel, separate.weights_kernel)),
+            (products.batched_kernel, separate.weights_kernel)),
     )),
     Rung("streaming", launching.streaming, (streaming.streaming_kernel,)),
     Rung("tiled", ways=(
         Way("queries", launching.plan_tiled, launching.tiled, launching.tiled_kernels),
     )),
-    auto=("tiled", "streaming"),
+    Rung("tensor_core", needs=TENSOR_CORES, ways=(
+        Way("mma", launching.plan_tensor_core, launching.tensor_core,
+            lambda: (kernel for _, kernel in launching.tensor_core_kernels()), TENSOR_CORES),
+    )),
+    auto=("tensor_core", "tiled", "streaming"),
 )  # fmt: skip
 BACKWARD = Ladder(
     Rung("separate", ways=(
         Way("products", launching.plan_separate, launching.separate_backward,
-            (batched.batched_kernel, separate.gradients_kernel, tiled_backward.delta_kernel)),
+            (products.batched_kernel, separate.gradients_kernel, backwards.delta_kernel)),
     )),
     Rung("tiled", ways=(
         Way("two_walks", launching.plan_tiled_backward, launching.tiled_backward,
             launching.tiled_backward_kernels),
     )),
-    auto=("tiled", "separate"),
+    Rung("tensor_core", needs=TENSOR_CORES, ways=(
+        Way("mma", launching.plan_tensor_core_backward, launching.tensor_core_backward,
+            lambda: (
+                backwards.delta_kernel, separate.mask_gradient_kernel,
+                *(one for _, *two in launching.tensor_core_backward_kernels() for one in two),
+            ), TENSOR_CORES),
+    )),
+    auto=("tensor_core", "tiled", "separate"),
 )  # fmt: skip
 
 
@@ -66,10 +81,11 @@ def forward(q, k, v, *, variant=AUTO, out=None, **options):
     """(o, lse) of q (B, H, T, D), k (B, G, S, D) and v (B, G, S, E).
 
     scale        of q·k; 1 / √D by default
-    causal       query i looks at keys up to i; with `lower_right` up to i + S − T
+    causal       query i looks at keys up to i; with `lower_right` up to i + S − T, where S is its
+                 own of `key_lengths`, if there are some
     window       (left, right): how many keys before and behind its own it looks at; None: all
-    mask         broadcast to (B, H, T, S): bool, True where it may look; or float32 or q's dtype,
-                 to be added
+    mask         broadcast to (B, H, T, S): bool, True where it may look; or of q's dtype, to be
+                 added
     softcap      c > 0: scores become c·tanh(score / c), before anything is added to them
     slopes       ALiBi's, float32 (H,) or (B, H): slope·|distance| is subtracted
     key_lengths  int32 (B,): later keys are padding, and are not read
@@ -79,10 +95,10 @@ def forward(q, k, v, *, variant=AUTO, out=None, **options):
     dropout_p, seed, offset   dropout of the weights, element ((b·H + h)·T + i)·S + j of the mask
                  (T and S are max_q and max_k where sequences are packed)
 
-    o is (B, H, T, E) with the dtype of q, and lies in memory as q does where E = D; `out`, if given,
-    receives it. lse is float32 (B, H, T). Raises ArrayError for wrong ranks, shapes, dtypes and
-    devices; TypeError or ValueError for options that don't fit, for an unknown variant, and for one
-    that can't take the problem.
+    o is (B, H, T, E) with the dtype of q, and in memory by heads or by rows as q is; `out`, if
+    given, receives it. lse is float32 (B, H, T). Raises ArrayError for wrong ranks, shapes, dtypes
+    and devices; TypeError or ValueError for options that don't fit, for an unknown variant, and for
+    one that can't take the problem.
     """
     request = Request(q, k, v, options)
     _, way, plan = FORWARD.choose(variant, request.problem(), chip_of(q))
@@ -115,46 +131,45 @@ def backward(do, q, k, v, o, lse, *, dlse=None, mask_gradient=False, variant=AUT
 
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
-    floats, bytes_, starts = ("float32", 1), ("uint8", 1), ("int32", 1)
-    place = [Place]
+    floats, starts = ("float32", 1), ("int32", 1)
+    after = [Look, Dropping]
     for dtype in DTYPES:
         x = (dtype, 1)
+        see = [x, ("uint8", 1), floats, starts, starts]
+        walk = [x, x, x, *see, x, floats, Shape, *[Place] * 4, *after]
+        back = [x, x, x, x, *see, floats, floats]
+        of_keys_types = [*back, x, x, Shape, *[Place] * 6, *after]
+        of_queries_types = [*back, x, floats, Shape, *[Place] * 5, *after]
         yield (
-            f"attention delta {dtype}", tiled_backward.delta_kernel,
+            f"attention delta {dtype}", backwards.delta_kernel,
             [x, x, floats, floats, Shape, Place, Place, "int64", "boolean"],
         )  # fmt: skip
-        for bias_dtype in dict.fromkeys((dtype, "float32")):
-            bias = (bias_dtype, 1)
-            label = f"{dtype}" if bias_dtype == dtype else f"{dtype}, mask float32"
-            see = [bias, bytes_, floats, starts, starts]
-            types = [x, x, x, *see, x, floats, Shape, *place * 4, Look, Dropping]
-            yield f"attention streaming {label}", streaming.streaming_kernel, types
-            for rows, cols, depth in launching.FORWARD_TILES:
-                kernel, _ = tiled.kernel_for(rows, cols, depth)
-                yield f"attention tiled {rows}x{cols}, {depth} {label}", kernel, types
-            for rows, cols, depth in launching.BACKWARD_TILES:
-                of_keys, of_queries, _ = tiled_backward.kernels_for(rows, cols, depth)
-                name = f"{rows}x{cols}, {depth} {label}"
-                before, after = [x, x, x, x, *see, floats, floats], [Look, Dropping]
-                yield (
-                    f"attention tiled dk, dv {name}", of_keys,
-                    [*before, x, x, Shape, *place * 6, *after],
-                )  # fmt: skip
-                yield (
-                    f"attention tiled dq {name}", of_queries,
-                    [*before, x, floats, Shape, *place * 5, *after],
-                )  # fmt: skip
-    for dtype in DTYPES:
-        see = [(dtype, 1), bytes_, floats, starts, floats]
-        after = [Shape, Look, Dropping]
-        yield f"attention weights, mask {dtype}", separate.weights_kernel, [floats, *see, *after]
+        yield f"attention streaming {dtype}", streaming.streaming_kernel, walk
+        for shape in launching.FORWARD_TILES:
+            name = "{}x{}, {}".format(*shape)
+            yield f"attention tiled {name} {dtype}", tiled.kernel_for(*shape)[0], walk
+        for shape in launching.BACKWARD_TILES:
+            name = "{}x{}, {}".format(*shape)
+            of_keys, of_queries, _ = backwards.kernels_for(*shape)
+            yield f"attention dk, dv {name} {dtype}", of_keys, of_keys_types
+            yield f"attention dq {name} {dtype}", of_queries, of_queries_types
+        if dtype != "float32":
+            for label, kernel in launching.tensor_core_kernels():
+                yield f"attention tensor_core {label} {dtype}", kernel, walk
+            for label, of_keys, of_queries in launching.tensor_core_backward_kernels():
+                label = f"{label} {dtype}"
+                yield f"attention tensor_core dk, dv {label}", of_keys, of_keys_types
+                yield f"attention tensor_core dq {label}", of_queries, of_queries_types
+        saved, see = [Shape, *after], see[:-1]
+        yield (
+            f"attention weights, mask {dtype}", separate.weights_kernel,
+            [floats, *see, floats, *saved],
+        )  # fmt: skip
         yield (
             f"attention gradients, mask {dtype}", separate.gradients_kernel,
-            [floats, floats, *see, floats, floats, *after],
+            [floats, floats, *see, *[floats] * 3, *saved],
         )  # fmt: skip
-    yield (
-        "attention mask gradient", separate.mask_gradient_kernel,
-        [floats, floats, Shape, *["int64"] * 5],
-    )  # fmt: skip
-    for label, kernel, types in batched.specialisations(DTYPES):
+    types = [floats, floats, Shape, *["int64"] * 5]
+    yield "attention mask gradient", separate.mask_gradient_kernel, types
+    for label, kernel, types in products.specialisations(DTYPES):
         yield f"attention {label}", kernel, types

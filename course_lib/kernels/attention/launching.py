@@ -1,24 +1,32 @@
 """How each rung of attention is planned and launched."""
 
 import functools
+import itertools
 import math
 
+from course_lib.kernels.attention import products
 from course_lib.kernels.attention import separate as separately
 from course_lib.kernels.attention import streaming as streams
+from course_lib.kernels.attention import tensor_core as tensors
+from course_lib.kernels.attention import tensor_core_backward as tensors_backwards
 from course_lib.kernels.attention import tiled as tiles
 from course_lib.kernels.attention import tiled_backward as backwards
 from course_lib.kernels.attention.options import memory, place_of, rows_together
 from course_lib.kernels.attention.problem import DSCORES
-from course_lib.kernels.gemm import batched
-from course_lib.kernels.gemm.batched import Matrix, Products
+from course_lib.kernels.attention.products import Matrix, Products
 from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 
-#: (queries, keys, elements of a head at most) of a tile; and keys, queries for dk and dv, or queries,
-#: keys for dq.
+#: (queries, keys, elements of a head at most) of a tile; backwards keys, queries for dk and dv, and
+#: queries, keys for dq.
 FORWARD_TILES = ((16, 16, 32), (64, 32, 64), (64, 32, 128), (32, 16, 256))
 BACKWARD_TILES = ((16, 16, 32), (32, 32, 64), (32, 16, 128), (16, 16, 256))
+#: (keys of a tile, elements of a head at most) of `tensor_core`; backwards, rows that come by.
+TENSOR_TILES = ((64, 64), (64, 128), (32, 256))
+TENSOR_BACKWARD_TILES = ((32, 64), (32, 128))
+#: (source, by_element) of what `tensor_core` is compiled for.
+TENSOR_KINDS = (("by_k", False), ("by_k", True), ("any", True))
 THREADS_OF_MASK = 128
 
 
@@ -44,8 +52,45 @@ plan_tiled_backward = functools.partial(
 )
 
 
+def plan_tensor_core(problem, chip):
+    return _plan_tensors(TENSOR_TILES, lambda *how: tensors.kernel_for(*how)[1], problem, chip)
+
+
+def plan_tensor_core_backward(problem, chip):
+    def bytes_of(*how):
+        return tensors_backwards.kernels_for(*how)[2]
+
+    return _plan_tensors(TENSOR_BACKWARD_TILES, bytes_of, problem, chip)
+
+
+def _plan_tensors(shapes, bytes_of, problem, chip):
+    if problem.itemsize != tensors.ITEMSIZE:
+        return Refusal("takes float16 and bfloat16 alone")
+    if max(problem.D, problem.E) > shapes[-1][-1]:
+        return Refusal(f"takes heads of {shapes[-1][-1]} at most")
+    how = ("by_k", problem.by_element) if problem.is_aligned else ("any", True)
+    found = _plan(shapes, lambda *shape: bytes_of(*shape, *how), problem, chip)
+    return found if isinstance(found, Refusal) else (*found, *how)
+
+
 def plan_separate(problem, chip):
     return Refusal("takes no packed sequences") if problem.is_packed else problem
+
+
+def tensor_core_kernels():
+    """(label, kernel) of all that `tensor_core` launches forwards."""
+    for shape, how in itertools.product(TENSOR_TILES, TENSOR_KINDS):
+        yield _named(shape, how), tensors.kernel_for(*shape, *how)[0]
+
+
+def tensor_core_backward_kernels():
+    """(label, kernel of dk and dv, kernel of dq) of all that it launches backwards."""
+    for shape, how in itertools.product(TENSOR_BACKWARD_TILES, TENSOR_KINDS):
+        yield _named(shape, how), *tensors_backwards.kernels_for(*shape, *how)[:2]
+
+
+def _named(shape, how):
+    return "{}, {} {}{}".format(*shape, how[0], ", by element" if how[1] else "")
 
 
 def tiled_kernels():
@@ -75,6 +120,12 @@ def tiled(plan, request, inputs, o, lse):
     kernel, shared_bytes = tiles.kernel_for(*plan)
     n_blocks = request.n_heads * math.ceil(request.T / plan[0])
     _walk(kernel, n_blocks, tiles.N_THREADS, shared_bytes, request, inputs, o, lse)
+
+
+def tensor_core(plan, request, inputs, o, lse):
+    kernel, shared_bytes = tensors.kernel_for(*plan)
+    n_blocks = request.n_heads * math.ceil(request.T / tensors.ROWS)
+    _walk(kernel, n_blocks, tensors.N_THREADS, shared_bytes, request, inputs, o, lse)
 
 
 def _walk(kernel, n_blocks, n_threads, shared_bytes, request, inputs, o, lse):
@@ -116,7 +167,7 @@ def _scores(request, x, y):
     x, y = rows_together(x), rows_together(y)
     of = Products(T, S, x.shape[-1], H, 1, 1, share)
     places = _matrix(x), _matrix(y), _of_scores(request)
-    return batched.multiply(memory(x), memory(y), found, request.B, of, *places)
+    return products.multiply(memory(x), memory(y), found, request.B, of, *places)
 
 
 def _times(request, scores, y, out):
@@ -127,7 +178,7 @@ def _times(request, scores, y, out):
     batch, head, row, _ = _matrix(y)
     places = _of_scores(request), Matrix(batch, head, 1, row), _matrix(out)
     if out.shape[-1]:
-        batched.multiply(scores, memory(y), memory(out), request.B, of, *places)
+        products.multiply(scores, memory(y), memory(out), request.B, of, *places)
 
 
 def _transposed_times(request, scores, x, out):
@@ -138,7 +189,7 @@ def _transposed_times(request, scores, x, out):
     batch, head, row, _ = _matrix(x)
     places = _of_scores(request, transposed=True), Matrix(batch, head, 1, row), _matrix(out)
     if out.shape[-1]:
-        batched.multiply(scores, memory(x), memory(out), request.B, of, *places)
+        products.multiply(scores, memory(x), memory(out), request.B, of, *places)
 
 
 # ---- backwards ----------------------------------------------------------------------------------
@@ -175,22 +226,31 @@ def _launch_mask_gradient(request, dscores, dmask):
     )  # fmt: skip
 
 
-def tiled_backward(plan, request, inputs, lse, delta, gradients, dscores):
-    of_keys, of_queries, shared_bytes = backwards.kernels_for(*plan)
+def tiled_backward(plan, request, *saved):
+    _two_walks(backwards.kernels_for(*plan), plan[0], tiles.N_THREADS, request, *saved)
+
+
+def tensor_core_backward(plan, request, *saved):
+    kernels = tensors_backwards.kernels_for(*plan)
+    _two_walks(kernels, tensors.ROWS, tensors.N_THREADS, request, *saved)
+
+
+def _two_walks(kernels, rows, n_threads, request, inputs, lse, delta, gradients, dscores):
+    """dk and dv, then dq; `rows` of keys, or of queries, a block."""
+    of_keys, of_queries, shared_bytes = kernels
     xs, places = _readable(*inputs)
     (dq, dk, dv), (dq_at, dk_at, dv_at) = _readable(*gradients)
     saved = *xs, *request.read(), lse, delta
-    options = dict(shared_bytes=shared_bytes)
     n_blocks = request.B * (request.shape.n_heads // request.shape.share)
     launch(
-        of_keys, n_blocks * math.ceil(request.S / plan[0]), tiles.N_THREADS, *saved, dk, dv,
-        request.shape, *places, dk_at, dv_at, request.look(), request.dropping, **options,
+        of_keys, n_blocks * math.ceil(request.S / rows), n_threads, *saved, dk, dv, request.shape,
+        *places, dk_at, dv_at, request.look(), request.dropping, shared_bytes=shared_bytes,
     )  # fmt: skip
     more = 0 if dscores is None else DSCORES
     launch(
-        of_queries, request.n_heads * math.ceil(request.T / plan[0]), tiles.N_THREADS, *saved, dq,
+        of_queries, request.n_heads * math.ceil(request.T / rows), n_threads, *saved, dq,
         delta if dscores is None else dscores, request.shape, *places, dq_at, request.look(more),
-        request.dropping, **options,
+        request.dropping, shared_bytes=shared_bytes,
     )  # fmt: skip
 
 

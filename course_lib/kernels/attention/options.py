@@ -1,6 +1,7 @@
 """A call of attention, checked: its extents, its options as kernels take them, and its results."""
 
 import math
+import sys
 from numbers import Real
 from typing import NamedTuple
 
@@ -25,17 +26,25 @@ from course_lib.kernels.blocks.dropout_mask import generator_arguments
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.arrays import ArrayError
 from course_lib.runtime.host.outputs import require_apart
+from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 DTYPES = ("float32", "float16", "bfloat16")
 MOST = 256  # of D and E
 
 
 class Problem(NamedTuple):
-    """What plans depend on."""
+    """What plans depend on.
+
+    is_aligned  rows of q, k and v begin on 16-byte boundaries
+    by_element  each score must be looked at by itself: there is more than a scale and a window
+    """
 
     D: int
     E: int
+    itemsize: int
     is_packed: bool
+    is_aligned: bool
+    by_element: bool
 
 
 def memory(x):
@@ -56,6 +65,13 @@ def rows_together(x):
     if together and (arrays.is_tensor(x) or isinstance(x, np.ndarray)):
         return x
     return arrays.contiguous(x)
+
+
+def _is_aligned(x):
+    """Whether each row of x begins on a 16-byte boundary, where kernels will read it."""
+    strides = arrays.strides_of(rows_together(x))[:-1]
+    width = VECTOR_BYTES // x.dtype.itemsize
+    return not (arrays.address_of(x) % VECTOR_BYTES or any(stride % width for stride in strides))
 
 
 def place_of(x):
@@ -98,7 +114,7 @@ class Request:
         softcap=0.0, slopes=None, key_lengths=None, q_starts=None, k_starts=None, max_q=None,
         max_k=None, dropout_p=0.0, seed=0, offset=0,
     ):  # fmt: skip
-        (B, H, T, D), S = self.q.shape, self.k.shape[2]
+        H, D = self.q.shape[1], self.q.shape[3]
         self.scale = D**-0.5 if scale is None else _number(scale, "scale")
         self.softcap = _number(softcap, "softcap")
         if self.softcap < 0:
@@ -146,8 +162,7 @@ class Request:
     def _read_mask(self, mask):
         if mask is None:
             return
-        dtypes = ("bool", "float32", arrays.dtype_name(self.q))
-        arrays.require(mask, "mask", dtypes=tuple(dict.fromkeys(dtypes)))
+        arrays.require(mask, "mask", dtypes=("bool", arrays.dtype_name(self.q)))
         whole = (self.B, self.q.shape[1], self.T, self.S)
         extents = (1,) * (4 - len(mask.shape)) + tuple(mask.shape)
         if len(extents) > 4 or any(n not in (1, m) for n, m in zip(extents, whole, strict=True)):
@@ -159,7 +174,11 @@ class Request:
         self.bits |= ALLOWED if arrays.dtype_name(mask) == "bool" else BIAS
 
     def problem(self):
-        return Problem(self.shape.D, self.shape.E, bool(self.bits & PACKED))
+        by_element = self.bits & (SOFTCAP | SLOPES | BIAS | ALLOWED | DROPOUT)
+        return Problem(
+            self.shape.D, self.shape.E, self.q.dtype.itemsize, bool(self.bits & PACKED),
+            all(map(_is_aligned, (self.q, self.k, self.v))), bool(by_element),
+        )  # fmt: skip
 
     @property
     def has_work(self):
@@ -177,9 +196,7 @@ class Request:
         slopes = (0, 0)
         if self.slopes is not None:
             slopes = (0, 1) if len(self.slopes.shape) == 1 else (self.shape.n_heads, 1)
-        return Look(
-            self.bits | more, self.scale, self.softcap, self.low, self.high, *mask, *slopes
-        )
+        return Look(self.bits | more, self.scale, self.softcap, self.low, self.high, *mask, *slopes)
 
     def read(self):
         """(bias, allowed, slopes, q_starts, k_starts) as kernels take them; any where unread."""
@@ -187,8 +204,7 @@ class Request:
         if self.bits & BIAS:
             bias = memory(self.mask)
         elif self.bits & ALLOWED:
-            uint8 = np.uint8 if isinstance(self.mask, np.ndarray) else _torch_uint8(self.mask)
-            allowed = memory(self.mask.view(uint8))
+            allowed = memory(_as_bytes(self.mask))
         starts = [x if x is not None else self._none("int32") for x in self.starts]
         slopes = self._none("float32") if self.slopes is None else memory(self.slopes)
         return bias, self._none("uint8") if allowed is None else allowed, slopes, *starts
@@ -237,10 +253,9 @@ class Request:
         return tuple(found)
 
 
-def _torch_uint8(mask):
-    import sys
-
-    return sys.modules["torch"].uint8 if arrays.is_tensor(mask) else np.uint8
+def _as_bytes(mask):
+    """A boolean mask as uint8, in the same memory."""
+    return mask.view(sys.modules["torch"].uint8 if arrays.is_tensor(mask) else np.uint8)
 
 
 def _number(value, name):

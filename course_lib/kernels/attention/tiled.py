@@ -1,9 +1,9 @@
 """The rung `tiled`: FlashAttention in float32, with tiles in shared memory (Dao et al., 2022).
 
-A block has a tile of queries and walks over the tiles of keys and values. Its threads stand 16 × 16:
-the 16 of a row of threads share the rows ty, ty + 16, … of queries, and of each row the columns
-tx, tx + 16, … . Keys and values of a tile share one buffer, one after the other. What a row of
-threads has found out about its queries goes through shared memory within its own warp.
+A block has a tile of queries and walks over the tiles of keys and values. Its 16 × 16 threads take
+the rows ty, ty + 16, … of the tile, and of each row the columns tx, tx + 16, …; so the 16 threads
+of one ty find the maximum and the sum of a row by shuffles. Keys and values of a tile use one
+buffer, one after the other.
 """
 
 import functools
@@ -27,6 +27,7 @@ from course_lib.runtime.intrinsics import FULL_MASK, LOWEST, load, store
 
 SIDE = 16  # threads of a block either way
 N_THREADS = SIDE * SIDE
+PART = 8  # terms of a product that are added up by themselves
 UNSEEN = np.float32(-1)  # stands for a weight: this key takes no part, whatever its value is
 
 
@@ -62,15 +63,23 @@ def products(rows, cols, depth):
     @cuda.jit(device=True)
     def multiply(sums, shared, a, b, n):
         """sums[u, w] = Σ a[ty + 16·u, d]·b[tx + 16·w, d] over d < n."""
+        part = cuda.local.array((EACH_ROW, EACH_COL), np.float32)
         tx, ty = cuda.threadIdx.x % SIDE, cuda.threadIdx.x // SIDE
         for u in range(EACH_ROW):
             for w in range(EACH_COL):
                 sums[u, w] = ZERO
-        for d in range(n):
+        for start in range(0, n, PART):  # sums of few terms first: fewer digits are lost
             for u in range(EACH_ROW):
-                mine = shared[a + (ty + u * SIDE) * PITCH + d]
                 for w in range(EACH_COL):
-                    sums[u, w] += mine * shared[b + (tx + w * SIDE) * PITCH + d]
+                    part[u, w] = ZERO
+            for d in range(start, min(n, start + PART)):
+                for u in range(EACH_ROW):
+                    mine = shared[a + (ty + u * SIDE) * PITCH + d]
+                    for w in range(EACH_COL):
+                        part[u, w] += mine * shared[b + (tx + w * SIDE) * PITCH + d]
+            for u in range(EACH_ROW):
+                for w in range(EACH_COL):
+                    sums[u, w] += part[u, w]
 
     @cuda.jit(device=True)
     def accumulate(sums, shared, weights, factors, b, n):

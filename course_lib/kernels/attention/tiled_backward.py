@@ -1,12 +1,12 @@
 """The backward pass of the rung `tiled`: the weights are computed again, from the log-sum-exp.
 
-With p the weights, g = do·vᵀ and delta = Σ do·o of each query, the gradient of a score is
-p·(g − delta). Three kernels: delta; dk and dv, with a tile of keys a block that walks over tiles of
-queries; dq, with a tile of queries a block that walks over tiles of keys. The last two compute the
-same weights, each for itself: 7 products instead of 5, but every sum has one owner and one order, so
-two runs agree bit for bit.
+With p the weights, g = do·vᵀ, and delta = Σ do·o of each query, the gradient of a score is
+p·(g − delta). There are three kernels: delta; dk and dv, where a block has a tile of keys and walks
+over tiles of queries; dq, where a block has a tile of queries and walks over tiles of keys. The
+last two compute the same weights, each for itself. That makes 7 products instead of 5, but every
+sum has one owner and one order, so two runs agree bit for bit.
 
-A block keeps two tiles, and two that it walks over come by: (k, v) and (q, do), or the reverse.
+A block holds two tiles, (k, v) or (q, do), and walks over tiles of the other two.
 """
 
 import functools

@@ -14,6 +14,8 @@ bfloat16 have 2. `array` says which of these a word is made of. Words are uint32
 `store_floats(array, i, source, k, n)`            n float32, from source[k] on, rounded to nearest
                                                   even
 `as_float(array, a, k)`                           lane k as float32
+`as_word(array, source, k)`                       the word of float32 numbers from source[k] on, as
+                                                  many as there are lanes, rounded to nearest even
 `largest(array, a, b)`                            the larger of each lane, NaN where one is NaN
 `where_equal(array, a, b, yes, no)`               of each lane: `yes` where a == b, else `no`
 `ordinary(array, a)`                              whether all lanes are above -inf; a NaN is not
@@ -76,6 +78,11 @@ def _as_float(array, a, k):
     return np.float32(np.array([a], np.uint32).view(array.dtype)[k])
 
 
+def _as_word(array, source, k):
+    numbers = [source[k + lane] for lane in range(_lanes(array))]
+    return np.array(numbers, np.float32).astype(array.dtype).view(np.uint32)[0]
+
+
 def _numbers(array, *words):
     return np.array(words, np.uint32).view(array.dtype).reshape(len(words), -1)
 
@@ -109,6 +116,7 @@ TWINS = {
     "store_words": _store_words,
     "store_floats": _store_floats,
     "as_float": _as_float,
+    "as_word": _as_word,
     "largest": _largest,
     "where_equal": _where_equal,
     "ordinary": _ordinary,
@@ -118,6 +126,6 @@ TWINS = {
 _here = twins.in_use(TWINS, "course_lib.runtime.intrinsics.ptx.words")
 lanes, lowest_word = _here["lanes"], _here["lowest_word"]
 load_words, store_words = _here["load_words"], _here["store_words"]
-store_floats, as_float = _here["store_floats"], _here["as_float"]
+store_floats, as_float, as_word = (_here[name] for name in ("store_floats", "as_float", "as_word"))
 largest, where_equal, ordinary = _here["largest"], _here["where_equal"], _here["ordinary"]
 select_bytes = _here["select_bytes"]

@@ -181,6 +181,19 @@ def as_float(typingctx, array, a, k):
     return types.float32(array, a, k), codegen
 
 
+@intrinsic
+def as_word(typingctx, array, source, k):
+    _check(array, "as_word")
+    _check_local(source, "as_word")
+
+    def codegen(context, builder, sig, args):
+        place = _local(context, builder, sig.args[1], args[1], sig.args[2], args[2])
+        n_lanes = 4 // _BYTES[array.dtype]
+        return _pack(builder, array.dtype, [builder.load(place(n)) for n in range(n_lanes)])[0]
+
+    return types.uint32(array, source, k), codegen
+
+
 def _by_lanes(builder, dtype, a, b, choose, words):
     """What `choose(x, y, k)` gives for the lanes x, y of a and b: whether the first of `words`."""
     bits = 32 if dtype == types.float32 else 16

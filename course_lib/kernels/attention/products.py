@@ -1,7 +1,8 @@
 """Many products at once: c[b, h] = Σ a[b, h]·b[b, h]ᵀ, each of a batch and of its heads.
 
 Every matrix lies anywhere in memory (`Matrix`), so that transposed ones need no copies. The tiles
-are those of `register_tiled`, smaller: 64 threads, each with 4×4 elements of a 32×32 tile.
+are those of the matrix product's `register_tiled`, smaller: 64 threads, each with 4×4 elements
+of a 32×32 tile.
 """
 
 import math
@@ -54,6 +55,22 @@ def fetch(tile, x, at, first, n_rows, place, k, K):
         tile[q, r] = load(x, x_at) if inside else ZERO
 
 
+@cuda.jit(device=True)
+def multiply_tiles(part, a_tile, b_tile, i, j):
+    """part = the product of both tiles: a sum of few terms, in which few digits are lost."""
+    mine = cuda.local.array(EACH, np.float32)
+    for u in range(EACH):
+        for v in range(EACH):
+            part[u, v] = ZERO
+    for q in range(DEPTH):
+        for u in range(EACH):
+            mine[u] = a_tile[q, i + u * SIDE]
+        for v in range(EACH):
+            other = b_tile[q, j + v * SIDE]
+            for u in range(EACH):
+                part[u, v] += mine[u] * other
+
+
 @cuda.jit
 def batched_kernel(a, b, c, of, a_at, b_at, c_at):
     """A tile of one of the products a block.
@@ -65,7 +82,7 @@ def batched_kernel(a, b, c, of, a_at, b_at, c_at):
     a_tile = cuda.shared.array((DEPTH, PADDED), np.float32)
     b_tile = cuda.shared.array((DEPTH, PADDED), np.float32)
     sums = cuda.local.array((EACH, EACH), np.float32)
-    mine = cuda.local.array(EACH, np.float32)
+    part = cuda.local.array((EACH, EACH), np.float32)
     i, j = cuda.threadIdx.x // SIDE, cuda.threadIdx.x % SIDE
     across, down = (of.N + TILE - 1) // TILE, (of.M + TILE - 1) // TILE
     n, rest = cuda.blockIdx.x % across * TILE, cuda.blockIdx.x // across
@@ -81,13 +98,10 @@ def batched_kernel(a, b, c, of, a_at, b_at, c_at):
             fetch(a_tile, a, a_first, m, of.M, a_at, k, of.K)
             fetch(b_tile, b, b_first, n, of.N, b_at, k, of.K)
             cuda.syncthreads()
-            for q in range(DEPTH):
-                for u in range(EACH):
-                    mine[u] = a_tile[q, i + u * SIDE]
+            multiply_tiles(part, a_tile, b_tile, i, j)
+            for u in range(EACH):
                 for v in range(EACH):
-                    other = b_tile[q, j + v * SIDE]
-                    for u in range(EACH):
-                        sums[u, v] += mine[u] * other
+                    sums[u, v] += part[u, v]
             cuda.syncthreads()
     first = batch * c_at.batch + h * c_at.head
     for u in range(EACH):

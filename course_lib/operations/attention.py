@@ -1,0 +1,93 @@
+"""Attention: causal from the lower right corner, with one pair of keys and values for all heads."""
+
+import numpy as np
+import torch
+
+from course_lib import reference
+from course_lib.kernels import attention
+from course_lib.operations.passes import Operation, Pass, gradient
+
+OPTIONS = dict(causal=True, lower_right=True)
+MORE = 2  # keys than queries
+
+
+def attention_operation():
+    """x are the queries; keys and values are the halves of one array, `kv`, as of one product."""
+
+    def forward_inputs(x):
+        B, _, T, D = x.shape
+        return {"q": x, "kv": gradient(x.new_empty(B, 1, T + MORE, 2 * D))}
+
+    def backward_inputs(x):
+        generator = torch.Generator().manual_seed(x.numel() + 3)
+        do = torch.randn(x.shape, generator=generator).to(x.device, x.dtype)
+        return {"do": do} | forward_inputs(x)
+
+    def halves(q, kv):
+        D = q.shape[-1]
+        return q, kv[..., :D], kv[..., D:]
+
+    def ours(q, kv, **options):
+        return attention.forward(*halves(q, kv), **OPTIONS, **options)[0]
+
+    def ours_backward(do, q, kv, variant):
+        saved = attention.forward(*halves(q, kv), variant="streaming", **OPTIONS)
+        return attention.backward(do, *halves(q, kv), *saved, variant=variant, **OPTIONS)
+
+    def peer(q, kv):
+        q, k, v = halves(q, kv)
+        visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~visible.tril(MORE), -torch.inf)
+        return torch.softmax(scores, -1) @ v
+
+    def peer_backward(do, q, kv):
+        q, kv = (each.detach().requires_grad_() for each in (q, kv))
+        return torch.autograd.grad(peer(q, kv), (q, kv), do)
+
+    def truth_backward(do, q, kv):
+        dq, dk, dv, _ = reference.attention_backward(do, *halves(q, kv), **OPTIONS)
+        return dq, np.concatenate((dk, dv), -1)
+
+    def steepness(q, kv):
+        """How much an error of a score's terms, relative to them, changes a weight."""
+        q, k, _ = halves(np.abs(q), np.abs(kv))
+        return 1 + (q @ np.swapaxes(k, -1, -2)).max((1, 2, 3), keepdims=True) * q.shape[-1] ** -0.5
+
+    def scale(truth, q, kv):
+        q_, k, v = halves(q, kv)
+        return reference.attention(q_, k, np.abs(v), **OPTIONS)[0] * steepness(q, kv)
+
+    def backward_scale(do, q, kv):
+        """The largest terms of the gradients of all scores, times what they multiply."""
+        _, k, v = halves(np.abs(q), np.abs(kv))
+        of_score = 2 * (np.abs(do) @ np.swapaxes(v, -1, -2)).max((1, 2, 3), keepdims=True)
+        largest = [x.max((1, 2, 3), keepdims=True) for x in (k, np.abs(q), np.abs(do))]
+        n = q.shape[1] * (q.shape[2] + MORE)
+        return steepness(q, kv) * of_score * n * max(1, q.shape[-1] ** -0.5) * np.maximum(
+            largest[0], np.maximum(largest[1], largest[2] / np.maximum(of_score, 1e-30))
+        )
+
+    def joined(dk, dv):
+        return (torch.cat if torch.is_tensor(dk) else np.concatenate)((dk, dv), -1)
+
+    def of(number, ours):
+        return Pass(
+            attention.BACKWARD, backward_inputs, ours=ours,
+            peer=lambda *inputs: peer_backward(*inputs)[number],
+            truth=lambda *inputs: truth_backward(*inputs)[number],
+            scale=lambda truth, *inputs: backward_scale(*inputs),
+            scale_in_words="the batch's largest terms", whole=True,
+        )  # fmt: skip
+
+    return Operation(
+        attention,
+        forward=Pass(
+            attention.FORWARD, forward_inputs, ours=ours, peer=peer,
+            truth=lambda q, kv: reference.attention(*halves(q, kv), **OPTIONS)[0],
+            scale=scale, scale_in_words="Σ weights·|v|, times the largest score's terms",
+            whole=True, out=True,
+        ),
+        backward=of(0, lambda *inputs, variant: ours_backward(*inputs, variant)[0]),
+        weights=of(1, lambda *inputs, variant: joined(*ours_backward(*inputs, variant)[1:])),
+        n_dims=4, layout="queries, B x H x T x D", example=(2, 3, 20, 16),
+    )  # fmt: skip

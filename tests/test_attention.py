@@ -1,0 +1,350 @@
+"""Attention: every option on every rung, beside what the contract proves of all operations.
+
+The bound is FlashAttention's own: an error of at most twice PyTorch's in the same dtype (3 times
+with softcap), and of a rounding.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensors import PLACE, double
+
+from course_lib import SIMULATED, reference, simulator
+from course_lib.kernels import attention
+from course_lib.runtime.host.arrays import ArrayError
+from course_lib.runtime.host.launch import planning
+
+GPU_ONLY = pytest.mark.skipif(SIMULATED, reason="takes the simulator too long")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+ROUNDING = torch.finfo(torch.float32).eps
+ON_ORDINARY_CORES = "separate", "streaming", "tiled"
+NAMES = ("dq", "dk", "dv", "dmask")
+
+
+def numbers(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator).to(PLACE, dtype)
+
+
+def composed(
+    q, k, v, scale=None, causal=False, lower_right=False, window=(None, None), mask=None,
+    softcap=0.0, slopes=None, key_lengths=None, dropout_p=0.0, seed=0, offset=0,
+):  # fmt: skip
+    """(o, lse) as PyTorch computes them in the dtype of q, operator by operator."""
+    (_, H, T, D), S = q.shape, k.shape[2]
+    k, v = (x.repeat_interleave(H // x.shape[1], 1) for x in (k, v))
+    scores = q @ k.mT * (D**-0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    lengths = None if key_lengths is None else key_lengths.cpu().numpy()
+    visible = reference.attention_visible(T, S, causal, window, lower_right, lengths)
+    visible = torch.from_numpy(visible).to(q.device)
+    if slopes is not None:
+        n_keys = S if lengths is None else torch.tensor(lengths)[:, None, None, None].clamp(max=S)
+        beside = n_keys - T if lower_right else 0
+        distance = torch.arange(S) - torch.arange(T)[:, None] - beside
+        distance = distance.abs().to(q.device)
+        scores = scores - (slopes[..., None, None] * distance).to(q.dtype)
+    if mask is not None and mask.dtype == torch.bool:
+        visible = visible & mask
+    elif mask is not None:
+        scores = scores + mask
+    scores = scores.masked_fill(~visible, -math.inf)
+    weights = torch.softmax(scores, -1).masked_fill((scores == -math.inf).all(-1)[..., None], 0)
+    if dropout_p:
+        kept = reference.dropout_mask(tuple(weights.shape), dropout_p, seed, offset)
+        weights = weights * torch.from_numpy(kept).to(q.device) / (1 - dropout_p)
+    return weights @ v, torch.logsumexp(scores, -1)
+
+
+def floor(truth, dtype):
+    """Roundings of float32 numbers of about 1, as inputs are; of the dtype, of what these are."""
+    near = torch.from_numpy(np.where(np.isfinite(truth), truth, 0.0)).to(dtype)
+    lost = (near + 0.3 - 0.3).double() - near.double()
+    return 4 * ROUNDING + (2 * lost.abs().max().item() if near.numel() else 0)
+
+
+def no_further(name, found, peer, truth, times=2):
+    """`found` is finite where the truth is, and its error at most `times` the peer's."""
+    dtype, found, peer = found.dtype, double(found), double(peer)
+    assert found.shape == truth.shape, name
+    there = np.isfinite(truth)
+    assert np.array_equal(np.isneginf(found), np.isneginf(truth)), name
+    assert np.isfinite(found[there]).all(), name
+    error, theirs = (np.abs(x[there] - truth[there]).max(initial=0) for x in (found, peer))
+    assert error <= times * theirs + floor(truth, dtype), f"{name}: {error:.1e}, {theirs:.1e}"
+
+
+def summed(dscores, shape):
+    """The gradient of a mask of `shape`, from that of all scores."""
+    axes = tuple(a for a, n in enumerate((1,) * (4 - len(shape)) + tuple(shape)) if n == 1)
+    return dscores.sum(axes, keepdims=True).reshape(shape)
+
+
+def check(q, k, v, forward=ON_ORDINARY_CORES, backward=("separate", "tiled"), **options):
+    """Hold these rungs to the bound, o, lse and all gradients, that of lse and of a mask included.
+    """
+    with_mask = options.get("mask") is not None and options["mask"].dtype != torch.bool
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    given = options
+    if with_mask:
+        leaves.append(options["mask"].detach().clone().requires_grad_())
+        given = options | {"mask": leaves[3]}
+    o, lse = composed(*leaves[:3], **given)
+    do = numbers(*o.shape, dtype=q.dtype, seed=1)
+    dlse = numbers(*lse.shape, seed=2).masked_fill(torch.isinf(lse), 0)
+    scalar = (o * do).sum() + (lse.masked_fill(torch.isinf(lse), 0) * dlse.to(lse.dtype)).sum()
+    peers = torch.autograd.grad(scalar, leaves)
+    told = {n: double(x) if n in ("slopes", "key_lengths") else x for n, x in options.items()}
+    if options.get("mask") is not None:
+        mask = options["mask"]
+        told["mask"] = double(mask) if with_mask else mask.cpu().numpy()
+    doubles = [double(x) for x in (q, k, v)]
+    truth, true_lse = reference.attention(*doubles, **told)
+    *truths, dscores = reference.attention_backward(
+        double(do), *doubles, dlse=double(dlse), **told
+    )
+    truths += [summed(dscores, options["mask"].shape)] if with_mask else []
+    times = 3 if options.get("softcap") else 2
+    saved = attention.forward(q, k, v, variant="streaming", **options)
+    for variant in forward:
+        found, found_lse = attention.forward(q, k, v, variant=variant, **options)
+        no_further(f"{variant} o", found, o, truth, times)
+        no_further(f"{variant} lse", found_lse, lse.float(), true_lse, times)
+        saved = found, found_lse
+    for variant in backward:
+        found = attention.backward(
+            do, q, k, v, *saved, dlse=dlse, mask_gradient=with_mask, variant=variant, **options
+        )
+        for name, one, peer, true in zip(NAMES, found, peers, truths, strict=False):
+            no_further(f"{variant} {name}", one, peer, true, times)
+
+
+@st.composite
+def calls(draw, dtypes=DTYPES):
+    """(q, k, v, options) of any kind, as small as a simulator likes them."""
+    share, G, B = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    T, S = draw(st.integers(1, 20)), draw(st.integers(1, 20))
+    D, E = draw(st.sampled_from((1, 7, 8, 24))), draw(st.sampled_from((1, 8, 17)))
+    dtype = draw(st.sampled_from(dtypes))
+    q, k, v = (numbers(*shape, dtype=dtype) for shape in (
+        (B, share * G, T, D), (B, G, S, D), (B, G, S, E),
+    ))  # fmt: skip
+    if draw(st.booleans()):  # (B, T, H, D) in memory
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    reach = st.none() | st.integers(0, 9)
+    options = dict(
+        causal=draw(st.booleans()), lower_right=draw(st.booleans()),
+        window=(draw(reach), draw(reach)),
+        scale=draw(st.sampled_from((None, 0.5))), softcap=draw(st.sampled_from((0.0, 0.0, 1.5))),
+    )  # fmt: skip
+    kind = draw(st.sampled_from(("none", "bool", "numbers")))
+    extents = [n if draw(st.booleans()) else 1 for n in (B, share * G, T, S)]
+    extents = extents[draw(st.integers(0, 3)) :]
+    if kind == "bool":
+        options["mask"] = numbers(*extents) > -0.5
+    elif kind == "numbers":
+        options["mask"] = numbers(*extents, dtype=dtype)
+    if draw(st.booleans()):
+        shape = (share * G,) if draw(st.booleans()) else (B, share * G)
+        options["slopes"] = numbers(*shape).abs()
+    if draw(st.booleans()):
+        lengths = draw(st.lists(st.integers(0, S), min_size=B, max_size=B))
+        options["key_lengths"] = torch.tensor(lengths, dtype=torch.int32, device=PLACE)
+    if draw(st.booleans()):
+        options |= dict(dropout_p=0.3, seed=draw(st.integers(0, 99)), offset=3)
+    return q, k, v, options
+
+
+@settings(max_examples=20, deadline=None)
+@given(calls())
+def test_every_option_on_every_rung(call):
+    q, k, v, options = call
+    check(q, k, v, **options)
+
+
+@settings(max_examples=4 if SIMULATED else 50, deadline=None)
+@given(calls(DTYPES[1:]))
+def test_every_option_on_tensor_cores(call):
+    q, k, v, options = call
+    check(q, k, v, ("tensor_core",), ("tensor_core",), **options)
+
+
+@pytest.mark.parametrize("D, E", [(33, 64), (65, 100), (129, 8)])
+def test_each_size_of_heads_has_tiles(D, E):
+    q, k, v = numbers(1, 2, 35, D), numbers(1, 1, 37, D), numbers(1, 1, 37, E)
+    check(q, k, v, ("tiled",), ("tiled",), causal=True)
+
+
+@GPU_ONLY
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("D", [32, 40, 59, 64, 96, 111, 128, 192, 256])
+@pytest.mark.parametrize("T, S", [
+    (1, 1), (239, 1), (799, 3), (113, 203), (1023, 1024), (1024, 1023), (2048, 2048),
+])  # fmt: skip
+def test_lengths_and_heads_that_others_test(T, S, D, dtype):
+    q, k, v = numbers(1, 4, T, D, dtype=dtype), *(numbers(1, 2, S, D, dtype=dtype) for _ in "kv")
+    for options in ({}, dict(causal=True, lower_right=True), dict(window=(50, 9), softcap=30.0)):
+        check(q, k, v, ("tiled",), ("tiled",), dropout_p=0.17, **options)
+
+
+@pytest.mark.parametrize("T", [17, 64, 65] if SIMULATED else [64, 65, 127, 192, 704])
+def test_padding_is_not_taken_for_a_score_of_zero(T):
+    """All scores near −120: what counts as 0 would outweigh them by far, in either pass."""
+    q, k, v = numbers(1, 1, T, 8), numbers(1, 1, T, 8), numbers(1, 1, T, 8)
+    q[..., 0], k[..., 0] = 120 * 8**0.5, -1
+    check(q, k, v, ("streaming", "tiled"), ("tiled",))
+
+
+def packed(starts, H, *sizes):
+    return [numbers(1, H, starts[-1], n) for n in sizes]
+
+
+@pytest.mark.parametrize("options", [
+    {}, dict(causal=True, lower_right=True), dict(window=(2, 1)), dict(dropout_p=0.4),
+])  # fmt: skip
+def test_packed_sequences_are_each_for_itself(options):
+    q_starts, k_starts = [0, 5, 5, 12], [0, 3, 9, 20]
+    (q, do), (k, v) = packed(q_starts, 2, 8, 8), packed(k_starts, 1, 8, 8)
+    how = dict(max_q=7, max_k=11, **options)
+    for name, starts in (("q_starts", q_starts), ("k_starts", k_starts)):
+        how[name] = torch.tensor(starts, dtype=torch.int32, device=PLACE)
+    for variant in ("streaming", "tiled"):
+        o, lse = attention.forward(q, k, v, variant=variant, **how)
+        dq, dk, dv = attention.backward(do, q, k, v, o, lse, **how)
+        if options.get("dropout_p"):
+            assert o.abs().sum() > 0 and (dq, dk, dv)  # the mask counts sequences: no peer
+            continue
+        for n in range(3):
+            rows, keys = slice(*q_starts[n : n + 2]), slice(*k_starts[n : n + 2])
+            one = double(q[:, :, rows]), double(k[:, :, keys]), double(v[:, :, keys])
+            truth, true_lse = reference.attention(*one, **options)
+            truths = reference.attention_backward(double(do[:, :, rows]), *one, **options)
+            found = o[:, :, rows], lse[:, :, rows], dq[:, :, rows], dk[:, :, keys], dv[:, :, keys]
+            for a, b in zip(found, (truth, true_lse, *truths[:3]), strict=True):
+                np.testing.assert_allclose(double(a), b, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="takes no packed sequences: use one of streaming, tiled"):
+        attention.forward(q, k, v, variant="separate", **how)
+
+
+def test_padding_is_not_read():
+    """Keys behind the length may be anything; their gradients are 0."""
+    q, k, v, do = (numbers(2, 2, 6, 8, seed=n) for n in range(4))
+    k[0, :, 4:], v[0, :, 4:] = math.nan, math.inf
+    lengths = torch.tensor([4, 0], dtype=torch.int32, device=PLACE)
+    for variant in ("streaming", "tiled"):
+        o, lse = attention.forward(q, k, v, key_lengths=lengths, variant=variant)
+        assert o[0].isfinite().all() and (o[1] == 0).all() and (lse[1] == -math.inf).all()
+        found = attention.backward(do, q, k, v, o, lse, key_lengths=lengths)
+        assert all(x.isfinite().all() for x in found) and (found[1][0, :, 4:] == 0).all()
+
+
+@pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
+def test_the_sanitizer_finds_nothing_with_all_options():
+    q, k, v = numbers(2, 2, 19, 8), numbers(2, 1, 18, 8), numbers(2, 1, 18, 8)
+    options = dict(
+        causal=True, lower_right=True, window=(9, None), softcap=3.0, slopes=numbers(2).abs(),
+        key_lengths=torch.tensor([18, 7], dtype=torch.int32), dropout_p=0.2, mask=numbers(19, 18),
+    )  # fmt: skip
+    found = []
+    for order in ("forward", "random"):
+        with simulator.sanitize() as report, simulator.options(order=order, seed=3):
+            o, lse = attention.forward(q, k, v, variant="tiled", **options)
+            saved = q, k, v, o, lse
+            found.append((o, lse, *attention.backward(o, *saved, mask_gradient=True, **options)))
+        assert not report.findings, report
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_results_lie_as_their_inputs_do():
+    """By heads or by rows; slices of one projection are read where they lie."""
+    B, T, H, D = 2, 5, 3, 8
+    whole = numbers(B, T, 3, H, D)
+    q, k, v = whole.permute(2, 0, 3, 1, 4)
+    o, lse = attention.forward(q, k, v)
+    assert o.transpose(1, 2).is_contiguous() and lse.is_contiguous()
+    for found, x in zip(attention.backward(o, q, k, v, o, lse), (q, k, v), strict=True):
+        assert found.transpose(1, 2).is_contiguous() and found.shape == x.shape
+    same, _ = attention.forward(*(x.contiguous() for x in (q, k, v)))
+    assert same.is_contiguous() and torch.equal(same, o)
+
+
+def test_no_keys_and_no_queries():
+    for T, S in ((3, 0), (0, 3), (0, 0)):
+        q, k, v = numbers(2, 2, T, 8), numbers(2, 2, S, 8), numbers(2, 2, S, 4)
+        for variant in ON_ORDINARY_CORES:
+            o, lse = attention.forward(q, k, v, variant=variant)
+            assert o.shape == (2, 2, T, 4) and (o == 0).all() and (lse == -math.inf).all()
+        found = attention.backward(o, q, k, v, o, lse)
+        assert all((x == 0).all() for x in found)
+        assert [x.shape for x in found] == [x.shape for x in (q, k, v)]
+
+
+Q = numbers(2, 4, 5, 8)
+REFUSED = [
+    (dict(q=numbers(4, 5, 8)), ArrayError, "q must have 4 dimensions"),
+    (dict(q=numbers(2, 3, 5, 8)), ArrayError, "q has 3 heads, which the 2 of k and v do not"),
+    (dict(k=numbers(2, 2, 6, 4)), ArrayError, r"k must have shape \(2, 2, 6, 8\)"),
+    (dict(v=numbers(2, 2, 7, 8)), ArrayError, r"v must have shape \(2, 2, 6, 8\)"),
+    (dict(k=numbers(2, 2, 6, 8).half()), ArrayError, "k must be float32, not float16"),
+    (dict(mask=numbers(5, 6).half()), ArrayError, "mask must be bool or float32, not float16"),
+    (dict(mask=numbers(4, 6)), ArrayError, r"mask must broadcast to \(2, 4, 5, 6\)"),
+    (dict(window=3), TypeError, r"window must be \(left, right\)"),
+    (dict(window=(-1, 3)), ValueError, "window must reach 0 keys or more"),
+    (dict(softcap=-1.0), ValueError, "softcap must be at least 0"),
+    (dict(scale="large"), TypeError, "scale must be a number"),
+    (dict(dropout_p=1.5), ValueError, "p must be a probability"),
+    (dict(slopes=numbers(3)), ArrayError, r"slopes must have shape \(4,\)"),
+    (dict(key_lengths=torch.ones(2, device=PLACE)), ArrayError, "key_lengths must be int32"),
+    (dict(max_q=3), ValueError, "packed sequences need q_starts, k_starts, max_q and max_k"),
+    (dict(variant="flash"), ValueError, "unknown variant 'flash'"),
+    (dict(q=numbers(2, 4, 5, 300), k=numbers(2, 2, 6, 300)), ArrayError, "1 to 256 elements"),
+]
+
+
+@pytest.mark.parametrize("wrong, error, says", REFUSED, ids=[says[:30] for *_, says in REFUSED])
+def test_bad_input_is_refused_in_words(wrong, error, says):
+    inputs = dict(q=Q, k=numbers(2, 2, 6, 8), v=numbers(2, 2, 6, 8)) | wrong
+    with pytest.raises(error, match=says):
+        attention.forward(**inputs)
+
+
+def test_lengths_beyond_the_keys_read_no_further():
+    k = numbers(2, 2, 6, 8)
+    far = torch.tensor([60, 6], dtype=torch.int32, device=PLACE)
+    found, _ = attention.forward(Q, k, k, key_lengths=far)
+    assert torch.equal(found, attention.forward(Q, k, k)[0])
+
+
+@pytest.mark.skipif(not SIMULATED, reason="plans for other chips")
+def test_tensor_cores_take_what_they_say():
+    from test_chips import CHIPS
+
+    for dtype, chip, D, chosen in [
+        (torch.float32, CHIPS[4], 64, "tiled_kernel"),
+        (torch.float16, CHIPS[0], 64, "tiled_kernel"),
+        (torch.float16, CHIPS[4], 64, "tensor_core_kernel"),
+        (torch.bfloat16, CHIPS[1], 256, "tensor_core_kernel"),
+        (torch.bfloat16, CHIPS[2], 256, "tiled_kernel"),  # too little shared memory
+    ]:  # fmt: skip
+        q = torch.empty(1, 1, 64, D, dtype=dtype)
+        with planning(chip) as launches:
+            attention.forward(q, q, q)
+        assert chosen in str(launches[0][0].py_func), (dtype, chip.name, D)
+    with pytest.raises(ValueError, match="'tensor_core' takes float16 and bfloat16 alone: use one"):
+        attention.forward(Q, Q, Q, variant="tensor_core")
+
+
+def test_a_chip_with_too_little_shared_memory_gets_another_way():
+    from test_chips import CHIPS
+
+    q = torch.empty(1, 1, 64, 256)
+    with planning(CHIPS[0]) as launches:
+        attention.backward(q, q, q, q, q, torch.empty(1, 1, 64))
+        with pytest.raises(ValueError, match="shared memory for heads of 256.*use one of separate"):
+            attention.backward(q, q, q, q, q, torch.empty(1, 1, 64), variant="tiled")
+    assert any("gradients_kernel" in str(kernel.py_func) for kernel, *_ in launches)
