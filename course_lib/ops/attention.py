@@ -61,8 +61,13 @@ def _kernel(q, k, v, *inputs):
 
 
 @cached_launch(3 + _N_TENSORS)
-def _forward(q, k, v, *inputs):
-    return kernels.forward(q, k, v, **_named(*inputs))
+def _forward(q, k, v, mask, *inputs):
+    return kernels.forward(q, k, v, **_named(_readable(mask, q), *inputs))
+
+
+def _readable(mask, q):
+    """`mask` as kernels take it: float32 beside narrower numbers is converted."""
+    return mask.to(q.dtype) if mask is not None and mask.dtype is torch.float32 else mask
 
 
 def _by_torch(q, k, v, *inputs):
@@ -141,10 +146,9 @@ def _backward_kernel(do, q, k, v, o, lse, dlse, drawn, *inputs):
 
 
 @cached_launch(7 + _N_TENSORS)
-def _launch_backward(do, q, k, v, o, lse, dlse, *inputs, of_mask):
-    return kernels.backward(
-        do, q, k, v, o, lse, dlse=dlse, mask_gradient=of_mask, **_named(*inputs)
-    )  # fmt: skip
+def _launch_backward(do, q, k, v, o, lse, dlse, mask, *inputs, of_mask):
+    options = _named(_readable(mask, q), *inputs)
+    return kernels.backward(do, q, k, v, o, lse, dlse=dlse, mask_gradient=of_mask, **options)
 
 
 def _backward_by_torch(do, q, k, v, o, lse, dlse, drawn, *inputs):
