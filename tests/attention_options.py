@@ -87,6 +87,37 @@ def passes(qkv, options):
     return [o, lse, *torch.autograd.grad((o, lse), leaves, (_like(o), _like(lse)))]
 
 
+def packed_faults(place):
+    """Packed sequences, one without queries and one without keys, beside each alone."""
+    torch.manual_seed(1)
+    q, k, v = (_randn(*shape).to(place) for shape in ((1, 2, 10, 4), (1, 1, 9, 4), (1, 1, 9, 6)))
+    starts = torch.tensor([[0, 0], [3, 2], [3, 3], [7, 3], [9, 8]], device=place)
+    packed = dict(q_starts=starts[:, 0], k_starts=starts[:, 1], max_q=4, max_k=5)
+    numbers = dict(slopes=torch.rand(4, 2, device=place), mask=_randn(4, 1, 4, 5).to(place))
+    for options in (dict(causal=True, lower_right=True), dict(softcap=2.0) | numbers):
+        found = passes([q, k, v], packed | options)
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        mask = numbers["mask"].clone().requires_grad_()
+        leaves += [mask] if "mask" in options else []
+        each = []
+        for n, ((a, c), (b, d)) in enumerate(itertools.pairwise(starts.tolist())):
+            own = dict(options)
+            if "mask" in own:
+                own |= dict(mask=mask[n, :, : b - a, : d - c], slopes=numbers["slopes"][n])
+            qkv = leaves[0][:, :, a:b], *(x[:, :, c:d] for x in leaves[1:3])
+            each.append(ops.attention(*qkv, **own, return_lse=True))
+        o, lse = (torch.cat(x, 2) for x in zip(*each, strict=True))
+        dys = _like(found[0])[:, :, :9], _like(found[1])[:, :, :9]
+        expected = o, lse, *torch.autograd.grad((o, lse), leaves, dys)
+        rest = found[0][:, :, 9:], found[1][:, :, 9:]
+        if rest[0].any() or (rest[1] > -math.inf).any():
+            yield f"{list(options)}: a row of no sequence has {rest}"
+        found[:2] = (x[:, :, :9] for x in found[:2])
+        for number, (x, y) in enumerate(zip(found, expected, strict=True)):
+            if error := _difference(x, y):
+                yield f"{list(options)}, result {number}: {error}"
+
+
 def _like(x):
     """A gradient for `x`: numbers that differ from place to place."""
     n = math.prod(x.shape)

@@ -6,6 +6,7 @@ from course_lib.runtime.host.launch import recorded
 
 with recorded() as launches:
     assert list(attention_options.truth_faults("cpu")) == []
+    assert list(attention_options.packed_faults("cpu")) == []
     assert list(attention_options.torch_faults("cpu", range(20))) == []
     q, k, v = (torch.randn(2, 2, n, 300, requires_grad=True) for n in (3, 5, 5))
     v = torch.eye(5).expand(2, 2, 5, 5).clone().requires_grad_()
