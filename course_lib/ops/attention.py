@@ -24,7 +24,7 @@ _OPTIONS = (
     "int? max_q, int? max_k, float? scale, bool causal, bool lower_right, int? left, int? right, "
     "float softcap, float dropout_p"
 )
-_N_TENSORS, _N_INPUTS = 5, 14  # of those, and of both
+_N_TENSORS = 5
 
 # ---- implementations ----------------------------------------------------------------------------
 
@@ -81,11 +81,15 @@ def _by_torch(q, k, v, *inputs):
 
 def _function_by_torch(inputs, drawn, with_lse):
     """A function of q, k, v and mask, that returns (o, lse), or o alone where that suffices."""
-    _, slopes, key_lengths, q_starts, k_starts, max_q, max_k, scale, causal, *more, p = inputs
-    names = "lower_right", "left", "right", "softcap"
-    options = dict(zip(names, more, strict=True), scale=scale, causal=causal)
-    others = (slopes, key_lengths, q_starts, *more[1:3])
-    plain = all(x is None for x in others) and not (with_lse or more[0] or more[3] or p)
+    _, slopes, key_lengths, q_starts, k_starts, max_q, max_k, scale, causal, *rest = inputs
+    lower_right, left, right, softcap, p = rest
+    options = dict(
+        slopes=slopes, scale=scale, causal=causal, lower_right=lower_right, left=left, right=right,
+        softcap=softcap,
+    )  # fmt: skip
+    plain = all(x is None for x in (slopes, key_lengths, q_starts, left, right)) and not (
+        lower_right or softcap or p or with_lse
+    )
 
     def function(q, k, v, mask):
         if plain and (mask is None or mask.dim() >= 2 and not causal):
@@ -93,14 +97,9 @@ def _function_by_torch(inputs, drawn, with_lse):
         kept = None
         if p:
             kept = _kept_by_torch(q, checks.sizes(q, k, q_starts, max_q, max_k), p, int(drawn[0]))
-        if q_starts is None:
-            return by_torch.composed(
-                q, k, v, mask, kept, slopes=slopes, key_lengths=key_lengths, **options
-            )
-        return by_torch.packed(
-            q, k, v, mask, kept, q_starts=q_starts, k_starts=k_starts, slopes=slopes,
-            key_lengths=None, **options,
-        )  # fmt: skip
+        if q_starts is not None:
+            return by_torch.packed(q, k, v, mask, kept, q_starts, k_starts, **options)
+        return by_torch.composed(q, k, v, mask, kept, key_lengths=key_lengths, **options)
 
     return function
 
@@ -194,7 +193,7 @@ def _gradient(ctx, do, dlse, _):
     gradients = [dx if needed else None for dx, needed in zip(found, needs, strict=False)]
     if needs[3]:
         gradients[3] = gradients[3].to(mask.dtype)
-    return *gradients, *[None] * _N_INPUTS  # of mask there is one: of with_lse none
+    return *gradients, *[None] * (len(ctx.needs_input_grad) - 1 - len(gradients))
 
 
 def _vmap(info, in_dims, *inputs):

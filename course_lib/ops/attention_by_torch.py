@@ -3,6 +3,7 @@
 Shapes and options as in `attention`; differentiable by PyTorch's autograd.
 """
 
+import itertools
 import math
 
 import torch
@@ -19,8 +20,8 @@ def plain(q, k, v, mask, scale, causal):
     )
 
 
-def composed(q, k, v, mask, kept, *, slopes, key_lengths, scale, causal, lower_right, left, right,
-             softcap):  # fmt: skip
+def composed(q, k, v, mask, kept, *, slopes, scale, causal, lower_right, left, right, softcap,
+             key_lengths=None):  # fmt: skip
     """(o, lse). `kept`, if given, is what dropout multiplies weights by, (B, H, T, S)."""
     exact = of_sums(q.dtype)
     (_, H, T, D), (_, G, S, _) = q.shape, k.shape
@@ -55,12 +56,12 @@ def composed(q, k, v, mask, kept, *, slopes, key_lengths, scale, causal, lower_r
     return (weights @ values).to(q.dtype), lse
 
 
-def packed(q, k, v, mask, kept, *, q_starts, k_starts, slopes, **options):
+def packed(q, k, v, mask, kept, q_starts, k_starts, *, slopes, **options):
     """`composed` for one sequence after another; what lies between them has o = 0, lse = −inf."""
     o = q.new_zeros(*q.shape[:-1], v.shape[-1])
     lse = torch.full(q.shape[:-1], -math.inf, dtype=of_sums(q.dtype), device=q.device)
-    places = list(zip(q_starts.tolist(), k_starts.tolist(), strict=True))
-    for n, ((first, begin), (last, end)) in enumerate(zip(places, places[1:], strict=False)):
+    places = zip(q_starts.tolist(), k_starts.tolist(), strict=True)
+    for n, ((first, begin), (last, end)) in enumerate(itertools.pairwise(places)):
         T, S = last - first, end - begin
         given = q[:, :, first:last], *(x[:, :, begin:end] for x in (k, v))
         many = slopes is not None and slopes.dim() == 2
