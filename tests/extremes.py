@@ -76,6 +76,23 @@ def along(name):
             yield *both(name, dim), [x]
 
 
+def attention():
+    q, k, _ = _heads()
+    for x in rows():  # of q and k: where weights are 1 but for a rounding, gradients are noise
+        yield *both("attention"), [q, k, x.reshape(1, 1, 4, 4)]
+    for empty_keys in empty((1, 1, 0, 4)):
+        yield *both("attention"), [q, empty_keys, empty_keys]
+
+
+def scaled_dot_product_attention():
+    for x in rows():
+        yield *both("scaled_dot_product_attention"), [*_heads(), x]
+
+
+def _heads():
+    return torch.randn(3, 1, 1, 4, 4, generator=torch.Generator().manual_seed(2))
+
+
 def batch_norm():
     weight, bias = torch.tensor([1.0, 0.0, -2.0, 3.0]), torch.tensor([0.0, 1.0, -INF, 3.0])
     for x in [*images(), *empty((0, 4, 3, 3), (2, 4, 0, 3), (0, 4), (2, 4, 0))]:
@@ -247,9 +264,9 @@ OPERATORS = {
         "conv_transpose2d", torch.linspace(-1, 1, 64).reshape(4, 4, 2, 2)
     ),
     **{each.__name__: each for each in (
-        batch_norm, bn_relu_softmax, conv2d, conv2d_batch_norm, cross_entropy, dice_loss, dropout,
-        softmax_dropout, global_avg_pool, interpolate, layer_norm, linear, max_pool2d,
-        squeeze_excite)},
+        attention, batch_norm, bn_relu_softmax, conv2d, conv2d_batch_norm, cross_entropy,
+        dice_loss, dropout, softmax_dropout, global_avg_pool, interpolate, layer_norm, linear,
+        max_pool2d, scaled_dot_product_attention, squeeze_excite)},
 }  # fmt: skip
 
 

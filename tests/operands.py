@@ -77,6 +77,11 @@ def _bn_relu_softmax(f, x, mean, var, weight, bias):
     return f.bn_relu_softmax(x, mean.detach(), var.detach().square(), weight, bias, 1.0)
 
 
+def _attention(f, q, *others):
+    k, v = (x.expand(q.shape[0], -1, -1, -1) for x in others)
+    return f.attention(q, k, v, causal=True, lower_right=True)
+
+
 def _dice_loss(f, x):
     target = torch.arange(x[:, 0].numel(), device=x.device).view(x[:, 0].shape) % x.shape[1]
     return f.dice_loss(x, target)
@@ -117,6 +122,11 @@ CASES = {
         lambda f, x: f.interpolate(x, size=(2, 3), mode="bilinear"), ((2, 8, 1, 1),)
     ),
     "linear": (lambda f, *operands: f.linear(*operands), ((2, 3, 16), (8, 16), (8,))),
+    "attention": (_attention, ((2, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 4))),
+    "scaled_dot_product_attention": (
+        lambda f, *qkv: f.scaled_dot_product_attention(*qkv),
+        ((2, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 6)),
+    ),
     "cross_entropy": (
         lambda f, x: f.cross_entropy(x, torch.arange(x.shape[0], device=x.device) % 5), ((4, 5),)
     ),
@@ -158,15 +168,17 @@ CASES = {
         lambda f, *operands: f.conv_transpose2d(*operands), ((2, 8, 1, 1), (8, 4, 3, 3), (4,))
     ),
 }
-#: Contiguous, or of squeeze_excite contiguous or channels-last, as the docstrings say: PyTorch's
-#: may lie as x does.
+#: Contiguous, or of squeeze_excite contiguous or channels-last, of attention by heads or by rows,
+#: as the docstrings say: PyTorch's may lie as x does.
 LAID_OUT = (
     "softmax", "log_softmax", "softmax_dropout", "layer_norm", "bn_relu_softmax", "squeeze_excite",
+    "attention", "scaled_dot_product_attention",
 )  # fmt: skip
 #: What the simulator takes long for moves in few of the draws there. `launches` looks at all.
 SLOW = {"conv2d": 2, "conv2d of one pixel": 3, "conv2d of one channel": 3, "batch_norm": 3,
         "conv2d_batch_norm": 1, "squeeze_excite": 4, "conv_transpose2d": 4,
-        "conv_transpose2d of one pixel": 4}  # fmt: skip
+        "conv_transpose2d of one pixel": 4, "attention": 3,
+        "scaled_dot_product_attention": 5}  # fmt: skip
 
 
 def draws(n):

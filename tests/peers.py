@@ -50,6 +50,16 @@ def bn_relu_softmax(x, running_mean, running_var, weight, bias, eps=1e-5):
     return torch.softmax(y.relu(), -1)
 
 
+def attention(q, k, v, *, causal=False, lower_right=False, **options):
+    mask = None
+    if causal:
+        T, S = q.shape[2], k.shape[2]
+        mask = torch.ones(T, S, dtype=torch.bool, device=q.device)
+        mask = mask.tril(S - T if lower_right else 0)
+    shared = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=shared, **options)
+
+
 def squeeze_excite(x, weight1, bias1, weight2, bias2, activation="silu", gate="sigmoid"):
     """What torchvision's block computes."""
     first, second = (w.reshape(*w.shape[:2], 1, 1) for w in (weight1, weight2))

@@ -282,6 +282,34 @@ def cases():
         ):
             yield name, label, args, options
 
+    q, k, v = images(2, 4, 3, 8), images(2, 4, 5, 8), images(2, 4, 5, 6)
+    for label, args, options in (
+        ("as it should be", (q, k, v), dict(scale=2)),
+        ("one dimension", (q[0, 0, 0], k, v), {}),
+        ("head dimensions", (q, k[..., :7], v), {}),
+        ("rows of value", (q, k, v[:, :, :4]), {}),
+        ("heads", (q, k[:, :2], v[:, :2]), {}),
+        ("batches", (q, torch.cat((k, k)), torch.cat((v, v))), {}),
+        ("heads that do not divide", (q, k[:, :3], v[:, :3]), dict(enable_gqa=True)),
+        ("half key", (q, k.half(), v), {}),
+        ("integers", (q.long(), k.long(), v.long()), {}),
+        ("no key", (q, None, v), {}),
+        ("a list as mask", (q, k, v, [[1.0]]), {}),
+        ("a row of a mask", (q, k, v, ones(5)), {}),
+        ("a mask of others", (q, k, v, ones(4, 5)), {}),
+        ("five dimensions of a mask", (q, k, v, ones(1, 2, 4, 3, 5)), {}),
+        ("a mask of integers", (q, k, v, ones(3, 5).long()), {}),
+        ("half mask", (q, k, v, ones(3, 5).half()), {}),
+        ("half numbers, float32 mask", (q.half(), k.half(), v.half(), ones(3, 5)), {}),
+        ("causal with a mask", (q, k, v, ones(3, 5), 0.0, True), {}),
+        ("causal by a number", (q, k, v, None, 0.0, 1), {}),
+        ("above 1", (q, k, v, None, 1.1), {}),
+        ("scale by a word", (q, k, v), dict(scale="a")),
+        ("scale by position", (q, k, v, None, 0.0, False, 1.0), {}),
+        ("meta key", (q, k.to("meta"), v), {}),
+    ):
+        yield "scaled_dot_product_attention", label, args, options
+
     for label, args, options in (
         ("all", (X, 1.0), {}),
         ("none", (X, 0.0), {}),
@@ -387,6 +415,9 @@ def fault(name, label, args, options):
 DOCUMENTED = {
     **{(name, "an array"): (RuntimeError,) for name in ACTIVATIONS},  # PyTorch's dispatcher's
     ("sigmoid", "None"): (TypeError,),
+    ("scaled_dot_product_attention", "a row of a mask"): (RuntimeError,),
+    ("scaled_dot_product_attention", "above 1"): (ValueError,),
+    ("scaled_dot_product_attention", "integers"): (NotImplementedError,),
     ("dropout", "of integers"): (NotImplementedError, TypeError),
 }
 

@@ -267,7 +267,8 @@ def test_a_class_swap_is_all_it_takes(kind):
     arguments = {
         "Conv2d": (3, 4, 3), "ConvTranspose2d": (3, 4, 3), "Linear": (3, 4), "BatchNorm2d": (3,),
         "MaxPool2d": (2,), "AdaptiveAvgPool2d": (1,), "Softmax": (1,), "LogSoftmax": (1,),
-        "LayerNorm": (3,),
+        "LayerNorm": (3,), "MultiheadAttention": (4, 2), "TransformerEncoderLayer": (4, 2),
+        "TransformerEncoder": (torch_nn.TransformerEncoderLayer(4, 2, batch_first=True), 1),
     }.get(kind.__name__, ())  # fmt: skip
     ours, theirs = LAYERS[kind](*arguments), kind(*arguments)
     assert vars(ours).keys() == vars(theirs).keys() and repr(ours) == repr(theirs)

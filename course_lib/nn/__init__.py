@@ -15,6 +15,11 @@ from course_lib.nn.activation import (
     Sigmoid,
     SiLU,
 )
+from course_lib.nn.attention import (
+    MultiheadAttention,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 from course_lib.nn.batch_norm import BatchNorm2d
 from course_lib.nn.conv2d import Conv2d
 from course_lib.nn.conv_transpose2d import ConvTranspose2d
@@ -46,6 +51,7 @@ __all__ = [
     "Linear",
     "LogSoftmax",
     "MaxPool2d",
+    "MultiheadAttention",
     "ReLU",
     "ReLU6",
     "Replacement",
@@ -53,6 +59,8 @@ __all__ = [
     "Sigmoid",
     "Softmax",
     "SqueezeExcitation",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
     "Upsample",
     "replace_layers",
 ]

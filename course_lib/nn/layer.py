@@ -9,7 +9,13 @@ class Layer:
 
     So a layer is one of PyTorch's to all who ask, and needs nothing that PyTorch's does not have:
     ``layer.__class__`` may be changed from PyTorch's class to ours, and back.
+
+    inner         names of modules in it whose parameters it reads itself: no layers of the network
+    holds_layers  whether what it computes is done by modules in it, which are layers themselves
     """
+
+    inner = ()
+    holds_layers = False
 
     def _call_impl(self, *args, **kwargs):
         # A layer is one node of a graph of torch.fx, as PyTorch's are; its hooks run with it.

@@ -10,6 +10,11 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from course_lib.nn import activation, pooling, softmax
+from course_lib.nn.attention import (
+    MultiheadAttention,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 from course_lib.nn.batch_norm import BatchNorm2d
 from course_lib.nn.conv2d import Conv2d
 from course_lib.nn.conv_transpose2d import ConvTranspose2d
@@ -30,7 +35,7 @@ LAYERS = {
         CrossEntropyLoss, pooling.MaxPool2d, pooling.AdaptiveAvgPool2d, softmax.Softmax,
         softmax.LogSoftmax, activation.ReLU, activation.ReLU6, activation.LeakyReLU,
         activation.Sigmoid, activation.SiLU, activation.Hardsigmoid, activation.Hardswish,
-        activation.GELU,
+        activation.GELU, MultiheadAttention, TransformerEncoderLayer, TransformerEncoder,
     )
 }  # fmt: skip
 #: They compute nothing, or nothing but what is inside of them.
@@ -99,8 +104,10 @@ def replace_layers(model, types=None):
     Each layer stays the same object, with the same parameters, buffers, hooks, mode and names, so
     that optimisers, checkpoints and wrappers go on as before: only its class changes, to ours,
     which is a subclass of it. Squeeze-and-excitation blocks of torchvision and timm (which need not
-    be installed) are layers too: one operator takes the place of all their parts, see `Fused`. What
-    torch.compile has compiled before, this network or others, is compiled again.
+    be installed) are layers too: one operator takes the place of all their parts, see `Fused`. So
+    are timm's `Attention` and PyTorch's encoders, whose own layers are replaced as well; encoders
+    come along with `MultiheadAttention`, which they would pass by in inference. What torch.compile
+    has compiled before, this network or others, is compiled again.
 
     The `Replacement` says which were `replaced`, and which were `left` and why: subclasses, which
     may compute something else; layers that are parametrised, not initialised yet, or whose options
@@ -121,6 +128,8 @@ def replace_layers(model, types=None):
     wanted = {*ours, *refused, Fused} if types is None else _wanted(types, ours, refused)
     replaced, left, parts = [], [], set()
     for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, Layer):
+            parts.update(getattr(module, part) for part in module.inner)
         if isinstance(module, Layer) or module in parts:
             continue
         kinds = type(module).__mro__
@@ -133,9 +142,10 @@ def replace_layers(model, types=None):
             reason = refused.get(kind) or _reason(module, kind, ours[kind])
             if reason is None:
                 replaced.append(Replaced(name, module, kind))
+                parts.update(getattr(module, part) for part in ours[kind].inner)
         if reason is not None:
             left.append(Left(name, module, reason))
-            if kind in LAYERS or _is_quantised(module):
+            if kind in LAYERS and not LAYERS[kind].holds_layers or _is_quantised(module):
                 parts.update(module.modules())  # what it keeps in there is no layer of the network
     _turn([(each.module, ours[each.kind]) for each in replaced])
     return Replacement(replaced, left)
@@ -186,6 +196,8 @@ def _wanted(types, ours, refused):
     for kind in types:
         mine = {each for each in ours if issubclass(each, kind) or issubclass(ours[each], kind)}
         mine |= {kind} & refused.keys()
+        if nn.MultiheadAttention in mine:  # PyTorch's encoders would pass it by
+            mine |= {nn.TransformerEncoderLayer, nn.TransformerEncoder}
         if issubclass(kind, Fused) or any(issubclass(ours.get(k, Fused), Fused) for k in mine):
             mine |= {Fused, *refused}
         if not mine:

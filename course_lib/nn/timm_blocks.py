@@ -1,10 +1,13 @@
-"""timm's squeeze-and-excitation blocks on our kernels. Imported where a model has such blocks."""
+"""timm's squeeze and excitation, and attention, on our kernels. Imported where a model has them."""
 
 from timm.layers import activations, activations_me, squeeze_excite
-from timm.models import _efficientnet_blocks, senet
+from timm.models import _efficientnet_blocks, senet, vision_transformer
 from torch import nn
 
+from course_lib import ops
+from course_lib.nn.attention import fault_of_heads
 from course_lib.nn.fused import ACTIVATIONS, GATES, Fused
+from course_lib.nn.layer import Layer
 
 ACTIVATIONS |= {activations.Swish: "silu", activations_me.SwishMe: "silu"}
 GATES |= {
@@ -40,8 +43,33 @@ class FusedLegacySEModule(Fused, senet.SEModule):
     parts = ("fc1", "relu", "fc2", "sigmoid")
 
 
+class Attention(Layer, vision_transformer.Attention):
+    """Of vision transformers; whether timm would take a fused function of PyTorch's or not."""
+
+    holds_layers = True
+
+    def forward(self, x, attn_mask=None, is_causal=False):
+        heads = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = heads.unbind(0)
+        p = self.attn_drop.p if self.training else 0.0
+        o = ops.scaled_dot_product_attention(
+            self.q_norm(q), self.k_norm(k), v, attn_mask, p, is_causal
+        )  # fmt: skip
+        o = o.transpose(1, 2).flatten(2)
+        if (norm := getattr(self, "norm", None)) is not None:  # older ones have neither
+            o = norm(o)
+        if (gate := getattr(self, "gate", None)) is not None:
+            o = o * gate(x).sigmoid()
+        return self.proj_drop(self.proj(o))
+
+    @staticmethod
+    def fault(layer):
+        return fault_of_heads(layer)
+
+
 #: Class of a block -> the class that takes its place.
 BLOCKS = {
+    vision_transformer.Attention: Attention,
     _efficientnet_blocks.SqueezeExcite: FusedSqueezeExcite,
     squeeze_excite.SEModule: FusedSEModule,
     senet.SEModule: FusedLegacySEModule,

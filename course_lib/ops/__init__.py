@@ -17,6 +17,7 @@ from course_lib.ops.activation import (
     sigmoid,
     silu,
 )
+from course_lib.ops.attention import attention
 from course_lib.ops.batch_norm import batch_norm
 from course_lib.ops.conv2d import conv2d
 from course_lib.ops.conv2d_batch_norm import conv2d_batch_norm
@@ -30,12 +31,14 @@ from course_lib.ops.layer_norm import layer_norm
 from course_lib.ops.linear import linear
 from course_lib.ops.max_pool2d import max_pool2d
 from course_lib.ops.registration import DECOMPOSITIONS  # noqa: F401 - for programs
+from course_lib.ops.scaled_dot_product_attention import scaled_dot_product_attention
 from course_lib.ops.softmax import log_softmax, softmax
 from course_lib.ops.squeeze_excite import squeeze_excite
 from course_lib.ops.tracing import traceable
 from course_lib.ops.upsample import interpolate
 
 __all__ = [
+    "attention",
     "batch_norm",
     "bn_relu_softmax",
     "conv2d",
@@ -56,6 +59,7 @@ __all__ = [
     "max_pool2d",
     "relu",
     "relu6",
+    "scaled_dot_product_attention",
     "sigmoid",
     "silu",
     "softmax",

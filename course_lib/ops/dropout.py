@@ -37,14 +37,31 @@ def _seed_on(device):
     return torch.randint(-(2**63), 2**63 - 1, (1,), device=device)
 
 
-def _draw(x):
-    """(seed, offset) for a mask for `x`, from PyTorch's generator of its device, which moves on."""
+def draw(x, n_elements):
+    """(seed, offset) for a mask of so many elements, from PyTorch's generator of x's device.
+
+    The generator moves on.
+    """
     if not x.is_cuda:
         return int(torch.randint(-(2**63), 2**63 - 1, ())), 0
     generator = torch.cuda.default_generators[x.get_device()]
     seed, offset = generator.initial_seed(), generator.get_offset()
-    generator.set_offset(offset + -(-x.numel() // 8) * 8)  # counts by eight, as the kernels do
+    generator.set_offset(offset + -(-n_elements // 8) * 8)  # counts by eight, as the kernels do
     return seed - (seed >> 63 << 64), offset  # a tensor holds signed numbers
+
+
+def draw_outside_graphs(x, n_elements, name):
+    """`draw`; RuntimeError that says why `name` can't, where a CUDA graph is being captured."""
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{name} can't be captured in a CUDA graph: each replay would drop the same elements. "
+            "Leave it out of the graph, or use torch.nn.functional.dropout"
+        )
+    return draw(x, n_elements)
+
+
+def _draw(x):
+    return draw(x, x.numel())
 
 
 def _check(x, p):

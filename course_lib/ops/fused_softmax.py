@@ -7,7 +7,7 @@ import torch
 from course_lib.kernels import bn_relu_softmax as bn_kernels
 from course_lib.kernels import softmax_dropout as dropout_kernels
 from course_lib.ops.checks import of_sums, require
-from course_lib.ops.dropout import require_drawn, require_probability
+from course_lib.ops.dropout import draw_outside_graphs, require_drawn, require_probability
 from course_lib.ops.registration import Operator, as_float32, require_floating_point
 from course_lib.ops.softmax import softmax, wrapped
 
@@ -20,18 +20,7 @@ _aten = torch.ops.aten
 
 
 def _draw(x):
-    """(seed, offset) for a mask for `x`, from PyTorch's generator of its device, which moves on."""
-    if not x.is_cuda:
-        return int(torch.randint(-(2**63), 2**63 - 1, ())), 0
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "softmax_dropout can't be captured in a CUDA graph: each replay would drop the same "
-            "elements. Leave it out of the graph, or use torch.nn.functional.dropout"
-        )
-    generator = torch.cuda.default_generators[x.get_device()]
-    seed, offset = generator.initial_seed(), generator.get_offset()
-    generator.set_offset(offset + -(-x.numel() // 8) * 8)  # counts by eight, as the kernels do
-    return seed - (seed >> 63 << 64), offset  # a tensor holds signed numbers
+    return draw_outside_graphs(x, x.numel(), "softmax_dropout")
 
 
 def _check_dropout(x, p):

@@ -56,7 +56,6 @@ def plain_keys(backend):
     return inference | key("ADInplaceOrView") | key(f"Autograd{backend}"), inference
 
 
-
 @functools.cache
 def _autocast_key(device_type):
     return _C.DispatchKeySet(getattr(_C.DispatchKey, "Autocast" + device_type.upper()))
@@ -64,8 +63,9 @@ def _autocast_key(device_type):
 
 _direct_keys, _direct_type = plain_keys("CUDA"), "cuda"
 #: What implementations run without: see `gradient_by_torch`.
+_excluded_keys = _C._dispatch_tls_local_exclude_set()  # autocast's, where it is off
 with _C._AutoDispatchBelowAutograd():
-    _autograd_keys = _C._dispatch_tls_local_exclude_set()
+    _autograd_keys = _C._dispatch_tls_local_exclude_set() - _excluded_keys
 
 
 def dispatcher_is_idle():
@@ -236,16 +236,22 @@ def _autograd_function(title, save, gradient, jvp):
 
 
 def gradient_by_torch(function, x, grad_output):
-    """The gradient by `x` that PyTorch's autograd finds for ``function(x)``, in an `on_cpu`.
+    """The gradient by `x` that PyTorch's autograd finds for ``function(x)``, in an `on_cpu`."""
+    return gradients_by_torch(function, (x,), grad_output)[0]
 
-    Implementations run below autograd; its keys are taken in again, and gradients recorded.
+
+def gradients_by_torch(function, inputs, grad_outputs):
+    """Those by all of `inputs` that PyTorch's autograd finds for ``function(*inputs)``.
+
+    Implementations run below autograd; its keys are taken in again, and gradients recorded. What
+    autocast would convert, the forward pass has.
     """
-    included, excluded = (
-        _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
-    )  # fmt: skip
-    with _C._ForceDispatchKeyGuard(included, excluded - _autograd_keys), torch.enable_grad():
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(function(x), x, grad_output)[0]
+    included = _C._dispatch_tls_local_include_set()
+    excluded = _C._dispatch_tls_local_exclude_set() - _autograd_keys
+    excluded = excluded | _autocast_key(inputs[0].device.type)
+    with _C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        return torch.autograd.grad(function(*leaves), leaves, grad_outputs, materialize_grads=True)
 
 
 def require_floating_point(name, dtype, *more):
@@ -264,10 +270,7 @@ def in_autocast(n):
     def of(device_type):
         def converted(*inputs):
             dtype = torch.get_autocast_dtype(device_type)
-            tensors = (
-                x if x is None or x.dtype is torch.float64 else x.to(dtype) for x in inputs[:n]
-            )
-            return *tensors, *inputs[n:]
+            return *(_eligible(x, dtype) for x in inputs[:n]), *inputs[n:]
 
         return converted
 
@@ -276,6 +279,10 @@ def in_autocast(n):
 
 def as_float32(x):
     """What autocast makes of an argument that it wants in float32."""
+    return _eligible(x, torch.float32)
+
+
+def _eligible(x, dtype):
     if x is None or not x.is_floating_point() or x.dtype is torch.float64:
         return x
-    return x.float()
+    return x.to(dtype)

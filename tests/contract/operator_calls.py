@@ -20,6 +20,9 @@ RIGHT |= {
 RIGHT |= {
     ("dropout_backward", "grad_output"): ALL | {"elsewhere"},
     ("dropout_backward", "drawn"): {"shorter"},  # one number is a seed that lies with the gradient
+    ("attention", "q"): {"wider"},  # heads may share keys and values
+    ("attention", "mask"): {"another rank"},
+    ("attention_backward", "mask"): {"another rank"},
     ("layer_norm", "x"): {"another rank", "longer", "shorter", "none"},
     ("linear", "input"): {"another rank", "longer", "shorter", "none"},
     ("max_pool2d", "x"): ALL - {"another rank"},

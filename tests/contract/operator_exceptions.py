@@ -12,6 +12,14 @@ EXCEPTIONS = (
         "its gradient is computed from y, where PyTorch's hardtanh keeps x",
     ),
     Exception_(
+        "scaled_dot_product_attention", "writable", "modified by an inplace operation",
+        "its gradient is computed from o, as PyTorch's on a GPU; on a CPU PyTorch keeps weights",
+    ),
+    Exception_(
+        "scaled_dot_product_attention with a mask", "alone", "launched: ",
+        "the mask's gradient is summed from scores that begin as zeros",
+    ),
+    Exception_(
         "layer_norm|cross_entropy with weights", "writable", "a view",
         "the operator's rows are given another shape, which operations in place take",
     ),

@@ -20,7 +20,7 @@ from tensors import PLACE, choosing
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib import ops
-from course_lib.kernels import conv2d, conv_transpose2d, linear
+from course_lib.kernels import attention, conv2d, conv_transpose2d, linear
 
 
 def _with_statistics(f, x, mean, var, weight, bias):
@@ -77,6 +77,18 @@ FORMS = {
     "interpolate of corners": (
         lambda f, x: f.interpolate(x, (5, 9), mode="bilinear", align_corners=True), (IMAGE,)
     ),
+    "scaled_dot_product_attention that is causal": (
+        lambda f, *qkv: f.scaled_dot_product_attention(*qkv, is_causal=True),
+        ((1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 4)),
+    ),
+    "scaled_dot_product_attention with a mask": (
+        lambda f, *operands: f.scaled_dot_product_attention(*operands),
+        ((2, 1, 3, 4), (2, 1, 4, 4), (2, 1, 4, 4), (3, 4)),
+    ),
+    "scaled_dot_product_attention of shared keys": (
+        lambda f, *qkv: f.scaled_dot_product_attention(*qkv, enable_gqa=True),
+        ((2, 2, 3, 4), (2, 1, 4, 4), (2, 1, 4, 4)),
+    ),
     "cross_entropy with weights": (_weighted, (ROWS,)),
     "dice_loss with cross-entropy": (_both_losses, (ROWS,)),
 }  # fmt: skip
@@ -128,7 +140,8 @@ SUBJECTS = [
 def quick():
     """The simulator takes the rungs that it runs fastest: these promises are not about kernels."""
     with (
-        choosing("direct", conv2d), choosing("gather", conv_transpose2d), choosing("naive", linear)
+        choosing("direct", conv2d), choosing("gather", conv_transpose2d), choosing("naive", linear),
+        choosing("tiled", attention), choosing("streaming", attention),  # backwards, forwards
     ):  # fmt: skip
         yield
 

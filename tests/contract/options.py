@@ -156,6 +156,29 @@ def _dice_loss():
         yield [(2, 5, 3, 4), target], options | dict(ignore_index=-1)
 
 
+def _attention():
+    q, k, v = (2, 2, 3, 4), (2, 1, 5, 4), (2, 1, 5, 6)
+    for options in ({}, dict(scale=0.3), dict(causal=True), dict(causal=True, lower_right=True)):
+        yield [q, k, v], options
+
+
+def _scaled_dot_product_attention():
+    q, k, v = (2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 6)
+    for mask in ((3, 5), (2, 1, 1, 5), (2, 3, 1), lambda: torch.rand(3, 5, device=PLACE) > 0.6):
+        yield [q, k, v, mask], {}
+    yield [q, k, v], dict(is_causal=True, scale=2)
+    shared = dict(enable_gqa=True)
+    yield [(1, 4, 3, 4), (2, 2, 5, 4), (2, 1, 5, 6)], shared
+    yield [(4, 3, 4), (2, 5, 4), (2, 5, 4)], shared
+    for lead in ((), (3,), (2, 1, 2)):
+        yield [(*lead, 3, 4), (*lead, 5, 4), (5, 6)], {}
+    yield [(2, 3, 4), (2, 2, 5, 4), (1, 1, 5, 6), (2, 3, 5)], {}
+    yield [(2, 2, 2, 3, 4), k, v, (2, 1, 2, 3, 5)], {}
+    for empty in ([q, (2, 2, 0, 4), (2, 2, 0, 6)], [(0, 2, 3, 4), *[(0, 2, 5, 4)] * 2],
+                  [(2, 2, 0, 4), k, v], [(2, 0, 3, 4), *[(2, 0, 5, 4)] * 2]):  # fmt: skip
+        yield empty, {}
+
+
 def _squeeze_excite():
     named = [("silu", "sigmoid"), ("relu", "hard_sigmoid"), ("silu", "hard_sigmoid")]
     for (*images, C, H, W), R in (((3, 10, 7, 5), 4), ((1, 1, 1, 1), 1), ((2, 40, 3, 3), 9)):

@@ -29,6 +29,22 @@ SAYS = {
     ("linear", "integer input"): "weight must be torch.int64, as input",
     ("linear", "bias"): r"bias must have shape \(2,\), not \(3,\)",
     ("linear", "half bias"): "bias must be torch.float32, as input is",
+    **{
+        ("scaled_dot_product_attention", label): words for label, words in (
+            ("one dimension", r"at least, not \(8,\), \(2, 4, 5, 8\), \(2, 4, 5, 6\)"),
+            ("head dimensions", r"k must have shape \(2, 4, 5, 8\), not \(2, 4, 5, 7\)"),
+            ("rows of value", r"v must have shape \(2, 4, 5, 6\), not \(2, 4, 4, 6\)"),
+            ("heads", r"\(or enable_gqa\); their shapes are \(2, 4, 3, 8\), \(2, 2, 5, 8\)"),
+            ("heads that do not divide", "q has 4 heads, which the 3 of k and v do not divide"),
+            ("half key", "k must be torch.float32, not torch.float16"),
+            ("integers", '"attention" not implemented for .Long'),
+            ("a row of a mask", r"2 dimensions at least, not shape \(5,\)"),
+            ("a mask of others", r"mask must broadcast to \(2, 4, 3, 5\)"),
+            ("a mask of integers", "mask must be torch.bool or torch.float32, not torch.int64"),
+            ("causal with a mask", "attn_mask must not be set when is_causal=True"),
+            ("above 1", "dropout probability has to be between 0 and 1, but got 1.1"),
+        )
+    },
     ("dropout", "above 1"): "dropout probability has to be between 0 and 1, but got",
     **{
         (name, label): words for name in ("softmax", "log_softmax") for label, words in (
@@ -87,6 +103,29 @@ OWN = [
         (4, ones(4).half(), TypeError, "bias2 must be .*float32, not .*float16"),
         (5, "gelu", ValueError, "unknown activation 'gelu'; there are silu, relu"),
         (6, "tanh", ValueError, "unknown gate 'tanh'; there are sigmoid, hard_sigmoid"),
+    )
+]  # fmt: skip
+QKV = ones(2, 4, 3, 8), ones(2, 2, 5, 8), ones(2, 2, 5, 6)
+OWN += [
+    ("attention", arguments, options, error, words) for arguments, options, error, words in (
+        ([QKV[0][0], *QKV[1:]], {}, RuntimeError, r"q must have 4 dimensions, not shape \(4, 3, 8"),
+        ([QKV[0], QKV[1].half(), QKV[2]], {}, RuntimeError, "k must be torch.float32, not torch.f"),
+        ([x.long() for x in QKV], {}, NotImplementedError, '"attention" not implemented for .Long'),
+        ([QKV[0][:, :3], *QKV[1:]], {}, RuntimeError, "q has 3 heads, which the 2 of k and v do n"),
+        ([*QKV[:2], QKV[2][:, :, :4]], {}, RuntimeError, r"v must have shape \(2, 2, 5, 6\), no"),
+        ([QKV[0], QKV[1][..., :7], QKV[2]], {}, RuntimeError, r"k must have shape \(2, 2, 5, 8\),"),
+        ([*QKV], dict(mask=ones(4, 5)), RuntimeError,
+         r"broadcast to \(2, 4, 3, 5\), .*its shape is \(4, 5\)"),
+        ([*QKV], dict(mask=ones(3, 5).half()), RuntimeError, "mask must be torch.bool or torch.fl"),
+        ([*QKV], dict(slopes=ones(3)), RuntimeError, r"slopes must have shape \(4,\), not \(3,\)"),
+        ([*QKV], dict(key_lengths=ones(2)), RuntimeError, "key_lengths must be torch.int32, not "),
+        ([*QKV], dict(q_starts=ones(2).int()), RuntimeError, "packed sequences need q_starts, k_"),
+        ([*QKV], dict(q_starts=ones(2).int(), k_starts=ones(2).int(), max_q=2, max_k=2),
+         RuntimeError, "packed sequences lie in one batch; q has 2"),
+        ([*QKV], dict(window=2), TypeError, r"window must be \(left, right\), not 2"),
+        ([*QKV], dict(window=(-1, None)), ValueError, "window must reach 0 keys or more, and left"),
+        ([*QKV], dict(softcap=-1.0), ValueError, "softcap must be a number from 0 on, not -1.0"),
+        ([*QKV], dict(dropout_p=1.5), ValueError, "between 0 and 1, but got 1.5"),
     )
 ]  # fmt: skip
 OWN += [

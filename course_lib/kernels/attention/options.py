@@ -85,6 +85,8 @@ def _like(x, shape):
     if not (arrays.is_tensor(x) or isinstance(x, np.ndarray)) or head >= row:
         return arrays.empty(shape, like=x)
     B, H, T, D = shape
+    if arrays.is_tensor(x):  # no view of another tensor, which autograd would tell apart
+        return x.new_empty_strided(shape, (T * H * D, D, H * D, 1))
     return arrays.empty((B, T, H, D), like=x).swapaxes(1, 2)
 
 
@@ -96,7 +98,7 @@ class Request:
             arrays.require(x, name, n_dims=4, dtypes=DTYPES)
             arrays.require(x, name, dtypes=(arrays.dtype_name(q),))
         (B, H, T, D), (_, G, S, _), E = q.shape, k.shape, v.shape[-1]
-        if not G or H % G:
+        if H % G if G else H:
             raise ArrayError(f"q has {H} heads, which the {G} of k and v do not divide")
         arrays.require(k, "k", shape=(B, G, S, D))
         arrays.require(v, "v", shape=(B, G, S, E))
@@ -104,7 +106,7 @@ class Request:
             raise ArrayError(f"heads must have 1 to {MOST} elements; q's have {D}, v's {E}")
         self.q, self.k, self.v, self.bits = q, k, v, 0
         self._read(**options)
-        self.shape = Shape(H, H // G, self.T, self.S, T, D, E)
+        self.shape = Shape(H, H // max(G, 1), self.T, self.S, T, D, E)
         self.n_keys = S
 
     def _read(
