@@ -57,26 +57,35 @@ def attention_operation():
         q_, k, v = halves(q, kv)
         return reference.attention(q_, k, np.abs(v), **OPTIONS)[0] * steepness(q, kv)
 
-    def backward_scale(do, q, kv):
-        """The largest terms of the gradients of all scores, times what they multiply."""
-        _, k, v = halves(np.abs(q), np.abs(kv))
-        of_score = 2 * (np.abs(do) @ np.swapaxes(v, -1, -2)).max((1, 2, 3), keepdims=True)
-        largest = [x.max((1, 2, 3), keepdims=True) for x in (k, np.abs(q), np.abs(do))]
-        n = q.shape[1] * (q.shape[2] + MORE)
-        return steepness(q, kv) * of_score * n * max(1, q.shape[-1] ** -0.5) * np.maximum(
-            largest[0], np.maximum(largest[1], largest[2] / np.maximum(of_score, 1e-30))
-        )
+    def backward_scales(do, q, kv):
+        """Of dq the magnitudes of its terms; of dk and dv the largest of all keys."""
+        q_, k, v = halves(q, kv)
+        weights = reference.softmax(reference.attention_scores(q_, k, **OPTIONS)[0])
+        do, q_, k, v = map(np.abs, (do, q_, k, v))
+        terms = do @ np.swapaxes(v, -1, -2)
+        terms = weights * (terms + (weights * terms).sum(-1, keepdims=True))
+        root, steep = q.shape[-1] ** -0.5, steepness(q, kv)
+        sums = [  # over heads as well: all share keys
+            (np.swapaxes(x, -1, -2) @ y).sum(1, keepdims=True).max((-2, -1), keepdims=True)
+            for x, y in ((terms, q_), (weights, do))
+        ]
+        dk, dv = (np.broadcast_to(x, k.shape) for x in (sums[0] * root, sums[1]))
+        return terms @ k * root * steep, joined(dk, dv) * steep
 
     def joined(dk, dv):
         return (torch.cat if torch.is_tensor(dk) else np.concatenate)((dk, dv), -1)
 
-    def of(number, ours):
+    def chosen(ladder, *inputs):
+        return attention.default_choice(ladder, *halves(*inputs), **OPTIONS).rung
+
+    def of(number, ours, words):
         return Pass(
             attention.BACKWARD, backward_inputs, ours=ours,
             peer=lambda *inputs: peer_backward(*inputs)[number],
             truth=lambda *inputs: truth_backward(*inputs)[number],
-            scale=lambda truth, *inputs: backward_scale(*inputs),
-            scale_in_words="the batch's largest terms", whole=True,
+            scale=lambda truth, *inputs: backward_scales(*inputs)[number],
+            scale_in_words=words, whole=True,
+            chosen=lambda do, *inputs: chosen(attention.BACKWARD, *inputs),
         )  # fmt: skip
 
     return Operation(
@@ -85,9 +94,15 @@ def attention_operation():
             attention.FORWARD, forward_inputs, ours=ours, peer=peer,
             truth=lambda q, kv: reference.attention(*halves(q, kv), **OPTIONS)[0],
             scale=scale, scale_in_words="Σ weights·|v|, times the largest score's terms",
-            whole=True, out=True,
+            whole=True, out=True, chosen=lambda *inputs: chosen(attention.FORWARD, *inputs),
         ),
-        backward=of(0, lambda *inputs, variant: ours_backward(*inputs, variant)[0]),
-        weights=of(1, lambda *inputs, variant: joined(*ours_backward(*inputs, variant)[1:])),
+        backward=of(
+            0, lambda *inputs, variant: ours_backward(*inputs, variant)[0],
+            "the sum of its terms' magnitudes, times the largest score's",
+        ),
+        weights=of(
+            1, lambda *inputs, variant: joined(*ours_backward(*inputs, variant)[1:]),
+            "the largest sum of terms' magnitudes of any key, times the largest score's",
+        ),
         n_dims=4, layout="queries, B x H x T x D", example=(2, 3, 20, 16),
     )  # fmt: skip

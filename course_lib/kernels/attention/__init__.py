@@ -129,6 +129,11 @@ def backward(do, q, k, v, o, lse, *, dlse=None, mask_gradient=False, variant=AUT
     return gradients
 
 
+def default_choice(ladder, q, k, v, **options):
+    """The `Choice` of AUTO for these; arguments as of `forward`."""
+    return ladder.choose(AUTO, Request(q, k, v, options).problem(), chip_of(q))
+
+
 def most_threads(label, chip):
     """Threads of the largest block that the kernel of this label is launched with."""
     if label.startswith("attention batched "):
