@@ -72,7 +72,7 @@ EXCEPTIONS = (
 #: ones), `out` and `bits` (the reverse order) by one call together, to `formats` and `nonfinite` by
 #: another; and the sanitizer watches them in the operation's own tests.
 LEAN = {
-    "attention": ("separate", "tensor_core"),
+    "attention": ("separate", "tiled", "tensor_core"),
     "linear": ("register_tiled", "vectorised", "tensor_core"),
     "conv2d": ("tiled", "im2col", "implicit_gemm", "tensor_core", "few_channels"),
     "depthwise_conv2d": ("tiled", "im2col", "implicit_gemm", "tensor_core"),

@@ -75,7 +75,8 @@ def _weights(scores):
     total = terms.sum(-1, keepdims=True)
     with np.errstate(divide="ignore"):
         lse = (shift + np.log(total))[..., 0]
-    return terms / np.where(total == 0, 1.0, total), lse
+    # Where a row is NaN, what may not be looked at still takes no part.
+    return np.where(scores == -np.inf, 0.0, terms / np.where(total == 0, 1.0, total)), lse
 
 
 def _kept(shape, p, seed, offset):
