@@ -62,22 +62,26 @@ def composed(
     return weights @ v, torch.logsumexp(scores, -1)
 
 
-def floor(truth, dtype):
-    """Roundings of float32 numbers of about 1, as inputs are; of the dtype, of what these are."""
+def floor(truth, dtype, size):
+    """Roundings of float32 numbers of this size; of the dtype, of what these are."""
     near = torch.from_numpy(np.where(np.isfinite(truth), truth, 0.0)).to(dtype)
     lost = (near + 0.3 - 0.3).double() - near.double()
-    return 4 * ROUNDING + (2 * lost.abs().max().item() if near.numel() else 0)
+    return 4 * ROUNDING * size + (2 * lost.abs().max().item() if near.numel() else 0)
 
 
-def no_further(name, found, peer, truth, times=2):
-    """`found` is finite where the truth is, and its error at most `times` the peer's."""
+def no_further(name, found, peer, truth, times=2, size=1.0):
+    """`found` is finite where the truth is, and its error at most `times` the peer's.
+
+    size  of the terms that are added up
+    """
     dtype, found, peer = found.dtype, double(found), double(peer)
     assert found.shape == truth.shape, name
     there = np.isfinite(truth)
     assert np.array_equal(np.isneginf(found), np.isneginf(truth)), name
     assert np.isfinite(found[there]).all(), name
     error, theirs = (np.abs(x[there] - truth[there]).max(initial=0) for x in (found, peer))
-    assert error <= times * theirs + floor(truth, dtype), f"{name}: {error:.1e}, {theirs:.1e}"
+    least = floor(truth, dtype, size)
+    assert error <= times * theirs + least, f"{name}: {error:.1e}, {theirs:.1e}"
 
 
 def summed(dscores, shape):
@@ -112,6 +116,9 @@ def check(q, k, v, forward=ON_ORDINARY_CORES, backward=("separate", "tiled"), **
     truths += [summed(dscores, options["mask"].shape)] if with_mask else []
     times = 3 if options.get("softcap") else 2
     saved = attention.forward(q, k, v, variant="streaming", **options)
+    # A score's gradient is a difference of numbers of this size.
+    shared = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    size = 1 + (do.abs().float() @ shared.abs().float().mT).max().item()
     for variant in forward:
         found, found_lse = attention.forward(q, k, v, variant=variant, **options)
         no_further(f"{variant} o", found, o, truth, times)
@@ -122,7 +129,7 @@ def check(q, k, v, forward=ON_ORDINARY_CORES, backward=("separate", "tiled"), **
             do, q, k, v, *saved, dlse=dlse, mask_gradient=with_mask, variant=variant, **options
         )
         for name, one, peer, true in zip(NAMES, found, peers, truths, strict=False):
-            no_further(f"{variant} {name}", one, peer, true, times)
+            no_further(f"{variant} {name}", one, peer, true, times, size)
 
 
 @st.composite

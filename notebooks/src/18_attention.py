@@ -698,6 +698,8 @@ for name, (trace, predicted) in traces.items():
 #
 # ## Where the real libraries go further
 #
+# - The course's own library has this lesson's way as the rung `separate` of
+#   `course_lib.kernels.attention`, forwards and backwards, with every mask that is named below.
 # - cuBLAS does both products on the **tensor cores**, for all heads in one call, and it takes the scale
 #   along for nothing.
 # - **Megatron-LM** and **Apex** have this lesson's middle kernel for language models, with a row in

@@ -737,6 +737,8 @@ for label, trace in (("streaming", streaming_trace), ("tiled", flash_trace), ("c
 #
 # ## Where the real libraries go further
 #
+# - The course's own library has your kernels as the rungs `streaming` and `tiled` of `course_lib.kernels.attention`, and the same walk on tensor cores
+#   as `tensor_core`. They take everything that is named below but paged keys.
 # - **Grouped heads.** Several query heads share the keys and values of one. A block then takes the queries of all of them, and k and v are fetched
 #   once.
 # - **Paged keys.** The keys of a conversation lie in pages all over memory, and a list says where: one more index in `fetch_tile`.
