@@ -59,7 +59,8 @@ mistakes("attention_delta",
     ("delta_no_guard", OUTSIDE, "row < o.shape[0]", "row >= 0"),
     ("delta_guard_of_columns", OUTSIDE + "|never written", "row < o.shape[0]",
      "row < o.shape[1]"),
-    ("delta_a_thread_a_row", "shuffle-inactive-lane|never written", "cuda.grid(1) // 32", "cuda.grid(1)"),
+    ("delta_a_thread_a_row", "shuffle-inactive-lane|never written", "cuda.grid(1) // 32",
+     "cuda.grid(1)"),
     ("delta_mean", VALUES, "delta[row] = total", "delta[row] = total / o.shape[1]"),
     ("delta_all_write", "race|several threads|more than one thread", "if lane == 0", "if lane < 2"),
     ("delta_in_float64", "float64", "total = ZERO", "total = 0.0"))
@@ -388,6 +389,38 @@ def dq_keeps_its_weights(do, q, k, v, lse, delta, scale, dq):
         for j in range(end):
             total += dscores[row, j] * ks[j * D + d]
         dq[n, i, d] = total * scale
+
+
+@wrong("flash_attention_dkdv", GROWS)
+@cuda.jit
+def dkdv_keeps_its_weights(do, q, k, v, lse, delta, scale, dk, dv):
+    # Queries, weights and dscores stay until the end, and are multiplied all at once.
+    found = cuda.shared.array((2, TILE, 256), np.float32)
+    passed = cuda.shared.array((2, 2560), np.float32)
+    n, row, col = cuda.blockIdx.y, cuda.threadIdx.x // TILE, cuda.threadIdx.x % TILE
+    (_, T, D), S, j = q.shape, k.shape[1], TILE * cuda.blockIdx.x + row
+    begin = max(0, TILE * cuda.blockIdx.x + T - S) // TILE * TILE
+    for first in range(begin, T, TILE):
+        for d in range(col, D if first + row < T else 0, TILE):
+            at = (first - begin + row) * D + d
+            passed[0, at], passed[1, at] = q[n, first + row, d], do[n, first + row, d]
+        cuda.syncthreads()
+        i, weight, dscore = first + col, ZERO, ZERO
+        if i < T and j <= i + S - T:
+            score, dweight = ZERO, ZERO
+            for d in range(D):
+                score += passed[0, (i - begin) * D + d] * k[n, j, d]
+                dweight += passed[1, (i - begin) * D + d] * v[n, j, d]
+            weight = math.exp(score * scale - lse[n, i])
+            dscore = weight * (dweight - delta[n, i])
+        found[0, row, i - begin], found[1, row, i - begin] = weight, dscore
+    cuda.syncthreads()
+    for d in range(col, D if j < S else 0, TILE):
+        dkey, dvalue = ZERO, ZERO
+        for i in range(T - begin):
+            dkey += found[1, row, i] * passed[0, i * D + d]
+            dvalue += found[0, row, i] * passed[1, i * D + d]
+        dk[n, j, d], dv[n, j, d] = dkey * scale, dvalue
 
 
 # ---- predict_backward(B, H, T, D, ROWS) ------------------------------------------------------

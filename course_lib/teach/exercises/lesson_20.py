@@ -99,24 +99,26 @@ _BACKWARD = Tolerance(
 )
 
 
-def _backward(rng, N, T, S, D, kind):
+def _backward(rng, N, T, S, D, kind, size):
     """Return do, q, k, v, lse, delta and scale, such that a wrong exponent shows.
 
     By `kind`, scores lie around 100 ("above": exp overflows), around -120 ("below": exp of -lse
     does), rise from key to key ("rising": those that a query must not see are far above), or
-    differ from query to query by hundreds ("rows": with another one's lse exp is 0 or infinite).
+    differ from query to query by a hundred ("rows": with another one's lse exp is 0 or infinite).
+    They are so large by one column, of some `size` in q. The rounding of scores goes into dk
+    times that column of q, into dq times that of k: of the two it should be the small one.
     """
     scale = np.float32(rng.uniform(0.5, 0.9) / math.sqrt(D))
     q, k = numbers(rng, (N, T, D), 0.7, 0.5), numbers(rng, (N, S, D), 0.7, 0.3)
-    v, do = numbers(rng, (N, S, D), 0.8, 0.9), numbers(rng, (N, T, D), 0.6, 0.7)
+    v, do = numbers(rng, (N, S, D), 0.6, 0.7), numbers(rng, (N, T, D), 0.5, 0.6)
     queries, keys = (1 + 0.004 * rng.random((N, n)) for n in (T, S))  # no two numbers are equal
     if kind == "rows":
-        q[..., 0] = queries * 15 * (rng.permutation(T) / max(T - 1, 1) - 0.5)
-        k[..., 0] = keys * 10 / scale
+        q[..., 0] = queries * size * (rng.permutation(T) / max(T - 1, 1) - 0.5)
+        k[..., 0] = keys * 150 / size / scale
     elif kind != "plain":
         key = np.arange(S)
         at = {"above": 100.0 + 0 * key, "below": -120.0 + 0 * key, "rising": 4.0 * key}[kind]
-        q[..., 0], k[..., 0] = 8 * queries, keys * at / 8 / scale
+        q[..., 0], k[..., 0] = size * queries, keys * at / size / scale
     options = {"scale": float(scale), "causal": True, "lower_right": True}
     o, lse = (
         each[:, 0] for each in reference.attention(q[:, None], k[:, None], v[:, None], **options)
@@ -140,7 +142,7 @@ def _tiled(rng, sizes, of_keys):
         case(
             (max(1, -(-(S if of_keys else T) // TILE)), max(1, N)),
             TILE * TILE,
-            **_backward(rng, N, T, S, D, kind),
+            **_backward(rng, N, T, S, D, kind, size=4 if of_keys else 32),
         )
         for (N, T, S, D), kind in sizes
     ]
@@ -247,7 +249,7 @@ FLASH_ATTENTION_DKDV = Exercise(
     about=(
         Spares("q", point=True),
         Spares("do", point=True),
-        Bounds("queries", 72, 144, lambda cases, number: _long(cases, number, TILE)),
+        Bounds("queries", 72, 144, lambda cases, number: _long(cases, number, number)),
         Uses("shared memory", point=False),
     ),
     forbids=("float64-promotion",),
@@ -257,11 +259,12 @@ FLASH_ATTENTION_DKDV = Exercise(
         "sees any key of this tile?",
         "Query `i` sees key `j` if `j <= i + S - T`, so key `top` is first seen by query "
         "`top + T - S`, or by query 0 if that is negative; rounded down to a tile. The weight is "
-        "`exp(scale · q · k - lse)` with the lse of *its query*, computed only if the query exists and sees the "
-        "key: elsewhere lse may be −∞, or no memory of yours. dv gets the weights, dk gets the "
-        "dscores, and the scale once.",
+        "`exp(scale · q · k - lse)` with the lse of *its query*, computed only if the query exists "
+        "and sees the key: elsewhere lse may be −∞, or no memory of yours. dv gets the weights, dk "
+        "gets the dscores, and the scale once.",
         "```python\nfor first in range(max(0, top + ...) // TILE * TILE, T, TILE):\n    ...\n"
-        "    if i < T and j <= ...:\n        weight = math.exp(scale * dot(qs, col, ks, ..., D) - ...)\n"
+        "    if i < T and j <= ...:\n"
+        "        weight = math.exp(scale * dot(qs, col, ks, ..., D) - ...)\n"
         "        dscore = weight * (dot(dos, col, ..., ..., D) - ...)\n    ...\n"
         "    dvalues[d // TILE] += weights[row, other] * ...\n"
         "    dkeys[d // TILE] += dscores[row, other] * ...\n```",
@@ -359,7 +362,8 @@ FLASH_ATTENTION_DQ = Exercise(
         "same condition. Then row `row` of the dscores is multiplied with the tile of *keys*, "
         "and the scale comes in once.",
         "```python\nfor first in range(0, min(S, top + TILE + ...), TILE):\n    ...\n"
-        "    if i < T and j <= ...:\n        weight = math.exp(scale * dot(qs, row, ks, ..., D) - ...)\n"
+        "    if i < T and j <= ...:\n"
+        "        weight = math.exp(scale * dot(qs, row, ks, ..., D) - ...)\n"
         "        dscore = weight * (dot(dos, row, ..., ..., D) - ...)\n    ...\n"
         "    dqueries[d // TILE] += dscores[row, other] * ...\n```",
     ),
