@@ -391,7 +391,7 @@ def dq_keeps_its_weights(do, q, k, v, lse, delta, scale, dq):
         dq[n, i, d] = total * scale
 
 
-@wrong("flash_attention_dkdv", GROWS)
+@wrong("flash_attention_dkdv", "should not grow with the number of queries")
 @cuda.jit
 def dkdv_keeps_its_weights(do, q, k, v, lse, delta, scale, dk, dv):
     # Queries, weights and dscores stay until the end, and are multiplied all at once.
