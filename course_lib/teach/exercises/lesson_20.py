@@ -124,10 +124,8 @@ def _backward(rng, N, T, S, D, kind, size):
         each[:, 0] for each in reference.attention(q[:, None], k[:, None], v[:, None], **options)
     )
     delta = (do * o).sum(-1).astype(np.float32)
-    return {
-        "do": do, "q": q, "k": k, "v": v, "lse": lse.astype(np.float32), "delta": delta,
-        "scale": scale,
-    }  # fmt: skip
+    kept = {"lse": lse.astype(np.float32), "delta": delta, "scale": scale}
+    return {"do": do, "q": q, "k": k, "v": v, **kept}
 
 
 def _gradients(do, q, k, v, lse, delta, scale):
@@ -230,9 +228,7 @@ def _dkdv_cases(rng):
 
 
 def _launch_dkdv(kernel, run):
-    run.launch(
-        kernel, run.do, run.q, run.k, run.v, run.lse, run.delta, run.scale, run.dk, run.dv
-    )  # fmt: skip
+    run.launch(kernel, run.do, run.q, run.k, run.v, run.lse, run.delta, run.scale, run.dk, run.dv)
 
 
 FLASH_ATTENTION_DKDV = Exercise(
