@@ -409,7 +409,8 @@ plot.asked(asked | {"weights, if kept": weights}, title="Asked for: 24 queries, 
            unit="sizes of q")
 
 # %% [markdown]
-# The tiles are what both fetch; lse and delta are too thin to be seen much. In this small example the weights are no larger than k. At T = 4096 they would be 64 times as large as q, in each head.
+# Most of it are the tiles. lse and delta have one number for each query, and still their bars are seen: each of the 8 threads that stand for a query asks for it, in each step. (The cache
+# answers. They could be fetched with the tile, too.) In this small example the weights are only as large as q. At T = 4096 and D = 64 they would be 64 times as large, in each head.
 #
 # And queries that see nothing: 10 queries and 4 keys, so the first six of them.
 
