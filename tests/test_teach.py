@@ -80,6 +80,7 @@ KERNELS = [name for name, exercise in exercises().items() if exercise.kind != "a
 EQUAL = {
     "dice_gradient": ("sums",), "cross_entropy_backward": ("s",), "scaled_softmax_backward": ("y",),
     "merge_attention": ("o1", "o2"),  # 0 where a part has seen nothing
+    "flash_attention_dkdv": ("delta",), "flash_attention_dq": ("delta",),  # the same
     "softmax_dropout_backward": ("s",), "top_k": ("logits",), "self_times": ("begin", "end"),
     "adam_step": ("g", "m", "v"), "unscale": ("g",),  # gradients of 0
     "mma_tile": ("a", "b"),  # of ten bits, of which there are not so many

@@ -13,7 +13,8 @@ SEEDS = (1, 2, 3, 4)
 #: Exercises of which the block is a part: as many threads as a tile, a warp, or a warp per group.
 BLOCK_IS_FIXED = ("squeeze_excite_fused", "conv2d_tiled", "implicit_gemm", "matmul_registers",
                   "mma_tile", "attention_scores", "attention_output", "flash_attention",
-                  "flash_attention_causal")  # fmt: skip
+                  "flash_attention_causal", "flash_attention_dkdv",
+                  "flash_attention_dq")  # fmt: skip
 #: Exercises that are given words, and a few numbers beside them.
 WORDS = ("choose_backend", "pick_device")
 #: Exercises whose arrays have one element each: one thread decides, however many there are.

@@ -773,5 +773,5 @@ progress()
 # %% [markdown]
 # ## What comes next
 #
-# Lesson 20 runs FlashAttention backwards. The gradients need the weights, and the matrix of weights was never written down. So it is not
+# [Lesson 20](20_flash_attention_backward.ipynb) runs FlashAttention backwards. The gradients need the weights, and the matrix of weights was never written down. So it is not
 # remembered but **computed again**, tile by tile, from q, k and the lse that you have stored.

@@ -184,4 +184,31 @@ EQUIVALENT = {
      "TILE * (cuda.blockIdx.x + 1) + S - T"): (
         "a round behind the last key has weights of 0 in every row that is written"
     ),
+    ("attention_delta", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
+    ("attention_delta", "change shuffle: cuda.shfl_xor_sync(ALL, total, 1 << step) → "
+     "cuda.shfl_down_sync(ALL, total, 1 << step)"): "lane 0, which writes, gets the sum this way",
+    ("attention_delta", "change shuffle: cuda.shfl_xor_sync(ALL, total, 1 << step) → "
+     "cuda.shfl_xor_sync(ALL, total, (1 << step) + 1)"): _OTHER_BUTTERFLY,
+    ("attention_delta", "change constant: 0 → 1"): _ANY_LANE,
+    **{(name, mutant): reason for name in ("flash_attention_dkdv", "flash_attention_dq")
+       for mutant, reason in {
+        "swap indices: n, row, col = (cuda.blockIdx.y, cuda.threadIdx.x // TILE, "
+        "cuda.threadIdx.x % TILE) → n, col, row = (cuda.blockIdx.y, cuda.threadIdx.x // TILE, "
+        "cuda.threadIdx.x % TILE)": _OTHER_THREADS,
+        "assume launch: cuda.threadIdx.x → cuda.grid(1), again": (
+            "blocks have 64 threads, so both have the same remainder by 8"
+        ),
+        "change range: range(col, D, TILE) → range(col, D, 1)": _ZEROED,
+        "change range: range(col, D, TILE) → range(0, D, TILE)": _ZEROED,
+    }.items()},
+    ("flash_attention_dkdv", "change range: range(max(0, top + T - S) // TILE * TILE, T, TILE) → "
+     "range(max(0, top + T - S) // TILE * TILE, T + 1, TILE)"): (
+        "a round without any query has weights of 0"
+    ),
+    ("flash_attention_dkdv", "swap indices: i, weight, dscore = (first + col, ZERO, ZERO) → "
+     "i, dscore, weight = (first + col, ZERO, ZERO)"): "both are 0",
+    ("flash_attention_dkdv", "change constant: 0 → 1"): "1, rounded down to a tile, is 0",
+    ("flash_attention_dq", "drop operand: min(S, top + TILE + S - T) → top + TILE + S - T"): (
+        "a round behind the last key has dscores of 0 in every row that is written"
+    ),
 }  # fmt: skip
