@@ -31,7 +31,7 @@ print(json.dumps(found))
 def faults():
     """{script: what went wrong in it, or nothing}."""
     environment = {k: v for k, v in os.environ.items() if k != "COURSE_LIB_SIMULATOR"}
-    environment["CUDA_VISIBLE_DEVICES"] = ""
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # threads would wait busily
     environment["PYTHONPATH"] += os.pathsep + str(HERE)
     done = subprocess.run(
         [sys.executable, "-c", RUN_ALL, *map(str, SCRIPTS)],

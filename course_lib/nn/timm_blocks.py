@@ -54,7 +54,7 @@ class Attention(Layer, vision_transformer.Attention):
         p = self.attn_drop.p if self.training else 0.0
         o = ops.scaled_dot_product_attention(
             self.q_norm(q), self.k_norm(k), v, attn_mask, p, is_causal
-        )  # fmt: skip
+        )
         o = o.transpose(1, 2).flatten(2)
         if (norm := getattr(self, "norm", None)) is not None:  # older ones have neither
             o = norm(o)

@@ -291,8 +291,9 @@ def attention(
     left, right = (None if n is None else whole(n, "window") for n in window)
     lengths = [x.int() if x is not None and x.dtype is torch.int64 else x
                for x in (key_lengths, q_starts, k_starts)]  # fmt: skip
-    most = [None if n is None else whole(n, name) for n, name in ((max_q, "max_q"),
-                                                                  (max_k, "max_k"))]  # fmt: skip
+    most = [
+        None if n is None else whole(n, name) for n, name in ((max_q, "max_q"), (max_k, "max_k"))
+    ]
     inputs = (
         q, k, v, mask, slopes, *lengths, *most, None if scale is None else number(scale, "scale"),
         bool(causal), bool(lower_right), left, right, number(softcap, "softcap"),

@@ -87,8 +87,9 @@ def require_within(q, k, key_lengths, q_starts, k_starts, max_q, max_k):
             f"{key_lengths.tolist()}"
         )
     for name, starts, rows, most in (
-        ("q_starts", q_starts, q.shape[2], max_q), ("k_starts", k_starts, S, max_k)
-    ):  # fmt: skip
+        ("q_starts", q_starts, q.shape[2], max_q),
+        ("k_starts", k_starts, S, max_k),
+    ):
         if starts is not None:
             numbers, lengths = starts.tolist(), starts.diff().tolist()
             if numbers[0] < 0 or numbers[-1] > rows or any(not 0 <= n <= most for n in lengths):

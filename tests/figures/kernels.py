@@ -168,8 +168,9 @@ def rungs_of_lessons():
 def left_out():
     """{kernel: label of its way} of what AUTO did not launch and no lesson tells of.
 
-    A lesson's rung excuses its kernels where AUTO launches none that it alone names; where AUTO
-    takes the rung, a kernel that is never launched is one that the rung need not name.
+    A lesson's rung excuses its kernels where AUTO does not take it, by the ladder's word, or since
+    it launches none that the rung alone names; where AUTO takes the rung, a kernel that is never
+    launched is one that the rung need not name.
     """
     by_auto, by_lessons = launched_by_auto(), rungs_of_lessons()
     alive = set(by_auto)
@@ -177,7 +178,8 @@ def left_out():
         named = collections.Counter(kernel for rung in ladder.values() for kernel in rung.kernels)
         for rung in ladder.values():
             own = {kernel for kernel in rung.kernels if named[kernel] == 1}
-            if (label, rung.name) in by_lessons and not by_auto & own:
+            passed_by = ladder.auto and ladder._prefer is None and rung.name not in ladder.auto
+            if (label, rung.name) in by_lessons and (passed_by or not by_auto & own):
                 alive |= set(rung.kernels)
     return {k: label for label, way in ways() for k in way.kernels if k not in alive}
 

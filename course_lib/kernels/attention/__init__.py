@@ -60,7 +60,8 @@ FORWARD = Ladder(
 BACKWARD = Ladder(
     Rung("separate", ways=(
         Way("products", launching.plan_separate, launching.separate_backward,
-            (products.batched_kernel, separate.gradients_kernel, backwards.delta_kernel)),
+            (products.batched_kernel, separate.gradients_kernel, backwards.delta_kernel,
+             separate.mask_gradient_kernel)),
     )),
     Rung("tiled", ways=(
         Way("two_walks", launching.plan_tiled_backward, launching.tiled_backward,
@@ -154,9 +155,10 @@ def specialisations():
         of_keys_types = [*back, x, x, Shape, *[Place] * 6, *after]
         of_queries_types = [*back, x, floats, Shape, *[Place] * 5, *after]
         yield (
-            f"attention delta {dtype}", backwards.delta_kernel,
+            f"attention delta {dtype}",
+            backwards.delta_kernel,
             [x, x, floats, floats, Shape, Place, Place, "int64", "boolean"],
-        )  # fmt: skip
+        )
         yield f"attention streaming {dtype}", streaming.streaming_kernel, walk
         for shape in launching.FORWARD_TILES:
             name = "{}x{}, {}".format(*shape)
@@ -175,13 +177,15 @@ def specialisations():
                 yield f"attention tensor_core dq {label}", of_queries, of_queries_types
         saved, see = [Shape, *after], see[:-1]
         yield (
-            f"attention weights, mask {dtype}", separate.weights_kernel,
+            f"attention weights, mask {dtype}",
+            separate.weights_kernel,
             [floats, *see, floats, *saved],
-        )  # fmt: skip
+        )
         yield (
-            f"attention gradients, mask {dtype}", separate.gradients_kernel,
+            f"attention gradients, mask {dtype}",
+            separate.gradients_kernel,
             [floats, floats, *see, *[floats] * 3, *saved],
-        )  # fmt: skip
+        )
     types = [floats, floats, Shape, *["int64"] * 5]
     yield "attention mask gradient", separate.mask_gradient_kernel, types
     for label, kernel, types in products.specialisations(DTYPES):

@@ -28,6 +28,7 @@ TENSOR_BACKWARD_TILES = ((32, 64), (32, 128))
 #: (source, by_element) of what `tensor_core` is compiled for.
 TENSOR_KINDS = (("by_k", False), ("by_k", True), ("any", True))
 THREADS_OF_MASK = 128
+HOPPER, RESERVED = (9, 0), 1024  # from there on a kernel has bytes of shared memory of its own
 
 
 # ---- plans --------------------------------------------------------------------------------------
@@ -36,7 +37,7 @@ THREADS_OF_MASK = 128
 def _plan(shapes, bytes_of, problem, chip):
     for shape in shapes:
         if shape[-1] >= max(problem.D, problem.E):
-            n_bytes = bytes_of(*shape)
+            n_bytes = bytes_of(*shape) + (RESERVED if chip.capability >= HOPPER else 0)
             if n_bytes > chip.shared_bytes:
                 return Refusal(
                     f"needs {n_bytes:,} bytes of shared memory for heads of "
