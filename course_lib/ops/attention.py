@@ -279,7 +279,7 @@ def attention(
     are refused on a CPU; a GPU's are not read. Autocast converts q, k, v and an additive mask to
     its dtype. Raises RuntimeError for what does not go together and for second gradients,
     ValueError for numbers out of range, TypeError for what is none, NotImplementedError for another
-    dtype. Notebooks 18 and 19.
+    dtype. Notebooks 18 to 20.
     """
     tensors = dict(q=q, k=k, v=v, mask=mask, slopes=slopes, key_lengths=key_lengths,
                    q_starts=q_starts, k_starts=k_starts)  # fmt: skip

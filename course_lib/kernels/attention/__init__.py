@@ -29,7 +29,7 @@ may look at nothing has o = 0, lse = −inf and gradients of 0. A key that a que
 takes no part in its o, whatever its value is; `separate` alone multiplies it by 0, as PyTorch does.
 
 Milakov, Gimelshein: Online normalizer calculation for softmax (2018); Dao et al.: FlashAttention
-(2022) and FlashAttention-2 (2023). Derivation: notebooks 18 and 19.
+(2022) and FlashAttention-2 (2023). Derivation: notebooks 18 to 20.
 """
 
 from course_lib.kernels.attention import launching, products, separate, streaming, tiled

@@ -2,7 +2,7 @@
 
 q is (B, H, T, D), k (B, G, S, D) and v (B, G, S, E), where G divides H: query head h reads the keys
 and values of head h // (H / G). Vaswani et al., Attention is all you need (2017); the backward pass
-as in Dao et al., FlashAttention (2022). Derivations: notebooks 18 and 19.
+as in Dao et al., FlashAttention (2022). Derivations: notebooks 18 to 20.
 """
 
 import numpy as np
