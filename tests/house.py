@@ -78,7 +78,7 @@ FIGURES = (
     # 2,136 of them are attention's, which is not yet in the bar.
     Figure("lines of kernels", 28770, 26609),
     # So are 3,100 of its tests and of the wrong kernels of its lessons.
-    Figure("lines of tests", 66929, 52000),
+    Figure("lines of tests", 66941, 52000),
     Figure("contract proofs", 6129, 6129, least=True),
     Figure("planted mistakes rejected", 26, 26, least=True),
     Figure("known-wrong kernels rejected", 1490, 1490, least=True),

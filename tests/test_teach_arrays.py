@@ -1,5 +1,7 @@
 """What a check stands on: fenced arrays, NaN, and the time that code may take."""
 
+import contextlib
+import gc
 import math
 import signal
 import threading
@@ -112,6 +114,18 @@ def test_deadline_leaves_the_alarm_clock_alone():
     with pytest.raises(TimeUp), deadline(0.05):
         spin()
     assert before == (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0)
+
+def test_a_ring_leaves_no_poisoned_allocation_behind():
+    """Whenever it comes: while allocations are exchanged, while they are put back, or between."""
+    places = [(library, name) for library in (np, torch) for name in ("empty", "empty_like")]
+    original = [getattr(*place) for place in places]
+    for rings in range(150):
+        with contextlib.suppress(TimeUp), deadline(2e-3 + rings * 1e-5):
+            while True:
+                with poisoned_allocation(NAN):
+                    pass
+    gc.collect()  # what a ring between two calls has left to be put back
+    assert [getattr(*place) for place in places] == original
 
 
 def test_a_deadline_lets_the_code_inside_clean_up():

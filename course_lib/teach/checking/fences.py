@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from course_lib.teach.checking.deadline import held
+
 #: Elements of fence on each side: more than one warp, and a multiple of any vector access.
 FENCE = 64
 
@@ -90,14 +92,18 @@ def poisoned_allocation(which: int) -> Iterator[None]:
     """Let `empty` and `empty_like` of NumPy and PyTorch return poison, for those who allocate."""
     libraries = [np, *filter(None, [sys.modules.get("torch")])]
     saved = [(each, name, getattr(each, name)) for each in libraries for name in _ALLOCATE]
-    for library, name, allocate in saved:
-        setattr(library, name, lambda *args, _of=allocate, **named: _poisoned(
-            _of(*args, **named), which))
+    held.n += 1  # or a deadline would leave some of them behind
     try:
+        for library, name, allocate in saved:
+            setattr(library, name, lambda *args, _of=allocate, **named: _poisoned(
+                _of(*args, **named), which))
+        held.n -= 1
         yield
     finally:
+        held.n += 1
         for library, name, allocate in saved:
             setattr(library, name, allocate)
+        held.n -= 1
 
 
 _ALLOCATE = "empty", "empty_like"
