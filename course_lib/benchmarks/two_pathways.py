@@ -38,15 +38,17 @@ WAYS = {
     "PyTorch, captured": {"captured": True},
     "PyTorch, bfloat16, channels-last, compiled": FASTEST | {"compiled": True},
     "PyTorch, bfloat16, channels-last, captured": FASTEST | {"captured": True},
-    "PyTorch, bfloat16, channels-last, captured, in parallel": FASTEST
-    | {"captured": True, "parallel": True},
+    "PyTorch, bfloat16, channels-last, captured, in parallel": (
+        FASTEST | {"captured": True, "parallel": True}
+    ),
     "ours": {"ours": True},
     "ours, captured": {"ours": True, "captured": True},
     "ours, TF32, captured": {"ours": True, "captured": True, "precision": "tf32"},
     "ours, bfloat16, channels-last": FASTEST | {"ours": True},
     "ours, bfloat16, channels-last, captured": FASTEST | {"ours": True, "captured": True},
-    "ours, bfloat16, channels-last, captured, in parallel": FASTEST
-    | {"ours": True, "captured": True, "parallel": True},
+    "ours, bfloat16, channels-last, captured, in parallel": (
+        FASTEST | {"ours": True, "captured": True, "parallel": True}
+    ),
 }
 BAR = 3.0  # times the naive program's rate
 ALLOWED, SMALL = 2, 1e-4  # times PyTorch's own error, and what float32 may be off in any case
