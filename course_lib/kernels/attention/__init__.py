@@ -36,11 +36,18 @@ from course_lib.kernels.attention import launching, products, separate, streamin
 from course_lib.kernels.attention import tiled_backward as backwards
 from course_lib.kernels.attention.options import DTYPES, Request
 from course_lib.kernels.attention.problem import Dropping, Look, Place, Shape
+from course_lib.kernels.blocks.mma.warpgroup import ONLY
 from course_lib.kernels.operation import AUTO, Ladder, Rung, Way
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of
 
 TENSOR_CORES = (8, 0)  # compute capability from which on `tensor_core` runs
+
+
+def _backward_kernels(way):
+    two = (two for _, *two, _ in launching.tensor_core_backward_kernels(way))
+    return backwards.delta_kernel, separate.mask_gradient_kernel, *sum(two, [])
+
 
 FORWARD = Ladder(
     Rung("separate", ways=(
@@ -52,8 +59,11 @@ FORWARD = Ladder(
         Way("queries", launching.plan_tiled, launching.tiled, launching.tiled_kernels),
     )),
     Rung("tensor_core", needs=TENSOR_CORES, ways=(
-        Way("mma", launching.plan_tensor_core, launching.tensor_core,
-            lambda: (kernel for _, kernel in launching.tensor_core_kernels()), TENSOR_CORES),
+        Way("wgmma", launching.plan_wgmma, launching.tensor_core,
+            lambda: (kernel for _, kernel, _ in launching.tensor_core_kernels("wgmma")), ONLY),
+        Way("mma", launching.plan_mma, launching.tensor_core,
+            lambda: (kernel for _, kernel, _ in launching.tensor_core_kernels("mma")),
+            TENSOR_CORES),
     )),
     auto=("tensor_core", "tiled", "streaming"),
 )  # fmt: skip
@@ -68,11 +78,10 @@ BACKWARD = Ladder(
             launching.tiled_backward_kernels),
     )),
     Rung("tensor_core", needs=TENSOR_CORES, ways=(
-        Way("mma", launching.plan_tensor_core_backward, launching.tensor_core_backward,
-            lambda: (
-                backwards.delta_kernel, separate.mask_gradient_kernel,
-                *(one for _, *two in launching.tensor_core_backward_kernels() for one in two),
-            ), TENSOR_CORES),
+        Way("wgmma", launching.plan_wgmma_backward, launching.tensor_core_backward,
+            lambda: _backward_kernels("wgmma"), ONLY),
+        Way("mma", launching.plan_mma_backward, launching.tensor_core_backward,
+            lambda: _backward_kernels("mma"), TENSOR_CORES),
     )),
     auto=("tensor_core", "tiled", "separate"),
 )  # fmt: skip
@@ -169,9 +178,9 @@ def specialisations():
             yield f"attention dk, dv {name} {dtype}", of_keys, of_keys_types
             yield f"attention dq {name} {dtype}", of_queries, of_queries_types
         if dtype != "float32":
-            for label, kernel in launching.tensor_core_kernels():
+            for label, kernel, _ in launching.tensor_core_kernels():
                 yield f"attention tensor_core {label} {dtype}", kernel, walk
-            for label, of_keys, of_queries in launching.tensor_core_backward_kernels():
+            for label, of_keys, of_queries, _ in launching.tensor_core_backward_kernels():
                 label = f"{label} {dtype}"
                 yield f"attention tensor_core dk, dv {label}", of_keys, of_keys_types
                 yield f"attention tensor_core dq {label}", of_queries, of_queries_types

@@ -1,6 +1,5 @@
 """How each rung of attention is planned and launched."""
 
-import functools
 import itertools
 import math
 
@@ -11,9 +10,11 @@ from course_lib.kernels.attention import tensor_core as tensors
 from course_lib.kernels.attention import tensor_core_backward as tensors_backwards
 from course_lib.kernels.attention import tiled as tiles
 from course_lib.kernels.attention import tiled_backward as backwards
+from course_lib.kernels.attention.multiplying import ITEMSIZE, by_warpgroups, by_warps
 from course_lib.kernels.attention.options import memory, place_of, rows_together
 from course_lib.kernels.attention.problem import DSCORES
 from course_lib.kernels.attention.products import Matrix, Products
+from course_lib.kernels.blocks.mma.warpgroup import ONLY
 from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
@@ -22,11 +23,15 @@ from course_lib.runtime.host.launch import launch
 #: queries, keys for dq.
 FORWARD_TILES = ((16, 16, 32), (64, 32, 64), (64, 32, 128), (32, 16, 256))
 BACKWARD_TILES = ((16, 16, 32), (32, 32, 64), (32, 16, 128), (16, 16, 256))
-#: (keys of a tile, elements of a head at most) of `tensor_core`; backwards, rows that come by.
-TENSOR_TILES = ((64, 64), (64, 128), (32, 256))
-TENSOR_BACKWARD_TILES = ((32, 64), (32, 128))
-#: (source, by_element) of what `tensor_core` is compiled for.
-TENSOR_KINDS = (("by_k", False), ("by_k", True), ("any", True))
+#: (keys of a tile, fragments of a warp, elements of a head at most) of `tensor_core` by warps;
+#: backwards, rows that come by.
+MMA_TILES = ((64, 2, 64), (64, 2, 128), (32, 2, 128), (32, 1, 256))
+MMA_BACKWARD_TILES = ((32, 2, 64), (32, 1, 64), (32, 1, 128))
+#: (by_element, source) of what they are compiled for.
+MMA_KINDS = ((False, "by_k"), (True, "by_k"), (True, "any"))
+#: (keys of a tile, warpgroups, elements of a head at most) of `tensor_core` by warpgroups.
+WGMMA_TILES = ((128, 2, 64), (128, 2, 128), (64, 2, 256))
+WGMMA_BACKWARD_TILES = ((64, 2, 64), (64, 2, 128))
 THREADS_OF_MASK = 128
 HOPPER, RESERVED = (9, 0), 1024  # from there on a kernel has bytes of shared memory of its own
 
@@ -35,63 +40,110 @@ HOPPER, RESERVED = (9, 0), 1024  # from there on a kernel has bytes of shared me
 
 
 def _plan(shapes, bytes_of, problem, chip):
+    """The first of `shapes` for such heads whose shared memory this chip has."""
+    refusal = None
     for shape in shapes:
         if shape[-1] >= max(problem.D, problem.E):
             n_bytes = bytes_of(*shape) + (RESERVED if chip.capability >= HOPPER else 0)
-            if n_bytes > chip.shared_bytes:
-                return Refusal(
-                    f"needs {n_bytes:,} bytes of shared memory for heads of "
-                    f"{max(problem.D, problem.E)}, and this GPU has {chip.shared_bytes:,}"
-                )
-            return shape
-    raise AssertionError(problem)  # `Request` has refused it
+            if n_bytes <= chip.shared_bytes:
+                return shape
+            refusal = Refusal(
+                f"needs {n_bytes:,} bytes of shared memory for heads of "
+                f"{max(problem.D, problem.E)}, and this GPU has {chip.shared_bytes:,}"
+            )
+    return refusal or Refusal(f"takes heads of {shapes[-1][-1]} at most")
 
 
-plan_tiled = functools.partial(_plan, FORWARD_TILES, lambda *shape: tiles.kernel_for(*shape)[1])
-plan_tiled_backward = functools.partial(
-    _plan, BACKWARD_TILES, lambda *shape: backwards.kernels_for(*shape)[2]
-)
+def plan_tiled(problem, chip):
+    return _plan(FORWARD_TILES, lambda *shape: tiles.kernel_for(*shape)[1], problem, chip)
 
 
-def plan_tensor_core(problem, chip):
-    return _plan_tensors(TENSOR_TILES, lambda *how: tensors.kernel_for(*how)[1], problem, chip)
+def plan_tiled_backward(problem, chip):
+    return _plan(BACKWARD_TILES, lambda *shape: backwards.kernels_for(*shape)[2], problem, chip)
 
 
-def plan_tensor_core_backward(problem, chip):
-    def bytes_of(*how):
-        return tensors_backwards.kernels_for(*how)[2]
+def mma(shape, by_element, source):
+    """What `tensor_core.kernel_for` makes the kernel of: (make, cols, depth, by_element, *how)."""
+    cols, fragments, depth = shape
+    return by_warps, cols, depth, by_element, source, fragments
 
-    return _plan_tensors(TENSOR_BACKWARD_TILES, bytes_of, problem, chip)
+
+def wgmma(shape, by_element):
+    cols, n_groups, depth = shape
+    return by_warpgroups, cols, depth, by_element, n_groups
 
 
-def _plan_tensors(shapes, bytes_of, problem, chip):
-    if problem.itemsize != tensors.ITEMSIZE:
+def _of_mma(problem):
+    how = (problem.by_element, "by_k") if problem.is_aligned else (True, "any")
+    return lambda *shape: mma(shape, *how)
+
+
+def _of_wgmma(problem):
+    return lambda *shape: wgmma(shape, problem.by_element)
+
+
+def _plan_tensors(module_kernels, of, shapes, problem, chip):
+    if problem.itemsize != ITEMSIZE:
         return Refusal("takes float16 and bfloat16 alone")
-    if max(problem.D, problem.E) > shapes[-1][-1]:
-        return Refusal(f"takes heads of {shapes[-1][-1]} at most")
-    how = ("by_k", problem.by_element) if problem.is_aligned else ("any", True)
-    found = _plan(shapes, lambda *shape: bytes_of(*shape, *how), problem, chip)
-    return found if isinstance(found, Refusal) else (*found, *how)
+    shape = _plan(shapes, lambda *shape: module_kernels(*of(*shape))[-1], problem, chip)
+    return shape if isinstance(shape, Refusal) else of(*shape)
+
+
+def plan_mma(problem, chip):
+    return _plan_tensors(tensors.kernel_for, _of_mma(problem), MMA_TILES, problem, chip)
+
+
+def plan_mma_backward(problem, chip):
+    kernels = tensors_backwards.kernels_for
+    return _plan_tensors(kernels, _of_mma(problem), MMA_BACKWARD_TILES, problem, chip)
+
+
+def plan_wgmma(problem, chip):
+    return _plan_wgmma(tensors.kernel_for, WGMMA_TILES, problem, chip)
+
+
+def plan_wgmma_backward(problem, chip):
+    return _plan_wgmma(tensors_backwards.kernels_for, WGMMA_BACKWARD_TILES, problem, chip)
+
+
+def _plan_wgmma(module_kernels, shapes, problem, chip):
+    if chip.capability > ONLY:
+        return Refusal("needs wgmma, an instruction of compute capability 9.0 alone")
+    if not problem.is_aligned:
+        return Refusal("takes q, k and v whose rows begin on 16-byte boundaries")
+    return _plan_tensors(module_kernels, _of_wgmma(problem), shapes, problem, chip)
 
 
 def plan_separate(problem, chip):
     return Refusal("takes no packed sequences") if problem.is_packed else problem
 
 
-def tensor_core_kernels():
-    """(label, kernel) of all that `tensor_core` launches forwards."""
-    for shape, how in itertools.product(TENSOR_TILES, TENSOR_KINDS):
-        yield _named(shape, how), tensors.kernel_for(*shape, *how)[0]
+def _choices(mma_tiles, wgmma_tiles):
+    """(way, label, what kernels are made of) of all that the two ways of `tensor_core` launch."""
+    for shape, (by_element, source) in itertools.product(mma_tiles, MMA_KINDS):
+        yield "mma", _named(shape, by_element, source), mma(shape, by_element, source)
+    for shape, by_element in itertools.product(wgmma_tiles, (False, True)):
+        yield "wgmma", _named(shape, by_element), wgmma(shape, by_element)
 
 
-def tensor_core_backward_kernels():
-    """(label, kernel of dk and dv, kernel of dq) of all that it launches backwards."""
-    for shape, how in itertools.product(TENSOR_BACKWARD_TILES, TENSOR_KINDS):
-        yield _named(shape, how), *tensors_backwards.kernels_for(*shape, *how)[:2]
+def _named(shape, by_element, *source):
+    return ", ".join([*map(str, (*shape, *source)), *(["by element"] if by_element else [])])
 
 
-def _named(shape, how):
-    return "{}, {} {}{}".format(*shape, how[0], ", by element" if how[1] else "")
+def tensor_core_kernels(of_way=None):
+    """(label, kernel, threads of a block) of all that `tensor_core` launches forwards."""
+    for way, label, choice in _choices(MMA_TILES, WGMMA_TILES):
+        if of_way in (None, way):
+            kernel, unit, _ = tensors.kernel_for(*choice)
+            yield f"{way} {label}", kernel, unit.n_threads
+
+
+def tensor_core_backward_kernels(of_way=None):
+    """(label, kernel of dk and dv, kernel of dq, threads) of all that it launches backwards."""
+    for way, label, choice in _choices(MMA_BACKWARD_TILES, WGMMA_BACKWARD_TILES):
+        if of_way in (None, way):
+            *two, unit, _ = tensors_backwards.kernels_for(*choice)
+            yield f"{way} {label}", *two, unit.n_threads
 
 
 def tiled_kernels():
@@ -124,9 +176,9 @@ def tiled(plan, request, inputs, o, lse):
 
 
 def tensor_core(plan, request, inputs, o, lse):
-    kernel, shared_bytes = tensors.kernel_for(*plan)
-    n_blocks = request.n_heads * math.ceil(request.T / tensors.ROWS)
-    _walk(kernel, n_blocks, tensors.N_THREADS, shared_bytes, request, inputs, o, lse)
+    kernel, unit, shared_bytes = tensors.kernel_for(*plan)
+    n_blocks = request.n_heads * math.ceil(request.T / unit.rows)
+    _walk(kernel, n_blocks, unit.n_threads, shared_bytes, request, inputs, o, lse)
 
 
 def _walk(kernel, n_blocks, n_threads, shared_bytes, request, inputs, o, lse):
@@ -232,8 +284,9 @@ def tiled_backward(plan, request, *saved):
 
 
 def tensor_core_backward(plan, request, *saved):
-    kernels = tensors_backwards.kernels_for(*plan)
-    _two_walks(kernels, tensors.ROWS, tensors.N_THREADS, request, *saved)
+    of_keys, of_queries, unit, shared_bytes = tensors_backwards.kernels_for(*plan)
+    kernels = of_keys, of_queries, shared_bytes
+    _two_walks(kernels, unit.rows, unit.n_threads, request, *saved)
 
 
 def _two_walks(kernels, rows, n_threads, request, inputs, lse, delta, gradients, dscores):

@@ -36,7 +36,8 @@ class Problem(NamedTuple):
     """What plans depend on.
 
     is_aligned  rows of q, k and v begin on 16-byte boundaries
-    by_element  each score must be looked at by itself: there is more than a scale and a window
+    by_element  each score must be looked at by itself: there is more than a positive scale and a
+                window
     """
 
     D: int
@@ -175,6 +176,7 @@ class Request:
 
     def problem(self):
         by_element = self.bits & (SOFTCAP | SLOPES | BIAS | ALLOWED | DROPOUT)
+        by_element = by_element or not self.scale > 0  # the largest product is the largest score
         return Problem(
             self.shape.D, self.shape.E, self.q.dtype.itemsize, bool(self.bits & PACKED),
             all(map(_is_aligned, (self.q, self.k, self.v))), bool(by_element),

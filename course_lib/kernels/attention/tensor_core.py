@@ -1,11 +1,12 @@
-"""The rung `tensor_core`: FlashAttention-2 with `mma.sync`, for float16 and bfloat16.
+"""The rung `tensor_core`: FlashAttention-2 on tensor cores, for float16 and bfloat16.
 
-A block has 64 queries, 16 for each of its warps, and walks over tiles of keys and values, which
-come to shared memory while the tile before is worked on. A warp holds its scores and its sums in
-registers, in fragments (`intrinsics.matrix`). Weights never leave them: two fragments of scores,
-rounded to pairs, are what the next product takes as its left side.
+A block has a tile of queries, of which each warp has its own, and walks over tiles of keys and
+values, which come to shared memory while the tile before is worked on. Scores and sums stay in
+registers; `multiplying` tells which lane has which, and how they are multiplied.
 
-A key that a query may not look at, in a tile with others, is multiplied by a weight of 0.
+Scores are compared, and weighed as 2^(factor·score − factor·maximum), with one multiplication and
+addition each: `factor` is scale·log₂ e, or log₂ e where scores are more than scaled products. A
+key that a query may not look at, in a tile with others, is multiplied by a weight of 0.
 """
 
 import functools
@@ -14,30 +15,21 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.attention.problem import ALLOWED, BIAS, DROPOUT, SLOPES, SOFTCAP
+from course_lib.kernels.attention.multiplying import FRAGMENT, ITEMSIZE
 from course_lib.kernels.attention.scores import (
     capped,
     end_of_keys,
     first_key,
-    is_seen,
     kept,
     masked,
     place_of_block,
     sequence,
 )
 from course_lib.kernels.blocks.constants import ONE, ZERO
-from course_lib.kernels.blocks.mma.fragments import load_a, load_b
-from course_lib.kernels.blocks.mma.tiles import tile
-from course_lib.runtime.intrinsics import FULL_MASK, LOWEST, fast_exp, store
-from course_lib.runtime.intrinsics.matrix import multiply_add
-from course_lib.runtime.intrinsics.pairs import as_pair
+from course_lib.kernels.blocks.softmax_formulas import LOG2_E
+from course_lib.runtime.intrinsics import FULL_MASK, LOWEST, store
 from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
-from course_lib.runtime.intrinsics.shared import dynamic_shared
-
-ROWS, N_THREADS, ITEMSIZE = 64, 128, 2
-FRAGMENT = 16  # rows of a warp
-#: Bits of options that need a look at each score by itself.
-BY_ELEMENT = SOFTCAP | SLOPES | BIAS | ALLOWED | DROPOUT
+from course_lib.runtime.intrinsics.special import fast_exp2
 
 
 @cuda.jit(device=True)
@@ -54,106 +46,117 @@ def quad_sum(value):
 
 
 @functools.cache
-def kernel_for(cols, depth, source, by_element):
-    """(kernel for `cols` keys a tile, and D and E up to `depth`; its bytes of shared memory).
+def kernel_for(make, cols, depth, by_element, *how):
+    """(kernel for `cols` keys a tile, and D and E up to `depth`; the `Unit`; bytes of shared memory).
 
-    source      "by_k" where rows begin on 16-byte boundaries, else "any" (`mma.tiles`)
-    by_element  whether there are options of BY_ELEMENT
+    make, how   `multiplying.by_warps` or `by_warpgroups`, and what it takes beside cols and depth
+    by_element  whether there is more than a positive scale and a window (`options.Problem`)
     """
-    STEPS, N_SCORES, N_SUMS = depth // 16, cols // 2, depth // 2
-    q_tile = tile(ROWS, depth * ITEMSIZE, ITEMSIZE, N_THREADS, source)
-    k_tile = tile(cols, depth * ITEMSIZE, ITEMSIZE, N_THREADS, source)
-    QUERIES, STAGE = 0, 2 * k_tile.size
-    KEYS, VALUES = q_tile.size, q_tile.size + k_tile.size
-    fetch_queries, fetch = q_tile.fetch, k_tile.fetch
-    load_queries, load_keys = load_a(q_tile, source, ITEMSIZE), load_b(k_tile, source, ITEMSIZE)
-    load_values = load_b(k_tile, "by_row", ITEMSIZE)  # a value's elements are the columns
+    unit = make(cols, depth, *how)
+    ROWS, N_THREADS, WARP_ROWS = unit.rows, unit.n_threads, FRAGMENT * unit.fragments
+    N_SCORES, N_SUMS, N_ROWS = cols // 2, depth // 2, 2 * unit.fragments
+    ALL_SCORES, ALL_SUMS = N_SCORES * unit.fragments, N_SUMS * unit.fragments
+    KEYS, VALUES = unit.held_size, unit.held_size + unit.passing_size
+    STAGE = 2 * unit.passing_size
+    shared, fetch_queries, fetch, show = unit.shared, unit.hold, unit.fetch, unit.show
+    multiply, finish_scores = unit.multiply, unit.finish_scores
+    accumulate, finish_sums = unit.accumulate, unit.finish_sums
 
     @cuda.jit(device=True)
-    def multiply_keys(scores, cache, at, warp, lane, like):
-        """scores = the warp's queries times the tile's keys."""
-        queries, words = cuda.local.array(4, np.uint32), cuda.local.array(4, np.uint32)
-        for r in range(N_SCORES):
-            scores[r] = ZERO
-        for step in range(STEPS):
-            load_queries(queries, 0, cache, QUERIES, warp, step, lane)
-            for j in range(cols // 16):
-                load_keys(words, 0, cache, at, j, step, lane)
-                multiply_add(scores, 8 * j, queries, 0, words, 0, like)
-                multiply_add(scores, 8 * j + 4, queries, 0, words, 2, like)
+    def hide(scores, look, i, j, beside, n_queries, n_keys):
+        """Scores that are not there, or that a window hides, become −inf.
+
+        Of the queries i, i + 8 …, and pairs of keys from j on.
+        """
+        for half in range(N_ROWS):
+            first, end = 0, 0
+            if i + half * 8 < n_queries:
+                first = first_key(i + half * 8, beside, look) - j
+                end = end_of_keys(i + half * 8, beside, n_keys, look) - j
+            first, end = np.int32(min(max(first, -1), cols)), np.int32(min(max(end, 0), cols))
+            for f in range(cols // 8):
+                for r in range(2):
+                    key = 8 * f + r
+                    if key < first or key >= end:
+                        scores[N_SCORES * (half // 2) + 4 * f + half % 2 * 2 + r] = LOWEST
 
     @cuda.jit(device=True)
-    def add_values(sums, scores, cache, at, lane, like):
-        """sums += the weights in `scores` times the tile's values."""
-        words, weights = cuda.local.array(4, np.uint32), cuda.local.array(4, np.uint32)
-        for j in range(cols // 16):
+    def score_each(scores, look, bias, allowed, slopes, b, h, i, j, beside):
+        """All that may be done to a score by itself.
+
+        Four scores at a time, and then those behind them move up: registers have no index that
+        a loop could count, and this much would not be written out for all of them.
+        """
+        four = cuda.local.array(4, np.float32)
+        for n in range(ALL_SCORES // 4):
+            query, key = i + n // (cols // 8) * 16, j + n % (cols // 8) * 8
             for r in range(4):
-                place = 8 * j + 2 * r
-                weights[r] = as_pair(like, scores[place], scores[place + 1])
-            for e in range(depth // 16):
-                load_values(words, 0, cache, at, e, j, lane)
-                multiply_add(sums, 8 * e, weights, 0, words, 0, like)
-                multiply_add(sums, 8 * e + 4, weights, 0, words, 2, like)
+                four[r] = scores[r]
+                if four[r] != LOWEST:
+                    score, _ = capped(four[r], look)
+                    four[r] = masked(
+                        score, look, bias, allowed, slopes, b, h, query + r // 2 * 8, key + r % 2,
+                        beside,
+                    )  # fmt: skip
+            move_up(scores, four)
 
     @cuda.jit(device=True)
-    def score_all(
-        scores, shape, look, bias, allowed, slopes, b, h, i, j, beside, n_queries, n_keys
-    ):
-        """Turn products into scores: of the queries i and i + 8, and pairs of keys from j on."""
-        for f in range(cols // 8):
+    def drop_each(weights, shape, look, drop, b, h, i, j):
+        """Dropout of the weights, as `score_each`."""
+        four = cuda.local.array(4, np.float32)
+        for n in range(ALL_SCORES // 4):
+            query, key = i + n // (cols // 8) * 16, j + n % (cols // 8) * 8
             for r in range(4):
-                query, key, score = i + r // 2 * 8, j + 8 * f + r % 2, LOWEST
-                if is_seen(query, key, beside, n_queries, n_keys, look):
-                    score = scores[4 * f + r] * look.scale
-                    if by_element:
-                        score, _ = capped(scores[4 * f + r], look)
-                        score = masked(score, look, bias, allowed, slopes, b, h, query, key, beside)
-                scores[4 * f + r] = score
+                times = kept(look, drop, shape, b, h, query + r // 2 * 8, key + r % 2)
+                four[r] = weights[r] * times
+            move_up(weights, four)
 
     @cuda.jit(device=True)
-    def scale_all(scores, look):
-        for r in range(N_SCORES):
-            scores[r] *= look.scale
+    def move_up(x, four):
+        for r in range(ALL_SCORES - 4):
+            x[r] = x[r + 4]
+        for r in range(4):
+            x[ALL_SCORES - 4 + r] = four[r]
 
     @cuda.jit(device=True)
-    def weigh(scores, m, total, sums, shape, look, drop, b, h, i, j):
+    def weigh(scores, m, total, sums, factor):
         """Turn scores into weights, and rescale what there is to the new maxima."""
-        for half in range(2):
+        for half in range(N_ROWS):
+            first, of_sums = N_SCORES * (half // 2), N_SUMS * (half // 2)
             largest = m[half]
             for f in range(cols // 8):
-                place = 4 * f + 2 * half
-                largest = max(largest, max(scores[place], scores[place + 1]))
+                for r in range(2):
+                    largest = max(largest, scores[first + 4 * f + half % 2 * 2 + r])
             largest = quad_max(largest)
-            correction = fast_exp(m[half] - largest) if m[half] != LOWEST else ZERO
+            shift = largest * factor if largest != LOWEST else ZERO
+            correction = fast_exp2(m[half] * factor - shift)
             m[half] = largest
-            total[half] *= correction
-            for e in range(N_SUMS // 4):
-                sums[4 * e + 2 * half] *= correction
-                sums[4 * e + 2 * half + 1] *= correction
-        for f in range(cols // 8):
-            for r in range(4):
-                p = ZERO
-                if scores[4 * f + r] != LOWEST:
-                    p = fast_exp(scores[4 * f + r] - m[r // 2])
-                total[r // 2] += p
-                if by_element:
-                    p *= kept(look, drop, shape, b, h, i + r // 2 * 8, j + 8 * f + r % 2)
-                scores[4 * f + r] = p
+            part = ZERO
+            for f in range(cols // 8):
+                for r in range(2):
+                    place = first + 4 * f + half % 2 * 2 + r
+                    scores[place] = fast_exp2(scores[place] * factor - shift)
+                    part += scores[place]
+            total[half] = total[half] * correction + part
+            for e in range(depth // 8):
+                for r in range(2):
+                    sums[of_sums + 4 * e + half % 2 * 2 + r] *= correction
 
     @cuda.jit(device=True)
-    def write(o, lse, at, step, place, m, total, sums, i, n_queries, n, lane):
-        for half in range(2):
+    def write(o, lse, at, step, place, m, total, sums, factor, i, n_queries, n, lane):
+        for half in range(N_ROWS):
             whole, row = quad_sum(total[half]), i + half * 8
-            factor = ONE / whole if whole != ZERO else ZERO
+            inverse = ONE / whole if whole != ZERO else ZERO
             if row < n_queries:
-                for e in range(N_SUMS // 4):
+                for e in range(depth // 8):
                     for r in range(2):
                         col = 8 * e + lane % 4 * 2 + r
                         if col < n:
-                            value = sums[4 * e + 2 * half + r] * factor
+                            value = sums[N_SUMS * (half // 2) + half % 2 * 2 + 4 * e + r] * inverse
                             store(o, at + row * step + col, value)
                 if lane % 4 == 0:
-                    lse[place + row] = m[half] + math.log(whole) if whole != ZERO else LOWEST
+                    natural = m[half] * (ONE if by_element else factor)
+                    lse[place + row] = natural + math.log(whole) if whole != ZERO else LOWEST
 
     @cuda.jit(launch_bounds=(N_THREADS, 1))
     def tensor_core_kernel(
@@ -165,9 +168,10 @@ def kernel_for(cols, depth, source, by_element):
         Parameters as of `streaming.streaming_kernel`: bias, allowed, slopes, q_starts, k_starts;
         shape, q_at, k_at, v_at, o_at, look, drop.
         """
-        cache = dynamic_shared(q)
-        scores, sums = cuda.local.array(N_SCORES, np.float32), cuda.local.array(N_SUMS, np.float32)
-        m, total = cuda.local.array(2, np.float32), cuda.local.array(2, np.float32)
+        cache = shared(q)
+        scores = cuda.local.array(ALL_SCORES, np.float32)
+        sums = cuda.local.array(ALL_SUMS, np.float32)
+        m, total = cuda.local.array(N_ROWS, np.float32), cuda.local.array(N_ROWS, np.float32)
         tile, h, b = place_of_block((shape.T + ROWS - 1) // ROWS, shape)
         batch, q_first, n_queries, k_first, n_keys, beside = sequence(
             b, shape, look, q_starts, k_starts
@@ -175,27 +179,28 @@ def kernel_for(cols, depth, source, by_element):
         lane, warp = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32
         # From the heaviest tile of a causal sequence on: who has most to do begins first.
         start = ((shape.T + ROWS - 1) // ROWS - 1 - tile) * ROWS
-        mine = start + warp * FRAGMENT
+        mine = start + warp * WARP_ROWS
         q_base = batch * q_at.batch + h * q_at.head + q_first * q_at.row
         k_base = batch * k_at.batch + h // shape.share * k_at.head + k_first * k_at.row
         v_base = batch * v_at.batch + h // shape.share * v_at.head + k_first * v_at.row
-        for half in range(2):
+        factor = LOG2_E if by_element else look.scale * LOG2_E
+        for half in range(N_ROWS):
             m[half], total[half] = LOWEST, ZERO
-        for r in range(N_SUMS):
+        for r in range(ALL_SUMS):
             sums[r] = ZERO
         j = first_key(start, beside, look) // cols * cols
         end = end_of_keys(min(start + ROWS, n_queries) - 1, beside, n_keys, look)
         if j < end:
-            fetch_queries(
-                cache, QUERIES, q, start, n_queries, q_at.row, q_base, q_base + shape.D, 1
-            )
+            fetch_queries(cache, 0, q, start, n_queries, q_at.row, q_base, q_base + shape.D, 1)
             fetch(cache, KEYS, k, j, n_keys, k_at.row, k_base, k_base + shape.D, 1)
             fetch(cache, VALUES, v, j, n_keys, v_at.row, v_base, v_base + shape.E, 1)
         end_group()
         stage = 0
         while j < end:
             wait_for_groups_but(0)
+            show()
             cuda.syncthreads()  # this tile is there, and nobody reads the other stage any more
+            multiply(scores, cache, 0, KEYS + stage, q)
             if j + cols < end:
                 other = STAGE - stage
                 fetch(
@@ -206,25 +211,27 @@ def kernel_for(cols, depth, source, by_element):
                     v_base + shape.E, 1,
                 )  # fmt: skip
             end_group()
-            multiply_keys(scores, cache, KEYS + stage, warp, lane, q)
             query, key = mine + lane // 4, j + lane % 4 * 2
-            inside = j >= first_key(mine + FRAGMENT - 1, beside, look)
+            inside = mine + WARP_ROWS <= n_queries
+            inside = inside and j >= first_key(mine + WARP_ROWS - 1, beside, look)
             inside = inside and j + cols <= end_of_keys(mine, beside, n_keys, look)
-            if by_element or not inside:
-                score_all(
-                    scores, shape, look, bias, allowed, slopes, b, h, query, key, beside,
-                    n_queries, n_keys,
-                )  # fmt: skip
-            else:
-                scale_all(scores, look)
-            weigh(scores, m, total, sums, shape, look, drop, b, h, query, key)
-            add_values(sums, scores, cache, VALUES + stage, lane, q)
+            finish_scores(scores)
+            if not inside:
+                hide(scores, look, query, key, beside, n_queries, n_keys)
+            if by_element:
+                score_each(scores, look, bias, allowed, slopes, b, h, query, key, beside)
+            weigh(scores, m, total, sums, factor)
+            if by_element:
+                drop_each(scores, shape, look, drop, b, h, query, key)
+            accumulate(sums, scores, cache, VALUES + stage, q)
+            finish_sums(sums)
             stage = STAGE - stage
             j += cols
         place = (batch * shape.n_heads + h) * shape.rows + q_first
         at = batch * o_at.batch + h * o_at.head + q_first * o_at.row
         write(
-            o, lse, at, o_at.row, place, m, total, sums, mine + lane // 4, n_queries, shape.E, lane
-        )
+            o, lse, at, o_at.row, place, m, total, sums, look.scale, mine + lane // 4, n_queries,
+            shape.E, lane,
+        )  # fmt: skip
 
-    return tensor_core_kernel, ITEMSIZE * (q_tile.size + 4 * k_tile.size)
+    return tensor_core_kernel, unit, ITEMSIZE * (unit.held_size + 4 * unit.passing_size)
