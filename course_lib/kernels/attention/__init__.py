@@ -14,8 +14,9 @@ rung         what it does                                    beyond q, k, v and 
 `streaming`  a query a warp; keys come by, one by one        k and v, T / 4 times
 `tiled`      a tile of queries a block; tiles of keys and    k and v, T / 64 times (T / 32, T / 16)
              values come by in shared memory
-`tensor_core` a share of its warp's fragments, which         k and v, T / 64 times
-             `mma.sync` multiplies; float16, bfloat16
+`tensor_core` the same with scores and sums in registers,    k and v, T / 128 times (T / 64)
+             multiplied by `wgmma` or `mma.sync`; float16,
+             bfloat16
 ============ =============================================== =================================
 
 `streaming` and `tiled` never store a score: they keep a running maximum, a sum and an output, and
@@ -48,7 +49,6 @@ def _backward_kernels(way):
     two = (two for _, *two, _ in launching.tensor_core_backward_kernels(way))
     return backwards.delta_kernel, separate.mask_gradient_kernel, *sum(two, [])
 
-
 FORWARD = Ladder(
     Rung("separate", ways=(
         Way("products", launching.plan_separate, launching.separate,
@@ -59,8 +59,8 @@ FORWARD = Ladder(
         Way("queries", launching.plan_tiled, launching.tiled, launching.tiled_kernels),
     )),
     Rung("tensor_core", needs=TENSOR_CORES, ways=(
-        Way("wgmma", launching.plan_wgmma, launching.tensor_core,
-            lambda: (kernel for _, kernel, _ in launching.tensor_core_kernels("wgmma")), ONLY),
+        Way("warpgroup", launching.plan_warpgroup, launching.tensor_core,
+            lambda: (kernel for _, kernel, _ in launching.tensor_core_kernels("warpgroup")), ONLY),
         Way("mma", launching.plan_mma, launching.tensor_core,
             lambda: (kernel for _, kernel, _ in launching.tensor_core_kernels("mma")),
             TENSOR_CORES),
@@ -78,8 +78,8 @@ BACKWARD = Ladder(
             launching.tiled_backward_kernels),
     )),
     Rung("tensor_core", needs=TENSOR_CORES, ways=(
-        Way("wgmma", launching.plan_wgmma_backward, launching.tensor_core_backward,
-            lambda: _backward_kernels("wgmma"), ONLY),
+        Way("warpgroup", launching.plan_warpgroup_backward, launching.tensor_core_backward,
+            lambda: _backward_kernels("warpgroup"), ONLY),
         Way("mma", launching.plan_mma_backward, launching.tensor_core_backward,
             lambda: _backward_kernels("mma"), TENSOR_CORES),
     )),
@@ -111,7 +111,8 @@ def forward(q, k, v, *, variant=AUTO, out=None, **options):
     one that can't take the problem.
     """
     request = Request(q, k, v, options)
-    _, way, plan = FORWARD.choose(variant, request.problem(), chip_of(q))
+    request.check_out(out)
+    _, way, plan = FORWARD.choose(variant, request.problem(out), chip_of(q))
     o, lse = request.outputs(out)
     if request.has_work:
         way.launch(plan, request, (q, k, v), o, lse)

@@ -23,15 +23,16 @@ from course_lib.runtime.host.launch import launch
 #: queries, keys for dq.
 FORWARD_TILES = ((16, 16, 32), (64, 32, 64), (64, 32, 128), (32, 16, 256))
 BACKWARD_TILES = ((16, 16, 32), (32, 32, 64), (32, 16, 128), (16, 16, 256))
-#: (keys of a tile, fragments of a warp, elements of a head at most) of `tensor_core` by warps;
-#: backwards, rows that come by.
-MMA_TILES = ((64, 2, 64), (64, 2, 128), (32, 2, 128), (32, 1, 256))
-MMA_BACKWARD_TILES = ((32, 2, 64), (32, 1, 64), (32, 1, 128))
+#: (keys of a tile, fragments of a warp at most, elements of a head at most) of `tensor_core` by
+#: warps; backwards, rows that come by.
+MMA_TILES = ((64, 2, 64), (32, 2, 128), (32, 1, 256))
+MMA_BACKWARD_TILES = ((32, 2, 64), (32, 1, 128))
 #: (by_element, source) of what they are compiled for.
 MMA_KINDS = ((False, "by_k"), (True, "by_k"), (True, "any"))
-#: (keys of a tile, warpgroups, elements of a head at most) of `tensor_core` by warpgroups.
-WGMMA_TILES = ((128, 2, 64), (128, 2, 128), (64, 2, 256))
-WGMMA_BACKWARD_TILES = ((64, 2, 64), (64, 2, 128))
+#: (keys of a tile, warpgroups, blocks of a multiprocessor, elements of a head at most) of
+#: `tensor_core` by warpgroups.
+WARPGROUP_TILES = ((64, 2, 2, 64), (128, 2, 1, 128), (64, 2, 1, 256))
+WARPGROUP_BACKWARD_TILES = ((64, 2, 1, 64), (64, 2, 1, 128))
 THREADS_OF_MASK = 128
 HOPPER, RESERVED = (9, 0), 1024  # from there on a kernel has bytes of shared memory of its own
 
@@ -62,24 +63,25 @@ def plan_tiled_backward(problem, chip):
     return _plan(BACKWARD_TILES, lambda *shape: backwards.kernels_for(*shape)[2], problem, chip)
 
 
-def mma(shape, by_element, source):
+def of_warps(shape, by_element, source):
     """What `tensor_core.kernel_for` makes the kernel of: (make, cols, depth, by_element, *how)."""
     cols, fragments, depth = shape
-    return by_warps, cols, depth, by_element, source, fragments
+    # Options need registers of their own.
+    return by_warps, cols, depth, by_element, source, 1 if by_element else fragments
 
 
-def wgmma(shape, by_element):
-    cols, n_groups, depth = shape
-    return by_warpgroups, cols, depth, by_element, n_groups
+def of_warpgroups(shape, by_element):
+    cols, n_groups, together, depth = shape
+    return by_warpgroups, cols, depth, by_element, n_groups, together
 
 
-def _of_mma(problem):
+def _of_warps(problem):
     how = (problem.by_element, "by_k") if problem.is_aligned else (True, "any")
-    return lambda *shape: mma(shape, *how)
+    return lambda *shape: of_warps(shape, *how)
 
 
-def _of_wgmma(problem):
-    return lambda *shape: wgmma(shape, problem.by_element)
+def _of_warpgroups(problem):
+    return lambda *shape: of_warpgroups(shape, problem.by_element)
 
 
 def _plan_tensors(module_kernels, of, shapes, problem, chip):
@@ -90,40 +92,40 @@ def _plan_tensors(module_kernels, of, shapes, problem, chip):
 
 
 def plan_mma(problem, chip):
-    return _plan_tensors(tensors.kernel_for, _of_mma(problem), MMA_TILES, problem, chip)
+    return _plan_tensors(tensors.kernel_for, _of_warps(problem), MMA_TILES, problem, chip)
 
 
 def plan_mma_backward(problem, chip):
     kernels = tensors_backwards.kernels_for
-    return _plan_tensors(kernels, _of_mma(problem), MMA_BACKWARD_TILES, problem, chip)
+    return _plan_tensors(kernels, _of_warps(problem), MMA_BACKWARD_TILES, problem, chip)
 
 
-def plan_wgmma(problem, chip):
-    return _plan_wgmma(tensors.kernel_for, WGMMA_TILES, problem, chip)
+def plan_warpgroup(problem, chip):
+    return _plan_warpgroup(tensors.kernel_for, WARPGROUP_TILES, problem, chip)
 
 
-def plan_wgmma_backward(problem, chip):
-    return _plan_wgmma(tensors_backwards.kernels_for, WGMMA_BACKWARD_TILES, problem, chip)
+def plan_warpgroup_backward(problem, chip):
+    return _plan_warpgroup(tensors_backwards.kernels_for, WARPGROUP_BACKWARD_TILES, problem, chip)
 
 
-def _plan_wgmma(module_kernels, shapes, problem, chip):
+def _plan_warpgroup(module_kernels, shapes, problem, chip):
     if chip.capability > ONLY:
         return Refusal("needs wgmma, an instruction of compute capability 9.0 alone")
     if not problem.is_aligned:
         return Refusal("takes q, k and v whose rows begin on 16-byte boundaries")
-    return _plan_tensors(module_kernels, _of_wgmma(problem), shapes, problem, chip)
+    return _plan_tensors(module_kernels, _of_warpgroups(problem), shapes, problem, chip)
 
 
 def plan_separate(problem, chip):
     return Refusal("takes no packed sequences") if problem.is_packed else problem
 
 
-def _choices(mma_tiles, wgmma_tiles):
+def _choices(mma_tiles, warpgroup_tiles):
     """(way, label, what kernels are made of) of all that the two ways of `tensor_core` launch."""
     for shape, (by_element, source) in itertools.product(mma_tiles, MMA_KINDS):
-        yield "mma", _named(shape, by_element, source), mma(shape, by_element, source)
-    for shape, by_element in itertools.product(wgmma_tiles, (False, True)):
-        yield "wgmma", _named(shape, by_element), wgmma(shape, by_element)
+        yield "mma", _named(shape, by_element, source), of_warps(shape, by_element, source)
+    for shape, by_element in itertools.product(warpgroup_tiles, (False, True)):
+        yield "warpgroup", _named(shape, by_element), of_warpgroups(shape, by_element)
 
 
 def _named(shape, by_element, *source):
@@ -132,7 +134,7 @@ def _named(shape, by_element, *source):
 
 def tensor_core_kernels(of_way=None):
     """(label, kernel, threads of a block) of all that `tensor_core` launches forwards."""
-    for way, label, choice in _choices(MMA_TILES, WGMMA_TILES):
+    for way, label, choice in _choices(MMA_TILES, WARPGROUP_TILES):
         if of_way in (None, way):
             kernel, unit, _ = tensors.kernel_for(*choice)
             yield f"{way} {label}", kernel, unit.n_threads
@@ -140,7 +142,7 @@ def tensor_core_kernels(of_way=None):
 
 def tensor_core_backward_kernels(of_way=None):
     """(label, kernel of dk and dv, kernel of dq, threads) of all that it launches backwards."""
-    for way, label, choice in _choices(MMA_BACKWARD_TILES, WGMMA_BACKWARD_TILES):
+    for way, label, choice in _choices(MMA_BACKWARD_TILES, WARPGROUP_BACKWARD_TILES):
         if of_way in (None, way):
             *two, unit, _ = tensors_backwards.kernels_for(*choice)
             yield f"{way} {label}", *two, unit.n_threads

@@ -35,7 +35,8 @@ MOST = 256  # of D and E
 class Problem(NamedTuple):
     """What plans depend on.
 
-    is_aligned  rows of q, k and v begin on 16-byte boundaries
+    is_aligned  rows of q, k and v begin on 16-byte boundaries, and have even numbers of elements;
+                rows of `out`, if it is given, on 4-byte boundaries
     by_element  each score must be looked at by itself: there is more than a positive scale and a
                 window
     """
@@ -73,6 +74,11 @@ def _is_aligned(x):
     strides = arrays.strides_of(rows_together(x))[:-1]
     width = VECTOR_BYTES // x.dtype.itemsize
     return not (arrays.address_of(x) % VECTOR_BYTES or any(stride % width for stride in strides))
+
+
+def _in_pairs(x):
+    """Whether rows of x can be written two 16-bit numbers at a time."""
+    return arrays.address_of(x) % 4 == 0 and not any(n % 2 for n in arrays.strides_of(x)[:-1])
 
 
 def place_of(x):
@@ -174,13 +180,18 @@ class Request:
         self.mask_strides = [0 if n == 1 else s for n, s in zip(extents, strides, strict=True)]
         self.bits |= ALLOWED if arrays.dtype_name(mask) == "bool" else BIAS
 
-    def problem(self):
+    def problem(self, out=None):
         by_element = self.bits & (SOFTCAP | SLOPES | BIAS | ALLOWED | DROPOUT)
         by_element = by_element or not self.scale > 0  # the largest product is the largest score
         return Problem(
             self.shape.D, self.shape.E, self.q.dtype.itemsize, bool(self.bits & PACKED),
-            all(map(_is_aligned, (self.q, self.k, self.v))), bool(by_element),
+            self._is_aligned(out), bool(by_element),
         )  # fmt: skip
+
+    def _is_aligned(self, out):
+        even = self.shape.D % 2 == 0 and self.shape.E % 2 == 0
+        even = even and (out is None or _in_pairs(out))
+        return even and all(map(_is_aligned, (self.q, self.k, self.v)))
 
     @property
     def has_work(self):
@@ -214,20 +225,22 @@ class Request:
     def _none(self, dtype):
         return arrays.empty((1,), like=self.q, dtype=dtype)
 
+    def check_out(self, out):
+        if out is None:
+            return
+        arrays.require(
+            out, "out", shape=(*self.q.shape[:3], self.shape.E), writable=True,
+            dtypes=(arrays.dtype_name(self.q),),
+        )  # fmt: skip
+        if rows_together(out) is not out:
+            raise ArrayError(f"out has rows with gaps: strides {arrays.strides_of(out)}")
+        reads = dict(q=self.q, k=self.k, v=self.v, mask=self.mask, slopes=self.slopes)
+        require_apart(out, reads)
+
     def outputs(self, out):
         """(o, lse), ready to be written; filled where nothing will write."""
         _, H, rows, _ = self.q.shape
-        shape = (*self.q.shape[:3], self.shape.E)
-        if out is None:
-            out = _like(self.q, shape)
-        else:
-            arrays.require(
-                out, "out", shape=shape, dtypes=(arrays.dtype_name(self.q),), writable=True
-            )
-            if rows_together(out) is not out:
-                raise ArrayError(f"out has rows with gaps: strides {arrays.strides_of(out)}")
-            reads = dict(q=self.q, k=self.k, v=self.v, mask=self.mask, slopes=self.slopes)
-            require_apart(out, reads)
+        out = _like(self.q, (*self.q.shape[:3], self.shape.E)) if out is None else out
         lse = arrays.empty((self.q.shape[0], H, rows), like=self.q, dtype="float32")
         if self.bits & PACKED or not self.has_work:
             arrays.fill(out, 0)

@@ -15,7 +15,7 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.attention.multiplying import FRAGMENT, ITEMSIZE
+from course_lib.kernels.attention.multiplying import FRAGMENT, ITEMSIZE, row_writer
 from course_lib.kernels.attention.scores import (
     capped,
     end_of_keys,
@@ -27,7 +27,7 @@ from course_lib.kernels.attention.scores import (
 )
 from course_lib.kernels.blocks.constants import ONE, ZERO
 from course_lib.kernels.blocks.softmax_formulas import LOG2_E
-from course_lib.runtime.intrinsics import FULL_MASK, LOWEST, store
+from course_lib.runtime.intrinsics import FULL_MASK, LOWEST
 from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 from course_lib.runtime.intrinsics.special import fast_exp2
 
@@ -47,20 +47,23 @@ def quad_sum(value):
 
 @functools.cache
 def kernel_for(make, cols, depth, by_element, *how):
-    """(kernel for `cols` keys a tile, and D and E up to `depth`; the `Unit`; bytes of shared memory).
+    """(kernel, its `Unit`, bytes of shared memory) for `cols` keys a tile, D and E up to `depth`.
 
     make, how   `multiplying.by_warps` or `by_warpgroups`, and what it takes beside cols and depth
     by_element  whether there is more than a positive scale and a window (`options.Problem`)
     """
     unit = make(cols, depth, *how)
     ROWS, N_THREADS, WARP_ROWS = unit.rows, unit.n_threads, FRAGMENT * unit.fragments
+    TOGETHER = unit.together
     N_SCORES, N_SUMS, N_ROWS = cols // 2, depth // 2, 2 * unit.fragments
     ALL_SCORES, ALL_SUMS = N_SCORES * unit.fragments, N_SUMS * unit.fragments
     KEYS, VALUES = unit.held_size, unit.held_size + unit.passing_size
-    STAGE = 2 * unit.passing_size
+    STAGE, FRAGMENTS = 2 * unit.passing_size, unit.fragments
     shared, fetch_queries, fetch, show = unit.shared, unit.hold, unit.fetch, unit.show
-    multiply, finish_scores = unit.multiply, unit.finish_scores
-    accumulate, finish_sums = unit.accumulate, unit.finish_sums
+    multiply, pack, accumulate = unit.multiply, unit.pack, unit.accumulate
+    finish_scores, finish_sums = unit.finish_scores, unit.finish_sums
+    finish_before_sums, N_WORDS = unit.finish_before_sums, unit.n_words
+    write_row = row_writer(depth, unit.in_pairs)
 
     @cuda.jit(device=True)
     def hide(scores, look, i, j, beside, n_queries, n_keys):
@@ -119,11 +122,10 @@ def kernel_for(make, cols, depth, by_element, *how):
             x[ALL_SCORES - 4 + r] = four[r]
 
     @cuda.jit(device=True)
-    def weigh(scores, m, total, sums, factor):
-        """Turn scores into weights, and rescale what there is to the new maxima."""
+    def weigh(scores, m, total, corrections, factor):
+        """Turn scores into weights; corrections[half] is what scales sums to the new maximum."""
         for half in range(N_ROWS):
-            first, of_sums = N_SCORES * (half // 2), N_SUMS * (half // 2)
-            largest = m[half]
+            first, largest = N_SCORES * (half // 2), m[half]
             for f in range(cols // 8):
                 for r in range(2):
                     largest = max(largest, scores[first + 4 * f + half % 2 * 2 + r])
@@ -138,27 +140,58 @@ def kernel_for(make, cols, depth, by_element, *how):
                     scores[place] = fast_exp2(scores[place] * factor - shift)
                     part += scores[place]
             total[half] = total[half] * correction + part
-            for e in range(depth // 8):
-                for r in range(2):
-                    sums[of_sums + 4 * e + half % 2 * 2 + r] *= correction
+            corrections[half] = correction
 
     @cuda.jit(device=True)
-    def write(o, lse, at, step, place, m, total, sums, factor, i, n_queries, n, lane):
+    def is_larger(corrections):
+        """Whether a maximum has grown."""
+        found = False
+        for half in range(N_ROWS):
+            found = found or corrections[half] != ONE
+        return found
+
+    @cuda.jit(device=True)
+    def rescale(sums, corrections):
+        for f in range(FRAGMENTS):
+            upper, lower = corrections[2 * f], corrections[2 * f + 1]
+            for e in range(depth // 8):
+                sums[N_SUMS * f + 4 * e] *= upper
+                sums[N_SUMS * f + 4 * e + 1] *= upper
+                sums[N_SUMS * f + 4 * e + 2] *= lower
+                sums[N_SUMS * f + 4 * e + 3] *= lower
+
+    @cuda.jit(device=True)
+    def scores_to_weights(
+        scores, m, total, corrections, factor, shape, look, drop, bias, allowed, slopes, b, h, mine,
+        j, beside, n_queries, n_keys,
+    ):  # fmt: skip
+        """Of the warp's queries from `mine` on, and the tile of keys from j on."""
+        lane = cuda.threadIdx.x % 32
+        query, key = mine + lane // 4, j + lane % 4 * 2
+        inside = mine + WARP_ROWS <= n_queries
+        inside = inside and j >= first_key(mine + WARP_ROWS - 1, beside, look)
+        inside = inside and j + cols <= end_of_keys(mine, beside, n_keys, look)
+        if not inside:
+            hide(scores, look, query, key, beside, n_queries, n_keys)
+        if by_element:
+            score_each(scores, look, bias, allowed, slopes, b, h, query, key, beside)
+        weigh(scores, m, total, corrections, factor)
+        if by_element:
+            drop_each(scores, shape, look, drop, b, h, query, key)
+
+    @cuda.jit(device=True)
+    def write(o, lse, at, step, place, m, total, sums, look, i, n_queries, n):
         for half in range(N_ROWS):
             whole, row = quad_sum(total[half]), i + half * 8
             inverse = ONE / whole if whole != ZERO else ZERO
             if row < n_queries:
-                for e in range(depth // 8):
-                    for r in range(2):
-                        col = 8 * e + lane % 4 * 2 + r
-                        if col < n:
-                            value = sums[N_SUMS * (half // 2) + half % 2 * 2 + 4 * e + r] * inverse
-                            store(o, at + row * step + col, value)
-                if lane % 4 == 0:
-                    natural = m[half] * (ONE if by_element else factor)
+                first = N_SUMS * (half // 2) + half % 2 * 2
+                write_row(o, at + row * step, sums, first, inverse, n)
+                if cuda.threadIdx.x % 4 == 0:
+                    natural = m[half] * (ONE if by_element else look.scale)
                     lse[place + row] = natural + math.log(whole) if whole != ZERO else LOWEST
 
-    @cuda.jit(launch_bounds=(N_THREADS, 1))
+    @cuda.jit(launch_bounds=(N_THREADS, TOGETHER))
     def tensor_core_kernel(
         q, k, v, bias, allowed, slopes, q_starts, k_starts, o, lse, shape, q_at, k_at, v_at, o_at,
         look, drop,
@@ -172,6 +205,8 @@ def kernel_for(make, cols, depth, by_element, *how):
         scores = cuda.local.array(ALL_SCORES, np.float32)
         sums = cuda.local.array(ALL_SUMS, np.float32)
         m, total = cuda.local.array(N_ROWS, np.float32), cuda.local.array(N_ROWS, np.float32)
+        corrections = cuda.local.array(N_ROWS, np.float32)
+        words = cuda.local.array(N_WORDS, np.uint32)
         tile, h, b = place_of_block((shape.T + ROWS - 1) // ROWS, shape)
         batch, q_first, n_queries, k_first, n_keys, beside = sequence(
             b, shape, look, q_starts, k_starts
@@ -193,45 +228,60 @@ def kernel_for(make, cols, depth, by_element, *how):
         if j < end:
             fetch_queries(cache, 0, q, start, n_queries, q_at.row, q_base, q_base + shape.D, 1)
             fetch(cache, KEYS, k, j, n_keys, k_at.row, k_base, k_base + shape.D, 1)
+            end_group()
             fetch(cache, VALUES, v, j, n_keys, v_at.row, v_base, v_base + shape.E, 1)
-        end_group()
-        stage = 0
-        while j < end:
+            if j + cols < end:
+                fetch(
+                    cache, KEYS + STAGE, k, j + cols, n_keys, k_at.row, k_base, k_base + shape.D, 1
+                )
+            end_group()
+            wait_for_groups_but(1)
+            show()
+            cuda.syncthreads()
+            multiply(scores, cache, 0, KEYS, q)
+            finish_scores(scores)
+            scores_to_weights(
+                scores, m, total, corrections, factor, shape, look, drop, bias, allowed, slopes,
+                b, h, mine, j, beside, n_queries, n_keys,
+            )  # fmt: skip
+            pack(words, scores, q)
+            this, other = 0, STAGE
+            while j + cols < end:
+                wait_for_groups_but(0)
+                show()
+                # Values of this tile and keys of the next are there. Nobody reads these keys, or
+                # the values of the tile before.
+                cuda.syncthreads()
+                multiply(scores, cache, 0, KEYS + other, q)
+                accumulate(sums, words, cache, VALUES + this, q)
+                j += cols
+                fetch(cache, VALUES + other, v, j, n_keys, v_at.row, v_base, v_base + shape.E, 1)
+                if j + cols < end:
+                    fetch(
+                        cache, KEYS + this, k, j + cols, n_keys, k_at.row, k_base,
+                        k_base + shape.D, 1,
+                    )  # fmt: skip
+                end_group()
+                finish_before_sums(scores)
+                scores_to_weights(
+                    scores, m, total, corrections, factor, shape, look, drop, bias, allowed,
+                    slopes, b, h, mine, j, beside, n_queries, n_keys,
+                )  # fmt: skip
+                if cuda.any_sync(FULL_MASK, is_larger(corrections)):
+                    finish_sums(sums)
+                    rescale(sums, corrections)
+                finish_sums(sums)
+                pack(words, scores, q)
+                this, other = other, this
             wait_for_groups_but(0)
             show()
-            cuda.syncthreads()  # this tile is there, and nobody reads the other stage any more
-            multiply(scores, cache, 0, KEYS + stage, q)
-            if j + cols < end:
-                other = STAGE - stage
-                fetch(
-                    cache, KEYS + other, k, j + cols, n_keys, k_at.row, k_base, k_base + shape.D, 1
-                )
-                fetch(
-                    cache, VALUES + other, v, j + cols, n_keys, v_at.row, v_base,
-                    v_base + shape.E, 1,
-                )  # fmt: skip
-            end_group()
-            query, key = mine + lane // 4, j + lane % 4 * 2
-            inside = mine + WARP_ROWS <= n_queries
-            inside = inside and j >= first_key(mine + WARP_ROWS - 1, beside, look)
-            inside = inside and j + cols <= end_of_keys(mine, beside, n_keys, look)
-            finish_scores(scores)
-            if not inside:
-                hide(scores, look, query, key, beside, n_queries, n_keys)
-            if by_element:
-                score_each(scores, look, bias, allowed, slopes, b, h, query, key, beside)
-            weigh(scores, m, total, sums, factor)
-            if by_element:
-                drop_each(scores, shape, look, drop, b, h, query, key)
-            accumulate(sums, scores, cache, VALUES + stage, q)
+            cuda.syncthreads()
+            accumulate(sums, words, cache, VALUES + this, q)
             finish_sums(sums)
-            stage = STAGE - stage
-            j += cols
         place = (batch * shape.n_heads + h) * shape.rows + q_first
         at = batch * o_at.batch + h * o_at.head + q_first * o_at.row
         write(
-            o, lse, at, o_at.row, place, m, total, sums, look.scale, mine + lane // 4, n_queries,
-            shape.E, lane,
-        )  # fmt: skip
+            o, lse, at, o_at.row, place, m, total, sums, look, mine + lane // 4, n_queries, shape.E
+        )
 
     return tensor_core_kernel, unit, ITEMSIZE * (unit.held_size + 4 * unit.passing_size)

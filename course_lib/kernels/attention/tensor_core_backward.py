@@ -11,7 +11,7 @@ import functools
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.attention.multiplying import FRAGMENT, ITEMSIZE
+from course_lib.kernels.attention.multiplying import FRAGMENT, ITEMSIZE, row_writer
 from course_lib.kernels.attention.problem import DSCORES, PACKED
 from course_lib.kernels.attention.scores import (
     capped,
@@ -25,7 +25,8 @@ from course_lib.kernels.attention.scores import (
 )
 from course_lib.kernels.blocks.constants import ONE, ZERO
 from course_lib.kernels.blocks.softmax_formulas import LOG2_E
-from course_lib.runtime.intrinsics import LOWEST, store
+from course_lib.runtime.intrinsics import LOWEST
+from course_lib.runtime.intrinsics.matrix import copy_one_async
 from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 from course_lib.runtime.intrinsics.special import fast_exp2
 
@@ -38,13 +39,18 @@ def kernels_for(make, cols, depth, by_element, *how):
     """
     unit = make(cols, depth, *how)
     ROWS, N_THREADS, WARP_ROWS = unit.rows, unit.n_threads, FRAGMENT * unit.fragments
+    TOGETHER = unit.together
+    #: Where, in numbers of 4 bytes, lse and delta of the tiles lie that come by.
+    ROWS_AT = (2 * unit.held_size + 2 * unit.n_stages * unit.passing_size) * ITEMSIZE // 4
     N_SCORES, N_SUMS, N_ROWS = cols // 2, depth // 2, 2 * unit.fragments
     ALL_SCORES, ALL_SUMS = N_SCORES * unit.fragments, N_SUMS * unit.fragments
     SECOND, SIZE, STAGE = unit.held_size, unit.passing_size, 2 * unit.passing_size
-    PASSING, PASSING_SECOND = 2 * unit.held_size, 2 * unit.held_size + unit.passing_size
+    PASSING, N_STAGES, N_WORDS = 2 * unit.held_size, unit.n_stages, unit.n_words
     shared, hold, fetch, show = unit.shared, unit.hold, unit.fetch, unit.show
-    multiply, finish_scores = unit.multiply, unit.finish_scores
-    accumulate, finish_sums = unit.accumulate, unit.finish_sums
+    multiply, pack, accumulate = unit.multiply, unit.pack, unit.accumulate
+    finish_scores, finish_sums = unit.finish_scores, unit.finish_sums
+    finish_before_scores, finish_before_sums = unit.finish_before_scores, unit.finish_before_sums
+    write_row = row_writer(depth, unit.in_pairs)
 
     @cuda.jit(device=True)
     def clear(sums):
@@ -52,10 +58,11 @@ def kernels_for(make, cols, depth, by_element, *how):
             sums[r] = ZERO
 
     @cuda.jit(device=True)
-    def weigh(scores, g, r, lse, delta, factor):
-        """scores[r] becomes the weight, g[r] the gradient of the score."""
-        weight = fast_exp2(scores[r] * factor - lse * LOG2_E)
-        scores[r], g[r] = weight, weight * (g[r] - delta)
+    def fetch_two(cache, base, x, y, row, n_rows, x_row, y_row, x_at, y_at, shape):
+        """A tile of queries or keys, D wide, and one of what belongs to them, E wide."""
+        fetch(cache, base, x, row, n_rows, x_row, x_at, x_at + shape.D, 1)
+        fetch(cache, base + SIZE, y, row, n_rows, y_row, y_at, y_at + shape.E, 1)
+        end_group()
 
     @cuda.jit(device=True)
     def weigh_each(
@@ -91,34 +98,52 @@ def kernels_for(make, cols, depth, by_element, *how):
                 scores[ALL_SCORES - 4 + r], g[ALL_SCORES - 4 + r] = four[r], gradients[r]
 
     @cuda.jit(device=True)
-    def hide(scores, g, half, first, end):
-        """Of a row, all but the columns from `first` to `end` are not looked at."""
+    def fetch_rows(rows, base, lse, delta, at, n):
+        """lse and delta of a tile of queries, of which n are there: `cols` numbers each."""
+        for place in range(cuda.threadIdx.x, 2 * cols, N_THREADS):
+            query = place % cols
+            there = query < n
+            source = at + query if there else 0
+            if place < cols:
+                copy_one_async(rows, base + place, lse, source, there)
+            else:
+                copy_one_async(rows, base + place, delta, source, there)
+
+    @cuda.jit(device=True)
+    def hide(x, half, first, end):
+        """Of a row, all columns but those from `first` to `end` become 0, whatever they were."""
         first, end = np.int32(min(max(first, -1), cols)), np.int32(min(max(end, 0), cols))
         for f in range(cols // 8):
             for r in range(2):
                 if 8 * f + r < first or 8 * f + r >= end:
-                    place = N_SCORES * (half // 2) + 4 * f + half % 2 * 2 + r
-                    scores[place], g[place] = LOWEST, ZERO
+                    x[N_SCORES * (half // 2) + 4 * f + half % 2 * 2 + r] = ZERO
 
     @cuda.jit(device=True)
-    def row_of(x, at, there, otherwise):
-        """x[at], where it is there and finite."""
-        value = x[at] if there else otherwise
-        return value if value != LOWEST else otherwise
-
-    @cuda.jit(device=True)
-    def write(x, at, step, sums, factor, row, n_rows, n, lane):
-        """The warp's sums: of the rows `row`, `row` + 8 …, pairs of elements."""
+    def hide_from_keys(x, key, query, beside, n_queries, n_keys, look):
+        """As `hide`, of the keys `key`, `key` + 8 …: queries from `query` on that do not look."""
         for half in range(N_ROWS):
-            place = row + half * 8
-            for e in range(depth // 8):
-                for r in range(2):
-                    col = 8 * e + lane % 4 * 2 + r
-                    if place < n_rows and col < n:
-                        value = sums[N_SUMS * (half // 2) + half % 2 * 2 + 4 * e + r] * factor
-                        store(x, at + place * step + col, value)
+            low = key + half * 8 - beside - query - look.high
+            high = min(n_queries - query, low + look.high - look.low + 1)
+            hide(x, half, low, high if key + half * 8 < n_keys else 0)
 
-    @cuda.jit(launch_bounds=(N_THREADS, 1))
+    @cuda.jit(device=True)
+    def finite(value):
+        return value if value != LOWEST else ZERO
+
+    @cuda.jit(device=True)
+    def of_row(x, at, there):
+        """x[at], or 0 where it is not there, or where a query sees nothing."""
+        return finite(x[at]) if there else ZERO
+
+    @cuda.jit(device=True)
+    def write(x, at, step, sums, factor, row, n_rows, n):
+        """The warp's sums: of the rows `row`, `row` + 8 …."""
+        for half in range(N_ROWS):
+            place, first = row + half * 8, N_SUMS * (half // 2) + half % 2 * 2
+            if place < n_rows:
+                write_row(x, at + place * step, sums, first, factor, n)
+
+    @cuda.jit(launch_bounds=(N_THREADS, TOGETHER))
     def keys_kernel(
         do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse, delta, dk, dv, shape, do_at,
         q_at, k_at, v_at, dk_at, dv_at, look, drop,
@@ -128,13 +153,15 @@ def kernels_for(make, cols, depth, by_element, *how):
         Parameters as of `tiled_backward`'s: do, q, k, v, bias, allowed, slopes, q_starts, k_starts,
         lse, delta; shape, do_at, q_at, k_at, v_at, dk_at, dv_at, look, drop.
         """
-        cache = shared(q)
+        cache, of_rows = shared(q), cuda.shared.array(0, np.float32)  # the same memory
         scores = cuda.local.array(ALL_SCORES, np.float32)
         g = cuda.local.array(ALL_SCORES, np.float32)
         dkeys = cuda.local.array(ALL_SUMS, np.float32)
         dvalues = cuda.local.array(ALL_SUMS, np.float32)
-        n_tiles, n_groups = (shape.S + ROWS - 1) // ROWS, shape.n_heads // shape.share
-        start, rest = cuda.blockIdx.x % n_tiles * ROWS, cuda.blockIdx.x // n_tiles
+        words = cuda.local.array(N_WORDS, np.uint32)
+        more_words = cuda.local.array(N_WORDS, np.uint32)
+        n_blocks, n_groups = (shape.S + ROWS - 1) // ROWS, shape.n_heads // shape.share
+        start, rest = cuda.blockIdx.x % n_blocks * ROWS, cuda.blockIdx.x // n_blocks
         group, b = rest % n_groups, rest // n_groups
         batch, q_first, n_queries, k_first, n_keys, beside = sequence(
             b, shape, look, q_starts, k_starts
@@ -146,75 +173,90 @@ def kernels_for(make, cols, depth, by_element, *how):
         hold(cache, SECOND, v, start, n_keys, v_at.row, at, at + shape.E, 1)
         clear(dkeys)
         clear(dvalues)
-        mine, stage, factor = start + warp * WARP_ROWS, 0, look.scale * LOG2_E
+        mine, factor = start + warp * WARP_ROWS, look.scale * LOG2_E
+        key = mine + lane // 4
         first = max(0, start - beside - look.high) // cols * cols
         end = min(n_queries, min(start + ROWS, n_keys) - beside - look.low)
         # Tiles of queries of all heads that share these keys, one after another.
         n_walks = max(0, (end - first + cols - 1) // cols)
-        for walk in range(-1, n_walks * shape.share):
-            if walk >= 0:
-                wait_for_groups_but(0)
-                show()
-                cuda.syncthreads()  # this tile is there, and nobody reads the other stage any more
-                stage = walk % 2 * STAGE
-                multiply(scores, cache, 0, PASSING + stage, q)
-                multiply(g, cache, SECOND, PASSING_SECOND + stage, q)
-            coming = walk + 1
-            if coming < n_walks * shape.share:
-                h, i = group * shape.share + coming // n_walks, first + coming % n_walks * cols
-                base = PASSING + coming % 2 * STAGE
-                at = batch * q_at.batch + h * q_at.head + q_first * q_at.row
-                fetch(cache, base, q, i, n_queries, q_at.row, at, at + shape.D, 1)
-                at, base = batch * do_at.batch + h * do_at.head, base + SIZE
-                at += q_first * do_at.row
-                fetch(cache, base, do, i, n_queries, do_at.row, at, at + shape.E, 1)
-            end_group()
-            if walk >= 0:
-                h, i = group * shape.share + walk // n_walks, first + walk % n_walks * cols
-                row = (batch * shape.n_heads + h) * shape.rows + q_first
-                query, key = i + lane % 4 * 2, mine + lane // 4
-                inside = mine + WARP_ROWS <= n_keys and i + cols <= n_queries
-                inside = inside and mine >= first_key(i + cols - 1, beside, look)
-                inside = inside and mine + WARP_ROWS <= end_of_keys(
-                    i, beside, n_keys, look
-                )
+        n_tiles = n_walks * shape.share
+        q_base = batch * q_at.batch + group * shape.share * q_at.head + q_first * q_at.row
+        do_base = batch * do_at.batch + group * shape.share * do_at.head + q_first * do_at.row
+        if n_tiles > 0:
+            row = (batch * shape.n_heads + group * shape.share) * shape.rows + q_first + first
+            fetch_rows(of_rows, ROWS_AT, lse, delta, row, n_queries - first)
+            fetch_two(
+                cache, PASSING, q, do, first, n_queries, q_at.row, do_at.row, q_base, do_base, shape
+            )
+        stage = PASSING
+        for tile in range(n_tiles):
+            wait_for_groups_but(0)
+            show()
+            cuda.syncthreads()  # this tile is there, and nobody reads the next stage any more
+            multiply(scores, cache, 0, stage, q)
+            multiply(g, cache, SECOND, stage + SIZE, q)
+            h, i = tile // n_walks, first + tile % n_walks * cols
+            row = (batch * shape.n_heads + group * shape.share + h) * shape.rows + q_first
+            coming = tile + 1
+            next_stage = PASSING + coming % N_STAGES * STAGE
+            if coming < n_tiles:
+                next_head, next_i = coming // n_walks, first + coming % n_walks * cols
+                next_row = row + (next_head - h) * shape.rows + next_i
+                fetch_rows(
+                    of_rows, ROWS_AT + coming % N_STAGES * (2 * cols), lse, delta, next_row,
+                    n_queries - next_i,
+                )  # fmt: skip
+                fetch_two(
+                    cache, next_stage, q, do, next_i, n_queries, q_at.row, do_at.row,
+                    q_base + next_head * q_at.head, do_base + next_head * do_at.head, shape,
+                )  # fmt: skip
+            query = i + lane % 4 * 2
+            if by_element:
                 finish_scores(scores)
                 finish_scores(g)
-                if by_element:
-                    weigh_each(
-                        scores, g, False, lse, delta, row, shape, look, drop, bias, allowed,
-                        slopes, delta, b, h, query, key, beside, n_queries, n_keys,
-                    )  # fmt: skip
-                else:
-                    if not inside:
+                weigh_each(
+                    scores, g, False, lse, delta, row, shape, look, drop, bias, allowed, slopes,
+                    delta, b, group * shape.share + h, query, key, beside, n_queries, n_keys,
+                )  # fmt: skip
+                pack(words, scores, q)
+                accumulate(dvalues, words, cache, stage + SIZE, q)
+            else:
+                inside = mine + WARP_ROWS <= n_keys and i + cols <= n_queries
+                inside = inside and mine >= first_key(i + cols - 1, beside, look)
+                inside = inside and mine + WARP_ROWS <= end_of_keys(i, beside, n_keys, look)
+                finish_before_scores(scores)
+                column = ROWS_AT + tile % N_STAGES * (2 * cols) + lane % 4 * 2
+                for f in range(cols // 8):
+                    for r in range(2):
+                        shift = finite(of_rows[column + 8 * f + r]) * LOG2_E
                         for half in range(N_ROWS):
-                            # Of this key: the queries that look at it.
-                            beside_it = key + half * 8 - beside - query
-                            end_seen = min(n_queries - query, beside_it - look.low + 1)
-                            is_there = key + half * 8 < n_keys
-                            hide(
-                                scores, g, half, beside_it - look.high, end_seen if is_there else 0
-                            )
-                    for f in range(cols // 8):
-                        for r in range(2):
-                            i = query + 8 * f + r
-                            of_lse = row_of(lse, row + i, i < n_queries, ZERO)
-                            of_delta = row_of(delta, row + i, i < n_queries, ZERO)
-                            for half in range(N_ROWS):
-                                place = N_SCORES * (half // 2) + 4 * f + half % 2 * 2 + r
-                                weigh(scores, g, place, of_lse, of_delta, factor)
-                accumulate(dvalues, scores, cache, PASSING_SECOND + stage, q)
-                accumulate(dkeys, g, cache, PASSING + stage, q)
-                finish_sums(dvalues)
-                finish_sums(dkeys)
+                            place = N_SCORES * (half // 2) + half % 2 * 2 + 4 * f + r
+                            scores[place] = fast_exp2(scores[place] * factor - shift)
+                if not inside:
+                    hide_from_keys(scores, key, query, beside, n_queries, n_keys, look)
+                pack(words, scores, q)
+                accumulate(dvalues, words, cache, stage + SIZE, q)
+                finish_before_sums(g)
+                for f in range(cols // 8):
+                    for r in range(2):
+                        of_delta = of_rows[column + cols + 8 * f + r]
+                        for half in range(N_ROWS):
+                            place = N_SCORES * (half // 2) + half % 2 * 2 + 4 * f + r
+                            g[place] = scores[place] * (g[place] - of_delta)
+                if not inside:
+                    hide_from_keys(g, key, query, beside, n_queries, n_keys, look)
+            pack(more_words, g, q)
+            accumulate(dkeys, more_words, cache, stage, q)
+            stage = next_stage
+        finish_sums(dvalues)
+        finish_sums(dkeys)
         n_written = n_keys if look.bits & PACKED else shape.S  # padding gets 0
-        key = mine + lane // 4
         at = batch * dk_at.batch + group * dk_at.head + k_first * dk_at.row
-        write(dk, at, dk_at.row, dkeys, look.scale, key, n_written, shape.D, lane)
+        write(dk, at, dk_at.row, dkeys, look.scale, key, n_written, shape.D)
         at = batch * dv_at.batch + group * dv_at.head + k_first * dv_at.row
-        write(dv, at, dv_at.row, dvalues, ONE, key, n_written, shape.E, lane)
+        write(dv, at, dv_at.row, dvalues, ONE, key, n_written, shape.E)
 
-    @cuda.jit(launch_bounds=(N_THREADS, 1))
+    @cuda.jit(launch_bounds=(N_THREADS, TOGETHER))
     def queries_kernel(
         do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse, delta, dq, dscores, shape,
         do_at, q_at, k_at, v_at, dq_at, look, drop,
@@ -228,6 +270,7 @@ def kernels_for(make, cols, depth, by_element, *how):
         scores = cuda.local.array(ALL_SCORES, np.float32)
         g = cuda.local.array(ALL_SCORES, np.float32)
         dqueries = cuda.local.array(ALL_SUMS, np.float32)
+        words = cuda.local.array(N_WORDS, np.uint32)
         tile, h, b = place_of_block((shape.T + ROWS - 1) // ROWS, shape)
         batch, q_first, n_queries, k_first, n_keys, beside = sequence(
             b, shape, look, q_starts, k_starts
@@ -250,53 +293,57 @@ def kernels_for(make, cols, depth, by_element, *how):
         )  # fmt: skip
         for half in range(N_ROWS):
             i = query + half * 8
-            of_lse[half] = row_of(lse, row + i, i < n_queries, ZERO)
-            of_delta[half] = row_of(delta, row + i, i < n_queries, ZERO)
+            of_lse[half] = of_row(lse, row + i, i < n_queries) * LOG2_E
+            of_delta[half] = of_row(delta, row + i, i < n_queries)
         first = first_key(start, beside, look) // cols * cols
         end = end_of_keys(min(start + ROWS, n_queries) - 1, beside, n_keys, look)
-        stage = 0
-        for j in range(first - cols, end, cols):
-            if j >= first:
-                wait_for_groups_but(0)
-                show()
-                cuda.syncthreads()  # this tile is there, and nobody reads the other stage any more
-                stage = j // cols % 2 * STAGE
-                multiply(scores, cache, 0, PASSING + stage, q)
-                multiply(g, cache, SECOND, PASSING_SECOND + stage, q)
-            coming = j + cols
-            if coming < end:
-                base = PASSING + coming // cols % 2 * STAGE
-                fetch(cache, base, k, coming, n_keys, k_at.row, k_base, k_base + shape.D, 1)
-                base += SIZE
-                fetch(cache, base, v, coming, n_keys, v_at.row, v_base, v_base + shape.E, 1)
-            end_group()
-            if j >= first:
+        if first < end:
+            fetch_two(
+                cache, PASSING, k, v, first, n_keys, k_at.row, v_at.row, k_base, v_base, shape
+            )
+        stage, n_tiles = PASSING, (end - first + cols - 1) // cols
+        for tile in range(n_tiles):
+            wait_for_groups_but(0)
+            show()
+            cuda.syncthreads()  # this tile is there, and nobody reads the next stage any more
+            multiply(scores, cache, 0, stage, q)
+            multiply(g, cache, SECOND, stage + SIZE, q)
+            j = first + tile * cols
+            next_stage = PASSING + (tile + 1) % N_STAGES * STAGE
+            if tile + 1 < n_tiles:
+                fetch_two(
+                    cache, next_stage, k, v, j + cols, n_keys, k_at.row, v_at.row, k_base, v_base,
+                    shape,
+                )  # fmt: skip
+            key = j + lane % 4 * 2
+            if by_element:
+                finish_scores(scores)
+                finish_scores(g)
+                weigh_each(
+                    scores, g, True, lse, delta, row, shape, look, drop, bias, allowed, slopes,
+                    dscores, b, h, query, key, beside, n_queries, n_keys,
+                )  # fmt: skip
+            else:
                 inside = mine + WARP_ROWS <= n_queries
                 inside = inside and j >= first_key(mine + WARP_ROWS - 1, beside, look)
                 inside = inside and j + cols <= end_of_keys(mine, beside, n_keys, look)
-                finish_scores(scores)
+                finish_before_scores(scores)
+                for r in range(ALL_SCORES):
+                    shift = of_lse[r // N_SCORES * 2 + r // 2 % 2]
+                    scores[r] = fast_exp2(scores[r] * factor - shift)
                 finish_scores(g)
-                key = j + lane % 4 * 2
-                if by_element:
-                    weigh_each(
-                        scores, g, True, lse, delta, row, shape, look, drop, bias, allowed, slopes,
-                        dscores, b, h, query, key, beside, n_queries, n_keys,
-                    )  # fmt: skip
-                else:
+                for r in range(ALL_SCORES):
+                    g[r] = scores[r] * (g[r] - of_delta[r // N_SCORES * 2 + r // 2 % 2])
+                if not inside:
                     for half in range(N_ROWS):
-                        if not inside:
-                            i = query + half * 8
-                            first_seen = first_key(i, beside, look) - key
-                            end_seen = end_of_keys(i, beside, n_keys, look) - key
-                            hide(scores, g, half, first_seen, end_seen if i < n_queries else 0)
-                        for f in range(cols // 8):
-                            for r in range(2):
-                                place = N_SCORES * (half // 2) + 4 * f + half % 2 * 2 + r
-                                weigh(scores, g, place, of_lse[half], of_delta[half], factor)
-                accumulate(dqueries, g, cache, PASSING + stage, q)
-                finish_sums(dqueries)
+                        i = query + half * 8
+                        high = end_of_keys(i, beside, n_keys, look) - key if i < n_queries else 0
+                        hide(g, half, first_key(i, beside, look) - key, high)
+            pack(words, g, q)
+            accumulate(dqueries, words, cache, stage, q)
+            stage = next_stage
+        finish_sums(dqueries)
         at = batch * dq_at.batch + h * dq_at.head + q_first * dq_at.row
-        write(dq, at, dq_at.row, dqueries, look.scale, query, n_queries, shape.D, lane)
+        write(dq, at, dq_at.row, dqueries, look.scale, query, n_queries, shape.D)
 
-    n_elements = 2 * unit.held_size + 4 * unit.passing_size
-    return keys_kernel, queries_kernel, unit, ITEMSIZE * n_elements
+    return keys_kernel, queries_kernel, unit, 4 * (ROWS_AT + N_STAGES * 2 * cols)

@@ -9,10 +9,13 @@ in shared memory (`warpgroup`).
                                                     `n` rows and 64 k at tiles[j], 16-bit numbers.
                                                     Its panels lie `rows` times 128 bytes apart
                                                     (PTX wgmma.mma_async with A in registers)
+`wait_for_products_but(count, acc, n)`              until all that this warpgroup began is complete
+                                                    but the last `count` products; `acc` is
+                                                    complete then (PTX wgmma.wait_group)
 =================================================== ==============================================
 
-`n`, a multiple of 64, and `rows`, a multiple of 64, are constants of the kernel. Neither `acc` nor
-the words may be touched until `warpgroup.wait_for_products`. Machine code in `ptx.held`, and a
+`n` and `rows`, multiples of 64, and `count` are constants of the kernel. Neither `acc` nor the
+words may be touched until the product is complete. Machine code in `ptx.held`, and a
 twin, as told in `intrinsics`.
 """
 
@@ -34,6 +37,7 @@ from course_lib.runtime.intrinsics.warpgroup import (
 )
 
 WORDS, STEPS = 16, 4  # of 64 k: words of a lane, fragments
+MOST_GROUPS = 7
 _LANES = np.arange(32)
 _GROUP, _MEMBER = _LANES // 4, _LANES % 4
 
@@ -76,7 +80,14 @@ def _multiply_held(acc, words, w, tiles, j, columns, rows):
         acc[r] = found[r]
 
 
-#: Name of an intrinsic -> what it does in the simulator.
-TWINS = {"multiply_held": _multiply_held}
+def _wait_for_products_but(count, acc, columns):
+    if not 0 <= count <= MOST_GROUPS:
+        raise ValueError(f"wait_for_products_but leaves 0 to {MOST_GROUPS} products, not {count}")
+    _check_columns(acc, columns)
 
-multiply_held = twins.in_use(TWINS, "course_lib.runtime.intrinsics.ptx.held")["multiply_held"]
+
+#: Name of an intrinsic -> what it does in the simulator.
+TWINS = {"multiply_held": _multiply_held, "wait_for_products_but": _wait_for_products_but}
+
+_here = twins.in_use(TWINS, "course_lib.runtime.intrinsics.ptx.held")
+multiply_held, wait_for_products_but = _here["multiply_held"], _here["wait_for_products_but"]

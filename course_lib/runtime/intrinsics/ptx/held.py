@@ -12,6 +12,7 @@ from course_lib.runtime.intrinsics.ptx.warpgroup import (
     PANEL_BYTES,
     STEPS,
     _check_columns,
+    _on_sums,
     _where_there_are_any,
 )
 from course_lib.runtime.intrinsics.ptx.words import _of_literals
@@ -84,3 +85,22 @@ def _multiply(builder, places, words, tile, code):
     found.attributes.add("convergent")
     for r, place in enumerate(places):
         builder.store(builder.extract_value(found, r), place)
+
+
+@_of_literals
+def wait_for_products_but(typingctx, count, acc, columns):
+    _check_local(acc, "wait_for_products_but")
+    if not isinstance(count, types.IntegerLiteral):
+        raise TypeError(f"wait_for_products_but needs a constant count, not {count}")
+    number, code = _check_columns(columns, "wait_for_products_but"), count.literal_value
+
+    def codegen(context, builder, sig, args):
+        with _where_there_are_any(builder) as (then, otherwise):
+            with then:
+                places = _places(context, builder, sig.args[1], args[1], _I64(0), number // 2)
+                _on_sums(builder, places, f"wgmma.wait_group.sync.aligned {code};", [])
+            with otherwise:
+                _trap(builder)
+        return context.get_dummy_value()
+
+    return types.void(count, acc, columns), codegen
