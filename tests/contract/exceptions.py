@@ -47,7 +47,7 @@ EXCEPTIONS = (
     ),
     Exception_(
         r"attention-weights-tensor_core/.*", "nonfinite", "infinities in do",
-        "delta is o·do, in which infinities of both signs meet otherwise than in the sum of weights "
+        "delta is o·do, in which infinities of both signs meet otherwise than in a sum of weights "
         "times gradients",
     ),
     Exception_(
