@@ -74,8 +74,7 @@ def no_further(name, found, peer, truth, times=2, size=1.0, term=0.0):
     """`found` is finite where the truth is, and its error at most `times` the peer's.
 
     size  of the terms that are added up
-    term  the largest factor that is rounded to the dtype before a product, times what it meets:
-          of a sum of few terms the peer may round each of them luckily
+    term  the largest one that holds a number that was rounded to a 16-bit dtype
     """
     dtype, found, peer = found.dtype, double(found), double(peer)
     assert found.shape == truth.shape, name
@@ -83,7 +82,8 @@ def no_further(name, found, peer, truth, times=2, size=1.0, term=0.0):
     assert np.array_equal(np.isneginf(found), np.isneginf(truth)), name
     assert np.isfinite(found[there]).all(), name
     error, theirs = (np.abs(x[there] - truth[there]).max(initial=0) for x in (found, peer))
-    least = floor(truth, dtype, size) + term * torch.finfo(dtype).eps / 2
+    rounding = torch.finfo(dtype).eps / 2 if dtype.itemsize == 2 else 0
+    least = floor(truth, dtype, size) + term * rounding
     assert error <= times * theirs + least, f"{name}: {error:.1e}, {theirs:.1e}"
 
 
@@ -127,16 +127,20 @@ def check(q, k, v, forward=ON_ORDINARY_CORES, backward=("separate", "tiled"), **
         no_further(f"{variant} o", found, o, truth, times)
         no_further(f"{variant} lse", found_lse, lse.float(), true_lse, times)
         saved = found, found_lse
-    # Tensor cores take weights and their gradients as numbers of the dtype.
-    of_scores = np.abs(dscores).max(initial=0) * abs(options.get("scale") or q.shape[-1] ** -0.5)
-    largest = [x.abs().max().item() if x.numel() else 0 for x in (k, q, do)]
-    terms = of_scores * largest[0], of_scores * largest[1], largest[2]
+    # Gradients of scores hold o·do of an o that was rounded; tensor cores take them, and weights,
+    # as numbers of the dtype. PyTorch rounds as often, but of few terms each may be lucky.
+    of_o = np.linalg.norm(truth * double(do), axis=-1).max(initial=0)
+    of_scores = np.abs(dscores).max(initial=0)
+    scale = abs(options.get("scale") or q.shape[-1] ** -0.5)
+    of_q, of_k, of_do = (x.abs().max().item() if x.numel() else 0 for x in (q, k, do))
     for variant in backward:
         found = attention.backward(
             do, q, k, v, *saved, dlse=dlse, mask_gradient=with_mask, variant=variant, **options
         )
-        terms_of = (*terms, 0) if variant.startswith("tensor_core") else (0,) * 4
-        for name, one, peer, true, term in zip(NAMES, found, peers, truths, terms_of, strict=False):
+        rounds = variant.startswith("tensor_core")
+        ds = of_o + of_scores * rounds
+        terms = ds * scale * of_k, ds * scale * of_q, of_do * rounds, of_o
+        for name, one, peer, true, term in zip(NAMES, found, peers, truths, terms, strict=False):
             no_further(f"{variant} {name}", one, peer, true, times, size, term)
 
 

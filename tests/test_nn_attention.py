@@ -1,5 +1,6 @@
 """`nn.MultiheadAttention` in PyTorch's place: alone, in its encoders, and in others' networks."""
 
+import contextlib
 import copy
 import itertools
 
@@ -153,7 +154,7 @@ def test_an_encoder_calls_it_in_inference_too(types, options):
         for hides in (None, hidden) if mask is None else (None,):
             with quick(), torch.no_grad(), recorded() as launches:
                 found = ours.train(training)(x, mask, hides)
-            with torch.no_grad():
+            with torch.no_grad(), no_fast_path():
                 expected = theirs.train(training)(x, mask, hides)
             seen = ~hidden if hides is not None else torch.ones_like(hidden)
             torch.testing.assert_close(found[seen], expected[seen], rtol=1e-4, atol=1e-5)
@@ -161,6 +162,17 @@ def test_an_encoder_calls_it_in_inference_too(types, options):
     swapped.restore()
     assert {type(each.module) for each in swapped.replaced} == {e.kind for e in swapped.replaced}
     assert torch.equal(ours(x), theirs(x))
+
+
+@contextlib.contextmanager
+def no_fast_path():
+    """PyTorch's layers in inference as in training: on a GPU their fast path has another GELU."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def test_one_graph_is_compiled():

@@ -221,9 +221,9 @@ def chip_of(array):
     """
     if not on_gpu():
         return _chip
-    if type(array) in tensor_types:
-        return _gpu(array.get_device())
-    return _gpu(arrays.describe(array).device)
+    if type(array) in tensor_types and (index := array.get_device()) >= 0:
+        return _gpu(index)
+    return _gpu(arrays.describe(array).device)  # which refuses what is in no GPU's memory
 
 
 @functools.cache
