@@ -74,7 +74,7 @@ def no_further(name, found, peer, truth, times=2, size=1.0, term=0.0):
     """`found` is finite where the truth is, and its error at most `times` the peer's.
 
     size  of the terms that are added up
-    term  the largest one that holds a number that was rounded to a 16-bit dtype
+    term  what rounding a number, to 16 bits or as lse, changes in the largest one that holds it
     """
     dtype, found, peer = found.dtype, double(found), double(peer)
     assert found.shape == truth.shape, name
@@ -82,8 +82,7 @@ def no_further(name, found, peer, truth, times=2, size=1.0, term=0.0):
     assert np.array_equal(np.isneginf(found), np.isneginf(truth)), name
     assert np.isfinite(found[there]).all(), name
     error, theirs = (np.abs(x[there] - truth[there]).max(initial=0) for x in (found, peer))
-    rounding = torch.finfo(dtype).eps / 2 if dtype.itemsize == 2 else 0
-    least = floor(truth, dtype, size) + term * rounding
+    least = floor(truth, dtype, size) + term
     assert error <= times * theirs + least, f"{name}: {error:.1e}, {theirs:.1e}"
 
 
@@ -128,18 +127,27 @@ def check(q, k, v, forward=ON_ORDINARY_CORES, backward=("separate", "tiled"), **
         no_further(f"{variant} lse", found_lse, lse.float(), true_lse, times)
         saved = found, found_lse
     # Gradients of scores hold o·do of an o that was rounded; tensor cores take them, and weights,
-    # as numbers of the dtype. PyTorch rounds as often, but of few terms each may be lucky.
-    of_o = np.linalg.norm(truth * double(do), axis=-1).max(initial=0)
-    of_scores = np.abs(dscores).max(initial=0)
+    # as numbers of the dtype. PyTorch rounds as often, but of few terms each may be lucky. Weights
+    # are made of lse, where PyTorch has the largest score, which is exact. In a sum over queries or
+    # keys such errors are as likely up as down.
+    lost = torch.finfo(q.dtype).eps / 2
+    of_o = truth * double(do) * (0 if q.dtype == torch.float32 else lost)
+    by_query, by_key = (np.linalg.norm(of_o, axis=axes).max(initial=0) for axes in (-1, (-2, -1)))
+    of_lse = ROUNDING / 2 * np.abs(true_lse[np.isfinite(true_lse)]).max(initial=0)
     scale = abs(options.get("scale") or q.shape[-1] ** -0.5)
     of_q, of_k, of_do = (x.abs().max().item() if x.numel() else 0 for x in (q, k, do))
     for variant in backward:
         found = attention.backward(
             do, q, k, v, *saved, dlse=dlse, mask_gradient=with_mask, variant=variant, **options
         )
-        rounds = variant.startswith("tensor_core")
-        ds = of_o + of_scores * rounds
-        terms = ds * scale * of_k, ds * scale * of_q, of_do * rounds, of_o
+        of_weights = of_lse + (lost if variant.startswith("tensor_core") else 0)
+        in_rows, in_columns = (
+            np.linalg.norm(dscores, axis=axis).max(initial=0) * of_weights for axis in (-1, -2)
+        )
+        terms = (
+            (by_query + in_rows) * scale * of_k, (by_key + in_columns) * scale * of_q,
+            of_weights * of_do, by_key,
+        )  # fmt: skip
         for name, one, peer, true, term in zip(NAMES, found, peers, truths, terms, strict=False):
             no_further(f"{variant} {name}", one, peer, true, times, size, term)
 
