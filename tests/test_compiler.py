@@ -128,7 +128,7 @@ SPILLS |= {
 SPILLS |= {
     (label, chip): 512
     for label, *_ in attention.specialisations()
-    if label.startswith("attention tensor_core 32, 256")
+    if label.startswith("attention tensor_core mma 32, 1, 256")
     for chip in ALL_CHIPS if chip[0] == 8
 }  # fmt: skip
 

@@ -72,7 +72,7 @@ def of_warps(shape, by_element, source):
 
 def of_warpgroups(shape, by_element):
     cols, n_groups, together, depth = shape
-    return by_warpgroups, cols, depth, by_element, n_groups, together
+    return by_warpgroups, cols, depth, by_element, n_groups, 1 if by_element else together
 
 
 def _of_warps(problem):
