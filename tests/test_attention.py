@@ -213,6 +213,19 @@ def test_tiles_that_follow_one_another_on_tensor_cores(way):
     assert report is None or not report.findings, report
 
 
+@pytest.mark.parametrize("E", [12, 16])
+def test_a_gradient_may_begin_anywhere(E):
+    """In the middle of 16 bytes, or with rows that do, where q, k and v are all in place."""
+    q, k, v = (numbers(1, 1, 20, 16, dtype=torch.bfloat16, seed=n) for n in range(3))
+    v, do = v[..., :E], numbers(1, 1, 20, E, dtype=torch.bfloat16, seed=3)
+    elsewhere = numbers(1, 1, 20, E + 1, dtype=torch.bfloat16)[..., 1:].copy_(do)
+    saved = attention.forward(q, k, v)
+    expected = attention.backward(do, q, k, v, *saved, variant="tiled")
+    for gradient in (do, elsewhere):
+        for one, other in zip(attention.backward(gradient, q, k, v, *saved), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("D, E", [(33, 64), (65, 100), (129, 8)])
 def test_each_size_of_heads_has_tiles(D, E):
     q, k, v = numbers(1, 2, 35, D), numbers(1, 1, 37, D), numbers(1, 1, 37, E)

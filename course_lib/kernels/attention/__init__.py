@@ -130,7 +130,7 @@ def backward(do, q, k, v, o, lse, *, dlse=None, mask_gradient=False, variant=AUT
     """
     request = Request(q, k, v, options)
     request.check_saved(do, o, lse, dlse, mask_gradient)
-    _, way, plan = BACKWARD.choose(variant, request.problem(), chip_of(q))
+    _, way, plan = BACKWARD.choose(variant, request.problem(do=do), chip_of(q))
     gradients = request.gradients(mask_gradient)
     if request.has_work:
         launching.launch_backward(way, plan, request, (do, q, k, v, o, lse, dlse), gradients)

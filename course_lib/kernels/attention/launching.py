@@ -112,7 +112,7 @@ def _plan_warpgroup(module_kernels, shapes, problem, chip):
     if chip.capability > ONLY:
         return Refusal("needs wgmma, an instruction of compute capability 9.0 alone")
     if not problem.is_aligned:
-        return Refusal("takes q, k and v whose rows begin on 16-byte boundaries")
+        return Refusal("takes q, k, v and do whose rows begin on 16-byte boundaries")
     return _plan_tensors(module_kernels, _of_warpgroups(problem), shapes, problem, chip)
 
 

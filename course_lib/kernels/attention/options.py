@@ -35,8 +35,8 @@ MOST = 256  # of D and E
 class Problem(NamedTuple):
     """What plans depend on.
 
-    is_aligned  rows of q, k and v begin on 16-byte boundaries, and have even numbers of elements;
-                rows of `out`, if it is given, on 4-byte boundaries
+    is_aligned  rows of q, k, v and do begin on 16-byte boundaries, and have even numbers of
+                elements; rows of `out`, if it is given, on 4-byte boundaries
     by_element  each score must be looked at by itself: there is more than a positive scale and a
                 window
     """
@@ -180,18 +180,19 @@ class Request:
         self.mask_strides = [0 if n == 1 else s for n, s in zip(extents, strides, strict=True)]
         self.bits |= ALLOWED if arrays.dtype_name(mask) == "bool" else BIAS
 
-    def problem(self, out=None):
+    def problem(self, out=None, do=None):
         by_element = self.bits & (SOFTCAP | SLOPES | BIAS | ALLOWED | DROPOUT)
         by_element = by_element or not self.scale > 0  # the largest product is the largest score
         return Problem(
             self.shape.D, self.shape.E, self.q.dtype.itemsize, bool(self.bits & PACKED),
-            self._is_aligned(out), bool(by_element),
+            self._is_aligned(out, do), bool(by_element),
         )  # fmt: skip
 
-    def _is_aligned(self, out):
+    def _is_aligned(self, out, do):
         even = self.shape.D % 2 == 0 and self.shape.E % 2 == 0
         even = even and (out is None or _in_pairs(out))
-        return even and all(map(_is_aligned, (self.q, self.k, self.v)))
+        read = self.q, self.k, self.v, *(() if do is None else (do,))
+        return even and all(map(_is_aligned, read))
 
     @property
     def has_work(self):
