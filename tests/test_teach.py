@@ -272,6 +272,30 @@ def test_a_ring_that_gets_lost_comes_again(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(signal, "ITIMER_VIRTUAL"), reason="rings by signal on POSIX only")
+def test_no_ring_cuts_the_report_of_a_lost_one_short(monkeypatch):
+    told = []
+
+    def work(seconds):
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+
+    def hook(found):
+        work(0.3)  # rings several times
+        told.append(found.exc_type)
+
+    class Swallows:
+        def __del__(self):
+            work(5)
+
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+    with pytest.raises(TimeUp), deadline(0.01):
+        Swallows()
+        work(5)
+    assert told == [TimeUp]
+
+
+@pytest.mark.skipif(not hasattr(signal, "ITIMER_VIRTUAL"), reason="rings by signal on POSIX only")
 def test_what_other_threads_take_does_not_count():
     def work():
         end = time.thread_time() + 0.5

@@ -71,11 +71,11 @@ def uncollected() -> Iterator[None]:
 def _by_signal(seconds: float) -> Iterator[None]:
     running = True
 
-    def ring(_signal, _frame):
+    def ring(_signal, frame):
         # The timer counts the time of all threads. What cleans up after the first ring, and after
         # the code inside, is left to its end.
         taken = time.thread_time() - begin + clock.slept() / PATIENCE
-        if held.n or isinstance(sys.exception(), TimeUp):
+        if held.n or isinstance(sys.exception(), TimeUp) or _tells_of_a_lost_one(frame):
             return
         if running and taken > first - TICK:
             raise TimeUp
@@ -110,6 +110,17 @@ def _by_signal(seconds: float) -> Iterator[None]:
             # A deadline around this one is set again for what is left of it.
             left = max(0.001, before_delay - (time.thread_time() - begin))
             signal.setitimer(signal.ITIMER_VIRTUAL, left, AGAIN_SECONDS)
+
+
+def _tells_of_a_lost_one(frame) -> bool:
+    """Whether `frame` is within `sys.unraisablehook`, which reports what a callback lost."""
+    hook = getattr(sys.unraisablehook, "func", sys.unraisablehook)  # pytest's is a partial
+    code = getattr(hook, "__code__", None)
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Clock:
