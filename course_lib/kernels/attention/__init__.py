@@ -33,7 +33,7 @@ Milakov, Gimelshein: Online normalizer calculation for softmax (2018); Dao et al
 (2022) and FlashAttention-2 (2023). Derivation: notebooks 18 to 20.
 """
 
-from course_lib.kernels.attention import launching, products, separate, streaming, tiled
+from course_lib.kernels.attention import launching, plans, products, separate, streaming, tiled
 from course_lib.kernels.attention import tiled_backward as backwards
 from course_lib.kernels.attention.options import DTYPES, Request
 from course_lib.kernels.attention.problem import Dropping, Look, Place, Shape
@@ -44,44 +44,38 @@ from course_lib.runtime.host.launch import chip_of
 
 TENSOR_CORES = (8, 0)  # compute capability from which on `tensor_core` runs
 
-
-def _backward_kernels(way):
-    two = (two for _, *two, _ in launching.tensor_core_backward_kernels(way))
-    return backwards.delta_kernel, separate.mask_gradient_kernel, *sum(two, [])
-
 FORWARD = Ladder(
     Rung("separate", ways=(
-        Way("products", launching.plan_separate, launching.separate,
+        Way("products", plans.plan_separate, launching.separate,
             (products.batched_kernel, separate.weights_kernel)),
     )),
     Rung("streaming", launching.streaming, (streaming.streaming_kernel,)),
     Rung("tiled", ways=(
-        Way("queries", launching.plan_tiled, launching.tiled, launching.tiled_kernels),
+        Way("queries", plans.plan_tiled, launching.tiled, plans.tiled_kernels),
     )),
     Rung("tensor_core", needs=TENSOR_CORES, ways=(
-        Way("warpgroup", launching.plan_warpgroup, launching.tensor_core,
-            lambda: (kernel for _, kernel, _ in launching.tensor_core_kernels("warpgroup")), ONLY),
-        Way("mma", launching.plan_mma, launching.tensor_core,
-            lambda: (kernel for _, kernel, _ in launching.tensor_core_kernels("mma")),
-            TENSOR_CORES),
+        Way("warpgroup", plans.plan_warpgroup, launching.tensor_core,
+            lambda: plans.kernels_of("warpgroup"), ONLY),
+        Way("mma", plans.plan_mma, launching.tensor_core,
+            lambda: plans.kernels_of("mma"), TENSOR_CORES),
     )),
     auto=("tensor_core", "tiled", "streaming"),
 )  # fmt: skip
 BACKWARD = Ladder(
     Rung("separate", ways=(
-        Way("products", launching.plan_separate, launching.separate_backward,
+        Way("products", plans.plan_separate, launching.separate_backward,
             (products.batched_kernel, separate.gradients_kernel, backwards.delta_kernel,
              separate.mask_gradient_kernel)),
     )),
     Rung("tiled", ways=(
-        Way("two_walks", launching.plan_tiled_backward, launching.tiled_backward,
-            launching.tiled_backward_kernels),
+        Way("two_walks", plans.plan_tiled_backward, launching.tiled_backward,
+            plans.tiled_backward_kernels),
     )),
     Rung("tensor_core", needs=TENSOR_CORES, ways=(
-        Way("warpgroup", launching.plan_warpgroup_backward, launching.tensor_core_backward,
-            lambda: _backward_kernels("warpgroup"), ONLY),
-        Way("mma", launching.plan_mma_backward, launching.tensor_core_backward,
-            lambda: _backward_kernels("mma"), TENSOR_CORES),
+        Way("warpgroup", plans.plan_warpgroup_backward, launching.tensor_core_backward,
+            lambda: plans.backward_kernels_of("warpgroup"), ONLY),
+        Way("mma", plans.plan_mma_backward, launching.tensor_core_backward,
+            lambda: plans.backward_kernels_of("mma"), TENSOR_CORES),
     )),
     auto=("tensor_core", "tiled", "separate"),
 )  # fmt: skip
@@ -170,19 +164,19 @@ def specialisations():
             [x, x, floats, floats, Shape, Place, Place, "int64", "boolean"],
         )
         yield f"attention streaming {dtype}", streaming.streaming_kernel, walk
-        for shape in launching.FORWARD_TILES:
+        for shape in plans.FORWARD_TILES:
             name = "{}x{}, {}".format(*shape)
             yield f"attention tiled {name} {dtype}", tiled.kernel_for(*shape)[0], walk
-        for shape in launching.BACKWARD_TILES:
+        for shape in plans.BACKWARD_TILES:
             name = "{}x{}, {}".format(*shape)
             of_keys, of_queries, _ = backwards.kernels_for(*shape)
             yield f"attention dk, dv {name} {dtype}", of_keys, of_keys_types
             yield f"attention dq {name} {dtype}", of_queries, of_queries_types
         if dtype != "float32":
-            for label, kernel, _ in launching.tensor_core_kernels():
-                yield f"attention tensor_core {label} {dtype}", kernel, walk
-            for label, of_keys, of_queries, _ in launching.tensor_core_backward_kernels():
-                label = f"{label} {dtype}"
+            for way, label, kernel in plans.tensor_core_kernels():
+                yield f"attention tensor_core {way} {label} {dtype}", kernel, walk
+            for way, label, of_keys, of_queries in plans.tensor_core_backward_kernels():
+                label = f"{way} {label} {dtype}"
                 yield f"attention tensor_core dk, dv {label}", of_keys, of_keys_types
                 yield f"attention tensor_core dq {label}", of_queries, of_queries_types
         saved, see = [Shape, *after], see[:-1]

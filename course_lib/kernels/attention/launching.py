@@ -1,6 +1,5 @@
-"""How each rung of attention is planned and launched."""
+"""How each rung of attention is launched, given its plan."""
 
-import itertools
 import math
 
 from course_lib.kernels.attention import products
@@ -10,151 +9,13 @@ from course_lib.kernels.attention import tensor_core as tensors
 from course_lib.kernels.attention import tensor_core_backward as tensors_backwards
 from course_lib.kernels.attention import tiled as tiles
 from course_lib.kernels.attention import tiled_backward as backwards
-from course_lib.kernels.attention.multiplying import ITEMSIZE, by_warpgroups, by_warps
 from course_lib.kernels.attention.options import memory, place_of, rows_together
 from course_lib.kernels.attention.problem import DSCORES
 from course_lib.kernels.attention.products import Matrix, Products
-from course_lib.kernels.blocks.mma.warpgroup import ONLY
-from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 
-#: (queries, keys, elements of a head at most) of a tile; backwards keys, queries for dk and dv, and
-#: queries, keys for dq.
-FORWARD_TILES = ((16, 16, 32), (64, 32, 64), (64, 32, 128), (32, 16, 256))
-BACKWARD_TILES = ((16, 16, 32), (32, 32, 64), (32, 16, 128), (16, 16, 256))
-#: (keys of a tile, fragments of a warp at most, elements of a head at most) of `tensor_core` by
-#: warps; backwards, rows that come by.
-MMA_TILES = ((64, 2, 64), (32, 2, 128), (32, 1, 256))
-MMA_BACKWARD_TILES = ((32, 2, 64), (32, 1, 128))
-#: (by_element, source) of what they are compiled for.
-MMA_KINDS = ((False, "by_k"), (True, "by_k"), (True, "any"))
-#: (keys of a tile, warpgroups, blocks of a multiprocessor, elements of a head at most) of
-#: `tensor_core` by warpgroups.
-WARPGROUP_TILES = ((64, 2, 2, 64), (128, 2, 1, 128), (64, 2, 1, 256))
-WARPGROUP_BACKWARD_TILES = ((64, 2, 1, 64), (64, 2, 1, 128))
 THREADS_OF_MASK = 128
-HOPPER, RESERVED = (9, 0), 1024  # from there on a kernel has bytes of shared memory of its own
-
-
-# ---- plans --------------------------------------------------------------------------------------
-
-
-def _plan(shapes, bytes_of, problem, chip):
-    """The first of `shapes` for such heads whose shared memory this chip has."""
-    refusal = None
-    for shape in shapes:
-        if shape[-1] >= max(problem.D, problem.E):
-            n_bytes = bytes_of(*shape) + (RESERVED if chip.capability >= HOPPER else 0)
-            if n_bytes <= chip.shared_bytes:
-                return shape
-            refusal = Refusal(
-                f"needs {n_bytes:,} bytes of shared memory for heads of "
-                f"{max(problem.D, problem.E)}, and this GPU has {chip.shared_bytes:,}"
-            )
-    return refusal or Refusal(f"takes heads of {shapes[-1][-1]} at most")
-
-
-def plan_tiled(problem, chip):
-    return _plan(FORWARD_TILES, lambda *shape: tiles.kernel_for(*shape)[1], problem, chip)
-
-
-def plan_tiled_backward(problem, chip):
-    return _plan(BACKWARD_TILES, lambda *shape: backwards.kernels_for(*shape)[2], problem, chip)
-
-
-def of_warps(shape, by_element, source):
-    """What `tensor_core.kernel_for` makes the kernel of: (make, cols, depth, by_element, *how)."""
-    cols, fragments, depth = shape
-    # Options need registers of their own.
-    return by_warps, cols, depth, by_element, source, 1 if by_element else fragments
-
-
-def of_warpgroups(shape, by_element):
-    cols, n_groups, together, depth = shape
-    return by_warpgroups, cols, depth, by_element, n_groups, 1 if by_element else together
-
-
-def _of_warps(problem):
-    how = (problem.by_element, "by_k") if problem.is_aligned else (True, "any")
-    return lambda *shape: of_warps(shape, *how)
-
-
-def _of_warpgroups(problem):
-    return lambda *shape: of_warpgroups(shape, problem.by_element)
-
-
-def _plan_tensors(module_kernels, of, shapes, problem, chip):
-    if problem.itemsize != ITEMSIZE:
-        return Refusal("takes float16 and bfloat16 alone")
-    shape = _plan(shapes, lambda *shape: module_kernels(*of(*shape))[-1], problem, chip)
-    return shape if isinstance(shape, Refusal) else of(*shape)
-
-
-def plan_mma(problem, chip):
-    return _plan_tensors(tensors.kernel_for, _of_warps(problem), MMA_TILES, problem, chip)
-
-
-def plan_mma_backward(problem, chip):
-    kernels = tensors_backwards.kernels_for
-    return _plan_tensors(kernels, _of_warps(problem), MMA_BACKWARD_TILES, problem, chip)
-
-
-def plan_warpgroup(problem, chip):
-    return _plan_warpgroup(tensors.kernel_for, WARPGROUP_TILES, problem, chip)
-
-
-def plan_warpgroup_backward(problem, chip):
-    return _plan_warpgroup(tensors_backwards.kernels_for, WARPGROUP_BACKWARD_TILES, problem, chip)
-
-
-def _plan_warpgroup(module_kernels, shapes, problem, chip):
-    if chip.capability > ONLY:
-        return Refusal("needs wgmma, an instruction of compute capability 9.0 alone")
-    if not problem.is_aligned:
-        return Refusal("takes q, k, v and do whose rows begin on 16-byte boundaries")
-    return _plan_tensors(module_kernels, _of_warpgroups(problem), shapes, problem, chip)
-
-
-def plan_separate(problem, chip):
-    return Refusal("takes no packed sequences") if problem.is_packed else problem
-
-
-def _choices(mma_tiles, warpgroup_tiles):
-    """(way, label, what kernels are made of) of all that the two ways of `tensor_core` launch."""
-    for shape, (by_element, source) in itertools.product(mma_tiles, MMA_KINDS):
-        yield "mma", _named(shape, by_element, source), of_warps(shape, by_element, source)
-    for shape, by_element in itertools.product(warpgroup_tiles, (False, True)):
-        yield "warpgroup", _named(shape, by_element), of_warpgroups(shape, by_element)
-
-
-def _named(shape, by_element, *source):
-    return ", ".join([*map(str, (*shape, *source)), *(["by element"] if by_element else [])])
-
-
-def tensor_core_kernels(of_way=None):
-    """(label, kernel, threads of a block) of all that `tensor_core` launches forwards."""
-    for way, label, choice in _choices(MMA_TILES, WARPGROUP_TILES):
-        if of_way in (None, way):
-            kernel, unit, _ = tensors.kernel_for(*choice)
-            yield f"{way} {label}", kernel, unit.n_threads
-
-
-def tensor_core_backward_kernels(of_way=None):
-    """(label, kernel of dk and dv, kernel of dq, threads) of all that it launches backwards."""
-    for way, label, choice in _choices(MMA_BACKWARD_TILES, WARPGROUP_BACKWARD_TILES):
-        if of_way in (None, way):
-            *two, unit, _ = tensors_backwards.kernels_for(*choice)
-            yield f"{way} {label}", *two, unit.n_threads
-
-
-def tiled_kernels():
-    return [tiles.kernel_for(*shape)[0] for shape in FORWARD_TILES]
-
-
-def tiled_backward_kernels():
-    kernels = (backwards.kernels_for(*shape)[:2] for shape in BACKWARD_TILES)
-    return [backwards.delta_kernel, separately.mask_gradient_kernel, *sum(kernels, ())]
 
 
 # ---- forwards -----------------------------------------------------------------------------------
