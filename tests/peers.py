@@ -1,9 +1,12 @@
 """What PyTorch has for each function of `ops`: its own, or one made of its functions."""
 
+import contextlib
+
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from course_lib import ops
+from course_lib import SIMULATED, ops
 
 
 def __getattr__(name):
@@ -31,6 +34,9 @@ def batch_norm(input, running_mean, running_var, weight=None, bias=None, *argume
         x if x is None or x.is_contiguous() else x.contiguous()
         for x in (running_mean, running_var, weight, bias)
     )
+    if mean is not None and mean.dtype == torch.float32:
+        # On a GPU PyTorch's own gradient in inference refuses parameters of another type.
+        weight, bias = (x if x is None else x.float() for x in (weight, bias))
     y = F.batch_norm(input, mean, var, weight, bias, *arguments, **options)
     return y.relu() if relu else y
 
@@ -57,7 +63,13 @@ def attention(q, k, v, *, causal=False, lower_right=False, **options):
         mask = torch.ones(T, S, dtype=torch.bool, device=q.device)
         mask = mask.tril(S - T if lower_right else 0)
     shared = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=shared, **options)
+    return scaled_dot_product_attention(q, k, v, mask, enable_gqa=shared, **options)
+
+
+def scaled_dot_product_attention(*qkv, **options):
+    """On a GPU the composed one: the fused ones stop at masks and gradients in other layouts."""
+    with contextlib.nullcontext() if SIMULATED else sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*qkv, **options)
 
 
 def squeeze_excite(x, weight1, bias1, weight2, bias2, activation="silu", gate="sigmoid"):

@@ -92,6 +92,14 @@ def summed(dscores, shape):
     return dscores.sum(axes, keepdims=True).reshape(shape)
 
 
+def norm_by_key(q, k, lse, dropout_p=0.0, seed=0, offset=0, **options):
+    """The largest norm of a key's weights, over all queries that share it."""
+    scores, _ = reference.attention_scores(q, k, **options)
+    weights = np.exp(scores - np.where(np.isfinite(lse), lse, 0)[..., None]) / (1 - dropout_p)
+    (B, H, T, S), G = weights.shape, k.shape[1]
+    return np.linalg.norm(weights.reshape(B, G, -1, S), axis=2).max(initial=0)
+
+
 def check(q, k, v, forward=ON_ORDINARY_CORES, backward=("separate", "tiled"), **options):
     """Hold these rungs to the bound, o, lse and all gradients, that of lse and of a mask included.
     """
@@ -136,6 +144,7 @@ def check(q, k, v, forward=ON_ORDINARY_CORES, backward=("separate", "tiled"), **
     of_lse = ROUNDING / 2 * np.abs(true_lse[np.isfinite(true_lse)]).max(initial=0)
     scale = abs(options.get("scale") or q.shape[-1] ** -0.5)
     of_q, of_k, of_do = (x.abs().max().item() if x.numel() else 0 for x in (q, k, do))
+    of_one_key = norm_by_key(*doubles[:2], true_lse, **told)
     for variant in backward:
         found = attention.backward(
             do, q, k, v, *saved, dlse=dlse, mask_gradient=with_mask, variant=variant, **options
@@ -146,7 +155,7 @@ def check(q, k, v, forward=ON_ORDINARY_CORES, backward=("separate", "tiled"), **
         )
         terms = (
             (by_query + in_rows) * scale * of_k, (by_key + in_columns) * scale * of_q,
-            of_weights * of_do, by_key,
+            of_weights * of_do * of_one_key, by_key,
         )  # fmt: skip
         for name, one, peer, true, term in zip(NAMES, found, peers, truths, terms, strict=False):
             no_further(f"{variant} {name}", one, peer, true, times, size, term)

@@ -13,6 +13,7 @@ import course_lib
 from course_lib import bench, benchmarks, cli, device
 from course_lib.benchmarks import (
     activation,
+    attention,
     case,
     conv2d,
     conv_transpose2d,
@@ -52,6 +53,7 @@ OPERATIONS = {
     linear: ((5, 7, 4), None, "linear", "backward", 1),
     conv2d: ((1, 2, 3, 4), None, "conv2d", "forward", None),
     conv_transpose2d: ((1, 4, 2, 2), None, "conv_transpose2d", "forward", None),
+    attention: ((1, 2, 5, 8), None, "attention", "backward", 1),
 }
 every = pytest.mark.parametrize("module", OPERATIONS, ids=lambda module: module.__name__)
 
@@ -80,7 +82,7 @@ def test_every_rung_and_peer_is_checked_and_timed(on_the_cpu, monkeypatch, modul
         assert record.get("default", next(iter(rows))) in rows and record["bytes"] > 0
         assert all(row["latency_microseconds"] == 50 for row in rows.values())
         assert COMPILED in rows or "channels-last" in record["name"]
-        assert ("copy_gbps" in record) != (module in (conv2d, linear))
+        assert ("copy_gbps" in record) != (module in (attention, conv2d, linear))
         if "flops" in record:
             assert all(0 <= row["error"] < 1e-2 and "tflops" in row for row in rows.values())
         assert launches.listed(record, H200).keys() == {

@@ -7,7 +7,7 @@ import torch
 from course_lib.kernels import upsample as kernels
 from course_lib.ops.checks import require, require_tensor
 from course_lib.ops.formats import empty, memory_format
-from course_lib.ops.registration import Operator, require_floating_point
+from course_lib.ops.registration import Operator, as_float32, require_floating_point
 from course_lib.runtime.host.launch_cache import cached_launch
 
 _aten = torch.ops.aten
@@ -127,6 +127,7 @@ _upsample = Operator(
     check=_check,
     save=_save,
     gradient=_gradient,
+    autocast={"cuda": lambda x, *others: (as_float32(x), *others)},
     title="Upsample",
 )
 

@@ -2,6 +2,11 @@
 
 from contract.exceptions import Exception_
 
+from course_lib import SIMULATED
+
+#: Forms whose peer is the attention that PyTorch composes: every one on a GPU.
+COMPOSED = "scaled_dot_product_attention" if SIMULATED else r"(scaled_dot_product_)?attention.*"
+
 EXCEPTIONS = (
     Exception_(
         r"(conv2d_)?batch_norm( with .*)?", "mapped", "Batching rule not implemented",
@@ -12,8 +17,8 @@ EXCEPTIONS = (
         "its gradient is computed from y, where PyTorch's hardtanh keeps x",
     ),
     Exception_(
-        "scaled_dot_product_attention", "writable", "modified by an inplace operation",
-        "its gradient is computed from o, as PyTorch's on a GPU; on a CPU PyTorch keeps weights",
+        COMPOSED, "writable", "modified by an inplace operation",
+        "its gradient is computed from o, as PyTorch's fused ones; the composed one keeps weights",
     ),
     Exception_(
         "scaled_dot_product_attention with a mask", "alone", "launched: ",

@@ -80,7 +80,7 @@ def _conv2d():
 def _conv_transpose2d():
     every = (
         {}, dict(stride=2, padding=1, output_padding=1),
-        dict(stride=(1, 2), padding=(0, 2), output_padding=(1, 0), dilation=(2, 1)),
+        dict(stride=(1, 2), padding=(0, 2), output_padding=(0, 1), dilation=(2, 1)),
         dict(stride=[2], padding=[1]),
     )  # fmt: skip
     for options, bias in itertools.product(every, ((4,), None)):

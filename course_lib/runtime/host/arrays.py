@@ -4,6 +4,7 @@ What goes in comes out: `empty_like` makes an array of the same library on the s
 """
 
 import math
+import numbers
 import sys
 from dataclasses import dataclass
 
@@ -280,9 +281,10 @@ def laid_out_like(array, model):
 
 
 def fill(array, values):
-    """`array`, with `values` of its shape copied to it."""
+    """`array`, with `values` of its shape copied to it, or with one number everywhere."""
     if hasattr(array, "copy_"):
-        return array.copy_(values)
+        # To PyTorch a number that is copied is an array on the host, for which a GPU would wait.
+        return array.fill_(values) if isinstance(values, numbers.Number) else array.copy_(values)
     array[...] = values
     return array
 
