@@ -74,7 +74,7 @@ LAYOUTS = {
 
 
 def _bn_relu_softmax(f, x, mean, var, weight, bias):
-    return f.bn_relu_softmax(x, mean.detach(), var.detach().square(), weight, bias, 1.0)
+    return f.bn_relu_softmax(x, mean.detach(), (var * var).detach(), weight, bias, 1.0)
 
 
 def _attention(f, q, *others):
@@ -88,7 +88,7 @@ def _dice_loss(f, x):
 
 
 def _inference(f, x, mean, var, weight, bias):
-    return f.batch_norm(x, mean.detach(), var.detach().square(), weight, bias, eps=1.0)
+    return f.batch_norm(x, mean.detach(), (var * var).detach(), weight, bias, eps=1.0)
 
 
 IMAGE, ROWS = (2, 8, 4, 6), (4, 16)

@@ -34,9 +34,6 @@ def batch_norm(input, running_mean, running_var, weight=None, bias=None, *argume
         x if x is None or x.is_contiguous() else x.contiguous()
         for x in (running_mean, running_var, weight, bias)
     )
-    if mean is not None and mean.dtype == torch.float32:
-        # On a GPU PyTorch's own gradient in inference refuses parameters of another type.
-        weight, bias = (x if x is None else x.float() for x in (weight, bias))
     y = F.batch_norm(input, mean, var, weight, bias, *arguments, **options)
     return y.relu() if relu else y
 

@@ -9,6 +9,7 @@ Arithmetic is the limit, so rows say TFLOP/s, and the record what the chip could
 them, what each allocates at its peak beyond its operands.
 """
 
+import contextlib
 import functools
 import math
 
@@ -109,16 +110,13 @@ class Buffers:
         if direction == "forward":
             return [function(self.q, self.k, self.v)]
         if label not in self.graphs:
-            with torch.enable_grad():
+            # Autograd runs a backward pass on the stream of its forward pass: the one of captures.
+            with torch.enable_grad(), _on_stream_of_captures():
                 leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
                 self.graphs[label] = function(*leaves), leaves
         o, leaves = self.graphs[label]
-        before = torch.are_deterministic_algorithms_enabled()
-        torch.use_deterministic_algorithms(label == DETERMINISTIC, warn_only=True)
-        try:
+        with _deterministic() if label == DETERMINISTIC else contextlib.nullcontext():
             return [*torch.autograd.grad(o, leaves, self.do, retain_graph=True)]
-        finally:
-            torch.use_deterministic_algorithms(before)
 
     def truth(self, direction, head):
         """The same of one (sequence, head) in float64."""
@@ -134,6 +132,33 @@ class Buffers:
         dscores = (do @ v.T).sub_((do * o).sum(-1, keepdim=True)).mul_(weights)
         dscores *= len(q[0]) ** -0.5
         return [dscores @ k, dscores.T @ q, dv]
+
+
+@contextlib.contextmanager
+def _deterministic():
+    """PyTorch's algorithms are deterministic; new memory is not filled, which would take time."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def _on_stream_of_captures():
+    if not on_gpu():
+        yield
+        return
+    if torch.cuda.graph.default_capture_stream is None:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            pass  # the first capture makes it
+    stream, here = torch.cuda.graph.default_capture_stream, torch.cuda.current_stream()
+    stream.wait_stream(here)
+    with torch.cuda.stream(stream):
+        yield
+    here.wait_stream(stream)
 
 
 def _later(T, device):
