@@ -235,10 +235,12 @@ def test_a_gradient_may_begin_anywhere(E):
             torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("D, E", [(33, 64), (65, 100), (129, 8)])
+@pytest.mark.parametrize("D, E", [(33, 64), (65, 100), (129, 8), (136, 256)])
 def test_each_size_of_heads_has_tiles(D, E):
     q, k, v = numbers(1, 2, 35, D), numbers(1, 1, 37, D), numbers(1, 1, 37, E)
     check(q, k, v, ("tiled",), ("tiled",), causal=True)
+    q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
+    check(q, k, v, ("tensor_core",), ("tensor_core",), causal=True)
 
 
 @GPU_ONLY

@@ -143,22 +143,22 @@ def _launch_mask_gradient(request, dscores, dmask):
 
 
 def tiled_backward(plan, request, *saved):
-    _two_walks(backwards.kernels_for(*plan), plan[0], tiles.N_THREADS, request, *saved)
+    _two_walks(backwards.kernels_for(*plan), plan[0], 1, tiles.N_THREADS, request, *saved)
 
 
 def tensor_core_backward(plan, request, *saved):
     of_keys, of_queries, unit, shared_bytes = tensors_backwards.kernels_for(*plan)
     kernels = of_keys, of_queries, shared_bytes
-    _two_walks(kernels, unit.rows, unit.n_threads, request, *saved)
+    _two_walks(kernels, unit.rows, unit.parts, unit.n_threads, request, *saved)
 
 
-def _two_walks(kernels, rows, n_threads, request, inputs, lse, delta, gradients, dscores):
-    """dk and dv, then dq; `rows` of keys, or of queries, a block."""
+def _two_walks(kernels, rows, parts, n_threads, request, inputs, lse, delta, gradients, dscores):
+    """dk and dv, in parts of their columns, then dq; `rows` of keys, or of queries, a block."""
     of_keys, of_queries, shared_bytes = kernels
     xs, places = _readable(*inputs)
     (dq, dk, dv), (dq_at, dk_at, dv_at) = _readable(*gradients)
     saved = *xs, *request.read(), lse, delta
-    n_blocks = request.B * (request.shape.n_heads // request.shape.share)
+    n_blocks = request.B * (request.shape.n_heads // request.shape.share) * parts
     launch(
         of_keys, n_blocks * math.ceil(request.S / rows), n_threads, *saved, dk, dv, request.shape,
         *places, dk_at, dv_at, request.look(), request.dropping, shared_bytes=shared_bytes,

@@ -35,6 +35,7 @@ from course_lib.runtime.intrinsics.warpgroup import (
 from course_lib.runtime.intrinsics.words import store_words
 
 ITEMSIZE, FRAGMENT, N_WARPS = 2, 16, 4
+WIDEST = 128  # columns of two sums that a warp's registers hold
 GROUP_THREADS = 128
 
 
@@ -49,6 +50,8 @@ class Unit(NamedTuple):
     pack          (words, scores, like): scores, rounded, as the left side of a product
     accumulate    (sums, words, cache, others, like): begins sums += words times the tile at
                   `others`
+    accumulate_part   the same, of one of `parts` equal ranges of columns: `others` is where the
+                  first of them lies
     finish_scores, finish_sums   what was begun is there; until then nobody touches these arrays
     finish_before_sums, finish_before_scores   (scores) what was begun is there, but for the last
                   `accumulate`, or the last `multiply`
@@ -60,6 +63,7 @@ class Unit(NamedTuple):
     n_stages: int  # tiles that come by at a time, while sums may still be on their way
     in_pairs: bool  # rows of results are even, and begin on 4-byte boundaries
     fragments: int
+    parts: int  # in which two sums at a time fit into registers
     held_size: int
     passing_size: int
     shared: object
@@ -70,6 +74,7 @@ class Unit(NamedTuple):
     multiply: object
     pack: object
     accumulate: object
+    accumulate_part: object
     finish_scores: object
     finish_sums: object
     finish_before_sums: object
@@ -118,7 +123,7 @@ def by_warps(cols, depth, source, fragments):
 
     source  "by_k" where rows begin on 16-byte boundaries, else "any" (`mma.tiles`)
     """
-    STEPS, N_SCORES, N_SUMS, N_LEFT = depth // 16, cols // 2, depth // 2, 4 * fragments
+    STEPS, N_SCORES, N_LEFT = depth // 16, cols // 2, 4 * fragments
     ALL_SCORES = N_SCORES * fragments
     rows, n_threads = N_WARPS * FRAGMENT * fragments, 32 * N_WARPS
     held, passing = (tile(n, depth * 2, ITEMSIZE, n_threads, source) for n in (rows, cols))
@@ -148,22 +153,28 @@ def by_warps(cols, depth, source, fragments):
                 place = N_SCORES * f + 2 * r
                 words[cols // 4 * f + r] = as_pair(like, scores[place], scores[place + 1])
 
-    @cuda.jit(device=True)
-    def accumulate(sums, words, cache, others, like):
-        right = cuda.local.array(4, np.uint32)
-        lane = cuda.threadIdx.x % 32
-        for j in range(cols // 16):
-            for e in range(depth // 16):
-                load_turned(right, 0, cache, others, e, j, lane)
-                for f in range(fragments):
-                    place, left = N_SUMS * f + 8 * e, cols // 4 * f + 4 * j
-                    multiply_add(sums, place, words, left, right, 0, like)
-                    multiply_add(sums, place + 4, words, left, right, 2, like)
+    def accumulating(width):
+        STEPS, N_SUMS = width // 16, width // 2
 
+        @cuda.jit(device=True)
+        def accumulate(sums, words, cache, others, like):
+            right = cuda.local.array(4, np.uint32)
+            lane = cuda.threadIdx.x % 32
+            for j in range(cols // 16):
+                for e in range(STEPS):
+                    load_turned(right, 0, cache, others, e, j, lane)
+                    for f in range(fragments):
+                        place, left = N_SUMS * f + 8 * e, cols // 4 * f + 4 * j
+                        multiply_add(sums, place, words, left, right, 0, like)
+                        multiply_add(sums, place + 4, words, left, right, 2, like)
+
+        return accumulate
+
+    parts = -(-depth // WIDEST)
     return Unit(
-        rows, n_threads, 1, 2, source == "by_k", fragments, held.size, passing.size,
+        rows, n_threads, 1, 2, source == "by_k", fragments, parts, held.size, passing.size,
         dynamic_shared, held.fetch, passing.fetch, nothing, cols // 4 * fragments, multiply, pack,
-        accumulate, *[no_wait] * 4,
+        accumulating(depth), accumulating(depth // parts), *[no_wait] * 4,
     )  # fmt: skip
 
 
@@ -211,10 +222,10 @@ def by_warpgroups(cols, depth, n_groups, together):
         wait_for_products_but(N_PANELS, scores, cols)
 
     return Unit(
-        rows, n_threads, together, 3, True, 1, rows * depth, cols * depth, tiles_in_shared,
+        rows, n_threads, together, 3, True, 1, 1, rows * depth, cols * depth, tiles_in_shared,
         _fetch_panels(rows, depth, n_threads), _fetch_panels(cols, depth, n_threads),
-        show_to_products, N_WORDS, multiply, pack, accumulate, finish_scores, finish_sums,
-        finish_before_sums, finish_before_scores,
+        show_to_products, N_WORDS, multiply, pack, accumulate, accumulate, finish_scores,
+        finish_sums, finish_before_sums, finish_before_scores,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ BACKWARD_TILES = ((16, 16, 32), (32, 32, 64), (32, 16, 128), (16, 16, 256))
 #: (keys of a tile, fragments of a warp at most, elements of a head at most) of `tensor_core` by
 #: warps; backwards, rows that come by.
 MMA_TILES = ((64, 2, 64), (32, 2, 128), (32, 1, 256))
-MMA_BACKWARD_TILES = ((32, 2, 64), (32, 1, 128))
+MMA_BACKWARD_TILES = ((32, 2, 64), (32, 1, 128), (32, 1, 256))
 #: (by_element, source) of what they are compiled for.
 MMA_KINDS = ((False, "by_k"), (True, "by_k"), (True, "any"))
 #: (keys of a tile, warpgroups, blocks of a multiprocessor, elements of a head at most) of

@@ -42,20 +42,18 @@ def kernels_for(make, cols, depth, by_element, *how):
     TOGETHER = unit.together
     #: Where, in numbers of 4 bytes, lse and delta of the tiles lie that come by.
     ROWS_AT = (2 * unit.held_size + 2 * unit.n_stages * unit.passing_size) * ITEMSIZE // 4
-    N_SCORES, N_SUMS, N_ROWS = cols // 2, depth // 2, 2 * unit.fragments
-    ALL_SCORES, ALL_SUMS = N_SCORES * unit.fragments, N_SUMS * unit.fragments
+    PARTS, WIDTH = unit.parts, depth // unit.parts
+    N_SCORES, N_ROWS = cols // 2, 2 * unit.fragments
+    ALL_SCORES, ALL_SUMS = N_SCORES * unit.fragments, depth // 2 * unit.fragments
+    PART_SUMS = ALL_SUMS // PARTS
     SECOND, SIZE, STAGE = unit.held_size, unit.passing_size, 2 * unit.passing_size
     PASSING, N_STAGES, N_WORDS = 2 * unit.held_size, unit.n_stages, unit.n_words
     shared, hold, fetch, show = unit.shared, unit.hold, unit.fetch, unit.show
-    multiply, pack, accumulate = unit.multiply, unit.pack, unit.accumulate
+    multiply, pack = unit.multiply, unit.pack
+    accumulate, accumulate_part = unit.accumulate, unit.accumulate_part
     finish_scores, finish_sums = unit.finish_scores, unit.finish_sums
     finish_before_scores, finish_before_sums = unit.finish_before_scores, unit.finish_before_sums
-    write_row = row_writer(depth, unit.in_pairs)
-
-    @cuda.jit(device=True)
-    def clear(sums):
-        for r in range(ALL_SUMS):
-            sums[r] = ZERO
+    write, write_part = (_writer(width, N_ROWS, unit.in_pairs) for width in (depth, WIDTH))
 
     @cuda.jit(device=True)
     def fetch_two(cache, base, x, y, row, n_rows, x_row, y_row, x_at, y_at, shape):
@@ -135,20 +133,12 @@ def kernels_for(make, cols, depth, by_element, *how):
         """x[at], or 0 where it is not there, or where a query sees nothing."""
         return finite(x[at]) if there else ZERO
 
-    @cuda.jit(device=True)
-    def write(x, at, step, sums, factor, row, n_rows, n):
-        """The warp's sums: of the rows `row`, `row` + 8 …."""
-        for half in range(N_ROWS):
-            place, first = row + half * 8, N_SUMS * (half // 2) + half % 2 * 2
-            if place < n_rows:
-                write_row(x, at + place * step, sums, first, factor, n)
-
     @cuda.jit(launch_bounds=(N_THREADS, TOGETHER))
     def keys_kernel(
         do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse, delta, dk, dv, shape, do_at,
         q_at, k_at, v_at, dk_at, dv_at, look, drop,
     ):  # fmt: skip
-        """dk and dv: a tile of keys a block.
+        """dk and dv: a tile of keys a block, and one of the parts of their columns.
 
         Parameters as of `tiled_backward`'s: do, q, k, v, bias, allowed, slopes, q_starts, k_starts,
         lse, delta; shape, do_at, q_at, k_at, v_at, dk_at, dv_at, look, drop.
@@ -156,12 +146,13 @@ def kernels_for(make, cols, depth, by_element, *how):
         cache, of_rows = shared(q), cuda.shared.array(0, np.float32)  # the same memory
         scores = cuda.local.array(ALL_SCORES, np.float32)
         g = cuda.local.array(ALL_SCORES, np.float32)
-        dkeys = cuda.local.array(ALL_SUMS, np.float32)
-        dvalues = cuda.local.array(ALL_SUMS, np.float32)
+        dkeys = cuda.local.array(PART_SUMS, np.float32)
+        dvalues = cuda.local.array(PART_SUMS, np.float32)
         words = cuda.local.array(N_WORDS, np.uint32)
         more_words = cuda.local.array(N_WORDS, np.uint32)
         n_blocks, n_groups = (shape.S + ROWS - 1) // ROWS, shape.n_heads // shape.share
-        start, rest = cuda.blockIdx.x % n_blocks * ROWS, cuda.blockIdx.x // n_blocks
+        column, rest = cuda.blockIdx.x % PARTS * WIDTH, cuda.blockIdx.x // PARTS
+        start, rest = rest % n_blocks * ROWS, rest // n_blocks
         group, b = rest % n_groups, rest // n_groups
         batch, q_first, n_queries, k_first, n_keys, beside = sequence(
             b, shape, look, q_starts, k_starts
@@ -171,8 +162,8 @@ def kernels_for(make, cols, depth, by_element, *how):
         hold(cache, 0, k, start, n_keys, k_at.row, at, at + shape.D, 1)
         at = batch * v_at.batch + group * v_at.head + k_first * v_at.row
         hold(cache, SECOND, v, start, n_keys, v_at.row, at, at + shape.E, 1)
-        clear(dkeys)
-        clear(dvalues)
+        for r in range(PART_SUMS):
+            dkeys[r] = dvalues[r] = ZERO
         mine, factor = start + warp * WARP_ROWS, look.scale * LOG2_E
         key = mine + lane // 4
         first = max(0, start - beside - look.high) // cols * cols
@@ -219,42 +210,44 @@ def kernels_for(make, cols, depth, by_element, *how):
                     delta, b, group * shape.share + h, query, key, beside, n_queries, n_keys,
                 )  # fmt: skip
                 pack(words, scores, q)
-                accumulate(dvalues, words, cache, stage + SIZE, q)
+                accumulate_part(dvalues, words, cache, stage + SIZE + column, q)
             else:
                 inside = mine + WARP_ROWS <= n_keys and i + cols <= n_queries
                 inside = inside and mine >= first_key(i + cols - 1, beside, look)
                 inside = inside and mine + WARP_ROWS <= end_of_keys(i, beside, n_keys, look)
                 finish_before_scores(scores)
-                column = ROWS_AT + tile % N_STAGES * (2 * cols) + lane % 4 * 2
+                of_lane = ROWS_AT + tile % N_STAGES * (2 * cols) + lane % 4 * 2
                 for f in range(cols // 8):
                     for r in range(2):
-                        shift = finite(of_rows[column + 8 * f + r]) * LOG2_E
+                        shift = finite(of_rows[of_lane + 8 * f + r]) * LOG2_E
                         for half in range(N_ROWS):
                             place = N_SCORES * (half // 2) + half % 2 * 2 + 4 * f + r
                             scores[place] = fast_exp2(scores[place] * factor - shift)
                 if not inside:
                     hide_from_keys(scores, key, query, beside, n_queries, n_keys, look)
                 pack(words, scores, q)
-                accumulate(dvalues, words, cache, stage + SIZE, q)
+                accumulate_part(dvalues, words, cache, stage + SIZE + column, q)
                 finish_before_sums(g)
                 for f in range(cols // 8):
                     for r in range(2):
-                        of_delta = of_rows[column + cols + 8 * f + r]
+                        of_delta = of_rows[of_lane + cols + 8 * f + r]
                         for half in range(N_ROWS):
                             place = N_SCORES * (half // 2) + half % 2 * 2 + 4 * f + r
                             g[place] = scores[place] * (g[place] - of_delta)
                 if not inside:
                     hide_from_keys(g, key, query, beside, n_queries, n_keys, look)
             pack(more_words, g, q)
-            accumulate(dkeys, more_words, cache, stage, q)
+            accumulate_part(dkeys, more_words, cache, stage + column, q)
             stage = next_stage
         finish_sums(dvalues)
         finish_sums(dkeys)
         n_written = n_keys if look.bits & PACKED else shape.S  # padding gets 0
         at = batch * dk_at.batch + group * dk_at.head + k_first * dk_at.row
-        write(dk, at, dk_at.row, dkeys, look.scale, key, n_written, shape.D)
+        write_part(
+            dk, at + column, dk_at.row, dkeys, look.scale, key, n_written, shape.D - column
+        )
         at = batch * dv_at.batch + group * dv_at.head + k_first * dv_at.row
-        write(dv, at, dv_at.row, dvalues, ONE, key, n_written, shape.E)
+        write_part(dv, at + column, dv_at.row, dvalues, ONE, key, n_written, shape.E - column)
 
     @cuda.jit(launch_bounds=(N_THREADS, TOGETHER))
     def queries_kernel(
@@ -282,7 +275,8 @@ def kernels_for(make, cols, depth, by_element, *how):
         hold(cache, 0, q, start, n_queries, q_at.row, at, at + shape.D, 1)
         at = batch * do_at.batch + h * do_at.head + q_first * do_at.row
         hold(cache, SECOND, do, start, n_queries, do_at.row, at, at + shape.E, 1)
-        clear(dqueries)
+        for r in range(ALL_SUMS):
+            dqueries[r] = ZERO
         row = (batch * shape.n_heads + h) * shape.rows + q_first
         mine, factor = start + warp * WARP_ROWS, look.scale * LOG2_E
         query = mine + lane // 4
@@ -347,3 +341,18 @@ def kernels_for(make, cols, depth, by_element, *how):
         write(dq, at, dq_at.row, dqueries, look.scale, query, n_queries, shape.D)
 
     return keys_kernel, queries_kernel, unit, 4 * (ROWS_AT + N_STAGES * 2 * cols)
+
+
+def _writer(width, n_rows, in_pairs):
+    """write(x, at, step, sums, factor, row, n_above, n): a warp's sums, of `n_rows` rows a lane."""
+    write_row, N_SUMS = row_writer(width, in_pairs), width // 2
+
+    @cuda.jit(device=True)
+    def write(x, at, step, sums, factor, row, n_above, n):
+        """Of the rows `row`, `row` + 8 … below `n_above`, n numbers each."""
+        for half in range(n_rows):
+            place, first = row + half * 8, N_SUMS * (half // 2) + half % 2 * 2
+            if place < n_above:
+                write_row(x, at + place * step, sums, first, factor, n)
+
+    return write
