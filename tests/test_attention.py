@@ -393,7 +393,8 @@ def test_tensor_cores_take_what_they_say():
     from test_chips import CHIPS
 
     for dtype, chip, D, chosen in [
-        (torch.float32, CHIPS[4], 64, "tiled_kernel"),
+        (torch.float32, CHIPS[4], 64, "tensor_core_kernel"),
+        (torch.float32, CHIPS[0], 64, "tiled_kernel"),
         (torch.float16, CHIPS[0], 64, "tiled_kernel"),
         (torch.float16, CHIPS[4], 64, "tensor_core_kernel"),
         (torch.bfloat16, CHIPS[1], 256, "tensor_core_kernel"),
@@ -403,8 +404,10 @@ def test_tensor_cores_take_what_they_say():
         with planning(chip) as launches:
             attention.forward(q, q, q)
         assert chosen in str(launches[0][0].py_func), (dtype, chip.name, D)
-    with pytest.raises(ValueError, match="'tensor_core' takes float16 and bfloat16 alone: use one"):
-        attention.forward(Q, Q, Q, variant="tensor_core")
+    for way, says in (("mma", "float16 and bfloat16"), ("split", "float32")):
+        q = Q.half() if way == "split" else Q
+        with pytest.raises(ValueError, match=f"'tensor_core/{way}' takes {says} alone: use one"):
+            attention.forward(q, q, q, variant=f"tensor_core/{way}")
 
 
 def test_a_chip_with_too_little_shared_memory_gets_another_way():

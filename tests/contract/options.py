@@ -236,6 +236,8 @@ OPTIONS = {
 SCALES = {
     "softmax": 8, "log_softmax": 8, "max_pool2d": 2, "cross_entropy": 8, "global_avg_pool": 4,
     "softmax_dropout": 16, "dice_loss": 4, "bn_relu_softmax": 32,
+    # The terms of its weights' gradients are products of three numbers, and may cancel.
+    "squeeze_excite": 256,
 }  # fmt: skip
 
 #: Where errors are held to the norm of each result as well.

@@ -15,14 +15,15 @@ rung         what it does                                    beyond q, k, v and 
 `tiled`      a tile of queries a block; tiles of keys and    k and v, T / 64 times (T / 32, T / 16)
              values come by in shared memory
 `tensor_core` the same with scores and sums in registers,    k and v, T / 128 times (T / 64)
-             multiplied by `wgmma` or `mma.sync`; float16,
-             bfloat16
+             multiplied by `wgmma` or `mma.sync`, float32
+             as three products of TF32
 ============ =============================================== =================================
 
-`streaming` and `tiled` never store a score: they keep a running maximum, a sum and an output, and
-scale them down when a larger score comes. The backward pass has `separate` and `tiled`, which
-compute the weights again from lse; three kernels (delta; dk and dv; dq), no atomics: two runs agree
-bit for bit. `tiled` needs shared memory for D and E beyond 128, which not every chip has.
+All but `separate` never store a score: they keep a running maximum, a sum and an output, and scale
+them down when a larger score comes. The backward pass has `separate`, `tiled` and `tensor_core`,
+which compute the weights again from lse; three kernels (delta; dk and dv; dq), no atomics: two runs
+agree bit for bit. `tiled` and `tensor_core` need shared memory for D and E beyond 128 (in float32,
+backwards, beyond 64), which not every chip has; AUTO takes the next rung there.
 
 Options (`forward`): causal from either corner, sliding window, key lengths, packed sequences,
 boolean and additive masks (memory of a mask is quadratic), softcap, ALiBi, dropout. A query that
@@ -58,6 +59,8 @@ FORWARD = Ladder(
             lambda: plans.kernels_of("warpgroup"), ONLY),
         Way("mma", plans.plan_mma, launching.tensor_core,
             lambda: plans.kernels_of("mma"), TENSOR_CORES),
+        Way("split", plans.plan_split, launching.tensor_core,
+            lambda: plans.kernels_of("split"), TENSOR_CORES),
     )),
     auto=("tensor_core", "tiled", "streaming"),
 )  # fmt: skip
@@ -76,6 +79,8 @@ BACKWARD = Ladder(
             lambda: plans.backward_kernels_of("warpgroup"), ONLY),
         Way("mma", plans.plan_mma_backward, launching.tensor_core_backward,
             lambda: plans.backward_kernels_of("mma"), TENSOR_CORES),
+        Way("split", plans.plan_split_backward, launching.tensor_core_backward,
+            lambda: plans.backward_kernels_of("split"), TENSOR_CORES),
     )),
     auto=("tensor_core", "tiled", "separate"),
 )  # fmt: skip
@@ -172,10 +177,11 @@ def specialisations():
             of_keys, of_queries, _ = backwards.kernels_for(*shape)
             yield f"attention dk, dv {name} {dtype}", of_keys, of_keys_types
             yield f"attention dq {name} {dtype}", of_queries, of_queries_types
-        if dtype != "float32":
-            for way, label, kernel in plans.tensor_core_kernels():
+        for way, label, kernel in plans.tensor_core_kernels():
+            if (way == "split") == (dtype == "float32"):
                 yield f"attention tensor_core {way} {label} {dtype}", kernel, walk
-            for way, label, of_keys, of_queries in plans.tensor_core_backward_kernels():
+        for way, label, of_keys, of_queries in plans.tensor_core_backward_kernels():
+            if (way == "split") == (dtype == "float32"):
                 label = f"{way} {label} {dtype}"
                 yield f"attention tensor_core dk, dv {label}", of_keys, of_keys_types
                 yield f"attention tensor_core dq {label}", of_queries, of_queries_types

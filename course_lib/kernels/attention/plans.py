@@ -7,7 +7,13 @@ from course_lib.kernels.attention import tensor_core as tensors
 from course_lib.kernels.attention import tensor_core_backward as tensors_backwards
 from course_lib.kernels.attention import tiled as tiles
 from course_lib.kernels.attention import tiled_backward as backwards
-from course_lib.kernels.attention.multiplying import ITEMSIZE, by_warpgroups, by_warps
+from course_lib.kernels.attention.multiplying import (
+    FLOATS,
+    HALVES,
+    by_split_warps,
+    by_warpgroups,
+    by_warps,
+)
 from course_lib.kernels.blocks.mma.warpgroup import ONLY
 from course_lib.kernels.operation import Refusal
 
@@ -19,8 +25,13 @@ BACKWARD_TILES = ((16, 16, 32), (32, 32, 64), (32, 16, 128), (16, 16, 256))
 #: warps; backwards, rows that come by.
 MMA_TILES = ((64, 2, 64), (32, 2, 128), (32, 1, 256))
 MMA_BACKWARD_TILES = ((32, 2, 64), (32, 1, 128), (32, 1, 256))
+#: The same of float32.
+SPLIT_TILES = ((32, 2, 64), (32, 1, 128), (16, 1, 128), (16, 1, 256))
+SPLIT_BACKWARD_TILES = ((32, 1, 64), (16, 1, 64), (16, 1, 128), (16, 1, 256))
 #: (by_element, source) of what they are compiled for.
 MMA_KINDS = ((False, "by_k"), (True, "by_k"), (True, "any"))
+#: In float32 the two ways of `by_element` differ in a result's last bits: each has both sources.
+SPLIT_KINDS = ((False, "by_k"), (False, "any"), (True, "any"))
 #: (keys of a tile, warpgroups, blocks of a multiprocessor, elements of a head at most) of
 #: `tensor_core` by warpgroups.
 WARPGROUP_TILES = ((64, 2, 2, 64), (128, 2, 1, 128), (64, 2, 1, 256))
@@ -51,11 +62,11 @@ def plan_tiled_backward(problem, chip):
     return _plan(BACKWARD_TILES, lambda *shape: backwards.kernels_for(*shape)[2], problem, chip)
 
 
-def _of_warps(shape, by_element, source):
+def _of_warps(unit, shape, by_element, source):
     """What `tensor_core.kernel_for` makes the kernel of: (make, cols, depth, by_element, *how)."""
     cols, fragments, depth = shape
     # Options need registers of their own.
-    return by_warps, cols, depth, by_element, source, 1 if by_element else fragments
+    return unit, cols, depth, by_element, source, 1 if by_element else fragments
 
 
 def _of_warpgroups(shape, by_element):
@@ -63,10 +74,11 @@ def _of_warpgroups(shape, by_element):
     return by_warpgroups, cols, depth, by_element, n_groups, 1 if by_element else together
 
 
-def _plan_tensors(make, shapes, of, problem, chip):
+def _plan_tensors(make, shapes, of, itemsize, problem, chip):
     """As `_plan`: what the kernels are made of that `make` gives, and their bytes last."""
-    if problem.itemsize != ITEMSIZE:
-        return Refusal("takes float16 and bfloat16 alone")
+    if problem.itemsize != itemsize:
+        kinds = "float16 and bfloat16 alone" if itemsize == HALVES else "float32 alone"
+        return Refusal(f"takes {kinds}")
     shape = _plan(shapes, lambda *shape: make(*of(shape))[-1], problem, chip)
     return shape if isinstance(shape, Refusal) else of(shape)
 
@@ -81,7 +93,28 @@ def plan_mma_backward(problem, chip):
 
 def _plan_mma(make, shapes, problem, chip):
     how = (problem.by_element, "by_k") if problem.is_aligned else (True, "any")
-    return _plan_tensors(make, shapes, lambda shape: _of_warps(shape, *how), problem, chip)
+
+    def of(shape):
+        return _of_warps(by_warps, shape, *how)
+
+    return _plan_tensors(make, shapes, of, HALVES, problem, chip)
+
+
+def plan_split(problem, chip):
+    return _plan_split(tensors.kernel_for, SPLIT_TILES, problem, chip)
+
+
+def plan_split_backward(problem, chip):
+    return _plan_split(tensors_backwards.kernels_for, SPLIT_BACKWARD_TILES, problem, chip)
+
+
+def _plan_split(make, shapes, problem, chip):
+    source = "by_k" if problem.is_aligned and not problem.by_element else "any"
+
+    def of(shape):
+        return _of_warps(by_split_warps, shape, problem.by_element, source)
+
+    return _plan_tensors(make, shapes, of, FLOATS, problem, chip)
 
 
 def plan_warpgroup(problem, chip):
@@ -101,17 +134,19 @@ def _plan_warpgroup(make, shapes, problem, chip):
     def of(shape):
         return _of_warpgroups(shape, problem.by_element)
 
-    return _plan_tensors(make, shapes, of, problem, chip)
+    return _plan_tensors(make, shapes, of, HALVES, problem, chip)
 
 
 def plan_separate(problem, chip):
     return Refusal("takes no packed sequences") if problem.is_packed else problem
 
 
-def _choices(mma_tiles, warpgroup_tiles):
-    """(way, label, what kernels are made of) of all that the two ways of `tensor_core` launch."""
-    for shape, (by_element, source) in itertools.product(mma_tiles, MMA_KINDS):
-        yield "mma", _named(shape, by_element, source), _of_warps(shape, by_element, source)
+def _choices(mma_tiles, split_tiles, warpgroup_tiles):
+    """(way, label, what kernels are made of) of all that the ways of `tensor_core` launch."""
+    for shape, kind in itertools.product(mma_tiles, MMA_KINDS):
+        yield "mma", _named(shape, *kind), _of_warps(by_warps, shape, *kind)
+    for shape, kind in itertools.product(split_tiles, SPLIT_KINDS):
+        yield "split", _named(shape, *kind), _of_warps(by_split_warps, shape, *kind)
     for shape, by_element in itertools.product(warpgroup_tiles, (False, True)):
         yield "warpgroup", _named(shape, by_element), _of_warpgroups(shape, by_element)
 
@@ -122,13 +157,14 @@ def _named(shape, by_element, *source):
 
 def tensor_core_kernels():
     """(way, label, kernel) of all that `tensor_core` launches forwards."""
-    for way, label, choice in _choices(MMA_TILES, WARPGROUP_TILES):
+    for way, label, choice in _choices(MMA_TILES, SPLIT_TILES, WARPGROUP_TILES):
         yield way, label, tensors.kernel_for(*choice)[0]
 
 
 def tensor_core_backward_kernels():
     """(way, label, kernel of dk and dv, kernel of dq) of all that it launches backwards."""
-    for way, label, choice in _choices(MMA_BACKWARD_TILES, WARPGROUP_BACKWARD_TILES):
+    found = _choices(MMA_BACKWARD_TILES, SPLIT_BACKWARD_TILES, WARPGROUP_BACKWARD_TILES)
+    for way, label, choice in found:
         yield way, label, *tensors_backwards.kernels_for(*choice)[:2]
 
 

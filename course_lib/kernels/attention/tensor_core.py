@@ -1,4 +1,4 @@
-"""The rung `tensor_core`: FlashAttention-2 on tensor cores, for float16 and bfloat16.
+"""The rung `tensor_core`: FlashAttention-2 on tensor cores.
 
 A block has a tile of queries, of which each warp has its own, and walks over tiles of keys and
 values, which come to shared memory while the tile before is worked on. Scores and sums stay in
@@ -15,7 +15,7 @@ import math
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.attention.multiplying import FRAGMENT, ITEMSIZE, row_writer
+from course_lib.kernels.attention.multiplying import FRAGMENT, row_writer
 from course_lib.kernels.attention.scores import (
     capped,
     end_of_keys,
@@ -49,7 +49,7 @@ def quad_sum(value):
 def kernel_for(make, cols, depth, by_element, *how):
     """(kernel, its `Unit`, bytes of shared memory) for `cols` keys a tile, D and E up to `depth`.
 
-    make, how   `multiplying.by_warps` or `by_warpgroups`, and what it takes beside cols and depth
+    make, how   of `multiplying`: `by_warps` and so on, and what it takes beside cols and depth
     by_element  whether there is more than a positive scale and a window (`options.Problem`)
     """
     unit = make(cols, depth, *how)
@@ -284,4 +284,4 @@ def kernel_for(make, cols, depth, by_element, *how):
             o, lse, at, o_at.row, place, m, total, sums, look, mine + lane // 4, n_queries, shape.E
         )
 
-    return tensor_core_kernel, unit, ITEMSIZE * (unit.held_size + 4 * unit.passing_size)
+    return tensor_core_kernel, unit, unit.itemsize * (unit.held_size + 4 * unit.passing_size)

@@ -1,4 +1,4 @@
-"""The backward pass of the rung `tensor_core`, for float16 and bfloat16.
+"""The backward pass of the rung `tensor_core`.
 
 The three kernels of `tiled_backward`, whose delta is the same. A block holds a tile of two
 matrices, (k, v) or (q, do), some rows for each warp, and walks over tiles of the other two. With
@@ -11,7 +11,7 @@ import functools
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.attention.multiplying import FRAGMENT, ITEMSIZE, row_writer
+from course_lib.kernels.attention.multiplying import FRAGMENT, row_writer
 from course_lib.kernels.attention.problem import DSCORES, PACKED
 from course_lib.kernels.attention.scores import (
     capped,
@@ -41,7 +41,7 @@ def kernels_for(make, cols, depth, by_element, *how):
     ROWS, N_THREADS, WARP_ROWS = unit.rows, unit.n_threads, FRAGMENT * unit.fragments
     TOGETHER = unit.together
     #: Where, in numbers of 4 bytes, lse and delta of the tiles lie that come by.
-    ROWS_AT = (2 * unit.held_size + 2 * unit.n_stages * unit.passing_size) * ITEMSIZE // 4
+    ROWS_AT = (2 * unit.held_size + 2 * unit.n_stages * unit.passing_size) * unit.itemsize // 4
     PARTS, WIDTH = unit.parts, depth // unit.parts
     N_SCORES, N_ROWS = cols // 2, 2 * unit.fragments
     ALL_SCORES, ALL_SUMS = N_SCORES * unit.fragments, depth // 2 * unit.fragments
