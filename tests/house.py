@@ -73,12 +73,12 @@ FIGURES = (
     Figure("kernel objects that neither AUTO nor a lesson takes", 36, 0),
     Figure("operations that import inner files of others", 0, 0),
     Figure("kernels without a docstring of their parameters", 201),
-    Figure("lines that the formatter is told to leave", 1326),
+    Figure("lines that the formatter is told to leave", 1335),
     Figure("files of kernels over 300 lines", 6),
-    # 2,653 of them are attention's, by `wgmma` too, which is not yet in the bar.
-    Figure("lines of kernels", 29279, 26609),
+    # 2,847 of them are attention's, by `wgmma` and in float32 too, which is not yet in the bar.
+    Figure("lines of kernels", 29480, 26609),
     # So are 3,300 of its tests and of the wrong kernels of its lessons.
-    Figure("lines of tests", 67107, 52000),
+    Figure("lines of tests", 67210, 52000),
     Figure("contract proofs", 6129, 6129, least=True),
     Figure("planted mistakes rejected", 26, 26, least=True),
     Figure("known-wrong kernels rejected", 1490, 1490, least=True),

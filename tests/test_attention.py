@@ -96,8 +96,8 @@ def norm_by_key(q, k, lse, dropout_p=0.0, seed=0, offset=0, **options):
     """The largest norm of a key's weights, over all queries that share it."""
     scores, _ = reference.attention_scores(q, k, **options)
     weights = np.exp(scores - np.where(np.isfinite(lse), lse, 0)[..., None]) / (1 - dropout_p)
-    (B, H, T, S), G = weights.shape, k.shape[1]
-    return np.linalg.norm(weights.reshape(B, G, -1, S), axis=2).max(initial=0)
+    weights = weights.reshape(len(k), k.shape[1], -1, k.shape[2])
+    return np.linalg.norm(weights, axis=2).max(initial=0)
 
 
 def check(q, k, v, forward=ON_ORDINARY_CORES, backward=("separate", "tiled"), **options):

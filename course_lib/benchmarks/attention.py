@@ -1,10 +1,10 @@
 """Attention on a GPU: ours beside each backend of PyTorch's `scaled_dot_product_attention`.
 
-Forward and backward, causal and not, in bfloat16 with 16,384 tokens in all and up to 16,384 (forward
-65,536) in a sequence, and one size in float32. Backends are forced, and those that refuse are named
-in the record; FlexAttention is compiled. The backward pass of each is the one that PyTorch's autograd
-runs, flash a second time as `torch.use_deterministic_algorithms` has it: ours is always
-deterministic. Two heads of each result are checked against float64 before anything is timed.
+Forward and backward, causal and not, in bfloat16 with 16,384 tokens in all and up to as many
+(forward 65,536) in a sequence, and one size in float32. Backends are forced, and those that refuse
+are named in the record; FlexAttention is compiled. The backward pass of each is the one that
+PyTorch's autograd runs, flash a second time as `torch.use_deterministic_algorithms` has it: ours is
+always deterministic. Two heads of each result are checked against float64 before anything is timed.
 Arithmetic is the limit, so rows say TFLOP/s, and the record what the chip could do at most; beside
 them, what each allocates at its peak beyond its operands.
 """

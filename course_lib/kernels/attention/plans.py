@@ -7,13 +7,8 @@ from course_lib.kernels.attention import tensor_core as tensors
 from course_lib.kernels.attention import tensor_core_backward as tensors_backwards
 from course_lib.kernels.attention import tiled as tiles
 from course_lib.kernels.attention import tiled_backward as backwards
-from course_lib.kernels.attention.multiplying import (
-    FLOATS,
-    HALVES,
-    by_split_warps,
-    by_warpgroups,
-    by_warps,
-)
+from course_lib.kernels.attention.multiplying import HALVES, by_warpgroups, by_warps
+from course_lib.kernels.attention.splitting import FLOATS, by_split_warps
 from course_lib.kernels.blocks.mma.warpgroup import ONLY
 from course_lib.kernels.operation import Refusal
 
@@ -27,7 +22,7 @@ MMA_TILES = ((64, 2, 64), (32, 2, 128), (32, 1, 256))
 MMA_BACKWARD_TILES = ((32, 2, 64), (32, 1, 128), (32, 1, 256))
 #: The same of float32.
 SPLIT_TILES = ((32, 2, 64), (32, 1, 128), (16, 1, 128), (16, 1, 256))
-SPLIT_BACKWARD_TILES = ((32, 1, 64), (16, 1, 64), (16, 1, 128), (16, 1, 256))
+SPLIT_BACKWARD_TILES = ((32, 1, 64), (16, 1, 128), (16, 1, 256))
 #: (by_element, source) of what they are compiled for.
 MMA_KINDS = ((False, "by_k"), (True, "by_k"), (True, "any"))
 #: In float32 the two ways of `by_element` differ in a result's last bits: each has both sources.

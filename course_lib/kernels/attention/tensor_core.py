@@ -49,7 +49,7 @@ def quad_sum(value):
 def kernel_for(make, cols, depth, by_element, *how):
     """(kernel, its `Unit`, bytes of shared memory) for `cols` keys a tile, D and E up to `depth`.
 
-    make, how   of `multiplying`: `by_warps` and so on, and what it takes beside cols and depth
+    make, how   of `multiplying` or `splitting`, such as `by_warps`, and what it takes besides
     by_element  whether there is more than a positive scale and a window (`options.Problem`)
     """
     unit = make(cols, depth, *how)
