@@ -22,7 +22,7 @@ from tensors import PLACE, choosing
 from torch.autograd import forward_ad
 
 from course_lib import SIMULATED, ops
-from course_lib.kernels import conv2d, conv_transpose2d, linear
+from course_lib.kernels import attention, conv2d, conv_transpose2d, linear
 from course_lib.ops import registration
 from course_lib.runtime.host.launch import recorded
 
@@ -80,7 +80,7 @@ def layouts(held):
 
 def extreme_numbers(held):
     """NaN, infinities, large and small numbers, and nothing at all: what PyTorch gives."""
-    with choosing("tiled", conv2d, linear), choosing("gather", conv_transpose2d):
+    with choosing("tiled", attention, conv2d, linear), choosing("gather", conv_transpose2d):
         for fault in extremes.faults([held.subject.name]):
             require(False, "extreme_numbers", fault)
 
