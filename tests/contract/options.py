@@ -80,7 +80,7 @@ def _conv2d():
 def _conv_transpose2d():
     every = (
         {}, dict(stride=2, padding=1, output_padding=1),
-        dict(stride=(1, 2), padding=(0, 2), output_padding=(0, 1), dilation=(2, 1)),
+        dict(stride=(1, 2), padding=(0, 2), output_padding=(1, 0), dilation=(2, 1)),
         dict(stride=[2], padding=[1]),
     )  # fmt: skip
     for options, bias in itertools.product(every, ((4,), None)):
@@ -236,8 +236,6 @@ OPTIONS = {
 SCALES = {
     "softmax": 8, "log_softmax": 8, "max_pool2d": 2, "cross_entropy": 8, "global_avg_pool": 4,
     "softmax_dropout": 16, "dice_loss": 4, "bn_relu_softmax": 32,
-    # The terms of its weights' gradients are products of three numbers, and may cancel.
-    "squeeze_excite": 256,
 }  # fmt: skip
 
 #: Where errors are held to the norm of each result as well.
