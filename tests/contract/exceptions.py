@@ -43,7 +43,7 @@ EXCEPTIONS = (
         "tensor cores multiply float32 numbers in parts, and inf − inf is the smaller part of inf",
     ),
     Exception_(
-        r"attention-.*-tensor_core/warpgroup-.*", "views", "begin on 16-byte boundaries",
+        r"attention-.*-tensor_core/(warpgroup|atomic)-.*", "views", "begin on 16-byte boundaries",
         "its copies are of 16 bytes; the rung has a way for other rows",
     ),
     Exception_(
@@ -52,7 +52,8 @@ EXCEPTIONS = (
         "times gradients",
     ),
     Exception_(
-        r"conv_transpose2d-forward-scatter-float32", "bits", "others in the order",
+        r"conv_transpose2d-forward-scatter-float32|attention-.*-tensor_core/atomic-.*", "bits",
+        "others in the order",
         "the rung adds by atomics, in whatever order threads come",
     ),
     Exception_(

@@ -22,7 +22,9 @@ rung         what it does                                    beyond q, k, v and 
 All but `separate` never store a score: they keep a running maximum, a sum and an output, and scale
 them down when a larger score comes. The backward pass has `separate`, `tiled` and `tensor_core`,
 which compute the weights again from lse; three kernels (delta; dk and dv; dq), no atomics: two runs
-agree bit for bit. `tiled` and `tensor_core` need shared memory for D and E beyond 128 (in float32,
+agree bit for bit. Asked for by its name, `tensor_core/atomic` adds dq up by atomics beside dk and
+dv, 5 products instead of 7 (compute capability 9.0; float16 and bfloat16; D and E up to 128): it is
+faster, and two runs may differ in the last bits of dq. `tiled` and `tensor_core` need shared memory for D and E beyond 128 (in float32,
 backwards, beyond 64), which not every chip has; AUTO takes the next rung there.
 
 Options (`forward`): causal from either corner, sliding window, key lengths, packed sequences,
@@ -81,6 +83,8 @@ BACKWARD = Ladder(
             lambda: plans.backward_kernels_of("mma"), TENSOR_CORES),
         Way("split", plans.plan_split_backward, launching.tensor_core_backward,
             lambda: plans.backward_kernels_of("split"), TENSOR_CORES),
+        Way("atomic", plans.plan_atomic_backward, launching.atomic_backward,
+            lambda: plans.backward_kernels_of("atomic"), ONLY),
     )),
     auto=("tensor_core", "tiled", "separate"),
 )  # fmt: skip
@@ -163,6 +167,8 @@ def specialisations():
         back = [x, x, x, x, *see, floats, floats]
         of_keys_types = [*back, x, x, Shape, *[Place] * 6, *after]
         of_queries_types = [*back, x, floats, Shape, *[Place] * 5, *after]
+        adding_types = [*back, x, x, floats, floats, Shape, *[Place] * 6, *after]
+        of_sums_types = [floats, starts, starts, x, Shape, Place, Look]
         yield (
             f"attention delta {dtype}",
             backwards.delta_kernel,
@@ -182,9 +188,13 @@ def specialisations():
                 yield f"attention tensor_core {way} {label} {dtype}", kernel, walk
         for way, label, of_keys, of_queries in plans.tensor_core_backward_kernels():
             if (way == "split") == (dtype == "float32"):
+                types = of_keys_types, of_queries_types
+                if way == "atomic":
+                    types = adding_types, of_sums_types
                 label = f"{way} {label} {dtype}"
-                yield f"attention tensor_core dk, dv {label}", of_keys, of_keys_types
-                yield f"attention tensor_core dq {label}", of_queries, of_queries_types
+                yield f"attention tensor_core dk, dv {label}", of_keys, types[0]
+                if way != "atomic" or "by element" not in label:  # they share one
+                    yield f"attention tensor_core dq {label}", of_queries, types[1]
         saved, see = [Shape, *after], see[:-1]
         yield (
             f"attention weights, mask {dtype}",

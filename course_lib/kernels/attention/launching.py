@@ -171,6 +171,30 @@ def _two_walks(kernels, rows, parts, n_threads, request, inputs, lse, delta, gra
     )  # fmt: skip
 
 
+def atomic_backward(plan, request, inputs, lse, delta, gradients, dscores):
+    """dk, dv and the sums that dq is made of, then dq."""
+    of_keys, of_sums, unit, shared_bytes = tensors_backwards.kernels_for(*plan)
+    _, cols, depth, *_ = plan
+    xs, places = _readable(*inputs)
+    (dq, dk, dv), (dq_at, dk_at, dv_at) = _readable(*gradients)
+    bias, allowed, slopes, q_starts, k_starts = request.read()
+    n_tiles = request.n_heads * math.ceil(request.T / cols)
+    sums = arrays.empty((n_tiles * cols * depth,), like=dq, dtype="float32")
+    arrays.fill(sums, 0)
+    more = 0 if dscores is None else DSCORES
+    n_blocks = request.B * (request.shape.n_heads // request.shape.share)
+    launch(
+        of_keys, n_blocks * math.ceil(request.S / unit.rows), unit.n_threads, *xs, bias, allowed,
+        slopes, q_starts, k_starts, lse, delta, dk, dv, sums, delta if dscores is None else dscores,
+        request.shape, *places, dk_at, dv_at, request.look(more), request.dropping,
+        shared_bytes=shared_bytes,
+    )  # fmt: skip
+    launch(
+        of_sums, n_tiles, unit.n_threads, sums, q_starts, k_starts, dq, request.shape, dq_at,
+        request.look(),
+    )  # fmt: skip
+
+
 def separate_backward(plan, request, inputs, lse, delta, gradients, dscores):
     do, q, k, v = inputs
     dq, dk, dv = gradients

@@ -81,6 +81,7 @@ class Unit(NamedTuple):
     finish_sums: object
     finish_before_sums: object
     finish_before_scores: object
+    adding: object = None  # `adding.Adding`, where dq is a sum by atomics
 
 
 def row_writer(depth, in_pairs):

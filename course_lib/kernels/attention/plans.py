@@ -7,6 +7,7 @@ from course_lib.kernels.attention import tensor_core as tensors
 from course_lib.kernels.attention import tensor_core_backward as tensors_backwards
 from course_lib.kernels.attention import tiled as tiles
 from course_lib.kernels.attention import tiled_backward as backwards
+from course_lib.kernels.attention.adding import by_adding_warpgroups
 from course_lib.kernels.attention.multiplying import HALVES, by_warpgroups, by_warps
 from course_lib.kernels.attention.splitting import FLOATS, by_split_warps
 from course_lib.kernels.blocks.mma.warpgroup import ONLY
@@ -64,9 +65,9 @@ def _of_warps(unit, shape, by_element, source):
     return unit, cols, depth, by_element, source, 1 if by_element else fragments
 
 
-def _of_warpgroups(shape, by_element):
+def _of_warpgroups(shape, by_element, unit=by_warpgroups):
     cols, n_groups, together, depth = shape
-    return by_warpgroups, cols, depth, by_element, n_groups, 1 if by_element else together
+    return unit, cols, depth, by_element, n_groups, 1 if by_element else together
 
 
 def _plan_tensors(make, shapes, of, itemsize, problem, chip):
@@ -120,14 +121,21 @@ def plan_warpgroup_backward(problem, chip):
     return _plan_warpgroup(tensors_backwards.kernels_for, WARPGROUP_BACKWARD_TILES, problem, chip)
 
 
-def _plan_warpgroup(make, shapes, problem, chip):
+def plan_atomic_backward(problem, chip):
+    return _plan_warpgroup(
+        tensors_backwards.kernels_for, WARPGROUP_BACKWARD_TILES, problem, chip,
+        by_adding_warpgroups,
+    )  # fmt: skip
+
+
+def _plan_warpgroup(make, shapes, problem, chip, unit=by_warpgroups):
     if chip.capability > ONLY:
         return Refusal("needs wgmma, an instruction of compute capability 9.0 alone")
     if not problem.is_aligned:
         return Refusal("takes q, k, v and do whose rows begin on 16-byte boundaries")
 
     def of(shape):
-        return _of_warpgroups(shape, problem.by_element)
+        return _of_warpgroups(shape, problem.by_element, unit)
 
     return _plan_tensors(make, shapes, of, HALVES, problem, chip)
 
@@ -161,6 +169,9 @@ def tensor_core_backward_kernels():
     found = _choices(MMA_BACKWARD_TILES, SPLIT_BACKWARD_TILES, WARPGROUP_BACKWARD_TILES)
     for way, label, choice in found:
         yield way, label, *tensors_backwards.kernels_for(*choice)[:2]
+        if way == "warpgroup":
+            choice = by_adding_warpgroups, *choice[1:]
+            yield "atomic", label, *tensors_backwards.kernels_for(*choice)[:2]
 
 
 def kernels_of(way):

@@ -25,7 +25,7 @@ from course_lib.kernels.attention.scores import (
 )
 from course_lib.kernels.blocks.constants import ONE, ZERO
 from course_lib.kernels.blocks.softmax_formulas import LOG2_E
-from course_lib.runtime.intrinsics import LOWEST
+from course_lib.runtime.intrinsics import LOWEST, load
 from course_lib.runtime.intrinsics.matrix import copy_one_async
 from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 from course_lib.runtime.intrinsics.special import fast_exp2
@@ -34,6 +34,8 @@ from course_lib.runtime.intrinsics.special import fast_exp2
 @functools.cache
 def kernels_for(make, cols, depth, by_element, *how):
     """(kernel of dk and dv, kernel of dq, the `Unit`, bytes of shared memory of either).
+
+    Where the unit is `adding`, the first adds up dq too, and the second reads these sums.
 
     cols  rows of a tile that comes by; the rest as of `tensor_core.kernel_for`
     """
@@ -52,7 +54,10 @@ def kernels_for(make, cols, depth, by_element, *how):
     multiply, pack = unit.multiply, unit.pack
     accumulate, accumulate_part = unit.accumulate, unit.accumulate_part
     finish_scores, finish_sums = unit.finish_scores, unit.finish_sums
-    finish_before_scores, finish_before_sums = unit.finish_before_scores, unit.finish_before_sums
+    finish_before_scores = unit.finish_before_scores
+    ADDING, GRADIENTS = unit.adding is not None, PASSING + 2 * N_STAGES * SIZE
+    GRADIENTS_SIZE, keep, add = unit.adding[:3] if ADDING else (0, None, None)
+    ROWS_AT += 2 * GRADIENTS_SIZE * unit.itemsize // 4
     write, write_part = (_writer(width, N_ROWS, unit.in_pairs) for width in (depth, WIDTH))
 
     @cuda.jit(device=True)
@@ -98,13 +103,14 @@ def kernels_for(make, cols, depth, by_element, *how):
     @cuda.jit(device=True)
     def fetch_rows(rows, base, lse, delta, at, n):
         """lse and delta of a tile of queries, of which n are there: `cols` numbers each."""
-        for place in range(cuda.threadIdx.x, 2 * cols, N_THREADS):
-            query = place % cols
+        for n_before in range(0, 2 * cols, N_THREADS):
+            place = n_before + cuda.threadIdx.x
+            query = place if place < cols else place - cols
             there = query < n
             source = at + query if there else 0
             if place < cols:
                 copy_one_async(rows, base + place, lse, source, there)
-            else:
+            elif place < 2 * cols:
                 copy_one_async(rows, base + place, delta, source, there)
 
     @cuda.jit(device=True)
@@ -133,16 +139,12 @@ def kernels_for(make, cols, depth, by_element, *how):
         """x[at], or 0 where it is not there, or where a query sees nothing."""
         return finite(x[at]) if there else ZERO
 
-    @cuda.jit(launch_bounds=(N_THREADS, TOGETHER))
-    def keys_kernel(
-        do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse, delta, dk, dv, shape, do_at,
-        q_at, k_at, v_at, dk_at, dv_at, look, drop,
+    @cuda.jit(device=True)
+    def walk_over_queries(
+        do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse, delta, dk, dv, sums, dscores,
+        shape, do_at, q_at, k_at, v_at, dk_at, dv_at, look, drop,
     ):  # fmt: skip
-        """dk and dv: a tile of keys a block, and one of the parts of their columns.
-
-        Parameters as of `tiled_backward`'s: do, q, k, v, bias, allowed, slopes, q_starts, k_starts,
-        lse, delta; shape, do_at, q_at, k_at, v_at, dk_at, dv_at, look, drop.
-        """
+        """What a block has to do for dk and dv, and with `unit.adding` for dq, in sums."""
         cache, of_rows = shared(q), cuda.shared.array(0, np.float32)  # the same memory
         scores = cuda.local.array(ALL_SCORES, np.float32)
         g = cuda.local.array(ALL_SCORES, np.float32)
@@ -179,27 +181,26 @@ def kernels_for(make, cols, depth, by_element, *how):
             fetch_two(
                 cache, PASSING, q, do, first, n_queries, q_at.row, do_at.row, q_base, do_base, shape
             )
-        stage = PASSING
+        stage, slot, h, i = PASSING, 0, 0, first  # of the tile at hand, in shared memory and in q
+        n_passing, before = (shape.T + cols - 1) // cols, np.int64(0)
         for tile in range(n_tiles):
             wait_for_groups_but(0)
             show()
             cuda.syncthreads()  # this tile is there, and nobody reads the next stage any more
             multiply(scores, cache, 0, stage, q)
             multiply(g, cache, SECOND, stage + SIZE, q)
-            h, i = tile // n_walks, first + tile % n_walks * cols
             row = (batch * shape.n_heads + group * shape.share + h) * shape.rows + q_first
-            coming = tile + 1
-            next_stage = PASSING + coming % N_STAGES * STAGE
-            if coming < n_tiles:
-                next_head, next_i = coming // n_walks, first + coming % n_walks * cols
-                next_row = row + (next_head - h) * shape.rows + next_i
+            next_h, next_i = (h, i + cols) if i + cols < end else (h + 1, first)
+            next_slot = slot + 1 if slot + 1 < N_STAGES else 0
+            next_stage = PASSING + next_slot * STAGE
+            if tile + 1 < n_tiles:
                 fetch_rows(
-                    of_rows, ROWS_AT + coming % N_STAGES * (2 * cols), lse, delta, next_row,
-                    n_queries - next_i,
+                    of_rows, ROWS_AT + next_slot * (2 * cols), lse, delta,
+                    row + (next_h - h) * shape.rows + next_i, n_queries - next_i,
                 )  # fmt: skip
                 fetch_two(
                     cache, next_stage, q, do, next_i, n_queries, q_at.row, do_at.row,
-                    q_base + next_head * q_at.head, do_base + next_head * do_at.head, shape,
+                    q_base + next_h * q_at.head, do_base + next_h * do_at.head, shape,
                 )  # fmt: skip
             query = i + lane % 4 * 2
             if by_element:
@@ -207,38 +208,48 @@ def kernels_for(make, cols, depth, by_element, *how):
                 finish_scores(g)
                 weigh_each(
                     scores, g, False, lse, delta, row, shape, look, drop, bias, allowed, slopes,
-                    delta, b, group * shape.share + h, query, key, beside, n_queries, n_keys,
+                    dscores, b, group * shape.share + h, query, key, beside, n_queries, n_keys,
                 )  # fmt: skip
-                pack(words, scores, q)
-                accumulate_part(dvalues, words, cache, stage + SIZE + column, q)
             else:
                 inside = mine + WARP_ROWS <= n_keys and i + cols <= n_queries
                 inside = inside and mine >= first_key(i + cols - 1, beside, look)
                 inside = inside and mine + WARP_ROWS <= end_of_keys(i, beside, n_keys, look)
                 finish_before_scores(scores)
-                of_lane = ROWS_AT + tile % N_STAGES * (2 * cols) + lane % 4 * 2
+                of_lane = ROWS_AT + slot * (2 * cols) + lane % 4 * 2
                 for f in range(cols // 8):
                     for r in range(2):
-                        shift = finite(of_rows[of_lane + 8 * f + r]) * LOG2_E
+                        shift = finite(load(of_rows, of_lane + 8 * f + r)) * LOG2_E
                         for half in range(N_ROWS):
                             place = N_SCORES * (half // 2) + half % 2 * 2 + 4 * f + r
                             scores[place] = fast_exp2(scores[place] * factor - shift)
                 if not inside:
                     hide_from_keys(scores, key, query, beside, n_queries, n_keys, look)
-                pack(words, scores, q)
-                accumulate_part(dvalues, words, cache, stage + SIZE + column, q)
-                finish_before_sums(g)
+                finish_scores(g)
                 for f in range(cols // 8):
                     for r in range(2):
-                        of_delta = of_rows[of_lane + cols + 8 * f + r]
+                        of_delta = load(of_rows, of_lane + cols + 8 * f + r)
                         for half in range(N_ROWS):
                             place = N_SCORES * (half // 2) + half % 2 * 2 + 4 * f + r
                             g[place] = scores[place] * (g[place] - of_delta)
                 if not inside:
                     hide_from_keys(g, key, query, beside, n_queries, n_keys, look)
+            # The left side of a product is made while none is on its way: the compiler would let
+            # each wait for the one before.
+            pack(words, scores, q)
             pack(more_words, g, q)
+            accumulate_part(dvalues, words, cache, stage + SIZE + column, q)
             accumulate_part(dkeys, more_words, cache, stage + column, q)
-            stage = next_stage
+            if ADDING:
+                place = (b * shape.n_heads + group * shape.share + h) * n_passing + i // cols
+                keep(cache, GRADIENTS + tile % 2 * GRADIENTS_SIZE, more_words)
+                if tile > 0:  # the others' of the last tile have been there since the barrier
+                    add(sums, before, cache, GRADIENTS + (tile + 1) % 2 * GRADIENTS_SIZE)
+                before = place * (cols * depth)
+            stage, slot, h, i = next_stage, next_slot, next_h, next_i
+        if ADDING and n_tiles > 0:
+            show()
+            cuda.syncthreads()
+            add(sums, before, cache, GRADIENTS + (n_tiles + 1) % 2 * GRADIENTS_SIZE)
         finish_sums(dvalues)
         finish_sums(dkeys)
         n_written = n_keys if look.bits & PACKED else shape.S  # padding gets 0
@@ -248,6 +259,35 @@ def kernels_for(make, cols, depth, by_element, *how):
         )
         at = batch * dv_at.batch + group * dv_at.head + k_first * dv_at.row
         write_part(dv, at + column, dv_at.row, dvalues, ONE, key, n_written, shape.E - column)
+
+    @cuda.jit(launch_bounds=(N_THREADS, TOGETHER))
+    def keys_kernel(
+        do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse, delta, dk, dv, shape, do_at,
+        q_at, k_at, v_at, dk_at, dv_at, look, drop,
+    ):  # fmt: skip
+        """dk and dv: a tile of keys a block, and one of the parts of their columns.
+
+        Parameters as of `tiled_backward`'s: do, q, k, v, bias, allowed, slopes, q_starts, k_starts,
+        lse, delta; shape, do_at, q_at, k_at, v_at, dk_at, dv_at, look, drop.
+        """
+        walk_over_queries(
+            do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse, delta, dk, dv, delta,
+            delta, shape, do_at, q_at, k_at, v_at, dk_at, dv_at, look, drop,
+        )  # fmt: skip
+
+    @cuda.jit(launch_bounds=(N_THREADS, TOGETHER))
+    def adding_kernel(
+        do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse, delta, dk, dv, sums, dscores,
+        shape, do_at, q_at, k_at, v_at, dk_at, dv_at, look, drop,
+    ):  # fmt: skip
+        """As `keys_kernel`, and what each of its keys adds to dq, by atomics.
+
+        sums  float32 of `adding`, flat, zeros before; the other parameters as of both kernels here
+        """
+        walk_over_queries(
+            do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse, delta, dk, dv, sums,
+            dscores, shape, do_at, q_at, k_at, v_at, dk_at, dv_at, look, drop,
+        )  # fmt: skip
 
     @cuda.jit(launch_bounds=(N_THREADS, TOGETHER))
     def queries_kernel(
@@ -295,7 +335,7 @@ def kernels_for(make, cols, depth, by_element, *how):
             fetch_two(
                 cache, PASSING, k, v, first, n_keys, k_at.row, v_at.row, k_base, v_base, shape
             )
-        stage, n_tiles = PASSING, (end - first + cols - 1) // cols
+        stage, slot, n_tiles = PASSING, 0, (end - first + cols - 1) // cols
         for tile in range(n_tiles):
             wait_for_groups_but(0)
             show()
@@ -303,7 +343,8 @@ def kernels_for(make, cols, depth, by_element, *how):
             multiply(scores, cache, 0, stage, q)
             multiply(g, cache, SECOND, stage + SIZE, q)
             j = first + tile * cols
-            next_stage = PASSING + (tile + 1) % N_STAGES * STAGE
+            slot = slot + 1 if slot + 1 < N_STAGES else 0
+            next_stage = PASSING + slot * STAGE
             if tile + 1 < n_tiles:
                 fetch_two(
                     cache, next_stage, k, v, j + cols, n_keys, k_at.row, v_at.row, k_base, v_base,
@@ -340,6 +381,8 @@ def kernels_for(make, cols, depth, by_element, *how):
         at = batch * dq_at.batch + h * dq_at.head + q_first * dq_at.row
         write(dq, at, dq_at.row, dqueries, look.scale, query, n_queries, shape.D)
 
+    if ADDING:
+        keys_kernel, queries_kernel = adding_kernel, unit.adding.sums_kernel
     return keys_kernel, queries_kernel, unit, 4 * (ROWS_AT + N_STAGES * 2 * cols)
 
 

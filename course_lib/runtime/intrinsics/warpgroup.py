@@ -18,7 +18,7 @@ Warpgroup Level Matrix Instructions": register fragments, 128-byte swizzle, K-ma
 
 16-bit tiles may also lie *by rows*, the row number fastest (MN-major), from a multiple of 1024
 bytes on: in panels of 64 rows, one after another, each of 64 times 128 bytes, one for each k, whose
-chunks change places by k.
+chunks change places by k. Of one panel the first or the last 32 rows may be B.
 
     show_to_products()               # all threads: what this thread stored
     cuda.syncthreads()               # all have stored the tiles
@@ -72,12 +72,12 @@ def _show_to_products():
     """PTX fence.proxy.async; in the simulator there is one way to memory."""
 
 
-def _check_tile(tiles, i, by_row):
+def _check_tile(tiles, i, by_row, halves=False):
     if tiles.dtype.itemsize not in (2, 4):
         raise TypeError(f"multiply_tiles takes float32, float16 or bfloat16, not {tiles.dtype}")
     boundary = BOUNDARY if by_row else ROW_BYTES
     beyond = i * tiles.dtype.itemsize % boundary
-    if beyond:
+    if beyond and not (halves and beyond == ROW_BYTES // 2):
         raise ValueError(
             f"a tile at element {i} begins {beyond} bytes past a multiple of {boundary}: a tensor "
             "core would find its chunks in other places"
@@ -96,7 +96,7 @@ def _check_by_row(tiles, columns, by_row):
         raise ValueError(f"by_row is a sum of {A_BY_ROW} and {B_BY_ROW}, not {by_row}")
     if by_row and tiles.dtype.itemsize != 2:
         raise TypeError(f"tiles by rows are of 16-bit numbers, not {tiles.dtype}")
-    if by_row & B_BY_ROW and columns % ROWS:
+    if by_row & B_BY_ROW and columns % ROWS and columns != ROWS // 2:
         raise ValueError(f"tiles by rows have panels of {ROWS} columns, which {columns} are not")
 
 
@@ -118,6 +118,7 @@ def _product(payloads):
             _rows([payload[part] for payload in payloads], like, payloads[0][4] & flag, kind)
             for part, flag in ((1, A_BY_ROW), (2, B_BY_ROW))
         )
+        b = b[payloads[0][7] :][: 2 * acc.shape[1]]
         product = (a[payloads[0][5] :][:WARP_ROWS] @ b.T).reshape(WARP_ROWS, -1, 8)
         for r in range(4):
             found = product[_GROUP + r // 2 * 8, :, 2 * _MEMBER + r % 2]
@@ -139,7 +140,7 @@ def _multiply_tiles(acc, tiles, i, j, columns, by_row):
     _check_columns(acc, columns)
     _check_by_row(tiles, columns, by_row)
     _check_tile(tiles, i, by_row & A_BY_ROW)
-    _check_tile(tiles, j, by_row & B_BY_ROW)
+    _check_tile(tiles, j, by_row & B_BY_ROW, columns < ROWS)
     sums = []
     for r in range(columns // 2):
         sums.append(acc[r])
@@ -161,12 +162,16 @@ def _multiply(acc, sums, tiles, i, j, columns, by_row, kind):
     offset = 0
     if by_row & A_BY_ROW:
         offset, first, count = first, 0, ROWS
+    # Of half a panel too, a warp finds the whole of it.
+    half, lines = 0, columns
+    if by_row & B_BY_ROW:
+        half, lines = j % ROWS, max(columns, ROWS)
     a, b = [], []
     for r in range(row, count, 4):
         a.append(_chunk(tiles, i, first + r, chunk))
-    for r in range(row, columns, 4):
-        b.append(_chunk(tiles, j, r, chunk))
-    found = _multiply_together((sums, a, b, tiles, by_row, offset, kind))
+    for r in range(row, lines, 4):
+        b.append(_chunk(tiles, j - half, r, chunk))
+    found = _multiply_together((sums, a, b, tiles, by_row, offset, kind, half))
     for r in range(columns // 2):
         acc[r] = found[r]
 
