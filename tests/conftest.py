@@ -46,9 +46,9 @@ KEPT = 1 << 30  # bytes of GPU memory that a process may keep between two tests
 #: Files whose tests take half a minute and more (`.reports/tests.xml` has each test's seconds): the
 #: longest first, so that no process ends long before the others.
 SLOW = (
-    "test_check_bank", "test_operators", "test_ops_refusals", "test_contract",
+    "test_contract", "test_check_bank", "test_operators", "test_attention",
     "test_teach", "test_contract_rows", "test_squeeze_excite", "test_teach_messages",
-    "test_on_the_cpu", "test_teach_causes",
+    "test_on_the_cpu", "test_teach_causes", "test_ops_attention",
     "test_warpgroup", "test_squeeze_excite_held", "test_teach_grafts", "test_benchmarks",
     "test_conv2d_warpgroup", "test_nn_squeeze_excitation", "test_conv2d", "test_teach_kept",
     "test_jupyter", "test_compiler", "test_browser", "test_notebooks", "test_stock_suite",

@@ -177,8 +177,7 @@ LAID_OUT = (
 #: What the simulator takes long for moves in few of the draws there. `launches` looks at all.
 SLOW = {"conv2d": 2, "conv2d of one pixel": 3, "conv2d of one channel": 3, "batch_norm": 3,
         "conv2d_batch_norm": 1, "squeeze_excite": 4, "conv_transpose2d": 4,
-        "conv_transpose2d of one pixel": 4, "attention": 3,
-        "scaled_dot_product_attention": 5}  # fmt: skip
+        "conv_transpose2d of one pixel": 4}  # fmt: skip
 
 
 def draws(n):

@@ -141,20 +141,13 @@ def test_memory_formats(operation):
 
 
 def test_errors_name_what_was_expected():
-    x = torch.randn(4, 5, device=PLACE)
-    with pytest.raises(ArrayError, match="dy must be float32, not bfloat16"):
-        activation.relu.backward(x.bfloat16(), x)
     with pytest.raises(ArrayError, match="x must be an array, not a list"):
         activation.relu.forward([1.0])
 
 
 @pytest.mark.skipif(not SIMULATED, reason="NumPy arrays are for the simulator")
-def test_numpy_arrays_in_the_simulator():
-    x = np.random.default_rng().normal(size=(3, 7)).astype(np.float32)
-    y = activation.sigmoid.forward(x)
-    assert isinstance(y, np.ndarray) and y.dtype == np.float32
-    assert np.abs(y - reference.sigmoid(x)).max() < 1e-6
-    frozen = np.zeros_like(x)
+def test_read_only_arrays_in_the_simulator():
+    x, frozen = np.ones((2, 3, 7), np.float32)
     frozen.flags.writeable = False
     with pytest.raises(ArrayError, match="out is read-only"):
         activation.sigmoid.forward(x, out=frozen)

@@ -168,10 +168,6 @@ def test_errors_name_what_was_expected():
     x, (weight, bias), running = image((2, 3, 4, 4)), affine(3), statistics(3)
     with pytest.raises(ArrayError, match=r"x must have 4 dimensions, not shape \(3, 4, 4\)"):
         batch_norm.forward(x[0])
-    with pytest.raises(ArrayError, match=r"weight must have shape \(3,\), not \(4,\)"):
-        batch_norm.forward(x, torch.ones(4, device=PLACE))
-    with pytest.raises(ArrayError, match="bias must be float32, not float16"):
-        batch_norm.forward(x, weight, bias.half())
     with pytest.raises(ValueError, match="running_mean and running_var must be given together"):
         batch_norm.forward(x, weight, bias, running[0])
     with pytest.raises(ArrayError, match="running_mean must be contiguous"):
@@ -181,10 +177,6 @@ def test_errors_name_what_was_expected():
     y, mean, rstd = batch_norm.forward(x, relu=True)
     with pytest.raises(ValueError, match="the gradient of a ReLU needs its output: pass y"):
         batch_norm.backward(x, x, None, mean, rstd, relu=True)
-    with pytest.raises(ArrayError, match=r"dy must have shape \(2, 3, 4, 4\), not \(3, 4, 4\)"):
-        batch_norm.backward(x[0], x, None, mean, rstd)
-    with pytest.raises(ArrayError, match="rstd must be float32, not float16"):
-        batch_norm.backward(x, x, None, mean, rstd.half())
 
 
 @pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")

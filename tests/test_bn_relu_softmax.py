@@ -176,26 +176,6 @@ def test_large_means_cost_no_accuracy(variant):
     assert np.abs(double(y) - expected).max() < 2e-6
 
 
-@every_variant
-def test_slices_and_views(variant):
-    x, dy, parameters = inputs(6, 8, torch.float32)
-    buffer = torch.empty(6 * 8 + 3, device=PLACE)
-    for start in (0, 1, 3):
-        view = buffer[start : start + 48].view(6, 8)
-        view.copy_(x)
-        check(view, dy, parameters, variant)
-    y = bn_relu_softmax.forward(x, *parameters, variant=variant)
-    turned = x.t().contiguous().t()
-    assert torch.equal(bn_relu_softmax.forward(turned, *parameters, variant=variant), y)
-    strided = [torch.stack([p, p], 1)[:, 0] for p in parameters]
-    assert torch.equal(bn_relu_softmax.forward(x, *strided, variant=variant), y)
-    plain = bn_relu_softmax.backward(dy, y, x, *parameters, variant=variant)
-    others = bn_relu_softmax.backward(
-        dy.t().contiguous().t(), y.t().contiguous().t(), turned, *strided, variant=variant
-    )
-    assert all(torch.equal(a, b) for a, b in zip(plain, others, strict=True))
-
-
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
 def test_no_rows_no_columns(shape):
     x, dy, parameters = inputs(*shape, torch.float32)

@@ -370,8 +370,6 @@ def test_errors_name_what_was_expected():
         forward(logits, target.int())
     with pytest.raises(ArrayError, match="target must be int64 or float32, not float16"):
         forward(logits, logits.half())
-    with pytest.raises(ArrayError, match=r"target of class indices must have shape \(4,\)"):
-        forward(logits, target[:3])
     with pytest.raises(ArrayError, match=r"target of probabilities must have shape \(4, 5\)"):
         forward(logits, logits[:, 0])
     with pytest.raises(ArrayError, match=r"weight must have shape \(5,\), not \(4,\)"):
@@ -390,12 +388,8 @@ def test_errors_name_what_was_expected():
     saved = (logits, target, stats, normaliser)
     with pytest.raises(ArrayError, match=r"dloss must have shape \(4,\), not \(\)"):
         cross_entropy.backward(loss, *saved, reduction="none")
-    with pytest.raises(ArrayError, match="dloss must be float32, not float16"):
-        cross_entropy.backward(loss.half(), *saved)
     with pytest.raises(ArrayError, match=r"stats must have shape \(4, 4\)"):
         cross_entropy.backward(loss, logits, target, stats[:, 0], normaliser)
-    with pytest.raises(ArrayError, match="out and logits share memory"):
-        cross_entropy.backward(loss, *saved, out=logits)
 
 
 @pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")

@@ -128,22 +128,9 @@ def test_sums_of_columns(n_rows, n_cols, dtype):
     assert_close(dbias, values.sum(0), np.abs(values).sum(0))
 
 
-def test_numpy_in_numpy_out():
-    if not SIMULATED:
-        pytest.skip("kernels run on a GPU here, which has no NumPy arrays")
-    x, weight = np.ones((2, 3), np.float32), np.ones((4, 3), np.float32)
-    y = linear.forward(x, weight)
-    assert isinstance(y, np.ndarray) and (y == 3).all()
-    dx, dweight, dbias = linear.backward(y, x, weight)
-    assert (dx == 12).all() and (dweight == 6).all() and (dbias == 6).all()
-
-
 @pytest.mark.parametrize("arguments, options, error", [
-    (((2, 3), (4, 3), (4,)), {"variant": "best"}, (ValueError, "unknown variant 'best'")),
     (((2, 3), (4, 3), (4,)), {"precision": "half"}, (ValueError, "unknown precision 'half'")),
     (((2, 3), (4, 3), (4,)), {"activation": "gelu"}, (ValueError, "unknown activation 'gelu'")),
-    (((2, 3), (4, 5), (4,)), {}, (ArrayError, "x must have 5 columns, as weight has")),
-    (((2, 3), (4, 3), (3,)), {}, (ArrayError, "bias must have shape")),
     (((2, 3), (3,), (3,)), {}, (ArrayError, "weight must have 2 dimensions")),
     (((), (4, 3), (4,)), {}, (ArrayError, "x must have at least one dimension")),
 ])  # fmt: skip
@@ -151,16 +138,6 @@ def test_wrong_arguments(arguments, options, error):
     tensors = [torch.ones(shape, device=PLACE) for shape in arguments]
     with pytest.raises(error[0], match=error[1]):
         linear.forward(*tensors, **options)
-
-
-def test_wrong_types():
-    x, weight, bias, dy = case(2, 3, 4)
-    with pytest.raises(ArrayError, match="weight must be float32, not float16"):
-        linear.forward(x, weight.half(), bias)
-    with pytest.raises(ArrayError, match="bias must be float32, not float16"):
-        linear.forward(x, weight, bias.half())
-    with pytest.raises(ArrayError, match=r"dy must have shape \(2, 4\)"):
-        linear.backward(dy[:1], x, weight)
 
 
 @pytest.mark.parametrize("variant", linear.FORWARD.variants)

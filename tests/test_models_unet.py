@@ -75,7 +75,7 @@ def batch(n, size, seed=1):
 def test_two_steps_on_our_kernels_are_numpys(cheap_rungs):
     tape = tape_of()
     model = models.UNet.of_weights(tape.state_dict()).to("cpu" if SIMULATED else "cuda")
-    data = batch(1, (16, 16))
+    data = batch(1, (8, 8))
     expected = losses_on_the_tape(tape, *data, 2, 1e-3)
     found = losses_of_the_module(model, *data, 2, 1e-3)
     np.testing.assert_allclose(found, expected, rtol=1e-4)

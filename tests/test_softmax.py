@@ -2,18 +2,15 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from softmax_checks import DTYPES, PLACE, check, identical, run
 
-from course_lib import SIMULATED, reference
 from course_lib.kernels import operation as kernels_operation
 from course_lib.kernels import softmax
 from course_lib.kernels.softmax import plan
-from course_lib.runtime.host.arrays import ArrayError
 
 OPERATIONS = list(softmax.OPERATIONS.values())
 #: Of rows in one piece; `strided` has tests of its own, along other axes.
@@ -119,27 +116,3 @@ def test_by_default_a_row_is_held_where_it_fits(operation, monkeypatch):
         operation.forward(x, variant="registers")
     with pytest.raises(ValueError, match="at most 50 elements, not 101"):
         operation.backward(dy, y, variant="registers")
-
-
-@both
-@pytest.mark.skipif(not SIMULATED, reason="NumPy arrays are for the simulator")
-def test_numpy_arrays_in_the_simulator(operation):
-    x, dy = np.random.default_rng(3).normal(size=(2, 3, 7)).astype(np.float32)
-    y = operation.forward(x)
-    dx = operation.backward(dy, y)
-    for found in (y, dx):
-        assert isinstance(found, np.ndarray) and found.dtype == np.float32
-    assert np.abs(y - getattr(reference, operation.name)(x)).max() < 1e-6
-    expected = getattr(reference, f"{operation.name}_backward")(dy, y)
-    assert np.abs(dx - expected).max() < 1e-5
-    half = operation.forward(x.astype(np.float16))
-    assert half.dtype == np.float16
-
-
-@both
-def test_errors_name_what_was_expected(operation):
-    x, backward = randn(4, 5), operation.backward
-    with pytest.raises(ArrayError, match="dy must be float32, not bfloat16"):
-        backward(x.bfloat16(), x)
-    with pytest.raises(ArrayError, match=r"dy must have shape \(4, 5\), not \(4, 1\)"):
-        backward(x[:, :1], x)

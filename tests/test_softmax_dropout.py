@@ -187,19 +187,6 @@ def test_no_rows_no_columns_no_dimensions(shape):
     assert softmax_dropout.backward(x, x, stats, 0.25, 1, 0).shape == x.shape
 
 
-def test_gradient_by_finite_differences():
-    rng = np.random.default_rng(5)
-    x, dz = rng.normal(size=(2, 3, 6))
-    step = 1e-6
-    slopes = np.empty_like(x)
-    for i in np.ndindex(x.shape):
-        moved = np.zeros_like(x)
-        moved[i] = step
-        change = [reference.softmax_dropout(x + sign * moved, 0.4, 3, 7) for sign in (1, -1)]
-        slopes[i] = ((change[0] - change[1]) * dz).sum() / (2 * step)
-    assert np.abs(slopes - reference.softmax_dropout_backward(dz, x, 0.4, 3, 7)).max() < 1e-8
-
-
 def test_errors_name_what_was_expected():
     x = torch.randn(4, 5, device=PLACE)
     z, stats = softmax_dropout.forward(x, 0.5, 0, 0)
@@ -215,8 +202,6 @@ def test_errors_name_what_was_expected():
     for wrong in (-1, 2**63 - 20):
         with pytest.raises(ValueError, match="offset must be at least 0, and less than 2"):
             softmax_dropout.forward(x, 0.5, 0, wrong)
-    with pytest.raises(ArrayError, match="dz must be float32, not float16"):
-        softmax_dropout.backward(x.half(), x, stats, 0.5, 0, 0)
     with pytest.raises(ArrayError, match=r"stats must have shape \(4, 2\), not \(2, 4\)"):
         softmax_dropout.backward(x, x, stats.t(), 0.5, 0, 0)
 

@@ -226,7 +226,7 @@ def test_what_does_not_fit_is_refused():
         dy, x, weights = inputs(shape, R, layout=layout)
         with pytest.raises(ValueError, match=f"{rung} takes contiguous images"):
             se.forward(x, *weights, variant=rung)
-        _, *saved = se.forward(x, *weights)
+        _, *saved = se.forward(x, *weights, variant="separate")
         words = {"resident": "resident takes contiguous images", "batched": "unknown variant 'ba"}
         with pytest.raises(ValueError, match=words[rung]):
             se.backward(dy, x, weights[0], weights[2], *saved, variant=rung)

@@ -15,6 +15,7 @@ import course_lib
 from course_lib import cuda, simulator
 from course_lib.teach import TODO, CheckFailed, check
 from course_lib.teach.checking import check as checking
+from course_lib.teach.checking import deadline
 from course_lib.teach.exercise import exercises
 
 
@@ -266,6 +267,7 @@ def test_what_does_nothing_or_never_ends_gets_a_verdict(exercise, lines, says, m
     exercises()[exercise].cases(np.random.default_rng(0))  # which may import PyTorch
     if "seconds" in says:
         monkeypatch.setattr(checking, "TIME_LIMIT", 0.3)
+        monkeypatch.setattr(deadline, "PATIENCE", 2)
     begin = time.monotonic()
     with warnings.catch_warnings(action="error"), pytest.raises(CheckFailed, match=says):
         check(exercise, answer, seed=1)

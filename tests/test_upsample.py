@@ -144,7 +144,6 @@ def test_sanitizer_finds_nothing(mode, align_corners, layout):
 def test_what_does_not_go_together_is_refused():
     x = randn(1, 2, 3, 3)
     for error, call, message in (
-        (ValueError, lambda: upsample.forward(x, (6, 6), variant="fast"), "unknown variant 'fast'"),
         (ValueError, lambda: upsample.forward(x, (6, 6), mode="cubic"), "unknown mode 'cubic'; th"),
         (ValueError, lambda: upsample.forward(x, 6), "size must be a pair of ints, not 6"),
         (ValueError, lambda: upsample.forward(x, (6, 6), scale_factor=(2, -1)), "pair of numbers"),

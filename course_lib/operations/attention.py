@@ -31,7 +31,7 @@ def attention_operation():
         return attention.forward(*halves(q, kv), **OPTIONS, **options)[0]
 
     def ours_backward(do, q, kv, variant):
-        saved = attention.forward(*halves(q, kv), variant="streaming", **OPTIONS)
+        saved = attention.forward(*halves(q, kv), variant="tiled", **OPTIONS)
         return attention.backward(do, *halves(q, kv), *saved, variant=variant, **OPTIONS)
 
     def peer(q, kv):

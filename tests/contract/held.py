@@ -32,6 +32,8 @@ class Held:
     lean  whether runs are few, as for the rungs of `exceptions.LEAN`; None: if it is one of them
     """
 
+    right_of_nan = False  # whether a run has shown that NaN comes out where it should
+
     def __init__(self, subject, lean=None):
         self.subject, self.of_pass = subject, subject.of_pass
         self.lean = exceptions.lean(subject) if lean is None else lean

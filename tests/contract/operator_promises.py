@@ -74,8 +74,9 @@ def ways_to_call(held):
 
 def layouts(held):
     """Every operand in every layout, and gradients that are expanded, transposed or with gaps."""
-    for fault in operands.faults(held.subject.label):
-        require(False, "layouts", fault)
+    with choosing("tiled", attention):
+        for fault in operands.faults(held.subject.label):
+            require(False, "layouts", fault)
 
 
 def extreme_numbers(held):

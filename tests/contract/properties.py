@@ -93,6 +93,8 @@ def nonfinite(held):
     """NaN and infinities come out where the truth has them, or PyTorch does in float32 anywhere."""
     if exceptions.of(held.subject, "nonfinite"):
         places = {"NaN": NONFINITE[:1], "infinities": NONFINITE[1:2]}
+        if held.right_of_nan:
+            del places["NaN"]
     elif held.lean or not held.of_pass.whole:
         places = {"all": NONFINITE}  # in rows of their own
     else:
@@ -137,6 +139,7 @@ def formats_nonfinite(held):
         formats(held)
         return excepted or nonfinite(held)
     found = _same_kinds(held, "nonfinite", "NaN and inf", inputs, found)
+    held.right_of_nan = True
     right, (_, scale) = truth_of(held.subject, inputs)[0], truth_of(held.subject, held.inputs)
     finite = np.isfinite(found) & np.isfinite(right)
     if not finite.any():
@@ -342,7 +345,7 @@ def hold(held, names=tuple(BY_NAME)):
     names = [name for name in names if applies(name, held)]
     excepted = [name for name in names if exceptions.of(held.subject, name)]
     together_held = [(together, {"views", "out", "bits"})]
-    if held.lean and len(held.shapes) > 1:
+    if held.lean and (len(held.shapes) > 1 or "nonfinite" in excepted):
         together_held.append((formats_nonfinite, {"formats", "nonfinite"}))
     proved = []
     for function, joint in together_held:

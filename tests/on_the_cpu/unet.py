@@ -109,9 +109,10 @@ for training, (h, w) in itertools.product((True, False), ((16, 16), (11, 9))):
     kinds = [type(model.get_submodule(n.target)) for n in traced.graph.nodes
              if n.op == "call_module"]  # fmt: skip
     assert kinds.count(nn.BatchNorm2d) == 10 and kinds.count(nn.ReLU) == 10
-    torch.compiler.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), expected)
+    if training == (h == 16):  # compiling takes long: once in each mode, in each size
+        torch.compiler.reset()
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), expected)
     y = model(x.contiguous(memory_format=torch.channels_last))
     torch.testing.assert_close(y, expected)
     assert y.is_contiguous(memory_format=torch.channels_last)

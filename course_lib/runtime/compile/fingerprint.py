@@ -28,7 +28,7 @@ _WITH_DOCSTRING = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDe
 #: Fields of a syntax tree that change nothing that runs, and the prefix u of a text.
 _UNREAD = {"annotation", "returns", "type_comment", "type_ignores", "kind", "ctx"}
 _CACHE = type(functools.cache(lambda: None))
-_known = weakref.WeakKeyDictionary()
+_known = {}
 
 
 def fingerprint(function):
@@ -167,10 +167,15 @@ def _is_outside(module):
 
 
 def _facts(function):
-    """(text, names, attributes) of a function, found once: its file may be edited later."""
-    if function not in _known:
-        _known[function] = _text(function), *_names(function.__code__)
-    return _known[function]
+    """(text, names, attributes) of a function, found once: its file may be edited later.
+
+    Functions that a factory makes share their code, and what is found of it.
+    """
+    key = function if hasattr(function, "__wrapped__") else function.__code__
+    if id(key) not in _known:  # equal codes may have other defaults and decorators
+        _known[id(key)] = _text(function), *_names(function.__code__)
+        weakref.finalize(key, _known.pop, id(key)).atexit = False
+    return _known[id(key)]
 
 
 def _names(code):

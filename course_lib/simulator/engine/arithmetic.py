@@ -349,7 +349,10 @@ def like(value, kind):
 
 def as_element(array, value):
     """`value`, converted if it is a float and `array` one of integers."""
-    return _cut(array, 0, value) if value.__class__ in FLOATS else value
+    if value.__class__ not in FLOATS:
+        return value
+    dtype = getattr(array, "dtype", None)
+    return value if dtype is None or dtype.kind not in "iu" else cast(dtype.type)(value)
 
 
 def store(array, index, value):
