@@ -1,0 +1,192 @@
+"""Softmax of attention scores in one pass: y = softmax(scale·x + mask) over the last axis.
+
+x is (B, H, T, S), or has fewer axes in front; float32, float16 or bfloat16 in and out, float32 in
+between. With `n` elements of `s` bytes the forward pass must move 2·n·s bytes (read x, write y) and
+what the mask has, the backward pass 3·n·s (read dy and y, write dx); where rows are `causal`, half
+of what is read is not. With m the largest of a row's scores z = scale·x + mask:
+
+    y = exp(z − m) / Σ exp(z − m)        dx = scale·y·(dy − Σ y·dy)
+
+=========== ================================================= ===================== ===============
+rung        a row is worked on by                             reads of x, then of   bytes moved
+                                                              dy and y together
+=========== ================================================= ===================== ===============
+`online`    a block, element by element; any length           2 / 2                 3·n·s / 5·n·s
+`registers` some lanes of a warp or a block, 16 bytes at a    1 / 1                 2·n·s / 3·n·s
+            time; held in registers; up to ROW_LIMIT scores
+=========== ================================================= ===================== ===============
+
+A mask is boolean, True where a score is seen, or of x's dtype, to be added; it is read where it
+lies, through its strides, so that what is broadcast needs no copy. `causal` rows see the scores up
+to their own number, as PyTorch's `is_causal`: what is behind is not read, and takes no part
+whatever it is. A row that sees nothing, or −inf alone, has y = 0 and dx = 0. Otherwise as softmax:
+a row that sees NaN or +inf is NaN throughout. Sums are taken in a fixed order: two runs agree bit
+for bit. The mask has no gradient: `kernels.attention` gives it.
+
+Milakov, Gimelshein: Online normalizer calculation for softmax (2018). Derivation: notebook 18.
+"""
+
+import math
+from numbers import Real
+from typing import NamedTuple
+
+import numpy as np
+
+from course_lib.kernels.blocks.options import MOST
+from course_lib.kernels.blocks.row_plan import MOST_VALUES, SLOTS, TEAM_BLOCK, usable_slots
+from course_lib.kernels.blocks.row_teams import share_out
+from course_lib.kernels.blocks.rows import on_boundaries
+from course_lib.kernels.blocks.score_mask import as_bytes, broadcast, memory
+from course_lib.kernels.operation import AUTO, Ladder, Refusal, Rung, Way
+from course_lib.kernels.scaled_softmax import online, registers
+from course_lib.kernels.scaled_softmax.scores import KINDS, Rows
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import chip_of, launch
+from course_lib.runtime.host.launch_cache import cached_launch
+from course_lib.runtime.host.outputs import output
+from course_lib.runtime.intrinsics import VECTOR_BYTES
+
+DTYPES = ("float32", "float16", "bfloat16")
+MOST_THREADS = 384  # whose registers fit one multiprocessor on any chip
+ROW_LIMIT = MOST_THREADS * MOST_VALUES  # scores of a row that fit the registers of one block
+
+_forward = {(kind, n): registers.forward_kernel(kind, n) for kind in KINDS for n in SLOTS}
+_backward = {(None, n): registers.backward_kernel(n) for n in SLOTS}
+_online = {kind: online.forward_kernel(kind) for kind in KINDS}
+_online_backward = {None: online.online_backward_kernel}
+
+
+class Problem(NamedTuple):
+    """What plans depend on; `n_held` arrays are in registers, a mask among them."""
+
+    n_cols: int
+    itemsize: int
+    n_held: int
+
+
+@cached_launch(2)
+def forward(x, mask=None, *, scale=1.0, causal=False, variant=AUTO, out=None):
+    """y, of the shape, dtype and device of `x`; contiguous.
+
+    x       (B, H, T, S), or of two or three axes
+    mask    broadcast to x: bool, True where a score is seen; or of x's dtype, to be added
+    scale   a number; scores are multiplied by it before the mask is added
+    causal  row i sees scores 0 … i
+
+    `out`, if given, receives y. Raises ArrayError for a wrong dtype, shape or device, TypeError for
+    a scale that is no number, ValueError for an unknown variant, and for one that does not take
+    such rows. An `x` that is not contiguous is copied first: the kernels take rows in order.
+    """
+    arrays.require(x, "x", dtypes=DTYPES)
+    whole, kind, strides, read = _whole(x, "x"), "plain", (0,) * 4, x
+    if mask is not None:
+        mask, strides = broadcast(mask, whole, arrays.dtype_name(x))
+        kind = "boolean" if arrays.dtype_name(mask) == "bool" else "additive"
+    rows = _rows(whole, scale, causal, strides)
+    problem = Problem(rows.n_cols, x.dtype.itemsize, 1 if mask is None else 2)
+    way, plan = FORWARD.choose(variant, problem, chip_of(x))[1:]
+    x = arrays.contiguous(x)
+    y = output(out, x.shape, like=x, reads=dict(x=read, mask=mask))
+    if arrays.size_of(y):
+        vectors = on_boundaries(rows.n_cols, (x, y))
+        if kind == "additive":
+            vectors = vectors and _reads_vectors(mask, strides)
+        place = x if mask is None else memory(as_bytes(mask) if kind == "boolean" else mask)
+        way.launch(plan, kind, (x, place, y), rows, vectors)
+    return y
+
+
+@cached_launch(2)
+def backward(dy, y, *, scale=1.0, causal=False, variant=AUTO, out=None):
+    """dx from `dy` and forward's output `y`, of one shape and dtype; `scale`, `causal` as forward.
+
+    Raises as `forward` does.
+    """
+    arrays.require(y, "y", dtypes=DTYPES)
+    arrays.require(dy, "dy", shape=y.shape, dtypes=(arrays.dtype_name(y),))
+    rows = _rows(_whole(y, "y"), scale, causal)
+    problem = Problem(rows.n_cols, y.dtype.itemsize, 2)
+    way, plan = BACKWARD.choose(variant, problem, chip_of(y))[1:]
+    dy, y = arrays.contiguous(dy), arrays.contiguous(y)
+    dx = output(out, y.shape, like=y, reads=dict(dy=dy, y=y))
+    if arrays.size_of(dx):
+        way.launch(plan, None, (dy, y, dx), rows, on_boundaries(rows.n_cols, (dy, y, dx)))
+    return dx
+
+
+def _whole(x, name):
+    """The shape of x as (B, H, T, S)."""
+    if not 2 <= len(x.shape) <= 4:
+        raise arrays.ArrayError(f"{name} must have 2 to 4 dimensions, not shape {tuple(x.shape)}")
+    return (1,) * (4 - len(x.shape)) + tuple(x.shape)
+
+
+def _rows(whole, scale, causal, strides=(0,) * 4):
+    if isinstance(scale, bool) or not isinstance(scale, (Real, np.number)):
+        raise TypeError(f"scale must be a number, not {scale!r}")
+    *lead, n_cols = whole
+    if math.prod(lead) > MOST:
+        raise arrays.ArrayError(f"x must have fewer than 2**31 rows, not {math.prod(lead)}")
+    return Rows(math.prod(lead), n_cols, *lead[1:], float(scale), bool(causal), *strides)
+
+
+def _reads_vectors(mask, strides):
+    """Whether each row of an additive mask can be read 16 bytes at a time."""
+    places = arrays.address_of(mask), *(stride * mask.dtype.itemsize for stride in strides[:3])
+    return strides[3] == 1 and not any(place % VECTOR_BYTES for place in places)
+
+
+# ---- ladders ------------------------------------------------------------------------------------
+
+
+def _plan(problem, chip):
+    """(slots per thread, team_bits, threads per block, rows per block)."""
+    if problem.n_cols > ROW_LIMIT:
+        return Refusal(f"holds rows of at most {ROW_LIMIT:,} scores, not {problem.n_cols:,}")
+    return share_out(*problem)
+
+
+def _registers(kernels):
+    def start(plan, kind, operands, rows, vectors):
+        n_slots, team_bits, n_threads, n_shared = plan
+        launch(
+            kernels[kind, n_slots], -(-rows.n_rows // n_shared), n_threads, *operands, rows,
+            team_bits, vectors, flat=True, overlap=True,
+        )  # fmt: skip
+
+    return Rung("registers", ways=(Way("held", _plan, start, kernels.values),))
+
+
+def _by_element(kernels):
+    def start(plan, kind, operands, rows, vectors):
+        launch(kernels[kind], rows.n_rows, online.BLOCK_SIZE, *operands, rows, flat=True)
+
+    return Rung("online", start, tuple(kernels.values()))
+
+
+_auto = "registers", "online"
+FORWARD = Ladder(_by_element(_online), _registers(_forward), auto=_auto)
+BACKWARD = Ladder(_by_element(_online_backward), _registers(_backward), auto=_auto)
+
+
+def most_threads(label, chip):
+    """Threads of the largest block that the kernel of this label is launched with."""
+    return online.BLOCK_SIZE if " online " in label else max(MOST_THREADS, TEAM_BLOCK)
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
+    for dtype in DTYPES:
+        row, more = (dtype, 1), ["int64", "boolean"]
+        of_masks = {"plain": row, "boolean": ("uint8", 1), "additive": row}
+        passes = [
+            (f"forward {kind}", _online[kind], (kind, _forward), [row, of_masks[kind], row, Rows])
+            for kind in KINDS
+        ]
+        types = [row, row, row, Rows]
+        passes.append(("backward", online.online_backward_kernel, (None, _backward), types))
+        for name, by_element, (kind, held), types in passes:
+            yield f"scaled_softmax.{name} online {dtype}", by_element, types
+            for n in usable_slots(4 if dtype == "float32" else 2):
+                label = f"scaled_softmax.{name} registers, {n} slots, {dtype}"
+                yield label, held[kind, n], [*types, *more]

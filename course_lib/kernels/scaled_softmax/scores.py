@@ -1,0 +1,97 @@
+"""What both rungs need: where a row lies, how much of it is seen, and what a mask does to a score.
+
+Masks are of three kinds, each with kernels of its own: without one, nothing of it is left in them.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.blocks.indexing import divided
+from course_lib.kernels.blocks.softmax_formulas import SOFTMAX
+from course_lib.runtime.intrinsics import LOWEST, load
+
+reciprocal = SOFTMAX.row_factor
+
+
+class Rows(NamedTuple):
+    """The rows of scores, one after another, and what becomes of them.
+
+    n_rows  B·H·T; n_cols  S, the scores of a row
+    H, T    heads of a batch, rows of a head
+    scale   what scores are multiplied by
+    causal  whether row i of a head sees scores up to i alone
+    batch, head, row, col   elements of the mask from one batch, head, row and score to the next
+    """
+
+    n_rows: int
+    n_cols: int
+    H: int
+    T: int
+    scale: float
+    causal: bool
+    batch: int
+    head: int
+    row: int
+    col: int
+
+
+@cuda.jit(device=True)
+def seen_of_row(row, rows):
+    """(scores that the row sees, where its part of the mask begins); 0 scores past the last row."""
+    rest, i = divided(row, rows.T)
+    b, h = divided(rest, rows.H)
+    at = np.int64(b) * rows.batch + np.int64(h) * rows.head + np.int64(i) * rows.row
+    seen = np.int64(0)
+    if row < rows.n_rows:
+        seen = min(np.int64(rows.n_cols), np.int64(i) + 1) if rows.causal else rows.n_cols
+    return np.int64(seen), at
+
+
+@cuda.jit(device=True)
+def factor_of(total):
+    """What exponentials are multiplied by, 1 / Σ; 0 in a row that sees nothing."""
+    return reciprocal(total) if total != ZERO else ZERO
+
+
+# ---- kinds of masks: how an element is read, and what it makes of a scaled score ----------------
+
+
+@cuda.jit(device=True)
+def _read_nothing(mask, at):
+    return ZERO
+
+
+@cuda.jit(device=True)
+def _read_flag(mask, at):
+    return np.float32(mask[at])
+
+
+@cuda.jit(device=True)
+def _read_number(mask, at):
+    return load(mask, at)
+
+
+@cuda.jit(device=True)
+def _as_it_is(score, mark):
+    return score
+
+
+@cuda.jit(device=True)
+def _if_seen(score, mark):
+    return score if mark != ZERO else LOWEST
+
+
+@cuda.jit(device=True)
+def _add(score, mark):
+    return score + mark
+
+
+#: {kind of mask: (mark = read(mask, place), masked(score, mark))}
+KINDS = {
+    "plain": (_read_nothing, _as_it_is),
+    "boolean": (_read_flag, _if_seen),
+    "additive": (_read_number, _add),
+}
