@@ -25,16 +25,18 @@ def as_bytes(mask):
 
 
 def broadcast(mask, whole, dtype):
-    """(`mask`, or a copy without negative strides; its strides along the four axes of `whole`).
+    """(`mask`, or a copy without negative strides; its strides from batch, head, row and score on).
 
     A stride is 0 where the mask is broadcast. Raises ArrayError for a mask that is neither boolean
-    nor of this dtype, or that doesn't broadcast to the shape `whole`.
+    nor of this dtype, or that doesn't broadcast to the shape `whole`, of four axes at most.
     """
     arrays.require(mask, "mask", dtypes=("bool", dtype))
-    extents = (1,) * (4 - len(mask.shape)) + tuple(mask.shape)
-    if len(extents) > 4 or any(n not in (1, m) for n, m in zip(extents, whole, strict=True)):
+    n_more = len(whole) - len(mask.shape)
+    extents = (1,) * n_more + tuple(mask.shape)
+    if n_more < 0 or any(n not in (1, m) for n, m in zip(extents, whole, strict=True)):
         raise ArrayError(f"mask must broadcast to {whole}; its shape is {tuple(mask.shape)}")
     if min(arrays.strides_of(mask), default=0) < 0:
         mask = arrays.contiguous(mask)
-    strides = (0,) * (4 - len(mask.shape)) + tuple(arrays.strides_of(mask))
-    return mask, [0 if n == 1 else s for n, s in zip(extents, strides, strict=True)]
+    strides = (0,) * n_more + tuple(arrays.strides_of(mask))
+    strides = [0 if n == 1 else s for n, s in zip(extents, strides, strict=True)]
+    return mask, [0] * (4 - len(whole)) + strides

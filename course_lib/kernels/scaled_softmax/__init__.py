@@ -80,7 +80,7 @@ def forward(x, mask=None, *, scale=1.0, causal=False, variant=AUTO, out=None):
     arrays.require(x, "x", dtypes=DTYPES)
     whole, kind, strides, read = _whole(x, "x"), "plain", (0,) * 4, x
     if mask is not None:
-        mask, strides = broadcast(mask, whole, arrays.dtype_name(x))
+        mask, strides = broadcast(mask, tuple(x.shape), arrays.dtype_name(x))
         kind = "boolean" if arrays.dtype_name(mask) == "bool" else "additive"
     rows = _rows(whole, scale, causal, strides)
     problem = Problem(rows.n_cols, x.dtype.itemsize, 1 if mask is None else 2)
