@@ -22,7 +22,7 @@ EXCEPTIONS = (
     ),
     Exception_(
         "scaled_softmax", "writable", "modified by an inplace operation",
-        "its gradient is computed from y, as PyTorch's softmax does; the composed one ends in a fill",
+        "its gradient is computed from y, as PyTorch's softmax has it; the chain ends in a fill",
     ),
     Exception_(
         "scaled_dot_product_attention with a mask", "alone", "launched: ",
