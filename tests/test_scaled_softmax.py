@@ -23,8 +23,10 @@ def numbers(*shape, dtype=torch.float32, seed=0):
 def check(x, mask, variant, **options):
     """Both passes against float64; returns y."""
     y = scaled_softmax.forward(x, mask, variant=variant, **options)
-    given = mask if mask is None else double(mask) if mask.is_floating_point() else mask.cpu().numpy()
-    truth = reference.scaled_softmax(double(x), given, **options)
+    exact = mask
+    if mask is not None:
+        exact = double(mask) if mask.is_floating_point() else mask.cpu()
+    truth = reference.scaled_softmax(double(x), exact, **options)
     near(y, truth, 1)
     dy = numbers(*x.shape, dtype=x.dtype, seed=1)
     dx = scaled_softmax.backward(dy, y, variant=variant, **options)
@@ -91,21 +93,23 @@ def test_what_is_not_seen_takes_no_part_and_a_row_that_sees_nothing_is_0(variant
 def test_long_rows_go_element_by_element(monkeypatch):
     monkeypatch.setattr(scaled_softmax, "ROW_LIMIT", 30)  # the simulator is slow
     x = numbers(1, 1, 2, 33)
-    assert torch.equal(*(
-        scaled_softmax.forward(x, scale=0.5, variant=each) for each in ("auto", "online")
-    ))  # fmt: skip
+    found = [scaled_softmax.forward(x, scale=0.5, variant=each) for each in ("auto", "online")]
+    assert torch.equal(*found)
     for launcher, inputs in ((scaled_softmax.forward, (x,)), (scaled_softmax.backward, (x, x))):
         with pytest.raises(ValueError, match="rows of at most 30 scores, not 33: use one of o"):
             launcher(*inputs, variant="registers")
 
 
-@pytest.mark.parametrize("mask, options, error, words", [
+REFUSED = [
     (torch.ones(3, 5), {}, ArrayError, r"mask must broadcast to \(2, 3, 4\); its shape is \(3, 5"),
     (torch.ones(1, 2, 3, 4), {}, ArrayError, r"broadcast to \(2, 3, 4\); its shape is \(1, 2"),
     (torch.ones(3, 4).double(), {}, ArrayError, "mask must be bool or float32, not float64"),
     (None, dict(scale=True), TypeError, "scale must be a number, not True"),
     (None, dict(scale="a"), TypeError, "scale must be a number, not 'a'"),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize("mask, options, error, words", REFUSED)
 def test_bad_options_are_refused_in_words(mask, options, error, words):
     mask = mask if mask is None else mask.to(PLACE)
     with pytest.raises(error, match=words):

@@ -112,13 +112,9 @@ def _build(direction, kind, shape, dtype, n_bytes, make, n_sets):
         true = eager(*(x.double() for x in sets[0].inputs), sets[0].hidden)
         return lambda label, found, _: judge(label, distance(found, true), TOLERANCE[dtype])
 
-    return Work(
-        {
-            rung: rotating(lambda one, rung=rung: one.ours(rung), sets)
-            for rung in getattr(kernels, direction.upper())
-        },
-        peers, right, limit=lambda: copies(make, n_bytes, n_sets),
-    )  # fmt: skip
+    rungs = getattr(kernels, direction.upper())
+    ours = {rung: rotating(lambda one, rung=rung: one.ours(rung), sets) for rung in rungs}
+    return Work(ours, peers, right, limit=lambda: copies(make, n_bytes, n_sets))
 
 
 run = runner(cases, rounds=20)

@@ -170,8 +170,10 @@ def scaled_softmax_operation():
             scale_in_words="the row's largest |y| · largest |dy|, scaled",
             out=True,
         ),
-        n_dims=4, layout="scores, B x H x T x S", example=(2, 3, 4, 16),
-    )  # fmt: skip
+        n_dims=4,
+        layout="scores, B x H x T x S",
+        example=(2, 3, 4, 16),
+    )
 
 
 def bn_relu_softmax_operation():

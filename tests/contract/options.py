@@ -217,13 +217,11 @@ def _softmax_dropout():
 
 
 def _scaled_softmax():
-    for shape, mask in (
-        ((2, 3, 4, 5), None), ((2, 3, 4, 5), (2, 1, 1, 5)), ((2, 3, 4, 5), flags(4, 5)),
-        ((2, 3, 6, 70), flags(2, 3, 6, 1)), ((3, 4, 5), (5,)), ((4, 5), flags(4, 1)),
-        ((0, 2, 3, 4), None), ((2, 2, 3, 0), None), ((2, 3, 0, 4), flags(1)),
-    ):  # fmt: skip
+    x, empty = (2, 3, 4, 5), [[(0, 2, 3, 4), None], [(2, 2, 3, 0), None], [(2, 3, 0, 4), flags(1)]]
+    masks = [x, None], [x, (2, 1, 1, 5)], [x, flags(4, 5)], [x[1:], (5,)], [x[2:], flags(4, 1)]
+    for operands in (*masks, [(2, 3, 6, 70), flags(2, 3, 6, 1)], *empty):
         for causal in (False, True):
-            yield [shape, mask], dict(scale=0.5, causal=causal)
+            yield operands, dict(scale=0.5, causal=causal)
 
 
 def _activation():
@@ -285,9 +283,9 @@ def faults(name):
 
 def _difference(name, tensors, options):
     there = [n for n, x in enumerate(tensors) if x is not None]
-    moments = (1, 2)  # statistics; of cross_entropy the target
-    constant = dict(batch_norm=moments, bn_relu_softmax=moments, cross_entropy=(1,),
-                    scaled_softmax=(1,)).get(name, ())  # fmt: skip
+    moments = (1, 2)  # statistics; of cross_entropy the target, of scaled_softmax the mask
+    constant = dict(batch_norm=moments, bn_relu_softmax=moments).get(name, ())
+    constant = (1,) if name in ("cross_entropy", "scaled_softmax") else constant
 
     def call(library, *leaves):
         every = dict(zip(there, leaves, strict=True))

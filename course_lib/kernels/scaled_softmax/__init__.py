@@ -28,7 +28,6 @@ Milakov, Gimelshein: Online normalizer calculation for softmax (2018). Derivatio
 
 import math
 from numbers import Real
-from typing import NamedTuple
 
 import numpy as np
 
@@ -56,14 +55,6 @@ _online = {kind: online.forward_kernel(kind) for kind in KINDS}
 _online_backward = {None: online.online_backward_kernel}
 
 
-class Problem(NamedTuple):
-    """What plans depend on; `n_held` arrays are in registers, a mask among them."""
-
-    n_cols: int
-    itemsize: int
-    n_held: int
-
-
 @cached_launch(2)
 def forward(x, mask=None, *, scale=1.0, causal=False, variant=AUTO, out=None):
     """y, of the shape, dtype and device of `x`; contiguous.
@@ -74,22 +65,22 @@ def forward(x, mask=None, *, scale=1.0, causal=False, variant=AUTO, out=None):
     causal  row i sees scores 0 … i
 
     `out`, if given, receives y. Raises ArrayError for a wrong dtype, shape or device, TypeError for
-    a scale that is no number, ValueError for an unknown variant, and for one that does not take
-    such rows. An `x` that is not contiguous is copied first: the kernels take rows in order.
+    a scale that is no number, ValueError for an unknown variant and for one that can't take such
+    rows. An `x` that is not contiguous is copied first: the kernels take rows in order.
     """
     arrays.require(x, "x", dtypes=DTYPES)
-    whole, kind, strides, read = _whole(x, "x"), "plain", (0,) * 4, x
+    kind, strides, read = "plain", (0,) * 4, x
     if mask is not None:
         mask, strides = broadcast(mask, tuple(x.shape), arrays.dtype_name(x))
         kind = "boolean" if arrays.dtype_name(mask) == "bool" else "additive"
-    rows = _rows(whole, scale, causal, strides)
-    problem = Problem(rows.n_cols, x.dtype.itemsize, 1 if mask is None else 2)
-    way, plan = FORWARD.choose(variant, problem, chip_of(x))[1:]
+    rows = _rows(x, scale, causal, strides)
+    problem = rows.n_cols, x.dtype.itemsize, 1 if mask is None else 2
+    _, way, plan = FORWARD.choose(variant, problem, chip_of(x))
     x = arrays.contiguous(x)
     y = output(out, x.shape, like=x, reads=dict(x=read, mask=mask))
     if arrays.size_of(y):
         vectors = on_boundaries(rows.n_cols, (x, y))
-        if kind == "additive":
+        if mask is not None:
             vectors = vectors and _reads_vectors(mask, strides)
         place = x if mask is None else memory(as_bytes(mask) if kind == "boolean" else mask)
         way.launch(plan, kind, (x, place, y), rows, vectors)
@@ -98,15 +89,11 @@ def forward(x, mask=None, *, scale=1.0, causal=False, variant=AUTO, out=None):
 
 @cached_launch(2)
 def backward(dy, y, *, scale=1.0, causal=False, variant=AUTO, out=None):
-    """dx from `dy` and forward's output `y`, of one shape and dtype; `scale`, `causal` as forward.
-
-    Raises as `forward` does.
-    """
+    """dx from `dy` and forward's output `y`, of one shape and dtype. Raises as `forward` does."""
     arrays.require(y, "y", dtypes=DTYPES)
     arrays.require(dy, "dy", shape=y.shape, dtypes=(arrays.dtype_name(y),))
-    rows = _rows(_whole(y, "y"), scale, causal)
-    problem = Problem(rows.n_cols, y.dtype.itemsize, 2)
-    way, plan = BACKWARD.choose(variant, problem, chip_of(y))[1:]
+    rows = _rows(y, scale, causal, (0,) * 4)
+    _, way, plan = BACKWARD.choose(variant, (rows.n_cols, y.dtype.itemsize, 2), chip_of(y))
     dy, y = arrays.contiguous(dy), arrays.contiguous(y)
     dx = output(out, y.shape, like=y, reads=dict(dy=dy, y=y))
     if arrays.size_of(dx):
@@ -114,45 +101,44 @@ def backward(dy, y, *, scale=1.0, causal=False, variant=AUTO, out=None):
     return dx
 
 
-def _whole(x, name):
-    """The shape of x as (B, H, T, S)."""
+def _rows(x, scale, causal, strides):
+    """The `Rows` of x or y, with the strides of a mask."""
     if not 2 <= len(x.shape) <= 4:
-        raise arrays.ArrayError(f"{name} must have 2 to 4 dimensions, not shape {tuple(x.shape)}")
-    return (1,) * (4 - len(x.shape)) + tuple(x.shape)
-
-
-def _rows(whole, scale, causal, strides=(0,) * 4):
+        raise arrays.ArrayError(f"x must have 2 to 4 dimensions, not shape {tuple(x.shape)}")
     if isinstance(scale, bool) or not isinstance(scale, (Real, np.number)):
         raise TypeError(f"scale must be a number, not {scale!r}")
-    *lead, n_cols = whole
-    if math.prod(lead) > MOST:
-        raise arrays.ArrayError(f"x must have fewer than 2**31 rows, not {math.prod(lead)}")
-    return Rows(math.prod(lead), n_cols, *lead[1:], float(scale), bool(causal), *strides)
+    _, H, T, S = (1,) * (4 - len(x.shape)) + tuple(x.shape)
+    if (n_rows := math.prod(x.shape[:-1])) > MOST:
+        raise arrays.ArrayError(f"x must have fewer than 2**31 rows, not {n_rows}")
+    return Rows(n_rows, S, H, T, float(scale), bool(causal), *strides)
 
 
 def _reads_vectors(mask, strides):
-    """Whether each row of an additive mask can be read 16 bytes at a time."""
+    """Whether the columns of a mask are neighbours, and an additive one's rows on boundaries."""
     places = arrays.address_of(mask), *(stride * mask.dtype.itemsize for stride in strides[:3])
-    return strides[3] == 1 and not any(place % VECTOR_BYTES for place in places)
+    on_boundaries = not any(place % VECTOR_BYTES for place in places)
+    return strides[3] == 1 and (on_boundaries or arrays.dtype_name(mask) == "bool")
 
 
 # ---- ladders ------------------------------------------------------------------------------------
 
 
 def _plan(problem, chip):
-    """(slots per thread, team_bits, threads per block, rows per block)."""
-    if problem.n_cols > ROW_LIMIT:
-        return Refusal(f"holds rows of at most {ROW_LIMIT:,} scores, not {problem.n_cols:,}")
+    """(slots per thread, team_bits, threads per block, rows per block).
+
+    problem  (columns, bytes of an element, arrays that are held, a mask among them)
+    """
+    if problem[0] > ROW_LIMIT:
+        return Refusal(f"holds rows of at most {ROW_LIMIT:,} scores, not {problem[0]:,}")
     return share_out(*problem)
 
 
 def _registers(kernels):
     def start(plan, kind, operands, rows, vectors):
         n_slots, team_bits, n_threads, n_shared = plan
-        launch(
-            kernels[kind, n_slots], -(-rows.n_rows // n_shared), n_threads, *operands, rows,
-            team_bits, vectors, flat=True, overlap=True,
-        )  # fmt: skip
+        numbers = rows, team_bits, vectors
+        n_blocks, options = -(-rows.n_rows // n_shared), dict(flat=True, overlap=True)
+        launch(kernels[kind, n_slots], n_blocks, n_threads, *operands, *numbers, **options)
 
     return Rung("registers", ways=(Way("held", _plan, start, kernels.values),))
 

@@ -16,37 +16,57 @@ from course_lib.kernels.scaled_softmax.scores import KINDS, factor_of, seen_of_r
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,
+    load_vector,
     vector_width,
     wait_for_previous_kernel,
 )
 
 
 @cuda.jit(device=True)
-def column_of(u, k, width, rank, n_ranks, vectors):
-    """The column of the row that slot (u, k) holds."""
-    return (rank + u * n_ranks) * width + k if vectors else (u * width + k) * n_ranks + rank
+def fill_unseen(values, n_slots, width, seen, rank, n_ranks, vectors, number):
+    """Fill the slots of columns from `seen` on: a vector may reach beyond. 32 bits are faster."""
+    first, step = (rank * width, 1) if vectors else (rank, n_ranks)
+    for u in range(n_slots):
+        for k in range(width):
+            if np.int32(first + k * step + u * width * n_ranks) >= np.int32(seen):
+                values[u, k] = number
+
+
+@cuda.jit(device=True)
+def load_slot(marks, u, width, mask, i):
+    load_vector(marks[u], mask, i)
+
+
+def slot_reader(read):
+    @cuda.jit(device=True)
+    def read_slot(marks, u, width, mask, i):
+        for k in range(width):
+            marks[u, k] = read(mask, i + k)
+
+    return read_slot
 
 
 def forward_kernel(kind, n_slots):
     """The kernel for one kind of mask, with `n_slots` slots per thread."""
     read, masked = KINDS[kind]
+    read_slot = load_slot if kind == "additive" else slot_reader(read)
     largest, exponentials, finish = forward_steps(SOFTMAX, n_slots)
 
     @cuda.jit(device=True)
-    def read_each(marks, mask, at, step, seen, width, rank, n_ranks, vectors):
-        for u in range(n_slots):
-            for k in range(width):
-                col = column_of(u, k, width, rank, n_ranks, vectors)
-                marks[u, k] = read(mask, at + col * step) if col < seen else ZERO
-
-    @cuda.jit(device=True)
-    def read_row(marks, mask, at, step, seen, width, rank, n_ranks, vectors):
+    def read_marks(marks, mask, at, step, seen, width, rank, n_ranks, vectors):
+        """Fill the slots with the mask's elements; all loads come before the first use."""
+        fill_unseen(marks, n_slots, width, 0, rank, n_ranks, vectors, ZERO)
         if vectors:
-            load_row(marks, n_slots, mask, at, seen, rank, n_ranks, vectors, ZERO)
+            for u in range(n_slots):
+                col = (rank + u * n_ranks) * width
+                if col < seen:
+                    read_slot(marks, u, width, mask, at + col)
         else:
-            read_each(marks, mask, at, step, seen, width, rank, n_ranks, vectors)
-
-    read_marks = read_row if kind == "additive" else read_each
+            for u in range(n_slots):
+                for k in range(width):
+                    col = (u * width + k) * n_ranks + rank
+                    if col < seen:
+                        marks[u, k] = read(mask, at + col * step)
 
     @cuda.jit
     def registers_kernel(x, mask, y, rows, team_bits, vectors):
@@ -54,7 +74,8 @@ def forward_kernel(kind, n_slots):
 
         x, mask, y, rows  as of `online.online_kernel`
         team_bits  log2 of the lanes that share a row, or WHOLE_BLOCK
-        vectors    whether rows of x and y begin on 16-byte boundaries, and of an additive mask
+        vectors    whether rows begin on 16-byte boundaries, an additive mask's too, and columns of
+                   a mask are neighbours
         """
         allow_next_kernel()
         wait_for_previous_kernel()
@@ -64,13 +85,12 @@ def forward_kernel(kind, n_slots):
         row, rank, n_ranks = place_of_thread(team_bits)
         start, width = row * rows.n_cols, vector_width(x)
         seen, at = seen_of_row(row, rows)  # lanes without a row take part in the shuffles
-        load_row(values, n_slots, x, start, seen, rank, n_ranks, vectors, LOWEST)
+        load_row(values, n_slots, x, start, seen, rank, n_ranks, vectors, ZERO)
         read_marks(marks, mask, at, rows.col, seen, width, rank, n_ranks, vectors)
         for u in range(n_slots):
             for k in range(width):
-                score = masked(values[u, k] * rows.scale, marks[u, k])
-                inside = column_of(u, k, width, rank, n_ranks, vectors) < seen
-                values[u, k] = score if inside else LOWEST
+                values[u, k] = masked(values[u, k] * rows.scale, marks[u, k])
+        fill_unseen(values, n_slots, width, seen, rank, n_ranks, vectors, LOWEST)
         m = shift_for(row_max(largest(values, width), team_bits, scratch_m))
         total = row_sum(exponentials(values, width, m), team_bits, scratch_s)
         finish(values, width, factor_of(total))
@@ -101,10 +121,7 @@ def backward_kernel(n_slots):
         seen, _ = seen_of_row(row, rows)
         load_row(upstream, n_slots, dy, start, seen, rank, n_ranks, vectors, ZERO)
         load_row(values, n_slots, y, start, seen, rank, n_ranks, vectors, ZERO)
-        for u in range(n_slots):
-            for k in range(width):  # a vector may reach beyond what is seen: y is 0 there
-                if column_of(u, k, width, rank, n_ranks, vectors) >= seen:
-                    upstream[u, k] = ZERO
+        fill_unseen(upstream, n_slots, width, seen, rank, n_ranks, vectors, ZERO)
         total = row_sum(total_of(upstream, values, width), team_bits, scratch)
         gradients(upstream, values, width, total)
         for u in range(n_slots):

@@ -44,7 +44,8 @@ def scaled_softmax(x, mask=None, *, scale=1.0, causal=False):
     """
     scores = double(x)[0] * scale
     seen = np.tri(*scores.shape[-2:], dtype=bool) if causal else np.True_
-    if mask is not None and np.asarray(mask).dtype == bool:
+    mask = None if mask is None else np.asarray(mask)
+    if mask is not None and mask.dtype == bool:
         seen = seen & mask
     elif mask is not None:
         scores = scores + double(mask)[0]
