@@ -250,11 +250,9 @@ def max_pool2d():
 
 def scaled_softmax():
     mask = torch.tensor([0.0, -INF, 1.0, 2.0])
-    for x in [*rows(), *empty((0, 3), (3, 0))]:
-        for options in (dict(scale=0.5, causal=True), {}):
-            yield *both("scaled_softmax", **options), [x]
-        if x.shape == (4, 4):
-            yield *both(lambda f, x: f.scaled_softmax(x, mask)), [x]
+    for x in rows():
+        yield *both("scaled_softmax", scale=0.5, causal=True), [x]
+        yield *both(lambda f, x: f.scaled_softmax(x, mask)), [x]
     yield *both(lambda f, x: f.scaled_softmax(x, mask > 0)), rows(finite=True)
 
 

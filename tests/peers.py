@@ -71,12 +71,11 @@ def scaled_dot_product_attention(*qkv, **options):
 
 def scaled_softmax(x, mask=None, *, scale=1.0, causal=False):
     """PyTorch's functions one after another; under autocast in float32, as its softmax is."""
-    if torch.is_autocast_enabled(x.device.type) and x.device.type == "cuda":
+    if x.is_cuda and torch.is_autocast_enabled("cuda"):
         x, mask = (y if y is None or y.dtype is torch.bool else y.float() for y in (x, mask))
-    seen = torch.ones_like(x, dtype=torch.bool)
-    if mask is not None and mask.dtype is torch.bool:
-        seen = seen & mask
-    scores = x * scale if mask is None or mask.dtype is torch.bool else x * scale + mask
+    flags = mask is not None and mask.dtype is torch.bool
+    scores = x * scale if mask is None or flags else x * scale + mask
+    seen = torch.ones_like(x, dtype=torch.bool) & (mask if flags else True)
     scores = scores.masked_fill(~(seen.tril() if causal else seen), -torch.inf)
     nothing = (scores == -torch.inf).all(-1, keepdim=True)
     return torch.softmax(scores.masked_fill(nothing, 0), -1).masked_fill(nothing, 0)

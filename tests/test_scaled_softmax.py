@@ -58,18 +58,11 @@ MASKS = {
 def test_every_mask_beside_float64(variant, mask):
     rng = random.Random(mask)
     for dtype in ROUNDING:
-        for S in (8 * rng.randint(1, 5), rng.randint(1, 40)):
-            shape = *(rng.randint(1, 3) for _ in range(3)), S
+        for S in (8 * rng.randint(1, 5), rng.randint(1, 40), 600)[: 2 + (variant != "online")]:
+            shape = (1, 1, 2, S) if S == 600 else (rng.randint(1, 2), 2, rng.randint(1, 3), S)
             options = dict(scale=rng.choice((0.125, 1, -0.7, 0.0)), causal=rng.random() < 0.5)
             x = numbers(*shape, dtype=dtype, seed=3)
             check(x, MASKS[mask](*shape, dtype), variant, **options)
-
-
-@pytest.mark.parametrize("mask", ["nothing", "flags of keys", "numbers"])
-@pytest.mark.parametrize("dtype, S", [(torch.float32, 600), (torch.bfloat16, 1101)])
-def test_rows_of_a_block(mask, dtype, S):
-    x = numbers(1, 1, 2, S, dtype=dtype)
-    check(x, MASKS[mask](1, 1, 2, S, dtype), "registers", scale=0.5)
 
 
 @every_variant
@@ -90,49 +83,34 @@ def test_what_is_not_seen_takes_no_part_and_a_row_that_sees_nothing_is_0(variant
     assert torch.equal(scaled_softmax.forward(x, added, **options), y)
 
 
-def test_long_rows_go_element_by_element(monkeypatch):
-    monkeypatch.setattr(scaled_softmax, "ROW_LIMIT", 30)  # the simulator is slow
-    x = numbers(1, 1, 2, 33)
+def test_long_rows_go_element_by_element():
+    x = numbers(1, scaled_softmax.ROW_LIMIT + 1)
     found = [scaled_softmax.forward(x, scale=0.5, variant=each) for each in ("auto", "online")]
     assert torch.equal(*found)
     for launcher, inputs in ((scaled_softmax.forward, (x,)), (scaled_softmax.backward, (x, x))):
-        with pytest.raises(ValueError, match="rows of at most 30 scores, not 33: use one of o"):
+        with pytest.raises(ValueError, match="rows of at most 12,288 scores, not 12,289: use"):
             launcher(*inputs, variant="registers")
 
 
-REFUSED = [
-    (torch.ones(3, 5), {}, ArrayError, r"mask must broadcast to \(2, 3, 4\); its shape is \(3, 5"),
-    (torch.ones(1, 2, 3, 4), {}, ArrayError, r"broadcast to \(2, 3, 4\); its shape is \(1, 2"),
-    (torch.ones(3, 4).double(), {}, ArrayError, "mask must be bool or float32, not float64"),
-    (None, dict(scale=True), TypeError, "scale must be a number, not True"),
-    (None, dict(scale="a"), TypeError, "scale must be a number, not 'a'"),
-]
-
-
-@pytest.mark.parametrize("mask, options, error, words", REFUSED)
-def test_bad_options_are_refused_in_words(mask, options, error, words):
-    mask = mask if mask is None else mask.to(PLACE)
-    with pytest.raises(error, match=words):
-        scaled_softmax.forward(numbers(2, 3, 4), mask, **options)
-
-
-def test_bad_shapes_are_refused_in_words():
+def test_what_does_not_go_together_is_refused_in_words():
+    x = numbers(2, 3, 4)
+    for mask in (x[0, :, :3], x[None]):
+        with pytest.raises(ArrayError, match=r"mask must broadcast to \(2, 3, 4\); its shape is"):
+            scaled_softmax.forward(x, mask)
+    with pytest.raises(TypeError, match="scale must be a number, not True"):
+        scaled_softmax.forward(x, scale=True)
     for x in (numbers(3), numbers(1, 1, 2, 3, 4)):
         with pytest.raises(ArrayError, match="x must have 2 to 4 dimensions, not shape"):
             scaled_softmax.forward(x)
-    rows = torch.ones(1, device=PLACE).expand(1 << 16, 1 << 15, 1)
     with pytest.raises(ArrayError, match=r"fewer than 2\*\*31 rows, not 2147483648"):
-        scaled_softmax.forward(rows)
+        scaled_softmax.forward(torch.ones(1, device=PLACE).expand(1 << 16, 1 << 15, 1))
 
 
-def test_samples_share_a_mask_or_have_their_own():
-    x, masks = numbers(3, 2, 2, 2, 5), numbers(3, 2, 1, 2, 5) > 0
-    loop = [ops.scaled_softmax(*each, scale=0.5) for each in zip(x, masks, strict=True)]
-    call = torch.vmap(lambda x, mask: ops.scaled_softmax(x, mask, scale=0.5))
-    assert torch.equal(call(x, masks), torch.stack(loop))
-    alone = torch.vmap(lambda mask: ops.scaled_softmax(x[0], mask, scale=0.5))
-    assert torch.equal(alone(masks)[0], loop[0])
-    y, dy = call(x, masks), numbers(3, 2, 2, 2, 5, seed=7)
+def test_samples_have_masks_of_their_own():
+    x, masks = numbers(3, 2, 2, 5), numbers(3, 2, 1, 5) > 0
     backward = torch.ops.course_lib.scaled_softmax_backward
-    found = torch.vmap(lambda dy, y: backward(dy, y, 0.5, True))(dy, y)
-    assert torch.equal(found, torch.stack([*map(lambda *g: backward(*g, 0.5, True), dy, y)]))
+    for call, given in (
+        (lambda x, mask: ops.scaled_softmax(x, mask, scale=0.5), (x, masks)),
+        (lambda dy, y: backward(dy, y, 0.5, True), (x, x + 1)),
+    ):
+        assert torch.equal(torch.vmap(call)(*given), torch.stack([*map(call, *given)]))

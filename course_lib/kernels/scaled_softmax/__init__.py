@@ -2,8 +2,8 @@
 
 x is (B, H, T, S), or has fewer axes in front; float32, float16 or bfloat16 in and out, float32 in
 between. With `n` elements of `s` bytes the forward pass must move 2·n·s bytes (read x, write y) and
-what the mask has, the backward pass 3·n·s (read dy and y, write dx); where rows are `causal`, half
-of what is read is not. With m the largest of a row's scores z = scale·x + mask:
+the mask, the backward pass 3·n·s (read dy and y, write dx); `causal` rows read half of it. With m
+the largest of a row's scores z = scale·x + mask:
 
     y = exp(z − m) / Σ exp(z − m)        dx = scale·y·(dy − Σ y·dy)
 
@@ -32,7 +32,7 @@ from numbers import Real
 import numpy as np
 
 from course_lib.kernels.blocks.options import MOST
-from course_lib.kernels.blocks.row_plan import MOST_VALUES, SLOTS, TEAM_BLOCK, usable_slots
+from course_lib.kernels.blocks.row_plan import MOST_VALUES, SLOTS, usable_slots
 from course_lib.kernels.blocks.row_teams import share_out
 from course_lib.kernels.blocks.rows import on_boundaries
 from course_lib.kernels.blocks.score_mask import as_bytes, broadcast, memory
@@ -116,8 +116,8 @@ def _rows(x, scale, causal, strides):
 def _reads_vectors(mask, strides):
     """Whether the columns of a mask are neighbours, and an additive one's rows on boundaries."""
     places = arrays.address_of(mask), *(stride * mask.dtype.itemsize for stride in strides[:3])
-    on_boundaries = not any(place % VECTOR_BYTES for place in places)
-    return strides[3] == 1 and (on_boundaries or arrays.dtype_name(mask) == "bool")
+    aligned = not any(place % VECTOR_BYTES for place in places)
+    return strides[3] == 1 and (aligned or arrays.dtype_name(mask) == "bool")
 
 
 # ---- ladders ------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ BACKWARD = Ladder(_by_element(_online_backward), _registers(_backward), auto=_au
 
 def most_threads(label, chip):
     """Threads of the largest block that the kernel of this label is launched with."""
-    return online.BLOCK_SIZE if " online " in label else max(MOST_THREADS, TEAM_BLOCK)
+    return online.BLOCK_SIZE if " online " in label else MOST_THREADS
 
 
 def specialisations():

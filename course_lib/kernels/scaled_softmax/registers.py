@@ -16,7 +16,6 @@ from course_lib.kernels.scaled_softmax.scores import KINDS, factor_of, seen_of_r
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,
-    load_vector,
     vector_width,
     wait_for_previous_kernel,
 )
@@ -32,35 +31,24 @@ def fill_unseen(values, n_slots, width, seen, rank, n_ranks, vectors, number):
                 values[u, k] = number
 
 
-@cuda.jit(device=True)
-def load_slot(marks, u, width, mask, i):
-    load_vector(marks[u], mask, i)
-
-
-def slot_reader(read):
-    @cuda.jit(device=True)
-    def read_slot(marks, u, width, mask, i):
-        for k in range(width):
-            marks[u, k] = read(mask, i + k)
-
-    return read_slot
-
-
 def forward_kernel(kind, n_slots):
     """The kernel for one kind of mask, with `n_slots` slots per thread."""
     read, masked = KINDS[kind]
-    read_slot = load_slot if kind == "additive" else slot_reader(read)
+    is_additive = kind == "additive"
     largest, exponentials, finish = forward_steps(SOFTMAX, n_slots)
 
     @cuda.jit(device=True)
     def read_marks(marks, mask, at, step, seen, width, rank, n_ranks, vectors):
         """Fill the slots with the mask's elements; all loads come before the first use."""
         fill_unseen(marks, n_slots, width, 0, rank, n_ranks, vectors, ZERO)
-        if vectors:
+        if vectors and is_additive:
+            load_row(marks, n_slots, mask, at, seen, rank, n_ranks, vectors, ZERO)
+        elif vectors:
             for u in range(n_slots):
                 col = (rank + u * n_ranks) * width
                 if col < seen:
-                    read_slot(marks, u, width, mask, at + col)
+                    for k in range(width):
+                        marks[u, k] = read(mask, at + col + k)
         else:
             for u in range(n_slots):
                 for k in range(width):

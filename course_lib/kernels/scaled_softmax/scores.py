@@ -1,7 +1,4 @@
-"""What both rungs need: where a row lies, how much of it is seen, and what a mask does to a score.
-
-Masks are of three kinds, each with kernels of its own: without one, nothing of it is left in them.
-"""
+"""What both rungs need: how much of a row is seen, and what each kind of mask does to a score."""
 
 from typing import NamedTuple
 
@@ -17,13 +14,9 @@ reciprocal = SOFTMAX.row_factor
 
 
 class Rows(NamedTuple):
-    """The rows of scores, one after another, and what becomes of them.
+    """n_rows = B·H·T rows of n_cols = S scores, one after another, and what becomes of them.
 
-    n_rows  B·H·T; n_cols  S, the scores of a row
-    H, T    heads of a batch, rows of a head
-    scale   what scores are multiplied by
-    causal  whether row i of a head sees scores up to i alone
-    batch, head, row, col   elements of the mask from one batch, head, row and score to the next
+    batch, head, row, col  elements of the mask from one batch, head, row and score to the next
     """
 
     n_rows: int
@@ -44,10 +37,8 @@ def seen_of_row(row, rows):
     rest, i = divided(row, rows.T)
     b, h = divided(rest, rows.H)
     at = np.int64(b) * rows.batch + np.int64(h) * rows.head + np.int64(i) * rows.row
-    seen = np.int64(0)
-    if row < rows.n_rows:
-        seen = min(np.int64(rows.n_cols), np.int64(i) + 1) if rows.causal else rows.n_cols
-    return np.int64(seen), at
+    seen = min(rows.n_cols, np.int64(i) + 1) if rows.causal else rows.n_cols
+    return np.int64(seen) if row < rows.n_rows else np.int64(0), at
 
 
 @cuda.jit(device=True)
@@ -60,22 +51,17 @@ def factor_of(total):
 
 
 @cuda.jit(device=True)
-def _read_nothing(mask, at):
+def _no_mark(mask, at):
     return ZERO
 
 
 @cuda.jit(device=True)
-def _read_flag(mask, at):
-    return np.float32(mask[at])
+def _flag(mask, at):
+    return np.float32(mask[np.uint64(at)])
 
 
 @cuda.jit(device=True)
-def _read_number(mask, at):
-    return load(mask, at)
-
-
-@cuda.jit(device=True)
-def _as_it_is(score, mark):
+def _unmasked(score, mark):
     return score
 
 
@@ -91,7 +77,7 @@ def _add(score, mark):
 
 #: {kind of mask: (mark = read(mask, place), masked(score, mark))}
 KINDS = {
-    "plain": (_read_nothing, _as_it_is),
-    "boolean": (_read_flag, _if_seen),
-    "additive": (_read_number, _add),
+    "plain": (_no_mark, _unmasked),
+    "boolean": (_flag, _if_seen),
+    "additive": (load, _add),
 }
