@@ -248,6 +248,14 @@ def max_pool2d():
             yield *both("max_pool2d", relu=relu, **options), [x]
 
 
+def scaled_softmax():
+    mask = torch.tensor([0.0, -INF, 1.0, 2.0])
+    for x in rows():
+        yield *both("scaled_softmax", scale=0.5, causal=True), [x]
+        yield *both(lambda f, x: f.scaled_softmax(x, mask)), [x]
+    yield *both(lambda f, x: f.scaled_softmax(x, mask > 0)), rows(finite=True)
+
+
 def squeeze_excite():
     first, second = torch.linspace(-1, 1, 12).reshape(3, 4), torch.linspace(-1, 2, 12).reshape(4, 3)
     for x in [*images(), *empty((0, 4, 3, 3))]:
@@ -266,7 +274,7 @@ OPERATORS = {
     **{each.__name__: each for each in (
         attention, batch_norm, bn_relu_softmax, conv2d, conv2d_batch_norm, cross_entropy,
         dice_loss, dropout, softmax_dropout, global_avg_pool, interpolate, layer_norm, linear,
-        max_pool2d, scaled_dot_product_attention, squeeze_excite)},
+        max_pool2d, scaled_dot_product_attention, scaled_softmax, squeeze_excite)},
 }  # fmt: skip
 
 

@@ -103,6 +103,10 @@ CASES = {
     "softmax of channels": (lambda f, x: f.softmax(x, 1), (IMAGE,)),
     "log_softmax": (lambda f, x: f.log_softmax(x, -1), (IMAGE,)),
     "log_softmax of channels": (lambda f, x: f.log_softmax(x, 1), (IMAGE,)),
+    "scaled_softmax": (
+        lambda f, x, mask: f.scaled_softmax(x, mask.detach(), scale=0.5, causal=True),
+        ((2, 2, 3, 5), (2, 1, 5)),
+    ),
     "softmax_dropout": (lambda f, x: f.softmax_dropout(x, 0.25), (ROWS,)),
     "dropout": (lambda f, x: f.dropout(x, 0.25), (IMAGE,)),
     "bn_relu_softmax": (_bn_relu_softmax, (ROWS, *[(16,)] * 4)),
@@ -172,7 +176,7 @@ CASES = {
 #: as the docstrings say: PyTorch's may lie as x does.
 LAID_OUT = (
     "softmax", "log_softmax", "softmax_dropout", "layer_norm", "bn_relu_softmax", "squeeze_excite",
-    "attention", "scaled_dot_product_attention",
+    "attention", "scaled_dot_product_attention", "scaled_softmax",
 )  # fmt: skip
 #: What the simulator takes long for moves in few of the draws there. `launches` looks at all.
 SLOW = {"conv2d": 2, "conv2d of one pixel": 3, "conv2d of one channel": 3, "batch_norm": 3,

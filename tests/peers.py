@@ -69,6 +69,18 @@ def scaled_dot_product_attention(*qkv, **options):
         return F.scaled_dot_product_attention(*qkv, **options)
 
 
+def scaled_softmax(x, mask=None, *, scale=1.0, causal=False):
+    """PyTorch's functions one after another; under autocast in float32, as its softmax is."""
+    if x.is_cuda and torch.is_autocast_enabled("cuda"):
+        x, mask = (y if y is None or y.dtype is torch.bool else y.float() for y in (x, mask))
+    flags = mask is not None and mask.dtype is torch.bool
+    scores = x * scale if mask is None or flags else x * scale + mask
+    seen = torch.ones_like(x, dtype=torch.bool) & (mask if flags else True)
+    scores = scores.masked_fill(~(seen.tril() if causal else seen), -torch.inf)
+    nothing = (scores == -torch.inf).all(-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(nothing, 0), -1).masked_fill(nothing, 0)
+
+
 def squeeze_excite(x, weight1, bias1, weight2, bias2, activation="silu", gate="sigmoid"):
     """What torchvision's block computes."""
     first, second = (w.reshape(*w.shape[:2], 1, 1) for w in (weight1, weight2))

@@ -27,6 +27,7 @@ from course_lib.benchmarks import (
     linear,
     peaks,
     pending,
+    scaled_softmax,
     segmentation_loss,
     softmax,
     squeeze_excite,
@@ -54,6 +55,7 @@ OPERATIONS = {
     conv2d: ((1, 2, 3, 4), None, "conv2d", "forward", None),
     conv_transpose2d: ((1, 4, 2, 2), None, "conv_transpose2d", "forward", None),
     attention: ((1, 2, 5, 8), None, "attention", "backward", 1),
+    scaled_softmax: ((1, 2, 5, 8), None, "scaled_softmax", "forward", None),
 }
 #: Of which dtypes, where they are not float32 alone; the simulator takes thrice as long for
 #: attention's products of float32.

@@ -30,6 +30,7 @@ from course_lib.kernels import (
     linear,
     max_pool2d,
     optimizers,
+    scaled_softmax,
     softmax,
     softmax_dropout,
     squeeze_excite,
@@ -252,6 +253,16 @@ def softmaxes_with_dropout(draw):
     softmax_dropout.backward(z, x, stats, 0.5, 1, 0)
 
 
+def scaled_softmaxes(draw):
+    H, T, S = draw(sizes(8)), draw(sizes(64)), draw(sizes(1 << 15))
+    x = empty(draw, draw(sizes(4)), H, T, S)
+    kind = draw(st.sampled_from((None, torch.bool, x.dtype)))
+    options = dict(causal=draw(st.booleans()), variant=a_variant(draw, scaled_softmax.FORWARD))
+    with unless_refused(options["variant"]):
+        y = scaled_softmax.forward(x, kind and torch.empty(T, S, dtype=kind), **options)
+        scaled_softmax.backward(y, y, **options)
+
+
 def dropouts(draw):
     seed = torch.ones(1, dtype=torch.int64) if draw(st.booleans()) else 1
     dropout.forward(rows(draw), 0.5, seed, draw(st.sampled_from((0, 13))))
@@ -409,9 +420,10 @@ def squeezing_and_exciting(draw):
 
 
 OPERATIONS = (
-    activations, pooling, softmaxes, softmaxes_with_dropout, dropouts, normalised_softmaxes,
-    cross_entropies, dice_losses, batch_norms, max_pooling, linears, attentions, optimisers,
-    convolutions, transposed_convolutions, squeezing_and_exciting, upsampling,
+    activations, pooling, softmaxes, softmaxes_with_dropout, scaled_softmaxes, dropouts,
+    normalised_softmaxes, cross_entropies, dice_losses, batch_norms, max_pooling, linears,
+    attentions, optimisers, convolutions, transposed_convolutions, squeezing_and_exciting,
+    upsampling,
 )  # fmt: skip
 #: Launched in blocks of a fixed size, without shared memory that a launcher could choose.
 LEFT_OUT = {"batches"}
@@ -419,8 +431,8 @@ LEFT_OUT = {"batches"}
 
 CALLED = {
     activation, attention, batch_norm, bn_relu_softmax, conv2d, conv_transpose2d, cross_entropy,
-    dice, dropout, global_avg_pool, linear, max_pool2d, optimizers, softmax, softmax_dropout,
-    squeeze_excite, upsample,
+    dice, dropout, global_avg_pool, linear, max_pool2d, optimizers, scaled_softmax, softmax,
+    softmax_dropout, squeeze_excite, upsample,
 }  # fmt: skip
 
 

@@ -147,6 +147,7 @@ OPERATIONS = {
     "cross_entropy": fused.cross_entropy_operation(images=False),
     "pixel_cross_entropy": fused.cross_entropy_operation(images=True),
     "softmax_dropout": fused.softmax_dropout_operation(),
+    "scaled_softmax": fused.scaled_softmax_operation(),
     "bn_relu_softmax": fused.bn_relu_softmax_operation(),
     "dice_loss": fused.dice_loss_operation(),
     "global_avg_pool": images.global_avg_pool_operation(),

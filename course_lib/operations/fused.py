@@ -5,10 +5,17 @@ import torch
 import torch.nn.functional as F
 
 from course_lib import reference
-from course_lib.kernels import bn_relu_softmax, cross_entropy, dice, softmax_dropout
+from course_lib.kernels import (
+    bn_relu_softmax,
+    cross_entropy,
+    dice,
+    scaled_softmax,
+    softmax_dropout,
+)
 from course_lib.operations.passes import Operation, Pass, gradient, largest
 
 DROPPED, SEED = 0.1, 2011  # of softmax_dropout: the probability, and the mask's seed
+SCALED = dict(scale=0.3, causal=True)  # of scaled_softmax
 
 
 def cross_entropy_operation(images):
@@ -124,6 +131,48 @@ def softmax_dropout_operation():
             unread=("keep",),
         ),
         layout="any shape, and works along its last axis",
+    )
+
+
+def scaled_softmax_operation():
+    """Causal, and with a mask for all heads of a batch that is added."""
+
+    def forward_inputs(x):
+        return {"x": x, "mask": gradient(x[:, :1])}
+
+    def peer(x, mask):
+        seen = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril()
+        scores = (x * SCALED["scale"] + mask).masked_fill(~seen, -torch.inf)
+        return torch.softmax(scores, -1)
+
+    def peer_backward(dy, y):
+        return SCALED["scale"] * torch.ops.aten._softmax_backward_data(dy.tril(), y, -1, y.dtype)
+
+    return Operation(
+        scaled_softmax,
+        forward=Pass(
+            scaled_softmax.FORWARD,
+            inputs=forward_inputs,
+            ours=lambda *inputs, **options: scaled_softmax.forward(*inputs, **SCALED, **options),
+            peer=peer,
+            truth=lambda *inputs: reference.scaled_softmax(*inputs, **SCALED),
+            scale=lambda truth, x, mask: largest(truth) * (1 + largest(x) * SCALED["scale"]),
+            scale_in_words="the row's largest |y|, times its largest score",
+            out=True,
+        ),
+        backward=Pass(
+            scaled_softmax.BACKWARD,
+            inputs=lambda x: {"dy": gradient(x), "y": peer(*forward_inputs(x).values())},
+            ours=lambda *inputs, **options: scaled_softmax.backward(*inputs, **SCALED, **options),
+            peer=peer_backward,
+            truth=lambda *inputs: reference.scaled_softmax_backward(*inputs, **SCALED),
+            scale=lambda truth, dy, y: largest(y) * largest(dy) * SCALED["scale"],
+            scale_in_words="the row's largest |y| · largest |dy|, scaled",
+            out=True,
+        ),
+        n_dims=4,
+        layout="scores, B x H x T x S",
+        example=(2, 3, 4, 16),
     )
 
 

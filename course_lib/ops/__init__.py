@@ -32,6 +32,7 @@ from course_lib.ops.linear import linear
 from course_lib.ops.max_pool2d import max_pool2d
 from course_lib.ops.registration import DECOMPOSITIONS  # noqa: F401 - for programs
 from course_lib.ops.scaled_dot_product_attention import scaled_dot_product_attention
+from course_lib.ops.scaled_softmax import scaled_softmax
 from course_lib.ops.softmax import log_softmax, softmax
 from course_lib.ops.squeeze_excite import squeeze_excite
 from course_lib.ops.tracing import traceable
@@ -60,6 +61,7 @@ __all__ = [
     "relu",
     "relu6",
     "scaled_dot_product_attention",
+    "scaled_softmax",
     "sigmoid",
     "silu",
     "softmax",

@@ -29,7 +29,10 @@ _MODULES = {
     "linear": "linear linear_backward",
     "max_pool2d": "max_pool2d max_pool2d_backward",
     "optimizers": "adam sgd",
-    "softmax": "log_softmax log_softmax_backward softmax softmax_backward",
+    "softmax": (
+        "log_softmax log_softmax_backward scaled_softmax scaled_softmax_backward softmax "
+        "softmax_backward"
+    ),
     "squeeze_excite": "squeeze_excite squeeze_excite_backward",
     "upsample": "upsample upsample_backward",
 }

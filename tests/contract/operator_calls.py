@@ -23,6 +23,8 @@ RIGHT |= {
     ("attention", "q"): {"wider"},  # heads may share keys and values
     ("attention", "mask"): {"another rank"},
     ("attention_backward", "mask"): {"another rank"},
+    ("scaled_softmax", "x"): {"longer", "shorter", "none", "double"},
+    ("scaled_softmax", "mask"): {"another rank", "shorter"},
     ("layer_norm", "x"): {"another rank", "longer", "shorter", "none"},
     ("linear", "input"): {"another rank", "longer", "shorter", "none"},
     ("max_pool2d", "x"): ALL - {"another rank"},

@@ -21,6 +21,10 @@ EXCEPTIONS = (
         "its gradient is computed from o, as PyTorch's fused ones; the composed one keeps weights",
     ),
     Exception_(
+        "scaled_softmax", "writable", "modified by an inplace operation",
+        "its gradient is computed from y, as PyTorch's softmax has it; the chain ends in a fill",
+    ),
+    Exception_(
         "scaled_dot_product_attention with a mask", "alone", "launched: ",
         "the mask's gradient is summed from scores that begin as zeros",
     ),

@@ -38,6 +38,10 @@ def shares(*shape):
     return lambda: torch.softmax(torch.randn(shape, device=PLACE), min(1, len(shape) - 1))
 
 
+def flags(*shape):
+    return lambda: torch.rand(shape, device=PLACE) > 0.5
+
+
 def half(*shape):
     return lambda: torch.randn(shape, device=PLACE).half().requires_grad_()
 
@@ -212,6 +216,14 @@ def _softmax_dropout():
     yield [(3, 9)], dict(p=0.5, training=False, dim=0)
 
 
+def _scaled_softmax():
+    x, empty = (2, 3, 4, 5), [[(0, 2, 3, 4), None], [(2, 2, 3, 0), None], [(2, 3, 0, 4), flags(1)]]
+    masks = [x, None], [x, (2, 1, 1, 5)], [x, flags(4, 5)], [x[1:], (5,)], [x[2:], flags(4, 1)]
+    for operands in (*masks, [(2, 3, 6, 70), flags(2, 3, 6, 1)], *empty):
+        for causal in (False, True):
+            yield operands, dict(scale=0.5, causal=causal)
+
+
 def _activation():
     return [([shape], {}) for shape in ((6, 7), (2, 3, 4), (0, 3), ())]
 
@@ -235,7 +247,7 @@ OPTIONS = {
 #: Rounded less than others by far: {function: how many times four roundings an element may be off}.
 SCALES = {
     "softmax": 8, "log_softmax": 8, "max_pool2d": 2, "cross_entropy": 8, "global_avg_pool": 4,
-    "softmax_dropout": 16, "dice_loss": 4, "bn_relu_softmax": 32,
+    "softmax_dropout": 16, "scaled_softmax": 16, "dice_loss": 4, "bn_relu_softmax": 32,
 }  # fmt: skip
 
 #: Where errors are held to the norm of each result as well.
@@ -271,8 +283,9 @@ def faults(name):
 
 def _difference(name, tensors, options):
     there = [n for n, x in enumerate(tensors) if x is not None]
-    moments = (1, 2)  # statistics; of cross_entropy the target
-    constant = dict(batch_norm=moments, bn_relu_softmax=moments, cross_entropy=(1,)).get(name, ())
+    moments = (1, 2)  # statistics; of cross_entropy the target, of scaled_softmax the mask
+    constant = dict(batch_norm=moments, bn_relu_softmax=moments).get(name, ())
+    constant = (1,) if name in ("cross_entropy", "scaled_softmax") else constant
 
     def call(library, *leaves):
         every = dict(zip(there, leaves, strict=True))

@@ -138,6 +138,11 @@ OWN += [
     ("softmax_dropout", [ROWS, math.nan], {}, ValueError, "between 0 and 1, but got nan"),
     ("softmax_dropout", [ROWS, 0.5, True, 2], {}, IndexError, "Dimension out of range"),
     ("softmax_dropout", [ROWS.long()], {}, NotImplementedError, "not implemented for 'Long'"),
+    ("scaled_softmax", [ones(4)], {}, RuntimeError, r"must have 2 to 4 dimensions, not shape .4,"),
+    ("scaled_softmax", [X.long()], {}, NotImplementedError, "not implemented for 'Long'"),
+    ("scaled_softmax", [X, ones(5)], {}, RuntimeError, r"\(2, 4, 6, 6\), and its shape is \(5,\)"),
+    ("scaled_softmax", [X, ones(6).half()], {}, RuntimeError, "must be torch.bool or torch.floa"),
+    ("scaled_softmax", [X], dict(scale="a"), TypeError, "scale must be float, not str"),
     ("bn_relu_softmax", [ROWS[..., None], *FIVE], {}, TypeError,
      r"x must have 2 dimensions, not shape \(3, 5, 1\)"),
     ("bn_relu_softmax", [ROWS[:, :4], *FIVE], {}, TypeError,
@@ -207,6 +212,9 @@ UNDIFFERENTIABLE = {
     "cross_entropy by weight": (
         lambda f, x, leaf: f(x, LABELS.to(PLACE) % 4, leaf), (3, 4), (4,),
         "no gradient for its weight: detach it",
+    ),
+    "scaled_softmax by mask": (
+        lambda f, x, leaf: f(x, leaf).sum(), (3, 4), (4,), "no gradient for its mask: detach it"
     ),
     "dice_loss by weight": (
         lambda f, x, leaf: f(x, LABELS.to(PLACE) % 4, leaf, cross_entropy_weight=1.0), (3, 4), (4,),

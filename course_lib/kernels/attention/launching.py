@@ -9,9 +9,10 @@ from course_lib.kernels.attention import tensor_core as tensors
 from course_lib.kernels.attention import tensor_core_backward as tensors_backwards
 from course_lib.kernels.attention import tiled as tiles
 from course_lib.kernels.attention import tiled_backward as backwards
-from course_lib.kernels.attention.options import memory, place_of, rows_together
+from course_lib.kernels.attention.options import place_of, rows_together
 from course_lib.kernels.attention.problem import DSCORES
 from course_lib.kernels.attention.products import Matrix, Products
+from course_lib.kernels.blocks.score_mask import memory
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 

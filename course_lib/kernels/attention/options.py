@@ -1,7 +1,6 @@
 """A call of attention, checked: its extents, its options as kernels take them, and its results."""
 
 import math
-import sys
 from numbers import Real
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from course_lib.kernels.attention.problem import (
     Shape,
 )
 from course_lib.kernels.blocks.dropout_mask import generator_arguments
+from course_lib.kernels.blocks.score_mask import as_bytes, broadcast, memory
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.arrays import ArrayError
 from course_lib.runtime.host.outputs import require_apart
@@ -47,17 +47,6 @@ class Problem(NamedTuple):
     is_packed: bool
     is_aligned: bool
     by_element: bool
-
-
-def memory(x):
-    """The stretch of memory from the first element of x to its last, in one dimension."""
-    n = 1 + sum((n - 1) * s for n, s in zip(x.shape, arrays.strides_of(x), strict=True))
-    n = n if arrays.size_of(x) else 0
-    if arrays.is_tensor(x):
-        return x.detach().as_strided((n,), (1,))
-    if isinstance(x, np.ndarray):
-        return np.lib.stride_tricks.as_strided(x, (n,), (x.dtype.itemsize,))
-    return x.reshape(n)
 
 
 def rows_together(x):
@@ -169,15 +158,8 @@ class Request:
     def _read_mask(self, mask):
         if mask is None:
             return
-        arrays.require(mask, "mask", dtypes=("bool", arrays.dtype_name(self.q)))
         whole = (self.B, self.q.shape[1], self.T, self.S)
-        extents = (1,) * (4 - len(mask.shape)) + tuple(mask.shape)
-        if len(extents) > 4 or any(n not in (1, m) for n, m in zip(extents, whole, strict=True)):
-            raise ArrayError(f"mask must broadcast to {whole}; its shape is {tuple(mask.shape)}")
-        if min(arrays.strides_of(mask), default=0) < 0:
-            mask = self.mask = arrays.contiguous(mask)
-        strides = (0,) * (4 - len(mask.shape)) + tuple(arrays.strides_of(mask))
-        self.mask_strides = [0 if n == 1 else s for n, s in zip(extents, strides, strict=True)]
+        self.mask, self.mask_strides = broadcast(mask, whole, arrays.dtype_name(self.q))
         self.bits |= ALLOWED if arrays.dtype_name(mask) == "bool" else BIAS
 
     def problem(self, out=None, do=None):
@@ -218,7 +200,7 @@ class Request:
         if self.bits & BIAS:
             bias = memory(self.mask)
         elif self.bits & ALLOWED:
-            allowed = memory(_as_bytes(self.mask))
+            allowed = memory(as_bytes(self.mask))
         starts = [x if x is not None else self._none("int32") for x in self.starts]
         slopes = self._none("float32") if self.slopes is None else memory(self.slopes)
         return bias, self._none("uint8") if allowed is None else allowed, slopes, *starts
@@ -267,11 +249,6 @@ class Request:
         if with_mask:
             found.append(arrays.empty(tuple(self.mask.shape), like=self.q, dtype="float32"))
         return tuple(found)
-
-
-def _as_bytes(mask):
-    """A boolean mask as uint8, in the same memory."""
-    return mask.view(sys.modules["torch"].uint8 if arrays.is_tensor(mask) else np.uint8)
 
 
 def _number(value, name):

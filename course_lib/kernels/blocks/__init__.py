@@ -20,6 +20,7 @@ file               what it holds
 `memory_format`    arrays in the memory format of a problem; `transpose` has the kernels
 `work_queue`       blocks that take tasks by a ticket, and wait for earlier ones
 `mma`              products on tensor cores
+`score_mask`       masks of attention scores, boolean or additive, and their strides
 `options`          options of launchers, checked
 `constants`        numbers that most kernels need
 ================== ================================================================================
