@@ -1,0 +1,87 @@
+"""Convolutions that are one product of matrices, and how `gemm` multiplies them.
+
+They are those with a filter of one tap, without strides, and those with a filter as large as the
+image; neither has padding or groups. With rows of I numbers, I = C for the former and C·R·S for
+the latter, and M = N·P·Q pixels of y,
+
+    y (M, K) = x (M, I) · weight (K, I)ᵀ + bias
+    dx (M, I) = dy (M, K) · weight (K, I)         dweight (K, I) = dy (M, K)ᵀ · x (M, I)
+
+Rows lie so in memory in channels-last images, and in images of one pixel. Contiguous images are
+transposed before the product, and its result behind it.
+"""
+
+from course_lib.kernels import gemm
+from course_lib.kernels.blocks import memory_format
+from course_lib.kernels.blocks.memory_format import formatted
+from course_lib.kernels.operation import Refusal
+from course_lib.runtime.host import arrays
+
+VARIANT = "tensor_core"  # of `gemm`
+
+
+def plan(problem, chip):
+    """The problem itself, or a `Refusal`."""
+    p = problem
+    one_tap = (p.R, p.S, p.stride_h, p.stride_w) == (1, 1, 1, 1)
+    if not (is_whole(p) or one_tap and p.groups == 1 and not (p.pad_h or p.pad_w)):
+        return Refusal(
+            "takes filters of one tap, with a stride of 1, and filters as large as the image; "
+            "neither with padding or groups"
+        )
+    return problem
+
+
+def is_whole(p):
+    """Whether the filter of a `Problem` is as large as the image."""
+    return (p.R, p.S) == (p.H, p.W) and p.groups == 1 and not (p.pad_h or p.pad_w)
+
+
+def forward(problem, x, weight, bias, y, precision):
+    """y = x * weight + bias."""
+    x, weight = _as_rows(problem, x), formatted(weight, problem)
+    _multiply(problem, x, weight, y, _sizes(problem), precision, bias=bias)
+
+
+def dx(problem, dy, weight, dx, precision):
+    """dx, from dy and weight."""
+    (M, K, n), weight = _sizes(problem), formatted(weight, problem)
+    _multiply(problem, _as_rows(problem, dy), weight, dx, (M, n, K), precision, b_by_k=False)
+
+
+def dweight(problem, dy, x, dweight, precision):
+    """dweight, from dy and x."""
+    (M, K, n), dy, x = _sizes(problem), _as_rows(problem, dy), _as_rows(problem, x)
+    by_rows = dict(a_by_k=False, b_by_k=False)
+    gemm.multiply(dy, x, dweight, K, n, M, precision=precision, variant=VARIANT, **by_rows)
+
+
+def _sizes(p):
+    """(M, K, the numbers of a row) of a `Problem`."""
+    return p.N * p.P * p.Q, p.K, p.C * p.R * p.S
+
+
+def _multiply(problem, a, b, images, sizes, precision, **options):
+    """`images` = the product of `a` and `b`, a row of which belongs to a pixel."""
+    rows = images
+    if not _lie_by_rows(problem):
+        rows = arrays.empty(tuple(images.shape), like=images, channels_last=True)
+    gemm.multiply(a, b, rows, *sizes, precision=precision, variant=VARIANT, **options)
+    if rows is not images:
+        N, C, H, W = images.shape
+        memory_format.transpose(rows, images, N, H * W, C)
+
+
+def _lie_by_rows(problem):
+    """Whether what belongs to a pixel of y lies side by side in all images."""
+    return problem.channels_last or problem.P * problem.Q == 1
+
+
+def _as_rows(problem, images):
+    """`images`, or a copy, with what belongs to a pixel of y side by side."""
+    return images if _lie_by_rows(problem) else memory_format.channels_last(images)
+
+
+def kernels():
+    """Every kernel that a pass may launch, but those of dbias."""
+    return *gemm.FORWARD[VARIANT].kernels, *memory_format.KERNELS
