@@ -389,20 +389,24 @@ def test_the_rung_by_default():
     assert rung((1, 2, 2**15, 2**15), (4, 2, 3, 3)) == "direct"
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("x_shape, weight_shape, needs", [
-    ((2, 8, 3, 4), (9, 8, 1, 1), (True, False, True)),  # rows of 9 begin on no boundary
-    ((3, 2, 3, 2), (4, 2, 3, 2), (True, True, True)),  # a filter as large as the image
+@pytest.mark.parametrize("dtype, x_shape, weight_shape, layout, transposed", [
+    (torch.float32, (2, 8, 3, 4), (9, 8, 1, 1), LAYOUTS[0], False),  # planes begin on boundaries
+    (torch.bfloat16, (2, 24, 4, 6), (24, 24, 1, 1), LAYOUTS[0], False),  # by wgmma
+    (torch.bfloat16, (1, 8, 3, 3), (5, 8, 1, 1), LAYOUTS[0], True),
+    (torch.bfloat16, (1, 8, 3, 3), (5, 8, 1, 1), LAYOUTS[1], False),
+    (torch.float32, (3, 2, 3, 2), (4, 2, 3, 2), LAYOUTS[1], False),  # a filter of the image's size
 ])  # fmt: skip
-def test_products_of_matrices(x_shape, weight_shape, needs, layout):
-    tensors = case(x_shape, weight_shape, layout=layout)
-    check("auto", *tensors, needs=needs)
-    with recorded() as launches:
-        conv2d.forward(*tensors)
-    modules = {kernel.py_func.__module__.rpartition(".")[0] for kernel, *_ in launches}
-    assert "course_lib.kernels.gemm" in modules
+def test_products_of_matrices(dtype, x_shape, weight_shape, layout, transposed):
+    x, weight, bias = case(x_shape, weight_shape, dtype, layout)
+    with simulator.sanitize() as report, recorded() as launches:
+        conv2d.forward(x, weight, bias)
+    assert not report, str(report)
+    modules = {kernel.py_func.__module__ for kernel, *_ in launches}
+    assert ("course_lib.kernels.blocks.transpose" in modules) == transposed
+    assert any(module.startswith("course_lib.kernels.gemm") for module in modules)
+    check("tensor_core/gemm", x, weight, bias, needs=(True, x_shape[2:] == (3, 2), False))
     with pytest.raises(ValueError, match="tensor_core/gemm' takes filters of one tap"):
-        conv2d.forward(*tensors, padding=1, variant="tensor_core/gemm")
+        conv2d.forward(x, weight, padding=1, variant="tensor_core/gemm")
 
 
 def test_nothing_to_do():

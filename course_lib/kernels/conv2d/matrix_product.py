@@ -7,13 +7,16 @@ the latter, and M = N·P·Q pixels of y,
     y (M, K) = x (M, I) · weight (K, I)ᵀ + bias
     dx (M, I) = dy (M, K) · weight (K, I)         dweight (K, I) = dy (M, K)ᵀ · x (M, I)
 
-Rows lie so in memory in channels-last images, and in images of one pixel. Contiguous images are
-transposed before the product, and its result behind it.
+Rows lie so in memory in channels-last images, and in images of one pixel. Of contiguous images x[n]
+is a matrix (C, P·Q), and y[n] = weight · x[n] and dx[n] = weightᵀ · dy[n] are a product each
+(`gemm.planes`), if their planes begin on 16-byte boundaries. Other images are transposed before the
+product, and its result behind it.
 """
 
 from course_lib.kernels import gemm
 from course_lib.kernels.blocks import memory_format
 from course_lib.kernels.blocks.memory_format import formatted
+from course_lib.kernels.gemm import planes
 from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host import arrays
 
@@ -39,14 +42,17 @@ def is_whole(p):
 
 def forward(problem, x, weight, bias, y, precision):
     """y = x * weight + bias."""
-    x, weight = _as_rows(problem, x), formatted(weight, problem)
-    _multiply(problem, x, weight, y, _sizes(problem), precision, bias=bias)
+    weight, options = formatted(weight, problem), dict(bias=bias, precision=precision)
+    if not _launch_planes(problem, weight, x, y, problem.K, problem.C, **options):
+        _launch_rows(problem, x, weight, y, _sizes(problem), **options)
 
 
 def dx(problem, dy, weight, dx, precision):
     """dx, from dy and weight."""
     (M, K, n), weight = _sizes(problem), formatted(weight, problem)
-    _multiply(problem, _as_rows(problem, dy), weight, dx, (M, n, K), precision, b_by_k=False)
+    options = dict(precision=precision)
+    if not _launch_planes(problem, weight, dy, dx, problem.C, K, a_by_k=False, **options):
+        _launch_rows(problem, dy, weight, dx, (M, n, K), b_by_k=False, **options)
 
 
 def dweight(problem, dy, x, dweight, precision):
@@ -61,12 +67,21 @@ def _sizes(p):
     return p.N * p.P * p.Q, p.K, p.C * p.R * p.S
 
 
-def _multiply(problem, a, b, images, sizes, precision, **options):
-    """`images` = the product of `a` and `b`, a row of which belongs to a pixel."""
-    rows = images
+def _launch_planes(problem, weight, source, images, M, K, a_by_k=True, **options):
+    """Whether each of `images` is a product of its own, which then has been launched."""
+    sizes = M, problem.P * problem.Q, K
+    if _lie_by_rows(problem) or not planes.takes(weight, source, a_by_k, sizes, problem.N):
+        return False
+    planes.multiply(weight, source, images, sizes, problem.N, a_by_k=a_by_k, **options)
+    return True
+
+
+def _launch_rows(problem, source, b, images, sizes, **options):
+    """`images` = the product of `source` and `b`, a row of which belongs to a pixel."""
+    a, rows = _as_rows(problem, source), images
     if not _lie_by_rows(problem):
         rows = arrays.empty(tuple(images.shape), like=images, channels_last=True)
-    gemm.multiply(a, b, rows, *sizes, precision=precision, variant=VARIANT, **options)
+    gemm.multiply(a, b, rows, *sizes, variant=VARIANT, **options)
     if rows is not images:
         N, C, H, W = images.shape
         memory_format.transpose(rows, images, N, H * W, C)
@@ -84,4 +99,4 @@ def _as_rows(problem, images):
 
 def kernels():
     """Every kernel that a pass may launch, but those of dbias."""
-    return *gemm.FORWARD[VARIANT].kernels, *memory_format.KERNELS
+    return *gemm.FORWARD[VARIANT].kernels, *planes.FORWARD.kernels, *memory_format.KERNELS
