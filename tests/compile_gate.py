@@ -42,7 +42,7 @@ NEEDS = [
     for labels, since, until in (
         (r"^(attention|linear) tensor_core ", (8, 0), None),
         (r"^conv2d\.(halo|pixel_sums|(gather|dweight) tensor) ", (8, 0), None),
-        (r"^conv2d\.(planes mma|(forward|dx|dweight) channels-last) ", (8, 0), None),
+        (r"^conv2d\.(forward|dx|dweight) channels-last ", (8, 0), None),
         # These work in clusters of blocks.
         (r"^conv2d\.halo .* by_|^conv2d\.pixel_sums .* together ", HOPPER, None),
         (r"^squeeze_excite\.\w+ (resident|batched), ", HOPPER, None),

@@ -105,7 +105,7 @@ SPILLS |= {
 SPILLS |= {
     (label, chip): 128
     for module in (linear, conv2d) for label, *_ in module.specialisations()
-    if re.match(r"linear tensor_core |conv2d\.(halo|pixel_sums|planes mma) ", label)
+    if label.startswith(("linear tensor_core ", "conv2d.halo ", "conv2d.pixel_sums "))
     for chip in ALL_CHIPS
 }  # fmt: skip
 # On 8.x the largest tile of `split` takes all 255 registers, and keeps 136 bytes elsewhere.

@@ -48,8 +48,7 @@ from course_lib.kernels.conv2d import few_channels_plan, gathering, launching
 from course_lib.kernels.conv2d.gathering import fault as gathering_fault
 from course_lib.kernels.conv2d.ladders import DWEIGHT, DX, FORWARD, default_variant
 from course_lib.kernels.conv2d.launching import dbias as find_dbias
-from course_lib.kernels.conv2d.problem import DTYPES, Problem, checked
-from course_lib.kernels.gemm import planes
+from course_lib.kernels.conv2d.problem import Problem, checked
 from course_lib.kernels.operation import AUTO
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of
@@ -156,5 +155,3 @@ def specialisations():
     yield from launching.specialisations()
     yield from gathering.specialisations()
     yield from few_channels_plan.specialisations()
-    for label, kernel, types in planes.specialisations(DTYPES):
-        yield f"conv2d.{label}", kernel, types

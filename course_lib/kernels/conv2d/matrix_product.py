@@ -8,15 +8,14 @@ the latter, and M = N·P·Q pixels of y,
     dx (M, I) = dy (M, K) · weight (K, I)         dweight (K, I) = dy (M, K)ᵀ · x (M, I)
 
 Rows lie so in memory in channels-last images, and in images of one pixel. Of contiguous images x[n]
-is a matrix (C, P·Q), and y[n] = weight · x[n] and dx[n] = weightᵀ · dy[n] are a product each
-(`gemm.planes`), if their planes begin on 16-byte boundaries. Other images are transposed before the
-product, and its result behind it.
+is a matrix (C, P·Q), and y[n] = weight · x[n] and dx[n] = weightᵀ · dy[n] are a product each, if
+their planes begin on 16-byte boundaries. Other images are transposed before the product, and its
+result behind it.
 """
 
 from course_lib.kernels import gemm
 from course_lib.kernels.blocks import memory_format
 from course_lib.kernels.blocks.memory_format import formatted
-from course_lib.kernels.gemm import planes
 from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host import arrays
 
@@ -43,7 +42,7 @@ def is_whole(p):
 def forward(problem, x, weight, bias, y, precision):
     """y = x * weight + bias."""
     weight, options = formatted(weight, problem), dict(bias=bias, precision=precision)
-    if not _launch_planes(problem, weight, x, y, problem.K, problem.C, **options):
+    if _launch_planes(problem, weight, x, y, problem.K, problem.C, **options) is None:
         _launch_rows(problem, x, weight, y, _sizes(problem), **options)
 
 
@@ -51,7 +50,8 @@ def dx(problem, dy, weight, dx, precision):
     """dx, from dy and weight."""
     (M, K, n), weight = _sizes(problem), formatted(weight, problem)
     options = dict(precision=precision)
-    if not _launch_planes(problem, weight, dy, dx, problem.C, K, a_by_k=False, **options):
+    by_planes = _launch_planes(problem, weight, dy, dx, problem.C, K, a_by_k=False, **options)
+    if by_planes is None:
         _launch_rows(problem, dy, weight, dx, (M, n, K), b_by_k=False, **options)
 
 
@@ -67,13 +67,12 @@ def _sizes(p):
     return p.N * p.P * p.Q, p.K, p.C * p.R * p.S
 
 
-def _launch_planes(problem, weight, source, images, M, K, a_by_k=True, **options):
-    """Whether each of `images` is a product of its own, which then has been launched."""
+def _launch_planes(problem, weight, source, images, M, K, **options):
+    """Launch a product for each of `images`; None where that is not done."""
+    if _lie_by_rows(problem):
+        return None
     sizes = M, problem.P * problem.Q, K
-    if _lie_by_rows(problem) or not planes.takes(weight, source, a_by_k, sizes, problem.N):
-        return False
-    planes.multiply(weight, source, images, sizes, problem.N, a_by_k=a_by_k, **options)
-    return True
+    return gemm.multiply_planes(weight, source, images, sizes, problem.N, **options)
 
 
 def _launch_rows(problem, source, b, images, sizes, **options):
@@ -99,4 +98,4 @@ def _as_rows(problem, images):
 
 def kernels():
     """Every kernel that a pass may launch, but those of dbias."""
-    return *gemm.FORWARD[VARIANT].kernels, *planes.FORWARD.kernels, *memory_format.KERNELS
+    return *gemm.FORWARD[VARIANT].kernels, *gemm.PLANES.kernels, *memory_format.KERNELS
