@@ -16,9 +16,9 @@ from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 MOST_IMAGES = 65_535  # the most that a grid's y counts
 SOURCES = ("by_k", "by_row"), ("by_row", "by_row")
-#: Tiles from large to small, by mode of `mma` and by bytes of an element.
+#: Tiles from large to small, by mode.
 SHAPES = {mode: [s for s in found if s.m in (128, 64)] for mode, found in plan.SHAPES.items()}
-WARPGROUP_SHAPES = {itemsize: found[1:] for itemsize, found in warpgroup_plan.SHAPES.items()}
+WARPGROUP_SHAPES = {m: warpgroup_plan.SHAPES[n][1:] for m, n in (("narrow", 2), ("tf32", 4))}
 
 
 def multiply(a, b, c, sizes, n_images, *, a_by_k=True, bias=None, precision="float32"):
@@ -65,7 +65,7 @@ def _wgmma(problem, chip):
         rounds = math.ceil(n_blocks / chip.multiprocessors)
         return rounds * warpgroup_plan.block_cost(shape, product)
 
-    best = min(WARPGROUP_SHAPES[product.itemsize], key=cost)
+    best = min(WARPGROUP_SHAPES[product.mode], key=cost)
     return kernel_for(warpgroup, best, product.sources, product.itemsize)
 
 
@@ -93,9 +93,7 @@ def _run(found, n_images, *operands):
 
 def _made(module):
     """(mode, sources, `Kernel`) of all that a way may launch."""
-    by_mode = SHAPES if module is tensor_core else {
-        "narrow": WARPGROUP_SHAPES[2], "tf32": WARPGROUP_SHAPES[4],
-    }  # fmt: skip
+    by_mode = SHAPES if module is tensor_core else WARPGROUP_SHAPES
     for mode, shapes in by_mode.items():
         rest = (2 if mode == "narrow" else 4, *[mode] * (module is tensor_core))
         for shape in shapes:
