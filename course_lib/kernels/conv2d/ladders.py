@@ -66,16 +66,12 @@ def _dweight(name, launch, kernels):
 def _by_tensor_cores(product, gathered, kernels, prefer=None):
     """The rung `tensor_core`, by the launchers of its ways, and the kernels of the second."""
     since = gathering.TENSOR_CORES_SINCE
-    return Rung(
-        "tensor_core", needs=since, prefer=prefer,
-        ways=(
-            Way(
-                "gemm", matrix_product.plan, product,
-                lambda: (*matrix_product.kernels(), *DBIAS), since,
-            ),
-            Way("implicit_gemm", None, gathered, kernels, since),
-        ),
-    )  # fmt: skip
+    of_gemm = lambda: (*matrix_product.kernels(), *DBIAS)  # noqa: E731 - as late as the other's
+    ways = (
+        Way("gemm", matrix_product.plan, product, of_gemm, since),
+        Way("implicit_gemm", None, gathered, kernels, since),
+    )
+    return Rung("tensor_core", needs=since, prefer=prefer, ways=ways)
 
 
 def _preferred_for_dweight(problem, chip):

@@ -98,4 +98,4 @@ def _as_rows(problem, images):
 
 def kernels():
     """Every kernel that a pass may launch, but those of dbias."""
-    return *gemm.FORWARD[VARIANT].kernels, *gemm.PLANES.kernels, *memory_format.KERNELS
+    return *gemm.FORWARD[VARIANT].kernels, *gemm.kernels_of_planes(), *memory_format.KERNELS

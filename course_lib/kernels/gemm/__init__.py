@@ -61,7 +61,7 @@ from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 DTYPES = ("float32", "float16", "bfloat16")
 TENSOR_CORES = (8, 0)  # compute capability from which on `tensor_core` runs
-multiply_planes, PLANES = planes.multiply, planes.FORWARD
+multiply_planes, kernels_of_planes = planes.multiply, planes.kernels
 #: How the inputs of the three products of a linear layer come (see `mma.tiles`), and of odd shapes.
 SOURCES = (("by_k", "by_k"), ("by_k", "by_row"), ("by_row", "by_row"), ("any", "any"))
 

@@ -9,7 +9,7 @@ import math
 
 from course_lib.kernels.blocks.mma.epilogue import ADD_BIAS, VECTORS
 from course_lib.kernels.gemm import plan, tensor_core, warpgroup, warpgroup_plan
-from course_lib.kernels.operation import AUTO, Ladder, Refusal, Rung, Way
+from course_lib.kernels.operation import Refusal, Way
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
@@ -33,7 +33,7 @@ def multiply(a, b, c, sizes, n_images, *, a_by_k=True, bias=None, precision="flo
     itemsize = c.dtype.itemsize
     mode = "narrow" if itemsize == 2 else "tf32" if precision == "tf32" else "split"
     problem = plan.Problem(*sizes, itemsize, mode, SOURCES[0 if a_by_k else 1])
-    _, way, found = FORWARD.choose(AUTO, (problem, n_images), chip_of(c))
+    way, found = _chosen((problem, n_images), chip_of(c))
     options = 0 if bias is None else ADD_BIAS
     if arrays.begins_on(VECTOR_BYTES, c, N):
         options += VECTORS
@@ -110,7 +110,18 @@ WAYS = (
     _way("wgmma", _wgmma, _launch_wgmma, warpgroup, warpgroup.ONLY),
     _way("mma", _mma, _launch_mma, tensor_core, TENSOR_CORES),
 )
-FORWARD = Ladder(Rung("tensor_core", needs=TENSOR_CORES, ways=WAYS), auto="tensor_core")
+
+
+@functools.lru_cache(maxsize=4096)
+def _chosen(problem, chip):
+    """The first of WAYS that takes the problem, and its plan."""
+    plans = ((way, way.plan(problem, chip)) for way in WAYS)
+    return next(found for found in plans if not isinstance(found[1], Refusal))
+
+
+def kernels():
+    """Every kernel that `multiply` may launch."""
+    return [kernel for way in WAYS for kernel in way.kernels]
 
 
 def specialisations(dtypes):
