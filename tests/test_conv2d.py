@@ -14,7 +14,7 @@ from tensors import PLACE, double
 from turns import in_turns
 
 from course_lib import SIMULATED, reference, simulator
-from course_lib.kernels import conv2d, operation
+from course_lib.kernels import conv2d
 from course_lib.kernels.conv2d import (
     direct,
     gathering,
@@ -359,7 +359,7 @@ def test_images_a_few_at_a_time(monkeypatch):
 
 
 def test_what_does_not_fit_is_refused():
-    x, weight, _ = case((1, 1, 13, 13), (1, 1, 13, 13))
+    x, weight, _ = case((1, 1, 13, 14), (1, 1, 13, 13))
     for variant in ("implicit_gemm", "tensor_core", "tiled"):
         with pytest.raises(ValueError, match="at most 121 taps.*use 'direct'"):
             conv2d.forward(x, weight, variant=variant)
@@ -369,7 +369,7 @@ def test_what_does_not_fit_is_refused():
 
 def test_chips_without_tensor_cores_are_told(monkeypatch):
     t4 = Chip((7, 5), 64 << 10, 40, 4 << 20, "T4")
-    monkeypatch.setattr(operation, "chip_of", lambda array: t4)
+    monkeypatch.setattr(conv2d, "chip_of", lambda array: t4)
     x, weight, _ = case((1, 1, 3, 3), (1, 1, 3, 3))
     with pytest.raises(ValueError, match="needs compute capability 8.0, and this GPU has 7.5"):
         conv2d.forward(x, weight, variant="tensor_core")
@@ -385,7 +385,28 @@ def test_the_rung_by_default():
     assert rung((1, 64, 28, 28), (64, 64, 3, 3), capability=(7, 5)) == "implicit_gemm"
     assert rung((1, 64, 28, 28), (64, 1, 3, 3), groups=64) == "depthwise"
     assert rung((1, 2, 28, 28), (64, 2, 13, 13)) == "direct"
+    assert rung((1, 2, 13, 13), (64, 2, 13, 13)) == "tensor_core"  # one product of matrices
     assert rung((1, 2, 2**15, 2**15), (4, 2, 3, 3)) == "direct"
+
+
+@pytest.mark.parametrize("dtype, x_shape, weight_shape, layout, transposed", [
+    (torch.float32, (2, 8, 3, 4), (9, 8, 1, 1), LAYOUTS[0], False),  # planes begin on boundaries
+    (torch.bfloat16, (2, 24, 4, 6), (24, 24, 1, 1), LAYOUTS[0], False),  # by wgmma
+    (torch.bfloat16, (1, 8, 3, 3), (5, 8, 1, 1), LAYOUTS[0], True),
+    (torch.bfloat16, (1, 8, 3, 3), (5, 8, 1, 1), LAYOUTS[1], False),
+    (torch.float32, (3, 2, 3, 2), (4, 2, 3, 2), LAYOUTS[1], False),  # a filter of the image's size
+])  # fmt: skip
+def test_products_of_matrices(dtype, x_shape, weight_shape, layout, transposed):
+    x, weight, bias = case(x_shape, weight_shape, dtype, layout)
+    with simulator.sanitize() as report, recorded() as launches:
+        conv2d.forward(x, weight, bias)
+    assert not report, str(report)
+    modules = {kernel.py_func.__module__ for kernel, *_ in launches}
+    assert ("course_lib.kernels.blocks.transpose" in modules) == transposed
+    assert any(module.startswith("course_lib.kernels.gemm") for module in modules)
+    check("tensor_core/gemm", x, weight, bias, needs=(True, x_shape[2:] == (3, 2), False))
+    with pytest.raises(ValueError, match="tensor_core/gemm' takes filters of one tap"):
+        conv2d.forward(x, weight, padding=1, variant="tensor_core/gemm")
 
 
 def test_nothing_to_do():

@@ -52,7 +52,7 @@ def test_every_pass(small_tiles, dtype, last, shapes, options, sanitized):
     tensors = case(*shapes, dtype, LAYOUTS[last])
     with simulator.sanitize() if sanitized else contextlib.nullcontext() as report:
         with recorded() as launches:
-            check("tensor_core", *tensors, **options)
+            check("tensor_core/implicit_gemm", *tensors, **options)
     assert not report, str(report)
     halo, sums = kernels_of("split" if dtype == torch.float32 else "narrow", dtype)
     used = [kernel for kernel, *_ in launches]

@@ -82,7 +82,9 @@ def _softmax(operation, images=False):
         return dict(
             ours=functools.partial(launcher, axis=axis) if images else launcher,
             chosen=lambda *inputs: softmax.default_choice(ladder, inputs, axis).rung,
-            rungs=tuple(rung for rung in ladder if (rung == "strided") == images),
+            rungs=tuple(
+                name for name in ladder.variants if name.startswith("strided") == images
+            ),
             out=True,
         )
 
@@ -153,8 +155,9 @@ OPERATIONS = {
     "global_avg_pool": images.global_avg_pool_operation(),
     "squeeze_excite": images.squeeze_excite_operation(),
     "linear": layers.linear_operation(),
-    "conv2d": layers.conv2d_operation(depthwise=False),
+    "conv2d": layers.conv2d_operation(),
     "depthwise_conv2d": layers.conv2d_operation(depthwise=True),
+    "pointwise_conv2d": layers.conv2d_operation(pointwise=True),
     "conv_transpose2d": layers.conv_transpose2d_operation(),
     "max_pool2d": layers.max_pool2d_operation(),
     "batch_norm": layers.batch_norm_operation(),

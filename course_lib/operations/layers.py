@@ -95,16 +95,19 @@ def linear_operation():
     )  # fmt: skip
 
 
-def conv2d_operation(depthwise):
-    """3 x 3 filters, padding 1: as many as channels and one more, or `depthwise` one for each."""
+def conv2d_operation(depthwise=False, pointwise=False):
+    """3 x 3 filters, padding 1: as many as channels and one more, or `depthwise` one for each.
+
+    `pointwise` ones are 1 x 1, and held to the way that is theirs alone.
+    """
 
     def options(x):
-        return dict(padding=1, groups=x.shape[1] if depthwise else 1)
+        return dict(padding=0 if pointwise else 1, groups=x.shape[1] if depthwise else 1)
 
     def arrays_of(x):
-        C = x.shape[1]
+        C, size = x.shape[1], 1 if pointwise else 3
         K, of = (C, 1) if depthwise else (C + 1, C)
-        return _random(x, (K, of, 3, 3), (K,))
+        return _random(x, (K, of, size, size), (K,))
 
     def peer_backward(dy, x, weight):
         return torch.nn.grad.conv2d_input(x.shape, weight, dy, **options(x)), (
@@ -117,14 +120,15 @@ def conv2d_operation(depthwise):
         return conv2d.backward(dy, x, weight, **options(x), **others)
 
     other = ("few_channels",) if depthwise else ("depthwise",)
+    rungs = tuple(rung for rung in conv2d.FORWARD if rung not in other)
     return _product(
         conv2d, (conv2d.FORWARD, conv2d.DX, conv2d.DWEIGHT),
         (lambda x, weight, bias: reference.conv2d(x, weight, bias, **options(x)),
          lambda dy, x, weight: reference.conv2d_backward(dy, x, weight, **options(x))),
         (ours, ours_backward),
         (lambda x, weight, bias: F.conv2d(x, weight, bias, **options(x)), peer_backward),
-        arrays_of, tuple(rung for rung in conv2d.FORWARD if rung not in other),
-        n_dims=4, layout=IMAGES, example=(2, 3, 9, 11),
+        arrays_of, ("tensor_core/gemm",) if pointwise else rungs,
+        n_dims=4, layout=IMAGES, example=(1, 8, 3, 4) if pointwise else (2, 3, 9, 11),
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ class Pass:
     scale    function(truth, *inputs): what the error of each element is measured against
     whole    rows are not independent: everything is compared at once
     chosen   function(*inputs): the rung that AUTO takes, where the ladder alone does not tell
-    rungs    names of the rungs that take such inputs; None: all
+    rungs    what `variant` may be for such inputs, in teaching order; None: all rungs and ways
     out      `ours` takes `out` too, which receives the result
     in_place names of the inputs that `out` may be
     unread   names of the inputs whose elements `ours` doesn't take: for peer and truth alone
@@ -56,12 +56,8 @@ class Pass:
 
     @property
     def variants(self):
-        """What `variant` may be, in teaching order: the rungs, or `rungs` of them, and their ways.
-        """
-        return tuple(
-            name for name in self.ladder.variants
-            if self.rungs is None or name.partition("/")[0] in self.rungs
-        )  # fmt: skip
+        """What `variant` may be, in teaching order."""
+        return self.ladder.variants if self.rungs is None else self.rungs
 
     def default(self, inputs):
         """The rung that AUTO takes for these, as `inputs` gives them; AUTO where only the launcher

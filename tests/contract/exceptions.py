@@ -87,6 +87,7 @@ LEAN = {
     "linear": ("register_tiled", "vectorised", "tensor_core"),
     "conv2d": ("tiled", "im2col", "implicit_gemm", "tensor_core", "few_channels"),
     "depthwise_conv2d": ("tiled", "im2col", "implicit_gemm", "tensor_core"),
+    "pointwise_conv2d": ("tensor_core",),
     "conv_transpose2d": ("conv_gradient", "upsample2x"),
     "squeeze_excite": ("two_pass", "fused", "resident", "batched"),
 }

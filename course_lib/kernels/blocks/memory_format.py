@@ -6,13 +6,13 @@ nothing of PyTorch's computes.
 
 import math
 
-from course_lib.kernels.blocks import transpose
+from course_lib.kernels.blocks.transpose import BLOCK_SIZE, SIDE, transpose_kernel
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 #: What `formatted` may launch.
-KERNELS = (transpose.transpose_kernel,)
+KERNELS = (transpose_kernel,)
 
 
 def formatted(array, problem):
@@ -38,7 +38,7 @@ def channels_last(image):
         return image
     N, C, H, W = image.shape
     result = arrays.empty((N, C, H, W), like=image, channels_last=True)
-    return _transposed(image, result, N, C, H * W)
+    return transpose(image, result, N, C, H * W)
 
 
 def contiguous(image):
@@ -46,17 +46,17 @@ def contiguous(image):
     if arrays.is_contiguous_array(image):
         return image
     N, C, H, W = image.shape
-    return _transposed(image, arrays.empty((N, C, H, W), like=image), N, H * W, C)
+    return transpose(image, arrays.empty((N, C, H, W), like=image), N, H * W, C)
 
 
-def _transposed(source, result, N, n_rows, n_cols):
+def transpose(source, result, N, n_rows, n_cols):
     """`result`, each of whose N matrices of n_cols rows is one of the source's, transposed."""
-    squares = math.ceil(n_rows / transpose.SIDE) * math.ceil(n_cols / transpose.SIDE)
+    squares = math.ceil(n_rows / SIDE) * math.ceil(n_cols / SIDE)
     whole = not ((n_rows | n_cols) * source.dtype.itemsize) % VECTOR_BYTES
     whole = whole and not arrays.address_of(source) % VECTOR_BYTES
     if N * squares:
         launch(
-            transpose.transpose_kernel, N * squares, transpose.BLOCK_SIZE,
+            transpose_kernel, N * squares, BLOCK_SIZE,
             source, result, n_rows, n_cols, whole, flat=True, overlap=True,
         )  # fmt: skip
     return result

@@ -27,7 +27,8 @@ rung             what it does, and what of the three passes reads from global me
                  each pixel (`pixel_sums`); other images than channels-last are transposed first.
                  Large passes without strides go by `wgmma` on compute capability 9.0 (`warpgroup`,
                  for float32 `warpgroup_mixed`). All else: gathered tiles of 64 × 64 or 128 × 128, in 16 bits by 16
-                 bytes too
+                 bytes too. All these are its way `implicit_gemm`. The way `gemm` takes filters of one tap
+                 without strides, and filters as large as the image: one matrix product (`matrix_product`)
 `few_channels`   for the filters that first layers have: 3 × 3, 5 × 5 or 7 × 7 over one to four
                  channels; memory the limit. What a pixel's filters meet is read once for up to 64
                  of them, and dy once for dweight and dbias together. dx as `tensor_core`
@@ -45,7 +46,7 @@ Sums are taken in a fixed order: two runs agree bit for bit.
 from course_lib.kernels.blocks.memory_format import empty, formatted
 from course_lib.kernels.conv2d import few_channels_plan, gathering, launching
 from course_lib.kernels.conv2d.gathering import fault as gathering_fault
-from course_lib.kernels.conv2d.ladders import DWEIGHT, DX, FORWARD
+from course_lib.kernels.conv2d.ladders import DWEIGHT, DX, FORWARD, default_variant
 from course_lib.kernels.conv2d.launching import dbias as find_dbias
 from course_lib.kernels.conv2d.problem import Problem, checked
 from course_lib.kernels.operation import AUTO
@@ -93,9 +94,9 @@ def forward(
     problem = _format_of(out, problem)
     reads = dict(x=x, weight=weight, bias=bias)
     y = output(out, problem.y_shape, like=x, channels_last=problem.channels_last, reads=reads)
-    rung = FORWARD.rung(variant, x, lambda: default_variant(problem, chip_of(x)[0]))
+    way = FORWARD.choose(variant, problem, chip_of(x)).way
     if arrays.size_of(y):
-        rung.launch(problem, x, weight, bias, y, precision)
+        way.launch(problem, x, weight, bias, y, precision)
     return y
 
 
@@ -122,33 +123,24 @@ def backward(
     """
     problem, x = checked(x, weight, stride, padding, dilation, groups, precision)
     problem = _format_of(dy, problem)
-    rung = DX.rung(variant, x, lambda: default_variant(problem, chip_of(x)[0]))
+    chosen = DX.choose(variant, problem, chip_of(x))
     arrays.require(dy, "dy", shape=problem.y_shape, dtypes=(arrays.dtype_name(x),))
     dy = formatted(dy, problem)
     dx = dweight = dbias = None
     if needs[0]:
         dx = empty(problem.x_shape, x, problem)
         if arrays.size_of(dx):
-            rung.launch(problem, dy, formatted(weight, problem), dx, precision)
+            chosen.way.launch(problem, dy, formatted(weight, problem), dx, precision)
     if needs[1]:
         dweight = empty(problem.weight_shape, x, problem)
     if needs[2] and with_bias:
         dbias = arrays.empty((problem.K,), like=x)
     found = [None if r is None or not arrays.size_of(r) else r for r in (dweight, dbias)]
     if any(each is not None for each in found):
-        DWEIGHT[rung.name].launch(problem, dy, x, *found, precision)
+        named = chosen.rung if variant == AUTO else variant
+        way = DWEIGHT.choose(named, problem, chip_of(x)).way
+        way.launch(problem, dy, x, *found, precision)
     return dx, dweight, dbias
-
-
-def default_variant(problem, capability):
-    """The rung that AUTO takes, on a chip of this compute capability."""
-    if problem.groups == problem.C > 1:
-        return "depthwise"
-    if few_channels_plan.fault(problem, capability) is None:
-        return "few_channels"
-    if gathering_fault(problem):
-        return "direct"
-    return "tensor_core" if capability >= gathering.TENSOR_CORES_SINCE else "implicit_gemm"
 
 
 def _format_of(array, problem):

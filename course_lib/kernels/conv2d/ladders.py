@@ -13,6 +13,7 @@ from course_lib.kernels.conv2d import (
     im2col,
     launching,
     layout,
+    matrix_product,
     pixel_sums_plan,
     pixel_sums_small,
     tiled,
@@ -20,7 +21,7 @@ from course_lib.kernels.conv2d import (
     warpgroup_plan,
 )
 from course_lib.kernels.conv2d.implicit_dweight import total_kernel
-from course_lib.kernels.operation import Ladder, Rung
+from course_lib.kernels.operation import Ladder, Rung, Way
 
 #: Any rung may have to bring weights or dy into the images' memory format first.
 FORMAT = memory_format.KERNELS
@@ -62,6 +63,38 @@ def _dweight(name, launch, kernels):
     return Rung(name, launcher, (*kernels, *DBIAS, *FORMAT))
 
 
+def _by_tensor_cores(product, gathered, kernels, prefer=None):
+    """The rung `tensor_core`, by the launchers of its ways, and the kernels of the second."""
+    since = gathering.TENSOR_CORES_SINCE
+    of_gemm = lambda: (*matrix_product.kernels(), *DBIAS)  # noqa: E731 - as late as the other's
+    ways = (
+        Way("gemm", matrix_product.plan, product, of_gemm, since),
+        Way("implicit_gemm", None, gathered, kernels, since),
+    )
+    return Rung("tensor_core", needs=since, prefer=prefer, ways=ways)
+
+
+def _preferred_for_dweight(problem, chip):
+    """`gemm` for few pixels; of many `pixel_sums` reads each number less often."""
+    return ("gemm" if matrix_product.is_whole(problem) else "implicit_gemm",)
+
+
+def _default(problem, chip):
+    return (default_variant(problem, chip.capability),)
+
+
+def default_variant(problem, capability):
+    """The rung that AUTO takes, on a chip of this compute capability."""
+    if problem.groups == problem.C > 1:
+        return "depthwise"
+    if few_channels_plan.fault(problem, capability) is None:
+        return "few_channels"
+    has_tensor_cores = capability >= gathering.TENSOR_CORES_SINCE
+    if gathering.fault(problem) and not (has_tensor_cores and matrix_product.is_whole(problem)):
+        return "direct"
+    return "tensor_core" if has_tensor_cores else "implicit_gemm"
+
+
 def _gathered(launch):
     return (functools.partial(launch, name) for name in ("implicit_gemm", "tensor_core"))
 
@@ -72,15 +105,15 @@ FORWARD = Ladder(
     _rung("tiled", launching.tiled_forward, (tiled.tiled_kernel,)),
     _rung("im2col", launching.im2col_forward, (im2col.im2col_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
-    Rung(
-        "tensor_core", _tensor, lambda: _gathered_by_tensor_cores(False),
-        gathering.TENSOR_CORES_SINCE,
+    _by_tensor_cores(
+        matrix_product.forward, _tensor, lambda: _gathered_by_tensor_cores(False)
     ),
     Rung(
         "few_channels", few_channels_plan.launch_forward,
         lambda: (*few_channels_plan.forward_kernels(), *FORMAT),
     ),
     _rung("depthwise", launching.depthwise_forward, (depthwise.depthwise_kernel,)),
+    prefer=_default,
 )  # fmt: skip
 
 _implicit, _tensor = _gathered(gathering.launch_dx)
@@ -89,15 +122,13 @@ DX = Ladder(
     _rung("tiled", launching.tiled_dx, (tiled.tiled_kernel,)),
     _rung("im2col", launching.im2col_dx, (im2col.col2im_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
-    Rung(
-        "tensor_core", _tensor, lambda: _gathered_by_tensor_cores(True),
-        gathering.TENSOR_CORES_SINCE,
-    ),
+    _by_tensor_cores(matrix_product.dx, _tensor, lambda: _gathered_by_tensor_cores(True)),
     Rung(
         "few_channels", few_channels_plan.launch_dx,
         lambda: (*_gathered_by_tensor_cores(True), SCALAR[0]),
     ),
     _rung("depthwise", launching.depthwise_dx, (depthwise.depthwise_dx_kernel,)),
+    prefer=_default,
 )  # fmt: skip
 
 _implicit, _tensor = _gathered(launching.gathered_dweight)
@@ -109,7 +140,10 @@ DWEIGHT = Ladder(
         "im2col", launching.im2col_dweight, (im2col.im2col_kernel, SCALAR[1], total_kernel),
     ),
     Rung("implicit_gemm", _implicit, (SCALAR[1], total_kernel, *DBIAS, *FORMAT)),
-    Rung("tensor_core", _tensor, _dweight_by_tensor_cores, gathering.TENSOR_CORES_SINCE),
+    _by_tensor_cores(
+        functools.partial(launching.with_dbias, matrix_product.dweight), _tensor,
+        _dweight_by_tensor_cores, prefer=_preferred_for_dweight,
+    ),
     Rung(
         "few_channels", few_channels_plan.launch_dweight,
         lambda: (*few_channels_plan.dweight_kernels(), *FORMAT),

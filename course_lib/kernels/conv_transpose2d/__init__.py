@@ -171,16 +171,16 @@ def _gather(problem, x, weight, bias, y, precision):
 
 
 def _conv_gradient(problem, x, weight, bias, y, precision):
-    convolution, capability = problem.convolution, chip_of(x)[0]
+    convolution = problem.convolution
     if found := conv2d.gathering_fault(convolution):
         raise ValueError(f"variant 'conv_gradient' takes {found}: use 'gather'")
-    rung = conv2d.DX["tensor_core"]
-    if capability < rung.needs:
-        rung = conv2d.DX["implicit_gemm"]
+    way = conv2d.DX.named("tensor_core/implicit_gemm")  # which adds a bias, too
+    if way.refusal(chip_of(x)):
+        way = conv2d.DX["implicit_gemm"]
     weight = formatted(weight, problem)
 
     def find(convolution, x, y):
-        rung.launch(convolution, x, weight, y, precision, bias)
+        way.launch(convolution, x, weight, y, precision, bias)
 
     is_laid_out = arrays.is_channels_last if problem.channels_last else arrays.is_contiguous_array
     if is_laid_out(y):
@@ -206,12 +206,13 @@ def _gradients(name, problem, dy, x, weight, dx, dweight, dbias, precision):
     """Fill each gradient that is not None, by the rung `name` of `conv2d`, or its default."""
     convolution = problem.convolution
     dy, weight = formatted(dy, problem), formatted(weight, problem)
-    name = name or conv2d.default_variant(convolution, chip_of(x)[0])
+    chip = chip_of(x)
+    chosen = name or conv2d.default_variant(convolution, chip.capability), convolution, chip
     if dx is not None and arrays.size_of(dx):
-        conv2d.FORWARD[name].launch(convolution, dy, weight, None, dx, precision)
+        conv2d.FORWARD.choose(*chosen).way.launch(convolution, dy, weight, None, dx, precision)
     if dweight is not None:
         # What the convolution was given is dy here, and its result's gradient x.
-        conv2d.DWEIGHT[name].launch(convolution, x, dy, dweight, None, precision)
+        conv2d.DWEIGHT.choose(*chosen).way.launch(convolution, x, dy, dweight, None, precision)
     if dbias is not None:
         conv2d.find_dbias(problem, dy, dbias)
 

@@ -35,7 +35,7 @@ way               what it does
 `split_k`         k is dealt out to more blocks, whose sums a second launch adds up
 ================= ================================================================================
 
-Sums are taken in a fixed order: two runs agree bit for bit.
+Sums are taken in a fixed order: two runs agree bit for bit. `multiply_planes`: many by one.
 """
 
 import functools
@@ -47,6 +47,7 @@ from course_lib.kernels.gemm import (
     few_rows,
     ladder,
     plan,
+    planes,
     split,
     tensor_core,
     vectorised,
@@ -60,6 +61,7 @@ from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 DTYPES = ("float32", "float16", "bfloat16")
 TENSOR_CORES = (8, 0)  # compute capability from which on `tensor_core` runs
+multiply_planes, kernels_of_planes = planes.multiply, planes.kernels
 #: How the inputs of the three products of a linear layer come (see `mma.tiles`), and of odd shapes.
 SOURCES = (("by_k", "by_k"), ("by_k", "by_row"), ("by_row", "by_row"), ("any", "any"))
 
@@ -238,6 +240,6 @@ def specialisations():
                 yield f"{name} in parts", kernel, [array] * 3 + [("float32", 1), *numbers]
     for label, kernel, types in (
         *column_sums.specialisations(DTYPES), *few_rows.specialisations(DTYPES),
-        *warpgroup.specialisations(DTYPES),
+        *warpgroup.specialisations(DTYPES), *planes.specialisations(DTYPES),
     ):  # fmt: skip
         yield f"gemm {label}", kernel, types

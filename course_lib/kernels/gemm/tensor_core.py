@@ -34,14 +34,17 @@ class Kernel(NamedTuple):
     shared_bytes: int
 
 
-def make(shape, sources, itemsize, mode):
-    """The `Kernel` for matrices that come as `sources` say (`mma.tiles`), multiplied in `mode`."""
+def make(shape, sources, itemsize, mode, in_planes=False):
+    """The `Kernel` for matrices that come as `sources` say (`mma.tiles`), multiplied in `mode`.
+
+    `in_planes`: see `planes`.
+    """
     sides = shape.m, shape.n
     a_tile, b_tile = (
         tile(side, K_BYTES, itemsize, shape.n_threads, source)
         for side, source in zip(sides, sources, strict=True)
     )
-    kernel = _kernel(shape, sources, itemsize, mode, a_tile, b_tile)
+    kernel = _kernel(shape, sources, itemsize, mode, a_tile, b_tile, in_planes)
     return Kernel(kernel, shape, shared_bytes(shape, sources, itemsize))
 
 
@@ -52,7 +55,7 @@ def shared_bytes(shape, sources, itemsize):
     return max(stage * shape.n_stages, shape.m * (shape.n + SUMS_PADDING) * 4)
 
 
-def _kernel(shape, sources, itemsize, mode, a_tile, b_tile):
+def _kernel(shape, sources, itemsize, mode, a_tile, b_tile, IN_PLANES):
     TILE_M, TILE_N, N_STAGES, TILE_K = shape.m, shape.n, shape.n_stages, a_tile.k_size
     WARP_M, WARP_N, WARPS_N = shape.m // shape.warps_m, shape.n // shape.warps_n, shape.warps_n
     A_SIZE, STAGE = a_tile.size, a_tile.size + b_tile.size
@@ -78,13 +81,18 @@ def _kernel(shape, sources, itemsize, mode, a_tile, b_tile):
     pipeline = mainloop.multiply(WARP_M, WARP_N, loads, mode, N_STAGES, fetch)
     begin, advance = pipeline.begin, pipeline.advance
     WORDS_A, WORDS_B, WORDS_C, WORDS_D = pipeline.n_words
-    collect, write = results(TILE_M, TILE_N, WARP_M, WARP_N, shape.n_threads, mode == "split")
+    collect, write = results(
+        TILE_M, TILE_N, WARP_M, WARP_N, shape.n_threads, mode == "split", IN_PLANES
+    )
 
     @cuda.jit(launch_bounds=(shape.n_threads, shape.min_blocks))
     def tensor_core_kernel(a, b, bias, c, M, N, K, a_m, a_k, b_n, b_k, options, n_splits, length):
         allow_next_kernel()
         wait_for_previous_kernel()
         cache = dynamic_shared(a)
+        if IN_PLANES:
+            image = np.int64(cuda.blockIdx.y)
+            b, c = b[image * K * N :], c[image * M * N :]
         acc = cuda.local.array(N_SUMS, np.float32)
         for r in range(N_SUMS):
             acc[r] = ZERO

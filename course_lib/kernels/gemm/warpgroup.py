@@ -46,15 +46,15 @@ class Kernel(NamedTuple):
     shared_bytes: int
 
 
-def make(shape, sources, itemsize):
+def make(shape, sources, itemsize, in_planes=False):
     """The `Kernel` for matrices that come as `sources` say (see `mma.swizzled`).
 
-    Of float32 (itemsize 4), rounded to TF32, or of 16-bit numbers.
+    Of float32 (itemsize 4), rounded to TF32, or of 16-bit numbers; `in_planes`: see `planes`.
     """
-    return Kernel(_kernel(shape, sources, itemsize), shape, shared_bytes(shape))
+    return Kernel(_kernel(shape, sources, itemsize, in_planes), shape, shared_bytes(shape))
 
 
-def _kernel(shape, sources, itemsize):
+def _kernel(shape, sources, itemsize, IN_PLANES):
     TILE_M, TILE_N, N_THREADS = shape.m, shape.n, shape.n_threads
     N_SUMS, GROUP, BAND = TILE_N // 2, ROWS * (ROW_BYTES // itemsize), BAND_ROWS // TILE_M
     tiles = [
@@ -63,13 +63,16 @@ def _kernel(shape, sources, itemsize):
     ]
     first_a, first_b = (each.first for each in tiles)
     multiply = product_of(shape, tiles, by_row_flags(sources, itemsize), itemsize)
-    collect, write = sums_of(TILE_M, TILE_N, N_THREADS)
+    collect, write = sums_of(TILE_M, TILE_N, N_THREADS, IN_PLANES)
 
     @cuda.jit(launch_bounds=(N_THREADS, 1))
     def warpgroup_kernel(a, b, bias, c, M, N, K, options):
         allow_next_kernel()
         wait_for_previous_kernel()
         cache = tiles_in_shared(a)
+        if IN_PLANES:
+            image = np.int64(cuda.blockIdx.y)
+            b, c = b[image * K * N :], c[image * M * N :]
         acc = cuda.local.array(N_SUMS, np.float32)
         for r in range(N_SUMS):
             acc[r] = ZERO

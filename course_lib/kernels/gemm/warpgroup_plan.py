@@ -66,12 +66,16 @@ def n_blocks(shape, M, N):
 
 def cost(shape, problem, chip):
     """What a product takes with such tiles, in units of 10 ns."""
-    M, N, K, itemsize, _, sources = problem
-    steps = math.ceil(K * itemsize / ROW_BYTES)
-    if itemsize == 4:
-        steps *= 1 + TURNED * sources.count("by_row")
-    rounds = math.ceil(n_blocks(shape, M, N) / chip.multiprocessors)
-    return rounds * (shape.step * steps + shape.once)
+    rounds = math.ceil(n_blocks(shape, problem.M, problem.N) / chip.multiprocessors)
+    return rounds * block_cost(shape, problem)
+
+
+def block_cost(shape, problem):
+    """What a tile takes, in the same units."""
+    steps = math.ceil(problem.K * problem.itemsize / ROW_BYTES)
+    if problem.itemsize == 4:
+        steps *= 1 + TURNED * problem.sources.count("by_row")
+    return shape.step * steps + shape.once
 
 
 def others_cost(problem, chip):

@@ -18,7 +18,7 @@ SUMS_PADDING = 8  # float32, from one row to the next: so that lanes write to di
 LARGEST = np.float32(3.4028234663852886e38)
 
 
-def results(TILE_M, TILE_N, WARP_M, WARP_N, N_THREADS, REPAIRS):
+def results(TILE_M, TILE_N, WARP_M, WARP_N, N_THREADS, REPAIRS, BIAS_BY_ROW=False):
     """(collect, write) for blocks of N_THREADS threads with such tiles.
 
     collect(sums, acc, row, col, lane): a warp's `acc` (see `fragments`) to the shared array `sums`;
@@ -27,6 +27,7 @@ def results(TILE_M, TILE_N, WARP_M, WARP_N, N_THREADS, REPAIRS):
     write(sums, a, b, bias, c, m, n, M, N, k, k_stop, base, a_m, a_k, b_n, b_k, options): the tile
     at row m and column n to c[base:]. With REPAIRS, a sum that is no number is taken again from `a`
     and `b`, over k to k_stop: of an infinity and a rest of 0 comes NaN where float32 has none.
+    BIAS_BY_ROW: row m gets a bias instead of column n.
     """
     N_A, N_B, PITCH = WARP_M // FRAGMENT_M, WARP_N // FRAGMENT_N, TILE_N + SUMS_PADDING
 
@@ -54,7 +55,8 @@ def results(TILE_M, TILE_N, WARP_M, WARP_N, N_THREADS, REPAIRS):
                 for q in range(width):
                     broken = broken or not abs(values[q]) <= LARGEST
                     if col + q < N:
-                        values[q] = finish(values[q], bias, col + q, options)
+                        at = row if BIAS_BY_ROW else col + q
+                        values[q] = finish(values[q], bias, at, options)
                 if options & VECTORS:
                     store_vector(c, base + row * N + col, values)
                 else:
@@ -67,7 +69,7 @@ def results(TILE_M, TILE_N, WARP_M, WARP_N, N_THREADS, REPAIRS):
                 for q in range(width if row < M else 0):
                     if col + q < N and not abs(sum_at(sums, place + q, n_blocks)) <= LARGEST:
                         total = plain_sum(a, b, row, col + q, k, k_stop, a_m, a_k, b_n, b_k)
-                        total = finish(total, bias, col + q, options)
+                        total = finish(total, bias, row if BIAS_BY_ROW else col + q, options)
                         store(c, base + row * N + col + q, total)
 
     return collect, write

@@ -17,13 +17,14 @@ from course_lib.runtime.intrinsics.words import store_floats
 PADDING = 8  # float32, from one row to the next: so that lanes write to different banks
 
 
-def sums_of(TILE_M, TILE_N, N_THREADS):
+def sums_of(TILE_M, TILE_N, N_THREADS, BIAS_BY_ROW=False):
     """(collect, write) for blocks of N_THREADS threads with such tiles of c.
 
     collect(sums, acc): everybody's `acc` (see `intrinsics.warpgroup`) to the shared array `sums`.
     Barriers before and after it are the caller's.
 
-    write(sums, bias, c, m, n, M, N, options): the tile at row m and column n to c.
+    write(sums, bias, c, m, n, M, N, options): the tile at row m and column n to c. BIAS_BY_ROW: row
+    m gets a bias instead of column n.
     """
     PITCH, N_COLUMNS = TILE_N + PADDING, TILE_N // 8
 
@@ -48,7 +49,8 @@ def sums_of(TILE_M, TILE_N, N_THREADS):
                     load_vector(values[q:], sums, i // TILE_N * PITCH + i % TILE_N + q)
                 for q in range(width):
                     if col + q < N:
-                        values[q] = finish(values[q], bias, col + q, options)
+                        at = row if BIAS_BY_ROW else col + q
+                        values[q] = finish(values[q], bias, at, options)
                 if options & VECTORS:
                     store_vector(c, row * N + col, values)
                 else:
