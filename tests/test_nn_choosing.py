@@ -2,22 +2,24 @@
 
 import pytest
 import torch
+from image_sets import class_folders
 from tensors import PLACE, randn
 from torch import nn as torch_nn
 
-from course_lib import bench, nn
+from course_lib import bench, cli, nn
 from course_lib.nn import calls, choosing
 from course_lib.nn.layer import Layer
+from course_lib.train import checkpoint, fashion_mnist
 from course_lib.train.step import arithmetic
 
-EVEN = 100.0, 100.0  # µs, ours and PyTorch's
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+GAINS = 50.0, 60.0  # µs, ours and PyTorch's
 
 
 class Clock:
     """Stands in for `choosing.measure`; its times are made up.
 
-    times  {name of PyTorch's class: {way: (ours, PyTorch's) µs}, or an error to raise}
+    times  {name of PyTorch's class: (ours, PyTorch's) µs, or {way: both}, or an error to raise}
     whole  {number of our layers in the model: µs, or an error}
     runs   whether each candidate is called twice
     """
@@ -32,29 +34,21 @@ class Clock:
         for who, step in candidates.items():
             for i in range(2 * self.runs):
                 step(i)
-            n = sum(issubclass(kind, Layer) for _, kind in step.classes)
-            times = self.times.get(name, {})
+            times = self.times.get(name, (100.0, 100.0))
             if "ours" not in candidates:  # the whole step
+                n = sum(issubclass(kind, Layer) for _, kind in step.classes)
                 times = self.whole.get(n, 100.0 - n)
             for way in ways:
-                if isinstance(times, Exception):
-                    raise times
-                both = times.get(way, EVEN) if isinstance(times, dict) else (times, times)
-                us = both[who == "PyTorch"]
+                both = times.get(way, (100.0, 100.0)) if isinstance(times, dict) else times
+                if isinstance(both, Exception):
+                    raise both
+                us = both[who == "PyTorch"] if isinstance(both, tuple) else both
                 found[way][who] = bench.Timing(us, (us * 0.99, us * 1.01))
         return found
 
 
-def both_ways(ours, theirs):
-    return dict.fromkeys(("device", "python"), (ours, theirs))
-
-
-GAINS = both_ways(50.0, 60.0)
-
-
 @pytest.fixture
 def clock(monkeypatch, tmp_path):
-    """A `Clock`, on any machine, and nothing kept from before."""
     monkeypatch.setenv("COURSE_LIB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(choosing, "_kept", {})
     monkeypatch.setattr(choosing, "why_not_on", lambda place: None)
@@ -79,10 +73,8 @@ def names(found):
 
 
 def test_what_gains_over_two_percent_is_swapped(clock):
-    clock.times = {"Conv2d": GAINS, "Linear": both_ways(97.0, 100.0)}
-    clock.times["ReLU"] = both_ways(70.0, 60.0)
-    model = network()
-    swapped = faster(model)
+    clock.times = {"Conv2d": GAINS, "Linear": (97.0, 100.0), "ReLU": (70.0, 60.0)}
+    swapped = faster(model := network())
     assert names(swapped.replaced) == ["0"] and type(model[0]) is nn.Conv2d
     assert names(swapped.left) == ["1", "2", "3", "4", "5", "6"]
     assert type(model[5]) is torch_nn.Linear  # 3 %, of which the quartiles take 2
@@ -94,35 +86,36 @@ def test_what_gains_over_two_percent_is_swapped(clock):
     told = "Layers that gain are ours: a step takes 0.10 ms with 1 of 6 ours and 0.10 ms without."
     assert lines[-1] == swapped.note == told
     swapped.restore()
-    assert type(model[0]) is torch_nn.Conv2d
     clock.times = {}
     assert faster(model, randn(1, 3, 4, 4)).note == "Every layer stays PyTorch's: none gains."
+    assert type(model[0]) is torch_nn.Conv2d
 
 
-@pytest.mark.parametrize("us, kept", [(102.5, False), (101.5, True)])
-def test_a_slower_step_puts_everything_back(clock, us, kept):
-    clock.times, clock.whole = {"Conv2d": GAINS, "Linear": GAINS}, {2: us}
-    swapped = faster(model := network())
-    assert names(swapped.replaced) == ["0", "5"] * kept and len(swapped.timed) == 6
-    assert isinstance(model[0], Layer) is isinstance(model[5], Layer) is kept
-    told = f"a step takes {us / 1e3:.2f} ms with 2 of 6 ours and 0.10 ms without"
-    begin = "Layers that gain are ours" if kept else "Every layer stays PyTorch's"
-    assert swapped.note == f"{begin}: {told}." and (kept or swapped.left[0].reason == told)
-
-
-def test_the_step_decides_between_the_device_and_python(clock):
-    clock.times = {"Conv2d": {"device": (50.0, 60.0)}, "ReLU": GAINS}
+def test_the_whole_step_decides(clock):
+    clock.times = {"Conv2d": GAINS, "Linear": GAINS}
+    for us, kept in ((102.5, False), (101.5, True)):
+        clock.whole = {2: us}
+        swapped = faster(model := network())
+        assert names(swapped.replaced) == ["0", "5"] * kept and len(swapped.timed) == 6
+        assert isinstance(model[0], Layer) is isinstance(model[5], Layer) is kept
+        told = f"a step takes {us / 1e3:.2f} ms with 2 of 6 ours and 0.10 ms without"
+        begin = "Layers that gain are ours" if kept else "Every layer stays PyTorch's"
+        assert swapped.note == f"{begin}: {told}." and (kept or swapped.left[0].reason == told)
+    clock.times, x = {"Conv2d": {"device": GAINS}, "ReLU": GAINS}, randn(1, 3, 4, 4)
     for us, expected in ((90.0, ["0", "2"]), (99.5, ["2"])):
         clock.whole = {2: us}
-        assert names(faster(network()).replaced) == expected
-    captured = faster(network(), captured=True)
+        assert names(faster(network(), x).replaced) == expected
+    clock.times["Linear"] = {"device": RuntimeError("no graph can hold it"), "python": GAINS}
+    rows = faster(network(), randn(3, 3, 4, 4)).table().splitlines()
+    assert rows[6].split()[:8] == "5 Linear 3×8 float32 – – 50.0 60.0".split()
+    captured = faster(network(), x, captured=True)
     assert names(captured.replaced) == ["0", "2"] and list(captured.timed[0].times) == ["device"]
 
 
 def state_of(model):
     modes = [(type(m), m.training, len(m._forward_hooks)) for m in model.modules()]
     tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
-    return modes, [x.clone() for x in tensors], torch.get_rng_state()
+    return modes, [x.clone() for x in (*tensors, torch.get_rng_state())]
 
 
 def test_measuring_leaves_no_trace(clock):
@@ -137,18 +130,15 @@ def test_measuring_leaves_no_trace(clock):
     assert faster(model, x).replaced == [] and not hasattr(model, "passes")
     after = state_of(model)
     assert len(called) == 1 + 2 * 2  # the pass that is looked at and the whole step's: no layer's
-    assert before[0] == after[0] and torch.equal(before[2], after[2])
-    assert all(map(torch.equal, before[1], after[1]))
+    assert before[0] == after[0] and all(map(torch.equal, before[1], after[1]))
     assert all(p.grad is grad for p, grad in zip(model.parameters(), grads, strict=True))
 
 
 def test_a_layer_is_called_as_the_example_calls_it(clock, monkeypatch):
     relu = torch_nn.ReLU(inplace=True)
     model = torch_nn.Sequential(torch_nn.Linear(3, 4), relu, torch_nn.Linear(4, 4), relu).to(PLACE)
-    candidates, made = choosing._candidates, []
-    monkeypatch.setattr(
-        choosing, "_candidates", lambda *given: made.append(candidates(*given)) or made[-1]
-    )
+    real, made = choosing._candidates, []
+    monkeypatch.setattr(choosing, "_candidates", lambda *a: made.append(real(*a)) or made[-1])
     clock.runs, clock.times = True, {"ReLU": GAINS}
     x = randn(2, 5, 3)[:, 1:]
     swapped = faster(model, x)
@@ -161,21 +151,20 @@ def test_a_layer_is_called_as_the_example_calls_it(clock, monkeypatch):
     assert made[1]["ours"].wanted[0].requires_grad and made[1]["ours"].wanted[0].is_leaf
     outputs = []
     for who, kind in (("PyTorch", torch_nn.Linear), ("ours", nn.Linear)):
-        step = made[2][who]
-        step(0)
+        (step := made[2][who])(0)
         outputs.append(step.module(*step.given[0]))
         assert type(step.module) is kind and step.module is not model[2]
     torch.testing.assert_close(*outputs)
 
 
 def test_tensors_of_a_call_that_are_one_stay_one():
-    x, mask = randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.tensor([True, False])
-    call = calls.Call.of((x, x, x.clone()), {"mask": mask})
+    x, labels = randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.tensor([1, 0])
+    call, same, other = (
+        calls.Call.of(given, {"y": labels}) for given in ((x, x, x + 1), (x, x, x), (x, x + 1, x))
+    )
     (a, b, c), kwargs = call.made()
-    assert a is b is not c and torch.equal(kwargs["mask"], mask)
-    assert str(call) == "2×3×4×5 float32 channels-last" and a.stride() == x.stride()
-    assert call == calls.Call.of((x, x, x + 1), {"mask": mask})
-    assert call != calls.Call.of((x, x + 1, x), {"mask": mask})
+    assert a is b is not c and torch.equal(kwargs["y"], labels) and a.stride() == x.stride()
+    assert str(call) == "2×3×4×5 float32 channels-last" and len({call, same, other}) == 3
 
 
 def test_a_layer_that_holds_others_is_timed_with_them(clock):
@@ -196,31 +185,28 @@ def test_times_are_kept_for_the_same_layer_under_the_same_settings(clock, monkey
     def measured(layer=None, x=None):
         clock.measured.clear()
         faster(layer or torch_nn.ReLU(), randn(2, 3, 4, 4) if x is None else x)
-        kept = list(clock.measured)
         choosing._kept.clear()
-        return kept
+        return len(clock.measured)
 
-    assert measured() == ["ReLU"] and measured() == []
+    assert measured() == 1 and measured() == 0
     x = randn(2, 3, 4, 4)
     others = [x[:1], x.half(), x.to(memory_format=torch.channels_last), randn(2, 3, 5, 4)[:, :, 1:]]
     for other in (*others, x.clone().requires_grad_()):
-        assert measured(x=other) == ["ReLU"] and measured(x=other) == []
+        assert measured(x=other) == 1 and measured(x=other) == 0
     for layer in (torch_nn.ReLU(inplace=True), torch_nn.ReLU().eval()):
-        assert measured(layer) == ["ReLU"] and measured(layer) == []
-    for place, name in (
-        (choosing, "_sources"), (choosing.device, "driver_version"), (bench, "versions"),
-        (calls, "autocast_now"),
-    ):  # fmt: skip
+        assert measured(layer) == 1 and measured(layer) == 0
+    for place, name in ((choosing, "_sources"), (bench, "versions"), (calls, "autocast_now")):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, lambda: "another")
-            assert measured() == ["ReLU"], name
+            assert measured() == 1, name
     tried = torch.backends.cudnn.flags(benchmark=True)
     for context in (torch.no_grad(), arithmetic("tf32"), tried):
         with context:
-            assert measured() == ["ReLU"] and measured() == []
+            assert measured() == 1 and measured() == 0
     for path in choosing.cache.cache_folder().iterdir():
         path.write_text(path.read_text()[:-9])
-    assert measured() == ["ReLU"] and measured() == []
+    assert measured() == 1 and measured() == 0 and choosing.cache.clear()[0] > 9
+    assert measured() == 1
 
 
 def test_what_cannot_be_timed_stays(clock):
@@ -233,7 +219,6 @@ def test_what_cannot_be_timed_stays(clock):
         clock.whole = {1: error}
         swapped = faster(model := network())
         assert told in swapped.note and type(model[5]) is torch_nn.Linear
-    model = network()
     means = model[1].running_mean.clone()
     with pytest.raises(ValueError, match="does not take example_inputs, and is as it was: Runtime"):
         faster(model, randn(2, 3, 9, 9))
@@ -243,31 +228,45 @@ def test_what_cannot_be_timed_stays(clock):
     model = torch_nn.ModuleDict({"used": torch_nn.ReLU(), "idle": torch_nn.Linear(2, 2)}).to(PLACE)
     model.forward = lambda x, factor: model["used"](x) * factor
     left = faster(model, {"x": randn(2), "factor": 3}).left
+    assert left[-1].reason == "the example did not call it"
     model._orig_mod = None
     with pytest.raises(ValueError, match="the model is compiled: choose its layers first"):
         faster(model)
-    assert left[-1].reason == "the example did not call it"
+    for options in ({"keep": "fast"}, {"captured": True}, {"keep": "faster"}):
+        with pytest.raises(ValueError, match="keep must be|are for keep=|give a batch"):
+            nn.replace_layers(network(), **options)
 
 
-@pytest.mark.parametrize(
-    "options, told",
-    [
-        ({"keep": "fast"}, 'keep must be "faster"'),
-        ({"example_inputs": 1}, "are for keep="),
-        ({"keep": "faster"}, "in the shapes of example_inputs: give a batch"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(clock, options, told):
-    with pytest.raises(ValueError, match=told):
-        nn.replace_layers(network(), **options)
-
-
-def test_on_a_cpu_the_model_stays():
+def test_on_a_cpu_the_model_stays(tmp_path, capsys):
     swapped = faster(model := network().cpu(), torch.randn(2, 3, 4, 4))
     why = "our kernels gain on an NVIDIA GPU, and the model is on cpu"
     assert swapped.replaced == swapped.timed == [] and len(swapped.left) == 7
     assert swapped.note == f"Every layer stays PyTorch's: {why}." and swapped.left[0].reason == why
     assert swapped.table().endswith(swapped.note) and type(model[0]) is torch_nn.Conv2d
+    root, run = str(class_folders(tmp_path / "set", per_class=5)), str(tmp_path / "run")
+    for task in ("leaves --model small_se_net", "images"):
+        options = f"train {task} --kernels faster --device cpu --image-size 16 --epochs 1".split()
+        assert cli.main([*options, "--data", root, "--output", run + task[:4]]) == 0
+        assert f"Every layer stays PyTorch's: {why}.\n" in capsys.readouterr().err
+        words = ["--data", root, "--evaluate", f"{run}{task[:4]}/checkpoint.pt", "--device", "cpu"]
+        assert cli.main([*options[:2], *words]) == 0
+
+
+def test_a_run_goes_on_with_the_layers_that_it_began_with(clock, tmp_path):
+    clock.times = {"Flatten": GAINS}
+    x, y, out = torch.randint(256, (4, 28, 28), dtype=torch.uint8), torch.arange(4), tmp_path / "x"
+    options = dict(epochs=1, batch_size=2, device_name="cpu", use_cuda_kernels="faster", output=out)
+    model, _ = fashion_mnist.train_fashion_mnist(x, y, x, y, **options)
+    ours = [name for name, layer in model.named_modules() if isinstance(layer, Layer)]
+    path = out / "checkpoint.pt"
+    assert ours and checkpoint.load(path)["settings"]["faster_layers"] == ours
+    clock.times = {}
+    again, _ = fashion_mnist.train_fashion_mnist(x, y, x, y, resume=True, **options)
+    loaded, _ = fashion_mnist.load_fashion_mnist(path, device_name="cpu")
+    for other in (again, loaded):
+        assert list(map(type, other.modules())) == list(map(type, model.modules()))
+    with pytest.raises(ValueError, match='use_cuda_kernels must be True, False or "faster"'):
+        fashion_mnist.train_fashion_mnist(x, y, x, y, **options | {"use_cuda_kernels": "fast"})
 
 
 @pytest.mark.gpu

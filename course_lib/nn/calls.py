@@ -132,10 +132,11 @@ class Step:
             torch.autograd.grad(ends, self.wanted, self.seeds, allow_unused=True)
 
     def _arithmetic(self):
-        if self.autocast is None:
+        if self.autocast is None and not torch.is_autocast_enabled("cuda"):
             return contextlib.nullcontext()
         # A weight that it kept would lie in a graph's memory, and the graph goes.
-        return torch.autocast("cuda", self.autocast, cache_enabled=False)
+        options = {"enabled": self.autocast is not None, "cache_enabled": False}
+        return torch.autocast("cuda", self.autocast, **options)
 
 
 class _Computed(torch.autograd.Function):

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import gc
 import hashlib
 import json
 import os
@@ -49,7 +50,8 @@ class Timed(NamedTuple):
 
     looks   what its first call was given, in words
     calls   how often the example called it
-    times   {"device" or "python": {"ours" or "PyTorch": `bench.Timing`}}
+    times   {"device" or "python": {"ours" or "PyTorch": `bench.Timing`}}; of eager steps without
+            "device" where no graph can hold the layer
     """
 
     name: str
@@ -60,11 +62,15 @@ class Timed(NamedTuple):
 
     def gains(self, way):
         """Whether ours is faster by over 2 %, beyond the quartiles of both."""
+        if way not in self.times:
+            return False
         ours, theirs = self.times[way][OURS], self.times[way][THEIRS]
         return ours.quartiles[1] <= (1 - GAIN) * theirs.quartiles[0]
 
     def told(self, way):
-        ours, theirs = (self.times[way][who].microseconds for who in (OURS, THEIRS))
+        """Both times, in words."""
+        times = self.times.get(way) or self.times[PYTHON]
+        ours, theirs = (times[who].microseconds for who in (OURS, THEIRS))
         return f"ours takes {ours:.1f} µs and PyTorch's {theirs:.1f} µs"
 
 
@@ -152,8 +158,28 @@ def measure(candidates, ways):
         torch.cuda.synchronize()
         taken = (time.perf_counter() - start) * 1e6
         n_calls[label] = max(LEAST_CALLS, min(MOST_CALLS, round(ROUND_TAKES / taken)))
-    timers = {DEVICE: bench.device_times, PYTHON: bench.loop_times}
+    timers = {DEVICE: _times_in_graphs, PYTHON: bench.loop_times}
     return {way: timers[way](candidates, calls=n_calls, rounds=ROUNDS) for way in ways}
+
+
+def _times_in_graphs(candidates, **options):
+    """As `bench.device_times`; raises before it captures what would wait for the GPU.
+
+    A capture that is spoilt leaves PyTorch's generator unusable, also by a graph of before that the
+    garbage collector ends meanwhile.
+    """
+    mode, collects = torch.cuda.get_sync_debug_mode(), gc.isenabled()
+    torch.cuda.set_sync_debug_mode("error")
+    gc.disable()
+    try:
+        for step in candidates.values():
+            step(0)
+        torch.cuda.set_sync_debug_mode(mode)
+        return bench.device_times(candidates, **options)
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+        if collects:
+            gc.enable()
 
 
 # ---- one layer -----------------------------------------------------------------------------------
@@ -176,21 +202,18 @@ def _timed(layer, noted, ways):
     """A `Timed`, or why there is none."""
     if not noted:
         return "the example did not call it"
-    total = {way: {OURS: [0.0] * 3, THEIRS: [0.0] * 3} for way in ways}
     try:
-        for call in dict.fromkeys(noted):
-            for way, times in _times_of(layer, call, ways).items():
-                for who, three in times.items():
-                    sums = zip(total[way][who], three, strict=True)
-                    total[way][who] = [a + noted.count(call) * b for a, b in sums]
+        each = {call: _times_of(layer, call, ways) for call in dict.fromkeys(noted)}
     except torch.OutOfMemoryError:
         return "memory ran out when it was timed"
     except Exception as error:
         return f"it failed when it was timed: {_said(error)}"
-    times = {
-        way: {who: bench.Timing(us, (low, high)) for who, (us, low, high) in each.items()}
-        for way, each in total.items()
-    }
+    times = {}
+    for way in ways:
+        if all(way in found for found in each.values()):
+            rows = {who: [each[call][way][who] for call in noted] for who in (OURS, THEIRS)}
+            sums = {who: map(sum, zip(*found, strict=True)) for who, found in rows.items()}
+            times[way] = {who: bench.Timing(us, (low, up)) for who, (us, low, up) in sums.items()}
     return Timed(layer.name, layer.module, str(noted[0]), len(noted), times)
 
 
@@ -201,7 +224,7 @@ def _times_of(layer, call, ways):
     if digest not in _kept:
         found = _read(digest, key)
         if found is None:
-            times = measure(_candidates(layer, call), ways)
+            times = _measured(layer, call, ways)
             found = {
                 way: {who: [t.microseconds, *t.quartiles] for who, t in each.items()}
                 for way, each in times.items()
@@ -209,6 +232,17 @@ def _times_of(layer, call, ways):
             _write(digest, {"key": key, "times": found})
         _kept[digest] = found
     return _kept[digest]
+
+
+def _measured(layer, call, ways):
+    try:
+        return measure(_candidates(layer, call), ways)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        if len(ways) == 1:
+            raise
+    return measure(_candidates(layer, call), ways[-1:])  # an eager step needs no graph
 
 
 def _candidates(layer, call):
@@ -275,6 +309,8 @@ def _as_before(model, place):
                 yield
         finally:
             torch.clear_autocast_cache()
+            if on_gpu:
+                torch.cuda.empty_cache()  # of graphs that are gone
             for part, kind, state in parts:
                 part.__class__ = kind
                 vars(part).clear()

@@ -82,20 +82,23 @@ class Replacement:
     def table(self):
         """What was measured of each layer, in µs, what runs now, and why others stay; a text."""
         why = {each.module: each.reason for each in self.left}
-        rows = []
+        ways, rows = max((each.times for each in self.timed), key=len, default={}), []
         for name, module, looks, _, times in self.timed:
             timings = [timing for both in times.values() for timing in both.values()]
             found = [f"{timing.microseconds:.1f}" for timing in timings]
+            found = ["–"] * (2 * len(ways) - len(found)) + found
             runs = "PyTorch's" if why.pop(module, None) else "ours"
             rows.append([name, type(module).__name__, looks, *found, runs])
         lines = []
         if rows:
-            columns = [f"{who}, {way} µs" for way in times for who in times[way]]
+            columns = [f"{who}, {way} µs" for way in ways for who in ways[way]]
             rows.insert(0, ["layer", "class", "input", *columns, "runs"])
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        lines += [f"{each.name}: {each.reason}" for each in self.left if each.module in why]
-        return "\n".join(lines + ([self.note] if self.note else []))
+        note = self.note or ""
+        others = [each for each in self.left if each.module in why and each.reason not in note]
+        lines += [f"{each.name}: {each.reason}" for each in others]
+        return "\n".join([*lines, note])
 
     def restore(self):
         """Give each layer its own class again; those that have it already stay so.
