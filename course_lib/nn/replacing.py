@@ -148,12 +148,12 @@ def replace_layers(model, types=None, *, keep=None, example_inputs=None, capture
     With keep="faster" the model computes the example, and each layer is then timed as the example
     called it, in its shapes, dtypes and memory formats, backward too where something needs a
     gradient, beside PyTorch's own. So call it as you will call the model: in the same mode, under
-    the same autocast, on one GPU, before torch.compile. A layer that gains over 2 % runs our
-    kernels; one that holds others is timed with them, as a whole. Then the whole pass is timed with
-    these layers and without, and all stay PyTorch's if it is slower. `table()` and `note` tell what
-    was found, `left` why a layer stays. Times are kept in the folder of compiled kernels, for such
-    a layer under such settings. The model's tensors, gradients, modes and random numbers stay as
-    they were; hooks are called as in any pass. On a CPU the model stays as it is.
+    the same autocast and no_grad, on one GPU, before torch.compile. A layer that gains over 2 %
+    runs our kernels; one that holds others is timed with them, as a whole. Then the whole pass is
+    timed with these layers and without, and all stay PyTorch's if it is slower. `table()` and
+    `note` tell what was found, `left` why a layer stays. Times are kept in the folder of compiled
+    kernels, for such a layer under such settings. The model's tensors, gradients, modes and random
+    numbers stay as they were; hooks are called as in any pass. On a CPU the model stays as it is.
 
     Dropout draws other masks than PyTorch would. On a GPU our layers take float32, float16 and
     bfloat16: float64 raises an error when they are called. Raises TypeError if `model` is no
