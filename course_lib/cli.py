@@ -149,9 +149,14 @@ def _training_options(task, data, *precisions):
     task.add_argument("--precision", choices=precisions, help="(default: float32)")
     task.add_argument("--checkpoint-steps", type=int, help="steps between (default: an epoch)")
     task.add_argument("--device", help="such as cuda:1, mps or cpu (default: a GPU if any)")
-    task.add_argument(
+    whose = task.add_mutually_exclusive_group()
+    whose.add_argument(
+        "--kernels", choices=("ours", "torch", "faster"),
+        help="whose layers: ours (default), torch, or on each layer the faster",
+    )  # fmt: skip
+    whose.add_argument(
         "--no-cuda-kernels", action="store_false", dest="use_cuda_kernels",
-        help="PyTorch's operators instead of ours",
+        help="as --kernels torch",
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ FLOORS = {
     "backend": {"course_lib", "runtime"},
     "autograd": {"backend", "kernels"},
     "ops": {"runtime", "kernels"},
-    "nn": {"ops"},
+    "nn": {"course_lib", "runtime", "ops", "bench"},
     "optim": {"runtime", "kernels", "ops"},
     "models": {"course_lib", "runtime", "kernels", "ops", "nn"},
     "train": {

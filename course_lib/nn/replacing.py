@@ -65,16 +65,40 @@ class Replacement:
 
     replaced  [(name, module, kind)]: the layers that run our kernels, and the classes they were of
     left      [(name, module, reason)]: the layers that stay as they are
+    timed     with keep="faster", what was measured of each layer: [(name, module, looks of its
+              input, calls, times)]
+    note      with keep="faster", what came of the whole, in a sentence
 
-    Both in the order of `model.named_modules()`, a module of two names under each of them.
+    The first two in the order of `model.named_modules()`, a module of two names under each of them.
     """
 
-    def __init__(self, replaced, left):
-        self.replaced, self.left = replaced, left
+    def __init__(self, replaced, left, timed=(), note=None):
+        self.replaced, self.left, self.timed, self.note = replaced, left, list(timed), note
         self._classes = [type(each.module) for each in replaced]
 
     def __repr__(self):
         return f"<Replacement: {len(self.replaced)} layers replaced, {len(self.left)} left>"
+
+    def table(self):
+        """What was measured of each layer, in µs, what runs now, and why others stay; a text."""
+        why = {each.module: each.reason for each in self.left}
+        ways, rows = max((each.times for each in self.timed), key=len, default={}), []
+        for name, module, looks, _, times in self.timed:
+            timings = [timing for both in times.values() for timing in both.values()]
+            found = [f"{timing.microseconds:.1f}" for timing in timings]
+            found = ["–"] * (2 * len(ways) - len(found)) + found
+            runs = "PyTorch's" if why.pop(module, None) else "ours"
+            rows.append([name, type(module).__name__, looks, *found, runs])
+        lines = []
+        if rows:
+            columns = [f"{who}, {way} µs" for way in ways for who in ways[way]]
+            rows.insert(0, ["layer", "class", "input", *columns, "runs"])
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        note = self.note or ""
+        others = [each for each in self.left if each.module in why and each.reason not in note]
+        lines += [f"{each.name}: {each.reason}" for each in others]
+        return "\n".join([*lines, note])
 
     def restore(self):
         """Give each layer its own class again; those that have it already stay so.
@@ -94,12 +118,18 @@ class Replacement:
         _turn([(each.module, each.kind) for each, _ in swapped])
 
 
-def replace_layers(model, types=None):
+def replace_layers(model, types=None, *, keep=None, example_inputs=None, captured=False):
     """Let the layers of `model` run our kernels, in place. Returns a `Replacement`.
 
     model  any `torch.nn.Module`, or a single layer
     types  a list of classes, PyTorch's or ours: only layers of these, as [torch.nn.Conv2d].
            None: every layer that there is a class for in `course_lib.nn`
+    keep   "faster": only layers that gain on this GPU; None: all that there are kernels for
+    example_inputs
+           with keep="faster", what the model is called with: a tensor, a tuple of arguments, or a
+           dict of them by name
+    captured
+           with keep="faster", whether a step is one CUDA graph, where Python's time does not count
 
     Each layer stays the same object, with the same parameters, buffers, hooks, mode and names, so
     that optimisers, checkpoints and wrappers go on as before: only its class changes, to ours,
@@ -115,14 +145,29 @@ def replace_layers(model, types=None):
     `course_lib.nn` has nothing for. What a `forward` computes by functions, as `F.relu(x)` or
     `x + y`, is no layer: it stays PyTorch's, and is not listed. `restore()` puts all back.
 
+    With keep="faster" the model computes the example, and each layer is then timed as the example
+    called it, in its shapes, dtypes and memory formats, backward too where something needs a
+    gradient, beside PyTorch's own. So call it as you will call the model: in the same mode, under
+    the same autocast and no_grad, on one GPU, before torch.compile. A layer that gains over 2 %
+    runs our kernels; one that holds others is timed with them, as a whole. Then the whole pass is
+    timed with these layers and without, and all stay PyTorch's if it is slower. `table()` and
+    `note` tell what was found, `left` why a layer stays. Times are kept in the folder of compiled
+    kernels, for such a layer under such settings. The model's tensors, gradients, modes and random
+    numbers stay as they were; hooks are called as in any pass. On a CPU the model stays as it is.
+
     Dropout draws other masks than PyTorch would. On a GPU our layers take float32, float16 and
     bfloat16: float64 raises an error when they are called. Raises TypeError if `model` is no
-    module or `types` no list of classes, ValueError for a class that we have no layer for.
+    module or `types` no list of classes, ValueError for a class that we have no layer for, and for
+    an example that the model does not take.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, not a {type(model).__name__}")
     if types is not None:
         _require_classes(types)
+    if keep not in (None, "faster"):
+        raise ValueError(f'keep must be "faster" or None, not {keep!r}')
+    if keep is None and (captured or example_inputs is not None):
+        raise ValueError('example_inputs and captured are for keep="faster"')
     blocks, refused = _blocks_of_libraries(model, types or ())
     ours = LAYERS | blocks
     wanted = {*ours, *refused, Fused} if types is None else _wanted(types, ours, refused)
@@ -147,8 +192,28 @@ def replace_layers(model, types=None):
             left.append(Left(name, module, reason))
             if kind in LAYERS and not LAYERS[kind].holds_layers or _is_quantised(module):
                 parts.update(module.modules())  # what it keeps in there is no layer of the network
+    timed, note = (), None
+    if keep is not None:
+        replaced, left, timed, note = _faster(model, replaced, left, ours, example_inputs, captured)
     _turn([(each.module, ours[each.kind]) for each in replaced])
-    return Replacement(replaced, left)
+    return Replacement(replaced, left, timed, note)
+
+
+def _faster(model, replaced, left, ours, example, captured):
+    """(replaced, left, what was measured, a sentence): of `replaced`, only what gains."""
+    from course_lib.nn import choosing  # which measures, and is seldom asked to
+
+    classes = [(*each, ours[each.kind]) for each in replaced]
+    choice = choosing.choose(model, classes, example, captured)
+    kept = []
+    for name, module, kind in replaced:
+        if (reason := choice.stay.get(module)) is None:
+            kept.append(Replaced(name, module, kind))
+        else:
+            left.append(Left(name, module, reason))
+    order = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    left.sort(key=lambda each: order.index(each.name))
+    return kept, left, choice.timed, choice.note
 
 
 def _turn(classes):

@@ -12,9 +12,11 @@ from . import config, fashion_mnist, image_settings, images, leaves, loop, memor
 from .checkpoint import CheckpointError
 from .classifier import PRECISIONS, accuracy_by_class, evaluate_accuracy
 from .device import ORDER
+from .faster import FASTER
 
 WRONG_USAGE, FAILED, INTERRUPTED = 2, 1, 130  # exit statuses, as a shell knows them
 Part = namedtuple("Part", "images labels classes")
+KERNELS = {"ours": True, "torch": False, FASTER: FASTER}  # as the tasks' use_cuda_kernels
 #: Settings of each task that are its own default where the command line does not name them.
 SETTINGS = {
     "leaves": (
@@ -60,7 +62,7 @@ def _train(options, progress):
     if options.task in SETTINGS:  # the others' own settings say all that
         given |= {
             "seed": options.seed, "device_name": options.device,
-            "use_cuda_kernels": options.use_cuda_kernels,
+            "use_cuda_kernels": KERNELS.get(options.kernels, options.use_cuda_kernels),
         }  # fmt: skip
     if options.resume and output.is_dir() and not (output / loop.CHECKPOINT).exists():
         print(f"{output} has no checkpoint yet: the run starts from its beginning.")

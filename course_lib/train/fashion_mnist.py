@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from course_lib import SIMULATED, models, nn, ops, optim
 from course_lib.ops.registration import simulate_on_cpu
 
-from . import checkpoint, device, loop, memory
-from .classifier import PRECISIONS, Classifier
+from . import checkpoint, device, faster, loop, memory
+from .classifier import PRECISIONS, Classifier, scale
 from .fashion_mnist_graph import FashionMNISTPass
 from .randomness import seed_of
 
@@ -24,7 +24,7 @@ TRAINERS = {CAPTURED: ("float32", "tf32"), MODULES: PRECISIONS}
 KNOWN = tuple(dict.fromkeys(sum(TRAINERS.values(), ())))
 EARLIER = {"trainer": MODULES}  # what checkpoints were made by that do not say it
 #: What a checkpoint must say for its network to be had again.
-SETTINGS = {"seed": int, "precision": str, "use_cuda_kernels": bool}
+SETTINGS = {"seed": int, "precision": str, "use_cuda_kernels": bool | str}
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.05, 0.9, 5e-4
 
 
@@ -42,7 +42,8 @@ def train_fashion_mnist(
     seed              of the first weights and of the order
     precision         "float32", "tf32" or "bfloat16" (autocast)
     use_cuda_kernels  False: PyTorch's layers, loss and optimiser, from the same first weights and
-                      with the same batches
+                      with the same batches. "faster": these, but for layers that are faster by
+                      ours on this GPU
     trainer           "captured": our kernels alone, a step in one CUDA graph
                       (`FashionMNISTPass`), in float32 or tf32; "modules": our layers through
                       autograd, in float32 or bfloat16. None: captured, on a GPU and where it has
@@ -68,6 +69,7 @@ def train_fashion_mnist(
         "use_cuda_kernels": use_cuda_kernels,
     }  # fmt: skip
     _require_sensible(settings)
+    faster.require_known(use_cuda_kernels)
     if output is not None:
         loop.require_room(output, resume)
         trainer = trainer or _begun_with(Path(output) / loop.CHECKPOINT)
@@ -77,6 +79,10 @@ def train_fashion_mnist(
     settings["images"] = " ".join(digest(images, labels) for images, labels, _ in parts)
     with _context(trainer, place), memory.explained(settings):
         model = create(settings).to(place)
+        if use_cuda_kernels == faster.FASTER:
+            settings |= faster.earlier(output, resume)
+            example = scale(train_images[:batch_size].to(place))
+            faster.settle(model, settings, example, precision, say=say)
         make = TASKS[trainer]
         task = make(model, train_images, train_labels, (test_images, test_labels), settings)
         history = loop.fit(
@@ -88,14 +94,14 @@ def train_fashion_mnist(
 
 def choose_trainer(asked, place, precision, use_cuda_kernels):
     """The trainer that is `asked` for, or for None the fastest that can do it; or ValueError."""
-    kernels = use_cuda_kernels and (place.type == "cuda" and not SIMULATED)
+    kernels = use_cuda_kernels is True and (place.type == "cuda" and not SIMULATED)
     if asked is None:
         return CAPTURED if kernels and precision in TRAINERS[CAPTURED] else _of_modules(precision)
     if asked not in TRAINERS:
         raise ValueError(f"trainer must be {' or '.join(TRAINERS)}, not {asked!r}")
     if asked == MODULES:
         return _of_modules(precision)
-    if not use_cuda_kernels:
+    if use_cuda_kernels is not True:
         raise ValueError("the captured trainer is made of our kernels: choose trainer='modules'")
     if not kernels and not (simulate_on_cpu and place.type == "cpu"):
         raise ValueError(f"the captured trainer needs a GPU, and this run is on {place}")
@@ -124,7 +130,7 @@ def _begun_with(path):
 def _said_of(trainer, settings):
     if trainer == CAPTURED:
         return f"a step of our kernels in one captured graph, {settings['precision']}"
-    layers = "our" if settings["use_cuda_kernels"] else "PyTorch's"
+    layers = {True: "our", False: "PyTorch's"}.get(settings["use_cuda_kernels"], "the faster")
     told = f"{layers} modules through autograd, {settings['precision']}"
     if settings["precision"] not in TRAINERS[CAPTURED]:
         told += f", which the captured graph has not ({' and '.join(TRAINERS[CAPTURED])} it has)"
@@ -150,7 +156,7 @@ def _by_graph(model, images, labels, validation, settings):
 
 
 def _by_modules(model, images, labels, validation, settings):
-    ours = settings["use_cuda_kernels"]
+    ours = settings["use_cuda_kernels"] is True
     return Classifier(
         model, images, labels, validation, optimizer=sgd_of(ours), weight_decay=WEIGHT_DECAY,
         loss=ops.cross_entropy if ours else cross_entropy, label_smoothing=0.0,
@@ -167,6 +173,8 @@ def load_fashion_mnist(path, *, device_name=None):
     kept = checkpoint.load_of("fashion-mnist", path, SETTINGS)
     settings = kept["settings"]
     model = create(settings).to(device.choose(device_name, settings["precision"], KNOWN))
+    if settings["use_cuda_kernels"] == faster.FASTER:
+        faster.settle(model, settings)
     checkpoint.load_weights(path, model, kept)
     return model.eval(), settings
 
@@ -175,7 +183,7 @@ def create(settings):
     """The network with its first weights, the same for our layers and for PyTorch's."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed_of(settings["seed"], "weights"))
-        layers = nn if settings["use_cuda_kernels"] else torch.nn
+        layers = nn if settings["use_cuda_kernels"] is True else torch.nn
         return models.FashionMNISTCNN(layers=layers)
 
 

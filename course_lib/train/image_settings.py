@@ -45,8 +45,9 @@ class ImageSettings:
     memory_fraction: float | None = option(None, "share of the GPU's memory to take at most", 0)
     cudnn_benchmark: bool = option(True, "let cuDNN try its algorithms first")
     deterministic: bool = option(False, "the same bits in every run, on a GPU too")
-    kernels: Literal["ours", "torch"] | None = option(
-        None, "whose layers, loss and optimiser: ours (default on an NVIDIA GPU) or torch")
+    kernels: Literal["ours", "torch", "faster"] | None = option(
+        None, "whose layers, loss and optimiser: ours (default on an NVIDIA GPU) or torch; faster: "
+        "torch, but for layers that are faster by ours on this GPU")
     capture: bool | None = option(None, "a step in one CUDA graph (default on an NVIDIA GPU)")
     profile: bool = option(False, "keep a trace of some steps, and a table of where time goes")
 

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from course_lib import SIMULATED, data, models, nn, ops, optim, plot
 
-from . import checkpoint, device, loop, memory
+from . import checkpoint, device, faster, loop, memory
 from .image_classifier import ImageClassifier
 from .image_settings import FREE, ImageSettings, require_sensible
 from .profiling import Profiled
@@ -59,7 +59,8 @@ def train_images(
         tell(line)
     kept = kept_settings(settings, training, validation)
     with settled(settings, place), memory.explained(kept):
-        task = make_task(settings, place, training, validation, say)
+        kept |= faster.earlier(output, resume)
+        task = make_task(settings, place, training, validation, say, kept)
         history = loop.fit(
             Profiled(task, output, say) if settings.profile else task, kept, output=output,
             resume=resume, checkpoint_steps=settings.checkpoint_steps, progress=progress,
@@ -119,7 +120,7 @@ def read(settings, downloads=None, progress=None):
 def facts(settings, place, training, validation):
     """What is trained on what, in lines."""
     shape, gigabytes = tuple(training.images.shape[1:]), training.images.nbytes / 1e9
-    layers = "our" if settings.kernels == "ours" else "PyTorch's"
+    layers = {"ours": "our", "torch": "PyTorch's", "faster": "our or PyTorch's"}[settings.kernels]
     names = ", ".join(training.classes[:5]) + (", …" if len(training.classes) > 5 else "")
     yield f"Device: {place}"
     yield f"Model: {settings.model}, {layers} layers, {settings.precision}"
@@ -158,21 +159,28 @@ def create(settings, n_classes, image_size):
     return model
 
 
-def make_task(settings, place, training, validation, say):
-    """The task for `loop.fit`, whose steps are `GraphTrainer`'s, captured or not."""
+def make_task(settings, place, training, validation, say, kept=None):
+    """The task for `loop.fit`, whose steps are `GraphTrainer`'s, captured or not.
+
+    kept  what `kept_settings` found; with kernels "faster", the layers' names are added to it
+    """
     image_size = training.images.shape[-1]
     model = create(settings, len(training.classes), image_size).to(place)
     if settings.enable_gradient_checkpointing:
         device.checkpointed(model)
     network = model
-    if settings.compile:
+    if settings.compile or settings.kernels == faster.FASTER:
         layout = torch.channels_last if settings.channels_last else torch.contiguous_format
         model.to(memory_format=layout)
         rows = min(len(training), -(-settings.batch_size // settings.grad_accum_steps))
         example = torch.zeros(rows, 3, image_size, image_size, device=place)
-        network = device.compiled(
-            model, example.to(memory_format=layout), precision=settings.precision, say=say
-        )
+        example = example.to(memory_format=layout)
+    if settings.kernels == faster.FASTER:
+        kept = {} if kept is None else kept
+        captured = bool(settings.capture)
+        faster.settle(model, kept, example, settings.precision, captured=captured, say=say)
+    if settings.compile:
+        network = device.compiled(model, example, precision=settings.precision, say=say)
     steps = len(training) // min(settings.batch_size, len(training))
     return ImageClassifier(
         model, training, validation, network=network, epochs=settings.epochs,
@@ -262,6 +270,6 @@ def load_images(
             "the set that it was made with."
         )
     with settled(settings, place):
-        task = make_task(settings, place, training, validation, None)
+        task = make_task(settings, place, training, validation, None, kept["settings"])
         loop.load_state(path, task, kept["state"])
     return task, validation, settings

@@ -7,8 +7,8 @@ import torch
 
 from course_lib import data, models
 
-from . import checkpoint, device, loop, memory
-from .classifier import PRECISIONS, Classifier
+from . import checkpoint, device, faster, loop, memory
+from .classifier import PRECISIONS, Classifier, scale
 from .randomness import seed_of
 
 #: What each network is trained with where nothing else is asked for.
@@ -41,7 +41,8 @@ def train_leaves(
                       None: what `DEFAULTS` says of the network
     seed              of the split, the first weights, the order and the augmentation
     precision         "float32", or "bfloat16": autocast
-    use_cuda_kernels  as in `models.create_model`
+    use_cuda_kernels  as in `models.create_model`; "faster": layers that are faster by ours on this
+                      GPU run our kernels
     device_name       such as "cuda:0", "mps" or "cpu"; None: a GPU if there is one
     output, resume, checkpoint_steps, progress, report, say
                       as in `loop.fit`; `say` is also told the network, and each class's images
@@ -65,6 +66,7 @@ def train_leaves(
         "use_cuda_kernels": use_cuda_kernels,
     }  # fmt: skip
     _require_sensible(settings)
+    faster.require_known(use_cuda_kernels)
     if output is not None:
         loop.require_room(output, resume)  # before the images are read
     training, validation = read_parts(root, settings, progress)
@@ -78,8 +80,13 @@ def train_leaves(
     with device.settled(place), memory.explained(settings):
         if isinstance(model, str):
             model = create(settings, place)
+        model.to(place)
+        if use_cuda_kernels == faster.FASTER:
+            settings |= faster.earlier(output, resume)
+            example = training.images[: settings["batch_size"]].to(place)
+            faster.settle(model, settings, scale(example), precision, say=say)
         task = Classifier(
-            model.to(place), training.images, training.labels,
+            model, training.images, training.labels,
             (validation.images, validation.labels),
             augment=augmentation(settings["augmentation"]),
             **{key: settings[key] for key in TASK},
@@ -113,7 +120,7 @@ def augmentation(name):
 #: What a checkpoint must say for its network and images to be had again.
 SETTINGS = {
     "model": str, "image_size": int, "seed": int, "validation_fraction": float, "precision": str,
-    "use_cuda_kernels": bool, "classes": list, "images": str,
+    "use_cuda_kernels": bool | str, "classes": list, "images": str,
 }  # fmt: skip
 TASK = ("epochs", "batch_size", "learning_rate", "seed", "precision")
 
@@ -134,6 +141,8 @@ def load_leaves(path, root=None, *, device_name=None, progress=None):
         )
     with device.settled(place):
         model = create(settings, place)
+    if settings["use_cuda_kernels"] == faster.FASTER:
+        faster.settle(model, settings)
     checkpoint.load_weights(path, model, kept)
     return model.eval(), validation, settings
 
@@ -161,9 +170,8 @@ def counts(training, validation):
 def create(settings, place):
     """The network of `settings` with its first weights, the same on every device."""
     torch.manual_seed(seed_of(settings["seed"], "weights"))
-    model = models.create_model(
-        settings["model"], len(settings["classes"]), use_cuda_kernels=settings["use_cuda_kernels"]
-    )
+    ours = settings["use_cuda_kernels"] is True
+    model = models.create_model(settings["model"], len(settings["classes"]), ours)
     # The last layer begins near 0, so that all classes are equally likely. torchvision's
     # EfficientNet takes numbers up to 1/√classes: fit for 1,000, but with 5, its first answers are
     # wrong with such confidence (a loss of 5) that the first epochs go into unlearning them.

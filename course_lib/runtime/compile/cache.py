@@ -30,6 +30,7 @@ CACHE_VARIABLE = "COURSE_LIB_CACHE"
 LAYOUT = 2
 
 _OURS = re.compile(r"[0-9a-f]{64}\.kernel")
+_TIMES = re.compile(r"[0-9a-f]{64}\.times")  # of a layer: nn.replace_layers keeps them here
 _UNFINISHED = re.compile(r"[0-9a-f]{64}\.[A-Za-z0-9_]+\.unfinished")
 _WRITING_TAKES = 60  # seconds, at the very most: an unfinished file that is older was abandoned
 _DIGEST = 32
@@ -196,14 +197,14 @@ def entries():
 
 
 def clear():
-    """Delete every kernel of the cache, and nothing else. Returns (files deleted, their bytes).
+    """Delete every kernel of the cache, and every layer's times. Returns (files, their bytes).
 
     Other processes may go on meanwhile: what they have loaded stays with them, and what they look
     for in vain they compile. Raises OSError if a file can't be deleted, once the others are gone.
     """
     number, n_bytes, refused = 0, 0, None
     abandoned = (path for path in _ours(_UNFINISHED) if _age(path) > _WRITING_TAKES)
-    for path in (*_ours(_OURS), *abandoned):
+    for path in (*_ours(_OURS), *_ours(_TIMES), *abandoned):
         try:
             size = path.stat().st_size
             path.unlink()

@@ -1,0 +1,48 @@
+"""`--kernels faster`: of a run's layers, those are ours that gain on its device."""
+
+from pathlib import Path
+
+from course_lib import nn
+
+from . import checkpoint, loop
+from .step import autocast
+
+FASTER = "faster"
+LAYERS = "faster_layers"  # the layers' names, in the settings that a checkpoint keeps
+
+
+def require_known(kernels):
+    """Raise ValueError for what is neither True, False nor "faster"."""
+    if kernels is not True and kernels is not False and kernels != FASTER:
+        raise ValueError(f'use_cuda_kernels must be True, False or "faster", not {kernels!r}')
+
+
+def earlier(output, resume):
+    """{LAYERS: names} of the run that is to go on in the folder `output`; {} where none is."""
+    path = Path(output or ".") / loop.CHECKPOINT
+    if output is None or not resume or not path.exists():
+        return {}
+    kept = checkpoint.load(path)["settings"]
+    return {LAYERS: kept[LAYERS]} if LAYERS in kept else {}
+
+
+def settle(model, kept, example=None, precision="float32", *, captured=False, say=None):
+    """Let the layers that `kept` names be ours, in place; without, choose them and name them there.
+
+    kept      the settings that the run's checkpoint keeps
+    example   a batch, as the model is called with in training
+    captured  whether a step is one CUDA graph
+    say       called with what was measured, as a table
+    """
+    if LAYERS in kept:  # a run that goes on computes as it did, whatever is faster today
+        for name, layer in list(model.named_modules(remove_duplicate=False)):
+            if name in kept[LAYERS]:
+                nn.replace_layers(layer)
+        return
+    model.train()
+    with autocast(example.device, precision):
+        options = {"example_inputs": example, "captured": captured}
+        swapped = nn.replace_layers(model, keep=FASTER, **options)
+    kept[LAYERS] = [each.name for each in swapped.replaced]
+    if say is not None:
+        say(swapped.table())
