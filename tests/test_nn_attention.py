@@ -129,6 +129,9 @@ def test_what_kernels_do_not_take_is_left():
     assert [each.name for each in swapped.replaced] == ["1"]
     assert swapped.left[0][2] == "its heads have 300 elements; our kernels take 256 at most"
     assert len(swapped.left) == 1
+    norm = timm.layers.LayerNorm(4)
+    norm._fast_norm = True
+    assert "fast_norm is on" in nn.replace_layers(norm).left[0].reason
 
 
 # ── PyTorch's encoders, and a network of torchvision's ───────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""timm's blocks and layers on our kernels: what it has beside PyTorch's. Imported where it is used."""
+"""timm's blocks and layers on our kernels: imported where a model has them."""
 
 from timm.layers import activations, activations_me, norm, squeeze_excite
 from timm.models import _efficientnet_blocks, senet, vision_transformer
@@ -69,7 +69,7 @@ class Attention(Layer, vision_transformer.Attention):
 
 
 class LayerNorm(_LayerNorm, norm.LayerNorm):
-    """Of vision transformers: PyTorch's, unless timm's option is on to compute in half precision."""
+    """Of vision transformers: as PyTorch's, but for an option of timm's."""
 
     @staticmethod
     def fault(layer):
