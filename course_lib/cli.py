@@ -328,8 +328,8 @@ def _measure_named(options):
         if status and not found:
             return status
         if options.names and not found:
-            missing = ", ".join(options.names)
-            print(f"python -m course_lib bench {name}: nothing is called {missing}", file=sys.stderr)
+            what = ", ".join(options.names)
+            print(f"python -m course_lib bench {name}: nothing is called {what}", file=sys.stderr)
             return WRONG_USAGE
         print(benchmarks.table(found))
         print(results_table.verdict(results_table.cases(found)))
