@@ -674,9 +674,9 @@ print(f"the ridge is at {TFLOPS * 1e3 / GBPS:.0f} FLOPs per byte")
 # ## 9 · Measured
 #
 # The library has this lesson's way as the rung `separate` of `course_lib.kernels.attention`. Its products
-# keep tiles in registers (lesson 8), and its weights overwrite the scores. PyTorch makes the matrix, too,
-# if it is told to fall back to plain operators (`SDPA math`). `ours` and `SDPA flash` never write it. Here
-# are 8 texts of 2,048 words, 32 heads of 64 numbers, in bfloat16; scores are float32. **Predict** how much
+# keep tiles in registers (lesson 8), and its weights overwrite the scores. PyTorch's
+# `scaled_dot_product_attention` (SDPA) makes the matrix, too, if it is told to fall back to plain
+# operators: `SDPA math`. `ours` and `SDPA flash`, the subject of the next lesson, never write it. Here are 8 texts of 2,048 words, 32 heads of 64 numbers, in bfloat16; scores are float32. **Predict** how much
 # memory each takes beside its input, and the time of `separate` from `GBPS` and `TFLOPS`.
 
 # %%
