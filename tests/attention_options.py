@@ -182,13 +182,8 @@ def torch_faults(place, seeds):
             x.detach().requires_grad_(x.is_floating_point()) if x is not None else x for x in leaves
         ]
         exact = [x.double() if x is not None and x.is_floating_point() else x for x in leaves]
-        wanted = [x for x in leaves if x is not None and x.requires_grad]
-        found, expected = (
-            [y, *torch.autograd.grad(y, wanted, _like(y))] for y in (
-                ops.scaled_dot_product_attention(*leaves, **options),
-                F.scaled_dot_product_attention(*exact, **options),
-            )
-        )  # fmt: skip
+        found = _pass(ops.scaled_dot_product_attention, leaves, options)
+        expected = _pass(F.scaled_dot_product_attention, exact, options)
         for number, (x, y) in enumerate(zip(found, expected, strict=True)):
             if x.shape != y.shape or (error := _difference(x, y)):
                 shapes = [None if x is None else tuple(x.shape) for x in tensors]
@@ -207,9 +202,8 @@ def samples():
         shapes = zip(leads, (3, 6, 6), (8, 8, width), strict=True)
         return [_randn(*lead, n, columns) for lead, n, columns in shapes]
 
-    for leads, causal, p, shared in itertools.product(
-        LEADS, (True, False), (0.0, 0.5), (True, False)
-    ):
+    both = True, False
+    for leads, causal, p, shared in itertools.product(LEADS, both, (0.0, 0.5), both):
         yield *made(leads), None, dict(is_causal=causal, dropout_p=p, enable_gqa=shared)
     yield *made(LEADS[1], 16), None, dict(is_causal=False)
     yield *made(LEADS[1]), _randn(3, 6), dict(is_causal=False)
@@ -223,20 +217,24 @@ def sample_faults(place, dtype, step=1):
     rounding = max(4 * torch.finfo(dtype).eps, 32 * torch.finfo(of_sums(dtype)).eps)
     for *tensors, options in itertools.islice(samples(), 0, None, step):
         leaves = [x.to(place, dtype).requires_grad_() for x in tensors if x is not None]
-        dropped = options.get("dropout_p", 0) > 0
-        peer = _of_four_axes if dropped else F.scaled_dot_product_attention
-        given = leaves if dropped else [x.double() for x in leaves]
-        found, expected = [], []
-        for results, function, inputs in (
-            (found, ops.scaled_dot_product_attention, leaves), (expected, peer, given),
-        ):  # fmt: skip
-            torch.manual_seed(1)
-            y = function(*inputs, **options)
-            results += [y, *torch.autograd.grad(y, inputs, _like(y))]
+        found = _pass(ops.scaled_dot_product_attention, leaves, options)
+        if dropped := options.get("dropout_p", 0) > 0:
+            expected = _pass(_of_four_axes, leaves, options)
+        else:
+            exact = [x.double() for x in leaves]
+            expected = _pass(F.scaled_dot_product_attention, exact, options)
         for number, (x, y) in enumerate(zip(found, expected, strict=True)):
             error, size = (each.double().norm().item() for each in (x.double() - y, y))
             if x.shape != y.shape or not error <= rounding * size * (not dropped):
                 yield f"{dtype}, {options}, result {number} of {tuple(x.shape)}: {error} of {size}"
+
+
+def _pass(function, inputs, options):
+    """The result, and the gradients of all inputs that have one."""
+    torch.manual_seed(1)
+    y = function(*inputs, **options)
+    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    return [y, *torch.autograd.grad(y, wanted, _like(y))]
 
 
 def _of_four_axes(q, k, v, *, is_causal, dropout_p, enable_gqa):
