@@ -57,6 +57,7 @@ def main(arguments=None):
     command.add_argument("--rounds", type=int, help="timed rounds (default: 15 to 30)")
     command.add_argument("--shapes", type=shapes, help="only these, such as 128x200,1024x10000")
     command.add_argument("--dtypes", type=names, help="only these, such as float32,bfloat16")
+    command.add_argument("--names", type=names, help="only these, such as softmax.backward")
     command.add_argument("--plot", type=Path, metavar="FOLDER", help="save the ladders as pictures")
     command.add_argument("--data", type=Path, help="folder of real images, for what trains on them")
 
@@ -306,7 +307,7 @@ def _measure_named(options):
     options.data_folder = options.data
     wanted = {
         name: value
-        for name in ("rounds", "shapes", "dtypes", "data_folder")
+        for name in ("rounds", "shapes", "dtypes", "names", "data_folder")
         if (value := getattr(options, name)) is not None
     }
     status = 0
@@ -331,6 +332,10 @@ def _measure_named(options):
             gc.unfreeze()
         if status and not found:
             return status
+        if options.names and not found:
+            what = ", ".join(options.names)
+            print(f"python -m course_lib bench {name}: nothing is called {what}", file=sys.stderr)
+            return WRONG_USAGE
         print(benchmarks.table(found))
         print(results_table.verdict(results_table.cases(found)))
         if summary := results_table.summary(found):

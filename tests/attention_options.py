@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from tensors import double
 
 from course_lib import ops, reference
+from course_lib.ops.checks import of_sums
 
 B, H, G, T, S, D, E = 2, 4, 2, 5, 7, 6, 3
 
@@ -172,30 +173,71 @@ def drawn(seed):
     return *qkv, mask, options
 
 
-#: The leading axes of query, key and value in PyTorch's own tests of its function.
-SAMPLES = ((4,), (4,), (4,)), ((4, 4), (4, 4), (4, 4)), ((4,), (4, 4), (4, 4))
-
-
 def torch_faults(place, seeds):
     """Every difference from PyTorch's function, computed in float64, as a sentence."""
-    rows = [(seed, *drawn(seed)) for seed in seeds]
-    for leads, causal in itertools.product(SAMPLES, (True, False)):
-        qkv = [_randn(*lead, n, 8) for lead, n in zip(leads, (3, 6, 6), strict=True)]
-        rows.append(("a sample", *qkv, None, dict(is_causal=causal, enable_gqa=not causal)))
-    for label, *tensors, options in rows:
+    for seed in seeds:
+        *tensors, options = drawn(seed)
         leaves = [None if x is None else x.to(place) for x in tensors]
         leaves = [
             x.detach().requires_grad_(x.is_floating_point()) if x is not None else x for x in leaves
         ]
         exact = [x.double() if x is not None and x.is_floating_point() else x for x in leaves]
-        wanted = [x for x in leaves if x is not None and x.requires_grad]
-        found, expected = (
-            [y, *torch.autograd.grad(y, wanted, _like(y))] for y in (
-                ops.scaled_dot_product_attention(*leaves, **options),
-                F.scaled_dot_product_attention(*exact, **options),
-            )
-        )  # fmt: skip
+        found = _pass(ops.scaled_dot_product_attention, leaves, options)
+        expected = _pass(F.scaled_dot_product_attention, exact, options)
         for number, (x, y) in enumerate(zip(found, expected, strict=True)):
             if x.shape != y.shape or (error := _difference(x, y)):
                 shapes = [None if x is None else tuple(x.shape) for x in tensors]
-                yield f"{label}, {shapes}, {options}, result {number}: {error}"
+                yield f"{seed}, {shapes}, {options}, result {number}: {error}"
+
+
+#: The leading axes of query, key and value in PyTorch's own tests of its function.
+LEADS = ((4,), (4,), (4,)), ((4, 4), (4, 4), (4, 4)), ((4,), (4, 4), (4, 4))
+
+
+def samples():
+    """As `drawn`, of each sample in PyTorch's own tests, and of a wider value."""
+    torch.manual_seed(0)
+
+    def made(leads, width=8):
+        shapes = zip(leads, (3, 6, 6), (8, 8, width), strict=True)
+        return [_randn(*lead, n, columns) for lead, n, columns in shapes]
+
+    both = True, False
+    for leads, causal, p, shared in itertools.product(LEADS, both, (0.0, 0.5), both):
+        yield *made(leads), None, dict(is_causal=causal, dropout_p=p, enable_gqa=shared)
+    yield *made(LEADS[1], 16), None, dict(is_causal=False)
+    yield *made(LEADS[1]), _randn(3, 6), dict(is_causal=False)
+
+
+def sample_faults(place, dtype, step=1):
+    """Every sample, or each of `step`, that is too far from PyTorch's function in float64.
+
+    Dropout is of other weights than PyTorch's: there it is as in `ops.attention`, bit for bit.
+    """
+    rounding = max(4 * torch.finfo(dtype).eps, 32 * torch.finfo(of_sums(dtype)).eps)
+    for *tensors, options in itertools.islice(samples(), 0, None, step):
+        leaves = [x.to(place, dtype).requires_grad_() for x in tensors if x is not None]
+        found = _pass(ops.scaled_dot_product_attention, leaves, options)
+        if dropped := options.get("dropout_p", 0) > 0:
+            expected = _pass(_of_four_axes, leaves, options)
+        else:
+            exact = [x.double() for x in leaves]
+            expected = _pass(F.scaled_dot_product_attention, exact, options)
+        for number, (x, y) in enumerate(zip(found, expected, strict=True)):
+            error, size = (each.double().norm().item() for each in (x.double() - y, y))
+            if x.shape != y.shape or not error <= rounding * size * (not dropped):
+                yield f"{dtype}, {options}, result {number} of {tuple(x.shape)}: {error} of {size}"
+
+
+def _pass(function, inputs, options):
+    """The result, and the gradients of all inputs that have one."""
+    torch.manual_seed(1)
+    y = function(*inputs, **options)
+    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    return [y, *torch.autograd.grad(y, wanted, _like(y))]
+
+
+def _of_four_axes(q, k, v, *, is_causal, dropout_p, enable_gqa):
+    given = [x if x.dim() == 4 else x[None] for x in (q.expand(*k.shape[:-2], *q.shape[-2:]), k, v)]
+    o = ops.attention(*given, causal=is_causal, dropout_p=dropout_p)
+    return o.view(*k.shape[:-2], *o.shape[-2:])

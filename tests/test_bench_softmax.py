@@ -92,6 +92,7 @@ def test_bench_softmax_on_a_gpu():
 @pytest.mark.parametrize("name, wanted, said", [
     ("lesson_01", {"shapes": [(3, 4)]}, "no choice of --shapes"),
     ("launch", {"dtypes": ["float32"]}, "no choice of --dtypes"),
+    ("launch", {"names": ["a"]}, "no choice of --names"),
     ("softmax", {"shapes": [(3, 4, 5)]}, "a shape has 2 positive sizes here; not 3x4x5"),
     ("softmax", {"shapes": [(0, 4)]}, "not 0x4"),
     ("activation", {"dtypes": ["int8"]}, "float32, float16, bfloat16; not int8"),

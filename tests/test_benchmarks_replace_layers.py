@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torchvision
 from benched import set_all, without_a_gpu
+from contract.operators import quick
 from test_benchmarks_efficientnet import Event
 from torch import nn
 
@@ -10,6 +12,7 @@ from course_lib import benchmarks, results_table
 from course_lib.benchmarks import efficientnet
 from course_lib.benchmarks import replace_layers as benchmark
 from course_lib.nn.layer import Layer
+from course_lib.runtime.host.launch import recorded
 
 
 def network():
@@ -28,6 +31,7 @@ def on_the_cpu(monkeypatch):
     set_all(
         monkeypatch, benchmark, DEVICE="cpu", SHAPE=(3, 3, 5, 5), CHECKED=3, N_CLASSES=5,
         NETWORKS={"small": network}, _compiled=lambda model: model,
+        KERNELS={"small": benchmark.KERNELS["resnet50"]},
     )  # fmt: skip
     set_all(monkeypatch, efficientnet, WARM_UP=0, _event=Event)
 
@@ -51,8 +55,17 @@ def test_all_are_timed_in_both_layouts(on_the_cpu):
         assert record["ratio"] == pytest.approx(ratio, abs=1e-3)
         errors = record["gradient_errors"]
         assert 0 < errors["ours"] <= 2 * errors["PyTorch eager"] < 1e-4
-        assert record["kernel_hash"] == benchmark.kernel_hash()
+        assert record["kernel_hash"] == benchmark.kernel_hash(benchmark.KERNELS["small"])
     assert "replace_layers.small 3x3x5x5 float32: ours " in benchmarks.table(found)
+
+
+def test_a_vision_transformer_takes_a_step(on_the_cpu):
+    model = torchvision.models.VisionTransformer(5, 5, 1, 2, 8, 16, num_classes=5)
+    training = benchmark.Training(model, "bfloat16", "contiguous", benchmark.OURS)
+    with quick(), recorded() as launches:
+        training.step()
+    assert {k.py_func.__module__.split(".")[2] for k, *_ in launches} >= {"attention", "layer_norm"}
+    assert all(p.isfinite().all() for p in training.model.parameters())
 
 
 def test_who_runs_what(on_the_cpu):
@@ -101,7 +114,7 @@ def test_the_networks_have_no_layer_that_stays():
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
 def test_bench_replace_layers_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(benchmark, "SHAPE", (4, 3, 96, 96))
+    monkeypatch.setattr(benchmark, "SHAPE", (4, 3, 224, 224))
     monkeypatch.setattr(benchmark, "CHECKED", 4)
     for record in benchmark.run(dtypes=["float32"], rounds=2):
         errors = record["gradient_errors"]

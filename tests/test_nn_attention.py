@@ -1,5 +1,6 @@
 """`nn.MultiheadAttention` in PyTorch's place: alone, in its encoders, and in others' networks."""
 
+import collections
 import contextlib
 import copy
 import itertools
@@ -9,10 +10,12 @@ import timm
 import torch
 import torchvision
 from contract.operators import near, quick
+from drop_in import apart
+from drop_in import passes as passes_of_parameters
 from tensors import PLACE, randn
 from torch import nn as torch_nn
 
-from course_lib import nn
+from course_lib import SIMULATED, nn
 from course_lib.runtime.host.launch import recorded
 
 N, L, S, E, H = 2, 3, 4, 8, 2
@@ -126,6 +129,9 @@ def test_what_kernels_do_not_take_is_left():
     assert [each.name for each in swapped.replaced] == ["1"]
     assert swapped.left[0][2] == "its heads have 300 elements; our kernels take 256 at most"
     assert len(swapped.left) == 1
+    norm = timm.layers.LayerNorm(4)
+    norm._fast_norm = True
+    assert "fast_norm is on" in nn.replace_layers(norm).left[0].reason
 
 
 # ── PyTorch's encoders, and a network of torchvision's ───────────────────────────────────────────
@@ -186,16 +192,38 @@ def test_one_graph_is_compiled():
             torch.testing.assert_close(compiled(x), ours(x, x, x)[0], rtol=1e-4, atol=1e-5)
 
 
-def test_a_block_of_a_vision_transformer():
+#: A block's width, heads, wider layer and tokens: of ViT-B/16, in the simulator smaller ones.
+WIDTH, HEADS, WIDER, TOKENS = (64, 2, 128, 5) if SIMULATED else (768, 12, 3072, 197)
+BLOCKS = {
+    "torchvision": lambda: torchvision.models.vision_transformer.EncoderBlock(
+        HEADS, WIDTH, WIDER, 0.0, 0.0
+    ),
+    "timm": lambda: timm.models.vision_transformer.Block(
+        WIDTH, HEADS, WIDER / WIDTH, qkv_bias=True, norm_layer=timm.layers.LayerNorm
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", BLOCKS.values(), ids=BLOCKS)
+def test_a_block_of_a_vision_transformer(make):
     torch.manual_seed(2)
-    block = torchvision.models.vision_transformer.EncoderBlock(H, E, 16, 0.0, 0.0).to(PLACE)
-    ours, x = copy.deepcopy(block), randn(N, 5, E)
+    block, x, dy = make().to(PLACE), randn(2, TOKENS, WIDTH), randn(2, TOKENS, WIDTH)
+    for parameter in block.parameters():  # biases that are 0 would not show
+        torch.nn.init.normal_(parameter, std=0.3) if parameter.dim() == 1 else None
+    ours, exact = copy.deepcopy(block), copy.deepcopy(block).double()
     assert nn.replace_layers(ours).left == []
-    for training in (True, False):
-        with quick(), recorded() as launches:
-            found = ours.train(training)(x)
-        torch.testing.assert_close(found, block.train(training)(x), rtol=1e-4, atol=1e-5)
-        assert attention_launches(launches) == 1
+    y, true = passes_of_parameters(exact, x.double(), dy)
+    peer, theirs = passes_of_parameters(block, x, dy)
+    with quick():
+        found, gradients = passes_of_parameters(ours, x, dy)
+        with torch.no_grad(), recorded() as launches:
+            assert torch.equal(ours.eval()(x), found)
+    assert 0 < apart(found, y) <= 2 * apart(peer, y)
+    for name, gradient in gradients.items():
+        assert 0 < apart(gradient, true[name]) <= 2 * apart(theirs[name], true[name]), name
+    counted = collections.Counter(k.py_func.__module__.split(".")[2] for k, *_ in launches)
+    gemms = counted.pop("gemm")
+    assert counted == dict(attention=1, layer_norm=2, activation=1) and gemms >= 4
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,15 @@ def test_it_is_pytorch_s_function():
         assert list(attention_options.torch_faults(PLACE, range(20))) == []
 
 
+def test_it_passes_pytorch_s_own_samples():
+    dtypes, step = ("float32",), 5
+    if not SIMULATED:
+        dtypes, step = ("float32", "float16", "bfloat16"), 1
+    with quick():
+        for dtype in dtypes:
+            assert list(attention_options.sample_faults(PLACE, getattr(torch, dtype), step)) == []
+
+
 def test_packed_sequences_are_as_each_alone():
     with quick():
         assert list(attention_options.packed_faults(PLACE)) == []

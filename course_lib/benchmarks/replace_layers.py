@@ -9,6 +9,7 @@ are kept in the record.
 
 import copy
 import functools
+import importlib.util
 
 import torch
 import torchvision
@@ -16,17 +17,50 @@ import torchvision
 from course_lib import bench
 from course_lib.benchmarks import efficientnet
 from course_lib.benchmarks.case import FORMATS
-from course_lib.kernels import activation, batch_norm, conv2d, global_avg_pool, linear, max_pool2d
+from course_lib.kernels import (
+    activation,
+    attention,
+    batch_norm,
+    conv2d,
+    global_avg_pool,
+    layer_norm,
+    linear,
+    max_pool2d,
+)
 from course_lib.nn import replace_layers
 
 SHAPE = (32, 3, 224, 224)
 CHECKED = 8  # images of them that the check takes: float64 needs memory
 DTYPES = ("float32", "bfloat16")
 N_CLASSES = 1000
+
+
+def _torchvision(name):
+    model = torchvision.models.get_model(name, num_classes=N_CLASSES)
+    if name.startswith("vit"):  # its last layer is 0, and no other would have a gradient to check
+        torch.nn.init.normal_(model.heads.head.weight, std=0.02)
+    return model
+
+
+def _timm(name):
+    import timm
+
+    return timm.create_model(name, num_classes=N_CLASSES)
+
+
 NETWORKS = {
-    name: functools.partial(torchvision.models.get_model, name, num_classes=N_CLASSES)
-    for name in ("resnet50", "mobilenet_v2")
+    name: functools.partial(_torchvision, name) for name in ("resnet50", "mobilenet_v2", "vit_b_16")
 }
+if importlib.util.find_spec("timm"):
+    NETWORKS["vit_tiny_patch16_224"] = functools.partial(_timm, "vit_tiny_patch16_224")
+#: Whose kernels may take part: modules, and activations.
+_OF_IMAGES = (
+    (conv2d, batch_norm, max_pool2d, global_avg_pool, linear), (activation.relu, activation.relu6),
+)  # fmt: skip
+_OF_TRANSFORMERS = (conv2d, layer_norm, linear, attention), (activation.gelu,)
+KERNELS = dict.fromkeys(("resnet50", "mobilenet_v2"), _OF_IMAGES) | dict.fromkeys(
+    ("vit_b_16", "vit_tiny_patch16_224"), _OF_TRANSFORMERS
+)
 COMMAND = "python -m course_lib bench replace_layers --record"
 DEVICE = "cuda"
 EAGER, COMPILED, OURS = "PyTorch eager", "torch.compile", "ours"
@@ -36,7 +70,7 @@ ALLOWED = 2  # times PyTorch's own error
 def run(*, names=None, dtypes=DTYPES, rounds=8, progress=lambda cases: cases):
     """Check, then time, each network and type. Returns a record of each.
 
-    Of `names`, as ["resnet50"], only these networks.
+    Of `names`, as ["resnet50"], only these networks. timm's is one of them where it is installed.
     """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
@@ -135,7 +169,8 @@ def _measure(name, dtype, rounds):
             for who in (OURS, EAGER, COMPILED)}  # fmt: skip
     in_order = sorted(steps, key=lambda case: best[case[0]] != case[1])
     rows = [_row(case, best, device[case], host[case]) for case in in_order]
-    record = bench.host_record(f"replace_layers.{name}", SHAPE, dtype, rows, kernel_hash(), COMMAND)
+    digest = kernel_hash(KERNELS[name])
+    record = bench.host_record(f"replace_layers.{name}", SHAPE, dtype, rows, digest, COMMAND)
     ours, eager, compiled = (device[who, best[who]].microseconds for who in best)
     return record | {
         "default": OURS, "layouts": best, "tf32": True, "autocast": dtype != "float32",
@@ -157,14 +192,13 @@ def _row(case, best, device, host):
 
 
 @functools.cache
-def kernel_hash():
-    """Of all kernels that may take part."""
+def kernel_hash(operations):
+    """Of all kernels of `operations`, as in `KERNELS`."""
+    modules, activations = operations
     found = {
-        id(kernel): kernel
-        for module in (conv2d, batch_norm, max_pool2d, global_avg_pool, linear)
-        for _, kernel, _ in module.specialisations()
+        id(kernel): kernel for module in modules for _, kernel, _ in module.specialisations()
     }
-    for operation in (activation.relu, activation.relu6):
+    for operation in activations:
         for ladder in (operation.FORWARD, operation.BACKWARD):
             (chosen,) = ladder.auto
             found |= {id(kernel): kernel for kernel in ladder[chosen].kernels}
@@ -173,4 +207,4 @@ def kernel_hash():
 
 def kernel_hashes():
     """{record name: hash of our kernels that take part}."""
-    return {f"replace_layers.{name}": kernel_hash() for name in NETWORKS}
+    return {f"replace_layers.{name}": kernel_hash(each) for name, each in KERNELS.items()}

@@ -135,9 +135,9 @@ def replace_layers(model, types=None, *, keep=None, example_inputs=None, capture
     that optimisers, checkpoints and wrappers go on as before: only its class changes, to ours,
     which is a subclass of it. Squeeze-and-excitation blocks of torchvision and timm (which need not
     be installed) are layers too: one operator takes the place of all their parts, see `Fused`. So
-    are timm's `Attention` and PyTorch's encoders, whose own layers are replaced as well; encoders
-    come along with `MultiheadAttention`, which they would pass by in inference. What torch.compile
-    has compiled before, this network or others, is compiled again.
+    are timm's `LayerNorm` and `Attention`, and PyTorch's encoders, whose own layers are replaced as
+    well; encoders come along with `MultiheadAttention`, which they would pass by in inference. What
+    torch.compile has compiled before, this network or others, is compiled again.
 
     The `Replacement` says which were `replaced`, and which were `left` and why: subclasses, which
     may compute something else; layers that are parametrised, not initialised yet, or whose options

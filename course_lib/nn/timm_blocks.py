@@ -1,6 +1,6 @@
-"""timm's squeeze and excitation, and attention, on our kernels. Imported where a model has them."""
+"""timm's blocks and layers on our kernels: imported where a model has them."""
 
-from timm.layers import activations, activations_me, squeeze_excite
+from timm.layers import activations, activations_me, norm, squeeze_excite
 from timm.models import _efficientnet_blocks, senet, vision_transformer
 from torch import nn
 
@@ -8,6 +8,7 @@ from course_lib import ops
 from course_lib.nn.attention import fault_of_heads
 from course_lib.nn.fused import ACTIVATIONS, GATES, Fused
 from course_lib.nn.layer import Layer
+from course_lib.nn.layer_norm import LayerNorm as _LayerNorm
 
 ACTIVATIONS |= {activations.Swish: "silu", activations_me.SwishMe: "silu"}
 GATES |= {
@@ -67,9 +68,20 @@ class Attention(Layer, vision_transformer.Attention):
         return fault_of_heads(layer)
 
 
+class LayerNorm(_LayerNorm, norm.LayerNorm):
+    """Of vision transformers: as PyTorch's, but for an option of timm's."""
+
+    @staticmethod
+    def fault(layer):
+        if getattr(layer, "_fast_norm", False):
+            return "timm's fast_norm is on, which autocast lets compute in half precision"
+        return None
+
+
 #: Class of a block -> the class that takes its place.
 BLOCKS = {
     vision_transformer.Attention: Attention,
+    norm.LayerNorm: LayerNorm,
     _efficientnet_blocks.SqueezeExcite: FusedSqueezeExcite,
     squeeze_excite.SEModule: FusedSEModule,
     senet.SEModule: FusedLegacySEModule,

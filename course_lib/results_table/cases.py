@@ -19,6 +19,8 @@ NETWORKS = {
     "fashion_mnist": "Fashion-MNIST network",
     "replace_layers.mobilenet_v2": "MobileNetV2, all layers ours",
     "replace_layers.resnet50": "ResNet-50, all layers ours",
+    "replace_layers.vit_b_16": "ViT-B/16, all layers ours",
+    "replace_layers.vit_tiny_patch16_224": "ViT-Ti/16, all layers ours",
     "tiny_imagenet": "Tiny-ImageNet network",
     "two_pathways": "Two pathways",
     "unet": "U-Net",

@@ -11,8 +11,8 @@
 # tiles; of [lesson 4](04_softmax_at_the_limit.ipynb) the gradient of softmax.
 #
 # **Time:** 130 minutes; there are good places to pause after sections 3 and 5. All cells together
-# run in less than half a minute without a GPU. This lesson measures no speed: what it says about
-# time is predicted from bytes, and says so. The words are collected in the
+# run in less than a minute without a GPU. Speeds were recorded for the course, on the GPU that is
+# named beside them; what is predicted from bytes says so. The words are collected in the
 # [glossary](glossary.md).
 
 # %%
@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from course_lib import cuda, plot, reference, simulator
+from course_lib import bench, cuda, plot, reference, results_table, simulator
+from course_lib.compare import compare
 from course_lib.runtime.intrinsics import online_add, warp_max, warp_online, warp_sum
 from course_lib.teach import TODO, check, hint, progress, solution, use
 
@@ -652,9 +653,8 @@ plot.arrays_moved({"five kernels": eager, "three kernels": fused,
 # matrix: written as scores, read, written as weights, read. The least is `q`, `k`, `v` read once and
 # `o` written once, and here that is a sixteenth of **one** size.
 #
-# What does it mean in time? No attention has been measured for this course yet, so the following is a
-# **prediction** from bytes and FLOPs alone, for a chip like the H200: 4,200 GB/s and 67 TFLOP/s in
-# float32. One layer, 16 heads:
+# What does it mean in time? The following is a **prediction** from bytes and FLOPs alone, for a chip
+# like the H200: 4,200 GB/s and 67 TFLOP/s in float32. One layer, 16 heads:
 
 # %%
 GBPS, TFLOPS = 4200, 67
@@ -671,6 +671,47 @@ print(f"the ridge is at {TFLOPS * 1e3 / GBPS:.0f} FLOPs per byte")
 # bound by memory, as long as there is a matrix. And without it? Hundreds of FLOPs for each byte:
 # right of the ridge. *The products are not the trouble. The matrix between them is.*
 #
+# ## 9 · Measured
+#
+# The library has this lesson's way as the rung `separate` of `course_lib.kernels.attention`. Its products
+# keep tiles in registers (lesson 8), and its weights overwrite the scores. PyTorch's
+# `scaled_dot_product_attention` (SDPA) makes the matrix, too, if it is told to fall back to plain
+# operators: `SDPA math`. `ours` and `SDPA flash`, the subject of the next lesson, never write it. Here are 8 texts of 2,048 words, 32 heads of 64 numbers, in bfloat16; scores are float32. **Predict** how much
+# memory each takes beside its input, and the time of `separate` from `GBPS` and `TFLOPS`.
+
+# %%
+recorded, SHAPE = bench.load_records(), (8, 32, 2048, 64)
+found = bench.find(recorded, name="attention.forward", shape=SHAPE, dtype="bfloat16")
+for row in found[0]["rows"] if found else []:
+    if row["label"] in ("separate", "SDPA math", "ours", "SDPA flash"):
+        memory = found[0]["peak_bytes"][row["label"]]
+        print(f"{row['label']:10}{row['microseconds'] / 1e3:7.2f} ms {memory / 1e9:7.2f} GB of memory")
+print(f"on an {recorded['device']['name']} ({results_table.when(found[0])})" if found else "Not measured yet.")
+
+# %%
+matrix, moved, flops, _ = predict(*SHAPE)
+print(f"predicted for separate: {moved / (GBPS * 1e6):.1f} ms for the bytes, "
+      f"{flops / (TFLOPS * 1e9):.1f} ms for the products; the matrix has {matrix / 1e9:.2f} GB")
+
+# %% [markdown]
+# The memory is as predicted: one matrix, and more than one for PyTorch. **Explaining the gap** in time:
+# `separate` takes far longer than bytes and products together. The record does not say where, a profiler would.
+# What we know: its threads make 4 × 4 results each and fetch 8 numbers from shared memory for 16 products,
+# while the roof is that of threads that only multiply; and it has no tensor cores, which the other three use.
+# The next lesson gets rid of the matrix first, and then looks at tensor cores.
+#
+# **On your machine** the library's kernels run as well, on the GPU or in the simulator. `compare` gives them
+# random numbers, and holds the result and PyTorch's to float64. The error is in units of what rounding makes
+# plausible. (In a terminal: `python -m course_lib compare attention --variant separate`. And `bench attention
+# --names attention.forward --shapes 2x8x1024x64` measures a smaller size on your own GPU.)
+
+# %%
+for direction in ("forward", "backward"):
+    result = compare("attention", variant="separate", direction=direction)
+    print(result.title)
+    print(f"    error {result.ours.scaled:.0e}, PyTorch's {result.peer.scaled:.0e}; right: {result.right}")
+
+# %% [markdown]
 # ## What the profiler says
 #
 # Sectors loaded and stored by your three kernels, in sizes of the matrix, beside what was predicted. The

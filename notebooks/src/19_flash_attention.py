@@ -11,9 +11,9 @@
 # [lesson 8](08_convolution.ipynb).
 #
 # **Time:** 150 minutes; there are good places to pause after sections 3 and 5. All cells together
-# run in less than a minute in the simulator. Nothing of this lesson has been measured on a GPU yet:
-# what it says about speed are predictions from bytes, or figures that others have published, and it
-# says which. The words are collected in the [glossary](glossary.md).
+# run in less than a minute in the simulator. Speeds were recorded for the course on the GPU that is
+# named beside them, or predicted from bytes, or published by others: the lesson says which. The words
+# are collected in the [glossary](glossary.md).
 
 # %%
 import math
@@ -21,7 +21,8 @@ import math
 import numpy as np
 import torch
 
-from course_lib import cuda, plot, reference, simulator
+from course_lib import bench, cuda, plot, reference, results_table, simulator
+from course_lib.compare import compare
 from course_lib.teach import TODO, check, hint, progress, solution, use
 
 f, ALL = np.float32, 0xFFFFFFFF
@@ -715,6 +716,74 @@ plot.arithmetic(rows, {"tensor cores, 16 bits": 989}, device="H100, as published
 # Where would *yours* be? We can only predict. It has no tensor cores, so 67 TFLOP/s is a roof. In the inner loop it reads two numbers
 # from shared memory for each product, which lesson 8 has shown to allow an eighth of that at most. Tiles in registers, as in lesson 8, would be the
 # next step.
+
+# %% [markdown]
+# ## 8 · Measured
+#
+# The library has made these steps, one after another: `tiled` is your loop with larger tiles, in float32. `tensor_core` multiplies by `mma` or, on an H100 and
+# H200, by `wgmma`, and keeps the weights in registers. `separate` is lesson 18's way. The example has 8 sequences of 2,048 tokens, 32 heads of 64 numbers, in
+# bfloat16. **Predict** how far `tiled` gets on the float32 units, and what tensor cores are worth.
+
+# %%
+recorded, SHAPE = bench.load_records(), (8, 32, 2048, 64)
+found, found_causal = (bench.find(recorded, name=name, shape=SHAPE, dtype="bfloat16")
+                       for name in ("attention.forward", "attention.forward.causal"))
+LABELS = {"separate": "separate", "tiled": "tiled", "tensor_core/mma": "tensor cores, mma",
+          "tensor_core/warpgroup": "tensor cores, wgmma", "SDPA flash": "PyTorch, FlashAttention-2",
+          "SDPA cuDNN": "PyTorch, cuDNN"}
+
+
+def show(record, title, limits):
+    rows = [row | {"label": LABELS[row["label"]]} for row in record["rows"] if row["label"] in LABELS]
+    return plot.arithmetic(rows, limits, title=title, device=recorded["device"]["name"],
+                           date=results_table.when(record))
+
+# %%
+if found:
+    peaks = found[0]["peaks_tflops"]
+    picture = show(found[0], "Forward, 2,048 tokens, 64 numbers in a row, bfloat16, not causal",
+                   {"float32 units": peaks["fma"], "tensor cores, 16 bits": peaks["bfloat16"]})
+    print("left out:", found[0]["left_out"])
+picture if found else print("Attention has not been measured on a GPU yet.")
+
+# %% [markdown]
+# `streaming` was left out, since it takes so long. And `tiled`, without a matrix, is no faster than `separate`, with it. So bytes are not what either waits for in
+# float32. What tiles have won is *memory*, and the way to tensor cores: with these, arithmetic is cheap enough that a matrix would be the limit. (`cuDNN` and FlashAttention-2
+# are backends of PyTorch's `scaled_dot_product_attention`.)
+#
+# **Predict** from section 5 what part of the time the causal kernels need, with 32 tiles of 64 queries.
+
+# %%
+times = [{row["label"]: row["microseconds"] for row in each[0]["rows"]} for each in (found, found_causal) if each]
+for label in LABELS if len(times) == 2 else ():
+    print(f"{LABELS[label]:26} causal takes {times[1][label] / times[0][label]:.2f} of the time")
+print(f"tiles that are seen        {(32 + 1) / 64:.2f} of all")
+
+# %% [markdown]
+# The longer a rung takes for a tile, the closer it gets to the count of tiles. `separate` and its matrix save nothing. The fast kernels have the tiles
+# on the diagonal, which need a mask, and blocks with little and with much to do.
+#
+# And the memory beside q, k and v: the same number of tokens, in ever fewer and longer sequences. `math` is PyTorch's way with the matrix.
+
+# %%
+for shape in ((32, 32, 512, 64), SHAPE, (1, 32, 16384, 64)):
+    for record in bench.find(recorded, name="attention.forward", shape=shape, dtype="bfloat16"):
+        memory = {label: record["peak_bytes"].get(label) for label in ("ours", "SDPA flash", "SDPA math")}
+        print(f"T = {shape[2]:6,}: ", ", ".join(
+            f"{label} {n / 1e6:,.0f} MB" if n else f"{label} not tried" for label, n in memory.items()))
+
+# %% [markdown]
+# Linear: what grows with the tokens, and not with the square of a sequence. (o, and lse. The longest was not tried with a matrix, which would have 34 GB.)
+#
+# **On your machine** the same kernels run on the GPU, or in the simulator. `compare` gives each rung random numbers, and holds its result and PyTorch's
+# to float64; the error is in units of what rounding makes plausible. (In a terminal: `python -m course_lib compare attention --variant tiled`. And `bench attention --names
+# attention.forward --shapes 2x8x1024x64` measures a smaller size on your own GPU.)
+
+# %%
+for variant in ("streaming", "tiled"):
+    result = compare("attention", variant=variant)
+    print(result.title)
+    print(f"    error {result.ours.scaled:.0e}, PyTorch's {result.peer.scaled:.0e}; right: {result.right}")
 
 # %% [markdown]
 # ## What the profiler says

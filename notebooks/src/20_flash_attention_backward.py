@@ -11,9 +11,9 @@
 # [lesson 9](09_convolution_backward.ipynb) (gather instead of scatter).
 #
 # **Time:** 120 minutes; there is a good place to pause after section 3. All cells together run in less
-# than a minute in the simulator. Nothing of this lesson has been measured on a GPU yet: what it says about
-# speed are predictions from bytes and FLOPs, or figures that others have published, and it says which. The
-# words are collected in the [glossary](glossary.md).
+# than a minute in the simulator. Speeds were recorded for the course on the GPU that is named beside them, or
+# predicted from bytes and FLOPs, or published by others: the lesson says which. The words are collected in
+# the [glossary](glossary.md).
 
 # %%
 import math
@@ -21,7 +21,8 @@ import math
 import numpy as np
 import torch
 
-from course_lib import cuda, plot, reference, simulator
+from course_lib import bench, cuda, plot, reference, results_table, simulator
+from course_lib.compare import compare
 from course_lib.teach import TODO, check, hint, progress, solution, use
 
 f, ALL = np.float32, 0xFFFFFFFF
@@ -518,6 +519,60 @@ plot.arithmetic(rows, {"tensor cores, 16 bits": 989}, device="H100, as published
 # %% [markdown]
 # Forward, the same paper has 370, 595 and 648. So the way back is a little less efficient everywhere, and it has five products where the way forward has two.
 #
+# ## 8 · Measured
+#
+# The library's rungs beside PyTorch's kernels: 8 sequences of 2,048 tokens, 32 heads of 64 numbers, in bfloat16. TFLOP/s count *five* products for everybody, and ours walks
+# twice, which are seven. **Predict** what that costs beside FlashAttention-2, which adds dq by atomics; and what FlashAttention-2 loses when PyTorch is told to be deterministic.
+
+# %%
+recorded, LABELS = bench.load_records(), {
+    "tensor_core/mma": "two walks, mma", "tensor_core/warpgroup": "two walks, wgmma", "SDPA flash": "FlashAttention-2",
+    "SDPA flash, deterministic": "FlashAttention-2, deterministic", "SDPA cuDNN": "cuDNN"}
+
+
+def rows_of(shape):
+    """The record of a shape, and its rows that are compared here."""
+    for record in bench.find(recorded, name="attention.backward", shape=shape, dtype="bfloat16"):
+        return record, {row["label"]: row for row in record["rows"]}
+    return None, {}
+
+
+record, rows = rows_of((8, 32, 2048, 64))
+chosen = [rows[label] | {"label": name} for label, name in LABELS.items() if label in rows]
+
+# %%
+if record:
+    print("left out:", record["left_out"])
+    picture = plot.arithmetic(
+        chosen, {"tensor cores, 16 bits": record["peaks_tflops"]["bfloat16"]}, device=recorded["device"]["name"],
+        date=results_table.when(record), title="Backward, 2,048 tokens, 64 numbers in a row, bfloat16, not causal")
+picture if record else print("Attention's gradients have not been measured on a GPU yet.")
+
+# %%
+for shape in ((32, 32, 512, 64), (8, 32, 2048, 64), (1, 32, 16384, 64)):
+    record, rows = rows_of(shape)
+    if record:
+        ours, times = rows["ours"], {label: row["microseconds"] for label, row in rows.items()}
+        print(f"T = {shape[2]:6,}: ours {ours['tflops']:.0f} TFLOP/s, with all seven products {1.4 * ours['tflops']:.0f}; "
+              f"beside FlashAttention-2 {times['SDPA flash'] / times['ours']:.2f} times as fast, "
+              f"deterministic {times['SDPA flash, deterministic'] / times['ours']:.2f}")
+
+# %% [markdown]
+# The rungs `tiled` and `separate`, without tensor cores, were left out, since a call of them takes so long. **Explaining the gap.** Count the seven products that are computed, and a part of it is closed: two
+# walks cost what you predicted. The rest are things of the kind that section 7 names. In return, our gradients are the same in all bits with every run. FlashAttention-2 can be made so,
+# too; look what it costs for a long sequence, where many blocks wait for their turn to add.
+#
+# **On your machine** the library's kernels run as well, on the GPU or in the simulator. `compare` gives them random numbers, and holds the gradients and PyTorch's to float64; the error is in units of what
+# rounding makes plausible. (In a terminal: `python -m course_lib compare attention --direction backward --variant tiled`. And `bench attention --names attention.backward --shapes 2x8x1024x64` measures a smaller size on your
+# own GPU.)
+
+# %%
+for variant in ("tiled", "separate"):
+    result = compare("attention", variant=variant, direction="backward")
+    print(result.title)
+    print(f"    error {result.ours.scaled:.0e}, PyTorch's {result.peer.scaled:.0e}; right: {result.right}")
+
+# %% [markdown]
 # ## What the profiler says
 #
 # What it would show of your two kernels, counted by the tracer:

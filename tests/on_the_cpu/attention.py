@@ -8,6 +8,8 @@ with recorded() as launches:
     assert list(attention_options.truth_faults("cpu")) == []
     assert list(attention_options.packed_faults("cpu")) == []
     assert list(attention_options.torch_faults("cpu", range(20))) == []
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        assert list(attention_options.sample_faults("cpu", dtype)) == []
     q, k, v = (torch.randn(2, 2, n, 300, requires_grad=True) for n in (3, 5, 5))
     v = torch.eye(5).expand(2, 2, 5, 5).clone().requires_grad_()
     o = ops.attention(q, k, v, dropout_p=0.5)  # weights, of which half is dropped
