@@ -23,7 +23,11 @@ GPU_ONLY = pytest.mark.skipif(SIMULATED, reason="takes the simulator too long")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROUNDING = torch.finfo(torch.float32).eps
 ON_ORDINARY_CORES = "separate", "streaming", "tiled"
-WAYS = "tensor_core/mma", "tensor_core/warpgroup"
+#: Forwards, backwards.
+WAYS = (
+    ("tensor_core/mma",) * 2, ("tensor_core/warpgroup",) * 2, ("tensor_core/split",) * 2,
+    ("tensor_core/warpgroup", "tensor_core/atomic"),
+)  # fmt: skip
 NAMES = ("dq", "dk", "dv", "dmask")
 
 
@@ -205,20 +209,21 @@ def test_every_option_on_every_rung(call):
 
 
 @settings(max_examples=4 if SIMULATED else 50, deadline=None)
-@given(calls(DTYPES[1:]))
+@given(calls())
 def test_every_option_on_tensor_cores(call):
     q, k, v, options = call
     check(q, k, v, ("tensor_core",), ("tensor_core",), **options)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_tiles_that_follow_one_another_on_tensor_cores(way):
+@pytest.mark.parametrize("forward, backward", WAYS)
+def test_tiles_that_follow_one_another_on_tensor_cores(forward, backward):
     """Whole tiles, and those with an edge of queries or keys; the sanitizer watches them."""
-    if "warpgroup" in way and not SIMULATED and torch.cuda.get_device_capability() != (9, 0):
+    if "warpgroup" in forward and not SIMULATED and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("compute capability 9.0 alone has wgmma")
-    q, k, v = (numbers(1, 1, n, 24, dtype=torch.bfloat16) for n in (70, 200, 200))
+    dtype = torch.float32 if "split" in forward else torch.bfloat16
+    q, k, v = (numbers(1, 1, n, 24, dtype=dtype) for n in (70, 200, 200))
     with simulator.sanitize() if SIMULATED else contextlib.nullcontext() as report:
-        check(q, k, v, (way,), (way,), causal=True, lower_right=True)
+        check(q, k, v, (forward,), (backward,), causal=True, lower_right=True)
     assert report is None or not report.findings, report
 
 
@@ -307,10 +312,13 @@ def test_padding_is_not_read():
 
 
 @pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
-@pytest.mark.parametrize("variant", ["separate", "tiled", *WAYS])
-def test_the_sanitizer_finds_nothing_with_all_options(variant):
-    """Nor does the order of threads change a bit."""
-    dtype = torch.float16 if variant in WAYS else torch.float32
+@pytest.mark.parametrize(
+    "forward, backward", [("separate",) * 2, ("tiled",) * 2, *WAYS]
+)
+def test_the_sanitizer_finds_nothing_with_all_options(forward, backward):
+    """Nor does the order of threads change a bit, but where atomics add."""
+    whole = forward in ("separate", "tiled") or "split" in forward
+    dtype = torch.float32 if whole else torch.float16
     q, k, v = (numbers(1, *shape, dtype=dtype) for shape in ((2, 19, 8), (1, 18, 8), (1, 18, 8)))
     options = dict(
         causal=True, lower_right=True, window=(9, None), softcap=3.0, slopes=numbers(2).abs(),
@@ -321,11 +329,12 @@ def test_the_sanitizer_finds_nothing_with_all_options(variant):
     for order in ("forward", "random"):
         watch = simulator.sanitize() if order == "forward" else contextlib.nullcontext()
         with watch as report, simulator.options(order=order, seed=3):
-            o, lse = attention.forward(q, k, v, variant=variant, **options)
-            saved = dict(variant=variant, mask_gradient=True, **options)
+            o, lse = attention.forward(q, k, v, variant=forward, **options)
+            saved = dict(variant=backward, mask_gradient=True, **options)
             found.append((o, lse, *attention.backward(o, q, k, v, o, lse, **saved)))
         assert report is None or not report.findings, report
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    close = torch.equal if "atomic" not in backward else torch.allclose
+    assert all(close(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_results_lie_as_their_inputs_do():

@@ -24,8 +24,9 @@ them down when a larger score comes. The backward pass has `separate`, `tiled` a
 which compute the weights again from lse; three kernels (delta; dk and dv; dq), no atomics: two runs
 agree bit for bit. Asked for by its name, `tensor_core/atomic` adds dq up by atomics beside dk and
 dv, 5 products instead of 7 (compute capability 9.0; float16 and bfloat16; D and E up to 128): it is
-faster, and two runs may differ in the last bits of dq. `tiled` and `tensor_core` need shared memory for D and E beyond 128 (in float32,
-backwards, beyond 64), which not every chip has; AUTO takes the next rung there.
+faster, and two runs may differ in the last bits of dq. `tiled` and `tensor_core` need shared memory
+for D and E beyond 128 (in float32, backwards, beyond 64), which not every chip has; AUTO takes the
+next rung there.
 
 Options (`forward`): causal from either corner, sliding window, key lengths, packed sequences,
 boolean and additive masks (memory of a mask is quadratic), softcap, ALiBi, dropout. A query that
