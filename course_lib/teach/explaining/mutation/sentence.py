@@ -17,6 +17,7 @@ import ast
 import contextlib
 import itertools
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -47,7 +48,6 @@ from course_lib.teach.explaining.mutation.repair import (
     place_of_all,
 )
 from course_lib.teach.explaining.mutation.words import words_for
-from course_lib.teach.todo import own_functions
 
 Found = TypeVar("Found")
 
@@ -69,12 +69,15 @@ def cause(attempt: Attempt, failure: Failure, operators=EVERY, *, thorough: bool
     if failure.run.engine.order not in attempt.orders:
         attempt = replace(attempt, orders=(failure.run.engine.order, *attempt.orders))
     experiments = (Grafting, GRAFTING), (Matching, MATCHING), (Mending, ALONE)
-    told = Told()
+    told, left = Told(), 0.0  # seconds that an experiment leaves are the next one's
     with forgotten():
         for kind, seconds in experiments if thorough else experiments[:1]:
             if not told.words or not told.sure:
                 experiment = kind(attempt, failure, own, operators, told)
-                told = experiment.conclusion(_in_time(seconds, experiment.found()))
+                end = time.process_time() + seconds + left
+                found = _in_time(seconds + left, experiment.found())
+                left = max(0.0, end - time.process_time())
+                told = experiment.conclusion(found)
         if not thorough and _is_told_anyhow(failure, told):
             told = Told()
     return _sentence(attempt, told)
@@ -217,16 +220,21 @@ def _sentence(attempt: Attempt, told: Told) -> str:
     where = quote(function.__code__.co_filename, line, called)
     if not told.words:
         where = f"one more before {where}" if told.missing else f"another line in place of {where}"
-        others = "" if told.missing else _own_calls(function, line)
+        others = "" if told.missing else _own_calls(function, line, attempt.exercise.solution)
         return f"{where},{others} makes every case right"
     what = "code" if attempt.exercise.kind == "launcher" else attempt.exercise.kind
     where = f"it is missing before {where}" if told.missing else where
     return f"your {what} behaves exactly like the right one {told.words}; {where}"
 
 
-def _own_calls(function: Callable, line: int) -> str:
-    """Return " or another `f`," for what a line calls of the learner's own: it may be wrong too."""
+def _own_calls(function: Callable, line: int, solution: Callable) -> str:
+    """Return " or another `f`," for what a line calls of the learner's own: it may be wrong too.
+
+    What the solution has as well, such as a function that is given, is not.
+    """
     texts = [each.text for each in lines_of(parsed(function).body[0]) if each.number <= line]
     called = dict.fromkeys(re.findall(r"(?<![.\w])\w+(?=\()", texts[-1] if texts else ""))
-    own = {each.__name__ for each in own_functions(function)[1:]}
+    right = set(map(ast.unparse, program(solution).body[1:]))
+    helpers = program(function).body[1:]
+    own = {each.name for each in helpers if ast.unparse(each) not in right}
     return "".join(f" or another `{name}`," for name in called if name in own)
