@@ -37,7 +37,7 @@ from course_lib.teach.explaining.mutation.changes import (
     program,
 )
 from course_lib.teach.explaining.mutation.grafts import Graft, definitions, grafts
-from course_lib.teach.explaining.mutation.likeness import nearest_first, same_code
+from course_lib.teach.explaining.mutation.likeness import nearest_first, nearest_form, same_code
 from course_lib.teach.explaining.mutation.lines import lines_of
 from course_lib.teach.explaining.mutation.matching import Reproduction
 from course_lib.teach.explaining.mutation.repair import (
@@ -71,6 +71,8 @@ def cause(attempt: Attempt, failure: Failure, operators=EVERY, *, thorough: bool
     experiments = (Grafting, GRAFTING), (Matching, MATCHING), (Mending, ALONE)
     told, left = Told(), 0.0  # seconds that an experiment leaves are the next one's
     with forgotten():
+        solution = nearest_form(attempt.exercise, own)
+        attempt = replace(attempt, exercise=replace(attempt.exercise, solution=solution))
         for kind, seconds in experiments if thorough else experiments[:1]:
             if not told.words or not told.sure:
                 experiment = kind(attempt, failure, own, operators, told)
@@ -80,7 +82,7 @@ def cause(attempt: Attempt, failure: Failure, operators=EVERY, *, thorough: bool
                 told = experiment.conclusion(found)
         if not thorough and _is_told_anyhow(failure, told):
             told = Told()
-    return _sentence(attempt, told)
+        return _sentence(attempt, told)
 
 
 def _in_time(seconds: float, found: Iterable[Found]) -> list[Found]:
