@@ -40,8 +40,8 @@ mistakes("flash_attention",
     ("flash_register_divided_each_time", r"line \d+, `acc", FLASH,
      "acc[d // TILE] = value", "acc[d // TILE] = value / total"))
 mistakes("flash_attention_causal",
-    ("causal_register_of_its_own_weight", r"line \d+, `value \+= ", *FORMS["flash_attention_causal"],
-     WEIGHT, "+= weight * vs[j, d]"))
+    ("causal_register_of_its_own_weight", r"line \d+, `value \+= ",
+     *FORMS["flash_attention_causal"], WEIGHT, "+= weight * vs[j, d]"))
 mistakes("attention_delta",
     ("delta_in_16_lanes", r"; line \d+, `for step in \(8", *FORMS["attention_delta"],
      "(16, 8", "(8"))
