@@ -23,7 +23,10 @@ mistakes("attention_streaming",
      STREAMING, BUTTERFLY, ""),
     ("streaming_in_16_lanes", r"; line \d+, `for step in \(8", STREAMING, "(16, 8", "(8"),
     ("streaming_scale_squared", r"; line \d+, `score \*= scale", STREAMING, "score *= scale",
-     "score *= scale * scale"))
+     "score *= scale * scale"),
+    ("streaming_maximum_too_early", r"line \d+, `factor, weight", STREAMING,
+     "new = max(m, score)", "new = max(m, score)\n            m = new",
+     "m, total = new, total", "total = total"))
 
 WEIGHT = "+= weights[row, j] * vs[j, d]"
 BARRIER = "        cuda.syncthreads()\n        for d in range(col, D, TILE):\n            acc"

@@ -75,6 +75,14 @@ PREDICT_ATTENTION = Exercise(
     name="predict_attention",
     title="What attention costs",
     solution=predict_attention,
+    forms=(
+        (
+            *(", inputs = 4 * B * H * T * T, 4 * B * H * T * D", " = 4 * B * H * T * T"),
+            "(2 * inputs + matrix) + 2 * matrix + (matrix + 2 * inputs)",
+            "4 * matrix + 4 * 4 * B * H * T * D",
+            *("2 * (2 * B * H * T * T * D)", "4 * B * H * T * T * D"),
+        ),
+    ),
     kind="function",
     reference=_prediction_reference,
     cases=_prediction_cases,

@@ -26,7 +26,7 @@ from course_lib.teach.explaining.mutation.lines import (
     translation,
     written,
 )
-from course_lib.teach.explaining.mutation.trees import at, is_store, paths, replaced
+from course_lib.teach.explaining.mutation.trees import at, is_store, names_in, paths, replaced
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,9 @@ def _apart_if(line: Line, own: list[Line], k: int | None) -> list[Line]:
     if k is None or tuples is None or _tuple_set(own[k].text) or " = " not in own[k].text:
         return [line]
     names, values = tuples
-    used = {n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name)}
-    if used & set(re.findall(r"\w+", " ".join(names))) or len(names) != len(values):
+    set_before = (set(re.findall(r"\w+", " ".join(names[:n]))) for n in range(len(names)))
+    later = any(names_in(value) & known for value, known in zip(values, set_before, strict=False))
+    if later or len(names) != len(values):
         return [line]
     each = zip(names, values, strict=True)
     return [replace(line, text=f"{name} = {ast.unparse(value)}") for name, value in each]

@@ -28,6 +28,8 @@ def forms(exercise: Exercise) -> list[Callable]:
     for pieces in exercise.forms:
         text = source
         for old, new in zip(pieces[::2], pieces[1::2], strict=True):
+            if old not in text:
+                raise ValueError(f"{exercise.name}: its solution has no {old!r}")
             text = text.replace(old, new)
         found.append(built(text, exercise.solution))
     return found
