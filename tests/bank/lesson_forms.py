@@ -44,7 +44,9 @@ mistakes("flash_attention",
      "acc[d // TILE] = value", "acc[d // TILE] = value / total"))
 mistakes("flash_attention_causal",
     ("causal_register_of_its_own_weight", r"line \d+, `value \+= ",
-     *FORMS["flash_attention_causal"], WEIGHT, "+= weight * vs[j, d]"))
+     FORMS["flash_attention_causal"][0], WEIGHT, "+= weight * vs[j, d]"),
+    ("causal_from_the_upper_left", r"line \d+, `for first.* with the same in another line",
+     FORMS["flash_attention_causal"][1], "TILE + S - T)", "TILE)", "<= i + S - T", "<= i"))
 mistakes("attention_delta",
     ("delta_in_16_lanes", r"; line \d+, `for step in \(8", *FORMS["attention_delta"],
      "(16, 8", "(8"))

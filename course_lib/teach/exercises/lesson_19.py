@@ -176,6 +176,12 @@ _IN_A_REGISTER = (
     "value += weights[row, j] * vs[j, d]\n            acc[d // TILE] = value",
 )
 
+#: Causal: it is asked of each key whether it exists, too.
+_GUARDED = (
+    *("TILE * (cuda.blockIdx.x + 1)", "TILE * cuda.blockIdx.x + TILE"),
+    *("first + col <= i", "first + col < S and first + col <= i"),
+)
+
 
 # ---- attention_streaming ---------------------------------------------------------------------
 
@@ -458,7 +464,7 @@ FLASH_ATTENTION_CAUSAL = Exercise(
     name="flash_attention_causal",
     title="Causal: tiles that are never fetched",
     solution=flash_attention_causal,
-    forms=(_IN_A_REGISTER,),
+    forms=(_IN_A_REGISTER, _GUARDED, (*_IN_A_REGISTER, *_GUARDED)),
     reference=lambda *inputs: _reference(True, *inputs),
     cases=_causal_cases,
     tolerance=_ATTENTION,

@@ -167,7 +167,7 @@ def _bare(text: str) -> Counter:
 def difference(own: str, right: str) -> tuple:
     """Return what is other in two lines, with all names made equal: twins differ in the same."""
     one, other = (
-        ["name" if _NAME.fullmatch(each) else each for each in _TOKEN.findall(text)]
+        ["name" if _is_name(each) else each for each in _TOKEN.findall(text)]
         for text in (own, right)
     )
     matcher = difflib.SequenceMatcher(None, one, other, autojunk=False)

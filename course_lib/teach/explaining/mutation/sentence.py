@@ -98,13 +98,14 @@ def _in_time(seconds: float, found: Iterable[Found]) -> list[Found]:
 class Told:
     """What is known: the line, and what is wrong in it; or `missing` before it.
 
-    It is `sure` if what makes it right belongs there.
+    It is `sure` if what makes it right belongs there; `twins` if other lines change with it.
     """
 
     line: int | None = None
     words: str = ""
     sure: bool = False
     missing: bool = False
+    twins: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,10 +146,16 @@ class Grafting(Experiment):
         told = []
         for line, those in sorted(lines.items()):
             words = next(iter(_in_time(REPAIR, self._words(those))), "")
-            told.append(Told(line, words, sure, all(graft.missing for graft in those)))
+            missing, twins = all(each.missing for each in those), all(map(self._twins, those))
+            told.append(Told(line, words, sure, missing, twins))
         if len({each.words for each in told}) != 1 or len(told) > 1 and not told[0].words:
             return Told()
         return told[-1]
+
+    def _twins(self, graft: Graft) -> bool:
+        """Tell whether the piece stands in several lines."""
+        both = [ast.unparse(each).splitlines() for each in (self.own, ast.parse(graft.text))]
+        return len(both[0]) == len(both[1]) and sum(a != b for a, b in zip(*both, strict=True)) > 1
 
     def _words(self, found: list[Graft]) -> Iterator[str]:
         """Yield the words for the pieces that have any, from the smallest on."""
@@ -223,7 +230,8 @@ def _sentence(attempt: Attempt, told: Told) -> str:
     if not told.words:
         where = f"one more before {where}" if told.missing else f"another line in place of {where}"
         others = "" if told.missing else _own_calls(function, line, attempt.exercise.solution)
-        return f"{where},{others} makes every case right"
+        twins = " with the same in another line," if told.twins else ""
+        return f"{where},{others}{twins} makes every case right"
     what = "code" if attempt.exercise.kind == "launcher" else attempt.exercise.kind
     where = f"it is missing before {where}" if told.missing else where
     return f"your {what} behaves exactly like the right one {told.words}; {where}"
