@@ -290,8 +290,8 @@ print(f"{reads.sectors_per_request:.0f} sectors per request")
 plot.access_map(scores_trace, reads, steps=2, title="Eight numbers of each of four keys")
 
 # %% [markdown]
-# Four sectors, and all 32 bytes of each are wanted. A thread for each score that read its key by itself
-# would touch 32 sectors with each request, a key for each lane, and want 4 bytes of each.
+# Four sectors, and all 32 bytes of each are wanted. If each of the 32 lanes read a key of its own, a
+# request would touch 32 sectors and want 4 bytes of each.
 
 # %% [markdown]
 # ## 5 · Scale, mask and softmax
@@ -440,8 +440,8 @@ print("expanded", tuple(wide.shape), "strides", wide.stride(), "bytes", wide.unt
 # ### Exercise: all in one kernel
 #
 # A warp per row (b, h, i), of any length. If `causal`, query i may look at key j only where `j <= i`. The
-# weights go to `y`, and m + log s to `lse`. You have `online_add` and `warp_online` of lesson 5.
-# (`math.log(0)` is $-\infty$ in a kernel, and no error.)
+# weights go to `y`, and m + log s to `lse`. You have `online_add(m, s, x)` and `warp_online(m, s)` of
+# lesson 5, which return the new pair. (`math.log(0)` is $-\infty$ in a kernel, and no error.)
 
 # %% exercise="scaled_softmax"
 @cuda.jit
@@ -486,8 +486,8 @@ plot.passes({"yours": softmax_trace}, raw.nbytes, title="Scale, mask and softmax
 # %% [markdown]
 # The scores are read twice, as in lesson 3: once for m and s, once for the weights. The second time
 # they come from a cache, since the row was read a moment ago. So memory sends the matrix once and
-# takes it once. (The mask counts little: a byte for each reading, and here it is always the same
-# byte.)
+# takes it once. (The bars of the mask are a byte for each reading. Here it is always the same byte, so that
+# memory sends next to nothing.)
 
 # %% [markdown]
 # Another good place for a break.
@@ -528,7 +528,8 @@ hint("attention_output")
 # ### Exercise: one launcher
 #
 # Now the whole: three launches, with room for what lies between them. It returns `o` and `lse`. The
-# kernels are yours if they have passed. **Predict:** which array decides how large each grid is?
+# kernels are yours if they have passed. `grid` of section 4 counts blocks for the products: columns
+# first, then rows, then matrices. **Predict:** which array decides how large each grid is?
 
 # %%
 attention_scores = use("attention_scores", attention_scores)

@@ -503,7 +503,12 @@ for site in flash_trace.sites:
 # %% [markdown]
 # The loads, which are most, have none left. What remains are the *stores* of the tiles: a warp stores four rows of 8
 # numbers, and with 65 from row to row these overlap in the banks. They are a few of many. There is a width with which
-# neither has conflicts of more than two; can you find it?
+# neither takes more than two turns; can you find it?
+#
+# <details><summary>Answer</summary>
+#
+# 68, for example. Eight rows begin 4 banks apart then, so that loads have no conflict, and no bank gets more than two numbers of a store.
+# </details>
 
 # %% [markdown]
 # ## 5 · Causal: tiles that are never fetched

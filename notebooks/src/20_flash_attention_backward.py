@@ -391,7 +391,7 @@ for name, mine, true, x in zip(("dq", "dk", "dv"), (dq, dk, dv), (dq_true, dk_tr
 
 # %% [markdown]
 # What the two ask memory for, in sizes of q. **Predict** how often a block's keys are fetched, and how often the queries. (There are 4 tiles of keys and 3 of
-# queries, and no block needs all of the others'.)
+# queries, and not every block needs all of the others'.)
 
 # %%
 def asked_for(trace, **names):

@@ -158,7 +158,7 @@ EQUIVALENT = {
     ),
     ("attention", "drop operand: -B * H * T * 32 // BLOCK → -B * H * T * 32"): _MORE_THREADS,
     ("attention", "change constant: 32 → 33"): _MORE_THREADS,
-    ("attention", "shift index: scaled_softmax[rows, BLOCK] → scaled_softmax[rows + 1, BLOCK]"): (
+    ("attention", "shift index: scaled_softmax[n_blocks, BLOCK] → scaled_softmax[n_blocks + 1, BLOCK]"): (
         _MORE_THREADS
     ),
     ("attention_streaming", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,

@@ -67,8 +67,8 @@ mistakes("scaled_softmax_backward",
     ("backward_of_16_rows", UNWRITTEN, backward_scaled_first, "if row >= B * H * T:",
      "if row >= min(B * H * T, 16):"))
 mistakes("attention",
-    ("attention_of_eight_blocks", f"{VALUES}|{UNWRITTEN}", "rows = -(-B * H * T * 32 // BLOCK)",
-     "rows = min(8, -(-B * H * T * 32 // BLOCK))"),
+    ("attention_of_eight_blocks", f"{VALUES}|{UNWRITTEN}", "n_blocks = -(-B * H * T * 32 // BLOCK)",
+     "n_blocks = min(8, -(-B * H * T * 32 // BLOCK))"),
     ("attention_of_one_tile_of_keys", f"{VALUES}|{UNWRITTEN}", attention_in_place,
      "attention_scores[(wide,", "attention_scores[(1,"),
     ("attention_of_four_tiles_of_numbers", f"{VALUES}|{UNWRITTEN}", attention_from_other_kernels,
@@ -92,10 +92,10 @@ mistakes("scaled_softmax",
     ("softmax_causal_without_mask", VALUES, SEEN + ":\n                value",
      "(j <= i if causal else mask[mb, mh, mi, j % mask.shape[3]]):\n                value"))
 mistakes("attention",
-    ("attention_causal_as_lower_right", VALUES, "scaled_softmax[rows, BLOCK](scores, mask, scale, "
-     "causal, weights, lse)", "seen = np.tri(T, S, S - T, dtype=bool) if causal else True\n"
+    ("attention_causal_as_lower_right", VALUES, "scaled_softmax[n_blocks, BLOCK](scores, mask, "
+     "scale, causal, weights, lse)", "seen = np.tri(T, S, S - T, dtype=bool) if causal else True\n"
      "    whole = np.ascontiguousarray(np.broadcast_to(mask & seen, scores.shape))\n"
-     "    scaled_softmax[rows, BLOCK](scores, whole, scale, False, weights, lse)"),
+     "    scaled_softmax[n_blocks, BLOCK](scores, whole, scale, False, weights, lse)"),
     ("attention_mask_of_the_first_example", VALUES, "(scores, mask, scale",
      "(scores, mask[:1], scale"))
 

@@ -257,8 +257,13 @@ def _first_written(attempt: Attempt, run: Run, failure: Failure | None) -> Failu
 
 
 def _telling(findings: Sequence):
-    """Return the finding to tell: the first, except that a race explains an early read."""
+    """Return the finding to tell: the first, or that which explains it."""
     first = findings[0]
+    if first.kind in ("race", "uninitialised-read"):
+        # Threads that wait at different barriers race past both of them.
+        apart = next((each for each in findings if each.kind == "barrier-divergence"), None)
+        if apart is not None:
+            return apart
     if first.kind == "uninitialised-read":
         # Memory that is written too late is not yet written when it is read too early.
         races = (each for each in findings if each.kind == "race" and first.line in each.lines)

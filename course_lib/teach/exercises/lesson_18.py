@@ -75,6 +75,14 @@ PREDICT_ATTENTION = Exercise(
     name="predict_attention",
     title="What attention costs",
     solution=predict_attention,
+    forms=(
+        (
+            *(", inputs = 4 * B * H * T * T, 4 * B * H * T * D", " = 4 * B * H * T * T"),
+            "(2 * inputs + matrix) + 2 * matrix + (matrix + 2 * inputs)",
+            "4 * matrix + 4 * 4 * B * H * T * D",
+            *("2 * (2 * B * H * T * T * D)", "4 * B * H * T * T * D"),
+        ),
+    ),
     kind="function",
     reference=_prediction_reference,
     cases=_prediction_cases,
@@ -392,16 +400,20 @@ ATTENTION_OUTPUT = Exercise(
 # ---- attention -------------------------------------------------------------------------------
 
 
+def grid(n_cols, n_rows, n_heads):
+    """Blocks of 8 × 8 threads for so many matrices."""
+    return -(-n_cols // TILE), -(-n_rows // TILE), n_heads
+
+
 def attention(q, k, v, mask, causal):
     (B, H, T, D), S = q.shape, k.shape[2]
     scores, weights = np.empty((2, B, H, T, S), np.float32)
     lse, o = np.empty((B, H, T), np.float32), np.empty((B, H, T, D), np.float32)
-    tiles_t, tiles_s, tiles_d = (-(-n // TILE) for n in (T, S, D))
     scale = np.float32(1 / math.sqrt(D))
-    attention_scores[(tiles_s, tiles_t, B * H), (TILE, TILE)](q, k, scores)
-    rows = -(-B * H * T * 32 // BLOCK)
-    scaled_softmax[rows, BLOCK](scores, mask, scale, causal, weights, lse)
-    attention_output[(tiles_d, tiles_t, B * H), (TILE, TILE)](weights, v, o)
+    attention_scores[grid(S, T, B * H), (TILE, TILE)](q, k, scores)
+    n_blocks = -(-B * H * T * 32 // BLOCK)
+    scaled_softmax[n_blocks, BLOCK](scores, mask, scale, causal, weights, lse)
+    attention_output[grid(D, T, B * H), (TILE, TILE)](weights, v, o)
     return o, lse
 
 
@@ -451,13 +463,13 @@ ATTENTION = Exercise(
     hints=(
         "Each kernel fills one array (the second one two). How large is each, and how many blocks "
         "does that take? Work from what is *written*, not from what is read.",
-        "Grids: (tiles of S, tiles of T, B · H) for the scores, a warp for each of B · H · T rows, "
-        "(tiles of D, tiles of T, B · H) for o. The scale is 1 / √D, as a float32, with D the "
-        "length of a query.",
+        "Grids: S columns and T rows of B · H matrices for the scores, a warp for each of "
+        "B · H · T rows, D columns and T rows for o. `grid` counts the tiles. The scale is 1 / √D, "
+        "as a float32, with D the length of a query.",
         "```python\nscale = np.float32(1 / math.sqrt(D))\n"
-        "attention_scores[(tiles_s, tiles_t, B * H), (TILE, TILE)](q, k, scores)\n"
+        "attention_scores[grid(S, T, B * H), (TILE, TILE)](q, k, scores)\n"
         "scaled_softmax[..., BLOCK](scores, mask, scale, causal, weights, lse)\n"
-        "attention_output[(..., ..., B * H), (TILE, TILE)](weights, ...)\nreturn o, lse\n```",
+        "attention_output[grid(..., ..., B * H), (TILE, TILE)](weights, ...)\nreturn o, lse\n```",
     ),
 )
 

@@ -168,6 +168,21 @@ _ABOUT = (
 )
 
 
+#: A key's part is added up in a register, and stored once.
+_IN_A_REGISTER = (
+    "acc[d // TILE] *= factor",
+    "value = acc[d // TILE] * factor",
+    "acc[d // TILE] += weights[row, j] * vs[j, d]",
+    "value += weights[row, j] * vs[j, d]\n            acc[d // TILE] = value",
+)
+
+#: Causal: it is asked of each key whether it exists, too.
+_GUARDED = (
+    *("TILE * (cuda.blockIdx.x + 1)", "TILE * cuda.blockIdx.x + TILE"),
+    *("first + col <= i", "first + col < S and first + col <= i"),
+)
+
+
 # ---- attention_streaming ---------------------------------------------------------------------
 
 
@@ -226,6 +241,13 @@ ATTENTION_STREAMING = Exercise(
     name="attention_streaming",
     title="Attention, a key at a time",
     solution=attention_streaming,
+    forms=(
+        (
+            *("for step in range(5):", "for step in (16, 8, 4, 2, 1):"),
+            *("1 << step)", "step)\n            score *= scale"),
+            *("score * scale", "score"),
+        ),
+    ),
     reference=lambda *inputs: _reference(False, *inputs),
     cases=_streaming_cases,
     tolerance=_ATTENTION,
@@ -348,6 +370,7 @@ FLASH_ATTENTION = Exercise(
     name="flash_attention",
     title="FlashAttention, with tiles in shared memory",
     solution=flash_attention,
+    forms=(_IN_A_REGISTER,),
     reference=lambda *inputs: _reference(False, *inputs),
     cases=_flash_cases,
     tolerance=_ATTENTION,
@@ -441,6 +464,7 @@ FLASH_ATTENTION_CAUSAL = Exercise(
     name="flash_attention_causal",
     title="Causal: tiles that are never fetched",
     solution=flash_attention_causal,
+    forms=(_IN_A_REGISTER, _GUARDED, (*_IN_A_REGISTER, *_GUARDED)),
     reference=lambda *inputs: _reference(True, *inputs),
     cases=_causal_cases,
     tolerance=_ATTENTION,

@@ -73,6 +73,7 @@ ATTENTION_DELTA = Exercise(
     name="attention_delta",
     title="One number for each row: delta",
     solution=attention_delta,
+    forms=(("for step in range(5):", "for step in (16, 8, 4, 2, 1):", "1 << step", "step"),),
     reference=lambda do, o: (do * o).sum(1),
     cases=_delta_cases,
     tolerance=Tolerance(1e-5, 1e-4, "up to 127 products of some tens are added in float32"),

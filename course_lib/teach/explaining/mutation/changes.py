@@ -15,7 +15,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import course_lib
 from course_lib.teach.exercise import python_function
@@ -68,18 +68,30 @@ class Change:
     def pieces(self) -> Iterator[tuple[str, str]]:
         """Yield the texts of what is changed, before and after, statement by statement."""
         for path, new in self.places:
-            start = _statement(self.tree, path)
-            node = at(self.tree, start)
+            start, bare = self._changed(path)
             if start == path:
                 after = new if isinstance(new, list) else [new]
                 fixed = map(ast.fix_missing_locations, after)
-                yield ast.unparse(node), "\n".join(map(ast.unparse, fixed))
+                yield unparsed(bare), "\n".join(map(ast.unparse, fixed))
             else:
-                # The body of a loop or an `if` stays what it is.
-                bare = node if path[len(start)] in ("body", "orelse") else _header(node)
                 holder = ast.Module([bare], [])
                 inner = ("body", 0, *path[len(start) :])
-                yield ast.unparse(bare), replaced(holder, inner, new)
+                yield unparsed(bare), replaced(holder, inner, new)
+
+    def removed(self) -> Iterator[str]:
+        """Yield the lines of the statements that are changed."""
+        for path, _ in self.places:
+            yield from unparsed(self._changed(path)[1]).splitlines()
+
+    def _changed(self, path: tuple) -> tuple[tuple, ast.stmt]:
+        """Return the path of the statement around a place, and it, or its header if that changes.
+
+        The body of a loop or an `if` stays what it is then.
+        """
+        start = _statement(self.tree, path)
+        node = at(self.tree, start)
+        whole = start == path or path[len(start)] in ("body", "orelse")
+        return start, node if whole else _header(node)
 
 
 def changes(
@@ -213,6 +225,13 @@ def _statement(tree: ast.Module, path: tuple) -> tuple:
     return path
 
 
+@lru_cache(maxsize=4096)
+def unparsed(node: ast.AST) -> str:
+    """Return the text of a node, which must not change after that."""
+    return ast.unparse(node)
+
+
+@lru_cache(maxsize=4096)
 def _header(node: ast.stmt) -> ast.stmt:
     """Return a statement without the statements inside it."""
     if not hasattr(node, "body"):

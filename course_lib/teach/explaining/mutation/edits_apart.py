@@ -164,6 +164,8 @@ def other_factor(node, frame):
 def _is_value(node, frame):
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     target = targets[0]
+    if isinstance(node.value, ast.Name) and frame.kinds.get(node.value.id) == "constant":
+        return False  # times a size it is still ZERO, in float64
     if isinstance(target, ast.Subscript):
         return True
     return isinstance(target, ast.Name) and frame.kinds.get(target.id) == "number"

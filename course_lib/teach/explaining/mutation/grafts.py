@@ -26,7 +26,7 @@ from course_lib.teach.explaining.mutation.lines import (
     translation,
     written,
 )
-from course_lib.teach.explaining.mutation.trees import at, is_store, paths, replaced
+from course_lib.teach.explaining.mutation.trees import at, is_store, names_in, paths, replaced
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,9 @@ def _apart_if(line: Line, own: list[Line], k: int | None) -> list[Line]:
     if k is None or tuples is None or _tuple_set(own[k].text) or " = " not in own[k].text:
         return [line]
     names, values = tuples
-    used = {n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name)}
-    if used & set(re.findall(r"\w+", " ".join(names))) or len(names) != len(values):
+    set_before = (set(re.findall(r"\w+", " ".join(names[:n]))) for n in range(len(names)))
+    later = any(names_in(value) & known for value, known in zip(values, set_before, strict=False))
+    if later or len(names) != len(values):
         return [line]
     each = zip(names, values, strict=True)
     return [replace(line, text=f"{name} = {ast.unparse(value)}") for name, value in each]
@@ -352,20 +353,20 @@ def _depth(right: list[Line], own: list[Line], home: dict[int, int], n: int) -> 
 def _put_in(
     own: list[Line], right: list[Line], home: dict[int, int], n: int
 ) -> tuple[list[Line], int]:
-    """Return the learner's lines with line `n` of the right code put in, and where."""
+    """Return the learner's lines with line `n` of the right code or its block put in; and where."""
     before = [home[k] for k in range(n) if k in home]
     place = max(before, default=-1) + 1
-    line = Line(_depth(right, own, home, n), right[n].text)
-    below = own[place:]
-    if _opens(line.text):  # what it holds in the right code becomes deeper in the learner's
-        inside = [home[k] for k in _block(right, n) if k in home]
-        last = max(inside, default=place - 1)
+    depth, block, below = _depth(right, own, home, n), _block(right, n), own[place:]
+    new = [Line(depth, right[n].text)]
+    if inside := [home[k] for k in block if k in home]:  # becomes deeper in the learner's
         below = [
-            replace(each, depth=each.depth + (k <= last))
+            replace(each, depth=each.depth + (k <= max(inside)))
             for k, each in enumerate(below, start=place)
         ]
+    else:  # what it holds is missing as well
+        new += [Line(right[k].depth + depth - right[n].depth, right[k].text) for k in block]
     number = own[min(place, len(own) - 1)].number
-    return [*own[:place], line, *below], number
+    return [*own[:place], *new, *below], number
 
 
 def _block(lines: list[Line], n: int) -> range:

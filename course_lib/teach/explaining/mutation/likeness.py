@@ -1,14 +1,16 @@
-"""Which changes of the solution bring it nearest to the learner's code: those are tried first."""
+"""Which form of the solution, and which changes of it, are nearest to the learner's code."""
 
 from __future__ import annotations
 
 import ast
 import copy
+import inspect
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from course_lib.teach.explaining.mutation.changes import Change
+from course_lib.teach.exercise import Exercise, python_function
+from course_lib.teach.explaining.mutation.changes import Change, built, parsed
 from course_lib.teach.explaining.mutation.frame import Frame
 from course_lib.teach.explaining.mutation.trees import called, is_range, range_parts
 
@@ -18,6 +20,33 @@ _KNOWN = frozenset(
     "continue pass float32 x y z shape size threadIdx blockIdx blockDim gridDim grid gridsize"
     .split()
 )  # fmt: skip
+
+
+def forms(exercise: Exercise) -> list[Callable]:
+    """Return the solution, and it in each of its other forms."""
+    source, found = inspect.getsource(python_function(exercise.solution)), [exercise.solution]
+    for pieces in exercise.forms:
+        text = source
+        for old, new in zip(pieces[::2], pieces[1::2], strict=True):
+            if old not in text:
+                raise ValueError(f"{exercise.name}: its solution has no {old!r}")
+            text = text.replace(old, new)
+        found.append(built(text, exercise.solution))
+    return found
+
+
+def nearest_form(exercise: Exercise, goal: ast.Module) -> Callable:
+    """Return the form of the solution that is most like the goal."""
+    if not exercise.forms:
+        return exercise.solution
+    wanted = _Tokens(goal).count(ast.unparse(goal.body[0]))
+
+    def likeness(form: Callable) -> float:
+        tree = parsed(form)
+        has = _Tokens(tree).count(ast.unparse(tree))
+        return (wanted & has).total() / (wanted | has).total()
+
+    return max(forms(exercise), key=likeness)
 
 
 def nearest_first(changes: Iterable[Change], goal: ast.Module) -> list[Change]:

@@ -167,15 +167,19 @@ def _bare(text: str) -> Counter:
 def difference(own: str, right: str) -> tuple:
     """Return what is other in two lines, with all names made equal: twins differ in the same."""
     one, other = (
-        ["name" if _NAME.fullmatch(each) else each for each in _TOKEN.findall(text)]
+        ["name" if _is_name(each) else each for each in _TOKEN.findall(text)]
         for text in (own, right)
     )
     matcher = difflib.SequenceMatcher(None, one, other, autojunk=False)
-    return tuple(
-        (tuple(one[i:j]), tuple(other[k:m]))
-        for tag, i, j, k, m in matcher.get_opcodes()
-        if tag != "equal"
-    )
+    apart = [places for tag, *places in matcher.get_opcodes() if tag != "equal"]
+    return tuple((_early(one, i, j, k < m), _early(other, k, m, i < j)) for i, j, k, m in apart)
+
+
+def _early(tokens: list[str], start: int, stop: int, fixed: bool) -> tuple[str, ...]:
+    """Return a piece that is put in, as early as it may: `a *` of `a * b[c]`, and not `* b`."""
+    while not fixed and 0 < start < stop and tokens[start - 1] == tokens[stop - 1]:
+        start, stop = start - 1, stop - 1
+    return tuple(tokens[start:stop])
 
 
 def translation(wrong: list[Line], own: list[Line], home: dict[int, int]) -> dict[str, str]:

@@ -17,6 +17,7 @@ import ast
 import contextlib
 import itertools
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -36,7 +37,7 @@ from course_lib.teach.explaining.mutation.changes import (
     program,
 )
 from course_lib.teach.explaining.mutation.grafts import Graft, definitions, grafts
-from course_lib.teach.explaining.mutation.likeness import nearest_first, same_code
+from course_lib.teach.explaining.mutation.likeness import nearest_first, nearest_form, same_code
 from course_lib.teach.explaining.mutation.lines import lines_of
 from course_lib.teach.explaining.mutation.matching import Reproduction
 from course_lib.teach.explaining.mutation.repair import (
@@ -47,7 +48,6 @@ from course_lib.teach.explaining.mutation.repair import (
     place_of_all,
 )
 from course_lib.teach.explaining.mutation.words import words_for
-from course_lib.teach.todo import own_functions
 
 Found = TypeVar("Found")
 
@@ -69,15 +69,20 @@ def cause(attempt: Attempt, failure: Failure, operators=EVERY, *, thorough: bool
     if failure.run.engine.order not in attempt.orders:
         attempt = replace(attempt, orders=(failure.run.engine.order, *attempt.orders))
     experiments = (Grafting, GRAFTING), (Matching, MATCHING), (Mending, ALONE)
-    told = Told()
+    told, left = Told(), 0.0  # seconds that an experiment leaves are the next one's
     with forgotten():
+        solution = nearest_form(attempt.exercise, own)
+        attempt = replace(attempt, exercise=replace(attempt.exercise, solution=solution))
         for kind, seconds in experiments if thorough else experiments[:1]:
             if not told.words or not told.sure:
                 experiment = kind(attempt, failure, own, operators, told)
-                told = experiment.conclusion(_in_time(seconds, experiment.found()))
+                end = time.process_time() + seconds + left
+                found = _in_time(seconds + left, experiment.found())
+                left = max(0.0, end - time.process_time())
+                told = experiment.conclusion(found)
         if not thorough and _is_told_anyhow(failure, told):
             told = Told()
-    return _sentence(attempt, told)
+        return _sentence(attempt, told)
 
 
 def _in_time(seconds: float, found: Iterable[Found]) -> list[Found]:
@@ -93,13 +98,14 @@ def _in_time(seconds: float, found: Iterable[Found]) -> list[Found]:
 class Told:
     """What is known: the line, and what is wrong in it; or `missing` before it.
 
-    It is `sure` if what makes it right belongs there.
+    It is `sure` if what makes it right belongs there; `twins` if other lines change with it.
     """
 
     line: int | None = None
     words: str = ""
     sure: bool = False
     missing: bool = False
+    twins: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,10 +146,16 @@ class Grafting(Experiment):
         told = []
         for line, those in sorted(lines.items()):
             words = next(iter(_in_time(REPAIR, self._words(those))), "")
-            told.append(Told(line, words, sure, all(graft.missing for graft in those)))
+            missing, twins = all(each.missing for each in those), all(map(self._twins, those))
+            told.append(Told(line, words, sure, missing, twins))
         if len({each.words for each in told}) != 1 or len(told) > 1 and not told[0].words:
             return Told()
         return told[-1]
+
+    def _twins(self, graft: Graft) -> bool:
+        """Tell whether the piece stands in several lines."""
+        both = [ast.unparse(each).splitlines() for each in (self.own, ast.parse(graft.text))]
+        return len(both[0]) == len(both[1]) and sum(a != b for a, b in zip(*both, strict=True)) > 1
 
     def _words(self, found: list[Graft]) -> Iterator[str]:
         """Yield the words for the pieces that have any, from the smallest on."""
@@ -217,16 +229,22 @@ def _sentence(attempt: Attempt, told: Told) -> str:
     where = quote(function.__code__.co_filename, line, called)
     if not told.words:
         where = f"one more before {where}" if told.missing else f"another line in place of {where}"
-        others = "" if told.missing else _own_calls(function, line)
-        return f"{where},{others} makes every case right"
+        others = "" if told.missing else _own_calls(function, line, attempt.exercise.solution)
+        twins = " with the same in another line," if told.twins else ""
+        return f"{where},{others}{twins} makes every case right"
     what = "code" if attempt.exercise.kind == "launcher" else attempt.exercise.kind
     where = f"it is missing before {where}" if told.missing else where
     return f"your {what} behaves exactly like the right one {told.words}; {where}"
 
 
-def _own_calls(function: Callable, line: int) -> str:
-    """Return " or another `f`," for what a line calls of the learner's own: it may be wrong too."""
+def _own_calls(function: Callable, line: int, solution: Callable) -> str:
+    """Return " or another `f`," for what a line calls of the learner's own: it may be wrong too.
+
+    What the solution has as well, such as a function that is given, is not.
+    """
     texts = [each.text for each in lines_of(parsed(function).body[0]) if each.number <= line]
     called = dict.fromkeys(re.findall(r"(?<![.\w])\w+(?=\()", texts[-1] if texts else ""))
-    own = {each.__name__ for each in own_functions(function)[1:]}
+    right = set(map(ast.unparse, program(solution).body[1:]))
+    helpers = program(function).body[1:]
+    own = {each.name for each in helpers if ast.unparse(each) not in right}
     return "".join(f" or another `{name}`," for name in called if name in own)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from course_lib.teach.explaining.mutation.changes import changes, changes_alike
@@ -35,12 +36,15 @@ def words_for(
     """Return what is otherwise in the learner's code than in the repaired; "" if that is much."""
     tree = ast.parse(repaired)
     text = ast.unparse(learners)
-    lines = set(map(str.strip, text.splitlines()))
+    lines = Counter(map(str.strip, text.splitlines()))
+    gone = Counter(map(str.strip, ast.unparse(tree).splitlines())) - lines
     about = original, operators, tree
     for change in (*changes(*about), *changes_alike(*about)):
+        if gone and not any(line.strip() in gone for line in change.removed()):
+            continue  # a line that the learner lacks is not changed
         after = [line.strip() for _, piece in change.pieces() for line in piece.splitlines()]
         # The whole text is made only where the piece that is changed stands in the learner's.
-        if lines.issuperset(line for line in after if line != "pass") and change.text == text:
+        if all(line in lines for line in after if line != "pass") and change.text == text:
             return change.words
     both = zip(tree.body, learners.body, strict=True)
     right, own = next(
