@@ -274,6 +274,7 @@ def _decided(model, layers, timed, stay, given, ways):
         stay |= {each.module: each.told(ways[-1]) for each in timed}
         return Choice.of(layers, stay, timed, "Every layer stays PyTorch's: none gains.")
     grad, autocast = torch.is_grad_enabled(), calls.autocast_now()
+    _with_fresh_leaves(model)
     steps = {}
     for label, mine in {THEIRS: set(), **chosen}.items():
         classes = [pair for layer in layers for pair in layer.turned(layer.module in mine)]
@@ -295,12 +296,23 @@ def _decided(model, layers, timed, stay, given, ways):
     return Choice.of(layers, stay, timed, f"Layers that gain are ours: {told}.")
 
 
+def _with_fresh_leaves(model):
+    """Parameters become others, of the same memory: a step that the model has done before has tied
+    its own to the stream of that step, which no graph can hold."""
+    fresh = {}
+    for part in model.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                leaf = torch.nn.Parameter(parameter.detach(), parameter.requires_grad)
+                part._parameters[name] = fresh.setdefault(id(parameter), leaf)
+
+
 @contextlib.contextmanager
 def _as_before(model, place):
-    """In this block the model may compute: its buffers, attributes and classes, and the random
-    numbers of its device, are afterwards as before."""
+    """In this block the model may compute: its parameters, buffers, attributes and classes, and the
+    random numbers of its device, are afterwards as before."""
     parts = [(part, type(part), dict(vars(part))) for part in model.modules()]
-    held = [(found, dict(found)) for part, _, _ in parts for found in (part._buffers,)]
+    held = [(f, dict(f)) for part, _, _ in parts for f in (part._buffers, part._parameters)]
     contents = [(buffer, buffer.clone()) for buffer in model.buffers()]
     on_gpu = place.type == "cuda"
     with torch.random.fork_rng([place] if on_gpu else []):
