@@ -171,7 +171,8 @@ def _build(shape, dtype, direction, causal, make, n_sets):
     ladder = kernels.FORWARD if direction == "forward" else kernels.BACKWARD
     variants = {OURS: AUTO}
     if shape in LADDER:
-        variants |= {variant: variant for variant in ladder.variants}
+        others = {"split": "bfloat16", "mma": "float32", "warpgroup": "float32", "atomic": "float32"}
+        variants |= {v: v for v in ladder.variants if others.get(v.partition("/")[2]) != dtype}
     if direction == "backward" and shape[-1] <= 128 and dtype != "float32":
         variants[ATOMIC] = ATOMIC
     ours = {
