@@ -171,8 +171,8 @@ def _build(shape, dtype, direction, causal, make, n_sets):
     ladder = kernels.FORWARD if direction == "forward" else kernels.BACKWARD
     variants = {OURS: AUTO}
     if shape in LADDER:
-        others = {"split": "bfloat16", "mma": "float32", "warpgroup": "float32", "atomic": "float32"}
-        variants |= {v: v for v in ladder.variants if others.get(v.partition("/")[2]) != dtype}
+        refusing = ("mma", "warpgroup", "atomic") if dtype == "float32" else ("split",)
+        variants |= {v: v for v in ladder.variants if v.partition("/")[2] not in refusing}
     if direction == "backward" and shape[-1] <= 128 and dtype != "float32":
         variants[ATOMIC] = ATOMIC
     ours = {

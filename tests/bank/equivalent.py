@@ -158,9 +158,10 @@ EQUIVALENT = {
     ),
     ("attention", "drop operand: -B * H * T * 32 // BLOCK → -B * H * T * 32"): _MORE_THREADS,
     ("attention", "change constant: 32 → 33"): _MORE_THREADS,
-    ("attention", "shift index: scaled_softmax[n_blocks, BLOCK] → scaled_softmax[n_blocks + 1, BLOCK]"): (
-        _MORE_THREADS
-    ),
+    (
+        "attention",
+        "shift index: scaled_softmax[n_blocks, BLOCK] → scaled_softmax[n_blocks + 1, BLOCK]",
+    ): _MORE_THREADS,
     ("attention_streaming", "assume launch: cuda.threadIdx.x → cuda.grid(1)"): _WHOLE_WARPS,
     ("attention_streaming", "change range: range(lane, D, 32) → range(lane, D, 1)"): _ZEROED,
     ("attention_streaming", "change range: range(lane, D, 32) → range(0, D, 32)"): _ZEROED,

@@ -147,6 +147,14 @@ def looped(text):
         yield functools.reduce(getattr, attributes, module)
 
 
+def ways_of_lessons():
+    """Labels of the ways that a lesson or an exercise asks for by their names, as "rung/way"."""
+    paths = (path for folder in LESSONS for path in folder.glob("*.py"))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in paths)
+    labels = (label for label, _ in ways() if "/" in label)
+    return {label for label in labels if f'"{label.partition(" ")[2]}"' in text}
+
+
 def rungs_of_lessons():
     """{(label of a ladder, name of a rung)} of those that a lesson or an exercise tells of.
 
@@ -181,6 +189,8 @@ def left_out():
             passed_by = ladder.auto and ladder._prefer is None and rung.name not in ladder.auto
             if (label, rung.name) in by_lessons and (passed_by or not by_auto & own):
                 alive |= set(rung.kernels)
+    named = ways_of_lessons()
+    alive |= {kernel for label, way in ways() if label in named for kernel in way.kernels}
     return {k: label for label, way in ways() for k in way.kernels if k not in alive}
 
 

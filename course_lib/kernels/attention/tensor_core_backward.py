@@ -282,7 +282,9 @@ def kernels_for(make, cols, depth, by_element, *how):
     ):  # fmt: skip
         """As `keys_kernel`, and what each of its keys adds to dq, by atomics.
 
-        sums  float32 of `adding`, flat, zeros before; the other parameters as of both kernels here
+        sums  float32, flat, zeros before: what `adding` makes dq of. The others as of the kernels
+        of `tiled_backward`: do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse, delta, dk,
+        dv, dscores; shape, do_at, q_at, k_at, v_at, dk_at, dv_at, look, drop.
         """
         walk_over_queries(
             do, q, k, v, bias, allowed, slopes, q_starts, k_starts, lse, delta, dk, dv, sums,
