@@ -76,8 +76,8 @@ FIGURES = (
     Figure("kernels without a docstring of their parameters", 201),
     Figure("lines that the formatter is told to leave", 1345),
     Figure("files of kernels over 300 lines", 6),
-    # Not yet in the bar: 3,050 lines of attention, 445 of scaled_softmax, 275 of the convolution that
-    # is a product of matrices.
+    # Not yet in the bar: 3,050 lines of attention, 445 of scaled_softmax, 275 of the convolution
+    # that is a product of matrices.
     Figure("lines of kernels", 30440, 26609),
     # Nor are 3,300 lines of attention's tests and of the wrong kernels of its lessons, and 750 of
     # scaled_softmax's, of the audit of plans and of the choice of faster layers.
