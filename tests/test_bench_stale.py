@@ -188,11 +188,16 @@ BEHIND = {
 }
 
 
+#: A way that is faster, but not deterministic: it runs for those who ask for it.
+BY_NAME = "tensor_core/atomic"
+
+
 def test_what_runs_by_default_is_never_far_behind_the_best_rung():
     compared, behind = set(), set()
     for record in LISTED:
         times = {row["label"]: row["microseconds"] for row in record["rows"]
-                 if row["kind"] == "ours" and "captured" not in row["label"]}  # fmt: skip
+                 if row["kind"] == "ours" and "captured" not in row["label"]
+                 and row["label"] != BY_NAME}  # fmt: skip
         if record.get("default") in times and len(times) > 1:
             compared.add(record["name"].partition(".")[0])
             if times[record["default"]] > 1.1 * min(times.values()):
