@@ -135,7 +135,7 @@ SPILLS |= {
 SPILLS |= {
     (label, (9, 0)): 224
     for label, *_ in attention.specialisations()
-    if label.startswith("attention tensor_core dk, dv split 16, 1, 256, any, by element")
+    if re.match(r"attention tensor_core dk, dv split 16, 1, (128|256), any, by element", label)
 }
 
 #: Kernels whose blocks wait for one another.
