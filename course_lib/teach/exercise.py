@@ -92,8 +92,6 @@ class Exercise:
     name: what learners pass to `check`, and the name of the kernel in the lesson.
     title: half a line for the progress table.
     solution: the finished kernel or launcher; `solution(name)` shows its source.
-    forms: other ways to write it, each as pieces of its source and what stands there instead, in
-        turn. The cause of a mistake is looked for with the form most like the learner's code.
     reference: takes the case's inputs by position, arrays as float64, and returns the expected
         output, or a tuple of them in the order of `outputs`.
     cases: takes a NumPy `Generator` and returns the cases. Their number must not depend on it; the
@@ -122,6 +120,8 @@ class Exercise:
     primal: for a backward exercise, the float64 forward function of the inputs other than `dy`.
         Each output `dx` is the gradient of `(dy * primal(x, ...)).sum()` with respect to `x`;
         tests compare `reference` with finite differences of it.
+    forms: other ways to write it, each as pieces of its source and what stands there instead, in
+        turn. The cause of a mistake is looked for with the form most like the learner's code.
     """
 
     name: str
@@ -130,7 +130,6 @@ class Exercise:
     reference: Callable | None = None
     cases: Callable[[np.random.Generator], Sequence[Case]] | None = None
     hints: tuple[str, ...] = ()
-    forms: tuple[tuple[str, ...], ...] = ()
     tolerance: Tolerance = EXACT
     kind: str = "kernel"
     outputs: tuple[str, ...] = ("y",)
@@ -142,6 +141,7 @@ class Exercise:
     forbids: tuple[str, ...] = ()
     call: Callable | None = None
     primal: Callable | None = None
+    forms: tuple[tuple[str, ...], ...] = ()
 
     @property
     def forbidden(self) -> tuple[str, ...]:
