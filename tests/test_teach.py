@@ -278,6 +278,27 @@ def test_a_ring_that_gets_lost_comes_again(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(signal, "ITIMER_VIRTUAL"), reason="rings by signal on POSIX only")
+def test_a_callback_of_the_garbage_collector_is_not_interrupted():
+    """Python would lose the exception, and tell of it in whatever made the garbage."""
+    finished = []
+
+    def work(phase, _):
+        end = time.process_time() + 0.3
+        while time.process_time() < end:
+            pass
+        finished.append(phase)
+
+    gc.callbacks.append(work)
+    try:
+        with pytest.raises(TimeUp), deadline(0.05):
+            gc.collect()
+            time.sleep(5)
+    finally:
+        gc.callbacks.remove(work)
+    assert finished == ["start", "stop"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "ITIMER_VIRTUAL"), reason="rings by signal on POSIX only")
 def test_what_other_threads_take_does_not_count():
     def work():
         end = time.thread_time() + 0.5

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-# An exception that is raised inside a garbage collector's callback is lost, so it rings again.
+# An exception that is raised inside a finalizer is lost, so it rings again.
 AGAIN_SECONDS = 0.05
 
 #: Seconds by which the timer may be early.
@@ -75,7 +75,7 @@ def _by_signal(seconds: float) -> Iterator[None]:
         # The timer counts the time of all threads. What cleans up after the first ring, and after
         # the code inside, is left to its end.
         taken = time.thread_time() - begin + clock.slept() / PATIENCE
-        if held.n or isinstance(sys.exception(), TimeUp) or _tells_of_a_lost_one(frame):
+        if held.n or isinstance(sys.exception(), TimeUp) or _would_be_lost(frame):
             return
         if running and taken > first - TICK:
             raise TimeUp
@@ -112,12 +112,15 @@ def _by_signal(seconds: float) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_VIRTUAL, left, AGAIN_SECONDS)
 
 
-def _tells_of_a_lost_one(frame) -> bool:
-    """Whether `frame` is within `sys.unraisablehook`, which reports what a callback lost."""
+def _would_be_lost(frame) -> bool:
+    """Whether `frame` is within a callback of the garbage collector or `sys.unraisablehook`.
+
+    Python hands what the one raises to the other, and goes on.
+    """
     hook = getattr(sys.unraisablehook, "func", sys.unraisablehook)  # pytest's is a partial
-    code = getattr(hook, "__code__", None)
+    codes = [getattr(function, "__code__", None) for function in (hook, *gc.callbacks)]
     while frame is not None:
-        if frame.f_code is code:
+        if frame.f_code in codes:
             return True
         frame = frame.f_back
     return False
