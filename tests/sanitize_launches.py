@@ -69,7 +69,13 @@ def parts():
     for part in (max_pooling, batch_normalising, rows_in_parts, cross_entropies, optimising,
                  spreading_means, drawing_batches, intrinsics):  # fmt: skip
         found[part.__name__] = part
-    return found | {name: functools.partial(rungs, name) for name in OPERATIONS}
+    return found | {name: functools.partial(on_cpu_first, rungs, name) for name in OPERATIONS}
+
+
+def on_cpu_first(part, *arguments):
+    """The calls of a part whose inputs are drawn on the CPU, and then taken to the GPU."""
+    with torch.device("cpu"):
+        yield from part(*arguments)
 
 
 def rungs(name):
