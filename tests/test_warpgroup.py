@@ -200,8 +200,10 @@ def multiply(a, b, bias, options=0, shape=None, way=BY_K):
     c = torch.full((M, N), float("nan"), dtype=a.dtype, device=PLACE)
     sources = tuple("by_k" if by_k else "by_row" for by_k in way)
     kernel, shape, shared_bytes = warpgroup.kernel_for(shape, sources, a.element_size())
+    n_tiles = warpgroup.n_blocks(shape, M, N)
+    grid = n_tiles if a.element_size() == 4 else math.ceil(n_tiles / 3)  # blocks with 3 tiles
     launch(
-        kernel, warpgroup.n_blocks(shape, M, N), shape.n_threads, a, b, bias, c, M, N, K, options,
+        kernel, grid, shape.n_threads, a, b, bias, c, M, N, K, options, n_tiles, n_tiles,
         shared_bytes=shared_bytes, flat=True,
     )  # fmt: skip
     return c
@@ -344,7 +346,7 @@ from course_lib.runtime.compile import compiler
 from course_lib.runtime.host.launch import array_type, numba_type
 
 kernel, _, _ = warpgroup.kernel_for(warpgroup.SHAPES[4][0], ("by_k", "by_k"), 4)
-types = [array_type("float32")] * 4 + [numba_type("int64")] * 4
+types = [array_type("float32")] * 4 + [numba_type("int64")] * 6
 for chip, found, text in compiler.survey(kernel, types, [(9, 0), (8, 0), (10, 0)]):
     print(json.dumps([chip, found["stack_bytes"], text]))
 print(json.dumps([(9, 0), 0, compiler.ptx(kernel, types, (9, 0))]))

@@ -27,8 +27,8 @@ from course_lib.kernels.blocks.mma.warpgroup import (
     ONLY,
     Shape,
     by_row_flags,
-    place_of_block,
     product_of,
+    tile_at,
 )
 from course_lib.kernels.blocks.mma.warpgroup_sums import PADDING, sums_of
 from course_lib.runtime.host import arrays
@@ -136,7 +136,7 @@ def forward_kernel(shape):
         acc = cuda.local.array(N_SUMS, np.float32)
         for r in range(N_SUMS):
             acc[r] = ZERO
-        m, n = place_of_block(M, 4 * np.int64(K), TILE_M, TILE_N, BAND)
+        m, n = tile_at(np.uint32(cuda.blockIdx.x), M, 4 * np.int64(K), TILE_M, TILE_N, BAND)
         group = cuda.threadIdx.x // GROUP_THREADS
         of_a, of_b = first_a(m, M, C), first_b(n, 4 * np.int64(K), C)
         multiply(acc, cache, x, weight, of_a, of_b, C, group * GROUP)
@@ -198,7 +198,7 @@ def dx_kernel(shape):
         acc = cuda.local.array(N_SUMS, np.float32)
         for r in range(N_SUMS):
             acc[r] = ZERO
-        m, n = place_of_block(M, C, TILE_M, TILE_N, BAND)
+        m, n = tile_at(np.uint32(cuda.blockIdx.x), M, C, TILE_M, TILE_N, BAND)
         group, n_columns = cuda.threadIdx.x // GROUP_THREADS, 4 * np.int64(K)
         of_a, of_b = first_a(m, M, K, W), first_b(n, C, n_columns)
         multiply(acc, cache, dy, weight, of_a, of_b, n_columns, group * GROUP)

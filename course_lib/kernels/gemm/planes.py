@@ -1,7 +1,7 @@
 """Many products with one matrix: c[i] (M, N) = a (M, K) · b[i] (K, N), of images i plane by plane.
 
 `b` is (images, K, N) and `c` (images, M, N), n fastest; `a` lies with k or m fastest. Row m may get
-a bias. The kernels are those of one product; the grid's y counts images.
+a bias. The kernels are those of one product.
 """
 
 import functools
@@ -35,8 +35,6 @@ def multiply(a, b, c, sizes, n_images, *, a_by_k=True, bias=None, precision="flo
     problem = plan.Problem(*sizes, itemsize, mode, SOURCES[0 if a_by_k else 1])
     way, found = _chosen((problem, n_images), chip_of(c))
     options = 0 if bias is None else ADD_BIAS
-    if arrays.begins_on(VECTOR_BYTES, c, N):
-        options += VECTORS
     strides = (*((K, 1) if a_by_k else (1, M)), 1, N)
     operands = a, b, c if bias is None else bias, c, *sizes
     way.launch(found, operands, strides, options, n_images)
@@ -76,19 +74,17 @@ def kernel_for(module, *choices):
 
 
 def _launch_mma(found, operands, strides, options, n_images):
-    _run(found, n_images, *operands, *strides, options, 1, max(operands[-1], 1))
+    (kernel, shape, shared_bytes), (_, _, _, c, M, N, K) = found, operands
+    if arrays.begins_on(VECTOR_BYTES, c, N):
+        options += VECTORS
+    launch(
+        kernel, (tensor_core.n_blocks(shape, M, N), n_images), shape.n_threads, *operands,
+        *strides, options, 1, max(K, 1), shared_bytes=shared_bytes, flat=True, overlap=True,
+    )  # fmt: skip
 
 
 def _launch_wgmma(found, operands, strides, options, n_images):
-    _run(found, n_images, *operands, options)
-
-
-def _run(found, n_images, *operands):
-    (kernel, shape, shared_bytes), (M, N) = found, operands[4:6]
-    launch(
-        kernel, (tensor_core.n_blocks(shape, M, N), n_images), shape.n_threads, *operands,
-        shared_bytes=shared_bytes, flat=True, overlap=True,
-    )  # fmt: skip
+    warpgroup.multiply_planes(found, operands, options, n_images)
 
 
 def _made(module):
@@ -126,7 +122,7 @@ def kernels():
 
 def specialisations(dtypes):
     """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
-    for module, way, n_numbers in ((tensor_core, "mma", 10), (warpgroup, "warpgroup", 4)):
+    for module, way, n_numbers in ((tensor_core, "mma", 10), (warpgroup, "warpgroup", 6)):
         for mode, sources, (kernel, shape, _) in _made(module):
             for dtype in dtypes:
                 if (dtype == "float32") == (mode != "narrow"):

@@ -52,14 +52,14 @@ class Shape(NamedTuple):
 
 
 @cuda.jit(device=True)
-def place_of_block(M, N, tile_m, tile_n, rows_of_band):
-    """As `gemm.place.place_of_block`, in bands of so many rows of tiles, with no 64-bit divisions.
+def tile_at(index, M, N, tile_m, tile_n, rows_of_band):
+    """(first row, first column) of tile `index` of c, in bands of so many rows of tiles.
 
-    Those are calls, and where a kernel calls anything the compiler lets each product wait for the
-    one before it.
+    With no 64-bit divisions. Those are calls, and where a kernel calls anything the compiler lets
+    each product wait for the one before it.
     """
     tiles_m, tiles_n = np.uint32((M + tile_m - 1) // tile_m), np.uint32((N + tile_n - 1) // tile_n)
-    index, in_band = np.uint32(cuda.blockIdx.x), np.uint32(rows_of_band * tiles_n)
+    in_band = np.uint32(rows_of_band * tiles_n)
     band = np.uint32(index // in_band)
     first = np.uint32(band * rows_of_band)
     rows = np.uint32(min(np.uint32(tiles_m - first), np.uint32(rows_of_band)))
