@@ -13,6 +13,7 @@ from turns import in_turns
 from course_lib import SIMULATED, cuda, simulator
 from course_lib.kernels import gemm
 from course_lib.kernels.blocks.mma.epilogue import ADD_BIAS, RELU, VECTORS
+from course_lib.kernels.blocks.mma.warpgroup_stream import ahead_of
 from course_lib.kernels.gemm import plan, warpgroup, warpgroup_plan
 from course_lib.runtime.host.launch import Chip, chip_of, launch, recorded
 from course_lib.runtime.intrinsics.warpgroup import (
@@ -201,9 +202,11 @@ def multiply(a, b, bias, options=0, shape=None, way=BY_K):
     sources = tuple("by_k" if by_k else "by_row" for by_k in way)
     kernel, shape, shared_bytes = warpgroup.kernel_for(shape, sources, a.element_size())
     n_tiles = warpgroup.n_blocks(shape, M, N)
-    grid = n_tiles if a.element_size() == 4 else math.ceil(n_tiles / 3)  # blocks with 3 tiles
+    grid, length = n_tiles, ()
+    if a.element_size() == 2:  # blocks with up to three tiles
+        grid, length = math.ceil(n_tiles / 3), (64 * max(math.ceil(K / 64), ahead_of(shape)),)
     launch(
-        kernel, grid, shape.n_threads, a, b, bias, c, M, N, K, options, n_tiles, n_tiles,
+        kernel, grid, shape.n_threads, a, b, bias, c, M, N, K, options, n_tiles, n_tiles, *length,
         shared_bytes=shared_bytes, flat=True,
     )  # fmt: skip
     return c
@@ -271,10 +274,12 @@ def problem(M, N, K, itemsize=4, sources=("by_k", "by_k")):
 
 
 def chosen(*size, **options):
-    """The tile, where the way is preferred."""
+    """The tile, or the name of the other way, where one of them is preferred."""
     made = problem(*size, **options)
     shape = warpgroup_plan.choose(made, H200)
-    return (shape.m, shape.n) if warpgroup_plan.is_fastest(made, H200) else None
+    for way in warpgroup_plan.preferred(made, H200):
+        return (shape.m, shape.n) if way == "wgmma" else way
+    return None
 
 
 def test_the_tiles_of_large_products():
@@ -292,7 +297,9 @@ EDGES = {
     (1024, 3200, 256): ((256, 128), (256, 128), (128, 256)),
     (64, 3200, 256): ((128, 64), (128, 64), (128, 64)),
     (512, 512, 1024): ((128, 64), None, (128, 64)),  # the longer k, the better parts of k
-    (512, 512, 4096): (None, None, (128, 64)),
+    (512, 512, 4096): (None, None, "wgmma_split_k"),
+    (768, 768, 6304): ((128, 64), (128, 64), "wgmma_split_k"),
+    (64, 256, 12544): (None, None, "wgmma_split_k"),
     (64, 256, 3200): (None, None, None),
     (24, 4096, 64): ((128, 64), (128, 64), (128, 64)),
     (23, 4096, 64): (None, None, None),
@@ -319,7 +326,7 @@ def test_no_tile_is_chosen_that_is_known_to_take_longer(itemsize):
         shape = warpgroup_plan.choose(made, H200)
         costs = [warpgroup_plan.cost(s, made, H200) for s in warpgroup.SHAPES[itemsize]]
         assert warpgroup_plan.cost(shape, made, H200) == min(costs)
-        if warpgroup_plan.is_fastest(made, H200):
+        if "wgmma" in warpgroup_plan.preferred(made, H200):
             assert min(costs) < warpgroup_plan.others_cost(made, H200)
             taken.append(shape)
     assert set(taken) == set(warpgroup.SHAPES[itemsize])

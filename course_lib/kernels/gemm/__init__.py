@@ -21,7 +21,7 @@ rung             what a thread does                                      reads o
 ================ ======================================================= ===================
 
 `tensor_core` needs sm_80, and `vectorised` runs before it. Its float32 is as exact as float32: see
-`mma.mainloop`. It has five ways, which `variant` may name, such as "tensor_core/mma". Which is the
+`mma.mainloop`. It has six ways, which `variant` may name, such as "tensor_core/mma". Which is the
 fastest follows from the shape and the chip (`plan`, `warpgroup_plan`):
 
 ================= ================================================================================
@@ -30,6 +30,7 @@ way               what it does
 `few_rows`        `a` of 8 rows at most: no fragments, since all the work is to read `b` once
 `wgmma`           Hopper's instruction, which reads tiles of up to 256 × 128 from shared memory:
                   16-bit numbers, and float32 as TF32. On 9.0 alone, not on later chips
+`wgmma_split_k`   16-bit numbers as by `wgmma`, k dealt out to more tiles; a second launch adds up
 `mma`             a block computes a tile of c
 `split_k_cluster` k is dealt out to the blocks of a cluster, which add up their sums; from 9.0 on
 `split_k`         k is dealt out to more blocks, whose sums a second launch adds up
@@ -179,8 +180,7 @@ def _kernels_of_vectorised():
 def _preferred(problem, chip):
     """The ways of `tensor_core` to try, the fastest first; found out as far as needed."""
     yield "few_rows"
-    if warpgroup_plan.is_fastest(problem, chip):
-        yield "wgmma"
+    yield from warpgroup_plan.preferred(problem, chip)
     found = plan.best(problem, chip)
     yield "mma" if found.n_splits == 1 else "split_k_cluster" if found.in_cluster else "split_k"
 
@@ -207,7 +207,9 @@ FORWARD = Ladder(
             Way("few_rows", few_rows.plan, few_rows.multiply, few_rows.KERNELS.values,
                 TENSOR_CORES),
             Way("wgmma", warpgroup.plan, warpgroup.multiply,
-                lambda: (kernel for *_, (kernel, *_) in warpgroup.kernels()), warpgroup.ONLY),
+                functools.partial(warpgroup.all_of, False), warpgroup.ONLY),
+            Way("wgmma_split_k", warpgroup.plan_in_parts, warpgroup.multiply_in_parts,
+                lambda: (*warpgroup.all_of(True), split.finish_kernel), warpgroup.ONLY),
             Way("mma", plan.mma, _launch_tiles, _of_tiles(), TENSOR_CORES),
             Way("split_k_cluster", plan.split_k_cluster, _launch_tiles, _of_tiles(),
                 plan.CLUSTERS),

@@ -122,10 +122,12 @@ def kernels():
 
 def specialisations(dtypes):
     """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
-    for module, way, n_numbers in ((tensor_core, "mma", 10), (warpgroup, "warpgroup", 6)):
+    for module, way in ((tensor_core, "mma"), (warpgroup, "warpgroup")):
         for mode, sources, (kernel, shape, _) in _made(module):
             for dtype in dtypes:
                 if (dtype == "float32") == (mode != "narrow"):
-                    label = f"{way} {mode} {shape.m}x{shape.n} {sources[0]} {dtype}"
+                    tile = f"{shape.m}x{shape.n}" if way == "mma" else shape.label
+                    label = f"{way} {mode} {tile} {sources[0]} {dtype}"
+                    n_numbers = 10 if way == "mma" else 6 if dtype == "float32" else 7
                     types = [(dtype, 1)] * 4 + ["int64"] * n_numbers
                     yield f"tensor_core planes {label}", kernel, types

@@ -38,6 +38,7 @@ class Shape(NamedTuple):
 
     step, once: what a tile takes for each 128 bytes along k, and beside that: in units of 10 ns, as
     measured on an H200
+    n_blocks: of a multiprocessor, at once
     """
 
     m: int
@@ -45,10 +46,15 @@ class Shape(NamedTuple):
     n_stages: int
     step: int = 0
     once: int = 0
+    n_blocks: int = 1
 
     @property
     def n_threads(self):
         return self.m // ROWS * GROUP_THREADS
+
+    @property
+    def label(self):
+        return f"{self.m}x{self.n}" + (" by two" if self.n_blocks == 2 else "")
 
 
 @cuda.jit(device=True)

@@ -9,6 +9,8 @@ As lanes hold sums, the four lanes of a row hold neighbouring pairs of columns. 
 until each has 8 neighbouring columns, which are one 16-byte store.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from course_lib import cuda
@@ -27,9 +29,30 @@ from course_lib.runtime.intrinsics.warpgroup import (
     wait_for_earlier_products,
     wait_for_products,
 )
-from course_lib.runtime.intrinsics.words import store_words
+from course_lib.runtime.intrinsics.words import store_floats, store_words
 
 ITEMSIZE = 2
+
+
+class Sizes(NamedTuple):
+    """Of c and the sums.
+
+    length    of the part of k that a tile sums: a multiple of 128 bytes
+    in_image  tiles of c; where there are several of it, of one
+    last      tile
+    """
+
+    M: np.int64
+    N: np.int64
+    K: np.int64
+    length: np.int64
+    in_image: np.uint32
+    last: np.uint32
+
+
+def ahead_of(shape):
+    """By how many steps along k a block's copies run ahead of its products."""
+    return shape.n_stages - 2
 
 
 def stream_of(shape, tiles, by_row):
@@ -39,18 +62,19 @@ def stream_of(shape, tiles, by_row):
     tiles   of a and of b, as `swizzled.tile` makes them
     by_row  as `warpgroup.by_row_flags` gives it
 
-    begin(cache, a, b, of_a, of_b): the first copies; `of_a` and `of_b` are what the tiles' `first`
-    gave for the block's first tile of c.
+    What is summed is told by (of_a, of_b, k): what the tiles' `first` gives, and where in k its
+    part begins. The part has sizes.length, of no fewer steps than `ahead_of`.
 
-    multiply(acc, cache, a, b, this, following, K, is_last, at): acc = this warpgroup's rows of a
-    times b. `this` and `following` are (of_a, of_b) of this tile and of the block's next one, which
-    is not begun if `is_last`. `at` is where in the ring it begins, and what is returned is where it
-    ends: a number of elements.
+    begin(cache, a, b, this): the first copies.
+
+    multiply(acc, cache, a, b, sizes, this, following, is_last, at): acc = this warpgroup's rows of
+    a times b. `following` is what comes next, which is not begun if `is_last`. `at`, an element, is
+    where in the ring it begins; returns where it ends.
     """
     TILE_M, TILE_N, N_STAGES = shape.m, shape.n, shape.n_stages
     TILE_K, BY_ROW, N_SUMS = ROW_BYTES // ITEMSIZE, by_row, shape.n // 2
     A_SIZE, STAGE = TILE_M * TILE_K, (TILE_M + TILE_N) * TILE_K
-    END, AHEAD, GROUP = N_STAGES * STAGE, N_STAGES - 2, ROWS * TILE_K
+    END, AHEAD, GROUP = N_STAGES * STAGE, ahead_of(shape), ROWS * TILE_K
     copy_a, copy_b = tiles[0].copy, tiles[1].copy
 
     @cuda.jit(device=True)
@@ -60,30 +84,30 @@ def stream_of(shape, tiles, by_row):
         end_group()
 
     @cuda.jit(device=True)
-    def begin(cache, a, b, of_a, of_b):
-        for ahead in range(AHEAD):
-            copy_tiles(cache, ahead * STAGE, a, b, of_a, of_b, ahead * TILE_K)
+    def begin(cache, a, b, this):
+        of_a, of_b, first = this
+        for step in range(AHEAD):
+            copy_tiles(cache, step * STAGE, a, b, of_a, of_b, first + step * TILE_K)
 
     @cuda.jit(device=True)
-    def multiply(acc, cache, a, b, this, following, K, is_last, at):
+    def multiply(acc, cache, a, b, sizes, this, following, is_last, at):
         for r in range(N_SUMS):
             acc[r] = ZERO
         mine = np.int64(np.uint32(cuda.threadIdx.x) // np.uint32(GROUP_THREADS)) * GROUP
-        # Copies are AHEAD steps ahead, which the next tile's first steps must fill.
-        length = max((K + TILE_K - 1) // TILE_K, AHEAD) * TILE_K
         to = at + AHEAD * STAGE
         to = to if to < END else to - END
-        for k in range(AHEAD * TILE_K, length + AHEAD * TILE_K, TILE_K):
+        for k in range(AHEAD * TILE_K, sizes.length + AHEAD * TILE_K, TILE_K):
             wait_for_groups_but(AHEAD - 1)
             show_to_products()
             cuda.syncthreads()
             multiply_tiles(acc, cache, at + mine, at + A_SIZE, TILE_N, BY_ROW)
             wait_for_earlier_products()
-            within = k < length
+            within = k < sizes.length
             of_a = this[0] if within else following[0]
             of_b = this[1] if within else following[1]
-            beyond = K if is_last else k - length  # nothing is read from K on
-            copy_tiles(cache, to, a, b, of_a, of_b, k if within else beyond)
+            # Nothing is read from K on.
+            beyond = sizes.K if is_last else following[2] + k - sizes.length
+            copy_tiles(cache, to, a, b, of_a, of_b, this[2] + k if within else beyond)
             at = at + STAGE if at + STAGE < END else 0
             to = to + STAGE if to + STAGE < END else 0
         wait_for_products(acc, TILE_N)
@@ -92,21 +116,33 @@ def stream_of(shape, tiles, by_row):
     return begin, multiply
 
 
-def write_of(TILE_N, BIAS_BY_ROW=False):
+def write_of(TILE_N, bias_by_row=False, of_floats=False):
     """write(acc, bias, c, place, m, n, M, N, options): this thread's sums to its tile of c.
 
-    The tile begins at row m and column n; c[place] is its matrix's first element. BIAS_BY_ROW: row
-    m gets a bias instead of column n.
+    The tile begins at row m and column n; c[place] is its matrix's first element.
+
+    bias_by_row  row m gets a bias instead of column n
+    of_floats    c is float32, of which two neighbours are stored at once
     """
     N_COLUMNS, WORDS, WIDTH = TILE_N // 8, 4, 8  # groups of columns; what a lane stores at once
 
     @cuda.jit(device=True)
-    def add_bias(acc, bias, row, col, M, N):
+    def add_by_row(acc, bias, row, col, M, N):
+        low = load(bias, row) if row < M else ZERO
+        high = load(bias, row + 8) if row + 8 < M else ZERO
+        for r in range(TILE_N // 2):
+            acc[r] += high if r & 2 else low
+
+    @cuda.jit(device=True)
+    def add_by_column(acc, bias, row, col, M, N):
         for j in range(N_COLUMNS):
-            for q in range(4):
-                at = row + q // 2 * 8 if BIAS_BY_ROW else col + 8 * j + q % 2
-                if at < (M if BIAS_BY_ROW else N):
-                    acc[4 * j + q] += load(bias, at)
+            at = col + 8 * j
+            low = load(bias, at) if at < N else ZERO
+            high = load(bias, at + 1) if at + 1 < N else ZERO
+            for r in range(4):
+                acc[4 * j + r] += high if r & 1 else low
+
+    add_bias = add_by_row if bias_by_row else add_by_column
 
     @cuda.jit(device=True)
     def exchange(words, lane):
@@ -123,6 +159,41 @@ def write_of(TILE_N, BIAS_BY_ROW=False):
                         words[i + step] = got
 
     @cuda.jit(device=True)
+    def store_elements(acc, c, line, col, rows_left, N):
+        for half in range(2):
+            if 8 * half < rows_left:
+                for j in range(N_COLUMNS):
+                    for q in range(2):
+                        mine = col + 8 * j + q
+                        if mine < N:
+                            store(c, line + 8 * half * N + mine, acc[4 * j + 2 * half + q])
+
+    @cuda.jit(device=True)
+    def store_floats_of(acc, c, place, row, n, M, N, lane):
+        for half in range(2):
+            to = row + 8 * half
+            for j in range(N_COLUMNS):
+                mine = n + 8 * j + 2 * np.int64(lane)
+                if to < M and mine < N:
+                    store_floats(c, place + to * N + mine, acc, 4 * j + 2 * half, 2)
+
+    @cuda.jit(device=True)
+    def store_vectors_of(acc, c, place, row, n, M, N, lane):
+        words = cuda.local.array(WORDS, np.uint32)
+        for half in range(2):
+            to = row + 8 * half
+            for j in range(0, N_COLUMNS, WORDS):
+                for i in range(WORDS):
+                    r = 4 * (j + i) + 2 * half
+                    words[i] = as_pair(c, acc[r], acc[r + 1])
+                exchange(words, lane)
+                mine = n + 8 * (j + np.int64(lane))
+                if to < M and mine < N:
+                    store_words(c, place + to * N + mine, words, WIDTH)
+
+    store_all = store_floats_of if of_floats else store_vectors_of
+
+    @cuda.jit(device=True)
     def write(acc, bias, c, place, m, n, M, N, options):
         thread = np.int64(np.uint32(cuda.threadIdx.x))
         lane = np.int32(thread % 4)
@@ -134,22 +205,8 @@ def write_of(TILE_N, BIAS_BY_ROW=False):
             for r in range(TILE_N // 2):
                 acc[r] = relu(acc[r])
         if options & VECTORS:
-            words = cuda.local.array(WORDS, np.uint32)
-            for half in range(2):
-                to = row + 8 * half
-                for j in range(0, N_COLUMNS, WORDS):
-                    for i in range(WORDS):
-                        r = 4 * (j + i) + 2 * half
-                        words[i] = as_pair(c, acc[r], acc[r + 1])
-                    exchange(words, lane)
-                    mine = n + 8 * (j + np.int64(lane))
-                    if to < M and mine < N:
-                        store_words(c, place + to * N + mine, words, WIDTH)
+            store_all(acc, c, place, row, n, M, N, lane)
         else:
-            for j in range(N_COLUMNS):
-                for q in range(4):
-                    to, mine = row + q // 2 * 8, col + 8 * j + q % 2
-                    if to < M and mine < N:
-                        store(c, place + to * N + mine, acc[4 * j + q])
+            store_elements(acc, c, place + row * N, col, M - row, N)
 
     return write
