@@ -196,15 +196,15 @@ def linears(dtype):
     for variant in linear.FORWARD:
         yield from passes(FEW_ROWS if variant == "tensor_core" else PRODUCTS, variant)
     shapes = gemm.plan.SHAPES
-    others = mock.patch.object(gemm.warpgroup, "chosen", lambda *_: None)
+    others = mock.patch.object(gemm.warpgroup_plan, "preferred", lambda *_: [])
     for i in range(max(map(len, shapes.values()))):
         tiles = {mode: (found[min(i, len(found) - 1)],) for mode, found in shapes.items()}
         for products, most in ((PRODUCTS, 16), (IN_PARTS, 0)):
             constants = dict(SHAPES=tiles, FULL=0.0, CLUSTER_INSTEAD_OF=most)
-            gemm.planned.cache_clear()
+            gemm.plan.best.cache_clear()
             with others, mock.patch.multiple(gemm.plan, **constants):
                 yield from passes(products)
-    gemm.planned.cache_clear()
+    gemm.plan.best.cache_clear()
 
 
 def products_by_wgmma(dtype):
@@ -222,7 +222,7 @@ def products_by_wgmma(dtype):
         choice = dict(
             SHAPES={dtype.itemsize: (shape,)}, LEAST_TILES=1, others_cost=lambda *_: math.inf
         )
-        with changed(warpgroup, "chosen"), mock.patch.multiple(warpgroup_plan, **choice):
+        with mock.patch.multiple(warpgroup_plan, **choice):
             for n_rows, n_in, n_out in OF_WARPGROUPS:
                 x, weight = (tensor((n, n_in), dtype) for n in (n_rows, n_out))
                 with launched(y_kernel):
