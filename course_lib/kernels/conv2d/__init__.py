@@ -137,7 +137,7 @@ def backward(
         dbias = arrays.empty((problem.K,), like=x)
     found = [None if r is None or not arrays.size_of(r) else r for r in (dweight, dbias)]
     if any(each is not None for each in found):
-        named = chosen.rung if variant == AUTO else variant
+        named = variant if variant in DWEIGHT.variants else chosen.rung
         way = DWEIGHT.choose(named, problem, chip_of(x)).way
         way.launch(problem, dy, x, *found, precision)
     return dx, dweight, dbias

@@ -7,6 +7,7 @@ from course_lib.kernels.conv2d import (
     depthwise,
     direct,
     few_channels_plan,
+    gather_plan,
     gathering,
     halo_plan,
     halo_small,
@@ -63,15 +64,30 @@ def _dweight(name, launch, kernels):
     return Rung(name, launcher, (*kernels, *DBIAS, *FORMAT))
 
 
-def _by_tensor_cores(product, gathered, kernels, prefer=None):
-    """The rung `tensor_core`, by the launchers of its ways, and the kernels of the second."""
+def _by_tensor_cores(product, gathered, kernels, prefer=None, gather=()):
+    """The rung `tensor_core`, by the launchers of its ways, and the kernels of the last.
+
+    gather  the plan and the launcher of the way of that name
+    """
     since = gathering.TENSOR_CORES_SINCE
     of_gemm = lambda: (*matrix_product.kernels(), *DBIAS)  # noqa: E731 - as late as the other's
     ways = (
         Way("gemm", matrix_product.plan, product, of_gemm, since),
+        *(Way("gather", plan, launch, _of_gather, gather_plan.ONLY) for plan, launch in gather),
         Way("implicit_gemm", None, gathered, kernels, since),
     )
     return Rung("tensor_core", needs=since, prefer=prefer, ways=ways)
+
+
+def _of_gather():
+    return *gather_plan.kernels(), total_kernel
+
+
+def _preferred(gather_of, problem, chip):
+    """`gemm` if it can; `gather` where it is better than what else gathers."""
+    better = chip.capability == gather_plan.ONLY
+    better = better and gather_plan.is_better(gather_of(problem), chip)
+    return ("gemm", "gather", "implicit_gemm") if better else ("gemm", "implicit_gemm")
 
 
 def _preferred_for_dweight(problem, chip):
@@ -106,7 +122,9 @@ FORWARD = Ladder(
     _rung("im2col", launching.im2col_forward, (im2col.im2col_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
     _by_tensor_cores(
-        matrix_product.forward, _tensor, lambda: _gathered_by_tensor_cores(False)
+        matrix_product.forward, _tensor, lambda: _gathered_by_tensor_cores(False),
+        functools.partial(_preferred, halo_plan.forward_of),
+        ((gather_plan.FORWARD_PLAN, gather_plan.forward),),
     ),
     Rung(
         "few_channels", few_channels_plan.launch_forward,
@@ -122,7 +140,10 @@ DX = Ladder(
     _rung("tiled", launching.tiled_dx, (tiled.tiled_kernel,)),
     _rung("im2col", launching.im2col_dx, (im2col.col2im_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
-    _by_tensor_cores(matrix_product.dx, _tensor, lambda: _gathered_by_tensor_cores(True)),
+    _by_tensor_cores(
+        matrix_product.dx, _tensor, lambda: _gathered_by_tensor_cores(True),
+        functools.partial(_preferred, halo_plan.dx_of), ((gather_plan.DX_PLAN, gather_plan.dx),),
+    ),
     Rung(
         "few_channels", few_channels_plan.launch_dx,
         lambda: (*_gathered_by_tensor_cores(True), SCALAR[0]),

@@ -1,0 +1,214 @@
+"""Which convolutions `gather` takes, with which tiles, and how it is launched."""
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from course_lib.kernels.blocks import transpose
+from course_lib.kernels.blocks.mma.warpgroup import ONLY
+from course_lib.kernels.conv2d import gather, gather_pack, halo_plan
+from course_lib.kernels.conv2d.gather import Shape
+from course_lib.kernels.conv2d.gather_taps import Sizes, dx_sizes, forward_sizes
+from course_lib.kernels.conv2d.halo_results import ADD_BIAS, PLANAR, VECTORS
+from course_lib.kernels.conv2d.implicit_dweight import add_up
+from course_lib.kernels.operation import Refusal
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import chip_of, launch
+from course_lib.runtime.intrinsics import VECTOR_BYTES
+from course_lib.runtime.intrinsics.warpgroup import ROW_BYTES
+
+DTYPES, ITEMSIZE = ("float16", "bfloat16"), 2
+SHAPES = (
+    Shape(128, 256, 4, 1, 72, 480), Shape(128, 128, 3, 2, 72, 480), Shape(128, 64, 4, 2, 50, 400),
+    Shape(128, 32, 4, 2, 40, 350),
+)  # fmt: skip
+MOST = 2**30  # of what is counted in 32 bits
+MOST_WORKSPACE = 256 << 20  # bytes of partial sums, and of packed weights
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+LEAST_STEPS = 4  # of 128 bytes of terms, that a part has
+#: To add up parts: a launch, and bytes of partial sums in 10 ns, as a cost of `Shape`.
+LAUNCH_COST, BYTES = 250, 25_000
+
+
+class Plan(NamedTuple):
+    """How a pass is dealt out; `sizes` have all numbers but the options."""
+
+    shape: Shape
+    sizes: Sizes
+    n_blocks: int
+
+
+@functools.lru_cache(maxsize=4096)
+def planned(sizes_of, problem, chip):
+    """The `Plan` of a pass, `sizes_of` its `forward_sizes` or `dx_sizes`; or a `Refusal`."""
+    p = problem
+    if chip.capability > ONLY:
+        return Refusal("needs wgmma, an instruction of compute capability 9.0 alone")
+    if p.groups != 1 or p.mode != "half":
+        return Refusal("takes 16-bit numbers, and convolutions without groups")
+    sizes = sizes_of(p, VECTOR_BYTES // ITEMSIZE)
+    if reason := fault(p, sizes):
+        return Refusal(reason)
+    found = [
+        plan_of(sizes, shape, n_splits)
+        for shape in SHAPES for n_splits in SPLITS
+        if shape.shared_bytes <= chip.shared_bytes
+    ]  # fmt: skip
+    found = [each for each in found if each]
+    if not found:
+        return Refusal(f"has no tiles that fit {chip.shared_bytes:,} bytes of shared memory")
+    return min(found, key=lambda each: cost(each, chip))
+
+
+def fault(p, z):
+    """Why 32 bits can't count a pass with these `Sizes`; or None."""
+    counted = (
+        z.n_images * z.source_h * z.source_w * (z.n_channels // 8),
+        z.n_images * z.result_h * z.result_w, z.n_residues * z.n_columns * z.most_terms,
+        p.H + p.pad_h + p.dilation_h * (p.R + p.stride_h), p.stride_h * (p.stride_h + p.pad_h),
+        p.W + p.pad_w + p.dilation_w * (p.S + p.stride_w), p.stride_w * (p.stride_w + p.pad_w),
+    )  # fmt: skip
+    n_bytes = z.n_residues * z.n_columns * z.most_terms * ITEMSIZE
+    if max(counted) >= MOST or n_bytes > MOST_WORKSPACE:
+        return f"takes up to {MOST:,} pixels and weights, and {MOST_WORKSPACE:,} bytes of these"
+    return None
+
+
+def plan_of(sizes, shape, n_splits):
+    """The `Plan` with these choices; None where parts are too short, or take too much memory."""
+    z, k_size = sizes, ROW_BYTES // ITEMSIZE
+    n_steps = max(1, math.ceil(z.most_terms / k_size))
+    if n_splits > 1 and n_steps < n_splits * LEAST_STEPS:
+        return None
+    if n_splits > 1 and n_splits * 4 * size_of_result(z) > MOST_WORKSPACE:
+        return None
+    length = math.ceil(n_steps / n_splits) * k_size
+    rows = z.n_images * math.ceil(z.result_h / z.step_h) * math.ceil(z.result_w / z.step_w)
+    n_tiles = math.ceil(rows / shape.m) * math.ceil(z.n_columns / shape.n) * z.n_residues
+    sizes = z._replace(n_splits=n_splits, length=length)
+    return Plan(shape, sizes, n_tiles * n_splits)
+
+
+def size_of_result(z):
+    return z.n_images * z.n_columns * z.result_h * z.result_w
+
+
+def cost(plan, chip):
+    """What a plan takes, in the unit of `Shape`."""
+    shape, z = plan.shape, plan.sizes
+    rounds = math.ceil(plan.n_blocks / (chip.multiprocessors * shape.n_blocks))
+    mean = z.taps_h * z.taps_w * z.n_channels / z.n_residues  # terms of a residue
+    steps = mean / z.n_splits * ITEMSIZE / ROW_BYTES
+    found = rounds * (shape.step * steps + shape.once)
+    if z.n_splits > 1:
+        found += LAUNCH_COST + 8 * z.n_splits * size_of_result(z) / BYTES
+    return found
+
+
+def run(plan, steps, problem, source, weight, bias, result):
+    """result = source * weight (+ bias); `steps` as `pack_weights` takes them."""
+    shape, z, n_splits = plan.shape, plan.sizes, plan.sizes.n_splits
+    packed, tiles = laid_out(z, steps, problem, source, weight)
+    partial = result
+    if n_splits > 1:
+        partial = arrays.empty((n_splits * size_of_result(z),), like=result, dtype="float32")
+    width = VECTOR_BYTES // partial.dtype.itemsize
+    options = (bias is not None) * ADD_BIAS + (not problem.channels_last) * PLANAR
+    whole = z.n_columns % width == 0
+    if not problem.channels_last:
+        whole = z.n_residues == 1 and z.result_h * z.result_w % width == 0
+    options += VECTORS * (whole and not arrays.address_of(partial) % VECTOR_BYTES)
+    launch(
+        gather.make(shape, ITEMSIZE), plan.n_blocks, shape.n_threads, packed, tiles,
+        tiles if bias is None else bias, partial, Sizes(*z[:-1], options),
+        shared_bytes=shape.shared_bytes, flat=True, overlap=True,
+    )  # fmt: skip
+    if n_splits > 1:
+        add_up(partial, result, n_splits)
+
+
+def laid_out(z, steps, problem, source, weight):
+    """(source, weights) as the kernel reads them; one launch copies what has to be copied."""
+    n_channels, plane = source.shape[1], z.source_h * z.source_w
+    last = problem.channels_last
+    aligned = not arrays.address_of(source) % VECTOR_BYTES
+    packed, n_first, way = source, 0, gather_pack.AS_IT_IS
+    if n_channels != z.n_channels or not (aligned and (last or plane == 1)):
+        way = gather_pack.PADDED_PIXELS if last else gather_pack.PADDED_PLANES
+        n_vectors = z.n_images * plane * z.n_channels * ITEMSIZE // VECTOR_BYTES
+        n_first = math.ceil(n_vectors / transpose.BLOCK_SIZE)
+        if not last and n_channels == z.n_channels:
+            way, side = gather_pack.TRANSPOSED, transpose.SIDE
+            n_first = z.n_images * math.ceil(n_channels / side) * math.ceil(plane / side)
+        packed = arrays.empty((z.n_images * plane * z.n_channels,), like=source)
+    tiles, n_more = weight, 0
+    in_order = steps == (z.most_terms, 1, z.n_channels) and z.n_residues == 1
+    if not in_order or arrays.address_of(weight) % VECTOR_BYTES:
+        size = z.n_residues * z.n_columns * z.most_terms
+        tiles = arrays.empty((size,), like=weight)
+        n_more = math.ceil(size * ITEMSIZE / VECTOR_BYTES / transpose.BLOCK_SIZE)
+    if n_first + n_more:
+        whole = aligned and plane * ITEMSIZE % VECTOR_BYTES == 0
+        numbers = way, z.n_images, n_channels, plane
+        launch(
+            gather_pack.pack_kernel, n_first + n_more, transpose.BLOCK_SIZE, source, packed,
+            *map(np.int32, numbers), whole, n_first, weight, tiles, *steps, z, flat=True,
+            overlap=True,
+        )  # fmt: skip
+    return packed, tiles
+
+
+def forward(problem, x, weight, bias, y, precision):
+    """y = x * weight + bias."""
+    plan = planned(forward_sizes, problem, chip_of(y))
+    weight, (filter_step, channel_step, tap_step) = _weight_of(problem, weight)
+    run(plan, (filter_step, channel_step, tap_step), problem, x, weight, bias, y)
+
+
+def dx(problem, dy, weight, dx, precision, bias=None):
+    """dx, from dy; and `bias` added."""
+    plan = planned(dx_sizes, problem, chip_of(dx))
+    weight, (filter_step, channel_step, tap_step) = _weight_of(problem, weight)
+    run(plan, (channel_step, filter_step, tap_step), problem, dy, weight, bias, dx)
+
+
+def _weight_of(p, weight):
+    """(the weight, dense; how far apart its filters, channels and taps lie)."""
+    n_taps = p.R * p.S
+    if arrays.is_channels_last(weight):
+        return weight, (p.C * n_taps, 1, p.C)
+    return arrays.contiguous(weight), (p.C * n_taps, n_taps, 1)
+
+
+FORWARD_PLAN = functools.partial(planned, forward_sizes)
+DX_PLAN = functools.partial(planned, dx_sizes)
+
+
+def is_better(gather, chip):
+    """Whether to take this way, if it has a plan, for a `halo_plan.Gather`, which may be None.
+
+    `halo` and `warpgroup` read each pixel once for all taps, which serves strides of 1.
+    """
+    if gather is None or gather.stride != (1, 1):
+        return True
+    return not halo_plan.planned(gather, ITEMSIZE, "narrow", chip)
+
+
+def kernels():
+    """Every kernel that a pass may launch, but that which adds up parts."""
+    return gather_pack.pack_kernel, *(gather.make(shape, ITEMSIZE) for shape in SHAPES)
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
+    for dtype in DTYPES:
+        array = dtype, 1
+        types = [array, array, *["int32"] * 4, "boolean", "int64", array, array, *["int64"] * 3]
+        yield f"conv2d.pack {dtype}", gather_pack.pack_kernel, [*types, Sizes]
+        for shape in SHAPES:
+            for result in (dtype, "float32"):
+                label = f"conv2d.gather warpgroup {shape.m}x{shape.n} {dtype} to {result}"
+                types = [array, array, array, (result, 1), Sizes]
+                yield label, gather.make(shape, ITEMSIZE), types
