@@ -3,9 +3,9 @@
 The product's rows are pixels of the result, its columns filters, and its terms (tap, channel), the
 channel fastest. Channels of the source lie side by side, in whole vectors of 16 bytes
 (`gather_pack`), so that each vector of a row of the tile belongs to one pixel of the source. A
-thread copies the same chunk of a few rows of each tile. It keeps the pixel that each row meets with
-its first tap, and a tap adds the same offset to all of them. Vectors outside the source are filled
-with zeros. The main loop is that of `blocks.mma.warpgroup`.
+thread copies the same chunk of a few rows of each tile. It keeps where the pixel lies that each row
+meets with its first tap, and a tap adds the same offset to all of them. Vectors outside the source
+are filled with zeros. The main loop is that of `blocks.mma.warpgroup`.
 
 Each residue of a stride is a product of its own (`gather_taps`). Where there are few tiles, blocks
 share the terms of one, and their float32 sums are added up by a second launch.
@@ -76,38 +76,38 @@ def gathering_tile(rows, itemsize, n_threads):
 
     @cuda.jit(device=True)
     def find_rows(known, row, n_rows, grid, scale, start):
-        pixels, lines, columns, (H, W, _) = known[0], known[1], known[2], known[4]
+        vectors, lines, columns, (H, W, per_pixel) = known[0], known[1], known[2], known[4]
         for u in range(N_VECTORS):
             m = np.int32(row + cuda.threadIdx.x // CHUNKS + u * STEP)
             image, rest = divided(m, np.int32(grid[0] * grid[1]))
             p, q = divided(rest, grid[1])
             h, w = np.int32(p * scale[0] + start[0]), np.int32(q * scale[1] + start[1])
-            pixels[u] = np.int32((image * H + h) * W + w)
+            vectors[u] = np.int32(((image * H + h) * W + w) * per_pixel)
             lines[u], columns[u] = h if m < n_rows else OUTSIDE, w
 
     @cuda.jit(device=True)
     def copy(cache, base, x, known, k):
         """The tile of the terms that `at` stands at, and `at` a tile further: calls go in order."""
-        pixels, lines, columns, at, size, taps, far, digits = known
-        H, W, n_channels = size
-        r, s, c = at[0], at[1], at[2]
+        vectors, lines, columns, at, size, taps, far, digits = known
+        H, W, per_pixel = size
+        r, s, v = at[0], at[1], at[2]
         down, right = np.int32(r * far[0]), np.int32(s * far[1])
-        further, exists = np.int32(down * W + right), r < taps[0]
+        further, exists = np.int32((down * W + right) * per_pixel + v), r < taps[0]
         row, chunk = np.int32(cuda.threadIdx.x // CHUNKS), np.int32(cuda.threadIdx.x % CHUNKS)
         to = base + row * ROW + (chunk ^ row % 8) * WIDTH
         for u in range(N_VECTORS):
             h, w = np.int32(lines[u] + down), np.int32(columns[u] + right)
             inside = exists and np.uint32(h) < np.uint32(H) and np.uint32(w) < np.uint32(W)
-            where = np.int64(np.int32(pixels[u] + further)) * n_channels + c
+            vector = np.int32(vectors[u] + further) if inside else np.int32(0)
             n = WIDTH if inside else 0
-            copy_part_async(cache, to + u * STEP * ROW, x, where if inside else np.int64(0), n)
-        # (r, s, c) as digits of a number, to which ROW is added.
-        c, s, r = np.int32(c + digits[2]), np.int32(s + digits[1]), np.int32(r + digits[0])
-        if c >= n_channels:
-            c, s = np.int32(c - n_channels), np.int32(s + 1)
+            copy_part_async(cache, to + u * STEP * ROW, x, np.int64(vector) * WIDTH, n)
+        # (r, s, v) as digits of a number, to which a tile's vectors are added.
+        v, s, r = np.int32(v + digits[2]), np.int32(s + digits[1]), np.int32(r + digits[0])
+        if v >= per_pixel:
+            v, s = np.int32(v - per_pixel), np.int32(s + 1)
         if s >= taps[1]:
             s, r = np.int32(s - taps[1]), np.int32(r + 1)
-        at[0], at[1], at[2] = r, s, c
+        at[0], at[1], at[2] = r, s, v
 
     return find_rows, Tile(None, no_load, no_move, copy, N_VECTORS)
 
@@ -154,17 +154,15 @@ def make(shape, itemsize):
         for i in range(N_SUMS):
             acc[i] = ZERO
         at = cuda.local.array(3, np.int32)
-        pixels, lines = cuda.local.array(N_ROWS, np.int32), cuda.local.array(N_ROWS, np.int32)
+        vectors, lines = cuda.local.array(N_ROWS, np.int32), cuda.local.array(N_ROWS, np.int32)
         columns = cuda.local.array(N_ROWS, np.int32)
-        across = max(taps[1], np.int32(1))
-        tap, at[2] = divided(np.int32(k + cuda.threadIdx.x % CHUNKS * WIDTH), z.n_channels)
+        across, per_pixel = max(taps[1], np.int32(1)), np.int32(z.n_channels // WIDTH)
+        tap, at[2] = divided(np.int32(k // WIDTH + cuda.threadIdx.x % CHUNKS), per_pixel)
         at[0], at[1] = divided(tap, across)
-        tap, left = divided(np.int32(TILE_K), z.n_channels)
+        tap, left = divided(np.int32(CHUNKS), per_pixel)
         digits = (*divided(tap, across), left)
-        of_a = (
-            pixels, lines, columns, at, (z.source_h, z.source_w, z.n_channels), taps,
-            (z.far_h, z.far_w), digits,
-        )  # fmt: skip
+        size, far = (z.source_h, z.source_w, per_pixel), (z.far_h, z.far_w)
+        of_a = vectors, lines, columns, at, size, taps, far, digits
         find_rows(of_a, row, n_rows, grid, (z.scale_h, z.scale_w), start)
         find_places(places, row, n_rows, grid, residue, split, z)
         column = np.int32(part * TILE_N)

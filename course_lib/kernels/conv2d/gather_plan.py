@@ -64,11 +64,13 @@ def planned(sizes_of, problem, chip):
 
 def fault(p, z):
     """Why 32 bits can't count a pass with these `Sizes`; or None."""
+    reach_h = p.pad_h + p.dilation_h * (p.R + p.stride_h)  # beyond an image
+    reach_w = p.pad_w + p.dilation_w * (p.S + p.stride_w)
+    lines = z.n_images * z.source_h + reach_h
     counted = (
-        z.n_images * z.source_h * z.source_w * (z.n_channels // 8),
-        z.n_images * z.result_h * z.result_w, z.n_residues * z.n_columns * z.most_terms,
-        p.H + p.pad_h + p.dilation_h * (p.R + p.stride_h), p.stride_h * (p.stride_h + p.pad_h),
-        p.W + p.pad_w + p.dilation_w * (p.S + p.stride_w), p.stride_w * (p.stride_w + p.pad_w),
+        (lines * z.source_w + reach_w) * (z.n_channels // 8), z.n_images * z.result_h * z.result_w,
+        z.n_residues * z.n_columns * z.most_terms, p.H + reach_h, p.W + reach_w,
+        p.stride_h * (p.stride_h + p.pad_h), p.stride_w * (p.stride_w + p.pad_w),
     )  # fmt: skip
     n_bytes = z.n_residues * z.n_columns * z.most_terms * ITEMSIZE
     if max(counted) >= MOST or n_bytes > MOST_WORKSPACE:
