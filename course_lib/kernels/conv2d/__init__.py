@@ -48,16 +48,16 @@ from course_lib.kernels.conv2d import few_channels_plan, gathering, launching
 from course_lib.kernels.conv2d.gathering import fault as gathering_fault
 from course_lib.kernels.conv2d.ladders import DWEIGHT, DX, FORWARD, default_variant
 from course_lib.kernels.conv2d.launching import dbias as find_dbias
-from course_lib.kernels.conv2d.problem import Problem, checked
+from course_lib.kernels.conv2d.problem import Problem, checked, mode_of
 from course_lib.kernels.operation import AUTO
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of
 from course_lib.runtime.host.outputs import output
 
-#: `Problem`, `gathering_fault` and `find_dbias` are for operations that are made of a convolution.
+#: `Problem`, `gathering_fault`, `find_dbias` and `mode_of` are for operations that are made of a convolution.
 __all__ = [
     "DWEIGHT", "DX", "FORWARD", "MOST_THREADS", "Problem", "backward", "default_variant",
-    "find_dbias", "forward", "gathering_fault", "specialisations",
+    "find_dbias", "forward", "gathering_fault", "mode_of", "specialisations",
 ]  # fmt: skip
 
 MOST_THREADS = 256  # of a block, for any kernel

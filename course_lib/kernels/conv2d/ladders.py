@@ -23,6 +23,7 @@ from course_lib.kernels.conv2d import (
 )
 from course_lib.kernels.conv2d.implicit_dweight import total_kernel
 from course_lib.kernels.operation import Ladder, Rung, Way
+from course_lib.runtime.host.launch import chip_of
 
 #: Any rung may have to bring weights or dy into the images' memory format first.
 FORMAT = memory_format.KERNELS
@@ -111,6 +112,14 @@ def default_variant(problem, capability):
     return "tensor_core" if has_tensor_cores else "implicit_gemm"
 
 
+def _few_channels_dx(problem, dy, weight, dx, precision):
+    """dx, by the rung that others take."""
+    few_channels_plan.check(problem, dy)
+    chip = chip_of(dy)
+    rung = "tensor_core" if chip.capability >= gathering.TENSOR_CORES_SINCE else "implicit_gemm"
+    DX.choose(rung, problem, chip).way.launch(problem, dy, weight, dx, precision)
+
+
 def _gathered(launch):
     return (functools.partial(launch, name) for name in ("implicit_gemm", "tensor_core"))
 
@@ -145,8 +154,8 @@ DX = Ladder(
         functools.partial(_preferred, halo_plan.dx_of), ((gather_plan.DX_PLAN, gather_plan.dx),),
     ),
     Rung(
-        "few_channels", few_channels_plan.launch_dx,
-        lambda: (*_gathered_by_tensor_cores(True), SCALAR[0]),
+        "few_channels", _few_channels_dx,
+        lambda: (*DX["tensor_core"].kernels, *DX["implicit_gemm"].kernels),
     ),
     _rung("depthwise", launching.depthwise_dx, (depthwise.depthwise_dx_kernel,)),
     prefer=_default,

@@ -92,6 +92,11 @@ def problem_of(
     return Problem(*numbers, channels_last, mode)
 
 
+def mode_of(x, precision):
+    """The `mode` of a `Problem` of arrays like x."""
+    return precision if arrays.dtype_name(x) == "float32" else "half"
+
+
 def checked(x, weight, stride, padding, dilation, groups, precision):
     """(problem, x): checked, and x as kernels take it.
 
@@ -104,8 +109,7 @@ def checked(x, weight, stride, padding, dilation, groups, precision):
     check_precision(precision)
     channels_last = arrays.reads_channels_last(x) or arrays.reads_channels_last(weight)
     options = (hashable(option) for option in (stride, padding, dilation))
-    mode = "half" if arrays.dtype_name(x) != "float32" else precision
-    shapes = tuple(x.shape), tuple(weight.shape)
+    shapes, mode = (tuple(x.shape), tuple(weight.shape)), mode_of(x, precision)
     problem = problem_of(*shapes, *options, groups, channels_last, mode)
     return problem, formatted(x, problem)
 

@@ -52,7 +52,8 @@ class Tile(NamedTuple):
 def tile(rows, itemsize, n_threads, source):
     """The `Tile` for elements of `itemsize` bytes, in blocks of `n_threads` threads."""
     n_vectors = rows * CHUNKS // n_threads
-    assert n_vectors * n_threads == rows * CHUNKS and n_threads % 256 == 0
+    least = 256 if (source, itemsize) == ("by_row", 4) else 128  # that a step takes
+    assert n_vectors * n_threads == rows * CHUNKS and n_threads % least == 0
     if source == "by_k":
         return Tile(*_by_k(n_vectors, n_threads // CHUNKS, VECTOR_BYTES // itemsize), n_vectors)
     make = _turned if itemsize == 4 else _by_row
