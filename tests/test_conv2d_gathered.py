@@ -15,7 +15,7 @@ from test_warpgroup import simulated_only
 from course_lib import cuda, reference, simulator
 from course_lib.kernels import conv2d
 from course_lib.kernels.blocks.mma import warpgroup
-from course_lib.kernels.conv2d import gather, gather_plan
+from course_lib.kernels.conv2d import gather, gather_dweight, gather_plan
 from course_lib.kernels.conv2d.gather import Shape
 from course_lib.kernels.conv2d.problem import problem_of
 from course_lib.kernels.operation import Refusal
@@ -33,6 +33,7 @@ def tiles(shape=SMALL, n_splits=1):
     """All passes by this shape, and their terms in so many parts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather_plan, "SHAPES", (shape,))
+        patch.setattr(gather_plan, "DWEIGHT_SHAPES", (shape._replace(n=64),))
         patch.setattr(gather_plan, "SPLITS", (n_splits,))
         patch.setattr(gather_plan, "LEAST_STEPS", 0)
         gather_plan.planned.cache_clear()
@@ -48,21 +49,21 @@ def assert_close(found, truth, sizes):
 
 
 def check(x, weight, bias, **options):
-    """Forward and dx, against float64."""
+    """All passes, against float64."""
     arguments = [None if t is None else t.double().cpu().numpy() for t in (x, weight, bias)]
     y = conv2d.forward(x, weight, bias, variant=WAY, **options)
     sizes = [None if a is None else abs(a) for a in arguments]
     assert_close(y, reference.conv2d(*arguments, **options), reference.conv2d(*sizes, **options))
     dy = torch.randn_like(y)
-    needs = dict(needs=(True, False, False), variant=WAY)
-    dx, *_ = conv2d.backward(dy, x, weight, **needs, **options)
+    needs = dict(needs=(True, True, False), variant=WAY)
+    dx, dweight, _ = conv2d.backward(dy, x, weight, **needs, **options)
     dy, x, weight, _ = (dy.double().cpu().numpy(), *arguments)
     truths = [
-        reference.conv2d_backward(*each, **options)[0]
+        reference.conv2d_backward(*each, **options)
         for each in ((dy, x, weight), (abs(dy), abs(x), abs(weight)))
     ]
-    assert_close(dx, *truths)
-    return y, dx
+    for found, truth, sizes in zip((dx, dweight), *truths, strict=False):
+        assert_close(found, truth, sizes)
 
 
 @on_hopper
@@ -79,21 +80,21 @@ def check(x, weight, bias, **options):
     (BRAIN, False, (3, 1, 9, 8), (1, 2, 2), dict(stride=4, padding=1), SMALL, 1),
     (HALF, False, (2, 8, 4, 8), (8, 3, 3), dict(padding=1), SMALL, 2),
 ])  # fmt: skip
-def test_forward_and_dx(dtype, last, x_shape, filters, options, shape, n_splits):
+def test_every_pass(dtype, last, x_shape, filters, options, shape, n_splits):
     tensors = case(x_shape, (filters[0], x_shape[1], *filters[1:]), dtype, LAYOUTS[last])
     with tiles(shape, n_splits), recorded() as launches:
         check(*tensors, **options)
-    modules = [kernel.py_func.__name__ for kernel, *_ in launches]
-    assert modules.count("gather_kernel") == 2
-    assert modules.count("total_kernel") == 2 * (n_splits > 1)
-    assert len(modules) <= 2 * (2 + (n_splits > 1))
+    names = [kernel.py_func.__name__ for kernel, *_ in launches]
+    assert names.count("gather_kernel") == 2 and names.count("gather_dweight_kernel") == 1
+    assert names.count("total_kernel") == 2 * (n_splits > 1)
+    assert len(names) <= 2 * (2 + (n_splits > 1)) + 3
 
 
 few, steps = st.integers(0, 2), st.integers(1, 3)
 
 
 @on_hopper
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     last=st.booleans(),
     sizes=st.tuples(st.integers(1, 2), st.integers(1, 20), st.integers(1, 7), st.integers(1, 7)),
@@ -135,7 +136,7 @@ def test_a_result_and_inputs_that_begin_anywhere(last):
 @simulated_only
 def test_the_sanitizer_finds_nothing(monkeypatch):
     """Products come as late as they may: a GPU need not multiply before it is waited for."""
-    tensors = case((1, 28, 5, 4), (12, 28, 3, 3), BRAIN)
+    tensors = case((1, 20, 4, 5), (12, 20, 3, 2), BRAIN)
     begun = collections.defaultdict(list)
 
     def wait(n_left):
@@ -148,8 +149,9 @@ def test_the_sanitizer_finds_nothing(monkeypatch):
 
     monkeypatch.setattr(warpgroup, "multiply_tiles", begin)
     monkeypatch.setattr(warpgroup, "wait_for_earlier_products", lambda: wait(1))
-    monkeypatch.setattr(gather, "wait_for_products", lambda acc, n: wait(0))
-    with tiles(SMALL._replace(n_stages=4), 2), simulator.sanitize() as report:
+    for module in (gather, gather_dweight):
+        monkeypatch.setattr(module, "wait_for_products", lambda acc, n: wait(0))
+    with tiles(SMALL, 2), simulator.sanitize() as report:
         check(*tensors, stride=2, padding=1)
     assert begun and not any(begun.values())
     assert not report, str(report)
@@ -161,6 +163,17 @@ def plan_of(x_shape, filters, stride=1, padding=0, mode="half", groups=1, chip=H
     return getattr(gather_plan, f"{of}_PLAN")(problem, chip)
 
 
+@on_hopper
+def test_no_images_and_no_channels():
+    for x_shape, C in (((0, 8, 5, 5), 8), ((2, 0, 5, 5), 0)):
+        x, weight, bias = case(x_shape, (4, C, 3, 3), BRAIN)
+        y = conv2d.forward(x, weight, bias, stride=2)
+        assert torch.equal(y, bias[None, :, None, None].expand_as(y))
+        dx, dweight, dbias = conv2d.backward(torch.ones_like(y), x, weight, stride=2)
+        assert dx.shape == x.shape and (dweight == 0).all() and dweight.shape == weight.shape
+        assert (dbias == 4 * len(x)).all()
+
+
 def test_plans():
     """Small planes share their terms; no residue multiplies zeros; workspaces are bounded."""
     small = plan_of((1, 512, 7, 7), (512, 3, 3), padding=1)
@@ -168,6 +181,8 @@ def test_plans():
     assert small.sizes.n_splits * small.sizes.length >= 512 * 9
     large = plan_of((64, 256, 56, 56), (256, 3, 3), stride=2, padding=1)
     assert large.sizes.n_splits == 1
+    dweight = plan_of((64, 64, 56, 56), (64, 3, 3), stride=2, padding=1, of="DWEIGHT")
+    assert dweight.n_blocks >= 100 and dweight.sizes.length % 64 == 0
     dx = plan_of((64, 256, 56, 56), (256, 3, 3), stride=2, padding=1, of="DX").sizes
     assert dx.n_residues == 4 and dx.most_terms == 4 * 256
     assert plan_of((2, 8, 999, 999), (8, 40, 40)).shape  # any number of taps

@@ -54,7 +54,7 @@ from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of
 from course_lib.runtime.host.outputs import output
 
-#: `Problem`, `gathering_fault`, `find_dbias` and `mode_of` are for operations that are made of a convolution.
+#: `Problem`, `gathering_fault`, `find_dbias` and `mode_of` are for operations that are made of one.
 __all__ = [
     "DWEIGHT", "DX", "FORWARD", "MOST_THREADS", "Problem", "backward", "default_variant",
     "find_dbias", "forward", "gathering_fault", "mode_of", "specialisations",

@@ -177,6 +177,7 @@ def make(shape, itemsize):
         wait_for_products(acc, TILE_N)
         cuda.syncthreads()  # nobody reads the buffers any more
         sums = cuda.shared.array(0, np.float32)  # the same memory
-        write(acc, sums, places, bias, result, column, split, z)
+        plane = np.int64(z.result_h) * z.result_w
+        write(acc, sums, places, bias, result, column, plane, split, z)
 
     return gather_kernel

@@ -73,26 +73,51 @@ def pack_weights(i, weight, tiles, n_channels, steps, z):
     store_vector(tiles, place + (np.int64(column) * per_column + vector) * width, values)
 
 
+@cuda.jit(device=True)
+def pack_images(square, block, x, packed, way, n_images, n_channels, plane, whole):
+    """A block's part of x, packed as `way` says.
+
+    x, packed  images (n_images, n_channels, plane), or by pixel, and (n_images, plane, channels)
+    whole      see `transpose`
+    """
+    if way == TRANSPOSED:
+        transpose(square, block, x, packed, np.int64(n_channels), np.int64(plane), whole)
+    else:
+        i = block * BLOCK_SIZE + cuda.threadIdx.x
+        pad_channels(i, x, packed, n_images, n_channels, plane, way == PADDED_PIXELS)
+
+
+@cuda.jit
+def pack_two_kernel(
+    x, packed, way, n_images, n_channels, plane, whole, n_first, other, other_packed, other_way,
+    other_channels, other_plane, other_whole,
+):  # fmt: skip
+    """`pack_images` of x by the first `n_first` blocks, and of as many `other` images."""
+    square = cuda.shared.array(SQUARE, np.float32, alignment=VECTOR_BYTES)
+    allow_next_kernel()
+    wait_for_previous_kernel()
+    block = np.int64(cuda.blockIdx.x)
+    if block < n_first:
+        pack_images(square, block, x, packed, way, n_images, n_channels, plane, whole)
+    else:
+        pack_images(
+            square, block - n_first, other, other_packed, other_way, n_images, other_channels,
+            other_plane, other_whole,
+        )  # fmt: skip
+
+
 @cuda.jit
 def pack_kernel(
     x, packed, way, n_images, n_channels, plane, whole, n_first, weight, tiles, column_step,
     channel_step, tap_step, z,
 ):  # fmt: skip
-    """The first `n_first` blocks pack x as `way` says, the others the weights.
-
-    x, packed  images (n_images, n_channels, plane), or by pixel, and (n_images, plane, channels)
-    whole      see `transpose`
-    weight, tiles, column_step, channel_step, tap_step, z   see `pack_weights`
-    """
+    """`pack_images` of x by the first `n_first` blocks, and `pack_weights` by the others."""
     square = cuda.shared.array(SQUARE, np.float32, alignment=VECTOR_BYTES)
     allow_next_kernel()
     wait_for_previous_kernel()
     block = np.int64(cuda.blockIdx.x)
-    if block >= n_first:
+    if block < n_first:
+        pack_images(square, block, x, packed, way, n_images, n_channels, plane, whole)
+    else:
         i = (block - n_first) * BLOCK_SIZE + cuda.threadIdx.x
         pack_weights(i, weight, tiles, n_channels, (column_step, channel_step, tap_step), z)
-    elif way == TRANSPOSED:
-        transpose(square, block, x, packed, np.int64(n_channels), np.int64(plane), whole)
-    else:
-        i = block * BLOCK_SIZE + cuda.threadIdx.x
-        pad_channels(i, x, packed, n_images, n_channels, plane, way == PADDED_PIXELS)

@@ -8,7 +8,14 @@ import numpy as np
 
 from course_lib.kernels.blocks import transpose
 from course_lib.kernels.blocks.mma.warpgroup import ONLY
-from course_lib.kernels.conv2d import gather, gather_pack, halo_plan
+from course_lib.kernels.conv2d import (
+    gather,
+    gather_dweight,
+    gather_pack,
+    halo_plan,
+    pixel_sums,
+    pixel_sums_plan,
+)
 from course_lib.kernels.conv2d.gather import Shape
 from course_lib.kernels.conv2d.gather_taps import Sizes, dx_sizes, forward_sizes
 from course_lib.kernels.conv2d.halo_results import ADD_BIAS, PLANAR, VECTORS
@@ -20,13 +27,15 @@ from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.intrinsics.warpgroup import ROW_BYTES
 
 DTYPES, ITEMSIZE = ("float16", "bfloat16"), 2
+STEP = ROW_BYTES // ITEMSIZE  # terms, or for dweight pixels, that are multiplied at a time
 SHAPES = (
     Shape(128, 256, 4, 1, 72, 480), Shape(128, 128, 3, 2, 72, 480), Shape(128, 64, 4, 2, 50, 400),
     Shape(128, 32, 4, 2, 40, 350),
 )  # fmt: skip
+DWEIGHT_SHAPES = SHAPES[:3]
 MOST = 2**30  # of what is counted in 32 bits
 MOST_WORKSPACE = 256 << 20  # bytes of partial sums, and of packed weights
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 132)
 LEAST_STEPS = 4  # of 128 bytes of terms, that a part has
 #: To add up parts: a launch, and bytes of partial sums in 10 ns, as a cost of `Shape`.
 LAUNCH_COST, BYTES = 250, 25_000
@@ -41,8 +50,11 @@ class Plan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def planned(sizes_of, problem, chip):
-    """The `Plan` of a pass, `sizes_of` its `forward_sizes` or `dx_sizes`; or a `Refusal`."""
+def planned(sizes_of, over_pixels, problem, chip):
+    """The `Plan` of a pass, `sizes_of` its `forward_sizes` or `dx_sizes`; or a `Refusal`.
+
+    over_pixels  whether it sums over pixels, for dweight, in place of terms
+    """
     p = problem
     if chip.capability > ONLY:
         return Refusal("needs wgmma, an instruction of compute capability 9.0 alone")
@@ -51,19 +63,22 @@ def planned(sizes_of, problem, chip):
     sizes = sizes_of(p, VECTOR_BYTES // ITEMSIZE)
     if reason := fault(p, sizes):
         return Refusal(reason)
+    shapes, plan = (DWEIGHT_SHAPES, dweight_plan_of) if over_pixels else (SHAPES, plan_of)
     found = [
-        plan_of(sizes, shape, n_splits)
-        for shape in SHAPES for n_splits in SPLITS
+        plan(sizes, shape, n_splits)
+        for shape in shapes for n_splits in SPLITS
         if shape.shared_bytes <= chip.shared_bytes
     ]  # fmt: skip
     found = [each for each in found if each]
     if not found:
         return Refusal(f"has no tiles that fit {chip.shared_bytes:,} bytes of shared memory")
-    return min(found, key=lambda each: cost(each, chip))
+    return min(found, key=lambda each: cost(each, over_pixels, chip))
 
 
 def fault(p, z):
-    """Why 32 bits can't count a pass with these `Sizes`; or None."""
+    """Why a pass with these `Sizes` is none, or 32 bits can't count it; or None."""
+    if not z.n_channels:
+        return "takes one channel at least"
     reach_h = p.pad_h + p.dilation_h * (p.R + p.stride_h)  # beyond an image
     reach_w = p.pad_w + p.dilation_w * (p.S + p.stride_w)
     lines = z.n_images * z.source_h + reach_h
@@ -80,16 +95,28 @@ def fault(p, z):
 
 def plan_of(sizes, shape, n_splits):
     """The `Plan` with these choices; None where parts are too short, or take too much memory."""
-    z, k_size = sizes, ROW_BYTES // ITEMSIZE
-    n_steps = max(1, math.ceil(z.most_terms / k_size))
+    z, n_steps = sizes, max(1, math.ceil(sizes.most_terms / STEP))
     if n_splits > 1 and n_steps < n_splits * LEAST_STEPS:
         return None
     if n_splits > 1 and n_splits * 4 * size_of_result(z) > MOST_WORKSPACE:
         return None
-    length = math.ceil(n_steps / n_splits) * k_size
+    length = math.ceil(n_steps / n_splits) * STEP
     rows = z.n_images * math.ceil(z.result_h / z.step_h) * math.ceil(z.result_w / z.step_w)
     n_tiles = math.ceil(rows / shape.m) * math.ceil(z.n_columns / shape.n) * z.n_residues
     sizes = z._replace(n_splits=n_splits, length=length)
+    return Plan(shape, sizes, n_tiles * n_splits)
+
+
+def dweight_plan_of(sizes, shape, n_splits):
+    """The same for dweight: parts are of the pixels, its rows terms."""
+    z, n_steps = sizes, math.ceil(sizes.n_images * sizes.result_h * sizes.result_w / STEP)
+    if n_splits > 1 and n_steps < n_splits * LEAST_STEPS:
+        return None
+    if n_splits > 1 and n_splits * 4 * z.n_columns * z.most_terms > MOST_WORKSPACE:
+        return None
+    n_tiles = math.ceil(z.most_terms / shape.m) * math.ceil(z.n_columns / shape.n)
+    length = math.ceil(n_steps / n_splits) * STEP
+    sizes = z._replace(n_splits=n_splits, length=length, options=PLANAR + VECTORS)
     return Plan(shape, sizes, n_tiles * n_splits)
 
 
@@ -97,15 +124,17 @@ def size_of_result(z):
     return z.n_images * z.n_columns * z.result_h * z.result_w
 
 
-def cost(plan, chip):
+def cost(plan, over_pixels, chip):
     """What a plan takes, in the unit of `Shape`."""
     shape, z = plan.shape, plan.sizes
     rounds = math.ceil(plan.n_blocks / (chip.multiprocessors * shape.n_blocks))
-    mean = z.taps_h * z.taps_w * z.n_channels / z.n_residues  # terms of a residue
-    steps = mean / z.n_splits * ITEMSIZE / ROW_BYTES
+    steps = z.taps_h * z.taps_w * z.n_channels / z.n_residues / z.n_splits / STEP  # in the mean
+    size = size_of_result(z)
+    if over_pixels:
+        steps, size = z.length / STEP, z.n_columns * z.most_terms
     found = rounds * (shape.step * steps + shape.once)
     if z.n_splits > 1:
-        found += LAUNCH_COST + 8 * z.n_splits * size_of_result(z) / BYTES
+        found += LAUNCH_COST + 8 * z.n_splits * size / BYTES
     return found
 
 
@@ -133,18 +162,7 @@ def run(plan, steps, problem, source, weight, bias, result):
 
 def laid_out(z, steps, problem, source, weight):
     """(source, weights) as the kernel reads them; one launch copies what has to be copied."""
-    n_channels, plane = source.shape[1], z.source_h * z.source_w
-    last = problem.channels_last
-    aligned = not arrays.address_of(source) % VECTOR_BYTES
-    packed, n_first, way = source, 0, gather_pack.AS_IT_IS
-    if n_channels != z.n_channels or not (aligned and (last or plane == 1)):
-        way = gather_pack.PADDED_PIXELS if last else gather_pack.PADDED_PLANES
-        n_vectors = z.n_images * plane * z.n_channels * ITEMSIZE // VECTOR_BYTES
-        n_first = math.ceil(n_vectors / transpose.BLOCK_SIZE)
-        if not last and n_channels == z.n_channels:
-            way, side = gather_pack.TRANSPOSED, transpose.SIDE
-            n_first = z.n_images * math.ceil(n_channels / side) * math.ceil(plane / side)
-        packed = arrays.empty((z.n_images * plane * z.n_channels,), like=source)
+    numbers, n_first = images(problem, source)
     tiles, n_more = weight, 0
     in_order = steps == (z.most_terms, 1, z.n_channels) and z.n_residues == 1
     if not in_order or arrays.address_of(weight) % VECTOR_BYTES:
@@ -152,28 +170,62 @@ def laid_out(z, steps, problem, source, weight):
         tiles = arrays.empty((size,), like=weight)
         n_more = math.ceil(size * ITEMSIZE / VECTOR_BYTES / transpose.BLOCK_SIZE)
     if n_first + n_more:
-        whole = aligned and plane * ITEMSIZE % VECTOR_BYTES == 0
-        numbers = way, z.n_images, n_channels, plane
         launch(
-            gather_pack.pack_kernel, n_first + n_more, transpose.BLOCK_SIZE, source, packed,
-            *map(np.int32, numbers), whole, n_first, weight, tiles, *steps, z, flat=True,
-            overlap=True,
+            gather_pack.pack_kernel, n_first + n_more, transpose.BLOCK_SIZE, *numbers, n_first,
+            weight, tiles, *steps, z, flat=True, overlap=True,
         )  # fmt: skip
-    return packed, tiles
+    return numbers[1], tiles
+
+
+def images(problem, source):
+    """(what `pack_images` takes, blocks): none where the source is read as it is."""
+    (N, C, H, W), last = source.shape, problem.channels_last
+    plane, width = H * W, VECTOR_BYTES // ITEMSIZE
+    aligned = not arrays.address_of(source) % VECTOR_BYTES
+    packed, way, n_blocks = source, gather_pack.AS_IT_IS, 0
+    if C % width or not (aligned and (last or plane == 1)):
+        n_vectors = N * plane * math.ceil(C / width)
+        packed = arrays.empty((n_vectors * width,), like=source)
+        way = gather_pack.PADDED_PIXELS if last else gather_pack.PADDED_PLANES
+        n_blocks = math.ceil(n_vectors / transpose.BLOCK_SIZE)
+        if not last and C % width == 0:
+            way, side = gather_pack.TRANSPOSED, transpose.SIDE
+            n_blocks = N * math.ceil(C / side) * math.ceil(plane / side)
+    whole = aligned and plane % width == 0
+    return (source, packed, *map(np.int32, (way, N, C, plane)), whole), n_blocks
 
 
 def forward(problem, x, weight, bias, y, precision):
     """y = x * weight + bias."""
-    plan = planned(forward_sizes, problem, chip_of(y))
+    plan = FORWARD_PLAN(problem, chip_of(y))
     weight, (filter_step, channel_step, tap_step) = _weight_of(problem, weight)
     run(plan, (filter_step, channel_step, tap_step), problem, x, weight, bias, y)
 
 
 def dx(problem, dy, weight, dx, precision, bias=None):
     """dx, from dy; and `bias` added."""
-    plan = planned(dx_sizes, problem, chip_of(dx))
+    plan = DX_PLAN(problem, chip_of(dx))
     weight, (filter_step, channel_step, tap_step) = _weight_of(problem, weight)
     run(plan, (channel_step, filter_step, tap_step), problem, dy, weight, bias, dx)
+
+
+def dweight(problem, dy, x, dweight, precision):
+    """dweight, from dy and x, by a sum of parts of the pixels."""
+    shape, z, n_blocks = DWEIGHT_PLAN(problem, chip_of(dweight))
+    numbers, n_first = images(problem, x)
+    others, n_more = images(problem, dy)
+    if n_first + n_more:
+        launch(
+            gather_pack.pack_two_kernel, n_first + n_more, transpose.BLOCK_SIZE, *numbers, n_first,
+            *others[:3], *others[4:], flat=True, overlap=True,
+        )  # fmt: skip
+    size = z.n_columns * z.most_terms
+    partial = arrays.empty((z.n_splits * size,), like=x, dtype="float32")
+    launch(
+        gather_dweight.make(shape, ITEMSIZE), n_blocks, shape.n_threads, numbers[1], others[1],
+        partial, z, shared_bytes=shape.shared_bytes, flat=True, overlap=True,
+    )  # fmt: skip
+    pixel_sums_plan.add_up(partial, dweight, z.n_splits, z.n_channels, problem)
 
 
 def _weight_of(p, weight):
@@ -184,8 +236,9 @@ def _weight_of(p, weight):
     return arrays.contiguous(weight), (p.C * n_taps, n_taps, 1)
 
 
-FORWARD_PLAN = functools.partial(planned, forward_sizes)
-DX_PLAN = functools.partial(planned, dx_sizes)
+FORWARD_PLAN = functools.partial(planned, forward_sizes, False)
+DX_PLAN = functools.partial(planned, dx_sizes, False)
+DWEIGHT_PLAN = functools.partial(planned, forward_sizes, True)
 
 
 def is_better(gather, chip):
@@ -203,12 +256,25 @@ def kernels():
     return gather_pack.pack_kernel, *(gather.make(shape, ITEMSIZE) for shape in SHAPES)
 
 
+def dweight_kernels():
+    """Every kernel that dweight may launch."""
+    made = (gather_dweight.make(shape, ITEMSIZE) for shape in DWEIGHT_SHAPES)
+    return gather_pack.pack_two_kernel, pixel_sums.sum_kernel, *made
+
+
 def specialisations():
     """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
     for dtype in DTYPES:
         array = dtype, 1
-        types = [array, array, *["int32"] * 4, "boolean", "int64", array, array, *["int64"] * 3]
-        yield f"conv2d.pack {dtype}", gather_pack.pack_kernel, [*types, Sizes]
+        images = [array, array, *["int32"] * 4, "boolean"]
+        types = [*images, "int64", array, array, *["int64"] * 3, Sizes]
+        yield f"conv2d.pack {dtype}", gather_pack.pack_kernel, types
+        types = [*images, "int64", *images[:4], *images[5:]]
+        yield f"conv2d.pack two {dtype}", gather_pack.pack_two_kernel, types
+        for shape in DWEIGHT_SHAPES:
+            label = f"conv2d.gather_dweight warpgroup {shape.m}x{shape.n} {dtype}"
+            types = [array, array, ("float32", 1), Sizes]
+            yield label, gather_dweight.make(shape, ITEMSIZE), types
         for shape in SHAPES:
             for result in (dtype, "float32"):
                 label = f"conv2d.gather warpgroup {shape.m}x{shape.n} {dtype} to {result}"

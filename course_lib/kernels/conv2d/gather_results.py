@@ -22,7 +22,8 @@ def results(TILE_M, TILE_N, N_THREADS):
     """(find_places, write) for blocks of N_THREADS threads with such tiles of the result.
 
     find_places(places, row, n_rows, grid, residue, split, z): where column 0 of each row goes
-    write(acc, sums, places, bias, result, column, split, z): the tile; `sums` is shared memory
+    write(acc, sums, places, bias, result, column, plane, split, z): the tile; `sums` is shared
+        memory, and with PLANAR columns lie `plane` apart
     """
     # Lanes write sums by columns to different banks: four columns of eight rows each.
     N_COLUMNS, PITCH, COLUMN_PITCH = TILE_N // 8, pitch_of(TILE_N), TILE_M + 4
@@ -53,12 +54,12 @@ def results(TILE_M, TILE_N, N_THREADS):
                 sums[(col + 8 * j + e % 2) * COLUMN_PITCH + row + e // 2 * 8] = acc[4 * j + e]
 
     @cuda.jit(device=True)
-    def write(acc, sums, places, bias, result, column, split, z):
+    def write(acc, sums, places, bias, result, column, plane, split, z):
         biased = z.options & ADD_BIAS != 0 and split == 0
         if z.options & PLANAR:
             collect_planes(sums, acc)
             cuda.syncthreads()
-            write_planes(sums, places, bias, biased, result, column, z)
+            write_planes(sums, places, bias, biased, result, column, plane, z)
         else:
             collect(sums, acc)
             cuda.syncthreads()
@@ -85,9 +86,8 @@ def results(TILE_M, TILE_N, N_THREADS):
                             store(result, place + q, values[q])
 
     @cuda.jit(device=True)
-    def write_planes(sums, places, bias, biased, result, column, z):
+    def write_planes(sums, places, bias, biased, result, column, plane, z):
         values, width = cuda.local.array(MAX_WIDTH, np.float32), vector_width(result)
-        plane = np.int64(z.result_h) * z.result_w
         for i in range(cuda.threadIdx.x * width, TILE_N * TILE_M, N_THREADS * width):
             col, row = i // TILE_M, i % TILE_M
             if column + col < z.n_columns:

@@ -65,16 +65,16 @@ def _dweight(name, launch, kernels):
     return Rung(name, launcher, (*kernels, *DBIAS, *FORMAT))
 
 
-def _by_tensor_cores(product, gathered, kernels, prefer=None, gather=()):
+def _by_tensor_cores(product, gathered, kernels, prefer, gather):
     """The rung `tensor_core`, by the launchers of its ways, and the kernels of the last.
 
-    gather  the plan and the launcher of the way of that name
+    gather  (plan, launcher, function that gives the kernels) of the way of that name
     """
     since = gathering.TENSOR_CORES_SINCE
     of_gemm = lambda: (*matrix_product.kernels(), *DBIAS)  # noqa: E731 - as late as the other's
     ways = (
         Way("gemm", matrix_product.plan, product, of_gemm, since),
-        *(Way("gather", plan, launch, _of_gather, gather_plan.ONLY) for plan, launch in gather),
+        Way("gather", *gather, gather_plan.ONLY),
         Way("implicit_gemm", None, gathered, kernels, since),
     )
     return Rung("tensor_core", needs=since, prefer=prefer, ways=ways)
@@ -92,8 +92,12 @@ def _preferred(gather_of, problem, chip):
 
 
 def _preferred_for_dweight(problem, chip):
-    """`gemm` for few pixels; of many `pixel_sums` reads each number less often."""
-    return ("gemm" if matrix_product.is_whole(problem) else "implicit_gemm",)
+    """`gemm` for few pixels; of many `pixel_sums` reads each number less often, if it can."""
+    if matrix_product.is_whole(problem):
+        return ("gemm",)
+    better = chip.capability == gather_plan.ONLY
+    better = better and not pixel_sums_plan.planned(problem, 2, "narrow", chip)
+    return ("gather", "implicit_gemm") if better else ("implicit_gemm",)
 
 
 def _default(problem, chip):
@@ -133,7 +137,7 @@ FORWARD = Ladder(
     _by_tensor_cores(
         matrix_product.forward, _tensor, lambda: _gathered_by_tensor_cores(False),
         functools.partial(_preferred, halo_plan.forward_of),
-        ((gather_plan.FORWARD_PLAN, gather_plan.forward),),
+        (gather_plan.FORWARD_PLAN, gather_plan.forward, _of_gather),
     ),
     Rung(
         "few_channels", few_channels_plan.launch_forward,
@@ -151,7 +155,8 @@ DX = Ladder(
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
     _by_tensor_cores(
         matrix_product.dx, _tensor, lambda: _gathered_by_tensor_cores(True),
-        functools.partial(_preferred, halo_plan.dx_of), ((gather_plan.DX_PLAN, gather_plan.dx),),
+        functools.partial(_preferred, halo_plan.dx_of),
+        (gather_plan.DX_PLAN, gather_plan.dx, _of_gather),
     ),
     Rung(
         "few_channels", _few_channels_dx,
@@ -172,7 +177,11 @@ DWEIGHT = Ladder(
     Rung("implicit_gemm", _implicit, (SCALAR[1], total_kernel, *DBIAS, *FORMAT)),
     _by_tensor_cores(
         functools.partial(launching.with_dbias, matrix_product.dweight), _tensor,
-        _dweight_by_tensor_cores, prefer=_preferred_for_dweight,
+        _dweight_by_tensor_cores, _preferred_for_dweight,
+        (
+            gather_plan.DWEIGHT_PLAN, functools.partial(launching.with_dbias, gather_plan.dweight),
+            lambda: (*gather_plan.dweight_kernels(), *DBIAS),
+        ),
     ),
     Rung(
         "few_channels", few_channels_plan.launch_dweight,

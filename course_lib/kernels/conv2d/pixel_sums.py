@@ -266,8 +266,10 @@ def sums_of_dy(shape, itemsize):
 
 
 @cuda.jit
-def sum_kernel(partial, dweight, n_splits, C, n_taps, side_by_side):
-    """dweight = Σ partial[split], each (K, taps, C); C taps lie `side_by_side`, or taps of each c.
+def sum_kernel(partial, dweight, n_splits, n_channels, C, n_taps, side_by_side):
+    """dweight = Σ partial[split], each (K, taps, n_channels), of which the first C are real.
+
+    C taps lie `side_by_side`, or taps of each c.
 
     SUM_PARTS threads for WIDTH sums.
     """
@@ -275,7 +277,8 @@ def sum_kernel(partial, dweight, n_splits, C, n_taps, side_by_side):
     values, total = cuda.local.array(WIDTH, np.float32), cuda.local.array(WIDTH, np.float32)
     allow_next_kernel()
     wait_for_previous_kernel()
-    lane, part, n = cuda.threadIdx.x % SUM_LANES, cuda.threadIdx.x // SUM_LANES, dweight.shape[0]
+    lane, part = cuda.threadIdx.x % SUM_LANES, cuda.threadIdx.x // SUM_LANES
+    n = dweight.shape[0] // C * n_channels
     i = (np.int64(cuda.blockIdx.x) * SUM_LANES + lane) * WIDTH
     for e in range(WIDTH):
         total[e] = ZERO
@@ -291,8 +294,11 @@ def sum_kernel(partial, dweight, n_splits, C, n_taps, side_by_side):
         for e in range(WIDTH):
             for other in range(1, SUM_PARTS):
                 total[e] += totals[other, lane, e]
-            place = i + e
-            if not side_by_side:
-                line, c = place // C, place % C
-                place = (line // n_taps * C + c) * n_taps + line % n_taps
-            store(dweight, place, total[e])
+            place, c = i + e, np.int64(0)
+            if not side_by_side or C < n_channels:
+                line, c = place // n_channels, place % n_channels
+                place = line * C + c
+                if not side_by_side:
+                    place = (line // n_taps * C + c) * n_taps + line % n_taps
+            if c < C:
+                store(dweight, place, total[e])
