@@ -114,13 +114,13 @@ def gathering_tile(rows, itemsize, n_threads):
 
 @functools.cache
 def make(shape, itemsize):
-    """The kernel for tiles of `shape`, of numbers that are copied as they are."""
+    """The kernel for tiles of `shape`, of 16-bit numbers or float32 that are TF32."""
     TILE_M, TILE_N, N_THREADS, PLACES = shape.m, shape.n, shape.n_threads, shape.places_at // 8
     WIDTH, TILE_K = VECTOR_BYTES // itemsize, ROW_BYTES // itemsize
     N_SUMS, GROUP = TILE_N // 2, ROWS * TILE_K
     find_rows, a_tile = gathering_tile(TILE_M, itemsize, N_THREADS)
     N_ROWS, b_tile = a_tile.n_vectors, tile(TILE_N, itemsize, N_THREADS, "by_k")
-    first_b, multiply = b_tile.first, product_of(shape, (a_tile, b_tile), 0, itemsize)
+    first_b, multiply = b_tile.first, product_of(shape, (a_tile, b_tile), 0, itemsize, True)
     find_places, write = results(TILE_M, TILE_N, N_THREADS)
 
     @cuda.jit(launch_bounds=(N_THREADS, shape.n_blocks))

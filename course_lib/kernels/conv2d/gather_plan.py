@@ -26,8 +26,10 @@ from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.intrinsics.warpgroup import ROW_BYTES
 
-DTYPES, ITEMSIZE = ("float16", "bfloat16"), 2
-STEP = ROW_BYTES // ITEMSIZE  # terms, or for dweight pixels, that are multiplied at a time
+ITEMSIZE = {"half": 2, "tf32": 4}  # by mode
+#: (itemsize, mode) as `halo_plan` calls them.
+MODES = {"half": (2, "narrow"), "tf32": (4, "tf32")}
+STEP = ROW_BYTES // 2  # pixels of dweight that are multiplied at a time
 SHAPES = (
     Shape(128, 256, 4, 1, 72, 480), Shape(128, 128, 3, 2, 72, 480), Shape(128, 64, 4, 2, 50, 400),
     Shape(128, 32, 4, 2, 40, 350),
@@ -58,56 +60,68 @@ def planned(sizes_of, over_pixels, problem, chip):
     p = problem
     if chip.capability > ONLY:
         return Refusal("needs wgmma, an instruction of compute capability 9.0 alone")
-    if p.groups != 1 or p.mode != "half":
-        return Refusal("takes 16-bit numbers, and convolutions without groups")
-    sizes = sizes_of(p, VECTOR_BYTES // ITEMSIZE)
-    if reason := fault(p, sizes):
+    if reason := fault(p, sizes_of, over_pixels):
         return Refusal(reason)
+    sizes = sizes_of(p, VECTOR_BYTES // ITEMSIZE[p.mode])
     shapes, plan = (DWEIGHT_SHAPES, dweight_plan_of) if over_pixels else (SHAPES, plan_of)
     found = [
-        plan(sizes, shape, n_splits)
+        plan(sizes, shape, n_splits, ITEMSIZE[p.mode])
         for shape in shapes for n_splits in SPLITS
         if shape.shared_bytes <= chip.shared_bytes
     ]  # fmt: skip
     found = [each for each in found if each]
     if not found:
         return Refusal(f"has no tiles that fit {chip.shared_bytes:,} bytes of shared memory")
-    return min(found, key=lambda each: cost(each, over_pixels, chip))
+    return min(found, key=lambda each: cost(each, over_pixels, ITEMSIZE[p.mode], chip))
 
 
-def fault(p, z):
-    """Why a pass with these `Sizes` is none, or 32 bits can't count it; or None."""
+def fault(p, sizes_of, over_pixels=False):
+    """Why the kernels can't take a pass of a `Problem`; or None."""
+    if p.groups != 1 or p.mode not in ITEMSIZE:
+        return "takes convolutions without groups, of 16-bit numbers or precision='tf32'"
+    if over_pixels and p.mode != "half":
+        return "takes 16-bit numbers, which wgmma reads by rows"
+    width = VECTOR_BYTES // ITEMSIZE[p.mode]
+    z = sizes_of(p, width)
     if not z.n_channels:
         return "takes one channel at least"
     reach_h = p.pad_h + p.dilation_h * (p.R + p.stride_h)  # beyond an image
     reach_w = p.pad_w + p.dilation_w * (p.S + p.stride_w)
     lines = z.n_images * z.source_h + reach_h
     counted = (
-        (lines * z.source_w + reach_w) * (z.n_channels // 8), z.n_images * z.result_h * z.result_w,
+        (lines * z.source_w + reach_w) * (z.n_channels // width),
+        z.n_images * z.result_h * z.result_w,
         z.n_residues * z.n_columns * z.most_terms, p.H + reach_h, p.W + reach_w,
         p.stride_h * (p.stride_h + p.pad_h), p.stride_w * (p.stride_w + p.pad_w),
     )  # fmt: skip
-    n_bytes = z.n_residues * z.n_columns * z.most_terms * ITEMSIZE
+    n_bytes = z.n_residues * z.n_columns * z.most_terms * ITEMSIZE[p.mode]
     if max(counted) >= MOST or n_bytes > MOST_WORKSPACE:
         return f"takes up to {MOST:,} pixels and weights, and {MOST_WORKSPACE:,} bytes of these"
     return None
 
 
-def plan_of(sizes, shape, n_splits):
+def takes(problem):
+    """Whether there are plans for all passes."""
+    passes = (forward_sizes,), (dx_sizes,), (forward_sizes, True)
+    return not any(fault(problem, *each) for each in passes)
+
+
+def plan_of(sizes, shape, n_splits, itemsize):
     """The `Plan` with these choices; None where parts are too short, or take too much memory."""
-    z, n_steps = sizes, max(1, math.ceil(sizes.most_terms / STEP))
+    z, k_size = sizes, ROW_BYTES // itemsize
+    n_steps = max(1, math.ceil(z.most_terms / k_size))
     if n_splits > 1 and n_steps < n_splits * LEAST_STEPS:
         return None
     if n_splits > 1 and n_splits * 4 * size_of_result(z) > MOST_WORKSPACE:
         return None
-    length = math.ceil(n_steps / n_splits) * STEP
+    length = math.ceil(n_steps / n_splits) * k_size
     rows = z.n_images * math.ceil(z.result_h / z.step_h) * math.ceil(z.result_w / z.step_w)
     n_tiles = math.ceil(rows / shape.m) * math.ceil(z.n_columns / shape.n) * z.n_residues
     sizes = z._replace(n_splits=n_splits, length=length)
     return Plan(shape, sizes, n_tiles * n_splits)
 
 
-def dweight_plan_of(sizes, shape, n_splits):
+def dweight_plan_of(sizes, shape, n_splits, itemsize):
     """The same for dweight: parts are of the pixels, its rows terms."""
     z, n_steps = sizes, math.ceil(sizes.n_images * sizes.result_h * sizes.result_w / STEP)
     if n_splits > 1 and n_steps < n_splits * LEAST_STEPS:
@@ -124,14 +138,14 @@ def size_of_result(z):
     return z.n_images * z.n_columns * z.result_h * z.result_w
 
 
-def cost(plan, over_pixels, chip):
+def cost(plan, over_pixels, itemsize, chip):
     """What a plan takes, in the unit of `Shape`."""
     shape, z = plan.shape, plan.sizes
     rounds = math.ceil(plan.n_blocks / (chip.multiprocessors * shape.n_blocks))
-    steps = z.taps_h * z.taps_w * z.n_channels / z.n_residues / z.n_splits / STEP  # in the mean
-    size = size_of_result(z)
-    if over_pixels:
-        steps, size = z.length / STEP, z.n_columns * z.most_terms
+    steps, size = z.length / STEP, z.n_columns * z.most_terms
+    if not over_pixels:
+        terms = z.taps_h * z.taps_w * z.n_channels / z.n_residues  # in the mean
+        steps, size = terms / z.n_splits * itemsize / ROW_BYTES, size_of_result(z)
     found = rounds * (shape.step * steps + shape.once)
     if z.n_splits > 1:
         found += LAUNCH_COST + 8 * z.n_splits * size / BYTES
@@ -152,7 +166,7 @@ def run(plan, steps, problem, source, weight, bias, result):
         whole = z.n_residues == 1 and z.result_h * z.result_w % width == 0
     options += VECTORS * (whole and not arrays.address_of(partial) % VECTOR_BYTES)
     launch(
-        gather.make(shape, ITEMSIZE), plan.n_blocks, shape.n_threads, packed, tiles,
+        gather.make(shape, source.dtype.itemsize), plan.n_blocks, shape.n_threads, packed, tiles,
         tiles if bias is None else bias, partial, Sizes(*z[:-1], options),
         shared_bytes=shape.shared_bytes, flat=True, overlap=True,
     )  # fmt: skip
@@ -165,30 +179,39 @@ def laid_out(z, steps, problem, source, weight):
     numbers, n_first = images(problem, source)
     tiles, n_more = weight, 0
     in_order = steps == (z.most_terms, 1, z.n_channels) and z.n_residues == 1
+    in_order = in_order and problem.mode == "half"
     if not in_order or arrays.address_of(weight) % VECTOR_BYTES:
         size = z.n_residues * z.n_columns * z.most_terms
         tiles = arrays.empty((size,), like=weight)
-        n_more = math.ceil(size * ITEMSIZE / VECTOR_BYTES / transpose.BLOCK_SIZE)
+        n_more = math.ceil(arrays.size_of(tiles) / width_of(tiles) / transpose.BLOCK_SIZE)
+    kernel = gather_pack.pack_kernel
+    if problem.mode == "tf32":
+        kernel = gather_pack.pack_rounded_kernel
     if n_first + n_more:
         launch(
-            gather_pack.pack_kernel, n_first + n_more, transpose.BLOCK_SIZE, *numbers, n_first,
+            kernel, n_first + n_more, transpose.BLOCK_SIZE, *numbers, n_first,
             weight, tiles, *steps, z, flat=True, overlap=True,
         )  # fmt: skip
     return numbers[1], tiles
 
 
+def width_of(array):
+    return VECTOR_BYTES // array.dtype.itemsize
+
+
 def images(problem, source):
     """(what `pack_images` takes, blocks): none where the source is read as it is."""
-    (N, C, H, W), last = source.shape, problem.channels_last
-    plane, width = H * W, VECTOR_BYTES // ITEMSIZE
+    (N, C, H, W), last, width = source.shape, problem.channels_last, width_of(source)
+    plane, is_whole = H * W, C % width_of(source) == 0
     aligned = not arrays.address_of(source) % VECTOR_BYTES
     packed, way, n_blocks = source, gather_pack.AS_IT_IS, 0
-    if C % width or not (aligned and (last or plane == 1)):
+    as_it_is = is_whole and aligned and (last or plane == 1) and problem.mode == "half"
+    if not as_it_is:
         n_vectors = N * plane * math.ceil(C / width)
         packed = arrays.empty((n_vectors * width,), like=source)
         way = gather_pack.PADDED_PIXELS if last else gather_pack.PADDED_PLANES
         n_blocks = math.ceil(n_vectors / transpose.BLOCK_SIZE)
-        if not last and C % width == 0:
+        if not last and is_whole:
             way, side = gather_pack.TRANSPOSED, transpose.SIDE
             n_blocks = N * math.ceil(C / side) * math.ceil(plane / side)
     whole = aligned and plane % width == 0
@@ -222,7 +245,7 @@ def dweight(problem, dy, x, dweight, precision):
     size = z.n_columns * z.most_terms
     partial = arrays.empty((z.n_splits * size,), like=x, dtype="float32")
     launch(
-        gather_dweight.make(shape, ITEMSIZE), n_blocks, shape.n_threads, numbers[1], others[1],
+        gather_dweight.make(shape, 2), n_blocks, shape.n_threads, numbers[1], others[1],
         partial, z, shared_bytes=shape.shared_bytes, flat=True, overlap=True,
     )  # fmt: skip
     pixel_sums_plan.add_up(partial, dweight, z.n_splits, z.n_channels, problem)
@@ -241,42 +264,44 @@ DX_PLAN = functools.partial(planned, dx_sizes, False)
 DWEIGHT_PLAN = functools.partial(planned, forward_sizes, True)
 
 
-def is_better(gather, chip):
+def is_better(gather, mode, chip):
     """Whether to take this way, if it has a plan, for a `halo_plan.Gather`, which may be None.
 
     `halo` and `warpgroup` read each pixel once for all taps, which serves strides of 1.
     """
-    if gather is None or gather.stride != (1, 1):
+    if gather is None or gather.stride != (1, 1) or mode not in MODES:
         return True
-    return not halo_plan.planned(gather, ITEMSIZE, "narrow", chip)
+    return not halo_plan.planned(gather, *MODES[mode], chip)
 
 
 def kernels():
     """Every kernel that a pass may launch, but that which adds up parts."""
-    return gather_pack.pack_kernel, *(gather.make(shape, ITEMSIZE) for shape in SHAPES)
+    made = (gather.make(shape, itemsize) for shape in SHAPES for itemsize in ITEMSIZE.values())
+    return gather_pack.pack_kernel, gather_pack.pack_rounded_kernel, *made
 
 
 def dweight_kernels():
     """Every kernel that dweight may launch."""
-    made = (gather_dweight.make(shape, ITEMSIZE) for shape in DWEIGHT_SHAPES)
+    made = (gather_dweight.make(shape, 2) for shape in DWEIGHT_SHAPES)
     return gather_pack.pack_two_kernel, pixel_sums.sum_kernel, *made
 
 
 def specialisations():
     """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
-    for dtype in DTYPES:
-        array = dtype, 1
+    for dtype in ("float32", "float16", "bfloat16"):
+        array, sums, itemsize = (dtype, 1), ("float32", 1), 4 if dtype == "float32" else 2
         images = [array, array, *["int32"] * 4, "boolean"]
         types = [*images, "int64", array, array, *["int64"] * 3, Sizes]
-        yield f"conv2d.pack {dtype}", gather_pack.pack_kernel, types
-        types = [*images, "int64", *images[:4], *images[5:]]
-        yield f"conv2d.pack two {dtype}", gather_pack.pack_two_kernel, types
-        for shape in DWEIGHT_SHAPES:
-            label = f"conv2d.gather_dweight warpgroup {shape.m}x{shape.n} {dtype}"
-            types = [array, array, ("float32", 1), Sizes]
-            yield label, gather_dweight.make(shape, ITEMSIZE), types
+        kernel = gather_pack.pack_rounded_kernel if itemsize == 4 else gather_pack.pack_kernel
+        yield f"conv2d.pack {dtype}", kernel, types
         for shape in SHAPES:
-            for result in (dtype, "float32"):
+            for result in dict.fromkeys((dtype, "float32")):
                 label = f"conv2d.gather warpgroup {shape.m}x{shape.n} {dtype} to {result}"
                 types = [array, array, array, (result, 1), Sizes]
-                yield label, gather.make(shape, ITEMSIZE), types
+                yield label, gather.make(shape, itemsize), types
+        if itemsize == 2:
+            types = [*images, "int64", *images[:4], *images[5:]]
+            yield f"conv2d.pack two {dtype}", gather_pack.pack_two_kernel, types
+            for shape in DWEIGHT_SHAPES:
+                label = f"conv2d.gather_dweight warpgroup {shape.m}x{shape.n} {dtype}"
+                yield label, gather_dweight.make(shape, 2), [array, array, sums, Sizes]

@@ -86,8 +86,9 @@ def _of_gather():
 
 def _preferred(gather_of, problem, chip):
     """`gemm` if it can; `gather` where it is better than what else gathers."""
-    better = chip.capability == gather_plan.ONLY
-    better = better and gather_plan.is_better(gather_of(problem), chip)
+    better = chip.capability == gather_plan.ONLY and (
+        gathering.fault(problem) or gather_plan.is_better(gather_of(problem), problem.mode, chip)
+    )
     return ("gemm", "gather", "implicit_gemm") if better else ("gemm", "implicit_gemm")
 
 
@@ -95,8 +96,8 @@ def _preferred_for_dweight(problem, chip):
     """`gemm` for few pixels; of many `pixel_sums` reads each number less often, if it can."""
     if matrix_product.is_whole(problem):
         return ("gemm",)
-    better = chip.capability == gather_plan.ONLY
-    better = better and not pixel_sums_plan.planned(problem, 2, "narrow", chip)
+    plan = pixel_sums_plan.planned(problem, 2, "narrow", chip)
+    better = chip.capability == gather_plan.ONLY and (gathering.fault(problem) or not plan)
     return ("gather", "implicit_gemm") if better else ("implicit_gemm",)
 
 
@@ -111,7 +112,9 @@ def default_variant(problem, capability):
     if few_channels_plan.fault(problem, capability) is None:
         return "few_channels"
     has_tensor_cores = capability >= gathering.TENSOR_CORES_SINCE
-    if gathering.fault(problem) and not (has_tensor_cores and matrix_product.is_whole(problem)):
+    takes = has_tensor_cores and matrix_product.is_whole(problem)
+    takes = takes or capability == gather_plan.ONLY and gather_plan.takes(problem)
+    if gathering.fault(problem) and not takes:
         return "direct"
     return "tensor_core" if has_tensor_cores else "implicit_gemm"
 

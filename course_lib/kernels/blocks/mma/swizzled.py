@@ -39,7 +39,8 @@ class Tile(NamedTuple):
     first(row, n_rows, K): what is known of the tiles from row `row` on, of a matrix of n_rows by K
     load(words, at, x, known, k): of a float32 tile, columns k on to words[at : at+n_vectors]
     store(words, at, cache, base): these, rounded, to cache[base:]
-    copy(cache, base, x, known, k): begins to copy a 16-bit tile's columns k on to cache[base:]
+    copy(cache, base, x, known, k): begins to copy a tile's columns k on to cache[base:], of
+        `by_k` or 16-bit numbers; float32 as they are
     """
 
     first: object
@@ -129,7 +130,7 @@ def _by_k(N_VECTORS, STEP, WIDTH):
             source += step if inside and np.int32(u) < last else 0
 
     if WIDTH == 4:
-        return first, load, store, no_copy
+        return first, load, store, copy
     return first, no_load, no_move, copy
 
 
