@@ -188,8 +188,9 @@ def laid_out(z, steps, problem, source, weight):
     if problem.mode == "tf32":
         kernel = gather_pack.pack_rounded_kernel
     if n_first + n_more:
+        x = numbers[:2] if n_first else (weight, tiles)
         launch(
-            kernel, n_first + n_more, transpose.BLOCK_SIZE, *numbers, n_first,
+            kernel, n_first + n_more, transpose.BLOCK_SIZE, *x, *numbers[2:], n_first,
             weight, tiles, *steps, z, flat=True, overlap=True,
         )  # fmt: skip
     return numbers[1], tiles
