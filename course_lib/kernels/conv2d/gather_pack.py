@@ -4,6 +4,8 @@ One launch packs both. Channels that fill up the last vector are zeros. Images t
 vectors of channels already are transposed as elsewhere, or left as they are.
 """
 
+import math
+
 import numpy as np
 
 from course_lib import cuda
@@ -11,12 +13,15 @@ from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.blocks.transpose import (
     BLOCK_SIZE,
+    SIDE,
     SQUARE,
     load_rounded,
     transpose,
     transpose_rounded,
 )
 from course_lib.kernels.conv2d.gather_taps import axes_of
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -101,7 +106,11 @@ def _packing(load_one, transpose):
         x, packed, way, n_images, n_channels, plane, whole, n_first, other, other_packed, other_way,
         other_channels, other_plane, other_whole,
     ):  # fmt: skip
-        """`pack_images` of x by the first `n_first` blocks, and of as many `other` images."""
+        """`pack_images` by the first `n_first` blocks, and of as many other images by the rest.
+
+        x, packed, way, n_images, n_channels, plane, whole  see `pack_images`, as of
+        other, other_packed, other_way, other_channels, other_plane, other_whole
+        """
         square = cuda.shared.array(SQUARE, np.float32, alignment=VECTOR_BYTES)
         allow_next_kernel()
         wait_for_previous_kernel()
@@ -120,7 +129,11 @@ def _packing(load_one, transpose):
         x, packed, way, n_images, n_channels, plane, whole, n_first, weight, tiles, column_step,
         channel_step, tap_step, z,
     ):  # fmt: skip
-        """`pack_images` of x by the first `n_first` blocks, and `pack_weights` by the others."""
+        """`pack_images` by the first `n_first` blocks, and `pack_weights` by the others.
+
+        x, packed, way, n_images, n_channels, plane, whole  see `pack_images`
+        weight, tiles, column_step, channel_step, tap_step, z  see `pack_weights`
+        """
         square = cuda.shared.array(SQUARE, np.float32, alignment=VECTOR_BYTES)
         allow_next_kernel()
         wait_for_previous_kernel()
@@ -136,3 +149,51 @@ def _packing(load_one, transpose):
 
 pack_kernel, pack_two_kernel = _packing(load, transpose)
 pack_rounded_kernel, _ = _packing(load_rounded, transpose_rounded)
+
+
+def source_and_weights(problem, z, steps, source, weight):
+    """Both as `gather_kernel` reads them; one launch packs what has to be packed."""
+    numbers, n_first = _images(problem, source)
+    tiles, n_more = weight, 0
+    in_order = steps == (z.most_terms, 1, z.n_channels) and z.n_residues == 1
+    in_order = in_order and problem.mode == "half" and arrays.begins_on(VECTOR_BYTES, weight, 0)
+    if not in_order:
+        tiles = arrays.empty((z.n_residues * z.n_columns * z.most_terms,), like=weight)
+        n_more = _blocks(arrays.size_of(tiles) * weight.dtype.itemsize)
+    kernel = pack_kernel if problem.mode == "half" else pack_rounded_kernel
+    x = numbers[:2] if n_first else (weight, tiles)
+    _launch(kernel, n_first, n_more, *x, *numbers[2:], n_first, weight, tiles, *steps, z)
+    return numbers[1], tiles
+
+
+def x_and_dy(problem, x, dy):
+    """The same of what `gather_dweight_kernel` reads."""
+    (numbers, n_first), (others, n_more) = _images(problem, x), _images(problem, dy)
+    others = *others[:3], *others[4:]
+    _launch(pack_two_kernel, n_first, n_more, *numbers, n_first, *others)
+    return numbers[1], others[1]
+
+
+def _images(problem, source):
+    """(what `pack_images` takes, blocks): none where the source is read as it is."""
+    (N, C, H, W), last = source.shape, problem.channels_last
+    plane, width = H * W, VECTOR_BYTES // source.dtype.itemsize
+    aligned, whole = arrays.begins_on(VECTOR_BYTES, source, 0), C % width == 0
+    packed, way, n_blocks = source, AS_IT_IS, 0
+    if not (whole and aligned and (last or plane == 1) and problem.mode == "half"):
+        packed = arrays.empty((N * plane * math.ceil(C / width) * width,), like=source)
+        way = PADDED_PIXELS if last else PADDED_PLANES
+        n_blocks = _blocks(arrays.size_of(packed) * source.dtype.itemsize)
+        if whole and not last:
+            way, n_blocks = TRANSPOSED, N * math.ceil(C / SIDE) * math.ceil(plane / SIDE)
+    numbers = source, packed, *map(np.int32, (way, N, C, plane)), aligned and plane % width == 0
+    return numbers, n_blocks
+
+
+def _blocks(n_bytes):
+    return math.ceil(n_bytes / VECTOR_BYTES / BLOCK_SIZE)
+
+
+def _launch(kernel, n_first, n_more, *arguments):
+    if n_first + n_more:
+        launch(kernel, n_first + n_more, BLOCK_SIZE, *arguments, flat=True, overlap=True)

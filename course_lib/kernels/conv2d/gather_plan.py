@@ -4,9 +4,6 @@ import functools
 import math
 from typing import NamedTuple
 
-import numpy as np
-
-from course_lib.kernels.blocks import transpose
 from course_lib.kernels.blocks.mma.warpgroup import ONLY
 from course_lib.kernels.conv2d import (
     gather,
@@ -37,7 +34,7 @@ SHAPES = (
 DWEIGHT_SHAPES = SHAPES[:3]
 MOST = 2**30  # of what is counted in 32 bits
 MOST_WORKSPACE = 256 << 20  # bytes of partial sums, and of packed weights
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 132)
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 LEAST_STEPS = 4  # of 128 bytes of terms, that a part has
 #: To add up parts: a launch, and bytes of partial sums in 10 ns, as a cost of `Shape`.
 LAUNCH_COST, BYTES = 250, 25_000
@@ -155,7 +152,7 @@ def cost(plan, over_pixels, itemsize, chip):
 def run(plan, steps, problem, source, weight, bias, result):
     """result = source * weight (+ bias); `steps` as `pack_weights` takes them."""
     shape, z, n_splits = plan.shape, plan.sizes, plan.sizes.n_splits
-    packed, tiles = laid_out(z, steps, problem, source, weight)
+    packed, tiles = gather_pack.source_and_weights(problem, z, steps, source, weight)
     partial = result
     if n_splits > 1:
         partial = arrays.empty((n_splits * size_of_result(z),), like=result, dtype="float32")
@@ -172,51 +169,6 @@ def run(plan, steps, problem, source, weight, bias, result):
     )  # fmt: skip
     if n_splits > 1:
         add_up(partial, result, n_splits)
-
-
-def laid_out(z, steps, problem, source, weight):
-    """(source, weights) as the kernel reads them; one launch copies what has to be copied."""
-    numbers, n_first = images(problem, source)
-    tiles, n_more = weight, 0
-    in_order = steps == (z.most_terms, 1, z.n_channels) and z.n_residues == 1
-    in_order = in_order and problem.mode == "half"
-    if not in_order or arrays.address_of(weight) % VECTOR_BYTES:
-        size = z.n_residues * z.n_columns * z.most_terms
-        tiles = arrays.empty((size,), like=weight)
-        n_more = math.ceil(arrays.size_of(tiles) / width_of(tiles) / transpose.BLOCK_SIZE)
-    kernel = gather_pack.pack_kernel
-    if problem.mode == "tf32":
-        kernel = gather_pack.pack_rounded_kernel
-    if n_first + n_more:
-        x = numbers[:2] if n_first else (weight, tiles)
-        launch(
-            kernel, n_first + n_more, transpose.BLOCK_SIZE, *x, *numbers[2:], n_first,
-            weight, tiles, *steps, z, flat=True, overlap=True,
-        )  # fmt: skip
-    return numbers[1], tiles
-
-
-def width_of(array):
-    return VECTOR_BYTES // array.dtype.itemsize
-
-
-def images(problem, source):
-    """(what `pack_images` takes, blocks): none where the source is read as it is."""
-    (N, C, H, W), last, width = source.shape, problem.channels_last, width_of(source)
-    plane, is_whole = H * W, C % width_of(source) == 0
-    aligned = not arrays.address_of(source) % VECTOR_BYTES
-    packed, way, n_blocks = source, gather_pack.AS_IT_IS, 0
-    as_it_is = is_whole and aligned and (last or plane == 1) and problem.mode == "half"
-    if not as_it_is:
-        n_vectors = N * plane * math.ceil(C / width)
-        packed = arrays.empty((n_vectors * width,), like=source)
-        way = gather_pack.PADDED_PIXELS if last else gather_pack.PADDED_PLANES
-        n_blocks = math.ceil(n_vectors / transpose.BLOCK_SIZE)
-        if not last and is_whole:
-            way, side = gather_pack.TRANSPOSED, transpose.SIDE
-            n_blocks = N * math.ceil(C / side) * math.ceil(plane / side)
-    whole = aligned and plane % width == 0
-    return (source, packed, *map(np.int32, (way, N, C, plane)), whole), n_blocks
 
 
 def forward(problem, x, weight, bias, y, precision):
@@ -236,18 +188,12 @@ def dx(problem, dy, weight, dx, precision, bias=None):
 def dweight(problem, dy, x, dweight, precision):
     """dweight, from dy and x, by a sum of parts of the pixels."""
     shape, z, n_blocks = DWEIGHT_PLAN(problem, chip_of(dweight))
-    numbers, n_first = images(problem, x)
-    others, n_more = images(problem, dy)
-    if n_first + n_more:
-        launch(
-            gather_pack.pack_two_kernel, n_first + n_more, transpose.BLOCK_SIZE, *numbers, n_first,
-            *others[:3], *others[4:], flat=True, overlap=True,
-        )  # fmt: skip
+    x, dy = gather_pack.x_and_dy(problem, x, dy)
     size = z.n_columns * z.most_terms
     partial = arrays.empty((z.n_splits * size,), like=x, dtype="float32")
     launch(
-        gather_dweight.make(shape, 2), n_blocks, shape.n_threads, numbers[1], others[1],
-        partial, z, shared_bytes=shape.shared_bytes, flat=True, overlap=True,
+        gather_dweight.make(shape, 2), n_blocks, shape.n_threads, x, dy, partial, z,
+        shared_bytes=shape.shared_bytes, flat=True, overlap=True,
     )  # fmt: skip
     pixel_sums_plan.add_up(partial, dweight, z.n_splits, z.n_channels, problem)
 

@@ -267,10 +267,9 @@ def sums_of_dy(shape, itemsize):
 
 @cuda.jit
 def sum_kernel(partial, dweight, n_splits, n_channels, C, n_taps, side_by_side):
-    """dweight = Σ partial[split], each (K, taps, n_channels), of which the first C are real.
+    """dweight = Σ partial[split], each (K, n_taps, n_channels), of which the first C are real.
 
-    C taps lie `side_by_side`, or taps of each c.
-
+    dweight lies (K, n_taps, C) with `side_by_side`, else (K, C, n_taps); there are `n_splits`.
     SUM_PARTS threads for WIDTH sums.
     """
     totals = cuda.shared.array((SUM_PARTS, SUM_LANES, WIDTH), np.float32)
@@ -291,14 +290,12 @@ def sum_kernel(partial, dweight, n_splits, n_channels, C, n_taps, side_by_side):
         totals[part, lane, e] = total[e]
     cuda.syncthreads()
     if part == 0 and i < n:
+        line, c = i // n_channels, i % n_channels
         for e in range(WIDTH):
             for other in range(1, SUM_PARTS):
                 total[e] += totals[other, lane, e]
-            place, c = i + e, np.int64(0)
-            if not side_by_side or C < n_channels:
-                line, c = place // n_channels, place % n_channels
-                place = line * C + c
-                if not side_by_side:
-                    place = (line // n_taps * C + c) * n_taps + line % n_taps
-            if c < C:
+            place = line * C + c + e
+            if not side_by_side:
+                place = (line // n_taps * C + c + e) * n_taps + line % n_taps
+            if c + e < C:
                 store(dweight, place, total[e])
