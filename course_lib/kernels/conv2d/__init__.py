@@ -28,7 +28,11 @@ rung             what it does, and what of the three passes reads from global me
                  Large passes without strides go by `wgmma` on compute capability 9.0 (`warpgroup`,
                  for float32 `warpgroup_mixed`). All else: gathered tiles of 64 × 64 or 128 × 128, in 16 bits by 16
                  bytes too. All these are its way `implicit_gemm`. The way `gemm` takes filters of one tap
-                 without strides, and filters as large as the image: one matrix product (`matrix_product`)
+                 without strides, and filters as large as the image: one matrix product (`matrix_product`).
+                 The way `gather` takes any stride, dilation, filter and number of channels without
+                 groups, of 16-bit numbers or in TF32, on compute capability 9.0: tiles of 128 pixels
+                 are gathered by 16 bytes, channels padded to whole vectors, for `wgmma`; dx is a
+                 product for each residue of the stride
 `few_channels`   for the filters that first layers have: 3 × 3, 5 × 5 or 7 × 7 over one to four
                  channels; memory the limit. What a pixel's filters meet is read once for up to 64
                  of them, and dy once for dweight and dbias together. dx as `tensor_core`
@@ -37,7 +41,7 @@ rung             what it does, and what of the three passes reads from global me
 
 By default depthwise convolutions take `depthwise`, those that `few_channels` has kernels for take
 that, others `tensor_core`, or before compute capability 8.0 `implicit_gemm`; filters and images too
-large for these, `direct`. dbias is a sum for each channel, on all rungs but `few_channels` the same.
+large for these, `direct`, but for filters that `gather` takes. dbias is a sum for each channel, on all rungs but `few_channels` the same.
 
 `tensor_core` needs compute capability 8.0, and where float32 is split an infinite input gives NaN.
 Sums are taken in a fixed order: two runs agree bit for bit.
