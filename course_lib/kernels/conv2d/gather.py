@@ -134,7 +134,6 @@ def make(shape, itemsize):
         z        the `Sizes`
         """
         allow_next_kernel()
-        wait_for_previous_kernel()
         cache = tiles_in_shared(source)
         places = cuda.shared.array(0, np.int64)[PLACES:]
         # Tiles of the same pixels come one after another, then residues of the same, then parts.
@@ -173,6 +172,7 @@ def make(shape, itemsize):
         of_b = first, step, last, n_left - k
         mine = np.int64(np.uint32(cuda.threadIdx.x // GROUP_THREADS)) * GROUP
         n_terms = min(np.int32(n_terms - k), z.length)
+        wait_for_previous_kernel()
         multiply(acc, cache, source, weights, of_a, of_b, np.int64(n_terms), mine)
         wait_for_products(acc, TILE_N)
         cuda.syncthreads()  # nobody reads the buffers any more

@@ -110,7 +110,6 @@ def make(shape, itemsize):
         z        the `Sizes` of the forward pass; parts are of z.length pixels
         """
         allow_next_kernel()
-        wait_for_previous_kernel()
         cache = tiles_in_shared(x)
         places = cuda.shared.array(0, np.int64)[PLACES:]
         # Tiles of the same pixels come one after another.
@@ -139,6 +138,7 @@ def make(shape, itemsize):
             places[i] = place if row + i < z.most_terms else NOWHERE
         mine = np.int64(np.uint32(cuda.threadIdx.x // GROUP_THREADS)) * GROUP
         n_pixels = min(np.int32(n_pixels - k), z.length)
+        wait_for_previous_kernel()
         multiply(acc, cache, x, dy, of_x, of_dy, np.int64(n_pixels), mine)
         wait_for_products(acc, TILE_N)
         cuda.syncthreads()  # nobody reads the buffers any more

@@ -240,7 +240,7 @@ def specialisations():
         images = [array, array, *["int32"] * 4, "boolean"]
         types = [*images, "int64", array, array, *["int64"] * 3, Sizes]
         kernel = gather_pack.pack_rounded_kernel if itemsize == 4 else gather_pack.pack_kernel
-        yield f"conv2d.pack {dtype}", kernel, types
+        yield f"conv2d.pack for warpgroup {dtype}", kernel, types
         for shape in SHAPES:
             for result in dict.fromkeys((dtype, "float32")):
                 label = f"conv2d.gather warpgroup {shape.m}x{shape.n} {dtype} to {result}"
@@ -248,7 +248,7 @@ def specialisations():
                 yield label, gather.make(shape, itemsize), types
         if itemsize == 2:
             types = [*images, "int64", *images[:4], *images[5:]]
-            yield f"conv2d.pack two {dtype}", gather_pack.pack_two_kernel, types
+            yield f"conv2d.pack two for warpgroup {dtype}", gather_pack.pack_two_kernel, types
             for shape in DWEIGHT_SHAPES:
                 label = f"conv2d.gather_dweight warpgroup {shape.m}x{shape.n} {dtype}"
                 yield label, gather_dweight.make(shape, 2), [array, array, sums, Sizes]
