@@ -305,7 +305,7 @@ def test_channels_side_by_side(monkeypatch, large, dtype, shapes, options):
     sanitized = not large and shapes[0][2:] == (3, 3)
     with simulator.sanitize() if sanitized else contextlib.nullcontext() as report:
         with recorded() as launches:
-            check("tensor_core", *tensors, **options)
+            check("tensor_core/implicit_gemm", *tensors, **options)
     assert not report, str(report)
     assert len(kernels & {kernel for kernel, *_ in launches}) == (1 if shapes[1][0] == 12 else 3)
 
