@@ -75,6 +75,10 @@ class Launch(NamedTuple):
             return self.blocks * tile * up(a["n_channels"] * a["R"] * a["S"], 32)
         if file in ("conv2d.implicit_dweight", "conv2d.channels_last_dweight") and "length" in a:
             return self.blocks * tile * a["length"]
+        if file == "conv2d.gather":
+            z = a["z"]
+            n_terms = up(z.taps_h * z.taps_w * z.n_channels // z.n_residues, chunk)
+            return self.blocks // z.n_splits * tile * n_terms
         if file in ("conv2d.warpgroup", "conv2d.warpgroup_mixed"):
             return a["n_tiles"] * tile * a["n_taps"] * a["n_chunks"] * chunk
         if file == "conv2d.halo":

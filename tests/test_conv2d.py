@@ -305,7 +305,7 @@ def test_channels_side_by_side(monkeypatch, large, dtype, shapes, options):
     sanitized = not large and shapes[0][2:] == (3, 3)
     with simulator.sanitize() if sanitized else contextlib.nullcontext() as report:
         with recorded() as launches:
-            check("tensor_core", *tensors, **options)
+            check("tensor_core/implicit_gemm", *tensors, **options)
     assert not report, str(report)
     assert len(kernels & {kernel for kernel, *_ in launches}) == (1 if shapes[1][0] == 12 else 3)
 
@@ -376,8 +376,8 @@ def test_chips_without_tensor_cores_are_told(monkeypatch):
 
 
 def test_the_rung_by_default():
-    def rung(x_shape, weight_shape, groups=1, capability=(9, 0)):
-        problem = problem_of(x_shape, weight_shape, 1, 0, 1, groups, False)
+    def rung(x_shape, weight_shape, groups=1, capability=(9, 0), mode="float32"):
+        problem = problem_of(x_shape, weight_shape, 1, 0, 1, groups, False, mode)
         return conv2d.default_variant(problem, capability)
 
     assert rung((1, 8, 28, 28), (64, 8, 3, 3)) == "tensor_core"
@@ -385,6 +385,7 @@ def test_the_rung_by_default():
     assert rung((1, 64, 28, 28), (64, 64, 3, 3), capability=(7, 5)) == "implicit_gemm"
     assert rung((1, 64, 28, 28), (64, 1, 3, 3), groups=64) == "depthwise"
     assert rung((1, 2, 28, 28), (64, 2, 13, 13)) == "direct"
+    assert rung((1, 2, 28, 28), (64, 2, 13, 13), mode="half") == "tensor_core"  # `gather`
     assert rung((1, 2, 13, 13), (64, 2, 13, 13)) == "tensor_core"  # one product of matrices
     assert rung((1, 2, 2**15, 2**15), (4, 2, 3, 3)) == "direct"
 

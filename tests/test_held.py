@@ -86,7 +86,7 @@ def test_a_product_of_what_registers_hold(dtype, columns, rows, w):
 def test_what_a_tensor_core_would_take_otherwise_is_refused():
     a, found = torch.zeros(64 * 64), torch.zeros(128, 32)
     for columns, rows, dtype, error, says in (
-        (32, 64, torch.float16, ValueError, "cannot reshape array of size 2048"),
+        (32, 64, torch.float16, ValueError, "panels of 64 columns, which 32 are not"),
         (64, 32, torch.float16, ValueError, "panels have a multiple of 64 rows, not 32"),
         (64, 64, torch.float32, TypeError, "16-bit numbers, not float32|16-bit dtype"),
     ):

@@ -28,7 +28,11 @@ rung             what it does, and what of the three passes reads from global me
                  Large passes without strides go by `wgmma` on compute capability 9.0 (`warpgroup`,
                  for float32 `warpgroup_mixed`). All else: gathered tiles of 64 × 64 or 128 × 128, in 16 bits by 16
                  bytes too. All these are its way `implicit_gemm`. The way `gemm` takes filters of one tap
-                 without strides, and filters as large as the image: one matrix product (`matrix_product`)
+                 without strides, and filters as large as the image: one matrix product (`matrix_product`).
+                 The way `gather` takes any stride, dilation, filter and number of channels without
+                 groups, of 16-bit numbers or in TF32, on compute capability 9.0: tiles of 128 pixels
+                 are gathered by 16 bytes, channels padded to whole vectors, for `wgmma`; dx is a
+                 product for each residue of the stride
 `few_channels`   for the filters that first layers have: 3 × 3, 5 × 5 or 7 × 7 over one to four
                  channels; memory the limit. What a pixel's filters meet is read once for up to 64
                  of them, and dy once for dweight and dbias together. dx as `tensor_core`
@@ -37,7 +41,7 @@ rung             what it does, and what of the three passes reads from global me
 
 By default depthwise convolutions take `depthwise`, those that `few_channels` has kernels for take
 that, others `tensor_core`, or before compute capability 8.0 `implicit_gemm`; filters and images too
-large for these, `direct`. dbias is a sum for each channel, on all rungs but `few_channels` the same.
+large for these, `direct`, but for filters that `gather` takes. dbias is a sum for each channel, on all rungs but `few_channels` the same.
 
 `tensor_core` needs compute capability 8.0, and where float32 is split an infinite input gives NaN.
 Sums are taken in a fixed order: two runs agree bit for bit.
@@ -48,16 +52,16 @@ from course_lib.kernels.conv2d import few_channels_plan, gathering, launching
 from course_lib.kernels.conv2d.gathering import fault as gathering_fault
 from course_lib.kernels.conv2d.ladders import DWEIGHT, DX, FORWARD, default_variant
 from course_lib.kernels.conv2d.launching import dbias as find_dbias
-from course_lib.kernels.conv2d.problem import Problem, checked
+from course_lib.kernels.conv2d.problem import Problem, checked, mode_of
 from course_lib.kernels.operation import AUTO
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of
 from course_lib.runtime.host.outputs import output
 
-#: `Problem`, `gathering_fault` and `find_dbias` are for operations that are made of a convolution.
+#: `Problem`, `gathering_fault`, `find_dbias` and `mode_of` are for operations that are made of one.
 __all__ = [
     "DWEIGHT", "DX", "FORWARD", "MOST_THREADS", "Problem", "backward", "default_variant",
-    "find_dbias", "forward", "gathering_fault", "specialisations",
+    "find_dbias", "forward", "gathering_fault", "mode_of", "specialisations",
 ]  # fmt: skip
 
 MOST_THREADS = 256  # of a block, for any kernel
@@ -137,7 +141,7 @@ def backward(
         dbias = arrays.empty((problem.K,), like=x)
     found = [None if r is None or not arrays.size_of(r) else r for r in (dweight, dbias)]
     if any(each is not None for each in found):
-        named = chosen.rung if variant == AUTO else variant
+        named = variant if variant in DWEIGHT.variants else chosen.rung
         way = DWEIGHT.choose(named, problem, chip_of(x)).way
         way.launch(problem, dy, x, *found, precision)
     return dx, dweight, dbias

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib.kernels.blocks.memory_format import formatted
-from course_lib.kernels.conv2d import gathering
 from course_lib.kernels.conv2d.few_channels import BLOCK_SIZE, FILTERS, LANES, forward_kernel
 from course_lib.kernels.conv2d.few_channels_dweight import (
     MOST_ROUNDS,
@@ -214,13 +213,6 @@ def split_plan(n_pixels, side, n_groups, shape, most_rounds):
     n_tiles = math.ceil(n_turns * shape.unroll / rounds)
     tiles = math.ceil(n_tiles / min(n_tiles, wanted))
     return math.ceil(n_tiles / tiles), tiles * rounds * side, rounds
-
-
-def launch_dx(problem, dy, weight, dx, precision):
-    """dx, by the rung that others take."""
-    check(problem, dy)
-    variant = "tensor_core" if chip_of(dy)[0] >= gathering.TENSOR_CORES_SINCE else "implicit_gemm"
-    gathering.launch_dx(variant, problem, dy, weight, dx, precision)
 
 
 def _kinds():

@@ -7,6 +7,7 @@ import numpy as np
 from course_lib.kernels.blocks.memory_format import formatted
 from course_lib.kernels.conv2d import (
     channels_last,
+    gather_plan,
     halo_plan,
     halo_small,
     layout,
@@ -17,8 +18,7 @@ from course_lib.kernels.conv2d import (
 )
 from course_lib.kernels.conv2d.channels_last_dweight import dweight_kernel_of
 from course_lib.kernels.conv2d.implicit_dweight import (
-    TOTAL_LANES,
-    TOTAL_THREADS,
+    add_up,
     dweight_kernel,
     total_kernel,
 )
@@ -250,14 +250,6 @@ def _launch_pixel_sums(problem, dy, x, dweight, dbias, precision):
     return ()
 
 
-def add_up(partial, result, n_splits):
-    """result = Σ partial[split], in a fixed order."""
-    launch(
-        total_kernel, math.ceil(arrays.size_of(result) / TOTAL_LANES), TOTAL_THREADS,
-        partial, result, n_splits, flat=True, overlap=True,
-    )  # fmt: skip
-
-
 def split_plan(n_blocks, n_pixels, n_results):
     """(parts that `n_pixels` are added up in, pixels of a part), for `n_blocks` blocks a part."""
     n_tiles = max(1, math.ceil(n_pixels / STEP))
@@ -269,6 +261,7 @@ def split_plan(n_blocks, n_pixels, n_results):
 
 def specialisations():
     """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
+    yield from gather_plan.specialisations()
     yield from halo_plan.specialisations()
     yield from halo_small.specialisations()
     yield from layout.specialisations()

@@ -6,6 +6,8 @@ tap meets it, times dy. There are few rows and columns and many pixels, so block
 of a tile: each writes its sums, and `total_kernel` adds them up, in a fixed order.
 """
 
+import math
+
 import numpy as np
 
 from course_lib import cuda
@@ -13,6 +15,8 @@ from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.conv2d.implicit_gemm import line_fetcher, writer
 from course_lib.kernels.conv2d.product import BATCH, SLOTS, STAGES, TERMS, batches
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import allow_next_kernel, store, wait_for_previous_kernel
 from course_lib.runtime.intrinsics.gather import gather_async
 from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
@@ -189,3 +193,11 @@ def total_kernel(partial, result, n_splits):
         for part in range(1, TOTAL_PARTS):
             total += totals[part * TOTAL_LANES + tid]
         store(result, i, total)
+
+
+def add_up(partial, result, n_splits):
+    """result = Σ partial[split], in a fixed order."""
+    launch(
+        total_kernel, math.ceil(arrays.size_of(result) / TOTAL_LANES), TOTAL_THREADS,
+        partial, result, n_splits, flat=True, overlap=True,
+    )  # fmt: skip

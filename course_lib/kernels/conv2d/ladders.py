@@ -7,6 +7,7 @@ from course_lib.kernels.conv2d import (
     depthwise,
     direct,
     few_channels_plan,
+    gather_plan,
     gathering,
     halo_plan,
     halo_small,
@@ -22,6 +23,7 @@ from course_lib.kernels.conv2d import (
 )
 from course_lib.kernels.conv2d.implicit_dweight import total_kernel
 from course_lib.kernels.operation import Ladder, Rung, Way
+from course_lib.runtime.host.launch import chip_of
 
 #: Any rung may have to bring weights or dy into the images' memory format first.
 FORMAT = memory_format.KERNELS
@@ -63,20 +65,40 @@ def _dweight(name, launch, kernels):
     return Rung(name, launcher, (*kernels, *DBIAS, *FORMAT))
 
 
-def _by_tensor_cores(product, gathered, kernels, prefer=None):
-    """The rung `tensor_core`, by the launchers of its ways, and the kernels of the second."""
+def _by_tensor_cores(product, gathered, kernels, prefer, gather):
+    """The rung `tensor_core`, by the launchers of its ways, and the kernels of the last.
+
+    gather  (plan, launcher, function that gives the kernels) of the way of that name
+    """
     since = gathering.TENSOR_CORES_SINCE
     of_gemm = lambda: (*matrix_product.kernels(), *DBIAS)  # noqa: E731 - as late as the other's
     ways = (
         Way("gemm", matrix_product.plan, product, of_gemm, since),
+        Way("gather", *gather, gather_plan.ONLY),
         Way("implicit_gemm", None, gathered, kernels, since),
     )
     return Rung("tensor_core", needs=since, prefer=prefer, ways=ways)
 
 
+def _of_gather():
+    return *gather_plan.kernels(), total_kernel
+
+
+def _preferred(gather_of, problem, chip):
+    """`gemm` if it can; `gather` where it is better than what else gathers."""
+    better = chip.capability == gather_plan.ONLY and (
+        gathering.fault(problem) or gather_plan.is_better(gather_of(problem), problem.mode, chip)
+    )
+    return ("gemm", "gather", "implicit_gemm") if better else ("gemm", "implicit_gemm")
+
+
 def _preferred_for_dweight(problem, chip):
-    """`gemm` for few pixels; of many `pixel_sums` reads each number less often."""
-    return ("gemm" if matrix_product.is_whole(problem) else "implicit_gemm",)
+    """`gemm` for few pixels; of many `pixel_sums` reads each number less often, if it can."""
+    if matrix_product.is_whole(problem):
+        return ("gemm",)
+    plan = pixel_sums_plan.planned(problem, 2, "narrow", chip)
+    better = chip.capability == gather_plan.ONLY and (gathering.fault(problem) or not plan)
+    return ("gather", "implicit_gemm") if better else ("implicit_gemm",)
 
 
 def _default(problem, chip):
@@ -90,9 +112,19 @@ def default_variant(problem, capability):
     if few_channels_plan.fault(problem, capability) is None:
         return "few_channels"
     has_tensor_cores = capability >= gathering.TENSOR_CORES_SINCE
-    if gathering.fault(problem) and not (has_tensor_cores and matrix_product.is_whole(problem)):
+    takes = has_tensor_cores and matrix_product.is_whole(problem)
+    takes = takes or capability == gather_plan.ONLY and gather_plan.takes(problem)
+    if gathering.fault(problem) and not takes:
         return "direct"
     return "tensor_core" if has_tensor_cores else "implicit_gemm"
+
+
+def _few_channels_dx(problem, dy, weight, dx, precision):
+    """dx, by the rung that others take."""
+    few_channels_plan.check(problem, dy)
+    chip = chip_of(dy)
+    rung = "tensor_core" if chip.capability >= gathering.TENSOR_CORES_SINCE else "implicit_gemm"
+    DX.choose(rung, problem, chip).way.launch(problem, dy, weight, dx, precision)
 
 
 def _gathered(launch):
@@ -106,7 +138,9 @@ FORWARD = Ladder(
     _rung("im2col", launching.im2col_forward, (im2col.im2col_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
     _by_tensor_cores(
-        matrix_product.forward, _tensor, lambda: _gathered_by_tensor_cores(False)
+        matrix_product.forward, _tensor, lambda: _gathered_by_tensor_cores(False),
+        functools.partial(_preferred, halo_plan.forward_of),
+        (gather_plan.FORWARD_PLAN, gather_plan.forward, _of_gather),
     ),
     Rung(
         "few_channels", few_channels_plan.launch_forward,
@@ -122,10 +156,14 @@ DX = Ladder(
     _rung("tiled", launching.tiled_dx, (tiled.tiled_kernel,)),
     _rung("im2col", launching.im2col_dx, (im2col.col2im_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
-    _by_tensor_cores(matrix_product.dx, _tensor, lambda: _gathered_by_tensor_cores(True)),
+    _by_tensor_cores(
+        matrix_product.dx, _tensor, lambda: _gathered_by_tensor_cores(True),
+        functools.partial(_preferred, halo_plan.dx_of),
+        (gather_plan.DX_PLAN, gather_plan.dx, _of_gather),
+    ),
     Rung(
-        "few_channels", few_channels_plan.launch_dx,
-        lambda: (*_gathered_by_tensor_cores(True), SCALAR[0]),
+        "few_channels", _few_channels_dx,
+        lambda: (*DX["tensor_core"].kernels, *DX["implicit_gemm"].kernels),
     ),
     _rung("depthwise", launching.depthwise_dx, (depthwise.depthwise_dx_kernel,)),
     prefer=_default,
@@ -142,7 +180,11 @@ DWEIGHT = Ladder(
     Rung("implicit_gemm", _implicit, (SCALAR[1], total_kernel, *DBIAS, *FORMAT)),
     _by_tensor_cores(
         functools.partial(launching.with_dbias, matrix_product.dweight), _tensor,
-        _dweight_by_tensor_cores, prefer=_preferred_for_dweight,
+        _dweight_by_tensor_cores, _preferred_for_dweight,
+        (
+            gather_plan.DWEIGHT_PLAN, functools.partial(launching.with_dbias, gather_plan.dweight),
+            lambda: (*gather_plan.dweight_kernels(), *DBIAS),
+        ),
     ),
     Rung(
         "few_channels", few_channels_plan.launch_dweight,

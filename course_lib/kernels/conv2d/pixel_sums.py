@@ -266,16 +266,18 @@ def sums_of_dy(shape, itemsize):
 
 
 @cuda.jit
-def sum_kernel(partial, dweight, n_splits, C, n_taps, side_by_side):
-    """dweight = Σ partial[split], each (K, taps, C); C taps lie `side_by_side`, or taps of each c.
+def sum_kernel(partial, dweight, n_splits, n_channels, C, n_taps, side_by_side):
+    """dweight = Σ partial[split], each (K, n_taps, n_channels), of which the first C are real.
 
+    dweight lies (K, n_taps, C) with `side_by_side`, else (K, C, n_taps); there are `n_splits`.
     SUM_PARTS threads for WIDTH sums.
     """
     totals = cuda.shared.array((SUM_PARTS, SUM_LANES, WIDTH), np.float32)
     values, total = cuda.local.array(WIDTH, np.float32), cuda.local.array(WIDTH, np.float32)
     allow_next_kernel()
     wait_for_previous_kernel()
-    lane, part, n = cuda.threadIdx.x % SUM_LANES, cuda.threadIdx.x // SUM_LANES, dweight.shape[0]
+    lane, part = cuda.threadIdx.x % SUM_LANES, cuda.threadIdx.x // SUM_LANES
+    n = dweight.shape[0] // C * n_channels
     i = (np.int64(cuda.blockIdx.x) * SUM_LANES + lane) * WIDTH
     for e in range(WIDTH):
         total[e] = ZERO
@@ -288,11 +290,12 @@ def sum_kernel(partial, dweight, n_splits, C, n_taps, side_by_side):
         totals[part, lane, e] = total[e]
     cuda.syncthreads()
     if part == 0 and i < n:
+        line, c = i // n_channels, i % n_channels
         for e in range(WIDTH):
             for other in range(1, SUM_PARTS):
                 total[e] += totals[other, lane, e]
-            place = i + e
+            place = line * C + c + e
             if not side_by_side:
-                line, c = place // C, place % C
-                place = (line // n_taps * C + c) * n_taps + line % n_taps
-            store(dweight, place, total[e])
+                place = (line // n_taps * C + c + e) * n_taps + line % n_taps
+            if c + e < C:
+                store(dweight, place, total[e])

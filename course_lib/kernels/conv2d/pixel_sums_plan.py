@@ -87,8 +87,7 @@ def run(plan, problem, dy, x, dweight, mode):
     """dweight, by the kernel that sums over pixels."""
     p, shape = problem, plan.shape
     dy, x = halo_plan.side_by_side(problem, (dy, p.K), (x, p.C))
-    n_weights = arrays.size_of(dweight)
-    partial = arrays.empty((plan.n_splits, n_weights), like=x, dtype="float32")
+    partial = arrays.empty((plan.n_splits, arrays.size_of(dweight)), like=x, dtype="float32")
     itemsize = x.dtype.itemsize
     launch(
         kernel_for(shape, itemsize, mode), n_blocks(problem, shape) * plan.n_splits,
@@ -96,11 +95,16 @@ def run(plan, problem, dy, x, dweight, mode):
         *numbers_of(problem), p.channels_last,
         shared_bytes=pixel_sums.shared_bytes(shape, itemsize), flat=True, overlap=True,
     )  # fmt: skip
-    lanes = pixel_sums.SUM_LANES
+    add_up(partial, dweight, plan.n_splits, p.C, p)
+
+
+def add_up(partial, dweight, n_splits, n_channels, problem):
+    """dweight = Σ partial[split], each (filters, taps, channels) with `n_channels` channels."""
+    p, lanes = problem, pixel_sums.SUM_LANES
+    n_blocks = math.ceil(p.K * p.R * p.S * n_channels / (lanes * pixel_sums.WIDTH))
     launch(
-        pixel_sums.sum_kernel, math.ceil(n_weights / (lanes * pixel_sums.WIDTH)),
-        lanes * pixel_sums.SUM_PARTS, partial, dweight, plan.n_splits, p.C, p.R * p.S,
-        p.channels_last, flat=True, overlap=True,
+        pixel_sums.sum_kernel, n_blocks, lanes * pixel_sums.SUM_PARTS, partial, dweight, n_splits,
+        n_channels, p.C, p.R * p.S, p.channels_last, flat=True, overlap=True,
     )  # fmt: skip
 
 
@@ -115,7 +119,7 @@ def specialisations():
     sums = ("float32", 1)
     for dtype in ("float32", "float16", "bfloat16"):
         array = (dtype, 1)
-        types = [sums, array, *["int64"] * 3, "boolean"]
+        types = [sums, array, *["int64"] * 4, "boolean"]
         yield f"conv2d.sum {dtype}", pixel_sums.sum_kernel, types
         for mode in ("tf32", "split", "mixed") if dtype == "float32" else ("narrow",):
             for shape in SHAPES[mode]:

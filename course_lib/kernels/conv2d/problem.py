@@ -15,7 +15,8 @@ DTYPES = ("float32", "float16", "bfloat16")
 class Problem(NamedTuple):
     """A convolution of x (N, C, H, W) with weight (K, C/groups, R, S) to y (N, K, P, Q).
 
-    With `channels_last` all lie in memory as N·H·W·C, else as N·C·H·W.
+    With `channels_last` all lie in memory as N·H·W·C, else as N·C·H·W. `mode` is "half" for 16-bit
+    numbers; for float32 "tf32" where products may be rounded to that, else "float32".
     """
 
     N: int
@@ -35,6 +36,7 @@ class Problem(NamedTuple):
     dilation_w: int
     groups: int
     channels_last: bool
+    mode: str = "float32"
 
     @property
     def x_shape(self):
@@ -51,11 +53,13 @@ class Problem(NamedTuple):
     @property
     def numbers(self):
         """All of it as kernels take it, in the order of the fields."""
-        return tuple(map(np.int32, self[:-1])) + (self.channels_last,)
+        return tuple(map(np.int32, self[:16])) + (self.channels_last,)
 
 
 @functools.lru_cache(maxsize=4096)
-def problem_of(x_shape, weight_shape, stride, padding, dilation, groups, channels_last):
+def problem_of(
+    x_shape, weight_shape, stride, padding, dilation, groups, channels_last, mode="float32"
+):
     """The `Problem` of a call; ArrayError or ValueError where the arguments do not go together."""
     stride = pair(stride, "stride", 1)
     padding = pair(padding, "padding", 0)
@@ -85,7 +89,12 @@ def problem_of(x_shape, weight_shape, stride, padding, dilation, groups, channel
         raise arrays.ArrayError(
             f"sizes and options must be below 2**31, and so must the pixels of a plane: {numbers}"
         )
-    return Problem(*numbers, channels_last)
+    return Problem(*numbers, channels_last, mode)
+
+
+def mode_of(x, precision):
+    """The `mode` of a `Problem` of arrays like x."""
+    return precision if arrays.dtype_name(x) == "float32" else "half"
 
 
 def checked(x, weight, stride, padding, dilation, groups, precision):
@@ -100,7 +109,8 @@ def checked(x, weight, stride, padding, dilation, groups, precision):
     check_precision(precision)
     channels_last = arrays.reads_channels_last(x) or arrays.reads_channels_last(weight)
     options = (hashable(option) for option in (stride, padding, dilation))
-    problem = problem_of(tuple(x.shape), tuple(weight.shape), *options, groups, channels_last)
+    shapes, mode = (tuple(x.shape), tuple(weight.shape)), mode_of(x, precision)
+    problem = problem_of(*shapes, *options, groups, channels_last, mode)
     return problem, formatted(x, problem)
 
 

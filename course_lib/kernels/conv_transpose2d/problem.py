@@ -8,6 +8,7 @@ import numpy as np
 from course_lib.kernels.blocks.memory_format import formatted
 from course_lib.kernels.blocks.options import MOST, check_precision, hashable, pair, whole
 from course_lib.kernels.conv2d import Problem as Convolution
+from course_lib.kernels.conv2d import mode_of
 from course_lib.runtime.host import arrays
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -36,6 +37,7 @@ class Problem(NamedTuple):
     dilation_w: int
     groups: int
     channels_last: bool
+    mode: str = "float32"  # as of a convolution
 
     @property
     def x_shape(self):
@@ -52,7 +54,7 @@ class Problem(NamedTuple):
     @property
     def numbers(self):
         """All of it as kernels take it, in the order of the fields."""
-        return tuple(map(np.int32, self[:-1])) + (self.channels_last,)
+        return tuple(map(np.int32, self[:16])) + (self.channels_last,)
 
     @property
     def convolution(self):
@@ -64,8 +66,9 @@ class Problem(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def problem_of(
-    x_shape, weight_shape, stride, padding, output_padding, dilation, groups, channels_last
-):
+    x_shape, weight_shape, stride, padding, output_padding, dilation, groups, channels_last,
+    mode="float32",
+):  # fmt: skip
     """The `Problem` of a call; ArrayError or ValueError where the arguments do not go together."""
     stride, dilation = pair(stride, "stride", 1), pair(dilation, "dilation", 1)
     padding = pair(padding, "padding", 0)
@@ -103,7 +106,7 @@ def problem_of(
         raise arrays.ArrayError(
             f"sizes and options must be below 2**31, and so must the pixels of a plane: {numbers}"
         )
-    return Problem(*numbers, channels_last)
+    return Problem(*numbers, channels_last, mode)
 
 
 def checked(x, weight, stride, padding, output_padding, dilation, groups, precision):
@@ -117,5 +120,6 @@ def checked(x, weight, stride, padding, output_padding, dilation, groups, precis
     check_precision(precision)
     channels_last = arrays.reads_channels_last(x) or arrays.reads_channels_last(weight)
     options = (hashable(option) for option in (stride, padding, output_padding, dilation))
-    problem = problem_of(tuple(x.shape), tuple(weight.shape), *options, groups, channels_last)
+    shapes, mode = (tuple(x.shape), tuple(weight.shape)), mode_of(x, precision)
+    problem = problem_of(*shapes, *options, groups, channels_last, mode)
     return problem, formatted(x, problem)

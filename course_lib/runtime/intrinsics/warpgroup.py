@@ -91,12 +91,12 @@ def _check_columns(acc, columns):
         raise ValueError(f"sums of {columns} columns take {columns // 2} float32, not {len(acc)}")
 
 
-def _check_by_row(tiles, columns, by_row):
+def _check_by_row(tiles, columns, by_row, least=ROWS):
     if by_row not in (0, A_BY_ROW, B_BY_ROW, A_BY_ROW + B_BY_ROW):
         raise ValueError(f"by_row is a sum of {A_BY_ROW} and {B_BY_ROW}, not {by_row}")
     if by_row and tiles.dtype.itemsize != 2:
         raise TypeError(f"tiles by rows are of 16-bit numbers, not {tiles.dtype}")
-    if by_row & B_BY_ROW and columns % ROWS and columns != ROWS // 2:
+    if by_row & B_BY_ROW and columns % ROWS and columns != least:
         raise ValueError(f"tiles by rows have panels of {ROWS} columns, which {columns} are not")
 
 
@@ -138,9 +138,10 @@ def _chunk(tiles, i, row, chunk):
 
 def _multiply_tiles(acc, tiles, i, j, columns, by_row):
     _check_columns(acc, columns)
-    _check_by_row(tiles, columns, by_row)
+    _check_by_row(tiles, columns, by_row, least=ROWS // 2)
     _check_tile(tiles, i, by_row & A_BY_ROW)
-    _check_tile(tiles, j, by_row & B_BY_ROW, columns < ROWS)
+    of_panels = by_row & B_BY_ROW
+    _check_tile(tiles, j, of_panels, of_panels and columns < ROWS)
     sums = []
     for r in range(columns // 2):
         sums.append(acc[r])

@@ -39,7 +39,8 @@ class Tile(NamedTuple):
     first(row, n_rows, K): what is known of the tiles from row `row` on, of a matrix of n_rows by K
     load(words, at, x, known, k): of a float32 tile, columns k on to words[at : at+n_vectors]
     store(words, at, cache, base): these, rounded, to cache[base:]
-    copy(cache, base, x, known, k): begins to copy a 16-bit tile's columns k on to cache[base:]
+    copy(cache, base, x, known, k): begins to copy a tile's columns k on to cache[base:], of
+        `by_k` or 16-bit numbers; float32 as they are
     """
 
     first: object
@@ -52,7 +53,8 @@ class Tile(NamedTuple):
 def tile(rows, itemsize, n_threads, source):
     """The `Tile` for elements of `itemsize` bytes, in blocks of `n_threads` threads."""
     n_vectors = rows * CHUNKS // n_threads
-    assert n_vectors * n_threads == rows * CHUNKS and n_threads % 256 == 0
+    least = 256 if (source, itemsize) == ("by_row", 4) else 128  # that a step takes
+    assert n_vectors * n_threads == rows * CHUNKS and n_threads % least == 0
     if source == "by_k":
         return Tile(*_by_k(n_vectors, n_threads // CHUNKS, VECTOR_BYTES // itemsize), n_vectors)
     make = _turned if itemsize == 4 else _by_row
@@ -128,7 +130,7 @@ def _by_k(N_VECTORS, STEP, WIDTH):
             source += step if inside and np.int32(u) < last else 0
 
     if WIDTH == 4:
-        return first, load, store, no_copy
+        return first, load, store, copy
     return first, no_load, no_move, copy
 
 

@@ -85,13 +85,15 @@ def by_row_flags(sources, itemsize):
     )  # fmt: skip
 
 
-def product_of(shape, tiles, by_row, itemsize):
+def product_of(shape, tiles, by_row, itemsize, is_rounded=False):
     """multiply(acc, cache, a, b, of_a, of_b, K, mine): acc += this warpgroup's rows of a times b.
 
     tiles   of a and of b, as `swizzled.tile` makes them; `of_a` and `of_b` are what their `first`
             gave
     by_row  as `by_row_flags` gives it
     mine    where in a tile of a the warpgroup's rows begin, in elements
+
+    is_rounded  whether float32 are TF32 already, and copied as they are
     """
     TILE_M, TILE_N, N_STAGES = shape.m, shape.n, shape.n_stages
     TILE_K, BY_ROW = ROW_BYTES // itemsize, by_row
@@ -141,4 +143,4 @@ def product_of(shape, tiles, by_row, itemsize):
             to = to + STAGE if to + STAGE < END else 0
         wait_for_groups_but(0)
 
-    return multiply_rounded if itemsize == 4 else multiply_copied
+    return multiply_rounded if itemsize == 4 and not is_rounded else multiply_copied
