@@ -5,6 +5,7 @@ import functools
 from course_lib.kernels.blocks import column_sums, memory_format, transpose
 from course_lib.kernels.conv2d import (
     depthwise,
+    depthwise_plan,
     direct,
     few_channels_plan,
     gathering,
@@ -74,6 +75,16 @@ def _by_tensor_cores(product, gathered, kernels, prefer=None):
     return Rung("tensor_core", needs=since, prefer=prefer, ways=ways)
 
 
+def _depthwise(by_windows, by_element, window_kernels, *element_kernels):
+    """The rung `depthwise`, by the launchers of its ways and their kernels."""
+    others = *element_kernels, *FORMAT
+    ways = (
+        Way("windows", depthwise_plan.plan, by_windows, lambda: (*window_kernels(), *others)),
+        Way("by_element", launching.depthwise_plan, by_element, others),
+    )
+    return Rung("depthwise", ways=ways)
+
+
 def _preferred_for_dweight(problem, chip):
     """`gemm` for few pixels; of many `pixel_sums` reads each number less often."""
     return ("gemm" if matrix_product.is_whole(problem) else "implicit_gemm",)
@@ -112,7 +123,10 @@ FORWARD = Ladder(
         "few_channels", few_channels_plan.launch_forward,
         lambda: (*few_channels_plan.forward_kernels(), *FORMAT),
     ),
-    _rung("depthwise", launching.depthwise_forward, (depthwise.depthwise_kernel,)),
+    _depthwise(
+        depthwise_plan.forward, launching.depthwise_forward, depthwise_plan.forward_kernels,
+        depthwise.depthwise_kernel,
+    ),
     prefer=_default,
 )  # fmt: skip
 
@@ -127,7 +141,10 @@ DX = Ladder(
         "few_channels", few_channels_plan.launch_dx,
         lambda: (*_gathered_by_tensor_cores(True), SCALAR[0]),
     ),
-    _rung("depthwise", launching.depthwise_dx, (depthwise.depthwise_dx_kernel,)),
+    _depthwise(
+        depthwise_plan.dx, launching.depthwise_dx, depthwise_plan.dx_kernels,
+        depthwise.depthwise_dx_kernel,
+    ),
     prefer=_default,
 )  # fmt: skip
 
@@ -148,8 +165,9 @@ DWEIGHT = Ladder(
         "few_channels", few_channels_plan.launch_dweight,
         lambda: (*few_channels_plan.dweight_kernels(), *FORMAT),
     ),
-    _dweight(
-        "depthwise", launching.depthwise_dweight,
-        (depthwise.depthwise_dweight_kernel, total_kernel),
+    _depthwise(
+        functools.partial(launching.with_dbias, depthwise_plan.dweight),
+        functools.partial(launching.with_dbias, launching.depthwise_dweight),
+        depthwise_plan.dweight_kernels, depthwise.depthwise_dweight_kernel, total_kernel, *DBIAS,
     ),
 )  # fmt: skip
