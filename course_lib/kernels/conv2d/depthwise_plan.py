@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 
-from course_lib.kernels.blocks.memory_format import formatted
 from course_lib.kernels.conv2d import depthwise_windows as windows
 from course_lib.kernels.conv2d import gathering
 from course_lib.kernels.conv2d.launching import depthwise_plan as by_element

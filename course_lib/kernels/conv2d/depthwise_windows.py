@@ -225,11 +225,13 @@ def window_kernel(S, STRIDE, for_dx, wide):
         wait_for_previous_kernel()
         if wide:
             first = np.int32(group * pitch)
-            for i in range(tid, n_taps * pitch, cuda.blockDim.x):
-                tap, k = divided(np.int32(i), pitch)
+            i = tid
+            while i < n_taps * pitch:
+                tap, k = divided(i, pitch)
                 if first + k < filters:
-                    tap_of = n_taps - 1 - tap if flipped else tap
-                    staged[i] = load(weight, np.int64(first + k) * n_taps + tap_of)
+                    from_tap = n_taps - 1 - tap if flipped else tap
+                    staged[i] = load(weight, np.int64(first + k) * n_taps + from_tap)
+                i = np.int32(i + cuda.blockDim.x)
             cuda.syncthreads()
         chunk, rest = (run_w, np.int32(0)) if dilation_w == 1 else divided(run_w, dilation_w)
         q = np.int32(chunk * COLUMNS * dilation_w + rest - lead_w)
@@ -264,7 +266,8 @@ def window_kernel(S, STRIDE, for_dx, wide):
                         (tap_step, R, width), (H, W, channels if last else np.int32(1)),
                         (offset_h, dilation_h, dilation_w),
                     )  # fmt: skip
-                base = np.int64(n) * np.int32(filters * P * Q) + np.int32(k * (1 if last else P * Q))
+                base = np.int64(n) * np.int32(filters * P * Q)
+                base += np.int32(k * (1 if last else P * Q))
                 step = filters if last else np.int32(1)
                 write(result, sums, base, p, q, P, Q, step, dilation_h, dilation_w, together)
 
@@ -298,7 +301,7 @@ def window_sums_kernel(S, STRIDE, wide):
         dy, x, partial, last, lanes, length, n_splits, n_groups, runs_w, n_runs, fan_out, C, K, R,
         H, W, P, Q, stride_h, pad_h, pad_w, dilation_h, dilation_w,
     ):  # fmt: skip
-        """partial (splits, K, R, S): each split sums `length` of the n_runs tiles of an image or so.
+        """partial (splits, K, R, S): a split sums `length` of the n_runs tiles of y.
 
         Block `split * n_groups + group` has threads (LINE_THREADS, R); `lanes` are for channels.
         A tile is COLUMNS results of a line; runs_w of them make a line. fan_out is K // C.
