@@ -282,7 +282,7 @@ def test_depthwise(size, options, multiple, dtype, layout):
         check("depthwise", *tensors, groups=3, **options)
     assert not report, str(report)
     x, weight, _ = case((1, 2, 4, 4), (2, 2, 3, 3))
-    with pytest.raises(ValueError, match="one channel a group, groups=2 here, not 1: use one of direct"):
+    with pytest.raises(ValueError, match="one channel a group, groups=2 here, not 1: use one"):
         conv2d.forward(x, weight, variant="depthwise")
 
 

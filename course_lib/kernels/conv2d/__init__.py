@@ -44,7 +44,13 @@ Sums are taken in a fixed order: two runs agree bit for bit.
 """  # noqa: E501
 
 from course_lib.kernels.blocks.memory_format import empty, formatted
-from course_lib.kernels.conv2d import depthwise_plan, few_channels_plan, gathering, launching
+from course_lib.kernels.conv2d import (
+    depthwise_plan,
+    few_channels_plan,
+    gathering,
+    grouped,
+    launching,
+)
 from course_lib.kernels.conv2d.gathering import fault as gathering_fault
 from course_lib.kernels.conv2d.ladders import DWEIGHT, DX, FORWARD, default_variant
 from course_lib.kernels.conv2d.launching import dbias as find_dbias
@@ -156,3 +162,4 @@ def specialisations():
     yield from gathering.specialisations()
     yield from few_channels_plan.specialisations()
     yield from depthwise_plan.specialisations()
+    yield from grouped.specialisations()

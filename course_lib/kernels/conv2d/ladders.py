@@ -9,6 +9,7 @@ from course_lib.kernels.conv2d import (
     direct,
     few_channels_plan,
     gathering,
+    grouped,
     halo_plan,
     halo_small,
     im2col,
@@ -64,12 +65,13 @@ def _dweight(name, launch, kernels):
     return Rung(name, launcher, (*kernels, *DBIAS, *FORMAT))
 
 
-def _by_tensor_cores(product, gathered, kernels, prefer=None):
-    """The rung `tensor_core`, by the launchers of its ways, and the kernels of the second."""
+def _by_tensor_cores(product, joined, gathered, kernels, prefer=None):
+    """The rung `tensor_core`, by the launchers of its ways, and the kernels of the last."""
     since = gathering.TENSOR_CORES_SINCE
     of_gemm = lambda: (*matrix_product.kernels(), *DBIAS)  # noqa: E731 - as late as the other's
     ways = (
         Way("gemm", matrix_product.plan, product, of_gemm, since),
+        Way("block_diagonal", grouped.plan, joined, lambda: (*grouped.KERNELS, *kernels()), since),
         Way("implicit_gemm", None, gathered, kernels, since),
     )
     return Rung("tensor_core", needs=since, prefer=prefer, ways=ways)
@@ -87,7 +89,7 @@ def _depthwise(by_windows, by_element, window_kernels, *element_kernels):
 
 def _preferred_for_dweight(problem, chip):
     """`gemm` for few pixels; of many `pixel_sums` reads each number less often."""
-    return ("gemm" if matrix_product.is_whole(problem) else "implicit_gemm",)
+    return ("gemm",) if matrix_product.is_whole(problem) else ("block_diagonal", "implicit_gemm")
 
 
 def _default(problem, chip):
@@ -117,7 +119,8 @@ FORWARD = Ladder(
     _rung("im2col", launching.im2col_forward, (im2col.im2col_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
     _by_tensor_cores(
-        matrix_product.forward, _tensor, lambda: _gathered_by_tensor_cores(False)
+        matrix_product.forward, grouped.forward, _tensor,
+        lambda: _gathered_by_tensor_cores(False)
     ),
     Rung(
         "few_channels", few_channels_plan.launch_forward,
@@ -136,7 +139,9 @@ DX = Ladder(
     _rung("tiled", launching.tiled_dx, (tiled.tiled_kernel,)),
     _rung("im2col", launching.im2col_dx, (im2col.col2im_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
-    _by_tensor_cores(matrix_product.dx, _tensor, lambda: _gathered_by_tensor_cores(True)),
+    _by_tensor_cores(
+        matrix_product.dx, grouped.dx, _tensor, lambda: _gathered_by_tensor_cores(True),
+    ),
     Rung(
         "few_channels", few_channels_plan.launch_dx,
         lambda: (*_gathered_by_tensor_cores(True), SCALAR[0]),
@@ -158,7 +163,8 @@ DWEIGHT = Ladder(
     ),
     Rung("implicit_gemm", _implicit, (SCALAR[1], total_kernel, *DBIAS, *FORMAT)),
     _by_tensor_cores(
-        functools.partial(launching.with_dbias, matrix_product.dweight), _tensor,
+        functools.partial(launching.with_dbias, matrix_product.dweight),
+        functools.partial(launching.with_dbias, grouped.dweight), _tensor,
         _dweight_by_tensor_cores, prefer=_preferred_for_dweight,
     ),
     Rung(
