@@ -21,7 +21,13 @@ from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.blocks.memory_format import empty, formatted
 from course_lib.kernels.blocks.transpose import load_rounded, transpose, transpose_rounded
-from course_lib.kernels.conv2d import gathering, halo_plan, layout, warpgroup_plan
+from course_lib.kernels.conv2d import (
+    gathering,
+    halo_plan,
+    layout,
+    pixel_sums_plan,
+    warpgroup_plan,
+)
 from course_lib.kernels.conv2d.arranging import alone, beside
 from course_lib.kernels.conv2d.problem import DTYPES
 from course_lib.kernels.operation import Refusal
@@ -38,7 +44,9 @@ from course_lib.runtime.intrinsics.warpgroup import ROW_BYTES
 
 BLOCK_SIZE = 256
 COLUMNS = 64  # of a tile
-DENSE = 256  # channels, up to which dweight joins all groups: `pixel_sums` is so much faster
+#: Bytes of a number -> channels up to which all groups become one, where the kernels for that are
+#: so much faster (`halo`, `pixel_sums`) than those with groups.
+DENSE = {2: 256, 4: 512}
 MOST_CHANNELS = 32  # of a group
 SHAPES = tuple(shape for shape in warpgroup_plan.SHAPES if shape.n == COLUMNS)
 
@@ -134,13 +142,39 @@ TILES = {
 KERNELS = spread_kernel, *TILES[2], *TILES[4]
 
 
-def joined(problem, all_groups=False):
-    """The `Problem` with as many groups joined as fill a tile's columns, or all of them."""
+def joined(problem):
+    """The `Problem` with as many groups joined as fill a tile's columns."""
     p, largest = problem, max(problem.C, problem.K) // problem.groups
-    if all_groups:
-        return p._replace(groups=1)
     n = max(n for n in range(1, COLUMNS // largest + 1) if p.groups % n == 0)
     return p._replace(groups=p.groups // n)
+
+
+def joined_for(problem, source, is_planned):
+    """The same, or with all groups joined where is_planned(problem) and channels are few."""
+    dense = problem._replace(groups=1)
+    few = max(problem.C, problem.K) <= DENSE[source.dtype.itemsize]
+    return dense if few and is_planned(dense) else joined(problem)
+
+
+def _by_halo(gather_of, source, precision):
+    """Whether `halo` takes the pass of a problem, as a function of that."""
+
+    def is_planned(problem):
+        gather = gather_of(problem)
+        n_terms = gather.n_channels * gather.R * gather.S if gather else 0
+        mode = halo_plan.mode_of(source, precision, n_terms)
+        return halo_plan.planned(gather, source.dtype.itemsize, mode, chip_of(source)) is not None
+
+    return is_planned
+
+
+def _by_pixel_sums(source, precision):
+    def is_planned(problem):
+        mode = halo_plan.mode_of(source, precision, problem.N * problem.P * problem.Q)
+        chosen = problem, source.dtype.itemsize, mode, chip_of(source)
+        return pixel_sums_plan.planned(*chosen) is not None
+
+    return is_planned
 
 
 def plan(problem, chip):
@@ -173,7 +207,8 @@ def forward(problem, x, weight, bias, y, precision):
     """y = x * weight + bias."""
     weight = formatted(weight, problem)
     if not _by_warpgroups(problem, x, weight, bias, y, precision, False):
-        _join(gathering.launch_forward, problem, x, weight, y, precision, bias)
+        p = joined_for(problem, x, _by_halo(halo_plan.forward_of, x, precision))
+        _join(gathering.launch_forward, problem, p, x, weight, y, precision, bias)
 
 
 def dx(problem, dy, weight, dx, precision):
@@ -184,12 +219,13 @@ def dx(problem, dy, weight, dx, precision):
         turned = p._replace(C=p.K, H=p.P, W=p.Q, K=p.C, P=p.H, Q=p.W, pad_h=pads[0], pad_w=pads[1])
         if _by_warpgroups(turned, dy, weight, None, dx, precision, True):
             return
-    _join(gathering.launch_dx, problem, dy, weight, dx, precision)
+    p = joined_for(problem, dy, _by_halo(halo_plan.dx_of, dy, precision))
+    _join(gathering.launch_dx, problem, p, dy, weight, dx, precision)
 
 
-def _join(launch_pass, problem, source, weight, result, precision, *bias):
-    """A pass of the problem whose groups are joined."""
-    p, source, weight = _side_by_side(joined(problem), source, weight)
+def _join(launch_pass, problem, joined, source, weight, result, precision, *bias):
+    """A pass of the problem by that whose groups are joined."""
+    p, source, weight = _side_by_side(joined, source, weight)
     room = result if p.channels_last == problem.channels_last else empty(result.shape, result, p)
     spread = empty(p.weight_shape, weight, p)
     _launch_spread(problem, p, weight, spread, False)
@@ -204,9 +240,8 @@ def _join(launch_pass, problem, source, weight, result, precision, *bias):
 
 def dweight(problem, dy, x, dweight, precision):
     """dweight, from dy and x."""
-    p = joined(problem, max(problem.C, problem.K) <= DENSE)
-    if p.groups > 1:
-        p, dy, x = _side_by_side(p, dy, x)
+    p = joined_for(problem, x, _by_pixel_sums(x, precision))
+    p, dy, x = _side_by_side(p, dy, x)
     spread = empty(p.weight_shape, x, p)
     gathering.launch_dweight("tensor_core", p, dy, x, spread, precision)
     own = p._replace(groups=problem.groups)
@@ -217,8 +252,8 @@ def dweight(problem, dy, x, dweight, precision):
 
 
 def _side_by_side(p, *images):
-    """(problem, *images) with channels side by side, where 16-bit ones are then copied faster."""
-    if p.channels_last or images[0].dtype.itemsize == 4:
+    """(problem, *images) with channels side by side, where 16-bit groups are then copied faster."""
+    if p.channels_last or p.groups == 1 or images[0].dtype.itemsize == 4:
         return p, *images
     return p._replace(channels_last=True), *map(memory_format.channels_last, images)
 
