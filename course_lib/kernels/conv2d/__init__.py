@@ -28,11 +28,16 @@ rung             what it does, and what of the three passes reads from global me
                  Large passes without strides go by `wgmma` on compute capability 9.0 (`warpgroup`,
                  for float32 `warpgroup_mixed`). All else: gathered tiles of 64 × 64 or 128 × 128, in 16 bits by 16
                  bytes too. All these are its way `implicit_gemm`. The way `gemm` takes filters of one tap
-                 without strides, and filters as large as the image: one matrix product (`matrix_product`)
+                 without strides, and filters as large as the image: one matrix product (`matrix_product`).
+                 The way `block_diagonal` joins groups of 2 to 32 channels (`grouped`): their weights are
+                 spread among zeros, and the products with these are made, too
 `few_channels`   for the filters that first layers have: 3 × 3, 5 × 5 or 7 × 7 over one to four
                  channels; memory the limit. What a pixel's filters meet is read once for up to 64
                  of them, and dy once for dweight and dbias together. dx as `tensor_core`
-`depthwise`      for groups == C only: a thread for each result, memory the limit
+`depthwise`      for groups == C only, memory the limit: a thread makes some results of a line, of 16
+                 bytes of channels at a time where these lie side by side, and loads what they share
+                 once (`depthwise_windows`); the way `by_element` takes all other filters, strides
+                 and dilations, a thread for each result
 ================ ===================================================================================
 
 By default depthwise convolutions take `depthwise`, those that `few_channels` has kernels for take
@@ -40,6 +45,8 @@ that, others `tensor_core`, or before compute capability 8.0 `implicit_gemm`; fi
 large for these, `direct`. dbias is a sum for each channel, on all rungs but `few_channels` the same.
 
 `tensor_core` needs compute capability 8.0, and where float32 is split an infinite input gives NaN.
+Where groups are joined, NaN and infinities of one group make NaN of results of others, of up to 512
+channels.
 Sums are taken in a fixed order: two runs agree bit for bit.
 """  # noqa: E501
 

@@ -71,24 +71,21 @@ def window_of(S, stride, for_dx):
     return (n - 1) * stride + S
 
 
-@cuda.jit(device=True)
-def load_if(target, array, i, valid):
-    """target[0] = the element if `valid`, else 0."""
-    value = load(array, i if valid else np.int64(0))
-    target[0] = value if valid else ZERO
-
-
 def _reading(window, wide):
-    """The device function that loads one line of a window."""
-    fetch = load_vector_if if wide else load_if
+    """The device function that loads one line of a window, which exists."""
 
     def reading(i):
         @cuda.jit(device=True)
-        def read(values, source, base, w, W, line_exists, step, pixel_step):
+        def read(values, source, base, w, W, step, pixel_step):
             """values[i] = the source at column w + i·step of the line at `base`, or zeros."""
             col = np.int32(w + i * step)
-            exists = line_exists and col >= 0 and col < W
-            fetch(values[i], source, base + np.int32(col * pixel_step), exists)
+            exists = col >= 0 and col < W
+            if wide:
+                load_vector_if(values[i], source, base + np.int32(col * pixel_step), exists)
+            else:
+                nearest = min(max(col, np.int32(0)), np.int32(W - 1))
+                number = load(source, base + np.int32(nearest * pixel_step))
+                values[i, 0] = number if exists else ZERO
             return 0
 
         return read
@@ -162,10 +159,9 @@ def window_kernel(S, STRIDE, for_dx, wide):
             n_lines = (ROWS - 1) * STRIDE + R
             h_step, r_step, line_step = dilation_h, 1, STRIDE
         for _ in range(n_lines):
-            exists = h >= 0 and h < H
-            if exists:
+            if h >= 0 and h < H:
                 line = base + np.int32(h * W * pixel_step)
-                read_line(values, source, line, w, W, exists, dilation_w, pixel_step)
+                read_line(values, source, line, w, W, dilation_w, pixel_step)
                 add_lines(sums, values, weights, first, tap_step, width, r, line_step, R)
             h, r = np.int32(h + h_step), np.int32(r + r_step)
 
@@ -278,7 +274,7 @@ def window_kernel(S, STRIDE, for_dx, wide):
 def window_sums_kernel(S, STRIDE, wide):
     """The kernel of dweight."""
     COLUMNS, WINDOW = columns_of(STRIDE), window_of(S, STRIDE, False)
-    fetch, read_line = load_vector_if if wide else load_if, _reading(WINDOW, wide)
+    read_line = _reading(WINDOW, wide)
 
     def adding(t):
         @cuda.jit(device=True)
@@ -286,7 +282,10 @@ def window_sums_kernel(S, STRIDE, wide):
             """The products of a line of the filter with result `t` of the thread, if it exists."""
             col = np.int32(q + t * dilation)
             if col < Q:
-                fetch(upstream, dy, base + np.int32(col * pixel_step), True)
+                if wide:
+                    load_vector(upstream, dy, base + np.int32(col * pixel_step))
+                else:
+                    upstream[0] = load(dy, base + np.int32(col * pixel_step))
                 for s in range(S):
                     for e in range(width):
                         sums[s, e] += upstream[e] * values[t * STRIDE + s, e]
@@ -337,7 +336,7 @@ def window_sums_kernel(S, STRIDE, wide):
                 base = np.int64(n) * np.int32(C * H * W) + np.int32(c * (1 if last else H * W))
                 base += np.int32(h * W * x_step)
                 w = np.int32(q * STRIDE - pad_w)
-                read_line(values, x, base, w, W, True, dilation_w, x_step)
+                read_line(values, x, base, w, W, dilation_w, x_step)
                 base = np.int64(n) * np.int32(K * P * Q) + np.int32(k * (1 if last else P * Q))
                 base += np.int32(p * Q * dy_step)
                 add_products(sums, upstream, values, dy, base, q, Q, dilation_w, dy_step, width)
