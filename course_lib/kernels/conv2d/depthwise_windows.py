@@ -76,15 +76,15 @@ def _reading(window, wide):
 
     def reading(i):
         @cuda.jit(device=True)
-        def read(values, source, base, w, W, step, pixel_step):
-            """values[i] = the source at column w + i·step of the line at `base`, or zeros."""
+        def read(values, source, line, w, W, step, pixel_step):
+            """values[i] = the source at column w + i·step of the line at `line`, or zeros."""
             col = np.int32(w + i * step)
             exists = col >= 0 and col < W
             if wide:
-                load_vector_if(values[i], source, base + np.int32(col * pixel_step), exists)
+                load_vector_if(values[i], source, np.int32(line + col * pixel_step), exists)
             else:
                 nearest = min(max(col, np.int32(0)), np.int32(W - 1))
-                number = load(source, base + np.int32(nearest * pixel_step))
+                number = load(source, np.int32(line + nearest * pixel_step))
                 values[i, 0] = number if exists else ZERO
             return 0
 
@@ -112,7 +112,7 @@ def window_kernel(S, STRIDE, for_dx, wide):
         def add_vectors(sums, values, weights, tap, tap_step, width):
             row = cuda.local.array(4, np.float32)
             for quarter in range(width // 4):
-                load_vector(row, weights, tap + s * tap_step + quarter * 4)
+                load_vector(row, weights, np.int32(tap + s * tap_step + quarter * 4))
                 for i in range(N):
                     for e in range(4):
                         at = quarter * 4 + e
@@ -121,7 +121,7 @@ def window_kernel(S, STRIDE, for_dx, wide):
 
         @cuda.jit(device=True)
         def add_numbers(sums, values, weights, tap, tap_step, width):
-            number = load(weights, tap + s * tap_step)
+            number = load(weights, np.int32(tap + s * tap_step))
             for i in range(N):
                 sums[u * COLUMNS + FIRST + i * STEP, 0] += values[AT + i * BY, 0] * number
             return 0
@@ -136,7 +136,8 @@ def window_kernel(S, STRIDE, for_dx, wide):
             """The products of line r − u·line_step of the filter, if there is such a line."""
             r = np.int32(r - u * line_step)
             if r >= 0 and r < R:
-                add(sums, values, weights, first + r * np.int32(S * tap_step), tap_step, width)
+                tap = np.int32(first + r * S * tap_step)
+                add(sums, values, weights, tap, tap_step, width)
             return 0
 
         return add_line
@@ -144,8 +145,8 @@ def window_kernel(S, STRIDE, for_dx, wide):
     add_lines = in_turn([adding_line(u) for u in range(ROWS)])
 
     @cuda.jit(device=True)
-    def gather(sums, values, source, weights, base, first, p, w, taps, sizes, steps):
-        """All products of a tile whose first line is `p`; `base` is its image, or plane."""
+    def gather(sums, values, source, weights, first, p, w, taps, sizes, steps):
+        """All products of a tile whose first line is `p`; `source` begins with its image."""
         tap_step, R, width = taps
         H, W, pixel_step = sizes
         offset_h, dilation_h, dilation_w = steps
@@ -160,7 +161,7 @@ def window_kernel(S, STRIDE, for_dx, wide):
             h_step, r_step, line_step = dilation_h, 1, STRIDE
         for _ in range(n_lines):
             if h >= 0 and h < H:
-                line = base + np.int32(h * W * pixel_step)
+                line = np.int32(h * W * pixel_step)
                 read_line(values, source, line, w, W, dilation_w, pixel_step)
                 add_lines(sums, values, weights, first, tap_step, width, r, line_step, R)
             h, r = np.int32(h + h_step), np.int32(r + r_step)
@@ -250,15 +251,14 @@ def window_kernel(S, STRIDE, for_dx, wide):
                 image = np.int64(n) * np.int32(channels * H * W)
                 for j in range(fan_in):
                     base = image + np.int32((c + j) * (1 if last else H * W))
-                    first, tap_step = np.int64(lane * width), pitch
-                    if not wide:
-                        first = np.int64(k * fan_in + j) * n_taps
-                        tap_step = np.int32(1)
-                        if flipped:
-                            first += n_taps - 1
-                            tap_step = np.int32(-1)
+                    if wide:
+                        weights, first, tap_step = staged, np.int32(lane * width), pitch
+                    else:
+                        weights = weight[np.int64(k * fan_in + j) * n_taps :]
+                        first = np.int32(n_taps - 1 if flipped else 0)
+                        tap_step = np.int32(-1 if flipped else 1)
                     gather(
-                        sums, values, source, staged if wide else weight, base, first, p, w,
+                        sums, values, source[base:], weights, first, p, w,
                         (tap_step, R, width), (H, W, channels if last else np.int32(1)),
                         (offset_h, dilation_h, dilation_w),
                     )  # fmt: skip
@@ -278,14 +278,14 @@ def window_sums_kernel(S, STRIDE, wide):
 
     def adding(t):
         @cuda.jit(device=True)
-        def add(sums, upstream, values, dy, base, q, Q, dilation, pixel_step, width):
+        def add(sums, upstream, values, dy, line, q, Q, dilation, pixel_step, width):
             """The products of a line of the filter with result `t` of the thread, if it exists."""
             col = np.int32(q + t * dilation)
             if col < Q:
                 if wide:
-                    load_vector(upstream, dy, base + np.int32(col * pixel_step))
+                    load_vector(upstream, dy, np.int32(line + col * pixel_step))
                 else:
-                    upstream[0] = load(dy, base + np.int32(col * pixel_step))
+                    upstream[0] = load(dy, np.int32(line + col * pixel_step))
                 for s in range(S):
                     for e in range(width):
                         sums[s, e] += upstream[e] * values[t * STRIDE + s, e]
@@ -334,12 +334,12 @@ def window_sums_kernel(S, STRIDE, wide):
                 chunk, rest = divided(run_w, dilation_w)
                 q = np.int32(chunk * COLUMNS * dilation_w + rest)
                 base = np.int64(n) * np.int32(C * H * W) + np.int32(c * (1 if last else H * W))
-                base += np.int32(h * W * x_step)
-                w = np.int32(q * STRIDE - pad_w)
-                read_line(values, x, base, w, W, dilation_w, x_step)
+                line, w = np.int32(h * W * x_step), np.int32(q * STRIDE - pad_w)
+                read_line(values, x[base:], line, w, W, dilation_w, x_step)
                 base = np.int64(n) * np.int32(K * P * Q) + np.int32(k * (1 if last else P * Q))
-                base += np.int32(p * Q * dy_step)
-                add_products(sums, upstream, values, dy, base, q, Q, dilation_w, dy_step, width)
+                line = np.int32(p * Q * dy_step)
+                image = dy[base:]
+                add_products(sums, upstream, values, image, line, q, Q, dilation_w, dy_step, width)
             run = np.int32(run + n_workers)
         for s in range(S):
             cuda.syncthreads()
