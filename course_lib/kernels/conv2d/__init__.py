@@ -29,7 +29,7 @@ rung             what it does, and what of the three passes reads from global me
                  for float32 `warpgroup_mixed`). All else: gathered tiles of 64 × 64 or 128 × 128, in 16 bits by 16
                  bytes too. All these are its way `implicit_gemm`. The way `gemm` takes filters of one tap
                  without strides, and filters as large as the image: one matrix product (`matrix_product`).
-                 The way `block_diagonal` joins groups of 2 to 32 channels (`grouped`): their weights are
+                 The way `block_diagonal` joins groups of 2 to 32 channels (`grouped_plan`): their weights are
                  spread among zeros, and the products with these are made, too
 `few_channels`   for the filters that first layers have: 3 × 3, 5 × 5 or 7 × 7 over one to four
                  channels; memory the limit. What a pixel's filters meet is read once for up to 64
@@ -55,7 +55,7 @@ from course_lib.kernels.conv2d import (
     depthwise_plan,
     few_channels_plan,
     gathering,
-    grouped,
+    grouped_plan,
     launching,
 )
 from course_lib.kernels.conv2d.gathering import fault as gathering_fault
@@ -169,4 +169,4 @@ def specialisations():
     yield from gathering.specialisations()
     yield from few_channels_plan.specialisations()
     yield from depthwise_plan.specialisations()
-    yield from grouped.specialisations()
+    yield from grouped_plan.specialisations()

@@ -7,6 +7,11 @@ import numpy as np
 from course_lib.kernels.blocks.memory_format import formatted
 from course_lib.kernels.conv2d import depthwise_windows as windows
 from course_lib.kernels.conv2d import gathering
+from course_lib.kernels.conv2d.depthwise_sums import (
+    LINE_THREADS,
+    MOST_LINES,
+    window_sums_kernel,
+)
 from course_lib.kernels.conv2d.launching import depthwise_plan as by_element
 from course_lib.kernels.conv2d.problem import DTYPES
 from course_lib.kernels.operation import Refusal
@@ -27,10 +32,10 @@ def plan(problem, chip):
     p = problem
     if p.groups != p.C:
         return by_element(problem, chip)
-    if p.S not in SIZES or p.R > windows.MOST_LINES:
+    if p.S not in SIZES or p.R > MOST_LINES:
         return Refusal(
             f"takes filters of {', '.join(map(str, SIZES))} columns and at most "
-            f"{windows.MOST_LINES} lines, not {p.R} × {p.S}"
+            f"{MOST_LINES} lines, not {p.R} × {p.S}"
         )
     stride, dilations = p.stride_h, (p.dilation_h, p.dilation_w)
     if stride != p.stride_w or stride not in STRIDES or stride > 1 and dilations != (1, 1):
@@ -38,7 +43,7 @@ def plan(problem, chip):
             "takes a stride of 1, or of 2 both ways without dilation, not "
             f"{p.stride_h} × {p.stride_w} with a dilation of {p.dilation_h} × {p.dilation_w}"
         )
-    reach = max(p.pad_h, p.pad_w, *dilations) * windows.MOST_LINES
+    reach = max(p.pad_h, p.pad_w, *dilations) * MOST_LINES
     lines = max(p.N, 1) * max(p.K * p.P, p.C * p.H, p.P * p.Q)
     if not p.H * p.W or max(p.C * p.H * p.W, p.K * p.P * p.Q, lines, reach) >= MOST:
         return Refusal(f"takes images of 1 to {MOST:,} elements, and as many lines of all images")
@@ -125,7 +130,7 @@ def _launch(problem, source, weight, bias, result, offsets, fans, flipped, for_d
 
 def dweight(problem, dy, x, dweight, precision):
     """dweight, from dy and x."""
-    p, last, threads = problem, problem.channels_last, windows.LINE_THREADS
+    p, last, threads = problem, problem.channels_last, LINE_THREADS
     wide = is_wide(p, dy, x)
     lanes, n_groups = _lanes(p, wide, x.dtype.itemsize)
     if not last:
@@ -142,7 +147,7 @@ def dweight(problem, dy, x, dweight, precision):
         p.P, p.Q, p.stride_h, p.pad_h, p.pad_w, p.dilation_h, p.dilation_w,
     )  # fmt: skip
     launch(
-        windows.window_sums_kernel(p.S, p.stride_w, wide), n_groups * n_splits, (threads, p.R),
+        window_sums_kernel(p.S, p.stride_w, wide), n_groups * n_splits, (threads, p.R),
         dy, x, partial, last, *map(np.int32, numbers), flat=True, overlap=True,
     )  # fmt: skip
     gathering.add_up(partial, dweight, n_splits)
@@ -162,7 +167,7 @@ def dx_kernels():
 
 
 def dweight_kernels():
-    return [windows.window_sums_kernel(*kind) for kind in _kinds()]
+    return [window_sums_kernel(*kind) for kind in _kinds()]
 
 
 def specialisations():
@@ -177,6 +182,6 @@ def specialisations():
             if stride > 1:
                 kernel = windows.window_kernel(S, stride, True, wide)
                 yield f"conv2d.depthwise dx {name}", kernel, types
-            kernel = windows.window_sums_kernel(S, stride, wide)
+            kernel = window_sums_kernel(S, stride, wide)
             sums = [array, array, ("float32", 1), "boolean", *["int32"] * 19]
             yield f"conv2d.depthwise dweight {name}", kernel, sums

@@ -10,6 +10,7 @@ from course_lib.kernels.conv2d import (
     few_channels_plan,
     gathering,
     grouped,
+    grouped_plan,
     halo_plan,
     halo_small,
     im2col,
@@ -69,9 +70,10 @@ def _by_tensor_cores(product, joined, gathered, kernels, prefer=None):
     """The rung `tensor_core`, by the launchers of its ways, and the kernels of the last."""
     since = gathering.TENSOR_CORES_SINCE
     of_gemm = lambda: (*matrix_product.kernels(), *DBIAS)  # noqa: E731 - as late as the other's
+    of_joined = lambda: (*grouped.KERNELS, *kernels(), *FORMAT)  # noqa: E731
     ways = (
         Way("gemm", matrix_product.plan, product, of_gemm, since),
-        Way("block_diagonal", grouped.plan, joined, lambda: (*grouped.KERNELS, *kernels()), since),
+        Way("block_diagonal", grouped_plan.plan, joined, of_joined, since),
         Way("implicit_gemm", None, gathered, kernels, since),
     )
     return Rung("tensor_core", needs=since, prefer=prefer, ways=ways)
@@ -119,7 +121,7 @@ FORWARD = Ladder(
     _rung("im2col", launching.im2col_forward, (im2col.im2col_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
     _by_tensor_cores(
-        matrix_product.forward, grouped.forward, _tensor,
+        matrix_product.forward, grouped_plan.forward, _tensor,
         lambda: _gathered_by_tensor_cores(False)
     ),
     Rung(
@@ -140,7 +142,7 @@ DX = Ladder(
     _rung("im2col", launching.im2col_dx, (im2col.col2im_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
     _by_tensor_cores(
-        matrix_product.dx, grouped.dx, _tensor, lambda: _gathered_by_tensor_cores(True),
+        matrix_product.dx, grouped_plan.dx, _tensor, lambda: _gathered_by_tensor_cores(True),
     ),
     Rung(
         "few_channels", few_channels_plan.launch_dx,
@@ -164,7 +166,7 @@ DWEIGHT = Ladder(
     Rung("implicit_gemm", _implicit, (SCALAR[1], total_kernel, *DBIAS, *FORMAT)),
     _by_tensor_cores(
         functools.partial(launching.with_dbias, matrix_product.dweight),
-        functools.partial(launching.with_dbias, grouped.dweight), _tensor,
+        functools.partial(launching.with_dbias, grouped_plan.dweight), _tensor,
         _dweight_by_tensor_cores, prefer=_preferred_for_dweight,
     ),
     Rung(
