@@ -61,6 +61,7 @@ class Launch(NamedTuple):
         """Whether it moves less than 8 bytes at a time."""
         gathered = any("_fetch_any" in repr(self.s.get(f"first_{side}")) for side in "ab")
         by_element = self.kernel.rpartition(".")[0] in BY_ELEMENT
+        by_element |= self.s.get("wide") is False  # `conv2d.depthwise_windows`
         return gathered or by_element or any(self.a.get(flag) is False for flag in FLAGS)
 
     @property

@@ -16,6 +16,7 @@ from turns import in_turns
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import conv2d
 from course_lib.kernels.conv2d import (
+    depthwise_plan,
     direct,
     gathering,
     halo_plan,
@@ -270,20 +271,90 @@ def test_sanitizer_finds_nothing(variant, layout):
     assert not report, str(report)
 
 
-@pytest.mark.parametrize("size, options, multiple, dtype, layout", [
-    ((3, 3), dict(padding=1), 1, torch.float32, LAYOUTS[0]),
-    ((3, 3), dict(stride=2, padding=1), 2, torch.bfloat16, LAYOUTS[1]),
-    ((2, 5), dict(stride=(2, 1), padding=(0, 2), dilation=(2, 1)), 2, torch.float16, LAYOUTS[0]),
-    ((4, 3), dict(stride=3, padding=2), 1, torch.float32, LAYOUTS[1]),
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.mark.parametrize("way, x_shape, size, options, multiple, dtype, layout", [
+    ("by_element", (2, 3, 5, 6), (3, 3), dict(padding=1), 1, FP32, LAYOUTS[0]),
+    ("by_element", (2, 3, 5, 6), (4, 3), dict(stride=3, padding=2), 1, FP32, LAYOUTS[1]),
+    ("by_element", (2, 3, 5, 6), (3, 3), dict(stride=2, padding=1), 2, BF16, LAYOUTS[1]),
+    ("windows", (2, 3, 5, 6), (2, 5), dict(padding=(0, 2), dilation=(2, 1)), 2, FP16, LAYOUTS[0]),
+    ("windows", (1, 2, 9, 9), (3, 3), dict(stride=2, padding=1), 3, BF16, LAYOUTS[0]),
+    ("windows", (1, 2, 4, 8), (5, 3), dict(padding=3), 1, FP32, LAYOUTS[0]),  # vectors of results
+    ("windows", (1, 2, 11, 13), (3, 3), dict(padding=2, dilation=(1, 2)), 1, FP32, LAYOUTS[0]),
+    ("windows", (1, 8, 9, 8), (5, 5), dict(stride=2, padding=1), 1, BF16, LAYOUTS[1]),
+    ("windows", (1, 4, 6, 7), (3, 3), dict(stride=2), 1, FP32, LAYOUTS[1]),
+    ("windows", (1, 4, 7, 5), (7, 7), dict(padding=3), 1, FP32, LAYOUTS[1]),
+    ("windows", (1, 3, 7, 9), (3, 3), dict(padding=1, dilation=(3, 2)), 1, FP32, LAYOUTS[1]),
 ])  # fmt: skip
-def test_depthwise(size, options, multiple, dtype, layout):
-    tensors = case((2, 3, 5, 6), (3 * multiple, 1, *size), dtype, layout)
+def test_depthwise(way, x_shape, size, options, multiple, dtype, layout):
+    C = x_shape[1]
+    tensors = case(x_shape, (C * multiple, 1, *size), dtype, layout)
     with simulator.sanitize() if multiple == 1 else contextlib.nullcontext() as report:
-        check("depthwise", *tensors, groups=3, **options)
+        check(f"depthwise/{way}", *tensors, groups=C, **options)
     assert not report, str(report)
-    x, weight, _ = case((1, 2, 4, 4), (2, 2, 3, 3))
-    with pytest.raises(ValueError, match="one channel a group, groups=2 here, not 1: use 'direct'"):
-        conv2d.forward(x, weight, variant="depthwise")
+
+
+def test_depthwise_in_many_blocks(monkeypatch):
+    """Blocks for channels, for the parts of a line and for several lines; pixels shared among some.
+
+    And channels off the 16-byte boundaries, one at a time.
+    """
+    monkeypatch.setattr(depthwise_plan, "ENOUGH_BLOCKS", 1)
+    monkeypatch.setattr(depthwise_plan, "LEAST_RUNS", 1)
+    tensors = case((2, 36, 9, 34), (36, 1, 1, 3), layout=LAYOUTS[1])
+    wide = check("depthwise/windows", *tensors, padding=(0, 1), groups=36)
+    x = torch.empty(1 + tensors[0].numel(), device=PLACE)[1:].as_strided(
+        tensors[0].shape, tensors[0].stride(), 1
+    )
+    x.copy_(tensors[0])
+    narrow = check("depthwise/windows", x, *tensors[1:], padding=(0, 1), groups=36)
+    assert torch.equal(wide[0], narrow[0])
+    check("depthwise/windows", *case((2, 2, 3, 150), (2, 1, 3, 3)), padding=1, groups=2)
+
+
+@pytest.mark.parametrize("variant, weight_shape, options, reason", [
+    ("depthwise", (2, 2, 3, 3), {}, "one channel a group, groups=2 here, not 1: use one of direct"),
+    ("depthwise/windows", (2, 1, 3, 2), dict(groups=2), "of 3, 5, 7 columns .*, not 3 × 2"),
+    ("depthwise/windows", (2, 1, 8, 3), dict(groups=2, padding=4), "at most 7 lines, not 8 × 3"),
+    ("depthwise/windows", (2, 1, 3, 3), dict(groups=2, stride=3), "a stride of 1, or of 2"),
+    ("depthwise/windows", (2, 1, 3, 3), dict(groups=2, stride=2, dilation=2, padding=1),
+     "without dilation"),
+    ("tensor_core/block_diagonal", (2, 2, 3, 3), {}, "groups of several channels"),
+])  # fmt: skip
+def test_groups_that_a_way_refuses(variant, weight_shape, options, reason):
+    x, weight, _ = case((1, 2, 4, 4), weight_shape)
+    with pytest.raises(ValueError, match=reason):
+        conv2d.forward(x, weight, variant=variant, **options)
+
+
+@pytest.mark.parametrize("x_shape, weight_shape, options, dtype, layout, kernels", [
+    ((1, 24, 2, 3), (24, 4, 3, 3), dict(padding=1), BF16, LAYOUTS[1],
+     {"arrange_kernel", "warpgroup_kernel", "pixel_sums_kernel", "spread_kernel"}),
+    ((1, 16, 4, 5), (32, 4, 3, 3), dict(stride=2, padding=1), BF16, LAYOUTS[1],
+     {"spread_kernel", "halo_kernel", "channels_last_kernel"}),
+    ((2, 6, 3, 4), (9, 2, 3, 2), dict(padding=1), FP32, LAYOUTS[0],
+     {"spread_kernel", "gathered_product_kernel", "dweight_product_kernel"}),
+])  # fmt: skip
+def test_groups_that_are_joined(x_shape, weight_shape, options, dtype, layout, kernels):
+    options |= dict(groups=x_shape[1] // weight_shape[1])
+    with simulator.sanitize() if dtype == FP32 else contextlib.nullcontext() as report:
+        with recorded() as launches:
+            check("tensor_core", *case(x_shape, weight_shape, dtype, layout), **options)
+    assert not report, str(report)
+    assert kernels <= {kernel.py_func.__name__ for kernel, *_ in launches}
+
+
+def test_joined_groups_in_tf32():
+    """Contiguous images are transposed, and rounded, as the weights are spread."""
+    x, weight, bias = case((1, 16, 2, 3), (16, 8, 3, 3))
+    options = dict(padding=1, groups=2)
+    with recorded() as launches:
+        y = conv2d.forward(x, weight, bias, precision="tf32", variant="tensor_core", **options)
+    names = [kernel.py_func.__name__ for kernel, *_ in launches]
+    assert names == ["transpose_and_arrange_kernel", "warpgroup_kernel"]
+    rounded = [torch.from_numpy(round_tf32(double(t))).to(x) for t in (x, weight)]
+    torch.testing.assert_close(y, F.conv2d(*rounded, bias, **options), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -289,8 +289,9 @@ plot.roofline(points, 4200, 67, title="Four layers, where they could be at best 
 # whatever the number of channels. So **the usual convolution is limited by arithmetic, and the
 # depthwise one by memory**. For the depthwise one everything is done when each byte is moved once;
 # it is a kernel like those of lessons 1 to 6, and a thread for each result, with good access and a
-# cache that catches the overlap, is nearly all it takes. The course's rung `depthwise` is just
-# that.
+# cache that catches the overlap, is nearly all it takes. The course's rung `depthwise` takes one
+# step more: a thread makes a few neighbouring results, so that a number it has loaded serves
+# several of them.
 #
 # The usual one is new to us. Memory is *not* its limit, if the kernel is good. But look at what
 # your direct kernel asks for: 8 bytes for each pair of FLOPs, that is a quarter of a FLOP per byte,

@@ -31,24 +31,38 @@ rung             what it does, and what of the three passes reads from global me
                  without strides, and filters as large as the image: one matrix product (`matrix_product`).
                  The way `gather` takes any stride, dilation, filter and number of channels without
                  groups, of 16-bit numbers or in TF32, on compute capability 9.0: tiles of 128 pixels
-                 are gathered by 16 bytes, channels padded to whole vectors, for `wgmma`; dx is a
-                 product for each residue of the stride
+                 are gathered by 16 bytes, channels padded to whole vectors, for `wgmma`; dx is a product
+                 for each residue of the stride
+                 The way `block_diagonal` joins groups of 2 to 32 channels (`grouped_plan`): their weights are
+                 spread among zeros, and the products with these are made, too
 `few_channels`   for the filters that first layers have: 3 × 3, 5 × 5 or 7 × 7 over one to four
                  channels; memory the limit. What a pixel's filters meet is read once for up to 64
                  of them, and dy once for dweight and dbias together. dx as `tensor_core`
-`depthwise`      for groups == C only: a thread for each result, memory the limit
+`depthwise`      for groups == C only, memory the limit: a thread makes some results of a line, of 16
+                 bytes of channels at a time where these lie side by side, and loads what they share
+                 once (`depthwise_windows`); the way `by_element` takes all other filters, strides
+                 and dilations, a thread for each result
 ================ ===================================================================================
 
 By default depthwise convolutions take `depthwise`, those that `few_channels` has kernels for take
 that, others `tensor_core`, or before compute capability 8.0 `implicit_gemm`; filters and images too
-large for these, `direct`, but for filters that `gather` takes. dbias is a sum for each channel, on all rungs but `few_channels` the same.
+large for these, `direct`, but for filters that `gather` takes. dbias is a sum for each channel, on
+all rungs but `few_channels` the same.
 
 `tensor_core` needs compute capability 8.0, and where float32 is split an infinite input gives NaN.
+Where groups are joined, NaN and infinities of one group make NaN of results of others, of up to 512
+channels.
 Sums are taken in a fixed order: two runs agree bit for bit.
 """  # noqa: E501
 
 from course_lib.kernels.blocks.memory_format import empty, formatted
-from course_lib.kernels.conv2d import few_channels_plan, gathering, launching
+from course_lib.kernels.conv2d import (
+    depthwise_plan,
+    few_channels_plan,
+    gathering,
+    grouped_plan,
+    launching,
+)
 from course_lib.kernels.conv2d.gathering import fault as gathering_fault
 from course_lib.kernels.conv2d.ladders import DWEIGHT, DX, FORWARD, default_variant
 from course_lib.kernels.conv2d.launching import dbias as find_dbias
@@ -159,3 +173,5 @@ def specialisations():
     yield from launching.specialisations()
     yield from gathering.specialisations()
     yield from few_channels_plan.specialisations()
+    yield from depthwise_plan.specialisations()
+    yield from grouped_plan.specialisations()

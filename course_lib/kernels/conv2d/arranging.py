@@ -74,7 +74,9 @@ def _arranging(load_weight, ORDERED):
     return arrange
 
 
-def _alone(arrange):
+def alone(arrange):
+    """The kernel of a device function like `arrange`."""
+
     @cuda.jit
     def arrange_kernel(
         weight, tiles, k_size, n_lines, n_columns, n_channels, n_taps, column_step, channel_step,
@@ -127,7 +129,9 @@ def arrange_split(
         store_words(tiles, (row + tile_n) * 32 + 16 + pair, halves, 1)
 
 
-def _beside(transpose, arrange):
+def beside(transpose, arrange):
+    """The kernel that transposes images, too."""
+
     @cuda.jit
     def transpose_and_arrange_kernel(
         x, y, n_rows, n_cols, whole, n_first, weight, tiles, k_size, n_lines, n_columns,
@@ -151,13 +155,13 @@ def _beside(transpose, arrange):
 
 
 _arrange_ordered, _arrange_rounded = _arranging(load, True), _arranging(load_rounded, True)
-arrange_kernel = _alone(_arranging(load, False))
-arrange_ordered_kernel = _alone(_arrange_ordered)
-arrange_rounded_kernel = _alone(_arrange_rounded)
-arrange_split_kernel = _alone(arrange_split)
+arrange_kernel = alone(_arranging(load, False))
+arrange_ordered_kernel = alone(_arrange_ordered)
+arrange_rounded_kernel = alone(_arrange_rounded)
+arrange_split_kernel = alone(arrange_split)
 #: Kernel that arranges -> one that transposes images, too, and rounds them if the first one does.
 WITH_IMAGES = {
-    arrange_ordered_kernel: _beside(transpose, _arrange_ordered),
-    arrange_rounded_kernel: _beside(transpose_rounded, _arrange_rounded),
-    arrange_split_kernel: _beside(transpose, arrange_split),
+    arrange_ordered_kernel: beside(transpose, _arrange_ordered),
+    arrange_rounded_kernel: beside(transpose_rounded, _arrange_rounded),
+    arrange_split_kernel: beside(transpose, arrange_split),
 }

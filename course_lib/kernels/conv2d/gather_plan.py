@@ -9,7 +9,6 @@ from course_lib.kernels.conv2d import (
     gather,
     gather_dweight,
     gather_pack,
-    halo_plan,
     pixel_sums,
     pixel_sums_plan,
 )
@@ -209,16 +208,6 @@ def _weight_of(p, weight):
 FORWARD_PLAN = functools.partial(planned, forward_sizes, False)
 DX_PLAN = functools.partial(planned, dx_sizes, False)
 DWEIGHT_PLAN = functools.partial(planned, forward_sizes, True)
-
-
-def is_better(gather, mode, chip):
-    """Whether to take this way, if it has a plan, for a `halo_plan.Gather`, which may be None.
-
-    `halo` and `warpgroup` read each pixel once for all taps, which serves strides of 1.
-    """
-    if gather is None or gather.stride != (1, 1) or mode not in MODES:
-        return True
-    return not halo_plan.planned(gather, *MODES[mode], chip)
 
 
 def kernels():

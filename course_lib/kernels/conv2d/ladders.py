@@ -5,10 +5,13 @@ import functools
 from course_lib.kernels.blocks import column_sums, memory_format, transpose
 from course_lib.kernels.conv2d import (
     depthwise,
+    depthwise_plan,
     direct,
     few_channels_plan,
     gather_plan,
     gathering,
+    grouped,
+    grouped_plan,
     halo_plan,
     halo_small,
     im2col,
@@ -65,15 +68,17 @@ def _dweight(name, launch, kernels):
     return Rung(name, launcher, (*kernels, *DBIAS, *FORMAT))
 
 
-def _by_tensor_cores(product, gathered, kernels, prefer, gather):
+def _by_tensor_cores(product, joined, gathered, kernels, prefer, gather):
     """The rung `tensor_core`, by the launchers of its ways, and the kernels of the last.
 
     gather  (plan, launcher, function that gives the kernels) of the way of that name
     """
     since = gathering.TENSOR_CORES_SINCE
     of_gemm = lambda: (*matrix_product.kernels(), *DBIAS)  # noqa: E731 - as late as the other's
+    of_joined = lambda: (*grouped.KERNELS, *kernels(), *FORMAT)  # noqa: E731
     ways = (
         Way("gemm", matrix_product.plan, product, of_gemm, since),
+        Way("block_diagonal", grouped_plan.plan, joined, of_joined, since),
         Way("gather", *gather, gather_plan.ONLY),
         Way("implicit_gemm", None, gathered, kernels, since),
     )
@@ -84,21 +89,26 @@ def _of_gather():
     return *gather_plan.kernels(), total_kernel
 
 
-def _preferred(gather_of, problem, chip):
-    """`gemm` if it can; `gather` where it is better than what else gathers."""
-    better = chip.capability == gather_plan.ONLY and (
-        gathering.fault(problem) or gather_plan.is_better(gather_of(problem), problem.mode, chip)
-    )
-    return ("gemm", "gather", "implicit_gemm") if better else ("gemm", "implicit_gemm")
+def _preferred(problem, chip):
+    """`gemm` if it can. `gather`, not timed beside the others yet, takes what they don't take."""
+    gathers = chip.capability == gather_plan.ONLY and gathering.fault(problem)
+    return "gemm", "block_diagonal", *("gather",) * bool(gathers), "implicit_gemm"
 
 
 def _preferred_for_dweight(problem, chip):
-    """`gemm` for few pixels; of many `pixel_sums` reads each number less often, if it can."""
-    if matrix_product.is_whole(problem):
-        return ("gemm",)
-    plan = pixel_sums_plan.planned(problem, 2, "narrow", chip)
-    better = chip.capability == gather_plan.ONLY and (gathering.fault(problem) or not plan)
-    return ("gather", "implicit_gemm") if better else ("implicit_gemm",)
+    """`gemm` for few pixels; of many `pixel_sums` reads each number less often."""
+    names = _preferred(problem, chip)
+    return names[:1] if matrix_product.is_whole(problem) else names[1:]
+
+
+def _depthwise(by_windows, by_element, window_kernels, *element_kernels):
+    """The rung `depthwise`, by the launchers of its ways and their kernels."""
+    others = *element_kernels, *FORMAT
+    ways = (
+        Way("windows", depthwise_plan.plan, by_windows, lambda: (*window_kernels(), *others)),
+        Way("by_element", launching.depthwise_plan, by_element, others),
+    )
+    return Rung("depthwise", ways=ways)
 
 
 def _default(problem, chip):
@@ -138,15 +148,19 @@ FORWARD = Ladder(
     _rung("im2col", launching.im2col_forward, (im2col.im2col_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
     _by_tensor_cores(
-        matrix_product.forward, _tensor, lambda: _gathered_by_tensor_cores(False),
-        functools.partial(_preferred, halo_plan.forward_of),
+        matrix_product.forward, grouped_plan.forward, _tensor,
+        lambda: _gathered_by_tensor_cores(False),
+        _preferred,
         (gather_plan.FORWARD_PLAN, gather_plan.forward, _of_gather),
     ),
     Rung(
         "few_channels", few_channels_plan.launch_forward,
         lambda: (*few_channels_plan.forward_kernels(), *FORMAT),
     ),
-    _rung("depthwise", launching.depthwise_forward, (depthwise.depthwise_kernel,)),
+    _depthwise(
+        depthwise_plan.forward, launching.depthwise_forward, depthwise_plan.forward_kernels,
+        depthwise.depthwise_kernel,
+    ),
     prefer=_default,
 )  # fmt: skip
 
@@ -157,15 +171,18 @@ DX = Ladder(
     _rung("im2col", launching.im2col_dx, (im2col.col2im_kernel, SCALAR[0])),
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
     _by_tensor_cores(
-        matrix_product.dx, _tensor, lambda: _gathered_by_tensor_cores(True),
-        functools.partial(_preferred, halo_plan.dx_of),
+        matrix_product.dx, grouped_plan.dx, _tensor, lambda: _gathered_by_tensor_cores(True),
+        _preferred,
         (gather_plan.DX_PLAN, gather_plan.dx, _of_gather),
     ),
     Rung(
         "few_channels", _few_channels_dx,
         lambda: (*DX["tensor_core"].kernels, *DX["implicit_gemm"].kernels),
     ),
-    _rung("depthwise", launching.depthwise_dx, (depthwise.depthwise_dx_kernel,)),
+    _depthwise(
+        depthwise_plan.dx, launching.depthwise_dx, depthwise_plan.dx_kernels,
+        depthwise.depthwise_dx_kernel,
+    ),
     prefer=_default,
 )  # fmt: skip
 
@@ -179,7 +196,8 @@ DWEIGHT = Ladder(
     ),
     Rung("implicit_gemm", _implicit, (SCALAR[1], total_kernel, *DBIAS, *FORMAT)),
     _by_tensor_cores(
-        functools.partial(launching.with_dbias, matrix_product.dweight), _tensor,
+        functools.partial(launching.with_dbias, matrix_product.dweight),
+        functools.partial(launching.with_dbias, grouped_plan.dweight), _tensor,
         _dweight_by_tensor_cores, _preferred_for_dweight,
         (
             gather_plan.DWEIGHT_PLAN, functools.partial(launching.with_dbias, gather_plan.dweight),
@@ -190,8 +208,9 @@ DWEIGHT = Ladder(
         "few_channels", few_channels_plan.launch_dweight,
         lambda: (*few_channels_plan.dweight_kernels(), *FORMAT),
     ),
-    _dweight(
-        "depthwise", launching.depthwise_dweight,
-        (depthwise.depthwise_dweight_kernel, total_kernel),
+    _depthwise(
+        functools.partial(launching.with_dbias, depthwise_plan.dweight),
+        functools.partial(launching.with_dbias, launching.depthwise_dweight),
+        depthwise_plan.dweight_kernels, depthwise.depthwise_dweight_kernel, total_kernel, *DBIAS,
     ),
 )  # fmt: skip

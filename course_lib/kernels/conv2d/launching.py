@@ -8,6 +8,7 @@ from course_lib.kernels.blocks.column_sums import sum_columns
 from course_lib.kernels.blocks.memory_format import empty, formatted
 from course_lib.kernels.conv2d import depthwise, direct, gathering, im2col, tiled
 from course_lib.kernels.conv2d.problem import DTYPES
+from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of, launch
 
@@ -126,16 +127,16 @@ def _partial(result, n_splits):
 # --- depthwise -----------------------------------------------------------------------------------
 
 
-def _check_depthwise(problem):
+def depthwise_plan(problem, chip):
+    """The problem itself, or a `Refusal`."""
     if problem.groups != problem.C:
-        raise ValueError(
-            f"variant 'depthwise' takes one channel a group, groups={problem.C} here, not "
-            f"{problem.groups}: use 'direct'"
+        return Refusal(
+            f"takes one channel a group, groups={problem.C} here, not {problem.groups}"
         )
+    return problem
 
 
 def depthwise_forward(problem, x, weight, bias, y, precision):
-    _check_depthwise(problem)
     weight = formatted(weight, problem)
     operands = x, weight, _optional(bias, weight), y, bias is not None
     size = arrays.size_of(y)
@@ -143,13 +144,11 @@ def depthwise_forward(problem, x, weight, bias, y, precision):
 
 
 def depthwise_dx(problem, dy, weight, dx, precision):
-    _check_depthwise(problem)
     size, block = arrays.size_of(dx), depthwise.BLOCK_SIZE
     _run(depthwise.depthwise_dx_kernel, size, block, dy, weight, dx, *problem.numbers)
 
 
 def depthwise_dweight(problem, dy, x, dweight, precision):
-    _check_depthwise(problem)
     p, block = problem, depthwise.BLOCK_SIZE
     n_splits, length = split_plan(p.K, p.N * p.P * p.Q, 4 * block)
     partial = _partial(dweight, n_splits)

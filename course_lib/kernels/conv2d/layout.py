@@ -25,14 +25,26 @@ def laid_out(gather, problem, source, weight, kernel, first, n_lines, size, n_th
     numbers = (
         weight, tiles, *map(np.int32, (*sizes, *steps_of(gather, problem))), gather.flipped,
     )  # fmt: skip
+    kernels = kernel, arranging.WITH_IMAGES[kernel]
+    rounded = kernel is arranging.arrange_rounded_kernel
+    source = launch_both(kernels, problem, source, gather.n_channels, n_threads, numbers, rounded)
+    return source, tiles
+
+
+def launch_both(kernels, problem, source, n_channels, n_threads, numbers, rounded):
+    """The source with channels side by side; and the weights are laid out.
+
+    kernels  that which arranges the weights, and that which transposes images, too
+    numbers  what the first one takes
+    rounded  whether the source is to be rounded to TF32, which the second kernel does
+    """
     n_blocks = math.ceil(n_threads / transpose.BLOCK_SIZE)
     if problem.channels_last:
-        _launch(kernel, n_blocks, *numbers)
-        rounded = kernel is arranging.arrange_rounded_kernel
-        return _rounded(source) if rounded else source, tiles
-    images, n_squares = transposition(source, gather.n_channels)
-    _launch(arranging.WITH_IMAGES[kernel], n_squares + n_blocks, *images, n_squares, *numbers)
-    return images[1], tiles
+        _launch(kernels[0], n_blocks, *numbers)
+        return _rounded(source) if rounded else source
+    images, n_squares = transposition(source, n_channels)
+    _launch(kernels[1], n_squares + n_blocks, *images, n_squares, *numbers)
+    return images[1]
 
 
 def steps_of(gather, problem):

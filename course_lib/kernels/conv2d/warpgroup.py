@@ -77,7 +77,9 @@ def make(shape, itemsize):
     def warpgroup_kernel(
         source, weights, bias, result, options, n_tiles, N, P, Q, H, W, grid_h, grid_w, pad_h,
         pad_w, step_h, step_w, S, n_taps, n_channels, n_columns, n_chunks, n_positions, share,
+        part_channels,
     ):  # fmt: skip
+        # Columns from part · TILE_N on are sums over channels from part · part_channels on.
         cache = tiles_in_shared(source)
         places = cuda.shared.array(0, np.int64)  # the same memory, as are the others
         origins = cuda.shared.array(0, np.int32)[ORIGINS // 4 :]
@@ -99,7 +101,8 @@ def make(shape, itemsize):
         allow_next_kernel()
         wait_for_previous_kernel()
         row = np.int32(FIRST_ROW)
-        copy_positions(cache, row, source, origins, none, n_positions, n_channels, none)
+        k = np.int32(part * part_channels)
+        copy_positions(cache, row, source, origins, none, n_positions, n_channels, k)
         for _ in range(AHEAD):
             copy_weights(cache, FRONT + to, weights, where, ahead_of < n_tiles)
             where, ahead, ahead_of = following(
@@ -115,6 +118,7 @@ def make(shape, itemsize):
                 last = chunk + 1 == n_chunks
                 k = none if last else np.int32((chunk + 1) * K_SIZE)
                 soon = np.int32(tile + n_blocks) if last else tile
+                k = np.int32(k + divided(soon, n_parts)[1] * part_channels)
                 stop = n_positions if soon < n_tiles else none
                 there = np.int32(FIRST_ROW + (n_positions - buffer))
                 line, s = np.int32(FIRST_ROW + buffer + mine), none

@@ -115,10 +115,14 @@ def n_tiles_of(gather, shape):
 
 def run(gather, plan, problem, source, weight, bias, result):
     """result = source * weight (+ bias)."""
-    g, shape = gather, plan.shape
-    itemsize = result.dtype.itemsize
-    source, weight = laid_out(g, plan, problem, source, weight)
-    numbers = numbers_of(g, plan, problem, bias, result)
+    source, weight = laid_out(gather, plan, problem, source, weight)
+    run_laid_out(gather, plan, problem, source, weight, bias, result)
+
+
+def run_laid_out(gather, plan, problem, source, weight, bias, result, part_channels=0):
+    """The same of what is laid out; a tile of columns reads channels `part_channels` further on."""
+    g, shape, itemsize = gather, plan.shape, result.dtype.itemsize
+    numbers = *numbers_of(g, plan, problem, bias, result), part_channels
     n_blocks = min(n_tiles_of(g, shape), MULTIPROCESSORS)
     launch(
         kernel_for(shape, itemsize), n_blocks, shape.n_threads, source, weight,
@@ -165,5 +169,5 @@ def specialisations():
     for dtype in ("float32", "float16", "bfloat16"):
         for shape in SHAPES:
             kernel = kernel_for(shape, 4 if dtype == "float32" else 2)
-            types = [(dtype, 1)] * 4 + KERNEL_TYPES
+            types = [(dtype, 1)] * 4 + KERNEL_TYPES + ["int32"]
             yield f"conv2d.warpgroup {shape.m}x{shape.n} {dtype}", kernel, types

@@ -1,0 +1,205 @@
+"""The way `block_diagonal` of `tensor_core`: groups of few channels, multiplied many at a time.
+
+A tile of a product has 64 columns, and a group of 4 filters would fill a sixteenth of it. So the
+weights are *spread*: some groups become one, whose weights are zero where filter and channel are of
+different groups. It is a convolution like others, and of the gradient of its weights the blocks on
+the diagonal are taken. The zeros are multiplied too: an infinity or NaN in x or dy gives NaN to the
+results of all groups that its own was joined with.
+
+On compute capability 9.0 `warpgroup` takes passes without strides: the columns of a tile read the
+channels of their own groups, and the weights are spread straight to where it reads them.
+"""
+
+import functools
+import math
+
+import numpy as np
+
+from course_lib.kernels.blocks import memory_format
+from course_lib.kernels.blocks.memory_format import empty, formatted
+from course_lib.kernels.conv2d import (
+    gathering,
+    grouped,
+    halo_plan,
+    layout,
+    pixel_sums_plan,
+    warpgroup_plan,
+)
+from course_lib.kernels.conv2d.problem import DTYPES
+from course_lib.kernels.operation import Refusal
+from course_lib.runtime.host import arrays
+from course_lib.runtime.host.launch import chip_of, launch
+from course_lib.runtime.intrinsics import VECTOR_BYTES
+from course_lib.runtime.intrinsics.warpgroup import ROW_BYTES
+
+BLOCK_SIZE = 256
+#: Bytes of a number -> channels up to which all groups become one, where the kernels for that are
+#: so much faster (`halo`, `pixel_sums`) than those with groups.
+DENSE = {2: 256, 4: 512}
+MOST_CHANNELS = 32  # of a group
+SHAPES = tuple(shape for shape in warpgroup_plan.SHAPES if shape.n == grouped.COLUMNS)
+
+
+def joined(problem):
+    """The `Problem` with as many groups joined as fill a tile's columns."""
+    p, largest = problem, max(problem.C, problem.K) // problem.groups
+    n = max(n for n in range(1, grouped.COLUMNS // largest + 1) if p.groups % n == 0)
+    return p._replace(groups=p.groups // n)
+
+
+def joined_for(problem, source, is_planned):
+    """The same, or with all groups joined where is_planned(problem) and channels are few."""
+    dense = problem._replace(groups=1)
+    few = max(problem.C, problem.K) <= DENSE[source.dtype.itemsize]
+    return dense if few and is_planned(dense) else joined(problem)
+
+
+def _by_halo(gather_of, source, precision):
+    """Whether `halo` takes the pass of a problem, as a function of that."""
+
+    def is_planned(problem):
+        gather = gather_of(problem)
+        n_terms = gather.n_channels * gather.R * gather.S if gather else 0
+        mode = halo_plan.mode_of(source, precision, n_terms)
+        return halo_plan.planned(gather, source.dtype.itemsize, mode, chip_of(source)) is not None
+
+    return is_planned
+
+
+def _by_pixel_sums(source, precision):
+    def is_planned(problem):
+        mode = halo_plan.mode_of(source, precision, problem.N * problem.P * problem.Q)
+        chosen = problem, source.dtype.itemsize, mode, chip_of(source)
+        return pixel_sums_plan.planned(*chosen) is not None
+
+    return is_planned
+
+
+def plan(problem, chip):
+    """The problem itself, or a `Refusal`."""
+    p = problem
+    if p.groups == 1 or p.C == p.groups or not p.K:
+        return Refusal("takes groups of several channels")
+    if max(p.C, p.K) // p.groups > MOST_CHANNELS:
+        return Refusal(
+            f"takes groups of at most {MOST_CHANNELS} channels and filters, not of "
+            f"{p.C // p.groups} and {p.K // p.groups}"
+        )
+    if found := gathering.fault(joined(p)) or gathering.fault(p):
+        return Refusal(f"takes {found}")
+    return problem
+
+
+def _launch_spread(problem, joined, weight, spread, gathers):
+    """Launch `spread_kernel`; `problem` is that of `weight`, `joined` that of `spread`."""
+    p, size = problem, arrays.size_of(weight if gathers else spread)
+    filters, channels = p.K // joined.groups, p.C // joined.groups
+    numbers = p.K // p.groups, p.C // p.groups, filters, channels, channels, p.R * p.S
+    launch(
+        grouped.spread_kernel, math.ceil(size / BLOCK_SIZE), BLOCK_SIZE, weight, spread,
+        *map(np.int32, numbers), gathers, joined.channels_last, flat=True, overlap=True,
+    )  # fmt: skip
+
+
+def forward(problem, x, weight, bias, y, precision):
+    """y = x * weight + bias."""
+    weight = formatted(weight, problem)
+    if not _by_warpgroups(problem, x, weight, bias, y, precision, False):
+        p = joined_for(problem, x, _by_halo(halo_plan.forward_of, x, precision))
+        _join(gathering.launch_forward, problem, p, x, weight, y, precision, bias)
+
+
+def dx(problem, dy, weight, dx, precision):
+    """dx, from dy and weight."""
+    p = problem
+    pads = (p.R - 1) * p.dilation_h - p.pad_h, (p.S - 1) * p.dilation_w - p.pad_w
+    if (p.stride_h, p.stride_w) == (1, 1) and min(pads) >= 0:
+        turned = p._replace(C=p.K, H=p.P, W=p.Q, K=p.C, P=p.H, Q=p.W, pad_h=pads[0], pad_w=pads[1])
+        if _by_warpgroups(turned, dy, weight, None, dx, precision, True):
+            return
+    p = joined_for(problem, dy, _by_halo(halo_plan.dx_of, dy, precision))
+    _join(gathering.launch_dx, problem, p, dy, weight, dx, precision)
+
+
+def _join(launch_pass, problem, joined, source, weight, result, precision, *bias):
+    """A pass of the problem by that whose groups are joined."""
+    p, source, weight = _side_by_side(joined, source, weight)
+    room = result if p.channels_last == problem.channels_last else empty(result.shape, result, p)
+    spread = empty(p.weight_shape, weight, p)
+    _launch_spread(problem, p, weight, spread, False)
+    if bias:
+        launch_pass("tensor_core", p, source, spread, *bias, room, precision)
+    else:
+        launch_pass("tensor_core", p, source, spread, room, precision)
+    if room is not result:
+        N, C, H, W = result.shape
+        memory_format.transpose(room, result, N, H * W, C)
+
+
+def dweight(problem, dy, x, dweight, precision):
+    """dweight, from dy and x."""
+    p = joined_for(problem, x, _by_pixel_sums(x, precision))
+    p, dy, x = _side_by_side(p, dy, x)
+    spread = empty(p.weight_shape, x, p)
+    gathering.launch_dweight("tensor_core", p, dy, x, spread, precision)
+    own = p._replace(groups=problem.groups)
+    result = dweight if own == problem else empty(own.weight_shape, x, own)
+    _launch_spread(own, p, result, spread, True)
+    if result is not dweight:
+        memory_format.transpose(result, dweight, p.K, p.R * p.S, p.C // problem.groups)
+
+
+def _side_by_side(p, *images):
+    """(problem, *images) with channels side by side, where 16-bit groups are then copied faster."""
+    if p.channels_last or p.groups == 1 or images[0].dtype.itemsize == 4:
+        return p, *images
+    return p._replace(channels_last=True), *map(memory_format.channels_last, images)
+
+
+def _by_warpgroups(problem, source, weight, bias, result, precision, swapped):
+    """Whether the pass is one for `warpgroup`, which then has been launched."""
+    p, itemsize = problem, source.dtype.itemsize
+    channels, filters = p.C // p.groups, p.K // p.groups
+    mode = halo_plan.mode_of(source, precision, channels * p.R * p.S)
+    gather = halo_plan.forward_of(p._replace(groups=1))
+    plan = planned(gather, channels, filters, itemsize, mode, chip_of(source))
+    if plan is None or p.channels_last and arrays.address_of(source) % VECTOR_BYTES:
+        return False
+    part, k_size = grouped.COLUMNS // filters * channels, ROW_BYTES // itemsize
+    n_lines, n_taps = math.ceil(p.K / grouped.COLUMNS) * grouped.COLUMNS, p.R * p.S
+    size = plan.n_chunks * n_taps * n_lines * k_size
+    tiles = arrays.empty((size,), like=weight)
+    numbers = k_size, n_lines, filters, channels, p.K, part, n_taps, p.channels_last
+    numbers = weight, tiles, *map(np.int32, numbers), swapped
+    kernels, rounded = grouped.TILES[itemsize], itemsize == 4
+    source = layout.launch_both(kernels, p, source, p.C, size, numbers, rounded)
+    warpgroup_plan.run_laid_out(gather, plan, p, source, tiles, bias, result, part)
+    return True
+
+
+@functools.lru_cache(maxsize=4096)
+def planned(gather, channels, filters, itemsize, mode, chip):
+    """The fastest `warpgroup_plan.Plan` for groups of so many; None if it can't take them."""
+    g = gather._replace(n_channels=grouped.COLUMNS // filters * channels)
+    if mode not in warpgroup_plan.MODES or chip.capability != warpgroup_plan.ONLY:
+        return None
+    if grouped.COLUMNS % filters or g.stride != (1, 1):
+        return None
+    if (g.n_channels | gather.n_channels) * itemsize % VECTOR_BYTES:
+        return None
+    plans = (warpgroup_plan.plan_of(g, shape, itemsize, chip) for shape in SHAPES)
+    plans = [plan for plan in plans if plan is not None]
+    return min(plans, key=functools.partial(warpgroup_plan.cost, g), default=None)
+
+
+def specialisations():
+    """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
+    for dtype in DTYPES:
+        array, numbers = (dtype, 1), [*["int32"] * 8, "boolean"]
+        types = [array, array, *["int32"] * 6, "boolean", "boolean"]
+        yield f"conv2d.spread {dtype}", grouped.spread_kernel, types
+        alone, with_images = grouped.TILES[4 if dtype == "float32" else 2]
+        yield f"conv2d.spread tiles {dtype}", alone, [array, array, *numbers]
+        images = [array, array, "int64", "int64", "boolean", "int64"]
+        label = f"conv2d.spread tiles and transpose {dtype}"
+        yield label, with_images, [*images, array, array, *numbers]
