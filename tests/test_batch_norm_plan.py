@@ -70,9 +70,11 @@ def test_plans_are_what_the_kernels_expect(N, C, P, itemsize):
         assert found.team & (found.team - 1) == 0
     for merged in (True, False):
         found = plan.plan_pixels(N * P, C, itemsize, merged)
-        assert (found.n_parts - 1) * found.length < N * P <= found.n_parts * found.length
+        assert found.wide % C == found.wide * itemsize % 16 == 0
+        assert (found.n_rows - 1) * found.wide < N * P * C <= found.n_rows * found.wide
+        assert (found.n_parts - 1) * found.length < found.n_rows <= found.n_parts * found.length
         assert 256 % found.n_columns == 0 and found.n_parts <= 65535
-        assert found.n_tiles * found.n_columns * 16 >= C * itemsize
+        assert found.n_tiles * found.n_columns * 16 >= found.wide * itemsize
 
 
 @pytest.mark.parametrize("shape, dtype", in_turns(
