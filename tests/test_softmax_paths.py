@@ -72,7 +72,7 @@ def test_parts_cover_the_row_and_fit_shared_memory(shared_bytes, clusters, items
         ways.add(name)
         _, length, part_bits, _ = found.numbers
         if name == "split/streamed":
-            most = row_plan.part_length(n_cols, plan.MOST_PART_BITS if clusters else 0)
+            most = row_plan.part_length(problem.reach, plan.MOST_PART_BITS if clusters else 0)
             assert most * itemsize * n_arrays > shared_bytes - plan.SHARED_RESERVE
             assert found.n_threads == row_plan.STREAM_THREADS
             assert 0 <= part_bits <= row_plan.MOST_STREAM_PART_BITS
@@ -84,7 +84,7 @@ def test_parts_cover_the_row_and_fit_shared_memory(shared_bytes, clusters, items
         assert found.n_blocks == 3 << part_bits
         # Parts begin on 16-byte boundaries, and the last but one is not past the end.
         assert length * itemsize % VECTOR_BYTES == 0
-        assert length << part_bits >= n_cols
+        assert length << part_bits >= problem.reach >= n_cols
     every = {"split/shared", "split/streamed"} | ({"split/cluster"} if clusters else set())
     assert ways == every
 

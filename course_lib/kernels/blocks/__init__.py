@@ -7,6 +7,7 @@ another operation. Blocks import no operation.
 file               what it holds
 ================== ================================================================================
 `rows`             a row in registers: how threads load, reduce and store it
+`shifted_rows`     the same of rows that begin between two 16-byte boundaries
 `row_plan`         how many threads share a row, and how much of it each holds
 `row_teams`        kernels whose rows belong to a team of lanes or to a block
 `softmax_formulas` what sets softmax and log-softmax apart

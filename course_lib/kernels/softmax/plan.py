@@ -14,6 +14,7 @@ from course_lib.kernels.blocks.row_plan import (
     stream_plan,
     team_plan,
 )
+from course_lib.kernels.blocks.shifted_rows import reach
 from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
@@ -51,9 +52,9 @@ class Problem(NamedTuple):
     aligned: bool
 
     @property
-    def vectors(self):
-        """Whether each row begins on such a boundary, where rows lie in one piece."""
-        return self.aligned and not self.n_cols * self.itemsize % VECTOR_BYTES
+    def reach(self):
+        """Elements that the slots of a row in one piece are enough for: `shifted_rows.reach`."""
+        return reach(self.n_cols, self.itemsize)
 
 
 class Plan(NamedTuple):
@@ -72,21 +73,22 @@ class Plan(NamedTuple):
 
 def team(problem, chip):
     """Neighbouring lanes of a warp take a row."""
-    n_rows, n_cols, _, itemsize, n_arrays, _ = problem
-    if (found := team_plan(n_cols, itemsize, n_arrays)) is None:
+    n_rows, n_cols, _, itemsize, n_arrays, vectors = problem
+    if (found := team_plan(problem.reach, itemsize, n_arrays)) is None:
         return Refusal(f"takes rows that a warp can hold, not of {n_cols:,} elements")
     n_slots, team_bits, n_threads = found
-    numbers = n_rows, n_cols, team_bits, problem.vectors
+    numbers = n_rows, n_cols, team_bits, vectors
     return Plan(n_slots, -(-(n_rows << team_bits) // n_threads), n_threads, numbers)
 
 
 def block(problem, chip):
     """A block takes a row."""
-    n_cols, most = problem.n_cols, ROW_LIMIT[problem.n_arrays]
+    n_cols = problem.n_cols
+    most = ROW_LIMIT[problem.n_arrays] - (problem.reach - n_cols)
     if n_cols > most:
         return Refusal(f"takes rows of at most {most:,} elements, not {n_cols:,}")
-    n_slots, _, n_threads = block_plan(n_cols, problem.itemsize)
-    return Plan(n_slots, problem.n_rows, n_threads, (n_cols, problem.vectors))
+    n_slots, _, n_threads = block_plan(problem.reach, problem.itemsize)
+    return Plan(n_slots, problem.n_rows, n_threads, (n_cols, problem.aligned))
 
 
 # --- `split`
@@ -115,21 +117,21 @@ def part(problem, chip, part_bits):
     n_rows, n_cols, _, itemsize, n_arrays, _ = problem
     available = chip.shared_bytes - SHARED_RESERVE
     share = min(available, SHARED_SHARE) if 0 < part_bits < MOST_PART_BITS else available
-    length = part_length(n_cols, part_bits)
+    length = part_length(problem.reach, part_bits)
     n_bytes = length * itemsize * n_arrays
     if n_bytes > share:
         return None
     n_threads = SPLIT_THREADS[n_arrays] // (chip.shared_bytes // (n_bytes + SHARED_RESERVE))
     useful = -(-length * itemsize // (VECTOR_BYTES * 32)) * 32
     n_threads = max(32, min(BLOCK_LIMIT, n_threads // 32 * 32, useful))
-    numbers = n_cols, length, part_bits, problem.vectors
+    numbers = n_cols, length, part_bits, problem.aligned
     return Plan(None, n_rows << part_bits, n_threads, numbers, n_bytes, 1 << part_bits)
 
 
 def streamed(problem, chip):
     """Blocks share a row, and read it twice."""
-    part_bits, n_threads, length = stream_plan(problem.n_cols)
-    numbers = problem.n_cols, length, part_bits, problem.vectors
+    part_bits, n_threads, length = stream_plan(problem.reach)
+    numbers = problem.n_cols, length, part_bits, problem.aligned
     return Plan(None, problem.n_rows << part_bits, n_threads, numbers)
 
 

@@ -9,7 +9,13 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
-from course_lib.kernels.blocks.rows import block_sum_once, load_row, my_part, store_row
+from course_lib.kernels.blocks.rows import block_sum_once
+from course_lib.kernels.blocks.shifted_rows import (
+    first_slot,
+    load_shifted,
+    shifted_part,
+    store_shifted,
+)
 from course_lib.kernels.blocks.softmax_steps import backward_steps, forward_steps, online_step
 from course_lib.runtime.intrinsics import (
     LOWEST,
@@ -32,10 +38,9 @@ def stream_online(x, start, n_cols, rank, n_ranks, vectors):
     width = vector_width(x)
     values = cuda.local.array((STREAM_SLOTS, MAX_WIDTH), np.float32)
     m, s = LOWEST, ZERO
-    done = 0
+    done = first_slot(x, start, vectors)
     while done < n_cols:
-        here, left = start + done, n_cols - done
-        load_row(values, STREAM_SLOTS, x, here, left, rank, n_ranks, vectors, LOWEST)
+        load_shifted(values, STREAM_SLOTS, x, start, n_cols, done, rank, n_ranks, vectors, LOWEST)
         m, s = add_online(values, width, m, s)
         done += STREAM_SLOTS * width * n_ranks
     return m, s
@@ -55,7 +60,7 @@ def forward_kernels(formulas):
         scratch_m = cuda.shared.array(32, np.float32)
         scratch_s = cuda.shared.array(32, np.float32)
         tid = cuda.threadIdx.x
-        start, n_mine = my_part(n_cols, length, part_bits)
+        start, n_mine = shifted_part(x, n_cols, length, part_bits, vectors)
         m, s = stream_online(x, start, n_mine, tid, cuda.blockDim.x, vectors)
         m, s = block_online(m, s, scratch_m, scratch_s)
         if tid == 0:
@@ -69,23 +74,30 @@ def forward_kernels(formulas):
         values = cuda.local.array((STREAM_SLOTS, MAX_WIDTH), np.float32)
         tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
         width = vector_width(x)
-        start, n_mine = my_part(n_cols, length, part_bits)
+        start, n_mine = shifted_part(x, n_cols, length, part_bits, vectors)
         first = cuda.blockIdx.x >> part_bits << part_bits  # of this row's blocks
         m, s = LOWEST, ZERO
         for part in range(1 << part_bits):
             other = 2 * (first + part)
             m, s = online_merge(m, s, statistics[other], statistics[other + 1])
         factor = row_factor(s)
-        done = 0
+        done = first_slot(x, start, vectors)
         while done < n_mine:
-            here, left = start + done, n_mine - done
-            load_row(values, STREAM_SLOTS, x, here, left, tid, n_threads, vectors, LOWEST)
+            load_shifted(
+                values, STREAM_SLOTS, x, start, n_mine, done, tid, n_threads, vectors, LOWEST
+            )
             exponentials(values, width, m)
             finish(values, width, factor)
-            store_row(values, STREAM_SLOTS, y, here, left, tid, n_threads, vectors)
+            store_shifted(values, STREAM_SLOTS, y, start, n_mine, done, tid, n_threads, vectors)
             done += STREAM_SLOTS * width * n_threads
 
     return statistics_kernel, finish_kernel
+
+
+@cuda.jit(device=True)
+def load_both(upstream, values, dy, y, start, n_mine, done, tid, n_threads, vectors):
+    load_shifted(upstream, STREAM_SLOTS, dy, start, n_mine, done, tid, n_threads, vectors, ZERO)
+    load_shifted(values, STREAM_SLOTS, y, start, n_mine, done, tid, n_threads, vectors, ZERO)
 
 
 def backward_kernels(formulas):
@@ -101,13 +113,11 @@ def backward_kernels(formulas):
         values = cuda.local.array((STREAM_SLOTS, MAX_WIDTH), np.float32)
         tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
         width = vector_width(dy)
-        start, n_mine = my_part(n_cols, length, part_bits)
+        start, n_mine = shifted_part(dy, n_cols, length, part_bits, vectors)
         total = ZERO
-        done = 0
+        done = first_slot(dy, start, vectors)
         while done < n_mine:
-            here, left = start + done, n_mine - done
-            load_row(upstream, STREAM_SLOTS, dy, here, left, tid, n_threads, vectors, ZERO)
-            load_row(values, STREAM_SLOTS, y, here, left, tid, n_threads, vectors, ZERO)
+            load_both(upstream, values, dy, y, start, n_mine, done, tid, n_threads, vectors)
             total += total_of(upstream, values, width)
             done += STREAM_SLOTS * width * n_threads
         total = block_sum_once(total, scratch)
@@ -122,18 +132,18 @@ def backward_kernels(formulas):
         values = cuda.local.array((STREAM_SLOTS, MAX_WIDTH), np.float32)
         tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
         width = vector_width(dy)
-        start, n_mine = my_part(n_cols, length, part_bits)
+        start, n_mine = shifted_part(dy, n_cols, length, part_bits, vectors)
         first = cuda.blockIdx.x >> part_bits << part_bits
         total = ZERO
         for part in range(1 << part_bits):
             total += sums[first + part]
-        done = 0
+        done = first_slot(dy, start, vectors)
         while done < n_mine:
-            here, left = start + done, n_mine - done
-            load_row(upstream, STREAM_SLOTS, dy, here, left, tid, n_threads, vectors, ZERO)
-            load_row(values, STREAM_SLOTS, y, here, left, tid, n_threads, vectors, ZERO)
+            load_both(upstream, values, dy, y, start, n_mine, done, tid, n_threads, vectors)
             gradients(upstream, values, width, total)
-            store_row(upstream, STREAM_SLOTS, dx, here, left, tid, n_threads, vectors)
+            store_shifted(
+                upstream, STREAM_SLOTS, dx, start, n_mine, done, tid, n_threads, vectors
+            )
             done += STREAM_SLOTS * width * n_threads
 
     return statistics_kernel, finish_kernel
