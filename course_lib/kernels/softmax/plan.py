@@ -10,6 +10,7 @@ from course_lib.kernels.blocks import columns
 from course_lib.kernels.blocks.row_plan import (
     MOST_VALUES,
     block_plan,
+    fits_team,
     part_length,
     stream_plan,
     team_plan,
@@ -32,6 +33,7 @@ MOST_PART_BITS = 3  # log2 of the blocks of a cluster
 SPLIT_THREADS = {1: 1280, 2: 1024}
 SHARED_RESERVE = 2 << 10  # bytes of shared memory that a block needs for itself
 SHARED_SHARE = 104 << 10  # bytes of a part when a cluster shares a row: two blocks side by side
+LEAST_RAGGED_BITS = 2  # log2 of the lanes that a row with single elements at its ends keeps
 #: So many columns for each number of one keep a chip busy; with fewer a copy costs less.
 COLUMNS_FOR_EACH = 64
 
@@ -77,6 +79,10 @@ def team(problem, chip):
     if (found := team_plan(problem.reach, itemsize, n_arrays)) is None:
         return Refusal(f"takes rows that a warp can hold, not of {n_cols:,} elements")
     n_slots, team_bits, n_threads = found
+    # What the ends of a row cost, all rows of a warp pay together: more rows, of fewer lanes.
+    ragged = problem.reach > n_cols
+    while ragged and team_bits > LEAST_RAGGED_BITS and fits_team(2 * n_slots, itemsize, n_arrays):
+        n_slots, team_bits = 2 * n_slots, team_bits - 1
     numbers = n_rows, n_cols, team_bits, vectors
     return Plan(n_slots, -(-(n_rows << team_bits) // n_threads), n_threads, numbers)
 
