@@ -72,7 +72,7 @@ def test_parts_cover_the_row_and_fit_shared_memory(shared_bytes, clusters, items
         problem = plan.Problem(3, n_cols, 1, itemsize, n_arrays, True)
         name, _, found = softmax.FORWARD.choose("split", problem, chip)
         ways.add(name)
-        _, length, part_bits, _ = found.numbers
+        _, length, part_bits = found.numbers
         if name == "split/streamed":
             most = row_plan.part_length(problem.reach, plan.MOST_PART_BITS if clusters else 0)
             assert most * itemsize * n_arrays > shared_bytes - plan.SHARED_RESERVE

@@ -75,7 +75,7 @@ class Plan(NamedTuple):
 
 def team(problem, chip):
     """Neighbouring lanes of a warp take a row."""
-    n_rows, n_cols, _, itemsize, n_arrays, vectors = problem
+    n_rows, n_cols, _, itemsize, n_arrays, _ = problem
     if (found := team_plan(problem.reach, itemsize, n_arrays)) is None:
         return Refusal(f"takes rows that a warp can hold, not of {n_cols:,} elements")
     n_slots, team_bits, n_threads = found
@@ -83,7 +83,7 @@ def team(problem, chip):
     ragged = problem.reach > n_cols
     while ragged and team_bits > LEAST_RAGGED_BITS and fits_team(2 * n_slots, itemsize, n_arrays):
         n_slots, team_bits = 2 * n_slots, team_bits - 1
-    numbers = n_rows, n_cols, team_bits, vectors
+    numbers = n_rows, n_cols, team_bits
     return Plan(n_slots, -(-(n_rows << team_bits) // n_threads), n_threads, numbers)
 
 
@@ -94,7 +94,7 @@ def block(problem, chip):
     if n_cols > most:
         return Refusal(f"takes rows of at most {most:,} elements, not {n_cols:,}")
     n_slots, _, n_threads = block_plan(problem.reach, problem.itemsize)
-    return Plan(n_slots, problem.n_rows, n_threads, (n_cols, problem.aligned))
+    return Plan(n_slots, problem.n_rows, n_threads, (n_cols,))
 
 
 # --- `split`
@@ -130,14 +130,14 @@ def part(problem, chip, part_bits):
     n_threads = SPLIT_THREADS[n_arrays] // (chip.shared_bytes // (n_bytes + SHARED_RESERVE))
     useful = -(-length * itemsize // (VECTOR_BYTES * 32)) * 32
     n_threads = max(32, min(BLOCK_LIMIT, n_threads // 32 * 32, useful))
-    numbers = n_cols, length, part_bits, problem.aligned
+    numbers = n_cols, length, part_bits
     return Plan(None, n_rows << part_bits, n_threads, numbers, n_bytes, 1 << part_bits)
 
 
 def streamed(problem, chip):
     """Blocks share a row, and read it twice."""
     part_bits, n_threads, length = stream_plan(problem.reach)
-    numbers = problem.n_cols, length, part_bits, problem.aligned
+    numbers = problem.n_cols, length, part_bits
     return Plan(None, problem.n_rows << part_bits, n_threads, numbers)
 
 
@@ -180,6 +180,23 @@ def preferred(problem, chip):
     n_rows, n_cols, step, *_ = problem
     few = n_cols <= columns.SLOTS[1] or n_rows >= COLUMNS_FOR_EACH * n_cols
     return ("strided",) if step > 1 and few else ("registers", "split")
+
+
+def on_boundaries(start, kernels, plan, operands):
+    """start(kernels, plan, operands), with copies of operands that begin off 16-byte boundaries.
+
+    Rows by vectors need them there, and elements one by one take longer than a copy.
+    """
+    *inputs, result = operands
+    inputs = (x if is_on_boundary(x) else arrays.fill(arrays.empty_like(x), x) for x in inputs)
+    target = result if is_on_boundary(result) else arrays.empty_like(result)
+    start(kernels, plan, (*inputs, target))
+    if target is not result:
+        arrays.fill(result, target)
+
+
+def is_on_boundary(x):
+    return not arrays.address_of(x) % VECTOR_BYTES
 
 
 def launch_one(kernels, plan, operands):

@@ -32,7 +32,7 @@ def forward_kernels(formulas, n_slots):
     largest, exponentials, finish = forward_steps(formulas, n_slots)
 
     @cuda.jit
-    def team_kernel(x, y, n_rows, n_cols, team_bits, vectors):
+    def team_kernel(x, y, n_rows, n_cols, team_bits):
         allow_next_kernel()
         wait_for_previous_kernel()
         values = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
@@ -43,15 +43,15 @@ def forward_kernels(formulas, n_slots):
         length = n_cols if row < n_rows else 0
         width = vector_width(x)
         start = row * n_cols
-        done = first_slot(x, start, vectors)
-        load_shifted(values, n_slots, x, start, length, done, rank, team, vectors, LOWEST)
+        done = first_slot(x, start)
+        load_shifted(values, n_slots, x, start, length, done, rank, team, LOWEST)
         m = team_max(largest(values, width), team)
         factor = row_factor(team_sum(exponentials(values, width, m), team))
         finish(values, width, factor)
-        store_shifted(values, n_slots, y, start, length, done, rank, team, vectors)
+        store_shifted(values, n_slots, y, start, length, done, rank, team)
 
     @cuda.jit
-    def block_kernel(x, y, n_cols, vectors):
+    def block_kernel(x, y, n_cols):
         allow_next_kernel()
         wait_for_previous_kernel()
         scratch_max = cuda.shared.array(32, np.float32)
@@ -60,12 +60,12 @@ def forward_kernels(formulas, n_slots):
         tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
         start = cuda.blockIdx.x * n_cols
         width = vector_width(x)
-        done = first_slot(x, start, vectors)
-        load_shifted(values, n_slots, x, start, n_cols, done, tid, n_threads, vectors, LOWEST)
+        done = first_slot(x, start)
+        load_shifted(values, n_slots, x, start, n_cols, done, tid, n_threads, LOWEST)
         m = block_max_once(largest(values, width), scratch_max)
         factor = row_factor(block_sum_once(exponentials(values, width, m), scratch_sum))
         finish(values, width, factor)
-        store_shifted(values, n_slots, y, start, n_cols, done, tid, n_threads, vectors)
+        store_shifted(values, n_slots, y, start, n_cols, done, tid, n_threads)
 
     return team_kernel, block_kernel
 
@@ -75,7 +75,7 @@ def backward_kernels(formulas, n_slots):
     total_of, gradients = backward_steps(formulas, n_slots)
 
     @cuda.jit
-    def team_kernel(dy, y, dx, n_rows, n_cols, team_bits, vectors):
+    def team_kernel(dy, y, dx, n_rows, n_cols, team_bits):
         allow_next_kernel()
         wait_for_previous_kernel()
         upstream = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
@@ -86,15 +86,15 @@ def backward_kernels(formulas, n_slots):
         length = n_cols if row < n_rows else 0
         width = vector_width(dy)
         start = row * n_cols
-        done = first_slot(dy, start, vectors)
-        load_shifted(upstream, n_slots, dy, start, length, done, rank, team, vectors, ZERO)
-        load_shifted(values, n_slots, y, start, length, done, rank, team, vectors, ZERO)
+        done = first_slot(dy, start)
+        load_shifted(upstream, n_slots, dy, start, length, done, rank, team, ZERO)
+        load_shifted(values, n_slots, y, start, length, done, rank, team, ZERO)
         total = team_sum(total_of(upstream, values, width), team)
         gradients(upstream, values, width, total)
-        store_shifted(upstream, n_slots, dx, start, length, done, rank, team, vectors)
+        store_shifted(upstream, n_slots, dx, start, length, done, rank, team)
 
     @cuda.jit
-    def block_kernel(dy, y, dx, n_cols, vectors):
+    def block_kernel(dy, y, dx, n_cols):
         allow_next_kernel()
         wait_for_previous_kernel()
         scratch = cuda.shared.array(32, np.float32)
@@ -103,11 +103,11 @@ def backward_kernels(formulas, n_slots):
         tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
         start = cuda.blockIdx.x * n_cols
         width = vector_width(dy)
-        done = first_slot(dy, start, vectors)
-        load_shifted(upstream, n_slots, dy, start, n_cols, done, tid, n_threads, vectors, ZERO)
-        load_shifted(values, n_slots, y, start, n_cols, done, tid, n_threads, vectors, ZERO)
+        done = first_slot(dy, start)
+        load_shifted(upstream, n_slots, dy, start, n_cols, done, tid, n_threads, ZERO)
+        load_shifted(values, n_slots, y, start, n_cols, done, tid, n_threads, ZERO)
         total = block_sum_once(total_of(upstream, values, width), scratch)
         gradients(upstream, values, width, total)
-        store_shifted(upstream, n_slots, dx, start, n_cols, done, tid, n_threads, vectors)
+        store_shifted(upstream, n_slots, dx, start, n_cols, done, tid, n_threads)
 
     return team_kernel, block_kernel

@@ -36,37 +36,26 @@ FORWARD_REGISTERS, BACKWARD_REGISTERS = 48, 64
 
 
 @cuda.jit(device=True)
-def fetch(cache, place, x, start, n_cols, vectors, beyond):
-    """Begin to copy x[start:start + n_cols] to cache[place:]; `arrive` waits for the end.
+def fetch(cache, place, x, start, n_cols, beyond):
+    """Begin to copy x[start:start + n_cols] to cache[place:]; `wait_for_copies` waits for the end.
 
-    In the cache, every row is made of vectors: the elements before and behind it that fill the
-    first and the last one up are `beyond`. With `vectors` these are those of x, as in
-    `blocks.shifted_rows`, and each thread copies what it will read; else elements go one by one.
+    The cache begins with the vector that the row begins in (`blocks.shifted_rows`); elements that
+    fill up the first and the last vector are `beyond`. Each thread copies what it will read.
     """
-    tid, n_threads, width = cuda.threadIdx.x, cuda.blockDim.x, vector_width(x)
-    first = first_slot(x, start, vectors)
+    width = vector_width(x)
+    first = first_slot(x, start)
     place -= first
-    if vectors:
-        col = first + tid * width
-        while col < n_cols:
-            if col >= 0 and col + width <= n_cols:
-                copy_async(cache, place + col, x, start + col)
-            else:
-                for k in range(width):
-                    copy_element(cache, place, x, start, col + k, n_cols, beyond)
-            col += n_threads * width
-    else:
-        for col in range(tid, (n_cols + width - 1) & -width, n_threads):
-            copy_element(cache, place, x, start, col, n_cols, beyond)
-
-
-@cuda.jit(device=True)
-def copy_element(cache, place, x, start, col, n_cols, beyond):
-    """cache[place + col] = x[start + col]; `beyond` outside of the row."""
-    value = beyond
-    if col >= 0 and col < n_cols:
-        value = load(x, start + col)
-    store(cache, place + col, value)
+    col = first + cuda.threadIdx.x * width
+    while col < n_cols:
+        if col >= 0 and col + width <= n_cols:
+            copy_async(cache, place + col, x, start + col)
+        else:
+            for k in range(width):
+                value = beyond
+                if col + k >= 0 and col + k < n_cols:
+                    value = load(x, start + col + k)
+                store(cache, place + col + k, value)
+        col += cuda.blockDim.x * width
 
 
 @cuda.jit(device=True)
@@ -79,25 +68,6 @@ def store_within(y, start, col, n_cols, values):
         for k in range(width):
             if col + k >= 0 and col + k < n_cols:
                 store(y, start + col + k, values[k])
-
-
-@cuda.jit(device=True)
-def arrive(vectors):
-    """Until the thread's vectors are there, wherever they came from."""
-    wait_for_copies()
-    if not vectors:
-        cuda.syncthreads()
-
-
-@cuda.jit(device=True)
-def deliver(cache, y, start, n_cols, vectors):
-    """Copy cache[:n_cols] to y[start:], element by element, where it could not go by vectors."""
-    if not vectors:
-        cuda.syncthreads()
-        col = cuda.threadIdx.x
-        while col < n_cols:
-            store(y, start + col, load(cache, col))
-            col += cuda.blockDim.x
 
 
 @cuda.jit(device=True)
@@ -149,7 +119,7 @@ def forward_kernel(formulas):
     exponentials, finish = steps.exponentials, steps.finish
 
     @cuda.jit(max_registers=FORWARD_REGISTERS)
-    def split_kernel(x, y, n_cols, length, part_bits, vectors):
+    def split_kernel(x, y, n_cols, length, part_bits):
         allow_next_kernel()
         wait_for_previous_kernel()
         scratch_m = cuda.shared.array(32, np.float32)
@@ -158,10 +128,10 @@ def forward_kernel(formulas):
         values = cuda.local.array((1, MAX_WIDTH), np.float32)
         width = vector_width(x)
         first, stride = cuda.threadIdx.x * width, cuda.blockDim.x * width
-        start, n_mine = shifted_part(x, n_cols, length, part_bits, vectors)
-        before = first_slot(x, start, vectors)
-        fetch(cache, 0, x, start, n_mine, vectors, LOWEST)
-        arrive(vectors)
+        start, n_mine = shifted_part(x, n_cols, length, part_bits)
+        before = first_slot(x, start)
+        fetch(cache, 0, x, start, n_mine, LOWEST)
+        wait_for_copies()
         m, s = LOWEST, ZERO
         col = first
         while col < n_mine - before:
@@ -177,12 +147,8 @@ def forward_kernel(formulas):
             load_vector(values[0], cache, col)
             exponentials(values, width, m)
             finish(values, width, factor)
-            if vectors:
-                store_within(y, start, before + col, n_mine, values[0])
-            else:
-                store_vector(cache, col, values[0])
+            store_within(y, start, before + col, n_mine, values[0])
             col += stride
-        deliver(cache, y, start, n_mine, vectors)
 
     return split_kernel
 
@@ -192,7 +158,7 @@ def backward_kernel(formulas):
     total_of, gradients = backward_steps(formulas, 1)
 
     @cuda.jit(max_registers=BACKWARD_REGISTERS)
-    def split_backward_kernel(dy, y, dx, n_cols, length, part_bits, vectors):
+    def split_backward_kernel(dy, y, dx, n_cols, length, part_bits):
         allow_next_kernel()
         wait_for_previous_kernel()
         scratch = cuda.shared.array(32, np.float32)
@@ -201,11 +167,11 @@ def backward_kernel(formulas):
         values = cuda.local.array((1, MAX_WIDTH), np.float32)
         width = vector_width(dy)
         first, stride = cuda.threadIdx.x * width, cuda.blockDim.x * width
-        start, n_mine = shifted_part(dy, n_cols, length, part_bits, vectors)
-        before = first_slot(dy, start, vectors)
-        fetch(cache, 0, dy, start, n_mine, vectors, ZERO)
-        fetch(cache, length, y, start, n_mine, vectors, ZERO)
-        arrive(vectors)
+        start, n_mine = shifted_part(dy, n_cols, length, part_bits)
+        before = first_slot(dy, start)
+        fetch(cache, 0, dy, start, n_mine, ZERO)
+        fetch(cache, length, y, start, n_mine, ZERO)
+        wait_for_copies()
         total = ZERO
         col = first
         while col < n_mine - before:
@@ -221,11 +187,7 @@ def backward_kernel(formulas):
             load_vector(upstream[0], cache, col)
             load_vector(values[0], cache, length + col)
             gradients(upstream, values, width, total)
-            if vectors:
-                store_within(dx, start, before + col, n_mine, upstream[0])
-            else:
-                store_vector(cache, col, upstream[0])
+            store_within(dx, start, before + col, n_mine, upstream[0])
             col += stride
-        deliver(cache, dx, start, n_mine, vectors)
 
     return split_backward_kernel
