@@ -311,7 +311,8 @@ def _launch_vectorised(kernel, rows_kernel, n, operands):
     if not n_vectors and (rows := in_rows(n, operands)):
         n_threads = math.ceil(n * result.dtype.itemsize / VECTOR_BYTES)
         launch(
-            rows_kernel, _blocks(n_threads), BLOCK_SIZE, *map(memory, inputs), result, *rows,
+            rows_kernel, _blocks(n_threads), BLOCK_SIZE,
+            *(x if arrays.is_dense(x) else memory(x) for x in inputs), result, *rows,
             flat=True, overlap=True,
         )  # fmt: skip
         return

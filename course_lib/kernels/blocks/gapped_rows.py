@@ -90,7 +90,7 @@ def in_rows(n, operands):
 def _rows_of(array):
     """(numbers of a row, elements from one row to the next, axes as memory has them), or None.
 
-    A dense array is one row.
+    A dense array is one row. Others than PyTorch and NumPy can't say what lies between rows.
     """
     extents, strides = tuple(array.shape), arrays.strides_of(array)
     order = sorted((a for a, n in enumerate(extents) if n != 1), key=lambda a: (-strides[a], a))
@@ -102,4 +102,5 @@ def _rows_of(array):
         if strides[axis] != expected:
             return None
         expected *= extents[axis]
-    return (n_cols, step, order) if step >= n_cols else None
+    known = not axes or arrays.is_tensor(array) or isinstance(array, np.ndarray)
+    return (n_cols, step, order) if known and step >= n_cols else None

@@ -52,9 +52,10 @@ def forward_kernel(kind, n_slots):
                 else:
                     load_words(flags[u], 0, mask, at + col, 8)
         for u in range(n_slots):
-            for k in range(width):
-                flag = flags[u, k >> 2] >> np.uint32(8 * (k & 3)) & np.uint32(255)
-                marks[u, k] = ONE if flag else ZERO
+            if (rank + u * n_ranks) * width < seen:
+                for k in range(width):
+                    flag = flags[u, k >> 2] >> np.uint32(8 * (k & 3)) & np.uint32(255)
+                    marks[u, k] = ONE if flag else ZERO
 
     @cuda.jit(device=True)
     def read_marks(marks, mask, at, rows, seen, width, rank, n_ranks, vectors):
