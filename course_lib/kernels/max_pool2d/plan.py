@@ -21,7 +21,7 @@ FORWARD_BYTES, BACKWARD_BYTES = 32, 16  # of a row of x or of dx that a patch ha
 #: rows apart, backward.
 FORWARD_ROWS, FORWARD_COLUMN_ROWS = {1: 2, 2: 1}, {1: 4, 2: 4}
 BACKWARD_ROWS, BACKWARD_COLUMN_ROWS = {1: 2, 2: 1}, {1: 2, 2: 2}  # where windows overlap
-COLUMN_ROWS = 4  # of a column of windows that reach far
+COLUMN_ROWS = 2  # of a column of windows that reach far
 #: The same of `pixel_patches`: forward by stride, backward, where windows overlap, by bytes of an
 #: element. There two rows are faster for 16-bit numbers, and no faster for float32.
 FORWARD_TALL, BACKWARD_TALL = {1: 2, 2: 1}, {2: 2, 4: 1}
