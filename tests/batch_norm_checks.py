@@ -73,9 +73,11 @@ def check_forward(x, weight, bias, variant, *, relu=False, momentum=0.3, running
     return y, mean, rstd
 
 
-def check_backward(dy, x, weight, mean, rstd, variant, *, relu=False, y=None, training=True):
+def check_backward(
+    dy, x, weight, mean, rstd, variant, *, relu=False, y=None, training=True, out=None
+):  # fmt: skip
     found = batch_norm.backward(
-        dy, x, weight, mean, rstd, relu=relu, y=y, training=training, variant=variant
+        dy, x, weight, mean, rstd, relu=relu, y=y, training=training, variant=variant, out=out
     )
     arguments = double(x), double(weight), double(mean), double(rstd)
     expected = reference.batch_norm_backward(

@@ -241,8 +241,8 @@ def max_pooling():
 def max_pooling_in_patches(dtype):
     """Every patch and pixel kernel of `vectorised`, for indices of a byte."""
     from course_lib.kernels import max_pool2d
-    from course_lib.kernels.max_pool2d import patches, pixel_patches, plan, vectorised
-    from course_lib.kernels.max_pool2d.fixed import WINDOWS
+    from course_lib.kernels.max_pool2d import columns, patches, pixel_patches, plan, vectorised
+    from course_lib.kernels.max_pool2d.fixed import WIDE_WINDOWS, WINDOWS
 
     width = 16 // dtype.itemsize
     N, H, W = IN_PIXELS
@@ -260,6 +260,12 @@ def max_pooling_in_patches(dtype):
                 dx = max_pool2d.backward(y, indices, x.shape, **options)
             yield dx
 
+    for fixed in WIDE_WINDOWS:
+        window = dict(kernel_size=fixed.kernel, stride=fixed.stride, padding=fixed.padding)
+        for forward in (True, False):
+            make = columns.forward_kernel if forward else columns.backward_kernel
+            x = tensor(IN_COLUMNS, dtype, 1)
+            yield from passes(make(fixed, plan.COLUMN_ROWS), x, window, forward)
     for fixed in WINDOWS:
         window = dict(kernel_size=fixed.kernel, stride=fixed.stride, padding=fixed.padding)
         whole = window | dict(ceil_mode=window["padding"] == 0)

@@ -141,7 +141,7 @@ def parts_of_a_row(n_cols, itemsize, n_parts):
     def forced(problem, chip, part_bits):
         if n_parts is None or part_bits != n_parts.bit_length() - 1:
             return None
-        n_bytes = row_plan.part_length(problem.n_cols, part_bits) * itemsize * problem.n_arrays
+        n_bytes = row_plan.part_length(problem.reach, part_bits) * itemsize * problem.n_arrays
         return part(problem, chip._replace(shared_bytes=plan.SHARED_RESERVE + n_bytes), part_bits)
 
     part = plan.part

@@ -1,5 +1,6 @@
 """Activations: every rung, both directions, against float64."""
 
+import contextlib
 import functools
 import math
 
@@ -10,9 +11,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensors import PLACE, double
+from turns import in_turns
 
-from course_lib import SIMULATED, reference
+from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import activation
+from course_lib.runtime.host import arrays
 from course_lib.runtime.host.arrays import ArrayError
 
 OPERATIONS = list(activation.OPERATIONS.values())
@@ -138,6 +141,32 @@ def test_memory_formats(operation):
     check_backward(operation, operation.backward(dy, saved), dy, saved)
     for view in (x[:, :, ::2], x.expand(2, 3, 5, 4)[:, 1], x.mT, x[:1].expand(4, 3, 5, 4)):
         check_forward(operation, operation.forward(view), view)
+
+
+SLICES = {
+    "columns": lambda x: x[:, 1:-1], "halves": lambda x: x[:, 16:], "an end": lambda x: x[1:, :7],
+    "every other": lambda x: x[:, ::2], "off a boundary": lambda x: x.flatten()[3:],
+    "channels": lambda x: x.view(2, 2, 2, 4, 4).permute(0, 1, 4, 2, 3)[:, :, 1:3],
+    "transposed": lambda x: x.mT[:9], "one": lambda x: x[3, 5], "none": lambda x: x[2:2, 1:],
+}
+
+
+@pytest.mark.parametrize("which, dtype", in_turns(list(SLICES), list(TOLERANCE)))
+def test_slices(which, dtype, monkeypatch):
+    """They are read where they lie, and what each thread reads and writes is its own."""
+    x, dy = torch.randn(2, 4, 32, generator=torch.Generator().manual_seed(3)).to(PLACE, dtype)
+    part = SLICES[which]
+    for copied in ("dense", "laid_out_like"):
+        monkeypatch.setattr(arrays, copied, lambda array, *_: array)
+    with simulator.sanitize() if SIMULATED else contextlib.nullcontext() as report:
+        for operation in (activation.gelu, activation.relu6):
+            y = operation.forward(part(x))
+            assert y.stride() == torch.empty_like(part(x)).stride()
+            check_forward(operation, y, part(x))
+            saved = part(x) if operation.saves == "x" else y
+            for given in (part(dy), torch.empty_like(part(dy)).copy_(part(dy))):
+                check_backward(operation, operation.backward(given, saved), given, saved)
+    assert not SIMULATED or not report.findings, report
 
 
 def test_errors_name_what_was_expected():

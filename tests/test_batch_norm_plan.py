@@ -1,5 +1,8 @@
 """Batch normalisation: how `vectorised` deals out channels, by parts, clusters and a walk."""
 
+import contextlib
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -53,6 +56,29 @@ def test_channels_in_parts(monkeypatch, layout, shape):
     within(y, expected, np.abs(expected) + 8)
 
 
+def test_channels_that_are_no_whole_vectors(monkeypatch):
+    """A row is several pixels, the last one ends early, and elements are left behind it."""
+    in_parts(monkeypatch)
+    (weight, bias), shape, dtype = affine(17), (1, 17, 5, 53), torch.bfloat16
+    assert plan.plan_pixels(5 * 53, 17, dtype.itemsize).n_parts > 1 and math.prod(shape) % 8
+    x, dy = image(shape, dtype, "channels_last"), image(shape, dtype, "channels_last")
+    with simulator.sanitize() if SIMULATED else contextlib.nullcontext() as report:
+        y, mean, rstd = check_forward(x, weight, bias, "vectorised", relu=True)
+        check_backward(dy, x, weight, mean, rstd, "vectorised", relu=True, y=y)
+    assert not SIMULATED or not report.findings, report
+    # Off a boundary: what is read is copied, and what is written goes by elements.
+    off, dx = begun(x, 1), begun(dy, 1)
+    assert check_forward(off, weight, bias, "vectorised", relu=True)[0].equal(y)
+    check_backward(dy, off, weight, mean, rstd, "vectorised", relu=True, y=y, out=dx)
+
+
+def begun(x, start):
+    """A channels-last copy of `x` that begins `start` elements behind a boundary."""
+    N, C, H, W = x.shape
+    memory = torch.empty(x.numel() + start, dtype=x.dtype, device=x.device)[start:]
+    return memory.view(N, H, W, C).permute(0, 3, 1, 2).copy_(x)
+
+
 @settings(deadline=None)
 @example(N=3, C=6, P=301 * 299, itemsize=2)
 @given(
@@ -70,9 +96,11 @@ def test_plans_are_what_the_kernels_expect(N, C, P, itemsize):
         assert found.team & (found.team - 1) == 0
     for merged in (True, False):
         found = plan.plan_pixels(N * P, C, itemsize, merged)
-        assert (found.n_parts - 1) * found.length < N * P <= found.n_parts * found.length
+        assert found.wide % C == found.wide * itemsize % 16 == 0
+        assert (found.n_rows - 1) * found.wide < N * P * C <= found.n_rows * found.wide
+        assert (found.n_parts - 1) * found.length < found.n_rows <= found.n_parts * found.length
         assert 256 % found.n_columns == 0 and found.n_parts <= 65535
-        assert found.n_tiles * found.n_columns * 16 >= C * itemsize
+        assert found.n_tiles * found.n_columns * 16 >= found.wide * itemsize
 
 
 @pytest.mark.parametrize("shape, dtype", in_turns(

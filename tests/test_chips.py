@@ -36,7 +36,7 @@ from course_lib.kernels import (
     squeeze_excite,
     upsample,
 )
-from course_lib.kernels.max_pool2d.fixed import WINDOWS
+from course_lib.kernels.max_pool2d.fixed import WIDE_WINDOWS, WINDOWS
 from course_lib.operations import OPERATIONS as KNOWN
 from course_lib.runtime.host.launch import Chip, most_blocks_in_cluster, planning, recorded
 
@@ -296,7 +296,8 @@ def batch_norms(draw):
 def max_pooling(draw):
     x = images(draw)
     least = min(x.shape[2:])
-    usual = [window for window in WINDOWS if window.kernel <= least + 2 * window.padding]
+    known = *WINDOWS, *WIDE_WINDOWS
+    usual = [window for window in known if window.kernel <= least + 2 * window.padding]
     size = draw(st.integers(1, min(7, least)))
     window = size, draw(st.integers(1, 3)), draw(st.integers(0, size // 2))
     size, stride, padding = draw(st.sampled_from((window, *usual)))

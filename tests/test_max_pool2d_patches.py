@@ -23,7 +23,7 @@ from test_max_pool2d import (
 from course_lib import SIMULATED, simulator
 from course_lib.kernels import max_pool2d as pool
 from course_lib.kernels.max_pool2d import patches, pixel_patches, plan
-from course_lib.kernels.max_pool2d.fixed import WINDOWS
+from course_lib.kernels.max_pool2d.fixed import WIDE_WINDOWS, WINDOWS
 from course_lib.kernels.max_pool2d.window import window_of
 from course_lib.runtime.host import launch
 
@@ -83,7 +83,7 @@ def test_the_byte_for_nowhere_is_no_place_of_another_row(variant):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    fixed=st.sampled_from(WINDOWS),
+    fixed=st.sampled_from(WINDOWS + WIDE_WINDOWS),
     shape=st.tuples(*(st.integers(1, most) for most in (3, 2, 9))),
     width=st.one_of(st.integers(1, 17), st.sampled_from([8, 16, 24, 32])),
     ceil_mode=st.booleans(),
@@ -181,7 +181,7 @@ def test_division_by_multiplication(n, i):
 
 @pytest.mark.skipif(not SIMULATED, reason="the sanitizer watches the simulator")
 @every_format
-@pytest.mark.parametrize("fixed", WINDOWS, ids=str)
+@pytest.mark.parametrize("fixed", WINDOWS + WIDE_WINDOWS, ids=str)
 def test_the_sanitizer_finds_nothing(fixed, layout):
     options = dict(kernel_size=fixed.kernel, stride=fixed.stride, padding=fixed.padding)
     for dtype, shape in ((torch.float32, (1, 4, 6, 8)), (torch.bfloat16, (2, 8, 7, 5))):

@@ -96,12 +96,12 @@ def test_nothing_to_do(operation, variant, shape):
 @both
 def test_by_default_a_row_is_held_where_it_fits(operation, monkeypatch):
     monkeypatch.setitem(plan.ROW_LIMIT, 1, 100)
-    monkeypatch.setitem(plan.ROW_LIMIT, 2, 50)
+    monkeypatch.setitem(plan.ROW_LIMIT, 2, 52)
     monkeypatch.setattr(plan, "team_plan", lambda *_: None)
     monkeypatch.setattr(kernels_operation, "_chosen", kernels_operation._chosen.__wrapped__)
     for n_cols, forward, backward in (
-        (50, "registers", "registers"), (51, "registers", "split"), (100, "registers", "split"),
-        (101, "split", "split"),
+        (49, "registers", "registers"), (52, "registers", "registers"), (53, "registers", "split"),
+        (97, "registers", "split"), (100, "registers", "split"), (101, "split", "split"),
     ):  # fmt: skip
         x, dy = randn(2, n_cols), randn(2, n_cols, seed=1)
         assert softmax.default_choice(operation.FORWARD, (x,)).rung == forward
@@ -111,8 +111,8 @@ def test_by_default_a_row_is_held_where_it_fits(operation, monkeypatch):
         dx = run(operation.backward, (dy, y), "auto")
         assert identical(dx, operation.backward(dy, y, variant=backward))
     with pytest.raises(ValueError, match=(
-        "'registers' takes rows of at most 100 elements, not 101: use one of .*, split, strided"
+        "'registers' takes rows of at most 97 elements, not 101: use one of .*, split, strided"
     )):  # fmt: skip
         operation.forward(x, variant="registers")
-    with pytest.raises(ValueError, match="at most 50 elements, not 101"):
+    with pytest.raises(ValueError, match="at most 49 elements, not 101"):
         operation.backward(dy, y, variant="registers")

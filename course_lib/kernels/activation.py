@@ -13,6 +13,10 @@ rung            what a thread does                                      launch
 `vectorised`    16 bytes at a time (4 float32 or 8 half-width elements) a thread per 16 bytes
 =============== ======================================================= ===========================
 
+`vectorised` has a second kernel for arrays that no common vectors fit: inputs that are slices, rows
+with gaps between them, and those that begin off the result's 16-byte boundaries. It writes vectors
+and reads elements, so that nothing is copied first.
+
 ============== ============================ ================================================ =====
 operation      y                            dx                                               saved
 ============== ============================ ================================================ =====
@@ -29,7 +33,7 @@ operation      y                            dx                                  
 
 Φ and φ are the normal distribution and its density; u = √(2/π)·(x + 0.044715·x³), and σ(2u) is
 (1 + tanh u)/2. As in PyTorch, what is piecewise linear passes NaN through, and σ(±inf) is exactly 1
-or 0. Φ(x) comes from erfc(−x/√2)/2, which keeps its digits where 1 + erf loses them, below zero.
+or 0. Φ(x) keeps its digits below zero, where 1 + erf loses them (`blocks.normal`).
 Of leaky ReLU, whose y tells the sign of x as well unless its slope is negative, either may be
 saved. Swish is SiLU (Ramachandran, Zoph and Le, 2017); GELU: Hendrycks and Gimpel (2016); the hard
 forms: Howard et al., MobileNetV3 (2019). Derivations: notebook 01.
@@ -41,6 +45,9 @@ import math
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.gapped_rows import in_rows, load_across, store_whole
+from course_lib.kernels.blocks.normal import normal_of
+from course_lib.kernels.blocks.score_mask import memory
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
@@ -56,6 +63,7 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
+from course_lib.runtime.intrinsics.special import fast_exp2
 
 BLOCK_SIZE = 256
 GRID_STRIDE_BLOCKS = 132 * 8  # fills the largest chip of today
@@ -64,11 +72,12 @@ MAX_WIDTH = 8  # elements of the narrowest dtype in 16 bytes
 ZERO, ONE = np.float32(0), np.float32(1)
 HALF, THREE, SIX = np.float32(0.5), np.float32(3), np.float32(6)
 THIRD, SIXTH = np.float32(1 / 3), np.float32(1 / 6)
-ROOT_HALF = np.float32(math.sqrt(0.5))
 DENSITY = np.float32(1 / math.sqrt(2 * math.pi))  # of the normal distribution, at 0
-# GELU by tanh: 2u = x·(LINEAR + CUBIC·x²).
+# GELU by tanh: 2u = x·(LINEAR + CUBIC·x²); BITS of it is 2u·log₂ e, for e^(2u) = 2^BITS.
 LINEAR = np.float32(2 * math.sqrt(2 / math.pi))
 CUBIC = np.float32(2 * math.sqrt(2 / math.pi) * 0.044715)
+LINEAR_BITS = np.float32(2 * math.sqrt(2 / math.pi) * math.log2(math.e))
+CUBIC_BITS = np.float32(2 * math.sqrt(2 / math.pi) * 0.044715 * math.log2(math.e))
 
 
 @cuda.jit(device=True)
@@ -137,25 +146,32 @@ def hard_swish_gradient(dy, x):
 
 @cuda.jit(device=True)
 def gelu_value(x):
-    return x * (HALF * math.erfc(-x * ROOT_HALF))
+    return x * normal_of(x)[0]
 
 
 @cuda.jit(device=True)
 def gelu_gradient(dy, x):
-    return dy * (HALF * math.erfc(-x * ROOT_HALF) + x * DENSITY * math.exp(-HALF * x * x))
+    below, bell = normal_of(x)
+    return dy * (below + x * DENSITY * bell)
+
+
+@cuda.jit(device=True)
+def sigmoid_of_bits(bits):
+    """σ(z) of z·log₂ e."""
+    return fast_reciprocal(ONE + fast_exp2(-bits))
 
 
 @cuda.jit(device=True)
 def gelu_tanh_value(x):
-    return x * sigmoid_value(x * (LINEAR + CUBIC * x * x))
+    return x * sigmoid_of_bits(x * (LINEAR_BITS + CUBIC_BITS * x * x))
 
 
 @cuda.jit(device=True)
 def gelu_tanh_gradient(dy, x):
-    twice_u = x * (LINEAR + CUBIC * x * x)
+    bits = x * (LINEAR_BITS + CUBIC_BITS * x * x)
     # 1 − σ(2u) as σ(−2u): the difference has few digits left where x is large.
-    slope = (LINEAR + THREE * CUBIC * x * x) * sigmoid_value(-twice_u)
-    return dy * sigmoid_value(twice_u) * (ONE + x * slope)
+    slope = (LINEAR + THREE * CUBIC * x * x) * sigmoid_of_bits(-bits)
+    return dy * sigmoid_of_bits(bits) * (ONE + x * slope)
 
 
 def _forward_ladder(function):
@@ -194,7 +210,20 @@ def _forward_ladder(function):
             if i < x.shape[0]:
                 store(y, i, function(load(x, i)))
 
-    return _ladder(naive_kernel, grid_stride_kernel, vectorised_kernel)
+    @cuda.jit
+    def rows_kernel(x, y, n_cols, step, vectors):
+        # A thread for each vector of y; see `load_across`.
+        i, n = cuda.grid(1) * vector_width(y), np.int64(y.shape[0])
+        allow_next_kernel()
+        wait_for_previous_kernel()
+        if i < n:
+            values = cuda.local.array(MAX_WIDTH, np.float32)
+            load_across(values, x, i, n, n_cols, step, vectors)
+            for k in range(vector_width(y)):
+                values[k] = function(values[k])
+            store_whole(y, i, n, values)
+
+    return _ladder(naive_kernel, grid_stride_kernel, vectorised_kernel, rows_kernel)
 
 
 def _backward_ladder(gradient):
@@ -233,19 +262,36 @@ def _backward_ladder(gradient):
             if i < dy.shape[0]:
                 store(dx, i, gradient(load(dy, i), load(saved, i)))
 
-    return _ladder(naive_backward_kernel, grid_stride_backward_kernel, vectorised_backward_kernel)
+    @cuda.jit
+    def rows_backward_kernel(dy, saved, dx, n_cols, dy_step, dy_vectors, step, vectors):
+        i, n = cuda.grid(1) * vector_width(dx), np.int64(dx.shape[0])
+        allow_next_kernel()
+        wait_for_previous_kernel()
+        if i < n:
+            upstream = cuda.local.array(MAX_WIDTH, np.float32)
+            values = cuda.local.array(MAX_WIDTH, np.float32)
+            load_across(upstream, dy, i, n, n_cols, dy_step, dy_vectors)
+            load_across(values, saved, i, n, n_cols, step, vectors)
+            for k in range(vector_width(dx)):
+                values[k] = gradient(upstream[k], values[k])
+            store_whole(dx, i, n, values)
+
+    return _ladder(
+        naive_backward_kernel, grid_stride_backward_kernel, vectorised_backward_kernel,
+        rows_backward_kernel,
+    )  # fmt: skip
 
 
-def _ladder(naive_kernel, grid_stride_kernel, vectorised_kernel):
-    launchers = {
+def _ladder(naive_kernel, grid_stride_kernel, vectorised_kernel, rows_kernel):
+    rungs = {
         "naive": (_launch_naive, naive_kernel),
         "grid_stride": (_launch_grid_stride, grid_stride_kernel),
-        "vectorised": (_launch_vectorised, vectorised_kernel),
+        "vectorised": (_launch_vectorised, vectorised_kernel, rows_kernel),
     }
     return Ladder(
         *(
-            Rung(name, functools.partial(launcher, kernel), (kernel,))
-            for name, (launcher, kernel) in launchers.items()
+            Rung(name, functools.partial(launcher, *kernels), kernels)
+            for name, (launcher, *kernels) in rungs.items()
         ),
         auto="vectorised",
     )
@@ -259,8 +305,17 @@ def _launch_grid_stride(kernel, n, operands):
     launch(kernel, min(_blocks(n), GRID_STRIDE_BLOCKS), BLOCK_SIZE, *operands, flat=True)
 
 
-def _launch_vectorised(kernel, n, operands):
-    head, n_vectors = _split(n, operands)
+def _launch_vectorised(kernel, rows_kernel, n, operands):
+    *inputs, result = operands
+    head, n_vectors = _split(n, operands) if _are_dense(inputs) else (n, 0)
+    if not n_vectors and (rows := in_rows(n, operands)):
+        n_threads = math.ceil(n * result.dtype.itemsize / VECTOR_BYTES)
+        launch(
+            rows_kernel, _blocks(n_threads), BLOCK_SIZE,
+            *(x if arrays.is_dense(x) else memory(x) for x in inputs), result, *rows,
+            flat=True, overlap=True,
+        )  # fmt: skip
+        return
     n_threads = n - n_vectors * (VECTOR_BYTES // operands[0].dtype.itemsize - 1)
     launch(
         kernel, _blocks(n_threads), BLOCK_SIZE, *operands, head, n_vectors, flat=True, overlap=True
@@ -282,31 +337,42 @@ class Activation:
         """y = f(x), of the shape, dtype, device and memory layout of `x`.
 
         `out`, if given, receives y; it may be `x`. Raises ArrayError for a wrong dtype, shape or
-        device and ValueError for an unknown variant. An `x` with gaps in memory is copied first.
+        device and ValueError for an unknown variant. An `x` with gaps in memory is copied first,
+        but for rows one after another, which `vectorised` reads where they lie.
         """
         arrays.require(x, "x", dtypes=DTYPES)
-        x = arrays.dense(x)
         return _run(self.FORWARD, variant, (x,), out)
 
     def backward(self, dy, saved, *, variant=AUTO, out=None):
         """dx from `dy` and the `saved` x or y (see `saves`); shapes and dtypes must agree.
 
-        Raises as `forward` does. A `dy` that lies in memory otherwise than `saved` is copied.
+        Raises and copies as `forward` does. A `dy` that lies in memory in another order than
+        `saved` is copied.
         """
         arrays.require(saved, f"saved {self.saves}", dtypes=DTYPES)
         arrays.require(dy, "dy", shape=saved.shape, dtypes=(arrays.dtype_name(saved),))
-        saved = arrays.dense(saved)
-        return _run(self.BACKWARD, variant, (arrays.laid_out_like(dy, saved), saved), out)
+        return _run(self.BACKWARD, variant, (dy, saved), out)
 
 
 def _run(ladder, variant, inputs, out):
-    model = inputs[-1]
-    rung = ladder.rung(variant, model)
+    *others, model = inputs
+    rung, n = ladder.rung(variant, model), arrays.size_of(model)
+    if out is None and rung.name == "vectorised" and not _are_dense(inputs):
+        result = arrays.empty_like(model)
+        if n and in_rows(n, (*inputs, result)):
+            rung.launch(n, (*inputs, result))
+            return result
+    model = arrays.dense(model)
+    inputs = (*(arrays.laid_out_like(x, model) for x in others), model)
     names = ("x",) if len(inputs) == 1 else ("dy", "saved")
     result = elementwise_output(out, model, dict(zip(names, inputs, strict=True)))
-    if n := arrays.size_of(model):
+    if n:
         rung.launch(n, (*inputs, result))
     return result
+
+
+def _are_dense(inputs):
+    return all(map(arrays.is_contiguous_array, inputs)) or all(map(arrays.is_dense, inputs))
 
 
 def _blocks(n_threads):
@@ -369,7 +435,11 @@ def specialisations():
             ("forward", 2, operation.FORWARD), ("backward", 3, operation.BACKWARD),
         ):  # fmt: skip
             for variant, rung in ladder.items():
+                kernel, *of_rows = rung.kernels
                 for dtype in DTYPES:
-                    split = ["int64"] * 2 if variant == "vectorised" else []
-                    types = [(dtype, 1)] * n_arrays + split
-                    yield f"{name}.{direction} {variant} {dtype}", *rung.kernels, types
+                    images = [(dtype, 1)] * n_arrays
+                    split = ["int64"] * 2 if of_rows else []
+                    yield f"{name}.{direction} {variant} {dtype}", kernel, images + split
+                    for rows_kernel in of_rows:
+                        types = [*images, "int64", *["int64", "boolean"] * (n_arrays - 1)]
+                        yield f"{name}.{direction} rows {dtype}", rows_kernel, types

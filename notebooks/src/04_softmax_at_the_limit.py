@@ -401,7 +401,7 @@ steps and plot.ladder(steps["rows"], steps["copy_gbps"], **steps["source"],
 # more *in flight*. It saves instructions, and that helps a little.
 #
 # The course's `registers` (in `course_lib/kernels/softmax/registers.py`) is the same idea, for all
-# lengths and types. Its `load_row` fills up to eight pieces per thread before anything is used;
+# lengths and types. Its `load_shifted` fills up to eight pieces per thread before anything is used;
 # and it takes fewer or more threads for a row, depending on the row's length. That is what comes next.
 
 # %% [markdown]

@@ -29,8 +29,9 @@ bit.
 
 `vectorised` has several ways: a cluster of blocks for a small channel (`planes_kernels`), a walk
 over channels that the L2 cache can hold (`walk`), and else a kernel for the parts of a channel, one
-to put them together and one to write. Channels-last images whose rows do not begin on 16-byte
-boundaries go an element at a time, by `welford` and `block`, also where `vectorised` was asked for.
+to put them together and one to write. Channels-last images that do not begin on a 16-byte boundary
+are copied first; where the result does not, `welford` and `block` write it, an element at a time,
+also where `vectorised` was asked for.
 
 Sources: S. Ioffe and C. Szegedy (2015); Welford (1962); Chan, Golub and LeVeque (1979). Derivation:
 notebook 10.
@@ -233,7 +234,7 @@ def _check(x, weight, bias, running_mean, running_var, eps, moved=True):
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
     row, counted, flag, number = ("float32", 1), ("int32", 1), "boolean", "float32"
-    sizes = {"ladder": 5, "alone": 6, "parts": 7, "walk": 8, "pixels": 4}
+    sizes = {"ladder": 5, "alone": 6, "parts": 7, "walk": 8, "pixels": 0}
     for dtype in DTYPES:
         x = (dtype, 1)
         affine = [row, row, flag, flag, flag]
@@ -268,7 +269,8 @@ def specialisations():
              [*weight, row]),
         ]  # fmt: skip
         for label, kernel, images, kind, rest in rows:
-            types = images + ["int64"] * sizes[kind] + rest
+            shared = [pixels.Share] if kind == "pixels" else []
+            types = images + shared + ["int64"] * sizes[kind] + rest
             yield f"batch_norm {label} {dtype}", kernel, types
         types = [x] * 2 + ["int64"] * 3 + [*affine, row, row, number]
         yield f"batch_norm inference naive {dtype}", ladder.inference_kernel, types

@@ -1,12 +1,19 @@
-"""The kernels of the rung `vectorised` for channels-last images: rows of C neighbouring channels.
+"""The kernels of the rung `vectorised` for channels-last images: rows of neighbouring channels.
 
-A thread takes 16 bytes of channels, the same in every row that it reads: `n_columns` threads lie
-side by side, 256 / n_columns below one another. Every row must begin on a 16-byte boundary. Block
-(tile, part) takes the rows from part·length on; `merging` puts the parts together, and the second
-pass goes through them backwards, because what the first one read last is still in the L2.
+A thread takes 16 bytes of a row, the same in every row that it reads: `n_columns` threads lie side
+by side, 256 / n_columns below one another. Images and rows begin on 16-byte boundaries: where C
+channels are no whole vectors, a row is several pixels, `wide` numbers, the least common multiple of
+C and a vector. The last row may then end early, and the elements behind its last whole vector, of
+which there are fewer than make one, go one by one.
+
+Block (tile, part) takes the rows from part·length on; `merging` puts the parts together, wide / C
+parts of each channel in a row, and one of the elements that go one by one. The second pass goes
+through the parts backwards, because what the first one read last is still in the L2.
 
 As in `planes`, all loads of a turn are issued before the first is used.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,11 +27,13 @@ from course_lib.kernels.blocks.moments import (
     recentred,
     reciprocal_deviation,
     triple_of,
+    with_one,
 )
 from course_lib.runtime.intrinsics import (
     allow_next_kernel,
     load,
     load_vector,
+    store,
     store_vector,
     vector_width,
     wait_for_previous_kernel,
@@ -37,25 +46,72 @@ PAIRS = 4  # the same of each array, where two or three are read or written
 FEW = np.float32(16)  # rows of a thread, until which the base of its sums moves to their mean
 
 
-@cuda.jit(device=True)
-def position(n_columns, width, C, length, n_rows, part):
-    """(row of the block, its height, first channel, that element's place in the part's first row,
-    rows of the part), in 32 bits all but the place; no rows, where the channels are beyond C."""
-    row, col = cuda.threadIdx.x // n_columns, cuda.threadIdx.x % n_columns
-    c = (cuda.blockIdx.x * n_columns + col) * width
-    begin = part * length
-    n = min(length, n_rows - begin) if c < C else 0
-    return np.int32(row), np.int32(BLOCK_SIZE // n_columns), c, begin * C + c, np.int32(n)
+class Share(NamedTuple):
+    """Images of `size` elements and C channels, and who takes what: n_rows rows of `wide` numbers,
+    `length` of them a part, n_columns vectors of a row a block."""
+
+    C: int
+    size: int
+    wide: int
+    n_rows: int
+    length: int
+    n_columns: int
 
 
 @cuda.jit(device=True)
-def place(first, row, C):
-    """Where this thread's channels lie in this row of the part."""
-    return first + np.int64(row) * np.int64(np.int32(C))
+def position(share, width, part):
+    """(row of the block, its height, first number of a row that is this thread's, that element's
+    place in the part's first row, rows of the part), in 32 bits all but the place. No rows, where
+    that number is beyond a row; one less, where the last row ends before the thread's vector."""
+    row, col = cuda.threadIdx.x // share.n_columns, cuda.threadIdx.x % share.n_columns
+    c = (cuda.blockIdx.x * share.n_columns + col) * width
+    begin = part * share.length
+    n = min(share.length, share.n_rows - begin) if c < share.wide else 0
+    first = begin * share.wide + c
+    if n > 0 and first + (n - 1) * share.wide + width > share.size:
+        n -= 1
+    return np.int32(row), np.int32(BLOCK_SIZE // share.n_columns), c, first, np.int32(n)
+
+
+@cuda.jit(device=True)
+def place(first, row, wide):
+    """Where this thread's numbers lie in this row of the part."""
+    return first + np.int64(row) * np.int64(np.int32(wide))
+
+
+@cuda.jit(device=True)
+def channel_of(c, C):
+    """The channel of number c of a row."""
+    return np.int32(np.uint32(c) % np.uint32(C))
+
+
+@cuda.jit(device=True)
+def after(channel, C):
+    """The channel of the next number."""
+    return np.int32(channel + 1) if channel + 1 < C else np.int32(0)
+
+
+@cuda.jit(device=True)
+def rest(share, width, part):
+    """(first, number) of the elements that go one by one, in block (0, 0); none in another."""
+    n = share.size & (width - 1) if part == 0 and cuda.blockIdx.x == 0 else np.int64(0)
+    return share.size - n, n
+
+
+@cuda.jit(device=True)
+def stride_of(share, width):
+    """Numbers in `partial` from one of a triple to the next."""
+    return cuda.gridDim.y * share.wide + (share.C if share.size & (width - 1) else 0)
 
 
 @cuda.jit
-def pixel_statistics_kernel(x, partial, C, n_rows, length, n_columns):
+def pixel_statistics_kernel(x, partial, share):
+    """The triples of each part's channels.
+
+    x        images, flat
+    partial  (3, parts of a channel, C) float32: see `merging`
+    share    `Share`
+    """
     counts = cuda.shared.array(BLOCK_SIZE, np.float32)
     shared = cuda.shared.array((2, MAX_WIDTH, BLOCK_SIZE), np.float32)
     allow_next_kernel()
@@ -65,33 +121,44 @@ def pixel_statistics_kernel(x, partial, C, n_rows, length, n_columns):
     base = cuda.local.array(MAX_WIDTH, np.float32)
     for k in range(width):
         sums[0, k] = sums[1, k] = base[k] = ZERO
-    row, height, c, first, n = position(n_columns, width, C, length, n_rows, part)
+    row, height, c, first, n = position(share, width, part)
     if row < n:
-        load_vector(base, x, place(first, row, C))
-    count = row_moments(x, first, row, height, n, C, base, sums)
+        load_vector(base, x, place(first, row, share.wide))
+    count = row_moments(x, first, row, height, n, share.wide, base, sums)
     for k in range(width):
         _, shared[0, k, cuda.threadIdx.x], shared[1, k, cuda.threadIdx.x] = triple_of(
             count, base[k], sums[0, k], sums[1, k]
         )
     counts[cuda.threadIdx.x] = count
-    merge_rows(counts, shared, row, height, n_columns, width)
-    if row == 0 and c < C:
+    merge_rows(counts, shared, row, height, share.n_columns, width)
+    stride = stride_of(share, width)
+    if row == 0 and c < share.wide:
         for k in range(width):
-            at = part * C + c + k
+            at = part * share.wide + c + k
             partial[at] = counts[cuda.threadIdx.x]
-            partial[at + cuda.gridDim.y * C] = shared[0, k, cuda.threadIdx.x]
-            partial[at + 2 * cuda.gridDim.y * C] = shared[1, k, cuda.threadIdx.x]
+            partial[at + stride] = shared[0, k, cuda.threadIdx.x]
+            partial[at + 2 * stride] = shared[1, k, cuda.threadIdx.x]
+    first, n = rest(share, width, part)
+    c = np.int64(cuda.threadIdx.x)
+    while n > 0 and c < share.C:
+        count = mean = m2 = ZERO
+        for i in range(first, share.size):
+            if i % share.C == c:
+                count, mean, m2 = with_one(count, mean, m2, load(x, i))
+        at = cuda.gridDim.y * share.wide + c
+        partial[at], partial[at + stride], partial[at + 2 * stride] = count, mean, m2
+        c += BLOCK_SIZE
 
 
 @cuda.jit(device=True)
-def row_moments(x, first, row, height, n, C, base, sums):
+def row_moments(x, first, row, height, n, wide, base, sums):
     """How many rows this thread has; the sums of x − base and of its square, into `sums`."""
     width, count = vector_width(x), ZERO
     values = cuda.local.array((ROWS, MAX_WIDTH), np.float32)
     while row < n:
         for u in range(ROWS):
             mine = ahead(row, u, height)
-            load_vector_if(values[u], x, place(first, mine, C), mine < n)
+            load_vector_if(values[u], x, place(first, mine, wide), mine < n)
         for u in range(ROWS):
             if ahead(row, u, height) < n:
                 for k in range(width):
@@ -128,27 +195,27 @@ def merge_rows(counts, shared, row, height, n_columns, width):
 
 @cuda.jit
 def pixel_normalise_kernel(
-    x, y, C, n_rows, length, n_columns, weight, bias, has_weight, has_bias, relu, means, spreads,
-    is_variance, eps,
-):  # fmt: skip
+    x, y, share, weight, bias, has_weight, has_bias, relu, means, spreads, is_variance, eps
+):
+    """y of x, its channels' means, and their deviations' reciprocals or their variances."""
     allow_next_kernel()
     wait_for_previous_kernel()
     width, part = vector_width(x), cuda.gridDim.y - 1 - cuda.blockIdx.y
     values = cuda.local.array((PAIRS, MAX_WIDTH), np.float32)
     # Of each channel: mean, scale, shift.
     of = cuda.local.array((3, MAX_WIDTH), np.float32)
-    row, height, c, first, n = position(n_columns, width, C, length, n_rows, part)
+    row, height, c, first, n = position(share, width, part)
     if row < n:
+        channel = channel_of(c, share.C)
         for k in range(width):
-            of[0, k], rstd = load(means, c + k), load(spreads, c + k)
-            if is_variance:
-                rstd = reciprocal_deviation(rstd, eps)
-            of[1, k], of[2, k] = affine_of(c + k, weight, bias, has_weight, has_bias)
-            of[1, k] *= rstd
+            of[0, k], of[1, k], of[2, k] = channel_affine(
+                channel, weight, bias, has_weight, has_bias, means, spreads, is_variance, eps
+            )
+            channel = after(channel, share.C)
     while row < n:
         for u in range(PAIRS):
             mine = ahead(row, u, height)
-            load_vector_if(values[u], x, place(first, mine, C), mine < n)
+            load_vector_if(values[u], x, place(first, mine, share.wide), mine < n)
         for u in range(PAIRS):
             if ahead(row, u, height) < n:
                 for k in range(width):
@@ -156,34 +223,67 @@ def pixel_normalise_kernel(
                 if relu:
                     for k in range(width):
                         values[u, k] = activated(values[u, k], True)
-                store_vector(y, place(first, ahead(row, u, height), C), values[u])
+                store_vector(y, place(first, ahead(row, u, height), share.wide), values[u])
         row = ahead(row, PAIRS, height)
+    first, n = rest(share, width, part)
+    if cuda.threadIdx.x < n:
+        i = first + cuda.threadIdx.x
+        mean, scale, shift = channel_affine(
+            i % share.C, weight, bias, has_weight, has_bias, means, spreads, is_variance, eps
+        )
+        store(y, i, activated((load(x, i) - mean) * scale + shift, relu))
+
+
+@cuda.jit(device=True)
+def channel_affine(c, weight, bias, has_weight, has_bias, means, spreads, is_variance, eps):
+    """(mean, scale, shift) of a channel: y = (x − mean)·scale + shift."""
+    rstd = load(spreads, c)
+    if is_variance:
+        rstd = reciprocal_deviation(rstd, eps)
+    scale, shift = affine_of(c, weight, bias, has_weight, has_bias)
+    return load(means, c), scale * rstd, shift
 
 
 @cuda.jit
-def pixel_sums_kernel(dy, x, y, partial, C, n_rows, length, n_columns, relu, means):
+def pixel_sums_kernel(dy, x, y, partial, share, relu, means):
+    """Σdy and Σdy·(x − mean) of each part's channels; arguments as of `pixel_statistics_kernel`."""
     shared = cuda.shared.array((2, MAX_WIDTH, BLOCK_SIZE), np.float32)
     allow_next_kernel()
     wait_for_previous_kernel()
     width, part, tid = vector_width(x), cuda.blockIdx.y, cuda.threadIdx.x
     mean = cuda.local.array(MAX_WIDTH, np.float32)
     sums = cuda.local.array((2, MAX_WIDTH), np.float32)
-    row, height, c, first, n = position(n_columns, width, C, length, n_rows, part)
+    row, height, c, first, n = position(share, width, part)
+    channel = channel_of(c, share.C)
     for k in range(width):
         sums[0, k] = sums[1, k] = ZERO
-        mean[k] = load(means, c + k) if c < C else ZERO
-    row_sums(dy, x, y, first, row, height, n, C, relu, mean, sums)
+        mean[k] = load(means, channel)
+        channel = after(channel, share.C)
+    row_sums(dy, x, y, first, row, height, n, share.wide, relu, mean, sums)
     for k in range(width):
         shared[0, k, tid], shared[1, k, tid] = sums[0, k], sums[1, k]
-    add_rows(shared, row, height, n_columns, width)
-    if row == 0 and c < C:
+    add_rows(shared, row, height, share.n_columns, width)
+    stride = stride_of(share, width)
+    if row == 0 and c < share.wide:
         for k in range(width):
-            partial[part * C + c + k] = shared[0, k, tid]
-            partial[(cuda.gridDim.y + part) * C + c + k] = shared[1, k, tid]
+            at = part * share.wide + c + k
+            partial[at], partial[at + stride] = shared[0, k, tid], shared[1, k, tid]
+    first, n = rest(share, width, part)
+    c = np.int64(tid)
+    while n > 0 and c < share.C:
+        total = product = ZERO
+        for i in range(first, share.size):
+            if i % share.C == c:
+                g = without_relu(load(dy, i), load(y, i), relu)
+                total += g
+                product += g * (load(x, i) - load(means, c))
+        at = cuda.gridDim.y * share.wide + c
+        partial[at], partial[at + stride] = total, product
+        c += BLOCK_SIZE
 
 
 @cuda.jit(device=True)
-def row_sums(dy, x, y, first, row, height, n, C, relu, mean, sums):
+def row_sums(dy, x, y, first, row, height, n, wide, relu, mean, sums):
     """Σdy and Σdy·(x − mean) of this thread's rows, into `sums`."""
     width = vector_width(x)
     dys = cuda.local.array((PAIRS, MAX_WIDTH), np.float32)
@@ -192,12 +292,12 @@ def row_sums(dy, x, y, first, row, height, n, C, relu, mean, sums):
     while row < n:
         for u in range(PAIRS):
             mine = ahead(row, u, height)
-            load_vector_if(dys[u], dy, place(first, mine, C), mine < n)
-            load_vector_if(xs[u], x, place(first, mine, C), mine < n)
+            load_vector_if(dys[u], dy, place(first, mine, wide), mine < n)
+            load_vector_if(xs[u], x, place(first, mine, wide), mine < n)
         if relu:
             for u in range(PAIRS):
                 mine = ahead(row, u, height)
-                load_vector_if(ys[u], y, place(first, mine, C), mine < n)
+                load_vector_if(ys[u], y, place(first, mine, wide), mine < n)
         for u in range(PAIRS):
             if ahead(row, u, height) < n:
                 if relu:
@@ -226,25 +326,42 @@ def add_rows(shared, row, height, n_columns, width):
 
 @cuda.jit
 def pixel_gradient_kernel(
-    dy, x, y, dx, C, n_rows, length, n_columns, weight, has_weight, relu, means, rstds, terms
+    dy, x, y, dx, share, weight, has_weight, relu, means, rstds, terms
 ):
+    """dx of dy, x, with ReLU y, and the `terms` of `merging.sums_merge_kernel`."""
     allow_next_kernel()
     wait_for_previous_kernel()
     width, part = vector_width(x), cuda.gridDim.y - 1 - cuda.blockIdx.y
     # Of each channel: mean, factor, slope, shift, with dx = factor·dy + (x − mean)·slope + shift.
     of = cuda.local.array((4, MAX_WIDTH), np.float32)
-    row, height, c, first, n = position(n_columns, width, C, length, n_rows, part)
+    row, height, c, first, n = position(share, width, part)
     if row < n:
+        channel = channel_of(c, share.C)
         for k in range(width):
-            of[0, k] = load(means, c + k)
-            of[1, k] = load(rstds, c + k) * (load(weight, c + k) if has_weight else ONE)
-            of[2, k] = -of[1, k] * load(terms, C + c + k)
-            of[3, k] = -of[1, k] * load(terms, c + k)
-    row_gradient(dy, x, y, dx, first, row, height, n, C, relu, of)
+            of[0, k], of[1, k], of[2, k], of[3, k] = channel_factors(
+                channel, share.C, weight, has_weight, means, rstds, terms
+            )
+            channel = after(channel, share.C)
+    row_gradient(dy, x, y, dx, first, row, height, n, share.wide, relu, of)
+    first, n = rest(share, width, part)
+    if cuda.threadIdx.x < n:
+        i = first + cuda.threadIdx.x
+        mean, factor, slope, shift = channel_factors(
+            i % share.C, share.C, weight, has_weight, means, rstds, terms
+        )
+        g = without_relu(load(dy, i), load(y, i), relu)
+        store(dx, i, g * factor + (through_statistics(load(x, i), mean, slope) + shift))
 
 
 @cuda.jit(device=True)
-def row_gradient(dy, x, y, dx, first, row, height, n, C, relu, of):
+def channel_factors(c, C, weight, has_weight, means, rstds, terms):
+    """(mean, factor, slope, shift) of a channel."""
+    factor = load(rstds, c) * (load(weight, c) if has_weight else ONE)
+    return load(means, c), factor, -factor * load(terms, C + c), -factor * load(terms, c)
+
+
+@cuda.jit(device=True)
+def row_gradient(dy, x, y, dx, first, row, height, n, wide, relu, of):
     width = vector_width(x)
     dys = cuda.local.array((PAIRS, MAX_WIDTH), np.float32)
     xs = cuda.local.array((PAIRS, MAX_WIDTH), np.float32)
@@ -252,12 +369,12 @@ def row_gradient(dy, x, y, dx, first, row, height, n, C, relu, of):
     while row < n:
         for u in range(PAIRS):
             mine = ahead(row, u, height)
-            load_vector_if(dys[u], dy, place(first, mine, C), mine < n)
-            load_vector_if(xs[u], x, place(first, mine, C), mine < n)
+            load_vector_if(dys[u], dy, place(first, mine, wide), mine < n)
+            load_vector_if(xs[u], x, place(first, mine, wide), mine < n)
         if relu:
             for u in range(PAIRS):
                 mine = ahead(row, u, height)
-                load_vector_if(ys[u], y, place(first, mine, C), mine < n)
+                load_vector_if(ys[u], y, place(first, mine, wide), mine < n)
         for u in range(PAIRS):
             if ahead(row, u, height) < n:
                 if relu:
@@ -266,5 +383,5 @@ def row_gradient(dy, x, y, dx, first, row, height, n, C, relu, of):
                 for k in range(width):
                     found = through_statistics(xs[u, k], of[0, k], of[2, k])
                     xs[u, k] = dys[u, k] * of[1, k] + (found + of[3, k])
-                store_vector(dx, place(first, ahead(row, u, height), C), xs[u])
+                store_vector(dx, place(first, ahead(row, u, height), wide), xs[u])
         row = ahead(row, PAIRS, height)

@@ -1,6 +1,7 @@
 """How the rung `vectorised` shares images out among blocks: plain numbers, from plain numbers."""
 
 import functools
+import math
 from typing import NamedTuple
 
 from course_lib.kernels.batch_norm.pixels import BLOCK_SIZE as PIXEL_BLOCK
@@ -41,8 +42,10 @@ class Planes(NamedTuple):
 
 
 class Pixels(NamedTuple):
-    """Tiles of n_columns vectors, and parts of `length` rows."""
+    """Rows of `wide` numbers, tiles of n_columns vectors, and parts of `length` of n_rows rows."""
 
+    wide: int
+    n_rows: int
     n_columns: int
     n_tiles: int
     length: int
@@ -114,9 +117,10 @@ def _team(P, length, itemsize, block):
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_pixels(n_rows, C, itemsize, merged=True):
-    """`Pixels` for channels-last images of whole vectors of channels; whether parts are merged."""
-    vectors = ceil_div(C * itemsize, VECTOR_BYTES)
+def plan_pixels(n_pixels, C, itemsize, merged=True):
+    """`Pixels` for channels-last images; whether parts are merged."""
+    wide = math.lcm(C, VECTOR_BYTES // itemsize)
+    n_rows, vectors = ceil_div(n_pixels * C, wide), wide * itemsize // VECTOR_BYTES
     n_columns = 1
     while n_columns < min(COLUMNS, vectors):
         n_columns *= 2
@@ -127,4 +131,4 @@ def plan_pixels(n_rows, C, itemsize, merged=True):
         wanted = max(ceil_div(WAVE, n_tiles), n_rows // (height * PASS_ROWS))
     n_parts = max(1, min(wanted, n_rows // (height * PIXEL_ROWS), MOST_GRID))
     length = ceil_div(n_rows, n_parts)
-    return Pixels(n_columns, n_tiles, length, ceil_div(n_rows, length))
+    return Pixels(wide, n_rows, n_columns, n_tiles, length, ceil_div(n_rows, length))

@@ -53,21 +53,21 @@ def forward(x, y, sizes, affine, mean, rstd, running, numbers):
 
 
 def _pixels_forward(x, y, sizes, affine, mean, rstd, running, numbers):
-    C, _, n_rows, _ = sizes
-    if not whole_vectors(C, x, y):
+    C, _, n_pixels, _ = sizes
+    if offset(y) != 0:
         return ladder.launch_welford(x, y, sizes, affine, mean, rstd, running, numbers)
-    plan, then = (plan_pixels(n_rows, C, x.dtype.itemsize, merged) for merged in (True, False))
-    grid, share = _tiles(plan, C, n_rows)
-    partial = arrays.empty((3, plan.n_parts, C), like=x, dtype="float32")
+    x = _on_boundary(x)
+    grid, share, n_parts = _tiles(x, C, n_pixels, True)
+    partial = arrays.empty((3, n_parts, C), like=x, dtype="float32")
     launch(
-        pixels.pixel_statistics_kernel, grid, pixels.BLOCK_SIZE, x, partial, *share,
+        pixels.pixel_statistics_kernel, grid, pixels.BLOCK_SIZE, x, partial, share,
         flat=True, overlap=True,
     )  # fmt: skip
-    _merge_statistics(partial, C, plan.n_parts, mean, rstd, running, numbers)
-    grid, share = _tiles(then, C, n_rows)
+    _merge_statistics(partial, C, n_parts, mean, rstd, running, numbers)
+    grid, share, _ = _tiles(x, C, n_pixels, False)
     launch(
         pixels.pixel_normalise_kernel, grid, pixels.BLOCK_SIZE,
-        x, y, *share, *affine, mean, rstd, False, 0.0, flat=True, overlap=True,
+        x, y, share, *affine, mean, rstd, False, 0.0, flat=True, overlap=True,
     )  # fmt: skip
 
 
@@ -110,23 +110,23 @@ def backward(images, sizes, options, dweight, dbias, training):
 
 
 def _pixels_backward(images, sizes, options, dweight, dbias, training):
-    C, _, n_rows, _ = sizes
-    if not whole_vectors(C, *images):
+    C, _, n_pixels, _ = sizes
+    *inputs, dx = images
+    if offset(dx) != 0:
         return ladder.launch_block_backward(images, sizes, options, dweight, dbias, training)
-    dy, x, y, _ = images
-    plan, then = (plan_pixels(n_rows, C, x.dtype.itemsize, merged) for merged in (True, False))
-    grid, share = _tiles(plan, C, n_rows)
-    partial = arrays.empty((2, plan.n_parts, C), like=x, dtype="float32")
+    dy, x, y = map(_on_boundary, inputs)
+    grid, share, n_parts = _tiles(x, C, n_pixels, True)
+    partial = arrays.empty((2, n_parts, C), like=x, dtype="float32")
     _, _, relu, mean, _ = options
     launch(
-        pixels.pixel_sums_kernel, grid, pixels.BLOCK_SIZE, dy, x, y, partial, *share, relu, mean,
+        pixels.pixel_sums_kernel, grid, pixels.BLOCK_SIZE, dy, x, y, partial, share, relu, mean,
         flat=True, overlap=True,
     )  # fmt: skip
-    terms = _merge_sums(partial, C, plan.n_parts, n_rows, options, dweight, dbias, training)
-    grid, share = _tiles(then, C, n_rows)
+    terms = _merge_sums(partial, C, n_parts, n_pixels, options, dweight, dbias, training)
+    grid, share, _ = _tiles(x, C, n_pixels, False)
     launch(
-        pixels.pixel_gradient_kernel, grid, pixels.BLOCK_SIZE, *images, *share, *options, terms,
-        flat=True, overlap=True,
+        pixels.pixel_gradient_kernel, grid, pixels.BLOCK_SIZE,
+        dy, x, y, dx, share, *options, terms, flat=True, overlap=True,
     )  # fmt: skip
 
 
@@ -156,20 +156,23 @@ def _walk(x, C, P):
     return plan if walk.is_worth_it(plan, C, n * x.dtype.itemsize) else None
 
 
-def _tiles(plan, C, n_rows):
-    """(grid, what the kernels take of the plan)."""
-    return (plan.n_tiles, plan.n_parts), (C, n_rows, plan.length, plan.n_columns)
+def _tiles(x, C, n_pixels, merged):
+    """(grid, `pixels.Share`, parts of a channel that are merged)."""
+    plan, size = plan_pixels(n_pixels, C, x.dtype.itemsize, merged), n_pixels * C
+    share = pixels.Share(C, size, plan.wide, plan.n_rows, plan.length, plan.n_columns)
+    rest = size * x.dtype.itemsize % VECTOR_BYTES != 0
+    return (plan.n_tiles, plan.n_parts), share, plan.n_parts * plan.wide // C + rest
+
+
+def _on_boundary(x):
+    """`x`, or a copy that begins on a 16-byte boundary: else it would go an element at a time."""
+    return x if offset(x) == 0 else arrays.fill(arrays.empty_like(x), x)
 
 
 def offset(*images):
     """Elements from the last 16-byte boundary to each image; -1 where they disagree."""
     offsets = {arrays.address_of(image) % VECTOR_BYTES for image in images}
     return offsets.pop() // images[0].dtype.itemsize if len(offsets) == 1 else -1
-
-
-def whole_vectors(C, *images):
-    """Whether every row of C channels begins on a 16-byte boundary."""
-    return C * images[0].dtype.itemsize % VECTOR_BYTES == 0 and offset(*images) == 0
 
 
 def inference(x, y, sizes, affine, eps):
@@ -186,11 +189,12 @@ def inference(x, y, sizes, affine, eps):
 
 
 def _pixels_inference(x, y, sizes, affine, eps):
-    C, _, n_rows, _ = sizes
-    if not whole_vectors(C, x, y):
+    C, _, n_pixels, _ = sizes
+    if offset(y) != 0:
         return ladder.launch_inference(x, y, sizes, affine, eps)
-    grid, share = _tiles(plan_pixels(n_rows, C, x.dtype.itemsize, False), C, n_rows)
+    x = _on_boundary(x)
+    grid, share, _ = _tiles(x, C, n_pixels, False)
     launch(
         pixels.pixel_normalise_kernel, grid, pixels.BLOCK_SIZE,
-        x, y, *share, *affine, True, eps, flat=True, overlap=True,
+        x, y, share, *affine, True, eps, flat=True, overlap=True,
     )  # fmt: skip

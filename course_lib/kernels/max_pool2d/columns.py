@@ -1,9 +1,9 @@
-"""Forward kernels of the rung `vectorised` for contiguous images of any width, and fixed windows.
+"""Kernels of the rung `vectorised` for contiguous images of any width, and fixed windows.
 
 What `patches` reads as vectors has no boundary to begin on here. A thread takes one column of the
 output, `rows` rows of it, and every element goes by itself: neighbouring threads read and write
 neighbouring columns. Rows that two windows share are read once, and half-width outputs are compared
-two rows at a time.
+two rows at a time. The backward kernel, of a column of dx, is for windows of stride 1.
 """
 
 import functools
@@ -11,9 +11,20 @@ import functools
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.max_pool2d.fixed import apply_relu, largest_and_place, place_in_window
+from course_lib.kernels.blocks.constants import ZERO
+from course_lib.kernels.max_pool2d.fixed import (
+    NOWHERE,
+    apply_relu,
+    largest_and_place,
+    place_in_window,
+)
 from course_lib.kernels.max_pool2d.patches import place_of_patch
-from course_lib.runtime.intrinsics import allow_next_kernel, wait_for_previous_kernel
+from course_lib.runtime.intrinsics import (
+    allow_next_kernel,
+    load,
+    store,
+    wait_for_previous_kernel,
+)
 from course_lib.runtime.intrinsics.words import (
     lanes,
     load_words,
@@ -100,3 +111,50 @@ def forward_kernel(window, rows):
                     write(y, indices, place, best, ats, fine, x, base, h, w, H, W, relu)
 
     return column_kernel
+
+
+@functools.cache
+def backward_kernel(window, rows):
+    """The kernel for a `Fixed` window of stride 1, and `rows` rows of dx a thread."""
+    kernel, _, padding = window
+    before = kernel - 1 - padding  # rows, and columns, of windows above an element, and left of it
+
+    @cuda.jit
+    def column_backward_kernel(
+        dy, indices, dx, n_patches, columns, column_divider, column_shift, groups, group_divider,
+        group_shift, H, W, OH, OW,
+    ):  # fmt: skip
+        """dx from the windows that reach it, in their order.
+
+        dy, indices  N·C·OH·OW, contiguous; indices in the window, uint8
+        dx           N·C·H·W, contiguous; others as of `patches`
+        """
+        allow_next_kernel()
+        H, W, OH, OW = np.int32(H), np.int32(W), np.int32(OH), np.int32(OW)
+        i = np.int32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+        if i < n_patches:
+            plane, group, column = place_of_patch(
+                i, columns, column_divider, column_shift, groups, group_divider, group_shift
+            )
+            base, top = np.int64(plane) * (OH * OW), np.int32(group * rows)
+            sums = cuda.local.array(rows, np.float32)
+            for k in range(rows):
+                sums[k] = ZERO
+            wait_for_previous_kernel()
+            for r in range(rows + kernel - 1):
+                h = np.int32(top - before + r)
+                for c in range(kernel):
+                    w = np.int32(column - before + c)
+                    inside = h >= 0 and h < OH and w >= 0 and w < OW
+                    at = base + np.int32(h * OW + w) if inside else base
+                    gradient, place = load(dy, at), indices[at] if inside else NOWHERE
+                    for k in range(rows):
+                        kh = kernel - 1 - r + k  # which of the window's rows this is
+                        if kh >= 0 and kh < kernel and place == kh * kernel + kernel - 1 - c:
+                            sums[k] += gradient
+            for k in range(rows):
+                if np.int32(top + k) < H:
+                    at = np.int64(plane) * (H * W) + np.int32((top + k) * W + column)
+                    store(dx, at, sums[k])
+
+    return column_backward_kernel

@@ -41,6 +41,8 @@ class Fixed(NamedTuple):
 
 
 WINDOWS = (Fixed(2, 2, 0), Fixed(3, 2, 1), Fixed(3, 2, 0), Fixed(3, 1, 1))
+#: Windows that reach further than a patch's neighbours, which `columns` takes, contiguous images.
+WIDE_WINDOWS = (Fixed(5, 1, 2),)
 
 
 @cuda.jit(device=True)

@@ -21,6 +21,7 @@ FORWARD_BYTES, BACKWARD_BYTES = 32, 16  # of a row of x or of dx that a patch ha
 #: rows apart, backward.
 FORWARD_ROWS, FORWARD_COLUMN_ROWS = {1: 2, 2: 1}, {1: 4, 2: 4}
 BACKWARD_ROWS, BACKWARD_COLUMN_ROWS = {1: 2, 2: 1}, {1: 2, 2: 2}  # where windows overlap
+COLUMN_ROWS = 2  # of a column of windows that reach far
 #: The same of `pixel_patches`: forward by stride, backward, where windows overlap, by bytes of an
 #: element. There two rows are faster for 16-bit numbers, and no faster for float32.
 FORWARD_TALL, BACKWARD_TALL = {1: 2, 2: 1}, {2: 2, 4: 1}
@@ -121,6 +122,14 @@ def plan_backward_patches(n_planes, window, itemsize, dy, indices, dx):
     shapes = backward_shapes(Fixed(window.KH, window.SH, window.PH), itemsize)
     width, height = ceil_div(window.W, window.SW), ceil_div(window.H, window.SH)
     return _patches(n_planes, window, shapes, itemsize, dx, dy, indices, width, height)
+
+
+def plan_columns(n_planes, height, width):
+    """`Patches` of COLUMN_ROWS rows and a column of images of height×width; None as there."""
+    groups = ceil_div(height, COLUMN_ROWS)
+    n_patches = n_planes * groups * width
+    found = Patches(1, COLUMN_ROWS, False, width, groups, n_patches)
+    return found if max(n_patches, height * width) <= MOST_THREADS else None
 
 
 def forward_shapes(stride, itemsize):

@@ -14,7 +14,7 @@ from course_lib.kernels.max_pool2d import (
     pixels,
     plan,
 )
-from course_lib.kernels.max_pool2d.fixed import WINDOWS, Fixed
+from course_lib.kernels.max_pool2d.fixed import WIDE_WINDOWS, WINDOWS, Fixed
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
@@ -37,6 +37,10 @@ def forward(images, window, channels_last, relu):
     if fixed and (p := plan.plan_forward_patches(n_planes, window, itemsize, *_starts(images))):
         kernel = _forward_kernel(fixed, p.across, p.rows, p.aligned)
         return _launch_patches(kernel, images, p, window, relu)
+    if (wide := _fixed(window, indices, WIDE_WINDOWS)) and (
+        p := plan.plan_columns(n_planes, window.OH, window.OW)
+    ):
+        return _launch_patches(columns.forward_kernel(wide, p.rows), images, p, window, relu)
     if (b := plan.plan_forward(n_planes, window, itemsize)) is None:
         return launching.launch_rows(images, window, channels_last, relu)
     undilated = window.DH == window.DW == 1
@@ -69,6 +73,10 @@ def backward(images, window, channels_last):
     if fixed and (p := plan.plan_backward_patches(n_planes, window, itemsize, *_starts(images))):
         kernel = patches.backward_kernel(fixed, p.across, p.rows, p.aligned)
         return _launch_patches(kernel, images, p, window)
+    if (wide := _fixed(window, indices, WIDE_WINDOWS)) and (
+        p := plan.plan_columns(n_planes, window.H, window.W)
+    ):
+        return _launch_patches(columns.backward_kernel(wide, p.rows), images, p, window)
     b, rows_apart, columns_apart = plan.plan_backward(n_planes, window)
     if b is None:
         return launching.launch_rows_backward(images, window, channels_last)
@@ -80,11 +88,11 @@ def backward(images, window, channels_last):
     )  # fmt: skip
 
 
-def _fixed(window, indices):
+def _fixed(window, indices, windows=WINDOWS):
     """The `Fixed` window that this is, where there are kernels for it; else None."""
     found = Fixed(window.KH, window.SH, window.PH)
     square = found == (window.KW, window.SW, window.PW) and window.DH == window.DW == 1
-    return found if square and found in WINDOWS and not launching.in_plane(indices) else None
+    return found if square and found in windows and not launching.in_plane(indices) else None
 
 
 def _forward_kernel(fixed, across, rows, aligned):
@@ -170,6 +178,10 @@ def kernels(direction, dtype):
         for alone, kernel in bands.BACKWARD_KERNELS.items():
             yield "alone" if alone else "any", kernel, ["int64"] * 9 + [flag, *sizes]
         yield "channels-last", pixels.pixel_backward_kernel, ["int64", "int64", flag, *sizes]
+    for wide in WIDE_WINDOWS:
+        make = columns.forward_kernel if direction == "forward" else columns.backward_kernel
+        types = ["int64"] * 11 + [flag] * (direction == "forward")
+        yield f"columns of {wide.kernel}×{wide.kernel}", make(wide, plan.COLUMN_ROWS), types
     for fixed in WINDOWS:
         name = f"{fixed.kernel}×{fixed.kernel}/{fixed.stride}/{fixed.padding}"
         if direction == "forward":

@@ -31,6 +31,7 @@ from numbers import Real
 
 import numpy as np
 
+from course_lib.kernels.blocks.constants import MAX_WIDTH
 from course_lib.kernels.blocks.options import MOST
 from course_lib.kernels.blocks.row_plan import MOST_VALUES, SLOTS, usable_slots
 from course_lib.kernels.blocks.row_teams import share_out
@@ -73,7 +74,7 @@ def forward(x, mask=None, *, scale=1.0, causal=False, variant=AUTO, out=None):
     if mask is not None:
         mask, strides = broadcast(mask, tuple(x.shape), arrays.dtype_name(x))
         kind = "boolean" if arrays.dtype_name(mask) == "bool" else "additive"
-    rows = _rows(x, scale, causal, strides)
+    rows = _rows(x, scale, causal, strides, kind == "boolean" and _reads_words(mask, strides))
     problem = rows.n_cols, x.dtype.itemsize, 1 if mask is None else 2
     _, way, plan = FORWARD.choose(variant, problem, chip_of(x))
     x = arrays.contiguous(x)
@@ -101,7 +102,7 @@ def backward(dy, y, *, scale=1.0, causal=False, variant=AUTO, out=None):
     return dx
 
 
-def _rows(x, scale, causal, strides):
+def _rows(x, scale, causal, strides, words=False):
     """The `Rows` of x or y, with the strides of a mask."""
     if not 2 <= len(x.shape) <= 4:
         raise arrays.ArrayError(f"x must have 2 to 4 dimensions, not shape {tuple(x.shape)}")
@@ -110,7 +111,7 @@ def _rows(x, scale, causal, strides):
     _, H, T, S = (1,) * (4 - len(x.shape)) + tuple(x.shape)
     if (n_rows := math.prod(x.shape[:-1])) > MOST:
         raise arrays.ArrayError(f"x must have fewer than 2**31 rows, not {n_rows}")
-    return Rows(n_rows, S, H, T, float(scale), bool(causal), *strides)
+    return Rows(n_rows, S, H, T, float(scale), bool(causal), *strides, words)
 
 
 def _reads_vectors(mask, strides):
@@ -118,6 +119,11 @@ def _reads_vectors(mask, strides):
     places = arrays.address_of(mask), *(stride * mask.dtype.itemsize for stride in strides[:3])
     aligned = not any(place % VECTOR_BYTES for place in places)
     return strides[3] == 1 and (aligned or arrays.dtype_name(mask) == "bool")
+
+
+def _reads_words(mask, strides):
+    """Whether a boolean mask's rows begin on boundaries of a vector's scores, in bytes."""
+    return not any(place % MAX_WIDTH for place in (arrays.address_of(mask), *strides[:3]))
 
 
 # ---- ladders ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import numpy as np
 from course_lib import cuda
 from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.blocks.softmax_steps import shift_for
-from course_lib.kernels.scaled_softmax.scores import KINDS, factor_of, seen_of_row
+from course_lib.kernels.scaled_softmax.scores import KINDS, factor_of, mask_of_row, seen_of_row
 from course_lib.runtime.intrinsics import LOWEST, block_online, block_sum, load, online_add, store
 
 BLOCK_SIZE = 64
@@ -30,7 +30,7 @@ def forward_kernel(kind):
         """
         scratch_m, scratch_s = cuda.shared.array(32, np.float32), cuda.shared.array(32, np.float32)
         start, tid = np.int64(cuda.blockIdx.x) * rows.n_cols, cuda.threadIdx.x
-        seen, at = seen_of_row(cuda.blockIdx.x, rows)
+        seen, at = seen_of_row(cuda.blockIdx.x, rows), mask_of_row(cuda.blockIdx.x, rows)
         m, total = LOWEST, ZERO
         for col in range(tid, seen, BLOCK_SIZE):
             m, total = online_add(m, total, score_of(col, x, start, mask, at, rows))
@@ -51,7 +51,7 @@ def online_backward_kernel(dy, y, dx, rows):
     """
     scratch = cuda.shared.array(32, np.float32)
     start, tid = np.int64(cuda.blockIdx.x) * rows.n_cols, cuda.threadIdx.x
-    seen, _ = seen_of_row(cuda.blockIdx.x, rows)
+    seen = seen_of_row(cuda.blockIdx.x, rows)
     total = ZERO
     for i in range(start + tid, start + seen, BLOCK_SIZE):
         total += load(dy, i) * load(y, i)

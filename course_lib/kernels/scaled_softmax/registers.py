@@ -7,42 +7,64 @@ number of 16-byte slots per thread (`blocks/rows` says what a slot is), and each
 import numpy as np
 
 from course_lib import cuda
-from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
+from course_lib.kernels.blocks.constants import MAX_WIDTH, ONE, ZERO
 from course_lib.kernels.blocks.row_teams import place_of_thread, row_max, row_sum
 from course_lib.kernels.blocks.rows import load_row, store_row
 from course_lib.kernels.blocks.softmax_formulas import SOFTMAX
 from course_lib.kernels.blocks.softmax_steps import backward_steps, forward_steps, shift_for
-from course_lib.kernels.scaled_softmax.scores import KINDS, factor_of, seen_of_row
+from course_lib.kernels.scaled_softmax.scores import KINDS, factor_of, mask_of_row, seen_of_row
 from course_lib.runtime.intrinsics import (
     LOWEST,
     allow_next_kernel,
     vector_width,
     wait_for_previous_kernel,
 )
+from course_lib.runtime.intrinsics.words import load_words
 
 
 @cuda.jit(device=True)
 def fill_unseen(values, n_slots, width, seen, rank, n_ranks, vectors, number):
     """Fill the slots of columns from `seen` on: a vector may reach beyond. 32 bits are faster."""
-    first, step = (rank * width, 1) if vectors else (rank, n_ranks)
-    for u in range(n_slots):
-        for k in range(width):
-            if np.int32(first + k * step + u * width * n_ranks) >= np.int32(seen):
-                values[u, k] = number
+    if np.int32(n_slots * width * n_ranks) > np.int32(seen):
+        first, step = (rank * width, 1) if vectors else (rank, n_ranks)
+        for u in range(n_slots):
+            for k in range(width):
+                if np.int32(first + k * step + u * width * n_ranks) >= np.int32(seen):
+                    values[u, k] = number
 
 
 def forward_kernel(kind, n_slots):
     """The kernel for one kind of mask, with `n_slots` slots per thread."""
     read, masked = KINDS[kind]
-    is_additive = kind == "additive"
+    is_additive, is_boolean = kind == "additive", kind == "boolean"
+    is_masked = kind != "plain"
     largest, exponentials, finish = forward_steps(SOFTMAX, n_slots)
 
     @cuda.jit(device=True)
-    def read_marks(marks, mask, at, step, seen, width, rank, n_ranks, vectors):
+    def read_words(marks, mask, at, seen, width, rank, n_ranks):
+        """The same of a boolean mask, `width` bytes at once."""
+        flags = cuda.local.array((n_slots, 2), np.uint32)
+        for u in range(n_slots):
+            col = (rank + u * n_ranks) * width
+            if col < seen:
+                if width == 4:
+                    load_words(flags[u], 0, mask, at + col, 4)
+                else:
+                    load_words(flags[u], 0, mask, at + col, 8)
+        for u in range(n_slots):
+            if (rank + u * n_ranks) * width < seen:
+                for k in range(width):
+                    flag = flags[u, k >> 2] >> np.uint32(8 * (k & 3)) & np.uint32(255)
+                    marks[u, k] = ONE if flag else ZERO
+
+    @cuda.jit(device=True)
+    def read_marks(marks, mask, at, rows, seen, width, rank, n_ranks, vectors):
         """Fill the slots with the mask's elements; all loads come before the first use."""
         fill_unseen(marks, n_slots, width, 0, rank, n_ranks, vectors, ZERO)
         if vectors and is_additive:
             load_row(marks, n_slots, mask, at, seen, rank, n_ranks, vectors, ZERO)
+        elif is_boolean and vectors and rows.words:
+            read_words(marks, mask, at, seen, width, rank, n_ranks)
         elif vectors:
             for u in range(n_slots):
                 col = (rank + u * n_ranks) * width
@@ -54,7 +76,7 @@ def forward_kernel(kind, n_slots):
                 for k in range(width):
                     col = (u * width + k) * n_ranks + rank
                     if col < seen:
-                        marks[u, k] = read(mask, at + col * step)
+                        marks[u, k] = read(mask, at + col * rows.col)
 
     @cuda.jit
     def registers_kernel(x, mask, y, rows, team_bits, vectors):
@@ -72,9 +94,11 @@ def forward_kernel(kind, n_slots):
         marks = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
         row, rank, n_ranks = place_of_thread(team_bits)
         start, width = row * rows.n_cols, vector_width(x)
-        seen, at = seen_of_row(row, rows)  # lanes without a row take part in the shuffles
+        seen = seen_of_row(row, rows)  # lanes without a row take part in the shuffles
         load_row(values, n_slots, x, start, seen, rank, n_ranks, vectors, ZERO)
-        read_marks(marks, mask, at, rows.col, seen, width, rank, n_ranks, vectors)
+        if is_masked:
+            at = mask_of_row(row, rows)
+            read_marks(marks, mask, at, rows, seen, width, rank, n_ranks, vectors)
         for u in range(n_slots):
             for k in range(width):
                 values[u, k] = masked(values[u, k] * rows.scale, marks[u, k])
@@ -106,7 +130,7 @@ def backward_kernel(n_slots):
         values = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
         row, rank, n_ranks = place_of_thread(team_bits)
         start, width = row * rows.n_cols, vector_width(dy)
-        seen, _ = seen_of_row(row, rows)
+        seen = seen_of_row(row, rows)
         load_row(upstream, n_slots, dy, start, seen, rank, n_ranks, vectors, ZERO)
         load_row(values, n_slots, y, start, seen, rank, n_ranks, vectors, ZERO)
         fill_unseen(upstream, n_slots, width, seen, rank, n_ranks, vectors, ZERO)

@@ -17,6 +17,7 @@ class Rows(NamedTuple):
     """n_rows = B·H·T rows of n_cols = S scores, one after another, and what becomes of them.
 
     batch, head, row, col  elements of the mask from one batch, head, row and score to the next
+    words                  whether a boolean mask can be read by words: a vector's scores at once
     """
 
     n_rows: int
@@ -29,16 +30,24 @@ class Rows(NamedTuple):
     head: int
     row: int
     col: int
+    words: bool
 
 
 @cuda.jit(device=True)
 def seen_of_row(row, rows):
-    """(scores that the row sees, where its part of the mask begins); 0 scores past the last row."""
+    """How many scores the row sees; 0 past the last row."""
+    seen = rows.n_cols
+    if rows.causal:
+        seen = min(seen, np.int64(divided(row, rows.T)[1]) + 1)
+    return np.int64(seen) if row < rows.n_rows else np.int64(0)
+
+
+@cuda.jit(device=True)
+def mask_of_row(row, rows):
+    """Where the row's part of the mask begins."""
     rest, i = divided(row, rows.T)
     b, h = divided(rest, rows.H)
-    at = np.int64(b) * rows.batch + np.int64(h) * rows.head + np.int64(i) * rows.row
-    seen = min(rows.n_cols, np.int64(i) + 1) if rows.causal else rows.n_cols
-    return np.int64(seen) if row < rows.n_rows else np.int64(0), at
+    return np.int64(b) * rows.batch + np.int64(h) * rows.head + np.int64(i) * rows.row
 
 
 @cuda.jit(device=True)

@@ -37,6 +37,9 @@ way                  a row is held
 `strided/streamed`   nowhere: a thread reads it twice
 ==================== ============================================================================
 
+Rows may begin between two 16-byte boundaries: only their ends go by single elements. Arrays that
+begin there are copied first (`plan.on_boundaries`).
+
 By default a row goes to `registers` if a block's registers can hold it, else to `split`. Along
 another axis than the last, its numbers are far apart in memory, and neighbouring rows side by side:
 there short or many rows go to `strided`, which reads memory in order. All other rungs take rows in

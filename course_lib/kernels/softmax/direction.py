@@ -36,12 +36,13 @@ class Direction:
                 _way("cluster", plan.cluster, {None: self.split}, plan.CLUSTERS),
                 Way(
                     "streamed", plan.streamed,
-                    functools.partial(plan.launch_streamed, self.streamed), self.streamed,
+                    functools.partial(plan.on_boundaries, plan.launch_streamed, self.streamed),
+                    self.streamed,
                 ),
             )),
             Rung("strided", ways=(
-                _way("held", plan.held, self.held),
-                _way("streamed", plan.streamed_columns, self.streamed_columns),
+                Way("held", plan.held, *_as_it_is(self.held)),
+                Way("streamed", plan.streamed_columns, *_as_it_is(self.streamed_columns)),
             )),
             prefer=plan.preferred,
         )  # fmt: skip
@@ -51,7 +52,7 @@ class Direction:
         for dtype in dtypes:
             row, numbers = (dtype, 1), ("float32", 1)
             inputs, operands = [row] * n_inputs, [row] * (n_inputs + 1)
-            part = ["int64", "int64", "int64", "boolean"]
+            part = ["int64", "int64", "int64"]
             for name, rung in self.LADDER.items():
                 if rung.launch:
                     yield f"{name} {dtype}", *rung.kernels, [*operands, "int64"]
@@ -59,11 +60,10 @@ class Direction:
             for n_slots in usable_slots(itemsize):
                 common = f"registers, {n_slots} slots, {dtype}"
                 if fits_team(n_slots, itemsize, n_inputs):
-                    team = ["int64", "int64", "int64", "boolean"]
+                    team = ["int64", "int64", "int64"]
                     yield f"{common}, team", self.team[n_slots], [*operands, *team]
                 if n_slots > 1:
-                    types = [*operands, "int64", "boolean"]
-                    yield f"{common}, block", self.block[n_slots], types
+                    yield f"{common}, block", self.block[n_slots], [*operands, "int64"]
             yield f"split {dtype}", self.split, [*operands, *part]
             first, second = self.streamed
             yield f"split, statistics, {dtype}", first, [*inputs, numbers, *part]
@@ -98,8 +98,13 @@ def backward_direction(formulas):
 
 
 def _way(name, find, kernels, *needs):
-    launch = functools.partial(plan.launch_one, kernels)
+    launch = functools.partial(plan.on_boundaries, plan.launch_one, kernels)
     return Way(name, find, launch, kernels.values, *needs)
+
+
+def _as_it_is(kernels):
+    """(launch, kernels) of a way that takes operands wherever they begin."""
+    return functools.partial(plan.launch_one, kernels), kernels.values
 
 
 def _launch_by_element(name, kernel, problem, operands):

@@ -10,10 +10,12 @@ from course_lib.kernels.blocks import columns
 from course_lib.kernels.blocks.row_plan import (
     MOST_VALUES,
     block_plan,
+    fits_team,
     part_length,
     stream_plan,
     team_plan,
 )
+from course_lib.kernels.blocks.shifted_rows import reach
 from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
@@ -31,6 +33,7 @@ MOST_PART_BITS = 3  # log2 of the blocks of a cluster
 SPLIT_THREADS = {1: 1280, 2: 1024}
 SHARED_RESERVE = 2 << 10  # bytes of shared memory that a block needs for itself
 SHARED_SHARE = 104 << 10  # bytes of a part when a cluster shares a row: two blocks side by side
+LEAST_RAGGED_BITS = 2  # log2 of the lanes that a row with single elements at its ends keeps
 #: So many columns for each number of one keep a chip busy; with fewer a copy costs less.
 COLUMNS_FOR_EACH = 64
 
@@ -51,9 +54,9 @@ class Problem(NamedTuple):
     aligned: bool
 
     @property
-    def vectors(self):
-        """Whether each row begins on such a boundary, where rows lie in one piece."""
-        return self.aligned and not self.n_cols * self.itemsize % VECTOR_BYTES
+    def reach(self):
+        """Elements that the slots of a row in one piece are enough for: `shifted_rows.reach`."""
+        return reach(self.n_cols, self.itemsize)
 
 
 class Plan(NamedTuple):
@@ -73,20 +76,25 @@ class Plan(NamedTuple):
 def team(problem, chip):
     """Neighbouring lanes of a warp take a row."""
     n_rows, n_cols, _, itemsize, n_arrays, _ = problem
-    if (found := team_plan(n_cols, itemsize, n_arrays)) is None:
+    if (found := team_plan(problem.reach, itemsize, n_arrays)) is None:
         return Refusal(f"takes rows that a warp can hold, not of {n_cols:,} elements")
     n_slots, team_bits, n_threads = found
-    numbers = n_rows, n_cols, team_bits, problem.vectors
+    # What the ends of a row cost, all rows of a warp pay together: more rows, of fewer lanes.
+    ragged = problem.reach > n_cols
+    while ragged and team_bits > LEAST_RAGGED_BITS and fits_team(2 * n_slots, itemsize, n_arrays):
+        n_slots, team_bits = 2 * n_slots, team_bits - 1
+    numbers = n_rows, n_cols, team_bits
     return Plan(n_slots, -(-(n_rows << team_bits) // n_threads), n_threads, numbers)
 
 
 def block(problem, chip):
     """A block takes a row."""
-    n_cols, most = problem.n_cols, ROW_LIMIT[problem.n_arrays]
+    n_cols = problem.n_cols
+    most = ROW_LIMIT[problem.n_arrays] - (problem.reach - n_cols)
     if n_cols > most:
         return Refusal(f"takes rows of at most {most:,} elements, not {n_cols:,}")
-    n_slots, _, n_threads = block_plan(n_cols, problem.itemsize)
-    return Plan(n_slots, problem.n_rows, n_threads, (n_cols, problem.vectors))
+    n_slots, _, n_threads = block_plan(problem.reach, problem.itemsize)
+    return Plan(n_slots, problem.n_rows, n_threads, (n_cols,))
 
 
 # --- `split`
@@ -115,21 +123,21 @@ def part(problem, chip, part_bits):
     n_rows, n_cols, _, itemsize, n_arrays, _ = problem
     available = chip.shared_bytes - SHARED_RESERVE
     share = min(available, SHARED_SHARE) if 0 < part_bits < MOST_PART_BITS else available
-    length = part_length(n_cols, part_bits)
+    length = part_length(problem.reach, part_bits)
     n_bytes = length * itemsize * n_arrays
     if n_bytes > share:
         return None
     n_threads = SPLIT_THREADS[n_arrays] // (chip.shared_bytes // (n_bytes + SHARED_RESERVE))
     useful = -(-length * itemsize // (VECTOR_BYTES * 32)) * 32
     n_threads = max(32, min(BLOCK_LIMIT, n_threads // 32 * 32, useful))
-    numbers = n_cols, length, part_bits, problem.vectors
+    numbers = n_cols, length, part_bits
     return Plan(None, n_rows << part_bits, n_threads, numbers, n_bytes, 1 << part_bits)
 
 
 def streamed(problem, chip):
     """Blocks share a row, and read it twice."""
-    part_bits, n_threads, length = stream_plan(problem.n_cols)
-    numbers = problem.n_cols, length, part_bits, problem.vectors
+    part_bits, n_threads, length = stream_plan(problem.reach)
+    numbers = problem.n_cols, length, part_bits
     return Plan(None, problem.n_rows << part_bits, n_threads, numbers)
 
 
@@ -172,6 +180,23 @@ def preferred(problem, chip):
     n_rows, n_cols, step, *_ = problem
     few = n_cols <= columns.SLOTS[1] or n_rows >= COLUMNS_FOR_EACH * n_cols
     return ("strided",) if step > 1 and few else ("registers", "split")
+
+
+def on_boundaries(start, kernels, plan, operands):
+    """start(kernels, plan, operands), with copies of operands that begin off 16-byte boundaries.
+
+    Rows by vectors need them there, and elements one by one take longer than a copy.
+    """
+    *inputs, result = operands
+    inputs = (x if is_on_boundary(x) else arrays.fill(arrays.empty_like(x), x) for x in inputs)
+    target = result if is_on_boundary(result) else arrays.empty_like(result)
+    start(kernels, plan, (*inputs, target))
+    if target is not result:
+        arrays.fill(result, target)
+
+
+def is_on_boundary(x):
+    return not arrays.address_of(x) % VECTOR_BYTES
 
 
 def launch_one(kernels, plan, operands):

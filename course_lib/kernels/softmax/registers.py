@@ -2,7 +2,8 @@
 
 Rows of up to TEAM_COLS elements share a block: `team` neighbouring lanes of a warp take one, and
 reduce it by shuffles alone. Longer rows get a block each, of as many warps as the row fills. A
-kernel exists for each number of 16-byte slots per thread (`blocks/rows.py` says what a slot is).
+kernel exists for each number of 16-byte slots per thread (`blocks/shifted_rows.py` says what those
+are).
 """
 
 import numpy as np
@@ -12,11 +13,10 @@ from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
 from course_lib.kernels.blocks.rows import (
     block_max_once,
     block_sum_once,
-    load_row,
-    store_row,
     team_max,
     team_sum,
 )
+from course_lib.kernels.blocks.shifted_rows import first_slot, load_shifted, store_shifted
 from course_lib.kernels.blocks.softmax_steps import backward_steps, forward_steps
 from course_lib.runtime.intrinsics import (
     LOWEST,
@@ -32,7 +32,7 @@ def forward_kernels(formulas, n_slots):
     largest, exponentials, finish = forward_steps(formulas, n_slots)
 
     @cuda.jit
-    def team_kernel(x, y, n_rows, n_cols, team_bits, vectors):
+    def team_kernel(x, y, n_rows, n_cols, team_bits):
         allow_next_kernel()
         wait_for_previous_kernel()
         values = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
@@ -42,14 +42,16 @@ def forward_kernels(formulas, n_slots):
         # Lanes without a row take part in the shuffles all the same.
         length = n_cols if row < n_rows else 0
         width = vector_width(x)
-        load_row(values, n_slots, x, row * n_cols, length, rank, team, vectors, LOWEST)
+        start = row * n_cols
+        done = first_slot(x, start)
+        load_shifted(values, n_slots, x, start, length, done, rank, team, LOWEST)
         m = team_max(largest(values, width), team)
         factor = row_factor(team_sum(exponentials(values, width, m), team))
         finish(values, width, factor)
-        store_row(values, n_slots, y, row * n_cols, length, rank, team, vectors)
+        store_shifted(values, n_slots, y, start, length, done, rank, team)
 
     @cuda.jit
-    def block_kernel(x, y, n_cols, vectors):
+    def block_kernel(x, y, n_cols):
         allow_next_kernel()
         wait_for_previous_kernel()
         scratch_max = cuda.shared.array(32, np.float32)
@@ -58,11 +60,12 @@ def forward_kernels(formulas, n_slots):
         tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
         start = cuda.blockIdx.x * n_cols
         width = vector_width(x)
-        load_row(values, n_slots, x, start, n_cols, tid, n_threads, vectors, LOWEST)
+        done = first_slot(x, start)
+        load_shifted(values, n_slots, x, start, n_cols, done, tid, n_threads, LOWEST)
         m = block_max_once(largest(values, width), scratch_max)
         factor = row_factor(block_sum_once(exponentials(values, width, m), scratch_sum))
         finish(values, width, factor)
-        store_row(values, n_slots, y, start, n_cols, tid, n_threads, vectors)
+        store_shifted(values, n_slots, y, start, n_cols, done, tid, n_threads)
 
     return team_kernel, block_kernel
 
@@ -72,7 +75,7 @@ def backward_kernels(formulas, n_slots):
     total_of, gradients = backward_steps(formulas, n_slots)
 
     @cuda.jit
-    def team_kernel(dy, y, dx, n_rows, n_cols, team_bits, vectors):
+    def team_kernel(dy, y, dx, n_rows, n_cols, team_bits):
         allow_next_kernel()
         wait_for_previous_kernel()
         upstream = cuda.local.array((n_slots, MAX_WIDTH), np.float32)
@@ -82,14 +85,16 @@ def backward_kernels(formulas, n_slots):
         row, rank = thread >> team_bits, thread & (team - 1)
         length = n_cols if row < n_rows else 0
         width = vector_width(dy)
-        load_row(upstream, n_slots, dy, row * n_cols, length, rank, team, vectors, ZERO)
-        load_row(values, n_slots, y, row * n_cols, length, rank, team, vectors, ZERO)
+        start = row * n_cols
+        done = first_slot(dy, start)
+        load_shifted(upstream, n_slots, dy, start, length, done, rank, team, ZERO)
+        load_shifted(values, n_slots, y, start, length, done, rank, team, ZERO)
         total = team_sum(total_of(upstream, values, width), team)
         gradients(upstream, values, width, total)
-        store_row(upstream, n_slots, dx, row * n_cols, length, rank, team, vectors)
+        store_shifted(upstream, n_slots, dx, start, length, done, rank, team)
 
     @cuda.jit
-    def block_kernel(dy, y, dx, n_cols, vectors):
+    def block_kernel(dy, y, dx, n_cols):
         allow_next_kernel()
         wait_for_previous_kernel()
         scratch = cuda.shared.array(32, np.float32)
@@ -98,10 +103,11 @@ def backward_kernels(formulas, n_slots):
         tid, n_threads = cuda.threadIdx.x, cuda.blockDim.x
         start = cuda.blockIdx.x * n_cols
         width = vector_width(dy)
-        load_row(upstream, n_slots, dy, start, n_cols, tid, n_threads, vectors, ZERO)
-        load_row(values, n_slots, y, start, n_cols, tid, n_threads, vectors, ZERO)
+        done = first_slot(dy, start)
+        load_shifted(upstream, n_slots, dy, start, n_cols, done, tid, n_threads, ZERO)
+        load_shifted(values, n_slots, y, start, n_cols, done, tid, n_threads, ZERO)
         total = block_sum_once(total_of(upstream, values, width), scratch)
         gradients(upstream, values, width, total)
-        store_row(upstream, n_slots, dx, start, n_cols, tid, n_threads, vectors)
+        store_shifted(upstream, n_slots, dx, start, n_cols, done, tid, n_threads)
 
     return team_kernel, block_kernel

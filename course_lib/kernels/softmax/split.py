@@ -13,7 +13,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
-from course_lib.kernels.blocks.rows import load_row, my_part, store_row
+from course_lib.kernels.blocks.shifted_rows import first_slot, shifted_part
 from course_lib.kernels.blocks.softmax_steps import backward_steps, forward_steps, online_step
 from course_lib.runtime.intrinsics import (
     LOWEST,
@@ -33,51 +33,41 @@ from course_lib.runtime.intrinsics.shared import copy_async, dynamic_shared, wai
 
 # More would leave room for fewer threads on a multiprocessor.
 FORWARD_REGISTERS, BACKWARD_REGISTERS = 48, 64
-FETCH_SLOTS = 1  # loads in flight where they can't be asynchronous, in slots of 16 bytes
 
 
 @cuda.jit(device=True)
-def fetch(cache, place, x, start, n_cols, vectors, beyond):
-    """Begin to copy x[start:start + n_cols] to cache[place:]; `arrive` waits for the end.
+def fetch(cache, place, x, start, n_cols, beyond):
+    """Begin to copy x[start:start + n_cols] to cache[place:]; `wait_for_copies` waits for the end.
 
-    Rows that are not made of whole 16-byte vectors go element by element, and the last vector is
-    filled up with `beyond`: in the cache, every row is made of vectors.
+    The cache begins with the vector that the row begins in (`blocks.shifted_rows`); elements that
+    fill up the first and the last vector are `beyond`. Each thread copies what it will read.
     """
-    tid, n_threads, width = cuda.threadIdx.x, cuda.blockDim.x, vector_width(x)
-    if vectors:
-        col = tid * width
-        while col < n_cols:
+    width = vector_width(x)
+    first = first_slot(x, start)
+    place -= first
+    col = first + cuda.threadIdx.x * width
+    while col < n_cols:
+        if col >= 0 and col + width <= n_cols:
             copy_async(cache, place + col, x, start + col)
-            col += n_threads * width
+        else:
+            for k in range(width):
+                value = beyond
+                if col + k >= 0 and col + k < n_cols:
+                    value = load(x, start + col + k)
+                store(cache, place + col + k, value)
+        col += cuda.blockDim.x * width
+
+
+@cuda.jit(device=True)
+def store_within(y, start, col, n_cols, values):
+    """y[start + col:] = the vector `values`, all that lies in the row."""
+    width = vector_width(y)
+    if col >= 0 and col + width <= n_cols:
+        store_vector(y, start + col, values)
     else:
-        values = cuda.local.array((FETCH_SLOTS, MAX_WIDTH), np.float32)
-        whole = (n_cols + width - 1) & -width
-        done = 0
-        while done < whole:
-            here, left = start + done, n_cols - done
-            load_row(values, FETCH_SLOTS, x, here, left, tid, n_threads, False, beyond)
-            there, left = place + done, whole - done
-            store_row(values, FETCH_SLOTS, cache, there, left, tid, n_threads, False)
-            done += FETCH_SLOTS * width * n_threads
-
-
-@cuda.jit(device=True)
-def arrive(vectors):
-    """Until the thread's vectors are there, wherever they came from."""
-    wait_for_copies()
-    if not vectors:
-        cuda.syncthreads()
-
-
-@cuda.jit(device=True)
-def deliver(cache, y, start, n_cols, vectors):
-    """Copy cache[:n_cols] to y[start:], element by element, where it could not go by vectors."""
-    if not vectors:
-        cuda.syncthreads()
-        col = cuda.threadIdx.x
-        while col < n_cols:
-            store(y, start + col, load(cache, col))
-            col += cuda.blockDim.x
+        for k in range(width):
+            if col + k >= 0 and col + k < n_cols:
+                store(y, start + col + k, values[k])
 
 
 @cuda.jit(device=True)
@@ -129,7 +119,7 @@ def forward_kernel(formulas):
     exponentials, finish = steps.exponentials, steps.finish
 
     @cuda.jit(max_registers=FORWARD_REGISTERS)
-    def split_kernel(x, y, n_cols, length, part_bits, vectors):
+    def split_kernel(x, y, n_cols, length, part_bits):
         allow_next_kernel()
         wait_for_previous_kernel()
         scratch_m = cuda.shared.array(32, np.float32)
@@ -138,12 +128,13 @@ def forward_kernel(formulas):
         values = cuda.local.array((1, MAX_WIDTH), np.float32)
         width = vector_width(x)
         first, stride = cuda.threadIdx.x * width, cuda.blockDim.x * width
-        start, n_mine = my_part(n_cols, length, part_bits)
-        fetch(cache, 0, x, start, n_mine, vectors, LOWEST)
-        arrive(vectors)
+        start, n_mine = shifted_part(x, n_cols, length, part_bits)
+        before = first_slot(x, start)
+        fetch(cache, 0, x, start, n_mine, LOWEST)
+        wait_for_copies()
         m, s = LOWEST, ZERO
         col = first
-        while col < n_mine:
+        while col < n_mine - before:
             load_vector(values[0], cache, col)
             m, s = add_online(values, width, m, s)
             col += stride
@@ -152,16 +143,12 @@ def forward_kernel(formulas):
             cluster_sync()  # no block may leave while others read its scratch
         factor = row_factor(s)
         col = first
-        while col < n_mine:
+        while col < n_mine - before:
             load_vector(values[0], cache, col)
             exponentials(values, width, m)
             finish(values, width, factor)
-            if vectors:
-                store_vector(y, start + col, values[0])
-            else:
-                store_vector(cache, col, values[0])
+            store_within(y, start, before + col, n_mine, values[0])
             col += stride
-        deliver(cache, y, start, n_mine, vectors)
 
     return split_kernel
 
@@ -171,7 +158,7 @@ def backward_kernel(formulas):
     total_of, gradients = backward_steps(formulas, 1)
 
     @cuda.jit(max_registers=BACKWARD_REGISTERS)
-    def split_backward_kernel(dy, y, dx, n_cols, length, part_bits, vectors):
+    def split_backward_kernel(dy, y, dx, n_cols, length, part_bits):
         allow_next_kernel()
         wait_for_previous_kernel()
         scratch = cuda.shared.array(32, np.float32)
@@ -180,13 +167,14 @@ def backward_kernel(formulas):
         values = cuda.local.array((1, MAX_WIDTH), np.float32)
         width = vector_width(dy)
         first, stride = cuda.threadIdx.x * width, cuda.blockDim.x * width
-        start, n_mine = my_part(n_cols, length, part_bits)
-        fetch(cache, 0, dy, start, n_mine, vectors, ZERO)
-        fetch(cache, length, y, start, n_mine, vectors, ZERO)
-        arrive(vectors)
+        start, n_mine = shifted_part(dy, n_cols, length, part_bits)
+        before = first_slot(dy, start)
+        fetch(cache, 0, dy, start, n_mine, ZERO)
+        fetch(cache, length, y, start, n_mine, ZERO)
+        wait_for_copies()
         total = ZERO
         col = first
-        while col < n_mine:
+        while col < n_mine - before:
             load_vector(upstream[0], cache, col)
             load_vector(values[0], cache, length + col)
             total += total_of(upstream, values, width)
@@ -195,15 +183,11 @@ def backward_kernel(formulas):
         if part_bits > 0:
             cluster_sync()  # no block may leave while others read its scratch
         col = first
-        while col < n_mine:
+        while col < n_mine - before:
             load_vector(upstream[0], cache, col)
             load_vector(values[0], cache, length + col)
             gradients(upstream, values, width, total)
-            if vectors:
-                store_vector(dx, start + col, upstream[0])
-            else:
-                store_vector(cache, col, upstream[0])
+            store_within(dx, start, before + col, n_mine, upstream[0])
             col += stride
-        deliver(cache, dx, start, n_mine, vectors)
 
     return split_backward_kernel
