@@ -112,7 +112,7 @@ class Buffers:
             return [function(self.q, self.k, self.v)]
         if label not in self.graphs:
             # Autograd runs a backward pass on the stream of its forward pass: the one of captures.
-            with torch.enable_grad(), _on_stream_of_captures():
+            with torch.enable_grad(), gpu.on_stream_of_captures():
                 leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
                 self.graphs[label] = function(*leaves), leaves
         o, leaves = self.graphs[label]
@@ -145,21 +145,6 @@ def _deterministic():
     finally:
         torch.utils.deterministic.fill_uninitialized_memory = True
         torch.use_deterministic_algorithms(False)
-
-
-@contextlib.contextmanager
-def _on_stream_of_captures():
-    if not on_gpu():
-        yield
-        return
-    if torch.cuda.graph.default_capture_stream is None:
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            pass  # the first capture makes it
-    stream, here = torch.cuda.graph.default_capture_stream, torch.cuda.current_stream()
-    stream.wait_stream(here)
-    with torch.cuda.stream(stream):
-        yield
-    here.wait_stream(stream)
 
 
 def _later(T, device):
