@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import course_lib
@@ -19,6 +20,7 @@ from course_lib.runtime.compile.cache import CacheError
 
 ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
+SAVE_EVERY = 30  # s, in which a benchmark of drawn shapes writes down what it has measured
 
 
 def main(arguments=None):
@@ -47,11 +49,21 @@ def main(arguments=None):
     command.set_defaults(command=bench)
     command.set_defaults(refuse=command.error)
     command.add_argument(
-        "what", type=benchmark, nargs="*", help=f"what to measure: {', '.join(BENCHMARKS)}"
+        "what", nargs="*", help=f"what to measure: {', '.join(BENCHMARKS)}; or with --drawn, "
+        "operations (default: all)"
     )
     command.add_argument(
         "--all", action="store_true",
         help="list what is missing or stale; with --record, measure it, cheapest first",
+    )  # fmt: skip
+    command.add_argument(
+        "--drawn", type=int, metavar="N", help="measure N problems of drawn shapes, each operation"
+    )
+    command.add_argument("--seed", type=int, help="of the drawn shapes (default: 2026)")
+    command.add_argument("--seconds", type=float, help="start no drawn problem later than this")
+    command.add_argument(
+        "--compile-seconds", type=float,
+        help="time torch.compile on drawn problems this long for each operation (default: 20)",
     )  # fmt: skip
     command.add_argument("--record", action="store_true", help="keep the result in data/results")
     command.add_argument("--rounds", type=int, help="timed rounds (default: 15 to 30)")
@@ -180,13 +192,6 @@ def shapes(text):
     return [shape(part) for part in text.split(",")]
 
 
-def benchmark(text):
-    """`text`, which names a benchmark."""
-    if text not in BENCHMARKS:
-        raise argparse.ArgumentTypeError(f"there is no {text!r}; there are {', '.join(BENCHMARKS)}")
-    return text
-
-
 def names(text):
     """The names in `text`, joined by commas."""
     return text.split(",")
@@ -246,8 +251,13 @@ def bench(options):
     """
     from course_lib import device
 
-    if bool(options.what) == options.all:
+    if options.drawn is None and bool(options.what) == options.all:
         options.refuse("say what to measure, or --all")
+    if options.drawn is not None and (options.all or options.drawn < 1):
+        options.refuse("--drawn is a number from 1 on, and goes without --all")
+    if unknown := [name for name in options.what if name not in _to_measure(options)]:
+        known = ", ".join(_to_measure(options))
+        options.refuse(f"there is no {unknown[0]!r}; there are {known}")
     if options.all and not options.record:
         return _list_pending()
     if device.count() == 0 or course_lib.SIMULATED:
@@ -257,7 +267,51 @@ def bench(options):
         )
         return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit is as good as Ctrl-C
+    if options.drawn is not None:
+        return _measure_drawn(options)
     return _measure_pending() if options.all else _measure_named(options)
+
+
+def _to_measure(options):
+    if options.drawn is None:
+        return BENCHMARKS
+    from course_lib.benchmarks.drawn_problems import OPERATIONS
+
+    return tuple(OPERATIONS)
+
+
+def _measure_drawn(options):
+    from tqdm import tqdm
+
+    from course_lib import bench as measuring
+    from course_lib import results_table
+    from course_lib.benchmarks import drawn
+
+    held = measuring.load_records(measuring.device_facts()["name"]) if options.record else None
+    wanted = {name: value for name in ("seed", "seconds", "compile_seconds")
+              if (value := getattr(options, name)) is not None}  # fmt: skip
+    found, status, saved = [], 0, time.monotonic()
+    gc.collect()
+    gc.freeze()  # as in `_measure_named`
+    try:
+        for found in drawn.run(
+            options.drawn, names=options.what or None, held=held["records"] if held else (),
+            progress=tqdm, **wanted,
+        ):  # fmt: skip
+            if options.record and time.monotonic() > saved + SAVE_EVERY:
+                measuring.save_records(found)
+                saved = time.monotonic()
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+        print("stopped; what was measured is kept", file=sys.stderr)
+    finally:
+        gc.unfreeze()
+        if options.record and found:
+            print(f"Recorded in {measuring.save_records(found)}")
+    print(results_table.drawn_report(found))
+    n_wanted = options.drawn * drawn.n_passes(options.what or None)
+    print(f"\n{drawn.n_cases(found):,} of {n_wanted:,} passes are measured")
+    return status
 
 
 def _list_pending():
