@@ -65,6 +65,10 @@ def main(arguments=None):
         "--compile-seconds", type=float,
         help="time torch.compile on drawn problems this long for each operation (default: 20)",
     )  # fmt: skip
+    command.add_argument(
+        "--compile-only", action="store_true",
+        help="compile what drawn problems launch, in all processors; needs no GPU",
+    )  # fmt: skip
     command.add_argument("--record", action="store_true", help="keep the result in data/results")
     command.add_argument("--rounds", type=int, help="timed rounds (default: 15 to 30)")
     command.add_argument("--shapes", type=shapes, help="only these, such as 128x200,1024x10000")
@@ -255,11 +259,19 @@ def bench(options):
         options.refuse("say what to measure, or --all")
     if options.drawn is not None and (options.all or options.drawn < 1):
         options.refuse("--drawn is a number from 1 on, and goes without --all")
+    of_drawn = "seed", "seconds", "compile_seconds", "compile_only"
+    of_others = "rounds", "shapes", "dtypes", "names", "plot", "data"
+    for name in of_drawn if options.drawn is None else of_others:
+        if getattr(options, name) not in (None, False):
+            without = "" if options.drawn is None else "out"
+            options.refuse(f"--{name.replace('_', '-')} goes with{without} --drawn")
     if unknown := [name for name in options.what if name not in _to_measure(options)]:
         known = ", ".join(_to_measure(options))
         options.refuse(f"there is no {unknown[0]!r}; there are {known}")
     if options.all and not options.record:
         return _list_pending()
+    if options.drawn is not None and options.compile_only:
+        return _compile_drawn(options)
     if device.count() == 0 or course_lib.SIMULATED:
         print(
             "Speed is measured on a GPU, and kernels run in the simulator here. "
@@ -278,6 +290,22 @@ def _to_measure(options):
     from course_lib.benchmarks.drawn_problems import OPERATIONS
 
     return tuple(OPERATIONS)
+
+
+def _compile_drawn(options):
+    from course_lib import bench as measuring
+    from course_lib.benchmarks import drawn, drawn_compiling
+    from course_lib.runtime.host import device
+
+    recorded = measuring.load_records()
+    facts = measuring.device_facts() if device.count() else recorded and recorded["device"]
+    if facts is None:
+        print("There is no GPU here, and of none something is recorded", file=sys.stderr)
+        return 1
+    seed = drawn.SEED if options.seed is None else options.seed
+    n_kernels = drawn_compiling.run(facts, options.drawn, options.what, seed)
+    print(f"{n_kernels} kernels are compiled for an {facts['name']}")
+    return 0
 
 
 def _measure_drawn(options):

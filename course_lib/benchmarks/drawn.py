@@ -16,6 +16,7 @@ import math
 import time
 
 import torch
+from torch._functorch import config as functorch
 
 from course_lib import bench
 from course_lib.benchmarks import case as one
@@ -83,7 +84,7 @@ class Buffers:
         self.tensors = {
             name: _made(given, kind, make, name == "x") for name, given in found.inputs.items()
         }
-        self._kind, self._graphs = kind, {}
+        self._kind, self._is_empty, self._graphs = kind, make.is_empty, {}
 
     def call(self, function, wanted):
         """[y], or the gradients of `wanted`, names of inputs; their graph is kept."""
@@ -96,7 +97,9 @@ class Buffers:
                     for name, tensor in self.tensors.items()
                 }
                 y = function(*inputs.values())
-                dy = torch.empty_like(y).copy_(_random(y.shape, y.device, self._kind))
+                dy = torch.empty_like(y)
+                if not self._is_empty:
+                    dy.copy_(_random(y.shape, y.device, self._kind))
                 leaves = [tensor for name, tensor in inputs.items() if name in wanted]
                 self._graphs[function, wanted] = y, leaves, dy
         y, leaves, dy = self._graphs[function, wanted]
@@ -147,17 +150,18 @@ def settings(tf32):
 
 def measure(kind, found, *, compiling=False, device="cuda"):
     """{pass: {"ours": µs, "eager": µs, "error": …}} of a problem, or {pass: {"failed": why}}."""
-    with settings(kind.tf32), torch.no_grad():
+    # What torch.compile reuses as memory of its own would spoil a backward pass that runs again.
+    kept = functorch.patch(donated_buffer=False)
+    with settings(kind.tf32), torch.no_grad(), kept:
         n_bytes = 2 * found.n_elements * getattr(torch, kind.dtype).itemsize
         n_sets = bench.buffer_sets(n_bytes, most=MOST_SETS)
         make = one.Make(device)
         sets = [Buffers(found, kind, make) for _ in range(n_sets)]
-        entries, calls = {}, {}
+        entries, calls, functions = {}, {}, {OURS: found.ours, EAGER: found.theirs}
+        if compiling:
+            functions[COMPILED] = one.compiled(found.theirs, mode=None)
         for direction, names in found.passes.items():
             wanted = tuple(name for name in names if name in found.inputs)
-            functions = {OURS: found.ours, EAGER: found.theirs}
-            if compiling:
-                functions[COMPILED] = one.compiled(found.theirs, mode=None)
             try:
                 entries[direction], checked = _checked(functions, wanted, sets, found, kind)
             except Exception as error:
