@@ -165,7 +165,7 @@ def measure(kind, found, *, compiling=False, device="cuda"):
             try:
                 entries[direction], checked = _checked(functions, wanted, sets, found, kind)
             except Exception as error:
-                gpu.synchronize()  # raises if the GPU is lost: nothing more can be timed
+                _require_gpu(device)
                 entries[direction] = {"failed": _said(error)}
                 continue
             calls |= {(direction, label): call for label, call in checked.items()}
@@ -216,6 +216,12 @@ def _count(call, n_sets, device):
     return max(n_sets, min(MOST_CALLS, int(REPLAY / one._once(call, device))))
 
 
+def _require_gpu(device):
+    """Raise if the GPU is lost, or its generator, as by a spoilt capture: the run ends."""
+    torch.randn(1, device=device)
+    gpu.synchronize()
+
+
 def _said(error):
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
@@ -259,7 +265,12 @@ def run(
         if not _is_missing(number, cases.values(), compiling):
             continue
         start = time.monotonic()
-        for direction, entry in measure(kind, found, compiling=compiling, device=device).items():
+        try:
+            entries = measure(kind, found, compiling=compiling, device=device)
+        except Exception as error:
+            _require_gpu(device)
+            entries = dict.fromkeys(found.passes, {"failed": _said(error)})
+        for direction, entry in entries.items():
             cases[direction][:] = sorted(
                 [c for c in cases[direction] if c["number"] != number]
                 + [{"label": found.label, "number": number, "layout": kind.layout} | entry],

@@ -84,8 +84,8 @@ def drawn_sentence(records):
     record, worst = min(every, key=lambda pair: speed(pair[1]))
     name = record["name"].removeprefix("drawn.").removesuffix(".tf32")
     return (
-        f"At {len(cases):,} problems whose shapes nobody chose (drawn, seed {found[0]['seed']}; "
-        f"{measured(found)}), ours runs at {statistics.geometric_mean(map(speed, cases)):.2f} "
+        f"At shapes that nobody chose ({len(cases):,} passes of drawn problems, seed "
+        f"{found[0]['seed']}; {measured(found)}), ours runs at {statistics.geometric_mean(map(speed, cases)):.2f} "
         f"times the speed of PyTorch eager in the geometric mean. It is slower in "
         f"{_share(speed(case) < 1 for case in cases)} of them, and takes over twice as long in "
         f"{percent(statistics.mean(map(is_twice_as_slow, cases)), 1)}. The worst: `{name}` of "
