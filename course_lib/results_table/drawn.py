@@ -81,12 +81,13 @@ def drawn_sentence(records):
     if not every:
         return ""
     cases = [case for _, case in every]
+    mean = statistics.geometric_mean(map(speed, cases))
     record, worst = min(every, key=lambda pair: speed(pair[1]))
     name = record["name"].removeprefix("drawn.").removesuffix(".tf32")
     return (
         f"At shapes that nobody chose ({len(cases):,} passes of drawn problems, seed "
-        f"{found[0]['seed']}; {measured(found)}), ours runs at {statistics.geometric_mean(map(speed, cases)):.2f} "
-        f"times the speed of PyTorch eager in the geometric mean. It is slower in "
+        f"{found[0]['seed']}; {measured(found)}), ours runs at {mean:.2f} times "
+        f" the speed of PyTorch eager in the geometric mean. It is slower in "
         f"{_share(speed(case) < 1 for case in cases)} of them, and takes over twice as long in "
         f"{percent(statistics.mean(map(is_twice_as_slow, cases)), 1)}. The worst: `{name}` of "
         f"{worst['label']} at {speed(worst):.2f} times PyTorch's speed."
