@@ -100,7 +100,7 @@ def _measure_drawn(options):
             print(f"Recorded in {bench.save_records(found)}")
     print(results_table.drawn_report(found))
     n_wanted = options.drawn * drawn.n_passes(options.what or None)
-    print(f"\n{drawn.n_cases(found):,} of {n_wanted:,} passes are measured")
+    print(f"\n{drawn.n_cases(found, options.drawn):,} of {n_wanted:,} passes are measured")
     return status
 
 

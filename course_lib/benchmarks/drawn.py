@@ -21,7 +21,7 @@ from torch._functorch import config as functorch
 from course_lib import bench
 from course_lib.benchmarks import case as one
 from course_lib.benchmarks import gpu
-from course_lib.benchmarks.drawn_problems import OPERATIONS, SLICED, problem
+from course_lib.benchmarks.drawn_problems import OPERATIONS, SLICED, kind_of, problem
 from course_lib.nn import choosing
 
 SEED = 2026
@@ -34,10 +34,11 @@ MOST_SETS = 12  # of buffers, so that a tensor isn't found in the L2 cache
 ROUNDING = {"float32": 4e-6, "tf32": 1e-3, "bfloat16": 4e-3}
 
 
+@functools.cache
 def names_of(operation):
     """The names of the records of an operation, by pass and kind: {(pass, kind): (name, dtype)}."""
     kinds, draw_one, _ = OPERATIONS[operation]
-    _, first = problem(operation, 0, SEED, most=4)
+    first = problem(operation, 0, SEED, most=4)
     return {
         (direction, kind): (f"drawn.{operation}.{direction}" + ".tf32" * kind.tf32, kind.dtype)
         for direction in first.passes
@@ -50,9 +51,9 @@ def n_passes(names=None):
     return sum(len({pass_ for pass_, _ in names_of(name)}) for name in names or OPERATIONS)
 
 
-def n_cases(records):
-    """How many passes of problems were timed, or failed."""
-    return sum(len(record["cases"]) for record in records)
+def n_cases(records, count):
+    """How many passes of the first `count` problems were timed, or failed."""
+    return sum(case["number"] < count for record in records for case in record["cases"])
 
 
 def kernel_hashes():
@@ -233,7 +234,7 @@ def run(
     count, *, names=None, seed=SEED, seconds=float("inf"), compile_seconds=COMPILE_SECONDS,
     held=(), most=float("inf"), progress=lambda problems: problems, device="cuda",
 ):  # fmt: skip
-    """Measure `count` problems of each operation. Yields all records so far, after each round.
+    """Measure `count` problems of each operation. Yields all records so far, after each problem.
 
     names            operations, instead of all
     seconds          it starts no problem later than this
@@ -254,17 +255,20 @@ def run(
         here = records.get((record["name"], record["dtype"]))
         if here and all(record.get(k) == here[k] for k in ("seed", "sources", "versions")):
             here["cases"] = record["cases"]
+    yield _begun(records)
     rounds = [(number, operation) for number in range(count) for operation in spent]
     for number, operation in progress(rounds):
         if time.monotonic() > end:
             break
-        kind, found = problem(operation, number, seed, most)
-        keys = names_of(operation)
-        cases = {direction: records[keys[direction, kind]]["cases"] for direction in found.passes}
+        kind = kind_of(operation, number)
+        cases = {
+            direction: records[key]["cases"]
+            for (direction, of), key in names_of(operation).items() if of == kind
+        }  # fmt: skip
         compiling = number < WITH_COMPILER and spent[operation] < compile_seconds
         if not _is_missing(number, cases.values(), compiling):
             continue
-        start = time.monotonic()
+        start, found = time.monotonic(), problem(operation, number, seed, most)
         try:
             entries = measure(kind, found, compiling=compiling, device=device)
         except Exception as error:
@@ -278,7 +282,11 @@ def run(
             )
         if compiling:
             spent[operation] += time.monotonic() - start
-        yield [record for record in records.values() if record["cases"]]
+        yield _begun(records)
+
+
+def _begun(records):
+    return [record for record in records.values() if record["cases"]]
 
 
 def _is_missing(number, groups, compiling):

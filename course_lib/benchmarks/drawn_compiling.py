@@ -19,7 +19,7 @@ import torch
 import course_lib
 from course_lib.benchmarks import drawn, launches
 from course_lib.benchmarks.case import Make
-from course_lib.benchmarks.drawn_problems import OPERATIONS, problem
+from course_lib.benchmarks.drawn_problems import OPERATIONS, kind_of, problem
 from course_lib.runtime.compile import compiler
 from course_lib.runtime.host.device import SIMULATOR_VARIABLE
 from course_lib.runtime.host.launch import argument_type, planning, type_names
@@ -45,7 +45,7 @@ def planned(facts, count, names, seed):
     found, chip = set(), launches.chip_of(facts)
     for name in names:
         for number in range(count):
-            kind, each = problem(name, number, seed)
+            kind, each = kind_of(name, number), problem(name, number, seed)
             with drawn.settings(kind.tf32), torch.no_grad(), planning(chip) as made:
                 one = drawn.Buffers(each, kind, Make("cpu", empty=True))
                 for given in each.passes.values():

@@ -108,15 +108,20 @@ class Draw:
         return self.size(1, 64), C, H, self.one_of(H, self.size(4, 224))
 
 
+def kind_of(name, number):
+    """Return the `Kind` of the problem with that number."""
+    kinds = OPERATIONS[name][0]
+    return kinds[number % len(kinds)]
+
+
 def problem(name, number, seed, most=math.inf):
-    """Return (`Kind`, `Problem`) of the operation `name`: the one with that number."""
-    kinds, draw_one, _ = OPERATIONS[name]
-    kind, draw = kinds[number % len(kinds)], Draw(f"{seed} {name} {number}", most)
+    """Return the `Problem` of the operation `name` with that number."""
+    draw_one, draw = OPERATIONS[name][1], Draw(f"{seed} {name} {number}", most)
     least = draw.one_of(*LEAST_ELEMENTS) if most == math.inf else 0
     while True:
         found = draw_one(draw)
         if least <= found.n_elements <= MOST_ELEMENTS and found.flops <= MOST_FLOPS:
-            return kind, found
+            return found
 
 
 def _label(shape, *words):

@@ -81,13 +81,14 @@ def drawn_sentence(records):
     if not every:
         return ""
     cases = [case for _, case in every]
+    seeds = sorted({record["seed"] for record in found})
     mean = statistics.geometric_mean(map(speed, cases))
     record, worst = min(every, key=lambda pair: speed(pair[1]))
     name = record["name"].removeprefix("drawn.").removesuffix(".tf32")
     return (
         f"At shapes that nobody chose ({len(cases):,} passes of drawn problems, seed "
-        f"{found[0]['seed']}; {measured(found)}), ours runs at {mean:.2f} times "
-        f" the speed of PyTorch eager in the geometric mean. It is slower in "
+        f"{' and '.join(map(str, seeds))}; {measured(found)}), ours runs at {mean:.2f} times "
+        f"the speed of PyTorch eager in the geometric mean. It is slower in "
         f"{_share(speed(case) < 1 for case in cases)} of them, and takes over twice as long in "
         f"{percent(statistics.mean(map(is_twice_as_slow, cases)), 1)}. The worst: `{name}` of "
         f"{worst['label']} at {speed(worst):.2f} times PyTorch's speed."
