@@ -41,12 +41,10 @@ FLOORS = {
         "course_lib", "simulator", "plot", "results_table", "bench", "benchmarks", "compare",
     },
     "kernels_command": {"kernels", "runtime"},
-    "bench_command": {
-        "course_lib", "runtime", "bench", "benchmarks", "data", "results_table",
-    },
+    "bench_command": {"course_lib", "runtime", "bench", "benchmarks", "data", "results_table"},
     "doctor": {"runtime"},
     "cli": {
-        "course_lib", "runtime", "bench_command", "benchmarks", "compare", "data", "doctor",
+        "course_lib", "runtime", "bench_command", "benchmarks", "compare", "doctor",
         "kernels_command", "readme", "train",
     },
     "__main__": {"cli"},
