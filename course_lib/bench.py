@@ -348,7 +348,8 @@ def as_text(held):
 
 def identity(record):
     """What tells a record from others: name, dtype and shape."""
-    return record["name"], record["dtype"], record["shape"] and tuple(record["shape"])
+    shape = record["shape"]
+    return record["name"], record["dtype"], shape if shape is None else tuple(shape)
 
 
 def load_records(name=None):

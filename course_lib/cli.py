@@ -5,11 +5,8 @@ imports are what is broken.
 """
 
 import argparse
-import gc
-import importlib
 import os
 import re
-import signal
 import sys
 from pathlib import Path
 
@@ -47,11 +44,25 @@ def main(arguments=None):
     command.set_defaults(command=bench)
     command.set_defaults(refuse=command.error)
     command.add_argument(
-        "what", type=benchmark, nargs="*", help=f"what to measure: {', '.join(BENCHMARKS)}"
+        "what", nargs="*", help=f"what to measure: {', '.join(BENCHMARKS)}; or with --drawn, "
+        "operations (default: all)"
     )
     command.add_argument(
         "--all", action="store_true",
         help="list what is missing or stale; with --record, measure it, cheapest first",
+    )  # fmt: skip
+    command.add_argument(
+        "--drawn", type=int, metavar="N", help="measure N problems of drawn shapes, each operation"
+    )
+    command.add_argument("--seed", type=int, help="of the drawn shapes (default: 2026)")
+    command.add_argument("--seconds", type=float, help="start no drawn problem later than this")
+    command.add_argument(
+        "--compile-seconds", type=float,
+        help="time torch.compile on drawn problems this long for each operation (default: 20)",
+    )  # fmt: skip
+    command.add_argument(
+        "--compile-only", action="store_true",
+        help="compile what drawn problems launch, in all processors; needs no GPU",
     )  # fmt: skip
     command.add_argument("--record", action="store_true", help="keep the result in data/results")
     command.add_argument("--rounds", type=int, help="timed rounds (default: 15 to 30)")
@@ -180,13 +191,6 @@ def shapes(text):
     return [shape(part) for part in text.split(",")]
 
 
-def benchmark(text):
-    """`text`, which names a benchmark."""
-    if text not in BENCHMARKS:
-        raise argparse.ArgumentTypeError(f"there is no {text!r}; there are {', '.join(BENCHMARKS)}")
-    return text
-
-
 def names(text):
     """The names in `text`, joined by commas."""
     return text.split(",")
@@ -239,114 +243,10 @@ def compare(options):
 
 
 def bench(options):
-    """Exit status 1 where there is no GPU to measure on, 2 for what a benchmark does not take.
+    """Exit status 1 where there is no GPU to measure on, 2 for what a benchmark does not take."""
+    from course_lib import bench_command
 
-    Stopped halfway, by Ctrl-C or by a time limit, its status is 130, and benchmarks of many cases
-    (those with `bench.collected`) keep what they have measured.
-    """
-    from course_lib import device
-
-    if bool(options.what) == options.all:
-        options.refuse("say what to measure, or --all")
-    if options.all and not options.record:
-        return _list_pending()
-    if device.count() == 0 or course_lib.SIMULATED:
-        print(
-            "Speed is measured on a GPU, and kernels run in the simulator here. "
-            "What was measured for the course is in data/results."
-        )
-        return 1
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit is as good as Ctrl-C
-    return _measure_pending() if options.all else _measure_named(options)
-
-
-def _list_pending():
-    from course_lib import bench
-    from course_lib.benchmarks import pending
-    from course_lib.runtime.host import device
-
-    held = bench.load_records(device.properties().name if device.count() else None)
-    if held is None:
-        print("Nothing is recorded yet: everything is missing")
-    else:
-        print(held["device"]["name"], pending.listing(pending.pending(held)), sep="\n")
-    return 0
-
-
-def _measure_pending():
-    from tqdm import tqdm
-
-    from course_lib import bench as measuring
-    from course_lib import benchmarks, results_table
-    from course_lib.benchmarks import launches, pending
-
-    facts, measured = measuring.device_facts(), []
-    held = measuring.load_records(facts["name"]) or {"records": []}
-    status = 0
-    try:
-        for each in tqdm(pending.pending(held | {"device": facts})):
-            records = each.measure()
-            launches.save(records)
-            print(benchmarks.table(records))
-            measured += records
-    except KeyboardInterrupt:
-        status = INTERRUPTED
-        print(f"stopped after {len(measured)} records, which are kept", file=sys.stderr)
-    print(results_table.verdict(results_table.cases(measured)))
-    return status
-
-
-def _measure_named(options):
-    from tqdm import tqdm
-
-    from course_lib import bench as measuring
-    from course_lib import benchmarks, results_table
-    from course_lib.benchmarks import launches
-    from course_lib.data import DataError
-
-    options.data_folder = options.data
-    wanted = {
-        name: value
-        for name in ("rounds", "shapes", "dtypes", "names", "data_folder")
-        if (value := getattr(options, name)) is not None
-    }
-    status = 0
-    for name in options.what:
-        benchmark = importlib.import_module(f"course_lib.benchmarks.{name}")
-        if refused := benchmarks.refused(benchmark, wanted):
-            print(f"python -m course_lib bench {name}: {refused}", file=sys.stderr)
-            return WRONG_USAGE
-        # PyTorch collects garbage before it captures a graph: a second for every few candidates, if
-        # all that was imported is looked through each time.
-        gc.collect()
-        gc.freeze()
-        try:
-            found = benchmark.run(**wanted, progress=tqdm)
-        except DataError as error:
-            print(f"python -m course_lib bench {name}: {error}", file=sys.stderr)
-            return WRONG_USAGE
-        except measuring.Stopped as stopped:
-            found, status = stopped.records, INTERRUPTED
-            print(f"python -m course_lib bench {name}: stopped {stopped}", file=sys.stderr)
-        finally:
-            gc.unfreeze()
-        if status and not found:
-            return status
-        if options.names and not found:
-            what = ", ".join(options.names)
-            print(f"python -m course_lib bench {name}: nothing is called {what}", file=sys.stderr)
-            return WRONG_USAGE
-        print(benchmarks.table(found))
-        print(results_table.verdict(results_table.cases(found)))
-        if summary := results_table.summary(found):
-            print(f"\n{summary}")
-        if options.plot:
-            benchmarks.save_plots(found, measuring.device_facts(), options.plot)
-        if options.record:
-            print(f"Recorded in {launches.save(found)}")
-        if status:
-            break
-    return status
+    return bench_command.run(options)
 
 
 def kernels(options):

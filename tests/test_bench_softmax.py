@@ -1,4 +1,4 @@
-"""The benchmark of softmax: its table for readers, its peer in Triton; `--shapes`."""
+"""The benchmark of softmax: its table for readers; peers in Triton, attention's too; `--shapes`."""
 
 import importlib.util
 import os
@@ -30,7 +30,7 @@ def test_the_readers_table(on_the_cpu, monkeypatch):  # noqa: F811
 INTERPRETED = """
 import torch
 from benched import on_the_cpu  # noqa: F401 - a fixture
-from course_lib.benchmarks import softmax_triton
+from course_lib.benchmarks import attention_triton, softmax_triton
 
 for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 8e-3)):
     for n_rows, n_cols in ((5, 200), (3, 1)):
@@ -44,6 +44,14 @@ for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 8e-3)):
 few = {"n_programs": 2, "num_warps": 1, "stages": 2}  # each takes several rows
 softmax_triton.run(x, y.fill_(torch.nan), **few, log=False)
 assert torch.equal(y, torch.ones_like(y))
+
+for T, D, tiles in ((1, 16, (16, 16)), (37, 16, (16, 32)), (64, 32, (32, 16))):
+    qkv = torch.randn(3, 2, 2, T, D)
+    for causal in (False, True):
+        o = attention_triton.run(*qkv, causal=causal, tiles=tiles, num_warps=4, num_stages=2)
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            *qkv.double(), is_causal=causal)
+        assert (o - expected).norm() <= 1e-6 * expected.norm(), (T, D, tiles, causal)
 """
 
 
@@ -52,7 +60,7 @@ needs_triton = pytest.mark.skipif(no_triton, reason="Triton is not installed")
 
 
 @needs_triton
-def test_the_kernel_in_triton_is_softmax():
+def test_the_kernels_in_triton_are_softmax_and_attention():
     paths = os.pathsep.join([os.path.dirname(__file__), os.environ["PYTHONPATH"]])
     there = {"TRITON_INTERPRET": "1", "PYTHONPATH": paths}
     done = subprocess.run(

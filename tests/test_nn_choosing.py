@@ -195,7 +195,7 @@ def test_times_are_kept_for_the_same_layer_under_the_same_settings(clock, monkey
         assert measured(x=other) == 1 and measured(x=other) == 0
     for layer in (torch_nn.ReLU(inplace=True), torch_nn.ReLU().eval()):
         assert measured(layer) == 1 and measured(layer) == 0
-    for place, name in ((choosing, "_sources"), (bench, "versions"), (calls, "autocast_now")):
+    for place, name in ((choosing, "sources"), (bench, "versions"), (calls, "autocast_now")):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, lambda: "another")
             assert measured() == 1, name

@@ -2,15 +2,17 @@
 
 Forward and backward, causal and not, in bfloat16 with 16,384 tokens in all and up to as many
 (forward 65,536) in a sequence, and one size in float32. Backends are forced, and those that refuse
-are named in the record; FlexAttention is compiled. The backward pass of each is the one that
-PyTorch's autograd runs, flash a second time as `torch.use_deterministic_algorithms` has it; ours is
-deterministic, and a second time adds dq up by atomics. Two heads of each result are checked against
-float64 before anything is timed. Arithmetic is the limit, so rows say TFLOP/s, and the record what
-the chip could do at most; beside them, what each allocates at its peak beyond its operands.
+are named in the record; FlexAttention is compiled, and forward a kernel in Triton takes part. The
+backward pass of each is the one that PyTorch's autograd runs, flash a second time as
+`torch.use_deterministic_algorithms` has it; ours is deterministic, and a second time adds dq up by
+atomics. Two heads of each result are checked against float64 before anything is timed. Arithmetic
+is the limit, so rows say TFLOP/s, and the record what the chip could do at most; beside them, what
+each allocates at its peak beyond its operands.
 """
 
 import contextlib
 import functools
+import importlib.util
 import math
 
 import torch
@@ -48,6 +50,7 @@ DTYPES = ("bfloat16", "float32")
 DIRECTIONS = ("forward", "backward")
 N_DIMS = 4
 COMMAND = "python -m course_lib bench attention --record"
+IN_TRITON = 16, 32, 64, 128  # elements of a head that its kernel takes
 LONGEST_CALL = 100_000  # µs; a slower rung is left out, and the record says so
 MOST_COMPOSED = 1 << 30  # scores; beyond it what stores them all is no candidate
 BACKENDS = {
@@ -112,7 +115,7 @@ class Buffers:
             return [function(self.q, self.k, self.v)]
         if label not in self.graphs:
             # Autograd runs a backward pass on the stream of its forward pass: the one of captures.
-            with torch.enable_grad(), _on_stream_of_captures():
+            with torch.enable_grad(), gpu.on_stream_of_captures():
                 leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
                 self.graphs[label] = function(*leaves), leaves
         o, leaves = self.graphs[label]
@@ -147,21 +150,6 @@ def _deterministic():
         torch.use_deterministic_algorithms(False)
 
 
-@contextlib.contextmanager
-def _on_stream_of_captures():
-    if not on_gpu():
-        yield
-        return
-    if torch.cuda.graph.default_capture_stream is None:
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            pass  # the first capture makes it
-    stream, here = torch.cuda.graph.default_capture_stream, torch.cuda.current_stream()
-    stream.wait_stream(here)
-    with torch.cuda.stream(stream):
-        yield
-    here.wait_stream(stream)
-
-
 def _later(T, device):
     return torch.ones(T, T, dtype=torch.bool, device=device).triu_(1)
 
@@ -182,7 +170,7 @@ def _build(shape, dtype, direction, causal, make, n_sets):
     refusals, candidates = {}, {}
 
     def peers():
-        for label, function in _functions(shape, causal, direction).items():
+        for label, function in _functions(shape, dtype, causal, direction).items():
             call = rotating(
                 lambda one, label=label, function=function: one.theirs(direction, label, function),
                 sets,
@@ -212,9 +200,9 @@ def _build(shape, dtype, direction, causal, make, n_sets):
     )  # fmt: skip
 
 
-def _functions(shape, causal, direction):
-    """{label: function(q, k, v)} of PyTorch's."""
-    B, H, T, _ = shape
+def _functions(shape, dtype, causal, direction):
+    """{label: function(q, k, v)} of PyTorch's; forward in bfloat16, of Triton's too."""
+    B, H, T, D = shape
     found = {}
     for label, backend in BACKENDS.items():
         if backend is SDPBackend.MATH and B * H * T * T > MOST_COMPOSED:
@@ -223,6 +211,9 @@ def _functions(shape, causal, direction):
     if direction == "backward":
         found[DETERMINISTIC] = found["SDPA flash"]
     found[COMPILED] = compiled(functools.partial(F.scaled_dot_product_attention, is_causal=causal))
+    if (direction, dtype) == ("forward", "bfloat16") and D in IN_TRITON and on_gpu():
+        if importlib.util.find_spec("triton"):
+            found["Triton"] = _by_triton(causal)
     if shape in FLEX and on_gpu():
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -230,6 +221,19 @@ def _functions(shape, causal, direction):
         mask = create_block_mask(_may_look, None, None, T, T) if causal else None
         found["FlexAttention, compiled"] = lambda q, k, v: flex(q, k, v, block_mask=mask)
     return found
+
+
+def _by_triton(causal):
+    from course_lib.benchmarks import attention_triton
+
+    best = []
+
+    def attend(q, k, v):
+        if not best:
+            best.append(attention_triton.tuned(q, k, v, causal=causal))
+        return best[0](q, k, v)
+
+    return attend
 
 
 def _may_look(b, h, i, j):

@@ -193,7 +193,7 @@ def _checked(case, work, device):
     for label, call in (work.ours | work.peers()).items():
         is_ours = label in work.ours
         try:
-            result = _on_nan(call, work.outputs)
+            result = on_nan(call, work.outputs)
         except ValueError as refusal:  # a rung says what it does not take
             if not is_ours:
                 raise
@@ -208,7 +208,7 @@ def _checked(case, work, device):
     return found, errors, once, left_out
 
 
-def _on_nan(call, outputs):
+def on_nan(call, outputs):
     """The result of a call that finds NaN wherever it may leave something unwritten."""
     _spoil(outputs)
     result = call(0)

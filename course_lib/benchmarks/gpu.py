@@ -1,8 +1,11 @@
 """What whole networks are timed with on a GPU: waiting for it, its memory, its precision."""
 
+import contextlib
 import gc
 
 import torch
+
+from course_lib.runtime.host.launch import on_gpu
 
 
 def synchronize():
@@ -54,3 +57,22 @@ def peak_of(step, *, captured):
 def allow_tf32(allowed):
     """Whether PyTorch, and our layers, may use TF32 in convolutions and matrix products."""
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+@contextlib.contextmanager
+def on_stream_of_captures():
+    """In this block, work is put on the stream that `torch.cuda.graph` captures.
+
+    Autograd runs a backward pass on the stream of its forward pass.
+    """
+    if not on_gpu():
+        yield
+        return
+    if torch.cuda.graph.default_capture_stream is None:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            pass  # the first capture makes it
+    stream, here = torch.cuda.graph.default_capture_stream, torch.cuda.current_stream()
+    stream.wait_stream(here)
+    with torch.cuda.stream(stream):
+        yield
+    here.wait_stream(stream)

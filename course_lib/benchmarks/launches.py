@@ -156,7 +156,7 @@ def _number(scalar):
 def source_hashes():
     """{record name: hash of the sources that it measures, as they are today}, of whole programs."""
     found = {}
-    for name in (*BENCHMARKS, "tracer"):
+    for name in (*BENCHMARKS, "tracer", "drawn"):
         module = importlib.import_module(f"course_lib.benchmarks.{name}")
         found |= getattr(module, "kernel_hashes", dict)()
     return found

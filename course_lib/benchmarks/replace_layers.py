@@ -1,15 +1,17 @@
-"""Whole networks on a GPU, before and after `nn.replace_layers` lets our kernels run all layers.
+"""Whole networks on a GPU, before and after `nn.replace_layers` lets our kernels run the layers.
 
-A training step (forward, loss, backward, SGD with momentum) of 32 images of 224 × 224, in float32
-(TF32 allowed) and in bfloat16 by autocast, contiguous and channels-last, beside PyTorch eager and
-torch.compile of the same network, in turns. Before anything is timed, a step's gradients, in
-float32 without TF32, all together, may be twice as far from float64 as PyTorch's own; both errors
-are kept in the record.
+A training step (forward, loss, backward, SGD with momentum) of 16 to 64 images of 224 × 224, in
+float32 (TF32 allowed) and in bfloat16 by autocast, contiguous and channels-last: all layers ours,
+those alone that gain (`keep="faster"`), PyTorch eager and torch.compile of the same network, in
+turns; ours and eager also captured in a CUDA graph. Before anything is timed, a step's gradients,
+in float32 without TF32, all together, may be twice as far from float64 as PyTorch's own; both
+errors are kept in the record.
 """
 
 import copy
 import functools
 import importlib.util
+import itertools
 
 import torch
 import torchvision
@@ -26,10 +28,12 @@ from course_lib.kernels import (
     layer_norm,
     linear,
     max_pool2d,
+    squeeze_excite,
 )
 from course_lib.nn import replace_layers
 
 SHAPE = (32, 3, 224, 224)
+IMAGES = {"resnet18": 64, "convnext_tiny": 16}  # in a step, where they are not SHAPE's
 CHECKED = 8  # images of them that the check takes: float64 needs memory
 DTYPES = ("float32", "bfloat16")
 N_CLASSES = 1000
@@ -49,8 +53,10 @@ def _timm(name):
 
 
 NETWORKS = {
-    name: functools.partial(_torchvision, name) for name in ("resnet50", "mobilenet_v2", "vit_b_16")
-}
+    name: functools.partial(_torchvision, name) for name in (
+        "resnet18", "resnet50", "mobilenet_v2", "efficientnet_b0", "convnext_tiny", "vit_b_16",
+    )
+}  # fmt: skip
 if importlib.util.find_spec("timm"):
     NETWORKS["vit_tiny_patch16_224"] = functools.partial(_timm, "vit_tiny_patch16_224")
 #: Whose kernels may take part: modules, and activations.
@@ -58,12 +64,19 @@ _OF_IMAGES = (
     (conv2d, batch_norm, max_pool2d, global_avg_pool, linear), (activation.relu, activation.relu6),
 )  # fmt: skip
 _OF_TRANSFORMERS = (conv2d, layer_norm, linear, attention), (activation.gelu,)
-KERNELS = dict.fromkeys(("resnet50", "mobilenet_v2"), _OF_IMAGES) | dict.fromkeys(
-    ("vit_b_16", "vit_tiny_patch16_224"), _OF_TRANSFORMERS
-)
+_OF_BLOCKS = (*_OF_IMAGES[0], squeeze_excite), (activation.swish,)
+_OF_CONVNEXT = (conv2d, layer_norm, linear, global_avg_pool), (activation.gelu,)
+KERNELS = {
+    **dict.fromkeys(("resnet18", "resnet50", "mobilenet_v2"), _OF_IMAGES),
+    "efficientnet_b0": _OF_BLOCKS, "convnext_tiny": _OF_CONVNEXT,
+    **dict.fromkeys(("vit_b_16", "vit_tiny_patch16_224"), _OF_TRANSFORMERS),
+}  # fmt: skip
+#: Layers that stay PyTorch's in these networks: we have none in their place.
+NONE_OF_OURS = {"StochasticDepth", "Permute", "LayerNorm2d"}
 COMMAND = "python -m course_lib bench replace_layers --record"
 DEVICE = "cuda"
-EAGER, COMPILED, OURS = "PyTorch eager", "torch.compile", "ours"
+EAGER, COMPILED, OURS, FASTER = "PyTorch eager", "torch.compile", "ours", "ours, faster"
+CAPTURED = {OURS: "ours, captured", EAGER: "PyTorch eager, captured"}
 ALLOWED = 2  # times PyTorch's own error
 
 
@@ -100,7 +113,8 @@ def check(name):
     """
     theirs = without_chance(NETWORKS[name]()).to(DEVICE)
     ours, exact = copy.deepcopy(theirs), copy.deepcopy(theirs).double()
-    if left := replace_layers(ours).left:
+    left = replace_layers(ours).left
+    if left := [each for each in left if type(each.module).__name__ not in NONE_OF_OURS]:
         raise AssertionError(f"layers of {name} stay PyTorch's, so it is not timed: {left}")
     x = torch.randn(CHECKED, *SHAPE[1:], device=DEVICE)
     target = torch.randint(N_CLASSES, (CHECKED,), device=DEVICE)
@@ -118,7 +132,7 @@ def check(name):
 def without_chance(model):
     """`model`, whose dropout drops nothing: ours and PyTorch's would drop different elements."""
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
+        if isinstance(module, torch.nn.Dropout | torchvision.ops.StochasticDepth):
             module.p = 0.0
     return model
 
@@ -133,14 +147,18 @@ def gradients(model, x, target):
 class Training:
     """A network, its optimiser and a batch, in one layout."""
 
-    def __init__(self, model, dtype, layout, who):
+    def __init__(self, model, dtype, layout, who, shape=None):
         model = model.to(DEVICE, memory_format=FORMATS[layout]).train()
+        self.autocast, self.kind = dtype != "float32", getattr(torch, dtype)
+        shape, self.note = shape or SHAPE, None
+        self.x = torch.randn(shape, device=DEVICE).to(memory_format=FORMATS[layout])
+        self.target = torch.randint(N_CLASSES, shape[:1], device=DEVICE)
         if who == OURS:
             replace_layers(model)
+        elif who == FASTER:
+            with torch.autocast(DEVICE, self.kind, enabled=self.autocast):
+                self.note = replace_layers(model, keep="faster", example_inputs=self.x).note
         self.model = _compiled(model) if who == COMPILED else model
-        self.autocast, self.kind = dtype != "float32", getattr(torch, dtype)
-        self.x = torch.randn(SHAPE, device=DEVICE).to(memory_format=FORMATS[layout])
-        self.target = torch.randint(N_CLASSES, SHAPE[:1], device=DEVICE)
         self.optimiser = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
     def step(self):
@@ -156,38 +174,61 @@ def _compiled(model):
     return torch.compile(model)
 
 
+def _captured(training):
+    """A function that replays a step, captured as PyTorch's manual has it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            training.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        training.step()
+
+    def replay(kept=training):  # what the graph reads and writes must not be freed
+        graph.replay()
+
+    return replay
+
+
 def _measure(name, dtype, rounds):
     torch.compiler.reset()  # or it gives up after a few networks, and runs them eagerly
-    model = NETWORKS[name]()
-    steps = {
-        (who, layout): Training(copy.deepcopy(model), dtype, layout, who).step
-        for who in (OURS, EAGER, COMPILED)  # ours first: the swap makes others compile again
-        for layout in FORMATS
-    }
+    model, shape = NETWORKS[name](), (IMAGES.get(name, SHAPE[0]), *SHAPE[1:])
+    steps, notes = {}, {}
+    # Ours first: the swap makes others compile again.
+    for who, layout in itertools.product((OURS, FASTER, EAGER, COMPILED), FORMATS):
+        training = Training(copy.deepcopy(model), dtype, layout, who, shape)
+        steps[who, layout], notes[who, layout] = training.step, training.note
+    for who, layout in itertools.product(CAPTURED, FORMATS):
+        training = Training(copy.deepcopy(model), dtype, layout, who, shape)
+        steps[CAPTURED[who], layout] = _captured(training)
     device, host = efficientnet.times(steps, rounds)
     best = {who: min(FORMATS, key=lambda layout: device[who, layout].microseconds)
-            for who in (OURS, EAGER, COMPILED)}  # fmt: skip
-    in_order = sorted(steps, key=lambda case: best[case[0]] != case[1])
-    rows = [_row(case, best, device[case], host[case]) for case in in_order]
+            for who in (OURS, EAGER, COMPILED, FASTER, *CAPTURED.values())}  # fmt: skip
+    order = list(best)
+    in_order = sorted(steps, key=lambda case: (best[case[0]] != case[1], order.index(case[0])))
+    rows = [_row(case, best, shape[0], device[case], host[case]) for case in in_order]
     digest = kernel_hash(KERNELS[name])
-    record = bench.host_record(f"replace_layers.{name}", SHAPE, dtype, rows, digest, COMMAND)
-    ours, eager, compiled = (device[who, best[who]].microseconds for who in best)
+    record = bench.host_record(f"replace_layers.{name}", shape, dtype, rows, digest, COMMAND)
+    ours, eager, compiled = (device[who, best[who]].microseconds for who in order[:3])
     return record | {
         "default": OURS, "layouts": best, "tf32": True, "autocast": dtype != "float32",
         "ratio": round(eager / ours, 4), "ratio_to_compiled": round(compiled / ours, 4),
+        "faster": notes[FASTER, best[FASTER]],
     }  # fmt: skip
 
 
-def _row(case, best, device, host):
+def _row(case, best, n_images, device, host):
     who, layout = case
     return {
         "label": who if best[who] == layout else f"{who}, {layout}",
-        "kind": "ours" if who == OURS else "peer",
+        "kind": "ours" if who.startswith(OURS) else "peer",
         "microseconds": round(device.microseconds, 1),
         "quartiles": [round(quartile, 1) for quartile in device.quartiles],
         "python_microseconds": round(host.microseconds, 1),
         "python_quartiles": [round(quartile, 1) for quartile in host.quartiles],
-        "images_per_second": round(SHAPE[0] / host.microseconds * 1e6, 1),
+        "images_per_second": round(n_images / host.microseconds * 1e6, 1),
     }
 
 
@@ -195,9 +236,7 @@ def _row(case, best, device, host):
 def kernel_hash(operations):
     """Of all kernels of `operations`, as in `KERNELS`."""
     modules, activations = operations
-    found = {
-        id(kernel): kernel for module in modules for _, kernel, _ in module.specialisations()
-    }
+    found = {id(kernel): kernel for module in modules for _, kernel, _ in module.specialisations()}
     for operation in activations:
         for ladder in (operation.FORWARD, operation.BACKWARD):
             (chosen,) = ladder.auto

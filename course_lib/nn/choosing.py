@@ -353,7 +353,7 @@ def _conditions():
         "device": None if index is None else str(device.properties(index)),
         "driver": device.driver_version(),
         "versions": bench.versions(),
-        "sources": _sources(),
+        "sources": sources(),
         "float32": [torch._C._get_fp32_precision_getter("cuda", of) for of in ("matmul", "conv")],
         "float16": str(matmul.allow_fp16_reduced_precision_reduction),
         "bfloat16": str(matmul.allow_bf16_reduced_precision_reduction),
@@ -364,7 +364,7 @@ def _conditions():
 
 
 @functools.cache
-def _sources():
+def sources():
     """A hash of what runs on the way to a kernel: whoever edits one times it anew."""
     found = hashlib.sha256()
     package = Path(course_lib.__file__).parent

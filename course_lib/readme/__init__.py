@@ -80,6 +80,8 @@ class Project:
         parts = ["![{1}]({0})".format(*links["results"])] if "results" in links else []
         for recording in self.recordings[:1]:
             parts.append(results_table.verdict(results_table.cases(recording["records"])))
+            if drawn := results_table.drawn_sentence(recording["records"]):
+                parts.append(drawn)
             parts.append(results_table.conditions(recording))
         if others := [recording["device"]["name"] for recording in self.recordings[1:]]:
             parts[-1] += f" Some of it on an **{'** and an **'.join(others)}**, too: RESULTS.md."

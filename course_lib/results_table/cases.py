@@ -17,7 +17,10 @@ APART = {
 NETWORKS = {
     "efficientnet": "EfficientNet-B4, its blocks ours",
     "fashion_mnist": "Fashion-MNIST network",
+    "replace_layers.convnext_tiny": "ConvNeXt-T, its layers ours",
+    "replace_layers.efficientnet_b0": "EfficientNet-B0, its layers ours",
     "replace_layers.mobilenet_v2": "MobileNetV2, all layers ours",
+    "replace_layers.resnet18": "ResNet-18, all layers ours",
     "replace_layers.resnet50": "ResNet-50, all layers ours",
     "replace_layers.vit_b_16": "ViT-B/16, all layers ours",
     "replace_layers.vit_tiny_patch16_224": "ViT-Ti/16, all layers ours",

@@ -31,27 +31,37 @@ def efficientnet(records):
     )
 
 
+#: {label of a row: heading of its column}
+_STEPS = {
+    "ours": "ours", "PyTorch eager": "PyTorch eager", "torch.compile": "torch.compile",
+    "ours, faster": "ours that gain", "ours, captured": "ours, captured",
+    "PyTorch eager, captured": "PyTorch, captured",
+}  # fmt: skip
+
+
 def replaced(records):
-    """A training step of networks whose layers are all ours."""
+    """A training step of networks whose layers are all ours, or those of them that gain."""
     records = [record for record in records if record["name"].startswith("replace_layers.")]
     if not records:
         return ""
     lines = []
     for record in records:
-        ours, *peers = (row["microseconds"] / 1e3 for row in record["rows"][:3])
+        times = {row["label"]: row["microseconds"] / 1e3 for row in record["rows"]}
         errors = record["gradient_errors"]
         lines.append([
-            record["name"].partition(".")[2], arithmetic(record),
-            *(f"{time:.1f}" for time in (ours, *peers)), f"{ours / min(peers):.2f}",
+            record["name"].partition(".")[2], arithmetic(record), record["shape"][0],
+            *(f"{times[who]:.1f}" if who in times else "" for who in _STEPS),
+            f"{times['ours'] / min(times['PyTorch eager'], times['torch.compile']):.2f}",
             f"{errors['ours'] / errors['PyTorch eager']:.2f}",
         ])  # fmt: skip
-    N, *_, side = records[0]["shape"]
     columns = {"network": "---", "type": "---"} | dict.fromkeys(
-        ("ours, ms", "PyTorch eager, ms", "torch.compile, ms", "ours ÷ the faster",
+        ("images", *_STEPS.values(), "ours ÷ the faster",
          "error of our gradients ÷ PyTorch's"), "--:")  # fmt: skip
+    side = records[0]["shape"][-1]
     return (
-        f"A training step of {N} images of {side} × {side}, all layers replaced by ours "
-        "(`nn.replace_layers`), each side in its faster layout; measured "
+        f"A training step on images of {side} × {side}, in ms, all layers replaced by ours "
+        '(`nn.replace_layers`), or those that gain (`keep="faster"`), each side in its faster '
+        "layout; captured is the step as one CUDA graph; measured "
         f"{measured(records)}.\n\n{table(columns, lines)}"
     )
 
