@@ -23,8 +23,6 @@ from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.intrinsics.warpgroup import ROW_BYTES
 
 ITEMSIZE = {"half": 2, "tf32": 4}  # by mode
-#: (itemsize, mode) as `halo_plan` calls them.
-MODES = {"half": (2, "narrow"), "tf32": (4, "tf32")}
 STEP = ROW_BYTES // 2  # pixels of dweight that are multiplied at a time
 SHAPES = (
     Shape(128, 256, 4, 1, 72, 480), Shape(128, 128, 3, 2, 72, 480), Shape(128, 64, 4, 2, 50, 400),
