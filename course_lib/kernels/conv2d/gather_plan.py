@@ -216,7 +216,7 @@ def is_better(gather, mode, chip):
 
     `halo` and `warpgroup` read each pixel once for all taps, which serves strides of 1.
     """
-    if gather is None or gather.stride != (1, 1) or mode not in MODES:
+    if gather is None or gather.stride != (1, 1):
         return True
     return not halo_plan.planned(gather, *MODES[mode], chip)
 

@@ -86,7 +86,8 @@ def _of_gather():
 
 def _preferred(gather_of, problem, chip):
     """`gemm` if it can; `gather` where it is better than what else gathers."""
-    better = chip.capability == gather_plan.ONLY and (
+    better = chip.capability == gather_plan.ONLY and problem.mode in gather_plan.ITEMSIZE
+    better = better and (
         gathering.fault(problem) or gather_plan.is_better(gather_of(problem), problem.mode, chip)
     )
     return ("gemm", "gather", "implicit_gemm") if better else ("gemm", "implicit_gemm")
@@ -96,8 +97,10 @@ def _preferred_for_dweight(problem, chip):
     """`gemm` for few pixels; of many `pixel_sums` reads each number less often, if it can."""
     if matrix_product.is_whole(problem):
         return ("gemm",)
-    plan = pixel_sums_plan.planned(problem, 2, "narrow", chip)
-    better = chip.capability == gather_plan.ONLY and (gathering.fault(problem) or not plan)
+    better = chip.capability == gather_plan.ONLY and problem.mode == "half"
+    better = better and (
+        gathering.fault(problem) or not pixel_sums_plan.planned(problem, 2, "narrow", chip)
+    )
     return ("gather", "implicit_gemm") if better else ("implicit_gemm",)
 
 
