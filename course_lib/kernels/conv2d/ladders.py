@@ -91,7 +91,8 @@ def _of_gather():
 
 def _preferred(problem, chip):
     """`gemm` if it can. `gather`, not timed beside the others yet, takes what they don't take."""
-    gathers = chip.capability == gather_plan.ONLY and gathering.fault(problem)
+    gathers = chip.capability == gather_plan.ONLY and problem.mode in gather_plan.ITEMSIZE
+    gathers = gathers and gathering.fault(problem)
     return "gemm", "block_diagonal", *("gather",) * bool(gathers), "implicit_gemm"
 
 

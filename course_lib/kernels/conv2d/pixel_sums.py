@@ -270,13 +270,12 @@ def sum_kernel(partial, dweight, n_splits, n_channels, C, n_taps, side_by_side):
     """dweight = Σ partial[split], each (K, n_taps, n_channels), of which the first C are real.
 
     dweight lies (K, n_taps, C) with `side_by_side`, else (K, C, n_taps); there are `n_splits`.
-    SUM_PARTS threads for WIDTH sums.
     """
     totals = cuda.shared.array((SUM_PARTS, SUM_LANES, WIDTH), np.float32)
     values, total = cuda.local.array(WIDTH, np.float32), cuda.local.array(WIDTH, np.float32)
     allow_next_kernel()
     wait_for_previous_kernel()
-    lane, part = cuda.threadIdx.x % SUM_LANES, cuda.threadIdx.x // SUM_LANES
+    lane, part = cuda.threadIdx.x % SUM_LANES, cuda.threadIdx.x // SUM_LANES  # of WIDTH sums
     n = dweight.shape[0] // C * n_channels
     i = (np.int64(cuda.blockIdx.x) * SUM_LANES + lane) * WIDTH
     for e in range(WIDTH):

@@ -46,7 +46,7 @@ from course_lib.kernels.blocks.memory_format import empty, formatted
 from course_lib.kernels.conv_transpose2d import direct, upsample2x
 from course_lib.kernels.conv_transpose2d.problem import DTYPES, checked
 from course_lib.kernels.conv_transpose2d.strided import whole_memory
-from course_lib.kernels.operation import AUTO, Ladder, Refusal, Rung
+from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.host.outputs import require_apart
@@ -174,11 +174,9 @@ def _conv_gradient(problem, x, weight, bias, y, precision):
     convolution = problem.convolution
     if found := conv2d.gathering_fault(convolution):
         raise ValueError(f"variant 'conv_gradient' takes {found}: use 'gather'")
-    chip = chip_of(x)
-    # These add a bias, too.
-    names = "tensor_core/gather", "tensor_core/implicit_gemm", "implicit_gemm"
-    ways = map(conv2d.DX.named, names)
-    way = next(way for way in ways if not isinstance(way.plan(convolution, chip), Refusal))
+    way = conv2d.DX.named("tensor_core/implicit_gemm")  # which adds a bias, too
+    if way.refusal(chip_of(x)):
+        way = conv2d.DX["implicit_gemm"]
     weight = formatted(weight, problem)
 
     def find(convolution, x, y):
