@@ -16,8 +16,8 @@ from pathlib import Path
 import course_lib
 from course_lib.benchmarks import BENCHMARKS
 from course_lib.runtime.compile.cache import CacheError
+from course_lib.runtime.host import folders
 
-ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
 
 
@@ -377,7 +377,7 @@ def train(options):
 
     from course_lib.train import command
 
-    options.downloads = ROOT / "data"
+    options.downloads = folders.written("data")
     return command.run(options, tqdm)
 
 
@@ -385,7 +385,7 @@ def readme(options):
     """Exit status 1 when `--check` was asked for and something is out of step."""
     from course_lib import readme as documents
 
-    if not (ROOT / "README.md").is_file():
+    if folders.clone() is None:
         print("There is no README.md here: this command is for a clone of the course.")
         return 1
     late = documents.run(check=options.check)

@@ -57,13 +57,11 @@ def test_conda_installs_what_the_project_asks_for():
 
 
 def test_the_bounds_that_keep_numba_working():
-    assert {
-        "torch>=2.11",
-        "torchvision>=0.26",
-        "numba-cuda[cu13]>=0.30,<0.31; sys_platform != 'darwin'",
-        "numba>=0.68,<0.69",
-        "numpy>=2,<2.5",
-    } <= set(PROJECT["dependencies"])
+    assert {"numba>=0.68,<0.69", "numpy>=2,<2.5"} <= set(PROJECT["dependencies"])
+    extras = PROJECT["optional-dependencies"]
+    assert extras["gpu"] == ["numba-cuda[cu13]>=0.30,<0.31; sys_platform != 'darwin'"]
+    assert {"torch>=2.11", "torchvision>=0.26"} <= set(extras["torch"])
+    assert extras["test"][0] == "course_lib[gpu,torch,lessons,sar,onnx]"
 
 
 def make(folder, *arguments):

@@ -9,11 +9,14 @@ Three steps, so that each can be tested without the hardware or the damage it is
 `python -m course_lib` does all three.
 """
 
-from course_lib.doctor.facts import REQUIREMENTS, Facts, Gpu, collect
-from course_lib.doctor.problems import Problem, diagnose
+from course_lib.doctor.facts import BASE, EXTRAS, REQUIREMENTS, Facts, Gpu, collect
+from course_lib.doctor.problems import Missing, Problem, diagnose, missing
 from course_lib.doctor.report import report
 
-__all__ = ["REQUIREMENTS", "Facts", "Gpu", "Problem", "collect", "diagnose", "main", "report"]
+__all__ = [
+    "BASE", "EXTRAS", "REQUIREMENTS", "Facts", "Gpu", "Missing", "Problem", "collect", "diagnose",
+    "main", "missing", "report",
+]  # fmt: skip
 
 
 def main():

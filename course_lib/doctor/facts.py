@@ -16,23 +16,30 @@ from course_lib.runtime.compile import cache
 from course_lib.runtime.host import device
 from course_lib.runtime.host.home import home
 
-#: What must be installed; a test keeps it in step with pyproject.toml.
+#: What must be installed; a test keeps it, and `EXTRAS`, in step with pyproject.toml.
+BASE = {"numba": ">=0.68,<0.69", "numpy": ">=2,<2.5", "greenlet": ">=3.1", "ml_dtypes": ">=0.5"}
+#: What may be: extra -> (what it is for, its packages).
+EXTRAS = {
+    "torch": (
+        "operators, layers, training, and PyTorch as a peer",
+        {
+            "torch": ">=2.11", "torchvision": ">=0.26", "array-api-compat": ">=1.12",
+            "pyyaml": ">=6", "tqdm": ">=4.66",
+        },
+    ),
+    "gpu": ("kernels on a GPU, and `lint`", {"numba-cuda": ">=0.30,<0.31"}),
+    "lessons": (
+        "lessons in JupyterLab, and pictures",
+        {
+            "jupyterlab": ">=4.2", "matplotlib": ">=3.9", "ipykernel": ">=6.29",
+            "array-api-compat": ">=1.12",
+        },
+    ),
+}  # fmt: skip
 REQUIREMENTS = {
-    "torch": ">=2.11",
-    "torchvision": ">=0.26",
-    "numba": ">=0.68,<0.69",
-    "numba-cuda": ">=0.30,<0.31",
-    "numpy": ">=2,<2.5",
-    "greenlet": ">=3.1",
-    "ml_dtypes": ">=0.5",
-    "array-api-compat": ">=1.12",
-    "matplotlib": ">=3.9",
-    "jupyterlab": ">=4.2",
-    "ipykernel": ">=6.29",
-    "jupytext": ">=1.16",
-    "nbval": ">=0.11",
-    "pyyaml": ">=6",
-    "tqdm": ">=4.66",
+    package: bounds
+    for packages in (*(packages for _, packages in EXTRAS.values()), BASE)
+    for package, bounds in packages.items()
 }
 #: The parts of the CUDA toolkit that compile and link a kernel, and the packages they come in.
 TOOLKIT = {"nvvm": "nvidia-nvvm", "nvJitLink": "nvidia-nvjitlink", "nvrtc": "nvidia-cuda-nvrtc"}
@@ -78,7 +85,8 @@ class Facts:
     def simulated(self):
         """Whether kernels run in the simulator."""
         choice = self.variables.get("COURSE_LIB_SIMULATOR", "")
-        return choice == "1" or (choice != "0" and not self.gpus)
+        usable = self.gpus and self.packages.get("numba-cuda")
+        return choice == "1" or (choice != "0" and not usable)
 
 
 def dotted(numbers):
@@ -159,6 +167,7 @@ def _try_imports(packages):
     tries = dict(TRIED_IMPORTS)
     if sys.platform == "darwin":
         tries["torch"] += "; print(torch.backends.mps.is_available())"
+    if packages["numba-cuda"] is None:
         tries["numba"] = "import numba"
     processes = {
         name: subprocess.Popen(

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from course_lib.runtime.host.home import home
+from course_lib.runtime.host import folders
 
 FORMAT = 1
 
@@ -50,16 +50,7 @@ def path() -> Path:
     chosen = os.environ.get("COURSE_LIB_PROGRESS")
     if chosen:
         return Path(chosen).expanduser()
-    project = Path(__file__).resolve().parents[3]
-    if (project / "pyproject.toml").exists() and os.access(project, os.W_OK):
-        return project / "progress.json"
-    if sys.platform == "win32":
-        data = Path(os.environ.get("LOCALAPPDATA", home() / "AppData" / "Local"))
-    elif sys.platform == "darwin":
-        data = home() / "Library" / "Application Support"
-    else:
-        data = Path(os.environ.get("XDG_DATA_HOME", home() / ".local" / "share"))
-    return data / "course_lib" / "progress.json"
+    return folders.written("progress.json")
 
 
 def today() -> str:
