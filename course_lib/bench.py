@@ -382,7 +382,7 @@ def _roots():
 
 
 def _loaded(name):
-    """What is recorded in the folders called `name`, the user's own first; None where nothing is."""
+    """What is recorded in the folders called `name`, the user's own first; or None."""
     facts, records = None, {}
     for folder in (root / name for root in _roots()):
         if not (folder / "device.json").exists():

@@ -1,4 +1,4 @@
-"""The commands: `python -m course_lib [doctor | compare | bench | kernels | train | readme]`.
+"""The commands: `python -m course_lib [doctor | lab | compare | bench | kernels | train | readme]`.
 
 Every command is imported only when it is asked for, so that `doctor` runs where another's
 imports are what is broken.
@@ -29,6 +29,14 @@ def main(arguments=None):
 
     command = commands.add_parser("doctor", help="what is here, and what is wrong with it")
     command.set_defaults(command=doctor)
+
+    command = commands.add_parser("lab", help="the lessons in a folder of yours, in JupyterLab")
+    command.set_defaults(command=lab)
+    command.add_argument(
+        "folder", type=Path, nargs="?", help="made if need be (default: gpu-lessons)"
+    )
+    command.add_argument("--no-browser", action="store_true", help="print the address instead")
+    command.add_argument("--port", type=int, help="of the server (default: a free one from 8888)")
 
     command = commands.add_parser("compare", help="ours beside PyTorch and float64, by element")
     command.set_defaults(command=compare)
@@ -200,6 +208,13 @@ def doctor(_options):
     if status == 0 and course_lib.start_error is not None:
         raise course_lib.start_error
     return status
+
+
+def lab(options):
+    """Exit status 1 where the folder can't be written, or JupyterLab is not installed."""
+    from course_lib import lab
+
+    return lab.run(options.folder, browser=not options.no_browser, port=options.port)
 
 
 def compare(options):

@@ -42,9 +42,10 @@ FLOORS = {
     },
     "kernels_command": {"kernels", "runtime"},
     "doctor": {"runtime"},
+    "lab": {"runtime"},
     "cli": {
         "course_lib", "runtime", "bench", "benchmarks", "compare", "data", "doctor",
-        "kernels_command", "readme", "results_table", "train",
+        "kernels_command", "lab", "readme", "results_table", "train",
     },
     "__main__": {"cli"},
 }
@@ -73,6 +74,7 @@ ABOUT = {
     "readme": "what is generated in README, RESULTS and docs, and their pictures",
     "kernels_command": "the command `kernels`: registers, spills and PTX of each kernel",
     "doctor": "the command `doctor`: what is installed, and what is wrong with it",
+    "lab": "the command `lab`: the lessons in a user's folder, in JupyterLab",
     "cli": "the commands, on top of everything that they run",
     "__main__": "`python -m course_lib`",
 }

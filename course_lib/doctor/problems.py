@@ -1,6 +1,8 @@
 """What is wrong, told from the facts alone."""
 
+import os
 import re
+import shlex
 from dataclasses import dataclass
 
 from course_lib.doctor.facts import BASE, EXTRAS, REQUIREMENTS, dotted
@@ -78,9 +80,12 @@ def within(version, bounds):
 
 
 def _pip(facts):
+    executable = facts.executable
+    if " " in executable:  # quotes would keep a shell from reading ~
+        executable = shlex.quote(os.path.expanduser(executable))
     if facts.has_pip:
-        return f"{facts.executable} -m pip install"
-    return f"uv pip install --python {facts.executable}"
+        return f"{executable} -m pip install"
+    return f"uv pip install --python {executable}"
 
 
 def _install(facts, *packages, option=""):
