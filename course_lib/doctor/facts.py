@@ -169,16 +169,19 @@ def _try_imports(packages):
         tries["torch"] += "; print(torch.backends.mps.is_available())"
     if packages["numba-cuda"] is None:
         tries["numba"] = "import numba"
-    processes = {
-        name: subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name, code in tries.items()
-        if packages[name] is not None
-    }
+    try:
+        processes = {
+            name: subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for name, code in tries.items()
+            if packages[name] is not None
+        }
+    except OSError:  # a browser has one process
+        return {}, False
     errors, mps = {}, False
     for name, process in processes.items():
         try:
