@@ -35,7 +35,7 @@ FLOORS = {
         "optim", "models", "train", "data", "backend", "autograd",
     },
     "teach": {"course_lib", "simulator", "runtime", "reference", "backend", "autograd"},
-    "operations": {"kernels", "reference"},
+    "operations": {"runtime", "kernels", "reference"},
     "compare": {"course_lib", "simulator", "runtime", "kernels", "operations"},
     "readme": {
         "course_lib", "simulator", "plot", "results_table", "bench", "benchmarks", "compare",
