@@ -9,6 +9,7 @@ import gc
 import importlib
 import os
 import re
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -106,10 +107,10 @@ def main(arguments=None):
     command.set_defaults(command=readme)
     command.add_argument("--check", action="store_true", help="only say whether it is in step")
 
-    options = parser.parse_args(arguments)
-    if course_lib.start_error is not None and options.command is not doctor:
-        raise course_lib.start_error
     try:
+        options = parser.parse_args(arguments)
+        if course_lib.start_error is not None and options.command is not doctor:
+            raise course_lib.start_error
         return options.command(options)
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
@@ -117,6 +118,17 @@ def main(arguments=None):
     except CacheError as error:
         print(f"python -m course_lib: {error}", file=sys.stderr)
         return WRONG_USAGE
+    except ModuleNotFoundError as error:
+        from course_lib.doctor import extra_of
+
+        if (extra := extra_of(error.name)) is None:
+            raise
+        print(
+            f"python -m course_lib: this needs {error.name}, which is not installed. "
+            f"Add it with:  {shlex.quote(sys.executable)} -m pip install 'course_lib[{extra}]'",
+            file=sys.stderr,
+        )
+        return 1
 
 
 class _LateParser(argparse.ArgumentParser):

@@ -9,14 +9,20 @@ Three steps, so that each can be tested without the hardware or the damage it is
 `python -m course_lib` does all three.
 """
 
-from course_lib.doctor.facts import BASE, EXTRAS, REQUIREMENTS, Facts, Gpu, collect
+from course_lib.doctor.facts import BASE, EXTRAS, MODULES, REQUIREMENTS, Facts, Gpu, collect
 from course_lib.doctor.problems import Missing, Problem, diagnose, missing
 from course_lib.doctor.report import report
 
 __all__ = [
     "BASE", "EXTRAS", "REQUIREMENTS", "Facts", "Gpu", "Missing", "Problem", "collect", "diagnose",
-    "main", "missing", "report",
+    "extra_of", "main", "missing", "report",
 ]  # fmt: skip
+
+
+def extra_of(module):
+    """Return the extra that a module which could not be imported comes with; None for others."""
+    top = (module or "").partition(".")[0]
+    return next((extra for extra, modules in MODULES.items() if top in modules), None)
 
 
 def main():

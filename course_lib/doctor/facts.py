@@ -36,6 +36,12 @@ EXTRAS = {
         },
     ),
 }  # fmt: skip
+#: Extra -> modules by which it is missed.
+MODULES = {
+    "torch": ("torch", "torchvision", "array_api_compat", "yaml", "tqdm"),
+    "gpu": ("numba_cuda", "cuda"),
+    "lessons": ("matplotlib", "PIL", "IPython", "jupyterlab"),
+}
 REQUIREMENTS = {
     package: bounds
     for packages in (*(packages for _, packages in EXTRAS.values()), BASE)

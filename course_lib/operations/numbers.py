@@ -7,10 +7,6 @@ import numpy as np
 from course_lib.runtime.host.arrays import is_tensor
 
 
-class TorchMissing(ModuleNotFoundError):
-    """PyTorch, which was to compute something, is not installed."""
-
-
 class _Missing:
     """Stands for PyTorch, and for all that is in it, where it is not installed."""
 
@@ -18,7 +14,7 @@ class _Missing:
         return self
 
     def __call__(self, *_, **__):
-        raise TorchMissing("PyTorch is not installed: pip install 'course_lib[torch]'")
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
 try:
