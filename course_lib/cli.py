@@ -38,6 +38,7 @@ def main(arguments=None):
     )
     command.add_argument("--no-browser", action="store_true", help="print the address instead")
     command.add_argument("--port", type=int, help="of the server (default: a free one from 8888)")
+    command.add_argument("--ip", help="who reaches it (default: 127.0.0.1, this machine alone)")
 
     command = commands.add_parser("compare", help="ours beside PyTorch and float64, by element")
     command.set_defaults(command=compare)
@@ -226,7 +227,9 @@ def lab(options):
     """Exit status 1 where the folder can't be written, or JupyterLab is not installed."""
     from course_lib import lab
 
-    return lab.run(options.folder, browser=not options.no_browser, port=options.port)
+    return lab.run(
+        options.folder, browser=not options.no_browser, port=options.port, ip=options.ip
+    )
 
 
 def compare(options):
@@ -412,11 +415,11 @@ def train(options):
 
 def readme(options):
     """Exit status 1 when `--check` was asked for and something is out of step."""
-    from course_lib import readme as documents
-
     if folders.clone() is None:
         print("There is no README.md here: this command is for a clone of the course.")
         return 1
+    from course_lib import readme as documents
+
     late = documents.run(check=options.check)
     if not late:
         print("README.md, RESULTS.md, docs and their pictures are in step with data/results.")

@@ -102,7 +102,7 @@ def _write(path, content):
         raise
 
 
-def command(folder, *, browser=True, port=None):
+def command(folder, *, browser=True, port=None, ip=None):
     """Return (arguments, environment) of the process that shows `folder` in JupyterLab."""
     arguments = [
         sys.executable, "-m", "jupyterlab",
@@ -112,12 +112,13 @@ def command(folder, *, browser=True, port=None):
     ]  # fmt: skip
     arguments += [] if browser else ["--no-browser"]
     arguments += [] if port is None else [f"--port={port}"]
+    arguments += [] if ip is None else [f"--ip={ip}"]
     settings = [str(folders.resource(".jupyter")), os.environ.get("JUPYTER_CONFIG_PATH", "")]
     environment = os.environ | {"JUPYTER_CONFIG_PATH": os.pathsep.join(filter(None, settings))}
     return arguments, {"HOME": str(home())} | environment
 
 
-def run(folder, *, browser=True, port=None):
+def run(folder, *, browser=True, port=None, ip=None):
     """Put the lessons into `folder`, and become JupyterLab; 1 where that is not installed."""
     folder = Path(folder or FOLDER).absolute()
     try:
@@ -136,5 +137,5 @@ def run(folder, *, browser=True, port=None):
         print(f"JupyterLab is not installed. Add it with:  {add}", file=sys.stderr)
         return 1
     sys.stdout.flush()
-    arguments, environment = command(folder, browser=browser, port=port)
+    arguments, environment = command(folder, browser=browser, port=port, ip=ip)
     return os.execve(arguments[0], arguments, environment)

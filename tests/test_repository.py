@@ -1,5 +1,6 @@
 """What is in the repository, and what must not be."""
 
+import json
 import os
 import re
 import shutil
@@ -74,6 +75,68 @@ def test_continuous_integration_runs_what_everybody_runs():
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert script.splitlines()[-1] == "make test"
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_workflows_run_the_same_and_publish_what_is_released():
+    yaml = pytest.importorskip("yaml")
+    test, publish = (
+        yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
+        for name in ("test", "publish")
+    )
+    assert test["jobs"]["test"]["steps"][-1] == {"run": ".ci/run"}
+    job = publish["jobs"]["publish"]
+    assert publish[True] == {"release": {"types": ["published"]}}  # YAML reads `on` as true
+    assert job["permissions"] == {"id-token": "write"} and "publish" in job["steps"][-1]["uses"]
+
+
+def docker_steps():
+    """[(instruction, its text)] of the Dockerfile, as Docker joins lines."""
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if line.strip() and not line.startswith("#"))
+    return [tuple(line.split(" ", 1)) for line in text.replace("\\\n", " ").splitlines()]
+
+
+def test_the_steps_of_the_dockerfile_install_and_start_the_lessons(tmp_path, monkeypatch):
+    # Programs that note what they are told stand for those that need a network, and a root.
+    told, programs, course = tmp_path / "told", tmp_path / "bin", tmp_path / "course"
+    programs.mkdir(), course.mkdir()
+    for name in ("apt-get", "python", "rm"):
+        path = programs / name
+        path.write_text(f'#!/bin/sh\necho "{name} $@" >> "{told}"\n', encoding="utf-8")
+        path.chmod(0o755)
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    for instruction, text in docker_steps():
+        if instruction == "ARG":
+            environment |= dict([text.split("=")])
+        elif instruction == "COPY":
+            *sources, target = text.split()
+            for source in sources:
+                copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
+                copy(ROOT / source, course / target)
+        elif instruction == "RUN":
+            subprocess.run(["sh", "-ec", text], cwd=course, env=environment, check=True)
+        elif instruction == "CMD":
+            command = json.loads(text)
+    said = told.read_text(encoding="utf-8")
+    assert "apt-get install --yes" in said and "python -m pip install" in said
+    assert said.rstrip().endswith(".[lessons]")
+    # What was copied is all that a wheel is made of.
+    project = tomllib.loads((course / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert all((course / path).exists() for path in wheel["only-include"])
+    from course_lib import cli, lab
+
+    monkeypatch.setattr(lab, "run", lambda *given, **options: (*given, options))
+    folder, options = cli.main(command[3:])
+    assert str(folder) == "/lessons" and options == dict(browser=False, port=8888, ip="0.0.0.0")
+
+
+def test_the_development_container_is_the_dockerfile():
+    found = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
+    folder = ROOT / ".devcontainer"
+    assert (folder / found["build"]["dockerfile"]).resolve() == ROOT / "Dockerfile"
+    assert (folder / found["build"]["context"]).resolve() == ROOT
+    assert found["postCreateCommand"] == "make setup"
 
 
 def test_versions_agree():
