@@ -15,9 +15,8 @@ def unpacked(folder):
     """Build the wheel, and unpack it into a part of `folder` that nobody may write to."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=200)
-    (wheel,) = folder.glob("*.whl")
+    (wheel,), site = folder.glob("*.whl"), folder / "site packages"
     assert wheel.stat().st_size < 15e6
-    site = folder / "site packages"
     zipfile.ZipFile(wheel).extractall(site)
     subprocess.run(["chmod", "-R", "a-w", site], check=True)
     try:

@@ -122,8 +122,7 @@ def _running_in(place):
     if place not in (None, *PLACES):
         raise UsageError(f"there is no device {place!r}; there are {', '.join(PLACES)}")
     if place == "gpu" and SIMULATED:
-        asked = f"{device.SIMULATOR_VARIABLE}=1 asks for the simulator"
-        raise UsageError(asked if device.count() else device.why_no_gpu())
+        raise UsageError(device.why_no_gpu())
     if place is None and not SIMULATED and device.count() == 0:
         raise UsageError(device.why_no_gpu())
     if SIMULATED or place == "simulator":
