@@ -9,7 +9,6 @@ import gc
 import importlib
 import os
 import re
-import shlex
 import signal
 import sys
 from pathlib import Path
@@ -120,15 +119,11 @@ def main(arguments=None):
         print(f"python -m course_lib: {error}", file=sys.stderr)
         return WRONG_USAGE
     except ModuleNotFoundError as error:
-        from course_lib.doctor import extra_of
+        from course_lib.doctor import without
 
-        if (extra := extra_of(error.name)) is None:
+        if (cure := without(error.name)) is None:
             raise
-        print(
-            f"python -m course_lib: this needs {error.name}, which is not installed. "
-            f"Add it with:  {shlex.quote(sys.executable)} -m pip install 'course_lib[{extra}]'",
-            file=sys.stderr,
-        )
+        print(f"python -m course_lib: {cure}", file=sys.stderr)
         return 1
 
 

@@ -10,7 +10,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -119,7 +118,10 @@ def command(folder, *, browser=True, port=None, ip=None):
 
 
 def run(folder, *, browser=True, port=None, ip=None):
-    """Put the lessons into `folder`, and become JupyterLab; 1 where that is not installed."""
+    """Put the lessons into `folder`, and become JupyterLab; 1 where the folder can't be written.
+
+    Raises ModuleNotFoundError where JupyterLab is not installed.
+    """
     folder = Path(folder or FOLDER).absolute()
     try:
         new, beside = put(folder)
@@ -133,9 +135,7 @@ def run(folder, *, browser=True, port=None, ip=None):
         print("You have changed files of which there are new versions. Those are beside yours:")
         print(*(f"  {name}" for name in beside), sep="\n")
     if importlib.util.find_spec("jupyterlab") is None:
-        add = f"{shlex.quote(sys.executable)} -m pip install 'course_lib[lessons]'"
-        print(f"JupyterLab is not installed. Add it with:  {add}", file=sys.stderr)
-        return 1
+        raise ModuleNotFoundError("No module named 'jupyterlab'", name="jupyterlab")
     sys.stdout.flush()
     arguments, environment = command(folder, browser=browser, port=port, ip=ip)
     return os.execve(arguments[0], arguments, environment)

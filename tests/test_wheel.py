@@ -69,8 +69,8 @@ def test_the_base_runs_without_a_clone_or_an_extra(site, tmp_path):
     assert done.stdout.splitlines()[-1] == str(tmp_path / "data" / "course_lib" / "data")
     assert "PyTorch" not in done.stdout.partition("layer_norm forward")[2]
     said = done.stderr.splitlines()
-    assert "which is not installed" in said[0] and "course_lib[torch]" in said[0]
-    assert "JupyterLab is not installed" in said[-1] and (work / "mine" / lab.FIRST).is_file()
+    assert "is not installed. Add it with:  " in said[0] and said[0].endswith("'course_lib[torch]'")
+    assert "jupyterlab is not installed" in said[-1] and (work / "mine" / lab.FIRST).is_file()
 
 
 # ------------------------------------------------------------------ lessons in a folder

@@ -9,20 +9,32 @@ Three steps, so that each can be tested without the hardware or the damage it is
 `python -m course_lib` does all three.
 """
 
-from course_lib.doctor.facts import BASE, EXTRAS, MODULES, REQUIREMENTS, Facts, Gpu, collect
-from course_lib.doctor.problems import Missing, Problem, diagnose, missing
+from course_lib.doctor.facts import (
+    BASE,
+    EXTRAS,
+    MODULES,
+    REQUIREMENTS,
+    Facts,
+    Gpu,
+    collect,
+    this_python,
+)
+from course_lib.doctor.problems import Missing, Problem, adding, diagnose, missing
 from course_lib.doctor.report import report
 
 __all__ = [
     "BASE", "EXTRAS", "REQUIREMENTS", "Facts", "Gpu", "Missing", "Problem", "collect", "diagnose",
-    "extra_of", "main", "missing", "report",
+    "main", "missing", "report", "without",
 ]  # fmt: skip
 
 
-def extra_of(module):
-    """Return the extra that a module which could not be imported comes with; None for others."""
+def without(module):
+    """Say how to add what could not be imported; None for what comes with no extra."""
     top = (module or "").partition(".")[0]
-    return next((extra for extra, modules in MODULES.items() if top in modules), None)
+    for extra, modules in MODULES.items():
+        if top in modules:
+            return f"{top} is not installed. Add it with:  {adding(extra, *this_python())}"
+    return None
 
 
 def main():

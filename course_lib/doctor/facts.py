@@ -104,12 +104,13 @@ def collect():
     """The `Facts` about this machine. Never raises because of what is broken on it."""
     packages = {name: installed_version(name) for name in REQUIREMENTS}
     import_errors, mps = _try_imports(packages)
+    executable, has_pip = this_python()
     return Facts(
         python=tuple(sys.version_info[:3]),
-        executable=_short(sys.executable),
+        executable=executable,
         platform="wsl" if "microsoft" in platform.release().lower() else sys.platform,
         packages=packages,
-        has_pip=importlib.util.find_spec("pip") is not None,
+        has_pip=has_pip,
         torch_cuda=_torch_cuda(),
         torchvision_wants=_torchvision_wants(),
         import_errors=import_errors,
@@ -132,6 +133,11 @@ def installed_version(package):
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def this_python():
+    """How a command names this Python, and whether it has pip."""
+    return _short(sys.executable), importlib.util.find_spec("pip") is not None
 
 
 def _short(executable):

@@ -55,7 +55,7 @@ def missing(facts):
     for extra, (purpose, packages) in EXTRAS.items():
         lacking = [name for name in packages if facts.packages.get(name) is None]
         if lacking and not (extra == "gpu" and facts.platform == "darwin"):  # there is none for it
-            command = f"{_pip(facts)} 'course_lib[{extra}]'"
+            command = adding(extra, facts.executable, facts.has_pip)
             found.append(Missing(extra, lacking, purpose, command))
     return found
 
@@ -79,19 +79,21 @@ def within(version, bounds):
     return all(holds[operator](number(version), number(bound)) for operator, bound in clauses)
 
 
-def _pip(facts):
-    executable = facts.executable
+def adding(extra, executable, has_pip):
+    """The command that installs an extra."""
+    return f"{_pip(executable, has_pip)} 'course_lib[{extra}]'"
+
+
+def _pip(executable, has_pip):
     if " " in executable:  # quotes would keep a shell from reading ~
         executable = shlex.quote(os.path.expanduser(executable))
-    if facts.has_pip:
-        return f"{executable} -m pip install"
-    return f"uv pip install --python {executable}"
+    return f"{executable} -m pip install" if has_pip else f"uv pip install --python {executable}"
 
 
 def _install(facts, *packages, option=""):
     extras = {"numba-cuda": "[cu13]"}
     wanted = (f"'{p}{extras.get(p, '')}{REQUIREMENTS[p]}'" for p in packages)
-    return " ".join([f"{_pip(facts)}{option}", *wanted])
+    return " ".join([f"{_pip(facts.executable, facts.has_pip)}{option}", *wanted])
 
 
 def _install_again(facts, *packages):
