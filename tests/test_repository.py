@@ -89,42 +89,28 @@ def test_workflows_run_the_same_and_publish_what_is_released():
     assert job["permissions"] == {"id-token": "write"} and "publish" in job["steps"][-1]["uses"]
 
 
-def docker_steps():
-    """[(instruction, its text)] of the Dockerfile, as Docker joins lines."""
-    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
-    text = "\n".join(line for line in lines if line.strip() and not line.startswith("#"))
-    return [tuple(line.split(" ", 1)) for line in text.replace("\\\n", " ").splitlines()]
-
-
 def test_the_steps_of_the_dockerfile_install_and_start_the_lessons(monkeypatch):
+    from course_lib import cli, lab
+
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    steps = [line.split(" ", 1) for line in text.splitlines() if line and line[0] != "#"]
+    copied = {path for name, text in steps if name == "COPY" for path in text.split()[:-1]}
     # Its commands run as a script, with functions in place of what needs a network, or a root.
-    steps, copied = docker_steps(), set()
-    for text in (text for instruction, text in steps if instruction == "COPY"):
-        copied |= {*text.split()[:-1]}
-    script = ["set -e"]
-    script += [f'{name}() {{ echo "{name} $@"; }}' for name in ("apt-get", "python", "rm")]
-    script += [text for instruction, text in steps if instruction in ("ARG", "RUN")]
+    script = ["set -e"] + [f'{n}() {{ echo "{n} $@"; }}' for n in ("apt-get", "python", "rm")]
+    script += [text for name, text in steps if name in ("ARG", "RUN")]
     done = subprocess.run(["bash", "-c", "\n".join(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "python -m pip install --no-cache-dir .[lessons]"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert {"pyproject.toml", "README.md", "LICENSE", *wheel["only-include"]} == copied
+    parts = project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+    assert {"pyproject.toml", "README.md", "LICENSE", *parts} == copied
     assert all((ROOT / path).exists() for path in copied)
-    command = json.loads(steps[-1][1])
-    from course_lib import cli, lab
-
     monkeypatch.setattr(lab, "run", lambda *given, **options: (*given, options))
-    folder, options = cli.main(command[3:])
+    folder, options = cli.main(json.loads(steps[-1][1])[3:])
     assert str(folder) == "/lessons" and options == dict(browser=False, port=8888, ip="0.0.0.0")
-
-
-def test_the_development_container_is_the_dockerfile():
-    found = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
-    folder = ROOT / ".devcontainer"
-    assert (folder / found["build"]["dockerfile"]).resolve() == ROOT / "Dockerfile"
-    assert (folder / found["build"]["context"]).resolve() == ROOT
-    assert found["postCreateCommand"] == "make setup"
+    container = ROOT / ".devcontainer"
+    build = json.loads((container / "devcontainer.json").read_text(encoding="utf-8"))["build"]
+    assert (container / build["dockerfile"]).resolve() == ROOT / "Dockerfile"
 
 
 def test_versions_agree():

@@ -1,7 +1,5 @@
 """The wheel: what is in it, what runs from it, and the lessons in a user's folder."""
 
-import json
-import os
 import re
 import subprocess
 import sys
@@ -87,8 +85,8 @@ def test_lessons_are_put_once_and_updated_unless_they_were_changed(tmp_path, mon
     assert lab.put(folder) == ([names[1]], [])  # there is no news of what is the user's
 
     edition = tmp_path / "edition"
-    for name, text in zip(names[:3], ("a", "b", "c"), strict=True):
-        edition.mkdir(exist_ok=True)
+    edition.mkdir()
+    for name, text in zip(names, "abc", strict=False):
         (edition / name).write_text(text)
     monkeypatch.setattr(lab, "lessons", lambda: {name: edition / name for name in names[:3]})
     update = names[0].replace(".ipynb", ".update.ipynb")
@@ -101,18 +99,16 @@ def test_lessons_are_put_once_and_updated_unless_they_were_changed(tmp_path, mon
     assert (folder / update).read_text() == "mine, too"
 
 
-@pytest.mark.parametrize("noted", ["{", "[1]", None])
+@pytest.mark.parametrize("noted", ["{", "[1]"])
 def test_what_lies_there_is_the_users_where_nobody_knows(noted, tmp_path):
     (tmp_path / lab.FIRST).write_text("mine")
     (tmp_path / "glossary.md").mkdir()
-    if noted is not None:
-        (tmp_path / lab.PUT).write_text(noted)
-    _, beside = lab.put(tmp_path)
-    assert beside == ["00_start_here.update.ipynb", "glossary.update.md"]
+    (tmp_path / lab.PUT).write_text(noted)
+    assert lab.put(tmp_path)[1] == ["00_start_here.update.ipynb", "glossary.update.md"]
     assert (tmp_path / lab.FIRST).read_text() == "mine" and lab.put(tmp_path) == ([], [])
 
 
-def test_an_interrupted_copy_leaves_no_half_a_file(tmp_path, monkeypatch):
+def test_an_interrupted_copy_leaves_no_half_a_file(tmp_path, monkeypatch, capsys):
     def stop(*_):
         raise KeyboardInterrupt
 
@@ -121,12 +117,8 @@ def test_an_interrupted_copy_leaves_no_half_a_file(tmp_path, monkeypatch):
         lab.put(tmp_path)
     assert [*tmp_path.iterdir()] == []
     assert len(lab.put(tmp_path)[0]) == len(lab.lessons())
-
-
-def test_lab_says_why_a_folder_cannot_be_written(tmp_path, capsys, monkeypatch):
-    (tmp_path / "file").write_text("")
-    assert cli.main(["lab", str(tmp_path / "file")]) == 1
-    assert f"no lessons can be put into {tmp_path / 'file'}: " in capsys.readouterr().err
+    assert cli.main(["lab", str(tmp_path / lab.FIRST)]) == 1  # which is no folder
+    assert f"no lessons can be put into {tmp_path / lab.FIRST}: " in capsys.readouterr().err
 
 
 def test_jupyterlab_opens_the_first_lesson_in_the_users_folder(tmp_path, monkeypatch):
@@ -154,5 +146,5 @@ def test_an_installed_course_keeps_its_records_with_the_users_data(tmp_path, mon
     found = bench.load_records(name)["records"]
     assert len(found) == len(held["records"]) and found[0]["date"] == "later"
     monkeypatch.setattr(folders, "RESOURCES", tmp_path)
-    assert re.fullmatch(r"version [\d.]+", bench.commit()) or os.environ.get("COURSE_LIB_COMMIT")
-    assert json.loads((tmp_path / bench.results_path(name).name / "device.json").read_text())
+    monkeypatch.delenv("COURSE_LIB_COMMIT", raising=False)
+    assert re.fullmatch(r"version [\d.]+", bench.commit())
