@@ -104,11 +104,11 @@ def _write(path, content):
 def command(folder, *, browser=True, port=None, ip=None):
     """Return (arguments, environment) of the process that shows `folder` in JupyterLab."""
     arguments = [
-        sys.executable, "-m", "jupyterlab",
+        *(sys.executable, "-m", "jupyterlab"),
         f"--ServerApp.root_dir={folder}",
         f"--LabApp.default_url=/lab/tree/{FIRST}",
         f"--LabApp.workspaces_dir={folder / '.jupyter' / 'workspaces'}",
-    ]  # fmt: skip
+    ]
     arguments += [] if browser else ["--no-browser"]
     arguments += [] if port is None else [f"--port={port}"]
     arguments += [] if ip is None else [f"--ip={ip}"]
@@ -126,8 +126,8 @@ def run(folder, *, browser=True, port=None, ip=None):
     try:
         new, beside = put(folder)
     except OSError as error:
-        print(f"python -m course_lib lab: no lessons can be put into {folder}: {error}",
-              file=sys.stderr)  # fmt: skip
+        why = f"no lessons can be put into {folder}: {error}"
+        print(f"python -m course_lib lab: {why}", file=sys.stderr)
         return 1
     if new:
         print(f"{len(new)} files of the course are in {folder}")

@@ -19,10 +19,9 @@ def test_the_first_lessons_run_without_what_is_missing(machine, numbers, tmp_pat
     lessons = [str(path) for n in numbers for path in SOLUTIONS.glob(f"0{n}_*.ipynb")]
     environment = {**os.environ, "COURSE_LIB_PROGRESS": str(tmp_path / "progress.json")}
     environment |= {"COURSE_LIB_SIMULATOR": "1", "COURSE_LIB_STRICT": "1"}
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests" / "bare_python.py", machine, *lessons],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+    command = [sys.executable, ROOT / "tests" / "bare_python.py", machine, *lessons]
+    told = dict(capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, **told)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
     assert done.stdout.count("✓ ") >= {"browser": 20, "macos": 1}[machine]
     assert "compiled for a GPU" not in done.stdout.replace("not compiled for a GPU", "")

@@ -214,8 +214,8 @@ def test_several_wrong_things_are_several_lines():
 
 
 def test_an_extra_that_is_missing_is_no_problem():
-    base = dataclasses.replace(GPU, packages=dict.fromkeys(PACKAGES) | {
-        name: PACKAGES[name] for name in doctor.BASE}, torch_cuda=None, toolkit={})  # fmt: skip
+    here = dict.fromkeys(PACKAGES) | {name: PACKAGES[name] for name in doctor.BASE}
+    base = dataclasses.replace(GPU, packages=here, torch_cuda=None, toolkit={})
     assert doctor.diagnose(base) == []
     shown = doctor.report(base, []).splitlines()
     assert [line for line in shown if "Add it" in line] == [
@@ -271,8 +271,8 @@ def test_requirements_are_those_of_the_project():
 
     def bounds_of(requirements):
         pattern = r"([\w-]+)(?:\[\w+\])?([^;]*)"
-        return {name: bounds.strip() for name, bounds in (
-            re.match(pattern, requirement).groups() for requirement in requirements)}  # fmt: skip
+        found = (re.match(pattern, requirement).groups() for requirement in requirements)
+        return {name: bounds.strip() for name, bounds in found}
 
     assert bounds_of(project["dependencies"]) == doctor.BASE
     for extra, (_, packages) in doctor.EXTRAS.items():

@@ -59,10 +59,9 @@ def test_the_base_runs_without_a_clone_or_an_extra(site, tmp_path):
     work = tmp_path / "a folder"
     work.mkdir()
     (work / "base.py").write_text(BASE, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "base.py"], cwd=work, env=in_site(site, tmp_path / "data"),
-        capture_output=True, text=True, timeout=250,
-    )  # fmt: skip
+    told = dict(capture_output=True, text=True, timeout=250)
+    environment = in_site(site, tmp_path / "data")
+    done = subprocess.run([sys.executable, "base.py"], cwd=work, env=environment, **told)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == str(tmp_path / "data" / "course_lib" / "data")
     assert "PyTorch" not in done.stdout.partition("layer_norm forward")[2]

@@ -23,9 +23,20 @@ from course_lib.doctor.problems import Missing, Problem, adding, diagnose, missi
 from course_lib.doctor.report import report
 
 __all__ = [
-    "BASE", "EXTRAS", "REQUIREMENTS", "Facts", "Gpu", "Missing", "Problem", "collect", "diagnose",
-    "main", "missing", "report", "without",
-]  # fmt: skip
+    "BASE",
+    "EXTRAS",
+    "REQUIREMENTS",
+    "Facts",
+    "Gpu",
+    "Missing",
+    "Problem",
+    "collect",
+    "diagnose",
+    "main",
+    "missing",
+    "report",
+    "without",
+]
 
 
 def without(module):

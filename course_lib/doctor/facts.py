@@ -23,19 +23,24 @@ EXTRAS = {
     "torch": (
         "operators, layers, training, and PyTorch as a peer",
         {
-            "torch": ">=2.11", "torchvision": ">=0.26", "array-api-compat": ">=1.12",
-            "pyyaml": ">=6", "tqdm": ">=4.66",
+            "torch": ">=2.11",
+            "torchvision": ">=0.26",
+            "array-api-compat": ">=1.12",
+            "pyyaml": ">=6",
+            "tqdm": ">=4.66",
         },
     ),
     "gpu": ("kernels on a GPU, and `lint`", {"numba-cuda": ">=0.30,<0.31"}),
     "lessons": (
         "lessons in JupyterLab, and pictures",
         {
-            "jupyterlab": ">=4.2", "matplotlib": ">=3.9", "ipykernel": ">=6.29",
+            "jupyterlab": ">=4.2",
+            "matplotlib": ">=3.9",
+            "ipykernel": ">=6.29",
             "array-api-compat": ">=1.12",
         },
     ),
-}  # fmt: skip
+}
 #: Extra -> modules by which it is missed.
 MODULES = {
     "torch": ("torch", "torchvision", "array_api_compat", "yaml", "tqdm"),
