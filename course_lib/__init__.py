@@ -9,8 +9,8 @@ The choice is made once, here, before `numba.cuda` is imported:
 ======================== ==========================================================
 ``COURSE_LIB_SIMULATOR`` effect
 ======================== ==========================================================
-unset                    real `numba.cuda` if the CUDA driver reports a GPU, else the
-                         simulator
+unset                    real `numba.cuda` if the CUDA driver reports a GPU and numba-cuda is
+                         installed, else the simulator
 ``1``                    always the simulator
 ``0``                    always the real `numba.cuda`; without a GPU it can compile
                          kernels but not launch them

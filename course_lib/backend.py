@@ -281,10 +281,10 @@ def _missing():
         return "there is no NVIDIA driver here (libcuda was not found, or does not start)"
     if device.count() == 0:
         return "the NVIDIA driver reports no GPU"
-    if course_lib.SIMULATED:
-        return f"kernels run in the simulator, because {SIMULATOR_VARIABLE}=1 is set"
     if importlib.util.find_spec("numba_cuda") is None:
         return "the package numba-cuda is not installed: pip install 'numba-cuda[cu13]'"
+    if course_lib.SIMULATED:
+        return f"kernels run in the simulator, because {SIMULATOR_VARIABLE}=1 is set"
     torch = importlib.import_module("torch")
     if not torch.cuda.is_available():
         return f"PyTorch {torch.__version__} finds no GPU: was it built without CUDA?"

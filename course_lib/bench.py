@@ -25,9 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from course_lib.runtime.compile.fingerprint import fingerprint
-from course_lib.runtime.host import device
+from course_lib.runtime.host import device, folders
 
-RESULTS_FOLDER = Path(__file__).resolve().parent.parent / "data" / "results"
+#: Records that came with the course. An installed one keeps what it measures with the user's data.
+RESULTS_FOLDER = folders.resource("data/results")
+OWN_RESULTS = None if folders.clone() else folders.written("data/results")
 _PACKAGES = ("torch", "triton", "numba", "numba-cuda", "numpy")
 
 
@@ -264,7 +266,9 @@ def commit():
     """The project's commit, with "+" when files differ from it; "unknown" outside git."""
     if named := os.environ.get("COURSE_LIB_COMMIT"):
         return named
-    folder = RESULTS_FOLDER.parent
+    folder = folders.clone()
+    if folder is None:  # what is around an installed course is another project
+        return f"version {importlib.metadata.version('course_lib')}"
     try:
         command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
         found = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10)
@@ -311,13 +315,13 @@ def save_records(records, *, facts=None, folder=None):
     """Add `records` to a device's folder; one of the same name, shape and dtype is replaced.
 
     facts   what `device_facts` said of the device; None: of this one
-    folder  stands in for data/results
+    folder  stands in for data/results; None: that, or in an installed course `OWN_RESULTS`
 
     Returns the folder's path.
     """
     facts = facts or device_facts()
     path = results_path(facts["name"])
-    if folder is not None:
+    if folder := folder or OWN_RESULTS:
         path = Path(folder) / path.name
     path.mkdir(parents=True, exist_ok=True)
     fresh = {}
@@ -359,8 +363,7 @@ def load_records(name=None):
     is recorded; the one here if there are records of the same names.
     """
     if name is not None:
-        folder = results_path(name)
-        return _loaded(folder) if (folder / "device.json").exists() else None
+        return _loaded(results_path(name).name)
     every = recordings()
     if not every or not device.count():
         return every[0] if every else None
@@ -371,15 +374,25 @@ def load_records(name=None):
 
 def recordings():
     """What `load_records` gives, of every device that something is recorded of: most first."""
-    found = [_loaded(path.parent) for path in sorted(RESULTS_FOLDER.glob("*/device.json"))]
-    return sorted(found, key=lambda held: -len(held["records"]))
+    names = {path.parent.name for root in _roots() for path in root.glob("*/device.json")}
+    return sorted(map(_loaded, sorted(names)), key=lambda held: -len(held["records"]))
 
 
-def _loaded(folder):
-    facts = folder / "device.json"
-    files = [file for file in sorted(folder.glob("*.json")) if file != facts]
-    records = [record for file in files for record in json.loads(file.read_text())]
-    return {"device": json.loads(facts.read_text()), "records": records}
+def _roots():
+    return [RESULTS_FOLDER] if OWN_RESULTS is None else [RESULTS_FOLDER, OWN_RESULTS]
+
+
+def _loaded(name):
+    """What is recorded in the folders called `name`, the user's own first; or None."""
+    facts, records = None, {}
+    for folder in (root / name for root in _roots()):
+        if not (folder / "device.json").exists():
+            continue
+        facts = json.loads((folder / "device.json").read_text())
+        for file in sorted(folder.glob("*.json")):
+            if file.name != "device.json":
+                records |= {identity(record): record for record in json.loads(file.read_text())}
+    return facts and {"device": facts, "records": [*records.values()]}
 
 
 def find(records, **wanted):

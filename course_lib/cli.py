@@ -1,4 +1,4 @@
-"""The commands: `python -m course_lib [doctor | compare | bench | kernels | train | readme]`.
+"""The commands: `python -m course_lib [doctor | lab | compare | bench | kernels | train | readme]`.
 
 Every command is imported only when it is asked for, so that `doctor` runs where another's
 imports are what is broken.
@@ -13,8 +13,8 @@ from pathlib import Path
 import course_lib
 from course_lib.benchmarks import BENCHMARKS
 from course_lib.runtime.compile.cache import CacheError
+from course_lib.runtime.host import folders
 
-ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
 
 
@@ -26,6 +26,15 @@ def main(arguments=None):
 
     command = commands.add_parser("doctor", help="what is here, and what is wrong with it")
     command.set_defaults(command=doctor)
+
+    command = commands.add_parser("lab", help="the lessons in a folder of yours, in JupyterLab")
+    command.set_defaults(command=lab)
+    command.add_argument(
+        "folder", type=Path, nargs="?", help="made if need be (default: gpu-lessons)"
+    )
+    command.add_argument("--no-browser", action="store_true", help="print the address instead")
+    command.add_argument("--port", type=int, help="of the server (default: a free one from 8888)")
+    command.add_argument("--ip", help="who reaches it (default: 127.0.0.1, this machine alone)")
 
     command = commands.add_parser("compare", help="ours beside PyTorch and float64, by element")
     command.set_defaults(command=compare)
@@ -109,10 +118,10 @@ def main(arguments=None):
     command.set_defaults(command=readme)
     command.add_argument("--check", action="store_true", help="only say whether it is in step")
 
-    options = parser.parse_args(arguments)
-    if course_lib.start_error is not None and options.command is not doctor:
-        raise course_lib.start_error
     try:
+        options = parser.parse_args(arguments)
+        if course_lib.start_error is not None and options.command is not doctor:
+            raise course_lib.start_error
         return options.command(options)
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
@@ -120,6 +129,13 @@ def main(arguments=None):
     except CacheError as error:
         print(f"python -m course_lib: {error}", file=sys.stderr)
         return WRONG_USAGE
+    except ModuleNotFoundError as error:
+        from course_lib.doctor import without
+
+        if (cure := without(error.name)) is None:
+            raise
+        print(f"python -m course_lib: {cure}", file=sys.stderr)
+        return 1
 
 
 class _LateParser(argparse.ArgumentParser):
@@ -206,14 +222,25 @@ def doctor(_options):
     return status
 
 
+def lab(options):
+    """Exit status 1 where the folder can't be written, or JupyterLab is not installed."""
+    from course_lib import lab
+
+    return lab.run(
+        options.folder, browser=not options.no_browser, port=options.port, ip=options.ip
+    )
+
+
 def compare(options):
     """Exit status 0 when every element is within the tolerance, 1 when not, 2 for bad arguments."""
-    from tqdm import tqdm
-
     from course_lib import compare as comparing
 
     def bar(blocks, total):
         # Only for launches that take a while, and never left behind.
+        try:
+            from tqdm import tqdm
+        except ModuleNotFoundError:
+            return blocks
         return tqdm(blocks, total=total, unit=" blocks", delay=2, leave=False)
 
     def warn(sentence):
@@ -277,17 +304,17 @@ def train(options):
 
     from course_lib.train import command
 
-    options.downloads = ROOT / "data"
+    options.downloads = folders.written("data")
     return command.run(options, tqdm)
 
 
 def readme(options):
     """Exit status 1 when `--check` was asked for and something is out of step."""
-    from course_lib import readme as documents
-
-    if not (ROOT / "README.md").is_file():
+    if folders.clone() is None:
         print("There is no README.md here: this command is for a clone of the course.")
         return 1
+    from course_lib import readme as documents
+
     late = documents.run(check=options.check)
     if not late:
         print("README.md, RESULTS.md, docs and their pictures are in step with data/results.")

@@ -122,6 +122,16 @@ def in_the_background():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """The folder of the wheel as it is installed."""
+    pytest.importorskip("hatchling")
+    from installed import unpacked
+
+    with unpacked(tmp_path_factory.mktemp("with spaces")) as folder:
+        yield folder
+
+
 @pytest.fixture
 def first_rungs(monkeypatch):
     """In the simulator, which is slow, convolutions and linear layers take their simplest rungs."""

@@ -35,7 +35,7 @@ FLOORS = {
         "optim", "models", "train", "data", "backend", "autograd",
     },
     "teach": {"course_lib", "simulator", "runtime", "reference", "backend", "autograd"},
-    "operations": {"kernels", "reference"},
+    "operations": {"runtime", "kernels", "reference"},
     "compare": {"course_lib", "simulator", "runtime", "kernels", "operations"},
     "readme": {
         "course_lib", "simulator", "plot", "results_table", "bench", "benchmarks", "compare",
@@ -43,9 +43,10 @@ FLOORS = {
     "kernels_command": {"kernels", "runtime"},
     "bench_command": {"course_lib", "runtime", "bench", "benchmarks", "data", "results_table"},
     "doctor": {"runtime"},
+    "lab": {"runtime"},
     "cli": {
         "course_lib", "runtime", "bench_command", "benchmarks", "compare", "doctor",
-        "kernels_command", "readme", "train",
+        "kernels_command", "lab", "readme", "train",
     },
     "__main__": {"cli"},
 }
@@ -75,6 +76,7 @@ ABOUT = {
     "kernels_command": "the command `kernels`: registers, spills and PTX of each kernel",
     "bench_command": "the command `bench`: what is measured, listed, recorded",
     "doctor": "the command `doctor`: what is installed, and what is wrong with it",
+    "lab": "the command `lab`: the lessons in a user's folder, in JupyterLab",
     "cli": "the commands, on top of everything that they run",
     "__main__": "`python -m course_lib`",
 }

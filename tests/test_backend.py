@@ -33,7 +33,7 @@ def test_it_is_chosen_at_first_use():
 @pytest.mark.parametrize("missing, words", [
     ({"driver": None}, "no NVIDIA driver"),
     ({"driver": object(), "count": 0}, "reports no GPU"),
-    ({"driver": object(), "count": 1, "simulated": True}, "COURSE_LIB_SIMULATOR=1 is set"),
+    ({"driver": 1, "count": 1, "simulated": True, "package": 1}, "COURSE_LIB_SIMULATOR=1 is set"),
     ({"driver": object(), "count": 1, "package": None}, "numba-cuda is not installed"),
     ({"driver": object(), "count": 1, "package": True}, "PyTorch .* finds no GPU"),
 ])

@@ -1,10 +1,11 @@
 """A learner's first minutes: `make lab`, a real browser, a mistake, and the first lesson run to its
-end.
+end; and those of one who has installed the wheel.
 
-The lesson runs in a copy of the course, so that nothing here changes a tracked file. Set
+Lessons run in a copy of the course, so that nothing here changes a tracked file. Set
 COURSE_SCREENSHOTS to a folder to keep the pictures this test takes.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from installed import in_site
 
 ROOT = Path(__file__).resolve().parent.parent
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -116,10 +118,17 @@ def lab(browser_path, tmp_path_factory):
     paths = os.pathsep.join([str(course), os.environ["PYTHONPATH"]])
     environment = {**os.environ, **new_user, "PYTHONPATH": paths, "IPYTHONDIR": str(home)}
     environment |= {"COURSE_LIB_PROGRESS": str(home / "progress.json")}
+    with _running(command, course, environment, log) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def _running(command, folder, environment, log):
+    """The address that a command prints, which is ended afterwards."""
     with log.open("w") as output:
         process = subprocess.Popen(
             command,
-            cwd=course,
+            cwd=folder,
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -143,7 +152,7 @@ def _address(process, log):
         if found:
             return found[0]
         time.sleep(0.1)
-    raise AssertionError(f"`make lab` printed no address:\n{log.read_text()}")
+    raise AssertionError(f"no address was printed:\n{log.read_text()}")
 
 
 @pytest.fixture
@@ -197,6 +206,46 @@ def type_and_run(page, index, text=None):
     page.wait_for_function(HAS_RUN, arg=[index, before], timeout=250 * SECONDS)
     page.evaluate(CELL, index)
     return [output.inner_text() for output in cell.query_selector_all(".jp-OutputArea-output")]
+
+
+NEGATIVE = """from course_lib import cuda
+import numpy as np
+from course_lib.teach import check, progress
+
+
+@cuda.jit
+def negative(x, y):
+    col, row = cuda.grid(2)
+    y[row, col] = {}
+
+
+check("negative", negative)"""
+
+
+def test_the_wheel_opens_the_lessons_in_a_folder_and_keeps_progress(site, page, tmp_path):
+    home = tmp_path / "a home"
+    (home / "CONFIG").mkdir(parents=True)
+    settings = home / "CONFIG" / "jupyter_lab_config.py"
+    settings.write_text("c.LabApp.expose_app_in_browser = True\n")
+    kinds = {f"JUPYTER_{kind}_DIR": str(home / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
+    environment = in_site(site, home / "data", IPYTHONDIR=str(home / "ipython"), **kinds)
+    command = [sys.executable, "-m", "course_lib", "lab", "my lessons", "--no-browser", "--port=0"]
+    with _running(command, home, environment, home / "log") as address:
+        assert "/lab/tree/00_start_here.ipynb?token=" in address
+        open_notebook(page, address)
+        page.evaluate(READY)
+        code = [c["index"] for c in page.evaluate(OUTPUTS) if c["type"] == "code"]
+        (wrong,) = type_and_run(page, code[0], NEGATIVE.format("x[row, col] - 1"))
+        assert wrong.startswith("CheckFailed negative: ") and "Traceback" not in wrong
+        (right,) = type_and_run(page, code[0], NEGATIVE.format("np.float32(1) - x[row, col]"))
+        assert right.startswith("✓ negative — ")
+        page.evaluate("""async () => await
+            window.jupyterapp.shell.currentWidget.context.sessionContext.restartKernel()""")
+        (shown,) = type_and_run(
+            page, code[1], "from course_lib.teach import progress\nprogress()"
+        )
+        assert "✓ solved" in shown and re.search(r"\b1 of \d+ exercises solved", shown)
+    assert (home / "data" / "course_lib" / "progress.json").is_file()
 
 
 def test_a_wrong_answer_and_then_the_right_one(lab, page, screenshots):

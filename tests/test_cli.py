@@ -11,6 +11,7 @@ import pytest
 
 import course_lib
 from course_lib import cli
+from course_lib.runtime.host import folders
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -20,7 +21,7 @@ def test_help_names_every_command(capsys):
         cli.main(["--help"])
     assert stopped.value.code == 0
     said = capsys.readouterr().out
-    for command in ("doctor", "compare", "bench", "kernels", "train", "readme"):
+    for command in ("doctor", "lab", "compare", "bench", "kernels", "train", "readme"):
         assert command in said
 
 
@@ -34,7 +35,7 @@ def test_ctrl_c_ends_any_command_with_130(monkeypatch, capsys):
 
 
 def test_readme_says_that_it_is_for_a_clone(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    monkeypatch.setattr(folders, "RESOURCES", tmp_path)
     assert cli.main(["readme", "--check"]) == 1
     assert "for a clone of the course" in capsys.readouterr().out
 

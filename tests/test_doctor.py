@@ -28,8 +28,6 @@ PACKAGES = {
     "matplotlib": "3.11.2",
     "jupyterlab": "4.6.6",
     "ipykernel": "7.4.0",
-    "jupytext": "1.19.6",
-    "nbval": "0.11.0",
     "pyyaml": "6.0.3",
     "tqdm": "4.70.1",
 }
@@ -97,23 +95,17 @@ WRONG = {
         "numba 0.69.0 is here, but the course needs >=0.68,<0.69",
         f"{PIP} 'numba>=0.68,<0.69'",
     ),
-    "numba-cuda missing": (
-        NO_GPU,
-        {"packages": packages(numba_cuda=None)},
-        "numba-cuda is not installed",
-        f"{PIP} 'numba-cuda[cu13]>=0.30,<0.31'",
-    ),
     "numba-cuda too old, as its cu12 extra installs it": (
         NO_GPU,
         {"packages": packages(numba_cuda="0.13.0")},
         "numba-cuda 0.13.0 is here",
         f"{PIP} 'numba-cuda[cu13]>=0.30,<0.31'",
     ),
-    "jupyterlab missing, and no pip": (
+    "greenlet missing, and no pip": (
         NO_GPU,
-        {"packages": packages(jupyterlab=None), "has_pip": False},
-        "jupyterlab is not installed",
-        "uv pip install --python .venv/bin/python 'jupyterlab>=4.2'",
+        {"packages": packages(greenlet=None), "has_pip": False},
+        "greenlet is not installed",
+        "uv pip install --python .venv/bin/python 'greenlet>=3.1'",
     ),
     "torchvision for another torch": (
         NO_GPU,
@@ -216,9 +208,26 @@ def test_each_wrong_thing_is_one_line_with_one_command(name):
 
 
 def test_several_wrong_things_are_several_lines():
-    changes = {"packages": packages(numpy="2.5.0", jupyterlab=None), "driver_cuda": (12, 0)}
+    changes = {"packages": packages(numpy="2.5.0", jupyterlab="4.1"), "driver_cuda": (12, 0)}
     problems = doctor.diagnose(dataclasses.replace(GPU, **changes))
-    assert [problem.subject for problem in problems] == ["numpy", "jupyterlab", "driver"]
+    assert [problem.subject for problem in problems] == ["jupyterlab", "numpy", "driver"]
+
+
+def test_an_extra_that_is_missing_is_no_problem():
+    here = dict.fromkeys(PACKAGES) | {name: PACKAGES[name] for name in doctor.BASE}
+    base = dataclasses.replace(GPU, packages=here, torch_cuda=None, toolkit={})
+    assert doctor.diagnose(base) == []
+    shown = doctor.report(base, []).splitlines()
+    assert [line for line in shown if "Add it" in line] == [
+        "Not installed: torch, torchvision, array-api-compat, pyyaml, tqdm: for operators, layers, "
+        f"training, and PyTorch as a peer. Add it with:  {PIP} 'course_lib[torch]'",
+        "Not installed: numba-cuda: for kernels on a GPU, and `lint`. Add it with:  "
+        f"{PIP} 'course_lib[gpu]'",
+        "Not installed: jupyterlab, matplotlib, ipykernel, array-api-compat: for lessons in "
+        f"JupyterLab, and pictures. Add it with:  {PIP} 'course_lib[lessons]'",
+    ]
+    assert "Kernels        run in the simulator: numba-cuda is not installed" in shown
+    assert not doctor.missing(MAC)  # for which there is no numba-cuda
 
 
 @pytest.mark.parametrize("changes", [
@@ -259,12 +268,16 @@ def test_versions_are_compared_as_numbers():
 
 def test_requirements_are_those_of_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    found = {}
-    for requirement in project["dependencies"]:
-        name, bounds = re.match(r"([\w-]+)(?:\[\w+\])?([^;]*)", requirement).groups()
-        found[name] = bounds.strip()
-    assert found == doctor.REQUIREMENTS
-    assert found.keys() == PACKAGES.keys()
+
+    def bounds_of(requirements):
+        pattern = r"([\w-]+)(?:\[\w+\])?([^;]*)"
+        found = (re.match(pattern, requirement).groups() for requirement in requirements)
+        return {name: bounds.strip() for name, bounds in found}
+
+    assert bounds_of(project["dependencies"]) == doctor.BASE
+    for extra, (_, packages) in doctor.EXTRAS.items():
+        assert bounds_of(project["optional-dependencies"][extra]) == packages
+    assert doctor.REQUIREMENTS.keys() == PACKAGES.keys()
 
 
 def test_the_cache_that_others_may_write_to_is_found(tmp_path, monkeypatch):

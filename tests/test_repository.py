@@ -1,5 +1,6 @@
 """What is in the repository, and what must not be."""
 
+import json
 import os
 import re
 import shutil
@@ -74,6 +75,42 @@ def test_continuous_integration_runs_what_everybody_runs():
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert script.splitlines()[-1] == "make test"
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_workflows_run_the_same_and_publish_what_is_released():
+    yaml = pytest.importorskip("yaml")
+    test, publish = (
+        yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
+        for name in ("test", "publish")
+    )
+    assert test["jobs"]["test"]["steps"][-1] == {"run": ".ci/run"}
+    job = publish["jobs"]["publish"]
+    assert publish[True] == {"release": {"types": ["published"]}}  # YAML reads `on` as true
+    assert job["permissions"] == {"id-token": "write"} and "publish" in job["steps"][-1]["uses"]
+
+
+def test_the_steps_of_the_dockerfile_install_and_start_the_lessons(monkeypatch):
+    from course_lib import cli, lab
+
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    steps = [line.split(" ", 1) for line in text.splitlines() if line and line[0] != "#"]
+    copied = {path for name, text in steps if name == "COPY" for path in text.split()[:-1]}
+    # Its commands run as a script, with functions in place of what needs a network, or a root.
+    script = ["set -e"] + [f'{n}() {{ echo "{n} $@"; }}' for n in ("apt-get", "python", "rm")]
+    script += [text for name, text in steps if name in ("ARG", "RUN")]
+    done = subprocess.run(["bash", "-c", "\n".join(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "python -m pip install --no-cache-dir .[lessons]"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    parts = project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+    assert {"pyproject.toml", "README.md", "LICENSE", *parts} == copied
+    assert all((ROOT / path).exists() for path in copied)
+    monkeypatch.setattr(lab, "run", lambda *given, **options: (*given, options))
+    folder, options = cli.main(json.loads(steps[-1][1])[3:])
+    assert str(folder) == "/lessons" and options == dict(browser=False, port=8888, ip="0.0.0.0")
+    container = ROOT / ".devcontainer"
+    build = json.loads((container / "devcontainer.json").read_text(encoding="utf-8"))["build"]
+    assert (container / build["dockerfile"]).resolve() == ROOT / "Dockerfile"
 
 
 def test_versions_agree():

@@ -14,12 +14,13 @@ from concurrent.futures import ProcessPoolExecutor
 
 from course_lib import bench, data
 from course_lib.benchmarks.tiny_imagenet import network_hash
+from course_lib.runtime.host import folders
 from course_lib.train.image_settings import ImageSettings
 from course_lib.train.images import train_images
 from course_lib.train.loop import CHECKPOINT
 
 NAME = "tiny_imagenet.runs"
-FOLDER = bench.RESULTS_FOLDER.parent / "runs" / "tiny_imagenet"
+FOLDER = folders.written("data/runs/tiny_imagenet")
 SEEDS = (0, 1, 2)
 N_IMAGES = 100_000
 TOGETHER = 4  # runs at a time: each has the GPU wait for its host now and then

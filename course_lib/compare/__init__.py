@@ -5,19 +5,23 @@ magnitude of the element's own row (`operations.Pass.scale`), because rounding e
 terms that a result is made of: softmax's of 50,000 classes are near 1e-5, where an absolute 1e-5
 would let everything pass, and a gradient may be the small difference of large terms. Half-width
 results that are smaller than their dtype's smallest step are right when they are off by no more.
+
+Without PyTorch, ours run on NumPy's arrays in the simulator, beside float64 alone.
 """
 
 import contextlib
 import math
 import time
+from unittest import mock
 
+import ml_dtypes
 import numpy as np
-import torch
 
 from course_lib import SIMULATED, device, simulator
 from course_lib.compare.errors import Comparison
 from course_lib.kernels.operation import AUTO
 from course_lib.operations import DIRECTIONS, OPERATIONS
+from course_lib.operations.numbers import HAS_TORCH, Draw, torch
 from course_lib.runtime.host import arrays, launch
 
 __all__ = ["DIRECTIONS", "OPERATIONS", "PLACES", "Comparison", "UsageError", "compare"]
@@ -71,15 +75,15 @@ def compare(name, shape=None, *, variant=AUTO, dtype="float32", direction="forwa
                     ours = found.ours(*inputs.values(), variant=chosen)
         except (ValueError, arrays.ArrayError) as error:  # such as a row too long for this variant
             raise UsageError(f"{name} {direction} of {_times(shape)}: {error}") from error
-        peer = found.peer(*inputs.values())
+        peer = found.peer(*inputs.values()) if HAS_TORCH else None
         where = f"on the GPU ({torch.cuda.get_device_name()})" if on_gpu else "in the simulator"
     default = ", the default" if variant == AUTO else ""
-    limits = torch.finfo(ours.dtype)
+    limits = ml_dtypes.finfo(arrays.dtype_name(ours))
     result = Comparison(
         f"{name} {direction} of {_times(shape)} {dtype}: variant {chosen}{default}, {where}",
         tolerance,
         found.scale_in_words,
-        resolution=limits.smallest_normal * limits.eps,
+        resolution=float(limits.smallest_normal) * float(limits.eps),
     )
     for rows in [slice(0, None)] if found.whole else _parts([*inputs.values(), ours]):
         some = {key: _double(value, rows) for key, value in inputs.items()}
@@ -118,8 +122,7 @@ def _running_in(place):
     if place not in (None, *PLACES):
         raise UsageError(f"there is no device {place!r}; there are {', '.join(PLACES)}")
     if place == "gpu" and SIMULATED:
-        asked = f"{device.SIMULATOR_VARIABLE}=1 asks for the simulator"
-        raise UsageError(asked if device.count() else device.why_no_gpu())
+        raise UsageError(device.why_no_gpu())
     if place is None and not SIMULATED and device.count() == 0:
         raise UsageError(device.why_no_gpu())
     if SIMULATED or place == "simulator":
@@ -131,7 +134,12 @@ def _running_in(place):
 
 @contextlib.contextmanager
 def _poisoned_memory():
-    """PyTorch fills new memory with NaN, so that what a kernel leaves unwritten is seen."""
+    """New memory is filled with NaN, so that what a kernel leaves unwritten is seen."""
+    if not HAS_TORCH:
+        empty, empty_like = map(_poisoning, (np.empty, np.empty_like))
+        with mock.patch.multiple(np, empty=empty, empty_like=empty_like):
+            yield
+        return
     deterministic = torch.are_deterministic_algorithms_enabled()
     filling = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
@@ -141,6 +149,16 @@ def _poisoned_memory():
     finally:
         torch.use_deterministic_algorithms(deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = filling
+
+
+def _poisoning(make):
+    def made(*args, **options):
+        found = make(*args, **options)
+        if found.dtype.kind not in "biu":
+            found[...] = np.nan
+        return found
+
+    return made
 
 
 def _inputs(found, shape, dtype, seed, place):
@@ -157,8 +175,10 @@ def _inputs(found, shape, dtype, seed, place):
 
 def _random(shape, dtype, seed, place):
     # Made on the CPU: the same numbers everywhere.
-    generator = torch.Generator().manual_seed(seed)
-    return (3 * torch.randn(tuple(shape), generator=generator)).to(place, getattr(torch, dtype))
+    numbers = 3 * Draw(seed).normal(tuple(shape))
+    if HAS_TORCH:
+        return numbers.to(place, getattr(torch, dtype))
+    return numbers.astype(getattr(ml_dtypes, dtype, dtype))
 
 
 def _warn_if_long(found, shape, dtype, variant, warn):
@@ -182,7 +202,7 @@ def _warn_if_long(found, shape, dtype, variant, warn):
 
 def _parts(values):
     """Slices of the first axis, about `CHUNK` elements each. Every operation acts within a row."""
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors = [value for value in values if _is_array(value)]
     n = tensors[0].shape[0]
     step = n  # vectors alone: one row
     if any(tensor.ndim > 1 for tensor in tensors):
@@ -192,8 +212,14 @@ def _parts(values):
 
 
 def _double(value, rows):
-    """Some rows of a tensor as a float64 array; anything else as it is."""
-    if not isinstance(value, torch.Tensor):
+    """Some rows of a tensor or array as a float64 array; anything else as it is."""
+    if not _is_array(value):
         return value
     value = value[rows] if value.ndim else value
+    if isinstance(value, np.ndarray | np.generic):
+        return value.astype(np.float64)
     return value.detach().double().cpu().numpy()
+
+
+def _is_array(value):
+    return isinstance(value, np.ndarray) or arrays.is_tensor(value)

@@ -48,7 +48,7 @@ class Worst:
     index: tuple
     inputs: dict  # {name: number}, of the inputs that have an element at this index
     ours: float
-    peer: float
+    peer: float | None
     truth: float
 
 
@@ -61,6 +61,7 @@ class Comparison:
     scale_in_words: str
     resolution: float = 0.0
     n_elements: int = 0
+    alone: bool = False  # PyTorch is not installed
     ours: Errors = field(init=False)
     peer: Errors = field(init=False)
     apart: Errors = field(init=False)
@@ -77,11 +78,17 @@ class Comparison:
         return self.ours.beyond == 0
 
     def add(self, first_row, inputs, ours, peer, truth, scale):
-        """Take in some rows, from `first_row` on: float64 arrays, and {name: what was passed}."""
+        """Take in some rows, from `first_row` on: float64 arrays, and {name: what was passed}.
+
+        peer  None where PyTorch is not installed
+        """
         scale = np.broadcast_to(scale, truth.shape)
         errors = self.ours.add(ours, truth, scale)
-        self.peer.add(peer, truth, scale)
-        self.apart.add(ours, peer, scale)
+        if peer is None:
+            self.alone = True
+        else:
+            self.peer.add(peer, truth, scale)
+            self.apart.add(ours, peer, scale)
         self.n_elements += errors.size
         if not errors.size or errors.max() <= self._worst_error:
             return
@@ -93,7 +100,8 @@ class Comparison:
             if isinstance(value, np.ndarray) and value.shape == truth.shape
         }
         index = tuple(int(i) + (first_row if axis == 0 else 0) for axis, i in enumerate(at))
-        self.worst = Worst(index, of_same_shape, float(ours[at]), float(peer[at]), float(truth[at]))
+        theirs = None if peer is None else float(peer[at])
+        self.worst = Worst(index, of_same_shape, float(ours[at]), theirs, float(truth[at]))
 
     def __str__(self):
         columns = {
@@ -101,6 +109,8 @@ class Comparison:
             "PyTorch to float64": self.peer,
             "ours to PyTorch": self.apart,
         }
+        if self.alone:
+            columns = {"ours to float64": self.ours}
         numbers = {
             "largest absolute error": [f"{errors.absolute:.2e}" for errors in columns.values()],
             "largest relative error": [f"{errors.relative:.2e}" for errors in columns.values()],
@@ -113,7 +123,7 @@ class Comparison:
         if self.worst is not None:
             found = self.worst
             named = found.inputs | {"ours": found.ours, "PyTorch": found.peer}
-            values = [f"{name} {value:.9g}" for name, value in named.items()]
+            values = [f"{name} {v:.9g}" for name, v in named.items() if v is not None]
             values.append(f"float64 {found.truth:.13g}")
             place = ", ".join(map(str, found.index))
             lines.append(f"worst element [{place}]: {', '.join(values)}")

@@ -9,11 +9,43 @@ Three steps, so that each can be tested without the hardware or the damage it is
 `python -m course_lib` does all three.
 """
 
-from course_lib.doctor.facts import REQUIREMENTS, Facts, Gpu, collect
-from course_lib.doctor.problems import Problem, diagnose
+from course_lib.doctor.facts import (
+    BASE,
+    EXTRAS,
+    MODULES,
+    REQUIREMENTS,
+    Facts,
+    Gpu,
+    collect,
+    this_python,
+)
+from course_lib.doctor.problems import Missing, Problem, adding, diagnose, missing
 from course_lib.doctor.report import report
 
-__all__ = ["REQUIREMENTS", "Facts", "Gpu", "Problem", "collect", "diagnose", "main", "report"]
+__all__ = [
+    "BASE",
+    "EXTRAS",
+    "REQUIREMENTS",
+    "Facts",
+    "Gpu",
+    "Missing",
+    "Problem",
+    "collect",
+    "diagnose",
+    "main",
+    "missing",
+    "report",
+    "without",
+]
+
+
+def without(module):
+    """Say how to add what could not be imported; None for what comes with no extra."""
+    top = (module or "").partition(".")[0]
+    for extra, modules in MODULES.items():
+        if top in modules:
+            return f"{top} is not installed. Add it with:  {adding(extra, *this_python())}"
+    return None
 
 
 def main():

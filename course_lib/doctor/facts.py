@@ -16,23 +16,41 @@ from course_lib.runtime.compile import cache
 from course_lib.runtime.host import device
 from course_lib.runtime.host.home import home
 
-#: What must be installed; a test keeps it in step with pyproject.toml.
+#: What must be installed; a test keeps it, and `EXTRAS`, in step with pyproject.toml.
+BASE = {"numba": ">=0.68,<0.69", "numpy": ">=2,<2.5", "greenlet": ">=3.1", "ml_dtypes": ">=0.5"}
+#: What may be: extra -> (what it is for, its packages).
+EXTRAS = {
+    "torch": (
+        "operators, layers, training, and PyTorch as a peer",
+        {
+            "torch": ">=2.11",
+            "torchvision": ">=0.26",
+            "array-api-compat": ">=1.12",
+            "pyyaml": ">=6",
+            "tqdm": ">=4.66",
+        },
+    ),
+    "gpu": ("kernels on a GPU, and `lint`", {"numba-cuda": ">=0.30,<0.31"}),
+    "lessons": (
+        "lessons in JupyterLab, and pictures",
+        {
+            "jupyterlab": ">=4.2",
+            "matplotlib": ">=3.9",
+            "ipykernel": ">=6.29",
+            "array-api-compat": ">=1.12",
+        },
+    ),
+}
+#: Extra -> modules by which it is missed.
+MODULES = {
+    "torch": ("torch", "torchvision", "array_api_compat", "yaml", "tqdm"),
+    "gpu": ("numba_cuda", "cuda"),
+    "lessons": ("matplotlib", "PIL", "IPython", "jupyterlab"),
+}
 REQUIREMENTS = {
-    "torch": ">=2.11",
-    "torchvision": ">=0.26",
-    "numba": ">=0.68,<0.69",
-    "numba-cuda": ">=0.30,<0.31",
-    "numpy": ">=2,<2.5",
-    "greenlet": ">=3.1",
-    "ml_dtypes": ">=0.5",
-    "array-api-compat": ">=1.12",
-    "matplotlib": ">=3.9",
-    "jupyterlab": ">=4.2",
-    "ipykernel": ">=6.29",
-    "jupytext": ">=1.16",
-    "nbval": ">=0.11",
-    "pyyaml": ">=6",
-    "tqdm": ">=4.66",
+    package: bounds
+    for packages in (*(packages for _, packages in EXTRAS.values()), BASE)
+    for package, bounds in packages.items()
 }
 #: The parts of the CUDA toolkit that compile and link a kernel, and the packages they come in.
 TOOLKIT = {"nvvm": "nvidia-nvvm", "nvJitLink": "nvidia-nvjitlink", "nvrtc": "nvidia-cuda-nvrtc"}
@@ -78,7 +96,8 @@ class Facts:
     def simulated(self):
         """Whether kernels run in the simulator."""
         choice = self.variables.get("COURSE_LIB_SIMULATOR", "")
-        return choice == "1" or (choice != "0" and not self.gpus)
+        usable = self.gpus and self.packages.get("numba-cuda")
+        return choice == "1" or (choice != "0" and not usable)
 
 
 def dotted(numbers):
@@ -90,12 +109,13 @@ def collect():
     """The `Facts` about this machine. Never raises because of what is broken on it."""
     packages = {name: installed_version(name) for name in REQUIREMENTS}
     import_errors, mps = _try_imports(packages)
+    executable, has_pip = this_python()
     return Facts(
         python=tuple(sys.version_info[:3]),
-        executable=_short(sys.executable),
+        executable=executable,
         platform="wsl" if "microsoft" in platform.release().lower() else sys.platform,
         packages=packages,
-        has_pip=importlib.util.find_spec("pip") is not None,
+        has_pip=has_pip,
         torch_cuda=_torch_cuda(),
         torchvision_wants=_torchvision_wants(),
         import_errors=import_errors,
@@ -118,6 +138,11 @@ def installed_version(package):
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def this_python():
+    """How a command names this Python, and whether it has pip."""
+    return _short(sys.executable), importlib.util.find_spec("pip") is not None
 
 
 def _short(executable):
@@ -159,17 +184,21 @@ def _try_imports(packages):
     tries = dict(TRIED_IMPORTS)
     if sys.platform == "darwin":
         tries["torch"] += "; print(torch.backends.mps.is_available())"
+    if packages["numba-cuda"] is None:
         tries["numba"] = "import numba"
-    processes = {
-        name: subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name, code in tries.items()
-        if packages[name] is not None
-    }
+    try:
+        processes = {
+            name: subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for name, code in tries.items()
+            if packages[name] is not None
+        }
+    except OSError:  # a browser has one process
+        return {}, False
     errors, mps = {}, False
     for name, process in processes.items():
         try:

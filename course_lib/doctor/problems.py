@@ -1,14 +1,29 @@
 """What is wrong, told from the facts alone."""
 
+import os
 import re
+import shlex
 from dataclasses import dataclass
 
-from course_lib.doctor.facts import REQUIREMENTS, dotted
+from course_lib.doctor.facts import BASE, EXTRAS, REQUIREMENTS, dotted
 
 #: numba-cuda[cu13] needs a driver for this CUDA version, and it and torch a GPU this recent.
 CUDA_NEEDED = (13, 0)
 CAPABILITY_NEEDED = (7, 5)
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+
+
+@dataclass(frozen=True)
+class Missing:
+    """An extra that is not installed or not whole, what it is for, and what adds it."""
+
+    extra: str
+    packages: list
+    purpose: str
+    command: str
+
+    def __str__(self):
+        return f"{', '.join(self.packages)}: for {self.purpose}. Add it with:  {self.command}"
 
 
 @dataclass(frozen=True)
@@ -34,6 +49,17 @@ def diagnose(facts):
     return problems
 
 
+def missing(facts):
+    """The extras that lack packages, as `Missing`; nothing is wrong with that."""
+    found = []
+    for extra, (purpose, packages) in EXTRAS.items():
+        lacking = [name for name in packages if facts.packages.get(name) is None]
+        if lacking and not (extra == "gpu" and facts.platform == "darwin"):  # there is none for it
+            command = adding(extra, facts.executable, facts.has_pip)
+            found.append(Missing(extra, lacking, purpose, command))
+    return found
+
+
 def within(version, bounds):
     """Whether `version` ("2.4.6") lies within `bounds` (">=2,<2.5"); "" allows all."""
 
@@ -53,12 +79,21 @@ def within(version, bounds):
     return all(holds[operator](number(version), number(bound)) for operator, bound in clauses)
 
 
+def adding(extra, executable, has_pip):
+    """The command that installs an extra."""
+    return f"{_pip(executable, has_pip)} 'course_lib[{extra}]'"
+
+
+def _pip(executable, has_pip):
+    if " " in executable:  # quotes would keep a shell from reading ~
+        executable = shlex.quote(os.path.expanduser(executable))
+    return f"{executable} -m pip install" if has_pip else f"uv pip install --python {executable}"
+
+
 def _install(facts, *packages, option=""):
-    start = f"{facts.executable} -m pip install{option}"
-    if not facts.has_pip:
-        start = f"uv pip install --python {facts.executable}{option}"
     extras = {"numba-cuda": "[cu13]"}
-    return " ".join([start, *(f"'{p}{extras.get(p, '')}{REQUIREMENTS[p]}'" for p in packages)])
+    wanted = (f"'{p}{extras.get(p, '')}{REQUIREMENTS[p]}'" for p in packages)
+    return " ".join([f"{_pip(facts.executable, facts.has_pip)}{option}", *wanted])
 
 
 def _install_again(facts, *packages):
@@ -78,12 +113,10 @@ def _package_problems(facts):
     problems = []
     for package, bounds in REQUIREMENTS.items():
         version = facts.packages.get(package)
-        if package == "numba-cuda" and facts.platform == "darwin":
-            continue  # there is none for macOS; the simulator does without
+        if version is None and package not in BASE or version and within(version, bounds):
+            continue
         if version is None:
             what = f"{package} is not installed"
-        elif within(version, bounds):
-            continue
         elif package == "numpy" and not within(version, "<2.5"):
             what = f"numpy {version} is too new: numba-cuda fails when it first compiles a kernel"
         else:
@@ -105,8 +138,7 @@ def _import_problems(facts, known):
     problems = []
     for name, error in facts.import_errors.items():
         packages = {"torch": ["torch", "torchvision"], "numba": ["numba", "numba-cuda"]}[name]
-        if facts.platform == "darwin" and name == "numba":
-            packages = ["numba"]
+        packages = [package for package in packages if facts.packages.get(package)]
         if known.isdisjoint([*packages, "numpy"]):  # else that is the reason, and is told already
             what = f"{name} cannot be imported ({error})"
             problems.append(Problem(name, what, _install_again(facts, *packages)))

@@ -1,19 +1,21 @@
 """The facts and problems as text."""
 
 from course_lib.doctor.facts import dotted
+from course_lib.doctor.problems import missing
 
 
 def report(facts, problems):
-    """What `python -m course_lib` prints: the facts as a table, then one line a problem."""
+    """What `python -m course_lib` prints: the facts as a table, what is missing, each problem."""
     rows = [("Python", f"{dotted(facts.python)}  {facts.executable}")]
     for package in ("torch", "torchvision", "numba", "numba-cuda", "numpy", "jupyterlab"):
         version = facts.packages.get(package) or "not installed"
         if package == "torch" and facts.packages.get("torch"):
             version += f"  built for {'CUDA ' + facts.torch_cuda if facts.torch_cuda else 'CPU'}"
         rows.append((package, version))
-    if facts.platform != "darwin":
+    if facts.packages.get("numba-cuda"):
         parts = [f"{name} {found or 'missing'}" for name, found in facts.toolkit.items()]
         rows.append(("CUDA libraries", ", ".join(parts)))
+    if facts.platform != "darwin":
         rows.append(("NVIDIA driver", _driver_line(facts)))
     for index, gpu in enumerate(facts.gpus):
         capability, gibibytes = dotted(gpu.compute_capability), gpu.memory_bytes / 2**30
@@ -26,6 +28,7 @@ def report(facts, problems):
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:{width}}  {value}" for name, value in rows]
     lines.append("")
+    lines += [f"Not installed: {each}" for each in missing(facts)]
     lines += [f"PROBLEM  {problem}" for problem in problems] or ["All is well."]
     return "\n".join(lines)
 
@@ -41,6 +44,8 @@ def _where_kernels_run(facts):
     choice = facts.variables.get("COURSE_LIB_SIMULATOR", "")
     if choice == "1":
         return "run in the simulator (COURSE_LIB_SIMULATOR=1)"
+    if facts.gpus and choice != "0" and not facts.packages.get("numba-cuda"):
+        return "run in the simulator: numba-cuda is not installed"
     if facts.gpus:
         return "run on the GPU"
     hidden = facts.variables.get("CUDA_VISIBLE_DEVICES")

@@ -3,13 +3,13 @@
 import functools
 
 import numpy as np
-import torch
 
 from course_lib import reference
 from course_lib.kernels import activation, softmax
 from course_lib.operations import fused, images, layers, training
 from course_lib.operations.attention import attention_operation
-from course_lib.operations.passes import DIRECTIONS, Operation, Pass, gradient, largest
+from course_lib.operations.numbers import gradient, saved, torch
+from course_lib.operations.passes import DIRECTIONS, Operation, Pass, largest
 
 __all__ = ["DIRECTIONS", "OPERATIONS", "Operation", "Pass"]
 
@@ -17,8 +17,11 @@ _aten = torch.ops.aten
 
 
 def _elementwise(operation, peer, peer_backward, **forward_scale):
+    truth = getattr(reference, operation.name)
+
     def backward_inputs(x):
-        return {"dy": gradient(x), operation.saves: x if operation.saves == "x" else peer(x)}
+        kept = x if operation.saves == "x" else saved(peer, truth, x)
+        return {"dy": gradient(x), operation.saves: kept}
 
     return Operation(
         activation,
@@ -27,7 +30,7 @@ def _elementwise(operation, peer, peer_backward, **forward_scale):
             inputs=lambda x: {"x": x},
             ours=operation.forward,
             peer=peer,
-            truth=getattr(reference, operation.name),
+            truth=truth,
             out=True,
             in_place=("x",),
             **forward_scale,
@@ -73,6 +76,11 @@ def _softmax(operation, images=False):
             function(*(np.moveaxis(x, axis, -1) for x in inputs)), -1, axis
         )
 
+    def peer_forward(x):
+        return peer(x, axis)
+
+    forward = truth(operation.name)
+
     def backward_scale(truth, dy, y):
         if operation is softmax.softmax:
             return size(y) * size(dy)
@@ -93,8 +101,8 @@ def _softmax(operation, images=False):
         forward=Pass(
             operation.FORWARD,
             inputs=lambda x: {"x": x},
-            peer=lambda x: peer(x, axis),
-            truth=truth(operation.name),
+            peer=peer_forward,
+            truth=forward,
             scale=lambda truth, x: size(truth),
             scale_in_words=f"the {row}'s largest |y|",
             in_place=("x",),
@@ -102,7 +110,7 @@ def _softmax(operation, images=False):
         ),
         backward=Pass(
             operation.BACKWARD,
-            inputs=lambda x: {"dy": gradient(x), "y": peer(x, axis)},
+            inputs=lambda x: {"dy": gradient(x), "y": saved(peer_forward, forward, x)},
             peer=lambda dy, y: peer_backward(dy, y, axis, y.dtype),
             truth=truth(f"{operation.name}_backward"),
             scale=backward_scale,

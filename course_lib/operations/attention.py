@@ -1,11 +1,14 @@
 """Attention: causal from the lower right corner, with one pair of keys and values for all heads."""
 
+import math
+
 import numpy as np
-import torch
 
 from course_lib import reference
 from course_lib.kernels import attention
-from course_lib.operations.passes import Operation, Pass, gradient
+from course_lib.operations.numbers import Draw, alike, gradient, torch
+from course_lib.operations.passes import Operation, Pass
+from course_lib.runtime.host.arrays import is_tensor
 
 OPTIONS = dict(causal=True, lower_right=True)
 MORE = 2  # keys than queries
@@ -16,12 +19,11 @@ def attention_operation():
 
     def forward_inputs(x):
         B, _, T, D = x.shape
-        return {"q": x, "kv": gradient(x.new_empty(B, 1, T + MORE, 2 * D))}
+        return {"q": x, "kv": gradient(x, (B, 1, T + MORE, 2 * D))}
 
     def backward_inputs(x):
-        generator = torch.Generator().manual_seed(x.numel() + 3)
-        do = torch.randn(x.shape, generator=generator).to(x.device, x.dtype)
-        return {"do": do} | forward_inputs(x)
+        do = Draw(math.prod(x.shape) + 3).normal(tuple(x.shape))
+        return {"do": alike(do, x)} | forward_inputs(x)
 
     def halves(q, kv):
         D = q.shape[-1]
@@ -73,7 +75,7 @@ def attention_operation():
         return terms @ k * root * steep, joined(dk, dv) * steep
 
     def joined(dk, dv):
-        return (torch.cat if torch.is_tensor(dk) else np.concatenate)((dk, dv), -1)
+        return (torch.cat if is_tensor(dk) else np.concatenate)((dk, dv), -1)
 
     def chosen(ladder, *inputs):
         return attention.default_choice(ladder, *halves(*inputs), **OPTIONS).rung

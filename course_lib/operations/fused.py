@@ -1,8 +1,8 @@
 """Operations that are one kernel here and a chain of operators in PyTorch."""
 
+import math
+
 import numpy as np
-import torch
-import torch.nn.functional as F
 
 from course_lib import reference
 from course_lib.kernels import (
@@ -12,10 +12,23 @@ from course_lib.kernels import (
     scaled_softmax,
     softmax_dropout,
 )
-from course_lib.operations.passes import Operation, Pass, gradient, largest
+from course_lib.operations.numbers import Draw, beside, gradient, saved, torch
+from course_lib.operations.passes import Operation, Pass, largest
+from course_lib.runtime.host.arrays import is_tensor
 
+F = torch.nn.functional
 DROPPED, SEED = 0.1, 2011  # of softmax_dropout: the probability, and the mask's seed
 SCALED = dict(scale=0.3, causal=True)  # of scaled_softmax
+
+
+def losses(x):
+    """The shape of a loss for each row or pixel."""
+    return x.shape[0], *x.shape[2:]
+
+
+def classes(x):
+    """A class for each row or pixel, always the same."""
+    return beside(Draw(math.prod(x.shape) + 2).integers(max(1, x.shape[1]), losses(x)), x)
 
 
 def cross_entropy_operation(images):
@@ -24,16 +37,11 @@ def cross_entropy_operation(images):
     of_images = tuple(rung for rung in cross_entropy.FORWARD if rung == "strided")
     rungs = tuple(rung for rung in cross_entropy.FORWARD if (rung in of_images) == images)
 
-    def losses(x):
-        return x.shape[0], *x.shape[2:]
-
     def forward_inputs(x):
-        generator = torch.Generator().manual_seed(x.numel() + 2)
-        target = torch.randint(max(1, x.shape[1]), losses(x), generator=generator)
-        return {"logits": x, "target": target.to(x.device)}
+        return {"logits": x, "target": classes(x)}
 
     def backward_inputs(x):
-        return {"dloss": gradient(x.new_empty(losses(x)))} | forward_inputs(x)
+        return {"dloss": gradient(x, losses(x))} | forward_inputs(x)
 
     def ours_backward(dloss, logits, target, *, variant, out=None):
         _, stats, normaliser = cross_entropy.forward(logits, target, variant=variant, **options)
@@ -89,7 +97,7 @@ def softmax_dropout_operation():
 
     def keep(x):
         mask = reference.dropout_mask(tuple(x.shape), DROPPED, SEED, 0)
-        return torch.from_numpy(mask).to(x.device)
+        return torch.from_numpy(mask).to(x.device) if is_tensor(x) else mask
 
     def drop(y, keep):
         return y * keep / (1 - DROPPED)
@@ -145,6 +153,9 @@ def scaled_softmax_operation():
         scores = (x * SCALED["scale"] + mask).masked_fill(~seen, -torch.inf)
         return torch.softmax(scores, -1)
 
+    def truth(x, mask):
+        return reference.scaled_softmax(x, mask, **SCALED)
+
     def peer_backward(dy, y):
         return SCALED["scale"] * torch.ops.aten._softmax_backward_data(dy.tril(), y, -1, y.dtype)
 
@@ -155,14 +166,16 @@ def scaled_softmax_operation():
             inputs=forward_inputs,
             ours=lambda *inputs, **options: scaled_softmax.forward(*inputs, **SCALED, **options),
             peer=peer,
-            truth=lambda *inputs: reference.scaled_softmax(*inputs, **SCALED),
+            truth=truth,
             scale=lambda truth, x, mask: largest(truth) * (1 + largest(x) * SCALED["scale"]),
             scale_in_words="the row's largest |y|, times its largest score",
             out=True,
         ),
         backward=Pass(
             scaled_softmax.BACKWARD,
-            inputs=lambda x: {"dy": gradient(x), "y": peer(*forward_inputs(x).values())},
+            inputs=lambda x: {
+                "dy": gradient(x), "y": saved(peer, truth, *forward_inputs(x).values()),
+            },
             ours=lambda *inputs, **options: scaled_softmax.backward(*inputs, **SCALED, **options),
             peer=peer_backward,
             truth=lambda *inputs: reference.scaled_softmax_backward(*inputs, **SCALED),
@@ -184,12 +197,10 @@ def bn_relu_softmax_operation():
 
         The variance is about that of x, as it is where a network has been trained.
         """
-        generator = torch.Generator().manual_seed(x.shape[1])
-        mean, weight, bias = (torch.randn(x.shape[1], generator=generator) for _ in range(3))
-        found = mean, 9 * (torch.rand(x.shape[1], generator=generator) + 0.5), weight, bias
-        if isinstance(x, torch.Tensor):
-            return [one.to(x.device) for one in found]
-        return [one.numpy().astype(np.promote_types(x.dtype, np.float32)) for one in found]
+        C, draw = x.shape[1], Draw(x.shape[1])
+        mean, weight, bias = (draw.normal((C,)) for _ in range(3))
+        found = mean, 9 * (draw.uniform((C,)) + 0.5), weight, bias
+        return [beside(one, x) for one in found]
 
     def peer(x):
         mean, var, weight, bias = statistics(x)
@@ -198,6 +209,9 @@ def bn_relu_softmax_operation():
     def peer_backward(dy, y, x):
         x = x.detach().requires_grad_()
         return torch.autograd.grad(peer(x), x, dy)[0]
+
+    def truth(x):
+        return reference.bn_relu_softmax(x, *statistics(x))
 
     def steepness(truth, dy, y, x):
         _, var, weight, _ = statistics(x)
@@ -210,12 +224,12 @@ def bn_relu_softmax_operation():
             inputs=lambda x: {"x": x},
             ours=lambda x, **options: bn_relu_softmax.forward(x, *statistics(x), **options),
             peer=peer,
-            truth=lambda x: reference.bn_relu_softmax(x, *statistics(x)),
+            truth=truth,
             out=True,
         ),
         backward=Pass(
             bn_relu_softmax.BACKWARD,
-            inputs=lambda x: {"dy": gradient(x), "y": peer(x), "x": x},
+            inputs=lambda x: {"dy": gradient(x), "y": saved(peer, truth, x), "x": x},
             ours=lambda *inputs, **options: bn_relu_softmax.backward(
                 *inputs, *statistics(inputs[-1]), **options
             )[0],
@@ -236,10 +250,7 @@ def dice_loss_operation():
     """Of images' classes, N x C x H x W: one number, and its gradient to the logits."""
 
     def forward_inputs(x):
-        generator = torch.Generator().manual_seed(x.numel() + 2)
-        shape = x.shape[0], *x.shape[2:]
-        target = torch.randint(max(1, x.shape[1]), shape, generator=generator)
-        return {"logits": x, "target": target.to(x.device)}
+        return {"logits": x, "target": classes(x)}
 
     def peer(logits, target):
         p = torch.softmax(logits.float(), 1)
@@ -247,6 +258,9 @@ def dice_loss_operation():
         pixels = 0, *range(2, p.ndim)
         found = (2 * (p * t).sum(pixels) + 1) / (p.sum(pixels) + t.sum(pixels) + 1)
         return (1 - found.mean()).to(logits.dtype).reshape(1)
+
+    def one(x):
+        return x.new_ones(()) if is_tensor(x) else np.ones((), x.dtype)
 
     def ours_backward(dloss, logits, target, *, variant, out=None):
         _, factors = dice.forward(logits, target, variant=variant)
@@ -277,7 +291,7 @@ def dice_loss_operation():
         ),
         backward=Pass(
             dice.BACKWARD,
-            inputs=lambda x: {"dloss": x.new_ones(())} | forward_inputs(x),
+            inputs=lambda x: {"dloss": one(x)} | forward_inputs(x),
             ours=ours_backward, peer=peer_backward,
             truth=lambda dloss, logits, target: reference.dice_loss_backward(
                 dloss, logits, target.astype(int)),

@@ -3,13 +3,13 @@
 import math
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
 from course_lib import reference
 from course_lib.kernels import global_avg_pool, squeeze_excite
-from course_lib.operations.passes import Operation, Pass, gradient
+from course_lib.operations.numbers import Draw, beside, gradient, torch
+from course_lib.operations.passes import Operation, Pass
 
+F = torch.nn.functional
 SQUEEZE = 4  # channels of x for each number of the hidden layer of squeeze_excite
 
 
@@ -36,7 +36,7 @@ def global_avg_pool_operation():
         ),
         backward=Pass(
             pool.BACKWARD,
-            inputs=lambda x: {"dy": gradient(x.new_empty(x.shape[:2])), "size": x.shape[2:]},
+            inputs=lambda x: {"dy": gradient(x, x.shape[:2]), "size": x.shape[2:]},
             ours=pool.backward,
             peer=share,
             truth=reference.global_avg_pool_backward,
@@ -59,14 +59,9 @@ def squeeze_excite_operation():
         """Weights for the channels of x, always the same; as x's kind of array."""
         C = x.shape[1]
         R = max(1, C // SQUEEZE)
-        generator = torch.Generator().manual_seed(C)
-        shapes = (R, C), (R,), (C, R), (C,)
-        found = [
-            torch.randn(shape, generator=generator) / max(1, shape[-1]) ** 0.5 for shape in shapes
-        ]
-        if isinstance(x, torch.Tensor):
-            return [one.to(x.device) for one in found]
-        return [one.numpy().astype(np.promote_types(x.dtype, np.float32)) for one in found]
+        draw, shapes = Draw(C), ((R, C), (R,), (C, R), (C,))
+        found = [draw.normal(shape) / max(1, shape[-1]) ** 0.5 for shape in shapes]
+        return [beside(one, x) for one in found]
 
     def peer(x):
         weight1, bias1, weight2, bias2 = weights(x)

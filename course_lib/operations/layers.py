@@ -3,8 +3,6 @@
 import math
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
 from course_lib import reference
 from course_lib.kernels import (
@@ -16,21 +14,24 @@ from course_lib.kernels import (
     max_pool2d,
     upsample,
 )
-from course_lib.operations.passes import Operation, Pass, gradient, largest
+from course_lib.operations.numbers import Draw, alike, gradient, saved, torch
+from course_lib.operations.passes import Operation, Pass, largest
+from course_lib.runtime.host.arrays import is_tensor
 
 IMAGES = "images, N x C x H x W"
 TERMS = "the sum of its terms' magnitudes"
 POOL = dict(kernel_size=3, stride=2, padding=1)
-_aten = torch.ops.aten
+F, _aten = torch.nn.functional, torch.ops.aten
 
 
 def _random(x, *shapes):
     """Numbers of these shapes, like x, and always the same; small where many are added up."""
-    generator = torch.Generator().manual_seed(sum(map(math.prod, shapes)))
-    return [
-        (torch.randn(shape, generator=generator) / math.prod(shape[1:]) ** 0.5).to(x)
-        for shape in shapes
-    ]
+    draw = Draw(sum(map(math.prod, shapes)))
+    return [alike(draw.normal(shape) / math.prod(shape[1:]) ** 0.5, x) for shape in shapes]
+
+
+def _single(x):
+    return x.float() if is_tensor(x) else x.astype(np.float32)
 
 
 def _product(module, ladders, truths, ours, theirs, arrays_of, rungs=None, **facts):
@@ -51,7 +52,8 @@ def _product(module, ladders, truths, ours, theirs, arrays_of, rungs=None, **fac
 
     def backward_inputs(x):
         weight, bias = arrays_of(x)
-        return {"dy": gradient(theirs[0](x, weight, bias)), "x": x, "weight": weight}
+        y = saved(theirs[0], truth, x, weight, bias)
+        return {"dy": gradient(y), "x": x, "weight": weight}
 
     def gradient_of(number, ladder):
         needs = tuple(which == number for which in range(3))
@@ -164,8 +166,9 @@ def max_pool2d_operation():
         return F.max_pool2d(x, **POOL, return_indices=True)
 
     def backward_inputs(x):
-        y, indices = found(x)
-        return {"dy": gradient(y), "indices": indices.int(), "x": x}
+        y, indices = found(x) if is_tensor(x) else reference.max_pool2d(x, **POOL)
+        indices = indices.int() if is_tensor(x) else indices.astype(np.int32)
+        return {"dy": gradient(x, y.shape), "indices": indices, "x": x}
 
     def ours_backward(dy, indices, x, **options):
         return max_pool2d.backward(dy, indices, x.shape, **options, **POOL)
@@ -201,12 +204,14 @@ def batch_norm_operation():
     """In training: statistics of this batch, weights and biases for each channel."""
 
     def affine(x):
-        return [each.float() for each in _random(x, (x.shape[1],), (x.shape[1],))]
+        return [_single(each) for each in _random(x, (x.shape[1],), (x.shape[1],))]
 
     def inputs(x):
         return dict(zip(("x", "weight", "bias"), (x, *affine(x)), strict=True))
 
     def statistics(x):
+        if not is_tensor(x):
+            return [_single(each) for each in reference.batch_norm(x)[1:]]
         variance, mean = torch.var_mean(x.double(), (0, 2, 3), correction=0)
         return mean.float(), torch.rsqrt(variance + 1e-5).float()
 
@@ -279,11 +284,15 @@ def layer_norm_operation():
     def inputs(x):
         return dict(zip(("x", "weight", "bias"), (x, *affine(x)), strict=True))
 
-    def backward_inputs(x):
+    def statistics(x):
+        if not is_tensor(x):
+            return reference.layer_norm(x)[1:]
         mean = x.double().mean(-1)
-        rstd = torch.rsqrt((x - mean[..., None]).square().mean(-1) + 1e-5)
-        statistics = {"mean": mean.float(), "rstd": rstd.float()}
-        return {"dy": gradient(x), "x": x, "weight": affine(x)[0]} | statistics
+        return mean, torch.rsqrt((x - mean[..., None]).square().mean(-1) + 1e-5)
+
+    def backward_inputs(x):
+        mean, rstd = map(_single, statistics(x))
+        return {"dy": gradient(x), "x": x, "weight": affine(x)[0], "mean": mean, "rstd": rstd}
 
     def peer_backward(dy, x, weight, mean, rstd):
         of_rows = (each[..., None] for each in (mean, rstd))
@@ -348,7 +357,8 @@ def upsample_operation():
     options = dict(mode="bilinear", align_corners=False)
 
     def backward_inputs(x):
-        return {"dy": gradient(F.interpolate(x, scale_factor=2, **options)), "x": x}
+        N, C, H, W = x.shape
+        return {"dy": gradient(x, (N, C, 2 * H, 2 * W)), "x": x}
 
     def peer_backward(dy, x):
         size = [2 * n for n in x.shape[2:]]

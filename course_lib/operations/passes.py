@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
-import torch
 
 from course_lib.kernels.operation import AUTO, Ladder
 
@@ -24,7 +23,8 @@ def largest(x):
 
 @dataclass(frozen=True)
 class Pass:
-    """One direction of one operation. Works on PyTorch tensors; `truth` and `scale` on float64.
+    """One direction of one operation. Works on PyTorch tensors, or where that is
+    missing on NumPy arrays, but for `peer`; `truth` and `scale` on float64.
 
     ladder   its rungs
     inputs   function(x), x random numbers of the shape asked for: {name: what `ours` takes}
@@ -90,9 +90,3 @@ class Operation:
         """{direction: Pass} of those that there are."""
         found = {name: getattr(self, name) for name in DIRECTIONS}
         return {name: each for name, each in found.items() if each is not None}
-
-
-def gradient(x):
-    """A dy for x: as random, of the same shape and dtype, and not correlated with it."""
-    generator = torch.Generator().manual_seed(x.numel() + 1)
-    return torch.randn(x.shape, generator=generator).to(x.device, x.dtype)

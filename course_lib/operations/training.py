@@ -3,11 +3,12 @@
 from copy import deepcopy
 
 import numpy as np
-import torch
 
 from course_lib import reference
 from course_lib.kernels import dropout, optimizers
-from course_lib.operations.passes import Operation, Pass, gradient
+from course_lib.operations.numbers import alike, gradient, torch
+from course_lib.operations.passes import Operation, Pass
+from course_lib.runtime.host.arrays import is_tensor
 
 P, SEED, OFFSET = 0.3, 1234, 0
 SGD = dict(lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
@@ -45,7 +46,7 @@ def _step(ladder, ours, peer, truth, n_states, scale_in_words):
     """One step: forward gives the parameter as it is afterwards; there is no backward."""
 
     def inputs(x):
-        states = [(gradient(x) * (0.5 + number)).abs() for number in range(n_states)]
+        states = [alike(abs(gradient(x) * (0.5 + number)), x) for number in range(n_states)]
         return {"parameter": x, "gradient": gradient(x), **dict(zip("mv", states, strict=False))}
 
     return Operation(
@@ -87,7 +88,7 @@ def adam_operation():
     def ours(parameter, gradient, m, v, *, variant):
         found, m, v = deepcopy((parameter, m, v))
         count = np.full(1, STEPS, np.float32)
-        if torch.is_tensor(found):
+        if is_tensor(found):
             count = torch.from_numpy(count).to(found.device)
         optimizers.adam([found], [gradient], [m], [v], [count], variant=variant, **ADAM)
         return found

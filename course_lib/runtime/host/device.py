@@ -89,7 +89,13 @@ def use_simulator():
     value = os.environ.get(SIMULATOR_VARIABLE, "")
     if value not in ("", "0", "1"):
         raise ValueError(f"{SIMULATOR_VARIABLE} must be unset, 0 or 1; it is {value!r}")
-    return count() == 0 if value == "" else value == "1"
+    if value == "":
+        return count() == 0 or not _can_compile()
+    return value == "1"
+
+
+def _can_compile():
+    return importlib.util.find_spec("numba_cuda") is not None
 
 
 def numba_cuda():
@@ -111,6 +117,8 @@ def why_no_gpu():
         return "there is no NVIDIA GPU here"
     if os.environ.get(SIMULATOR_VARIABLE) == "1":
         return f"{SIMULATOR_VARIABLE}=1 asks for the simulator: unset it"
+    if not _can_compile():
+        return "numba-cuda is not installed: pip install 'course_lib[gpu]'"
     return None
 
 

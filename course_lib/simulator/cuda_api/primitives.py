@@ -6,20 +6,13 @@ that could not be rewritten, they find the thread they run for through its green
 
 from typing import NamedTuple
 
-import greenlet
-
+from course_lib.simulator.engine import greenlets
 from course_lib.simulator.engine.checked import checked, pause
-
-
-class ThreadGreenlet(greenlet.greenlet):
-    """A greenlet that runs one CUDA thread; `thread` is its `engine.Thread`."""
-
-    thread = None
 
 
 def current_thread(name):
     """The CUDA thread running in this greenlet; RuntimeError outside a kernel."""
-    thread = getattr(greenlet.getcurrent(), "thread", None)
+    thread = greenlets.current()
     if thread is None:
         raise RuntimeError(f"{name} means something only inside a kernel; it was used on the host")
     return thread

@@ -1,7 +1,8 @@
 """Indices that are checked, and arrays that check their own: for functions without source."""
 
-import greenlet
 import numpy as np
+
+from course_lib.simulator.engine import greenlets
 
 
 def check_index(array, index, axis=None):
@@ -24,7 +25,7 @@ def check_index(array, index, axis=None):
 
 def pause():
     """Called at each access of a function that could not be rewritten: see `Thread.pause`."""
-    thread = getattr(greenlet.getcurrent(), "thread", None)
+    thread = greenlets.current()
     if thread is not None:
         thread.pause()
 

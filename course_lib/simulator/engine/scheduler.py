@@ -9,7 +9,7 @@ tuple whose first item is called as `handler(block, thread, operation)`.
 import contextvars
 
 from course_lib.simulator import errors
-from course_lib.simulator.cuda_api.primitives import ThreadGreenlet
+from course_lib.simulator.engine import greenlets
 from course_lib.simulator.engine.report import annotate
 
 WARP_SIZE = 32
@@ -333,12 +333,13 @@ def start_generators(function):
 
 def start_greenlets(function):
     """A `start` for programs whose threads are greenlets."""
+    kind = greenlets.kind()
 
     def start(launch, threads):
         args = launch.args
         context = contextvars.copy_context()
         for thread in threads:
-            thread.handle = task = ThreadGreenlet(function)
+            thread.handle = task = kind(function)
             task.thread = thread
             # A greenlet starts with an empty context, and NumPy keeps its error state in there.
             task.gr_context = context.copy()

@@ -16,7 +16,6 @@ import marshal
 import os
 import pickle
 import struct
-import subprocess
 import sys
 import threading
 import types
@@ -273,6 +272,8 @@ class _Process:
                                   "installed here (it cannot be on macOS); nothing was checked")
         if self.owner != os.getpid():  # a fork has inherited the pipes: they are its parent's
             self.running, self.owner = None, os.getpid()
+        import subprocess
+
         if self.running is None or self.running.poll() is not None:
             self.running = subprocess.Popen(
                 [sys.executable, "-c", _START, str(_WORKER)], env=os.environ | ENVIRONMENT,

@@ -6,9 +6,12 @@ numba does, but for float16, of which plain numba knows little; its rules are wr
 """
 
 import functools
+import importlib.util
 import operator
 
 import numpy as np
+
+from course_lib.simulator.rewrite import number_rules
 
 #: class of a value in a kernel -> numba's name of its type
 NAMES = {
@@ -43,6 +46,11 @@ _HALF_UNARY = {"neg": "float16", "pos": "float16", "abs": "float16", "float": "f
 
 
 @functools.cache
+def _without_numba():
+    return importlib.util.find_spec("numba") is None
+
+
+@functools.cache
 def context():
     """numba's typing context."""
     from numba.core import typing
@@ -66,6 +74,8 @@ def signature(symbol, *names):
     """
     if "float16" in names:
         return _half(symbol, names)
+    if _without_numba():
+        return number_rules.signature(symbol, *names)
     from numba.core.errors import NumbaError
 
     try:
@@ -106,5 +116,7 @@ def unified(*names):
     """The type of a value that is one of several: of `min`, `max` and `a if b else c`; or None."""
     if len(set(names)) == 1:
         return names[0]
+    if _without_numba():
+        return number_rules.unified(*names)
     found = context().unify_types(*_types(names))
     return None if found is None else _name(found)

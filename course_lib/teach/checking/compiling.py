@@ -57,6 +57,7 @@ def compile_for_gpu(attempt: Attempt) -> Failure | None:
         mine = function is python_function(attempt.obj)
         kernel = attempt.obj if mine else function
         try:
+            prepare()  # says that there is no compiler before a thread waits for one
             findings = _within(WAIT, kernel, arguments)
         except LintUnavailable:
             attempt.compiled = False

@@ -3,6 +3,8 @@
 What counts is the processor's time of the code's own thread where that can be had, so that neither
 a busy machine nor another thread stops what would end. The time in which the code sleeps counts for
 less: it may wait for another thread or for a disk. Elsewhere time on the clock counts.
+
+A browser has neither signals nor threads: nothing stops the code there but the user.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ def deadline(seconds: float) -> contextlib.AbstractContextManager[None]:
 
     It interrupts Python code: a single long call into compiled code is not cut short.
     """
+    if sys.platform == "emscripten":
+        return contextlib.nullcontext()
     if hasattr(signal, "ITIMER_VIRTUAL") and threading.current_thread() is threading.main_thread():
         return _by_signal(seconds)
     return _by_thread(seconds)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from course_lib.runtime.host.home import home
+from course_lib.runtime.host import folders
 
 FORMAT = 1
 
@@ -50,16 +51,7 @@ def path() -> Path:
     chosen = os.environ.get("COURSE_LIB_PROGRESS")
     if chosen:
         return Path(chosen).expanduser()
-    project = Path(__file__).resolve().parents[3]
-    if (project / "pyproject.toml").exists() and os.access(project, os.W_OK):
-        return project / "progress.json"
-    if sys.platform == "win32":
-        data = Path(os.environ.get("LOCALAPPDATA", home() / "AppData" / "Local"))
-    elif sys.platform == "darwin":
-        data = home() / "Library" / "Application Support"
-    else:
-        data = Path(os.environ.get("XDG_DATA_HOME", home() / ".local" / "share"))
-    return data / "course_lib" / "progress.json"
+    return folders.written("progress.json")
 
 
 def today() -> str:
@@ -257,12 +249,15 @@ if sys.platform == "win32":
         msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)
 
 else:
-    import errno
-    import fcntl
+    try:
+        import fcntl
+    except ImportError:  # a browser, where nobody else runs
+        fcntl = None
 
     def _try_lock(handle: int) -> bool:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -272,7 +267,8 @@ else:
         return True
 
     def _unlock(handle: int) -> None:
-        fcntl.flock(handle, fcntl.LOCK_UN)
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def _tell(error: Exception) -> None:
