@@ -1,4 +1,4 @@
-"""The commands: `python -m course_lib [doctor | compare | bench | kernels | train | readme]`.
+"""The commands: `python -m course_lib [doctor | compare | sanitize | trace | …]`.
 
 Every command is imported only when it is asked for, so that `doctor` runs where another's
 imports are what is broken.
@@ -16,6 +16,7 @@ from pathlib import Path
 import course_lib
 from course_lib.benchmarks import BENCHMARKS
 from course_lib.runtime.compile.cache import CacheError
+from course_lib.scripts import command as scripts
 
 ROOT = Path(__file__).resolve().parent.parent
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
@@ -42,6 +43,11 @@ def main(arguments=None):
     )
     command.add_argument("--seed", type=int, default=0, help="of the random numbers (default: 0)")
     command.add_argument("--device", help="gpu or simulator (default: gpu, if there is one)")
+
+    for name, about in scripts.COMMANDS.items():
+        command = commands.add_parser(name, help=about)
+        command.set_defaults(command=scripts.run, what=name)
+        scripts.add_options(command, name)
 
     command = commands.add_parser("bench", help="measure on this GPU, beside the peers")
     command.set_defaults(command=bench)

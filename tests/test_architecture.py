@@ -41,10 +41,11 @@ FLOORS = {
         "course_lib", "simulator", "plot", "results_table", "bench", "benchmarks", "compare",
     },
     "kernels_command": {"kernels", "runtime"},
+    "scripts": {"course_lib", "simulator"},
     "doctor": {"runtime"},
     "cli": {
         "course_lib", "runtime", "bench", "benchmarks", "compare", "data", "doctor",
-        "kernels_command", "readme", "results_table", "train",
+        "kernels_command", "readme", "results_table", "scripts", "train",
     },
     "__main__": {"cli"},
 }
@@ -72,6 +73,7 @@ ABOUT = {
     "compare": "any rung beside PyTorch and float64, by element",
     "readme": "what is generated in README, RESULTS and docs, and their pictures",
     "kernels_command": "the command `kernels`: registers, spills and PTX of each kernel",
+    "scripts": "the commands `sanitize`, `trace` and `lint`: others' scripts, unchanged",
     "doctor": "the command `doctor`: what is installed, and what is wrong with it",
     "cli": "the commands, on top of everything that they run",
     "__main__": "`python -m course_lib`",
