@@ -57,11 +57,11 @@ def run(options):
     from course_lib.scripts import running
 
     try:
+        course_lib.simulate()  # before a module's package, which may want numba.cuda, is imported
         program = _program(options, running)
         _check_files(options)
         if options.what == "lint" and importlib.util.find_spec("numba_cuda") is None:
             raise running.NoScript("lint compiles kernels with numba-cuda, which is not installed")
-        course_lib.simulate()
         from course_lib.scripts.watched_run import WatchedRun  # which imports the simulator
 
         run = WatchedRun(options, program)

@@ -2,6 +2,7 @@
 
 import linecache
 import re
+import sysconfig
 import traceback
 
 from course_lib.scripts.finding import Found, shown_path
@@ -51,7 +52,8 @@ def _is_lacking(error):
 
 
 def _last_line(error):
-    """(file, line) of the innermost frame outside the simulator."""
+    """(file, line) of the innermost frame that is the user's: no installed package's, no ours."""
+    installed = (FOLDER, "<frozen", *map(sysconfig.get_path, ("purelib", "platlib", "stdlib")))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)
-              if not frame.filename.startswith((FOLDER, "<frozen"))]
+              if not frame.filename.startswith(installed)]
     return (frames[-1].filename, frames[-1].lineno) if frames else ("<script>", 1)

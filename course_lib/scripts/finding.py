@@ -32,8 +32,8 @@ class LaunchPlace:
     process: int = 0
 
     def __str__(self):
-        process = f" of process {self.process}" if self.process else ""
-        return (f"launch {self.number}{process} of {self.kernel}, grid {extent(self.grid)}, block "
+        process = f" in process {self.process}" if self.process else ""
+        return (f"launch {self.number}{process}: {self.kernel}, grid {extent(self.grid)}, block "
                 f"{extent(self.block)}, at {shown_path(self.filename)}:{self.line}")
 
 

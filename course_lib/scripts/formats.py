@@ -76,8 +76,8 @@ class Result:
         """One sentence: how much was found in how much."""
         count = len(self.findings)
         found = f"{count or 'no'} finding{'' if count == 1 else 's'}"
-        launches = _many(sum(self.launched.values()), "launch", "launches")
-        kernels = _many(len(self.launched), "kernel", "kernels")
+        launches = many(sum(self.launched.values()), "launch", "launches")
+        kernels = many(len(self.launched), "kernel", "kernels")
         done = {"sanitize": "checked", "trace": "traced", "lint": "compiled"}[self.command]
         rest = f", {self.checked} of them {done}" if (
             self.checked != sum(self.launched.values())) else ""
@@ -86,13 +86,14 @@ class Result:
         return f"{found} in {launches} of {kernels}{rest}"
 
 
+def many(count, one, several):
+    """"1 launch", "2 launches"."""
+    return f"{count} {one if count == 1 else several}"
+
+
 def written(result, kind):
     """The result in one of FORMATS."""
     return {"text": _text, "json": _json, "sarif": _sarif, "github": _github}[kind](result)
-
-
-def _many(count, one, several):
-    return f"{count} {one if count == 1 else several}"
 
 
 def _text(result):

@@ -97,7 +97,7 @@ class Processes:
                                   f"{data['running']}: what was found in it is lost")
         found.lost += [f"process {child.pid} still ran: what it found later is lost"
                        for child in multiprocessing.active_children()]
-        found.lost += [f"nobody looked at the kernels of a process that was started: {line}"
+        found.lost += [f"the kernels of a process that was started were not looked at: {line}"
                        for line in dict.fromkeys(self.spawned)]
         return found
 
@@ -132,5 +132,8 @@ class Processes:
     def _note(self, words):
         line = " ".join(words)
         ours = any(word.startswith(FOLDER) for word in words)
-        if _PYTHON.search(line) and not ours and "multiprocessing.resource_tracker" not in line:
-            self.spawned.append(line)
+        if not _PYTHON.search(line) or ours or "multiprocessing.resource_tracker" in line:
+            return
+        way = re.search(r"from multiprocessing\.(spawn|forkserver) import", line)
+        self.spawned.append(f"one of multiprocessing's start method {way[1]} (fork is followed)"
+                            if way else line)

@@ -1,5 +1,6 @@
 """Run a script, a module, a line of code or a notebook as the main program, as Python would."""
 
+import importlib.util
 import io
 import json
 import linecache
@@ -38,7 +39,7 @@ def script(path, arguments):
         raise NoScript(f"there is no file {path}")
     arguments = [path, *arguments]
     if file.is_dir() or zipfile.is_zipfile(file):
-        return Program(path, arguments, lambda: _run_path(path))
+        return Program(path, arguments, lambda: runpy.run_path(path, run_name="__main__"))
     full = str(file.resolve())
     try:
         if file.suffix == ".ipynb":
@@ -59,16 +60,17 @@ def script(path, arguments):
 
 def module(name, arguments):
     """The Program that `python -m name arguments…` runs."""
-    def run():
-        sys.path[0] = os.getcwd()
-        try:
-            runpy.run_module(name, run_name="__main__", alter_sys=True)
-        except ImportError as error:
-            if traceback.extract_tb(error.__traceback__)[-1].name == "_get_module_details":
-                raise NoScript(str(error)) from None
-            raise
-
-    return Program(name, ["-m", *arguments], run)
+    sys.path[0] = os.getcwd()
+    try:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.submodule_search_locations is not None:
+            found = importlib.util.find_spec(f"{name}.__main__")
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise NoScript(f"there is no module {name} that can be run")
+    return Program(name, ["-m", *arguments],
+                   lambda: runpy.run_module(name, run_name="__main__", alter_sys=True))
 
 
 def line(code, arguments):
@@ -93,10 +95,6 @@ def _run_as_main(codes, filename):
     sys.modules["__main__"] = main  # it stays: what runs at exit, or in a child, looks for it
     for code in codes:
         exec(code, main.__dict__)
-
-
-def _run_path(path):
-    runpy.run_path(path, run_name="__main__")
 
 
 def _remembered(name, text):

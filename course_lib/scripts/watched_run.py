@@ -30,12 +30,13 @@ class WatchedRun:
         """Run the program, write the report, and return the exit status."""
         settings = simulator.options(order=self.options.order, seed=self.options.seed)
         with self._aside(), self._in_time(), self._before_exit():
-            with settings, observing_with(self.watch), watching.threads_watched():
-                own = self._run()
-                if self.processes.is_forked:  # a child that has come to the script's end
-                    self.processes.store(None)
-                    return own
-                self._wait()
+            with settings, observing_with(self.watch):
+                with watching.threads_watched(), watching.tensors_copied():
+                    own = self._run()
+                    if self.processes.is_forked:  # a child that has come to the script's end
+                        self.processes.store(None)
+                        return own
+                    self._wait()
         return self._report()
 
     def _run(self):
@@ -162,7 +163,8 @@ class WatchedRun:
             result.unchecked.append(f"no kernel called {options.kernel} was launched; there were "
                                     f"{', '.join(sorted(result.launched))}")
         if begun := watch.begun + forked.begun - result.checked:
-            result.unchecked.append(f"{begun} launches did not come to their end")
+            result.unchecked.append(f"{formats.many(begun, 'launch', 'launches')} did not come to an "
+                                    "end")
         result.status = self._status(result)
         return result
 

@@ -3,20 +3,24 @@
 import contextlib
 import contextvars
 import functools
+import os
 import sys
 import threading
 from collections import Counter
 
 from course_lib import simulator
 from course_lib.scripts.finding import Found, LaunchPlace
+from course_lib.simulator.engine.kernel import Kernel
 from course_lib.simulator.engine.signatures import fingerprint
 from course_lib.simulator.observe.observer import Observer
+from course_lib.simulator.observe.real import run_on_copies
 from course_lib.simulator.places import FOLDER
 from course_lib.simulator.sanitizer.checking import Checking
 from course_lib.simulator.sanitizer.findings import Report
 from course_lib.simulator.sanitizer.sanitizer import Sanitizer
 from course_lib.simulator.tracing.trace import Trace
 
+_OWN_FOLDER = os.path.dirname(__file__) + os.sep
 #: How serious what `lint` finds is. Integers that numba widens are right more often than not.
 _LINT_LEVELS = {"float64-promotion": "warning", "spill": "warning", "integer-width": "note"}
 
@@ -173,7 +177,7 @@ class ScriptLint(Watch):
 def calling_line():
     """(file, line) of the code outside the simulator that is running."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((FOLDER, __file__)):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((FOLDER, _OWN_FOLDER)):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 
@@ -193,3 +197,21 @@ def threads_watched():
         yield
     finally:
         threading.Thread.start = start
+
+
+@contextlib.contextmanager
+def tensors_copied():
+    """Inside, a kernel launched on tensors of a GPU runs on copies, which are copied back."""
+    launch = Kernel.launch
+
+    def launched(kernel, grid, block, args, shared_bytes=0, options=None, cluster=1):
+        if any(getattr(each, "is_cuda", False) for each in args):
+            run_on_copies(kernel, grid, block, args, shared_bytes, cluster)
+        else:
+            launch(kernel, grid, block, args, shared_bytes, options, cluster)
+
+    Kernel.launch = launched
+    try:
+        yield
+    finally:
+        Kernel.launch = launch
