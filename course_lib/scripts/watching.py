@@ -3,7 +3,9 @@
 import contextlib
 import contextvars
 import functools
+import linecache
 import os
+import re
 import sys
 import threading
 from collections import Counter
@@ -164,14 +166,22 @@ class ScriptLint(Watch):
         try:
             answer = simulator.lint(kernel, *values)
         except simulator.LintError as error:
-            code = kernel.py_func.__code__
-            self.errors.append(Found("not-compilable", "error", str(error), code.co_filename,
-                                     code.co_firstlineno, launch=self.place))
+            self.errors.append(_not_compilable(kernel.py_func.__code__, str(error), self.place))
             return
         for each in answer:
             if (each.kind, each.filename, each.line, each.message) not in known:
                 self.errors.append(Found(each.kind, _LINT_LEVELS[each.kind], each.message,
                                          each.filename, each.line, each.source, launch=self.place))
+
+
+def _not_compilable(code, message, place):
+    """The Found for numba's message about a kernel, at the line that it names."""
+    told = re.findall(re.escape(code.co_filename) + r" \((\d+)\)", message)
+    line = int(told[-1]) if told else code.co_firstlineno
+    message = " ".join(message.split())
+    message = message if len(message) <= 300 else f"{message[:300]}…"
+    return Found("not-compilable", "error", message, code.co_filename, line,
+                 linecache.getline(code.co_filename, line).strip(), launch=place)
 
 
 def calling_line():

@@ -167,7 +167,8 @@ class _Shipment:
         if isinstance(function, types.FunctionType):
             return "function", self.function(function, value, "device")
         if isinstance(value, types.FunctionType) and not resolve.is_foreign(value):
-            return "function", self.function(value, value, None)
+            kind = "device" if resolve.is_jitable(value) else None
+            return "function", self.function(value, value, kind)
         try:
             return "pickle", pickle.dumps(value)
         except Exception as error:
