@@ -1,5 +1,4 @@
 import numpy as np
-import torch
 from numba import cuda, float32
 
 
@@ -14,7 +13,7 @@ def average(x, y, reach):
         y[i] = total / float32(last - first)
 
 
-x, y = torch.arange(100, dtype=torch.float32), torch.empty(100)
+x, y = np.arange(100, dtype=np.float32), np.empty(100, np.float32)
 start, end = cuda.event(), cuda.event()
 start.record()
 average[4, 32](x, y, 2)
