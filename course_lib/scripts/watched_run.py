@@ -163,8 +163,8 @@ class WatchedRun:
             result.unchecked.append(f"no kernel called {options.kernel} was launched; there were "
                                     f"{', '.join(sorted(result.launched))}")
         if begun := watch.begun + forked.begun - result.checked:
-            result.unchecked.append(f"{formats.many(begun, 'launch', 'launches')} did not come to an "
-                                    "end")
+            count = formats.many(begun, "launch", "launches")
+            result.unchecked.append(f"{count} did not come to an end")
         result.status = self._status(result)
         return result
 
