@@ -32,9 +32,9 @@ def add_options(parser, command):
     parser.add_argument("--format", choices=kinds, default="text",
                         help="of the report (default: text); the script's own output then goes to "
                              "the error stream")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the report there")
+    parser.add_argument("--output", type=_file, metavar="FILE", help="write the report there")
     if command == "trace":
-        parser.add_argument("--html", type=Path, metavar="FILE",
+        parser.add_argument("--html", type=_file, metavar="FILE",
                             help="draw who touched what, as one page without a network")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE",
                         help="run a module, as python -m does")
@@ -42,6 +42,10 @@ def add_options(parser, command):
                         help="run these lines")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS]",
                         help="a script, or a notebook, with its arguments")
+
+
+def _file(text):
+    return Path(text).resolve()  # the script may go to another folder
 
 
 def _positive(text):

@@ -3,6 +3,8 @@
 import os
 from dataclasses import asdict, dataclass, replace
 
+#: The folder in which the command was started; the script may go to another.
+START = os.getcwd()
 #: Levels of a finding. A note is for information: it does not change the exit status.
 LEVELS = "error", "warning", "note"
 
@@ -109,9 +111,11 @@ def extent(dims):
 
 
 def shown_path(filename):
-    """The file as a reader here names it: relative to the current folder where it is below it."""
+    """The file as a reader here names it: relative to START where it is below it."""
+    if filename.startswith("<"):
+        return filename
     try:
-        relative = os.path.relpath(filename)
+        relative = os.path.relpath(filename, START)
     except ValueError:  # on another drive
         return filename
-    return filename if filename.startswith("<") or relative.startswith(os.pardir) else relative
+    return filename if relative.startswith(os.pardir) else relative

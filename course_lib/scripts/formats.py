@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from course_lib.scripts.finding import shown_path
+from course_lib.scripts.finding import START, shown_path
 
 FORMATS = "text", "json", "sarif", "github"
 _SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -134,7 +134,7 @@ def _sarif(result):
                             "rules": rules}},
         "invocations": [{"executionSuccessful": result.status in (0, 1),
                          "exitCode": result.status, "toolExecutionNotifications": notices}],
-        "originalUriBaseIds": {"%SRCROOT%": {"uri": f"{Path.cwd().as_uri()}/"}},
+        "originalUriBaseIds": {"%SRCROOT%": {"uri": f"{Path(START).as_uri()}/"}},
         "results": [_sarif_result(each, kinds.index(each.kind)) for each in result.findings],
         "columnKind": "unicodeCodePoints",
     }

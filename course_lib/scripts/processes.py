@@ -75,12 +75,15 @@ class Processes:
         file = self._folder / f"{os.getpid()}.json"
         watch = self.watch
         data = {"running": running, "launched": watch.launched, "begun": watch.begun,
-                "ended": watch.ended, "findings": [each.as_data() for each in watch.findings()]}
+                "ended": watch.ended, "lost": watch.lost,
+                "findings": [each.as_data() for each in watch.findings()]}
         try:
             file.with_suffix(".new").write_text(json.dumps(data), encoding="utf-8")
             file.with_suffix(".new").replace(file)
         except FileNotFoundError:
             pass  # the script has ended before this process, and says so
+        except OSError as error:
+            print(f"What process {os.getpid()} finds is lost: {error}", file=sys.stderr)
 
     def collected(self):
         """What all forked processes did, as a `Collected`."""
@@ -91,6 +94,7 @@ class Processes:
             found.launched.update(data["launched"])
             found.begun += data["begun"]
             found.ended += data["ended"]
+            found.lost += data["lost"]
             if data["running"] is not None:
                 found.begun -= 1
                 found.lost.append(f"process {file.stem} did not end its launch of "

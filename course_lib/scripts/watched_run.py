@@ -44,7 +44,7 @@ class WatchedRun:
         try:
             self.program.run()
         except SystemExit as stop:
-            if isinstance(stop.code, str):
+            if not isinstance(stop.code, int | None):
                 print(stop.code, file=sys.stderr)
             own = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
             if own:
@@ -88,8 +88,12 @@ class WatchedRun:
     @contextlib.contextmanager
     def _aside(self):
         """Keep the output for the report, unless that is text: the script's goes to the errors."""
-        sys.stdout.flush()
-        self._output = os.dup(1)
+        with contextlib.suppress(AttributeError):  # there is none
+            sys.stdout.flush()
+        try:
+            self._output = os.dup(1)
+        except OSError:
+            self._output = os.open(os.devnull, os.O_WRONLY)
         if self.options.format != "text" and self.options.output is None:
             os.dup2(2, 1)
         yield
@@ -134,13 +138,14 @@ class WatchedRun:
         result = self.result()
         text = formats.written(result, self.options.format) + "\n"
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(ValueError, BrokenPipeError):  # the script has closed it
+            with contextlib.suppress(AttributeError, ValueError, BrokenPipeError):  # closed
                 stream.flush()
         if self.options.output is not None:
             self.options.output.write_text(text, encoding="utf-8")
         else:
             with contextlib.suppress(BrokenPipeError):
-                with open(self._output, "w", encoding="utf-8", errors="replace") as stream:
+                encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
+                with open(self._output, "w", encoding=encoding, errors="replace") as stream:
                     stream.write(text)
         self.processes.close()
         return result.status
@@ -152,7 +157,7 @@ class WatchedRun:
             options.what, self.program.name, order=options.order,
             findings=finding.joined(watch.findings(), forked.findings),
             launched=watch.launched + forked.launched, checked=watch.ended + forked.ended,
-            unchecked=[*self.unchecked, *forked.lost],
+            unchecked=[*self.unchecked, *watch.lost, *forked.lost],
         )  # fmt: skip
         if options.what == "trace":
             result.unchecked += _lost_to_trace(forked.launched)

@@ -43,6 +43,8 @@ class Watch(Observer):
         {name of a kernel: its launches}
     begun, ended : int
         Launches that were looked at, and those of them that came to their end.
+    errors, lost : list
+        Findings about launches as such, and sentences about what could not be looked at.
     process : int
         0, or the number of this process if it was forked.
     """
@@ -54,7 +56,8 @@ class Watch(Observer):
 
     def forget(self):
         """Begin anew: what was seen belongs to the process that this one was forked from."""
-        self.launched, self.begun, self.ended, self.errors = Counter(), 0, 0, []
+        self.launched, self.begun, self.ended = Counter(), 0, 0
+        self.errors, self.lost = [], []
 
     def wants_launch(self, kernel, grid, block, values):
         name = kernel.__name__
@@ -166,6 +169,10 @@ class ScriptLint(Watch):
         try:
             answer = simulator.lint(kernel, *values)
         except simulator.LintError as error:
+            if not error.refused:
+                told = [line for line in str(error).splitlines() if not line.startswith("During")]
+                self.lost.append(f"lint failed for {kernel.__name__}: {told[-1]}")
+                return
             self.errors.append(_not_compilable(kernel.py_func.__code__, str(error), self.place))
             return
         for each in answer:
