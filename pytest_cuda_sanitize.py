@@ -39,46 +39,6 @@ def pytest_configure(config):
     """Register the mark, and the part that watches tests if it was asked for."""
     config.addinivalue_line("markers", _MARK)
     if config.getoption("cuda_sanitize"):
-        config.pluginmanager.register(_Sanitizing(config.getoption("cuda_order")))
+        from course_lib.scripts.in_pytest import Sanitizing
 
-
-class _Sanitizing:
-    """Watches every test, its fixtures included."""
-
-    def __init__(self, order):
-        self.order = order
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_setup(self, item):
-        return (yield from self._watched(item, "setup"))
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item):
-        return (yield from self._watched(item, "call"))
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_teardown(self, item):
-        return (yield from self._watched(item, "teardown"))
-
-    def _watched(self, item, when):
-        """Fail the test for what is found; a test that has failed anyway shows it beside."""
-        if item.get_closest_marker("no_cuda_sanitize"):
-            return (yield)
-        from course_lib import simulator
-        from course_lib.scripts.watching import threads_watched
-
-        with simulator.options(order=self.order), simulator.sanitize() as report:
-            with threads_watched():
-                try:
-                    result = yield
-                except BaseException:
-                    if report:
-                        item.add_report_section(when, "cuda-sanitize", _shown(report))
-                    raise
-        if report:
-            pytest.fail(_shown(report), pytrace=False)
-        return result
-
-
-def _shown(report):
-    return "\n".join(f"{each.filename}:{each.line}: {each}\n    {each.source}" for each in report)
+        config.pluginmanager.register(Sanitizing(config.getoption("cuda_order")))

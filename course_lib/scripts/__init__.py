@@ -2,5 +2,6 @@
 
 `command` has their options and exit statuses, `running` runs a script as Python would, `watching`
 has the observers that look at its launches, `processes` follows what it forks and names what it
-spawns, `formats` writes what was found, and `page` a trace as one HTML file.
+spawns, `formats` writes what was found, and `page` a trace as one HTML file. `in_pytest` watches
+the tests of `pytest --cuda-sanitize`.
 """
