@@ -86,22 +86,15 @@ def _found(tree, static, kinds, is_kernel):
             yield node, "making text", "give print the numbers themselves"
         elif isinstance(node, ast.Call):
             yield from _calls(node, static, kinds, is_kernel, bindings)
-        elif not _allocates_in_kernels() and _is_of_whole_arrays(node, kinds):
-            yield node, f"an operation on whole arrays, `{ast.unparse(node)}`,", "write a loop"
+        elif not _allocates_in_kernels() and _copies_an_array(node, kinds):
+            yield node, f"copying a whole array, `{ast.unparse(node)}`,", "write a loop"
 
 
-def _is_of_whole_arrays(node, kinds):
-    """True for arithmetic of arrays, and for an array that is copied into another."""
-    if isinstance(node, ast.BinOp):
-        operands = node.left, node.right
-    elif isinstance(node, ast.AugAssign):
-        operands = node.target, node.value
-    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript) and (
-            isinstance(kinds(node.targets[0].value), Cells)):
-        operands = (node.value,)
-    else:
-        return False
-    return any(isinstance(kinds(operand), Cells) for operand in operands)
+def _copies_an_array(node, kinds):
+    """True for `y[:] = x`."""
+    return isinstance(node, ast.Assign) and isinstance(node.value, (ast.Name, ast.Subscript)) and (
+        isinstance(node.targets[0], ast.Subscript)) and all(
+            isinstance(kinds(array), Cells) for array in (node.targets[0].value, node.value))
 
 
 def _plain_functions(unit, tree, static):
