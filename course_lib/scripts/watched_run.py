@@ -1,6 +1,7 @@
 """One run of a program under a command's observer, and its report."""
 
 import contextlib
+import multiprocessing
 import os
 import sys
 import threading
@@ -9,7 +10,7 @@ from course_lib import simulator
 from course_lib.scripts import failures, finding, formats, processes, running, watching
 from course_lib.simulator.observe.real import observing_with
 
-CLEAN, FINDINGS, SCRIPT_FAILED, NOT_ALL_CHECKED, INTERRUPTED = 0, 1, 3, 4, 130
+CLEAN, FINDINGS, WRONG_USAGE, SCRIPT_FAILED, NOT_ALL_CHECKED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 _WATCHES = {"sanitize": watching.ScriptSanitizer, "trace": watching.ScriptTrace,
             "lint": watching.ScriptLint}
 _leave = os._exit
@@ -103,7 +104,10 @@ class WatchedRun:
         """End the process, after its report, where the script takes longer than it may."""
         def end():
             self._fails(f"the script did not end within {self.options.timeout} s")
-            _leave(self._report())
+            status = self._report()
+            for child in multiprocessing.active_children():
+                child.terminate()
+            _leave(status)
 
         timer = threading.Timer(self.options.timeout or 0, end)
         timer.daemon = True
@@ -136,19 +140,31 @@ class WatchedRun:
         """Write the report and return the exit status. The first call never gives way to others."""
         self._reporting.acquire()
         result = self.result()
-        text = formats.written(result, self.options.format) + "\n"
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(AttributeError, ValueError, BrokenPipeError):  # closed
+            with contextlib.suppress(AttributeError, ValueError, OSError):  # closed
                 stream.flush()
-        if self.options.output is not None:
-            self.options.output.write_text(text, encoding="utf-8")
-        else:
-            with contextlib.suppress(BrokenPipeError):
-                encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
-                with open(self._output, "w", encoding=encoding, errors="replace") as stream:
-                    stream.write(text)
+        try:
+            self._write(result)
+        except BrokenPipeError:
+            pass  # read by something like head, which has seen enough
+        except OSError as error:
+            print(f"The report cannot be written: {error}", file=sys.stderr)
+            result.status = WRONG_USAGE
         self.processes.close()
         return result.status
+
+    def _write(self, result):
+        if getattr(self.options, "html", None) is not None:
+            from course_lib.scripts import page
+
+            self.options.html.write_text(page.page(self.watch, result), encoding="utf-8")
+        text = formats.written(result, self.options.format) + "\n"
+        if self.options.output is not None:
+            self.options.output.write_text(text, encoding="utf-8")
+            return
+        encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
+        with open(self._output, "w", encoding=encoding, errors="replace") as stream:
+            stream.write(text)
 
     def result(self):
         """What was found, as a `formats.Result`."""
@@ -183,7 +199,7 @@ class WatchedRun:
         return NOT_ALL_CHECKED if result.unchecked else CLEAN
 
     def _trace(self, result):
-        """Put what the trace counted into the result, and on its page."""
+        """Put what the trace counted into the result."""
         trace = self.watch
         result.sites = [formats.site_data(site) for site in trace.sites]
         kernels = dict.fromkeys((each.filename, each.function)
@@ -193,10 +209,6 @@ class WatchedRun:
                 lambda each, key=(filename, function): (each.filename, each.function) == key)
             result.text += f"{function} in {finding.shown_path(filename)}\n{table}\n\n"
         result.text = result.text.rstrip()
-        if self.options.html is not None:
-            from course_lib.scripts import page
-
-            self.options.html.write_text(page.page(trace, result), encoding="utf-8")
 
 
 def _lost_to_trace(launched):
