@@ -11,7 +11,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /course
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE pytest_cuda_sanitize.py ./
 COPY .jupyter .jupyter
 COPY course_lib course_lib
 COPY data/results data/results

@@ -17,11 +17,12 @@ unset                    real `numba.cuda` if the CUDA driver reports a GPU and 
 ======================== ==========================================================
 """
 
+import os
 import sys
 
 from course_lib.runtime.host import device
 
-__all__ = ["SIMULATED", "cuda", "device"]
+__all__ = ["SIMULATED", "cuda", "device", "simulate"]
 __version__ = "0.1.0"
 
 #: True when kernels run in the simulator, False when they run on a GPU.
@@ -29,6 +30,25 @@ SIMULATED = None
 #: What kept the choice from being made. Only ``python -m course_lib`` goes on after it: it is
 #: what tells how to mend the installation.
 start_error = None
+
+
+
+def simulate():
+    """Run kernels in the simulator from now on, here and in processes that start here.
+
+    For programs that want it beside a GPU; to be called before `numba.cuda` is imported.
+
+    Raises
+    ------
+    SimulatorError if the real `numba.cuda` has been imported.
+    """
+    global SIMULATED
+    from course_lib import simulator
+
+    simulator.install()
+    os.environ[device.SIMULATOR_VARIABLE] = "1"
+    SIMULATED = True
+
 
 try:
     SIMULATED = device.use_simulator()

@@ -1,4 +1,4 @@
-"""The commands: `python -m course_lib [doctor | lab | compare | bench | kernels | train | readme]`.
+"""The commands: `python -m course_lib [doctor | lab | compare | sanitize | trace | …]`.
 
 Every command is imported only when it is asked for, so that `doctor` runs where another's
 imports are what is broken.
@@ -14,6 +14,7 @@ import course_lib
 from course_lib.benchmarks import BENCHMARKS
 from course_lib.runtime.compile.cache import CacheError
 from course_lib.runtime.host import folders
+from course_lib.scripts import command as scripts
 
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
 
@@ -48,6 +49,11 @@ def main(arguments=None):
     )
     command.add_argument("--seed", type=int, default=0, help="of the random numbers (default: 0)")
     command.add_argument("--device", help="gpu or simulator (default: gpu, if there is one)")
+
+    for name, about in scripts.COMMANDS.items():
+        command = commands.add_parser(name, help=about)
+        command.set_defaults(command=globals()[name], what=name)
+        scripts.add_options(command, name)
 
     command = commands.add_parser("bench", help="measure on this GPU, beside the peers")
     command.set_defaults(command=bench)
@@ -267,6 +273,14 @@ def compare(options):
         print(f"python -m course_lib compare: {error}", file=sys.stderr)
         return WRONG_USAGE
     return 0 if right else 1
+
+
+def sanitize(options):
+    """The exit statuses of `sanitize`, `trace` and `lint` are told in docs/sanitize.md."""
+    return scripts.run(options)
+
+
+trace = lint = sanitize
 
 
 def bench(options):

@@ -42,11 +42,12 @@ FLOORS = {
     },
     "kernels_command": {"kernels", "runtime"},
     "bench_command": {"course_lib", "runtime", "bench", "benchmarks", "data", "results_table"},
+    "scripts": {"course_lib", "simulator"},
     "doctor": {"runtime"},
     "lab": {"runtime"},
     "cli": {
         "course_lib", "runtime", "bench_command", "benchmarks", "compare", "doctor",
-        "kernels_command", "lab", "readme", "train",
+        "kernels_command", "lab", "readme", "scripts", "train",
     },
     "__main__": {"cli"},
 }
@@ -75,6 +76,7 @@ ABOUT = {
     "readme": "what is generated in README, RESULTS and docs, and their pictures",
     "kernels_command": "the command `kernels`: registers, spills and PTX of each kernel",
     "bench_command": "the command `bench`: what is measured, listed, recorded",
+    "scripts": "the commands `sanitize`, `trace` and `lint`: others' scripts, unchanged",
     "doctor": "the command `doctor`: what is installed, and what is wrong with it",
     "lab": "the command `lab`: the lessons in a user's folder, in JupyterLab",
     "cli": "the commands, on top of everything that they run",

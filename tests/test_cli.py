@@ -21,7 +21,8 @@ def test_help_names_every_command(capsys):
         cli.main(["--help"])
     assert stopped.value.code == 0
     said = capsys.readouterr().out
-    for command in ("doctor", "lab", "compare", "bench", "kernels", "train", "readme"):
+    for command in ("doctor", "lab", "compare", "sanitize", "trace", "lint", "bench", "kernels",
+                    "train", "readme"):  # fmt: skip
         assert command in said
 
 

@@ -3,10 +3,12 @@
 import contextlib
 import importlib
 import io
+import os
 import re
 import runpy
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,8 @@ FENCE = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE
 REMARKS = {
     "needs a GPU", "downloads", "takes minutes", "installs", "opens a browser", "after a run",
 }  # fmt: skip
-COMMANDS = "doctor", "lab", "compare", "bench", "kernels", "train", "readme"
+SCRIPTS = "sanitize", "trace", "lint"
+COMMANDS = "doctor", "lab", "compare", *SCRIPTS, "bench", "kernels", "train", "readme"
 TARGETS = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
 
 
@@ -83,6 +86,11 @@ def _run_line(line, monkeypatch):
         _parse(words, monkeypatch)
         return None
     assert words[:3] == ["python", "-m", "course_lib"], line
+    if words[3] in SCRIPTS:  # whose script is a process's main program
+        done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True,
+                              env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+        assert done.returncode in (0, 1), done.stderr
+        return done.stdout
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         assert cli.main(words[3:]) == 0, line

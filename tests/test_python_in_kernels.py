@@ -142,12 +142,8 @@ def test_what_works_compiles(what, tmp_path):
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_the_simulator_refuses_all_but_the_last_two(what, tmp_path):
-    """As the box says: those it runs as Python."""
+def test_the_simulator_refuses_it(what, tmp_path):
     kernel = module_with(REFUSED[what][0], tmp_path).kernel
-    if what in [*REFUSED][-2:]:
-        simulator.run(kernel, 1, 1, *arrays())
-        return
     with pytest.raises(simulator.NotCompilable, match=r"cannot be compiled for a GPU: .*\.py:25"):
         simulator.run(kernel, 1, 1, *arrays())
 

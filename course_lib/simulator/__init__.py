@@ -23,7 +23,8 @@ Where it differs from a GPU:
   found, and bfloat16, have NumPy's types.
 - Python that no GPU's compiler takes raises NotCompilable where it can be told by its text
   (`compilable`): lists, dicts, try and except, made text, NumPy's functions, shapes that are no
-  constants. What depends on types is told by `lint` alone.
+  constants, calls of plain functions, copies of whole arrays. What depends on types is told by
+  `lint` alone.
 - `math` and libdevice round correctly where a GPU is within an ulp or two; the fast forms are as
   exact as the others.
 - A shuffle that reads a lane which takes no part gives a NaN or garbage, never a likely value.

@@ -639,9 +639,9 @@ print("x * np.float32(2) ", kind_of(lambda x: x * np.float32(2)))
 # | `y[:] = x` | one element at a time |
 # | `helper(v)` | plain Python needs `@cuda.jit(device=True)` above it |
 #
-# The simulator runs your kernel *as Python*. It refuses what the second table lists, but lets the
-# last two lines pass. `check` compiles your kernel for a GPU as well, where numba-cuda is installed
-# (which it cannot be on macOS), and refuses those there.
+# The simulator runs your kernel *as Python*, and refuses what the second table lists. `check` compiles
+# your kernel for a GPU as well, where numba-cuda is installed (which it cannot be on macOS), and tells
+# what else a compiler refuses.
 # </details>
 
 # %% [markdown]

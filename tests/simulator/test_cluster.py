@@ -103,10 +103,12 @@ def test_slices_of_dynamic_memory(watched):
 
 
 def test_arrays_that_functions_share():
+    @cuda.jit(device=True)
     def keep(value, part):
         part[cuda.threadIdx.x] = value
         cluster.sync()
 
+    @cuda.jit(device=True)
     def fetch(part, rank):
         value = cluster.load(part, cuda.threadIdx.x, rank)
         cluster.sync()

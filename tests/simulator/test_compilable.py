@@ -19,6 +19,15 @@ def first_of(v, n):
     return s[0]
 
 
+@cuda.extending.register_jitable
+def registered(v):
+    return v
+
+
+def plain(v):
+    return v
+
+
 @cuda.jit
 def function(x, y, m):
     i = cuda.grid(1)
@@ -56,15 +65,20 @@ REFUSED = {
     "np.where": ["y[i] = np.where(v > 1, v, 0)"],
     "the method max": ["y[i] = x.max()"],
     "is no constant": shaped("m", "x.size", "x.shape[0]", "cuda.blockDim.x", "N * 2", "(N, N + 1)",
-                             "-N", "max(N, 4)", "len(PAIR)", "[4, 4]", "4.0", "np.int32(4)")
-    + shaped("n", before="n = 4 if v > 1 else 8\n") + shaped("n", before="n = 4\nn += 1\n"),
+                             "-N", "max(N, 4)", "cuda.warpsize",
+             "(cuda.warpsize, 2)", "len(PAIR)", "[4, 4]", "4.0", "np.int32(4)")
+    + shaped("n", before="n = 4 if v > 1 else 8\n") + shaped("n", before="n = 4\nn += 1\n")
+    + shaped("n", before="n = cuda.warpsize\n"),
+    "plain, a plain Python function": ["y[i] = plain(v)", "y[i] = plain(plain(v))"],
+    "copying a whole array": ["y[:] = x", "y[1:3] = x[1:3]", "a, b = x[:2], y[:2]\nb[:] = a",
+                              "s = cuda.local.array(4, np.float32)\ns[0] = v\ny[:] = s"],
 }
 COMPILES = [
     "for k in [1, 2]:\n    y[i] += k", "if i in [1, 2]:\n    y[i] = v", "y[i] = sum((v, v))",
     "print('abc', i)", "assert v > 0, 'positive'", "global COUNT\ny[i] = COUNT",
     "f = lambda a: a + 1\ny[i] = f(v)", "a = (1, 2) + (3,)\ny[i] = a[2]", "y[i] = np.sin(v)",
     "y[i] = np.float32(np.pi) * np.maximum(v, 1)", "y[i] = x.reshape((2, 2))[0, 1]",
-    "y[i] = first_of(v, 4)",
+    "y[i] = first_of(v, 4)", "y[i] = registered(v)", "y[:] = v", "y[1:3] = 1",
     *shaped("4", "2 * 4", "N", "PAIR", "PAIR[0]", "(N, 4)", "4 if N > 2 else 8"),
     *shaped("n", before="n = 4\n"), *shaped("n", before="n = (4, 4)\n"),
 ]

@@ -51,8 +51,10 @@ def test_memory_starts_uninitialised(jit, dtype):
     def kernel(out, sliced):
         s, own = cuda.shared.array((2, 2), dtype), cuda.local.array(2, dtype)
         listed = cuda.shared.array(2, dtype)
-        sliced[0, :] = s[1, :]
-        sliced[1, :] = own[:]
+        last, all_own = s[1, :], own[:]
+        for i in range(2):
+            sliced[0, i] = last[i]
+            sliced[1, i] = all_own[i]
         out[0] = listed[1]
 
     out, sliced = np.zeros(1, dtype), np.zeros((2, 2), dtype)

@@ -20,6 +20,7 @@ from course_lib.simulator.cuda_api.arrays import DeviceArray, device_array, to_d
 from course_lib.simulator.cuda_api.primitives import current_thread
 from course_lib.simulator.cuda_api.warp import WARP_SIZE
 from course_lib.simulator.engine.kernel import jit
+from course_lib.simulator.rewrite.resolve import register_jitable
 
 
 class Facade(types.ModuleType):
@@ -107,13 +108,8 @@ def _extending():
     names = ("overload", "overload_attribute", "overload_method", "overload_classmethod",
              "lower_builtin", "type_callable", "typeof_impl", "register_model", "lower_cast",
              "make_attribute_wrapper", "models")
-    return _plain_module("extending", intrinsic=_intrinsic, register_jitable=_register_jitable,
+    return _plain_module("extending", intrinsic=_intrinsic, register_jitable=register_jitable,
                          **{name: _compiled_only(name) for name in names})
-
-
-def _register_jitable(*args, **kwargs):
-    """Leaves a function as it is: kernels may call plain functions here."""
-    return args[0] if len(args) == 1 and not kwargs else lambda function: function
 
 
 def _vectorizers():

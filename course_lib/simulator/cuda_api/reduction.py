@@ -12,7 +12,9 @@ cuda = Namespace("cuda", **{name: names[name] for name in ("threadIdx", "syncthr
 
 
 @functools.lru_cache(maxsize=128)
-def _kernel(functor):
+def _kernel(function):
+    functor = Kernel(function, device=True)
+
     def reduce_kernel(array, partials, result, init):
         tid = cuda.threadIdx.x
         if tid < array.size:

@@ -205,7 +205,9 @@ class Kernel:
 
     def prepared(self, grid, block, values, shared_bytes, options, name, cluster):
         """The Launch: an observed one inside `sanitize()` and `trace()`, and if interleaved."""
-        observers, interleaved = current_observers(), options.order == "interleaved"
+        observers = tuple(observer for observer in current_observers()
+                          if observer.wants_launch(self, grid, block, values))
+        interleaved = options.order == "interleaved"
         kinds = tuple(map(kind_of_value, values))
         if not observers and not interleaved:
             return Launch(self.program(None, kinds), grid, block, values, shared_bytes, options,

@@ -44,7 +44,9 @@ _NUMBAS = ("numba.cuda", *(f"numba.cuda.{part}" for part in (
 
 
 class LintError(SimulatorError):
-    """The kernel could not be compiled; the message is numba's."""
+    """The kernel could not be compiled; the message is numba's, if `refused` is true."""
+
+    refused = False
 
 
 class LintUnavailable(SimulatorError):
@@ -99,7 +101,9 @@ def lint(kernel, *args):
     request = _Shipment().request(as_kernel(kernel), args)
     kind, answer = _process.ask(request)
     if kind == "error":
-        raise LintError(answer)
+        error = LintError(answer)
+        error.refused = not answer.startswith("Traceback ")
+        raise error
     return sorted((Finding(kind, line, _source(filename, line), message, filename)
                    for kind, filename, line, message in answer),
                   key=lambda finding: (finding.filename, finding.line))
@@ -166,7 +170,8 @@ class _Shipment:
         if isinstance(function, types.FunctionType):
             return "function", self.function(function, value, "device")
         if isinstance(value, types.FunctionType) and not resolve.is_foreign(value):
-            return "function", self.function(value, value, None)
+            kind = "device" if resolve.is_jitable(value) else None
+            return "function", self.function(value, value, kind)
         try:
             return "pickle", pickle.dumps(value)
         except Exception as error:

@@ -64,6 +64,10 @@ class Observer:
     wants_branches = False
     wants_loops = False
 
+    def wants_launch(self, kernel, grid, block, values):
+        """Whether this launch of `kernel` on its arguments `values` is to be observed at all."""
+        return True
+
     def wants_block(self, block):
         """Whether the threads of this block are to be observed; others run without reports."""
         return True

@@ -7,6 +7,7 @@ of a kernel in all is told by `lint`, where numba-cuda is installed.
 import ast
 import math
 import sys
+import types
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from course_lib.simulator import errors
 from course_lib.simulator.cuda_api.primitives import Primitive
 from course_lib.simulator.engine.report import where
 from course_lib.simulator.rewrite.kinds import Cells
-from course_lib.simulator.rewrite.resolve import UNRESOLVED
+from course_lib.simulator.rewrite.resolve import UNRESOLVED, Device, is_jitable
 
 #: node -> what it is called, and what to write instead
 _PYTHON = {
@@ -55,7 +56,8 @@ all any argmax argmin clip conj conjugate fill item mean prod reshape std sum tr
 
 def refuse_python(unit, tree, static, kinds, is_kernel):
     """Raise NotCompilable for the first thing in a function that no GPU's compiler takes."""
-    for node, what, instead in _found(tree, static, kinds, is_kernel):
+    for node, what, instead in (*_found(tree, static, kinds, is_kernel),
+                                *_plain_functions(unit, tree, static)):
         raise errors.NotCompilable(
             f"{unit.name} cannot be compiled for a GPU: {what} does not work in a kernel "
             f"({where(unit.filename, node.lineno)}); {instead}", unit.filename, node.lineno)
@@ -84,6 +86,29 @@ def _found(tree, static, kinds, is_kernel):
             yield node, "making text", "give print the numbers themselves"
         elif isinstance(node, ast.Call):
             yield from _calls(node, static, kinds, is_kernel, bindings)
+        elif not _allocates_in_kernels() and _copies_an_array(node, kinds):
+            yield node, f"copying a whole array, `{ast.unparse(node)}`,", "write a loop"
+
+
+def _copies_an_array(node, kinds):
+    """True for `y[:] = x`."""
+    return isinstance(node, ast.Assign) and isinstance(node.value, (ast.Name, ast.Subscript)) and (
+        isinstance(node.targets[0], ast.Subscript)) and all(
+            isinstance(kinds(array), Cells) for array in (node.targets[0].value, node.value))
+
+
+def _plain_functions(unit, tree, static):
+    """Calls of Python functions without `cuda.jit`."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(static(node.func), Device):
+            continue
+        if isinstance(node.func, ast.Name):
+            function = unit.scope.raw(node.func.id)
+        else:
+            function = getattr(static(node.func.value), node.func.attr, None)
+        if isinstance(function, types.FunctionType) and not is_jitable(function):
+            yield node, f"a call of {function.__name__}, a plain Python function,", (
+                "decorate it with cuda.jit(device=True)")
 
 
 def _calls(node, static, kinds, is_kernel, bindings):
@@ -169,6 +194,9 @@ def _is_constant(node, static, kinds, is_kernel, bindings):
 
     if isinstance(node, ast.Tuple):
         return all(map(known, node.elts))
+    if isinstance(node, ast.Attribute) and node.attr == "warpsize" and (
+            getattr(static(node.value), "__name__", "") == "numba.cuda"):
+        return False  # the compiler asks the device
     if isinstance(node, ast.IfExp):
         decided = kinds.decided(node.test)
         return decided is not None and known(node.body if decided else node.orelse)

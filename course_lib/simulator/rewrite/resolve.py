@@ -50,6 +50,7 @@ _SCALARS = {
 }
 
 _twins = {}
+_jitable = {}  # id of a function -> the function
 _twin_results = {}  # twin -> the class of what it returns, or None
 _casts = {}
 
@@ -73,6 +74,26 @@ def register_twin(real_object, python_function, result=None):
     # The object is kept with its id, so that the id cannot be given to another object.
     _twins[id(real_object)] = (real_object, function)
     _twin_results[function] = result
+
+
+def register_jitable(*args, **kwargs):
+    """`numba.cuda.extending.register_jitable`: kernels may call the function as it is."""
+    if len(args) == 1 and not kwargs:
+        _jitable[id(args[0])] = args[0]
+        return args[0]
+    return register_jitable
+
+
+def is_jitable(function):
+    """True for a Python function that kernels may call without `cuda.jit`.
+
+    It is a twin's, or was registered: here, or with numba by its register_jitable or overload.
+    """
+    if id(function) in _twins or id(function) in _jitable:
+        return True
+    templates = sys.modules.get("numba.core.typing.templates")
+    known = templates.builtin_registry.globals if templates is not None else ()
+    return any(value is function for value, _ in known)
 
 
 def is_twin(function):

@@ -51,9 +51,17 @@ class Sanitizer(Observer):
 
     def execution(self, launch):
         """The Execution that checks everything."""
-        reports = [observer.report for observer in launch.observers
-                   if isinstance(observer, Sanitizer)]
-        return Checking(launch, reports)
+        return Checking(launch, self.reports(launch))
+
+    @staticmethod
+    def reports(launch):
+        """The reports that a launch's findings go to: those of all sanitizers that watch it."""
+        return [observer.report_of(launch) for observer in launch.observers
+                if isinstance(observer, Sanitizer)]
+
+    def report_of(self, launch):
+        """What takes the findings of this launch, by `again` and `add`, as a `Report` does."""
+        return self.report
 
 
 @contextlib.contextmanager

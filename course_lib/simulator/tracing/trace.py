@@ -254,11 +254,11 @@ class Trace(Observer):
         self._count()
         return [self._branches[key] for key in sorted(self._branches)]
 
-    def _cells(self):
+    def _cells(self, wanted=lambda site: True):
         heads = ("line", "access", "", "memory", "requests", "lanes", "sectors/request", "bytes",
                  "moved", "bank ways")
         rows = []
-        for site in self.sites:
+        for site in filter(wanted, self.sites):
             cells = [str(site.line), _short(site.source), site.op, site.space, f"{site.requests:,}",
                      _mean(site.active_lanes)]
             if site.space == "global":
@@ -268,12 +268,15 @@ class Trace(Observer):
                 cells += ["", f"{site.bytes:,}", "", _mean(site.bank_ways)]
             rows.append(cells)
         branches = [[str(b.line), _short(b.source), f"{b.executions:,}", f"{b.divergent:,}"]
-                    for b in self.branches]
+                    for b in filter(wanted, self.branches)]
         return (heads, rows), (("line", "branch", "executions", "divergent"), branches)
 
-    def table(self):
-        """The sites, and below them the branches, as text for a fixed-width font."""
-        return "\n\n".join(_text_table(*part) for part in self._cells() if part[1]) or (
+    def table(self, wanted=lambda site: True):
+        """The sites, and below them the branches, as text for a fixed-width font.
+
+        wanted  a function of a site or branch: whether it is in the table
+        """
+        return "\n\n".join(_text_table(*part) for part in self._cells(wanted) if part[1]) or (
             "nothing was traced: no kernel ran inside the `with` block")
 
     def _repr_html_(self):
