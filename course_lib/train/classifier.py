@@ -85,14 +85,19 @@ class Classifier:
 
     def _learn(self, images, labels, step):
         """Change the weights; (the loss, how many answers were right), on the device."""
+        self.optimizer.zero_grad(set_to_none=True)
+        ranks.rehearse(self.network, lambda: self._backward(images, labels))
+        loss, logits = self._backward(images, labels)
+        self.optimizer.step()
+        return loss, (logits.detach().argmax(1) == labels).sum()
+
+    def _backward(self, images, labels):
         with autocast(self.device, self.precision):
             logits = self.network(scale(images))
         loss = self.loss(logits.float(), labels, label_smoothing=self.label_smoothing)
         loss = ranks.weighted(loss, len(labels), self.batch_size)
-        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        self.optimizer.step()
-        return loss, (logits.detach().argmax(1) == labels).sum()
+        return loss, logits
 
     @functools.cached_property
     def network(self):

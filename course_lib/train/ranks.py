@@ -107,7 +107,30 @@ def wrapped(model, *, flat=False):
     if flat:
         share_tensors([*model.parameters(), *model.buffers()])
         return model
-    return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+    network = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    network.broadcast_buffers = False  # from here on: running statistics differ until they count
+    network.is_rehearsed = count() < 3  # of two ranks, sums have no order
+    return network
+
+
+def rehearse(network, backward):
+    """Call `backward()`, a forward and a backward pass of `network`, before its first step; of it
+    nothing is left.
+
+    After its first pass, PyTorch arranges anew which gradients are exchanged together, and with it
+    in which order each is summed. So a run that goes on sums as one that was not stopped.
+    """
+    if getattr(network, "is_rehearsed", True):
+        return
+    place = next(network.parameters()).device
+    before = [buffer.clone() for buffer in network.buffers()]
+    with torch.random.fork_rng([place] if place.type == "cuda" else []):
+        backward()
+    with torch.no_grad():
+        for buffer, kept in zip(network.buffers(), before, strict=True):
+            buffer.copy_(kept)
+    network.zero_grad()
+    network.is_rehearsed = True
 
 
 def unsynchronised(network, wanted=True):

@@ -41,22 +41,27 @@ class Step:
 
     def __call__(self, inputs, targets):
         self.optimizer.zero_grad(set_to_none=True)
-        total = measured = None
         with arithmetic(self.precision), _dropout.seeds_on_device():
-            for last, share, some_inputs, some_targets in self._parts(inputs, targets):
-                with ranks.unsynchronised(self.network, not last):
-                    loss, found = self.of(some_inputs, some_targets)
-                    loss = loss * share if share != 1 else loss
-                    self.scaler.scale(loss).backward()
-                loss = loss.detach()
-                total = loss if total is None else total + loss
-                measured = found if measured is None else measured + found
-            if not self.began:
-                self._require_gradients()
+            ranks.rehearse(self.network, lambda: self._backward(inputs, targets))
+            total, measured = self._backward(inputs, targets)
             if self.capture:
                 gradients = [p.grad for p in self.parameters if p.grad is not None]
                 ranks.summed(gradients, ranks.count())
             self._update()
+        return total, measured
+
+    def _backward(self, inputs, targets):
+        total = measured = None
+        for last, share, some_inputs, some_targets in self._parts(inputs, targets):
+            with ranks.unsynchronised(self.network, not last):
+                loss, found = self.of(some_inputs, some_targets)
+                loss = loss * share if share != 1 else loss
+                self.scaler.scale(loss).backward()
+            loss = loss.detach()
+            total = loss if total is None else total + loss
+            measured = found if measured is None else measured + found
+        if not self.began:
+            self._require_gradients()
         return total, measured
 
     def of(self, inputs, targets):

@@ -2,6 +2,7 @@
 
 import torch
 from torch import distributed, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from course_lib.nn import BatchNorm2d
 
@@ -9,28 +10,34 @@ KNOWN = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BatchNorm2d
 
 
 def synchronised(model):
-    """`model` with PyTorch's `SyncBatchNorm` in place of its batch norms, ours and PyTorch's.
+    """`model`, whose batch norms, ours and PyTorch's, take the joint batch's statistics.
 
-    Raises ValueError for a batch norm that does more, such as timm's with an activation.
+    They become PyTorch's `SyncBatchNorm`, which is for GPUs, or on a CPU `SyncBatchNorm` of this
+    file. Raises ValueError for a batch norm that does more, such as timm's with an activation.
     """
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and type(layer) not in KNOWN:
+    norms = {k: m for k, m in model.named_modules() if isinstance(m, _BatchNorm)}
+    for name, layer in norms.items():
+        if type(layer) not in KNOWN:
             raise ValueError(
                 f"{name} is a {type(layer).__name__}, which cannot be synchronised: leave "
                 "sync_batch_norm out, or choose another network"
             )
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    for layer in model.modules():
-        if type(layer) is nn.SyncBatchNorm:
-            layer.__class__ = SyncBatchNorm
+    if next(model.parameters()).is_cuda:
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    for layer in norms.values():
+        layer.__class__ = SyncBatchNorm
     return model
 
 
-class SyncBatchNorm(nn.SyncBatchNorm):
-    """As PyTorch's, which computes on GPUs; on a CPU, by two sums over the ranks."""
+class SyncBatchNorm(_BatchNorm):
+    """As PyTorch's, on a CPU, by two sums over the ranks."""
+
+    def _check_input_dim(self, input):
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, not {input.dim()}")
 
     def forward(self, input):
-        if input.is_cuda or not self.training:
+        if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
         dims = [d for d in range(input.dim()) if d != 1]
