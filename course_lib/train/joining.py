@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import os
+import re
 import signal
 import sys
 import threading
@@ -46,11 +47,15 @@ def joined(name=None, timeout=TIMEOUT):
     if place != "cpu":
         torch.cuda.set_device(place)
         backend = "cpu:gloo,cuda:nccl"
+    rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        distributed.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
-    except (distributed.DistError, RuntimeError) as error:
+        distributed.init_process_group(
+            backend, store=_store(timeout, is_master=rank == 0 and not _has_agent()), rank=rank,
+            world_size=n, timeout=datetime.timedelta(seconds=timeout),
+        )  # fmt: skip
+    except RuntimeError as error:
         raise TrainingError(
-            f"rank {os.environ['RANK']} finds no other ranks at {os.environ['MASTER_ADDR']}:"
+            f"rank {rank} of {n} does not find the others at {os.environ['MASTER_ADDR']}:"
             f"{os.environ['MASTER_PORT']} ({_first_line(error)})"
         ) from error
     with _ended_aloud():
@@ -88,17 +93,27 @@ def place_of(name):
 
 def is_news():
     """Whether no other rank has told yet why the run ends. Each rank may ask once."""
-    if not ranks.are_joined() and not is_started():
-        return True
-    try:
-        store = distributed.TCPStore(
-            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
-            timeout=datetime.timedelta(seconds=5),
-        )  # fmt: skip
-        run = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return store.add(f"course_lib/told/{run}", 1) == 1
-    except (distributed.DistError, RuntimeError):
+    if not (is_started() and _has_agent()):
         return True  # better twice than not at all
+    try:
+        return _store(5).add("told", 1) == 1
+    except RuntimeError:
+        return True
+
+
+def _has_agent():
+    """Whether torchrun keeps the store by which ranks find each other; else rank 0 does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _store(timeout, is_master=False):
+    """The ranks' store. No other process may have its port, which PyTorch's own way allows."""
+    store = distributed.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=is_master,
+        timeout=datetime.timedelta(seconds=timeout), wait_for_workers=False,
+    )  # fmt: skip
+    run = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return distributed.PrefixStore(f"course_lib/{run}", store)
 
 
 def _is_of_exchange(error):
@@ -108,7 +123,9 @@ def _is_of_exchange(error):
 
 def _first_line(error):
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rsplit("] ", 1)[-1].rstrip(".")
+    if found := re.search("message: (.*)", lines[0]):  # the system's own words
+        return found[1]
+    return lines[0].rsplit("] ", 1)[-1].split(". ")[0].rstrip(".")
 
 
 _reading = None  # the end of a pipe at which a thread waits for SIGTERM
