@@ -122,6 +122,7 @@ def _train(options, progress):
             "seed": options.seed, "device_name": options.device,
             "use_cuda_kernels": KERNELS.get(options.kernels, options.use_cuda_kernels),
         }  # fmt: skip
+    options.resume |= joining.is_restarted() and (output / loop.CHECKPOINT).exists()
     if options.resume and output.is_dir() and not (output / loop.CHECKPOINT).exists():
         print(f"{output} has no checkpoint yet: the run starts from its beginning.")
     on_terminal = sys.stderr.isatty()

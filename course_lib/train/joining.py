@@ -101,6 +101,11 @@ def is_news():
         return True
 
 
+def is_restarted():
+    """Whether torchrun has started the ranks anew, after one had failed (--max-restarts)."""
+    return is_started() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
 def _has_agent():
     """Whether torchrun keeps the store by which ranks find each other; else rank 0 does."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -167,12 +172,25 @@ def _wait(reading):
     os.close(reading)
 
 
-def _forget():
+def _before_fork():
+    if _reading is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _in_parent():
+    if _reading is not None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _in_child():
     """In a forked process, such as one that decodes images, SIGTERM does what it always does."""
     if _reading is not None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _in_parent()
 
 
 if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child
+    )
