@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import gc
 import os
 import re
 import signal
@@ -68,6 +69,7 @@ def joined(name=None, timeout=TIMEOUT):
                 f"rank {ranks.number()} of {ranks.count()} has lost another "
                 f"({_first_line(error)}). {GO_ON}"
             ) from error
+        gc.collect()  # NCCL waits for the graphs that hold its kernels
         distributed.destroy_process_group()
 
 
@@ -143,7 +145,7 @@ def _ended_aloud():
     torchrun sends it when another rank has failed. Python calls handlers only between two of its
     own instructions, so that it is a thread that acts, told by the interpreter's wake-up pipe.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
         yield
         return
     global _reading
