@@ -127,8 +127,10 @@ def radar():
     return torch.cat([torch.tensor(a).flatten() for a in model.state_dict().values()]), history
 
 
-@pytest.mark.parametrize("name", ["clothes", "leaves", "tiny_cnn", "two pathways", "radar"])
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("name, n", [
+    ("clothes", 2), ("leaves", 2), ("tiny_cnn", 2), ("tiny_cnn", 3), ("two pathways", 2),
+    ("radar", 2), ("radar", 3),
+])  # fmt: skip
 def test_the_weights_are_those_of_the_joint_batch(name, n, root, clothes, monkeypatch):
     monkeypatch.delenv("COURSE_LIB_SIMULATOR", raising=False)
     monkeypatch.setattr(backend, "_chosen", None)
@@ -177,14 +179,14 @@ def test_gradients_that_are_averaged_at_once_are_those_of_the_overlapped_average
 
 @pytest.mark.usefixtures("first_rungs")
 def test_a_pass_of_kernels_alone_shares_its_batches():
-    pixels = torch.arange(7 * 28 * 28).mul(37).remainder(256).to(torch.uint8).view(7, 28, 28)
-    labels = torch.tensor([0, 1, 2, 3, 4, 5, 6])
+    pixels = torch.arange(6 * 28 * 28).mul(37).remainder(256).to(torch.uint8).view(6, 28, 28)
+    labels = torch.tensor([0, 1, 2, 3, 4, 5])
 
     def trained():
         torch.manual_seed(0)
         model = train.fashion_mnist.models.FashionMNISTCNN(widths=(1, 2, 3))
         task = FashionMNISTPass(
-            model, pixels, labels, (pixels[:3], labels[:3]), epochs=1, batch_size=3,
+            model, pixels, labels, (pixels[:1], labels[:1]), epochs=1, batch_size=3,
             learning_rate=0.1, seed=5,
         )  # fmt: skip
         task.train_step(0)
@@ -239,7 +241,7 @@ def stopped_at(number, signals=(), **options):
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_one_rank_hears_ctrl_c_and_all_stop_and_go_on_with_the_same_bits(n, root, tmp_path):
-    options = {"root": root, "sync_batch_norm": n == 3, "checkpoint_steps": 100}
+    options = {"root": root, "sync_batch_norm": n == 3, "checkpoint_steps": 100, "epochs": 2}
     in_ranks(n, lambda: run(output=tmp_path / "whole", **options) and None)
     stop = functools.partial(stopped_at, 1, output=tmp_path / "run", **options)
     assert {type(found) for found in in_ranks(n, stop)} == {KeyboardInterrupt}
@@ -301,26 +303,16 @@ def test_what_concerns_the_folder_is_raised_on_every_rank(root, tmp_path):
     assert "batch_size was 6, and is now 8" in str(told(resume=True, batch_size=8))
 
 
-def test_ranks_with_other_settings_and_losses_that_are_not_finite(root):
-    def other():
-        run(root, seed=ranks.number())
+def _spoilt(task, loss, right):
+    task.totals += 0.0 if ranks.is_first() else float("nan")
 
-    for found in in_ranks(3, other):
-        assert isinstance(found, ValueError)
+
+def test_ranks_with_other_settings_and_losses_that_are_not_finite(root, monkeypatch):
+    for found in in_ranks(2, lambda: run(root, seed=ranks.number())):
         assert str(found) == "rank 1 has seed 1, and rank 0 0: start all with one command"
 
-    def diverges():
-        def spoil(task, number):
-            loss = train_step(task, number)
-            task.totals += float("nan") * (ranks.number() == 1)
-            return loss
-
-        train_step = image_classifier.ImageClassifier.train_step
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(image_classifier.ImageClassifier, "train_step", spoil)
-            run(root)
-
-    for found in in_ranks(2, diverges):
+    monkeypatch.setattr(image_classifier.Classifier, "_count", _spoilt)
+    for found in in_ranks(2, lambda: run(root)):
         assert isinstance(found, loop.TrainingError) and "the loss is nan" in str(found)
 
 
@@ -334,8 +326,5 @@ def test_the_time_limit_of_one_rank_ends_all():
         def end_epoch(self):
             return {"loss": 0.5}
 
-    def late():
-        until = 0.0 if ranks.number() == 1 else 1e12
-        return len(loop.fit(Task(), {}, until=until))
-
+    late = lambda: len(loop.fit(Task(), {}, until=0.0 if ranks.number() else 1e12))  # noqa: E731
     assert in_ranks(2, late) == [1, 1]
