@@ -20,7 +20,7 @@ from .memory import TrainingError
 #: What torchrun tells each process in its environment.
 VARIABLES = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 TIMEOUT = 1800  # seconds
-GO_ON = "The last checkpoint is whole: start the same command again with --resume."
+GO_ON = "If a checkpoint is there, it is whole: start the same command again with --resume."
 
 
 def is_started():
