@@ -112,6 +112,10 @@ def main(arguments=None):
     leaves.add_argument("--model", help="efficientnet_b4 (default on a GPU), small_se_net, …")
     leaves.add_argument("--image-size", type=int, help="height and width of the images")
     leaves.add_argument("--validation-fraction", type=float, default=0.2, help="(default: 0.2)")
+    leaves.add_argument(
+        "--sync-batch-norm", action="store_true",
+        help="of several ranks, batch norms take the joint batch's statistics",
+    )  # fmt: skip
 
     sar = tasks.add_parser("sar", help="water in radar images, by the U-Net on NumPy or a GPU")
     sar.add_argument("--config", type=Path, metavar="FILE", help="YAML: the run's settings")
@@ -199,6 +203,10 @@ def _run_options(task):
     task.add_argument("--output", type=Path, help="folder for checkpoint, history and pictures")
     task.add_argument("--resume", action="store_true", help="go on with the run in --output")
     task.add_argument("--evaluate", type=Path, metavar="CHECKPOINT", help="only evaluate this")
+    task.add_argument(
+        "--rank-timeout", type=float, default=1800, metavar="SECONDS",
+        help="under torchrun, how long ranks wait for one that is silent (default: 1800)",
+    )  # fmt: skip
 
 
 def shape(text):

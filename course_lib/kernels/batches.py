@@ -53,14 +53,17 @@ def shuffled(i, n, half_bits, epoch, key0, key1):
 
 
 @cuda.jit
-def batch_kernel(images, labels, step, x, y, n, n_pixels, per_epoch, half_bits, key0, key1):
-    # A block for each image.
+def batch_kernel(
+    images, labels, step, x, y, n, n_pixels, batch, first, half_bits, key0, key1
+):  # fmt: skip
+    # A block for each image, from the one at `first` in the batch on.
     allow_next_kernel()
     wait_for_previous_kernel()
     row, chosen = cuda.blockIdx.x, cuda.shared.array(1, np.int64)
     if cuda.threadIdx.x == 0:
+        per_epoch = n // batch
         epoch = step[0] // per_epoch
-        place = (step[0] - epoch * per_epoch) * cuda.gridDim.x + row
+        place = (step[0] - epoch * per_epoch) * batch + first + row
         chosen[0] = shuffled(place, n, half_bits, epoch, key0, key1)
         y[row] = labels[chosen[0]]
     cuda.syncthreads()
@@ -130,7 +133,9 @@ def keys_of(seed):
     return np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32)
 
 
-def next_batch(images, labels, step, rate, x, y, *, seed, highest, rise, total):
+def next_batch(
+    images, labels, step, rate, x, y, *, seed, highest, rise, total, batch=None, first=0
+):  # fmt: skip
     """Fill x and y with the batch of the step that `step` tells, and `rate`; counts `step` on.
 
     images, labels  uint8 (n, ...) and int64 (n,)
@@ -139,10 +144,13 @@ def next_batch(images, labels, step, rate, x, y, *, seed, highest, rise, total):
     seed            of the order, from 0 to 2⁶⁴ − 1
     highest, rise, total
                     the learning rate after `rise` steps, of `total`
+    batch, first    x and y are a part of a batch of `batch` images, from number `first` on; None:
+                    the whole
 
     Raises ArrayError for arrays that do not fit.
     """
-    n, batch = len(labels), len(y)
+    n, mine = len(labels), len(y)
+    batch = mine if batch is None else batch
     arrays.require(images, "images", dtypes=("uint8",))
     n_pixels = arrays.size_of(images) // max(1, n)
     arrays.require(labels, "labels", shape=images.shape[:1], dtypes=("int64",))
@@ -150,12 +158,16 @@ def next_batch(images, labels, step, rate, x, y, *, seed, highest, rise, total):
     arrays.require(rate, "rate", shape=(1,), dtypes=("float32",), writable=True)
     arrays.require(x, "x", dtypes=("float32",), writable=True)
     arrays.require(y, "y", shape=x.shape[:1], dtypes=("int64",), writable=True)
-    if not 1 <= batch <= n or arrays.size_of(x) != batch * n_pixels:
+    if not 0 <= first < first + mine <= batch <= n:
+        raise arrays.ArrayError(
+            f"images {first} to {first + mine} are no part of a batch of {batch} of {n} images"
+        )
+    if arrays.size_of(x) != mine * n_pixels:
         raise arrays.ArrayError(
             f"x must have room for 1 to {n} images of {n_pixels} pixels, not shape {tuple(x.shape)}"
         )
     launch(
-        batch_kernel, batch, BLOCK_SIZE, images, labels, step, x, y, n, n_pixels, n // batch,
+        batch_kernel, mine, BLOCK_SIZE, images, labels, step, x, y, n, n_pixels, batch, first,
         half_bits_of(n), *keys_of(seed), flat=True, overlap=True,
     )  # fmt: skip
     launch(
@@ -193,7 +205,7 @@ def tally(loss, logits, labels, step, losses, right):
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
     count, number, sums = ("int64", 1), "int64", ("float32", 1)
-    types = [("uint8", 1), count, count, sums, count, *[number] * 4, "uint32", "uint32"]
+    types = [("uint8", 1), count, count, sums, count, *[number] * 5, "uint32", "uint32"]
     yield "batches, next", batch_kernel, types
     yield "batches, normalise", normalise_kernel, [("uint8", 1), sums]
     yield "batches, count", count_kernel, [count, sums, "float32", number, number]

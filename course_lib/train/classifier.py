@@ -1,9 +1,11 @@
 """Training a classifier of images, whichever: a task for `loop.fit`."""
 
+import functools
+
 import torch
 from torch.nn.functional import cross_entropy
 
-from . import schedules
+from . import ranks, schedules
 from .device import sums_dtype
 from .randomness import permutation, seed_of
 from .step import autocast
@@ -12,7 +14,7 @@ PRECISIONS = "float32", "bfloat16"  # that `step` knows and `Classifier` trains 
 
 
 class Classifier:
-    """A network, its optimiser and its images, all on the network's device.
+    """A network, its optimiser and its images, all on the network's device. Ranks share each batch.
 
     images, labels  what to train on: uint8 (N, C, H, W) or (N, H, W), and int64 (N,)
     validation      (images, labels) to validate with after each epoch
@@ -38,6 +40,7 @@ class Classifier:
         self.batch_size = min(batch_size, len(images))
         # What does not fill a batch waits for the next epoch, which takes another order.
         self.steps_per_epoch = len(images) // self.batch_size
+        ranks.require_enough(self.batch_size)
         parameters = list(model.parameters())
         groups = [  # biases and scales are not pulled towards 0
             {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
@@ -45,8 +48,8 @@ class Classifier:
         ]
         make = optimizer or (lambda groups, lr: torch.optim.AdamW(groups, lr=lr, fused=True))
         self.optimizer = make(groups, learning_rate)
-        # Sums of the losses and of right answers in this epoch. They stay on the device: to read
-        # them at every step would make the host wait for it.
+        # Sums of the losses and of right answers in this epoch, this rank's part of them. They stay
+        # on the device: to read them at every step would make the host wait for it.
         self.totals = torch.zeros(2, dtype=sums_dtype(self.device), device=self.device)
         self._order = None, None
         model.train()
@@ -56,9 +59,17 @@ class Classifier:
         images, labels = self._inputs(step)
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate(step)
-        torch.manual_seed(seed_of(self.seed, "step", step))  # dropout's, stochastic depth's
+        self._seed(step)
         loss, right = self._learn(images, labels, step)
-        self.totals += torch.stack([loss.detach().to(self.totals.dtype), right])
+        self._count(loss.detach(), right)
+
+    def _seed(self, step):
+        """Of dropout and stochastic depth, which differ from rank to rank."""
+        torch.manual_seed(seed_of(self.seed, "step", step, *ranks.salt()))
+
+    def _count(self, loss, right):
+        part = loss if ranks.count() == 1 else loss / ranks.count()
+        self.totals += torch.stack([part.to(self.totals.dtype), right])
 
     def _placed(self, images):
         return images.to(self.device)
@@ -69,23 +80,37 @@ class Classifier:
         if self._order[0] != epoch:
             self._order = epoch, permutation(len(self.images), self.seed, "order", epoch)
         rows = self._order[1][batch * self.batch_size :][: self.batch_size]
+        rows = rows[ranks.rows(len(rows))]
         return self._batch(rows, epoch), self.labels[rows.to(self.device)]
 
     def _learn(self, images, labels, step):
         """Change the weights; (the loss, how many answers were right), on the device."""
-        with autocast(self.device, self.precision):
-            logits = self.model(scale(images))
-        loss = self.loss(logits.float(), labels, label_smoothing=self.label_smoothing)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        ranks.rehearse(self.network, lambda: self._backward(images, labels))
+        loss, logits = self._backward(images, labels)
         self.optimizer.step()
         return loss, (logits.detach().argmax(1) == labels).sum()
 
+    def _backward(self, images, labels):
+        with autocast(self.device, self.precision):
+            logits = self.network(scale(images))
+        loss = self.loss(logits.float(), labels, label_smoothing=self.label_smoothing)
+        loss = ranks.weighted(loss, len(labels), self.batch_size)
+        loss.backward()
+        return loss, logits
+
+    @functools.cached_property
+    def network(self):
+        """What is called in training: the model, which ranks have wrapped."""
+        return ranks.wrapped(self.model)
+
     def end_epoch(self):
         """Loss and accuracy of the epoch's training batches and of the validation images."""
-        loss, right = self.totals.tolist()
+        loss, right = ranks.total(self.totals).tolist()
         self.totals.zero_()
-        logits, labels = self._predict_validation(), self.validation[1]
+        ranks.share_tensors(self.evaluated.buffers())
+        logits = ranks.predicted(self._predict_validation, self.validation[0])
+        labels = self.validation[1]
         return {
             "loss": loss / self.steps_per_epoch,
             "accuracy": right / (self.steps_per_epoch * self.batch_size),
@@ -93,22 +118,30 @@ class Classifier:
             "validation_accuracy": (logits.argmax(1) == labels).sum().item() / len(labels),
         }
 
-    def _predict_validation(self):
-        return predict(self.model, self.validation[0], precision=self.precision)
+    @property
+    def evaluated(self):
+        """The network that is evaluated."""
+        return self.model
+
+    def _predict_validation(self, images):
+        return predict(self.model, images, precision=self.precision)
 
     def state_dict(self):
-        """Everything that the next steps depend on, beside their numbers."""
+        """Everything that the next steps depend on, beside their numbers. All ranks ask for it."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "totals": self.totals,
+            "totals": ranks.total(self.totals),
         }
 
     def load_state_dict(self, state):
         """Go on where `state` was taken."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.totals.copy_(state["totals"])
+        self._load_totals(state)
+
+    def _load_totals(self, state):
+        self.totals.copy_(state["totals"] * ranks.is_first())  # which are summed over the ranks
 
     def _batch(self, rows, epoch):
         if self.augment is None:

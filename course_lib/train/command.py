@@ -1,14 +1,27 @@
 """`python -m course_lib train TASK`: train, go on after a stop, or evaluate."""
 
+import contextlib
 import dataclasses
 import functools
+import os
 import sys
 from collections import namedtuple
 
 from course_lib import data, device
 from course_lib.backend import BackendError
 
-from . import config, fashion_mnist, image_settings, images, leaves, loop, memory, sar
+from . import (
+    config,
+    fashion_mnist,
+    image_settings,
+    images,
+    joining,
+    leaves,
+    loop,
+    memory,
+    ranks,
+    sar,
+)
 from .checkpoint import CheckpointError
 from .classifier import PRECISIONS, accuracy_by_class, evaluate_accuracy
 from .device import ORDER
@@ -21,7 +34,7 @@ KERNELS = {"ours": True, "torch": False, FASTER: FASTER}  # as the tasks' use_cu
 SETTINGS = {
     "leaves": (
         "model", "image_size", "epochs", "batch_size", "learning_rate", "precision",
-        "checkpoint_steps", "validation_fraction",
+        "checkpoint_steps", "validation_fraction", "sync_batch_norm",
     ),
     "fashion-mnist": (
         "epochs", "batch_size", "learning_rate", "precision", "checkpoint_steps", "trainer",
@@ -32,29 +45,74 @@ SETTINGS = {
 def run(options, progress):
     """Do what the command line's `options` ask for; the exit status. `progress` is tqdm.
 
-    `options.downloads` is the folder for sets that are downloaded.
+    `options.downloads` is the folder for sets that are downloaded. As one of several ranks, train
+    with them; rank 0 alone speaks, and evaluates.
     """
     try:
-        if options.task in SETTINGS and "cpu" in (options.device, device.best(ORDER)):
-            print("No GPU is used: PyTorch's operators run on the CPU.", file=sys.stderr)
+        _read_settings(options)
         if options.evaluate:
+            if joining.is_started() and os.environ["RANK"] != "0":
+                return 0
+            _warn_of_cpu(options)
             with memory.explained({}):
                 return EVALUATE[options.task](options, progress)
-        return _train(options, progress)
+        with joining.joined(_asked_device(options), options.rank_timeout) as name, _by_rank():
+            _place(options, name)
+            _warn_of_cpu(options)
+            return _train(options, progress)
     except (data.DataError, CheckpointError, ValueError, BackendError) as error:
-        print(f"python -m course_lib train {options.task}: {error}", file=sys.stderr)
-        return WRONG_USAGE
+        return _ended(options, error, WRONG_USAGE)
     except (loop.TrainingError, OSError) as error:
+        return _ended(options, error, FAILED)
+
+
+def _ended(options, error, status):
+    """Tell why a run ends, unless another rank has; the exit status."""
+    if joining.is_news():
         print(f"python -m course_lib train {options.task}: {error}", file=sys.stderr)
-        return FAILED
+    return status
+
+
+@contextlib.contextmanager
+def _by_rank():
+    """Other ranks than 0 print nothing."""
+    with contextlib.ExitStack() as stack:
+        if not ranks.is_first():
+            nothing = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stdout(nothing))
+            stack.enter_context(contextlib.redirect_stderr(nothing))
+        yield
+
+
+def _read_settings(options):
+    if options.task == "sar":
+        options.settings = sar.read_settings(options.config)
+    if options.task == "images":
+        options.settings = _image_settings(options)
+
+
+def _asked_device(options):
+    """The name of the device that options or settings ask for; None: whichever there is."""
+    if options.task == "sar":
+        return {None: None, True: "cuda", False: "cpu"}[options.settings.use_cuda]
+    return options.settings.device if options.task == "images" else options.device
+
+
+def _place(options, name):
+    """Let the run be on the device called `name`."""
+    if options.task == "images":
+        options.settings = dataclasses.replace(options.settings, device=name)
+    elif options.task in SETTINGS:
+        options.device = name
+
+
+def _warn_of_cpu(options):
+    if options.task in SETTINGS and "cpu" in (options.device, device.best(ORDER)):
+        print("No GPU is used: PyTorch's operators run on the CPU.", file=sys.stderr)
 
 
 def _train(options, progress):
-    if options.task == "sar":
-        options.settings = sar.read_settings(options.config)
-        options.output = options.output or options.settings.checkpoint_dir
-    if options.task == "images":
-        options.settings = _image_settings(options)
+    if options.task not in SETTINGS:
         options.output = options.output or options.settings.checkpoint_dir
     output = options.output = options.output or options.downloads / "runs" / options.task
     names = SETTINGS.get(options.task, ())
@@ -64,6 +122,7 @@ def _train(options, progress):
             "seed": options.seed, "device_name": options.device,
             "use_cuda_kernels": KERNELS.get(options.kernels, options.use_cuda_kernels),
         }  # fmt: skip
+    options.resume |= joining.is_restarted() and (output / loop.CHECKPOINT).exists()
     if options.resume and output.is_dir() and not (output / loop.CHECKPOINT).exists():
         print(f"{output} has no checkpoint yet: the run starts from its beginning.")
     on_terminal = sys.stderr.isatty()
@@ -105,7 +164,8 @@ def _train_leaves(options, **settings):
 
 def _train_fashion_mnist(options, output, resume, **settings):
     loop.require_room(output, resume)  # before anything is downloaded
-    parts = _fashion_mnist(options, True), _fashion_mnist(options, False)
+    with ranks.in_turn():
+        parts = _fashion_mnist(options, True), _fashion_mnist(options, False)
     return fashion_mnist.train_fashion_mnist(
         *parts[0], *parts[1], output=output, resume=resume, **settings
     )
@@ -149,7 +209,7 @@ def _train_sar(options, **settings):
 
 
 def _evaluate_sar(options, progress):
-    for name, value in sar.evaluate(options.evaluate, sar.read_settings(options.config)).items():
+    for name, value in sar.evaluate(options.evaluate, options.settings).items():
         print(f"{name.replace('_', ' '):20}  {value:.4f}")
     return 0
 
@@ -166,7 +226,7 @@ def _train_images(options, **settings):
 
 
 def _evaluate_images(options, progress):
-    settings = _image_settings(options)
+    settings = options.settings
     task, part, _ = images.load_images(
         options.evaluate, settings.data, device_name=settings.device, cache=settings.cache,
         downloads=options.downloads, progress=progress if sys.stderr.isatty() else None,

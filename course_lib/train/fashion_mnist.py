@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from course_lib import SIMULATED, models, nn, ops, optim
 from course_lib.ops.registration import simulate_on_cpu
 
-from . import checkpoint, device, faster, loop, memory
+from . import checkpoint, device, faster, loop, memory, ranks
 from .classifier import PRECISIONS, Classifier, scale
 from .fashion_mnist_graph import FashionMNISTPass
 from .randomness import seed_of
@@ -72,7 +72,8 @@ def train_fashion_mnist(
     faster.require_known(use_cuda_kernels)
     if output is not None:
         loop.require_room(output, resume)
-        trainer = trainer or _begun_with(Path(output) / loop.CHECKPOINT)
+        trainer = ranks.first(lambda: trainer or _begun_with(Path(output) / loop.CHECKPOINT))
+    say = ranks.aloud(say)
     settings["trainer"] = trainer = choose_trainer(trainer, place, precision, use_cuda_kernels)
     if say is not None:
         say(f"{len(train_images):,} images, {_said_of(trainer, settings)}, on {place}.")

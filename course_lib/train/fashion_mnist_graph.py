@@ -4,7 +4,8 @@ The kernels call each other, and the set lies on the GPU, where a kernel picks e
 captured in one CUDA graph: the host starts it for each step, and looks at the results once an
 epoch. Where the gradients lie turns out as the graph is captured, and is told the optimiser then,
 once for all steps. What no other layer waits for, the gradients of weights and biases, stands on a
-branch of its own and runs beside the rest. PyTorch only holds the memory.
+branch of its own and runs beside the rest. PyTorch only holds the memory, and sums gradients over
+ranks.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from course_lib.kernels.optimizers import Table, sgd
 from course_lib.models.fashion_mnist_pass import NAMES, backward, forward, weights_of
 from course_lib.runtime.host import device
 
+from . import ranks
 from .capturing import Branch, capture
 from .randomness import seed_of
 
@@ -42,32 +44,37 @@ class FashionMNISTPass:
         self.images, self.labels = (t.to(self.device).contiguous() for t in (images, labels))
         self.validation = tuple(t.to(self.device).contiguous() for t in validation)
         self.epochs, self.batch_size = epochs, min(batch_size, len(images))
+        ranks.require_enough(self.batch_size)
+        mine = ranks.rows(self.batch_size)
+        self.share = ranks.share(len(mine), self.batch_size)
         self.steps_per_epoch = len(images) // self.batch_size
         total = epochs * self.steps_per_epoch
         self.schedule = dict(
             seed=seed_of(seed, "order"), highest=learning_rate,
-            rise=max(1, round(warm_up * total)), total=total,
+            rise=max(1, round(warm_up * total)), total=total, batch=self.batch_size,
+            first=mine[0].item(),
         )  # fmt: skip
         self.options = dict(momentum=momentum, nesterov=nesterov), weight_decay
         self.precision = precision
         self.layers = weights_of(model)
+        ranks.wrapped(model, flat=True)
         self.buffers = {
             name: tuple(torch.zeros_like(p) for p in pair) for name, pair in self.layers.items()
         }
         self.tables = Table(), Table()
-        self._make_room()
+        self._make_room(len(mine))
         self.graph = None
 
-    def _make_room(self):
+    def _make_room(self, batch_size):
         def room(*shape, dtype=torch.float32):
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        self.x = room(self.batch_size, 1, 28, 28)
-        self.y = room(self.batch_size, dtype=torch.int64)
+        self.x = room(batch_size, 1, 28, 28)
+        self.y = room(batch_size, dtype=torch.int64)
         self.step, self.rate = room(1, dtype=torch.int64), room(1)
         self.losses = room(self.steps_per_epoch)
         self.right = room(self.steps_per_epoch, dtype=torch.int32)
-        self.one = torch.ones((), device=self.device)
+        self.dloss = torch.full((), float(self.share), device=self.device)
 
     def train_step(self, step):
         """Train on the batch that belongs to `step`, which must be the next one."""
@@ -85,9 +92,12 @@ class FashionMNISTPass:
         # The graph's launches read the tables where they lie. What is in them can come later.
         self._fill_tables(self.layers)
         graph, beside = torch.cuda.CUDAGraph(), Branch()
-        with capture(graph):
+        # NCCL's own thread looks at other streams meanwhile.
+        options = {"capture_error_mode": "thread_local"} if ranks.are_joined() else {}
+        with capture(graph, **options):
             gradients = self._gradients(beside)
             beside.join()
+            _average(gradients)
             self._update(gradients, beside, filled=True)
             beside.join()
         self._fill_tables(gradients)
@@ -100,7 +110,9 @@ class FashionMNISTPass:
             table.prepare(parameters, of_these, [states], None)
 
     def _step(self):
-        self._update(self._gradients())
+        gradients = self._gradients()
+        _average(gradients)
+        self._update(gradients)
 
     def _gradients(self, beside=contextlib.nullcontext):
         """{layer: (gradient of its weight, of its bias)} of the next batch."""
@@ -111,7 +123,7 @@ class FashionMNISTPass:
         loss, stats, normaliser = cross_entropy.forward(logits, self.y)
         with beside(loss):
             batches.tally(loss, logits, self.y, self.step, self.losses, self.right)
-        d = cross_entropy.backward(self.one, logits, self.y, stats, normaliser)
+        d = cross_entropy.backward(self.dloss, logits, self.y, stats, normaliser)
         return backward(self.layers, d, kept, precision=self.precision, beside=beside)
 
     def _update(self, gradients, beside=contextlib.nullcontext, filled=False):
@@ -147,10 +159,10 @@ class FashionMNISTPass:
 
     def end_epoch(self):
         """Loss and accuracy of the epoch's training batches and of the validation images."""
-        logits = self.predict(self.validation[0])
+        logits = ranks.predicted(self.predict, self.validation[0])
         labels = self.validation[1]
         loss, *_ = cross_entropy.forward(logits, labels)
-        losses, right = (t.cpu().numpy().astype("float64") for t in (self.losses, self.right))
+        losses, right = (t.cpu().numpy().astype("float64") for t in self._tallies())
         found = logits.cpu().numpy().argmax(1) == labels.cpu().numpy()
         return {
             "loss": losses.mean().item(),
@@ -159,11 +171,18 @@ class FashionMNISTPass:
             "validation_accuracy": found.mean().item(),
         }
 
+    def _tallies(self):
+        """The loss of each of the epoch's batches and its right answers, of all ranks."""
+        part = self.share / ranks.count()
+        losses = self.losses if part == 1 else self.losses * part
+        return ranks.total(losses), ranks.total(self.right)
+
     def state_dict(self):
-        """Everything that the next steps depend on, beside their numbers."""
+        """Everything that the next steps depend on, beside their numbers. All ranks ask for it."""
+        losses, right = self._tallies()
         return {
             "model": self.model.state_dict(), "buffers": self.buffers, "step": self.step,
-            "losses": self.losses, "right": self.right,
+            "losses": losses, "right": right,
         }  # fmt: skip
 
     def load_state_dict(self, state):
@@ -174,6 +193,14 @@ class FashionMNISTPass:
                 _restore(buffer, kept)
         for name in ("step", "losses", "right"):
             _restore(getattr(self, name), state[name])
+        if ranks.count() > 1:  # the tallies are of all ranks, and rank 0's from here on
+            part = ranks.count() / self.share if ranks.is_first() else 0
+            self.losses.mul_(part)
+            self.right.mul_(ranks.is_first())
+
+
+def _average(gradients):
+    ranks.summed([each for pair in gradients.values() for each in pair], ranks.count())
 
 
 def _restore(tensor, kept):

@@ -1,10 +1,11 @@
 """`--kernels faster`: of a run's layers, those are ours that gain on its device."""
 
+import functools
 from pathlib import Path
 
 from course_lib import nn
 
-from . import checkpoint, loop
+from . import checkpoint, loop, ranks
 from .step import autocast
 
 FASTER = "faster"
@@ -19,11 +20,14 @@ def require_known(kernels):
 
 def earlier(output, resume):
     """{LAYERS: names} of the run that is to go on in the folder `output`; {} where none is."""
-    path = Path(output or ".") / loop.CHECKPOINT
-    if output is None or not resume or not path.exists():
-        return {}
-    kept = checkpoint.load(path)["settings"]
-    return {LAYERS: kept[LAYERS]} if LAYERS in kept else {}
+    def look():
+        path = Path(output or ".") / loop.CHECKPOINT
+        if output is None or not resume or not path.exists():
+            return {}
+        kept = checkpoint.load(path)["settings"]
+        return {LAYERS: kept[LAYERS]} if LAYERS in kept else {}
+
+    return ranks.first(look)
 
 
 def settle(model, kept, example=None, precision="float32", *, captured=False, say=None):
@@ -33,16 +37,26 @@ def settle(model, kept, example=None, precision="float32", *, captured=False, sa
     example   a batch, as the model is called with in training
     captured  whether a step is one CUDA graph
     say       called with what was measured, as a table
+
+    Of several ranks, rank 0 measures for all.
     """
-    if LAYERS in kept:  # a run that goes on computes as it did, whatever is faster today
+    known = LAYERS in kept
+    if not known:
+        choose = functools.partial(_choose, model, example, precision, captured, say)
+        kept[LAYERS] = ranks.first(choose)
+    if known or not ranks.is_first():
+        # A run that goes on computes as it did, whatever is faster today.
         for name, layer in list(model.named_modules(remove_duplicate=False)):
             if name in kept[LAYERS]:
                 nn.replace_layers(layer)
-        return
+
+
+def _choose(model, example, precision, captured, say):
+    """Let the layers that gain by it be ours, in place; their names."""
     model.train()
     with autocast(example.device, precision):
         options = {"example_inputs": example, "captured": captured}
         swapped = nn.replace_layers(model, keep=FASTER, **options)
-    kept[LAYERS] = [each.name for each in swapped.replaced]
     if say is not None:
         say(swapped.table())
+    return [each.name for each in swapped.replaced]

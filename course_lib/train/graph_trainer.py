@@ -59,7 +59,9 @@ class GraphTrainer:
     and loads the kernels; the second is captured. Capturing runs nothing: each step is made once.
     A graph holds what the network did then: after ``model.eval()`` on a part of it, or after a
     parameter has come to lie elsewhere, call `recapture`. Dropout draws its seeds from the device's
-    generator, captured or not. Raises ValueError for what does not go together.
+    generator, captured or not. Where PyTorch's process group is initialised, all its ranks make
+    each step, and gradients are averaged over them, in the graph too; the loss is this rank's.
+    Raises ValueError for what does not go together.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class GraphTrainer:
         self.rates = Rates(optimizer, schedule, self.device, on_gpu and takes_tensors(optimizer))
         self.train_step = Step(
             model, optimizer, loss, precision=precision, scaler=scaler, max_norm=max_norm,
-            accumulate=accumulate, measure=measure,
+            accumulate=accumulate, measure=measure, capture=self.capture,
         )  # fmt: skip
         self.steps, self.measured = 0, None
         self.graphs, self.seen, self.pool = {}, set(), None

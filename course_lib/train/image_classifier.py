@@ -5,11 +5,11 @@ import time
 import torch
 from torch.nn.functional import cross_entropy
 
-from . import augmenting, schedules
+from . import augmenting, ranks, schedules
 from .average import Average
 from .classifier import Classifier, predict
 from .graph_trainer import GraphTrainer
-from .randomness import permutation, seed_of
+from .randomness import permutation
 
 #: The learning rate's way: made from the steps in all, and those in which it rises.
 SCHEDULES = {
@@ -57,7 +57,9 @@ class ImageClassifier(Classifier):
             optimizer=optimizer, weight_decay=weight_decay, loss=loss,
             label_smoothing=label_smoothing, warm_up=warm_up, precision=precision,
         )  # fmt: skip
+        ranks.require_enough(self.batch_size, accumulate)
         self.network = model if network is None else network
+        self.mine = ranks.rows(self.batch_size, accumulate)  # this rank's places in a batch
         self.augmented, self.padding = padding is not None, padding or 0
         self.mixing = mixup, cutmix
         layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -77,9 +79,9 @@ class ImageClassifier(Classifier):
         if self._since is None:
             self._since, self._seen = time.perf_counter(), 0
         images, labels = self._inputs(step)
-        torch.manual_seed(seed_of(self.seed, "step", step))  # dropout's, stochastic depth's
+        self._seed(step)
         loss = self.trainer(images, labels)
-        self.totals += torch.stack([loss.to(self.totals.dtype), self.trainer.measured])
+        self._count(loss, self.trainer.measured)
         if self.average is not None:
             self.average.update()
         self._seen += self.batch_size
@@ -101,7 +103,7 @@ class ImageClassifier(Classifier):
     def state_dict(self):
         """Everything that the next steps depend on, beside their numbers."""
         state = self.trainer.state_dict() | {
-            "model": self.model.state_dict(), "totals": self.totals
+            "model": self.model.state_dict(), "totals": ranks.total(self.totals)
         }  # fmt: skip
         return state if self.average is None else state | {"average": self.average.state_dict()}
 
@@ -111,7 +113,7 @@ class ImageClassifier(Classifier):
         before = "network." if self.network is self.model else "network._orig_mod."
         model = {f"{before}{name}": tensor for name, tensor in state["model"].items()}
         self.trainer.load_state_dict(state | {"model": model})
-        self.totals.copy_(state["totals"])
+        self._load_totals(state)
         if self.average is not None:
             self.average.load_state_dict(state["average"])
 
@@ -120,13 +122,13 @@ class ImageClassifier(Classifier):
         """The network that is evaluated: the average, where there is one."""
         return self.network if self.average is None else self.average.module
 
-    def _predict_validation(self):
-        return self.predict(self.validation[0])
+    def _predict_validation(self, images):
+        return self.predict(images)
 
     def predict(self, images):
         """The float32 logits of the network that is evaluated, for uint8 (N, 3, H, W)."""
         return predict(
-            self.evaluated, images, precision=self.precision, batch_size=self.batch_size,
+            self.evaluated, images, precision=self.precision, batch_size=len(self.mine),
             prepare=self.prepare,
         )  # fmt: skip
 
@@ -138,27 +140,31 @@ class ImageClassifier(Classifier):
         epoch, batch = divmod(step, self.steps_per_epoch)
         if self._order[0] != epoch:
             self._order = epoch, *self._drawn(epoch)
-        part = slice(batch * self.batch_size, (batch + 1) * self.batch_size)
+        part = slice(batch * len(self.mine), (batch + 1) * len(self.mine))
         _, rows, here, draws, mixes = self._order
         images = self.images[rows[part]].to(self.device, non_blocking=True)
         inputs, targets = (images, draws[part]), (self.labels[here[part]],)
         if mixes is not None:
-            mix = mixes[batch].expand(self.batch_size, -1)
+            mix = mixes[batch].expand(len(self.mine), -1)
             inputs, targets = (*inputs, mix), (*targets, mix)
         return inputs, targets
 
     def _drawn(self, epoch):
-        """All that is random in an epoch's batches. It crosses over at once: the host waits for no
-        step."""
+        """All that is random in this rank's part of an epoch's batches. It crosses over at once:
+        the host waits for no step."""
         order = permutation(len(self.images), self.seed, "order", epoch)
         draws = torch.zeros(len(order), 3, dtype=torch.int64)
         if self.augmented:
             draws = augmenting.drawn(len(order), self.padding, self.seed, "augment", epoch)
+        if ranks.count() > 1:
+            starts = torch.arange(self.steps_per_epoch)[:, None] * self.batch_size
+            mine = (starts + self.mine).flatten()
+            order, draws = order[mine], draws[mine]
         mixes = None
         if any(self.mixing):
             size, first = self.images.shape[2:], epoch * self.steps_per_epoch
             mixes = torch.tensor([
-                augmenting.mixing(*self.mixing, size, self.seed, "mixing", step)
+                augmenting.mixing(*self.mixing, size, self.seed, "mixing", step, *ranks.salt())
                 for step in range(first, first + self.steps_per_epoch)
             ], device=self.device)  # fmt: skip
         place = self.device
@@ -166,11 +172,11 @@ class ImageClassifier(Classifier):
 
     def _loss(self, logits, labels, mix=None):
         loss = self.loss(logits, labels, label_smoothing=self.label_smoothing)
-        if mix is None:
-            return loss
-        share = mix[0, 0]
-        other = self.loss(logits, labels.roll(1), label_smoothing=self.label_smoothing)
-        return share * loss + (1 - share) * other
+        if mix is not None:
+            share = mix[0, 0]
+            other = self.loss(logits, labels.roll(1), label_smoothing=self.label_smoothing)
+            loss = share * loss + (1 - share) * other
+        return ranks.weighted(loss, len(self.mine), self.batch_size)
 
 
 def _right(logits, labels, *others):

@@ -64,6 +64,8 @@ class ImageSettings:
     label_smoothing: float = option(0.0, "share of each label that is spread over all classes", 0)
     mixup: float = option(0.0, "alpha of MixUp; 0: none", 0)
     cutmix: float = option(0.0, "alpha of CutMix; 0: none", 0)
+    sync_batch_norm: bool = option(False, "of several ranks, batch norms take the joint batch's "
+                                   "statistics")
     augment: bool = option(True, "flip at random, and crop from 8 black pixels around")
     padding: int = option(8, "the black pixels around", 0)
     model_ema: bool = option(False, "evaluate an average of the weights over the steps")

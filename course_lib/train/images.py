@@ -12,15 +12,17 @@ from torch.nn.functional import cross_entropy
 
 from course_lib import SIMULATED, data, models, nn, ops, optim, plot
 
-from . import checkpoint, device, faster, loop, memory
+from . import checkpoint, device, faster, loop, memory, ranks
 from .image_classifier import ImageClassifier
 from .image_settings import FREE, ImageSettings, require_sensible
 from .profiling import Profiled
 from .randomness import seed_of
+from .sync_batch_norm import synchronised
 
 INTEGRATION = "integration.png"
 #: The share of a GPU's free memory that the training images may take; else they stay on the host.
 ROOM = 0.5
+EARLIER = {"sync_batch_norm": False}  # what checkpoints were made by that do not say it
 WORST = 10  # classes in the table of those that the network knows least
 
 
@@ -52,9 +54,11 @@ def train_images(
         raise ValueError("profile and max_minutes need a folder: name the output")
     if output is not None:
         if settings.max_minutes is not None:
-            resume = resume or (Path(output) / loop.CHECKPOINT).exists()
+            resume = ranks.first(lambda: resume or (Path(output) / loop.CHECKPOINT).exists())
         loop.require_room(output, resume)  # before the images are read
-    training, validation = read(settings, downloads, progress)
+    say, tell = ranks.aloud(say), ranks.aloud(tell)
+    with ranks.in_turn():
+        training, validation = read(settings, downloads, progress)
     for line in facts(settings, place, training, validation):
         tell(line)
     kept = kept_settings(settings, training, validation)
@@ -62,16 +66,18 @@ def train_images(
         kept |= faster.earlier(output, resume)
         task = make_task(settings, place, training, validation, say, kept)
         history = loop.fit(
-            Profiled(task, output, say) if settings.profile else task, kept, output=output,
+            Profiled(task, output, say) if settings.profile and ranks.is_first() else task, kept,
+            output=output,
             resume=resume, checkpoint_steps=settings.checkpoint_steps, progress=progress,
             report=report and (lambda entry: report(entry | {"images_per_second": task.speed})),
             say=say, until=settings.max_minutes and begin + 60 * settings.max_minutes,
+            earlier=EARLIER,
         )  # fmt: skip
         for line in worst_classes(task, validation):
             tell(line)
         if place.type == "cuda":
             tell(f"Peak memory: {torch.cuda.max_memory_allocated(place) / 1e9:.2f} GB.")
-    if output is not None and "integration_weights" in history[0]:
+    if output is not None and ranks.is_first() and "integration_weights" in history[0]:
         picture = plot.integration_weights(history).png()
         checkpoint.write_whole(output / INTEGRATION, lambda file: file.write(picture))
     model = task.model if task.average is None else task.average.module
@@ -179,6 +185,11 @@ def make_task(settings, place, training, validation, say, kept=None):
         kept = {} if kept is None else kept
         captured = bool(settings.capture)
         faster.settle(model, kept, example, settings.precision, captured=captured, say=say)
+    if settings.sync_batch_norm and ranks.count() > 1:
+        ranks.require_even(settings.batch_size, settings.grad_accum_steps)
+        model = network = synchronised(model)
+        if settings.enable_gradient_checkpointing:
+            device.checkpointed(model)  # the new layers, too
     if settings.compile:
         network = device.compiled(model, example, precision=settings.precision, say=say)
     steps = len(training) // min(settings.batch_size, len(training))

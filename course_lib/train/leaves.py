@@ -7,9 +7,10 @@ import torch
 
 from course_lib import data, models
 
-from . import checkpoint, device, faster, loop, memory
+from . import checkpoint, device, faster, loop, memory, ranks
 from .classifier import PRECISIONS, Classifier, scale
 from .randomness import seed_of
+from .sync_batch_norm import synchronised
 
 #: What each network is trained with where nothing else is asked for.
 DEFAULTS = {
@@ -29,7 +30,8 @@ AUGMENTATIONS = "flips", "strong"
 def train_leaves(
     model=None, root=None, *, image_size=None, epochs=None, batch_size=None, learning_rate=None,
     seed=0, validation_fraction=0.2, precision="float32", use_cuda_kernels=True, device_name=None,
-    output=None, resume=False, checkpoint_steps=None, progress=None, report=None, say=None,
+    sync_batch_norm=False, output=None, resume=False, checkpoint_steps=None, progress=None,
+    report=None, say=None,
 ):  # fmt: skip
     """Train on a leaf-disease set; (model, history).
 
@@ -44,6 +46,7 @@ def train_leaves(
     use_cuda_kernels  as in `models.create_model`; "faster": layers that are faster by ours on this
                       GPU run our kernels
     device_name       such as "cuda:0", "mps" or "cpu"; None: a GPU if there is one
+    sync_batch_norm   of several ranks, batch norms take the joint batch's statistics
     output, resume, checkpoint_steps, progress, report, say
                       as in `loop.fit`; `say` is also told the network, and each class's images
 
@@ -63,13 +66,15 @@ def train_leaves(
     settings |= {key: value for key, value in given.items() if value is not None}
     settings |= {
         "seed": seed, "validation_fraction": validation_fraction, "precision": precision,
-        "use_cuda_kernels": use_cuda_kernels,
+        "use_cuda_kernels": use_cuda_kernels, "sync_batch_norm": sync_batch_norm,
     }  # fmt: skip
     _require_sensible(settings)
     faster.require_known(use_cuda_kernels)
     if output is not None:
         loop.require_room(output, resume)  # before the images are read
-    training, validation = read_parts(root, settings, progress)
+    say = ranks.aloud(say)
+    with ranks.in_turn():
+        training, validation = read_parts(root, settings, progress)
     if say is not None:
         say(f"{name} on {place}, images of {settings['image_size']} pixels.")
         say(counts(training, validation))
@@ -85,6 +90,8 @@ def train_leaves(
             settings |= faster.earlier(output, resume)
             example = training.images[: settings["batch_size"]].to(place)
             faster.settle(model, settings, scale(example), precision, say=say)
+        if sync_batch_norm and ranks.count() > 1:
+            model = synchronised(model)
         task = Classifier(
             model, training.images, training.labels,
             (validation.images, validation.labels),
@@ -93,7 +100,7 @@ def train_leaves(
         )  # fmt: skip
         history = loop.fit(
             task, settings, output=output, resume=resume, checkpoint_steps=checkpoint_steps,
-            progress=progress, report=report, say=say,
+            progress=progress, report=report, say=say, earlier=EARLIER,
         )  # fmt: skip
     return model.eval(), history
 
@@ -117,6 +124,7 @@ def augmentation(name):
     return v2.Compose(transforms)
 
 
+EARLIER = {"sync_batch_norm": False}  # what checkpoints were made by that do not say it
 #: What a checkpoint must say for its network and images to be had again.
 SETTINGS = {
     "model": str, "image_size": int, "seed": int, "validation_fraction": float, "precision": str,

@@ -25,7 +25,7 @@ import torch
 
 from course_lib import plot
 
-from . import checkpoint, folder, memory
+from . import checkpoint, folder, memory, ranks
 from .memory import TrainingError
 from .timing import Estimate
 
@@ -54,42 +54,50 @@ def fit(
     a second one ends it at once. One run at a time may write to the folder. Raises CheckpointError,
     TrainingError, and `folder.FolderError` where the folder cannot be written to; the last
     checkpoint stays whole.
+
+    Of several ranks (`ranks`), all of which call it, rank 0 reports and keeps. They stop at the
+    same step, and what concerns the folder is raised on each; ValueError where their settings
+    differ.
     """
     if checkpoint_steps is not None and checkpoint_steps < 1:
         raise ValueError(f"checkpoint_steps must be 1 or more, not {checkpoint_steps}")
+    ranks.require_same(settings)
+    if not ranks.is_first():
+        output = progress = report = say = None
     with contextlib.ExitStack() as stack:
-        if output is not None:
-            output = Path(output)
-            _require_fitting(output, resume)
-            stack.enter_context(folder.held(output))
-            _require_fitting(output, resume)  # another run may have ended here meanwhile
+        if ranks.first(lambda: output is not None):
+            output = Path(output) if ranks.is_first() else None
+            ranks.first(lambda: _take(stack, output, resume))
         stack.enter_context(memory.explained(settings))
+        # A rank alone must not leave the others: it tells them of Ctrl-C, and goes on till then.
+        heard = stack.enter_context(_put_off()) if ranks.count() > 1 else ()
         return _fit(
-            task, settings, output, checkpoint_steps, progress, report, say, earlier or {}, until
-        )
+            task, settings, output, checkpoint_steps, progress, report, say, earlier or {}, until,
+            heard,
+        )  # fmt: skip
 
 
-def _fit(task, settings, output, checkpoint_steps, progress, report, say, earlier, until):
+def _fit(task, settings, output, checkpoint_steps, progress, report, say, earlier, until, heard):
     step, history = 0, []
-    if output is not None:
-        path = output / CHECKPOINT
-        if path.exists():
-            kept = checkpoint.load(path)
-            checkpoint.require_same(path, earlier | kept["settings"], settings)
-            step, history = kept["step"], kept["history"]
-            _require_whole(path, task, step, history)
-            load_state(path, task, kept["state"])
+    path = ranks.first(lambda: None if output is None else output / CHECKPOINT)
+    kept = ranks.first(lambda: _kept(path, task, earlier, settings))
+    if kept is not None:
+        step, history = kept["step"], kept["history"]
+        load_state(path, task, kept["state"])
 
     def keep():
-        if output is not None:
-            state = task.state_dict()
+        def write():
             checkpoint.save(path, settings=settings, step=step, history=history, state=state)
             save_history(output, history)
+
+        if path is not None:
+            state = task.state_dict()
+            ranks.first(write)
 
     total = task.epochs * task.steps_per_epoch
     bar = progress(total=total, initial=step, unit=" steps") if progress is not None else None
     estimate = Estimate(task, total - step, say)
-    begin, longest = time.monotonic(), 0.0
+    begin, longest, agreement = time.monotonic(), 0.0, ranks.Agreement()
     try:
         while step < total:
             with _put_off() as interrupted:
@@ -109,7 +117,8 @@ def _fit(task, settings, output, checkpoint_steps, progress, report, say, earlie
             if ended and until is not None:
                 now = time.monotonic()
                 begin, longest = now, max(longest, now - begin)
-            stopped = ended and until is not None and now + longest > until
+            late = ended and until is not None and now + longest > until
+            interrupted, stopped = agreement(step, interrupted or heard, late, ended)
             due = step % checkpoint_steps == 0 if checkpoint_steps else ended
             if step == total or due or stopped or interrupted:
                 keep()
@@ -120,11 +129,32 @@ def _fit(task, settings, output, checkpoint_steps, progress, report, say, earlie
     finally:
         if bar is not None:
             bar.close()
+    ranks.first(lambda: _draw(output, history))
+    return history
+
+
+def _take(stack, output, resume):
+    """Hold the folder `output` until `stack` ends."""
+    _require_fitting(output, resume)
+    stack.enter_context(folder.held(output))
+    _require_fitting(output, resume)  # another run may have ended here meanwhile
+
+
+def _kept(path, task, earlier, settings):
+    """The checkpoint at `path` that `task` goes on from; None where there is none."""
+    if path is None or not path.exists():
+        return None
+    kept = checkpoint.load(path)
+    checkpoint.require_same(path, earlier | kept["settings"], settings)
+    _require_whole(path, task, kept["step"], kept["history"])
+    return kept
+
+
+def _draw(output, history):
     if output is not None:
         save_history(output, history)  # once more: it may be lost where the checkpoint is not
         picture = plot.learning_curves(history).png()
         checkpoint.write_whole(output / CURVES, lambda file: file.write(picture))
-    return history
 
 
 def require_room(output, resume):
@@ -132,9 +162,11 @@ def require_room(output, resume):
 
     That is CheckpointError where it is not what `resume` takes it for, and `folder.FolderError`.
     """
-    _require_fitting(Path(output), resume)
-    with folder.held(output):
-        pass
+    def look():
+        with contextlib.ExitStack() as stack:
+            _take(stack, Path(output), resume)
+
+    ranks.first(look)
 
 
 def _require_fitting(output, resume):

@@ -14,7 +14,7 @@ from course_lib import data, plot
 from course_lib.autograd import UNet
 from course_lib.backend import set_backend
 
-from . import checkpoint, loop, memory
+from . import checkpoint, loop, memory, ranks
 from . import config as config_file
 from .config import at_least
 from .segmentation import Segmentation
@@ -93,8 +93,10 @@ def train_sar(
     output = settings.checkpoint_dir if output is None else Path(output)
     if output is not None:
         loop.require_room(output, resume)
+    tell = ranks.aloud(tell)
     backend = set_backend(settings.use_cuda)
-    scenes = load(settings)
+    with ranks.in_turn():
+        scenes = load(settings)
     require_fitting(settings, scenes)
     train, validation = data.sar.split(scenes, settings.train_ratio, settings.seed)
     tell(f"Device: {backend.description}")
@@ -119,7 +121,7 @@ def train_sar(
             task, kept_settings(settings, scenes), output=output, resume=resume,
             progress=progress, report=report, say=say,
         )  # fmt: skip
-        if output is not None:
+        if output is not None and ranks.is_first():
             draw(task, validation, output)
     return model.eval(), history
 

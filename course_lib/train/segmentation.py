@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from course_lib import autograd as ag
-from course_lib.backend import get_backend
+from course_lib.backend import get_array_module, get_backend
 
-from . import schedules
+from . import ranks, schedules
 from .randomness import permutation
 
 LOSSES = {
@@ -30,7 +30,8 @@ class Segmentation:
     augment         augment(image, label, seed, index) returns both, changed at random, as seed and
                     index alone say; or None
 
-    Batches cross over to the backend's device while the one before them is computed with.
+    Batches cross over to the backend's device while the one before them is computed with. Ranks
+    share each batch; its loss is that of all their logits together.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Segmentation:
         self.epochs, self.seed, self.augment = epochs, seed, augment
         self.batch_size = min(batch_size, len(images))
         self.steps_per_epoch = len(images) // self.batch_size
+        ranks.require_enough(self.batch_size)
         self.learning_rate, self.loss = learning_rate, LOSSES[loss_function]
         self.optimizer = ag.Adam(model.parameters(), lr=learning_rate)
         weight = ag.calculate_class_weights(labels, model.num_classes)
@@ -67,8 +69,10 @@ class Segmentation:
         self._coming = step + 1, self._coming[1]
         self.optimizer.lr = self.rate(step)
         self.optimizer.zero_grad()
-        loss = self.loss(self._logits(images), labels, self.weight)
+        joint = _Joint(self.batch_size)
+        loss = self.loss(joint(self._logits(images)), joint.forward(labels), self.weight)
         self.scaler.scale(loss).backward()
+        ranks.summed([p.grad for p in self.optimizer.parameters if p.grad is not None])
         self.scaler.step(self.optimizer)
         self.total = self.total + loss.data  # on the device: nobody waits for it
 
@@ -88,6 +92,8 @@ class Segmentation:
         matrix, total, n_classes = 0, 0.0, self.model.num_classes
         images, labels = self.validation
         parts = [slice(i, i + self.batch_size) for i in range(0, len(images), self.batch_size)]
+        parts = parts[ranks.number() :: ranks.count()]
+        self._share_statistics()
         self.model.eval()
         try:
             with ag.no_grad():
@@ -99,15 +105,26 @@ class Segmentation:
                     matrix = matrix + ag.confusion_matrix(found, target, n_classes)
         finally:
             self.model.train()
+        if ranks.count() > 1:
+            matrix = np.zeros((n_classes, n_classes), np.int64) + matrix  # a rank may have no part
+            total, matrix = (ranks.total(torch.tensor(a)).numpy() for a in (total, matrix))
         known = max(1, int(matrix.sum()))
         iou = ag.iou_score(matrix)
         # A class that is nowhere, in truth and prediction, says nothing.
         return {
-            "validation_loss": total / len(images),
+            "validation_loss": float(total) / len(images),
             "validation_accuracy": float(np.trace(matrix)) / known,
             "validation_dice": _mean(ag.dice_coefficient(matrix)),
             "validation_iou": _mean(iou),
         } | {f"iou_{c}": float(value) for c, value in enumerate(iou) if not math.isnan(value)}
+
+    def _share_statistics(self):
+        """Running statistics are rank 0's."""
+        if ranks.count() > 1:
+            learned = dict(self.model.named_parameters())
+            mine = self.model.state_dict()
+            theirs = ranks.first(lambda: {k: v for k, v in mine.items() if k not in learned})
+            self.model.load_state_dict(mine | theirs)
 
     def predict(self, images):
         """The most probable class of each pixel, NumPy int64 (n, H, W)."""
@@ -158,6 +175,7 @@ class Segmentation:
             if order[0] != epoch:
                 order = epoch, permutation(len(self.images), self.seed, "order", epoch).numpy()
             rows = order[1][batch * self.batch_size :][: self.batch_size]
+            rows = rows[ranks.rows(len(rows)).numpy()]
             images, labels = self.images[rows], self.labels[rows]
             if self.augment is not None:
                 pairs = [
@@ -171,6 +189,22 @@ class Segmentation:
         """The learning rate of a step: it falls from its highest to 0 along a cosine."""
         total = max(1, self.epochs * self.steps_per_epoch)
         return self.learning_rate * schedules.cosine(total)(step)
+
+
+class _Joint(ag.Function):
+    """All ranks' rows of a batch of `n`, of which each passes the gradient of its own on."""
+
+    def __init__(self, n):
+        self.n, self.mine = n, slice(*ranks.rows(n)[[0, -1]].add(torch.tensor([0, 1])).tolist())
+
+    def forward(self, mine):
+        if not ranks.are_joined():
+            return mine
+        xp = get_array_module(mine)
+        return xp.from_dlpack(ranks.gathered(torch.as_tensor(mine), self.n))
+
+    def backward(self, dy):
+        return dy[self.mine]
 
 
 def _mean(values):

@@ -10,6 +10,8 @@ import torch
 
 from course_lib.optim.fused import Fused
 
+from . import ranks
+
 #: What the forward pass computes in: how float32 is rounded in products, or what autocast takes.
 ROUNDING = {"float32": "ieee", "tf32": "tf32"}
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -20,10 +22,16 @@ _dropout = importlib.import_module("course_lib.ops.dropout")  # `ops.dropout` is
 class Step:
     """``loss, measured = step(inputs, targets)``: forward, backward, and the optimiser's step.
 
-    The arguments are `GraphTrainer`'s; `inputs` and `targets` are lists of tensors.
+    The arguments are `GraphTrainer`'s; `inputs` and `targets` are lists of tensors. Gradients are
+    averaged over the ranks: while the backward pass goes on, or where a graph may `capture` the
+    step, all at once after it.
     """
 
-    def __init__(self, model, optimizer, loss, *, precision, scaler, max_norm, accumulate, measure):
+    def __init__(
+        self, model, optimizer, loss, *, precision, scaler, max_norm, accumulate, measure,
+        capture=False,
+    ):  # fmt: skip
+        self.capture, self.network = capture, ranks.wrapped(model, flat=capture)
         self.model, self.optimizer, self.loss = model, optimizer, loss
         self.device = next(model.parameters()).device
         self.precision, self.max_norm, self.accumulate = precision, max_norm, accumulate
@@ -33,24 +41,33 @@ class Step:
 
     def __call__(self, inputs, targets):
         self.optimizer.zero_grad(set_to_none=True)
-        total = measured = None
         with arithmetic(self.precision), _dropout.seeds_on_device():
-            for share, some_inputs, some_targets in self._parts(inputs, targets):
+            ranks.rehearse(self.network, lambda: self._backward(inputs, targets))
+            total, measured = self._backward(inputs, targets)
+            if self.capture:
+                gradients = [p.grad for p in self.parameters if p.grad is not None]
+                ranks.summed(gradients, ranks.count())
+            self._update()
+        return total, measured
+
+    def _backward(self, inputs, targets):
+        total = measured = None
+        for last, share, some_inputs, some_targets in self._parts(inputs, targets):
+            with ranks.unsynchronised(self.network, not last):
                 loss, found = self.of(some_inputs, some_targets)
                 loss = loss * share if share != 1 else loss
                 self.scaler.scale(loss).backward()
-                loss = loss.detach()
-                total = loss if total is None else total + loss
-                measured = found if measured is None else measured + found
-            if not self.began:
-                self._require_gradients()
-            self._update()
+            loss = loss.detach()
+            total = loss if total is None else total + loss
+            measured = found if measured is None else measured + found
+        if not self.began:
+            self._require_gradients()
         return total, measured
 
     def of(self, inputs, targets):
         """(loss, what `measure` says) of a batch; in evaluation, under `arithmetic`."""
         with autocast(self.device, self.precision):
-            output = self.model(*inputs)
+            output = self.network(*inputs)
         output = _float32(output)
         loss = self.loss(output, *targets)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -63,16 +80,16 @@ class Step:
         return loss.reshape(()), measured
 
     def _parts(self, inputs, targets):
-        """(share of the samples, their inputs, their targets) of each part of a batch."""
+        """(is it the last, share of the samples, their inputs, their targets) of each part."""
         if self.accumulate == 1:
-            yield 1, inputs, targets
+            yield True, 1, inputs, targets
             return
         n = len(inputs[0])
         size = -(-n // self.accumulate)
         for start in range(0, n, size):
             rows = slice(start, min(start + size, n))
             yield (
-                (rows.stop - start) / n,
+                rows.stop == n, (rows.stop - start) / n,
                 [x[rows] for x in inputs],
                 [y[rows] if y.dim() else y for y in targets],
             )
