@@ -12,8 +12,9 @@ from .fashion_mnist import fashion_mnist
 from .images import images
 from .layouts import DataError
 from .leaves import LeafImages, leaves
+from .streamed import Streamed
 
 __all__ = [
-    "FASHION_CLASSES", "DataError", "DecodedImages", "LeafImages", "fashion_mnist", "images",
-    "leaves", "sar",
+    "FASHION_CLASSES", "DataError", "DecodedImages", "LeafImages", "Streamed", "fashion_mnist",
+    "images", "leaves", "sar",
 ]  # fmt: skip

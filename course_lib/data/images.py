@@ -12,6 +12,7 @@ from . import decoded, generated, layouts
 from .decoded import DecodedImages
 from .layouts import DataError, Found
 from .leaves import require_sensible
+from .streamed import Streamed
 
 CIFAR100 = "cifar100"
 MOST_WORKERS = 32  # which read faster than any disk
@@ -20,7 +21,7 @@ FEW = 4 * decoded.CHUNK  # images that take less time than to start processes
 
 def images(
     root=None, *, image_size=None, validation_fraction=0.2, subset=None, seed=0, downloads=None,
-    download=False, cache=None, workers=None, prefetch=2, progress=None,
+    download=False, cache=None, workers=None, prefetch=2, progress=None, memory=None,
 ):  # fmt: skip
     """(training part, validation part) of a set of images, two `DecodedImages`.
 
@@ -38,6 +39,9 @@ def images(
                          None: one for each core, where there are more than a few images. What is in
                          a zip is decoded by threads
     progress             called as tqdm is, around the images being read
+    memory               bytes: where the decoded images take more, `images` are `Streamed`, decoded
+                         each time by `workers`, each `prefetch` batches ahead, and not cached.
+                         None: all are decoded now; DataError where this machine cannot hold them
 
     Raises ValueError for sizes and shares that cannot be, and DataError, which names the file and
     what to do. Tiny-ImageNet is of Stanford's cs231n; Krizhevsky, "Learning Multiple Layers of
@@ -56,7 +60,9 @@ def images(
         size = image_size or 64
     held = decoded.chosen(found, False, validation_fraction, seed)
     found = _subset(found, held, subset, seed)
-    decoded.require_room(len(found.items), size)
+    streams = memory is not None and len(found.items) * 3 * size**2 > memory
+    if not streams:
+        decoded.require_room(len(found.items), size)
     # Those to train on come first, so that each part is a view of what is decoded.
     items = sorted(found.items, key=lambda item: item[0] in held)
     n_training = sum(name not in held for name, _, _ in items)
@@ -64,11 +70,18 @@ def images(
     def make():
         return _decoded([file for _, _, file in items], size, read, workers, prefetch, progress)
 
-    pixels = make() if cache is None else _cached(Path(cache), found.classes, items, size, make)
-    names, labels, _ = zip(*items, strict=True)
+    names, labels, files = zip(*items, strict=True)
+    parts = slice(n_training), slice(n_training, None)
+    if streams:
+        workers = _processes() if workers is None else workers
+        options = {"workers": workers, "ahead": prefetch, "limit": memory}
+        pixels = [Streamed(files[part], size, read, **options) for part in parts]
+    else:
+        held = make() if cache is None else _cached(Path(cache), found.classes, items, size, make)
+        pixels = [held[part] for part in parts]
     return tuple(
-        DecodedImages(pixels[part], torch.tensor(labels[part]), tuple(found.classes), names[part])
-        for part in (slice(n_training), slice(n_training, None))
+        DecodedImages(images, torch.tensor(labels[part]), tuple(found.classes), names[part])
+        for images, part in zip(pixels, parts, strict=True)
     )
 
 
@@ -106,7 +119,7 @@ def _subset(found, held, subset, seed):
 
 def _decoded(files, size, read, workers, prefetch, progress):
     if workers is None:
-        workers = 0 if len(files) <= FEW else min(_cores(), MOST_WORKERS)
+        workers = 0 if len(files) <= FEW else _processes()
     # Processes would share one place in a zip's file, and read what is another's.
     if workers == 0 or layouts.zipped(files[0]):
         return decoded.decoded(files, size, read, progress=progress)
@@ -115,9 +128,10 @@ def _decoded(files, size, read, workers, prefetch, progress):
     )
 
 
-def _cores():
-    """The cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+def _processes():
+    """How many decode: one for each core that this process may run on."""
+    shared = hasattr(os, "sched_getaffinity")
+    return min(len(os.sched_getaffinity(0)) if shared else os.cpu_count(), MOST_WORKERS)
 
 
 def _cached(folder, classes, items, size, make):

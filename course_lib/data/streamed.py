@@ -1,0 +1,213 @@
+"""Images that memory does not hold: processes decode them each time they are needed."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from . import layouts
+from .layouts import DataError
+
+SHARE = 0.75  # of the memory that is free, for decoded images
+SHARED = "/dev/shm"  # through which processes hand tensors over
+MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
+         "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}  # fmt: skip
+
+
+class Streamed(Dataset):
+    """The images of files, uint8 (N, 3, image_size, image_size), decoded when they are asked for.
+
+    It has what is asked of a tensor of images: `shape`, `dtype`, `device`, `nbytes` (decoded),
+    `len`, `images[i]` and `split`.
+
+    read     read(file, image_size) decodes one
+    workers  processes that decode; 0: the caller's own
+    ahead    batches that each of them makes ahead, or fewer, so that all fit into `limit`
+    limit    bytes that decoded images may take
+    """
+
+    dtype, device = torch.uint8, torch.device("cpu")
+
+    def __init__(self, files, image_size, read, *, workers, ahead, limit):
+        self.files, self.image_size, self.read = _packed(files), image_size, read
+        self.workers, self.ahead, self.limit = workers, ahead, limit
+        self.shape = torch.Size((len(files), 3, image_size, image_size))
+        self.nbytes = self.shape.numel()
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, index):
+        return self.read(self.files[index], self.image_size)
+
+    def __getitems__(self, indices):
+        """A batch, as DataLoader asks for it; or what is wrong with an image, as a sentence."""
+        images = torch.empty((len(indices), *self.shape[1:]), dtype=self.dtype)
+        try:
+            for place, index in zip(images, indices, strict=True):
+                place.copy_(self[index])
+        except DataError as error:
+            return str(error)
+        return images
+
+    def split(self, n):
+        """Yield all images in order, `n` at a time."""
+        return self.batches(torch.arange(len(self)).split(n), n)
+
+    def batches(self, rows, n):
+        """Yield the images of each of `rows`, tensors of at most `n` numbers, on the host.
+
+        Where there is a GPU, a batch lies in pinned memory. Raises DataError for images that cannot
+        be decoded, and where `limit` is too small.
+        """
+        size = max(1, n * self.nbytes // max(1, len(self)))
+        # Four batches are with the caller and on their way to it, and there may be two who read.
+        slots = (self.limit // size - 4) // 2
+        if slots < 1:
+            raise DataError(
+                f"Six batches of {n} images take {told(6 * size)}, and decoded images may take "
+                f"{told(self.limit)}: choose a smaller batch_size or a higher memory_limit."
+            )
+        workers, options = min(self.workers, slots), {}
+        if workers:
+            ahead = min(self.ahead, slots // workers)
+            options = {"prefetch_factor": ahead, "worker_init_fn": _begin_work}
+            if not _is_shared(2 * workers * ahead * size):
+                options["collate_fn"] = _through_pipe
+            import torchvision.transforms.v2  # noqa: F401  once: processes that are forked have it
+        loader = DataLoader(
+            self, batch_sampler=(each.tolist() for each in rows), num_workers=workers,
+            pin_memory=torch.cuda.is_available(), generator=torch.Generator(),
+            **{"collate_fn": _as_it_is} | options,
+        )  # fmt: skip
+        with _calm():
+            coming = iter(loader)
+        for found in coming:
+            if isinstance(found, str):
+                raise DataError(found)
+            yield torch.from_numpy(found) if isinstance(found, np.ndarray) else found
+
+
+@contextlib.contextmanager
+def _calm():
+    """Keep PyTorch from raising an error wherever the program is when a process of its ends.
+
+    Without that, the loader raises the error where the next batch is asked for.
+    """
+    number = getattr(signal, "SIGCHLD", None)  # which Windows lacks
+    before = number and signal.getsignal(number)
+    yield
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(number, before)
+
+
+def _begin_work(_worker):
+    # Ctrl-C goes to all processes, and the run still needs the batch in hand: it ends these.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    files = torch.utils.data.get_worker_info().dataset.files
+    if len(files) and layouts.zipped(files[0]):  # of which each needs a place of its own to read at
+        files[0].root.fp = open(files[0].root.filename, "rb")
+
+
+def _as_it_is(batch):
+    return batch
+
+
+def _through_pipe(batch):
+    return batch if isinstance(batch, str) else batch.numpy()
+
+
+def _is_shared(n_bytes):
+    """Whether processes can hand `n_bytes` over as tensors: containers have little such memory."""
+    return not Path(SHARED).exists() or shutil.disk_usage(SHARED).free > n_bytes
+
+
+class _Paths:
+    """Paths in one buffer: as objects, millions take gigabytes, in each process that reads them."""
+
+    def __init__(self, paths):
+        encoded = [os.fsencode(path) for path in paths]
+        self.ends = np.cumsum([0, *map(len, encoded)])
+        self.text = np.frombuffer(b"".join(encoded), np.uint8)
+
+    def __len__(self):
+        return len(self.ends) - 1
+
+    def __getitem__(self, index):
+        part = self.text[self.ends[index] : self.ends[index + 1]]
+        return Path(os.fsdecode(part.tobytes()))
+
+
+def _packed(files):
+    return _Paths(files) if all(isinstance(file, Path) for file in files) else list(files)
+
+
+# ---------------------------------------------------------------------------- how much memory
+
+
+def limit_of(text):
+    """(bytes that decoded images may take, where that number comes from in words).
+
+    text  such as "8GB", "500 MiB" or "2e9"; None: three quarters of what is free. ValueError for
+          another text
+    """
+    if text is None:
+        return int(SHARE * free()), f"{SHARE:.0%} of what is free; --memory-limit sets another"
+    found = re.fullmatch(r"([\d.]+(?:E\d+)?) *([KMGT]I?)?B?", str(text).strip().upper())
+    try:
+        number = float(found[1]) * UNITS[found[2] or ""]
+        if not 1 <= number < 1e18:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ValueError(f"memory_limit must be such as 8GB or 500MiB, not {text!r}") from None
+    return int(number), "as memory_limit says"
+
+
+def free():
+    """Bytes of memory that a program may take here without others' being put on disk."""
+    known = [_available(), *_left_in_cgroup()]
+    return min(each for each in known if each is not None)
+
+
+def _available():
+    try:
+        text = MEMINFO.read_text()
+        return int(re.search(r"^MemAvailable: +(\d+) kB", text, re.M)[1]) * 1024
+    except (OSError, TypeError):
+        return memory()  # of another system, which has half of it free or not
+
+
+def _left_in_cgroup():
+    """What a container's limit leaves, where there is one."""
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):  # fmt: skip
+        try:
+            yield max(0, int((CGROUP / limit).read_text()) - int((CGROUP / used).read_text()))
+        except (OSError, ValueError):  # none, or "max"
+            yield None
+
+
+def memory():
+    """Bytes of memory that this machine has; more than any has where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 1 << 60
+
+
+def told(n_bytes):
+    """A number of bytes in words."""
+    if n_bytes < 1e6:
+        return f"{n_bytes:,} bytes"
+    unit, size = ("GB", 1e9) if n_bytes >= 1e9 else ("MB", 1e6)
+    return f"{n_bytes / size:,.1f} {unit}"
