@@ -14,8 +14,8 @@ import torch
 from PIL import Image, ImageOps  # torchvision brings it along
 from torch.utils.data import DataLoader, Dataset
 
-from . import layouts, streamed
-from .layouts import DataError
+from . import streamed
+from .files import DataError, content
 
 #: What PIL and zipfile raise for a file that is cut short, spoilt, or something else altogether.
 UNREADABLE = (
@@ -167,7 +167,7 @@ def read(file, image_size):
     from torchvision.transforms.v2 import functional  # takes seconds, which few programs need spend
 
     try:
-        with Image.open(io.BytesIO(layouts.content(file))) as opened:
+        with Image.open(io.BytesIO(content(file))) as opened:
             image = functional.pil_to_tensor(_coloured(ImageOps.exif_transpose(opened)))
     except DataError:
         raise

@@ -10,7 +10,8 @@ import torch
 
 from . import decoded, generated, layouts
 from .decoded import DecodedImages
-from .layouts import DataError, Found
+from .files import DataError, zipped
+from .layouts import Found
 from .leaves import require_sensible
 from .streamed import Streamed
 
@@ -121,7 +122,7 @@ def _decoded(files, size, read, workers, prefetch, progress):
     if workers is None:
         workers = 0 if len(files) <= FEW else _processes()
     # Processes would share one place in a zip's file, and read what is another's.
-    if workers == 0 or layouts.zipped(files[0]):
+    if workers == 0 or zipped(files[0]):
         return decoded.decoded(files, size, read, progress=progress)
     return decoded.decoded_by_processes(
         files, size, read, workers=workers, prefetch=prefetch, progress=progress
@@ -167,7 +168,7 @@ def _facts(classes, items):
         if isinstance(file, Path):
             status = file.stat()
             facts = status.st_size, status.st_mtime_ns
-        elif layouts.zipped(file):
+        elif zipped(file):
             facts = file.root.getinfo(file.at).CRC, file.root.getinfo(file.at).file_size
         content.update(repr((name, label, facts)).encode())
     return content.hexdigest()[:16]

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from . import layouts
-from .layouts import DataError
+from .files import DataError, zipped
 
 SHARE = 0.75  # of the memory that is free, for decoded images
 SHARED = "/dev/shm"  # through which processes hand tensors over
@@ -113,7 +112,7 @@ def _begin_work(_worker):
     # Ctrl-C goes to all processes, and the run still needs the batch in hand: it ends these.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     files = torch.utils.data.get_worker_info().dataset.files
-    if len(files) and layouts.zipped(files[0]):  # of which each needs a place of its own to read at
+    if len(files) and zipped(files[0]):  # of which each needs a place of its own to read at
         files[0].root.fp = open(files[0].root.filename, "rb")
 
 
