@@ -22,7 +22,7 @@ FENCE = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE
 REMARKS = {
     "needs a GPU", "downloads", "takes minutes", "installs", "opens a browser", "after a run",
 }  # fmt: skip
-COMMANDS = "doctor", "compare", "bench", "kernels", "train", "readme"
+COMMANDS = "doctor", "compare", "bench", "kernels", "train", "data", "readme"
 TARGETS = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
 
 

@@ -15,7 +15,7 @@ from .layouts import Found
 from .leaves import require_sensible
 from .streamed import Streamed
 
-CIFAR100 = "cifar100"
+CIFAR100, INSIDE = "cifar100", "cifar-100-python"  # the name of the set, and of its folder
 MOST_WORKERS = 32  # which read faster than any disk
 FEW = 4 * decoded.CHUNK  # images that take less time than to start processes
 
@@ -26,8 +26,9 @@ def images(
 ):  # fmt: skip
     """(training part, validation part) of a set of images, two `DecodedImages`.
 
-    root                 a folder or zip as `layouts` tells, Tiny-ImageNet among them; "cifar100";
-                         None: 500 leaves of five classes that the course draws, the same everywhere
+    root                 a folder or zip as `layouts` tells, Tiny-ImageNet among them, or a folder
+                         that holds CIFAR-100's; "cifar100"; None: 500 leaves of five classes that
+                         the course draws, the same everywhere
     image_size           height and width: the middle square of each image, scaled. None: 64, and
                          of CIFAR-100 its own 32
     validation_fraction  what part of each class is for validation, where the set has no split
@@ -50,8 +51,8 @@ def images(
     """
     require_sensible(image_size or 64, validation_fraction)
     _require_subset(subset)
-    if str(root) == CIFAR100:
-        found, read = _cifar100(downloads, download), _resized
+    if str(root) == CIFAR100 or root is not None and (Path(root) / INSIDE).is_dir():
+        found, read = _cifar100(root, downloads, download), _resized
         size = image_size or 32
     elif root is None:
         found, read = Found(generated.CLASSES, generated.items(), None), generated.draw
@@ -174,12 +175,14 @@ def _facts(classes, items):
     return content.hexdigest()[:16]
 
 
-def _cifar100(downloads, download):
+def _cifar100(root, downloads, download):
     from torchvision.datasets import CIFAR100 as Theirs
 
-    if downloads is None:
-        raise ValueError("cifar100 needs a folder for what is downloaded")
-    folder = Path(downloads) / CIFAR100
+    folder = Path(root)
+    if str(root) == CIFAR100:
+        if downloads is None:
+            raise ValueError("cifar100 needs a folder for what is downloaded")
+        folder = Path(downloads) / CIFAR100
     try:
         parts = [Theirs(folder, train=train, download=download) for train in (True, False)]
     except (OSError, RuntimeError, ValueError, EOFError) as error:
