@@ -391,7 +391,7 @@ def data(options):
     """Exit status 1 where the set cannot be fetched, 2 where nobody agrees to its terms."""
     from tqdm import tqdm
 
-    from course_lib import data_command
+    from course_lib.train import data_command
 
     bar = tqdm if sys.stderr.isatty() else None
     return data_command.run(options.name, options.folder, yes=options.yes, progress=bar)

@@ -177,7 +177,7 @@ def test_what_stands_in_the_way_is_one_sentence(server, tmp_path, monkeypatch, c
 
 
 def test_who_is_asked_may_refuse(server, tmp_path, monkeypatch):
-    from course_lib import data_command
+    from course_lib.train import data_command
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     for answer, status in (("", 2), ("no", 2), (" Y ", 0)):

@@ -57,34 +57,46 @@ class Streamed(Dataset):
             return str(error)
         return images
 
+    def processes(self, n):
+        """(how many decode batches of `n` images, how many batches each makes ahead), by `limit`.
+
+        Raises DataError where it is too small.
+        """
+        # Four batches are with the caller and on their way to it, and there may be two who read.
+        slots = (self.limit // self._size(n) - 4) // 2
+        if slots < 1:
+            raise DataError(
+                f"Six batches of {n} images take {told(6 * self._size(n))}, and decoded images may "
+                f"take {told(self.limit)}: choose a smaller batch_size or a higher memory_limit."
+            )
+        workers = min(self.workers, slots)
+        return workers, min(self.ahead, slots // max(1, workers))
+
+    def _size(self, n):
+        """Bytes of a batch of `n` images."""
+        return n * self.shape[1:].numel()
+
     def split(self, n):
         """Yield all images in order, `n` at a time."""
         return self.batches(torch.arange(len(self)).split(n), n)
 
-    def batches(self, rows, n):
+    def batches(self, rows, n, pinned=False):
         """Yield the images of each of `rows`, tensors of at most `n` numbers, on the host.
 
-        Where there is a GPU, a batch lies in pinned memory. Raises DataError for images that cannot
-        be decoded, and where `limit` is too small.
+        pinned  they lie in pinned memory, for a GPU
+
+        Raises DataError for images that cannot be decoded, and what `processes` raises.
         """
-        size = max(1, n * self.nbytes // max(1, len(self)))
-        # Four batches are with the caller and on their way to it, and there may be two who read.
-        slots = (self.limit // size - 4) // 2
-        if slots < 1:
-            raise DataError(
-                f"Six batches of {n} images take {told(6 * size)}, and decoded images may take "
-                f"{told(self.limit)}: choose a smaller batch_size or a higher memory_limit."
-            )
-        workers, options = min(self.workers, slots), {}
+        workers, ahead = self.processes(n)
+        options = {}
         if workers:
-            ahead = min(self.ahead, slots // workers)
             options = {"prefetch_factor": ahead, "worker_init_fn": _begin_work}
-            if not _is_shared(2 * workers * ahead * size):
+            if not _is_shared(2 * workers * ahead * self._size(n)):
                 options["collate_fn"] = _through_pipe
             import torchvision.transforms.v2  # noqa: F401  once: processes that are forked have it
         loader = DataLoader(
             self, batch_sampler=(each.tolist() for each in rows), num_workers=workers,
-            pin_memory=torch.cuda.is_available(), generator=torch.Generator(),
+            pin_memory=pinned, generator=torch.Generator(),
             **{"collate_fn": _as_it_is} | options,
         )  # fmt: skip
         with _calm():

@@ -158,7 +158,8 @@ class ImageClassifier(Classifier):
             self.close()
             rows = self._rows(step)
             if isinstance(self.images, Streamed):
-                batches = self.images.batches(rows, self.batch_size)
+                on_gpu = self.device.type == "cuda"
+                batches = self.images.batches(rows, self.batch_size, pinned=on_gpu)
             else:
                 batches = (self.images[each] for each in rows)
             self._feed = feeding.crossing(batches, self.device)

@@ -144,12 +144,14 @@ def facts(settings, place, training, validation, allowed):
     if not isinstance(training.images, data.Streamed):
         yield f"{counts}; as bytes of shape {shape} they take {gigabytes:.2f} GB of memory"
         return
+    processes, _ = training.images.processes(min(settings.batch_size, len(training)))
     whole = streamed.told(training.images.nbytes + validation.images.nbytes)
     yield counts
     yield (
         f"Streamed: as bytes of shape {shape} they would take {whole}, and may take "
-        f"{streamed.told(allowed[0])} ({allowed[1]}). Each epoch decodes them anew, by "
-        f"{training.images.workers} processes" + (", and uses no cache" if settings.cache else "")
+        f"{streamed.told(allowed[0])} ({allowed[1]}). Each epoch decodes them anew"
+        + (f", by {processes} processes" if processes > 1 else "")
+        + (", and uses no cache" if settings.cache else "")
     )
 
 

@@ -3,7 +3,8 @@
 import sys
 
 from course_lib.data import DataError, fetching
-from course_lib.train import folder as folders
+
+from . import folder as folders
 
 NEXT = {
     "tiny-imagenet": "train images --data {}",
