@@ -14,7 +14,7 @@ from test_data import zipped
 
 from course_lib import data
 from course_lib.data import decoded, streamed
-from course_lib.train import checkpoint, image_classifier, images, loop
+from course_lib.train import checkpoint, image_classifier, images
 
 LIMIT = "20KB"  # the set takes 23, and a batch of two images 1.5
 
@@ -179,7 +179,7 @@ def test_a_killed_process_is_told_and_the_checkpoint_whole(root, tmp_path, monke
 
     with monkeypatch.context() as patch:
         at_step(patch, 9, kill)
-        with pytest.raises(loop.TrainingError, match="A process that decodes images was ended"):
+        with pytest.raises(ChildProcessError, match="A process that decodes images was ended"):
             streaming(root, tmp_path, num_workers=1)
     assert checkpoint.load(tmp_path / "checkpoint.pt")["step"] == 8
     assert len(streaming(root, tmp_path, resume=True)[1]) == 2

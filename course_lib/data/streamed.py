@@ -16,6 +16,7 @@ from .files import DataError, zipped
 
 SHARE = 0.75  # of the memory that is free, for decoded images
 SHARED = "/dev/shm"  # through which processes hand tensors over
+ENDED = re.compile("DataLoader worker .* exited unexpectedly")  # in PyTorch's error
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
          "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}  # fmt: skip
@@ -85,7 +86,8 @@ class Streamed(Dataset):
 
         pinned  they lie in pinned memory, for a GPU
 
-        Raises DataError for images that cannot be decoded, and what `processes` raises.
+        Raises DataError for images that cannot be decoded, ChildProcessError where a process has
+        been ended, and what `processes` raises.
         """
         workers, ahead = self.processes(n)
         options = {}
@@ -99,12 +101,30 @@ class Streamed(Dataset):
             pin_memory=pinned, generator=torch.Generator(),
             **{"collate_fn": _as_it_is} | options,
         )  # fmt: skip
-        with _calm():
-            coming = iter(loader)
-        for found in coming:
+        for found in _received(loader):
             if isinstance(found, str):
                 raise DataError(found)
             yield torch.from_numpy(found) if isinstance(found, np.ndarray) else found
+
+
+def _received(loader):
+    """Yield what `loader` makes; ChildProcessError where one of its processes is no more."""
+    with _calm():
+        coming = iter(loader)
+    while True:
+        try:
+            found = next(coming, None)
+        except (OSError, EOFError, RuntimeError) as error:
+            # It may end while a batch is handed over. What is wrong with an image is a DataError.
+            if isinstance(error, RuntimeError) and not ENDED.search(str(error)):
+                raise
+            raise ChildProcessError(
+                "A process that decodes images was ended, as happens where memory runs out: choose "
+                "fewer num_workers or a smaller memory_limit, and go on from the last checkpoint."
+            ) from None
+        if found is None:
+            return
+        yield found
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import torch
 _SIZE = r"([\d.]+ [KMG]iB|\d+ bytes)"
 _ASKED = re.compile(rf"[Tt]ried to allocate {_SIZE}")
 _FREE = re.compile(rf"total capacity of {_SIZE} of which {_SIZE} is free")
-_PROCESS = re.compile(r"DataLoader worker .* exited unexpectedly")
 _ON_CPU = re.compile(r"can't allocate memory|not enough memory|out of memory")
 
 
@@ -24,11 +23,6 @@ def explained(settings):
     except TrainingError:
         raise
     except (MemoryError, RuntimeError) as error:
-        if _PROCESS.search(str(error)):
-            raise TrainingError(
-                "A process that decodes images was ended, as happens where memory runs out: choose "
-                "fewer num_workers or a smaller memory_limit, and go on from the last checkpoint."
-            ) from None
         if not is_about_memory(error):
             raise
         # `from None`: the error's frames hold the tensors that fill the memory.
