@@ -90,15 +90,25 @@ def test_a_limit_that_is_none():
 
 
 def test_what_is_free_is_the_machines_or_the_containers(tmp_path, monkeypatch):
-    monkeypatch.setattr(streamed, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(streamed, "CGROUP", tmp_path)
+    for name in ("MEMINFO", "OWN", "CGROUP"):
+        monkeypatch.setattr(streamed, name, tmp_path / name)
     assert streamed.free() == streamed.memory()  # of a system that tells nothing
     streamed.MEMINFO.write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
     assert streamed.limit_of(None)[0] == 3000 * 1024
-    (tmp_path / "memory.current").write_text("1024000\n")
-    for limit, left in (("max", 4_096_000), ("2048000", 1_024_000), ("1000", 0)):
-        (tmp_path / "memory.max").write_text(limit + "\n")
-        assert streamed.free() == left
+    streamed.OWN.write_text("0::/job/step\n")  # Slurm's, whose limit is the job's
+    (tmp_path / "CGROUP" / "job" / "step").mkdir(parents=True)
+    (tmp_path / "CGROUP" / "memory").mkdir()
+    for folder, limit, used, prefix in (
+        ("job", "memory.max", "memory.current", ""),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),  # of version 1
+    ):  # fmt: skip
+        folder = tmp_path / "CGROUP" / folder
+        (folder / used).write_text("1024000\n")
+        (folder / "memory.stat").write_text(f"anon 7\n{prefix}inactive_file 24000\n")
+        for most, left in (("max", 4_096_000), ("2048000", 1_048_000), ("1000", 0)):
+            (folder / limit).write_text(most + "\n")
+            assert streamed.free() == left
+        (folder / limit).unlink()
 
 
 # ------------------------------------------------------------------------------------- runs

@@ -58,34 +58,53 @@ class PublicSet:
 
 SETS = {
     "tiny-imagenet": PublicSet(
-        (File("http://cs231n.stanford.edu/tiny-imagenet-200.zip", 248_100_043,
-              "90528d7ca1a48142e341f4ef8d21d0de"),),
-        "tiny-imagenet-200", 600_000_000,
+        (
+            File(
+                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                248_100_043,
+                "90528d7ca1a48142e341f4ef8d21d0de",
+            ),
+        ),
+        "tiny-imagenet-200",
+        600_000_000,
         "the publisher states none; the images are ImageNet's, which are for non-commercial "
         "research and education (https://image-net.org/download)",
     ),
     "fashion-mnist": PublicSet(
         (
-            File(f"{CLOTHES}/train-images-idx3-ubyte.gz", 26_421_880,
-                 "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-            File(f"{CLOTHES}/train-labels-idx1-ubyte.gz", 29_515,
-                 "25c81989df183df01b3e8a0aad5dffbe"),
-            File(f"{CLOTHES}/t10k-images-idx3-ubyte.gz", 4_422_102,
-                 "bef4ecab320f06d8554ea6380940ec79"),
-            File(f"{CLOTHES}/t10k-labels-idx1-ubyte.gz", 5_148,
-                 "bb300cfdad3c16e7a12a480ee83cd310"),
+            File(
+                f"{CLOTHES}/train-images-idx3-ubyte.gz",
+                26_421_880,
+                "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            ),
+            File(
+                f"{CLOTHES}/train-labels-idx1-ubyte.gz", 29_515, "25c81989df183df01b3e8a0aad5dffbe"
+            ),
+            File(
+                f"{CLOTHES}/t10k-images-idx3-ubyte.gz",
+                4_422_102,
+                "bef4ecab320f06d8554ea6380940ec79",
+            ),
+            File(f"{CLOTHES}/t10k-labels-idx1-ubyte.gz", 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
         ),
-        "fashion-mnist", 0,
+        "fashion-mnist",
+        0,
         "MIT, Zalando SE (https://github.com/zalandoresearch/fashion-mnist)",
     ),
     "cifar100": PublicSet(
-        (File("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", 169_001_437,
-              "eb9058c3a382ffc7106e4002c42a8d85"),),
-        "cifar100/cifar-100-python", 190_000_000,
+        (
+            File(
+                "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+                169_001_437,
+                "eb9058c3a382ffc7106e4002c42a8d85",
+            ),
+        ),
+        "cifar100/cifar-100-python",
+        190_000_000,
         "the publisher states none, and asks to cite Krizhevsky, Learning Multiple Layers of "
         "Features from Tiny Images, 2009 (https://www.cs.toronto.edu/~kriz/cifar.html)",
     ),
-}  # fmt: skip
+}
 
 
 def is_there(public, folder):

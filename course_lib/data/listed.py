@@ -14,16 +14,22 @@ from .files import DataError
 
 #: The list of Kaggle, of TensorFlow's scripts, of Caffe's, and the devkit's own.
 LISTS = (
-    "LOC_val_solution.csv", "imagenet_2012_validation_synset_labels.txt", "val.txt",
+    "LOC_val_solution.csv",
+    "imagenet_2012_validation_synset_labels.txt",
+    "val.txt",
     "ILSVRC2012_validation_ground_truth.txt",
-)  # fmt: skip
+)
 DEVKIT, META = LISTS[3], "meta.mat"
 CATEGORIES = "categories_places365.txt"
 #: Of Places-365: (list, folders it may be of) of the images to train on, and to validate with.
-STANDARD = "places365_train_standard.txt", ("data_256_standard", "data_256", "data_large_standard",
-                                            "data_large")  # fmt: skip
-CHALLENGE = "places365_train_challenge.txt", ("data_256_challenge", "data_large_challenge",
-                                              "data_256", "data_large")  # fmt: skip
+STANDARD = (
+    "places365_train_standard.txt",
+    ("data_256_standard", "data_256", "data_large_standard", "data_large"),
+)
+CHALLENGE = (
+    "places365_train_challenge.txt",
+    ("data_256_challenge", "data_large_challenge", "data_256", "data_large"),
+)
 HELD = "places365_val.txt", ("val_256", "val_large")
 
 
@@ -40,9 +46,10 @@ def by_list(top, training, held, root):
     if len(numbers) < 2:
         raise DataError(f"{training} must hold a folder for each of two classes or more.")
     images = {
-        item.name: item for item in sorted(held.iterdir(), key=lambda item: item.name)
+        item.name: item
+        for item in sorted(held.iterdir(), key=lambda item: item.name)
         if item.name.lower().endswith(files.IMAGE_FILES)
-    }  # fmt: skip
+    }
     places = [held, *files.around(top)]
     table = next((f for name in LISTS for p in places if (f := p / name).is_file()), None)
     if table is None:

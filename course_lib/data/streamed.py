@@ -17,9 +17,7 @@ from .files import DataError, zipped
 SHARE = 0.75  # of the memory that is free, for decoded images
 SHARED = "/dev/shm"  # through which processes hand tensors over
 ENDED = re.compile("DataLoader worker .* exited unexpectedly")  # in PyTorch's error
-MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
-         "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}  # fmt: skip
+MEMINFO, OWN, CGROUP = map(Path, ("/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup"))
 
 
 class Streamed(Dataset):
@@ -97,10 +95,13 @@ class Streamed(Dataset):
                 options["collate_fn"] = _through_pipe
             import torchvision.transforms.v2  # noqa: F401  once: processes that are forked have it
         loader = DataLoader(
-            self, batch_sampler=(each.tolist() for each in rows), num_workers=workers,
-            pin_memory=pinned, generator=torch.Generator(),
+            self,
+            batch_sampler=(each.tolist() for each in rows),
+            num_workers=workers,
+            pin_memory=pinned,
+            generator=torch.Generator(),
             **{"collate_fn": _as_it_is} | options,
-        )  # fmt: skip
+        )
         for found in _received(loader):
             if isinstance(found, str):
                 raise DataError(found)
@@ -194,7 +195,8 @@ def limit_of(text):
         return int(SHARE * free()), f"{SHARE:.0%} of what is free; --memory-limit sets another"
     found = re.fullmatch(r"([\d.]+(?:E\d+)?) *([KMGT]I?)?B?", str(text).strip().upper())
     try:
-        number = float(found[1]) * UNITS[found[2] or ""]
+        base = 1024 if (found[2] or "").endswith("I") else 1000
+        number = float(found[1]) * base ** " KMGT".index((found[2] or " ")[0])
         if not 1 <= number < 1e18:
             raise ValueError
     except (TypeError, ValueError):
@@ -204,8 +206,7 @@ def limit_of(text):
 
 def free():
     """Bytes of memory that a program may take here without others' being put on disk."""
-    known = [_available(), *_left_in_cgroup()]
-    return min(each for each in known if each is not None)
+    return min(_available(), *_left_in_cgroup(), memory())
 
 
 def _available():
@@ -213,19 +214,26 @@ def _available():
         text = MEMINFO.read_text()
         return int(re.search(r"^MemAvailable: +(\d+) kB", text, re.M)[1]) * 1024
     except (OSError, TypeError):
-        return memory()  # of another system, which has half of it free or not
+        return memory()  # of a system that does not tell
 
 
 def _left_in_cgroup():
-    """What a container's limit leaves, where there is one."""
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):  # fmt: skip
+    """What the limits of a container or of a cluster's job leave; what can be given up is free."""
+    try:
+        own = re.search("^0::/(.*)$", OWN.read_text(), re.M)[1]
+    except (OSError, TypeError):
+        own = ""
+    of_v1 = CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+    groups = [CGROUP / own, *(CGROUP / own).parents]
+    of_v2 = [(each, "memory.max", "memory.current", "") for each in groups]
+    for group, limit, used, prefix in (of_v1, *of_v2):
         try:
-            yield max(0, int((CGROUP / limit).read_text()) - int((CGROUP / used).read_text()))
-        except (OSError, ValueError):  # none, or "max"
-            yield None
+            told = (group / "memory.stat").read_text()
+            kept = re.search(rf"^{prefix}inactive_file (\d+)", told, re.M)
+            limit, used = (int((group / name).read_text()) for name in (limit, used))
+            yield max(0, limit - used + int(kept[1]))
+        except (OSError, TypeError, ValueError):  # none, or "max"
+            continue
 
 
 def memory():
