@@ -1,5 +1,6 @@
 """`python -m course_lib data NAME [FOLDER]`: fetch a public data set."""
 
+import shlex
 import sys
 
 from course_lib.data import DataError, fetching
@@ -23,7 +24,7 @@ def run(name, folder, *, yes=False, progress=None, ask=input):
     public = fetching.SETS[name]
     home = folder / public.path
     shown = home.parent if name == "cifar100" else home
-    after = f"python -m course_lib {NEXT[name].format(shown)}"
+    after = f"python -m course_lib {NEXT[name].format(shlex.quote(str(shown)))}"
     if fetching.is_there(public, folder):
         print(f"{home} is there. To train on it: {after}")
         return 0
@@ -49,4 +50,7 @@ def _agreed(ask):
     if not sys.stdin.isatty():
         print("Nothing is fetched: add --yes to agree.", file=sys.stderr)
         return False
-    return ask("Fetch it? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return ask("Fetch it? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        return False
