@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+from unittest import mock
 
 import pytest
 import torch
@@ -43,6 +44,9 @@ def test_what_is_streamed_is_what_is_held(root, tmp_path, monkeypatch, options, 
                 assert torch.equal(mine, theirs)
             assert torch.equal(one.images[3], other.images[3]) and one[3][1] == other[3][1]
             assert one.digest() == other.digest() != one.digest(pixels=False)
+    spawning = mock.Mock(get_start_method=lambda: "spawn")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda: spawning)
+    assert parts(place, workers=2)[0].images.workers == 0 and parts(root)[0].images.workers > 0
 
 
 def test_sets_that_fit_are_held(root):

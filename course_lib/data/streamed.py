@@ -1,6 +1,7 @@
 """Images that memory does not hold: processes decode them each time they are needed."""
 
 import contextlib
+import multiprocessing
 import os
 import re
 import shutil
@@ -36,6 +37,9 @@ class Streamed(Dataset):
 
     def __init__(self, files, image_size, read, *, workers, ahead, limit):
         self.files, self.image_size, self.read = _packed(files), image_size, read
+        forks = multiprocessing.get_context().get_start_method() == "fork"
+        if not forks and len(files) and zipped(files[0]):
+            workers = 0  # which cannot be handed an open zip
         self.workers, self.ahead, self.limit = workers, ahead, limit
         self.shape = torch.Size((len(files), 3, image_size, image_size))
         self.nbytes = self.shape.numel()
