@@ -124,6 +124,12 @@ def main(arguments=None):
     images = tasks.add_parser("images", help="photographs of any kind, on any device")
     images.late = _image_options
 
+    command = commands.add_parser("data", help="fetch a public data set")
+    command.set_defaults(command=data)
+    command.add_argument("name", choices=("tiny-imagenet", "fashion-mnist", "cifar100"))
+    command.add_argument("folder", type=Path, nargs="?", default=folders.written("data"), help="of all sets")
+    command.add_argument("--yes", action="store_true", help="do not ask")
+
     command = commands.add_parser("readme", help="write README, RESULTS and docs again")
     command.set_defaults(command=readme)
     command.add_argument("--check", action="store_true", help="only say whether it is in step")
@@ -328,6 +334,16 @@ def train(options):
 
     options.downloads = folders.written("data")
     return command.run(options, tqdm)
+
+
+def data(options):
+    """Exit status 1 where the set cannot be fetched, 2 where nobody agrees to its terms."""
+    from tqdm import tqdm
+
+    from course_lib.train import data_command
+
+    bar = tqdm if sys.stderr.isatty() else None
+    return data_command.run(options.name, options.folder, yes=options.yes, progress=bar)
 
 
 def readme(options):

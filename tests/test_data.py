@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from course_lib import data
-from course_lib.data import layouts
+from course_lib.data import files
 
 
 def picture(seed, size=(20, 16), mode="RGB", form="PNG"):
@@ -311,7 +311,7 @@ def test_a_file_larger_than_any_image_is_not_read(tmp_path, pack, monkeypatch):
     if pack:
         with zipfile.ZipFile(zipped(root, packed), "a", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("rust/00.png", bytes(1 << 20))
-    monkeypatch.setattr(layouts, "LARGEST", (1 << 20) - 1)
+    monkeypatch.setattr(files, "LARGEST", (1 << 20) - 1)
     for train in (True, False):
         with pytest.raises(data.DataError, match="0.png has 1,048,576 bytes, more than any image"):
             data.leaves(packed if pack else root, image_size=8, train=train)

@@ -25,7 +25,9 @@ REMARKS = {
     "needs a GPU", "downloads", "takes minutes", "installs", "opens a browser", "after a run",
 }  # fmt: skip
 SCRIPTS = "sanitize", "trace", "lint"
-COMMANDS = "doctor", "lab", "compare", *SCRIPTS, "bench", "kernels", "train", "readme"
+COMMANDS = (
+    "doctor", "lab", "compare", *SCRIPTS, "bench", "kernels", "train", "data", "readme",
+)  # fmt: skip
 TARGETS = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
 
 

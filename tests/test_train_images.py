@@ -150,6 +150,8 @@ def test_options_are_as_strict_as_the_file(words, told, capsys):
     ("--model resnet_18", "there is no network 'resnet_18'; the most like it: resnet18"),
     ("--load-subset 1", "load_subset must be a number of classes"),
     ("--image-size 4", "image_size must be at least 8"),
+    ("--memory-limit 8XB", "memory_limit must be such as 8GB or 500MiB, not '8XB'"),
+    ("--memory-limit 1KB", "Six batches of 6 images take 27,648 bytes"),
 ])
 def test_what_cannot_be_used_is_one_sentence(root, tmp_path, capsys, words, told):
     output = tmp_path / "run"
@@ -232,11 +234,12 @@ def test_switches_reach_the_set(root, monkeypatch, tmp_path):
     monkeypatch.setattr(images.data, "images", lambda root, **options: seen.append((root, options)))
     images.read(ImageSettings(
         data="set", num_workers=3, prefetch_factor=5, load_subset=0.5, cache=tmp_path, seed=9,
-        image_size=20, validation_fraction=0.3, download=True,
+        image_size=20, validation_fraction=0.3, download=True, memory_limit="7MB",
     ), "downloads")  # fmt: skip
     assert seen == [("set", {
         "workers": 3, "prefetch": 5, "subset": 0.5, "cache": tmp_path, "seed": 9, "image_size": 20,
         "validation_fraction": 0.3, "download": True, "downloads": "downloads", "progress": None,
+        "memory": 7_000_000,
     })]  # fmt: skip
 
 

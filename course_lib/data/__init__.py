@@ -9,11 +9,12 @@ from . import sar
 from .decoded import DecodedImages
 from .fashion_mnist import CLASSES as FASHION_CLASSES
 from .fashion_mnist import fashion_mnist
+from .files import DataError
 from .images import images
-from .layouts import DataError
 from .leaves import LeafImages, leaves
+from .streamed import Streamed
 
 __all__ = [
-    "FASHION_CLASSES", "DataError", "DecodedImages", "LeafImages", "fashion_mnist", "images",
-    "leaves", "sar",
+    "FASHION_CLASSES", "DataError", "DecodedImages", "LeafImages", "Streamed", "fashion_mnist",
+    "images", "leaves", "sar",
 ]  # fmt: skip

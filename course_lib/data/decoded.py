@@ -14,27 +14,28 @@ import torch
 from PIL import Image, ImageOps  # torchvision brings it along
 from torch.utils.data import DataLoader, Dataset
 
-from . import layouts
-from .layouts import DataError
+from . import streamed
+from .files import DataError, content
 
 #: What PIL and zipfile raise for a file that is cut short, spoilt, or something else altogether.
 UNREADABLE = (
     OSError, SyntaxError, ValueError, Image.DecompressionBombError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 CHUNK = 256  # images that a process decodes at a time
+HASHED = 4  # images whose bytes are hashed at a time
 
 
 @dataclass(frozen=True, eq=False)
 class DecodedImages(Dataset):
     """One part of a set. `part[i]` is (image, label); the whole is in `images`, `labels`.
 
-    images   uint8 (N, 3, image_size, image_size)
+    images   uint8 (N, 3, image_size, image_size), a tensor or `Streamed`
     labels   int64 (N,): places in `classes`
     classes  the classes' names
     names    the images' names: their paths within the set
     """
 
-    images: torch.Tensor
+    images: torch.Tensor | streamed.Streamed
     labels: torch.Tensor
     classes: tuple[str, ...]
     names: tuple[str, ...]
@@ -45,11 +46,15 @@ class DecodedImages(Dataset):
     def __getitem__(self, index):
         return self.images[index], int(self.labels[index])
 
-    def digest(self):
-        """A hash of all names, classes, labels and pixels: two sets with the same are the same."""
+    def digest(self, pixels=True):
+        """A hash of all names, classes, labels and pixels: two sets with the same are the same.
+
+        pixels  False: leave them out, which takes no time
+        """
         content = hashlib.sha256(repr((self.classes, self.names, self.images.shape)).encode())
         content.update(self.labels.numpy())
-        content.update(self.images.numpy())
+        for part in self.images.split(HASHED) if pixels else ():
+            content.update(part.numpy())
         return content.hexdigest()
 
 
@@ -146,20 +151,12 @@ def _as_it_is(chunk):
 
 def require_room(n, image_size):
     """Raise DataError where `n` images cannot be held in this machine's memory."""
-    needed, here = n * 3 * image_size**2, _memory()
+    needed, here = n * 3 * image_size**2, streamed.memory()
     if needed > here:
         raise DataError(
             f"{n} images of {image_size} × {image_size} take {needed / 1e9:,.1f} GB, and this "
             f"machine has {here / 1e9:,.1f} GB of memory: choose a smaller image_size."
         )
-
-
-def _memory():
-    """Bytes of memory that this machine has; more than any has where it does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 1 << 60
 
 
 def read(file, image_size):
@@ -170,7 +167,7 @@ def read(file, image_size):
     from torchvision.transforms.v2 import functional  # takes seconds, which few programs need spend
 
     try:
-        with Image.open(io.BytesIO(layouts.content(file))) as opened:
+        with Image.open(io.BytesIO(content(file))) as opened:
             image = functional.pil_to_tensor(_coloured(ImageOps.exif_transpose(opened)))
     except DataError:
         raise

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from . import drawn_clothes
-from .layouts import DataError
+from .files import DataError
 
 CLASSES = drawn_clothes.CLASSES
 SIDE = 28

@@ -10,22 +10,25 @@ import torch
 
 from . import decoded, generated, layouts
 from .decoded import DecodedImages
-from .layouts import DataError, Found
+from .files import DataError, zipped
+from .layouts import Found
 from .leaves import require_sensible
+from .streamed import Streamed
 
-CIFAR100 = "cifar100"
+CIFAR100, INSIDE = "cifar100", "cifar-100-python"  # the name of the set, and of its folder
 MOST_WORKERS = 32  # which read faster than any disk
 FEW = 4 * decoded.CHUNK  # images that take less time than to start processes
 
 
 def images(
     root=None, *, image_size=None, validation_fraction=0.2, subset=None, seed=0, downloads=None,
-    download=False, cache=None, workers=None, prefetch=2, progress=None,
+    download=False, cache=None, workers=None, prefetch=2, progress=None, memory=None,
 ):  # fmt: skip
     """(training part, validation part) of a set of images, two `DecodedImages`.
 
-    root                 a folder or zip as `layouts` tells, Tiny-ImageNet among them; "cifar100";
-                         None: 500 leaves of five classes that the course draws, the same everywhere
+    root                 a folder or zip as `layouts` tells, Tiny-ImageNet among them, or a folder
+                         that holds CIFAR-100's; "cifar100"; None: 500 leaves of five classes that
+                         the course draws, the same everywhere
     image_size           height and width: the middle square of each image, scaled. None: 64, and
                          of CIFAR-100 its own 32
     validation_fraction  what part of each class is for validation, where the set has no split
@@ -38,6 +41,9 @@ def images(
                          None: one for each core, where there are more than a few images. What is in
                          a zip is decoded by threads
     progress             called as tqdm is, around the images being read
+    memory               bytes: where the decoded images take more, `images` are `Streamed`, decoded
+                         each time by `workers`, each `prefetch` batches ahead, and not cached.
+                         None: all are decoded now; DataError where this machine cannot hold them
 
     Raises ValueError for sizes and shares that cannot be, and DataError, which names the file and
     what to do. Tiny-ImageNet is of Stanford's cs231n; Krizhevsky, "Learning Multiple Layers of
@@ -45,8 +51,8 @@ def images(
     """
     require_sensible(image_size or 64, validation_fraction)
     _require_subset(subset)
-    if str(root) == CIFAR100:
-        found, read = _cifar100(downloads, download), _resized
+    if str(root) == CIFAR100 or root is not None and (Path(root) / INSIDE).is_dir():
+        found, read = _cifar100(root, downloads, download), _resized
         size = image_size or 32
     elif root is None:
         found, read = Found(generated.CLASSES, generated.items(), None), generated.draw
@@ -56,7 +62,9 @@ def images(
         size = image_size or 64
     held = decoded.chosen(found, False, validation_fraction, seed)
     found = _subset(found, held, subset, seed)
-    decoded.require_room(len(found.items), size)
+    streams = memory is not None and len(found.items) * 3 * size**2 > memory
+    if not streams:
+        decoded.require_room(len(found.items), size)
     # Those to train on come first, so that each part is a view of what is decoded.
     items = sorted(found.items, key=lambda item: item[0] in held)
     n_training = sum(name not in held for name, _, _ in items)
@@ -64,11 +72,18 @@ def images(
     def make():
         return _decoded([file for _, _, file in items], size, read, workers, prefetch, progress)
 
-    pixels = make() if cache is None else _cached(Path(cache), found.classes, items, size, make)
-    names, labels, _ = zip(*items, strict=True)
+    names, labels, files = zip(*items, strict=True)
+    parts = slice(n_training), slice(n_training, None)
+    if streams:
+        workers = _processes() if workers is None else workers
+        options = {"workers": workers, "ahead": prefetch, "limit": memory}
+        pixels = [Streamed(files[part], size, read, **options) for part in parts]
+    else:
+        held = make() if cache is None else _cached(Path(cache), found.classes, items, size, make)
+        pixels = [held[part] for part in parts]
     return tuple(
-        DecodedImages(pixels[part], torch.tensor(labels[part]), tuple(found.classes), names[part])
-        for part in (slice(n_training), slice(n_training, None))
+        DecodedImages(images, torch.tensor(labels[part]), tuple(found.classes), names[part])
+        for images, part in zip(pixels, parts, strict=True)
     )
 
 
@@ -106,18 +121,19 @@ def _subset(found, held, subset, seed):
 
 def _decoded(files, size, read, workers, prefetch, progress):
     if workers is None:
-        workers = 0 if len(files) <= FEW else min(_cores(), MOST_WORKERS)
+        workers = 0 if len(files) <= FEW else _processes()
     # Processes would share one place in a zip's file, and read what is another's.
-    if workers == 0 or layouts.zipped(files[0]):
+    if workers == 0 or zipped(files[0]):
         return decoded.decoded(files, size, read, progress=progress)
     return decoded.decoded_by_processes(
         files, size, read, workers=workers, prefetch=prefetch, progress=progress
     )
 
 
-def _cores():
-    """The cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+def _processes():
+    """How many decode: one for each core that this process may run on."""
+    shared = hasattr(os, "sched_getaffinity")
+    return min(len(os.sched_getaffinity(0)) if shared else os.cpu_count(), MOST_WORKERS)
 
 
 def _cached(folder, classes, items, size, make):
@@ -153,18 +169,20 @@ def _facts(classes, items):
         if isinstance(file, Path):
             status = file.stat()
             facts = status.st_size, status.st_mtime_ns
-        elif layouts.zipped(file):
+        elif zipped(file):
             facts = file.root.getinfo(file.at).CRC, file.root.getinfo(file.at).file_size
         content.update(repr((name, label, facts)).encode())
     return content.hexdigest()[:16]
 
 
-def _cifar100(downloads, download):
+def _cifar100(root, downloads, download):
     from torchvision.datasets import CIFAR100 as Theirs
 
-    if downloads is None:
-        raise ValueError("cifar100 needs a folder for what is downloaded")
-    folder = Path(downloads) / CIFAR100
+    folder = Path(root)
+    if str(root) == CIFAR100:
+        if downloads is None:
+            raise ValueError("cifar100 needs a folder for what is downloaded")
+        folder = Path(downloads) / CIFAR100
     try:
         parts = [Theirs(folder, train=train, download=download) for train in (True, False)]
     except (OSError, RuntimeError, ValueError, EOFError) as error:

@@ -1,13 +1,14 @@
 """Where the images of a data set are, and of which class each is.
 
-Four layouts are known, in a folder or in a zip of one:
+Six layouts are known, in a folder or in a zip of one:
 
 * cassava's, as Kaggle ships it: `train.csv` with the columns `image_id` and `label`, the images in
   `train_images`, and perhaps the classes' names in `label_num_to_disease_map.json`;
 * one folder for each class, as `torchvision.datasets.ImageFolder` reads it;
 * two such folders, `train` and `val` (or `valid`, `validation`, `test`): the set's own split;
 * Tiny-ImageNet's: `train` is such a folder, and `val` has all its images in `images`, the class of
-  each in `val_annotations.txt`; `words.txt` may say what classes are called.
+  each in `val_annotations.txt`; `words.txt` may say what classes are called;
+* ImageNet-1K's, its `val` flat and a list beside it, and Places-365's: `listed` tells how.
 
 What is in a folder twice, by a link or as a second member of that name, counts once.
 """
@@ -16,28 +17,23 @@ import csv
 import io
 import json
 import zipfile
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-#: What torchvision takes for images, too.
-IMAGE_FILES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+from . import files, listed
+from .files import DataError
+
 TABLE, IMAGES = "train.csv", "train_images"
 CLASS_NAMES = "label_num_to_disease_map.json"
 COLUMNS = ("image_id", "label")
 #: The folders of a set that is split already; of several to validate with, the first is taken.
 TRAINING, VALIDATION = "train", ("val", "valid", "validation", "test")
-#: Tiny-ImageNet's files: its classes go by numbers of WordNet's, such as n01443537.
-ANNOTATIONS, ANNOTATED, WORDS = "val_annotations.txt", "images", "words.txt"
-LARGEST = 1 << 28  # bytes of one file: no photograph has as many
+#: Tiny-ImageNet's files.
+ANNOTATIONS, ANNOTATED = "val_annotations.txt", "images"
 EXPECTED = (
     f"Expected a folder (or a zip of one) that holds {TABLE} beside {IMAGES}, or one folder of "
     f"images for each class, or folders {TRAINING} and {VALIDATION[0]} of such folders."
 )
-
-
-class DataError(ValueError):
-    """A data set that cannot be used; the message names the file and what to do."""
 
 
 class Found(NamedTuple):
@@ -54,8 +50,8 @@ class Found(NamedTuple):
 def find(root):
     """`Found` of the data set at `root`.
 
-    A name is the file's path under `root`, the same in a folder and in a zip of it; `content`
-    reads a file.
+    A name is the file's path under `root`, the same in a folder and in a zip of it;
+    `files.content` reads a file.
     """
     try:
         found = _find(root)
@@ -72,10 +68,15 @@ def find(root):
 def _find(root):
     top = _below_wrappers(_open(Path(root).expanduser()))
     held = None
+    if (top / files.KAGGLE).is_dir():
+        top = top / files.KAGGLE
     if (top / TABLE).is_file():
         classes, items = _by_table(top)
+    elif (top / listed.CATEGORIES).is_file():
+        classes, items, held = listed.places365(top)
     elif (parts := _parts(top)) is not None:
-        split = _by_annotations if _annotated(parts[1]) else _by_parts
+        split = listed.by_list if listed.is_flat(parts[1]) else _by_parts
+        split = _by_annotations if _annotated(parts[1]) else split
         classes, items, held = split(top, *parts, root)
     else:
         classes, items = _by_folder(top, root)
@@ -98,23 +99,6 @@ def _require_enough(root, name, members, found):
         )
 
 
-def content(file):
-    """The bytes of `file`, one of those that `find` returns."""
-    size = file.root.getinfo(file.at).file_size if zipped(file) else file.stat().st_size
-    if size > LARGEST:
-        raise DataError(f"{file} has {size:,} bytes, more than any image: remove it.")
-    try:
-        return file.read_bytes()
-    except (NotImplementedError, RuntimeError) as error:  # Deflate64 and the like; encrypted
-        raise DataError(
-            f"{file} cannot be unpacked here ({error}): unpack the zip, and name the folder."
-        ) from None
-
-
-def zipped(file):
-    return isinstance(file, zipfile.Path)
-
-
 def _open(root):
     if root.is_dir():
         return root
@@ -130,46 +114,22 @@ def _open(root):
 
 def _below_wrappers(top):
     """The folder that holds the layout; archives often wrap it in a folder of their own."""
-    while not (top / TABLE).is_file():
-        folders = _folders(top)
-        if len(folders) != 1 or not _folders(folders[0]) and not (folders[0] / TABLE).is_file():
+    while not _has_table(top):
+        folders = files.folders_in(top)
+        if len(folders) != 1 or not files.folders_in(folders[0]) and not _has_table(folders[0]):
             break
         [top] = folders
     return top
 
 
-def _folders(folder):
-    """Its folders by name, without hidden ones and those that macOS adds to a zip."""
-    inside = (item for item in folder.iterdir() if item.is_dir())
-    wanted = (item for item in inside if not item.name.startswith((".", "__")))
-    return sorted(wanted, key=lambda item: item.name)
-
-
-def _images(folder, prefix, seen):
-    """(name, file) of every image in `folder` and the folders in it.
-
-    seen  the real paths of folders that are looked through: links may lead to one again, and round
-    """
-    for item in sorted(folder.iterdir(), key=lambda item: item.name):
-        if item.name.startswith("."):
-            continue
-        if item.is_dir():
-            if (real := _real(item)) not in seen:
-                seen.add(real)
-                yield from _images(item, f"{prefix}/{item.name}", seen)
-        elif item.name.lower().endswith(IMAGE_FILES):
-            if not item.is_file():
-                raise DataError(f"{item} is no file, or a link to none: remove it.")
-            yield f"{prefix}/{item.name}", item
-
-
-def _real(folder):
-    return str(folder if zipped(folder) else folder.resolve())
+def _has_table(folder):
+    return any((folder / name).is_file() for name in (TABLE, listed.CATEGORIES))
 
 
 def _parts(top):
     """The folders (to train on, to validate with) of a set that is split already, or None."""
-    folders = {folder.name.lower(): folder for folder in _folders(top)}
+    folders = {folder.name.lower(): folder for folder in files.folders_in(top)}
+    folders = {name: folder for name, folder in folders.items() if files.DEVKIT not in name}
     known = {TRAINING, *VALIDATION}
     if TRAINING not in folders or len(folders) < 2 or not folders.keys() <= known:
         return None
@@ -178,9 +138,11 @@ def _parts(top):
 
 
 def _by_parts(top, training, held, root):
-    classes = [folder.name for folder in _folders(training)]
+    classes = [folder.name for folder in files.folders_in(training)]
     emptied = held / ANNOTATED if ANNOTATED not in classes else None
-    held_folders = [each for each in _folders(held) if each != emptied or any(each.iterdir())]
+    held_folders = files.folders_in(held)
+    if emptied in held_folders and not any(emptied.iterdir()):
+        held_folders.remove(emptied)
     others = [folder.name for folder in held_folders]
     if len(classes) < 2 or classes != others:
         raise DataError(
@@ -188,14 +150,14 @@ def _by_parts(top, training, held, root):
             f"folders, one for each class: {_listed(training, classes)}, and "
             f"{_listed(held, others)}."
         )
-    seen = {_real(part) for part in (top, training, held)}
+    seen = {files.real_path(part) for part in (top, training, held)}
     items = [
         (f"{part.name}/{name}", label, file)
-        for part, folders in ((training, _folders(training)), (held, held_folders))
-        for name, label, file in _by_classes(folders, seen)
+        for part, folders in ((training, files.folders_in(training)), (held, held_folders))
+        for name, label, file in files.by_classes(folders, seen)
     ]
     held_names = frozenset(item[0] for item in items if item[0].startswith(f"{held.name}/"))
-    return _in_words(top, classes), items, held_names
+    return files.in_words(top, classes), items, held_names
 
 
 def _annotated(held):
@@ -203,7 +165,7 @@ def _annotated(held):
 
     Scripts that move its images into a folder for each class leave the table behind.
     """
-    there = [folder.name for folder in _folders(held)]
+    there = [folder.name for folder in files.folders_in(held)]
     return there == [ANNOTATED] or not there and (held / ANNOTATIONS).is_file()
 
 
@@ -213,17 +175,18 @@ def _by_annotations(top, training, held, root):
         raise DataError(f"{images} has no {ANNOTATIONS} beside it, which tells classes: add it.")
     if not images.is_dir():
         raise DataError(f"{table} has no folder {ANNOTATED} beside it: unpack the images there.")
-    folders = _folders(training)
+    folders = files.folders_in(training)
     numbers = [folder.name for folder in folders]
     if len(numbers) < 2:
         raise DataError(f"{training} must hold a folder for each of two classes or more.")
-    seen = {_real(part) for part in (top, training, held)}
+    seen = {files.real_path(part) for part in (top, training, held)}
     items = [
-        (f"{training.name}/{name}", label, file) for name, label, file in _by_classes(folders, seen)
+        (f"{training.name}/{name}", label, file)
+        for name, label, file in files.by_classes(folders, seen)
     ]
     present = {item.name: item for item in images.iterdir()}
     labels, held_names = {name: label for label, name in enumerate(numbers)}, {}
-    for line, text in enumerate(_text(table).splitlines(), 1):
+    for line, text in enumerate(files.text_of(table).splitlines(), 1):
         name, _, rest = text.partition("\t")
         number, place = rest.partition("\t")[0].strip(), f"{table}, line {line}"
         if not text.strip():
@@ -240,32 +203,11 @@ def _by_annotations(top, training, held, root):
         held_names[name] = f"{held.name}/{name}"
         items.append((held_names[name], labels[number], present[name]))
     left = sorted(
-        name for name in present.keys() - held_names if name.lower().endswith(IMAGE_FILES)
+        name for name in present.keys() - held_names if name.lower().endswith(files.IMAGE_FILES)
     )
     if left:
         raise DataError(f"{table} has no line for {left[0]}, which {images} holds: add its class.")
-    return _in_words(top, numbers), items, frozenset(held_names.values())
-
-
-def _in_words(top, numbers):
-    """What the classes are called, by `words.txt` where it is there."""
-    words = _words(top / WORDS)
-    classes = [words.get(number, number) for number in numbers]
-    if len(set(classes)) == len(classes):
-        return classes
-    twice = {name for name in classes if classes.count(name) > 1}  # two kinds of crane
-    return [
-        f"{name} ({number})" if name in twice else name
-        for name, number in zip(classes, numbers, strict=True)
-    ]
-
-
-def _words(file):
-    """{WordNet's number: the first of its words}, empty where the file is not there."""
-    if not file.is_file():
-        return {}
-    pairs = (line.split("\t") for line in _text(file).splitlines())
-    return {pair[0]: pair[1].split(",")[0].strip() for pair in pairs if len(pair) == 2}
+    return files.in_words(top, numbers), items, frozenset(held_names.values())
 
 
 def _listed(folder, names):
@@ -274,33 +216,20 @@ def _listed(folder, names):
 
 
 def _by_folder(top, root):
-    folders = _folders(top)
+    folders = files.folders_in(top)
     if not folders:
         raise DataError(f"{root} holds no folder of images. {EXPECTED}")
     if len(folders) == 1:
         raise DataError(f"{root} holds one class only, {folders[0].name!r}. {EXPECTED}")
-    return [folder.name for folder in folders], list(_by_classes(folders, {_real(top)}))
-
-
-def _by_classes(folders, seen):
-    """(name, label, file) of the images in `folders`, one for each class."""
-    for folder in folders:
-        if (real := _real(folder)) in seen:
-            raise DataError(f"{folder} leads to a folder that is in the set already: remove it.")
-        seen.add(real)
-    found = {  # by their names: a zip may have several members of one
-        name: (name, label, file)
-        for label, folder in enumerate(folders)
-        for name, file in _images(folder, folder.name, seen)
-    }
-    return found.values()
+    seen = {files.real_path(top)}
+    return [folder.name for folder in folders], list(files.by_classes(folders, seen))
 
 
 def _by_table(top):
     table, images = top / TABLE, top / IMAGES
     if not images.is_dir():
         raise DataError(f"{table} has no folder {IMAGES} beside it: unpack the images there.")
-    reader = csv.DictReader(io.StringIO(_text(table), newline=""))
+    reader = csv.DictReader(io.StringIO(files.text_of(table), newline=""))
     missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
     if missing:
         raise DataError(
@@ -343,18 +272,9 @@ def _class_names(file):
     if not file.is_file():
         return {}
     try:
-        names = json.loads(_text(file))
+        names = json.loads(files.text_of(file))
     except json.JSONDecodeError as error:
         raise DataError(f"{file} is not JSON ({error}): repair or remove it.") from None
     if not isinstance(names, dict):
         raise DataError(f'{file} must hold names by label, such as {{"0": "healthy"}}.')
     return {number: str(name) for number, name in names.items()}
-
-
-def _text(file):
-    try:
-        return content(file).decode("utf-8-sig")
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DataError(f"{file} is damaged ({error}): put back a good copy.") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8 text ({error}): save it as UTF-8.") from None

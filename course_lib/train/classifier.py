@@ -33,7 +33,7 @@ class Classifier:
     ):  # fmt: skip
         self.model, self.device = model, next(model.parameters()).device
         self.images, self.labels = self._placed(images), labels.to(self.device)
-        self.validation = tuple(part.to(self.device) for part in validation)
+        self.validation = self._placed(validation[0]), validation[1].to(self.device)
         self.epochs, self.seed, self.augment = epochs, seed, augment
         self.learning_rate, self.warm_up = learning_rate, warm_up
         self.loss, self.label_smoothing, self.precision = loss, label_smoothing, precision

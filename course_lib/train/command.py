@@ -230,6 +230,7 @@ def _evaluate_images(options, progress):
     task, part, _ = images.load_images(
         options.evaluate, settings.data, device_name=settings.device, cache=settings.cache,
         downloads=options.downloads, progress=progress if sys.stderr.isatty() else None,
+        memory_limit=settings.memory_limit,
     )  # fmt: skip
     found = task.predict(part.images).argmax(1).cpu() == part.labels
     for line in images.worst_classes(task, part, len(part.classes)):

@@ -18,14 +18,14 @@ def require_known(kernels):
         raise ValueError(f'use_cuda_kernels must be True, False or "faster", not {kernels!r}')
 
 
-def earlier(output, resume):
-    """{LAYERS: names} of the run that is to go on in the folder `output`; {} where none is."""
+def earlier(output, resume, names=(LAYERS,)):
+    """The settings called `names` of the run that is to go on in `output`; {} where none is."""
     def look():
         path = Path(output or ".") / loop.CHECKPOINT
         if output is None or not resume or not path.exists():
             return {}
         kept = checkpoint.load(path)["settings"]
-        return {LAYERS: kept[LAYERS]} if LAYERS in kept else {}
+        return {name: kept[name] for name in names if name in kept}
 
     return ranks.first(look)
 

@@ -5,7 +5,9 @@ import time
 import torch
 from torch.nn.functional import cross_entropy
 
-from . import augmenting, ranks, schedules
+from course_lib.data import Streamed
+
+from . import augmenting, feeding, ranks, schedules
 from .average import Average
 from .classifier import Classifier, predict
 from .graph_trainer import GraphTrainer
@@ -25,7 +27,8 @@ class ImageClassifier(Classifier):
     """A network, its optimiser and its images: as `Classifier`, and with what follows.
 
     network         what computes the model's logits: the model, or what is compiled of it
-    keep_on_device  the training images lie on the network's device; else each batch crosses over
+    keep_on_device  the images lie on the network's device; else each batch crosses over, while the
+                    network trains on the one before. Images that are `data.Streamed` do
     padding         black pixels around an image from which it is cropped at random, after a flip at
                     random; None: images stay as they are
     mixup, cutmix   alpha of each one's beta distribution; 0: neither
@@ -48,7 +51,8 @@ class ImageClassifier(Classifier):
         capture=False,
     ):  # fmt: skip
         place = next(model.parameters()).device
-        self.keep_on_device = keep_on_device
+        self.keep_on_device = keep_on_device and not isinstance(training.images, Streamed)
+        self._feed, self._next = None, 0  # batches that cross over, and the step of the next one
         if channels_last:
             model.to(memory_format=torch.channels_last)
         super().__init__(
@@ -133,7 +137,8 @@ class ImageClassifier(Classifier):
         )  # fmt: skip
 
     def _placed(self, images):
-        return super()._placed(images) if self.keep_on_device else images
+        stays = isinstance(images, Streamed) or not self.keep_on_device
+        return images if stays else super()._placed(images)
 
     def _inputs(self, step):
         """(bytes and what is drawn for them, labels and what is drawn for them) of a step."""
@@ -141,13 +146,43 @@ class ImageClassifier(Classifier):
         if self._order[0] != epoch:
             self._order = epoch, *self._drawn(epoch)
         part = slice(batch * len(self.mine), (batch + 1) * len(self.mine))
-        _, rows, here, draws, mixes = self._order
-        images = self.images[rows[part]].to(self.device, non_blocking=True)
-        inputs, targets = (images, draws[part]), (self.labels[here[part]],)
+        _, rows, draws, mixes = self._order
+        images = self.images[rows[part]] if self.keep_on_device else self._arrived(step)
+        inputs, targets = (images, draws[part]), (self.labels[rows[part]],)
         if mixes is not None:
             mix = mixes[batch].expand(len(self.mine), -1)
             inputs, targets = (*inputs, mix), (*targets, mix)
         return inputs, targets
+
+    def _arrived(self, step):
+        """The images of a step, which come from the host; the next ones follow on their way."""
+        if self._feed is None or self._next != step:
+            self.close()
+            rows = self._rows(step)
+            if isinstance(self.images, Streamed):
+                on_gpu = self.device.type == "cuda"
+                batches = self.images.batches(rows, len(self.mine), pinned=on_gpu)
+            else:
+                batches = (self.images[each] for each in rows)
+            self._feed = feeding.crossing(batches, self.device)
+        self._next = step + 1
+        return next(self._feed)
+
+    def _rows(self, first):
+        """Yield the numbers of each step's images, from step `first` to the end of the run."""
+        epoch = None
+        for step in range(first, self.epochs * self.steps_per_epoch):
+            if step // self.steps_per_epoch != epoch:
+                epoch = step // self.steps_per_epoch
+                order = permutation(len(self.images), self.seed, "order", epoch)
+            start = step % self.steps_per_epoch * self.batch_size
+            yield order[start + self.mine]
+
+    def close(self):
+        """End the processes that decode images ahead; a step that follows starts others."""
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
 
     def _drawn(self, epoch):
         """All that is random in this rank's part of an epoch's batches. It crosses over at once:
@@ -167,8 +202,7 @@ class ImageClassifier(Classifier):
                 augmenting.mixing(*self.mixing, size, self.seed, "mixing", step, *ranks.salt())
                 for step in range(first, first + self.steps_per_epoch)
             ], device=self.device)  # fmt: skip
-        place = self.device
-        return order.to(self.images.device), order.to(place), draws.to(place), mixes
+        return order.to(self.device), draws.to(self.device), mixes
 
     def _loss(self, logits, labels, mix=None):
         loss = self.loss(logits, labels, label_smoothing=self.label_smoothing)

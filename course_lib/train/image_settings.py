@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from course_lib.data.streamed import limit_of
+
 from .config import option
 
 
@@ -30,7 +32,10 @@ class ImageSettings:
     load_subset: float | None = option(None, "2 or more: so many classes, the first by name; below "
                                        "1: that share of each class's training images", 0)
     num_workers: int | None = option(None, "processes that decode (default: one for each core)", 0)
-    prefetch_factor: int = option(2, "chunks of 256 images that each of them makes ahead", 1)
+    prefetch_factor: int = option(2, "chunks of 256 images, or batches of a streamed set, that "
+                                  "each of them makes ahead", 1)
+    memory_limit: str | None = option(None, "memory for decoded images, such as 8GB; a larger set "
+                                      "is streamed (default: three quarters of what is free)")
 
     device: str | None = option(None, "auto, mps, cuda, cuda:1 or cpu (default: the first of MPS, "
                                 "CUDA and CPU that is here)")
@@ -81,9 +86,9 @@ class ImageSettings:
 
 #: What may change when a run goes on: where things lie, how fast they come, what is looked at.
 FREE = {
-    "data", "download", "cache", "num_workers", "prefetch_factor", "device", "memory_fraction",
-    "cudnn_benchmark", "profile", "max_minutes", "checkpoint_steps", "checkpoint_dir",
-    "enable_mixed_precision",
+    "data", "download", "cache", "num_workers", "prefetch_factor", "memory_limit", "device",
+    "memory_fraction", "cudnn_benchmark", "profile", "max_minutes", "checkpoint_steps",
+    "checkpoint_dir", "enable_mixed_precision",
 }  # fmt: skip
 
 
@@ -102,6 +107,7 @@ def require_sensible(settings):
         value = getattr(settings, field.name)
         if isinstance(value, float) and value != value:
             raise ValueError(f"{field.name} must be a number, not {value}")
+    limit_of(settings.memory_limit)
     if settings.grad_accum_steps > settings.batch_size:
         raise ValueError(
             f"grad_accum_steps ({settings.grad_accum_steps}) must not be above batch_size "

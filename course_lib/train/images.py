@@ -3,6 +3,7 @@
 model, history = train_images(ImageSettings(data="tiny-imagenet-200", epochs=50))
 """
 
+import contextlib
 import dataclasses
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from course_lib import SIMULATED, data, models, nn, ops, optim, plot
+from course_lib.data import streamed
 
 from . import checkpoint, device, faster, loop, memory, ranks
 from .image_classifier import ImageClassifier
@@ -23,6 +25,7 @@ INTEGRATION = "integration.png"
 #: The share of a GPU's free memory that the training images may take; else they stay on the host.
 ROOM = 0.5
 EARLIER = {"sync_batch_norm": False}  # what checkpoints were made by that do not say it
+NAMES = "names "  # before a hash that leaves the pixels out
 WORST = 10  # classes in the table of those that the network knows least
 
 
@@ -49,6 +52,8 @@ def train_images(
     settings = settings or ImageSettings()
     require_sensible(settings)
     settings, place = decided(settings)
+    limit, source = ranks.first(lambda: streamed.limit_of(settings.memory_limit))
+    allowed = limit // ranks.on_host(), source
     output = settings.checkpoint_dir if output is None else Path(output)
     if output is None and (settings.profile or settings.max_minutes):
         raise ValueError("profile and max_minutes need a folder: name the output")
@@ -58,13 +63,16 @@ def train_images(
         loop.require_room(output, resume)  # before the images are read
     say, tell = ranks.aloud(say), ranks.aloud(tell)
     with ranks.in_turn():
-        training, validation = read(settings, downloads, progress)
-    for line in facts(settings, place, training, validation):
+        training, validation = read(settings, downloads, progress, allowed[0])
+    for line in facts(settings, place, training, validation, allowed):
         tell(line)
-    kept = kept_settings(settings, training, validation)
-    with settled(settings, place), memory.explained(kept):
-        kept |= faster.earlier(output, resume)
+    before = faster.earlier(output, resume, (faster.LAYERS, "images"))
+    kept = before | kept_settings(settings, training, validation, before.get("images"))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(settled(settings, place))
+        stack.enter_context(memory.explained(kept))
         task = make_task(settings, place, training, validation, say, kept)
+        stack.callback(task.close)
         history = loop.fit(
             Profiled(task, output, say) if settings.profile and ranks.is_first() else task, kept,
             output=output,
@@ -113,36 +121,59 @@ def settled(settings, place):
     )  # fmt: skip
 
 
-def read(settings, downloads=None, progress=None):
-    """(training part, validation part) of the set that `settings` name."""
+def read(settings, downloads=None, progress=None, allowed=None):
+    """(training part, validation part) of the set that `settings` name.
+
+    allowed  bytes that decoded images may take; None: as `settings` say
+    """
+    if allowed is None:
+        allowed, _ = streamed.limit_of(settings.memory_limit)
     return data.images(
         settings.data, image_size=settings.image_size, subset=settings.load_subset,
         validation_fraction=settings.validation_fraction, seed=settings.seed, cache=settings.cache,
         downloads=downloads, download=settings.download, workers=settings.num_workers,
-        prefetch=settings.prefetch_factor, progress=progress,
+        prefetch=settings.prefetch_factor, progress=progress, memory=allowed,
     )  # fmt: skip
 
 
-def facts(settings, place, training, validation):
-    """What is trained on what, in lines."""
+def facts(settings, place, training, validation, allowed):
+    """What is trained on what, in lines.
+
+    allowed  bytes that decoded images may take, and where that number comes from
+    """
     shape, gigabytes = tuple(training.images.shape[1:]), training.images.nbytes / 1e9
     layers = {"ours": "our", "torch": "PyTorch's", "faster": "our or PyTorch's"}[settings.kernels]
     names = ", ".join(training.classes[:5]) + (", …" if len(training.classes) > 5 else "")
     yield f"Device: {place}"
     yield f"Model: {settings.model}, {layers} layers, {settings.precision}"
     yield f"Classes: {len(training.classes)} ({names})"
+    counts = f"Data: {len(training):,} images to train on, {len(validation):,} to validate"
+    if not isinstance(training.images, data.Streamed):
+        yield f"{counts}; as bytes of shape {shape} they take {gigabytes:.2f} GB of memory"
+        return
+    processes, _ = training.images.processes(min(settings.batch_size, len(training)))
+    whole = streamed.told(training.images.nbytes + validation.images.nbytes)
+    yield counts
     yield (
-        f"Data: {len(training):,} images to train on, {len(validation):,} to validate; as bytes of "
-        f"shape {shape} they take {gigabytes:.2f} GB of memory"
+        f"Streamed: as bytes of shape {shape} they would take {whole}, and may take "
+        f"{streamed.told(allowed[0])} ({allowed[1]}). Each epoch decodes them anew"
+        + (f", by {processes} processes" if processes > 1 else "")
+        + (", and uses no cache" if settings.cache else "")
     )
 
 
-def kept_settings(settings, training, validation):
-    """What decides the result, in plain values: what a checkpoint is compared by."""
+def kept_settings(settings, training, validation, earlier=None):
+    """What decides the result, in plain values: what a checkpoint is compared by.
+
+    earlier  what it kept of the images: a hash, which of a set that was streamed is of names alone
+    """
+    streams = isinstance(training.images, data.Streamed)
+    pixels = not (streams if earlier is None else earlier.startswith(NAMES))
+    images = f"{training.digest(pixels)} {validation.digest(pixels)}"
     found = {k: v for k, v in dataclasses.asdict(settings).items() if k not in FREE}
     return {"task": "images"} | found | {
         "classes": list(training.classes), "image_size": training.images.shape[-1],
-        "images": f"{training.digest()} {validation.digest()}",
+        "images": images if pixels else NAMES + images,
     }  # fmt: skip
 
 
@@ -226,8 +257,8 @@ def optimizer_of(settings, place):
 
 
 def fits(images, place, say):
-    """Whether the training images go onto the device whole; `say` is told where they do not."""
-    if place.type != "cuda":
+    """Whether images that memory holds go onto the device; `say` is told where they do not."""
+    if place.type != "cuda" or isinstance(images, data.Streamed):
         return True
     free = torch.cuda.mem_get_info(place)[0]
     if images.nbytes <= ROOM * free:
@@ -258,8 +289,9 @@ def worst_classes(task, part, n=WORST):
 
 
 def load_images(
-    path, root=None, *, device_name=None, cache=None, downloads=None, progress=None
-):
+    path, root=None, *, device_name=None, cache=None, downloads=None, progress=None,
+    memory_limit=None,
+):  # fmt: skip
     """(task, validation part, settings) of the checkpoint at `path` of a run on images.
 
     root  where the set lies now; its images must be those that the run was made with
@@ -270,12 +302,15 @@ def load_images(
     names = {field.name for field in dataclasses.fields(ImageSettings)} - FREE
     try:
         settings = ImageSettings(**{k: v for k, v in kept["settings"].items() if k in names})
-        settings = dataclasses.replace(settings, data=root, device=device_name, cache=cache)
+        settings = dataclasses.replace(
+            settings, data=root, device=device_name, cache=cache, memory_limit=memory_limit
+        )
         place = device.choose(device_name, settings.precision)
     except TypeError as error:
         raise checkpoint.CheckpointError(f"{path} is of no run on images ({error}).") from None
     training, validation = read(settings, downloads, progress)
-    if kept["settings"]["images"] != f"{training.digest()} {validation.digest()}":
+    images = kept["settings"]["images"]
+    if images != kept_settings(settings, training, validation, images)["images"]:
         raise checkpoint.CheckpointError(
             f"{path} was trained with other images than those of {root or 'the drawn set'}: name "
             "the set that it was made with."

@@ -39,6 +39,11 @@ def is_first():
     return number() == 0
 
 
+def on_host():
+    """How many of them share this host's memory."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", count())) if are_joined() else 1
+
+
 def aloud(tell):
     """`tell`; on other ranks than 0, a function that says nothing."""
     return tell if is_first() else lambda line: None
