@@ -123,9 +123,10 @@ def default_variant(problem, capability):
     if few_channels_plan.fault(problem, capability) is None:
         return "few_channels"
     has_tensor_cores = capability >= gathering.TENSOR_CORES_SINCE
-    takes = has_tensor_cores and matrix_product.is_whole(problem)
-    takes = takes or capability == gather_plan.ONLY and gather_plan.takes(problem)
-    if gathering.fault(problem) and not takes:
+    if gathering.fault(problem) and not (
+        has_tensor_cores and matrix_product.is_whole(problem)
+        or capability == gather_plan.ONLY and gather_plan.takes(problem)
+    ):
         return "direct"
     return "tensor_core" if has_tensor_cores else "implicit_gemm"
 
