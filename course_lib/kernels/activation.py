@@ -212,7 +212,12 @@ def _forward_ladder(function):
 
     @cuda.jit
     def rows_kernel(x, y, n_cols, step, vectors):
-        # A thread for each vector of y; see `load_across`.
+        """y = function(x), a thread for each vector of y.
+
+        x        the memory of x's rows, flat
+        y        flat, without gaps
+        n_cols, step, vectors  as of `gapped_rows.load_across`
+        """
         i, n = cuda.grid(1) * vector_width(y), np.int64(y.shape[0])
         allow_next_kernel()
         wait_for_previous_kernel()
@@ -264,6 +269,14 @@ def _backward_ladder(gradient):
 
     @cuda.jit
     def rows_backward_kernel(dy, saved, dx, n_cols, dy_step, dy_vectors, step, vectors):
+        """dx = gradient(dy, saved), a thread for each vector of dx.
+
+        dy, saved             the memory of their rows, flat
+        dx                    flat, without gaps
+        n_cols                as of `gapped_rows.load_across`
+        dy_step, dy_vectors   the same, of dy
+        step, vectors         the same, of saved
+        """
         i, n = cuda.grid(1) * vector_width(dx), np.int64(dx.shape[0])
         allow_next_kernel()
         wait_for_previous_kernel()

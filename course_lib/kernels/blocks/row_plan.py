@@ -57,6 +57,12 @@ def block_plan(n_cols, itemsize):
     return RowPlan(n_slots, None, n_threads)
 
 
+def reach(n_cols, itemsize):
+    """Elements from the last 16-byte boundary before a row to its end, at most."""
+    width = VECTOR_BYTES // itemsize
+    return n_cols + (width - 1 if n_cols % width else 0)
+
+
 def stream_plan(n_cols):
     """The `PartPlan` for rows that are read twice."""
     part_bits = min(MOST_STREAM_PART_BITS, (-(-n_cols // STREAM_PART) - 1).bit_length())

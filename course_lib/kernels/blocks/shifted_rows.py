@@ -8,22 +8,16 @@ boundaries, and rows anywhere. The slots of a row begin at the last boundary at 
 
 where `done` is what `first_slot` says, and a multiple of a turn's elements more in every further
 turn. A slot that lies in the row is one access; of the others, elements in the row are an access
-each, and those outside are `beyond`. So slots must be enough for `reach` elements.
+each, and those outside are `beyond`. So slots must be enough for `row_plan.reach` elements.
 """
 
 import numpy as np
 
 from course_lib import cuda
-from course_lib.runtime.intrinsics import VECTOR_BYTES, load, store, store_vector, vector_width
+from course_lib.runtime.intrinsics import load, store, store_vector, vector_width
 from course_lib.runtime.intrinsics.predicated import load_vector_if
 
 FAR = 1 << 30  # elements: more than the slots of one turn
-
-
-def reach(n_cols, itemsize):
-    """Elements from the last boundary before a row to its end, at most."""
-    width = VECTOR_BYTES // itemsize
-    return n_cols + (width - 1 if n_cols % width else 0)
 
 
 @cuda.jit(device=True)

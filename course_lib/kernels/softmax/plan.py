@@ -12,10 +12,10 @@ from course_lib.kernels.blocks.row_plan import (
     block_plan,
     fits_team,
     part_length,
+    reach,
     stream_plan,
     team_plan,
 )
-from course_lib.kernels.blocks.shifted_rows import reach
 from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
@@ -55,7 +55,7 @@ class Problem(NamedTuple):
 
     @property
     def reach(self):
-        """Elements that the slots of a row in one piece are enough for: `shifted_rows.reach`."""
+        """Elements that the slots of a row in one piece are enough for: `row_plan.reach`."""
         return reach(self.n_cols, self.itemsize)
 
 
