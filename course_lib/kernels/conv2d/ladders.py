@@ -66,7 +66,18 @@ def _dweight(name, launch, kernels):
     return Rung(name, launcher, (*kernels, *DBIAS, *FORMAT))
 
 
-def _by_tensor_cores(product, joined, gathered, kernels, prefer=None):
+def _preferred(problem, chip):
+    """All ways, but for depthwise convolutions, whose infinities stay in their channels."""
+    joined = () if problem.groups == problem.C else ("block_diagonal",)
+    return "gemm", *joined, "implicit_gemm"
+
+
+def _preferred_for_dweight(problem, chip):
+    """`gemm` for few pixels; of many `pixel_sums` reads each number less often."""
+    return ("gemm",) if matrix_product.is_whole(problem) else _preferred(problem, chip)[1:]
+
+
+def _by_tensor_cores(product, joined, gathered, kernels, prefer=_preferred):
     """The rung `tensor_core`, by the launchers of its ways, and the kernels of the last."""
     since = gathering.TENSOR_CORES_SINCE
     of_gemm = lambda: (*matrix_product.kernels(), *DBIAS)  # noqa: E731 - as late as the other's
@@ -87,11 +98,6 @@ def _depthwise(by_windows, by_element, window_kernels, *element_kernels):
         Way("by_element", launching.depthwise_plan, by_element, others),
     )
     return Rung("depthwise", ways=ways)
-
-
-def _preferred_for_dweight(problem, chip):
-    """`gemm` for few pixels; of many `pixel_sums` reads each number less often."""
-    return ("gemm",) if matrix_product.is_whole(problem) else ("block_diagonal", "implicit_gemm")
 
 
 def _default(problem, chip):
