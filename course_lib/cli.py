@@ -127,7 +127,8 @@ def main(arguments=None):
     command = commands.add_parser("data", help="fetch a public data set")
     command.set_defaults(command=data)
     command.add_argument("name", choices=("tiny-imagenet", "fashion-mnist", "cifar100"))
-    command.add_argument("folder", type=Path, nargs="?", default=folders.written("data"), help="of all sets")
+    sets = folders.written("data")
+    command.add_argument("folder", type=Path, nargs="?", default=sets, help="of all sets")
     command.add_argument("--yes", action="store_true", help="do not ask")
 
     command = commands.add_parser("readme", help="write README, RESULTS and docs again")

@@ -320,7 +320,7 @@ def test_depthwise_in_many_blocks(monkeypatch):
     ("depthwise/windows", (2, 1, 3, 3), dict(groups=2, stride=3), "a stride of 1, or of 2"),
     ("depthwise/windows", (2, 1, 3, 3), dict(groups=2, stride=2, dilation=2, padding=1),
      "without dilation"),
-    ("tensor_core/block_diagonal", (2, 2, 3, 3), {}, "groups of several channels"),
+    ("tensor_core/block_diagonal", (2, 2, 3, 3), {}, "takes several groups, not 1"),
 ])  # fmt: skip
 def test_groups_that_a_way_refuses(variant, weight_shape, options, reason):
     x, weight, _ = case((1, 2, 4, 4), weight_shape)

@@ -123,6 +123,8 @@ def conv2d_operation(depthwise=False, pointwise=False):
 
     other = ("few_channels",) if depthwise else ("depthwise",)
     rungs = tuple(rung for rung in conv2d.FORWARD if rung not in other)
+    if depthwise:  # a way that another is taken before
+        rungs += ("depthwise/by_element",)
     return _product(
         conv2d, (conv2d.FORWARD, conv2d.DX, conv2d.DWEIGHT),
         (lambda x, weight, bias: reference.conv2d(x, weight, bias, **options(x)),

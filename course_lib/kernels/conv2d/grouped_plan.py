@@ -78,8 +78,8 @@ def _by_pixel_sums(source, precision):
 def plan(problem, chip):
     """The problem itself, or a `Refusal`."""
     p = problem
-    if p.groups == 1 or p.C == p.groups or not p.K:
-        return Refusal("takes groups of several channels")
+    if p.groups == 1 or not p.K:
+        return Refusal("takes several groups, not 1")
     if max(p.C, p.K) // p.groups > MOST_CHANNELS:
         return Refusal(
             f"takes groups of at most {MOST_CHANNELS} channels and filters, not of "

@@ -90,10 +90,14 @@ def _of_gather():
 
 
 def _preferred(problem, chip):
-    """`gemm` if it can. `gather`, not timed beside the others yet, takes what they don't take."""
+    """`gemm` if it can. `gather`, not timed beside the others yet, takes what they don't take.
+
+    Depthwise convolutions are not joined: their infinities stay in their channels.
+    """
+    joined = () if problem.groups == problem.C else ("block_diagonal",)
     gathers = chip.capability == gather_plan.ONLY and problem.mode in gather_plan.ITEMSIZE
     gathers = gathers and gathering.fault(problem)
-    return "gemm", "block_diagonal", *("gather",) * bool(gathers), "implicit_gemm"
+    return "gemm", *joined, *("gather",) * bool(gathers), "implicit_gemm"
 
 
 def _preferred_for_dweight(problem, chip):
