@@ -78,18 +78,20 @@ def my_part(n_cols, length, part_bits):
 @cuda.jit(device=True)
 def team_max(value, team):
     """Largest `value` of `team` neighbouring lanes, a power of two; all 32 lanes must call."""
-    for bit in range(5):
-        if team > 16 >> bit:
-            value = max(value, cuda.shfl_xor_sync(FULL_MASK, value, 16 >> bit))
+    step = team >> 1
+    while step > 0:
+        value = max(value, cuda.shfl_xor_sync(FULL_MASK, value, step))
+        step >>= 1
     return value
 
 
 @cuda.jit(device=True)
 def team_sum(value, team):
     """Sum of `value` over `team` neighbouring lanes, a power of two; all 32 lanes must call."""
-    for bit in range(5):
-        if team > 16 >> bit:
-            value += cuda.shfl_xor_sync(FULL_MASK, value, 16 >> bit)
+    step = team >> 1
+    while step > 0:
+        value += cuda.shfl_xor_sync(FULL_MASK, value, step)
+        step >>= 1
     return value
 
 

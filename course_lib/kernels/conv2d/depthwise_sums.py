@@ -40,7 +40,7 @@ def window_sums_kernel(S, STRIDE, wide):
             col = np.int32(q + t * dilation)
             if col < Q:
                 if wide:
-                    load_vector(upstream, dy, np.int32(line + col * pixel_step))
+                    load_vector(upstream, dy, np.int64(np.int32(line + col * pixel_step)))
                 else:
                     upstream[0] = load(dy, np.int32(line + col * pixel_step))
                 for s in range(S):

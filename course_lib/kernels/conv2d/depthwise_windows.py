@@ -78,7 +78,8 @@ def reading_line(window, wide):
             col = np.int32(w + i * step)
             exists = col >= 0 and col < W
             if wide:
-                load_vector_if(values[i], source, np.int32(line + col * pixel_step), exists)
+                at = np.int64(np.int32(line + col * pixel_step))
+                load_vector_if(values[i], source, at, exists)
             else:
                 nearest = min(max(col, np.int32(0)), np.int32(W - 1))
                 number = load(source, np.int32(line + nearest * pixel_step))
@@ -109,7 +110,7 @@ def window_kernel(S, STRIDE, for_dx, wide):
         def add_vectors(sums, values, weights, tap, tap_step, width):
             row = cuda.local.array(4, np.float32)
             for quarter in range(width // 4):
-                load_vector(row, weights, np.int32(tap + s * tap_step + quarter * 4))
+                load_vector(row, weights, np.int64(np.int32(tap + s * tap_step + quarter * 4)))
                 for i in range(N):
                     for e in range(4):
                         at = quarter * 4 + e

@@ -51,7 +51,7 @@ def _vector_width(array):
 
 
 def _check_alignment(array, i):
-    address = array.__array_interface__["data"][0] + int(i) * array.dtype.itemsize
+    address = array.__array_interface__["data"][0] + i * array.dtype.itemsize
     if address % VECTOR_BYTES:
         raise ValueError(
             f"misaligned 16-byte access: element {i} lies {address % VECTOR_BYTES} bytes past a "

@@ -35,7 +35,7 @@ from course_lib.runtime.intrinsics import twins
 
 def _check(array, i, n):
     size = array.dtype.itemsize
-    address, n_bytes = array.__array_interface__["data"][0] + int(i) * size, min(n * size, 16)
+    address, n_bytes = array.__array_interface__["data"][0] + i * size, min(n * size, 16)
     if address % n_bytes:
         raise ValueError(
             f"misaligned {n_bytes}-byte access: element {i} lies {address % n_bytes} bytes past a "
