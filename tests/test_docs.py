@@ -101,13 +101,13 @@ def _run_line(line, monkeypatch):
 
 def _parse(words, monkeypatch):
     """argparse ends the process with status 2 for options that a command does not have."""
-    known = ["python", "-m", "course_lib"]
-    starts = [i for i in range(len(words)) if words[i : i + 3] == known]
+    known = ["-m", "course_lib"]  # of python or torchrun
+    starts = [i for i in range(len(words)) if words[i : i + 2] == known]
     with monkeypatch.context() as patched:
         for name in COMMANDS:
             patched.setattr(cli, name, lambda options: 0)
         for start in starts:
-            assert cli.main(words[start + 3 :]) == 0
+            assert cli.main(words[start + 2 :]) == 0
     others = {"pip", "python -m pytest"}
     assert starts or any(other in " ".join(words) for other in others), words
 
