@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -261,9 +262,13 @@ def test_findings_of_processes_are_joined():
 def plugin(folder, *options):
     """{name of a test: its failure, or None} of pytest in a process of its own."""
     report = folder / "report.xml"
+    installed = {each.value for each in metadata.entry_points(group="pytest11")}
+    name = "pytest_cuda_sanitize"
+    if name not in installed:
+        options += "-p", name
     subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "pytest_cuda_sanitize", "-p",
-         "no:cacheprovider", "--rootdir", folder, "--junitxml", report, *options, folder],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", folder,
+         "--junitxml", report, *options, folder],
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
         cwd=folder, capture_output=True, timeout=250,
     )  # fmt: skip

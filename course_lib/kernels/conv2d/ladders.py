@@ -86,7 +86,7 @@ def _by_tensor_cores(product, joined, gathered, kernels, prefer, gather):
 
 
 def _of_gather():
-    return *gather_plan.kernels(), total_kernel
+    return *gather_plan.kernels(), total_kernel, *FORMAT
 
 
 def _preferred(problem, chip):
@@ -207,7 +207,7 @@ DWEIGHT = Ladder(
         _dweight_by_tensor_cores, _preferred_for_dweight,
         (
             gather_plan.DWEIGHT_PLAN, functools.partial(launching.with_dbias, gather_plan.dweight),
-            lambda: (*gather_plan.dweight_kernels(), *DBIAS),
+            lambda: (*gather_plan.dweight_kernels(), *DBIAS, *FORMAT),
         ),
     ),
     Rung(
