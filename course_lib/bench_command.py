@@ -10,7 +10,6 @@ from tqdm import tqdm
 
 import course_lib
 from course_lib import bench, benchmarks, results_table
-from course_lib.benchmarks import BENCHMARKS
 from course_lib.runtime.host import device
 
 WRONG_USAGE, INTERRUPTED = 2, 130  # exit statuses, as a shell knows them
@@ -54,7 +53,7 @@ def run(options):
 
 def _to_measure(options):
     if options.drawn is None:
-        return BENCHMARKS
+        return benchmarks.BENCHMARKS
     from course_lib.benchmarks.drawn_problems import OPERATIONS
 
     return tuple(OPERATIONS)

@@ -12,6 +12,7 @@ from tensors import double
 from test_conv2d import LAYOUTS, case
 from test_conv2d_arranging import on_hopper, seen
 from test_warpgroup import simulated_only
+from turns import as_twin
 
 from course_lib import cuda, reference, simulator
 from course_lib.kernels import conv2d
@@ -151,10 +152,14 @@ def test_the_sanitizer_finds_nothing(monkeypatch):
     def begin(*arguments):
         begun[cuda.blockIdx.x, cuda.threadIdx.x].append(arguments)
 
-    monkeypatch.setattr(warpgroup, "multiply_tiles", begin)
-    monkeypatch.setattr(warpgroup, "wait_for_earlier_products", lambda: wait(1))
+    monkeypatch.setattr(warpgroup, "multiply_tiles", as_twin(begin))
+    monkeypatch.setattr(
+        warpgroup, "wait_for_earlier_products", as_twin(lambda: wait(1))
+    )
     for module in (gather, gather_dweight):
-        monkeypatch.setattr(module, "wait_for_products", lambda acc, n: wait(0))
+        monkeypatch.setattr(
+            module, "wait_for_products", as_twin(lambda acc, n: wait(0))
+        )
     with tiles(SMALL, 2), simulator.sanitize() as report:
         check(*tensors, stride=2, padding=1)
     assert begun and not any(begun.values())

@@ -16,6 +16,7 @@ from test_conv2d import LAYOUTS, PLACE, case
 from test_conv2d_arranging import on_hopper, seen
 from test_conv2d_halo import CHIP, SIZES
 from test_warpgroup import LIMIT, error, simulated_only
+from turns import as_twin
 from warpgroup_checks import (
     BRAIN,
     DEEP,
@@ -250,7 +251,10 @@ def test_the_sanitizer_finds_nothing(
     begun = collections.defaultdict(list)
 
     def begin(product):
-        return lambda *args: begun[cuda.blockIdx.x, cuda.threadIdx.x].append((product, args))
+        def later(*args):
+            begun[cuda.blockIdx.x, cuda.threadIdx.x].append((product, args))
+
+        return as_twin(later)
 
     def wait(n_left):
         mine = begun[cuda.blockIdx.x, cuda.threadIdx.x]
@@ -260,11 +264,13 @@ def test_the_sanitizer_finds_nothing(
 
     if late:
         monkeypatch.setattr(kind.module, "multiply_tiles", begin(multiply_tiles))
-        monkeypatch.setattr(kind.module, "wait_for_products", lambda acc, n: wait(0))
+        waits = as_twin(lambda acc, n: wait(0))
+        monkeypatch.setattr(kind.module, "wait_for_products", waits)
         if kind is Mixed:
             monkeypatch.setattr(kind.module, "multiply_halves", begin(multiply_halves))
         else:
-            monkeypatch.setattr(kind.module, "wait_for_earlier_products", lambda: wait(1))
+            waits = as_twin(lambda: wait(1))
+            monkeypatch.setattr(kind.module, "wait_for_earlier_products", waits)
     with tiles(kind, shape, 1), simulator.sanitize() as report:
         if last:
             check_dx(kind, shape, x, weight, padding=padding)

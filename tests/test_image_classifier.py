@@ -261,9 +261,9 @@ def test_speed_counts_images_and_leaves_validation_out(monkeypatch):
         now[0] += 2.0
     predict = made._predict_validation
 
-    def slow():
+    def slow(images):
         now[0] += 1000.0
-        return predict()
+        return predict(images)
 
     monkeypatch.setattr(made, "_predict_validation", slow)
     made.end_epoch()

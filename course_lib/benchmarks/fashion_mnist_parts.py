@@ -75,9 +75,9 @@ def parts_of(trainer):
     a = torch.empty(a_shape, device=DEVICE).to(memory_format=torch.channels_last)
     conv2d.forward(x, *conv1, **exact, out=a)
     c = conv2d.forward(b, *conv2, **exact)
-    flat, y, one = d.view(len(x), -1), trainer.y, trainer.one
+    flat, y, dloss = d.view(len(x), -1), trainer.y, trainer.dloss
     loss, *stats = cross_entropy.forward(logits, y)
-    dlogits = cross_entropy.backward(one, logits, y, *stats)
+    dlogits = cross_entropy.backward(dloss, logits, y, *stats)
     de = linear.backward(dlogits, e, fc2[0], **exact)[0]
     dd = linear.backward(de, flat, fc1[0], **exact)[0].view(d.shape)
     dd = dd.to(memory_format=torch.channels_last)
@@ -94,7 +94,7 @@ def parts_of(trainer):
     def losses(i):
         found, *saved = cross_entropy.forward(logits, y)
         batches.tally(found, logits, y, trainer.step, trainer.losses, trainer.right)
-        cross_entropy.backward(one, logits, y, *saved)
+        cross_entropy.backward(dloss, logits, y, *saved)
 
     def pool(image):
         return max_pool2d.forward(image, 2, index_dtype="uint8", relu=True)

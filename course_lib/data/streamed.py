@@ -17,7 +17,8 @@ from .files import DataError, zipped
 
 SHARE = 0.75  # of the memory that is free, for decoded images
 SHARED = "/dev/shm"  # through which processes hand tensors over
-ENDED = re.compile("DataLoader worker .* exited unexpectedly")  # in PyTorch's error
+# What PyTorch's error says, or where its own handler of signals finds it first.
+ENDED = re.compile("DataLoader worker .* (exited unexpectedly|is killed by signal)")
 MEMINFO, OWN, CGROUP = map(Path, ("/proc/meminfo", "/proc/self/cgroup", "/sys/fs/cgroup"))
 
 

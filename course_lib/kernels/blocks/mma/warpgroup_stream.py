@@ -17,7 +17,7 @@ from course_lib import cuda
 from course_lib.kernels.blocks.constants import ZERO
 from course_lib.kernels.blocks.mma.epilogue import ADD_BIAS, RELU, VECTORS, relu
 from course_lib.kernels.blocks.mma.warpgroup import GROUP_THREADS
-from course_lib.runtime.intrinsics import FULL_MASK, load, store
+from course_lib.runtime.intrinsics import FULL_MASK, load
 from course_lib.runtime.intrinsics.pairs import as_pair
 from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 from course_lib.runtime.intrinsics.warpgroup import (
@@ -166,7 +166,8 @@ def write_of(TILE_N, bias_by_row=False, of_floats=False):
                     for q in range(2):
                         mine = col + 8 * j + q
                         if mine < N:
-                            store(c, line + 8 * half * N + mine, acc[4 * j + 2 * half + q])
+                            to = line + 8 * half * N + mine
+                            store_floats(c, to, acc, 4 * j + 2 * half + q, 1)
 
     @cuda.jit(device=True)
     def store_floats_of(acc, c, place, row, n, M, N, lane):
@@ -177,19 +178,27 @@ def write_of(TILE_N, bias_by_row=False, of_floats=False):
                 if to < M and mine < N:
                     store_floats(c, place + to * N + mine, acc, 4 * j + 2 * half, 2)
 
-    @cuda.jit(device=True)
-    def store_vectors_of(acc, c, place, row, n, M, N, lane):
-        words = cuda.local.array(WORDS, np.uint32)
-        for half in range(2):
-            to = row + 8 * half
+    def storing(HALF):
+        @cuda.jit(device=True)
+        def store_half(acc, c, place, to, n, M, N, lane):
+            words = cuda.local.array(WORDS, np.uint32)
             for j in range(0, N_COLUMNS, WORDS):
                 for i in range(WORDS):
-                    r = 4 * (j + i) + 2 * half
+                    r = 4 * (j + i) + 2 * HALF
                     words[i] = as_pair(c, acc[r], acc[r + 1])
                 exchange(words, lane)
                 mine = n + 8 * (j + np.int64(lane))
                 if to < M and mine < N:
                     store_words(c, place + to * N + mine, words, WIDTH)
+
+        return store_half
+
+    upper, lower = storing(0), storing(1)
+
+    @cuda.jit(device=True)
+    def store_vectors_of(acc, c, place, row, n, M, N, lane):
+        upper(acc, c, place, row, n, M, N, lane)
+        lower(acc, c, place, row + 8, n, M, N, lane)
 
     store_all = store_floats_of if of_floats else store_vectors_of
 
