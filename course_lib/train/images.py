@@ -151,7 +151,8 @@ def facts(settings, place, training, validation, allowed):
     if not isinstance(training.images, data.Streamed):
         yield f"{counts}; as bytes of shape {shape} they take {gigabytes:.2f} GB of memory"
         return
-    processes, _ = training.images.processes(min(settings.batch_size, len(training)))
+    mine = ranks.rows(min(settings.batch_size, len(training)))
+    processes, _ = training.images.processes(len(mine))
     whole = streamed.told(training.images.nbytes + validation.images.nbytes)
     yield counts
     yield (
