@@ -1,4 +1,4 @@
-"""`conv2d.gather`: any convolution of 16-bit numbers without groups by Hopper's tensor cores."""
+"""`conv2d.gather`: any convolution without groups by Hopper's tensor cores."""
 
 import collections
 import contextlib
@@ -35,6 +35,7 @@ def tiles(shape=SMALL, n_splits=1):
     """All passes by this shape, and their terms in so many parts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather_plan, "SHAPES", (shape,))
+        patch.setattr(gather_plan, "SPLIT_SHAPES", (shape,))
         patch.setattr(gather_plan, "DWEIGHT_SHAPES", (shape._replace(n=64),))
         patch.setattr(gather_plan, "SPLITS", (n_splits,))
         patch.setattr(gather_plan, "LEAST_STEPS", 0)
@@ -49,17 +50,19 @@ def assert_close(found, truth, sizes):
     assert (abs(double(found) - truth) <= limit).all()
 
 
-def check(x, weight, bias, **options):
+def check(x, weight, bias, precision="tf32", **options):
     """All passes, against float64."""
-    arguments = [seen(x).numpy(), seen(weight).numpy(), None if bias is None else double(bias)]
-    given = options | dict(variant=WAY, precision="tf32")
+    as_seen = seen if precision == "tf32" else torch.Tensor.double
+    arguments = [as_seen(x).numpy(), as_seen(weight).numpy()]
+    arguments.append(None if bias is None else double(bias))
+    given = options | dict(variant=WAY, precision=precision)
     y = conv2d.forward(x, weight, bias, **given)
     sizes = [None if a is None else abs(a) for a in arguments]
     assert_close(y, reference.conv2d(*arguments, **options), reference.conv2d(*sizes, **options))
     dy = torch.randn_like(y)
     needs = dict(needs=(True, x.dtype != FLOAT, False))  # dweight takes 16-bit numbers alone
     dx, dweight, _ = conv2d.backward(dy, x, weight, **needs, **given)
-    dy, x, weight = seen(dy).numpy(), *arguments[:2]
+    dy, x, weight = as_seen(dy).numpy(), *arguments[:2]
     truths = [
         reference.conv2d_backward(*each, **options)
         for each in ((dy, x, weight), (abs(dy), abs(x), abs(weight)))
@@ -83,6 +86,9 @@ def check(x, weight, bias, **options):
     (HALF, False, (2, 8, 4, 8), (8, 3, 3), dict(padding=1), SMALL, 2),
     (FLOAT, True, (2, 12, 5, 6), (10, 3, 3), dict(stride=2, padding=1), SMALL, 2),
     (FLOAT, False, (1, 7, 6, 5), (9, 2, 3), dict(stride=(1, 2), padding=1), SMALL, 1),
+    # In three parts: sums of more than a few tiles, of whole vectors and not, by two blocks.
+    (FLOAT, False, (2, 19, 5, 6), (9, 3, 3), dict(padding=1, precision="float32"), SMALL, 1),
+    (FLOAT, True, (1, 8, 6, 5), (40, 3, 2), dict(stride=2, precision="float32"), WIDE, 2),
 ])  # fmt: skip
 def test_every_pass(dtype, last, x_shape, filters, options, shape, n_splits):
     tensors = case(x_shape, (filters[0], x_shape[1], *filters[1:]), dtype, LAYOUTS[last])
@@ -156,7 +162,7 @@ def test_the_sanitizer_finds_nothing(monkeypatch):
     monkeypatch.setattr(
         warpgroup, "wait_for_earlier_products", as_twin(lambda: wait(1))
     )
-    for module in (gather, gather_dweight):
+    for module in (gather, gather_dweight, warpgroup):
         monkeypatch.setattr(
             module, "wait_for_products", as_twin(lambda acc, n: wait(0))
         )
@@ -196,7 +202,6 @@ def test_plans():
 
 @pytest.mark.parametrize("says, options", [
     ("compute capability 9.0 alone", dict(chip=H200._replace(capability=(10, 0)))),
-    ("of 16-bit numbers or precision='tf32'", dict(mode="float32")),
     ("takes 16-bit numbers, which wgmma", dict(mode="tf32", of="DWEIGHT")),
     ("without groups", dict(groups=2)),
     ("takes up to 1,073,741,824 pixels", dict(x_shape=(1 << 12, 64, 1 << 10, 1 << 10))),

@@ -64,7 +64,13 @@ from course_lib.kernels.conv2d import (
     launching,
 )
 from course_lib.kernels.conv2d.gathering import fault as gathering_fault
-from course_lib.kernels.conv2d.ladders import DWEIGHT, DX, FORWARD, default_variant
+from course_lib.kernels.conv2d.ladders import (
+    DWEIGHT,
+    DX,
+    FORWARD,
+    default_variant,
+    dx_with_bias,
+)
 from course_lib.kernels.conv2d.launching import dbias as find_dbias
 from course_lib.kernels.conv2d.problem import Problem, checked, mode_of
 from course_lib.kernels.operation import AUTO
@@ -72,10 +78,11 @@ from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of
 from course_lib.runtime.host.outputs import output
 
-#: `Problem`, `gathering_fault`, `find_dbias` and `mode_of` are for operations that are made of one.
+#: `Problem`, `gathering_fault`, `dx_with_bias`, `find_dbias` and `mode_of` are for operations that
+#: are made of one.
 __all__ = [
     "DWEIGHT", "DX", "FORWARD", "MOST_THREADS", "Problem", "backward", "default_variant",
-    "find_dbias", "forward", "gathering_fault", "mode_of", "specialisations",
+    "dx_with_bias", "find_dbias", "forward", "gathering_fault", "mode_of", "specialisations",
 ]  # fmt: skip
 
 MOST_THREADS = 256  # of a block, for any kernel

@@ -1,4 +1,4 @@
-"""`tensor_core` for any convolution without groups on Hopper: an implicit product by `wgmma`.
+"""`tensor_core` for any convolution on Hopper: an implicit product by `wgmma`.
 
 The product's rows are pixels of the result, its columns filters, and its terms (tap, channel), the
 channel fastest. Channels of the source lie side by side, in whole vectors of 16 bytes
@@ -6,6 +6,11 @@ channel fastest. Channels of the source lie side by side, in whole vectors of 16
 thread copies the same chunk of a few rows of each tile. It keeps where the pixel lies that each row
 meets with its first tap, and a tap adds the same offset to all of them. Vectors outside the source
 are filled with zeros. The main loop is that of `blocks.mma.warpgroup`.
+
+Of float32 the source and the weights have three parts for each channel, and a tensor core, which
+cuts sums off where float32 rounds, adds up few products at a time (`product_of`).
+
+Groups are joined: weights of a filter and a channel of different groups are 0.
 
 Each residue of a stride is a product of its own (`gather_taps`). Where there are few tiles, blocks
 share the terms of one, and their float32 sums are added up by a second launch.
@@ -22,7 +27,7 @@ from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.blocks.mma.swizzled import Tile, no_load, no_move, tile
 from course_lib.kernels.blocks.mma.warpgroup import GROUP_THREADS, product_of
 from course_lib.kernels.conv2d.gather_results import pitch_of, results
-from course_lib.kernels.conv2d.gather_taps import axes_of
+from course_lib.kernels.conv2d.gather_taps import ITEMSIZE, axes_of
 from course_lib.runtime.intrinsics import VECTOR_BYTES, allow_next_kernel, wait_for_previous_kernel
 from course_lib.runtime.intrinsics.matrix import copy_part_async
 from course_lib.runtime.intrinsics.warpgroup import (
@@ -113,14 +118,17 @@ def gathering_tile(rows, itemsize, n_threads):
 
 
 @functools.cache
-def make(shape, itemsize):
-    """The kernel for tiles of `shape`, of 16-bit numbers or float32 that are TF32."""
+def make(shape, mode):
+    """The kernel for tiles of `shape`, of numbers of this `mode` of a `Problem`."""
+    itemsize, EVERY = ITEMSIZE[mode], 4 if mode == "float32" else 0
     TILE_M, TILE_N, N_THREADS, PLACES = shape.m, shape.n, shape.n_threads, shape.places_at // 8
     WIDTH, TILE_K = VECTOR_BYTES // itemsize, ROW_BYTES // itemsize
     N_SUMS, GROUP = TILE_N // 2, ROWS * TILE_K
     find_rows, a_tile = gathering_tile(TILE_M, itemsize, N_THREADS)
     N_ROWS, b_tile = a_tile.n_vectors, tile(TILE_N, itemsize, N_THREADS, "by_k")
-    first_b, multiply = b_tile.first, product_of(shape, (a_tile, b_tile), 0, itemsize, True)
+    first_b, multiply = b_tile.first, product_of(
+        shape, (a_tile, b_tile), 0, itemsize, True, EVERY
+    )  # fmt: skip
     find_places, write = results(TILE_M, TILE_N, N_THREADS)
 
     @cuda.jit(launch_bounds=(N_THREADS, shape.n_blocks))

@@ -2,9 +2,14 @@
 
 One launch packs both. Channels that fill up the last vector are zeros. Images that have whole
 vectors of channels already are transposed as elsewhere, or left as they are.
+
+float32 are packed in three parts, which stand one after the other at each pixel: big, big and rest
+of images, big, rest and big of weights. A number is its rounding to TF32, big, and the rest, so the
+sum over all three is that of big·big + big·rest + rest·big, by products in TF32.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +24,7 @@ from course_lib.kernels.blocks.transpose import (
     transpose,
     transpose_rounded,
 )
-from course_lib.kernels.conv2d.gather_taps import axes_of
+from course_lib.kernels.conv2d.gather_taps import PARTS, axes_of, packed_channels
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
@@ -30,39 +35,84 @@ from course_lib.runtime.intrinsics import (
     vector_width,
     wait_for_previous_kernel,
 )
+from course_lib.runtime.intrinsics.matrix import round_tf32, subtract_words
+from course_lib.runtime.intrinsics.words import as_float, load_words
 
 AS_IT_IS, TRANSPOSED, PADDED_PLANES, PADDED_PIXELS = 0, 1, 2, 3
+AT_ONCE = 4  # vectors of a pixel that a thread packs from planes
 
 
-def _packing(load_one, transpose):
+class Steps(NamedTuple):
+    """How weights lie: from a column, a channel, a tap or a group to the next.
+
+    columns, channels  of a group
+    """
+
+    column: int
+    channel: int
+    tap: int
+    group: int
+    columns: np.int32
+    channels: np.int32
+
+
+@cuda.jit(device=True)
+def load_rest(x, i):
+    """What rounding x[i], a float32, to TF32 leaves; rounded itself."""
+    word = cuda.local.array(1, np.uint32)
+    load_words(word, 0, x, np.int64(i), 1)
+    return as_float(x, round_tf32(subtract_words(word[0], round_tf32(word[0]))), 0)
+
+
+def _packing(load_one, transpose, is_split=False):
+    """The kernels for numbers as `load_one` reads them; `is_split`, in three parts."""
+    N_PARTS = PARTS if is_split else 1
+
     @cuda.jit(device=True)
-    def pad_channels(i, x, packed, n_images, n_channels, plane, by_pixel):
-        """The i-th vector of `packed` (images, pixels, channels); neighbours read side by side."""
+    def pad_vector(x, at, step, packed, pixel, vector, n_vectors, n_channels):
+        """A vector of `packed` (images, pixels, channels), whose channel c is x[at + c * step]."""
         width = np.int32(vector_width(x))
-        n_vectors = np.int32((n_channels + width - 1) // width)
-        n_pixels = np.int32(n_images * plane)
-        if i >= np.int64(n_pixels) * n_vectors:
-            return
-        if by_pixel:
-            pixel, vector = divided(np.int32(i), n_vectors)
-            at, step = np.int64(pixel) * n_channels, np.int64(1)
-        else:
-            vector, pixel = divided(np.int32(i), n_pixels)
-            image, rest = divided(pixel, plane)
-            at, step = np.int64(image) * n_channels * plane + rest, np.int64(plane)
         values = cuda.local.array(MAX_WIDTH, np.float32)
         for q in range(width):
             c = np.int32(vector * width + q)
             values[q] = load_one(x, at + c * step) if c < n_channels else ZERO
-        store_vector(packed, (np.int64(pixel) * n_vectors + vector) * width, values)
+        place = (np.int64(pixel) * N_PARTS * n_vectors + vector) * width
+        store_vector(packed, place, values)
+        if is_split:
+            store_vector(packed, place + n_vectors * width, values)
+            for q in range(width):
+                c = np.int32(vector * width + q)
+                values[q] = load_rest(x, at + c * step) if c < n_channels else ZERO
+            store_vector(packed, place + 2 * n_vectors * width, values)
+
+    @cuda.jit(device=True)
+    def pad_channels(i, x, packed, n_images, n_channels, plane, by_pixel):
+        """The i-th vector, or vectors, of a pixel; neighbours read side by side."""
+        n_vectors = np.int32((n_channels + vector_width(x) - 1) // vector_width(x))
+        n_pixels = np.int32(n_images * plane)
+        n_items = n_vectors if by_pixel else np.int32((n_vectors + AT_ONCE - 1) // AT_ONCE)
+        if i >= np.int64(n_pixels) * n_items:
+            return
+        if by_pixel:
+            pixel, vector = divided(np.int32(i), n_vectors)
+            at = np.int64(pixel) * n_channels
+            pad_vector(x, at, np.int64(1), packed, pixel, vector, n_vectors, n_channels)
+        else:
+            item, pixel = divided(np.int32(i), n_pixels)
+            image, rest = divided(pixel, plane)
+            at = np.int64(image) * n_channels * plane + rest
+            for u in range(AT_ONCE):  # whole sectors of 32 bytes
+                vector = np.int32(item * AT_ONCE + u)
+                if vector < n_vectors:
+                    pad_vector(x, at, np.int64(plane), packed, pixel, vector, n_vectors, n_channels)
 
 
     @cuda.jit(device=True)
     def pack_weights(i, weight, tiles, n_channels, steps, z):
         """The i-th vector of tiles[residue, column, tap of the residue, channel].
 
-        A residue has room for the most terms. n_channels: of the source as it was; steps: how far
-        apart weights of neighbouring columns, channels and taps lie.
+        A residue has room for the most terms. Where column and channel are of different groups, it
+        is 0. n_channels: of the source as it was; steps: the `Steps` of the weight.
         """
         width = np.int32(vector_width(weight))
         line, vector = divided(np.int32(i), np.int32(z.most_terms // width))
@@ -75,13 +125,21 @@ def _packing(load_one, transpose):
         if vector >= per_column:
             return
         tap, c = divided(vector, n_vectors)
+        part, c = divided(c, np.int32(n_vectors // N_PARTS))
         r, s = divided(tap, right[2])
         r, s = down[1] + r * z.apart_h, right[1] + s * z.apart_w
-        at = np.int64(column) * steps[0] + (r * z.taps_w + s) * steps[2]
+        group, inside = divided(column, steps.columns)
+        at = np.int64(group) * steps.group + np.int64(inside) * steps.column
+        at += (r * z.taps_w + s) * steps.tap
         values = cuda.local.array(MAX_WIDTH, np.float32)
         for q in range(width):
-            channel = np.int64(c) * width + q
-            values[q] = load_one(weight, at + channel * steps[1]) if channel < n_channels else ZERO
+            channel, values[q] = np.int32(c * width + q), ZERO
+            of_group, inside = divided(channel, steps.channels)
+            if channel < n_channels and of_group == group:
+                place = at + np.int64(inside) * steps.channel
+                values[q] = (
+                    load_rest(weight, place) if is_split and part == 1 else load_one(weight, place)
+                )
         place = np.int64(residue) * z.n_columns * z.most_terms
         store_vector(tiles, place + (np.int64(column) * per_column + vector) * width, values)
 
@@ -126,13 +184,12 @@ def _packing(load_one, transpose):
 
     @cuda.jit
     def pack_kernel(
-        x, packed, way, n_images, n_channels, plane, whole, n_first, weight, tiles, column_step,
-        channel_step, tap_step, z,
+        x, packed, way, n_images, n_channels, plane, whole, n_first, weight, tiles, steps, z,
     ):  # fmt: skip
         """`pack_images` by the first `n_first` blocks, and `pack_weights` by the others.
 
         x, packed, way, n_images, n_channels, plane, whole  see `pack_images`
-        weight, tiles, column_step, channel_step, tap_step, z  see `pack_weights`
+        weight, tiles, steps, z                             see `pack_weights`
         """
         square = cuda.shared.array(SQUARE, np.float32, alignment=VECTOR_BYTES)
         allow_next_kernel()
@@ -142,49 +199,58 @@ def _packing(load_one, transpose):
             pack_images(square, block, x, packed, way, n_images, n_channels, plane, whole)
         else:
             i = (block - n_first) * BLOCK_SIZE + cuda.threadIdx.x
-            pack_weights(i, weight, tiles, n_channels, (column_step, channel_step, tap_step), z)
+            pack_weights(i, weight, tiles, n_channels, steps, z)
 
     return pack_kernel, pack_two_kernel
 
 
 pack_kernel, pack_two_kernel = _packing(load, transpose)
 pack_rounded_kernel, _ = _packing(load_rounded, transpose_rounded)
+pack_split_kernel, _ = _packing(load_rounded, transpose_rounded, is_split=True)
+#: By the mode of a `Problem`.
+KERNELS = {"half": pack_kernel, "tf32": pack_rounded_kernel, "float32": pack_split_kernel}
 
 
 def source_and_weights(problem, z, steps, source, weight):
     """Both as `gather_kernel` reads them; one launch packs what has to be packed."""
-    numbers, n_first = _images(problem, source)
+    numbers, n_first = _images(source, problem.channels_last, problem.mode)
     tiles, n_more = weight, 0
-    in_order = steps == (z.most_terms, 1, z.n_channels) and z.n_residues == 1
+    in_order = steps[:3] == (z.most_terms, 1, z.n_channels) and z.n_residues == problem.groups == 1
     in_order = in_order and problem.mode == "half" and arrays.begins_on(VECTOR_BYTES, weight, 0)
     if not in_order:
         tiles = arrays.empty((z.n_residues * z.n_columns * z.most_terms,), like=weight)
         n_more = _blocks(arrays.size_of(tiles) * weight.dtype.itemsize)
-    kernel = pack_kernel if problem.mode == "half" else pack_rounded_kernel
     x = numbers[:2] if n_first else (weight, tiles)
-    _launch(kernel, n_first, n_more, *x, *numbers[2:], n_first, weight, tiles, *steps, z)
+    kernel = KERNELS[problem.mode]
+    _launch(kernel, n_first, n_more, *x, *numbers[2:], n_first, weight, tiles, steps, z)
     return numbers[1], tiles
 
 
 def x_and_dy(problem, x, dy):
-    """The same of what `gather_dweight_kernel` reads."""
-    (numbers, n_first), (others, n_more) = _images(problem, x), _images(problem, dy)
+    """The same of what `gather_dweight_kernel` and `pixel_sums` read, which rounds by itself."""
+    (numbers, n_first), (others, n_more) = (_images(a, problem.channels_last) for a in (x, dy))
     others = *others[:3], *others[4:]
     _launch(pack_two_kernel, n_first, n_more, *numbers, n_first, *others)
     return numbers[1], others[1]
 
 
-def _images(problem, source):
-    """(what `pack_images` takes, blocks): none where the source is read as it is."""
-    (N, C, H, W), last = source.shape, problem.channels_last
+def _images(source, channels_last, mode=None):
+    """(what `pack_images` takes, blocks): none where the source is read as it is.
+
+    mode  of products, which float32 are rounded or split for
+    """
+    N, C, H, W = source.shape
     plane, width = H * W, VECTOR_BYTES // source.dtype.itemsize
     aligned, whole = arrays.begins_on(VECTOR_BYTES, source, 0), C % width == 0
     packed, way, n_blocks = source, AS_IT_IS, 0
-    if not (whole and aligned and (last or plane == 1) and problem.mode == "half"):
-        packed = arrays.empty((N * plane * math.ceil(C / width) * width,), like=source)
-        way = PADDED_PIXELS if last else PADDED_PLANES
-        n_blocks = _blocks(arrays.size_of(packed) * source.dtype.itemsize)
-        if whole and not last:
+    if not (whole and aligned and (channels_last or plane == 1) and mode in (None, "half")):
+        n_channels = packed_channels(C, mode) if mode else math.ceil(C / width) * width
+        packed = arrays.empty((N * plane * n_channels,), like=source)
+        way, n_items = PADDED_PIXELS, math.ceil(C / width)
+        if not channels_last:
+            way, n_items = PADDED_PLANES, math.ceil(n_items / AT_ONCE)
+        n_blocks = math.ceil(N * plane * n_items / BLOCK_SIZE)
+        if whole and not channels_last and mode != "float32":
             way, n_blocks = TRANSPOSED, N * math.ceil(C / SIDE) * math.ceil(plane / SIDE)
     numbers = source, packed, *map(np.int32, (way, N, C, plane)), aligned and plane % width == 0
     return numbers, n_blocks

@@ -9,11 +9,13 @@ from course_lib.kernels.conv2d import (
     gather,
     gather_dweight,
     gather_pack,
+    halo_plan,
     pixel_sums,
     pixel_sums_plan,
 )
 from course_lib.kernels.conv2d.gather import Shape
-from course_lib.kernels.conv2d.gather_taps import Sizes, dx_sizes, forward_sizes
+from course_lib.kernels.conv2d.gather_pack import Steps
+from course_lib.kernels.conv2d.gather_taps import ITEMSIZE, Sizes, dx_sizes, forward_sizes
 from course_lib.kernels.conv2d.halo_results import ADD_BIAS, PLANAR, VECTORS
 from course_lib.kernels.conv2d.implicit_dweight import add_up
 from course_lib.kernels.operation import Refusal
@@ -22,13 +24,18 @@ from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.intrinsics.warpgroup import ROW_BYTES
 
-ITEMSIZE = {"half": 2, "tf32": 4}  # by mode
 STEP = ROW_BYTES // 2  # pixels of dweight that are multiplied at a time
 SHAPES = (
     Shape(128, 256, 4, 1, 72, 480), Shape(128, 128, 3, 2, 72, 480), Shape(128, 64, 4, 2, 50, 400),
     Shape(128, 32, 4, 2, 40, 350),
 )  # fmt: skip
+#: Of float32, whose sums take twice as many registers.
+SPLIT_SHAPES = (
+    Shape(128, 128, 4, 1, 50, 400), Shape(128, 64, 4, 2, 55, 400), Shape(128, 32, 4, 2, 44, 350),
+)  # fmt: skip
 DWEIGHT_SHAPES = SHAPES[:3]
+MOST_JOINED = 640  # channels and filters in groups, which become one
+FEW_COLUMNS, FEW_TERMS = 32, 512  # of a result, and of sums of float32, where `halo` is slower
 MOST = 2**30  # of what is counted in 32 bits
 MOST_WORKSPACE = 256 << 20  # bytes of partial sums, and of packed weights
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -56,8 +63,10 @@ def planned(sizes_of, over_pixels, problem, chip):
         return Refusal("needs wgmma, an instruction of compute capability 9.0 alone")
     if reason := fault(p, sizes_of, over_pixels):
         return Refusal(reason)
-    sizes = sizes_of(p, VECTOR_BYTES // ITEMSIZE[p.mode])
-    shapes, plan = (DWEIGHT_SHAPES, dweight_plan_of) if over_pixels else (SHAPES, plan_of)
+    sizes = sizes_of(p)
+    shapes, plan = shapes_for(p.mode), plan_of
+    if over_pixels:
+        shapes, plan = DWEIGHT_SHAPES, dweight_plan_of
     found = [
         plan(sizes, shape, n_splits, ITEMSIZE[p.mode])
         for shape in shapes for n_splits in SPLITS
@@ -71,12 +80,12 @@ def planned(sizes_of, over_pixels, problem, chip):
 
 def fault(p, sizes_of, over_pixels=False):
     """Why the kernels can't take a pass of a `Problem`; or None."""
-    if p.groups != 1 or p.mode not in ITEMSIZE:
-        return "takes convolutions without groups, of 16-bit numbers or precision='tf32'"
+    if p.groups != 1 and (over_pixels or max(p.C, p.K) > MOST_JOINED):
+        return f"takes convolutions without groups, and forward and dx of {MOST_JOINED} channels"
     if over_pixels and p.mode != "half":
         return "takes 16-bit numbers, which wgmma reads by rows"
     width = VECTOR_BYTES // ITEMSIZE[p.mode]
-    z = sizes_of(p, width)
+    z = sizes_of(p)
     if not z.n_channels:
         return "takes one channel at least"
     reach_h = p.pad_h + p.dilation_h * (p.R + p.stride_h)  # beyond an image
@@ -92,6 +101,25 @@ def fault(p, sizes_of, over_pixels=False):
     if max(counted) >= MOST or n_bytes > MOST_WORKSPACE:
         return f"takes up to {MOST:,} pixels and weights, and {MOST_WORKSPACE:,} bytes of these"
     return None
+
+
+def is_faster(sizes_of, problem, chip):
+    """Whether it is tried before `halo`: that can't take the pass, or has too wide a tile."""
+    p, itemsize = problem._replace(groups=1), ITEMSIZE[problem.mode]
+    if chip.capability != ONLY or not p.N or fault(problem, sizes_of):
+        return False
+    is_forward = sizes_of is forward_sizes
+    n_columns, n_terms = (p.K, p.C) if is_forward else (p.C, p.K)
+    if n_columns <= FEW_COLUMNS and (p.mode != "float32" or n_terms * p.R * p.S <= FEW_TERMS):
+        return True
+    gather = halo_plan.forward_of(p) if is_forward else halo_plan.dx_of(p)
+    mode = {"half": "narrow", "tf32": "tf32", "float32": "mixed"}[p.mode]
+    return halo_plan.planned(gather, itemsize, mode, chip) is None
+
+
+def shapes_for(mode):
+    """The tiles of forward and dx."""
+    return SPLIT_SHAPES if mode == "float32" else SHAPES
 
 
 def takes(problem):
@@ -147,7 +175,7 @@ def cost(plan, over_pixels, itemsize, chip):
 
 
 def run(plan, steps, problem, source, weight, bias, result):
-    """result = source * weight (+ bias); `steps` as `pack_weights` takes them."""
+    """result = source * weight (+ bias); `steps` are the `Steps` of `weight`."""
     shape, z, n_splits = plan.shape, plan.sizes, plan.sizes.n_splits
     packed, tiles = gather_pack.source_and_weights(problem, z, steps, source, weight)
     partial = result
@@ -160,7 +188,7 @@ def run(plan, steps, problem, source, weight, bias, result):
         whole = z.n_residues == 1 and z.result_h * z.result_w % width == 0
     options += VECTORS * (whole and not arrays.address_of(partial) % VECTOR_BYTES)
     launch(
-        gather.make(shape, source.dtype.itemsize), plan.n_blocks, shape.n_threads, packed, tiles,
+        gather.make(shape, problem.mode), plan.n_blocks, shape.n_threads, packed, tiles,
         tiles if bias is None else bias, partial, Sizes(*z[:-1], options),
         shared_bytes=shape.shared_bytes, flat=True, overlap=True,
     )  # fmt: skip
@@ -171,15 +199,15 @@ def run(plan, steps, problem, source, weight, bias, result):
 def forward(problem, x, weight, bias, y, precision):
     """y = x * weight + bias."""
     plan = FORWARD_PLAN(problem, chip_of(y))
-    weight, (filter_step, channel_step, tap_step) = _weight_of(problem, weight)
-    run(plan, (filter_step, channel_step, tap_step), problem, x, weight, bias, y)
+    weight, (of_filter, of_channel, *others), each = _weight_of(problem, weight)
+    run(plan, Steps(of_filter, of_channel, *others, *each), problem, x, weight, bias, y)
 
 
 def dx(problem, dy, weight, dx, precision, bias=None):
     """dx, from dy; and `bias` added."""
     plan = DX_PLAN(problem, chip_of(dx))
-    weight, (filter_step, channel_step, tap_step) = _weight_of(problem, weight)
-    run(plan, (channel_step, filter_step, tap_step), problem, dy, weight, bias, dx)
+    weight, (of_filter, of_channel, *others), each = _weight_of(problem, weight)
+    run(plan, Steps(of_channel, of_filter, *others, *each[::-1]), problem, dy, weight, bias, dx)
 
 
 def dweight(problem, dy, x, dweight, precision):
@@ -192,15 +220,18 @@ def dweight(problem, dy, x, dweight, precision):
         gather_dweight.make(shape, 2), n_blocks, shape.n_threads, x, dy, partial, z,
         shared_bytes=shape.shared_bytes, flat=True, overlap=True,
     )  # fmt: skip
-    pixel_sums_plan.add_up(partial, dweight, z.n_splits, z.n_channels, problem)
+    pixel_sums_plan.add_up(partial, dweight, z.n_splits, size, z.n_channels, problem)
 
 
 def _weight_of(p, weight):
-    """(the weight, dense; how far apart its filters, channels and taps lie)."""
-    n_taps = p.R * p.S
+    """(the weight, dense; from a filter, channel, tap, group to the next; filters, channels of it).
+    """
+    n_taps, each = p.R * p.S, (p.K // p.groups, p.C // p.groups)
+    of_filter = each[1] * n_taps
+    steps, of_group = (of_filter, n_taps, 1), each[0] * of_filter
     if arrays.is_channels_last(weight):
-        return weight, (p.C * n_taps, 1, p.C)
-    return arrays.contiguous(weight), (p.C * n_taps, n_taps, 1)
+        return weight, (of_filter, 1, each[1], of_group), each
+    return arrays.contiguous(weight), (*steps, of_group), each
 
 
 FORWARD_PLAN = functools.partial(planned, forward_sizes, False)
@@ -210,8 +241,8 @@ DWEIGHT_PLAN = functools.partial(planned, forward_sizes, True)
 
 def kernels():
     """Every kernel that a pass may launch, but that which adds up parts."""
-    made = (gather.make(shape, itemsize) for shape in SHAPES for itemsize in ITEMSIZE.values())
-    return gather_pack.pack_kernel, gather_pack.pack_rounded_kernel, *made
+    made = (gather.make(shape, mode) for mode in ITEMSIZE for shape in shapes_for(mode))
+    return *gather_pack.KERNELS.values(), *made
 
 
 def dweight_kernels():
@@ -223,19 +254,20 @@ def dweight_kernels():
 def specialisations():
     """(label, kernel, argument types) of all that is compiled; arrays as (dtype, 1)."""
     for dtype in ("float32", "float16", "bfloat16"):
-        array, sums, itemsize = (dtype, 1), ("float32", 1), 4 if dtype == "float32" else 2
+        array, sums = (dtype, 1), ("float32", 1)
         images = [array, array, *["int32"] * 4, "boolean"]
-        types = [*images, "int64", array, array, *["int64"] * 3, Sizes]
-        kernel = gather_pack.pack_rounded_kernel if itemsize == 4 else gather_pack.pack_kernel
-        yield f"conv2d.pack for warpgroup {dtype}", kernel, types
-        for shape in SHAPES:
-            for result in dict.fromkeys((dtype, "float32")):
-                label = f"conv2d.gather warpgroup {shape.m}x{shape.n} {dtype} to {result}"
-                types = [array, array, array, (result, 1), Sizes]
-                yield label, gather.make(shape, itemsize), types
-        if itemsize == 2:
-            types = [*images, "int64", *images[:4], *images[5:]]
-            yield f"conv2d.pack two for warpgroup {dtype}", gather_pack.pack_two_kernel, types
-            for shape in DWEIGHT_SHAPES:
-                label = f"conv2d.gather_dweight warpgroup {shape.m}x{shape.n} {dtype}"
-                yield label, gather_dweight.make(shape, 2), [array, array, sums, Sizes]
+        types = [*images, "int64", array, array, Steps, Sizes]
+        modes = ("tf32", "float32") if dtype == "float32" else ("half",)
+        for mode in modes:
+            yield f"conv2d.pack for warpgroup {dtype} {mode}", gather_pack.KERNELS[mode], types
+            for shape in shapes_for(mode):
+                for result in dict.fromkeys((dtype, "float32")):
+                    tile = f"{shape.m}x{shape.n}"
+                    label = f"conv2d.gather warpgroup {tile} {dtype} {mode} to {result}"
+                    numbers = [array, array, array, (result, 1), Sizes]
+                    yield label, gather.make(shape, mode), numbers
+        types = [*images, "int64", *images[:4], *images[5:]]
+        yield f"conv2d.pack two {dtype}", gather_pack.pack_two_kernel, types
+        for shape in DWEIGHT_SHAPES if dtype != "float32" else ():
+            label = f"conv2d.gather_dweight warpgroup {shape.m}x{shape.n} {dtype}"
+            yield label, gather_dweight.make(shape, 2), [array, array, sums, Sizes]

@@ -13,13 +13,18 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.blocks.indexing import divided
+from course_lib.runtime.intrinsics import VECTOR_BYTES
+
+ITEMSIZE = {"half": 2, "tf32": 4, "float32": 4}  # by mode
+PARTS = 3  # that float32 are packed to (`gather_pack`)
 
 
 class Sizes(NamedTuple):
     """The numbers of `gather_kernel`, down and right: all lines, columns and taps, none bytes.
 
     source_h, result_h  lines of the source and of the result
-    n_images, n_columns, n_channels  images; channels of the result, and of the source as packed
+    n_images, n_columns, n_channels  images; channels of the result, and of the source as packed,
+                        those of all its parts
     taps_h              of the filter
     scale_h             source lines from one result line of a residue to the next
     step_h              residues, which is the stride for dx
@@ -68,9 +73,15 @@ class Sizes(NamedTuple):
         return self.step_h * self.step_w
 
 
-def forward_sizes(p, width):
-    """The `Sizes` of the forward pass of a `Problem`; vectors have `width` channels."""
-    n_channels = -(-p.C // width) * width
+def packed_channels(n, mode):
+    """How many numbers `n` channels are packed to: whole vectors, of each part of float32."""
+    width = VECTOR_BYTES // ITEMSIZE[mode]
+    return -(-n // width) * width * (PARTS if mode == "float32" else 1)
+
+
+def forward_sizes(p):
+    """The `Sizes` of the forward pass of a `Problem`."""
+    n_channels = packed_channels(p.C, p.mode)
     return Sizes(
         p.H, p.W, p.P, p.Q, p.N, p.K, n_channels, p.R, p.S, p.stride_h, p.stride_w, 1, 1,
         -p.pad_h, -p.pad_w, p.dilation_h, p.dilation_w, 1, 1, 1, 1, 0, 0, 1, 1,
@@ -78,9 +89,9 @@ def forward_sizes(p, width):
     )  # fmt: skip
 
 
-def dx_sizes(p, width):
+def dx_sizes(p):
     """The same for dx."""
-    n_channels = -(-p.K // width) * width
+    n_channels = packed_channels(p.K, p.mode)
     found = [
         (stride // g, g, pow(dilation // g, -1, stride // g), -(dilation // g))
         for stride, dilation in ((p.stride_h, p.dilation_h), (p.stride_w, p.dilation_w))

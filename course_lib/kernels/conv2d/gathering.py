@@ -239,9 +239,9 @@ def _launch_pixel_sums(problem, dy, x, dweight, dbias, precision):
     """Which gradients `pixel_sums` has been launched for; none if it does not take the problem."""
     mode = halo_plan.mode_of(x, precision, problem.N * problem.P * problem.Q)
     chosen = problem, x.dtype.itemsize, mode, chip_of(x)
-    if problem.channels_last and any(arrays.address_of(array) % VECTOR_BYTES for array in (dy, x)):
-        return ()
-    if plan := pixel_sums_small.planned(*chosen):
+    aligned = not any(arrays.address_of(array) % VECTOR_BYTES for array in (dy, x))
+    plan = pixel_sums_small.planned(*chosen)
+    if plan and (aligned or not problem.channels_last):
         pixel_sums_small.run(plan, problem, dy, x, dweight, dbias, mode)
         return ("dweight", "dbias")
     if plan := pixel_sums_plan.planned(*chosen):

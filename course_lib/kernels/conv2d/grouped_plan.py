@@ -18,6 +18,7 @@ import numpy as np
 from course_lib.kernels.blocks import memory_format
 from course_lib.kernels.blocks.memory_format import empty, formatted
 from course_lib.kernels.conv2d import (
+    gather_plan,
     gathering,
     grouped,
     halo_plan,
@@ -35,7 +36,7 @@ from course_lib.runtime.intrinsics.warpgroup import ROW_BYTES
 BLOCK_SIZE = 256
 #: Bytes of a number -> channels up to which all groups become one, where the kernels for that are
 #: so much faster (`halo`, `pixel_sums`) than those with groups.
-DENSE = {2: 256, 4: 512}
+DENSE = {2: 640, 4: 640}
 MOST_CHANNELS = 32  # of a group
 SHAPES = tuple(shape for shape in warpgroup_plan.SHAPES if shape.n == grouped.COLUMNS)
 
@@ -109,14 +110,29 @@ def forward(problem, x, weight, bias, y, precision):
         _join(gathering.launch_forward, problem, p, x, weight, y, precision, bias)
 
 
+def turned(p):
+    """dx as a forward pass, of dy; None if it isn't one of a `Problem`."""
+    pads = (p.R - 1) * p.dilation_h - p.pad_h, (p.S - 1) * p.dilation_w - p.pad_w
+    if (p.stride_h, p.stride_w) != (1, 1) or min(pads) < 0:
+        return None
+    return p._replace(C=p.K, H=p.P, W=p.Q, K=p.C, P=p.H, Q=p.W, pad_h=pads[0], pad_w=pads[1])
+
+
+def is_read_once(problem, for_dx, chip):
+    """Whether `warpgroup` takes the pass, forward or dx, of a problem with groups."""
+    p = turned(problem) if for_dx else problem
+    if p is None or p.groups == 1:
+        return False
+    itemsize, mode = (2, "narrow") if p.mode == "half" else (4, p.mode)
+    gather = halo_plan.forward_of(p._replace(groups=1))
+    return planned(gather, p.C // p.groups, p.K // p.groups, itemsize, mode, chip) is not None
+
+
 def dx(problem, dy, weight, dx, precision):
     """dx, from dy and weight."""
-    p = problem
-    pads = (p.R - 1) * p.dilation_h - p.pad_h, (p.S - 1) * p.dilation_w - p.pad_w
-    if (p.stride_h, p.stride_w) == (1, 1) and min(pads) >= 0:
-        turned = p._replace(C=p.K, H=p.P, W=p.Q, K=p.C, P=p.H, Q=p.W, pad_h=pads[0], pad_w=pads[1])
-        if _by_warpgroups(turned, dy, weight, None, dx, precision, True):
-            return
+    as_forward = turned(problem)
+    if as_forward and _by_warpgroups(as_forward, dy, weight, None, dx, precision, True):
+        return
     p = joined_for(problem, dy, _by_halo(halo_plan.dx_of, dy, precision))
     _join(gathering.launch_dx, problem, p, dy, weight, dx, precision)
 
@@ -127,10 +143,7 @@ def _join(launch_pass, problem, joined, source, weight, result, precision, *bias
     room = result if p.channels_last == problem.channels_last else empty(result.shape, result, p)
     spread = empty(p.weight_shape, weight, p)
     _launch_spread(problem, p, weight, spread, False)
-    if bias:
-        launch_pass("tensor_core", p, source, spread, *bias, room, precision)
-    else:
-        launch_pass("tensor_core", p, source, spread, room, precision)
+    launch_pass("tensor_core", p, source, spread, *bias, room, precision)
     if room is not result:
         N, C, H, W = result.shape
         memory_format.transpose(room, result, N, H * W, C)
@@ -141,7 +154,10 @@ def dweight(problem, dy, x, dweight, precision):
     p = joined_for(problem, x, _by_pixel_sums(x, precision))
     p, dy, x = _side_by_side(p, dy, x)
     spread = empty(p.weight_shape, x, p)
-    gathering.launch_dweight("tensor_core", p, dy, x, spread, precision)
+    if isinstance(gather_plan.DWEIGHT_PLAN(p, chip_of(x)), Refusal):
+        gathering.launch_dweight("tensor_core", p, dy, x, spread, precision)
+    else:
+        gather_plan.dweight(p, dy, x, spread, precision)
     own = p._replace(groups=problem.groups)
     result = dweight if own == problem else empty(own.weight_shape, x, own)
     _launch_spread(own, p, result, spread, True)

@@ -24,6 +24,7 @@ from course_lib.kernels.conv2d import (
     warpgroup_mixed_plan,
     warpgroup_plan,
 )
+from course_lib.kernels.conv2d.gather_taps import dx_sizes, forward_sizes
 from course_lib.kernels.conv2d.implicit_dweight import total_kernel
 from course_lib.kernels.operation import Ladder, Rung, Way
 from course_lib.runtime.host.launch import chip_of
@@ -75,7 +76,7 @@ def _by_tensor_cores(product, joined, gathered, kernels, prefer, gather):
     """
     since = gathering.TENSOR_CORES_SINCE
     of_gemm = lambda: (*matrix_product.kernels(), *DBIAS)  # noqa: E731 - as late as the other's
-    of_joined = lambda: (*grouped.KERNELS, *kernels(), *FORMAT)  # noqa: E731
+    of_joined = lambda: (*grouped.KERNELS, *gather[2](), *kernels(), *FORMAT)  # noqa: E731
     ways = (
         Way("gemm", matrix_product.plan, product, of_gemm, since),
         Way("block_diagonal", grouped_plan.plan, joined, of_joined, since),
@@ -89,21 +90,27 @@ def _of_gather():
     return *gather_plan.kernels(), total_kernel, *FORMAT
 
 
-def _preferred(problem, chip):
-    """`gemm` if it can. `gather`, not timed beside the others yet, takes what they don't take.
+def _preferred(sizes_of, problem, chip):
+    """`gemm` of whole vectors; `gather` where `halo`, which reads less, can't take the pass.
+
+    sizes_of  what tells `gather` which pass it is
 
     Depthwise convolutions are not joined: their infinities stay in their channels.
     """
-    joined = () if problem.groups == problem.C else ("block_diagonal",)
-    gathers = chip.capability == gather_plan.ONLY and problem.mode in gather_plan.ITEMSIZE
-    gathers = gathers and gathering.fault(problem)
-    return "gemm", *joined, *("gather",) * bool(gathers), "implicit_gemm"
+    p = problem
+    gemm = matrix_product.is_whole(p) or matrix_product.has_whole_vectors(p)
+    gathers = gather_plan.is_faster(sizes_of, p, chip) and not p.groups == p.C > 1
+    gathers = gathers and not grouped_plan.is_read_once(p, sizes_of is dx_sizes, chip)
+    joined = ("block_diagonal",) if p.groups != p.C else ()
+    return *("gemm",) * gemm, *("gather",) * gathers, *joined, "implicit_gemm"
 
 
 def _preferred_for_dweight(problem, chip):
-    """`gemm` for few pixels; of many `pixel_sums` reads each number less often."""
-    names = _preferred(problem, chip)
-    return names[:1] if matrix_product.is_whole(problem) else names[1:]
+    """`gemm` for few pixels; of many, ways that read each number less often."""
+    if matrix_product.is_whole(problem):
+        return ("gemm",)
+    joined = ("block_diagonal",) if problem.groups != problem.C else ()
+    return "gather", *joined, "implicit_gemm"
 
 
 def _depthwise(by_windows, by_element, window_kernels, *element_kernels):
@@ -156,7 +163,7 @@ FORWARD = Ladder(
     _by_tensor_cores(
         matrix_product.forward, grouped_plan.forward, _tensor,
         lambda: _gathered_by_tensor_cores(False),
-        _preferred,
+        functools.partial(_preferred, forward_sizes),
         (gather_plan.FORWARD_PLAN, gather_plan.forward, _of_gather),
     ),
     Rung(
@@ -178,7 +185,7 @@ DX = Ladder(
     _rung("implicit_gemm", _implicit, SCALAR[:1]),
     _by_tensor_cores(
         matrix_product.dx, grouped_plan.dx, _tensor, lambda: _gathered_by_tensor_cores(True),
-        _preferred,
+        functools.partial(_preferred, dx_sizes),
         (gather_plan.DX_PLAN, gather_plan.dx, _of_gather),
     ),
     Rung(
@@ -220,3 +227,14 @@ DWEIGHT = Ladder(
         depthwise_plan.dweight_kernels, depthwise.depthwise_dweight_kernel, total_kernel, *DBIAS,
     ),
 )  # fmt: skip
+
+
+def dx_with_bias(problem, chip):
+    """The way of dx for a convolution that also adds a bias: its launcher takes one more argument.
+
+    A transposed convolution may have one.
+    """
+    if chip.capability < gathering.TENSOR_CORES_SINCE:
+        return DX["implicit_gemm"]
+    gathers = gather_plan.is_faster(dx_sizes, problem, chip)
+    return DX.named("tensor_core/gather" if gathers else "tensor_core/implicit_gemm")

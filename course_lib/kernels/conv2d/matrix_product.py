@@ -18,6 +18,7 @@ from course_lib.kernels.blocks import memory_format
 from course_lib.kernels.blocks.memory_format import formatted
 from course_lib.kernels.operation import Refusal
 from course_lib.runtime.host import arrays
+from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 VARIANT = "tensor_core"  # of `gemm`
 
@@ -37,6 +38,13 @@ def plan(problem, chip):
 def is_whole(p):
     """Whether the filter of a `Problem` is as large as the image."""
     return (p.R, p.S) == (p.H, p.W) and p.groups == 1 and not (p.pad_h or p.pad_w)
+
+
+def has_whole_vectors(p):
+    """Whether all rows, or planes, of a `Problem` have whole vectors of 16 bytes."""
+    width = VECTOR_BYTES // (2 if p.mode == "half" else 4)
+    counts = (p.K, p.C * p.R * p.S) if _lie_by_rows(p) or is_whole(p) else (p.P * p.Q,)
+    return not any(count % width for count in counts)
 
 
 def forward(problem, x, weight, bias, y, precision):

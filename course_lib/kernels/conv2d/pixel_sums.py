@@ -266,10 +266,11 @@ def sums_of_dy(shape, itemsize):
 
 
 @cuda.jit
-def sum_kernel(partial, dweight, n_splits, n_channels, C, n_taps, side_by_side):
-    """dweight = Σ partial[split], each (K, n_taps, n_channels), of which the first C are real.
+def sum_kernel(partial, dweight, n_splits, size, n_channels, C, n_taps, side_by_side):
+    """dweight = Σ partial[split], each of `size` numbers (filters, n_taps, n_channels).
 
-    dweight lies (K, n_taps, C) with `side_by_side`, else (K, C, n_taps); there are `n_splits`.
+    dweight has the first filters of them, and of each the first C channels: (K, n_taps, C) with
+    `side_by_side`, else (K, C, n_taps). There are `n_splits`.
     """
     totals = cuda.shared.array((SUM_PARTS, SUM_LANES, WIDTH), np.float32)
     values, total = cuda.local.array(WIDTH, np.float32), cuda.local.array(WIDTH, np.float32)
@@ -282,7 +283,7 @@ def sum_kernel(partial, dweight, n_splits, n_channels, C, n_taps, side_by_side):
         total[e] = ZERO
     if i < n:
         for split in range(part, n_splits, SUM_PARTS):
-            load_vector(values, partial, split * n + i)
+            load_vector(values, partial, split * size + i)
             for e in range(WIDTH):
                 total[e] += values[e]
     for e in range(WIDTH):

@@ -10,7 +10,8 @@ from course_lib.runtime.intrinsics.matrix import copy_part_async
 
 K_BYTES = 128  # of pixels in a tile, were they as wide as an element
 BAND = 64  # terms, or channels of dy, of a pixel that threads side by side copy
-NO_TAP = 31  # which no pixel has
+NO_TAP = 31  # a row or a column of a filter that meets no image
+TAP_BITS = 5  # of a row, in front of which a tap's column stands
 MOST_LINES, BOTH_LINES = 512, 1024  # of y; of lines and columns together
 
 
@@ -34,7 +35,7 @@ def copies(shape, itemsize):
             term = np.int32(row + j * BAND + cuda.threadIdx.x % SIDE * WIDE)
             tap, channel = divided(term, C)
             r, s = divided(tap, S)
-            taps[j] = tap if term < n_terms else NO_TAP
+            taps[j] = np.int32(s << TAP_BITS | r) if term < n_terms else np.int32(NO_TAP)
             bases[j] = np.int64(r * dilation_h * W + s * dilation_w) * C + channel
 
     @cuda.jit(device=True)
@@ -65,15 +66,15 @@ def copies(shape, itemsize):
         tid = np.int32(cuda.threadIdx.x)
         for u in range(part, ROUNDS, PARTS - 1):
             k, p, q = np.int32(tid // SIDE + u * LINES), pixels[1, u], pixels[2, u]
-            # Rows of taps that meet the image times columns that do: no two have a bit in common.
-            mask = np.int32(lines[np.uint32(p)] * lines[np.uint32(MOST_LINES + q)])
+            rows, columns = lines[np.uint32(p)], lines[np.uint32(MOST_LINES + q)]
             if np.int32(first + k) >= n_pixels:
-                mask = np.int32(0)
+                rows = np.int32(0)
             h = np.int32(pixels[0, u] * H + p * stride_h - pad_h)
             there = base + np.int64(np.int32(h * W + q * stride_w - pad_w)) * C
             place = np.int64(at + np.int32(k * A_PITCH + tid % SIDE * WIDE))
             for j in range(A_BANDS):
-                n = WIDE if mask >> taps[j] & 1 != 0 else 0
+                inside = rows >> (taps[j] & NO_TAP) & columns >> (taps[j] >> TAP_BITS) & 1
+                n = WIDE if inside != 0 else 0
                 copy_part_async(cache, place + j * BAND, x, there + bases[j], n)
 
     @cuda.jit(device=True)
@@ -95,14 +96,14 @@ def copies(shape, itemsize):
 
 @cuda.jit(device=True)
 def find_lines(lines, P, Q, H, W, R, S, stride, pad, dilation):
-    """Which taps meet the image: a bit for each row of the filter, S bits apart, by line of y; and
-    a bit for each column of it by column of y, from lines[MOST_LINES] on.
+    """Which taps meet the image: a bit for each row of the filter, by line of y; and a bit for each
+    column of it by column of y, from lines[MOST_LINES] on.
     """
     for p in range(cuda.threadIdx.x, P, cuda.blockDim.x):
         bits, h = np.int32(0), p * stride[0] - pad[0]
         for r in range(R):
             if h + r * dilation[0] >= 0 and h + r * dilation[0] < H:
-                bits |= np.int32(1 << (r * S))
+                bits |= np.int32(1 << r)
         lines[p] = bits
     for q in range(cuda.threadIdx.x, Q, cuda.blockDim.x):
         bits, w = np.int32(0), q * stride[1] - pad[1]

@@ -5,7 +5,7 @@ import math
 from typing import NamedTuple
 
 from course_lib.kernels.blocks.mma.shape import Shape
-from course_lib.kernels.conv2d import halo_plan, pixel_sums, pixel_sums_copies
+from course_lib.kernels.conv2d import gather_pack, pixel_sums, pixel_sums_copies
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import VECTOR_BYTES
@@ -35,11 +35,10 @@ class Plan(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def planned(problem, itemsize, mode, chip):
     """The fastest `Plan` on a chip as `chip_of` gives it; None if there is none."""
-    p, n_bytes = problem, VECTOR_BYTES
-    whole = not any(count * itemsize % n_bytes for count in (p.C, p.K))
-    small = max(p.N * p.H * p.W, p.N * p.P * p.Q) <= MOST and p.R * p.S < pixel_sums_copies.NO_TAP
+    p = problem = padded(problem, itemsize)
+    small = max(p.N * p.H * p.W, p.N * p.P * p.Q) <= MOST and max(p.R, p.S) <= pixel_sums_copies.NO_TAP
     small = small and max(p.P, p.Q) <= pixel_sums_copies.MOST_LINES
-    if p.groups != 1 or not whole or not small or not p.N * p.P * p.Q * p.C:
+    if p.groups != 1 or not small or not p.N * p.P * p.Q * p.C:
         return None
     found = [
         (cost(problem, plan) / speed, plan)
@@ -48,6 +47,13 @@ def planned(problem, itemsize, mode, chip):
         for plan in [plan_of(problem, shape, itemsize)]
     ]
     return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def padded(problem, itemsize):
+    """The `Problem` with whole vectors of channels of x and of y."""
+    width = VECTOR_BYTES // itemsize
+    C, K = (math.ceil(count / width) * width for count in (problem.C, problem.K))
+    return problem._replace(C=C, K=K)
 
 
 def plan_of(problem, shape, itemsize):
@@ -85,26 +91,27 @@ _made = functools.cache(pixel_sums.make)
 
 def run(plan, problem, dy, x, dweight, mode):
     """dweight, by the kernel that sums over pixels."""
-    p, shape = problem, plan.shape
-    dy, x = halo_plan.side_by_side(problem, (dy, p.K), (x, p.C))
-    partial = arrays.empty((plan.n_splits, arrays.size_of(dweight)), like=x, dtype="float32")
-    itemsize = x.dtype.itemsize
+    shape, itemsize = plan.shape, x.dtype.itemsize
+    x, dy = gather_pack.x_and_dy(problem, x, dy)
+    p = padded(problem, itemsize)
+    size = p.K * p.R * p.S * p.C
+    partial = arrays.empty((plan.n_splits, size), like=x, dtype="float32")
     launch(
-        kernel_for(shape, itemsize, mode), n_blocks(problem, shape) * plan.n_splits,
+        kernel_for(shape, itemsize, mode), n_blocks(p, shape) * plan.n_splits,
         shape.n_threads, dy, x, partial, partial, p.N * p.P * p.Q, plan.length, plan.n_splits,
-        *numbers_of(problem), p.channels_last,
+        *numbers_of(p), p.channels_last,
         shared_bytes=pixel_sums.shared_bytes(shape, itemsize), flat=True, overlap=True,
     )  # fmt: skip
-    add_up(partial, dweight, plan.n_splits, p.C, p)
+    add_up(partial, dweight, plan.n_splits, size, p.C, problem)
 
 
-def add_up(partial, dweight, n_splits, n_channels, problem):
-    """dweight = Σ partial[split], each (filters, taps, channels) with `n_channels` channels."""
+def add_up(partial, dweight, n_splits, size, n_channels, problem):
+    """dweight = Σ partial[split], as `sum_kernel` takes them."""
     p, lanes = problem, pixel_sums.SUM_LANES
     n_blocks = math.ceil(p.K * p.R * p.S * n_channels / (lanes * pixel_sums.WIDTH))
     launch(
         pixel_sums.sum_kernel, n_blocks, lanes * pixel_sums.SUM_PARTS, partial, dweight, n_splits,
-        n_channels, p.C, p.R * p.S, p.channels_last, flat=True, overlap=True,
+        size, n_channels, p.C, p.R * p.S, p.channels_last, flat=True, overlap=True,
     )  # fmt: skip
 
 
@@ -119,7 +126,7 @@ def specialisations():
     sums = ("float32", 1)
     for dtype in ("float32", "float16", "bfloat16"):
         array = (dtype, 1)
-        types = [sums, array, *["int64"] * 4, "boolean"]
+        types = [sums, array, *["int64"] * 5, "boolean"]
         yield f"conv2d.sum {dtype}", pixel_sums.sum_kernel, types
         for mode in ("tf32", "split", "mixed") if dtype == "float32" else ("narrow",):
             for shape in SHAPES[mode]:

@@ -45,6 +45,8 @@ def planned(problem, itemsize, mode, chip):
     p = problem
     if chip[0] < CLUSTERS_SINCE or p.N * p.P * p.Q > SMALL:
         return None
+    if pixel_sums_plan.padded(p, itemsize) != p:  # images are read as they are
+        return None
     if pixel_sums_plan.planned(problem, itemsize, mode, chip) is None:  # what no kernel takes
         return None
     return fastest(problem, mode, candidates(problem, itemsize, mode, chip))

@@ -174,9 +174,7 @@ def _conv_gradient(problem, x, weight, bias, y, precision):
     convolution = problem.convolution
     if found := conv2d.gathering_fault(convolution):
         raise ValueError(f"variant 'conv_gradient' takes {found}: use 'gather'")
-    way = conv2d.DX.named("tensor_core/implicit_gemm")  # which adds a bias, too
-    if way.refusal(chip_of(x)):
-        way = conv2d.DX["implicit_gemm"]
+    way = conv2d.dx_with_bias(convolution, chip_of(x))
     weight = formatted(weight, problem)
 
     def find(convolution, x, y):

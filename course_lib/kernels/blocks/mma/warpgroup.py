@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.constants import ZERO
 from course_lib.runtime.intrinsics.pipeline import end_group, wait_for_groups_but
 from course_lib.runtime.intrinsics.warpgroup import (
     A_BY_ROW,
@@ -26,6 +27,7 @@ from course_lib.runtime.intrinsics.warpgroup import (
     multiply_tiles,
     show_to_products,
     wait_for_earlier_products,
+    wait_for_products,
 )
 
 ONLY = (9, 0)  # compute capability
@@ -85,7 +87,7 @@ def by_row_flags(sources, itemsize):
     )  # fmt: skip
 
 
-def product_of(shape, tiles, by_row, itemsize, is_rounded=False):
+def product_of(shape, tiles, by_row, itemsize, is_rounded=False, every=0):
     """multiply(acc, cache, a, b, of_a, of_b, K, mine): acc += this warpgroup's rows of a times b.
 
     tiles   of a and of b, as `swizzled.tile` makes them; `of_a` and `of_b` are what their `first`
@@ -94,11 +96,13 @@ def product_of(shape, tiles, by_row, itemsize, is_rounded=False):
     mine    where in a tile of a the warpgroup's rows begin, in elements
 
     is_rounded  whether float32 are TF32 already, and copied as they are
+    every       tiles that are multiplied from 0, and then added to `acc` as float32, since tensor
+                cores cut sums off; 0: all of them
     """
     TILE_M, TILE_N, N_STAGES = shape.m, shape.n, shape.n_stages
     TILE_K, BY_ROW = ROW_BYTES // itemsize, by_row
     A_SIZE, STAGE = TILE_M * TILE_K, (TILE_M + TILE_N) * TILE_K
-    END, AHEAD = N_STAGES * STAGE, N_STAGES - 2
+    END, AHEAD, N_SUMS, EVERY = N_STAGES * STAGE, N_STAGES - 2, TILE_N // 2, every
     a_tile, b_tile = tiles
     N_A, N_VECTORS = a_tile.n_vectors, a_tile.n_vectors + b_tile.n_vectors
     _, load_a, store_a, copy_a = a_tile[:4]
@@ -143,4 +147,35 @@ def product_of(shape, tiles, by_row, itemsize, is_rounded=False):
             to = to + STAGE if to + STAGE < END else 0
         wait_for_groups_but(0)
 
+    @cuda.jit(device=True)
+    def multiply_few(acc, cache, a, b, of_a, of_b, K, mine):
+        fresh = cuda.local.array(N_SUMS, np.float32)
+        for i in range(N_SUMS):
+            fresh[i] = ZERO
+        for ahead in range(AHEAD):
+            copy_tiles(cache, ahead * STAGE, a, b, of_a, of_b, ahead * TILE_K)
+        at, to, n = 0, AHEAD * STAGE, np.int32(0)
+        for k in range(AHEAD * TILE_K, K + AHEAD * TILE_K, TILE_K):
+            wait_for_groups_but(AHEAD - 1)
+            show_to_products()
+            cuda.syncthreads()
+            multiply_tiles(fresh, cache, at + mine, at + A_SIZE, TILE_N, BY_ROW)
+            wait_for_earlier_products()
+            copy_tiles(cache, to, a, b, of_a, of_b, k)
+            at = at + STAGE if at + STAGE < END else 0
+            to = to + STAGE if to + STAGE < END else 0
+            n = np.int32(n + 1)
+            if n == EVERY:
+                n = np.int32(0)
+                wait_for_products(fresh, TILE_N)
+                for i in range(N_SUMS):
+                    acc[i] += fresh[i]
+                    fresh[i] = ZERO
+        wait_for_products(fresh, TILE_N)
+        for i in range(N_SUMS):
+            acc[i] += fresh[i]
+        wait_for_groups_but(0)
+
+    if every:
+        return multiply_few
     return multiply_rounded if itemsize == 4 and not is_rounded else multiply_copied
