@@ -26,7 +26,7 @@ ON_ORDINARY_CORES = "separate", "streaming", "tiled"
 #: Forwards, backwards.
 WAYS = (
     ("tensor_core/mma",) * 2, ("tensor_core/warpgroup",) * 2, ("tensor_core/split",) * 2,
-    ("tensor_core/warpgroup", "tensor_core/atomic"),
+    ("tensor_core/warpgroup", "tensor_core/atomic"), ("tensor_core/warpgroup", "tensor_core/wide"),
 )  # fmt: skip
 NAMES = ("dq", "dk", "dv", "dmask")
 

@@ -24,7 +24,8 @@ them down when a larger score comes. The backward pass has `separate`, `tiled` a
 which compute the weights again from lse; three kernels (delta; dk and dv; dq), no atomics: two runs
 agree bit for bit. Asked for by its name, `tensor_core/atomic` adds dq up by atomics beside dk and
 dv, 5 products instead of 7 (compute capability 9.0; float16 and bfloat16; D and E up to 128): it is
-faster, and two runs may differ in the last bits of dq. `tiled` and `tensor_core` need shared memory
+faster, and two runs may differ in the last bits of dq. `tensor_core/wide` is made for D and E of 129
+to 256, deterministic as well (compute capability 9.0; float16 and bfloat16). `tiled` and `tensor_core` need shared memory
 for D and E beyond 128 (in float32, backwards, beyond 64), which not every chip has; AUTO takes the
 next rung there.
 
@@ -86,7 +87,9 @@ BACKWARD = Ladder(
             lambda: plans.backward_kernels_of("split"), TENSOR_CORES),
         Way("atomic", plans.plan_atomic_backward, launching.atomic_backward,
             lambda: plans.backward_kernels_of("atomic"), ONLY),
-    )),
+        Way("wide", plans.plan_wide_backward, launching.wide_backward,
+            lambda: plans.backward_kernels_of("wide"), ONLY),
+    ), prefer=plans.preferred_backward),
     auto=("tensor_core", "tiled", "separate"),
 )  # fmt: skip
 
