@@ -54,6 +54,9 @@ def queries_kernel_for(depth, by_element):
     ):  # fmt: skip
         """dq: 128 queries a block, 64 a warpgroup.
 
+        Blocks may begin while those of dk and dv run: they read nothing that these write, and what
+        came before has ended by then.
+
         Parameters as of `tiled_backward`'s: do, q, k, v, bias, allowed, slopes, q_starts, k_starts,
         lse, delta, dscores; shape, do_at, q_at, k_at, v_at, dq_at, look, drop.
         """
