@@ -46,7 +46,7 @@ NEEDS = [
         # These work in clusters of blocks.
         (r"^conv2d\.halo .* by_|^conv2d\.pixel_sums .* together ", HOPPER, None),
         (r"^squeeze_excite\.\w+ (resident|batched), ", HOPPER, None),
-        (r"\bwarpgroup ", HOPPER, HOPPER),
+        (r"\b(warpgroup|wide) ", HOPPER, HOPPER),
     )
 ]
 DOUBLE = re.compile(r"\S+\.f64\S*")

@@ -26,7 +26,7 @@ ON_ORDINARY_CORES = "separate", "streaming", "tiled"
 #: Forwards, backwards.
 WAYS = (
     ("tensor_core/mma",) * 2, ("tensor_core/warpgroup",) * 2, ("tensor_core/split",) * 2,
-    ("tensor_core/warpgroup", "tensor_core/atomic"),
+    ("tensor_core/warpgroup", "tensor_core/atomic"), ("tensor_core/warpgroup", "tensor_core/wide"),
 )  # fmt: skip
 NAMES = ("dq", "dk", "dv", "dmask")
 
@@ -34,6 +34,11 @@ NAMES = ("dq", "dk", "dv", "dmask")
 def numbers(*shape, dtype=torch.float32, seed=0):
     generator = torch.Generator().manual_seed(seed + sum(shape))
     return torch.randn(shape, generator=generator).to(PLACE, dtype)
+
+
+def only_on_hopper():
+    if not SIMULATED and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("compute capability 9.0 alone has wgmma")
 
 
 def composed(
@@ -218,8 +223,8 @@ def test_every_option_on_tensor_cores(call):
 @pytest.mark.parametrize("forward, backward", WAYS)
 def test_tiles_that_follow_one_another_on_tensor_cores(forward, backward):
     """Whole tiles, and those with an edge of queries or keys; the sanitizer watches them."""
-    if "warpgroup" in forward and not SIMULATED and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("compute capability 9.0 alone has wgmma")
+    if "warpgroup" in forward:
+        only_on_hopper()
     # The simulator takes long to split numbers; tiles of float32 are smaller.
     split = "split" in forward
     dtype, T, S = (torch.float32, 20, 70) if split else (torch.bfloat16, 70, 200)
@@ -248,6 +253,15 @@ def test_each_size_of_heads_has_tiles(D, E):
     check(q, k, v, ("tiled",), ("tiled",), causal=True)
     q, k, v = (x.to(torch.bfloat16) for x in (q, k, v))
     check(q, k, v, ("tensor_core",), ("tensor_core",), causal=True)
+
+
+@pytest.mark.parametrize("D, E", [(129, 71), (136, 256)])
+def test_heads_beyond_128_by_warpgroups(D, E):
+    """The first has rows that begin anywhere."""
+    only_on_hopper()
+    shapes = (2, 35, D), (1, 37, D), (1, 37, E)
+    q, k, v = (numbers(1, *shape, dtype=torch.float16) for shape in shapes)
+    check(q, k, v, ("streaming",), ("tensor_core/wide",), causal=True)
 
 
 @GPU_ONLY

@@ -24,9 +24,10 @@ them down when a larger score comes. The backward pass has `separate`, `tiled` a
 which compute the weights again from lse; three kernels (delta; dk and dv; dq), no atomics: two runs
 agree bit for bit. Asked for by its name, `tensor_core/atomic` adds dq up by atomics beside dk and
 dv, 5 products instead of 7 (compute capability 9.0; float16 and bfloat16; D and E up to 128): it is
-faster, and two runs may differ in the last bits of dq. `tiled` and `tensor_core` need shared memory
-for D and E beyond 128 (in float32, backwards, beyond 64), which not every chip has; AUTO takes the
-next rung there.
+faster, and two runs may differ in the last bits of dq. `tensor_core/wide` is made for D and E of
+129 to 256, deterministic as well (compute capability 9.0; float16 and bfloat16). `tiled` and
+`tensor_core` need shared memory for D and E beyond 128 (in float32, backwards, beyond 64), which
+not every chip has; AUTO takes the next rung there.
 
 Options (`forward`): causal from either corner, sliding window, key lengths, packed sequences,
 boolean and additive masks (memory of a mask is quadratic), softcap, ALiBi, dropout. A query that
@@ -37,7 +38,15 @@ Milakov, Gimelshein: Online normalizer calculation for softmax (2018); Dao et al
 (2022) and FlashAttention-2 (2023). Derivation: notebooks 18 to 20.
 """
 
-from course_lib.kernels.attention import launching, plans, products, separate, streaming, tiled
+from course_lib.kernels.attention import (
+    aligned_rows,
+    launching,
+    plans,
+    products,
+    separate,
+    streaming,
+    tiled,
+)
 from course_lib.kernels.attention import tiled_backward as backwards
 from course_lib.kernels.attention.options import DTYPES, Request
 from course_lib.kernels.attention.problem import Dropping, Look, Place, Shape
@@ -86,7 +95,9 @@ BACKWARD = Ladder(
             lambda: plans.backward_kernels_of("split"), TENSOR_CORES),
         Way("atomic", plans.plan_atomic_backward, launching.atomic_backward,
             lambda: plans.backward_kernels_of("atomic"), ONLY),
-    )),
+        Way("wide", plans.plan_wide_backward, launching.wide_backward,
+            lambda: plans.backward_kernels_of("wide"), ONLY),
+    ), prefer=plans.preferred_backward),
     auto=("tensor_core", "tiled", "separate"),
 )  # fmt: skip
 
@@ -153,6 +164,8 @@ def most_threads(label, chip):
     """Threads of the largest block that the kernel of this label is launched with."""
     if label.startswith("attention batched "):
         return products.N_THREADS
+    if label.startswith("attention rows "):
+        return 32 * aligned_rows.N_WARPS
     of_tiles = label.startswith(("attention tiled ", "attention dk, dv ", "attention dq "))
     return tiled.N_THREADS if of_tiles else separate.BLOCK_SIZE
 
@@ -196,6 +209,9 @@ def specialisations():
                 yield f"attention tensor_core dk, dv {label}", of_keys, types[0]
                 if way != "atomic" or "by element" not in label:  # they share one
                     yield f"attention tensor_core dq {label}", of_queries, types[1]
+        if dtype != "float32":
+            types = [x, x, *["int64"] * 4, Place, Place]
+            yield f"attention rows {dtype}", aligned_rows.copy_rows_kernel, types
         saved, see = [Shape, *after], see[:-1]
         yield (
             f"attention weights, mask {dtype}",
