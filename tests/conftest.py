@@ -66,6 +66,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def pytest_collection_finish():
+    """What is imported by now stays: the collector need not go through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_terminal_summary(terminalreporter):
     """What the contract has proved in this run, as its tests noted it."""
     noted = collections.Counter(

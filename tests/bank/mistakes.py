@@ -1,5 +1,6 @@
 """Wrong kernels: an exercise's solution, or another right kernel, with one mistake in it."""
 
+import functools
 import inspect
 import linecache
 import re
@@ -24,8 +25,7 @@ def mistakes(exercise, *entries):
 def changed(exercise, called, origin, changes):
     """Return what `origin`, a kernel or function, is with each text replaced by the next one."""
     origin = python_function(origin)
-    # What has entered a kernel into the bank stands in the line above, and stays there.
-    text = re.sub(r"^@(right|wrong)\(.*\n", "", inspect.getsource(origin))
+    text = _source(origin)
     changes = [f"def {origin.__name__}(", f"def {called}(", *changes]
     for old, new in zip(changes[::2], changes[1::2], strict=True):
         if text.count(old) != 1:
@@ -39,3 +39,9 @@ def changed(exercise, called, origin, changes):
     made = space[called]
     python_function(made).made_from = origin
     return made
+
+
+@functools.cache
+def _source(origin):
+    """Its text, without the line above that has entered a kernel into the bank."""
+    return re.sub(r"^@(right|wrong)\(.*\n", "", inspect.getsource(origin))

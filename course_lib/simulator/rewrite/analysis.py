@@ -6,6 +6,8 @@ proven to count is treated as one that may wait for another thread.
 
 import ast
 
+from course_lib.simulator.rewrite.tree import nodes_of, walk
+
 _NONE_NEGATIVE_ATTRIBUTES = {"size", "ndim", "itemsize", "nbytes"}
 _NONE_NEGATIVE_CALLS = {"len", "abs"}
 _PRIVATE_CALLS = {"abs", "int", "len", "max", "min"}
@@ -40,7 +42,7 @@ class Facts:
                          arguments.vararg, arguments.kwarg]:
             if argument is not None:
                 self._bind(argument.arg, UNKNOWN)
-        for node in ast.walk(function):
+        for node in nodes_of(function):
             if node is not function:
                 self._collect(node)
         self.natural = self._fixpoint(self._is_natural)
@@ -244,7 +246,7 @@ class Facts:
 
     def _is_private(self, node):
         """True if no other thread can change the value of an expression."""
-        for part in ast.walk(node):
+        for part in walk(node):
             if isinstance(part, ast.NamedExpr):
                 return False
             if isinstance(part, ast.Subscript) and not (
@@ -269,7 +271,7 @@ def _continues(statements):
 
 
 def _names(node):
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return {part.id for part in walk(node) if isinstance(part, ast.Name)}
 
 
 def literal(node):

@@ -20,7 +20,7 @@ from course_lib.simulator.rewrite.kinds import (
 from course_lib.simulator.rewrite.number_types import CLASSES, COMPARISONS, signature, unified
 from course_lib.simulator.rewrite.resolve import UNRESOLVED
 from course_lib.simulator.rewrite.sites import is_pure
-from course_lib.simulator.rewrite.tree import copied
+from course_lib.simulator.rewrite.tree import copied, located, walk
 from course_lib.simulator.rewrite.tree import name as _name
 
 _FLOATS = (float, np.float32)
@@ -75,7 +75,7 @@ class Arithmetic:
         name = getattr(function, "__name__", "operation")
         hint = name if name.isidentifier() else "operation"
         call = ast.Call(self.bind(function, f"number_{hint}"), list(arguments), [])
-        return ast.fix_missing_locations(ast.copy_location(call, at))
+        return located(ast.copy_location(call, at))
 
     def is_ring(self, node):
         """True for sums, differences and products of integers that Python ints hold."""
@@ -120,7 +120,7 @@ class Arithmetic:
         test = ast.Compare(ast.Constant(arithmetic.LOWEST), [ast.LtE(), ast.LtE()],
                            [store, ast.Constant(arithmetic.HIGHEST)])
         result = ast.IfExp(test, _name(name), self.called(arithmetic.wrapped, at, _name(name)))
-        return ast.fix_missing_locations(ast.copy_location(result, at))
+        return located(ast.copy_location(result, at))
 
     def index(self, part):
         """An index: not cut to 64 bits, as no array has so many elements."""
@@ -142,7 +142,7 @@ class Arithmetic:
         if plain is None and symbol is None:
             plain = ast.BinOp(left, operator, right)
         if plain is not None:
-            return ast.fix_missing_locations(ast.copy_location(plain, at))
+            return located(ast.copy_location(plain, at))
         return self.called(arithmetic.operators[symbol + "=" if in_place else symbol], at, left,
                            right)
 
@@ -193,7 +193,7 @@ class Arithmetic:
             tests.append(self.called(arithmetic.operators[symbol], node, left, right))
         if len(tests) > 1:
             tests = [ast.BoolOp(ast.And(), tests)]
-        return ast.fix_missing_locations(ast.copy_location(tests[0], node))
+        return located(ast.copy_location(tests[0], node))
 
     def compares_plainly(self, left, right):
         """True if Python and NumPy compare the two as the compiled kernel does."""
@@ -236,7 +236,7 @@ class Arithmetic:
             test = ast.BoolOp(ast.Or(), [
                 test, ast.Compare(_name(second), [ast.NotEq()], [_name(second)])])
         result = ast.IfExp(test, _name(first), _name(second))
-        return ast.fix_missing_locations(ast.copy_location(result, node))
+        return located(ast.copy_location(result, node))
 
     def visit_IfExp(self, node):
         decided = self.kinds.decided(node.test)
@@ -307,7 +307,7 @@ class Arithmetic:
         assign = ast.copy_location(ast.Assign([target], value), at)
         if self.fits(array, kind) or isinstance(value, ast.Constant) and self.fits(
                 array, self.kinds(value)) or any(
-                isinstance(part, (ast.Slice, ast.Starred)) for part in ast.walk(target.slice)):
+                isinstance(part, (ast.Slice, ast.Starred)) for part in walk(target.slice)):
             return [assign]
         statements = []
         value = value if isinstance(value, ast.Name) else self.keep(value, statements)
@@ -323,7 +323,7 @@ class Arithmetic:
         overflow = ast.ExceptHandler(self.bind(OverflowError, "overflow"), None,
                                      [ast.Expr(again)])
         statements.append(ast.Try([assign], [overflow], [], []))
-        return [ast.fix_missing_locations(ast.copy_location(s, at)) for s in statements]
+        return [located(ast.copy_location(s, at)) for s in statements]
 
     def updates_plainly(self, array, operator, value):
         """True if NumPy's `array[i] operator= value` is the compiled kernel's."""

@@ -5,6 +5,7 @@ import ast
 from course_lib.simulator.cuda_api.primitives import Primitive
 from course_lib.simulator.rewrite.resolve import Device
 from course_lib.simulator.rewrite.tree import name as _name
+from course_lib.simulator.rewrite.tree import walk
 
 
 class BarrierRounds:
@@ -20,7 +21,7 @@ class BarrierRounds:
 
     def has_barrier(self, loop):
         """True if the threads of a block may meet inside a loop."""
-        for part in ast.walk(loop):
+        for part in walk(loop):
             if not isinstance(part, ast.Call):
                 continue
             value = self.static(part.func)
@@ -45,7 +46,7 @@ class BarrierRounds:
         start = ast.Assign([ast.Name(name, ast.Store())], ast.Constant(0))
         count = ast.AugAssign(ast.Name(name, ast.Store()), ast.Add(), ast.Constant(1))
         for statement in (start, count):
-            for part in ast.walk(statement):
+            for part in walk(statement):
                 ast.copy_location(part, loop)
         loop.body.insert(0, count)
         return [start, *(made if isinstance(made, list) else [made])]

@@ -16,6 +16,7 @@ from course_lib.simulator.cuda_api.primitives import Primitive
 from course_lib.simulator.engine.report import where
 from course_lib.simulator.rewrite.kinds import Cells
 from course_lib.simulator.rewrite.resolve import UNRESOLVED, Device, is_jitable
+from course_lib.simulator.rewrite.tree import nodes_of, walk
 
 #: node -> what it is called, and what to write instead
 _PYTHON = {
@@ -67,7 +68,7 @@ def _found(tree, static, kinds, is_kernel):
     """(node, what it is, what to write instead) of each such thing."""
     allowed = _lists_that_compile(tree)
     bindings = _bindings(tree)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if node.__class__ in _PYTHON:
             yield node, *_PYTHON[node.__class__]
         elif isinstance(node, ast.List) and isinstance(node.ctx, ast.Load) and (
@@ -80,7 +81,7 @@ def _found(tree, static, kinds, is_kernel):
             yield node, "a starred name", "take the tuple apart by index"
         elif isinstance(node, ast.Global) and any(
                 isinstance(part, ast.Name) and part.id in node.names and not isinstance(
-                    part.ctx, ast.Load) for part in ast.walk(tree)):
+                    part.ctx, ast.Load) for part in nodes_of(tree)):
             yield node, "assigning to a global name", "write into an array"
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and _is_text(node.left):
             yield node, "making text", "give print the numbers themselves"
@@ -99,7 +100,7 @@ def _copies_an_array(node, kinds):
 
 def _plain_functions(unit, tree, static):
     """Calls of Python functions without `cuda.jit`."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if not isinstance(node, ast.Call) or not isinstance(static(node.func), Device):
             continue
         if isinstance(node.func, ast.Name):
@@ -155,9 +156,9 @@ def _is_numpys(value):
 
 def _lists_that_compile(tree):
     """Ids of the lists that Python or numba makes a tuple of, or throws away."""
-    found, loaded = set(), {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)
+    found, loaded = set(), {node.id for node in nodes_of(tree) if isinstance(node, ast.Name)
                             and isinstance(node.ctx, ast.Load)}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.For):
             found.add(id(node.iter))
         elif isinstance(node, ast.Compare):
@@ -173,12 +174,12 @@ def _lists_that_compile(tree):
 def _bindings(tree):
     """name -> the values it is given; None for what is no expression of its own."""
     found = {}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(
                 node.targets[0], ast.Name):
             found.setdefault(node.targets[0].id, []).append(node.value)
             found.setdefault(id(node.targets[0]), True)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load) and (
                 id(node) not in found):
             found.setdefault(node.id, []).append(None)
@@ -216,7 +217,7 @@ def _is_constant(node, static, kinds, is_kernel, bindings):
         return static(node.value) is not UNRESOLVED
     if isinstance(node, ast.Constant):
         return type(node.value) is int
-    return not any(isinstance(part, (ast.Name, ast.Call, ast.List)) for part in ast.walk(node))
+    return not any(isinstance(part, (ast.Name, ast.Call, ast.List)) for part in walk(node))
 
 
 def _is_shape(value):

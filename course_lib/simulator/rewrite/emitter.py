@@ -26,7 +26,15 @@ from course_lib.simulator.rewrite.resolve import (
 )
 from course_lib.simulator.rewrite.sites import Site, position
 from course_lib.simulator.rewrite.subscripts import Subscripts
-from course_lib.simulator.rewrite.tree import THREAD, chain, copied
+from course_lib.simulator.rewrite.tree import (
+    THREAD,
+    Transformer,
+    chain,
+    copied,
+    located,
+    nodes_of,
+    walk,
+)
 from course_lib.simulator.rewrite.tree import name as _name
 
 #: what a twin does as Python does it
@@ -37,7 +45,7 @@ class NeedsGreenlets(Exception):
     """The function waits, or calls something unknown, where a generator could not follow."""
 
 
-class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
+class Emitter(Arithmetic, Subscripts, Transformer):
     """Rewrites one function. One instance per function and flavour."""
 
     def __init__(self, unit, program, tree):
@@ -49,6 +57,8 @@ class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
         self.facts = Facts(tree, self.meaning)
         self.kinds = Kinds(tree, self.static, unit.parameter_kinds(), program.result_kind)
         self.lists = find_lists(tree, self.static, self.facts)
+        self.bound = {id(value): name for name, value in self.namespace.items()
+                      if name.startswith("_g")}
         self.sites = {}
         self.blocking = False
         self.waiting = set()  # the functions it calls that wait
@@ -79,11 +89,10 @@ class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
 
     def bind(self, value, hint):
         """A name in the new globals that holds `value`."""
-        for name, known in self.namespace.items():
-            if known is value and name.startswith("_g"):
-                return _name(name)
-        name = f"_g{len(self.namespace)}_{hint}"
-        self.namespace[name] = value
+        name = self.bound.get(id(value))
+        if name is None:
+            name = self.bound[id(value)] = f"_g{len(self.namespace)}_{hint}"
+            self.namespace[name] = value
         return _name(name)
 
     def temporary(self):
@@ -257,7 +266,7 @@ class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
         else:
             self.may_wait(ast.unparse(node))
             result = ast.Yield(operation)
-        return ast.fix_missing_locations(ast.copy_location(result, node))
+        return located(ast.copy_location(result, node))
 
     def inline_barrier(self, node, primitive):
         if node.args or node.keywords:
@@ -277,7 +286,7 @@ class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
                 left, right = f"{THREAD}.b.o{axis}", f"{THREAD}.t{axis}"
                 parts.append(ast.BinOp(chain(left), ast.Add(), chain(right)))
         result = parts[0] if dimensions == 1 else ast.Tuple(parts, ast.Load())
-        return ast.fix_missing_locations(ast.copy_location(result, node))
+        return located(ast.copy_location(result, node))
 
     def inline_shared(self, node, primitive):
         # A declaration is one array per block, whichever thread comes first. Its place in the
@@ -286,7 +295,7 @@ class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
         key = ast.Constant((self.unit.number, node.lineno, node.col_offset))
         call = ast.Call(self.bind(guards.shared_array, "shared_array"),
                         [_name(THREAD), key, *node.args], node.keywords)
-        return ast.fix_missing_locations(ast.copy_location(call, node))
+        return located(ast.copy_location(call, node))
 
     # -- loops ---------------------------------------------------------------------------------
 
@@ -301,7 +310,7 @@ class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
 
     def uses_exchange(self, loop):
         return any(isinstance(part, ast.Call) and self.meaning(part.func) == "cas"
-                   for statement in loop.body for part in ast.walk(statement))
+                   for statement in loop.body for part in walk(statement))
 
     def count_iterations(self, node, counts):
         """Let other threads run now and then, and end loops that never do."""
@@ -318,7 +327,7 @@ class Emitter(Arithmetic, Subscripts, ast.NodeTransformer):
         extra = [count, ast.If(due, [ast.Expr(pause)], [])]
         start = ast.Assign([ast.Name(name, ast.Store())], ast.Constant(0))
         for statement in (start, *extra):
-            for part in ast.walk(statement):
+            for part in walk(statement):
                 ast.copy_location(part, node.test if isinstance(node, ast.While) else node.iter)
         node.body = extra + node.body
         return [start, node]
@@ -370,7 +379,7 @@ def static_value(node, scope, bound):
 def bound_names(tree):
     """The names that a function binds itself."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             names.add(node.id)
         elif isinstance(node, ast.arg):
@@ -400,7 +409,7 @@ def emit(unit, program, kind=Emitter):
     else:
         tree.args.args.insert(0, parameter)
     tree.name = unit.safe_name
-    module = ast.fix_missing_locations(ast.Module([tree], []))
+    module = located(ast.Module([tree], []), everywhere=True)
     code = compile(module, unit.filename, "exec", dont_inherit=True)
     namespace = unit.namespace
     before = namespace.get(tree.name, UNRESOLVED)

@@ -6,6 +6,7 @@ from course_lib.simulator.cuda_api.primitives import Primitive
 from course_lib.simulator.observe.implicit import reads_arrays
 from course_lib.simulator.rewrite.analysis import literal
 from course_lib.simulator.rewrite.resolve import UNRESOLVED, Device
+from course_lib.simulator.rewrite.tree import located
 from course_lib.simulator.rewrite.tree import name as _name
 
 #: Attributes that every array has and that no record is expected to have as a field.
@@ -50,7 +51,7 @@ class ImplicitAccesses:
         value = self.held(ast.copy_location(value, node))
         statements.append(ast.Expr(
             self.act("store_field", numbers[1], value, owner, name, at=target)))
-        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
+        return [located(ast.copy_location(s, node)) for s in statements]
 
     # -- unpacking, loops, `in` ------------------------------------------------------------------
 
@@ -92,7 +93,7 @@ class ImplicitAccesses:
         if not isinstance(loop.target, ast.Name):
             name = self.temporary()
             self.unpack(loop.target, _name(name), first, number)
-            first = [ast.fix_missing_locations(ast.copy_location(s, loop.iter)) for s in first]
+            first = [located(ast.copy_location(s, loop.iter)) for s in first]
             loop.target = ast.copy_location(ast.Name(name, ast.Store()), loop.target)
         return result, first
 
@@ -130,4 +131,4 @@ class ImplicitAccesses:
         self.arguments_of(node)
         call = self.act("method", number, owner, ast.Constant(node.func.attr), *node.args, at=node)
         call.keywords = node.keywords
-        return ast.fix_missing_locations(call)
+        return located(call)

@@ -1,6 +1,7 @@
 """The kinds (see `kinds`) of the expressions of a function, followed from its arguments."""
 
 import ast
+import functools
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from course_lib.simulator.rewrite.number_types import (
     unified,
 )
 from course_lib.simulator.rewrite.resolve import UNRESOLVED, Device, as_dtype, scalar_type
+from course_lib.simulator.rewrite.tree import nodes_of
 
 _ROUNDED = {"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan",
             "tanh", "sinh", "cosh", "asin", "acos", "atan", "fabs", "erf", "erfc", "cbrt"}
@@ -71,7 +73,7 @@ class Kinds:
         self.static, self.result_kind = static, result_kind
         self.bindings = {}
         own = {id(argument) for argument in ast.iter_child_nodes(function.args)}
-        for node in ast.walk(function):
+        for node in nodes_of(function):
             if id(node) in own and isinstance(node, ast.arg):
                 self._bind(node.arg, lambda name=node.arg: parameters.get(name))
             elif node is not function:
@@ -80,7 +82,7 @@ class Kinds:
         self._known = None
         self._settle()
         self._known = {}
-        for node in ast.walk(function):  # now: rewriting changes the nodes
+        for node in nodes_of(function):  # now: rewriting changes the nodes
             if isinstance(node, ast.expr):
                 self._of(node)
 
@@ -182,8 +184,8 @@ class Kinds:
     def _of(self, node):
         if self._known is not None and id(node) in self._known:
             return self._known[id(node)][0]
-        method = getattr(self, f"_of_{node.__class__.__name__}", None)
-        kind = None if method is None else method(node)
+        method = _method(node.__class__)
+        kind = None if method is None else method(self, node)
         if self._known is not None:
             self._known[id(node)] = kind, node
         return kind
@@ -413,3 +415,9 @@ class Kinds:
             return None  # the launch will say what is wrong
         ndim = len(shape) if isinstance(shape, tuple) else 1
         return Cells(element, ndim) if element in NAMES and ndim else None
+
+
+@functools.cache
+def _method(kind):
+    """What tells the kind of such a node; None if nothing is known of it."""
+    return getattr(Kinds, f"_of_{kind.__name__}", None)

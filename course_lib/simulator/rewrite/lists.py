@@ -11,6 +11,7 @@ import numpy as np
 
 from course_lib.simulator.cuda_api.primitives import Primitive
 from course_lib.simulator.rewrite.resolve import UNRESOLVED, as_dtype, cast
+from course_lib.simulator.rewrite.tree import nodes_of
 
 #: Larger arrays stay ndarrays: a list takes about ten times the memory.
 MOST_ELEMENTS = 16_384
@@ -54,7 +55,7 @@ def find_lists(tree, static, facts):
     facts : analysis.Facts
     """
     found = {}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(
                 node.targets[0], ast.Name) and isinstance(node.value, ast.Call):
             name = node.targets[0].id
@@ -122,7 +123,7 @@ def constant(node, static):
 def _misused(tree, found, facts):
     """Names that are used in another way than indexing in full."""
     proper, bad = set(), set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and (
                 node.value.id in found):
             name = node.value.id
@@ -131,13 +132,13 @@ def _misused(tree, found, facts):
                     not isinstance(node.ctx, ast.Del)):
                 proper.add(id(node.value))
     stores = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 stores |= _plain_stores(target, node.value)
         elif isinstance(node, ast.AugAssign):
             stores.add(id(node.target))
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Name) and node.id in found and isinstance(node.ctx, ast.Load) and (
                 id(node) not in proper):
             bad.add(node.id)

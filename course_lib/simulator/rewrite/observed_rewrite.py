@@ -17,7 +17,7 @@ from course_lib.simulator.rewrite.implicit_rewrite import ImplicitAccesses, is_e
 from course_lib.simulator.rewrite.polls import endless_poll
 from course_lib.simulator.rewrite.resolve import is_twin
 from course_lib.simulator.rewrite.subscripts import loaded
-from course_lib.simulator.rewrite.tree import THREAD, chain
+from course_lib.simulator.rewrite.tree import THREAD, chain, located, nodes_of, walk
 from course_lib.simulator.rewrite.tree import name as _name
 
 
@@ -31,7 +31,7 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
         self.is_twin = unit.in_twin
         self.polled = _polled(tree, self.facts, self.changes)
         self.released = self.stores_after_fences(tree)
-        self.unused = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        self.unused = {id(node.value) for node in nodes_of(tree) if isinstance(node, ast.Expr)}
         self.target_name = ""
         self.rounds = []  # names that count the rounds of the loops around that have a barrier
 
@@ -72,7 +72,7 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
     def act(self, method, number, *arguments, at):
         """The call `_t.o.method(_t, number, *arguments)`."""
         call = ast.Call(chain(f"{THREAD}.o.{method}"), [_name(THREAD), number, *arguments], [])
-        return ast.fix_missing_locations(ast.copy_location(call, at))
+        return located(ast.copy_location(call, at))
 
     # -- accesses --------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
         pause = super().wait(self.bind(scheduler.PAUSE, "pause"), value)
         both = ast.Tuple([value, pause], ast.Load())
         kept = ast.Subscript(both, ast.Constant(0), ast.Load())
-        return ast.fix_missing_locations(ast.copy_location(kept, value))
+        return located(ast.copy_location(kept, value))
 
     def store(self, target, value):
         """The statement that stores the expression `value` into a subscript or a field."""
@@ -155,7 +155,7 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
         kept = self.keep(value, statements) if len(node.targets) > 1 else value
         for goal in node.targets:
             self.unpack(goal, kept, statements, unpacked)
-        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
+        return [located(ast.copy_location(s, node)) for s in statements]
 
     def visit_AnnAssign(self, node):
         if node.value is not None:
@@ -189,7 +189,7 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
             f"store{suffix}", self.number(target, "store", text), value, array, *parts, at=target
         )
         statements.append(ast.Expr(store))
-        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
+        return [located(ast.copy_location(s, node)) for s in statements]
 
     def changes(self, node):
         """True for a call of an atomic that changes its element whatever is there."""
@@ -200,7 +200,7 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
     def stores_after_fences(self, tree):
         """Ids of the targets that are stored to right after a fence: flags and locks let go."""
         found = set()
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             for body in (getattr(node, "body", None), getattr(node, "orelse", None)):
                 for before, after in itertools.pairwise(body if isinstance(body, list) else ()):
                     if (
@@ -234,7 +234,7 @@ class ObservedEmitter(BarrierRounds, ImplicitAccesses, Emitter):
         self.arguments_of(node)
         call = self.act(space, number, *extra, *node.args, at=node)
         call.keywords = node.keywords
-        return ast.fix_missing_locations(call)
+        return located(call)
 
     def access_call(self, node, primitive):
         """An atomic, a load or store with a hint, or a vector access."""
@@ -372,17 +372,17 @@ def _is_shape(node):
 def _polled(tree, facts, changes):
     """Ids of the loads that a loop waits on: they are meant to see another thread's write."""
     found = set()
-    for loop in ast.walk(tree):
+    for loop in nodes_of(tree):
         if not isinstance(loop, ast.While) or facts.counts(loop):
             continue
-        names = {part.id for part in ast.walk(loop.test) if isinstance(part, ast.Name)}
+        names = {part.id for part in walk(loop.test) if isinstance(part, ast.Name)}
         waited = [loop.test]
-        counted = {ast.unparse(node.args[0]) for node in ast.walk(loop) if changes(node)}
-        for node in ast.walk(loop):
+        counted = {ast.unparse(node.args[0]) for node in walk(loop) if changes(node)}
+        for node in walk(loop):
             if isinstance(node, ast.If) and any(isinstance(s, ast.Break) for s in node.body):
-                names |= {part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)}
+                names |= {part.id for part in walk(node.test) if isinstance(part, ast.Name)}
                 waited.append(node.test)
-        for node in ast.walk(loop):
+        for node in walk(loop):
             if isinstance(node, ast.Assign) and any(
                 isinstance(goal, ast.Name) and goal.id in names for goal in node.targets
             ):
@@ -390,7 +390,7 @@ def _polled(tree, facts, changes):
         for expression in waited:
             found |= {
                 id(part)
-                for part in ast.walk(expression)
+                for part in walk(expression)
                 if isinstance(part, ast.Call)
                 or isinstance(part, ast.Subscript)
                 and ast.unparse(part.value) not in counted

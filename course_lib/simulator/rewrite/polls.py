@@ -13,6 +13,7 @@ from course_lib.simulator.observe.execution import fence_scope
 from course_lib.simulator.rewrite.emitter import bound_names, static_value
 from course_lib.simulator.rewrite.resolve import UNRESOLVED, Device, Scope, is_twin
 from course_lib.simulator.rewrite.source import function_tree
+from course_lib.simulator.rewrite.tree import walk
 
 #: What may end a round, or the loop, in ways that are not followed here.
 _UNCLEAR = (ast.For, ast.While, ast.Raise, ast.Assert, ast.Try, ast.With, ast.Yield, ast.YieldFrom,
@@ -28,9 +29,9 @@ def endless_poll(loop, static):
     static : callable
         Maps a Name or an Attribute to what it stands for, or UNRESOLVED.
     """
-    inside = [part for statement in loop.body for part in ast.walk(statement)]
+    inside = [part for statement in loop.body for part in walk(statement)]
     if any(isinstance(part, _UNCLEAR) for part in inside) or any(
-            _has_effect(part, static, ()) for part in [*inside, *ast.walk(loop.test)]):
+            _has_effect(part, static, ()) for part in [*inside, *walk(loop.test)]):
         return []
     conditions = _exits(loop.body)
     if conditions is None:
@@ -52,12 +53,12 @@ def endless_poll(loop, static):
                 return []
             if steady[name] not in used:
                 used.append(steady[name])
-    return [part for expression in used for part in ast.walk(expression)
+    return [part for expression in used for part in walk(expression)
             if _is_read(part, static)]
 
 
 def _names(node):
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return {part.id for part in walk(node) if isinstance(part, ast.Name)}
 
 
 def _assigned(nodes):
@@ -68,7 +69,7 @@ def _assigned(nodes):
                 node.targets[0], ast.Name):
             found.setdefault(node.targets[0].id, []).append(node.value)
         elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
-            for part in ast.walk(node):
+            for part in walk(node):
                 if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
                     found.setdefault(part.id, []).append(None)
     return found
@@ -81,8 +82,8 @@ def _exits(statements):
         if isinstance(statement, _LEAVES):
             return None
         if isinstance(statement, ast.If) and any(
-                isinstance(part, _LEAVES) for part in ast.walk(statement)):
-            conditions += [part.test for part in ast.walk(statement) if isinstance(part, ast.If)]
+                isinstance(part, _LEAVES) for part in walk(statement)):
+            conditions += [part.test for part in walk(statement) if isinstance(part, ast.If)]
             if all(body and isinstance(body[-1], _LEAVES)
                    for body in (statement.body, statement.orelse)):
                 return None
@@ -116,7 +117,7 @@ def _body(function):
     """(all nodes of a device function, what tells its names)."""
     tree, scope = function_tree(function), Scope(function)
     bound = bound_names(tree)
-    nodes = [part for statement in tree.body for part in ast.walk(statement)]
+    nodes = [part for statement in tree.body for part in walk(statement)]
     return nodes, lambda node: static_value(node, scope, bound)
 
 

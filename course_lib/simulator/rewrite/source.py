@@ -16,6 +16,8 @@ import operator
 import types
 import warnings
 
+from course_lib.simulator.rewrite.tree import children
+
 #: The flags of code under a `from __future__ import`.
 _FUTURE = functools.reduce(operator.or_, (
     getattr(__future__, name).compiler_flag for name in __future__.all_feature_names
@@ -24,7 +26,7 @@ _FUTURE = functools.reduce(operator.or_, (
 
 @functools.lru_cache(maxsize=512)
 def _tree(code, filename):  # code objects are equal whatever their files are
-    """The tree of the function compiled to `code`, or None. Line and column numbers are real."""
+    """What `function_tree` gives of the function compiled to `code`."""
     text = "".join(_lines(code))
     flags = code.co_flags & _FUTURE
     module, compiled = _parsed(text, flags)
@@ -34,7 +36,12 @@ def _tree(code, filename):  # code objects are equal whatever their files are
         return None
     nodes = [node for node in ast.walk(module) if _begin(node) == _begin(code)]
     node = nodes[0] if len(nodes) == 1 else _at_columns(nodes, code)
-    return _as_function(node) if isinstance(node, ast.Lambda) else node
+    if node is None:
+        return None
+    tree = _as_function(node) if isinstance(node, ast.Lambda) else copy.copy(node)
+    tree.args = _bare(tree.args)
+    tree.decorator_list, tree.returns = [], None
+    return tree
 
 
 def _holds(compiled, code):
@@ -130,15 +137,9 @@ def function_tree(function):
     """An ast.FunctionDef of `function` without decorators, defaults and annotations; or None.
 
     None means that the source is missing, or no longer what the function was compiled from. The
-    body is shared by all who ask: who changes it works on a copy (`tree.copied`).
+    tree is shared by all who ask: who changes it works on a copy (`tree.copied`).
     """
-    tree = _tree(function.__code__, function.__code__.co_filename)
-    if tree is None:
-        return None
-    tree = copy.copy(tree)
-    tree.args = _bare(tree.args)
-    tree.decorator_list, tree.returns = [], None
-    return tree
+    return _tree(function.__code__, function.__code__.co_filename)
 
 
 def returns_value(tree):
@@ -150,7 +151,7 @@ def returns_value(tree):
                 isinstance(node.value, ast.Constant) and node.value.value is None):
             return True
         if not isinstance(node, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
-            pending += ast.iter_child_nodes(node)
+            pending += children(node)
     return False
 
 
@@ -166,7 +167,7 @@ def returned_values(tree):
                 return None
             found.append(node.value)
         if not isinstance(node, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
-            pending += ast.iter_child_nodes(node)
+            pending += children(node)
     return found if _ends_with_return(tree.body) else None
 
 

@@ -6,7 +6,7 @@ from course_lib.simulator.engine import arithmetic, guards
 from course_lib.simulator.engine.checked import check_index
 from course_lib.simulator.rewrite.analysis import literal
 from course_lib.simulator.rewrite.sites import Site, is_pure, position
-from course_lib.simulator.rewrite.tree import THREAD
+from course_lib.simulator.rewrite.tree import THREAD, located, walk
 from course_lib.simulator.rewrite.tree import name as _name
 
 
@@ -17,7 +17,7 @@ class Subscripts:
         if isinstance(node.value, ast.Name) and node.value.id in self.lists:
             row, index, site = self.list_element(node, kind)
             result = ast.copy_location(ast.Subscript(row, index, node.ctx), node)
-            return ast.fix_missing_locations(result)
+            return located(result)
         text, array_text = ast.unparse(node), ast.unparse(node.value)
         kind = kind or ("load" if isinstance(node.ctx, ast.Load) else "store")
         base = self.visit(node.value)
@@ -50,7 +50,7 @@ class Subscripts:
         index = ast.copy_location(ast.Tuple(emitted, ast.Load()), node.slice) if is_tuple else (
             emitted[0])
         result = ast.copy_location(ast.Subscript(base, index, node.ctx), node)
-        return ast.fix_missing_locations(result)
+        return located(result)
 
     def list_element(self, node, kind=None):
         """(innermost list, index, site) of an element of an array kept as lists."""
@@ -82,7 +82,7 @@ class Subscripts:
         test = ast.Compare(ast.Attribute(store, "__class__", ast.Load()), [ast.Is()],
                            [self.bind(array.scalar, array.scalar.__name__)])
         call = ast.Call(self.bind(array.convert, "convert"), [_name(name)], [])
-        return ast.fix_missing_locations(
+        return located(
             ast.copy_location(ast.IfExp(test, _name(name), call), value))
 
     def list_target(self, target):
@@ -141,7 +141,7 @@ class Subscripts:
         for part, name, kind in stores:
             made = self.store(part, ast.copy_location(_name(name), part), kind, node)
             statements += made if isinstance(made, list) else [made]
-        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
+        return [located(ast.copy_location(s, node)) for s in statements]
 
     def chained_store(self, node):
         """a = s[i] = value: evaluate once, then store from left to right."""
@@ -153,7 +153,7 @@ class Subscripts:
             made = self.store(target, value, kind, node) if element else self.visit_Assign(
                 ast.copy_location(ast.Assign([target], value), node))
             statements += made if isinstance(made, list) else [made]
-        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
+        return [located(ast.copy_location(s, node)) for s in statements]
 
     def list_declaration(self, node, array):
         key = ast.Constant((self.unit.number, node.value.lineno, node.value.col_offset))
@@ -163,7 +163,7 @@ class Subscripts:
         else:
             call = ast.Call(self.bind(array.make, "local_list"), [], [])
         node.value = ast.copy_location(call, node.value)
-        return ast.fix_missing_locations(node)
+        return located(node)
 
     def update_list(self, node, array):
         """s[i] += value, with the result converted to the element type."""
@@ -182,7 +182,7 @@ class Subscripts:
         store = ast.Assign([target], self.element_value(
             array, value, self.kinds.operation(node.op, *kinds)))
         statements.append(store)
-        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
+        return [located(ast.copy_location(s, node)) for s in statements]
 
     def keep(self, value, statements):
         """Add `name = value` to the statements and give the name."""
@@ -216,7 +216,7 @@ class Subscripts:
         check = self.bind(guards.refuse_index if in_list else check_index, "check_index")
         call = ast.Call(check, [base, _name(name), ast.Constant(axis)], [])
         result = ast.IfExp(test, _name(name), call)
-        for part_node in ast.walk(call):
+        for part_node in walk(call):
             if not hasattr(part_node, "lineno"):
                 ast.copy_location(part_node, node)
         return ast.copy_location(result, node), _name(name)
@@ -242,7 +242,7 @@ class Subscripts:
                                    in_place=True)
             statements.append(ast.Expr(self.called(
                 arithmetic.store_field, node, owner, ast.Constant(target.attr), value)))
-            return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
+            return [located(ast.copy_location(s, node)) for s in statements]
         return self.update_array(node)
 
     def update_array(self, node):
@@ -251,7 +251,7 @@ class Subscripts:
         kinds = self.kinds(loaded(target)), self.kinds(node.value)
         emitted = self.visit_Subscript(target, kind="update")
         if self.updates_plainly(array, node.op, kinds[1]) or any(
-                isinstance(part, ast.Slice) for part in ast.walk(emitted.slice)):
+                isinstance(part, ast.Slice) for part in walk(emitted.slice)):
             node.target, node.value = emitted, self.visit(node.value)
             return node
         statements = []
@@ -262,7 +262,7 @@ class Subscripts:
                                literal(node.value), in_place=True)
         statements += self.stored(emitted, value, array, self.kinds.operation(node.op, *kinds),
                                   node)
-        return [ast.fix_missing_locations(ast.copy_location(s, node)) for s in statements]
+        return [located(ast.copy_location(s, node)) for s in statements]
 
 
 def loaded(target):
@@ -271,4 +271,4 @@ def loaded(target):
 
 
 def _stored_names(node):
-    return {part.target.id for part in ast.walk(node) if isinstance(part, ast.NamedExpr)}
+    return {part.target.id for part in walk(node) if isinstance(part, ast.NamedExpr)}
