@@ -21,11 +21,14 @@ from course_lib.train.sar import SarSettings, train_sar
 from course_lib.train.step import Step, scaler_for
 from course_lib.train.sync_batch_norm import synchronised
 
+STREAMS = "40KB"  # of two ranks, of which each would hold 23
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _alone():
     with one_thread(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "leaves", functools.cache(data.leaves))
+        held = functools.cache(data.leaves)
+        patch.setattr(data, "leaves", lambda root, memory, **given: held(root, **given))
         yield
 
 
@@ -250,15 +253,26 @@ def stopped_at(number, signals=(), **options):
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_one_rank_hears_ctrl_c_and_all_stop_and_go_on_with_the_same_bits(n, root, tmp_path):
+    """Two ranks hold their images in the one run, and stream them in the other; a disk fills up."""
     options = {"root": root, "sync_batch_norm": n == 3, "checkpoint_steps": 100, "epochs": 2}
     in_ranks(n, lambda: run(output=tmp_path / "whole", **options) and None)
+    if n == 2:
+        options |= {"memory_limit": STREAMS, "num_workers": 1}
     stop = functools.partial(stopped_at, 1, output=tmp_path / "run", **options)
     assert {type(found) for found in in_ranks(n, stop)} == {KeyboardInterrupt}
     kept = checkpoint.load(tmp_path / "run" / "checkpoint.pt")
     assert 2 <= kept["step"] <= 4
     go_on = functools.partial(run, output=tmp_path / "run", resume=True, **options)
+    if n == 2:
+        full, before = tmp_path / "run/checkpoint.pt.part", tmp_path / "run/checkpoint.pt"
+        before = before, before.read_bytes()
+        full.symlink_to("/dev/full")
+        for told in in_ranks(n, go_on):
+            assert "(No space left on device): the checkpoint.pt before it is whole" in str(told)
+        assert before[0].read_bytes() == before[1]
     in_ranks(n, lambda: go_on() and None)
-    assert differences(tmp_path / "whole/checkpoint.pt", tmp_path / "run/checkpoint.pt") == []
+    found = differences(tmp_path / "whole/checkpoint.pt", tmp_path / "run/checkpoint.pt")
+    assert found == (["checkpoint.settings.images"] if n == 2 else [])
     assert {f.name for f in (tmp_path / "run").iterdir()} == {
         "checkpoint.pt", "history.json", "history.png"
     }  # fmt: skip

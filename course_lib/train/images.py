@@ -12,9 +12,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from course_lib import SIMULATED, data, models, nn, ops, optim, plot
-from course_lib.data import streamed
+from course_lib.data import decoded, streamed
 
-from . import checkpoint, device, faster, loop, memory, ranks
+from . import checkpoint, device, faster, feeding, loop, memory, ranks
 from .image_classifier import ImageClassifier
 from .image_settings import FREE, ImageSettings, require_sensible
 from .profiling import Profiled
@@ -25,7 +25,6 @@ INTEGRATION = "integration.png"
 #: The share of a GPU's free memory that the training images may take; else they stay on the host.
 ROOM = 0.5
 EARLIER = {"sync_batch_norm": False}  # what checkpoints were made by that do not say it
-NAMES = "names "  # before a hash that leaves the pixels out
 WORST = 10  # classes in the table of those that the network knows least
 
 
@@ -122,10 +121,11 @@ def decided(settings):
 def _require_one_device(settings):
     """Raise ValueError for what is of one device only."""
     asked = {
-        "--capture": settings.capture, "--compile": settings.compile,
+        "--capture": settings.capture,
+        "--compile": settings.compile,
         "--kernels faster": settings.kernels == faster.FASTER,
         "--memory-fraction": settings.memory_fraction is not None,
-    }  # fmt: skip
+    }
     if told := [option for option, is_asked in asked.items() if is_asked]:
         raise ValueError(
             f"{told[0]} needs one device, and {settings.device!r} names two: leave one of them out"
@@ -171,15 +171,9 @@ def facts(settings, places, training, validation, allowed):
     if not isinstance(training.images, data.Streamed):
         yield f"{counts}; as bytes of shape {shape} they take {gigabytes:.2f} GB of memory"
         return
-    mine = ranks.rows(min(settings.batch_size, len(training)))
-    processes, _ = training.images.processes(len(mine))
-    whole = streamed.told(training.images.nbytes + validation.images.nbytes)
     yield counts
-    yield (
-        f"Streamed: as bytes of shape {shape} they would take {whole}, and may take "
-        f"{streamed.told(allowed[0])} ({allowed[1]}). Each epoch decodes them anew"
-        + (f", by {processes} processes" if processes > 1 else "")
-        + (", and uses no cache" if settings.cache else "")
+    yield feeding.streaming(training, validation, settings.batch_size, allowed) + (
+        " It uses no cache." if settings.cache else ""
     )
 
 
@@ -188,13 +182,10 @@ def kept_settings(settings, training, validation, earlier=None):
 
     earlier  what it kept of the images: a hash, which of a set that was streamed is of names alone
     """
-    streams = isinstance(training.images, data.Streamed)
-    pixels = not (streams if earlier is None else earlier.startswith(NAMES))
-    images = f"{training.digest(pixels)} {validation.digest(pixels)}"
     found = {k: v for k, v in dataclasses.asdict(settings).items() if k not in FREE}
     return {"task": "images"} | found | {
         "classes": list(training.classes), "image_size": training.images.shape[-1],
-        "images": images if pixels else NAMES + images,
+        "images": decoded.digests(training, validation, earlier),
     }  # fmt: skip
 
 
