@@ -6,8 +6,8 @@ import pytest
 import torch
 from benched import set_all, without_a_gpu
 
-from course_lib import bench, data, results_table
-from course_lib.benchmarks import gpu, unet_kernels
+from course_lib import backend, bench, benchmarks, data, results_table
+from course_lib.benchmarks import gpu, prefetch, unet_kernels
 from course_lib.benchmarks import tiny_imagenet as steps
 from course_lib.benchmarks import tiny_imagenet_runs as runs
 from course_lib.benchmarks import two_pathways as pathways
@@ -105,15 +105,31 @@ def test_each_switch_of_two_pathways(monkeypatch):
     assert "| PyTorch, checkpointing | 0.05 | 40,000 | 1.00 | 0.00 |" in text
 
 
-def test_a_machine_with_one_gpu_says_that_two_were_not_measured(monkeypatch, capsys):
+def test_a_machine_with_one_gpu_says_that_two_were_not_measured(monkeypatch):
     monkeypatch.setattr(here, "count", lambda: 1)
-    monkeypatch.setattr(pathways, "WAYS", {
-        label: way for label, way in pathways.WAYS.items() if way.get("apart") or len(way) < 2
-    })  # fmt: skip
+    few = {label: way for label, way in pathways.WAYS.items() if way.get("apart") or len(way) < 2}
+    monkeypatch.setattr(pathways, "WAYS", few)
     record = pathways.measure(pathways.FORWARD, pathways.Forward, 2, {})
     assert record["left_out"] == dict.fromkeys(APART, "it takes two GPUs, and there is 1")
-    assert "ours, two GPUs: left out, it takes two GPUs, and there is 1" in capsys.readouterr().err
+    told = benchmarks.table([record])
+    assert "    without ours, two GPUs: it takes two GPUs, and there is 1" in told
     assert "PyTorch, two GPUs is left out: it takes two GPUs, and there is 1." in page([record])
+
+
+def test_batches_that_come_during_the_step_before(monkeypatch):
+    set_all(monkeypatch, prefetch, DEVICE="cpu", LIBRARY="numpy", _pin=torch.clone)
+    monkeypatch.setattr(backend, "_chosen", None)
+    events = [("Memcpy HtoD", 0, 10), ("a kernel", 0, 7)]
+    monkeypatch.setattr(unet_kernels, "device_events", lambda call: call() or events)
+    found = prefetch.run(shapes=[(4, 3)], rounds=2)
+    assert found[0]["name"] in prefetch.kernel_hashes() and found[0]["bars"] == {}
+    labels = [row["label"] for row in found[0]["rows"]]
+    hidden = [row["copies_hidden"] for row in found[0]["rows"]]
+    assert len(labels) == 5 and hidden == [None, 0.7, 0.7, 0.7, 0.7]
+    assert "| 3 | 0\xa0% | by crossing | 0.00 | 70\xa0% |" in page(found)
+    monkeypatch.setattr(prefetch.feeding, "crossing", lambda batches, place: [batches[0] + 1] * 12)
+    with pytest.raises(AssertionError, match="by crossing brings other batches"):
+        prefetch.run(shapes=[(4, 3)], rounds=2)
 
 
 @pytest.mark.parametrize("captured, expected", [(False, 30), (True, 900)])

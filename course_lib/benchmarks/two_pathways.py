@@ -12,8 +12,6 @@ Peaks of memory are recorded, of two GPUs the first's: gradient checkpointing is
 Before anything is timed, our gradients are held to float64.
 """
 
-import sys
-
 import torch
 import torch.nn.functional as F
 
@@ -87,7 +85,6 @@ def measure(name, make, rounds, errors):
     for label, switches in WAYS.items():
         if switches.get("apart") and device.count() < 2:
             left_out[label] = f"it takes two GPUs, and there is {device.count()}"
-            print(f"{name}, {label}: left out, {left_out[label]}", file=sys.stderr)
             continue
         gpu.collect()
         before = gpu.allocated()
