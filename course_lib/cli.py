@@ -117,6 +117,12 @@ def main(arguments=None):
         help="of several ranks, batch norms take the joint batch's statistics",
     )  # fmt: skip
 
+    leaves.add_argument(
+        "--memory-limit",
+        help="memory for decoded images, such as 8GB; a larger set is streamed (default: three "
+        "quarters of what is free)",
+    )
+
     sar = tasks.add_parser("sar", help="water in radar images, by the U-Net on NumPy or a GPU")
     sar.add_argument("--config", type=Path, metavar="FILE", help="YAML: the run's settings")
     _run_options(sar)

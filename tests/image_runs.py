@@ -26,9 +26,9 @@ def command(root, *words):
 def made(root, **options):
     """The task of a run with these settings."""
     settings = dataclasses.replace(SMALL, data=str(root), **options)
-    settings, place = images.decided(settings)
+    settings, places = images.decided(settings)
     training, held = images.read(settings)
-    return images.make_task(settings, place, training, held, None)
+    return images.make_task(settings, places, training, held, None)
 
 
 def at_step(monkeypatch, number, act):

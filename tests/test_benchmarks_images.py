@@ -6,14 +6,16 @@ import pytest
 import torch
 from benched import set_all, without_a_gpu
 
-from course_lib import bench, data, results_table
-from course_lib.benchmarks import gpu, unet_kernels
+from course_lib import backend, bench, benchmarks, data, results_table
+from course_lib.benchmarks import gpu, prefetch, unet_kernels
 from course_lib.benchmarks import tiny_imagenet as steps
 from course_lib.benchmarks import tiny_imagenet_runs as runs
 from course_lib.benchmarks import two_pathways as pathways
+from course_lib.runtime.host import device as here
 
 EVENTS = [("cudapy::softmax::online", 0, 3), ("cudapy::conv2d::tiled", 3, 10)]
 SHAPE = (2, 3, 16, 16)
+APART = {f"{who}, two GPUs" for who in ("PyTorch", "PyTorch, TF32", "ours", "ours, TF32")}
 
 
 def times(candidates, *, calls, rounds):
@@ -42,7 +44,8 @@ def on_the_cpu(monkeypatch):
         })  # fmt: skip
     # With fewer channels PyTorch 2.15 writes beside its memory, on processors without AVX-512: in
     # the gradient of a channels-last 1 × 1 convolution of stride 2.
-    set_all(monkeypatch, pathways, optim=torch.optim, SHAPE=SHAPE, CHANNELS=8, N_CLASSES=5)
+    set_all(monkeypatch, pathways, optim=torch.optim, SECOND="cpu")
+    set_all(monkeypatch, pathways, SHAPE=SHAPE, CHANNELS=8, N_CLASSES=5)
     set_all(monkeypatch, steps, BATCH_SIZE=2, SIDE=16, N_IMAGES=8, N_CLASSES=5)
     monkeypatch.setattr(steps.program.device, "compiled", lambda model, *_, **__: model)
     monkeypatch.setattr(unet_kernels, "device_events", lambda call, n: call() or EVENTS)
@@ -85,8 +88,9 @@ def test_wrong_gradients_are_not_timed(monkeypatch):
         steps.run(rounds=2)
 
 
-def test_each_switch_of_two_pathways():
+def test_each_switch_of_two_pathways(monkeypatch):
     before = torch.backends.cudnn.benchmark
+    monkeypatch.setattr(here, "count", lambda: 2)
     training, forward = pathways.run(rounds=2)
     assert torch.backends.cudnn.benchmark == before
     assert training["name"] == pathways.TRAINING and forward["name"] == pathways.FORWARD
@@ -95,9 +99,37 @@ def test_each_switch_of_two_pathways():
         assert [row["label"] for row in record["rows"]] == list(pathways.WAYS)
         assert record["ratio"] == 2.5 and record["left_out"] == {}
         assert record["default"] == "ours, captured" and record["fastest"] == "PyTorch, captured"
+        assert {row["label"] for row in record["rows"] if row["kind"] == "two GPUs"} == APART
     text = page([training])
     assert "## Two pathways" in text and "the fastest: PyTorch, captured, 2.50 times" in text
     assert "| PyTorch, checkpointing | 0.05 | 40,000 | 1.00 | 0.00 |" in text
+
+
+def test_a_machine_with_one_gpu_says_that_two_were_not_measured(monkeypatch):
+    monkeypatch.setattr(here, "count", lambda: 1)
+    few = {label: way for label, way in pathways.WAYS.items() if way.get("apart") or len(way) < 2}
+    monkeypatch.setattr(pathways, "WAYS", few)
+    record = pathways.measure(pathways.FORWARD, pathways.Forward, 2, {})
+    assert record["left_out"] == dict.fromkeys(APART, "it takes two GPUs, and there is 1")
+    told = benchmarks.table([record])
+    assert "    without ours, two GPUs: it takes two GPUs, and there is 1" in told
+    assert "PyTorch, two GPUs is left out: it takes two GPUs, and there is 1." in page([record])
+
+
+def test_batches_that_come_during_the_step_before(monkeypatch):
+    set_all(monkeypatch, prefetch, DEVICE="cpu", LIBRARY="numpy", _pin=torch.clone)
+    monkeypatch.setattr(backend, "_chosen", None)
+    events = [("Memcpy HtoD", 0, 10), ("a kernel", 0, 7)]
+    monkeypatch.setattr(unet_kernels, "device_events", lambda call: call() or events)
+    found = prefetch.run(shapes=[(4, 3)], rounds=2)
+    assert found[0]["name"] in prefetch.kernel_hashes() and found[0]["bars"] == {}
+    labels = [row["label"] for row in found[0]["rows"]]
+    hidden = [row["copies_hidden"] for row in found[0]["rows"]]
+    assert len(labels) == 5 and hidden == [None, 0.7, 0.7, 0.7, 0.7]
+    assert "| 3 | 0\xa0% | by crossing | 0.00 | 70\xa0% |" in page(found)
+    monkeypatch.setattr(prefetch.feeding, "crossing", lambda batches, place: [batches[0] + 1] * 12)
+    with pytest.raises(AssertionError, match="by crossing brings other batches"):
+        prefetch.run(shapes=[(4, 3)], rounds=2)
 
 
 @pytest.mark.parametrize("captured, expected", [(False, 30), (True, 900)])
@@ -125,7 +157,7 @@ def test_a_switch_that_fails_is_told(monkeypatch):
     monkeypatch.setattr(pathways, "network", failing)
     record = pathways.run(rounds=2)[0]
     assert record["left_out"]["PyTorch, pathways in parallel"] == "RuntimeError: no streams"
-    assert "PyTorch, pathways in parallel failed: RuntimeError: no streams" in page([record])
+    assert "PyTorch, pathways in parallel is left out: RuntimeError: no streams" in page([record])
 
 
 def test_runs_go_on_where_they_were_stopped(tmp_path, monkeypatch):

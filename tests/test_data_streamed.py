@@ -13,9 +13,9 @@ from kill_and_resume import differences
 from stopped_runs import one_thread
 from test_data import zipped
 
-from course_lib import data
+from course_lib import cli, data
 from course_lib.data import decoded, streamed
-from course_lib.train import checkpoint, image_classifier, images
+from course_lib.train import checkpoint, classifier, image_classifier, images
 
 LIMIT = "20KB"  # the set takes 23, and a batch of two images 1.5
 
@@ -176,8 +176,38 @@ def test_the_command_says_why_and_ctrl_c_leaves_the_processes_alone(
     assert capsys.readouterr().out.splitlines()[3:5] == [
         "Data: 24 images to train on, 6 to validate",
         "Streamed: as bytes of shape (3, 16, 16) they would take 23,040 bytes, and may take "
-        "20,000 bytes (as memory_limit says). Each epoch decodes them anew, by 2 processes",
+        "20,000 bytes (as memory_limit says). Each epoch decodes them anew, by 2 processes.",
     ]
+
+
+def test_leaves_that_are_streamed_give_the_bits_of_held_ones(root, tmp_path, monkeypatch, capsys):
+    def leaves(name, *words):
+        options = "--model small_se_net --no-cuda-kernels --device cpu --image-size 16 --epochs 2"
+        given = "--data", root, "--batch-size", 2, "--checkpoint-steps", 8, *words
+        output = () if name is None else ("--output", tmp_path / name)
+        return cli.main(["train", "leaves", *options.split(), *map(str, (*given, *output))])
+
+    def interrupted(task, step):
+        if step == 17:
+            raise KeyboardInterrupt
+        train_step(task, step)
+
+    train_step, streams = classifier.Classifier.train_step, ("--memory-limit", LIMIT)
+    with one_thread():
+        assert leaves("held") == 0 and "Streamed" not in capsys.readouterr().err
+        with monkeypatch.context() as patch:
+            patch.setattr(classifier.Classifier, "train_step", interrupted)
+            assert leaves("run", *streams) == 130
+        assert "they would take 23,040 bytes, and may take 20,000" in capsys.readouterr().err
+        assert leaves("run", *streams, "--resume") == 0
+    assert multiprocessing.active_children() == []
+    files = [tmp_path / name / "checkpoint.pt" for name in ("held", "run")]
+    assert differences(*files) == ["checkpoint.settings.images"]
+    capsys.readouterr()
+    for words in (streams, ()):
+        assert leaves(None, "--evaluate", files[1], *words) == 0
+    one, other = (half.splitlines()[-1] for half in capsys.readouterr().out.split("images.")[:2])
+    assert one == other and "of 6 validation" in one
 
 
 def test_a_killed_process_is_told_and_the_checkpoint_whole(root, tmp_path, monkeypatch):

@@ -17,11 +17,13 @@ import torch
 import torch.nn.functional as F
 import two_processes
 from tensors import PLACE, choosing, randn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_lib import models, nn
 from course_lib.kernels import conv2d
 from course_lib.models import pathways
 from course_lib.models.continuous_integration import DEPTHS, INTEGRATION_POINTS, brightness_of
+from course_lib.train.randomness import repeatable
 
 POINTS = list(itertools.product(DEPTHS, INTEGRATION_POINTS))
 
@@ -255,6 +257,60 @@ def test_one_image_of_the_smallest_size_can_be_learned_from():
         model = two_pathways("medium", integration_points=points)
         model(torch.randn(1, 3, 8, 8)).sum().backward()
         assert torch.isfinite(model.integrations["pooled"].scalars.grad).all()
+
+
+# ── two devices ──────────────────────────────────────────────────────────────────────────────────
+
+
+class Crossings(TorchDispatchMode):
+    """Notes copies from device to device. From the meta device, which has no values, come zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is not torch.ops.aten._to_copy.default or "device" not in kwargs:
+            return function(*args, **kwargs)
+        ends = args[0].device.type, torch.device(kwargs["device"]).type
+        self.found.append(ends)
+        return torch.zeros_like(args[0], **kwargs)
+
+
+@pytest.mark.parametrize("points, n", [("all", 5), ("late", 2)])
+def test_pathways_on_two_devices_meet_at_the_points_alone(points, n):
+    model = two_pathways("medium", integration_points=points).spread("cpu", "meta")
+    assert [place.type for place in model.devices] == ["cpu", "meta"]
+    for training in (True, False):
+        with torch.set_grad_enabled(training), Crossings() as crossings:
+            logits = model.train(training)(torch.zeros(2, 3, 16, 16))
+            assert logits.device.type == "cpu"  # operations on tensors of both give the meta device
+            assert crossings.found == [("cpu", "meta")] + [("meta", "cpu")] * n
+            if training:
+                logits.sum().backward()
+                assert crossings.found[n + 1 :] == [("cpu", "meta")] * n
+                assert all(p.grad.device == p.device for p in model.parameters())
+    assert {p.device.type for p in model.brightness.parameters()} == {"meta"}
+    assert model.to("meta").devices == (torch.device("meta"),) * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layers", [nn, torch.nn])
+def test_two_gpus_learn_the_bits_of_one(layers):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("only one GPU here")
+    places, found = ("cuda:0", "cuda:1"), []
+    x, target = randn(8, 3, 32, 32).to(places[0]), torch.arange(8, device=places[0]) % 5
+    first = two_pathways("medium", base_channels=8, dropout=0.0, layers=layers)
+    for second in (places[0], places[1], places[1]):  # twice: what ran first may be repeated
+        model = copy.deepcopy(first).spread(places[0], second)
+        with repeatable(torch.device(places[0])):
+            loss = F.cross_entropy(model(x), target)
+            loss.backward()
+        found.append([loss.detach().cpu(), *(p.grad.cpu() for p in model.parameters())])
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
 
 
 # ── several processes, and a GPU ─────────────────────────────────────────────────────────────────

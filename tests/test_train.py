@@ -130,11 +130,12 @@ def test_augmentation_follows_from_seed_epoch_and_image_alone(name):
         linear(3 * 256), part.images, part.labels, (part.images, part.labels), epochs=2,
         batch_size=8, learning_rate=1e-2, seed=0, augment=leaves.augmentation(name),
     )  # fmt: skip
+    batch = lambda rows, epoch: task._augmented(part.images[rows], rows, epoch)  # noqa: E731
     rows = torch.tensor([5, 9, 300, 17, 60, 61, 62, 63])
-    first = task._batch(rows, 0)
+    first = batch(rows, 0)
     assert first.shape == (8, 3, 16, 16) and first.dtype == torch.uint8
-    assert torch.equal(task._batch(rows.flip(0), 0).flip(0), first)
-    assert not torch.equal(task._batch(rows, 1), first)
+    assert torch.equal(batch(rows.flip(0), 0).flip(0), first)
+    assert not torch.equal(batch(rows, 1), first)
 
 
 @pytest.mark.parametrize("epochs, batch_size", [(1, 400), (1, 10_000), (3, 33)])

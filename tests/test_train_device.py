@@ -48,12 +48,32 @@ def test_mps_comes_first_then_cuda_then_the_cpu(monkeypatch):
     ("mps", "there is no mps here"),
     ("tpu", "must be auto, mps, cpu, cuda, or a GPU by number"),
     ("cuda:x", "not 'cuda:x'"),
+    ("cpu,cpu", "two devices are for a network of two pathways, in `train images`: name one here"),
     ("", "not ''"),
 ])
 def test_a_device_that_is_not_there(monkeypatch, name, words):
     has(monkeypatch)
     with pytest.raises(ValueError, match=words):
         device.choose(name)
+
+
+def test_two_devices(monkeypatch):
+    has(monkeypatch, 2, mps=True)
+    assert device.choose_all("cpu,cpu") == (CPU, CPU) and device.choose_all(None) == (MPS,)
+    assert device.choose_all("cuda:1, cuda") == (torch.device("cuda:1"), torch.device("cuda"))
+    for name in ("cuda:1,cuda:1", "cuda,cuda:0", "mps,mps"):
+        with pytest.raises(ValueError, match=f"'{name}' names one GPU twice: name two, such as"):
+            device.choose_all(name)
+    for name in ("cpu,cuda", "cuda:0,cuda:1,cuda:0"):
+        with pytest.raises(ValueError, match=f"must be two of one kind, .* not '{name}'"):
+            device.choose_all(name)
+    with pytest.raises(ValueError, match="must be auto, .* not ''"):
+        device.choose_all("cpu,")
+    settings, places = images.decided(ImageSettings(device="cuda:0,cuda:1"))
+    assert len(places) == 2 and settings.capture is False
+    for options in ({"compile": True}, {"kernels": "faster"}, {"memory_fraction": 0.5}):
+        with pytest.raises(ValueError, match="needs one device, and 'cuda:0,cuda:1' names two"):
+            images.decided(ImageSettings(device="cuda:0,cuda:1", **options))
 
 
 def test_precisions_that_a_chip_lacks(monkeypatch):

@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+import os
+import signal
 
 import pytest
 import torch
 from image_runs import OPTIONS, at_step, command, made
 from image_sets import NUMBERS, class_folders, tiny_imagenet
+from kill_and_resume import differences
 
 from course_lib import cli
 from course_lib.runtime.host import device as here
@@ -71,6 +74,20 @@ def test_a_network_of_two_pathways_shows_its_weights(root, tmp_path):
     (entry,) = json.loads((output / "history.json").read_text())
     assert entry["integration_weights"].keys() == {"stage1", "stage2", "pooled"}
     assert (output / "integration.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_two_pathways_learn_the_same_bits_on_two_devices(root, tmp_path, monkeypatch, capsys):
+    words = "--model", "continuous_integration", "--base-channels", 2, "--epochs", 1, "--output"
+    assert command(root, *words, tmp_path / "one") == 0
+    with monkeypatch.context() as patch:
+        at_step(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        two = *words, tmp_path / "two", "--checkpoint-steps", 1, "--device"
+        assert command(root, *two, "cpu,cpu") == 130
+    assert "Device: cpu, cpu\n" in capsys.readouterr().out
+    assert command(root, *two, "cpu", "--resume") == 0
+    files = [tmp_path / name / "checkpoint.pt" for name in ("one", "two")]
+    assert differences(*files) == []
+    assert command(root, "--device", "cpu,cpu", "--evaluate", files[0]) == 0
 
 
 @pytest.mark.parametrize("name", ["small_se_net", "squeezenet1_1"])
@@ -143,6 +160,9 @@ def test_options_are_as_strict_as_the_file(words, told, capsys):
     ("--enable-mixed-precision --precision float32", "contradict each other"),
     ("--device cuda:7", "there is no cuda:7 here"),
     ("--device mps", "there is no mps here"),
+    ("--device cpu,cuda:3", "there is no cuda:3 here"),
+    ("--device cpu,cpu", "in `train images`, and TinyImageNetCNN has none: name one device"),
+    ("--device cpu,cpu --compile", "--compile needs one device, and 'cpu,cpu' names two"),
     ("--precision tf32", "tf32 needs an NVIDIA GPU, and this run is on cpu"),
     ("--capture", "capture needs an NVIDIA GPU, and this run is on cpu"),
     ("--memory-fraction 0.5", "memory_fraction is for a GPU's memory"),
@@ -245,7 +265,7 @@ def test_switches_reach_the_set(root, monkeypatch, tmp_path):
 
 def test_on_apples_gpu_by_a_stand_in(monkeypatch):
     monkeypatch.setattr(here, "_mps_available", lambda: True)
-    settings, place = images.decided(ImageSettings(enable_mixed_precision=True))
+    settings, (place,) = images.decided(ImageSettings(enable_mixed_precision=True))
     assert place == torch.device("mps")
     assert (settings.precision, settings.kernels, settings.capture) == ("float16", "torch", False)
 

@@ -21,11 +21,14 @@ from course_lib.train.sar import SarSettings, train_sar
 from course_lib.train.step import Step, scaler_for
 from course_lib.train.sync_batch_norm import synchronised
 
+STREAMS = "40KB"  # of two ranks, of which each would hold 23
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _alone():
     with one_thread(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "leaves", functools.cache(data.leaves))
+        held = functools.cache(data.leaves)
+        patch.setattr(data, "leaves", lambda root, memory, **given: held(root, **given))
         yield
 
 
@@ -79,8 +82,9 @@ def clothes_by_modules(clothes):
 
 
 def photographs(root, model, **options):
+    """12 steps of SGD, each in two parts, clipped."""
     given = dict(
-        model=model, epochs=3, batch_size=8, mixup=0.0, cutmix=0.0, optimizer="sgd",
+        model=model, epochs=4, batch_size=8, mixup=0.0, cutmix=0.0, optimizer="sgd",
         learning_rate=0.02, sync_batch_norm=True, clip_grad=0.5, grad_accum_steps=2,
     )  # fmt: skip
     found = run(root, **given | options)
@@ -107,13 +111,19 @@ def leaves():
     return weights(found[0]), found[1]
 
 
-def without_dropout(create):
+#: 12 steps of AdamW in float64, of 4 images and 3.
+UNEVEN = {"batch_size": 7, "grad_accum_steps": 1, "optimizer": "adamw", "learning_rate": 1e-3}
+
+
+def without_dropout(create, dtype=torch.float32):
+    """`create`, whose networks drop nothing, which each rank would draw for itself."""
     def created(*arguments):
         model = create(*arguments)
         for layer in model.modules():
             if isinstance(layer, nn.Dropout):
                 layer.p = 0.0
-        return model
+        model.register_forward_pre_hook(lambda model, inputs: tuple(x.to(dtype) for x in inputs))
+        return model.to(dtype)
 
     return created
 
@@ -128,17 +138,19 @@ def radar():
 
 
 @pytest.mark.parametrize("name, n", [
-    ("clothes", 2), ("leaves", 2), ("tiny_cnn", 2), ("tiny_cnn", 3), ("two pathways", 2),
-    ("radar", 2), ("radar", 3),
+    ("clothes", 2), ("leaves", 2), ("tiny_cnn", 2), ("tiny_cnn", 3), ("tiny_cnn by AdamW", 2),
+    ("two pathways", 2), ("radar", 2), ("radar", 3),
 ])  # fmt: skip
 def test_the_weights_are_those_of_the_joint_batch(name, n, root, clothes, monkeypatch):
     monkeypatch.delenv("COURSE_LIB_SIMULATOR", raising=False)
     monkeypatch.setattr(backend, "_chosen", None)
-    monkeypatch.setattr(images, "create", without_dropout(images.create))
-    options = {"batch_size": 12} if n == 3 else {}
+    dtype = torch.float64 if "AdamW" in name else torch.float32
+    monkeypatch.setattr(images, "create", without_dropout(images.create, dtype))
+    options = {"batch_size": 12, "epochs": 6} if n == 3 else {}
     function = {
         "clothes": lambda: clothes_by_modules(clothes),
         "tiny_cnn": lambda: photographs(root, "tiny_cnn", **options),
+        "tiny_cnn by AdamW": lambda: photographs(root, "tiny_cnn", **UNEVEN),
         "two pathways": lambda: photographs(
             root, "continuous_integration", base_channels=4, **options
         ),
@@ -200,17 +212,17 @@ def test_a_pass_of_kernels_alone_shares_its_batches():
 
 
 def test_synchronised_statistics_are_those_of_the_joint_batch():
-    x = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(0)) * 3 + 100
+    x = torch.randn(7, 3, 4, generator=torch.Generator().manual_seed(0)) * 3 + 100
 
     def normalised():
         torch.manual_seed(1)
         layer = nn.BatchNorm1d(3, momentum=None)
         layer = synchronised(layer) if ranks.are_joined() else layer
-        mine = x[ranks.rows(6)].requires_grad_()
+        mine = x[ranks.rows(7)].requires_grad_()
         for _ in range(2):
             y = layer(mine)
         (y * y[:, :1]).sum().backward()
-        return ranks.gathered(y.detach(), 6), ranks.gathered(mine.grad, 6), layer.state_dict()
+        return ranks.gathered(y.detach(), 7), ranks.gathered(mine.grad, 7), layer.state_dict()
 
     alone = normalised()
     for found in in_ranks(2, normalised):
@@ -241,15 +253,26 @@ def stopped_at(number, signals=(), **options):
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_one_rank_hears_ctrl_c_and_all_stop_and_go_on_with_the_same_bits(n, root, tmp_path):
+    """Two ranks hold their images in the one run, and stream them in the other; a disk fills up."""
     options = {"root": root, "sync_batch_norm": n == 3, "checkpoint_steps": 100, "epochs": 2}
     in_ranks(n, lambda: run(output=tmp_path / "whole", **options) and None)
+    if n == 2:
+        options |= {"memory_limit": STREAMS, "num_workers": 1}
     stop = functools.partial(stopped_at, 1, output=tmp_path / "run", **options)
     assert {type(found) for found in in_ranks(n, stop)} == {KeyboardInterrupt}
     kept = checkpoint.load(tmp_path / "run" / "checkpoint.pt")
     assert 2 <= kept["step"] <= 4
     go_on = functools.partial(run, output=tmp_path / "run", resume=True, **options)
+    if n == 2:
+        full, before = tmp_path / "run/checkpoint.pt.part", tmp_path / "run/checkpoint.pt"
+        before = before, before.read_bytes()
+        full.symlink_to("/dev/full")
+        for told in in_ranks(n, go_on):
+            assert "(No space left on device): the checkpoint.pt before it is whole" in str(told)
+        assert before[0].read_bytes() == before[1]
     in_ranks(n, lambda: go_on() and None)
-    assert differences(tmp_path / "whole/checkpoint.pt", tmp_path / "run/checkpoint.pt") == []
+    found = differences(tmp_path / "whole/checkpoint.pt", tmp_path / "run/checkpoint.pt")
+    assert found == (["checkpoint.settings.images"] if n == 2 else [])
     assert {f.name for f in (tmp_path / "run").iterdir()} == {
         "checkpoint.pt", "history.json", "history.png"
     }  # fmt: skip

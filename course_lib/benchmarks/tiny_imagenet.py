@@ -130,7 +130,7 @@ def task_of(options):
     settings = ImageSettings(
         model="tiny_cnn", batch_size=BATCH_SIZE, schedule="constant", epochs=1000, **options
     )
-    return program.make_task(settings, torch.device(DEVICE), training, validation, None)
+    return program.make_task(settings, (torch.device(DEVICE),), training, validation, None)
 
 
 def check(precision):

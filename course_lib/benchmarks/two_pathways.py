@@ -7,8 +7,9 @@ stands each switch by itself, then the fastest combination of PyTorch's own and 
 - `two_pathways.forward`: logits without gradients
 - `two_pathways.training`: forward, loss, backward, Adam
 
-Peaks of memory are recorded too: gradient checkpointing is judged by them. Before anything is
-timed, our gradients are held to float64.
+Where there are two GPUs, a pathway on each is timed too; where there are not, the record says so.
+Peaks of memory are recorded, of two GPUs the first's: gradient checkpointing is judged by them.
+Before anything is timed, our gradients are held to float64.
 """
 
 import torch
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from course_lib import bench, models, nn, ops, optim
 from course_lib.benchmarks import gpu
 from course_lib.benchmarks.tiny_imagenet import network_hash
+from course_lib.runtime.host import device
 from course_lib.train import GraphTrainer
 from course_lib.train.capturing import capture
 from course_lib.train.step import AUTOCAST, arithmetic, autocast
@@ -49,11 +51,16 @@ WAYS = {
     "ours, bfloat16, channels-last, captured, in parallel": (
         FASTEST | {"ours": True, "captured": True, "parallel": True}
     ),
+    "PyTorch, two GPUs": {"apart": True},
+    "PyTorch, TF32, two GPUs": {"apart": True, "precision": "tf32"},
+    "ours, two GPUs": {"apart": True, "ours": True},
+    "ours, TF32, two GPUs": {"apart": True, "ours": True, "precision": "tf32"},
 }
+APART = "two GPUs"  # the kind of a row
 BAR = 3.0  # times the naive program's rate
 ALLOWED, SMALL = 2, 1e-4  # times PyTorch's own error, and what float32 may be off in any case
 LOOP = 60_000  # µs that a loop of steps may take
-DEVICE = "cuda"
+DEVICE, SECOND = "cuda", "cuda:1"
 COMMAND = "python -m course_lib bench two_pathways --record"
 
 
@@ -76,6 +83,9 @@ def measure(name, make, rounds, errors):
     """The record of one kind of step, in each way."""
     steps, memory, left_out = {}, {}, {}
     for label, switches in WAYS.items():
+        if switches.get("apart") and device.count() < 2:
+            left_out[label] = f"it takes two GPUs, and there is {device.count()}"
+            continue
         gpu.collect()
         before = gpu.allocated()
         try:
@@ -89,15 +99,16 @@ def measure(name, make, rounds, errors):
     functions = {label: lambda i, step=step: step() for label, step in steps.items()}
     timings = bench.loop_times(functions, calls=20, rounds=rounds)
     rows = [
-        bench.plain_row(label, "ours" if label.startswith("ours") else "peer", timing)
+        bench.plain_row(label, _kind(label), timing)
         | {
             "samples_per_second": round(SHAPE[0] / timing.microseconds * 1e6, 1),
             "peak_bytes": memory[label],
         }
         for label, timing in timings.items()
     ]
-    fastest = min(timings, key=lambda label: timings[label].microseconds)
-    ours = min((label for label in timings if label.startswith("ours")),
+    on_one = [label for label in timings if _kind(label) != APART]
+    fastest = min(on_one, key=lambda label: timings[label].microseconds)
+    ours = min((label for label in on_one if _kind(label) == "ours"),
                key=lambda label: timings[label].microseconds)  # fmt: skip
     record = bench.host_record(name, SHAPE, "float32", rows, network_hash(), COMMAND)
     return record | {
@@ -108,17 +119,26 @@ def measure(name, make, rounds, errors):
     }  # fmt: skip
 
 
+def _kind(label):
+    if WAYS[label].get("apart"):
+        return APART
+    return "ours" if label.startswith("ours") else "peer"
+
+
 class Step:
     """A network and a batch, always the same one, with the switches that are on."""
 
     def __init__(
         self, *, ours=False, precision="float32", channels_last=False, parallel=False,
-        checkpointing=False, compiled=False, captured=False,
+        checkpointing=False, compiled=False, captured=False, apart=False,
     ):  # fmt: skip
+        self.apart = apart
         self.ours, self.precision, self.is_captured = ours, precision, captured
         model = network(nn if ours else torch.nn, checkpointing, parallel)
         form = torch.channels_last if channels_last else torch.contiguous_format
         self.network = model.to(DEVICE, memory_format=form)
+        if apart:
+            self.network.spread(DEVICE, SECOND)
         self.x, self.target = batch()
         self.x = tuple(x.to(DEVICE, memory_format=form) for x in self.x)
         self.target = self.target.to(DEVICE)
@@ -143,6 +163,8 @@ class Training(Step):
 
     def __call__(self):
         self.trainer(self.x, self.target)
+        if self.apart and DEVICE == "cuda":  # who waits for the first GPU waits for both
+            torch.cuda.current_stream(DEVICE).wait_stream(torch.cuda.current_stream(SECOND))
 
 
 class Forward(Step):

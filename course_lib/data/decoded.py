@@ -21,7 +21,9 @@ from .files import DataError, content
 UNREADABLE = (
     OSError, SyntaxError, ValueError, Image.DecompressionBombError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
+MOST_WORKERS = 32  # which read faster than any disk
 CHUNK = 256  # images that a process decodes at a time
+NAMES = "names "  # before a hash that leaves the pixels out
 HASHED = 4  # images whose bytes are hashed at a time
 
 
@@ -56,6 +58,17 @@ class DecodedImages(Dataset):
         for part in self.images.split(HASHED) if pixels else ():
             content.update(part.numpy())
         return content.hexdigest()
+
+
+def digests(training, validation, earlier=None):
+    """A hash of both parts: of their pixels, or where they are streamed, of all else.
+
+    earlier  what a run kept of its images, which says what of them is hashed now
+    """
+    streams = isinstance(training.images, streamed.Streamed)
+    pixels = not (streams if earlier is None else earlier.startswith(NAMES))
+    found = f"{training.digest(pixels)} {validation.digest(pixels)}"
+    return found if pixels else NAMES + found
 
 
 def chosen(found, train, fraction, seed):
@@ -147,6 +160,12 @@ class _Chunks(Dataset):
 
 def _as_it_is(chunk):
     return chunk
+
+
+def processes():
+    """How many decode: one for each core that this process may run on."""
+    shared = hasattr(os, "sched_getaffinity")
+    return min(len(os.sched_getaffinity(0)) if shared else os.cpu_count(), MOST_WORKERS)
 
 
 def require_room(n, image_size):

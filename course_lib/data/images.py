@@ -16,7 +16,6 @@ from .leaves import require_sensible
 from .streamed import Streamed
 
 CIFAR100, INSIDE = "cifar100", "cifar-100-python"  # the name of the set, and of its folder
-MOST_WORKERS = 32  # which read faster than any disk
 FEW = 4 * decoded.CHUNK  # images that take less time than to start processes
 
 
@@ -75,7 +74,7 @@ def images(
     names, labels, files = zip(*items, strict=True)
     parts = slice(n_training), slice(n_training, None)
     if streams:
-        workers = _processes() if workers is None else workers
+        workers = decoded.processes() if workers is None else workers
         options = {"workers": workers, "ahead": prefetch, "limit": memory}
         pixels = [Streamed(files[part], size, read, **options) for part in parts]
     else:
@@ -121,19 +120,13 @@ def _subset(found, held, subset, seed):
 
 def _decoded(files, size, read, workers, prefetch, progress):
     if workers is None:
-        workers = 0 if len(files) <= FEW else _processes()
+        workers = 0 if len(files) <= FEW else decoded.processes()
     # Processes would share one place in a zip's file, and read what is another's.
     if workers == 0 or zipped(files[0]):
         return decoded.decoded(files, size, read, progress=progress)
     return decoded.decoded_by_processes(
         files, size, read, workers=workers, prefetch=prefetch, progress=progress
     )
-
-
-def _processes():
-    """How many decode: one for each core that this process may run on."""
-    shared = hasattr(os, "sched_getaffinity")
-    return min(len(os.sched_getaffinity(0)) if shared else os.cpu_count(), MOST_WORKERS)
 
 
 def _cached(folder, classes, items, size, make):

@@ -5,13 +5,25 @@ import torch
 from . import decoded, generated, layouts
 from .decoded import DecodedImages
 from .layouts import Found
+from .streamed import Streamed
+
+AHEAD = 2  # batches that each process decodes before they are asked for
 
 
 class LeafImages(DecodedImages):
     """One part of a leaf set, as `DecodedImages`."""
 
 
-def leaves(root=None, *, image_size=64, train=True, validation_fraction=0.2, seed=0, progress=None):
+def leaves(
+    root=None,
+    *,
+    image_size=64,
+    train=True,
+    validation_fraction=0.2,
+    seed=0,
+    progress=None,
+    memory=None,
+):
     """The training part of a leaf-disease set, or with `train=False` its validation part.
 
     root                 a folder, or a zip of one: cassava's `train.csv` + `train_images`, or one
@@ -22,6 +34,8 @@ def leaves(root=None, *, image_size=64, train=True, validation_fraction=0.2, see
     validation_fraction  what part of each class is for validation, where no `val` says so
     seed                 of that split: it and a file's name alone say which part the file is in
     progress             called as tqdm is, around the images being read
+    memory               bytes: where the decoded images of the whole set take more, `images` are
+                         `Streamed`. None: all are decoded now
 
     Images are decoded once and kept as bytes: 21,000 of 224 x 224 take 3.2 GB.
 
@@ -34,8 +48,12 @@ def leaves(root=None, *, image_size=64, train=True, validation_fraction=0.2, see
         found, read = layouts.find(root), decoded.read
     chosen = decoded.chosen(found, train, validation_fraction, seed)
     names, labels, files = zip(*(item for item in found.items if item[0] in chosen), strict=True)
-    decoded.require_room(len(found.items), image_size)
-    images = decoded.decoded(files, image_size, read, progress=progress)
+    if memory is not None and len(found.items) * 3 * image_size**2 > memory:
+        options = {"workers": decoded.processes(), "ahead": AHEAD, "limit": memory}
+        images = Streamed(files, image_size, read, **options)
+    else:
+        decoded.require_room(len(found.items), image_size)
+        images = decoded.decoded(files, image_size, read, progress=progress)
     return LeafImages(images, torch.tensor(labels), tuple(found.classes), names)
 
 

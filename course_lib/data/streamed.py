@@ -75,10 +75,15 @@ class Streamed(Dataset):
         if slots < 1:
             raise DataError(
                 f"Six batches of {n} images take {told(6 * self._size(n))}, and decoded images may "
-                f"take {told(self.limit)}: choose a smaller batch_size or a higher memory_limit."
+                f"take {told(self.limit)}: choose a smaller batch_size or image_size, or a higher "
+                "memory_limit."
             )
         workers = min(self.workers, slots)
         return workers, min(self.ahead, slots // max(1, workers))
+
+    def fitting(self, most):
+        """How many images a batch may have, `most` at most, for six of it to fit into `limit`."""
+        return max(1, min(most, self.limit // (6 * self._size(1))))
 
     def _size(self, n):
         """Bytes of a batch of `n` images."""

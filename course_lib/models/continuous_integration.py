@@ -45,7 +45,8 @@ class ContinuousIntegrationModel(torch.nn.Module):
                             kinds of network have the same state_dict, and the same first weights
                             from the same seed
 
-    `memory_efficient`, `parallel_pathways` and `enable_mixed_precision` may be set at any time.
+    `memory_efficient`, `parallel_pathways` and `enable_mixed_precision` may be set at any time, and
+    `spread` puts each pathway on a device of its own.
     Raises ValueError for a depth or point that there is not and for numbers out of range.
     """
 
@@ -93,6 +94,8 @@ class ContinuousIntegrationModel(torch.nn.Module):
         colour      (N, 3, H, W), at least 2^(stages − 1) pixels each way
         brightness  (N, 1, H, W) of colour's dtype and device; by default `brightness_of(colour)`
 
+        Images lie on `device`, and so do the logits, also where the pathways are on two devices.
+
         Raises ValueError for other shapes, dtypes and devices.
         """
         who = f"ContinuousIntegrationModel of depth {self.depth}"
@@ -105,14 +108,20 @@ class ContinuousIntegrationModel(torch.nn.Module):
             return self._logits(colour, brightness).float()
 
     def _logits(self, colour, brightness):
-        colour, brightness = self._both(0, colour, brightness)
-        integrated = torch.lerp(colour, brightness, 0.5)
+        first, second = self.devices
+
+        def moved(x, device):
+            return x if first == second else x.to(device)
+
+        colour, brightness = self._both(0, colour, moved(brightness, second))
+        integrated = torch.lerp(colour, moved(brightness, first), 0.5)
         for stage in range(1, len(self.colour)):
             colour, brightness = self._both(stage, colour, brightness)
             if (name := f"stage{stage}") in self.integrations:
                 point = self.integrations[name]
-                integrated = self._run(point, colour, brightness, integrated)
-        pooled = (self.pool(x) for x in (colour, brightness, integrated))
+                integrated = self._run(point, colour, moved(brightness, first), integrated)
+        colour, brightness, integrated = map(self.pool, (colour, brightness, integrated))
+        pooled = colour, moved(brightness, first), integrated
         return self.classifier(self.integrations["pooled"](*pooled))
 
     def _both(self, stage, colour, brightness):
@@ -137,8 +146,25 @@ class ContinuousIntegrationModel(torch.nn.Module):
 
     @property
     def device(self):
-        """Where the parameters are."""
+        """Where images go, and all parameters are but the brightness pathway's of two devices."""
         return next(self.parameters()).device
+
+    @property
+    def devices(self):
+        """(the colour pathway's device, the brightness pathway's)."""
+        return self.device, next(self.brightness.parameters()).device
+
+    def spread(self, first, second):
+        """Put the brightness pathway on the device `second`, and all else on `first`; the network.
+
+        The two pathways then compute at the same time. Brightness and its feature maps cross over
+        before the first convolution, behind it and at each integration point, and their gradients
+        on the way back. Logits and gradients are those of one device of the same kind. `to` brings
+        all to one device again.
+        """
+        self.to(first)
+        self.brightness.to(second)
+        return self
 
     def set_grad_checkpointing(self, enable=True):
         """Sets `memory_efficient`, by the name that timm's networks have for it."""

@@ -20,9 +20,11 @@ def both(first, second, x, y, parallel=True):
               which starts after all that the caller's stream has been given, and which that stream
               waits for at the end. So a CUDA graph that captures the one captures both; autograd
               runs each backward pass where its forward pass ran. On a CPU, and where torch.compile
-              or torch.fx traces, one runs after the other, as without it.
+              or torch.fx traces, one runs after the other, as without it. If y is on another GPU,
+              the two run at the same time anyway: kernels of each GPU go to its own stream.
     """
-    if not (parallel and type(x) is torch.Tensor and x.is_cuda) or is_compiling():
+    on_gpu = parallel and type(x) is torch.Tensor and x.is_cuda and y.device == x.device
+    if not on_gpu or is_compiling():
         return first(x), second(y)
     here, beside = torch.cuda.current_stream(x.device), _stream(x.device.index)
     beside.wait_stream(here)

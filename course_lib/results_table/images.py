@@ -85,7 +85,7 @@ def _switches(record):
     )
     kind = "training step" if record["name"].endswith("training") else "forward pass"
     N, _, height, width = record["shape"]
-    failed = "".join(f" {label} failed: {why}." for label, why in record["left_out"].items())
+    failed = "".join(f" {label} is left out: {why}." for label, why in record["left_out"].items())
     missing = " The peaks of captured steps are not recorded." * ("–" in peaks)
     return (
         f"A {kind} of {N} images of {height} × {width} with their brightness, "

@@ -5,7 +5,9 @@ import functools
 import torch
 from torch.nn.functional import cross_entropy
 
-from . import ranks, schedules
+from course_lib.data import Streamed
+
+from . import feeding, ranks, schedules
 from .device import sums_dtype
 from .randomness import permutation, seed_of
 from .step import autocast
@@ -17,6 +19,8 @@ class Classifier:
     """A network, its optimiser and its images, all on the network's device. Ranks share each batch.
 
     images, labels  what to train on: uint8 (N, C, H, W) or (N, H, W), and int64 (N,)
+    keep_on_device  the images lie on the network's device; else each batch crosses over, while the
+                    network trains on the one before. Images that are `data.Streamed` do
     validation      (images, labels) to validate with after each epoch
     optimizer       optimizer(parameter groups, learning_rate) makes one; None: AdamW, with biases
                     and scales left alone by the weight decay
@@ -29,8 +33,10 @@ class Classifier:
     def __init__(
         self, model, images, labels, validation, *, epochs, batch_size, learning_rate, seed,
         optimizer=None, weight_decay=0.05, loss=cross_entropy, label_smoothing=0.1, warm_up=0.1,
-        precision="float32", augment=None,
+        precision="float32", augment=None, keep_on_device=True,
     ):  # fmt: skip
+        self.keep_on_device = keep_on_device and not isinstance(images, Streamed)
+        self._feed, self._next = None, 0  # batches that cross over, and the step of the next one
         self.model, self.device = model, next(model.parameters()).device
         self.images, self.labels = self._placed(images), labels.to(self.device)
         self.validation = self._placed(validation[0]), validation[1].to(self.device)
@@ -41,6 +47,7 @@ class Classifier:
         # What does not fill a batch waits for the next epoch, which takes another order.
         self.steps_per_epoch = len(images) // self.batch_size
         ranks.require_enough(self.batch_size)
+        self.mine = ranks.rows(self.batch_size)  # this rank's places in a batch
         parameters = list(model.parameters())
         groups = [  # biases and scales are not pulled towards 0
             {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
@@ -72,16 +79,48 @@ class Classifier:
         self.totals += torch.stack([part.to(self.totals.dtype), right])
 
     def _placed(self, images):
-        return images.to(self.device)
+        stays = isinstance(images, Streamed) or not self.keep_on_device
+        return images if stays else images.to(self.device)
 
     def _inputs(self, step):
         """(images as bytes, labels) of a step."""
         epoch, batch = divmod(step, self.steps_per_epoch)
         if self._order[0] != epoch:
             self._order = epoch, permutation(len(self.images), self.seed, "order", epoch)
-        rows = self._order[1][batch * self.batch_size :][: self.batch_size]
-        rows = rows[ranks.rows(len(rows))]
-        return self._batch(rows, epoch), self.labels[rows.to(self.device)]
+        rows = self._order[1][batch * self.batch_size + self.mine]
+        there = rows.to(self.device)
+        images = self.images[there] if self.keep_on_device else self._arrived(step)
+        return self._augmented(images, rows, epoch), self.labels[there]
+
+    def _arrived(self, step):
+        """The images of a step, which come from the host; the next ones follow on their way."""
+        if self._feed is None or self._next != step:
+            self.close()
+            rows = self._rows(step)
+            if isinstance(self.images, Streamed):
+                on_gpu = self.device.type == "cuda"
+                batches = self.images.batches(rows, len(self.mine), pinned=on_gpu)
+            else:
+                batches = (self.images[each] for each in rows)
+            self._feed = feeding.crossing(batches, self.device)
+        self._next = step + 1
+        return next(self._feed)
+
+    def _rows(self, first):
+        """Yield the numbers of each step's images, from step `first` to the end of the run."""
+        epoch = None
+        for step in range(first, self.epochs * self.steps_per_epoch):
+            if step // self.steps_per_epoch != epoch:
+                epoch = step // self.steps_per_epoch
+                order = permutation(len(self.images), self.seed, "order", epoch)
+            start = step % self.steps_per_epoch * self.batch_size
+            yield order[start + self.mine]
+
+    def close(self):
+        """End the processes that decode images ahead; a step that follows starts others."""
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
 
     def _learn(self, images, labels, step):
         """Change the weights; (the loss, how many answers were right), on the device."""
@@ -143,14 +182,14 @@ class Classifier:
     def _load_totals(self, state):
         self.totals.copy_(state["totals"] * ranks.is_first())  # which are summed over the ranks
 
-    def _batch(self, rows, epoch):
+    def _augmented(self, images, rows, epoch):
         if self.augment is None:
-            return self.images[rows.to(self.device)]
+            return images
         batch = []
-        for row in rows.tolist():
+        for image, row in zip(images, rows.tolist(), strict=True):
             # The transforms draw from the CPU's generator, wherever the image is.
             torch.default_generator.manual_seed(seed_of(self.seed, "augment", epoch, row))
-            batch.append(self.augment(self.images[row]))
+            batch.append(self.augment(image))
         return torch.stack(batch)
 
     def _learning_rate(self, step):
@@ -172,6 +211,8 @@ def predict(model, images, *, precision="float32", batch_size=128, prepare=scale
     prepare  makes of bytes what the network takes
     """
     device, training = next(model.parameters()).device, model.training
+    if isinstance(images, Streamed):
+        batch_size = images.fitting(batch_size)
     model.eval()
     try:
         with autocast(device, precision):

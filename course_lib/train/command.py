@@ -34,7 +34,7 @@ KERNELS = {"ours": True, "torch": False, FASTER: FASTER}  # as the tasks' use_cu
 SETTINGS = {
     "leaves": (
         "model", "image_size", "epochs", "batch_size", "learning_rate", "precision",
-        "checkpoint_steps", "validation_fraction", "sync_batch_norm",
+        "checkpoint_steps", "validation_fraction", "sync_batch_norm", "memory_limit",
     ),
     "fashion-mnist": (
         "epochs", "batch_size", "learning_rate", "precision", "checkpoint_steps", "trainer",
@@ -180,7 +180,7 @@ def _fashion_mnist(options, train):
 def _evaluate_leaves(options, progress):
     model, part, settings = leaves.load_leaves(
         options.evaluate, options.data, device_name=options.device,
-        progress=progress if sys.stderr.isatty() else None,
+        progress=progress if sys.stderr.isatty() else None, memory_limit=options.memory_limit,
     )  # fmt: skip
     return _tell(model, part, settings, "validation")
 

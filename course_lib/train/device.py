@@ -19,6 +19,7 @@ from .randomness import repeatable
 from .step import PRECISIONS, arithmetic, autocast
 
 ORDER = "mps", "cuda", "cpu"
+TWO = "two devices are for a network of two pathways, in `train images`"
 MENDED = "2.14"  # the first PyTorch with channels-last batch norm right on MPS
 AMPERE = 8, 0  # the first compute capability with TF32 and bfloat16
 
@@ -34,6 +35,8 @@ def choose(name, precision="float32", known=PRECISIONS):
     if precision not in known:
         raise ValueError(f"precision must be {' or '.join(known)}, not {precision!r}")
     name = device.best(ORDER) if name in (None, "auto") else name
+    if "," in name:
+        raise ValueError(f"{TWO}: name one here, not {name!r}")
     found = re.fullmatch(r"cpu|mps|cuda(?::(\d+))?", name)
     if not found:
         raise ValueError(
@@ -49,6 +52,34 @@ def choose(name, precision="float32", known=PRECISIONS):
             chip = torch.cuda.get_device_name(place)
             raise ValueError(f"{chip} has no {precision}: choose float32")
     return place
+
+
+def choose_all(name, precision="float32"):
+    """The torch devices in `name`, one as `choose` takes it, or two, such as "cuda:0,cuda:1".
+
+    Raises ValueError as `choose`, for two devices of different kinds, and for a GPU named twice
+    (the CPU may be).
+    """
+    if name is None or "," not in name:
+        return (choose(name, precision),)
+    places = tuple(choose(each.strip(), precision) for each in name.split(","))
+    if len(places) != 2 or places[0].type != places[1].type:
+        raise ValueError(f"devices must be two of one kind, such as cuda:0,cuda:1; not {name!r}")
+    if places[0].type != "cpu" and len({place.index or 0 for place in places}) == 1:
+        raise ValueError(f"{name!r} names one GPU twice: name two, such as cuda:0,cuda:1, or one")
+    return places
+
+
+def spread(model, places):
+    """`model` on one device, or a pathway on each of two. ValueError where it has no pathways."""
+    if len(places) == 1:
+        return model.to(places[0])
+    if not hasattr(model, "spread"):
+        raise ValueError(
+            f"{TWO}, and {type(model).__name__} has none: name one device, or choose the model "
+            "continuous_integration"
+        )
+    return model.spread(*places)
 
 
 def _has_mps():

@@ -40,7 +40,8 @@ class Captured(NamedTuple):
 class GraphTrainer:
     """``loss = GraphTrainer(model, optimizer, loss)(x, y)`` makes a step of training.
 
-    model        in training mode, of layers of ours or of PyTorch's; all of it on one device
+    model        in training mode, of layers of ours or of PyTorch's; all of it on one device, or
+                 on two by its own `spread`, which cannot be captured: x and y are on the first
     optimizer    of `course_lib.optim`, or one of `torch.optim` that can be captured: with
                  ``capturable=True``, or SGD; for float16 and for a schedule with ``fused=True``
     loss         loss(output, target) -> a tensor of one number; 16-bit outputs come as float32
@@ -68,7 +69,7 @@ class GraphTrainer:
         self, model, optimizer, loss, *, precision="float32", schedule=None, max_norm=None,
         accumulate=1, scaler=None, measure=None, capture=None, most_graphs=MOST_GRAPHS,
     ):  # fmt: skip
-        self.device = _device_of(model, optimizer)
+        self.device, alone = _device_of(model, optimizer)
         if precision not in PRECISIONS:
             raise ValueError(f"precision must be {', '.join(PRECISIONS)}, not {precision!r}")
         require_whole("accumulate", accumulate, 1)
@@ -76,9 +77,12 @@ class GraphTrainer:
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"max_norm must be above 0, not {max_norm!r}")
         on_gpu = self.device.type == "cuda"
-        self.capture = on_gpu and device.count() > 0 if capture is None else bool(capture)
+        able = on_gpu and alone and device.count() > 0
+        self.capture = able if capture is None else bool(capture)
         if self.capture and not on_gpu:
             raise ValueError(f"a CUDA graph needs a GPU, and the model is on {self.device}")
+        if self.capture and not alone:
+            raise ValueError("a CUDA graph is of one GPU, and the model is on two: capture=False")
         scaler = scaler_for(self.device, precision, scaler)
         if self.capture:
             fault = why_not_captured(optimizer, scaler.is_enabled(), schedule is not None)
@@ -317,22 +321,24 @@ def right_answers(output, labels):
 
 
 def _device_of(model, optimizer):
+    """(The device of `model`, or the first of its two, whether all of it is there)."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     if not tensors:
         raise ValueError("the model has no parameters")
     places = {tensor.device for tensor in tensors.values()}
-    if len(places) > 1:
+    spread = next((part.devices for part in model.modules() if hasattr(part, "spread")), ())
+    if len(places) > 1 and places != set(spread):
         told = ", ".join(sorted(map(str, places)))
         raise ValueError(f"the model must lie on one device, and lies on {told}")
-    (place,) = places
+    place = spread[0] if len(places) > 1 else next(iter(places))
     for group in optimizer.param_groups:
         for p in group["params"]:
-            if p.device != place:
+            if p.device not in places:
                 raise ValueError(
                     f"the model is on {place}, and its optimiser has parameters on {p.device}: "
                     "make the optimiser after model.to(…)"
                 )
-    return place
+    return place, len(places) == 1
 
 
 def _listed(given, name):

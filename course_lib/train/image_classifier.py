@@ -5,9 +5,7 @@ import time
 import torch
 from torch.nn.functional import cross_entropy
 
-from course_lib.data import Streamed
-
-from . import augmenting, feeding, ranks, schedules
+from . import augmenting, ranks, schedules
 from .average import Average
 from .classifier import Classifier, predict
 from .graph_trainer import GraphTrainer
@@ -27,8 +25,6 @@ class ImageClassifier(Classifier):
     """A network, its optimiser and its images: as `Classifier`, and with what follows.
 
     network         what computes the model's logits: the model, or what is compiled of it
-    keep_on_device  the images lie on the network's device; else each batch crosses over, while the
-                    network trains on the one before. Images that are `data.Streamed` do
     padding         black pixels around an image from which it is cropped at random, after a flip at
                     random; None: images stay as they are
     mixup, cutmix   alpha of each one's beta distribution; 0: neither
@@ -51,8 +47,6 @@ class ImageClassifier(Classifier):
         capture=False,
     ):  # fmt: skip
         place = next(model.parameters()).device
-        self.keep_on_device = keep_on_device and not isinstance(training.images, Streamed)
-        self._feed, self._next = None, 0  # batches that cross over, and the step of the next one
         if channels_last:
             model.to(memory_format=torch.channels_last)
         super().__init__(
@@ -60,10 +54,11 @@ class ImageClassifier(Classifier):
             epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, seed=seed,
             optimizer=optimizer, weight_decay=weight_decay, loss=loss,
             label_smoothing=label_smoothing, warm_up=warm_up, precision=precision,
+            keep_on_device=keep_on_device,
         )  # fmt: skip
         ranks.require_enough(self.batch_size, accumulate)
         self.network = model if network is None else network
-        self.mine = ranks.rows(self.batch_size, accumulate)  # this rank's places in a batch
+        self.mine = ranks.rows(self.batch_size, accumulate)
         self.augmented, self.padding = padding is not None, padding or 0
         self.mixing = mixup, cutmix
         layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -136,10 +131,6 @@ class ImageClassifier(Classifier):
             prepare=self.prepare,
         )  # fmt: skip
 
-    def _placed(self, images):
-        stays = isinstance(images, Streamed) or not self.keep_on_device
-        return images if stays else super()._placed(images)
-
     def _inputs(self, step):
         """(bytes and what is drawn for them, labels and what is drawn for them) of a step."""
         epoch, batch = divmod(step, self.steps_per_epoch)
@@ -153,36 +144,6 @@ class ImageClassifier(Classifier):
             mix = mixes[batch].expand(len(self.mine), -1)
             inputs, targets = (*inputs, mix), (*targets, mix)
         return inputs, targets
-
-    def _arrived(self, step):
-        """The images of a step, which come from the host; the next ones follow on their way."""
-        if self._feed is None or self._next != step:
-            self.close()
-            rows = self._rows(step)
-            if isinstance(self.images, Streamed):
-                on_gpu = self.device.type == "cuda"
-                batches = self.images.batches(rows, len(self.mine), pinned=on_gpu)
-            else:
-                batches = (self.images[each] for each in rows)
-            self._feed = feeding.crossing(batches, self.device)
-        self._next = step + 1
-        return next(self._feed)
-
-    def _rows(self, first):
-        """Yield the numbers of each step's images, from step `first` to the end of the run."""
-        epoch = None
-        for step in range(first, self.epochs * self.steps_per_epoch):
-            if step // self.steps_per_epoch != epoch:
-                epoch = step // self.steps_per_epoch
-                order = permutation(len(self.images), self.seed, "order", epoch)
-            start = step % self.steps_per_epoch * self.batch_size
-            yield order[start + self.mine]
-
-    def close(self):
-        """End the processes that decode images ahead; a step that follows starts others."""
-        if self._feed is not None:
-            self._feed.close()
-            self._feed = None
 
     def _drawn(self, epoch):
         """All that is random in this rank's part of an epoch's batches. It crosses over at once:

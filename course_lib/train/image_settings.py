@@ -38,7 +38,8 @@ class ImageSettings:
                                       "is streamed (default: three quarters of what is free)")
 
     device: str | None = option(None, "auto, mps, cuda, cuda:1 or cpu (default: the first of MPS, "
-                                "CUDA and CPU that is here)")
+                                "CUDA and CPU that is here); of continuous_integration also two, "
+                                "such as cuda:0,cuda:1, one for each pathway")
     precision: Literal["float32", "tf32", "bfloat16", "float16"] | None = option(
         None, "float32 (default), tf32, bfloat16 or float16")
     enable_mixed_precision: bool = option(False, "bfloat16, or float16 where the device lacks it")

@@ -12,9 +12,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from course_lib import SIMULATED, data, models, nn, ops, optim, plot
-from course_lib.data import streamed
+from course_lib.data import decoded, streamed
 
-from . import checkpoint, device, faster, loop, memory, ranks
+from . import checkpoint, device, faster, feeding, loop, memory, ranks
 from .image_classifier import ImageClassifier
 from .image_settings import FREE, ImageSettings, require_sensible
 from .profiling import Profiled
@@ -25,7 +25,6 @@ INTEGRATION = "integration.png"
 #: The share of a GPU's free memory that the training images may take; else they stay on the host.
 ROOM = 0.5
 EARLIER = {"sync_batch_norm": False}  # what checkpoints were made by that do not say it
-NAMES = "names "  # before a hash that leaves the pixels out
 WORST = 10  # classes in the table of those that the network knows least
 
 
@@ -51,7 +50,8 @@ def train_images(
     begin = time.monotonic()
     settings = settings or ImageSettings()
     require_sensible(settings)
-    settings, place = decided(settings)
+    settings, places = decided(settings)
+    place = places[0]
     limit, source = ranks.first(lambda: streamed.limit_of(settings.memory_limit))
     allowed = limit // ranks.on_host(), source
     output = settings.checkpoint_dir if output is None else Path(output)
@@ -64,14 +64,14 @@ def train_images(
     say, tell = ranks.aloud(say), ranks.aloud(tell)
     with ranks.in_turn():
         training, validation = read(settings, downloads, progress, allowed[0])
-    for line in facts(settings, place, training, validation, allowed):
+    for line in facts(settings, places, training, validation, allowed):
         tell(line)
     before = faster.earlier(output, resume, (faster.LAYERS, "images"))
     kept = before | kept_settings(settings, training, validation, before.get("images"))
     with contextlib.ExitStack() as stack:
         stack.enter_context(settled(settings, place))
         stack.enter_context(memory.explained(kept))
-        task = make_task(settings, place, training, validation, say, kept)
+        task = make_task(settings, places, training, validation, say, kept)
         stack.callback(task.close)
         history = loop.fit(
             Profiled(task, output, say) if settings.profile and ranks.is_first() else task, kept,
@@ -84,7 +84,8 @@ def train_images(
         for line in worst_classes(task, validation):
             tell(line)
         if place.type == "cuda":
-            tell(f"Peak memory: {torch.cuda.max_memory_allocated(place) / 1e9:.2f} GB.")
+            peaks = [f"{torch.cuda.max_memory_allocated(each) / 1e9:.2f} GB" for each in places]
+            tell(f"Peak memory: {', '.join(peaks)}.")
     if output is not None and ranks.is_first() and "integration_weights" in history[0]:
         picture = plot.integration_weights(history).png()
         checkpoint.write_whole(output / INTEGRATION, lambda file: file.write(picture))
@@ -93,12 +94,13 @@ def train_images(
 
 
 def decided(settings):
-    """(`settings` without a choice left open, the device); ValueError for what is not here."""
-    place = device.choose(settings.device)
+    """(`settings` without a choice left open, the devices); ValueError for what is not here."""
     precision = settings.precision or "float32"
+    places = device.choose_all(settings.device)
+    place = places[0]
     if settings.enable_mixed_precision and settings.precision is None:
         precision = device.half_of(place)
-    device.choose(str(place), precision)
+    device.choose_all(settings.device, precision)
     if precision == "tf32" and place.type != "cuda":
         raise ValueError(f"tf32 needs an NVIDIA GPU, and this run is on {place}: choose float32")
     on_gpu = place.type == "cuda" and not SIMULATED
@@ -107,9 +109,27 @@ def decided(settings):
     if settings.channels_last:
         device.require_channels_last(place)
     kernels = settings.kernels or ("ours" if on_gpu else "torch")
-    capture = on_gpu if settings.capture is None else settings.capture
+    alone = len(places) == 1
+    capture = on_gpu and alone if settings.capture is None else settings.capture
     settled = {"precision": precision, "kernels": kernels, "capture": capture}
-    return dataclasses.replace(settings, **settled), place
+    settings = dataclasses.replace(settings, **settled)
+    if not alone:
+        _require_one_device(settings)
+    return settings, places
+
+
+def _require_one_device(settings):
+    """Raise ValueError for what is of one device only."""
+    asked = {
+        "--capture": settings.capture,
+        "--compile": settings.compile,
+        "--kernels faster": settings.kernels == faster.FASTER,
+        "--memory-fraction": settings.memory_fraction is not None,
+    }
+    if told := [option for option, is_asked in asked.items() if is_asked]:
+        raise ValueError(
+            f"{told[0]} needs one device, and {settings.device!r} names two: leave one of them out"
+        )
 
 
 def settled(settings, place):
@@ -136,7 +156,7 @@ def read(settings, downloads=None, progress=None, allowed=None):
     )  # fmt: skip
 
 
-def facts(settings, place, training, validation, allowed):
+def facts(settings, places, training, validation, allowed):
     """What is trained on what, in lines.
 
     allowed  bytes that decoded images may take, and where that number comes from
@@ -144,22 +164,16 @@ def facts(settings, place, training, validation, allowed):
     shape, gigabytes = tuple(training.images.shape[1:]), training.images.nbytes / 1e9
     layers = {"ours": "our", "torch": "PyTorch's", "faster": "our or PyTorch's"}[settings.kernels]
     names = ", ".join(training.classes[:5]) + (", …" if len(training.classes) > 5 else "")
-    yield f"Device: {place}"
+    yield f"Device: {', '.join(map(str, places))}"
     yield f"Model: {settings.model}, {layers} layers, {settings.precision}"
     yield f"Classes: {len(training.classes)} ({names})"
     counts = f"Data: {len(training):,} images to train on, {len(validation):,} to validate"
     if not isinstance(training.images, data.Streamed):
         yield f"{counts}; as bytes of shape {shape} they take {gigabytes:.2f} GB of memory"
         return
-    mine = ranks.rows(min(settings.batch_size, len(training)))
-    processes, _ = training.images.processes(len(mine))
-    whole = streamed.told(training.images.nbytes + validation.images.nbytes)
     yield counts
-    yield (
-        f"Streamed: as bytes of shape {shape} they would take {whole}, and may take "
-        f"{streamed.told(allowed[0])} ({allowed[1]}). Each epoch decodes them anew"
-        + (f", by {processes} processes" if processes > 1 else "")
-        + (", and uses no cache" if settings.cache else "")
+    yield feeding.streaming(training, validation, settings.batch_size, allowed) + (
+        " It uses no cache." if settings.cache else ""
     )
 
 
@@ -168,13 +182,10 @@ def kept_settings(settings, training, validation, earlier=None):
 
     earlier  what it kept of the images: a hash, which of a set that was streamed is of names alone
     """
-    streams = isinstance(training.images, data.Streamed)
-    pixels = not (streams if earlier is None else earlier.startswith(NAMES))
-    images = f"{training.digest(pixels)} {validation.digest(pixels)}"
     found = {k: v for k, v in dataclasses.asdict(settings).items() if k not in FREE}
     return {"task": "images"} | found | {
         "classes": list(training.classes), "image_size": training.images.shape[-1],
-        "images": images if pixels else NAMES + images,
+        "images": decoded.digests(training, validation, earlier),
     }  # fmt: skip
 
 
@@ -197,13 +208,14 @@ def create(settings, n_classes, image_size):
     return model
 
 
-def make_task(settings, place, training, validation, say, kept=None):
+def make_task(settings, places, training, validation, say, kept=None):
     """The task for `loop.fit`, whose steps are `GraphTrainer`'s, captured or not.
 
     kept  what `kept_settings` found; with kernels "faster", the layers' names are added to it
     """
     image_size = training.images.shape[-1]
-    model = create(settings, len(training.classes), image_size).to(place)
+    place = places[0]
+    model = device.spread(create(settings, len(training.classes), image_size), places)
     if settings.enable_gradient_checkpointing:
         device.checkpointed(model)
     network = model
@@ -306,7 +318,7 @@ def load_images(
         settings = dataclasses.replace(
             settings, data=root, device=device_name, cache=cache, memory_limit=memory_limit
         )
-        place = device.choose(device_name, settings.precision)
+        places = device.choose_all(device_name, settings.precision)
     except TypeError as error:
         raise checkpoint.CheckpointError(f"{path} is of no run on images ({error}).") from None
     training, validation = read(settings, downloads, progress)
@@ -316,7 +328,7 @@ def load_images(
             f"{path} was trained with other images than those of {root or 'the drawn set'}: name "
             "the set that it was made with."
         )
-    with settled(settings, place):
-        task = make_task(settings, place, training, validation, None, kept["settings"])
+    with settled(settings, places[0]):
+        task = make_task(settings, places, training, validation, None, kept["settings"])
         loop.load_state(path, task, kept["state"])
     return task, validation, settings

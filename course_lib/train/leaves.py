@@ -3,11 +3,14 @@
 model, history = train_leaves(epochs=12)
 """
 
+import contextlib
+
 import torch
 
 from course_lib import data, models
+from course_lib.data import decoded, streamed
 
-from . import checkpoint, device, faster, loop, memory, ranks
+from . import checkpoint, device, faster, feeding, loop, memory, ranks
 from .classifier import PRECISIONS, Classifier, scale
 from .randomness import seed_of
 from .sync_batch_norm import synchronised
@@ -30,8 +33,8 @@ AUGMENTATIONS = "flips", "strong"
 def train_leaves(
     model=None, root=None, *, image_size=None, epochs=None, batch_size=None, learning_rate=None,
     seed=0, validation_fraction=0.2, precision="float32", use_cuda_kernels=True, device_name=None,
-    sync_batch_norm=False, output=None, resume=False, checkpoint_steps=None, progress=None,
-    report=None, say=None,
+    sync_batch_norm=False, memory_limit=None, output=None, resume=False, checkpoint_steps=None,
+    progress=None, report=None, say=None,
 ):  # fmt: skip
     """Train on a leaf-disease set; (model, history).
 
@@ -47,6 +50,8 @@ def train_leaves(
                       GPU run our kernels
     device_name       such as "cuda:0", "mps" or "cpu"; None: a GPU if there is one
     sync_batch_norm   of several ranks, batch norms take the joint batch's statistics
+    memory_limit      memory for decoded images, such as "8GB"; a larger set is streamed. None:
+                      three quarters of what is free
     output, resume, checkpoint_steps, progress, report, say
                       as in `loop.fit`; `say` is also told the network, and each class's images
 
@@ -70,25 +75,35 @@ def train_leaves(
     }  # fmt: skip
     _require_sensible(settings)
     faster.require_known(use_cuda_kernels)
+    limit, source = ranks.first(lambda: streamed.limit_of(memory_limit))
+    allowed = limit // ranks.on_host(), source
     if output is not None:
         loop.require_room(output, resume)  # before the images are read
     say = ranks.aloud(say)
     with ranks.in_turn():
-        training, validation = read_parts(root, settings, progress)
+        training, validation = read_parts(root, settings, progress, allowed[0])
     if say is not None:
         say(f"{name} on {place}, images of {settings['image_size']} pixels.")
         say(counts(training, validation))
+    if isinstance(training.images, data.Streamed):
+        told = feeding.streaming(training, validation, settings["batch_size"], allowed)
+        if say is not None:
+            say(told)
+    before = faster.earlier(output, resume, (faster.LAYERS, "images"))
     settings |= {
         "classes": list(training.classes),
-        "images": f"{training.digest()} {validation.digest()}",
+        "images": decoded.digests(training, validation, before.pop("images", None)),
     }
-    with device.settled(place), memory.explained(settings):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(device.settled(place))
+        stack.enter_context(memory.explained(settings))
         if isinstance(model, str):
             model = create(settings, place)
         model.to(place)
         if use_cuda_kernels == faster.FASTER:
-            settings |= faster.earlier(output, resume)
-            example = training.images[: settings["batch_size"]].to(place)
+            settings |= before
+            n = settings["batch_size"]
+            example = next(iter(training.images[:n].split(n))).to(place)
             faster.settle(model, settings, scale(example), precision, say=say)
         if sync_batch_norm and ranks.count() > 1:
             model = synchronised(model)
@@ -98,6 +113,7 @@ def train_leaves(
             augment=augmentation(settings["augmentation"]),
             **{key: settings[key] for key in TASK},
         )  # fmt: skip
+        stack.callback(task.close)
         history = loop.fit(
             task, settings, output=output, resume=resume, checkpoint_steps=checkpoint_steps,
             progress=progress, report=report, say=say, earlier=EARLIER,
@@ -133,16 +149,21 @@ SETTINGS = {
 TASK = ("epochs", "batch_size", "learning_rate", "seed", "precision")
 
 
-def load_leaves(path, root=None, *, device_name=None, progress=None):
+def load_leaves(path, root=None, *, device_name=None, progress=None, memory_limit=None):
     """(model, validation images, settings) of the checkpoint at `path` of a run on leaves.
 
-    root  where the set lies now; its images must be those that the run was made with
+    root          where the set lies now; its images must be those that the run was made with
+    memory_limit  as in `train_leaves`
     """
     kept = checkpoint.load_of("leaves", path, SETTINGS)
     settings = kept["settings"]
     place = device.choose(device_name, settings["precision"], PRECISIONS)
-    validation = data.leaves(root, train=False, **_split(settings), progress=progress)
-    if validation.digest() not in settings["images"]:
+    limit, _ = streamed.limit_of(memory_limit)
+    validation = data.leaves(
+        root, train=False, **_split(settings), progress=progress, memory=limit
+    )
+    pixels = not settings["images"].startswith(decoded.NAMES)
+    if validation.digest(pixels) not in settings["images"]:
         raise checkpoint.CheckpointError(
             f"{path} was trained with other images than those of {root or 'the drawn set'}: name "
             "the set that it was made with."
@@ -155,10 +176,13 @@ def load_leaves(path, root=None, *, device_name=None, progress=None):
     return model.eval(), validation, settings
 
 
-def read_parts(root, settings, progress=None):
-    """The training part and the validation part of the set at `root`."""
+def read_parts(root, settings, progress=None, allowed=None):
+    """The training part and the validation part of the set at `root`.
+
+    allowed  bytes that decoded images may take; None: any
+    """
     return [
-        data.leaves(root, train=train, **_split(settings), progress=progress)
+        data.leaves(root, train=train, **_split(settings), progress=progress, memory=allowed)
         for train in (True, False)
     ]
 
