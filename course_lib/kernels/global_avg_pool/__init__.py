@@ -389,8 +389,7 @@ FORWARD = Ladder(
     Rung("warp", _launch_warp, (warp_kernel, warp_nhwc_kernel)),
     Rung(
         "vectorised", _launch_vectorised,
-        (vectorised_team_kernel, vectorised_block_kernel, nhwc.vectorised_kernel, warp_nhwc_kernel,
-         finish_kernel),
+        (vectorised_team_kernel, vectorised_block_kernel, nhwc.vectorised_kernel, finish_kernel),
     ),
     auto="vectorised",
 )  # fmt: skip
@@ -400,8 +399,7 @@ BACKWARD = Ladder(
          (per_plane_backward_kernel, nhwc.per_plane_backward_kernel)),
     Rung(
         "vectorised", _launch_vectorised_backward,
-        (vectorised_backward_kernel, naive_backward_kernel, nhwc.vectorised_backward_kernel,
-         nhwc.per_plane_backward_kernel),
+        (vectorised_backward_kernel, naive_backward_kernel, nhwc.vectorised_backward_kernel),
     ),
     auto="vectorised",
 )  # fmt: skip
