@@ -74,13 +74,13 @@ FIGURES = (
     Figure("kernel functions that neither AUTO nor a lesson takes", 4, 0),
     Figure("kernel objects that neither AUTO nor a lesson takes", 88, 0),
     Figure("operations that import inner files of others", 0, 0),
-    Figure("kernels without a docstring of their parameters", 204),
-    Figure("lines that the formatter is told to leave", 1452),
+    Figure("kernels without a docstring of their parameters", 201),
+    Figure("lines that the formatter is told to leave", 1454),
     Figure("files of kernels over 300 lines", 7),
     # Not yet in the bar: 3,050 lines of attention, 445 of scaled_softmax, 2,150 of convolutions
     # that are gathered, joined, or products of matrices, 590 of rows off boundaries, 330 of streams
-    # of tiles.
-    Figure("lines of kernels", 33453, 26609),
+    # of tiles. Nor are 220 of images of any channels: pooling, its windows, upsampling.
+    Figure("lines of kernels", 33671, 26609),
     # Nor are 3,300 lines of attention's tests and of the wrong kernels of its lessons, 750 of
     # scaled_softmax's, of the audit of plans and of the choice of faster layers, and 2,700 of the
     # commands for others' scripts, of ranks, of streamed sets and of the wheel.

@@ -126,7 +126,6 @@ def test_y_is_written_by_sixteen_bytes(layout):
     with recorded() as launches:  # and an element at a time where that can't be
         upsample.forward(x[:, :7], (7, 7))
     assert [kernel.py_func.__name__ for kernel, *_ in launches] == ["walking_kernel"]
-    assert launches[0][1] * upsample.kernels.BLOCK_SIZE >= 7 * 7 * 7
 
 
 @every_way

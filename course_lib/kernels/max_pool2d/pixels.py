@@ -55,9 +55,7 @@ def forward_kernel(vectors):
         values = cuda.local.array(MAX_WIDTH, np.float32)
         best = cuda.local.array(MAX_WIDTH, np.float32)
         at = cuda.local.array(MAX_WIDTH, np.int32)
-        H, W, KH, KW, DH, DW = (
-            np.int32(H), np.int32(W), np.int32(KH), np.int32(KW), np.int32(DH), np.int32(DW),
-        )  # fmt: skip
+        H, W, KH, KW = np.int32(H), np.int32(W), np.int32(KH), np.int32(KW)
         i = np.int32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
         wait_for_previous_kernel()
         if 0 <= i < n_threads:
