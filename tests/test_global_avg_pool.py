@@ -77,6 +77,8 @@ def test_long_planes_are_cut_into_parts():
     assert pool.plan(2, 300 * 300 * 4)[1] > 1
     check_forward(image((1, 2, 300, 300), torch.float32, "contiguous"), "vectorised")
     check_forward(image((1, 4, 150, 100), torch.float32, "channels_last"), "vectorised")
+    for dtype in TOLERANCE:  # of pixels that are no whole vectors
+        check_forward(image((1, 3, 150, 101), dtype, "channels_last"), "vectorised")
     dy = torch.randn(1, 2, device=PLACE)
     check_backward(dy, (300, 300), "contiguous", "vectorised")
 

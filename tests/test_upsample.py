@@ -125,7 +125,7 @@ def test_y_is_written_by_sixteen_bytes(layout):
         assert sum(site.sectors for site in stores) == y.numel() * 2 // 32
     with recorded() as launches:  # and an element at a time where that can't be
         upsample.forward(x[:, :7], (7, 7))
-    assert [kernel.py_func.__name__ for kernel, *_ in launches] == ["direct_kernel"]
+    assert [kernel.py_func.__name__ for kernel, *_ in launches] == ["walking_kernel"]
 
 
 @every_way

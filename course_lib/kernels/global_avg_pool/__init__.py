@@ -31,6 +31,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.global_avg_pool import nhwc
+from course_lib.kernels.global_avg_pool.nhwc import vectorised_kernel as vectorised_nhwc_kernel
 from course_lib.kernels.global_avg_pool.nhwc import warp_kernel as warp_nhwc_kernel
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.runtime.host import arrays
@@ -389,8 +390,7 @@ FORWARD = Ladder(
     Rung("warp", _launch_warp, (warp_kernel, warp_nhwc_kernel)),
     Rung(
         "vectorised", _launch_vectorised,
-        (vectorised_team_kernel, vectorised_block_kernel, nhwc.vectorised_kernel, warp_nhwc_kernel,
-         finish_kernel),
+        (vectorised_team_kernel, vectorised_block_kernel, vectorised_nhwc_kernel, finish_kernel),
     ),
     auto="vectorised",
 )  # fmt: skip
@@ -400,8 +400,7 @@ BACKWARD = Ladder(
          (per_plane_backward_kernel, nhwc.per_plane_backward_kernel)),
     Rung(
         "vectorised", _launch_vectorised_backward,
-        (vectorised_backward_kernel, naive_backward_kernel, nhwc.vectorised_backward_kernel,
-         nhwc.per_plane_backward_kernel),
+        (vectorised_backward_kernel, naive_backward_kernel, nhwc.vectorised_backward_kernel),
     ),
     auto="vectorised",
 )  # fmt: skip

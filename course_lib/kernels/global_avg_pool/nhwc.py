@@ -4,15 +4,18 @@ A plane's elements lie C apart, but those of neighbouring channels lie side by s
 neighbouring channels of a pixel, and the threads that share a channel add up at the end. With
 P = H·W pixels, x is N·P·C here, and all kernels take it as one dimension.
 
-The vectorised rungs need every pixel to start on a 16-byte boundary. Where C or the address does
-not allow that, one element is the widest access there is, and the rung below does the work.
+The vectorised rungs take an image as rows of `wide` numbers, the least that is whole pixels and
+whole vectors of 16 bytes: a vector of a row has the same channels in each row, whatever C is. Rows
+begin at the image's first 16-byte boundary; up to 15 bytes at its either end go one by one.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.indexing import divided
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
 from course_lib.runtime.intrinsics import (
@@ -58,9 +61,39 @@ def warp_kernel(x, y, n_pixels, C, scale):
         store(y, n * C + c, total * scale)
 
 
+@cuda.jit(device=True)
+def place_of(size, wide, offset, n_columns, length, width):
+    """(the image's elements before its first boundary, first number of a row that is this thread's,
+    its first row, the rows at which it stops, rows of the block)."""
+    part, tile, n = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
+    n_rows, _ = divided(BLOCK_SIZE, n_columns)
+    row, col = divided(cuda.threadIdx.x, n_columns)
+    number = np.int64(tile * n_columns + col) * width
+    head = min(-(np.int64(n) * size + offset) & (width - 1), size)
+    begin = np.int64(part) * length
+    stop = begin + length
+    while stop > begin and head + (stop - 1) * wide + number + width > size:
+        stop -= 1
+    if row >= n_rows or number >= wide:
+        stop = begin
+    return head, number, begin + row, stop, n_rows
+
+
+@cuda.jit(device=True)
+def channel_of(number, C):
+    """The channel of an element, by its number from the image's begin; both below 2³¹."""
+    return divided(number, C)[1]
+
+
 @cuda.jit
-def vectorised_kernel(x, y, n_pixels, C, scale, n_columns, length):
-    # blockIdx: (part of the pixels, tile of `n_columns` columns, image). y is N·parts·C.
+def vectorised_kernel(x, y, size, C, wide, scale, n_columns, length, offset, n_sums):
+    """Sums of parts of channels: y[n, k, c], number k of `n_sums` of the image's channel.
+
+    x, y       flat; images of `size` elements
+    n_columns  vectors of a row that a block has; blockIdx: (part of the rows, tile of a row, image)
+    length     rows of a part
+    offset     elements from the last 16-byte boundary to x[0]
+    """
     allow_next_kernel()
     wait_for_previous_kernel()
     # Padded by one, so that neither writing nor reading meets a bank twice.
@@ -70,44 +103,53 @@ def vectorised_kernel(x, y, n_pixels, C, scale, n_columns, length):
     totals = cuda.local.array(MAX_WIDTH, np.float32)
     for k in range(MAX_WIDTH):
         totals[k] = ZERO
-    part, tile, n = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-    n_rows = BLOCK_SIZE // n_columns
-    row, col = cuda.threadIdx.x // n_columns, cuda.threadIdx.x % n_columns
-    c = (tile * n_columns + col) * width
-    stop = min((part + 1) * length, n_pixels)
-    if row < n_rows and c < C:
-        pixel = part * length + row
-        start = (n * n_pixels + pixel) * C + c
-        # All loads of a batch come before its additions: memory answers them together.
-        while pixel + (UNROLL - 1) * n_rows < stop:
-            for u in range(UNROLL):
-                load_vector(values[u], x, start + u * n_rows * C)
-            for u in range(UNROLL):
-                for k in range(width):
-                    totals[k] += values[u, k]
-            pixel += UNROLL * n_rows
-            start += UNROLL * n_rows * C
+    part, tile, n = cuda.blockIdx.x, cuda.blockIdx.y, np.int64(cuda.blockIdx.z)
+    head, number, row, stop, n_rows = place_of(size, wide, offset, n_columns, length, width)
+    start = n * size + head + row * wide + number
+    # All loads of a batch come before its additions: memory answers them together.
+    while row + (UNROLL - 1) * n_rows < stop:
+        for u in range(UNROLL):
+            load_vector(values[u], x, start + u * n_rows * wide)
+        for u in range(UNROLL):
+            for k in range(width):
+                totals[k] += values[u, k]
+        row += UNROLL * n_rows
+        start += UNROLL * n_rows * wide
+    if row < stop:
         for u in range(UNROLL):
             for k in range(width):
                 values[u, k] = ZERO
-            if pixel + u * n_rows < stop:
-                load_vector(values[u], x, start + u * n_rows * C)
+            if row + u * n_rows < stop:
+                load_vector(values[u], x, start + u * n_rows * wide)
         for u in range(UNROLL):
             for k in range(width):
                 totals[k] += values[u, k]
     for k in range(width):
         shared[k, cuda.threadIdx.x] = totals[k]
     cuda.syncthreads()
-    # One thread for each channel of the tile adds up the rows.
-    i = cuda.threadIdx.x
-    while i < n_columns * width:
-        channel = tile * n_columns * width + i
-        if channel < C:
-            total = ZERO
-            for other in range(n_rows):
-                total += shared[i % width, other * n_columns + i // width]
-            store(y, (n * cuda.gridDim.x + part) * C + channel, total * scale)
+    # One thread for each number of the tile's rows adds up the rows.
+    first, i = tile * n_columns * width, cuda.threadIdx.x
+    turns, _ = divided(wide, C)
+    while i < min(n_columns * width, wide - first):
+        total = ZERO
+        for other in range(n_rows):
+            total += shared[i % width, other * n_columns + i // width]
+        turn, _ = divided(first + i, C)
+        k = part * turns + turn
+        store(y, (n * n_sums + k) * C + channel_of(head + first + i, C), total * scale)
         i += BLOCK_SIZE
+    # What is left at either end of the image is one more sum.
+    c = cuda.threadIdx.x
+    while c < C and part == 0 and tile == 0 and n_sums > cuda.gridDim.x * turns:
+        total = ZERO
+        for i in range(head):
+            if channel_of(i, C) == c:
+                total += load(x, n * size + i)
+        for back in range((size - head) & (width - 1), 0, -1):
+            if channel_of(C * MAX_WIDTH - back, C) == c:
+                total += load(x, (n + 1) * size - back)
+        store(y, (n * n_sums + n_sums - 1) * C + c, total * scale)
+        c += BLOCK_SIZE
 
 
 @cuda.jit
@@ -122,24 +164,31 @@ def per_plane_backward_kernel(dy, dx, n_pixels, C, scale):
 
 
 @cuda.jit
-def vectorised_backward_kernel(dy, dx, n_pixels, C, scale, n_columns, length):
+def vectorised_backward_kernel(dy, dx, size, C, wide, scale, n_columns, length, offset):
+    """dx of dy; arguments as of `vectorised_kernel`, `offset` that of dx."""
     allow_next_kernel()
     wait_for_previous_kernel()
     width = vector_width(dx)
     values = cuda.local.array(MAX_WIDTH, np.float32)
-    part, tile, n = cuda.blockIdx.x, cuda.blockIdx.y, cuda.blockIdx.z
-    n_rows = BLOCK_SIZE // n_columns
-    row, col = cuda.threadIdx.x // n_columns, cuda.threadIdx.x % n_columns
-    c = (tile * n_columns + col) * width
-    stop = min((part + 1) * length, n_pixels)
-    if row < n_rows and c < C:
-        load_vector(values, dy, n * C + c)
+    n = np.int64(cuda.blockIdx.z)
+    head, number, row, stop, n_rows = place_of(size, wide, offset, n_columns, length, width)
+    if row < stop:
+        c = channel_of(head + number, C)
         for k in range(width):
-            values[k] *= scale
-        pixel = part * length + row
-        while pixel < stop:
-            store_vector(dx, (n * n_pixels + pixel) * C + c, values)
-            pixel += n_rows
+            values[k] = load(dy, n * C + c) * scale
+            c = np.int32(c + 1) if c + 1 < C else np.int32(0)
+    i = n * size + head + row * wide + number
+    while row < stop:
+        store_vector(dx, i, values)
+        row += n_rows
+        i += n_rows * wide
+    if cuda.blockIdx.x == 0 and cuda.blockIdx.y == 0:
+        i, tail = np.int64(cuda.threadIdx.x), (size - head) & (width - 1)
+        if i < head:
+            store(dx, n * size + i, load(dy, n * C + channel_of(i, C)) * scale)
+        if 0 < i <= tail:
+            c = channel_of(C * MAX_WIDTH - i, C)
+            store(dx, (n + 1) * size - i, load(dy, n * C + c) * scale)
 
 
 def launch_warp(x, y, n_pixels, scale):
@@ -148,48 +197,62 @@ def launch_warp(x, y, n_pixels, scale):
     launch(warp_kernel, grid, BLOCK_SIZE, x, y, n_pixels, C, scale, flat=True)
 
 
-def aligned(array, C):
-    """Whether every pixel begins on a 16-byte boundary."""
-    whole = C * array.dtype.itemsize % VECTOR_BYTES == 0
-    return whole and arrays.address_of(array) % VECTOR_BYTES == 0
+class Rows(NamedTuple):
+    """How images are shared out: the grid, and what kernels are told of it."""
+
+    grid: tuple
+    wide: int
+    n_columns: int
+    length: int
+    offset: int
+    n_sums: int
 
 
-def plan(total_columns, N, n_pixels, least=8):
-    """(grid, columns of 16 bytes per block, pixels per part).
+def plan(image, least=8):
+    """The `Rows` of a channels-last image.
 
-    Pixels are cut into parts only as long as a thread keeps `least` of them, or many more where
-    there are enough blocks already: partial sums cost a second kernel.
+    Its rows are cut into parts only as long as a thread keeps `least` of them, or many more where
+    there are enough blocks already: partial sums cost a second kernel, where it isn't there anyway.
     """
+    N, C, H, W = image.shape
+    width = VECTOR_BYTES // image.dtype.itemsize
+    wide, offset = math.lcm(C, width), arrays.address_of(image) % VECTOR_BYTES // (16 // width)
+    n_rows, total_columns = math.ceil(H * W * C / wide), wide // width
+    left = offset > 0 or H * W * C % width > 0
     n_tiles = math.ceil(total_columns / COLUMNS)
     if N * n_tiles > WAVE:
         n_tiles = max(WAVE // N, math.ceil(total_columns / MOST_COLUMNS))
     n_columns = math.ceil(total_columns / n_tiles)
-    per_thread = n_pixels // (BLOCK_SIZE // n_columns)
+    n_tiles = math.ceil(total_columns / n_columns)
+    per_thread = n_rows // (BLOCK_SIZE // n_columns)
+    if left or wide > C:
+        least = min(least, UNROLL)
     keep = least if N * n_tiles < SOME_BLOCKS else 8 * least
     n_parts = max(1, min(ENOUGH_BLOCKS // (N * n_tiles), per_thread // keep))
-    length = math.ceil(n_pixels / n_parts)
-    return (math.ceil(n_pixels / length), n_tiles, N), n_columns, length
+    length = math.ceil(n_rows / n_parts)
+    n_parts = math.ceil(n_rows / length)
+    return Rows(
+        (n_parts, n_tiles, N), wide, n_columns, length, offset, n_parts * (wide // C) + left
+    )
 
 
 def launch_vectorised(x, y, n_pixels, scale, finish_kernel):
-    """By `warp` where pixels aren't aligned; `finish_kernel` adds up partial sums."""
+    """The sums of parts and, where there are several, `finish_kernel`, which adds them up."""
     N, C = x.shape[:2]
-    if not aligned(x, C):
-        return launch_warp(x, y, n_pixels, scale)
-    grid, n_columns, length = plan(C * x.dtype.itemsize // VECTOR_BYTES, N, n_pixels)
-    n_parts = grid[0]
+    grid, wide, n_columns, length, offset, n_sums = plan(x)
     partial, factor = y, scale
-    if n_parts > 1:
-        partial = arrays.empty((N, n_parts, C), like=x, dtype="float32")
+    if n_sums > 1:
+        partial = arrays.empty((N, n_sums, C), like=x, dtype="float32")
         factor = np.float32(1)
     launch(
         vectorised_kernel, grid, BLOCK_SIZE,
-        x, partial, n_pixels, C, factor, n_columns, length, flat=True, overlap=True,
+        x, partial, n_pixels * C, C, wide, factor, n_columns, length, offset, n_sums,
+        flat=True, overlap=True,
     )  # fmt: skip
-    if n_parts > 1:
+    if n_sums > 1:
         launch(
             finish_kernel, math.ceil(N * C * 32 / BLOCK_SIZE), BLOCK_SIZE,
-            partial, y, n_parts, C, scale, flat=True, overlap=True,
+            partial, y, n_sums, C, scale, flat=True, overlap=True,
         )  # fmt: skip
 
 
@@ -200,23 +263,21 @@ def launch_per_plane_backward(dy, dx, n_pixels, scale):
 
 
 def launch_vectorised_backward(dy, dx, n_pixels, scale):
-    """By `per_plane` where pixels aren't aligned."""
-    N, C = dx.shape[:2]
-    if not (aligned(dx, C) and aligned(dy, C)):
-        return launch_per_plane_backward(dy, dx, n_pixels, scale)
-    grid, n_columns, length = plan(C * dx.dtype.itemsize // VECTOR_BYTES, N, n_pixels, least=2)
+    C = dx.shape[1]
+    grid, wide, n_columns, length, offset, _ = plan(dx, least=2)
     launch(
         vectorised_backward_kernel, grid, BLOCK_SIZE,
-        dy, dx, n_pixels, C, scale, n_columns, length, flat=True, overlap=True,
+        dy, dx, n_pixels * C, C, wide, scale, n_columns, length, offset, flat=True, overlap=True,
     )  # fmt: skip
 
 
 def specialisations(dtype):
     """(name, kernel, argument types) of all that is compiled for images of `dtype`."""
     image, sums = (dtype, 1), ("float32", 1)
-    common, plan = ["int64", "int64", "float32"], ["int64", "int64"]
+    common = ["int64", "int64", "float32"]
+    whole = [*["int64"] * 3, "float32", *["int64"] * 3]
     yield "forward warp", warp_kernel, [image, image, *common]
-    yield "forward vectorised", vectorised_kernel, [image, image, *common, *plan]
-    yield "forward vectorised, in parts", vectorised_kernel, [image, sums, *common, *plan]
+    yield "forward vectorised", vectorised_kernel, [image, image, *whole, "int64"]
+    yield "forward vectorised, in parts", vectorised_kernel, [image, sums, *whole, "int64"]
     yield "backward per_plane", per_plane_backward_kernel, [image, image, *common]
-    yield "backward vectorised", vectorised_backward_kernel, [image, image, *common, *plan]
+    yield "backward vectorised", vectorised_backward_kernel, [image, image, *whole]

@@ -1,4 +1,4 @@
-"""The kernels of the rung `vectorised` for contiguous images and any windows and indices.
+"""The kernels of the rung `vectorised` for contiguous images: forward some windows, backward any.
 
 A block takes a *band* to shared memory: some rows of a plane, or several whole planes where they
 are small. Either way a band is one stretch of memory, and so is what it becomes, whatever the width
@@ -19,7 +19,7 @@ import numpy as np
 
 from course_lib import cuda
 from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
-from course_lib.kernels.max_pool2d.ladder import LOWEST, window_max
+from course_lib.kernels.max_pool2d.ladder import LOWEST
 from course_lib.runtime.intrinsics import (
     VECTOR_BYTES,
     allow_next_kernel,
@@ -76,20 +76,11 @@ def copy_band(target, x, start, stop, offset):
 
 
 @cuda.jit(device=True)
-def inner_max(x, at, W, KH, KW, DH, DW):
-    """As `window_max`, for a window that lies inside the image and begins at x[at]."""
-    best, position = load(x, at), 0
-    for kh in range(KH):
-        for kw in range(KW):
-            value = load(x, at + kh * DH * W + kw * DW)
-            if value > best or value != value:
-                best, position = value, kh * KW + kw
-    return best, position
-
-
-@cuda.jit(device=True)
 def edge_max(x, at, h, w, H, W, KH, KW):
-    """As `inner_max`, for an undilated window at (h, w), wherever it lies; x[at] may be nowhere."""
+    """(largest value, where in the window) of the undilated window at (h, w), wherever it lies.
+
+    x[at] is its first element, and may be nowhere.
+    """
     best, position = LOWEST, max(-h, 0) * KW + max(-w, 0)
     for kh in range(KH):
         for kw in range(KW):
@@ -101,19 +92,6 @@ def edge_max(x, at, h, w, H, W, KH, KW):
 
 
 @cuda.jit(device=True)
-def pooled(x, base, h, w, H, W, KH, KW, DH, DW, offsets):
-    """The maximum of the window at (h, w), and its index, of the plane that begins at x[base]."""
-    inside = h >= 0 and w >= 0 and h + (KH - 1) * DH < H and w + (KW - 1) * DW < W
-    if not inside:
-        return window_max(x, base, 1, h, w, H, W, KH, KW, DH, DW, offsets)
-    best, at = inner_max(x, base + h * W + w, W, KH, KW, DH, DW)
-    if offsets:
-        kh, kw = divided(at, KW)
-        at = (h + kh * DH) * W + w + kw * DW
-    return best, at
-
-
-@cuda.jit(device=True)
 def rows_reached(first, n, H, KH, SH, PH, DH):
     """(first, end) of the rows of x that the windows of `n` rows of the output reach."""
     top = min(max(first * SH - PH, 0), H)
@@ -122,9 +100,8 @@ def rows_reached(first, n, H, KH, SH, PH, DH):
 
 
 def make_forward_kernel(fixed):
-    """The kernel for windows of `fixed` rows and columns without dilation, or for any (None)."""
-    height, breadth = fixed or (1, 1)
-    is_fixed = fixed is not None
+    """The kernel for windows of `fixed` rows and columns without dilation."""
+    height, breadth = fixed
 
     @cuda.jit
     def band_kernel(
@@ -150,18 +127,11 @@ def make_forward_kernel(fixed):
             h = (first_row + row) * SH - PH
             col = first_col
             while col < OW:
-                if is_fixed:
-                    w = col * SW - PW
-                    place = h * W + w
-                    best, at = edge_max(
-                        band, base + own * H * W + place, h, w, H, W, height, breadth
-                    )
-                    if offsets:
-                        at = place + at // breadth * W + at % breadth
-                else:
-                    best, at = pooled(
-                        band, base + own * H * W, h, col * SW - PW, H, W, KH, KW, DH, DW, offsets
-                    )
+                w = col * SW - PW
+                place = h * W + w
+                best, at = edge_max(band, base + own * H * W + place, h, w, H, W, height, breadth)
+                if offsets:
+                    at = place + at // breadth * W + at % breadth
                 store(y, start + col, best)
                 indices[start + col] = at
                 col += n_columns
@@ -170,8 +140,8 @@ def make_forward_kernel(fixed):
     return band_kernel
 
 
-#: The windows that most networks have, with their loops unrolled; and all others.
-FORWARD_KERNELS = {fixed: make_forward_kernel(fixed) for fixed in ((2, 2), (3, 3), None)}
+#: The windows that most networks have, with their loops unrolled.
+FORWARD_KERNELS = {fixed: make_forward_kernel(fixed) for fixed in ((2, 2), (3, 3))}
 
 
 @cuda.jit(device=True)

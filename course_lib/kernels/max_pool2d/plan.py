@@ -10,7 +10,7 @@ BAND_BYTES = 20 << 10  # of shared memory, about, so that many blocks share a mu
 MOST_BYTES = 48 << 10  # … and at most: what every chip gives a block
 ENOUGH_BLOCKS = 132 * 4  # below which small planes are not put together
 BAND_THREADS = 128
-PIXEL_THREADS = RELU_THREADS = 256
+RELU_THREADS = 256
 PIXEL_PATCH_THREADS = 128
 PATCH_THREADS = 256, 128  # of patches as wide as 16 bytes of x or less, and of wider ones
 MOST_THREADS = 2**31 - 1024  # that a kernel counts in 32 bits

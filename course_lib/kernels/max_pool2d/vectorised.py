@@ -31,9 +31,7 @@ def forward(images, window, channels_last, relu):
             window.OW, relu,
         ):  # fmt: skip
             return
-        if _launch_pixels(pixels.pixel_kernel, images, (x, y), indices, window, y):
-            return launching.apply_relu(y, indices, relu)
-        return launching.launch_rows(images, window, channels_last, relu)
+        return _launch_any(images, window, channels_last, relu)
     if fixed and (p := plan.plan_forward_patches(n_planes, window, itemsize, *_starts(images))):
         kernel = _forward_kernel(fixed, p.across, p.rows, p.aligned)
         return _launch_patches(kernel, images, p, window, relu)
@@ -41,13 +39,13 @@ def forward(images, window, channels_last, relu):
         p := plan.plan_columns(n_planes, window.OH, window.OW)
     ):
         return _launch_patches(columns.forward_kernel(wide, p.rows), images, p, window, relu)
-    if (b := plan.plan_forward(n_planes, window, itemsize)) is None:
-        return launching.launch_rows(images, window, channels_last, relu)
-    undilated = window.DH == window.DW == 1
-    size = (window.KH, window.KW) if undilated else None
+    size = (window.KH, window.KW) if window.DH == window.DW == 1 else None
+    b = plan.plan_forward(n_planes, window, itemsize) if size in bands.FORWARD_KERNELS else None
+    if b is None:
+        return _launch_any(images, window, channels_last, relu)
     multiplier = math.ceil(2**bands.SHIFT / window.OH) if b.planes > 1 else 0
     launch(
-        bands.FORWARD_KERNELS.get(size, bands.FORWARD_KERNELS[None]), b.n_blocks, plan.BAND_THREADS,
+        bands.FORWARD_KERNELS[size], b.n_blocks, plan.BAND_THREADS,
         *images, n_planes, b.planes, b.rows, b.bands, multiplier, b.bits, _offset(x),
         launching.in_plane(indices), *window, shared_bytes=_bytes(b.elements, itemsize),
         flat=True, overlap=True,
@@ -66,8 +64,8 @@ def backward(images, window, channels_last):
             plan.ceil_div(window.H, fixed.stride), plan.ceil_div(window.W, fixed.stride),
         ):  # fmt: skip
             return
-        kernel = pixels.pixel_backward_kernel
-        if not _launch_pixels(kernel, images, (dy, dx), indices, window, dx):
+        make = pixels.backward_kernel
+        if not _launch_pixels(make, images, (dy, dx), indices, window, dx, channels_last):
             launching.launch_rows_backward(images, window, channels_last)
         return
     if fixed and (p := plan.plan_backward_patches(n_planes, window, itemsize, *_starts(images))):
@@ -86,6 +84,15 @@ def backward(images, window, channels_last):
         _offset(dx), math.ceil(2**16 / window.KW), launching.in_plane(indices), *window,
         shared_bytes=_bytes(b.elements, 4), flat=True, overlap=True,
     )  # fmt: skip
+
+
+def _launch_any(images, window, channels_last, relu):
+    """The forward launch of windows that have no kernel of their own."""
+    x, y, indices = images
+    make = pixels.forward_kernel
+    if not _launch_pixels(make, images, (x, y), indices, window, y, channels_last):
+        return launching.launch_rows(images, window, channels_last, relu)
+    launching.apply_relu(y, indices, relu)
 
 
 def _fixed(window, indices, windows=WINDOWS):
@@ -136,17 +143,19 @@ def _launch_pixel_patches(make, images, fixed, window, tall, height, width, *fla
     return True
 
 
-def _launch_pixels(kernel, images, vectors, indices, window, result):
-    """As `_launch_pixel_patches`; `vectors` are read or written 16 bytes at a time."""
+def _launch_pixels(make, images, vectors, indices, window, result, channels_last):
+    """As `_launch_pixel_patches`; `vectors` are read or written 16 bytes at a time, if they can."""
     N, C, height, width = result.shape
-    row_bytes = C * result.dtype.itemsize
-    if row_bytes % VECTOR_BYTES or any(_starts(vectors)):
+    inner, planes = (C, N) if channels_last else (1, N * C)
+    wide = inner * result.dtype.itemsize % VECTOR_BYTES == 0 and not any(_starts(vectors))
+    n_columns = inner // (VECTOR_BYTES // result.dtype.itemsize if wide else 1)
+    n_threads = planes * height * width * n_columns
+    if max(n_threads, window.H * window.W, window.OH * window.OW) > plan.MOST_THREADS:
         return False
-    n_columns = row_bytes // VECTOR_BYTES
-    block = min(plan.PIXEL_THREADS, 32 * math.ceil(width * n_columns / 32))
+    block = plan.PIXEL_PATCH_THREADS
     launch(
-        kernel, N * height, block, *images, C, n_columns, launching.in_plane(indices), *window,
-        flat=True, overlap=True,
+        make(wide), plan.ceil_div(n_threads, block), block, *images, n_threads, inner, n_columns,
+        launching.in_plane(indices), *window, flat=True, overlap=True,
     )  # fmt: skip
     return True
 
@@ -171,13 +180,14 @@ def kernels(direction, dtype):
     itemsize = 4 if dtype == "float32" else 2
     if direction == "forward":
         for size, kernel in bands.FORWARD_KERNELS.items():
-            label = "×".join(map(str, size)) if size else "any"
-            yield label, kernel, ["int64"] * 7 + [flag, *sizes]
-        yield "channels-last", pixels.pixel_kernel, ["int64", "int64", flag, *sizes]
+            yield "×".join(map(str, size)), kernel, ["int64"] * 7 + [flag, *sizes]
     else:
         for alone, kernel in bands.BACKWARD_KERNELS.items():
             yield "alone" if alone else "any", kernel, ["int64"] * 9 + [flag, *sizes]
-        yield "channels-last", pixels.pixel_backward_kernel, ["int64", "int64", flag, *sizes]
+    for vectors in (False, True):
+        make = pixels.forward_kernel if direction == "forward" else pixels.backward_kernel
+        label = "channels-last" if vectors else "by element"
+        yield label, make(vectors), ["int64"] * 3 + [flag, *sizes]
     for wide in WIDE_WINDOWS:
         make = columns.forward_kernel if direction == "forward" else columns.backward_kernel
         types = ["int64"] * 11 + [flag] * (direction == "forward")

@@ -1,20 +1,20 @@
 """How a block walks its part of a channels-last image: some neighbouring channels of some pixels.
 
-Where all pixels begin on 16-byte boundaries (`vectors`), a block has `n_columns` columns of
-threads: a column stands for as many channels as 16 bytes hold, and its threads take every n_rows-th
-pixel.
-Elsewhere a warp takes neighbouring channels of a pixel, element by element.
+A block has columns of threads, each with some channels, whose threads take every n_rows-th pixel.
+Where all pixels begin on 16-byte boundaries (`vectors`), these are the channels that 16 bytes hold,
+`n_columns` columns a block. Elsewhere it is one channel, and twice as many are on their way.
 """
 
 import numpy as np
 
 from course_lib import cuda
+from course_lib.kernels.blocks.columns import access
 from course_lib.kernels.blocks.constants import MAX_WIDTH, ZERO
+from course_lib.kernels.blocks.indexing import divided
 from course_lib.kernels.squeeze_excite.dense import BLOCK_SIZE
-from course_lib.runtime.intrinsics import load, load_vector, store, vector_width
+from course_lib.runtime.intrinsics import load, load_vector, store
 from course_lib.runtime.intrinsics.streaming import load_vector_once, store_vector_once
 
-WARPS = BLOCK_SIZE // 32
 PADDED_SIZE = BLOCK_SIZE + 1  # so that neither writing nor reading meets a bank twice
 SCRATCH = MAX_WIDTH * PADDED_SIZE
 UNROLL = 4  # pixels in flight per thread
@@ -24,8 +24,8 @@ DOT_UNROLL = 2
 @cuda.jit(device=True)
 def place_of_thread(n_columns, low, high, width, n_mine):
     """(column, first pixel, pixels to the next); none are left for threads without channels."""
-    n_rows = BLOCK_SIZE // n_columns
-    row, col = cuda.threadIdx.x // n_columns, cuda.threadIdx.x % n_columns
+    n_rows, _ = divided(BLOCK_SIZE, n_columns)
+    row, col = divided(cuda.threadIdx.x, n_columns)
     pixel = low + row if row < n_rows and col * width < n_mine else high
     return col, pixel, n_rows
 
@@ -49,15 +49,16 @@ def add_rows(values, totals, scratch, width, n_columns, n_mine):
     cuda.syncthreads()
 
 
-def sums_of_pixels(product, unroll):
-    """The function that sums pixels: of x, or with `product` of dy·x (else `dy` is not read)."""
+def summing(product, unroll, vectors):
+    """The function that sums, by columns of a vector or of an element."""
+    width_of = access(vectors).width
 
     @cuda.jit(device=True)
-    def sum_vectors(values, dy, x, start, low, high, C, n_mine, n_columns, scratch):
+    def sum_columns(values, dy, x, start, low, high, C, n_mine, n_columns, scratch):
         a = cuda.local.array((unroll, MAX_WIDTH), np.float32)
         b = cuda.local.array((unroll, MAX_WIDTH), np.float32)
         totals = cuda.local.array(MAX_WIDTH, np.float32)
-        width = vector_width(x)
+        width = width_of(x)
         for k in range(width):
             totals[k] = ZERO
         col, pixel, n_rows = place_of_thread(n_columns, low, high, width, n_mine)
@@ -68,9 +69,14 @@ def sums_of_pixels(product, unroll):
                     a[u, k] = ZERO
                     b[u, k] = ZERO
                 if pixel + u * n_rows < high:
-                    load_vector(a[u], x, i + u * n_rows * C)
-                    if product:
+                    if vectors:
+                        load_vector(a[u], x, i + u * n_rows * C)
+                    else:
+                        a[u, 0] = load(x, i + u * n_rows * C)
+                    if product and vectors:
                         load_vector(b[u], dy, i + u * n_rows * C)
+                    elif product:
+                        b[u, 0] = load(dy, i + u * n_rows * C)
             for k in range(width):
                 part = ZERO  # fewer roundings than adding each to a long sum
                 for u in range(unroll):
@@ -80,28 +86,13 @@ def sums_of_pixels(product, unroll):
             i += unroll * n_rows * C
         add_rows(values, totals, scratch, width, n_columns, n_mine)
 
-    @cuda.jit(device=True)
-    def sum_elements(values, dy, x, start, low, high, C, n_mine, scratch):
-        tid = cuda.threadIdx.x
-        base = 0
-        while base < n_mine:
-            channel = base + tid % 32
-            total = ZERO
-            i, stop = start + (low + tid // 32) * C + channel, start + high * C
-            while i < stop and channel < n_mine:
-                total += load(dy, i) * load(x, i) if product else load(x, i)
-                i += WARPS * C
-            scratch[tid] = total
-            cuda.syncthreads()
-            if tid < 32 and channel < n_mine:
-                other = tid + 32
-                while other < BLOCK_SIZE:
-                    total += scratch[other]
-                    other += 32
-                values[channel] = total
-            cuda.syncthreads()
+    return sum_columns
 
-            base += 32
+
+def sums_of_pixels(product, unroll):
+    """The function that sums pixels: of x, or with `product` of dy·x (else `dy` is not read)."""
+    sum_vectors = summing(product, unroll, True)
+    sum_elements = summing(product, 2 * unroll, False)
 
     @cuda.jit(device=True)
     def sum_pixels(values, dy, x, start, low, high, C, n_mine, n_columns, vectors, scratch):
@@ -112,7 +103,7 @@ def sums_of_pixels(product, unroll):
         if vectors:
             sum_vectors(values, dy, x, start, low, high, C, n_mine, n_columns, scratch)
         else:
-            sum_elements(values, dy, x, start, low, high, C, n_mine, scratch)
+            sum_elements(values, dy, x, start, low, high, C, n_mine, n_mine, scratch)
 
     return sum_pixels
 
@@ -121,15 +112,16 @@ sum_pixels = sums_of_pixels(False, UNROLL)
 dot_pixels = sums_of_pixels(True, DOT_UNROLL)
 
 
-def scaling(shifted):
-    """The function that scales pixels, and with `shifted` adds a number as well."""
+def scaling_columns(shifted, unroll, vectors):
+    """As `summing`, the function that scales."""
+    width_of = access(vectors).width
 
     @cuda.jit(device=True)
-    def scale_vectors(x, y, start, low, high, C, n_mine, n_columns, factors, shifts):
-        values = cuda.local.array((UNROLL, MAX_WIDTH), np.float32)
+    def scale_columns(x, y, start, low, high, C, n_mine, n_columns, factors, shifts):
+        values = cuda.local.array((unroll, MAX_WIDTH), np.float32)
         factor = cuda.local.array(MAX_WIDTH, np.float32)
         shift = cuda.local.array(MAX_WIDTH, np.float32)
-        width = vector_width(x)
+        width = width_of(x)
         col, pixel, n_rows = place_of_thread(n_columns, low, high, width, n_mine)
         if pixel < high:
             for k in range(width):
@@ -138,35 +130,34 @@ def scaling(shifted):
                     shift[k] = shifts[col * width + k]
         i = start + pixel * C + col * width
         while pixel < high:
-            for u in range(UNROLL):
+            for u in range(unroll):
                 for k in range(width):
                     values[u, k] = ZERO
                 if pixel + u * n_rows < high:
-                    load_vector_once(values[u], x, i + u * n_rows * C)
-            for u in range(UNROLL):
+                    if vectors:
+                        load_vector_once(values[u], x, i + u * n_rows * C)
+                    else:
+                        values[u, 0] = load(x, i + u * n_rows * C)
+            for u in range(unroll):
                 for k in range(width):
                     values[u, k] *= factor[k]
                     if shifted:
                         values[u, k] += shift[k]
                 if pixel + u * n_rows < high:
-                    store_vector_once(y, i + u * n_rows * C, values[u])
-            pixel += UNROLL * n_rows
-            i += UNROLL * n_rows * C
+                    if vectors:
+                        store_vector_once(y, i + u * n_rows * C, values[u])
+                    else:
+                        store(y, i + u * n_rows * C, values[u, 0])
+            pixel += unroll * n_rows
+            i += unroll * n_rows * C
 
-    @cuda.jit(device=True)
-    def scale_elements(x, y, start, low, high, C, n_mine, factors, shifts):
-        pixel = low + cuda.threadIdx.x // 32
-        while pixel < high:
-            channel = cuda.threadIdx.x % 32
-            while channel < n_mine:
-                i = start + pixel * C + channel
-                value = load(x, i) * factors[channel]
-                if shifted:
-                    value += shifts[channel]
-                store(y, i, value)
+    return scale_columns
 
-                channel += 32
-            pixel += WARPS
+
+def scaling(shifted):
+    """The function that scales pixels, and with `shifted` adds a number as well."""
+    scale_vectors = scaling_columns(shifted, UNROLL, True)
+    scale_elements = scaling_columns(shifted, 2 * UNROLL, False)
 
     @cuda.jit(device=True)
     def scale_pixels(x, y, start, low, high, C, n_mine, n_columns, vectors, factors, shifts):
@@ -174,7 +165,7 @@ def scaling(shifted):
         if vectors:
             scale_vectors(x, y, start, low, high, C, n_mine, n_columns, factors, shifts)
         else:
-            scale_elements(x, y, start, low, high, C, n_mine, factors, shifts)
+            scale_elements(x, y, start, low, high, C, n_mine, n_mine, factors, shifts)
 
     return scale_pixels
 

@@ -94,10 +94,13 @@ def plan_pixels(N, C, n_pixels, itemsize, cut):
     total_columns = ceil_div(C, width)
     slots = wanted_slots(N, C * n_pixels * itemsize, cut)
     most = min(COLUMNS[1], MOST_CHANNELS // width)
-    n_tiles = max(ceil_div(total_columns, most), min(slots, ceil_div(total_columns, COLUMNS[0])))
+    # What goes element by element wants whole pixels: one stretch of memory.
+    fewest = most if C % width else COLUMNS[0]
+    n_tiles = max(ceil_div(total_columns, most), min(slots, ceil_div(total_columns, fewest)))
     n_columns = ceil_div(total_columns, n_tiles)
     n_tiles = ceil_div(total_columns, n_columns)
-    per_thread = n_pixels // (BLOCK_SIZE // n_columns)
+    across = min(C, n_columns * width) if C % width else n_columns
+    per_thread = n_pixels // (BLOCK_SIZE // across)
     n_parts = max(1, min(slots // n_tiles, per_thread // PIXELS))
     length = ceil_div(n_pixels, n_parts)
     n_parts = ceil_div(n_pixels, length)

@@ -161,7 +161,7 @@ def specialisations(dtype, weight_dtype):
     if dtype != weight_dtype:  # half-width planes with float32 means, as only this rung wants them
         pooling = [
             (pool.vectorised_team_kernel, ["int64", "float32", "int64", "int64"]),
-            (pool.warp_nhwc_kernel, ["int64", "int64", "float32"]),
+            (pool.vectorised_nhwc_kernel, [*["int64"] * 3, "float32", *["int64"] * 4]),
         ]
         for kernel, numbers in pooling:
             label = f"squeeze_excite.forward separate, {kernel.py_func.__name__}, {dtype}"

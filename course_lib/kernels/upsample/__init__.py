@@ -7,11 +7,11 @@ twice the size is 5/4 of y; with a handful of FLOPs for each element memory is t
 ============ ======================================================================================
 rung         what it does
 ============ ======================================================================================
-`vectorised` forward: a thread for 16 bytes of y: neighbours in a row, whose pixels of x come from
-             the cache, or channels-last some channels of a pixel, which x gives by 16 bytes too;
-             where rows or channels are no whole vectors, a thread for each element of y
-`direct`     backward: a thread for each element of dx, which reads what took of it: no atomics, and
-             a fixed order
+`vectorised` forward: a thread for 16 bytes of some rows of y: neighbours in a row, whose pixels of
+             x come from the cache, or channels-last some channels of a pixel, which x gives by 16
+             bytes too; where rows or channels are no whole vectors, an element of y
+`direct`     backward: a thread for an element of some rows of dx, or channels-last for 16 bytes,
+             which reads what took of it: no atomics, and a fixed order
 ============ ======================================================================================
 
 A NaN or infinity reaches what PyTorch lets it reach. Two runs agree bit for bit.
@@ -22,18 +22,30 @@ import operator
 
 import numpy as np
 
+from course_lib.kernels.blocks import columns
 from course_lib.kernels.blocks.options import MOST
 from course_lib.kernels.operation import AUTO, Ladder, Rung
 from course_lib.kernels.upsample import kernels
 from course_lib.runtime.host import arrays
-from course_lib.runtime.host.launch import launch
+from course_lib.runtime.host.launch import chip_of, launch
 from course_lib.runtime.host.outputs import output
 from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 DTYPES = ("float32", "float16", "bfloat16")
 MODES = ("nearest", "bilinear")
-_FORWARD = {mode: kernels.forward_kernels(mode == "bilinear") for mode in MODES}
-_BACKWARD = {mode: kernels.backward_kernel(mode == "bilinear") for mode in MODES}
+MOST_ROWS = 8  # of a thread, which spares what neighbouring rows share …
+BUSY_THREADS = 2048  # … if there are so many threads for each multiprocessor
+MOST_THREADS = 2**31 - 2**10  # of a launch: kernels count them in 32 bits
+_FORWARD = {
+    (mode, kind): kernels.forward_kernel(mode == "bilinear", kind)
+    for mode in MODES
+    for kind in ("element", "columns", "channels")
+}
+_BACKWARD = {
+    (mode, vectors): kernels.backward_kernel(mode == "bilinear", vectors)
+    for mode in MODES
+    for vectors in (False, True)
+}
 
 
 def forward(
@@ -56,9 +68,8 @@ def forward(
     size = _size(size, (C, H, W))
     aligned, ratios = _ratios((H, W), size, mode, align_corners, scale_factor)
     y = output(out, (N, C, *size), like=x, channels_last=last, reads=dict(x=x))
-    if n := arrays.size_of(y):
-        numbers = *map(np.int32, (C, H, W, *size)), *ratios, aligned, last
-        rung.launch(mode, x, y, n, numbers)
+    if arrays.size_of(y):
+        rung.launch(mode, x, y, last, (C, H, W, *size, *ratios, aligned))
     return y
 
 
@@ -78,38 +89,59 @@ def backward(
     dy, last = arrays.as_images(dy)
     aligned, ratios = _ratios((H, W), size, mode, align_corners, scale_factor)
     dx = output(out, (N, C, H, W), like=dy, channels_last=last, reads=dict(dy=dy))
-    if n := arrays.size_of(dx):
-        numbers = *map(np.int32, (C, H, W, *size)), *ratios, aligned, last
-        rung.launch(mode, dy, dx, n, numbers)
+    if arrays.size_of(dx):
+        rung.launch(mode, dy, dx, last, (C, H, W, *size, *ratios, aligned))
     return dx
 
 
-def _launch_vectorised(mode, x, y, n, numbers):
-    direct, vectorised = _FORWARD[mode]
-    last, width = numbers[-1], VECTOR_BYTES // x.dtype.itemsize
-    side_by_side = y.shape[1] if last else y.shape[3]
+def _launch_vectorised(mode, x, y, last, numbers):
+    width = VECTOR_BYTES // y.dtype.itemsize
+    C, Q = numbers[0], numbers[4]
+    kind = "channels" if last else "columns"
     boundaries = arrays.address_of(y) | (arrays.address_of(x) if last else 0)
-    if side_by_side % width or boundaries % VECTOR_BYTES:
-        return _launch_elements(direct, n, x, y, numbers)
-    _launch_elements(vectorised, n // width, x, y, numbers)
+    if (C if last else Q) % width or boundaries % VECTOR_BYTES:
+        kind, width = "element", 1
+    _launch_walks(_FORWARD[mode, kind], x, y, width, last, numbers)
 
 
-def _launch_direct_backward(mode, dy, dx, n, numbers):
-    _launch_elements(_BACKWARD[mode], n, dy, dx, numbers)
+def _launch_direct_backward(mode, dy, dx, last, numbers):
+    vectors = last and columns.fit_vectors(numbers[0], (dy, dx))
+    width = columns.width_of(dx, vectors)
+    _launch_walks(_BACKWARD[mode, vectors], dy, dx, width, last, numbers)
 
 
-def _launch_elements(kernel, n_threads, x, y, numbers):
-    n_blocks = math.ceil(n_threads / kernels.BLOCK_SIZE)
-    launch(kernel, n_blocks, kernels.BLOCK_SIZE, x, y, *numbers, flat=True, overlap=True)
+def _launch_walks(kernel, source, result, width, last, numbers):
+    """`kernel` on threads for `width` columns of `result`, a row's, and so many rows each."""
+    C, H, W, P, Q, *ratios = numbers
+    _, _, n_rows, n_cols = result.shape
+    n_planes, inner = arrays.size_of(result) // (n_rows * n_cols), 1
+    if last:
+        n_planes, inner = n_planes // C, C
+    across = math.ceil(n_cols * inner / width)
+    if max(W, Q) * inner > MOST:
+        raise arrays.ArrayError(f"rows must have fewer than 2**31 numbers, not {max(W, Q) * inner}")
+    parts, rows = plan(n_planes, n_rows, across, chip_of(result))
+    step = MOST_THREADS // (parts * across)  # planes of a launch
+    for first in range(0, n_planes, step):
+        n_threads = min(step, n_planes - first) * parts * across
+        sizes = n_threads, across, max(1, inner // width), parts, rows, inner, H, W, P, Q
+        walk = kernels.Walk(first, *map(np.int32, sizes), *ratios)
+        n_blocks = math.ceil(n_threads / kernels.BLOCK_SIZE)
+        launch(kernel, n_blocks, kernels.BLOCK_SIZE, source, result, walk, flat=True, overlap=True)
+
+
+def plan(n_planes, n_rows, across, chip):
+    """(parts of a plane, rows of a part): more rows, if all threads are busy even so."""
+    busy = n_planes * n_rows * across // (chip.multiprocessors * BUSY_THREADS)
+    rows = max(min(MOST_ROWS, busy), math.ceil(n_rows * across / (MOST_THREADS - across)), 1)
+    parts = math.ceil(n_rows / rows)
+    return parts, math.ceil(n_rows / parts)
 
 
 FORWARD = Ladder(
-    Rung("vectorised", _launch_vectorised, tuple(k for pair in _FORWARD.values() for k in pair)),
-    auto="vectorised",
+    Rung("vectorised", _launch_vectorised, tuple(_FORWARD.values())), auto="vectorised"
 )
-BACKWARD = Ladder(
-    Rung("direct", _launch_direct_backward, tuple(_BACKWARD.values())), auto="direct"
-)
+BACKWARD = Ladder(Rung("direct", _launch_direct_backward, tuple(_BACKWARD.values())), auto="direct")
 
 
 def _size(size, x_sizes):
@@ -148,10 +180,10 @@ def _ratios(sizes, new_sizes, mode, align_corners, scale_factor):
 
 def specialisations():
     """(label, kernel, argument types) of all that the launchers compile; arrays as (dtype, 1)."""
-    numbers = ["int32"] * 5 + ["float32"] * 2 + ["boolean"] * 2
-    for mode in MODES:
-        for dtype in DTYPES:
-            types = [(dtype, 1)] * 2 + numbers
-            for variant, kernel in zip(("direct", "vectorised"), _FORWARD[mode], strict=True):
-                yield f"upsample forward {variant}, {mode} {dtype}", kernel, types
-            yield f"upsample backward, {mode} {dtype}", _BACKWARD[mode], types
+    for dtype in DTYPES:
+        types = [(dtype, 1), (dtype, 1), kernels.Walk]
+        for (mode, kind), kernel in _FORWARD.items():
+            yield f"upsample forward {kind}, {mode} {dtype}", kernel, types
+        for (mode, vectors), kernel in _BACKWARD.items():
+            kind = "channels" if vectors else "element"
+            yield f"upsample backward {kind}, {mode} {dtype}", kernel, types
