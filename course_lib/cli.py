@@ -34,7 +34,7 @@ def main(arguments=None):
         "folder", type=Path, nargs="?", help="made if need be (default: gpu-lessons)"
     )
     command.add_argument("--no-browser", action="store_true", help="print the address instead")
-    command.add_argument("--port", type=int, help="of the server (default: a free one from 8888)")
+    command.add_argument("--port", type=port, help="of the server (default: a free one from 8888)")
     command.add_argument("--ip", help="who reaches it (default: 127.0.0.1, this machine alone)")
 
     command = commands.add_parser("compare", help="ours beside PyTorch and float64, by element")
@@ -227,6 +227,13 @@ def shape(text):
     if not re.fullmatch(r"\d+(x\d+)*", text, flags=re.ASCII):
         raise argparse.ArgumentTypeError(f"sizes joined by x, such as 128x200; not {text!r}")
     return tuple(map(int, text.split("x")))
+
+
+def port(text):
+    """The port in `text`. JupyterLab would take another than one that there is not."""
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"a number from 1 to 65535; not {text!r}")
+    return int(text)
 
 
 def shapes(text):

@@ -104,7 +104,7 @@ def _write(path, content):
 def command(folder, *, browser=True, port=None, ip=None):
     """Return (arguments, environment) of the process that shows `folder` in JupyterLab."""
     arguments = [
-        *(sys.executable, "-m", "jupyterlab"),
+        *(sys.executable, "-P", "-m", "jupyterlab"),  # a learner's `random.py` here is no module
         f"--ServerApp.root_dir={folder}",
         f"--LabApp.default_url=/lab/tree/{FIRST}",
         f"--LabApp.workspaces_dir={folder / '.jupyter' / 'workspaces'}",

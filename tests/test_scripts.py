@@ -14,10 +14,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import jsonschema
+import numpy as np
 import pytest
 
+from course_lib import simulator
 from course_lib.scripts import formats
 from course_lib.scripts.finding import Found, LaunchPlace, joined
+from course_lib.scripts.watching import ScriptLint
+from course_lib.simulator.observe.real import observing_with
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "tests" / "public_scripts"
@@ -130,6 +134,22 @@ def test_lint_finds_float64_and_nothing_that_is_not_there(programs):
         ("average", "integer-width"), ("sessionize", "integer-width"),
     }  # fmt: skip
     assert data["checked"] == 12
+
+
+def test_lint_leaves_the_kernel_of_a_reduction_alone():
+    """It is the simulator's own; on a GPU numba has another."""
+    watch = ScriptLint()
+    with observing_with(watch):
+        assert simulator.cuda.reduce(lambda a, b: a + b)(np.ones(4)) == 4
+    assert watch.begun == 1 and not watch.findings() + watch.lost
+
+
+def test_a_deadlock_is_told_at_the_launch(tmp_path):
+    waits = "if t: cuda.syncthreads()\n    else: cuda.syncwarp(3)"
+    text = KERNEL.replace("BARRIER", waits)
+    (tmp_path / "main.py").write_text(text + "launch()", encoding="utf-8")
+    status, out, _ = ran("trace", "main.py", cwd=tmp_path)
+    assert status == 1 and re.match(r"main.py:\d+: deadlock", out), out
 
 
 #: What is run -> (exit status, what is said)

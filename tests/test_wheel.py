@@ -127,10 +127,18 @@ def test_jupyterlab_opens_the_first_lesson_in_the_users_folder(tmp_path, monkeyp
     monkeypatch.setattr(lab.os, "execve", lambda *call: call)
     monkeypatch.setattr(lab.importlib.util, "find_spec", lambda name: name)
     program, arguments, environment = cli.main(["lab", str(tmp_path), "--no-browser", "--port=9"])
+    assert arguments[:4] == [sys.executable, "-P", "-m", "jupyterlab"]  # no module from this folder
     assert program == sys.executable and arguments[-2:] == ["--no-browser", "--port=9"]
     assert f"--ServerApp.root_dir={tmp_path}" in arguments
     assert f"--LabApp.default_url=/lab/tree/{lab.FIRST}" in arguments
     assert environment["HOME"] and environment["JUPYTER_CONFIG_PATH"].endswith(":theirs")
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999", "-1", "http"])
+def test_a_port_that_there_is_not_is_refused(port, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["lab", f"--port={port}"])
+    assert f"a number from 1 to 65535; not '{port}'" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ what is written

@@ -65,7 +65,8 @@ def run(options):
         program = _program(options, running)
         _check_files(options)
         if options.what == "lint" and importlib.util.find_spec("numba_cuda") is None:
-            raise running.NoScript("lint compiles kernels with numba-cuda, which is not installed")
+            raise running.NoScript("lint compiles kernels with numba-cuda, which is not installed: "
+                                   "pip install 'course_lib[gpu]'")
         from course_lib.scripts.watched_run import WatchedRun  # which imports the simulator
 
         run = WatchedRun(options, program)

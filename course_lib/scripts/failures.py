@@ -1,6 +1,7 @@
 """Errors that end a script: what of them is a finding, and what the simulator lacks."""
 
 import linecache
+import os
 import re
 import sysconfig
 import traceback
@@ -11,6 +12,7 @@ from course_lib.simulator.places import FOLDER
 
 _KINDS = {errors.OutOfBounds: "out-of-bounds", errors.NotCompilable: "not-compilable",
           errors.Deadlock: "deadlock", errors.LaunchError: "launch-error"}
+_OWN_FOLDER = os.path.dirname(__file__) + os.sep
 _NO_GPU = re.compile(r"NVIDIA driver|CUDA enabled|No CUDA GPUs|cudaErrorNoDevice|"
                      r"cudaErrorInsufficientDriver|libcuda")
 
@@ -53,7 +55,8 @@ def _is_lacking(error):
 
 def _last_line(error):
     """(file, line) of the innermost frame that is the user's: no installed package's, no ours."""
-    installed = (FOLDER, "<frozen", *map(sysconfig.get_path, ("purelib", "platlib", "stdlib")))
+    installed = (FOLDER, _OWN_FOLDER, "<frozen",
+                 *map(sysconfig.get_path, ("purelib", "platlib", "stdlib")))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)
               if not frame.filename.startswith(installed)]
     return (frames[-1].filename, frames[-1].lineno) if frames else ("<script>", 1)

@@ -14,7 +14,7 @@ _SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sar
 _ABOUT = {
     "race": "Two threads of a block touch one element, one writes it, and nothing orders them",
     "race-between-blocks": "Two blocks touch one element, one writes it, and nothing orders them",
-    "uninitialised-read": "Shared or local memory is read that no thread has written",
+    "uninitialised-read": "Memory is read that nobody has written",
     "out-of-bounds": "An index is negative, or past the end of its array",
     "barrier-divergence": "Threads of a block wait at different barriers",
     "barrier-mismatch": "A barrier waits for threads that have passed it by",

@@ -262,6 +262,44 @@ def shifted(x, y):
     x[i] = x[i + 1]
 
 
+@cuda.jit
+def sorted_by_pairs(x, _):
+    kept = cuda.shared.array(64, np.int32)
+    tid = cuda.threadIdx.x
+    kept[tid] = x[tid]
+    cuda.syncthreads()
+    far = 32
+    while far > 0:
+        other = tid ^ far
+        if other > tid:
+            if kept[tid] > kept[other]:
+                kept[tid], kept[other] = kept[other], kept[tid]
+        far >>= 1
+
+
+@cuda.jit
+def relaxed_in_place(x, y):
+    grid, i = cuda.cg.this_grid(), cuda.grid(1)
+    for _ in range(2):
+        y[i] = x[i + 1]
+        grid.sync()
+        x[i] = y[i]
+
+
+@pytest.mark.parametrize(
+    "kernel, grid, block, words",
+    [
+        (sorted_by_pairs, 1, 64, "into the loop, after line {} and outside the `if` of line"),
+        (relaxed_in_place, 2, 4, "put cuda.cg.this_grid().sync() after line {}, before the loop"),
+    ],
+)
+def test_a_barrier_is_advised_where_all_threads_reach_it(kernel, grid, block, words):
+    last = line_of(kernel, "kept[other], kept[tid]" if block == 64 else "x[i] = y[i]")
+    values = np.arange(64, 0, -1, dtype=np.int32)
+    report = sanitized(kernel, grid, block, values, np.zeros_like(values))
+    assert report and all(words.format(last) in each.message for each in report)
+
+
 @pytest.mark.parametrize(
     "kernel, grid, kind, cure",
     [

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from course_lib.simulator import errors
+from course_lib.simulator.cuda_api import unwritten
 from course_lib.simulator.engine.guards import poison, records
 
 
@@ -37,6 +38,7 @@ class DeviceArray:
     @property
     def __cuda_array_interface__(self):
         """What libraries tell each other about device memory. The address is one of the host's."""
+        unwritten.forget([self._array])
         interface = dict(self._array.__array_interface__)
         contiguous = self._array.flags.c_contiguous
         return interface | {"version": 3, "strides": None if contiguous else self._array.strides}
@@ -60,6 +62,7 @@ class DeviceArray:
                 self.strides != ary.strides and self.size > 1):
             raise ValueError(f"incompatible strides: {self.strides} vs. {ary.strides}")
         np.copyto(self._array, source)
+        unwritten.written(self._array)
 
     def __getitem__(self, index):
         result = self._array[index]
@@ -67,6 +70,7 @@ class DeviceArray:
 
     def __setitem__(self, index, value):
         self._array[index] = value._array if isinstance(value, DeviceArray) else value
+        unwritten.forget([self._array])
 
     getitem = __getitem__
 
@@ -168,6 +172,7 @@ def device_array(shape, dtype=np.float64, strides=None, order="C", stream=0):
     array = host_array(shape, dtype, strides, order)
     if strides is None:
         poison(array)
+        unwritten.begin(array)
     return DeviceArray(array).bind(stream)
 
 

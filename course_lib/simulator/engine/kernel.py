@@ -9,6 +9,7 @@ import warnings
 from dataclasses import replace
 
 from course_lib.simulator import errors
+from course_lib.simulator.cuda_api import unwritten
 from course_lib.simulator.cuda_api.arrays import kernel_argument
 from course_lib.simulator.cuda_api.cluster import check_size
 from course_lib.simulator.engine.guards import SHARED_LIMIT
@@ -210,6 +211,7 @@ class Kernel:
         interleaved = options.order == "interleaved"
         kinds = tuple(map(kind_of_value, values))
         if not observers and not interleaved:
+            unwritten.forget(values)
             return Launch(self.program(None, kinds), grid, block, values, shared_bytes, options,
                           name, cluster)
         from course_lib.simulator.observe.observed_engine import ObservedLaunch

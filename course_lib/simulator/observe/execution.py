@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from course_lib.simulator.cuda_api import unwritten
 from course_lib.simulator.cuda_api.cluster import elsewhere
 from course_lib.simulator.cuda_api.postponed import Copy
 from course_lib.simulator.cuda_api.primitives import Primitive
@@ -223,6 +224,7 @@ class Execution(Implicit):
 
     def launch_start(self):
         """Before the first block."""
+        unwritten.forget(self.launch.args)
 
     def launch_end(self):
         """After the last block, or an error."""

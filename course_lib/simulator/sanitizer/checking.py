@@ -32,6 +32,7 @@ class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts,
         self.reports = reports
         self.sites = launch.sites
         self.unread = {}  # (memory, granule) -> {site: (thread, index)}
+        self.global_memories = []  # those with a shadow
         self.cluster_barriers = set()  # numbers of the sites where clusters have met
 
     def launch_start(self):
@@ -42,7 +43,9 @@ class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts,
         self.start_clocks()
 
     def launch_end(self):
-        self.tell_unread()
+        self.tell_unread(("shared", "local", "global"))
+        for memory in self.global_memories:
+            memory.shadow.mark_written(memory)
 
     def block_start(self, block):
         self.number_block(block)
@@ -50,7 +53,7 @@ class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts,
     def block_end(self, block):
         self.check_readers(block)
         if self.launch.cluster == 1:
-            self.tell_unread()  # else another block may still write, too late
+            self.tell_unread(("shared", "local"))  # else another block may still write, too late
 
     # -- accesses --------------------------------------------------------------------------------
 
@@ -260,6 +263,8 @@ class Checking(ClusterChecks, CopyChecks, Collisions, Ordering, Waits, Verdicts,
         granule = math.gcd(array.itemsize, array.start, *array.strides)
         if shadow is None:
             shadow = memory.shadow = Shadow(memory, granule)
+            if memory.space == "global":
+                self.global_memories.append(memory)
         elif granule % shadow.granule:
             shadow.refine(memory, math.gcd(granule, shadow.granule))
         return shadow

@@ -30,7 +30,7 @@ class RaceSentences:
         scope = ", which orders the threads of one block alone" * element.startswith("global ")
         if self.is_update(site, other):
             return f"{head}line {site.line} {_LOST}use cuda.atomic.add or its kin"
-        if first == second == "write" and site is other:
+        if first == second == "write" and site is other and not self.is_exchange(site):
             return (f"{head}line {site.line} writes it in both, and the last one wins; let one "
                     f"thread write it, give each its own element, or use an atomic")
         if element.startswith("global ") and site.kind == other.kind == "store":
@@ -44,6 +44,10 @@ class RaceSentences:
         if site.line == other.line:
             return (f"{head}line {site.line} {first}s it in one while it {second}s it in the "
                     f"other, with no barrier between; {self.mend_line(site, barrier)}{scope}")
+        outside = self.outside_branch(site, other)
+        if outside:
+            return (f"{head}line {site.line} {first}s it while line {other.line} {second}s it, "
+                    f"with no barrier between; put {barrier} {outside}{scope}")
         lines, where = self.around(site, other, (first, second), self.barrier_lines(site))
         if lines:
             return f"{head}{lines}, with no barrier between; put {barrier} {where}{scope}"
@@ -64,6 +68,19 @@ class RaceSentences:
             f"when {site.function} is called again", "the function returns")
         return (f"line {late.line} {verbs[late.line]}s it while line {early.line}, {when}, "
                 f"{verbs[early.line]}s it", f"after line {late.line}, before {before}")
+
+    def outside_branch(self, site, other):
+        """Where a barrier belongs between two lines in one `if` of a loop that has no barrier: not
+        into the `if`, which some threads skip. "" if the lines are not such.
+        """
+        loop = self.loop_around(site, other)
+        if not loop or any(loop[0] <= line <= loop[1] for line in self.barrier_lines(site)):
+            return ""
+        early, late = sorted((site, other), key=lambda s: s.line)
+        branch = self.branch_around(early, loop[0])
+        if branch is None or branch != self.branch_around(late, loop[0]):
+            return ""
+        return f"into the loop, after line {late.line} and outside the `if` of line {branch}"
 
     def mend_line(self, site, barrier):
         """What mends a race of a line with itself."""
@@ -107,6 +124,11 @@ class RaceSentences:
             return (f"{head}{lines}, and nothing orders them; let the flag or lock tell of it only "
                     f"after the writes of all lanes and cuda.threadfence(), and read only when all "
                     f"have told, after cuda.threadfence() again")
+        grid_barriers = [site.line for site in self.known_sites if site.kind == "grid"]
+        if grid_barriers:
+            again, where = self.around(site, other, (first, second), grid_barriers)
+            return (f"{head}{again or lines}, with no barrier of the grid between; put "
+                    f"cuda.cg.this_grid().sync() {where or 'between them'}")
         return (f"{head}{lines}, and blocks run in any order, which no barrier of theirs changes; "
                 f"write into another array, or split the kernel into two launches")
 
@@ -161,8 +183,16 @@ class RaceSentences:
     def is_update(self, site, other):
         """True if both are parts of one `x[i] += …`, or of one `x[i] = x[i] + …`."""
         place = _updated(site)
-        return place == _updated(other) and {"load", "store"} <= {
+        return place == _updated(other) and not self.is_exchange(site) and {"load", "store"} <= {
             s.kind for s in self.known_sites if _updated(s) == place}
+
+    def is_exchange(self, site):
+        """True if the site is part of `a, b = b, a`, which no atomic makes."""
+        return any(isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
+                   and node.lineno <= site.line <= node.end_lineno
+                   for unit in self.launch.program.units.values()
+                   if unit.tree is not None and unit.filename == site.filename
+                   for node in ast.walk(unit.tree))
 
     @property
     def uses_flags(self):

@@ -8,8 +8,10 @@ It collects and goes on: a read outside an array gives NaN (or garbage), such a 
 launch that cannot go on ends. What counts as in order is told in `ordering`. Further rules:
 
 - Out of bounds is any index below 0 or past the end, negative ones included.
-- Reading shared or local memory that nobody has written is an uninitialised read. Global memory is
-  the host's affair.
+- Reading shared or local memory that nobody has written is an uninitialised read. So is reading
+  what `cuda.device_array` made, until the host, or a kernel under the sanitizer, writes it; a
+  kernel that runs without one counts as writing all of it. Of other global memory the host has
+  written every element.
 - At a barrier all threads of a block must wait on the same line, in the same calls of functions and
   the same rounds of the loops around (else barrier-divergence); none may
   have run past it to the kernel's end (barrier-mismatch), or have returned early out of a warp

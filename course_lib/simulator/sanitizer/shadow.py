@@ -8,6 +8,10 @@ What a thread was told is in its `known`, a dictionary from thread to clock and 
 epoch: everything that thread did below that clock, or that block below that epoch, came before.
 """
 
+import numpy as np
+
+from course_lib.simulator.cuda_api import unwritten
+
 SITE_BITS, CLOCK_BITS, THREAD_BITS, EPOCH_BITS = 12, 20, 11, 20
 CLOCK_AT = SITE_BITS
 THREAD_AT = CLOCK_AT + CLOCK_BITS
@@ -25,7 +29,7 @@ SCATTERED = 1 << 100
 #: A mark above all others: nothing is settled by it.
 NEVER = 1 << 200
 
-#: `written` of an element that nobody has written in this launch
+#: `written` of an element that nobody has written in this launch: its memory is fresh, or not
 UNINITIALISED, INITIAL = 0, -1
 #: Larger memories are remembered in dictionaries.
 MOST_LISTED = 1 << 22
@@ -77,10 +81,35 @@ class Shadow:
     def fill(self, memory, granule):
         self.granule = granule
         count = -(-memory.nbytes // granule)
-        initial = INITIAL if memory.space == "global" else UNINITIALISED
-        self.written, self.read = _filled(count, initial), _filled(count, 0)
+        self.written = self.first_state(memory, count)
+        self.read = _filled(count, 0)
         self.readers, self.writers, self.released, self.through = {}, {}, {}, {}
         self.plain, self.newest = {}, {}
+
+    def first_state(self, memory, count):
+        """`written` as it is before the launch."""
+        if memory.space != "global":
+            return _filled(count, UNINITIALISED)
+        states = _filled(count, INITIAL)
+        for place in self.fresh_places(memory):
+            states[place] = UNINITIALISED
+        return states
+
+    def mark_written(self, memory):
+        """Let later launches know what this one has written."""
+        marks, size = unwritten.of(memory.keep, memory.base, memory.nbytes), self.granule
+        for place in self.fresh_places(memory):
+            if self.written[place] != UNINITIALISED:
+                marks[place * size:(place + 1) * size] = False
+
+    def fresh_places(self, memory):
+        """The granules that nobody had written before the launch."""
+        marks = unwritten.of(memory.keep, memory.base, memory.nbytes)
+        if marks is None or not marks.any():
+            return []
+        whole = marks.size // self.granule
+        fresh = marks[:whole * self.granule].reshape(whole, -1).all(1)
+        return np.flatnonzero(fresh).tolist()
 
     def dictionaries(self):
         """Everything that is kept by granule for few of them."""

@@ -117,26 +117,29 @@ class Verdicts(RaceSentences):
         self.unread.setdefault((memory, place), {}).setdefault(
             number, (thread, index, memory.shadow.granule))
 
-    def tell_unread(self):
-        """Report the reads of what nobody had written."""
-        for (memory, place), reads in self.unread.items():
-            shadow = memory.shadow
+    def tell_unread(self, spaces):
+        """Report the reads of what nobody had written, in memories of these spaces."""
+        for memory, place in [key for key in self.unread if key[0].space in spaces]:
+            reads, shadow = self.unread.pop((memory, place)), memory.shadow
             for number, (thread, index, granule) in reads.items():
                 # With a finer granule since, `place` is another element.
                 never = shadow.granule == granule and shadow.written[place] == UNINITIALISED
                 self.was_uninitialised(thread, number, memory, index, never)
-        self.unread.clear()
 
     def was_uninitialised(self, thread, number, memory, index, never):
         """Report one read of what nobody had written; `never` if nobody has written it since."""
         site, name = self.sites[number], self.thread_name(thread.index)
 
         def sentence():
-            start = (f"thread {name} reads {memory.space} "
-                     f"`{self.element(number, memory, index)}` on line {site.line}")
+            whole_record = site.kind == "store"  # copied elsewhere by this line
+            element = memory.name if whole_record else self.element(number, memory, index)
+            start = f"thread {name} reads {memory.space} `{element}` on line {site.line}"
             if memory.space == "shared" and never:
                 return (f"{start}, and no thread ever writes it; look at the index there, and at "
                         f"which elements the block writes")
+            if memory.space == "global":
+                return (f"{start}, which nobody has written since cuda.device_array made it; "
+                        f"write it first, or copy zeros there by cuda.to_device")
             start += " before "
             if memory.space == "shared":
                 barrier = "cuda.syncthreads()" if memory.owner is thread.b else "cluster_sync()"
