@@ -42,9 +42,11 @@ def rows():
 def run(tmp_path, **environment):
     np.save(tmp_path / "x.npy", rows())
     done = subprocess.run(
-        [sys.executable, "-c", RUN, str(tmp_path / "x.npy")], capture_output=True, text=True,
+        [sys.executable, "-c", RUN, str(tmp_path / "x.npy")],
+        capture_output=True,
+        text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -101,9 +101,11 @@ def ptx(cc):
     root = str(Path(course_lib.__file__).resolve().parents[1])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
         env=os.environ | others | {"PYTHONPATH": path},
-    )  # fmt: skip
+    )
     if done.returncode:
         raise RuntimeError(f"not compiled: {done.stderr.strip().splitlines()[-1]}")
     return json.loads(done.stdout)

@@ -39,9 +39,14 @@ def cubin(cc):
     from cuda.tile import compilation
 
     rows = compilation.ArrayConstraint(
-        ct.float32, 2, index_dtype=ct.int32, stride_lower_bound_incl=0, alias_groups=(),
-        may_alias_internally=False, stride_constant=(None, 1),
-    )  # fmt: skip
+        ct.float32,
+        2,
+        index_dtype=ct.int32,
+        stride_lower_bound_incl=0,
+        alias_groups=(),
+        may_alias_internally=False,
+        stride_constant=(None, 1),
+    )
     convention = compilation.CallingConvention.cutile_python_v2()
     signature = compilation.KernelSignature([rows, rows, TILE], convention, "softmax_online")
     file = io.BytesIO()
