@@ -83,6 +83,7 @@ EQUAL = {
     "flash_attention_dkdv": ("delta",), "flash_attention_dq": ("delta",),  # the same
     "softmax_dropout_backward": ("s",), "top_k": ("logits",), "self_times": ("begin", "end"),
     "adam_step": ("g", "m", "v"), "unscale": ("g",),  # gradients of 0
+    "tile_step": ("s",),  # 0 where nothing was seen yet
     "mma_tile": ("a", "b"),  # of ten bits, of which there are not so many
 }  # fmt: skip
 

@@ -613,15 +613,15 @@ with torch.no_grad():
     norm.weight.normal_()
     norm.eval()
     given = conv.weight[:, :, 0, 0], conv.bias, norm.weight, norm.bias, norm.running_mean, norm.running_var
-    given = [cuda.to_device(each.numpy().copy()) for each in given]
-    folded, shift = (cuda.to_device(np.zeros(shape, np.float32)) for shape in ((8, 12), 8))
+    given = [each.numpy().copy() for each in given]
+    folded, shift = np.zeros((8, 12), np.float32), np.zeros(8, np.float32)
     fold[8, 32](*given, np.float32(norm.eps), folded, shift)
 
 # %%
 with torch.no_grad():
     two_layers = norm(conv(images))
-    weight = torch.from_numpy(folded.copy_to_host())[:, :, None, None]
-    one_layer = torch.nn.functional.conv2d(images, weight, torch.from_numpy(shift.copy_to_host()))
+    weight = torch.from_numpy(folded)[:, :, None, None]
+    one_layer = torch.nn.functional.conv2d(images, weight, torch.from_numpy(shift))
 print(f"largest difference {(two_layers - one_layer).abs().max():.0e}, the largest number is {two_layers.abs().max():.1f}")
 
 # %% [markdown]
