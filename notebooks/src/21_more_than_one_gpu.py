@@ -486,15 +486,15 @@ def losses_of(batch, rate, epochs=4):
     return losses
 
 # %%
-runs = {"batch 16, rate 0.001": (16, 0.001), "batch 256, the same rate": (256, 0.001),
-        "batch 256, 16 times the rate": (256, 0.016), "batch 4096, 256 times the rate": (4096, 0.256)}
+runs = {"batch 16, rate 0.0035": (16, 0.0035), "batch 256, the same rate": (256, 0.0035),
+        "batch 256, 16 times the rate": (256, 0.056), "batch 4096, 256 times the rate": (4096, 0.896)}
 found = {name: losses_of(*run) for name, run in runs.items()}
 plot.losses([(name, batch * np.arange(1, len(found[name]) + 1) / 4096, found[name])
              for name, (batch, _) in runs.items()], xlabel="epoch",
             title="The same examples, in batches of another size")
 
 # %% [markdown]
-# With 16 times the batch and 16 times the rate the curve lies on that of the small batch. With 256 times it no longer does: the weights do change during such a step. For each problem there is a batch beyond which the rule
+# With 16 times the batch and 16 times the rate the curve lies on that of the small batch. With 256 times it no longer does: a step is so long that it goes past the minimum, and the next one comes back. For each problem there is a batch beyond which the rule
 # ends. Goyal et al. trained ResNet-50 on ImageNet with batches of up to 8,192 pictures on 256 GPUs, and reached the accuracy of the batch of 256. At the beginning the weights change quickly and the rule holds least, so they
 # let the rate rise to its full size over the first five epochs: the **warm-up**. `python -m course_lib train images` has it as `--warmup-epochs`.
 #
@@ -520,19 +520,22 @@ def step_time(ranks, way, compute, hidden):
     return compute + max(0, exchange - hidden * compute * 2 / 3)
 
 
-def speedup(way, hidden, strong):
-    return [(1 if strong else n) * 100e3 / step_time(n, way, 100e3 / n if strong else 100e3, hidden) for n in GPUS]
+def efficiency(way, hidden, strong):
+    """Examples in a second, as a share (%) of R times those of one GPU."""
+    computing = [100e3 / n if strong else 100e3 for n in GPUS]
+    return [100 * own / step_time(n, way, own, hidden) for n, own in zip(GPUS, computing, strict=True)]
 
 # %%
-plot.curves(GPUS, {"perfect": GPUS, "weak, ring, hidden": speedup(2, 1, False),
-                   "weak, gather, hidden": speedup(0, 1, False),
-                   "strong, ring, hidden": speedup(2, 1, True)},
-            log=True, xlabel="GPUs", ylabel="times as many examples in a second as one GPU",
+plot.curves(GPUS, {"growing batch, ring, hidden": efficiency(2, 1, False),
+                   "growing batch, ring, not hidden": efficiency(2, 0, False),
+                   "growing batch, gather, hidden": efficiency(0, 1, False),
+                   "fixed batch, ring, hidden": efficiency(2, 1, True)},
+            log="x", xlabel="GPUs", ylabel="efficiency (%)",
             title="A MODEL, not a measurement: data parallelism up to 1,024 GPUs")
 
 # %% [markdown]
-# Strong scaling ends where the exchange is as long as what is left to compute: Amdahl's law, with the exchange as the part that does not become faster. Weak scaling with a ring stays near the line, because the exchange has a fixed size
-# and hides. With the gather it doesn't: its bytes grow with R.
+# An efficiency of 100 % means that 1,024 GPUs train on 1,024 times as many examples in a second. With a fixed batch it breaks down where the exchange is as long as what is left to compute: Amdahl's law, with the exchange as the part that does not
+# become faster. With a growing batch and a ring it stays high, because the exchange hardly grows, and hides. With the gather it doesn't: its bytes grow with R.
 
 # %%
 for n in (8, 64, 1024):
