@@ -214,11 +214,10 @@ class Execution(Implicit):
         before, thread.caller = thread.caller, number
         return before
 
-    @staticmethod
-    def called(thread, before, result):
-        """The twin has returned."""
+    def called(self, thread, before, result):
+        """The twin has returned. An array that it found by its address is observed from here on."""
         thread.caller = before
-        return result
+        return self.launch.watched(result) if result.__class__ is np.ndarray else result
 
     # -- the scheduler's news --------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from course_lib.simulator.engine.launching import Launch
 from course_lib.simulator.engine.report import annotate
 from course_lib.simulator.engine.scheduler import Block, Thread
 from course_lib.simulator.observe.execution import Execution, aligned
-from course_lib.simulator.observe.observer import watch_arguments
+from course_lib.simulator.observe.observer import memories_of, watch_arguments, watch_within
 from course_lib.simulator.observe.reporting import Reporting
 
 
@@ -81,6 +81,7 @@ class ObservedLaunch(Launch):
         names += [f"argument {n + 1}" for n in range(len(names), len(args))]
         super().__init__(program, grid_dim, block_dim, watch_arguments(args, names),
                          shared_bytes, options, name, cluster)
+        self.memories = memories_of(self.args)
         self.sites = program.observed_sites
         self.observers = observers
         executions = [made for made in (observer.execution(self) for observer in observers)
@@ -89,6 +90,10 @@ class ObservedLaunch(Launch):
         self.reporters = [observer for observer in observers
                           if any(hook.startswith("on_") for hook in dir(observer))]
         self.o = Reporting(self, self.reporters, self.quiet) if self.reporters else self.quiet
+
+    def watched(self, array):
+        """`array`, watched if it lies in the memory of an argument."""
+        return watch_within(array, self.memories)
 
     def execution_for(self, block):
         """The Execution of a block's threads: without reports to observers that do not want it."""

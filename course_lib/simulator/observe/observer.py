@@ -215,6 +215,26 @@ def watch_arguments(values, names):
     return [wrap(value) for value in values]
 
 
+def memories_of(values):
+    """The memories of what `watch_arguments` gave, each once."""
+    found = []
+    for value in values:
+        if value.__class__ is Watched:
+            found.append(value.memory)
+        elif isinstance(value, tuple):
+            found += memories_of(value)
+    return list(dict.fromkeys(found))
+
+
+def watch_within(array, memories):
+    """`array`, watched if all of it lies in one of `memories`; it is contiguous."""
+    first = pointer(array)
+    for memory in memories if array.size else ():
+        if memory.base <= first and first + array.nbytes <= memory.base + memory.nbytes:
+            return watch(array, memory)
+    return array
+
+
 def _collect(value, name, found):
     if isinstance(value, np.ndarray) and value.ndim and value.size and not value.dtype.hasobject:
         low, high = np.lib.array_utils.byte_bounds(value)
