@@ -26,7 +26,8 @@ import torch
 from torch import nn
 
 # %%
-from course_lib import bench, cuda, models, plot, results_table, simulator
+from course_lib import SIMULATED, bench, cuda, models, plot, results_table, simulator
+from course_lib.kernels.all_reduce import all_reduce
 from course_lib.teach import TODO, check, hint, progress, solution, use
 
 f, ZERO = np.float32, np.float32(0)
@@ -38,7 +39,7 @@ f, ZERO = np.float32, np.float32(0)
 # the whole network. A batch is cut into as many parts as there are devices. Each device runs the forward and the backward pass for its own part.
 # Then all must take *the same* step. Otherwise the copies drift apart, and there are two networks.
 #
-# In this world a device, or the process that drives it, is called a **rank**, with a number from 0.
+# A device, or the process that drives it, is called a **rank**. Ranks have numbers, from 0 on.
 #
 # What must they exchange? The loss of a batch is a mean over its examples, and the derivative of a sum is the sum of the
 # derivatives. **Predict:** 12 examples, a line with a slope and an intercept. Device 0 has 6 of the examples and device 1 the
@@ -136,6 +137,7 @@ def exchange(gradient):
 for norm in (nn.Identity, nn.BatchNorm1d):
     found = train(slice(rank, None, ranks), exchange, norm)  # of two ranks, every second example
     torch.save(found, f"{sys.argv[1]}/{norm.__name__}-{rank}.pt")
+distributed.destroy_process_group()
 """
 
 # %% [markdown]
@@ -163,15 +165,15 @@ for norm in (nn.Identity, nn.BatchNorm1d):
 # Two ranks are one device with the joint batch, but for the rounding of a sum whose order is another one. With batch normalisation they still agree with each other, and train a
 # slightly different network.
 #
-# **The first four omissions** of those who write this by hand: to shuffle the examples in the same way on all ranks (`set_epoch` of PyTorch's sampler), which of the ranks' running
-# statistics are kept, that rank 0 alone writes the checkpoint, and the last, uneven batch. `python -m course_lib train` handles all four under `torchrun`, and
-# [docs/commands.md](../docs/commands.md) tells how.
+# Who writes such a program by hand must think of **four more things**: all ranks shuffle the examples in the same way (`set_epoch` of PyTorch's sampler); the running
+# statistics of one rank are kept; rank 0 alone writes the checkpoint; and the last batch is uneven. `python -m course_lib train` handles all four under `torchrun`;
+# `docs/commands.md` tells how.
 #
 # ## 3 · An all-reduce of your own
 #
 # What is inside `all_reduce`? We look at it where nothing is hidden: in the simulator, with **a block for each device**. Row r of an array is the memory of device r. A store to another row
-# goes over the link to that device. Two blocks of a launch have in common with two GPUs what matters here: they run at the same time, in no order, and
-# have no barrier.
+# goes over the link to that device. For our purpose two blocks of a launch are like two GPUs: they run at the same time, in no promised order, and
+# no barrier holds them together.
 #
 # The first way, **gather**: each device writes its gradient into everybody's inbox, and adds up what it finds in its own. The problem first. **Predict** the result of this kernel:
 
@@ -252,7 +254,7 @@ print("all devices have the same bits:", len({row.tobytes() for row in y}) == 1)
 # The last line matters. Floats added in another order give another sum (lesson 2). If each device began with its own number, the devices would have slightly different gradients, hence slightly different
 # weights, and would drift apart without anybody noticing. So all add in the same order.
 #
-# **Count:** each of $R$ devices sends all its $n$ numbers $R - 1$ times. With 4 devices that is three times the gradient, with 8 seven times. Each device does the whole
+# **Count:** each of $R$ devices sends all its $n$ numbers to each of the $R - 1$ others. With 4 devices that is three times the gradient, with 8 seven times. Each device does the whole
 # addition, too. Can it be less?
 #
 # ## 4 · The ring
@@ -366,11 +368,24 @@ print(f"gather: counted {sent(gather_trace, 4 * row):.2f}, predicted R − 1 = {
 print(f"ring:   counted {sent(ring_trace, 2 * row):.2f}, predicted 2 (R − 1) / R = {2 * 3 / 4:.2f}")
 
 # %% [markdown]
-# $2 (R - 1) / R$: less than two sizes of the gradient, **however many devices there are**. Patarasuk and Yuan have shown in 2009 that it cannot be less if all devices take part alike. The price is in the number
-# of steps, $2(R - 1)$, one after another. A flag and its data need some microseconds from device to device, whatever their size.
+# $2 (R - 1) / R$: less than two sizes of the gradient, **however many devices there are**. No all-reduce in which devices exchange messages moves less (Patarasuk and Yuan, 2009). The price is the number
+# of steps: $2(R - 1)$, one after another, and each message takes some time however small it is.
 #
-# A good place for a break. Your kernels have all that matters, and leave out three things that real ones need. On two GPUs the fence is `cuda.threadfence_system()`, since `threadfence` reaches one GPU only. A kernel must
-# not end before its last piece has *arrived*, and here the end of the launch does that for all. And nobody clears flags and inboxes for each call: flags count on from call to call, in **epochs**.
+# The library has both ways as the rungs of `course_lib.kernels.all_reduce`. They work in place, and on GPUs that can reach each other's memory. On one device and in the simulator, groups of blocks stand for the ranks, as here:
+
+# %%
+device = "cpu" if SIMULATED else "cuda"
+for variant in ("gather", "ring"):
+    buffers = torch.tensor(gradients, device=device)
+    all_reduce(buffers, variant=variant)
+    found = buffers.cpu().numpy()
+    print(f"{variant:8} largest error {abs(found - gradients.sum(0)).max():.0e}, "
+          f"the same bits on all ranks: {len({row.tobytes() for row in found}) == 1}")
+
+# %% [markdown]
+# Read `ring.py` there: you know every part of it. It moves 16 bytes at a time, gives a rank many blocks (each with a part of the piece, and a flag of its own), and lets the rank end with piece r + 1 instead of r. And it has
+# three things that your kernels leave out. Between two GPUs the fence is `cuda.threadfence_system()`, since `threadfence` reaches one GPU only. A kernel must
+# not end before its last piece has *arrived*, and here the end of the launch does that for all. And nobody clears flags and inboxes for each call: flags count on from call to call, in **epochs**. A good place for a break.
 #
 # ## 5 · What it costs
 #
@@ -450,7 +465,7 @@ def step_spans(per_bucket, n_layers=12, backward=600, n_bytes=4e6):
 named = {"all in one": 12, "a bucket of 3": 3, "each layer": 1}
 spans = [(f"{actor}, {name}", start, end, label) for name, size in named.items()
          for actor, start, end, label in sorted(step_spans(size))]
-plot.timeline(spans, title="A model of the backward pass: which layers are computed, and which exchanged")
+plot.timeline(spans, title="A model: layers computed, and layers exchanged")
 
 # %%
 for name, size in named.items():
@@ -495,8 +510,8 @@ plot.losses([(name, batch * np.arange(1, len(found[name]) + 1) / 4096, found[nam
 
 # %% [markdown]
 # With 16 times the batch and 16 times the rate the curve lies on that of the small batch. With 256 times it no longer does: a step is so long that it goes past the minimum, and the next one comes back. For each problem there is a batch beyond which the rule
-# ends. Goyal et al. trained ResNet-50 on ImageNet with batches of up to 8,192 pictures on 256 GPUs, and reached the accuracy of the batch of 256. At the beginning the weights change quickly and the rule holds least, so they
-# let the rate rise to its full size over the first five epochs: the **warm-up**. `python -m course_lib train images` has it as `--warmup-epochs`.
+# ends. Goyal et al. trained ResNet-50 on ImageNet with batches of up to 8,192 pictures on 256 GPUs, and lost no accuracy against a batch of 256. At the beginning the weights change quickly and the rule holds least, so they
+# let the rate rise to its full size over the first five epochs: the **warm-up**. `python -m course_lib train images` has it as `--warm-up-epochs`.
 #
 # Look at the formula again: $k$ small steps with the same sum. A program that *adds* the gradients of its devices where it should have averaged them has multiplied its rate by k without noticing. It works with two devices, and diverges with
 # sixteen.
