@@ -2,15 +2,16 @@
 
 | exercise | it gets | what is new |
 |---|---|---|
-| joint_batch | what each device found of its part of a batch | gradients add up, statistics do not |
-| ring_reduce_scatter | x, inbox, arrived, y; a block stands for a device | a flag for each arrival |
-| ring_all_gather | part, arrived, y; a block stands for a device | pieces that are passed on |
+| joint_batch | what devices found of their parts of a batch | gradients add up, statistics don't |
+| ring_reduce_scatter | x, inbox, arrived, y; a block is a device | a flag for each arrival |
+| ring_all_gather | part, arrived, y; a block is a device | pieces that are passed on |
 | all_reduce_cost | bytes, devices, latency, bandwidth | a model: latency and bytes |
 
-Arrays of the kernels are float32, but for `arrived`, an int32 for each device, 0 at first. Gradients
-are cut into as many pieces as there are devices: x is (devices, pieces, n). Patarasuk and Yuan,
-Bandwidth optimal all-reduce algorithms for clusters of workstations (2009) have the ring; Thakur,
-Rabenseifner and Gropp, Optimization of collective communication operations in MPICH (2005) the model.
+Arrays of the kernels are float32, but for `arrived`, an int32 for each device, 0 at first. There
+are as many pieces of a gradient as devices: x is (devices, pieces, n). The ring is that of
+Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations (2009); the
+model that of Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in
+MPICH (2005).
 """
 
 import math
@@ -172,8 +173,8 @@ RING_REDUCE_SCATTER = Exercise(
         "each device ends with its own?",
         "Piece `(rank - 1 - step) % ranks`: in step 0 the left neighbour's, in the last step its "
         "own. In step `step`, as many pieces must have arrived. A step is announced to the right "
-        "neighbour once *all* threads have written (`cuda.syncthreads()`): one thread puts a fence, "
-        "then adds 1 to its flag, atomically.",
+        "neighbour once *all* threads have written (`cuda.syncthreads()`): one thread puts a "
+        "fence, then adds 1 to its flag, atomically.",
         "```python\nwait_for(arrived, rank, ...)\n...\ncuda.syncthreads()\n"
         "if t == 0 and step < ranks - 1:\n    cuda.threadfence()\n"
         "    cuda.atomic.add(arrived, ..., 1)\n```",
@@ -248,7 +249,8 @@ def _cost_reference(n_bytes, ranks, latency, gbps):
     while reached < ranks:
         rounds, reached = rounds + 1, 2 * reached
     others = ranks - 1
-    return latency + others * n_bytes * 1e-3 / gbps, rounds * whole * 2, others * piece + others * piece
+    gather = latency + others * n_bytes * 1e-3 / gbps
+    return gather, rounds * whole * 2, others * piece + others * piece
 
 
 def _cost_cases(rng):
