@@ -100,11 +100,12 @@ def chips_for(label, sampled):
 
 @functools.cache
 def modules():
-    """Names of the modules whose kernels are compiled: each operation's, and what draws batches."""
+    """Names of the modules whose kernels are compiled: each operation's, and two beside them."""
     from course_lib.operations import OPERATIONS
 
     of_operations = [operation.module.__name__ for operation in OPERATIONS.values()]
-    return (*dict.fromkeys(name.rpartition(".")[2] for name in of_operations), "batches")
+    names = dict.fromkeys(name.rpartition(".")[2] for name in of_operations)
+    return (*names, "all_reduce", "batches")
 
 
 # ---- what is known ----------------------------------------------------------------------------

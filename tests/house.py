@@ -79,12 +79,12 @@ FIGURES = (
     Figure("files of kernels over 300 lines", 7),
     # Not yet in the bar: 3,050 lines of attention, 445 of scaled_softmax, 2,150 of convolutions
     # that are gathered, joined, or products of matrices, 590 of rows off boundaries, 330 of streams
-    # of tiles.
-    Figure("lines of kernels", 33453, 26609),
+    # of tiles, 500 of all_reduce.
+    Figure("lines of kernels", 33956, 26609),
     # Nor are 3,300 lines of attention's tests and of the wrong kernels of its lessons, 750 of
     # scaled_softmax's, of the audit of plans and of the choice of faster layers, and 2,700 of the
     # commands for others' scripts, of ranks, of streamed sets and of the wheel.
-    Figure("lines of tests", 70850, 52000),
+    Figure("lines of tests", 71136, 52000),
     Figure("contract proofs", 6129, 6129, least=True),
     Figure("planted mistakes rejected", 26, 26, least=True),
     Figure("known-wrong kernels rejected", 1490, 1490, least=True),

@@ -442,8 +442,8 @@ OPERATIONS = (
     attentions, optimisers, convolutions, transposed_convolutions, squeezing_and_exciting,
     upsampling,
 )  # fmt: skip
-#: Launched in blocks of a fixed size, without shared memory that a launcher could choose.
-LEFT_OUT = {"batches"}
+#: Launched in blocks of a size that every chip takes, without shared memory of a launcher's choice.
+LEFT_OUT = {"all_reduce", "batches"}
 
 
 CALLED = {

@@ -3,6 +3,8 @@
 import inspect
 from pathlib import Path
 
+from course_lib.runtime.host import device
+
 #: The files here that name the command which measures what is in them.
 BENCHMARKS = tuple(
     file.stem
@@ -17,6 +19,8 @@ def refused(benchmark, wanted):
     wanted  {argument: value}; "shapes" and "dtypes" are for some benchmarks only, and a shape must
             have as many dimensions as the benchmark says in N_DIMS
     """
+    if (needed := getattr(benchmark, "N_GPUS", 0)) > device.count():
+        return f"it needs {needed} GPUs, and there are {device.count()}"
     parameters = inspect.signature(benchmark.run).parameters
     for name in wanted.keys() - parameters.keys():
         return f"it has no choice of --{name.removesuffix('_folder')}"
@@ -42,6 +46,7 @@ def table(records):
         shape = "x".join(map(str, record["shape"]))
         cells = [f"{row['label']} {_value(row)}" for row in record["rows"]]
         copy = f"copy {record['copy_gbps']:,.0f} GB/s | " if "copy_gbps" in record else ""
+        copy += f"link {record['link_gbps']:,.0f} GB/s | " if "link_gbps" in record else ""
         lines.append(f"{record['name']} {shape} {record['dtype']}: {copy}{' | '.join(cells)}")
         left_out = record.get("left_out", {})
         lines += [f"    without {label}: {why}" for label, why in left_out.items()]
@@ -52,6 +57,7 @@ def _value(row):
     share = f" ({row['percent_of_copy']:.0f}% of copy)" if "percent_of_copy" in row else ""
     share += f" ({row['tflops']:.1f} TFLOP/s)" if "tflops" in row else ""
     share += f" ({row['images_per_second']:,.0f} images/s)" if "images_per_second" in row else ""
+    share += f" ({row['bus_gbps']:.2f} GB/s)" if "bus_gbps" in row else ""
     python = f" ({row['python_microseconds']:.2f} from Python)" if "python_quartiles" in row else ""
     return f"{row['microseconds']:.2f} µs{share}{python}"
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from course_lib import bench, benchmarks
 from course_lib.benchmarks import case as one
 from course_lib.benchmarks import launches
+from course_lib.runtime.host import device
 
 ROUNDS = 30  # about, of the timed replays of each candidate
 START = 5  # s, about, that a case takes beside its replays
@@ -83,6 +84,8 @@ def _beside_cases(module, name, held):
 def _why_program(module, name, held):
     if any(p.default is p.empty for p in inspect.signature(module.run).parameters.values()):
         return None  # it needs what only the user has
+    if getattr(module, "N_GPUS", 0) > device.count():
+        return None
     wanted = getattr(module, "kernel_hashes", dict)()
     for record in held["records"]:
         wanted.pop(record["name"], None)

@@ -11,7 +11,7 @@ APART = {
     "launch.host", "softmax.host", "fashion_mnist.parts", "fashion_mnist.parts.tf32",
     "fashion_mnist.command", "fashion_mnist.command.tf32", "fashion_mnist.runs",
     "unet.kernels", "unet.tape", "unet.prefetch", "unet.shares", "unet.folds",
-    "tiny_imagenet.softmax", "tiny_imagenet.runs",
+    "tiny_imagenet.softmax", "tiny_imagenet.runs", "all_reduce",
 }  # fmt: skip
 #: What whole networks are called, by the first part of their records' names, or the first two.
 NETWORKS = {

@@ -197,9 +197,15 @@ def _launch_ring(key, whole, ranks):
         arrays.address_of(rank) % VECTOR_BYTES == 0 for rank in ranks
     )
     _launch(
-        RING_KERNELS[vectors], key, whole, ranks, chunk, chunk, (world - 1) * chunk,
+        RING_KERNELS[vectors],
+        key,
+        whole,
+        ranks,
+        chunk,
+        chunk,
+        (world - 1) * chunk,
         ring.WIDTH if vectors else 1,
-    )  # fmt: skip
+    )
 
 
 ALL_REDUCE = Ladder(

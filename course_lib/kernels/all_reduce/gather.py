@@ -26,8 +26,13 @@ def meet(flags, all_flags, rank, world, row, meeting):
 
 @cuda.jit
 def gather_kernel(buffer, inbox, flags, buffers, inboxes, all_flags, shares):
-    # A group of blocks for each rank. buffers, inboxes and all_flags have the addresses of all
-    # ranks'; of the first three arguments, the dtypes alone are used.
+    """A group of blocks for each rank.
+
+    buffer, inbox, flags          arrays of the dtypes of all ranks' ones, which alone are used
+    buffers, inboxes, all_flags   `Ranks`: addresses of (n,) numbers to sum, as many in which sums
+                                  wait, and (N_FLAGS,) int64
+    shares                        `Shares`: `part` is one of the buffer
+    """
     rank = shares.first + cuda.blockIdx.x // shares.n_blocks
     block = cuda.blockIdx.x % shares.n_blocks
     n, row = shares.n, block * ROW

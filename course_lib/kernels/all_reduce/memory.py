@@ -16,8 +16,6 @@ A rank has a row of `ROW` numbers for each of its blocks, 128 bytes: a line of t
 
 from typing import NamedTuple
 
-import numpy as np
-
 from course_lib import cuda
 from course_lib.runtime.host import arrays
 from course_lib.runtime.intrinsics.system_signals import load_acquire, store_release
@@ -84,7 +82,9 @@ class Memory:
     """
 
     def __init__(self, models, one_device):
-        self._models, self._one_device = models, one_device
+        # Of the models themselves nothing is kept: they are the caller's.
+        self._models = [arrays.empty((1,), like=model) for model in models]
+        self._one_device = one_device
         self.all_flags, self.flags = self._made(N_FLAGS, "int64")
         for flags in self.flags:
             arrays.fill(flags, 0)

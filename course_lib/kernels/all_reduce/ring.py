@@ -80,7 +80,13 @@ def ring_kernel_of(vectors):
 
     @cuda.jit
     def ring_kernel(buffer, inbox, flags, buffers, inboxes, all_flags, shares):
-        # Arguments as in `gather_kernel`.
+        """A group of blocks for each rank.
+
+        buffer, inbox, flags          arrays of the dtypes of all ranks' ones, which alone are used
+        buffers, inboxes, all_flags   `Ranks`: addresses of (n,) numbers to sum, of `world` - 1
+                                      slots of a chunk, and of (N_FLAGS,) int64
+        shares                        `Shares`: `part` is one of a chunk
+        """
         rank = shares.first + cuda.blockIdx.x // shares.n_blocks
         block = cuda.blockIdx.x % shares.n_blocks
         n, chunk, world = shares.n, shares.chunk, shares.world
