@@ -212,4 +212,15 @@ EQUIVALENT = {
     ("flash_attention_dq", "drop operand: min(S, top + TILE + S - T) → top + TILE + S - T"): (
         "a round behind the last key has dscores of 0 in every row that is written"
     ),
+    ("ring_reduce_scatter", "swap dimension: x.shape[0] → x.shape[1]"): (
+        "there are as many pieces as devices"
+    ),
+    ("ring_reduce_scatter", "swap dimension: x.shape[2] → x.shape[-1]"): "x has three axes",
+    **{("ring_reduce_scatter", mutant): "a flag that is told once more than anybody waits for"
+       for mutant in (
+        "relax: step < ranks - 1 → step <= ranks - 1, again",
+        "drop operand: ranks - 1 → ranks, again",
+        "change operator: ranks - 1 → ranks + 1, again",
+        "change constant: 1 → 0, again, again, again, again",
+    )},
 }  # fmt: skip
