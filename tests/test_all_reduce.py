@@ -90,7 +90,8 @@ def test_calls_of_all_sizes_follow_each_other(variant):
     for n in (40, 900, 7, 900, 1):
         check(drawn(3, n, seed=n), variant)
         check(drawn(3, n, seed=n + 1), "ring")
-    assert len(package._kept) == 1
+    (memory,) = package._kept.values()
+    assert memory.n_elements % 4 == 0  # each inbox begins on a 16-byte boundary, as vectors must
 
 
 @pytest.mark.parametrize("variant", RUNGS)

@@ -16,8 +16,10 @@ from tensors import PLACE, double
 
 from course_lib import SIMULATED, reference, simulator
 from course_lib.kernels import attention
+from course_lib.kernels.attention import aligned_rows
+from course_lib.kernels.operation import AUTO
 from course_lib.runtime.host.arrays import ArrayError
-from course_lib.runtime.host.launch import planning
+from course_lib.runtime.host.launch import planning, recorded
 
 GPU_ONLY = pytest.mark.skipif(SIMULATED, reason="takes the simulator too long")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -255,9 +257,20 @@ def test_each_size_of_heads_has_tiles(D, E):
     check(q, k, v, ("tensor_core",), ("tensor_core",), causal=True)
 
 
-@pytest.mark.parametrize("D, E", [(129, 71), (136, 256)])
+@pytest.mark.parametrize("D, E", [(9, 71), (129, 10), (64, 64)])
+def test_rows_that_begin_anywhere_are_copied(D, E, monkeypatch):
+    """Results, and all gradients, are those of rows where they should be."""
+    monkeypatch.setattr(aligned_rows, "WORTH", 0)
+    q, k = numbers(1, 2, 21, D, dtype=torch.float16), numbers(1, 1, 19, D, dtype=torch.float16)
+    v, mask = numbers(1, 1, 19, E + 1, dtype=torch.float16)[..., 1:], numbers(21, 19, dtype=torch.float16)
+    with recorded() as launches:
+        check(q, k, v, (AUTO,), (AUTO,), mask=mask)
+    names = [kernel.py_func.__name__ for kernel, *_ in launches]
+    assert names.count("copy_rows_kernel") == 4 + 5 + 3
+
+
+@pytest.mark.parametrize("D, E", [(136, 256)])
 def test_heads_beyond_128_by_warpgroups(D, E):
-    """The first has rows that begin anywhere."""
     only_on_hopper()
     shapes = (2, 35, D), (1, 37, D), (1, 37, E)
     q, k, v = (numbers(1, *shape, dtype=torch.float16) for shape in shapes)

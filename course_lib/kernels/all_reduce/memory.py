@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from course_lib import cuda
 from course_lib.runtime.host import arrays
+from course_lib.runtime.intrinsics import VECTOR_BYTES
 from course_lib.runtime.intrinsics.system_signals import load_acquire, store_release
 
 MOST_RANKS = 8  # the GPUs of one machine
@@ -99,6 +100,7 @@ class Memory:
         return None, [arrays.empty((n,), like=model, dtype=dtype) for model in self._models]
 
     def grow(self, n):
-        """Let each inbox have `n` elements, or twice what it had."""
-        self.n_elements = max(n, 2 * self.n_elements)
+        """Let each inbox have `n` elements or more, or twice what it had; whole vectors."""
+        n = max(n, 2 * self.n_elements)
+        self.n_elements = -(-n // VECTOR_BYTES) * VECTOR_BYTES  # rows of one array are aligned
         self.all_inboxes, self.inboxes = self._made(self.n_elements)

@@ -25,9 +25,10 @@ which compute the weights again from lse; three kernels (delta; dk and dv; dq), 
 agree bit for bit. Asked for by its name, `tensor_core/atomic` adds dq up by atomics beside dk and
 dv, 5 products instead of 7 (compute capability 9.0; float16 and bfloat16; D and E up to 128): it is
 faster, and two runs may differ in the last bits of dq. `tensor_core/wide` is made for D and E of
-129 to 256, deterministic as well (compute capability 9.0; float16 and bfloat16). `tiled` and
-`tensor_core` need shared memory for D and E beyond 128 (in float32, backwards, beyond 64), which
-not every chip has; AUTO takes the next rung there.
+129 to 256, deterministic as well (compute capability 9.0; float16 and bfloat16). Of 16-bit rows
+that begin off 16-byte boundaries AUTO makes aligned copies first, where they are worth it. `tiled`
+and `tensor_core` need shared memory for D and E beyond 128 (in float32, backwards, beyond 64),
+which not every chip has; AUTO takes the next rung there.
 
 Options (`forward`): causal from either corner, sliding window, key lengths, packed sequences,
 boolean and additive masks (memory of a mask is quadratic), softcap, ALiBi, dropout. A query that
@@ -48,14 +49,13 @@ from course_lib.kernels.attention import (
     tiled,
 )
 from course_lib.kernels.attention import tiled_backward as backwards
+from course_lib.kernels.attention.aligned_rows import TENSOR_CORES, aligned, copy_rows
 from course_lib.kernels.attention.options import DTYPES, Request
 from course_lib.kernels.attention.problem import Dropping, Look, Place, Shape
 from course_lib.kernels.blocks.mma.warpgroup import ONLY
 from course_lib.kernels.operation import AUTO, Ladder, Rung, Way
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import chip_of
-
-TENSOR_CORES = (8, 0)  # compute capability from which on `tensor_core` runs
 
 FORWARD = Ladder(
     Rung("separate", ways=(
@@ -127,7 +127,11 @@ def forward(q, k, v, *, variant=AUTO, out=None, **options):
     """
     request = Request(q, k, v, options)
     request.check_out(out)
-    _, way, plan = FORWARD.choose(variant, request.problem(out), chip_of(q))
+    problem, chip = request.problem(out), chip_of(q)
+    if variant == AUTO and aligned_rows.are_worth_it(request, problem, chip):
+        found, lse = forward(*map(aligned, (q, k, v)), **options | {"scale": request.scale})
+        return copy_rows(found, request.outputs(out)[0]), lse
+    _, way, plan = FORWARD.choose(variant, problem, chip)
     o, lse = request.outputs(out)
     if request.has_work:
         way.launch(plan, request, (q, k, v), o, lse)
@@ -145,7 +149,13 @@ def backward(do, q, k, v, o, lse, *, dlse=None, mask_gradient=False, variant=AUT
     """
     request = Request(q, k, v, options)
     request.check_saved(do, o, lse, dlse, mask_gradient)
-    _, way, plan = BACKWARD.choose(variant, request.problem(do=do), chip_of(q))
+    problem, chip = request.problem(do=do), chip_of(q)
+    if variant == AUTO and aligned_rows.are_worth_it(request, problem, chip):
+        given = options | dict(scale=request.scale, dlse=dlse, mask_gradient=mask_gradient)
+        found = backward(*map(aligned, (do, q, k, v, o)), lse, **given)
+        own = request.gradients(False)
+        return *map(copy_rows, found, own), *found[3:]
+    _, way, plan = BACKWARD.choose(variant, problem, chip)
     gradients = request.gradients(mask_gradient)
     if request.has_work:
         launching.launch_backward(way, plan, request, (do, q, k, v, o, lse, dlse), gradients)
@@ -210,7 +220,7 @@ def specialisations():
                 if way != "atomic" or "by element" not in label:  # they share one
                     yield f"attention tensor_core dq {label}", of_queries, types[1]
         if dtype != "float32":
-            types = [x, x, *["int64"] * 4, Place, Place]
+            types = [x, x, *["int64"] * 5, Place, Place]
             yield f"attention rows {dtype}", aligned_rows.copy_rows_kernel, types
         saved, see = [Shape, *after], see[:-1]
         yield (

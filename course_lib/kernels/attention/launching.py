@@ -2,7 +2,7 @@
 
 import math
 
-from course_lib.kernels.attention import aligned_rows, products, wide_tiles
+from course_lib.kernels.attention import products, wide_tiles
 from course_lib.kernels.attention import separate as separately
 from course_lib.kernels.attention import streaming as streams
 from course_lib.kernels.attention import tensor_core as tensors
@@ -11,12 +11,11 @@ from course_lib.kernels.attention import tiled as tiles
 from course_lib.kernels.attention import tiled_backward as backwards
 from course_lib.kernels.attention import wide_backward as wide
 from course_lib.kernels.attention.options import place_of, rows_together
-from course_lib.kernels.attention.problem import DSCORES, PACKED
+from course_lib.kernels.attention.problem import DSCORES
 from course_lib.kernels.attention.products import Matrix, Products
 from course_lib.kernels.blocks.score_mask import memory
 from course_lib.runtime.host import arrays
 from course_lib.runtime.host.launch import launch
-from course_lib.runtime.intrinsics import VECTOR_BYTES
 
 THREADS_OF_MASK = 128
 
@@ -157,39 +156,9 @@ def tensor_core_backward(plan, request, *saved):
     _two_walks(kernels, rows, unit.parts, unit.n_threads, request, *saved)
 
 
-def wide_backward(plan, request, inputs, lse, delta, gradients, dscores):
-    *plan, is_aligned = plan
-    found = gradients
-    if not is_aligned:
-        inputs = [_copy_rows(x, _aligned(x)) for x in inputs]
-        found = [_aligned(x) for x in gradients]
-        if request.bits & PACKED:
-            for x in found:
-                arrays.fill(x, 0)
+def wide_backward(plan, request, *saved):
     rows, n_threads = (wide_tiles.ROWS, wide_tiles.N_ROWS), wide_tiles.N_THREADS
-    saved = inputs, lse, delta, found, dscores
     _two_walks(wide.kernels_for(*plan), rows, 1, n_threads, request, *saved, overlap=True)
-    if not is_aligned:
-        for x, gradient in zip(found, gradients, strict=True):
-            _copy_rows(x, gradient)
-
-
-def _aligned(x):
-    """A new array as x, with as many more columns as let rows begin on 16-byte boundaries."""
-    width = VECTOR_BYTES // x.dtype.itemsize
-    return arrays.empty((*x.shape[:-1], math.ceil(x.shape[-1] / width) * width), like=x)
-
-
-def _copy_rows(x, y):
-    """y, after rows of x were copied to it, or of the narrower of both."""
-    (x_, y_), (x_at, y_at) = _readable(x, y)
-    _, H, T, _ = x.shape
-    n_rows, n = math.prod(x.shape[:-1]), min(x.shape[-1], y.shape[-1])
-    launch(
-        aligned_rows.copy_rows_kernel, math.ceil(n_rows / aligned_rows.N_WARPS),
-        32 * aligned_rows.N_WARPS, x_, y_, H, T, n_rows, n, x_at, y_at,
-    )  # fmt: skip
-    return y
 
 
 def _two_walks(

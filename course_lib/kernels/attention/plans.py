@@ -9,7 +9,6 @@ from course_lib.kernels.attention import tiled as tiles
 from course_lib.kernels.attention import tiled_backward as backwards
 from course_lib.kernels.attention import wide_backward as wide
 from course_lib.kernels.attention.adding import by_adding_warpgroups
-from course_lib.kernels.attention.aligned_rows import copy_rows_kernel
 from course_lib.kernels.attention.multiplying import HALVES, by_warpgroups, by_warps
 from course_lib.kernels.attention.splitting import FLOATS, by_split_warps
 from course_lib.kernels.blocks.mma.warpgroup import ONLY
@@ -36,9 +35,6 @@ WARPGROUP_TILES = ((64, 2, 2, 64), (128, 2, 1, 128), (64, 2, 1, 256))
 WARPGROUP_BACKWARD_TILES = ((64, 2, 1, 64), (64, 2, 1, 128))
 #: (elements of a head at most,) of `wide`.
 WIDE_TILES = ((128,), (192,), (256,))
-#: Whether `tensor_core` takes `wide` for heads beyond 128 where its name is not said.
-WIDE_FIRST = False
-NO_WGMMA = Refusal("needs wgmma, an instruction of compute capability 9.0 alone")
 HOPPER, RESERVED = (9, 0), 1024  # from there on a kernel has bytes of shared memory of its own
 
 
@@ -136,28 +132,33 @@ def plan_atomic_backward(problem, chip):
 
 
 def plan_wide_backward(problem, chip):
-    """What `wide_backward.kernels_for` takes, and whether operands may be read where they lie."""
+    """What `wide_backward.kernels_for` takes."""
 
     def of(shape):
         return *shape, problem.by_element
 
-    if chip.capability > ONLY:
-        return NO_WGMMA
-    found = _plan_tensors(wide.kernels_for, WIDE_TILES, of, HALVES, problem, chip)
-    return found if isinstance(found, Refusal) else (*found, problem.is_aligned)
+    if refusal := _no_warpgroups(problem, chip):
+        return refusal
+    return _plan_tensors(wide.kernels_for, WIDE_TILES, of, HALVES, problem, chip)
 
 
 def preferred_backward(problem, chip):
     """The ways of `tensor_core`, backwards, in the order in which they are tried."""
-    wide = ("wide",) if WIDE_FIRST else ()
-    return "warpgroup", *wide, "mma", "split"
+    return "warpgroup", "wide", "mma", "split"
+
+
+def _no_warpgroups(problem, chip):
+    """The `Refusal` of what no way by `wgmma` takes; else None."""
+    if chip.capability > ONLY:
+        return Refusal("needs wgmma, an instruction of compute capability 9.0 alone")
+    if not problem.is_aligned:
+        return Refusal("takes q, k, v and do whose rows begin on 16-byte boundaries")
+    return None
 
 
 def _plan_warpgroup(make, shapes, problem, chip, unit=by_warpgroups):
-    if chip.capability > ONLY:
-        return NO_WGMMA
-    if not problem.is_aligned:
-        return Refusal("takes q, k, v and do whose rows begin on 16-byte boundaries")
+    if refusal := _no_warpgroups(problem, chip):
+        return refusal
 
     def of(shape):
         return _of_warpgroups(shape, problem.by_element, unit)
@@ -209,8 +210,7 @@ def kernels_of(way):
 def backward_kernels_of(way):
     """The kernels of that way of `tensor_core`, backwards."""
     two = [two for name, _, *two in tensor_core_backward_kernels() if name == way]
-    more = [copy_rows_kernel] if way == "wide" else []
-    return [backwards.delta_kernel, separate.mask_gradient_kernel, *more, *sum(two, [])]
+    return [backwards.delta_kernel, separate.mask_gradient_kernel, *sum(two, [])]
 
 
 def tiled_kernels():

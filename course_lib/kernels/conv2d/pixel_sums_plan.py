@@ -36,8 +36,9 @@ class Plan(NamedTuple):
 def planned(problem, itemsize, mode, chip):
     """The fastest `Plan` on a chip as `chip_of` gives it; None if there is none."""
     p = problem = padded(problem, itemsize)
-    small = max(p.N * p.H * p.W, p.N * p.P * p.Q) <= MOST and max(p.R, p.S) <= pixel_sums_copies.NO_TAP
+    small = max(p.N * p.H * p.W, p.N * p.P * p.Q) <= MOST
     small = small and max(p.P, p.Q) <= pixel_sums_copies.MOST_LINES
+    small = small and max(p.R, p.S) <= pixel_sums_copies.NO_TAP
     if p.groups != 1 or not small or not p.N * p.P * p.Q * p.C:
         return None
     found = [
