@@ -330,17 +330,18 @@ def test_groups_that_a_way_refuses(variant, weight_shape, options, reason):
 
 @pytest.mark.parametrize("x_shape, weight_shape, options, dtype, layout, kernels", [
     ((1, 24, 2, 3), (24, 4, 3, 3), dict(padding=1), BF16, LAYOUTS[1],
-     {"arrange_kernel", "warpgroup_kernel", "pixel_sums_kernel", "spread_kernel"}),
+     {"arrange_kernel", "warpgroup_kernel", "gather_dweight_kernel", "spread_kernel"}),
     ((1, 16, 4, 5), (32, 4, 3, 3), dict(stride=2, padding=1), BF16, LAYOUTS[1],
      {"spread_kernel", "halo_kernel", "channels_last_kernel"}),
     ((2, 6, 3, 4), (9, 2, 3, 2), dict(padding=1), FP32, LAYOUTS[0],
-     {"spread_kernel", "gathered_product_kernel", "dweight_product_kernel"}),
+     {"spread_kernel", "gathered_product_kernel", "pixel_sums_kernel"}),
 ])  # fmt: skip
 def test_groups_that_are_joined(x_shape, weight_shape, options, dtype, layout, kernels):
     options |= dict(groups=x_shape[1] // weight_shape[1])
     with simulator.sanitize() if dtype == FP32 else contextlib.nullcontext() as report:
         with recorded() as launches:
-            check("tensor_core", *case(x_shape, weight_shape, dtype, layout), **options)
+            tensors = case(x_shape, weight_shape, dtype, layout)
+            check("tensor_core/block_diagonal", *tensors, **options)
     assert not report, str(report)
     assert kernels <= {kernel.py_func.__name__ for kernel, *_ in launches}
 
@@ -431,7 +432,7 @@ def test_images_a_few_at_a_time(monkeypatch):
 
 def test_what_does_not_fit_is_refused():
     x, weight, _ = case((1, 1, 13, 14), (1, 1, 13, 13))
-    for variant in ("implicit_gemm", "tensor_core", "tiled"):
+    for variant in ("implicit_gemm", "tensor_core/implicit_gemm", "tiled"):
         with pytest.raises(ValueError, match="at most 121 taps.*use 'direct'"):
             conv2d.forward(x, weight, variant=variant)
     y = conv2d.forward(x, weight)
@@ -471,7 +472,7 @@ def test_the_rung_by_default():
 def test_products_of_matrices(dtype, x_shape, weight_shape, layout, transposed):
     x, weight, bias = case(x_shape, weight_shape, dtype, layout)
     with simulator.sanitize() as report, recorded() as launches:
-        conv2d.forward(x, weight, bias)
+        conv2d.forward(x, weight, bias, variant="tensor_core/gemm")
     assert not report, str(report)
     modules = {kernel.py_func.__module__ for kernel, *_ in launches}
     assert ("course_lib.kernels.blocks.transpose" in modules) == transposed

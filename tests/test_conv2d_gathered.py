@@ -50,7 +50,7 @@ def assert_close(found, truth, sizes):
     assert (abs(double(found) - truth) <= limit).all()
 
 
-def check(x, weight, bias, precision="tf32", **options):
+def check(x, weight, bias, precision="tf32", with_dweight=True, **options):
     """All passes, against float64."""
     as_seen = seen if precision == "tf32" else torch.Tensor.double
     arguments = [as_seen(x).numpy(), as_seen(weight).numpy()]
@@ -60,7 +60,8 @@ def check(x, weight, bias, precision="tf32", **options):
     sizes = [None if a is None else abs(a) for a in arguments]
     assert_close(y, reference.conv2d(*arguments, **options), reference.conv2d(*sizes, **options))
     dy = torch.randn_like(y)
-    needs = dict(needs=(True, x.dtype != FLOAT, False))  # dweight takes 16-bit numbers alone
+    with_dweight = with_dweight and x.dtype != FLOAT  # which takes 16-bit numbers alone
+    needs = dict(needs=(True, with_dweight, False))
     dx, dweight, _ = conv2d.backward(dy, x, weight, **needs, **given)
     dy, x, weight = as_seen(dy).numpy(), *arguments[:2]
     truths = [
@@ -99,6 +100,19 @@ def test_every_pass(dtype, last, x_shape, filters, options, shape, n_splits):
     assert names.count("gather_kernel") == 2 and dweight == (dtype != FLOAT)
     assert names.count("total_kernel") == 2 * (n_splits > 1)
     assert len(names) <= 2 * (2 + (n_splits > 1)) + 3
+
+
+@on_hopper
+@pytest.mark.parametrize("dtype, last", [(BRAIN, True), (HALF, False), (FLOAT, False)])
+def test_groups_are_joined(dtype, last):
+    """Weights that a group does not have are zeros; neither NaN nor infinity of them is made."""
+    x, weight, bias = case((2, 10, 5, 6), (15, 2, 3, 3), dtype, LAYOUTS[last])
+    precision = "float32" if dtype == FLOAT else "tf32"
+    options = dict(stride=2, padding=1, groups=5)
+    with tiles(), recorded() as launches:
+        check(x, weight, bias, precision=precision, with_dweight=False, **options)
+    names = {kernel.py_func.__name__ for kernel, *_ in launches}
+    assert names <= {"pack_kernel", "gather_kernel"}
 
 
 few, steps = st.integers(0, 2), st.integers(1, 3)
@@ -203,7 +217,8 @@ def test_plans():
 @pytest.mark.parametrize("says, options", [
     ("compute capability 9.0 alone", dict(chip=H200._replace(capability=(10, 0)))),
     ("takes 16-bit numbers, which wgmma", dict(mode="tf32", of="DWEIGHT")),
-    ("without groups", dict(groups=2)),
+    ("without groups, and forward and dx of 640", dict(groups=2, of="DWEIGHT")),
+    ("without groups, and", dict(x_shape=(1, 648, 9, 9), filters=(8, 3, 3), groups=4)),
     ("takes up to 1,073,741,824 pixels", dict(x_shape=(1 << 12, 64, 1 << 10, 1 << 10))),
     ("has no tiles that fit", dict(chip=H200._replace(shared_bytes=48 << 10))),
 ])  # fmt: skip
