@@ -21,12 +21,13 @@ rung             what a thread does                                      reads o
 ================ ======================================================= ===================
 
 `tensor_core` needs sm_80, and `vectorised` runs before it. Its float32 is as exact as float32: see
-`mma.mainloop`. It has seven ways, which `variant` may name, such as "tensor_core/mma". Which is the
+`mma.mainloop`. It has eight ways, which `variant` may name, such as "tensor_core/mma". Which is the
 fastest follows from the shape and the chip (`plan`, `warpgroup_plan`):
 
 ================= ================================================================================
 way               what it does
 ================= ================================================================================
+`thin`            linear layers of 16 outputs at most, whose rows may begin anywhere
 `few_rows`        `a` of 8 rows at most: no fragments, since all the work is to read `b` once
 `wgmma`           Hopper's instruction, which reads tiles of up to 256 × 128 from shared memory:
                   16-bit numbers, and float32 as TF32. On 9.0 alone, not on later chips
@@ -53,6 +54,7 @@ from course_lib.kernels.gemm import (
     planes,
     split,
     tensor_core,
+    thin,
     vectorised,
     warpgroup,
     warpgroup_plan,
@@ -108,7 +110,7 @@ def _sources(a, b, a_strides, b_strides):
 
 
 # --- launchers: of the plan, and of the kernels' operands; those of tensor cores' other ways are in
-# --- `few_rows`, `padded` and `warpgroup`
+# --- `few_rows`, `padded`, `thin` and `warpgroup`
 
 
 def _launch_by_blocks(kernel, tile, n_threads, problem, operands):
@@ -181,12 +183,14 @@ def _kernels_of_vectorised():
 
 
 def _kernels_of_padded():
-    of_wgmma = *warpgroup.all_of(False), *warpgroup.all_of(True)
+    of_wgmma = (found[0] for mode, _, found, _ in warpgroup.kernels() if mode == "narrow")
     return *of_wgmma, split.finish_kernel, padded.pad_rows_kernel
 
 
 def _preferred(problem, chip):
     """The ways of `tensor_core` to try, the fastest first; found out as far as needed."""
+    if thin.is_fast(problem):
+        yield "thin"
     yield "few_rows"
     yield from warpgroup_plan.preferred(problem, chip)
     found = plan.best(problem, chip)
@@ -212,6 +216,7 @@ FORWARD = Ladder(
     Rung(
         "tensor_core", needs=TENSOR_CORES, prefer=_preferred,
         ways=(
+            Way("thin", thin.plan, thin.multiply, thin.all_kernels, TENSOR_CORES),
             Way("few_rows", few_rows.plan, few_rows.multiply, few_rows.KERNELS.values,
                 TENSOR_CORES),
             Way("wgmma", warpgroup.plan, warpgroup.multiply,
@@ -252,6 +257,6 @@ def specialisations():
     for label, kernel, types in (
         *column_sums.specialisations(DTYPES), *few_rows.specialisations(DTYPES),
         *padded.specialisations(DTYPES), *warpgroup.specialisations(DTYPES),
-        *planes.specialisations(DTYPES),
+        *thin.specialisations(DTYPES), *planes.specialisations(DTYPES),
     ):  # fmt: skip
         yield f"gemm {label}", kernel, types
