@@ -189,7 +189,7 @@ def _kernels_of_padded():
 
 def _preferred(problem, chip):
     """The ways of `tensor_core` to try, the fastest first; found out as far as needed."""
-    if thin.is_fast(problem):
+    if "any" in problem.sources and (problem.lies != SOURCES[0] or problem.K <= thin.MOST_K):
         yield "thin"
     yield "few_rows"
     yield from warpgroup_plan.preferred(problem, chip)

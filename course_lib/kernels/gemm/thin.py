@@ -33,7 +33,7 @@ N_THREADS = 128
 UNROLL = 8  # loads in flight per thread
 COLUMNS, ROWS = 4, 16  # of a thread of `outer`
 ENOUGH_BLOCKS, LEAST_LENGTH = 8, 64  # of `columns`: for each multiprocessor; k of a part
-MOST_K = 4096  # that a warp should go through
+MOST_K = 4096  # that a warp of `rows` should go through
 
 
 def make(few):
@@ -147,24 +147,16 @@ def plan(problem, chip):
     return KERNELS[next(n for n in FEW if n >= problem[few])][number], number
 
 
-def is_fast(problem):
-    """Whether vectors can't be read, and a warp has not too much to do."""
-    forward = problem.lies == ("by_k", "by_k")
-    return "any" in problem.sources and not (forward and problem.K > MOST_K)
-
-
 def multiply(plan, operands):
     """c = a·bᵀ, and what the last operand, `options`, says (see `epilogue`)."""
-    a, b, bias, c, M, N, K, *_, options = operands
+    M, N, options = operands[4], operands[5], operands[-1]
     kernel, number = plan
     if number == 2:
         return _multiply_columns(kernel, operands)
     n_blocks = math.ceil(M / (N_THREADS // 32))
     if number == 1:
         n_blocks = math.ceil(M / ROWS) * math.ceil(N / (N_THREADS * COLUMNS))
-    launch(
-        kernel, n_blocks, N_THREADS, a, b, bias, c, M, N, K, options, flat=True, overlap=True
-    )  # fmt: skip
+    launch(kernel, n_blocks, N_THREADS, *operands[:7], options, flat=True, overlap=True)
 
 
 def _multiply_columns(kernel, operands):
